@@ -1,0 +1,105 @@
+# The only list of commands: people and CI type the same names.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-builtin-rules
+
+# rustup puts cargo here, and a fresh non-login shell does not know it yet.
+export PATH := $(PATH):$(HOME)/.cargo/bin
+
+# Arguments for `make demo` and `make bench`, for instance ARGS='--op write --size 1M'.
+ARGS ?=
+# NO_INSTALL=1 forbids installing packages: what is missing is then only named.
+NO_INSTALL ?=
+# REQUIRE=tshark,wasm,... turns those waivers into failures.
+REQUIRE ?=
+# Random cases for each property test in `make long`; seconds for each target in `make fuzz`.
+LONG_CASES ?= 20000
+FUZZ_SECONDS ?= 60
+export NO_INSTALL REQUIRE
+
+# The crates tested are the crates written down: a stale Cargo.lock is an error, not something to update in passing.
+LOCKED := --locked
+BIN = $(or $(CARGO_TARGET_DIR),target)/release/nobounce
+
+# What `make test` runs, in this order: the cheap answers first.
+STEPS := check-format check-tree check-lints test-code test-docs check-docs check-dependencies check-pure test-scripts
+
+.PHONY: help demo test quick long fuzz bench build fmt setup clean $(STEPS)
+
+help: ## List these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-20s %s\n", $$1, $$2 }' Makefile
+	@echo
+	@echo "  ARGS='...' goes to the bench; NO_INSTALL=1 installs nothing; REQUIRE=tshark,wasm fails instead of waiving."
+
+demo: ## Build the software NIC and measure it on this machine
+	@tools/setup build
+	@$(MAKE) --no-print-directory build
+	$(BIN) bench $(ARGS)
+
+test: ## Everything CI checks; ends with how many passed, failed and were waived
+	@tools/setup test
+	@tools/steps $(STEPS)
+
+quick: ## The protocol's own tests: an answer in seconds
+	cargo test $(LOCKED) --quiet -p nobounce-protocol --lib
+
+long: ## The code tests with many more random cases (LONG_CASES)
+	@tools/setup build
+	@PROPTEST_CASES=$(LONG_CASES) NEXTEST_PROFILE=long tools/steps test-code
+
+fuzz: ## Fuzz every target for FUZZ_SECONDS each (nightly and cargo-fuzz)
+	@tools/fuzz $(FUZZ_SECONDS)
+
+bench: build ## Run the bench without the set-up of `make demo`
+	$(BIN) bench $(ARGS)
+
+build: ## Build the nobounce command, optimised
+	cargo build $(LOCKED) --release -p nobounce-cli
+
+fmt: ## Format the code
+	cargo fmt --all
+
+setup: ## Install, or name, what the tests need
+	@tools/setup test
+
+clean: ## Remove what was built
+	cargo clean
+
+# The steps of `make test`. Each can be run alone; a step that cannot run says so through tools/waive.
+
+check-format: ## Formatting, changing nothing
+	@if cargo fmt --version >/dev/null 2>&1; then cargo fmt --all --check; \
+	else tools/waive rustfmt "rustfmt is not installed (rustup component add rustfmt)"; fi
+
+check-tree: ## The rules of CONTRIBUTING.md that a script can see
+	@tools/check-tree
+
+check-lints: ## clippy with warnings denied
+	@if cargo clippy --version >/dev/null 2>&1; then \
+		cargo clippy $(LOCKED) --workspace --all-targets -- -D warnings; \
+	else tools/waive clippy "clippy is not installed (rustup component add clippy)"; fi
+
+test-code: ## Unit and integration tests, and the replay of the fuzz corpora
+	@if cargo nextest --version >/dev/null 2>&1; then \
+		cargo nextest run $(LOCKED) --workspace --no-fail-fast --no-tests=pass; \
+	else cargo test $(LOCKED) --workspace --lib --bins --tests --no-fail-fast; fi
+
+test-docs: ## The examples in the documentation
+	@cargo test $(LOCKED) --workspace --doc --no-fail-fast
+
+# Libraries only: the command and the library are both called nobounce, and rustdoc would write one over the other.
+check-docs: ## rustdoc with warnings denied
+	@RUSTDOCFLAGS="-D warnings" cargo doc $(LOCKED) --workspace --lib --no-deps
+
+check-dependencies: ## Licences, banned and yanked crates, advisories
+	@tools/check-dependencies
+
+check-pure: ## The protocol compiles where there is no operating system
+	@if rustc --print target-libdir --target wasm32-unknown-unknown 2>/dev/null | xargs -r test -d; then \
+		cargo check $(LOCKED) -p nobounce-protocol --lib --target wasm32-unknown-unknown; \
+	else tools/waive wasm "target wasm32-unknown-unknown is not installed (rustup target add wasm32-unknown-unknown)"; fi
+
+test-scripts: ## The scripts in tests/, in the order of their names
+	@tools/test-scripts

@@ -1,0 +1,101 @@
+//! `nobounce bench` as it is typed. Parsing has no side effects; [`super::plan`] says what it means.
+
+use std::path::PathBuf;
+
+use super::case::{Kind, Op, Wait};
+use super::size::Sizes;
+
+/// TCP port on which `--listen` and `--peer` meet unless another is named.
+pub(crate) const DEFAULT_PORT: u16 = 14791;
+
+const EXAMPLES: &str = "\
+Examples:
+  nobounce bench                                    two processes on this machine, about a minute
+  nobounce bench --quick                            the same in a few seconds
+  nobounce bench --op write --kind latency --size 8 --wait memory
+  nobounce bench --op write --size 1..8M --json new.json --plot new.svg
+  nobounce bench --quick --compare old.json         exit code 1 if something got slower
+  nobounce bench --listen                           on one machine, and on the other:
+  nobounce bench --peer 10.0.0.7 --addr eth0
+
+Exit codes: 0 fine, 1 a comparison or a verification failed, 2 wrong usage or broken environment.";
+
+/// Measure latency, bandwidth and message rate, and our share of what the wire can do.
+///
+/// Without arguments it starts a second process on this machine, runs write, read and send from 1 B to 8 MiB
+/// between the two, checks every byte, and sets the results against what plain UDP does here ("raw").
+#[derive(Debug, Clone, Default, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct BenchArgs {
+    /// Measure against another machine, where `nobounce bench --listen` runs
+    #[arg(long, value_name = "HOST[:PORT]", conflicts_with = "listen", help_heading = "Where")]
+    pub(crate) peer: Option<String>,
+
+    /// Wait for a `--peer` and serve it; without a value on all addresses, port 14791
+    #[arg(long, value_name = "ADDR:PORT", num_args = 0..=1, default_missing_value = "", help_heading = "Where")]
+    pub(crate) listen: Option<String>,
+
+    /// Address or interface of the device on this machine [default: loopback]
+    #[arg(long, value_name = "ADDR", help_heading = "Where")]
+    pub(crate) addr: Option<String>,
+
+    /// Operation to measure; may be repeated [default: write, read, send]
+    #[arg(long, value_name = "OP", value_delimiter = ',', help_heading = "What")]
+    pub(crate) op: Vec<Op>,
+
+    /// What to measure of it; may be repeated [default: all]
+    #[arg(long, value_name = "KIND", value_delimiter = ',', help_heading = "What")]
+    pub(crate) kind: Vec<Kind>,
+
+    /// Message size, or a range in powers of two such as 1..8M; may be repeated
+    #[arg(long, value_name = "SIZE", value_delimiter = ',', help_heading = "What")]
+    pub(crate) size: Vec<Sizes>,
+
+    /// Queue pairs working at once; may be repeated [default: 1]
+    #[arg(long, value_name = "N", value_delimiter = ',', help_heading = "What")]
+    pub(crate) qps: Vec<u32>,
+
+    /// How the target of a write latency test waits [default: cq]
+    #[arg(long, help_heading = "What")]
+    pub(crate) wait: Option<Wait>,
+
+    /// Path MTU in bytes: 256, 512, 1024, 2048 or 4096 [default: 4096]
+    #[arg(long, value_name = "BYTES", help_heading = "What")]
+    pub(crate) mtu: Option<u32>,
+
+    /// Operations per case, instead of a time [default: as many as fit a fraction of a second]
+    #[arg(long, value_name = "N", help_heading = "How")]
+    pub(crate) iters: Option<u64>,
+
+    /// Fewer cases, shorter: under ten seconds
+    #[arg(long, help_heading = "How")]
+    pub(crate) quick: bool,
+
+    /// Drop this share of the packets we send: 0.01 or 1%
+    #[arg(long, value_name = "P", help_heading = "How")]
+    pub(crate) loss: Option<String>,
+
+    /// Seed of the patterns and of the losses [default: 1]
+    #[arg(long, value_name = "N", help_heading = "How")]
+    pub(crate) seed: Option<u64>,
+
+    /// Print what would be measured and how, and measure nothing
+    #[arg(long, help_heading = "How")]
+    pub(crate) explain: bool,
+
+    /// Write everything measured, with raw samples and machine facts
+    #[arg(long, value_name = "FILE", help_heading = "Results")]
+    pub(crate) json: Option<PathBuf>,
+
+    /// Draw latency and bandwidth against size
+    #[arg(long, value_name = "FILE.svg", help_heading = "Results")]
+    pub(crate) plot: Option<PathBuf>,
+
+    /// Compare with a run kept by --json; exit code 1 if something is slower beyond the tolerance
+    #[arg(long, value_name = "OLD.json", help_heading = "Results")]
+    pub(crate) compare: Option<PathBuf>,
+
+    /// How much slower is still the same: 0.10 or 10% [default: 0.10]
+    #[arg(long, value_name = "SHARE", requires = "compare", help_heading = "Results")]
+    pub(crate) tolerance: Option<String>,
+}

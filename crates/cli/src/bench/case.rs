@@ -1,0 +1,176 @@
+//! One thing to measure, what came of it, and the boundary to whoever measures.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::size::Bytes;
+
+/// The RDMA operation under test.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, clap::ValueEnum, Serialize, Deserialize,
+)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Op {
+    /// RDMA WRITE
+    Write,
+    /// RDMA READ
+    Read,
+    /// SEND into a posted receive
+    Send,
+    /// Fetch-and-add on 8 bytes
+    Atomic,
+}
+
+impl Op {
+    /// Whether one operation already is a round trip, so that its latency compares with two wire passes.
+    pub(crate) fn is_round_trip(self) -> bool {
+        matches!(self, Self::Read | Self::Atomic)
+    }
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Write => "write",
+            Self::Read => "read",
+            Self::Send => "send",
+            Self::Atomic => "atomic",
+        })
+    }
+}
+
+/// What is measured of it.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, clap::ValueEnum, Serialize, Deserialize,
+)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Kind {
+    /// One operation at a time: half a ping-pong for write and send, the whole operation for read and atomic
+    Latency,
+    /// One direction, many operations in flight
+    Bandwidth,
+    /// Both directions at once, added up
+    Bidirectional,
+    /// Messages per second
+    Rate,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Latency => "latency",
+            Self::Bandwidth => "bandwidth",
+            Self::Bidirectional => "bidirectional",
+            Self::Rate => "rate",
+        })
+    }
+}
+
+/// How the target of a latency test learns that the message is there.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, clap::ValueEnum, Serialize, Deserialize,
+)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Wait {
+    /// Poll a completion queue
+    Cq,
+    /// Spin on the last byte of the buffer, as ib_write_lat does
+    Memory,
+}
+
+impl fmt::Display for Wait {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Cq => "cq",
+            Self::Memory => "memory",
+        })
+    }
+}
+
+/// When a case has been measured enough.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Amount {
+    /// After this many operations, over all queue pairs together.
+    Iters(u64),
+    /// After this long (set-up and verification come on top).
+    Time(Duration),
+}
+
+/// One thing to measure.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Case {
+    /// The operation.
+    pub(crate) op: Op,
+    /// What is measured of it.
+    pub(crate) kind: Kind,
+    /// Bytes in one message.
+    pub(crate) size: u64,
+    /// Queue pairs that work at once.
+    pub(crate) qps: u32,
+    /// How the target waits; anything but `Cq` only in latency tests of writes.
+    pub(crate) wait: Wait,
+    /// Path MTU in bytes.
+    pub(crate) mtu: u32,
+    /// When to stop.
+    pub(crate) amount: Amount,
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} {}", self.op, Bytes(self.size), self.kind)?;
+        if self.qps > 1 {
+            write!(f, ", {} queue pairs", self.qps)?;
+        }
+        if self.wait == Wait::Memory {
+            write!(f, ", waiting on memory")?;
+        }
+        Ok(())
+    }
+}
+
+/// What a measurer hands back for one case.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct CaseResult {
+    /// What was sampled.
+    pub(crate) samples: Samples,
+    /// Operations in the timed part.
+    pub(crate) iters: u64,
+    /// The link the bytes went over: `udp`.
+    pub(crate) link: String,
+    /// Where the bytes lie: `host`.
+    pub(crate) memory: String,
+    /// How they were placed there: `direct`, or `staged (reason)`.
+    pub(crate) path: String,
+    /// Whether every byte and every guard zone held what it should, and if not, the first thing that did not.
+    pub(crate) verified: Result<(), String>,
+}
+
+/// Samples as they were taken, in order.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Samples {
+    /// One value per operation, in microseconds: half a ping-pong for write and send, the whole operation for
+    /// read and atomic. For [`Kind::Latency`].
+    Latency(Vec<f64>),
+    /// One entry per interval of the timed part. For every other kind.
+    Throughput(Vec<Interval>),
+}
+
+/// What was done in one stretch of the timed part, over all queue pairs (and both directions).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Interval {
+    /// How long it took.
+    pub(crate) seconds: f64,
+    /// Messages completed in it.
+    pub(crate) messages: u64,
+}
+
+/// Whoever measures: the library between two processes, or a mock in tests.
+pub(crate) trait Measure {
+    /// Measures one case. `progress` is told the finished share, 0 to 1, as often as is convenient.
+    ///
+    /// An error means that nothing could be measured (exit code 2); wrong bytes are a result with `verified`
+    /// set to what was wrong (exit code 1).
+    fn run(&mut self, case: &Case, progress: &dyn Fn(f64)) -> anyhow::Result<CaseResult>;
+}

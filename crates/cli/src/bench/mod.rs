@@ -1,0 +1,206 @@
+//! `nobounce bench`: plan, raw, cases, then table, JSON, plot and comparison from one report.
+//!
+//! | file | what |
+//! |---|---|
+//! | args, plan, size | what was typed, what it means |
+//! | case | one case, its result, and the [`case::Measure`] boundary to the library |
+//! | raw, raw_socket | what plain UDP does here |
+//! | model, stats, machine, udp_counters | the report and its figures |
+//! | table, plot, axis, compare, progress | the report for people |
+
+pub(crate) mod args;
+mod axis;
+mod case;
+mod compare;
+mod machine;
+mod model;
+mod plan;
+mod plot;
+mod progress;
+pub(crate) mod raw;
+mod raw_socket;
+mod size;
+mod stats;
+mod table;
+mod udp_counters;
+
+#[cfg(test)]
+mod flow_tests;
+
+use std::io::Write;
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Context;
+
+use self::args::BenchArgs;
+use self::case::{Amount, Measure};
+use self::machine::Machine;
+use self::model::{CaseOutcome, Report, SCHEMA};
+use self::plan::{Ends, Plan};
+use self::progress::Progress;
+use self::raw::Raw;
+use self::udp_counters::{KernelUdp, UdpCounters};
+
+/// How a run ended, as the exit code says it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// 0
+    Fine,
+    /// 1: wrong bytes, or slower than the run compared with.
+    Failed,
+}
+
+impl From<Verdict> for ExitCode {
+    fn from(verdict: Verdict) -> Self {
+        match verdict {
+            Verdict::Fine => Self::SUCCESS,
+            Verdict::Failed => Self::from(1),
+        }
+    }
+}
+
+/// The command: arguments in, verdict out. An error is exit code 2.
+pub(crate) fn main(args: &BenchArgs) -> anyhow::Result<Verdict> {
+    let plan = plan::plan(args)?;
+    let mut out = std::io::stdout().lock();
+    if args.explain {
+        explain(&plan, &mut out)?;
+        return Ok(Verdict::Fine);
+    }
+    if let Ends::Listen { .. } = &plan.ends {
+        anyhow::bail!("--listen is not built in yet");
+    }
+    let mut measure = measurer(&plan)?;
+    let mut world = World {
+        measure: measure.as_mut(),
+        raw: raw::measure,
+        counters: &UdpCounters::now,
+        machine: Machine::here(),
+        command: std::env::args().collect::<Vec<_>>().join(" "),
+        started: machine::timestamp(),
+        progress: Progress::on_terminal(plan.cases.len()),
+    };
+    run(&plan, &mut world, &mut out)
+}
+
+/// Whoever measures this plan.
+fn measurer(_plan: &Plan) -> anyhow::Result<Box<dyn Measure>> {
+    anyhow::bail!("measuring is not built in yet; --explain shows the plan")
+}
+
+/// Everything a run touches besides its plan, so that tests can stand in for it.
+struct World<'a> {
+    measure: &'a mut dyn Measure,
+    raw: fn() -> anyhow::Result<Raw>,
+    counters: &'a dyn Fn() -> Option<UdpCounters>,
+    machine: Machine,
+    command: String,
+    started: String,
+    progress: Progress,
+}
+
+fn run(plan: &Plan, world: &mut World<'_>, out: &mut dyn Write) -> anyhow::Result<Verdict> {
+    // Whatever can be refused is refused before a minute is spent on measuring.
+    let old = plan.compare.as_deref().map(compare::load).transpose()?;
+    for path in [&plan.json, &plan.plot].into_iter().flatten() {
+        writable(path)?;
+    }
+
+    let report = measure(plan, world)?;
+    world.progress.finish();
+    out.write_all(table::render(&report).as_bytes()).context("cannot print the results")?;
+    let mut verdict =
+        if report.results.iter().all(|one| one.verified) { Verdict::Fine } else { Verdict::Failed };
+    if let Some(path) = &plan.json {
+        let mut json = serde_json::to_vec(&report).context("cannot put the results into JSON")?;
+        json.push(b'\n');
+        save(path, &json)?;
+    }
+    if let Some(path) = &plan.plot {
+        save(path, plot::svg(&report)?.as_bytes())?;
+    }
+    if report.results.iter().any(|one| one.link == "udp")
+        && report.kernel_udp.is_some_and(|counted| counted.moved().0 == 0)
+    {
+        writeln!(out, "NOT UDP: the results say link udp, but the kernel counted no datagram")?;
+        verdict = Verdict::Failed;
+    }
+    if let Some(old) = old {
+        let found = compare::compare(&old, &report, plan.tolerance)?;
+        write!(out, "\n{found}").context("cannot print the comparison")?;
+        if !found.slower.is_empty() {
+            verdict = Verdict::Failed;
+        }
+    }
+    out.flush().context("cannot print the results")?;
+    Ok(verdict)
+}
+
+fn measure(plan: &Plan, world: &mut World<'_>) -> anyhow::Result<Report> {
+    let raw = if plan.ends == Ends::Here {
+        world.progress.note("plain UDP");
+        // Without it the results stand, only our share of it is unknown.
+        (world.raw)()
+            .inspect_err(|why| eprintln!("nobounce: no raw figures, so no shares of raw: {why:#}"))
+            .ok()
+    } else {
+        None
+    };
+    let before = (world.counters)();
+    let mut results = Vec::with_capacity(plan.cases.len());
+    for (index, case) in plan.cases.iter().enumerate() {
+        let progress = world.progress.case(index, case);
+        tracing::debug!("measuring {case}");
+        let result = world.measure.run(case, &progress).with_context(|| format!("cannot measure {case}"))?;
+        progress(1.0);
+        results.push(CaseOutcome::new(case, &result, raw.as_ref())?);
+    }
+    let after = (world.counters)();
+    Ok(Report {
+        schema: SCHEMA.to_owned(),
+        machine: world.machine.clone(),
+        command: world.command.clone(),
+        started: world.started.clone(),
+        loss: (plan.loss > 0.0).then_some(plan.loss),
+        raw,
+        kernel_udp: before.zip(after).map(|(before, after)| KernelUdp { before, after }),
+        results,
+    })
+}
+
+/// Opens a result file without touching what is in it, so that a wrong path is told before the run.
+fn writable(path: &Path) -> anyhow::Result<()> {
+    let existed = path.exists();
+    let opened = std::fs::OpenOptions::new().append(true).create(true).open(path);
+    opened.with_context(|| format!("cannot write {}", path.display()))?;
+    if !existed {
+        // An empty file would be all that is left if the run fails.
+        let _ = std::fs::remove_file(path);
+    }
+    Ok(())
+}
+
+fn save(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+    std::fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))
+}
+
+fn explain(plan: &Plan, out: &mut dyn Write) -> anyhow::Result<()> {
+    let ends = match &plan.ends {
+        Ends::Here => "two processes on this machine".to_owned(),
+        Ends::Peer { host, port } => format!("this machine and {host}, port {port}"),
+        Ends::Listen { addr, port } => format!("serving {addr}, port {port}"),
+    };
+    writeln!(out, "{ends}; {} cases, every byte checked outside the timed part", plan.cases.len())?;
+    if plan.ends == Ends::Here {
+        writeln!(out, "first plain UDP between two processes: GSO blast, then a 32 B ping-pong")?;
+    }
+    for case in &plan.cases {
+        let amount = match case.amount {
+            Amount::Iters(iters) => format!("{iters} operations"),
+            Amount::Time(time) => format!("{} ms", time.as_millis()),
+        };
+        writeln!(out, "  {case}: {amount}, MTU {}", case.mtu)?;
+    }
+    Ok(())
+}

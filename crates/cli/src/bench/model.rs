@@ -1,0 +1,269 @@
+//! What a run leaves behind: the JSON, and the one source of table, plot and comparison.
+
+use serde::{Deserialize, Serialize};
+
+use super::case::{Case, CaseResult, Kind, Op, Samples, Wait};
+use super::machine::Machine;
+use super::raw::Raw;
+use super::stats::{Percentiles, thin};
+use super::udp_counters::KernelUdp;
+
+/// Name and version of the JSON; the number changes when a reader of the old form would misread the new.
+pub(crate) const SCHEMA: &str = "nobounce-bench/1";
+
+/// Latency samples kept for one case; percentiles are taken over all of them before.
+pub(crate) const KEPT_SAMPLES: usize = 4096;
+
+/// One run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Report {
+    /// Always [`SCHEMA`].
+    pub(crate) schema: String,
+    /// Where it ran. The host's name is left out on purpose: these files are passed around.
+    pub(crate) machine: Machine,
+    /// How it was called.
+    pub(crate) command: String,
+    /// When it began, UTC, RFC 3339.
+    pub(crate) started: String,
+    /// Share of sent packets dropped on purpose, if any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) loss: Option<f64>,
+    /// What plain UDP does between two processes here; absent with `--peer`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) raw: Option<Raw>,
+    /// What the kernel counted while the cases ran.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) kernel_udp: Option<KernelUdp>,
+    /// One entry per case, in the order they ran.
+    pub(crate) results: Vec<CaseOutcome>,
+}
+
+/// One measured case. Fields that do not apply are absent.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct CaseOutcome {
+    /// The operation.
+    pub(crate) op: Op,
+    /// What was measured of it.
+    pub(crate) kind: Kind,
+    /// Bytes in one message.
+    pub(crate) size: u64,
+    /// Queue pairs at work.
+    pub(crate) qps: u32,
+    /// `udp`
+    pub(crate) link: String,
+    /// `host`
+    pub(crate) memory: String,
+    /// `direct`, or `staged (reason)`.
+    pub(crate) path: String,
+    /// How the target waited.
+    pub(crate) wait: Wait,
+    /// Path MTU.
+    pub(crate) mtu: u32,
+    /// Operations in the timed part.
+    pub(crate) iters: u64,
+    /// Smallest latency, microseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) min_us: Option<f64>,
+    /// Median latency, microseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) p50_us: Option<f64>,
+    /// 99th percentile, microseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) p99_us: Option<f64>,
+    /// 99.9th percentile, microseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) p999_us: Option<f64>,
+    /// 10^9 payload bytes per second, both directions added up where there are two.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) gbytes_per_s: Option<f64>,
+    /// 10^6 messages per second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) mops: Option<f64>,
+    /// Ours / raw: at most about 1 for bandwidth, at least about 1 for latency.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) of_raw: Option<f64>,
+    /// Whether every byte and guard zone was right.
+    pub(crate) verified: bool,
+    /// What was wrong first, if anything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) fault: Option<String>,
+    /// In the unit of the result. Latency: at most [`KEPT_SAMPLES`], evenly chosen. Else: one per interval.
+    pub(crate) samples: Vec<f64>,
+}
+
+/// The measurer handed back something that is no result.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub(crate) enum OutcomeError {
+    /// Nothing was sampled.
+    #[error("{case}: nothing was measured; give it more --iters")]
+    NoSamples {
+        /// The case.
+        case: String,
+    },
+    /// A latency for a bandwidth or the reverse.
+    #[error("{case}: the measurer returned samples of another kind; this is a bug in nobounce")]
+    WrongSamples {
+        /// The case.
+        case: String,
+    },
+}
+
+impl CaseOutcome {
+    /// Turns samples into the figures people compare.
+    pub(crate) fn new(case: &Case, result: &CaseResult, raw: Option<&Raw>) -> Result<Self, OutcomeError> {
+        let mut outcome = Self::empty(case, result);
+        let no_samples = || OutcomeError::NoSamples { case: case.to_string() };
+        match (&result.samples, case.kind) {
+            (Samples::Latency(samples), Kind::Latency) => {
+                let found = Percentiles::of(samples).ok_or_else(no_samples)?;
+                outcome.min_us = Some(found.min);
+                outcome.p50_us = Some(found.p50);
+                outcome.p99_us = Some(found.p99);
+                outcome.p999_us = Some(found.p999);
+                outcome.samples = thin(samples, KEPT_SAMPLES);
+                let passes = if case.op.is_round_trip() { 2.0 } else { 1.0 };
+                outcome.of_raw = raw.map(|raw| found.p50 / (raw.half_round_trip_us * passes));
+            }
+            (Samples::Throughput(intervals), Kind::Bandwidth | Kind::Bidirectional | Kind::Rate) => {
+                let seconds: f64 = intervals.iter().map(|interval| interval.seconds).sum();
+                let messages: u64 = intervals.iter().map(|interval| interval.messages).sum();
+                if !(seconds > 0.0 && messages > 0) {
+                    return Err(no_samples());
+                }
+                let unit = if case.kind == Kind::Rate { 1e6 } else { 1e9 / float(case.size) };
+                let kept = intervals.iter().filter(|interval| interval.seconds > 0.0);
+                outcome.samples =
+                    kept.map(|interval| float(interval.messages) / interval.seconds / unit).collect();
+                let total = float(messages) / seconds / unit;
+                if case.kind == Kind::Rate {
+                    outcome.mops = Some(total);
+                } else {
+                    outcome.gbytes_per_s = Some(total);
+                    outcome.of_raw = raw.map(|raw| total / raw.gbytes_per_s);
+                }
+            }
+            _ => return Err(OutcomeError::WrongSamples { case: case.to_string() }),
+        }
+        outcome.of_raw = outcome.of_raw.filter(|share| share.is_finite());
+        outcome.round();
+        Ok(outcome)
+    }
+
+    fn round(&mut self) {
+        let figures = [&mut self.min_us, &mut self.p50_us, &mut self.p99_us, &mut self.p999_us];
+        let others = [&mut self.gbytes_per_s, &mut self.mops, &mut self.of_raw];
+        let figures = figures.into_iter().chain(others).flatten();
+        figures.chain(&mut self.samples).for_each(|figure| *figure = rounded(*figure));
+    }
+
+    fn empty(case: &Case, result: &CaseResult) -> Self {
+        Self {
+            op: case.op,
+            kind: case.kind,
+            size: case.size,
+            qps: case.qps,
+            link: result.link.clone(),
+            memory: result.memory.clone(),
+            path: result.path.clone(),
+            wait: case.wait,
+            mtu: case.mtu,
+            iters: result.iters,
+            min_us: None,
+            p50_us: None,
+            p99_us: None,
+            p999_us: None,
+            gbytes_per_s: None,
+            mops: None,
+            of_raw: None,
+            verified: result.verified.is_ok(),
+            fault: result.verified.clone().err(),
+            samples: Vec::new(),
+        }
+    }
+}
+
+/// Counts and sizes become figures; what is lost beyond 2^53 is below any clock's resolution.
+#[allow(clippy::cast_precision_loss)]
+pub(crate) fn float(count: u64) -> f64 {
+    count as f64
+}
+
+/// Six digits: more than any clock gives here, a third of the file, and what is written reads back the same.
+pub(crate) fn rounded(value: f64) -> f64 {
+    format!("{value:.5e}").parse().unwrap_or(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::case::{Amount, Interval};
+    use super::*;
+
+    fn case(op: Op, kind: Kind, size: u64) -> Case {
+        Case { op, kind, size, qps: 1, wait: Wait::Cq, mtu: 4096, amount: Amount::Iters(1000) }
+    }
+
+    fn result(samples: Samples) -> CaseResult {
+        CaseResult {
+            samples,
+            iters: 1000,
+            link: "udp".to_owned(),
+            memory: "host".to_owned(),
+            path: "direct".to_owned(),
+            verified: Ok(()),
+        }
+    }
+
+    fn raw() -> Raw {
+        Raw {
+            gbytes_per_s: 5.0,
+            half_round_trip_us: 2.0,
+            gbytes_per_s_samples: vec![],
+            half_round_trip_us_samples: vec![],
+        }
+    }
+
+    #[test]
+    fn latency_of_a_read_is_set_against_two_passes() {
+        let samples = result(Samples::Latency(vec![6.0, 4.0, 8.0]));
+        let write = CaseOutcome::new(&case(Op::Write, Kind::Latency, 8), &samples, Some(&raw())).unwrap();
+        assert_eq!((write.min_us, write.p50_us, write.of_raw), (Some(4.0), Some(6.0), Some(3.0)));
+        let read = CaseOutcome::new(&case(Op::Read, Kind::Latency, 8), &samples, Some(&raw())).unwrap();
+        assert_eq!(read.of_raw, Some(1.5));
+    }
+
+    #[test]
+    fn bandwidth_is_bytes_over_the_whole_time() {
+        let intervals =
+            vec![Interval { seconds: 1.0, messages: 1000 }, Interval { seconds: 3.0, messages: 1000 }];
+        let samples = result(Samples::Throughput(intervals));
+        let found =
+            CaseOutcome::new(&case(Op::Write, Kind::Bandwidth, 1_000_000), &samples, Some(&raw())).unwrap();
+        assert_eq!(found.gbytes_per_s, Some(0.5));
+        assert_eq!(found.of_raw, Some(0.1));
+        assert_eq!(found.samples, [1.0, 0.333333]);
+        let rate = CaseOutcome::new(&case(Op::Write, Kind::Rate, 8), &samples, Some(&raw())).unwrap();
+        assert_eq!((rate.mops, rate.of_raw, rate.gbytes_per_s), (Some(0.0005), None, None));
+    }
+
+    #[test]
+    fn what_is_no_result_is_refused() {
+        let latency = result(Samples::Latency(vec![]));
+        let of = |kind, result: &CaseResult| CaseOutcome::new(&case(Op::Write, kind, 8), result, None);
+        assert!(matches!(of(Kind::Latency, &latency), Err(OutcomeError::NoSamples { .. })));
+        assert!(matches!(of(Kind::Rate, &latency), Err(OutcomeError::WrongSamples { .. })));
+        let still = result(Samples::Throughput(vec![Interval { seconds: 0.0, messages: 9 }]));
+        assert!(matches!(of(Kind::Rate, &still), Err(OutcomeError::NoSamples { .. })));
+    }
+
+    #[test]
+    fn absent_fields_are_absent_in_the_json() {
+        let samples = result(Samples::Throughput(vec![Interval { seconds: 1.0, messages: 1 }]));
+        let found = CaseOutcome::new(&case(Op::Send, Kind::Bidirectional, 64), &samples, None).unwrap();
+        let json = serde_json::to_value(&found).unwrap();
+        assert_eq!(json["kind"], "bidirectional");
+        for absent in ["p50_us", "mops", "of_raw", "fault"] {
+            assert!(json.get(absent).is_none(), "{absent}");
+        }
+        assert_eq!(serde_json::from_value::<CaseOutcome>(json).unwrap(), found);
+    }
+}

@@ -1,0 +1,312 @@
+//! What the arguments mean: a validated list of cases. Pure; nothing is opened or measured here.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::args::{BenchArgs, DEFAULT_PORT};
+use super::case::{Amount, Case, Kind, Op, Wait};
+use super::size::Bytes;
+
+/// Queue pairs one case may use.
+pub(crate) const MAX_QPS: u32 = 4096;
+/// Bytes one case may register on each side: beyond this a typing slip would swap the machine to death.
+pub(crate) const MAX_REGISTERED: u64 = 8 << 30;
+
+const MTUS: [u32; 5] = [256, 512, 1024, 2048, 4096];
+const SIZES: [u64; 9] = [1, 8, 64, 512, 4 << 10, 32 << 10, 256 << 10, 1 << 20, 8 << 20];
+const QUICK_LATENCY_SIZES: [u64; 2] = [8, 4 << 10];
+const QUICK_BANDWIDTH_SIZES: [u64; 2] = [64 << 10, 1 << 20];
+const RATE_SIZE: u64 = 8;
+const TIME: Duration = Duration::from_millis(400);
+const QUICK_TIME: Duration = Duration::from_millis(250);
+
+/// Where the two ends are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Ends {
+    /// Two processes on this machine.
+    Here,
+    /// We ask, `host:port` serves.
+    Peer {
+        /// Name or address of the other machine.
+        host: String,
+        /// Its TCP port.
+        port: u16,
+    },
+    /// We serve whoever asks at this address.
+    Listen {
+        /// Address to listen on.
+        addr: String,
+        /// TCP port to listen on.
+        port: u16,
+    },
+}
+
+/// Everything a run does, validated.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Plan {
+    /// Where the two ends are.
+    pub(crate) ends: Ends,
+    /// Address or interface of the device; loopback without.
+    pub(crate) addr: Option<String>,
+    /// What to measure, in order; empty for [`Ends::Listen`], where the asking side decides.
+    pub(crate) cases: Vec<Case>,
+    /// Share of sent packets that the fault link drops, 0 to 1.
+    pub(crate) loss: f64,
+    /// Seed of patterns and losses.
+    pub(crate) seed: u64,
+    /// Where the JSON goes.
+    pub(crate) json: Option<PathBuf>,
+    /// Where the plot goes.
+    pub(crate) plot: Option<PathBuf>,
+    /// The run to compare with.
+    pub(crate) compare: Option<PathBuf>,
+    /// How much slower is still the same, as a share.
+    pub(crate) tolerance: f64,
+}
+
+/// Why the arguments make no plan.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub(crate) enum PlanError {
+    /// Not one of the five.
+    #[error("--mtu {0} is no path MTU; use 256, 512, 1024, 2048 or 4096")]
+    Mtu(u32),
+    /// None, or more than we handle.
+    #[error("--qps {0} is out of range; use 1 to {MAX_QPS}")]
+    Qps(u32),
+    /// Nothing to measure.
+    #[error("--iters 0 measures nothing; use 1 or more, or leave it out to measure by time")]
+    Iters,
+    /// Not a share.
+    #[error("--{flag} {text:?} is no share; write 0.01 or 1%, from 0 up to but not including {below}")]
+    Share {
+        /// The argument.
+        flag: &'static str,
+        /// What was typed.
+        text: String,
+        /// The bound.
+        below: &'static str,
+    },
+    /// Atomics have one size.
+    #[error("atomics are always 8 bytes; leave --size out or use --size 8 with --op atomic")]
+    AtomicSize,
+    /// Atomics move no bulk data.
+    #[error("--op atomic has a latency and a rate, but no {0}; use --kind latency or --kind rate")]
+    AtomicKind(Kind),
+    /// Nobody can see a read arrive in memory, or a send before its completion.
+    #[error("--wait memory is for the latency of writes; add --op write --kind latency, or use --wait cq")]
+    WaitMemory,
+    /// One QP suffices for one operation at a time.
+    #[error(
+        "latency is measured one operation at a time on one queue pair; leave --qps out or choose another --kind"
+    )]
+    LatencyQps,
+    /// Zero bytes have no bandwidth.
+    #[error("messages of 0 bytes have no bandwidth; use --kind latency or --kind rate with --size 0")]
+    EmptyBandwidth,
+    /// A spinning target needs a byte to spin on.
+    #[error(
+        "--wait memory spins on the last byte of the message, and --size 0 has none; use --size 1 or more"
+    )]
+    EmptyMemory,
+    /// Would not fit.
+    #[error("{qps} queue pairs x {} are more than the {} one case may register; use fewer --qps or a smaller --size", Bytes(*size), Bytes(MAX_REGISTERED))]
+    Registered {
+        /// Queue pairs.
+        qps: u32,
+        /// Message size.
+        size: u64,
+    },
+    /// Not HOST, HOST:PORT, [V6] or [V6]:PORT.
+    #[error("--{flag} {text:?} is no address; write HOST, HOST:PORT or [IPV6]:PORT (port 1 to 65535)")]
+    Address {
+        /// The argument.
+        flag: &'static str,
+        /// What was typed.
+        text: String,
+    },
+    /// The listener does what the asking side says.
+    #[error("--listen serves whatever the other side asks for; give {0} there instead")]
+    ListenTakesNoCases(&'static str),
+}
+
+/// What the arguments mean.
+pub(crate) fn plan(args: &BenchArgs) -> Result<Plan, PlanError> {
+    let ends = ends(args)?;
+    let cases = if matches!(ends, Ends::Listen { .. }) { Vec::new() } else { cases(args)? };
+    Ok(Plan {
+        ends,
+        addr: args.addr.clone(),
+        cases,
+        loss: args.loss.as_deref().map_or(Ok(0.0), |text| share("loss", text, 1.0, "1"))?,
+        seed: args.seed.unwrap_or(1),
+        json: args.json.clone(),
+        plot: args.plot.clone(),
+        compare: args.compare.clone(),
+        tolerance: args.tolerance.as_deref().map_or(Ok(0.10), |text| share("tolerance", text, 10.0, "10"))?,
+    })
+}
+
+fn ends(args: &BenchArgs) -> Result<Ends, PlanError> {
+    if let Some(text) = &args.peer {
+        let (host, port) = host_port("peer", text)?;
+        return Ok(Ends::Peer { host, port });
+    }
+    let Some(text) = &args.listen else { return Ok(Ends::Here) };
+    let typed: [(&'static str, bool); 12] = [
+        ("--op", !args.op.is_empty()),
+        ("--kind", !args.kind.is_empty()),
+        ("--size", !args.size.is_empty()),
+        ("--qps", !args.qps.is_empty()),
+        ("--wait", args.wait.is_some()),
+        ("--mtu", args.mtu.is_some()),
+        ("--iters", args.iters.is_some()),
+        ("--quick", args.quick),
+        ("--explain", args.explain),
+        ("--json", args.json.is_some()),
+        ("--plot", args.plot.is_some()),
+        ("--compare", args.compare.is_some()),
+    ];
+    if let Some((flag, _)) = typed.iter().find(|(_, given)| *given) {
+        return Err(PlanError::ListenTakesNoCases(flag));
+    }
+    if text.is_empty() {
+        return Ok(Ends::Listen { addr: "0.0.0.0".to_owned(), port: DEFAULT_PORT });
+    }
+    let (addr, port) = host_port("listen", text)?;
+    Ok(Ends::Listen { addr, port })
+}
+
+fn cases(args: &BenchArgs) -> Result<Vec<Case>, PlanError> {
+    let mtu = args.mtu.unwrap_or(4096);
+    if !MTUS.contains(&mtu) {
+        return Err(PlanError::Mtu(mtu));
+    }
+    let amount = match (args.iters, args.quick) {
+        (Some(0), _) => return Err(PlanError::Iters),
+        (Some(iters), _) => Amount::Iters(iters),
+        (None, true) => Amount::Time(QUICK_TIME),
+        (None, false) => Amount::Time(TIME),
+    };
+    let qps = unique(if args.qps.is_empty() { &[1] } else { &args.qps });
+    if let Some(wrong) = qps.iter().find(|n| !(1..=MAX_QPS).contains(*n)) {
+        return Err(PlanError::Qps(*wrong));
+    }
+    let ops = unique(if args.op.is_empty() { &[Op::Write, Op::Read, Op::Send] } else { &args.op });
+    let all = [Kind::Latency, Kind::Bandwidth, Kind::Bidirectional, Kind::Rate];
+    let kinds = unique(if args.kind.is_empty() { &all } else { &args.kind });
+    let typed_sizes: Vec<u64> =
+        unique(&args.size.iter().flat_map(|sizes| sizes.0.clone()).collect::<Vec<_>>());
+    refuse_contradictions(args, &ops, &kinds, &qps, &typed_sizes)?;
+
+    let mut cases = Vec::new();
+    for kind in &kinds {
+        for op in &ops {
+            for size in sizes_of(*op, *kind, &typed_sizes, args.quick) {
+                // Latency is one operation at a time: further queue pairs would only idle.
+                let counts: &[u32] = if *kind == Kind::Latency { &[1] } else { &qps };
+                for count in counts {
+                    if u64::from(*count) * size > MAX_REGISTERED {
+                        return Err(PlanError::Registered { qps: *count, size });
+                    }
+                    let spins = *op == Op::Write && *kind == Kind::Latency;
+                    let wait = if spins { args.wait.unwrap_or(Wait::Cq) } else { Wait::Cq };
+                    cases.push(Case { op: *op, kind: *kind, size, qps: *count, wait, mtu, amount });
+                }
+            }
+        }
+    }
+    // The plain run also shows that many queue pairs together keep up with one.
+    let plain = args.op.is_empty() && args.kind.is_empty() && typed_sizes.is_empty() && args.qps.is_empty();
+    if plain {
+        let (op, kind, size) = (Op::Write, Kind::Bandwidth, 1 << 20);
+        let after = cases.iter().rposition(|case| (case.op, case.kind) == (op, kind)).map_or(0, |at| at + 1);
+        cases.insert(after, Case { op, kind, size, qps: 64, wait: Wait::Cq, mtu, amount });
+    }
+    Ok(cases)
+}
+
+/// Refuses what was typed and cannot be meant; defaults that do not apply are left out silently instead.
+fn refuse_contradictions(
+    args: &BenchArgs,
+    ops: &[Op],
+    kinds: &[Kind],
+    qps: &[u32],
+    sizes: &[u64],
+) -> Result<(), PlanError> {
+    let only_atomic = ops == [Op::Atomic];
+    if only_atomic && !sizes.is_empty() && sizes != [8] {
+        return Err(PlanError::AtomicSize);
+    }
+    let bulk = |kind: &&Kind| matches!(kind, Kind::Bandwidth | Kind::Bidirectional);
+    if only_atomic && let Some(kind) = args.kind.iter().find(bulk) {
+        return Err(PlanError::AtomicKind(*kind));
+    }
+    let write_latency = ops.contains(&Op::Write) && kinds.contains(&Kind::Latency);
+    if args.wait == Some(Wait::Memory) && !write_latency {
+        return Err(PlanError::WaitMemory);
+    }
+    if args.wait == Some(Wait::Memory) && sizes.contains(&0) {
+        return Err(PlanError::EmptyMemory);
+    }
+    if kinds == [Kind::Latency] && qps != [1] {
+        return Err(PlanError::LatencyQps);
+    }
+    if sizes == [0] && kinds.iter().all(|kind| bulk(&kind)) {
+        return Err(PlanError::EmptyBandwidth);
+    }
+    Ok(())
+}
+
+fn sizes_of(op: Op, kind: Kind, typed: &[u64], quick: bool) -> Vec<u64> {
+    let bulk = matches!(kind, Kind::Bandwidth | Kind::Bidirectional);
+    match (op, kind) {
+        (Op::Atomic, _) if bulk => Vec::new(),
+        (Op::Atomic, _) => vec![8],
+        _ if !typed.is_empty() => typed.iter().copied().filter(|size| *size > 0 || !bulk).collect(),
+        (_, Kind::Rate) => vec![RATE_SIZE],
+        (_, Kind::Latency) if quick => QUICK_LATENCY_SIZES.to_vec(),
+        (_, Kind::Bandwidth) if quick => QUICK_BANDWIDTH_SIZES.to_vec(),
+        (_, Kind::Bidirectional) if quick => vec![1 << 20],
+        _ => SIZES.to_vec(),
+    }
+}
+
+fn unique<T: Copy + PartialEq>(items: &[T]) -> Vec<T> {
+    let mut kept = Vec::with_capacity(items.len());
+    for item in items {
+        if !kept.contains(item) {
+            kept.push(*item);
+        }
+    }
+    kept
+}
+
+fn share(flag: &'static str, text: &str, bound: f64, below: &'static str) -> Result<f64, PlanError> {
+    let (number, scale) = text.trim().strip_suffix('%').map_or((text.trim(), 1.0), |number| (number, 100.0));
+    let value = number.trim().parse::<f64>().ok().map(|value| value / scale);
+    value.filter(|value| (0.0..bound).contains(value)).ok_or(PlanError::Share {
+        flag,
+        text: text.to_owned(),
+        below,
+    })
+}
+
+fn host_port(flag: &'static str, text: &str) -> Result<(String, u16), PlanError> {
+    let wrong = || PlanError::Address { flag, text: text.to_owned() };
+    let (host, port) = match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        Some((host, "")) => (host, None),
+        Some((host, rest)) => (host, Some(rest.strip_prefix(':').ok_or_else(wrong)?)),
+        // More than one colon and no bracket: a bare IPv6 address, which carries no port.
+        None if text.matches(':').count() > 1 => (text, None),
+        None => text.split_once(':').map_or((text, None), |(host, port)| (host, Some(port))),
+    };
+    if host.is_empty() || host.contains(char::is_whitespace) || host.contains(['[', ']']) {
+        return Err(wrong());
+    }
+    let port = port.map_or(Ok(DEFAULT_PORT), str::parse).map_err(|_| wrong())?;
+    if port == 0 { Err(wrong()) } else { Ok((host.to_owned(), port)) }
+}
+
+#[cfg(test)]
+#[path = "plan_tests.rs"]
+mod tests;

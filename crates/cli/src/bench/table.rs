@@ -1,0 +1,235 @@
+//! The results for people: tables by kind, then one line for each thing worth remembering.
+
+use std::fmt::Write as _;
+
+use comfy_table::{Cell, CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
+
+use super::case::{Kind, Op, Wait};
+use super::model::{CaseOutcome, Report};
+use super::size::Bytes;
+use super::stats::{mad, median};
+
+/// One rule, under the header: rules between the rows would double the length and say nothing.
+const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::new('─', '─', '─', '─'));
+
+/// Median deviation, as a share of the median, beyond which a figure is called unsteady.
+const UNSTEADY: f64 = 0.15;
+
+/// Everything that is printed about a run.
+pub(crate) fn render(report: &Report) -> String {
+    let mut text = format!("{}\n", report.machine);
+    if let Some(raw) = &report.raw {
+        let _ = writeln!(text, "raw (plain UDP between two processes here): {raw}");
+    }
+    if let Some(loss) = report.loss {
+        let _ = writeln!(text, "dropping {} % of the packets on purpose", loss * 100.0);
+    }
+    for section in [latency(report), bandwidth(report), rate(report)].into_iter().flatten() {
+        let _ = write!(text, "\n{section}\n");
+    }
+    text.push('\n');
+    for line in verdicts(report) {
+        let _ = writeln!(text, "{line}");
+    }
+    text
+}
+
+fn latency(report: &Report) -> Option<String> {
+    let rows = rows(report, &[Kind::Latency]);
+    let mut table = table(&["latency", "size", "min us", "p50 us", "p99 us", "p99.9 us", "x raw", "bytes"]);
+    for one in &rows {
+        let name = if one.wait == Wait::Memory { format!("{}, memory", one.op) } else { one.op.to_string() };
+        let mut cells = vec![name, Bytes(one.size).to_string()];
+        cells.extend([one.min_us, one.p50_us, one.p99_us, one.p999_us, one.of_raw].map(optional));
+        cells.push(bytes(one).to_owned());
+        add(&mut table, cells);
+    }
+    (!rows.is_empty()).then(|| table.trim_fmt())
+}
+
+/// One-way and two-way figures of the same case share a row.
+fn bandwidth(report: &Report) -> Option<String> {
+    let rows = rows(report, &[Kind::Bandwidth, Kind::Bidirectional]);
+    let mut table =
+        table(&["bandwidth", "size", "QPs", "one way GB/s", "of raw", "both ways GB/s", "of raw", "bytes"]);
+    let mut shown: Vec<(Op, u64, u32)> = Vec::new();
+    for one in &rows {
+        let key = (one.op, one.size, one.qps);
+        if shown.contains(&key) {
+            continue;
+        }
+        shown.push(key);
+        let of = |kind| {
+            rows.iter()
+                .find(|other| (other.op, other.size, other.qps, other.kind) == (key.0, key.1, key.2, kind))
+        };
+        let pair = [of(Kind::Bandwidth), of(Kind::Bidirectional)];
+        let mut cells = vec![one.op.to_string(), Bytes(one.size).to_string(), one.qps.to_string()];
+        for outcome in pair {
+            cells.push(optional(outcome.and_then(|outcome| outcome.gbytes_per_s)));
+            cells.push(optional(outcome.and_then(|outcome| outcome.of_raw)));
+        }
+        let worst = pair.into_iter().flatten().find(|outcome| !outcome.verified).unwrap_or(one);
+        cells.push(bytes(worst).to_owned());
+        add(&mut table, cells);
+    }
+    (!rows.is_empty()).then(|| table.trim_fmt())
+}
+
+fn rate(report: &Report) -> Option<String> {
+    let rows = rows(report, &[Kind::Rate]);
+    let mut table = table(&["message rate", "size", "QPs", "Mmsg/s", "bytes"]);
+    for one in &rows {
+        let cells =
+            [one.op.to_string(), Bytes(one.size).to_string(), one.qps.to_string(), optional(one.mops)];
+        add(&mut table, cells.into_iter().chain([bytes(one).to_owned()]).collect());
+    }
+    (!rows.is_empty()).then(|| table.trim_fmt())
+}
+
+fn rows<'a>(report: &'a Report, kinds: &[Kind]) -> Vec<&'a CaseOutcome> {
+    report.results.iter().filter(|one| kinds.contains(&one.kind)).collect()
+}
+
+fn table(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    // Widths follow the content, never the terminal: a wrapped figure is a wrong figure.
+    table.load_style(STYLE).set_content_arrangement(ContentArrangement::Disabled);
+    let cells = header.iter().enumerate().map(|(at, name)| Cell::new(name).set_alignment(alignment(at)));
+    table.set_header(cells.collect::<Vec<_>>());
+    table
+}
+
+fn add(table: &mut Table, cells: Vec<String>) {
+    let cells = cells.into_iter().enumerate().map(|(at, text)| Cell::new(text).set_alignment(alignment(at)));
+    table.add_row(cells.collect::<Vec<_>>());
+}
+
+fn alignment(column: usize) -> CellAlignment {
+    if column == 0 { CellAlignment::Left } else { CellAlignment::Right }
+}
+
+fn bytes(outcome: &CaseOutcome) -> &'static str {
+    if outcome.verified { "verified" } else { "WRONG" }
+}
+
+fn optional(value: Option<f64>) -> String {
+    value.map_or_else(|| "-".to_owned(), figure)
+}
+
+/// Three digits that matter.
+pub(crate) fn figure(value: f64) -> String {
+    match value.abs() {
+        size if size >= 100.0 => format!("{value:.0}"),
+        size if size >= 10.0 => format!("{value:.1}"),
+        size if size >= 0.1 || size == 0.0 => format!("{value:.2}"),
+        size if size >= 0.001 => format!("{value:.4}"),
+        _ => format!("{value:.1e}"),
+    }
+}
+
+/// One line for each thing worth remembering.
+pub(crate) fn verdicts(report: &Report) -> Vec<String> {
+    let mut lines = Vec::new();
+    let find = |kind, size, qps| {
+        let wanted =
+            |one: &&CaseOutcome| (one.op, one.kind, one.size, one.qps) == (Op::Write, kind, size, qps);
+        report.results.iter().find(wanted)
+    };
+    let one = find(Kind::Bandwidth, 1 << 20, 1);
+    if let Some((one, speed)) = one.and_then(|one| Some((one, one.gbytes_per_s?))) {
+        let share = one.of_raw.map_or(String::new(), |share| format!(", {} of raw", figure(share)));
+        lines.push(format!("write 1 MiB: {} GB/s{share}", figure(speed)));
+    }
+    if let Some((one, p50)) = find(Kind::Latency, 8, 1).and_then(|one| Some((one, one.p50_us?))) {
+        let share = one.of_raw.map_or(String::new(), |share| format!(", {} x raw", figure(share)));
+        lines.push(format!("write 8 B latency, waiting on {}: {} us{share}", one.wait, figure(p50)));
+    }
+    let many = report.results.iter().filter(|one| one.kind == Kind::Bandwidth && one.qps > 1);
+    for many in many {
+        let single = report
+            .results
+            .iter()
+            .find(|one| (one.op, one.kind, one.size, one.qps) == (many.op, many.kind, many.size, 1));
+        if let Some((many_speed, one_speed)) = many.gbytes_per_s.zip(single.and_then(|one| one.gbytes_per_s))
+        {
+            let (op, size, qps) = (many.op, Bytes(many.size), many.qps);
+            lines.push(format!("{op} {size}, {qps} queue pairs: {} of one", figure(many_speed / one_speed)));
+        }
+    }
+    if let Some(counted) = &report.kernel_udp {
+        let (sent, received) = counted.moved();
+        lines.push(format!("the kernel counted {sent} UDP datagrams out, {received} in"));
+    }
+    lines.extend(unsteady(report));
+    let wrong: Vec<&CaseOutcome> = report.results.iter().filter(|one| !one.verified).collect();
+    if wrong.is_empty() && !report.results.is_empty() {
+        lines.push(format!("every byte verified, {} cases", report.results.len()));
+    }
+    for one in wrong {
+        let (op, size, kind) = (one.op, Bytes(one.size), one.kind);
+        lines.push(format!(
+            "WRONG BYTES: {op} {size} {kind}: {}",
+            one.fault.as_deref().unwrap_or("no detail")
+        ));
+    }
+    lines
+}
+
+/// Says so when the figures moved while they were taken: then a comparison means little.
+fn unsteady(report: &Report) -> Option<String> {
+    let spread =
+        |samples: &[f64]| mad(samples).zip(median(samples)).map_or(0.0, |(mad, middle)| mad / middle);
+    let raw = report.raw.as_ref().is_some_and(|raw| {
+        spread(&raw.gbytes_per_s_samples).max(spread(&raw.half_round_trip_us_samples)) > UNSTEADY
+    });
+    let throughput = report.results.iter().filter(|one| one.kind != Kind::Latency);
+    let cases = throughput.filter(|one| spread(&one.samples) > UNSTEADY).count();
+    let cases_text = if cases == 1 { "1 case".to_owned() } else { format!("{cases} cases") };
+    let what = match (raw, cases) {
+        (false, 0) => return None,
+        (true, 0) => "plain UDP".to_owned(),
+        (false, _) => cases_text,
+        (true, _) => format!("plain UDP and {cases_text}"),
+    };
+    Some(format!(
+        "unsteady: {what} varied by more than {:.0} % within the run; is the machine busy?",
+        UNSTEADY * 100.0
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::flow_tests::sample_report;
+    use super::*;
+
+    #[test]
+    fn a_run_as_it_is_printed() {
+        insta::assert_snapshot!(render(&sample_report()));
+    }
+
+    #[test]
+    fn wrong_bytes_are_shouted() {
+        let mut report = sample_report();
+        report.results[0].verified = false;
+        report.results[0].fault = Some("byte 17 holds 3, not 4".to_owned());
+        let text = render(&report);
+        assert!(text.contains("WRONG BYTES: write 8 B latency: byte 17 holds 3, not 4"), "{text}");
+        assert!(!text.contains("every byte verified"), "{text}");
+    }
+
+    #[test]
+    fn a_busy_machine_is_pointed_out() {
+        let mut report = sample_report();
+        assert_eq!(unsteady(&report), None);
+        report.raw.as_mut().unwrap().gbytes_per_s_samples = vec![2.0, 4.0, 6.0];
+        report.results.iter_mut().find(|one| one.kind == Kind::Rate).unwrap().samples = vec![1.0, 2.0, 3.0];
+        assert!(unsteady(&report).unwrap().starts_with("unsteady: plain UDP and 1 case varied"));
+    }
+
+    #[test]
+    fn figures_keep_three_digits_that_matter() {
+        let shown = [0.0, 0.00001, 0.0123, 0.62, 4.127, 42.05, 1234.5].map(figure);
+        assert_eq!(shown, ["0.00", "1.0e-5", "0.0123", "0.62", "4.13", "42.0", "1234"]);
+    }
+}

@@ -1,0 +1,80 @@
+//! The `nobounce` command: parse, run, exit code.
+//!
+//! Exit codes: 0 fine, 1 a comparison or verification failed, 2 wrong usage or broken environment.
+
+mod bench;
+mod log;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Moves GPU and host memory between machines by RDMA, with or without an RDMA NIC.
+#[derive(Debug, Parser)]
+#[command(name = "nobounce", version, propagate_version = true, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Measure latency, bandwidth and message rate, and our share of what the wire can do
+    Bench(Box<bench::args::BenchArgs>),
+
+    /// Measure only what plain UDP does between two processes here
+    #[command(hide = true)]
+    Raw,
+
+    /// The other process of the raw measurement; started by `bench`
+    #[command(name = bench::raw::SUBCOMMAND, hide = true)]
+    RawEcho(bench::raw::ChildArgs),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse(); // clap itself ends with 2 on wrong usage and 0 on --help
+    let outcome = log::start().map_err(anyhow::Error::from).and_then(|()| match cli.command {
+        Command::Bench(args) => bench::main(&args),
+        Command::Raw => bench::raw::measure().and_then(|raw| {
+            writeln!(std::io::stdout(), "{raw}")?;
+            Ok(bench::Verdict::Fine)
+        }),
+        Command::RawEcho(args) => bench::raw::child(&args).map(|()| bench::Verdict::Fine),
+    });
+    match outcome {
+        Ok(verdict) => verdict.into(),
+        // The reader went away (`nobounce bench | head`): nobody is left to be told of an error.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("nobounce: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error
+        .chain()
+        .filter_map(|cause| cause.downcast_ref::<std::io::Error>())
+        .any(|cause| cause.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_closed_pipe_is_recognised_through_context() {
+        let closed = std::io::Error::from(std::io::ErrorKind::BrokenPipe);
+        assert!(is_broken_pipe(&anyhow::Error::from(closed).context("cannot print the table")));
+        assert!(!is_broken_pipe(&anyhow::anyhow!("something else")));
+    }
+}

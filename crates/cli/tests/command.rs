@@ -1,0 +1,65 @@
+//! The command as people call it: exit codes, and sentences that say what to do.
+
+use std::process::{Command, Output};
+
+fn nobounce(line: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_nobounce"));
+    command.args(line.split_whitespace()).env_remove("NOBOUNCE_LOG");
+    command
+}
+
+fn output(mut command: Command) -> (Option<i32>, String, String) {
+    let Output { status, stdout, stderr } = command.output().expect("the command starts");
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("the command prints UTF-8");
+    (status.code(), text(stdout), text(stderr))
+}
+
+#[test]
+fn wrong_usage_is_2_with_a_sentence() {
+    for (line, told) in [
+        ("bench --mtu 1500", "nobounce: --mtu 1500 is no path MTU"),
+        ("bench --size 64Q", "\"64Q\" is no size"),
+        ("bench --wait memory --op read", "--wait memory is for the latency of writes"),
+        ("bench --no-such-flag", "--no-such-flag"),
+        ("no-such-command", "no-such-command"),
+    ] {
+        let (code, _, stderr) = output(nobounce(line));
+        assert_eq!(code, Some(2), "{line}: {stderr}");
+        assert!(stderr.contains(told), "{line}: {stderr}");
+    }
+}
+
+#[test]
+fn a_log_level_that_is_none_is_2() {
+    let mut command = nobounce("bench --explain");
+    command.env("NOBOUNCE_LOG", "loud");
+    let (code, _, stderr) = output(command);
+    assert_eq!(code, Some(2));
+    assert!(stderr.contains("NOBOUNCE_LOG=\"loud\" is no log level"), "{stderr}");
+}
+
+#[test]
+fn explaining_measures_nothing_and_is_0() {
+    let (code, stdout, stderr) =
+        output(nobounce("bench --explain --op write --kind bandwidth --size 1M --iters 7"));
+    assert_eq!(code, Some(0), "{stderr}");
+    assert!(stdout.contains("write 1 MiB bandwidth: 7 operations, MTU 4096"), "{stdout}");
+}
+
+#[test]
+fn help_shows_examples_and_exit_codes() {
+    let (code, stdout, _) = output(nobounce("bench --help"));
+    assert_eq!(code, Some(0));
+    for wanted in ["Examples:", "--compare <OLD.json>", "Exit codes: 0 fine, 1 "] {
+        assert!(stdout.contains(wanted), "{wanted} is missing in {stdout}");
+    }
+}
+
+/// The raw measurement with its real second process.
+#[test]
+fn plain_udp_is_measured_between_two_processes() {
+    let (code, stdout, stderr) = output(nobounce("raw"));
+    assert_eq!(code, Some(0), "{stderr}");
+    let speed = stdout.split_once(" GB/s, half round trip ").and_then(|(speed, _)| speed.parse::<f64>().ok());
+    assert!(speed.is_some_and(|speed| speed > 0.0), "{stdout}");
+}

@@ -1,0 +1,44 @@
+//! What can go wrong when a window is touched.
+
+use thiserror::Error;
+
+/// Why a load, store or atomic on a [`Window`](crate::Window) was not done, or not to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum AccessError {
+    /// The range asked for is not inside the window; nothing was touched.
+    #[error(
+        "{len} bytes at offset {offset:#x} do not fit in a window of {window} bytes; nothing was touched"
+    )]
+    OutOfBounds {
+        /// Offset asked for, in bytes from the start of the window.
+        offset: usize,
+        /// Bytes asked for.
+        len: usize,
+        /// Length of the window.
+        window: usize,
+    },
+    /// An 8-byte access at an address that is not a multiple of 8; nothing was touched.
+    #[error("address {address:#x} is not a multiple of 8, as an atomic access needs; nothing was touched")]
+    Misaligned {
+        /// The address in this process.
+        address: u64,
+    },
+    /// The memory is not there any more, or not with this right. What lies before the address was copied, the rest was not.
+    #[error(
+        "memory at {address:#x} is no longer mapped, or not with this right: \
+         it was unmapped, protected or truncated after it was registered"
+    )]
+    Faulted {
+        /// The first address that could not be accessed.
+        address: u64,
+    },
+}
+
+impl AccessError {
+    /// True where the memory itself failed, as opposed to the request.
+    #[must_use]
+    pub fn is_fault(&self) -> bool {
+        matches!(self, Self::Faulted { .. })
+    }
+}

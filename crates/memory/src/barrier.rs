@@ -1,0 +1,63 @@
+//! Ordering points, each named after what it keeps in order and documented by its two observers: who writes, and who must not
+//! see the writes the wrong way round.
+//!
+//! They order accesses through a [`Window`](crate::Window), which the compiler cannot see into, as well as ordinary ones.
+
+use std::sync::atomic::{Ordering, fence};
+
+/// Payload first, then the last bytes of the message.
+///
+/// *Writer*: the thread that stores a message into registered memory. *Observer*: a program that spins on the last byte of its
+/// buffer and, once that has changed, reads all of it without asking us.
+///
+/// x86_64: `sfence`. Stores to ordinary memory already become visible in program order there; the fence costs a few
+/// nanoseconds once per message and makes it hold for write-combined mappings too, where they do not.
+/// Elsewhere: a release fence.
+#[inline]
+pub fn before_last_bytes() {
+    drain_stores();
+}
+
+/// Payload first, then the completion that announces it.
+///
+/// *Writer*: the thread that stores a message and then adds an entry to a completion queue. *Observer*: the thread that polls
+/// the queue and then reads the message, perhaps through another mapping of the same memory.
+///
+/// x86_64: `sfence`, for the reason given at [`before_last_bytes`]. Elsewhere: a release fence.
+#[inline]
+pub fn before_completion() {
+    drain_stores();
+}
+
+/// The doorbell (or the valid bit of an entry) first, then what it announces.
+///
+/// *Writer*: an application thread that fills a work request and rings. *Observer*: the engine, which has seen the ring and is
+/// about to read the request and the memory it names.
+///
+/// x86_64: no instruction, the compiler alone is held (loads stay in order). Elsewhere: an acquire fence.
+#[inline]
+pub fn after_doorbell() {
+    fence(Ordering::Acquire);
+}
+
+/// Our own store first, then another look at what the other side stored.
+///
+/// *Writer and observer, both ways*: the thread that releases the engine and looks for a doorbell once more, and the thread that
+/// rings and then looks whether somebody holds the engine. Without it both may miss each other and the doorbell is lost.
+///
+/// x86_64: a locked instruction or `mfence`: the one order its memory model does not give by itself.
+/// Elsewhere: a sequentially consistent fence.
+#[inline]
+pub fn before_second_look() {
+    fence(Ordering::SeqCst);
+}
+
+#[inline]
+fn drain_stores() {
+    fence(Ordering::Release);
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: sfence is part of the x86_64 baseline and touches neither memory nor registers.
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
+    }
+}

@@ -1,0 +1,34 @@
+//! Where the bytes live: memory windows that others may change or take away, and copies that survive it.
+//!
+//! * [`Window`]: a range of memory that a device, another process or another thread may write, unmap or truncate at any time.
+//!   Its loads and stores never make a reference into it, and end in [`AccessError`] where the memory is gone.
+//! * [`guard`]: the fault guard that makes this so.
+//! * [`probe`]: whether a range is mapped with the rights wanted, asked once at registration.
+//! * [`barrier`]: ordering points, named after what they keep in order.
+//! * [`HostBuffer`]: page-aligned memory of our own.
+
+#[cfg(not(target_os = "linux"))]
+compile_error!(
+    "nobounce-memory knows Linux only: signals, madvise and process_vm_readv are used as Linux defines them"
+);
+
+mod access_error;
+pub mod barrier;
+mod copy;
+pub mod guard;
+mod host_buffer;
+pub mod probe;
+mod window;
+
+pub use access_error::AccessError;
+pub use host_buffer::HostBuffer;
+pub use window::Window;
+
+/// The page size of this machine, in bytes.
+#[must_use]
+pub fn page_size() -> usize {
+    // SAFETY: sysconf reads a constant of the process and has no preconditions.
+    let answer = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    // It cannot fail for _SC_PAGESIZE; 4096 is the smallest page of any Linux.
+    usize::try_from(answer).ok().filter(|size| size.is_power_of_two()).unwrap_or(4096)
+}

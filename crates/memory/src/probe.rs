@@ -1,0 +1,215 @@
+//! Is this range mapped, with the rights wanted? Asked once, when memory is registered.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
+
+use thiserror::Error;
+
+use crate::page_size;
+
+/// Why a range cannot be registered.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum RangeError {
+    /// Address plus length is more than an address can be.
+    #[error("{len} bytes at {addr:#x} reach beyond the end of the address space; check the length")]
+    Overflow {
+        /// First address of the range.
+        addr: u64,
+        /// Length in bytes.
+        len: u64,
+    },
+    /// A page of the range is not mapped.
+    #[error("the page at {page:#x} is not mapped; register memory only while it is allocated")]
+    Unmapped {
+        /// Address of the first such page.
+        page: u64,
+    },
+    /// A page of the range is mapped without the right wanted.
+    #[error(
+        "the page at {page:#x} is mapped but may not be {}; map it with that right or ask for less access",
+        if *write { "written" } else { "read" }
+    )]
+    Protected {
+        /// Address of the first such page.
+        page: u64,
+        /// True if the right to write was wanted.
+        write: bool,
+    },
+    /// A page of the range is mapped but has no memory behind it.
+    #[error(
+        "the page at {page:#x} is mapped but cannot be brought in ({source}); is the file behind it long enough?"
+    )]
+    Unbacked {
+        /// Address of the first such page.
+        page: u64,
+        /// What the kernel answered.
+        source: io::Error,
+    },
+    /// The kernel could not answer at all.
+    #[error(
+        "this kernel does not say whether the page at {page:#x} is mapped: /proc/self/maps cannot be read ({source})"
+    )]
+    Unknown {
+        /// Address of the first page of the range.
+        page: u64,
+        /// Why the list of mappings could not be read.
+        source: io::Error,
+    },
+}
+
+impl RangeError {
+    /// The errno a registration call answers with.
+    #[must_use]
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::Overflow { .. } => libc::EINVAL,
+            Self::Unmapped { .. } | Self::Protected { .. } => libc::EFAULT,
+            // Memory pressure and poisoned pages keep their name; a truncated file is a bad address like any other.
+            Self::Unbacked { source, .. } => source.raw_os_error().unwrap_or(libc::EFAULT),
+            Self::Unknown { source, .. } => source.raw_os_error().unwrap_or(libc::ENOSYS),
+        }
+    }
+}
+
+/// Checks that all pages touched by `len` bytes at `addr` are mapped and readable, or writable if `write`; and, like a
+/// registration with a real NIC, brings them in. An empty range is always fine.
+///
+/// This says how things are now; memory may still vanish later, which is what [`guard`](crate::guard) is for.
+pub fn check_range(addr: u64, len: u64, write: bool) -> Result<(), RangeError> {
+    let end = addr.checked_add(len).ok_or(RangeError::Overflow { addr, len })?;
+    if len == 0 {
+        return Ok(());
+    }
+    let page = page_size() as u64;
+    let first = addr - addr % page;
+    let pages = (end - 1 - first) / page + 1;
+    let whole = pages.checked_mul(page).ok_or(RangeError::Overflow { addr, len })?;
+    match populate(first, whole, write) {
+        Ok(()) => Ok(()),
+        // Not mapped (or no memory left), no right or a device mapping, or a kernel older than 5.14: the list tells them apart.
+        Err(source) if matches!(source.raw_os_error(), Some(libc::ENOMEM)) => {
+            Err(listed(first, end, write).err().unwrap_or_else(|| unbacked(first, pages, write, source)))
+        }
+        Err(source) if matches!(source.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS | libc::EPERM)) => {
+            listed(first, end, write)
+        }
+        Err(source) => Err(unbacked(first, pages, write, source)),
+    }
+}
+
+fn populate(start: u64, len: u64, write: bool) -> io::Result<()> {
+    let advice = if write { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
+    let bad = |_| io::Error::from_raw_os_error(libc::ENOMEM);
+    let (start, len) = (usize::try_from(start).map_err(bad)?, usize::try_from(len).map_err(bad)?);
+    loop {
+        // SAFETY: populating reads page tables and brings pages in as an access would; it changes no contents, whatever the range.
+        let answer = unsafe { libc::madvise(std::ptr::without_provenance_mut(start), len, advice) };
+        if answer == 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        // A signal ends the call early with the pages so far brought in: the next round goes further.
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
+/// Finds the first page that cannot be brought in, by halving.
+fn unbacked(first: u64, pages: u64, write: bool, source: io::Error) -> RangeError {
+    let page = page_size() as u64;
+    let (mut start, mut count) = (first, pages);
+    while count > 1 {
+        let half = count / 2;
+        if populate(start, half * page, write).is_ok() {
+            start += half * page;
+            count -= half;
+        } else {
+            count = half;
+        }
+    }
+    RangeError::Unbacked { page: start, source }
+}
+
+/// Looks the range up in the list of mappings.
+fn listed(first: u64, end: u64, write: bool) -> Result<(), RangeError> {
+    let unknown = |source| RangeError::Unknown { page: first, source };
+    let maps = BufReader::new(File::open("/proc/self/maps").map_err(unknown)?);
+    let mut reached = first;
+    for line in maps.split(b'\n') {
+        let line = line.map_err(unknown)?;
+        let Some(mapping) = Mapping::parse(&line) else { continue };
+        if mapping.end <= reached {
+            continue;
+        }
+        if mapping.start > reached {
+            break;
+        }
+        if !(if write { mapping.write } else { mapping.read }) {
+            return Err(RangeError::Protected { page: reached, write });
+        }
+        reached = mapping.end;
+        if reached >= end {
+            return Ok(());
+        }
+    }
+    Err(RangeError::Unmapped { page: reached })
+}
+
+#[derive(Debug, PartialEq)]
+struct Mapping {
+    start: u64,
+    end: u64,
+    read: bool,
+    write: bool,
+}
+
+impl Mapping {
+    /// Parses `7f00-8f00 rw-p ...`; the rest of the line (a file name) may be any bytes.
+    fn parse(line: &[u8]) -> Option<Self> {
+        let mut words = line.split(|&byte| byte == b' ');
+        let (range, rights) = (str::from_utf8(words.next()?).ok()?, words.next()?);
+        let (start, end) = range.split_once('-')?;
+        Some(Self {
+            start: u64::from_str_radix(start, 16).ok()?,
+            end: u64::from_str_radix(end, 16).ok()?,
+            read: rights.first() == Some(&b'r'),
+            write: rights.get(1) == Some(&b'w'),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::HostBuffer;
+
+    #[test]
+    fn maps_lines_are_parsed() {
+        let line = b"7f0000001000-7f0000003000 r-xp 00000000 08:01 42 /tmp/\xff name with spaces";
+        let expected = Mapping { start: 0x7f00_0000_1000, end: 0x7f00_0000_3000, read: true, write: false };
+        assert_eq!(Mapping::parse(line), Some(expected));
+        assert_eq!(Mapping::parse(b""), None);
+        assert_eq!(Mapping::parse(b"nonsense rw-p"), None);
+    }
+
+    /// The way of older kernels, which this machine's kernel would not take by itself.
+    #[test]
+    fn the_list_answers_like_the_kernel() {
+        let page = page_size() as u64;
+        let buffer = HostBuffer::guarded(3 * page_size()).unwrap();
+        let (start, end) = (buffer.addr(), buffer.addr() + 3 * page);
+        listed(start, end, true).unwrap();
+        assert!(
+            matches!(listed(start, end + 1, true), Err(RangeError::Protected { page, .. }) if page == end)
+        );
+        assert!(matches!(listed(0, 1, false), Err(RangeError::Unmapped { page: 0 })));
+        let middle = buffer.as_mut_ptr().wrapping_add(page_size());
+        // SAFETY: the middle page of a buffer of ours that nobody uses.
+        assert_eq!(unsafe { libc::munmap(middle.cast(), page_size()) }, 0);
+        assert!(
+            matches!(listed(start, end, false), Err(RangeError::Unmapped { page: hole }) if hole == start + page)
+        );
+    }
+}

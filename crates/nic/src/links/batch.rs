@@ -1,0 +1,427 @@
+//! A batch of packets on its way out.
+//!
+//! Packets are built one after the other in one slab. Neighbours of one size, one destination and one source port
+//! form a *group* that leaves in a single segmented send, without another copy. The kernel numbers the segments of
+//! such a send 0, 1, 2, ... in the IPv4 identification field, and the ICRC covers that field: so the grouping is
+//! decided when a packet is committed, and the ICRC is closed at that moment, for that place.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::ops::Range;
+
+use nobounce_protocol::wire::icrc::{self, Flow, Sealer};
+use nobounce_protocol::wire::{BTH_LEN, ICRC_LEN, ROCE_PORT};
+
+use super::Capabilities;
+
+/// Bytes of the slab: four full sends of 64 KiB.
+const SLAB: usize = 256 * 1024;
+/// Most packets in one batch, whatever their size.
+const MAX_PACKETS: usize = 1024;
+/// Most bytes in one segmented send. The kernel's limit over IPv4 is 0xfff0 less the IP and UDP headers.
+const MAX_GROUP: usize = 0xfff0 - 20 - 8;
+/// Sealers kept, one for each flow and packet length lately used: making one costs as much as closing a few packets.
+const SEALERS: usize = 32;
+/// The longest packet that can be sent.
+pub const MAX_PACKET: usize = MAX_GROUP;
+/// The longest packet of the protocol: headers, the largest path MTU, ICRC.
+const LARGEST_ROCE_PACKET: usize = 40 + 4096 + ICRC_LEN;
+/// Where in a packet the high byte of the destination queue pair number lies: the slot of the receiver.
+pub(super) const SLOT_BYTE: usize = 5;
+
+/// One packet of a [`TxBatch`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TxPacket {
+    /// Where it begins in the slab.
+    pub start: u32,
+    /// Its bytes, BTH to ICRC.
+    pub len: u32,
+    /// Where it goes.
+    pub dst: IpAddr,
+    /// The UDP port it leaves from.
+    pub src_port: u16,
+    /// Which of the link's source ports that is.
+    pub(super) port: u8,
+    /// Its place in its group, which is also its IPv4 identification. A group begins where this is 0.
+    pub ip_id: u16,
+}
+
+impl TxPacket {
+    /// Where its bytes lie in the slab.
+    pub(super) fn range(&self) -> Range<usize> {
+        let start = self.start as usize;
+        start..start + self.len as usize
+    }
+
+    /// The addresses and ports its ICRC covers.
+    pub(super) fn flow(&self, local: IpAddr) -> Flow {
+        Flow { src: local, dst: self.dst, src_port: self.src_port, dst_port: ROCE_PORT }
+    }
+}
+
+/// The group that the next packet may join.
+#[derive(Clone, Copy, Debug)]
+struct Group {
+    dst: IpAddr,
+    port: u8,
+    slot: u8,
+    segment: usize,
+    packets: usize,
+    bytes: usize,
+}
+
+/// A reusable slab into which packets are built, one after the other.
+pub struct TxBatch {
+    caps: Capabilities,
+    slab: Box<[u8]>,
+    used: usize,
+    /// The packet begun and not yet committed: destination, source port, length.
+    open: Option<(IpAddr, u8, usize)>,
+    packets: Vec<TxPacket>,
+    group: Option<Group>,
+    sealers: [Option<Sealer>; SEALERS],
+}
+
+impl TxBatch {
+    /// An empty batch for a link with these capabilities.
+    pub fn new(caps: Capabilities) -> Self {
+        Self {
+            caps,
+            slab: vec![0; SLAB].into_boxed_slice(),
+            used: 0,
+            open: None,
+            packets: Vec::with_capacity(64),
+            group: None,
+            sealers: [None; SEALERS],
+        }
+    }
+
+    /// Room for one packet of `len` bytes, ICRC included; the caller fills all but the last four.
+    ///
+    /// The room holds whatever was there before. `None`: the batch is full, send it first. An empty batch takes any
+    /// length from a bare BTH to [`MAX_PACKET`].
+    pub fn begin(&mut self, dst: IpAddr, src_port_hint: u16, len: usize) -> Option<&mut [u8]> {
+        let ports = self.caps.source_ports.len();
+        let port = u8::try_from(usize::from(src_port_hint) % ports).unwrap_or(0);
+        // Hints that lead to one port must not part a group.
+        let port =
+            if self.caps.source_ports[usize::from(port)] == self.caps.source_ports[0] { 0 } else { port };
+        self.begin_on(dst, port, len)
+    }
+
+    fn begin_on(&mut self, dst: IpAddr, port: u8, len: usize) -> Option<&mut [u8]> {
+        debug_assert!((BTH_LEN + ICRC_LEN..=MAX_PACKET).contains(&len), "a packet of {len} bytes");
+        let fits = (BTH_LEN + ICRC_LEN..=MAX_PACKET.min(SLAB - self.used)).contains(&len);
+        if !fits || self.packets.len() == MAX_PACKETS {
+            self.open = None;
+            return None;
+        }
+        self.open = Some((dst, port, len));
+        self.slab.get_mut(self.used..self.used + len)
+    }
+
+    /// Takes the packet begun last into the batch: decides its group and closes its ICRC.
+    pub fn commit(&mut self) {
+        if let Some(packet) = self.place() {
+            self.close(&packet);
+        }
+    }
+
+    /// Forgets the packet begun last.
+    pub fn abort(&mut self) {
+        self.open = None;
+    }
+
+    /// Copies in a packet of another batch whose ICRC is already closed, and keeps that ICRC as right (or as wrong)
+    /// as it was although the packet's place may change. Whether there was room.
+    pub(super) fn push(&mut self, from: &TxPacket, bytes: &[u8]) -> bool {
+        let Some(room) = self.begin_on(from.dst, from.port, bytes.len()) else { return false };
+        room.copy_from_slice(bytes);
+        if let Some(packet) = self.place() {
+            move_id(&mut self.slab[packet.range()], packet.dst, from.ip_id, packet.ip_id);
+        }
+        true
+    }
+
+    /// Whether it takes one more packet of the largest path MTU.
+    pub fn has_room(&self) -> bool {
+        SLAB - self.used >= LARGEST_ROCE_PACKET && self.packets.len() < MAX_PACKETS
+    }
+
+    /// Whether nothing is in it.
+    pub fn is_empty(&self) -> bool {
+        self.packets.is_empty()
+    }
+
+    /// The packets in it, in order.
+    pub fn packets(&self) -> &[TxPacket] {
+        &self.packets
+    }
+
+    /// The bytes of one of its packets.
+    pub fn bytes(&self, packet: &TxPacket) -> &[u8] {
+        &self.slab[packet.range()]
+    }
+
+    /// The capabilities it groups by.
+    pub fn capabilities(&self) -> Capabilities {
+        self.caps
+    }
+
+    /// Forgets all packets.
+    pub fn clear(&mut self) {
+        self.used = 0;
+        self.open = None;
+        self.packets.clear();
+        self.group = None;
+    }
+
+    pub(super) fn slab(&self) -> &[u8] {
+        &self.slab
+    }
+
+    /// Index one past the last packet of the group that begins at packet `first`.
+    pub(super) fn group_end(&self, first: usize) -> usize {
+        let rest = self.packets.get(first + 1..).unwrap_or(&[]);
+        first + 1 + rest.iter().position(|p| p.ip_id == 0).unwrap_or(rest.len())
+    }
+
+    /// Makes groups of one of the packets from `first` to `end`, for a path that refuses segmented sends.
+    pub(super) fn ungroup(&mut self, first: usize, end: usize) {
+        for packet in &mut self.packets[first..end] {
+            move_id(&mut self.slab[packet.range()], packet.dst, packet.ip_id, 0);
+            packet.ip_id = 0;
+        }
+    }
+
+    fn close(&mut self, packet: &TxPacket) {
+        let flow = packet.flow(self.caps.local);
+        let bytes = &mut self.slab[packet.range()];
+        let host = match packet.dst {
+            IpAddr::V4(a) => a.octets()[3],
+            IpAddr::V6(a) => a.octets()[15],
+        };
+        let place = (bytes.len() / 4).wrapping_mul(7) + usize::from(host) * 5 + usize::from(packet.port) * 3;
+        let kept = &mut self.sealers[place % SEALERS];
+        let fits = kept.as_ref().filter(|s| s.packet_len() == bytes.len() && *s.flow() == flow).is_some();
+        if !fits {
+            *kept = Some(Sealer::new(flow, bytes.len()));
+        }
+        if let Some(sealer) = kept {
+            sealer.close(packet.ip_id, bytes);
+        }
+    }
+
+    /// Gives the open packet its place.
+    fn place(&mut self) -> Option<TxPacket> {
+        let (dst, port, len) = self.open.take()?;
+        let slot = self.slab[self.used + SLOT_BYTE];
+        let joined = self.group.as_mut().filter(|g| {
+            // The receiver's kernel steers a segmented send as a whole, so it may hold packets of one slot only.
+            (g.dst, g.port, g.slot) == (dst, port, slot)
+                && len <= g.segment
+                && g.packets < self.caps.max_segments
+                && g.bytes + len <= MAX_GROUP
+        });
+        let ip_id = match joined {
+            Some(g) => {
+                let place = g.packets;
+                g.packets += 1;
+                g.bytes += len;
+                if len < g.segment {
+                    // Only the last segment may be shorter.
+                    self.group = None;
+                }
+                place
+            }
+            None => {
+                self.group = Some(Group { dst, port, slot, segment: len, packets: 1, bytes: len });
+                0
+            }
+        };
+        let packet = TxPacket {
+            start: u32::try_from(self.used).unwrap_or(u32::MAX),
+            len: u32::try_from(len).unwrap_or(u32::MAX),
+            dst,
+            src_port: self.caps.source_ports[usize::from(port)],
+            port,
+            ip_id: u16::try_from(ip_id).unwrap_or(u16::MAX),
+        };
+        self.used += len;
+        self.packets.push(packet);
+        Some(packet)
+    }
+}
+
+impl fmt::Debug for TxBatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TxBatch")
+            .field("used", &self.used)
+            .field("open", &self.open)
+            .field("packets", &self.packets)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Adapts a closed ICRC to another IPv4 identification. IPv6 has none.
+fn move_id(packet: &mut [u8], dst: IpAddr, from: u16, to: u16) {
+    if from == to || dst.is_ipv6() {
+        return;
+    }
+    let Some((body, tail)) = packet.split_last_chunk_mut::<ICRC_LEN>() else { return };
+    *tail = icrc::change_id(u32::from_le_bytes(*tail), body.len(), from, to).to_le_bytes();
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use nobounce_protocol::wire::icrc::Verdict;
+
+    use super::*;
+    use crate::links::SOURCE_PORTS;
+
+    const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 1));
+    const THERE: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
+
+    fn batch(max_segments: usize) -> TxBatch {
+        let caps = Capabilities {
+            local: HERE,
+            source_ports: [ROCE_PORT; SOURCE_PORTS],
+            max_segments,
+            receive_offload: true,
+            max_path_mtu: 4096,
+        };
+        TxBatch::new(caps)
+    }
+
+    fn add(batch: &mut TxBatch, dst: IpAddr, len: usize, fill: u8) -> bool {
+        let Some(room) = batch.begin(dst, 7, len) else { return false };
+        room.fill(fill);
+        room[SLOT_BYTE] = 0;
+        batch.commit();
+        true
+    }
+
+    fn ids(batch: &TxBatch) -> Vec<u16> {
+        batch.packets().iter().map(|p| p.ip_id).collect()
+    }
+
+    fn all_closed(batch: &TxBatch) {
+        for p in batch.packets() {
+            let verdict = p.flow(HERE).verify(p.ip_id, batch.bytes(p));
+            assert_eq!(verdict, Verdict::Valid { ip_id: Some(p.ip_id) }, "{p:?}");
+        }
+    }
+
+    #[test]
+    fn neighbours_of_one_size_and_one_destination_form_a_group() {
+        let mut b = batch(4);
+        for (dst, len) in
+            [(THERE, 100), (THERE, 100), (THERE, 60), (THERE, 60), (HERE, 60), (HERE, 60), (HERE, 100)]
+        {
+            assert!(add(&mut b, dst, len, 9));
+        }
+        assert_eq!(
+            ids(&b),
+            [0, 1, 2, 0, 0, 1, 0],
+            "a shorter one closes the group, a longer one opens another"
+        );
+        assert_eq!((b.group_end(0), b.group_end(3), b.group_end(4), b.group_end(6)), (3, 4, 6, 7));
+        all_closed(&b);
+    }
+
+    #[test]
+    fn a_group_ends_at_the_segment_limit_at_the_byte_limit_and_at_another_slot() {
+        let mut b = batch(4);
+        (0..6).for_each(|_| assert!(add(&mut b, THERE, 100, 1)));
+        assert_eq!(ids(&b), [0, 1, 2, 3, 0, 1]);
+
+        let mut b = batch(64);
+        (0..20).for_each(|_| assert!(add(&mut b, THERE, 4112, 1)));
+        assert_eq!(b.group_end(0), MAX_GROUP / 4112);
+        all_closed(&b);
+
+        let mut b = batch(64);
+        for slot in [1, 1, 2] {
+            b.begin(THERE, 0, 32).unwrap()[SLOT_BYTE] = slot;
+            b.commit();
+        }
+        assert_eq!(ids(&b), [0, 1, 0]);
+    }
+
+    #[test]
+    fn without_segmentation_every_packet_is_alone_with_id_0() {
+        let mut b = batch(1);
+        (0..5).for_each(|i| assert!(add(&mut b, THERE, 100, i)));
+        assert_eq!(ids(&b), [0; 5]);
+        all_closed(&b);
+    }
+
+    #[test]
+    fn source_ports_part_groups_only_where_they_differ() {
+        let mut b = batch(64);
+        for hint in [0, 1, 9] {
+            b.begin(THERE, hint, 32).unwrap();
+            b.commit();
+        }
+        assert_eq!(ids(&b), [0, 1, 2], "all hints lead to one port");
+
+        let mut caps = b.capabilities();
+        caps.source_ports = std::array::from_fn(|i| 0xc000 + u16::try_from(i).unwrap());
+        let mut b = TxBatch::new(caps);
+        for hint in [0, 1, 9] {
+            b.begin(THERE, hint, 32).unwrap();
+            b.commit();
+        }
+        assert_eq!(ids(&b), [0, 0, 1]);
+        assert_eq!(b.packets().iter().map(|p| p.src_port).collect::<Vec<_>>(), [0xc000, 0xc001, 0xc001]);
+        all_closed(&b);
+    }
+
+    #[test]
+    fn an_aborted_packet_leaves_no_trace() {
+        let mut b = batch(64);
+        assert!(add(&mut b, THERE, 64, 1));
+        b.begin(HERE, 0, 4000).unwrap().fill(0xee);
+        b.abort();
+        b.commit(); // commits nothing
+        assert!(add(&mut b, THERE, 64, 2));
+        assert_eq!(ids(&b), [0, 1]);
+        assert_eq!(b.packets()[1].start, 64, "packets are contiguous");
+        all_closed(&b);
+    }
+
+    #[test]
+    fn a_full_batch_says_so_and_takes_packets_again_once_cleared() {
+        let mut b = batch(64);
+        let mut n = 0;
+        while add(&mut b, THERE, 4112, 3) {
+            n += 1;
+        }
+        assert_eq!(n, SLAB / 4112);
+        b.clear();
+        assert!(b.is_empty() && add(&mut b, THERE, MAX_PACKET, 3));
+        b.clear();
+        n = 0;
+        while add(&mut b, THERE, 16, 3) {
+            n += 1;
+        }
+        assert_eq!(n, MAX_PACKETS);
+    }
+
+    #[test]
+    fn moved_and_ungrouped_packets_keep_a_right_icrc() {
+        let mut a = batch(64);
+        (0..9).for_each(|i| assert!(add(&mut a, THERE, 300, i)));
+        let mut b = batch(64);
+        for p in a.packets().iter().step_by(2) {
+            assert!(b.push(p, a.bytes(p)));
+        }
+        assert_eq!(ids(&b), [0, 1, 2, 3, 4]);
+        all_closed(&b);
+        b.ungroup(0, 5);
+        assert_eq!(ids(&b), [0; 5]);
+        all_closed(&b);
+    }
+}

@@ -1,0 +1,305 @@
+//! A link that does to packets what bad networks do, reproducibly.
+//!
+//! It acts on what is sent, after the ICRC was closed. Packets that lose or change their place in a group get the
+//! ICRC of their new place, so that a fault is exactly the one asked for.
+
+mod config;
+
+pub use config::{FaultConfig, ParseFaultError};
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::net::IpAddr;
+use std::os::fd::RawFd;
+
+use super::{Capabilities, Link, RxDatagram, TxBatch, TxPacket, now_ns};
+
+/// Packets held back at most, for delay and reordering each; the oldest leaves early when one more comes.
+const MAX_HELD: usize = 4096;
+/// So many packets at most overtake a reordered one ...
+const MAX_OVERTAKEN: u64 = 8;
+/// ... and when nobody overtakes it, it leaves after so many nanoseconds.
+const REORDER_NS: u64 = 1_000_000;
+/// The BTH byte that the ICRC does not cover: a bit flipped there would be no fault that anybody could see.
+const UNCOVERED_BYTE: u64 = 4;
+
+/// Wraps a link and mistreats what is sent through it.
+#[derive(Debug)]
+pub struct FaultLink<L> {
+    inner: L,
+    config: FaultConfig,
+    random: Random,
+    clock: fn() -> u64,
+    /// What leaves next.
+    out: TxBatch,
+    /// Delayed packets, the earliest on top.
+    delayed: BinaryHeap<Reverse<Delayed>>,
+    /// Packets waiting to be overtaken, in the order they came.
+    overtaken: Vec<Overtaken>,
+    /// Gives packets with one time the order they came in.
+    serial: u64,
+    counts: Counts,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    lost: u64,
+    duplicated: u64,
+    reordered: u64,
+    corrupted: u64,
+    delayed: u64,
+}
+
+/// A packet kept outside its batch.
+#[derive(Debug, PartialEq, Eq)]
+struct Held {
+    packet: TxPacket,
+    bytes: Vec<u8>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Delayed {
+    at: u64,
+    serial: u64,
+    held: Held,
+}
+
+impl Ord for Delayed {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.serial).cmp(&(other.at, other.serial))
+    }
+}
+
+impl PartialOrd for Delayed {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+#[derive(Debug)]
+struct Overtaken {
+    /// Packets that must pass first.
+    by: u64,
+    /// When it leaves in any case.
+    at: u64,
+    held: Held,
+}
+
+impl<L: Link> FaultLink<L> {
+    /// Wraps `inner`.
+    pub fn new(inner: L, config: FaultConfig) -> Self {
+        Self::with_clock(inner, config, now_ns)
+    }
+
+    fn with_clock(inner: L, config: FaultConfig, clock: fn() -> u64) -> Self {
+        Self {
+            out: TxBatch::new(inner.capabilities()),
+            inner,
+            config,
+            random: Random(config.seed),
+            clock,
+            delayed: BinaryHeap::new(),
+            overtaken: Vec::new(),
+            serial: 0,
+            counts: Counts::default(),
+        }
+    }
+
+    /// Decides the fate of one packet.
+    fn mistreat(&mut self, packet: &TxPacket, bytes: &[u8], now: u64) {
+        let FaultConfig { loss, dup, reorder, corrupt, .. } = self.config;
+        // Every packet takes the same random numbers whatever happens to it: one fault does not move the others.
+        let (lost, twice, late, flipped) = (
+            self.random.chance(loss),
+            self.random.chance(dup),
+            self.random.chance(reorder),
+            self.random.chance(corrupt),
+        );
+        let (bit, by) = (self.random.next(), 1 + self.random.below(MAX_OVERTAKEN));
+        if lost {
+            self.counts.lost += 1;
+            return;
+        }
+        let mut flipped_copy = Vec::new();
+        let bytes = if flipped {
+            self.counts.corrupted += 1;
+            flipped_copy.extend_from_slice(bytes);
+            flip(&mut flipped_copy, bit);
+            &flipped_copy
+        } else {
+            bytes
+        };
+        if late {
+            self.counts.reordered += 1;
+            if self.overtaken.len() == MAX_HELD {
+                let first = self.overtaken.remove(0);
+                self.delay(&first.held.packet, &first.held.bytes, now);
+            }
+            let held = Held { packet: *packet, bytes: bytes.to_vec() };
+            self.overtaken.push(Overtaken { by, at: now.saturating_add(REORDER_NS), held });
+        } else {
+            self.pass(packet, bytes, now);
+        }
+        if twice {
+            self.counts.duplicated += 1;
+            self.pass(packet, bytes, now);
+        }
+    }
+
+    /// Lets a packet go by those that wait to be overtaken, and lets go those that have been.
+    fn pass(&mut self, packet: &TxPacket, bytes: &[u8], now: u64) {
+        self.delay(packet, bytes, now);
+        if self.overtaken.is_empty() {
+            return;
+        }
+        self.overtaken.iter_mut().for_each(|o| o.by -= 1);
+        let done: Vec<_> = self.overtaken.extract_if(.., |o| o.by == 0).collect();
+        for o in done {
+            self.delay(&o.held.packet, &o.held.bytes, now);
+        }
+    }
+
+    /// Holds a packet back as long as every packet is.
+    fn delay(&mut self, packet: &TxPacket, bytes: &[u8], now: u64) {
+        if self.config.delay_ns == 0 && self.config.jitter_ns == 0 {
+            return self.emit(packet, bytes);
+        }
+        self.counts.delayed += 1;
+        if self.delayed.len() == MAX_HELD
+            && let Some(Reverse(first)) = self.delayed.pop()
+        {
+            self.emit(&first.held.packet, &first.held.bytes);
+        }
+        let jitter = self.random.below(self.config.jitter_ns.saturating_add(1));
+        let at = now.saturating_add(self.config.delay_ns).saturating_add(jitter);
+        self.serial += 1;
+        let held = Held { packet: *packet, bytes: bytes.to_vec() };
+        self.delayed.push(Reverse(Delayed { at, serial: self.serial, held }));
+    }
+
+    fn emit(&mut self, packet: &TxPacket, bytes: &[u8]) {
+        if !self.out.push(packet, bytes) {
+            self.inner.send(&mut self.out);
+            self.out.push(packet, bytes);
+        }
+    }
+
+    /// Sends what is due.
+    fn release(&mut self, now: u64) {
+        let late: Vec<_> = self.overtaken.extract_if(.., |o| o.at <= now).collect();
+        for o in late {
+            self.delay(&o.held.packet, &o.held.bytes, now);
+        }
+        while self.delayed.peek().is_some_and(|Reverse(d)| d.at <= now) {
+            if let Some(Reverse(due)) = self.delayed.pop() {
+                self.emit(&due.held.packet, &due.held.bytes);
+            }
+        }
+        if !self.out.is_empty() {
+            self.inner.send(&mut self.out);
+        }
+    }
+
+    fn holds_any(&self) -> bool {
+        !self.overtaken.is_empty() || !self.delayed.is_empty()
+    }
+}
+
+impl<L: Link> Link for FaultLink<L> {
+    fn local(&self) -> IpAddr {
+        self.inner.local()
+    }
+
+    fn slot(&self) -> u8 {
+        self.inner.slot()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn send(&mut self, batch: &mut TxBatch) {
+        let now = (self.clock)();
+        if batch.is_empty() {
+            self.inner.send(batch);
+        }
+        for packet in batch.packets() {
+            self.mistreat(packet, batch.bytes(packet), now);
+        }
+        batch.clear();
+        self.release(now);
+    }
+
+    fn receive(&mut self, sink: &mut dyn FnMut(&RxDatagram<'_>)) -> usize {
+        if self.holds_any() {
+            self.release((self.clock)());
+        }
+        self.inner.receive(sink)
+    }
+
+    fn wake_fds(&self) -> Vec<RawFd> {
+        self.inner.wake_fds()
+    }
+
+    fn next_deadline(&self) -> Option<u64> {
+        let delayed = self.delayed.peek().map(|Reverse(d)| d.at);
+        let overtaken = self.overtaken.iter().map(|o| o.at).min();
+        [self.inner.next_deadline(), delayed, overtaken].into_iter().flatten().min()
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        let mut all = self.inner.counters();
+        all.extend([
+            ("fault_lost", self.counts.lost),
+            ("fault_duplicated", self.counts.duplicated),
+            ("fault_reordered", self.counts.reordered),
+            ("fault_corrupted", self.counts.corrupted),
+            ("fault_delayed", self.counts.delayed),
+        ]);
+        all
+    }
+
+    fn send_blocked(&self) -> bool {
+        self.inner.send_blocked()
+    }
+}
+
+/// Flips one bit of the packet, anywhere the ICRC sees.
+fn flip(packet: &mut [u8], random: u64) {
+    let len = u64::try_from(packet.len()).unwrap_or(0);
+    if len <= UNCOVERED_BYTE + 1 {
+        return;
+    }
+    let at = (random >> 3) % (len - 1);
+    let at = if at >= UNCOVERED_BYTE { at + 1 } else { at };
+    if let Some(byte) = usize::try_from(at).ok().and_then(|at| packet.get_mut(at)) {
+        *byte ^= 1 << (random & 7);
+    }
+}
+
+/// Random numbers from a seed (splitmix64): reproducible, not secret.
+#[derive(Clone, Copy, Debug)]
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit.max(1)
+    }
+
+    /// True with probability `p`.
+    fn chance(&mut self, p: f64) -> bool {
+        let bits = u32::try_from(self.next() >> 32).unwrap_or(0);
+        f64::from(bits) < p * 4_294_967_296.0
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,132 @@
+//! Links carry packets: `udp` is the wire, `pcap` and `fault` wrap any link and are links themselves.
+
+mod batch;
+pub mod fault;
+pub mod pcap;
+mod slot;
+#[cfg(test)]
+mod stub;
+pub mod udp;
+
+pub use batch::{MAX_PACKET, TxBatch, TxPacket};
+
+use std::fmt;
+use std::net::IpAddr;
+use std::os::fd::RawFd;
+
+/// Source ports of one link: enough for ECMP to spread over the usual 2 to 8 parallel paths.
+pub const SOURCE_PORTS: usize = 8;
+
+/// What a link can do, probed once when it is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    /// The address packets leave from; the ICRC covers it.
+    pub local: IpAddr,
+    /// The UDP ports packets leave from, which the ICRC covers too: a hint picks one of them. All are the same where
+    /// there is nothing to spread over (loopback).
+    pub source_ports: [u16; SOURCE_PORTS],
+    /// Packets of one size that leave in one system call (1: the kernel lacks segmentation offload).
+    pub max_segments: usize,
+    /// Whether several packets may arrive in one buffer.
+    pub receive_offload: bool,
+    /// The largest path MTU (256..4096) whose packets fit the interface.
+    pub max_path_mtu: u32,
+}
+
+/// One packet as it arrived.
+#[derive(Debug)]
+pub struct RxDatagram<'a> {
+    /// Who sent it.
+    pub src: IpAddr,
+    /// From which UDP port.
+    pub src_port: u16,
+    /// The UDP payload: BTH to ICRC.
+    pub bytes: &'a [u8],
+    /// The likeliest IPv4 identification (its place in the batch it came in).
+    pub ip_id: u16,
+}
+
+/// A way for packets to leave and arrive. Everything is non-blocking.
+pub trait Link: Send + fmt::Debug {
+    /// The address packets are sent from and received at.
+    fn local(&self) -> IpAddr;
+
+    /// The high byte of every queue pair number of this device.
+    fn slot(&self) -> u8;
+
+    /// What was probed.
+    fn capabilities(&self) -> Capabilities;
+
+    /// Sends the batch and empties it. Packets the kernel refuses are counted and lost: the protocol repeats them.
+    ///
+    /// Where the kernel's send buffer is full the link keeps one batch and [`Link::send_blocked`] is true until it has
+    /// left; every [`Link::receive`], and a `send` of an empty batch, tries again.
+    fn send(&mut self, batch: &mut TxBatch);
+
+    /// Receives what is there, up to a bounded number of packets, and returns how many were handed to `sink`.
+    fn receive(&mut self, sink: &mut dyn FnMut(&RxDatagram<'_>)) -> usize;
+
+    /// Descriptors that become readable when [`Link::receive`] has something to do.
+    fn wake_fds(&self) -> Vec<RawFd>;
+
+    /// When [`Link::receive`] or [`Link::send`] must be called again even if no descriptor becomes readable
+    /// (nanoseconds of [`now_ns`]): while packets are delayed on purpose, or wait for room in the send buffer.
+    fn next_deadline(&self) -> Option<u64> {
+        None
+    }
+
+    /// Counters by name, in a fixed order.
+    fn counters(&self) -> Vec<(&'static str, u64)>;
+
+    /// Whether packets of an earlier batch still wait for room; the engine then waits instead of building packets
+    /// (a further batch would be counted and lost).
+    fn send_blocked(&self) -> bool {
+        false
+    }
+}
+
+impl<L: Link + ?Sized> Link for Box<L> {
+    fn local(&self) -> IpAddr {
+        (**self).local()
+    }
+
+    fn slot(&self) -> u8 {
+        (**self).slot()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        (**self).capabilities()
+    }
+
+    fn send(&mut self, batch: &mut TxBatch) {
+        (**self).send(batch);
+    }
+
+    fn receive(&mut self, sink: &mut dyn FnMut(&RxDatagram<'_>)) -> usize {
+        (**self).receive(sink)
+    }
+
+    fn wake_fds(&self) -> Vec<RawFd> {
+        (**self).wake_fds()
+    }
+
+    fn next_deadline(&self) -> Option<u64> {
+        (**self).next_deadline()
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        (**self).counters()
+    }
+
+    fn send_blocked(&self) -> bool {
+        (**self).send_blocked()
+    }
+}
+
+/// Nanoseconds of the monotonic clock.
+pub fn now_ns() -> u64 {
+    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `t` is a valid timespec for the call to fill; CLOCK_MONOTONIC cannot fail on Linux.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut t) };
+    u64::try_from(t.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(t.tv_nsec).unwrap_or(0)
+}

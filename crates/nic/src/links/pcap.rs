@@ -1,0 +1,286 @@
+//! A link that keeps a record: every packet sent and received goes to a capture file that tshark and Wireshark read.
+
+use std::fs::File;
+use std::io::{self, BufWriter};
+use std::net::IpAddr;
+use std::os::fd::RawFd;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use nobounce_protocol::pcap::Writer;
+use nobounce_protocol::wire::ROCE_PORT;
+use nobounce_protocol::wire::icrc::Flow;
+
+use super::{Capabilities, Link, RxDatagram, TxBatch};
+
+/// The size at which a capture stops unless told otherwise: 256 MiB.
+pub const DEFAULT_LIMIT: u64 = 256 << 20;
+/// What is recorded reaches the file within so many nanoseconds of traffic.
+const FLUSH_NS: u64 = 1_000_000_000;
+/// File header: magic, version, zone, snap length, link type.
+const FILE_HEADER: u64 = 24;
+/// At most so many bytes a packet besides its own: record, Ethernet, IPv6 and UDP headers.
+const PER_PACKET: u64 = 16 + 14 + 40 + 8;
+
+/// The capture file could not be made.
+#[derive(Debug, thiserror::Error)]
+#[error("the capture file {path} could not be created: {source}. Check that its folder exists and is writable", path = .path.display())]
+pub struct CreateError {
+    /// The file.
+    pub path: PathBuf,
+    /// What the system said.
+    pub source: io::Error,
+}
+
+/// Wraps a link and records what passes.
+#[derive(Debug)]
+pub struct PcapLink<L> {
+    inner: L,
+    record: Record,
+}
+
+#[derive(Debug)]
+struct Record {
+    path: PathBuf,
+    /// `None` once the limit is reached or the disk is full.
+    writer: Option<Writer<BufWriter<File>>>,
+    local: IpAddr,
+    limit: u64,
+    written: u64,
+    flushed_at: u64,
+    packets: u64,
+    missed: u64,
+}
+
+impl<L: Link> PcapLink<L> {
+    /// Wraps `inner` and records to `path`, at most `limit` bytes. `%p` in the path stands for the process ID, so that
+    /// several processes started alike do not share a file.
+    pub fn create(inner: L, path: &Path, limit: u64) -> Result<Self, CreateError> {
+        let path = match path.to_str() {
+            Some(text) if text.contains("%p") => text.replace("%p", &std::process::id().to_string()).into(),
+            _ => path.to_owned(),
+        };
+        let opened =
+            File::create(&path).and_then(|file| Writer::new(BufWriter::with_capacity(1 << 16, file)));
+        let writer = match opened {
+            Ok(writer) => writer,
+            Err(source) => return Err(CreateError { path, source }),
+        };
+        let record = Record {
+            path,
+            writer: Some(writer),
+            local: inner.local(),
+            limit,
+            written: FILE_HEADER,
+            flushed_at: 0,
+            packets: 0,
+            missed: 0,
+        };
+        Ok(Self { inner, record })
+    }
+}
+
+impl Record {
+    fn add(&mut self, time_ns: u64, flow: &Flow, ip_id: u16, packet: &[u8]) {
+        let size = PER_PACKET + u64::try_from(packet.len()).unwrap_or(u64::MAX);
+        let Some(writer) = &mut self.writer else {
+            self.missed += 1;
+            return;
+        };
+        if self.written.saturating_add(size) > self.limit {
+            tracing::warn!(
+                "the capture {} has reached its limit of {} bytes and ends here, after {} packets",
+                self.path.display(),
+                self.limit,
+                self.packets
+            );
+            return self.stop();
+        }
+        let mut done = writer.write_packet(time_ns, flow, ip_id, packet);
+        if done.is_ok() && time_ns.saturating_sub(self.flushed_at) >= FLUSH_NS {
+            self.flushed_at = time_ns;
+            done = writer.flush();
+        }
+        match done {
+            Ok(()) => {
+                self.written += size;
+                self.packets += 1;
+            }
+            Err(error) => {
+                tracing::warn!("the capture {} ends here: {error}", self.path.display());
+                self.stop();
+            }
+        }
+    }
+
+    /// Ends the capture with the packet at hand.
+    fn stop(&mut self) {
+        self.missed += 1;
+        if let Some(mut writer) = self.writer.take() {
+            let _ = writer.flush(); // already said, or about to be seen: nothing else can be done
+        }
+    }
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        if let Some(writer) = &mut self.writer
+            && let Err(error) = writer.flush()
+        {
+            tracing::warn!("the end of the capture {} is missing: {error}", self.path.display());
+        }
+    }
+}
+
+impl<L: Link> Link for PcapLink<L> {
+    fn local(&self) -> IpAddr {
+        self.inner.local()
+    }
+
+    fn slot(&self) -> u8 {
+        self.inner.slot()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn send(&mut self, batch: &mut TxBatch) {
+        if !batch.is_empty() {
+            let time = wall_ns();
+            for packet in batch.packets() {
+                self.record.add(time, &packet.flow(self.record.local), packet.ip_id, batch.bytes(packet));
+            }
+        }
+        self.inner.send(batch);
+    }
+
+    fn receive(&mut self, sink: &mut dyn FnMut(&RxDatagram<'_>)) -> usize {
+        let Self { inner, record } = self;
+        let mut time = None;
+        inner.receive(&mut |datagram| {
+            let flow = Flow {
+                src: datagram.src,
+                dst: record.local,
+                src_port: datagram.src_port,
+                dst_port: ROCE_PORT,
+            };
+            record.add(*time.get_or_insert_with(wall_ns), &flow, datagram.ip_id, datagram.bytes);
+            sink(datagram);
+        })
+    }
+
+    fn wake_fds(&self) -> Vec<RawFd> {
+        self.inner.wake_fds()
+    }
+
+    fn next_deadline(&self) -> Option<u64> {
+        self.inner.next_deadline()
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        let mut all = self.inner.counters();
+        all.extend([("pcap_packets", self.record.packets), ("pcap_missed", self.record.missed)]);
+        all
+    }
+
+    fn send_blocked(&self) -> bool {
+        self.inner.send_blocked()
+    }
+}
+
+/// Nanoseconds since 1970, as captures have them.
+fn wall_ns() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use nobounce_protocol::pcap::Reader;
+    use nobounce_protocol::wire::icrc::Verdict;
+
+    use super::*;
+    use crate::links::stub::{HERE, StubLink, THERE, number_of, numbered};
+
+    /// A file name of this test's own, removed at the end.
+    struct Scratch(PathBuf);
+
+    impl Scratch {
+        fn new(name: &str) -> Self {
+            Self(std::env::temp_dir().join(format!("nobounce-{}-{name}.pcap", std::process::id())))
+        }
+
+        fn read(&self) -> Vec<u8> {
+            std::fs::read(&self.0).unwrap()
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_file(&self.0);
+        }
+    }
+
+    #[test]
+    fn what_was_sent_and_received_is_in_the_file_with_a_right_icrc() {
+        let file = Scratch::new("both");
+        let (stub, log) = StubLink::new();
+        let mut link = PcapLink::create(stub, &file.0, DEFAULT_LIMIT).unwrap();
+        let mut batch = TxBatch::new(link.capabilities());
+        (0..5).for_each(|n| assert!(numbered(&mut batch, n, 64)));
+        link.send(&mut batch);
+        assert_eq!(log.lock().unwrap().len(), 5, "recording takes nothing away");
+        let flow = Flow { src: THERE, dst: HERE, src_port: ROCE_PORT, dst_port: ROCE_PORT };
+        let mut reply = vec![0; 64];
+        reply[12..16].copy_from_slice(&99_u32.to_be_bytes());
+        flow.close(0, &mut reply);
+        link.inner.inbox.push(reply);
+        assert_eq!(link.receive(&mut |d| assert_eq!(number_of(d.bytes), 99)), 1);
+        drop(link);
+
+        let bytes = file.read();
+        let packets: Vec<_> = Reader::new(&bytes).unwrap().map(Result::unwrap).collect();
+        assert_eq!(packets.iter().map(|p| number_of(p.packet)).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 99]);
+        assert_eq!(packets.iter().map(|p| p.ip_id).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 0]);
+        for p in &packets {
+            assert_eq!(p.flow.verify(p.ip_id, p.packet), Verdict::Valid { ip_id: Some(p.ip_id) });
+        }
+        assert_eq!((packets[0].flow.src, packets[5].flow.src), (HERE, THERE));
+    }
+
+    #[test]
+    fn the_file_stays_below_its_limit_and_traffic_goes_on() {
+        let file = Scratch::new("limit");
+        let (stub, log) = StubLink::new();
+        let mut link = PcapLink::create(stub, &file.0, 2000).unwrap();
+        let mut batch = TxBatch::new(link.capabilities());
+        (0..100).for_each(|n| assert!(numbered(&mut batch, n, 64)));
+        link.send(&mut batch);
+        let counters = link.counters();
+        drop(link);
+        let bytes = file.read();
+        let written = Reader::new(&bytes).unwrap().count();
+        assert!(bytes.len() <= 2000 && written > 5, "{} bytes, {written} packets", bytes.len());
+        assert_eq!(counters, [("pcap_packets", written as u64), ("pcap_missed", 100 - written as u64)]);
+        assert_eq!(log.lock().unwrap().len(), 100);
+    }
+
+    #[test]
+    fn traffic_reaches_the_file_without_waiting_for_the_end() {
+        let file = Scratch::new("flush");
+        let (stub, _log) = StubLink::new();
+        let mut link = PcapLink::create(stub, &file.0, DEFAULT_LIMIT).unwrap();
+        let mut batch = TxBatch::new(link.capabilities());
+        assert!(numbered(&mut batch, 1, 64));
+        link.send(&mut batch);
+        assert_eq!(Reader::new(&file.read()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_made_is_named() {
+        let (stub, _log) = StubLink::new();
+        let error = PcapLink::create(stub, Path::new("/nonexistent/x-%p.pcap"), 1).unwrap_err().to_string();
+        assert!(error.contains(&format!("/nonexistent/x-{}.pcap", std::process::id())), "{error}");
+    }
+}

@@ -1,0 +1,314 @@
+//! The wire: RoCEv2 on UDP port 4791, without privilege.
+//!
+//! Sockets are unconnected and send with DF, so the IPv4 identification that the ICRC covers is known beforehand:
+//! 0, or the place of the packet in its segmented send.
+
+mod error;
+mod interface;
+mod receive;
+mod socket;
+mod transmit;
+
+pub use error::{Holder, OpenError};
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::RawFd;
+
+use nobounce_protocol::wire::ROCE_PORT;
+
+use self::receive::Receiver;
+use self::socket::{SockAddr, Socket};
+use self::transmit::Transmitter;
+use super::batch::SLOT_BYTE;
+use super::slot::{Handover, Run, Slot};
+use super::{Capabilities, Link, RxDatagram, SOURCE_PORTS, TxBatch};
+
+/// Bytes of socket buffer asked for; the kernel gives what `rmem_max` and `wmem_max` allow.
+const SOCKET_BUFFER: i32 = 4 << 20;
+/// Packets in one segmented send: the oldest kernels' limit, and receivers take identifications below it for granted.
+const MAX_SEGMENTS: usize = 64;
+/// Ports that RoCEv2 senders use.
+const FIRST_SOURCE_PORT: u16 = 0xc000;
+/// Distance between our source ports.
+const PORT_STEP: u16 = 0x800;
+/// How many of them are tried.
+const PORT_TRIES: u16 = 64;
+/// While no packet was handed in, the Unix socket is asked only every so many empty calls: a system call saved.
+const HANDOVER_EVERY: u32 = 8;
+/// Handovers taken in one call.
+const HANDOVERS: usize = 16;
+
+/// How to open a [`UdpLink`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UdpConfig {
+    /// The address to listen on and to send from.
+    pub addr: IpAddr,
+    /// The interface index of an IPv6 link-local address; 0 otherwise.
+    pub scope: u32,
+    /// Whether to use segmented sends (UDP_SEGMENT) where the kernel has them.
+    pub gso: bool,
+    /// Whether to let the kernel merge what arrives (UDP_GRO) where it can.
+    pub gro: bool,
+}
+
+impl UdpConfig {
+    /// The usual way to open a link on `addr`.
+    pub fn new(addr: IpAddr) -> Self {
+        Self { addr, ..Self::default() }
+    }
+}
+
+impl Default for UdpConfig {
+    fn default() -> Self {
+        Self { addr: Ipv4Addr::LOCALHOST.into(), scope: 0, gso: true, gro: true }
+    }
+}
+
+/// A device's place on the network: a slot of one address.
+#[derive(Debug)]
+pub struct UdpLink {
+    socket: Socket,
+    /// One for each source port; none on loopback, where everything leaves from the well-known port.
+    senders: Vec<Socket>,
+    slot: Slot,
+    caps: Capabilities,
+    transmitter: Transmitter,
+    receiver: Receiver,
+    rx: Received,
+    /// Empty calls until the Unix socket is asked again.
+    patience: u32,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Received {
+    packets: u64,
+    bytes: u64,
+    handed_over: u64,
+    handed_in: u64,
+    handover_lost: u64,
+    handover_refused: u64,
+    no_such_slot: u64,
+}
+
+impl UdpLink {
+    /// Opens a link, and with it claims the lowest free slot of the address.
+    pub fn open(config: &UdpConfig) -> Result<Self, OpenError> {
+        let addr = config.addr;
+        if addr.is_unspecified() {
+            return Err(OpenError::Unspecified { addr });
+        }
+        let os = |call| move |source| OpenError::Os { addr, call, source };
+        let socket = Socket::new(addr)?;
+        enlarge(&socket);
+        // Before bind, so that no packet arrives unmerged.
+        let receive_offload = config.gro && socket.set(libc::SOL_UDP, libc::UDP_GRO, 1).is_ok();
+        let gso = config.gso && socket.knows(libc::SOL_UDP, libc::UDP_SEGMENT);
+        let slot = Slot::claim(addr).map_err(os("claiming a slot"))?.ok_or(OpenError::NoFreeSlot { addr })?;
+        let name = SockAddr::new(addr, ROCE_PORT, config.scope);
+        socket.bind(&name).map_err(|e| OpenError::from_bind(addr, e))?;
+        // Steering is a help, not a need: without it packets are handed over.
+        if let Err(error) = socket.steer_by_slot() {
+            tracing::debug!(%error, "the kernel does not steer packets by slot; they are handed over instead");
+        }
+        let (senders, source_ports) =
+            if addr.is_loopback() { (Vec::new(), [ROCE_PORT; SOURCE_PORTS]) } else { open_senders(config)? };
+        let caps = Capabilities {
+            local: addr,
+            source_ports,
+            max_segments: if gso { MAX_SEGMENTS } else { 1 },
+            receive_offload,
+            max_path_mtu: interface::max_path_mtu(addr),
+        };
+        Ok(Self {
+            socket,
+            senders,
+            slot,
+            caps,
+            transmitter: Transmitter::new(config.scope),
+            receiver: Receiver::new(receive_offload),
+            rx: Received::default(),
+            patience: 0,
+        })
+    }
+
+    /// Takes what other devices on this address received for us.
+    fn take_handovers(&mut self, sink: &mut dyn FnMut(&RxDatagram<'_>)) -> usize {
+        let mut delivered = 0;
+        for _ in 0..HANDOVERS {
+            match self.slot.take(self.receiver.buffer()) {
+                Some(Some(run)) => {
+                    // Packets of other slots are dropped, never passed on again: no packet can go round in circles.
+                    let before = delivered;
+                    each_run(run, |slot, part| {
+                        if slot == Some(self.slot.number()) {
+                            delivered += deliver(part, &mut self.rx, sink);
+                        } else {
+                            self.rx.handover_refused += part.packets();
+                        }
+                    });
+                    self.rx.handed_in += u64::try_from(delivered - before).unwrap_or(0);
+                    // Where one came others will: ask every time for a while.
+                    self.patience = 0;
+                }
+                Some(None) => self.rx.handover_refused += 1,
+                None => break,
+            }
+        }
+        delivered
+    }
+}
+
+impl Link for UdpLink {
+    fn local(&self) -> IpAddr {
+        self.caps.local
+    }
+
+    fn slot(&self) -> u8 {
+        self.slot.number()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.caps
+    }
+
+    fn send(&mut self, batch: &mut TxBatch) {
+        let Self { socket, senders, transmitter, .. } = self;
+        transmitter.send(batch, |port| senders.get(usize::from(port)).unwrap_or(socket));
+    }
+
+    fn receive(&mut self, sink: &mut dyn FnMut(&RxDatagram<'_>)) -> usize {
+        let Self { socket, senders, slot, transmitter, receiver, rx, .. } = self;
+        if transmitter.is_waiting() {
+            transmitter.retry(&|port| senders.get(usize::from(port)).unwrap_or(socket));
+        }
+        let mut delivered = 0;
+        receiver.receive(socket, |run| {
+            each_run(run, |owner, part| match owner {
+                Some(owner) if owner != slot.number() => {
+                    let count = match slot.hand_over(owner, &part) {
+                        Handover::Done => &mut rx.handed_over,
+                        Handover::NoOwner => &mut rx.no_such_slot,
+                        Handover::Lost => &mut rx.handover_lost,
+                    };
+                    *count += part.packets();
+                }
+                // What is too short to have an owner is ours to count as malformed.
+                _ => delivered += deliver(part, rx, sink),
+            });
+        });
+        if self.patience > 0 {
+            self.patience -= 1;
+        } else {
+            self.patience = HANDOVER_EVERY;
+            delivered += self.take_handovers(sink);
+        }
+        delivered
+    }
+
+    fn wake_fds(&self) -> Vec<RawFd> {
+        vec![self.socket.fd(), self.slot.fd()]
+    }
+
+    fn next_deadline(&self) -> Option<u64> {
+        self.transmitter.next_retry()
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        let (tx, rx) = (&self.transmitter.sent, &self.rx);
+        vec![
+            ("udp_tx_packets", tx.packets),
+            ("udp_tx_bytes", tx.bytes),
+            ("udp_tx_calls", tx.calls),
+            ("udp_tx_lost_buffer_full", tx.blocked),
+            ("udp_tx_lost_no_memory", tx.no_buffers),
+            ("udp_tx_lost_too_long", tx.too_long),
+            ("udp_tx_lost_unreachable", tx.unreachable),
+            ("udp_tx_lost_not_permitted", tx.not_permitted),
+            ("udp_tx_lost_other", tx.other),
+            ("udp_tx_unsegmented", tx.unsegmented),
+            ("udp_rx_packets", rx.packets),
+            ("udp_rx_bytes", rx.bytes),
+            ("udp_rx_calls", self.receiver.calls),
+            ("udp_rx_lost_queue_full", self.socket.drops()),
+            ("udp_rx_too_long", self.receiver.too_long),
+            ("handed_over", rx.handed_over),
+            ("handed_in", rx.handed_in),
+            ("handover_lost", rx.handover_lost),
+            ("handover_refused", rx.handover_refused),
+            ("no_such_slot", rx.no_such_slot),
+        ]
+    }
+
+    fn send_blocked(&self) -> bool {
+        self.transmitter.is_waiting()
+    }
+}
+
+/// Gives each packet of the run to the sink; returns how many.
+fn deliver(run: Run<'_>, rx: &mut Received, sink: &mut dyn FnMut(&RxDatagram<'_>)) -> usize {
+    let mut ip_id = run.ip_id;
+    let mut n = 0;
+    let mut one = |bytes| {
+        sink(&RxDatagram { src: run.src, src_port: run.src_port, bytes, ip_id });
+        ip_id = ip_id.wrapping_add(1);
+        n += 1;
+    };
+    if run.bytes.is_empty() {
+        one(run.bytes); // an empty datagram is malformed, and the engine counts it
+    }
+    run.bytes.chunks(run.segment.max(1)).for_each(one);
+    rx.packets += u64::try_from(n).unwrap_or(0);
+    rx.bytes += u64::try_from(run.bytes.len()).unwrap_or(0);
+    n
+}
+
+/// Cuts a run into runs of one owner each. Senders of ours do not mix owners, others may.
+fn each_run<'a>(run: Run<'a>, mut each: impl FnMut(Option<u8>, Run<'a>)) {
+    let segment = run.segment.max(1);
+    let owner = |at: usize| {
+        let end = run.bytes.len().min(at + segment);
+        run.bytes.get(at..end).and_then(|p| p.get(SLOT_BYTE)).copied()
+    };
+    let (mut start, mut at) = (0, segment);
+    while at < run.bytes.len() {
+        if owner(at) != owner(start) {
+            each(owner(start), part(&run, start, at));
+            start = at;
+        }
+        at += segment;
+    }
+    each(owner(start), part(&run, start, run.bytes.len()));
+}
+
+fn part<'a>(run: &Run<'a>, start: usize, end: usize) -> Run<'a> {
+    let skipped = u16::try_from(start / run.segment.max(1)).unwrap_or(u16::MAX);
+    Run { ip_id: run.ip_id.wrapping_add(skipped), bytes: run.bytes.get(start..end).unwrap_or(&[]), ..*run }
+}
+
+/// Buffers as large as this user may have. Smaller ones only lose more.
+fn enlarge(socket: &Socket) {
+    let _ = socket.set(libc::SOL_SOCKET, libc::SO_RCVBUF, SOCKET_BUFFER);
+    let _ = socket.set(libc::SOL_SOCKET, libc::SO_SNDBUF, SOCKET_BUFFER);
+}
+
+/// Sockets that packets leave from, so that routers which spread flows by port have several to spread.
+fn open_senders(config: &UdpConfig) -> Result<(Vec<Socket>, [u16; SOURCE_PORTS]), OpenError> {
+    let addr = config.addr;
+    let mut senders = Vec::with_capacity(SOURCE_PORTS);
+    let mut ports = [0; SOURCE_PORTS];
+    for (base, port) in (FIRST_SOURCE_PORT..=u16::MAX).step_by(usize::from(PORT_STEP)).zip(&mut ports) {
+        let socket = Socket::new(addr)?;
+        let _ = socket.set(libc::SOL_SOCKET, libc::SO_RCVBUF, 0); // the least the kernel gives: nothing is for it
+        let _ = socket.set(libc::SOL_SOCKET, libc::SO_SNDBUF, SOCKET_BUFFER);
+        // Other programs may have some of these ports; we share ours with our own devices only.
+        let bound =
+            (base..base + PORT_TRIES).find(|p| socket.bind(&SockAddr::new(addr, *p, config.scope)).is_ok());
+        let Some(bound) = bound else {
+            let source = std::io::Error::from_raw_os_error(libc::EADDRINUSE);
+            return Err(OpenError::Os { addr, call: "bind of 64 source ports in a row", source });
+        };
+        *port = bound;
+        senders.push(socket);
+    }
+    Ok((senders, ports))
+}

@@ -1,0 +1,107 @@
+//! What the interface behind an address can carry.
+
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::ptr;
+
+use nobounce_protocol::wire::{ICRC_LEN, MAX_HEADER_LEN};
+
+/// Path MTUs, largest first.
+const PATH_MTUS: [u32; 5] = [4096, 2048, 1024, 512, 256];
+/// Assumed where the interface cannot be found: plain Ethernet.
+const ETHERNET_MTU: u32 = 1500;
+/// UDP header.
+const UDP: usize = 8;
+
+/// The largest path MTU whose packets pass the interface that has `addr` without being fragmented.
+pub(super) fn max_path_mtu(addr: IpAddr) -> u32 {
+    if addr.is_loopback() {
+        return PATH_MTUS[0];
+    }
+    fitting(addr, mtu_of(addr).unwrap_or(ETHERNET_MTU))
+}
+
+fn fitting(addr: IpAddr, mtu: u32) -> u32 {
+    let ip = if addr.is_ipv4() { 20 } else { 40 };
+    let overhead = u32::try_from(ip + UDP + MAX_HEADER_LEN + ICRC_LEN).unwrap_or(u32::MAX);
+    PATH_MTUS.into_iter().find(|p| p.saturating_add(overhead) <= mtu).unwrap_or(256)
+}
+
+fn mtu_of(addr: IpAddr) -> Option<u32> {
+    let name = name_of(addr)?;
+    fs::read_to_string(format!("/sys/class/net/{name}/mtu")).ok()?.trim().parse().ok()
+}
+
+/// The name of the interface that has `addr`.
+fn name_of(addr: IpAddr) -> Option<String> {
+    let mut list: *mut libc::ifaddrs = ptr::null_mut();
+    // SAFETY: getifaddrs stores a list in `list` or fails; it is freed below, once.
+    if unsafe { libc::getifaddrs(&raw mut list) } != 0 {
+        return None;
+    }
+    let mut found = None;
+    let mut at = list;
+    // SAFETY: `at` is null or an entry of the list, which lives until freeifaddrs.
+    while let Some(entry) = unsafe { at.as_ref() } {
+        // SAFETY: an entry's address is null or a live socket address of the family it names.
+        if unsafe { address(entry.ifa_addr) } == Some(addr) {
+            // SAFETY: an entry's name is a NUL-terminated string.
+            let name = unsafe { std::ffi::CStr::from_ptr(entry.ifa_name) };
+            found = name.to_str().ok().map(str::to_owned);
+            break;
+        }
+        at = entry.ifa_next;
+    }
+    // SAFETY: `list` came from getifaddrs and nothing refers to it any more.
+    unsafe { libc::freeifaddrs(list) };
+    found
+}
+
+/// # Safety
+/// `from` is null or points at a socket address as long as its family demands.
+unsafe fn address(from: *const libc::sockaddr) -> Option<IpAddr> {
+    // SAFETY: the caller's promise.
+    let family = unsafe { from.as_ref() }?.sa_family;
+    match i32::from(family) {
+        libc::AF_INET => {
+            // SAFETY: the family says it is a sockaddr_in.
+            let v4 = unsafe { from.cast::<libc::sockaddr_in>().read_unaligned() };
+            Some(Ipv4Addr::from(v4.sin_addr.s_addr.to_ne_bytes()).into())
+        }
+        libc::AF_INET6 => {
+            // SAFETY: the family says it is a sockaddr_in6.
+            let v6 = unsafe { from.cast::<libc::sockaddr_in6>().read_unaligned() };
+            Some(Ipv6Addr::from(v6.sin6_addr.s6_addr).into())
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_path_mtu_leaves_room_for_the_headers() {
+        let (v4, v6) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, 1]));
+        for (addr, mtu, want) in [
+            (v4, 1500, 1024),
+            (v4, 9000, 4096),
+            (v4, 4168, 4096),
+            (v4, 4167, 2048),
+            (v6, 4188, 4096),
+            (v6, 4187, 2048),
+            (v6, 1280, 1024),
+            (v4, 100, 256),
+        ] {
+            assert_eq!(fitting(addr, mtu), want, "{addr} {mtu}");
+        }
+        assert_eq!(max_path_mtu(IpAddr::from([127, 9, 9, 9])), 4096);
+    }
+
+    #[test]
+    fn loopback_is_found_by_its_address() {
+        assert_eq!(name_of(IpAddr::from([127, 0, 0, 1])).as_deref(), Some("lo"));
+        assert_eq!(mtu_of(IpAddr::from([192, 0, 2, 77])), None);
+    }
+}

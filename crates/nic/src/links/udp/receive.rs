@@ -1,0 +1,135 @@
+//! The receiving half: what the kernel merged on the way in is taken apart again.
+
+use std::fmt;
+use std::mem;
+use std::ptr;
+
+use super::socket::{SockAddr, Socket};
+use crate::links::slot::{Run, TAKE_BUFFER};
+
+/// Buffers for merged datagrams: each as long as the longest, and together a few hundred packets a call.
+const MERGED: (usize, usize) = (4, 64 * 1024);
+/// Buffers for single packets: more of them, each longer than any packet of path MTU 4096.
+const SINGLE: (usize, usize) = (32, 8 * 1024);
+const MAX_VECTORS: usize = 32;
+
+/// Receive buffers.
+pub(super) struct Receiver {
+    buffer: Box<[u8]>,
+    vectors: usize,
+    stride: usize,
+    /// Whether the last call found as many datagrams as it asked for: then ask for several.
+    busy: bool,
+    /// Datagrams longer than any packet may be.
+    pub(super) too_long: u64,
+    pub(super) calls: u64,
+}
+
+impl Receiver {
+    pub(super) fn new(merged: bool) -> Self {
+        let (vectors, stride) = if merged { MERGED } else { SINGLE };
+        let room = (vectors * stride).max(TAKE_BUFFER);
+        let buffer = vec![0; room].into_boxed_slice();
+        Self { buffer, vectors, stride, busy: false, too_long: 0, calls: 0 }
+    }
+
+    /// Room for a handover, between two calls of [`Receiver::receive`].
+    pub(super) fn buffer(&mut self) -> &mut [u8] {
+        &mut self.buffer
+    }
+
+    /// Receives once and gives each datagram to `take`.
+    pub(super) fn receive(&mut self, socket: &Socket, take: impl FnMut(Run<'_>)) {
+        self.calls += 1;
+        // One small thing at a time is the rule where latency counts, and one vector is the cheapest question; a full
+        // answer says that more is there.
+        if self.busy {
+            self.receive_many(socket, take);
+        } else {
+            self.receive_one(socket, take);
+        }
+    }
+
+    fn receive_one(&mut self, socket: &Socket, mut take: impl FnMut(Run<'_>)) {
+        let mut name = SockAddr::empty();
+        let mut control = [0_u64; 4];
+        let mut part = libc::iovec { iov_base: self.buffer.as_mut_ptr().cast(), iov_len: self.stride };
+        // SAFETY: msghdr is plain integers and pointers; zeros (null, 0) are valid.
+        let mut message: libc::msghdr = unsafe { mem::zeroed() };
+        fill(&mut message, &mut name, &mut part, &mut control);
+        // SAFETY: the message points at live room for the name, the control data and one part of the buffer.
+        let got = unsafe { libc::recvmsg(socket.fd(), &raw mut message, libc::MSG_DONTWAIT) };
+        let Ok(len) = usize::try_from(got) else { return };
+        // A merged datagram is the sign of bulk traffic; a single packet is answered first.
+        let segment = segment(&message);
+        self.busy = segment.is_some() || self.vectors == SINGLE.0;
+        if message.msg_flags & libc::MSG_TRUNC != 0 {
+            self.too_long += 1;
+        } else if let (Some((src, src_port)), Some(bytes)) = (name.get(), self.buffer.get(..len)) {
+            take(Run { src, src_port, ip_id: 0, segment: segment.unwrap_or(len), bytes });
+        }
+    }
+
+    fn receive_many(&mut self, socket: &Socket, mut take: impl FnMut(Run<'_>)) {
+        let mut names = [SockAddr::empty(); MAX_VECTORS];
+        let mut controls = [[0_u64; 4]; MAX_VECTORS];
+        let mut parts = [libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 }; MAX_VECTORS];
+        // SAFETY: mmsghdr is plain integers and pointers; zeros (null, 0) are valid.
+        let mut messages: [libc::mmsghdr; MAX_VECTORS] = unsafe { mem::zeroed() };
+        for (i, room) in self.buffer.chunks_exact_mut(self.stride).take(self.vectors).enumerate() {
+            parts[i] = libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() };
+            fill(&mut messages[i].msg_hdr, &mut names[i], &mut parts[i], &mut controls[i]);
+        }
+        let vectors = u32::try_from(self.vectors).unwrap_or(1);
+        // SAFETY: the first `vectors` messages point at live room for names, control data and disjoint parts of the
+        // buffer; no time limit is given.
+        let got = unsafe {
+            libc::recvmmsg(socket.fd(), messages.as_mut_ptr(), vectors, libc::MSG_DONTWAIT, ptr::null_mut())
+        };
+        let got = usize::try_from(got).unwrap_or(0);
+        self.busy = got > 1;
+        for i in 0..got.min(self.vectors) {
+            let header = &messages[i].msg_hdr;
+            let len = messages[i].msg_len as usize;
+            if header.msg_flags & libc::MSG_TRUNC != 0 {
+                self.too_long += 1;
+                continue;
+            }
+            let at = i * self.stride;
+            if let (Some((src, src_port)), Some(bytes)) = (names[i].get(), self.buffer.get(at..at + len)) {
+                take(Run { src, src_port, ip_id: 0, segment: segment(header).unwrap_or(len), bytes });
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Receiver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Receiver")
+            .field("vectors", &self.vectors)
+            .field("stride", &self.stride)
+            .field("busy", &self.busy)
+            .finish_non_exhaustive()
+    }
+}
+
+fn fill(message: &mut libc::msghdr, name: &mut SockAddr, part: &mut libc::iovec, control: &mut [u64; 4]) {
+    message.msg_name = name.as_mut_ptr();
+    message.msg_namelen = name.len();
+    message.msg_iov = part;
+    message.msg_iovlen = 1;
+    message.msg_control = control.as_mut_ptr().cast();
+    message.msg_controllen = size_of_val(control);
+}
+
+/// The size of the packets the kernel merged into this datagram; `None` where it merged none.
+fn segment(message: &libc::msghdr) -> Option<usize> {
+    // SAFETY: the kernel filled the control area and its length; CMSG_FIRSTHDR gives null or a header inside it.
+    let header = unsafe { libc::CMSG_FIRSTHDR(message).as_ref() }?;
+    if (header.cmsg_level, header.cmsg_type) != (libc::SOL_UDP, libc::UDP_GRO) {
+        return None;
+    }
+    // SAFETY: a control message of this type holds one integer, possibly unaligned.
+    let size = unsafe { libc::CMSG_DATA(header).cast::<i32>().read_unaligned() };
+    usize::try_from(size).ok().filter(|n| *n > 0)
+}

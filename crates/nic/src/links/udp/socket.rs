@@ -1,0 +1,192 @@
+//! One UDP socket: addresses in the kernel's form, options, errors.
+
+use std::io;
+use std::mem;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+use super::OpenError;
+
+/// An address and port in the form system calls take.
+#[derive(Clone, Copy)]
+pub(super) struct SockAddr {
+    storage: libc::sockaddr_in6,
+    len: libc::socklen_t,
+}
+
+impl SockAddr {
+    pub(super) fn new(addr: IpAddr, port: u16, scope: u32) -> Self {
+        let mut this = Self::empty();
+        match addr {
+            IpAddr::V4(a) => {
+                let v4 = libc::sockaddr_in {
+                    sin_family: family(libc::AF_INET),
+                    sin_port: port.to_be(),
+                    sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(a.octets()) },
+                    sin_zero: [0; 8],
+                };
+                // SAFETY: sockaddr_in is smaller than sockaddr_in6 and needs no stricter alignment; any bytes are a
+                // valid sockaddr_in6.
+                unsafe { (&raw mut this.storage).cast::<libc::sockaddr_in>().write(v4) };
+                this.len = size_of_len::<libc::sockaddr_in>();
+            }
+            IpAddr::V6(a) => {
+                this.storage = libc::sockaddr_in6 {
+                    sin6_family: family(libc::AF_INET6),
+                    sin6_port: port.to_be(),
+                    sin6_flowinfo: 0,
+                    sin6_addr: libc::in6_addr { s6_addr: a.octets() },
+                    sin6_scope_id: if a.is_unicast_link_local() { scope } else { 0 },
+                };
+                this.len = size_of_len::<libc::sockaddr_in6>();
+            }
+        }
+        this
+    }
+
+    /// Room for the kernel to fill.
+    pub(super) fn empty() -> Self {
+        // SAFETY: sockaddr_in6 is plain integers; zeros are a valid value.
+        Self { storage: unsafe { mem::zeroed() }, len: size_of_len::<libc::sockaddr_in6>() }
+    }
+
+    /// What the kernel filled in.
+    pub(super) fn get(&self) -> Option<(IpAddr, u16)> {
+        match i32::from(self.storage.sin6_family) {
+            libc::AF_INET => {
+                // SAFETY: the family says the bytes are a sockaddr_in, which fits inside and is plain integers.
+                let v4 = unsafe { (&raw const self.storage).cast::<libc::sockaddr_in>().read() };
+                let addr = Ipv4Addr::from(v4.sin_addr.s_addr.to_ne_bytes());
+                Some((addr.into(), u16::from_be(v4.sin_port)))
+            }
+            libc::AF_INET6 => {
+                let addr = Ipv6Addr::from(self.storage.sin6_addr.s6_addr);
+                Some((addr.into(), u16::from_be(self.storage.sin6_port)))
+            }
+            _ => None,
+        }
+    }
+
+    pub(super) fn as_ptr(&self) -> *const libc::sockaddr {
+        (&raw const self.storage).cast()
+    }
+
+    pub(super) fn as_mut_ptr(&mut self) -> *mut libc::c_void {
+        (&raw mut self.storage).cast()
+    }
+
+    pub(super) fn len(&self) -> libc::socklen_t {
+        self.len
+    }
+}
+
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // address families are small positive constants
+const fn family(af: i32) -> libc::sa_family_t {
+    af as libc::sa_family_t
+}
+
+#[allow(clippy::cast_possible_truncation)] // sizes of small structs
+const fn size_of_len<T>() -> libc::socklen_t {
+    size_of::<T>() as libc::socklen_t
+}
+
+/// A UDP socket, closed on drop.
+#[derive(Debug)]
+pub(super) struct Socket(OwnedFd);
+
+impl Socket {
+    /// A socket whose packets carry DF and a predictable identification (see the ICRC), not yet bound.
+    ///
+    /// It must never be connected: a connected socket numbers its packets from a random start.
+    pub(super) fn new(addr: IpAddr) -> Result<Self, OpenError> {
+        let os = |call| move |source| OpenError::Os { addr, call, source };
+        let domain = if addr.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+        // SAFETY: no pointers are passed; the result is checked before it is owned.
+        let fd =
+            unsafe { libc::socket(domain, libc::SOCK_DGRAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC, 0) };
+        if fd < 0 {
+            return Err(os("socket")(io::Error::last_os_error()));
+        }
+        // SAFETY: `fd` was just opened and nobody else owns it.
+        let this = Self(unsafe { OwnedFd::from_raw_fd(fd) });
+        this.set(libc::SOL_SOCKET, libc::SO_REUSEPORT, 1).map_err(os("setsockopt(SO_REUSEPORT)"))?;
+        if addr.is_ipv4() {
+            this.set(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)
+                .map_err(os("setsockopt(IP_MTU_DISCOVER)"))?;
+        } else {
+            this.set(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 1).map_err(os("setsockopt(IPV6_V6ONLY)"))?;
+            this.set(libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)
+                .map_err(os("setsockopt(IPV6_MTU_DISCOVER)"))?;
+        }
+        Ok(this)
+    }
+
+    pub(super) fn bind(&self, to: &SockAddr) -> io::Result<()> {
+        // SAFETY: the pointer and length describe a live socket address.
+        check(unsafe { libc::bind(self.fd(), to.as_ptr(), to.len()) })
+    }
+
+    /// Sets an integer option.
+    pub(super) fn set(&self, level: i32, name: i32, value: i32) -> io::Result<()> {
+        // SAFETY: the pointer and length describe one live integer.
+        check(unsafe {
+            libc::setsockopt(self.fd(), level, name, (&raw const value).cast(), size_of_len::<i32>())
+        })
+    }
+
+    /// Whether the kernel knows an option.
+    pub(super) fn knows(&self, level: i32, name: i32) -> bool {
+        let mut value = 0_i32;
+        let mut len = size_of_len::<i32>();
+        // SAFETY: the pointers describe one live integer and its length.
+        check(unsafe { libc::getsockopt(self.fd(), level, name, (&raw mut value).cast(), &raw mut len) })
+            .is_ok()
+    }
+
+    /// Makes the whole group of sockets on this port choose by the high byte of the destination queue pair number.
+    pub(super) fn steer_by_slot(&self) -> io::Result<()> {
+        const LDB_ABS: u16 = 0x30;
+        const RET_A: u16 = 0x16;
+        let mut code = [
+            libc::sock_filter { code: LDB_ABS, jt: 0, jf: 0, k: 5 },
+            libc::sock_filter { code: RET_A, jt: 0, jf: 0, k: 0 },
+        ];
+        let program = libc::sock_fprog { len: 2, filter: code.as_mut_ptr() };
+        // SAFETY: the program and its two instructions live through the call, which copies them.
+        check(unsafe {
+            libc::setsockopt(
+                self.fd(),
+                libc::SOL_SOCKET,
+                libc::SO_ATTACH_REUSEPORT_CBPF,
+                (&raw const program).cast(),
+                size_of_len::<libc::sock_fprog>(),
+            )
+        })
+    }
+
+    /// Datagrams the kernel dropped because the receive buffer was full.
+    pub(super) fn drops(&self) -> u64 {
+        const DROPS: usize = 8; // SK_MEMINFO_DROPS
+        let mut info = [0_u32; 9];
+        let mut len = size_of_len::<[u32; 9]>();
+        // SAFETY: the pointers describe live room and its length; the kernel writes no more than that.
+        let done = check(unsafe {
+            libc::getsockopt(
+                self.fd(),
+                libc::SOL_SOCKET,
+                libc::SO_MEMINFO,
+                info.as_mut_ptr().cast(),
+                &raw mut len,
+            )
+        });
+        done.map_or(0, |()| u64::from(info[DROPS]))
+    }
+
+    pub(super) fn fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+fn check(result: i32) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}

@@ -1,0 +1,272 @@
+//! The sending half: groups leave as segmented sends, several groups in one call.
+
+use std::io;
+use std::mem;
+use std::ptr;
+
+use nobounce_protocol::wire::ROCE_PORT;
+
+use super::socket::{SockAddr, Socket};
+use crate::links::{TxBatch, now_ns};
+
+/// Most groups in one system call; the slab holds four full ones.
+const GROUPS: usize = 16;
+/// How long to wait before the send buffer is tried again, in nanoseconds: about the time a 10 Gb/s interface needs
+/// to send one group.
+const RETRY_NS: u64 = 50_000;
+
+/// Packets the kernel refused, by cause, and what went out.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Sent {
+    pub(super) packets: u64,
+    pub(super) bytes: u64,
+    pub(super) calls: u64,
+    pub(super) blocked: u64,
+    pub(super) no_buffers: u64,
+    pub(super) too_long: u64,
+    pub(super) unreachable: u64,
+    pub(super) not_permitted: u64,
+    pub(super) other: u64,
+    /// Packets sent one by one because the path refuses segmented sends.
+    pub(super) unsegmented: u64,
+}
+
+impl Sent {
+    fn refused(&mut self, errno: i32, packets: u64) {
+        let class = match errno {
+            libc::EMSGSIZE => &mut self.too_long,
+            libc::ENOBUFS | libc::ENOMEM => &mut self.no_buffers,
+            libc::ENETUNREACH | libc::EHOSTUNREACH | libc::ENETDOWN | libc::ECONNREFUSED => {
+                &mut self.unreachable
+            }
+            libc::EPERM | libc::EACCES => &mut self.not_permitted,
+            _ => &mut self.other,
+        };
+        *class += packets;
+    }
+}
+
+/// Sends batches, and keeps the one that the full send buffer stopped.
+#[derive(Debug)]
+pub(super) struct Transmitter {
+    scope: u32,
+    /// Set when the path refuses segmented sends although the kernel knows them.
+    unsegmented: bool,
+    /// A batch that found the send buffer full, and its first packet that has not left.
+    waiting: Option<(TxBatch, usize)>,
+    /// The emptied batch of an earlier wait, to be exchanged for the next one that must wait.
+    spare: Option<TxBatch>,
+    retry_at: u64,
+    pub(super) sent: Sent,
+    /// Errors that the next system calls pretend to meet (0: none), since loopback never refuses anything.
+    #[cfg(test)]
+    pretend: std::collections::VecDeque<i32>,
+}
+
+impl Transmitter {
+    pub(super) fn new(scope: u32) -> Self {
+        Self {
+            scope,
+            unsegmented: false,
+            waiting: None,
+            spare: None,
+            retry_at: 0,
+            sent: Sent::default(),
+            #[cfg(test)]
+            pretend: std::collections::VecDeque::new(),
+        }
+    }
+
+    /// Sends the batch, through the socket that `socket` names for each source port, and empties it.
+    pub(super) fn send<'s>(&mut self, batch: &mut TxBatch, socket: impl Fn(u8) -> &'s Socket) {
+        self.retry(&socket);
+        if batch.is_empty() {
+            return;
+        }
+        if self.waiting.is_some() {
+            self.sent.blocked += count(batch.packets().len());
+            batch.clear();
+            return;
+        }
+        let left = self.push(batch, 0, &socket);
+        if left < batch.packets().len() {
+            let empty = self.spare.take().unwrap_or_else(|| TxBatch::new(batch.capabilities()));
+            self.waiting = Some((mem::replace(batch, empty), left));
+            self.retry_at = now_ns() + RETRY_NS;
+        }
+        batch.clear();
+    }
+
+    /// Tries again to send what waits.
+    pub(super) fn retry<'s>(&mut self, socket: &impl Fn(u8) -> &'s Socket) {
+        let Some((mut batch, from)) = self.waiting.take() else { return };
+        let left = self.push(&mut batch, from, socket);
+        if left < batch.packets().len() {
+            self.waiting = Some((batch, left));
+            self.retry_at = now_ns() + RETRY_NS;
+        } else {
+            batch.clear();
+            self.spare = Some(batch);
+        }
+    }
+
+    pub(super) fn is_waiting(&self) -> bool {
+        self.waiting.is_some()
+    }
+
+    pub(super) fn next_retry(&self) -> Option<u64> {
+        self.waiting.as_ref().map(|_| self.retry_at)
+    }
+
+    /// Sends from packet `from` on; returns the first packet that found the send buffer full, or their number.
+    fn push<'s>(&mut self, batch: &mut TxBatch, from: usize, socket: &impl Fn(u8) -> &'s Socket) -> usize {
+        let total = batch.packets().len();
+        if self.unsegmented {
+            self.ungroup(batch, from, total);
+        }
+        let mut at = from;
+        while at < total {
+            let port = batch.packets()[at].port;
+            #[cfg(test)]
+            let refusal = self.pretend.pop_front().filter(|errno| *errno != 0);
+            #[cfg(not(test))]
+            let refusal = None::<i32>;
+            let (result, end) = match refusal {
+                Some(errno) => (Err(errno), at),
+                None if total - at == 1 => (self.send_one(batch, at, socket(port)), total),
+                None => self.send_groups(batch, at, socket(port)),
+            };
+            self.sent.calls += 1;
+            match result {
+                Ok(()) => {
+                    let gone = &batch.packets()[at..end];
+                    self.sent.packets += count(gone.len());
+                    self.sent.bytes += gone.iter().map(|p| u64::from(p.len)).sum::<u64>();
+                    at = end;
+                }
+                Err(libc::EAGAIN) => return at,
+                Err(libc::EINTR) => {}
+                // EIO: no check sum offload on the way, now and later. EINVAL: this segment is longer than the path's
+                // MTU, or an older kernel's limit is met: one by one, each packet gets its own answer.
+                Err(errno @ (libc::EIO | libc::EINVAL)) if batch.group_end(at) > at + 1 => {
+                    self.unsegmented |= errno == libc::EIO;
+                    let end = if self.unsegmented { total } else { batch.group_end(at) };
+                    self.ungroup(batch, at, end);
+                }
+                Err(errno) => {
+                    let end = batch.group_end(at);
+                    self.sent.refused(errno, count(end - at));
+                    at = end;
+                }
+            }
+        }
+        total
+    }
+
+    fn ungroup(&mut self, batch: &mut TxBatch, from: usize, end: usize) {
+        let grouped = batch.packets()[from..end].iter().filter(|p| p.ip_id != 0).count();
+        if grouped > 0 {
+            self.sent.unsegmented += count(grouped);
+            batch.ungroup(from, end);
+        }
+    }
+
+    /// The short way for a packet that is alone: latency counts here, and it needs no control data.
+    fn send_one(&self, batch: &TxBatch, at: usize, socket: &Socket) -> Result<(), i32> {
+        let packet = batch.packets()[at];
+        let bytes = batch.bytes(&packet);
+        let to = SockAddr::new(packet.dst, ROCE_PORT, self.scope);
+        // SAFETY: the pointers and lengths describe the live packet and the live address, which are only read.
+        let sent = unsafe {
+            libc::sendto(
+                socket.fd(),
+                bytes.as_ptr().cast(),
+                bytes.len(),
+                libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
+                to.as_ptr(),
+                to.len(),
+            )
+        };
+        if sent < 0 { Err(errno()) } else { Ok(()) }
+    }
+
+    /// Sends the groups from packet `at` on that leave from one port. Returns the packet after the last one sent;
+    /// an error is that of the first group.
+    fn send_groups(&self, batch: &TxBatch, at: usize, socket: &Socket) -> (Result<(), i32>, usize) {
+        let packets = batch.packets();
+        let mut names = [SockAddr::empty(); GROUPS];
+        let mut parts = [libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 }; GROUPS];
+        let mut controls = [SegmentControl::new(0); GROUPS];
+        let mut ends = [0_usize; GROUPS];
+        // SAFETY: mmsghdr is plain integers and pointers; zeros (null, 0) are valid.
+        let mut messages: [libc::mmsghdr; GROUPS] = unsafe { mem::zeroed() };
+        let (mut groups, mut first) = (0_usize, at);
+        while groups < GROUPS && first < packets.len() && packets[first].port == packets[at].port {
+            let end = batch.group_end(first);
+            let bytes = &batch.slab()[packets[first].range().start..packets[end - 1].range().end];
+            names[groups] = SockAddr::new(packets[first].dst, ROCE_PORT, self.scope);
+            parts[groups] = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+            let header = &mut messages[groups].msg_hdr;
+            header.msg_name = names[groups].as_mut_ptr();
+            header.msg_namelen = names[groups].len();
+            header.msg_iov = &raw mut parts[groups];
+            header.msg_iovlen = 1;
+            if end - first > 1 {
+                controls[groups] = SegmentControl::new(packets[first].len);
+                header.msg_control = (&raw mut controls[groups]).cast();
+                header.msg_controllen = size_of::<SegmentControl>();
+            }
+            ends[groups] = end;
+            groups += 1;
+            first = end;
+        }
+        let vectors = u32::try_from(groups).unwrap_or(0);
+        // SAFETY: the first `groups` messages point at live names, parts and control data, and the parts at live bytes
+        // of the slab, which the kernel only reads.
+        let sent = unsafe {
+            libc::sendmmsg(
+                socket.fd(),
+                messages.as_mut_ptr(),
+                vectors,
+                libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
+            )
+        };
+        match usize::try_from(sent) {
+            Ok(n) if n > 0 => (Ok(()), ends[n - 1]),
+            _ => (Err(errno()), at),
+        }
+    }
+}
+
+/// A control message that gives the size of the segments.
+#[derive(Clone, Copy)]
+#[repr(C, align(8))]
+struct SegmentControl {
+    len: usize,
+    level: i32,
+    kind: i32,
+    segment: u16,
+}
+
+impl SegmentControl {
+    fn new(segment: u32) -> Self {
+        Self {
+            // The kernel's cmsghdr: its length counts header and data without the padding after them.
+            len: mem::offset_of!(Self, segment) + size_of::<u16>(),
+            level: libc::SOL_UDP,
+            kind: libc::UDP_SEGMENT,
+            segment: u16::try_from(segment).unwrap_or(u16::MAX),
+        }
+    }
+}
+
+fn errno() -> i32 {
+    io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
+}
+
+fn count(n: usize) -> u64 {
+    u64::try_from(n).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,132 @@
+//! How a device is opened.
+
+use std::ffi::{CStr, CString};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::PathBuf;
+
+use crate::links::fault::{FaultConfig, ParseFaultError};
+
+/// How to open a device. [`Config::from_env`] reads what people type.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The address to be reached at. Loopback unless told otherwise: nobody is let in from the network by default.
+    pub addr: IpAddr,
+    /// Faults to inject into what is sent.
+    pub fault: Option<FaultConfig>,
+    /// Where to write a capture of everything sent and received.
+    pub pcap: Option<PathBuf>,
+    /// Segmented sends, where the kernel has them.
+    pub gso: bool,
+    /// Merged receives, where the kernel has them.
+    pub gro: bool,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self { addr: Ipv4Addr::LOCALHOST.into(), fault: None, pcap: None, gso: true, gro: true }
+    }
+}
+
+/// An environment variable that makes no sense.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// NOBOUNCE_ADDR.
+    #[error("{0:?} is neither an IP address nor an interface of this machine with one (NOBOUNCE_ADDR or --addr)")]
+    Addr(String),
+    /// NOBOUNCE_FAULT.
+    #[error("NOBOUNCE_FAULT: {0}")]
+    Fault(#[from] ParseFaultError),
+}
+
+impl Config {
+    /// The default, changed by `NOBOUNCE_ADDR`, `NOBOUNCE_FAULT` and `NOBOUNCE_PCAP`.
+    ///
+    /// # Errors
+    /// Says which variable makes no sense, and why.
+    pub fn from_env() -> Result<Self, ConfigError> {
+        let mut config = Self::default();
+        if let Ok(addr) = std::env::var("NOBOUNCE_ADDR") {
+            config.addr = resolve_addr(&addr)?;
+        }
+        if let Ok(fault) = std::env::var("NOBOUNCE_FAULT") {
+            config.fault = Some(fault.parse()?);
+        }
+        config.pcap = std::env::var_os("NOBOUNCE_PCAP").map(PathBuf::from);
+        Ok(config)
+    }
+
+    /// The same on another address: an IP address, or the name of an interface.
+    ///
+    /// # Errors
+    /// It is neither.
+    pub fn at(self, addr: &str) -> Result<Self, ConfigError> {
+        Ok(Self { addr: resolve_addr(addr)?, ..self })
+    }
+}
+
+/// An address as such, or the first address of an interface (IPv4 before IPv6, global before link-local).
+fn resolve_addr(text: &str) -> Result<IpAddr, ConfigError> {
+    if let Ok(addr) = text.parse() {
+        return Ok(addr);
+    }
+    let wrong = || ConfigError::Addr(text.to_owned());
+    let name = CString::new(text).map_err(|_| wrong())?;
+    let mut found = interface_addrs(&name);
+    found.sort_by_key(|addr| match addr {
+        IpAddr::V4(_) => 0,
+        IpAddr::V6(v6) if !v6.is_unicast_link_local() => 1,
+        IpAddr::V6(_) => 2,
+    });
+    found.first().copied().ok_or_else(wrong)
+}
+
+fn interface_addrs(name: &CStr) -> Vec<IpAddr> {
+    let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
+    // SAFETY: `list` is a valid place for the result; it is freed below.
+    if unsafe { libc::getifaddrs(&raw mut list) } != 0 {
+        return Vec::new();
+    }
+    let mut found = Vec::new();
+    let mut at = list;
+    while !at.is_null() {
+        // SAFETY: `at` walks the list that getifaddrs made, whose entries are valid until freeifaddrs.
+        let entry = unsafe { &*at };
+        // SAFETY: ifa_name is a C string of that list.
+        let same = unsafe { CStr::from_ptr(entry.ifa_name) } == name;
+        if same && !entry.ifa_addr.is_null() {
+            // SAFETY: ifa_addr is not null, and its family says which structure it points to.
+            match i32::from(unsafe { (*entry.ifa_addr).sa_family }) {
+                libc::AF_INET => {
+                    // SAFETY: the family is AF_INET, so it is a sockaddr_in.
+                    let v4 = unsafe { &*entry.ifa_addr.cast::<libc::sockaddr_in>() };
+                    found.push(Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr)).into());
+                }
+                libc::AF_INET6 => {
+                    // SAFETY: the family is AF_INET6, so it is a sockaddr_in6.
+                    let v6 = unsafe { &*entry.ifa_addr.cast::<libc::sockaddr_in6>() };
+                    found.push(Ipv6Addr::from(v6.sin6_addr.s6_addr).into());
+                }
+                _ => {}
+            }
+        }
+        at = entry.ifa_next;
+    }
+    // SAFETY: the list came from getifaddrs and is not used any more.
+    unsafe { libc::freeifaddrs(list) };
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_or_an_interface() {
+        assert_eq!(resolve_addr("127.0.0.9").unwrap(), "127.0.0.9".parse::<IpAddr>().unwrap());
+        assert_eq!(resolve_addr("::1").unwrap(), "::1".parse::<IpAddr>().unwrap());
+        assert!(resolve_addr("lo").unwrap().is_loopback());
+        let error = resolve_addr("no-such-interface").unwrap_err().to_string();
+        assert!(error.contains("no-such-interface") && error.contains("NOBOUNCE_ADDR"), "{error}");
+    }
+}

@@ -1,0 +1,89 @@
+//! What the device counted. Names follow the kernel's `hw_counters` where the meaning is the same.
+
+use nobounce_protocol::qp::QpCounters;
+use nobounce_protocol::wire::Malformed;
+
+/// Counters of one device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Counters {
+    pub sent_pkts: u64,
+    pub rcvd_pkts: u64,
+    /// Payload bytes placed into or read from registered memory.
+    pub placed_bytes: u64,
+    pub gathered_bytes: u64,
+    /// Dropped: the invariant CRC was wrong.
+    pub icrc_errors: u64,
+    /// Taken although the IPv4 identification had to be solved for (16 of the 32 CRC bits still check).
+    pub icrc_solved: u64,
+    /// Dropped: no such queue pair.
+    pub no_such_qp: u64,
+    /// Dropped: not from the queue pair's peer.
+    pub wrong_peer: u64,
+    /// Dropped: the queue pair takes no such packet in its state.
+    pub wrong_state: u64,
+    /// Dropped: an answer to nothing that was asked.
+    pub unsolicited: u64,
+    /// Dropped as malformed, by cause.
+    pub malformed: [u64; Malformed::ALL.len()],
+    /// Requests refused because a key, range or right was wrong.
+    pub refused_access: u64,
+    /// Registered memory that had vanished when it was touched.
+    pub memory_faults: u64,
+    /// Sums over all queue pairs, those destroyed included.
+    pub qps: QpCounters,
+}
+
+impl Counters {
+    /// Names and values, in a fixed order.
+    pub fn list(&self) -> Vec<(&'static str, u64)> {
+        let mut list = vec![
+            ("sent_pkts", self.sent_pkts),
+            ("rcvd_pkts", self.rcvd_pkts),
+            ("placed_bytes", self.placed_bytes),
+            ("gathered_bytes", self.gathered_bytes),
+            ("icrc_errors", self.icrc_errors),
+            ("icrc_solved", self.icrc_solved),
+            ("no_such_qp", self.no_such_qp),
+            ("wrong_peer", self.wrong_peer),
+            ("wrong_state", self.wrong_state),
+            ("unsolicited", self.unsolicited),
+            ("refused_access", self.refused_access),
+            ("memory_faults", self.memory_faults),
+            ("duplicate_request", self.qps.duplicate_request),
+            ("out_of_seq_request", self.qps.out_of_seq_request),
+            ("rcvd_rnr_err", self.qps.rcvd_rnr_err),
+            ("send_rnr_err", self.qps.send_rnr_err),
+            ("rcvd_seq_err", self.qps.rcvd_seq_err),
+            ("implied_nak_seq_err", self.qps.implied_nak_seq_err),
+            ("local_ack_timeout_err", self.qps.local_ack_timeout_err),
+            ("probes", self.qps.probes),
+            ("lost_atomic_replay", self.qps.lost_atomic_replay),
+        ];
+        list.extend(Malformed::ALL.iter().map(|m| (m.name(), self.malformed[m.index()])));
+        list
+    }
+
+    /// The sum of everything dropped.
+    pub fn dropped(&self) -> u64 {
+        self.icrc_errors
+            + self.no_such_qp
+            + self.wrong_peer
+            + self.wrong_state
+            + self.unsolicited
+            + self.malformed.iter().sum::<u64>()
+    }
+}
+
+/// Adds what one queue pair counted.
+pub(crate) fn add(sum: &mut QpCounters, one: &QpCounters) {
+    sum.duplicate_request += one.duplicate_request;
+    sum.out_of_seq_request += one.out_of_seq_request;
+    sum.rcvd_rnr_err += one.rcvd_rnr_err;
+    sum.send_rnr_err += one.send_rnr_err;
+    sum.rcvd_seq_err += one.rcvd_seq_err;
+    sum.implied_nak_seq_err += one.implied_nak_seq_err;
+    sum.local_ack_timeout_err += one.local_ack_timeout_err;
+    sum.probes += one.probes;
+    sum.lost_atomic_replay += one.lost_atomic_replay;
+}

@@ -1,0 +1,249 @@
+//! The device: opens the link, owns the engine, makes everything else.
+
+use std::io;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+
+use nobounce_memory::{Window, guard, probe};
+use nobounce_protocol::qp::{Access, Mtu};
+
+use super::channel::Channel;
+use super::config::{Config, ConfigError};
+use super::counters::Counters;
+use super::cq::Cq;
+use super::engine::Engine;
+use super::event::{AsyncEvent, Events};
+use super::helper::Helper;
+use super::qp::{CreateQpError, Qp, QpLimits};
+use super::region::{Mr, Region, RegisterError};
+use super::fork;
+use crate::links::fault::FaultLink;
+use crate::links::pcap::{self, PcapLink};
+use crate::links::udp::{self, UdpConfig, UdpLink};
+use crate::links::{Link, now_ns};
+
+/// A capture stops growing here.
+const MAX_PCAP_BYTES: u64 = 1 << 30;
+
+/// Why a device could not be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The link could not be opened.
+    #[error(transparent)]
+    Udp(#[from] udp::OpenError),
+    /// The capture file could not be made.
+    #[error(transparent)]
+    Pcap(#[from] pcap::CreateError),
+    /// A setting makes no sense.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The kernel refused a descriptor.
+    #[error("cannot open the device: {0} (too many open files? see ulimit -n)")]
+    Descriptor(#[from] io::Error),
+}
+
+/// What all objects of a device share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    engine: Mutex<Engine>,
+    helper: Mutex<Helper>,
+    polls: Arc<std::sync::atomic::AtomicU64>,
+    pub(crate) events: Arc<Events>,
+    generation: u64,
+    next_id: AtomicU32,
+}
+
+impl Shared {
+    /// The engine; `None` in a forked child, where the lock may be held by a thread that does not exist.
+    pub(crate) fn lock(&self) -> Option<MutexGuard<'_, Engine>> {
+        if fork::current() != self.generation {
+            return None;
+        }
+        Some(self.engine.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Drives the engine for a caller that polls; false in a forked child.
+    pub(crate) fn drive_polled(&self) -> bool {
+        if fork::current() != self.generation {
+            return false;
+        }
+        self.polls.fetch_add(1, Ordering::Relaxed);
+        let engine = match self.engine.try_lock() {
+            Ok(engine) => engine,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            // Somebody else is driving right now.
+            Err(TryLockError::WouldBlock) => return true,
+        };
+        { engine }.progress();
+        true
+    }
+
+    /// The caller will wait for an event instead of polling.
+    pub(crate) fn expect_sleep(&self) {
+        if fork::current() == self.generation {
+            self.helper.lock().unwrap_or_else(PoisonError::into_inner).watch();
+        }
+    }
+
+    fn next_id(&self) -> u32 {
+        self.next_id.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let helper = self.helper.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if fork::current() == self.generation {
+            helper.stop();
+            // What was put off, acknowledgements above all, must not be lost with the device.
+            self.engine.get_mut().unwrap_or_else(PoisonError::into_inner).transmit(now_ns(), true);
+        } else {
+            helper.forget();
+        }
+    }
+}
+
+/// A software RDMA NIC.
+#[derive(Clone, Debug)]
+pub struct Device {
+    pub(crate) shared: Arc<Shared>,
+    local: IpAddr,
+    max_mtu: Mtu,
+}
+
+impl Device {
+    /// Opens a device.
+    ///
+    /// # Errors
+    /// Another user holds the port, the address is not ours, there is no free slot, ...: the message says what to do.
+    pub fn open(config: &Config) -> Result<Self, OpenError> {
+        let udp = UdpConfig { addr: config.addr, gso: config.gso, gro: config.gro, ..UdpConfig::default() };
+        let mut link: Box<dyn Link> = Box::new(UdpLink::open(&udp)?);
+        // The capture is outside the faults: it shows what we meant to say, and what reached us.
+        if let Some(fault) = config.fault {
+            link = Box::new(FaultLink::new(link, fault));
+        }
+        if let Some(path) = &config.pcap {
+            link = Box::new(PcapLink::create(link, path, MAX_PCAP_BYTES)?);
+        }
+        Self::with_link(link)
+    }
+
+    /// A device on a link of the caller's.
+    ///
+    /// # Errors
+    /// The kernel refused a descriptor.
+    pub fn with_link(link: Box<dyn Link>) -> Result<Self, OpenError> {
+        let local = link.local();
+        let max_mtu = Mtu::at_most(link.capabilities().max_path_mtu).unwrap_or(Mtu::Mtu256);
+        let events = Arc::new(Events::new()?);
+        let helper = Helper::new()?;
+        let shared = Arc::new(Shared {
+            polls: helper.polls.clone(),
+            engine: Mutex::new(Engine::new(link, events.clone())),
+            helper: Mutex::new(helper),
+            events,
+            generation: fork::generation(),
+            next_id: AtomicU32::new(1),
+        });
+        Ok(Self { shared, local, max_mtu })
+    }
+
+    /// The address it is reached at.
+    pub fn local(&self) -> IpAddr {
+        self.local
+    }
+
+    /// The largest path MTU whose packets fit the interface.
+    pub fn max_mtu(&self) -> Mtu {
+        self.max_mtu
+    }
+
+    /// A protection domain: regions and queue pairs of different domains do not see each other.
+    pub fn alloc_pd(&self) -> Pd {
+        Pd { device: self.clone(), id: self.shared.next_id() }
+    }
+
+    /// A completion channel.
+    ///
+    /// # Errors
+    /// The kernel refused a descriptor.
+    pub fn create_channel(&self) -> io::Result<Channel> {
+        Channel::new()
+    }
+
+    /// A completion queue of `depth` entries.
+    pub fn create_cq(&self, depth: usize, channel: Option<&Channel>) -> Cq {
+        Cq::new(self.shared.clone(), self.shared.next_id(), depth.max(1), channel.cloned())
+    }
+
+    /// The next asynchronous event.
+    pub fn next_event(&self) -> Option<AsyncEvent> {
+        self.shared.events.next()
+    }
+
+    /// A descriptor that is readable while there are asynchronous events.
+    pub fn event_fd(&self) -> std::os::fd::RawFd {
+        self.shared.events.raw_fd()
+    }
+
+    /// What was counted so far.
+    pub fn counters(&self) -> Counters {
+        self.shared.lock().map(|engine| engine.core.totals()).unwrap_or_default()
+    }
+
+    /// What the link counted so far.
+    pub fn link_counters(&self) -> Vec<(&'static str, u64)> {
+        self.shared.lock().map(|engine| engine.link.counters()).unwrap_or_default()
+    }
+
+    pub(crate) fn start_helper(&self) -> io::Result<()> {
+        let Some(engine) = self.shared.lock() else { return Ok(()) };
+        let fds = engine.link.wake_fds();
+        drop(engine);
+        self.shared.helper.lock().unwrap_or_else(PoisonError::into_inner).start(&self.shared, fds)
+    }
+}
+
+/// A protection domain.
+#[derive(Clone, Debug)]
+pub struct Pd {
+    pub(crate) device: Device,
+    pub(crate) id: u32,
+}
+
+impl Pd {
+    /// Registers `len` bytes at `addr`.
+    ///
+    /// # Safety
+    /// Until the region is dropped, the memory is read and, as `access` allows, written by the device and by peers:
+    /// no Rust reference to it may be live when that matters. (It may be unmapped meanwhile; then requests fail.)
+    ///
+    /// # Errors
+    /// The range is not mapped with these rights (EFAULT), or the rights contradict each other (EINVAL).
+    pub unsafe fn register(&self, addr: *mut u8, len: usize, access: Access) -> Result<Mr, RegisterError> {
+        let remote_writes = Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+        if access.intersects(remote_writes) && !access.contains(Access::LOCAL_WRITE) {
+            return Err(RegisterError::Rights);
+        }
+        guard::ensure_installed()?;
+        let base = addr.addr() as u64;
+        probe::check_range(base, len as u64, access.contains(Access::LOCAL_WRITE))?;
+        // SAFETY: the caller promises what Window::new asks for.
+        let window = unsafe { Window::new(addr, len) };
+        let region = Region { window, addr: base, access, pd: self.id };
+        let shared = self.device.shared.clone();
+        let key = shared.lock().ok_or(RegisterError::Forked)?.core.regions.insert(region)?;
+        Ok(Mr { shared, key, addr: base, len: len as u64 })
+    }
+
+    /// Makes a queue pair.
+    ///
+    /// # Errors
+    /// A limit is exceeded.
+    pub fn create_qp(&self, send_cq: &Cq, recv_cq: &Cq, limits: QpLimits) -> Result<Qp, CreateQpError> {
+        Qp::create(self, send_cq, recv_cq, limits)
+    }
+}

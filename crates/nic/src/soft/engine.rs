@@ -1,0 +1,506 @@
+//! The engine: packets in, packets out, completions.
+//!
+//! Everything here runs under the device's engine lock, driven by whoever posts, polls, or by the helper thread. One
+//! [`Engine::progress`] receives what is there, lets the protocol answer, and sends; its work is bounded, so that the
+//! lock is never held for long.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use nobounce_protocol::qp::{Handled, Payload, Qp as ProtocolQp, QpState, Status, Transmit, WorkKind};
+use nobounce_protocol::qp::{Completion, LocalFault};
+use nobounce_protocol::timing::Nanos;
+use nobounce_protocol::wire::icrc::{Flow, Verdict};
+use nobounce_protocol::wire::{Header, ICRC_LEN, IdPolicy, IdVerdict, Qpn, ROCE_PORT};
+
+use super::counters::{self, Counters};
+use super::cq::CqInner;
+use super::event::{AsyncEvent, Events};
+use super::host::{PacketHost, PostedReceive, PostedSend, find_send};
+use super::path::{PathIndex, Paths};
+use super::region::Regions;
+use crate::links::{Link, RxDatagram, TxBatch, now_ns};
+
+/// Packets a queue pair may send before the next one has its turn.
+const TURN: usize = 64;
+/// Full batches sent in one call.
+const MAX_BATCHES: usize = 4;
+/// Peers whose way of numbering packets is remembered.
+const MAX_PEERS: usize = 1024;
+
+/// One queue pair with its queues.
+#[derive(Debug)]
+pub(crate) struct QpEntry {
+    pub(crate) qpn: Qpn,
+    pub(crate) qp: ProtocolQp,
+    pub(crate) pd: u32,
+    pub(crate) send_cq: Arc<CqInner>,
+    pub(crate) recv_cq: Arc<CqInner>,
+    pub(crate) sends: VecDeque<PostedSend>,
+    pub(crate) receives: VecDeque<PostedReceive>,
+    pub(crate) current: Option<PostedReceive>,
+    pub(crate) path: Option<PathIndex>,
+    /// What this queue pair has charged to its path.
+    charged: u64,
+    /// It is in the ready queue.
+    ready: bool,
+    /// It waits for room on its path.
+    waiting: bool,
+    /// It is in the list of those with answers that can wait.
+    owes_ack: bool,
+    /// The earliest entry of the timer heap that belongs to it.
+    armed: Option<Nanos>,
+}
+
+impl QpEntry {
+    pub(crate) fn new(qpn: Qpn, qp: ProtocolQp, pd: u32, send_cq: Arc<CqInner>, recv_cq: Arc<CqInner>) -> Self {
+        Self {
+            qpn,
+            qp,
+            pd,
+            send_cq,
+            recv_cq,
+            sends: VecDeque::new(),
+            receives: VecDeque::new(),
+            current: None,
+            path: None,
+            charged: 0,
+            ready: false,
+            waiting: false,
+            owes_ack: false,
+            armed: None,
+        }
+    }
+}
+
+/// The link, and everything else: apart, so that packets can be handled while the link hands them out.
+#[derive(Debug)]
+pub(crate) struct Engine {
+    pub(crate) link: Box<dyn Link>,
+    pub(crate) core: Core,
+}
+
+#[derive(Debug)]
+pub(crate) struct Core {
+    local: IpAddr,
+    slot: u8,
+    pub(crate) qps: Vec<Option<Box<QpEntry>>>,
+    free: VecDeque<u16>,
+    pub(crate) regions: Regions,
+    pub(crate) paths: Paths,
+    pub(crate) counters: Counters,
+    events: Arc<Events>,
+    tx: TxBatch,
+    ready: VecDeque<u32>,
+    owing: Vec<u32>,
+    timers: BinaryHeap<Reverse<(Nanos, u32)>>,
+    peers: HashMap<IpAddr, IdPolicy>,
+}
+
+impl Engine {
+    pub(crate) fn new(link: Box<dyn Link>, events: Arc<Events>) -> Self {
+        let core = Core {
+            local: link.local(),
+            slot: link.slot(),
+            qps: Vec::new(),
+            free: VecDeque::new(),
+            regions: Regions::default(),
+            paths: Paths::default(),
+            counters: Counters::default(),
+            events,
+            tx: TxBatch::new(link.capabilities()),
+            ready: VecDeque::new(),
+            owing: Vec::new(),
+            timers: BinaryHeap::new(),
+            peers: HashMap::new(),
+        };
+        Self { link, core }
+    }
+
+    /// Receives, lets the protocol work, sends. Returns how many packets came in.
+    pub(crate) fn progress(&mut self) -> usize {
+        let now = now_ns();
+        let Self { link, core } = self;
+        let received = link.receive(&mut |datagram| core.handle_datagram(now, datagram));
+        core.fire_timers(now);
+        // Nothing came: nobody waits for anything more urgent than the answers we put off.
+        self.transmit(now, received == 0);
+        received
+    }
+
+    /// Sends what may leave; with `flush`, answers that could wait too.
+    pub(crate) fn transmit(&mut self, now: Nanos, flush: bool) {
+        for _ in 0..MAX_BATCHES {
+            let full = self.core.fill(now);
+            if !full && (flush || !self.core.tx.is_empty()) {
+                self.core.fill_answers(now);
+            }
+            if self.core.tx.is_empty() {
+                return;
+            }
+            self.core.counters.sent_pkts += self.core.tx.packets().len() as u64;
+            self.link.send(&mut self.core.tx);
+            if !full {
+                return;
+            }
+        }
+    }
+
+    /// When to come back if nothing arrives before: now if there is more to send.
+    pub(crate) fn deadline(&self) -> Option<Nanos> {
+        if !self.core.ready.is_empty() || !self.core.owing.is_empty() {
+            return Some(0);
+        }
+        let timer = self.core.timers.peek().map(|Reverse((at, _))| *at);
+        [timer, self.link.next_deadline()].into_iter().flatten().min()
+    }
+}
+
+impl Core {
+    /// A free queue pair number of this device, not one that was given back just now.
+    pub(crate) fn allocate(&mut self, max: usize) -> Option<u32> {
+        if self.qps.len() < max {
+            if self.qps.is_empty() {
+                // Numbers 0 and 1 are the management queue pairs.
+                self.qps.extend([None, None]);
+            }
+            self.qps.push(None);
+            return u32::try_from(self.qps.len() - 1).ok();
+        }
+        self.free.pop_front().map(u32::from)
+    }
+
+    pub(crate) fn qpn(&self, index: u32) -> Qpn {
+        Qpn::new(u32::from(self.slot) << 16 | index)
+    }
+
+    pub(crate) fn entry(&mut self, qpn: Qpn) -> Option<&mut QpEntry> {
+        self.qps.get_mut((qpn.get() & 0xffff) as usize)?.as_deref_mut()
+    }
+
+    pub(crate) fn remove(&mut self, qpn: Qpn) {
+        let index = qpn.get() & 0xffff;
+        let Some(entry) = self.qps.get_mut(index as usize).and_then(Option::take) else { return };
+        counters::add(&mut self.counters.qps, entry.qp.counters());
+        if let Some(path) = entry.path {
+            self.paths.charge(path, entry.charged, 0);
+            self.paths.leave(path);
+            self.wake_waiting(path);
+        }
+        entry.send_cq.forget(qpn);
+        entry.recv_cq.forget(qpn);
+        if let Ok(index) = u16::try_from(index) {
+            self.free.push_back(index);
+        }
+    }
+
+    fn handle_datagram(&mut self, now: Nanos, datagram: &RxDatagram<'_>) {
+        self.counters.rcvd_pkts += 1;
+        let parsed = match Header::parse(datagram.bytes) {
+            Ok(parsed) => parsed,
+            Err(malformed) => {
+                self.counters.malformed[malformed.index()] += 1;
+                return;
+            }
+        };
+        if !self.check_icrc(datagram) {
+            self.counters.icrc_errors += 1;
+            return;
+        }
+        let header = parsed.header;
+        let index = header.dest_qpn.get() & 0xffff;
+        let ours = header.dest_qpn.get() >> 16 == u32::from(self.slot);
+        let Some(entry) = self.qps.get_mut(index as usize).and_then(Option::as_deref_mut).filter(|_| ours) else {
+            self.counters.no_such_qp += 1;
+            return;
+        };
+        if entry.qp.attr().remote != datagram.src || matches!(entry.qp.state(), QpState::Reset | QpState::Init) {
+            self.counters.wrong_peer += 1;
+            return;
+        }
+        let payload = &datagram.bytes[parsed.payload];
+        let mut host = PacketHost {
+            regions: &mut self.regions,
+            pd: entry.pd,
+            payload,
+            sends: &entry.sends,
+            receives: &mut entry.receives,
+            current: &mut entry.current,
+            placed: 0,
+        };
+        let handled = entry.qp.handle_packet(now, &header, payload.len(), &mut host);
+        self.counters.placed_bytes += host.placed;
+        match handled {
+            Handled::Taken => {}
+            Handled::WrongState => self.counters.wrong_state += 1,
+            Handled::Unsolicited => self.counters.unsolicited += 1,
+        }
+        self.settle(index);
+        self.make_ready(index);
+    }
+
+    fn check_icrc(&mut self, datagram: &RxDatagram<'_>) -> bool {
+        let flow =
+            Flow { src: datagram.src, dst: self.local, src_port: datagram.src_port, dst_port: ROCE_PORT };
+        if !self.peers.contains_key(&datagram.src) && self.peers.len() >= MAX_PEERS {
+            self.peers.clear();
+        }
+        let policy = self.peers.entry(datagram.src).or_default();
+        match flow.verify(policy.guess(datagram.ip_id), datagram.bytes) {
+            Verdict::Bad => false,
+            Verdict::Valid { ip_id: None } => true,
+            Verdict::Valid { ip_id: Some(id) } => {
+                let verdict = policy.accept(id);
+                self.counters.icrc_solved += u64::from(verdict == IdVerdict::Solved);
+                verdict.is_accepted()
+            }
+        }
+    }
+
+    fn fire_timers(&mut self, now: Nanos) {
+        while let Some(&Reverse((at, index))) = self.timers.peek() {
+            if at > now {
+                return;
+            }
+            self.timers.pop();
+            let Some(entry) = self.qps.get_mut(index as usize).and_then(Option::as_deref_mut) else { continue };
+            if entry.armed == Some(at) {
+                entry.armed = None;
+            }
+            if entry.qp.poll_timeout().is_some_and(|due| due <= now) {
+                entry.qp.handle_timeout(now);
+                self.settle(index);
+                self.make_ready(index);
+            } else {
+                self.arm(index);
+            }
+        }
+    }
+
+    /// Puts the queue pair's next timeout on the heap, unless an earlier entry is there already.
+    fn arm(&mut self, index: u32) {
+        let Some(entry) = self.qps[index as usize].as_deref_mut() else { return };
+        let Some(at) = entry.qp.poll_timeout() else { return };
+        if entry.armed.is_none_or(|armed| at < armed) {
+            entry.armed = Some(at);
+            self.timers.push(Reverse((at, index)));
+        }
+    }
+
+    pub(crate) fn make_ready(&mut self, index: u32) {
+        let Some(entry) = self.qps[index as usize].as_deref_mut() else { return };
+        if !entry.ready {
+            entry.ready = true;
+            self.ready.push_back(index);
+        }
+    }
+
+    /// Takes out of the protocol what came of the last call: completions, events, freed requests and room.
+    pub(crate) fn settle(&mut self, index: u32) {
+        let Some(entry) = self.qps[index as usize].as_deref_mut() else { return };
+        let mut overflowed = None;
+        while let Some(completion) = entry.qp.poll_completion() {
+            overflowed = deliver(entry, completion).or(overflowed);
+        }
+        while let Some(event) = entry.qp.poll_event() {
+            self.events.push(AsyncEvent::Qp { qpn: entry.qpn, event });
+        }
+        if entry.qp.state() == QpState::Error {
+            while let Some(posted) = entry.receives.pop_front() {
+                overflowed = deliver(entry, flushed(&posted)).or(overflowed);
+            }
+            entry.current = None;
+        }
+        let oldest = entry.qp.oldest_serial();
+        while entry.sends.front().is_some_and(|send| send.serial < oldest) {
+            entry.sends.pop_front();
+        }
+        self.recharge(index);
+        if let Some(cq) = overflowed {
+            self.stop_users_of(cq);
+        }
+    }
+
+    /// A completion queue lost something: its queue pairs cannot go on as if nothing had happened.
+    fn stop_users_of(&mut self, cq: u32) {
+        self.events.push(AsyncEvent::CqOverflow { cq });
+        for index in 0..self.qps.len() {
+            let Some(entry) = self.qps[index].as_deref_mut() else { continue };
+            let uses = entry.send_cq.id == cq || entry.recv_cq.id == cq;
+            if uses && !matches!(entry.qp.state(), QpState::Error | QpState::Reset) {
+                let to_error = nobounce_protocol::qp::QpAttr::to_state(QpState::Error);
+                let _ = entry.qp.modify(&to_error); // any state may go to the error state
+                self.events.push(AsyncEvent::Qp { qpn: entry.qpn, event: nobounce_protocol::qp::QpEvent::Fatal });
+                if let Ok(index) = u32::try_from(index) {
+                    self.settle(index);
+                }
+            }
+        }
+    }
+
+    /// Brings the path's account up to date, and lets others have the room that was freed.
+    pub(crate) fn recharge(&mut self, index: u32) {
+        let Some(entry) = self.qps[index as usize].as_deref_mut() else { return };
+        let outstanding = entry.qp.outstanding();
+        let Some(path) = entry.path else { return };
+        let freed = outstanding < entry.charged;
+        self.paths.charge(path, entry.charged, outstanding);
+        entry.charged = outstanding;
+        if freed {
+            self.wake_waiting(path);
+        }
+    }
+
+    fn wake_waiting(&mut self, path: PathIndex) {
+        while let Some(index) = self.paths.wake(path) {
+            if let Some(entry) = self.qps.get_mut(index as usize).and_then(Option::as_deref_mut) {
+                entry.waiting = false;
+                self.make_ready(index);
+            }
+        }
+    }
+
+    /// Fills the batch from the queue pairs that have something to send; whether it is full.
+    fn fill(&mut self, now: Nanos) -> bool {
+        while let Some(index) = self.ready.pop_front() {
+            let Some(entry) = self.qps[index as usize].as_deref_mut() else { continue };
+            entry.ready = false;
+            match self.turn(now, index, false) {
+                Turn::Done => {}
+                Turn::More => self.make_ready(index),
+                Turn::BatchFull => {
+                    self.make_ready(index);
+                    return true;
+                }
+            }
+        }
+        false
+    }
+
+    /// Adds the answers that were put off.
+    fn fill_answers(&mut self, now: Nanos) {
+        for index in std::mem::take(&mut self.owing) {
+            let Some(entry) = self.qps[index as usize].as_deref_mut() else { continue };
+            entry.owes_ack = false;
+            match self.turn(now, index, true) {
+                Turn::Done => {}
+                Turn::More | Turn::BatchFull => self.make_ready(index),
+            }
+        }
+    }
+
+    /// Lets one queue pair send.
+    fn turn(&mut self, now: Nanos, index: u32, flush: bool) -> Turn {
+        let mut turn = Turn::More;
+        for _ in 0..TURN {
+            let Some(entry) = self.qps[index as usize].as_deref_mut() else { return Turn::Done };
+            let room = entry.path.map_or(0, |path| self.paths.room(path));
+            if !self.tx.has_room() {
+                turn = Turn::BatchFull;
+                break;
+            }
+            let Some(transmit) = entry.qp.poll_transmit(now, room, flush) else {
+                turn = Turn::Done;
+                break;
+            };
+            let (before, after) = (entry.charged, entry.qp.outstanding());
+            if let Some(path) = entry.path {
+                self.paths.charge(path, before, after);
+                entry.charged = after;
+            }
+            if self.build(index, &transmit).is_err() {
+                if let Some(entry) = self.qps[index as usize].as_deref_mut() {
+                    entry.qp.handle_gather_fault(&transmit);
+                }
+                self.settle(index);
+            }
+        }
+        let Some(entry) = self.qps[index as usize].as_deref_mut() else { return Turn::Done };
+        if turn == Turn::Done {
+            if entry.qp.is_path_limited() && !entry.waiting {
+                if let Some(path) = entry.path {
+                    entry.waiting = true;
+                    self.paths.wait(path, index);
+                }
+            }
+            if entry.qp.has_replies() && !entry.owes_ack {
+                entry.owes_ack = true;
+                self.owing.push(index);
+            }
+        }
+        self.arm(index);
+        turn
+    }
+
+    /// Builds one packet in the batch: headers, one copy of the payload, and the ICRC over that copy.
+    fn build(&mut self, index: u32, transmit: &Transmit) -> Result<(), LocalFault> {
+        let Self { qps, tx, regions, counters, .. } = self;
+        let Some(entry) = qps[index as usize].as_deref_mut() else { return Ok(()) };
+        let header_len = transmit.header.len();
+        let payload_len = transmit.payload.len() as usize;
+        let total = header_len + payload_len + usize::from(transmit.header.pad) + ICRC_LEN;
+        let port_hint = u16::try_from(entry.qpn.get() & 0xffff).unwrap_or(0);
+        let Some(room) = tx.begin(entry.qp.attr().remote, port_hint, total) else {
+            return Ok(()); // has_room() was asked; a packet lost here is repeated
+        };
+        transmit.header.emit(room);
+        let (payload, rest) = room[header_len..].split_at_mut(payload_len);
+        rest[..usize::from(transmit.header.pad)].fill(0);
+        let gathered = match transmit.payload {
+            Payload::None => Ok(()),
+            Payload::Request { serial, offset, .. } => find_send(&entry.sends, serial)
+                .ok_or(LocalFault)
+                .and_then(|send| send.bytes.gather(regions, entry.pd, offset, payload)),
+            Payload::Region { rkey, addr, .. } => {
+                regions.load_remote(entry.pd, rkey, addr, payload).map_err(|_| LocalFault)
+            }
+        };
+        if gathered.is_err() {
+            tx.abort();
+            return Err(LocalFault);
+        }
+        counters.gathered_bytes += payload_len as u64;
+        tx.commit();
+        Ok(())
+    }
+
+    /// Everything counted so far.
+    pub(crate) fn totals(&self) -> Counters {
+        let mut total = self.counters;
+        total.refused_access = self.regions.refused;
+        total.memory_faults = self.regions.faults;
+        for entry in self.qps.iter().flatten() {
+            counters::add(&mut total.qps, entry.qp.counters());
+        }
+        total
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Turn {
+    /// It has nothing more to send for now.
+    Done,
+    /// Its turn is over, but it has more.
+    More,
+    BatchFull,
+}
+
+/// Puts a completion where it belongs; the number of the completion queue if that overflowed just now.
+fn deliver(entry: &QpEntry, completion: Completion) -> Option<u32> {
+    let cq = if completion.is_receive() { &entry.recv_cq } else { &entry.send_cq };
+    (!cq.push(entry.qpn, completion)).then_some(cq.id)
+}
+
+fn flushed(posted: &PostedReceive) -> Completion {
+    Completion {
+        wr_id: posted.receive.wr_id,
+        status: Status::Flushed,
+        kind: WorkKind::Receive,
+        byte_len: 0,
+        immediate: None,
+        invalidated: None,
+        solicited: false,
+    }
+}

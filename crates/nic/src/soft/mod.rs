@@ -1,0 +1,34 @@
+//! The software NIC.
+//!
+//! One [`Device`] has one link, one engine behind one lock, and one helper thread. Whoever posts or polls drives the
+//! engine; the helper serves those who do neither. Objects are made from the device ([`Pd`], [`Mr`], [`Cq`],
+//! [`Channel`], [`Qp`]) and keep it alive.
+
+mod channel;
+mod config;
+mod counters;
+mod cq;
+mod device;
+mod engine;
+mod event;
+mod fork;
+mod helper;
+mod host;
+mod path;
+mod qp;
+mod region;
+mod scatter;
+
+pub use channel::Channel;
+pub use config::{Config, ConfigError};
+pub use counters::Counters;
+pub use cq::{Cq, CqError, WorkCompletion};
+pub use device::{Device, OpenError, Pd};
+pub use event::AsyncEvent;
+pub use nobounce_protocol::qp::{
+    Access, AttrMask, Mtu, PostError, QpAttr, QpCounters, QpState, Remote, Status, TransitionError, WorkKind,
+};
+pub use nobounce_protocol::wire::{Psn, Qpn};
+pub use qp::{CreateQpError, Operation, Qp, QpLimits, RecvRequest, SendRequest};
+pub use region::{Mr, RegisterError};
+pub use scatter::Sge;

@@ -1,0 +1,83 @@
+//! How much may be under way to one socket.
+//!
+//! The receiver's socket buffer is shared by all queue pairs that send to it. An ordinary user gets 212,992 bytes of
+//! it (doubled by the kernel for its own overhead), and what does not fit is lost. So all queue pairs towards one
+//! peer process share one budget; each keeps its own window below that.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
+
+/// Bytes under way to one socket. Small enough to stay in the receiver's cache and buffer, large enough for three
+/// full segmented sends.
+const BUDGET: u64 = 208 << 10;
+
+/// Which budget a queue pair uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PathIndex(usize);
+
+#[derive(Debug, Default)]
+struct Path {
+    under_way: u64,
+    users: usize,
+    /// Queue pairs that have something to send but found no room.
+    waiting: VecDeque<u32>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Paths {
+    index: HashMap<(IpAddr, u8), usize>,
+    paths: Vec<Path>,
+    free: Vec<usize>,
+}
+
+impl Paths {
+    /// Joins the path to that slot of that address.
+    pub(crate) fn join(&mut self, remote: IpAddr, slot: u8) -> PathIndex {
+        let at = *self.index.entry((remote, slot)).or_insert_with(|| {
+            self.free.pop().unwrap_or_else(|| {
+                self.paths.push(Path::default());
+                self.paths.len() - 1
+            })
+        });
+        self.paths[at].users += 1;
+        PathIndex(at)
+    }
+
+    /// Leaves it; what is still charged is given back by the caller first.
+    pub(crate) fn leave(&mut self, path: PathIndex) {
+        let PathIndex(at) = path;
+        self.paths[at].users -= 1;
+        if self.paths[at].users == 0 {
+            self.paths[at] = Path::default();
+            self.index.retain(|_, index| *index != at);
+            self.free.push(at);
+        }
+    }
+
+    /// Bytes that may still be sent. An idle path takes anything, or a large packet could never leave.
+    pub(crate) fn room(&self, path: PathIndex) -> u64 {
+        match self.paths[path.0].under_way {
+            0 => u64::MAX,
+            under_way => BUDGET.saturating_sub(under_way),
+        }
+    }
+
+    /// A queue pair's share changed from `before` to `after`.
+    pub(crate) fn charge(&mut self, path: PathIndex, before: u64, after: u64) {
+        let path = &mut self.paths[path.0];
+        path.under_way = path.under_way.saturating_sub(before) + after;
+    }
+
+    /// A queue pair waits for room.
+    pub(crate) fn wait(&mut self, path: PathIndex, qp: u32) {
+        self.paths[path.0].waiting.push_back(qp);
+    }
+
+    /// The next queue pair that may try again.
+    pub(crate) fn wake(&mut self, path: PathIndex) -> Option<u32> {
+        if self.room(path) == 0 {
+            return None;
+        }
+        self.paths[path.0].waiting.pop_front()
+    }
+}

@@ -1,0 +1,323 @@
+//! Queue pairs.
+
+use std::io;
+use std::sync::Arc;
+
+use nobounce_protocol::qp::{
+    AttrMask, MAX_MESSAGE, PostError, Qp as ProtocolQp, QpAttr, QpConfig, QpCounters, QpState, Receive,
+    SendRequest as ProtocolSend, TransitionError,
+};
+use nobounce_protocol::wire::Qpn;
+
+pub use nobounce_protocol::qp::Operation;
+
+use super::cq::Cq;
+use super::device::{Pd, Shared};
+use super::engine::QpEntry;
+use super::host::{PostedReceive, PostedSend};
+use super::scatter::{Bytes, Sge};
+use crate::links::now_ns;
+
+/// Queue pairs of one device: their numbers have 16 bits besides the slot, and two are reserved.
+pub(crate) const MAX_QPS: usize = 1 << 16;
+
+/// How deep a queue pair's queues are.
+#[derive(Clone, Copy, Debug)]
+pub struct QpLimits {
+    /// Send requests outstanding.
+    pub send_depth: usize,
+    /// Receives outstanding.
+    pub recv_depth: usize,
+    /// Elements of a send's gather list.
+    pub send_sges: usize,
+    /// Elements of a receive's scatter list.
+    pub recv_sges: usize,
+    /// Bytes that may be copied into a send request.
+    pub inline: usize,
+    /// Report every success, whatever the request says.
+    pub signal_all: bool,
+}
+
+impl QpLimits {
+    /// The largest limits.
+    pub const MAX: Self =
+        Self { send_depth: 1 << 15, recv_depth: 1 << 15, send_sges: 30, recv_sges: 30, inline: 1024, signal_all: false };
+}
+
+impl Default for QpLimits {
+    fn default() -> Self {
+        Self { send_depth: 128, recv_depth: 128, send_sges: 4, recv_sges: 4, inline: 256, signal_all: false }
+    }
+}
+
+/// Why a queue pair could not be made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CreateQpError {
+    /// A limit is too large.
+    #[error("{name} is {asked}; this device offers at most {max}")]
+    Limit {
+        #[allow(missing_docs)]
+        name: &'static str,
+        #[allow(missing_docs)]
+        asked: usize,
+        #[allow(missing_docs)]
+        max: usize,
+    },
+    /// All numbers are taken.
+    #[error("the device has {MAX_QPS} queue pairs already: destroy some")]
+    TooMany,
+    /// The helper thread could not be started.
+    #[error("cannot start the device's helper thread: {0}")]
+    Helper(#[from] io::Error),
+    /// The device is gone.
+    #[error("the device was opened before a fork: the child must open its own")]
+    Forked,
+}
+
+/// One send request.
+#[derive(Clone, Copy, Debug)]
+pub struct SendRequest<'a> {
+    /// The caller's number for it.
+    pub wr_id: u64,
+    /// What to do.
+    pub op: Operation,
+    /// Where the bytes are, or go to.
+    pub sges: &'a [Sge],
+    /// Report success.
+    pub signaled: bool,
+    /// Ask the peer for an event.
+    pub solicited: bool,
+    /// Wait for earlier READs and atomics.
+    pub fence: bool,
+    /// Copy the bytes now; the memory may be reused at once, and need not be registered.
+    pub inline: bool,
+}
+
+impl<'a> SendRequest<'a> {
+    /// A signalled request.
+    pub fn new(wr_id: u64, op: Operation, sges: &'a [Sge]) -> Self {
+        Self { wr_id, op, sges, signaled: true, solicited: false, fence: false, inline: false }
+    }
+}
+
+/// One receive.
+#[derive(Clone, Copy, Debug)]
+pub struct RecvRequest<'a> {
+    /// The caller's number for it.
+    pub wr_id: u64,
+    /// Where the bytes go to.
+    pub sges: &'a [Sge],
+}
+
+/// A queue pair. Dropping it destroys it.
+#[derive(Debug)]
+pub struct Qp {
+    shared: Arc<Shared>,
+    qpn: Qpn,
+    limits: QpLimits,
+}
+
+impl Qp {
+    pub(crate) fn create(pd: &Pd, send_cq: &Cq, recv_cq: &Cq, limits: QpLimits) -> Result<Self, CreateQpError> {
+        let most = QpLimits::MAX;
+        for (name, asked, max) in [
+            ("send queue depth", limits.send_depth, most.send_depth),
+            ("receive queue depth", limits.recv_depth, most.recv_depth),
+            ("send scatter/gather elements", limits.send_sges, most.send_sges),
+            ("receive scatter/gather elements", limits.recv_sges, most.recv_sges),
+            ("inline bytes", limits.inline, most.inline),
+        ] {
+            if asked > max {
+                return Err(CreateQpError::Limit { name, asked, max });
+            }
+        }
+        pd.device.start_helper()?;
+        let shared = pd.device.shared.clone();
+        let mut engine = shared.lock().ok_or(CreateQpError::Forked)?;
+        let index = engine.core.allocate(MAX_QPS).ok_or(CreateQpError::TooMany)?;
+        let qpn = engine.core.qpn(index);
+        let config = QpConfig { send_depth: limits.send_depth, signal_all: limits.signal_all };
+        let (send_cq, recv_cq) = (send_cq.inner.clone(), recv_cq.inner.clone());
+        let entry = QpEntry::new(qpn, ProtocolQp::new(config), pd.id, send_cq, recv_cq);
+        engine.core.qps[index as usize] = Some(Box::new(entry));
+        drop(engine);
+        Ok(Self { shared, qpn, limits })
+    }
+
+    /// Its number.
+    pub fn qpn(&self) -> Qpn {
+        self.qpn
+    }
+
+    /// Its limits.
+    pub fn limits(&self) -> &QpLimits {
+        &self.limits
+    }
+
+    /// The state it is in.
+    pub fn state(&self) -> QpState {
+        self.attr().state
+    }
+
+    /// Its attributes.
+    pub fn attr(&self) -> QpAttr {
+        self.with(|entry| entry.qp.attr().clone()).unwrap_or_default()
+    }
+
+    /// What it counted.
+    pub fn counters(&self) -> QpCounters {
+        self.with(|entry| *entry.qp.counters()).unwrap_or_default()
+    }
+
+    fn with<T>(&self, f: impl FnOnce(&mut QpEntry) -> T) -> Option<T> {
+        self.shared.lock()?.core.entry(self.qpn).map(f)
+    }
+
+    /// Changes attributes and state.
+    ///
+    /// # Errors
+    /// The message says which transition does not exist, or which attribute is missing, not allowed or out of range.
+    pub fn modify(&self, attr: &QpAttr) -> Result<(), TransitionError> {
+        let Some(mut engine) = self.shared.lock() else { return Ok(()) };
+        let core = &mut engine.core;
+        let index = self.qpn.get() & 0xffff;
+        let Some(entry) = core.entry(self.qpn) else { return Ok(()) };
+        entry.qp.modify(attr)?;
+        if attr.mask.contains(AttrMask::AV) || attr.mask.contains(AttrMask::DEST_QPN) {
+            let (remote, slot) = (entry.qp.attr().remote, (entry.qp.attr().dest_qpn.get() >> 16) as u8);
+            let old = entry.path.take();
+            let path = core.paths.join(remote, slot);
+            if let Some(old) = old {
+                core.paths.leave(old);
+            }
+            if let Some(entry) = core.entry(self.qpn) {
+                entry.path = Some(path);
+            }
+        }
+        if attr.mask.contains(AttrMask::STATE) && attr.state == QpState::Reset {
+            if let Some(entry) = core.entry(self.qpn) {
+                entry.sends.clear();
+                entry.receives.clear();
+                entry.current = None;
+                entry.send_cq.forget(self.qpn);
+                entry.recv_cq.forget(self.qpn);
+            }
+        }
+        core.settle(index);
+        core.make_ready(index);
+        engine.transmit(now_ns(), false);
+        Ok(())
+    }
+
+    /// Posts a send request and sends what may leave at once.
+    ///
+    /// # Errors
+    /// See [`PostError`].
+    pub fn post_send(&self, request: &SendRequest<'_>) -> Result<(), PostError> {
+        self.post_sends(std::slice::from_ref(request)).map_err(|(_, error)| error)
+    }
+
+    /// Posts several send requests, then sends what may leave at once.
+    ///
+    /// # Errors
+    /// The number of requests that were taken, and why the next one was not.
+    pub fn post_sends(&self, requests: &[SendRequest<'_>]) -> Result<(), (usize, PostError)> {
+        let Some(mut engine) = self.shared.lock() else { return Err((0, PostError::State(QpState::Error))) };
+        let mut result = Ok(());
+        let Some(entry) = engine.core.entry(self.qpn) else {
+            return Err((0, PostError::State(QpState::Reset)));
+        };
+        for (taken, request) in requests.iter().enumerate() {
+            if let Err(error) = post_one(entry, &self.limits, request) {
+                result = Err((taken, error));
+                break;
+            }
+        }
+        let index = self.qpn.get() & 0xffff;
+        if entry.qp.state() == QpState::Error {
+            engine.core.settle(index);
+        }
+        engine.core.make_ready(index);
+        engine.transmit(now_ns(), false);
+        result
+    }
+
+    /// Posts a receive.
+    ///
+    /// # Errors
+    /// The queue is full, the list too long, or the queue pair is in RESET.
+    pub fn post_recv(&self, request: &RecvRequest<'_>) -> Result<(), PostError> {
+        let Some(mut engine) = self.shared.lock() else { return Err(PostError::State(QpState::Error)) };
+        let index = self.qpn.get() & 0xffff;
+        let Some(entry) = engine.core.entry(self.qpn) else { return Err(PostError::State(QpState::Reset)) };
+        if entry.qp.state() == QpState::Reset {
+            return Err(PostError::State(QpState::Reset));
+        }
+        if entry.receives.len() >= self.limits.recv_depth {
+            return Err(PostError::QueueFull(self.limits.recv_depth));
+        }
+        if request.sges.len() > self.limits.recv_sges {
+            return Err(PostError::TooManySges { given: request.sges.len(), max: self.limits.recv_sges });
+        }
+        let capacity = request.sges.iter().map(|sge| u64::from(sge.len)).sum();
+        let receive = Receive { wr_id: request.wr_id, capacity };
+        entry.receives.push_back(PostedReceive { receive, bytes: Bytes::of(request.sges) });
+        if entry.qp.state() == QpState::Error {
+            engine.core.settle(index);
+        }
+        Ok(())
+    }
+}
+
+fn post_one(entry: &mut QpEntry, limits: &QpLimits, request: &SendRequest<'_>) -> Result<(), PostError> {
+    if request.sges.len() > limits.send_sges {
+        return Err(PostError::TooManySges { given: request.sges.len(), max: limits.send_sges });
+    }
+    let total: u64 = request.sges.iter().map(|sge| u64::from(sge.len)).sum();
+    let len = u32::try_from(total).ok().filter(|len| *len <= MAX_MESSAGE).ok_or(PostError::TooLong(total))?;
+    let bytes = if request.inline && !request.op.fetches() {
+        if total > limits.inline as u64 {
+            return Err(PostError::InlineTooLong { given: total, max: limits.inline });
+        }
+        Bytes::Inline(copy_inline(request.sges)?)
+    } else {
+        Bytes::of(request.sges)
+    };
+    let serial = entry.qp.post(ProtocolSend {
+        wr_id: request.wr_id,
+        op: request.op,
+        len,
+        signaled: request.signaled,
+        solicited: request.solicited,
+        fence: request.fence,
+    })?;
+    entry.sends.push_back(PostedSend { serial, bytes });
+    Ok(())
+}
+
+/// Inline bytes need no registration, so they are read as plain memory of the caller's, guarded all the same.
+fn copy_inline(sges: &[Sge]) -> Result<Box<[u8]>, PostError> {
+    let mut out = Vec::new();
+    for sge in sges {
+        let at = out.len();
+        out.resize(at + sge.len as usize, 0);
+        let base = std::ptr::with_exposed_provenance_mut(usize::try_from(sge.addr).unwrap_or(0));
+        // SAFETY: read once, now, on behalf of the caller who owns it; a wrong address is an error, not a crash.
+        let window = unsafe { nobounce_memory::Window::new(base, sge.len as usize) };
+        window.load(0, &mut out[at..]).map_err(|_| PostError::InlineFault { addr: sge.addr })?;
+    }
+    Ok(out.into())
+}
+
+impl Drop for Qp {
+    fn drop(&mut self) {
+        if let Some(mut engine) = self.shared.lock() {
+            // An answer that was put off may be all that a peer is waiting for.
+            let index = self.qpn.get() & 0xffff;
+            engine.core.make_ready(index);
+            engine.transmit(now_ns(), true);
+            engine.core.remove(self.qpn);
+        }
+    }
+}

@@ -1,0 +1,368 @@
+//! Two and more UDP links in one process exchange packets through the kernel.
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use nobounce_nic::links::udp::{OpenError, UdpConfig, UdpLink};
+use nobounce_nic::links::{Link, TxBatch};
+use nobounce_protocol::wire::ROCE_PORT;
+use nobounce_protocol::wire::icrc::{Flow, Verdict};
+
+/// Longer than any of these exchanges takes: a test that waits so long has failed.
+const LIMIT: Duration = Duration::from_secs(20);
+
+fn open(addr: &str) -> UdpLink {
+    UdpLink::open(&UdpConfig::new(addr.parse().unwrap())).unwrap()
+}
+
+/// Puts a packet for `slot` into the batch; its payload holds `number` and a pattern.
+fn put(batch: &mut TxBatch, dst: IpAddr, slot: u8, number: u32, len: usize) -> bool {
+    let Some(room) = batch.begin(dst, 3, len) else { return false };
+    for (i, byte) in room.iter_mut().enumerate() {
+        *byte = u8::try_from((i + number as usize) % 251).unwrap();
+    }
+    room[4..8].copy_from_slice(&[0, slot, 0, 7]);
+    room[8..12].copy_from_slice(&number.to_be_bytes());
+    batch.commit();
+    true
+}
+
+fn number_of(packet: &[u8]) -> u32 {
+    u32::from_be_bytes(packet[8..12].try_into().unwrap())
+}
+
+/// Receives until `want` packets came; each must be whole and come from `src`.
+fn collect(link: &mut UdpLink, src: IpAddr, want: usize) -> Vec<(u32, usize)> {
+    let (mut got, local) = (Vec::new(), link.local());
+    let start = Instant::now();
+    while got.len() < want {
+        assert!(start.elapsed() < LIMIT, "{} of {want} packets; {:?}", got.len(), link.counters());
+        link.receive(&mut |d| {
+            assert_eq!(d.src, src);
+            let flow = Flow { src, dst: local, src_port: d.src_port, dst_port: ROCE_PORT };
+            // The guess is right where the kernel keeps the batch together; where it does not, the id is solved for.
+            assert!(matches!(flow.verify(d.ip_id, d.bytes), Verdict::Valid { .. }), "ICRC of {d:?}");
+            let number = number_of(d.bytes);
+            for (i, byte) in d.bytes[..d.bytes.len() - 4].iter().enumerate().skip(12) {
+                assert_eq!(usize::from(*byte), (i + number as usize) % 251, "byte {i} of packet {number}");
+            }
+            got.push((number, d.bytes.len()));
+        });
+    }
+    assert_eq!(link.receive(&mut |_| {}), 0, "more than was sent");
+    got
+}
+
+fn counter(link: &UdpLink, name: &str) -> u64 {
+    link.counters().into_iter().find(|(n, _)| *n == name).unwrap_or_else(|| panic!("no counter {name}")).1
+}
+
+fn exchange(a: &str, b: &str, gso: bool, gro: bool) {
+    let config = |addr: &str| UdpConfig { gso, gro, ..UdpConfig::new(addr.parse().unwrap()) };
+    let mut from = UdpLink::open(&config(a)).unwrap();
+    let mut to = UdpLink::open(&config(b)).unwrap();
+    assert!(gso || from.capabilities().max_segments == 1);
+    assert!(gro || !to.capabilities().receive_offload);
+    let mut batch = TxBatch::new(from.capabilities());
+    let mut number = 0;
+    // Each round stays below the smallest receive buffer, so that nothing may be lost.
+    for sizes in
+        [vec![16; 40], vec![20, 24, 4112, 4112, 60], (16..200).collect(), vec![1040; 30], vec![4140; 12]]
+    {
+        let want: Vec<_> = sizes.iter().map(|len| (number + 1, *len)).collect();
+        let want: Vec<_> =
+            want.iter().enumerate().map(|(i, (n, l))| (n + u32::try_from(i).unwrap(), *l)).collect();
+        for (n, len) in &want {
+            assert!(put(&mut batch, to.local(), to.slot(), *n, *len));
+        }
+        number += u32::try_from(want.len()).unwrap();
+        from.send(&mut batch);
+        assert!(batch.is_empty() && !from.send_blocked());
+        assert_eq!(collect(&mut to, from.local(), want.len()), want, "gso {gso} gro {gro}");
+    }
+    assert_eq!(counter(&from, "udp_tx_packets"), u64::from(number));
+    assert_eq!(counter(&to, "udp_rx_packets"), u64::from(number));
+    if gso {
+        assert!(counter(&from, "udp_tx_calls") < u64::from(number) / 4, "packets leave in groups");
+    }
+}
+
+#[test]
+fn packets_of_all_sizes_arrive_whole_and_in_order() {
+    for (i, (gso, gro)) in
+        [(true, true), (true, false), (false, true), (false, false)].into_iter().enumerate()
+    {
+        exchange(&format!("127.21.0.{}", i + 1), &format!("127.21.1.{}", i + 1), gso, gro);
+    }
+}
+
+#[test]
+fn packets_of_all_sizes_arrive_over_ipv6() {
+    if std::net::UdpSocket::bind("[::1]:0").is_err() {
+        println!("waived (this machine has no IPv6 loopback)");
+        return;
+    }
+    for (gso, gro) in [(true, true), (true, false), (false, true), (false, false)] {
+        exchange("::1", "::1", gso, gro);
+    }
+}
+
+#[test]
+fn the_guessed_identification_is_right_on_loopback() {
+    let (mut a, mut b) = (open("127.22.0.1"), open("127.22.0.2"));
+    let mut batch = TxBatch::new(a.capabilities());
+    (0..20).for_each(|n| assert!(put(&mut batch, b.local(), b.slot(), n, 300)));
+    let want: Vec<u16> = batch.packets().iter().map(|p| p.ip_id).collect();
+    a.send(&mut batch);
+    let mut ids = Vec::new();
+    let start = Instant::now();
+    while ids.len() < 20 {
+        assert!(start.elapsed() < LIMIT);
+        b.receive(&mut |d| {
+            let flow = Flow {
+                src: d.src,
+                dst: "127.22.0.2".parse().unwrap(),
+                src_port: d.src_port,
+                dst_port: ROCE_PORT,
+            };
+            assert_eq!(flow.verify(d.ip_id, d.bytes), Verdict::Valid { ip_id: Some(d.ip_id) });
+            ids.push(d.ip_id);
+        });
+    }
+    assert_eq!(ids, want);
+}
+
+/// Sends `each` packets from `from` to every one of `to`, and checks that they and no others arrive there.
+fn reach_all(from: &mut UdpLink, to: &mut [UdpLink], each: u32) {
+    let mut batch = TxBatch::new(from.capabilities());
+    for n in 0..each {
+        for link in &*to {
+            let number = u32::from(link.slot()) * 1000 + n;
+            assert!(put(&mut batch, link.local(), link.slot(), number, 100));
+        }
+    }
+    from.send(&mut batch);
+    let mut got: Vec<Vec<u32>> = vec![Vec::new(); to.len()];
+    let start = Instant::now();
+    while got.iter().any(|g| g.len() < each as usize) {
+        assert!(start.elapsed() < LIMIT, "{got:?}");
+        for (link, got) in to.iter_mut().zip(&mut got) {
+            link.receive(&mut |d| got.push(number_of(d.bytes)));
+        }
+    }
+    for (link, mut got) in to.iter().zip(got) {
+        got.sort_unstable(); // a packet handed over may come later than its neighbours
+        let base = u32::from(link.slot()) * 1000;
+        assert_eq!(got, (base..base + each).collect::<Vec<_>>(), "slot {}", link.slot());
+    }
+}
+
+#[test]
+fn packets_reach_the_slot_they_are_for() {
+    let mut from = open("127.23.0.1");
+    let mut to: Vec<_> = (0..3).map(|_| open("127.23.0.2")).collect();
+    assert_eq!(to.iter().map(Link::slot).collect::<Vec<_>>(), [0, 1, 2]);
+    reach_all(&mut from, &mut to, 8);
+    assert!(to.iter().all(|l| counter(l, "handed_over") == 0), "the kernel steers, nothing is handed over");
+}
+
+#[test]
+fn packets_reach_their_slot_after_another_device_closed() {
+    let mut from = open("127.24.0.1");
+    let mut to: Vec<_> = (0..3).map(|_| open("127.24.0.2")).collect();
+    // The kernel now numbers the remaining sockets otherwise than their slots.
+    drop(to.remove(0));
+    reach_all(&mut from, &mut to, 8);
+    let sum = |to: &[UdpLink], name| to.iter().map(|l| counter(l, name)).sum::<u64>();
+    assert!(sum(&to, "handed_over") > 0, "this test is about packets that were steered wrongly");
+    assert_eq!(sum(&to, "handed_over"), sum(&to, "handed_in"));
+    // Whoever opens next takes the free slot, and all still reach theirs.
+    to.push(open("127.24.0.2"));
+    assert_eq!(to.iter().map(Link::slot).collect::<Vec<_>>(), [1, 2, 0]);
+    reach_all(&mut from, &mut to, 8);
+}
+
+#[test]
+fn packets_for_a_slot_nobody_has_are_counted() {
+    let (mut from, mut to) = (open("127.25.0.1"), open("127.25.0.2"));
+    let mut batch = TxBatch::new(from.capabilities());
+    (0..5).for_each(|n| assert!(put(&mut batch, to.local(), 77, n, 60)));
+    from.send(&mut batch);
+    let start = Instant::now();
+    while counter(&to, "no_such_slot") < 5 {
+        assert!(start.elapsed() < LIMIT);
+        assert_eq!(to.receive(&mut |d| panic!("{d:?}")), 0);
+    }
+}
+
+#[test]
+fn short_and_odd_datagrams_are_delivered_or_dropped_but_harm_nothing() {
+    let mut to = open("127.26.0.2");
+    let socket = std::net::UdpSocket::bind("127.26.0.1:0").unwrap();
+    for len in [0, 1, 5, 6, 11, 60_000] {
+        socket.send_to(&vec![0; len], ("127.26.0.2", ROCE_PORT)).unwrap();
+    }
+    let mut lens = Vec::new();
+    let start = Instant::now();
+    while lens.len() < 6 {
+        assert!(start.elapsed() < LIMIT, "{lens:?}");
+        to.receive(&mut |d| lens.push(d.bytes.len()));
+    }
+    assert_eq!(lens, [0, 1, 5, 6, 11, 60_000]);
+    let mut small =
+        UdpLink::open(&UdpConfig { gro: false, ..UdpConfig::new("127.26.0.3".parse().unwrap()) }).unwrap();
+    socket.send_to(&[0; 60_000], ("127.26.0.3", ROCE_PORT)).unwrap();
+    let start = Instant::now();
+    while counter(&small, "udp_rx_too_long") == 0 {
+        assert!(start.elapsed() < LIMIT);
+        small.receive(&mut |d| panic!("{d:?}"));
+    }
+}
+
+#[test]
+fn a_handed_packet_wakes_the_owner() {
+    let mut from = open("127.27.0.1");
+    let first = open("127.27.0.2");
+    let mut owner = open("127.27.0.2");
+    drop(first);
+    // Slot 0 again, but second in the kernel's list: it gets what is for slot 1.
+    let mut thief = open("127.27.0.2");
+    let mut batch = TxBatch::new(from.capabilities());
+    assert!(put(&mut batch, owner.local(), owner.slot(), 5, 60));
+    from.send(&mut batch);
+    let start = Instant::now();
+    while counter(&thief, "handed_over") == 0 {
+        assert!(start.elapsed() < LIMIT);
+        thief.receive(&mut |d| panic!("{d:?}"));
+    }
+    let mut fds: Vec<_> = owner
+        .wake_fds()
+        .iter()
+        .map(|fd| libc::pollfd { fd: *fd, events: libc::POLLIN, revents: 0 })
+        .collect();
+    // SAFETY: the pointer and number describe the live list.
+    let ready = unsafe { libc::poll(fds.as_mut_ptr(), libc::nfds_t::try_from(fds.len()).unwrap(), 5000) };
+    assert_eq!(ready, 1);
+    assert_eq!(collect(&mut owner, from.local(), 1), [(5, 60)]);
+}
+
+#[test]
+fn on_other_addresses_packets_leave_from_several_ports() {
+    // An address of this machine that is not loopback; connecting a UDP socket sends nothing, and what we send to our
+    // own address stays inside the kernel.
+    let own = std::net::UdpSocket::bind("0.0.0.0:0").and_then(|s| {
+        s.connect("192.0.2.1:9")?;
+        s.local_addr()
+    });
+    let addr = match own {
+        Ok(own) if !own.ip().is_loopback() => own.ip(),
+        _ => {
+            println!("waived (this machine has no address but loopback)");
+            return;
+        }
+    };
+    let mut from = UdpLink::open(&UdpConfig::new(addr)).unwrap();
+    let mut to = UdpLink::open(&UdpConfig::new(addr)).unwrap();
+    let mut batch = TxBatch::new(from.capabilities());
+    for hint in 0..64 {
+        let room = batch.begin(addr, hint, 80).unwrap();
+        room.fill(0);
+        room[5] = to.slot();
+        batch.commit();
+    }
+    from.send(&mut batch);
+    let mut ports = Vec::new();
+    let start = Instant::now();
+    while ports.len() < 64 {
+        assert!(start.elapsed() < LIMIT, "{ports:?} {:?}", from.counters());
+        to.receive(&mut |d| {
+            let flow = Flow { src: d.src, dst: addr, src_port: d.src_port, dst_port: ROCE_PORT };
+            assert!(matches!(flow.verify(d.ip_id, d.bytes), Verdict::Valid { .. }));
+            ports.push(d.src_port);
+        });
+    }
+    ports.sort_unstable();
+    assert!(ports[0] >= 0xc000);
+    ports.dedup();
+    assert_eq!(ports.len(), 8);
+}
+
+#[test]
+fn a_handover_of_another_user_is_dropped() {
+    let mut to = open("127.30.0.2");
+    // SAFETY: geteuid reads one number of this process and cannot fail.
+    if unsafe { libc::geteuid() } != 0 {
+        println!("waived (only root can become another user)");
+        return;
+    }
+    let forged = |uid: u32| {
+        let script = format!(
+            "import os,socket\n\
+             os.setuid({uid})\n\
+             s=socket.socket(socket.AF_UNIX,socket.SOCK_DGRAM)\n\
+             s.sendto(b'nbh1\\x04\\x00\\x12\\xb7\\x00\\x00\\x00\\x20\\x0a\\x01\\x02\\x03'+bytes(44),'\\0nobounce/slot/127.30.0.2/0')"
+        );
+        let status = std::process::Command::new("python3").args(["-c", &script]).status().unwrap();
+        assert!(status.success());
+    };
+    let mut got = 0;
+    forged(65534);
+    (0..100).for_each(|_| got += to.receive(&mut |_| {}));
+    assert_eq!((got, counter(&to, "handover_refused")), (0, 1));
+    forged(0);
+    (0..100).for_each(|_| got += to.receive(&mut |d| assert_eq!(d.src.to_string(), "10.1.2.3")));
+    assert_eq!((got, counter(&to, "handed_in")), (1, 1), "the same bytes from our own user are taken");
+}
+
+#[test]
+fn an_address_that_is_not_ours_gives_a_sentence() {
+    let error = UdpLink::open(&UdpConfig::new("192.0.2.1".parse().unwrap())).unwrap_err();
+    assert!(matches!(error, OpenError::NotLocal { .. }), "{error:?}");
+    assert!(error.to_string().contains("192.0.2.1 is not an address of this machine"), "{error}");
+    let error = UdpLink::open(&UdpConfig::new("0.0.0.0".parse().unwrap())).unwrap_err();
+    assert!(error.to_string().contains("name that one"), "{error}");
+}
+
+#[test]
+fn a_port_that_is_not_shared_gives_a_sentence() {
+    let _holder = std::net::UdpSocket::bind(("127.28.0.1", ROCE_PORT)).unwrap();
+    let error = UdpLink::open(&UdpConfig::new("127.28.0.1".parse().unwrap())).unwrap_err().to_string();
+    assert!(error.contains("another program of this user"), "{error}");
+    assert!(error.contains("does not share it"), "{error}");
+}
+
+#[test]
+fn a_port_held_by_another_user_gives_a_sentence_that_names_the_user() {
+    // SAFETY: geteuid reads one number of this process and cannot fail.
+    if unsafe { libc::geteuid() } != 0 {
+        println!("waived (only root can become another user to hold the port)");
+        return;
+    }
+    let mut holder = std::process::Command::new("python3")
+        .args([
+            "-c",
+            "import os,socket,sys\n\
+             os.setuid(65534)\n\
+             s=socket.socket(socket.AF_INET,socket.SOCK_DGRAM)\n\
+             s.setsockopt(socket.SOL_SOCKET,socket.SO_REUSEPORT,1)\n\
+             s.bind(('127.29.0.1',4791))\n\
+             print('held',flush=True)\n\
+             sys.stdin.read()",
+        ])
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(holder.stdout.take().unwrap()), &mut line)
+        .unwrap();
+    let result = UdpLink::open(&UdpConfig::new("127.29.0.1".parse().unwrap()));
+    drop(holder.stdin.take());
+    holder.wait().unwrap();
+    assert_eq!(line, "held\n");
+    let error = result.unwrap_err().to_string();
+    assert!(
+        error.contains("UDP port 4791 on 127.29.0.1 is held by a program of another user (uid 65534"),
+        "{error}"
+    );
+}

@@ -1,0 +1,18 @@
+//! RoCEv2 without IO: what is said on the wire, and when.
+//!
+//! This crate opens no socket, reads no clock and holds no payload. It says *where* bytes come from or go to
+//! (a work request and an offset, or a remote key and an address); the caller moves them.
+//!
+//! - [`qp`]: one queue pair: states, requester, responder.
+//! - [`sim`]: endpoints and a bad network on a virtual clock.
+//! - [`timing`]: times as the standard encodes them.
+//! - [`wire`]: packets as bytes and as meaning; the invariant CRC.
+//!
+//! `#![forbid(unsafe_code)]` holds for the whole crate.
+#![forbid(unsafe_code)]
+
+pub mod pcap;
+pub mod qp;
+pub mod sim;
+pub mod timing;
+pub mod wire;

@@ -1,0 +1,116 @@
+//! What the application learns: completions and events.
+
+/// How a work request ended. Numbers are those of the verbs interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Status {
+    /// Done.
+    Success = 0,
+    /// The message did not fit the receive buffer.
+    LocalLength = 1,
+    /// The queue pair was used wrongly.
+    LocalQpOperation = 2,
+    /// Local memory could not be accessed: no such key, outside the region, or it has vanished.
+    LocalProtection = 4,
+    /// The queue pair was in, or went into, the error state.
+    Flushed = 5,
+    /// The responder sent something that does not belong there.
+    BadResponse = 7,
+    /// Local memory gave way while the responder placed data into it.
+    LocalAccess = 8,
+    /// The responder found the request invalid.
+    RemoteInvalidRequest = 9,
+    /// The responder refused access to its memory.
+    RemoteAccess = 10,
+    /// The responder could not carry the request out.
+    RemoteOperation = 11,
+    /// No answer after all retries.
+    RetryExceeded = 12,
+    /// The receiver never became ready.
+    RnrRetryExceeded = 13,
+}
+
+/// What kind of work ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub enum WorkKind {
+    Send,
+    Write,
+    Read,
+    CompareSwap,
+    FetchAdd,
+    Receive,
+    /// A receive consumed by a WRITE with immediate data.
+    ReceiveWriteImmediate,
+}
+
+/// One completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// The application's number for the request.
+    pub wr_id: u64,
+    /// How it ended.
+    pub status: Status,
+    /// What it was.
+    pub kind: WorkKind,
+    /// Bytes received, read, or fetched.
+    pub byte_len: u32,
+    /// Immediate data that came with it.
+    pub immediate: Option<u32>,
+    /// The key the peer had invalidated.
+    pub invalidated: Option<u32>,
+    /// The peer asked for an event.
+    pub solicited: bool,
+}
+
+impl Completion {
+    /// Whether it belongs to the receive queue.
+    pub const fn is_receive(&self) -> bool {
+        matches!(self.kind, WorkKind::Receive | WorkKind::ReceiveWriteImmediate)
+    }
+}
+
+/// Something that happened to a queue pair and belongs to no work request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum QpEvent {
+    /// The responder found an invalid request and stopped.
+    RequestError,
+    /// The responder found a forbidden access and stopped.
+    AccessError,
+    /// The responder could not carry out a request and stopped.
+    Fatal,
+    /// The first packet arrived while the queue pair was in RTR.
+    CommunicationEstablished,
+    /// The send queue has drained.
+    SendQueueDrained,
+}
+
+/// The negative acknowledgements of the standard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Nak {
+    /// A packet is missing before this one.
+    PsnSequence = 0,
+    /// The request makes no sense here.
+    InvalidRequest = 1,
+    /// Wrong key, outside the region, or not allowed.
+    RemoteAccess = 2,
+    /// The responder could not carry it out.
+    RemoteOperational = 3,
+    /// Only in reliable datagrams, which nobody uses.
+    InvalidRdRequest = 4,
+}
+
+impl Nak {
+    /// The code's meaning, if the standard gives it one.
+    pub const fn from_code(code: u8) -> Option<Self> {
+        Some(match code {
+            0 => Self::PsnSequence,
+            1 => Self::InvalidRequest,
+            2 => Self::RemoteAccess,
+            3 => Self::RemoteOperational,
+            4 => Self::InvalidRdRequest,
+            _ => return None,
+        })
+    }
+}

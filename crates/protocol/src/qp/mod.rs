@@ -1,0 +1,475 @@
+//! One reliable-connection queue pair, without IO.
+//!
+//! Methods come in four kinds:
+//! - getters: [`Qp::state`], [`Qp::attr`], [`Qp::outstanding`], [`Qp::counters`];
+//! - what the world does: [`Qp::handle_packet`], [`Qp::handle_timeout`], [`Qp::handle_gather_fault`];
+//! - what the user does: [`Qp::modify`], [`Qp::post`];
+//! - what comes out: [`Qp::poll_transmit`], [`Qp::poll_completion`], [`Qp::poll_event`], [`Qp::poll_timeout`].
+//!
+//! After any of the first three, poll in this order: completions and events until none are left, then packets until
+//! none may leave, then the timeout. Memory is reached only through [`Host`], and only inside `handle_packet`.
+
+mod attr;
+mod completion;
+mod request;
+mod requester;
+mod responder;
+mod rtt;
+mod state;
+mod window;
+
+use std::collections::VecDeque;
+
+pub use attr::{Access, Mtu, QpAttr};
+pub use completion::{Completion, Nak, QpEvent, Status, WorkKind};
+pub use request::{MAX_MESSAGE, Operation, PostError, Remote, SendRequest};
+pub use state::{AttrMask, QpState, Service, TransitionError, check_transition};
+
+use crate::timing::Nanos;
+use crate::wire::{Header, Qpn};
+use requester::{Answer, Out, Requester};
+use responder::{Responder, Taken};
+
+/// Local memory could not be accessed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LocalFault;
+
+/// A posted receive, as the protocol sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Receive {
+    /// The application's number for it.
+    pub wr_id: u64,
+    /// Bytes of its scatter list.
+    pub capacity: u64,
+}
+
+/// The memory and the receive queue of the side that runs this queue pair.
+///
+/// `place_*` put the payload of the packet that is being handled somewhere; `last` says that it ends the message.
+pub trait Host {
+    /// Whether the peer may do `access` with `len` bytes at `addr` by this key.
+    ///
+    /// # Errors
+    /// The refusal to send.
+    fn check(&mut self, rkey: u32, addr: u64, len: u64, access: Access) -> Result<(), Nak>;
+
+    /// The payload belongs at `addr` of the region behind `rkey` (checked again: the region may be gone by now).
+    ///
+    /// # Errors
+    /// The refusal to send.
+    fn place_remote(&mut self, rkey: u32, addr: u64, len: usize, last: bool) -> Result<(), Nak>;
+
+    /// Takes the next posted receive, which then is the current one.
+    fn take_receive(&mut self) -> Option<Receive>;
+
+    /// The payload belongs `offset` bytes into the current receive.
+    ///
+    /// # Errors
+    /// The receive's memory could not be written.
+    fn place_receive(&mut self, offset: u64, len: usize, last: bool) -> Result<(), LocalFault>;
+
+    /// The payload belongs `offset` bytes into the local list of READ request `serial`.
+    ///
+    /// # Errors
+    /// The request's memory could not be written.
+    fn place_response(&mut self, serial: u64, offset: u64, len: usize, last: bool) -> Result<(), LocalFault>;
+
+    /// `original` belongs into the local list of atomic request `serial`.
+    ///
+    /// # Errors
+    /// The request's memory could not be written.
+    fn place_atomic(&mut self, serial: u64, original: u64) -> Result<(), LocalFault>;
+
+    /// Compares and swaps 8 bytes of a region; returns the value before.
+    ///
+    /// # Errors
+    /// The refusal to send.
+    fn compare_swap(&mut self, rkey: u32, addr: u64, compare: u64, swap: u64) -> Result<u64, Nak>;
+
+    /// Adds to 8 bytes of a region; returns the value before.
+    ///
+    /// # Errors
+    /// The refusal to send.
+    fn fetch_add(&mut self, rkey: u32, addr: u64, add: u64) -> Result<u64, Nak>;
+
+    /// The peer no longer needs this key.
+    ///
+    /// # Errors
+    /// The refusal to send.
+    fn invalidate(&mut self, rkey: u32) -> Result<(), Nak>;
+}
+
+/// Where the payload of a packet comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Payload {
+    /// There is none.
+    None,
+    /// The local list of send request `serial`.
+    #[allow(missing_docs)]
+    Request { serial: u64, offset: u64, len: u32 },
+    /// A region the peer reads.
+    #[allow(missing_docs)]
+    Region { rkey: u32, addr: u64, len: u32 },
+}
+
+impl Payload {
+    /// Bytes of payload.
+    pub const fn len(&self) -> u32 {
+        match *self {
+            Self::None => 0,
+            Self::Request { len, .. } | Self::Region { len, .. } => len,
+        }
+    }
+
+    /// Whether there is none.
+    pub const fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// A packet to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Transmit {
+    /// Its headers, complete.
+    pub header: Header,
+    /// Where its payload comes from.
+    pub payload: Payload,
+}
+
+/// What became of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Handled {
+    /// It was for this queue pair, in this state.
+    Taken,
+    /// The queue pair is in a state in which it takes no such packet.
+    WrongState,
+    /// An answer to nothing that was asked.
+    Unsolicited,
+}
+
+/// Counters of one queue pair, named as the kernel names them where it has the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct QpCounters {
+    pub duplicate_request: u64,
+    pub out_of_seq_request: u64,
+    pub rcvd_rnr_err: u64,
+    pub send_rnr_err: u64,
+    pub rcvd_seq_err: u64,
+    pub implied_nak_seq_err: u64,
+    pub local_ack_timeout_err: u64,
+    /// Questions after a possibly lost tail; not retries.
+    pub probes: u64,
+    /// Repeated atomics whose result was no longer kept.
+    pub lost_atomic_replay: u64,
+}
+
+/// What a connection was agreed to be: the attributes as the two halves use them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Params {
+    pub(crate) dest_qpn: Qpn,
+    pub(crate) mtu: u32,
+    pub(crate) access: Access,
+    pub(crate) max_rd_atomic: u8,
+    pub(crate) max_dest_rd_atomic: u8,
+    pub(crate) min_rnr_timer: u8,
+    pub(crate) timeout: u8,
+    pub(crate) retry_cnt: u8,
+    pub(crate) rnr_retry: u8,
+}
+
+impl Params {
+    fn of(attr: &QpAttr) -> Self {
+        Self {
+            dest_qpn: attr.dest_qpn,
+            mtu: attr.path_mtu.bytes(),
+            access: attr.access,
+            max_rd_atomic: attr.max_rd_atomic,
+            max_dest_rd_atomic: attr.max_dest_rd_atomic,
+            min_rnr_timer: attr.min_rnr_timer,
+            timeout: attr.timeout,
+            retry_cnt: attr.retry_cnt,
+            rnr_retry: attr.rnr_retry,
+        }
+    }
+}
+
+/// How a queue pair is made.
+#[derive(Clone, Copy, Debug)]
+pub struct QpConfig {
+    /// Send requests that may be outstanding.
+    pub send_depth: usize,
+    /// Report every success, whatever the request says.
+    pub signal_all: bool,
+}
+
+/// A reliable-connection queue pair. The module's text gives the order in which to call it.
+#[derive(Debug)]
+pub struct Qp {
+    config: QpConfig,
+    attr: QpAttr,
+    params: Params,
+    requester: Requester,
+    responder: Responder,
+    completions: VecDeque<Completion>,
+    events: VecDeque<QpEvent>,
+    counters: QpCounters,
+    established: bool,
+    drain_reported: bool,
+}
+
+impl Qp {
+    /// A queue pair in RESET.
+    pub fn new(config: QpConfig) -> Self {
+        let attr = QpAttr::default();
+        Self {
+            config,
+            params: Params::of(&attr),
+            attr,
+            requester: Requester::new(config.send_depth),
+            responder: Responder::new(),
+            completions: VecDeque::new(),
+            events: VecDeque::new(),
+            counters: QpCounters::default(),
+            established: false,
+            drain_reported: false,
+        }
+    }
+
+    /// The state it is in.
+    pub const fn state(&self) -> QpState {
+        self.attr.state
+    }
+
+    /// Its attributes.
+    pub const fn attr(&self) -> &QpAttr {
+        &self.attr
+    }
+
+    /// What it counted.
+    pub const fn counters(&self) -> &QpCounters {
+        &self.counters
+    }
+
+    /// Bytes that may lie in a socket buffer because of it.
+    pub const fn outstanding(&self) -> u64 {
+        self.requester.outstanding()
+    }
+
+    /// Whether the last [`Self::poll_transmit`] held a packet back only because there was no room.
+    pub const fn is_path_limited(&self) -> bool {
+        self.requester.is_path_limited()
+    }
+
+    /// Every send request with a smaller serial number is over.
+    pub fn oldest_serial(&self) -> u64 {
+        self.requester.oldest_serial()
+    }
+
+    /// Changes attributes and state.
+    ///
+    /// # Errors
+    /// The transition does not exist, attributes are missing or not allowed, or a value is out of range.
+    pub fn modify(&mut self, new: &QpAttr) -> Result<(), TransitionError> {
+        let from = self.attr.state;
+        let to = if new.mask.contains(AttrMask::STATE) { new.state } else { from };
+        if new.mask.contains(AttrMask::CUR_STATE) && new.cur_state != from {
+            return Err(TransitionError::CurrentState { said: new.cur_state, actual: from });
+        }
+        check_transition(Service::Rc, from, to, new.mask)?;
+        new.check_values()?;
+        if to == QpState::Reset {
+            let counters = self.counters;
+            *self = Self { counters, ..Self::new(self.config) };
+            return Ok(());
+        }
+        self.attr.merge(new);
+        self.attr.state = to;
+        self.params = Params::of(&self.attr);
+        match (from, to) {
+            (QpState::Init, QpState::Rtr) => self.responder.connect(new.rq_psn),
+            (QpState::Rtr, QpState::Rts) => self.requester.connect(new.sq_psn, &self.params),
+            (QpState::Rts, QpState::Sqd) => {
+                self.drain_reported = !self.attr.en_sqd_async_notify;
+                self.report_drained();
+            }
+            (_, QpState::Error) => self.enter_error(None),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Takes a send request; returns its serial number, by which [`Payload::Request`] and [`Host`] name it.
+    ///
+    /// # Errors
+    /// See [`PostError`]. In the error state a request is taken and flushed at once.
+    pub fn post(&mut self, mut request: SendRequest) -> Result<u64, PostError> {
+        match self.attr.state {
+            QpState::Rts | QpState::Sqd | QpState::Error => {}
+            state => return Err(PostError::State(state)),
+        }
+        if request.len > MAX_MESSAGE {
+            return Err(PostError::TooLong(u64::from(request.len)));
+        }
+        if request.op.is_atomic() && request.len != 8 {
+            return Err(PostError::AtomicLength(request.len));
+        }
+        if request.op.fetches() && self.params.max_rd_atomic == 0 {
+            return Err(PostError::NoReads);
+        }
+        request.signaled |= self.config.signal_all;
+        let serial = self.requester.post(request)?;
+        if self.attr.state == QpState::Error {
+            self.enter_error(None);
+        }
+        Ok(serial)
+    }
+
+    /// A packet for this queue pair arrived; its ICRC was right.
+    pub fn handle_packet(
+        &mut self,
+        now: Nanos,
+        header: &Header,
+        payload_len: usize,
+        host: &mut dyn Host,
+    ) -> Handled {
+        let params = self.params;
+        let mut out = Out { completions: &mut self.completions, counters: &mut self.counters };
+        match self.attr.state {
+            QpState::Rtr | QpState::Rts | QpState::Sqd => {}
+            QpState::Error if !header.opcode.is_response() => {
+                self.responder.repeat_refusal(header);
+                return Handled::WrongState;
+            }
+            _ => return Handled::WrongState,
+        }
+        if header.opcode.is_response() {
+            if self.attr.state == QpState::Rtr {
+                return Handled::WrongState;
+            }
+            let answer = self.requester.handle_answer(now, header, payload_len, &params, host, &mut out);
+            self.report_drained();
+            return self.settle(answer);
+        }
+        if self.attr.state == QpState::Rtr && !self.established {
+            self.established = true;
+            self.events.push_back(QpEvent::CommunicationEstablished);
+        }
+        if let Taken::Fatal(event) = self.responder.handle_request(header, payload_len, &params, host, &mut out) {
+            self.stop(event);
+        }
+        Handled::Taken
+    }
+
+    /// The time of [`Self::poll_timeout`] has come.
+    pub fn handle_timeout(&mut self, now: Nanos) {
+        if !matches!(self.attr.state, QpState::Rts | QpState::Sqd) {
+            return;
+        }
+        let params = self.params;
+        let mut out = Out { completions: &mut self.completions, counters: &mut self.counters };
+        let answer = self.requester.handle_timeout(now, &params, &mut out);
+        self.settle(answer);
+    }
+
+    /// The payload of `transmit` could not be read; the packet was not sent.
+    pub fn handle_gather_fault(&mut self, transmit: &Transmit) {
+        match transmit.payload {
+            Payload::None => {}
+            Payload::Request { serial, .. } => {
+                let mut out = Out { completions: &mut self.completions, counters: &mut self.counters };
+                self.requester.fail_at(serial, Status::LocalProtection, &mut out);
+                self.enter_error(None);
+            }
+            Payload::Region { .. } => {
+                let taken = self.responder.fail_read(transmit.header.psn, Nak::RemoteAccess, &self.params);
+                if let Taken::Fatal(event) = taken {
+                    self.stop(event);
+                }
+            }
+        }
+    }
+
+    /// The next packet to send, if one may leave now.
+    ///
+    /// `room` is how many bytes the path to the peer still takes. Without `flush_acks`, acknowledgements that can
+    /// wait do: call again with it before blocking, and whenever something else leaves anyway.
+    pub fn poll_transmit(&mut self, now: Nanos, room: u64, flush_acks: bool) -> Option<Transmit> {
+        let params = self.params;
+        match self.attr.state {
+            QpState::Reset | QpState::Init | QpState::Sqe => None,
+            QpState::Rtr | QpState::Error => self.responder.poll_transmit(&params, flush_acks),
+            QpState::Rts | QpState::Sqd => {
+                let may_start = self.attr.state == QpState::Rts;
+                // Data before deferred acknowledgements: somebody may be waiting for the data.
+                self.responder
+                    .poll_transmit(&params, false)
+                    .or_else(|| self.requester.poll_transmit(now, &params, may_start, room))
+                    .or_else(|| self.responder.poll_transmit(&params, flush_acks))
+            }
+        }
+    }
+
+    /// Whether answers wait to be sent (with `flush_acks`).
+    pub fn has_replies(&self) -> bool {
+        self.responder.has_replies()
+    }
+
+    /// The next completion, in order.
+    pub fn poll_completion(&mut self) -> Option<Completion> {
+        self.completions.pop_front()
+    }
+
+    /// The next event.
+    pub fn poll_event(&mut self) -> Option<QpEvent> {
+        self.events.pop_front()
+    }
+
+    /// When [`Self::handle_timeout`] must be called, if nothing happens before.
+    pub fn poll_timeout(&self) -> Option<Nanos> {
+        matches!(self.attr.state, QpState::Rts | QpState::Sqd)
+            .then(|| self.requester.poll_timeout(&self.params))
+            .flatten()
+    }
+
+    fn settle(&mut self, answer: Answer) -> Handled {
+        match answer {
+            Answer::Taken => Handled::Taken,
+            Answer::Unsolicited => Handled::Unsolicited,
+            Answer::Failed(status) => {
+                self.enter_error(Some(status));
+                Handled::Taken
+            }
+        }
+    }
+
+    /// The responder refused something for good.
+    fn stop(&mut self, event: QpEvent) {
+        self.events.push_back(event);
+        self.enter_error(None);
+    }
+
+    fn enter_error(&mut self, status: Option<Status>) {
+        self.attr.state = QpState::Error;
+        let mut out = Out { completions: &mut self.completions, counters: &mut self.counters };
+        self.requester.fail(status, &mut out);
+        if let Some(receive) = self.responder.take_open_receive() {
+            self.completions.push_back(Completion {
+                wr_id: receive.wr_id,
+                status: Status::Flushed,
+                kind: WorkKind::Receive,
+                byte_len: 0,
+                immediate: None,
+                invalidated: None,
+                solicited: false,
+            });
+        }
+    }
+
+    fn report_drained(&mut self) {
+        if self.attr.state == QpState::Sqd && !self.drain_reported && self.requester.is_drained() {
+            self.drain_reported = true;
+            self.events.push_back(QpEvent::SendQueueDrained);
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! Work requests of the send queue, as the protocol sees them: lengths and remote places, no local memory.
+
+use super::completion::WorkKind;
+use crate::wire::Opcode;
+
+/// The longest message.
+pub const MAX_MESSAGE: u32 = 1 << 31;
+
+/// A place in the peer's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Remote {
+    /// Virtual address.
+    pub addr: u64,
+    /// Key.
+    pub rkey: u32,
+}
+
+/// What a send work request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // the names are the standard's
+pub enum Operation {
+    Send,
+    SendImmediate(u32),
+    SendInvalidate(u32),
+    Write(Remote),
+    WriteImmediate(Remote, u32),
+    Read(Remote),
+    CompareSwap { remote: Remote, compare: u64, swap: u64 },
+    FetchAdd { remote: Remote, add: u64 },
+}
+
+impl Operation {
+    /// Whether it is answered with data, and so counts against `max_rd_atomic`.
+    pub const fn fetches(&self) -> bool {
+        matches!(self, Self::Read(_) | Self::CompareSwap { .. } | Self::FetchAdd { .. })
+    }
+
+    /// Whether it is an atomic operation.
+    pub const fn is_atomic(&self) -> bool {
+        matches!(self, Self::CompareSwap { .. } | Self::FetchAdd { .. })
+    }
+
+    /// What its completion says it was.
+    pub const fn kind(&self) -> WorkKind {
+        match self {
+            Self::Send | Self::SendImmediate(_) | Self::SendInvalidate(_) => WorkKind::Send,
+            Self::Write(_) | Self::WriteImmediate(..) => WorkKind::Write,
+            Self::Read(_) => WorkKind::Read,
+            Self::CompareSwap { .. } => WorkKind::CompareSwap,
+            Self::FetchAdd { .. } => WorkKind::FetchAdd,
+        }
+    }
+
+    /// The opcode of the packet that is or is not the first and the last of the message.
+    pub(crate) const fn opcode(&self, first: bool, last: bool) -> Opcode {
+        match (self, first, last) {
+            (Self::Read(_), ..) => Opcode::ReadRequest,
+            (Self::CompareSwap { .. }, ..) => Opcode::CompareSwap,
+            (Self::FetchAdd { .. }, ..) => Opcode::FetchAdd,
+            (Self::Send | Self::SendImmediate(_) | Self::SendInvalidate(_), true, false) => Opcode::SendFirst,
+            (Self::Send | Self::SendImmediate(_) | Self::SendInvalidate(_), false, false) => Opcode::SendMiddle,
+            (Self::Send, true, true) => Opcode::SendOnly,
+            (Self::Send, false, true) => Opcode::SendLast,
+            (Self::SendImmediate(_), true, true) => Opcode::SendOnlyImm,
+            (Self::SendImmediate(_), false, true) => Opcode::SendLastImm,
+            (Self::SendInvalidate(_), true, true) => Opcode::SendOnlyInvalidate,
+            (Self::SendInvalidate(_), false, true) => Opcode::SendLastInvalidate,
+            (Self::Write(_) | Self::WriteImmediate(..), true, false) => Opcode::WriteFirst,
+            (Self::Write(_) | Self::WriteImmediate(..), false, false) => Opcode::WriteMiddle,
+            (Self::Write(_), true, true) => Opcode::WriteOnly,
+            (Self::Write(_), false, true) => Opcode::WriteLast,
+            (Self::WriteImmediate(..), true, true) => Opcode::WriteOnlyImm,
+            (Self::WriteImmediate(..), false, true) => Opcode::WriteLastImm,
+        }
+    }
+}
+
+/// One send work request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SendRequest {
+    /// The application's number for it.
+    pub wr_id: u64,
+    /// What to do.
+    pub op: Operation,
+    /// Bytes of the local scatter/gather list; 8 for atomics.
+    pub len: u32,
+    /// Whether success is reported. Failure always is.
+    pub signaled: bool,
+    /// Ask the peer's receive completion to raise an event.
+    pub solicited: bool,
+    /// Begin only when all earlier READs and atomics are done.
+    pub fence: bool,
+}
+
+/// Why a work request was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PostError {
+    /// Sends need RTS, receives INIT.
+    #[error("the queue pair is in {0:?}: sends are taken from RTS on, receives from INIT on")]
+    State(super::QpState),
+    /// Too many requests are outstanding.
+    #[error("the queue is full ({0} requests): poll completions first, or make the queue deeper")]
+    QueueFull(usize),
+    /// The message is too long.
+    #[error("the message has {0} bytes; the longest has 2^31")]
+    TooLong(u64),
+    /// An atomic operation moves exactly 8 bytes.
+    #[error("an atomic operation moves 8 bytes, not {0}")]
+    AtomicLength(u32),
+    /// The scatter/gather list is too long.
+    #[error("the scatter/gather list has {given} elements; the queue pair was made for {max}")]
+    #[allow(missing_docs)]
+    TooManySges { given: usize, max: usize },
+    /// Inline data is too long.
+    #[error("{given} bytes are to be sent inline; the queue pair was made for {max}")]
+    #[allow(missing_docs)]
+    InlineTooLong { given: u64, max: usize },
+    /// Inline data could not be read.
+    #[error("inline data at {addr:#x} cannot be read")]
+    #[allow(missing_docs)]
+    InlineFault { addr: u64 },
+    /// READs and atomics were switched off.
+    #[error("the queue pair was connected with max_rd_atomic 0: it can neither READ nor use atomics")]
+    NoReads,
+}

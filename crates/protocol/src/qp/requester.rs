@@ -1,0 +1,691 @@
+//! The sending half of a reliable connection: cuts requests into packets, repeats what got lost, retires what was
+//! acknowledged.
+//!
+//! Sequence numbers are 64 bits wide here. Of the send queue a prefix is *started* (has sequence numbers):
+//!
+//! ```text
+//!   sq:   [ started ............................ ][ waiting ]
+//!   PSN:   una ........ next ........ sent_top .. top
+//!          oldest       next to       one past    one past the last
+//!          unanswered   send          ever sent   started
+//! ```
+//! `una` always lies in the front request; a rewind moves `next` back to `una`.
+
+use std::collections::VecDeque;
+
+use super::completion::{Completion, Nak, Status};
+use super::request::{Operation, PostError, SendRequest};
+use super::rtt::Rtt;
+use super::window::Window;
+use super::{Host, Params, Payload, QpCounters, Transmit};
+use crate::timing::{self, Nanos};
+use crate::wire::{AtomicEth, Header, Opcode, Psn, Reth, Syndrome};
+
+/// Outstanding packets stay below half of the sequence space, or old and new could not be told apart.
+const MAX_OUTSTANDING: u64 = (1 << 23) - 1;
+/// A READ is asked for in pieces of at most this many bytes: the answer to a request cannot be slowed down once
+/// asked for, so the size of the question is what keeps the asker's own socket buffer from overflowing.
+const READ_CHUNK: u64 = 128 << 10;
+/// In a long message an acknowledgement is asked for this often (packets).
+const ACK_EVERY: u64 = 16;
+/// What a packet costs a socket buffer besides its payload.
+const PACKET_OVERHEAD: u64 = 512;
+
+#[derive(Clone, Copy, Debug)]
+struct Wqe {
+    serial: u64,
+    request: SendRequest,
+    psn: u64,
+    packets: u64,
+}
+
+impl Wqe {
+    const fn end(&self) -> u64 {
+        self.psn + self.packets
+    }
+
+    /// The same for every packet of a request, so that what was added can be taken away exactly.
+    fn packet_cost(&self) -> u64 {
+        u64::from(self.request.len) / self.packets.max(1) + PACKET_OVERHEAD
+    }
+}
+
+/// What became of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// It was of use, or a harmless repetition.
+    Taken,
+    /// It answers nothing that was asked.
+    Unsolicited,
+    /// The request at the front failed; the queue pair must go to the error state.
+    Failed(Status),
+}
+
+#[derive(Debug)]
+pub(crate) struct Requester {
+    sq: VecDeque<Wqe>,
+    depth: usize,
+    started: usize,
+    cursor: usize,
+    next_serial: u64,
+    una: u64,
+    next: u64,
+    sent_top: u64,
+    top: u64,
+    /// READ and atomic requests that are not fully answered: first and one past the last sequence number. A repeated
+    /// request keeps the boundaries of the first one, because the peer may have taken that one.
+    reads: VecDeque<(u64, u64)>,
+    /// How many of `reads` have been asked for since the last rewind.
+    reads_asked: usize,
+    /// Started READs and atomics that are not complete, for fences.
+    open_fetches: usize,
+    /// Bytes that may lie in somebody's socket buffer because of us.
+    outstanding: u64,
+    /// The last packet was held back only because the path had no room.
+    path_limited: bool,
+    window: Window,
+    rtt: Rtt,
+    timed: Option<(u64, Nanos)>,
+    last_progress: Nanos,
+    probe_at: Option<Nanos>,
+    probes: u32,
+    send_probe: bool,
+    rnr_until: Option<Nanos>,
+    retries: u8,
+    rnr_retries: u8,
+    /// Losses before this sequence number have already shrunk the window.
+    recovery: u64,
+    /// The place and time of the last rewind, so that one loss does not cause two.
+    rewound: Option<(u64, Nanos)>,
+}
+
+impl Requester {
+    pub(crate) fn new(depth: usize) -> Self {
+        Self {
+            sq: VecDeque::new(),
+            depth,
+            started: 0,
+            cursor: 0,
+            next_serial: 0,
+            una: Psn::SPACE,
+            next: Psn::SPACE,
+            sent_top: Psn::SPACE,
+            top: Psn::SPACE,
+            reads: VecDeque::new(),
+            reads_asked: 0,
+            open_fetches: 0,
+            outstanding: 0,
+            path_limited: false,
+            window: Window::new(1024),
+            rtt: Rtt::new(),
+            timed: None,
+            last_progress: 0,
+            probe_at: None,
+            probes: 0,
+            send_probe: false,
+            rnr_until: None,
+            retries: 0,
+            rnr_retries: 0,
+            recovery: 0,
+            rewound: None,
+        }
+    }
+
+    /// The connection's numbers are known.
+    pub(crate) fn connect(&mut self, sq_psn: Psn, params: &Params) {
+        let first = Psn::SPACE + u64::from(sq_psn.get());
+        (self.una, self.next, self.sent_top, self.top) = (first, first, first, first);
+        self.window = Window::new(params.mtu);
+        self.refill_retries(params);
+    }
+
+    /// Takes a request. The caller has checked the state.
+    pub(crate) fn post(&mut self, request: SendRequest) -> Result<u64, PostError> {
+        if self.sq.len() >= self.depth {
+            return Err(PostError::QueueFull(self.depth));
+        }
+        let serial = self.next_serial;
+        self.next_serial += 1;
+        self.sq.push_back(Wqe { serial, request, psn: 0, packets: 0 });
+        Ok(serial)
+    }
+
+    pub(crate) const fn outstanding(&self) -> u64 {
+        self.outstanding
+    }
+
+    pub(crate) const fn is_path_limited(&self) -> bool {
+        self.path_limited
+    }
+
+    /// The serial of the oldest request that is not over.
+    pub(crate) fn oldest_serial(&self) -> u64 {
+        self.sq.front().map_or(self.next_serial, |wqe| wqe.serial)
+    }
+
+    pub(crate) const fn is_drained(&self) -> bool {
+        self.started == 0
+    }
+
+    /// The next packet, if one may leave now. `room` is what the path still takes, in bytes.
+    pub(crate) fn poll_transmit(
+        &mut self,
+        now: Nanos,
+        params: &Params,
+        may_start: bool,
+        room: u64,
+    ) -> Option<Transmit> {
+        self.path_limited = false;
+        match self.rnr_until {
+            Some(until) if now < until => return None,
+            Some(_) => self.rnr_until = None,
+            None => {}
+        }
+        if self.send_probe {
+            self.send_probe = false;
+            if let Some(probe) = self.probe(params) {
+                return Some(probe);
+            }
+        }
+        if self.next == self.top && !self.start_next(params, may_start) {
+            return None;
+        }
+        let wqe = self.sq[self.cursor];
+        let in_flight = self.next - self.una;
+        let window = self.window.packets().min(MAX_OUTSTANDING);
+        if in_flight >= window {
+            return None;
+        }
+        if wqe.packet_cost() > room {
+            self.path_limited = true;
+            return None;
+        }
+        let transmit = if wqe.request.op.fetches() {
+            let end = match self.reads.get(self.reads_asked) {
+                Some(&(_, end)) => end,
+                None if self.reads.len() >= usize::from(params.max_rd_atomic) => return None,
+                None => {
+                    let fits = (window - in_flight).min(room / wqe.packet_cost()).max(1);
+                    let end = wqe.end().min(self.next + fits.min(READ_CHUNK / u64::from(params.mtu)));
+                    self.reads.push_back((self.next, end));
+                    end
+                }
+            };
+            self.reads_asked += 1;
+            let packets = end - self.next;
+            let transmit = fetch_packet(&wqe, self.next, packets, params);
+            self.note_sent(now, &wqe, packets, true);
+            transmit
+        } else {
+            let last_queued = self.cursor + 1 == self.sq.len();
+            let last = self.next + 1 == wqe.end();
+            let ack_req = (last && (wqe.request.signaled || last_queued))
+                || in_flight + 1 >= window
+                || (self.next + 1).is_multiple_of(ACK_EVERY)
+                || 2 * wqe.packet_cost() > room;
+            let transmit = data_packet(&wqe, self.next, ack_req, params);
+            self.note_sent(now, &wqe, 1, ack_req);
+            transmit
+        };
+        Some(transmit)
+    }
+
+    /// Gives the next waiting request its sequence numbers.
+    fn start_next(&mut self, params: &Params, may_start: bool) -> bool {
+        if !may_start || self.started == self.sq.len() {
+            return false;
+        }
+        let fetches = self.sq[self.started].request.op.fetches();
+        if self.sq[self.started].request.fence && self.open_fetches > 0 {
+            return false;
+        }
+        let wqe = &mut self.sq[self.started];
+        wqe.psn = self.top;
+        wqe.packets = if wqe.request.op.is_atomic() {
+            1
+        } else {
+            u64::from(wqe.request.len).div_ceil(u64::from(params.mtu)).max(1)
+        };
+        self.top += wqe.packets;
+        self.cursor = self.started;
+        self.started += 1;
+        self.open_fetches += usize::from(fetches);
+        true
+    }
+
+    fn note_sent(&mut self, now: Nanos, wqe: &Wqe, packets: u64, answered: bool) {
+        if self.una == self.sent_top {
+            // The timer runs from the first unanswered packet; one that is sent again must not restart it, or a peer
+            // that is gone would never be given up.
+            self.last_progress = now;
+            self.probes = 0;
+        }
+        if answered && self.timed.is_none() && self.next >= self.sent_top {
+            self.timed = Some((self.next, now));
+        }
+        self.outstanding += packets * wqe.packet_cost();
+        self.next += packets;
+        self.sent_top = self.sent_top.max(self.next);
+        if self.next == wqe.end() {
+            self.cursor += 1;
+        }
+        self.arm_probe(now);
+    }
+
+    /// A transport timeout shorter than a probe makes the probe pointless; it is armed all the same and loses.
+    fn arm_probe(&mut self, now: Nanos) {
+        self.probe_at = (self.una < self.next).then(|| now + self.rtt.probe_delay(self.probes));
+    }
+
+    /// Asks for the last thing sent to be acknowledged again.
+    ///
+    /// The first question repeats the last packet; when that did not help, or when data is awaited, everything
+    /// unanswered is sent again. Neither counts as a retry.
+    fn probe(&mut self, params: &Params) -> Option<Transmit> {
+        if self.una == self.next {
+            return None;
+        }
+        self.timed = None; // an answer could be to either copy of the packet
+        let last = self.next - 1;
+        let wqe = *self.sq.iter().take(self.started).find(|w| (w.psn..w.end()).contains(&last))?;
+        if self.probes > 1 || wqe.request.op.fetches() || self.open_fetches > 0 {
+            self.rewind();
+            return None;
+        }
+        Some(data_packet(&wqe, last, true, params))
+    }
+
+    /// An answer from the peer: ACK, NAK, READ response, atomic response.
+    pub(crate) fn handle_answer(
+        &mut self,
+        now: Nanos,
+        header: &Header,
+        payload_len: usize,
+        params: &Params,
+        host: &mut dyn Host,
+        out: &mut Out<'_>,
+    ) -> Answer {
+        let psn = header.psn.extend(self.una);
+        if psn >= self.sent_top {
+            return Answer::Unsolicited;
+        }
+        if header.opcode != Opcode::Ack {
+            return self.handle_data(now, psn, header, payload_len, params, host, out);
+        }
+        match header.aeth.syndrome {
+            Syndrome::Ack(_) => {
+                if psn >= self.una {
+                    self.advance(now, psn + 1, params, out);
+                    if self.una <= psn {
+                        self.data_lost(now, out);
+                    }
+                }
+                Answer::Taken
+            }
+            Syndrome::RnrNak(code) => {
+                if psn < self.una || self.rnr_until.is_some() {
+                    return Answer::Taken; // known already: nothing was sent since
+                }
+                out.counters.rcvd_rnr_err += 1;
+                self.advance(now, psn, params, out);
+                if self.una < psn {
+                    self.data_lost(now, out);
+                } else {
+                    if self.rnr_retries == 0 {
+                        return Answer::Failed(Status::RnrRetryExceeded);
+                    }
+                    if params.rnr_retry < 7 {
+                        self.rnr_retries -= 1;
+                    }
+                    let until = now + timing::rnr_timer(code);
+                    self.rnr_until = Some(until);
+                    self.last_progress = until; // the peer lives; what it asked us to wait is not its silence
+                    self.rewind();
+                }
+                Answer::Taken
+            }
+            Syndrome::Nak(code) => self.handle_nak(now, psn, Nak::from_code(code), params, out),
+            Syndrome::Reserved(_) => Answer::Unsolicited,
+        }
+    }
+
+    fn handle_nak(&mut self, now: Nanos, psn: u64, nak: Option<Nak>, params: &Params, out: &mut Out<'_>) -> Answer {
+        let Some(nak) = nak else { return Answer::Unsolicited };
+        if psn < self.una {
+            return Answer::Taken;
+        }
+        let before = self.una;
+        self.advance(now, psn, params, out);
+        let status = match nak {
+            Nak::PsnSequence => {
+                out.counters.rcvd_seq_err += 1;
+                let repeated = self
+                    .rewound
+                    .is_some_and(|(at, when)| at == self.una && now.saturating_sub(when) < self.rtt.smoothed() / 2);
+                if repeated {
+                    return Answer::Taken;
+                }
+                if self.una == before && !self.spend_retry() {
+                    return Answer::Failed(Status::RetryExceeded);
+                }
+                self.loss();
+                self.last_progress = now;
+                self.rewound = Some((self.una, now));
+                self.rewind();
+                return Answer::Taken;
+            }
+            Nak::RemoteAccess => Status::RemoteAccess,
+            Nak::RemoteOperational => Status::RemoteOperation,
+            Nak::InvalidRequest | Nak::InvalidRdRequest => Status::RemoteInvalidRequest,
+        };
+        if self.una < psn {
+            // The refusal is for a later request, but data of an earlier one is missing: ask for that again first.
+            self.data_lost(now, out);
+            return Answer::Taken;
+        }
+        Answer::Failed(status)
+    }
+
+    #[allow(clippy::too_many_arguments)] // the packet, the world, and where results go
+    fn handle_data(
+        &mut self,
+        now: Nanos,
+        psn: u64,
+        header: &Header,
+        payload_len: usize,
+        params: &Params,
+        host: &mut dyn Host,
+        out: &mut Out<'_>,
+    ) -> Answer {
+        if psn < self.una {
+            return Answer::Taken;
+        }
+        self.advance(now, psn, params, out);
+        if self.una < psn {
+            self.data_lost(now, out);
+            return Answer::Taken;
+        }
+        let Some(wqe) = self.sq.front().filter(|_| self.started > 0).copied() else {
+            return Answer::Unsolicited;
+        };
+        let placed = match (wqe.request.op, header.opcode) {
+            (Operation::Read(_), Opcode::AtomicAck) => return Answer::Unsolicited,
+            (Operation::Read(_), _) => {
+                let offset = (psn - wqe.psn) * u64::from(params.mtu);
+                let want = (u64::from(wqe.request.len) - offset).min(u64::from(params.mtu));
+                if u64::try_from(payload_len) != Ok(want) {
+                    return Answer::Unsolicited;
+                }
+                host.place_response(wqe.serial, offset, payload_len, psn + 1 == wqe.end())
+            }
+            (op, Opcode::AtomicAck) if op.is_atomic() => host.place_atomic(wqe.serial, header.original),
+            _ => return Answer::Unsolicited,
+        };
+        if placed.is_err() {
+            return Answer::Failed(Status::LocalProtection);
+        }
+        self.step(psn + 1);
+        while self.reads.front().is_some_and(|&(_, end)| end <= self.una) {
+            self.reads.pop_front();
+            self.reads_asked = self.reads_asked.saturating_sub(1);
+        }
+        if self.una == wqe.end() {
+            self.open_fetches -= 1;
+            self.retire(out);
+        }
+        self.resync();
+        self.note_progress(now, 1, params);
+        Answer::Taken
+    }
+
+    /// Everything before `upto` is acknowledged; data that is awaited stops it.
+    fn advance(&mut self, now: Nanos, upto: u64, params: &Params, out: &mut Out<'_>) {
+        let before = self.una;
+        while self.una < upto && self.started > 0 {
+            let wqe = self.sq[0];
+            if wqe.request.op.fetches() {
+                break;
+            }
+            self.step(wqe.end().min(upto));
+            if self.una == wqe.end() {
+                self.retire(out);
+            }
+        }
+        self.resync();
+        if self.una > before {
+            self.note_progress(now, self.una - before, params);
+        }
+    }
+
+    /// Moves `una` to `to`, inside the front request.
+    fn step(&mut self, to: u64) {
+        let counted = to.min(self.next).saturating_sub(self.una);
+        self.outstanding -= (counted * self.sq[0].packet_cost()).min(self.outstanding);
+        self.una = to;
+    }
+
+    fn retire(&mut self, out: &mut Out<'_>) {
+        if let Some(wqe) = self.sq.pop_front() {
+            self.started -= 1;
+            self.cursor = self.cursor.saturating_sub(1);
+            if wqe.request.signaled {
+                out.completions.push_back(completion(&wqe, Status::Success));
+            }
+        }
+    }
+
+    /// An acknowledgement may overtake a rewind.
+    fn resync(&mut self) {
+        if self.next < self.una {
+            self.next = self.una;
+            self.cursor = self.locate(self.next);
+        }
+    }
+
+    fn locate(&self, psn: u64) -> usize {
+        self.sq.iter().take(self.started).position(|w| psn < w.end()).unwrap_or(self.started)
+    }
+
+    fn note_progress(&mut self, now: Nanos, packets: u64, params: &Params) {
+        if let Some((psn, sent)) = self.timed
+            && psn < self.una
+        {
+            self.rtt.sample(now.saturating_sub(sent));
+            self.timed = None;
+        }
+        let in_use = 2 * (self.next + packets - self.una) >= self.window.packets();
+        self.window.on_ack(packets, in_use);
+        self.last_progress = now;
+        self.probes = 0;
+        self.rewound = None;
+        self.refill_retries(params);
+        self.arm_probe(now);
+    }
+
+    fn refill_retries(&mut self, params: &Params) {
+        self.retries = params.retry_cnt;
+        self.rnr_retries = params.rnr_retry;
+    }
+
+    fn spend_retry(&mut self) -> bool {
+        let left = self.retries > 0;
+        self.retries = self.retries.saturating_sub(1);
+        left
+    }
+
+    /// An answer overtook data that should have come before it: that data is lost, and is asked for once.
+    fn data_lost(&mut self, now: Nanos, out: &mut Out<'_>) {
+        if self.rewound.is_some_and(|(at, _)| at == self.una) {
+            return;
+        }
+        out.counters.implied_nak_seq_err += 1;
+        self.loss();
+        self.rewound = Some((self.una, now));
+        self.rewind();
+    }
+
+    fn loss(&mut self) {
+        if self.una >= self.recovery {
+            self.window.on_loss();
+            self.recovery = self.sent_top;
+        }
+    }
+
+    /// Sends everything unanswered again.
+    fn rewind(&mut self) {
+        self.next = self.una;
+        self.cursor = self.locate(self.next);
+        self.outstanding = 0;
+        self.timed = None;
+        self.reads_asked = 0;
+    }
+
+    /// When [`Self::handle_timeout`] must be called.
+    pub(crate) fn poll_timeout(&self, params: &Params) -> Option<Nanos> {
+        if self.rnr_until.is_some() {
+            return self.rnr_until;
+        }
+        if self.una == self.next {
+            return None;
+        }
+        [self.probe_at, self.transport_deadline(params)].into_iter().flatten().min()
+    }
+
+    fn transport_deadline(&self, params: &Params) -> Option<Nanos> {
+        Some(self.last_progress + timing::ack_timeout(params.timeout)?)
+    }
+
+    /// Time has passed. Fails when the last retry is spent.
+    pub(crate) fn handle_timeout(&mut self, now: Nanos, params: &Params, out: &mut Out<'_>) -> Answer {
+        if self.rnr_until.is_some() || self.una == self.next {
+            return Answer::Taken; // poll_transmit looks at the RNR timer itself
+        }
+        if self.transport_deadline(params).is_some_and(|at| at <= now) {
+            out.counters.local_ack_timeout_err += 1;
+            if !self.spend_retry() {
+                return Answer::Failed(Status::RetryExceeded);
+            }
+            self.window.on_timeout();
+            self.recovery = self.sent_top;
+            self.last_progress = now;
+            self.rewound = None;
+            self.rewind();
+        } else if self.probe_at.is_some_and(|at| at <= now) {
+            out.counters.probes += 1;
+            self.probes += 1;
+            if self.probes > 1 {
+                self.loss();
+            }
+            self.send_probe = true;
+            self.arm_probe(now);
+        }
+        Answer::Taken
+    }
+
+    /// Ends every request: the one at the front with `status` if it was begun, the others as flushed.
+    pub(crate) fn fail(&mut self, status: Option<Status>, out: &mut Out<'_>) {
+        let mut status = status;
+        while let Some(wqe) = self.sq.pop_front() {
+            out.completions.push_back(completion(&wqe, status.take().unwrap_or(Status::Flushed)));
+        }
+        self.started = 0;
+        self.cursor = 0;
+        self.top = self.sent_top;
+        self.una = self.sent_top;
+        self.rewind();
+        self.reads.clear();
+        self.open_fetches = 0;
+        self.rnr_until = None;
+        self.send_probe = false;
+        self.probe_at = None;
+    }
+
+    /// Local memory of a request could not be read: what came before it is still good.
+    ///
+    /// The requests before it may be unanswered; a NIC may flush them, and so do we.
+    pub(crate) fn fail_at(&mut self, serial: u64, status: Status, out: &mut Out<'_>) {
+        while self.sq.front().is_some_and(|w| w.serial != serial) {
+            if let Some(wqe) = self.sq.pop_front() {
+                out.completions.push_back(completion(&wqe, Status::Flushed));
+            }
+        }
+        self.fail(Some(status), out);
+    }
+}
+
+/// Where the requester and the responder put results.
+#[derive(Debug)]
+pub(crate) struct Out<'a> {
+    pub(crate) completions: &'a mut VecDeque<Completion>,
+    pub(crate) counters: &'a mut QpCounters,
+}
+
+fn completion(wqe: &Wqe, status: Status) -> Completion {
+    let byte_len = if wqe.request.op.fetches() { wqe.request.len } else { 0 };
+    Completion {
+        wr_id: wqe.request.wr_id,
+        status,
+        kind: wqe.request.op.kind(),
+        byte_len,
+        immediate: None,
+        invalidated: None,
+        solicited: false,
+    }
+}
+
+/// A packet of a SEND or WRITE.
+fn data_packet(wqe: &Wqe, psn: u64, ack_req: bool, params: &Params) -> Transmit {
+    let index = psn - wqe.psn;
+    let offset = index * u64::from(params.mtu);
+    let last = psn + 1 == wqe.end();
+    let len = u32::try_from((u64::from(wqe.request.len) - offset).min(u64::from(params.mtu))).unwrap_or(0);
+    let mut header = Header::new(wqe.request.op.opcode(index == 0, last), params.dest_qpn, Psn::of(psn));
+    header.ack_req = ack_req;
+    header.pad = pad_of(len);
+    header.solicited = last && wqe.request.solicited;
+    match wqe.request.op {
+        Operation::SendImmediate(immediate) => header.immediate = immediate,
+        Operation::SendInvalidate(key) => header.invalidate = key,
+        Operation::Write(remote) | Operation::WriteImmediate(remote, _) => {
+            header.reth = Reth { addr: remote.addr, rkey: remote.rkey, len: wqe.request.len };
+            if let Operation::WriteImmediate(_, immediate) = wqe.request.op {
+                header.immediate = immediate;
+            }
+        }
+        _ => {}
+    }
+    let payload =
+        if len == 0 { Payload::None } else { Payload::Request { serial: wqe.serial, offset, len } };
+    Transmit { header, payload }
+}
+
+/// A READ request for `packets` packets from `psn` on, or an atomic request.
+fn fetch_packet(wqe: &Wqe, psn: u64, packets: u64, params: &Params) -> Transmit {
+    let mut header = Header::new(wqe.request.op.opcode(true, true), params.dest_qpn, Psn::of(psn));
+    header.ack_req = true;
+    match wqe.request.op {
+        Operation::Read(remote) => {
+            let offset = (psn - wqe.psn) * u64::from(params.mtu);
+            let len = (u64::from(wqe.request.len) - offset).min(packets * u64::from(params.mtu));
+            header.reth = Reth {
+                addr: remote.addr.wrapping_add(offset),
+                rkey: remote.rkey,
+                len: u32::try_from(len).unwrap_or(0),
+            };
+        }
+        Operation::CompareSwap { remote, compare, swap } => {
+            header.atomic = AtomicEth { addr: remote.addr, rkey: remote.rkey, swap_or_add: swap, compare };
+        }
+        Operation::FetchAdd { remote, add } => {
+            header.atomic =
+                AtomicEth { addr: remote.addr, rkey: remote.rkey, swap_or_add: add, compare: 0 };
+        }
+        _ => {}
+    }
+    Transmit { header, payload: Payload::None }
+}
+
+/// Bytes that bring `len` to a multiple of four.
+pub(crate) fn pad_of(len: u32) -> u8 {
+    u8::try_from(len.wrapping_neg() & 3).unwrap_or(0)
+}

@@ -1,0 +1,532 @@
+//! The receiving half of a reliable connection: takes requests in order, refuses what is wrong, answers.
+
+use std::collections::VecDeque;
+
+use super::attr::Access;
+use super::completion::{Completion, Nak, QpEvent, Status, WorkKind};
+use super::requester::{Out, pad_of};
+use super::{Host, Params, Payload, Receive, Transmit};
+use crate::wire::{Aeth, Header, Opcode, Psn, Reth, Syndrome};
+
+/// Credits are not used: the 5-bit code that says so.
+const NO_CREDITS: u8 = 31;
+/// An answer is sent at once when this many packets have come since the last (otherwise the caller may bundle it).
+const ACK_URGENT: u32 = 8;
+
+/// The message whose packets are coming in.
+#[derive(Clone, Copy, Debug)]
+enum Incoming {
+    None,
+    Send { receive: Receive, received: u64 },
+    Write { rkey: u32, addr: u64, remaining: u64, total: u32 },
+}
+
+/// An answer that waits to be sent.
+#[derive(Clone, Copy, Debug)]
+enum Reply {
+    Ack { psn: u64 },
+    Read { psn: u64, rkey: u32, addr: u64, len: u32, sent: u32, msn: u32, replay: bool },
+    Atomic { psn: u64, original: u64, msn: u32, replay: bool },
+}
+
+impl Reply {
+    /// First and one past the last sequence number it answers.
+    fn span(&self, mtu: u32) -> (u64, u64) {
+        match *self {
+            Self::Ack { psn } | Self::Atomic { psn, .. } => (psn, psn + 1),
+            Self::Read { psn, len, .. } => (psn, psn + packets_of(len, mtu)),
+        }
+    }
+
+    /// Whether it answers a READ or an atomic; and if so, one that had been answered before.
+    const fn replay(&self) -> Option<bool> {
+        match *self {
+            Self::Ack { .. } => None,
+            Self::Read { replay, .. } | Self::Atomic { replay, .. } => Some(replay),
+        }
+    }
+}
+
+/// What became of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Taken {
+    /// It was carried out, repeated or refused; the queue pair lives on.
+    Alive,
+    /// It was refused, and the queue pair must go to the error state.
+    Fatal(QpEvent),
+}
+
+#[derive(Debug)]
+pub(crate) struct Responder {
+    expected: u64,
+    msn: u32,
+    incoming: Incoming,
+    /// In the order of their sequence numbers, which is the order the peer needs them in.
+    replies: VecDeque<Reply>,
+    /// What is refused, said after all `replies`. It is void once the packet it refuses has been taken after all.
+    refusal: Option<(u64, Syndrome)>,
+    /// Results of the last atomics, so that a repeated request is answered and not carried out again.
+    atomics: VecDeque<(u64, u64)>,
+    /// A gap was reported; the highest sequence number seen since then in this pass of the peer.
+    gap_reported: Option<u64>,
+    /// The refusal that ended this queue pair.
+    fatal: Option<(u64, Syndrome)>,
+    /// Packets taken since an acknowledgement last left.
+    unacknowledged: u32,
+}
+
+impl Responder {
+    pub(crate) fn new() -> Self {
+        Self {
+            expected: Psn::SPACE,
+            msn: 0,
+            incoming: Incoming::None,
+            replies: VecDeque::new(),
+            refusal: None,
+            atomics: VecDeque::new(),
+            gap_reported: None,
+            fatal: None,
+            unacknowledged: 0,
+        }
+    }
+
+    pub(crate) fn connect(&mut self, rq_psn: Psn) {
+        *self = Self { expected: Psn::SPACE + u64::from(rq_psn.get()), ..Self::new() };
+    }
+
+    /// Whether an answer should leave now rather than be bundled with what comes next.
+    pub(crate) fn is_urgent(&self) -> bool {
+        self.refusal.is_some()
+            || match self.replies.front() {
+                None => false,
+                Some(Reply::Ack { .. }) => self.replies.len() > 1 || self.unacknowledged >= ACK_URGENT,
+                Some(_) => true,
+            }
+    }
+
+    pub(crate) fn has_replies(&self) -> bool {
+        !self.replies.is_empty() || self.refusal.is_some()
+    }
+
+    /// READs and atomics that wait to be answered, for the first time or again.
+    fn fetches(&self, replay: bool) -> usize {
+        self.replies.iter().filter(|reply| reply.replay() == Some(replay)).count()
+    }
+
+    /// The receive that was taken for a message still coming in; no more of it will come.
+    pub(crate) fn take_open_receive(&mut self) -> Option<Receive> {
+        match std::mem::replace(&mut self.incoming, Incoming::None) {
+            Incoming::Send { receive, .. } => Some(receive),
+            _ => None,
+        }
+    }
+
+    /// A request from the peer.
+    pub(crate) fn handle_request(
+        &mut self,
+        header: &Header,
+        payload_len: usize,
+        params: &Params,
+        host: &mut dyn Host,
+        out: &mut Out<'_>,
+    ) -> Taken {
+        let psn = header.psn.extend(self.expected);
+        if psn < self.expected {
+            out.counters.duplicate_request += 1;
+            return self.handle_duplicate(psn, header, params, host, out);
+        }
+        if psn > self.expected {
+            out.counters.out_of_seq_request += 1;
+            self.report_gap(psn);
+            return Taken::Alive;
+        }
+        self.gap_reported = None;
+        match self.carry_out(psn, header, payload_len, params, host, out) {
+            Ok(()) => {
+                self.refusal = None;
+                self.unacknowledged += 1;
+                Taken::Alive
+            }
+            Err(Refusal::NotReady) => {
+                out.counters.send_rnr_err += 1;
+                self.refusal = Some((psn, Syndrome::RnrNak(params.min_rnr_timer)));
+                // Everything behind it will come out of order; the peer knows, so no gap is reported for it.
+                self.gap_reported = Some(psn);
+                Taken::Alive
+            }
+            Err(Refusal::Nak(nak)) => self.refuse(psn, nak),
+        }
+    }
+
+    fn refuse(&mut self, psn: u64, nak: Nak) -> Taken {
+        let syndrome = Syndrome::Nak(nak as u8);
+        self.refusal = Some((psn, syndrome));
+        self.fatal = self.refusal;
+        Taken::Fatal(match nak {
+            Nak::RemoteAccess => QpEvent::AccessError,
+            Nak::InvalidRequest | Nak::InvalidRdRequest => QpEvent::RequestError,
+            Nak::RemoteOperational | Nak::PsnSequence => QpEvent::Fatal,
+        })
+    }
+
+    /// The queue pair is in the error state; the peer may not have heard why.
+    pub(crate) fn repeat_refusal(&mut self, header: &Header) {
+        if let Some((psn, syndrome)) = self.fatal
+            && header.psn.extend(psn) >= psn
+        {
+            self.refusal = Some((psn, syndrome));
+        }
+    }
+
+    /// One report per gap, and one more whenever the peer starts over and the gap is still there.
+    fn report_gap(&mut self, psn: u64) {
+        let again = self.gap_reported.is_none_or(|highest| psn <= highest);
+        self.gap_reported = Some(psn);
+        if again {
+            self.refusal = Some((self.expected, Syndrome::Nak(Nak::PsnSequence as u8)));
+        }
+    }
+
+    fn handle_duplicate(
+        &mut self,
+        psn: u64,
+        header: &Header,
+        params: &Params,
+        host: &mut dyn Host,
+        out: &mut Out<'_>,
+    ) -> Taken {
+        match header.opcode {
+            Opcode::ReadRequest => {
+                let packets = packets_of(header.reth.len, params.mtu);
+                if psn + packets > self.expected || self.check_read(header, params, host).is_err() {
+                    return Taken::Alive; // not a repetition of anything we answered: silence, as the standard says
+                }
+                self.answer_again(read_reply(psn, header, self.msn, true), params);
+            }
+            Opcode::CompareSwap | Opcode::FetchAdd => {
+                let original = self.atomics.iter().find(|(at, _)| *at == psn).map(|(_, value)| *value);
+                if let Some(original) = original {
+                    self.answer_again(Reply::Atomic { psn, original, msn: self.msn, replay: true }, params);
+                } else {
+                    out.counters.lost_atomic_replay += 1;
+                }
+            }
+            _ => self.push_ack(self.expected - 1),
+        }
+        Taken::Alive
+    }
+
+    /// Puts a repeated answer in its place, instead of what it repeats if that has not gone out yet.
+    ///
+    /// Repetitions count apart from first answers: a network that repeats old requests must not make us refuse new
+    /// ones, nor can it make the queue longer than twice what was agreed.
+    fn answer_again(&mut self, mut again: Reply, params: &Params) {
+        let (start, end) = again.span(params.mtu);
+        let mut first_time = false;
+        self.replies.retain(|reply| {
+            let (s, e) = reply.span(params.mtu);
+            let replaced = reply.replay().is_some() && s < end && start < e;
+            first_time |= replaced && reply.replay() == Some(false);
+            !replaced
+        });
+        if first_time {
+            if let Reply::Read { replay, .. } | Reply::Atomic { replay, .. } = &mut again {
+                *replay = false;
+            }
+        } else if self.fetches(true) >= usize::from(params.max_dest_rd_atomic) {
+            return;
+        }
+        let at = self.replies.iter().position(|reply| reply.span(params.mtu).0 > start);
+        self.replies.insert(at.unwrap_or(self.replies.len()), again);
+    }
+
+    fn carry_out(
+        &mut self,
+        psn: u64,
+        header: &Header,
+        payload_len: usize,
+        params: &Params,
+        host: &mut dyn Host,
+        out: &mut Out<'_>,
+    ) -> Result<(), Refusal> {
+        let opcode = header.opcode;
+        let mut span = 1;
+        if opcode.is_send() {
+            check_payload(opcode, payload_len, params)?;
+            self.take_send(header, payload_len, host, out)?;
+        } else if opcode.is_write() {
+            check_payload(opcode, payload_len, params)?;
+            self.take_write(header, payload_len, params, host, out)?;
+        } else {
+            if !matches!(self.incoming, Incoming::None) {
+                return Err(Nak::InvalidRequest.into());
+            }
+            if self.fetches(false) >= usize::from(params.max_dest_rd_atomic) {
+                return Err(Nak::InvalidRequest.into());
+            }
+            if opcode == Opcode::ReadRequest {
+                self.check_read(header, params, host)?;
+                span = packets_of(header.reth.len, params.mtu);
+                self.msn = self.msn.wrapping_add(1);
+                self.replies.push_back(read_reply(psn, header, self.msn, false));
+            } else {
+                let original = take_atomic(header, params, host)?;
+                self.msn = self.msn.wrapping_add(1);
+                while self.atomics.len() >= usize::from(params.max_dest_rd_atomic) {
+                    self.atomics.pop_front();
+                }
+                self.atomics.push_back((psn, original));
+                self.replies.push_back(Reply::Atomic { psn, original, msn: self.msn, replay: false });
+            }
+        }
+        self.expected = psn + span;
+        if header.ack_req && !matches!(opcode, Opcode::ReadRequest | Opcode::CompareSwap | Opcode::FetchAdd) {
+            self.push_ack(psn);
+        }
+        Ok(())
+    }
+
+    fn take_send(
+        &mut self,
+        header: &Header,
+        payload_len: usize,
+        host: &mut dyn Host,
+        out: &mut Out<'_>,
+    ) -> Result<(), Refusal> {
+        let place = header.opcode.place();
+        let (receive, received) = match (place.starts(), self.incoming) {
+            (true, Incoming::None) => (host.take_receive().ok_or(Refusal::NotReady)?, 0),
+            (false, Incoming::Send { receive, received }) => (receive, received),
+            _ => return Err(Nak::InvalidRequest.into()),
+        };
+        // From here on the receive is ours: whatever goes wrong, it must be reported.
+        self.incoming = Incoming::Send { receive, received };
+        let total = received + payload_len as u64;
+        if total > receive.capacity {
+            self.end_receive(receive, Status::LocalLength, header, 0, WorkKind::Receive, out);
+            return Err(Nak::InvalidRequest.into());
+        }
+        if payload_len > 0 && host.place_receive(received, payload_len, place.ends()).is_err() {
+            self.end_receive(receive, Status::LocalProtection, header, 0, WorkKind::Receive, out);
+            return Err(Nak::RemoteOperational.into());
+        }
+        if !place.ends() {
+            self.incoming = Incoming::Send { receive, received: total };
+            return Ok(());
+        }
+        if header.opcode.has_invalidate()
+            && let Err(nak) = host.invalidate(header.invalidate)
+        {
+            self.end_receive(receive, Status::LocalAccess, header, 0, WorkKind::Receive, out);
+            return Err(nak.into());
+        }
+        self.msn = self.msn.wrapping_add(1);
+        let len = u32::try_from(total).unwrap_or(u32::MAX);
+        self.end_receive(receive, Status::Success, header, len, WorkKind::Receive, out);
+        Ok(())
+    }
+
+    fn end_receive(
+        &mut self,
+        receive: Receive,
+        status: Status,
+        header: &Header,
+        byte_len: u32,
+        kind: WorkKind,
+        out: &mut Out<'_>,
+    ) {
+        self.incoming = Incoming::None;
+        out.completions.push_back(Completion {
+            wr_id: receive.wr_id,
+            status,
+            kind,
+            byte_len,
+            immediate: header.opcode.has_immediate().then_some(header.immediate),
+            invalidated: header.opcode.has_invalidate().then_some(header.invalidate),
+            solicited: header.solicited,
+        });
+    }
+
+    fn take_write(
+        &mut self,
+        header: &Header,
+        payload_len: usize,
+        params: &Params,
+        host: &mut dyn Host,
+        out: &mut Out<'_>,
+    ) -> Result<(), Refusal> {
+        let opcode = header.opcode;
+        let place = opcode.place();
+        if !params.access.contains(Access::REMOTE_WRITE) {
+            return Err(Nak::InvalidRequest.into());
+        }
+        let (rkey, addr, remaining, total) = match (place.starts(), self.incoming) {
+            (true, Incoming::None) => {
+                let reth = header.reth;
+                if reth.len > super::MAX_MESSAGE {
+                    return Err(Nak::InvalidRequest.into());
+                }
+                if reth.len > 0 {
+                    host.check(reth.rkey, reth.addr, u64::from(reth.len), Access::REMOTE_WRITE)?;
+                }
+                (reth.rkey, reth.addr, u64::from(reth.len), reth.len)
+            }
+            (false, Incoming::Write { rkey, addr, remaining, total }) => (rkey, addr, remaining, total),
+            _ => return Err(Nak::InvalidRequest.into()),
+        };
+        let len = payload_len as u64;
+        if len > remaining || (place.ends() && len != remaining) || (!place.ends() && len == remaining) {
+            return Err(Nak::InvalidRequest.into());
+        }
+        // A receive must be there before the last byte moves: the packet will come again if it is not.
+        let receive = if opcode.has_immediate() {
+            Some(host.take_receive().ok_or(Refusal::NotReady)?)
+        } else {
+            None
+        };
+        if payload_len > 0 {
+            if let Err(nak) = host.place_remote(rkey, addr, payload_len, place.ends()) {
+                if let Some(receive) = receive {
+                    let kind = WorkKind::ReceiveWriteImmediate;
+                    self.end_receive(receive, Status::Flushed, header, 0, kind, out);
+                }
+                return Err(nak.into());
+            }
+        }
+        if !place.ends() {
+            let (addr, remaining) = (addr.wrapping_add(len), remaining - len);
+            self.incoming = Incoming::Write { rkey, addr, remaining, total };
+            return Ok(());
+        }
+        self.incoming = Incoming::None;
+        self.msn = self.msn.wrapping_add(1);
+        if let Some(receive) = receive {
+            let kind = WorkKind::ReceiveWriteImmediate;
+            self.end_receive(receive, Status::Success, header, total, kind, out);
+        }
+        Ok(())
+    }
+
+    fn check_read(&self, header: &Header, params: &Params, host: &mut dyn Host) -> Result<(), Refusal> {
+        let reth = header.reth;
+        if !params.access.contains(Access::REMOTE_READ) || reth.len > super::MAX_MESSAGE {
+            return Err(Nak::InvalidRequest.into());
+        }
+        if reth.len > 0 {
+            host.check(reth.rkey, reth.addr, u64::from(reth.len), Access::REMOTE_READ)?;
+        }
+        Ok(())
+    }
+
+    fn push_ack(&mut self, psn: u64) {
+        if let Some(Reply::Ack { psn: last }) = self.replies.back_mut() {
+            *last = (*last).max(psn);
+        } else {
+            self.replies.push_back(Reply::Ack { psn });
+        }
+    }
+
+    /// The next answer. Without `flush`, an acknowledgement that can wait does.
+    pub(crate) fn poll_transmit(&mut self, params: &Params, flush: bool) -> Option<Transmit> {
+        if !flush && !self.is_urgent() {
+            return None;
+        }
+        let aeth = |syndrome, msn| Aeth { syndrome, msn: msn & 0xff_ffff };
+        let Some(reply) = self.replies.front_mut() else {
+            let (psn, syndrome) = self.refusal.take()?;
+            let mut header = Header::new(Opcode::Ack, params.dest_qpn, Psn::of(psn));
+            header.aeth = aeth(syndrome, self.msn);
+            return Some(Transmit { header, payload: Payload::None });
+        };
+        match reply {
+            Reply::Ack { psn } => {
+                let mut header = Header::new(Opcode::Ack, params.dest_qpn, Psn::of(*psn));
+                header.aeth = aeth(Syndrome::Ack(NO_CREDITS), self.msn);
+                self.unacknowledged = 0;
+                self.replies.pop_front();
+                Some(Transmit { header, payload: Payload::None })
+            }
+            Reply::Atomic { psn, original, msn, .. } => {
+                let mut header = Header::new(Opcode::AtomicAck, params.dest_qpn, Psn::of(*psn));
+                header.aeth = aeth(Syndrome::Ack(NO_CREDITS), *msn);
+                header.original = *original;
+                self.unacknowledged = 0;
+                self.replies.pop_front();
+                Some(Transmit { header, payload: Payload::None })
+            }
+            Reply::Read { psn, rkey, addr, len, sent, msn, .. } => {
+                let piece = (*len - *sent).min(params.mtu);
+                let (first, last) = (*sent == 0, *sent + piece == *len);
+                let opcode = match (first, last) {
+                    (true, true) => Opcode::ReadResponseOnly,
+                    (true, false) => Opcode::ReadResponseFirst,
+                    (false, false) => Opcode::ReadResponseMiddle,
+                    (false, true) => Opcode::ReadResponseLast,
+                };
+                let at = *psn + u64::from(*sent / params.mtu);
+                let mut header = Header::new(opcode, params.dest_qpn, Psn::of(at));
+                header.aeth = aeth(Syndrome::Ack(NO_CREDITS), *msn);
+                header.pad = pad_of(piece);
+                let from = addr.wrapping_add(u64::from(*sent));
+                let payload =
+                    if piece == 0 { Payload::None } else { Payload::Region { rkey: *rkey, addr: from, len: piece } };
+                *sent += piece;
+                if last {
+                    self.unacknowledged = 0;
+                    self.replies.pop_front();
+                }
+                Some(Transmit { header, payload })
+            }
+        }
+    }
+
+    /// The memory of a READ answer could not be read after all.
+    pub(crate) fn fail_read(&mut self, psn: Psn, nak: Nak, params: &Params) -> Taken {
+        let psn = psn.extend(self.expected);
+        // The answer that failed, and all behind it; what comes before still goes out.
+        self.replies.retain(|reply| reply.span(params.mtu).1 <= psn);
+        self.refuse(psn, nak)
+    }
+}
+
+enum Refusal {
+    NotReady,
+    Nak(Nak),
+}
+
+impl From<Nak> for Refusal {
+    fn from(nak: Nak) -> Self {
+        Self::Nak(nak)
+    }
+}
+
+fn read_reply(psn: u64, header: &Header, msn: u32, replay: bool) -> Reply {
+    let Reth { rkey, addr, len } = header.reth;
+    Reply::Read { psn, rkey, addr, len, sent: 0, msn, replay }
+}
+
+fn packets_of(len: u32, mtu: u32) -> u64 {
+    u64::from(len.div_ceil(mtu).max(1))
+}
+
+/// Packets but the last are full; the last of several is not empty.
+fn check_payload(opcode: Opcode, len: usize, params: &Params) -> Result<(), Refusal> {
+    let mtu = params.mtu as usize;
+    let place = opcode.place();
+    let fits = if place.ends() { len <= mtu && (place.starts() || len > 0) } else { len == mtu };
+    if fits { Ok(()) } else { Err(Nak::InvalidRequest.into()) }
+}
+
+fn take_atomic(header: &Header, params: &Params, host: &mut dyn Host) -> Result<u64, Refusal> {
+    let atomic = header.atomic;
+    if !params.access.contains(Access::REMOTE_ATOMIC) || !atomic.addr.is_multiple_of(8) {
+        return Err(Nak::InvalidRequest.into());
+    }
+    host.check(atomic.rkey, atomic.addr, 8, Access::REMOTE_ATOMIC)?;
+    let original = if header.opcode == Opcode::CompareSwap {
+        host.compare_swap(atomic.rkey, atomic.addr, atomic.compare, atomic.swap_or_add)?
+    } else {
+        host.fetch_add(atomic.rkey, atomic.addr, atomic.swap_or_add)?
+    };
+    Ok(original)
+}

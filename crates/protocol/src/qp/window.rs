@@ -1,0 +1,88 @@
+//! How many packets a requester may have in flight.
+//!
+//! The window grows by slow start and then by one packet per round trip, and shrinks at most once per round trip
+//! when a loss is seen, as TCP's does: flows that share a bottleneck converge to equal shares. It never falls below
+//! [`SMALLEST`], so a flow always makes progress.
+
+/// Packets in flight even after any number of losses.
+const SMALLEST: u32 = 2;
+/// Packets in flight at the start.
+const FIRST: u32 = 32;
+/// Bytes in flight at the most. A soft NIC that has more than this unacknowledged is filling buffers, not pipes.
+const LARGEST_BYTES: u32 = 1 << 20;
+/// Units of 1/256 packet, so that growth by one packet per window needs no floating point.
+const ONE: u32 = 256;
+
+#[derive(Clone, Debug)]
+pub(crate) struct Window {
+    size: u32,
+    threshold: u32,
+    largest: u32,
+}
+
+impl Window {
+    pub(crate) fn new(mtu: u32) -> Self {
+        let largest = (LARGEST_BYTES / mtu).max(64) * ONE;
+        Self { size: FIRST * ONE, threshold: largest, largest }
+    }
+
+    /// Packets that may be in flight.
+    pub(crate) const fn packets(&self) -> u64 {
+        (self.size / ONE) as u64
+    }
+
+    /// Packets were acknowledged while the window was (nearly) in use.
+    pub(crate) fn on_ack(&mut self, packets: u64, in_use: bool) {
+        if !in_use {
+            return;
+        }
+        let packets = u32::try_from(packets).unwrap_or(u32::MAX).min(1 << 12);
+        let grow = if self.size < self.threshold {
+            packets * ONE
+        } else {
+            (u64::from(packets) * u64::from(ONE) * u64::from(ONE) / u64::from(self.size))
+                .try_into()
+                .unwrap_or(ONE)
+        };
+        self.size = (self.size + grow).min(self.largest);
+    }
+
+    /// A packet was lost, the first of this round trip.
+    pub(crate) fn on_loss(&mut self) {
+        self.size = (self.size / 10 * 7).max(SMALLEST * ONE);
+        self.threshold = self.size;
+    }
+
+    /// Nothing came back for a whole timeout.
+    pub(crate) fn on_timeout(&mut self) {
+        self.threshold = (self.size / 2).max(2 * SMALLEST * ONE);
+        self.size = SMALLEST * ONE;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shrinks_on_loss_recovers_and_never_closes() {
+        let mut w = Window::new(1024);
+        let start = w.packets();
+        w.on_ack(10, true);
+        assert_eq!(w.packets(), start + 10, "slow start");
+        w.on_loss();
+        let after = w.packets();
+        assert!(after < start + 10);
+        w.on_ack(after, true);
+        assert_eq!(w.packets(), after + 1, "one packet per round trip");
+        for _ in 0..100 {
+            w.on_loss();
+        }
+        assert_eq!(w.packets(), u64::from(SMALLEST));
+        w.on_timeout();
+        for _ in 0..10_000 {
+            w.on_ack(w.packets(), true);
+        }
+        assert_eq!(w.packets(), u64::from(LARGEST_BYTES / 1024));
+    }
+}

@@ -1,0 +1,302 @@
+//! One side of a simulated connection.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use super::memory::{Handling, Memory, Region};
+use crate::qp::{
+    Access, AttrMask, Completion, Handled, Mtu, Operation, PostError, Qp, QpAttr, QpConfig, QpEvent, QpState,
+    Remote, SendRequest, Status, Transmit, WorkKind,
+};
+use crate::timing::Nanos;
+use crate::wire::icrc::{Flow, Verdict};
+use crate::wire::{Header, ICRC_LEN, Psn, Qpn, ROCE_PORT};
+
+/// How both ends of a connection are made.
+#[derive(Clone, Debug)]
+#[allow(missing_docs)] // the names are the standard's
+pub struct Setup {
+    pub mtu: Mtu,
+    /// First sequence number of the even end, and of the odd one.
+    pub psn: [u32; 2],
+    pub access: Access,
+    pub max_rd_atomic: u8,
+    pub max_dest_rd_atomic: u8,
+    pub min_rnr_timer: u8,
+    pub timeout: u8,
+    pub retry_cnt: u8,
+    pub rnr_retry: u8,
+    pub send_depth: usize,
+    pub signal_all: bool,
+    /// Bytes of memory of each end. The region leaves [`Setup::GUARD`] bytes free at both ends.
+    pub memory: usize,
+    /// What a path takes, in bytes.
+    pub room: u64,
+}
+
+impl Setup {
+    /// Bytes before and after the region.
+    pub const GUARD: usize = 4096;
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            mtu: Mtu::Mtu1024,
+            psn: [0, 0x10_0000],
+            access: Access::all(),
+            max_rd_atomic: 16,
+            max_dest_rd_atomic: 16,
+            min_rnr_timer: 12,
+            timeout: 14,
+            retry_cnt: 7,
+            rnr_retry: 7,
+            send_depth: 256,
+            signal_all: true,
+            memory: 1 << 20,
+            room: u64::MAX,
+        }
+    }
+}
+
+/// Datagrams an endpoint did not hand to its queue pair, by cause, and what the queue pair said to the others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct EndpointCounters {
+    pub malformed: u64,
+    pub icrc_errors: u64,
+    pub wrong_state: u64,
+    pub unsolicited: u64,
+}
+
+/// One side of a connection: a queue pair, its memory, and what came out.
+#[derive(Debug)]
+pub struct Endpoint {
+    /// The queue pair.
+    pub qp: Qp,
+    /// Its memory.
+    pub memory: Memory,
+    /// Its number.
+    pub qpn: Qpn,
+    /// The key of its first region.
+    pub rkey: u32,
+    /// Completions, in the order they came.
+    pub completions: Vec<Completion>,
+    /// Events, in the order they came.
+    pub events: Vec<QpEvent>,
+    /// What was dropped.
+    pub counters: EndpointCounters,
+    /// What its path takes, in bytes.
+    pub room: u64,
+    pub(crate) pipe: usize,
+    pub(crate) address: IpAddr,
+    pub(crate) peer_address: IpAddr,
+    next_id: u16,
+    next_wr_id: u64,
+}
+
+impl Endpoint {
+    pub(crate) fn connected(index: usize, setup: &Setup, pipe: usize) -> Self {
+        let number = u32::try_from(index).unwrap_or(0);
+        let (qpn, peer) = (Qpn::new(0x11 + number), Qpn::new(0x11 + (number ^ 1)));
+        let address = |side: u8| IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1 + side));
+        let side = u8::from(index % 2 == 1);
+        let mut endpoint = Self {
+            qp: Qp::new(QpConfig { send_depth: setup.send_depth, signal_all: setup.signal_all }),
+            memory: Memory::new(setup.memory),
+            qpn,
+            rkey: 0x1000 + number,
+            completions: Vec::new(),
+            events: Vec::new(),
+            counters: EndpointCounters::default(),
+            room: setup.room,
+            pipe,
+            address: address(side),
+            peer_address: address(1 - side),
+            next_id: 0,
+            next_wr_id: 1,
+        };
+        let len = setup.memory.saturating_sub(2 * Setup::GUARD) as u64;
+        let addr = Memory::BASE + Setup::GUARD as u64;
+        endpoint.memory.register(Region { rkey: endpoint.rkey, addr, len, access: Access::all() });
+        let (own, other) = (setup.psn[index % 2], setup.psn[(index + 1) % 2]);
+        endpoint.bring_up(setup, peer, own, other);
+        endpoint
+    }
+
+    fn bring_up(&mut self, setup: &Setup, peer: Qpn, own_psn: u32, peer_psn: u32) {
+        let rtr = QpAttr {
+            max_dest_rd_atomic: setup.max_dest_rd_atomic,
+            min_rnr_timer: setup.min_rnr_timer,
+            ..QpAttr::to_rtr(self.peer_address, peer, Psn::new(peer_psn), setup.mtu)
+        };
+        let rts = QpAttr {
+            max_rd_atomic: setup.max_rd_atomic,
+            timeout: setup.timeout,
+            retry_cnt: setup.retry_cnt,
+            rnr_retry: setup.rnr_retry,
+            ..QpAttr::to_rts(Psn::new(own_psn))
+        };
+        for attr in [QpAttr::to_init(setup.access), rtr, rts] {
+            self.modify(&attr);
+        }
+    }
+
+    /// Modifies the queue pair.
+    ///
+    /// # Panics
+    /// The queue pair refuses: the test is wrong.
+    #[allow(clippy::panic)]
+    pub fn modify(&mut self, attr: &QpAttr) {
+        if let Err(error) = self.qp.modify(attr) {
+            panic!("{error}");
+        }
+    }
+
+    /// Stops the send queue and asks for an event when it has drained.
+    pub fn drain(&mut self) {
+        let mask = AttrMask::STATE | AttrMask::EN_SQD_ASYNC_NOTIFY;
+        self.modify(&QpAttr { mask, en_sqd_async_notify: true, ..QpAttr::to_state(QpState::Sqd) });
+    }
+
+    /// An address of this endpoint's region.
+    pub const fn addr(&self, offset: u64) -> u64 {
+        Memory::BASE + Setup::GUARD as u64 + offset
+    }
+
+    /// The same, for a peer.
+    pub const fn remote(&self, offset: u64) -> Remote {
+        Remote { addr: self.addr(offset), rkey: self.rkey }
+    }
+
+    /// Posts a signalled request whose local bytes begin `local` bytes into the region; returns its `wr_id`.
+    ///
+    /// # Errors
+    /// See [`Qp::post`].
+    pub fn post(&mut self, op: Operation, local: u64, len: u32) -> Result<u64, PostError> {
+        let request = SendRequest { wr_id: 0, op, len, signaled: true, solicited: false, fence: false };
+        self.post_request(request, local)
+    }
+
+    /// Posts a request; its `wr_id` is replaced by the next number, which is returned.
+    ///
+    /// # Errors
+    /// See [`Qp::post`].
+    pub fn post_request(&mut self, request: SendRequest, local: u64) -> Result<u64, PostError> {
+        let wr_id = self.next_wr_id;
+        let serial = self.qp.post(SendRequest { wr_id, ..request })?;
+        self.memory.set_local(serial, self.addr(local));
+        self.next_wr_id += 1;
+        self.collect();
+        Ok(wr_id)
+    }
+
+    /// Posts a receive of `len` bytes, `offset` bytes into the region; returns its `wr_id`.
+    pub fn post_receive(&mut self, offset: u64, len: u64) -> u64 {
+        let wr_id = self.next_wr_id;
+        self.next_wr_id += 1;
+        self.memory.post_receive(wr_id, self.addr(offset), len);
+        self.collect();
+        wr_id
+    }
+
+    /// How the send requests ended: their numbers and statuses, in order.
+    pub fn sends(&self) -> Vec<(u64, Status)> {
+        self.completions.iter().filter(|c| !c.is_receive()).map(|c| (c.wr_id, c.status)).collect()
+    }
+
+    /// The completions of receives, in order.
+    pub fn received(&self) -> Vec<Completion> {
+        self.completions.iter().filter(|c| c.is_receive()).copied().collect()
+    }
+
+    /// Takes completions and events out of the queue pair. In the error state, receives are flushed, as a device does.
+    pub(crate) fn collect(&mut self) {
+        while let Some(completion) = self.qp.poll_completion() {
+            self.completions.push(completion);
+        }
+        while let Some(event) = self.qp.poll_event() {
+            self.events.push(event);
+        }
+        if self.qp.state() == QpState::Error {
+            for wr_id in self.memory.flush_receives() {
+                self.completions.push(Completion {
+                    wr_id,
+                    status: Status::Flushed,
+                    kind: WorkKind::Receive,
+                    byte_len: 0,
+                    immediate: None,
+                    invalidated: None,
+                    solicited: false,
+                });
+            }
+        }
+    }
+
+    fn flow(&self, outgoing: bool) -> Flow {
+        let (src, dst) =
+            if outgoing { (self.address, self.peer_address) } else { (self.peer_address, self.address) };
+        Flow { src, dst, src_port: 0xc000, dst_port: ROCE_PORT }
+    }
+
+    /// The next packet as bytes, if one may leave; a payload that cannot be read is reported to the queue pair.
+    pub(crate) fn next_packet(&mut self, now: Nanos) -> Option<(Header, u16, Vec<u8>)> {
+        let room = self.room.saturating_sub(self.qp.outstanding());
+        loop {
+            let transmit = self.qp.poll_transmit(now, room, true)?;
+            match self.encode(&transmit) {
+                Some((id, bytes)) => return Some((transmit.header, id, bytes)),
+                None => self.qp.handle_gather_fault(&transmit),
+            }
+        }
+    }
+
+    fn encode(&mut self, transmit: &Transmit) -> Option<(u16, Vec<u8>)> {
+        let payload = self.memory.gather(&transmit.payload).ok()?;
+        let bytes = encode(&transmit.header, payload, &self.flow(true), self.next_id);
+        let id = self.next_id;
+        self.next_id = (self.next_id + 1) % 64;
+        Some((id, bytes))
+    }
+
+    /// A datagram arrived.
+    pub(crate) fn receive(&mut self, now: Nanos, ip_id: u16, datagram: &[u8]) {
+        if self.flow(false).verify(ip_id, datagram) != (Verdict::Valid { ip_id: Some(ip_id) }) {
+            self.counters.icrc_errors += 1;
+            return;
+        }
+        self.receive_trusted(now, datagram);
+    }
+
+    /// A datagram arrived whose ICRC is right, or is to be taken for right.
+    pub fn receive_trusted(&mut self, now: Nanos, datagram: &[u8]) {
+        let Ok(parsed) = Header::parse(datagram) else {
+            self.counters.malformed += 1;
+            return;
+        };
+        let payload = &datagram[parsed.payload];
+        let mut host = Handling { memory: &mut self.memory, payload };
+        match self.qp.handle_packet(now, &parsed.header, payload.len(), &mut host) {
+            Handled::Taken => {}
+            Handled::WrongState => self.counters.wrong_state += 1,
+            Handled::Unsolicited => self.counters.unsolicited += 1,
+        }
+        self.collect();
+    }
+
+    /// A packet from nowhere arrives, with a right ICRC.
+    pub fn inject(&mut self, now: Nanos, header: &Header, payload: &[u8]) {
+        let flow = self.flow(false);
+        let bytes = encode(header, payload, &flow, 0);
+        self.receive(now, 0, &bytes);
+    }
+}
+
+/// A packet as bytes: headers, payload, padding, ICRC.
+pub fn encode(header: &Header, payload: &[u8], flow: &Flow, ip_id: u16) -> Vec<u8> {
+    let len = header.len() + payload.len() + usize::from(header.pad) + ICRC_LEN;
+    let mut bytes = vec![0; len];
+    let at = header.emit(&mut bytes);
+    bytes[at..at + payload.len()].copy_from_slice(payload);
+    flow.close(ip_id, &mut bytes);
+    bytes
+}

@@ -1,0 +1,370 @@
+//! The headers of one packet, as bytes and as meaning.
+
+use std::ops::Range;
+
+use super::{BTH_LEN, DEFAULT_PKEY, ICRC_LEN, Malformed, Opcode, Psn, Qpn};
+
+/// RDMA extended header: the remote memory of a WRITE or READ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Reth {
+    /// Remote virtual address.
+    pub addr: u64,
+    /// Remote key.
+    pub rkey: u32,
+    /// Bytes of the whole message.
+    pub len: u32,
+}
+
+/// Atomic extended header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct AtomicEth {
+    /// Remote virtual address, a multiple of 8.
+    pub addr: u64,
+    /// Remote key.
+    pub rkey: u32,
+    /// The value to store (compare-and-swap) or to add (fetch-and-add).
+    pub swap_or_add: u64,
+    /// The value to compare with.
+    pub compare: u64,
+}
+
+/// What an acknowledgement says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Syndrome {
+    /// Positive, with the 5-bit credit count (31: credits are not used).
+    Ack(u8),
+    /// The receiver was not ready: the 5-bit timer code.
+    RnrNak(u8),
+    /// Negative, with the 5-bit code as the wire has it (0 PSN sequence error, 1 invalid request, 2 remote access
+    /// error, 3 remote operational error, 4 invalid RD request).
+    Nak(u8),
+    /// Reserved by the standard: the raw syndrome byte.
+    Reserved(u8),
+}
+
+/// Acknowledge extended header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Aeth {
+    /// What is said.
+    pub syndrome: Syndrome,
+    /// Message sequence number, 24 bits.
+    pub msn: u32,
+}
+
+/// The headers of a packet. Which of the optional ones are present is decided by the opcode alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// What the packet is.
+    pub opcode: Opcode,
+    /// Solicited event bit.
+    pub solicited: bool,
+    /// The sender asks for an acknowledgement.
+    pub ack_req: bool,
+    /// Bytes of padding after the payload, 0..=3.
+    pub pad: u8,
+    /// Partition key.
+    pub pkey: u16,
+    /// The queue pair it is for.
+    pub dest_qpn: Qpn,
+    /// Packet sequence number.
+    pub psn: Psn,
+    /// With [`Opcode::has_reth`].
+    pub reth: Reth,
+    /// With [`Opcode::has_atomic`].
+    pub atomic: AtomicEth,
+    /// With [`Opcode::has_aeth`].
+    pub aeth: Aeth,
+    /// With [`Opcode::has_immediate`]: immediate data as a number (big-endian on the wire).
+    pub immediate: u32,
+    /// With [`Opcode::has_invalidate`]: the key to invalidate.
+    pub invalidate: u32,
+    /// With [`Opcode::has_atomic_ack`]: the value before the operation.
+    pub original: u64,
+}
+
+/// A parsed packet: its headers, and where in the datagram its payload lies (padding and ICRC left out).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parsed {
+    /// The headers.
+    pub header: Header,
+    /// The payload's place in the datagram.
+    pub payload: Range<usize>,
+}
+
+impl Syndrome {
+    /// Reads the syndrome byte of an AETH.
+    pub const fn from_byte(byte: u8) -> Self {
+        let value = byte & 0x1f;
+        match byte >> 5 {
+            0b000 => Self::Ack(value),
+            0b001 => Self::RnrNak(value),
+            0b011 => Self::Nak(value),
+            _ => Self::Reserved(byte),
+        }
+    }
+
+    /// The syndrome byte of an AETH; of a value wider than its field the low bits are taken.
+    pub const fn to_byte(self) -> u8 {
+        match self {
+            Self::Ack(credits) => credits & 0x1f,
+            Self::RnrNak(timer) => 0x20 | (timer & 0x1f),
+            Self::Nak(code) => 0x60 | (code & 0x1f),
+            Self::Reserved(byte) => byte,
+        }
+    }
+}
+
+impl Default for Aeth {
+    /// An acknowledgement that gives no credits away and counts no message.
+    fn default() -> Self {
+        Self { syndrome: Syndrome::Ack(31), msn: 0 }
+    }
+}
+
+impl Header {
+    /// A header with nothing set but these three and the default partition key.
+    pub fn new(opcode: Opcode, dest_qpn: Qpn, psn: Psn) -> Self {
+        Self {
+            opcode,
+            solicited: false,
+            ack_req: false,
+            pad: 0,
+            pkey: DEFAULT_PKEY,
+            dest_qpn,
+            psn,
+            reth: Reth::default(),
+            atomic: AtomicEth::default(),
+            aeth: Aeth::default(),
+            immediate: 0,
+            invalidate: 0,
+            original: 0,
+        }
+    }
+
+    /// Reads a packet: a UDP payload from the base transport header to the ICRC, which is not checked here
+    /// (see [`icrc`](super::icrc)).
+    ///
+    /// Reserved bits, the migration bit and the congestion marks are ignored, as the standard asks of a receiver.
+    pub fn parse(datagram: &[u8]) -> Result<Parsed, Malformed> {
+        let Some(body_len) = datagram.len().checked_sub(ICRC_LEN) else { return Err(Malformed::TooShort) };
+        let Some((bth, mut rest)) = datagram[..body_len].split_first_chunk::<BTH_LEN>() else {
+            return Err(Malformed::TooShort);
+        };
+        // What the packet *is* comes before what is wrong inside it: the cause counted is then the useful one.
+        if bth[1] & 0x0f != 0 {
+            return Err(Malformed::TransportVersion);
+        }
+        let Some(opcode) = Opcode::from_byte(bth[0]) else { return Err(Malformed::UnknownOpcode) };
+        let pkey = u16::from_be_bytes([bth[2], bth[3]]);
+        if pkey & 0x7fff != DEFAULT_PKEY & 0x7fff {
+            return Err(Malformed::PartitionKey);
+        }
+        let pad = (bth[1] >> 4) & 3;
+        let mut header = Self {
+            solicited: bth[1] & 0x80 != 0,
+            ack_req: bth[8] & 0x80 != 0,
+            pad,
+            pkey,
+            ..Self::new(opcode, Qpn::new(be24(&bth[5..8])), Psn::new(be24(&bth[9..12])))
+        };
+        header.parse_extensions(&mut rest).ok_or(Malformed::TruncatedHeaders)?;
+        let Some(payload_len) = rest.len().checked_sub(usize::from(pad)) else {
+            return Err(Malformed::Padding);
+        };
+        if !opcode.has_payload() && !rest.is_empty() {
+            return Err(Malformed::UnexpectedPayload);
+        }
+        let start = body_len - rest.len();
+        Ok(Parsed { header, payload: start..start + payload_len })
+    }
+
+    /// Bytes of the base transport header and the extension headers together.
+    #[allow(clippy::len_without_is_empty)] // a header is never empty
+    pub fn len(&self) -> usize {
+        self.opcode.header_len()
+    }
+
+    /// Writes the headers to the front of `out` and says how many bytes they took: [`Header::len`], or 0 (and
+    /// nothing is written) if `out` is too short. Numbers wider than their field lose their high bits.
+    pub fn emit(&self, out: &mut [u8]) -> usize {
+        let len = self.len();
+        let Some(out) = out.get_mut(..len) else { return 0 };
+        let Some((bth, extensions)) = out.split_first_chunk_mut::<BTH_LEN>() else { return 0 };
+        let [pkey_high, pkey_low] = self.pkey.to_be_bytes();
+        let [_, qpn_high, qpn_mid, qpn_low] = self.dest_qpn.get().to_be_bytes();
+        let [_, psn_high, psn_mid, psn_low] = self.psn.get().to_be_bytes();
+        *bth = [
+            self.opcode.to_byte(),
+            (u8::from(self.solicited) << 7) | ((self.pad & 3) << 4),
+            pkey_high,
+            pkey_low,
+            0,
+            qpn_high,
+            qpn_mid,
+            qpn_low,
+            u8::from(self.ack_req) << 7,
+            psn_high,
+            psn_mid,
+            psn_low,
+        ];
+        self.emit_extensions(extensions);
+        len
+    }
+
+    /// Reads the extension headers of `self.opcode`, taking them off `rest`. None if they do not fit.
+    fn parse_extensions(&mut self, rest: &mut &[u8]) -> Option<()> {
+        let opcode = self.opcode;
+        if opcode.has_reth() {
+            self.reth = Reth { addr: take_u64(rest)?, rkey: take_u32(rest)?, len: take_u32(rest)? };
+        }
+        if opcode.has_atomic() {
+            self.atomic = AtomicEth {
+                addr: take_u64(rest)?,
+                rkey: take_u32(rest)?,
+                swap_or_add: take_u64(rest)?,
+                compare: take_u64(rest)?,
+            };
+        }
+        if opcode.has_aeth() {
+            let [syndrome, msn @ ..] = take_u32(rest)?.to_be_bytes();
+            self.aeth = Aeth { syndrome: Syndrome::from_byte(syndrome), msn: be24(&msn) };
+        }
+        if opcode.has_atomic_ack() {
+            self.original = take_u64(rest)?;
+        }
+        if opcode.has_immediate() {
+            self.immediate = take_u32(rest)?;
+        }
+        if opcode.has_invalidate() {
+            self.invalidate = take_u32(rest)?;
+        }
+        Some(())
+    }
+
+    /// Writes the extension headers of `self.opcode` to `out`, in the order they are parsed in.
+    fn emit_extensions(&self, mut out: &mut [u8]) {
+        let opcode = self.opcode;
+        if opcode.has_reth() {
+            put(&mut out, self.reth.addr.to_be_bytes());
+            put(&mut out, self.reth.rkey.to_be_bytes());
+            put(&mut out, self.reth.len.to_be_bytes());
+        }
+        if opcode.has_atomic() {
+            put(&mut out, self.atomic.addr.to_be_bytes());
+            put(&mut out, self.atomic.rkey.to_be_bytes());
+            put(&mut out, self.atomic.swap_or_add.to_be_bytes());
+            put(&mut out, self.atomic.compare.to_be_bytes());
+        }
+        if opcode.has_aeth() {
+            let [_, high, mid, low] = self.aeth.msn.to_be_bytes();
+            put(&mut out, [self.aeth.syndrome.to_byte(), high, mid, low]);
+        }
+        if opcode.has_atomic_ack() {
+            put(&mut out, self.original.to_be_bytes());
+        }
+        if opcode.has_immediate() {
+            put(&mut out, self.immediate.to_be_bytes());
+        }
+        if opcode.has_invalidate() {
+            put(&mut out, self.invalidate.to_be_bytes());
+        }
+    }
+}
+
+/// The big-endian number in the first three bytes; bytes that are not there count as 0.
+fn be24(bytes: &[u8]) -> u32 {
+    bytes.iter().take(3).fold(0, |number, byte| (number << 8) | u32::from(*byte))
+}
+
+fn take_u32(rest: &mut &[u8]) -> Option<u32> {
+    let (bytes, after) = rest.split_first_chunk()?;
+    *rest = after;
+    Some(u32::from_be_bytes(*bytes))
+}
+
+fn take_u64(rest: &mut &[u8]) -> Option<u64> {
+    let (bytes, after) = rest.split_first_chunk()?;
+    *rest = after;
+    Some(u64::from_be_bytes(*bytes))
+}
+
+/// Writes `bytes` to the front of `out` and moves `out` past them; nothing happens if they do not fit, which the
+/// length check in [`Header::emit`] rules out.
+fn put<const N: usize>(out: &mut &mut [u8], bytes: [u8; N]) {
+    if let Some((front, after)) = std::mem::take(out).split_first_chunk_mut() {
+        *front = bytes;
+        *out = after;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A WRITE ONLY of three bytes, byte by byte.
+    const WRITE: [u8; 36] = [
+        0x0a, 0x90, 0xff, 0xff, 0x00, 0x01, 0x02, 0x03, 0x80, 0xaa, 0xbb,
+        0xcc, // BTH: solicited, pad 1, AckReq
+        0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x18, 0x21, 0x22, 0x23, 0x24, 0x00, 0x00, 0x00,
+        0x03, // RETH
+        b'a', b'b', b'c', 0x00, // payload and pad
+        0xde, 0xad, 0xbe, 0xef, // ICRC
+    ];
+
+    #[test]
+    fn a_write_is_read_field_by_field() {
+        let parsed = Header::parse(&WRITE).unwrap();
+        assert_eq!(parsed.payload, 28..31);
+        let want = Header {
+            solicited: true,
+            ack_req: true,
+            pad: 1,
+            reth: Reth { addr: 0x1112_1314_1516_1718, rkey: 0x2122_2324, len: 3 },
+            ..Header::new(Opcode::WriteOnly, Qpn::new(0x0001_0203), Psn::new(0x00aa_bbcc))
+        };
+        assert_eq!(parsed.header, want);
+        let mut out = [0; 28];
+        assert_eq!(want.emit(&mut out), 28);
+        assert_eq!(out, WRITE[..28]);
+    }
+
+    #[test]
+    fn every_cause_is_found() {
+        let with = |at: usize, byte: u8| {
+            let mut packet = WRITE;
+            packet[at] = byte;
+            Header::parse(&packet).unwrap_err()
+        };
+        assert_eq!(Header::parse(&WRITE[..15]).unwrap_err(), Malformed::TooShort);
+        assert_eq!(Header::parse(&[]).unwrap_err(), Malformed::TooShort);
+        assert_eq!(with(1, 0x91), Malformed::TransportVersion);
+        assert_eq!(with(0, 0x15), Malformed::UnknownOpcode);
+        assert_eq!(with(0, 0x64), Malformed::UnknownOpcode);
+        assert_eq!(with(3, 0xfe), Malformed::PartitionKey);
+        assert_eq!(Header::parse(&WRITE[..31]).unwrap_err(), Malformed::TruncatedHeaders);
+        assert_eq!(Header::parse(&WRITE[..32]).unwrap_err(), Malformed::Padding);
+        assert_eq!(with(0, 0x0c), Malformed::UnexpectedPayload);
+    }
+
+    #[test]
+    fn a_limited_member_of_the_default_partition_is_heard() {
+        let mut packet = WRITE;
+        packet[2] = 0x7f;
+        assert_eq!(Header::parse(&packet).unwrap().header.pkey, 0x7fff);
+    }
+
+    #[test]
+    fn every_syndrome_byte_survives() {
+        for byte in 0..=u8::MAX {
+            assert_eq!(Syndrome::from_byte(byte).to_byte(), byte);
+        }
+    }
+
+    #[test]
+    fn emit_leaves_a_short_buffer_alone() {
+        let header = Header::new(Opcode::FetchAdd, Qpn::new(1), Psn::new(2));
+        let mut out = [7; 39];
+        assert_eq!(header.emit(&mut out), 0);
+        assert_eq!(out, [7; 39]);
+    }
+}

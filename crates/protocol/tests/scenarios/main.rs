@@ -1,0 +1,10 @@
+//! Two endpoints on a virtual clock: one scenario, one sentence.
+
+mod errors;
+mod forged;
+mod losses;
+mod operations;
+mod order;
+mod patience;
+mod refusals;
+mod world;
