@@ -79,7 +79,6 @@ fn partner(role: &str) {
                 link.receive(&mut |d| bytes += d.bytes.len());
                 bytes
             });
-            eprintln!("{:?}", link.counters().iter().filter(|c| c.1 > 0).collect::<Vec<_>>());
         }
     }
 }

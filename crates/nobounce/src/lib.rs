@@ -1,1 +1,78 @@
-//! nobounce
+//! Move memory between machines by RDMA, with or without an RDMA NIC.
+//!
+//! Open a [`Device`], register memory ([`Region`]), connect to a peer ([`Connection`]), and write to, read from or operate
+//! atomically on the peer's memory while its program does something else. The device is a software NIC that speaks
+//! RoCEv2: the CPU moves the bytes.
+//!
+//! Both ends of a connection in one program:
+//!
+//! ```
+//! use std::time::Duration;
+//! use nobounce::{ConnectOptions, Device};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+//! const SOON: Duration = Duration::from_secs(10);
+//! let listener = Device::open()?.listen("127.0.0.1:0")?;
+//! let addr = listener.local_addr();
+//!
+//! // The passive end only offers memory. Its counter starts at 40.
+//! let passive = std::thread::spawn(move || -> Result<Vec<u8>, Box<dyn std::error::Error + Send + Sync>> {
+//!     let conn = listener.accept(SOON)?;
+//!     let region = conn.device().register(4096)?;
+//!     region.write_u64(64, 40)?;
+//!     conn.send_region(&region)?;
+//!     conn.recv_message(SOON)?; // "done"
+//!     let mut greeting = vec![0; 5];
+//!     region.read_at(0, &mut greeting)?;
+//!     Ok(greeting)
+//! });
+//!
+//! // The active end does all the work.
+//! let device = Device::open()?;
+//! let conn = device.connect(addr, &ConnectOptions::default())?;
+//! let remote = conn.recv_region(SOON)?;
+//! let local = device.register(4096)?;
+//! local.write_at(0, b"hello")?;
+//! let write = conn.write(&local, 0..5, &remote, 0)?; // our bytes 0..5 to its offset 0
+//! let read = conn.read(&local, 1000..1005, &remote, 0)?; // and back, to our bytes 1000..1005
+//! let add = conn.fetch_add(&local, 2000, &remote, 64, 2)?; // the old value comes to our offset 2000
+//! for ticket in [write, read, add] {
+//!     conn.wait(ticket, SOON)?;
+//! }
+//! let mut echo = [0; 5];
+//! local.read_at(1000, &mut echo)?;
+//! assert_eq!((&echo, local.read_u64(2000)?), (b"hello", 40));
+//! conn.send_message(b"done")?;
+//! assert_eq!(passive.join().unwrap()?, b"hello");
+//! # Ok(())
+//! # }
+//! ```
+#![deny(unsafe_code)]
+
+mod connect;
+mod connection;
+mod control;
+#[allow(unsafe_code)] // `register_raw` hands on what its caller promises
+mod device;
+mod handshake;
+mod lane;
+mod listener;
+mod message;
+#[allow(unsafe_code)] // registering memory is a promise about it
+mod region;
+mod tickets;
+mod wait;
+
+pub use connect::{ConnectError, ConnectOptions};
+pub use connection::Connection;
+pub use device::Device;
+pub use handshake::{HANDSHAKE_VERSION, HandshakeError, MAX_QPS};
+pub use lane::{Lane, PostError};
+pub use listener::{AcceptError, ListenError, Listener};
+pub use message::MessageError;
+pub use nobounce_memory::AccessError;
+pub use nobounce_nic as nic;
+pub use nobounce_nic::soft::{Access, Config, Mtu, OpenError, Status, WorkKind};
+pub use region::{Path, Region, RegisterError, RemoteRegion};
+pub use tickets::{Completion, Ticket};
+pub use wait::WaitError;

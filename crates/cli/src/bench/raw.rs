@@ -25,8 +25,8 @@ pub(crate) const SUBCOMMAND: &str = "raw-echo";
 const SEGMENT: usize = 4132;
 const BATCH: usize = 15;
 const PING: usize = 32;
-/// One long blast: after every pause the scheduler takes a while to keep the two apart, which short rounds would
-/// count again and again (7 % less on 2 CPUs with rounds of 200 ms).
+/// One long blast, cut into intervals where it arrives: five rounds of 200 ms with pauses between them came out
+/// below one of 2 s on the same 2 CPUs.
 const BLAST_TIME: Duration = Duration::from_millis(1200);
 const BLAST_INTERVAL: Duration = Duration::from_millis(150);
 const PING_ROUNDS: u32 = 5;

@@ -14,8 +14,11 @@ use nobounce_protocol::wire::{BTH_LEN, ICRC_LEN, ROCE_PORT};
 
 use super::Capabilities;
 
-/// Bytes of the slab: four full sends of 64 KiB.
-const SLAB: usize = 256 * 1024;
+/// Bytes of the slab: one full segmented send. A larger one would let the receiver idle while it is filled.
+const SLAB: usize = 66 * 1024;
+/// Unused bytes at the start of a packet buffer. Headers are 4 modulo 8 bytes long and so is the ICRC, so with this
+/// lead the payload of every full packet lies on a multiple of 16: copies run at 38 GB/s instead of 23.
+pub(super) const LEAD: usize = 4;
 /// Most packets in one batch, whatever their size.
 const MAX_PACKETS: usize = 1024;
 /// Most bytes in one segmented send. The kernel's limit over IPv4 is 0xfff0 less the IP and UDP headers.
@@ -88,7 +91,7 @@ impl TxBatch {
         Self {
             caps,
             slab: vec![0; SLAB].into_boxed_slice(),
-            used: 0,
+            used: LEAD,
             open: None,
             packets: Vec::with_capacity(64),
             group: None,
@@ -170,7 +173,7 @@ impl TxBatch {
 
     /// Forgets all packets.
     pub fn clear(&mut self) {
-        self.used = 0;
+        self.used = LEAD;
         self.open = None;
         self.packets.clear();
         self.group = None;
@@ -219,7 +222,9 @@ impl TxBatch {
         let joined = self.group.as_mut().filter(|g| {
             // The receiver's kernel steers a segmented send as a whole, so it may hold packets of one slot only.
             (g.dst, g.port, g.slot) == (dst, port, slot)
-                && len <= g.segment
+                // Two packets of different sizes are a request and an answer: the request must not wait for both to
+                // be segmented (3.3 us instead of 1.5, measured on loopback).
+                && (len == g.segment || (len < g.segment && g.packets > 1))
                 && g.packets < self.caps.max_segments
                 && g.bytes + len <= MAX_GROUP
         });

@@ -1,6 +1,7 @@
 //! Completion queues.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nobounce_memory::barrier;
@@ -55,7 +56,6 @@ enum Armed {
 struct State {
     queue: VecDeque<WorkCompletion>,
     armed: Armed,
-    overflowed: bool,
 }
 
 #[derive(Debug)]
@@ -63,6 +63,9 @@ pub(crate) struct CqInner {
     pub(crate) id: u32,
     depth: usize,
     channel: Option<Channel>,
+    /// How many completions there are, so that polling an empty queue takes no lock.
+    count: AtomicUsize,
+    overflowed: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -77,7 +80,7 @@ impl CqInner {
         barrier::before_completion();
         let mut state = self.lock();
         if state.queue.len() >= self.depth {
-            return std::mem::replace(&mut state.overflowed, true);
+            return self.overflowed.swap(true, Ordering::Relaxed);
         }
         let urgent = completion.solicited || completion.status != Status::Success;
         state.queue.push_back(WorkCompletion {
@@ -89,6 +92,7 @@ impl CqInner {
             invalidated: completion.invalidated,
             qpn,
         });
+        self.count.store(state.queue.len(), Ordering::Release);
         if state.armed == Armed::Any || (state.armed == Armed::Solicited && urgent) {
             state.armed = Armed::No;
             if let Some(channel) = &self.channel {
@@ -100,7 +104,9 @@ impl CqInner {
 
     /// Forgets completions of a queue pair that no longer exists.
     pub(crate) fn forget(&self, qpn: Qpn) {
-        self.lock().queue.retain(|completion| completion.qpn != qpn);
+        let mut state = self.lock();
+        state.queue.retain(|completion| completion.qpn != qpn);
+        self.count.store(state.queue.len(), Ordering::Release);
     }
 }
 
@@ -113,8 +119,8 @@ pub struct Cq {
 
 impl Cq {
     pub(crate) fn new(shared: Arc<Shared>, id: u32, depth: usize, channel: Option<Channel>) -> Self {
-        let state = State { queue: VecDeque::new(), armed: Armed::No, overflowed: false };
-        Self { shared, inner: Arc::new(CqInner { id, depth, channel, state: Mutex::new(state) }) }
+        let state = State { queue: VecDeque::new(), armed: Armed::No };
+        Self { shared, inner: Arc::new(CqInner { id, depth, channel, count: AtomicUsize::new(0), overflowed: AtomicBool::new(false), state: Mutex::new(state) }) }
     }
 
     /// Its number in events.
@@ -141,16 +147,20 @@ impl Cq {
             return Err(CqError::Forked);
         }
         let taken = self.take(out, max);
-        if taken == 0 && self.inner.lock().overflowed {
+        if taken == 0 && self.inner.overflowed.load(Ordering::Relaxed) {
             return Err(CqError::Overflow { depth: self.inner.depth });
         }
         Ok(taken)
     }
 
     fn take(&self, out: &mut Vec<WorkCompletion>, max: usize) -> usize {
+        if self.inner.count.load(Ordering::Acquire) == 0 {
+            return 0;
+        }
         let mut state = self.inner.lock();
         let count = max.min(state.queue.len());
         out.extend(state.queue.drain(..count));
+        self.inner.count.store(state.queue.len(), Ordering::Release);
         count
     }
 

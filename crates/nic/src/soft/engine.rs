@@ -5,7 +5,7 @@
 //! lock is never held for long.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::collections::{BinaryHeap, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -13,22 +13,24 @@ use nobounce_protocol::qp::{Handled, Payload, Qp as ProtocolQp, QpState, Status,
 use nobounce_protocol::qp::{Completion, LocalFault};
 use nobounce_protocol::timing::Nanos;
 use nobounce_protocol::wire::icrc::{Flow, Verdict};
-use nobounce_protocol::wire::{Header, ICRC_LEN, IdPolicy, IdVerdict, Qpn, ROCE_PORT};
+use nobounce_protocol::wire::{Header, ICRC_LEN, IdVerdict, Qpn, ROCE_PORT};
 
 use super::counters::{self, Counters};
 use super::cq::CqInner;
 use super::event::{AsyncEvent, Events};
 use super::host::{PacketHost, PostedReceive, PostedSend, find_send};
 use super::path::{PathIndex, Paths};
+use super::peer::Peers;
 use super::region::Regions;
 use crate::links::{Link, RxDatagram, TxBatch, now_ns};
 
 /// Packets a queue pair may send before the next one has its turn.
 const TURN: usize = 64;
-/// Full batches sent in one call.
-const MAX_BATCHES: usize = 4;
-/// Peers whose way of numbering packets is remembered.
-const MAX_PEERS: usize = 1024;
+/// Batches sent in one call.
+const MAX_BATCHES: usize = 16;
+
+/// Idle calls between two looks at the timers: a few microseconds of polling.
+const TIMERS_EVERY: u32 = 16;
 
 /// One queue pair with its queues.
 #[derive(Debug)]
@@ -44,6 +46,10 @@ pub(crate) struct QpEntry {
     pub(crate) path: Option<PathIndex>,
     /// What this queue pair has charged to its path.
     charged: u64,
+    /// It is in the list of those that packets came for.
+    touched: bool,
+    /// Among those packets was an answer: it may send more.
+    answered: bool,
     /// It is in the ready queue.
     ready: bool,
     /// It waits for room on its path.
@@ -67,6 +73,8 @@ impl QpEntry {
             current: None,
             path: None,
             charged: 0,
+            touched: false,
+            answered: false,
             ready: false,
             waiting: false,
             owes_ack: false,
@@ -95,8 +103,11 @@ pub(crate) struct Core {
     tx: TxBatch,
     ready: VecDeque<u32>,
     owing: Vec<u32>,
+    touched: Vec<u32>,
     timers: BinaryHeap<Reverse<(Nanos, u32)>>,
-    peers: HashMap<IpAddr, IdPolicy>,
+    peers: Peers,
+    /// Calls in a row that received nothing.
+    idle_calls: u32,
 }
 
 impl Engine {
@@ -113,17 +124,28 @@ impl Engine {
             tx: TxBatch::new(link.capabilities()),
             ready: VecDeque::new(),
             owing: Vec::new(),
+            touched: Vec::new(),
             timers: BinaryHeap::new(),
-            peers: HashMap::new(),
+            peers: Peers::default(),
+            idle_calls: 0,
         };
         Self { link, core }
     }
 
     /// Receives, lets the protocol work, sends. Returns how many packets came in.
     pub(crate) fn progress(&mut self) -> usize {
-        let now = now_ns();
         let Self { link, core } = self;
-        let received = link.receive(&mut |datagram| core.handle_datagram(now, datagram));
+        // An application that polls asks far more often than packets come: the clock is read when one did, and for
+        // the timers now and then.
+        let mut clock = None;
+        let received =
+            link.receive(&mut |datagram| core.handle_datagram(*clock.get_or_insert_with(now_ns), datagram));
+        core.idle_calls = if received == 0 { core.idle_calls.wrapping_add(1) } else { 0 };
+        if received == 0 && core.is_idle() && !core.idle_calls.is_multiple_of(TIMERS_EVERY) {
+            return 0;
+        }
+        let now = clock.unwrap_or_else(now_ns);
+        core.settle_touched();
         core.fire_timers(now);
         // Nothing came: nobody waits for anything more urgent than the answers we put off.
         self.transmit(now, received == 0);
@@ -150,7 +172,7 @@ impl Engine {
 
     /// When to come back if nothing arrives before: now if there is more to send.
     pub(crate) fn deadline(&self) -> Option<Nanos> {
-        if !self.core.ready.is_empty() || !self.core.owing.is_empty() {
+        if !self.core.is_idle() {
             return Some(0);
         }
         let timer = self.core.timers.peek().map(|Reverse((at, _))| *at);
@@ -170,6 +192,11 @@ impl Core {
             return u32::try_from(self.qps.len() - 1).ok();
         }
         self.free.pop_front().map(u32::from)
+    }
+
+    /// Nothing waits to be sent.
+    fn is_idle(&self) -> bool {
+        self.ready.is_empty() && self.owing.is_empty()
     }
 
     pub(crate) fn qpn(&self, index: u32) -> Qpn {
@@ -237,17 +264,32 @@ impl Core {
             Handled::WrongState => self.counters.wrong_state += 1,
             Handled::Unsolicited => self.counters.unsolicited += 1,
         }
-        self.settle(index);
-        self.make_ready(index);
+        entry.answered |= header.opcode.is_response();
+        if !entry.touched {
+            entry.touched = true;
+            self.touched.push(index);
+        }
+    }
+
+    /// Draws the consequences of the packets that came, once for each queue pair.
+    fn settle_touched(&mut self) {
+        while let Some(index) = self.touched.pop() {
+            self.settle(index);
+            let Some(entry) = self.qps[index as usize].as_deref_mut() else { continue };
+            entry.touched = false;
+            if std::mem::take(&mut entry.answered) || entry.qp.has_urgent_replies() {
+                self.make_ready(index);
+            } else if entry.qp.has_replies() && !entry.owes_ack {
+                entry.owes_ack = true;
+                self.owing.push(index);
+            }
+        }
     }
 
     fn check_icrc(&mut self, datagram: &RxDatagram<'_>) -> bool {
         let flow =
             Flow { src: datagram.src, dst: self.local, src_port: datagram.src_port, dst_port: ROCE_PORT };
-        if !self.peers.contains_key(&datagram.src) && self.peers.len() >= MAX_PEERS {
-            self.peers.clear();
-        }
-        let policy = self.peers.entry(datagram.src).or_default();
+        let policy = self.peers.policy(datagram.src);
         match flow.verify(policy.guess(datagram.ip_id), datagram.bytes) {
             Verdict::Bad => false,
             Verdict::Valid { ip_id: None } => true,
@@ -393,77 +435,49 @@ impl Core {
 
     /// Lets one queue pair send.
     fn turn(&mut self, now: Nanos, index: u32, flush: bool) -> Turn {
+        let Self { qps, tx, regions, counters, paths, owing, .. } = self;
+        let Some(entry) = qps[index as usize].as_deref_mut() else { return Turn::Done };
+        let room = entry.path.map_or(0, |path| paths.room(path));
+        let charged = entry.charged;
         let mut turn = Turn::More;
+        let mut faulted = None;
         for _ in 0..TURN {
-            let Some(entry) = self.qps[index as usize].as_deref_mut() else { return Turn::Done };
-            let room = entry.path.map_or(0, |path| self.paths.room(path));
-            if !self.tx.has_room() {
+            if !tx.has_room() {
                 turn = Turn::BatchFull;
                 break;
             }
-            let Some(transmit) = entry.qp.poll_transmit(now, room, flush) else {
+            let used = entry.qp.outstanding().saturating_sub(charged);
+            let Some(transmit) = entry.qp.poll_transmit(now, room.saturating_sub(used), flush) else {
                 turn = Turn::Done;
                 break;
             };
-            let (before, after) = (entry.charged, entry.qp.outstanding());
-            if let Some(path) = entry.path {
-                self.paths.charge(path, before, after);
-                entry.charged = after;
+            if build(entry, tx, regions, &transmit).is_err() {
+                faulted = Some(transmit);
+                break;
             }
-            if self.build(index, &transmit).is_err() {
-                if let Some(entry) = self.qps[index as usize].as_deref_mut() {
-                    entry.qp.handle_gather_fault(&transmit);
-                }
-                self.settle(index);
-            }
+            counters.gathered_bytes += u64::from(transmit.payload.len());
         }
-        let Some(entry) = self.qps[index as usize].as_deref_mut() else { return Turn::Done };
         if turn == Turn::Done {
-            if entry.qp.is_path_limited() && !entry.waiting {
-                if let Some(path) = entry.path {
-                    entry.waiting = true;
-                    self.paths.wait(path, index);
-                }
+            if let Some(path) = entry.path
+                && entry.qp.is_path_limited()
+                && !entry.waiting
+            {
+                entry.waiting = true;
+                paths.wait(path, index);
             }
             if entry.qp.has_replies() && !entry.owes_ack {
                 entry.owes_ack = true;
-                self.owing.push(index);
+                owing.push(index);
             }
+        }
+        if let Some(transmit) = faulted {
+            entry.qp.handle_gather_fault(&transmit);
+            self.settle(index);
+        } else {
+            self.recharge(index);
         }
         self.arm(index);
         turn
-    }
-
-    /// Builds one packet in the batch: headers, one copy of the payload, and the ICRC over that copy.
-    fn build(&mut self, index: u32, transmit: &Transmit) -> Result<(), LocalFault> {
-        let Self { qps, tx, regions, counters, .. } = self;
-        let Some(entry) = qps[index as usize].as_deref_mut() else { return Ok(()) };
-        let header_len = transmit.header.len();
-        let payload_len = transmit.payload.len() as usize;
-        let total = header_len + payload_len + usize::from(transmit.header.pad) + ICRC_LEN;
-        let port_hint = u16::try_from(entry.qpn.get() & 0xffff).unwrap_or(0);
-        let Some(room) = tx.begin(entry.qp.attr().remote, port_hint, total) else {
-            return Ok(()); // has_room() was asked; a packet lost here is repeated
-        };
-        transmit.header.emit(room);
-        let (payload, rest) = room[header_len..].split_at_mut(payload_len);
-        rest[..usize::from(transmit.header.pad)].fill(0);
-        let gathered = match transmit.payload {
-            Payload::None => Ok(()),
-            Payload::Request { serial, offset, .. } => find_send(&entry.sends, serial)
-                .ok_or(LocalFault)
-                .and_then(|send| send.bytes.gather(regions, entry.pd, offset, payload)),
-            Payload::Region { rkey, addr, .. } => {
-                regions.load_remote(entry.pd, rkey, addr, payload).map_err(|_| LocalFault)
-            }
-        };
-        if gathered.is_err() {
-            tx.abort();
-            return Err(LocalFault);
-        }
-        counters.gathered_bytes += payload_len as u64;
-        tx.commit();
-        Ok(())
     }
 
     /// Everything counted so far.
@@ -485,6 +499,40 @@ enum Turn {
     /// Its turn is over, but it has more.
     More,
     BatchFull,
+}
+
+/// Builds one packet in the batch: headers, one copy of the payload, and the ICRC over that copy.
+fn build(
+    entry: &QpEntry,
+    tx: &mut TxBatch,
+    regions: &mut Regions,
+    transmit: &Transmit,
+) -> Result<(), LocalFault> {
+    let header_len = transmit.header.len();
+    let payload_len = transmit.payload.len() as usize;
+    let total = header_len + payload_len + usize::from(transmit.header.pad) + ICRC_LEN;
+    let port_hint = u16::try_from(entry.qpn.get() & 0xffff).unwrap_or(0);
+    let Some(room) = tx.begin(entry.qp.attr().remote, port_hint, total) else {
+        return Ok(()); // has_room() was asked; a packet lost here is repeated
+    };
+    transmit.header.emit(room);
+    let (payload, rest) = room[header_len..].split_at_mut(payload_len);
+    rest[..usize::from(transmit.header.pad)].fill(0);
+    let gathered = match transmit.payload {
+        Payload::None => Ok(()),
+        Payload::Request { serial, offset, .. } => find_send(&entry.sends, serial)
+            .ok_or(LocalFault)
+            .and_then(|send| send.bytes.gather(regions, entry.pd, offset, payload)),
+        Payload::Region { rkey, addr, .. } => {
+            regions.load_remote(entry.pd, rkey, addr, payload).map_err(|_| LocalFault)
+        }
+    };
+    if gathered.is_err() {
+        tx.abort();
+        return Err(LocalFault);
+    }
+    tx.commit();
+    Ok(())
 }
 
 /// Puts a completion where it belongs; the number of the completion queue if that overflowed just now.

@@ -15,6 +15,7 @@ mod fork;
 mod helper;
 mod host;
 mod path;
+mod peer;
 mod qp;
 mod region;
 mod scatter;

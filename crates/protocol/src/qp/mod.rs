@@ -355,7 +355,9 @@ impl Qp {
             self.established = true;
             self.events.push_back(QpEvent::CommunicationEstablished);
         }
-        if let Taken::Fatal(event) = self.responder.handle_request(header, payload_len, &params, host, &mut out) {
+        if let Taken::Fatal(event) =
+            self.responder.handle_request(header, payload_len, &params, host, &mut out)
+        {
             self.stop(event);
         }
         Handled::Taken
@@ -413,6 +415,11 @@ impl Qp {
     /// Whether answers wait to be sent (with `flush_acks`).
     pub fn has_replies(&self) -> bool {
         self.responder.has_replies()
+    }
+
+    /// Whether answers wait that should leave at once.
+    pub fn has_urgent_replies(&self) -> bool {
+        self.responder.is_urgent()
     }
 
     /// The next completion, in order.

@@ -58,7 +58,9 @@ impl Operation {
             (Self::CompareSwap { .. }, ..) => Opcode::CompareSwap,
             (Self::FetchAdd { .. }, ..) => Opcode::FetchAdd,
             (Self::Send | Self::SendImmediate(_) | Self::SendInvalidate(_), true, false) => Opcode::SendFirst,
-            (Self::Send | Self::SendImmediate(_) | Self::SendInvalidate(_), false, false) => Opcode::SendMiddle,
+            (Self::Send | Self::SendImmediate(_) | Self::SendInvalidate(_), false, false) => {
+                Opcode::SendMiddle
+            }
             (Self::Send, true, true) => Opcode::SendOnly,
             (Self::Send, false, true) => Opcode::SendLast,
             (Self::SendImmediate(_), true, true) => Opcode::SendOnlyImm,

@@ -27,7 +27,7 @@ const MAX_OUTSTANDING: u64 = (1 << 23) - 1;
 /// asked for, so the size of the question is what keeps the asker's own socket buffer from overflowing.
 const READ_CHUNK: u64 = 128 << 10;
 /// In a long message an acknowledgement is asked for this often (packets).
-const ACK_EVERY: u64 = 16;
+const ACK_EVERY: u64 = 32;
 /// What a packet costs a socket buffer besides its payload.
 const PACKET_OVERHEAD: u64 = 512;
 
@@ -217,9 +217,9 @@ impl Requester {
             self.note_sent(now, &wqe, packets, true);
             transmit
         } else {
-            let last_queued = self.cursor + 1 == self.sq.len();
+            // Nobody waits for an unsignalled request: it is acknowledged with a later one, or when a probe asks.
             let last = self.next + 1 == wqe.end();
-            let ack_req = (last && (wqe.request.signaled || last_queued))
+            let ack_req = (last && wqe.request.signaled)
                 || in_flight + 1 >= window
                 || (self.next + 1).is_multiple_of(ACK_EVERY)
                 || 2 * wqe.packet_cost() > room;
@@ -339,7 +339,9 @@ impl Requester {
                     }
                     let until = now + timing::rnr_timer(code);
                     self.rnr_until = Some(until);
-                    self.last_progress = until; // the peer lives; what it asked us to wait is not its silence
+                    // The packet arrived and the peer lives: what it asked us to wait is neither silence nor loss.
+                    self.last_progress = until;
+                    self.retries = params.retry_cnt;
                     self.rewind();
                 }
                 Answer::Taken
@@ -349,7 +351,14 @@ impl Requester {
         }
     }
 
-    fn handle_nak(&mut self, now: Nanos, psn: u64, nak: Option<Nak>, params: &Params, out: &mut Out<'_>) -> Answer {
+    fn handle_nak(
+        &mut self,
+        now: Nanos,
+        psn: u64,
+        nak: Option<Nak>,
+        params: &Params,
+        out: &mut Out<'_>,
+    ) -> Answer {
         let Some(nak) = nak else { return Answer::Unsolicited };
         if psn < self.una {
             return Answer::Taken;
@@ -359,11 +368,11 @@ impl Requester {
         let status = match nak {
             Nak::PsnSequence => {
                 out.counters.rcvd_seq_err += 1;
-                let repeated = self
-                    .rewound
-                    .is_some_and(|(at, when)| at == self.una && now.saturating_sub(when) < self.rtt.smoothed() / 2);
-                if repeated {
-                    return Answer::Taken;
+                let repeated = self.rewound.is_some_and(|(at, when)| {
+                    at == self.una && now.saturating_sub(when) < self.rtt.smoothed() / 2
+                });
+                if repeated || self.rnr_until.is_some() {
+                    return Answer::Taken; // everything will be sent again anyway
                 }
                 if self.una == before && !self.spend_retry() {
                     return Answer::Failed(Status::RetryExceeded);
@@ -654,8 +663,7 @@ fn data_packet(wqe: &Wqe, psn: u64, ack_req: bool, params: &Params) -> Transmit 
         }
         _ => {}
     }
-    let payload =
-        if len == 0 { Payload::None } else { Payload::Request { serial: wqe.serial, offset, len } };
+    let payload = if len == 0 { Payload::None } else { Payload::Request { serial: wqe.serial, offset, len } };
     Transmit { header, payload }
 }
 
@@ -677,8 +685,7 @@ fn fetch_packet(wqe: &Wqe, psn: u64, packets: u64, params: &Params) -> Transmit 
             header.atomic = AtomicEth { addr: remote.addr, rkey: remote.rkey, swap_or_add: swap, compare };
         }
         Operation::FetchAdd { remote, add } => {
-            header.atomic =
-                AtomicEth { addr: remote.addr, rkey: remote.rkey, swap_or_add: add, compare: 0 };
+            header.atomic = AtomicEth { addr: remote.addr, rkey: remote.rkey, swap_or_add: add, compare: 0 };
         }
         _ => {}
     }

@@ -379,19 +379,16 @@ impl Responder {
             return Err(Nak::InvalidRequest.into());
         }
         // A receive must be there before the last byte moves: the packet will come again if it is not.
-        let receive = if opcode.has_immediate() {
-            Some(host.take_receive().ok_or(Refusal::NotReady)?)
-        } else {
-            None
-        };
-        if payload_len > 0 {
-            if let Err(nak) = host.place_remote(rkey, addr, payload_len, place.ends()) {
-                if let Some(receive) = receive {
-                    let kind = WorkKind::ReceiveWriteImmediate;
-                    self.end_receive(receive, Status::Flushed, header, 0, kind, out);
-                }
-                return Err(nak.into());
+        let receive =
+            if opcode.has_immediate() { Some(host.take_receive().ok_or(Refusal::NotReady)?) } else { None };
+        if payload_len > 0
+            && let Err(nak) = host.place_remote(rkey, addr, payload_len, place.ends())
+        {
+            if let Some(receive) = receive {
+                let kind = WorkKind::ReceiveWriteImmediate;
+                self.end_receive(receive, Status::Flushed, header, 0, kind, out);
             }
+            return Err(nak.into());
         }
         if !place.ends() {
             let (addr, remaining) = (addr.wrapping_add(len), remaining - len);
@@ -468,8 +465,11 @@ impl Responder {
                 header.aeth = aeth(Syndrome::Ack(NO_CREDITS), *msn);
                 header.pad = pad_of(piece);
                 let from = addr.wrapping_add(u64::from(*sent));
-                let payload =
-                    if piece == 0 { Payload::None } else { Payload::Region { rkey: *rkey, addr: from, len: piece } };
+                let payload = if piece == 0 {
+                    Payload::None
+                } else {
+                    Payload::Region { rkey: *rkey, addr: from, len: piece }
+                };
                 *sent += piece;
                 if last {
                     self.unacknowledged = 0;

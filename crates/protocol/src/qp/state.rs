@@ -74,9 +74,12 @@ pub enum TransitionError {
     /// There is no such transition.
     #[error("a {service:?} queue pair cannot go from {from:?} to {to:?}")]
     NoSuchTransition {
-        #[allow(missing_docs)] service: Service,
-        #[allow(missing_docs)] from: QpState,
-        #[allow(missing_docs)] to: QpState,
+        #[allow(missing_docs)]
+        service: Service,
+        #[allow(missing_docs)]
+        from: QpState,
+        #[allow(missing_docs)]
+        to: QpState,
     },
     /// The transition exists, but the attributes do not fit it.
     #[error(
@@ -85,8 +88,10 @@ pub enum TransitionError {
         .not_allowed.names()
     )]
     Attributes {
-        #[allow(missing_docs)] from: QpState,
-        #[allow(missing_docs)] to: QpState,
+        #[allow(missing_docs)]
+        from: QpState,
+        #[allow(missing_docs)]
+        to: QpState,
         /// Needed, but not given.
         missing: AttrMask,
         /// Given, but not allowed.
@@ -95,15 +100,20 @@ pub enum TransitionError {
     /// The caller's idea of the current state is wrong.
     #[error("the caller says the queue pair is in {said:?}, but it is in {actual:?}")]
     CurrentState {
-        #[allow(missing_docs)] said: QpState,
-        #[allow(missing_docs)] actual: QpState,
+        #[allow(missing_docs)]
+        said: QpState,
+        #[allow(missing_docs)]
+        actual: QpState,
     },
     /// An attribute has a value outside its range.
     #[error("attribute {name} is {value}, which is outside 0..={max}")]
     Value {
-        #[allow(missing_docs)] name: &'static str,
-        #[allow(missing_docs)] value: u64,
-        #[allow(missing_docs)] max: u64,
+        #[allow(missing_docs)]
+        name: &'static str,
+        #[allow(missing_docs)]
+        value: u64,
+        #[allow(missing_docs)]
+        max: u64,
     },
 }
 
@@ -213,7 +223,9 @@ mod tests {
                 let line = match check_transition(Service::Rc, from, to, AttrMask::STATE) {
                     Err(TransitionError::NoSuchTransition { .. }) => "-".to_owned(),
                     Ok(()) => "ok, needs nothing".to_owned(),
-                    Err(TransitionError::Attributes { missing, .. }) => format!("ok, needs {}", missing.names()),
+                    Err(TransitionError::Attributes { missing, .. }) => {
+                        format!("ok, needs {}", missing.names())
+                    }
                     Err(other) => other.to_string(),
                 };
                 let everything = check_transition(Service::Rc, from, to, AttrMask::all());

@@ -52,7 +52,7 @@ impl Default for Setup {
             rnr_retry: 7,
             send_depth: 256,
             signal_all: true,
-            memory: 1 << 20,
+            memory: 320 << 10,
             room: u64::MAX,
         }
     }

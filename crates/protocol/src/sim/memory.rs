@@ -210,7 +210,13 @@ impl Host for Handling<'_> {
         self.memory.put(receive.addr + offset, piece)
     }
 
-    fn place_response(&mut self, serial: u64, offset: u64, len: usize, _last: bool) -> Result<(), LocalFault> {
+    fn place_response(
+        &mut self,
+        serial: u64,
+        offset: u64,
+        len: usize,
+        _last: bool,
+    ) -> Result<(), LocalFault> {
         let addr = *self.memory.locals.get(&serial).ok_or(LocalFault)?;
         let piece = self.piece(len)?.to_vec();
         self.memory.put(addr.wrapping_add(offset), &piece)
@@ -231,7 +237,9 @@ impl Host for Handling<'_> {
 
     fn fetch_add(&mut self, rkey: u32, addr: u64, add: u64) -> Result<u64, Nak> {
         let original = self.memory.word(rkey, addr)?;
-        self.memory.put(addr, &original.wrapping_add(add).to_le_bytes()).map_err(|_| Nak::RemoteOperational)?;
+        self.memory
+            .put(addr, &original.wrapping_add(add).to_le_bytes())
+            .map_err(|_| Nak::RemoteOperational)?;
         Ok(original)
     }
 

@@ -9,8 +9,10 @@
 //! then jumps to the next arrival or timer, so a second costs nothing; the same seed gives the same run.
 
 mod endpoint;
+pub mod fuzzing;
 mod memory;
 mod network;
+pub mod plan;
 mod rng;
 mod trace;
 

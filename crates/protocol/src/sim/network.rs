@@ -176,11 +176,7 @@ impl Pipe {
                 return "overflow";
             }
         }
-        if c.rate > 0 {
-            self.busy_until = start + on_wire * 8 * SECOND / c.rate;
-        } else {
-            self.busy_until = start;
-        }
+        self.busy_until = start + (on_wire * 8 * SECOND).checked_div(c.rate).unwrap_or(0);
         let mut at = self.busy_until + c.delay;
         if fate == Fate::Drop || self.rng.chance(c.loss) {
             self.counters.lost += 1;
@@ -273,7 +269,13 @@ mod tests {
 
     #[test]
     fn every_fault_happens_as_often_as_it_should() {
-        let c = Conditions { loss: 100_000, duplicate: 100_000, reorder: 100_000, corrupt: 100_000, ..Conditions::default() };
+        let c = Conditions {
+            loss: 100_000,
+            duplicate: 100_000,
+            reorder: 100_000,
+            corrupt: 100_000,
+            ..Conditions::default()
+        };
         let mut pipe = pour(c, 10_000);
         let counted = *pipe.counters();
         for n in [counted.lost, counted.duplicated, counted.reordered, counted.corrupted] {

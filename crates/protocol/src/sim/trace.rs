@@ -35,6 +35,6 @@ pub(crate) fn line(now: Nanos, from: usize, header: &Header, len: usize) -> Stri
 }
 
 fn name(index: usize) -> String {
-    let side = if index % 2 == 0 { "A ->" } else { "B <-" };
+    let side = if index.is_multiple_of(2) { "A ->" } else { "B <-" };
     if index < 2 { side.to_owned() } else { format!("{}{side}", index / 2) }
 }

@@ -1,5 +1,6 @@
 //! Two endpoints on a virtual clock: one scenario, one sentence.
 
+mod answers;
 mod errors;
 mod forged;
 mod losses;

@@ -20,7 +20,7 @@ pub(crate) const SUCCESS: Status = Status::Success;
 
 /// Where A's bytes are, where B's.
 pub(crate) const HERE: u64 = 0;
-pub(crate) const THERE: u64 = 512 << 10;
+pub(crate) const THERE: u64 = 160 << 10;
 
 /// A posts a WRITE of `len` bytes.
 pub(crate) fn write(sim: &mut Sim, len: u32) -> u64 {

@@ -5,13 +5,15 @@ use std::mem;
 use std::ptr;
 
 use super::socket::{SockAddr, Socket};
+use crate::links::batch::LEAD;
 use crate::links::slot::{Run, TAKE_BUFFER};
 
 /// Buffers for merged datagrams: each as long as the longest, and together a few hundred packets a call.
 const MERGED: (usize, usize) = (4, 64 * 1024);
 /// Buffers for single packets: more of them, each longer than any packet of path MTU 4096.
 const SINGLE: (usize, usize) = (32, 8 * 1024);
-const MAX_VECTORS: usize = 32;
+/// A datagram of this many bytes is bulk traffic: more of it is likely there.
+const BULK: usize = 16 * 1024;
 
 /// Receive buffers.
 pub(super) struct Receiver {
@@ -53,30 +55,42 @@ impl Receiver {
     fn receive_one(&mut self, socket: &Socket, mut take: impl FnMut(Run<'_>)) {
         let mut name = SockAddr::empty();
         let mut control = [0_u64; 4];
-        let mut part = libc::iovec { iov_base: self.buffer.as_mut_ptr().cast(), iov_len: self.stride };
+        let mut part = libc::iovec { iov_base: self.buffer[LEAD..].as_mut_ptr().cast(), iov_len: self.stride - LEAD };
         // SAFETY: msghdr is plain integers and pointers; zeros (null, 0) are valid.
         let mut message: libc::msghdr = unsafe { mem::zeroed() };
         fill(&mut message, &mut name, &mut part, &mut control);
+        // Not libc's recvmsg: as a cancellation point it costs two atomic operations in every idle poll.
         // SAFETY: the message points at live room for the name, the control data and one part of the buffer.
-        let got = unsafe { libc::recvmsg(socket.fd(), &raw mut message, libc::MSG_DONTWAIT) };
+        let got = unsafe {
+            libc::syscall(libc::SYS_recvmsg, socket.fd(), &raw mut message, libc::MSG_DONTWAIT)
+        };
         let Ok(len) = usize::try_from(got) else { return };
-        // A merged datagram is the sign of bulk traffic; a single packet is answered first.
+        // A long merged datagram is the sign of bulk traffic; anything short is answered first.
         let segment = segment(&message);
-        self.busy = segment.is_some() || self.vectors == SINGLE.0;
+        self.busy = len >= BULK || self.vectors == SINGLE.0;
         if message.msg_flags & libc::MSG_TRUNC != 0 {
             self.too_long += 1;
-        } else if let (Some((src, src_port)), Some(bytes)) = (name.get(), self.buffer.get(..len)) {
+        } else if let (Some((src, src_port)), Some(bytes)) = (name.get(), self.buffer.get(LEAD..LEAD + len)) {
             take(Run { src, src_port, ip_id: 0, segment: segment.unwrap_or(len), bytes });
         }
     }
 
-    fn receive_many(&mut self, socket: &Socket, mut take: impl FnMut(Run<'_>)) {
-        let mut names = [SockAddr::empty(); MAX_VECTORS];
-        let mut controls = [[0_u64; 4]; MAX_VECTORS];
-        let mut parts = [libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 }; MAX_VECTORS];
+    fn receive_many(&mut self, socket: &Socket, take: impl FnMut(Run<'_>)) {
+        if self.vectors == MERGED.0 {
+            self.receive_vectors::<{ MERGED.0 }>(socket, take);
+        } else {
+            self.receive_vectors::<{ SINGLE.0 }>(socket, take);
+        }
+    }
+
+    fn receive_vectors<const N: usize>(&mut self, socket: &Socket, mut take: impl FnMut(Run<'_>)) {
+        let mut names = [SockAddr::empty(); N];
+        let mut controls = [[0_u64; 4]; N];
+        let mut parts = [libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 }; N];
         // SAFETY: mmsghdr is plain integers and pointers; zeros (null, 0) are valid.
-        let mut messages: [libc::mmsghdr; MAX_VECTORS] = unsafe { mem::zeroed() };
+        let mut messages: [libc::mmsghdr; N] = unsafe { mem::zeroed() };
         for (i, room) in self.buffer.chunks_exact_mut(self.stride).take(self.vectors).enumerate() {
+            let room = &mut room[LEAD..];
             parts[i] = libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() };
             fill(&mut messages[i].msg_hdr, &mut names[i], &mut parts[i], &mut controls[i]);
         }
@@ -95,7 +109,7 @@ impl Receiver {
                 self.too_long += 1;
                 continue;
             }
-            let at = i * self.stride;
+            let at = i * self.stride + LEAD;
             if let (Some((src, src_port)), Some(bytes)) = (names[i].get(), self.buffer.get(at..at + len)) {
                 take(Run { src, src_port, ip_id: 0, segment: segment(header).unwrap_or(len), bytes });
             }

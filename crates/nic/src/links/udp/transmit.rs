@@ -133,7 +133,9 @@ impl Transmitter {
             let refusal = None::<i32>;
             let (result, end) = match refusal {
                 Some(errno) => (Err(errno), at),
-                None if total - at == 1 => (self.send_one(batch, at, socket(port)), total),
+                None if total - at <= 2 && batch.group_end(at) == at + 1 => {
+                    (self.send_one(batch, at, socket(port)), at + 1)
+                }
                 None => self.send_groups(batch, at, socket(port)),
             };
             self.sent.calls += 1;

@@ -1,0 +1,213 @@
+//! The connecting side, and what both sides do to make queue pairs.
+
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::time::{Duration, Instant};
+
+use nobounce_nic::soft::{Access, Channel, Cq, Mtu, Psn, Qp, QpAttr, QpLimits, Qpn};
+
+use crate::Device;
+use crate::connection::Connection;
+use crate::control::Control;
+use crate::handshake::{self, HandshakeError, Hello, MAX_QPS, QpHalf};
+
+/// READs and atomics outstanding on each queue pair, either way.
+const MAX_RD_ATOMIC: u8 = 16;
+
+/// How to connect. The defaults suit most.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConnectOptions {
+    /// Queue pairs, the connection's lanes: 1 to 4096. The listening side makes as many.
+    pub qps: usize,
+    /// The largest path MTU; what the interface carries if `None`. The smaller of both ends counts.
+    pub mtu: Option<Mtu>,
+    /// Operations outstanding on each lane: as many sends and as many receives.
+    pub depth: usize,
+    /// Time to connect and shake hands, all steps together (without the resolving of a host name).
+    pub timeout: Duration,
+    /// The local ack timeout as the standard encodes it: 4.096 us times 2^code. 16 is 268 ms.
+    pub ack_timeout: u8,
+    /// How often the timeout may pass before an operation fails: 0 to 7. With the defaults a peer that fell silent is
+    /// given up after 8 times 268 ms, 2.1 s.
+    pub retries: u8,
+    /// How often a SEND is tried again while the peer has no receive posted: 0 to 6; 7 means for as long as it takes.
+    pub rnr_retries: u8,
+}
+
+impl Default for ConnectOptions {
+    fn default() -> Self {
+        Self {
+            qps: 1,
+            mtu: None,
+            depth: 128,
+            timeout: Duration::from_secs(10),
+            ack_timeout: 16,
+            retries: 7,
+            rnr_retries: 7,
+        }
+    }
+}
+
+/// Why no connection came about.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// The options make no sense.
+    #[error("{asked} queue pairs are asked for; a connection has 1 to {MAX_QPS}")]
+    Lanes {
+        /// How many were asked for.
+        asked: usize,
+    },
+    /// The name could not be resolved.
+    #[error("cannot resolve the address to connect to: {0}; it is written host:port")]
+    Resolve(io::Error),
+    /// The TCP connection failed.
+    #[error(
+        "cannot connect to {addr}: {source}; is the other end listening there, and does a firewall let TCP through?"
+    )]
+    Tcp {
+        /// The address that was tried last.
+        addr: SocketAddr,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The two ends did not agree.
+    #[error("connected to {addr}, but: {source}")]
+    Handshake {
+        /// Who answered.
+        addr: SocketAddr,
+        /// What was wrong.
+        source: HandshakeError,
+    },
+}
+
+pub(crate) fn connect(
+    device: &Device,
+    addr: impl ToSocketAddrs,
+    options: &ConnectOptions,
+) -> Result<Connection, ConnectError> {
+    if options.qps == 0 || options.qps > MAX_QPS {
+        return Err(ConnectError::Lanes { asked: options.qps });
+    }
+    let addrs = addr.to_socket_addrs().map_err(ConnectError::Resolve)?;
+    let deadline = Instant::now() + options.timeout;
+    let mut failed = None;
+    for addr in addrs {
+        // Zero is refused by the kernel's interface; the shortest time makes it fail as it should.
+        let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        match TcpStream::connect_timeout(&addr, left) {
+            Ok(stream) => {
+                let source = match shake_hands(device, stream, options, deadline) {
+                    Ok(connection) => return Ok(connection),
+                    Err(source) => source,
+                };
+                return Err(ConnectError::Handshake { addr, source });
+            }
+            Err(source) => failed = Some(ConnectError::Tcp { addr, source }),
+        }
+    }
+    let nothing =
+        || ConnectError::Resolve(io::Error::new(io::ErrorKind::NotFound, "the name has no address"));
+    Err(failed.unwrap_or_else(nothing))
+}
+
+fn shake_hands(
+    device: &Device,
+    stream: TcpStream,
+    options: &ConnectOptions,
+    deadline: Instant,
+) -> Result<Connection, HandshakeError> {
+    let control = open_control(stream)?;
+    let mut lanes = Lanes::make(device, options, options.qps)?;
+    let ours = lanes.hello(device, options);
+    handshake::send_hello(&control, &ours, deadline)?;
+    let theirs = handshake::receive_answer(&control, deadline)?;
+    theirs.check_reachable(device.nic().local(), &control)?;
+    if theirs.qps.len() != lanes.qps.len() {
+        return Err(HandshakeError::Malformed {
+            what: "it has another number of queue pairs than we asked for",
+        });
+    }
+    if theirs.mtu > ours.mtu {
+        return Err(HandshakeError::Malformed { what: "it chose a larger MTU than we offered" });
+    }
+    lanes.raise(options, &theirs)?;
+    handshake::send_ready(&control, deadline)?;
+    Ok(Connection::new(device, lanes, control, &theirs))
+}
+
+pub(crate) fn open_control(stream: TcpStream) -> Result<Control, HandshakeError> {
+    Control::new(stream).map_err(|source| HandshakeError::Io { step: "we prepared it", source })
+}
+
+/// The queue pairs of a connection in the making.
+#[derive(Debug)]
+pub(crate) struct Lanes {
+    pub(crate) qps: Vec<Qp>,
+    pub(crate) cq: Cq,
+    pub(crate) channel: Channel,
+    halves: Vec<QpHalf>,
+}
+
+impl Lanes {
+    pub(crate) fn make(
+        device: &Device,
+        options: &ConnectOptions,
+        count: usize,
+    ) -> Result<Self, HandshakeError> {
+        let failed = |error: &dyn std::fmt::Display| HandshakeError::QueuePair(error.to_string());
+        let limits = QpLimits { send_depth: options.depth, recv_depth: options.depth, ..QpLimits::default() };
+        let channel = device.nic().create_channel().map_err(|error| failed(&error))?;
+        // Everything that can be posted fits, so it cannot overflow.
+        let depth = options.depth.saturating_mul(2).saturating_mul(count);
+        let cq = device.nic().create_cq(depth, Some(&channel));
+        let mut lanes =
+            Self { qps: Vec::with_capacity(count), cq, channel, halves: Vec::with_capacity(count) };
+        for _ in 0..count {
+            let qp = device.pd().create_qp(&lanes.cq, &lanes.cq, limits).map_err(|error| failed(&error))?;
+            qp.modify(&QpAttr::to_init(Access::all())).map_err(|error| failed(&error))?;
+            lanes.halves.push(QpHalf { qpn: qp.qpn().get(), psn: random_psn().get() });
+            lanes.qps.push(qp);
+        }
+        Ok(lanes)
+    }
+
+    pub(crate) fn hello(&self, device: &Device, options: &ConnectOptions) -> Hello {
+        let most = device.nic().max_mtu();
+        let mtu = options.mtu.map_or(most, |mtu| mtu.min(most));
+        Hello {
+            addr: device.nic().local(),
+            mtu: mtu.bytes(),
+            max_rd_atomic: MAX_RD_ATOMIC,
+            qps: self.halves.clone(),
+        }
+    }
+
+    /// Makes them ready to receive and send, each towards its counterpart. `theirs.mtu` is what was agreed on.
+    pub(crate) fn raise(&mut self, options: &ConnectOptions, theirs: &Hello) -> Result<(), HandshakeError> {
+        let failed = |error: &dyn std::fmt::Display| HandshakeError::QueuePair(error.to_string());
+        let mtu = Mtu::from_bytes(theirs.mtu)
+            .ok_or(HandshakeError::Malformed { what: "its MTU does not exist" })?;
+        for ((qp, ours), theirs_qp) in self.qps.iter().zip(&self.halves).zip(&theirs.qps) {
+            let to_rtr = QpAttr::to_rtr(theirs.addr, Qpn::new(theirs_qp.qpn), Psn::new(theirs_qp.psn), mtu);
+            let to_rtr = QpAttr { max_dest_rd_atomic: MAX_RD_ATOMIC, ..to_rtr };
+            qp.modify(&to_rtr).map_err(|error| failed(&error))?;
+            let to_rts = QpAttr {
+                timeout: options.ack_timeout,
+                retry_cnt: options.retries,
+                rnr_retry: options.rnr_retries,
+                max_rd_atomic: MAX_RD_ATOMIC.min(theirs.max_rd_atomic),
+                ..QpAttr::to_rts(Psn::new(ours.psn))
+            };
+            qp.modify(&to_rts).map_err(|error| failed(&error))?;
+        }
+        Ok(())
+    }
+}
+
+/// Unpredictable enough that a packet of an earlier connection, or a stranger's, does not fit: the standard library's hash
+/// keys come from the kernel.
+fn random_psn() -> Psn {
+    Psn::of(RandomState::new().hash_one(0_u8))
+}

@@ -1,0 +1,335 @@
+//! A connection: queue pairs to one peer, one completion queue, and the side channel that made them.
+
+use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use nobounce_nic::soft::{self, Channel, Cq, Mtu, Qp, QpAttr, QpState};
+
+use crate::Device;
+use crate::connect::Lanes;
+use crate::control::Control;
+use crate::handshake::Hello;
+use crate::lane::{Lane, PostError};
+use crate::region::{Region, RemoteRegion};
+use crate::tickets::{Completion, Ended, Ticket, Tickets};
+use crate::wait::{WaitError, judge};
+
+/// How often it is looked whether the peer is still there.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// How long a waiting caller drives the device himself before he sleeps and leaves it to the helper thread.
+const SPIN: Duration = Duration::from_millis(1);
+/// Completions fetched at once.
+const BATCH: usize = 64;
+
+/// A connection to a peer.
+///
+/// Operations return a [`Ticket`] at once; [`wait`](Self::wait), [`wait_any`](Self::wait_any) or [`poll`](Self::poll) tell
+/// how it ended. A failed operation stops its lane: later operations there fail too. When the peer closes or dies, all
+/// operations fail with [`WaitError::PeerGone`] within milliseconds; when it falls silent (a dead network), within the time
+/// that [`ConnectOptions`](crate::ConnectOptions) gives, 2.1 s by default.
+#[derive(Debug)]
+pub struct Connection {
+    // Dropped first: what the queue pairs still owe leaves before the side channel says that we are gone.
+    qps: Vec<Qp>,
+    cq: Cq,
+    channel: Channel,
+    book: Mutex<Tickets>,
+    pub(crate) control: Control,
+    device: Device,
+    peer: IpAddr,
+    mtu: Mtu,
+    gone: AtomicBool,
+    born: Instant,
+    /// When it was last looked whether the peer is there, in microseconds since birth.
+    looked: AtomicU64,
+}
+
+impl Connection {
+    pub(crate) fn new(device: &Device, lanes: Lanes, control: Control, theirs: &Hello) -> Self {
+        let limit = lanes.cq.depth();
+        Self {
+            qps: lanes.qps,
+            cq: lanes.cq,
+            channel: lanes.channel,
+            book: Mutex::new(Tickets::new(limit)),
+            control,
+            device: device.clone(),
+            peer: theirs.addr,
+            mtu: Mtu::from_bytes(theirs.mtu).unwrap_or(Mtu::Mtu256),
+            gone: AtomicBool::new(false),
+            born: Instant::now(),
+            looked: AtomicU64::new(0),
+        }
+    }
+
+    /// The device it was made on.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Where the peer's device is.
+    pub fn peer(&self) -> IpAddr {
+        self.peer
+    }
+
+    /// The peer's end of the side channel; `None` when it is gone.
+    pub fn peer_control_addr(&self) -> Option<SocketAddr> {
+        self.control.stream().peer_addr().ok()
+    }
+
+    /// The path MTU both ends agreed on.
+    pub fn mtu(&self) -> Mtu {
+        self.mtu
+    }
+
+    /// How many lanes it has.
+    pub fn lanes(&self) -> usize {
+        self.qps.len()
+    }
+
+    /// One of its lanes, from 0 on.
+    ///
+    /// # Panics
+    /// There is no such lane.
+    pub fn lane(&self, index: usize) -> Lane<'_> {
+        assert!(index < self.qps.len(), "lane {index} of a connection with {} lanes", self.qps.len());
+        Lane::new(self, index)
+    }
+
+    /// The queue pair of a lane, for work requests made by hand. Do not mix the two on one connection: `wait` and `poll` take
+    /// every completion, and drop those that are not theirs.
+    ///
+    /// # Panics
+    /// There is no such lane.
+    pub fn qp(&self, index: usize) -> &Qp {
+        &self.qps[index]
+    }
+
+    /// The completion queue of all lanes.
+    pub fn cq(&self) -> &Cq {
+        &self.cq
+    }
+
+    /// The channel of the completion queue, to sleep on.
+    pub fn channel(&self) -> &Channel {
+        &self.channel
+    }
+
+    /// [`Lane::write`] on lane 0; so for all operations here.
+    #[allow(missing_docs)]
+    pub fn write(
+        &self,
+        local: &Region,
+        range: Range<usize>,
+        remote: &RemoteRegion,
+        offset: u64,
+    ) -> Result<Ticket, PostError> {
+        self.lane(0).write(local, range, remote, offset)
+    }
+
+    /// [`Lane::write_imm`] on lane 0.
+    pub fn write_imm(
+        &self,
+        local: &Region,
+        range: Range<usize>,
+        remote: &RemoteRegion,
+        offset: u64,
+        immediate: u32,
+    ) -> Result<Ticket, PostError> {
+        self.lane(0).write_imm(local, range, remote, offset, immediate)
+    }
+
+    /// [`Lane::read`] on lane 0.
+    pub fn read(
+        &self,
+        local: &Region,
+        range: Range<usize>,
+        remote: &RemoteRegion,
+        offset: u64,
+    ) -> Result<Ticket, PostError> {
+        self.lane(0).read(local, range, remote, offset)
+    }
+
+    /// [`Lane::send`] on lane 0.
+    pub fn send(&self, local: &Region, range: Range<usize>) -> Result<Ticket, PostError> {
+        self.lane(0).send(local, range)
+    }
+
+    /// [`Lane::send_imm`] on lane 0.
+    pub fn send_imm(&self, local: &Region, range: Range<usize>, immediate: u32) -> Result<Ticket, PostError> {
+        self.lane(0).send_imm(local, range, immediate)
+    }
+
+    /// [`Lane::recv`] on lane 0.
+    pub fn recv(&self, local: &Region, range: Range<usize>) -> Result<Ticket, PostError> {
+        self.lane(0).recv(local, range)
+    }
+
+    /// [`Lane::fetch_add`] on lane 0.
+    pub fn fetch_add(
+        &self,
+        local: &Region,
+        at: usize,
+        remote: &RemoteRegion,
+        offset: u64,
+        add: u64,
+    ) -> Result<Ticket, PostError> {
+        self.lane(0).fetch_add(local, at, remote, offset, add)
+    }
+
+    /// [`Lane::compare_swap`] on lane 0.
+    pub fn compare_swap(
+        &self,
+        local: &Region,
+        at: usize,
+        remote: &RemoteRegion,
+        offset: u64,
+        compare: u64,
+        swap: u64,
+    ) -> Result<Ticket, PostError> {
+        self.lane(0).compare_swap(local, at, remote, offset, compare, swap)
+    }
+
+    /// Waits for one operation, at most `timeout`. It drives the device for about a millisecond, then sleeps.
+    ///
+    /// # Errors
+    /// It failed, the peer is gone, or the time is over (then it is still under way, and can be waited for again).
+    pub fn wait(&self, ticket: Ticket, timeout: Duration) -> Result<Completion, WaitError> {
+        self.wait_for(timeout, |book| match book.claim(ticket) {
+            Some(ended) => Some(Ok(ended)),
+            None if book.is_pending(ticket) => None,
+            None => Some(Err(WaitError::UnknownTicket { ticket })),
+        })
+    }
+
+    /// Waits for whichever operation ends next, on any lane.
+    ///
+    /// # Errors
+    /// As for [`wait`](Self::wait); or nothing is under way.
+    pub fn wait_any(&self, timeout: Duration) -> Result<Completion, WaitError> {
+        self.wait_for(timeout, |book| match book.claim_any() {
+            Some(ended) => Some(Ok(ended)),
+            None if book.pending() > 0 => None,
+            None => Some(Err(WaitError::NothingPending)),
+        })
+    }
+
+    /// The next operation that has ended, if any; drives the device, and never blocks.
+    ///
+    /// # Errors
+    /// An operation failed, or the peer is gone.
+    pub fn poll(&self) -> Result<Option<Completion>, WaitError> {
+        let claimed = self.book().claim_any();
+        if let Some(ended) = claimed {
+            return self.judge(&ended).map(Some);
+        }
+        self.look_now_and_then(Instant::now());
+        self.collect()?;
+        let claimed = self.book().claim_any();
+        claimed.map(|ended| self.judge(&ended)).transpose()
+    }
+
+    /// Operations under way.
+    pub fn pending(&self) -> usize {
+        self.book().pending()
+    }
+
+    /// Looks whether the peer has closed or died; if so, everything under way is flushed. Costs a few system calls: for loops
+    /// that poll the completion queue by hand, every few milliseconds.
+    pub fn is_peer_gone(&self) -> bool {
+        if self.gone.load(Ordering::Acquire) {
+            return true;
+        }
+        if !self.control.look_closed() {
+            return false;
+        }
+        // What the peer finished before it went is finished: it is in the queue already, in front of what is flushed now.
+        for qp in &self.qps {
+            let _ = qp.modify(&QpAttr::to_state(QpState::Error)); // from every state, and again
+        }
+        self.gone.store(true, Ordering::Release);
+        true
+    }
+
+    /// Posts with a fresh ticket. The ticket is in the book before the device knows of the work, for another thread may
+    /// fetch the completion before we return.
+    pub(crate) fn open(
+        &self,
+        lane: usize,
+        post: impl FnOnce(&Qp, u64) -> Result<(), soft::PostError>,
+    ) -> Result<Ticket, PostError> {
+        let mut book = self.book();
+        let ticket = book.open(lane).ok_or(PostError::Unclaimed { count: book.limit })?;
+        drop(book);
+        post(&self.qps[lane], ticket.0).inspect_err(|_| self.book().cancel(ticket))?;
+        Ok(ticket)
+    }
+
+    fn book(&self) -> MutexGuard<'_, Tickets> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait_for(
+        &self,
+        timeout: Duration,
+        mut claim: impl FnMut(&mut Tickets) -> Option<Result<Ended, WaitError>>,
+    ) -> Result<Completion, WaitError> {
+        let start = Instant::now();
+        let mut armed = false;
+        loop {
+            self.collect()?;
+            let claimed = claim(&mut self.book());
+            if let Some(claimed) = claimed {
+                return self.judge(&claimed?);
+            }
+            let now = Instant::now();
+            let waited = now - start;
+            if waited >= timeout {
+                return Err(WaitError::Timeout { timeout, pending: self.pending() });
+            }
+            if self.look_now_and_then(now) {
+                continue;
+            }
+            if waited < SPIN {
+                std::hint::spin_loop();
+            } else if armed {
+                self.channel.wait(LOOK_EVERY.min(timeout - waited).max(Duration::from_millis(1)));
+                armed = false;
+            } else {
+                // What came before arming is not announced: look once more, then sleep.
+                self.cq.request_notify(false);
+                armed = true;
+            }
+        }
+    }
+
+    /// Moves what completed into the book.
+    fn collect(&self) -> Result<(), WaitError> {
+        let mut work = Vec::new();
+        if self.cq.poll(&mut work, BATCH)? > 0 {
+            let mut book = self.book();
+            work.iter().for_each(|completion| book.end(completion));
+        }
+        Ok(())
+    }
+
+    /// Looks after the peer if it is time to; whether it has just been found gone.
+    fn look_now_and_then(&self, now: Instant) -> bool {
+        let since_birth = u64::try_from((now - self.born).as_micros()).unwrap_or(u64::MAX);
+        let looked = self.looked.load(Ordering::Relaxed);
+        if u128::from(since_birth.saturating_sub(looked)) < LOOK_EVERY.as_micros()
+            || self.gone.load(Ordering::Acquire)
+        {
+            return false;
+        }
+        self.looked.store(since_birth, Ordering::Relaxed);
+        self.is_peer_gone()
+    }
+
+    fn judge(&self, ended: &Ended) -> Result<Completion, WaitError> {
+        judge(ended, || self.is_peer_gone())
+    }
+}

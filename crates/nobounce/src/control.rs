@@ -1,0 +1,269 @@
+//! The TCP side channel: a preamble, then length-prefixed frames with a limit and a deadline on everything.
+//!
+//! The socket blocks, with timeouts. A look at whether the peer is still there must not block, so it turns blocking off
+//! for a moment: only under the reader's lock, and the writer expects it.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// The longest message of the application.
+pub(crate) const MAX_MESSAGE: usize = 1 << 20;
+/// The longest frame: a message and its kind.
+const MAX_FRAME: usize = MAX_MESSAGE + 1;
+/// Frames that wait for the application, in bytes; beyond, TCP makes the peer wait.
+const MAX_WAITING: usize = 4 << 20;
+/// Bytes read at once.
+const CHUNK: usize = 64 << 10;
+/// The kernel rounds socket timeouts to its tick, and zero would mean none at all.
+const SHORTEST: Duration = Duration::from_millis(1);
+
+/// What went wrong on the side channel.
+#[derive(Debug)]
+pub(crate) enum ControlError {
+    Closed,
+    Timeout,
+    TooLong { len: usize, max: usize },
+    Io(io::Error),
+}
+
+impl From<io::Error> for ControlError {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::UnexpectedEof
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::BrokenPipe => Self::Closed,
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Self::Timeout,
+            _ => Self::Io(error),
+        }
+    }
+}
+
+/// What was read and not yet taken. Frames are cut off on demand, for the limit depends on who asks.
+#[derive(Debug, Default)]
+struct Inbox {
+    bytes: Vec<u8>,
+    /// Bytes at the front that were taken already.
+    taken: usize,
+}
+
+impl Inbox {
+    fn waiting(&self) -> usize {
+        self.bytes.len() - self.taken
+    }
+
+    fn push(&mut self, bytes: &[u8]) {
+        self.bytes.drain(..self.taken);
+        self.taken = 0;
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// The first frame, if it is complete.
+    fn first(&self, max: usize) -> Result<Option<&[u8]>, ControlError> {
+        let Some((prefix, rest)) = self.bytes[self.taken..].split_first_chunk::<4>() else { return Ok(None) };
+        let len = usize::try_from(u32::from_le_bytes(*prefix)).unwrap_or(usize::MAX);
+        if len > max {
+            return Err(ControlError::TooLong { len, max });
+        }
+        Ok(rest.get(..len))
+    }
+
+    /// Takes the first frame, which is `len` bytes long.
+    fn take(&mut self, len: usize) -> Vec<u8> {
+        let start = self.taken + 4;
+        self.taken = start + len;
+        self.bytes[start..self.taken].to_vec()
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Control {
+    stream: TcpStream,
+    inbox: Mutex<Inbox>,
+    outbox: Mutex<()>,
+    closed: AtomicBool,
+}
+
+impl Control {
+    pub(crate) fn new(stream: TcpStream) -> io::Result<Self> {
+        stream.set_nonblocking(false)?;
+        stream.set_nodelay(true)?;
+        Ok(Self { stream, inbox: Mutex::default(), outbox: Mutex::default(), closed: AtomicBool::new(false) })
+    }
+
+    pub(crate) fn stream(&self) -> &TcpStream {
+        &self.stream
+    }
+
+    fn inbox(&self) -> MutexGuard<'_, Inbox> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads exactly `bytes.len()` bytes: the preamble, before any frame.
+    pub(crate) fn read_raw(&self, bytes: &mut [u8], deadline: Instant) -> Result<(), ControlError> {
+        let mut at = 0;
+        while at < bytes.len() {
+            self.stream.set_read_timeout(Some(left(deadline)?))?;
+            match (&self.stream).read(&mut bytes[at..]) {
+                Ok(0) => return Err(ControlError::Closed),
+                Ok(read) => at += read,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes all of it.
+    pub(crate) fn write_raw(&self, mut bytes: &[u8], deadline: Instant) -> Result<(), ControlError> {
+        while !bytes.is_empty() {
+            self.stream.set_write_timeout(Some(left(deadline)?))?;
+            match (&self.stream).write(bytes) {
+                Ok(0) => return Err(ControlError::Closed),
+                Ok(written) => bytes = &bytes[written..],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // Time is over, or somebody looked after the peer just now and the socket did not block.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::thread::sleep(SHORTEST),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends one frame made of `head` and `body`. Whoever gives up in the middle of a frame closes the channel, for
+    /// what came after would be nonsense to the peer.
+    pub(crate) fn send(&self, head: &[u8], body: &[u8], deadline: Instant) -> Result<(), ControlError> {
+        let len = head.len() + body.len();
+        let prefix = u32::try_from(len).ok().filter(|_| len <= MAX_FRAME);
+        let prefix = prefix.ok_or(ControlError::TooLong { len: body.len(), max: MAX_MESSAGE })?;
+        let frame = [&prefix.to_le_bytes(), head, body].concat();
+        let _turn = self.outbox.lock().unwrap_or_else(PoisonError::into_inner);
+        self.write_raw(&frame, deadline).inspect_err(|_| self.close())
+    }
+
+    /// The next frame of at most `max` bytes.
+    pub(crate) fn receive(&self, max: usize, deadline: Instant) -> Result<Vec<u8>, ControlError> {
+        self.receive_if(max, deadline, |_| true).map(|frame| frame.unwrap_or_default())
+    }
+
+    /// The next frame if `wanted` says so; `None` leaves it where it is.
+    pub(crate) fn receive_if(
+        &self,
+        max: usize,
+        deadline: Instant,
+        wanted: impl Fn(&[u8]) -> bool,
+    ) -> Result<Option<Vec<u8>>, ControlError> {
+        let mut inbox = self.inbox();
+        loop {
+            if let Some(first) = inbox.first(max)? {
+                let len = first.len();
+                return Ok(if wanted(first) { Some(inbox.take(len)) } else { None });
+            }
+            if self.closed.load(Ordering::Relaxed) {
+                return Err(ControlError::Closed);
+            }
+            self.stream.set_read_timeout(Some(left(deadline)?))?;
+            match self.read_some(&mut inbox) {
+                // A timeout of the kernel's may end a little early: the deadline decides.
+                Ok(()) | Err(ControlError::Timeout) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// The next frame of the application's.
+    pub(crate) fn receive_message(
+        &self,
+        deadline: Instant,
+        wanted: impl Fn(&[u8]) -> bool,
+    ) -> Result<Option<Vec<u8>>, ControlError> {
+        self.receive_if(MAX_FRAME, deadline, wanted)
+    }
+
+    /// One read, whatever it brings.
+    fn read_some(&self, inbox: &mut Inbox) -> Result<(), ControlError> {
+        let mut chunk = [0; CHUNK];
+        match (&self.stream).read(&mut chunk) {
+            Ok(0) => {
+                self.closed.store(true, Ordering::Relaxed);
+                Ok(())
+            }
+            Ok(read) => {
+                inbox.push(&chunk[..read]);
+                Ok(())
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
+            Err(error) => {
+                let error = ControlError::from(error);
+                if !matches!(error, ControlError::Timeout) {
+                    self.closed.store(true, Ordering::Relaxed);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Whether the peer has closed or died. Never blocks; takes in what has arrived, so that an end behind unread
+    /// messages is seen too.
+    pub(crate) fn look_closed(&self) -> bool {
+        if self.closed.load(Ordering::Relaxed) {
+            return true;
+        }
+        // Somebody is reading: he will see the end.
+        let Ok(mut inbox) = self.inbox.try_lock() else { return false };
+        if self.stream.set_nonblocking(true).is_err() {
+            return false;
+        }
+        while !self.closed.load(Ordering::Relaxed) && inbox.waiting() < MAX_WAITING {
+            if self.read_some(&mut inbox).is_err() {
+                break;
+            }
+        }
+        if self.stream.set_nonblocking(false).is_err() {
+            self.close();
+        }
+        self.closed.load(Ordering::Relaxed)
+    }
+
+    /// Ends the channel; the peer sees it.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::Relaxed);
+        let _ = self.stream.shutdown(Shutdown::Both); // not connected any more: the same
+    }
+}
+
+fn left(deadline: Instant) -> Result<Duration, ControlError> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() { Err(ControlError::Timeout) } else { Ok(left.max(SHORTEST)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_are_cut_wherever_the_bytes_break() {
+        let bytes = [3, 0, 0, 0, b'a', b'b', b'c', 0, 0, 0, 0, 1, 0, 0, 0, b'z'];
+        for split in 0..=bytes.len() {
+            let (mut inbox, mut frames) = (Inbox::default(), Vec::new());
+            for part in [&bytes[..split], &bytes[split..]] {
+                inbox.push(part);
+                while let Some(len) = inbox.first(3).unwrap().map(<[u8]>::len) {
+                    frames.push(inbox.take(len));
+                }
+            }
+            assert_eq!(frames, [b"abc".to_vec(), Vec::new(), b"z".to_vec()], "split at {split}");
+            assert_eq!(inbox.waiting(), 0);
+        }
+    }
+
+    #[test]
+    fn a_long_frame_is_refused_by_its_prefix() {
+        let mut inbox = Inbox::default();
+        inbox.push(&[4, 0, 0, 0]);
+        assert!(matches!(inbox.first(3), Err(ControlError::TooLong { len: 4, max: 3 })));
+    }
+}

@@ -1,0 +1,121 @@
+//! The device: where everything starts.
+
+use std::net::ToSocketAddrs;
+
+use nobounce_nic::soft::{self, Access, Config, OpenError, Pd};
+
+use crate::Connection;
+use crate::connect::{self, ConnectError, ConnectOptions};
+use crate::listener::{ListenError, Listener};
+use crate::region::{Region, RegisterError};
+
+/// A NIC. Clones share it; it closes when the last object made from it is gone.
+///
+/// All regions of a device are open, as far as their rights go, to every peer that was given (or guessed) their key: keys are
+/// 32 random bits. Open two devices to keep two groups of peers apart.
+#[derive(Clone, Debug)]
+pub struct Device {
+    nic: soft::Device,
+    pd: Pd,
+}
+
+impl Device {
+    /// Opens the software NIC as the environment says: `NOBOUNCE_ADDR` (an address or an interface; loopback if not set),
+    /// `NOBOUNCE_FAULT` and `NOBOUNCE_PCAP`.
+    ///
+    /// # Errors
+    /// A variable makes no sense, another user holds the port, ...: the message says what to do.
+    pub fn open() -> Result<Self, OpenError> {
+        Self::open_with(&Config::from_env()?)
+    }
+
+    /// Opens the software NIC.
+    ///
+    /// # Errors
+    /// Another user holds the port, the address is not ours, ...: the message says what to do.
+    pub fn open_with(config: &Config) -> Result<Self, OpenError> {
+        Ok(Self::from_nic(soft::Device::open(config)?))
+    }
+
+    /// A device on a NIC that was opened by hand.
+    pub fn from_nic(nic: soft::Device) -> Self {
+        Self { pd: nic.alloc_pd(), nic }
+    }
+
+    /// The NIC underneath.
+    pub fn nic(&self) -> &soft::Device {
+        &self.nic
+    }
+
+    /// The protection domain of its regions and connections.
+    pub fn pd(&self) -> &Pd {
+        &self.pd
+    }
+
+    /// Zeroed, page-aligned host memory that peers may read, write and operate on atomically.
+    ///
+    /// # Errors
+    /// There is not that much memory, or the device has too many regions.
+    pub fn register(&self, len: usize) -> Result<Region, RegisterError> {
+        self.register_with(len, Region::ALL)
+    }
+
+    /// The same with fewer rights.
+    ///
+    /// # Errors
+    /// As for [`register`](Self::register); or the rights contradict each other.
+    pub fn register_with(&self, len: usize, access: Access) -> Result<Region, RegisterError> {
+        Region::allocate(&self.pd, len, access)
+    }
+
+    /// Registers memory that exists.
+    ///
+    /// # Safety
+    /// Until the region is dropped, the memory is read and, as `access` allows, written by this process through the region, by
+    /// the device, and by peers: no Rust reference to it may be live meanwhile. It may be unmapped (operations then fail), but
+    /// its addresses must not come to belong to something else.
+    ///
+    /// # Errors
+    /// The range is not mapped with these rights, or the rights contradict each other.
+    pub unsafe fn register_raw(
+        &self,
+        base: *mut u8,
+        len: usize,
+        access: Access,
+    ) -> Result<Region, RegisterError> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { Region::of_raw(&self.pd, base, len, access) }
+    }
+
+    /// Waits for peers at a TCP address such as `"127.0.0.1:0"` (port 0: any; see [`Listener::local_addr`]).
+    ///
+    /// # Errors
+    /// The address is not ours, or taken.
+    pub fn listen(&self, addr: impl ToSocketAddrs) -> Result<Listener, ListenError> {
+        self.listen_with(addr, &ConnectOptions::default())
+    }
+
+    /// The same with options; how many queue pairs there are is the connecting side's choice.
+    ///
+    /// # Errors
+    /// As for [`listen`](Self::listen).
+    pub fn listen_with(
+        &self,
+        addr: impl ToSocketAddrs,
+        options: &ConnectOptions,
+    ) -> Result<Listener, ListenError> {
+        Listener::bind(self, addr, options)
+    }
+
+    /// Connects to a peer that listens at a TCP address such as `"host:port"`.
+    ///
+    /// # Errors
+    /// Nobody listens there, what listens is not nobounce or of another version, it refused, or the time is over.
+    pub fn connect(
+        &self,
+        addr: impl ToSocketAddrs,
+        options: &ConnectOptions,
+    ) -> Result<Connection, ConnectError> {
+        connect::connect(self, addr, options)
+    }
+}

@@ -1,0 +1,345 @@
+//! What the two ends tell each other before there is a connection.
+//!
+//! ```text
+//! connecting side                     listening side
+//! preamble, Hello(queue pairs)   ->
+//!                                <-   preamble, Answer::Accepted(Hello) or Answer::Refused(why)
+//! Ready (an empty frame)         ->
+//! ```
+//! The preamble is 8 bytes of magic and a version in 4 bytes, little-endian. Frames are postcard, their length in 4 bytes
+//! before them. The listening side answers a wrong version with its own preamble, so that both ends can say what is wrong.
+
+use std::io;
+use std::net::IpAddr;
+use std::time::Instant;
+
+use nobounce_nic::soft::{Mtu, Psn, QpAttr, Qpn};
+use serde::{Deserialize, Serialize};
+
+use crate::control::{Control, ControlError};
+
+/// The version of this handshake and of the frames after it.
+pub const HANDSHAKE_VERSION: u32 = 1;
+/// Queue pairs of one connection.
+pub const MAX_QPS: usize = 4096;
+
+const MAGIC: [u8; 8] = *b"nobounce";
+/// The longest frame of the handshake: a stranger makes us hold no more. 4096 queue pairs need half of it.
+const MAX_HELLO: usize = 64 << 10;
+/// The longest reason of a refusal.
+const MAX_REASON: usize = 1024;
+
+/// Why the two ends did not come together.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HandshakeError {
+    /// Something else talks there.
+    #[error("the other end does not speak nobounce: it began with {began:?}; check the port")]
+    NotNobounce {
+        /// What it began with.
+        began: String,
+    },
+    /// Another version talks there.
+    #[error(
+        "the other end speaks version {theirs} of the handshake, this one speaks {ours}: update the older of the two"
+    )]
+    Version {
+        /// Our version.
+        ours: u32,
+        /// The version of the other end.
+        theirs: u32,
+    },
+    /// It did not go on in time.
+    #[error("the other end connected but fell silent while {step}: time is over")]
+    Timeout {
+        /// What we were waiting for.
+        step: &'static str,
+    },
+    /// It hung up.
+    #[error("the other end hung up while {step}")]
+    Closed {
+        /// What we were waiting for.
+        step: &'static str,
+    },
+    /// It said something that makes no sense.
+    #[error("the other end sent a handshake that makes no sense: {what}")]
+    Malformed {
+        /// What exactly.
+        what: &'static str,
+    },
+    /// It said no.
+    #[error("the other end refused: {reason}")]
+    Refused {
+        /// Its words.
+        reason: String,
+    },
+    /// One device uses IPv4 and the other IPv6.
+    #[error(
+        "our device is at {ours}, the other end's at {theirs}: open both on IPv4 or both on IPv6 (NOBOUNCE_ADDR)"
+    )]
+    Family {
+        /// Where our device is.
+        ours: IpAddr,
+        /// Where the other end's device is.
+        theirs: IpAddr,
+    },
+    /// A device on loopback cannot be reached from another machine.
+    #[error(
+        "the other end is on another machine, but our device is at {ours} and its device at {theirs}: \
+         a device on loopback is not reached from outside; set NOBOUNCE_ADDR to an address or interface on both machines"
+    )]
+    Loopback {
+        /// Where our device is.
+        ours: IpAddr,
+        /// Where the other end's device is.
+        theirs: IpAddr,
+    },
+    /// Our own device could not make the queue pairs.
+    #[error("cannot make the connection's queue pairs: {0}")]
+    QueuePair(String),
+    /// The side channel failed.
+    #[error("the TCP side channel failed while {step}: {source}")]
+    Io {
+        /// What we were doing.
+        step: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+impl HandshakeError {
+    fn at(step: &'static str, error: ControlError) -> Self {
+        match error {
+            ControlError::Closed => Self::Closed { step },
+            ControlError::Timeout => Self::Timeout { step },
+            ControlError::TooLong { .. } => Self::Malformed { what: "its message is too long" },
+            ControlError::Io(source) => Self::Io { step, source },
+        }
+    }
+}
+
+/// One end's half of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct QpHalf {
+    pub(crate) qpn: u32,
+    pub(crate) psn: u32,
+}
+
+/// What one end offers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Hello {
+    /// Where the device is.
+    pub(crate) addr: IpAddr,
+    /// The largest path MTU, in bytes.
+    pub(crate) mtu: u32,
+    /// READs and atomics it answers at a time, for each queue pair.
+    pub(crate) max_rd_atomic: u8,
+    pub(crate) qps: Vec<QpHalf>,
+}
+
+impl Hello {
+    /// What everybody must hold to; who does not is refused before anything is made for him.
+    pub(crate) fn check(&self) -> Result<(), HandshakeError> {
+        let malformed = |what| Err(HandshakeError::Malformed { what });
+        if self.qps.is_empty() || self.qps.len() > MAX_QPS {
+            return malformed("it wants no queue pairs, or more than 4096");
+        }
+        if Mtu::from_bytes(self.mtu).is_none() {
+            return malformed("its MTU is not one of 256, 512, 1024, 2048, 4096");
+        }
+        if self.max_rd_atomic == 0 || self.max_rd_atomic > QpAttr::MAX_RD_ATOMIC {
+            return malformed("its number of outstanding READs and atomics is not in 1..=128");
+        }
+        // 0 and 1 are the management queue pairs.
+        if self
+            .qps
+            .iter()
+            .any(|half| half.qpn < 2 || half.qpn > Qpn::MAX || half.psn != Psn::new(half.psn).get())
+        {
+            return malformed("a queue pair number or sequence number has more than 24 bits, or is reserved");
+        }
+        let broadcast = matches!(self.addr, IpAddr::V4(v4) if v4.is_broadcast());
+        if self.addr.is_unspecified() || self.addr.is_multicast() || broadcast {
+            return malformed("its device has an address that is nobody's");
+        }
+        Ok(())
+    }
+
+    /// Whether the two devices can reach each other, as far as their addresses tell.
+    pub(crate) fn check_reachable(&self, ours: IpAddr, control: &Control) -> Result<(), HandshakeError> {
+        let theirs = self.addr;
+        if ours.is_ipv4() != theirs.is_ipv4() {
+            return Err(HandshakeError::Family { ours, theirs });
+        }
+        let stream = control.stream();
+        let (Ok(here), Ok(there)) = (stream.local_addr(), stream.peer_addr()) else { return Ok(()) };
+        let one_machine = there.ip().to_canonical().is_loopback() || here.ip() == there.ip();
+        if !one_machine && (ours.is_loopback() || theirs.is_loopback()) {
+            return Err(HandshakeError::Loopback { ours, theirs });
+        }
+        Ok(())
+    }
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+enum Answer {
+    Accepted(Hello),
+    Refused(String),
+}
+
+const SAY_HELLO: &str = "we sent our hello";
+const WAIT_PREAMBLE: &str = "we waited for its first bytes";
+const WAIT_HELLO: &str = "we waited for its hello";
+const SAY_ANSWER: &str = "we sent our answer";
+const WAIT_ANSWER: &str = "we waited for its answer";
+const WAIT_READY: &str = "we waited for its confirmation";
+const SAY_READY: &str = "we sent our confirmation";
+
+/// Connecting side, first step.
+pub(crate) fn send_hello(control: &Control, hello: &Hello, deadline: Instant) -> Result<(), HandshakeError> {
+    let at = |error| HandshakeError::at(SAY_HELLO, error);
+    control.write_raw(&preamble(), deadline).map_err(at)?;
+    control.send(&[], &encode(hello)?, deadline).map_err(at)
+}
+
+/// Listening side, first step.
+pub(crate) fn receive_hello(control: &Control, deadline: Instant) -> Result<Hello, HandshakeError> {
+    let checked = receive_preamble(control, deadline);
+    if matches!(checked, Ok(()) | Err(HandshakeError::Version { .. })) {
+        control.write_raw(&preamble(), deadline).map_err(|error| HandshakeError::at(SAY_ANSWER, error))?;
+    }
+    checked?;
+    let frame =
+        control.receive(MAX_HELLO, deadline).map_err(|error| HandshakeError::at(WAIT_HELLO, error))?;
+    let hello: Hello = decode(&frame)?;
+    hello.check()?;
+    Ok(hello)
+}
+
+/// Listening side, second step: returns when the other end has confirmed.
+pub(crate) fn accept(control: &Control, hello: Hello, deadline: Instant) -> Result<(), HandshakeError> {
+    let answer = encode(&Answer::Accepted(hello))?;
+    control.send(&[], &answer, deadline).map_err(|error| HandshakeError::at(SAY_ANSWER, error))?;
+    let ready =
+        control.receive(MAX_HELLO, deadline).map_err(|error| HandshakeError::at(WAIT_READY, error))?;
+    if ready.is_empty() {
+        Ok(())
+    } else {
+        Err(HandshakeError::Malformed { what: "its confirmation is not empty" })
+    }
+}
+
+/// Listening side, instead: tells the other end why not. It may be gone already, so errors do not matter.
+pub(crate) fn refuse(control: &Control, why: &HandshakeError, deadline: Instant) {
+    let reason = why.to_string().chars().take(MAX_REASON / 4).collect();
+    if let Ok(answer) = encode(&Answer::Refused(reason)) {
+        let _ = control.send(&[], &answer, deadline);
+    }
+}
+
+/// Connecting side, second step.
+pub(crate) fn receive_answer(control: &Control, deadline: Instant) -> Result<Hello, HandshakeError> {
+    receive_preamble(control, deadline)?;
+    let frame =
+        control.receive(MAX_HELLO, deadline).map_err(|error| HandshakeError::at(WAIT_ANSWER, error))?;
+    match decode(&frame)? {
+        Answer::Accepted(hello) => {
+            hello.check()?;
+            Ok(hello)
+        }
+        // For people to read: no control characters of a stranger's on their terminal.
+        Answer::Refused(reason) => Err(HandshakeError::Refused {
+            reason: reason.chars().filter(|c| !c.is_control()).take(MAX_REASON).collect(),
+        }),
+    }
+}
+
+/// Connecting side, last step.
+pub(crate) fn send_ready(control: &Control, deadline: Instant) -> Result<(), HandshakeError> {
+    control.send(&[], &[], deadline).map_err(|error| HandshakeError::at(SAY_READY, error))
+}
+
+fn preamble() -> [u8; 12] {
+    let mut bytes = [0; 12];
+    bytes[..8].copy_from_slice(&MAGIC);
+    bytes[8..].copy_from_slice(&HANDSHAKE_VERSION.to_le_bytes());
+    bytes
+}
+
+fn receive_preamble(control: &Control, deadline: Instant) -> Result<(), HandshakeError> {
+    let at = |error| HandshakeError::at(WAIT_PREAMBLE, error);
+    // In two steps: who speaks something else may have fewer than 12 bytes to say, and then waits for us.
+    let (mut magic, mut version) = ([0; 8], [0; 4]);
+    control.read_raw(&mut magic, deadline).map_err(at)?;
+    if magic != MAGIC {
+        return Err(HandshakeError::NotNobounce { began: magic.escape_ascii().to_string() });
+    }
+    control.read_raw(&mut version, deadline).map_err(at)?;
+    match u32::from_le_bytes(version) {
+        HANDSHAKE_VERSION => Ok(()),
+        theirs => Err(HandshakeError::Version { ours: HANDSHAKE_VERSION, theirs }),
+    }
+}
+
+fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, HandshakeError> {
+    postcard::to_stdvec(value)
+        .map_err(|_| HandshakeError::Malformed { what: "our own hello cannot be written" })
+}
+
+fn decode<'a, T: Deserialize<'a>>(frame: &'a [u8]) -> Result<T, HandshakeError> {
+    postcard::from_bytes(frame).map_err(|_| HandshakeError::Malformed { what: "its message cannot be read" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hello() -> Hello {
+        let addr = "127.0.0.1".parse().unwrap();
+        Hello { addr, mtu: 4096, max_rd_atomic: 16, qps: vec![QpHalf { qpn: 0x01_0002, psn: 0xff_ffff }] }
+    }
+
+    #[test]
+    fn a_hello_is_checked() {
+        assert!(hello().check().is_ok());
+        let half = hello().qps[0];
+        let wrong = [
+            Hello { qps: Vec::new(), ..hello() },
+            Hello { qps: vec![half; MAX_QPS + 1], ..hello() },
+            Hello { qps: vec![QpHalf { qpn: 1 << 24, ..half }], ..hello() },
+            Hello { qps: vec![QpHalf { qpn: 1, ..half }], ..hello() },
+            Hello { qps: vec![QpHalf { psn: 1 << 24, ..half }], ..hello() },
+            Hello { mtu: 1500, ..hello() },
+            Hello { max_rd_atomic: 0, ..hello() },
+            Hello { max_rd_atomic: 129, ..hello() },
+            Hello { addr: "0.0.0.0".parse().unwrap(), ..hello() },
+            Hello { addr: "ff02::1".parse().unwrap(), ..hello() },
+            Hello { addr: "255.255.255.255".parse().unwrap(), ..hello() },
+        ];
+        for hello in wrong {
+            assert!(matches!(hello.check(), Err(HandshakeError::Malformed { .. })), "{hello:?}");
+        }
+    }
+
+    #[test]
+    fn the_largest_hello_fits_a_frame() {
+        let half = QpHalf { qpn: Qpn::MAX, psn: 0xff_ffff };
+        let hello = Hello { addr: "ff::1".parse().unwrap(), qps: vec![half; MAX_QPS], ..hello() };
+        let bytes = encode(&Answer::Accepted(hello)).unwrap();
+        assert!(bytes.len() <= MAX_HELLO, "{}", bytes.len());
+    }
+
+    #[test]
+    fn arbitrary_bytes_do_not_panic() {
+        let good = encode(&hello()).unwrap();
+        for at in 0..good.len() {
+            for value in [0, 1, 0x7f, 0x80, 0xff] {
+                let mut bytes = good.clone();
+                bytes[at] = value;
+                let _ = decode::<Hello>(&bytes).map(|hello| hello.check());
+                let _ = decode::<Answer>(&bytes);
+            }
+            assert!(decode::<Hello>(&good[..at]).is_err());
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! Operations on one queue pair of a connection.
+
+use std::ops::Range;
+
+use nobounce_nic::soft::{self, Operation, Qp, RecvRequest, Remote, SendRequest, Sge};
+
+use crate::connection::Connection;
+use crate::region::{Region, RemoteRegion};
+use crate::tickets::Ticket;
+
+/// Bytes of an atomic operation.
+const WORD: u64 = 8;
+
+/// Why an operation was not begun. The connection is as it was.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PostError {
+    /// The local bytes are not inside the region.
+    #[error("bytes {}..{} are not inside the local region of {region} bytes", range.start, range.end)]
+    LocalRange {
+        /// What was asked for.
+        range: Range<usize>,
+        /// How long the region is.
+        region: usize,
+    },
+    /// The remote bytes are not inside the peer's region.
+    #[error("{len} bytes at offset {offset} are not inside the peer's region of {region} bytes")]
+    RemoteRange {
+        /// Where they would begin.
+        offset: u64,
+        /// How many there are.
+        len: u64,
+        /// How long the peer's region is.
+        region: u64,
+    },
+    /// Atomics work on whole words.
+    #[error("an atomic operation works on an 8-byte word whose address is a multiple of 8; {addr:#x} is not")]
+    Misaligned {
+        /// The remote address.
+        addr: u64,
+    },
+    /// Nobody asks for results.
+    #[error(
+        "{count} operations are under way or have ended unasked: call wait, wait_any or poll before you post more"
+    )]
+    Unclaimed {
+        /// How many.
+        count: usize,
+    },
+    /// The device refused; most often because the queue is full.
+    #[error(transparent)]
+    Device(#[from] soft::PostError),
+}
+
+impl PostError {
+    /// Whether it helps to wait for an earlier operation and try again.
+    pub fn is_full(&self) -> bool {
+        matches!(self, Self::Unclaimed { .. } | Self::Device(soft::PostError::QueueFull(_)))
+    }
+}
+
+/// One queue pair of a connection. Operations of one lane are carried out in order; lanes know nothing of each other.
+#[derive(Clone, Copy, Debug)]
+pub struct Lane<'a> {
+    connection: &'a Connection,
+    index: usize,
+}
+
+impl<'a> Lane<'a> {
+    pub(crate) fn new(connection: &'a Connection, index: usize) -> Self {
+        Self { connection, index }
+    }
+
+    /// Its number in the connection.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// The device's own object.
+    pub fn qp(&self) -> &'a Qp {
+        self.connection.qp(self.index)
+    }
+
+    /// Copies the bytes `range` of `local` to `offset` of the peer's region.
+    ///
+    /// # Errors
+    /// See [`PostError`]; so for all operations.
+    pub fn write(
+        &self,
+        local: &Region,
+        range: Range<usize>,
+        remote: &RemoteRegion,
+        offset: u64,
+    ) -> Result<Ticket, PostError> {
+        let sge = local_bytes(local, range)?;
+        self.post(Operation::Write(remote_bytes(remote, offset, sge.len.into())?), sge)
+    }
+
+    /// The same, and ends one of the peer's receives with `immediate`.
+    #[allow(missing_docs)]
+    pub fn write_imm(
+        &self,
+        local: &Region,
+        range: Range<usize>,
+        remote: &RemoteRegion,
+        offset: u64,
+        immediate: u32,
+    ) -> Result<Ticket, PostError> {
+        let sge = local_bytes(local, range)?;
+        self.post(Operation::WriteImmediate(remote_bytes(remote, offset, sge.len.into())?, immediate), sge)
+    }
+
+    /// Fetches bytes at `offset` of the peer's region into `range` of `local`.
+    pub fn read(
+        &self,
+        local: &Region,
+        range: Range<usize>,
+        remote: &RemoteRegion,
+        offset: u64,
+    ) -> Result<Ticket, PostError> {
+        let sge = local_bytes(local, range)?;
+        self.post(Operation::Read(remote_bytes(remote, offset, sge.len.into())?), sge)
+    }
+
+    /// Sends the bytes `range` of `local` to the next receive that the peer has posted.
+    pub fn send(&self, local: &Region, range: Range<usize>) -> Result<Ticket, PostError> {
+        self.post(Operation::Send, local_bytes(local, range)?)
+    }
+
+    /// The same with a number for the peer.
+    pub fn send_imm(&self, local: &Region, range: Range<usize>, immediate: u32) -> Result<Ticket, PostError> {
+        self.post(Operation::SendImmediate(immediate), local_bytes(local, range)?)
+    }
+
+    /// Adds to the word at `offset` of the peer's region; what it held comes to `at` of `local`.
+    pub fn fetch_add(
+        &self,
+        local: &Region,
+        at: usize,
+        remote: &RemoteRegion,
+        offset: u64,
+        add: u64,
+    ) -> Result<Ticket, PostError> {
+        let sge = local_word(local, at)?;
+        self.post(Operation::FetchAdd { remote: remote_word(remote, offset)?, add }, sge)
+    }
+
+    /// Puts `swap` into the word at `offset` of the peer's region if it holds `compare`; what it held comes to `at` of `local`.
+    pub fn compare_swap(
+        &self,
+        local: &Region,
+        at: usize,
+        remote: &RemoteRegion,
+        offset: u64,
+        compare: u64,
+        swap: u64,
+    ) -> Result<Ticket, PostError> {
+        let sge = local_word(local, at)?;
+        self.post(Operation::CompareSwap { remote: remote_word(remote, offset)?, compare, swap }, sge)
+    }
+
+    /// Posts a receive: the peer's next SEND on this lane goes to `range` of `local`, and its next WRITE with immediate
+    /// ends it without touching the range (which may be empty).
+    pub fn recv(&self, local: &Region, range: Range<usize>) -> Result<Ticket, PostError> {
+        let sge = local_bytes(local, range)?;
+        self.connection.open(self.index, |qp, wr_id| qp.post_recv(&RecvRequest { wr_id, sges: list(&sge) }))
+    }
+
+    fn post(&self, op: Operation, sge: Sge) -> Result<Ticket, PostError> {
+        self.connection.open(self.index, |qp, wr_id| qp.post_send(&SendRequest::new(wr_id, op, list(&sge))))
+    }
+}
+
+/// No bytes are no list: then the key is not looked at.
+fn list(sge: &Sge) -> &[Sge] {
+    if sge.len == 0 { &[] } else { std::slice::from_ref(sge) }
+}
+
+fn local_bytes(local: &Region, range: Range<usize>) -> Result<Sge, PostError> {
+    if range.start > range.end || range.end > local.len() {
+        return Err(PostError::LocalRange { range, region: local.len() });
+    }
+    let len = range.end - range.start;
+    let len = u32::try_from(len).map_err(|_| soft::PostError::TooLong(len as u64))?;
+    Ok(Sge { addr: local.addr() + range.start as u64, len, lkey: local.mr().lkey() })
+}
+
+fn local_word(local: &Region, at: usize) -> Result<Sge, PostError> {
+    local_bytes(local, at..at.saturating_add(8))
+}
+
+fn remote_bytes(remote: &RemoteRegion, offset: u64, len: u64) -> Result<Remote, PostError> {
+    // What the peer told us may be nonsense: no sum may overflow.
+    let inside = offset.checked_add(len).is_some_and(|end| end <= remote.len);
+    match remote.addr.checked_add(offset).filter(|_| inside) {
+        Some(addr) => Ok(Remote { addr, rkey: remote.rkey }),
+        None => Err(PostError::RemoteRange { offset, len, region: remote.len }),
+    }
+}
+
+fn remote_word(remote: &RemoteRegion, offset: u64) -> Result<Remote, PostError> {
+    let word = remote_bytes(remote, offset, WORD)?;
+    if word.addr.is_multiple_of(WORD) { Ok(word) } else { Err(PostError::Misaligned { addr: word.addr }) }
+}

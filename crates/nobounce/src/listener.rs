@@ -1,0 +1,115 @@
+//! The listening side.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::time::{Duration, Instant};
+
+use crate::Device;
+use crate::connect::{ConnectOptions, Lanes, open_control};
+use crate::connection::Connection;
+use crate::handshake::{self, HandshakeError, Hello};
+
+/// How often a waiting listener looks.
+const LOOK_EVERY: Duration = Duration::from_millis(1);
+
+/// Why nobody can be listened to.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot listen: {0}; the address is written host:port, must be one of this machine's, and free")]
+pub struct ListenError(#[from] io::Error);
+
+/// Why no connection was accepted. The listener stays usable.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AcceptError {
+    /// Nobody came.
+    #[error("nobody connected within {0:?}")]
+    Timeout(Duration),
+    /// Somebody came, but no connection came about.
+    #[error("{peer} connected, but: {source}")]
+    Handshake {
+        /// Who came.
+        peer: SocketAddr,
+        /// What was wrong.
+        source: HandshakeError,
+    },
+    /// The kernel refused.
+    #[error("cannot accept connections: {0} (too many open files? see ulimit -n)")]
+    Io(#[from] io::Error),
+}
+
+/// Waits for peers to connect.
+#[derive(Debug)]
+pub struct Listener {
+    device: Device,
+    socket: TcpListener,
+    local: SocketAddr,
+    options: ConnectOptions,
+}
+
+impl Listener {
+    pub(crate) fn bind(
+        device: &Device,
+        addr: impl ToSocketAddrs,
+        options: &ConnectOptions,
+    ) -> Result<Self, ListenError> {
+        let socket = TcpListener::bind(addr)?;
+        socket.set_nonblocking(true)?;
+        let local = socket.local_addr()?;
+        Ok(Self { device: device.clone(), socket, local, options: options.clone() })
+    }
+
+    /// Where it listens.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local
+    }
+
+    /// The next peer. Waits at most `timeout` for one to come, then at most [`ConnectOptions::timeout`] for it to shake
+    /// hands. Peers are taken one after the other: whoever accepts from strangers makes the latter short, or accepts in
+    /// several threads.
+    ///
+    /// # Errors
+    /// Nobody came, or who came did not do as agreed; call again to go on.
+    pub fn accept(&self, timeout: Duration) -> Result<Connection, AcceptError> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            match self.socket.accept() {
+                Ok((stream, peer)) => {
+                    return self
+                        .shake_hands(stream)
+                        .map_err(|source| AcceptError::Handshake { peer, source });
+                }
+                // Who hung up before we looked never was here.
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted
+                    ) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return Err(AcceptError::Timeout(timeout));
+                    }
+                    std::thread::sleep(left.min(LOOK_EVERY));
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn shake_hands(&self, stream: TcpStream) -> Result<Connection, HandshakeError> {
+        let deadline = Instant::now() + self.options.timeout;
+        let control = open_control(stream)?;
+        let theirs = handshake::receive_hello(&control, deadline)?;
+        let prepared = theirs.check_reachable(self.device.nic().local(), &control).and_then(|()| {
+            let mut lanes = Lanes::make(&self.device, &self.options, theirs.qps.len())?;
+            let ours = lanes.hello(&self.device, &self.options);
+            let agreed = ours.mtu.min(theirs.mtu);
+            let theirs = Hello { mtu: agreed, ..theirs };
+            lanes.raise(&self.options, &theirs)?;
+            Ok((lanes, Hello { mtu: agreed, ..ours }, theirs))
+        });
+        let (lanes, ours, theirs) = prepared.inspect_err(|why| handshake::refuse(&control, why, deadline))?;
+        handshake::accept(&control, ours, deadline)?;
+        Ok(Connection::new(&self.device, lanes, control, &theirs))
+    }
+}

@@ -1,0 +1,163 @@
+//! Which operations are under way, and how those ended that nobody has asked about yet.
+
+use std::collections::{HashMap, VecDeque};
+
+use nobounce_nic::soft::{Status, WorkCompletion, WorkKind};
+
+/// One operation of one connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Ticket(pub(crate) u64);
+
+/// An operation that succeeded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Completion {
+    /// Which one.
+    pub ticket: Ticket,
+    /// The lane it was posted on.
+    pub lane: usize,
+    /// What it was.
+    pub kind: WorkKind,
+    /// Bytes received, read or fetched.
+    pub len: u32,
+    /// The immediate value that came with a receive.
+    pub immediate: Option<u32>,
+}
+
+/// How an operation ended.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ended {
+    pub(crate) completion: Completion,
+    pub(crate) status: Status,
+}
+
+/// The book of a connection's operations.
+#[derive(Debug)]
+pub(crate) struct Tickets {
+    next: u64,
+    /// Operations under way, and their lanes.
+    pending: HashMap<Ticket, usize>,
+    ended: HashMap<Ticket, Ended>,
+    /// In the order in which they ended; may name some that were asked for by ticket meanwhile.
+    order: VecDeque<Ticket>,
+    /// Tickets that are open or unclaimed: as many as the completion queue has entries, so that it cannot overflow even
+    /// where operations end faster than they are asked about (on a lane that has failed, at once).
+    pub(crate) limit: usize,
+}
+
+impl Tickets {
+    pub(crate) fn new(limit: usize) -> Self {
+        Self { next: 0, pending: HashMap::new(), ended: HashMap::new(), order: VecDeque::new(), limit }
+    }
+
+    /// Opens a ticket, unless there are too many.
+    pub(crate) fn open(&mut self, lane: usize) -> Option<Ticket> {
+        if self.pending.len() + self.ended.len() >= self.limit {
+            return None;
+        }
+        let ticket = Ticket(self.next);
+        self.next += 1;
+        self.pending.insert(ticket, lane);
+        Some(ticket)
+    }
+
+    /// The operation was not taken after all.
+    pub(crate) fn cancel(&mut self, ticket: Ticket) {
+        self.pending.remove(&ticket);
+    }
+
+    pub(crate) fn is_pending(&self, ticket: Ticket) -> bool {
+        self.pending.contains_key(&ticket)
+    }
+
+    pub(crate) fn pending(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// Books a completion. Work that was posted by hand is not in the book, and is passed over.
+    pub(crate) fn end(&mut self, work: &WorkCompletion) {
+        let ticket = Ticket(work.wr_id);
+        let Some(lane) = self.pending.remove(&ticket) else { return };
+        let completion =
+            Completion { ticket, lane, kind: work.kind, len: work.byte_len, immediate: work.immediate };
+        self.ended.insert(ticket, Ended { completion, status: work.status });
+        self.order.push_back(ticket);
+        // Every second entry is stale at most: the queue stays within twice the results.
+        if self.order.len() > 2 * self.ended.len() + 16 {
+            self.order.retain(|ticket| self.ended.contains_key(ticket));
+        }
+    }
+
+    /// How this one ended, if it has.
+    pub(crate) fn claim(&mut self, ticket: Ticket) -> Option<Ended> {
+        let ended = self.ended.remove(&ticket);
+        if self.order.front() == Some(&ticket) {
+            self.order.pop_front();
+        }
+        ended
+    }
+
+    /// How the next one ended that nobody has asked about.
+    pub(crate) fn claim_any(&mut self) -> Option<Ended> {
+        loop {
+            let ticket = self.order.pop_front()?;
+            if let Some(ended) = self.ended.remove(&ticket) {
+                return Some(ended);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nobounce_nic::soft::Qpn;
+
+    use super::*;
+
+    fn done(ticket: Ticket) -> WorkCompletion {
+        WorkCompletion {
+            wr_id: ticket.0,
+            status: Status::Success,
+            kind: WorkKind::Write,
+            byte_len: 0,
+            immediate: None,
+            invalidated: None,
+            qpn: Qpn::new(2),
+        }
+    }
+
+    #[test]
+    fn results_are_claimed_once_in_any_order() {
+        let mut book = Tickets::new(10);
+        let tickets: Vec<_> = (0..4).map(|lane| book.open(lane).unwrap()).collect();
+        for &ticket in tickets.iter().rev() {
+            book.end(&done(ticket));
+        }
+        book.end(&done(Ticket(99))); // somebody else's
+        assert_eq!(book.claim(tickets[1]).unwrap().completion.lane, 1);
+        assert!(book.claim(tickets[1]).is_none());
+        let rest: Vec<_> = std::iter::from_fn(|| book.claim_any()).map(|e| e.completion.lane).collect();
+        assert_eq!(rest, [3, 2, 0]);
+        assert_eq!(book.pending(), 0);
+    }
+
+    #[test]
+    fn the_book_does_not_grow() {
+        let mut book = Tickets::new(3);
+        let keep = book.open(0).unwrap();
+        book.end(&done(keep)); // stays in front, unclaimed
+        for _ in 0..1000 {
+            let ticket = book.open(0).unwrap();
+            book.end(&done(ticket));
+            assert!(book.claim(ticket).is_some());
+        }
+        assert!(book.order.len() < 32, "{}", book.order.len());
+        for _ in 0..2 {
+            let ticket = book.open(0).unwrap();
+            book.end(&done(ticket));
+        }
+        assert!(book.open(0).is_none(), "three results lie unclaimed");
+        assert!(book.claim(keep).is_some());
+        assert!(book.open(0).is_some());
+    }
+}

@@ -1,0 +1,110 @@
+//! How operations end that do not end well.
+
+use std::time::Duration;
+
+use nobounce_nic::soft::{CqError, Status, WorkKind};
+
+use crate::tickets::{Completion, Ended, Ticket};
+
+/// Why an operation has no result, or none yet.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum WaitError {
+    /// It is still under way.
+    #[error(
+        "no result within {timeout:?}; {pending} operations are still under way, and can be waited for again"
+    )]
+    Timeout {
+        /// How long was waited.
+        timeout: Duration,
+        /// Operations under way.
+        pending: usize,
+    },
+    /// It failed, and its lane has stopped.
+    #[error("{kind:?} on lane {lane} failed: {}; the lane has stopped, connect again to go on", sentence(*status))]
+    Failed {
+        /// Which one.
+        ticket: Ticket,
+        /// The lane it was posted on.
+        lane: usize,
+        /// What it was.
+        kind: WorkKind,
+        /// How it ended.
+        status: Status,
+    },
+    /// The peer closed the connection, or its process ended.
+    #[error(
+        "the peer is gone: it closed the connection or its process ended, with this {kind:?} on lane {lane} under way"
+    )]
+    PeerGone {
+        /// Which operation.
+        ticket: Ticket,
+        /// The lane it was posted on.
+        lane: usize,
+        /// What it was.
+        kind: WorkKind,
+    },
+    /// The ticket was asked about before, or is another connection's.
+    #[error("{ticket:?} is not under way on this connection: a result is given out once")]
+    UnknownTicket {
+        /// The ticket.
+        ticket: Ticket,
+    },
+    /// There is nothing to wait for.
+    #[error("nothing is under way on this connection")]
+    NothingPending,
+    /// The completion queue failed.
+    #[error(transparent)]
+    Queue(#[from] CqError),
+}
+
+impl WaitError {
+    /// The operation that ended so, if it was one that ended.
+    pub fn ticket(&self) -> Option<Ticket> {
+        match self {
+            Self::Failed { ticket, .. } | Self::PeerGone { ticket, .. } => Some(*ticket),
+            _ => None,
+        }
+    }
+}
+
+/// The result of an operation; `peer_gone` looks whether there still is a peer.
+pub(crate) fn judge(ended: &Ended, peer_gone: impl Fn() -> bool) -> Result<Completion, WaitError> {
+    let Completion { ticket, lane, kind, .. } = ended.completion;
+    match ended.status {
+        Status::Success => Ok(ended.completion),
+        // A peer that is gone shows itself by silence, or by our own flushing.
+        Status::Flushed | Status::RetryExceeded if peer_gone() => {
+            Err(WaitError::PeerGone { ticket, lane, kind })
+        }
+        status => Err(WaitError::Failed { ticket, lane, kind, status }),
+    }
+}
+
+fn sentence(status: Status) -> &'static str {
+    match status {
+        Status::Success => "it did not",
+        Status::LocalLength => "the message was longer than the receive it met",
+        Status::LocalQpOperation => "the queue pair was used in a way it does not allow",
+        Status::LocalProtection => {
+            "the local region was dropped or its memory vanished while the operation was under way"
+        }
+        Status::Flushed => "an earlier operation of this lane had failed",
+        Status::BadResponse => "the peer answered something that does not belong there",
+        Status::LocalAccess => "local memory gave way while data was placed into it",
+        Status::RemoteInvalidRequest => {
+            "the peer found the request invalid (a message longer than its receive, or a misaligned atomic)"
+        }
+        Status::RemoteAccess => {
+            "the peer refused access to its memory (the region was dropped, it is too short, or does not allow this)"
+        }
+        Status::RemoteOperation => {
+            "the peer could not carry it out (its memory vanished, or its receive failed)"
+        }
+        Status::RetryExceeded => {
+            "no answer after all retries (the peer's device is silent: a dead network, a firewall that drops UDP port 4791, \
+             or a stopped process)"
+        }
+        Status::RnrRetryExceeded => "the peer posted no receive in all the time it was given",
+    }
+}

@@ -1,0 +1,226 @@
+//! What the fuzz targets do with their bytes. They are ordinary functions, so that the corpora are replayed by
+//! ordinary tests. Each panics when it has found something.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use super::plan::{self, Kind, Op, Plan};
+use super::{A, Conditions, Setup, Sim};
+use crate::qp::{Mtu, Operation, QpState};
+use crate::timing::MICROSECOND;
+use crate::wire::icrc::Flow;
+use crate::wire::{Header, Opcode, Psn, ROCE_PORT};
+
+/// Any bytes are a packet or a reason why not; and a packet is written as it was read.
+///
+/// # Panics
+/// That is not so.
+pub fn parser(data: &[u8]) {
+    let localhost = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    let flow = Flow { src: localhost, dst: localhost, src_port: 0xc000, dst_port: ROCE_PORT };
+    let _ = flow.verify(0, data);
+    let Ok(parsed) = Header::parse(data) else { return };
+    assert!(parsed.payload.end <= data.len());
+    let again = super::encode(&parsed.header, &data[parsed.payload.clone()], &flow, 0);
+    let reread = Header::parse(&again);
+    assert_eq!(reread.as_ref(), Ok(&parsed), "from {data:02x?} to {again:02x?}");
+}
+
+/// Whatever packets a peer forges, nothing panics, nothing outside the region changes, nothing grows without bound.
+///
+/// # Panics
+/// One of these is not so.
+pub fn responder(data: &[u8]) {
+    let setup = Setup {
+        mtu: Mtu::Mtu256,
+        psn: [0xff_fff0, 0xff_fff8],
+        max_dest_rd_atomic: 4,
+        memory: 4 * Setup::GUARD,
+        retry_cnt: 2,
+        timeout: 4,
+        ..Setup::default()
+    };
+    let mut sim = Sim::new(&setup);
+    let end = &mut sim.ends[A];
+    end.memory.fill(0x33);
+    let before = end.memory.bytes().to_vec();
+    for i in 0..4 {
+        end.post_receive(i * 600, 600);
+    }
+    let mut bytes = Bytes(data);
+    let mut now = 0;
+    let (mut in_psn, mut out_psn) = (0xff_fff8_u32, 0xff_fff0_u32);
+    while !bytes.0.is_empty() {
+        let choice = bytes.byte();
+        now += u64::from(choice >> 4) * MICROSECOND;
+        match choice % 8 {
+            0 => {
+                let op = match bytes.byte() % 4 {
+                    0 => Operation::Write(end.remote(0)),
+                    1 => Operation::Read(end.remote(0)),
+                    2 => Operation::FetchAdd { remote: end.remote(0), add: 1 },
+                    _ => Operation::Send,
+                };
+                let len = if op.is_atomic() { 8 } else { u32::from(bytes.byte()) * 5 };
+                let _ = end.post(op, 0, len); // the queue may be full
+            }
+            1 => {
+                for _ in 0..bytes.byte() {
+                    if end.next_packet(now).is_none() {
+                        break;
+                    }
+                }
+            }
+            2 => {
+                if let Some(at) = end.qp.poll_timeout() {
+                    now = now.max(at);
+                    end.qp.handle_timeout(now);
+                }
+            }
+            3 => {
+                let len = usize::from(bytes.byte());
+                let raw = bytes.take(len);
+                end.receive_trusted(now, raw);
+            }
+            _ => forge(end, &mut bytes, now, &mut in_psn, &mut out_psn),
+        }
+        end.collect();
+    }
+    let guard = Setup::GUARD;
+    let after = end.memory.bytes();
+    assert_eq!(before[..guard], after[..guard], "memory before the region changed");
+    assert_eq!(
+        before[before.len() - guard..],
+        after[before.len() - guard..],
+        "memory behind the region changed"
+    );
+    // All that is owed: 2 x 4 answers of at most the region, acknowledgements, and one window of requests.
+    let owed = std::iter::from_fn(|| end.next_packet(now)).take(100_000).count();
+    assert!(owed < 20_000, "{owed} packets were owed");
+    for _ in 0..10_000 {
+        let Some(at) = end.qp.poll_timeout() else { break };
+        now = now.max(at);
+        end.qp.handle_timeout(now);
+        while end.next_packet(now).is_some() {}
+    }
+    let busy = end.qp.poll_timeout().is_some();
+    assert!(!busy || end.qp.state() != QpState::Rts, "a queue pair whose peer is silent gives up");
+}
+
+/// Makes a packet that is mostly right, because a packet that is all wrong is dropped at the door.
+fn forge(end: &mut super::Endpoint, bytes: &mut Bytes<'_>, now: u64, in_psn: &mut u32, out_psn: &mut u32) {
+    let opcode = Opcode::ALL[usize::from(bytes.byte()) % Opcode::ALL.len()];
+    let flags = bytes.byte();
+    let psn = if opcode.is_response() { &mut *out_psn } else { &mut *in_psn };
+    let step = match flags & 3 {
+        0 | 1 => 0,
+        2 => u32::from(bytes.byte()),
+        _ => u32::from(bytes.byte()).wrapping_neg(),
+    };
+    let mut header = Header::new(opcode, end.qpn, Psn::new(psn.wrapping_add(step)));
+    *psn = psn.wrapping_add(1);
+    header.ack_req = flags & 4 != 0;
+    header.solicited = flags & 8 != 0;
+    let remote = end.remote(u64::from(bytes.byte()) * 40);
+    let rkey = if flags & 0x30 == 0x30 { u32::from(bytes.byte()) } else { remote.rkey };
+    let len = match flags >> 6 {
+        0 => 256,
+        1 => usize::from(bytes.byte()),
+        2 => 0,
+        _ => usize::from(bytes.byte()) * 2,
+    };
+    let len = if opcode.has_payload() { len } else { 0 };
+    let extra = u32::from(bytes.byte()) * 16;
+    header.reth.addr = remote.addr;
+    header.reth.rkey = rkey;
+    header.reth.len =
+        u32::try_from(len).unwrap_or(0) + if opcode.place().ends() { extra & 0x110 } else { extra };
+    header.atomic.addr = remote.addr;
+    header.atomic.rkey = rkey;
+    header.atomic.swap_or_add = u64::from(extra);
+    header.invalidate = rkey;
+    header.immediate = extra;
+    header.pad = u8::try_from(len.wrapping_neg() & 3).unwrap_or(0);
+    if opcode.has_aeth() && flags & 0x10 != 0 {
+        header.aeth.syndrome = crate::wire::Syndrome::from_byte(bytes.byte());
+    }
+    end.inject(now, &header, &vec![flags; len]);
+    if opcode == Opcode::ReadRequest && header.reth.len > 0 {
+        *psn = psn.wrapping_add(header.reth.len.div_ceil(256) - 1);
+    }
+}
+
+/// Any operations over any network end as the oracle says.
+///
+/// # Panics
+/// They do not.
+#[allow(clippy::panic)]
+pub fn operations(data: &[u8]) {
+    let plan = plan_of(data);
+    if let Err(why) = plan::run(&plan) {
+        panic!("{why}\n{plan:#?}");
+    }
+}
+
+/// The plan these bytes stand for. Every input is a plan.
+pub fn plan_of(data: &[u8]) -> Plan {
+    let mut bytes = Bytes(data);
+    let mtu = Mtu::ALL[usize::from(bytes.byte()) % Mtu::ALL.len()];
+    let near_wrap = |byte: u8| Psn::new(u32::from(byte).wrapping_sub(128)).get();
+    let psn = [near_wrap(bytes.byte()), near_wrap(bytes.byte())];
+    let max_rd_atomic = bytes.byte() % 5;
+    let mut rate = |most: u32| u32::from(bytes.byte()) * most / 255;
+    let conditions = Conditions {
+        loss: rate(150_000),
+        duplicate: rate(300_000),
+        reorder: rate(300_000),
+        corrupt: rate(50_000),
+        ..Conditions::default()
+    };
+    let seed = u64::from(bytes.byte());
+    let mut ops = Vec::new();
+    while !bytes.0.is_empty() && ops.len() < 64 {
+        let (what, side) = (bytes.byte(), bytes.byte());
+        let value = u16::from_be_bytes([bytes.byte(), bytes.byte()]);
+        ops.push(match what % 16 {
+            kind @ 0..=8 => {
+                let at = value.rotate_left(5) ^ u16::from(what);
+                let kind = Kind::ALL[usize::from(kind)];
+                Op::Post {
+                    side: side & 1,
+                    kind,
+                    len: value,
+                    at,
+                    signaled: side & 2 == 0,
+                    fence: side & 12 == 12,
+                }
+            }
+            9 | 10 => Op::Receive { side: side & 1 },
+            11 | 12 => Op::Wait { micros: value },
+            13 => Op::Loss { pipe: side & 1, ppm: u32::from(value) * 2 },
+            _ => Op::Post {
+                side: side & 1,
+                kind: Kind::Write,
+                len: value,
+                at: value,
+                signaled: true,
+                fence: false,
+            },
+        });
+    }
+    Plan { mtu, psn, max_rd_atomic, conditions, seed, ops }
+}
+
+/// Reads input; beyond its end there are zeros.
+struct Bytes<'a>(&'a [u8]);
+
+impl<'a> Bytes<'a> {
+    fn byte(&mut self) -> u8 {
+        self.take(1).first().copied().unwrap_or(0)
+    }
+
+    fn take(&mut self, len: usize) -> &'a [u8] {
+        let (taken, rest) = self.0.split_at(len.min(self.0.len()));
+        self.0 = rest;
+        taken
+    }
+}

@@ -1,0 +1,139 @@
+//! What a responder owes while nothing can leave: requests come in, answers pile up.
+
+use nobounce_protocol::qp::{Mtu, QpState};
+use nobounce_protocol::sim::{A, B, Fate, Setup, Sim};
+use nobounce_protocol::timing::{MICROSECOND, MILLISECOND};
+use nobounce_protocol::wire::{Header, Opcode, Psn, Syndrome};
+
+use crate::world::*;
+
+fn small() -> Sim {
+    pair(&Setup { mtu: Mtu::Mtu256, max_dest_rd_atomic: 2, ..Setup::default() })
+}
+
+/// B gets a request for `len` bytes of its memory, or with as many.
+fn ask(sim: &mut Sim, opcode: Opcode, psn: u32, len: u32) {
+    let remote = sim.ends[B].remote(THERE);
+    let mut header = Header::new(opcode, sim.ends[B].qpn, Psn::new(psn));
+    header.ack_req = true;
+    header.reth.addr = remote.addr;
+    header.reth.rkey = remote.rkey;
+    header.reth.len = len;
+    header.atomic.addr = remote.addr;
+    header.atomic.rkey = remote.rkey;
+    header.atomic.swap_or_add = 1;
+    let payload = if opcode.has_payload() { usize::try_from(len).unwrap() } else { 0 };
+    header.pad = u8::try_from(payload.wrapping_neg() & 3).unwrap();
+    sim.ends[B].inject(0, &header, &vec![1; payload]);
+}
+
+/// What B then says, in order.
+fn answers(sim: &mut Sim, flush: bool) -> Vec<(Opcode, u32)> {
+    std::iter::from_fn(|| sim.ends[B].qp.poll_transmit(0, u64::MAX, flush))
+        .map(|t| {
+            assert!(matches!(t.header.aeth.syndrome, Syndrome::Ack(_)), "{:?}", t.header);
+            (t.header.opcode, t.header.psn.get())
+        })
+        .collect()
+}
+
+#[test]
+fn a_repeated_read_is_answered_once_and_before_later_ones() {
+    let mut sim = small();
+    ask(&mut sim, Opcode::ReadRequest, 0, 300);
+    ask(&mut sim, Opcode::ReadRequest, 2, 100);
+    ask(&mut sim, Opcode::ReadRequest, 0, 300);
+    let want = [(Opcode::ReadResponseFirst, 0), (Opcode::ReadResponseLast, 1), (Opcode::ReadResponseOnly, 2)];
+    assert_eq!(answers(&mut sim, true), want);
+}
+
+#[test]
+fn the_rest_of_a_read_is_answered_from_where_it_was_asked_for() {
+    let mut sim = small();
+    ask(&mut sim, Opcode::ReadRequest, 0, 1000);
+    let first = sim.ends[B].qp.poll_transmit(0, u64::MAX, true).unwrap();
+    assert_eq!(first.header.psn.get(), 0);
+    ask(&mut sim, Opcode::ReadRequest, 2, 400); // the address does not matter here
+    assert_eq!(answers(&mut sim, true), [(Opcode::ReadResponseFirst, 2), (Opcode::ReadResponseLast, 3)]);
+}
+
+#[test]
+fn old_reads_that_come_again_do_not_crowd_out_new_ones() {
+    let mut sim = small();
+    for psn in 0..4 {
+        ask(&mut sim, Opcode::ReadRequest, psn, 1);
+        answers(&mut sim, true);
+    }
+    for psn in [0, 1, 2, 3, 4, 5] {
+        ask(&mut sim, Opcode::ReadRequest, psn, 1); // four old ones, of which two are kept, and two new ones
+    }
+    assert_eq!(sim.ends[B].qp.state(), QpState::Rts);
+    let psns: Vec<u32> = answers(&mut sim, true).into_iter().map(|(_, psn)| psn).collect();
+    assert_eq!(psns, [0, 1, 4, 5]);
+}
+
+#[test]
+fn a_read_that_reaches_beyond_what_was_asked_before_is_not_a_repetition() {
+    let mut sim = small();
+    ask(&mut sim, Opcode::ReadRequest, 0, 1);
+    answers(&mut sim, true);
+    ask(&mut sim, Opcode::ReadRequest, 0, 1000);
+    assert_eq!(answers(&mut sim, true), []);
+    assert_eq!(sim.ends[B].qp.state(), QpState::Rts);
+}
+
+#[test]
+fn a_gap_that_has_closed_is_not_reported() {
+    let mut sim = small();
+    ask(&mut sim, Opcode::WriteOnly, 1, 10);
+    ask(&mut sim, Opcode::WriteOnly, 0, 10);
+    assert_eq!(answers(&mut sim, true), [(Opcode::Ack, 0)]);
+}
+
+#[test]
+fn an_acknowledgement_may_wait_but_not_with_data_behind_it() {
+    let mut sim = small();
+    ask(&mut sim, Opcode::WriteOnly, 0, 10);
+    assert_eq!(answers(&mut sim, false), [], "bundled with what comes next");
+    ask(&mut sim, Opcode::FetchAdd, 1, 8);
+    assert_eq!(answers(&mut sim, false), [(Opcode::Ack, 0), (Opcode::AtomicAck, 1)]);
+    for psn in 2..10 {
+        assert_eq!(answers(&mut sim, false), []);
+        ask(&mut sim, Opcode::WriteOnly, psn, 10);
+    }
+    assert_eq!(answers(&mut sim, false), [(Opcode::Ack, 9)], "eight are enough");
+}
+
+#[test]
+fn many_acknowledgements_become_one() {
+    let mut sim = small();
+    for psn in 0..100 {
+        ask(&mut sim, Opcode::WriteOnly, psn, 10);
+    }
+    assert_eq!(answers(&mut sim, true), [(Opcode::Ack, 99)]);
+}
+
+#[test]
+fn a_receiver_that_is_not_ready_is_not_mistaken_for_loss_when_packets_are_overtaken() {
+    // Three packets come in reverse: each time the peer reports a gap, and then that it is not ready. Only the first
+    // would use up retries.
+    let mut sim = pair(&Setup { min_rnr_timer: 2, ..Setup::default() });
+    write(&mut sim, 10); // the round trip is known, so that a second report is not taken for an echo of the first
+    sim.drive();
+    sim.pipes[0].script(|_, header| match header.psn.get() {
+        1 => Fate::Delay(MICROSECOND),
+        2 => Fate::Delay(MICROSECOND / 2),
+        _ => Fate::Pass,
+    });
+    for _ in 0..3 {
+        send(&mut sim, 10);
+    }
+    sim.drive_for(5 * MILLISECOND);
+    assert!(sim.ends[A].qp.counters().rcvd_seq_err > 7);
+    assert_eq!(ended(&sim), [SUCCESS], "{:?}", sim.ends[A].completions);
+    for _ in 0..3 {
+        sim.ends[B].post_receive(THERE, 10);
+    }
+    sim.drive();
+    assert_eq!(ended(&sim), [SUCCESS; 4]);
+}

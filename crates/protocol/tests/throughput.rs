@@ -1,0 +1,119 @@
+//! How much arrives, on the virtual clock: one connection against loss, and several that share a bottleneck.
+//!
+//! The table is a snapshot: a change of window, timers or repetition shows up as a diff of numbers.
+
+use std::fmt::Write as _;
+
+use nobounce_protocol::qp::{Mtu, Operation, Status};
+use nobounce_protocol::sim::{Conditions, Setup, Sim};
+use nobounce_protocol::timing::{MICROSECOND, MILLISECOND, Nanos};
+
+const MESSAGE: u32 = 1 << 20;
+const OUTSTANDING: usize = 8;
+const RATE: u64 = 25_000_000_000;
+/// Losses per million.
+const LOSSES: [u32; 5] = [0, 100, 1_000, 10_000, 50_000];
+
+fn setup(mtu: Mtu) -> Setup {
+    Setup { mtu, memory: (1 << 20) + 2 * Setup::GUARD, send_depth: OUTSTANDING, ..Setup::default() }
+}
+
+fn wire() -> Conditions {
+    Conditions { rate: RATE, delay: 10 * MICROSECOND, ..Conditions::default() }
+}
+
+/// Keeps the queues of all even endpoints full until the time is over; bytes done by each.
+fn load(sim: &mut Sim, time: Nanos, is_read: bool) -> Vec<u64> {
+    let flows = sim.ends.len() / 2;
+    let end = sim.now + time;
+    while sim.now < end {
+        for flow in 0..flows {
+            let remote = sim.ends[2 * flow + 1].remote(0);
+            let op = if is_read { Operation::Read(remote) } else { Operation::Write(remote) };
+            while sim.ends[2 * flow].post(op, 0, MESSAGE).is_ok() {}
+        }
+        assert!(sim.step(), "it must not stop");
+    }
+    (0..flows)
+        .map(|flow| {
+            let done = &sim.ends[2 * flow].completions;
+            assert!(done.iter().all(|c| c.status == Status::Success), "{:?}", done.last());
+            done.len() as u64 * u64::from(MESSAGE)
+        })
+        .collect()
+}
+
+/// Gigabits per second, in hundredths.
+fn goodput(bytes: u64, time: Nanos) -> u64 {
+    bytes * 8 * 100 / time
+}
+
+fn against_loss(mtu: Mtu, loss: u32, is_read: bool) -> u64 {
+    let mut sim = Sim::with(&setup(mtu), wire(), 7);
+    for pipe in &mut sim.pipes {
+        pipe.conditions.loss = loss;
+    }
+    let time = 40 * MILLISECOND;
+    goodput(load(&mut sim, time, is_read)[0], time)
+}
+
+#[test]
+fn goodput_against_loss() {
+    let mut table = "1 MiB messages, 25 Gb/s, 10 us one way, Gb/s of payload\nloss %   ".to_owned();
+    for name in ["WRITE 1024", "WRITE 4096", "READ 1024", "READ 4096"] {
+        write!(table, " {name:>10}").unwrap();
+    }
+    table.push('\n');
+    let columns = [(Mtu::Mtu1024, false), (Mtu::Mtu4096, false), (Mtu::Mtu1024, true), (Mtu::Mtu4096, true)];
+    let mut lossless = [0; 4];
+    for loss in LOSSES {
+        write!(table, "{:<9}", f64::from(loss) / 10_000.0).unwrap();
+        for (column, (mtu, is_read)) in columns.into_iter().enumerate() {
+            let got = against_loss(mtu, loss, is_read);
+            write!(table, " {:>7}.{:02}", got / 100, got % 100).unwrap();
+            if loss == 0 {
+                lossless[column] = got;
+                assert!(got > 2000, "a perfect wire is filled: {got}");
+            }
+            if loss <= 1000 {
+                assert!(2 * got > lossless[column], "above half of loss-free at {loss} per million: {got}");
+            }
+            assert!(got > 0, "never zero");
+        }
+        table.push('\n');
+    }
+    insta::assert_snapshot!("goodput_against_loss", table);
+}
+
+/// (sum of x)^2 / (n * sum of x^2): 1 when all have the same.
+fn jain(shares: &[u64]) -> f64 {
+    #[allow(clippy::cast_precision_loss)] // a ratio
+    let x: Vec<f64> = shares.iter().map(|s| *s as f64).collect();
+    let sum: f64 = x.iter().sum();
+    #[allow(clippy::cast_precision_loss)]
+    let n = x.len() as f64;
+    sum * sum / (n * x.iter().map(|v| v * v).sum::<f64>())
+}
+
+#[test]
+fn flows_share_a_bottleneck_fairly_and_keep_it_busy() {
+    let mut table = String::new();
+    for (flows, buffer) in [(1, 256 << 10), (2, 256 << 10), (4, 256 << 10), (4, 128 << 10), (2, 512 << 10)] {
+        let conditions = Conditions { buffer, ..wire() };
+        let mut sim = Sim::many(flows, &setup(Mtu::Mtu1024), conditions, 11);
+        let time = 100 * MILLISECOND;
+        let bytes = load(&mut sim, time, false);
+        let total = goodput(bytes.iter().sum(), time);
+        let (fair, used) = (jain(&bytes), total * 100 / (RATE / 10_000_000));
+        let lost = sim.pipes[0].counters().overflowed * 1_000_000 / sim.pipes[0].counters().sent;
+        writeln!(
+            table,
+            "{flows} flows, {:>4} KiB buffer: {used} % used, fairness {fair:.3}, {lost} per million dropped",
+            buffer >> 10
+        )
+        .unwrap();
+        assert!(fair > 0.9, "{bytes:?}");
+        assert!(used >= 70, "{used} %");
+    }
+    insta::assert_snapshot!("shared_bottleneck", table);
+}

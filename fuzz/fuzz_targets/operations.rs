@@ -1,0 +1,4 @@
+//! Any operations over any network end as the oracle says. The work is in `nobounce_protocol::sim::fuzzing`, where the tests find it too.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| nobounce_protocol::sim::fuzzing::operations(data));
