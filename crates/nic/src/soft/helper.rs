@@ -1,8 +1,9 @@
 //! The helper thread: serves those who neither post nor poll.
 //!
-//! While the application polls, packets must not wake anybody: on a small machine a wake-up costs more than the
-//! packet. So the helper sleeps on a timer as long as it sees polls go by, and waits on the sockets only when they
-//! stopped, or when the application said that it is going to sleep (armed a completion queue).
+//! While the application polls without pause, packets must not wake anybody: on a small machine a wake-up costs more
+//! than the packet. So the helper sleeps on a timer as long as it sees polls go by densely, and waits on the sockets
+//! when they thin out (a program that spins on memory polls its queue now and then, too), or when the application
+//! said that it is going to sleep (armed a completion queue).
 
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,8 +17,15 @@ use crate::links::now_ns;
 
 /// How often it looks whether the application still polls.
 const LOOK_EVERY_NS: u64 = 1_000_000;
+/// Polls at less than this distance are a loop that does nothing else. An empty poll takes about 0.4 us; a program
+/// that spins on memory for each message and then polls once, as ib_write_lat does, polls every 5 us or so.
+const DENSE_NS: u64 = 2_000;
+/// A shorter time says nothing about how densely the application polls.
+const SHORTEST_LOOK_NS: u64 = 200_000;
 /// How long it goes on polling after traffic, where there are CPUs to spare.
 const SPIN_NS: u64 = 50_000;
+/// Rounds of work before it looks up again.
+const MAX_ROUNDS: u32 = 256;
 /// CPUs from which on spinning takes nothing away from the application.
 const CPUS_TO_SPIN: usize = 4;
 
@@ -86,6 +94,12 @@ impl Helper {
     }
 }
 
+/// What was seen of the application's polls, and when.
+struct Look {
+    polls: u64,
+    at: u64,
+}
+
 struct Worker {
     shared: Weak<Shared>,
     fds: Vec<RawFd>,
@@ -98,37 +112,43 @@ struct Worker {
 
 impl Worker {
     fn run(&self) {
-        let mut seen = self.polls.load(Ordering::Relaxed);
+        let mut look = Look { polls: self.polls.load(Ordering::Relaxed), at: now_ns() };
         let mut deadline = None;
         while !self.stop.load(Ordering::SeqCst) {
             let watching = self.watching.load(Ordering::SeqCst);
             self.wait(watching, deadline);
+            let called = self.wake.take();
+            let now = now_ns();
             let polls = self.polls.load(Ordering::Relaxed);
-            if polls != seen {
-                // Somebody else drives. Step back, and look again later.
-                seen = polls;
-                if watching && !self.wake.take() {
-                    self.watching.store(false, Ordering::SeqCst);
+            let elapsed = now - look.at;
+            if called {
+                // The application goes to sleep: how it polled until now does not matter.
+                look = Look { polls, at: now };
+            } else if elapsed >= SHORTEST_LOOK_NS {
+                let dense = (polls - look.polls) * DENSE_NS > elapsed;
+                look = Look { polls, at: now };
+                self.watching.store(!dense, Ordering::SeqCst);
+                if dense {
+                    deadline = None;
+                    continue;
                 }
-                deadline = None;
+            } else if !watching {
                 continue;
             }
-            self.wake.take();
-            self.watching.store(true, Ordering::SeqCst);
             let Some(shared) = self.shared.upgrade() else { return };
-            deadline = self.serve(&shared, seen);
+            deadline = self.serve(&shared);
         }
     }
 
     /// Drives until there is nothing to do; returns when to come back.
-    fn serve(&self, shared: &Arc<Shared>, seen: u64) -> Option<u64> {
+    fn serve(&self, shared: &Arc<Shared>) -> Option<u64> {
         let mut idle_since = None;
-        loop {
+        for _ in 0..MAX_ROUNDS {
             let (received, deadline) = {
                 let mut engine = shared.lock()?;
                 (engine.progress(), engine.deadline())
             };
-            if self.stop.load(Ordering::Relaxed) || self.polls.load(Ordering::Relaxed) != seen {
+            if self.stop.load(Ordering::Relaxed) {
                 return deadline;
             }
             if received > 0 || deadline.is_some_and(|at| at <= now_ns()) {
@@ -144,6 +164,7 @@ impl Worker {
             }
             std::hint::spin_loop();
         }
+        Some(0)
     }
 
     /// Sleeps until a packet comes (when watching), somebody wakes us, or the deadline.

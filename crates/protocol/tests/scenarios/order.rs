@@ -19,7 +19,7 @@ fn sixty_four_packets_are_acknowledged_by_a_handful() {
     sim.drive();
     let (data, acks) = (sim.pipes[0].counters().sent, sim.pipes[1].counters().sent);
     assert_eq!(data, 64);
-    assert!((4..=6).contains(&acks), "{acks} acknowledgements");
+    assert!((2..=6).contains(&acks), "{acks} acknowledgements");
 }
 
 #[test]
