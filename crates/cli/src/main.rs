@@ -30,6 +30,10 @@ enum Command {
     /// The other process of the raw measurement; started by `bench`
     #[command(name = bench::raw::SUBCOMMAND, hide = true)]
     RawEcho(bench::raw::ChildArgs),
+
+    /// The other process of a bench on this machine; started by `bench`
+    #[command(name = bench::peer::SUBCOMMAND, hide = true)]
+    BenchPeer(bench::peer::PeerArgs),
 }
 
 fn main() -> ExitCode {
@@ -40,6 +44,7 @@ fn main() -> ExitCode {
             writeln!(std::io::stdout(), "{raw}")?;
             Ok(bench::Verdict::Fine)
         }),
+        Command::BenchPeer(args) => bench::peer::child(&args).map(|()| bench::Verdict::Fine),
         Command::RawEcho(args) => bench::raw::child(&args).map(|()| bench::Verdict::Fine),
     });
     match outcome {

@@ -1,11 +1,10 @@
 //! Every operation between two devices over real sockets.
+#![allow(clippy::cast_possible_truncation)] // small constants
 
 mod common;
 
-use common::{End, pair, pattern};
+use common::{End, MIB, pair, pattern};
 use nobounce_nic::soft::{Mtu, Operation, Status, WorkKind};
-
-const MIB: usize = 1 << 20;
 
 fn ok(end: &End) {
     for completion in end.completions(1) {

@@ -4,6 +4,8 @@
 //! |---|---|
 //! | args, plan, size | what was typed, what it means |
 //! | case | one case, its result, and the [`case::Measure`] boundary to the library |
+//! | measure, peer | both ends of a case: who asks, who serves, and how they find each other |
+//! | exchange, ring, drive | what they say, the memory they check, the timed part |
 //! | raw, raw_socket | what plain UDP does here |
 //! | model, stats, machine, udp_counters | the report and its figures |
 //! | table, plot, axis, compare, progress | the report for people |
@@ -12,13 +14,18 @@ pub(crate) mod args;
 mod axis;
 mod case;
 mod compare;
+mod drive;
+mod exchange;
 mod machine;
+mod measure;
 mod model;
+pub(crate) mod peer;
 mod plan;
 mod plot;
 mod progress;
 pub(crate) mod raw;
 mod raw_socket;
+mod ring;
 mod size;
 mod stats;
 mod table;
@@ -36,7 +43,9 @@ use anyhow::Context;
 use self::args::BenchArgs;
 use self::case::{Amount, Measure};
 use self::machine::Machine;
+use self::measure::Bench;
 use self::model::{CaseOutcome, Report, SCHEMA};
+use self::peer::Child;
 use self::plan::{Ends, Plan};
 use self::progress::Progress;
 use self::raw::Raw;
@@ -68,8 +77,9 @@ pub(crate) fn main(args: &BenchArgs) -> anyhow::Result<Verdict> {
         explain(&plan, &mut out)?;
         return Ok(Verdict::Fine);
     }
-    if let Ends::Listen { .. } = &plan.ends {
-        anyhow::bail!("--listen is not built in yet");
+    if let Ends::Listen { addr, port } = &plan.ends {
+        let device = peer::open(plan.addr.as_deref(), plan.loss, plan.seed)?;
+        peer::listen(&device, addr, *port)?;
     }
     let mut measure = measurer(&plan)?;
     let mut world = World {
@@ -85,8 +95,18 @@ pub(crate) fn main(args: &BenchArgs) -> anyhow::Result<Verdict> {
 }
 
 /// Whoever measures this plan.
-fn measurer(_plan: &Plan) -> anyhow::Result<Box<dyn Measure>> {
-    anyhow::bail!("measuring is not built in yet; --explain shows the plan")
+fn measurer(plan: &Plan) -> anyhow::Result<Box<dyn Measure>> {
+    let addr = plan.addr.as_deref();
+    let device = peer::open(addr, plan.loss, plan.seed)?;
+    let (target, child) = match &plan.ends {
+        Ends::Peer { host, port } => (format!("{host}:{port}"), None),
+        _ => {
+            // Another seed, or both ends would lose the same packets.
+            let child = Child::start(addr, plan.loss, plan.seed.wrapping_add(1))?;
+            (child.target(), Some(child))
+        }
+    };
+    Ok(Box::new(Bench::new(device, target, plan.seed, child)))
 }
 
 /// Everything a run touches besides its plan, so that tests can stand in for it.

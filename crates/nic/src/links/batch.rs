@@ -151,6 +151,11 @@ impl TxBatch {
         SLAB - self.used >= LARGEST_ROCE_PACKET && self.packets.len() < MAX_PACKETS
     }
 
+    /// Whether the next packet of the largest path MTU is the last that it takes.
+    pub fn takes_one_more(&self) -> bool {
+        SLAB - self.used < 2 * LARGEST_ROCE_PACKET || self.packets.len() + 1 >= MAX_PACKETS
+    }
+
     /// Whether nothing is in it.
     pub fn is_empty(&self) -> bool {
         self.packets.is_empty()

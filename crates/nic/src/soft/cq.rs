@@ -80,7 +80,12 @@ impl CqInner {
         barrier::before_completion();
         let mut state = self.lock();
         if state.queue.len() >= self.depth {
-            return self.overflowed.swap(true, Ordering::Relaxed);
+            let known = self.overflowed.swap(true, Ordering::Relaxed);
+            // Whoever sleeps until something comes must learn that it never will.
+            if !known && let Some(channel) = &self.channel {
+                channel.fd.raise();
+            }
+            return known;
         }
         let urgent = completion.solicited || completion.status != Status::Success;
         state.queue.push_back(WorkCompletion {
@@ -139,13 +144,15 @@ impl Cq {
     /// # Errors
     /// The queue overflowed (after what it still held was taken), or the process forked.
     pub fn poll(&self, out: &mut Vec<WorkCompletion>, max: usize) -> Result<usize, CqError> {
+        // First of all: the thread that held the queue's lock may not exist in a forked child.
+        if self.shared.is_forked() {
+            return Err(CqError::Forked);
+        }
         let taken = self.take(out, max);
         if taken > 0 || max == 0 {
             return Ok(taken);
         }
-        if !self.shared.drive_polled() {
-            return Err(CqError::Forked);
-        }
+        self.shared.drive_polled();
         let taken = self.take(out, max);
         if taken == 0 && self.inner.overflowed.load(Ordering::Relaxed) {
             return Err(CqError::Overflow { depth: self.inner.depth });
@@ -168,6 +175,9 @@ impl Cq {
     ///
     /// As with every NIC, poll once more after arming: what came before is not announced.
     pub fn request_notify(&self, solicited_only: bool) {
+        if self.shared.is_forked() {
+            return;
+        }
         let mut state = self.inner.lock();
         state.armed = if solicited_only && state.armed != Armed::Any { Armed::Solicited } else { Armed::Any };
         drop(state);

@@ -56,12 +56,29 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    /// Whether this process is a forked child, where no lock may be taken.
+    pub(crate) fn is_forked(&self) -> bool {
+        fork::current() != self.generation
+    }
+
     /// The engine; `None` in a forked child, where the lock may be held by a thread that does not exist.
     pub(crate) fn lock(&self) -> Option<MutexGuard<'_, Engine>> {
-        if fork::current() != self.generation {
+        if self.is_forked() {
             return None;
         }
         Some(self.engine.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The engine, unless somebody else is driving it right now (or the process forked).
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, Engine>> {
+        if fork::current() != self.generation {
+            return None;
+        }
+        match self.engine.try_lock() {
+            Ok(engine) => Some(engine),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
     /// Drives the engine for a caller that polls; false in a forked child.
@@ -70,19 +87,15 @@ impl Shared {
             return false;
         }
         self.polls.fetch_add(1, Ordering::Relaxed);
-        let engine = match self.engine.try_lock() {
-            Ok(engine) => engine,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            // Somebody else is driving right now.
-            Err(TryLockError::WouldBlock) => return true,
-        };
-        { engine }.progress();
+        if let Some(mut engine) = self.try_lock() {
+            engine.progress();
+        }
         true
     }
 
     /// The caller will wait for an event instead of polling.
     pub(crate) fn expect_sleep(&self) {
-        if fork::current() == self.generation {
+        if !self.is_forked() {
             self.helper.lock().unwrap_or_else(PoisonError::into_inner).watch();
         }
     }
@@ -94,8 +107,9 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
+        let forked = self.is_forked();
         let helper = self.helper.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if fork::current() == self.generation {
+        if !forked {
             helper.stop();
             // What was put off, acknowledgements above all, must not be lost with the device.
             self.engine.get_mut().unwrap_or_else(PoisonError::into_inner).transmit(now_ns(), true);
@@ -181,7 +195,7 @@ impl Device {
 
     /// The next asynchronous event.
     pub fn next_event(&self) -> Option<AsyncEvent> {
-        self.shared.events.next()
+        if self.shared.is_forked() { None } else { self.shared.events.next() }
     }
 
     /// A descriptor that is readable while there are asynchronous events.

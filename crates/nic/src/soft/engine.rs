@@ -243,7 +243,11 @@ impl Core {
             self.counters.no_such_qp += 1;
             return;
         };
-        if entry.qp.attr().remote != datagram.src || matches!(entry.qp.state(), QpState::Reset | QpState::Init) {
+        if matches!(entry.qp.state(), QpState::Reset | QpState::Init) {
+            self.counters.wrong_state += 1;
+            return;
+        }
+        if entry.qp.attr().remote != datagram.src {
             self.counters.wrong_peer += 1;
             return;
         }
@@ -395,6 +399,24 @@ impl Core {
         }
     }
 
+    /// The queue pair has a new peer: what it sends is charged to another path from now on.
+    pub(crate) fn change_path(&mut self, index: u32) {
+        let Some(entry) = self.qps[index as usize].as_deref_mut() else { return };
+        let attr = entry.qp.attr();
+        // The high byte of the 24-bit number is the slot of the process that the packets go to.
+        let [_, slot, ..] = attr.dest_qpn.get().to_be_bytes();
+        let new = self.paths.join(attr.remote, slot);
+        let old = entry.path.replace(new);
+        let charged = std::mem::take(&mut entry.charged);
+        // It does not wait on the old path any more, or it would never be put into the new one's queue.
+        entry.waiting = false;
+        if let Some(old) = old {
+            self.paths.charge(old, charged, 0);
+            self.paths.leave(old);
+            self.wake_waiting(old);
+        }
+    }
+
     fn wake_waiting(&mut self, path: PathIndex) {
         while let Some(index) = self.paths.wake(path) {
             if let Some(entry) = self.qps.get_mut(index as usize).and_then(Option::as_deref_mut) {
@@ -438,6 +460,7 @@ impl Core {
         let Self { qps, tx, regions, counters, paths, owing, .. } = self;
         let Some(entry) = qps[index as usize].as_deref_mut() else { return Turn::Done };
         let room = entry.path.map_or(0, |path| paths.room(path));
+        let shared = entry.path.is_some_and(|path| paths.is_shared(path));
         let charged = entry.charged;
         let mut turn = Turn::More;
         let mut faulted = None;
@@ -447,10 +470,15 @@ impl Core {
                 break;
             }
             let used = entry.qp.outstanding().saturating_sub(charged);
-            let Some(transmit) = entry.qp.poll_transmit(now, room.saturating_sub(used), flush) else {
+            let Some(mut transmit) = entry.qp.poll_transmit(now, room.saturating_sub(used), flush) else {
                 turn = Turn::Done;
                 break;
             };
+            if shared && tx.takes_one_more() && !transmit.header.opcode.is_response() {
+                // Others have their turn next: what this one has under way must not wait for its own next turn to
+                // be acknowledged, or it would hold back the room that all share.
+                transmit.header.ack_req = true;
+            }
             if build(entry, tx, regions, &transmit).is_err() {
                 faulted = Some(transmit);
                 break;

@@ -1,9 +1,10 @@
 //! The helper thread: serves those who neither post nor poll.
 //!
-//! While the application polls without pause, packets must not wake anybody: on a small machine a wake-up costs more
-//! than the packet. So the helper sleeps on a timer as long as it sees polls go by densely, and waits on the sockets
-//! when they thin out (a program that spins on memory polls its queue now and then, too), or when the application
-//! said that it is going to sleep (armed a completion queue).
+//! While the application drives the device itself, packets must not wake anybody: on a small machine a wake-up costs
+//! more than the packet. So the helper watches the sockets only as long as it is the one who finds the packets. When
+//! it was woken and somebody else was faster, it sleeps on a timer, and looks again a millisecond later whether it is
+//! needed. (A program that spins on memory polls its queue now and then, too; what counts is who gets the packets.)
+//! An application that arms a completion queue says that it is going to sleep: the helper watches at once.
 
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,11 +18,10 @@ use crate::links::now_ns;
 
 /// How often it looks whether the application still polls.
 const LOOK_EVERY_NS: u64 = 1_000_000;
-/// Polls at less than this distance are a loop that does nothing else. An empty poll takes about 0.4 us; a program
-/// that spins on memory for each message and then polls once, as ib_write_lat does, polls every 5 us or so.
-const DENSE_NS: u64 = 2_000;
-/// A shorter time says nothing about how densely the application polls.
-const SHORTEST_LOOK_NS: u64 = 200_000;
+/// Polls in that time by which an application is at work, even if packets were left over when we looked.
+const AT_WORK: u64 = 100;
+/// Wake-ups in a row at which somebody else was faster, before the helper steps back.
+const MISSES: u32 = 2;
 /// How long it goes on polling after traffic, where there are CPUs to spare.
 const SPIN_NS: u64 = 50_000;
 /// Rounds of work before it looks up again.
@@ -94,12 +94,6 @@ impl Helper {
     }
 }
 
-/// What was seen of the application's polls, and when.
-struct Look {
-    polls: u64,
-    at: u64,
-}
-
 struct Worker {
     shared: Weak<Shared>,
     fds: Vec<RawFd>,
@@ -112,63 +106,63 @@ struct Worker {
 
 impl Worker {
     fn run(&self) {
-        let mut look = Look { polls: self.polls.load(Ordering::Relaxed), at: now_ns() };
-        let mut deadline = None;
+        let mut seen = self.polls.load(Ordering::Relaxed);
+        let (mut misses, mut deadline) = (0, None);
         while !self.stop.load(Ordering::SeqCst) {
             let watching = self.watching.load(Ordering::SeqCst);
-            self.wait(watching, deadline);
+            let due = self.wait(watching, deadline);
             let called = self.wake.take();
-            let now = now_ns();
+            let Some(shared) = self.shared.upgrade() else { return };
+            let (found, next) = self.serve(&shared);
+            deadline = next;
             let polls = self.polls.load(Ordering::Relaxed);
-            let elapsed = now - look.at;
-            if called {
-                // The application goes to sleep: how it polled until now does not matter.
-                look = Look { polls, at: now };
-            } else if elapsed >= SHORTEST_LOOK_NS {
-                let dense = (polls - look.polls) * DENSE_NS > elapsed;
-                look = Look { polls, at: now };
-                self.watching.store(!dense, Ordering::SeqCst);
-                if dense {
-                    deadline = None;
-                    continue;
-                }
-            } else if !watching {
+            let driven = polls - mem::replace(&mut seen, polls);
+            if called || due {
+                // Called to watch, or woken by a timer of the protocol's: that says nothing about who is faster.
                 continue;
             }
-            let Some(shared) = self.shared.upgrade() else { return };
-            deadline = self.serve(&shared);
+            misses = if found > 0 { 0 } else { misses + 1 };
+            if watching && misses >= MISSES && driven > 0 {
+                self.watching.store(false, Ordering::SeqCst);
+            } else if !watching && (driven == 0 || (found > 0 && driven < AT_WORK)) {
+                misses = 0;
+                self.watching.store(true, Ordering::SeqCst);
+            }
         }
     }
 
-    /// Drives until there is nothing to do; returns when to come back.
-    fn serve(&self, shared: &Arc<Shared>) -> Option<u64> {
+    /// Drives until there is nothing to do; returns how many packets it found, and when to come back. Finds nothing
+    /// when somebody else is driving.
+    fn serve(&self, shared: &Arc<Shared>) -> (usize, Option<u64>) {
         let mut idle_since = None;
+        let (mut found, mut deadline) = (0, None);
         for _ in 0..MAX_ROUNDS {
-            let (received, deadline) = {
-                let mut engine = shared.lock()?;
-                (engine.progress(), engine.deadline())
-            };
+            let Some(mut engine) = shared.try_lock() else { return (found, Some(now_ns() + LOOK_EVERY_NS)) };
+            let received = engine.progress();
+            deadline = engine.deadline();
+            drop(engine);
+            found += received;
             if self.stop.load(Ordering::Relaxed) {
-                return deadline;
+                break;
             }
             if received > 0 || deadline.is_some_and(|at| at <= now_ns()) {
                 idle_since = None;
                 continue;
             }
             if !self.spins {
-                return deadline;
+                break;
             }
             let now = now_ns();
             if now - *idle_since.get_or_insert(now) > SPIN_NS {
-                return deadline;
+                break;
             }
             std::hint::spin_loop();
         }
-        Some(0)
+        (found, deadline)
     }
 
-    /// Sleeps until a packet comes (when watching), somebody wakes us, or the deadline.
-    fn wait(&self, watching: bool, deadline: Option<u64>) {
+    /// Sleeps until a packet comes (when watching), somebody wakes us, or the deadline; whether it was the deadline.
+    fn wait(&self, watching: bool, deadline: Option<u64>) -> bool {
         let mut fds = vec![libc::pollfd { fd: self.wake.as_raw_fd(), events: libc::POLLIN, revents: 0 }];
         let timeout = if watching {
             fds.extend(self.fds.iter().map(|&fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 }));
@@ -182,7 +176,8 @@ impl Worker {
         });
         let spec = spec.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
         // SAFETY: `fds` is an array of that many pollfds, `spec` null or a valid timespec, no signal mask.
-        unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, spec, std::ptr::null()) };
+        let ready = unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, spec, std::ptr::null()) };
+        watching && ready == 0
     }
 }
 

@@ -30,6 +30,6 @@ pub use nobounce_protocol::qp::{
     Access, AttrMask, Mtu, PostError, QpAttr, QpCounters, QpState, Remote, Status, TransitionError, WorkKind,
 };
 pub use nobounce_protocol::wire::{Psn, Qpn};
-pub use qp::{CreateQpError, Operation, Qp, QpLimits, RecvRequest, SendRequest};
+pub use qp::{CreateQpError, ModifyError, Operation, Qp, QpLimits, RecvRequest, SendRequest};
 pub use region::{Mr, RegisterError};
 pub use scatter::Sge;

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 
 /// Bytes under way to one socket. Small enough to stay in the receiver's cache and buffer, large enough for five
 /// full segmented sends.
-const BUDGET: u64 = 340 << 10;
+const BUDGET: u64 = 272 << 10;
 /// Room is given out in pieces of at least a full segmented send: as acknowledgements trickle in, sends would
 /// otherwise shrink to the size of what was just acknowledged, and a system call costs the same for one packet as
 /// for fifteen.
@@ -65,6 +65,11 @@ impl Paths {
             under_way if under_way + PIECE > BUDGET => 0,
             under_way => BUDGET - under_way,
         }
+    }
+
+    /// Whether several queue pairs use it.
+    pub(crate) fn is_shared(&self, path: PathIndex) -> bool {
+        self.paths[path.0].users > 1
     }
 
     /// A queue pair's share changed from `before` to `after`.

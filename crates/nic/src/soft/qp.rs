@@ -75,6 +75,18 @@ pub enum CreateQpError {
     Forked,
 }
 
+/// Why a queue pair could not be modified.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ModifyError {
+    /// The transition or its attributes are wrong.
+    #[error(transparent)]
+    Transition(#[from] TransitionError),
+    /// The device is gone.
+    #[error("the device was opened before a fork: the child must open its own")]
+    Forked,
+}
+
 /// One send request.
 #[derive(Clone, Copy, Debug)]
 pub struct SendRequest<'a> {
@@ -90,14 +102,20 @@ pub struct SendRequest<'a> {
     pub solicited: bool,
     /// Wait for earlier READs and atomics.
     pub fence: bool,
-    /// Copy the bytes now; the memory may be reused at once, and need not be registered.
-    pub inline: bool,
+    /// The bytes themselves, instead of `sges`: copied now, so that they may be reused at once, and need not be
+    /// registered. READs and atomics have none.
+    pub inline: Option<&'a [u8]>,
 }
 
 impl<'a> SendRequest<'a> {
     /// A signalled request.
     pub fn new(wr_id: u64, op: Operation, sges: &'a [Sge]) -> Self {
-        Self { wr_id, op, sges, signaled: true, solicited: false, fence: false, inline: false }
+        Self { wr_id, op, sges, signaled: true, solicited: false, fence: false, inline: None }
+    }
+
+    /// A signalled request that carries its bytes with it.
+    pub fn inline(wr_id: u64, op: Operation, bytes: &'a [u8]) -> Self {
+        Self { inline: Some(bytes), ..Self::new(wr_id, op, &[]) }
     }
 }
 
@@ -155,14 +173,15 @@ impl Qp {
         &self.limits
     }
 
-    /// The state it is in.
+    /// The state it is in (in a forked child, where nothing works any more: the error state).
     pub fn state(&self) -> QpState {
         self.attr().state
     }
 
     /// Its attributes.
     pub fn attr(&self) -> QpAttr {
-        self.with(|entry| entry.qp.attr().clone()).unwrap_or_default()
+        let dead = || QpAttr { state: QpState::Error, ..QpAttr::default() };
+        self.with(|entry| entry.qp.attr().clone()).unwrap_or_else(dead)
     }
 
     /// What it counted.
@@ -178,31 +197,24 @@ impl Qp {
     ///
     /// # Errors
     /// The message says which transition does not exist, or which attribute is missing, not allowed or out of range.
-    pub fn modify(&self, attr: &QpAttr) -> Result<(), TransitionError> {
-        let Some(mut engine) = self.shared.lock() else { return Ok(()) };
+    pub fn modify(&self, attr: &QpAttr) -> Result<(), ModifyError> {
+        let mut engine = self.shared.lock().ok_or(ModifyError::Forked)?;
         let core = &mut engine.core;
         let index = self.qpn.get() & 0xffff;
         let Some(entry) = core.entry(self.qpn) else { return Ok(()) };
         entry.qp.modify(attr)?;
         if attr.mask.contains(AttrMask::AV) || attr.mask.contains(AttrMask::DEST_QPN) {
-            let (remote, slot) = (entry.qp.attr().remote, (entry.qp.attr().dest_qpn.get() >> 16) as u8);
-            let old = entry.path.take();
-            let path = core.paths.join(remote, slot);
-            if let Some(old) = old {
-                core.paths.leave(old);
-            }
-            if let Some(entry) = core.entry(self.qpn) {
-                entry.path = Some(path);
-            }
+            core.change_path(index);
         }
-        if attr.mask.contains(AttrMask::STATE) && attr.state == QpState::Reset {
-            if let Some(entry) = core.entry(self.qpn) {
-                entry.sends.clear();
-                entry.receives.clear();
-                entry.current = None;
-                entry.send_cq.forget(self.qpn);
-                entry.recv_cq.forget(self.qpn);
-            }
+        if attr.mask.contains(AttrMask::STATE)
+            && attr.state == QpState::Reset
+            && let Some(entry) = core.entry(self.qpn)
+        {
+            entry.sends.clear();
+            entry.receives.clear();
+            entry.current = None;
+            entry.send_cq.forget(self.qpn);
+            entry.recv_cq.forget(self.qpn);
         }
         core.settle(index);
         core.make_ready(index);
@@ -274,16 +286,18 @@ fn post_one(entry: &mut QpEntry, limits: &QpLimits, request: &SendRequest<'_>) -
     if request.sges.len() > limits.send_sges {
         return Err(PostError::TooManySges { given: request.sges.len(), max: limits.send_sges });
     }
-    let total: u64 = request.sges.iter().map(|sge| u64::from(sge.len)).sum();
-    let len = u32::try_from(total).ok().filter(|len| *len <= MAX_MESSAGE).ok_or(PostError::TooLong(total))?;
-    let bytes = if request.inline && !request.op.fetches() {
-        if total > limits.inline as u64 {
-            return Err(PostError::InlineTooLong { given: total, max: limits.inline });
+    let total = match request.inline {
+        None => request.sges.iter().map(|sge| u64::from(sge.len)).sum(),
+        // What is fetched cannot go to where nobody would look for it, and bytes come from one place.
+        Some(_) if request.op.fetches() || !request.sges.is_empty() => {
+            return Err(PostError::InlineMisused);
         }
-        Bytes::Inline(copy_inline(request.sges)?)
-    } else {
-        Bytes::of(request.sges)
+        Some(bytes) if bytes.len() > limits.inline => {
+            return Err(PostError::InlineTooLong { given: bytes.len() as u64, max: limits.inline });
+        }
+        Some(bytes) => bytes.len() as u64,
     };
+    let len = u32::try_from(total).ok().filter(|len| *len <= MAX_MESSAGE).ok_or(PostError::TooLong(total))?;
     let serial = entry.qp.post(ProtocolSend {
         wr_id: request.wr_id,
         op: request.op,
@@ -292,22 +306,9 @@ fn post_one(entry: &mut QpEntry, limits: &QpLimits, request: &SendRequest<'_>) -
         solicited: request.solicited,
         fence: request.fence,
     })?;
+    let bytes = request.inline.map_or_else(|| Bytes::of(request.sges), |bytes| Bytes::Inline(bytes.into()));
     entry.sends.push_back(PostedSend { serial, bytes });
     Ok(())
-}
-
-/// Inline bytes need no registration, so they are read as plain memory of the caller's, guarded all the same.
-fn copy_inline(sges: &[Sge]) -> Result<Box<[u8]>, PostError> {
-    let mut out = Vec::new();
-    for sge in sges {
-        let at = out.len();
-        out.resize(at + sge.len as usize, 0);
-        let base = std::ptr::with_exposed_provenance_mut(usize::try_from(sge.addr).unwrap_or(0));
-        // SAFETY: read once, now, on behalf of the caller who owns it; a wrong address is an error, not a crash.
-        let window = unsafe { nobounce_memory::Window::new(base, sge.len as usize) };
-        window.load(0, &mut out[at..]).map_err(|_| PostError::InlineFault { addr: sge.addr })?;
-    }
-    Ok(out.into())
 }
 
 impl Drop for Qp {

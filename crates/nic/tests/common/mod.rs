@@ -1,16 +1,23 @@
-//! Two ends in one process, each with a device of its own.
+//! Two ends in one process, each with a device of its own; and what the tests share besides.
 #![allow(dead_code)] // each test binary uses a part of it
+#![allow(clippy::cast_possible_truncation)] // patterns are bytes of larger numbers
 
+use std::io::Write as _;
 use std::net::IpAddr;
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use nobounce_memory::HostBuffer;
 use nobounce_nic::soft::{
-    Access, Config, Cq, Device, Mr, Mtu, Operation, Pd, Psn, Qp, QpAttr, QpLimits, RecvRequest, Remote, SendRequest,
-    Sge, WorkCompletion,
+    Access, AsyncEvent, Config, Cq, Device, Mr, Mtu, Operation, Pd, Psn, Qp, QpAttr, QpLimits, QpState,
+    RecvRequest, Remote, SendRequest, Sge, Status, WorkCompletion,
 };
 
 pub(crate) const ALL_ACCESS: Access = Access::all();
+pub(crate) const MIB: usize = 1 << 20;
+/// Longer than anything here takes: a test that waits so long has failed.
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 /// One end: a device with a domain, a region, a completion queue and queue pairs.
 pub(crate) struct End {
@@ -24,11 +31,13 @@ pub(crate) struct End {
 
 impl End {
     pub(crate) fn open(config: &Config, bytes: usize) -> Self {
-        let device = Device::open(config).unwrap();
+        Self::of(Device::open(config).unwrap(), bytes)
+    }
+
+    pub(crate) fn of(device: Device, bytes: usize) -> Self {
         let pd = device.alloc_pd();
         let buffer = HostBuffer::new(bytes).unwrap();
-        // SAFETY: the buffer outlives the region (field order), and is only touched through windows.
-        let mr = unsafe { pd.register(buffer.as_mut_ptr(), bytes, ALL_ACCESS) }.unwrap();
+        let mr = register(&pd, &buffer, ALL_ACCESS);
         let cq = device.create_cq(4096, None);
         Self { qps: Vec::new(), cq, mr, buffer, pd, device }
     }
@@ -57,14 +66,15 @@ impl End {
     }
 
     /// Polls until `count` completions came, or fails the test.
+    #[track_caller]
     pub(crate) fn completions(&self, count: usize) -> Vec<WorkCompletion> {
         let mut got = Vec::new();
-        let end = Instant::now() + Duration::from_secs(20);
+        let end = Instant::now() + LIMIT;
         while got.len() < count {
             self.cq.poll(&mut got, count).unwrap();
             assert!(
                 Instant::now() < end,
-                "{} of {count} completions after 20 s; {:?}; {:?}",
+                "{} of {count} completions after {LIMIT:?}: {got:?}; {:?}; {:?}",
                 got.len(),
                 self.device.counters(),
                 self.device.link_counters()
@@ -73,9 +83,30 @@ impl End {
         got
     }
 
+    /// One completion, and its status.
+    #[track_caller]
+    pub(crate) fn status(&self) -> Status {
+        self.completions(1)[0].status
+    }
+
+    /// `count` completions, all of them successes.
+    #[track_caller]
+    pub(crate) fn succeed(&self, count: usize) {
+        for completion in self.completions(count) {
+            assert_eq!(completion.status, Status::Success, "{completion:?}");
+        }
+    }
+
+    /// Nothing has completed, and polling for a while makes nothing complete.
+    #[track_caller]
+    pub(crate) fn quiet(&self) {
+        let mut got = Vec::new();
+        (0..200).for_each(|_| _ = self.cq.poll(&mut got, 16).unwrap());
+        assert!(got.is_empty(), "{got:?}");
+    }
+
     pub(crate) fn fill(&self, seed: u8) {
-        let bytes: Vec<u8> = (0..self.buffer.len()).map(|i| pattern(seed, i)).collect();
-        self.buffer.write_at(0, &bytes).unwrap();
+        self.buffer.write_at(0, &patterns(seed, 0, self.buffer.len())).unwrap();
     }
 
     pub(crate) fn bytes(&self, offset: usize, len: usize) -> Vec<u8> {
@@ -83,26 +114,69 @@ impl End {
         self.buffer.read_at(offset, &mut bytes).unwrap();
         bytes
     }
+
+    /// The next asynchronous event; fails the test if none comes.
+    #[track_caller]
+    pub(crate) fn event(&self) -> AsyncEvent {
+        let mut event = None;
+        until("an event", || {
+            event = self.device.next_event();
+            event.is_some()
+        });
+        event.unwrap()
+    }
+
+    /// A counter of the device or of its link.
+    #[track_caller]
+    pub(crate) fn counter(&self, name: &str) -> u64 {
+        let mut all = self.device.counters().list();
+        all.extend(self.device.link_counters());
+        all.iter().find(|(n, _)| *n == name).unwrap_or_else(|| panic!("no counter {name} in {all:?}")).1
+    }
+}
+
+pub(crate) fn register(pd: &Pd, buffer: &HostBuffer, access: Access) -> Mr {
+    // SAFETY: tests touch their buffers through windows only, and drop the region before the buffer.
+    unsafe { pd.register(buffer.as_mut_ptr(), buffer.len(), access) }.unwrap()
+}
+
+/// Asks again and again, at most for [`LIMIT`].
+#[track_caller]
+pub(crate) fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let end = Instant::now() + LIMIT;
+    while !done() {
+        assert!(Instant::now() < end, "still waiting for {what} after {LIMIT:?}");
+        std::thread::yield_now();
+    }
 }
 
 pub(crate) fn pattern(seed: u8, i: usize) -> u8 {
     (i.wrapping_mul(31) ^ (i >> 8) ^ usize::from(seed)) as u8
 }
 
+pub(crate) fn patterns(seed: u8, from: usize, len: usize) -> Vec<u8> {
+    (from..from + len).map(|i| pattern(seed, i)).collect()
+}
+
 pub(crate) fn config(addr: &str) -> Config {
     Config { addr: addr.parse::<IpAddr>().unwrap(), ..Config::default() }
 }
 
+/// Where the next connection's sequence numbers begin. The first one wraps soon; each is far from the one before, or
+/// packets of an earlier life of a queue pair could be taken for its own.
+static NEXT_PSN: AtomicU32 = AtomicU32::new(0xff_fff0);
+
 /// Connects queue pair `i` of one end with queue pair `j` of the other.
 pub(crate) fn connect(a: &End, i: usize, b: &End, j: usize, mtu: Mtu) {
-    let (pa, pb) = (Psn::new(0xff_fff0), Psn::new(0x12_3456));
-    for (me, qp, peer, peer_qp, mine, theirs) in
-        [(a, &a.qps[i], b, &b.qps[j], pa, pb), (b, &b.qps[j], a, &a.qps[i], pb, pa)]
-    {
-        let _ = me;
-        qp.modify(&QpAttr::to_rtr(peer.device.local(), peer_qp.qpn(), theirs, mtu)).unwrap();
-        qp.modify(&QpAttr { timeout: 16, ..QpAttr::to_rts(mine) }).unwrap();
-    }
+    let fresh = || Psn::new(NEXT_PSN.fetch_add(0x12_3457, Ordering::Relaxed) & 0xff_ffff);
+    let (pa, pb) = (fresh(), fresh());
+    join(&a.qps[i], &b.device, &b.qps[j], (pa, pb), mtu);
+    join(&b.qps[j], &a.device, &a.qps[i], (pb, pa), mtu);
+}
+
+fn join(qp: &Qp, device: &Device, peer: &Qp, (mine, theirs): (Psn, Psn), mtu: Mtu) {
+    qp.modify(&QpAttr::to_rtr(device.local(), peer.qpn(), theirs, mtu)).unwrap();
+    qp.modify(&QpAttr { timeout: 16, ..QpAttr::to_rts(mine) }).unwrap();
 }
 
 /// Two connected ends on one address.
@@ -116,4 +190,54 @@ pub(crate) fn pair_with(ca: &Config, cb: &Config, bytes: usize, mtu: Mtu) -> (En
     b.add_qp(QpLimits::default());
     connect(&a, 0, &b, 0, mtu);
     (a, b)
+}
+
+/// Takes the first queue pair of both ends back and connects them anew.
+pub(crate) fn reconnect(a: &End, b: &End, mtu: Mtu) {
+    for qp in [&a.qps[0], &b.qps[0]] {
+        qp.modify(&QpAttr::to_state(QpState::Reset)).unwrap();
+        qp.modify(&QpAttr::to_init(ALL_ACCESS)).unwrap();
+    }
+    connect(a, 0, b, 0, mtu);
+}
+
+/// A WRITE from `a` to `b` whose bytes are checked.
+#[track_caller]
+pub(crate) fn check_write(a: &End, b: &End, seed: u8, len: usize) {
+    a.fill(seed);
+    a.post(Operation::Write(b.remote(0)), 0, len as u32);
+    a.succeed(1);
+    assert!(b.bytes(0, len) == patterns(seed, 0, len), "what was written is not what arrived");
+}
+
+/// Bytes of this process in memory.
+pub(crate) fn resident() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = statm.split(' ').nth(1).unwrap().parse().unwrap();
+    pages * nobounce_memory::page_size() as u64
+}
+
+/// A test that cannot run here says so, and fails where it is required.
+pub(crate) fn waive(name: &str, reason: &str) {
+    let required = std::env::var("REQUIRE").unwrap_or_default();
+    assert!(!required.split(',').any(|n| n == name), "{name} is required, but {reason}");
+    println!("waived ({reason})");
+    if let Some(file) = std::env::var_os("NOBOUNCE_WAIVERS") {
+        let file = std::fs::OpenOptions::new().create(true).append(true).open(file);
+        writeln!(file.unwrap(), "{name}: {reason}").unwrap();
+    }
+}
+
+const ROLE: &str = "NOBOUNCE_TEST_ROLE";
+
+/// What this process was started for by [`child`], if it was.
+pub(crate) fn role() -> Option<String> {
+    std::env::var(ROLE).ok()
+}
+
+/// This test binary once more, to run `test` in another role.
+pub(crate) fn child(test: &str, role: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args([test, "--exact", "--nocapture", "--test-threads=1"]).env(ROLE, role);
+    command
 }

@@ -118,10 +118,9 @@ pub enum PostError {
     #[error("{given} bytes are to be sent inline; the queue pair was made for {max}")]
     #[allow(missing_docs)]
     InlineTooLong { given: u64, max: usize },
-    /// Inline data could not be read.
-    #[error("inline data at {addr:#x} cannot be read")]
-    #[allow(missing_docs)]
-    InlineFault { addr: u64 },
+    /// Inline data where it has no place.
+    #[error("inline data stands in place of a scatter/gather list, and only what sends or writes has any")]
+    InlineMisused,
     /// READs and atomics were switched off.
     #[error("the queue pair was connected with max_rd_atomic 0: it can neither READ nor use atomics")]
     NoReads,

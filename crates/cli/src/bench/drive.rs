@@ -1,0 +1,397 @@
+//! The timed part: what both ends do between «ready» and «checked».
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use nobounce::nic::soft::{Operation, PostError, RecvRequest, Remote, SendRequest, Sge, WorkCompletion};
+use nobounce::{Connection, RemoteRegion, Status, WorkKind};
+
+use super::case::{Op, Wait};
+use super::exchange::Work;
+use super::ring::Ring;
+
+/// Requests that may be outstanding on one queue pair; the connection is made for twice as many.
+pub(super) const WINDOW: u64 = 64;
+/// Bytes that one queue pair keeps outstanding at least, in streams of large messages.
+const STREAM_BYTES: u64 = 4 << 20;
+/// Below this size a stream posts in lists and asks for a completion now and then only.
+const SMALL: u64 = 4096;
+const LIST: u64 = 16;
+/// In a ping-pong every so many requests ask for a completion, so that the send queue does not fill.
+const SIGNAL_EVERY: u64 = 16;
+/// Receives kept posted in a ping-pong.
+const RECEIVES: u64 = 32;
+/// A timed part in which nothing moves for so long is over.
+const STALLED: Duration = Duration::from_secs(30);
+
+/// One end during a round.
+pub(super) struct End<'a> {
+    pub(super) connection: &'a Connection,
+    pub(super) ring: &'a Ring,
+    pub(super) peer: RemoteRegion,
+    pub(super) work: Work,
+    /// Whether this end asked for the measurement.
+    pub(super) asks: bool,
+}
+
+/// Waits without end are for nobody: looks now and then whether anything still moves.
+struct Watch<'a> {
+    connection: &'a Connection,
+    since: Instant,
+    looks: u32,
+}
+
+impl<'a> Watch<'a> {
+    fn new(connection: &'a Connection) -> Self {
+        Self { connection, since: Instant::now(), looks: 0 }
+    }
+
+    fn moved(&mut self) {
+        self.looks = 0;
+    }
+
+    fn look(&mut self) -> anyhow::Result<()> {
+        self.looks += 1;
+        if self.looks == 1 {
+            self.since = Instant::now();
+        }
+        if self.looks.is_multiple_of(1 << 14) {
+            ensure!(!self.connection.is_peer_gone(), "the other end of the bench is gone");
+            ensure!(
+                self.since.elapsed() < STALLED,
+                "nothing moved for {} s; counters: {:?}; link: {:?}",
+                STALLED.as_secs(),
+                self.connection.device().nic().counters(),
+                self.connection.device().nic().link_counters()
+            );
+        }
+        Ok(())
+    }
+}
+
+impl End<'_> {
+    fn sge(&self, offset: usize) -> anyhow::Result<[Sge; 1]> {
+        let mr = self.ring.region.mr();
+        let len = u32::try_from(self.work.size).context("a message has at most 2^31 bytes")?;
+        Ok([Sge { addr: mr.addr() + offset as u64, len, lkey: mr.lkey() }])
+    }
+
+    /// Message number `message` of this end.
+    fn operation(&self, message: u64, announce: bool) -> Operation {
+        let rkey = self.peer.rkey;
+        let target = Remote { addr: self.ring.remote_target(&self.peer, message), rkey };
+        match self.work.op {
+            Op::Write if announce => Operation::WriteImmediate(target, 0),
+            Op::Write => Operation::Write(target),
+            Op::Send => Operation::Send,
+            Op::Read => Operation::Read(Remote { addr: self.ring.remote_source(&self.peer, message), rkey }),
+            Op::Atomic => {
+                // The counter is the first word of the peer's first target slot.
+                Operation::FetchAdd { remote: Remote { addr: self.ring.remote_target(&self.peer, 0), rkey }, add: 1 }
+            }
+        }
+    }
+
+    /// The local list of message number `message`: its source, or where its answer goes.
+    fn local(&self, message: u64) -> anyhow::Result<[Sge; 1]> {
+        match self.work.op {
+            Op::Write | Op::Send => self.sge(self.ring.source(message)),
+            Op::Read | Op::Atomic => self.sge(self.ring.target(message)),
+        }
+    }
+
+    /// Posts a receive for message number `message`; false when the queue is full.
+    fn post_receive(&self, qp: usize, message: u64) -> anyhow::Result<bool> {
+        let sges = self.sge(self.ring.target(message))?;
+        let list: &[Sge] = if self.work.op == Op::Send { &sges } else { &[] };
+        match self.connection.qp(qp).post_recv(&RecvRequest { wr_id: 0, sges: list }) {
+            Ok(()) => Ok(true),
+            Err(PostError::QueueFull(_)) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// One operation at a time; the asking end gets a sample in microseconds for each.
+    pub(super) fn latency(&self, messages: u64) -> anyhow::Result<Vec<f64>> {
+        match (self.work.op, self.work.wait) {
+            (Op::Read | Op::Atomic, _) if self.asks => self.one_by_one(messages),
+            // The other end has nothing to do but to be driven.
+            (Op::Read | Op::Atomic, _) => self.serve(0),
+            (Op::Write | Op::Send, Wait::Cq) => self.ping_pong(messages),
+            (Op::Write | Op::Send, Wait::Memory) => self.ping_pong_on_memory(messages),
+        }
+    }
+
+    /// READ or atomic, the whole operation timed.
+    fn one_by_one(&self, messages: u64) -> anyhow::Result<Vec<f64>> {
+        let mut samples = Vec::with_capacity(usize::try_from(messages).unwrap_or(0));
+        let (mut got, mut watch) = (Vec::with_capacity(4), Watch::new(self.connection));
+        for message in 0..messages {
+            let sges = self.local(message)?;
+            let request = SendRequest::new(1, self.operation(message, false), &sges);
+            let start = Instant::now();
+            self.connection.qp(0).post_send(&request)?;
+            while self.poll(&mut got, &mut watch)? == 0 {}
+            samples.push(start.elapsed().as_secs_f64() * 1e6);
+        }
+        self.say_done(&mut got, &mut watch)?;
+        Ok(samples)
+    }
+
+    /// SEND, or WRITE with immediate data: each end polls its completion queue for the other's message.
+    fn ping_pong(&self, messages: u64) -> anyhow::Result<Vec<f64>> {
+        let qp = self.connection.qp(0);
+        let mut samples = Vec::with_capacity(usize::try_from(messages).unwrap_or(0));
+        let (mut got, mut watch) = (Vec::with_capacity(64), Watch::new(self.connection));
+        let (mut arrived, mut unsent) = (0, 0);
+        let ahead = RECEIVES.min(messages);
+        for message in 0..ahead {
+            self.post_receive(0, message)?;
+        }
+        let mut wait_for = |wanted: u64, unsent: &mut u64| -> anyhow::Result<()> {
+            while arrived < wanted {
+                self.poll(&mut got, &mut watch)?;
+                for completion in &got {
+                    match completion.kind {
+                        WorkKind::Receive | WorkKind::ReceiveWriteImmediate => {
+                            if arrived + ahead < messages {
+                                self.post_receive(0, arrived + ahead)?;
+                            }
+                            arrived += 1;
+                        }
+                        _ => *unsent -= completion.wr_id,
+                    }
+                }
+            }
+            Ok(())
+        };
+        for message in 0..messages {
+            let start = Instant::now();
+            if !self.asks {
+                wait_for(message + 1, &mut unsent)?;
+            }
+            let sges = self.local(message)?;
+            let signaled = (message + 1).is_multiple_of(SIGNAL_EVERY);
+            let request = SendRequest {
+                signaled,
+                ..SendRequest::new(SIGNAL_EVERY, self.operation(message, true), &sges)
+            };
+            qp.post_send(&request)?;
+            unsent += 1;
+            if self.asks {
+                wait_for(message + 1, &mut unsent)?;
+                samples.push(start.elapsed().as_secs_f64() / 2.0 * 1e6);
+            }
+        }
+        self.settle(unsent)?;
+        Ok(samples)
+    }
+
+    /// WRITE: each end spins on the last byte of its buffer, as ib_write_lat does; the device is driven by its
+    /// helper thread.
+    fn ping_pong_on_memory(&self, messages: u64) -> anyhow::Result<Vec<f64>> {
+        let (qp, region) = (self.connection.qp(0), &self.ring.region);
+        let size = usize::try_from(self.work.size)?;
+        let last = |slot: usize| slot + size - 1;
+        let mut samples = Vec::with_capacity(usize::try_from(messages).unwrap_or(0));
+        let (mut got, mut watch) = (Vec::with_capacity(64), Watch::new(self.connection));
+        let mut unsent = 0;
+        // The last byte counts from 1; what lies there first (a guard byte) must not be taken for a message.
+        region.write_at(last(self.ring.target(0)), &[0])?;
+        super::exchange::say(self.connection, &super::exchange::Step::Ready)?;
+        super::exchange::hear_ready(self.connection)?;
+        let sges = self.local(0)?;
+        let wait_for = |number: u8, watch: &mut Watch<'_>| -> anyhow::Result<()> {
+            let mut byte = [0];
+            loop {
+                region.read_at(last(self.ring.target(0)), &mut byte)?;
+                if byte[0] == number {
+                    watch.moved();
+                    return Ok(());
+                }
+                watch.look()?;
+            }
+        };
+        for message in 0..messages {
+            let number = u8::try_from(message % 255).unwrap_or(0) + 1;
+            let start = Instant::now();
+            if !self.asks {
+                wait_for(number, &mut watch)?;
+            }
+            region.write_at(last(self.ring.source(0)), &[number])?;
+            let signaled = (message + 1).is_multiple_of(SIGNAL_EVERY);
+            let request =
+                SendRequest { signaled, ..SendRequest::new(SIGNAL_EVERY, self.operation(0, false), &sges) };
+            qp.post_send(&request)?;
+            unsent += 1;
+            if signaled {
+                // Room in the send queue is all that is asked of the completion queue here.
+                self.poll(&mut got, &mut watch)?;
+                unsent -= got.iter().map(|completion| completion.wr_id).sum::<u64>();
+            }
+            if self.asks {
+                wait_for(number, &mut watch)?;
+                samples.push(start.elapsed().as_secs_f64() / 2.0 * 1e6);
+            }
+        }
+        self.settle(unsent)?;
+        Ok(samples)
+    }
+
+    /// Waits for the completions of a ping-pong's last requests; those that asked for none are done with them.
+    fn settle(&self, unsent: u64) -> anyhow::Result<()> {
+        let (mut got, mut watch) = (Vec::with_capacity(64), Watch::new(self.connection));
+        let mut owed = unsent / SIGNAL_EVERY * SIGNAL_EVERY;
+        while owed > 0 {
+            self.poll(&mut got, &mut watch)?;
+            owed -= got.iter().filter(|c| !is_receive(c)).map(|c| c.wr_id).sum::<u64>();
+        }
+        Ok(())
+    }
+
+    /// Takes what completed into `got`; fails when anything failed.
+    fn poll(&self, got: &mut Vec<WorkCompletion>, watch: &mut Watch<'_>) -> anyhow::Result<usize> {
+        got.clear();
+        let count = self.connection.cq().poll(got, 64)?;
+        if count == 0 {
+            watch.look()?;
+            return Ok(0);
+        }
+        watch.moved();
+        if let Some(failed) = got.iter().find(|completion| completion.status != Status::Success) {
+            bail!("a {:?} on queue pair {} ended in {:?}", failed.kind, failed.qpn, failed.status);
+        }
+        Ok(count)
+    }
+
+    /// Tells the other end, in band and after everything else, that this was all.
+    fn say_done(&self, got: &mut Vec<WorkCompletion>, watch: &mut Watch<'_>) -> anyhow::Result<()> {
+        let remote = Remote { addr: self.peer.addr, rkey: self.peer.rkey };
+        self.connection.qp(0).post_send(&SendRequest::new(0, Operation::WriteImmediate(remote, 0), &[]))?;
+        while self.poll(got, watch)? == 0 {}
+        Ok(())
+    }
+
+    /// Is driven until the other end is done; `receives` messages are to be taken before.
+    fn serve(&self, receives: u64) -> anyhow::Result<Vec<f64>> {
+        self.stream(0, receives)?;
+        Ok(Vec::new())
+    }
+
+    /// Sends `sends` messages over all queue pairs, as many outstanding as makes sense, while taking `receives` (only
+    /// counted for SENDs) and waiting for the other end's last word if it sends too. Returns the seconds until our
+    /// own messages were done and, in both directions, the other end's as well.
+    pub(super) fn stream(&self, sends: u64, receives: u64) -> anyhow::Result<f64> {
+        let awaits_done = receives > 0 || sends == 0;
+        let qps = self.connection.lanes() as u64;
+        let share = |total: u64, qp: u64| total / qps + u64::from(qp < total % qps);
+        let mut lanes: Vec<Lane> = (0..qps)
+            .map(|qp| Lane { to_send: share(sends, qp), to_receive: 0, sent: 0, done: 0, posted: 0 })
+            .collect();
+        if awaits_done {
+            for (lane, qp) in lanes.iter_mut().zip(0..) {
+                // One more on the first queue pair, for the last word.
+                let messages = if self.work.op == Op::Send { share(receives, qp) } else { 0 };
+                lane.to_receive = messages + u64::from(qp == 0);
+            }
+        }
+        self.top_up_receives(&mut lanes, qps)?;
+        let mut left = sends;
+        let mut awaited = lanes.iter().map(|lane| lane.to_receive).sum::<u64>();
+        let window = (STREAM_BYTES / self.work.size.max(1)).clamp(2, WINDOW);
+        let (mut got, mut watch) = (Vec::with_capacity(64), Watch::new(self.connection));
+        let start = Instant::now();
+        let (mut said, mut seconds) = (sends == 0, 0.0);
+        let mut next = 0;
+        while left > 0 || awaited > 0 || !said {
+            if left == 0 && !said {
+                // Our part is over; the last word is outside the time.
+                seconds = start.elapsed().as_secs_f64();
+                said = true;
+                let remote = Remote { addr: self.peer.addr, rkey: self.peer.rkey };
+                let done = SendRequest::new(LAST_WORD, Operation::WriteImmediate(remote, 0), &[]);
+                self.connection.qp(0).post_send(&done)?;
+                left = 1;
+            } else if !said {
+                for _ in 0..lanes.len() {
+                    self.top_up_sends(&mut lanes[next], next, qps, window)?;
+                    next = (next + 1) % lanes.len();
+                }
+            }
+            self.poll(&mut got, &mut watch)?;
+            let mut freed = false;
+            for completion in &got {
+                if is_receive(completion) {
+                    awaited = awaited.checked_sub(1).context("more arrived than was sent")?;
+                    freed = true;
+                } else if completion.wr_id == LAST_WORD {
+                    left = 0;
+                } else {
+                    let (qp, count) = (completion.wr_id >> 32, completion.wr_id & 0xffff_ffff);
+                    lanes[usize::try_from(qp)?].done += count;
+                    left -= count;
+                }
+            }
+            if freed {
+                self.top_up_receives(&mut lanes, qps)?;
+            }
+        }
+        if awaits_done && sends > 0 {
+            seconds = start.elapsed().as_secs_f64();
+        }
+        Ok(seconds)
+    }
+
+    /// Posts receives, in the order of the messages, until all are posted or the queues are full.
+    fn top_up_receives(&self, lanes: &mut [Lane], qps: u64) -> anyhow::Result<()> {
+        for (qp, lane) in lanes.iter_mut().enumerate() {
+            while lane.posted < lane.to_receive && self.post_receive(qp, lane.posted * qps + qp as u64)? {
+                lane.posted += 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn top_up_sends(&self, lane: &mut Lane, qp: usize, qps: u64, window: u64) -> anyhow::Result<()> {
+        let list = if self.work.size < SMALL { LIST } else { 1 };
+        let queue = self.connection.qp(qp);
+        loop {
+            let room = window.saturating_sub(lane.sent - lane.done).min(lane.to_send - lane.sent);
+            // A list at a time, but for the end.
+            if room == 0 || (room < list && lane.sent + room < lane.to_send) {
+                return Ok(());
+            }
+            let count = room.min(list);
+            let mut sges = [[Sge { addr: 0, len: 0, lkey: 0 }; 1]; LIST as usize];
+            for (i, sge) in (0..count).zip(&mut sges) {
+                *sge = self.local((lane.sent + i) * qps + qp as u64)?;
+            }
+            let wr_id = ((qp as u64) << 32) | count;
+            let requests: Vec<SendRequest<'_>> = (0..count)
+                .zip(&sges)
+                .map(|(i, sge)| {
+                    let operation = self.operation((lane.sent + i) * qps + qp as u64, false);
+                    SendRequest { signaled: i + 1 == count, ..SendRequest::new(wr_id, operation, sge) }
+                })
+                .collect();
+            queue.post_sends(&requests).map_err(|(_, error)| error)?;
+            lane.sent += count;
+        }
+    }
+}
+
+/// The request number of the message that ends a round.
+const LAST_WORD: u64 = u64::MAX;
+
+/// What one queue pair still has to do.
+struct Lane {
+    to_send: u64,
+    to_receive: u64,
+    sent: u64,
+    done: u64,
+    posted: u64,
+}
+
+fn is_receive(completion: &WorkCompletion) -> bool {
+    matches!(completion.kind, WorkKind::Receive | WorkKind::ReceiveWriteImmediate)
+}

@@ -1,0 +1,120 @@
+//! The other end of a bench: a process that we start ourselves, or one on another machine (`--listen`).
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::Context;
+use nobounce::{ConnectOptions, Device, Listener};
+
+use super::drive::WINDOW;
+use super::measure;
+
+/// The hidden subcommand under which we start ourselves again.
+pub(crate) const SUBCOMMAND: &str = "bench-peer";
+
+/// How that process is told what to do.
+#[derive(Debug, clap::Args)]
+pub(crate) struct PeerArgs {
+    /// Address or interface of the device
+    #[arg(long)]
+    addr: Option<String>,
+    /// Share of sent packets to lose
+    #[arg(long, default_value_t = 0.0)]
+    loss: f64,
+    /// Where the losses begin
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
+/// The process we started. It ends when its standard input does, which is when we end, however that happens.
+#[derive(Debug)]
+pub(super) struct Child {
+    process: std::process::Child,
+    port: u16,
+}
+
+impl Child {
+    pub(super) fn start(addr: Option<&str>, loss: f64, seed: u64) -> anyhow::Result<Self> {
+        let myself = std::env::current_exe().context("cannot find the nobounce program to start it again")?;
+        let mut command = Command::new(myself);
+        command.arg(SUBCOMMAND).arg(format!("--loss={loss}")).arg(format!("--seed={seed}"));
+        if let Some(addr) = addr {
+            command.arg(format!("--addr={addr}"));
+        }
+        // A capture of both ends in one file would be neither's.
+        command.env_remove("NOBOUNCE_PCAP").stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = command.spawn().context("cannot start the other process of the bench")?;
+        let mut line = String::new();
+        let stdout = process.stdout.take().context("the other process has no output")?;
+        BufReader::new(stdout).read_line(&mut line).context("cannot hear from the other process")?;
+        let port = line.trim().parse().context("the other process of the bench ended early; its reason stands above")?;
+        Ok(Self { process, port })
+    }
+
+    pub(super) fn target(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        drop(self.process.stdin.take());
+        let _ = self.process.kill(); // it may have ended by itself
+        let _ = self.process.wait();
+    }
+}
+
+/// The process that [`Child`] is the handle of.
+pub(crate) fn child(args: &PeerArgs) -> anyhow::Result<()> {
+    let device = open(args.addr.as_deref(), args.loss, args.seed)?;
+    let listener = device.listen_with("127.0.0.1:0", &options())?;
+    println!("{}", listener.local_addr().port());
+    std::thread::spawn(|| {
+        // Whoever started us holds the other side of this pipe.
+        let mut nothing = [0];
+        while matches!(std::io::stdin().read(&mut nothing), Ok(n) if n > 0) {}
+        std::process::exit(0);
+    });
+    serve_all(&listener)
+}
+
+/// `--listen`: serves whoever asks, one after the other, until it is interrupted.
+pub(super) fn listen(device: &Device, addr: &str, port: u16) -> anyhow::Result<()> {
+    let listener = device.listen_with((addr, port), &options())?;
+    println!("serving on {}, device address {}; Ctrl-C ends it", listener.local_addr(), device.nic().local());
+    serve_all(&listener)
+}
+
+fn serve_all(listener: &Listener) -> anyhow::Result<()> {
+    loop {
+        match listener.accept(Duration::from_secs(3600)) {
+            // One peer's trouble is no reason to leave the others alone.
+            Ok(connection) => {
+                if let Err(error) = measure::serve(&connection) {
+                    eprintln!("nobounce: {error:#}");
+                }
+            }
+            Err(nobounce::AcceptError::Timeout { .. }) => {}
+            Err(error) => eprintln!("nobounce: {error:#}"),
+        }
+    }
+}
+
+fn options() -> ConnectOptions {
+    ConnectOptions { depth: usize::try_from(2 * WINDOW).unwrap_or(128), ..ConnectOptions::default() }
+}
+
+/// Opens the device as the environment and the arguments say.
+pub(super) fn open(addr: Option<&str>, loss: f64, seed: u64) -> anyhow::Result<Device> {
+    let mut config = nobounce::Config::from_env()?;
+    if let Some(addr) = addr {
+        config = config.at(addr)?;
+    }
+    if loss > 0.0 {
+        let mut fault = config.fault.unwrap_or_default();
+        (fault.loss, fault.seed) = (loss, seed);
+        config.fault = Some(fault);
+    }
+    Ok(Device::open_with(&config)?)
+}

@@ -1,0 +1,86 @@
+//! A capture of our own traffic holds every packet with a correct ICRC, and every opcode of the service. With
+//! `NOBOUNCE_TEST_CAPTURES` naming a folder the captures stay there, for tests/tshark.sh.
+#![allow(clippy::cast_possible_truncation)] // small constants
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+use common::{End, config, pair_with, reconnect};
+use nobounce_nic::soft::{Config, Mtu, Operation, Remote, Status};
+use nobounce_protocol::pcap::Reader;
+use nobounce_protocol::wire::icrc::Verdict;
+use nobounce_protocol::wire::{Header, Opcode};
+
+const MTU: Mtu = Mtu::Mtu256;
+
+/// One, two and three packets of every operation, some refusals, and one READ of nothing.
+fn say_everything(a: &End, b: &End) {
+    for len in [1, 256, 300, 700] {
+        b.post_recv(1, 0, 700);
+        b.post_recv(2, 0, 700);
+        b.post_recv(3, 0, 0);
+        a.post(Operation::Send, 0, len);
+        a.post(Operation::SendImmediate(0x0102_0304), 0, len);
+        a.post(Operation::WriteImmediate(b.remote(0), 5), 0, len);
+        a.post(Operation::Write(b.remote(0)), 0, len);
+        a.post(Operation::Read(b.remote(0)), 0, len);
+        a.post(Operation::CompareSwap { remote: b.remote(8), compare: 1, swap: 2 }, 0, 8);
+        a.post(Operation::FetchAdd { remote: b.remote(8), add: 3 }, 0, 8);
+        a.succeed(7);
+        b.succeed(3);
+    }
+    b.post_recv(1, 0, 8);
+    a.post(Operation::Send, 0, 0);
+    a.post(Operation::Read(b.remote(0)), 0, 0);
+    a.post(Operation::Write(b.remote(0)), 0, 0);
+    a.succeed(3);
+    b.succeed(1);
+    for len in [8, 700] {
+        b.post_recv(1, 0, 700);
+        a.post(Operation::SendInvalidate(b.mr.rkey()), 0, len);
+        assert_eq!(a.status(), Status::RemoteAccess);
+        assert_eq!(b.status(), Status::LocalAccess);
+        reconnect(a, b, MTU);
+    }
+    a.post(Operation::Write(Remote::default()), 0, 8);
+    assert_eq!(a.status(), Status::RemoteAccess);
+}
+
+fn capture(addr: &str, name: &str) {
+    let kept = std::env::var_os("NOBOUNCE_TEST_CAPTURES").map(PathBuf::from);
+    let folder = kept.clone().unwrap_or_else(|| env!("CARGO_TARGET_TMPDIR").into());
+    let path = folder.join(name);
+    let recorded = Config { pcap: Some(path.clone()), ..config(addr) };
+    let (a, b) = pair_with(&recorded, &config(addr), 4096, MTU);
+    say_everything(&a, &b);
+    drop((a, b));
+    let file = std::fs::read(&path).unwrap();
+    let mut opcodes = BTreeSet::new();
+    let mut packets = 0;
+    for packet in Reader::new(&file).unwrap() {
+        let packet = packet.unwrap();
+        let verdict = packet.flow.verify(packet.ip_id, packet.packet);
+        let expected = if packet.flow.is_ipv4() { Some(packet.ip_id) } else { None };
+        assert_eq!(verdict, Verdict::Valid { ip_id: expected }, "packet {packets} of {name}");
+        opcodes.insert(Header::parse(packet.packet).unwrap().header.opcode.to_byte());
+        packets += 1;
+    }
+    let all: BTreeSet<u8> = (0..=255).filter(|byte| Opcode::from_byte(*byte).is_some()).collect();
+    assert_eq!(opcodes, all, "every opcode was said");
+    println!("{packets} packets in {name}");
+    if kept.is_none() {
+        std::fs::remove_file(path).unwrap();
+    }
+}
+
+#[test]
+fn every_opcode_over_ipv4() {
+    capture("127.60.0.1", "v4.pcap");
+}
+
+#[test]
+fn every_opcode_over_ipv6() {
+    capture("::1", "v6.pcap");
+}

@@ -1,0 +1,108 @@
+//! After a fork the device is dead in the child, which learns so at once; the parent notices nothing.
+#![allow(clippy::cast_possible_truncation)] // small constants
+
+mod common;
+
+use std::time::Instant;
+
+use common::{ALL_ACCESS, End, LIMIT, check_write, config, connect, pair};
+use nobounce_nic::soft::{
+    CqError, CreateQpError, ModifyError, Mtu, Operation, PostError, QpAttr, QpLimits, QpState, RecvRequest,
+    RegisterError, SendRequest,
+};
+
+const LEN: usize = 64 << 10;
+
+/// What the child finds: the number of the first thing that is not as it should be, or 0.
+fn in_the_child(a: End, b: End) -> i32 {
+    let (sge, remote) = (a.sge(0, 8), b.remote(0));
+    let mut out = Vec::new();
+    let channel = a.device.create_channel();
+    // SAFETY: refused before anything is done.
+    let registered = unsafe { a.pd.register(a.buffer.as_mut_ptr(), LEN, ALL_ACCESS) };
+    a.cq.request_notify(false);
+    let checks = [
+        a.cq.poll(&mut out, 10) == Err(CqError::Forked),
+        a.qps[0].post_send(&SendRequest::new(1, Operation::Write(remote), &sge))
+            == Err(PostError::State(QpState::Error)),
+        a.qps[0].post_recv(&RecvRequest { wr_id: 1, sges: &sge }) == Err(PostError::State(QpState::Error)),
+        a.qps[0].modify(&QpAttr::to_state(QpState::Reset)) == Err(ModifyError::Forked),
+        matches!(registered, Err(RegisterError::Forked)),
+        matches!(a.pd.create_qp(&a.cq, &a.cq, QpLimits::default()), Err(CreateQpError::Forked)),
+        a.qps[0].state() == QpState::Error,
+        a.device.next_event().is_none(),
+        a.device.counters().sent_pkts == 0,
+        channel.is_ok(),
+    ];
+    if let Some(wrong) = checks.iter().position(|right| !right) {
+        return wrong as i32 + 1;
+    }
+    drop((a, registered));
+    drop(b);
+    0
+}
+
+/// Waits for the child; one that hangs is killed, and the test fails.
+fn outcome(child: libc::pid_t) -> i32 {
+    let start = Instant::now();
+    loop {
+        let mut status = 0;
+        // SAFETY: a child of ours, and a valid place for its status.
+        if unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } == child {
+            assert!(libc::WIFEXITED(status), "the child was ended by signal {}", libc::WTERMSIG(status));
+            return libc::WEXITSTATUS(status);
+        }
+        if start.elapsed() > LIMIT {
+            // SAFETY: a child of ours that has not been waited for.
+            unsafe { libc::kill(child, libc::SIGKILL) };
+            panic!("the child hangs");
+        }
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn the_child_gets_errors_and_never_hangs() {
+    for round in 0..30_u8 {
+        let (a, b) = pair("127.58.0.1", LEN, Mtu::Mtu1024);
+        // Traffic in both directions, so that the fork finds locks held.
+        for _ in 0..30 {
+            a.post(Operation::Write(b.remote(0)), 0, LEN as u32);
+            b.post(Operation::Write(a.remote(0)), 0, LEN as u32);
+        }
+        // SAFETY: the child calls nothing but the device and allocation, and leaves by _exit.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0);
+        if child == 0 {
+            let code = in_the_child(a, b);
+            // SAFETY: ends the child without running what belongs to the parent.
+            unsafe { libc::_exit(code) };
+        }
+        a.succeed(30);
+        b.succeed(30);
+        assert_eq!(outcome(child), 0, "the number of the check that failed in the child, round {round}");
+        check_write(&a, &b, round, LEN);
+        check_write(&b, &a, round, LEN);
+    }
+}
+
+#[test]
+fn the_child_can_open_a_device_of_its_own() {
+    let (a, b) = pair("127.58.0.2", LEN, Mtu::Mtu1024);
+    check_write(&a, &b, 1, LEN);
+    // SAFETY: as above.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0);
+    if child == 0 {
+        let mut own = End::open(&config("127.58.0.3"), LEN);
+        own.add_qp(QpLimits::default());
+        own.add_qp(QpLimits::default());
+        connect(&own, 0, &own, 1, Mtu::Mtu1024);
+        check_write(&own, &own, 7, LEN);
+        // SAFETY: ends the child without running what belongs to the parent.
+        unsafe { libc::_exit(0) };
+    }
+    check_write(&a, &b, 2, LEN);
+    assert_eq!(outcome(child), 0);
+    check_write(&a, &b, 3, LEN);
+}
