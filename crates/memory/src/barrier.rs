@@ -29,29 +29,6 @@ pub fn before_completion() {
     drain_stores();
 }
 
-/// The doorbell (or the valid bit of an entry) first, then what it announces.
-///
-/// *Writer*: an application thread that fills a work request and rings. *Observer*: the engine, which has seen the ring and is
-/// about to read the request and the memory it names.
-///
-/// x86_64: no instruction, the compiler alone is held (loads stay in order). Elsewhere: an acquire fence.
-#[inline]
-pub fn after_doorbell() {
-    fence(Ordering::Acquire);
-}
-
-/// Our own store first, then another look at what the other side stored.
-///
-/// *Writer and observer, both ways*: the thread that releases the engine and looks for a doorbell once more, and the thread that
-/// rings and then looks whether somebody holds the engine. Without it both may miss each other and the doorbell is lost.
-///
-/// x86_64: a locked instruction or `mfence`: the one order its memory model does not give by itself.
-/// Elsewhere: a sequentially consistent fence.
-#[inline]
-pub fn before_second_look() {
-    fence(Ordering::SeqCst);
-}
-
 #[inline]
 fn drain_stores() {
     fence(Ordering::Release);

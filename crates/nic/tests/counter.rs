@@ -70,5 +70,8 @@ fn read_on(a: &common::End, b: &common::End) {
         assert!(start.elapsed() < 6 * LIMIT, "{done} of {READS} READs");
     }
     assert!(moved > READS as u64 / 100, "the counter stood still: it changed {moved} times");
-    println!("{READS} READs in {:?}; the counter had moved {moved} times and stood at {last}", start.elapsed());
+    println!(
+        "{READS} READs in {:?}; the counter had moved {moved} times and stood at {last}",
+        start.elapsed()
+    );
 }

@@ -196,7 +196,8 @@ fn thousand() {
     let few = libc::rlimit { rlim_cur: 256, rlim_max: 256 };
     // SAFETY: a valid limit.
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const few) }, 0);
-    let (mut a, mut b) = (End::open(&config("127.59.3.1"), QPS * EACH), End::open(&config("127.59.3.1"), QPS * EACH));
+    let (mut a, mut b) =
+        (End::open(&config("127.59.3.1"), QPS * EACH), End::open(&config("127.59.3.1"), QPS * EACH));
     let pattern = patterns(1, 0, QPS * EACH);
     let add = |a: &mut End, b: &mut End| {
         a.add_qp(QpLimits::default());

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use common::{End, LIMIT, config, connect, pair, until};
 use nobounce_nic::soft::{
-    AsyncEvent, Channel, Cq, CqError, Mtu, Operation, Psn, QpAttr, QpLimits, QpState, RecvRequest, SendRequest,
-    Status,
+    AsyncEvent, Channel, Cq, CqError, Mtu, Operation, Psn, QpAttr, QpLimits, QpState, RecvRequest,
+    SendRequest, Status,
 };
 use nobounce_protocol::qp::QpEvent;
 

@@ -5,7 +5,8 @@ mod common;
 
 use common::{End, MIB, check_write, config, connect, pair, patterns, until};
 use nobounce_nic::soft::{
-    Mtu, Operation, PostError, Psn, QpAttr, QpLimits, QpState, RecvRequest, Remote, SendRequest, Sge, Status, WorkKind,
+    Mtu, Operation, PostError, Psn, QpAttr, QpLimits, QpState, RecvRequest, Remote, SendRequest, Sge, Status,
+    WorkKind,
 };
 
 const MTU: Mtu = Mtu::Mtu1024;
@@ -161,7 +162,10 @@ fn a_full_queue_refuses_and_takes_again_when_it_has_room() {
         b.post_recv(wr_id, 0, 8);
     }
     let refused = b.qps[0].post_recv(&RecvRequest { wr_id: 9, sges: &b.sge(0, 8) });
-    assert!(refused.is_err() || b.completions(1)[0].status == Status::Success, "full, unless one was used already");
+    assert!(
+        refused.is_err() || b.completions(1)[0].status == Status::Success,
+        "full, unless one was used already"
+    );
     b.succeed(3 - usize::from(refused.is_ok()));
     b.post_recv(4, 0, 8);
     a.succeed(4);

@@ -231,7 +231,8 @@ fn local_lists_that_name_what_they_may_not() {
     let remote = Remote { addr: region.addr(), rkey: region.rkey() };
     let good = w.a.sge(0, 64)[0];
     let no_write = Sge { lkey: read_only.lkey(), ..good };
-    let (wrong_key, beyond) = (Sge { lkey: good.lkey ^ 1, ..good }, Sge { addr: good.addr + (64 << 10) - 63, ..good });
+    let (wrong_key, beyond) =
+        (Sge { lkey: good.lkey ^ 1, ..good }, Sge { addr: good.addr + (64 << 10) - 63, ..good });
     let atomic = |sge: Sge| [Sge { len: 8, ..sge }];
     for (op, list) in [
         (Operation::Write(remote), vec![wrong_key]),

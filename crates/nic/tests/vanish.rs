@@ -1,5 +1,5 @@
 //! Registered memory that is unmapped or truncated under traffic: an error completion or a refusal, never a crash.
-#![allow(clippy::cast_possible_truncation)] // small constants
+#![allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap)] // small constants
 
 mod common;
 
@@ -172,9 +172,8 @@ fn at_both_ends_of_a_read() {
         drop(here);
         still_work(&mut a, &mut b);
         a.post(Operation::Read(remote(&there)), 0, LEN as u32);
-        let status = a.status();
-        assert!(matches!(status, Status::RemoteOperation | Status::RemoteAccess), "where they come from: {status:?}");
-        assert!(matches!(b.event(), AsyncEvent::Qp { .. }));
+        assert_eq!(a.status(), Status::RemoteOperation, "where they come from");
+        assert_eq!(b.event(), AsyncEvent::Qp { qpn: b.qps[0].qpn(), event: QpEvent::Fatal });
         drop(there);
         still_work(&mut a, &mut b);
     }
@@ -211,7 +210,11 @@ fn while_packets_are_under_way() {
         fragile.vanish();
         let got = a.completions(40);
         let failed = got.iter().find(|c| c.status != Status::Success).map(|c| c.status);
-        assert_eq!((failed, got[39].status), (Some(Status::RemoteOperation), Status::Flushed), "round {round}");
+        assert_eq!(
+            (failed, got[39].status),
+            (Some(Status::RemoteOperation), Status::Flushed),
+            "round {round}"
+        );
     }
     still_work(&mut a, &mut b);
 }

@@ -21,8 +21,8 @@ pub const fn ack_timeout(code: u8) -> Option<Nanos> {
 /// The receiver-not-ready timer of a 5-bit code.
 pub const fn rnr_timer(code: u8) -> Nanos {
     const HUNDREDTHS_OF_MS: [u64; 32] = [
-        65_536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1_024, 1_536, 2_048,
-        3_072, 4_096, 6_144, 8_192, 12_288, 16_384, 24_576, 32_768, 49_152,
+        65_536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1_024, 1_536,
+        2_048, 3_072, 4_096, 6_144, 8_192, 12_288, 16_384, 24_576, 32_768, 49_152,
     ];
     HUNDREDTHS_OF_MS[(code & 31) as usize] * 10 * MICROSECOND
 }

@@ -15,7 +15,7 @@ Examples:
   nobounce bench --op write --kind latency --size 8 --wait memory
   nobounce bench --op write --size 1..8M --json new.json --plot new.svg
   nobounce bench --quick --compare old.json         exit code 1 if something got slower
-  nobounce bench --listen                           on one machine, and on the other:
+  nobounce bench --listen --addr eth0               on one machine, and on the other:
   nobounce bench --peer 10.0.0.7 --addr eth0
 
 Exit codes: 0 fine, 1 a comparison or a verification failed, 2 wrong usage or broken environment.";

@@ -143,6 +143,8 @@ pub(crate) struct CaseResult {
     pub(crate) memory: String,
     /// How they were placed there: `direct`, or `staged (reason)`.
     pub(crate) path: String,
+    /// The path MTU both ends agreed on, in bytes.
+    pub(crate) mtu: u32,
     /// Whether every byte and every guard zone held what it should, and if not, the first thing that did not.
     pub(crate) verified: Result<(), String>,
 }

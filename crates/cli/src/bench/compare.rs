@@ -154,10 +154,10 @@ pub(crate) fn compare(old: &Report, new: &Report, tolerance: f64) -> Result<Comp
     Ok(found)
 }
 
-type Key<'a> = (Op, Kind, u64, u32, Wait, &'a str);
+type Key<'a> = (Op, Kind, u64, u32, Wait, &'a str, u32);
 
 fn key(outcome: &CaseOutcome) -> Key<'_> {
-    (outcome.op, outcome.kind, outcome.size, outcome.qps, outcome.wait, &outcome.link)
+    (outcome.op, outcome.kind, outcome.size, outcome.qps, outcome.wait, &outcome.link, outcome.mtu)
 }
 
 fn change(old: &CaseOutcome, new: &CaseOutcome) -> Option<Change> {

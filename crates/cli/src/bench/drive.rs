@@ -16,7 +16,7 @@ pub(super) const WINDOW: u64 = 64;
 const STREAM_BYTES: u64 = 4 << 20;
 /// Below this size a stream posts in lists and asks for a completion now and then only.
 const SMALL: u64 = 4096;
-const LIST: u64 = 16;
+const LIST: usize = 16;
 /// In a ping-pong every so many requests ask for a completion, so that the send queue does not fill.
 const SIGNAL_EVERY: u64 = 16;
 /// Receives kept posted in a ping-pong.
@@ -76,6 +76,11 @@ impl End<'_> {
         Ok([Sge { addr: mr.addr() + offset as u64, len, lkey: mr.lkey() }])
     }
 
+    /// Stamps a message that is about to be sent. (A READ fetches what the other end has, which nobody numbers.)
+    fn number(&self, message: u64) -> anyhow::Result<()> {
+        if matches!(self.work.op, Op::Write | Op::Send) { self.ring.stamp(message) } else { Ok(()) }
+    }
+
     /// Message number `message` of this end.
     fn operation(&self, message: u64, announce: bool) -> Operation {
         let rkey = self.peer.rkey;
@@ -87,7 +92,10 @@ impl End<'_> {
             Op::Read => Operation::Read(Remote { addr: self.ring.remote_source(&self.peer, message), rkey }),
             Op::Atomic => {
                 // The counter is the first word of the peer's first target slot.
-                Operation::FetchAdd { remote: Remote { addr: self.ring.remote_target(&self.peer, 0), rkey }, add: 1 }
+                Operation::FetchAdd {
+                    remote: Remote { addr: self.ring.remote_target(&self.peer, 0), rkey },
+                    add: 1,
+                }
             }
         }
     }
@@ -170,6 +178,7 @@ impl End<'_> {
             if !self.asks {
                 wait_for(message + 1, &mut unsent)?;
             }
+            self.number(message)?;
             let sges = self.local(message)?;
             let signaled = (message + 1).is_multiple_of(SIGNAL_EVERY);
             let request = SendRequest {
@@ -353,7 +362,7 @@ impl End<'_> {
     }
 
     fn top_up_sends(&self, lane: &mut Lane, qp: usize, qps: u64, window: u64) -> anyhow::Result<()> {
-        let list = if self.work.size < SMALL { LIST } else { 1 };
+        let list = if self.work.size < SMALL { LIST as u64 } else { 1 };
         let queue = self.connection.qp(qp);
         loop {
             let room = window.saturating_sub(lane.sent - lane.done).min(lane.to_send - lane.sent);
@@ -362,9 +371,11 @@ impl End<'_> {
                 return Ok(());
             }
             let count = room.min(list);
-            let mut sges = [[Sge { addr: 0, len: 0, lkey: 0 }; 1]; LIST as usize];
+            let mut sges = [[Sge { addr: 0, len: 0, lkey: 0 }; 1]; LIST];
             for (i, sge) in (0..count).zip(&mut sges) {
-                *sge = self.local((lane.sent + i) * qps + qp as u64)?;
+                let message = (lane.sent + i) * qps + qp as u64;
+                self.number(message)?;
+                *sge = self.local(message)?;
             }
             let wr_id = ((qp as u64) << 32) | count;
             let requests: Vec<SendRequest<'_>> = (0..count)

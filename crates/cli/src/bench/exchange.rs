@@ -38,7 +38,8 @@ pub(super) fn say(connection: &Connection, step: &Step) -> anyhow::Result<()> {
 
 pub(super) fn hear(connection: &Connection) -> anyhow::Result<Step> {
     let bytes = connection.recv_message(PATIENCE).context("the other end of the bench does not answer")?;
-    serde_json::from_slice(&bytes).context("the other end of the bench speaks another version of this dialogue")
+    serde_json::from_slice(&bytes)
+        .context("the other end of the bench speaks another version of this dialogue")
 }
 
 pub(super) fn hear_ready(connection: &Connection) -> anyhow::Result<()> {

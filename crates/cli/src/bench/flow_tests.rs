@@ -45,6 +45,7 @@ impl Measure for Mock {
         };
         Ok(CaseResult {
             samples,
+            mtu: 4096,
             iters: 10_000,
             link: "udp".to_owned(),
             memory: "host".to_owned(),

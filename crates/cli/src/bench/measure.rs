@@ -49,7 +49,7 @@ impl Measure for Bench {
         let connection = self.connect(case)?;
         let work = Work { op: case.op, kind: case.kind, size: case.size, wait: case.wait, seed: self.seed };
         say(&connection, &Step::Work(work))?;
-        let ring = Ring::new(&self.device, case.size, self.seed)?;
+        let ring = Ring::new(&self.device, case.size, self.seed, case.qps == 1)?;
         let peer = connection.exchange_region(&ring.region, Duration::from_secs(60))?;
         let end = End { connection: &connection, ring: &ring, peer, work, asks: true };
 
@@ -61,7 +61,8 @@ impl Measure for Bench {
             Amount::Iters(n) => (0..ROUNDS).map(|i| n / ROUNDS + u64::from(i < n % ROUNDS)).collect(),
             Amount::Time(time) => {
                 let slice = time.as_secs_f64() / ROUNDS as f64;
-                #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // positive, and clamped next
+                #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+                // positive, and clamped next
                 let messages = (slice / per_operation.max(1e-9)) as u64;
                 vec![messages.clamp(u64::from(case.qps).max(1), MAX_ROUND); usize::try_from(ROUNDS)?]
             }
@@ -89,6 +90,7 @@ impl Measure for Bench {
                 Path::Staged { reason } => format!("staged ({reason})"),
                 _ => "direct".to_owned(),
             },
+            mtu: connection.mtu().bytes(),
             verified: session.verified,
         })
     }
@@ -112,8 +114,9 @@ impl Session<'_> {
     fn round(&mut self, messages: u64) -> anyhow::Result<Round> {
         let (end, index) = (&self.end, self.round);
         self.round += 1;
-        say(end.connection, &Step::Round { index, messages })?;
+        // First fill, then speak: the other end starts as soon as it has heard and filled its own.
         end.ring.prepare(index)?;
+        say(end.connection, &Step::Round { index, messages })?;
         hear_ready(end.connection)?;
         let round = if end.work.kind == Kind::Latency {
             let latencies = end.latency(messages)?;
@@ -146,7 +149,8 @@ fn check(end: &End<'_>, round: u32, messages: u64) -> Result<(), String> {
     };
     // Waiting on memory uses one slot, and its last byte to count.
     let on_memory = wait == Wait::Memory && kind == Kind::Latency;
-    end.ring.check(round, if on_memory { arrived.min(1) } else { arrived }, on_memory)
+    let numbered = op != Op::Read && !on_memory;
+    end.ring.check(round, if on_memory { arrived.min(1) } else { arrived }, on_memory, numbered)
 }
 
 /// The counter stood at a word of guard bytes and was incremented once for each message.
@@ -168,7 +172,7 @@ pub(super) fn serve(connection: &Connection) -> anyhow::Result<()> {
     let Step::Work(work) = hear(connection)? else {
         anyhow::bail!("the asking end should say first what is to be measured");
     };
-    let ring = Ring::new(connection.device(), work.size, work.seed)?;
+    let ring = Ring::new(connection.device(), work.size, work.seed, connection.lanes() == 1)?;
     let peer = connection.exchange_region(&ring.region, Duration::from_secs(60))?;
     let end = End { connection, ring: &ring, peer, work, asks: false };
     loop {

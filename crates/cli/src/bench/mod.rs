@@ -87,7 +87,10 @@ pub(crate) fn main(args: &BenchArgs) -> anyhow::Result<Verdict> {
         raw: raw::measure,
         counters: &UdpCounters::now,
         machine: Machine::here(),
-        command: std::env::args().collect::<Vec<_>>().join(" "),
+        command: std::iter::once("nobounce".to_owned())
+            .chain(std::env::args().skip(1))
+            .collect::<Vec<_>>()
+            .join(" "),
         started: machine::timestamp(),
         progress: Progress::on_terminal(plan.cases.len()),
     };

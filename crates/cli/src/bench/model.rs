@@ -166,7 +166,7 @@ impl CaseOutcome {
             memory: result.memory.clone(),
             path: result.path.clone(),
             wait: case.wait,
-            mtu: case.mtu,
+            mtu: result.mtu,
             iters: result.iters,
             min_us: None,
             p50_us: None,
@@ -205,6 +205,7 @@ mod tests {
     fn result(samples: Samples) -> CaseResult {
         CaseResult {
             samples,
+            mtu: 4096,
             iters: 1000,
             link: "udp".to_owned(),
             memory: "host".to_owned(),

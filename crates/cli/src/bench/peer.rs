@@ -48,7 +48,10 @@ impl Child {
         let mut line = String::new();
         let stdout = process.stdout.take().context("the other process has no output")?;
         BufReader::new(stdout).read_line(&mut line).context("cannot hear from the other process")?;
-        let port = line.trim().parse().context("the other process of the bench ended early; its reason stands above")?;
+        let port = line
+            .trim()
+            .parse()
+            .context("the other process of the bench ended early; its reason stands above")?;
         Ok(Self { process, port })
     }
 
@@ -111,9 +114,13 @@ pub(super) fn open(addr: Option<&str>, loss: f64, seed: u64) -> anyhow::Result<D
     if let Some(addr) = addr {
         config = config.at(addr)?;
     }
-    if loss > 0.0 {
+    if loss > 0.0 || config.fault.is_some() {
         let mut fault = config.fault.unwrap_or_default();
-        (fault.loss, fault.seed) = (loss, seed);
+        if loss > 0.0 {
+            fault.loss = loss;
+        }
+        // Each end has a seed of its own, or both would lose the same packets.
+        fault.seed = fault.seed.wrapping_add(seed);
         config.fault = Some(fault);
     }
     Ok(Device::open_with(&config)?)

@@ -9,6 +9,8 @@ use nobounce::{Device, Region, RemoteRegion};
 /// Bytes between two slots, and before the first.
 const GUARD: usize = 64;
 const GUARD_BYTE: u8 = 0xa5;
+/// Bytes of a message's number.
+const STAMP: usize = 8;
 /// Slots are so many that they take about this much memory (as with perftest, the message stays in the cache: the
 /// link is measured, not the memory), but at least one and at most [`MAX_SLOTS`].
 const AREA: usize = 256 << 10;
@@ -22,16 +24,19 @@ pub(super) struct Ring {
     slots: usize,
     stride: usize,
     seed: u64,
+    stamped: bool,
 }
 
 impl Ring {
-    pub(super) fn new(device: &Device, size: u64, seed: u64) -> anyhow::Result<Self> {
+    /// Memory for messages of `size` bytes; with `stamped`, they are numbered (which needs that they arrive in the
+    /// order in which they are sent, that is over one queue pair).
+    pub(super) fn new(device: &Device, size: u64, seed: u64, stamped: bool) -> anyhow::Result<Self> {
         let size = usize::try_from(size).context("the message is larger than this machine's memory")?;
         let stride = size.next_multiple_of(GUARD) + GUARD;
         let slots = (AREA / stride).clamp(1, MAX_SLOTS);
         let area = (GUARD + slots * stride).next_multiple_of(4096);
         let region = device.register(2 * area)?;
-        Ok(Self { region, size, slots, stride, seed })
+        Ok(Self { region, size, slots, stride, seed, stamped })
     }
 
     fn area(&self) -> usize {
@@ -73,14 +78,35 @@ impl Ring {
         Ok(())
     }
 
-    /// Checks that `messages` messages of this round arrived whole, and that nothing else changed. With
-    /// `ignore_last` the last byte of each was used to count.
-    pub(super) fn check(&self, round: u32, messages: u64, ignore_last: bool) -> Result<(), String> {
+    /// Whether messages are numbered: they must have room for a number, and come in order.
+    fn stamps(&self) -> bool {
+        self.stamped && self.size >= STAMP
+    }
+
+    /// Writes the number of the message that is about to be sent over the first bytes of its pattern.
+    pub(super) fn stamp(&self, message: u64) -> anyhow::Result<()> {
+        if self.stamps() {
+            self.region.write_u64(self.source(message), message)?;
+        }
+        Ok(())
+    }
+
+    /// Checks that `messages` messages of this round arrived whole, the last one of each slot last, and that nothing
+    /// else changed. With `ignore_last` the last byte of each was used to count; `numbered` messages were stamped.
+    pub(super) fn check(
+        &self,
+        round: u32,
+        messages: u64,
+        ignore_last: bool,
+        numbered: bool,
+    ) -> Result<(), String> {
         let filled = messages.min(self.slots as u64);
         let (mut expected, mut found) = (vec![0; self.size], vec![0; self.stride]);
         let read = |offset, out: &mut [u8]| self.region.read_at(offset, out).map_err(|e| e.to_string());
         let guard = |found: &[u8], at: usize| match found.iter().position(|b| *b != GUARD_BYTE) {
-            Some(i) => Err(format!("round {round}: a guard byte changed, {} bytes into the target area", at + i)),
+            Some(i) => {
+                Err(format!("round {round}: a guard byte changed, {} bytes into the target area", at + i))
+            }
             None => Ok(()),
         };
         read(self.area(), &mut found[..GUARD])?;
@@ -94,6 +120,11 @@ impl Ring {
                 continue;
             }
             self.pattern(round, slot, &mut expected);
+            if numbered && self.stamps() {
+                let slots = self.slots as u64;
+                let last = (messages - 1 - slot) / slots * slots + slot;
+                expected[..STAMP].copy_from_slice(&last.to_ne_bytes());
+            }
             let checked = if ignore_last { self.size.saturating_sub(1) } else { self.size };
             if let Some(i) = (0..checked).find(|&i| found[i] != expected[i]) {
                 return Err(format!(
@@ -132,7 +163,7 @@ mod tests {
 
     fn ring(size: u64) -> Ring {
         let config = Config::default().at("127.60.0.1").unwrap();
-        Ring::new(&Device::open_with(&config).unwrap(), size, 7).unwrap()
+        Ring::new(&Device::open_with(&config).unwrap(), size, 7, true).unwrap()
     }
 
     /// As if every message had arrived.
@@ -149,23 +180,31 @@ mod tests {
         for size in [0, 1, 63, 64, 1000] {
             let ring = ring(size);
             ring.prepare(3).unwrap();
-            assert_eq!(ring.check(3, 0, false), Ok(()));
+            assert_eq!(ring.check(3, 0, false, false), Ok(()));
             deliver(&ring, 2);
-            assert_eq!(ring.check(3, 2, false), Ok(()), "size {size}");
+            assert_eq!(ring.check(3, 2, false, false), Ok(()), "size {size}");
+            // Every slot once more, numbered.
+            let slots = ring.slots as u64;
+            (slots..2 * slots).for_each(|message| ring.stamp(message).unwrap());
+            deliver(&ring, slots);
+            assert_eq!(ring.check(3, 2 * slots, false, true), Ok(()), "size {size}");
+            assert_eq!(ring.check(3, slots, false, true).is_err(), size >= 8, "the numbers of another pass");
+            ring.prepare(3).unwrap();
+            deliver(&ring, 2);
             // A byte too far.
             let beyond = ring.target(1) + ring.size;
             ring.region.write_at(beyond, &[1]).unwrap();
-            assert!(ring.check(3, 2, false).unwrap_err().contains("guard byte"), "size {size}");
+            assert!(ring.check(3, 2, false, false).unwrap_err().contains("guard byte"), "size {size}");
             ring.region.write_at(beyond, &[GUARD_BYTE]).unwrap();
             if size > 0 {
-                assert!(ring.check(4, 2, false).is_err(), "another round's bytes");
-                assert!(ring.check(3, 1, false).is_err(), "a message nobody sent");
-                assert!(ring.check(3, 3, false).is_err(), "a message that is missing");
+                assert!(ring.check(4, 2, false, false).is_err(), "another round's bytes");
+                assert!(ring.check(3, 1, false, false).is_err(), "a message nobody sent");
+                assert!(ring.check(3, 3, false, false).is_err(), "a message that is missing");
                 let mut last = [0];
                 ring.region.read_at(ring.target(0) + ring.size - 1, &mut last).unwrap();
                 ring.region.write_at(ring.target(0) + ring.size - 1, &[!last[0]]).unwrap();
-                assert!(ring.check(3, 2, false).is_err());
-                assert_eq!(ring.check(3, 2, true), Ok(()));
+                assert!(ring.check(3, 2, false, false).is_err());
+                assert_eq!(ring.check(3, 2, true, false), Ok(()));
             }
         }
     }

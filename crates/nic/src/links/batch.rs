@@ -156,6 +156,11 @@ impl TxBatch {
         SLAB - self.used < 2 * LARGEST_ROCE_PACKET || self.packets.len() + 1 >= MAX_PACKETS
     }
 
+    /// How many packets of `len` bytes it takes.
+    pub fn room_for(&self, len: usize) -> usize {
+        ((SLAB - self.used) / len.max(1)).min(MAX_PACKETS - self.packets.len())
+    }
+
     /// Whether nothing is in it.
     pub fn is_empty(&self) -> bool {
         self.packets.is_empty()
@@ -348,7 +353,7 @@ mod tests {
         assert_eq!(ids(&b), [0, 1, 2, 3, 0, 1]);
 
         let mut b = batch(64);
-        (0..20).for_each(|_| assert!(add(&mut b, THERE, 4112, 1)));
+        (0..16).for_each(|_| assert!(add(&mut b, THERE, 4112, 1)));
         assert_eq!(b.group_end(0), MAX_GROUP / 4112);
         all_closed(&b);
 
@@ -398,7 +403,7 @@ mod tests {
         b.commit(); // commits nothing
         assert!(add(&mut b, THERE, 64, 2));
         assert_eq!(ids(&b), [0, 1]);
-        assert_eq!(b.packets()[1].start, 64, "packets are contiguous");
+        assert_eq!(b.packets()[1].start as usize, LEAD + 64, "packets are contiguous");
         all_closed(&b);
     }
 

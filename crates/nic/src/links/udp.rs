@@ -34,7 +34,7 @@ const PORT_STEP: u16 = 0x800;
 /// How many of them are tried.
 const PORT_TRIES: u16 = 64;
 /// While no packet was handed in, the Unix socket is asked only every so many empty calls: a system call saved.
-const HANDOVER_EVERY: u32 = 8;
+const HANDOVER_EVERY: u32 = 32;
 /// Handovers taken in one call.
 const HANDOVERS: usize = 16;
 

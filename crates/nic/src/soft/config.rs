@@ -32,7 +32,9 @@ impl Default for Config {
 #[non_exhaustive]
 pub enum ConfigError {
     /// NOBOUNCE_ADDR.
-    #[error("{0:?} is neither an IP address nor an interface of this machine with one (NOBOUNCE_ADDR or --addr)")]
+    #[error(
+        "{0:?} is neither an IP address nor an interface of this machine with one (NOBOUNCE_ADDR or --addr)"
+    )]
     Addr(String),
     /// NOBOUNCE_FAULT.
     #[error("NOBOUNCE_FAULT: {0}")]
@@ -65,7 +67,7 @@ impl Config {
     }
 }
 
-/// An address as such, or the first address of an interface (IPv4 before IPv6, global before link-local).
+/// An address as such, or the first address of an interface (IPv4 before IPv6).
 fn resolve_addr(text: &str) -> Result<IpAddr, ConfigError> {
     if let Ok(addr) = text.parse() {
         return Ok(addr);
@@ -73,11 +75,9 @@ fn resolve_addr(text: &str) -> Result<IpAddr, ConfigError> {
     let wrong = || ConfigError::Addr(text.to_owned());
     let name = CString::new(text).map_err(|_| wrong())?;
     let mut found = interface_addrs(&name);
-    found.sort_by_key(|addr| match addr {
-        IpAddr::V4(_) => 0,
-        IpAddr::V6(v6) if !v6.is_unicast_link_local() => 1,
-        IpAddr::V6(_) => 2,
-    });
+    // A link-local address means nothing without its interface, which a packet does not carry.
+    found.retain(|addr| !matches!(addr, IpAddr::V6(v6) if v6.is_unicast_link_local()));
+    found.sort_by_key(IpAddr::is_ipv6);
     found.first().copied().ok_or_else(wrong)
 }
 

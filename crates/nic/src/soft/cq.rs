@@ -35,7 +35,9 @@ pub struct WorkCompletion {
 #[non_exhaustive]
 pub enum CqError {
     /// More completed than fits.
-    #[error("the completion queue overflowed its {depth} entries: completions are lost; make it deeper or poll more often")]
+    #[error(
+        "the completion queue overflowed its {depth} entries: completions are lost; make it deeper or poll more often"
+    )]
     Overflow {
         #[allow(missing_docs)]
         depth: usize,
@@ -125,7 +127,17 @@ pub struct Cq {
 impl Cq {
     pub(crate) fn new(shared: Arc<Shared>, id: u32, depth: usize, channel: Option<Channel>) -> Self {
         let state = State { queue: VecDeque::new(), armed: Armed::No };
-        Self { shared, inner: Arc::new(CqInner { id, depth, channel, count: AtomicUsize::new(0), overflowed: AtomicBool::new(false), state: Mutex::new(state) }) }
+        Self {
+            shared,
+            inner: Arc::new(CqInner {
+                id,
+                depth,
+                channel,
+                count: AtomicUsize::new(0),
+                overflowed: AtomicBool::new(false),
+                state: Mutex::new(state),
+            }),
+        }
     }
 
     /// Its number in events.

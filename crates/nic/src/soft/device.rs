@@ -14,17 +14,14 @@ use super::counters::Counters;
 use super::cq::Cq;
 use super::engine::Engine;
 use super::event::{AsyncEvent, Events};
+use super::fork;
 use super::helper::Helper;
 use super::qp::{CreateQpError, Qp, QpLimits};
 use super::region::{Mr, Region, RegisterError};
-use super::fork;
 use crate::links::fault::FaultLink;
 use crate::links::pcap::{self, PcapLink};
 use crate::links::udp::{self, UdpConfig, UdpLink};
 use crate::links::{Link, now_ns};
-
-/// A capture stops growing here.
-const MAX_PCAP_BYTES: u64 = 1 << 30;
 
 /// Why a device could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -44,18 +41,25 @@ pub enum OpenError {
     Descriptor(#[from] io::Error),
 }
 
+/// The engine behind its lock. The helper thread knows this much of the device and keeps none of it alive, so that
+/// the device is closed when its last object is dropped, and not a little later.
+#[derive(Debug)]
+pub(crate) struct EngineLock {
+    engine: Mutex<Engine>,
+    generation: u64,
+}
+
 /// What all objects of a device share.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    engine: Mutex<Engine>,
+    engine: Arc<EngineLock>,
     helper: Mutex<Helper>,
     polls: Arc<std::sync::atomic::AtomicU64>,
     pub(crate) events: Arc<Events>,
-    generation: u64,
     next_id: AtomicU32,
 }
 
-impl Shared {
+impl EngineLock {
     /// Whether this process is a forked child, where no lock may be taken.
     pub(crate) fn is_forked(&self) -> bool {
         fork::current() != self.generation
@@ -71,7 +75,7 @@ impl Shared {
 
     /// The engine, unless somebody else is driving it right now (or the process forked).
     pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, Engine>> {
-        if fork::current() != self.generation {
+        if self.is_forked() {
             return None;
         }
         match self.engine.try_lock() {
@@ -80,17 +84,23 @@ impl Shared {
             Err(TryLockError::WouldBlock) => None,
         }
     }
+}
 
-    /// Drives the engine for a caller that polls; false in a forked child.
-    pub(crate) fn drive_polled(&self) -> bool {
-        if fork::current() != self.generation {
-            return false;
-        }
+impl Shared {
+    pub(crate) fn is_forked(&self) -> bool {
+        self.engine.is_forked()
+    }
+
+    pub(crate) fn lock(&self) -> Option<MutexGuard<'_, Engine>> {
+        self.engine.lock()
+    }
+
+    /// Drives the engine for a caller that polls.
+    pub(crate) fn drive_polled(&self) {
         self.polls.fetch_add(1, Ordering::Relaxed);
-        if let Some(mut engine) = self.try_lock() {
+        if let Some(mut engine) = self.engine.try_lock() {
             engine.progress();
         }
-        true
     }
 
     /// The caller will wait for an event instead of polling.
@@ -107,14 +117,14 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        let forked = self.is_forked();
         let helper = self.helper.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if !forked {
-            helper.stop();
-            // What was put off, acknowledgements above all, must not be lost with the device.
-            self.engine.get_mut().unwrap_or_else(PoisonError::into_inner).transmit(now_ns(), true);
-        } else {
-            helper.forget();
+        if self.engine.is_forked() {
+            return helper.forget();
+        }
+        helper.stop();
+        // What was put off, acknowledgements above all, must not be lost with the device.
+        if let Some(mut engine) = self.engine.lock() {
+            engine.transmit(now_ns(), true);
         }
     }
 }
@@ -140,7 +150,7 @@ impl Device {
             link = Box::new(FaultLink::new(link, fault));
         }
         if let Some(path) = &config.pcap {
-            link = Box::new(PcapLink::create(link, path, MAX_PCAP_BYTES)?);
+            link = Box::new(PcapLink::create(link, path, pcap::DEFAULT_LIMIT)?);
         }
         Self::with_link(link)
     }
@@ -156,10 +166,12 @@ impl Device {
         let helper = Helper::new()?;
         let shared = Arc::new(Shared {
             polls: helper.polls.clone(),
-            engine: Mutex::new(Engine::new(link, events.clone())),
+            engine: Arc::new(EngineLock {
+                engine: Mutex::new(Engine::new(link, events.clone())),
+                generation: fork::generation(),
+            }),
             helper: Mutex::new(helper),
             events,
-            generation: fork::generation(),
             next_id: AtomicU32::new(1),
         });
         Ok(Self { shared, local, max_mtu })
@@ -217,7 +229,7 @@ impl Device {
         let Some(engine) = self.shared.lock() else { return Ok(()) };
         let fds = engine.link.wake_fds();
         drop(engine);
-        self.shared.helper.lock().unwrap_or_else(PoisonError::into_inner).start(&self.shared, fds)
+        self.shared.helper.lock().unwrap_or_else(PoisonError::into_inner).start(&self.shared.engine, fds)
     }
 }
 

@@ -9,8 +9,8 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use nobounce_protocol::qp::{Completion, LocalFault, Nak};
 use nobounce_protocol::qp::{Handled, Payload, Qp as ProtocolQp, QpState, Status, Transmit, WorkKind};
-use nobounce_protocol::qp::{Completion, LocalFault};
 use nobounce_protocol::timing::Nanos;
 use nobounce_protocol::wire::icrc::{Flow, Verdict};
 use nobounce_protocol::wire::{Header, ICRC_LEN, IdVerdict, Qpn, ROCE_PORT};
@@ -61,7 +61,13 @@ pub(crate) struct QpEntry {
 }
 
 impl QpEntry {
-    pub(crate) fn new(qpn: Qpn, qp: ProtocolQp, pd: u32, send_cq: Arc<CqInner>, recv_cq: Arc<CqInner>) -> Self {
+    pub(crate) fn new(
+        qpn: Qpn,
+        qp: ProtocolQp,
+        pd: u32,
+        send_cq: Arc<CqInner>,
+        recv_cq: Arc<CqInner>,
+    ) -> Self {
         Self {
             qpn,
             qp,
@@ -155,6 +161,9 @@ impl Engine {
     /// Sends what may leave; with `flush`, answers that could wait too.
     pub(crate) fn transmit(&mut self, now: Nanos, flush: bool) {
         for _ in 0..MAX_BATCHES {
+            if self.link.send_blocked() {
+                return; // the link says by next_deadline() when to try again
+            }
             let full = self.core.fill(now);
             if !full && (flush || !self.core.tx.is_empty()) {
                 self.core.fill_answers(now);
@@ -172,7 +181,7 @@ impl Engine {
 
     /// When to come back if nothing arrives before: now if there is more to send.
     pub(crate) fn deadline(&self) -> Option<Nanos> {
-        if !self.core.is_idle() {
+        if !self.core.is_idle() && !self.link.send_blocked() {
             return Some(0);
         }
         let timer = self.core.timers.peek().map(|Reverse((at, _))| *at);
@@ -239,7 +248,8 @@ impl Core {
         let header = parsed.header;
         let index = header.dest_qpn.get() & 0xffff;
         let ours = header.dest_qpn.get() >> 16 == u32::from(self.slot);
-        let Some(entry) = self.qps.get_mut(index as usize).and_then(Option::as_deref_mut).filter(|_| ours) else {
+        let Some(entry) = self.qps.get_mut(index as usize).and_then(Option::as_deref_mut).filter(|_| ours)
+        else {
             self.counters.no_such_qp += 1;
             return;
         };
@@ -311,7 +321,9 @@ impl Core {
                 return;
             }
             self.timers.pop();
-            let Some(entry) = self.qps.get_mut(index as usize).and_then(Option::as_deref_mut) else { continue };
+            let Some(entry) = self.qps.get_mut(index as usize).and_then(Option::as_deref_mut) else {
+                continue;
+            };
             if entry.armed == Some(at) {
                 entry.armed = None;
             }
@@ -378,7 +390,8 @@ impl Core {
             if uses && !matches!(entry.qp.state(), QpState::Error | QpState::Reset) {
                 let to_error = nobounce_protocol::qp::QpAttr::to_state(QpState::Error);
                 let _ = entry.qp.modify(&to_error); // any state may go to the error state
-                self.events.push(AsyncEvent::Qp { qpn: entry.qpn, event: nobounce_protocol::qp::QpEvent::Fatal });
+                self.events
+                    .push(AsyncEvent::Qp { qpn: entry.qpn, event: nobounce_protocol::qp::QpEvent::Fatal });
                 if let Ok(index) = u32::try_from(index) {
                     self.settle(index);
                 }
@@ -417,11 +430,14 @@ impl Core {
         }
     }
 
+    /// Lets the next queue pair that waits for room try again, if there is room. One is enough: when its turn is
+    /// over and room is left, the next one follows.
     fn wake_waiting(&mut self, path: PathIndex) {
         while let Some(index) = self.paths.wake(path) {
             if let Some(entry) = self.qps.get_mut(index as usize).and_then(Option::as_deref_mut) {
                 entry.waiting = false;
                 self.make_ready(index);
+                return;
             }
         }
     }
@@ -460,7 +476,8 @@ impl Core {
         let Self { qps, tx, regions, counters, paths, owing, .. } = self;
         let Some(entry) = qps[index as usize].as_deref_mut() else { return Turn::Done };
         let room = entry.path.map_or(0, |path| paths.room(path));
-        let shared = entry.path.is_some_and(|path| paths.is_shared(path));
+        let path = entry.path;
+        let shared = path.is_some_and(|path| paths.is_shared(path));
         let charged = entry.charged;
         let mut turn = Turn::More;
         let mut faulted = None;
@@ -479,11 +496,22 @@ impl Core {
                 // be acknowledged, or it would hold back the room that all share.
                 transmit.header.ack_req = true;
             }
-            if build(entry, tx, regions, &transmit).is_err() {
-                faulted = Some(transmit);
+            if let Err(nak) = build(entry, tx, regions, &transmit) {
+                faulted = Some((transmit, nak));
                 break;
             }
             counters.gathered_bytes += u64::from(transmit.payload.len());
+            let used = entry.qp.outstanding().saturating_sub(charged);
+            // One less than fits: the last of a batch is looked at (see above).
+            let most = (tx.room_for(packet_len(&transmit)) as u64).saturating_sub(1);
+            let repeats = entry.qp.poll_repeat(now, &transmit, room.saturating_sub(used), most);
+            if repeats > 0 {
+                if let Err(nak) = build_repeats(entry, tx, regions, &mut transmit, repeats) {
+                    faulted = Some((transmit, nak));
+                    break;
+                }
+                counters.gathered_bytes += repeats * u64::from(transmit.payload.len());
+            }
         }
         if turn == Turn::Done {
             if let Some(path) = entry.path
@@ -498,11 +526,14 @@ impl Core {
                 owing.push(index);
             }
         }
-        if let Some(transmit) = faulted {
-            entry.qp.handle_gather_fault(&transmit);
+        if let Some((transmit, nak)) = faulted {
+            entry.qp.handle_gather_fault(&transmit, nak);
             self.settle(index);
         } else {
             self.recharge(index);
+        }
+        if let Some(path) = path {
+            self.wake_waiting(path);
         }
         self.arm(index);
         turn
@@ -529,18 +560,53 @@ enum Turn {
     BatchFull,
 }
 
-/// Builds one packet in the batch: headers, one copy of the payload, and the ICRC over that copy.
-fn build(
+/// Bytes of a packet on the wire.
+fn packet_len(transmit: &Transmit) -> usize {
+    let Transmit { header, payload } = transmit;
+    header.len() + payload.len() as usize + usize::from(header.pad) + ICRC_LEN
+}
+
+/// Builds `count` more packets after `transmit`, each with the next sequence number and the next piece; `transmit`
+/// moves along, so that it is the one that could not be built if one could not.
+fn build_repeats(
     entry: &QpEntry,
     tx: &mut TxBatch,
     regions: &mut Regions,
-    transmit: &Transmit,
-) -> Result<(), LocalFault> {
+    transmit: &mut Transmit,
+    count: u64,
+) -> Result<(), Nak> {
+    let total = packet_len(transmit);
+    let header_len = transmit.header.len();
+    let remote = entry.qp.attr().remote;
+    let Payload::Request { serial, offset, len } = &mut transmit.payload else { return Ok(()) };
+    let Some(send) = find_send(&entry.sends, *serial) else { return Err(Nak::RemoteOperational) };
+    for _ in 0..count {
+        *offset += u64::from(*len);
+        transmit.header.psn = transmit.header.psn.next();
+        let Some(room) = tx.begin(remote, port_hint(entry), total) else {
+            return Ok(()); // room_for() was asked; a packet lost here is repeated
+        };
+        transmit.header.emit(room);
+        let payload = &mut room[header_len..header_len + *len as usize];
+        if send.bytes.gather(regions, entry.pd, *offset, payload).is_err() {
+            tx.abort();
+            return Err(Nak::RemoteOperational);
+        }
+        tx.commit();
+    }
+    Ok(())
+}
+
+/// Spreads queue pairs over the link's source ports.
+fn port_hint(entry: &QpEntry) -> u16 {
+    u16::try_from(entry.qpn.get() & 0xffff).unwrap_or(0)
+}
+
+/// Builds one packet in the batch: headers, one copy of the payload, and the ICRC over that copy.
+fn build(entry: &QpEntry, tx: &mut TxBatch, regions: &mut Regions, transmit: &Transmit) -> Result<(), Nak> {
     let header_len = transmit.header.len();
     let payload_len = transmit.payload.len() as usize;
-    let total = header_len + payload_len + usize::from(transmit.header.pad) + ICRC_LEN;
-    let port_hint = u16::try_from(entry.qpn.get() & 0xffff).unwrap_or(0);
-    let Some(room) = tx.begin(entry.qp.attr().remote, port_hint, total) else {
+    let Some(room) = tx.begin(entry.qp.attr().remote, port_hint(entry), packet_len(transmit)) else {
         return Ok(()); // has_room() was asked; a packet lost here is repeated
     };
     transmit.header.emit(room);
@@ -550,17 +616,15 @@ fn build(
         Payload::None => Ok(()),
         Payload::Request { serial, offset, .. } => find_send(&entry.sends, serial)
             .ok_or(LocalFault)
-            .and_then(|send| send.bytes.gather(regions, entry.pd, offset, payload)),
-        Payload::Region { rkey, addr, .. } => {
-            regions.load_remote(entry.pd, rkey, addr, payload).map_err(|_| LocalFault)
-        }
+            .and_then(|send| send.bytes.gather(regions, entry.pd, offset, payload))
+            .map_err(|LocalFault| Nak::RemoteOperational),
+        Payload::Region { rkey, addr, .. } => regions.load_remote(entry.pd, rkey, addr, payload),
     };
-    if gathered.is_err() {
-        tx.abort();
-        return Err(LocalFault);
+    match gathered {
+        Ok(()) => tx.commit(),
+        Err(_) => tx.abort(),
     }
-    tx.commit();
-    Ok(())
+    gathered
 }
 
 /// Puts a completion where it belongs; the number of the completion queue if that overflowed just now.

@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 use std::{io, mem};
 
 use super::channel::EventFd;
-use super::device::Shared;
+use super::device::EngineLock;
 use crate::links::now_ns;
 
 /// How often it looks whether the application still polls.
@@ -52,12 +52,12 @@ impl Helper {
     }
 
     /// Starts the thread, once.
-    pub(crate) fn start(&mut self, shared: &Arc<Shared>, fds: Vec<RawFd>) -> io::Result<()> {
+    pub(crate) fn start(&mut self, engine: &Arc<EngineLock>, fds: Vec<RawFd>) -> io::Result<()> {
         if self.thread.is_some() {
             return Ok(());
         }
         let worker = Worker {
-            shared: Arc::downgrade(shared),
+            engine: Arc::downgrade(engine),
             fds,
             wake: self.wake.clone(),
             stop: self.stop.clone(),
@@ -77,13 +77,11 @@ impl Helper {
         }
     }
 
-    /// Stops the thread and waits for it, unless it is the caller.
+    /// Stops the thread and waits for it.
     pub(crate) fn stop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
         self.wake.raise();
-        if let Some(thread) = self.thread.take()
-            && thread.thread().id() != std::thread::current().id()
-        {
+        if let Some(thread) = self.thread.take() {
             let _ = thread.join(); // a panic there was already reported
         }
     }
@@ -95,7 +93,7 @@ impl Helper {
 }
 
 struct Worker {
-    shared: Weak<Shared>,
+    engine: Weak<EngineLock>,
     fds: Vec<RawFd>,
     wake: Arc<EventFd>,
     stop: Arc<AtomicBool>,
@@ -112,8 +110,9 @@ impl Worker {
             let watching = self.watching.load(Ordering::SeqCst);
             let due = self.wait(watching, deadline);
             let called = self.wake.take();
-            let Some(shared) = self.shared.upgrade() else { return };
-            let (found, next) = self.serve(&shared);
+            let Some(engine) = self.engine.upgrade() else { return };
+            let (found, next) = self.serve(&engine);
+            drop(engine);
             deadline = next;
             let polls = self.polls.load(Ordering::Relaxed);
             let driven = polls - mem::replace(&mut seen, polls);
@@ -133,11 +132,11 @@ impl Worker {
 
     /// Drives until there is nothing to do; returns how many packets it found, and when to come back. Finds nothing
     /// when somebody else is driving.
-    fn serve(&self, shared: &Arc<Shared>) -> (usize, Option<u64>) {
+    fn serve(&self, lock: &EngineLock) -> (usize, Option<u64>) {
         let mut idle_since = None;
         let (mut found, mut deadline) = (0, None);
         for _ in 0..MAX_ROUNDS {
-            let Some(mut engine) = shared.try_lock() else { return (found, Some(now_ns() + LOOK_EVERY_NS)) };
+            let Some(mut engine) = lock.try_lock() else { return (found, Some(now_ns() + LOOK_EVERY_NS)) };
             let received = engine.progress();
             deadline = engine.deadline();
             drop(engine);
@@ -176,7 +175,8 @@ impl Worker {
         });
         let spec = spec.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
         // SAFETY: `fds` is an array of that many pollfds, `spec` null or a valid timespec, no signal mask.
-        let ready = unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, spec, std::ptr::null()) };
+        let ready =
+            unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, spec, std::ptr::null()) };
         watching && ready == 0
     }
 }

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 
 /// Bytes under way to one socket. Small enough to stay in the receiver's cache and buffer, large enough for five
 /// full segmented sends.
-const BUDGET: u64 = 272 << 10;
+const BUDGET: u64 = 340 << 10;
 /// Room is given out in pieces of at least a full segmented send: as acknowledgements trickle in, sends would
 /// otherwise shrink to the size of what was just acknowledged, and a system call costs the same for one packet as
 /// for fifteen.

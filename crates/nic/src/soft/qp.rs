@@ -40,8 +40,14 @@ pub struct QpLimits {
 
 impl QpLimits {
     /// The largest limits.
-    pub const MAX: Self =
-        Self { send_depth: 1 << 15, recv_depth: 1 << 15, send_sges: 30, recv_sges: 30, inline: 1024, signal_all: false };
+    pub const MAX: Self = Self {
+        send_depth: 1 << 15,
+        recv_depth: 1 << 15,
+        send_sges: 30,
+        recv_sges: 30,
+        inline: 1024,
+        signal_all: false,
+    };
 }
 
 impl Default for QpLimits {
@@ -137,7 +143,12 @@ pub struct Qp {
 }
 
 impl Qp {
-    pub(crate) fn create(pd: &Pd, send_cq: &Cq, recv_cq: &Cq, limits: QpLimits) -> Result<Self, CreateQpError> {
+    pub(crate) fn create(
+        pd: &Pd,
+        send_cq: &Cq,
+        recv_cq: &Cq,
+        limits: QpLimits,
+    ) -> Result<Self, CreateQpError> {
         let most = QpLimits::MAX;
         for (name, asked, max) in [
             ("send queue depth", limits.send_depth, most.send_depth),

@@ -109,7 +109,14 @@ impl Regions {
         Some(region)
     }
 
-    fn remote(&mut self, pd: u32, key: u32, addr: u64, len: u64, access: Access) -> Result<(Region, usize), Nak> {
+    fn remote(
+        &mut self,
+        pd: u32,
+        key: u32,
+        addr: u64,
+        len: u64,
+        access: Access,
+    ) -> Result<(Region, usize), Nak> {
         let found = self
             .find(key)
             .filter(|region| region.pd == pd && region.access.contains(access))
@@ -118,7 +125,14 @@ impl Regions {
         found.ok_or(Nak::RemoteAccess)
     }
 
-    pub(crate) fn check_remote(&mut self, pd: u32, key: u32, addr: u64, len: u64, access: Access) -> Result<(), Nak> {
+    pub(crate) fn check_remote(
+        &mut self,
+        pd: u32,
+        key: u32,
+        addr: u64,
+        len: u64,
+        access: Access,
+    ) -> Result<(), Nak> {
         self.remote(pd, key, addr, len, access).map(|_| ())
     }
 
@@ -141,7 +155,14 @@ impl Regions {
         self.judge(loaded)
     }
 
-    pub(crate) fn compare_swap(&mut self, pd: u32, key: u32, addr: u64, old: u64, new: u64) -> Result<u64, Nak> {
+    pub(crate) fn compare_swap(
+        &mut self,
+        pd: u32,
+        key: u32,
+        addr: u64,
+        old: u64,
+        new: u64,
+    ) -> Result<u64, Nak> {
         let (region, offset) = self.remote(pd, key, addr, 8, Access::REMOTE_ATOMIC)?;
         let done = region.window.compare_swap(offset, old, new);
         self.judge(done)
@@ -174,7 +195,13 @@ impl Regions {
             .ok_or(LocalFault)
     }
 
-    pub(crate) fn load_local(&mut self, pd: u32, key: u32, addr: u64, out: &mut [u8]) -> Result<(), LocalFault> {
+    pub(crate) fn load_local(
+        &mut self,
+        pd: u32,
+        key: u32,
+        addr: u64,
+        out: &mut [u8],
+    ) -> Result<(), LocalFault> {
         let (region, offset) = self.local(pd, key, addr, out.len(), Access::empty())?;
         let loaded = region.window.load(offset, out);
         self.judge(loaded).map_err(|_| LocalFault)

@@ -26,7 +26,7 @@ pub use request::{MAX_MESSAGE, Operation, PostError, Remote, SendRequest};
 pub use state::{AttrMask, QpState, Service, TransitionError, check_transition};
 
 use crate::timing::Nanos;
-use crate::wire::{Header, Qpn};
+use crate::wire::{Header, Opcode, Qpn};
 use requester::{Answer, Out, Requester};
 use responder::{Responder, Taken};
 
@@ -374,8 +374,8 @@ impl Qp {
         self.settle(answer);
     }
 
-    /// The payload of `transmit` could not be read; the packet was not sent.
-    pub fn handle_gather_fault(&mut self, transmit: &Transmit) {
+    /// The payload of `transmit` could not be read; the packet was not sent. `nak` is what a peer that READs is told.
+    pub fn handle_gather_fault(&mut self, transmit: &Transmit, nak: Nak) {
         match transmit.payload {
             Payload::None => {}
             Payload::Request { serial, .. } => {
@@ -384,7 +384,7 @@ impl Qp {
                 self.enter_error(None);
             }
             Payload::Region { .. } => {
-                let taken = self.responder.fail_read(transmit.header.psn, Nak::RemoteAccess, &self.params);
+                let taken = self.responder.fail_read(transmit.header.psn, nak, &self.params);
                 if let Taken::Fatal(event) = taken {
                     self.stop(event);
                 }
@@ -410,6 +410,21 @@ impl Qp {
                     .or_else(|| self.responder.poll_transmit(&params, flush_acks))
             }
         }
+    }
+
+    /// How many more packets may leave that are like the one that [`Self::poll_transmit`] just gave: from the middle
+    /// of the same message, each with the next sequence number and the next piece of the payload, and otherwise the
+    /// same in every bit of their headers. At most `most`; they count as sent.
+    ///
+    /// Long messages are made of little else, and a header that is copied is cheaper than one that is thought about.
+    pub fn poll_repeat(&mut self, now: Nanos, transmit: &Transmit, room: u64, most: u64) -> u64 {
+        let middle = matches!(transmit.header.opcode, Opcode::SendMiddle | Opcode::WriteMiddle);
+        let next = matches!(transmit.payload, Payload::Request { len, .. } if len == self.params.mtu);
+        if !middle || !next || transmit.header.ack_req || self.has_urgent_replies() {
+            return 0;
+        }
+        let params = self.params;
+        self.requester.poll_repeat(now, &params, room, most)
     }
 
     /// Whether answers wait to be sent (with `flush_acks`).

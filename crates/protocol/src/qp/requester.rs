@@ -27,7 +27,7 @@ const MAX_OUTSTANDING: u64 = (1 << 23) - 1;
 /// asked for, so the size of the question is what keeps the asker's own socket buffer from overflowing.
 const READ_CHUNK: u64 = 128 << 10;
 /// In a long message an acknowledgement is asked for this often (packets).
-const ACK_EVERY: u64 = 32;
+const ACK_EVERY: u64 = 30;
 /// What a packet costs a socket buffer besides its payload.
 const PACKET_OVERHEAD: u64 = 512;
 
@@ -228,6 +228,25 @@ impl Requester {
             transmit
         };
         Some(transmit)
+    }
+
+    /// How many more packets like the one just polled may leave: full ones from the middle of the same message that
+    /// ask for no acknowledgement, each with the next sequence number and the next piece. They count as sent.
+    pub(crate) fn poll_repeat(&mut self, now: Nanos, params: &Params, room: u64, most: u64) -> u64 {
+        let Some(wqe) = self.sq.get(self.cursor).copied().filter(|_| self.next < self.top) else { return 0 };
+        if wqe.request.op.fetches() || self.next == wqe.psn || self.rnr_until.is_some() || self.send_probe {
+            return 0;
+        }
+        let to_last = wqe.end() - 1 - self.next;
+        let to_ack = ACK_EVERY - 1 - self.next % ACK_EVERY;
+        let in_window = self.window.packets().min(MAX_OUTSTANDING).saturating_sub(self.next - self.una + 1);
+        let in_room = (room / wqe.packet_cost()).saturating_sub(1);
+        let count = most.min(to_last).min(to_ack).min(in_window).min(in_room);
+        debug_assert!(u64::from(params.mtu) * (self.next - wqe.psn + count) < u64::from(wqe.request.len));
+        if count > 0 {
+            self.note_sent(now, &wqe, count, false);
+        }
+        count
     }
 
     /// Gives the next waiting request its sequence numbers.

@@ -171,6 +171,8 @@ impl Responder {
 
     /// The queue pair is in the error state; the peer may not have heard why.
     pub(crate) fn repeat_refusal(&mut self, header: &Header) {
+        // Only the request that was refused and those behind it: an earlier READ whose answer was lost did nothing
+        // wrong, and its sender must not be told that it did.
         if let Some((psn, syndrome)) = self.fatal
             && header.psn.extend(psn) >= psn
         {

@@ -1,11 +1,12 @@
 //! One side of a simulated connection.
 
+use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr};
 
 use super::memory::{Handling, Memory, Region};
 use crate::qp::{
-    Access, AttrMask, Completion, Handled, Mtu, Operation, PostError, Qp, QpAttr, QpConfig, QpEvent, QpState,
-    Remote, SendRequest, Status, Transmit, WorkKind,
+    Access, AttrMask, Completion, Handled, Mtu, Nak, Operation, Payload, PostError, Qp, QpAttr, QpConfig,
+    QpEvent, QpState, Remote, SendRequest, Status, Transmit, WorkKind,
 };
 use crate::timing::Nanos;
 use crate::wire::icrc::{Flow, Verdict};
@@ -68,6 +69,9 @@ pub struct EndpointCounters {
     pub unsolicited: u64,
 }
 
+/// Packets taken without asking for each; a NIC's batch has room for about as many.
+const MOST_REPEATS: u64 = 14;
+
 /// One side of a connection: a queue pair, its memory, and what came out.
 #[derive(Debug)]
 pub struct Endpoint {
@@ -92,6 +96,8 @@ pub struct Endpoint {
     pub(crate) peer_address: IpAddr,
     next_id: u16,
     next_wr_id: u64,
+    /// Packets that follow the one polled last.
+    repeats: VecDeque<Transmit>,
 }
 
 impl Endpoint {
@@ -113,6 +119,7 @@ impl Endpoint {
             address: address(side),
             peer_address: address(1 - side),
             next_id: 0,
+            repeats: VecDeque::new(),
             next_wr_id: 1,
         };
         let len = setup.memory.saturating_sub(2 * Setup::GUARD) as u64;
@@ -242,12 +249,33 @@ impl Endpoint {
     pub(crate) fn next_packet(&mut self, now: Nanos) -> Option<(Header, u16, Vec<u8>)> {
         let room = self.room.saturating_sub(self.qp.outstanding());
         loop {
-            let transmit = self.qp.poll_transmit(now, room, true)?;
+            let transmit = match self.repeats.pop_front() {
+                Some(transmit) => transmit,
+                None => self.poll(now, room)?,
+            };
             match self.encode(&transmit) {
                 Some((id, bytes)) => return Some((transmit.header, id, bytes)),
-                None => self.qp.handle_gather_fault(&transmit),
+                None => {
+                    self.repeats.clear();
+                    self.qp.handle_gather_fault(&transmit, Nak::RemoteAccess);
+                }
             }
         }
+    }
+
+    /// Polls a packet, and puts those that may follow it unasked where they are taken from next.
+    fn poll(&mut self, now: Nanos, room: u64) -> Option<Transmit> {
+        let first = self.qp.poll_transmit(now, room, true)?;
+        let left = self.room.saturating_sub(self.qp.outstanding());
+        let mut last = first;
+        for _ in 0..self.qp.poll_repeat(now, &first, left, MOST_REPEATS) {
+            last.header.psn = last.header.psn.next();
+            if let Payload::Request { offset, len, .. } = &mut last.payload {
+                *offset += u64::from(*len);
+            }
+            self.repeats.push_back(last);
+        }
+        Some(first)
     }
 
     fn encode(&mut self, transmit: &Transmit) -> Option<(u16, Vec<u8>)> {

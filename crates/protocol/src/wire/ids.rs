@@ -54,6 +54,12 @@ impl Psn {
         self.0
     }
 
+    /// The number after it.
+    #[must_use]
+    pub const fn next(self) -> Self {
+        Self::new(self.0.wrapping_add(1))
+    }
+
     /// The wire form of a 64-bit sequence number.
     #[allow(clippy::cast_possible_truncation)] // the mask is the point
     pub const fn of(wide: u64) -> Self {

@@ -55,15 +55,15 @@ impl Receiver {
     fn receive_one(&mut self, socket: &Socket, mut take: impl FnMut(Run<'_>)) {
         let mut name = SockAddr::empty();
         let mut control = [0_u64; 4];
-        let mut part = libc::iovec { iov_base: self.buffer[LEAD..].as_mut_ptr().cast(), iov_len: self.stride - LEAD };
+        let mut part =
+            libc::iovec { iov_base: self.buffer[LEAD..].as_mut_ptr().cast(), iov_len: self.stride - LEAD };
         // SAFETY: msghdr is plain integers and pointers; zeros (null, 0) are valid.
         let mut message: libc::msghdr = unsafe { mem::zeroed() };
         fill(&mut message, &mut name, &mut part, &mut control);
         // Not libc's recvmsg: as a cancellation point it costs two atomic operations in every idle poll.
         // SAFETY: the message points at live room for the name, the control data and one part of the buffer.
-        let got = unsafe {
-            libc::syscall(libc::SYS_recvmsg, socket.fd(), &raw mut message, libc::MSG_DONTWAIT)
-        };
+        let got =
+            unsafe { libc::syscall(libc::SYS_recvmsg, socket.fd(), &raw mut message, libc::MSG_DONTWAIT) };
         let Ok(len) = usize::try_from(got) else { return };
         // A long merged datagram is the sign of bulk traffic; anything short is answered first.
         let segment = segment(&message);
