@@ -151,11 +151,6 @@ impl TxBatch {
         SLAB - self.used >= LARGEST_ROCE_PACKET && self.packets.len() < MAX_PACKETS
     }
 
-    /// Whether the next packet of the largest path MTU is the last that it takes.
-    pub fn takes_one_more(&self) -> bool {
-        SLAB - self.used < 2 * LARGEST_ROCE_PACKET || self.packets.len() + 1 >= MAX_PACKETS
-    }
-
     /// How many packets of `len` bytes it takes.
     pub fn room_for(&self, len: usize) -> usize {
         ((SLAB - self.used) / len.max(1)).min(MAX_PACKETS - self.packets.len())

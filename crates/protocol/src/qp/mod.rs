@@ -258,7 +258,8 @@ impl Qp {
 
     /// Whether the last [`Self::poll_transmit`] held a packet back only because there was no room.
     pub const fn is_path_limited(&self) -> bool {
-        self.requester.is_path_limited()
+        // One that failed meanwhile waits for nothing any more.
+        matches!(self.attr.state, QpState::Rts | QpState::Sqd) && self.requester.is_path_limited()
     }
 
     /// Every send request with a smaller serial number is over.

@@ -45,8 +45,15 @@ impl Wqe {
     }
 
     /// The same for every packet of a request, so that what was added can be taken away exactly.
+    ///
+    /// A packet that travels alone lies in a buffer of its own, whose size the kernel rounds up to a power of two;
+    /// packets that travel together share pages.
     fn packet_cost(&self) -> u64 {
-        u64::from(self.request.len) / self.packets.max(1) + PACKET_OVERHEAD
+        let len = u64::from(self.request.len);
+        match self.packets {
+            0 | 1 => (len + PACKET_OVERHEAD / 2).next_power_of_two() + PACKET_OVERHEAD,
+            packets => len / packets + PACKET_OVERHEAD,
+        }
     }
 }
 
