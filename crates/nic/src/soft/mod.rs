@@ -4,6 +4,7 @@
 //! engine; the helper serves those who do neither. Objects are made from the device ([`Pd`], [`Mr`], [`Cq`],
 //! [`Channel`], [`Qp`]) and keep it alive.
 
+mod build;
 mod channel;
 mod config;
 mod counters;

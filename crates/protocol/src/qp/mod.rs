@@ -17,6 +17,7 @@ mod responder;
 mod rtt;
 mod state;
 mod window;
+mod wqe;
 
 use std::collections::VecDeque;
 

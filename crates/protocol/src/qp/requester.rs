@@ -17,9 +17,10 @@ use super::completion::{Completion, Nak, Status};
 use super::request::{Operation, PostError, SendRequest};
 use super::rtt::Rtt;
 use super::window::Window;
-use super::{Host, Params, Payload, QpCounters, Transmit};
+use super::wqe::Wqe;
+use super::{Host, Params, QpCounters, Transmit};
 use crate::timing::{self, Nanos};
-use crate::wire::{AtomicEth, Header, Opcode, Psn, Reth, Syndrome};
+use crate::wire::{Header, Opcode, Psn, Syndrome};
 
 /// Outstanding packets stay below half of the sequence space, or old and new could not be told apart.
 const MAX_OUTSTANDING: u64 = (1 << 23) - 1;
@@ -28,34 +29,6 @@ const MAX_OUTSTANDING: u64 = (1 << 23) - 1;
 const READ_CHUNK: u64 = 128 << 10;
 /// In a long message an acknowledgement is asked for this often (packets).
 const ACK_EVERY: u64 = 30;
-/// What a packet costs a socket buffer besides its payload.
-const PACKET_OVERHEAD: u64 = 512;
-
-#[derive(Clone, Copy, Debug)]
-struct Wqe {
-    serial: u64,
-    request: SendRequest,
-    psn: u64,
-    packets: u64,
-}
-
-impl Wqe {
-    const fn end(&self) -> u64 {
-        self.psn + self.packets
-    }
-
-    /// The same for every packet of a request, so that what was added can be taken away exactly.
-    ///
-    /// A packet that travels alone lies in a buffer of its own, whose size the kernel rounds up to a power of two;
-    /// packets that travel together share pages.
-    fn packet_cost(&self) -> u64 {
-        let len = u64::from(self.request.len);
-        match self.packets {
-            0 | 1 => (len + PACKET_OVERHEAD / 2).next_power_of_two() + PACKET_OVERHEAD,
-            packets => len / packets + PACKET_OVERHEAD,
-        }
-    }
-}
 
 /// What became of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -220,7 +193,7 @@ impl Requester {
             };
             self.reads_asked += 1;
             let packets = end - self.next;
-            let transmit = fetch_packet(&wqe, self.next, packets, params);
+            let transmit = wqe.fetch_packet(self.next, packets, params);
             self.note_sent(now, &wqe, packets, true);
             transmit
         } else {
@@ -230,7 +203,7 @@ impl Requester {
                 || in_flight + 1 >= window
                 || (self.next + 1).is_multiple_of(ACK_EVERY)
                 || 2 * wqe.packet_cost() > room;
-            let transmit = data_packet(&wqe, self.next, ack_req, params);
+            let transmit = wqe.data_packet(self.next, ack_req, params);
             self.note_sent(now, &wqe, 1, ack_req);
             transmit
         };
@@ -318,7 +291,7 @@ impl Requester {
             self.rewind();
             return None;
         }
-        Some(data_packet(&wqe, last, true, params))
+        Some(wqe.data_packet(last, true, params))
     }
 
     /// An answer from the peer: ACK, NAK, READ response, atomic response.
@@ -504,7 +477,7 @@ impl Requester {
             self.started -= 1;
             self.cursor = self.cursor.saturating_sub(1);
             if wqe.request.signaled {
-                out.completions.push_back(completion(&wqe, Status::Success));
+                out.completions.push_back(wqe.completion(Status::Success));
             }
         }
     }
@@ -621,7 +594,7 @@ impl Requester {
     pub(crate) fn fail(&mut self, status: Option<Status>, out: &mut Out<'_>) {
         let mut status = status;
         while let Some(wqe) = self.sq.pop_front() {
-            out.completions.push_back(completion(&wqe, status.take().unwrap_or(Status::Flushed)));
+            out.completions.push_back(wqe.completion(status.take().unwrap_or(Status::Flushed)));
         }
         self.started = 0;
         self.cursor = 0;
@@ -641,7 +614,7 @@ impl Requester {
     pub(crate) fn fail_at(&mut self, serial: u64, status: Status, out: &mut Out<'_>) {
         while self.sq.front().is_some_and(|w| w.serial != serial) {
             if let Some(wqe) = self.sq.pop_front() {
-                out.completions.push_back(completion(&wqe, Status::Flushed));
+                out.completions.push_back(wqe.completion(Status::Flushed));
             }
         }
         self.fail(Some(status), out);
@@ -653,72 +626,4 @@ impl Requester {
 pub(crate) struct Out<'a> {
     pub(crate) completions: &'a mut VecDeque<Completion>,
     pub(crate) counters: &'a mut QpCounters,
-}
-
-fn completion(wqe: &Wqe, status: Status) -> Completion {
-    let byte_len = if wqe.request.op.fetches() { wqe.request.len } else { 0 };
-    Completion {
-        wr_id: wqe.request.wr_id,
-        status,
-        kind: wqe.request.op.kind(),
-        byte_len,
-        immediate: None,
-        invalidated: None,
-        solicited: false,
-    }
-}
-
-/// A packet of a SEND or WRITE.
-fn data_packet(wqe: &Wqe, psn: u64, ack_req: bool, params: &Params) -> Transmit {
-    let index = psn - wqe.psn;
-    let offset = index * u64::from(params.mtu);
-    let last = psn + 1 == wqe.end();
-    let len = u32::try_from((u64::from(wqe.request.len) - offset).min(u64::from(params.mtu))).unwrap_or(0);
-    let mut header = Header::new(wqe.request.op.opcode(index == 0, last), params.dest_qpn, Psn::of(psn));
-    header.ack_req = ack_req;
-    header.pad = pad_of(len);
-    header.solicited = last && wqe.request.solicited;
-    match wqe.request.op {
-        Operation::SendImmediate(immediate) => header.immediate = immediate,
-        Operation::SendInvalidate(key) => header.invalidate = key,
-        Operation::Write(remote) | Operation::WriteImmediate(remote, _) => {
-            header.reth = Reth { addr: remote.addr, rkey: remote.rkey, len: wqe.request.len };
-            if let Operation::WriteImmediate(_, immediate) = wqe.request.op {
-                header.immediate = immediate;
-            }
-        }
-        _ => {}
-    }
-    let payload = if len == 0 { Payload::None } else { Payload::Request { serial: wqe.serial, offset, len } };
-    Transmit { header, payload }
-}
-
-/// A READ request for `packets` packets from `psn` on, or an atomic request.
-fn fetch_packet(wqe: &Wqe, psn: u64, packets: u64, params: &Params) -> Transmit {
-    let mut header = Header::new(wqe.request.op.opcode(true, true), params.dest_qpn, Psn::of(psn));
-    header.ack_req = true;
-    match wqe.request.op {
-        Operation::Read(remote) => {
-            let offset = (psn - wqe.psn) * u64::from(params.mtu);
-            let len = (u64::from(wqe.request.len) - offset).min(packets * u64::from(params.mtu));
-            header.reth = Reth {
-                addr: remote.addr.wrapping_add(offset),
-                rkey: remote.rkey,
-                len: u32::try_from(len).unwrap_or(0),
-            };
-        }
-        Operation::CompareSwap { remote, compare, swap } => {
-            header.atomic = AtomicEth { addr: remote.addr, rkey: remote.rkey, swap_or_add: swap, compare };
-        }
-        Operation::FetchAdd { remote, add } => {
-            header.atomic = AtomicEth { addr: remote.addr, rkey: remote.rkey, swap_or_add: add, compare: 0 };
-        }
-        _ => {}
-    }
-    Transmit { header, payload: Payload::None }
-}
-
-/// Bytes that bring `len` to a multiple of four.
-pub(crate) fn pad_of(len: u32) -> u8 {
-    u8::try_from(len.wrapping_neg() & 3).unwrap_or(0)
 }

@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 
 use super::attr::Access;
 use super::completion::{Completion, Nak, QpEvent, Status, WorkKind};
-use super::requester::{Out, pad_of};
+use super::requester::Out;
+use super::wqe::pad_of;
 use super::{Host, Params, Payload, Receive, Transmit};
 use crate::wire::{Aeth, Header, Opcode, Psn, Reth, Syndrome};
 

@@ -1,0 +1,110 @@
+//! One request of the send queue, and the packets it is cut into.
+
+use super::completion::{Completion, Status};
+use super::request::{Operation, SendRequest};
+use super::{Params, Payload, Transmit};
+use crate::wire::{AtomicEth, Header, Psn, Reth};
+
+/// What a packet costs a socket buffer besides its payload.
+const PACKET_OVERHEAD: u64 = 512;
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wqe {
+    pub(crate) serial: u64,
+    pub(crate) request: SendRequest,
+    /// Its first sequence number, once it is started.
+    pub(crate) psn: u64,
+    /// How many it takes.
+    pub(crate) packets: u64,
+}
+
+impl Wqe {
+    pub(crate) const fn end(&self) -> u64 {
+        self.psn + self.packets
+    }
+
+    /// The same for every packet of a request, so that what was added can be taken away exactly.
+    ///
+    /// A packet that travels alone lies in a buffer of its own, whose size the kernel rounds up to a power of two;
+    /// packets that travel together share pages.
+    pub(crate) fn packet_cost(&self) -> u64 {
+        let len = u64::from(self.request.len);
+        match self.packets {
+            0 | 1 => (len + PACKET_OVERHEAD / 2).next_power_of_two() + PACKET_OVERHEAD,
+            packets => len / packets + PACKET_OVERHEAD,
+        }
+    }
+
+    /// What its end is reported as.
+    pub(crate) fn completion(&self, status: Status) -> Completion {
+        let byte_len = if self.request.op.fetches() { self.request.len } else { 0 };
+        Completion {
+            wr_id: self.request.wr_id,
+            status,
+            kind: self.request.op.kind(),
+            byte_len,
+            immediate: None,
+            invalidated: None,
+            solicited: false,
+        }
+    }
+
+    /// A packet of a SEND or WRITE.
+    pub(crate) fn data_packet(&self, psn: u64, ack_req: bool, params: &Params) -> Transmit {
+        let index = psn - self.psn;
+        let offset = index * u64::from(params.mtu);
+        let last = psn + 1 == self.end();
+        let len =
+            u32::try_from((u64::from(self.request.len) - offset).min(u64::from(params.mtu))).unwrap_or(0);
+        let mut header = Header::new(self.request.op.opcode(index == 0, last), params.dest_qpn, Psn::of(psn));
+        header.ack_req = ack_req;
+        header.pad = pad_of(len);
+        header.solicited = last && self.request.solicited;
+        match self.request.op {
+            Operation::SendImmediate(immediate) => header.immediate = immediate,
+            Operation::SendInvalidate(key) => header.invalidate = key,
+            Operation::Write(remote) | Operation::WriteImmediate(remote, _) => {
+                header.reth = Reth { addr: remote.addr, rkey: remote.rkey, len: self.request.len };
+                if let Operation::WriteImmediate(_, immediate) = self.request.op {
+                    header.immediate = immediate;
+                }
+            }
+            _ => {}
+        }
+        let payload =
+            if len == 0 { Payload::None } else { Payload::Request { serial: self.serial, offset, len } };
+        Transmit { header, payload }
+    }
+
+    /// A READ request for `packets` packets from `psn` on, or an atomic request.
+    pub(crate) fn fetch_packet(&self, psn: u64, packets: u64, params: &Params) -> Transmit {
+        let mut header = Header::new(self.request.op.opcode(true, true), params.dest_qpn, Psn::of(psn));
+        header.ack_req = true;
+        match self.request.op {
+            Operation::Read(remote) => {
+                let offset = (psn - self.psn) * u64::from(params.mtu);
+                let len = (u64::from(self.request.len) - offset).min(packets * u64::from(params.mtu));
+                header.reth = Reth {
+                    addr: remote.addr.wrapping_add(offset),
+                    rkey: remote.rkey,
+                    len: u32::try_from(len).unwrap_or(0),
+                };
+            }
+            Operation::CompareSwap { remote, compare, swap } => {
+                header.atomic =
+                    AtomicEth { addr: remote.addr, rkey: remote.rkey, swap_or_add: swap, compare };
+            }
+            Operation::FetchAdd { remote, add } => {
+                header.atomic =
+                    AtomicEth { addr: remote.addr, rkey: remote.rkey, swap_or_add: add, compare: 0 };
+            }
+            _ => {}
+        }
+        Transmit { header, payload: Payload::None }
+    }
+}
+
+/// Bytes that bring `len` to a multiple of four.
+pub(crate) fn pad_of(len: u32) -> u8 {
+    u8::try_from(len.wrapping_neg() & 3).unwrap_or(0)
+}
