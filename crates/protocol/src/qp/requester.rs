@@ -501,6 +501,11 @@ impl Requester {
             self.rtt.sample(now.saturating_sub(sent));
             self.timed = None;
         }
+        if self.probes > 1 {
+            // It took longer than thought. Whichever copy was answered, the next question may wait as long; without
+            // this, a peer that is slow from now on would be asked again and again.
+            self.rtt.sample(now.saturating_sub(self.last_progress));
+        }
         let in_use = 2 * (self.next + packets - self.una) >= self.window.packets();
         self.window.on_ack(packets, in_use);
         self.last_progress = now;
@@ -581,8 +586,11 @@ impl Requester {
         } else if self.probe_at.is_some_and(|at| at <= now) {
             out.counters.probes += 1;
             self.probes += 1;
-            if self.probes > 1 {
-                self.loss();
+            if self.probes > 1 && self.una >= self.recovery {
+                // Either much is lost, or the peer is away from its CPU and everything still lies in its buffer:
+                // to send it all again would bury it. A little is asked after, and an answer opens the window again.
+                self.window.on_timeout();
+                self.recovery = self.sent_top;
             }
             self.send_probe = true;
             self.arm_probe(now);
