@@ -277,7 +277,7 @@ fn against_a_peer_there_is_no_raw_and_no_share() {
     let plan = plan_of(&BenchArgs { quick: true, peer: Some("node7".to_owned()), ..BenchArgs::default() });
     let (verdict, printed) = try_run(&plan, &mut Mock::new()).unwrap();
     assert_eq!(verdict, Verdict::Fine);
-    assert!(!printed.contains("of raw:") && !printed.contains("plain UDP"), "{printed}");
+    assert!(!printed.contains("of raw:") && printed.contains("no raw figures"), "{printed}");
 }
 
 #[test]

@@ -133,6 +133,9 @@ fn run(plan: &Plan, world: &mut World<'_>, out: &mut dyn Write) -> anyhow::Resul
     let report = measure(plan, world)?;
     world.progress.finish();
     out.write_all(table::render(&report).as_bytes()).context("cannot print the results")?;
+    if let Ends::Peer { .. } = plan.ends {
+        writeln!(out, "no raw figures: plain UDP is measured between two processes of one machine only")?;
+    }
     let mut verdict =
         if report.results.iter().all(|one| one.verified) { Verdict::Fine } else { Verdict::Failed };
     if let Some(path) = &plan.json {

@@ -159,12 +159,13 @@ pub(crate) fn verdicts(report: &Report) -> Vec<String> {
     }
     if let Some(counted) = &report.kernel_udp {
         let (sent, received) = counted.moved();
-        lines.push(format!("the kernel counted {sent} UDP datagrams out, {received} in"));
+        lines.push(format!("this machine's kernel counted {sent} UDP datagrams out, {received} in"));
     }
     lines.extend(unsteady(report));
     let wrong: Vec<&CaseOutcome> = report.results.iter().filter(|one| !one.verified).collect();
     if wrong.is_empty() && !report.results.is_empty() {
-        lines.push(format!("every byte verified, {} cases", report.results.len()));
+        let cases = report.results.len();
+        lines.push(format!("every byte verified, {cases} {}", if cases == 1 { "case" } else { "cases" }));
     }
     for one in wrong {
         let (op, size, kind) = (one.op, Bytes(one.size), one.kind);

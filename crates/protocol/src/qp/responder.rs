@@ -418,10 +418,13 @@ impl Responder {
         Ok(())
     }
 
+    /// An acknowledgement covers all before it, so there is never more than one in the queue, however often a peer
+    /// repeats itself.
     fn push_ack(&mut self, psn: u64) {
         if let Some(Reply::Ack { psn: last }) = self.replies.back_mut() {
             *last = (*last).max(psn);
         } else {
+            self.replies.retain(|reply| !matches!(reply, Reply::Ack { .. }));
             self.replies.push_back(Reply::Ack { psn });
         }
     }

@@ -58,6 +58,19 @@ fn the_rest_of_a_read_is_answered_from_where_it_was_asked_for() {
 }
 
 #[test]
+fn repeated_writes_between_repeated_reads_pile_nothing_up() {
+    let mut sim = small();
+    ask(&mut sim, Opcode::WriteOnly, 0, 8);
+    ask(&mut sim, Opcode::ReadRequest, 1, 8);
+    for _ in 0..2000 {
+        ask(&mut sim, Opcode::WriteOnly, 0, 8);
+        ask(&mut sim, Opcode::ReadRequest, 1, 8);
+    }
+    let said = answers(&mut sim, true);
+    assert!(said.len() <= 3, "{} answers", said.len());
+}
+
+#[test]
 fn old_reads_that_come_again_do_not_crowd_out_new_ones() {
     let mut sim = small();
     for psn in 0..4 {
