@@ -73,6 +73,8 @@ pub(crate) struct Requester {
     rnr_until: Option<Nanos>,
     retries: u8,
     rnr_retries: u8,
+    /// The window before it was closed because of silence, in case nothing was lost after all.
+    undo: Option<Window>,
     /// Losses before this sequence number have already shrunk the window.
     recovery: u64,
     /// The place and time of the last rewind, so that one loss does not cause two.
@@ -106,6 +108,7 @@ impl Requester {
             rnr_until: None,
             retries: 0,
             rnr_retries: 0,
+            undo: None,
             recovery: 0,
             rewound: None,
         }
@@ -485,6 +488,10 @@ impl Requester {
     /// An acknowledgement may overtake a rewind.
     fn resync(&mut self) {
         if self.next < self.una {
+            // What was not sent again has arrived: nothing was lost, the peer was only away for a while.
+            if let Some(window) = self.undo.take() {
+                self.window = window;
+            }
             self.next = self.una;
             self.cursor = self.locate(self.next);
         }
@@ -538,6 +545,7 @@ impl Requester {
     }
 
     fn loss(&mut self) {
+        self.undo = None;
         if self.una >= self.recovery {
             self.window.on_loss();
             self.recovery = self.sent_top;
@@ -589,6 +597,7 @@ impl Requester {
             if self.probes > 1 && self.una >= self.recovery {
                 // Either much is lost, or the peer is away from its CPU and everything still lies in its buffer:
                 // to send it all again would bury it. A little is asked after, and an answer opens the window again.
+                self.undo = Some(self.window.clone());
                 self.window.on_timeout();
                 self.recovery = self.sent_top;
             }
