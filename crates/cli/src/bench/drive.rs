@@ -161,12 +161,7 @@ impl End<'_> {
                 self.poll(&mut got, &mut watch)?;
                 for completion in &got {
                     match completion.kind {
-                        WorkKind::Receive | WorkKind::ReceiveWriteImmediate => {
-                            if arrived + ahead < messages {
-                                self.post_receive(0, arrived + ahead)?;
-                            }
-                            arrived += 1;
-                        }
+                        WorkKind::Receive | WorkKind::ReceiveWriteImmediate => arrived += 1,
                         _ => *unsent -= completion.wr_id,
                     }
                 }
@@ -187,6 +182,10 @@ impl End<'_> {
             };
             qp.post_send(&request)?;
             unsent += 1;
+            // While the message is under way, and not while the other end waits for it.
+            if message + ahead < messages {
+                self.post_receive(0, message + ahead)?;
+            }
             if self.asks {
                 wait_for(message + 1, &mut unsent)?;
                 samples.push(start.elapsed().as_secs_f64() / 2.0 * 1e6);
