@@ -228,7 +228,7 @@ impl TxBatch {
             // The receiver's kernel steers a segmented send as a whole, so it may hold packets of one slot only.
             (g.dst, g.port, g.slot) == (dst, port, slot)
                 // Two packets of different sizes are a request and an answer: the request must not wait for both to
-                // be segmented (3.3 us instead of 1.5, measured on loopback).
+                // be segmented (half a ping-pong over loopback went from about 5.7 to 5.1 us, few runs).
                 && (len == g.segment || (len < g.segment && g.packets > 1))
                 && g.packets < self.caps.max_segments
                 && g.bytes + len <= MAX_GROUP
