@@ -1,7 +1,9 @@
 //! How fast guarded copies are, against memcpy: `cargo run --release -p nobounce-memory --example copy_speed`.
 //!
 //! Small sizes walk through 512 KiB on either side, which stay in the L2 cache of server processors. Each figure is the best of
-//! several runs. The second block shifts the private side by 12 bytes, as a payload behind its header in a packet slab.
+//! several runs. The second block shifts the private side by 12 bytes, as a payload behind its header in a packet slab; the third has
+//! a window at an odd address and a private side at a multiple of 16. "load+crc" is `Window::load_crc`, "crc" is crc32fast over the
+//! private side alone.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -13,20 +15,26 @@ const RUNS: usize = 9;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     guard::ensure_installed()?;
-    for shift in [0, 12] {
-        println!("private side shifted by {shift} bytes; GB/s");
-        println!("{:>9} {:>8} {:>8} {:>8} {:>8}", "size", "load", "memcpy", "store", "memcpy");
-        for size in [64, 256, 1024, 4 << 10, 64 << 10, 1 << 20] {
+    for (window_shift, shift) in [(0, 0), (0, 12), (5, 16)] {
+        println!("window shifted by {window_shift} bytes, private side by {shift}; GB/s");
+        println!(
+            "{:>9} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}",
+            "size", "load", "memcpy", "store", "memcpy", "load+crc", "crc"
+        );
+        for size in [64, 128, 256, 1024, 4 << 10, 64 << 10, 1 << 20] {
             let span = SPAN.max(size);
-            let buffer = HostBuffer::new(span)?;
+            let buffer = HostBuffer::new(span + window_shift)?;
             let private = HostBuffer::new(span + shift)?;
             // SAFETY: both buffers outlive the closures below; the slice into `private` is the only access to it meanwhile.
             let (window, slab): (Window, &mut [u8]) = unsafe {
-                (buffer.window(), std::slice::from_raw_parts_mut(private.as_mut_ptr().add(shift), span))
+                (
+                    Window::new(buffer.as_mut_ptr().add(window_shift), span),
+                    std::slice::from_raw_parts_mut(private.as_mut_ptr().add(shift), span),
+                )
             };
             slab.fill(1);
             buffer.write_at(0, slab)?;
-            let base = buffer.as_mut_ptr();
+            let base = buffer.as_mut_ptr().wrapping_add(window_shift);
             let load = best(size, |at| window.load(at, &mut slab[at..at + size]).expect("mapped"));
             let plain_load = best(size, |at| {
                 // SAFETY: `at + size <= span`, and the two buffers are distinct.
@@ -39,7 +47,19 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 // SAFETY: as above.
                 unsafe { libc::memcpy(black_box(base.add(at).cast()), slab.as_ptr().add(at).cast(), size) };
             });
-            println!("{size:>9} {load:>8.1} {plain_load:>8.1} {store:>8.1} {plain_store:>8.1}");
+            let mut crc = 0;
+            let load_crc = best(size, |at| {
+                crc = window.load_crc(at, &mut slab[at..at + size], crc).expect("mapped");
+            });
+            let crc_alone = best(size, |at| {
+                let mut hasher = crc32fast::Hasher::new_with_initial(crc);
+                hasher.update(&slab[at..at + size]);
+                crc = hasher.finalize();
+            });
+            black_box(crc);
+            println!(
+                "{size:>9} {load:>8.1} {plain_load:>8.1} {store:>8.1} {plain_store:>8.1} {load_crc:>8.1} {crc_alone:>8.1}"
+            );
         }
     }
     Ok(())

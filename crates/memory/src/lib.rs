@@ -15,8 +15,10 @@ compile_error!(
 mod access_error;
 pub mod barrier;
 mod copy;
+pub mod gpu;
 pub mod guard;
 mod host_buffer;
+pub mod path;
 pub mod probe;
 mod window;
 

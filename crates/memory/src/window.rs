@@ -66,6 +66,17 @@ impl Window {
         finished(from, dst.len(), rest)
     }
 
+    /// Copies as [`load`](Self::load) does, and returns the CRC-32 (IEEE) of the bytes that `dst` now holds, going on from `crc` (0 at the
+    /// start of a message): what `crc32fast::Hasher::new_with_initial(crc)` would say about `dst`, also where somebody writes into
+    /// the window meanwhile. Costs little more than the load alone.
+    #[inline]
+    pub fn load_crc(&self, offset: usize, dst: &mut [u8], crc: u32) -> Result<u32, AccessError> {
+        let from = self.at(offset, dst.len())?;
+        // SAFETY: `dst` is ours; the window side is what `new` was promised.
+        let (rest, crc) = unsafe { copy::load_crc(dst.as_mut_ptr(), from, dst.len(), crc) };
+        finished(from, dst.len(), rest).map(|()| crc)
+    }
+
     /// Copies `src` into the window at `offset`. After a fault, all bytes before it have been stored.
     #[inline]
     pub fn store(&self, offset: usize, src: &[u8]) -> Result<(), AccessError> {

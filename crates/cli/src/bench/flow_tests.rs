@@ -291,5 +291,5 @@ fn the_plan_can_be_explained() {
     let mut out = Vec::new();
     explain(&plan_of(&args), &mut out).unwrap();
     let text = String::from_utf8(out).unwrap();
-    assert!(text.contains("write 8 B latency, waiting on memory: 400 ms, MTU 4096"), "{text}");
+    assert!(text.contains("write 8 B latency, waiting on memory: 2000 ms, MTU 4096"), "{text}");
 }

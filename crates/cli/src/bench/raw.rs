@@ -49,6 +49,18 @@ pub(crate) struct Raw {
     pub(crate) half_round_trip_us_samples: Vec<f64>,
 }
 
+impl Raw {
+    /// The figures of two times: medians of all rounds.
+    pub(crate) fn and(mut self, later: Self) -> Self {
+        self.gbytes_per_s_samples.extend(later.gbytes_per_s_samples);
+        self.half_round_trip_us_samples.extend(later.half_round_trip_us_samples);
+        let kept = |samples: &[f64], before| median(samples).map_or(before, rounded);
+        self.gbytes_per_s = kept(&self.gbytes_per_s_samples, self.gbytes_per_s);
+        self.half_round_trip_us = kept(&self.half_round_trip_us_samples, self.half_round_trip_us);
+        self
+    }
+}
+
 impl std::fmt::Display for Raw {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(

@@ -17,6 +17,19 @@ pub(crate) unsafe fn load(dst: *mut u8, src: *const u8, len: usize) -> usize {
     unsafe { transfer(libc::process_vm_readv, private, window, len) }
 }
 
+/// Copies out of the window, and gives the CRC-32 of what was copied, going on from `crc`.
+///
+/// # Safety
+/// As for [`load`].
+pub(crate) unsafe fn load_crc(dst: *mut u8, src: *const u8, len: usize, crc: u32) -> (usize, u32) {
+    // SAFETY: the caller's promise.
+    let rest = unsafe { load(dst, src, len) };
+    let mut hasher = crc32fast::Hasher::new_with_initial(crc);
+    // SAFETY: `dst` is valid for `len` bytes, of which these have just been written, and nobody else writes them.
+    hasher.update(unsafe { std::slice::from_raw_parts(dst, len - rest) });
+    (rest, hasher.finalize())
+}
+
 /// Copies into the window.
 ///
 /// # Safety
@@ -128,6 +141,10 @@ mod tests {
             assert_eq!(store(base, source.as_ptr(), page), 0);
             assert_eq!(load(back.as_mut_ptr(), base, page + 16), 16);
             assert_eq!(back[..page], source);
+            back.fill(0);
+            assert_eq!(load_crc(back.as_mut_ptr(), base, page, 0), (0, crc32fast::hash(&source)));
+            assert_eq!(back[..page], source);
+            assert_eq!(load_crc(back.as_mut_ptr(), base, page + 16, 0).0, 16);
             assert_eq!(store(base.add(page - 10), source.as_ptr(), 20), 10);
             assert_eq!(store_ascending(base.add(page - 13), source.as_ptr(), 20), 7);
             assert_eq!(load(back.as_mut_ptr(), base.add(page - 13), 13), 0);

@@ -16,15 +16,9 @@
 use std::arch::global_asm;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-global_asm!(include_str!("x86_64.s"));
+use super::fixup::{self, Fixup};
 
-/// One entry of the table: a range of instructions and where to go on after a fault in it, all relative to the table.
-#[repr(C)]
-struct Fixup {
-    start: i32,
-    end: i32,
-    resume: i32,
-}
+global_asm!(include_str!("x86_64.s"));
 
 unsafe extern "C" {
     #[link_name = "nobounce_memory_load"]
@@ -43,16 +37,10 @@ unsafe extern "C" {
     static FIXUPS: [Fixup; 11];
 }
 
-/// Where to go on after a fault at `instruction`, if that is one of ours. Async-signal-safe.
-pub(crate) fn find_fixup(instruction: u64) -> Option<u64> {
-    // SAFETY: the table is defined above with this layout and number of entries, and is never written.
-    let fixups = unsafe { &FIXUPS };
-    let table = fixups.as_ptr().addr() as u64;
-    let at = |offset: i32| table.wrapping_add_signed(i64::from(offset));
-    fixups
-        .iter()
-        .find(|fixup| (at(fixup.start)..at(fixup.end)).contains(&instruction))
-        .map(|fixup| at(fixup.resume))
+/// Where to go on after a fault at `instruction`, if that is one of this file's. Async-signal-safe.
+pub(super) fn find_fixup(instruction: u64) -> Option<u64> {
+    // SAFETY: the table is defined in the assembly with this layout and number of entries, and is never written.
+    fixup::find(unsafe { &FIXUPS }, instruction)
 }
 
 /// Copies out of the window.

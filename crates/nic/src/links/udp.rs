@@ -246,17 +246,20 @@ impl Link for UdpLink {
 
 /// Gives each packet of the run to the sink; returns how many.
 fn deliver(run: Run<'_>, rx: &mut Received, sink: &mut dyn FnMut(&RxDatagram<'_>)) -> usize {
-    let mut ip_id = run.ip_id;
+    // One for all packets of the run: written anew for each, its address would be read back while the stores of the
+    // payload before it are still under way, in other pieces than it was written, and wait for all of them.
+    let mut datagram = RxDatagram { src: run.src, src_port: run.src_port, bytes: run.bytes, ip_id: run.ip_id };
     let mut n = 0;
-    let mut one = |bytes| {
-        sink(&RxDatagram { src: run.src, src_port: run.src_port, bytes, ip_id });
-        ip_id = ip_id.wrapping_add(1);
-        n += 1;
-    };
     if run.bytes.is_empty() {
-        one(run.bytes); // an empty datagram is malformed, and the engine counts it
+        sink(&datagram); // an empty datagram is malformed, and the engine counts it
+        n += 1;
     }
-    run.bytes.chunks(run.segment.max(1)).for_each(one);
+    for bytes in run.bytes.chunks(run.segment.max(1)) {
+        datagram.bytes = bytes;
+        sink(&datagram);
+        datagram.ip_id = datagram.ip_id.wrapping_add(1);
+        n += 1;
+    }
     rx.packets += u64::try_from(n).unwrap_or(0);
     rx.bytes += u64::try_from(run.bytes.len()).unwrap_or(0);
     n

@@ -1,4 +1,5 @@
-//! Packets are built here: headers, one copy of the payload into the batch, and the ICRC over that copy.
+//! Packets are built here: headers, one copy of the payload into the batch, and the ICRC over that copy, taken while it
+//! is made.
 
 use nobounce_protocol::qp::{LocalFault, Nak, Payload, Transmit};
 use nobounce_protocol::wire::ICRC_LEN;
@@ -31,16 +32,16 @@ pub(crate) fn build_repeats(
     for _ in 0..count {
         *offset += u64::from(*len);
         transmit.header.psn = transmit.header.psn.next();
-        let Some(room) = tx.begin(remote, port_hint(entry), total) else {
+        let Some((room, start)) = tx.begin_crc(remote, port_hint(entry), total) else {
             return Ok(()); // room_for() was asked; a packet lost here is repeated
         };
         transmit.header.emit(room);
-        let payload = &mut room[header_len..header_len + *len as usize];
-        if send.bytes.gather(regions, entry.pd, *offset, payload).is_err() {
+        let (head, payload) = room[..header_len + *len as usize].split_at_mut(header_len);
+        let Ok(crc) = send.bytes.gather(regions, entry.pd, *offset, payload, crc_on(start, head)) else {
             tx.abort();
             return Err(Nak::RemoteOperational);
-        }
-        tx.commit();
+        };
+        tx.commit_crc(crc);
     }
     Ok(())
 }
@@ -59,23 +60,40 @@ pub(crate) fn build(
 ) -> Result<(), Nak> {
     let header_len = transmit.header.len();
     let payload_len = transmit.payload.len() as usize;
-    let Some(room) = tx.begin(entry.qp.attr().remote, port_hint(entry), packet_len(transmit)) else {
+    let Some((room, start)) = tx.begin_crc(entry.qp.attr().remote, port_hint(entry), packet_len(transmit))
+    else {
         return Ok(()); // has_room() was asked; a packet lost here is repeated
     };
     transmit.header.emit(room);
-    let (payload, rest) = room[header_len..].split_at_mut(payload_len);
-    rest[..usize::from(transmit.header.pad)].fill(0);
+    let (head, rest) = room.split_at_mut(header_len);
+    let (payload, rest) = rest.split_at_mut(payload_len);
+    let pad = &mut rest[..usize::from(transmit.header.pad)];
+    pad.fill(0);
+    let crc = crc_on(start, head);
     let gathered = match transmit.payload {
-        Payload::None => Ok(()),
+        Payload::None => Ok(crc),
         Payload::Request { serial, offset, .. } => find_send(&entry.sends, serial)
             .ok_or(LocalFault)
-            .and_then(|send| send.bytes.gather(regions, entry.pd, offset, payload))
+            .and_then(|send| send.bytes.gather(regions, entry.pd, offset, payload, crc))
             .map_err(|LocalFault| Nak::RemoteOperational),
-        Payload::Region { rkey, addr, .. } => regions.load_remote(entry.pd, rkey, addr, payload),
+        Payload::Region { rkey, addr, .. } => regions.load_remote(entry.pd, rkey, addr, payload, crc),
     };
     match gathered {
-        Ok(()) => tx.commit(),
-        Err(_) => tx.abort(),
+        Ok(crc) => {
+            let crc = if pad.is_empty() { crc } else { crc_on(crc, pad) };
+            tx.commit_crc(crc);
+            Ok(())
+        }
+        Err(nak) => {
+            tx.abort();
+            Err(nak)
+        }
     }
-    gathered
+}
+
+/// Carries a CRC on over more bytes.
+pub(crate) fn crc_on(crc: u32, bytes: &[u8]) -> u32 {
+    let mut hasher = crc32fast::Hasher::new_with_initial(crc);
+    hasher.update(bytes);
+    hasher.finalize()
 }

@@ -149,9 +149,17 @@ impl Regions {
         self.judge(stored)
     }
 
-    pub(crate) fn load_remote(&mut self, pd: u32, key: u32, addr: u64, out: &mut [u8]) -> Result<(), Nak> {
+    /// Loads what a peer reads, and carries `crc` on over it.
+    pub(crate) fn load_remote(
+        &mut self,
+        pd: u32,
+        key: u32,
+        addr: u64,
+        out: &mut [u8],
+        crc: u32,
+    ) -> Result<u32, Nak> {
         let (region, offset) = self.remote(pd, key, addr, out.len() as u64, Access::REMOTE_READ)?;
-        let loaded = region.window.load(offset, out);
+        let loaded = region.window.load_crc(offset, out, crc);
         self.judge(loaded)
     }
 
@@ -195,15 +203,17 @@ impl Regions {
             .ok_or(LocalFault)
     }
 
+    /// Loads what we send, and carries `crc` on over it.
     pub(crate) fn load_local(
         &mut self,
         pd: u32,
         key: u32,
         addr: u64,
         out: &mut [u8],
-    ) -> Result<(), LocalFault> {
+        crc: u32,
+    ) -> Result<u32, LocalFault> {
         let (region, offset) = self.local(pd, key, addr, out.len(), Access::empty())?;
-        let loaded = region.window.load(offset, out);
+        let loaded = region.window.load_crc(offset, out, crc);
         self.judge(loaded).map_err(|_| LocalFault)
     }
 

@@ -2,6 +2,7 @@
 
 use nobounce_protocol::qp::LocalFault;
 
+use super::build::crc_on;
 use super::region::Regions;
 
 /// One element of a scatter/gather list.
@@ -39,25 +40,28 @@ impl Bytes {
         }
     }
 
-    /// Fills `out` with the bytes from `offset` on.
+    /// Fills `out` with the bytes from `offset` on, and carries `crc` on over them.
     pub(crate) fn gather(
         &self,
         regions: &mut Regions,
         pd: u32,
         offset: u64,
         out: &mut [u8],
-    ) -> Result<(), LocalFault> {
+        mut crc: u32,
+    ) -> Result<u32, LocalFault> {
         if let Self::Inline(bytes) = self {
             let from = usize::try_from(offset).map_err(|_| LocalFault)?;
             out.copy_from_slice(bytes.get(from..from + out.len()).ok_or(LocalFault)?);
-            return Ok(());
+            return Ok(crc_on(crc, out));
         }
         let mut done = 0;
         self.walk(offset, out.len(), |addr, lkey, len| {
             let piece = &mut out[done..done + len];
             done += len;
-            regions.load_local(pd, lkey, addr, piece)
-        })
+            crc = regions.load_local(pd, lkey, addr, piece, crc)?;
+            Ok(())
+        })?;
+        Ok(crc)
     }
 
     /// Puts `bytes` from `offset` on; `last` ends the message.

@@ -19,8 +19,8 @@ const UDP_PROTOCOL: u8 = 17;
 const DONT_FRAGMENT: [u8; 2] = [0x40, 0x00];
 /// Bytes of the pseudo header from the IPv4 identification on.
 const FROM_ID: usize = 24;
-/// The byte of the base transport header (congestion marks and reserved bits) that counts as ones.
-const MASKED: usize = 4;
+/// Where in the base transport header the byte lies (congestion marks and reserved bits) that counts as ones.
+pub const MASKED: usize = 4;
 
 /// Who sends to whom: all of the IP and UDP headers that the ICRC covers, but the length and the identification.
 ///
@@ -152,11 +152,22 @@ impl Sealer {
         }
         let mut hasher = crc32fast::Hasher::new_with_initial(self.start);
         hasher.update(body);
-        let unmasked = match body[MASKED] {
+        self.finish(hasher.finalize(), body[MASKED], ip_id)
+    }
+
+    /// The CRC before the body's first byte, for those who compute it while they build the body.
+    pub fn start(&self) -> u32 {
+        self.start
+    }
+
+    /// The ICRC of a packet of the prepared length, from the plain CRC of its body (begun at [`Self::start`]) and the
+    /// body's fifth byte, which counts as ones.
+    pub fn finish(&self, crc: u32, masked: u8, ip_id: u16) -> u32 {
+        let unmasked = match masked {
             0 => self.unmasked_zero,
             byte => gf::mul(u32::from(!byte) << 24, self.from_masked),
         };
-        hasher.finalize() ^ unmasked ^ self.id_change(0, ip_id)
+        crc ^ unmasked ^ self.id_change(0, ip_id)
     }
 
     /// As [`Flow::close`].

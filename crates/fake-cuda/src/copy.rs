@@ -1,0 +1,117 @@
+//! Copies between host and device.
+
+use std::slice;
+use std::sync::Arc;
+
+use crate::call::{Call, Rule, call};
+use crate::lane::{Work, is_spinning};
+use crate::memory::Piece;
+use crate::status::{Answer, Status};
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemcpyHtoDAsync_v2(to: u64, from: *const u8, len: usize, stream: u64) -> Status {
+    call("cuMemcpyHtoDAsync_v2", Rule::Context, |call| {
+        if len == 0 {
+            return Ok(());
+        }
+        let pieces = call.pieces(to, len)?;
+        if call.is_captured(stream)? {
+            return Ok(());
+        }
+        let lane = call.lane(stream)?;
+        lane.push(match call.pinned(from.addr(), len) {
+            Some(from) => Work::Write { from, to: pieces },
+            None => {
+                // Pageable memory is read before the call returns.
+                // SAFETY: the caller of the copy gives `len` readable bytes.
+                let bytes = unsafe { slice::from_raw_parts(from, len) };
+                Work::WriteBytes { from: bytes.to_vec(), to: pieces }
+            }
+        });
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemcpyDtoHAsync_v2(to: *mut u8, from: u64, len: usize, stream: u64) -> Status {
+    call("cuMemcpyDtoHAsync_v2", Rule::Context, |call| {
+        if len == 0 {
+            return Ok(());
+        }
+        let pieces = call.pieces(from, len)?;
+        if call.is_captured(stream)? {
+            return Ok(());
+        }
+        let lane = call.lane(stream)?;
+        match call.pinned(to.addr(), len) {
+            Some(to) => lane.push(Work::Read { from: pieces, to }),
+            None => {
+                // Into pageable memory the call is not asynchronous at all.
+                let waiting = Arc::clone(&lane);
+                call.block_until(|_| waiting.is_idle() && !(waiting.blocking && is_spinning()));
+                read_now(&pieces, to);
+            }
+        }
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemsetD8Async(to: u64, value: u8, len: usize, stream: u64) -> Status {
+    call("cuMemsetD8Async", Rule::Context, |call| {
+        if len == 0 {
+            return Ok(());
+        }
+        let to = call.pieces(to, len)?;
+        if call.is_captured(stream)? {
+            return Ok(());
+        }
+        call.lane(stream)?.push(Work::Fill { value, to });
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemcpyHtoD_v2(to: u64, from: *const u8, len: usize) -> Status {
+    call("cuMemcpyHtoD_v2", Rule::ContextUncaptured, |call| {
+        wait_for_default_stream(call)?;
+        if len > 0 {
+            write_now(&call.pieces(to, len)?, from);
+        }
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemcpyDtoH_v2(to: *mut u8, from: u64, len: usize) -> Status {
+    call("cuMemcpyDtoH_v2", Rule::ContextUncaptured, |call| {
+        wait_for_default_stream(call)?;
+        if len > 0 {
+            read_now(&call.pieces(from, len)?, to);
+        }
+        Ok(())
+    })
+}
+
+/// Synchronous copies take their turn on the default stream, behind the kernels there and on all streams that are not NON_BLOCKING.
+fn wait_for_default_stream(call: &mut Call) -> Answer {
+    call.forbid_default_stream()?;
+    call.block_until(|world| {
+        !is_spinning() && world.streams.values().all(|stream| !stream.lane.blocking || stream.lane.is_idle())
+    });
+    Ok(())
+}
+
+pub(crate) fn read_now(pieces: &[Piece], mut to: *mut u8) {
+    for piece in pieces {
+        piece.place.read(to, piece.len);
+        to = to.wrapping_add(piece.len);
+    }
+}
+
+pub(crate) fn write_now(pieces: &[Piece], mut from: *const u8) {
+    for piece in pieces {
+        piece.place.write(from, piece.len);
+        from = from.wrapping_add(piece.len);
+    }
+}

@@ -1,0 +1,144 @@
+//! What tests turn: functions found by `dlsym`, callable before `cuInit` and at any time.
+
+use std::collections::BTreeMap;
+
+use crate::abi::Words;
+use crate::copy::{read_now, write_now};
+use crate::lane;
+use crate::status::{Answer, Status};
+use crate::world;
+
+#[derive(Debug)]
+pub(crate) struct Knobs {
+    pub(crate) devices: i32,
+    pub(crate) refuse_mmap: bool,
+    pub(crate) wrong_export: bool,
+    pub(crate) self_import: bool,
+    pub(crate) attributes: BTreeMap<i32, i32>,
+    failures: Vec<(String, u32)>,
+}
+
+impl Knobs {
+    pub(crate) const fn new() -> Self {
+        Self {
+            devices: 1,
+            refuse_mmap: false,
+            wrong_export: false,
+            self_import: false,
+            attributes: BTreeMap::new(),
+            failures: Vec::new(),
+        }
+    }
+
+    /// The failure set for this call, which is then used up.
+    pub(crate) fn failure_of(&mut self, name: &str) -> Option<u32> {
+        let at = self.failures.iter().position(|(call, _)| call == name)?;
+        Some(self.failures.remove(at).1)
+    }
+}
+
+/// Whether exported dma-bufs refuse to be mapped, as those of drivers up to 580 do. The driver's version changes with it.
+#[unsafe(no_mangle)]
+extern "C" fn fake_cuda_refuse_dmabuf_mmap(on: i32) {
+    world::lock().knobs.refuse_mmap = on != 0;
+}
+
+/// Whether dma-bufs are exported of other memory than was asked for: a proof of the window must notice.
+#[unsafe(no_mangle)]
+extern "C" fn fake_cuda_export_wrong_memory(on: i32) {
+    world::lock().knobs.wrong_export = on != 0;
+}
+
+/// Whether a process may import its own IPC handles, which CUDA forbids: a test in one process gets imported memory this way.
+#[unsafe(no_mangle)]
+extern "C" fn fake_cuda_allow_self_import(on: i32) {
+    world::lock().knobs.self_import = on != 0;
+}
+
+/// How long each copy takes, in microseconds. 5 unless told.
+#[unsafe(no_mangle)]
+extern "C" fn fake_cuda_set_copy_delay_us(delay: u32) {
+    lane::set_delay_us(u64::from(delay));
+}
+
+/// How many devices there are, from now on. With none, `cuInit` finds no device.
+#[unsafe(no_mangle)]
+extern "C" fn fake_cuda_set_device_count(count: i32) {
+    world::lock().knobs.devices = count.clamp(0, 4);
+}
+
+/// Sets a device attribute.
+#[unsafe(no_mangle)]
+extern "C" fn fake_cuda_set_attribute(number: i32, value: i32) {
+    world::lock().knobs.attributes.insert(number, value);
+}
+
+/// Starts or ends a kernel that spins on the default stream.
+#[unsafe(no_mangle)]
+extern "C" fn fake_cuda_spin(on: i32) {
+    lane::set_spinning(on != 0);
+}
+
+/// Resets every device, as somebody's `cudaDeviceReset` would.
+#[unsafe(no_mangle)]
+extern "C" fn fake_cuda_device_reset() {
+    let mut world = world::lock();
+    for device in 0..world.knobs.devices {
+        world.reset(device);
+    }
+}
+
+/// Makes the next call of a function fail with a code. Set twice, it fails twice.
+#[unsafe(no_mangle)]
+extern "C" fn fake_cuda_fail_next(name: Words, code: u32) {
+    world::lock().knobs.failures.push((name.take(), code));
+}
+
+/// Takes back the failures that have not come about yet.
+#[unsafe(no_mangle)]
+extern "C" fn fake_cuda_forget_failures() {
+    world::lock().knobs.failures.clear();
+}
+
+/// How often a function was called.
+#[unsafe(no_mangle)]
+extern "C" fn fake_cuda_calls(name: Words) -> u64 {
+    world::lock().calls.get(name.take().as_str()).copied().unwrap_or(0)
+}
+
+/// How many there are: contexts, allocations, handles, reservations, streams, events, host, fds, captures. -1: no such word.
+#[unsafe(no_mangle)]
+extern "C" fn fake_cuda_live(what: Words) -> i64 {
+    let world = world::lock();
+    let count = match what.take().as_str() {
+        "contexts" => world.contexts.count(),
+        "allocations" => world.memory.values().filter(|entry| !entry.is_host()).count(),
+        "handles" => world.handles.values().filter(|handle| handle.is_held()).count(),
+        "reservations" => world.reservations.len(),
+        "streams" => world.streams_made(),
+        "events" => world.events.len(),
+        "host" => world.memory.values().filter(|entry| entry.is_host()).count(),
+        "fds" => world.files_out(),
+        "captures" => world.captures.len(),
+        _ => return -1,
+    };
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
+
+/// Reads device memory as a kernel would: under no rule of the driver, and never waiting.
+#[unsafe(no_mangle)]
+extern "C" fn fake_cuda_peek(from: u64, to: *mut u8, len: usize) -> Status {
+    let pieces = world::lock().pieces(from, len);
+    finish(pieces.map(|pieces| read_now(&pieces, to)))
+}
+
+/// Writes device memory as a kernel would.
+#[unsafe(no_mangle)]
+extern "C" fn fake_cuda_poke(to: u64, from: *const u8, len: usize) -> Status {
+    let pieces = world::lock().pieces(to, len);
+    finish(pieces.map(|pieces| write_now(&pieces, from)))
+}
+
+fn finish(answer: Answer) -> Status {
+    answer.err().unwrap_or(Status::SUCCESS)
+}

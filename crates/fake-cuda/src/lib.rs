@@ -1,0 +1,42 @@
+//! A stand-in for libcuda that serves memory from memfd: for tests only.
+//!
+//! It exports CUDA's driver functions with their C signatures and is loaded as libcuda would be. It has no GPU: kernels are refused.
+//! What it imitates with care is what a real driver *forbids*, so that a test fails where code breaks a rule:
+//!
+//! * a device address is not mapped: who dereferences one faults;
+//! * calls that need a current context are refused without one, and after a device reset;
+//! * during a stream capture, calls of threads that are not in the RELAXED mode fail and break the capture;
+//! * while a kernel spins (see the knobs), freeing and synchronous copies block, as does work on the default stream;
+//! * copies are asynchronous: they are not over when the call returns.
+//!
+//! Tests steer it by the `fake_cuda_*` functions of `knobs.rs`, which [`client`] finds by `dlsym`. It marks itself by the symbol `nobounce_stand_in`.
+
+#![allow(non_snake_case, reason = "the names are CUDA's")]
+
+mod abi;
+mod backing;
+mod call;
+mod capture;
+pub mod client;
+mod context;
+mod copy;
+mod device;
+mod event;
+mod export;
+mod host;
+mod ipc;
+mod kernel;
+mod knobs;
+mod lane;
+mod malloc;
+mod memory;
+mod pointer;
+mod space;
+mod status;
+mod stream;
+mod vmm;
+mod world;
+
+/// Marks the library as a stand-in: whoever loads it must not call its memory a GPU's.
+#[unsafe(no_mangle)]
+static nobounce_stand_in: i32 = 1;

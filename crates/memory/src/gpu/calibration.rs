@@ -1,0 +1,314 @@
+//! What loads, stores and the copy engine cost on this machine: measured once per GPU, on memory of our own, in a few milliseconds.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use thiserror::Error;
+
+use super::copy_engine::{Copy, CopyEngine, CopyError, PinnedChunk};
+use super::{CudaError, Gpu, GpuBuffer, GpuMemory, GpuOptions, GpuWindow, RegisterError};
+use crate::AccessError;
+
+/// Sizes at which a load and a copy are compared, in bytes.
+const SIZES: [usize; 10] = [64, 256, 1024, 2048, 4096, 8192, 12 << 10, 16 << 10, 32 << 10, 64 << 10];
+/// Size at which rates are taken.
+const LONG: usize = 1 << 20;
+/// Measurements of which the median counts.
+const ROUNDS: usize = 5;
+/// Copies in flight while the engine's rate is taken.
+const IN_FLIGHT: usize = 3;
+/// After this long no further measurement is begun: the GPU is busy, and what is known by then must do.
+const BUDGET: Duration = Duration::from_millis(25);
+/// After this long a single copy is given up.
+const PATIENCE: Duration = Duration::from_millis(10);
+/// A copy that takes longer than this is waited for with patience for other threads.
+const YIELD_AFTER: Duration = Duration::from_micros(100);
+/// Taken where nothing could be compared: what an H200 behind PCIe 5.0 shows.
+const USUAL_CROSSOVER: usize = 4096;
+
+/// What the ways between host and GPU memory cost here.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Calibration {
+    /// Up to this many bytes a gather by loads through the window is no slower than one by the copy engine. 0 without a window.
+    pub load_crossover: usize,
+    /// Time of a load of 64 bytes through the window.
+    pub load_latency: Option<Duration>,
+    /// Bytes per second of loads of 64 KiB.
+    pub load_rate: Option<f64>,
+    /// Time of a store of 64 bytes with its fence.
+    pub store_latency: Option<Duration>,
+    /// Bytes per second of stores of 1 MiB out of the cache.
+    pub store_rate: Option<f64>,
+    /// Time of a copy of 64 bytes by the engine, from its start until it is seen to be over.
+    pub copy_latency: Option<Duration>,
+    /// Bytes per second of copies of 1 MiB from the GPU, several in flight.
+    pub copy_rate: Option<f64>,
+    /// How long the measurement took, without allocating and registering its memory.
+    pub took: Duration,
+    /// The name of the GPU.
+    pub gpu: String,
+}
+
+/// Why there are no figures.
+#[derive(Clone, Debug, Error)]
+#[non_exhaustive]
+pub enum CalibrationError {
+    /// No memory for it.
+    #[error("no scratch memory for the calibration: {0}")]
+    Allocation(#[from] CudaError),
+    /// Its memory could not be registered.
+    #[error("the scratch memory of the calibration cannot be registered: {0}")]
+    Registration(Arc<RegisterError>),
+    /// The copy engine failed.
+    #[error(transparent)]
+    Copy(#[from] CopyError),
+    /// The window failed.
+    #[error("the window onto scratch memory failed: {0}")]
+    Window(#[from] AccessError),
+}
+
+impl Calibration {
+    /// The figures of this GPU: measured at the first call, which allocates 2 MiB of its memory for the time being, and remembered for
+    /// the life of the process.
+    pub fn of(gpu: &Arc<Gpu>) -> Result<Self, CalibrationError> {
+        static KNOWN: Mutex<Vec<(i32, Calibration)>> = Mutex::new(Vec::new());
+        // Held while measuring: two measurements at a time would disturb each other.
+        let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, calibration)) = known.iter().find(|(ordinal, _)| *ordinal == gpu.ordinal()) {
+            return Ok(calibration.clone());
+        }
+        let calibration = Self::measure(gpu)?;
+        known.push((gpu.ordinal(), calibration.clone()));
+        Ok(calibration)
+    }
+
+    /// Measures, whatever is known.
+    pub fn measure(gpu: &Arc<Gpu>) -> Result<Self, CalibrationError> {
+        let buffer = GpuBuffer::new(gpu, LONG * IN_FLIGHT)?;
+        let memory = GpuMemory::register(buffer.addr(), buffer.len(), &GpuOptions::default())
+            .map_err(|error| CalibrationError::Registration(Arc::new(error)))?;
+        let engine = CopyEngine::new(gpu, IN_FLIGHT, LONG)?;
+        Bench::new(&memory, &engine).run()
+    }
+}
+
+impl fmt::Display for Calibration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let time = |time: Option<Duration>| {
+            time.map_or("unknown".to_owned(), |time| format!("{:.2} us", time.as_secs_f64() * 1e6))
+        };
+        let rate =
+            |rate: Option<f64>| rate.map_or("unknown".to_owned(), |rate| format!("{:.2} GB/s", rate / 1e9));
+        write!(
+            f,
+            "{}: loads up to {} bytes, copy engine above; load {} and {}, store {} and {}, copy engine {} and {} \
+             (64 bytes, long; measured in {:.1} ms)",
+            self.gpu,
+            self.load_crossover,
+            time(self.load_latency),
+            rate(self.load_rate),
+            time(self.store_latency),
+            rate(self.store_rate),
+            time(self.copy_latency),
+            rate(self.copy_rate),
+            self.took.as_secs_f64() * 1e3,
+        )
+    }
+}
+
+struct Bench<'a> {
+    memory: &'a GpuMemory,
+    engine: &'a CopyEngine,
+    host: Vec<u8>,
+    start: Instant,
+}
+
+impl<'a> Bench<'a> {
+    fn new(memory: &'a GpuMemory, engine: &'a CopyEngine) -> Self {
+        Self { memory, engine, host: vec![1; LONG], start: Instant::now() }
+    }
+
+    fn run(mut self) -> Result<Calibration, CalibrationError> {
+        let window = self.memory.window();
+        // The first use of each way pays for page tables and wakes the engine; it is not counted.
+        self.copy(64)?;
+        let mut compared = Vec::new();
+        let mut copy_latency = None;
+        for size in SIZES {
+            let load = match window {
+                Some(window) => self.median(|bench| bench.load(window, size).map(Some))?,
+                None => None,
+            };
+            let copy = self.median(|bench| bench.copy(size))?;
+            copy_latency = copy_latency.or(copy);
+            if let (Some(load), Some(copy)) = (load, copy) {
+                compared.push((size, load, copy));
+            }
+        }
+        let copy_rate = self.copy_rate()?;
+        let (mut store_latency, mut store) = (None, None);
+        if let Some(window) = window {
+            store_latency = self.median(|bench| bench.store(window, 64).map(Some))?;
+            store = self.median(|bench| bench.store(window, LONG).map(Some))?;
+        }
+        let load_crossover = match window {
+            None => 0,
+            Some(_) => crossover(&compared).unwrap_or(USUAL_CROSSOVER),
+        };
+        Ok(Calibration {
+            load_crossover,
+            load_latency: compared.first().map(|&(_, load, _)| load),
+            load_rate: compared.last().map(|&(size, load, _)| rate(size, load)),
+            store_latency,
+            store_rate: store.map(|time| rate(LONG, time)),
+            copy_latency,
+            copy_rate,
+            took: self.start.elapsed(),
+            gpu: self.memory.gpu().name().to_owned(),
+        })
+    }
+
+    /// The median of some rounds; `None` where the time is up or a round gave up.
+    fn median(
+        &mut self,
+        mut round: impl FnMut(&mut Self) -> Result<Option<Duration>, CalibrationError>,
+    ) -> Result<Option<Duration>, CalibrationError> {
+        let mut times = Vec::with_capacity(ROUNDS);
+        while times.len() < ROUNDS && self.start.elapsed() < BUDGET {
+            match round(self)? {
+                Some(time) => times.push(time),
+                None => break,
+            }
+        }
+        times.sort_unstable();
+        Ok(times.get(times.len() / 2).copied())
+    }
+
+    fn load(&mut self, window: &GpuWindow, size: usize) -> Result<Duration, CalibrationError> {
+        let start = Instant::now();
+        window.load(0, &mut self.host[..size])?;
+        Ok(start.elapsed())
+    }
+
+    fn store(&mut self, window: &GpuWindow, size: usize) -> Result<Duration, CalibrationError> {
+        let start = Instant::now();
+        window.store_last(0, &self.host[..size])?;
+        window.complete()?;
+        Ok(start.elapsed())
+    }
+
+    /// One copy from the GPU, alone.
+    fn copy(&mut self, size: usize) -> Result<Option<Duration>, CalibrationError> {
+        let Some(chunk) = self.engine.take_chunk() else { return Ok(None) };
+        let start = Instant::now();
+        let copy = self.engine.start_read(self.memory, 0, size, chunk)?;
+        Ok(self.finish(copy)?.map(|_| start.elapsed()))
+    }
+
+    /// Long copies from the GPU, several in flight.
+    fn copy_rate(&mut self) -> Result<Option<f64>, CalibrationError> {
+        const COPIES: usize = 12;
+        if self.start.elapsed() >= BUDGET {
+            return Ok(None);
+        }
+        let start = Instant::now();
+        let mut flying = std::collections::VecDeque::new();
+        for turn in 0..COPIES {
+            let chunk = match self.engine.take_chunk() {
+                Some(chunk) => chunk,
+                None => match flying.pop_front().map(|copy| self.finish(copy)).transpose()?.flatten() {
+                    Some(chunk) => chunk,
+                    None => return Ok(None),
+                },
+            };
+            flying.push_back(self.engine.start_read(self.memory, LONG * (turn % IN_FLIGHT), LONG, chunk)?);
+        }
+        for copy in flying {
+            if self.finish(copy)?.is_none() {
+                return Ok(None);
+            }
+        }
+        Ok(Some(rate(LONG * COPIES, start.elapsed())))
+    }
+
+    /// Waits for a copy, with an end: other people's copies may keep the engine busy for seconds.
+    fn finish(&self, copy: Copy) -> Result<Option<PinnedChunk>, CalibrationError> {
+        let start = Instant::now();
+        while !self.engine.poll(&copy)? {
+            match start.elapsed() {
+                long if long > PATIENCE => return Ok(None),
+                // Longer than any copy that is not held up: let others have the processor.
+                long if long > YIELD_AFTER => std::thread::yield_now(),
+                _ => std::hint::spin_loop(),
+            }
+        }
+        Ok(copy.into_chunk().ok())
+    }
+}
+
+/// Bytes per second.
+fn rate(bytes: usize, time: Duration) -> f64 {
+    u32::try_from(bytes).map_or(f64::NAN, f64::from) / time.as_secs_f64().max(1e-9)
+}
+
+/// Where loads begin to lose: between the last size at which they take no longer and the next, in proportion. In whole lines.
+/// The sizes ascend. `None` where there is nothing to compare.
+fn crossover(compared: &[(usize, Duration, Duration)]) -> Option<usize> {
+    let (first, ..) = *compared.first()?;
+    let Some(lost) = compared.iter().position(|(_, load, copy)| load > copy) else {
+        return compared.last().map(|&(size, ..)| size);
+    };
+    let Some(&(below, load, copy)) = lost.checked_sub(1).map(|won| &compared[won]) else {
+        // Even the shortest load loses: still, a single line is better not turned into two driver calls.
+        return Some(first.min(64));
+    };
+    let (above, load_above, copy_above) = compared[lost];
+    let ahead = copy.saturating_sub(load).as_nanos();
+    let behind = load_above.saturating_sub(copy_above).as_nanos();
+    let step = u128::try_from(above - below).unwrap_or(0) * ahead / (ahead + behind).max(1);
+    Some((below + usize::try_from(step).unwrap_or(0)) & !63)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn us(microseconds: u64) -> Duration {
+        Duration::from_micros(microseconds)
+    }
+
+    #[test]
+    fn the_crossover_lies_between_the_sizes_that_enclose_it() {
+        // As on the H200: loads 1 us for each 64 bytes in flight, the engine 7 us whatever the size.
+        let compared =
+            [(64, us(1), us(7)), (4096, us(5), us(7)), (8192, us(11), us(7)), (16384, us(22), us(8))];
+        assert_eq!(crossover(&compared), Some(4096 + 4096 * 2 / 6 / 64 * 64));
+        assert_eq!(crossover(&compared[2..]), Some(64));
+        assert_eq!(crossover(&compared[..2]), Some(4096));
+        assert_eq!(crossover(&[]), None);
+        // A tie goes to the load, and what comes after the first loss does not count.
+        assert_eq!(crossover(&[(64, us(1), us(1)), (128, us(2), us(1)), (256, us(1), us(9))]), Some(64));
+    }
+
+    #[test]
+    fn it_prints_what_it_knows() {
+        let calibration = Calibration {
+            load_crossover: 5440,
+            load_latency: Some(us(1)),
+            load_rate: Some(0.68e9),
+            store_latency: Some(Duration::from_nanos(134)),
+            store_rate: Some(18.2e9),
+            copy_latency: Some(us(7)),
+            copy_rate: None,
+            took: us(3100),
+            gpu: "NVIDIA H200".to_owned(),
+        };
+        assert_eq!(
+            calibration.to_string(),
+            "NVIDIA H200: loads up to 5440 bytes, copy engine above; load 1.00 us and 0.68 GB/s, store 0.13 us and \
+             18.20 GB/s, copy engine 7.00 us and unknown (64 bytes, long; measured in 3.1 ms)"
+        );
+    }
+}

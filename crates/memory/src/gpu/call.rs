@@ -1,0 +1,97 @@
+//! How CUDA is called inside other people's processes: no capture of theirs is broken, and their current context is left alone.
+
+use super::api::{Api, Context, consts::CAPTURE_MODE_RELAXED};
+use super::driver::Driver;
+use super::error::CudaError;
+
+impl Driver {
+    /// Runs `calls` with `context` current on this thread and this thread's capture mode exchanged to RELAXED; both are put back
+    /// afterwards, also after an error or a panic.
+    ///
+    /// Without the exchange, a query or an allocation fails during anybody's global-mode stream capture *and breaks that capture*.
+    pub fn in_context<T, E: From<CudaError>>(
+        &self,
+        context: Context,
+        calls: impl FnOnce(&Api) -> Result<T, E>,
+    ) -> Result<T, E> {
+        self.relaxed(|api| {
+            let _current = Current::push(api, context)?;
+            calls(api)
+        })
+    }
+
+    /// Runs `calls` with this thread's capture mode exchanged to RELAXED, in whatever context is current: for calls that need none.
+    pub fn relaxed<T, E: From<CudaError>>(&self, calls: impl FnOnce(&Api) -> Result<T, E>) -> Result<T, E> {
+        if Self::is_forked() {
+            return Err(forked().into());
+        }
+        let api = self.api();
+        let _relaxed = Relaxed::exchange(api)?;
+        calls(api)
+    }
+
+    /// The identity of a context: a number that is never used again, where the driver can tell (CUDA 12 and later; else 0).
+    ///
+    /// A context's handle may be reused after the context was destroyed; streams and events made in it are then gone though the
+    /// handle looks alive.
+    pub fn context_id(&self, context: Context) -> Result<u64, CudaError> {
+        let mut id = 0;
+        // SAFETY: the call writes one number; an unknown handle gives an error.
+        let answer = self.relaxed(|api| unsafe { api.ctx_id(context, &raw mut id) });
+        match answer {
+            Ok(()) => Ok(id),
+            Err(error) if error.code == CudaError::NOT_FOUND => Ok(0),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+#[cold]
+fn forked() -> CudaError {
+    CudaError {
+        call: "a CUDA call in a forked child",
+        code: CudaError::NOT_INITIALIZED,
+        name: "CUDA_ERROR_NOT_INITIALIZED: CUDA does not survive a fork",
+    }
+}
+
+/// This thread's capture mode while we call.
+struct Relaxed<'a> {
+    api: &'a Api,
+    before: u32,
+}
+
+impl<'a> Relaxed<'a> {
+    fn exchange(api: &'a Api) -> Result<Self, CudaError> {
+        let mut mode = CAPTURE_MODE_RELAXED;
+        // SAFETY: the call reads and writes one word; it concerns this thread only.
+        unsafe { api.exchange_capture_mode(&raw mut mode) }?;
+        Ok(Self { api, before: mode })
+    }
+}
+
+impl Drop for Relaxed<'_> {
+    fn drop(&mut self) {
+        // SAFETY: as in `exchange`. It succeeded once on this thread and does so again.
+        let _ = unsafe { self.api.exchange_capture_mode(&raw mut self.before) };
+    }
+}
+
+/// Our context on top of this thread's stack.
+struct Current<'a>(&'a Api);
+
+impl<'a> Current<'a> {
+    fn push(api: &'a Api, context: Context) -> Result<Self, CudaError> {
+        // SAFETY: the driver knows which handles are contexts and refuses others.
+        unsafe { api.ctx_push(context) }?;
+        Ok(Self(api))
+    }
+}
+
+impl Drop for Current<'_> {
+    fn drop(&mut self) {
+        let mut popped = Context::NULL;
+        // SAFETY: pops what `push` pushed on this thread; the call writes one handle.
+        let _ = unsafe { self.0.ctx_pop(&raw mut popped) };
+    }
+}

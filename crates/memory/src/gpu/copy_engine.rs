@@ -1,0 +1,265 @@
+//! Copies by the GPU's own engine, between GPU memory and pinned chunks of host memory, without ever waiting.
+
+use std::mem;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use thiserror::Error;
+
+use super::api::Context;
+use super::{CudaError, Gone, Gpu, GpuMemory};
+use crate::AccessError;
+
+mod chunk;
+mod pinned;
+mod slab;
+
+pub use chunk::PinnedChunk;
+use slab::Slab;
+
+/// Copies by one GPU's copy engine.
+///
+/// Everything is made ahead: pinned chunks, an event for each, and two streams of its own, one per direction, which neither wait for
+/// the default stream nor make it wait. So no call waits for the GPU, whatever other people's kernels are doing, and nothing is
+/// freed: when the engine and all its chunks are gone, they wait for the next engine of the same shape.
+///
+/// Order of use: [`take_chunk`](Self::take_chunk), [`start_read`](Self::start_read) or [`start_write`](Self::start_write),
+/// [`poll`](Self::poll) until true, [`Copy::into_chunk`]. Copies of one direction are over in the order they were started.
+#[derive(Debug)]
+pub struct CopyEngine {
+    gpu: Arc<Gpu>,
+    slab: Arc<Slab>,
+}
+
+/// Why a copy was not started, or did not come to its end.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum CopyError {
+    /// The range asked for is not inside the registered memory, or longer than the chunk; nothing was started.
+    #[error(
+        "a copy of {len} bytes at offset {offset:#x} does not fit: the memory has {memory} bytes, the chunk {chunk}; \
+         nothing was started"
+    )]
+    OutOfBounds {
+        /// Offset asked for.
+        offset: usize,
+        /// Bytes asked for.
+        len: usize,
+        /// Length of the registered memory.
+        memory: usize,
+        /// Length of the chunk.
+        chunk: usize,
+    },
+    /// The chunk is still shared, in flight, or another engine's; nothing was started.
+    #[error("the chunk cannot take part in this copy: it {state}; nothing was started")]
+    ChunkInUse {
+        /// In what way.
+        state: &'static str,
+    },
+    /// The memory was freed, or its address belongs to another allocation by now; nothing was started.
+    #[error(transparent)]
+    Gone(#[from] Gone),
+    /// Stores made through the window before could not be settled.
+    #[error("stores made through the window could not be settled before the copy: {0}")]
+    Window(#[from] AccessError),
+    /// So much memory cannot be asked for.
+    #[error(
+        "the chunks of the copy engine would be larger than the address space; ask for fewer or smaller ones"
+    )]
+    TooLarge,
+    /// The driver refused, or the copy failed.
+    #[error("the GPU's copy engine cannot be used: {error}{}", advice(.error))]
+    Cuda {
+        /// What the driver said.
+        error: CudaError,
+    },
+}
+
+impl From<CudaError> for CopyError {
+    fn from(error: CudaError) -> Self {
+        Self::Cuda { error }
+    }
+}
+
+fn advice(error: &CudaError) -> &'static str {
+    if error.context_is_gone() {
+        "; its context was destroyed (cudaDeviceReset?): register the memory again"
+    } else if error.code == 2 {
+        "; there is no room for pinned memory: ask for fewer chunks"
+    } else {
+        ""
+    }
+}
+
+/// A copy under way, or over. Dropping it does not stop it; its chunk is used again only when it is over.
+#[derive(Debug)]
+#[must_use = "a copy is under way, and its chunk is in it"]
+pub struct Copy {
+    chunk: PinnedChunk,
+    len: usize,
+}
+
+impl Copy {
+    /// How many bytes it moves.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// True for a copy of no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Its chunk, once [`CopyEngine::poll`] has said true; the copy itself before that.
+    pub fn into_chunk(self) -> Result<PinnedChunk, Self> {
+        let slot = &self.chunk.slab().parts().slots[self.chunk.index()];
+        if slot.flying.load(Ordering::Acquire) { Err(self) } else { Ok(self.chunk) }
+    }
+}
+
+impl CopyEngine {
+    /// An engine with `chunks` chunks of `chunk_len` bytes, in the GPU's primary context (which it creates where there is none).
+    pub fn new(gpu: &Arc<Gpu>, chunks: usize, chunk_len: usize) -> Result<Self, CopyError> {
+        Self::in_context(gpu, gpu.primary()?, chunks, chunk_len)
+    }
+
+    /// An engine in another context of the same GPU, for memory that was allocated there.
+    pub fn in_context(
+        gpu: &Arc<Gpu>,
+        context: Context,
+        chunks: usize,
+        chunk_len: usize,
+    ) -> Result<Self, CopyError> {
+        Ok(Self { gpu: gpu.clone(), slab: Slab::take(gpu, context, chunks, chunk_len)? })
+    }
+
+    /// The GPU whose engine it is.
+    #[must_use]
+    pub fn gpu(&self) -> &Arc<Gpu> {
+        &self.gpu
+    }
+
+    /// Length of each chunk, in bytes.
+    #[must_use]
+    pub fn chunk_len(&self) -> usize {
+        self.slab.parts().chunk_len
+    }
+
+    /// A chunk that nobody holds and no copy touches, or none at the moment.
+    #[must_use]
+    pub fn take_chunk(&self) -> Option<PinnedChunk> {
+        self.slab.parts().claim().map(|index| PinnedChunk::claimed(self.slab.clone(), index))
+    }
+
+    /// Starts copying `len` bytes at `offset` of the memory to the start of the chunk.
+    ///
+    /// Sees what was stored through the memory's window before: where there is something to settle, one load (about 1 us).
+    pub fn start_read(
+        &self,
+        memory: &GpuMemory,
+        offset: usize,
+        len: usize,
+        chunk: PinnedChunk,
+    ) -> Result<Copy, CopyError> {
+        let address = check(memory, offset, len, &chunk)?;
+        if !chunk.is_unique() {
+            return Err(CopyError::ChunkInUse { state: "has clones, who would see it change" });
+        }
+        // SAFETY: the memory is alive, the range inside it, and the chunk nobody else's.
+        unsafe { self.start(Direction::Read, address, len, chunk) }
+    }
+
+    /// Starts copying the first `len` bytes of the chunk to `offset` of the memory. Clones of the chunk may be read meanwhile.
+    pub fn start_write(
+        &self,
+        memory: &GpuMemory,
+        offset: usize,
+        chunk: PinnedChunk,
+        len: usize,
+    ) -> Result<Copy, CopyError> {
+        let address = check(memory, offset, len, &chunk)?;
+        // SAFETY: the memory is alive, the range inside it, and the chunk is not written by anybody.
+        unsafe { self.start(Direction::Write, address, len, chunk) }
+    }
+
+    /// Whether a copy is over. Never waits.
+    pub fn poll(&self, copy: &Copy) -> Result<bool, CopyError> {
+        Ok(copy.chunk.slab().parts().is_over(copy.chunk.index())?)
+    }
+
+    /// # Safety
+    /// `address` is GPU memory of at least `len` bytes, and so is the chunk; who reads a chunk is its only holder.
+    unsafe fn start(
+        &self,
+        direction: Direction,
+        address: u64,
+        len: usize,
+        chunk: PinnedChunk,
+    ) -> Result<Copy, CopyError> {
+        if !Arc::ptr_eq(chunk.slab(), &self.slab) {
+            return Err(CopyError::ChunkInUse { state: "belongs to another engine" });
+        }
+        if len == 0 {
+            return Ok(Copy { chunk, len });
+        }
+        let parts = self.slab.parts();
+        let slot = &parts.slots[chunk.index()];
+        let host = parts.chunk(chunk.index());
+        // Clones of a chunk may each be told to start a copy; its one event serves one at a time.
+        if slot.flying.swap(true, Ordering::AcqRel) {
+            return Err(CopyError::ChunkInUse { state: "takes part in another copy" });
+        }
+        let mut started = false;
+        let outcome = parts.driver.in_context(parts.context, |api| {
+            // SAFETY: the caller's promise about both sides; streams and events live as long as the context.
+            unsafe {
+                let stream = match direction {
+                    Direction::Read => {
+                        api.copy_from_device_async(host.cast(), address, len, parts.reads)?;
+                        parts.reads
+                    }
+                    Direction::Write => {
+                        api.copy_to_device_async(address, host.cast(), len, parts.writes)?;
+                        parts.writes
+                    }
+                };
+                started = true;
+                api.event_record(slot.event, stream)
+            }
+        });
+        match outcome {
+            Ok(()) => Ok(Copy { chunk, len }),
+            Err(error) => {
+                if started {
+                    // It may be under way, and there is no event to tell when it is over: the chunk is lost.
+                    mem::forget(chunk);
+                } else {
+                    slot.flying.store(false, Ordering::Release);
+                }
+                Err(error.into())
+            }
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Direction {
+    Read,
+    Write,
+}
+
+/// The address of a range that may be copied now: inside its bounds, settled, and still the allocation that was registered.
+fn check(memory: &GpuMemory, offset: usize, len: usize, chunk: &PinnedChunk) -> Result<u64, CopyError> {
+    let fits = offset.checked_add(len).is_some_and(|end| end <= memory.len()) && len <= chunk.len();
+    if !fits {
+        return Err(CopyError::OutOfBounds { offset, len, memory: memory.len(), chunk: chunk.len() });
+    }
+    if let Some(window) = memory.window() {
+        window.settle()?;
+    }
+    // Last, as close to the copy as can be: an address that was freed may be somebody else's by now.
+    memory.check_alive_at(offset, len)?;
+    Ok(memory.addr() + offset as u64)
+}

@@ -1,0 +1,76 @@
+//! A piece of pinned memory, held by one or several.
+
+use std::fmt;
+use std::ops::Deref;
+use std::slice;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::slab::Slab;
+
+/// A chunk of pinned host memory: its bytes, shared among its clones. The engine uses the memory again once all of them are gone and
+/// the copy it took part in is over.
+pub struct PinnedChunk {
+    slab: Arc<Slab>,
+    index: usize,
+}
+
+impl PinnedChunk {
+    /// Takes over the one claim that `Parts::claim` made.
+    pub(super) fn claimed(slab: Arc<Slab>, index: usize) -> Self {
+        Self { slab, index }
+    }
+
+    /// Its bytes, to be filled: `None` while there are clones.
+    pub fn get_mut(&mut self) -> Option<&mut [u8]> {
+        let parts = self.slab.parts();
+        if !self.is_unique() || parts.slots[self.index].flying.load(Ordering::Acquire) {
+            return None;
+        }
+        // SAFETY: memory of the slab, which we keep; nobody else holds the chunk, and no copy touches it.
+        Some(unsafe { slice::from_raw_parts_mut(parts.chunk(self.index), parts.chunk_len) })
+    }
+
+    /// Whether there are no clones of it.
+    pub(super) fn is_unique(&self) -> bool {
+        self.slab.parts().slots[self.index].holders.load(Ordering::Acquire) == 1
+    }
+
+    pub(super) fn slab(&self) -> &Arc<Slab> {
+        &self.slab
+    }
+
+    pub(super) fn index(&self) -> usize {
+        self.index
+    }
+}
+
+impl Deref for PinnedChunk {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        let parts = self.slab.parts();
+        // SAFETY: memory of the slab, which we keep. It is written only while nobody else can reach it: by `get_mut`, and by copies
+        // that have taken the only holder of the chunk.
+        unsafe { slice::from_raw_parts(parts.chunk(self.index), parts.chunk_len) }
+    }
+}
+
+impl Clone for PinnedChunk {
+    fn clone(&self) -> Self {
+        self.slab.parts().slots[self.index].holders.fetch_add(1, Ordering::Relaxed);
+        Self { slab: self.slab.clone(), index: self.index }
+    }
+}
+
+impl Drop for PinnedChunk {
+    fn drop(&mut self) {
+        self.slab.parts().slots[self.index].holders.fetch_sub(1, Ordering::Release);
+    }
+}
+
+impl fmt::Debug for PinnedChunk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PinnedChunk({} of {} bytes)", self.index, self.slab.parts().chunk_len)
+    }
+}

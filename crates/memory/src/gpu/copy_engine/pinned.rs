@@ -1,0 +1,80 @@
+//! Host memory that the GPU's copy engine reads and writes by itself.
+
+use std::ptr;
+
+use super::CopyError;
+use crate::gpu::api::{Api, consts::MEMHOSTALLOC_PORTABLE};
+use crate::page_size;
+
+/// `CU_MEMHOSTREGISTER_PORTABLE`: pinned for all contexts.
+const REGISTER_PORTABLE: u32 = 1;
+
+/// A range of pinned host memory.
+///
+/// Memory of our own that the driver pins, where it can: should the context be destroyed (`cudaDeviceReset`), it stays mapped, and
+/// whoever still reads a chunk of it does not crash. Otherwise memory from `cuMemHostAlloc`, which goes with its context.
+///
+/// Never freed while its context lives: giving it back would wait for kernels that others have running.
+#[derive(Debug)]
+pub(super) struct Pinned {
+    base: *mut u8,
+    len: usize,
+    ours: bool,
+}
+
+// SAFETY: an address range; who may touch which part of it, and when, is the slab's business.
+unsafe impl Send for Pinned {}
+// SAFETY: as above.
+unsafe impl Sync for Pinned {}
+
+impl Pinned {
+    /// `len` bytes, rounded up to whole pages. The context is current.
+    pub(super) fn new(api: &Api, len: usize) -> Result<Self, CopyError> {
+        let len = len.max(1).checked_next_multiple_of(page_size()).ok_or(CopyError::TooLarge)?;
+        if let Some(own) = Self::map(len) {
+            // SAFETY: the range is a fresh mapping of ours, which stays until the context is gone.
+            if unsafe { api.mem_host_register(own.base.cast(), len, REGISTER_PORTABLE) }.is_ok() {
+                return Ok(own);
+            }
+            own.unmap();
+        }
+        let mut base = ptr::null_mut();
+        // SAFETY: the call writes one pointer.
+        unsafe { api.mem_host_alloc(&raw mut base, len, MEMHOSTALLOC_PORTABLE) }?;
+        Ok(Self { base: base.cast(), len, ours: false })
+    }
+
+    fn map(len: usize) -> Option<Self> {
+        let rights = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: a fresh anonymous mapping at an address of the kernel's choice touches nothing that exists.
+        let base = unsafe { libc::mmap(ptr::null_mut(), len, rights, flags, -1, 0) };
+        if base == libc::MAP_FAILED {
+            return None;
+        }
+        let own = Self { base: base.cast(), len, ours: true };
+        // A child that is forked must not make these pages copy-on-write: we would then write to others than the GPU reads.
+        // SAFETY: advice about our own mapping.
+        let kept = unsafe { libc::madvise(base, len, libc::MADV_DONTFORK) } == 0;
+        if kept {
+            Some(own)
+        } else {
+            own.unmap();
+            None
+        }
+    }
+
+    /// Gives the memory back once its context, and with it the driver's interest, is gone, or was never there.
+    pub(super) fn unmap(self) {
+        if self.ours {
+            // SAFETY: our own mapping, which nobody uses any more.
+            unsafe { libc::munmap(self.base.cast(), self.len) };
+        }
+    }
+
+    /// The first byte of the part that begins at `offset`.
+    pub(super) fn at(&self, offset: usize) -> *mut u8 {
+        debug_assert!(offset < self.len);
+        self.base.wrapping_add(offset)
+    }
+}

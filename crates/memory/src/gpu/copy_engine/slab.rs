@@ -1,0 +1,184 @@
+//! What a copy engine needs made ahead: streams, pinned memory cut into chunks, and an event for each.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::CopyError;
+use super::pinned::Pinned;
+use crate::gpu::api::{Api, Context, Event, Stream, consts};
+use crate::gpu::{CudaError, Driver, Gpu};
+
+/// Chunks start at multiples of this, so that vectors on our side are aligned.
+const CHUNK_ALIGN: usize = 4096;
+
+/// Slabs that no engine uses at the moment, kept for the next one: freeing pinned memory or streams may wait for other people's
+/// kernels. Bounded by the largest number of engines that were alive at one time.
+static IDLE: Mutex<Vec<Parts>> = Mutex::new(Vec::new());
+
+/// The slab of one engine. Lives for as long as the engine or one of its chunks does; then its parts wait for another engine.
+#[derive(Debug)]
+pub(super) struct Slab {
+    /// There until the drop.
+    parts: Option<Parts>,
+}
+
+#[derive(Debug)]
+pub(super) struct Parts {
+    pub(super) driver: &'static Driver,
+    pub(super) context: Context,
+    /// Tells a context from a later one with the same handle.
+    context_id: u64,
+    /// From the GPU to us.
+    pub(super) reads: Stream,
+    /// From us to the GPU.
+    pub(super) writes: Stream,
+    pub(super) slots: Vec<Slot>,
+    memory: Pinned,
+    /// Between the starts of two chunks.
+    stride: usize,
+    pub(super) chunk_len: usize,
+    /// Where the search for a free chunk begins.
+    next: AtomicUsize,
+}
+
+/// The state of one chunk.
+#[derive(Debug)]
+pub(super) struct Slot {
+    pub(super) event: Event,
+    /// How many hold it; 0 where nobody does.
+    pub(super) holders: AtomicUsize,
+    /// A copy to or from it was started and not yet seen to be over.
+    pub(super) flying: AtomicBool,
+}
+
+impl Slab {
+    /// Takes an idle slab of this shape, or makes one.
+    pub(super) fn take(
+        gpu: &Gpu,
+        context: Context,
+        chunks: usize,
+        chunk_len: usize,
+    ) -> Result<Arc<Self>, CopyError> {
+        let driver = gpu.driver();
+        let context_id = driver.context_id(context)?;
+        let found = {
+            let mut idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner);
+            bury(&mut idle, context, context_id);
+            idle.iter()
+                .position(|parts| {
+                    (parts.context, parts.slots.len(), parts.chunk_len) == (context, chunks, chunk_len)
+                })
+                .map(|index| idle.swap_remove(index))
+        };
+        let parts = match found {
+            Some(parts) => parts,
+            None => driver.in_context(context, |api| {
+                Parts::make(driver, api, (context, context_id), chunks, chunk_len)
+            })?,
+        };
+        Ok(Arc::new(Self { parts: Some(parts) }))
+    }
+
+    /// Its parts.
+    pub(super) fn parts(&self) -> &Parts {
+        match &self.parts {
+            Some(parts) => parts,
+            // Only `drop` takes them.
+            None => unreachable!("a slab that is used after its end"),
+        }
+    }
+}
+
+impl Drop for Slab {
+    fn drop(&mut self) {
+        // Copies may still fly: whoever takes the slab next looks at the events before a chunk is used again.
+        IDLE.lock().unwrap_or_else(PoisonError::into_inner).extend(self.parts.take());
+    }
+}
+
+/// Forgets slabs of an earlier context that had this handle: their streams and events went with it.
+fn bury(idle: &mut Vec<Parts>, context: Context, context_id: u64) {
+    for parts in idle.extract_if(.., |parts| parts.context == context && parts.context_id != context_id) {
+        parts.memory.unmap();
+    }
+}
+
+impl Parts {
+    fn make(
+        driver: &'static Driver,
+        api: &Api,
+        (context, context_id): (Context, u64),
+        chunks: usize,
+        chunk_len: usize,
+    ) -> Result<Self, CopyError> {
+        let stride = chunk_len.max(1).checked_next_multiple_of(CHUNK_ALIGN).ok_or(CopyError::TooLarge)?;
+        let len = stride.checked_mul(chunks).ok_or(CopyError::TooLarge)?;
+        // Should one of these fail, those before it are left to the context: taking them down could wait for others.
+        let (reads, writes) = (stream(api)?, stream(api)?);
+        let slots = (0..chunks).map(|_| Slot::new(api)).collect::<Result<_, _>>()?;
+        let memory = Pinned::new(api, len)?;
+        let next = AtomicUsize::new(0);
+        Ok(Self { driver, context, context_id, reads, writes, slots, memory, stride, chunk_len, next })
+    }
+
+    /// Claims a chunk that nobody holds and no copy touches.
+    pub(super) fn claim(&self) -> Option<usize> {
+        let count = self.slots.len();
+        let first = self.next.load(Ordering::Relaxed);
+        let index = (0..count).map(|step| (first + step) % count).find(|&index| self.claim_slot(index))?;
+        self.next.store((index + 1) % count, Ordering::Relaxed);
+        Some(index)
+    }
+
+    fn claim_slot(&self, index: usize) -> bool {
+        let slot = &self.slots[index];
+        if slot.holders.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            return false;
+        }
+        // Somebody gave up on a copy before it was over: the memory is the GPU's until then.
+        let free = !slot.flying.load(Ordering::Acquire) || self.is_over(index).unwrap_or(false);
+        if !free {
+            slot.holders.store(0, Ordering::Release);
+        }
+        free
+    }
+
+    /// Asks whether the copy of this chunk is over. Does not wait.
+    pub(super) fn is_over(&self, index: usize) -> Result<bool, CudaError> {
+        let slot = &self.slots[index];
+        if !slot.flying.load(Ordering::Acquire) {
+            return Ok(true);
+        }
+        // SAFETY: the event lives as long as the context.
+        match self.driver.in_context(self.context, |api| unsafe { api.event_query(slot.event) }) {
+            Ok(()) => {
+                slot.flying.store(false, Ordering::Release);
+                Ok(true)
+            }
+            Err(error) if error.code == CudaError::NOT_READY => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The first byte of a chunk.
+    pub(super) fn chunk(&self, index: usize) -> *mut u8 {
+        self.memory.at(index * self.stride)
+    }
+}
+
+impl Slot {
+    fn new(api: &Api) -> Result<Self, CudaError> {
+        let mut event = Event::NULL;
+        // SAFETY: the call writes one handle.
+        unsafe { api.event_create(&raw mut event, consts::EVENT_DISABLE_TIMING) }?;
+        Ok(Self { event, holders: AtomicUsize::new(0), flying: AtomicBool::new(false) })
+    }
+}
+
+/// A stream that does not wait for the default stream, nor makes it wait.
+fn stream(api: &Api) -> Result<Stream, CudaError> {
+    let mut stream = Stream::NULL;
+    // SAFETY: the call writes one handle.
+    unsafe { api.stream_create(&raw mut stream, consts::STREAM_NON_BLOCKING) }?;
+    Ok(stream)
+}

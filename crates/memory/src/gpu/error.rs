@@ -1,0 +1,108 @@
+//! What the CUDA driver says when it refuses, and why there may be no driver at all.
+
+use std::fmt;
+
+use thiserror::Error;
+
+/// A CUDA driver call that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CudaError {
+    /// The call, by the name of its symbol.
+    pub call: &'static str,
+    /// Its result.
+    pub code: u32,
+    /// The driver's name for the result, such as `CUDA_ERROR_INVALID_VALUE`.
+    pub name: &'static str,
+}
+
+impl CudaError {
+    /// An argument is not what the call wants; pointer queries say so of memory that was freed or never existed.
+    pub const INVALID_VALUE: u32 = 1;
+    /// The driver is not initialised, as in a child of the process that initialised it.
+    pub const NOT_INITIALIZED: u32 = 3;
+    /// The driver is being torn down: the process is exiting.
+    pub const DEINITIALIZED: u32 = 4;
+    /// No GPU is visible.
+    pub const NO_DEVICE: u32 = 100;
+    /// No context is current on this thread.
+    pub const INVALID_CONTEXT: u32 = 201;
+    /// The driver does not have this function.
+    pub const NOT_FOUND: u32 = 500;
+    /// Work is still under way: an answer rather than a failure.
+    pub const NOT_READY: u32 = 600;
+    /// The context was destroyed, for instance by `cudaDeviceReset`.
+    pub const CONTEXT_IS_DESTROYED: u32 = 709;
+    /// This driver or device cannot do that.
+    pub const NOT_SUPPORTED: u32 = 801;
+
+    /// True where the context that the call ran in does not exist any more.
+    #[must_use]
+    pub fn context_is_gone(&self) -> bool {
+        matches!(self.code, Self::DEINITIALIZED | Self::INVALID_CONTEXT | Self::CONTEXT_IS_DESTROYED)
+    }
+}
+
+impl fmt::Display for CudaError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} failed with {} ({})", self.call, self.name, self.code)
+    }
+}
+
+impl std::error::Error for CudaError {}
+
+/// Why the CUDA driver cannot be used in this process.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum DriverError {
+    /// The library could not be loaded.
+    #[error(
+        "the CUDA driver library could not be loaded ({detail}); install the NVIDIA driver, \
+         or give a container its driver libraries (--gpus all)"
+    )]
+    Missing {
+        /// What the loader said.
+        detail: String,
+    },
+    /// The library does not have a function that is needed.
+    #[error(
+        "the CUDA driver library {library} has no {symbol}; it is older than CUDA 11.3 (driver 465): update the driver"
+    )]
+    Symbol {
+        /// The library.
+        library: String,
+        /// The function.
+        symbol: &'static str,
+    },
+    /// `cuInit` failed.
+    #[error("{error}; {}", init_advice(.error.code))]
+    Init {
+        /// The call's error.
+        error: CudaError,
+    },
+    /// This process was forked from one that had initialised CUDA.
+    #[error(
+        "CUDA cannot be used here: this process was forked from one that had initialised CUDA, and CUDA does not survive a fork; \
+         start the child with exec, or fork before CUDA is used"
+    )]
+    Forked,
+}
+
+/// What to do about a `cuInit` that failed.
+fn init_advice(code: u32) -> &'static str {
+    match code {
+        34 => {
+            "this is the stub library of the CUDA toolkit: put the driver's own libcuda.so.1 first in the library path"
+        }
+        CudaError::NO_DEVICE => {
+            "no GPU is visible: look at CUDA_VISIBLE_DEVICES, and in a container at its GPU option (--gpus all)"
+        }
+        802 | 803 => {
+            "the driver's library and kernel module do not fit each other: reload the module or reboot after an update"
+        }
+        804 => "the compatibility library does not support this GPU: use the driver's own libcuda.so.1",
+        999 => {
+            "the kernel module did not answer: nvidia-smi says more; /dev/nvidiactl and /dev/nvidia-uvm must exist and be readable"
+        }
+        _ => "nvidia-smi and the kernel's log say more",
+    }
+}

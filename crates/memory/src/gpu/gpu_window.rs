@@ -1,0 +1,273 @@
+//! GPU memory as the CPU sees it: a write-combined window through BAR1.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::wc::{self, Isa};
+use crate::{AccessError, barrier, copy};
+
+/// Bytes at the end of a message that [`GpuWindow::store_last`] stores after all others.
+const LAST: usize = 64;
+
+/// One atomic at a time in this process, whichever window it goes through: two devices may have windows onto the same bytes, and
+/// nothing on the bus makes a read and a write one.
+static ATOMICS: Mutex<()> = Mutex::new(());
+
+/// A registered range of GPU memory, mapped through BAR1.
+///
+/// Like [`Window`](crate::Window) it never makes a reference into the range, checks bounds, and gives [`AccessError::Faulted`] where
+/// the mapping is gone. Aligned 8-byte words are never torn. Otherwise it is another kind of memory, with rules of its own:
+///
+/// * *Stores* reach the GPU in any order. [`store_last`](Self::store_last) sends all but the last 64 bytes ahead of those;
+///   [`complete`](Self::complete) comes between the stores of a message and whatever tells somebody about it.
+/// * *Loads* take about 1 us for each 64 bytes at a time and see what the GPU has written before they were asked for.
+/// * *Other ways* into the same memory, such as the copy engine, see our stores after [`settle`](Self::settle).
+/// * *Atomics* are atomic among those that go through windows of this process, not against the GPU.
+///
+/// It is never written outside its range. Loads fetch whole 64-byte lines, which may reach beyond it on either side.
+pub struct GpuWindow {
+    base: *mut u8,
+    len: usize,
+    /// Attribute 118 is 0: stores are visible to the GPU only after a load through the same window.
+    flush_by_load: bool,
+    /// Stored to since the last load.
+    dirty: AtomicBool,
+    /// Keeps the range mapped.
+    _mapping: Arc<dyn Any + Send + Sync>,
+}
+
+// SAFETY: an address and a length, kept mapped by `_mapping`; accesses go through routines that expect concurrent change.
+unsafe impl Send for GpuWindow {}
+// SAFETY: as above.
+unsafe impl Sync for GpuWindow {}
+
+impl GpuWindow {
+    /// A window onto `len` bytes at `base`, which stay mapped for as long as `mapping` lives. `flush_by_load` where the GPU sees
+    /// stores only after a load through the same window (attribute 118 is 0).
+    ///
+    /// # Safety
+    /// The range may be read and written by us while the window is used, and the 64-byte lines it begins and ends in may be read; no
+    /// Rust reference to it is live. Should the mapping vanish, its addresses are not reused while `mapping` lives.
+    #[must_use]
+    pub unsafe fn new(
+        base: *mut u8,
+        len: usize,
+        mapping: Arc<dyn Any + Send + Sync>,
+        flush_by_load: bool,
+    ) -> Self {
+        Self { base, len, flush_by_load, dirty: AtomicBool::new(false), _mapping: mapping }
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// True for a window of no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Where its first byte is mapped in this process: not the address that the GPU knows it by.
+    #[must_use]
+    pub fn as_mut_ptr(&self) -> *mut u8 {
+        self.base
+    }
+
+    /// Copies `src` into the window at `offset`. After a fault, all bytes before it have been stored.
+    #[inline]
+    pub fn store(&self, offset: usize, src: &[u8]) -> Result<(), AccessError> {
+        let to = self.at(offset, src.len())?;
+        self.put(Isa::best(), to, src)
+    }
+
+    /// Copies the end of a message into the window: everything that was stored before by this thread, and all but the last (at
+    /// most 64) bytes of `src`, are with the GPU before those last bytes.
+    #[inline]
+    pub fn store_last(&self, offset: usize, src: &[u8]) -> Result<(), AccessError> {
+        let to = self.at(offset, src.len())?;
+        // The cut lies on a word of the window, else that word would be torn.
+        let first = match src.len().checked_sub(LAST) {
+            Some(cut) => cut + to.wrapping_add(cut).addr().wrapping_neg() % 8,
+            None => 0,
+        };
+        let (body, last) = src.split_at(first);
+        self.put(Isa::best(), to, body)?;
+        barrier::before_last_bytes();
+        self.put(Isa::best(), to.wrapping_add(first), last)
+    }
+
+    /// Between the stores of a message and whatever announces it (an acknowledgement, a completion, an event): afterwards the GPU
+    /// sees them. Costs a fence, and a load where the GPU needs one.
+    #[inline]
+    pub fn complete(&self) -> Result<(), AccessError> {
+        barrier::before_completion();
+        if self.flush_by_load {
+            return self.read_back();
+        }
+        // Again, and this time after the stores have left: a settling load by another thread may have been too early for them.
+        self.dirty.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Copies `dst.len()` bytes at `offset` out of the window. After a fault, `dst` holds what could be read before it.
+    pub fn load(&self, offset: usize, dst: &mut [u8]) -> Result<(), AccessError> {
+        self.load_by(Isa::best(), offset, dst)
+    }
+
+    /// Reads the word at `offset` at once. The address must be a multiple of 8.
+    pub fn load_u64(&self, offset: usize) -> Result<u64, AccessError> {
+        let word = self.word(offset)?;
+        self.settled(|| {
+            // SAFETY: aligned; the rest is what `new` was promised.
+            unsafe { copy::load_u64(word) }.ok_or_else(|| faulted(word.cast(), 0))
+        })
+    }
+
+    /// Writes the word at `offset` at once. The address must be a multiple of 8.
+    #[inline]
+    pub fn store_u64(&self, offset: usize, value: u64) -> Result<(), AccessError> {
+        let word = self.word(offset)?;
+        // SAFETY: aligned; the rest is what `new` was promised.
+        let stored = unsafe { copy::store_u64(word, value) };
+        self.dirty.store(true, Ordering::Release);
+        if stored { Ok(()) } else { Err(faulted(word.cast(), 0)) }
+    }
+
+    /// Adds to the word at `offset`, wrapping, and returns what it held. The address must be a multiple of 8.
+    ///
+    /// Atomic among the atomics of all windows of this process (as `IBV_ATOMIC_HCA` promises for one device), not against the GPU.
+    pub fn fetch_add(&self, offset: usize, add: u64) -> Result<u64, AccessError> {
+        self.atomic(offset, |old| Some(old.wrapping_add(add)))
+    }
+
+    /// Puts `swap` into the word at `offset` if it holds `compare`, and returns what it held. The address must be a multiple of 8.
+    /// Atomic as [`fetch_add`](Self::fetch_add) is.
+    pub fn compare_swap(&self, offset: usize, compare: u64, swap: u64) -> Result<u64, AccessError> {
+        self.atomic(offset, |old| (old == compare).then_some(swap))
+    }
+
+    /// One load through the window, which comes back only after all stores made before it have arrived. About 1 us.
+    pub fn read_back(&self) -> Result<(), AccessError> {
+        if self.len == 0 {
+            return Ok(());
+        }
+        self.settled(|| {
+            let mut byte = 0;
+            // SAFETY: one byte of the window, which is not empty; the destination is ours.
+            let rest = unsafe { copy::load(&raw mut byte, self.base, 1) };
+            finished(self.base, 1, rest)
+        })
+    }
+
+    /// Makes our stores visible to other ways into the memory (the copy engine, a NIC): a [`read_back`](Self::read_back) if there were
+    /// any since the last load, and nothing else.
+    #[inline]
+    pub fn settle(&self) -> Result<(), AccessError> {
+        if self.is_dirty() { self.read_back() } else { Ok(()) }
+    }
+
+    /// Whether there were stores since the last load.
+    #[inline]
+    #[must_use]
+    pub fn is_dirty(&self) -> bool {
+        self.dirty.load(Ordering::Acquire)
+    }
+
+    /// [`store`](Self::store) by the instructions named, where the processor has them: for measurements and tests.
+    pub fn store_by(&self, isa: Isa, offset: usize, src: &[u8]) -> Result<(), AccessError> {
+        let to = self.at(offset, src.len())?;
+        self.put(isa.or_best(), to, src)
+    }
+
+    /// [`load`](Self::load) by the instructions named, where the processor has them: for measurements and tests.
+    pub fn load_by(&self, isa: Isa, offset: usize, dst: &mut [u8]) -> Result<(), AccessError> {
+        let from = self.at(offset, dst.len())?;
+        if dst.is_empty() {
+            return Ok(());
+        }
+        self.settled(|| {
+            // SAFETY: `dst` is ours; the window side is what `new` was promised; the processor has what `or_best` gives.
+            let rest = unsafe { wc::load(isa.or_best(), dst.as_mut_ptr(), from, dst.len()) };
+            finished(from, dst.len(), rest)
+        })
+    }
+
+    #[inline]
+    fn put(&self, isa: Isa, to: *mut u8, src: &[u8]) -> Result<(), AccessError> {
+        if src.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: `src` is ours; the window side is what `new` was promised; callers pass an `isa` the processor has.
+        let rest = unsafe { wc::store(isa, to, src.as_ptr(), src.len()) };
+        // After the stores: a load that another thread makes in between must not be taken for one that came after them.
+        self.dirty.store(true, Ordering::Release);
+        finished(to, src.len(), rest)
+    }
+
+    /// Fence, then `load`, which settles all stores made so far.
+    fn settled<T>(&self, load: impl FnOnce() -> Result<T, AccessError>) -> Result<T, AccessError> {
+        let was_dirty = self.dirty.swap(false, Ordering::AcqRel);
+        barrier::before_window_loads();
+        let outcome = load();
+        if outcome.is_err() && was_dirty {
+            self.dirty.store(true, Ordering::Release);
+        }
+        outcome
+    }
+
+    fn atomic(&self, offset: usize, change: impl FnOnce(u64) -> Option<u64>) -> Result<u64, AccessError> {
+        self.word(offset)?;
+        let _one_at_a_time = ATOMICS.lock().unwrap_or_else(PoisonError::into_inner);
+        let old = self.load_u64(offset)?;
+        if let Some(new) = change(old) {
+            self.store_u64(offset, new)?;
+            // Before the lock is given up: the next one must read this value.
+            barrier::before_completion();
+        }
+        Ok(old)
+    }
+
+    #[inline]
+    fn at(&self, offset: usize, len: usize) -> Result<*mut u8, AccessError> {
+        match offset.checked_add(len) {
+            Some(end) if end <= self.len => Ok(self.base.wrapping_add(offset)),
+            _ => Err(AccessError::OutOfBounds { offset, len, window: self.len }),
+        }
+    }
+
+    #[inline]
+    fn word(&self, offset: usize) -> Result<*mut u64, AccessError> {
+        let at = self.at(offset, 8)?;
+        if at.addr().is_multiple_of(8) {
+            Ok(at.cast())
+        } else {
+            Err(AccessError::Misaligned { address: at.addr() as u64 })
+        }
+    }
+}
+
+impl fmt::Debug for GpuWindow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GpuWindow")
+            .field("base", &self.base)
+            .field("len", &self.len)
+            .field("flush_by_load", &self.flush_by_load)
+            .field("dirty", &self.is_dirty())
+            .finish_non_exhaustive()
+    }
+}
+
+#[inline]
+fn finished(start: *mut u8, len: usize, rest: usize) -> Result<(), AccessError> {
+    if rest == 0 { Ok(()) } else { Err(faulted(start, len - rest)) }
+}
+
+#[cold]
+fn faulted(start: *mut u8, done: usize) -> AccessError {
+    AccessError::Faulted { address: start.wrapping_add(done).addr() as u64 }
+}

@@ -1,0 +1,32 @@
+//! GPU memory: found, allocated, registered, and reached by the CPU through BAR1.
+//!
+//! * [`Driver`]: the CUDA driver, loaded at run time; all calls go through it and keep its rules (`call.rs`).
+//! * [`Gpu`]: a device. [`GpuRange`]: what a pointer is. [`GpuBuffer`]: memory of our own, made for RDMA.
+//! * [`GpuMemory`]: one registration, with its [`GpuWindow`] if one could be had, its paths, and the reasons where it could not.
+//! * [`CopyEngine`](copy_engine::CopyEngine): copies by the GPU. [`calibration`]: from which length on they win against loads.
+
+pub mod allocation;
+pub mod api;
+pub mod calibration;
+mod call;
+pub mod copy_engine;
+pub mod device;
+pub mod dmabuf;
+pub mod driver;
+pub mod error;
+pub mod gpu_window;
+pub mod kernel;
+pub mod range;
+pub mod region;
+mod rm;
+pub mod wc;
+pub mod window;
+
+pub use allocation::GpuBuffer;
+pub use device::Gpu;
+pub use driver::Driver;
+pub use error::{CudaError, DriverError};
+pub use gpu_window::GpuWindow;
+pub use range::{GpuRange, MemoryKind, RangeError};
+pub use region::{Gone, GpuMemory, GpuOptions, RegisterError};
+pub use window::{Refusal, Rung};

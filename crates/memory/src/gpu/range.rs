@@ -1,0 +1,461 @@
+//! What a pointer is: which GPU's memory, of which kind, and where its allocation begins and ends.
+
+use std::ffi::{c_uint, c_void};
+use std::fmt;
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use super::api::{AllocationProp, Api, Context, consts};
+use super::device::Gpu;
+use super::driver::Driver;
+use super::error::{CudaError, DriverError};
+
+/// How memory that CUDA knows was made, as far as it matters for reaching it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum MemoryKind {
+    /// `cudaMalloc`, `cuMemAlloc`.
+    CudaMalloc,
+    /// VMM (`cuMemCreate`) with a handle that can be exported as a file descriptor.
+    VmmExportable,
+    /// VMM without such a handle.
+    VmmPrivate,
+    /// A VMM range of several handles side by side, such as PyTorch's expandable segments.
+    VmmSeveral,
+    /// A stream-ordered pool: `cudaMallocAsync`, `cuMemAllocAsync`.
+    Pool,
+    /// Memory of another process, opened by `cuIpcOpenMemHandle`.
+    IpcImported,
+    /// Managed memory, which moves between host and GPU.
+    Managed,
+    /// Page-locked host memory that CUDA allocated or registered.
+    PinnedHost,
+    /// GPU memory that CUDA does not say more about.
+    Unknown,
+}
+
+impl MemoryKind {
+    /// Its name in reports.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::CudaMalloc => "cudaMalloc",
+            Self::VmmExportable => "VMM, exportable",
+            Self::VmmPrivate => "VMM, not exportable",
+            Self::VmmSeveral => "VMM, several handles",
+            Self::Pool => "cudaMallocAsync pool",
+            Self::IpcImported => "imported by IPC",
+            Self::Managed => "managed",
+            Self::PinnedHost => "pinned host",
+            Self::Unknown => "GPU memory of unknown kind",
+        }
+    }
+}
+
+impl fmt::Display for MemoryKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// One allocation, or one mapped handle of a VMM range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Its first address.
+    pub base: u64,
+    /// Its length in bytes.
+    pub size: u64,
+    /// CUDA's number for it, never used again in this process. 0 where CUDA gives none.
+    pub buffer_id: u64,
+}
+
+impl Segment {
+    /// The first address after it.
+    #[must_use]
+    pub fn end(&self) -> u64 {
+        self.base.saturating_add(self.size)
+    }
+}
+
+/// A range of memory that CUDA knows, and what it is.
+#[derive(Clone, Debug)]
+pub struct GpuRange {
+    addr: u64,
+    len: usize,
+    kind: MemoryKind,
+    gpu: Arc<Gpu>,
+    context: Context,
+    /// Where the CPU sees pinned host memory.
+    host: Option<u64>,
+    segments: Vec<Segment>,
+}
+
+/// Why a range cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum RangeError {
+    /// A range of no bytes, or one that wraps around.
+    #[error(
+        "{len} bytes at {addr:#x} are no range: give at least one byte, and an end that does not wrap around"
+    )]
+    Empty {
+        /// Address asked for.
+        addr: u64,
+        /// Length asked for.
+        len: usize,
+    },
+    /// CUDA does not know the address.
+    #[error(
+        "{addr:#x} is not memory that CUDA knows: it is ordinary host memory, or was freed, or belongs to a GPU that \
+         CUDA_VISIBLE_DEVICES hides; pass a pointer from a CUDA allocation that still lives"
+    )]
+    NotGpu {
+        /// The address.
+        addr: u64,
+    },
+    /// The range leaves the allocation that it begins in.
+    #[error(
+        "{len} bytes at {addr:#x} leave their allocation, which is {size} bytes at {base:#x}; \
+         register at most {} bytes from there", .base.saturating_add(*.size).saturating_sub(*.addr)
+    )]
+    Crosses {
+        /// Address asked for.
+        addr: u64,
+        /// Length asked for.
+        len: usize,
+        /// Where the allocation (or the run of VMM mappings) begins.
+        base: u64,
+        /// How long it is.
+        size: u64,
+    },
+    /// The memory's GPU is not among those that CUDA shows.
+    #[error(
+        "{addr:#x} lies on CUDA device {ordinal}, which this process cannot see; look at CUDA_VISIBLE_DEVICES"
+    )]
+    NoSuchGpu {
+        /// The address.
+        addr: u64,
+        /// CUDA's number of the device.
+        ordinal: i32,
+    },
+    /// The context of the memory is gone.
+    #[error(
+        "the CUDA context of the memory at {addr:#x} does not exist any more ({error}); \
+         it was destroyed, for instance by cudaDeviceReset: allocate and register again"
+    )]
+    ContextGone {
+        /// The address.
+        addr: u64,
+        /// What CUDA said.
+        error: CudaError,
+    },
+    /// CUDA could not say what the memory is.
+    #[error("CUDA cannot say what the memory at {addr:#x} is: {error}")]
+    Query {
+        /// The address.
+        addr: u64,
+        /// What CUDA said.
+        error: CudaError,
+    },
+    /// There is no CUDA here.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+}
+
+/// Pointer attributes as CUDA gives them; all zero for memory that it does not know.
+#[derive(Debug)]
+struct Attributes {
+    context: Context,
+    memory_type: c_uint,
+    host_pointer: u64,
+    buffer_id: u64,
+    managed: bool,
+    ordinal: i32,
+    legacy_ipc: bool,
+    pool: u64,
+    start: u64,
+    size: usize,
+}
+
+impl GpuRange {
+    /// What the `len` bytes at `addr` are.
+    ///
+    /// Pointer queries need no context; where the kind of memory does, the memory's own context is used, else this thread's on
+    /// the same GPU, and the primary context only if there is no other.
+    pub fn of(addr: u64, len: usize) -> Result<Self, RangeError> {
+        let end = u64::try_from(len)
+            .ok()
+            .filter(|&len| len > 0)
+            .and_then(|len| addr.checked_add(len))
+            .ok_or(RangeError::Empty { addr, len })?;
+        let driver = Driver::get()?;
+        let attributes = driver.relaxed(|api| query(api, addr)).map_err(|error| failed(addr, error))?;
+        if attributes.memory_type == 0 {
+            return Err(RangeError::NotGpu { addr });
+        }
+        let is_host = attributes.memory_type == consts::MEMORY_TYPE_HOST;
+        let gpu = match Gpu::by_ordinal(attributes.ordinal)? {
+            // Host memory may belong to no GPU; any will do for it.
+            None if is_host => Gpu::list()?.into_iter().next(),
+            found => found,
+        }
+        .ok_or(RangeError::NoSuchGpu { addr, ordinal: attributes.ordinal })?;
+        let mut range = Self {
+            addr,
+            len,
+            kind: MemoryKind::Unknown,
+            context: attributes.context,
+            host: None,
+            segments: Vec::new(),
+            gpu,
+        };
+        if attributes.managed || is_host {
+            range.kind = if attributes.managed { MemoryKind::Managed } else { MemoryKind::PinnedHost };
+            range.host = (!attributes.managed).then_some(if attributes.host_pointer == 0 {
+                addr
+            } else {
+                attributes.host_pointer
+            });
+            let segment = segment_of_attributes(addr, end, &attributes);
+            range.segments.push(segment);
+            return if end <= segment.end() { Ok(range) } else { Err(range.crossing()) };
+        }
+        range.context = range.find_context(driver).map_err(|error| failed(addr, error))?;
+        driver
+            .in_context(range.context, |api| range.classify(api, &attributes, end))
+            .map_err(|error| failed(addr, error))?;
+        if range.segments.last().is_none_or(|last| last.end() < end) {
+            return Err(range.crossing());
+        }
+        Ok(range)
+    }
+
+    /// Its first address.
+    #[must_use]
+    pub fn addr(&self) -> u64 {
+        self.addr
+    }
+
+    /// Its length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Never true: a range has at least one byte.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// What kind of memory it is.
+    #[must_use]
+    pub fn kind(&self) -> MemoryKind {
+        self.kind
+    }
+
+    /// The GPU that it lies on, or that it was pinned for.
+    #[must_use]
+    pub fn gpu(&self) -> &Arc<Gpu> {
+        &self.gpu
+    }
+
+    /// A context in which it can be used. Null for pinned host memory that no context owns.
+    #[must_use]
+    pub fn context(&self) -> Context {
+        self.context
+    }
+
+    /// Where its allocation begins.
+    #[must_use]
+    pub fn base(&self) -> u64 {
+        self.segments.first().map_or(self.addr, |first| first.base)
+    }
+
+    /// The length of its allocation, or of the run of VMM mappings that it touches.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.segments.last().map_or(self.len as u64, |last| last.end() - self.base())
+    }
+
+    /// CUDA's number for the (first) allocation.
+    #[must_use]
+    pub fn buffer_id(&self) -> u64 {
+        self.segments.first().map_or(0, |first| first.buffer_id)
+    }
+
+    /// CUDA's number of the GPU.
+    #[must_use]
+    pub fn ordinal(&self) -> i32 {
+        self.gpu.ordinal()
+    }
+
+    /// Where the CPU sees it, if it is pinned host memory.
+    #[must_use]
+    pub fn host_addr(&self) -> Option<u64> {
+        self.host
+    }
+
+    /// The allocations or mapped handles that it touches, in order.
+    #[must_use]
+    pub fn segments(&self) -> &[Segment] {
+        &self.segments
+    }
+
+    /// What it is, and the allocations it touches up to `end`.
+    fn classify(&mut self, api: &Api, attributes: &Attributes, end: u64) -> Result<(), CudaError> {
+        self.segments.push(segment_at(api, self.addr)?);
+        let Some(prop) = vmm_properties(api, self.addr) else {
+            // Memory of a pool can be told by its pool; what is neither that nor fit for IPC came in by IPC, as far as is known.
+            self.kind = if attributes.pool != 0 {
+                MemoryKind::Pool
+            } else if attributes.legacy_ipc {
+                MemoryKind::CudaMalloc
+            } else {
+                MemoryKind::IpcImported
+            };
+            return Ok(());
+        };
+        // A pool may be built on VMM; its memory belongs to the pool all the same.
+        self.kind = if attributes.pool != 0 {
+            MemoryKind::Pool
+        } else if prop.handle_types & consts::HANDLE_TYPE_POSIX_FD != 0 {
+            MemoryKind::VmmExportable
+        } else {
+            MemoryKind::VmmPrivate
+        };
+        let mut next = self.segments[0].end();
+        while next < end {
+            // The run ends where nothing is mapped, or where something else than VMM memory of this GPU is.
+            let Some(prop) = vmm_properties(api, next) else { break };
+            let segment = segment_at(api, next)?;
+            if prop.location != self.location() || segment.base != next || segment.size == 0 {
+                break;
+            }
+            self.kind = MemoryKind::VmmSeveral;
+            next = segment.end();
+            self.segments.push(segment);
+        }
+        Ok(())
+    }
+
+    fn location(&self) -> super::api::MemLocation {
+        AllocationProp::device(self.gpu.ordinal(), false, false).location
+    }
+
+    /// VMM and pool memory belongs to no context: take the caller's, if it is on this GPU, before making one.
+    fn find_context(&self, driver: &Driver) -> Result<Context, CudaError> {
+        if !self.context.is_null() {
+            return Ok(self.context);
+        }
+        let current = driver.relaxed(|api| {
+            let (mut context, mut device) = (Context::NULL, -1);
+            // SAFETY: the call writes one handle.
+            unsafe { api.ctx_current(&raw mut context) }?;
+            if !context.is_null() {
+                // SAFETY: a context is current; the call writes one int.
+                unsafe { api.ctx_device(&raw mut device) }?;
+            }
+            Ok::<_, CudaError>((device == self.gpu.ordinal()).then_some(context))
+        })?;
+        current.map_or_else(|| self.gpu.primary(), Ok)
+    }
+
+    fn crossing(&self) -> RangeError {
+        RangeError::Crosses { addr: self.addr, len: self.len, base: self.base(), size: self.size() }
+    }
+}
+
+fn failed(addr: u64, error: CudaError) -> RangeError {
+    if error.context_is_gone() {
+        RangeError::ContextGone { addr, error }
+    } else if error.code == CudaError::INVALID_VALUE {
+        RangeError::NotGpu { addr }
+    } else {
+        RangeError::Query { addr, error }
+    }
+}
+
+/// All attributes at once; the call succeeds for any address.
+fn query(api: &Api, addr: u64) -> Result<Attributes, CudaError> {
+    let mut context = Context::NULL;
+    let (mut memory_type, mut managed, mut legacy_ipc) = (0 as c_uint, 0 as c_uint, 0 as c_uint);
+    let (mut host_pointer, mut buffer_id, mut start, mut pool) = (0u64, 0u64, 0u64, 0u64);
+    let (mut ordinal, mut size) = (-1i32, 0usize);
+    let wanted: [(c_uint, *mut c_void); 10] = [
+        (consts::POINTER_CONTEXT, (&raw mut context).cast()),
+        (consts::POINTER_MEMORY_TYPE, (&raw mut memory_type).cast()),
+        (consts::POINTER_HOST_POINTER, (&raw mut host_pointer).cast()),
+        (consts::POINTER_BUFFER_ID, (&raw mut buffer_id).cast()),
+        (consts::POINTER_IS_MANAGED, (&raw mut managed).cast()),
+        (consts::POINTER_DEVICE_ORDINAL, (&raw mut ordinal).cast()),
+        (consts::POINTER_IS_LEGACY_IPC_CAPABLE, (&raw mut legacy_ipc).cast()),
+        (consts::POINTER_RANGE_START, (&raw mut start).cast()),
+        (consts::POINTER_RANGE_SIZE, (&raw mut size).cast()),
+        (consts::POINTER_MEMPOOL, (&raw mut pool).cast()),
+    ];
+    let attributes = wanted.map(|(attribute, _)| attribute);
+    let values = wanted.map(|(_, value)| value);
+    let ask = |count: c_uint| {
+        // SAFETY: the arrays have at least `count` entries, each value with room for what its attribute gives (at most 8 bytes).
+        unsafe { api.pointer_attributes(count, attributes.as_ptr(), values.as_ptr(), addr) }
+    };
+    // Pools are the last attribute: drivers before CUDA 11.3 do not know it.
+    ask(10).or_else(|_| ask(9))?;
+    // The driver writes a boolean as an int or a byte; in both cases its lowest byte tells.
+    Ok(Attributes {
+        context,
+        memory_type,
+        host_pointer,
+        buffer_id,
+        managed: managed & 0xFF != 0,
+        ordinal,
+        legacy_ipc: legacy_ipc & 0xFF != 0,
+        pool,
+        start,
+        size,
+    })
+}
+
+/// CUDA's number for the allocation at `addr`: needs no context, and fails once the memory is freed. Where buffers have no number,
+/// as VMM mappings may not, the number of the physical memory, where the driver knows that.
+pub(super) fn buffer_id(api: &Api, addr: u64) -> Result<u64, CudaError> {
+    let ask = |attribute: c_uint| {
+        let mut id = 0u64;
+        // SAFETY: both attributes are 8 bytes.
+        unsafe { api.pointer_attribute((&raw mut id).cast(), attribute, addr) }?;
+        Ok(id)
+    };
+    match ask(consts::POINTER_BUFFER_ID)? {
+        0 => Ok(ask(consts::POINTER_MEMORY_BLOCK_ID).unwrap_or(0)),
+        id => Ok(id),
+    }
+}
+
+fn segment_at(api: &Api, addr: u64) -> Result<Segment, CudaError> {
+    let (mut base, mut size) = (0, 0);
+    // SAFETY: the call writes an address and a size.
+    unsafe { api.address_range(&raw mut base, &raw mut size, addr) }?;
+    Ok(Segment { base, size: size as u64, buffer_id: buffer_id(api, addr)? })
+}
+
+/// Host memory that was registered piecemeal may have no range in CUDA's books; then what was asked for is taken as it is.
+fn segment_of_attributes(addr: u64, end: u64, attributes: &Attributes) -> Segment {
+    let (base, size) =
+        if attributes.size == 0 { (addr, end - addr) } else { (attributes.start, attributes.size as u64) };
+    Segment { base, size, buffer_id: attributes.buffer_id }
+}
+
+/// The properties of the VMM allocation mapped at `addr`, if it is one.
+fn vmm_properties(api: &Api, addr: u64) -> Option<AllocationProp> {
+    let mut handle = 0;
+    // SAFETY: the call writes one handle, which is given back below.
+    unsafe { api.mem_retain_handle(&raw mut handle, addr) }.ok()?;
+    let mut prop = AllocationProp::device(0, false, false);
+    // SAFETY: the handle is live; the call writes the properties.
+    let answer = unsafe { api.mem_handle_prop(&raw mut prop, handle) };
+    // SAFETY: gives back the reference taken above; it never waits, since the mapping holds the memory.
+    let _ = unsafe { api.mem_release(handle) };
+    answer.ok().map(|()| prop)
+}

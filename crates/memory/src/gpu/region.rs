@@ -1,0 +1,320 @@
+//! One registration of GPU memory: where it is, how it can be reached, and whether it is still the same memory.
+
+use std::env;
+use std::fmt;
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use super::api::Context;
+use super::device::Gpu;
+use super::error::{CudaError, DriverError};
+use super::gpu_window::GpuWindow;
+use super::range::{self, GpuRange, MemoryKind, RangeError};
+use super::window::{self, Refusal, Rung};
+use crate::guard::{self, InstallError};
+use crate::path::{Mechanism, Path, Paths, Reason, Require};
+use crate::{Window, page_size};
+
+const WINDOW: &str = "NOBOUNCE_WINDOW";
+const REQUIRE: &str = "NOBOUNCE_REQUIRE";
+
+/// What is wanted of a registration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GpuOptions {
+    /// Look for a window. `NOBOUNCE_WINDOW=off` in the environment says no, whatever is asked for here.
+    pub window: bool,
+    /// What the paths must be. `NOBOUNCE_REQUIRE=direct` in the environment requires direct ones, whatever is asked for here.
+    pub require: Require,
+    /// Stage on purpose, to compare.
+    pub staged: bool,
+}
+
+impl Default for GpuOptions {
+    fn default() -> Self {
+        Self { window: true, require: Require::Any, staged: false }
+    }
+}
+
+impl GpuOptions {
+    /// With what the environment says.
+    fn with_environment(self) -> Self {
+        let says =
+            |name: &str, word: &str| env::var_os(name).is_some_and(|value| value.eq_ignore_ascii_case(word));
+        Self {
+            window: self.window && !says(WINDOW, "off"),
+            require: if says(REQUIRE, "direct") { Require::Direct } else { self.require },
+            staged: self.staged,
+        }
+    }
+}
+
+/// Why GPU memory could not be registered.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum RegisterError {
+    /// The range is not one.
+    #[error(transparent)]
+    Range(#[from] RangeError),
+    /// A direct path was required, and there is none.
+    #[error("a direct path is required for {len} bytes at {addr:#x} ({kind}), but the path is: {paths}")]
+    NotDirect {
+        /// Address asked for.
+        addr: u64,
+        /// Length asked for.
+        len: usize,
+        /// What memory it is.
+        kind: MemoryKind,
+        /// The paths there are.
+        paths: Paths,
+        /// Why there is no window.
+        refusals: Vec<Refusal>,
+    },
+    /// The memory was freed while it was registered.
+    #[error("the memory at {addr:#x} was freed while it was being registered ({gone})")]
+    Gone {
+        /// The address.
+        addr: u64,
+        /// What was found.
+        gone: Gone,
+    },
+    /// A fault on the window could not be caught.
+    #[error(transparent)]
+    Guard(#[from] InstallError),
+}
+
+impl From<DriverError> for RegisterError {
+    fn from(error: DriverError) -> Self {
+        Self::Range(error.into())
+    }
+}
+
+/// The registered memory is not there any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum Gone {
+    /// Its allocation was freed.
+    #[error("the GPU memory at {addr:#x} was freed ({error}); deregister memory before it is freed")]
+    Freed {
+        /// The first address that is gone.
+        addr: u64,
+        /// What CUDA said.
+        error: CudaError,
+    },
+    /// Its allocation was freed, and the address belongs to another one.
+    #[error(
+        "the GPU memory at {addr:#x} was freed and its address reused (buffer {was} is now {now}); \
+         deregister memory before it is freed"
+    )]
+    Reused {
+        /// The first address that is gone.
+        addr: u64,
+        /// CUDA's number of the buffer that was registered.
+        was: u64,
+        /// CUDA's number of the one that is there.
+        now: u64,
+    },
+    /// CUDA is gone from this process: its context was destroyed, or the process is a forked child.
+    #[error("the CUDA context of the GPU memory at {addr:#x} is gone ({error}); allocate and register again")]
+    Context {
+        /// The address.
+        addr: u64,
+        /// What CUDA said.
+        error: CudaError,
+    },
+}
+
+/// GPU memory, or pinned host memory, that was registered.
+///
+/// A window keeps the physical memory alive after its owner has freed it: nothing dangles. But the address may by then mean other
+/// memory, so that copies by address must ask [`check_alive`](Self::check_alive) first.
+#[derive(Debug)]
+pub struct GpuMemory {
+    range: GpuRange,
+    rung: Option<Rung>,
+    window: Option<GpuWindow>,
+    host: Option<Window>,
+    paths: Paths,
+    refusals: Vec<Refusal>,
+}
+
+impl GpuMemory {
+    /// Registers the `len` bytes at `addr`, memory of any kind that CUDA knows.
+    ///
+    /// It never waits for the GPU, breaks no capture and writes nothing. For lack of a window it fails only where
+    /// [`Require::Direct`] is asked for.
+    pub fn register(addr: u64, len: usize, options: &GpuOptions) -> Result<Self, RegisterError> {
+        let options = options.with_environment();
+        let range = GpuRange::of(addr, len)?;
+        guard::ensure_installed()?;
+        let mut memory = Self {
+            rung: None,
+            window: None,
+            host: None,
+            paths: Paths::both(Path::Direct(Mechanism::Cpu)),
+            refusals: Vec::new(),
+            range,
+        };
+        if options.staged {
+            memory.paths = Paths::both(Path::Staged(Reason::new("staging was asked for")));
+        } else if let Some(host) = memory.range.host_addr() {
+            memory.host = host_window(host, len);
+        } else {
+            memory.paths = memory.find_window(options.window);
+        }
+        if options.require == Require::Direct && !memory.paths.are_direct() {
+            let Self { range, paths, refusals, .. } = memory;
+            return Err(RegisterError::NotDirect { addr, len, kind: range.kind(), paths, refusals });
+        }
+        // The window was found by address: the memory must have been the same throughout.
+        memory.check_alive().map_err(|gone| RegisterError::Gone { addr, gone })?;
+        Ok(memory)
+    }
+
+    /// Its first address, as the GPU knows it.
+    #[must_use]
+    pub fn addr(&self) -> u64 {
+        self.range.addr()
+    }
+
+    /// Its length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.range.len()
+    }
+
+    /// Never true: a registration has at least one byte.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.range.is_empty()
+    }
+
+    /// The GPU that it lies on.
+    #[must_use]
+    pub fn gpu(&self) -> &Arc<Gpu> {
+        self.range.gpu()
+    }
+
+    /// A context in which it can be used.
+    #[must_use]
+    pub fn context(&self) -> Context {
+        self.range.context()
+    }
+
+    /// What it is.
+    #[must_use]
+    pub fn range(&self) -> &GpuRange {
+        &self.range
+    }
+
+    /// The CPU's window onto it, if there is one.
+    #[must_use]
+    pub fn window(&self) -> Option<&GpuWindow> {
+        self.window.as_ref()
+    }
+
+    /// The rung that gave the window.
+    #[must_use]
+    pub fn rung(&self) -> Option<Rung> {
+        self.rung
+    }
+
+    /// Pinned host memory as the CPU sees it: ordinary memory.
+    #[must_use]
+    pub fn host(&self) -> Option<Window> {
+        self.host
+    }
+
+    /// The way bytes take, per direction.
+    #[must_use]
+    pub fn paths(&self) -> &Paths {
+        &self.paths
+    }
+
+    /// Why the rungs before the one that gave a window, or all of them, gave none.
+    #[must_use]
+    pub fn refusals(&self) -> &[Refusal] {
+        &self.refusals
+    }
+
+    /// Whether the memory is still the one that was registered. One query of the driver per allocation, well under 1 us; no context
+    /// is needed and nothing waits.
+    pub fn check_alive(&self) -> Result<(), Gone> {
+        self.check_alive_at(0, self.len())
+    }
+
+    /// The same for `len` bytes at `offset`: of a range of many VMM handles only those touched are asked after.
+    pub fn check_alive_at(&self, offset: usize, len: usize) -> Result<(), Gone> {
+        let start = self.addr().saturating_add(offset as u64);
+        let end = start.saturating_add(len as u64);
+        let segments = self.range.segments();
+        let first = segments.partition_point(|segment| segment.end() <= start);
+        segments[first..].iter().take_while(|segment| segment.base < end).try_for_each(|segment| {
+            // Memory without a number cannot be told from its successor.
+            if segment.buffer_id == 0 {
+                return Ok(());
+            }
+            let addr = segment.base.max(self.addr());
+            match self.gpu().driver().relaxed(|api| range::buffer_id(api, addr)) {
+                Ok(now) if now == segment.buffer_id => Ok(()),
+                Ok(now) => Err(Gone::Reused { addr, was: segment.buffer_id, now }),
+                Err(error) if error.context_is_gone() || error.code == CudaError::NOT_INITIALIZED => {
+                    Err(Gone::Context { addr, error })
+                }
+                Err(error) => Err(Gone::Freed { addr, error }),
+            }
+        })
+    }
+
+    /// Looks for a window, and tells the paths that follow.
+    fn find_window(&mut self, wanted: bool) -> Paths {
+        let copy_engine = Path::Direct(Mechanism::CopyEngine);
+        if !wanted {
+            let reason = Reason::new("the window is switched off (NOBOUNCE_WINDOW=off, or by an option)");
+            return Paths { inbound: Path::Staged(reason), outbound: copy_engine };
+        }
+        let (opened, refusals) = window::open(&self.range);
+        self.refusals = refusals;
+        let Some(opened) = opened else {
+            return Paths { inbound: Path::Staged(self.reason()), outbound: copy_engine };
+        };
+        let flush_by_load = self.gpu().writes_ordering() == 0;
+        let base = opened.base();
+        self.rung = Some(opened.rung);
+        // SAFETY: the mapping holds the range and the pages around it, was compared with the memory, and lives as long as the
+        // window; whoever registers memory lets us read and write it.
+        self.window = Some(unsafe { GpuWindow::new(base, self.len(), opened.mapping, flush_by_load) });
+        Paths { inbound: Path::Direct(Mechanism::Window), outbound: copy_engine }
+    }
+
+    /// Why there is no window, in one sentence: what each rung said.
+    fn reason(&self) -> Reason {
+        let mut words: Vec<String> = Vec::new();
+        for refusal in &self.refusals {
+            // Rungs that have the same reason say it once.
+            if self.refusals.iter().all(|other| other.reason == refusal.reason) {
+                words = vec![refusal.reason.clone()];
+                break;
+            }
+            words.push(refusal.to_string());
+        }
+        Reason::new(format!("no window onto this memory ({}): {}", self.range.kind(), words.join("; ")))
+    }
+}
+
+impl fmt::Display for GpuMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes at {:#x} on {} ({}): ", self.len(), self.addr(), self.gpu(), self.range.kind())?;
+        match self.rung {
+            Some(rung) => write!(f, "{}, window by {rung}", self.paths),
+            None => write!(f, "{}", self.paths),
+        }
+    }
+}
+
+/// Pinned memory is mapped by whoever pinned it.
+fn host_window(addr: u64, len: usize) -> Option<Window> {
+    let addr = usize::try_from(addr).ok().filter(|&addr| addr >= page_size())?;
+    // SAFETY: the memory is registered with us: its owner lets us read and write it, and it is used as a window only.
+    Some(unsafe { Window::new(std::ptr::with_exposed_provenance_mut(addr), len) })
+}

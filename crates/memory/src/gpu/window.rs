@@ -1,0 +1,255 @@
+//! The CPU's window onto GPU memory: the ways to get one, tried in order, each proved before it is used.
+//!
+//! *Rungs.* A dma-buf that the driver lets the CPU map (newer drivers); the resource manager's own mapping; the `gdrdrv` module, if
+//! somebody installed it; none. Every refusal is kept with its reason.
+//!
+//! *Proof.* What the rungs rest on is partly private to the driver. So each way is proved once per process and GPU on memory of our
+//! own (`proof.rs`), and each window is compared with its memory, by reading only, before it is handed out (`compare.rs`). Memory
+//! that we did not allocate is never written to find out.
+
+mod compare;
+mod dmabuf_rung;
+mod gdrdrv_rung;
+mod mapping;
+mod proof;
+mod rm_rung;
+mod sampler;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
+
+use super::range::{GpuRange, MemoryKind, Segment};
+use mapping::{Extent, Mapping};
+
+/// An allocation up to this size is mapped whole, so that registrations within it share one mapping.
+const WHOLE_UP_TO: u64 = 64 << 20;
+/// A larger one too, if the range is at least one part in so many of it.
+const WHOLE_PARTS: u64 = 4;
+/// Parts of allocations are mapped in multiples of this, the GPU's second page size.
+const PART_ALIGNMENT: u64 = 64 << 10;
+
+/// A way to get a window, in the order they are tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Rung {
+    /// `mmap` of a dma-buf that CUDA exports.
+    DmaBufMmap,
+    /// The resource manager maps the memory through BAR1.
+    Rm,
+    /// The `gdrdrv` kernel module of GDRCopy.
+    Gdrdrv,
+}
+
+impl Rung {
+    /// All, in the order they are tried.
+    pub const ALL: [Self; 3] = [Self::DmaBufMmap, Self::Rm, Self::Gdrdrv];
+
+    /// Its name in reports.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::DmaBufMmap => "dma-buf mmap",
+            Self::Rm => "resource manager",
+            Self::Gdrdrv => "gdrdrv",
+        }
+    }
+}
+
+impl fmt::Display for Rung {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Why a rung gave no window.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The rung.
+    pub rung: Rung,
+    /// The reason, for people.
+    pub reason: String,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.rung, self.reason)
+    }
+}
+
+/// A reason not to map, and whether it may pass.
+#[derive(Clone, Debug)]
+struct Refused {
+    reason: String,
+    /// Space ran out, or the GPU was busy: another time or a smaller range may do.
+    passing: bool,
+}
+
+impl Refused {
+    fn new(reason: impl fmt::Display) -> Self {
+        Self { reason: reason.to_string(), passing: false }
+    }
+
+    fn passing(reason: impl fmt::Display) -> Self {
+        Self { reason: reason.to_string(), passing: true }
+    }
+}
+
+/// A window that was found.
+#[derive(Debug)]
+pub(super) struct Opened {
+    pub(super) rung: Rung,
+    pub(super) mapping: Arc<Mapping>,
+    /// Where the range begins in the mapping.
+    pub(super) offset: usize,
+}
+
+impl Opened {
+    /// The address of the range's first byte in this process.
+    pub(super) fn base(&self) -> *mut u8 {
+        self.mapping.base().wrapping_add(self.offset)
+    }
+}
+
+/// Finds a window onto `range`, and says why the rungs before it gave none.
+pub(super) fn open(range: &GpuRange) -> (Option<Opened>, Vec<Refusal>) {
+    let mut refusals = Vec::new();
+    let mut state = lock_state();
+    for rung in Rung::ALL {
+        match open_by(&mut state, rung, range) {
+            Ok(opened) => return (Some(opened), refusals),
+            Err(refused) => refusals.push(Refusal { rung, reason: refused.reason }),
+        }
+    }
+    (None, refusals)
+}
+
+/// What windows share in this process.
+#[derive(Default)]
+struct State {
+    proofs: proof::Proofs,
+    mappings: HashMap<MappingKey, Vec<Weak<Mapping>>>,
+}
+
+/// One allocation, under one rung. A buffer's number is never used again, so that an address that was freed and reused differs.
+type MappingKey = (Rung, i32, u64, u64);
+
+/// One lock for all: registration is rare, and the proof must run once.
+fn lock_state() -> MutexGuard<'static, State> {
+    static STATE: LazyLock<Mutex<State>> = LazyLock::new(Mutex::default);
+    // A panic inside leaves at worst a proof undone, which is then done again.
+    STATE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl State {
+    /// A live mapping of the same allocation that holds the whole of `extent`.
+    fn cached(&self, key: MappingKey, extent: Extent) -> Option<Arc<Mapping>> {
+        self.mappings
+            .get(&key)?
+            .iter()
+            .filter_map(Weak::upgrade)
+            .find(|mapping| mapping.extent().contains(extent))
+    }
+
+    fn keep(&mut self, key: MappingKey, mapping: &Arc<Mapping>) {
+        for mappings in self.mappings.values_mut() {
+            mappings.retain(|mapping| mapping.strong_count() > 0);
+        }
+        self.mappings.retain(|_, mappings| !mappings.is_empty());
+        self.mappings.entry(key).or_default().push(Arc::downgrade(mapping));
+    }
+}
+
+fn open_by(state: &mut State, rung: Rung, range: &GpuRange) -> Result<Opened, Refused> {
+    if let Some(reason) = out_of_question(rung, range) {
+        return Err(Refused::new(reason));
+    }
+    proof::ensure(&mut state.proofs, rung, range)?;
+    let needed = part_of(range);
+    let mapping = match range.segments() {
+        [segment] if segment.buffer_id != 0 => {
+            let key = (rung, range.ordinal(), segment.base, segment.buffer_id);
+            match state.cached(key, needed) {
+                Some(mapping) => mapping,
+                None => {
+                    let mapping = Arc::new(map_generously(rung, range, *segment, needed)?);
+                    state.keep(key, &mapping);
+                    mapping
+                }
+            }
+        }
+        _ => Arc::new(map(rung, range, needed)?),
+    };
+    compare::check(range, &mapping)?;
+    let offset = usize::try_from(range.addr() - mapping.extent().start)
+        .map_err(|_| Refused::new("the range does not fit in this process's addresses"))?;
+    Ok(Opened { rung, mapping, offset })
+}
+
+/// Maps the whole allocation where that costs little, so that its other parts need no mapping of their own; else what is needed.
+fn map_generously(
+    rung: Rung,
+    range: &GpuRange,
+    segment: Segment,
+    needed: Extent,
+) -> Result<Mapping, Refused> {
+    let whole = Extent::whole_pages(segment.base, segment.end());
+    let is_cheap = segment.size <= WHOLE_UP_TO || segment.size <= needed.len().saturating_mul(WHOLE_PARTS);
+    // A small BAR1 is for what is needed.
+    let has_room = range.gpu().bar1_size().is_none_or(|bar1| segment.size <= bar1 / 8);
+    if whole != needed && is_cheap && has_room {
+        match map(rung, range, whole) {
+            Err(refused) if refused.passing => {}
+            answer => return answer,
+        }
+    }
+    map(rung, range, needed)
+}
+
+fn map(rung: Rung, range: &GpuRange, extent: Extent) -> Result<Mapping, Refused> {
+    match rung {
+        Rung::DmaBufMmap => dmabuf_rung::map(range, extent),
+        Rung::Rm => rm_rung::map(range, extent),
+        Rung::Gdrdrv => gdrdrv_rung::map(range, extent),
+    }
+}
+
+/// The part of the allocations that the range needs.
+fn part_of(range: &GpuRange) -> Extent {
+    let end = range.addr() + range.len() as u64;
+    let pages = Extent::whole_pages(range.base(), range.base().saturating_add(range.size()));
+    Extent {
+        start: (range.addr() / PART_ALIGNMENT * PART_ALIGNMENT).max(pages.start),
+        end: end.next_multiple_of(PART_ALIGNMENT).min(pages.end),
+    }
+}
+
+/// Why a rung need not be tried for this memory at all.
+fn out_of_question(rung: Rung, range: &GpuRange) -> Option<String> {
+    let gpu = range.gpu();
+    if range.kind() == MemoryKind::Managed {
+        return Some("managed memory moves between host and GPU and has no fixed place to map".to_owned());
+    }
+    if gpu.driver().is_stand_in() && rung != Rung::DmaBufMmap {
+        return Some("the stand-in driver of the tests has no kernel module".to_owned());
+    }
+    let bar1 = gpu.bar1_size()?;
+    (range.len() as u64 > bar1).then(|| {
+        format!(
+            "the range of {} MiB is larger than the BAR1 of {gpu}, {} MiB; register it in parts, or switch on resizable BAR",
+            range.len() >> 20,
+            bar1 >> 20
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rungs_are_tried_from_the_cleanest_to_the_last() {
+        assert!(Rung::ALL.is_sorted());
+        let refusal = Refusal { rung: Rung::Gdrdrv, reason: "the module is not loaded".to_owned() };
+        assert_eq!(refusal.to_string(), "gdrdrv: the module is not loaded");
+    }
+}

@@ -1,0 +1,97 @@
+//! The last rung: the `gdrdrv` module of GDRCopy, where somebody installed it.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+use super::super::driver::Driver;
+use super::super::range::GpuRange;
+use super::super::rm::{map_fd, request};
+use super::Refused;
+use super::mapping::{Extent, Mapping};
+
+const NODE: &str = "/dev/gdrdrv";
+const MAGIC: u8 = 0xDA;
+const PIN: u8 = 1;
+const UNPIN: u8 = 2;
+/// The module pins whole pages of the GPU.
+const GPU_PAGE: u64 = 64 << 10;
+
+/// The argument of `PIN`, as the module defines it.
+#[repr(C)]
+struct PinBuffer {
+    addr: u64,
+    size: u64,
+    token: u64,
+    va_space: u32,
+    pad: u32,
+    handle: u64,
+}
+
+/// Pages that the module pinned for us.
+struct Pinned {
+    node: Arc<OwnedFd>,
+    handle: u64,
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if Driver::is_forked() {
+            return;
+        }
+        // The module declares the argument of UNPIN by a pointer's size.
+        let request = request(MAGIC, UNPIN, size_of::<*const u64>());
+        // SAFETY: the call reads one handle. A failure leaves the pages to the descriptor's end.
+        unsafe { libc::ioctl(self.node.as_raw_fd(), request, &raw mut self.handle) };
+    }
+}
+
+pub(super) fn map(range: &GpuRange, extent: Extent) -> Result<Mapping, Refused> {
+    let node: File = OpenOptions::new().read(true).write(true).open(NODE).map_err(|error| {
+        Refused::new(format!(
+            "{NODE} cannot be opened ({error}): the gdrdrv module of GDRCopy is not loaded, or not for us"
+        ))
+    })?;
+    let node = Arc::new(OwnedFd::from(node));
+    let mut mapping = Mapping::reserve(extent)?;
+    for segment in range.segments() {
+        let Some(piece) = Extent::whole_pages(segment.base, segment.end()).overlap(extent) else { continue };
+        let start = piece.start / GPU_PAGE * GPU_PAGE;
+        let mut pin = PinBuffer {
+            addr: start,
+            size: piece.end.next_multiple_of(GPU_PAGE) - start,
+            token: 0,
+            va_space: 0,
+            pad: 0,
+            handle: 0,
+        };
+        // SAFETY: the structure is the one the module takes.
+        if unsafe { libc::ioctl(node.as_raw_fd(), request(MAGIC, PIN, size_of::<PinBuffer>()), &raw mut pin) }
+            != 0
+        {
+            return Err(Refused::new(format!(
+                "gdrdrv cannot pin the memory ({})",
+                io::Error::last_os_error()
+            )));
+        }
+        mapping.keep(Pinned { node: Arc::clone(&node), handle: pin.handle });
+        // The module maps whole pinned buffers only: a piece that does not begin on one of its pages cannot be placed.
+        if start != piece.start {
+            return Err(Refused::new(
+                "gdrdrv maps whole pages of 64 KiB, and the allocation does not begin on one",
+            ));
+        }
+        let len = usize::try_from(piece.len()).map_err(Refused::new)?;
+        let offset = i64::try_from(pin.handle)
+            .ok()
+            .and_then(|handle| handle.checked_mul(i64::try_from(crate::page_size()).ok()?))
+            .ok_or_else(|| {
+                Refused::new(format!("gdrdrv gave the handle {:#x}, which is no offset", pin.handle))
+            })?;
+        // SAFETY: the piece lies inside our own reservation, which nobody uses yet.
+        unsafe { map_fd(&node, offset, len, mapping.at(piece.start)) }
+            .map_err(|error| Refused::new(format!("mmap by gdrdrv failed ({error})")))?;
+    }
+    mapping.finish()
+}

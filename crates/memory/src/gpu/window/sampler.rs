@@ -1,0 +1,150 @@
+//! Single words copied between GPU and host by the GPU itself: the other view of memory that a window is compared with.
+//!
+//! Copies go through a stream of our own that waits for nobody, and are asked after without blocking: a GPU that is busy for good
+//! with a kernel that waits for us must not hold us up.
+
+use std::ffi::c_void;
+use std::sync::{LazyLock, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::super::api::{Api, Context, Stream, consts};
+use super::super::driver::Driver;
+use super::super::error::CudaError;
+use super::Refused;
+
+/// Words copied at one time.
+pub(super) const WORDS: usize = 4096;
+/// A few words take microseconds, and milliseconds on a GPU that is shared by time slices.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// A stream and a page-locked slab in one context. Neither is ever freed: that could wait for the GPU.
+struct Sampler {
+    context: Context,
+    /// Tells a context from a later one with the same handle.
+    id: u64,
+    stream: Stream,
+    slab: *mut u64,
+}
+
+// SAFETY: the slab is ours alone and only touched under the lock that the sampler lives under.
+unsafe impl Send for Sampler {}
+
+static SAMPLERS: LazyLock<Mutex<Vec<Sampler>>> = LazyLock::new(Mutex::default);
+
+/// Reads the aligned words at `addresses`, as the GPU sees them.
+pub(super) fn read(driver: &Driver, context: Context, addresses: &[u64]) -> Result<Vec<u64>, Refused> {
+    let mut words = Vec::with_capacity(addresses.len());
+    for part in addresses.chunks(WORDS) {
+        with_sampler(driver, context, |api, sampler| {
+            for (index, &address) in part.iter().enumerate() {
+                let slot: *mut c_void = sampler.slab.wrapping_add(index).cast();
+                // SAFETY: the slab has WORDS words; the address is checked by the driver.
+                unsafe { api.copy_from_device_async(slot, address, size_of::<u64>(), sampler.stream) }?;
+            }
+            wait(api, sampler.stream)?;
+            // SAFETY: the copies are over and nobody else writes the slab.
+            words.extend((0..part.len()).map(|index| unsafe { sampler.slab.add(index).read_volatile() }));
+            Ok(())
+        })?;
+    }
+    Ok(words)
+}
+
+/// Writes words to memory of our own.
+pub(super) fn write(driver: &Driver, context: Context, words: &[(u64, u64)]) -> Result<(), Refused> {
+    for part in words.chunks(WORDS) {
+        with_sampler(driver, context, |api, sampler| {
+            for (index, &(address, word)) in part.iter().enumerate() {
+                let slot = sampler.slab.wrapping_add(index);
+                // SAFETY: the slab has WORDS words and no copy is under way; the address is checked by the driver.
+                unsafe {
+                    slot.write_volatile(word);
+                    api.copy_to_device_async(
+                        address,
+                        slot.cast_const().cast(),
+                        size_of::<u64>(),
+                        sampler.stream,
+                    )
+                }?;
+            }
+            wait(api, sampler.stream)
+        })?;
+    }
+    Ok(())
+}
+
+/// Why a copy did not come about.
+enum Failed {
+    Cuda(CudaError),
+    TooLate,
+}
+
+impl From<CudaError> for Failed {
+    fn from(error: CudaError) -> Self {
+        Self::Cuda(error)
+    }
+}
+
+fn with_sampler(
+    driver: &Driver,
+    context: Context,
+    work: impl FnOnce(&Api, &Sampler) -> Result<(), Failed>,
+) -> Result<(), Refused> {
+    let mut samplers = SAMPLERS.lock().unwrap_or_else(PoisonError::into_inner);
+    let answer = driver.context_id(context).map_err(Failed::Cuda).and_then(|id| {
+        // A sampler of a context that is gone went with it.
+        samplers.retain(|sampler| sampler.context != context || sampler.id == id);
+        driver.in_context(context, |api| {
+            let index = match samplers.iter().position(|sampler| sampler.context == context) {
+                Some(index) => index,
+                None => {
+                    samplers.push(Sampler::new(api, context, id)?);
+                    samplers.len() - 1
+                }
+            };
+            work(api, &samplers[index])
+        })
+    });
+    answer.map_err(|failed| {
+        // Copies may still be under way into the slab: leave it to them, and take another next time.
+        samplers.retain(|sampler| sampler.context != context);
+        match failed {
+            Failed::Cuda(error) => Refused::passing(format!("a word cannot be copied by the GPU to compare: {error}")),
+            Failed::TooLate => Refused::passing(format!(
+                "the GPU did not copy a few words within {} ms, so that the window could not be compared with its memory",
+                PATIENCE.as_millis()
+            )),
+        }
+    })
+}
+
+impl Sampler {
+    /// To be called with the context current.
+    fn new(api: &Api, context: Context, id: u64) -> Result<Self, CudaError> {
+        let mut stream = Stream::NULL;
+        // SAFETY: the call writes one handle.
+        unsafe { api.stream_create(&raw mut stream, consts::STREAM_NON_BLOCKING) }?;
+        let mut slab = std::ptr::null_mut();
+        // SAFETY: the call writes one address.
+        unsafe {
+            api.mem_host_alloc(&raw mut slab, WORDS * size_of::<u64>(), consts::MEMHOSTALLOC_PORTABLE)
+        }?;
+        Ok(Self { context, id, stream, slab: slab.cast() })
+    }
+}
+
+/// Asks after the stream until it is done, but not for ever.
+fn wait(api: &Api, stream: Stream) -> Result<(), Failed> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        // SAFETY: the stream is live.
+        match unsafe { api.stream_query(stream) } {
+            Err(error) if error.code == CudaError::NOT_READY => {}
+            answer => return answer.map_err(Failed::Cuda),
+        }
+        if Instant::now() > deadline {
+            return Err(Failed::TooLate);
+        }
+        std::thread::yield_now();
+    }
+}

@@ -1,0 +1,56 @@
+//! Who sees the GPU's flag and then reads through the window reads what the GPU wrote before the flag.
+
+use crate::sequences::{self, Fence};
+use crate::stage::{Count, GO, Shows, Stage, judge, play};
+
+const WORDS: usize = 32;
+
+#[test]
+fn loads_come_after_the_gpus_flag() {
+    let Some(stage) = Stage::with_kernels() else { return };
+    let kept = read(&stage, |words| {
+        let mut found = [0; WORDS * 8];
+        stage.window().load(0, &mut found).unwrap();
+        let (whole, _) = found.as_chunks::<8>();
+        words.iter_mut().zip(whole).for_each(|(word, bytes)| *word = u64::from_ne_bytes(*bytes));
+    });
+    let own = |fence| {
+        read(&stage, |words| {
+            // SAFETY: the window has room, starts on a line, and the words are whole lines.
+            unsafe { sequences::load(words, stage.base(), fence) };
+        })
+    };
+    let (fenced, bare) = (own(Fence::Kept), own(Fence::TakenOut));
+    assert_eq!(fenced.violations, 0, "the tests' own sequence with its fence: {fenced}");
+    judge(
+        "messages read old through the window after the GPU's flag",
+        kept,
+        &[("no mfence before the loads", Shows::Known, bare)],
+    );
+}
+
+/// The single-word load, which a 1-byte flush READ and an atomic make.
+#[test]
+fn word_loads_come_after_the_gpus_flag() {
+    let Some(stage) = Stage::with_kernels() else { return };
+    let kept = read(&stage, |words| {
+        words.iter_mut().enumerate().for_each(|(at, word)| *word = stage.window().load_u64(at * 8).unwrap());
+    });
+    judge("messages read old word by word after the GPU's flag", kept, &[]);
+}
+
+/// Plays rounds against `writer`: it writes the message, then the flag; `load` reads the message. Counts messages with an old word.
+fn read(stage: &Stage, mut load: impl FnMut(&mut [u64; WORDS])) -> Count {
+    const MOST: u64 = 200_000;
+    let running = stage.start("writer", |_| vec![stage.on_gpu(0), WORDS as u64, MOST]);
+    let mut violations = 0;
+    let rounds = play(MOST, |i| {
+        running.acknowledged(i);
+        let mut words = [0; WORDS];
+        load(&mut words);
+        violations += u64::from(words.iter().any(|&word| word != i));
+        running.words.set(GO, i);
+    });
+    running.stop();
+    Count { rounds, violations }
+}
