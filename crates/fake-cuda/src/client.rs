@@ -53,6 +53,8 @@ functions! {
     export_wrong_memory = "fake_cuda_export_wrong_memory" (on: i32);
     /// Whether this process may import its own IPC handles.
     allow_self_import = "fake_cuda_allow_self_import" (on: i32);
+    /// Whether the process ends when a handle of a destroyed context is used.
+    crash_on_dead_handles = "fake_cuda_crash_on_dead_handles" (on: i32);
     /// How long each copy takes.
     set_copy_delay_us = "fake_cuda_set_copy_delay_us" (delay: u32);
     /// How many devices there are.

@@ -42,6 +42,10 @@ impl Contexts {
         self.live.len()
     }
 
+    fn is_dead(&self, context: u64) -> bool {
+        self.dead.contains(&context)
+    }
+
     /// Nothing where the context lives, else the error that names its state.
     fn check(&self, context: u64) -> Answer {
         if self.live.contains_key(&context) {
@@ -240,6 +244,9 @@ extern "C" fn cuCtxSetCurrent(context: u64) -> Status {
 #[unsafe(no_mangle)]
 extern "C" fn cuCtxPushCurrent_v2(context: u64) -> Status {
     call("cuCtxPushCurrent_v2", Rule::Free, |call| {
+        if call.contexts.is_dead(context) {
+            call.knobs.use_of_dead("the handle");
+        }
         call.contexts.check(context)?;
         STACK.with_borrow_mut(|stack| stack.push(context));
         Ok(())
@@ -264,6 +271,11 @@ extern "C" fn cuCtxGetDevice(device: Out<i32>) -> Status {
 extern "C" fn cuCtxGetId(context: u64, identity: Out<u64>) -> Status {
     call("cuCtxGetId", Rule::Free, |call| {
         let context = if context == 0 { current(call)? } else { context };
+        // The driver knows its primary contexts, alive or not.
+        let is_primary = call.contexts.primary.values().any(|&primary| primary == context);
+        if call.contexts.is_dead(context) && !is_primary {
+            call.knobs.use_of_dead("the handle");
+        }
         call.contexts.check(context)?;
         let found = call.contexts.live.get(&context).map(|live| live.identity);
         identity.put(found.ok_or(Status::INVALID_CONTEXT)?)

@@ -14,6 +14,7 @@ pub(crate) struct Knobs {
     pub(crate) refuse_mmap: bool,
     pub(crate) wrong_export: bool,
     pub(crate) self_import: bool,
+    pub(crate) crash_on_dead: bool,
     pub(crate) attributes: BTreeMap<i32, i32>,
     failures: Vec<(String, u32)>,
 }
@@ -25,8 +26,17 @@ impl Knobs {
             refuse_mmap: false,
             wrong_export: false,
             self_import: false,
+            crash_on_dead: false,
             attributes: BTreeMap::new(),
             failures: Vec::new(),
+        }
+    }
+
+    /// What a real driver does with a handle whose context is gone: it follows it. The process ends here, for tests to see.
+    pub(crate) fn use_of_dead(&self, what: &str) {
+        if self.crash_on_dead {
+            eprintln!("stand-in: {what} of a destroyed context was passed to the driver");
+            std::process::abort();
         }
     }
 
@@ -53,6 +63,13 @@ extern "C" fn fake_cuda_export_wrong_memory(on: i32) {
 #[unsafe(no_mangle)]
 extern "C" fn fake_cuda_allow_self_import(on: i32) {
     world::lock().knobs.self_import = on != 0;
+}
+
+/// Whether the process ends when a destroyed context is made current or asked after (a primary one may be asked after), or a stream or
+/// event of one is used: a real driver may crash then.
+#[unsafe(no_mangle)]
+extern "C" fn fake_cuda_crash_on_dead_handles(on: i32) {
+    world::lock().knobs.crash_on_dead = on != 0;
 }
 
 /// How long each copy takes, in microseconds. 5 unless told.

@@ -107,7 +107,12 @@ impl World {
 
     /// The error for a stream or event that is not there.
     pub(crate) fn missing(&self, handle: u64) -> Status {
-        if self.lost.contains(&handle) { Status::CONTEXT_IS_DESTROYED } else { Status::INVALID_HANDLE }
+        if self.lost.contains(&handle) {
+            self.knobs.use_of_dead("a stream or event");
+            Status::CONTEXT_IS_DESTROYED
+        } else {
+            Status::INVALID_HANDLE
+        }
     }
 
     /// The entry that holds an address.

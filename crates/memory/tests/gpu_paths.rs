@@ -8,7 +8,11 @@ mod memory;
 
 mod gpu_common;
 
-use nobounce_memory::gpu::{GpuMemory, GpuOptions, Rung};
+use std::time::{Duration, Instant};
+
+use nobounce_memory::gpu::api::Context;
+use nobounce_memory::gpu::copy_engine::CopyEngine;
+use nobounce_memory::gpu::{CudaError, GpuMemory, GpuOptions, Rung};
 use nobounce_memory::path::{Mechanism, Path, Require};
 
 /// What is expected of a kind, by the name it has in the list.
@@ -46,7 +50,15 @@ fn every_kind_of_memory_has_the_path_of_the_table() {
     let context = gpu.primary().unwrap();
     let (mut wrong, mut newer) = (Vec::new(), false);
     for (name, make) in memory::KINDS {
-        let memory = make(&gpu, context).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let memory = match make(&gpu, context) {
+            Ok(memory) => memory,
+            // cuMemMap of a part of a handle: drivers up to 580 at least map whole handles only, so that there is nothing to register.
+            Err(error) if expected(name) == Expected::Either && error.code == CudaError::NOT_SUPPORTED => {
+                println!("figure: {name}: there is no such memory with this driver: {error}");
+                continue;
+            }
+            Err(error) => panic!("{name}: {error}"),
+        };
         let registered = match GpuMemory::register(memory.addr, memory.len, &GpuOptions::default()) {
             Ok(registered) => registered,
             Err(error) => {
@@ -80,4 +92,59 @@ fn every_kind_of_memory_has_the_path_of_the_table() {
         assert_eq!(required.is_ok(), registered.paths().are_direct(), "{name}: {required:?}");
     }
     assert!(wrong.is_empty(), "not as docs/paths.md says: {wrong:?}");
+}
+
+/// The window taken away by an option: staged in both directions, and refused where direct is required.
+#[test]
+fn without_the_window_all_is_staged() {
+    let Some((gpu, _alone)) = gpu_common::gpu(false) else { return };
+    let memory = memory::cuda_malloc(&gpu, gpu.primary().unwrap(), 4 << 20).unwrap();
+    let off = GpuOptions { window: false, ..GpuOptions::default() };
+    let registered = GpuMemory::register(memory.addr, memory.len, &off).unwrap();
+    assert!(!registered.paths().inbound.is_direct() && !registered.paths().outbound.is_direct());
+    println!("figure: window off: {}", registered.paths());
+    let required =
+        GpuMemory::register(memory.addr, memory.len, &GpuOptions { require: Require::Direct, ..off });
+    assert!(required.is_err_and(|error| error.to_string().contains("switched off")));
+}
+
+/// A context that somebody destroys takes its memory along: each later use of the registration is an error, and the process goes on.
+#[test]
+fn memory_of_a_destroyed_context() {
+    let Some((gpu, _alone)) = gpu_common::gpu(false) else { return };
+    let driver = gpu.driver();
+    let mut context = Context::NULL;
+    // SAFETY: the calls write one handle; the new context is popped again.
+    let made = driver.relaxed(|api| unsafe {
+        api.ctx_create(&raw mut context, 0, gpu.ordinal())?;
+        let mut popped = Context::NULL;
+        api.ctx_pop(&raw mut popped)
+    });
+    made.map_err(|error: CudaError| error).unwrap();
+    let memory = memory::cuda_malloc(&gpu, context, 4 << 20).unwrap();
+    let registered = GpuMemory::register(memory.addr, memory.len, &GpuOptions::default()).unwrap();
+    let engine = CopyEngine::in_context(&gpu, context, 2, 4096).unwrap();
+    let chunk = engine.take_chunk().unwrap();
+    let copy = engine.start_read(&registered, 0, 4096, engine.take_chunk().unwrap()).unwrap();
+    let start = Instant::now();
+    while !engine.poll(&copy).unwrap() {
+        assert!(start.elapsed() < Duration::from_secs(5));
+    }
+    // SAFETY: the copy is over, and nobody else knows the context.
+    driver.relaxed(|api| unsafe { api.ctx_destroy(context) }).map_err(|error: CudaError| error).unwrap();
+    let gone = registered.check_alive().unwrap_err();
+    println!("figure: after its context was destroyed: {gone}");
+    assert!(engine.start_read(&registered, 0, 4096, chunk).is_err());
+    assert!(GpuMemory::register(memory.addr, memory.len, &GpuOptions::default()).is_err());
+    assert!(registered.range().context_now().is_err());
+    drop((copy, engine, registered, memory));
+    // The next engine and registration look through what the dead context has left behind.
+    let memory = memory::cuda_malloc(&gpu, gpu.primary().unwrap(), 4 << 20).unwrap();
+    let registered = GpuMemory::register(memory.addr, memory.len, &GpuOptions::default()).unwrap();
+    let engine = CopyEngine::new(&gpu, 2, 4096).unwrap();
+    let copy = engine.start_read(&registered, 0, 4096, engine.take_chunk().unwrap()).unwrap();
+    let start = Instant::now();
+    while !engine.poll(&copy).unwrap() {
+        assert!(start.elapsed() < Duration::from_secs(5));
+    }
 }

@@ -13,11 +13,13 @@ use nobounce_memory::gpu::{Driver, Gpu, GpuBuffer, GpuMemory, GpuOptions};
 const NON_BLOCKING: u32 = 1;
 
 /// All that we do with memory, from registering to deregistering, with every byte looked at.
-fn everything(cuda: &StandIn, places: &[(u64, usize)]) {
-    for &(addr, len) in places {
+fn everything(cuda: &StandIn, places: &[Place]) {
+    for &(made, addr, len) in places {
         for options in [GpuOptions::default(), GpuOptions { window: false, ..GpuOptions::default() }] {
             let memory = GpuMemory::register(addr, len, &options).unwrap();
             memory.check_alive().unwrap();
+            let wanted = options.window && made.has_window();
+            assert_eq!(memory.window().is_some(), wanted, "{made:?}: {memory}");
             if let Some(window) = memory.window() {
                 window.store_last(0, &[0x61; 100]).unwrap();
                 window.complete().unwrap();
@@ -46,8 +48,15 @@ fn everything(cuda: &StandIn, places: &[(u64, usize)]) {
     drop(register(buffer.addr(), buffer.len()).unwrap());
 }
 
-fn make_all(cuda: &StandIn) -> Vec<(u64, usize)> {
-    Made::ALL.into_iter().map(|made| made.make(cuda)).collect()
+/// Memory of some kind: address and length.
+type Place = (Made, u64, usize);
+
+fn make_all(cuda: &StandIn) -> Vec<Place> {
+    let make = |made: Made| {
+        let (addr, len) = made.make(cuda);
+        (made, addr, len)
+    };
+    Made::ALL.into_iter().map(make).collect()
 }
 
 /// A capture goes through, whatever we do on the capturing thread.
@@ -235,11 +244,11 @@ fn ten_thousand_registrations_leave_nothing_behind() {
         let places = make_all(cuda);
         let gpu = Gpu::list().unwrap().remove(0);
         let cycle = |at: usize| {
-            let (addr, len) = places[at % places.len()];
+            let (made, addr, len) = places[at % places.len()];
             match at % 5 {
                 // The whole, a part, without a window, one that fails, and memory of our own.
-                0 => drop(register(addr, len).unwrap()),
-                1 => drop(register(addr + 1000, 5000).unwrap()),
+                0 => assert_eq!(register(addr, len).unwrap().window().is_some(), made.has_window()),
+                1 => assert_eq!(register(addr + 1000, 5000).unwrap().window().is_some(), made.has_window()),
                 2 => drop(GpuMemory::register(
                     addr,
                     len,
@@ -248,7 +257,7 @@ fn ten_thousand_registrations_leave_nothing_behind() {
                 3 => assert!(register(addr, len + (64 << 30)).is_err()),
                 _ => {
                     let buffer = GpuBuffer::new(&gpu, 100).unwrap();
-                    drop(register(buffer.addr(), buffer.len()).unwrap());
+                    assert!(register(buffer.addr(), buffer.len()).unwrap().window().is_some());
                 }
             }
         };
@@ -268,7 +277,7 @@ fn refused_windows_leave_nothing_behind() {
         cuda.set_copy_delay_us(0);
         cuda.refuse_dmabuf_mmap(1);
         let places = make_all(cuda);
-        let round = || places.iter().for_each(|&(addr, len)| drop(register(addr, len).unwrap()));
+        let round = || places.iter().for_each(|&(_, addr, len)| drop(register(addr, len).unwrap()));
         round();
         let before = (cuda.live_all(), open_files(), mappings());
         (0..100).for_each(|_| round());

@@ -3,7 +3,9 @@
 //!
 //! `gpu_facts` prints all; with one word of `devices kinds ipc context capture spin reuse cycles time reset` that part only.
 
+mod contexts;
 mod memory;
+mod spinning;
 
 use std::error::Error;
 use std::fs;
@@ -12,8 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use memory::Memory;
-use nobounce_memory::gpu::api::{Context, Stream, consts};
-use nobounce_memory::gpu::kernel::SpinKernel;
+use nobounce_memory::gpu::api::{Stream, consts};
 use nobounce_memory::gpu::{CudaError, Driver, Gpu, GpuMemory, GpuOptions};
 
 type Answer = Result<(), Box<dyn Error>>;
@@ -31,21 +32,20 @@ fn main() -> ExitCode {
 
 fn run() -> Answer {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    if let [word, handle] = arguments.as_slice()
-        && word == "import"
-    {
-        return import(handle);
-    }
-    if arguments == ["spinning"] {
-        return spinning();
+    // What this program starts itself as.
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["import", handle] => return import(handle),
+        ["dangling", trial] => return contexts::dangling(trial),
+        ["spinning"] => return spinning::spinning(),
+        _ => {}
     }
     let parts: [(&str, Part); 10] = [
         ("devices", devices),
         ("kinds", kinds),
         ("ipc", ipc),
-        ("context", own_context),
+        ("context", contexts::own_context),
         ("capture", capture),
-        ("spin", spin),
+        ("spin", spinning::spin),
         ("reuse", reuse),
         ("cycles", cycles),
         ("time", time),
@@ -68,9 +68,9 @@ fn devices(_: &Arc<Gpu>) -> Answer {
     println!("driver {} for CUDA {}, stand-in: {}", driver.library(), driver.version(), driver.is_stand_in());
     for gpu in Gpu::list()? {
         println!(
-            "{gpu}: minor {:?}, BAR1 {:?} MiB, memory {} MiB",
+            "{gpu}: minor {:?}, BAR1 {}, memory {} MiB",
             gpu.minor(),
-            gpu.bar1_size().map(|b| b >> 20),
+            gpu.bar1_size().map_or_else(|| "unknown".to_owned(), |size| format!("{} MiB", size >> 20)),
             gpu.total_memory() >> 20
         );
         println!(
@@ -149,34 +149,6 @@ fn import(handle: &str) -> Answer {
     Ok(())
 }
 
-/// Memory of a context that is not the primary one.
-fn own_context(gpu: &Arc<Gpu>) -> Answer {
-    let driver = gpu.driver();
-    let mut context = Context::NULL;
-    // SAFETY: the calls write one handle; the new context is popped again, so that this thread is left as it was.
-    driver.relaxed(|api| unsafe {
-        api.ctx_create(&raw mut context, 0, gpu.ordinal())?;
-        let mut popped = Context::NULL;
-        api.ctx_pop(&raw mut popped)
-    })?;
-    println!("context {context:?}, id {}", driver.context_id(context)?);
-    let memory = memory::cuda_malloc(gpu, context, 4 << 20)?;
-    describe(&memory);
-    let registered = GpuMemory::register(memory.addr, memory.len, &GpuOptions::default())?;
-    // SAFETY: nothing of ours runs in the context.
-    driver.relaxed(|api| unsafe { api.ctx_destroy(context) })?;
-    println!(
-        "after its destruction: id {:?}, alive {:?}",
-        driver.context_id(context),
-        registered.check_alive()
-    );
-    println!(
-        "register again: {:?}",
-        GpuMemory::register(memory.addr, memory.len, &GpuOptions::default()).map(|_| ())
-    );
-    Ok(())
-}
-
 /// Registers while this thread captures a stream in global mode.
 fn capture(gpu: &Arc<Gpu>) -> Answer {
     let context = gpu.primary()?;
@@ -193,34 +165,6 @@ fn capture(gpu: &Arc<Gpu>) -> Answer {
     // SAFETY: the call writes one handle.
     let ended = driver.in_context(context, |api| unsafe { api.stream_end_capture(stream, &raw mut graph) });
     println!("registered: {registered:?}, capture: {ended:?}");
-    Ok(())
-}
-
-/// In a process of its own, so that the proof of the windows is made while a kernel holds all of the GPU.
-fn spin(_: &Arc<Gpu>) -> Answer {
-    let out = Command::new(std::env::current_exe()?).arg("spinning").output()?;
-    print!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
-    Ok(())
-}
-
-fn spinning() -> Answer {
-    let gpu = Gpu::list()?.into_iter().next().ok_or("no GPU")?;
-    let context = gpu.primary()?;
-    let made: Vec<_> = memory::KINDS[..3].iter().map(|(name, make)| (name, make(&gpu, context))).collect();
-    let mut kernel = SpinKernel::load(&gpu)?;
-    let spin = kernel.start(Duration::from_secs(4))?;
-    for (name, memory) in &made {
-        let Ok(memory) = memory else { continue };
-        let start = Instant::now();
-        let registered = GpuMemory::register(memory.addr, memory.len, &GpuOptions::default())?;
-        let (took, has_window) = (start.elapsed(), registered.window().is_some());
-        drop(registered);
-        println!(
-            "{name}: registered in {took:?} (window {has_window}), all given back by {:?}",
-            start.elapsed()
-        );
-    }
-    println!("{} blocks spinning all the while: {}", spin.started(), spin.goes_on()?);
     Ok(())
 }
 
@@ -310,8 +254,7 @@ fn reset(gpu: &Arc<Gpu>) -> Answer {
         "register again: {:?}",
         GpuMemory::register(memory.addr, memory.len, &GpuOptions::default()).map(|_| ())
     );
-    drop(registered);
-    std::mem::forget(memory);
+    drop((registered, memory));
     let fresh = memory::cuda_malloc(gpu, gpu.primary()?, 4 << 20);
     println!("allocate again: {:?}", fresh.as_ref().map(|memory| memory.addr));
     if let Ok(fresh) = fresh {

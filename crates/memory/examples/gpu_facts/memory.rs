@@ -1,6 +1,7 @@
 //! Memory of every kind, allocated as other people's programs do.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use nobounce_memory::gpu::api::{AccessDesc, AllocationProp, Api, Context, IpcHandle, Stream, consts};
 use nobounce_memory::gpu::{CudaError, Gpu, GpuMemory};
@@ -59,6 +60,11 @@ impl Memory {
         Self { addr, len, gpu: Arc::clone(gpu), context, allocated: addr, release: Box::new(release) }
     }
 
+    /// CUDA's number for it; an error once it is gone. Needs no context.
+    pub(crate) fn buffer_id(&self) -> Result<u64, CudaError> {
+        buffer_id(&self.gpu, self.allocated)
+    }
+
     fn calls<T>(&self, calls: impl FnOnce(&Api) -> Result<T, CudaError>) -> Result<T, CudaError> {
         self.gpu.driver().in_context(self.context, calls)
     }
@@ -66,10 +72,25 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
+        // Its context may have been destroyed meanwhile, and the memory with it: then there is nothing to free, and no context to do
+        // it in. Never pass a context to the driver that may be gone.
+        if self.buffer_id().is_err() {
+            return;
+        }
         if let Err(error) = self.calls(|api| (self.release)(api, self.allocated)) {
             println!("  (freeing: {error})");
         }
     }
+}
+
+/// CUDA's number for the memory at an address.
+pub(crate) fn buffer_id(gpu: &Gpu, addr: u64) -> Result<u64, CudaError> {
+    let mut id = 0u64;
+    // SAFETY: the attribute is 8 bytes.
+    gpu.driver().relaxed(|api| unsafe {
+        api.pointer_attribute((&raw mut id).cast(), consts::POINTER_BUFFER_ID, addr)
+    })?;
+    Ok(id)
 }
 
 pub(crate) fn cuda_malloc(gpu: &Arc<Gpu>, context: Context, len: usize) -> Result<Memory, CudaError> {
@@ -153,7 +174,7 @@ fn managed(gpu: &Arc<Gpu>, context: Context) -> Result<Memory, CudaError> {
     Ok(Memory::new(gpu, context, addr, 4 * MIB, |api, addr| unsafe { api.mem_free(addr) }))
 }
 
-fn pinned(gpu: &Arc<Gpu>, context: Context) -> Result<Memory, CudaError> {
+pub(crate) fn pinned(gpu: &Arc<Gpu>, context: Context) -> Result<Memory, CudaError> {
     let mut host = std::ptr::null_mut();
     // SAFETY: the call writes one address.
     gpu.driver().in_context(context, |api| unsafe { api.mem_host_alloc(&raw mut host, 4 * MIB, 0) })?;
@@ -190,39 +211,74 @@ pub(crate) fn ipc_words(memory: &Memory) -> Option<[u32; 16]> {
     memory.calls(|api| unsafe { api.ipc_get(&raw mut handle, memory.addr) }).ok().map(|()| handle.0)
 }
 
-/// Moves bytes through the window and by the GPU's copies, at both ends, in both directions.
+/// Moves bytes through the window and by the GPU's copies, at both ends and in the middle, in both directions.
 pub(crate) fn check_both_ways(memory: &Memory, registered: &GpuMemory) -> String {
-    let Some(window) = registered.window() else { return "no window".to_owned() };
     let part = memory.len.min(1000);
-    for offset in [0, (memory.len - part) / 2, memory.len - part] {
-        let out: Vec<u8> =
-            (0..part).map(|index| u8::try_from((index * 7 + offset) % 251).unwrap_or(0)).collect();
-        let mut back = vec![0; part];
-        let at = memory.addr + offset as u64;
-        if let Err(error) = window.store_last(offset, &out).and_then(|()| window.read_back().map(|_| ())) {
-            return format!("store: {error}");
-        }
-        // SAFETY: the host side is a vector of that length; the memory is ours.
-        let copied = memory.calls(|api| unsafe { api.copy_from_device(back.as_mut_ptr().cast(), at, part) });
-        if let Err(error) = copied {
-            return error.to_string();
-        }
-        if back != out {
-            return format!("WRONG: the GPU does not see what was stored at offset {offset}");
-        }
-        let other: Vec<u8> = out.iter().map(|byte| !byte).collect();
-        // SAFETY: as above.
-        let copied = memory.calls(|api| unsafe { api.copy_to_device(at, other.as_ptr().cast(), part) });
-        if let Err(error) = copied {
-            return error.to_string();
-        }
-        match window.load(offset, &mut back) {
-            Ok(()) if back == other => {}
-            Ok(()) => {
-                return format!("WRONG: the window does not show what the GPU wrote at offset {offset}");
-            }
-            Err(error) => return format!("load: {error}"),
+    let answer = [0, (memory.len - part) / 2, memory.len - part]
+        .into_iter()
+        .try_for_each(|offset| check_part(memory, registered, offset, part));
+    answer.err().unwrap_or_else(|| "right".to_owned())
+}
+
+fn check_part(memory: &Memory, registered: &GpuMemory, offset: usize, part: usize) -> Result<(), String> {
+    let window = registered.window().ok_or("no window")?;
+    let at = memory.addr + offset as u64;
+    let out: Vec<u8> = (0..part).map(|index| u8::try_from((index * 7 + offset) % 251).unwrap_or(0)).collect();
+    let mut back = vec![0; part];
+    window
+        .store_last(offset, &out)
+        .and_then(|()| window.read_back())
+        .map_err(|error| format!("store: {error}"))?;
+    // SAFETY: the host side is a vector of that length, and is not touched before the copy is over; the memory is ours.
+    on_a_stream(memory, |api, stream| unsafe {
+        api.copy_from_device_async(back.as_mut_ptr().cast(), at, part, stream)
+    })
+    .map_err(|error| error.to_string())?;
+    if let Some(wrong) = differences(&back, &out) {
+        return Err(format!("WRONG: the GPU does not see what was stored at offset {offset}: {wrong}"));
+    }
+    let other: Vec<u8> = out.iter().map(|byte| !byte).collect();
+    // SAFETY: as above.
+    on_a_stream(memory, |api, stream| unsafe {
+        api.copy_to_device_async(at, other.as_ptr().cast(), part, stream)
+    })
+    .map_err(|error| error.to_string())?;
+    window.load(offset, &mut back).map_err(|error| format!("load: {error}"))?;
+    match differences(&back, &other) {
+        None => Ok(()),
+        Some(wrong) => {
+            std::thread::sleep(Duration::from_millis(20));
+            let later = match window.load(offset, &mut back) {
+                Ok(()) => differences(&back, &other).unwrap_or_else(|| "all are right".to_owned()),
+                Err(error) => error.to_string(),
+            };
+            Err(format!(
+                "WRONG: the window does not show what the GPU wrote at offset {offset}: {wrong}; 20 ms later {later}"
+            ))
         }
     }
-    "right".to_owned()
+}
+
+/// Copies on a stream of their own, and waits until they are over. A synchronous copy from pageable memory would not do: it returns
+/// when the bytes are in the driver's own buffer and still on their way, and a load through the window is in no stream's order.
+fn on_a_stream(
+    memory: &Memory,
+    copy: impl FnOnce(&Api, Stream) -> Result<(), CudaError>,
+) -> Result<(), CudaError> {
+    memory.calls(|api| {
+        let mut stream = Stream::NULL;
+        // SAFETY: the call writes one handle.
+        unsafe { api.stream_create(&raw mut stream, consts::STREAM_NON_BLOCKING) }?;
+        // SAFETY: the stream is ours, and live until it is destroyed here.
+        let copied = copy(api, stream).and_then(|()| unsafe { api.stream_synchronize(stream) });
+        // SAFETY: as above.
+        copied.and(unsafe { api.stream_destroy(stream) })
+    })
+}
+
+/// Where two pieces of memory differ, in words.
+fn differences(found: &[u8], wanted: &[u8]) -> Option<String> {
+    let wrong: Vec<usize> = (0..wanted.len()).filter(|&at| found[at] != wanted[at]).collect();
+    let (first, last) = (wrong.first()?, wrong.last()?);
+    Some(format!("{} of {} bytes are wrong, from {first} to {last}", wrong.len(), wanted.len()))
 }

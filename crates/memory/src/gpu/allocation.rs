@@ -4,6 +4,7 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use super::api::{AccessDesc, AllocationHandle, AllocationProp, Api, Context, consts};
+use super::context::KeptContext;
 use super::device::Gpu;
 use super::error::CudaError;
 
@@ -14,7 +15,7 @@ use super::error::CudaError;
 #[derive(Debug)]
 pub struct GpuBuffer {
     gpu: Arc<Gpu>,
-    context: Context,
+    context: KeptContext,
     addr: u64,
     len: usize,
     mapped_len: usize,
@@ -28,6 +29,8 @@ impl GpuBuffer {
 
     /// The same through a context that exists already.
     pub(super) fn new_in(gpu: &Arc<Gpu>, context: Context, len: usize) -> Result<Self, CudaError> {
+        // VMM memory belongs to no context and is no witness of one.
+        let kept = KeptContext::new(gpu.driver(), context, None)?;
         gpu.driver().in_context(context, |api| {
             let prop = AllocationProp::device(gpu.ordinal(), true, gpu.gpu_direct_rdma_with_vmm());
             let mut granularity = 0;
@@ -44,7 +47,7 @@ impl GpuBuffer {
             let mapped = map(api, handle, mapped_len, &prop);
             // SAFETY: the mapping, where there is one, keeps the memory; the handle is not used again.
             let _ = unsafe { api.mem_release(handle) };
-            Ok(Self { gpu: Arc::clone(gpu), context, addr: mapped?, len, mapped_len })
+            Ok(Self { gpu: Arc::clone(gpu), context: kept, addr: mapped?, len, mapped_len })
         })
     }
 
@@ -72,17 +75,17 @@ impl GpuBuffer {
         &self.gpu
     }
 
-    /// A context in which it can be used.
+    /// A context in which it can be used, for as long as that lives.
     #[must_use]
     pub fn context(&self) -> Context {
-        self.context
+        self.context.handle()
     }
 }
 
 impl Drop for GpuBuffer {
     fn drop(&mut self) {
-        // Errors mean that the context is gone, and the memory with it.
-        let _ = self.gpu.driver().in_context(self.context, |api| {
+        // Errors mean that the context is gone: after a reset the addresses may be somebody else's, and are left alone.
+        let _ = self.context.run(self.gpu.driver(), |api| {
             // SAFETY: the range is ours and was mapped as one; nobody uses it any more.
             unsafe {
                 api.mem_unmap(self.addr, self.mapped_len)?;

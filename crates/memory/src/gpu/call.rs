@@ -9,15 +9,27 @@ impl Driver {
     /// afterwards, also after an error or a panic.
     ///
     /// Without the exchange, a query or an allocation fails during anybody's global-mode stream capture *and breaks that capture*.
+    ///
+    /// The context must live, as one does that was just found by the attributes of memory, or that [`Gpu::primary`](super::Gpu::primary)
+    /// just gave: the driver does not survive every handle of a destroyed one. Contexts that are kept for later are asked after at
+    /// each use (`context.rs`).
     pub fn in_context<T, E: From<CudaError>>(
         &self,
         context: Context,
         calls: impl FnOnce(&Api) -> Result<T, E>,
     ) -> Result<T, E> {
-        self.relaxed(|api| {
-            let _current = Current::push(api, context)?;
-            calls(api)
-        })
+        self.relaxed(|_| self.with_current(context, calls))
+    }
+
+    /// The same for a caller who is relaxed already.
+    pub(super) fn with_current<T, E: From<CudaError>>(
+        &self,
+        context: Context,
+        calls: impl FnOnce(&Api) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let api = self.api();
+        let _current = Current::push(api, context)?;
+        calls(api)
     }
 
     /// Runs `calls` with this thread's capture mode exchanged to RELAXED, in whatever context is current: for calls that need none.
@@ -35,10 +47,14 @@ impl Driver {
     /// A context's handle may be reused after the context was destroyed; streams and events made in it are then gone though the
     /// handle looks alive.
     pub fn context_id(&self, context: Context) -> Result<u64, CudaError> {
+        self.relaxed(|_| self.id_of(context))
+    }
+
+    /// The same for a caller who is relaxed already.
+    pub(super) fn id_of(&self, context: Context) -> Result<u64, CudaError> {
         let mut id = 0;
         // SAFETY: the call writes one number; an unknown handle gives an error.
-        let answer = self.relaxed(|api| unsafe { api.ctx_id(context, &raw mut id) });
-        match answer {
+        match unsafe { self.api().ctx_id(context, &raw mut id) } {
             Ok(()) => Ok(id),
             Err(error) if error.code == CudaError::NOT_FOUND => Ok(0),
             Err(error) => Err(error),
@@ -82,7 +98,7 @@ struct Current<'a>(&'a Api);
 
 impl<'a> Current<'a> {
     fn push(api: &'a Api, context: Context) -> Result<Self, CudaError> {
-        // SAFETY: the driver knows which handles are contexts and refuses others.
+        // SAFETY: the context lives: see `in_context`.
         unsafe { api.ctx_push(context) }?;
         Ok(Self(api))
     }

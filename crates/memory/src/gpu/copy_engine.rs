@@ -125,7 +125,8 @@ impl CopyEngine {
         Self::in_context(gpu, gpu.primary()?, chunks, chunk_len)
     }
 
-    /// An engine in another context of the same GPU, for memory that was allocated there.
+    /// An engine in another context of the same GPU, for memory that was allocated there. The context must live now; should it be
+    /// destroyed later, calls give an error.
     pub fn in_context(
         gpu: &Arc<Gpu>,
         context: Context,
@@ -212,7 +213,8 @@ impl CopyEngine {
             return Err(CopyError::ChunkInUse { state: "takes part in another copy" });
         }
         let mut started = false;
-        let outcome = parts.driver.in_context(parts.context, |api| {
+        // The memory that is copied was found alive, but its context need not be ours: ours is asked after here.
+        let outcome = parts.context.run(parts.driver, |api| {
             // SAFETY: the caller's promise about both sides; streams and events live as long as the context.
             unsafe {
                 let stream = match direction {

@@ -225,19 +225,33 @@ fn parse_minor(facts: &str) -> Option<u32> {
     facts.lines().find_map(|line| line.strip_prefix("Device Minor:")?.trim().parse().ok())
 }
 
-/// BAR1, in the kernel's count the second memory region: with 64-bit BARs that is line 1 of `resource`, whichever register it starts at.
 fn bar1_size_of(pci_address: &str) -> Option<u64> {
     parse_bar1(&fs::read_to_string(format!("/sys/bus/pci/devices/{pci_address}/resource")).ok()?)
 }
 
+/// BAR1 in the kernel's list of a device's regions: the largest memory region that may be prefetched. Its place in the list differs
+/// by generation, for a 64-bit region takes two places and the one before it may be of either kind. A hypervisor may show no region
+/// as prefetchable: then the largest of 64 bits, if it is too large for registers.
 fn parse_bar1(resource: &str) -> Option<u64> {
-    let mut fields = resource
+    const REGIONS: usize = 6;
+    const MEMORY: u64 = 0x200;
+    const PREFETCH: u64 = 0x2000;
+    const WIDE: u64 = 0x10_0000;
+    const BEYOND_REGISTERS: u64 = 128 << 20;
+    // Behind the six regions come the ROM and those of virtual functions, which may be larger and are not ours.
+    let regions: Vec<(u64, u64)> = resource
         .lines()
-        .nth(1)?
-        .split_whitespace()
-        .map(|field| field.strip_prefix("0x").and_then(|digits| u64::from_str_radix(digits, 16).ok()));
-    let (start, end) = (fields.next()??, fields.next()??);
-    (end > start).then(|| end - start + 1)
+        .take(REGIONS)
+        .filter_map(|line| {
+            let mut fields =
+                line.split_whitespace().map(|field| u64::from_str_radix(field.strip_prefix("0x")?, 16).ok());
+            let (start, end, flags) = (fields.next()??, fields.next()??, fields.next()??);
+            (flags & MEMORY != 0 && end > start).then(|| ((end - start).saturating_add(1), flags))
+        })
+        .collect();
+    let largest =
+        |wanted: u64| regions.iter().filter(|&&(_, flags)| flags & wanted != 0).map(|&(size, _)| size).max();
+    largest(PREFETCH).or_else(|| largest(WIDE).filter(|&size| size >= BEYOND_REGISTERS))
 }
 
 #[cfg(test)]
@@ -252,12 +266,32 @@ mod tests {
     }
 
     #[test]
-    fn bar1_is_the_second_region() {
-        let resource = "0x00000000fa000000 0x00000000faffffff 0x0000000000040200\n\
-                        0x0000380000000000 0x0000383fffffffff 0x000000000014220c\n\
-                        0x0000000000000000 0x0000000000000000 0x0000000000000000\n";
-        assert_eq!(parse_bar1(resource), Some(256 << 30));
-        assert_eq!(parse_bar1("0x0 0x0 0x0\n0x0 0x0 0x0\n"), None);
-        assert_eq!(parse_bar1("nonsense"), None);
+    fn bar1_is_the_largest_region_that_may_be_prefetched() {
+        // A Hopper: all regions of 64 bits, two places each; behind the ROM those of virtual functions.
+        let hopper = "0x0000380040000000 0x0000380043ffffff 0x000000000014220c\n\
+                      0x0000000000000000 0x0000000000000000 0x0000000000000000\n\
+                      0x0000384000000000 0x0000387fffffffff 0x000000000014220c\n\
+                      0x0000000000000000 0x0000000000000000 0x0000000000000000\n\
+                      0x0000380044000000 0x0000380045ffffff 0x000000000014220c\n\
+                      0x0000000000000000 0x0000000000000000 0x0000000000000000\n\
+                      0x0000000000000000 0x0000000000000000 0x0000000000000000\n\
+                      0x0000400000000000 0x00005fffffffffff 0x000000000014220c\n";
+        assert_eq!(parse_bar1(hopper), Some(256 << 30));
+        // An older card: registers of 32 bits first, then BAR1 with 256 MiB, an aperture of 32 MiB, ports.
+        let older = "0x00000000f6000000 0x00000000f6ffffff 0x0000000000040200\n\
+                     0x00000000e0000000 0x00000000efffffff 0x000000000014220c\n\
+                     0x0000000000000000 0x0000000000000000 0x0000000000000000\n\
+                     0x00000000f0000000 0x00000000f1ffffff 0x000000000014220c\n\
+                     0x0000000000000000 0x0000000000000000 0x0000000000000000\n\
+                     0x000000000000e000 0x000000000000e07f 0x0000000000040101\n\
+                     0x00000000000c0000 0x00000000000dffff 0x0000000000000212\n";
+        assert_eq!(parse_bar1(older), Some(256 << 20));
+        let not_marked = hopper.replace("14220c", "140204");
+        assert_eq!(parse_bar1(&not_marked), Some(256 << 30));
+        for nothing in
+            ["0x0 0x0 0x0\n0x0 0x0 0x0\n", "nonsense", "", "0x1000 0x1fff\n", "0x2000 0x1000 0x14220c\n"]
+        {
+            assert_eq!(parse_bar1(nothing), None, "{nothing}");
+        }
     }
 }

@@ -22,7 +22,7 @@ impl DmaBuf {
     /// Exports the pages of `range`.
     pub fn export(range: &GpuRange) -> Result<Self, CudaError> {
         let (start, len) = whole_pages(range.addr(), range.len(), page_size());
-        Self::export_pages(range.gpu().driver(), range.context(), start, len)
+        Self::export_pages(range.gpu().driver(), range.context_now()?, start, len)
     }
 
     /// Exports `len` bytes at `start`, both multiples of the page size.

@@ -221,7 +221,7 @@ impl GpuRange {
             range.segments.push(segment);
             return if end <= segment.end() { Ok(range) } else { Err(range.crossing()) };
         }
-        range.context = range.find_context(driver).map_err(|error| failed(addr, error))?;
+        range.context = range.find_context(attributes.context).map_err(|error| failed(addr, error))?;
         driver
             .in_context(range.context, |api| range.classify(api, &attributes, end))
             .map_err(|error| failed(addr, error))?;
@@ -261,10 +261,26 @@ impl GpuRange {
         &self.gpu
     }
 
-    /// A context in which it can be used. Null for pinned host memory that no context owns.
+    /// A context in which it can be used, as it was when the range was looked at: null for pinned host memory that no context owns.
+    /// It may have been destroyed since then; [`context_now`](Self::context_now) asks.
     #[must_use]
     pub fn context(&self) -> Context {
         self.context
+    }
+
+    /// A context in which it can be used now, found without touching the handle of the earlier one. Fails where the memory is gone.
+    pub fn context_now(&self) -> Result<Context, CudaError> {
+        let driver = self.gpu.driver();
+        let (found, id) =
+            driver.relaxed(|api| Ok::<_, CudaError>((query(api, self.addr)?, buffer_id(api, self.addr)?)))?;
+        if found.memory_type == 0 || (self.buffer_id() != 0 && id != self.buffer_id()) {
+            return Err(CudaError {
+                call: "cuPointerGetAttributes",
+                code: CudaError::INVALID_VALUE,
+                name: "CUDA_ERROR_INVALID_VALUE: the memory was freed",
+            });
+        }
+        if self.host.is_some() { Ok(found.context) } else { self.find_context(found.context) }
     }
 
     /// Where its allocation begins.
@@ -345,17 +361,21 @@ impl GpuRange {
     }
 
     /// VMM and pool memory belongs to no context: take the caller's, if it is on this GPU, before making one.
-    fn find_context(&self, driver: &Driver) -> Result<Context, CudaError> {
-        if !self.context.is_null() {
-            return Ok(self.context);
+    fn find_context(&self, own: Context) -> Result<Context, CudaError> {
+        if !own.is_null() {
+            return Ok(own);
         }
-        let current = driver.relaxed(|api| {
+        let current = self.gpu.driver().relaxed(|api| {
             let (mut context, mut device) = (Context::NULL, -1);
             // SAFETY: the call writes one handle.
             unsafe { api.ctx_current(&raw mut context) }?;
             if !context.is_null() {
-                // SAFETY: a context is current; the call writes one int.
-                unsafe { api.ctx_device(&raw mut device) }?;
+                // SAFETY: the call writes one int.
+                match unsafe { api.ctx_device(&raw mut device) } {
+                    // Somebody destroyed it and left it current here.
+                    Err(error) if error.context_is_gone() => {}
+                    answer => answer?,
+                }
             }
             Ok::<_, CudaError>((device == self.gpu.ordinal()).then_some(context))
         })?;

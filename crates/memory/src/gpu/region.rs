@@ -195,7 +195,8 @@ impl GpuMemory {
         self.range.gpu()
     }
 
-    /// A context in which it can be used.
+    /// A context in which it can be used, as it was at the registration. It may be gone by now: ask
+    /// [`GpuRange::context_now`] before it is used.
     #[must_use]
     pub fn context(&self) -> Context {
         self.range.context()
@@ -270,8 +271,9 @@ impl GpuMemory {
     fn find_window(&mut self, wanted: bool) -> Paths {
         let copy_engine = Path::Direct(Mechanism::CopyEngine);
         if !wanted {
+            // Whoever takes the window away wants to see what staging is like: all of it, in both directions.
             let reason = Reason::new("the window is switched off (NOBOUNCE_WINDOW=off, or by an option)");
-            return Paths { inbound: Path::Staged(reason), outbound: copy_engine };
+            return Paths::both(Path::Staged(reason));
         }
         let (opened, refusals) = window::open(&self.range);
         self.refusals = refusals;

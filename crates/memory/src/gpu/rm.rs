@@ -25,7 +25,7 @@ const CONTROL_NODE: &str = "/dev/nvidiactl";
 #[derive(Debug, Error)]
 pub(super) enum RmError {
     /// A device node cannot be opened.
-    #[error("{node} cannot be opened ({source}); in a container it must be passed in, readable and writable")]
+    #[error("{node} cannot be opened ({source}): {}", open_advice(.source))]
     Open { node: String, source: io::Error },
     /// The kernel refused the ioctl itself.
     #[error("the ioctl {call} failed ({source})")]
@@ -74,8 +74,11 @@ impl RmDevice {
     /// The GPU behind `/dev/nvidia<minor>`, which the resource manager counts as `instance_of(exported)`: the descriptor of a VMM
     /// allocation on it tells, since neither CUDA's number nor the minor number does.
     pub(super) fn open(minor: u32, exported: BorrowedFd<'_>) -> Result<Arc<Self>, RmError> {
-        let control = open_node(CONTROL_NODE)?;
-        let node_path = format!("/dev/nvidia{minor}");
+        Self::open_nodes(CONTROL_NODE, format!("/dev/nvidia{minor}"), exported)
+    }
+
+    fn open_nodes(control: &str, node_path: String, exported: BorrowedFd<'_>) -> Result<Arc<Self>, RmError> {
+        let control = open_node(control)?;
         let node = open_node(&node_path)?;
         let mut control_fd = control.as_raw_fd();
         // SAFETY: the ioctl reads one int.
@@ -328,6 +331,20 @@ fn open_node(path: &str) -> Result<File, RmError> {
         .map_err(|source| RmError::Open { node: path.to_owned(), source })
 }
 
+/// What to do about a device node that cannot be opened.
+fn open_advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::NotFound => {
+            "it does not exist here; load the driver's module, or pass the node into the container (--gpus all, --device)"
+        }
+        io::ErrorKind::PermissionDenied => {
+            "this user may not; nodes of the driver are readable and writable for all (0666) by default, and a container must \
+             be given them (--gpus all, --device, the device rules of its cgroup)"
+        }
+        _ => "nvidia-smi and the kernel's log say more",
+    }
+}
+
 fn check(status: u32, call: &'static str) -> Result<(), RmError> {
     if status == 0 { Ok(()) } else { Err(RmError::Status { call, status }) }
 }
@@ -358,6 +375,8 @@ pub(super) const fn request(magic: u8, number: u8, size: usize) -> libc::Ioctl {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use super::*;
 
     #[test]
@@ -368,10 +387,44 @@ mod tests {
 
     #[test]
     fn errors_say_what_to_do() {
-        let missing = open_node("/dev/nvidia-that-is-not-there").unwrap_err();
-        assert!(missing.to_string().contains("container"), "{missing}");
         let full = RmError::Status { call: "MAP_MEMORY", status: 0x1A };
         assert!(full.is_lack_of_space());
         assert!(full.to_string().contains("BAR1"), "{full}");
+    }
+
+    /// A container without the control node, without the GPU's, or with something else under their names.
+    #[test]
+    fn missing_nodes_are_named() {
+        let exported = File::open("/dev/null").unwrap();
+        let open = |control: &str, node: &str| {
+            RmDevice::open_nodes(control, node.to_owned(), exported.as_fd()).unwrap_err()
+        };
+        for (control, node) in [("/dev/not-nvidiactl", "/dev/null"), ("/dev/null", "/dev/not-nvidia0")] {
+            let error = open(control, node);
+            let words = error.to_string();
+            assert!(matches!(&error, RmError::Open { node, .. } if node.contains("not-nvidia")), "{error}");
+            assert!(words.contains("does not exist") && words.contains("--gpus all"), "{words}");
+            assert!(!error.is_lack_of_space());
+        }
+        let error = open("/dev/null", "/dev/null");
+        assert!(matches!(error, RmError::Ioctl { call: "REGISTER_FD", .. }), "{error}");
+    }
+
+    #[test]
+    fn nodes_that_are_not_permitted_are_named() {
+        let path = std::env::temp_dir().join(format!("nobounce-rm-{}", std::process::id()));
+        let file =
+            OpenOptions::new().create(true).write(true).truncate(true).mode(0o200).open(&path).unwrap();
+        let words = std::thread::scope(|scope| {
+            let opening = scope.spawn(|| {
+                // SAFETY: gives up root's rights to files in this thread only, which ends here.
+                unsafe { libc::setfsuid(65534) };
+                let node = path.to_str().unwrap();
+                RmDevice::open_nodes(node, node.to_owned(), file.as_fd()).unwrap_err().to_string()
+            });
+            opening.join().unwrap()
+        });
+        std::fs::remove_file(&path).unwrap();
+        assert!(words.contains("may not") && words.contains("0666"), "{words}");
     }
 }

@@ -196,13 +196,23 @@ fn map_generously(
     let is_cheap = segment.size <= WHOLE_UP_TO || segment.size <= needed.len().saturating_mul(WHOLE_PARTS);
     // A small BAR1 is for what is needed.
     let has_room = range.gpu().bar1_size().is_none_or(|bar1| segment.size <= bar1 / 8);
-    if whole != needed && is_cheap && has_room {
-        match map(rung, range, whole) {
+    let wanted = (whole != needed && is_cheap && has_room).then_some(whole);
+    first_that_fits(wanted, needed, |extent| map(rung, range, extent))
+}
+
+/// Maps what is wanted, or what is needed where there is no room for that.
+fn first_that_fits<T>(
+    wanted: Option<Extent>,
+    needed: Extent,
+    mut map: impl FnMut(Extent) -> Result<T, Refused>,
+) -> Result<T, Refused> {
+    if let Some(wanted) = wanted {
+        match map(wanted) {
             Err(refused) if refused.passing => {}
             answer => return answer,
         }
     }
-    map(rung, range, needed)
+    map(needed)
 }
 
 fn map(rung: Rung, range: &GpuRange, extent: Extent) -> Result<Mapping, Refused> {
@@ -232,11 +242,14 @@ fn out_of_question(rung: Rung, range: &GpuRange) -> Option<String> {
     if gpu.driver().is_stand_in() && rung != Rung::DmaBufMmap {
         return Some("the stand-in driver of the tests has no kernel module".to_owned());
     }
-    let bar1 = gpu.bar1_size()?;
-    (range.len() as u64 > bar1).then(|| {
+    too_large(range.len() as u64, gpu.bar1_size()?, gpu)
+}
+
+fn too_large(len: u64, bar1: u64, gpu: &impl fmt::Display) -> Option<String> {
+    (len > bar1).then(|| {
         format!(
             "the range of {} MiB is larger than the BAR1 of {gpu}, {} MiB; register it in parts, or switch on resizable BAR",
-            range.len() >> 20,
+            len >> 20,
             bar1 >> 20
         )
     })
@@ -251,5 +264,34 @@ mod tests {
         assert!(Rung::ALL.is_sorted());
         let refusal = Refusal { rung: Rung::Gdrdrv, reason: "the module is not loaded".to_owned() };
         assert_eq!(refusal.to_string(), "gdrdrv: the module is not loaded");
+    }
+
+    #[test]
+    fn a_range_larger_than_bar1_is_refused_with_both_sizes() {
+        let reason = too_large(300 << 20, 256 << 20, &"GPU 0 (a card)").unwrap();
+        for words in ["300 MiB", "256 MiB", "GPU 0 (a card)", "in parts"] {
+            assert!(reason.contains(words), "{reason}");
+        }
+        assert_eq!(too_large(256 << 20, 256 << 20, &"GPU 0"), None);
+    }
+
+    /// BAR1 has no room for the whole allocation: what is needed of it may still fit. Other refusals are final.
+    #[test]
+    fn a_full_bar1_gets_the_part_that_is_needed() {
+        let (whole, needed) = (Extent { start: 0, end: 1 << 30 }, Extent { start: 0x10000, end: 0x20000 });
+        let full = |extent: Extent| {
+            if extent == whole { Err(Refused::passing("BAR1 is full")) } else { Ok(extent) }
+        };
+        assert_eq!(first_that_fits(Some(whole), needed, full).unwrap(), needed);
+        assert_eq!(first_that_fits(None, needed, full).unwrap(), needed);
+        let mut tried = 0;
+        let refused = first_that_fits(Some(whole), needed, |_| {
+            tried += 1;
+            Err::<(), _>(Refused::new("not this memory"))
+        });
+        assert_eq!((refused.unwrap_err().reason.as_str(), tried), ("not this memory", 1));
+        let refused =
+            first_that_fits(Some(whole), needed, |_| Err::<(), _>(Refused::passing("BAR1 is full")));
+        assert!(refused.unwrap_err().passing);
     }
 }

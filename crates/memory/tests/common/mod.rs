@@ -137,6 +137,11 @@ impl Made {
         Self::Pinned,
     ];
 
+    /// Whether a driver that lets the CPU map dma-bufs gives a window onto it.
+    pub(crate) fn has_window(self) -> bool {
+        !matches!(self, Self::Imported | Self::Managed | Self::Pinned)
+    }
+
     /// Makes it: address and length. A context must be current. It is not freed: the process ends soon.
     pub(crate) fn make(self, cuda: &StandIn) -> (u64, usize) {
         let mut addr = 0;

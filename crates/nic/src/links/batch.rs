@@ -5,10 +5,12 @@
 //! such a send 0, 1, 2, ... in the IPv4 identification field, and the ICRC covers that field: so the grouping is
 //! decided when a packet is committed, and the ICRC is closed at that moment, for that place.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::Range;
 
+use nobounce_memory::gpu::copy_engine::PinnedChunk;
 use nobounce_protocol::wire::icrc::{self, Flow, MASKED, Sealer};
 use nobounce_protocol::wire::{BTH_LEN, ICRC_LEN, ROCE_PORT};
 
@@ -47,10 +49,12 @@ pub struct TxPacket {
     pub(super) port: u8,
     /// Its place in its group, which is also its IPv4 identification. A group begins where this is 0.
     pub ip_id: u16,
+    /// Which of the payloads outside the slab is its own; the slab then holds only what comes before and after it.
+    pub(super) outside: Option<u16>,
 }
 
 impl TxPacket {
-    /// Where its bytes lie in the slab.
+    /// Where its bytes lie in the slab, if its payload lies there too.
     pub(super) fn range(&self) -> Range<usize> {
         let start = self.start as usize;
         start..start + self.len as usize
@@ -107,11 +111,37 @@ struct Group {
     bytes: usize,
 }
 
+/// A payload that lies outside the slab: bytes that the GPU's copy engine put where the link takes them from. Nobody changes
+/// them while this is held.
+#[derive(Clone, Debug)]
+pub struct Outside {
+    chunk: PinnedChunk,
+    range: Range<usize>,
+    /// Bytes of the packet before it.
+    head: usize,
+}
+
+impl Outside {
+    /// The bytes of `range` in a chunk, as the payload of a packet whose headers are `head` bytes long.
+    pub fn new(chunk: PinnedChunk, range: Range<usize>, head: usize) -> Self {
+        debug_assert!(range.end <= chunk.len());
+        Self { chunk, range, head }
+    }
+
+    /// The payload.
+    pub fn bytes(&self) -> &[u8] {
+        self.chunk.get(self.range.clone()).unwrap_or(&[])
+    }
+}
+
 /// A packet begun and not yet committed.
 #[derive(Clone, Copy, Debug)]
 struct Open {
     way: Way,
+    /// Its bytes on the wire.
     len: usize,
+    /// Its bytes in the slab.
+    slab_len: usize,
     /// Which of the sealers closes it.
     sealer: usize,
 }
@@ -121,6 +151,12 @@ pub struct TxBatch {
     caps: Capabilities,
     slab: Box<[u8]>,
     used: usize,
+    /// Bytes on the wire of all packets in it.
+    wire: usize,
+    /// Payloads that lie elsewhere; that of an open packet is the last.
+    outside: Vec<Outside>,
+    /// How many of them belong to packets of the batch.
+    committed_outside: usize,
     open: Option<Open>,
     packets: Vec<TxPacket>,
     group: Option<Group>,
@@ -136,6 +172,9 @@ impl TxBatch {
             caps,
             slab: vec![0; SLAB].into_boxed_slice(),
             used: LEAD,
+            wire: LEAD,
+            outside: Vec::new(),
+            committed_outside: 0,
             open: None,
             packets: Vec::with_capacity(64),
             group: None,
@@ -155,32 +194,52 @@ impl TxBatch {
     /// As [`begin`](Self::begin); also gives the CRC that comes before the packet's first byte, for those who compute
     /// it over the body while they fill it, and hand it to [`commit_crc`](Self::commit_crc).
     pub fn begin_crc(&mut self, dst: IpAddr, src_port_hint: u16, len: usize) -> Option<(&mut [u8], u32)> {
+        let port = self.port(src_port_hint);
+        self.begin_on(Way::new(&dst, port), len, len)
+    }
+
+    /// As [`begin_crc`](Self::begin_crc), for a packet of `len` bytes whose payload lies elsewhere: the room is for the
+    /// headers, the padding and the ICRC. The payload counts as part of the body when its CRC is computed.
+    pub fn begin_outside(
+        &mut self,
+        dst: IpAddr,
+        src_port_hint: u16,
+        len: usize,
+        payload: Outside,
+    ) -> Option<(&mut [u8], u32)> {
+        let port = self.port(src_port_hint);
+        let slab_len = len.checked_sub(payload.range.len())?;
+        self.outside.truncate(self.committed_outside);
+        self.outside.push(payload);
+        self.begin_on(Way::new(&dst, port), len, slab_len)
+    }
+
+    fn port(&self, hint: u16) -> u8 {
         let ports = self.caps.source_ports.len();
-        let port = u8::try_from(usize::from(src_port_hint) % ports).unwrap_or(0);
+        let port = u8::try_from(usize::from(hint) % ports).unwrap_or(0);
         // Hints that lead to one port must not part a group.
-        let port =
-            if self.caps.source_ports[usize::from(port)] == self.caps.source_ports[0] { 0 } else { port };
-        self.begin_on(Way::new(&dst, port), len)
+        if self.caps.source_ports[usize::from(port)] == self.caps.source_ports[0] { 0 } else { port }
     }
 
     // Inlined, the way stays in registers: on the stack it would be read back in larger pieces than it was written.
     #[inline(always)]
-    fn begin_on(&mut self, way: Way, len: usize) -> Option<(&mut [u8], u32)> {
+    fn begin_on(&mut self, way: Way, len: usize, slab_len: usize) -> Option<(&mut [u8], u32)> {
         debug_assert!((BTH_LEN + ICRC_LEN..=MAX_PACKET).contains(&len), "a packet of {len} bytes");
-        let fits = (BTH_LEN + ICRC_LEN..=MAX_PACKET.min(SLAB - self.used)).contains(&len);
+        let fits = (BTH_LEN + ICRC_LEN..=MAX_PACKET.min(SLAB - self.wire)).contains(&len);
         if !fits || self.packets.len() == MAX_PACKETS {
             self.open = None;
             return None;
         }
         let sealer = self.find_sealer(way, len);
         let start = self.sealers[sealer].as_ref().map_or(0, Sealer::start);
-        self.open = Some(Open { way, len, sealer });
-        self.slab.get_mut(self.used..self.used + len).map(|room| (room, start))
+        self.open = Some(Open { way, len, slab_len, sealer });
+        self.slab.get_mut(self.used..self.used + slab_len).map(|room| (room, start))
     }
 
     /// Takes the packet begun last into the batch: decides its group and closes its ICRC.
     pub fn commit(&mut self) {
         let Some(open) = self.open else { return };
+        debug_assert_eq!(open.len, open.slab_len, "whose payload lies elsewhere is committed with its CRC");
         let Some(sealer) = &self.sealers[open.sealer] else { return };
         let mut crc = crc32fast::Hasher::new_with_initial(sealer.start());
         crc.update(&self.slab[self.used..self.used + open.len - ICRC_LEN]);
@@ -193,39 +252,40 @@ impl TxBatch {
         let at = self.used;
         let ip_id = self.place(&open);
         let Some(sealer) = &self.sealers[open.sealer] else { return };
-        let body = at..at + open.len - ICRC_LEN;
+        let end = at + open.slab_len;
         let icrc = sealer.finish(crc, self.slab[at + MASKED], ip_id);
-        self.slab[body.end..body.end + ICRC_LEN].copy_from_slice(&icrc.to_le_bytes());
+        self.slab[end - ICRC_LEN..end].copy_from_slice(&icrc.to_le_bytes());
     }
 
     /// Forgets the packet begun last.
     pub fn abort(&mut self) {
+        self.outside.truncate(self.committed_outside);
         self.open = None;
     }
 
     /// Copies in a packet of another batch whose ICRC is already closed, and keeps that ICRC as right (or as wrong)
     /// as it was although the packet's place may change. Whether there was room.
     pub(super) fn push(&mut self, from: &TxPacket, bytes: &[u8]) -> bool {
-        let Some((room, _)) = self.begin_on(Way::new(&from.dst, from.port), bytes.len()) else {
+        let Some((room, _)) = self.begin_on(Way::new(&from.dst, from.port), bytes.len(), bytes.len()) else {
             return false;
         };
         room.copy_from_slice(bytes);
         if let Some(open) = self.open.take() {
             let at = self.used;
             let ip_id = self.place(&open);
-            move_id(&mut self.slab[at..at + open.len], from.dst, from.ip_id, ip_id);
+            self.move_id(at + open.len, open.len, from.dst, from.ip_id, ip_id);
         }
         true
     }
 
     /// Whether it takes one more packet of the largest path MTU.
     pub fn has_room(&self) -> bool {
-        SLAB - self.used >= LARGEST_ROCE_PACKET && self.packets.len() < MAX_PACKETS
+        SLAB - self.wire >= LARGEST_ROCE_PACKET && self.packets.len() < MAX_PACKETS
     }
 
     /// How many packets of `len` bytes it takes.
     pub fn room_for(&self, len: usize) -> usize {
-        ((SLAB - self.used) / len.max(1)).min(MAX_PACKETS - self.packets.len())
+        ((SLAB - self.wire) / len.max(1)).min(MAX_PACKETS - self.packets.len())
     }
 
     /// Whether nothing is in it.
@@ -239,8 +299,27 @@ impl TxBatch {
     }
 
     /// The bytes of one of its packets.
-    pub fn bytes(&self, packet: &TxPacket) -> &[u8] {
-        &self.slab[packet.range()]
+    pub fn bytes(&self, packet: &TxPacket) -> Cow<'_, [u8]> {
+        match self.parts(packet) {
+            [whole, [], []] => Cow::Borrowed(whole),
+            parts => Cow::Owned(parts.concat()),
+        }
+    }
+
+    /// The bytes of one of its packets, where they lie: all of it, or what comes before the payload, the payload, and
+    /// what comes after.
+    pub(super) fn parts(&self, packet: &TxPacket) -> [&[u8]; 3] {
+        let outside = packet.outside.and_then(|index| self.outside.get(usize::from(index)));
+        let Some(outside) = outside else { return [&self.slab[packet.range()], &[], &[]] };
+        let start = packet.start as usize;
+        let end = start + packet.len as usize - outside.range.len();
+        let (head, tail) = self.slab[start..end].split_at(outside.head);
+        [head, outside.bytes(), tail]
+    }
+
+    /// Whether a payload in these packets lies elsewhere.
+    pub(super) fn is_scattered(&self, first: usize, end: usize) -> bool {
+        !self.outside.is_empty() && self.packets[first..end].iter().any(|packet| packet.outside.is_some())
     }
 
     /// The capabilities it groups by.
@@ -251,6 +330,9 @@ impl TxBatch {
     /// Forgets all packets.
     pub fn clear(&mut self) {
         self.used = LEAD;
+        self.wire = LEAD;
+        self.outside.clear();
+        self.committed_outside = 0;
         self.open = None;
         self.packets.clear();
         self.group = None;
@@ -268,10 +350,24 @@ impl TxBatch {
 
     /// Makes groups of one of the packets from `first` to `end`, for a path that refuses segmented sends.
     pub(super) fn ungroup(&mut self, first: usize, end: usize) {
-        for packet in &mut self.packets[first..end] {
-            move_id(&mut self.slab[packet.range()], packet.dst, packet.ip_id, 0);
-            packet.ip_id = 0;
+        for index in first..end {
+            let packet = self.packets[index];
+            let len = packet.len as usize;
+            let away = packet.outside.and_then(|at| self.outside.get(usize::from(at)));
+            let in_slab = len - away.map_or(0, |outside| outside.range.len());
+            self.move_id(packet.start as usize + in_slab, len, packet.dst, packet.ip_id, 0);
+            self.packets[index].ip_id = 0;
         }
+    }
+
+    /// Adapts the ICRC that ends at `end` of the slab, of a packet of `len` bytes, to another IPv4 identification.
+    /// IPv6 has none.
+    fn move_id(&mut self, end: usize, len: usize, dst: IpAddr, from: u16, to: u16) {
+        if from == to || dst.is_ipv6() {
+            return;
+        }
+        let Some(tail) = self.slab[..end].last_chunk_mut::<ICRC_LEN>() else { return };
+        *tail = icrc::change_id(u32::from_le_bytes(*tail), len - ICRC_LEN, from, to).to_le_bytes();
     }
 
     /// Which sealer closes packets of this length on this way; makes it if it is not there.
@@ -296,7 +392,9 @@ impl TxBatch {
 
     /// Gives a packet its place; returns its number in its group.
     fn place(&mut self, open: &Open) -> u16 {
-        let Open { way, len, .. } = *open;
+        let Open { way, len, slab_len, .. } = *open;
+        let outside = (slab_len < len).then(|| u16::try_from(self.committed_outside).unwrap_or(u16::MAX));
+        self.committed_outside += usize::from(outside.is_some());
         let slot = self.slab[self.used + SLOT_BYTE];
         let joined = self.group.as_mut().filter(|g| {
             // The receiver's kernel steers a segmented send as a whole, so it may hold packets of one slot only.
@@ -331,8 +429,10 @@ impl TxBatch {
             src_port: self.caps.source_ports[usize::from(way.port)],
             port: way.port,
             ip_id,
+            outside,
         });
-        self.used += len;
+        self.used += slab_len;
+        self.wire += len;
         ip_id
     }
 }
@@ -345,15 +445,6 @@ impl fmt::Debug for TxBatch {
             .field("packets", &self.packets)
             .finish_non_exhaustive()
     }
-}
-
-/// Adapts a closed ICRC to another IPv4 identification. IPv6 has none.
-fn move_id(packet: &mut [u8], dst: IpAddr, from: u16, to: u16) {
-    if from == to || dst.is_ipv6() {
-        return;
-    }
-    let Some((body, tail)) = packet.split_last_chunk_mut::<ICRC_LEN>() else { return };
-    *tail = icrc::change_id(u32::from_le_bytes(*tail), body.len(), from, to).to_le_bytes();
 }
 
 #[cfg(test)]
@@ -393,7 +484,7 @@ mod tests {
 
     fn all_closed(batch: &TxBatch) {
         for p in batch.packets() {
-            let verdict = p.flow(HERE).verify(p.ip_id, batch.bytes(p));
+            let verdict = p.flow(HERE).verify(p.ip_id, &batch.bytes(p));
             assert_eq!(verdict, Verdict::Valid { ip_id: Some(p.ip_id) }, "{p:?}");
         }
     }
@@ -500,7 +591,7 @@ mod tests {
         (0..9).for_each(|i| assert!(add(&mut a, THERE, 300, i)));
         let mut b = batch(64);
         for p in a.packets().iter().step_by(2) {
-            assert!(b.push(p, a.bytes(p)));
+            assert!(b.push(p, &a.bytes(p)));
         }
         assert_eq!(ids(&b), [0, 1, 2, 3, 4]);
         all_closed(&b);

@@ -224,7 +224,7 @@ impl<L: Link> Link for FaultLink<L> {
             self.inner.send(batch);
         }
         for packet in batch.packets() {
-            self.mistreat(packet, batch.bytes(packet), now);
+            self.mistreat(packet, &batch.bytes(packet), now);
         }
         batch.clear();
         self.release(now);

@@ -149,7 +149,7 @@ impl<L: Link> Link for PcapLink<L> {
         if !batch.is_empty() {
             let time = wall_ns();
             for packet in batch.packets() {
-                self.record.add(time, &packet.flow(self.record.local), packet.ip_id, batch.bytes(packet));
+                self.record.add(time, &packet.flow(self.record.local), packet.ip_id, &batch.bytes(packet));
             }
         }
         self.inner.send(batch);

@@ -5,6 +5,9 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
+use nobounce_memory::gpu::calibration::Calibration;
+use nobounce_memory::gpu::{GpuMemory, GpuOptions};
+use nobounce_memory::path::{Mechanism, Path, Paths};
 use nobounce_memory::{Window, guard, probe};
 use nobounce_protocol::qp::{Access, Mtu};
 
@@ -18,6 +21,9 @@ use super::fork;
 use super::helper::Helper;
 use super::qp::{CreateQpError, Qp, QpLimits};
 use super::region::{Mr, Region, RegisterError};
+use super::stage::{ContextKey, CopyEngines};
+use super::tally::PathCounters;
+use super::target::{GpuTarget, Target};
 use crate::links::fault::FaultLink;
 use crate::links::pcap::{self, PcapLink};
 use crate::links::udp::{self, UdpConfig, UdpLink};
@@ -220,6 +226,21 @@ impl Device {
         self.shared.lock().map(|engine| engine.core.totals()).unwrap_or_default()
     }
 
+    /// Bytes and operations so far, by the way they took.
+    pub fn path_counters(&self) -> PathCounters {
+        let mut sum = PathCounters::default();
+        self.peer_path_counters().iter().for_each(|(_, one)| sum.add(one));
+        sum
+    }
+
+    /// The same for each peer.
+    pub fn peer_path_counters(&self) -> Vec<(IpAddr, PathCounters)> {
+        let moved = self.shared.lock().map(|engine| engine.core.moved_by_peer()).unwrap_or_default();
+        let mut list: Vec<_> = moved.into_iter().collect();
+        list.sort_by_key(|(peer, _)| *peer);
+        list
+    }
+
     /// What the link counted so far.
     pub fn link_counters(&self) -> Vec<(&'static str, u64)> {
         self.shared.lock().map(|engine| engine.link.counters()).unwrap_or_default()
@@ -250,19 +271,64 @@ impl Pd {
     /// # Errors
     /// The range is not mapped with these rights (EFAULT), or the rights contradict each other (EINVAL).
     pub unsafe fn register(&self, addr: *mut u8, len: usize, access: Access) -> Result<Mr, RegisterError> {
-        let remote_writes = Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
-        if access.intersects(remote_writes) && !access.contains(Access::LOCAL_WRITE) {
-            return Err(RegisterError::Rights);
-        }
+        check_rights(access)?;
         guard::ensure_installed()?;
         let base = addr.addr() as u64;
         probe::check_range(base, len as u64, access.contains(Access::LOCAL_WRITE))?;
         // SAFETY: the caller promises what Window::new asks for.
         let window = unsafe { Window::new(addr, len) };
-        let region = Region { window, addr: base, access, pd: self.id };
+        self.insert(Target::Host(window), base, access, Paths::both(Path::Direct(Mechanism::Cpu)))
+    }
+
+    /// Registers `len` bytes of memory that CUDA knows, at the address by which CUDA knows it.
+    ///
+    /// The region carries the way its bytes take ([`Mr::paths`]). For lack of a direct one it fails only where
+    /// `options` (or `NOBOUNCE_REQUIRE=direct`) ask for it.
+    ///
+    /// # Safety
+    /// As for [`register`](Self::register): until the region is dropped, the memory is read and, as `access` allows, written
+    /// by the device and by peers. It may be freed meanwhile; then requests fail.
+    ///
+    /// # Errors
+    /// The address is not CUDA's, the range crosses its allocation, there is no driver, a direct path was required, ...: the
+    /// message says what to do.
+    pub unsafe fn register_gpu(
+        &self,
+        addr: u64,
+        len: usize,
+        access: Access,
+        options: &GpuOptions,
+    ) -> Result<Mr, RegisterError> {
+        check_rights(access)?;
+        let memory = Arc::new(GpuMemory::register(addr, len, options)?);
+        let paths = memory.paths().clone();
+        if let Some(window) = memory.host() {
+            return self.insert(Target::Host(window), addr, access, paths);
+        }
+        // Made ahead and without the lock: data must not wait for either.
+        let crossover = match memory.window() {
+            Some(_) if paths.outbound.is_direct() => Calibration::of(memory.gpu())?.load_crossover,
+            _ => 0,
+        };
+        let context = ContextKey::of(&memory)?;
+        let known = self.device.shared.lock().ok_or(RegisterError::Forked)?.core.regions.stage.find(context);
+        let copier = match known {
+            Some(copier) => copier,
+            None => {
+                let engines = CopyEngines::new(&memory)?;
+                let mut engine = self.device.shared.lock().ok_or(RegisterError::Forked)?;
+                engine.core.regions.stage.adopt(context, engines)
+            }
+        };
+        self.insert(Target::Gpu(GpuTarget::new(memory, copier, crossover)), addr, access, paths)
+    }
+
+    fn insert(&self, target: Target, addr: u64, access: Access, paths: Paths) -> Result<Mr, RegisterError> {
+        let len = target.len();
+        let region = Region { target, addr, access, pd: self.id };
         let shared = self.device.shared.clone();
         let key = shared.lock().ok_or(RegisterError::Forked)?.core.regions.insert(region)?;
-        Ok(Mr { shared, key, addr: base, len: len as u64 })
+        Ok(Mr { shared, key, addr, len, paths })
     }
 
     /// Makes a queue pair.
@@ -272,4 +338,12 @@ impl Pd {
     pub fn create_qp(&self, send_cq: &Cq, recv_cq: &Cq, limits: QpLimits) -> Result<Qp, CreateQpError> {
         Qp::create(self, send_cq, recv_cq, limits)
     }
+}
+
+fn check_rights(access: Access) -> Result<(), RegisterError> {
+    let remote_writes = Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+    if access.intersects(remote_writes) && !access.contains(Access::LOCAL_WRITE) {
+        return Err(RegisterError::Rights);
+    }
+    Ok(())
 }

@@ -5,25 +5,29 @@
 //! lock is never held for long.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
-use std::net::IpAddr;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
+use nobounce_memory::gpu::copy_engine::CopyError;
 use nobounce_protocol::qp::{
-    Completion, Handled, Qp as ProtocolQp, QpAttr, QpEvent, QpState, Status, WorkKind,
+    Completion, Handled, Payload, Qp as ProtocolQp, QpAttr, QpEvent, QpState, Status, Transmit, WorkKind,
 };
 use nobounce_protocol::timing::Nanos;
 use nobounce_protocol::wire::icrc::{Flow, Sealer, Verdict};
 use nobounce_protocol::wire::{Header, IdVerdict, Qpn, ROCE_PORT};
 
-use super::build::{build, build_repeats, packet_len};
+use super::build::{Built, build, build_repeats, packet_len, ready_repeats};
 use super::counters::{self, Counters};
 use super::cq::CqInner;
 use super::event::{AsyncEvent, Events};
+use super::feed::Feed;
 use super::host::{PacketHost, PostedReceive, PostedSend};
 use super::path::{PathIndex, Paths};
 use super::peer::Peers;
 use super::region::Regions;
+use super::stage::Stage;
+use super::tally::PathCounters;
 use crate::links::{Link, RxDatagram, TxBatch, now_ns};
 
 /// Packets a queue pair may send before the next one has its turn: one full segmented send. (Two: 64 queue pairs
@@ -34,6 +38,8 @@ const MAX_BATCHES: usize = 16;
 
 /// Precomputed ICRCs kept.
 const SEALERS: usize = 32;
+/// Peers whose bytes are counted apart after their queue pairs are gone.
+const MAX_PEERS: usize = 1024;
 /// Idle calls between two looks at the timers: a few microseconds of polling.
 const TIMERS_EVERY: u32 = 16;
 
@@ -65,6 +71,32 @@ pub(crate) struct QpEntry {
     owes_ack: bool,
     /// The earliest entry of the timer heap that belongs to it.
     armed: Option<Nanos>,
+    /// Fetched bytes of the message that it sends, where those come from a GPU.
+    pub(crate) feed: Option<Box<Feed>>,
+    /// The copy that its last placed byte waits for.
+    ticket: u64,
+    /// What waits for copies.
+    held: Option<Box<Held>>,
+    tally: PathCounters,
+}
+
+/// What a queue pair cannot say or send yet, because the GPU's copy engine is not done with it.
+#[derive(Debug, Default)]
+struct Held {
+    /// A packet whose payload is being fetched, or that must not overtake a copy.
+    packet: Option<Transmit>,
+    /// Answers without payload, and the copy each waits for.
+    answers: VecDeque<(u64, Transmit)>,
+    /// Completions, and the copy each waits for.
+    completions: VecDeque<(u64, Completion)>,
+    /// It is in the list of those that hold something.
+    listed: bool,
+}
+
+impl Held {
+    fn is_empty(&self) -> bool {
+        self.packet.is_none() && self.answers.is_empty() && self.completions.is_empty()
+    }
 }
 
 impl QpEntry {
@@ -93,7 +125,24 @@ impl QpEntry {
             waiting: false,
             owes_ack: false,
             armed: None,
+            feed: None,
+            ticket: 0,
+            held: None,
+            tally: PathCounters::default(),
         }
+    }
+
+    /// Forgets what waits for copies.
+    pub(crate) fn drop_held(&mut self) {
+        if let Some(held) = &mut self.held {
+            **held = Held { listed: held.listed, ..Held::default() };
+        }
+        self.feed = None;
+        self.ticket = 0;
+    }
+
+    fn hold(&mut self) -> &mut Held {
+        self.held.get_or_insert_default()
     }
 }
 
@@ -118,6 +167,10 @@ pub(crate) struct Core {
     ready: VecDeque<u32>,
     owing: Vec<u32>,
     touched: Vec<u32>,
+    /// Queue pairs that wait for the GPU's copy engine.
+    holding: Vec<u32>,
+    /// What queue pairs that are gone moved, by peer.
+    moved: HashMap<IpAddr, PathCounters>,
     timers: BinaryHeap<Reverse<(Nanos, u32)>>,
     peers: Peers,
     /// Precomputed ICRCs of the flows and packet lengths heard lately.
@@ -143,6 +196,8 @@ impl Engine {
             ready: VecDeque::new(),
             owing: Vec::new(),
             touched: Vec::new(),
+            holding: Vec::new(),
+            moved: HashMap::new(),
             timers: BinaryHeap::new(),
             peers: Peers::default(),
             sealers: [None; SEALERS],
@@ -167,6 +222,7 @@ impl Engine {
         let now = clock.unwrap_or_else(now_ns);
         core.settle_touched();
         core.fire_timers(now);
+        core.release_held();
         // Nothing came: nobody waits for anything more urgent than the answers we put off.
         self.transmit(now, received == 0);
         received
@@ -219,7 +275,10 @@ impl Core {
 
     /// Nothing waits to be sent.
     fn is_idle(&self) -> bool {
-        self.ready.is_empty() && self.owing.is_empty()
+        self.ready.is_empty()
+            && self.owing.is_empty()
+            && self.holding.is_empty()
+            && !self.regions.stage.is_busy()
     }
 
     pub(crate) fn qpn(&self, index: u32) -> Qpn {
@@ -234,6 +293,10 @@ impl Core {
         let index = qpn.get() & 0xffff;
         let Some(entry) = self.qps.get_mut(index as usize).and_then(Option::take) else { return };
         counters::add(&mut self.counters.qps, entry.qp.counters());
+        // Somebody who invents peers must not make us remember them all.
+        let peer =
+            if self.moved.len() < MAX_PEERS { entry.qp.attr().remote } else { Ipv4Addr::UNSPECIFIED.into() };
+        self.moved.entry(peer).or_default().add(&entry.tally);
         if let Some(path) = entry.path {
             self.paths.charge(path, entry.charged, 0);
             self.paths.leave(path);
@@ -284,6 +347,8 @@ impl Core {
             receives: &mut entry.receives,
             current: &mut entry.current,
             placed: 0,
+            ticket: &mut entry.ticket,
+            tally: &mut entry.tally.inbound,
         };
         let handled = entry.qp.handle_packet(now, &header, payload.len(), &mut host);
         self.counters.placed_bytes += host.placed;
@@ -395,17 +460,23 @@ impl Core {
     pub(crate) fn settle(&mut self, index: u32) {
         let Some(entry) = self.qps[index as usize].as_deref_mut() else { return };
         let mut overflowed = None;
+        let stage = &self.regions.stage;
         while let Some(completion) = entry.qp.poll_completion() {
-            overflowed = deliver(entry, completion).or(overflowed);
+            overflowed = complete(entry, stage, completion).or(overflowed);
         }
         while let Some(event) = entry.qp.poll_event() {
             self.events.push(AsyncEvent::Qp { qpn: entry.qpn, event });
         }
         if entry.qp.state() == QpState::Error {
             while let Some(posted) = entry.receives.pop_front() {
-                overflowed = deliver(entry, flushed(&posted)).or(overflowed);
+                overflowed = complete(entry, stage, flushed(&posted)).or(overflowed);
             }
             entry.current = None;
+            entry.feed = None;
+        }
+        if entry.held.as_ref().is_some_and(|held| !held.listed && !held.is_empty()) {
+            entry.hold().listed = true;
+            self.holding.push(index);
         }
         let oldest = entry.qp.oldest_serial();
         while entry.sends.front().is_some_and(|send| send.serial < oldest) {
@@ -414,6 +485,71 @@ impl Core {
         self.recharge(index);
         if let Some(cq) = overflowed {
             self.stop_users_of(cq);
+        }
+    }
+
+    /// Starts the copies that were collected, and lets go of what waited for copies that are over.
+    fn release_held(&mut self) {
+        if self.holding.is_empty() && !self.regions.stage.is_busy() {
+            return;
+        }
+        // A copy that cannot be started is reported as a failure below.
+        let _ = self.regions.stage.flush();
+        self.regions.stage.poll();
+        if let Some((ticket, error)) = self.regions.stage.take_failure() {
+            self.fail_copies(ticket, &error);
+        }
+        for index in std::mem::take(&mut self.holding) {
+            let Some(entry) = self.qps.get_mut(index as usize).and_then(Option::as_deref_mut) else {
+                continue;
+            };
+            let Some(held) = &mut entry.held else { continue };
+            let mut over = Vec::new();
+            while let Some((ticket, _)) = held.completions.front()
+                && self.regions.stage.is_over(*ticket)
+                && let Some((_, completion)) = held.completions.pop_front()
+            {
+                over.push(completion);
+            }
+            held.listed = !held.is_empty();
+            let sends = held.packet.is_some() || !held.answers.is_empty();
+            if held.listed {
+                self.holding.push(index);
+            }
+            let mut overflowed = None;
+            for completion in over {
+                overflowed = deliver(entry, completion).or(overflowed);
+            }
+            if sends {
+                self.make_ready(index);
+            }
+            if let Some(cq) = overflowed {
+                self.stop_users_of(cq);
+            }
+        }
+    }
+
+    /// A copy into GPU memory failed: the queue pairs whose bytes it carried cannot go on as if they had arrived.
+    fn fail_copies(&mut self, ticket: u64, error: &CopyError) {
+        self.regions.faults += 1;
+        for index in 0..self.qps.len() {
+            let Some(entry) = self.qps[index].as_deref_mut() else { continue };
+            if entry.ticket < ticket || matches!(entry.qp.state(), QpState::Error | QpState::Reset) {
+                continue;
+            }
+            tracing::warn!(qpn = entry.qpn.get(), %error, "a queue pair fails: its bytes did not reach the GPU");
+            if let Some(held) = &mut entry.held {
+                held.answers.clear();
+                held.packet = None;
+                for (_, completion) in held.completions.iter_mut().filter(|(waits, _)| *waits >= ticket) {
+                    completion.status = Status::LocalProtection;
+                }
+            }
+            let _ = entry.qp.modify(&QpAttr::to_state(QpState::Error)); // any state may go to the error state
+            self.events.push(AsyncEvent::Qp { qpn: entry.qpn, event: QpEvent::Fatal });
+            if let Ok(index) = u32::try_from(index) {
+                self.settle(index);
+            }
         }
     }
 
@@ -512,7 +648,7 @@ impl Core {
 
     /// Lets one queue pair send.
     fn turn(&mut self, now: Nanos, index: u32, flush: bool) -> Turn {
-        let Self { qps, tx, regions, counters, paths, owing, .. } = self;
+        let Self { qps, tx, regions, counters, paths, owing, holding, .. } = self;
         let Some(entry) = qps[index as usize].as_deref_mut() else { return Turn::Done };
         let room = entry.path.map_or(0, |path| paths.room(path));
         let path = entry.path;
@@ -526,9 +662,13 @@ impl Core {
                 break;
             }
             let used = entry.qp.outstanding().saturating_sub(charged);
-            let Some(mut transmit) = entry.qp.poll_transmit(now, room.saturating_sub(used), flush) else {
-                turn = Turn::Done;
-                break;
+            let mut transmit = match next_packet(entry, &regions.stage, now, room.saturating_sub(used), flush)
+            {
+                Next::Packet(transmit) => transmit,
+                Next::Held | Next::None => {
+                    turn = Turn::Done;
+                    break;
+                }
             };
             entry.turn_left -= 1;
             if shared && entry.turn_left == 0 && !transmit.header.opcode.is_response() {
@@ -536,23 +676,43 @@ impl Core {
                 // be acknowledged, or it would hold back the room that all share.
                 transmit.header.ack_req = true;
             }
-            if let Err(nak) = build(entry, tx, regions, &transmit) {
-                faulted = Some((transmit, nak));
-                break;
-            }
-            counters.gathered_bytes += u64::from(transmit.payload.len());
-            let used = entry.qp.outstanding().saturating_sub(charged);
-            // One less than its turn has left: the last one is looked at (see above).
-            let most = (tx.room_for(packet_len(&transmit)) as u64).min(entry.turn_left.saturating_sub(1));
-            let repeats = entry.qp.poll_repeat(now, &transmit, room.saturating_sub(used), most);
-            if repeats > 0 {
-                entry.turn_left -= repeats;
-                if let Err(nak) = build_repeats(entry, tx, regions, &mut transmit, repeats) {
+            match build(entry, tx, regions, &transmit) {
+                Ok(Built::Done(route)) => {
+                    let len = u64::from(transmit.payload.len());
+                    counters.gathered_bytes += len;
+                    if len > 0 {
+                        entry.tally.outbound.count(route, len, transmit.payload.rest() == 0);
+                    }
+                    let used = entry.qp.outstanding().saturating_sub(charged);
+                    // One less than its turn has left: the last one is looked at (see above).
+                    let most = (tx.room_for(packet_len(&transmit)) as u64)
+                        .min(entry.turn_left.saturating_sub(1))
+                        .min(ready_repeats(entry, &transmit));
+                    let repeats = entry.qp.poll_repeat(now, &transmit, room.saturating_sub(used), most);
+                    if repeats > 0 {
+                        entry.turn_left -= repeats;
+                        if let Err(nak) = build_repeats(entry, tx, regions, &mut transmit, repeats) {
+                            faulted = Some((transmit, nak));
+                            break;
+                        }
+                        counters.gathered_bytes += repeats * len;
+                        entry.tally.outbound.count(route, repeats * len, false);
+                    }
+                }
+                Ok(Built::Pending) => {
+                    entry.hold().packet = Some(transmit);
+                    turn = Turn::Done;
+                    break;
+                }
+                Err(nak) => {
                     faulted = Some((transmit, nak));
                     break;
                 }
-                counters.gathered_bytes += repeats * u64::from(transmit.payload.len());
             }
+        }
+        if entry.held.as_ref().is_some_and(|held| !held.listed && !held.is_empty()) {
+            entry.hold().listed = true;
+            holding.push(index);
         }
         if turn != Turn::BatchFull {
             entry.turn_left = TURN;
@@ -583,6 +743,15 @@ impl Core {
         turn
     }
 
+    /// What was moved, by peer and by the way it took.
+    pub(crate) fn moved_by_peer(&self) -> HashMap<IpAddr, PathCounters> {
+        let mut moved = self.moved.clone();
+        for entry in self.qps.iter().flatten() {
+            moved.entry(entry.qp.attr().remote).or_default().add(&entry.tally);
+        }
+        moved
+    }
+
     /// Everything counted so far.
     pub(crate) fn totals(&self) -> Counters {
         let mut total = self.counters;
@@ -602,6 +771,80 @@ enum Turn {
     /// Its turn is over, but it has more.
     More,
     BatchFull,
+}
+
+/// What a queue pair has to send next.
+enum Next {
+    Packet(Transmit),
+    /// It must wait for a copy.
+    Held,
+    None,
+}
+
+/// The next packet: first what waited for copies, then what the protocol has.
+#[inline]
+fn next_packet(entry: &mut QpEntry, stage: &Stage, now: Nanos, room: u64, flush: bool) -> Next {
+    if entry.held.is_some()
+        && let Some(next) = next_held(entry, stage)
+    {
+        return next;
+    }
+    loop {
+        let Some(transmit) = entry.qp.poll_transmit(now, room, flush) else { return Next::None };
+        if !transmit.header.opcode.is_response() || stage.is_over(entry.ticket) {
+            return Next::Packet(transmit);
+        }
+        // It says that bytes have arrived which the GPU does not have yet.
+        let ticket = entry.ticket;
+        let held = entry.hold();
+        if !transmit.payload.is_empty() {
+            held.packet = Some(transmit);
+            return Next::Held;
+        }
+        held.answers.push_back((ticket, transmit));
+    }
+}
+
+/// The next of the packets that wait for copies, or that nothing may leave before them.
+fn next_held(entry: &mut QpEntry, stage: &Stage) -> Option<Next> {
+    let oldest = entry.qp.oldest_serial();
+    let over = stage.is_over(entry.ticket);
+    let live = matches!(entry.qp.state(), QpState::Rtr | QpState::Rts | QpState::Sqd);
+    let held = entry.held.as_deref_mut()?;
+    if !live {
+        // What failed has nothing more to say but its refusals, which the protocol gives anew.
+        held.packet = None;
+        held.answers.clear();
+        return None;
+    }
+    if let Some((ticket, transmit)) = held.answers.front().copied()
+        && stage.is_over(ticket)
+    {
+        held.answers.pop_front();
+        return Some(Next::Packet(transmit));
+    }
+    let transmit = held.packet?;
+    if transmit.header.opcode.is_response() && (!over || !held.answers.is_empty()) {
+        return Some(Next::Held);
+    }
+    held.packet = None;
+    // A request that is over meanwhile (it was sent twice) needs no packet any more.
+    if matches!(transmit.payload, Payload::Request { serial, .. } if serial < oldest) {
+        return None;
+    }
+    Some(Next::Packet(transmit))
+}
+
+/// Delivers a completion, or holds it back until the copies before it are over.
+#[inline]
+fn complete(entry: &mut QpEntry, stage: &Stage, completion: Completion) -> Option<u32> {
+    let waits = entry.held.as_ref().is_some_and(|held| !held.completions.is_empty());
+    if !waits && stage.is_over(entry.ticket) {
+        return deliver(entry, completion);
+    }
+    let ticket = entry.ticket;
+    entry.hold().completions.push_back((ticket, completion));
+    None
 }
 
 /// Puts a completion where it belongs; the number of the completion queue if that overflowed just now.

@@ -6,6 +6,8 @@ use nobounce_protocol::qp::{Access, Host, LocalFault, Nak, Receive};
 
 use super::region::Regions;
 use super::scatter::Bytes;
+use super::tally::PathTotals;
+use super::target::{Change, Placed};
 
 /// A posted send request's bytes, by serial number.
 #[derive(Debug)]
@@ -31,6 +33,19 @@ pub(crate) struct PacketHost<'a> {
     pub(crate) receives: &'a mut VecDeque<PostedReceive>,
     pub(crate) current: &'a mut Option<PostedReceive>,
     pub(crate) placed: u64,
+    /// The copy that the queue pair's last placed byte waits for.
+    pub(crate) ticket: &'a mut u64,
+    pub(crate) tally: &'a mut PathTotals,
+}
+
+impl PacketHost<'_> {
+    fn count(&mut self, placed: Placed, len: usize, last: bool) {
+        self.placed += len as u64;
+        self.tally.count(placed.route, len as u64, last);
+        if let Some(ticket) = placed.ticket {
+            *self.ticket = ticket;
+        }
+    }
 }
 
 /// Serial numbers in the queue are consecutive.
@@ -46,8 +61,9 @@ impl Host for PacketHost<'_> {
 
     fn place_remote(&mut self, rkey: u32, addr: u64, len: usize, last: bool) -> Result<(), Nak> {
         debug_assert_eq!(len, self.payload.len());
-        self.placed += len as u64;
-        self.regions.store_remote(self.pd, rkey, addr, self.payload, last)
+        let placed = self.regions.place_remote((self.pd, *self.ticket), rkey, addr, self.payload, last)?;
+        self.count(placed, len, last);
+        Ok(())
     }
 
     fn take_receive(&mut self) -> Option<Receive> {
@@ -59,31 +75,36 @@ impl Host for PacketHost<'_> {
 
     fn place_receive(&mut self, offset: u64, len: usize, last: bool) -> Result<(), LocalFault> {
         debug_assert_eq!(len, self.payload.len());
-        self.placed += len as u64;
         let current = self.current.as_ref().ok_or(LocalFault)?;
-        current.bytes.scatter(self.regions, self.pd, offset, self.payload, last)
+        let place = (self.pd, *self.ticket);
+        let placed = current.bytes.scatter(self.regions, place, offset, self.payload, last)?;
+        self.count(placed, len, last);
+        Ok(())
     }
 
     fn place_response(&mut self, serial: u64, offset: u64, len: usize, last: bool) -> Result<(), LocalFault> {
         debug_assert_eq!(len, self.payload.len());
-        self.placed += len as u64;
         let send = find_send(self.sends, serial).ok_or(LocalFault)?;
-        send.bytes.scatter(self.regions, self.pd, offset, self.payload, last)
+        let place = (self.pd, *self.ticket);
+        let placed = send.bytes.scatter(self.regions, place, offset, self.payload, last)?;
+        self.count(placed, len, last);
+        Ok(())
     }
 
     fn place_atomic(&mut self, serial: u64, original: u64) -> Result<(), LocalFault> {
-        self.placed += 8;
         let bytes = original.to_ne_bytes();
         let send = find_send(self.sends, serial).ok_or(LocalFault)?;
-        send.bytes.scatter(self.regions, self.pd, 0, &bytes, true)
+        let placed = send.bytes.scatter(self.regions, (self.pd, *self.ticket), 0, &bytes, true)?;
+        self.count(placed, bytes.len(), true);
+        Ok(())
     }
 
     fn compare_swap(&mut self, rkey: u32, addr: u64, compare: u64, swap: u64) -> Result<u64, Nak> {
-        self.regions.compare_swap(self.pd, rkey, addr, compare, swap)
+        self.regions.change((self.pd, *self.ticket), rkey, addr, Change::Swap { compare, swap })
     }
 
     fn fetch_add(&mut self, rkey: u32, addr: u64, add: u64) -> Result<u64, Nak> {
-        self.regions.fetch_add(self.pd, rkey, addr, add)
+        self.regions.change((self.pd, *self.ticket), rkey, addr, Change::Add(add))
     }
 
     fn invalidate(&mut self, rkey: u32) -> Result<(), Nak> {

@@ -224,6 +224,7 @@ impl Qp {
             entry.sends.clear();
             entry.receives.clear();
             entry.current = None;
+            entry.drop_held();
             entry.send_cq.forget(self.qpn);
             entry.recv_cq.forget(self.qpn);
         }

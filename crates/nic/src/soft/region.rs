@@ -3,11 +3,18 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
+use nobounce_memory::AccessError;
+use nobounce_memory::gpu::calibration::CalibrationError;
+use nobounce_memory::gpu::copy_engine::CopyError;
+use nobounce_memory::gpu::{self, CudaError};
+use nobounce_memory::path::Paths;
 use nobounce_memory::probe::RangeError;
-use nobounce_memory::{AccessError, Window};
 use nobounce_protocol::qp::{Access, LocalFault, Nak};
 
 use super::device::Shared;
+use super::stage::Stage;
+use super::tally::Route;
+use super::target::{Change, GpuTarget, LoadError, PlaceError, Placed, Target};
 
 /// Keys that were given back and are not given out again for this many registrations.
 const RETIRED_KEYS: usize = 4096;
@@ -30,6 +37,18 @@ pub enum RegisterError {
     /// The fault guard could not be installed.
     #[error("cannot guard registered memory against vanishing: {0}")]
     Guard(#[from] nobounce_memory::guard::InstallError),
+    /// It is GPU memory, and could not be registered.
+    #[error(transparent)]
+    Gpu(#[from] gpu::RegisterError),
+    /// The GPU's copy engine cannot be used.
+    #[error(transparent)]
+    CopyEngine(#[from] CopyError),
+    /// What the ways into GPU memory cost could not be measured.
+    #[error(transparent)]
+    Calibration(#[from] CalibrationError),
+    /// CUDA refused.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
     /// The device is gone.
     #[error("the device was opened before a fork: the child must open its own")]
     Forked,
@@ -41,15 +60,17 @@ impl RegisterError {
         match self {
             Self::Range(range) => range.errno(),
             Self::Rights => libc::EINVAL,
+            Self::Gpu(gpu::RegisterError::Range(_)) => libc::EFAULT,
+            Self::Gpu(_) | Self::CopyEngine(_) | Self::Calibration(_) | Self::Cuda(_) => libc::EOPNOTSUPP,
             Self::TooMany | Self::Guard(_) => libc::ENOMEM,
             Self::Forked => libc::EIO,
         }
     }
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(crate) struct Region {
-    pub(crate) window: Window,
+    pub(crate) target: Target,
     pub(crate) addr: u64,
     pub(crate) access: Access,
     pub(crate) pd: u32,
@@ -59,70 +80,90 @@ impl Region {
     fn offset(&self, addr: u64, len: u64) -> Option<usize> {
         let offset = addr.checked_sub(self.addr)?;
         let end = offset.checked_add(len)?;
-        (end <= self.window.len() as u64).then(|| usize::try_from(offset).ok()).flatten()
+        (end <= self.target.len()).then(|| usize::try_from(offset).ok()).flatten()
     }
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Regions {
-    table: HashMap<u32, Region>,
+struct Table {
+    regions: HashMap<u32, Arc<Region>>,
     retired: VecDeque<u32>,
     /// The region used last: bulk traffic asks for the same one again and again.
-    recent: Option<(u32, Region)>,
-    pub(crate) faults: u64,
-    pub(crate) refused: u64,
+    recent: Option<(u32, Arc<Region>)>,
 }
 
-impl Regions {
-    pub(crate) fn insert(&mut self, region: Region) -> Result<u32, RegisterError> {
-        if self.table.len() >= MAX_REGIONS {
-            return Err(RegisterError::TooMany);
+impl Table {
+    fn find(&mut self, key: u32) -> Option<&Arc<Region>> {
+        if self.recent.as_ref().is_none_or(|(recent, _)| *recent != key) {
+            self.recent = Some((key, self.regions.get(&key)?.clone()));
         }
-        let key = loop {
-            let key = random_u32();
-            if key != 0 && !self.table.contains_key(&key) && !self.retired.contains(&key) {
-                break key;
-            }
-        };
-        self.table.insert(key, region);
-        Ok(key)
+        self.recent.as_ref().map(|(_, region)| region)
     }
 
-    pub(crate) fn remove(&mut self, key: u32) -> Option<Region> {
-        self.recent = None;
-        let region = self.table.remove(&key)?;
-        if self.retired.len() == RETIRED_KEYS {
-            self.retired.pop_front();
-        }
-        self.retired.push_back(key);
-        Some(region)
-    }
-
-    fn find(&mut self, key: u32) -> Option<Region> {
-        if let Some((recent, region)) = self.recent
-            && recent == key
-        {
-            return Some(region);
-        }
-        let region = *self.table.get(&key)?;
-        self.recent = Some((key, region));
-        Some(region)
-    }
-
-    fn remote(
+    /// The region, and where in it the bytes lie, if they may be used so.
+    fn allowed(
         &mut self,
         pd: u32,
         key: u32,
         addr: u64,
         len: u64,
         access: Access,
-    ) -> Result<(Region, usize), Nak> {
-        let found = self
-            .find(key)
+    ) -> Option<(&Arc<Region>, usize)> {
+        self.find(key)
             .filter(|region| region.pd == pd && region.access.contains(access))
-            .and_then(|region| Some((region, region.offset(addr, len)?)));
-        self.refused += u64::from(found.is_none());
-        found.ok_or(Nak::RemoteAccess)
+            .and_then(|region| Some((region, region.offset(addr, len)?)))
+    }
+}
+
+/// Bytes that the copy engine must fetch: which memory, and where in it.
+#[derive(Clone, Debug)]
+pub(crate) struct GpuBytes {
+    pub(crate) gpu: GpuTarget,
+    pub(crate) offset: usize,
+}
+
+/// Why bytes could not be gathered right now.
+#[derive(Clone, Debug)]
+pub(crate) enum GatherError {
+    /// A key, a range or a right is wrong, or the memory is gone.
+    Fault(Nak),
+    /// The copy engine must fetch them.
+    Fetch,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Regions {
+    table: Table,
+    pub(crate) stage: Stage,
+    pub(crate) faults: u64,
+    pub(crate) refused: u64,
+}
+
+impl Regions {
+    pub(crate) fn insert(&mut self, region: Region) -> Result<u32, RegisterError> {
+        let Table { regions, retired, .. } = &mut self.table;
+        if regions.len() >= MAX_REGIONS {
+            return Err(RegisterError::TooMany);
+        }
+        let key = loop {
+            let key = random_u32();
+            if key != 0 && !regions.contains_key(&key) && !retired.contains(&key) {
+                break key;
+            }
+        };
+        regions.insert(key, Arc::new(region));
+        Ok(key)
+    }
+
+    pub(crate) fn remove(&mut self, key: u32) -> Option<Arc<Region>> {
+        let Table { regions, retired, recent } = &mut self.table;
+        *recent = None;
+        let region = regions.remove(&key)?;
+        if retired.len() == RETIRED_KEYS {
+            retired.pop_front();
+        }
+        retired.push_back(key);
+        Some(region)
     }
 
     pub(crate) fn check_remote(
@@ -133,106 +174,133 @@ impl Regions {
         len: u64,
         access: Access,
     ) -> Result<(), Nak> {
-        self.remote(pd, key, addr, len, access).map(|_| ())
+        let allowed = self.table.allowed(pd, key, addr, len, access).is_some();
+        self.refused += u64::from(!allowed);
+        if allowed { Ok(()) } else { Err(Nak::RemoteAccess) }
     }
 
-    pub(crate) fn store_remote(
+    /// Places what a peer writes, after everything that waits for the copy `after`.
+    pub(crate) fn place_remote(
         &mut self,
-        pd: u32,
+        (pd, after): (u32, u64),
         key: u32,
         addr: u64,
         bytes: &[u8],
         last: bool,
-    ) -> Result<(), Nak> {
-        let (region, offset) = self.remote(pd, key, addr, bytes.len() as u64, Access::REMOTE_WRITE)?;
-        let stored = store(&region, offset, bytes, last);
-        self.judge(stored)
+    ) -> Result<Placed, Nak> {
+        let Self { table, stage, faults, refused } = self;
+        let Some((region, offset)) = table.allowed(pd, key, addr, bytes.len() as u64, Access::REMOTE_WRITE)
+        else {
+            *refused += 1;
+            return Err(Nak::RemoteAccess);
+        };
+        region.target.place(stage, after, offset, bytes, last).map_err(|error| judge_place(faults, error))
     }
 
-    /// Loads what a peer reads, and carries `crc` on over it.
+    /// Loads what a peer reads, part of an answer of which `message` bytes are left, and carries `crc` on over it.
     pub(crate) fn load_remote(
         &mut self,
         pd: u32,
-        key: u32,
-        addr: u64,
+        (key, addr): (u32, u64),
         out: &mut [u8],
+        message: u64,
         crc: u32,
-    ) -> Result<u32, Nak> {
-        let (region, offset) = self.remote(pd, key, addr, out.len() as u64, Access::REMOTE_READ)?;
-        let loaded = region.window.load_crc(offset, out, crc);
-        self.judge(loaded)
+    ) -> Result<(u32, Route), GatherError> {
+        let Self { table, faults, refused, .. } = self;
+        let Some((region, offset)) = table.allowed(pd, key, addr, out.len() as u64, Access::REMOTE_READ)
+        else {
+            *refused += 1;
+            return Err(GatherError::Fault(Nak::RemoteAccess));
+        };
+        region.target.load(offset, out, message, crc).map_err(|error| judge_load(faults, error))
     }
 
-    pub(crate) fn compare_swap(
+    /// The GPU memory that holds these bytes, if they are a GPU's.
+    pub(crate) fn gpu_bytes(
         &mut self,
         pd: u32,
-        key: u32,
-        addr: u64,
-        old: u64,
-        new: u64,
-    ) -> Result<u64, Nak> {
-        let (region, offset) = self.remote(pd, key, addr, 8, Access::REMOTE_ATOMIC)?;
-        let done = region.window.compare_swap(offset, old, new);
-        self.judge(done)
-    }
-
-    pub(crate) fn fetch_add(&mut self, pd: u32, key: u32, addr: u64, add: u64) -> Result<u64, Nak> {
-        let (region, offset) = self.remote(pd, key, addr, 8, Access::REMOTE_ATOMIC)?;
-        let done = region.window.fetch_add(offset, add);
-        self.judge(done)
-    }
-
-    fn judge<T>(&mut self, done: Result<T, AccessError>) -> Result<T, Nak> {
-        done.map_err(|error| {
-            self.faults += u64::from(error.is_fault());
-            if error.is_fault() { Nak::RemoteOperational } else { Nak::RemoteAccess }
+        (key, addr): (u32, u64),
+        len: usize,
+        access: Access,
+    ) -> Result<Option<GpuBytes>, Nak> {
+        let (region, offset) =
+            self.table.allowed(pd, key, addr, len as u64, access).ok_or(Nak::RemoteAccess)?;
+        Ok(match &region.target {
+            Target::Host(_) => None,
+            Target::Gpu(gpu) => Some(GpuBytes { gpu: gpu.clone(), offset }),
         })
     }
 
-    fn local(
+    pub(crate) fn change(
         &mut self,
-        pd: u32,
+        (pd, after): (u32, u64),
         key: u32,
         addr: u64,
-        len: usize,
-        access: Access,
-    ) -> Result<(Region, usize), LocalFault> {
-        self.find(key)
-            .filter(|region| region.pd == pd && region.access.contains(access))
-            .and_then(|region| Some((region, region.offset(addr, len as u64)?)))
-            .ok_or(LocalFault)
+        change: Change,
+    ) -> Result<u64, Nak> {
+        let Self { table, stage, faults, refused } = self;
+        let Some((region, offset)) = table.allowed(pd, key, addr, 8, Access::REMOTE_ATOMIC) else {
+            *refused += 1;
+            return Err(Nak::RemoteAccess);
+        };
+        region.target.change(stage, after, offset, change).map_err(|error| judge_place(faults, error))
     }
 
-    /// Loads what we send, and carries `crc` on over it.
+    /// Loads what we send, part of a message of which `message` bytes are left, and carries `crc` on over it.
     pub(crate) fn load_local(
         &mut self,
         pd: u32,
-        key: u32,
-        addr: u64,
+        (key, addr): (u32, u64),
         out: &mut [u8],
+        message: u64,
         crc: u32,
-    ) -> Result<u32, LocalFault> {
-        let (region, offset) = self.local(pd, key, addr, out.len(), Access::empty())?;
-        let loaded = region.window.load_crc(offset, out, crc);
-        self.judge(loaded).map_err(|_| LocalFault)
+    ) -> Result<(u32, Route), GatherError> {
+        let Self { table, faults, .. } = self;
+        let (region, offset) = table
+            .allowed(pd, key, addr, out.len() as u64, Access::empty())
+            .ok_or(GatherError::Fault(Nak::RemoteOperational))?;
+        region.target.load(offset, out, message, crc).map_err(|error| judge_load(faults, error))
     }
 
-    pub(crate) fn store_local(
+    /// Places what arrived for us, after everything that waits for the copy `after`.
+    pub(crate) fn place_local(
         &mut self,
-        pd: u32,
+        (pd, after): (u32, u64),
         key: u32,
         addr: u64,
         bytes: &[u8],
         last: bool,
-    ) -> Result<(), LocalFault> {
-        let (region, offset) = self.local(pd, key, addr, bytes.len(), Access::LOCAL_WRITE)?;
-        let stored = store(&region, offset, bytes, last);
-        self.judge(stored).map_err(|_| LocalFault)
+    ) -> Result<Placed, LocalFault> {
+        let Self { table, stage, faults, .. } = self;
+        let (region, offset) =
+            table.allowed(pd, key, addr, bytes.len() as u64, Access::LOCAL_WRITE).ok_or(LocalFault)?;
+        region.target.place(stage, after, offset, bytes, last).map_err(|error| {
+            judge_place(faults, error);
+            LocalFault
+        })
     }
 }
 
-fn store(region: &Region, offset: usize, bytes: &[u8], last: bool) -> Result<(), AccessError> {
-    if last { region.window.store_last(offset, bytes) } else { region.window.store(offset, bytes) }
+fn judge_place(faults: &mut u64, error: PlaceError) -> Nak {
+    match error {
+        PlaceError::Access(error) => judge(faults, &error),
+        PlaceError::Stage(_) => {
+            *faults += 1;
+            Nak::RemoteOperational
+        }
+    }
+}
+
+fn judge_load(faults: &mut u64, error: LoadError) -> GatherError {
+    match error {
+        LoadError::Access(error) => GatherError::Fault(judge(faults, &error)),
+        LoadError::Fetch => GatherError::Fetch,
+    }
+}
+
+fn judge(faults: &mut u64, error: &AccessError) -> Nak {
+    *faults += u64::from(error.is_fault());
+    if error.is_fault() { Nak::RemoteOperational } else { Nak::RemoteAccess }
 }
 
 /// Unpredictable: a key is all that stands between a peer and the memory behind it.
@@ -250,9 +318,15 @@ pub struct Mr {
     pub(crate) key: u32,
     pub(crate) addr: u64,
     pub(crate) len: u64,
+    pub(crate) paths: Paths,
 }
 
 impl Mr {
+    /// The way its bytes take, per direction.
+    pub fn paths(&self) -> &Paths {
+        &self.paths
+    }
+
     /// The key for local scatter/gather lists.
     pub fn lkey(&self) -> u32 {
         self.key

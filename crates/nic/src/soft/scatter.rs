@@ -1,9 +1,12 @@
 //! Local scatter/gather lists.
 
-use nobounce_protocol::qp::LocalFault;
+use nobounce_memory::path::Mechanism;
+use nobounce_protocol::qp::{LocalFault, Nak};
 
 use super::build::crc_on;
-use super::region::Regions;
+use super::region::{GatherError, Regions};
+use super::tally::Route;
+use super::target::Placed;
 
 /// One element of a scatter/gather list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +17,17 @@ pub struct Sge {
     pub len: u32,
     /// The key of the region it lies in.
     pub lkey: u32,
+}
+
+/// A part of a list.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Piece {
+    pub(crate) key: u32,
+    pub(crate) addr: u64,
+    /// Where it begins in the message.
+    pub(crate) at: u64,
+    pub(crate) len: usize,
+    pub(crate) behind: u64,
 }
 
 /// Where the bytes of a posted request are.
@@ -40,45 +54,85 @@ impl Bytes {
         }
     }
 
-    /// Fills `out` with the bytes from `offset` on, and carries `crc` on over them.
+    /// Fills `out` with the bytes from `offset` on, after which `rest` bytes of the message follow, and carries `crc` on
+    /// over them. Tells the way they took (the last of them, where there are several).
     pub(crate) fn gather(
         &self,
         regions: &mut Regions,
         pd: u32,
-        offset: u64,
+        (offset, rest): (u64, u32),
         out: &mut [u8],
         mut crc: u32,
-    ) -> Result<u32, LocalFault> {
+    ) -> Result<(u32, Route), GatherError> {
+        let mut route = Route::Direct(Mechanism::Cpu);
         if let Self::Inline(bytes) = self {
-            let from = usize::try_from(offset).map_err(|_| LocalFault)?;
-            out.copy_from_slice(bytes.get(from..from + out.len()).ok_or(LocalFault)?);
-            return Ok(crc_on(crc, out));
+            let fault = GatherError::Fault(Nak::RemoteOperational);
+            let from = usize::try_from(offset).map_err(|_| fault.clone())?;
+            out.copy_from_slice(bytes.get(from..from + out.len()).ok_or(fault)?);
+            return Ok((crc_on(crc, out), route));
         }
+        let message = offset + out.len() as u64 + u64::from(rest);
         let mut done = 0;
-        self.walk(offset, out.len(), |addr, lkey, len| {
+        let mut failed = None;
+        let walked = self.walk(offset, out.len(), |addr, lkey, len| {
             let piece = &mut out[done..done + len];
             done += len;
-            crc = regions.load_local(pd, lkey, addr, piece, crc)?;
-            Ok(())
-        })?;
-        Ok(crc)
+            match regions.load_local(pd, (lkey, addr), piece, message, crc) {
+                Ok(loaded) => (crc, route) = loaded,
+                Err(error) => failed = Some(error),
+            }
+            if failed.is_some() { Err(LocalFault) } else { Ok(()) }
+        });
+        match (walked, failed) {
+            (Ok(()), _) => Ok((crc, route)),
+            (Err(_), Some(error)) => Err(error),
+            (Err(LocalFault), None) => Err(GatherError::Fault(Nak::RemoteOperational)),
+        }
     }
 
-    /// Puts `bytes` from `offset` on; `last` ends the message.
+    /// Puts `bytes` from `offset` on, after everything that waits for the copy `after`; `last` ends the message. Tells
+    /// where the last of them went.
     pub(crate) fn scatter(
         &self,
         regions: &mut Regions,
-        pd: u32,
+        (pd, after): (u32, u64),
         offset: u64,
         bytes: &[u8],
         last: bool,
-    ) -> Result<(), LocalFault> {
-        let mut done = 0;
+    ) -> Result<Placed, LocalFault> {
+        let mut placed = Placed { route: Route::Direct(Mechanism::Cpu), ticket: None };
+        let (mut done, mut after) = (0, after);
         self.walk(offset, bytes.len(), |addr, lkey, len| {
             let piece = &bytes[done..done + len];
             done += len;
-            regions.store_local(pd, lkey, addr, piece, last && done == bytes.len())
-        })
+            placed = regions.place_local((pd, after), lkey, addr, piece, last && done == bytes.len())?;
+            after = placed.ticket.unwrap_or(after);
+            Ok(())
+        })?;
+        Ok(placed)
+    }
+
+    /// Where the `len` bytes from `offset` on lie: key, address and length of each piece, and how many more bytes of the list
+    /// lie right behind it.
+    pub(crate) fn pieces(&self, offset: u64, len: usize) -> Vec<Piece> {
+        let mut pieces = Vec::new();
+        let mut start = 0;
+        let end = offset + len as u64;
+        for sge in self.list() {
+            let stop = start + u64::from(sge.len);
+            let (from, to) = (offset.max(start), end.min(stop));
+            if from < to {
+                pieces.push(Piece {
+                    key: sge.lkey,
+                    addr: sge.addr.wrapping_add(from - start),
+                    at: from,
+                    len: usize::try_from(to - from).unwrap_or(0),
+                    behind: stop - to,
+                });
+            }
+            start = stop;
+        }
+        pieces
     }
 
     /// Calls `each(address, key, length)` for the pieces that make up `len` bytes from `offset` on.

@@ -106,11 +106,12 @@ pub enum Payload {
     /// There is none.
     None,
     /// The local list of send request `serial`.
+    /// `rest` bytes of the message follow it.
     #[allow(missing_docs)]
-    Request { serial: u64, offset: u64, len: u32 },
-    /// A region the peer reads.
+    Request { serial: u64, offset: u64, len: u32, rest: u32 },
+    /// A region the peer reads. `rest` bytes of the answer follow it.
     #[allow(missing_docs)]
-    Region { rkey: u32, addr: u64, len: u32 },
+    Region { rkey: u32, addr: u64, len: u32, rest: u32 },
 }
 
 impl Payload {
@@ -125,6 +126,29 @@ impl Payload {
     /// Whether there is none.
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Bytes of the message after it.
+    pub const fn rest(&self) -> u32 {
+        match *self {
+            Self::None => 0,
+            Self::Request { rest, .. } | Self::Region { rest, .. } => rest,
+        }
+    }
+
+    /// Moves on to the next piece of the same length.
+    pub fn advance(&mut self) {
+        match self {
+            Self::None => {}
+            Self::Request { offset, len, rest, .. } => {
+                *offset += u64::from(*len);
+                *rest = rest.saturating_sub(*len);
+            }
+            Self::Region { addr, len, rest, .. } => {
+                *addr = addr.wrapping_add(u64::from(*len));
+                *rest = rest.saturating_sub(*len);
+            }
+        }
     }
 }
 

@@ -474,7 +474,7 @@ impl Responder {
                 let payload = if piece == 0 {
                     Payload::None
                 } else {
-                    Payload::Region { rkey: *rkey, addr: from, len: piece }
+                    Payload::Region { rkey: *rkey, addr: from, len: piece, rest: *len - *sent - piece }
                 };
                 *sent += piece;
                 if last {

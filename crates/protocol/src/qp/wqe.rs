@@ -71,8 +71,12 @@ impl Wqe {
             }
             _ => {}
         }
-        let payload =
-            if len == 0 { Payload::None } else { Payload::Request { serial: self.serial, offset, len } };
+        let rest = u32::try_from(u64::from(self.request.len) - offset - u64::from(len)).unwrap_or(0);
+        let payload = if len == 0 {
+            Payload::None
+        } else {
+            Payload::Request { serial: self.serial, offset, len, rest }
+        };
         Transmit { header, payload }
     }
 

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use super::memory::{Handling, Memory, Region};
 use crate::qp::{
-    Access, AttrMask, Completion, Handled, Mtu, Nak, Operation, Payload, PostError, Qp, QpAttr, QpConfig,
+    Access, AttrMask, Completion, Handled, Mtu, Nak, Operation, PostError, Qp, QpAttr, QpConfig,
     QpEvent, QpState, Remote, SendRequest, Status, Transmit, WorkKind,
 };
 use crate::timing::Nanos;
@@ -270,9 +270,7 @@ impl Endpoint {
         let mut last = first;
         for _ in 0..self.qp.poll_repeat(now, &first, left, MOST_REPEATS) {
             last.header.psn = last.header.psn.next();
-            if let Payload::Request { offset, len, .. } = &mut last.payload {
-                *offset += u64::from(*len);
-            }
+            last.payload.advance();
             self.repeats.push_back(last);
         }
         Some(first)

@@ -126,11 +126,11 @@ impl Memory {
     pub(crate) fn gather(&self, payload: &Payload) -> Result<&[u8], LocalFault> {
         match *payload {
             Payload::None => Ok(&[]),
-            Payload::Request { serial, offset, len } => {
+            Payload::Request { serial, offset, len, .. } => {
                 let addr = self.locals.get(&serial).ok_or(LocalFault)?.wrapping_add(offset);
                 self.read(addr, u64::from(len)).ok_or(LocalFault)
             }
-            Payload::Region { rkey, addr, len } => {
+            Payload::Region { rkey, addr, len, .. } => {
                 self.check_region(rkey, addr, u64::from(len), Access::REMOTE_READ).map_err(|_| LocalFault)?;
                 self.read(addr, u64::from(len)).ok_or(LocalFault)
             }

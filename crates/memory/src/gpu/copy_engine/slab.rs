@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::CopyError;
 use super::pinned::Pinned;
 use crate::gpu::api::{Api, Context, Event, Stream, consts};
+use crate::gpu::context::KeptContext;
 use crate::gpu::{CudaError, Driver, Gpu};
 
 /// Chunks start at multiples of this, so that vectors on our side are aligned.
@@ -25,9 +26,8 @@ pub(super) struct Slab {
 #[derive(Debug)]
 pub(super) struct Parts {
     pub(super) driver: &'static Driver,
-    pub(super) context: Context,
-    /// Tells a context from a later one with the same handle.
-    context_id: u64,
+    /// With the pinned memory as its witness: streams and events are used only after it was asked.
+    pub(super) context: KeptContext,
     /// From the GPU to us.
     pub(super) reads: Stream,
     /// From us to the GPU.
@@ -60,21 +60,22 @@ impl Slab {
         chunk_len: usize,
     ) -> Result<Arc<Self>, CopyError> {
         let driver = gpu.driver();
-        let context_id = driver.context_id(context)?;
+        // Also refuses a child of the process that has CUDA.
+        driver.context_id(context)?;
         let found = {
             let mut idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner);
-            bury(&mut idle, context, context_id);
+            bury(&mut idle);
             idle.iter()
                 .position(|parts| {
-                    (parts.context, parts.slots.len(), parts.chunk_len) == (context, chunks, chunk_len)
+                    (parts.context.handle(), parts.slots.len(), parts.chunk_len)
+                        == (context, chunks, chunk_len)
+                        && parts.context.is_alive(driver)
                 })
                 .map(|index| idle.swap_remove(index))
         };
         let parts = match found {
             Some(parts) => parts,
-            None => driver.in_context(context, |api| {
-                Parts::make(driver, api, (context, context_id), chunks, chunk_len)
-            })?,
+            None => driver.in_context(context, |api| Parts::make(driver, api, context, chunks, chunk_len))?,
         };
         Ok(Arc::new(Self { parts: Some(parts) }))
     }
@@ -96,9 +97,9 @@ impl Drop for Slab {
     }
 }
 
-/// Forgets slabs of an earlier context that had this handle: their streams and events went with it.
-fn bury(idle: &mut Vec<Parts>, context: Context, context_id: u64) {
-    for parts in idle.extract_if(.., |parts| parts.context == context && parts.context_id != context_id) {
+/// Forgets slabs whose context is gone: their streams and events went with it, and its handle may be another context's by now.
+fn bury(idle: &mut Vec<Parts>) {
+    for parts in idle.extract_if(.., |parts| parts.context.is_gone(parts.driver)) {
         parts.memory.unmap();
     }
 }
@@ -107,7 +108,7 @@ impl Parts {
     fn make(
         driver: &'static Driver,
         api: &Api,
-        (context, context_id): (Context, u64),
+        context: Context,
         chunks: usize,
         chunk_len: usize,
     ) -> Result<Self, CopyError> {
@@ -117,8 +118,9 @@ impl Parts {
         let (reads, writes) = (stream(api)?, stream(api)?);
         let slots = (0..chunks).map(|_| Slot::new(api)).collect::<Result<_, _>>()?;
         let memory = Pinned::new(api, len)?;
+        let context = KeptContext::new(driver, context, Some(memory.at(0).expose_provenance() as u64))?;
         let next = AtomicUsize::new(0);
-        Ok(Self { driver, context, context_id, reads, writes, slots, memory, stride, chunk_len, next })
+        Ok(Self { driver, context, reads, writes, slots, memory, stride, chunk_len, next })
     }
 
     /// Claims a chunk that nobody holds and no copy touches.
@@ -149,8 +151,8 @@ impl Parts {
         if !slot.flying.load(Ordering::Acquire) {
             return Ok(true);
         }
-        // SAFETY: the event lives as long as the context.
-        match self.driver.in_context(self.context, |api| unsafe { api.event_query(slot.event) }) {
+        // SAFETY: the event lives as long as the context, which is asked after first.
+        match self.context.run(self.driver, |api| unsafe { api.event_query(slot.event) }) {
             Ok(()) => {
                 slot.flying.store(false, Ordering::Release);
                 Ok(true)

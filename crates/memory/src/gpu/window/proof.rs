@@ -1,9 +1,12 @@
 //! Each way to a window is proved once per process and GPU, on memory of our own, before it is used for anybody else's.
 //!
-//! First the GPU writes words that nobody can guess and the window must show them: only then is it known that the window lies on our
-//! own memory, and only then is anything stored through it, which the GPU must then show in turn.
+//! First the GPU writes words that nobody can guess and the windows must show them: only then is it known that they lie on our own
+//! memory, and only then is anything stored through them, which the GPU must then show in turn. The GPU's part is done when its stream
+//! says so, not when the call returns. All windows are looked at together: while a kernel of somebody occupies the whole GPU, each
+//! time we wait for copies may cost tens of milliseconds (seen on an H200), so that we wait twice for all, and
+//! not twice for each.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use super::super::allocation::GpuBuffer;
 use super::super::api::Context;
@@ -66,14 +69,9 @@ fn prove(proofs: &mut Proofs, rung: Rung, recipe: Recipe, like: &GpuRange) -> Re
     match recipe {
         Recipe::Vmm => {
             let buffer = GpuBuffer::new_in(like.gpu(), like.context(), LARGE).map_err(no_scratch)?;
-            prove_on(rung, buffer.addr(), LARGE)
+            prove_on(rung, &[(buffer.addr(), LARGE)])
         }
-        Recipe::Allocated => {
-            for (addr, len) in proofs.allocated(like)? {
-                prove_on(rung, addr, len)?;
-            }
-            Ok(())
-        }
+        Recipe::Allocated => prove_on(rung, &proofs.allocated(like)?),
     }
 }
 
@@ -110,46 +108,83 @@ fn no_scratch(error: CudaError) -> Refused {
     Refused::passing(format!("a scratch allocation failed: {error}"))
 }
 
-/// Proves the rung on memory of our own: the whole allocation, and a part of it that begins elsewhere.
-fn prove_on(rung: Rung, addr: u64, len: usize) -> Result<(), Refused> {
-    let range = GpuRange::of(addr, len).map_err(|error: RangeError| Refused::passing(error))?;
-    let whole = Extent::whole_pages(range.base(), range.base() + range.size());
-    check_both_ways(&range, &super::map(rung, &range, whole)?)?;
-    let part = Extent { start: whole.start + whole.len() / 2 + PART_ALIGNMENT, end: whole.end };
-    if part.start < part.end && part.start.is_multiple_of(PART_ALIGNMENT) {
-        check_both_ways(&range, &super::map(rung, &range, part)?)?;
-    }
-    Ok(())
+/// Proves the rung on allocations of our own: the whole of each, then parts that begin elsewhere.
+fn prove_on(rung: Rung, allocations: &[(u64, usize)]) -> Result<(), Refused> {
+    let ranges = allocations
+        .iter()
+        .map(|&(addr, len)| GpuRange::of(addr, len))
+        .collect::<Result<Vec<_>, RangeError>>()
+        .map_err(Refused::passing)?;
+    let whole = |range: &GpuRange| Extent::whole_pages(range.base(), range.base() + range.size());
+    check_both_ways(rung, ranges.iter().map(|range| (range, whole(range))))?;
+    let parts = ranges.iter().filter_map(|range| {
+        let whole = whole(range);
+        let part = Extent { start: whole.start + whole.len() / 2 + PART_ALIGNMENT, end: whole.end };
+        let is_one = part.start < part.end && part.start.is_multiple_of(PART_ALIGNMENT);
+        is_one.then_some((range, part))
+    });
+    check_both_ways(rung, parts)
 }
 
-fn check_both_ways(range: &GpuRange, mapping: &Mapping) -> Result<(), Refused> {
-    let (driver, context) = (range.gpu().driver(), range.context());
-    let ours = Extent { start: range.addr(), end: range.addr() + range.len() as u64 };
-    let Some(part) = ours.overlap(mapping.extent()) else { return Ok(()) };
-    let last = part.end / 8 * 8 - 8;
-    let step = ((last - part.start) / (WORDS - 1)) / 8 * 8;
-    let addresses: Vec<u64> = (0..WORDS - 1).map(|index| part.start + index * step).chain([last]).collect();
+/// A window onto memory of our own, and the addresses of the words that are looked at through it.
+struct Seen {
+    mapping: Mapping,
+    addresses: Vec<u64>,
+}
 
-    let by_gpu = secrets(addresses.len())?;
-    let words: Vec<(u64, u64)> = addresses.iter().copied().zip(by_gpu.iter().copied()).collect();
-    sampler::write(driver, context, &words)?;
-    if compare::load(mapping, &addresses)? != by_gpu {
-        return Err(Refused::new("the window does not show what the GPU wrote to memory of our own"));
+impl Seen {
+    fn new(range: &GpuRange, mapping: Mapping) -> Self {
+        let ours = Extent { start: range.addr(), end: range.addr() + range.len() as u64 };
+        let addresses = ours.overlap(mapping.extent()).map_or_else(Vec::new, |part| {
+            let last = part.end / 8 * 8 - 8;
+            let step = ((last - part.start) / (WORDS - 1)) / 8 * 8;
+            (0..WORDS - 1).map(|index| part.start + index * step).chain([last]).collect()
+        });
+        Self { mapping, addresses }
+    }
+}
+
+/// Maps all that is named, each in one context, and looks through all windows together.
+fn check_both_ways<'a>(
+    rung: Rung,
+    named: impl Iterator<Item = (&'a GpuRange, Extent)> + Clone,
+) -> Result<(), Refused> {
+    let Some((first, _)) = named.clone().next() else { return Ok(()) };
+    let (driver, context) = (first.gpu().driver(), first.context());
+    let windows = named
+        .map(|(range, extent)| Ok(Seen::new(range, super::map(rung, range, extent)?)))
+        .collect::<Result<Vec<_>, Refused>>()?;
+    // Small allocations share pages, but no words.
+    let mut words: BTreeMap<u64, u64> = BTreeMap::new();
+    for window in &windows {
+        words.extend(window.addresses.iter().copied().zip(secrets(window.addresses.len())?));
+    }
+    let by_gpu: Vec<(u64, u64)> = words.iter().map(|(&address, &word)| (address, word)).collect();
+    sampler::write(driver, context, &by_gpu)?;
+    for window in &windows {
+        let seen = compare::load(&window.mapping, &window.addresses)?;
+        if window.addresses.iter().zip(&seen).any(|(address, word)| words[address] != *word) {
+            return Err(Refused::new("the window does not show what the GPU wrote to memory of our own"));
+        }
     }
 
-    // The window shows words that nobody could guess: it lies on our memory, and may be stored to.
-    let by_cpu = secrets(addresses.len())?;
-    let window = mapping.window();
-    for (&address, &word) in addresses.iter().zip(&by_cpu) {
-        let offset = mapping.at(address).addr() - mapping.base().addr();
-        window
-            .store_u64(offset, word)
-            .map_err(|error| Refused::new(format!("a store through the window failed: {error}")))?;
+    // The windows show words that nobody could guess: they lie on our memory, and may be stored to.
+    for window in &windows {
+        let by_cpu = secrets(window.addresses.len())?;
+        let stored = window.mapping.window();
+        for (&address, &word) in window.addresses.iter().zip(&by_cpu) {
+            let offset = window.mapping.at(address).addr() - window.mapping.base().addr();
+            stored
+                .store_u64(offset, word)
+                .map_err(|error| Refused::new(format!("a store through the window failed: {error}")))?;
+            words.insert(address, word);
+        }
+        barrier::before_completion();
+        // Stores travel ahead of a load on the same way, whatever the GPU's ordering.
+        compare::load(&window.mapping, &window.addresses[..window.addresses.len().min(1)])?;
     }
-    barrier::before_completion();
-    // Stores travel ahead of a load on the same way, whatever the GPU's ordering.
-    compare::load(mapping, &addresses[..1])?;
-    if sampler::read(driver, context, &addresses)? != by_cpu {
+    let addresses: Vec<u64> = words.keys().copied().collect();
+    if !sampler::read(driver, context, &addresses)?.iter().eq(words.values()) {
         return Err(Refused::new(
             "the GPU does not see what was stored through the window into memory of our own",
         ));

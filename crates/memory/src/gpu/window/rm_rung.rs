@@ -1,6 +1,7 @@
 //! The second rung: the resource manager maps the memory through BAR1, for an ordinary user and without a module of ours.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::fs;
 use std::os::fd::AsFd;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
@@ -31,7 +32,7 @@ pub(super) fn map(range: &GpuRange, extent: Extent) -> Result<Mapping, Refused> 
         let (offset, len) = place(&object, *segment, piece)?;
         // SAFETY: the piece lies inside our own reservation, which nobody uses yet; extents are whole pages.
         let mapped = unsafe { object.memory.map_at(offset, len, mapping.at(piece.start)) }
-            .map_err(|error| refused(range.gpu(), len, &error))?;
+            .map_err(|error| refused(range.gpu(), range.gpu().bar1_size(), len, &error))?;
         mapping.keep(mapped);
     }
     mapping.finish()
@@ -160,12 +161,11 @@ fn place(object: &Object, segment: Segment, piece: Extent) -> Result<(u64, usize
     }
 }
 
-fn refused(gpu: &Gpu, len: usize, error: &RmError) -> Refused {
+fn refused(gpu: &impl fmt::Display, bar1: Option<u64>, len: usize, error: &RmError) -> Refused {
     if !error.is_lack_of_space() {
         return Refused::new(error);
     }
-    let bar1 =
-        gpu.bar1_size().map_or_else(|| "of unknown size".to_owned(), |size| format!("of {} MiB", size >> 20));
+    let bar1 = bar1.map_or_else(|| "of unknown size".to_owned(), |size| format!("of {} MiB", size >> 20));
     Refused::passing(format!(
         "no room for {} KiB in the BAR1 of {gpu}, {bar1} ({error}); register less, close other windows, or switch on resizable BAR",
         len >> 10
@@ -218,6 +218,25 @@ mod tests {
         words[12] = 0xC1D0_0001;
         words[13] = 0x5C00_0002;
         IpcHandle(words)
+    }
+
+    /// A BAR1 that is full: the sentence has the sizes, and another time or a smaller range may do.
+    #[test]
+    fn a_full_bar1_is_said_with_its_sizes() {
+        let full = [
+            RmError::Status { call: "MAP_MEMORY", status: 0x1A },
+            RmError::Status { call: "MAP_MEMORY", status: 0x51 },
+            RmError::Mmap { len: 64 << 20, source: std::io::Error::from_raw_os_error(libc::ENOMEM) },
+        ];
+        for error in full {
+            let refused = refused(&"GPU 0 (a card)", Some(256 << 20), 64 << 20, &error);
+            assert!(refused.passing, "{}", refused.reason);
+            for words in ["65536 KiB", "256 MiB", "GPU 0 (a card)", "resizable BAR"] {
+                assert!(refused.reason.contains(words), "{}", refused.reason);
+            }
+        }
+        let other = RmError::Status { call: "MAP_MEMORY", status: 0x1B };
+        assert!(!refused(&"GPU 0", None, 4096, &other).passing);
     }
 
     #[test]

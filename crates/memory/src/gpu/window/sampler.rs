@@ -8,6 +8,7 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::super::api::{Api, Context, Stream, consts};
+use super::super::context::KeptContext;
 use super::super::driver::Driver;
 use super::super::error::CudaError;
 use super::Refused;
@@ -19,9 +20,8 @@ const PATIENCE: Duration = Duration::from_millis(500);
 
 /// A stream and a page-locked slab in one context. Neither is ever freed: that could wait for the GPU.
 struct Sampler {
-    context: Context,
-    /// Tells a context from a later one with the same handle.
-    id: u64,
+    /// With the slab as its witness.
+    context: KeptContext,
     stream: Stream,
     slab: *mut u64,
 }
@@ -91,23 +91,21 @@ fn with_sampler(
     work: impl FnOnce(&Api, &Sampler) -> Result<(), Failed>,
 ) -> Result<(), Refused> {
     let mut samplers = SAMPLERS.lock().unwrap_or_else(PoisonError::into_inner);
-    let answer = driver.context_id(context).map_err(Failed::Cuda).and_then(|id| {
-        // A sampler of a context that is gone went with it.
-        samplers.retain(|sampler| sampler.context != context || sampler.id == id);
-        driver.in_context(context, |api| {
-            let index = match samplers.iter().position(|sampler| sampler.context == context) {
-                Some(index) => index,
-                None => {
-                    samplers.push(Sampler::new(api, context, id)?);
-                    samplers.len() - 1
-                }
-            };
-            work(api, &samplers[index])
-        })
+    // A sampler of a context that is gone went with it. The context asked for lives: memory that lives names it.
+    samplers.retain(|sampler| sampler.context.is_alive(driver));
+    let answer = driver.in_context(context, |api| {
+        let index = match samplers.iter().position(|sampler| sampler.context.handle() == context) {
+            Some(index) => index,
+            None => {
+                samplers.push(Sampler::new(driver, api, context)?);
+                samplers.len() - 1
+            }
+        };
+        work(api, &samplers[index])
     });
     answer.map_err(|failed| {
         // Copies may still be under way into the slab: leave it to them, and take another next time.
-        samplers.retain(|sampler| sampler.context != context);
+        samplers.retain(|sampler| sampler.context.handle() != context);
         match failed {
             Failed::Cuda(error) => Refused::passing(format!("a word cannot be copied by the GPU to compare: {error}")),
             Failed::TooLate => Refused::passing(format!(
@@ -120,7 +118,7 @@ fn with_sampler(
 
 impl Sampler {
     /// To be called with the context current.
-    fn new(api: &Api, context: Context, id: u64) -> Result<Self, CudaError> {
+    fn new(driver: &Driver, api: &Api, context: Context) -> Result<Self, CudaError> {
         let mut stream = Stream::NULL;
         // SAFETY: the call writes one handle.
         unsafe { api.stream_create(&raw mut stream, consts::STREAM_NON_BLOCKING) }?;
@@ -129,7 +127,8 @@ impl Sampler {
         unsafe {
             api.mem_host_alloc(&raw mut slab, WORDS * size_of::<u64>(), consts::MEMHOSTALLOC_PORTABLE)
         }?;
-        Ok(Self { context, id, stream, slab: slab.cast() })
+        let context = KeptContext::new(driver, context, Some(slab.expose_provenance() as u64))?;
+        Ok(Self { context, stream, slab: slab.cast() })
     }
 }
 

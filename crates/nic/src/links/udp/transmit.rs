@@ -133,6 +133,10 @@ impl Transmitter {
             let refusal = None::<i32>;
             let (result, end) = match refusal {
                 Some(errno) => (Err(errno), at),
+                None if batch.is_scattered(at, batch.group_end(at)) => {
+                    let end = batch.group_end(at);
+                    (self.send_scattered(batch, at, end, socket(port)), end)
+                }
                 None if total - at <= 2 && batch.group_end(at) == at + 1 => {
                     (self.send_one(batch, at, socket(port)), at + 1)
                 }
@@ -176,7 +180,7 @@ impl Transmitter {
     /// The short way for a packet that is alone: latency counts here, and it needs no control data.
     fn send_one(&self, batch: &TxBatch, at: usize, socket: &Socket) -> Result<(), i32> {
         let packet = batch.packets()[at];
-        let bytes = batch.bytes(&packet);
+        let [bytes, ..] = batch.parts(&packet);
         let to = SockAddr::new(packet.dst, ROCE_PORT, self.scope);
         // SAFETY: the pointers and lengths describe the live packet and the live address, which are only read.
         let sent = unsafe {
@@ -205,6 +209,9 @@ impl Transmitter {
         let (mut groups, mut first) = (0_usize, at);
         while groups < GROUPS && first < packets.len() && packets[first].port == packets[at].port {
             let end = batch.group_end(first);
+            if batch.is_scattered(first, end) {
+                break; // it leaves by itself; the first one is none, or we would not be here
+            }
             let bytes = &batch.slab()[packets[first].range().start..packets[end - 1].range().end];
             names[groups] = SockAddr::new(packets[first].dst, ROCE_PORT, self.scope);
             parts[groups] = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
@@ -237,6 +244,42 @@ impl Transmitter {
             Ok(n) if n > 0 => (Ok(()), ends[n - 1]),
             _ => (Err(errno()), at),
         }
+    }
+}
+
+/// Pieces of memory in one segmented send of scattered packets: three for each.
+const PIECES: usize = 3 * 64;
+
+impl Transmitter {
+    /// Sends one group whose payloads lie outside the slab: the kernel gathers its pieces.
+    fn send_scattered(&self, batch: &TxBatch, at: usize, end: usize, socket: &Socket) -> Result<(), i32> {
+        let packets = &batch.packets()[at..end];
+        let mut pieces = [libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 }; PIECES];
+        let mut used = 0;
+        for part in packets.iter().flat_map(|packet| batch.parts(packet)).filter(|part| !part.is_empty()) {
+            let Some(piece) = pieces.get_mut(used) else { return Err(libc::EMSGSIZE) };
+            *piece = libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() };
+            used += 1;
+        }
+        let Some(first) = packets.first() else { return Ok(()) };
+        let mut name = SockAddr::new(first.dst, ROCE_PORT, self.scope);
+        let mut control = SegmentControl::new(first.len);
+        // SAFETY: msghdr is plain integers and pointers; zeros (null, 0) are valid.
+        let mut message: libc::msghdr = unsafe { mem::zeroed() };
+        message.msg_namelen = name.len();
+        message.msg_name = name.as_mut_ptr();
+        message.msg_iov = pieces.as_mut_ptr();
+        message.msg_iovlen = used;
+        if packets.len() > 1 {
+            message.msg_control = (&raw mut control).cast();
+            message.msg_controllen = size_of::<SegmentControl>();
+        }
+        // SAFETY: the message points at a live name and control data, and its pieces at live bytes of the batch, which the
+        // kernel only reads.
+        let sent = unsafe {
+            libc::sendmsg(socket.fd(), &raw const message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL)
+        };
+        if sent < 0 { Err(errno()) } else { Ok(()) }
     }
 }
 

@@ -1,0 +1,184 @@
+//! Gathering by the copy engine: the bytes of a message are fetched ahead into pinned chunks, from which the link takes them.
+//!
+//! A feed serves one queue pair and one message at a time. It never waits: what is not there yet makes the packet wait.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+
+use nobounce_memory::gpu::GpuMemory;
+use nobounce_memory::gpu::copy_engine::{Copy, CopyError, PinnedChunk};
+
+use super::stage::{CHUNK, CopierIndex, Stage};
+
+/// Fetches under way or at hand.
+const AHEAD: usize = 3;
+/// The first fetch of a message: short, so that its first packet leaves early; the next ones grow to whole chunks.
+const FIRST: usize = 64 << 10;
+
+/// Which message the bytes belong to. The bytes of one message may be sent again; those of another are never taken for them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// A posted request.
+    Request(u64),
+    /// A peer's READ: its key, and the address that packet number 0 would have.
+    Read(u32, u64),
+}
+
+/// Bytes asked for.
+#[derive(Debug)]
+pub(crate) struct Want<'a> {
+    pub(crate) origin: Origin,
+    /// Where the packet begins in its message: fetches that end before it are over.
+    pub(crate) packet: u64,
+    /// Where these bytes begin in the message.
+    pub(crate) at: u64,
+    pub(crate) len: usize,
+    /// How many more bytes of the message lie right behind them.
+    pub(crate) behind: u64,
+    pub(crate) memory: &'a Arc<GpuMemory>,
+    pub(crate) copier: CopierIndex,
+    /// Where they lie in the memory.
+    pub(crate) offset: usize,
+}
+
+/// What came of asking.
+#[derive(Debug)]
+pub(crate) enum Fetched {
+    Ready(PinnedChunk, Range<usize>),
+    /// Ask again.
+    Pending,
+    /// They cannot be read.
+    Failed(CopyError),
+}
+
+#[derive(Debug)]
+enum State {
+    UnderWay(CopierIndex, Copy),
+    Here(PinnedChunk),
+}
+
+#[derive(Debug)]
+struct Fetch {
+    at: u64,
+    len: usize,
+    state: Option<State>,
+}
+
+impl Fetch {
+    fn end(&self) -> u64 {
+        self.at + self.len as u64
+    }
+}
+
+/// Fetched bytes of one queue pair.
+#[derive(Debug, Default)]
+pub(crate) struct Feed {
+    origin: Option<Origin>,
+    fetches: VecDeque<Fetch>,
+    /// How long the next fetch is.
+    next_len: usize,
+}
+
+impl Feed {
+    /// Whether it holds bytes of that message.
+    pub(crate) fn is_of(&self, origin: Origin) -> bool {
+        self.origin == Some(origin)
+    }
+
+    /// Whether the byte at `at` of that message was fetched or is being fetched.
+    pub(crate) fn covers(&self, origin: Origin, at: u64) -> bool {
+        self.origin == Some(origin) && self.fetches.iter().any(|fetch| (fetch.at..fetch.end()).contains(&at))
+    }
+
+    /// How many bytes from `at` on can be had at once.
+    pub(crate) fn ready_from(&self, origin: Origin, at: u64) -> u64 {
+        if self.origin != Some(origin) {
+            return 0;
+        }
+        self.fetches
+            .iter()
+            .find(|fetch| (fetch.at..fetch.end()).contains(&at))
+            .filter(|fetch| matches!(fetch.state, Some(State::Here(_))))
+            .map_or(0, |fetch| fetch.end() - at)
+    }
+
+    /// Forgets everything: the message is over, or another one comes first.
+    pub(crate) fn clear(&mut self) {
+        // Copies under way go on; their chunks are used again when they are over.
+        self.fetches.clear();
+        self.origin = None;
+    }
+
+    pub(crate) fn get(&mut self, stage: &Stage, want: &Want<'_>) -> Fetched {
+        if self.origin != Some(want.origin) || self.fetches.front().is_some_and(|first| want.at < first.at) {
+            self.clear();
+            self.origin = Some(want.origin);
+            self.next_len = FIRST;
+        }
+        while self.fetches.front().is_some_and(|fetch| fetch.end() <= want.packet) {
+            self.fetches.pop_front();
+        }
+        if let Err(error) = self.fetch_ahead(stage, want) {
+            self.clear();
+            return Fetched::Failed(error);
+        }
+        let Some(fetch) = self
+            .fetches
+            .iter_mut()
+            .find(|fetch| fetch.at <= want.at && want.at + want.len as u64 <= fetch.end())
+        else {
+            return Fetched::Pending; // no chunk was free
+        };
+        match settle(stage, &mut fetch.state) {
+            Ok(Some(chunk)) => {
+                let start = usize::try_from(want.at - fetch.at).unwrap_or(0);
+                Fetched::Ready(chunk, start..start + want.len)
+            }
+            Ok(None) => Fetched::Pending,
+            Err(error) => {
+                self.clear();
+                Fetched::Failed(error)
+            }
+        }
+    }
+
+    /// Starts fetches until enough are there, from the first byte wanted that none covers.
+    fn fetch_ahead(&mut self, stage: &Stage, want: &Want<'_>) -> Result<(), CopyError> {
+        let end = want.at + want.len as u64 + want.behind;
+        let mut at = want.at;
+        if let Some(last) = self.fetches.back().filter(|last| last.end() > at) {
+            at = last.end();
+        }
+        while at < end && self.fetches.len() < AHEAD {
+            let Some(chunk) = stage.fetcher(want.copier).take_chunk() else { return Ok(()) };
+            let len = usize::try_from(end - at).unwrap_or(CHUNK).min(self.next_len.max(want.len)).min(CHUNK);
+            let offset = want.offset + usize::try_from(at - want.at).unwrap_or(0);
+            let copy = stage.fetcher(want.copier).start_read(want.memory, offset, len, chunk)?;
+            self.fetches.push_back(Fetch { at, len, state: Some(State::UnderWay(want.copier, copy)) });
+            self.next_len = (self.next_len * 2).min(CHUNK);
+            at += len as u64;
+        }
+        Ok(())
+    }
+}
+
+/// The chunk of a fetch, if the copy is over.
+fn settle(stage: &Stage, state: &mut Option<State>) -> Result<Option<PinnedChunk>, CopyError> {
+    if let Some(State::UnderWay(copier, copy)) = state
+        && !stage.fetcher(*copier).poll(copy)?
+    {
+        return Ok(None);
+    }
+    *state = match state.take() {
+        Some(State::UnderWay(copier, copy)) => Some(match copy.into_chunk() {
+            Ok(chunk) => State::Here(chunk),
+            Err(copy) => State::UnderWay(copier, copy),
+        }),
+        other => other,
+    };
+    Ok(match state {
+        Some(State::Here(chunk)) => Some(chunk.clone()),
+        _ => None,
+    })
+}

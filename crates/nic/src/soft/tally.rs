@@ -1,0 +1,85 @@
+//! Bytes and operations, by the way they took.
+
+use nobounce_memory::path::Mechanism;
+
+/// What was moved one way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Bytes of payload.
+    pub bytes: u64,
+    /// Messages whose last byte went this way.
+    pub operations: u64,
+}
+
+impl Tally {
+    fn add(&mut self, other: &Self) {
+        self.bytes += other.bytes;
+        self.operations += other.operations;
+    }
+}
+
+/// What was moved in one direction, by every way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PathTotals {
+    /// Host memory, copied by the CPU.
+    pub cpu: Tally,
+    /// GPU memory through a window: loads and stores.
+    pub window: Tally,
+    /// GPU memory by the copy engine, straight from the link's buffer.
+    pub copy_engine: Tally,
+    /// GPU memory with one more host copy on the way, or placed by the copy engine for lack of a window.
+    pub staged: Tally,
+}
+
+/// What was moved in both directions, by every way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PathCounters {
+    /// From the wire into registered memory.
+    pub inbound: PathTotals,
+    /// From registered memory to the wire.
+    pub outbound: PathTotals,
+}
+
+/// The way some bytes took.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Route {
+    Direct(Mechanism),
+    Staged,
+}
+
+impl PathTotals {
+    pub(crate) fn count(&mut self, route: Route, bytes: u64, ends_message: bool) {
+        let tally = match route {
+            Route::Direct(Mechanism::Window) => &mut self.window,
+            Route::Direct(Mechanism::CopyEngine) => &mut self.copy_engine,
+            Route::Direct(_) => &mut self.cpu,
+            Route::Staged => &mut self.staged,
+        };
+        tally.bytes += bytes;
+        tally.operations += u64::from(ends_message);
+    }
+
+    /// Names and values, in a fixed order.
+    pub fn list(&self) -> [(&'static str, Tally); 4] {
+        [
+            ("cpu", self.cpu),
+            ("window", self.window),
+            ("copy-engine", self.copy_engine),
+            ("staged", self.staged),
+        ]
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.cpu.add(&other.cpu);
+        self.window.add(&other.window);
+        self.copy_engine.add(&other.copy_engine);
+        self.staged.add(&other.staged);
+    }
+}
+
+impl PathCounters {
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.inbound.add(&other.inbound);
+        self.outbound.add(&other.outbound);
+    }
+}

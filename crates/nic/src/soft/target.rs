@@ -1,0 +1,188 @@
+//! The memory behind a region, and the way bytes take into and out of it.
+
+use std::sync::Arc;
+
+use nobounce_memory::gpu::{GpuMemory, GpuWindow};
+use nobounce_memory::path::{Mechanism, Path};
+use nobounce_memory::{AccessError, Window};
+
+use super::build::crc_on;
+use super::stage::{CopierIndex, Stage, StageError};
+use super::tally::Route;
+
+/// Memory behind a region.
+#[derive(Clone, Debug)]
+pub(crate) enum Target {
+    Host(Window),
+    Gpu(GpuTarget),
+}
+
+/// GPU memory behind a region.
+#[derive(Clone, Debug)]
+pub(crate) struct GpuTarget {
+    pub(crate) memory: Arc<GpuMemory>,
+    pub(crate) copier: CopierIndex,
+    /// Messages up to this many bytes are gathered by loads through the window.
+    crossover: u64,
+    /// Whether bytes are stored through the window.
+    stores: bool,
+    /// Whether what the copy engine fetched is copied once more.
+    pub(crate) staged_out: bool,
+}
+
+/// Why bytes could not be loaded right now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LoadError {
+    Access(AccessError),
+    /// They must be fetched by the copy engine.
+    Fetch,
+}
+
+/// Why bytes could not be placed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PlaceError {
+    Access(AccessError),
+    Stage(StageError),
+}
+
+/// Where bytes were placed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Placed {
+    pub(crate) route: Route,
+    /// The copy they wait for.
+    pub(crate) ticket: Option<u64>,
+}
+
+impl GpuTarget {
+    pub(crate) fn new(memory: Arc<GpuMemory>, copier: CopierIndex, crossover: usize) -> Self {
+        let paths = memory.paths();
+        let window = memory.window().is_some();
+        Self {
+            copier,
+            crossover: if window && paths.outbound.is_direct() { crossover as u64 } else { 0 },
+            stores: window && paths.inbound.is_direct(),
+            staged_out: matches!(paths.outbound, Path::Staged(_)),
+            memory,
+        }
+    }
+
+    fn window(&self) -> Option<&GpuWindow> {
+        self.memory.window()
+    }
+}
+
+impl Target {
+    pub(crate) fn len(&self) -> u64 {
+        match self {
+            Self::Host(window) => window.len() as u64,
+            Self::Gpu(gpu) => gpu.memory.len() as u64,
+        }
+    }
+
+    /// Loads bytes, part of a message of which `message` bytes are left, and carries `crc` on over them.
+    #[inline]
+    pub(crate) fn load(
+        &self,
+        offset: usize,
+        out: &mut [u8],
+        message: u64,
+        crc: u32,
+    ) -> Result<(u32, Route), LoadError> {
+        match self {
+            Self::Host(window) => window
+                .load_crc(offset, out, crc)
+                .map(|crc| (crc, Route::Direct(Mechanism::Cpu)))
+                .map_err(LoadError::Access),
+            Self::Gpu(gpu) => match gpu.window() {
+                Some(window) if message <= gpu.crossover => {
+                    window.load(offset, out).map_err(LoadError::Access)?;
+                    Ok((crc_on(crc, out), Route::Direct(Mechanism::Window)))
+                }
+                _ => Err(LoadError::Fetch),
+            },
+        }
+    }
+
+    /// Places bytes of a message, after those that wait for the copy `after`; `last` ends the message.
+    #[inline]
+    pub(crate) fn place(
+        &self,
+        stage: &mut Stage,
+        after: u64,
+        offset: usize,
+        bytes: &[u8],
+        last: bool,
+    ) -> Result<Placed, PlaceError> {
+        let gpu = match self {
+            Self::Host(window) => {
+                if !stage.is_over(after) {
+                    stage.wait(after).map_err(PlaceError::Stage)?;
+                }
+                let stored =
+                    if last { window.store_last(offset, bytes) } else { window.store(offset, bytes) };
+                stored.map_err(PlaceError::Access)?;
+                return Ok(Placed { route: Route::Direct(Mechanism::Cpu), ticket: None });
+            }
+            Self::Gpu(gpu) => gpu,
+        };
+        if let Some(window) = gpu.window().filter(|_| gpu.stores) {
+            if !stage.is_over(after) {
+                stage.wait(after).map_err(PlaceError::Stage)?;
+            }
+            let stored = if last {
+                // What announces the message may follow at once.
+                window.store_last(offset, bytes).and_then(|()| window.complete())
+            } else {
+                window.store(offset, bytes)
+            };
+            stored.map_err(PlaceError::Access)?;
+            return Ok(Placed { route: Route::Direct(Mechanism::Window), ticket: None });
+        }
+        let ticket = stage.put(&gpu.memory, gpu.copier, offset, bytes).map_err(PlaceError::Stage)?;
+        Ok(Placed { route: Route::Staged, ticket: Some(ticket) })
+    }
+
+    /// Changes a word: the value before. Atomic among all that arrives at this device.
+    pub(crate) fn change(
+        &self,
+        stage: &mut Stage,
+        after: u64,
+        offset: usize,
+        change: Change,
+    ) -> Result<u64, PlaceError> {
+        if !stage.is_over(after) {
+            stage.wait(after).map_err(PlaceError::Stage)?;
+        }
+        let changed = match (self, change) {
+            (Self::Host(window), Change::Add(add)) => window.fetch_add(offset, add),
+            (Self::Host(window), Change::Swap { compare, swap }) => {
+                window.compare_swap(offset, compare, swap)
+            }
+            (Self::Gpu(gpu), _) => match (gpu.window(), change) {
+                (Some(window), Change::Add(add)) => window.fetch_add(offset, add),
+                (Some(window), Change::Swap { compare, swap }) => window.compare_swap(offset, compare, swap),
+                (None, _) => {
+                    return stage.change(&gpu.memory, gpu.copier, offset, change).map_err(PlaceError::Stage);
+                }
+            },
+        };
+        changed.map_err(PlaceError::Access)
+    }
+}
+
+/// What an atomic does.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Change {
+    Add(u64),
+    Swap { compare: u64, swap: u64 },
+}
+
+impl Change {
+    /// The value after, if it changes.
+    pub(crate) fn of(self, old: u64) -> Option<u64> {
+        match self {
+            Self::Add(add) => Some(old.wrapping_add(add)),
+            Self::Swap { compare, swap } => (old == compare).then_some(swap),
+        }
+    }
+}
