@@ -8,6 +8,7 @@ use fake_cuda::client::StandIn;
 use nobounce_memory::gpu::api::Context;
 use nobounce_memory::gpu::copy_engine::{CopyEngine, CopyError};
 use nobounce_memory::gpu::dmabuf::DmaBuf;
+use nobounce_memory::gpu::kernel::Stream;
 use nobounce_memory::gpu::{Gpu, GpuBuffer, GpuMemory, GpuRange};
 
 /// A context of our own, current on this thread, with registered memory in it.
@@ -119,10 +120,14 @@ fn memory_of_our_own_after_a_reset() {
         let engine = CopyEngine::new(&gpu, 2, 4096).unwrap();
         let copy = engine.start_read(&memory, 0, 64, engine.take_chunk().unwrap()).unwrap();
         eventually("the copy", || engine.poll(&copy).unwrap());
+        let stream = Stream::new(&gpu).unwrap();
         cuda.device_reset();
         assert!(memory.check_alive().is_err());
         assert!(engine.start_read(&memory, 0, 64, copy.into_chunk().unwrap()).is_err());
-        drop((memory, buffer, engine));
+        // Retained again by somebody, it has the same handle; a stream of the old one is gone all the same.
+        assert_eq!(cuda.retain_primary(&mut 0, 0), 0);
+        assert!(stream.is_idle().is_err());
+        drop((memory, buffer, engine, stream));
         let buffer = GpuBuffer::new(&gpu, MIB).unwrap();
         let memory = register(buffer.addr(), buffer.len()).unwrap();
         assert!(memory.window().is_some(), "{memory}");

@@ -8,8 +8,8 @@ use super::range;
 /// A context whose handle is kept, and what shows that it still lives.
 ///
 /// The rule: once a context may be gone, neither its handle nor that of a stream or event made in it is passed to the driver again.
-/// CUDA leaves open what happens then, and a process that did so on an H200 with driver 580 ended by a segmentation fault. A context
-/// that others made can be destroyed at any time, so each use of a kept one asks first, about 0.1 us:
+/// CUDA leaves open what happens then, and a program that did so on an H200 with driver 580 ended by a segmentation fault. A context
+/// that others made can be destroyed at any time, so each use of a kept one asks first, by two short calls:
 ///
 /// * after a *witness*: memory that was allocated in the context and dies with it. The question passes an address, which may be
 ///   anything, and `BUFFER_ID` tells the memory from a later one at the same address;

@@ -22,6 +22,7 @@ pub use self::patterns::{Finding, Patterns, pattern, pattern_word};
 pub use self::pinned_words::PinnedWords;
 pub use self::spin::{Spin, SpinKernel};
 use super::api::{self, Api, Context, consts};
+use super::context::KeptContext;
 use super::{CudaError, Gpu};
 
 /// Most arguments that a kernel of ours takes.
@@ -79,6 +80,7 @@ fn load_advice(code: u32) -> &'static str {
 #[derive(Debug)]
 pub struct Module {
     gpu: Arc<Gpu>,
+    context: KeptContext,
     handle: api::Module,
     /// Takes the launches that bring a kernel to the GPU ahead of time.
     warm_up: Stream,
@@ -90,24 +92,26 @@ impl Module {
         let warm_up = Stream::new(gpu)?;
         // A zero byte ends the text anyway, and PTX has none.
         let text = CString::new(ptx.replace('\0', "")).unwrap_or_default();
+        let context = keep(gpu)?;
         let mut handle = api::Module::NULL;
         with(gpu, |api| {
             // SAFETY: the text ends in a zero byte; the call writes one handle.
             unsafe { api.module_load(&raw mut handle, text.as_ptr().cast()) }
         })
         .map_err(|error| KernelError::Load { error })?;
-        Ok(Self { gpu: Arc::clone(gpu), handle, warm_up })
+        Ok(Self { gpu: Arc::clone(gpu), context, handle, warm_up })
     }
 
     /// The kernel called `name`, brought to the GPU now by a launch with all arguments zero: our kernels then do nothing.
     pub fn kernel(&self, name: &str) -> Result<Kernel, KernelError> {
         let text = CString::new(name.replace('\0', "")).unwrap_or_default();
         let mut function = api::Function::NULL;
-        with(&self.gpu, |api| {
+        self.context.run(self.gpu.driver(), |api| {
             // SAFETY: the module is never unloaded, the name ends in a zero byte; the call writes one handle.
             unsafe { api.module_function(&raw mut function, self.handle, text.as_ptr()) }
         })?;
-        let kernel = Kernel { gpu: Arc::clone(&self.gpu), function, name: name.to_owned() };
+        let kernel =
+            Kernel { gpu: Arc::clone(&self.gpu), context: self.context, function, name: name.to_owned() };
         // SAFETY: our kernels touch no memory when their arguments are zero.
         unsafe { kernel.launch(&self.warm_up, 1, 1, &[]) }?;
         Ok(kernel)
@@ -118,6 +122,7 @@ impl Module {
 #[derive(Clone)]
 pub struct Kernel {
     gpu: Arc<Gpu>,
+    context: KeptContext,
     function: api::Function,
     name: String,
 }
@@ -147,7 +152,8 @@ impl Kernel {
         // The driver reads as many as the kernel has; it never sees the others.
         let mut places = words.each_mut().map(|word| ptr::from_mut(word).cast::<c_void>());
         let (blocks, threads): (c_uint, c_uint) = (grid, block);
-        with(&self.gpu, |api| {
+        // A reset may have ended the context of either.
+        let launch = |api: &Api| {
             // SAFETY: the function's module is never unloaded, `places` names at least as many words as the kernel has parameters,
             // and the driver copies them before it returns. What they mean is the caller's promise.
             unsafe {
@@ -166,7 +172,8 @@ impl Kernel {
                     ptr::null_mut(),
                 )
             }
-        })
+        };
+        stream.with(|_, _| self.context.run(self.gpu.driver(), launch))
     }
 
     /// The GPU it runs on.
@@ -186,24 +193,26 @@ impl fmt::Debug for Kernel {
 #[derive(Debug)]
 pub struct Stream {
     gpu: Arc<Gpu>,
+    context: KeptContext,
     handle: api::Stream,
 }
 
 impl Stream {
     /// A new stream without work.
     pub fn new(gpu: &Arc<Gpu>) -> Result<Self, CudaError> {
+        let context = keep(gpu)?;
         let mut handle = api::Stream::NULL;
         with(gpu, |api| {
             // SAFETY: the call writes one handle.
             unsafe { api.stream_create(&raw mut handle, consts::STREAM_NON_BLOCKING) }
         })?;
-        Ok(Self { gpu: Arc::clone(gpu), handle })
+        Ok(Self { gpu: Arc::clone(gpu), context, handle })
     }
 
     /// Whether all work queued so far is over. Does not wait.
     pub fn is_idle(&self) -> Result<bool, CudaError> {
-        // SAFETY: the stream is alive for as long as `self`.
-        match with(&self.gpu, |api| unsafe { api.stream_query(self.handle) }) {
+        // SAFETY: the stream is alive for as long as `self` and its context.
+        match self.with(|api, stream| unsafe { api.stream_query(stream) }) {
             Ok(()) => Ok(true),
             Err(error) if error.code == CudaError::NOT_READY => Ok(false),
             Err(error) => Err(error),
@@ -215,21 +224,26 @@ impl Stream {
         wait_until(what, limit, || Ok(self.is_idle()?))
     }
 
-    /// Calls of the driver on this stream, with the GPU's primary context current.
+    /// Calls of the driver on this stream, in its context, if that still lives.
     fn with<T>(&self, calls: impl FnOnce(&Api, api::Stream) -> Result<T, CudaError>) -> Result<T, CudaError> {
-        with(&self.gpu, |api| calls(api, self.handle))
+        self.context.run(self.gpu.driver(), |api| calls(api, self.handle))
     }
 }
 
 impl Drop for Stream {
     fn drop(&mut self) {
         // Does not wait: the driver takes the stream apart when its work is over.
-        // SAFETY: the handle is ours and not used again. A context that is gone has taken the stream with it, and says so.
-        let _ = with(&self.gpu, |api| unsafe { api.stream_destroy(self.handle) });
+        // SAFETY: the handle is ours and not used again. A context that is gone has taken the stream with it, and is not asked.
+        let _ = self.with(|api, stream| unsafe { api.stream_destroy(stream) });
     }
 }
 
-/// Calls of the driver with the GPU's primary context current.
+/// The GPU's primary context, kept: a reset of the device ends it, with all that was made in it.
+fn keep(gpu: &Gpu) -> Result<KeptContext, CudaError> {
+    KeptContext::new(gpu.driver(), gpu.primary()?, None)
+}
+
+/// Calls of the driver with the GPU's primary context current, for what is made anew.
 fn with<T>(gpu: &Gpu, calls: impl FnOnce(&Api) -> Result<T, CudaError>) -> Result<T, CudaError> {
     let context: Context = gpu.primary()?;
     gpu.driver().in_context(context, calls)

@@ -107,8 +107,8 @@ pub enum RangeError {
     },
     /// CUDA does not know the address.
     #[error(
-        "{addr:#x} is not memory that CUDA knows: it is ordinary host memory, or was freed, or belongs to a GPU that \
-         CUDA_VISIBLE_DEVICES hides; pass a pointer from a CUDA allocation that still lives"
+        "{addr:#x} is not memory that CUDA knows: it is ordinary host memory, or was freed, or went with a context that was destroyed, \
+         or belongs to a GPU that CUDA_VISIBLE_DEVICES hides; pass a pointer from a CUDA allocation that still lives"
     )]
     NotGpu {
         /// The address.

@@ -93,8 +93,11 @@ impl From<DriverError> for RegisterError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Gone {
-    /// Its allocation was freed.
-    #[error("the GPU memory at {addr:#x} was freed ({error}); deregister memory before it is freed")]
+    /// Its allocation was freed, or its context destroyed: CUDA does not say which.
+    #[error(
+        "the GPU memory at {addr:#x} was freed, or went with its context ({error}); deregister memory before it is freed, and \
+         register again after a context was destroyed or the device reset"
+    )]
     Freed {
         /// The first address that is gone.
         addr: u64,

@@ -6,7 +6,7 @@ use nobounce_memory::path::Mechanism;
 use nobounce_protocol::qp::{Access, Nak, Payload, Transmit};
 use nobounce_protocol::wire::ICRC_LEN;
 
-use super::engine::QpEntry;
+use super::entry::QpEntry;
 use super::feed::{Fetched, Origin, Want};
 use super::host::find_send;
 use super::region::{GatherError, Regions};
@@ -240,10 +240,39 @@ fn build_fetched(
             }
         }
     }
+    if let Payload::Request { serial, offset, len, rest } = transmit.payload {
+        prefetch_next(entry, regions, serial, offset + u64::from(len) + u64::from(rest));
+    }
     match &fetched[..] {
         [Some((chunk, range, false))] => Ok(build_outside(entry, tx, transmit, chunk, range.clone())),
         _ => build_staged(entry, tx, regions, transmit, (&pieces, &fetched)),
     }
+}
+
+/// Fetches the beginning of the next request too, once all of this one, which ends at `end`, is fetched.
+fn prefetch_next(entry: &mut QpEntry, regions: &mut Regions, serial: u64, end: u64) {
+    let QpEntry { feed: Some(feed), sends, pd, .. } = entry else { return };
+    if !feed.has_room_behind(Origin::Request(serial), end) {
+        return;
+    }
+    let Some(next) = find_send(sends, serial + 1).filter(|next| next.early) else { return };
+    let [piece] = next.bytes.pieces(0, 1)[..] else { return };
+    let Ok(Some(bytes)) = regions.gpu_bytes(*pd, (piece.key, piece.addr), 1, Access::empty()) else { return };
+    // What is short enough to be loaded is not fetched.
+    if bytes.gpu.loads(next.bytes.len()) {
+        return;
+    }
+    let want = Want {
+        origin: Origin::Request(serial + 1),
+        packet: 0,
+        at: 0,
+        len: 1,
+        behind: piece.behind,
+        memory: &bytes.gpu.memory,
+        copier: bytes.gpu.copier,
+        offset: bytes.offset,
+    };
+    feed.prefetch(&regions.stage, &want);
 }
 
 /// The link takes the payload from where the copy engine put it.

@@ -315,7 +315,7 @@ impl Pd {
         let copier = match known {
             Some(copier) => copier,
             None => {
-                let engines = CopyEngines::new(&memory)?;
+                let engines = CopyEngines::new(&memory, context)?;
                 let mut engine = self.device.shared.lock().ok_or(RegisterError::Forked)?;
                 engine.core.regions.stage.adopt(context, engines)
             }

@@ -9,30 +9,25 @@ use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-use nobounce_memory::gpu::copy_engine::CopyError;
-use nobounce_protocol::qp::{
-    Completion, Handled, Payload, Qp as ProtocolQp, QpAttr, QpEvent, QpState, Status, Transmit, WorkKind,
-};
+use nobounce_protocol::qp::{Handled, QpAttr, QpEvent, QpState};
 use nobounce_protocol::timing::Nanos;
 use nobounce_protocol::wire::icrc::{Flow, Sealer, Verdict};
 use nobounce_protocol::wire::{Header, IdVerdict, Qpn, ROCE_PORT};
 
 use super::build::{Built, build, build_repeats, packet_len, ready_repeats};
 use super::counters::{self, Counters};
-use super::cq::CqInner;
+use super::entry::{Next, QpEntry, complete, flushed, next_packet};
 use super::event::{AsyncEvent, Events};
-use super::feed::Feed;
-use super::host::{PacketHost, PostedReceive, PostedSend};
+use super::host::PacketHost;
 use super::path::{PathIndex, Paths};
 use super::peer::Peers;
 use super::region::Regions;
-use super::stage::Stage;
 use super::tally::PathCounters;
 use crate::links::{Link, RxDatagram, TxBatch, now_ns};
 
 /// Packets a queue pair may send before the next one has its turn: one full segmented send. (Two: 64 queue pairs
 /// together reach 0.6 of one instead of 0.9.)
-const TURN: u64 = 15;
+pub(super) const TURN: u64 = 15;
 /// Batches sent in one call.
 const MAX_BATCHES: usize = 16;
 
@@ -42,109 +37,6 @@ const SEALERS: usize = 32;
 const MAX_PEERS: usize = 1024;
 /// Idle calls between two looks at the timers: a few microseconds of polling.
 const TIMERS_EVERY: u32 = 16;
-
-/// One queue pair with its queues.
-#[derive(Debug)]
-pub(crate) struct QpEntry {
-    pub(crate) qpn: Qpn,
-    pub(crate) qp: ProtocolQp,
-    pub(crate) pd: u32,
-    pub(crate) send_cq: Arc<CqInner>,
-    pub(crate) recv_cq: Arc<CqInner>,
-    pub(crate) sends: VecDeque<PostedSend>,
-    pub(crate) receives: VecDeque<PostedReceive>,
-    pub(crate) current: Option<PostedReceive>,
-    pub(crate) path: Option<PathIndex>,
-    /// What this queue pair has charged to its path.
-    charged: u64,
-    /// It is in the list of those that packets came for.
-    touched: bool,
-    /// Among those packets was an answer: it may send more.
-    answered: bool,
-    /// Packets it may still send before it is another's turn.
-    turn_left: u64,
-    /// It is in the ready queue.
-    ready: bool,
-    /// It waits for room on its path.
-    waiting: bool,
-    /// It is in the list of those with answers that can wait.
-    owes_ack: bool,
-    /// The earliest entry of the timer heap that belongs to it.
-    armed: Option<Nanos>,
-    /// Fetched bytes of the message that it sends, where those come from a GPU.
-    pub(crate) feed: Option<Box<Feed>>,
-    /// The copy that its last placed byte waits for.
-    ticket: u64,
-    /// What waits for copies.
-    held: Option<Box<Held>>,
-    tally: PathCounters,
-}
-
-/// What a queue pair cannot say or send yet, because the GPU's copy engine is not done with it.
-#[derive(Debug, Default)]
-struct Held {
-    /// A packet whose payload is being fetched, or that must not overtake a copy.
-    packet: Option<Transmit>,
-    /// Answers without payload, and the copy each waits for.
-    answers: VecDeque<(u64, Transmit)>,
-    /// Completions, and the copy each waits for.
-    completions: VecDeque<(u64, Completion)>,
-    /// It is in the list of those that hold something.
-    listed: bool,
-}
-
-impl Held {
-    fn is_empty(&self) -> bool {
-        self.packet.is_none() && self.answers.is_empty() && self.completions.is_empty()
-    }
-}
-
-impl QpEntry {
-    pub(crate) fn new(
-        qpn: Qpn,
-        qp: ProtocolQp,
-        pd: u32,
-        send_cq: Arc<CqInner>,
-        recv_cq: Arc<CqInner>,
-    ) -> Self {
-        Self {
-            qpn,
-            qp,
-            pd,
-            send_cq,
-            recv_cq,
-            sends: VecDeque::new(),
-            receives: VecDeque::new(),
-            current: None,
-            path: None,
-            charged: 0,
-            touched: false,
-            answered: false,
-            turn_left: TURN,
-            ready: false,
-            waiting: false,
-            owes_ack: false,
-            armed: None,
-            feed: None,
-            ticket: 0,
-            held: None,
-            tally: PathCounters::default(),
-        }
-    }
-
-    /// Forgets what waits for copies.
-    pub(crate) fn drop_held(&mut self) {
-        if let Some(held) = &mut self.held {
-            **held = Held { listed: held.listed, ..Held::default() };
-        }
-        self.feed = None;
-        self.ticket = 0;
-    }
-
-    fn hold(&mut self) -> &mut Held {
-        self.held.get_or_insert_default()
-    }
-}
 
 /// The link, and everything else: apart, so that packets can be handled while the link hands them out.
 #[derive(Debug)]
@@ -162,13 +54,13 @@ pub(crate) struct Core {
     pub(crate) regions: Regions,
     pub(crate) paths: Paths,
     pub(crate) counters: Counters,
-    events: Arc<Events>,
+    pub(super) events: Arc<Events>,
     tx: TxBatch,
     ready: VecDeque<u32>,
     owing: Vec<u32>,
     touched: Vec<u32>,
     /// Queue pairs that wait for the GPU's copy engine.
-    holding: Vec<u32>,
+    pub(super) holding: Vec<u32>,
     /// What queue pairs that are gone moved, by peer.
     moved: HashMap<IpAddr, PathCounters>,
     timers: BinaryHeap<Reverse<(Nanos, u32)>>,
@@ -488,73 +380,8 @@ impl Core {
         }
     }
 
-    /// Starts the copies that were collected, and lets go of what waited for copies that are over.
-    fn release_held(&mut self) {
-        if self.holding.is_empty() && !self.regions.stage.is_busy() {
-            return;
-        }
-        // A copy that cannot be started is reported as a failure below.
-        let _ = self.regions.stage.flush();
-        self.regions.stage.poll();
-        if let Some((ticket, error)) = self.regions.stage.take_failure() {
-            self.fail_copies(ticket, &error);
-        }
-        for index in std::mem::take(&mut self.holding) {
-            let Some(entry) = self.qps.get_mut(index as usize).and_then(Option::as_deref_mut) else {
-                continue;
-            };
-            let Some(held) = &mut entry.held else { continue };
-            let mut over = Vec::new();
-            while let Some((ticket, _)) = held.completions.front()
-                && self.regions.stage.is_over(*ticket)
-                && let Some((_, completion)) = held.completions.pop_front()
-            {
-                over.push(completion);
-            }
-            held.listed = !held.is_empty();
-            let sends = held.packet.is_some() || !held.answers.is_empty();
-            if held.listed {
-                self.holding.push(index);
-            }
-            let mut overflowed = None;
-            for completion in over {
-                overflowed = deliver(entry, completion).or(overflowed);
-            }
-            if sends {
-                self.make_ready(index);
-            }
-            if let Some(cq) = overflowed {
-                self.stop_users_of(cq);
-            }
-        }
-    }
-
-    /// A copy into GPU memory failed: the queue pairs whose bytes it carried cannot go on as if they had arrived.
-    fn fail_copies(&mut self, ticket: u64, error: &CopyError) {
-        self.regions.faults += 1;
-        for index in 0..self.qps.len() {
-            let Some(entry) = self.qps[index].as_deref_mut() else { continue };
-            if entry.ticket < ticket || matches!(entry.qp.state(), QpState::Error | QpState::Reset) {
-                continue;
-            }
-            tracing::warn!(qpn = entry.qpn.get(), %error, "a queue pair fails: its bytes did not reach the GPU");
-            if let Some(held) = &mut entry.held {
-                held.answers.clear();
-                held.packet = None;
-                for (_, completion) in held.completions.iter_mut().filter(|(waits, _)| *waits >= ticket) {
-                    completion.status = Status::LocalProtection;
-                }
-            }
-            let _ = entry.qp.modify(&QpAttr::to_state(QpState::Error)); // any state may go to the error state
-            self.events.push(AsyncEvent::Qp { qpn: entry.qpn, event: QpEvent::Fatal });
-            if let Ok(index) = u32::try_from(index) {
-                self.settle(index);
-            }
-        }
-    }
-
     /// A completion queue lost something: its queue pairs cannot go on as if nothing had happened.
-    fn stop_users_of(&mut self, cq: u32) {
+    pub(super) fn stop_users_of(&mut self, cq: u32) {
         self.events.push(AsyncEvent::CqOverflow { cq });
         for index in 0..self.qps.len() {
             let Some(entry) = self.qps[index].as_deref_mut() else { continue };
@@ -771,96 +598,4 @@ enum Turn {
     /// Its turn is over, but it has more.
     More,
     BatchFull,
-}
-
-/// What a queue pair has to send next.
-enum Next {
-    Packet(Transmit),
-    /// It must wait for a copy.
-    Held,
-    None,
-}
-
-/// The next packet: first what waited for copies, then what the protocol has.
-#[inline]
-fn next_packet(entry: &mut QpEntry, stage: &Stage, now: Nanos, room: u64, flush: bool) -> Next {
-    if entry.held.is_some()
-        && let Some(next) = next_held(entry, stage)
-    {
-        return next;
-    }
-    loop {
-        let Some(transmit) = entry.qp.poll_transmit(now, room, flush) else { return Next::None };
-        if !transmit.header.opcode.is_response() || stage.is_over(entry.ticket) {
-            return Next::Packet(transmit);
-        }
-        // It says that bytes have arrived which the GPU does not have yet.
-        let ticket = entry.ticket;
-        let held = entry.hold();
-        if !transmit.payload.is_empty() {
-            held.packet = Some(transmit);
-            return Next::Held;
-        }
-        held.answers.push_back((ticket, transmit));
-    }
-}
-
-/// The next of the packets that wait for copies, or that nothing may leave before them.
-fn next_held(entry: &mut QpEntry, stage: &Stage) -> Option<Next> {
-    let oldest = entry.qp.oldest_serial();
-    let over = stage.is_over(entry.ticket);
-    let live = matches!(entry.qp.state(), QpState::Rtr | QpState::Rts | QpState::Sqd);
-    let held = entry.held.as_deref_mut()?;
-    if !live {
-        // What failed has nothing more to say but its refusals, which the protocol gives anew.
-        held.packet = None;
-        held.answers.clear();
-        return None;
-    }
-    if let Some((ticket, transmit)) = held.answers.front().copied()
-        && stage.is_over(ticket)
-    {
-        held.answers.pop_front();
-        return Some(Next::Packet(transmit));
-    }
-    let transmit = held.packet?;
-    if transmit.header.opcode.is_response() && (!over || !held.answers.is_empty()) {
-        return Some(Next::Held);
-    }
-    held.packet = None;
-    // A request that is over meanwhile (it was sent twice) needs no packet any more.
-    if matches!(transmit.payload, Payload::Request { serial, .. } if serial < oldest) {
-        return None;
-    }
-    Some(Next::Packet(transmit))
-}
-
-/// Delivers a completion, or holds it back until the copies before it are over.
-#[inline]
-fn complete(entry: &mut QpEntry, stage: &Stage, completion: Completion) -> Option<u32> {
-    let waits = entry.held.as_ref().is_some_and(|held| !held.completions.is_empty());
-    if !waits && stage.is_over(entry.ticket) {
-        return deliver(entry, completion);
-    }
-    let ticket = entry.ticket;
-    entry.hold().completions.push_back((ticket, completion));
-    None
-}
-
-/// Puts a completion where it belongs; the number of the completion queue if that overflowed just now.
-fn deliver(entry: &QpEntry, completion: Completion) -> Option<u32> {
-    let cq = if completion.is_receive() { &entry.recv_cq } else { &entry.send_cq };
-    (!cq.push(entry.qpn, completion)).then_some(cq.id)
-}
-
-fn flushed(posted: &PostedReceive) -> Completion {
-    Completion {
-        wr_id: posted.receive.wr_id,
-        status: Status::Flushed,
-        kind: WorkKind::Receive,
-        byte_len: 0,
-        immediate: None,
-        invalidated: None,
-        solicited: false,
-    }
 }

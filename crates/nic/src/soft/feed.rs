@@ -1,6 +1,7 @@
 //! Gathering by the copy engine: the bytes of a message are fetched ahead into pinned chunks, from which the link takes them.
 //!
-//! A feed serves one queue pair and one message at a time. It never waits: what is not there yet makes the packet wait.
+//! A feed serves one queue pair: the message that is being sent, and the beginning of the next one. It never waits: what is
+//! not there yet makes the packet wait.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -15,6 +16,9 @@ use super::stage::{CHUNK, CopierIndex, Stage};
 const AHEAD: usize = 3;
 /// The first fetch of a message: short, so that its first packet leaves early; the next ones grow to whole chunks.
 const FIRST: usize = 64 << 10;
+
+/// All path MTUs divide it.
+const LARGEST_MTU: u64 = 4096;
 
 /// Which message the bytes belong to. The bytes of one message may be sent again; those of another are never taken for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +64,7 @@ enum State {
 
 #[derive(Debug)]
 struct Fetch {
+    origin: Origin,
     at: u64,
     len: usize,
     state: Option<State>,
@@ -69,12 +74,15 @@ impl Fetch {
     fn end(&self) -> u64 {
         self.at + self.len as u64
     }
+
+    fn holds(&self, origin: Origin, at: u64) -> bool {
+        self.origin == origin && (self.at..self.end()).contains(&at)
+    }
 }
 
 /// Fetched bytes of one queue pair.
 #[derive(Debug, Default)]
 pub(crate) struct Feed {
-    origin: Option<Origin>,
     fetches: VecDeque<Fetch>,
     /// How long the next fetch is.
     next_len: usize,
@@ -83,22 +91,25 @@ pub(crate) struct Feed {
 impl Feed {
     /// Whether it holds bytes of that message.
     pub(crate) fn is_of(&self, origin: Origin) -> bool {
-        self.origin == Some(origin)
+        self.fetches.iter().any(|fetch| fetch.origin == origin)
+    }
+
+    /// Whether there is room for bytes of the next message, because all of this one, which ends at `end`, were fetched.
+    pub(crate) fn has_room_behind(&self, origin: Origin, end: u64) -> bool {
+        self.fetches.len() < AHEAD
+            && self.fetches.back().is_some_and(|last| last.origin == origin && last.end() >= end)
     }
 
     /// Whether the byte at `at` of that message was fetched or is being fetched.
     pub(crate) fn covers(&self, origin: Origin, at: u64) -> bool {
-        self.origin == Some(origin) && self.fetches.iter().any(|fetch| (fetch.at..fetch.end()).contains(&at))
+        self.fetches.iter().any(|fetch| fetch.holds(origin, at))
     }
 
     /// How many bytes from `at` on can be had at once.
     pub(crate) fn ready_from(&self, origin: Origin, at: u64) -> u64 {
-        if self.origin != Some(origin) {
-            return 0;
-        }
         self.fetches
             .iter()
-            .find(|fetch| (fetch.at..fetch.end()).contains(&at))
+            .find(|fetch| fetch.holds(origin, at))
             .filter(|fetch| matches!(fetch.state, Some(State::Here(_))))
             .map_or(0, |fetch| fetch.end() - at)
     }
@@ -107,16 +118,21 @@ impl Feed {
     pub(crate) fn clear(&mut self) {
         // Copies under way go on; their chunks are used again when they are over.
         self.fetches.clear();
-        self.origin = None;
+    }
+
+    /// Starts to fetch bytes that will be wanted. Whether they can be had is seen when they are.
+    pub(crate) fn prefetch(&mut self, stage: &Stage, want: &Want<'_>) {
+        if self.fetch_ahead(stage, want).is_err() {
+            self.clear();
+        }
     }
 
     pub(crate) fn get(&mut self, stage: &Stage, want: &Want<'_>) -> Fetched {
-        if self.origin != Some(want.origin) || self.fetches.front().is_some_and(|first| want.at < first.at) {
-            self.clear();
-            self.origin = Some(want.origin);
-            self.next_len = FIRST;
-        }
-        while self.fetches.front().is_some_and(|fetch| fetch.end() <= want.packet) {
+        // What belongs to messages before this one, or to packets before this one, is over; and a packet that is sent again
+        // begins anew.
+        while self.fetches.front().is_some_and(|first| {
+            first.origin != want.origin || first.end() <= want.packet || want.at < first.at
+        }) {
             self.fetches.pop_front();
         }
         if let Err(error) = self.fetch_ahead(stage, want) {
@@ -126,7 +142,7 @@ impl Feed {
         let Some(fetch) = self
             .fetches
             .iter_mut()
-            .find(|fetch| fetch.at <= want.at && want.at + want.len as u64 <= fetch.end())
+            .find(|fetch| fetch.holds(want.origin, want.at) && want.at + want.len as u64 <= fetch.end())
         else {
             return Fetched::Pending; // no chunk was free
         };
@@ -147,15 +163,26 @@ impl Feed {
     fn fetch_ahead(&mut self, stage: &Stage, want: &Want<'_>) -> Result<(), CopyError> {
         let end = want.at + want.len as u64 + want.behind;
         let mut at = want.at;
-        if let Some(last) = self.fetches.back().filter(|last| last.end() > at) {
-            at = last.end();
+        match self.fetches.iter().rfind(|fetch| fetch.origin == want.origin) {
+            Some(last) => at = at.max(last.end()),
+            None => self.next_len = FIRST,
         }
         while at < end && self.fetches.len() < AHEAD {
             let Some(chunk) = stage.fetcher(want.copier).take_chunk() else { return Ok(()) };
-            let len = usize::try_from(end - at).unwrap_or(CHUNK).min(self.next_len.max(want.len)).min(CHUNK);
+            let mut len =
+                usize::try_from(end - at).unwrap_or(CHUNK).min(self.next_len.max(want.len)).min(CHUNK);
+            if at + (len as u64) < end {
+                // It ends where a packet does: no payload lies in two chunks.
+                len -= usize::try_from((at + len as u64 - want.packet) % LARGEST_MTU).unwrap_or(0);
+            }
             let offset = want.offset + usize::try_from(at - want.at).unwrap_or(0);
             let copy = stage.fetcher(want.copier).start_read(want.memory, offset, len, chunk)?;
-            self.fetches.push_back(Fetch { at, len, state: Some(State::UnderWay(want.copier, copy)) });
+            self.fetches.push_back(Fetch {
+                origin: want.origin,
+                at,
+                len,
+                state: Some(State::UnderWay(want.copier, copy)),
+            });
             self.next_len = (self.next_len * 2).min(CHUNK);
             at += len as u64;
         }

@@ -14,6 +14,8 @@ use super::target::{Change, Placed};
 pub(crate) struct PostedSend {
     pub(crate) serial: u64,
     pub(crate) bytes: Bytes,
+    /// Its bytes are sent, and may be read before its turn.
+    pub(crate) early: bool,
 }
 
 /// A posted receive.

@@ -13,7 +13,7 @@ pub use nobounce_protocol::qp::Operation;
 
 use super::cq::Cq;
 use super::device::{Pd, Shared};
-use super::engine::QpEntry;
+use super::entry::QpEntry;
 use super::host::{PostedReceive, PostedSend};
 use super::scatter::{Bytes, Sge};
 use crate::links::now_ns;
@@ -319,7 +319,9 @@ fn post_one(entry: &mut QpEntry, limits: &QpLimits, request: &SendRequest<'_>) -
         fence: request.fence,
     })?;
     let bytes = request.inline.map_or_else(|| Bytes::of(request.sges), |bytes| Bytes::Inline(bytes.into()));
-    entry.sends.push_back(PostedSend { serial, bytes });
+    // A fence orders it after READs before it, which may bring what it sends.
+    let early = !request.fence && !request.op.fetches();
+    entry.sends.push_back(PostedSend { serial, bytes, early });
     Ok(())
 }
 

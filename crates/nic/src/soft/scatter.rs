@@ -54,6 +54,14 @@ impl Bytes {
         }
     }
 
+    /// Bytes of the whole message.
+    pub(crate) fn len(&self) -> u64 {
+        match self {
+            Self::Inline(bytes) => bytes.len() as u64,
+            list => list.list().iter().map(|sge| u64::from(sge.len)).sum(),
+        }
+    }
+
     /// Fills `out` with the bytes from `offset` on, after which `rest` bytes of the message follow, and carries `crc` on
     /// over them. Tells the way they took (the last of them, where there are several).
     pub(crate) fn gather(

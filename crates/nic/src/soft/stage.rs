@@ -38,7 +38,7 @@ pub(crate) struct ContextKey {
 
 impl ContextKey {
     pub(crate) fn of(memory: &GpuMemory) -> Result<Self, CudaError> {
-        let (gpu, handle) = (memory.gpu(), memory.context());
+        let (gpu, handle) = (memory.gpu(), memory.range().context_now()?);
         Ok(Self { ordinal: gpu.ordinal(), handle, id: gpu.driver().context_id(handle)? })
     }
 }
@@ -58,8 +58,8 @@ pub(crate) struct CopyEngines {
 
 impl CopyEngines {
     /// Makes them, for memory like this one. Takes milliseconds: not under the engine's lock.
-    pub(crate) fn new(memory: &GpuMemory) -> Result<Self, CopyError> {
-        let make = |chunks| CopyEngine::in_context(memory.gpu(), memory.context(), chunks, CHUNK);
+    pub(crate) fn new(memory: &GpuMemory, context: ContextKey) -> Result<Self, CopyError> {
+        let make = |chunks| CopyEngine::in_context(memory.gpu(), context.handle, chunks, CHUNK);
         Ok(Self { fetch: make(FETCH_CHUNKS)?, place: make(PLACE_CHUNKS)? })
     }
 }

@@ -69,6 +69,11 @@ impl GpuTarget {
     fn window(&self) -> Option<&GpuWindow> {
         self.memory.window()
     }
+
+    /// Whether a message of so many bytes is gathered by loads.
+    pub(crate) fn loads(&self, message: u64) -> bool {
+        message <= self.crossover
+    }
 }
 
 impl Target {
@@ -94,7 +99,7 @@ impl Target {
                 .map(|crc| (crc, Route::Direct(Mechanism::Cpu)))
                 .map_err(LoadError::Access),
             Self::Gpu(gpu) => match gpu.window() {
-                Some(window) if message <= gpu.crossover => {
+                Some(window) if gpu.loads(message) => {
                     window.load(offset, out).map_err(LoadError::Access)?;
                     Ok((crc_on(crc, out), Route::Direct(Mechanism::Window)))
                 }
