@@ -4,83 +4,16 @@
 
 mod common;
 
+use common::on_gpu::{LEN, OnGpu, Way, pool, used};
 use common::{ALL_ACCESS, End, MIB, config, connect, pair, patterns};
 use fake_cuda::client::StandIn;
 use nobounce_memory::gpu::GpuOptions;
 use nobounce_memory::path::{Mechanism, Path, Require};
-use nobounce_nic::soft::{
-    Mr, Mtu, Operation, PathTotals, QpLimits, RecvRequest, Remote, SendRequest, Sge, Status,
-};
+use nobounce_nic::soft::{Mtu, Operation, QpLimits, RecvRequest, SendRequest, Sge, Status};
 
-const LEN: usize = 2 * MIB;
 /// Around packets, the crossover, the first fetch and chunks.
 const SIZES: [usize; 14] =
     [1, 8, 63, 4095, 4096, 4097, 20_000, 65_536, 65_537, 200_001, 262_144, 327_680, 700_001, LEN - 64];
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Way {
-    Window,
-    NoWindow,
-    Staged,
-}
-
-impl Way {
-    const ALL: [Self; 3] = [Self::Window, Self::NoWindow, Self::Staged];
-
-    fn options(self) -> GpuOptions {
-        GpuOptions { staged: self == Self::Staged, ..GpuOptions::default() }
-    }
-}
-
-/// GPU memory of one end.
-struct OnGpu {
-    gpu: &'static StandIn,
-    addr: u64,
-    mr: Mr,
-}
-
-impl OnGpu {
-    fn new(end: &End, gpu: &'static StandIn, way: Way) -> Self {
-        gpu.refuse_dmabuf_mmap(i32::from(way == Way::NoWindow));
-        let addr = if way == Way::NoWindow { pool(gpu) } else { gpu.malloc(LEN) };
-        // SAFETY: the test touches the memory through the stand-in only.
-        let mr = unsafe { end.pd.register_gpu(addr, LEN, ALL_ACCESS, &way.options()) }.unwrap();
-        Self { gpu, addr, mr }
-    }
-
-    fn sge(&self, offset: usize, len: usize) -> Sge {
-        Sge { addr: self.addr + offset as u64, len: len as u32, lkey: self.mr.lkey() }
-    }
-
-    fn remote(&self, offset: usize) -> Remote {
-        Remote { addr: self.addr + offset as u64, rkey: self.mr.rkey() }
-    }
-
-    fn fill(&self, seed: u8) {
-        self.gpu.poke(self.addr, &patterns(seed, 0, LEN));
-    }
-
-    #[track_caller]
-    fn holds(&self, offset: usize, expected: &[u8]) {
-        assert!(
-            self.gpu.peek(self.addr + offset as u64, expected.len()) == expected,
-            "other bytes at {offset}"
-        );
-    }
-}
-
-/// Memory of a stream-ordered pool, which the driver does not let anybody map.
-fn pool(gpu: &StandIn) -> u64 {
-    let mut addr = 0;
-    let stream = gpu.stream(1);
-    assert_eq!(gpu.alloc_async(&mut addr, LEN, stream), 0);
-    assert_eq!(gpu.synchronize_stream(stream), 0);
-    addr
-}
-
-fn used(totals: &PathTotals) -> Vec<&'static str> {
-    totals.list().iter().filter(|(_, tally)| tally.bytes > 0).map(|(name, _)| *name).collect()
-}
 
 #[test]
 fn writes_and_reads_of_every_size_take_the_way_they_say() {

@@ -112,26 +112,14 @@ struct Group {
 }
 
 /// A payload that lies outside the slab: bytes that the GPU's copy engine put where the link takes them from. Nobody changes
-/// them while this is held.
+/// them while the batch holds their chunk.
 #[derive(Clone, Debug)]
-pub struct Outside {
-    chunk: PinnedChunk,
+struct Outside {
+    /// Which of the batch's chunks.
+    chunk: usize,
     range: Range<usize>,
     /// Bytes of the packet before it.
     head: usize,
-}
-
-impl Outside {
-    /// The bytes of `range` in a chunk, as the payload of a packet whose headers are `head` bytes long.
-    pub fn new(chunk: PinnedChunk, range: Range<usize>, head: usize) -> Self {
-        debug_assert!(range.end <= chunk.len());
-        Self { chunk, range, head }
-    }
-
-    /// The payload.
-    pub fn bytes(&self) -> &[u8] {
-        self.chunk.get(self.range.clone()).unwrap_or(&[])
-    }
 }
 
 /// A packet begun and not yet committed.
@@ -155,6 +143,8 @@ pub struct TxBatch {
     wire: usize,
     /// Payloads that lie elsewhere; that of an open packet is the last.
     outside: Vec<Outside>,
+    /// Where those lie, each once for all payloads in a row.
+    chunks: Vec<PinnedChunk>,
     /// How many of them belong to packets of the batch.
     committed_outside: usize,
     open: Option<Open>,
@@ -174,6 +164,7 @@ impl TxBatch {
             used: LEAD,
             wire: LEAD,
             outside: Vec::new(),
+            chunks: Vec::new(),
             committed_outside: 0,
             open: None,
             packets: Vec::with_capacity(64),
@@ -198,19 +189,25 @@ impl TxBatch {
         self.begin_on(Way::new(&dst, port), len, len)
     }
 
-    /// As [`begin_crc`](Self::begin_crc), for a packet of `len` bytes whose payload lies elsewhere: the room is for the
-    /// headers, the padding and the ICRC. The payload counts as part of the body when its CRC is computed.
+    /// As [`begin_crc`](Self::begin_crc), for a packet of `len` bytes whose payload is that `range` of the chunk: the room is
+    /// for the headers, `head` bytes, the padding and the ICRC. The payload counts as part of the body when its CRC is
+    /// computed.
     pub fn begin_outside(
         &mut self,
-        dst: IpAddr,
-        src_port_hint: u16,
+        (dst, src_port_hint): (IpAddr, u16),
         len: usize,
-        payload: Outside,
+        head: usize,
+        chunk: &PinnedChunk,
+        range: Range<usize>,
     ) -> Option<(&mut [u8], u32)> {
+        debug_assert!(range.end <= chunk.len());
         let port = self.port(src_port_hint);
-        let slab_len = len.checked_sub(payload.range.len())?;
+        let slab_len = len.checked_sub(range.len())?;
+        if self.chunks.last().is_none_or(|last| last.as_ptr() != chunk.as_ptr()) {
+            self.chunks.push(chunk.clone());
+        }
         self.outside.truncate(self.committed_outside);
-        self.outside.push(payload);
+        self.outside.push(Outside { chunk: self.chunks.len() - 1, range, head });
         self.begin_on(Way::new(&dst, port), len, slab_len)
     }
 
@@ -314,7 +311,11 @@ impl TxBatch {
         let start = packet.start as usize;
         let end = start + packet.len as usize - outside.range.len();
         let (head, tail) = self.slab[start..end].split_at(outside.head);
-        [head, outside.bytes(), tail]
+        [head, self.payload(outside), tail]
+    }
+
+    fn payload(&self, outside: &Outside) -> &[u8] {
+        self.chunks.get(outside.chunk).and_then(|chunk| chunk.get(outside.range.clone())).unwrap_or(&[])
     }
 
     /// Whether a payload in these packets lies elsewhere.
@@ -332,6 +333,7 @@ impl TxBatch {
         self.used = LEAD;
         self.wire = LEAD;
         self.outside.clear();
+        self.chunks.clear();
         self.committed_outside = 0;
         self.open = None;
         self.packets.clear();

@@ -8,7 +8,7 @@ mod slot;
 mod stub;
 pub mod udp;
 
-pub use batch::{MAX_PACKET, Outside, TxBatch, TxPacket};
+pub use batch::{MAX_PACKET, TxBatch, TxPacket};
 
 use std::fmt;
 use std::net::IpAddr;

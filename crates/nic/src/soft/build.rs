@@ -12,15 +12,16 @@ use super::host::find_send;
 use super::region::{GatherError, Regions};
 use super::scatter::Piece;
 use super::tally::Route;
-use crate::links::{Outside, TxBatch};
+use super::target::Message;
+use crate::links::TxBatch;
 
 /// What came of building a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Built {
     /// It is in the batch; its payload came this way.
     Done(Route),
-    /// Its payload is being fetched: try again.
-    Pending,
+    /// Its payload is being fetched: try again once the copy `after` is over, and as often as it takes.
+    Pending { after: u64, starved: bool },
 }
 
 const BY_CPU: Built = Built::Done(Route::Direct(Mechanism::Cpu));
@@ -44,48 +45,78 @@ pub(crate) fn build_repeats(
     let header_len = transmit.header.len();
     let remote = entry.qp.attr().remote;
     let Payload::Request { serial, .. } = transmit.payload else { return Ok(()) };
-    if entry.feed.as_ref().is_some_and(|feed| feed.is_of(Origin::Request(serial))) {
-        for _ in 0..count {
-            transmit.payload.advance();
-            transmit.header.psn = transmit.header.psn.next();
-            // All of them are there (see `ready_repeats`); a packet lost here would be repeated.
-            build(entry, tx, regions, transmit)?;
-        }
-        return Ok(());
+    let origin = Origin::Request(serial);
+    if entry.feeds.as_ref().is_some_and(|feeds| feeds.of(origin).is_of(origin)) {
+        return repeat_fetched(entry, tx, regions, transmit, count);
     }
     let hint = port_hint(entry);
+    let message = message_of(entry, &transmit.payload);
     let Some(send) = find_send(&entry.sends, serial) else { return Err(Nak::RemoteOperational) };
     for _ in 0..count {
         transmit.payload.advance();
         transmit.header.psn = transmit.header.psn.next();
-        let Payload::Request { offset, len, rest, .. } = transmit.payload else { return Ok(()) };
+        let Payload::Request { offset, len, .. } = transmit.payload else { return Ok(()) };
         let Some((room, start)) = tx.begin_crc(remote, hint, total) else {
             return Ok(()); // room_for() was asked; a packet lost here is repeated
         };
         transmit.header.emit(room);
         let (head, payload) = room[..header_len + len as usize].split_at_mut(header_len);
-        match send.bytes.gather(regions, entry.pd, (offset, rest), payload, crc_on(start, head)) {
+        match send.bytes.gather(regions, entry.pd, (offset, message), payload, crc_on(start, head)) {
             Ok((crc, _)) => tx.commit_crc(crc),
             Err(error) => {
                 tx.abort();
-                return Err(match error {
-                    GatherError::Fault(nak) => nak,
-                    GatherError::Fetch => Nak::RemoteOperational,
-                });
+                return match error {
+                    GatherError::Fault(nak) => Err(nak),
+                    // See `ready_repeats`; packets that are lost here are repeated.
+                    GatherError::Fetch => Ok(()),
+                };
             }
         }
     }
     Ok(())
 }
 
-/// How many packets like this one can be built right behind it without waiting.
+/// The same for bytes that the copy engine fetched: all of them are there (see [`ready_repeats`]), in one chunk.
+fn repeat_fetched(
+    entry: &mut QpEntry,
+    tx: &mut TxBatch,
+    regions: &mut Regions,
+    transmit: &mut Transmit,
+    count: u64,
+) -> Result<(), Nak> {
+    for _ in 0..count {
+        transmit.payload.advance();
+        transmit.header.psn = transmit.header.psn.next();
+        let Payload::Request { serial, offset, len, .. } = transmit.payload else { return Ok(()) };
+        let origin = Origin::Request(serial);
+        let here = entry
+            .feeds
+            .as_ref()
+            .filter(|feeds| !feeds.copies)
+            .and_then(|feeds| feeds.of(origin).here(origin, offset));
+        match here {
+            Some((chunk, start)) => {
+                build_outside(entry, tx, transmit, chunk, start..start + len as usize);
+            }
+            // A packet that is lost here is repeated.
+            None => _ = build(entry, tx, regions, transmit)?,
+        }
+    }
+    Ok(())
+}
+
+/// How many packets like this one can be built right behind it without waiting, and from the same piece of memory.
 pub(crate) fn ready_repeats(entry: &QpEntry, transmit: &Transmit) -> u64 {
     let Payload::Request { serial, offset, len, .. } = transmit.payload else { return u64::MAX };
-    let origin = Origin::Request(serial);
-    match entry.feed.as_ref().filter(|feed| feed.is_of(origin)) {
-        Some(feed) => feed.ready_from(origin, offset + u64::from(len)) / u64::from(len.max(1)),
-        None => u64::MAX,
-    }
+    let (origin, next) = (Origin::Request(serial), offset + u64::from(len));
+    let bytes = match entry.feeds.as_ref().map(|feeds| feeds.of(origin)).filter(|feed| feed.is_of(origin)) {
+        Some(feed) => feed.ready_from(origin, next),
+        None => match find_send(&entry.sends, serial) {
+            Some(send) => send.bytes.contiguous_from(next),
+            None => 0,
+        },
+    };
+    bytes / u64::from(len.max(1))
 }
 
 /// Spreads queue pairs over the link's source ports.
@@ -100,24 +131,23 @@ pub(crate) fn build(
     regions: &mut Regions,
     transmit: &Transmit,
 ) -> Result<Built, Nak> {
-    if let Some(feed) = &entry.feed
+    if let Some(feeds) = &entry.feeds
         && let Some((origin, at)) = origin_of(entry, transmit)
-        && feed.covers(origin, at)
+        && feeds.of(origin).covers(origin, at)
     {
         return build_fetched(entry, tx, regions, transmit);
     }
     let Some(mut room) = Room::begin(entry, tx, transmit) else {
         return Ok(BY_CPU); // has_room() was asked; a packet lost here is repeated
     };
-    let crc = room.crc;
+    let (crc, message) = (room.crc, message_of(entry, &transmit.payload));
     let gathered = match transmit.payload {
         Payload::None => Ok((crc, Route::Direct(Mechanism::Cpu))),
-        Payload::Request { serial, offset, rest, .. } => match find_send(&entry.sends, serial) {
-            Some(send) => send.bytes.gather(regions, entry.pd, (offset, rest), room.payload(), crc),
+        Payload::Request { serial, offset, .. } => match find_send(&entry.sends, serial) {
+            Some(send) => send.bytes.gather(regions, entry.pd, (offset, message), room.payload(), crc),
             None => Err(GatherError::Fault(Nak::RemoteOperational)),
         },
-        Payload::Region { rkey, addr, len, rest } => {
-            let message = u64::from(len) + u64::from(rest);
+        Payload::Region { rkey, addr, .. } => {
             regions.load_remote(entry.pd, (rkey, addr), room.payload(), message, crc)
         }
     };
@@ -135,6 +165,16 @@ pub(crate) fn build(
             tx.abort();
             build_fetched(entry, tx, regions, transmit)
         }
+    }
+}
+
+/// What is known of the message that a packet is part of.
+#[inline]
+fn message_of(entry: &QpEntry, payload: &Payload) -> Message {
+    let left = u64::from(payload.len()) + u64::from(payload.rest());
+    match payload {
+        Payload::Request { offset, .. } => Message { len: offset + left, alone: entry.sends.len() < 2 },
+        _ => Message { len: left, alone: true },
     }
 }
 
@@ -201,78 +241,87 @@ fn build_fetched(
     regions: &mut Regions,
     transmit: &Transmit,
 ) -> Result<Built, Nak> {
-    let Some((origin, packet)) = origin_of(entry, transmit) else { return Err(Nak::RemoteOperational) };
-    let (pieces, access) = match transmit.payload {
+    let Some((origin, _)) = origin_of(entry, transmit) else { return Err(Nak::RemoteOperational) };
+    let (piece, access) = match transmit.payload {
         Payload::Request { serial, offset, len, .. } => {
             let send = find_send(&entry.sends, serial).ok_or(Nak::RemoteOperational)?;
-            (send.bytes.pieces(offset, len as usize), Access::empty())
+            match send.bytes.pieces(offset, len as usize)[..] {
+                [piece] => (piece, Access::empty()),
+                _ => return build_mixed(entry, tx, regions, transmit, (serial, offset)),
+            }
         }
         Payload::Region { rkey, addr, len, rest } => {
             let piece = Piece { key: rkey, addr, at: addr, len: len as usize, behind: u64::from(rest) };
-            (vec![piece], Access::REMOTE_READ)
+            (piece, Access::REMOTE_READ)
         }
         Payload::None => return Err(Nak::RemoteOperational),
     };
-    // All pieces must be there before any of them is used.
-    let mut fetched = Vec::with_capacity(pieces.len());
-    for piece in &pieces {
-        let Some(bytes) = regions.gpu_bytes(entry.pd, (piece.key, piece.addr), piece.len, access)? else {
-            fetched.push(None); // host memory
-            continue;
-        };
-        let want = Want {
-            origin,
-            packet,
-            at: piece.at,
-            len: piece.len,
-            behind: piece.behind,
-            memory: &bytes.gpu.memory,
-            copier: bytes.gpu.copier,
-            offset: bytes.offset,
-        };
-        match entry.feed.get_or_insert_default().get(&regions.stage, &want) {
-            Fetched::Ready(chunk, range) => fetched.push(Some((chunk, range, bytes.gpu.staged_out))),
-            Fetched::Pending => return Ok(Built::Pending),
-            Fetched::Failed(error) => {
-                tracing::warn!(%error, "GPU memory could not be read by the copy engine");
-                regions.faults += 1;
-                return Err(Nak::RemoteOperational);
-            }
+    let (mut owner, pd) = (entry.owner(), entry.pd);
+    let feeds = entry.feeds.get_or_insert_default();
+    owner.after = feeds.fence(origin, owner.after);
+    let feed = feeds.of_mut(origin);
+    let got = regions.with_gpu(pd, (piece.key, piece.addr), piece.len, access, |gpu, offset, stage| {
+        // A message that begins must not be read before what was placed for this queue pair is there: by another way it would
+        // have been, and a fence asks for it.
+        if !gpu.stores && !feed.is_of(origin) && !stage.is_settled(owner) {
+            return (Fetched::Pending, false);
         }
-    }
+        let Piece { at, len, behind, .. } = piece;
+        let want = Want { origin, at, len, behind, memory: &gpu.memory, copier: gpu.copier, offset };
+        (feed.get(&stage.copiers, &want), gpu.staged_out)
+    })?;
+    let (chunk, range, staged) = match got {
+        Some((Fetched::Ready(chunk, range), staged)) => (chunk, range, staged),
+        Some((Fetched::Pending, _)) => return Ok(Built::Pending { after: owner.after, starved: false }),
+        Some((Fetched::Starved, _)) => return Ok(Built::Pending { after: owner.after, starved: true }),
+        Some((Fetched::Failed(error), _)) => {
+            tracing::warn!(%error, "GPU memory could not be read by the copy engine");
+            regions.faults += 1;
+            return Err(Nak::RemoteOperational);
+        }
+        None => return Err(Nak::RemoteOperational), // host memory was never asked to be fetched
+    };
+    feeds.copies = staged;
     if let Payload::Request { serial, offset, len, rest } = transmit.payload {
         prefetch_next(entry, regions, serial, offset + u64::from(len) + u64::from(rest));
     }
-    match &fetched[..] {
-        [Some((chunk, range, false))] => Ok(build_outside(entry, tx, transmit, chunk, range.clone())),
-        _ => build_staged(entry, tx, regions, transmit, (&pieces, &fetched)),
+    let built = if staged {
+        build_staged(entry, tx, transmit, &chunk[range])
+    } else {
+        build_outside(entry, tx, transmit, &chunk, range)
+    };
+    if transmit.payload.rest() == 0
+        && let Some(feeds) = &mut entry.feeds
+    {
+        // Others may need its chunks.
+        feeds.of_mut(origin).finish(origin);
     }
+    Ok(built)
 }
 
 /// Fetches the beginning of the next request too, once all of this one, which ends at `end`, is fetched.
 fn prefetch_next(entry: &mut QpEntry, regions: &mut Regions, serial: u64, end: u64) {
-    let QpEntry { feed: Some(feed), sends, pd, .. } = entry else { return };
-    if !feed.has_room_behind(Origin::Request(serial), end) {
+    let owner = entry.owner();
+    let QpEntry { feeds: Some(feeds), sends, pd, .. } = entry else { return };
+    let (origin, next_origin) = (Origin::Request(serial), Origin::Request(serial + 1));
+    let feed = feeds.of_mut(origin);
+    if !feed.has_room_behind(origin, end) {
         return;
     }
     let Some(next) = find_send(sends, serial + 1).filter(|next| next.early) else { return };
     let [piece] = next.bytes.pieces(0, 1)[..] else { return };
-    let Ok(Some(bytes)) = regions.gpu_bytes(*pd, (piece.key, piece.addr), 1, Access::empty()) else { return };
-    // What is short enough to be loaded is not fetched.
-    if bytes.gpu.loads(next.bytes.len()) {
-        return;
-    }
-    let want = Want {
-        origin: Origin::Request(serial + 1),
-        packet: 0,
-        at: 0,
-        len: 1,
-        behind: piece.behind,
-        memory: &bytes.gpu.memory,
-        copier: bytes.gpu.copier,
-        offset: bytes.offset,
-    };
-    feed.prefetch(&regions.stage, &want);
+    let (len, whole) = (next.bytes.len(), usize::try_from(1 + piece.behind).unwrap_or(usize::MAX));
+    // What cannot be had is told when it is asked for.
+    let _ = regions.with_gpu(*pd, (piece.key, piece.addr), whole, Access::empty(), |gpu, offset, stage| {
+        // What is short enough to be loaded is not fetched.
+        let early = gpu.stores || stage.is_settled(owner);
+        if early && !gpu.loads(Message { len, alone: false }) {
+            let (memory, copier) = (&gpu.memory, gpu.copier);
+            let want =
+                Want { origin: next_origin, at: 0, len: 1, behind: piece.behind, memory, copier, offset };
+            feed.prefetch(&stage.copiers, &want);
+        }
+    });
 }
 
 /// The link takes the payload from where the copy engine put it.
@@ -284,53 +333,90 @@ fn build_outside(
     range: std::ops::Range<usize>,
 ) -> Built {
     let head = transmit.header.len();
-    let payload = Outside::new(chunk.clone(), range.clone(), head);
-    let remote = entry.qp.attr().remote;
-    let begun = tx.begin_outside(remote, port_hint(entry), packet_len(transmit), payload);
+    let way = (entry.qp.attr().remote, port_hint(entry));
+    let begun = tx.begin_outside(way, packet_len(transmit), head, chunk, range.clone());
     let Some((room, start)) = begun else { return BY_CPU };
     transmit.header.emit(room);
     let (head, tail) = room.split_at_mut(head);
     let pad = &mut tail[..usize::from(transmit.header.pad)];
     pad.fill(0);
+    prefetch(chunk, range.end);
     let crc = crc_on(crc_on(crc_on(start, head), &chunk[range]), pad);
     tx.commit_crc(crc);
     Built::Done(Route::Direct(Mechanism::CopyEngine))
 }
 
-type FetchedPiece = Option<(PinnedChunk, std::ops::Range<usize>, bool)>;
+/// Asks for what the next packet will carry: the copy engine put it into memory or the last cache, from where it comes to this
+/// processor while the CRC of this packet is computed.
+fn prefetch(chunk: &PinnedChunk, from: usize) {
+    const LINE: usize = 64;
+    const AHEAD: usize = 4096;
+    #[cfg(target_arch = "x86_64")]
+    for line in chunk.get(from..chunk.len().min(from + AHEAD)).unwrap_or(&[]).chunks(LINE) {
+        // SAFETY: part of the x86_64 baseline; a prefetch reads nothing that the program could see.
+        unsafe {
+            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(line.as_ptr().cast())
+        };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (chunk, from, LINE, AHEAD);
+}
 
-/// One more copy: staging was asked for, or the payload comes from several places.
-fn build_staged(
-    entry: &QpEntry,
+/// One more copy: staging was asked for.
+fn build_staged(entry: &QpEntry, tx: &mut TxBatch, transmit: &Transmit, bytes: &[u8]) -> Built {
+    let Some(mut room) = Room::begin(entry, tx, transmit) else { return BY_CPU };
+    room.payload().copy_from_slice(bytes);
+    let crc = crc_on(room.crc, bytes);
+    let crc = room.pad(crc);
+    tx.commit_crc(crc);
+    Built::Done(Route::Staged)
+}
+
+/// The rare packet whose payload comes from several places, some of them on a GPU: each is waited for, and copied.
+fn build_mixed(
+    entry: &mut QpEntry,
     tx: &mut TxBatch,
     regions: &mut Regions,
     transmit: &Transmit,
-    (pieces, fetched): (&[Piece], &[FetchedPiece]),
+    (serial, offset): (u64, u64),
 ) -> Result<Built, Nak> {
+    let owner = entry.owner();
     let Some(mut room) = Room::begin(entry, tx, transmit) else { return Ok(BY_CPU) };
-    let (mut crc, mut done) = (room.crc, 0);
-    for (piece, fetched) in pieces.iter().zip(fetched) {
-        let out = &mut room.payload()[done..done + piece.len];
-        done += piece.len;
-        if let Some((chunk, range, _)) = fetched {
-            out.copy_from_slice(&chunk[range.clone()]);
-            crc = crc_on(crc, out);
-            continue;
-        }
-        match regions.load_local(entry.pd, (piece.key, piece.addr), out, u64::MAX, crc) {
-            Ok((on, _)) => crc = on,
-            Err(error) => {
-                tx.abort();
-                return Err(match error {
-                    GatherError::Fault(nak) => nak,
-                    GatherError::Fetch => Nak::RemoteOperational,
-                });
+    let (mut crc, len) = (room.crc, room.len);
+    let send = find_send(&entry.sends, serial).ok_or(Nak::RemoteOperational);
+    let gathered = send.and_then(|send| {
+        let mut done = 0;
+        for piece in send.bytes.pieces(offset, len) {
+            let out = &mut room.payload()[done..done + piece.len];
+            done += piece.len;
+            let name = (piece.key, piece.addr);
+            let read =
+                regions.with_gpu(entry.pd, name, piece.len, Access::empty(), |gpu, offset, stage| {
+                    stage.wait(owner).and_then(|()| stage.read_now((&gpu.memory, gpu.copier), offset, out))
+                })?;
+            match read {
+                Some(Ok(())) => crc = crc_on(crc, out),
+                Some(Err(_)) => return Err(Nak::RemoteOperational),
+                None => {
+                    let message = Message { len: u64::MAX, alone: false };
+                    let loaded = regions.load_local(entry.pd, name, out, message, crc);
+                    (crc, _) = loaded.map_err(|_| Nak::RemoteOperational)?;
+                }
             }
         }
+        Ok(room.pad(crc))
+    });
+    match gathered {
+        Ok(crc) => {
+            tx.commit_crc(crc);
+            Ok(Built::Done(Route::Staged))
+        }
+        Err(nak) => {
+            tx.abort();
+            regions.faults += 1;
+            Err(nak)
+        }
     }
-    let crc = room.pad(crc);
-    tx.commit_crc(crc);
-    Ok(Built::Done(Route::Staged))
 }
 
 /// Carries a CRC on over more bytes.

@@ -13,21 +13,22 @@ use nobounce_protocol::qp::{Access, Mtu};
 
 use super::channel::Channel;
 use super::config::{Config, ConfigError};
+use super::copiers::{ContextKey, CopyEngines};
 use super::counters::Counters;
 use super::cq::Cq;
 use super::engine::Engine;
 use super::event::{AsyncEvent, Events};
 use super::fork;
-use super::helper::Helper;
+use super::helper::{Bell, Helper};
 use super::qp::{CreateQpError, Qp, QpLimits};
 use super::region::{Mr, Region, RegisterError};
-use super::stage::{ContextKey, CopyEngines};
+
 use super::tally::PathCounters;
 use super::target::{GpuTarget, Target};
+use crate::links::Link;
 use crate::links::fault::FaultLink;
 use crate::links::pcap::{self, PcapLink};
 use crate::links::udp::{self, UdpConfig, UdpLink};
-use crate::links::{Link, now_ns};
 
 /// Why a device could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -61,6 +62,7 @@ pub(crate) struct Shared {
     engine: Arc<EngineLock>,
     helper: Mutex<Helper>,
     polls: Arc<std::sync::atomic::AtomicU64>,
+    pub(crate) bell: Bell,
     pub(crate) events: Arc<Events>,
     next_id: AtomicU32,
 }
@@ -106,6 +108,10 @@ impl Shared {
         self.polls.fetch_add(1, Ordering::Relaxed);
         if let Some(mut engine) = self.engine.try_lock() {
             engine.progress();
+            let deadline = engine.deadline();
+            drop(engine);
+            // It may have been the last poll before the caller sleeps.
+            self.bell.ring(deadline);
         }
     }
 
@@ -130,7 +136,7 @@ impl Drop for Shared {
         helper.stop();
         // What was put off, acknowledgements above all, must not be lost with the device.
         if let Some(mut engine) = self.engine.lock() {
-            engine.transmit(now_ns(), true);
+            engine.drain();
         }
     }
 }
@@ -172,6 +178,7 @@ impl Device {
         let helper = Helper::new()?;
         let shared = Arc::new(Shared {
             polls: helper.polls.clone(),
+            bell: helper.bell.clone(),
             engine: Arc::new(EngineLock {
                 engine: Mutex::new(Engine::new(link, events.clone())),
                 generation: fork::generation(),
@@ -311,13 +318,14 @@ impl Pd {
             _ => 0,
         };
         let context = ContextKey::of(&memory)?;
-        let known = self.device.shared.lock().ok_or(RegisterError::Forked)?.core.regions.stage.find(context);
+        let known =
+            self.device.shared.lock().ok_or(RegisterError::Forked)?.core.regions.stage.copiers.find(context);
         let copier = match known {
             Some(copier) => copier,
             None => {
                 let engines = CopyEngines::new(&memory, context)?;
                 let mut engine = self.device.shared.lock().ok_or(RegisterError::Forked)?;
-                engine.core.regions.stage.adopt(context, engines)
+                engine.core.regions.stage.copiers.adopt(context, engines)
             }
         };
         self.insert(Target::Gpu(GpuTarget::new(memory, copier, crossover)), addr, access, paths)

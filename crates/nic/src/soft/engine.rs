@@ -61,6 +61,10 @@ pub(crate) struct Core {
     touched: Vec<u32>,
     /// Queue pairs that wait for the GPU's copy engine.
     pub(super) holding: Vec<u32>,
+    /// One of them found no chunk to fetch into.
+    pub(super) starved: bool,
+    /// The queue pair that chunks were taken from last.
+    pub(super) robbed: usize,
     /// What queue pairs that are gone moved, by peer.
     moved: HashMap<IpAddr, PathCounters>,
     timers: BinaryHeap<Reverse<(Nanos, u32)>>,
@@ -89,6 +93,8 @@ impl Engine {
             owing: Vec::new(),
             touched: Vec::new(),
             holding: Vec::new(),
+            starved: false,
+            robbed: 0,
             moved: HashMap::new(),
             timers: BinaryHeap::new(),
             peers: Peers::default(),
@@ -141,6 +147,16 @@ impl Engine {
         }
     }
 
+    /// Waits, not for long, until copies into GPU memory are over, and sends the answers that waited for them: before a queue
+    /// pair or the device goes.
+    pub(crate) fn drain(&mut self) {
+        if !self.core.holding.is_empty() || self.core.regions.stage.is_busy() {
+            let _ = self.core.regions.stage.drain();
+            self.core.release_held();
+        }
+        self.transmit(now_ns(), true);
+    }
+
     /// When to come back if nothing arrives before: now if there is more to send.
     pub(crate) fn deadline(&self) -> Option<Nanos> {
         if !self.core.is_idle() && !self.link.send_blocked() {
@@ -184,6 +200,7 @@ impl Core {
     pub(crate) fn remove(&mut self, qpn: Qpn) {
         let index = qpn.get() & 0xffff;
         let Some(entry) = self.qps.get_mut(index as usize).and_then(Option::take) else { return };
+        self.regions.stage.forget_owner(index);
         counters::add(&mut self.counters.qps, entry.qp.counters());
         // Somebody who invents peers must not make us remember them all.
         let peer =
@@ -239,6 +256,7 @@ impl Core {
             receives: &mut entry.receives,
             current: &mut entry.current,
             placed: 0,
+            qp: index,
             ticket: &mut entry.ticket,
             tally: &mut entry.tally.inbound,
         };
@@ -364,7 +382,7 @@ impl Core {
                 overflowed = complete(entry, stage, flushed(&posted)).or(overflowed);
             }
             entry.current = None;
-            entry.feed = None;
+            entry.feeds = None;
         }
         if entry.held.as_ref().is_some_and(|held| !held.listed && !held.is_empty()) {
             entry.hold().listed = true;
@@ -475,7 +493,7 @@ impl Core {
 
     /// Lets one queue pair send.
     fn turn(&mut self, now: Nanos, index: u32, flush: bool) -> Turn {
-        let Self { qps, tx, regions, counters, paths, owing, holding, .. } = self;
+        let Self { qps, tx, regions, counters, paths, owing, holding, starved, .. } = self;
         let Some(entry) = qps[index as usize].as_deref_mut() else { return Turn::Done };
         let room = entry.path.map_or(0, |path| paths.room(path));
         let path = entry.path;
@@ -505,6 +523,7 @@ impl Core {
             }
             match build(entry, tx, regions, &transmit) {
                 Ok(Built::Done(route)) => {
+                    entry.note_sent(&transmit.header);
                     let len = u64::from(transmit.payload.len());
                     counters.gathered_bytes += len;
                     if len > 0 {
@@ -526,8 +545,9 @@ impl Core {
                         entry.tally.outbound.count(route, repeats * len, false);
                     }
                 }
-                Ok(Built::Pending) => {
-                    entry.hold().packet = Some(transmit);
+                Ok(Built::Pending { after, starved: no_chunk }) => {
+                    entry.hold_packet(after, transmit);
+                    *starved |= no_chunk;
                     turn = Turn::Done;
                     break;
                 }

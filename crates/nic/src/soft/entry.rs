@@ -3,16 +3,16 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use nobounce_protocol::qp::{Completion, Payload, Qp as ProtocolQp, QpState, Status, Transmit, WorkKind};
+use nobounce_protocol::qp::{Completion, Qp as ProtocolQp, Status, Transmit, WorkKind};
 use nobounce_protocol::timing::Nanos;
-use nobounce_protocol::wire::Qpn;
+use nobounce_protocol::wire::{Header, Opcode, Psn, Qpn, Syndrome};
 
 use super::cq::CqInner;
 use super::engine::TURN;
-use super::feed::Feed;
+use super::feed::{Feed, Origin};
 use super::host::{PostedReceive, PostedSend};
 use super::path::PathIndex;
-use super::stage::Stage;
+use super::stage::{Owner, Stage};
 use super::tally::PathCounters;
 
 /// One queue pair with its queues.
@@ -43,22 +43,72 @@ pub(crate) struct QpEntry {
     pub(super) owes_ack: bool,
     /// The earliest entry of the timer heap that belongs to it.
     pub(super) armed: Option<Nanos>,
-    /// Fetched bytes of the message that it sends, where those come from a GPU.
-    pub(crate) feed: Option<Box<Feed>>,
+    /// Fetched bytes of what it sends, where those come from a GPU.
+    pub(crate) feeds: Option<Box<Feeds>>,
     /// The copy that its last placed byte waits for.
     pub(super) ticket: u64,
+    /// The first packet of its peer's that no answer of ours has covered yet. `None`: none has left.
+    pub(super) unanswered: Option<Psn>,
     /// What waits for copies.
     pub(super) held: Option<Box<Held>>,
     pub(super) tally: PathCounters,
 }
 
+/// Fetched bytes of a queue pair: of its own requests, and of its peer's READs.
+#[derive(Debug, Default)]
+pub(crate) struct Feeds {
+    requests: Feed,
+    reads: Feed,
+    /// What was fetched for the packet built last was copied once more.
+    pub(crate) copies: bool,
+    /// The message that waits for a copy before it is read, and that copy: the last one when it was first to be sent.
+    fence: Option<(Origin, u64)>,
+}
+
+impl Feeds {
+    /// The copy that the message must not be read before.
+    pub(crate) fn fence(&mut self, origin: Origin, ticket: u64) -> u64 {
+        match self.fence {
+            Some((waits, after)) if waits == origin => after,
+            _ => {
+                self.fence = Some((origin, ticket));
+                ticket
+            }
+        }
+    }
+
+    pub(crate) fn of(&self, origin: Origin) -> &Feed {
+        if matches!(origin, Origin::Request(_)) { &self.requests } else { &self.reads }
+    }
+
+    pub(crate) fn of_mut(&mut self, origin: Origin) -> &mut Feed {
+        if matches!(origin, Origin::Request(_)) { &mut self.requests } else { &mut self.reads }
+    }
+
+    /// How many fetches there are.
+    pub(super) fn len(&self) -> usize {
+        self.requests.len() + self.reads.len()
+    }
+
+    /// Gives up the bytes that would be sent last.
+    pub(super) fn give_up_last(&mut self) {
+        let feed = if self.requests.len() >= self.reads.len() { &mut self.requests } else { &mut self.reads };
+        feed.give_up_last();
+    }
+}
+
+/// Answers held apart; further ones are joined.
+const MAX_ANSWERS: usize = 16;
+
 /// What a queue pair cannot say or send yet, because the GPU's copy engine is not done with it.
 #[derive(Debug, Default)]
 pub(super) struct Held {
-    /// A packet whose payload is being fetched, or that must not overtake a copy.
-    pub(super) packet: Option<Transmit>,
+    /// A request packet whose payload is being fetched, and the copy it waits for.
+    request: Option<(u64, Transmit)>,
+    /// The same for the answer to a READ; other answers wait behind it.
+    response: Option<(u64, Transmit)>,
     /// Answers without payload, and the copy each waits for.
-    pub(super) answers: VecDeque<(u64, Transmit)>,
+    answers: VecDeque<(u64, Transmit)>,
     /// Completions, and the copy each waits for.
     pub(super) completions: VecDeque<(u64, Completion)>,
     /// It is in the list of those that hold something.
@@ -67,7 +117,22 @@ pub(super) struct Held {
 
 impl Held {
     pub(super) fn is_empty(&self) -> bool {
-        self.packet.is_none() && self.answers.is_empty() && self.completions.is_empty()
+        !self.has_packets() && self.completions.is_empty()
+    }
+
+    pub(super) fn has_packets(&self) -> bool {
+        self.request.is_some() || self.response.is_some() || !self.answers.is_empty()
+    }
+
+    /// Whether a packet waits for its payload.
+    pub(super) fn waits_for_payload(&self) -> bool {
+        self.request.is_some() || self.response.is_some()
+    }
+
+    /// Forgets the answers: they say what is not so.
+    pub(super) fn forget_answers(&mut self) {
+        self.answers.clear();
+        self.response = None;
     }
 }
 
@@ -97,8 +162,9 @@ impl QpEntry {
             waiting: false,
             owes_ack: false,
             armed: None,
-            feed: None,
+            feeds: None,
             ticket: 0,
+            unanswered: None,
             held: None,
             tally: PathCounters::default(),
         }
@@ -109,8 +175,37 @@ impl QpEntry {
         if let Some(held) = &mut self.held {
             **held = Held { listed: held.listed, ..Held::default() };
         }
-        self.feed = None;
+        self.feeds = None;
         self.ticket = 0;
+        self.unanswered = None;
+    }
+
+    /// Its index in the device's table.
+    pub(crate) fn index(&self) -> u32 {
+        self.qpn.get() & 0xffff
+    }
+
+    /// On whose behalf its packets are placed.
+    pub(crate) fn owner(&self) -> Owner {
+        Owner { qp: self.index(), after: self.ticket }
+    }
+
+    /// A packet cannot be built before the copy `after` is over, or its payload is fetched.
+    pub(super) fn hold_packet(&mut self, after: u64, transmit: Transmit) {
+        let held = self.hold();
+        if transmit.header.opcode.is_response() {
+            held.response = Some((after, transmit));
+        } else {
+            held.request = Some((after, transmit));
+        }
+    }
+
+    /// A packet left: what it tells the peer.
+    pub(super) fn note_sent(&mut self, header: &Header) {
+        if header.opcode.is_response() {
+            let covers = matches!(header.aeth.syndrome, Syndrome::Ack(_)) || header.opcode != Opcode::Ack;
+            self.unanswered = Some(if covers { header.psn.next() } else { header.psn });
+        }
     }
 
     pub(super) fn hold(&mut self) -> &mut Held {
@@ -129,62 +224,83 @@ pub(super) enum Next {
 /// The next packet: first what waited for copies, then what the protocol has.
 #[inline]
 pub(super) fn next_packet(entry: &mut QpEntry, stage: &Stage, now: Nanos, room: u64, flush: bool) -> Next {
-    if entry.held.is_some()
-        && let Some(next) = next_held(entry, stage)
-    {
-        return next;
-    }
-    loop {
+    while !entry.held.as_ref().is_some_and(|held| held.has_packets()) {
         let Some(transmit) = entry.qp.poll_transmit(now, room, flush) else { return Next::None };
-        if !transmit.header.opcode.is_response() || stage.is_over(entry.ticket) {
+        if !transmit.header.opcode.is_response() || stage.is_settled(entry.owner()) {
             return Next::Packet(transmit);
         }
-        // It says that bytes have arrived which the GPU does not have yet.
-        let ticket = entry.ticket;
-        let held = entry.hold();
-        if !transmit.payload.is_empty() {
-            held.packet = Some(transmit);
-            return Next::Held;
-        }
+        hold_answer(entry, transmit);
+    }
+    next_held(entry, stage, now, room, flush)
+}
+
+/// It says that bytes have arrived which the GPU does not have yet.
+fn hold_answer(entry: &mut QpEntry, transmit: Transmit) {
+    let ticket = entry.ticket;
+    let held = entry.hold();
+    if !transmit.payload.is_empty() {
+        held.response = Some((ticket, transmit));
+        return;
+    }
+    let plain =
+        |t: &Transmit| t.header.opcode == Opcode::Ack && matches!(t.header.aeth.syndrome, Syndrome::Ack(_));
+    // A later acknowledgement says all that an earlier one does: a copy that is stuck must not make us collect them.
+    if held.answers.len() >= MAX_ANSWERS
+        && let Some(last) = held.answers.back_mut()
+        && plain(&last.1)
+    {
+        *last = (ticket, transmit);
+    } else {
         held.answers.push_back((ticket, transmit));
     }
 }
 
-/// The next of the packets that wait for copies, or that nothing may leave before them.
-fn next_held(entry: &mut QpEntry, stage: &Stage) -> Option<Next> {
-    let oldest = entry.qp.oldest_serial();
-    let over = stage.is_over(entry.ticket);
-    let live = matches!(entry.qp.state(), QpState::Rtr | QpState::Rts | QpState::Sqd);
-    let held = entry.held.as_deref_mut()?;
-    if !live {
-        // What failed has nothing more to say but its refusals, which the protocol gives anew.
-        held.packet = None;
-        held.answers.clear();
-        return None;
+/// The next packet where some are held: answers in their order, and requests in theirs; neither waits for the other.
+fn next_held(entry: &mut QpEntry, stage: &Stage, now: Nanos, room: u64, flush: bool) -> Next {
+    let qp = entry.index();
+    let over = |after: u64| stage.is_settled(Owner { qp, after });
+    if let Some(held) = entry.held.as_deref_mut() {
+        if let Some((ticket, transmit)) = held.answers.front().copied()
+            && over(ticket)
+        {
+            held.answers.pop_front();
+            return Next::Packet(transmit);
+        }
+        if held.answers.is_empty()
+            && let Some((after, transmit)) = held.response
+            && over(after)
+        {
+            held.response = None;
+            return Next::Packet(transmit);
+        }
     }
-    if let Some((ticket, transmit)) = held.answers.front().copied()
-        && stage.is_over(ticket)
+    while entry.held.as_ref().is_none_or(|held| held.response.is_none())
+        && let Some(transmit) = entry.qp.poll_answer(flush)
     {
-        held.answers.pop_front();
-        return Some(Next::Packet(transmit));
+        let first = entry.held.as_ref().is_none_or(|held| held.answers.is_empty());
+        if first && over(entry.ticket) {
+            return Next::Packet(transmit);
+        }
+        hold_answer(entry, transmit);
     }
-    let transmit = held.packet?;
-    if transmit.header.opcode.is_response() && (!over || !held.answers.is_empty()) {
-        return Some(Next::Held);
+    match entry.held.as_ref().and_then(|held| held.request) {
+        // The protocol has gone back, or on: it will say anew what is to be sent.
+        Some((_, transmit)) if !entry.qp.is_current(&transmit) => entry.hold().request = None,
+        Some((after, transmit)) if over(after) => {
+            entry.hold().request = None;
+            return Next::Packet(transmit);
+        }
+        Some(_) => return Next::Held,
+        None => {}
     }
-    held.packet = None;
-    // A request that is over meanwhile (it was sent twice) needs no packet any more.
-    if matches!(transmit.payload, Payload::Request { serial, .. } if serial < oldest) {
-        return None;
-    }
-    Some(Next::Packet(transmit))
+    entry.qp.poll_request(now, room).map_or(Next::Held, Next::Packet)
 }
 
 /// Delivers a completion, or holds it back until the copies before it are over.
 #[inline]
 pub(super) fn complete(entry: &mut QpEntry, stage: &Stage, completion: Completion) -> Option<u32> {
     let waits = entry.held.as_ref().is_some_and(|held| !held.completions.is_empty());
-    if !waits && stage.is_over(entry.ticket) {
+    if !waits && stage.is_settled(entry.owner()) {
         return deliver(entry, completion);
     }
     let ticket = entry.ticket;

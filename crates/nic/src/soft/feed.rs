@@ -1,7 +1,7 @@
 //! Gathering by the copy engine: the bytes of a message are fetched ahead into pinned chunks, from which the link takes them.
 //!
-//! A feed serves one queue pair: the message that is being sent, and the beginning of the next one. It never waits: what is
-//! not there yet makes the packet wait.
+//! A feed serves one queue pair and one kind of message, its own requests or its peer's READs: the message that is being
+//! sent, and the beginning of the next one. It never waits: what is not there yet makes the packet wait.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -10,15 +10,13 @@ use std::sync::Arc;
 use nobounce_memory::gpu::GpuMemory;
 use nobounce_memory::gpu::copy_engine::{Copy, CopyError, PinnedChunk};
 
-use super::stage::{CHUNK, CopierIndex, Stage};
+use super::copiers::{CHUNK, CopierIndex, Copiers};
 
 /// Fetches under way or at hand.
 const AHEAD: usize = 3;
-/// The first fetch of a message: short, so that its first packet leaves early; the next ones grow to whole chunks.
+/// The first fetch of a message: short, so that its first packet leaves early; the next ones grow to whole chunks. All path
+/// MTUs divide it, so that no payload lies in two chunks.
 const FIRST: usize = 64 << 10;
-
-/// All path MTUs divide it.
-const LARGEST_MTU: u64 = 4096;
 
 /// Which message the bytes belong to. The bytes of one message may be sent again; those of another are never taken for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,9 +31,7 @@ pub(crate) enum Origin {
 #[derive(Debug)]
 pub(crate) struct Want<'a> {
     pub(crate) origin: Origin,
-    /// Where the packet begins in its message: fetches that end before it are over.
-    pub(crate) packet: u64,
-    /// Where these bytes begin in the message.
+    /// Where they begin in the message.
     pub(crate) at: u64,
     pub(crate) len: usize,
     /// How many more bytes of the message lie right behind them.
@@ -52,6 +48,8 @@ pub(crate) enum Fetched {
     Ready(PinnedChunk, Range<usize>),
     /// Ask again.
     Pending,
+    /// No chunk was free: ask again, and take one from somebody meanwhile.
+    Starved,
     /// They cannot be read.
     Failed(CopyError),
 }
@@ -114,39 +112,55 @@ impl Feed {
             .map_or(0, |fetch| fetch.end() - at)
     }
 
-    /// Forgets everything: the message is over, or another one comes first.
+    /// The chunk that holds the byte at `at` of that message, and where in it, if it is there.
+    pub(crate) fn here(&self, origin: Origin, at: u64) -> Option<(&PinnedChunk, usize)> {
+        let fetch = self.fetches.iter().find(|fetch| fetch.holds(origin, at))?;
+        let Some(State::Here(chunk)) = &fetch.state else { return None };
+        Some((chunk, usize::try_from(at - fetch.at).ok()?))
+    }
+
+    /// How many fetches it has.
+    pub(crate) fn len(&self) -> usize {
+        self.fetches.len()
+    }
+
+    /// Gives up the bytes that would be sent last.
+    pub(crate) fn give_up_last(&mut self) {
+        self.fetches.pop_back();
+    }
+
+    /// Forgets everything. Copies under way go on; their chunks are used again when they are over.
     pub(crate) fn clear(&mut self) {
-        // Copies under way go on; their chunks are used again when they are over.
         self.fetches.clear();
     }
 
+    /// All of that message is sent. Should some of it have to be sent again, it is fetched again.
+    pub(crate) fn finish(&mut self, origin: Origin) {
+        self.fetches.retain(|fetch| fetch.origin != origin);
+    }
+
     /// Starts to fetch bytes that will be wanted. Whether they can be had is seen when they are.
-    pub(crate) fn prefetch(&mut self, stage: &Stage, want: &Want<'_>) {
-        if self.fetch_ahead(stage, want).is_err() {
-            self.clear();
+    pub(crate) fn prefetch(&mut self, copiers: &Copiers, want: &Want<'_>) {
+        if self.fetch_ahead(copiers, want).is_err() {
+            self.finish(want.origin);
         }
     }
 
-    pub(crate) fn get(&mut self, stage: &Stage, want: &Want<'_>) -> Fetched {
-        // What belongs to messages before this one, or to packets before this one, is over; and a packet that is sent again
-        // begins anew.
-        while self.fetches.front().is_some_and(|first| {
-            first.origin != want.origin || first.end() <= want.packet || want.at < first.at
-        }) {
+    pub(crate) fn get(&mut self, copiers: &Copiers, want: &Want<'_>) -> Fetched {
+        // What belongs to messages or packets before this one is over; and a packet that is sent again begins anew.
+        while self
+            .fetches
+            .front()
+            .is_some_and(|first| first.origin != want.origin || first.end() <= want.at || want.at < first.at)
+        {
             self.fetches.pop_front();
         }
-        if let Err(error) = self.fetch_ahead(stage, want) {
+        if let Err(error) = self.fetch_ahead(copiers, want) {
             self.clear();
             return Fetched::Failed(error);
         }
-        let Some(fetch) = self
-            .fetches
-            .iter_mut()
-            .find(|fetch| fetch.holds(want.origin, want.at) && want.at + want.len as u64 <= fetch.end())
-        else {
-            return Fetched::Pending; // no chunk was free
-        };
-        match settle(stage, &mut fetch.state) {
+        let Some(fetch) = self.fetches.front_mut() else { return Fetched::Starved };
+        match settle(copiers, &mut fetch.state) {
             Ok(Some(chunk)) => {
                 let start = usize::try_from(want.at - fetch.at).unwrap_or(0);
                 Fetched::Ready(chunk, start..start + want.len)
@@ -160,7 +174,7 @@ impl Feed {
     }
 
     /// Starts fetches until enough are there, from the first byte wanted that none covers.
-    fn fetch_ahead(&mut self, stage: &Stage, want: &Want<'_>) -> Result<(), CopyError> {
+    fn fetch_ahead(&mut self, copiers: &Copiers, want: &Want<'_>) -> Result<(), CopyError> {
         let end = want.at + want.len as u64 + want.behind;
         let mut at = want.at;
         match self.fetches.iter().rfind(|fetch| fetch.origin == want.origin) {
@@ -168,21 +182,13 @@ impl Feed {
             None => self.next_len = FIRST,
         }
         while at < end && self.fetches.len() < AHEAD {
-            let Some(chunk) = stage.fetcher(want.copier).take_chunk() else { return Ok(()) };
-            let mut len =
-                usize::try_from(end - at).unwrap_or(CHUNK).min(self.next_len.max(want.len)).min(CHUNK);
-            if at + (len as u64) < end {
-                // It ends where a packet does: no payload lies in two chunks.
-                len -= usize::try_from((at + len as u64 - want.packet) % LARGEST_MTU).unwrap_or(0);
-            }
+            let engine = copiers.fetcher(want.copier);
+            let Some(chunk) = engine.take_chunk() else { return Ok(()) };
+            let len = usize::try_from(end - at).unwrap_or(CHUNK).min(self.next_len);
             let offset = want.offset + usize::try_from(at - want.at).unwrap_or(0);
-            let copy = stage.fetcher(want.copier).start_read(want.memory, offset, len, chunk)?;
-            self.fetches.push_back(Fetch {
-                origin: want.origin,
-                at,
-                len,
-                state: Some(State::UnderWay(want.copier, copy)),
-            });
+            let copy = engine.start_read(want.memory, offset, len, chunk)?;
+            let state = Some(State::UnderWay(want.copier, copy));
+            self.fetches.push_back(Fetch { origin: want.origin, at, len, state });
             self.next_len = (self.next_len * 2).min(CHUNK);
             at += len as u64;
         }
@@ -191,9 +197,9 @@ impl Feed {
 }
 
 /// The chunk of a fetch, if the copy is over.
-fn settle(stage: &Stage, state: &mut Option<State>) -> Result<Option<PinnedChunk>, CopyError> {
+fn settle(copiers: &Copiers, state: &mut Option<State>) -> Result<Option<PinnedChunk>, CopyError> {
     if let Some(State::UnderWay(copier, copy)) = state
-        && !stage.fetcher(*copier).poll(copy)?
+        && !copiers.fetcher(*copier).poll(copy)?
     {
         return Ok(None);
     }

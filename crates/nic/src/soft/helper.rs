@@ -31,24 +31,45 @@ const CPUS_TO_SPIN: usize = 4;
 
 #[derive(Debug)]
 pub(crate) struct Helper {
-    wake: Arc<EventFd>,
     stop: Arc<AtomicBool>,
     /// Calls of the application that drove the engine.
     pub(crate) polls: Arc<AtomicU64>,
+    pub(crate) bell: Bell,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What others need to know about the helper to wake it when it must not sleep on.
+#[derive(Clone, Debug)]
+pub(crate) struct Bell {
+    wake: Arc<EventFd>,
     /// It waits on the sockets, so that nothing needs to wake it.
     watching: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+    /// When it wakes by itself, in nanoseconds.
+    due: Arc<AtomicU64>,
+}
+
+impl Bell {
+    /// The engine must be driven at `deadline`, and the caller will not do it: wakes the helper if it would sleep longer. One that
+    /// does not watch looks often enough.
+    #[inline]
+    pub(crate) fn ring(&self, deadline: Option<u64>) {
+        if let Some(at) = deadline
+            && self.watching.load(Ordering::SeqCst)
+            && at < self.due.load(Ordering::SeqCst)
+        {
+            self.wake.raise();
+        }
+    }
 }
 
 impl Helper {
     pub(crate) fn new() -> io::Result<Self> {
-        Ok(Self {
+        let bell = Bell {
             wake: Arc::new(EventFd::new()?),
-            stop: Arc::default(),
-            polls: Arc::default(),
             watching: Arc::new(AtomicBool::new(true)),
-            thread: None,
-        })
+            due: Arc::new(AtomicU64::new(u64::MAX)),
+        };
+        Ok(Self { stop: Arc::default(), polls: Arc::default(), bell, thread: None })
     }
 
     /// Starts the thread, once.
@@ -59,10 +80,9 @@ impl Helper {
         let worker = Worker {
             engine: Arc::downgrade(engine),
             fds,
-            wake: self.wake.clone(),
+            bell: self.bell.clone(),
             stop: self.stop.clone(),
             polls: self.polls.clone(),
-            watching: self.watching.clone(),
             spins: allowed_cpus() >= CPUS_TO_SPIN,
         };
         let _blocked = BlockedSignals::new();
@@ -72,15 +92,15 @@ impl Helper {
 
     /// The application is about to sleep: from now on the helper must watch.
     pub(crate) fn watch(&self) {
-        if !self.watching.swap(true, Ordering::SeqCst) {
-            self.wake.raise();
+        if !self.bell.watching.swap(true, Ordering::SeqCst) {
+            self.bell.wake.raise();
         }
     }
 
     /// Stops the thread and waits for it.
     pub(crate) fn stop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
-        self.wake.raise();
+        self.bell.wake.raise();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join(); // a panic there was already reported
         }
@@ -95,10 +115,9 @@ impl Helper {
 struct Worker {
     engine: Weak<EngineLock>,
     fds: Vec<RawFd>,
-    wake: Arc<EventFd>,
+    bell: Bell,
     stop: Arc<AtomicBool>,
     polls: Arc<AtomicU64>,
-    watching: Arc<AtomicBool>,
     spins: bool,
 }
 
@@ -107,9 +126,11 @@ impl Worker {
         let mut seen = self.polls.load(Ordering::Relaxed);
         let (mut misses, mut deadline) = (0, None);
         while !self.stop.load(Ordering::SeqCst) {
-            let watching = self.watching.load(Ordering::SeqCst);
+            let watching = self.bell.watching.load(Ordering::SeqCst);
             let due = self.wait(watching, deadline);
-            let called = self.wake.take();
+            // While it is awake every deadline rings: it has looked at them already, or not yet.
+            self.bell.due.store(u64::MAX, Ordering::SeqCst);
+            let called = self.bell.wake.take();
             let Some(engine) = self.engine.upgrade() else { return };
             let (found, next) = self.serve(&engine);
             drop(engine);
@@ -122,10 +143,10 @@ impl Worker {
             }
             misses = if found > 0 { 0 } else { misses + 1 };
             if watching && misses >= MISSES && driven > 0 {
-                self.watching.store(false, Ordering::SeqCst);
+                self.bell.watching.store(false, Ordering::SeqCst);
             } else if !watching && (driven == 0 || (found > 0 && driven < AT_WORK)) {
                 misses = 0;
-                self.watching.store(true, Ordering::SeqCst);
+                self.bell.watching.store(true, Ordering::SeqCst);
             }
         }
     }
@@ -162,7 +183,8 @@ impl Worker {
 
     /// Sleeps until a packet comes (when watching), somebody wakes us, or the deadline; whether it was the deadline.
     fn wait(&self, watching: bool, deadline: Option<u64>) -> bool {
-        let mut fds = vec![libc::pollfd { fd: self.wake.as_raw_fd(), events: libc::POLLIN, revents: 0 }];
+        self.bell.due.store(if watching { deadline.unwrap_or(u64::MAX) } else { 0 }, Ordering::SeqCst);
+        let mut fds = vec![libc::pollfd { fd: self.bell.wake.as_raw_fd(), events: libc::POLLIN, revents: 0 }];
         let timeout = if watching {
             fds.extend(self.fds.iter().map(|&fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 }));
             deadline.map(|at| at.saturating_sub(now_ns()))

@@ -6,6 +6,7 @@ use nobounce_protocol::qp::{Access, Host, LocalFault, Nak, Receive};
 
 use super::region::Regions;
 use super::scatter::Bytes;
+use super::stage::Owner;
 use super::tally::PathTotals;
 use super::target::{Change, Placed};
 
@@ -35,12 +36,17 @@ pub(crate) struct PacketHost<'a> {
     pub(crate) receives: &'a mut VecDeque<PostedReceive>,
     pub(crate) current: &'a mut Option<PostedReceive>,
     pub(crate) placed: u64,
-    /// The copy that the queue pair's last placed byte waits for.
+    /// The index of the queue pair, and the copy that its last placed byte waits for.
+    pub(crate) qp: u32,
     pub(crate) ticket: &'a mut u64,
     pub(crate) tally: &'a mut PathTotals,
 }
 
 impl PacketHost<'_> {
+    fn owner(&self) -> (u32, Owner) {
+        (self.pd, Owner { qp: self.qp, after: *self.ticket })
+    }
+
     fn count(&mut self, placed: Placed, len: usize, last: bool) {
         self.placed += len as u64;
         self.tally.count(placed.route, len as u64, last);
@@ -63,7 +69,7 @@ impl Host for PacketHost<'_> {
 
     fn place_remote(&mut self, rkey: u32, addr: u64, len: usize, last: bool) -> Result<(), Nak> {
         debug_assert_eq!(len, self.payload.len());
-        let placed = self.regions.place_remote((self.pd, *self.ticket), rkey, addr, self.payload, last)?;
+        let placed = self.regions.place_remote(self.owner(), rkey, addr, self.payload, last)?;
         self.count(placed, len, last);
         Ok(())
     }
@@ -78,7 +84,7 @@ impl Host for PacketHost<'_> {
     fn place_receive(&mut self, offset: u64, len: usize, last: bool) -> Result<(), LocalFault> {
         debug_assert_eq!(len, self.payload.len());
         let current = self.current.as_ref().ok_or(LocalFault)?;
-        let place = (self.pd, *self.ticket);
+        let place = self.owner();
         let placed = current.bytes.scatter(self.regions, place, offset, self.payload, last)?;
         self.count(placed, len, last);
         Ok(())
@@ -87,7 +93,7 @@ impl Host for PacketHost<'_> {
     fn place_response(&mut self, serial: u64, offset: u64, len: usize, last: bool) -> Result<(), LocalFault> {
         debug_assert_eq!(len, self.payload.len());
         let send = find_send(self.sends, serial).ok_or(LocalFault)?;
-        let place = (self.pd, *self.ticket);
+        let place = self.owner();
         let placed = send.bytes.scatter(self.regions, place, offset, self.payload, last)?;
         self.count(placed, len, last);
         Ok(())
@@ -96,17 +102,17 @@ impl Host for PacketHost<'_> {
     fn place_atomic(&mut self, serial: u64, original: u64) -> Result<(), LocalFault> {
         let bytes = original.to_ne_bytes();
         let send = find_send(self.sends, serial).ok_or(LocalFault)?;
-        let placed = send.bytes.scatter(self.regions, (self.pd, *self.ticket), 0, &bytes, true)?;
+        let placed = send.bytes.scatter(self.regions, self.owner(), 0, &bytes, true)?;
         self.count(placed, bytes.len(), true);
         Ok(())
     }
 
     fn compare_swap(&mut self, rkey: u32, addr: u64, compare: u64, swap: u64) -> Result<u64, Nak> {
-        self.regions.change((self.pd, *self.ticket), rkey, addr, Change::Swap { compare, swap })
+        self.regions.change(self.owner(), rkey, addr, Change::Swap { compare, swap })
     }
 
     fn fetch_add(&mut self, rkey: u32, addr: u64, add: u64) -> Result<u64, Nak> {
-        self.regions.change((self.pd, *self.ticket), rkey, addr, Change::Add(add))
+        self.regions.change(self.owner(), rkey, addr, Change::Add(add))
     }
 
     fn invalidate(&mut self, rkey: u32) -> Result<(), Nak> {

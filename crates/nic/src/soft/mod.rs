@@ -7,6 +7,7 @@
 mod build;
 mod channel;
 mod config;
+mod copiers;
 mod counters;
 mod cq;
 mod device;

@@ -264,6 +264,10 @@ impl Qp {
         }
         engine.core.make_ready(index);
         engine.transmit(now_ns(), false);
+        let deadline = engine.deadline();
+        drop(engine);
+        // The caller may never come back to drive what it began.
+        self.shared.bell.ring(deadline);
         result
     }
 
@@ -331,7 +335,7 @@ impl Drop for Qp {
             // An answer that was put off may be all that a peer is waiting for.
             let index = self.qpn.get() & 0xffff;
             engine.core.make_ready(index);
-            engine.transmit(now_ns(), true);
+            engine.drain();
             engine.core.remove(self.qpn);
         }
     }

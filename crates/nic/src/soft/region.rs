@@ -12,9 +12,9 @@ use nobounce_memory::probe::RangeError;
 use nobounce_protocol::qp::{Access, LocalFault, Nak};
 
 use super::device::Shared;
-use super::stage::Stage;
+use super::stage::{Owner, Stage};
 use super::tally::Route;
-use super::target::{Change, GpuTarget, LoadError, PlaceError, Placed, Target};
+use super::target::{Change, GpuTarget, LoadError, Message, PlaceError, Placed, Target};
 
 /// Keys that were given back and are not given out again for this many registrations.
 const RETIRED_KEYS: usize = 4096;
@@ -115,13 +115,6 @@ impl Table {
     }
 }
 
-/// Bytes that the copy engine must fetch: which memory, and where in it.
-#[derive(Clone, Debug)]
-pub(crate) struct GpuBytes {
-    pub(crate) gpu: GpuTarget,
-    pub(crate) offset: usize,
-}
-
 /// Why bytes could not be gathered right now.
 #[derive(Clone, Debug)]
 pub(crate) enum GatherError {
@@ -179,10 +172,10 @@ impl Regions {
         if allowed { Ok(()) } else { Err(Nak::RemoteAccess) }
     }
 
-    /// Places what a peer writes, after everything that waits for the copy `after`.
+    /// Places what a peer writes.
     pub(crate) fn place_remote(
         &mut self,
-        (pd, after): (u32, u64),
+        (pd, owner): (u32, Owner),
         key: u32,
         addr: u64,
         bytes: &[u8],
@@ -194,16 +187,16 @@ impl Regions {
             *refused += 1;
             return Err(Nak::RemoteAccess);
         };
-        region.target.place(stage, after, offset, bytes, last).map_err(|error| judge_place(faults, error))
+        region.target.place(stage, owner, offset, bytes, last).map_err(|error| judge_place(faults, error))
     }
 
-    /// Loads what a peer reads, part of an answer of which `message` bytes are left, and carries `crc` on over it.
+    /// Loads what a peer reads, and carries `crc` on over it.
     pub(crate) fn load_remote(
         &mut self,
         pd: u32,
         (key, addr): (u32, u64),
         out: &mut [u8],
-        message: u64,
+        message: Message,
         crc: u32,
     ) -> Result<(u32, Route), GatherError> {
         let Self { table, faults, refused, .. } = self;
@@ -215,25 +208,27 @@ impl Regions {
         region.target.load(offset, out, message, crc).map_err(|error| judge_load(faults, error))
     }
 
-    /// The GPU memory that holds these bytes, if they are a GPU's.
-    pub(crate) fn gpu_bytes(
+    /// Calls `then` with the GPU memory that holds these bytes, where in it they lie, and the copy engines; `None` where they
+    /// are not a GPU's.
+    pub(crate) fn with_gpu<T>(
         &mut self,
         pd: u32,
         (key, addr): (u32, u64),
         len: usize,
         access: Access,
-    ) -> Result<Option<GpuBytes>, Nak> {
-        let (region, offset) =
-            self.table.allowed(pd, key, addr, len as u64, access).ok_or(Nak::RemoteAccess)?;
+        then: impl FnOnce(&GpuTarget, usize, &mut Stage) -> T,
+    ) -> Result<Option<T>, Nak> {
+        let Self { table, stage, .. } = self;
+        let (region, offset) = table.allowed(pd, key, addr, len as u64, access).ok_or(Nak::RemoteAccess)?;
         Ok(match &region.target {
             Target::Host(_) => None,
-            Target::Gpu(gpu) => Some(GpuBytes { gpu: gpu.clone(), offset }),
+            Target::Gpu(gpu) => Some(then(gpu, offset, stage)),
         })
     }
 
     pub(crate) fn change(
         &mut self,
-        (pd, after): (u32, u64),
+        (pd, owner): (u32, Owner),
         key: u32,
         addr: u64,
         change: Change,
@@ -243,16 +238,16 @@ impl Regions {
             *refused += 1;
             return Err(Nak::RemoteAccess);
         };
-        region.target.change(stage, after, offset, change).map_err(|error| judge_place(faults, error))
+        region.target.change(stage, owner, offset, change).map_err(|error| judge_place(faults, error))
     }
 
-    /// Loads what we send, part of a message of which `message` bytes are left, and carries `crc` on over it.
+    /// Loads what we send, and carries `crc` on over it.
     pub(crate) fn load_local(
         &mut self,
         pd: u32,
         (key, addr): (u32, u64),
         out: &mut [u8],
-        message: u64,
+        message: Message,
         crc: u32,
     ) -> Result<(u32, Route), GatherError> {
         let Self { table, faults, .. } = self;
@@ -262,10 +257,10 @@ impl Regions {
         region.target.load(offset, out, message, crc).map_err(|error| judge_load(faults, error))
     }
 
-    /// Places what arrived for us, after everything that waits for the copy `after`.
+    /// Places what arrived for us.
     pub(crate) fn place_local(
         &mut self,
-        (pd, after): (u32, u64),
+        (pd, owner): (u32, Owner),
         key: u32,
         addr: u64,
         bytes: &[u8],
@@ -274,10 +269,18 @@ impl Regions {
         let Self { table, stage, faults, .. } = self;
         let (region, offset) =
             table.allowed(pd, key, addr, bytes.len() as u64, Access::LOCAL_WRITE).ok_or(LocalFault)?;
-        region.target.place(stage, after, offset, bytes, last).map_err(|error| {
+        region.target.place(stage, owner, offset, bytes, last).map_err(|error| {
             judge_place(faults, error);
             LocalFault
         })
+    }
+}
+
+impl Regions {
+    /// A message ended in other memory, but began in this one.
+    pub(crate) fn announce(&mut self, pd: u32, key: u32) -> Result<(), LocalFault> {
+        let region = self.table.find(key).filter(|region| region.pd == pd).ok_or(LocalFault)?;
+        region.target.announce().map_err(|_| LocalFault)
     }
 }
 
@@ -355,8 +358,13 @@ impl Mr {
 
 impl Drop for Mr {
     fn drop(&mut self) {
-        if let Some(mut engine) = self.shared.lock() {
-            engine.core.regions.remove(self.key);
+        let Some(mut engine) = self.shared.lock() else { return };
+        let region = engine.core.regions.remove(self.key);
+        if let Some(Target::Gpu(gpu)) = region.as_ref().map(|region| &region.target) {
+            engine.core.regions.stage.forget(&gpu.memory);
         }
+        // Others may go on while the mapping is taken down.
+        drop(engine);
+        drop(region);
     }
 }

@@ -1,11 +1,10 @@
 //! What waited for the GPU's copy engine is let go here, or fails.
 
-use nobounce_memory::gpu::copy_engine::CopyError;
-use nobounce_protocol::qp::{QpAttr, QpEvent, QpState, Status};
+use nobounce_protocol::qp::Status;
 
 use super::engine::Core;
-use super::entry::deliver;
-use super::event::AsyncEvent;
+use super::entry::{QpEntry, deliver};
+use super::stage::Owner;
 
 impl Core {
     /// Starts the copies that were collected, and lets go of what waited for copies that are over.
@@ -13,11 +12,13 @@ impl Core {
         if self.holding.is_empty() && !self.regions.stage.is_busy() {
             return;
         }
-        // A copy that cannot be started is reported as a failure below.
-        let _ = self.regions.stage.flush();
+        self.regions.stage.flush();
         self.regions.stage.poll();
-        if let Some((ticket, error)) = self.regions.stage.take_failure() {
-            self.fail_copies(ticket, &error);
+        while let Some(index) = self.regions.stage.take_failed() {
+            self.fail_placement(index);
+        }
+        if std::mem::take(&mut self.starved) {
+            self.free_chunks();
         }
         for index in std::mem::take(&mut self.holding) {
             let Some(entry) = self.qps.get_mut(index as usize).and_then(Option::as_deref_mut) else {
@@ -25,14 +26,14 @@ impl Core {
             };
             let Some(held) = &mut entry.held else { continue };
             let mut over = Vec::new();
-            while let Some((ticket, _)) = held.completions.front()
-                && self.regions.stage.is_over(*ticket)
+            while let Some((after, _)) = held.completions.front()
+                && self.regions.stage.is_settled(Owner { qp: index, after: *after })
                 && let Some((_, completion)) = held.completions.pop_front()
             {
                 over.push(completion);
             }
             held.listed = !held.is_empty();
-            let sends = held.packet.is_some() || !held.answers.is_empty();
+            let sends = held.has_packets();
             if held.listed {
                 self.holding.push(index);
             }
@@ -49,27 +50,44 @@ impl Core {
         }
     }
 
-    /// A copy into GPU memory failed: the queue pairs whose bytes it carried cannot go on as if they had arrived.
-    fn fail_copies(&mut self, ticket: u64, error: &CopyError) {
+    /// A copy into GPU memory failed: the queue pair whose bytes it carried cannot go on as if they had arrived, and its peer must
+    /// not think so either.
+    fn fail_placement(&mut self, index: u32) {
         self.regions.faults += 1;
-        for index in 0..self.qps.len() {
-            let Some(entry) = self.qps[index].as_deref_mut() else { continue };
-            if entry.ticket < ticket || matches!(entry.qp.state(), QpState::Error | QpState::Reset) {
-                continue;
+        let Some(entry) = self.qps.get_mut(index as usize).and_then(Option::as_deref_mut) else { return };
+        tracing::warn!(qpn = entry.qpn.get(), "a queue pair fails: its bytes did not reach the GPU");
+        if let Some(held) = &mut entry.held {
+            held.forget_answers();
+            for (_, completion) in held.completions.iter_mut().filter(|(_, c)| c.status == Status::Success) {
+                completion.status = Status::LocalProtection;
             }
-            tracing::warn!(qpn = entry.qpn.get(), %error, "a queue pair fails: its bytes did not reach the GPU");
-            if let Some(held) = &mut entry.held {
-                held.answers.clear();
-                held.packet = None;
-                for (_, completion) in held.completions.iter_mut().filter(|(waits, _)| *waits >= ticket) {
-                    completion.status = Status::LocalProtection;
-                }
-            }
-            let _ = entry.qp.modify(&QpAttr::to_state(QpState::Error)); // any state may go to the error state
-            self.events.push(AsyncEvent::Qp { qpn: entry.qpn, event: QpEvent::Fatal });
-            if let Ok(index) = u32::try_from(index) {
-                self.settle(index);
-            }
+        }
+        let from = entry.unanswered.unwrap_or(entry.qp.attr().rq_psn);
+        entry.qp.handle_placement_fault(from);
+        self.settle(index);
+        self.make_ready(index);
+    }
+
+    /// Takes fetched bytes away from the queue pair that has fetched furthest ahead: somebody else cannot fetch any. It will fetch
+    /// them again.
+    fn free_chunks(&mut self) {
+        let count = self.qps.len();
+        let spare = |entry: &QpEntry| {
+            // One that waits for a packet's payload sends as soon as it has it: it keeps one.
+            let waits = entry.held.as_ref().is_some_and(|held| held.waits_for_payload());
+            entry.feeds.as_ref().map_or(0, |feeds| feeds.len()).saturating_sub(usize::from(waits))
+        };
+        // Begins behind the one robbed last, so that it is not always the same.
+        let richest = (1..=count)
+            .map(|step| (self.robbed + step) % count)
+            .max_by_key(|index| self.qps[*index].as_deref().map_or(0, spare));
+        if let Some(index) = richest
+            && let Some(entry) = self.qps[index].as_deref_mut()
+            && spare(entry) > 0
+            && let Some(feeds) = &mut entry.feeds
+        {
+            feeds.give_up_last();
+            self.robbed = index;
         }
     }
 }

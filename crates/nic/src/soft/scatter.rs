@@ -5,8 +5,9 @@ use nobounce_protocol::qp::{LocalFault, Nak};
 
 use super::build::crc_on;
 use super::region::{GatherError, Regions};
+use super::stage::Owner;
 use super::tally::Route;
-use super::target::Placed;
+use super::target::{Message, Placed};
 
 /// One element of a scatter/gather list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,13 +63,13 @@ impl Bytes {
         }
     }
 
-    /// Fills `out` with the bytes from `offset` on, after which `rest` bytes of the message follow, and carries `crc` on
-    /// over them. Tells the way they took (the last of them, where there are several).
+    /// Fills `out` with the bytes from `offset` on and carries `crc` on over them. Tells the way they took (the last of them,
+    /// where there are several).
     pub(crate) fn gather(
         &self,
         regions: &mut Regions,
         pd: u32,
-        (offset, rest): (u64, u32),
+        (offset, message): (u64, Message),
         out: &mut [u8],
         mut crc: u32,
     ) -> Result<(u32, Route), GatherError> {
@@ -79,7 +80,6 @@ impl Bytes {
             out.copy_from_slice(bytes.get(from..from + out.len()).ok_or(fault)?);
             return Ok((crc_on(crc, out), route));
         }
-        let message = offset + out.len() as u64 + u64::from(rest);
         let mut done = 0;
         let mut failed = None;
         let walked = self.walk(offset, out.len(), |addr, lkey, len| {
@@ -98,26 +98,42 @@ impl Bytes {
         }
     }
 
-    /// Puts `bytes` from `offset` on, after everything that waits for the copy `after`; `last` ends the message. Tells
-    /// where the last of them went.
+    /// Puts `bytes` from `offset` on; `last` ends the message. Tells where the last of them went.
     pub(crate) fn scatter(
         &self,
         regions: &mut Regions,
-        (pd, after): (u32, u64),
+        (pd, mut owner): (u32, Owner),
         offset: u64,
         bytes: &[u8],
         last: bool,
     ) -> Result<Placed, LocalFault> {
         let mut placed = Placed { route: Route::Direct(Mechanism::Cpu), ticket: None };
-        let (mut done, mut after) = (0, after);
+        let mut done = 0;
         self.walk(offset, bytes.len(), |addr, lkey, len| {
             let piece = &bytes[done..done + len];
             done += len;
-            placed = regions.place_local((pd, after), lkey, addr, piece, last && done == bytes.len())?;
-            after = placed.ticket.unwrap_or(after);
+            let ends = last && done == bytes.len();
+            let next = regions.place_local((pd, owner), lkey, addr, piece, ends)?;
+            owner.after = next.ticket.unwrap_or(owner.after);
+            placed = Placed { ticket: next.ticket.or(placed.ticket), ..next };
             Ok(())
         })?;
+        if last && let Self::Many(list) = self {
+            list.iter().try_for_each(|sge| regions.announce(pd, sge.lkey))?;
+        }
         Ok(placed)
+    }
+
+    /// How many bytes lie in one piece of memory from `offset` on.
+    pub(crate) fn contiguous_from(&self, offset: u64) -> u64 {
+        let Self::Many(list) = self else { return u64::MAX };
+        let mut end = 0;
+        list.iter()
+            .find_map(|sge| {
+                end += u64::from(sge.len);
+                (offset < end).then(|| end - offset)
+            })
+            .unwrap_or(0)
     }
 
     /// Where the `len` bytes from `offset` on lie: key, address and length of each piece, and how many more bytes of the list

@@ -1,72 +1,41 @@
 //! Placement by the copy engine, for GPU memory that has no window (or where staging was asked for): payload is collected in
 //! a pinned chunk, copied by the GPU while more arrives, and announced to nobody before the copy is over.
 //!
-//! Every copy has a *ticket*; copies are over in the order of their tickets. A queue pair remembers the ticket that its
-//! last placed byte depends on, and holds back acknowledgements and completions until that one is over.
+//! Every copy has a *ticket* and belongs to one queue pair; copies are over in the order of their tickets. A queue pair
+//! remembers the ticket that its last placed byte depends on, and holds back acknowledgements and completions until that
+//! one is over. If a copy fails, so does its queue pair, and no other.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nobounce_memory::gpu::api::Context;
-use nobounce_memory::gpu::copy_engine::{Copy, CopyEngine, CopyError, PinnedChunk};
-use nobounce_memory::gpu::{CudaError, GpuMemory};
+use nobounce_memory::gpu::GpuMemory;
+use nobounce_memory::gpu::copy_engine::{Copy, CopyError, PinnedChunk};
 
+use super::copiers::{CHUNK, CopierIndex, Copiers};
 use super::target::Change;
 
-/// Bytes of a chunk.
-pub(crate) const CHUNK: usize = 256 << 10;
-/// Chunks to fetch into and to place from, for each GPU. They are apart: a queue pair that cannot send what it fetched must
-/// not keep others from receiving.
-const FETCH_CHUNKS: usize = 24;
-const PLACE_CHUNKS: usize = 16;
 /// How long a packet that must come after a copy is held up by it. Microseconds are usual; a GPU that takes longer than
 /// this is stuck, and the queue pair fails.
 const PATIENCE: Duration = Duration::from_millis(100);
+/// How long deregistration waits for copies into the memory: it must not be written afterwards.
+const DEREGISTER_PATIENCE: Duration = Duration::from_secs(2);
+/// A copy that takes longer than this has failed.
+const STUCK: Duration = Duration::from_secs(10);
 
-/// Names one of the copy engines of a device.
+/// On whose behalf bytes are placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct CopierIndex(usize);
-
-/// A context of a GPU, by numbers that are not used again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ContextKey {
-    ordinal: i32,
-    handle: Context,
-    id: u64,
-}
-
-impl ContextKey {
-    pub(crate) fn of(memory: &GpuMemory) -> Result<Self, CudaError> {
-        let (gpu, handle) = (memory.gpu(), memory.range().context_now()?);
-        Ok(Self { ordinal: gpu.ordinal(), handle, id: gpu.driver().context_id(handle)? })
-    }
-}
-
-#[derive(Debug)]
-struct Copier {
-    context: ContextKey,
-    engines: CopyEngines,
-}
-
-/// One engine for each direction.
-#[derive(Debug)]
-pub(crate) struct CopyEngines {
-    fetch: CopyEngine,
-    place: CopyEngine,
-}
-
-impl CopyEngines {
-    /// Makes them, for memory like this one. Takes milliseconds: not under the engine's lock.
-    pub(crate) fn new(memory: &GpuMemory, context: ContextKey) -> Result<Self, CopyError> {
-        let make = |chunks| CopyEngine::in_context(memory.gpu(), context.handle, chunks, CHUNK);
-        Ok(Self { fetch: make(FETCH_CHUNKS)?, place: make(PLACE_CHUNKS)? })
-    }
+pub(crate) struct Owner {
+    /// The index of the queue pair.
+    pub(crate) qp: u32,
+    /// The copy that its bytes before wait for.
+    pub(crate) after: u64,
 }
 
 /// Bytes collected for one copy.
 #[derive(Debug)]
 struct Run {
+    qp: u32,
     memory: Arc<GpuMemory>,
     copier: CopierIndex,
     offset: usize,
@@ -77,9 +46,13 @@ struct Run {
 
 #[derive(Debug)]
 struct UnderWay {
+    qp: u32,
     ticket: u64,
+    memory: Arc<GpuMemory>,
     copier: CopierIndex,
-    copy: Copy,
+    /// None where it could not even be started.
+    copy: Option<Copy>,
+    since: Instant,
 }
 
 /// Why bytes could not be placed.
@@ -87,92 +60,92 @@ struct UnderWay {
 pub(crate) enum StageError {
     /// The memory is gone, or the copy engine failed.
     Failed,
-    /// No chunk is free.
+    /// No chunk is free, and none becomes so.
     Full,
 }
 
 /// The copy engines of a device, and what they are placing.
 #[derive(Debug, Default)]
 pub(crate) struct Stage {
-    copiers: Vec<Copier>,
+    pub(crate) copiers: Copiers,
     run: Option<Run>,
     under_way: VecDeque<UnderWay>,
     /// The ticket given out last.
     last: u64,
     /// All tickets up to this one are over.
     done: u64,
-    /// The first ticket whose copy failed, until it is asked for.
-    failed: Option<(u64, CopyError)>,
+    /// Queue pairs with a copy that failed, until they have heard.
+    failed: Vec<u32>,
 }
 
 impl Stage {
-    /// The copy engines for memory of this context, if it was made already.
-    pub(crate) fn find(&self, context: ContextKey) -> Option<CopierIndex> {
-        self.copiers.iter().position(|copier| copier.context == context).map(CopierIndex)
-    }
-
-    /// Takes copy engines that were made, unless somebody else was faster.
-    pub(crate) fn adopt(&mut self, context: ContextKey, engines: CopyEngines) -> CopierIndex {
-        self.find(context).unwrap_or_else(|| {
-            self.copiers.push(Copier { context, engines });
-            CopierIndex(self.copiers.len() - 1)
-        })
-    }
-
-    /// The engine that fetches.
-    pub(crate) fn fetcher(&self, index: CopierIndex) -> &CopyEngine {
-        &self.copiers[index.0].engines.fetch
-    }
-
-    fn placer(&self, index: CopierIndex) -> &CopyEngine {
-        &self.copiers[index.0].engines.place
-    }
-
     /// Whether copies are to be started or waited for.
     pub(crate) fn is_busy(&self) -> bool {
-        self.run.is_some() || !self.under_way.is_empty()
+        self.run.is_some() || !self.under_way.is_empty() || !self.failed.is_empty()
     }
 
-    /// Whether all copies up to this ticket are over.
-    pub(crate) fn is_over(&self, ticket: u64) -> bool {
-        ticket <= self.done
+    /// Whether all bytes that the queue pair placed up to this ticket are where they belong.
+    #[inline]
+    pub(crate) fn is_settled(&self, owner: Owner) -> bool {
+        owner.after <= self.done && (self.failed.is_empty() || !self.failed.contains(&owner.qp))
     }
 
-    /// Collects bytes for `offset` of the memory; returns the ticket of the copy that will place them.
+    /// Collects bytes for `offset` of the memory; returns the ticket of the copy that will place them. `last` ends a message.
     pub(crate) fn put(
         &mut self,
-        memory: &Arc<GpuMemory>,
-        copier: CopierIndex,
+        owner: Owner,
+        (memory, copier): (&Arc<GpuMemory>, CopierIndex),
         mut offset: usize,
         mut bytes: &[u8],
+        last: bool,
     ) -> Result<u64, StageError> {
+        // Copies of one engine are over in the order in which they were started; those of two are not.
+        if self.copier_of(owner.after).is_some_and(|other| other != copier) {
+            self.wait(owner)?;
+        }
+        let mut ticket = owner.after;
         while !bytes.is_empty() {
             let joins = self.run.as_ref().is_some_and(|run| {
-                Arc::ptr_eq(&run.memory, memory) && run.offset + run.filled == offset && run.filled < CHUNK
+                let same = run.qp == owner.qp && Arc::ptr_eq(&run.memory, memory);
+                same && run.offset + run.filled == offset && run.filled < CHUNK
             });
             if !joins {
-                self.flush()?;
+                self.flush();
                 let chunk = self.free_chunk(copier)?;
                 self.last += 1;
-                let (memory, ticket) = (memory.clone(), self.last);
-                self.run = Some(Run { memory, copier, offset, chunk, filled: 0, ticket });
+                let (qp, memory, ticket) = (owner.qp, memory.clone(), self.last);
+                self.run = Some(Run { qp, memory, copier, offset, chunk, filled: 0, ticket });
             }
             let Some(run) = &mut self.run else { return Err(StageError::Failed) };
             let Some(room) = run.chunk.get_mut() else { return Err(StageError::Failed) };
             let len = bytes.len().min(CHUNK - run.filled);
             room[run.filled..run.filled + len].copy_from_slice(&bytes[..len]);
             run.filled += len;
+            ticket = run.ticket;
             offset += len;
             bytes = &bytes[len..];
         }
-        Ok(self.last)
+        // Bytes of one copy are placed in any order: the next message must not share it.
+        if last {
+            self.flush();
+        }
+        if self.failed.contains(&owner.qp) { Err(StageError::Failed) } else { Ok(ticket) }
+    }
+
+    /// The engine that a copy under way, or one that is being collected, belongs to.
+    fn copier_of(&self, ticket: u64) -> Option<CopierIndex> {
+        if ticket <= self.done {
+            return None;
+        }
+        let collected = self.run.iter().find(|run| run.ticket == ticket).map(|run| run.copier);
+        collected.or_else(|| self.under_way.iter().find(|copy| copy.ticket == ticket).map(|copy| copy.copier))
     }
 
     /// A chunk to place from; waits for a copy to be over where all are under way.
     fn free_chunk(&mut self, copier: CopierIndex) -> Result<PinnedChunk, StageError> {
         let begin = Instant::now();
         loop {
-            if let Some(chunk) = self.placer(copier).take_chunk() {
+            if let Some(chunk) = self.copiers.placer(copier).take_chunk() {
                 return Ok(chunk);
             }
             self.poll();
@@ -183,62 +156,89 @@ impl Stage {
     }
 
     /// Starts the copy of what was collected.
-    pub(crate) fn flush(&mut self) -> Result<(), StageError> {
-        let Some(Run { memory, copier, offset, chunk, filled, ticket }) = self.run.take() else {
-            return Ok(());
-        };
-        match self.placer(copier).start_write(&memory, offset, chunk, filled) {
-            Ok(copy) => {
-                self.under_way.push_back(UnderWay { ticket, copier, copy });
-                Ok(())
-            }
+    pub(crate) fn flush(&mut self) {
+        let Some(Run { qp, memory, copier, offset, chunk, filled, ticket }) = self.run.take() else { return };
+        let copy = match self.copiers.placer(copier).start_write(&memory, offset, chunk, filled) {
+            Ok(copy) => Some(copy),
             Err(error) => {
-                self.fail(ticket, error);
-                Err(StageError::Failed)
+                self.fail(qp, &error);
+                None
             }
-        }
+        };
+        self.under_way.push_back(UnderWay { qp, ticket, memory, copier, copy, since: Instant::now() });
     }
 
     /// Looks which copies are over.
     pub(crate) fn poll(&mut self) {
         while let Some(first) = self.under_way.front() {
-            match self.placer(first.copier).poll(&first.copy) {
-                Ok(false) => return,
-                Ok(true) => {
-                    self.done = self.done.max(first.ticket);
-                    self.under_way.pop_front();
+            let over = match &first.copy {
+                Some(copy) => self.copiers.placer(first.copier).poll(copy),
+                None => Ok(true),
+            };
+            let (qp, ticket) = (first.qp, first.ticket);
+            match over {
+                Ok(false) if first.since.elapsed() < STUCK => return,
+                Ok(true) => {}
+                Ok(false) => {
+                    tracing::warn!("the GPU's copy engine has not finished a copy for {STUCK:?}");
+                    self.failed.push(qp);
                 }
-                Err(error) => {
-                    let ticket = first.ticket;
-                    self.under_way.pop_front();
-                    self.fail(ticket, error);
-                }
+                Err(error) => self.fail(qp, &error),
             }
-        }
-        // Tickets whose copies could not even be started are over too, once all before them are.
-        if self.run.is_none() && self.failed.is_none() {
-            self.done = self.last;
+            self.done = ticket;
+            self.under_way.pop_front();
         }
     }
 
-    /// The first copy that failed since the last call: whoever depends on its ticket has lost bytes.
-    pub(crate) fn take_failure(&mut self) -> Option<(u64, CopyError)> {
-        self.failed.take()
+    /// A queue pair whose copy failed: bytes that it took have not arrived.
+    pub(crate) fn take_failed(&mut self) -> Option<u32> {
+        self.failed.pop()
     }
 
-    /// Waits until the copy of this ticket is over, but not for long: for a packet that must not be placed before it.
-    pub(crate) fn wait(&mut self, ticket: u64) -> Result<(), StageError> {
-        if self.is_over(ticket) {
+    /// Waits until the bytes of this owner are where they belong, but not for long: for a packet that must not be placed before.
+    pub(crate) fn wait(&mut self, owner: Owner) -> Result<(), StageError> {
+        self.wait_until(PATIENCE, |stage| owner.after <= stage.done)?;
+        if self.failed.contains(&owner.qp) { Err(StageError::Failed) } else { Ok(()) }
+    }
+
+    /// Waits until nothing is under way, but not for long.
+    pub(crate) fn drain(&mut self) -> Result<(), StageError> {
+        self.wait_until(PATIENCE, |stage| stage.run.is_none() && stage.under_way.is_empty())
+    }
+
+    /// The memory is deregistered: what was collected for it is not written any more, and what is under way is waited for. The
+    /// queue pairs that it was placed for fail.
+    pub(crate) fn forget(&mut self, memory: &Arc<GpuMemory>) {
+        if let Some(run) = self.run.take_if(|run| Arc::ptr_eq(&run.memory, memory)) {
+            self.failed.push(run.qp);
+            let (Run { qp, ticket, memory, copier, .. }, since) = (run, Instant::now());
+            self.under_way.push_back(UnderWay { qp, ticket, memory, copier, copy: None, since });
+        }
+        let over = self.wait_until(DEREGISTER_PATIENCE, |stage| {
+            !stage.under_way.iter().any(|copy| copy.copy.is_some() && Arc::ptr_eq(&copy.memory, memory))
+        });
+        if over.is_err() {
+            tracing::warn!("the GPU still copies into memory that is deregistered: it is stuck");
+        }
+    }
+
+    /// The queue pair is gone: nobody is to hear of its failures.
+    pub(crate) fn forget_owner(&mut self, qp: u32) {
+        self.failed.retain(|failed| *failed != qp);
+    }
+
+    fn wait_until(&mut self, patience: Duration, done: impl Fn(&Self) -> bool) -> Result<(), StageError> {
+        if done(self) {
             return Ok(());
         }
-        self.flush()?;
+        self.flush();
         let begin = Instant::now();
         loop {
             self.poll();
-            if self.is_over(ticket) {
+            if done(self) {
                 return Ok(());
             }
-            if self.failed.is_some() || begin.elapsed() > PATIENCE {
+            if begin.elapsed() > patience {
                 return Err(StageError::Failed);
             }
             std::hint::spin_loop();
@@ -248,33 +248,62 @@ impl Stage {
     /// Changes a word by two copies, one after the other, waiting for both: for atomics on memory without a window.
     pub(crate) fn change(
         &mut self,
-        memory: &Arc<GpuMemory>,
-        copier: CopierIndex,
+        owner: Owner,
+        (memory, copier): (&Arc<GpuMemory>, CopierIndex),
         offset: usize,
         change: Change,
     ) -> Result<u64, StageError> {
-        self.flush()?;
-        self.wait(self.last)?;
-        let begin = Instant::now();
-        let fetcher = self.fetcher(copier);
-        let chunk = fetcher.take_chunk().ok_or(StageError::Full)?;
-        let copy = fetcher.start_read(memory, offset, 8, chunk).map_err(|_| StageError::Failed)?;
-        while !fetcher.poll(&copy).map_err(|_| StageError::Failed)? {
-            if begin.elapsed() > PATIENCE {
-                return Err(StageError::Failed);
-            }
-        }
-        let chunk = copy.into_chunk().map_err(|_| StageError::Failed)?;
-        let old = chunk.first_chunk().map(|word| u64::from_ne_bytes(*word)).ok_or(StageError::Failed)?;
+        // All of them, whosever: an atomic sees the one before it.
+        self.drain()?;
+        let chunk = self.free_chunk(copier)?;
+        let old = self.read(memory, copier, offset, 8, chunk)?;
+        let old = old.first_chunk().map(|word| u64::from_ne_bytes(*word)).ok_or(StageError::Failed)?;
         if let Some(new) = change.of(old) {
-            let ticket = self.put(memory, copier, offset, &new.to_ne_bytes())?;
-            self.wait(ticket)?;
+            let after = self.put(owner, (memory, copier), offset, &new.to_ne_bytes(), true)?;
+            self.wait(Owner { after, ..owner })?;
         }
         Ok(old)
     }
 
-    fn fail(&mut self, ticket: u64, error: CopyError) {
+    /// Reads bytes of GPU memory and waits for them, but not for long.
+    fn read(
+        &self,
+        memory: &Arc<GpuMemory>,
+        copier: CopierIndex,
+        offset: usize,
+        len: usize,
+        chunk: PinnedChunk,
+    ) -> Result<PinnedChunk, StageError> {
+        let engine = self.copiers.placer(copier);
+        let failed = |error: CopyError| {
+            tracing::warn!(%error, "GPU memory could not be read by the copy engine");
+            StageError::Failed
+        };
+        let copy = engine.start_read(memory, offset, len, chunk).map_err(failed)?;
+        let begin = Instant::now();
+        while !engine.poll(&copy).map_err(failed)? {
+            if begin.elapsed() > PATIENCE {
+                return Err(StageError::Failed);
+            }
+        }
+        copy.into_chunk().map_err(|_| StageError::Failed)
+    }
+
+    /// Reads bytes of GPU memory into `out` and waits for them: for the rare packet whose payload comes from several places.
+    pub(crate) fn read_now(
+        &mut self,
+        (memory, copier): (&Arc<GpuMemory>, CopierIndex),
+        offset: usize,
+        out: &mut [u8],
+    ) -> Result<(), StageError> {
+        let chunk = self.free_chunk(copier)?;
+        let chunk = self.read(memory, copier, offset, out.len(), chunk)?;
+        out.copy_from_slice(&chunk[..out.len()]);
+        Ok(())
+    }
+
+    fn fail(&mut self, qp: u32, error: &CopyError) {
         tracing::warn!(%error, "GPU memory could not be written by the copy engine");
-        self.failed.get_or_insert((ticket, error));
+        self.failed.push(qp);
     }
 }

@@ -2,6 +2,8 @@
 #![allow(dead_code)] // each test binary uses a part of it
 #![allow(clippy::cast_possible_truncation)] // patterns are bytes of larger numbers
 
+pub(crate) mod on_gpu;
+
 use std::io::Write as _;
 use std::net::IpAddr;
 use std::process::Command;

@@ -27,7 +27,7 @@ pub use request::{MAX_MESSAGE, Operation, PostError, Remote, SendRequest};
 pub use state::{AttrMask, QpState, Service, TransitionError, check_transition};
 
 use crate::timing::Nanos;
-use crate::wire::{Header, Opcode, Qpn};
+use crate::wire::{Header, Opcode, Psn, Qpn};
 use requester::{Answer, Out, Requester};
 use responder::{Responder, Taken};
 
@@ -400,6 +400,20 @@ impl Qp {
         self.settle(answer);
     }
 
+    /// Payload that was taken did not reach its memory after all: that of packet `psn`, or of one behind it. The peer is told,
+    /// and nothing from there on is acknowledged.
+    pub fn handle_placement_fault(&mut self, psn: Psn) {
+        if matches!(self.attr.state, QpState::Reset | QpState::Init) {
+            return;
+        }
+        let taken = self.responder.fail_read(psn, Nak::RemoteOperational, &self.params);
+        if let Taken::Fatal(event) = taken
+            && self.attr.state != QpState::Error
+        {
+            self.stop(event);
+        }
+    }
+
     /// The payload of `transmit` could not be read; the packet was not sent. `nak` is what a peer that READs is told.
     pub fn handle_gather_fault(&mut self, transmit: &Transmit, nak: Nak) {
         match transmit.payload {
@@ -436,6 +450,33 @@ impl Qp {
                     .or_else(|| self.responder.poll_transmit(&params, flush_acks))
             }
         }
+    }
+
+    /// The next answer to send, if one may leave now: for a caller whose requests have to wait for something else.
+    pub fn poll_answer(&mut self, flush_acks: bool) -> Option<Transmit> {
+        let params = self.params;
+        match self.attr.state {
+            QpState::Reset | QpState::Init | QpState::Sqe => None,
+            _ => self.responder.poll_transmit(&params, flush_acks),
+        }
+    }
+
+    /// The next request packet to send, if one may leave now: for a caller whose answers have to wait for something else.
+    pub fn poll_request(&mut self, now: Nanos, room: u64) -> Option<Transmit> {
+        let params = self.params;
+        match self.attr.state {
+            QpState::Rts | QpState::Sqd => {
+                self.requester.poll_transmit(now, &params, self.attr.state == QpState::Rts, room)
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether `transmit` is the request packet that was polled last and is still to be sent: it is not once the queue pair has
+    /// gone back to an earlier packet, has heard of its arrival, or has failed.
+    pub fn is_current(&self, transmit: &Transmit) -> bool {
+        matches!(self.attr.state, QpState::Rts | QpState::Sqd)
+            && self.requester.sent_last(transmit.header.psn)
     }
 
     /// How many more packets may leave that are like the one that [`Self::poll_transmit`] just gave: from the middle

@@ -137,6 +137,12 @@ impl Requester {
         self.outstanding
     }
 
+    /// Whether this is the sequence number sent last, and not answered yet.
+    pub(crate) fn sent_last(&self, psn: Psn) -> bool {
+        let psn = psn.extend(self.next);
+        psn + 1 == self.next && psn >= self.una
+    }
+
     pub(crate) const fn is_path_limited(&self) -> bool {
         self.path_limited
     }

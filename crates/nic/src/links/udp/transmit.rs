@@ -255,8 +255,15 @@ impl Transmitter {
     fn send_scattered(&self, batch: &TxBatch, at: usize, end: usize, socket: &Socket) -> Result<(), i32> {
         let packets = &batch.packets()[at..end];
         let mut pieces = [libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 }; PIECES];
-        let mut used = 0;
+        let mut used = 0_usize;
         for part in packets.iter().flat_map(|packet| batch.parts(packet)).filter(|part| !part.is_empty()) {
+            // What ends one packet and what begins the next lie side by side in the slab.
+            if let Some(before) = used.checked_sub(1).map(|last| &mut pieces[last])
+                && before.iov_base.cast::<u8>().wrapping_add(before.iov_len).cast_const() == part.as_ptr()
+            {
+                before.iov_len += part.len();
+                continue;
+            }
             let Some(piece) = pieces.get_mut(used) else { return Err(libc::EMSGSIZE) };
             *piece = libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() };
             used += 1;

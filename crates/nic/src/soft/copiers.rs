@@ -1,0 +1,75 @@
+//! The copy engines of a device: one pair for each CUDA context whose memory was registered.
+
+use nobounce_memory::gpu::api::Context;
+use nobounce_memory::gpu::copy_engine::{CopyEngine, CopyError};
+use nobounce_memory::gpu::{CudaError, GpuMemory};
+
+/// Bytes of a chunk.
+pub(crate) const CHUNK: usize = 128 << 10;
+/// Chunks to fetch into and to place from, for each context. They are apart: a queue pair that cannot send what it fetched
+/// must not keep others from receiving.
+const FETCH_CHUNKS: usize = 96;
+const PLACE_CHUNKS: usize = 32;
+
+/// Names one of the pairs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CopierIndex(usize);
+
+/// A context of a GPU, by numbers that are not used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ContextKey {
+    ordinal: i32,
+    handle: Context,
+    id: u64,
+}
+
+impl ContextKey {
+    pub(crate) fn of(memory: &GpuMemory) -> Result<Self, CudaError> {
+        let (gpu, handle) = (memory.gpu(), memory.range().context_now()?);
+        Ok(Self { ordinal: gpu.ordinal(), handle, id: gpu.driver().context_id(handle)? })
+    }
+}
+
+/// One engine for each direction.
+#[derive(Debug)]
+pub(crate) struct CopyEngines {
+    fetch: CopyEngine,
+    place: CopyEngine,
+}
+
+impl CopyEngines {
+    /// Makes them, for memory like this one. Takes milliseconds: not under the engine's lock.
+    pub(crate) fn new(memory: &GpuMemory, context: ContextKey) -> Result<Self, CopyError> {
+        let make = |chunks| CopyEngine::in_context(memory.gpu(), context.handle, chunks, CHUNK);
+        Ok(Self { fetch: make(FETCH_CHUNKS)?, place: make(PLACE_CHUNKS)? })
+    }
+}
+
+/// All of them.
+#[derive(Debug, Default)]
+pub(crate) struct Copiers(Vec<(ContextKey, CopyEngines)>);
+
+impl Copiers {
+    /// Those for memory of this context, if they were made already.
+    pub(crate) fn find(&self, context: ContextKey) -> Option<CopierIndex> {
+        self.0.iter().position(|(known, _)| *known == context).map(CopierIndex)
+    }
+
+    /// Takes those that were made, unless somebody else was faster.
+    pub(crate) fn adopt(&mut self, context: ContextKey, engines: CopyEngines) -> CopierIndex {
+        self.find(context).unwrap_or_else(|| {
+            self.0.push((context, engines));
+            CopierIndex(self.0.len() - 1)
+        })
+    }
+
+    /// The engine that fetches.
+    pub(crate) fn fetcher(&self, index: CopierIndex) -> &CopyEngine {
+        &self.0[index.0].1.fetch
+    }
+
+    /// The engine that places.
+    pub(crate) fn placer(&self, index: CopierIndex) -> &CopyEngine {
+        &self.0[index.0].1.place
+    }
+}
