@@ -34,6 +34,10 @@ enum Command {
     /// The other process of a bench on this machine; started by `bench`
     #[command(name = bench::peer::SUBCOMMAND, hide = true)]
     BenchPeer(bench::peer::PeerArgs),
+
+    /// Whether a process can use the GPU; started by `bench`
+    #[command(name = bench::gpu_mps::PROBE, hide = true)]
+    GpuProbe,
 }
 
 fn main() -> ExitCode {
@@ -45,6 +49,7 @@ fn main() -> ExitCode {
             Ok(bench::Verdict::Fine)
         }),
         Command::BenchPeer(args) => bench::peer::child(&args).map(|()| bench::Verdict::Fine),
+        Command::GpuProbe => bench::gpu_mps::probe().map(|()| bench::Verdict::Fine),
         Command::RawEcho(args) => bench::raw::child(&args).map(|()| bench::Verdict::Fine),
     });
     match outcome {

@@ -2,6 +2,7 @@
 
 use std::net::ToSocketAddrs;
 
+use nobounce_memory::gpu::GpuOptions;
 use nobounce_nic::soft::{self, Access, Config, OpenError, Pd};
 
 use crate::Connection;
@@ -85,6 +86,51 @@ impl Device {
     ) -> Result<Region, RegisterError> {
         // SAFETY: the caller's promise is the same.
         unsafe { Region::of_raw(&self.pd, base, len, access) }
+    }
+
+    /// Memory of the first GPU that peers may read, write and operate on atomically. It is not zeroed.
+    ///
+    /// The region's [`paths`](Region::paths) say which way its bytes take. `NOBOUNCE_WINDOW=off` and `NOBOUNCE_REQUIRE=direct` in the
+    /// environment have their say, see [`GpuOptions`].
+    ///
+    /// # Errors
+    /// There is no GPU, or not that much memory; a direct path is required, and there is none.
+    pub fn register_gpu(&self, len: usize) -> Result<Region, RegisterError> {
+        self.register_gpu_on(0, len, GpuOptions::default())
+    }
+
+    /// The same on the GPU that CUDA counts as `ordinal`, with options: [`Require::Direct`](crate::Require) fails, with the reason,
+    /// where the path would be staged.
+    ///
+    /// # Errors
+    /// As for [`register_gpu`](Self::register_gpu).
+    pub fn register_gpu_on(
+        &self,
+        ordinal: i32,
+        len: usize,
+        options: GpuOptions,
+    ) -> Result<Region, RegisterError> {
+        Region::allocate_gpu(&self.pd, ordinal, len, &options)
+    }
+
+    /// Registers memory that CUDA knows (`cudaMalloc`, a tensor, pinned host memory, ...) and that somebody else allocated.
+    ///
+    /// # Safety
+    /// Until the region is dropped, the memory is read and, as `access` allows, written by this process through the region, by the
+    /// device, and by peers: whatever uses it meanwhile must expect that. Free it after the region is dropped.
+    ///
+    /// # Errors
+    /// It is not GPU memory, crosses the end of its allocation, was freed, ...: the message says what was found. Or a direct path is
+    /// required, and there is none.
+    pub unsafe fn register_gpu_raw(
+        &self,
+        addr: u64,
+        len: usize,
+        access: Access,
+        options: &GpuOptions,
+    ) -> Result<Region, RegisterError> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { Region::of_gpu_raw(&self.pd, addr, len, access, options) }
     }
 
     /// Waits for peers at a TCP address such as `"127.0.0.1:0"` (port 0: any; see [`Listener::local_addr`]).

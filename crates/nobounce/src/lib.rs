@@ -2,7 +2,8 @@
 //!
 //! Open a [`Device`], register memory ([`Region`]), connect to a peer ([`Connection`]), and write to, read from or operate
 //! atomically on the peer's memory while its program does something else. The device is a software NIC that speaks
-//! RoCEv2: the CPU moves the bytes.
+//! RoCEv2: the CPU moves the bytes. Memory of a GPU is registered and used in the same way ([`Device::register_gpu`]); which way
+//! its bytes take is known ([`Region::paths`]) and counted ([`PathCounters`]).
 //!
 //! Both ends of a connection in one program:
 //!
@@ -49,11 +50,13 @@
 //! ```
 #![deny(unsafe_code)]
 
+mod access;
 mod connect;
 mod connection;
 mod control;
 #[allow(unsafe_code)] // `register_raw` hands on what its caller promises
 mod device;
+mod gpu_access;
 mod handshake;
 mod lane;
 mod listener;
@@ -63,6 +66,7 @@ mod region;
 mod tickets;
 mod wait;
 
+pub use access::AccessError;
 pub use connect::{ConnectError, ConnectOptions};
 pub use connection::Connection;
 pub use device::Device;
@@ -70,9 +74,13 @@ pub use handshake::{HANDSHAKE_VERSION, HandshakeError, MAX_QPS};
 pub use lane::{Lane, PostError};
 pub use listener::{AcceptError, ListenError, Listener};
 pub use message::MessageError;
-pub use nobounce_memory::AccessError;
+pub use nobounce_memory as memory;
+pub use nobounce_memory::gpu::GpuOptions;
+pub use nobounce_memory::path::{Mechanism, Path, Paths, Reason, Require};
 pub use nobounce_nic as nic;
-pub use nobounce_nic::soft::{Access, Config, Mtu, OpenError, Status, WorkKind};
-pub use region::{Path, Region, RegisterError, RemoteRegion};
+pub use nobounce_nic::soft::{
+    Access, Config, Mtu, OpenError, PathCounters, PathTotals, Status, Tally, WorkKind,
+};
+pub use region::{Region, RegisterError, RemoteRegion};
 pub use tickets::{Completion, Ticket};
 pub use wait::WaitError;

@@ -1,14 +1,22 @@
 //! Memory that peers and the device may touch.
 
+use std::fmt;
 use std::io;
 use std::ops::Range;
+use std::sync::OnceLock;
 
-use nobounce_memory::{AccessError, HostBuffer, Window};
+use nobounce_memory::gpu::{CudaError, DriverError, Gpu, GpuBuffer, GpuMemory, GpuOptions};
+use nobounce_memory::path::{Paths, Require};
+use nobounce_memory::{HostBuffer, Window};
 use nobounce_nic::soft::{self, Access, Mr, Pd};
 use serde::{Deserialize, Serialize};
 
-/// Bytes that [`Region::fill`] stores at once.
+use crate::access::AccessError;
+use crate::gpu_access;
+
+/// Bytes that [`Region::fill`] stores at once, in host memory and on a GPU.
 const FILL: usize = 4096;
+const FILL_GPU: usize = 512 << 10;
 
 /// Why memory could not be registered.
 #[derive(Debug, thiserror::Error)]
@@ -24,47 +32,57 @@ pub enum RegisterError {
         /// What the kernel said.
         source: io::Error,
     },
+    /// There is no CUDA driver, or it does not work.
+    #[error("there is no GPU memory to register: {0}")]
+    Driver(#[from] DriverError),
+    /// There is no such GPU.
+    #[error(
+        "there is no GPU {ordinal}: CUDA shows {count} to this process, counted from 0 (see CUDA_VISIBLE_DEVICES)"
+    )]
+    NoGpu {
+        /// The number asked for.
+        ordinal: i32,
+        /// How many there are.
+        count: usize,
+    },
+    /// The GPU gave no memory.
+    #[error(
+        "cannot allocate {len} bytes on {gpu}: {source}; ask for less, or see with nvidia-smi who holds its memory"
+    )]
+    AllocateGpu {
+        /// Bytes asked for.
+        len: usize,
+        /// Which GPU.
+        gpu: String,
+        /// What CUDA said.
+        source: CudaError,
+    },
     /// The device refused.
     #[error(transparent)]
     Device(#[from] soft::RegisterError),
 }
 
-/// The way bytes take between a region and the wire.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Path {
-    /// The only resting place in host memory is the buffer handed to, or filled by, the link.
-    Direct {
-        /// What moves the bytes.
-        mechanism: &'static str,
-    },
-    /// There is one more copy on the way.
-    Staged {
-        /// Why.
-        reason: &'static str,
-    },
-}
-
-impl std::fmt::Display for Path {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Direct { mechanism } => write!(f, "direct ({mechanism})"),
-            Self::Staged { reason } => write!(f, "staged ({reason})"),
-        }
-    }
-}
-
-/// A registered range of memory.
+/// A registered range of memory, of the host or of a GPU.
 ///
 /// The device and peers may change it at any time, so its bytes are copied in and out, never borrowed. Dropping a region
 /// that an unfinished operation uses is safe: the operation then fails.
-#[derive(Debug)]
 pub struct Region {
     // Fields drop in this order: the device forgets the memory before the memory goes.
     mr: Mr,
-    window: Window,
-    memory: Option<HostBuffer>,
-    path: Path,
+    memory: Memory,
+}
+
+enum Memory {
+    Host { window: Window, buffer: Option<HostBuffer> },
+    Gpu(Box<GpuSide>),
+}
+
+struct GpuSide {
+    /// What the application's own reads and writes go through, made when the first of them comes: a region that only the device
+    /// touches needs no second window.
+    access: OnceLock<Result<GpuMemory, String>>,
+    options: GpuOptions,
+    buffer: Option<GpuBuffer>,
 }
 
 impl Region {
@@ -75,7 +93,9 @@ impl Region {
         let memory = HostBuffer::new(len).map_err(|source| RegisterError::Allocate { len, source })?;
         // SAFETY: the buffer lives as long as the region, is reached through windows only, and outlives `mr` and `window`.
         let mut region = unsafe { Self::of_raw(pd, memory.as_mut_ptr(), len, access)? };
-        region.memory = Some(memory);
+        if let Memory::Host { buffer, .. } = &mut region.memory {
+            *buffer = Some(memory);
+        }
         Ok(region)
     }
 
@@ -91,20 +111,58 @@ impl Region {
         let mr = unsafe { pd.register(base, len, access)? };
         // SAFETY: as above; the window is used through this region only.
         let window = unsafe { Window::new(base, len) };
-        Ok(Self { mr, window, memory: None, path: Path::Direct { mechanism: "host memory, CPU copies" } })
+        Ok(Self { mr, memory: Memory::Host { window, buffer: None } })
+    }
+
+    pub(crate) fn allocate_gpu(
+        pd: &Pd,
+        ordinal: i32,
+        len: usize,
+        options: &GpuOptions,
+    ) -> Result<Self, RegisterError> {
+        let gpus = Gpu::list()?;
+        let gpu = gpus.iter().find(|gpu| gpu.ordinal() == ordinal);
+        let gpu = gpu.ok_or(RegisterError::NoGpu { ordinal, count: gpus.len() })?;
+        let buffer = GpuBuffer::new(gpu, len).map_err(|source| RegisterError::AllocateGpu {
+            len,
+            gpu: gpu.to_string(),
+            source,
+        })?;
+        // SAFETY: the buffer lives as long as the region, and outlives `mr`; no Rust reference to GPU memory can exist.
+        let mut region = unsafe { Self::of_gpu_raw(pd, buffer.addr(), len, Self::ALL, options)? };
+        if let Memory::Gpu(side) = &mut region.memory {
+            side.buffer = Some(buffer);
+        }
+        Ok(region)
+    }
+
+    /// # Safety
+    /// As for [`Device::register_gpu_raw`](crate::Device::register_gpu_raw).
+    pub(crate) unsafe fn of_gpu_raw(
+        pd: &Pd,
+        addr: u64,
+        len: usize,
+        access: Access,
+        options: &GpuOptions,
+    ) -> Result<Self, RegisterError> {
+        // SAFETY: the caller promises what `register_gpu` asks for.
+        let mr = unsafe { pd.register_gpu(addr, len, access, options)? };
+        let side = GpuSide { access: OnceLock::new(), options: *options, buffer: None };
+        Ok(Self { mr, memory: Memory::Gpu(Box::new(side)) })
     }
 
     /// Its length in bytes.
     pub fn len(&self) -> usize {
-        self.window.len()
+        // It came as one.
+        usize::try_from(self.mr.len()).unwrap_or(usize::MAX)
     }
 
     /// Whether it has no bytes.
     pub fn is_empty(&self) -> bool {
-        self.window.is_empty()
+        self.len() == 0
     }
 
-    /// The address of its first byte in this process.
+    /// The address of its first byte: in this process, or on the GPU.
     pub fn addr(&self) -> u64 {
         self.mr.addr()
     }
@@ -114,14 +172,17 @@ impl Region {
         RemoteRegion { addr: self.mr.addr(), len: self.mr.len(), rkey: self.mr.rkey() }
     }
 
-    /// The way its bytes take.
-    pub fn path(&self) -> Path {
-        self.path
+    /// The way its bytes take, per direction.
+    pub fn paths(&self) -> &Paths {
+        self.mr.paths()
     }
 
     /// Whether the memory belongs to the region (as opposed to memory of the caller's).
     pub fn owns_memory(&self) -> bool {
-        self.memory.is_some()
+        match &self.memory {
+            Memory::Host { buffer, .. } => buffer.is_some(),
+            Memory::Gpu(side) => side.buffer.is_some(),
+        }
     }
 
     /// The device's own object, for work requests made by hand.
@@ -129,62 +190,133 @@ impl Region {
         &self.mr
     }
 
-    /// Copies `bytes.len()` bytes at `offset` out of it.
-    ///
-    /// # Errors
-    /// They are not inside the region, or the memory has vanished.
-    pub fn read_at(&self, offset: usize, bytes: &mut [u8]) -> Result<(), AccessError> {
-        self.window.load(offset, bytes)
+    /// Whether it is memory that CUDA knows.
+    pub fn is_gpu(&self) -> bool {
+        matches!(self.memory, Memory::Gpu(_))
     }
 
-    /// Copies `bytes` into it at `offset`.
+    /// The allocation behind a region of GPU memory that owns it: what kernels of ours are launched on.
+    pub fn gpu_buffer(&self) -> Option<&GpuBuffer> {
+        match &self.memory {
+            Memory::Gpu(side) => side.buffer.as_ref(),
+            Memory::Host { .. } => None,
+        }
+    }
+
+    /// The allocation behind a region of host memory that owns it.
+    pub fn host_buffer(&self) -> Option<&HostBuffer> {
+        match &self.memory {
+            Memory::Host { buffer, .. } => buffer.as_ref(),
+            Memory::Gpu(_) => None,
+        }
+    }
+
+    /// Copies `bytes.len()` bytes at `offset` out of it. From a GPU: by loads through the window where they are few, else by the
+    /// copy engine.
     ///
     /// # Errors
-    /// They are not inside the region, or the memory has vanished.
+    /// They are not inside the region, or the memory has vanished; from a GPU also: its copy engine failed or does not answer.
+    pub fn read_at(&self, offset: usize, bytes: &mut [u8]) -> Result<(), AccessError> {
+        match self.place()? {
+            Place::Cpu(window) => Ok(window.load(offset, bytes)?),
+            Place::Gpu(memory) => gpu_access::read(memory, offset, bytes),
+        }
+    }
+
+    /// Copies `bytes` into it at `offset`. Into a GPU: by stores through the window, else by the copy engine; when the call returns,
+    /// kernels see them.
+    ///
+    /// # Errors
+    /// As for [`read_at`](Self::read_at).
     pub fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<(), AccessError> {
-        self.window.store(offset, bytes)
+        match self.place()? {
+            Place::Cpu(window) => Ok(window.store(offset, bytes)?),
+            Place::Gpu(memory) => gpu_access::write(memory, offset, bytes),
+        }
     }
 
     /// Reads the 8-byte word at `offset` (a multiple of 8) at once, as atomics see it.
     ///
     /// # Errors
-    /// It is not inside the region, not aligned, or the memory has vanished.
+    /// As for [`read_at`](Self::read_at); or it is not aligned.
     pub fn read_u64(&self, offset: usize) -> Result<u64, AccessError> {
-        self.window.load_u64(offset)
+        match self.place()? {
+            Place::Cpu(window) => Ok(window.load_u64(offset)?),
+            Place::Gpu(memory) => gpu_access::read_u64(memory, offset),
+        }
     }
 
     /// Writes the 8-byte word at `offset` (a multiple of 8) at once, as atomics see it.
     ///
     /// # Errors
-    /// It is not inside the region, not aligned, or the memory has vanished.
+    /// As for [`read_at`](Self::read_at); or it is not aligned.
     pub fn write_u64(&self, offset: usize, value: u64) -> Result<(), AccessError> {
-        self.window.store_u64(offset, value)
+        match self.place()? {
+            Place::Cpu(window) => Ok(window.store_u64(offset, value)?),
+            Place::Gpu(memory) => gpu_access::write_u64(memory, offset, value),
+        }
     }
 
     /// Sets every byte of `range`.
     ///
     /// # Errors
-    /// The range is not inside the region (then nothing is written), or the memory has vanished.
+    /// As for [`read_at`](Self::read_at); a range that is not inside the region is not written at all.
     pub fn fill(&self, range: Range<usize>, byte: u8) -> Result<(), AccessError> {
         if range.start > range.end || range.end > self.len() {
             let len = range.end.saturating_sub(range.start);
-            return Err(AccessError::OutOfBounds { offset: range.start, len, window: self.len() });
+            return Err(AccessError::OutOfBounds { offset: range.start, len, region: self.len() });
         }
-        let block = [byte; FILL];
+        let at_once = if self.is_gpu() { FILL_GPU } else { FILL };
+        let block = vec![byte; at_once.min(range.end - range.start)];
         let mut at = range.start;
         while at < range.end {
-            let len = FILL.min(range.end - at);
-            self.window.store(at, &block[..len])?;
+            let len = block.len().min(range.end - at);
+            self.write_at(at, &block[..len])?;
             at += len;
         }
         Ok(())
+    }
+
+    /// Who reaches the bytes for the application. Pinned host memory is the CPU's own, though CUDA allocated it.
+    fn place(&self) -> Result<Place<'_>, AccessError> {
+        let side = match &self.memory {
+            Memory::Host { window, .. } => return Ok(Place::Cpu(*window)),
+            Memory::Gpu(side) => side,
+        };
+        let found = side.access.get_or_init(|| {
+            let options = GpuOptions { require: Require::Any, ..side.options };
+            gpu_access::open(self.addr(), self.len(), &options).map_err(|error| error.to_string())
+        });
+        match found {
+            Ok(memory) => Ok(memory.host().map_or(Place::Gpu(memory), Place::Cpu)),
+            Err(reason) => Err(AccessError::Unreachable { reason: reason.clone() }),
+        }
+    }
+}
+
+enum Place<'a> {
+    Cpu(Window),
+    Gpu(&'a GpuMemory),
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Region({} bytes at {:#x}, ", self.len(), self.addr())?;
+        match &self.memory {
+            Memory::Host { .. } => f.write_str("host memory")?,
+            Memory::Gpu(side) => match &side.buffer {
+                Some(buffer) => write!(f, "on {}", buffer.gpu())?,
+                None => f.write_str("GPU memory of others")?,
+            },
+        }
+        write!(f, ": {})", self.paths())
     }
 }
 
 /// A peer's region: where it is and the key to it. Plain data, to be sent as the application likes.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RemoteRegion {
-    /// The address of its first byte in the peer's process.
+    /// The address of its first byte in the peer's process, or on its GPU.
     pub addr: u64,
     /// Its length in bytes.
     pub len: u64,
@@ -192,8 +324,8 @@ pub struct RemoteRegion {
     pub rkey: u32,
 }
 
-impl std::fmt::Debug for RemoteRegion {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for RemoteRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The key is all that guards the memory: it does not belong into logs.
         write!(f, "RemoteRegion({} bytes at {:#x})", self.len, self.addr)
     }

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use common::{SOON, device, pair, pattern};
 use nobounce::{
-    Access, AccessError, ConnectOptions, Mtu, Path, PostError, RegisterError, RemoteRegion, Status,
-    WaitError, WorkKind,
+    Access, AccessError, ConnectOptions, Mechanism, Mtu, Path, Paths, PostError, RegisterError, RemoteRegion,
+    Status, WaitError, WorkKind,
 };
 
 fn one() -> ConnectOptions {
@@ -336,7 +336,7 @@ fn memory_of_the_callers() {
     // SAFETY: the buffer outlives the region and is touched through windows only.
     let target = unsafe { b.device().register_raw(memory.as_mut_ptr(), 8192, Access::all()) }.unwrap();
     assert_eq!((target.addr(), target.len(), target.owns_memory()), (memory.addr(), 8192, false));
-    assert!(matches!(target.path(), Path::Direct { .. }));
+    assert_eq!(*target.paths(), Paths::both(Path::Direct(Mechanism::Cpu)));
     let local = a.device().register(8).unwrap();
     local.write_at(0, b"to there").unwrap();
     let ticket = a.write(&local, 0..8, &target.remote(), 8184).unwrap();
@@ -363,7 +363,7 @@ fn regions_are_copied_in_and_out_within_bounds() {
     assert!(matches!(region.fill(0..10_001, 1), Err(AccessError::OutOfBounds { .. })));
     assert!(matches!(region.write_at(9_999, &[0; 2]), Err(AccessError::OutOfBounds { .. })));
     assert!(matches!(region.read_u64(4), Err(AccessError::Misaligned { .. })));
-    assert_eq!(region.path().to_string(), "direct (host memory, CPU copies)");
+    assert_eq!(region.paths().to_string(), "direct (cpu)");
     assert!(!format!("{:?}", region.remote()).contains("rkey"), "keys do not belong into logs");
 }
 

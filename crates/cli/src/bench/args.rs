@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::case::{Kind, Op, Wait};
+use super::case::{Kind, Memory, Op, Wait};
 use super::size::Sizes;
 
 /// TCP port on which `--listen` and `--peer` meet unless another is named.
@@ -15,6 +15,7 @@ Examples:
   nobounce bench --op write --kind latency --size 8 --wait memory
   nobounce bench --op write --size 1..8M --json new.json --plot new.svg
   nobounce bench --quick --compare old.json         exit code 1 if something got slower
+  nobounce bench --memory gpu --plot gpu.svg        GPU memory: direct against staged and naive staging
   nobounce bench --listen --addr eth0               on one machine, and on the other:
   nobounce bench --peer 10.0.0.7 --addr eth0
 
@@ -38,6 +39,10 @@ pub(crate) struct BenchArgs {
     /// Address or interface of the device on this machine [default: loopback]
     #[arg(long, value_name = "ADDR", help_heading = "Where")]
     pub(crate) addr: Option<String>,
+
+    /// Memory to measure: host, or gpu (direct, staged and naive, with host memory as the yardstick) [default: host]
+    #[arg(long, value_name = "MEMORY", hide_possible_values = true, help_heading = "What")]
+    pub(crate) memory: Option<Memory>,
 
     /// Operation to measure; may be repeated [default: write, read, send]
     #[arg(long, value_name = "OP", value_delimiter = ',', help_heading = "What")]

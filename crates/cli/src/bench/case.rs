@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::counted::Counted;
 use super::size::Bytes;
 
 /// The RDMA operation under test.
@@ -55,6 +56,16 @@ pub(crate) enum Kind {
     Bidirectional,
     /// Messages per second
     Rate,
+    /// Until a kernel that polls the target's GPU memory sees a flag of 8 bytes: half a ping-pong
+    #[serde(rename = "gpu-visible")]
+    GpuVisible,
+}
+
+impl Kind {
+    /// Whether it is measured one operation at a time, in microseconds.
+    pub(crate) fn is_latency(self) -> bool {
+        matches!(self, Self::Latency | Self::GpuVisible)
+    }
 }
 
 impl fmt::Display for Kind {
@@ -64,6 +75,7 @@ impl fmt::Display for Kind {
             Self::Bandwidth => "bandwidth",
             Self::Bidirectional => "bidirectional",
             Self::Rate => "rate",
+            Self::GpuVisible => "gpu-visible",
         })
     }
 }
@@ -89,6 +101,37 @@ impl fmt::Display for Wait {
     }
 }
 
+/// Which memory a run is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub(crate) enum Memory {
+    /// Host memory
+    #[default]
+    Host,
+    /// GPU memory: direct, staged and naive, with host memory as the yardstick
+    Gpu,
+}
+
+/// Where messages lie, and how they are to get between there and the wire.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+pub(crate) enum Place {
+    /// Host memory.
+    #[default]
+    Host,
+    /// GPU memory, by the best path there is.
+    Direct,
+    /// GPU memory, staged by the NIC through pinned memory.
+    Staged,
+    /// GPU memory, staged by the application: `cudaMemcpy` from and to pageable memory at both ends.
+    Naive,
+}
+
+impl Place {
+    /// Whether it is GPU memory.
+    pub(crate) fn is_gpu(self) -> bool {
+        self != Self::Host
+    }
+}
+
 /// When a case has been measured enough.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Amount {
@@ -105,6 +148,8 @@ pub(crate) struct Case {
     pub(crate) op: Op,
     /// What is measured of it.
     pub(crate) kind: Kind,
+    /// Where the messages lie.
+    pub(crate) place: Place,
     /// Bytes in one message.
     pub(crate) size: u64,
     /// Queue pairs that work at once.
@@ -126,7 +171,12 @@ impl fmt::Display for Case {
         if self.wait == Wait::Memory {
             write!(f, ", waiting on memory")?;
         }
-        Ok(())
+        match self.place {
+            Place::Host => Ok(()),
+            Place::Direct => write!(f, ", GPU memory"),
+            Place::Staged => write!(f, ", GPU memory staged"),
+            Place::Naive => write!(f, ", GPU memory staged naively"),
+        }
     }
 }
 
@@ -139,10 +189,12 @@ pub(crate) struct CaseResult {
     pub(crate) iters: u64,
     /// The link the bytes went over: `udp`.
     pub(crate) link: String,
-    /// Where the bytes lie: `host`.
+    /// Where the bytes lie: `host`, `gpu`, or `stand-in` where host memory plays the GPU's part.
     pub(crate) memory: String,
-    /// How they were placed there: `direct`, or `staged (reason)`.
+    /// How they were placed there: `direct`, `staged (reason)`, or `naive staging`.
     pub(crate) path: String,
+    /// What the NICs of both ends counted meanwhile.
+    pub(crate) counted: Option<Counted>,
     /// The path MTU both ends agreed on, in bytes.
     pub(crate) mtu: u32,
     /// Whether every byte and every guard zone held what it should, and if not, the first thing that did not.
@@ -153,7 +205,7 @@ pub(crate) struct CaseResult {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Samples {
     /// One value per operation, in microseconds: half a ping-pong for write and send, the whole operation for
-    /// read and atomic. For [`Kind::Latency`].
+    /// read and atomic. For [`Kind::Latency`] and [`Kind::GpuVisible`].
     Latency(Vec<f64>),
     /// One entry per interval of the timed part. For every other kind.
     Throughput(Vec<Interval>),

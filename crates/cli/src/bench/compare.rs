@@ -47,7 +47,7 @@ pub(crate) enum CompareError {
     },
     /// No case in common.
     #[error(
-        "the earlier run and this one have no case in common; use the same --op, --kind, --size, --qps and --wait"
+        "the earlier run and this one have no case in common; use the same --memory, --op, --kind, --size, --qps and --wait"
     )]
     NothingInCommon,
 }
@@ -131,7 +131,7 @@ pub(crate) fn compare(old: &Report, new: &Report, tolerance: f64) -> Result<Comp
             continue;
         };
         // In the unit of the figure itself: 10 % more microseconds, 10 % fewer bytes.
-        let worse = if outcome.kind == Kind::Latency {
+        let worse = if outcome.kind.is_latency() {
             change.new / change.old - 1.0
         } else {
             1.0 - change.new / change.old
@@ -154,15 +154,16 @@ pub(crate) fn compare(old: &Report, new: &Report, tolerance: f64) -> Result<Comp
     Ok(found)
 }
 
-type Key<'a> = (Op, Kind, u64, u32, Wait, &'a str, u32);
+type Key<'a> = ((Op, Kind, u64, u32, Wait), [&'a str; 3], u32);
 
 fn key(outcome: &CaseOutcome) -> Key<'_> {
-    (outcome.op, outcome.kind, outcome.size, outcome.qps, outcome.wait, &outcome.link, outcome.mtu)
+    let CaseOutcome { op, kind, size, qps, wait, link, memory, path, mtu, .. } = outcome;
+    ((*op, *kind, *size, *qps, *wait), [link, memory, path], *mtu)
 }
 
 fn change(old: &CaseOutcome, new: &CaseOutcome) -> Option<Change> {
     let (unit, old_value, new_value) = match new.kind {
-        Kind::Latency => ("us", old.p50_us?, new.p50_us?),
+        Kind::Latency | Kind::GpuVisible => ("us", old.p50_us?, new.p50_us?),
         Kind::Bandwidth | Kind::Bidirectional => ("GB/s", old.gbytes_per_s?, new.gbytes_per_s?),
         Kind::Rate => ("Mmsg/s", old.mops?, new.mops?),
     };
@@ -178,7 +179,10 @@ fn change(old: &CaseOutcome, new: &CaseOutcome) -> Option<Change> {
     if new.wait == Wait::Memory {
         case = format!("{case}, waiting on memory");
     }
-    let speed = if new.kind == Kind::Latency { 1.0 / ratio } else { ratio };
+    if new.memory != "host" {
+        case = format!("{case}, {} {}", new.memory, new.way());
+    }
+    let speed = if new.kind.is_latency() { 1.0 / ratio } else { ratio };
     Some(Change { case, unit, old: old_value, new: new_value, speed })
 }
 

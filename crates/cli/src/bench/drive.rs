@@ -1,14 +1,15 @@
 //! The timed part: what both ends do between «ready» and «checked».
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::Context;
 use nobounce::nic::soft::{Operation, PostError, RecvRequest, Remote, SendRequest, Sge, WorkCompletion};
-use nobounce::{Connection, RemoteRegion, Status, WorkKind};
+use nobounce::{Connection, RemoteRegion, WorkKind};
 
 use super::case::{Op, Wait};
 use super::exchange::Work;
 use super::ring::Ring;
+use super::watch::{Watch, is_receive};
 
 /// Requests that may be outstanding on one queue pair; the connection is made for twice as many.
 pub(super) const WINDOW: u64 = 64;
@@ -21,52 +22,15 @@ const LIST: usize = 16;
 const SIGNAL_EVERY: u64 = 16;
 /// Receives kept posted in a ping-pong.
 const RECEIVES: u64 = 32;
-/// A timed part in which nothing moves for so long is over.
-const STALLED: Duration = Duration::from_secs(30);
 
 /// One end during a round.
 pub(super) struct End<'a> {
     pub(super) connection: &'a Connection,
-    pub(super) ring: &'a Ring,
+    pub(super) ring: Ring,
     pub(super) peer: RemoteRegion,
     pub(super) work: Work,
     /// Whether this end asked for the measurement.
     pub(super) asks: bool,
-}
-
-/// Waits without end are for nobody: looks now and then whether anything still moves.
-struct Watch<'a> {
-    connection: &'a Connection,
-    since: Instant,
-    looks: u32,
-}
-
-impl<'a> Watch<'a> {
-    fn new(connection: &'a Connection) -> Self {
-        Self { connection, since: Instant::now(), looks: 0 }
-    }
-
-    fn moved(&mut self) {
-        self.looks = 0;
-    }
-
-    fn look(&mut self) -> anyhow::Result<()> {
-        self.looks += 1;
-        if self.looks == 1 {
-            self.since = Instant::now();
-        }
-        if self.looks.is_multiple_of(1 << 14) {
-            ensure!(!self.connection.is_peer_gone(), "the other end of the bench is gone");
-            ensure!(
-                self.since.elapsed() < STALLED,
-                "nothing moved for {} s; counters: {:?}; link: {:?}",
-                STALLED.as_secs(),
-                self.connection.device().nic().counters(),
-                self.connection.device().nic().link_counters()
-            );
-        }
-        Ok(())
-    }
 }
 
 impl End<'_> {
@@ -139,7 +103,7 @@ impl End<'_> {
             let request = SendRequest::new(1, self.operation(message, false), &sges);
             let start = Instant::now();
             self.connection.qp(0).post_send(&request)?;
-            while self.poll(&mut got, &mut watch)? == 0 {}
+            while watch.poll(&mut got)? == 0 {}
             samples.push(start.elapsed().as_secs_f64() * 1e6);
         }
         self.say_done(&mut got, &mut watch)?;
@@ -151,14 +115,14 @@ impl End<'_> {
         let qp = self.connection.qp(0);
         let mut samples = Vec::with_capacity(usize::try_from(messages).unwrap_or(0));
         let (mut got, mut watch) = (Vec::with_capacity(64), Watch::new(self.connection));
-        let (mut arrived, mut unsent) = (0, 0);
+        let (mut arrived, mut unsent, mut unasked) = (0, 0, 0);
         let ahead = RECEIVES.min(messages);
         for message in 0..ahead {
             self.post_receive(0, message)?;
         }
         let mut wait_for = |wanted: u64, unsent: &mut u64| -> anyhow::Result<()> {
             while arrived < wanted {
-                self.poll(&mut got, &mut watch)?;
+                watch.poll(&mut got)?;
                 for completion in &got {
                     match completion.kind {
                         WorkKind::Receive | WorkKind::ReceiveWriteImmediate => arrived += 1,
@@ -175,13 +139,13 @@ impl End<'_> {
             }
             self.number(message)?;
             let sges = self.local(message)?;
-            let signaled = (message + 1).is_multiple_of(SIGNAL_EVERY);
-            let request = SendRequest {
-                signaled,
-                ..SendRequest::new(SIGNAL_EVERY, self.operation(message, true), &sges)
-            };
-            qp.post_send(&request)?;
             unsent += 1;
+            unasked += 1;
+            let signaled = asks_for_completion(message, messages);
+            let request =
+                SendRequest { signaled, ..SendRequest::new(unasked, self.operation(message, true), &sges) };
+            qp.post_send(&request)?;
+            unasked = if signaled { 0 } else { unasked };
             // While the message is under way, and not while the other end waits for it.
             if message + ahead < messages {
                 self.post_receive(0, message + ahead)?;
@@ -203,7 +167,7 @@ impl End<'_> {
         let last = |slot: usize| slot + size - 1;
         let mut samples = Vec::with_capacity(usize::try_from(messages).unwrap_or(0));
         let (mut got, mut watch) = (Vec::with_capacity(64), Watch::new(self.connection));
-        let mut unsent = 0;
+        let (mut unsent, mut unasked) = (0, 0);
         // The last byte counts from 1; what lies there first (a guard byte) must not be taken for a message.
         region.write_at(last(self.ring.target(0)), &[0])?;
         super::exchange::say(self.connection, &super::exchange::Step::Ready)?;
@@ -227,14 +191,16 @@ impl End<'_> {
                 wait_for(number, &mut watch)?;
             }
             region.write_at(last(self.ring.source(0)), &[number])?;
-            let signaled = (message + 1).is_multiple_of(SIGNAL_EVERY);
-            let request =
-                SendRequest { signaled, ..SendRequest::new(SIGNAL_EVERY, self.operation(0, false), &sges) };
-            qp.post_send(&request)?;
             unsent += 1;
+            unasked += 1;
+            let signaled = asks_for_completion(message, messages);
+            let request =
+                SendRequest { signaled, ..SendRequest::new(unasked, self.operation(0, false), &sges) };
+            qp.post_send(&request)?;
             if signaled {
+                unasked = 0;
                 // Room in the send queue is all that is asked of the completion queue here.
-                self.poll(&mut got, &mut watch)?;
+                watch.poll(&mut got)?;
                 unsent -= got.iter().map(|completion| completion.wr_id).sum::<u64>();
             }
             if self.asks {
@@ -246,37 +212,22 @@ impl End<'_> {
         Ok(samples)
     }
 
-    /// Waits for the completions of a ping-pong's last requests; those that asked for none are done with them.
-    fn settle(&self, unsent: u64) -> anyhow::Result<()> {
+    /// Waits for the completions of a ping-pong's last requests. The very last one asked for one, and so drives the device until its
+    /// message has left.
+    fn settle(&self, mut unsent: u64) -> anyhow::Result<()> {
         let (mut got, mut watch) = (Vec::with_capacity(64), Watch::new(self.connection));
-        let mut owed = unsent / SIGNAL_EVERY * SIGNAL_EVERY;
-        while owed > 0 {
-            self.poll(&mut got, &mut watch)?;
-            owed -= got.iter().filter(|c| !is_receive(c)).map(|c| c.wr_id).sum::<u64>();
+        while unsent > 0 {
+            watch.poll(&mut got)?;
+            unsent -= got.iter().filter(|c| !is_receive(c)).map(|c| c.wr_id).sum::<u64>();
         }
         Ok(())
-    }
-
-    /// Takes what completed into `got`; fails when anything failed.
-    fn poll(&self, got: &mut Vec<WorkCompletion>, watch: &mut Watch<'_>) -> anyhow::Result<usize> {
-        got.clear();
-        let count = self.connection.cq().poll(got, 64)?;
-        if count == 0 {
-            watch.look()?;
-            return Ok(0);
-        }
-        watch.moved();
-        if let Some(failed) = got.iter().find(|completion| completion.status != Status::Success) {
-            bail!("a {:?} on queue pair {} ended in {:?}", failed.kind, failed.qpn, failed.status);
-        }
-        Ok(count)
     }
 
     /// Tells the other end, in band and after everything else, that this was all.
     fn say_done(&self, got: &mut Vec<WorkCompletion>, watch: &mut Watch<'_>) -> anyhow::Result<()> {
         let remote = Remote { addr: self.peer.addr, rkey: self.peer.rkey };
         self.connection.qp(0).post_send(&SendRequest::new(0, Operation::WriteImmediate(remote, 0), &[]))?;
-        while self.poll(got, watch)? == 0 {}
+        while watch.poll(got)? == 0 {}
         Ok(())
     }
 
@@ -326,7 +277,7 @@ impl End<'_> {
                     next = (next + 1) % lanes.len();
                 }
             }
-            self.poll(&mut got, &mut watch)?;
+            watch.poll(&mut got)?;
             let mut freed = false;
             for completion in &got {
                 if is_receive(completion) {
@@ -390,6 +341,13 @@ impl End<'_> {
     }
 }
 
+/// Whether a request of a ping-pong asks for a completion: some, so that the send queue does not fill, and the last. Its number says
+/// for how many it stands.
+pub(super) fn asks_for_completion(message: u64, messages: u64) -> bool {
+    let count = message + 1;
+    count.is_multiple_of(SIGNAL_EVERY) || count == messages
+}
+
 /// The request number of the message that ends a round.
 const LAST_WORD: u64 = u64::MAX;
 
@@ -400,8 +358,4 @@ struct Lane {
     sent: u64,
     done: u64,
     posted: u64,
-}
-
-fn is_receive(completion: &WorkCompletion) -> bool {
-    matches!(completion.kind, WorkKind::Receive | WorkKind::ReceiveWriteImmediate)
 }

@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use nobounce::Connection;
+use nobounce::{Connection, MessageError, Region, RemoteRegion};
 use serde::{Deserialize, Serialize};
 
-use super::case::{Kind, Op, Wait};
+use super::case::{Kind, Op, Place, Wait};
+use super::counted::EndCounted;
 
 /// How long one end waits for the other to prepare or check a round.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -16,19 +17,28 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub(super) struct Work {
     pub(super) op: Op,
     pub(super) kind: Kind,
+    pub(super) place: Place,
     pub(super) size: u64,
     pub(super) wait: Wait,
     pub(super) seed: u64,
 }
 
-/// One step of the dialogue: `Work`, then any number of (`Round`, `Ready`, timed part, `Checked`), then `End`.
+/// One step of the dialogue: `Work`, regions are exchanged (or `Sorry`), then any number of (`Round`, `Ready`, timed part, `Checked`),
+/// then `End`, answered by `Counted`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) enum Step {
     Work(Work),
-    Round { index: u32, messages: u64 },
+    Round {
+        index: u32,
+        messages: u64,
+    },
     Ready,
     Checked(Result<(), String>),
     End,
+    /// What the NIC of the serving end counted since `Work`.
+    Counted(EndCounted),
+    /// The serving end cannot do that work.
+    Sorry(String),
 }
 
 pub(super) fn say(connection: &Connection, step: &Step) -> anyhow::Result<()> {
@@ -53,5 +63,25 @@ pub(super) fn hear_checked(connection: &Connection) -> anyhow::Result<Result<(),
     match hear(connection)? {
         Step::Checked(verdict) => Ok(verdict),
         other => bail!("the other end of the bench should have checked its memory, but says {other:?}"),
+    }
+}
+
+/// Tells the other end about our region and hears about its, or why it has none.
+pub(super) fn exchange_regions(connection: &Connection, ours: &Region) -> anyhow::Result<RemoteRegion> {
+    match connection.exchange_region(ours, PATIENCE) {
+        Ok(theirs) => Ok(theirs),
+        // Something else than a region came: it says why.
+        Err(error @ MessageError::Order { .. }) => match hear(connection)? {
+            Step::Sorry(why) => bail!("the other end cannot do that: {why}"),
+            _ => Err(error.into()),
+        },
+        Err(error) => Err(error.into()),
+    }
+}
+
+pub(super) fn hear_counted(connection: &Connection) -> anyhow::Result<EndCounted> {
+    match hear(connection)? {
+        Step::Counted(counted) => Ok(counted),
+        other => bail!("the other end of the bench should tell what it counted, but says {other:?}"),
     }
 }

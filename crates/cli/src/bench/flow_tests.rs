@@ -4,18 +4,18 @@ use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::case::{Case, CaseResult, Interval, Kind, Op, Samples, Wait};
+use super::case::{Case, CaseResult, Interval, Kind, Op, Place, Samples, Wait};
 use super::*;
 
 /// Measures by formula: 3 us plus 1 us per 4 KiB, at most 3 GB/s; `slowness` makes it worse.
-struct Mock {
+pub(super) struct Mock {
     slowness: f64,
     wrong: Option<u64>,
     broken: bool,
 }
 
 impl Mock {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self { slowness: 1.0, wrong: None, broken: false }
     }
 }
@@ -29,8 +29,13 @@ impl Measure for Mock {
             Op::Send => 1.2,
             Op::Read | Op::Atomic => 2.0,
         };
-        let microseconds = (3.0 * passes + model::float(case.size) / 4096.0) * self.slowness;
-        let samples = if case.kind == Kind::Latency {
+        let staging = match case.place {
+            Place::Host | Place::Direct => 1.0,
+            Place::Staged => 4.0,
+            Place::Naive => 9.0,
+        };
+        let microseconds = (3.0 * passes * staging + model::float(case.size) / 4096.0) * self.slowness;
+        let samples = if case.kind.is_latency() {
             let sample = |at: u32| microseconds * (1.0 + f64::from(at % 100) / 100.0);
             Samples::Latency((0..10_000).map(sample).collect())
         } else {
@@ -39,6 +44,7 @@ impl Measure for Mock {
                 / (0.5e-6 + model::float(case.size) / 3e9)
                 / passes.sqrt()
                 / self.slowness
+                / staging.powf(0.1)
                 / f64::from(case.qps).powf(0.1);
             let interval = Interval { seconds: 1_000_000.0 / per_second / 4.0, messages: 250_000 };
             Samples::Throughput(vec![interval; 4])
@@ -48,8 +54,13 @@ impl Measure for Mock {
             mtu: 4096,
             iters: 10_000,
             link: "udp".to_owned(),
-            memory: "host".to_owned(),
-            path: "direct".to_owned(),
+            memory: if case.place.is_gpu() { "gpu" } else { "host" }.to_owned(),
+            path: match case.place {
+                Place::Host | Place::Direct => "direct".to_owned(),
+                Place::Staged => "staged (staging was asked for)".to_owned(),
+                Place::Naive => "naive staging".to_owned(),
+            },
+            counted: case.place.is_gpu().then(|| gpu_tests::counted(case)),
             verified: if self.wrong == Some(case.size) {
                 Err("byte 3 holds 1, not 2".to_owned())
             } else {
@@ -59,7 +70,7 @@ impl Measure for Mock {
     }
 }
 
-fn example_machine() -> Machine {
+pub(super) fn example_machine() -> Machine {
     Machine {
         cpu: "Example CPU @ 2.40GHz".to_owned(),
         cores: 2,
@@ -67,6 +78,7 @@ fn example_machine() -> Machine {
         kernel: "6.1.0".to_owned(),
         memory_bytes: 8 << 30,
         rmem_max: Some(212_992),
+        gpu: None,
     }
 }
 
@@ -80,7 +92,7 @@ fn example_raw() -> anyhow::Result<Raw> {
 }
 
 /// Runs a plan against a mock; verdict and what was printed.
-fn try_run(plan: &Plan, mock: &mut Mock) -> anyhow::Result<(Verdict, String)> {
+pub(super) fn try_run(plan: &Plan, mock: &mut Mock) -> anyhow::Result<(Verdict, String)> {
     let counted = Cell::new(0);
     let counters = || {
         counted.set(counted.get() + 1000);
@@ -96,19 +108,20 @@ fn try_run(plan: &Plan, mock: &mut Mock) -> anyhow::Result<(Verdict, String)> {
     Ok((verdict, String::from_utf8(out)?))
 }
 
-fn world<'a>(mock: &'a mut Mock, counters: &'a dyn Fn() -> Option<UdpCounters>) -> World<'a> {
+pub(super) fn world<'a>(mock: &'a mut Mock, counters: &'a dyn Fn() -> Option<UdpCounters>) -> World<'a> {
     World {
         measure: mock,
         raw: example_raw,
         counters,
         machine: example_machine(),
+        notes: Vec::new(),
         command: "nobounce bench".to_owned(),
         started: "2026-01-02T03:04:05Z".to_owned(),
         progress: Progress::hidden(),
     }
 }
 
-fn plan_of(args: &BenchArgs) -> Plan {
+pub(super) fn plan_of(args: &BenchArgs) -> Plan {
     plan::plan(args).expect("the arguments are right")
 }
 
@@ -148,7 +161,7 @@ fn the_default_run_draws() {
 }
 
 /// A folder of our own that vanishes with the test.
-struct Folder(PathBuf);
+pub(super) struct Folder(PathBuf);
 
 impl Folder {
     fn new() -> Self {
@@ -170,7 +183,7 @@ impl Drop for Folder {
     }
 }
 
-fn json(path: &Path) -> serde_json::Value {
+pub(super) fn json(path: &Path) -> serde_json::Value {
     serde_json::from_slice(&std::fs::read(path).expect("the JSON is there")).expect("the JSON is JSON")
 }
 

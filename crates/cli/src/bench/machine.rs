@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
+use super::gpu::GpuFacts;
 use super::size::Bytes;
 
 /// Where a run took place, without the host's name.
@@ -24,6 +25,9 @@ pub(crate) struct Machine {
     /// `net.core.rmem_max`: the largest socket buffer an ordinary user gets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) rmem_max: Option<u64>,
+    /// The GPU, where one was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) gpu: Option<GpuFacts>,
 }
 
 impl Machine {
@@ -38,6 +42,7 @@ impl Machine {
             kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
             memory_bytes: memory_bytes(&read("/proc/meminfo")).unwrap_or(0),
             rmem_max: read("/proc/sys/net/core/rmem_max").trim().parse().ok(),
+            gpu: None,
         }
     }
 }
@@ -52,7 +57,8 @@ impl fmt::Display for Machine {
             write!(f, "{allowed} of {} CPUs", self.cores)?;
         }
         write!(f, ", {}, Linux {}", Bytes(self.memory_bytes), self.kernel)?;
-        self.rmem_max.map_or(Ok(()), |bytes| write!(f, ", rmem_max {bytes}"))
+        self.rmem_max.map_or(Ok(()), |bytes| write!(f, ", rmem_max {bytes}"))?;
+        self.gpu.as_ref().map_or(Ok(()), |gpu| write!(f, ", {gpu}"))
     }
 }
 

@@ -4,18 +4,28 @@
 //! |---|---|
 //! | args, plan, size | what was typed, what it means |
 //! | case | one case, its result, and the [`case::Measure`] boundary to the library |
-//! | measure, peer | both ends of a case: who asks, who serves, and how they find each other |
-//! | exchange, ring, drive | what they say, the memory they check, the timed part |
+//! | measure, peer, side | both ends of a case: who asks, who serves, how they find each other, and what each does |
+//! | exchange, ring, drive, watch | what they say, the memory they check, the timed part |
+//! | gpu, gpu_* | GPU memory: what there is, what is measured of it, how it is checked, and what to compare |
 //! | raw, raw_socket | what plain UDP does here |
-//! | model, stats, machine, udp_counters | the report and its figures |
+//! | model, stats, counted, machine, udp_counters | the report and its figures |
 //! | table, plot, axis, compare, progress | the report for people |
 
 pub(crate) mod args;
 mod axis;
 mod case;
 mod compare;
+mod counted;
 mod drive;
 mod exchange;
+mod gpu;
+pub(crate) mod gpu_mps;
+mod gpu_naive;
+mod gpu_plan;
+mod gpu_plot;
+mod gpu_ring;
+mod gpu_summary;
+mod gpu_visible;
 mod machine;
 mod measure;
 mod model;
@@ -26,13 +36,17 @@ mod progress;
 pub(crate) mod raw;
 mod raw_socket;
 mod ring;
+mod side;
 mod size;
 mod stats;
 mod table;
 mod udp_counters;
+mod watch;
 
 #[cfg(test)]
 mod flow_tests;
+#[cfg(test)]
+mod gpu_tests;
 
 use std::io::Write;
 use std::path::Path;
@@ -41,7 +55,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 
 use self::args::BenchArgs;
-use self::case::{Amount, Measure};
+use self::case::{Amount, Measure, Memory};
 use self::machine::Machine;
 use self::measure::Bench;
 use self::model::{CaseOutcome, Report, SCHEMA};
@@ -71,7 +85,7 @@ impl From<Verdict> for ExitCode {
 
 /// The command: arguments in, verdict out. An error is exit code 2.
 pub(crate) fn main(args: &BenchArgs) -> anyhow::Result<Verdict> {
-    let plan = plan::plan(args)?;
+    let mut plan = plan::plan(args)?;
     let mut out = std::io::stdout().lock();
     if args.explain {
         explain(&plan, &mut out)?;
@@ -81,12 +95,16 @@ pub(crate) fn main(args: &BenchArgs) -> anyhow::Result<Verdict> {
         let device = peer::open(plan.addr.as_deref(), plan.loss, plan.seed)?;
         peer::listen(&device, addr, *port)?;
     }
+    let gpu = (plan.memory == Memory::Gpu).then(|| gpu::Setup::prepare(&mut plan)).transpose()?;
     let mut measure = measurer(&plan)?;
+    let mut machine = Machine::here();
+    machine.gpu = gpu.as_ref().map(|gpu| gpu.facts.clone());
     let mut world = World {
         measure: measure.as_mut(),
         raw: raw::measure,
         counters: &UdpCounters::now,
-        machine: Machine::here(),
+        machine,
+        notes: gpu.as_ref().map(|gpu| gpu.notes.clone()).unwrap_or_default(),
         command: std::iter::once("nobounce".to_owned())
             .chain(std::env::args().skip(1))
             .collect::<Vec<_>>()
@@ -118,6 +136,7 @@ struct World<'a> {
     raw: fn() -> anyhow::Result<Raw>,
     counters: &'a dyn Fn() -> Option<UdpCounters>,
     machine: Machine,
+    notes: Vec<String>,
     command: String,
     started: String,
     progress: Progress,
@@ -150,6 +169,10 @@ fn run(plan: &Plan, world: &mut World<'_>, out: &mut dyn Write) -> anyhow::Resul
         && report.kernel_udp.is_some_and(|counted| counted.moved().0 == 0)
     {
         writeln!(out, "NOT UDP: the results say link udp, but the kernel counted no datagram")?;
+        verdict = Verdict::Failed;
+    }
+    for lie in gpu_summary::contradictions(&report) {
+        writeln!(out, "{lie}")?;
         verdict = Verdict::Failed;
     }
     if let Some(old) = old {
@@ -192,6 +215,7 @@ fn measure(plan: &Plan, world: &mut World<'_>) -> anyhow::Result<Report> {
         loss: (plan.loss > 0.0).then_some(plan.loss),
         raw,
         kernel_udp: before.zip(after).map(|(before, after)| KernelUdp { before, after }),
+        notes: world.notes.clone(),
         results,
     })
 }
@@ -228,6 +252,12 @@ fn explain(plan: &Plan, out: &mut dyn Write) -> anyhow::Result<()> {
         Ends::Listen { addr, port } => format!("serving {addr}, port {port}"),
     };
     writeln!(out, "{ends}; {} cases, every byte checked outside the timed part", plan.cases.len())?;
+    if plan.memory == Memory::Gpu {
+        writeln!(
+            out,
+            "GPU memory by the best path there is, staged (pinned, pipelined), staged naively, and host memory"
+        )?;
+    }
     if plan.ends == Ends::Here {
         writeln!(out, "first and last plain UDP between two processes: GSO blast, then a 32 B ping-pong")?;
     }

@@ -1,8 +1,11 @@
 //! What a run leaves behind: the JSON, and the one source of table, plot and comparison.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use super::case::{Case, CaseResult, Kind, Op, Samples, Wait};
+use super::counted::Counted;
 use super::machine::Machine;
 use super::raw::Raw;
 use super::stats::{Percentiles, thin};
@@ -34,6 +37,9 @@ pub(crate) struct Report {
     /// What the kernel counted while the cases ran.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) kernel_udp: Option<KernelUdp>,
+    /// What is to be known about the run besides, one line each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) notes: Vec<String>,
     /// One entry per case, in the order they ran.
     pub(crate) results: Vec<CaseOutcome>,
 }
@@ -51,10 +57,13 @@ pub(crate) struct CaseOutcome {
     pub(crate) qps: u32,
     /// `udp`
     pub(crate) link: String,
-    /// `host`
+    /// `host`, `gpu`, or `stand-in`.
     pub(crate) memory: String,
-    /// `direct`, or `staged (reason)`.
+    /// `direct`, `staged (reason)`, or `naive staging`.
     pub(crate) path: String,
+    /// What the NICs of both ends counted meanwhile, by path.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) counted: Option<Counted>,
     /// How the target waited.
     pub(crate) wait: Wait,
     /// Path MTU.
@@ -91,6 +100,30 @@ pub(crate) struct CaseOutcome {
     pub(crate) samples: Vec<f64>,
 }
 
+/// Memory and path of a result, in one word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// Host memory.
+    Host,
+    /// GPU memory, direct.
+    Direct,
+    /// GPU memory, staged by the NIC.
+    Staged,
+    /// GPU memory, staged by a naive application.
+    Naive,
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Host => "host",
+            Self::Direct => "direct",
+            Self::Staged => "staged",
+            Self::Naive => "naive",
+        })
+    }
+}
+
 /// The measurer handed back something that is no result.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub(crate) enum OutcomeError {
@@ -114,7 +147,7 @@ impl CaseOutcome {
         let mut outcome = Self::empty(case, result);
         let no_samples = || OutcomeError::NoSamples { case: case.to_string() };
         match (&result.samples, case.kind) {
-            (Samples::Latency(samples), Kind::Latency) => {
+            (Samples::Latency(samples), Kind::Latency | Kind::GpuVisible) => {
                 let found = Percentiles::of(samples).ok_or_else(no_samples)?;
                 outcome.min_us = Some(found.min);
                 outcome.p50_us = Some(found.p50);
@@ -149,6 +182,16 @@ impl CaseOutcome {
         Ok(outcome)
     }
 
+    /// Memory and path in one word: `host`, `direct`, `staged` or `naive`.
+    pub(crate) fn way(&self) -> Way {
+        match (self.memory.as_str(), self.path.split_whitespace().next()) {
+            ("host", _) => Way::Host,
+            (_, Some("staged")) => Way::Staged,
+            (_, Some("naive")) => Way::Naive,
+            _ => Way::Direct,
+        }
+    }
+
     fn round(&mut self) {
         let figures = [&mut self.min_us, &mut self.p50_us, &mut self.p99_us, &mut self.p999_us];
         let others = [&mut self.gbytes_per_s, &mut self.mops, &mut self.of_raw];
@@ -165,6 +208,7 @@ impl CaseOutcome {
             link: result.link.clone(),
             memory: result.memory.clone(),
             path: result.path.clone(),
+            counted: result.counted,
             wait: case.wait,
             mtu: result.mtu,
             iters: result.iters,
@@ -195,11 +239,12 @@ pub(crate) fn rounded(value: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::case::{Amount, Interval};
+    use super::super::case::{Amount, Interval, Place};
     use super::*;
 
     fn case(op: Op, kind: Kind, size: u64) -> Case {
-        Case { op, kind, size, qps: 1, wait: Wait::Cq, mtu: 4096, amount: Amount::Iters(1000) }
+        let place = Place::Host;
+        Case { op, kind, place, size, qps: 1, wait: Wait::Cq, mtu: 4096, amount: Amount::Iters(1000) }
     }
 
     fn result(samples: Samples) -> CaseResult {
@@ -210,6 +255,7 @@ mod tests {
             link: "udp".to_owned(),
             memory: "host".to_owned(),
             path: "direct".to_owned(),
+            counted: None,
             verified: Ok(()),
         }
     }

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::args::{BenchArgs, DEFAULT_PORT};
-use super::case::{Amount, Case, Kind, Op, Wait};
+use super::case::{Amount, Case, Kind, Memory, Op, Place, Wait};
+use super::gpu_plan;
 use super::size::Bytes;
 
 /// Queue pairs one case may use.
@@ -12,12 +13,14 @@ pub(crate) const MAX_QPS: u32 = 4096;
 /// Bytes one case may register on each side: beyond this a typing slip would swap the machine to death.
 pub(crate) const MAX_REGISTERED: u64 = 8 << 30;
 
+const OPS: &[Op] = &[Op::Write, Op::Read, Op::Send];
+const KINDS: &[Kind] = &[Kind::Latency, Kind::Bandwidth, Kind::Bidirectional, Kind::Rate];
 const MTUS: [u32; 5] = [256, 512, 1024, 2048, 4096];
 const SIZES: [u64; 9] = [1, 8, 64, 512, 4 << 10, 32 << 10, 256 << 10, 1 << 20, 8 << 20];
 const QUICK_LATENCY_SIZES: [u64; 2] = [8, 4 << 10];
 const QUICK_BANDWIDTH_SIZES: [u64; 2] = [64 << 10, 1 << 20];
 const RATE_SIZE: u64 = 8;
-const TIME: Duration = Duration::from_millis(400);
+pub(super) const TIME: Duration = Duration::from_millis(400);
 const QUICK_TIME: Duration = Duration::from_millis(250);
 /// For the few figures by which we are judged: as long as plain UDP is measured for.
 const HEADLINE_TIME: Duration = Duration::from_secs(2);
@@ -50,6 +53,8 @@ pub(crate) struct Plan {
     pub(crate) ends: Ends,
     /// Address or interface of the device; loopback without.
     pub(crate) addr: Option<String>,
+    /// Which memory the run is about.
+    pub(crate) memory: Memory,
     /// What to measure, in order; empty for [`Ends::Listen`], where the asking side decides.
     pub(crate) cases: Vec<Case>,
     /// Share of sent packets that the fault link drops, 0 to 1.
@@ -97,6 +102,14 @@ pub(crate) enum PlanError {
     /// Nobody can see a read arrive in memory, or a send before its completion.
     #[error("--wait memory is for the latency of writes; add --op write --kind latency, or use --wait cq")]
     WaitMemory,
+    /// GPU memory is polled by kernels.
+    #[error(
+        "--wait memory is for host memory; with --memory gpu use --kind gpu-visible, where a kernel does the waiting"
+    )]
+    WaitGpu,
+    /// There is no kernel to see anything.
+    #[error("--kind gpu-visible needs a kernel that polls GPU memory; add --memory gpu")]
+    VisibleNeedsGpu,
     /// One QP suffices for one operation at a time.
     #[error(
         "latency is measured one operation at a time on one queue pair; leave --qps out or choose another --kind"
@@ -138,6 +151,7 @@ pub(crate) fn plan(args: &BenchArgs) -> Result<Plan, PlanError> {
     Ok(Plan {
         ends,
         addr: args.addr.clone(),
+        memory: args.memory.unwrap_or_default(),
         cases,
         loss: args.loss.as_deref().map_or(Ok(0.0), |text| share("loss", text, 1.0, "1"))?,
         seed: args.seed.unwrap_or(1),
@@ -154,7 +168,8 @@ fn ends(args: &BenchArgs) -> Result<Ends, PlanError> {
         return Ok(Ends::Peer { host, port });
     }
     let Some(text) = &args.listen else { return Ok(Ends::Here) };
-    let typed: [(&'static str, bool); 12] = [
+    let typed: [(&'static str, bool); 13] = [
+        ("--memory", args.memory.is_some()),
         ("--op", !args.op.is_empty()),
         ("--kind", !args.kind.is_empty()),
         ("--size", !args.size.is_empty()),
@@ -193,12 +208,25 @@ fn cases(args: &BenchArgs) -> Result<Vec<Case>, PlanError> {
     if let Some(wrong) = qps.iter().find(|n| !(1..=MAX_QPS).contains(*n)) {
         return Err(PlanError::Qps(*wrong));
     }
-    let ops = unique(if args.op.is_empty() { &[Op::Write, Op::Read, Op::Send] } else { &args.op });
-    let all = [Kind::Latency, Kind::Bandwidth, Kind::Bidirectional, Kind::Rate];
-    let kinds = unique(if args.kind.is_empty() { &all } else { &args.kind });
+    let gpu = args.memory == Some(Memory::Gpu);
+    let (all_ops, all_kinds) = if gpu { gpu_plan::defaults(args.quick) } else { (OPS, KINDS) };
+    let ops = unique(if args.op.is_empty() { all_ops } else { &args.op });
+    let kinds = unique(if args.kind.is_empty() { all_kinds } else { &args.kind });
     let typed_sizes: Vec<u64> =
         unique(&args.size.iter().flat_map(|sizes| sizes.0.clone()).collect::<Vec<_>>());
     refuse_contradictions(args, &ops, &kinds, &qps, &typed_sizes)?;
+    if gpu {
+        let quick = args.quick;
+        return gpu_plan::cases(&gpu_plan::Wanted {
+            ops,
+            kinds,
+            sizes: typed_sizes,
+            qps,
+            mtu,
+            amount,
+            quick,
+        });
+    }
 
     let mut cases = Vec::new();
     for kind in &kinds {
@@ -214,7 +242,8 @@ fn cases(args: &BenchArgs) -> Result<Vec<Case>, PlanError> {
                     let wait = if spins { args.wait.unwrap_or(Wait::Cq) } else { Wait::Cq };
                     let amount =
                         headline(*op, *kind, size).filter(|_| amount == Amount::Time(TIME)).unwrap_or(amount);
-                    cases.push(Case { op: *op, kind: *kind, size, qps: *count, wait, mtu, amount });
+                    let place = Place::Host;
+                    cases.push(Case { op: *op, kind: *kind, place, size, qps: *count, wait, mtu, amount });
                 }
             }
         }
@@ -225,7 +254,8 @@ fn cases(args: &BenchArgs) -> Result<Vec<Case>, PlanError> {
         let (op, kind, size) = (Op::Write, Kind::Bandwidth, 1 << 20);
         let after = cases.iter().rposition(|case| (case.op, case.kind) == (op, kind)).map_or(0, |at| at + 1);
         let amount = if args.quick { amount } else { headline(op, kind, size).unwrap_or(amount) };
-        cases.insert(after, Case { op, kind, size, qps: 64, wait: Wait::Cq, mtu, amount });
+        let place = Place::Host;
+        cases.insert(after, Case { op, kind, place, size, qps: 64, wait: Wait::Cq, mtu, amount });
     }
     Ok(cases)
 }
@@ -257,10 +287,16 @@ fn refuse_contradictions(
     if args.wait == Some(Wait::Memory) && !write_latency {
         return Err(PlanError::WaitMemory);
     }
+    if args.wait == Some(Wait::Memory) && args.memory == Some(Memory::Gpu) {
+        return Err(PlanError::WaitGpu);
+    }
+    if args.memory != Some(Memory::Gpu) && kinds.contains(&Kind::GpuVisible) {
+        return Err(PlanError::VisibleNeedsGpu);
+    }
     if args.wait == Some(Wait::Memory) && sizes.contains(&0) {
         return Err(PlanError::EmptyMemory);
     }
-    if kinds == [Kind::Latency] && qps != [1] {
+    if kinds.iter().all(|kind| kind.is_latency()) && qps != [1] {
         return Err(PlanError::LatencyQps);
     }
     if sizes == [0] && kinds.iter().all(|kind| bulk(&kind)) {

@@ -10,6 +10,7 @@ use plotters::prelude::*;
 
 use super::axis::{Axis, size_label};
 use super::case::{Kind, Op, Wait};
+use super::gpu_plot;
 use super::model::{CaseOutcome, Report, float};
 use super::table::figure;
 
@@ -46,7 +47,7 @@ pub(crate) fn svg(report: &Report) -> Result<String, PlotError> {
         root.fill(&WHITE).map_err(drawn)?;
         let (head, body) = root.split_vertically(HEAD);
         let title = (FONT, 26).into_font().color(&INK);
-        head.draw_text("nobounce bench", &title, (28, 16)).map_err(drawn)?;
+        head.draw_text(gpu_plot::title(report), &title, (28, 16)).map_err(drawn)?;
         let facts = (FONT, 15).into_font().color(&RAW);
         head.draw_text(&subtitle(report), &facts, (28, 52)).map_err(drawn)?;
         for (area, panel) in body.split_evenly((1, panels.len())).iter().zip(&panels) {
@@ -78,7 +79,7 @@ struct Panel {
 }
 
 #[derive(Debug)]
-struct Line {
+pub(super) struct Line {
     name: String,
     color: RGBColor,
     /// The main figure of an operation is drawn strong with points, its companion thin.
@@ -88,14 +89,16 @@ struct Line {
 }
 
 fn latency(report: &Report) -> Option<Panel> {
-    let mut lines = Vec::new();
-    for (op, wait, qps) in series(report, Kind::Latency) {
+    let mut lines = if report.machine.gpu.is_some() { gpu_plot::latency(report) } else { Vec::new() };
+    let series = if lines.is_empty() { series(report, Kind::Latency) } else { Vec::new() };
+    for (op, wait, qps) in series {
         let chosen =
             |one: &CaseOutcome| (one.op, one.wait, one.qps, one.kind) == (op, wait, qps, Kind::Latency);
         let name = if wait == Wait::Memory { format!("{op}, on memory") } else { op.to_string() };
-        lines.extend(line(report, format!("{name} p50"), op, true, |one| one.p50_us.filter(|_| chosen(one))));
-        lines
-            .extend(line(report, format!("{name} p99"), op, false, |one| one.p99_us.filter(|_| chosen(one))));
+        let p50 = |one: &CaseOutcome| one.p50_us.filter(|_| chosen(one));
+        let p99 = |one: &CaseOutcome| one.p99_us.filter(|_| chosen(one));
+        lines.extend(line(report, format!("{name} p50"), color(op), true, p50));
+        lines.extend(line(report, format!("{name} p99"), color(op), false, p99));
     }
     let raw = report.raw.as_ref().map(|raw| (raw.half_round_trip_us, "plain UDP, 32 B"));
     let legend = SeriesLabelPosition::UpperLeft;
@@ -103,17 +106,21 @@ fn latency(report: &Report) -> Option<Panel> {
 }
 
 fn bandwidth(report: &Report) -> Option<Panel> {
-    let mut lines = Vec::new();
+    let mut lines = if report.machine.gpu.is_some() { gpu_plot::bandwidth(report) } else { Vec::new() };
+    let plain = lines.is_empty();
     for (kind, strong, label) in [(Kind::Bandwidth, true, ""), (Kind::Bidirectional, false, " both ways")] {
-        for (op, wait, qps) in series(report, kind) {
+        for (op, wait, qps) in series(report, kind).into_iter().filter(|_| plain) {
             let chosen = |one: &CaseOutcome| (one.op, one.wait, one.qps, one.kind) == (op, wait, qps, kind);
             let name = if qps > 1 { format!("{op}{label}, {qps} QPs") } else { format!("{op}{label}") };
             let strong = strong && qps == 1;
-            lines.extend(line(report, name, op, strong, |one| one.gbytes_per_s.filter(|_| chosen(one))));
+            lines.extend(line(report, name, color(op), strong, |one| {
+                one.gbytes_per_s.filter(|_| chosen(one))
+            }));
         }
     }
     let raw = report.raw.as_ref().map(|raw| (raw.gbytes_per_s, "plain UDP, GSO"));
-    let legend = SeriesLabelPosition::LowerRight;
+    // Four ways with two lines each need more room than there is below curves that saturate.
+    let legend = if plain { SeriesLabelPosition::LowerRight } else { SeriesLabelPosition::UpperLeft };
     (!lines.is_empty()).then_some(Panel { title: "Bandwidth", unit: "GB/s", lines, raw, legend })
 }
 
@@ -128,10 +135,10 @@ fn series(report: &Report, kind: Kind) -> Vec<(Op, Wait, u32)> {
     found
 }
 
-fn line(
+pub(super) fn line(
     report: &Report,
     name: String,
-    op: Op,
+    color: RGBColor,
     strong: bool,
     value: impl Fn(&CaseOutcome) -> Option<f64>,
 ) -> Option<Line> {
@@ -143,7 +150,7 @@ fn line(
     };
     let mut points: Vec<(u64, f64)> = report.results.iter().filter_map(usable).collect();
     points.sort_by_key(|(size, _)| *size);
-    (!points.is_empty()).then(|| Line { name, color: color(op), strong, points })
+    (!points.is_empty()).then_some(Line { name, color, strong, points })
 }
 
 /// Told apart by people who do not see red and green, too.

@@ -4,11 +4,15 @@
 //! checking happen before and after the timed part.
 
 use anyhow::Context;
-use nobounce::{Device, Region, RemoteRegion};
+use nobounce::memory::gpu::kernel::pattern;
+use nobounce::{Device, GpuOptions, Region, RemoteRegion};
+
+use super::case::Place;
+use super::gpu;
 
 /// Bytes between two slots, and before the first.
-const GUARD: usize = 64;
-const GUARD_BYTE: u8 = 0xa5;
+pub(super) const GUARD: usize = 64;
+pub(super) const GUARD_BYTE: u8 = 0xa5;
 /// Bytes of a message's number.
 const STAMP: usize = 8;
 /// Slots are so many that they take about this much memory (as with perftest, the message stays in the cache: the
@@ -20,9 +24,9 @@ const MAX_SLOTS: usize = 64;
 #[derive(Debug)]
 pub(super) struct Ring {
     pub(super) region: Region,
-    size: usize,
-    slots: usize,
-    stride: usize,
+    pub(super) size: usize,
+    pub(super) slots: usize,
+    pub(super) stride: usize,
     seed: u64,
     stamped: bool,
 }
@@ -30,16 +34,24 @@ pub(super) struct Ring {
 impl Ring {
     /// Memory for messages of `size` bytes; with `stamped`, they are numbered (which needs that they arrive in the
     /// order in which they are sent, that is over one queue pair).
-    pub(super) fn new(device: &Device, size: u64, seed: u64, stamped: bool) -> anyhow::Result<Self> {
+    ///
+    /// In GPU memory they are not: whoever stamped them would add to the time of every message what the bench is not about.
+    pub(super) fn new(
+        device: &Device,
+        place: Place,
+        size: u64,
+        seed: u64,
+        stamped: bool,
+    ) -> anyhow::Result<Self> {
         let size = usize::try_from(size).context("the message is larger than this machine's memory")?;
         let stride = size.next_multiple_of(GUARD) + GUARD;
         let slots = (AREA / stride).clamp(1, MAX_SLOTS);
         let area = (GUARD + slots * stride).next_multiple_of(4096);
-        let region = device.register(2 * area)?;
-        Ok(Self { region, size, slots, stride, seed, stamped })
+        let region = region(device, place, 2 * area)?;
+        Ok(Self { region, size, slots, stride, seed, stamped: stamped && !place.is_gpu() })
     }
 
-    fn area(&self) -> usize {
+    pub(super) fn area(&self) -> usize {
         self.region.len() / 2
     }
 
@@ -69,6 +81,9 @@ impl Ring {
 
     /// Puts this round's pattern into the source slots, and guard bytes everywhere else.
     pub(super) fn prepare(&self, round: u32) -> anyhow::Result<()> {
+        if let Some((buffer, patterns)) = gpu::patterns_for(&self.region) {
+            return Ok(self.prepare_on_gpu(buffer, patterns, round)?);
+        }
         self.region.fill(0..self.region.len(), GUARD_BYTE)?;
         let mut bytes = vec![0; self.size];
         for slot in 0..self.slots as u64 {
@@ -101,6 +116,9 @@ impl Ring {
         numbered: bool,
     ) -> Result<(), String> {
         let filled = messages.min(self.slots as u64);
+        if let Some((buffer, patterns)) = gpu::patterns_for(&self.region) {
+            return self.check_on_gpu(buffer, patterns, round, filled);
+        }
         let (mut expected, mut found) = (vec![0; self.size], vec![0; self.stride]);
         let read = |offset, out: &mut [u8]| self.region.read_at(offset, out).map_err(|e| e.to_string());
         let guard = |found: &[u8], at: usize| match found.iter().position(|b| *b != GUARD_BYTE) {
@@ -139,20 +157,19 @@ impl Ring {
 
     /// Different for every position, slot, round and seed.
     fn pattern(&self, round: u32, slot: u64, out: &mut [u8]) {
-        let start = self.seed ^ (u64::from(round) << 40) ^ (slot << 32);
-        for (word, chunk) in out.chunks_mut(8).enumerate() {
-            let bytes = mix(start.wrapping_add(word as u64)).to_le_bytes();
-            chunk.copy_from_slice(&bytes[..chunk.len()]);
-        }
+        pattern(self.pattern_seed(round, slot), out);
+    }
+
+    /// What tells the patterns of slots, rounds and runs from each other.
+    pub(super) fn pattern_seed(&self, round: u32, slot: u64) -> u64 {
+        self.seed ^ (u64::from(round) << 40) ^ (slot << 32)
     }
 }
 
-/// SplitMix64's finisher: every input bit changes half of the output bits.
-fn mix(mut x: u64) -> u64 {
-    x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
+/// Memory of that place, for both directions.
+pub(super) fn region(device: &Device, place: Place, len: usize) -> anyhow::Result<Region> {
+    let options = GpuOptions { staged: place != Place::Direct, ..GpuOptions::default() };
+    Ok(if place.is_gpu() { device.register_gpu_on(0, len, options)? } else { device.register(len)? })
 }
 
 #[cfg(test)]
@@ -163,7 +180,7 @@ mod tests {
 
     fn ring(size: u64) -> Ring {
         let config = Config::default().at("127.60.0.1").unwrap();
-        Ring::new(&Device::open_with(&config).unwrap(), size, 7, true).unwrap()
+        Ring::new(&Device::open_with(&config).unwrap(), Place::Host, size, 7, true).unwrap()
     }
 
     /// As if every message had arrived.

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use comfy_table::{Cell, CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
 
 use super::case::{Kind, Op, Wait};
+use super::gpu_summary;
 use super::model::{CaseOutcome, Report};
 use super::size::Bytes;
 use super::stats::{mad, median};
@@ -18,6 +19,13 @@ const UNSTEADY: f64 = 0.15;
 /// Everything that is printed about a run.
 pub(crate) fn render(report: &Report) -> String {
     let mut text = format!("{}\n", report.machine);
+    if let Some(gpu) = &report.machine.gpu {
+        let _ = writeln!(text, "path of GPU memory: {}", gpu.paths);
+        let _ = writeln!(text, "calibration: {}", gpu.calibration);
+    }
+    for note in &report.notes {
+        let _ = writeln!(text, "{note}");
+    }
     if let Some(raw) = &report.raw {
         let _ = writeln!(text, "raw (plain UDP between two processes here): {raw}");
     }
@@ -35,10 +43,10 @@ pub(crate) fn render(report: &Report) -> String {
 }
 
 fn latency(report: &Report) -> Option<String> {
-    let rows = rows(report, &[Kind::Latency]);
+    let rows = rows(report, &[Kind::Latency, Kind::GpuVisible]);
     let mut table = table(&["latency", "size", "min us", "p50 us", "p99 us", "p99.9 us", "x raw", "bytes"]);
     for one in &rows {
-        let name = if one.wait == Wait::Memory { format!("{}, memory", one.op) } else { one.op.to_string() };
+        let name = if one.wait == Wait::Memory { format!("{}, memory", one.op) } else { name(report, one) };
         let mut cells = vec![name, Bytes(one.size).to_string()];
         cells.extend([one.min_us, one.p50_us, one.p99_us, one.p999_us, one.of_raw].map(optional));
         cells.push(bytes(one).to_owned());
@@ -52,19 +60,17 @@ fn bandwidth(report: &Report) -> Option<String> {
     let rows = rows(report, &[Kind::Bandwidth, Kind::Bidirectional]);
     let mut table =
         table(&["bandwidth", "size", "QPs", "one way GB/s", "of raw", "both ways GB/s", "of raw", "bytes"]);
-    let mut shown: Vec<(Op, u64, u32)> = Vec::new();
+    let mut shown = Vec::new();
+    let key = |one: &CaseOutcome| (one.op, one.size, one.qps, one.memory.clone(), one.path.clone());
     for one in &rows {
-        let key = (one.op, one.size, one.qps);
-        if shown.contains(&key) {
+        let this = key(one);
+        if shown.contains(&this) {
             continue;
         }
-        shown.push(key);
-        let of = |kind| {
-            rows.iter()
-                .find(|other| (other.op, other.size, other.qps, other.kind) == (key.0, key.1, key.2, kind))
-        };
+        let of = |kind| rows.iter().find(|other| other.kind == kind && key(other) == this);
         let pair = [of(Kind::Bandwidth), of(Kind::Bidirectional)];
-        let mut cells = vec![one.op.to_string(), Bytes(one.size).to_string(), one.qps.to_string()];
+        shown.push(this);
+        let mut cells = vec![name(report, one), Bytes(one.size).to_string(), one.qps.to_string()];
         for outcome in pair {
             cells.push(optional(outcome.and_then(|outcome| outcome.gbytes_per_s)));
             cells.push(optional(outcome.and_then(|outcome| outcome.of_raw)));
@@ -80,11 +86,20 @@ fn rate(report: &Report) -> Option<String> {
     let rows = rows(report, &[Kind::Rate]);
     let mut table = table(&["message rate", "size", "QPs", "Mmsg/s", "bytes"]);
     for one in &rows {
-        let cells =
-            [one.op.to_string(), Bytes(one.size).to_string(), one.qps.to_string(), optional(one.mops)];
+        let cells = [name(report, one), Bytes(one.size).to_string(), one.qps.to_string(), optional(one.mops)];
         add(&mut table, cells.into_iter().chain([bytes(one).to_owned()]).collect());
     }
     (!rows.is_empty()).then(|| table.trim_fmt())
+}
+
+/// What a row is called: in a run about GPU memory, also where the bytes lie and how they got there.
+fn name(report: &Report, one: &CaseOutcome) -> String {
+    let what = if one.kind == Kind::GpuVisible { "gpu-visible".to_owned() } else { one.op.to_string() };
+    match &report.machine.gpu {
+        None => what,
+        Some(_) if one.memory == "stand-in" => format!("{what}, stand-in {}", one.way()),
+        Some(_) => format!("{what}, {}", one.way()),
+    }
 }
 
 fn rows<'a>(report: &'a Report, kinds: &[Kind]) -> Vec<&'a CaseOutcome> {
@@ -130,6 +145,29 @@ pub(crate) fn figure(value: f64) -> String {
 
 /// One line for each thing worth remembering.
 pub(crate) fn verdicts(report: &Report) -> Vec<String> {
+    let mut lines = if report.machine.gpu.is_some() { gpu_summary::lines(report) } else { headlines(report) };
+    if let Some(counted) = &report.kernel_udp {
+        let (sent, received) = counted.moved();
+        lines.push(format!("this machine's kernel counted {sent} UDP datagrams out, {received} in"));
+    }
+    lines.extend(unsteady(report));
+    let wrong: Vec<&CaseOutcome> = report.results.iter().filter(|one| !one.verified).collect();
+    if wrong.is_empty() && !report.results.is_empty() {
+        let cases = report.results.len();
+        lines.push(format!("every byte verified, {cases} {}", if cases == 1 { "case" } else { "cases" }));
+    }
+    for one in wrong {
+        let (name, size, kind) = (name(report, one), Bytes(one.size), one.kind);
+        lines.push(format!(
+            "WRONG BYTES: {name} {size} {kind}: {}",
+            one.fault.as_deref().unwrap_or("no detail")
+        ));
+    }
+    lines
+}
+
+/// The figures by which a run on host memory is judged.
+fn headlines(report: &Report) -> Vec<String> {
     let mut lines = Vec::new();
     let find = |kind, size, qps| {
         let wanted =
@@ -157,23 +195,6 @@ pub(crate) fn verdicts(report: &Report) -> Vec<String> {
             lines.push(format!("{op} {size}, {qps} queue pairs: {} of one", figure(many_speed / one_speed)));
         }
     }
-    if let Some(counted) = &report.kernel_udp {
-        let (sent, received) = counted.moved();
-        lines.push(format!("this machine's kernel counted {sent} UDP datagrams out, {received} in"));
-    }
-    lines.extend(unsteady(report));
-    let wrong: Vec<&CaseOutcome> = report.results.iter().filter(|one| !one.verified).collect();
-    if wrong.is_empty() && !report.results.is_empty() {
-        let cases = report.results.len();
-        lines.push(format!("every byte verified, {cases} {}", if cases == 1 { "case" } else { "cases" }));
-    }
-    for one in wrong {
-        let (op, size, kind) = (one.op, Bytes(one.size), one.kind);
-        lines.push(format!(
-            "WRONG BYTES: {op} {size} {kind}: {}",
-            one.fault.as_deref().unwrap_or("no detail")
-        ));
-    }
     lines
 }
 
@@ -184,7 +205,7 @@ fn unsteady(report: &Report) -> Option<String> {
     let raw = report.raw.as_ref().is_some_and(|raw| {
         spread(&raw.gbytes_per_s_samples).max(spread(&raw.half_round_trip_us_samples)) > UNSTEADY
     });
-    let throughput = report.results.iter().filter(|one| one.kind != Kind::Latency);
+    let throughput = report.results.iter().filter(|one| !one.kind.is_latency());
     let cases = throughput.filter(|one| spread(&one.samples) > UNSTEADY).count();
     let cases_text = if cases == 1 { "1 case".to_owned() } else { format!("{cases} cases") };
     let what = match (raw, cases) {

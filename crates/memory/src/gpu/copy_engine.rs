@@ -185,6 +185,12 @@ impl CopyEngine {
         unsafe { self.start(Direction::Write, address, len, chunk) }
     }
 
+    /// Whether no copy is under way, those included that somebody gave up on. Never waits.
+    pub fn is_idle(&self) -> Result<bool, CopyError> {
+        let parts = self.slab.parts();
+        (0..parts.slots.len()).try_fold(true, |idle, index| Ok(parts.is_over(index)? && idle))
+    }
+
     /// Whether a copy is over. Never waits.
     pub fn poll(&self, copy: &Copy) -> Result<bool, CopyError> {
         Ok(copy.chunk.slab().parts().is_over(copy.chunk.index())?)

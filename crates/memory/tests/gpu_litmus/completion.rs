@@ -14,8 +14,7 @@ fn completion_comes_after_the_stores() {
     for (words, most) in [(5, 100_000), (512, 100_000), (8192, 10_000)] {
         let mut message = Message::of_words(words);
         let kept = stage.play_reader(words, None, most, |i, host| {
-            stage.window().store_last(0, message.bytes(i)).unwrap();
-            stage.window().complete().unwrap();
+            stage.place(0, message.bytes(i));
             host.set(GO, i);
         });
         let bare = stage.play_reader(words, None, most, |i, host| {

@@ -2,50 +2,73 @@
 
 use nobounce_memory::gpu::copy_engine::CopyEngine;
 
+use crate::relay::play_relay;
 use crate::sequences;
 use crate::stage::{Count, GO, Message, Shows, Stage, judge, play};
 
 const LEN: usize = 16 << 10;
-const WORDS: usize = LEN / 8;
 
-/// The product's read-back is inside `start_read`, and made where the product's own stores have asked for it: the tests' own stores
-/// have not.
+/// One thread stores, another starts the copy. The product's read-back is inside `start_read`, and made where the product's own
+/// stores have asked for it: the tests' own stores have not.
 #[test]
 fn copy_engine_reads_what_the_window_stored() {
     let Some(stage) = Stage::with_kernels() else { return };
     let engine = CopyEngine::new(&stage.gpu, 4, LEN).unwrap();
-    let mut message = Message::of_words(WORDS);
-    let kept = count(|i| {
-        stage.window().store_last(0, message.bytes(i)).unwrap();
-        old_words(&stage, &engine, WORDS, i)
+    // The part of a line that a message ends with stays in its buffer until something drives it out.
+    for words in [5, LEN / 8 - 3] {
+        let mut message = Message::of_words(words);
+        let kept = gathers(&stage, &engine, words, |i| stage.place(0, message.bytes(i)), || {});
+        let mut own = |fence: fn(), read_back: bool| {
+            let store = |i| {
+                // SAFETY: the window has room for the message.
+                unsafe { sequences::store(stage.base(), message.round(i)) };
+                fence();
+            };
+            let before_copy = || {
+                if read_back {
+                    stage.window().read_back().unwrap();
+                }
+            };
+            gathers(&stage, &engine, words, store, before_copy)
+        };
+        let unfenced = own(|| {}, true);
+        let unread = own(sequences::sfence, false);
+        let bare = own(|| {}, false);
+        judge(
+            &format!("old words of {} bytes read by the copy engine after stores", words * 8),
+            kept,
+            &[
+                ("read-back but no sfence", Shows::Perhaps, unfenced),
+                ("sfence but no read-back", Shows::Perhaps, unread),
+                ("neither", Shows::Perhaps, bare),
+            ],
+        );
+    }
+}
+
+/// One thread stores a message; another, after `before_copy`, has the copy engine fetch it. Counts the words that were old.
+fn gathers(
+    stage: &Stage,
+    engine: &CopyEngine,
+    words: usize,
+    store: impl FnMut(u64) + Send,
+    before_copy: impl Fn(),
+) -> Count {
+    stage.clear();
+    stage.window().settle().unwrap();
+    let mut violations = 0;
+    let rounds = play_relay(50_000, store, |i| {
+        before_copy();
+        violations += old_words(stage, engine, words, i);
     });
-    let unread = count(|i| {
-        assert!(!stage.window().is_dirty());
-        // SAFETY: the window has room for the message.
-        unsafe { sequences::store(stage.base(), message.round(i)) };
-        sequences::sfence();
-        old_words(&stage, &engine, WORDS, i)
-    });
-    // The last word lies alone on its line, which therefore stays in its buffer until something drives it out.
-    let mut odd = Message::of_words(WORDS - 7);
-    let bare = count(|i| {
-        // SAFETY: the window has room for the message.
-        unsafe { sequences::store(stage.base(), odd.round(i)) };
-        let old = old_words(&stage, &engine, WORDS - 7, i);
-        sequences::sfence();
-        old
-    });
-    judge(
-        "old words read by the copy engine after stores",
-        kept,
-        &[("sfence but no read-back", Shows::Perhaps, unread), ("neither", Shows::Perhaps, bare)],
-    );
+    Count { rounds, violations }
 }
 
 /// The kernel that wrote is still running; nothing but its flag was waited for.
 #[test]
 fn copy_engine_reads_what_the_gpu_wrote_before_its_flag() {
     const MOST: u64 = 50_000;
+    const WORDS: usize = LEN / 8;
     let Some(stage) = Stage::with_kernels() else { return };
     let engine = CopyEngine::new(&stage.gpu, 4, LEN).unwrap();
     let running = stage.start("writer", |_| vec![stage.on_gpu(0), WORDS as u64, MOST]);
@@ -59,17 +82,12 @@ fn copy_engine_reads_what_the_gpu_wrote_before_its_flag() {
     judge("old words read by the copy engine after the GPU's flag", Count { rounds, violations }, &[]);
 }
 
-/// Plays rounds, each of which says how many words it found old.
-fn count(mut round: impl FnMut(u64) -> u64) -> Count {
-    let mut violations = 0;
-    let rounds = play(50_000, |i| violations += round(i));
-    Count { rounds, violations }
-}
-
 /// Has the copy engine fetch the message, and counts the words that are not `i`.
 fn old_words(stage: &Stage, engine: &CopyEngine, words: usize, i: u64) -> u64 {
     let chunk = engine.take_chunk().expect("a chunk is free");
     let copy = engine.start_read(&stage.memory, 0, words * 8, chunk).unwrap();
+    // Fails without the read-back even where the bytes would have come.
+    assert!(!stage.window().is_dirty(), "start_read did not settle the stores");
     while !engine.poll(&copy).unwrap() {}
     let chunk = copy.into_chunk().expect("the copy is over");
     let (found, _) = chunk[..words * 8].as_chunks::<8>();

@@ -16,6 +16,7 @@ mod gpu_common;
 mod launch;
 mod loads;
 mod order;
+mod relay;
 mod sequences;
 mod stage;
 mod torn;

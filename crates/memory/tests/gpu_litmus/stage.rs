@@ -11,12 +11,14 @@ use crate::gpu_common::{self, Alone};
 
 const PTX: &str = include_str!("litmus.ptx");
 const LEN: usize = 2 << 20;
+/// Payload of a packet, in which messages arrive.
+const PACKET: usize = 4096;
 /// Threads of the one block that every kernel here has.
 const BLOCK: u32 = 512;
 /// A variant is played so long at most.
 const PLAY: Duration = Duration::from_millis(1500);
 /// So long the other side may take for one round.
-const ROUND: Duration = Duration::from_secs(5);
+pub(crate) const ROUND: Duration = Duration::from_secs(5);
 
 /// Places of the shared words; the kernels have the same list.
 const STOP: usize = 0;
@@ -78,8 +80,19 @@ impl Stage {
         self.memory.addr() + offset as u64
     }
 
+    /// Places a message as the NIC does (`Target::place` of crates/nic): packet by packet, the last one last, and completed.
+    pub(crate) fn place(&self, offset: usize, message: &[u8]) {
+        let cut = message.len().saturating_sub(1) / PACKET * PACKET;
+        let (body, last) = message.split_at(cut);
+        for (packet, bytes) in body.chunks(PACKET).enumerate() {
+            self.window().store(offset + packet * PACKET, bytes).unwrap();
+        }
+        self.window().store_last(offset + cut, last).unwrap();
+        self.window().complete().unwrap();
+    }
+
     /// Zeroes the memory by the GPU.
-    fn clear(&self) {
+    pub(crate) fn clear(&self) {
         if let Some(patterns) = &self.patterns {
             patterns.fill_byte(&self.buffer, 0..LEN, 0).unwrap();
         }

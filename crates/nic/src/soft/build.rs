@@ -173,7 +173,10 @@ pub(crate) fn build(
 fn message_of(entry: &QpEntry, payload: &Payload) -> Message {
     let left = u64::from(payload.len()) + u64::from(payload.rest());
     match payload {
-        Payload::Request { offset, .. } => Message { len: offset + left, alone: entry.sends.len() < 2 },
+        Payload::Request { serial, offset, .. } => {
+            let alone = entry.sends.back().is_none_or(|last| last.serial == *serial);
+            Message { len: offset + left, alone }
+        }
         _ => Message { len: left, alone: true },
     }
 }

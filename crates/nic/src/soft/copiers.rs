@@ -5,11 +5,11 @@ use nobounce_memory::gpu::copy_engine::{CopyEngine, CopyError};
 use nobounce_memory::gpu::{CudaError, GpuMemory};
 
 /// Bytes of a chunk.
-pub(crate) const CHUNK: usize = 128 << 10;
+pub(crate) const CHUNK: usize = 256 << 10;
 /// Chunks to fetch into and to place from, for each context. They are apart: a queue pair that cannot send what it fetched
 /// must not keep others from receiving.
-const FETCH_CHUNKS: usize = 96;
-const PLACE_CHUNKS: usize = 32;
+const FETCH_CHUNKS: usize = 48;
+const PLACE_CHUNKS: usize = 16;
 
 /// Names one of the pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +61,12 @@ impl Copiers {
             self.0.push((context, engines));
             CopierIndex(self.0.len() - 1)
         })
+    }
+
+    /// Whether no copy of this pair is under way; one that cannot be asked after any more is none.
+    pub(crate) fn are_idle(&self, index: CopierIndex) -> bool {
+        let CopyEngines { fetch, place } = &self.0[index.0].1;
+        fetch.is_idle().unwrap_or(true) && place.is_idle().unwrap_or(true)
     }
 
     /// The engine that fetches.

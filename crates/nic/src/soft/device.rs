@@ -108,10 +108,8 @@ impl Shared {
         self.polls.fetch_add(1, Ordering::Relaxed);
         if let Some(mut engine) = self.engine.try_lock() {
             engine.progress();
-            let deadline = engine.deadline();
-            drop(engine);
             // It may have been the last poll before the caller sleeps.
-            self.bell.ring(deadline);
+            self.bell.ring_if_sleepy(|| engine.deadline());
         }
     }
 
@@ -284,7 +282,7 @@ impl Pd {
         probe::check_range(base, len as u64, access.contains(Access::LOCAL_WRITE))?;
         // SAFETY: the caller promises what Window::new asks for.
         let window = unsafe { Window::new(addr, len) };
-        self.insert(Target::Host(window), base, access, Paths::both(Path::Direct(Mechanism::Cpu)))
+        self.insert(Target::Host(window), base, access, (Paths::both(Path::Direct(Mechanism::Cpu)), None))
     }
 
     /// Registers `len` bytes of memory that CUDA knows, at the address by which CUDA knows it.
@@ -310,7 +308,7 @@ impl Pd {
         let memory = Arc::new(GpuMemory::register(addr, len, options)?);
         let paths = memory.paths().clone();
         if let Some(window) = memory.host() {
-            return self.insert(Target::Host(window), addr, access, paths);
+            return self.insert(Target::Host(window), addr, access, (paths, Some(memory)));
         }
         // Made ahead and without the lock: data must not wait for either.
         let crossover = match memory.window() {
@@ -328,15 +326,22 @@ impl Pd {
                 engine.core.regions.stage.copiers.adopt(context, engines)
             }
         };
-        self.insert(Target::Gpu(GpuTarget::new(memory, copier, crossover)), addr, access, paths)
+        let target = Target::Gpu(GpuTarget::new(memory.clone(), copier, crossover));
+        self.insert(target, addr, access, (paths, Some(memory)))
     }
 
-    fn insert(&self, target: Target, addr: u64, access: Access, paths: Paths) -> Result<Mr, RegisterError> {
+    fn insert(
+        &self,
+        target: Target,
+        addr: u64,
+        access: Access,
+        (paths, gpu): (Paths, Option<Arc<GpuMemory>>),
+    ) -> Result<Mr, RegisterError> {
         let len = target.len();
         let region = Region { target, addr, access, pd: self.id };
         let shared = self.device.shared.clone();
         let key = shared.lock().ok_or(RegisterError::Forked)?.core.regions.insert(region)?;
-        Ok(Mr { shared, key, addr, len, paths })
+        Ok(Mr { shared, key, addr, len, paths, gpu })
     }
 
     /// Makes a queue pair.

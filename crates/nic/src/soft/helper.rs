@@ -44,12 +44,22 @@ pub(crate) struct Bell {
     wake: Arc<EventFd>,
     /// It waits on the sockets, so that nothing needs to wake it.
     watching: Arc<AtomicBool>,
-    /// When it wakes by itself, in nanoseconds.
+    /// When it wakes by itself, in nanoseconds; 0 while it is awake.
     due: Arc<AtomicU64>,
+    /// The application sleeps now and then: its last poll may be followed by none for long.
+    sleepy: Arc<AtomicBool>,
 }
 
 impl Bell {
-    /// The engine must be driven at `deadline`, and the caller will not do it: wakes the helper if it would sleep longer. One that
+    /// As [`ring`](Self::ring), by an application that polls: if it is known to sleep now and then.
+    #[inline]
+    pub(crate) fn ring_if_sleepy(&self, deadline: impl FnOnce() -> Option<u64>) {
+        if self.sleepy.load(Ordering::Relaxed) {
+            self.ring(deadline());
+        }
+    }
+
+    /// The engine must be driven at `deadline`, and the caller may not do it: wakes the helper if it would sleep longer. One that
     /// does not watch looks often enough.
     #[inline]
     pub(crate) fn ring(&self, deadline: Option<u64>) {
@@ -67,7 +77,8 @@ impl Helper {
         let bell = Bell {
             wake: Arc::new(EventFd::new()?),
             watching: Arc::new(AtomicBool::new(true)),
-            due: Arc::new(AtomicU64::new(u64::MAX)),
+            due: Arc::default(),
+            sleepy: Arc::default(),
         };
         Ok(Self { stop: Arc::default(), polls: Arc::default(), bell, thread: None })
     }
@@ -92,6 +103,7 @@ impl Helper {
 
     /// The application is about to sleep: from now on the helper must watch.
     pub(crate) fn watch(&self) {
+        self.bell.sleepy.store(true, Ordering::Relaxed);
         if !self.bell.watching.swap(true, Ordering::SeqCst) {
             self.bell.wake.raise();
         }
@@ -128,8 +140,7 @@ impl Worker {
         while !self.stop.load(Ordering::SeqCst) {
             let watching = self.bell.watching.load(Ordering::SeqCst);
             let due = self.wait(watching, deadline);
-            // While it is awake every deadline rings: it has looked at them already, or not yet.
-            self.bell.due.store(u64::MAX, Ordering::SeqCst);
+            self.bell.due.store(0, Ordering::SeqCst);
             let called = self.bell.wake.take();
             let Some(engine) = self.engine.upgrade() else { return };
             let (found, next) = self.serve(&engine);
@@ -182,8 +193,16 @@ impl Worker {
     }
 
     /// Sleeps until a packet comes (when watching), somebody wakes us, or the deadline; whether it was the deadline.
-    fn wait(&self, watching: bool, deadline: Option<u64>) -> bool {
-        self.bell.due.store(if watching { deadline.unwrap_or(u64::MAX) } else { 0 }, Ordering::SeqCst);
+    fn wait(&self, watching: bool, mut deadline: Option<u64>) -> bool {
+        if watching {
+            self.bell.due.store(deadline.unwrap_or(u64::MAX), Ordering::SeqCst);
+            // Whoever drove the engine since we last looked did not know yet how long we sleep; whoever does from now on rings.
+            let known =
+                self.engine.upgrade().and_then(|lock| lock.try_lock().map(|engine| engine.deadline()));
+            if let Some(now) = known {
+                deadline = [deadline, now].into_iter().flatten().min();
+            }
+        }
         let mut fds = vec![libc::pollfd { fd: self.bell.wake.as_raw_fd(), events: libc::POLLIN, revents: 0 }];
         let timeout = if watching {
             fds.extend(self.fds.iter().map(|&fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 }));

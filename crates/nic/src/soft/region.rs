@@ -322,12 +322,18 @@ pub struct Mr {
     pub(crate) addr: u64,
     pub(crate) len: u64,
     pub(crate) paths: Paths,
+    pub(crate) gpu: Option<Arc<gpu::GpuMemory>>,
 }
 
 impl Mr {
     /// The way its bytes take, per direction.
     pub fn paths(&self) -> &Paths {
         &self.paths
+    }
+
+    /// The memory behind a region that CUDA knows, as the device reaches it.
+    pub fn gpu_memory(&self) -> Option<&Arc<gpu::GpuMemory>> {
+        self.gpu.as_ref()
     }
 
     /// The key for local scatter/gather lists.
@@ -361,7 +367,7 @@ impl Drop for Mr {
         let Some(mut engine) = self.shared.lock() else { return };
         let region = engine.core.regions.remove(self.key);
         if let Some(Target::Gpu(gpu)) = region.as_ref().map(|region| &region.target) {
-            engine.core.regions.stage.forget(&gpu.memory);
+            engine.core.regions.stage.forget(&gpu.memory, gpu.copier);
         }
         // Others may go on while the mapping is taken down.
         drop(engine);

@@ -1,0 +1,198 @@
+//! The GPU of a bench: whether there is one, what it is, and the kernels that fill and check its memory.
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use anyhow::Context;
+use nobounce::Region;
+use nobounce::memory::gpu::calibration::Calibration;
+use nobounce::memory::gpu::kernel::{FlagKernel, KernelError, Patterns};
+use nobounce::memory::gpu::{Driver, Gpu, GpuBuffer, GpuMemory, GpuOptions};
+use serde::{Deserialize, Serialize};
+
+use super::case::{Case, Kind, Place};
+use super::gpu_mps::Mps;
+use super::plan::{Ends, Plan};
+use super::size::Bytes;
+
+/// Bytes of the allocation by which the path is found out before anything is measured.
+const PROBE: usize = 1 << 20;
+
+/// What a run on GPU memory needs, and what is to be said about it.
+#[derive(Debug)]
+pub(super) struct Setup {
+    pub(super) facts: GpuFacts,
+    /// One line each.
+    pub(super) notes: Vec<String>,
+    /// Lives as long as the run.
+    _mps: Option<Mps>,
+}
+
+/// Facts about the GPU that a measurement means nothing without.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct GpuFacts {
+    /// Its name.
+    pub(crate) name: String,
+    /// Whether it is none: host memory plays its part, for tests.
+    pub(crate) stand_in: bool,
+    /// Where it is plugged.
+    pub(crate) pci_address: String,
+    /// The version of CUDA that its driver supports.
+    pub(crate) cuda: String,
+    /// Size of BAR1, through which the CPU reaches its memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) bar1_bytes: Option<u64>,
+    /// Who gave the window onto its memory, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) window: Option<String>,
+    /// The paths of memory that was registered without further wishes.
+    pub(crate) paths: String,
+    /// What loads, stores and the copy engine cost here.
+    pub(crate) calibration: String,
+    /// How the two processes share it.
+    pub(crate) shared_by: String,
+    /// Where the bytes were checked: `gpu`, or `host` after copying them there.
+    pub(crate) checked_on: String,
+}
+
+impl fmt::Display for GpuFacts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.stand_in {
+            return write!(f, "STAND-IN for a GPU: host memory");
+        }
+        write!(f, "{} at {}, CUDA {}", self.name, self.pci_address, self.cuda)?;
+        self.bar1_bytes.map_or(Ok(()), |bytes| write!(f, ", BAR1 {}", Bytes(bytes)))
+    }
+}
+
+/// Why there is no run on GPU memory.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum GpuError {
+    /// No GPU.
+    #[error("no GPU to measure: {0}; for host memory: nobounce bench")]
+    None(String),
+    /// Nothing is left of the plan.
+    #[error("nothing to measure: {0}")]
+    Nothing(String),
+}
+
+impl Setup {
+    /// Looks for the GPU, finds out its path, and takes out of the plan what cannot be measured on it.
+    pub(super) fn prepare(plan: &mut Plan) -> anyhow::Result<Self> {
+        // Before anything asks for CUDA: a process joins MPS when it makes its first context.
+        let two_processes = plan.ends == Ends::Here;
+        let (mps, shared_by) = if two_processes { Mps::start() } else { (None, "one process".to_owned()) };
+        let gpu = first().map_err(GpuError::None)?;
+        let stand_in = gpu.driver().is_stand_in();
+        let mut notes = Vec::new();
+        if stand_in {
+            notes.push(
+                "STAND-IN: there is no GPU; host memory plays its part, and the figures mean nothing for one"
+                    .to_owned(),
+            );
+        }
+        let buffer = GpuBuffer::new(&gpu, PROBE).context("cannot allocate GPU memory")?;
+        // With what the environment says about windows and requirements: better refused now than after a minute.
+        let memory = GpuMemory::register(buffer.addr(), PROBE, &GpuOptions::default())?;
+        let calibration = Calibration::of(&gpu).context("cannot measure the ways into GPU memory")?;
+        let kernels = kernels();
+        let mut leave_out = LeaveOut { plan, notes: &mut notes };
+        if let Err(error) = kernels {
+            leave_out.cases(|case| case.kind == Kind::GpuVisible, &format!("gpu-visible: {error}"));
+        }
+        if requires_direct() {
+            let staged = |case: &Case| matches!(case.place, Place::Staged | Place::Naive);
+            leave_out.cases(staged, "staged and naive: a direct path is required (NOBOUNCE_REQUIRE=direct)");
+        }
+        if plan.cases.is_empty() {
+            return Err(GpuError::Nothing(notes.join("; ")).into());
+        }
+        if let (Err(error), false) = (kernels, stand_in) {
+            notes.push(format!("bytes are checked by copying them to the host: {error}"));
+        }
+        if two_processes && !stand_in {
+            notes.push(format!("two processes, one GPU: {shared_by}"));
+        }
+        let version = gpu.driver().version();
+        let facts = GpuFacts {
+            name: gpu.name().to_owned(),
+            stand_in,
+            pci_address: gpu.pci_address().to_owned(),
+            cuda: format!("{}.{}", version / 1000, version % 1000 / 10),
+            bar1_bytes: gpu.bar1_size(),
+            window: memory.rung().map(|rung| rung.to_string()),
+            paths: memory.paths().to_string(),
+            calibration: calibration.to_string(),
+            shared_by: if stand_in { "nothing is shared".to_owned() } else { shared_by },
+            checked_on: if kernels.is_ok() { "gpu" } else { "host" }.to_owned(),
+        };
+        Ok(Self { facts, notes, _mps: mps })
+    }
+}
+
+/// Takes cases out of a plan, and says so.
+struct LeaveOut<'a> {
+    plan: &'a mut Plan,
+    notes: &'a mut Vec<String>,
+}
+
+impl LeaveOut<'_> {
+    fn cases(&mut self, which: impl Fn(&Case) -> bool, why: &str) {
+        let before = self.plan.cases.len();
+        self.plan.cases.retain(|case| !which(case));
+        if self.plan.cases.len() < before {
+            self.notes.push(format!("left out: {why}"));
+        }
+    }
+}
+
+/// The first GPU, or why there is none.
+pub(super) fn first() -> Result<Arc<Gpu>, String> {
+    let gpus = Gpu::list().map_err(|error| error.to_string())?;
+    gpus.into_iter()
+        .next()
+        .ok_or_else(|| "CUDA shows none to this process (see CUDA_VISIBLE_DEVICES)".to_owned())
+}
+
+/// Whether everything but a direct path is refused, whatever is asked for: then there is nothing staged to compare with.
+fn requires_direct() -> bool {
+    std::env::var_os("NOBOUNCE_REQUIRE").is_some_and(|word| word.eq_ignore_ascii_case("direct"))
+}
+
+/// What results say about where bytes lie.
+pub(super) fn memory_name(place: Place) -> &'static str {
+    match place {
+        Place::Host => "host",
+        _ if Driver::get().is_ok_and(Driver::is_stand_in) => "stand-in",
+        _ => "gpu",
+    }
+}
+
+/// Kernels of this process, on the first GPU.
+#[derive(Debug)]
+pub(super) struct Kernels {
+    pub(super) patterns: Patterns,
+    pub(super) flag: FlagKernel,
+}
+
+/// The kernels; loaded at the first call, before anything spins on the GPU.
+pub(super) fn kernels() -> Result<&'static Kernels, &'static KernelError> {
+    static KERNELS: OnceLock<Result<Kernels, KernelError>> = OnceLock::new();
+    let load = || {
+        let gpus = Gpu::list().unwrap_or_default();
+        // Whoever asks has registered memory on it, or is about to fail anyway.
+        let gpu = gpus.first().ok_or(KernelError::Cuda(nobounce::memory::gpu::CudaError {
+            call: "cuDeviceGetCount",
+            code: 100,
+            name: "CUDA_ERROR_NO_DEVICE",
+        }))?;
+        Ok(Kernels { patterns: Patterns::load(gpu)?, flag: FlagKernel::load(gpu)? })
+    };
+    KERNELS.get_or_init(load).as_ref()
+}
+
+/// What fills and checks a region where it lies: a GPU region whose GPU runs kernels.
+pub(super) fn patterns_for(region: &Region) -> Option<(&GpuBuffer, &'static Patterns)> {
+    let buffer = region.gpu_buffer()?;
+    Some((buffer, &kernels().ok()?.patterns))
+}

@@ -1,0 +1,106 @@
+//! What `--memory gpu` measures: GPU memory by the best path, against staging, against naive staging, and against host memory.
+
+use std::time::Duration;
+
+use super::case::{Amount, Case, Kind, Op, Place, Wait};
+use super::plan::{MAX_REGISTERED, PlanError, TIME};
+
+/// A sweep for the direct path; the comparisons are made at the sizes in [`COMPARED`].
+const LATENCY_SIZES: &[u64] = &[8, 64, 512, 4 << 10, 32 << 10, 256 << 10, 1 << 20];
+const BANDWIDTH_SIZES: &[u64] = &[4 << 10, 32 << 10, 256 << 10, 1 << 20, 8 << 20];
+const BOTH_WAYS_SIZES: &[u64] = &[1 << 20, 8 << 20];
+const COMPARED: &[u64] = &[8, 512, 4 << 10, 32 << 10, 1 << 20, 8 << 20];
+const QUICK_LATENCY_SIZES: &[u64] = &[8, 4 << 10];
+const QUICK_BANDWIDTH_SIZES: &[u64] = &[1 << 20];
+/// A flag that a kernel polls.
+const FLAG: u64 = 8;
+/// For the figures by which we are judged.
+const HEADLINE_TIME: Duration = Duration::from_secs(1);
+
+/// The ways that are compared, in this order, right after one another: what else the machine does meanwhile hits all of them.
+const COMPARISON: &[Place] = &[Place::Direct, Place::Staged, Place::Naive, Place::Host];
+
+/// What was asked for, checked.
+#[derive(Debug)]
+pub(super) struct Wanted {
+    pub(super) ops: Vec<Op>,
+    pub(super) kinds: Vec<Kind>,
+    /// As typed; empty for the usual ones.
+    pub(super) sizes: Vec<u64>,
+    pub(super) qps: Vec<u32>,
+    pub(super) mtu: u32,
+    pub(super) amount: Amount,
+    pub(super) quick: bool,
+}
+
+/// The operations and kinds that are measured unless others are named.
+pub(super) fn defaults(quick: bool) -> (&'static [Op], &'static [Kind]) {
+    let kinds = &[Kind::Latency, Kind::GpuVisible, Kind::Bandwidth, Kind::Bidirectional];
+    if quick { (&[Op::Write], kinds) } else { (&[Op::Write, Op::Read, Op::Send], kinds) }
+}
+
+pub(super) fn cases(wanted: &Wanted) -> Result<Vec<Case>, PlanError> {
+    let mut cases = Vec::new();
+    for &kind in &wanted.kinds {
+        if kind == Kind::GpuVisible {
+            // Naive staging is left out: its copies would wait for the kernel that waits for them.
+            for place in [Place::Direct, Place::Staged] {
+                cases.push(wanted.case(Op::Write, kind, place, FLAG, 1));
+            }
+            continue;
+        }
+        for &op in &wanted.ops {
+            for size in wanted.sizes_of(op, kind) {
+                for &place in wanted.places(op, size) {
+                    for &qps in if kind == Kind::Latency { &[1][..] } else { &wanted.qps } {
+                        // What a naive program does, it does with one queue pair, and one message at a time.
+                        if place == Place::Naive && (qps > 1 || size == 0 || kind == Kind::Rate) {
+                            continue;
+                        }
+                        if u64::from(qps) * size > MAX_REGISTERED {
+                            return Err(PlanError::Registered { qps, size });
+                        }
+                        cases.push(wanted.case(op, kind, place, size, qps));
+                    }
+                }
+            }
+        }
+    }
+    Ok(cases)
+}
+
+impl Wanted {
+    fn case(&self, op: Op, kind: Kind, place: Place, size: u64, qps: u32) -> Case {
+        let judged = match kind {
+            Kind::Latency | Kind::GpuVisible => op == Op::Write && size == 8,
+            Kind::Bandwidth | Kind::Bidirectional => op == Op::Write && size == 1 << 20,
+            Kind::Rate => false,
+        };
+        let amount = match self.amount {
+            Amount::Time(TIME) if judged => Amount::Time(HEADLINE_TIME),
+            amount => amount,
+        };
+        Case { op, kind, place, size, qps, wait: Wait::Cq, mtu: self.mtu, amount }
+    }
+
+    fn sizes_of(&self, op: Op, kind: Kind) -> Vec<u64> {
+        let bulk = matches!(kind, Kind::Bandwidth | Kind::Bidirectional);
+        let usual = match (kind, self.quick) {
+            _ if op == Op::Atomic => return if bulk { Vec::new() } else { vec![8] },
+            (Kind::Rate | Kind::GpuVisible, _) => &[8],
+            (Kind::Latency, true) => QUICK_LATENCY_SIZES,
+            (Kind::Latency, false) => LATENCY_SIZES,
+            (Kind::Bandwidth | Kind::Bidirectional, true) => QUICK_BANDWIDTH_SIZES,
+            (Kind::Bandwidth, false) => BANDWIDTH_SIZES,
+            (Kind::Bidirectional, false) => BOTH_WAYS_SIZES,
+        };
+        let sizes = if self.sizes.is_empty() { usual } else { &self.sizes };
+        sizes.iter().copied().filter(|size| *size > 0 || !bulk).collect()
+    }
+
+    /// Writes are compared, at some sizes or at those that were typed; the other operations show the direct path only.
+    fn places(&self, op: Op, size: u64) -> &'static [Place] {
+        let compared = op == Op::Write && (!self.sizes.is_empty() || COMPARED.contains(&size));
+        if compared { COMPARISON } else { &COMPARISON[..1] }
+    }
+}

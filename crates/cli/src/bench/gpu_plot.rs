@@ -1,0 +1,70 @@
+//! The lines of a plot about GPU memory: one for each way that bytes took.
+
+use plotters::style::RGBColor;
+
+use super::case::{Kind, Op};
+use super::model::{CaseOutcome, Report, Way};
+use super::plot::{Line, line};
+
+const WAYS: [Way; 4] = [Way::Direct, Way::Staged, Way::Naive, Way::Host];
+
+/// The title: what is measured, and whether it is a GPU at all.
+pub(super) fn title(report: &Report) -> &'static str {
+    match &report.machine.gpu {
+        None => "nobounce bench",
+        Some(gpu) if gpu.stand_in => "nobounce bench: STAND-IN for a GPU (host memory)",
+        Some(_) => "nobounce bench: GPU memory",
+    }
+}
+
+pub(super) fn latency(report: &Report) -> Vec<Line> {
+    let mut lines = lines(report, Kind::Latency, "", true, |one| one.p50_us);
+    for way in WAYS {
+        let chosen = |one: &CaseOutcome| (one.kind, one.way()) == (Kind::GpuVisible, way);
+        let name = format!("seen by a kernel, {way}");
+        lines.extend(line(report, name, color(way), false, |one| one.p50_us.filter(|_| chosen(one))));
+    }
+    lines
+}
+
+pub(super) fn bandwidth(report: &Report) -> Vec<Line> {
+    let mut all = lines(report, Kind::Bandwidth, "", true, |one| one.gbytes_per_s);
+    all.extend(lines(report, Kind::Bidirectional, ", both ways", false, |one| one.gbytes_per_s));
+    all
+}
+
+/// Writes are what all ways were measured with; without them, whatever there is.
+fn lines(
+    report: &Report,
+    kind: Kind,
+    suffix: &str,
+    strong: bool,
+    value: impl Fn(&CaseOutcome) -> Option<f64>,
+) -> Vec<Line> {
+    let of_kind = || report.results.iter().filter(|one| one.kind == kind);
+    let mut ops: Vec<Op> = of_kind().map(|one| one.op).collect();
+    ops.sort_unstable();
+    ops.dedup();
+    if ops.contains(&Op::Write) {
+        ops = vec![Op::Write];
+    }
+    let mut found = Vec::new();
+    for op in ops {
+        for way in WAYS {
+            let chosen = |one: &CaseOutcome| (one.kind, one.op, one.way(), one.qps) == (kind, op, way, 1);
+            let name = format!("{op}, {way}{suffix}");
+            found.extend(line(report, name, color(way), strong, |one| value(one).filter(|_| chosen(one))));
+        }
+    }
+    found
+}
+
+/// Told apart by people who do not see red and green, too.
+fn color(way: Way) -> RGBColor {
+    match way {
+        Way::Direct => RGBColor(0x00, 0x72, 0xb2),
+        Way::Staged => RGBColor(0xd5, 0x5e, 0x00),
+        Way::Naive => RGBColor(0xaa, 0x33, 0x77),
+        Way::Host => RGBColor(0x00, 0x9e, 0x73),
+    }
+}

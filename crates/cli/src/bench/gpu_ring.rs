@@ -1,0 +1,65 @@
+//! Filling and checking message slots where they lie: on the GPU, by kernels. No byte comes to the host for it.
+
+use std::ops::Range;
+
+use nobounce::memory::gpu::GpuBuffer;
+use nobounce::memory::gpu::kernel::{KernelError, Patterns};
+
+use super::ring::{GUARD, GUARD_BYTE, Ring};
+
+impl Ring {
+    /// Puts this round's pattern into the source slots, and guard bytes everywhere else.
+    pub(super) fn prepare_on_gpu(
+        &self,
+        buffer: &GpuBuffer,
+        patterns: &Patterns,
+        round: u32,
+    ) -> Result<(), KernelError> {
+        patterns.fill_byte(buffer, 0..buffer.len(), GUARD_BYTE)?;
+        (0..self.slots as u64).try_for_each(|slot| {
+            let at = self.source(slot);
+            patterns.fill(buffer, at..at + self.size, self.pattern_seed(round, slot))
+        })
+    }
+
+    /// Checks that the first `filled` slots hold this round's messages, and that nothing else changed.
+    pub(super) fn check_on_gpu(
+        &self,
+        buffer: &GpuBuffer,
+        patterns: &Patterns,
+        round: u32,
+        filled: u64,
+    ) -> Result<(), String> {
+        let area = self.area();
+        let guard = |range: Range<usize>| -> Result<(), String> {
+            let start = range.start - area;
+            let found = patterns.check_byte(buffer, range, GUARD_BYTE).map_err(|e| e.to_string())?;
+            match found.first {
+                Some(first) => Err(format!(
+                    "round {round}: {} guard bytes changed, the first {} bytes into the target area",
+                    found.wrong,
+                    start as u64 + first
+                )),
+                None => Ok(()),
+            }
+        };
+        guard(area..area + GUARD)?;
+        for slot in 0..self.slots as u64 {
+            let at = self.target(slot);
+            if slot >= filled {
+                guard(at..at + self.stride)?;
+                continue;
+            }
+            let seed = self.pattern_seed(round, slot);
+            let found = patterns.check(buffer, at..at + self.size, seed).map_err(|e| e.to_string())?;
+            if let Some(first) = found.first {
+                let (wrong, size) = (found.wrong, self.size);
+                return Err(format!(
+                    "round {round}, slot {slot}: {wrong} of {size} bytes are wrong, the first is byte {first}"
+                ));
+            }
+            guard(at + self.size..at + self.stride)?;
+        }
+        Ok(())
+    }
+}

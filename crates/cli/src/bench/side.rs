@@ -1,0 +1,141 @@
+//! One end of a case, whatever it does: memory, the timed part, and the check of what arrived.
+
+use nobounce::{Connection, Path, Region};
+
+use super::case::{Kind, Op, Place, Wait};
+use super::drive::End;
+use super::exchange::{Work, exchange_regions};
+use super::gpu;
+use super::gpu_naive::Naive;
+use super::gpu_visible::Visible;
+use super::ring::Ring;
+
+/// What came of one timed part.
+#[derive(Debug, Default)]
+pub(super) struct Timed {
+    /// How long it took.
+    pub(super) seconds: f64,
+    /// Messages, in both directions together where both count.
+    pub(super) messages: u64,
+    /// Microseconds of each, where they are measured one by one.
+    pub(super) latencies: Vec<f64>,
+}
+
+impl Timed {
+    /// Half round trips, or whole operations.
+    pub(super) fn of_latencies(latencies: Vec<f64>, is_half: bool) -> Self {
+        let ways = if is_half { 2.0 } else { 1.0 };
+        Self {
+            seconds: latencies.iter().sum::<f64>() * ways / 1e6,
+            messages: latencies.len() as u64,
+            latencies,
+        }
+    }
+}
+
+/// One end of a case.
+pub(super) trait Side {
+    /// Fills the memory for a round; outside the time.
+    fn prepare(&self, round: u32) -> anyhow::Result<()>;
+    /// The timed part, with the other end at its own.
+    fn timed(&self, round: u32, messages: u64) -> anyhow::Result<Timed>;
+    /// Checks what must have arrived at this end in that round; outside the time.
+    fn check(&self, round: u32, messages: u64) -> Result<(), String>;
+    /// How messages get from and to the memory: `direct`, `staged (reason)`, or `naive staging`.
+    fn path(&self) -> String;
+    /// Where they lie: `host`, `gpu`, or `stand-in`.
+    fn memory(&self) -> &'static str;
+}
+
+/// Registers this end's memory, hears about the other's, and is then ready for rounds. `refuse` is told why there is no memory.
+pub(super) fn open<'a>(
+    connection: &'a Connection,
+    work: Work,
+    asks: bool,
+    refuse: impl FnOnce(&anyhow::Error),
+) -> anyhow::Result<Box<dyn Side + 'a>> {
+    if work.kind == Kind::GpuVisible {
+        let visible = Visible::new(connection, work, asks).inspect_err(refuse)?;
+        return Ok(Box::new(visible.connect()?));
+    }
+    let stamped = connection.lanes() == 1;
+    let ring = Ring::new(connection.device(), work.place, work.size, work.seed, stamped);
+    if work.place == Place::Naive {
+        let naive = ring.and_then(|ring| Naive::new(connection, ring, work, asks)).inspect_err(refuse)?;
+        return Ok(Box::new(naive.connect()?));
+    }
+    let ring = ring.inspect_err(refuse)?;
+    let peer = exchange_regions(connection, &ring.region)?;
+    Ok(Box::new(End { connection, ring, peer, work, asks }))
+}
+
+/// The path of a region in one word, and the reason where it is not direct.
+pub(super) fn path_of(region: &Region) -> String {
+    let paths = region.paths();
+    // Where both are staged, it is for the same reason.
+    match (&paths.inbound, &paths.outbound) {
+        (Path::Staged(reason), _) | (_, Path::Staged(reason)) => format!("staged ({reason})"),
+        _ => "direct".to_owned(),
+    }
+}
+
+impl Side for End<'_> {
+    fn prepare(&self, round: u32) -> anyhow::Result<()> {
+        self.ring.prepare(round)
+    }
+
+    fn timed(&self, _round: u32, messages: u64) -> anyhow::Result<Timed> {
+        match self.work.kind {
+            Kind::Latency | Kind::GpuVisible => {
+                let is_half = matches!(self.work.op, Op::Write | Op::Send);
+                Ok(Timed::of_latencies(self.latency(messages)?, is_half))
+            }
+            Kind::Bidirectional => {
+                let seconds = self.stream(messages, messages)?;
+                Ok(Timed { seconds, messages: 2 * messages, latencies: Vec::new() })
+            }
+            Kind::Bandwidth | Kind::Rate => {
+                let (sends, receives) = if self.asks { (messages, 0) } else { (0, messages) };
+                Ok(Timed { seconds: self.stream(sends, receives)?, messages, latencies: Vec::new() })
+            }
+        }
+    }
+
+    fn check(&self, round: u32, messages: u64) -> Result<(), String> {
+        let Work { op, kind, wait, .. } = self.work;
+        let both = kind == Kind::Bidirectional;
+        let arrived = match op {
+            Op::Atomic => return check_counter(self, messages),
+            Op::Read if self.asks || both => messages,
+            Op::Read => 0,
+            Op::Write | Op::Send if !self.asks || both || kind == Kind::Latency => messages,
+            Op::Write | Op::Send => 0,
+        };
+        // Waiting on memory uses one slot, and its last byte to count.
+        let on_memory = wait == Wait::Memory && kind == Kind::Latency;
+        let numbered = op != Op::Read && !on_memory;
+        self.ring.check(round, if on_memory { arrived.min(1) } else { arrived }, on_memory, numbered)
+    }
+
+    fn path(&self) -> String {
+        path_of(&self.ring.region)
+    }
+
+    fn memory(&self) -> &'static str {
+        gpu::memory_name(self.work.place)
+    }
+}
+
+/// The counter stood at a word of guard bytes and was incremented once for each message.
+fn check_counter(end: &End<'_>, messages: u64) -> Result<(), String> {
+    if end.asks {
+        return Ok(());
+    }
+    let found = end.ring.region.read_u64(end.ring.target(0)).map_err(|error| error.to_string())?;
+    let expected = u64::from_ne_bytes([0xa5; 8]).wrapping_add(messages);
+    if found == expected {
+        Ok(())
+    } else {
+        Err(format!("the counter is {found:#x} and should be {expected:#x} after {messages} increments"))
+    }
+}

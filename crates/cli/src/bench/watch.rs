@@ -1,0 +1,64 @@
+//! Taking completions, and not waiting for ever.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, ensure};
+use nobounce::nic::soft::WorkCompletion;
+use nobounce::{Connection, Status, WorkKind};
+
+/// A timed part in which nothing moves for so long is over.
+const STALLED: Duration = Duration::from_secs(30);
+
+/// Waits without end are for nobody: looks now and then whether anything still moves.
+pub(super) struct Watch<'a> {
+    connection: &'a Connection,
+    since: Instant,
+    looks: u32,
+}
+
+impl<'a> Watch<'a> {
+    pub(super) fn new(connection: &'a Connection) -> Self {
+        Self { connection, since: Instant::now(), looks: 0 }
+    }
+
+    pub(super) fn moved(&mut self) {
+        self.looks = 0;
+    }
+
+    pub(super) fn look(&mut self) -> anyhow::Result<()> {
+        self.looks += 1;
+        if self.looks == 1 {
+            self.since = Instant::now();
+        }
+        if self.looks.is_multiple_of(1 << 14) {
+            ensure!(!self.connection.is_peer_gone(), "the other end of the bench is gone");
+            ensure!(
+                self.since.elapsed() < STALLED,
+                "nothing moved for {} s; counters: {:?}; link: {:?}",
+                STALLED.as_secs(),
+                self.connection.device().nic().counters(),
+                self.connection.device().nic().link_counters()
+            );
+        }
+        Ok(())
+    }
+
+    /// Takes what completed into `got`; fails when anything failed.
+    pub(super) fn poll(&mut self, got: &mut Vec<WorkCompletion>) -> anyhow::Result<usize> {
+        got.clear();
+        let count = self.connection.cq().poll(got, 64)?;
+        if count == 0 {
+            self.look()?;
+            return Ok(0);
+        }
+        self.moved();
+        if let Some(failed) = got.iter().find(|completion| completion.status != Status::Success) {
+            bail!("a {:?} on queue pair {} ended in {:?}", failed.kind, failed.qpn, failed.status);
+        }
+        Ok(count)
+    }
+}
+
+pub(super) fn is_receive(completion: &WorkCompletion) -> bool {
+    matches!(completion.kind, WorkKind::Receive | WorkKind::ReceiveWriteImmediate)
+}

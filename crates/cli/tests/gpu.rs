@@ -1,0 +1,205 @@
+//! `nobounce bench --memory gpu` as people call it, with the stand-in driver in the place of libcuda.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+use fake_cuda::client::StandIn;
+use serde_json::Value;
+
+/// Small enough for a busy machine with two processors.
+const SMALL: &str = "bench --memory gpu --quick --iters 20";
+
+fn nobounce(line: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_nobounce"));
+    command.args(line.split_whitespace());
+    for ours in ["NOBOUNCE_LOG", "NOBOUNCE_WINDOW", "NOBOUNCE_REQUIRE", "CUDA_VISIBLE_DEVICES"] {
+        command.env_remove(ours);
+    }
+    command.env("NOBOUNCE_CUDA", StandIn::path());
+    command
+}
+
+fn output(command: &mut Command) -> (Option<i32>, String, String) {
+    let Output { status, stdout, stderr } = command.output().expect("the command starts");
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("the command prints UTF-8");
+    (status.code(), text(stdout), text(stderr))
+}
+
+/// A folder of the test's own that vanishes with it.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("nobounce-gpu-test-{name}-{}", std::process::id()));
+        fs::create_dir_all(&path).expect("a folder for the test");
+        Self(path)
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn json(path: &Path) -> Value {
+    serde_json::from_slice(&fs::read(path).expect("the JSON is there")).expect("the JSON is JSON")
+}
+
+/// Bytes that an end counted, both directions together.
+fn bytes(result: &Value, end: &str, way: &str) -> u64 {
+    ["inbound", "outbound"].iter().map(|d| result["counted"][end][d][way]["bytes"].as_u64().unwrap()).sum()
+}
+
+#[test]
+fn direct_staged_naive_and_host_in_one_run() {
+    let folder = Folder::new("all");
+    let line = format!(
+        "{SMALL} --json {} --plot {}",
+        folder.file("run.json").display(),
+        folder.file("run.svg").display()
+    );
+    let (code, stdout, stderr) = output(&mut nobounce(&line));
+    assert_eq!(code, Some(0), "{stdout}\n{stderr}");
+    for wanted in [
+        "STAND-IN for a GPU: host memory",
+        "left out: gpu-visible",
+        "calibration: ",
+        "write, stand-in direct",
+        "write, stand-in staged",
+        "write, stand-in naive",
+        "write, host",
+        "latency of 8 B: direct ",
+        "both ways, 1 MiB: direct ",
+        "direct / host to host",
+        "bytes by path, at the other end: in cpu ",
+        "every byte verified, 16 cases",
+    ] {
+        assert!(stdout.contains(wanted), "{wanted} is missing in {stdout}");
+    }
+    let run = json(&folder.file("run.json"));
+    assert_eq!(run["machine"]["gpu"]["stand_in"], true);
+    let results = run["results"].as_array().unwrap();
+    assert_eq!(results.len(), 16);
+    for one in results {
+        let path = one["path"].as_str().unwrap();
+        let staged = bytes(one, "here", "staged") + bytes(one, "there", "staged");
+        let window = bytes(one, "here", "window") + bytes(one, "there", "window");
+        let cpu = bytes(one, "here", "cpu");
+        match (one["memory"].as_str().unwrap(), path) {
+            ("stand-in", "direct") => assert!(staged == 0 && window > 0 && cpu == 0, "{one}"),
+            ("stand-in", "staged (staging was asked for)") => assert!(staged > 0 && window == 0, "{one}"),
+            ("stand-in", "naive staging") | ("host", "direct") => {
+                assert!(staged + window == 0 && cpu > 0, "{one}")
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(fs::read_to_string(folder.file("run.svg")).unwrap().contains("STAND-IN for a GPU (host memory)"));
+}
+
+#[test]
+fn without_the_window_everything_is_staged_or_refused() {
+    let folder = Folder::new("off");
+    let line = format!(
+        "bench --memory gpu --kind latency --size 8 --op write --iters 20 --json {}",
+        folder.file("run.json").display()
+    );
+    let (code, stdout, stderr) = output(nobounce(&line).env("NOBOUNCE_WINDOW", "off"));
+    assert_eq!(code, Some(0), "{stdout}\n{stderr}");
+    assert!(stdout.contains("no direct figures"), "{stdout}");
+    let run = json(&folder.file("run.json"));
+    let gpu = run["results"].as_array().unwrap().iter().filter(|one| one["memory"] != "host");
+    for one in gpu {
+        let path = one["path"].as_str().unwrap();
+        assert!(path.starts_with("staged (") || path == "naive staging", "{path}");
+    }
+    let (code, stdout, stderr) =
+        output(nobounce(&line).env("NOBOUNCE_WINDOW", "off").env("NOBOUNCE_REQUIRE", "direct"));
+    assert_eq!(code, Some(2), "{stdout}");
+    assert!(stderr.contains("a direct path is required") && stderr.contains("switched off"), "{stderr}");
+    assert_eq!(stdout, "", "nothing was measured");
+}
+
+#[test]
+fn where_direct_is_required_only_direct_is_measured() {
+    let line = "bench --memory gpu --kind latency --size 8 --op write --iters 20";
+    let (code, stdout, stderr) = output(nobounce(line).env("NOBOUNCE_REQUIRE", "direct"));
+    assert_eq!(code, Some(0), "{stdout}\n{stderr}");
+    assert!(stdout.contains("left out: staged and naive") && stdout.contains("2 cases"), "{stdout}");
+}
+
+#[test]
+fn other_operations_and_lists_of_queue_pairs() {
+    for line in [
+        "bench --memory gpu --op read,send,atomic --kind latency --iters 20 --size 8,100000",
+        "bench --memory gpu --op write --kind bandwidth,rate --qps 1,3 --iters 20 --size 5000",
+    ] {
+        let (code, stdout, stderr) = output(&mut nobounce(line));
+        assert_eq!(code, Some(0), "{line}\n{stdout}\n{stderr}");
+        assert!(stdout.contains("every byte verified"), "{stdout}");
+    }
+}
+
+#[test]
+fn no_gpu_is_one_line_and_2() {
+    let (code, stdout, stderr) = output(nobounce(SMALL).env("NOBOUNCE_CUDA", "/nonexistent/libcuda.so"));
+    assert_eq!((code, stdout.as_str()), (Some(2), ""), "{stderr}");
+    assert!(
+        stderr.starts_with("nobounce: no GPU to measure: ") && stderr.contains("nobounce bench"),
+        "{stderr}"
+    );
+    assert_eq!(stderr.trim_end().lines().count(), 1, "{stderr}");
+}
+
+#[test]
+fn wrong_usage_is_2_with_a_sentence() {
+    for (line, told) in [
+        ("bench --kind gpu-visible", "add --memory gpu"),
+        ("bench --memory gpu --wait memory", "use --kind gpu-visible"),
+        ("bench --memory gpu --kind gpu-visible --iters 5", "nothing to measure"),
+        ("bench --memory tape", "tape"),
+    ] {
+        let (code, _, stderr) = output(&mut nobounce(line));
+        assert_eq!(code, Some(2), "{line}: {stderr}");
+        assert!(stderr.contains(told), "{line}: {stderr}");
+    }
+}
+
+/// MPS is started in a folder of its own, and ended when it turns out to be of no use; nothing is left behind.
+#[test]
+fn mps_is_started_and_ended() {
+    let folder = Folder::new("mps");
+    let control = folder.file("nvidia-cuda-mps-control");
+    let log = folder.file("calls");
+    let script = format!(
+        "#!/bin/sh\nif [ \"$1\" = -d ]; then echo \"start $CUDA_MPS_PIPE_DIRECTORY\" >> {0}; else read word; echo \"$word $CUDA_MPS_PIPE_DIRECTORY\" >> {0}; fi\n",
+        log.display()
+    );
+    fs::write(&control, script).unwrap();
+    fs::set_permissions(&control, fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", folder.0.display(), std::env::var("PATH").unwrap_or_default());
+    let mut command = nobounce(SMALL);
+    // No driver is named, and no GPU is shown: the process that tries the service fails.
+    command.env_remove("NOBOUNCE_CUDA").env("CUDA_VISIBLE_DEVICES", "").env("PATH", path);
+    command.env("CUDA_MPS_PIPE_DIRECTORY", folder.file("none")).env("TMPDIR", &folder.0);
+    let (code, _, stderr) = output(&mut command);
+    assert_eq!(code, Some(2), "{stderr}");
+    let start = Instant::now();
+    let ended = || fs::read_to_string(&log).unwrap_or_default().lines().count() >= 2;
+    while !ended() {
+        assert!(start.elapsed() < Duration::from_secs(20), "it was not ended: {stderr}");
+        std::thread::yield_now();
+    }
+    let calls = fs::read_to_string(&log).unwrap();
+    let [started, ended] = calls.lines().collect::<Vec<_>>()[..] else { panic!("{calls}") };
+    assert!(started.starts_with("start ") && started.contains("nobounce-mps-"), "{calls}");
+    assert_eq!(ended.strip_prefix("quit "), started.strip_prefix("start "), "{calls}");
+}

@@ -1,0 +1,73 @@
+//! Why bytes of a region could not be read or written.
+
+use std::time::Duration;
+
+use nobounce_memory::gpu::copy_engine::CopyError;
+
+/// Why bytes of a [`Region`](crate::Region) were not read or written, or not to the end.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AccessError {
+    /// The range asked for is not inside the region; nothing was touched.
+    #[error(
+        "{len} bytes at offset {offset:#x} are not inside a region of {region} bytes; nothing was touched"
+    )]
+    OutOfBounds {
+        /// Offset asked for.
+        offset: usize,
+        /// Bytes asked for.
+        len: usize,
+        /// Length of the region.
+        region: usize,
+    },
+    /// A word whose address is not a multiple of 8; nothing was touched.
+    #[error("address {address:#x} is not a multiple of 8, as access to a word needs; nothing was touched")]
+    Misaligned {
+        /// The address.
+        address: u64,
+    },
+    /// The memory is not there any more, or not with this right. What lies before the address was copied, the rest was not.
+    #[error(
+        "memory at {address:#x} is no longer mapped, or not with this right: \
+         it was unmapped, protected or truncated after it was registered"
+    )]
+    Faulted {
+        /// The first address that could not be accessed, in this process.
+        address: u64,
+    },
+    /// GPU memory that the application itself cannot reach: it was freed, or its context is gone.
+    #[error("this GPU memory cannot be read or written: {reason}")]
+    Unreachable {
+        /// Why.
+        reason: String,
+    },
+    /// GPU memory that has no window, or too much of it: the GPU's copy engine was asked, and refused.
+    #[error("the GPU's copy engine was asked to move the bytes: {0}")]
+    Copy(#[from] CopyError),
+    /// The GPU's copy engine did not move anything for long. It may still do so.
+    #[error(
+        "the GPU's copy engine did not finish {len} bytes within {limit:?}, and may still be at it: \
+         other work keeps it busy, or the GPU does not answer any more (see nvidia-smi)"
+    )]
+    Slow {
+        /// Bytes of the whole access.
+        len: usize,
+        /// How long was waited for one piece of it.
+        limit: Duration,
+    },
+    /// Something that is not known to this version.
+    #[error(transparent)]
+    Other(nobounce_memory::AccessError),
+}
+
+impl From<nobounce_memory::AccessError> for AccessError {
+    fn from(error: nobounce_memory::AccessError) -> Self {
+        use nobounce_memory::AccessError as Inner;
+        match error {
+            Inner::OutOfBounds { offset, len, window } => Self::OutOfBounds { offset, len, region: window },
+            Inner::Misaligned { address } => Self::Misaligned { address },
+            Inner::Faulted { address } => Self::Faulted { address },
+            other => Self::Other(other),
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! The application's own reads and writes of GPU memory: by a window where that is the faster way, else by the copy engine, waited for.
+//!
+//! The device has a window of its own onto the same memory and knows nothing of ours, nor we of its: so whatever one of the two ways
+//! may have left under way is pushed on by a load before the other way is taken (`read_back`, about 1 us).
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use nobounce_memory::gpu::calibration::Calibration;
+use nobounce_memory::gpu::copy_engine::{Copy, CopyEngine, CopyError, PinnedChunk};
+use nobounce_memory::gpu::{GpuMemory, GpuOptions, GpuWindow, RegisterError};
+
+use crate::access::AccessError;
+
+/// Pinned memory for one access: pieces of this length, so many of them under way. Accesses at the same time have their own, and leave
+/// it to the next ones.
+const PIECE: usize = 512 << 10;
+const PIECES: usize = 4;
+/// So long one piece may take: thousands of times what the largest needs.
+const LIMIT: Duration = Duration::from_secs(10);
+/// A piece that takes longer than this is waited for with patience for other threads.
+const SPIN: Duration = Duration::from_micros(200);
+/// Loads up to this length go through the window where nobody could measure what is faster.
+const USUAL_CROSSOVER: usize = 4096;
+
+/// Opens memory for the application.
+pub(crate) fn open(addr: u64, len: usize, options: &GpuOptions) -> Result<GpuMemory, RegisterError> {
+    GpuMemory::register(addr, len, options)
+}
+
+/// Copies bytes out of GPU memory.
+pub(crate) fn read(memory: &GpuMemory, offset: usize, bytes: &mut [u8]) -> Result<(), AccessError> {
+    check(memory, offset, bytes.len())?;
+    if let Some(window) = memory.window() {
+        if bytes.len() <= crossover(memory) {
+            return Ok(window.load(offset, bytes)?);
+        }
+        window.read_back()?;
+    }
+    let engine = engine(memory)?;
+    let len = bytes.len();
+    let mut under_way: VecDeque<Copy> = VecDeque::new();
+    let (mut started, mut rest) = (0, bytes);
+    while !rest.is_empty() {
+        while started < len
+            && under_way.len() < PIECES
+            && let Some(chunk) = chunk(&engine, under_way.is_empty(), len)?
+        {
+            let piece = PIECE.min(len - started);
+            under_way.push_back(engine.start_read(memory, offset + started, piece, chunk)?);
+            started += piece;
+        }
+        let Some(copy) = under_way.pop_front() else { continue };
+        let (copied, piece) = (copy.len(), wait(&engine, copy, len)?);
+        let (now, later) = rest.split_at_mut(copied);
+        now.copy_from_slice(&piece[..copied]);
+        rest = later;
+    }
+    Ok(())
+}
+
+/// Copies bytes into GPU memory; when it returns, kernels, the copy engine and peers see them.
+pub(crate) fn write(memory: &GpuMemory, offset: usize, bytes: &[u8]) -> Result<(), AccessError> {
+    check(memory, offset, bytes.len())?;
+    if let Some(window) = memory.window() {
+        window.store_last(offset, bytes)?;
+        return finish(window);
+    }
+    let engine = engine(memory)?;
+    let mut under_way: VecDeque<Copy> = VecDeque::new();
+    for (at, piece) in (offset..).step_by(PIECE).zip(bytes.chunks(PIECE)) {
+        if under_way.len() == PIECES
+            && let Some(first) = under_way.pop_front()
+        {
+            wait(&engine, first, bytes.len())?;
+        }
+        let mut chunk = patient_chunk(&engine, bytes.len())?;
+        // A chunk that was just taken has no clones.
+        if let Some(room) = chunk.get_mut() {
+            room[..piece.len()].copy_from_slice(piece);
+        }
+        under_way.push_back(engine.start_write(memory, at, chunk, piece.len())?);
+    }
+    under_way.into_iter().try_for_each(|copy| wait(&engine, copy, bytes.len()).map(drop))
+}
+
+/// Reads an aligned word.
+pub(crate) fn read_u64(memory: &GpuMemory, offset: usize) -> Result<u64, AccessError> {
+    match word_window(memory, offset)? {
+        Some(window) => Ok(window.load_u64(offset)?),
+        None => {
+            let mut word = [0; 8];
+            read(memory, offset, &mut word)?;
+            Ok(u64::from_ne_bytes(word))
+        }
+    }
+}
+
+/// Writes an aligned word; when it returns, others see it.
+pub(crate) fn write_u64(memory: &GpuMemory, offset: usize, value: u64) -> Result<(), AccessError> {
+    match word_window(memory, offset)? {
+        Some(window) => {
+            window.store_u64(offset, value)?;
+            finish(window)
+        }
+        None => write(memory, offset, &value.to_ne_bytes()),
+    }
+}
+
+/// After stores: everybody sees them, also the copy engine on behalf of the device.
+fn finish(window: &GpuWindow) -> Result<(), AccessError> {
+    window.complete()?;
+    Ok(window.read_back()?)
+}
+
+fn word_window(memory: &GpuMemory, offset: usize) -> Result<Option<&GpuWindow>, AccessError> {
+    check(memory, offset, 8)?;
+    let address = memory.addr() + offset as u64;
+    if address.is_multiple_of(8) { Ok(memory.window()) } else { Err(AccessError::Misaligned { address }) }
+}
+
+fn check(memory: &GpuMemory, offset: usize, len: usize) -> Result<(), AccessError> {
+    match offset.checked_add(len) {
+        Some(end) if end <= memory.len() => Ok(()),
+        _ => Err(AccessError::OutOfBounds { offset, len, region: memory.len() }),
+    }
+}
+
+fn crossover(memory: &GpuMemory) -> usize {
+    Calibration::of(memory.gpu()).map_or(USUAL_CROSSOVER, |found| found.load_crossover)
+}
+
+/// An engine for one access. It costs little: engines that ended leave what they were made of to the next.
+fn engine(memory: &GpuMemory) -> Result<CopyEngine, AccessError> {
+    // Whoever freed the memory is told so, and not what CUDA thinks of its address.
+    memory.check_alive().map_err(CopyError::from)?;
+    let context = memory.range().context_now().map_err(CopyError::from)?;
+    Ok(CopyEngine::in_context(memory.gpu(), context, PIECES, PIECE)?)
+}
+
+/// A chunk, if there is one; where none of ours is under way, one is waited for.
+fn chunk(engine: &CopyEngine, none_under_way: bool, len: usize) -> Result<Option<PinnedChunk>, AccessError> {
+    if none_under_way { patient_chunk(engine, len).map(Some) } else { Ok(engine.take_chunk()) }
+}
+
+/// Chunks are missing only where an earlier access gave up on copies that are still going on.
+fn patient_chunk(engine: &CopyEngine, len: usize) -> Result<PinnedChunk, AccessError> {
+    let mut found = None;
+    patiently(len, || {
+        found = engine.take_chunk();
+        Ok(found.is_some())
+    })?;
+    found.ok_or(AccessError::Slow { len, limit: LIMIT })
+}
+
+/// Waits for a copy and gives its chunk back.
+fn wait(engine: &CopyEngine, copy: Copy, len: usize) -> Result<PinnedChunk, AccessError> {
+    patiently(len, || Ok(engine.poll(&copy)?))?;
+    copy.into_chunk().map_err(|_| AccessError::Slow { len, limit: LIMIT })
+}
+
+fn patiently(len: usize, mut done: impl FnMut() -> Result<bool, AccessError>) -> Result<(), AccessError> {
+    let start = Instant::now();
+    while !done()? {
+        let waited = start.elapsed();
+        if waited > LIMIT {
+            return Err(AccessError::Slow { len, limit: LIMIT });
+        }
+        if waited > SPIN {
+            std::thread::yield_now();
+        } else {
+            std::hint::spin_loop();
+        }
+    }
+    Ok(())
+}
