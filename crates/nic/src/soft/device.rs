@@ -109,7 +109,7 @@ impl Shared {
         if let Some(mut engine) = self.engine.try_lock() {
             engine.progress();
             // It may have been the last poll before the caller sleeps.
-            self.bell.ring_if_sleepy(|| engine.deadline());
+            self.bell.ring_if_sleepy(|| engine.unattended_deadline());
         }
     }
 

@@ -157,6 +157,15 @@ impl Engine {
         self.transmit(now_ns(), true);
     }
 
+    /// When somebody must drive the engine if nobody polls: at once (0) where the GPU's copy engine has to be looked after; what was
+    /// merely put off has time.
+    pub(crate) fn unattended_deadline(&self) -> Option<Nanos> {
+        if !self.core.holding.is_empty() || self.core.regions.stage.is_busy() {
+            return Some(0);
+        }
+        if self.core.is_idle() { self.deadline() } else { Some(now_ns()) }
+    }
+
     /// When to come back if nothing arrives before: now if there is more to send.
     pub(crate) fn deadline(&self) -> Option<Nanos> {
         if !self.core.is_idle() && !self.link.send_blocked() {

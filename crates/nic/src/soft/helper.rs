@@ -59,13 +59,13 @@ impl Bell {
         }
     }
 
-    /// The engine must be driven at `deadline`, and the caller may not do it: wakes the helper if it would sleep longer. One that
-    /// does not watch looks often enough.
+    /// The engine must be driven at `deadline`, and the caller may not do it: wakes the helper if it would sleep longer, or much
+    /// longer where there is time. One that does not watch looks often enough.
     #[inline]
     pub(crate) fn ring(&self, deadline: Option<u64>) {
         if let Some(at) = deadline
             && self.watching.load(Ordering::SeqCst)
-            && at < self.due.load(Ordering::SeqCst)
+            && if at == 0 { 0 } else { at.saturating_add(LOOK_EVERY_NS) } < self.due.load(Ordering::SeqCst)
         {
             self.wake.raise();
         }
@@ -136,10 +136,12 @@ struct Worker {
 impl Worker {
     fn run(&self) {
         let mut seen = self.polls.load(Ordering::Relaxed);
-        let (mut misses, mut deadline) = (0, None);
+        let (mut misses, mut deadline, mut looks) = (0, None, false);
         while !self.stop.load(Ordering::SeqCst) {
             let watching = self.bell.watching.load(Ordering::SeqCst);
-            let due = self.wait(watching, deadline);
+            // Who has just called will do so again: until then look now and then instead of being woken each time.
+            let soon = looks.then(|| now_ns() + LOOK_EVERY_NS);
+            let due = self.wait(watching, [deadline, soon].into_iter().flatten().min());
             self.bell.due.store(0, Ordering::SeqCst);
             let called = self.bell.wake.take();
             let Some(engine) = self.engine.upgrade() else { return };
@@ -148,8 +150,11 @@ impl Worker {
             deadline = next;
             let polls = self.polls.load(Ordering::Relaxed);
             let driven = polls - mem::replace(&mut seen, polls);
-            if called || due {
-                // Called to watch, or woken by a timer of the protocol's: that says nothing about who is faster.
+            // An application that arms its queues calls us to watch; a timer of the protocol's is nobody's packet: neither says
+            // anything about who is faster.
+            let asked = called && self.bell.sleepy.load(Ordering::Relaxed);
+            looks = called;
+            if asked || due {
                 continue;
             }
             misses = if found > 0 { 0 } else { misses + 1 };

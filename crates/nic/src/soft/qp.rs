@@ -264,7 +264,7 @@ impl Qp {
         }
         engine.core.make_ready(index);
         engine.transmit(now_ns(), false);
-        let deadline = engine.deadline();
+        let deadline = engine.unattended_deadline();
         drop(engine);
         // The caller may never come back to drive what it began.
         self.shared.bell.ring(deadline);
