@@ -35,12 +35,6 @@ pub enum AccessError {
         /// The first address that could not be accessed, in this process.
         address: u64,
     },
-    /// GPU memory that the application itself cannot reach: it was freed, or its context is gone.
-    #[error("this GPU memory cannot be read or written: {reason}")]
-    Unreachable {
-        /// Why.
-        reason: String,
-    },
     /// GPU memory that has no window, or too much of it: the GPU's copy engine was asked, and refused.
     #[error("the GPU's copy engine was asked to move the bytes: {0}")]
     Copy(#[from] CopyError),

@@ -1,14 +1,17 @@
-//! The application's own reads and writes of GPU memory: by a window where that is the faster way, else by the copy engine, waited for.
+//! The application's own reads and writes of GPU memory: by the window where that is the faster way, else by the copy engine, waited
+//! for.
 //!
-//! The device has a window of its own onto the same memory and knows nothing of ours, nor we of its: so whatever one of the two ways
-//! may have left under way is pushed on by a load before the other way is taken (`read_back`, about 1 us).
+//! The window is the device's own, if it has one (none where staging was asked for): each of the two sees by its flag what the other
+//! has stored, and a copy settles it first. Other threads may be at it at the same time, though, and the flag is down from the moment
+//! at which one of them begins a load, not from its end. So where the flag alone would decide, we make the load ourselves
+//! (`read_back`, about 1 us).
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use nobounce_memory::gpu::calibration::Calibration;
 use nobounce_memory::gpu::copy_engine::{Copy, CopyEngine, CopyError, PinnedChunk};
-use nobounce_memory::gpu::{GpuMemory, GpuOptions, GpuWindow, RegisterError};
+use nobounce_memory::gpu::{GpuMemory, GpuWindow};
 
 use crate::access::AccessError;
 
@@ -22,11 +25,6 @@ const LIMIT: Duration = Duration::from_secs(10);
 const SPIN: Duration = Duration::from_micros(200);
 /// Loads up to this length go through the window where nobody could measure what is faster.
 const USUAL_CROSSOVER: usize = 4096;
-
-/// Opens memory for the application.
-pub(crate) fn open(addr: u64, len: usize, options: &GpuOptions) -> Result<GpuMemory, RegisterError> {
-    GpuMemory::register(addr, len, options)
-}
 
 /// Copies bytes out of GPU memory.
 pub(crate) fn read(memory: &GpuMemory, offset: usize, bytes: &mut [u8]) -> Result<(), AccessError> {
@@ -107,7 +105,7 @@ pub(crate) fn write_u64(memory: &GpuMemory, offset: usize, value: u64) -> Result
     }
 }
 
-/// After stores: everybody sees them, also the copy engine on behalf of the device.
+/// After stores: everybody sees them, also the copies that the application makes by itself, of which the window never hears.
 fn finish(window: &GpuWindow) -> Result<(), AccessError> {
     window.complete()?;
     Ok(window.read_back()?)

@@ -3,10 +3,9 @@
 use std::fmt;
 use std::io;
 use std::ops::Range;
-use std::sync::OnceLock;
 
 use nobounce_memory::gpu::{CudaError, DriverError, Gpu, GpuBuffer, GpuMemory, GpuOptions};
-use nobounce_memory::path::{Paths, Require};
+use nobounce_memory::path::Paths;
 use nobounce_memory::{HostBuffer, Window};
 use nobounce_nic::soft::{self, Access, Mr, Pd};
 use serde::{Deserialize, Serialize};
@@ -73,16 +72,14 @@ pub struct Region {
 }
 
 enum Memory {
-    Host { window: Window, buffer: Option<HostBuffer> },
-    Gpu(Box<GpuSide>),
-}
-
-struct GpuSide {
-    /// What the application's own reads and writes go through, made when the first of them comes: a region that only the device
-    /// touches needs no second window.
-    access: OnceLock<Result<GpuMemory, String>>,
-    options: GpuOptions,
-    buffer: Option<GpuBuffer>,
+    Host {
+        window: Window,
+        buffer: Option<HostBuffer>,
+    },
+    /// Reached through the region's `mr`, as the device reaches it.
+    Gpu {
+        buffer: Option<GpuBuffer>,
+    },
 }
 
 impl Region {
@@ -129,11 +126,8 @@ impl Region {
             source,
         })?;
         // SAFETY: the buffer lives as long as the region, and outlives `mr`; no Rust reference to GPU memory can exist.
-        let mut region = unsafe { Self::of_gpu_raw(pd, buffer.addr(), len, Self::ALL, options)? };
-        if let Memory::Gpu(side) = &mut region.memory {
-            side.buffer = Some(buffer);
-        }
-        Ok(region)
+        let region = unsafe { Self::of_gpu_raw(pd, buffer.addr(), len, Self::ALL, options)? };
+        Ok(Self { memory: Memory::Gpu { buffer: Some(buffer) }, ..region })
     }
 
     /// # Safety
@@ -147,8 +141,7 @@ impl Region {
     ) -> Result<Self, RegisterError> {
         // SAFETY: the caller promises what `register_gpu` asks for.
         let mr = unsafe { pd.register_gpu(addr, len, access, options)? };
-        let side = GpuSide { access: OnceLock::new(), options: *options, buffer: None };
-        Ok(Self { mr, memory: Memory::Gpu(Box::new(side)) })
+        Ok(Self { mr, memory: Memory::Gpu { buffer: None } })
     }
 
     /// Its length in bytes.
@@ -181,7 +174,7 @@ impl Region {
     pub fn owns_memory(&self) -> bool {
         match &self.memory {
             Memory::Host { buffer, .. } => buffer.is_some(),
-            Memory::Gpu(side) => side.buffer.is_some(),
+            Memory::Gpu { buffer } => buffer.is_some(),
         }
     }
 
@@ -192,13 +185,13 @@ impl Region {
 
     /// Whether it is memory that CUDA knows.
     pub fn is_gpu(&self) -> bool {
-        matches!(self.memory, Memory::Gpu(_))
+        matches!(self.memory, Memory::Gpu { .. })
     }
 
     /// The allocation behind a region of GPU memory that owns it: what kernels of ours are launched on.
     pub fn gpu_buffer(&self) -> Option<&GpuBuffer> {
         match &self.memory {
-            Memory::Gpu(side) => side.buffer.as_ref(),
+            Memory::Gpu { buffer } => buffer.as_ref(),
             Memory::Host { .. } => None,
         }
     }
@@ -207,7 +200,7 @@ impl Region {
     pub fn host_buffer(&self) -> Option<&HostBuffer> {
         match &self.memory {
             Memory::Host { buffer, .. } => buffer.as_ref(),
-            Memory::Gpu(_) => None,
+            Memory::Gpu { .. } => None,
         }
     }
 
@@ -217,7 +210,7 @@ impl Region {
     /// # Errors
     /// They are not inside the region, or the memory has vanished; from a GPU also: its copy engine failed or does not answer.
     pub fn read_at(&self, offset: usize, bytes: &mut [u8]) -> Result<(), AccessError> {
-        match self.place()? {
+        match self.place() {
             Place::Cpu(window) => Ok(window.load(offset, bytes)?),
             Place::Gpu(memory) => gpu_access::read(memory, offset, bytes),
         }
@@ -229,7 +222,7 @@ impl Region {
     /// # Errors
     /// As for [`read_at`](Self::read_at).
     pub fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<(), AccessError> {
-        match self.place()? {
+        match self.place() {
             Place::Cpu(window) => Ok(window.store(offset, bytes)?),
             Place::Gpu(memory) => gpu_access::write(memory, offset, bytes),
         }
@@ -240,7 +233,7 @@ impl Region {
     /// # Errors
     /// As for [`read_at`](Self::read_at); or it is not aligned.
     pub fn read_u64(&self, offset: usize) -> Result<u64, AccessError> {
-        match self.place()? {
+        match self.place() {
             Place::Cpu(window) => Ok(window.load_u64(offset)?),
             Place::Gpu(memory) => gpu_access::read_u64(memory, offset),
         }
@@ -251,7 +244,7 @@ impl Region {
     /// # Errors
     /// As for [`read_at`](Self::read_at); or it is not aligned.
     pub fn write_u64(&self, offset: usize, value: u64) -> Result<(), AccessError> {
-        match self.place()? {
+        match self.place() {
             Place::Cpu(window) => Ok(window.store_u64(offset, value)?),
             Place::Gpu(memory) => gpu_access::write_u64(memory, offset, value),
         }
@@ -278,18 +271,11 @@ impl Region {
     }
 
     /// Who reaches the bytes for the application. Pinned host memory is the CPU's own, though CUDA allocated it.
-    fn place(&self) -> Result<Place<'_>, AccessError> {
-        let side = match &self.memory {
-            Memory::Host { window, .. } => return Ok(Place::Cpu(*window)),
-            Memory::Gpu(side) => side,
-        };
-        let found = side.access.get_or_init(|| {
-            let options = GpuOptions { require: Require::Any, ..side.options };
-            gpu_access::open(self.addr(), self.len(), &options).map_err(|error| error.to_string())
-        });
-        match found {
-            Ok(memory) => Ok(memory.host().map_or(Place::Gpu(memory), Place::Cpu)),
-            Err(reason) => Err(AccessError::Unreachable { reason: reason.clone() }),
+    fn place(&self) -> Place<'_> {
+        match (&self.memory, self.mr.gpu_memory()) {
+            (Memory::Host { window, .. }, _) => Place::Cpu(*window),
+            (Memory::Gpu { .. }, Some(memory)) => memory.host().map_or(Place::Gpu(memory), Place::Cpu),
+            (Memory::Gpu { .. }, None) => unreachable!("`register_gpu` gives regions that have it"),
         }
     }
 }
@@ -304,10 +290,8 @@ impl fmt::Debug for Region {
         write!(f, "Region({} bytes at {:#x}, ", self.len(), self.addr())?;
         match &self.memory {
             Memory::Host { .. } => f.write_str("host memory")?,
-            Memory::Gpu(side) => match &side.buffer {
-                Some(buffer) => write!(f, "on {}", buffer.gpu())?,
-                None => f.write_str("GPU memory of others")?,
-            },
+            Memory::Gpu { buffer: Some(buffer) } => write!(f, "on {}", buffer.gpu())?,
+            Memory::Gpu { buffer: None } => f.write_str("GPU memory of others")?,
         }
         write!(f, ": {})", self.paths())
     }
