@@ -56,6 +56,38 @@ extern "C" fn cuMemcpyDtoHAsync_v2(to: *mut u8, from: u64, len: usize, stream: u
     })
 }
 
+/// As `CUDA_MEMCPY2D` lays it out: sixteen words, the kinds of memory in the third and tenth.
+#[repr(C)]
+struct Rows([usize; 16]);
+
+/// Rows from device memory into pinned memory, which is all that anybody asks for.
+#[unsafe(no_mangle)]
+extern "C" fn cuMemcpy2DAsync_v2(copy: *const Rows, stream: u64) -> Status {
+    call("cuMemcpy2DAsync_v2", Rule::Context, |call| {
+        // SAFETY: the caller passes a description, as CUDA asks for.
+        let Some(Rows(words)) = (unsafe { copy.as_ref() }) else { return Err(Status::INVALID_VALUE) };
+        let [_, _, from_kind, _, from, _, from_pitch, _, _, to_kind, to, _, _, to_pitch, width, height] =
+            *words;
+        if (from_kind & 0xffff_ffff, to_kind & 0xffff_ffff) != (2, 1)
+            || to_pitch < width
+            || from_pitch < width
+        {
+            return Err(Status::INVALID_VALUE);
+        }
+        let captured = call.is_captured(stream)?;
+        let lane = call.lane(stream)?;
+        let mut rows = Vec::with_capacity(height);
+        for row in 0..height {
+            let pieces = call.pieces((from + row * from_pitch) as u64, width)?;
+            rows.push((pieces, call.pinned(to + row * to_pitch, width).ok_or(Status::INVALID_VALUE)?));
+        }
+        if !captured {
+            lane.push(Work::ReadRows(rows));
+        }
+        Ok(())
+    })
+}
+
 #[unsafe(no_mangle)]
 extern "C" fn cuMemsetD8Async(to: u64, value: u8, len: usize, stream: u64) -> Status {
     call("cuMemsetD8Async", Rule::Context, |call| {

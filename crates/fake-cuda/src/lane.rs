@@ -36,6 +36,8 @@ pub(crate) enum Work {
         from: Vec<Piece>,
         to: Place,
     },
+    /// Device memory to rows of pinned host memory.
+    ReadRows(Vec<(Vec<Piece>, Place)>),
     /// Pinned host memory to device memory.
     Write {
         from: Place,
@@ -135,15 +137,23 @@ impl Lane {
     }
 }
 
+fn read(from: &[Piece], to: &Place) {
+    let mut done = 0;
+    for piece in from {
+        copy(&piece.place, &to.later(done), piece.len);
+        done += piece.len;
+    }
+}
+
 fn do_now(work: Work) {
     match work {
         Work::Read { from, to } => {
             delay();
-            let mut done = 0;
-            for piece in &from {
-                copy(&piece.place, &to.later(done), piece.len);
-                done += piece.len;
-            }
+            read(&from, &to);
+        }
+        Work::ReadRows(rows) => {
+            delay();
+            rows.iter().for_each(|(from, to)| read(from, to));
         }
         Work::Write { from, to } => {
             delay();

@@ -56,6 +56,51 @@ handles! {
     Graph;
 }
 
+/// A copy of rows: `CUDA_MEMCPY2D`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct RowCopy {
+    /// Bytes to skip in each row of the source, and rows to skip.
+    pub src_x: usize,
+    /// See above.
+    pub src_y: usize,
+    /// What kind of memory the source is: [`RowCopy::DEVICE`].
+    pub src_kind: c_uint,
+    /// Unused: the source is a device's.
+    pub src_host: *const c_void,
+    /// The source.
+    pub src_device: u64,
+    /// Unused.
+    pub src_array: *const c_void,
+    /// Between the starts of two rows of the source.
+    pub src_pitch: usize,
+    /// Bytes to skip in each row of the destination, and rows to skip.
+    pub dst_x: usize,
+    /// See above.
+    pub dst_y: usize,
+    /// What kind of memory the destination is: [`RowCopy::HOST`].
+    pub dst_kind: c_uint,
+    /// The destination.
+    pub dst_host: *mut c_void,
+    /// Unused: the destination is the host's.
+    pub dst_device: u64,
+    /// Unused.
+    pub dst_array: *const c_void,
+    /// Between the starts of two rows of the destination.
+    pub dst_pitch: usize,
+    /// Bytes of a row that are copied.
+    pub width: usize,
+    /// Rows.
+    pub height: usize,
+}
+
+impl RowCopy {
+    /// Host memory.
+    pub const HOST: c_uint = 1;
+    /// Device memory.
+    pub const DEVICE: c_uint = 2;
+}
+
 /// Where memory lies, as VMM functions want it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -294,6 +339,7 @@ functions! {
     optional mem_host_register = "cuMemHostRegister_v2" (pointer: *mut c_void, size: usize, flags: c_uint);
     required copy_to_device_async = "cuMemcpyHtoDAsync_v2" (to: u64, from: *const c_void, len: usize, stream: Stream);
     required copy_from_device_async = "cuMemcpyDtoHAsync_v2" (to: *mut c_void, from: u64, len: usize, stream: Stream);
+    required copy_rows_async = "cuMemcpy2DAsync_v2" (copy: *const RowCopy, stream: Stream);
     required copy_to_device = "cuMemcpyHtoD_v2" (to: u64, from: *const c_void, len: usize);
     required copy_from_device = "cuMemcpyDtoH_v2" (to: *mut c_void, from: u64, len: usize);
     required memset_async = "cuMemsetD8Async" (pointer: u64, value: u8, len: usize, stream: Stream);

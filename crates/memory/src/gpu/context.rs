@@ -9,12 +9,12 @@ use super::range;
 ///
 /// The rule: once a context may be gone, neither its handle nor that of a stream or event made in it is passed to the driver again.
 /// CUDA leaves open what happens then, and a program that did so on an H200 with driver 580 ended by a segmentation fault. A context
-/// that others made can be destroyed at any time, so each use of a kept one asks first, by two short calls:
+/// that others made can be destroyed at any time, so each use of a kept one asks first, by a short call:
 ///
 /// * after a *witness*: memory that was allocated in the context and dies with it. The question passes an address, which may be
 ///   anything, and `BUFFER_ID` tells the memory from a later one at the same address;
-/// * then after the context's identity (`cuCtxGetId`), which alone must do for primary contexts of ours without a witness: a reset of
-///   the device ends those, but their handle stays one that the driver knows.
+/// * without a witness, after the context's identity (`cuCtxGetId`). That must do for primary contexts of ours: a reset of the device
+///   ends those, but their handle stays one that the driver knows.
 ///
 /// A range of memory needs neither where its attributes were just read: its context is the one they name. Between the question and
 /// the call another thread may still destroy the context; whoever does that under a copy in flight breaks CUDA's own rule.
@@ -71,7 +71,7 @@ impl KeptContext {
 
     fn check(&self, driver: &Driver, api: &Api) -> Result<(), CudaError> {
         if let Some(witness) = self.witness {
-            is_there(api, witness)?;
+            return is_there(api, witness);
         }
         if driver.id_of(self.handle)? == self.id { Ok(()) } else { Err(gone()) }
     }

@@ -1,12 +1,12 @@
 //! Copies by the GPU's own engine, between GPU memory and pinned chunks of host memory, without ever waiting.
 
-use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::{mem, ptr};
 
 use thiserror::Error;
 
-use super::api::Context;
+use super::api::{Api, Context, RowCopy, Stream};
 use super::{CudaError, Gone, Gpu, GpuMemory};
 use crate::AccessError;
 
@@ -172,6 +172,26 @@ impl CopyEngine {
         unsafe { self.start(Direction::Read, address, len, chunk) }
     }
 
+    /// Starts copying `len` bytes at `offset` of the memory into rows of the chunk, so that something else fits between them.
+    pub fn start_read_rows(
+        &self,
+        memory: &GpuMemory,
+        offset: usize,
+        len: usize,
+        rows: Rows,
+        chunk: PinnedChunk,
+    ) -> Result<Copy, CopyError> {
+        let address = check(memory, offset, len, &chunk)?;
+        if rows.room_for(len).is_none_or(|room| room > chunk.len()) {
+            return Err(CopyError::OutOfBounds { offset, len, memory: memory.len(), chunk: chunk.len() });
+        }
+        if !chunk.is_unique() {
+            return Err(CopyError::ChunkInUse { state: "has clones, who would see it change" });
+        }
+        // SAFETY: the memory is alive, the range inside it, all rows inside the chunk, and the chunk nobody else's.
+        unsafe { self.start(Direction::ReadRows(rows), address, len, chunk) }
+    }
+
     /// Starts copying the first `len` bytes of the chunk to `offset` of the memory. Clones of the chunk may be read meanwhile.
     pub fn start_write(
         &self,
@@ -228,6 +248,10 @@ impl CopyEngine {
                         api.copy_from_device_async(host.cast(), address, len, parts.reads)?;
                         parts.reads
                     }
+                    Direction::ReadRows(rows) => {
+                        read_rows(api, host, address, len, rows, parts.reads)?;
+                        parts.reads
+                    }
                     Direction::Write => {
                         api.copy_to_device_async(address, host.cast(), len, parts.writes)?;
                         parts.writes
@@ -255,7 +279,77 @@ impl CopyEngine {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Direction {
     Read,
+    ReadRows(Rows),
     Write,
+}
+
+/// How bytes lie in a chunk that something is added to before and after each row of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rows {
+    /// Bytes of a row.
+    pub width: usize,
+    /// Between the starts of two rows.
+    pub pitch: usize,
+    /// Bytes before the first of a row.
+    pub lead: usize,
+}
+
+impl Rows {
+    /// Where the byte with this number lies.
+    #[must_use]
+    pub const fn place_of(&self, byte: usize) -> usize {
+        byte / self.width * self.pitch + self.lead + byte % self.width
+    }
+
+    /// Bytes of a chunk that so many take; `None` where rows overlap.
+    #[must_use]
+    pub fn room_for(&self, len: usize) -> Option<usize> {
+        let fits = self.width > 0 && self.lead.checked_add(self.width)? <= self.pitch;
+        if fits { len.div_ceil(self.width).checked_mul(self.pitch) } else { None }
+    }
+}
+
+/// # Safety
+/// `address` is GPU memory of at least `len` bytes, and the rows lie inside pinned memory at `host`.
+unsafe fn read_rows(
+    api: &Api,
+    host: *mut u8,
+    address: u64,
+    len: usize,
+    rows: Rows,
+    stream: Stream,
+) -> Result<(), CudaError> {
+    let (height, rest) = (len / rows.width, len % rows.width);
+    let copy = RowCopy {
+        src_x: 0,
+        src_y: 0,
+        src_kind: RowCopy::DEVICE,
+        src_host: ptr::null(),
+        src_device: address,
+        src_array: ptr::null(),
+        src_pitch: rows.width,
+        dst_x: 0,
+        dst_y: 0,
+        dst_kind: RowCopy::HOST,
+        dst_host: host.wrapping_add(rows.lead).cast(),
+        dst_device: 0,
+        dst_array: ptr::null(),
+        dst_pitch: rows.pitch,
+        width: rows.width,
+        height,
+    };
+    // SAFETY: the caller's promise about both sides; the driver reads the description during the call.
+    unsafe {
+        if height > 0 {
+            api.copy_rows_async(&raw const copy, stream)?;
+        }
+        if rest > 0 {
+            let done = height * rows.width;
+            let to = host.wrapping_add(rows.place_of(done));
+            api.copy_from_device_async(to.cast(), address + done as u64, rest, stream)?;
+        }
+    }
+    Ok(())
 }
 
 /// The address of a range that may be copied now: inside its bounds, settled, and still the allocation that was registered.

@@ -118,8 +118,8 @@ struct Outside {
     /// Which of the batch's chunks.
     chunk: usize,
     range: Range<usize>,
-    /// Bytes of the packet before it.
-    head: usize,
+    /// Bytes of the packet before it. `None`: the range is the whole packet.
+    head: Option<usize>,
 }
 
 /// A packet begun and not yet committed.
@@ -203,12 +203,31 @@ impl TxBatch {
         debug_assert!(range.end <= chunk.len());
         let port = self.port(src_port_hint);
         let slab_len = len.checked_sub(range.len())?;
+        self.push_outside(chunk, range, Some(head));
+        self.begin_on(Way::new(&dst, port), len, slab_len)
+    }
+
+    /// Begins a packet of `len` bytes that lies whole in a chunk, from `start` on; its ICRC will be written there. Gives the CRC
+    /// that comes before its first byte. The caller has written all but the ICRC.
+    pub fn begin_inside(
+        &mut self,
+        (dst, src_port_hint): (IpAddr, u16),
+        len: usize,
+        chunk: &PinnedChunk,
+        start: usize,
+    ) -> Option<u32> {
+        debug_assert!(start + len <= chunk.len());
+        let port = self.port(src_port_hint);
+        self.push_outside(chunk, start..start + len, None);
+        self.begin_on(Way::new(&dst, port), len, 0).map(|(_, crc)| crc)
+    }
+
+    fn push_outside(&mut self, chunk: &PinnedChunk, range: Range<usize>, head: Option<usize>) {
         if self.chunks.last().is_none_or(|last| last.as_ptr() != chunk.as_ptr()) {
             self.chunks.push(chunk.clone());
         }
         self.outside.truncate(self.committed_outside);
         self.outside.push(Outside { chunk: self.chunks.len() - 1, range, head });
-        self.begin_on(Way::new(&dst, port), len, slab_len)
     }
 
     fn port(&self, hint: u16) -> u8 {
@@ -247,11 +266,35 @@ impl TxBatch {
     pub fn commit_crc(&mut self, crc: u32) {
         let Some(open) = self.open.take() else { return };
         let at = self.used;
+        let masked = self.open_byte(&open, MASKED);
         let ip_id = self.place(&open);
         let Some(sealer) = &self.sealers[open.sealer] else { return };
+        let icrc = sealer.finish(crc, masked, ip_id).to_le_bytes();
+        if open.slab_len == 0 {
+            if let Some(outside) = self.outside.last() {
+                self.write_icrc(outside, icrc);
+            }
+            return;
+        }
         let end = at + open.slab_len;
-        let icrc = sealer.finish(crc, self.slab[at + MASKED], ip_id);
-        self.slab[end - ICRC_LEN..end].copy_from_slice(&icrc.to_le_bytes());
+        self.slab[end - ICRC_LEN..end].copy_from_slice(&icrc);
+    }
+
+    /// A byte of the headers of the packet begun last.
+    fn open_byte(&self, open: &Open, at: usize) -> u8 {
+        if open.slab_len > 0 {
+            return self.slab[self.used + at];
+        }
+        let outside = self.outside.last();
+        outside.and_then(|outside| self.payload(outside).get(at).copied()).unwrap_or(0)
+    }
+
+    /// Writes the ICRC of a packet that lies whole in a chunk.
+    fn write_icrc(&self, outside: &Outside, icrc: [u8; ICRC_LEN]) {
+        if let Some(chunk) = self.chunks.get(outside.chunk) {
+            // SAFETY: references into chunks are made for the time of a call only, and this is another.
+            unsafe { chunk.write_between(outside.range.end - ICRC_LEN, &icrc) };
+        }
     }
 
     /// Forgets the packet begun last.
@@ -308,9 +351,10 @@ impl TxBatch {
     pub(super) fn parts(&self, packet: &TxPacket) -> [&[u8]; 3] {
         let outside = packet.outside.and_then(|index| self.outside.get(usize::from(index)));
         let Some(outside) = outside else { return [&self.slab[packet.range()], &[], &[]] };
+        let Some(head) = outside.head else { return [self.payload(outside), &[], &[]] };
         let start = packet.start as usize;
         let end = start + packet.len as usize - outside.range.len();
-        let (head, tail) = self.slab[start..end].split_at(outside.head);
+        let (head, tail) = self.slab[start..end].split_at(head);
         [head, self.payload(outside), tail]
     }
 
@@ -356,6 +400,14 @@ impl TxBatch {
             let packet = self.packets[index];
             let len = packet.len as usize;
             let away = packet.outside.and_then(|at| self.outside.get(usize::from(at)));
+            if let Some(outside) = away.filter(|outside| outside.head.is_none()) {
+                if let Some(icrc) = self.payload(outside).last_chunk().filter(|_| packet.dst.is_ipv4()) {
+                    let crc = icrc::change_id(u32::from_le_bytes(*icrc), len - ICRC_LEN, packet.ip_id, 0);
+                    self.write_icrc(outside, crc.to_le_bytes());
+                }
+                self.packets[index].ip_id = 0;
+                continue;
+            }
             let in_slab = len - away.map_or(0, |outside| outside.range.len());
             self.move_id(packet.start as usize + in_slab, len, packet.dst, packet.ip_id, 0);
             self.packets[index].ip_id = 0;
@@ -397,7 +449,7 @@ impl TxBatch {
         let Open { way, len, slab_len, .. } = *open;
         let outside = (slab_len < len).then(|| u16::try_from(self.committed_outside).unwrap_or(u16::MAX));
         self.committed_outside += usize::from(outside.is_some());
-        let slot = self.slab[self.used + SLOT_BYTE];
+        let slot = self.open_byte(open, SLOT_BYTE);
         let joined = self.group.as_mut().filter(|g| {
             // The receiver's kernel steers a segmented send as a whole, so it may hold packets of one slot only.
             (g.way, g.slot) == (way, slot)

@@ -4,7 +4,7 @@
 use nobounce_memory::gpu::copy_engine::PinnedChunk;
 use nobounce_memory::path::Mechanism;
 use nobounce_protocol::qp::{Access, Nak, Payload, Transmit};
-use nobounce_protocol::wire::ICRC_LEN;
+use nobounce_protocol::wire::{BTH_LEN, ICRC_LEN};
 
 use super::entry::QpEntry;
 use super::feed::{Fetched, Origin, Want};
@@ -87,7 +87,7 @@ fn repeat_fetched(
     for _ in 0..count {
         transmit.payload.advance();
         transmit.header.psn = transmit.header.psn.next();
-        let Payload::Request { serial, offset, len, .. } = transmit.payload else { return Ok(()) };
+        let Payload::Request { serial, offset, .. } = transmit.payload else { return Ok(()) };
         let origin = Origin::Request(serial);
         let here = entry
             .feeds
@@ -96,7 +96,7 @@ fn repeat_fetched(
             .and_then(|feeds| feeds.of(origin).here(origin, offset));
         match here {
             Some((chunk, start)) => {
-                build_outside(entry, tx, transmit, chunk, start..start + len as usize);
+                build_outside(entry, tx, transmit, chunk, start);
             }
             // A packet that is lost here is repeated.
             None => _ = build(entry, tx, regions, transmit)?,
@@ -259,6 +259,7 @@ fn build_fetched(
         }
         Payload::None => return Err(Nak::RemoteOperational),
     };
+    let mtu = entry.qp.attr().path_mtu.bytes() as usize;
     let (mut owner, pd) = (entry.owner(), entry.pd);
     let feeds = entry.feeds.get_or_insert_default();
     owner.after = feeds.fence(origin, owner.after);
@@ -270,11 +271,11 @@ fn build_fetched(
             return (Fetched::Pending, false);
         }
         let Piece { at, len, behind, .. } = piece;
-        let want = Want { origin, at, len, behind, memory: &gpu.memory, copier: gpu.copier, offset };
+        let want = Want { origin, at, len, behind, memory: &gpu.memory, copier: gpu.copier, offset, mtu };
         (feed.get(&stage.copiers, &want), gpu.staged_out)
     })?;
-    let (chunk, range, staged) = match got {
-        Some((Fetched::Ready(chunk, range), staged)) => (chunk, range, staged),
+    let (chunk, start, staged) = match got {
+        Some((Fetched::Ready(chunk, start), staged)) => (chunk, start, staged),
         Some((Fetched::Pending, _)) => return Ok(Built::Pending { after: owner.after, starved: false }),
         Some((Fetched::Starved, _)) => return Ok(Built::Pending { after: owner.after, starved: true }),
         Some((Fetched::Failed(error), _)) => {
@@ -289,9 +290,10 @@ fn build_fetched(
         prefetch_next(entry, regions, serial, offset + u64::from(len) + u64::from(rest));
     }
     let built = if staged {
-        build_staged(entry, tx, transmit, &chunk[range])
+        let payload = start + BTH_LEN;
+        build_staged(entry, tx, transmit, &chunk[payload..payload + piece.len])
     } else {
-        build_outside(entry, tx, transmit, &chunk, range)
+        build_outside(entry, tx, transmit, &chunk, start)
     };
     if transmit.payload.rest() == 0
         && let Some(feeds) = &mut entry.feeds
@@ -304,7 +306,7 @@ fn build_fetched(
 
 /// Fetches the beginning of the next request too, once all of this one, which ends at `end`, is fetched.
 fn prefetch_next(entry: &mut QpEntry, regions: &mut Regions, serial: u64, end: u64) {
-    let owner = entry.owner();
+    let (owner, mtu) = (entry.owner(), entry.qp.attr().path_mtu.bytes() as usize);
     let QpEntry { feeds: Some(feeds), sends, pd, .. } = entry else { return };
     let (origin, next_origin) = (Origin::Request(serial), Origin::Request(serial + 1));
     let feed = feeds.of_mut(origin);
@@ -320,49 +322,45 @@ fn prefetch_next(entry: &mut QpEntry, regions: &mut Regions, serial: u64, end: u
         let early = gpu.stores || stage.is_settled(owner);
         if early && !gpu.loads(Message { len, alone: false }) {
             let (memory, copier) = (&gpu.memory, gpu.copier);
-            let want =
-                Want { origin: next_origin, at: 0, len: 1, behind: piece.behind, memory, copier, offset };
+            let (origin, behind) = (next_origin, piece.behind);
+            let want = Want { origin, at: 0, len: 1, behind, memory, copier, offset, mtu };
             feed.prefetch(&stage.copiers, &want);
         }
     });
 }
 
-/// The link takes the payload from where the copy engine put it.
+/// The link takes the payload from where the copy engine put it: the packet would begin at `start` of the chunk if its header were
+/// the shortest, and if it is, it is built there.
 fn build_outside(
     entry: &QpEntry,
     tx: &mut TxBatch,
     transmit: &Transmit,
     chunk: &PinnedChunk,
-    range: std::ops::Range<usize>,
+    start: usize,
 ) -> Built {
-    let head = transmit.header.len();
+    let (head, len) = (transmit.header.len(), packet_len(transmit));
     let way = (entry.qp.attr().remote, port_hint(entry));
-    let begun = tx.begin_outside(way, packet_len(transmit), head, chunk, range.clone());
-    let Some((room, start)) = begun else { return BY_CPU };
+    let payload = start + BTH_LEN..start + BTH_LEN + transmit.payload.len() as usize;
+    let done = Built::Done(Route::Direct(Mechanism::CopyEngine));
+    let full = payload.len() == entry.qp.attr().path_mtu.bytes() as usize;
+    if head == BTH_LEN && full {
+        let mut header = [0; BTH_LEN];
+        transmit.header.emit(&mut header);
+        // SAFETY: references into chunks are made for the time of a call only. A batch that still waits to be sent may hold the same
+        // packet: it then goes out with an ICRC that does not fit, and is dropped and repeated.
+        unsafe { chunk.write_between(start, &header) };
+        let Some(crc) = tx.begin_inside(way, len, chunk, start) else { return BY_CPU };
+        tx.commit_crc(crc_on(crc, &chunk[start..payload.end]));
+        return done;
+    }
+    let Some((room, crc)) = tx.begin_outside(way, len, head, chunk, payload.clone()) else { return BY_CPU };
     transmit.header.emit(room);
     let (head, tail) = room.split_at_mut(head);
     let pad = &mut tail[..usize::from(transmit.header.pad)];
     pad.fill(0);
-    prefetch(chunk, range.end);
-    let crc = crc_on(crc_on(crc_on(start, head), &chunk[range]), pad);
+    let crc = crc_on(crc_on(crc_on(crc, head), &chunk[payload]), pad);
     tx.commit_crc(crc);
-    Built::Done(Route::Direct(Mechanism::CopyEngine))
-}
-
-/// Asks for what the next packet will carry: the copy engine put it into memory or the last cache, from where it comes to this
-/// processor while the CRC of this packet is computed.
-fn prefetch(chunk: &PinnedChunk, from: usize) {
-    const LINE: usize = 64;
-    const AHEAD: usize = 4096;
-    #[cfg(target_arch = "x86_64")]
-    for line in chunk.get(from..chunk.len().min(from + AHEAD)).unwrap_or(&[]).chunks(LINE) {
-        // SAFETY: part of the x86_64 baseline; a prefetch reads nothing that the program could see.
-        unsafe {
-            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(line.as_ptr().cast())
-        };
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (chunk, from, LINE, AHEAD);
+    done
 }
 
 /// One more copy: staging was asked for.

@@ -4,11 +4,13 @@ use nobounce_memory::gpu::api::Context;
 use nobounce_memory::gpu::copy_engine::{CopyEngine, CopyError};
 use nobounce_memory::gpu::{CudaError, GpuMemory};
 
-/// Bytes of a chunk.
-pub(crate) const CHUNK: usize = 256 << 10;
+/// Bytes of payload that a chunk takes.
+pub(crate) const CHUNK: usize = 512 << 10;
+/// Bytes of a chunk to fetch into: room for headers between the smallest packets.
+const FETCH_CHUNK: usize = CHUNK + CHUNK / 16;
 /// Chunks to fetch into and to place from, for each context. They are apart: a queue pair that cannot send what it fetched
 /// must not keep others from receiving.
-const FETCH_CHUNKS: usize = 48;
+const FETCH_CHUNKS: usize = 32;
 const PLACE_CHUNKS: usize = 16;
 
 /// Names one of the pairs.
@@ -40,8 +42,8 @@ pub(crate) struct CopyEngines {
 impl CopyEngines {
     /// Makes them, for memory like this one. Takes milliseconds: not under the engine's lock.
     pub(crate) fn new(memory: &GpuMemory, context: ContextKey) -> Result<Self, CopyError> {
-        let make = |chunks| CopyEngine::in_context(memory.gpu(), context.handle, chunks, CHUNK);
-        Ok(Self { fetch: make(FETCH_CHUNKS)?, place: make(PLACE_CHUNKS)? })
+        let make = |chunks, len| CopyEngine::in_context(memory.gpu(), context.handle, chunks, len);
+        Ok(Self { fetch: make(FETCH_CHUNKS, FETCH_CHUNK)?, place: make(PLACE_CHUNKS, CHUNK)? })
     }
 }
 

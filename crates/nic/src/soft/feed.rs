@@ -4,11 +4,11 @@
 //! sent, and the beginning of the next one. It never waits: what is not there yet makes the packet wait.
 
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::sync::Arc;
 
 use nobounce_memory::gpu::GpuMemory;
-use nobounce_memory::gpu::copy_engine::{Copy, CopyError, PinnedChunk};
+use nobounce_memory::gpu::copy_engine::{Copy, CopyError, PinnedChunk, Rows};
+use nobounce_protocol::wire::{BTH_LEN, ICRC_LEN};
 
 use super::copiers::{CHUNK, CopierIndex, Copiers};
 
@@ -17,6 +17,7 @@ const AHEAD: usize = 3;
 /// The first fetch of a message: short, so that its first packet leaves early; the next ones grow to whole chunks. All path
 /// MTUs divide it, so that no payload lies in two chunks.
 const FIRST: usize = 64 << 10;
+const GROWTH: usize = 4;
 
 /// Which message the bytes belong to. The bytes of one message may be sent again; those of another are never taken for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,12 +41,21 @@ pub(crate) struct Want<'a> {
     pub(crate) copier: CopierIndex,
     /// Where they lie in the memory.
     pub(crate) offset: usize,
+    /// Bytes of a full packet's payload.
+    pub(crate) mtu: usize,
+}
+
+/// The rows in which payload lies in a chunk: with room for a base transport header before and an ICRC behind each, so that packets
+/// from the middle of a message are built in place, one right behind the other.
+pub(crate) const fn rows(mtu: usize) -> Rows {
+    Rows { width: mtu, pitch: BTH_LEN + mtu + ICRC_LEN, lead: BTH_LEN }
 }
 
 /// What came of asking.
 #[derive(Debug)]
 pub(crate) enum Fetched {
-    Ready(PinnedChunk, Range<usize>),
+    /// Here they are: where the packet they belong to would begin, if its header is the shortest.
+    Ready(PinnedChunk, usize),
     /// Ask again.
     Pending,
     /// No chunk was free: ask again, and take one from somebody meanwhile.
@@ -65,12 +75,18 @@ struct Fetch {
     origin: Origin,
     at: u64,
     len: usize,
+    rows: Rows,
     state: Option<State>,
 }
 
 impl Fetch {
     fn end(&self) -> u64 {
         self.at + self.len as u64
+    }
+
+    /// Where the packet begins whose payload begins at `at`.
+    fn place_of(&self, at: u64) -> usize {
+        self.rows.place_of(usize::try_from(at - self.at).unwrap_or(0)) - self.rows.lead
     }
 
     fn holds(&self, origin: Origin, at: u64) -> bool {
@@ -112,11 +128,11 @@ impl Feed {
             .map_or(0, |fetch| fetch.end() - at)
     }
 
-    /// The chunk that holds the byte at `at` of that message, and where in it, if it is there.
+    /// The chunk that holds the packet whose payload begins at `at` of that message, and where in it, if it is there.
     pub(crate) fn here(&self, origin: Origin, at: u64) -> Option<(&PinnedChunk, usize)> {
         let fetch = self.fetches.iter().find(|fetch| fetch.holds(origin, at))?;
         let Some(State::Here(chunk)) = &fetch.state else { return None };
-        Some((chunk, usize::try_from(at - fetch.at).ok()?))
+        Some((chunk, fetch.place_of(at)))
     }
 
     /// How many fetches it has.
@@ -160,11 +176,9 @@ impl Feed {
             return Fetched::Failed(error);
         }
         let Some(fetch) = self.fetches.front_mut() else { return Fetched::Starved };
+        let place = fetch.place_of(want.at);
         match settle(copiers, &mut fetch.state) {
-            Ok(Some(chunk)) => {
-                let start = usize::try_from(want.at - fetch.at).unwrap_or(0);
-                Fetched::Ready(chunk, start..start + want.len)
-            }
+            Ok(Some(chunk)) => Fetched::Ready(chunk, place),
             Ok(None) => Fetched::Pending,
             Err(error) => {
                 self.clear();
@@ -186,10 +200,11 @@ impl Feed {
             let Some(chunk) = engine.take_chunk() else { return Ok(()) };
             let len = usize::try_from(end - at).unwrap_or(CHUNK).min(self.next_len);
             let offset = want.offset + usize::try_from(at - want.at).unwrap_or(0);
-            let copy = engine.start_read(want.memory, offset, len, chunk)?;
+            let rows = rows(want.mtu);
+            let copy = engine.start_read_rows(want.memory, offset, len, rows, chunk)?;
             let state = Some(State::UnderWay(want.copier, copy));
-            self.fetches.push_back(Fetch { origin: want.origin, at, len, state });
-            self.next_len = (self.next_len * 2).min(CHUNK);
+            self.fetches.push_back(Fetch { origin: want.origin, at, len, rows, state });
+            self.next_len = (self.next_len * GROWTH).min(CHUNK);
             at += len as u64;
         }
         Ok(())

@@ -31,6 +31,17 @@ impl PinnedChunk {
         Some(unsafe { slice::from_raw_parts_mut(parts.chunk(self.index), parts.chunk_len) })
     }
 
+    /// Writes bytes that no copy touches, such as those between [`Rows`](super::Rows), although there may be clones.
+    ///
+    /// # Safety
+    /// Nobody holds a reference to these bytes.
+    pub unsafe fn write_between(&self, at: usize, bytes: &[u8]) {
+        let parts = self.slab.parts();
+        assert!(at.checked_add(bytes.len()).is_some_and(|end| end <= parts.chunk_len), "outside the chunk");
+        // SAFETY: inside the chunk; the caller promises that no reference to the bytes exists, and they are ours otherwise.
+        unsafe { parts.chunk(self.index).add(at).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+    }
+
     /// Whether there are no clones of it.
     pub(super) fn is_unique(&self) -> bool {
         self.slab.parts().slots[self.index].holders.load(Ordering::Acquire) == 1
