@@ -371,3 +371,62 @@ fn lossy_link() {
         }
     }
 }
+
+/// An answer that waits for its payload once kept all requests of its queue pair waiting, for as long as the peer went on reading.
+#[test]
+fn requests_do_not_wait_for_what_the_peer_reads() {
+    const READS: usize = 60;
+    let gpu = StandIn::program();
+    let (a, b) = ends("127.91.16.1", 1, Mtu::Mtu4096);
+    let at_a = OnGpu::new(&a, gpu, Way::NoWindow);
+    at_a.fill(1);
+    a.fill(2);
+    gpu.set_copy_delay_us(20_000);
+    let [into] = b.sge(0, 8);
+    let reads: Vec<_> = (0..READS)
+        .map(|i| {
+            SendRequest::new(i as u64, Operation::Read(at_a.remote(i * 64)), std::slice::from_ref(&into))
+        })
+        .collect();
+    b.qps[0].post_sends(&reads).unwrap();
+    let mut read = Vec::new();
+    common::until("the first answer", || b.cq.poll(&mut read, 1).unwrap() > 0);
+    a.post(Operation::Write(b.remote(4096)), 0, 64);
+    let mut written = Vec::new();
+    common::until("the WRITE", || {
+        b.cq.poll(&mut read, READS).unwrap();
+        a.cq.poll(&mut written, 1).unwrap() > 0
+    });
+    let early = read.len();
+    gpu.set_copy_delay_us(0);
+    assert_eq!(written[0].status, Status::Success);
+    assert!(early < READS / 2, "the WRITE waited for {early} of {READS} READs");
+    assert!(b.bytes(4096, 64) == patterns(2, 0, 64));
+    b.succeed(READS - early);
+}
+
+/// Copies of others before ours take time: no queue pair fails for that.
+#[test]
+fn a_busy_copy_engine_only_costs_time() {
+    let gpu = StandIn::program();
+    let (a, b) = ends("127.91.17.1", 1, Mtu::Mtu4096);
+    let at_b = OnGpu::new(&b, gpu, Way::Staged);
+    a.fill(1);
+    gpu.set_copy_delay_us(250_000);
+    let [from] = a.sge(0, 64);
+    let [word] = a.sge(128, 8);
+    let add = Operation::FetchAdd { remote: at_b.remote(0), add: 1 };
+    // Neither the second WRITE, elsewhere, nor the atomic may come before the copy.
+    a.qps[0]
+        .post_sends(&[
+            SendRequest::new(1, Operation::Write(at_b.remote(0)), &[from]),
+            SendRequest::new(2, Operation::Write(b.remote(0)), &[from]),
+            SendRequest::new(3, add, &[word]),
+        ])
+        .unwrap();
+    let done = a.completions(3);
+    gpu.set_copy_delay_us(0);
+    assert!(done.iter().all(|one| one.status == Status::Success), "{done:?}");
+    assert!(b.bytes(0, 64) == patterns(1, 0, 64));
+    assert!(a.bytes(128, 8) == patterns(1, 0, 8), "the word before");
+}

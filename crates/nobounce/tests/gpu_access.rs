@@ -2,11 +2,11 @@
 
 mod common;
 
-use common::{device, pattern};
+use common::{SOON, device, pair, pattern};
 use fake_cuda::client::StandIn;
 use nobounce::memory::gpu::{self, RangeError};
 use nobounce::nic::soft;
-use nobounce::{Access, AccessError, Device, GpuOptions, RegisterError, Require};
+use nobounce::{Access, AccessError, ConnectOptions, Device, GpuOptions, RegisterError, Require};
 
 const MIB: usize = 1 << 20;
 
@@ -146,4 +146,25 @@ fn freed_memory_is_an_error() {
     let told = region.read_at(0, &mut [0; 64]).unwrap_err().to_string();
     assert!(told.contains("freed"), "{told}");
     assert!(region.write_at(0, &[1]).is_err());
+}
+
+/// The application reaches the memory as the device does: each settles what the other has stored.
+#[test]
+fn device_and_application_share_one_window() {
+    StandIn::load();
+    let (a, b) = pair("127.75.0.6", &ConnectOptions::default());
+    let (ours, theirs) = (a.device().register(64).unwrap(), b.device().register_gpu(4096).unwrap());
+    let window = theirs.mr().gpu_memory().and_then(|memory| memory.window()).expect("a window");
+    for round in 1..=3 {
+        ours.write_at(0, &[round; 64]).unwrap();
+        let write = a.write(&ours, 0..64, &theirs.remote(), 128).unwrap();
+        a.wait(write, SOON).unwrap();
+        assert!(window.is_dirty(), "the device has stored");
+        let mut bytes = [0; 64];
+        theirs.read_at(128, &mut bytes).unwrap();
+        assert_eq!(bytes, [round; 64]);
+        assert!(!window.is_dirty(), "the application's load came after it");
+        theirs.write_u64(8, 7).unwrap();
+        assert!(!window.is_dirty(), "what the application has stored is pushed on");
+    }
 }

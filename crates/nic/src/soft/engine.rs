@@ -16,7 +16,7 @@ use nobounce_protocol::wire::{Header, IdVerdict, Qpn, ROCE_PORT};
 
 use super::build::{Built, build, build_repeats, packet_len, ready_repeats};
 use super::counters::{self, Counters};
-use super::entry::{Next, QpEntry, complete, flushed, next_packet};
+use super::entry::{Next, QpEntry, complete, flushed, next_packet, next_request};
 use super::event::{AsyncEvent, Events};
 use super::host::PacketHost;
 use super::path::{PathIndex, Paths};
@@ -510,14 +510,21 @@ impl Core {
         let charged = entry.charged;
         let mut turn = Turn::More;
         let mut faulted = None;
+        // The next answer, to a READ, has no payload yet: requests do not wait for that.
+        let mut answer_waits = false;
         while entry.turn_left > 0 {
             if !tx.has_room() {
                 turn = Turn::BatchFull;
                 break;
             }
             let used = entry.qp.outstanding().saturating_sub(charged);
-            let mut transmit = match next_packet(entry, &regions.stage, now, room.saturating_sub(used), flush)
-            {
+            let left = room.saturating_sub(used);
+            let next = if answer_waits {
+                next_request(entry, &regions.stage, now, left)
+            } else {
+                next_packet(entry, &regions.stage, now, left, flush)
+            };
+            let mut transmit = match next {
                 Next::Packet(transmit) => transmit,
                 Next::Held | Next::None => {
                     turn = Turn::Done;
@@ -557,6 +564,10 @@ impl Core {
                 Ok(Built::Pending { after, starved: no_chunk }) => {
                     entry.hold_packet(after, transmit);
                     *starved |= no_chunk;
+                    if transmit.header.opcode.is_response() {
+                        answer_waits = true;
+                        continue;
+                    }
                     turn = Turn::Done;
                     break;
                 }

@@ -283,6 +283,13 @@ fn next_held(entry: &mut QpEntry, stage: &Stage, now: Nanos, room: u64, flush: b
         }
         hold_answer(entry, transmit);
     }
+    next_request(entry, stage, now, room)
+}
+
+/// The next request packet, whatever becomes of the answers.
+pub(super) fn next_request(entry: &mut QpEntry, stage: &Stage, now: Nanos, room: u64) -> Next {
+    let qp = entry.index();
+    let over = |after: u64| stage.is_settled(Owner { qp, after });
     match entry.held.as_ref().and_then(|held| held.request) {
         // The protocol has gone back, or on: it will say anew what is to be sent.
         Some((_, transmit)) if !entry.qp.is_current(&transmit) => entry.hold().request = None,

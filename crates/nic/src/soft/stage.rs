@@ -15,9 +15,12 @@ use nobounce_memory::gpu::copy_engine::{Copy, CopyError, PinnedChunk};
 use super::copiers::{CHUNK, CopierIndex, Copiers};
 use super::target::Change;
 
-/// How long a packet that must come after a copy is held up by it. Microseconds are usual; a GPU that takes longer than
-/// this is stuck, and the queue pair fails.
-const PATIENCE: Duration = Duration::from_millis(100);
+/// How long a packet that must come after a copy, or finds no chunk, is held up by it. Microseconds are usual; a GPU that takes longer
+/// than this is stuck, and the queue pair fails. Long enough for large copies of others before ours, and for a busy machine; shorter
+/// than the patience of our peers, who hear nothing meanwhile (8 times 268 ms).
+const PATIENCE: Duration = Duration::from_secs(1);
+/// How long a copy is waited for without a thought for other threads.
+const SPIN: Duration = Duration::from_micros(50);
 /// How long deregistration waits for copies into the memory: it must not be written afterwards.
 const DEREGISTER_PATIENCE: Duration = Duration::from_secs(2);
 /// A copy that takes longer than this has failed.
@@ -152,6 +155,7 @@ impl Stage {
             if begin.elapsed() > PATIENCE {
                 return Err(StageError::Full);
             }
+            pause(begin);
         }
     }
 
@@ -242,7 +246,7 @@ impl Stage {
             if begin.elapsed() > patience {
                 return Err(StageError::Failed);
             }
-            std::hint::spin_loop();
+            pause(begin);
         }
     }
 
@@ -286,6 +290,7 @@ impl Stage {
             if begin.elapsed() > PATIENCE {
                 return Err(StageError::Failed);
             }
+            pause(begin);
         }
         copy.into_chunk().map_err(|_| StageError::Failed)
     }
@@ -307,4 +312,9 @@ impl Stage {
         tracing::warn!(%error, "GPU memory could not be written by the copy engine");
         self.failed.push(qp);
     }
+}
+
+/// Between two looks at a copy. Most are over in microseconds; while one takes longer, others may have the processor.
+fn pause(since: Instant) {
+    if since.elapsed() < SPIN { std::hint::spin_loop() } else { std::thread::yield_now() }
 }

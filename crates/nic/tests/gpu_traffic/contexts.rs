@@ -1,0 +1,149 @@
+//! A context that goes away under registered memory, by `cuCtxDestroy` or a reset of the device.
+
+use fake_cuda::client::StandIn;
+use nobounce_memory::gpu::api::Context;
+use nobounce_memory::gpu::{CudaError, Gpu};
+use nobounce_nic::soft::{Mr, Mtu, Operation, SendRequest, Status};
+
+use crate::common::{End, pair, reconnect};
+use crate::freed::goes_on;
+use crate::rig::{self, Kind, Memory, Rig, Way};
+
+const LEN: usize = 2 << 20;
+const SIZES: [usize; 3] = [64, 20_000, 1 << 20];
+
+/// The stand-in is to be as unforgiving as a real driver: handles of a context that is gone end the process.
+fn unforgiving(rig: &Rig) {
+    if rig.is_stand_in() {
+        StandIn::load().crash_on_dead_handles(1);
+    }
+}
+
+fn create(gpu: &Gpu) -> Context {
+    let mut context = Context::NULL;
+    // SAFETY: the calls write one handle; the new context is popped again.
+    let made = gpu.driver().relaxed(|api| unsafe {
+        api.ctx_create(&raw mut context, 0, gpu.ordinal())?;
+        let mut popped = Context::NULL;
+        api.ctx_pop(&raw mut popped)
+    });
+    made.map_err(|error: CudaError| error).unwrap();
+    context
+}
+
+/// WRITEs, READs and atomics into, and WRITEs out of, memory that is gone: each ends, and none says that bytes were copied.
+fn afterwards(a: &End, b: &End, (at_a, at_b): (&Mr, &Mr), way: Way) {
+    for size in SIZES {
+        let (here, there) = (rig::sge(at_a, 0, size), rig::remote(at_b, 0));
+        let host = a.sge(0, size as u32);
+        let requests = [
+            ("WRITE into it", Operation::Write(there), &host),
+            ("READ of it", Operation::Read(there), &host),
+            ("WRITE out of it", Operation::Write(b.remote(0)), &here),
+            ("READ into it", Operation::Read(b.remote(0)), &here),
+        ];
+        for (what, op, sges) in requests {
+            a.qps[0].post_send(&SendRequest::new(1, op, sges)).unwrap();
+            let status = rig::status(a);
+            println!("figure: context gone, {way:?}, {what}, {size} bytes: {status:?}");
+            assert!(way == Way::Direct || status != Status::Success, "{what}, {size} bytes");
+            if status != Status::Success {
+                reconnect(a, b, Mtu::Mtu4096);
+            }
+        }
+    }
+    let add = Operation::FetchAdd { remote: rig::remote(at_b, 8), add: 1 };
+    a.qps[0].post_send(&SendRequest::new(1, add, &a.sge(0, 8))).unwrap();
+    let status = rig::status(a);
+    assert!(way == Way::Direct || status != Status::Success, "fetch-and-add: {status:?}");
+    reconnect(a, b, Mtu::Mtu4096);
+}
+
+/// Direct WRITEs from host memory are under way all the while: they need nothing of CUDA. (A copy in flight when its context is
+/// destroyed breaks CUDA's own rule.)
+#[track_caller]
+fn end_under_traffic((a, b): (&End, &End), at_b: &Mr, way: Way, end: impl FnOnce()) {
+    let write = Operation::Write(rig::remote(at_b, 0));
+    let host = a.sge(0, 100_000);
+    let posted = if way == Way::Direct { 64 } else { 1 };
+    for _ in 0..posted {
+        a.qps[0].post_send(&SendRequest::new(1, write, &host)).unwrap();
+    }
+    if way != Way::Direct {
+        rig::succeed(a, posted);
+    }
+    end();
+    if way == Way::Direct {
+        let statuses: Vec<_> = rig::completions(a, posted).iter().map(|done| done.status).collect();
+        let good = statuses.iter().filter(|status| **status == Status::Success).count();
+        println!("figure: context gone under {posted} direct WRITEs: {good} went well");
+        if good < posted {
+            reconnect(a, b, Mtu::Mtu4096);
+        }
+    }
+}
+
+#[test]
+fn destroyed() {
+    let Some(rig) = Rig::new("contexts::destroyed") else { return };
+    unforgiving(&rig);
+    let (a, b) = pair("127.85.71.1", 2 << 20, Mtu::Mtu4096);
+    for way in Way::ALL {
+        let context = create(&rig.gpu);
+        let memories = [(); 2].map(|()| Memory::new_in(&rig, context, Kind::Malloc, LEN));
+        let (at_a, at_b) = (rig::register(&a, &memories[0], way), rig::register(&b, &memories[1], way));
+        let bytes = crate::common::patterns(5, 0, LEN);
+        memories[0].put(&bytes);
+        let write = Operation::Write(rig::remote(&at_b, 0));
+        a.qps[0].post_send(&SendRequest::new(1, write, &rig::sge(&at_a, 0, LEN))).unwrap();
+        rig::succeed(&a, 1);
+        assert!(memories[1].get(0, LEN) == bytes, "{way:?}: from and to memory of a context of its own");
+        end_under_traffic((&a, &b), &at_b, way, || {
+            let destroyed = rig.gpu.driver().relaxed(|api| {
+                // SAFETY: no copy is in flight, and nobody else knows the context.
+                unsafe { api.ctx_destroy(context) }
+            });
+            destroyed.map_err(|error: CudaError| error).unwrap();
+        });
+        afterwards(&a, &b, (&at_a, &at_b), way);
+        goes_on(&rig, &a, &b);
+        drop((at_a, at_b));
+        goes_on(&rig, &a, &b);
+    }
+}
+
+#[test]
+fn device_reset() {
+    let Some(mut rig) = Rig::new("contexts::device_reset") else { return };
+    unforgiving(&rig);
+    for (n, (kind, way)) in [
+        (Kind::Malloc, Way::Direct),
+        (Kind::Malloc, Way::Staged),
+        (Kind::Malloc, Way::WindowOff),
+        (Kind::Buffer, Way::Direct),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let (a, b) = pair(&format!("127.85.72.{}", n + 1), 2 << 20, Mtu::Mtu4096);
+        goes_on(&rig, &a, &b);
+        let memories = [(); 2].map(|()| Memory::new(&rig, kind, LEN));
+        let (at_a, at_b) = (rig::register(&a, &memories[0], way), rig::register(&b, &memories[1], way));
+        end_under_traffic((&a, &b), &at_b, way, || {
+            let reset = rig.gpu.driver().relaxed(|api| {
+                // SAFETY: no copy is in flight; what the context had is used by nobody but the NIC, which asks first.
+                unsafe { api.primary_reset(rig.gpu.ordinal()) }
+            });
+            reset.map_err(|error: CudaError| error).unwrap();
+        });
+        if kind == Kind::Malloc {
+            afterwards(&a, &b, (&at_a, &at_b), way);
+        }
+        rig.renew();
+        goes_on(&rig, &a, &b);
+        drop((at_a, at_b));
+        goes_on(&rig, &a, &b);
+        drop((a, b));
+        drop(memories);
+    }
+}

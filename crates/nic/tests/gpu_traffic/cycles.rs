@@ -1,0 +1,70 @@
+//! Register, use, deregister, again and again: nothing is left behind.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use nobounce_nic::soft::{Mtu, Operation, SendRequest};
+
+use crate::common::{MIB, pair, resident};
+use crate::rig::{self, Kind, Memory, Rig, Way};
+
+const CYCLES: usize = 2000;
+/// After so many everything that is kept was made once.
+const WARM: usize = 100;
+const LEN: usize = 2 << 20;
+
+fn count(folder: &str) -> usize {
+    fs::read_dir(folder).map_or(0, Iterator::count)
+}
+
+fn mappings() -> usize {
+    fs::read_to_string("/proc/self/maps").map_or(0, |maps| maps.lines().count())
+}
+
+#[test]
+fn nothing_is_left_behind() {
+    let Some(rig) = Rig::new("cycles::nothing_is_left_behind") else { return };
+    let (a, b) = pair("127.85.81.1", 8192, Mtu::Mtu4096);
+    let memories = [
+        Memory::new(&rig, Kind::Buffer, LEN),
+        Memory::new(&rig, Kind::Malloc, LEN),
+        Memory::new(&rig, Kind::Pool, LEN),
+    ];
+    let cases = [(0, Way::Direct), (1, Way::Direct), (2, Way::Direct), (1, Way::Staged)];
+    let mut times = [Duration::ZERO; 4];
+    let mut before = None;
+    for cycle in 0..CYCLES {
+        if cycle == WARM {
+            before = Some((count("/proc/self/fd"), mappings(), resident(), count("/proc/self/task")));
+        }
+        let case = cycle % cases.len();
+        let (memory, way) = (&memories[cases[case].0], cases[case].1);
+        let begin = Instant::now();
+        let mr = rig::register(&b, memory, way);
+        times[case] += begin.elapsed();
+        let bytes = [cycle as u8, (cycle >> 8) as u8, 3, 4, 5, 6, 7, 8];
+        let write = Operation::Write(rig::remote(&mr, cycle % (LEN - 8)));
+        a.qps[0].post_send(&SendRequest::inline(1, write, &bytes)).unwrap();
+        rig::succeed(&a, 1);
+        let begin = Instant::now();
+        drop(mr);
+        times[case] += begin.elapsed();
+        if cycle % 40 == case {
+            assert_eq!(memory.get(cycle % (LEN - 8), 8), bytes, "cycle {cycle}");
+        }
+    }
+    for ((memory, way), time) in cases.iter().zip(times) {
+        let kind = ["VMM", "cudaMalloc", "pool"][*memory];
+        let each = time / (CYCLES / cases.len()) as u32;
+        println!("figure: registration and deregistration of 2 MiB, {kind}, {way:?}: {each:.1?} each");
+    }
+    let after = (count("/proc/self/fd"), mappings(), resident(), count("/proc/self/task"));
+    let before = before.unwrap();
+    println!(
+        "figure: descriptors, mappings, resident bytes, threads: {before:?} after {WARM} cycles, {after:?} after {CYCLES}"
+    );
+    assert!(after.0 <= before.0 + 2, "descriptors");
+    assert!(after.1 <= before.1 + 20, "mappings");
+    assert!(after.2 < before.2 + 4 * MIB as u64, "memory");
+    assert!(after.3 <= before.3, "threads");
+}

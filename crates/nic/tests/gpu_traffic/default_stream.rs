@@ -1,0 +1,282 @@
+//! Work of others on the default stream, and threads of theirs that wait for it: traffic goes on, for its streams are its own.
+
+use std::ffi::{CString, c_void};
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fake_cuda::client::StandIn;
+use nobounce_memory::gpu::CudaError;
+use nobounce_memory::gpu::api::{Function, Module, Stream};
+use nobounce_memory::gpu::kernel::PinnedWords;
+use nobounce_nic::soft::{Mtu, Operation, SendRequest};
+
+use crate::common::{MIB, pair};
+use crate::rig::{self, Kind, Memory, Rig, Way};
+use crate::traffic::Plan;
+
+const SIZES: [usize; 5] = [8, 4096, 65_537, 262_145, 2 << 20];
+/// The kernel on the default stream ends by itself after this long: whoever waits for it takes as long.
+const SPIN: Duration = Duration::from_secs(2);
+const STOP: usize = 0;
+const STARTED: usize = 16;
+const PTX: &str = include_str!("../../../memory/src/gpu/kernel/handshake.ptx");
+
+/// A kernel of one block, for the default stream.
+enum Blocker {
+    Kernel(Function, PinnedWords),
+    StandIn(&'static StandIn),
+}
+
+impl Blocker {
+    fn new(rig: &Rig) -> Self {
+        if rig.is_stand_in() {
+            return Self::StandIn(StandIn::load());
+        }
+        let text = CString::new(PTX).unwrap();
+        let (mut module, mut function) = (Module::NULL, Function::NULL);
+        // SAFETY: the texts end in a zero byte; the calls write one handle each.
+        rig.cuda(|api| unsafe {
+            api.module_load(&raw mut module, text.as_ptr().cast())?;
+            api.module_function(&raw mut function, module, c"spin".as_ptr())
+        });
+        let blocker = Self::Kernel(function, PinnedWords::new(&rig.gpu, 32).unwrap());
+        // Brings the kernel to the GPU: without arguments it does nothing.
+        blocker.launch(rig, [0; 3]);
+        // SAFETY: waits.
+        rig.cuda(|api| unsafe { api.ctx_synchronize() });
+        blocker
+    }
+
+    fn launch(&self, rig: &Rig, mut words: [u64; 3]) {
+        let Self::Kernel(function, _) = self else { return };
+        let mut places = words.each_mut().map(|word| ptr::from_mut(word).cast::<c_void>());
+        // SAFETY: the kernel has three words as arguments, copied before the call returns; the words they name are never freed.
+        rig.cuda(|api| unsafe {
+            let stream = Stream::NULL;
+            api.launch_kernel(*function, 1, 1, 1, 32, 1, 1, 0, stream, places.as_mut_ptr(), ptr::null_mut())
+        });
+    }
+
+    /// The default stream is stuck when this returns, with a memset behind the kernel.
+    fn start(&self, rig: &Rig, scratch: &Memory) {
+        match self {
+            Self::Kernel(_, words) => {
+                words.set(STOP, 0);
+                words.set(STARTED, 0);
+                let limit = SPIN.as_nanos() as u64;
+                self.launch(rig, [words.address(STOP), words.address(STARTED), limit]);
+                let begin = Instant::now();
+                while words.get(STARTED) == 0 {
+                    assert!(begin.elapsed() < SPIN, "the kernel does not start");
+                }
+            }
+            Self::StandIn(stand_in) => stand_in.spin(1),
+        }
+        // SAFETY: the memory outlives the work, which is waited for.
+        rig.cuda(|api| unsafe { api.memset_async(scratch.addr, 5, scratch.len, Stream::NULL) });
+    }
+
+    fn stop(&self) {
+        match self {
+            Self::Kernel(_, words) => words.set(STOP, 1),
+            Self::StandIn(stand_in) => stand_in.spin(0),
+        }
+    }
+}
+
+/// What a thread of somebody else's does meanwhile.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Other {
+    Nothing,
+    WaitsForTheContext,
+    WaitsForTheStream,
+    CopiesSynchronously,
+    Frees,
+}
+
+impl Other {
+    fn run(self, rig: &Rig, scratch: &Memory) {
+        let bytes = vec![0_u8; 4096];
+        // SAFETY: the memory and the bytes outlive the calls.
+        rig.cuda(|api| unsafe {
+            match self {
+                Self::Nothing => Ok(()),
+                Self::WaitsForTheContext => api.ctx_synchronize(),
+                Self::WaitsForTheStream => api.stream_synchronize(Stream::NULL),
+                Self::CopiesSynchronously => {
+                    api.copy_to_device(scratch.addr, bytes.as_ptr().cast(), bytes.len())
+                }
+                Self::Frees => {
+                    let mut addr = 0;
+                    api.mem_alloc(&raw mut addr, MIB)?;
+                    api.mem_free(addr)
+                }
+            }
+        });
+    }
+}
+
+/// The default stream is stuck behind a kernel, and another thread waits for it in each of the ways that programs have.
+#[test]
+fn stuck_behind_a_kernel() {
+    let Some(rig) = Rig::new("default_stream::stuck_behind_a_kernel") else { return };
+    let blocker = Blocker::new(&rig);
+    let scratch = Memory::new(&rig, Kind::Malloc, 16 * MIB);
+    let others = [
+        Other::Nothing,
+        Other::WaitsForTheContext,
+        Other::WaitsForTheStream,
+        Other::CopiesSynchronously,
+        Other::Frees,
+    ];
+    let (a, b) = pair("127.85.31.1", 4096, Mtu::Mtu4096);
+    let mut waited = Vec::new();
+    for other in others {
+        let plans = [Way::Direct, Way::Staged].map(|way| (way, Plan::new(&rig, Kind::Malloc, &SIZES)));
+        for (_, plan) in &plans {
+            plan.fill(&rig);
+        }
+        blocker.start(&rig, &scratch);
+        let begin = Instant::now();
+        let (rig, scratch) = (&rig, &scratch);
+        let took = thread::scope(|scope| {
+            scope.spawn(move || other.run(rig, scratch));
+            // Nobody can see when it has come to wait inside the driver.
+            thread::sleep(Duration::from_millis(30));
+            let begin_traffic = Instant::now();
+            for (way, plan) in &plans {
+                let regions = plan.register(&a, &b, *way);
+                plan.run(&a, &b, &regions);
+            }
+            let took = begin_traffic.elapsed();
+            // SAFETY: asks.
+            let queried = rig.gpu.driver().in_context(rig.primary(), |api| unsafe {
+                if other == Other::Frees { Ok(()) } else { api.stream_query(Stream::NULL) }
+            });
+            let stuck = queried.is_err_and(|error: CudaError| error.code == CudaError::NOT_READY);
+            blocker.stop();
+            // Had traffic waited for it, the kernel would have come to its own end. What the driver holds while somebody frees or copies
+            // synchronously is its own business (on driver 580 all CUDA calls of the context wait with him), and said below; it must
+            // only end.
+            if !matches!(other, Other::Frees | Other::CopiesSynchronously) && !stuck {
+                waited.push(format!("{other:?}: the default stream was not stuck any more after {took:.1?}"));
+            }
+            took
+        });
+        println!(
+            "figure: default stream stuck, another thread {other:?}: registered and moved in {took:.1?}, all over after {:.1?}",
+            begin.elapsed()
+        );
+        for (way, plan) in &plans {
+            plan.check(rig, &format!("{way:?}, {other:?}"));
+        }
+    }
+    assert!(waited.is_empty(), "traffic waited for the default stream: {waited:?}");
+}
+
+/// The default stream has work without end: memsets and synchronous copies of another thread.
+#[test]
+fn busy_without_end() {
+    let Some(rig) = Rig::new("default_stream::busy_without_end") else { return };
+    let scratch = Memory::new(&rig, Kind::Malloc, 64 * MIB);
+    let (over, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
+    let (a, b) = pair("127.85.32.1", 4096, Mtu::Mtu4096);
+    let plans = Way::ALL.map(|way| (way, Plan::new(&rig, Kind::Buffer, &SIZES)));
+    for (_, plan) in &plans {
+        plan.fill(&rig);
+    }
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut bytes = vec![1_u8; 16 * MIB];
+            while !over.load(Ordering::Relaxed) {
+                // SAFETY: the memory is ours, and so are the bytes.
+                rig.cuda(|api| unsafe {
+                    api.memset_async(scratch.addr, 7, scratch.len, Stream::NULL)?;
+                    api.copy_to_device(scratch.addr, bytes.as_ptr().cast(), bytes.len())?;
+                    api.copy_from_device(bytes.as_mut_ptr().cast(), scratch.addr, bytes.len())
+                });
+                rounds.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        let end = Over(&over);
+        for (way, plan) in &plans {
+            let regions = plan.register(&a, &b, *way);
+            let before = rounds.load(Ordering::Relaxed);
+            let mut times = plan.run(&a, &b, &regions);
+            // Until it was side by side.
+            let begin = Instant::now();
+            while rounds.load(Ordering::Relaxed) < before + 3 && begin.elapsed() < Duration::from_secs(3) {
+                times = plan.run(&a, &b, &regions);
+            }
+            println!("figure: default stream busy, {way:?}: {times}");
+        }
+        drop(end);
+    });
+    for (way, plan) in &plans {
+        plan.check(&rig, &format!("{way:?}, beside a busy default stream"));
+    }
+    assert!(rounds.load(Ordering::Relaxed) > 3, "the default stream did nothing");
+}
+
+/// Somebody moves gigabytes by the same copy engines, in both directions: ours take their turn, and nothing fails for having waited.
+#[test]
+fn long_copies_of_others() {
+    let Some(rig) = Rig::new("default_stream::long_copies_of_others") else { return };
+    let (len, copies) = if rig.is_stand_in() { (16 * MIB, 4) } else { (2048 * MIB, 10) };
+    let memory = Memory::new(&rig, Kind::Malloc, len);
+    let (mut host, mut other) = (ptr::null_mut(), Stream::NULL);
+    // SAFETY: the calls write one address and one handle.
+    rig.cuda(|api| unsafe {
+        api.mem_host_alloc(&raw mut host, len, 0)?;
+        api.stream_create(&raw mut other, 0)
+    });
+    let (a, b) = pair("127.85.33.1", 4096, Mtu::Mtu4096);
+    for way in Way::ALL {
+        let plan = Plan::new(&rig, Kind::Malloc, &SIZES);
+        plan.fill(&rig);
+        let regions = plan.register(&a, &b, way);
+        let begin = Instant::now();
+        // SAFETY: both sides are `len` bytes, and live until the copies are over; what they hold does not matter.
+        rig.cuda(|api| unsafe {
+            for _ in 0..copies {
+                api.copy_to_device_async(memory.addr, host, len, Stream::NULL)?;
+                api.copy_from_device_async(host, memory.addr, len, other)?;
+            }
+            Ok(())
+        });
+        let times = plan.run(&a, &b, &regions);
+        let begin_atomics = Instant::now();
+        for _ in 0..20 {
+            let add = Operation::FetchAdd { remote: rig::remote(&regions.sent, 80), add: 0 };
+            a.qps[0].post_send(&SendRequest::new(1, add, &a.sge(0, 8))).unwrap();
+            rig::succeed(&a, 1);
+        }
+        let atomics = begin_atomics.elapsed();
+        // SAFETY: asks.
+        let queried =
+            rig.gpu.driver().in_context(rig.primary(), |api| unsafe { api.stream_query(Stream::NULL) });
+        let during = queried.is_err_and(|error: CudaError| error.code == CudaError::NOT_READY);
+        // SAFETY: waits.
+        rig.cuda(|api| unsafe { api.ctx_synchronize() });
+        println!(
+            "figure: beside {} copies of {} MiB that took {:.1?}, {way:?}: {times}; 20 atomics {atomics:.1?}; all of it beside them: {during}",
+            2 * copies,
+            len / MIB,
+            begin.elapsed(),
+        );
+        plan.check(&rig, &format!("{way:?}, beside long copies"));
+    }
+    // SAFETY: the copies are over, and the memory is used by nobody any more.
+    rig.cuda(|api| unsafe { api.stream_destroy(other).and(api.mem_host_free(host)) });
+}
+
+/// Ends the other thread, also when the test fails.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
