@@ -119,8 +119,8 @@ fn bandwidth(report: &Report) -> Option<Panel> {
         }
     }
     let raw = report.raw.as_ref().map(|raw| (raw.gbytes_per_s, "plain UDP, GSO"));
-    // Four ways with two lines each need more room than there is below curves that saturate.
-    let legend = if plain { SeriesLabelPosition::LowerRight } else { SeriesLabelPosition::UpperLeft };
+    // Below curves that saturate there is room.
+    let legend = SeriesLabelPosition::LowerRight;
     (!lines.is_empty()).then_some(Panel { title: "Bandwidth", unit: "GB/s", lines, raw, legend })
 }
 

@@ -5,8 +5,8 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use super::memory::{Handling, Memory, Region};
 use crate::qp::{
-    Access, AttrMask, Completion, Handled, Mtu, Nak, Operation, PostError, Qp, QpAttr, QpConfig,
-    QpEvent, QpState, Remote, SendRequest, Status, Transmit, WorkKind,
+    Access, AttrMask, Completion, Handled, Mtu, Nak, Operation, PostError, Qp, QpAttr, QpConfig, QpEvent,
+    QpState, Remote, SendRequest, Status, Transmit, WorkKind,
 };
 use crate::timing::Nanos;
 use crate::wire::icrc::{Flow, Verdict};

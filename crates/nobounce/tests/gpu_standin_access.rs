@@ -151,7 +151,7 @@ fn freed_memory_is_an_error() {
 /// The application reaches the memory as the device does: each settles what the other has stored.
 #[test]
 fn device_and_application_share_one_window() {
-    StandIn::load();
+    let _ = StandIn::load();
     let (a, b) = pair("127.75.0.6", &ConnectOptions::default());
     let (ours, theirs) = (a.device().register(64).unwrap(), b.device().register_gpu(4096).unwrap());
     let window = theirs.mr().gpu_memory().and_then(|memory| memory.window()).expect("a window");
