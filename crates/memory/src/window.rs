@@ -57,6 +57,12 @@ impl Window {
         self.base.addr() as u64
     }
 
+    /// Its first byte.
+    #[must_use]
+    pub(crate) fn as_mut_ptr(&self) -> *mut u8 {
+        self.base
+    }
+
     /// Copies `dst.len()` bytes at `offset` out of the window. After a fault, `dst` holds what could be read before it.
     #[inline]
     pub fn load(&self, offset: usize, dst: &mut [u8]) -> Result<(), AccessError> {
@@ -143,16 +149,18 @@ impl Window {
         unsafe { copy::compare_swap(word, compare, swap) }.ok_or_else(|| faulted(word.cast(), 0))
     }
 
+    /// Where `len` bytes at `offset` lie.
     #[inline]
-    fn at(&self, offset: usize, len: usize) -> Result<*mut u8, AccessError> {
+    pub(crate) fn at(&self, offset: usize, len: usize) -> Result<*mut u8, AccessError> {
         match offset.checked_add(len) {
             Some(end) if end <= self.len => Ok(self.base.wrapping_add(offset)),
             _ => Err(AccessError::OutOfBounds { offset, len, window: self.len }),
         }
     }
 
+    /// Where the word at `offset` lies.
     #[inline]
-    fn word(&self, offset: usize) -> Result<*mut u64, AccessError> {
+    pub(crate) fn word(&self, offset: usize) -> Result<*mut u64, AccessError> {
         let at = self.at(offset, 8)?;
         if at.addr().is_multiple_of(8) {
             Ok(at.cast())
@@ -162,11 +170,13 @@ impl Window {
     }
 }
 
+/// What a copy of `len` bytes came to that left `rest` of them.
 #[inline]
-fn finished(start: *mut u8, len: usize, rest: usize) -> Result<(), AccessError> {
+pub(crate) fn finished(start: *mut u8, len: usize, rest: usize) -> Result<(), AccessError> {
     if rest == 0 { Ok(()) } else { Err(faulted(start, len - rest)) }
 }
 
+/// The fault of a copy that had done so many bytes.
 #[cold]
 fn faulted(start: *mut u8, done: usize) -> AccessError {
     AccessError::Faulted { address: start.wrapping_add(done).addr() as u64 }

@@ -3,9 +3,7 @@
 
 mod common;
 
-use std::time::Instant;
-
-use common::{ALL_ACCESS, End, LIMIT, check_write, config, connect, pair};
+use common::{ALL_ACCESS, End, check_write, config, connect, outcome, pair};
 use nobounce_nic::soft::{
     CqError, CreateQpError, ModifyError, Mtu, Operation, PostError, QpAttr, QpLimits, QpState, RecvRequest,
     RegisterError, SendRequest,
@@ -40,25 +38,6 @@ fn in_the_child(a: End, b: End) -> i32 {
     drop((a, registered));
     drop(b);
     0
-}
-
-/// Waits for the child; one that hangs is killed, and the test fails.
-fn outcome(child: libc::pid_t) -> i32 {
-    let start = Instant::now();
-    loop {
-        let mut status = 0;
-        // SAFETY: a child of ours, and a valid place for its status.
-        if unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } == child {
-            assert!(libc::WIFEXITED(status), "the child was ended by signal {}", libc::WTERMSIG(status));
-            return libc::WEXITSTATUS(status);
-        }
-        if start.elapsed() > LIMIT {
-            // SAFETY: a child of ours that has not been waited for.
-            unsafe { libc::kill(child, libc::SIGKILL) };
-            panic!("the child hangs");
-        }
-        std::thread::yield_now();
-    }
 }
 
 #[test]

@@ -77,23 +77,19 @@ fn next_message_from_freed_memory_does_not_harm_this_one() {
 
 #[test]
 fn sender_hears_of_no_success_when_the_copy_cannot_be_started() {
-    let gpu = StandIn::program();
-    let (a, b) = ends("127.91.5.1", 1, Mtu::Mtu4096);
-    let at_b = OnGpu::new(&b, gpu, Way::Staged);
-    gpu.fail_next(c"cuMemcpyHtoDAsync_v2", 719);
-    b.qps[0].post_recv(&RecvRequest { wr_id: 5, sges: &[at_b.sge(0, 100)] }).unwrap();
-    a.post(Operation::Send, 0, 8);
-    let received = b.completions(1);
-    assert_ne!(received[0].status, Status::Success);
-    assert_ne!(a.status(), Status::Success);
+    sender_hears_of_no_success("127.91.5.1", c"cuMemcpyHtoDAsync_v2");
 }
 
 #[test]
 fn sender_hears_of_no_success_when_the_copy_fails() {
+    sender_hears_of_no_success("127.91.5.2", c"cuEventQuery");
+}
+
+fn sender_hears_of_no_success(addr: &str, failing: &std::ffi::CStr) {
     let gpu = StandIn::program();
-    let (a, b) = ends("127.91.5.2", 1, Mtu::Mtu4096);
+    let (a, b) = ends(addr, 1, Mtu::Mtu4096);
     let at_b = OnGpu::new(&b, gpu, Way::Staged);
-    gpu.fail_next(c"cuEventQuery", 719);
+    gpu.fail_next(failing, 719);
     b.qps[0].post_recv(&RecvRequest { wr_id: 5, sges: &[at_b.sge(0, 100)] }).unwrap();
     a.post(Operation::Send, 0, 8);
     let received = b.completions(1);

@@ -2,11 +2,12 @@
 
 use std::any::Any;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::wc::{self, Isa};
-use crate::{AccessError, barrier, copy};
+use crate::window::finished;
+use crate::{AccessError, Window, barrier};
 
 /// Bytes at the end of a message that [`GpuWindow::store_last`] stores after all others.
 const LAST: usize = 64;
@@ -28,20 +29,17 @@ static ATOMICS: Mutex<()> = Mutex::new(());
 ///
 /// It is never written outside its range. Loads fetch whole 64-byte lines, which may reach beyond it on either side.
 pub struct GpuWindow {
-    base: *mut u8,
-    len: usize,
+    /// The range as ordinary memory: its bounds, and single words.
+    range: Window,
     /// Attribute 118 is 0: stores are visible to the GPU only after a load through the same window.
     flush_by_load: bool,
-    /// Stored to since the last load.
+    /// Stored to since the last load was begun.
     dirty: AtomicBool,
+    /// Loads that were begun and are not back yet.
+    loading: AtomicUsize,
     /// Keeps the range mapped.
     _mapping: Arc<dyn Any + Send + Sync>,
 }
-
-// SAFETY: an address and a length, kept mapped by `_mapping`; accesses go through routines that expect concurrent change.
-unsafe impl Send for GpuWindow {}
-// SAFETY: as above.
-unsafe impl Sync for GpuWindow {}
 
 impl GpuWindow {
     /// A window onto `len` bytes at `base`, which stay mapped for as long as `mapping` lives. `flush_by_load` where the GPU sees
@@ -57,31 +55,34 @@ impl GpuWindow {
         mapping: Arc<dyn Any + Send + Sync>,
         flush_by_load: bool,
     ) -> Self {
-        Self { base, len, flush_by_load, dirty: AtomicBool::new(false), _mapping: mapping }
+        // SAFETY: the caller promises what a window asks for.
+        let range = unsafe { Window::new(base, len) };
+        let (dirty, loading) = (AtomicBool::new(false), AtomicUsize::new(0));
+        Self { range, flush_by_load, dirty, loading, _mapping: mapping }
     }
 
     /// Length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.len
+        self.range.len()
     }
 
     /// True for a window of no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.range.is_empty()
     }
 
     /// Where its first byte is mapped in this process: not the address that the GPU knows it by.
     #[must_use]
     pub fn as_mut_ptr(&self) -> *mut u8 {
-        self.base
+        self.range.as_mut_ptr()
     }
 
     /// Copies `src` into the window at `offset`. After a fault, all bytes before it have been stored.
     #[inline]
     pub fn store(&self, offset: usize, src: &[u8]) -> Result<(), AccessError> {
-        let to = self.at(offset, src.len())?;
+        let to = self.range.at(offset, src.len())?;
         self.put(Isa::best(), to, src)
     }
 
@@ -89,7 +90,7 @@ impl GpuWindow {
     /// most 64) bytes of `src`, are with the GPU before those last bytes.
     #[inline]
     pub fn store_last(&self, offset: usize, src: &[u8]) -> Result<(), AccessError> {
-        let to = self.at(offset, src.len())?;
+        let to = self.range.at(offset, src.len())?;
         // The cut lies on a word of the window, else that word would be torn.
         let first = match src.len().checked_sub(LAST) {
             Some(cut) => cut + to.wrapping_add(cut).addr().wrapping_neg() % 8,
@@ -121,21 +122,18 @@ impl GpuWindow {
 
     /// Reads the word at `offset` at once. The address must be a multiple of 8.
     pub fn load_u64(&self, offset: usize) -> Result<u64, AccessError> {
-        let word = self.word(offset)?;
-        self.settled(|| {
-            // SAFETY: aligned; the rest is what `new` was promised.
-            unsafe { copy::load_u64(word) }.ok_or_else(|| faulted(word.cast(), 0))
-        })
+        self.range.word(offset)?;
+        self.settled(|| self.range.load_u64(offset))
     }
 
     /// Writes the word at `offset` at once. The address must be a multiple of 8.
     #[inline]
     pub fn store_u64(&self, offset: usize, value: u64) -> Result<(), AccessError> {
-        let word = self.word(offset)?;
-        // SAFETY: aligned; the rest is what `new` was promised.
-        let stored = unsafe { copy::store_u64(word, value) };
+        // What is refused leaves nothing to settle.
+        self.range.word(offset)?;
+        let stored = self.range.store_u64(offset, value);
         self.dirty.store(true, Ordering::Release);
-        if stored { Ok(()) } else { Err(faulted(word.cast(), 0)) }
+        stored
     }
 
     /// Adds to the word at `offset`, wrapping, and returns what it held. The address must be a multiple of 8.
@@ -153,15 +151,10 @@ impl GpuWindow {
 
     /// One load through the window, which comes back only after all stores made before it have arrived. About 1 us.
     pub fn read_back(&self) -> Result<(), AccessError> {
-        if self.len == 0 {
+        if self.is_empty() {
             return Ok(());
         }
-        self.settled(|| {
-            let mut byte = 0;
-            // SAFETY: one byte of the window, which is not empty; the destination is ours.
-            let rest = unsafe { copy::load(&raw mut byte, self.base, 1) };
-            finished(self.base, 1, rest)
-        })
+        self.settled(|| self.range.load(0, &mut [0]))
     }
 
     /// Makes our stores visible to other ways into the memory (the copy engine, a NIC): a [`read_back`](Self::read_back) if there were
@@ -171,22 +164,23 @@ impl GpuWindow {
         if self.is_dirty() { self.read_back() } else { Ok(()) }
     }
 
-    /// Whether there were stores since the last load.
+    /// Whether there may be stores that no load has settled: some since the last one, or before one that is not back yet.
     #[inline]
     #[must_use]
     pub fn is_dirty(&self) -> bool {
-        self.dirty.load(Ordering::Acquire)
+        // In this order: whoever takes the flag down has counted itself before.
+        self.dirty.load(Ordering::Acquire) || self.loading.load(Ordering::Acquire) > 0
     }
 
     /// [`store`](Self::store) by the instructions named, where the processor has them: for measurements and tests.
     pub fn store_by(&self, isa: Isa, offset: usize, src: &[u8]) -> Result<(), AccessError> {
-        let to = self.at(offset, src.len())?;
+        let to = self.range.at(offset, src.len())?;
         self.put(isa.or_best(), to, src)
     }
 
     /// [`load`](Self::load) by the instructions named, where the processor has them: for measurements and tests.
     pub fn load_by(&self, isa: Isa, offset: usize, dst: &mut [u8]) -> Result<(), AccessError> {
-        let from = self.at(offset, dst.len())?;
+        let from = self.range.at(offset, dst.len())?;
         if dst.is_empty() {
             return Ok(());
         }
@@ -211,17 +205,20 @@ impl GpuWindow {
 
     /// Fence, then `load`, which settles all stores made so far.
     fn settled<T>(&self, load: impl FnOnce() -> Result<T, AccessError>) -> Result<T, AccessError> {
+        self.loading.fetch_add(1, Ordering::AcqRel);
         let was_dirty = self.dirty.swap(false, Ordering::AcqRel);
         barrier::before_window_loads();
         let outcome = load();
         if outcome.is_err() && was_dirty {
             self.dirty.store(true, Ordering::Release);
         }
+        // Not before it is back: another thread must not take for settled what this load is still pushing on.
+        self.loading.fetch_sub(1, Ordering::AcqRel);
         outcome
     }
 
     fn atomic(&self, offset: usize, change: impl FnOnce(u64) -> Option<u64>) -> Result<u64, AccessError> {
-        self.word(offset)?;
+        self.range.word(offset)?;
         let _one_at_a_time = ATOMICS.lock().unwrap_or_else(PoisonError::into_inner);
         let old = self.load_u64(offset)?;
         if let Some(new) = change(old) {
@@ -231,43 +228,14 @@ impl GpuWindow {
         }
         Ok(old)
     }
-
-    #[inline]
-    fn at(&self, offset: usize, len: usize) -> Result<*mut u8, AccessError> {
-        match offset.checked_add(len) {
-            Some(end) if end <= self.len => Ok(self.base.wrapping_add(offset)),
-            _ => Err(AccessError::OutOfBounds { offset, len, window: self.len }),
-        }
-    }
-
-    #[inline]
-    fn word(&self, offset: usize) -> Result<*mut u64, AccessError> {
-        let at = self.at(offset, 8)?;
-        if at.addr().is_multiple_of(8) {
-            Ok(at.cast())
-        } else {
-            Err(AccessError::Misaligned { address: at.addr() as u64 })
-        }
-    }
 }
 
 impl fmt::Debug for GpuWindow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("GpuWindow")
-            .field("base", &self.base)
-            .field("len", &self.len)
+            .field("range", &self.range)
             .field("flush_by_load", &self.flush_by_load)
             .field("dirty", &self.is_dirty())
             .finish_non_exhaustive()
     }
-}
-
-#[inline]
-fn finished(start: *mut u8, len: usize, rest: usize) -> Result<(), AccessError> {
-    if rest == 0 { Ok(()) } else { Err(faulted(start, len - rest)) }
-}
-
-#[cold]
-fn faulted(start: *mut u8, done: usize) -> AccessError {
-    AccessError::Faulted { address: start.wrapping_add(done).addr() as u64 }
 }

@@ -16,7 +16,7 @@ use nobounce_protocol::wire::{Header, IdVerdict, Qpn, ROCE_PORT};
 
 use super::build::{Built, build, build_repeats, packet_len, ready_repeats};
 use super::counters::{self, Counters};
-use super::entry::{Next, QpEntry, complete, flushed, next_packet, next_request};
+use super::entry::{QpEntry, complete, flushed, next_packet, next_request};
 use super::event::{AsyncEvent, Events};
 use super::host::PacketHost;
 use super::path::{PathIndex, Paths};
@@ -264,13 +264,11 @@ impl Core {
             sends: &entry.sends,
             receives: &mut entry.receives,
             current: &mut entry.current,
-            placed: 0,
             qp: index,
             ticket: &mut entry.ticket,
             tally: &mut entry.tally.inbound,
         };
         let handled = entry.qp.handle_packet(now, &header, payload.len(), &mut host);
-        self.counters.placed_bytes += host.placed;
         match handled {
             Handled::Taken => {}
             Handled::WrongState => self.counters.wrong_state += 1,
@@ -393,8 +391,7 @@ impl Core {
             entry.current = None;
             entry.feeds = None;
         }
-        if entry.held.as_ref().is_some_and(|held| !held.listed && !held.is_empty()) {
-            entry.hold().listed = true;
+        if entry.joins_holding() {
             self.holding.push(index);
         }
         let oldest = entry.qp.oldest_serial();
@@ -502,7 +499,7 @@ impl Core {
 
     /// Lets one queue pair send.
     fn turn(&mut self, now: Nanos, index: u32, flush: bool) -> Turn {
-        let Self { qps, tx, regions, counters, paths, owing, holding, starved, .. } = self;
+        let Self { qps, tx, regions, paths, owing, holding, starved, .. } = self;
         let Some(entry) = qps[index as usize].as_deref_mut() else { return Turn::Done };
         let room = entry.path.map_or(0, |path| paths.room(path));
         let path = entry.path;
@@ -524,12 +521,9 @@ impl Core {
             } else {
                 next_packet(entry, &regions.stage, now, left, flush)
             };
-            let mut transmit = match next {
-                Next::Packet(transmit) => transmit,
-                Next::Held | Next::None => {
-                    turn = Turn::Done;
-                    break;
-                }
+            let Some(mut transmit) = next else {
+                turn = Turn::Done;
+                break;
             };
             entry.turn_left -= 1;
             if shared && entry.turn_left == 0 && !transmit.header.opcode.is_response() {
@@ -541,7 +535,6 @@ impl Core {
                 Ok(Built::Done(route)) => {
                     entry.note_sent(&transmit.header);
                     let len = u64::from(transmit.payload.len());
-                    counters.gathered_bytes += len;
                     if len > 0 {
                         entry.tally.outbound.count(route, len, transmit.payload.rest() == 0);
                     }
@@ -557,7 +550,6 @@ impl Core {
                             faulted = Some((transmit, nak));
                             break;
                         }
-                        counters.gathered_bytes += repeats * len;
                         entry.tally.outbound.count(route, repeats * len, false);
                     }
                 }
@@ -577,8 +569,7 @@ impl Core {
                 }
             }
         }
-        if entry.held.as_ref().is_some_and(|held| !held.listed && !held.is_empty()) {
-            entry.hold().listed = true;
+        if entry.joins_holding() {
             holding.push(index);
         }
         if turn != Turn::BatchFull {
@@ -624,6 +615,10 @@ impl Core {
         let mut total = self.counters;
         total.refused_access = self.regions.refused;
         total.memory_faults = self.regions.faults;
+        for moved in self.moved_by_peer().values() {
+            total.placed_bytes += moved.inbound.bytes();
+            total.gathered_bytes += moved.outbound.bytes();
+        }
         for entry in self.qps.iter().flatten() {
             counters::add(&mut total.qps, entry.qp.counters());
         }

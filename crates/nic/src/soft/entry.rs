@@ -185,6 +185,15 @@ impl QpEntry {
         self.qpn.get() & 0xffff
     }
 
+    /// Whether it holds something and is not in the list of those that do; it is from now on.
+    pub(super) fn joins_holding(&mut self) -> bool {
+        let joins = self.held.as_ref().is_some_and(|held| !held.listed && !held.is_empty());
+        if joins {
+            self.hold().listed = true;
+        }
+        joins
+    }
+
     /// On whose behalf its packets are placed.
     pub(crate) fn owner(&self) -> Owner {
         Owner { qp: self.index(), after: self.ticket }
@@ -213,21 +222,19 @@ impl QpEntry {
     }
 }
 
-/// What a queue pair has to send next.
-pub(super) enum Next {
-    Packet(Transmit),
-    /// It must wait for a copy.
-    Held,
-    None,
-}
-
 /// The next packet: first what waited for copies, then what the protocol has.
 #[inline]
-pub(super) fn next_packet(entry: &mut QpEntry, stage: &Stage, now: Nanos, room: u64, flush: bool) -> Next {
+pub(super) fn next_packet(
+    entry: &mut QpEntry,
+    stage: &Stage,
+    now: Nanos,
+    room: u64,
+    flush: bool,
+) -> Option<Transmit> {
     while !entry.held.as_ref().is_some_and(|held| held.has_packets()) {
-        let Some(transmit) = entry.qp.poll_transmit(now, room, flush) else { return Next::None };
+        let transmit = entry.qp.poll_transmit(now, room, flush)?;
         if !transmit.header.opcode.is_response() || stage.is_settled(entry.owner()) {
-            return Next::Packet(transmit);
+            return Some(transmit);
         }
         hold_answer(entry, transmit);
     }
@@ -256,7 +263,7 @@ fn hold_answer(entry: &mut QpEntry, transmit: Transmit) {
 }
 
 /// The next packet where some are held: answers in their order, and requests in theirs; neither waits for the other.
-fn next_held(entry: &mut QpEntry, stage: &Stage, now: Nanos, room: u64, flush: bool) -> Next {
+fn next_held(entry: &mut QpEntry, stage: &Stage, now: Nanos, room: u64, flush: bool) -> Option<Transmit> {
     let qp = entry.index();
     let over = |after: u64| stage.is_settled(Owner { qp, after });
     if let Some(held) = entry.held.as_deref_mut() {
@@ -264,14 +271,14 @@ fn next_held(entry: &mut QpEntry, stage: &Stage, now: Nanos, room: u64, flush: b
             && over(ticket)
         {
             held.answers.pop_front();
-            return Next::Packet(transmit);
+            return Some(transmit);
         }
         if held.answers.is_empty()
             && let Some((after, transmit)) = held.response
             && over(after)
         {
             held.response = None;
-            return Next::Packet(transmit);
+            return Some(transmit);
         }
     }
     while entry.held.as_ref().is_none_or(|held| held.response.is_none())
@@ -279,7 +286,7 @@ fn next_held(entry: &mut QpEntry, stage: &Stage, now: Nanos, room: u64, flush: b
     {
         let first = entry.held.as_ref().is_none_or(|held| held.answers.is_empty());
         if first && over(entry.ticket) {
-            return Next::Packet(transmit);
+            return Some(transmit);
         }
         hold_answer(entry, transmit);
     }
@@ -287,7 +294,7 @@ fn next_held(entry: &mut QpEntry, stage: &Stage, now: Nanos, room: u64, flush: b
 }
 
 /// The next request packet, whatever becomes of the answers.
-pub(super) fn next_request(entry: &mut QpEntry, stage: &Stage, now: Nanos, room: u64) -> Next {
+pub(super) fn next_request(entry: &mut QpEntry, stage: &Stage, now: Nanos, room: u64) -> Option<Transmit> {
     let qp = entry.index();
     let over = |after: u64| stage.is_settled(Owner { qp, after });
     match entry.held.as_ref().and_then(|held| held.request) {
@@ -295,12 +302,12 @@ pub(super) fn next_request(entry: &mut QpEntry, stage: &Stage, now: Nanos, room:
         Some((_, transmit)) if !entry.qp.is_current(&transmit) => entry.hold().request = None,
         Some((after, transmit)) if over(after) => {
             entry.hold().request = None;
-            return Next::Packet(transmit);
+            return Some(transmit);
         }
-        Some(_) => return Next::Held,
+        Some(_) => return None,
         None => {}
     }
-    entry.qp.poll_request(now, room).map_or(Next::Held, Next::Packet)
+    entry.qp.poll_request(now, room)
 }
 
 /// Delivers a completion, or holds it back until the copies before it are over.

@@ -35,7 +35,6 @@ pub(crate) struct PacketHost<'a> {
     pub(crate) sends: &'a VecDeque<PostedSend>,
     pub(crate) receives: &'a mut VecDeque<PostedReceive>,
     pub(crate) current: &'a mut Option<PostedReceive>,
-    pub(crate) placed: u64,
     /// The index of the queue pair, and the copy that its last placed byte waits for.
     pub(crate) qp: u32,
     pub(crate) ticket: &'a mut u64,
@@ -48,7 +47,6 @@ impl PacketHost<'_> {
     }
 
     fn count(&mut self, placed: Placed, len: usize, last: bool) {
-        self.placed += len as u64;
         self.tally.count(placed.route, len as u64, last);
         if let Some(ticket) = placed.ticket {
             *self.ticket = ticket;

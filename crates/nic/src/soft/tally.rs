@@ -69,6 +69,11 @@ impl PathTotals {
         ]
     }
 
+    /// All of it, whichever way.
+    pub fn bytes(&self) -> u64 {
+        self.list().iter().map(|(_, tally)| tally.bytes).sum()
+    }
+
     fn add(&mut self, other: &Self) {
         self.cpu.add(&other.cpu);
         self.window.add(&other.window);

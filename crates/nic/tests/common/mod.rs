@@ -243,3 +243,23 @@ pub(crate) fn child(test: &str, role: &str) -> Command {
     command.args([test, "--exact", "--nocapture", "--test-threads=1"]).env(ROLE, role);
     command
 }
+
+/// Waits for the child; one that hangs is killed, and the test fails.
+#[track_caller]
+pub(crate) fn outcome(child: libc::pid_t) -> i32 {
+    let start = Instant::now();
+    loop {
+        let mut status = 0;
+        // SAFETY: a child of ours, and a valid place for its status.
+        if unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } == child {
+            assert!(libc::WIFEXITED(status), "the child was ended by signal {}", libc::WTERMSIG(status));
+            return libc::WEXITSTATUS(status);
+        }
+        if start.elapsed() > LIMIT {
+            // SAFETY: a child of ours that has not been waited for.
+            unsafe { libc::kill(child, libc::SIGKILL) };
+            panic!("the child hangs");
+        }
+        std::thread::yield_now();
+    }
+}

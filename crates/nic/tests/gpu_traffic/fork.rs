@@ -1,33 +1,11 @@
 //! A fork under GPU regions: the child can drop everything and end, and takes nothing away from its parent.
 
-use std::time::Instant;
-
 use nobounce_nic::soft::{CqError, Mtu, Operation, RecvRequest, RegisterError, SendRequest};
 
-use crate::common::{ALL_ACCESS, pair};
-use crate::rig::{self, Kind, Memory, PATIENCE, Rig, Way};
+use crate::common::{ALL_ACCESS, outcome, pair};
+use crate::rig::{self, Kind, Memory, Rig, Way};
 
 const LEN: usize = 2 << 20;
-
-/// Waits for the child; one that hangs is killed, and the test fails.
-#[track_caller]
-fn outcome(child: libc::pid_t) -> i32 {
-    let start = Instant::now();
-    loop {
-        let mut status = 0;
-        // SAFETY: a child of ours, and a valid place for its status.
-        if unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } == child {
-            assert!(libc::WIFEXITED(status), "the child was ended by signal {}", libc::WTERMSIG(status));
-            return libc::WEXITSTATUS(status);
-        }
-        if start.elapsed() > PATIENCE {
-            // SAFETY: a child of ours that has not been waited for.
-            unsafe { libc::kill(child, libc::SIGKILL) };
-            panic!("the child hangs");
-        }
-        std::thread::yield_now();
-    }
-}
 
 #[test]
 fn child_ends_and_parent_goes_on() {
