@@ -18,7 +18,7 @@ static ATOMICS: Mutex<()> = Mutex::new(());
 
 /// A registered range of GPU memory, mapped through BAR1.
 ///
-/// Like [`Window`](crate::Window) it never makes a reference into the range, checks bounds, and gives [`AccessError::Faulted`] where
+/// Like [`Window`] it never makes a reference into the range, checks bounds, and gives [`AccessError::Faulted`] where
 /// the mapping is gone. Aligned 8-byte words are never torn. Otherwise it is another kind of memory, with rules of its own:
 ///
 /// * *Stores* reach the GPU in any order. [`store_last`](Self::store_last) sends all but the last 64 bytes ahead of those;
