@@ -154,7 +154,7 @@ fn whoever_sleeps_after_a_post_is_served() {
     let gpu = StandIn::program();
     let (mut a, mut b) = (End::open(&config("127.91.9.1"), MIB), End::open(&config("127.91.9.1"), MIB));
     let channel = a.device.create_channel().unwrap();
-    a.cq = a.device.create_cq(64, Some(&channel));
+    a.cq = a.device.create_cq(64, Some(&channel)).unwrap();
     a.add_qp(QpLimits::default());
     b.add_qp(QpLimits::default());
     connect(&a, 0, &b, 0, Mtu::Mtu4096);
@@ -272,7 +272,7 @@ fn sleeper(addr: &str, on_gpu: bool, poll_after: bool) {
     let gpu = StandIn::program();
     let (mut a, mut b) = (End::open(&config(addr), MIB), End::open(&config(addr), MIB));
     let channel = a.device.create_channel().unwrap();
-    a.cq = a.device.create_cq(64, Some(&channel));
+    a.cq = a.device.create_cq(64, Some(&channel)).unwrap();
     a.add_qp(QpLimits::default());
     b.add_qp(QpLimits::default());
     connect(&a, 0, &b, 0, Mtu::Mtu4096);

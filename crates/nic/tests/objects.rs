@@ -78,7 +78,7 @@ fn remote_write_and_atomics_need_local_write() {
 #[test]
 fn protection_domains_do_not_mix() {
     let (a, b) = pair("127.50.0.5", 4096, Mtu::Mtu1024);
-    let (other_a, other_b) = (a.device.alloc_pd(), b.device.alloc_pd());
+    let (other_a, other_b) = (a.device.alloc_pd().unwrap(), b.device.alloc_pd().unwrap());
     let foreign_b = register(&other_b, &b.buffer, ALL_ACCESS);
     a.post(Operation::Write(Remote { addr: foreign_b.addr(), rkey: foreign_b.rkey() }), 0, 8);
     assert_eq!(a.status(), Status::RemoteAccess, "a region of another domain at the peer");

@@ -187,7 +187,7 @@ fn a_queue_pair_without_the_right() {
 #[test]
 fn another_protection_domain() {
     let mut w = World::new("127.53.0.6");
-    let other = w.b.device.alloc_pd();
+    let other = w.b.device.alloc_pd().unwrap();
     let region = register(&other, &w.b.buffer, ALL_ACCESS);
     let remote = Remote { addr: region.addr(), rkey: region.rkey() };
     for (op, len, _) in operations(remote, 1000) {

@@ -161,7 +161,7 @@ impl Lanes {
         let channel = device.nic().create_channel().map_err(|error| failed(&error))?;
         // Everything that can be posted fits, so it cannot overflow.
         let depth = options.depth.saturating_mul(2).saturating_mul(count);
-        let cq = device.nic().create_cq(depth, Some(&channel));
+        let cq = device.nic().create_cq(depth, Some(&channel)).map_err(|error| failed(&error))?;
         let mut lanes =
             Self { qps: Vec::with_capacity(count), cq, channel, halves: Vec::with_capacity(count) };
         for _ in 0..count {

@@ -35,12 +35,15 @@ impl Device {
     /// # Errors
     /// Another user holds the port, the address is not ours, ...: the message says what to do.
     pub fn open_with(config: &Config) -> Result<Self, OpenError> {
-        Ok(Self::from_nic(soft::Device::open(config)?))
+        Self::from_nic(soft::Device::open(config)?)
     }
 
     /// A device on a NIC that was opened by hand.
-    pub fn from_nic(nic: soft::Device) -> Self {
-        Self { pd: nic.alloc_pd(), nic }
+    ///
+    /// # Errors
+    /// The NIC has too many protection domains already.
+    pub fn from_nic(nic: soft::Device) -> Result<Self, OpenError> {
+        Ok(Self { pd: nic.alloc_pd()?, nic })
     }
 
     /// The NIC underneath.

@@ -10,6 +10,8 @@ use nobounce_protocol::wire::Qpn;
 
 use super::channel::Channel;
 use super::device::Shared;
+use super::event::AsyncEvent;
+use super::limits::{CreateError, DeviceLimits, Taken, check};
 
 /// A completion as the application sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +49,32 @@ pub enum CqError {
     Forked,
 }
 
+/// Why a completion queue could not be resized. It stays as it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ResizeError {
+    /// The depth is out of range.
+    #[error(transparent)]
+    Depth(#[from] CreateError),
+    /// Completions that are there would be lost.
+    #[error("the completion queue holds {held} completions and cannot shrink to {asked} entries: poll first")]
+    #[allow(missing_docs)]
+    Holds { held: usize, asked: usize },
+    /// It has lost some already.
+    #[error("the completion queue overflowed: completions are lost, destroy it")]
+    Overflowed,
+}
+
+impl ResizeError {
+    /// The error number a verbs program expects.
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::Depth(error) => error.errno(),
+            Self::Holds { .. } | Self::Overflowed => libc::EINVAL,
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Armed {
     No,
@@ -57,14 +85,25 @@ enum Armed {
 #[derive(Debug)]
 struct State {
     queue: VecDeque<WorkCompletion>,
+    depth: usize,
     armed: Armed,
+    /// Where an armed queue announces itself, until its owner destroys it.
+    channel: Option<Channel>,
+    /// Its owner has gone, its depth is 0, and nobody asks for what it would hold.
+    closed: bool,
+}
+
+impl State {
+    fn announce(&self, id: u32) {
+        if let Some(channel) = &self.channel {
+            channel.push(id);
+        }
+    }
 }
 
 #[derive(Debug)]
 pub(crate) struct CqInner {
     pub(crate) id: u32,
-    depth: usize,
-    channel: Option<Channel>,
     /// How many completions there are, so that polling an empty queue takes no lock.
     count: AtomicUsize,
     overflowed: AtomicBool,
@@ -81,11 +120,14 @@ impl CqInner {
         // Data first, then the completion that speaks of it.
         barrier::before_completion();
         let mut state = self.lock();
-        if state.queue.len() >= self.depth {
+        if state.queue.len() >= state.depth {
+            if state.closed {
+                return true;
+            }
             let known = self.overflowed.swap(true, Ordering::Relaxed);
             // Whoever sleeps until something comes must learn that it never will.
-            if !known && let Some(channel) = &self.channel {
-                channel.fd.raise();
+            if !known {
+                state.announce(self.id);
             }
             return known;
         }
@@ -102,9 +144,7 @@ impl CqInner {
         self.count.store(state.queue.len(), Ordering::Release);
         if state.armed == Armed::Any || (state.armed == Armed::Solicited && urgent) {
             state.armed = Armed::No;
-            if let Some(channel) = &self.channel {
-                channel.fd.raise();
-            }
+            state.announce(self.id);
         }
         true
     }
@@ -117,27 +157,31 @@ impl CqInner {
     }
 }
 
-/// A completion queue.
+/// A completion queue. Queue pairs that use it when it is dropped go on without anybody to tell.
 #[derive(Debug)]
 pub struct Cq {
     shared: Arc<Shared>,
     pub(crate) inner: Arc<CqInner>,
+    _taken: Taken,
 }
 
 impl Cq {
-    pub(crate) fn new(shared: Arc<Shared>, id: u32, depth: usize, channel: Option<Channel>) -> Self {
-        let state = State { queue: VecDeque::new(), armed: Armed::No };
-        Self {
-            shared,
-            inner: Arc::new(CqInner {
-                id,
-                depth,
-                channel,
-                count: AtomicUsize::new(0),
-                overflowed: AtomicBool::new(false),
-                state: Mutex::new(state),
-            }),
-        }
+    pub(crate) fn create(
+        shared: &Arc<Shared>,
+        depth: usize,
+        channel: Option<&Channel>,
+    ) -> Result<Self, CreateError> {
+        check_depth(depth)?;
+        let taken = shared.counts.cqs.take("completion queues", DeviceLimits::OURS.max_cqs)?;
+        let (queue, channel) = (VecDeque::new(), channel.cloned());
+        let state = State { queue, depth, armed: Armed::No, channel, closed: false };
+        let inner = Arc::new(CqInner {
+            id: shared.next_id(),
+            count: AtomicUsize::new(0),
+            overflowed: AtomicBool::new(false),
+            state: Mutex::new(state),
+        });
+        Ok(Self { shared: shared.clone(), inner, _taken: taken })
     }
 
     /// Its number in events.
@@ -145,9 +189,34 @@ impl Cq {
         self.inner.id
     }
 
-    /// How many completions it holds.
+    /// How many completions it holds at most.
     pub fn depth(&self) -> usize {
-        self.inner.depth
+        if self.shared.is_forked() { 0 } else { self.inner.lock().depth }
+    }
+
+    /// Whether queue pairs use it: a program that destroys it now makes a mistake.
+    pub fn is_busy(&self) -> bool {
+        Arc::strong_count(&self.inner) > 1
+    }
+
+    /// Changes how many completions it holds at most. Those that are there stay.
+    ///
+    /// # Errors
+    /// It holds more completions than that, it has lost some already, or the depth is out of range.
+    pub fn resize(&self, depth: usize) -> Result<(), ResizeError> {
+        check_depth(depth)?;
+        if self.shared.is_forked() {
+            return Err(CreateError::Forked.into());
+        }
+        let mut state = self.inner.lock();
+        if self.inner.overflowed.load(Ordering::Relaxed) {
+            return Err(ResizeError::Overflowed);
+        }
+        if state.queue.len() > depth {
+            return Err(ResizeError::Holds { held: state.queue.len(), asked: depth });
+        }
+        state.depth = depth;
+        Ok(())
     }
 
     /// Takes at most `max` completions, appends them to `out`, and returns how many. An empty queue first
@@ -167,7 +236,7 @@ impl Cq {
         self.shared.drive_polled();
         let taken = self.take(out, max);
         if taken == 0 && self.inner.overflowed.load(Ordering::Relaxed) {
-            return Err(CqError::Overflow { depth: self.inner.depth });
+            return Err(CqError::Overflow { depth: self.depth() });
         }
         Ok(taken)
     }
@@ -195,4 +264,26 @@ impl Cq {
         drop(state);
         self.shared.expect_sleep();
     }
+}
+
+impl Drop for Cq {
+    fn drop(&mut self) {
+        if self.shared.is_forked() {
+            return;
+        }
+        let id = self.inner.id;
+        // Under the queue's lock, so that nothing is announced behind our back.
+        let mut state = self.inner.lock();
+        if let Some(channel) = state.channel.take() {
+            channel.forget(id);
+        }
+        (state.closed, state.depth, state.queue) = (true, 0, VecDeque::new());
+        self.inner.count.store(0, Ordering::Release);
+        drop(state);
+        self.shared.events.forget(|event| *event == AsyncEvent::CqOverflow { cq: id });
+    }
+}
+
+fn check_depth(depth: usize) -> Result<(), CreateError> {
+    check("the depth of the completion queue", depth, DeviceLimits::OURS.max_cq_depth)
 }

@@ -9,7 +9,7 @@ use nobounce_memory::gpu::calibration::Calibration;
 use nobounce_memory::gpu::{GpuMemory, GpuOptions};
 use nobounce_memory::path::{Mechanism, Path, Paths};
 use nobounce_memory::{Window, guard, probe};
-use nobounce_protocol::qp::{Access, Mtu};
+use nobounce_protocol::qp::{Access, Mtu, Service};
 
 use super::channel::Channel;
 use super::config::{Config, ConfigError};
@@ -20,9 +20,10 @@ use super::engine::Engine;
 use super::event::{AsyncEvent, Events};
 use super::fork;
 use super::helper::{Bell, Helper};
-use super::qp::{CreateQpError, Qp, QpLimits};
+use super::limits::{Count, CreateError, DeviceLimits, Taken};
+use super::qp::{CreateQpError, Qp, QpInit, QpLimits};
 use super::region::{Mr, Region, RegisterError};
-
+use super::srq::{CreateSrqError, Srq, SrqLimits};
 use super::tally::PathCounters;
 use super::target::{GpuTarget, Target};
 use crate::links::Link;
@@ -43,6 +44,9 @@ pub enum OpenError {
     /// A setting makes no sense.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// It was opened, but the first objects could not be made.
+    #[error(transparent)]
+    Create(#[from] CreateError),
     /// The kernel refused a descriptor.
     #[error("cannot open the device: {0} (too many open files? see ulimit -n)")]
     Descriptor(#[from] io::Error),
@@ -64,7 +68,15 @@ pub(crate) struct Shared {
     polls: Arc<std::sync::atomic::AtomicU64>,
     pub(crate) bell: Bell,
     pub(crate) events: Arc<Events>,
+    pub(crate) counts: Counts,
     next_id: AtomicU32,
+}
+
+/// How many objects there are of those that no table of the engine counts.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) pds: Count,
+    pub(crate) cqs: Count,
 }
 
 impl EngineLock {
@@ -120,7 +132,7 @@ impl Shared {
         }
     }
 
-    fn next_id(&self) -> u32 {
+    pub(crate) fn next_id(&self) -> u32 {
         self.next_id.fetch_add(1, Ordering::Relaxed)
     }
 }
@@ -183,6 +195,7 @@ impl Device {
             }),
             helper: Mutex::new(helper),
             events,
+            counts: Counts::default(),
             next_id: AtomicU32::new(1),
         });
         Ok(Self { shared, local, max_mtu })
@@ -198,9 +211,22 @@ impl Device {
         self.max_mtu
     }
 
+    /// What it offers at most.
+    pub fn limits(&self) -> DeviceLimits {
+        DeviceLimits::OURS
+    }
+
     /// A protection domain: regions and queue pairs of different domains do not see each other.
-    pub fn alloc_pd(&self) -> Pd {
-        Pd { device: self.clone(), id: self.shared.next_id() }
+    ///
+    /// # Errors
+    /// There are too many.
+    pub fn alloc_pd(&self) -> Result<Pd, CreateError> {
+        if self.shared.is_forked() {
+            return Err(CreateError::Forked);
+        }
+        let taken = self.shared.counts.pds.take("protection domains", DeviceLimits::OURS.max_pds)?;
+        let users = Arc::new(PdUse { _taken: taken });
+        Ok(Pd { device: self.clone(), id: self.shared.next_id(), own: Arc::new(users) })
     }
 
     /// A completion channel.
@@ -212,16 +238,29 @@ impl Device {
     }
 
     /// A completion queue of `depth` entries.
-    pub fn create_cq(&self, depth: usize, channel: Option<&Channel>) -> Cq {
-        Cq::new(self.shared.clone(), self.shared.next_id(), depth.max(1), channel.cloned())
+    ///
+    /// # Errors
+    /// The depth is out of range, or there are too many.
+    pub fn create_cq(&self, depth: usize, channel: Option<&Channel>) -> Result<Cq, CreateError> {
+        if self.shared.is_forked() {
+            return Err(CreateError::Forked);
+        }
+        Cq::create(&self.shared, depth, channel)
     }
 
     /// The next asynchronous event.
     pub fn next_event(&self) -> Option<AsyncEvent> {
-        if self.shared.is_forked() { None } else { self.shared.events.next() }
+        self.shared.events.next()
     }
 
-    /// A descriptor that is readable while there are asynchronous events.
+    /// As [`next_event`](Self::next_event), for a caller who has just read 8 bytes from [`event_fd`](Self::event_fd). Nothing if
+    /// the object that the event was of went meanwhile: then read again.
+    pub fn claim_event(&self) -> Option<AsyncEvent> {
+        self.shared.events.claim()
+    }
+
+    /// A descriptor that is readable while there are asynchronous events. Each reading of 8 bytes stands for one of them; it
+    /// blocks while there are none, unless `O_NONBLOCK` is set.
     pub fn event_fd(&self) -> std::os::fd::RawFd {
         self.shared.events.raw_fd()
     }
@@ -264,9 +303,26 @@ impl Device {
 pub struct Pd {
     pub(crate) device: Device,
     pub(crate) id: u32,
+    /// The clones of this handle share the outer count, the objects of the domain the inner one.
+    own: Arc<Arc<PdUse>>,
+}
+
+/// Held by the domain and by every object made of it.
+#[derive(Debug)]
+pub(crate) struct PdUse {
+    _taken: Taken,
 }
 
 impl Pd {
+    /// Whether regions, queue pairs or shared receive queues of it exist: a program that deallocates it now makes a mistake.
+    pub fn is_busy(&self) -> bool {
+        Arc::strong_count(&*self.own) > 1
+    }
+
+    pub(crate) fn in_use(&self) -> Arc<PdUse> {
+        Arc::clone(&*self.own)
+    }
+
     /// Registers `len` bytes at `addr`.
     ///
     /// # Safety
@@ -341,15 +397,31 @@ impl Pd {
         let region = Region { target, addr, access, pd: self.id };
         let shared = self.device.shared.clone();
         let key = shared.lock().ok_or(RegisterError::Forked)?.core.regions.insert(region)?;
-        Ok(Mr { shared, key, addr, len, paths, gpu })
+        Ok(Mr { shared, key, addr, len, paths, gpu, _pd: self.in_use() })
+    }
+
+    /// Makes a reliable-connection queue pair with a receive queue of its own.
+    ///
+    /// # Errors
+    /// A limit is exceeded.
+    pub fn create_qp(&self, send_cq: &Cq, recv_cq: &Cq, limits: QpLimits) -> Result<Qp, CreateQpError> {
+        self.create_qp_with(&QpInit { service: Service::Rc, send_cq, recv_cq, srq: None, limits })
     }
 
     /// Makes a queue pair.
     ///
     /// # Errors
     /// A limit is exceeded.
-    pub fn create_qp(&self, send_cq: &Cq, recv_cq: &Cq, limits: QpLimits) -> Result<Qp, CreateQpError> {
-        Qp::create(self, send_cq, recv_cq, limits)
+    pub fn create_qp_with(&self, init: &QpInit<'_>) -> Result<Qp, CreateQpError> {
+        Qp::create(self, init)
+    }
+
+    /// Makes a shared receive queue.
+    ///
+    /// # Errors
+    /// A limit is exceeded.
+    pub fn create_srq(&self, limits: SrqLimits) -> Result<Srq, CreateSrqError> {
+        Srq::create(self, limits)
     }
 }
 

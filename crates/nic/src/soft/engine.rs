@@ -22,6 +22,7 @@ use super::host::PacketHost;
 use super::path::{PathIndex, Paths};
 use super::peer::Peers;
 use super::region::Regions;
+use super::srq::Srqs;
 use super::tally::PathCounters;
 use crate::links::{Link, RxDatagram, TxBatch, now_ns};
 
@@ -52,6 +53,7 @@ pub(crate) struct Core {
     pub(crate) qps: Vec<Option<Box<QpEntry>>>,
     free: VecDeque<u16>,
     pub(crate) regions: Regions,
+    pub(crate) srqs: Srqs,
     pub(crate) paths: Paths,
     pub(crate) counters: Counters,
     pub(super) events: Arc<Events>,
@@ -85,6 +87,7 @@ impl Engine {
             qps: Vec::new(),
             free: VecDeque::new(),
             regions: Regions::default(),
+            srqs: Srqs::default(),
             paths: Paths::default(),
             counters: Counters::default(),
             events,
@@ -208,7 +211,14 @@ impl Core {
 
     pub(crate) fn remove(&mut self, qpn: Qpn) {
         let index = qpn.get() & 0xffff;
-        let Some(entry) = self.qps.get_mut(index as usize).and_then(Option::take) else { return };
+        let Some(mut entry) = self.qps.get_mut(index as usize).and_then(Option::take) else { return };
+        if let Some((srq, receive)) = entry.take_open_shared() {
+            self.srqs.give_back(srq, receive);
+        }
+        if let Some(srq) = entry.srq {
+            self.srqs.leave(srq);
+        }
+        self.events.forget(|event| matches!(event, AsyncEvent::Qp { qpn: of, .. } if *of == qpn));
         self.regions.stage.forget_owner(index);
         counters::add(&mut self.counters.qps, entry.qp.counters());
         // Somebody who invents peers must not make us remember them all.
@@ -257,12 +267,17 @@ impl Core {
             return;
         }
         let payload = &datagram.bytes[parsed.payload];
+        let receives = match entry.srq.and_then(|srq| self.srqs.get(srq)) {
+            None => &mut entry.receives,
+            Some(srq) => &mut srq.receives,
+        };
         let mut host = PacketHost {
             regions: &mut self.regions,
             pd: entry.pd,
+            receive_pd: entry.receive_pd,
             payload,
             sends: &entry.sends,
-            receives: &mut entry.receives,
+            receives,
             current: &mut entry.current,
             qp: index,
             ticket: &mut entry.ticket,
@@ -287,6 +302,9 @@ impl Core {
             self.settle(index);
             let Some(entry) = self.qps[index as usize].as_deref_mut() else { continue };
             entry.touched = false;
+            if let Some(srq) = entry.srq {
+                self.srqs.check_limit(srq, &self.events);
+            }
             if std::mem::take(&mut entry.answered) || entry.qp.has_urgent_replies() {
                 self.make_ready(index);
             } else if entry.qp.has_replies() && !entry.owes_ack {
@@ -390,6 +408,9 @@ impl Core {
             }
             entry.current = None;
             entry.feeds = None;
+            if entry.ends_sharing() {
+                self.events.push(AsyncEvent::Qp { qpn: entry.qpn, event: QpEvent::LastWqeReached });
+            }
         }
         if entry.joins_holding() {
             self.holding.push(index);

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use nobounce_protocol::qp::{Completion, Qp as ProtocolQp, Status, Transmit, WorkKind};
+use nobounce_protocol::qp::{Completion, Qp as ProtocolQp, QpState, Status, Transmit, WorkKind};
 use nobounce_protocol::timing::Nanos;
 use nobounce_protocol::wire::{Header, Opcode, Psn, Qpn, Syndrome};
 
@@ -12,6 +12,7 @@ use super::engine::TURN;
 use super::feed::{Feed, Origin};
 use super::host::{PostedReceive, PostedSend};
 use super::path::PathIndex;
+use super::srq::SrqIndex;
 use super::stage::{Owner, Stage};
 use super::tally::PathCounters;
 
@@ -24,7 +25,14 @@ pub(crate) struct QpEntry {
     pub(crate) send_cq: Arc<CqInner>,
     pub(crate) recv_cq: Arc<CqInner>,
     pub(crate) sends: VecDeque<PostedSend>,
+    /// Its own receives: none where it takes them from a shared queue.
     pub(crate) receives: VecDeque<PostedReceive>,
+    /// The shared queue it takes its receives from.
+    pub(crate) srq: Option<SrqIndex>,
+    /// The domain that the memory of its receives belongs to.
+    pub(crate) receive_pd: u32,
+    /// It has said that it takes no more receives from the shared queue.
+    pub(super) said_last: bool,
     pub(crate) current: Option<PostedReceive>,
     pub(crate) path: Option<PathIndex>,
     /// What this queue pair has charged to its path.
@@ -152,6 +160,9 @@ impl QpEntry {
             recv_cq,
             sends: VecDeque::new(),
             receives: VecDeque::new(),
+            srq: None,
+            receive_pd: pd,
+            said_last: false,
             current: None,
             path: None,
             charged: 0,
@@ -168,6 +179,28 @@ impl QpEntry {
             held: None,
             tally: PathCounters::default(),
         }
+    }
+
+    /// It takes its receives from a shared queue, whose memory belongs to domain `pd`.
+    pub(crate) fn share_receives(&mut self, srq: SrqIndex, pd: u32) {
+        self.srq = Some(srq);
+        self.receive_pd = pd;
+    }
+
+    /// Whether it has just taken its last receive from a shared queue, and said all about it.
+    pub(super) fn ends_sharing(&mut self) -> bool {
+        let ends = self.srq.is_some()
+            && !self.said_last
+            && self.qp.state() == QpState::Error
+            && self.held.as_ref().is_none_or(|held| held.completions.is_empty());
+        self.said_last |= ends;
+        ends
+    }
+
+    /// The receive that a message is coming in for, and who shares it.
+    pub(crate) fn take_open_shared(&mut self) -> Option<(SrqIndex, PostedReceive)> {
+        let srq = self.srq.filter(|_| self.qp.has_open_receive())?;
+        Some((srq, self.current.take()?))
     }
 
     /// Forgets what waits for copies.

@@ -1,14 +1,12 @@
 //! Asynchronous events: what happened to an object and belongs to no completion.
 
-use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::{Mutex, PoisonError};
 
 use nobounce_protocol::qp::QpEvent;
 use nobounce_protocol::wire::Qpn;
 
-use super::channel::EventFd;
+use super::channel::Notices;
 
 /// Events kept for an application that does not fetch them; older ones are dropped first.
 const MAX_EVENTS: usize = 1024;
@@ -23,38 +21,37 @@ pub enum AsyncEvent {
     /// A completion queue overflowed: completions are lost, and its queue pairs have stopped.
     #[allow(missing_docs)]
     CqOverflow { cq: u32 },
+    /// A shared receive queue holds fewer receives than the limit that was set.
+    #[allow(missing_docs)]
+    SrqLimitReached { srq: u32 },
 }
 
 #[derive(Debug)]
-pub(crate) struct Events {
-    fd: EventFd,
-    queue: Mutex<VecDeque<AsyncEvent>>,
-}
+pub(crate) struct Events(Notices<AsyncEvent>);
 
 impl Events {
     pub(crate) fn new() -> io::Result<Self> {
-        Ok(Self { fd: EventFd::new()?, queue: Mutex::default() })
+        Ok(Self(Notices::new()?))
     }
 
     pub(crate) fn push(&self, event: AsyncEvent) {
-        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        if queue.len() == MAX_EVENTS {
-            queue.pop_front();
-        }
-        queue.push_back(event);
-        self.fd.raise();
+        self.0.push(event, MAX_EVENTS);
     }
 
     pub(crate) fn next(&self) -> Option<AsyncEvent> {
-        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        let event = queue.pop_front();
-        if queue.is_empty() {
-            self.fd.take();
-        }
-        event
+        self.0.next()
+    }
+
+    pub(crate) fn claim(&self) -> Option<AsyncEvent> {
+        self.0.claim()
+    }
+
+    /// Forgets the events of an object that goes.
+    pub(crate) fn forget(&self, of: impl Fn(&AsyncEvent) -> bool) {
+        self.0.forget(of);
     }
 
     pub(crate) fn raw_fd(&self) -> RawFd {
-        self.fd.as_raw_fd()
+        self.0.as_raw_fd()
     }
 }

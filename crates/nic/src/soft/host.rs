@@ -31,6 +31,8 @@ pub(crate) struct PostedReceive {
 pub(crate) struct PacketHost<'a> {
     pub(crate) regions: &'a mut Regions,
     pub(crate) pd: u32,
+    /// The domain that the memory of receives belongs to: a shared queue has its own.
+    pub(crate) receive_pd: u32,
     pub(crate) payload: &'a [u8],
     pub(crate) sends: &'a VecDeque<PostedSend>,
     pub(crate) receives: &'a mut VecDeque<PostedReceive>,
@@ -82,7 +84,7 @@ impl Host for PacketHost<'_> {
     fn place_receive(&mut self, offset: u64, len: usize, last: bool) -> Result<(), LocalFault> {
         debug_assert_eq!(len, self.payload.len());
         let current = self.current.as_ref().ok_or(LocalFault)?;
-        let place = self.owner();
+        let place = (self.receive_pd, self.owner().1);
         let placed = current.bytes.scatter(self.regions, place, offset, self.payload, last)?;
         self.count(placed, len, last);
         Ok(())

@@ -2,7 +2,7 @@
 //!
 //! One [`Device`] has one link, one engine behind one lock, and one helper thread. Whoever posts or polls drives the
 //! engine; the helper serves those who do neither. Objects are made from the device ([`Pd`], [`Mr`], [`Cq`],
-//! [`Channel`], [`Qp`]) and keep it alive.
+//! [`Channel`], [`Qp`], [`Srq`]) and keep it alive.
 
 mod build;
 mod channel;
@@ -18,12 +18,14 @@ mod feed;
 mod fork;
 mod helper;
 mod host;
+mod limits;
 mod path;
 mod peer;
 mod qp;
 mod region;
 mod release;
 mod scatter;
+mod srq;
 mod stage;
 mod tally;
 mod target;
@@ -31,14 +33,17 @@ mod target;
 pub use channel::Channel;
 pub use config::{Config, ConfigError};
 pub use counters::Counters;
-pub use cq::{Cq, CqError, WorkCompletion};
+pub use cq::{Cq, CqError, ResizeError, WorkCompletion};
 pub use device::{Device, OpenError, Pd};
 pub use event::AsyncEvent;
+pub use limits::{CreateError, DeviceLimits};
 pub use nobounce_protocol::qp::{
-    Access, AttrMask, Mtu, PostError, QpAttr, QpCounters, QpState, Remote, Status, TransitionError, WorkKind,
+    Access, AttrMask, Mtu, PostError, QpAttr, QpCounters, QpEvent, QpState, Remote, Service, Status,
+    TransitionError, WorkKind,
 };
 pub use nobounce_protocol::wire::{Psn, Qpn};
-pub use qp::{CreateQpError, ModifyError, Operation, Qp, QpLimits, RecvRequest, SendRequest};
+pub use qp::{CreateQpError, ModifyError, Operation, Qp, QpInit, QpLimits, RecvRequest, SendRequest};
 pub use region::{Mr, RegisterError};
 pub use scatter::Sge;
+pub use srq::{CreateSrqError, Srq, SrqLimitError, SrqLimits};
 pub use tally::{PathCounters, PathTotals, Tally};

@@ -4,18 +4,19 @@ use std::io;
 use std::sync::Arc;
 
 use nobounce_protocol::qp::{
-    AttrMask, MAX_MESSAGE, PostError, Qp as ProtocolQp, QpAttr, QpConfig, QpCounters, QpState, Receive,
-    SendRequest as ProtocolSend, TransitionError,
+    AttrMask, MAX_MESSAGE, PostError, Qp as ProtocolQp, QpAttr, QpConfig, QpCounters, QpState,
+    SendRequest as ProtocolSend, Service, TransitionError,
 };
 use nobounce_protocol::wire::Qpn;
 
 pub use nobounce_protocol::qp::Operation;
 
 use super::cq::Cq;
-use super::device::{Pd, Shared};
+use super::device::{Pd, PdUse, Shared};
 use super::entry::QpEntry;
 use super::host::{PostedReceive, PostedSend};
 use super::scatter::{Bytes, Sge};
+use super::srq::Srq;
 use crate::links::now_ns;
 
 /// Queue pairs of one device: their numbers have 16 bits besides the slot, and two are reserved.
@@ -134,22 +135,38 @@ pub struct RecvRequest<'a> {
     pub sges: &'a [Sge],
 }
 
+/// How a queue pair is made.
+#[derive(Clone, Copy, Debug)]
+pub struct QpInit<'a> {
+    /// What it speaks.
+    pub service: Service,
+    /// Where its sends complete.
+    pub send_cq: &'a Cq,
+    /// Where its receives complete.
+    pub recv_cq: &'a Cq,
+    /// The shared queue it takes its receives from; `limits` of receives then mean nothing.
+    pub srq: Option<&'a Srq>,
+    /// How deep its queues are.
+    pub limits: QpLimits,
+}
+
 /// A queue pair. Dropping it destroys it.
 #[derive(Debug)]
 pub struct Qp {
     shared: Arc<Shared>,
     qpn: Qpn,
     limits: QpLimits,
+    shares: bool,
+    _pd: Arc<PdUse>,
 }
 
 impl Qp {
-    pub(crate) fn create(
-        pd: &Pd,
-        send_cq: &Cq,
-        recv_cq: &Cq,
-        limits: QpLimits,
-    ) -> Result<Self, CreateQpError> {
+    pub(crate) fn create(pd: &Pd, init: &QpInit<'_>) -> Result<Self, CreateQpError> {
+        let QpInit { service: Service::Rc, send_cq, recv_cq, srq, mut limits } = *init;
         let most = QpLimits::MAX;
+        if srq.is_some() {
+            (limits.recv_depth, limits.recv_sges) = (0, 0);
+        }
         for (name, asked, max) in [
             ("send queue depth", limits.send_depth, most.send_depth),
             ("receive queue depth", limits.recv_depth, most.recv_depth),
@@ -168,10 +185,15 @@ impl Qp {
         let qpn = engine.core.qpn(index);
         let config = QpConfig { send_depth: limits.send_depth, signal_all: limits.signal_all };
         let (send_cq, recv_cq) = (send_cq.inner.clone(), recv_cq.inner.clone());
-        let entry = QpEntry::new(qpn, ProtocolQp::new(config), pd.id, send_cq, recv_cq);
+        let mut entry = QpEntry::new(qpn, ProtocolQp::new(config), pd.id, send_cq, recv_cq);
+        if let Some(srq) = srq
+            && let Some(receive_pd) = engine.core.srqs.join(srq.index)
+        {
+            entry.share_receives(srq.index, receive_pd);
+        }
         engine.core.qps[index as usize] = Some(Box::new(entry));
         drop(engine);
-        Ok(Self { shared, qpn, limits })
+        Ok(Self { shared, qpn, limits, shares: srq.is_some(), _pd: pd.in_use() })
     }
 
     /// Its number.
@@ -213,6 +235,7 @@ impl Qp {
         let core = &mut engine.core;
         let index = self.qpn.get() & 0xffff;
         let Some(entry) = core.entry(self.qpn) else { return Ok(()) };
+        let open = entry.qp.has_open_receive();
         entry.qp.modify(attr)?;
         if attr.mask.contains(AttrMask::AV) || attr.mask.contains(AttrMask::DEST_QPN) {
             core.change_path(index);
@@ -223,10 +246,14 @@ impl Qp {
         {
             entry.sends.clear();
             entry.receives.clear();
-            entry.current = None;
+            let unfinished = entry.current.take().filter(|_| open).zip(entry.srq);
+            entry.said_last = false;
             entry.drop_held();
             entry.send_cq.forget(self.qpn);
             entry.recv_cq.forget(self.qpn);
+            if let Some((receive, srq)) = unfinished {
+                core.srqs.give_back(srq, receive);
+            }
         }
         core.settle(index);
         core.make_ready(index);
@@ -274,8 +301,11 @@ impl Qp {
     /// Posts a receive.
     ///
     /// # Errors
-    /// The queue is full, the list too long, or the queue pair is in RESET.
+    /// The queue is full, the list too long, the queue pair is in RESET, or it takes its receives from a shared queue.
     pub fn post_recv(&self, request: &RecvRequest<'_>) -> Result<(), PostError> {
+        if self.shares {
+            return Err(PostError::SharedReceives);
+        }
         let Some(mut engine) = self.shared.lock() else { return Err(PostError::State(QpState::Error)) };
         let index = self.qpn.get() & 0xffff;
         let Some(entry) = engine.core.entry(self.qpn) else { return Err(PostError::State(QpState::Reset)) };
@@ -288,9 +318,7 @@ impl Qp {
         if request.sges.len() > self.limits.recv_sges {
             return Err(PostError::TooManySges { given: request.sges.len(), max: self.limits.recv_sges });
         }
-        let capacity = request.sges.iter().map(|sge| u64::from(sge.len)).sum();
-        let receive = Receive { wr_id: request.wr_id, capacity };
-        entry.receives.push_back(PostedReceive { receive, bytes: Bytes::of(request.sges) });
+        entry.receives.push_back(PostedReceive::of(request));
         if entry.qp.state() == QpState::Error {
             engine.core.settle(index);
         }

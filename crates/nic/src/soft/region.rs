@@ -11,7 +11,7 @@ use nobounce_memory::path::Paths;
 use nobounce_memory::probe::RangeError;
 use nobounce_protocol::qp::{Access, LocalFault, Nak};
 
-use super::device::Shared;
+use super::device::{PdUse, Shared};
 use super::stage::{Owner, Stage};
 use super::tally::Route;
 use super::target::{Change, GpuTarget, LoadError, Message, PlaceError, Placed, Target};
@@ -323,6 +323,7 @@ pub struct Mr {
     pub(crate) len: u64,
     pub(crate) paths: Paths,
     pub(crate) gpu: Option<Arc<gpu::GpuMemory>>,
+    pub(crate) _pd: Arc<PdUse>,
 }
 
 impl Mr {

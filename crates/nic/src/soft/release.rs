@@ -1,9 +1,10 @@
 //! What waited for the GPU's copy engine is let go here, or fails.
 
-use nobounce_protocol::qp::Status;
+use nobounce_protocol::qp::{QpEvent, Status};
 
 use super::engine::Core;
 use super::entry::{QpEntry, deliver};
+use super::event::AsyncEvent;
 use super::stage::Owner;
 
 impl Core {
@@ -40,6 +41,9 @@ impl Core {
             let mut overflowed = None;
             for completion in over {
                 overflowed = deliver(entry, completion).or(overflowed);
+            }
+            if entry.ends_sharing() {
+                self.events.push(AsyncEvent::Qp { qpn: entry.qpn, event: QpEvent::LastWqeReached });
             }
             if sends {
                 self.make_ready(index);

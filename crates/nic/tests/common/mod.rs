@@ -37,10 +37,10 @@ impl End {
     }
 
     pub(crate) fn of(device: Device, bytes: usize) -> Self {
-        let pd = device.alloc_pd();
+        let pd = device.alloc_pd().unwrap();
         let buffer = HostBuffer::new(bytes).unwrap();
         let mr = register(&pd, &buffer, ALL_ACCESS);
-        let cq = device.create_cq(4096, None);
+        let cq = device.create_cq(4096, None).unwrap();
         Self { qps: Vec::new(), cq, mr, buffer, pd, device }
     }
 

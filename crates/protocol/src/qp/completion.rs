@@ -83,6 +83,8 @@ pub enum QpEvent {
     CommunicationEstablished,
     /// The send queue has drained.
     SendQueueDrained,
+    /// In the error state, it takes no more receives from the queue it shares with others. (Said by who runs that queue.)
+    LastWqeReached,
 }
 
 /// The negative acknowledgements of the standard.

@@ -287,6 +287,11 @@ impl Qp {
         matches!(self.attr.state, QpState::Rts | QpState::Sqd) && self.requester.is_path_limited()
     }
 
+    /// Whether a receive was taken for a message that is still coming in.
+    pub const fn has_open_receive(&self) -> bool {
+        self.responder.has_open_receive()
+    }
+
     /// Every send request with a smaller serial number is over.
     pub fn oldest_serial(&self) -> u64 {
         self.requester.oldest_serial()

@@ -124,4 +124,7 @@ pub enum PostError {
     /// READs and atomics were switched off.
     #[error("the queue pair was connected with max_rd_atomic 0: it can neither READ nor use atomics")]
     NoReads,
+    /// Its receives are posted elsewhere.
+    #[error("the queue pair takes its receives from a shared receive queue: post them there")]
+    SharedReceives,
 }

@@ -114,6 +114,10 @@ impl Responder {
         self.replies.iter().filter(|reply| reply.replay() == Some(replay)).count()
     }
 
+    pub(crate) const fn has_open_receive(&self) -> bool {
+        matches!(self.incoming, Incoming::Send { .. })
+    }
+
     /// The receive that was taken for a message still coming in; no more of it will come.
     pub(crate) fn take_open_receive(&mut self) -> Option<Receive> {
         match std::mem::replace(&mut self.incoming, Incoming::None) {

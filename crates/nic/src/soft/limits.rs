@@ -1,0 +1,111 @@
+//! How much of everything a device offers, and keeping count of it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use nobounce_protocol::qp::QpAttr;
+
+use super::qp::{MAX_QPS, QpLimits};
+use super::region::MAX_REGIONS;
+
+/// What a device offers at most; whoever asks for more is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // the names say it
+#[non_exhaustive]
+pub struct DeviceLimits {
+    pub max_pds: usize,
+    pub max_mrs: usize,
+    /// Bytes of one region.
+    pub max_mr_size: u64,
+    pub max_cqs: usize,
+    pub max_cq_depth: usize,
+    pub max_qps: usize,
+    /// Requests in one send queue, and receives in one receive queue.
+    pub max_qp_depth: usize,
+    /// Elements of one scatter/gather list.
+    pub max_sges: usize,
+    /// Bytes copied into one send request.
+    pub max_inline: usize,
+    /// READs and atomics outstanding, either way.
+    pub max_rd_atomic: u8,
+    pub max_srqs: usize,
+    pub max_srq_depth: usize,
+    /// Address handles are only data: whoever keeps them counts them.
+    pub max_ahs: usize,
+}
+
+impl DeviceLimits {
+    pub(crate) const OURS: Self = Self {
+        max_pds: 1 << 16,
+        max_mrs: MAX_REGIONS,
+        max_mr_size: 1 << 47,
+        max_cqs: 1 << 16,
+        max_cq_depth: 1 << 22,
+        max_qps: MAX_QPS - 2,
+        max_qp_depth: QpLimits::MAX.send_depth,
+        max_sges: QpLimits::MAX.send_sges,
+        max_inline: QpLimits::MAX.inline,
+        max_rd_atomic: QpAttr::MAX_RD_ATOMIC,
+        max_srqs: 1 << 16,
+        max_srq_depth: QpLimits::MAX.recv_depth,
+        max_ahs: 1 << 16,
+    };
+}
+
+/// Why a domain, a completion queue or a shared receive queue could not be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CreateError {
+    /// A number is out of range.
+    #[error("{name} is {asked}; this device offers 1 to {max}")]
+    #[allow(missing_docs)]
+    Limit { name: &'static str, asked: usize, max: usize },
+    /// There are too many.
+    #[error("the device has {max} {name} already: destroy some")]
+    #[allow(missing_docs)]
+    TooMany { name: &'static str, max: usize },
+    /// The device is gone.
+    #[error("the device was opened before a fork: the child must open its own")]
+    Forked,
+}
+
+impl CreateError {
+    /// The error number a verbs program expects.
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::Limit { .. } => libc::EINVAL,
+            Self::TooMany { .. } => libc::ENOMEM,
+            Self::Forked => libc::EIO,
+        }
+    }
+}
+
+/// Refuses a number that is 0 or too large.
+pub(crate) fn check(name: &'static str, asked: usize, max: usize) -> Result<(), CreateError> {
+    if (1..=max).contains(&asked) { Ok(()) } else { Err(CreateError::Limit { name, asked, max }) }
+}
+
+/// How many objects of a kind there are.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Count(Arc<AtomicUsize>);
+
+impl Count {
+    /// One more, until the result is dropped.
+    pub(crate) fn take(&self, name: &'static str, max: usize) -> Result<Taken, CreateError> {
+        let more = |count| (count < max).then_some(count + 1);
+        match self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) {
+            Ok(_) => Ok(Taken(self.0.clone())),
+            Err(_) => Err(CreateError::TooMany { name, max }),
+        }
+    }
+}
+
+/// One of the objects a device offers; given back when dropped.
+#[derive(Debug)]
+pub(crate) struct Taken(Arc<AtomicUsize>);
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
