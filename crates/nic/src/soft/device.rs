@@ -225,8 +225,8 @@ impl Device {
             return Err(CreateError::Forked);
         }
         let taken = self.shared.counts.pds.take("protection domains", DeviceLimits::OURS.max_pds)?;
-        let users = Arc::new(PdUse { _taken: taken });
-        Ok(Pd { device: self.clone(), id: self.shared.next_id(), own: Arc::new(users) })
+        let handle = Arc::new(PdHandle { uses: Arc::new(PdUse { _taken: taken }) });
+        Ok(Pd { device: self.clone(), id: self.shared.next_id(), handle })
     }
 
     /// A completion channel.
@@ -303,8 +303,13 @@ impl Device {
 pub struct Pd {
     pub(crate) device: Device,
     pub(crate) id: u32,
-    /// The clones of this handle share the outer count, the objects of the domain the inner one.
-    own: Arc<Arc<PdUse>>,
+    handle: Arc<PdHandle>,
+}
+
+/// What the clones of a domain share.
+#[derive(Debug)]
+struct PdHandle {
+    uses: Arc<PdUse>,
 }
 
 /// Held by the domain and by every object made of it.
@@ -316,11 +321,11 @@ pub(crate) struct PdUse {
 impl Pd {
     /// Whether regions, queue pairs or shared receive queues of it exist: a program that deallocates it now makes a mistake.
     pub fn is_busy(&self) -> bool {
-        Arc::strong_count(&*self.own) > 1
+        Arc::strong_count(&self.handle.uses) > 1
     }
 
     pub(crate) fn in_use(&self) -> Arc<PdUse> {
-        Arc::clone(&*self.own)
+        self.handle.uses.clone()
     }
 
     /// Registers `len` bytes at `addr`.
