@@ -182,11 +182,13 @@ impl Transmitter {
         let packet = batch.packets()[at];
         let [bytes, ..] = batch.parts(&packet);
         let to = SockAddr::new(packet.dst, ROCE_PORT, self.scope);
+        // Not libc's sendto, for the reason given with the receiver's recvmsg.
         // SAFETY: the pointers and lengths describe the live packet and the live address, which are only read.
         let sent = unsafe {
-            libc::sendto(
+            libc::syscall(
+                libc::SYS_sendto,
                 socket.fd(),
-                bytes.as_ptr().cast(),
+                bytes.as_ptr(),
                 bytes.len(),
                 libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
                 to.as_ptr(),
