@@ -5,15 +5,10 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
-use nobounce_memory::gpu::calibration::Calibration;
-use nobounce_memory::gpu::{GpuMemory, GpuOptions};
-use nobounce_memory::path::{Mechanism, Path, Paths};
-use nobounce_memory::{Window, guard, probe};
-use nobounce_protocol::qp::{Access, Mtu, Service};
+use nobounce_protocol::qp::{Mtu, Service};
 
 use super::channel::Channel;
 use super::config::{Config, ConfigError};
-use super::copiers::{ContextKey, CopyEngines};
 use super::counters::Counters;
 use super::cq::Cq;
 use super::engine::Engine;
@@ -22,10 +17,8 @@ use super::fork;
 use super::helper::{Bell, Helper};
 use super::limits::{Count, CreateError, DeviceLimits, Taken};
 use super::qp::{CreateQpError, Qp, QpInit, QpLimits};
-use super::region::{Mr, Region, RegisterError};
 use super::srq::{CreateSrqError, Srq, SrqLimits};
 use super::tally::PathCounters;
-use super::target::{GpuTarget, Target};
 use crate::links::Link;
 use crate::links::fault::FaultLink;
 use crate::links::pcap::{self, PcapLink};
@@ -328,83 +321,6 @@ impl Pd {
         self.handle.uses.clone()
     }
 
-    /// Registers `len` bytes at `addr`.
-    ///
-    /// # Safety
-    /// Until the region is dropped, the memory is read and, as `access` allows, written by the device and by peers:
-    /// no Rust reference to it may be live when that matters. (It may be unmapped meanwhile; then requests fail.)
-    ///
-    /// # Errors
-    /// The range is not mapped with these rights (EFAULT), or the rights contradict each other (EINVAL).
-    pub unsafe fn register(&self, addr: *mut u8, len: usize, access: Access) -> Result<Mr, RegisterError> {
-        check_rights(access)?;
-        guard::ensure_installed()?;
-        let base = addr.addr() as u64;
-        probe::check_range(base, len as u64, access.contains(Access::LOCAL_WRITE))?;
-        // SAFETY: the caller promises what Window::new asks for.
-        let window = unsafe { Window::new(addr, len) };
-        self.insert(Target::Host(window), base, access, (Paths::both(Path::Direct(Mechanism::Cpu)), None))
-    }
-
-    /// Registers `len` bytes of memory that CUDA knows, at the address by which CUDA knows it.
-    ///
-    /// The region carries the way its bytes take ([`Mr::paths`]). For lack of a direct one it fails only where
-    /// `options` (or `NOBOUNCE_REQUIRE=direct`) ask for it.
-    ///
-    /// # Safety
-    /// As for [`register`](Self::register): until the region is dropped, the memory is read and, as `access` allows, written
-    /// by the device and by peers. It may be freed meanwhile; then requests fail.
-    ///
-    /// # Errors
-    /// The address is not CUDA's, the range crosses its allocation, there is no driver, a direct path was required, ...: the
-    /// message says what to do.
-    pub unsafe fn register_gpu(
-        &self,
-        addr: u64,
-        len: usize,
-        access: Access,
-        options: &GpuOptions,
-    ) -> Result<Mr, RegisterError> {
-        check_rights(access)?;
-        let memory = Arc::new(GpuMemory::register(addr, len, options)?);
-        let paths = memory.paths().clone();
-        if let Some(window) = memory.host() {
-            return self.insert(Target::Host(window), addr, access, (paths, Some(memory)));
-        }
-        // Made ahead and without the lock: data must not wait for either.
-        let crossover = match memory.window() {
-            Some(_) if paths.outbound.is_direct() => Calibration::of(memory.gpu())?.load_crossover,
-            _ => 0,
-        };
-        let context = ContextKey::of(&memory)?;
-        let known =
-            self.device.shared.lock().ok_or(RegisterError::Forked)?.core.regions.stage.copiers.find(context);
-        let copier = match known {
-            Some(copier) => copier,
-            None => {
-                let engines = CopyEngines::new(&memory, context)?;
-                let mut engine = self.device.shared.lock().ok_or(RegisterError::Forked)?;
-                engine.core.regions.stage.copiers.adopt(context, engines)
-            }
-        };
-        let target = Target::Gpu(GpuTarget::new(memory.clone(), copier, crossover));
-        self.insert(target, addr, access, (paths, Some(memory)))
-    }
-
-    fn insert(
-        &self,
-        target: Target,
-        addr: u64,
-        access: Access,
-        (paths, gpu): (Paths, Option<Arc<GpuMemory>>),
-    ) -> Result<Mr, RegisterError> {
-        let len = target.len();
-        let region = Region { target, addr, access, pd: self.id };
-        let shared = self.device.shared.clone();
-        let key = shared.lock().ok_or(RegisterError::Forked)?.core.regions.insert(region)?;
-        Ok(Mr { shared, key, addr, len, paths, gpu, _pd: self.in_use() })
-    }
-
     /// Makes a reliable-connection queue pair with a receive queue of its own.
     ///
     /// # Errors
@@ -428,12 +344,4 @@ impl Pd {
     pub fn create_srq(&self, limits: SrqLimits) -> Result<Srq, CreateSrqError> {
         Srq::create(self, limits)
     }
-}
-
-fn check_rights(access: Access) -> Result<(), RegisterError> {
-    let remote_writes = Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
-    if access.intersects(remote_writes) && !access.contains(Access::LOCAL_WRITE) {
-        return Err(RegisterError::Rights);
-    }
-    Ok(())
 }

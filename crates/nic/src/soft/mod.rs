@@ -23,6 +23,7 @@ mod path;
 mod peer;
 mod qp;
 mod region;
+mod register;
 mod release;
 mod scatter;
 mod srq;
@@ -44,6 +45,7 @@ pub use nobounce_protocol::qp::{
 pub use nobounce_protocol::wire::{Psn, Qpn};
 pub use qp::{CreateQpError, ModifyError, Operation, Qp, QpInit, QpLimits, RecvRequest, SendRequest};
 pub use region::{Mr, RegisterError};
+pub use register::{NewMemory, Rereg};
 pub use scatter::Sge;
 pub use srq::{CreateSrqError, Srq, SrqLimitError, SrqLimits};
 pub use tally::{PathCounters, PathTotals, Tally};

@@ -31,6 +31,19 @@ pub enum RegisterError {
     /// Remote write and atomics need local write.
     #[error("remote write and remote atomic access need local write access too")]
     Rights,
+    /// It is longer than a region may be.
+    #[error("the range has {len} bytes; a region has at most {max}")]
+    #[allow(missing_docs)]
+    TooLong { len: u64, max: u64 },
+    /// The address that requests are to use does not suit the memory.
+    #[error(
+        "{len} bytes at {addr:#x} cannot be named by {iova:#x}: both must lie at the same place in a page, and the range must not wrap"
+    )]
+    #[allow(missing_docs)]
+    Iova { addr: u64, len: u64, iova: u64 },
+    /// The domain belongs to another device.
+    #[error("the protection domain is not of the device that the region is of")]
+    OtherDevice,
     /// There are too many regions.
     #[error("the device has {MAX_REGIONS} memory regions already: deregister some")]
     TooMany,
@@ -59,7 +72,7 @@ impl RegisterError {
     pub fn errno(&self) -> i32 {
         match self {
             Self::Range(range) => range.errno(),
-            Self::Rights => libc::EINVAL,
+            Self::Rights | Self::TooLong { .. } | Self::Iova { .. } | Self::OtherDevice => libc::EINVAL,
             Self::Gpu(gpu::RegisterError::Range(_)) => libc::EFAULT,
             Self::Gpu(_) | Self::CopyEngine(_) | Self::Calibration(_) | Self::Cuda(_) => libc::EOPNOTSUPP,
             Self::TooMany | Self::Guard(_) => libc::ENOMEM,
@@ -146,6 +159,16 @@ impl Regions {
         };
         regions.insert(key, Arc::new(region));
         Ok(key)
+    }
+
+    pub(crate) fn get(&self, key: u32) -> Option<Arc<Region>> {
+        self.table.regions.get(&key).cloned()
+    }
+
+    /// Puts another region behind the key; the one that was there.
+    pub(crate) fn replace(&mut self, key: u32, region: Region) -> Option<Arc<Region>> {
+        self.table.recent = None;
+        self.table.regions.insert(key, Arc::new(region))
     }
 
     pub(crate) fn remove(&mut self, key: u32) -> Option<Arc<Region>> {
@@ -323,7 +346,8 @@ pub struct Mr {
     pub(crate) len: u64,
     pub(crate) paths: Paths,
     pub(crate) gpu: Option<Arc<gpu::GpuMemory>>,
-    pub(crate) _pd: Arc<PdUse>,
+    /// Its domain is in use.
+    pub(crate) pd: Arc<PdUse>,
 }
 
 impl Mr {
@@ -347,7 +371,7 @@ impl Mr {
         self.key
     }
 
-    /// The address of its first byte.
+    /// The address of its first byte, as requests name it.
     pub fn addr(&self) -> u64 {
         self.addr
     }
@@ -360,18 +384,5 @@ impl Mr {
     /// Whether it has none.
     pub fn is_empty(&self) -> bool {
         self.len == 0
-    }
-}
-
-impl Drop for Mr {
-    fn drop(&mut self) {
-        let Some(mut engine) = self.shared.lock() else { return };
-        let region = engine.core.regions.remove(self.key);
-        if let Some(Target::Gpu(gpu)) = region.as_ref().map(|region| &region.target) {
-            engine.core.regions.stage.forget(&gpu.memory, gpu.copier);
-        }
-        // Others may go on while the mapping is taken down.
-        drop(engine);
-        drop(region);
     }
 }
