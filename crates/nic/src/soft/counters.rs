@@ -1,6 +1,6 @@
 //! What the device counted. Names follow the kernel's `hw_counters` where the meaning is the same.
 
-use nobounce_protocol::qp::QpCounters;
+use nobounce_protocol::qp::{QpCounters, Status};
 use nobounce_protocol::wire::Malformed;
 
 /// Counters of one device.
@@ -30,6 +30,8 @@ pub struct Counters {
     pub refused_access: u64,
     /// Registered memory that had vanished when it was touched.
     pub memory_faults: u64,
+    /// Work that did not succeed, in the order of [`Status::ALL`].
+    failed: [u64; Status::ALL.len()],
     /// Sums over all queue pairs, those destroyed included.
     pub qps: QpCounters,
 }
@@ -62,6 +64,22 @@ impl Counters {
         ];
         list.extend(Malformed::ALL.iter().map(|m| (m.name(), self.malformed[m.index()])));
         list
+    }
+
+    #[cold]
+    pub(crate) fn count_failed(&mut self, status: Status) {
+        let counts = Status::ALL.iter().zip(&mut self.failed);
+        counts.filter(|(one, _)| **one == status).for_each(|(_, count)| *count += 1);
+    }
+
+    /// How much work ended so.
+    pub fn failed(&self, status: Status) -> u64 {
+        Status::ALL.iter().zip(self.failed).filter(|(one, _)| **one == status).map(|(_, count)| count).sum()
+    }
+
+    /// How often something was sent again: because the peer missed it, an answer showed that it was lost, or none came.
+    pub fn retransmissions(&self) -> u64 {
+        self.qps.rcvd_seq_err + self.qps.implied_nak_seq_err + self.qps.local_ack_timeout_err
     }
 
     /// The sum of everything dropped.

@@ -17,6 +17,7 @@ use super::fork;
 use super::helper::{Bell, Helper};
 use super::limits::{Count, CreateError, DeviceLimits, Taken};
 use super::qp::{CreateQpError, Qp, QpInit, QpLimits};
+use super::report::{self, Report};
 use super::srq::{CreateSrqError, Srq, SrqLimits};
 use super::tally::PathCounters;
 use crate::links::Link;
@@ -62,6 +63,7 @@ pub(crate) struct Shared {
     pub(crate) bell: Bell,
     pub(crate) events: Arc<Events>,
     pub(crate) counts: Counts,
+    report: Option<Arc<Report>>,
     next_id: AtomicU32,
 }
 
@@ -76,6 +78,11 @@ impl EngineLock {
     /// Whether this process is a forked child, where no lock may be taken.
     pub(crate) fn is_forked(&self) -> bool {
         fork::current() != self.generation
+    }
+
+    /// The number of forks before this process.
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation
     }
 
     /// The engine; `None` in a forked child, where the lock may be held by a thread that does not exist.
@@ -140,6 +147,9 @@ impl Drop for Shared {
         // What was put off, acknowledgements above all, must not be lost with the device.
         if let Some(mut engine) = self.engine.lock() {
             engine.drain();
+            if let Some(report) = &self.report {
+                report.finish(&engine);
+            }
         }
     }
 }
@@ -179,16 +189,22 @@ impl Device {
         let max_mtu = Mtu::at_most(link.capabilities().max_path_mtu).unwrap_or(Mtu::Mtu256);
         let events = Arc::new(Events::new()?);
         let helper = Helper::new()?;
+        let engine = Arc::new(EngineLock {
+            engine: Mutex::new(Engine::new(link, events.clone())),
+            generation: fork::generation(),
+        });
+        let report = Report::from_env(local).map(Arc::new);
+        if let Some(report) = &report {
+            report::write_at_exit(report, &engine);
+        }
         let shared = Arc::new(Shared {
             polls: helper.polls.clone(),
             bell: helper.bell.clone(),
-            engine: Arc::new(EngineLock {
-                engine: Mutex::new(Engine::new(link, events.clone())),
-                generation: fork::generation(),
-            }),
+            engine,
             helper: Mutex::new(helper),
             events,
             counts: Counts::default(),
+            report,
             next_id: AtomicU32::new(1),
         });
         Ok(Self { shared, local, max_mtu })

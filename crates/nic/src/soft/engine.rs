@@ -9,7 +9,7 @@ use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-use nobounce_protocol::qp::{Handled, QpAttr, QpEvent, QpState};
+use nobounce_protocol::qp::{Handled, QpAttr, QpEvent, QpState, Status};
 use nobounce_protocol::timing::Nanos;
 use nobounce_protocol::wire::icrc::{Flow, Sealer, Verdict};
 use nobounce_protocol::wire::{Header, IdVerdict, Qpn, ROCE_PORT};
@@ -397,6 +397,9 @@ impl Core {
         let mut overflowed = None;
         let stage = &self.regions.stage;
         while let Some(completion) = entry.qp.poll_completion() {
+            if completion.status != Status::Success {
+                self.counters.count_failed(completion.status);
+            }
             overflowed = complete(entry, stage, completion).or(overflowed);
         }
         while let Some(event) = entry.qp.poll_event() {
@@ -404,6 +407,7 @@ impl Core {
         }
         if entry.qp.state() == QpState::Error {
             while let Some(posted) = entry.receives.pop_front() {
+                self.counters.count_failed(Status::Flushed);
                 overflowed = complete(entry, stage, flushed(&posted)).or(overflowed);
             }
             entry.current = None;

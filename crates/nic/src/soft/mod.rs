@@ -25,6 +25,7 @@ mod qp;
 mod region;
 mod register;
 mod release;
+mod report;
 mod scatter;
 mod srq;
 mod stage;

@@ -1,13 +1,13 @@
 //! Memory regions: what a peer or the application named by a key, and with which rights.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
 use nobounce_memory::AccessError;
 use nobounce_memory::gpu::calibration::CalibrationError;
 use nobounce_memory::gpu::copy_engine::CopyError;
 use nobounce_memory::gpu::{self, CudaError};
-use nobounce_memory::path::Paths;
+use nobounce_memory::path::{Path, Paths};
 use nobounce_memory::probe::RangeError;
 use nobounce_protocol::qp::{Access, LocalFault, Nak};
 
@@ -143,9 +143,25 @@ pub(crate) struct Regions {
     pub(crate) stage: Stage,
     pub(crate) faults: u64,
     pub(crate) refused: u64,
+    /// Why paths of regions so far were not direct.
+    pub(crate) staged: BTreeSet<String>,
 }
 
+/// Reasons remembered for reports.
+const MAX_REASONS: usize = 16;
+
 impl Regions {
+    /// Remembers why a path is not direct.
+    pub(crate) fn note_paths(&mut self, paths: &Paths) {
+        for path in [&paths.inbound, &paths.outbound] {
+            if let Path::Staged(reason) = path
+                && self.staged.len() < MAX_REASONS
+            {
+                self.staged.insert(reason.as_str().to_owned());
+            }
+        }
+    }
+
     pub(crate) fn insert(&mut self, region: Region) -> Result<u32, RegisterError> {
         let Table { regions, retired, .. } = &mut self.table;
         if regions.len() >= MAX_REGIONS {
@@ -204,7 +220,7 @@ impl Regions {
         bytes: &[u8],
         last: bool,
     ) -> Result<Placed, Nak> {
-        let Self { table, stage, faults, refused } = self;
+        let Self { table, stage, faults, refused, .. } = self;
         let Some((region, offset)) = table.allowed(pd, key, addr, bytes.len() as u64, Access::REMOTE_WRITE)
         else {
             *refused += 1;
@@ -256,7 +272,7 @@ impl Regions {
         addr: u64,
         change: Change,
     ) -> Result<u64, Nak> {
-        let Self { table, stage, faults, refused } = self;
+        let Self { table, stage, faults, refused, .. } = self;
         let Some((region, offset)) = table.allowed(pd, key, addr, 8, Access::REMOTE_ATOMIC) else {
             *refused += 1;
             return Err(Nak::RemoteAccess);

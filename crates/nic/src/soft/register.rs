@@ -104,7 +104,10 @@ impl Pd {
         let len = target.len();
         let region = Region { target, addr, access, pd: self.id };
         let shared = self.device.shared.clone();
-        let key = shared.lock().ok_or(RegisterError::Forked)?.core.regions.insert(region)?;
+        let mut engine = shared.lock().ok_or(RegisterError::Forked)?;
+        engine.core.regions.note_paths(&paths);
+        let key = engine.core.regions.insert(region)?;
+        drop(engine);
         Ok(Mr { shared, key, addr, len, paths, gpu, pd: self.in_use() })
     }
 }
@@ -149,6 +152,7 @@ impl Mr {
         let region = Region { target, addr, access, pd: change.pd.map_or(old.pd, |pd| pd.id) };
         drop(old);
         let mut engine = self.shared.lock().ok_or(RegisterError::Forked)?;
+        engine.core.regions.note_paths(&self.paths);
         let before = engine.core.regions.replace(self.key, region);
         if change.memory.is_some() {
             settle_copies(&mut engine.core, before.as_deref());

@@ -30,6 +30,24 @@ pub enum Status {
     RnrRetryExceeded = 13,
 }
 
+impl Status {
+    /// Every status.
+    pub const ALL: [Self; 12] = [
+        Self::Success,
+        Self::LocalLength,
+        Self::LocalQpOperation,
+        Self::LocalProtection,
+        Self::Flushed,
+        Self::BadResponse,
+        Self::LocalAccess,
+        Self::RemoteInvalidRequest,
+        Self::RemoteAccess,
+        Self::RemoteOperation,
+        Self::RetryExceeded,
+        Self::RnrRetryExceeded,
+    ];
+}
+
 /// What kind of work ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]

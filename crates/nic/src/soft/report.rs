@@ -1,0 +1,212 @@
+//! What a device did, left in a folder for whoever started the program (`NOBOUNCE_REPORT`; docs/run.md describes the files).
+//!
+//! A marker is made when the device is opened, and replaced by the report when it goes: with its last object, or when the
+//! process exits normally without having closed it. A marker that stays belongs to a process that died.
+
+use std::ffi::{OsStr, OsString};
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::{Arc, MutexGuard, Once, Weak};
+use std::time::{Duration, Instant};
+
+use nobounce_protocol::qp::Status;
+
+use super::device::EngineLock;
+use super::engine::Engine;
+use super::fork;
+use super::tally::{PathCounters, PathTotals, Tally};
+
+/// How long the end of a process is put off for its reports.
+const PATIENCE: Duration = Duration::from_millis(200);
+/// Devices of one process that leave a report.
+const MAX_REPORTS: u32 = 10_000;
+
+/// The report of one device, to be written once.
+#[derive(Debug)]
+pub(crate) struct Report {
+    marker: PathBuf,
+    /// The fields that are known from the beginning.
+    head: String,
+    written: AtomicBool,
+}
+
+impl Report {
+    /// Leaves the marker, if the environment names a folder. A folder that cannot be written is no reason to fail.
+    pub(crate) fn from_env(local: IpAddr) -> Option<Self> {
+        let folder = std::env::var_os("NOBOUNCE_REPORT").filter(|folder| !folder.is_empty())?;
+        match Self::begin(Path::new(&folder), local) {
+            Ok(report) => Some(report),
+            Err(error) => {
+                tracing::warn!("there will be no report in {}: {error}", folder.display());
+                None
+            }
+        }
+    }
+
+    fn begin(folder: &Path, local: IpAddr) -> io::Result<Self> {
+        let pid = std::process::id();
+        let program = text(&program_name().to_string_lossy());
+        let head =
+            format!("\"version\": 1, \"pid\": {pid}, \"program\": {program}, \"address\": \"{local}\"");
+        // A program that replaces itself keeps its number: its marker stays, and the next one has another name.
+        for n in 0..MAX_REPORTS {
+            let marker = folder.join(format!("{pid}-{n}.open"));
+            match File::create_new(&marker) {
+                Ok(mut file) => {
+                    writeln!(file, "{{{head}}}")?;
+                    return Ok(Self { marker, head, written: AtomicBool::new(false) });
+                }
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(io::Error::other("this process has left too many reports already"))
+    }
+
+    /// Writes the report, once.
+    pub(crate) fn finish(&self, engine: &Engine) {
+        if self.written.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        if let Err(error) = self.replace_marker(&self.totals(engine)) {
+            tracing::warn!("cannot leave the report {}: {error}", self.marker.display());
+        }
+    }
+
+    fn replace_marker(&self, report: &str) -> io::Result<()> {
+        // Whoever looks at the folder meanwhile sees the whole report or none, and always one of the two.
+        let partly = self.marker.with_extension("part");
+        fs::write(&partly, report)?;
+        fs::rename(&partly, self.marker.with_extension("json"))?;
+        fs::remove_file(&self.marker)
+    }
+
+    fn totals(&self, engine: &Engine) -> String {
+        let core = &engine.core;
+        let counters = core.totals();
+        let mut moved = PathCounters::default();
+        core.moved_by_peer().values().for_each(|one| moved.add(one));
+        let errors = Status::ALL.into_iter().filter(|status| *status != Status::Flushed);
+        let errors = errors.map(|status| (format!("{status:?}"), counters.failed(status)));
+        let staged: Vec<String> = core.regions.staged.iter().map(|reason| text(reason)).collect();
+        let lines = [
+            self.head.clone(),
+            format!("\"in\": {}", paths(&moved.inbound)),
+            format!("\"out\": {}", paths(&moved.outbound)),
+            format!("\"staged_because\": [{}]", staged.join(", ")),
+            format!("\"packets_sent\": {}", counters.sent_pkts),
+            format!("\"packets_received\": {}", counters.rcvd_pkts),
+            format!("\"packets_dropped\": {}", counters.dropped()),
+            format!("\"retransmissions\": {}", counters.retransmissions()),
+            format!("\"errors\": {}", numbers(errors.filter(|(_, count)| *count > 0))),
+            format!("\"flushed\": {}", counters.failed(Status::Flushed)),
+            format!("\"counters\": {}", numbers(counters.list())),
+            format!("\"link\": {}", numbers(engine.link.counters())),
+        ];
+        format!("{{\n  {}\n}}\n", lines.join(",\n  "))
+    }
+}
+
+/// A device whose report is still to be written when the process exits. They are never freed: a forked child, or an exit in
+/// the midst of anything, must be able to walk the list without a lock.
+struct Pending {
+    report: Arc<Report>,
+    engine: Weak<EngineLock>,
+    next: AtomicPtr<Self>,
+}
+
+static PENDING: AtomicPtr<Pending> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Sees to it that the report is written when the process exits while the device is open.
+pub(crate) fn write_at_exit(report: &Arc<Report>, engine: &Arc<EngineLock>) {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        // SAFETY: the function lives as long as this code is loaded, and never unwinds (it has nothing that panics).
+        unsafe { libc::atexit(at_exit) };
+    });
+    let (report, engine) = (report.clone(), Arc::downgrade(engine));
+    let node: &'static _ = Box::leak(Box::new(Pending { report, engine, next: AtomicPtr::default() }));
+    let mut head = PENDING.load(Ordering::Acquire);
+    loop {
+        node.next.store(head, Ordering::Relaxed);
+        let new = std::ptr::from_ref(node).cast_mut();
+        match PENDING.compare_exchange(head, new, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => return,
+            Err(now) => head = now,
+        }
+    }
+}
+
+extern "C" fn at_exit() {
+    let end = Instant::now() + PATIENCE;
+    let mut at = PENDING.load(Ordering::Acquire);
+    // SAFETY: null, or a node: those are never freed, and nobody has more than a shared reference to one.
+    while let Some(pending) = unsafe { at.as_ref() } {
+        at = pending.next.load(Ordering::Acquire);
+        if let Some(engine) = pending.engine.upgrade()
+            && engine.generation() == fork::current()
+            && let Some(engine) = lock_until(&engine, end)
+        {
+            pending.report.finish(&engine);
+        }
+    }
+}
+
+/// Whoever holds the lock may be the very thread that exits, or wait for it.
+fn lock_until(engine: &EngineLock, end: Instant) -> Option<MutexGuard<'_, Engine>> {
+    loop {
+        if let Some(engine) = engine.try_lock() {
+            return Some(engine);
+        }
+        if Instant::now() >= end {
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn program_name() -> OsString {
+    let first = std::env::args_os().next().unwrap_or_default();
+    Path::new(&first).file_name().map_or_else(|| OsString::from("?"), OsStr::to_owned)
+}
+
+fn paths(totals: &PathTotals) -> String {
+    let one = |(name, tally): (&str, Tally)| {
+        format!("\"{name}\": {{\"bytes\": {}, \"operations\": {}}}", tally.bytes, tally.operations)
+    };
+    format!("{{{}}}", totals.list().map(one).join(", "))
+}
+
+fn numbers(list: impl IntoIterator<Item = (impl AsRef<str>, u64)>) -> String {
+    let one = |(name, value): (_, u64)| format!("{}: {value}", text(AsRef::as_ref(&name)));
+    let list: Vec<String> = list.into_iter().map(one).collect();
+    format!("{{{}}}", list.join(", "))
+}
+
+/// A JSON string.
+fn text(words: &str) -> String {
+    let mut quoted = String::from('"');
+    for c in words.chars() {
+        match c {
+            '"' | '\\' => quoted.extend(['\\', c]),
+            c if c < ' ' => _ = write!(quoted, "\\u{:04x}", u32::from(c)),
+            c => quoted.push(c),
+        }
+    }
+    quoted.push('"');
+    quoted
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_quoted() {
+        assert_eq!(text("a \"b\"\\\n"), r#""a \"b\"\\\u000a""#);
+    }
+}
