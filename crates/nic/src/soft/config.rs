@@ -42,20 +42,30 @@ pub enum ConfigError {
 }
 
 impl Config {
-    /// The default, changed by `NOBOUNCE_ADDR`, `NOBOUNCE_FAULT` and `NOBOUNCE_PCAP`.
+    /// The default, changed by `NOBOUNCE_ADDR` (the first address of the list), `NOBOUNCE_FAULT` and `NOBOUNCE_PCAP`.
     ///
     /// # Errors
     /// Says which variable makes no sense, and why.
     pub fn from_env() -> Result<Self, ConfigError> {
         let mut config = Self::default();
-        if let Ok(addr) = std::env::var("NOBOUNCE_ADDR") {
-            config.addr = resolve_addr(&addr)?;
+        if let Ok(list) = std::env::var("NOBOUNCE_ADDR") {
+            let first = list.split(',').next().unwrap_or_default();
+            config.addr = resolve_addr(first.trim())?;
         }
         if let Ok(fault) = std::env::var("NOBOUNCE_FAULT") {
             config.fault = Some(fault.parse()?);
         }
         config.pcap = std::env::var_os("NOBOUNCE_PCAP").map(PathBuf::from);
         Ok(config)
+    }
+
+    /// The addresses of `NOBOUNCE_ADDR`, a list with commas between them: one device each, `nb0`, `nb1`, ... in that order.
+    ///
+    /// # Errors
+    /// One of them is neither an address nor an interface.
+    pub fn addrs_from_env() -> Result<Vec<IpAddr>, ConfigError> {
+        let Ok(list) = std::env::var("NOBOUNCE_ADDR") else { return Ok(vec![Self::default().addr]) };
+        list.split(',').map(|addr| resolve_addr(addr.trim())).collect()
     }
 
     /// The same on another address: an IP address, or the name of an interface.

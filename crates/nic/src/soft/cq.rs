@@ -225,29 +225,39 @@ impl Cq {
     /// # Errors
     /// The queue overflowed (after what it still held was taken), or the process forked.
     pub fn poll(&self, out: &mut Vec<WorkCompletion>, max: usize) -> Result<usize, CqError> {
+        self.poll_each(max, |completion| out.push(completion))
+    }
+
+    /// As [`poll`](Self::poll), handing each completion to `each`.
+    ///
+    /// # Errors
+    /// As for [`poll`](Self::poll).
+    #[inline]
+    pub fn poll_each(&self, max: usize, mut each: impl FnMut(WorkCompletion)) -> Result<usize, CqError> {
         // First of all: the thread that held the queue's lock may not exist in a forked child.
         if self.shared.is_forked() {
             return Err(CqError::Forked);
         }
-        let taken = self.take(out, max);
+        let taken = self.take(max, &mut each);
         if taken > 0 || max == 0 {
             return Ok(taken);
         }
         self.shared.drive_polled();
-        let taken = self.take(out, max);
+        let taken = self.take(max, &mut each);
         if taken == 0 && self.inner.overflowed.load(Ordering::Relaxed) {
             return Err(CqError::Overflow { depth: self.depth() });
         }
         Ok(taken)
     }
 
-    fn take(&self, out: &mut Vec<WorkCompletion>, max: usize) -> usize {
+    #[inline]
+    fn take(&self, max: usize, each: &mut impl FnMut(WorkCompletion)) -> usize {
         if self.inner.count.load(Ordering::Acquire) == 0 {
             return 0;
         }
         let mut state = self.inner.lock();
         let count = max.min(state.queue.len());
-        out.extend(state.queue.drain(..count));
+        state.queue.drain(..count).for_each(each);
         self.inner.count.store(state.queue.len(), Ordering::Release);
         count
     }

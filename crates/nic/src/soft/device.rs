@@ -257,6 +257,11 @@ impl Device {
         Cq::create(&self.shared, depth, channel)
     }
 
+    /// Whether this process is a child of the one that opened the device, where the device is dead.
+    pub fn is_forked(&self) -> bool {
+        self.shared.is_forked()
+    }
+
     /// The next asynchronous event.
     pub fn next_event(&self) -> Option<AsyncEvent> {
         self.shared.events.next()

@@ -274,17 +274,28 @@ impl Qp {
     /// # Errors
     /// The number of requests that were taken, and why the next one was not.
     pub fn post_sends(&self, requests: &[SendRequest<'_>]) -> Result<(), (usize, PostError)> {
-        let Some(mut engine) = self.shared.lock() else { return Err((0, PostError::State(QpState::Error))) };
-        let mut result = Ok(());
-        let Some(entry) = engine.core.entry(self.qpn) else {
-            return Err((0, PostError::State(QpState::Reset)));
-        };
-        for (taken, request) in requests.iter().enumerate() {
-            if let Err(error) = post_one(entry, &self.limits, request) {
-                result = Err((taken, error));
-                break;
+        self.post_list(|post| {
+            for (taken, request) in requests.iter().enumerate() {
+                post(request).map_err(|error| (taken, error))?;
             }
-        }
+            Ok(())
+        })
+        .unwrap_or_else(|error| Err((0, error)))
+    }
+
+    /// Lets `each` post requests one by one, under one lock, then sends what may leave at once; what `each` returned.
+    ///
+    /// # Errors
+    /// The device is gone, and `each` was not called.
+    pub fn post_list<R>(
+        &self,
+        each: impl FnOnce(&mut dyn FnMut(&SendRequest<'_>) -> Result<(), PostError>) -> R,
+    ) -> Result<R, PostError> {
+        let Some(mut engine) = self.shared.lock() else { return Err(PostError::State(QpState::Error)) };
+        let Some(entry) = engine.core.entry(self.qpn) else {
+            return Err(PostError::State(QpState::Reset));
+        };
+        let result = each(&mut |request| post_one(entry, &self.limits, request));
         let index = self.qpn.get() & 0xffff;
         if entry.qp.state() == QpState::Error {
             engine.core.settle(index);
@@ -295,7 +306,7 @@ impl Qp {
         drop(engine);
         // The caller may never come back to drive what it began.
         self.shared.bell.ring(deadline);
-        result
+        Ok(result)
     }
 
     /// Posts a receive.

@@ -9,8 +9,9 @@ use super::stage::Owner;
 use super::tally::Route;
 use super::target::{Message, Placed};
 
-/// One element of a scatter/gather list.
+/// One element of a scatter/gather list, laid out as in the verbs interface, so that a program's own list can be used in place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
 pub struct Sge {
     /// Address of its first byte.
     pub addr: u64,
