@@ -1,0 +1,49 @@
+//! Shared receive queues.
+
+use std::ffi::c_void;
+
+use crate::{Context, Cq, Opaque, Pd};
+
+#[repr(C)]
+pub struct Srq {
+    pub context: *mut Context,
+    pub srq_context: *mut c_void,
+    pub pd: *mut Pd,
+    pub handle: u32,
+    pub mutex: libc::pthread_mutex_t,
+    pub cond: libc::pthread_cond_t,
+    pub events_completed: u32,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct SrqAttr {
+    pub max_wr: u32,
+    pub max_sge: u32,
+    pub srq_limit: u32,
+}
+
+#[repr(C)]
+pub struct SrqInitAttr {
+    pub srq_context: *mut c_void,
+    pub attr: SrqAttr,
+}
+
+#[repr(C)]
+pub struct SrqInitAttrEx {
+    pub srq_context: *mut c_void,
+    pub attr: SrqAttr,
+    pub comp_mask: u32,
+    pub srq_type: u32,
+    pub pd: *mut Pd,
+    pub xrcd: *mut Opaque,
+    pub cq: *mut Cq,
+    /// Tags and operations of tag matching.
+    pub tm_cap: [u32; 2],
+}
+
+pub const IBV_SRQ_MAX_WR: i32 = 1;
+pub const IBV_SRQ_LIMIT: i32 = 2;
+pub const IBV_SRQT_BASIC: u32 = 0;
+pub const IBV_SRQ_INIT_ATTR_TYPE: u32 = 1;
+pub const IBV_SRQ_INIT_ATTR_PD: u32 = 2;

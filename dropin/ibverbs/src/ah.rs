@@ -1,0 +1,126 @@
+//! Address handles.
+
+use std::cell::UnsafeCell;
+use std::ffi::c_int;
+use std::net::IpAddr;
+
+use nobounce_verbs as verbs;
+
+use crate::convert::addr_of;
+use crate::entry::{self, Errno};
+use crate::live::{Kind, Object, Use};
+use crate::pd::PdObject;
+use crate::port::PORT;
+
+#[repr(C)]
+pub(crate) struct AhObject {
+    raw: UnsafeCell<verbs::Ah>,
+    pub(crate) remote: IpAddr,
+    _pd: Use,
+}
+
+impl Object for AhObject {
+    type Raw = verbs::Ah;
+    const KIND: Kind = Kind::Ah;
+}
+
+fn create(pd: *mut verbs::Pd, attr: &verbs::AhAttr) -> Result<*mut verbs::Ah, Errno> {
+    let ours = PdObject::find(pd)?;
+    ours.context.alive()?;
+    let remote = addr_of(&attr.grh.dgid);
+    let same_kind = remote.is_ipv4() == ours.context.soft.local().is_ipv4();
+    if attr.is_global == 0 || attr.port_num != PORT || attr.grh.sgid_index != 0 || !same_kind {
+        return Err(Errno::EINVAL);
+    }
+    let raw = verbs::Ah { context: ours.context.raw(), pd, handle: 0 };
+    Ok(AhObject { raw: UnsafeCell::new(raw), remote, _pd: ours.users.join() }.publish())
+}
+
+/// `ibv_create_ah`.
+pub(crate) unsafe extern "C" fn create_ah(pd: *mut verbs::Pd, attr: *mut verbs::AhAttr) -> *mut verbs::Ah {
+    // SAFETY: the caller hands in a valid structure.
+    entry::pointer(|| create(pd, unsafe { attr.as_ref() }.ok_or(Errno::EINVAL)?))
+}
+
+/// The way back to whoever sent a datagram, by the header in front of it.
+fn answer(wc: &verbs::Wc, grh: &verbs::Grh, port: u8) -> Result<verbs::AhAttr, Errno> {
+    if wc.wc_flags & verbs::IBV_WC_GRH == 0 || port != PORT {
+        return Err(Errno::EINVAL);
+    }
+    // SAFETY: any 40 bytes may be looked at as bytes.
+    let bytes: &[u8; 40] = unsafe { &*(&raw const *grh).cast() };
+    // An IPv4 header stands in the last 20 bytes, with nothing before it.
+    let is_v4 = bytes[..20].iter().all(|byte| *byte == 0) && bytes[20] >> 4 == 4;
+    let (dgid, traffic_class) = if is_v4 {
+        let mut source = [0_u8; 4];
+        source.copy_from_slice(&bytes[32..36]);
+        (crate::convert::gid_of(IpAddr::from(source)), bytes[21])
+    } else {
+        (grh.sgid, bytes[0] << 4 | bytes[1] >> 4)
+    };
+    let route = verbs::GlobalRoute { dgid, flow_label: 0, sgid_index: 0, hop_limit: 0xff, traffic_class };
+    Ok(verbs::AhAttr {
+        grh: route,
+        dlid: wc.slid,
+        sl: wc.sl,
+        src_path_bits: wc.dlid_path_bits,
+        static_rate: 0,
+        is_global: 1,
+        port_num: port,
+    })
+}
+
+/// `ibv_init_ah_from_wc`.
+pub(crate) unsafe extern "C" fn init_ah_from_wc(
+    _context: *mut verbs::Context,
+    port: u8,
+    wc: *mut verbs::Wc,
+    grh: *mut verbs::Grh,
+    attr: *mut verbs::AhAttr,
+) -> c_int {
+    entry::minus_one(|| {
+        // SAFETY: the caller hands in valid structures; the header may lie anywhere in its buffer.
+        unsafe { *attr = answer(&*wc, &grh.read_unaligned(), port)? };
+        Ok(0)
+    })
+}
+
+/// `ibv_create_ah_from_wc`.
+pub(crate) unsafe extern "C" fn create_ah_from_wc(
+    pd: *mut verbs::Pd,
+    wc: *mut verbs::Wc,
+    grh: *mut verbs::Grh,
+    port: u8,
+) -> *mut verbs::Ah {
+    // SAFETY: as above.
+    entry::pointer(|| create(pd, &unsafe { answer(&*wc, &grh.read_unaligned(), port) }?))
+}
+
+/// `ibv_destroy_ah`.
+pub(crate) unsafe extern "C" fn destroy_ah(ah: *mut verbs::Ah) -> c_int {
+    entry::code(|| AhObject::retract(ah).map(drop))
+}
+
+/// `ibv_resolve_eth_l2_from_gid`. Where our packets go in Ethernet is the kernel's business, which tells nobody; a program can do
+/// nothing with the answer but put it into an address of ours, which ignores it. So it gets one that is well formed: made of the
+/// GID, locally administered.
+pub(crate) unsafe extern "C" fn resolve_eth_l2_from_gid(
+    _context: *mut verbs::Context,
+    attr: *mut verbs::AhAttr,
+    mac: *mut u8,
+    vlan: *mut u16,
+) -> c_int {
+    entry::code(|| {
+        // SAFETY: the caller hands in a valid structure; any sixteen bytes are a GID.
+        let gid = unsafe { (*attr).grh.dgid.raw };
+        let made = [0x02, 0, gid[12], gid[13], gid[14], gid[15]];
+        // SAFETY: the caller has room for six bytes, and for the number unless it is null.
+        unsafe {
+            std::ptr::copy_nonoverlapping(made.as_ptr(), mac, made.len());
+            if !vlan.is_null() {
+                *vlan = 0xffff;
+            }
+        }
+        Ok(())
+    })
+}

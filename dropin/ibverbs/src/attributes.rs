@@ -1,0 +1,111 @@
+//! What the device can do.
+
+use std::ffi::c_int;
+use std::ptr;
+
+use nobounce_nic::soft::{QpAttr, QpLimits};
+use nobounce_verbs as verbs;
+
+use crate::context::ContextObject;
+use crate::device_list::text;
+use crate::entry::{self, Errno};
+use crate::live::Object;
+
+/// No vendor that programs have special knowledge of.
+const VENDOR_ID: u32 = 0x6e62;
+const PART_ID: u32 = 1;
+
+/// The most completions one queue holds.
+pub(crate) const MAX_CQ_DEPTH: c_int = 1 << 22;
+
+fn attributes(context: &ContextObject) -> verbs::DeviceAttr {
+    let most = QpLimits::MAX;
+    let int = |n: usize| c_int::try_from(n).unwrap_or(c_int::MAX);
+    let guid = context.device.guid();
+    let reads = QpAttr::MAX_RD_ATOMIC.into();
+    verbs::DeviceAttr {
+        fw_ver: text(env!("CARGO_PKG_VERSION")),
+        node_guid: guid,
+        sys_image_guid: guid,
+        max_mr_size: 1 << 47,
+        page_size_cap: !0xfff,
+        vendor_id: VENDOR_ID,
+        vendor_part_id: PART_ID,
+        hw_ver: 1,
+        max_qp: 1 << 16,
+        max_qp_wr: int(most.send_depth),
+        device_cap_flags: verbs::IBV_DEVICE_CURR_QP_STATE_MOD
+            | verbs::IBV_DEVICE_RC_RNR_NAK_GEN
+            | verbs::IBV_DEVICE_SYS_IMAGE_GUID,
+        max_sge: int(most.send_sges),
+        max_sge_rd: int(most.send_sges),
+        max_cq: 1 << 16,
+        max_cqe: MAX_CQ_DEPTH,
+        max_mr: 1 << 20,
+        max_pd: 1 << 20,
+        max_qp_rd_atom: reads,
+        max_ee_rd_atom: 0,
+        max_res_rd_atom: c_int::from(QpAttr::MAX_RD_ATOMIC) << 16,
+        max_qp_init_rd_atom: reads,
+        max_ee_init_rd_atom: 0,
+        atomic_cap: verbs::IBV_ATOMIC_HCA,
+        max_ee: 0,
+        max_rdd: 0,
+        max_mw: 0,
+        max_raw_ipv6_qp: 0,
+        max_raw_ethy_qp: 0,
+        max_mcast_grp: 0,
+        max_mcast_qp_attach: 0,
+        max_total_mcast_qp_attach: 0,
+        max_ah: 1 << 20,
+        max_fmr: 0,
+        max_map_per_fmr: 0,
+        max_srq: 0,
+        max_srq_wr: 0,
+        max_srq_sge: 0,
+        max_pkeys: 1,
+        local_ca_ack_delay: 15,
+        phys_port_cnt: 1,
+    }
+}
+
+/// `ibv_query_device`.
+pub(crate) unsafe extern "C" fn query_device(
+    context: *mut verbs::Context,
+    attr: *mut verbs::DeviceAttr,
+) -> c_int {
+    entry::code(|| {
+        let context = ContextObject::find(context)?;
+        // SAFETY: the caller hands in a valid place.
+        unsafe { *attr = attributes(context) };
+        Ok(())
+    })
+}
+
+/// `ibv_query_device_ex`, by the table: the caller says how long its structure is.
+pub(crate) unsafe extern "C" fn query_device_ex(
+    context: *mut verbs::Context,
+    input: *const verbs::QueryDeviceExInput,
+    attr: *mut verbs::DeviceAttrEx,
+    size: usize,
+) -> c_int {
+    entry::code(|| {
+        let context = ContextObject::find(context)?;
+        // SAFETY: null, or valid.
+        let unknown = unsafe { input.as_ref() }.is_some_and(|input| input.comp_mask != 0);
+        if unknown || size < size_of::<verbs::DeviceAttr>() {
+            return Err(Errno::EINVAL);
+        }
+        // SAFETY: plain numbers, for which zeroes are valid.
+        let mut ours: verbs::DeviceAttrEx = unsafe { std::mem::zeroed() };
+        ours.orig_attr = attributes(context);
+        ours.device_cap_flags_ex = ours.orig_attr.device_cap_flags.into();
+        ours.phys_port_cnt_ex = 1;
+        // SAFETY: the caller's structure has `size` bytes; no more are written, and no more are read than ours has.
+        unsafe {
+            ptr::write_bytes(attr.cast::<u8>(), 0, size);
+            ptr::copy_nonoverlapping((&raw const ours).cast::<u8>(), attr.cast(), size.min(size_of_val(&ours)));
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,160 @@
+//! Open devices.
+
+use std::cell::UnsafeCell;
+use std::collections::HashMap;
+use std::ffi::c_int;
+use std::mem::offset_of;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use nobounce_nic::soft::{Config, Device};
+use nobounce_verbs as verbs;
+
+use crate::cq::CqObject;
+use crate::device_list::DeviceObject;
+use crate::entry::{self, Errno};
+use crate::live::{Kind, Object, Users};
+use crate::qp::QpObject;
+use crate::{attributes, cq, log, poll, port, post, qp};
+
+/// An open device. C sees the end of its first field.
+#[repr(C)]
+pub(crate) struct ContextObject {
+    verbs: UnsafeCell<verbs::VerbsContext>,
+    pub(crate) soft: Device,
+    pub(crate) device: &'static DeviceObject,
+    pub(crate) users: Users,
+    objects: Mutex<Objects>,
+}
+
+/// What events speak of, by the numbers they use.
+#[derive(Default)]
+pub(crate) struct Objects {
+    pub(crate) qps: HashMap<u32, &'static QpObject>,
+    pub(crate) cqs: HashMap<u32, &'static CqObject>,
+}
+
+impl Object for ContextObject {
+    type Raw = verbs::Context;
+    const KIND: Kind = Kind::Context;
+    const RAW_AT: usize = offset_of!(verbs::VerbsContext, context);
+}
+
+impl ContextObject {
+    /// The pointer that C knows it by.
+    pub(crate) fn raw(&self) -> *mut verbs::Context {
+        // SAFETY: only an address inside our own field is taken.
+        unsafe { &raw mut (*self.verbs.get()).context }
+    }
+
+    pub(crate) fn objects(&self) -> MutexGuard<'_, Objects> {
+        self.objects.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// EIO in a forked child, where the device is dead and locks may be held by threads that do not exist.
+    pub(crate) fn alive(&self) -> Result<(), Errno> {
+        if self.soft.is_forked() { Err(Errno::EIO) } else { Ok(()) }
+    }
+}
+
+/// Events of one kind that were handed to the program, and those it acknowledged: an object is only destroyed when the two agree.
+#[derive(Debug, Default)]
+pub(crate) struct Acks {
+    unacknowledged: Mutex<u32>,
+    changed: Condvar,
+}
+
+impl Acks {
+    fn count(&self) -> MutexGuard<'_, u32> {
+        self.unacknowledged.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn delivered(&self) {
+        *self.count() += 1;
+    }
+
+    pub(crate) fn acknowledge(&self, events: u32) {
+        let mut count = self.count();
+        *count = count.saturating_sub(events);
+        self.changed.notify_all();
+    }
+
+    pub(crate) fn wait(&self) {
+        let mut count = self.count();
+        while *count > 0 {
+            count = self.changed.wait(count).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// What drivers of rdma-core may look at behind `priv`: nothing.
+static NO_PRIVATE: [u64; 512] = [0; 512];
+
+fn table(device: *mut verbs::Device, soft: &Device) -> verbs::VerbsContext {
+    // SAFETY: all fields are numbers, pointers, optional function pointers and a mutex, for all of which zeroes are valid.
+    let mut table: verbs::VerbsContext = unsafe { std::mem::zeroed() };
+    table.sz = size_of::<verbs::VerbsContext>();
+    table.priv_ = NO_PRIVATE.as_ptr().cast_mut().cast();
+    table.query_port = Some(port::query_port_sized);
+    table.query_device_ex = Some(attributes::query_device_ex);
+    let context = &mut table.context;
+    context.device = device;
+    context.cmd_fd = -1;
+    context.async_fd = soft.event_fd();
+    context.num_comp_vectors = 1;
+    context.abi_compat = verbs::ABI_IS_EXTENDED;
+    context.ops._compat_query_device = Some(attributes::query_device);
+    context.ops._compat_query_port = Some(port::query_port);
+    context.ops.poll_cq = Some(poll::poll_cq);
+    context.ops.req_notify_cq = Some(cq::req_notify_cq);
+    context.ops.post_send = Some(post::post_send);
+    context.ops.post_recv = Some(post::post_recv);
+    context.ops.post_srq_recv = Some(post::post_srq_recv);
+    let _ = &qp::create_qp;
+    table
+}
+
+/// `ibv_open_device`.
+pub(crate) unsafe extern "C" fn open_device(device: *mut verbs::Device) -> *mut verbs::Context {
+    entry::pointer(|| {
+        let ours = DeviceObject::find(device)?;
+        let opened = Config::from_env()
+            .map_err(Into::into)
+            .and_then(|config| Device::open(&Config { addr: ours.addr, ..config }));
+        let soft = opened.map_err(|error| {
+            log::warn(|| format!("cannot open {}: {error}", ours.name()));
+            Errno(error_number(&error))
+        })?;
+        log::info(|| format!("{} is open at {}", ours.name(), soft.local()));
+        Ok(ContextObject {
+            verbs: UnsafeCell::new(table(device, &soft)),
+            soft,
+            device: ours,
+            users: Users::default(),
+            objects: Mutex::default(),
+        }
+        .publish())
+    })
+}
+
+/// The number behind an error of the link, if it came from the system.
+fn error_number(error: &(dyn std::error::Error + 'static)) -> c_int {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if let Some(number) = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::raw_os_error) {
+            return number;
+        }
+        cause = error.source();
+    }
+    libc::EINVAL
+}
+
+/// `ibv_close_device`. Objects that the program did not destroy stay as they are, as the manual page says.
+pub(crate) unsafe extern "C" fn close_device(context: *mut verbs::Context) -> c_int {
+    entry::code(|| {
+        let closed = ContextObject::retract(context)?;
+        if closed.users.any() || closed.soft.is_forked() {
+            Box::leak(closed);
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,71 @@
+//! Between the numbers of C and our own types.
+
+use std::net::{IpAddr, Ipv6Addr};
+
+use nobounce_nic::soft::{Access, Mtu, PostError, QpState};
+use nobounce_verbs as verbs;
+
+use crate::entry::Errno;
+
+/// The GID of an address: IPv4 is mapped into IPv6.
+pub(crate) fn gid_of(addr: IpAddr) -> verbs::Gid {
+    let v6 = match addr {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+        IpAddr::V6(v6) => v6,
+    };
+    verbs::Gid { raw: v6.octets() }
+}
+
+/// The address of a GID.
+pub(crate) fn addr_of(gid: &verbs::Gid) -> IpAddr {
+    // SAFETY: any sixteen bytes are a valid GID.
+    Ipv6Addr::from(unsafe { gid.raw }).to_canonical()
+}
+
+pub(crate) fn mtu_code(mtu: Mtu) -> u32 {
+    match mtu {
+        Mtu::Mtu256 => verbs::IBV_MTU_256,
+        Mtu::Mtu512 => verbs::IBV_MTU_512,
+        Mtu::Mtu1024 => verbs::IBV_MTU_1024,
+        Mtu::Mtu2048 => verbs::IBV_MTU_2048,
+        Mtu::Mtu4096 => verbs::IBV_MTU_4096,
+    }
+}
+
+pub(crate) fn mtu_of(code: u32) -> Result<Mtu, Errno> {
+    Mtu::ALL.into_iter().find(|mtu| mtu_code(*mtu) == code).ok_or(Errno::EINVAL)
+}
+
+pub(crate) fn state_code(state: QpState) -> u32 {
+    match state {
+        QpState::Reset => verbs::IBV_QPS_RESET,
+        QpState::Init => verbs::IBV_QPS_INIT,
+        QpState::Rtr => verbs::IBV_QPS_RTR,
+        QpState::Rts => verbs::IBV_QPS_RTS,
+        QpState::Sqd => verbs::IBV_QPS_SQD,
+        QpState::Sqe => verbs::IBV_QPS_SQE,
+        QpState::Error => verbs::IBV_QPS_ERR,
+    }
+}
+
+pub(crate) fn state_of(code: u32) -> Result<QpState, Errno> {
+    QpState::ALL.into_iter().find(|state| state_code(*state) == code).ok_or(Errno::EINVAL)
+}
+
+/// The rights of a region. Bits of the optional range are hints; what else we do not have is refused.
+pub(crate) fn access_of(flags: u32) -> Result<Access, Errno> {
+    // A hint about pages, and one about where addresses begin, which the caller has seen to.
+    let harmless = verbs::IBV_ACCESS_HUGETLB | verbs::IBV_ACCESS_ZERO_BASED | verbs::IBV_ACCESS_OPTIONAL_RANGE;
+    let absent = verbs::IBV_ACCESS_MW_BIND | verbs::IBV_ACCESS_ON_DEMAND;
+    if flags & absent != 0 {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    Access::from_bits(flags & !harmless).ok_or(Errno::EINVAL)
+}
+
+pub(crate) fn post_errno(error: PostError) -> Errno {
+    match error {
+        PostError::QueueFull(_) => Errno::ENOMEM,
+        _ => Errno::EINVAL,
+    }
+}

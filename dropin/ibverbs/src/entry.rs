@@ -1,0 +1,108 @@
+//! The border between C and us: no panic crosses it, no thread is cancelled inside, errors become error numbers.
+
+use std::ffi::c_int;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
+
+use crate::log;
+
+/// An error number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Errno(pub(crate) c_int);
+
+impl Errno {
+    pub(crate) const EINVAL: Self = Self(libc::EINVAL);
+    pub(crate) const EBUSY: Self = Self(libc::EBUSY);
+    pub(crate) const ENOMEM: Self = Self(libc::ENOMEM);
+    pub(crate) const EIO: Self = Self(libc::EIO);
+    pub(crate) const EOPNOTSUPP: Self = Self(libc::EOPNOTSUPP);
+
+    /// What the last system call said.
+    pub(crate) fn last() -> Self {
+        Self(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
+    }
+
+    pub(crate) fn set(self) {
+        // SAFETY: the location is this thread's own.
+        unsafe { *libc::__errno_location() = self.0 };
+    }
+}
+
+impl From<std::io::Error> for Errno {
+    fn from(error: std::io::Error) -> Self {
+        Self(error.raw_os_error().unwrap_or(libc::EIO))
+    }
+}
+
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
+}
+
+const PTHREAD_CANCEL_DISABLE: c_int = 1;
+
+/// A thread that was cancelled would be unwound through our frames at the next system call, with locks held. So it is not
+/// while this lives; calls that wait (see `channel.rs`) allow it where they hold nothing.
+struct Uncancelled(c_int);
+
+impl Uncancelled {
+    #[inline]
+    fn new() -> Self {
+        let mut old = 0;
+        // SAFETY: `old` is a valid place for the result.
+        unsafe { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &raw mut old) };
+        Self(old)
+    }
+}
+
+impl Drop for Uncancelled {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: the second argument may be null.
+        unsafe { pthread_setcancelstate(self.0, ptr::null_mut()) };
+    }
+}
+
+/// Runs `body`; a panic in it is EIO.
+#[inline]
+pub(crate) fn guarded<T>(body: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
+    let _uncancelled = Uncancelled::new();
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
+        log::warn(|| "a function of the library panicked, which is a bug of ours; it returns EIO".to_owned());
+        Err(Errno::EIO)
+    })
+}
+
+/// For functions that return a pointer, or NULL and errno.
+pub(crate) fn pointer<T>(body: impl FnOnce() -> Result<*mut T, Errno>) -> *mut T {
+    guarded(body).unwrap_or_else(|errno| {
+        errno.set();
+        ptr::null_mut()
+    })
+}
+
+/// For functions that return 0 or an error number.
+#[inline]
+pub(crate) fn code(body: impl FnOnce() -> Result<(), Errno>) -> c_int {
+    match guarded(body) {
+        Ok(()) => 0,
+        Err(errno) => {
+            errno.set();
+            errno.0
+        }
+    }
+}
+
+/// For functions that return something not negative, or -1 and errno.
+pub(crate) fn minus_one(body: impl FnOnce() -> Result<c_int, Errno>) -> c_int {
+    guarded(body).unwrap_or_else(|errno| {
+        errno.set();
+        -1
+    })
+}
+
+/// For functions that return nothing.
+pub(crate) fn silent(body: impl FnOnce() -> Result<(), Errno>) {
+    if let Err(errno) = guarded(body) {
+        errno.set();
+    }
+}

@@ -1,0 +1,29 @@
+//! A drop-in `libibverbs.so.1`: other people's RDMA programs on the software NIC.
+//!
+//! Thin: each function finds our object behind a pointer of C's, calls down, and says how it went as the manual pages say. The
+//! data path (`post.rs`, `poll.rs`) looks nothing up. Loading the library does nothing.
+
+mod ah;
+mod async_event;
+mod attributes;
+mod channel;
+mod context;
+mod convert;
+mod cq;
+mod device_list;
+mod entry;
+mod export;
+mod live;
+mod log;
+mod mr;
+mod pd;
+mod poll;
+mod port;
+mod post;
+mod private;
+mod qp;
+mod qp_modify;
+mod rates;
+mod strings;
+mod sysfs;
+mod unsupported;

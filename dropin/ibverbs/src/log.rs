@@ -1,0 +1,44 @@
+//! What we say on standard error, if `NOBOUNCE_LOG` asks for it: one plain line each.
+
+use std::io::Write;
+use std::sync::OnceLock;
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Level {
+    Silent,
+    Warn,
+    Info,
+    Debug,
+}
+
+fn level() -> Level {
+    static LEVEL: OnceLock<Level> = OnceLock::new();
+    *LEVEL.get_or_init(|| match std::env::var("NOBOUNCE_LOG").as_deref() {
+        Ok("debug" | "trace") => Level::Debug,
+        Ok("info") => Level::Info,
+        Ok("warn" | "error") => Level::Warn,
+        _ => Level::Silent,
+    })
+}
+
+fn say(at: Level, line: impl FnOnce() -> String) {
+    if level() >= at {
+        // One write, so that lines of several threads do not mix. There is nobody to tell if it fails.
+        let _ = std::io::stderr().write_all(format!("nobounce: {}\n", line()).as_bytes());
+    }
+}
+
+/// Something does not work, and this is why.
+pub(crate) fn warn(line: impl FnOnce() -> String) {
+    say(Level::Warn, line);
+}
+
+/// Something was chosen that one may want to know.
+pub(crate) fn info(line: impl FnOnce() -> String) {
+    say(Level::Info, line);
+}
+
+/// A call of the program was refused, and this is why.
+pub(crate) fn debug(line: impl FnOnce() -> String) {
+    say(Level::Debug, line);
+}

@@ -1,0 +1,128 @@
+//! Memory regions.
+
+use std::cell::UnsafeCell;
+use std::ffi::{c_int, c_void};
+use std::ptr;
+
+use nobounce_memory::gpu::GpuOptions;
+use nobounce_nic::soft;
+use nobounce_nic::soft::{Access, RegisterError};
+use nobounce_verbs as verbs;
+
+use crate::convert::access_of;
+use crate::entry::{self, Errno};
+use crate::live::{Kind, Object, Use};
+use crate::log;
+use crate::pd::PdObject;
+
+#[repr(C)]
+pub(crate) struct MrObject {
+    raw: UnsafeCell<verbs::Mr>,
+    _soft: soft::Mr,
+    _pd: Use,
+}
+
+impl Object for MrObject {
+    type Raw = verbs::Mr;
+    const KIND: Kind = Kind::Mr;
+}
+
+fn publish(pd: *mut verbs::Pd, ours: &'static PdObject, addr: *mut c_void, length: usize, mr: soft::Mr) -> *mut verbs::Mr {
+    let (lkey, rkey) = (mr.lkey(), mr.rkey());
+    let raw = verbs::Mr { context: ours.context.raw(), pd, addr, length, handle: lkey, lkey, rkey };
+    MrObject { raw: UnsafeCell::new(raw), _soft: mr, _pd: ours.users.join() }.publish()
+}
+
+/// Whether the program uses CUDA: we do not load its driver for a program that does not.
+fn cuda_is_loaded() -> bool {
+    // SAFETY: a C string; NOLOAD only looks, and takes a reference that is never given back: the driver stays anyway.
+    !unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) }.is_null()
+}
+
+fn refused(what: &str, error: &RegisterError) -> Errno {
+    log::warn(|| format!("{what}: {error}"));
+    Errno(error.errno())
+}
+
+fn register(pd: *mut verbs::Pd, addr: *mut c_void, length: usize, iova: u64, flags: u32) -> Result<*mut verbs::Mr, Errno> {
+    let ours = PdObject::find(pd)?;
+    ours.context.alive()?;
+    let access = access_of(flags)?;
+    let iova = if flags & verbs::IBV_ACCESS_ZERO_BASED != 0 { 0 } else { iova };
+    // SAFETY: that is what the program asks for: the device and peers use its memory until it deregisters.
+    let mr = match unsafe { ours.soft.register_at(addr.cast(), length, iova, access) } {
+        Err(RegisterError::Range(_)) if cuda_is_loaded() && iova == addr.addr() as u64 => {
+            register_gpu(ours, iova, length, access)?
+        }
+        other => other.map_err(|error| refused("ibv_reg_mr", &error))?,
+    };
+    Ok(publish(pd, ours, addr, length, mr))
+}
+
+fn register_gpu(pd: &PdObject, addr: u64, length: usize, access: Access) -> Result<soft::Mr, Errno> {
+    // SAFETY: that is what the program asks for.
+    let mr = unsafe { pd.soft.register_gpu(addr, length, access, &GpuOptions::default()) }
+        .map_err(|error| refused("cannot register GPU memory", &error))?;
+    log::info(|| format!("{length} bytes of GPU memory at {addr:#x}: {:?}", mr.paths()));
+    Ok(mr)
+}
+
+/// `ibv_reg_mr`.
+pub(crate) unsafe extern "C" fn reg_mr(pd: *mut verbs::Pd, addr: *mut c_void, length: usize, access: c_int) -> *mut verbs::Mr {
+    entry::pointer(|| register(pd, addr, length, addr.addr() as u64, access.cast_unsigned()))
+}
+
+/// `ibv_reg_mr_iova`.
+pub(crate) unsafe extern "C" fn reg_mr_iova(
+    pd: *mut verbs::Pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_int,
+) -> *mut verbs::Mr {
+    entry::pointer(|| register(pd, addr, length, iova, access.cast_unsigned()))
+}
+
+/// `ibv_reg_mr_iova2`.
+pub(crate) unsafe extern "C" fn reg_mr_iova2(
+    pd: *mut verbs::Pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: u32,
+) -> *mut verbs::Mr {
+    entry::pointer(|| register(pd, addr, length, iova, access))
+}
+
+/// `ibv_reg_dmabuf_mr`: GPU memory that the program exported. The descriptor is not needed: the memory is this process's own, and
+/// `iova` is the address by which CUDA knows it. Where it is not, nothing says which memory the program means.
+pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
+    pd: *mut verbs::Pd,
+    offset: u64,
+    length: usize,
+    iova: u64,
+    fd: c_int,
+    access: c_int,
+) -> *mut verbs::Mr {
+    entry::pointer(|| {
+        let ours = PdObject::find(pd)?;
+        ours.context.alive()?;
+        // SAFETY: the call takes numbers.
+        if unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
+            return Err(Errno(libc::EBADF));
+        }
+        let access = access_of(access.cast_unsigned())?;
+        if !cuda_is_loaded() {
+            log::warn(|| "ibv_reg_dmabuf_mr: the process has not loaded CUDA, so that is no memory of its GPU".to_owned());
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let mr = register_gpu(ours, iova, length, access)?;
+        let offset = usize::try_from(offset).map_err(|_| Errno::EINVAL)?;
+        Ok(publish(pd, ours, ptr::without_provenance_mut(offset), length, mr))
+    })
+}
+
+/// `ibv_dereg_mr`.
+pub(crate) unsafe extern "C" fn dereg_mr(mr: *mut verbs::Mr) -> c_int {
+    entry::code(|| MrObject::retract(mr).map(drop))
+}

@@ -1,0 +1,52 @@
+//! Protection domains.
+
+use std::cell::UnsafeCell;
+use std::ffi::c_int;
+
+use nobounce_nic::soft;
+use nobounce_verbs as verbs;
+
+use crate::context::ContextObject;
+use crate::entry::{self, Errno};
+use crate::live::{Kind, Object, Use, Users};
+
+#[repr(C)]
+pub(crate) struct PdObject {
+    raw: UnsafeCell<verbs::Pd>,
+    pub(crate) soft: soft::Pd,
+    pub(crate) context: &'static ContextObject,
+    pub(crate) users: Users,
+    _context: Use,
+}
+
+impl Object for PdObject {
+    type Raw = verbs::Pd;
+    const KIND: Kind = Kind::Pd;
+}
+
+/// `ibv_alloc_pd`.
+pub(crate) unsafe extern "C" fn alloc_pd(context: *mut verbs::Context) -> *mut verbs::Pd {
+    entry::pointer(|| {
+        let context = ContextObject::find(context)?;
+        context.alive()?;
+        Ok(PdObject {
+            raw: UnsafeCell::new(verbs::Pd { context: context.raw(), handle: 0 }),
+            soft: context.soft.alloc_pd(),
+            context,
+            users: Users::default(),
+            _context: context.users.join(),
+        }
+        .publish())
+    })
+}
+
+/// `ibv_dealloc_pd`.
+pub(crate) unsafe extern "C" fn dealloc_pd(pd: *mut verbs::Pd) -> c_int {
+    entry::code(|| {
+        if PdObject::find(pd)?.users.any() {
+            return Err(Errno::EBUSY);
+        }
+        PdObject::retract(pd)?;
+        Ok(())
+    })
+}

@@ -1,0 +1,277 @@
+//! The one port of a device, its one GID and its one partition key.
+
+use std::ffi::{CStr, c_int};
+use std::net::IpAddr;
+use std::ptr;
+
+use nobounce_protocol::qp::{MAX_MESSAGE, Mtu};
+use nobounce_verbs as verbs;
+
+use crate::context::ContextObject;
+use crate::convert::{gid_of, mtu_code};
+use crate::entry::{self, Errno};
+use crate::live::Object;
+
+/// The only port.
+pub(crate) const PORT: u8 = 1;
+/// The only partition: the default one, as a full member.
+const PKEY: u16 = 0xffff;
+/// 4X at 10 Gb/s: what a pair of sockets on one machine carries.
+const WIDTH_4X: u8 = 2;
+const SPEED_10: u8 = 4;
+const SPEED_100_MBPS: u64 = 400;
+/// The link is up.
+const PHYS_STATE_LINK_UP: u8 = 5;
+/// How the kernel's files number RoCE v2, which is not how the interface does.
+const SYSFS_ROCE_V2: u32 = 1;
+
+fn check(port: u32, index: u32) -> Result<(), Errno> {
+    if port == u32::from(PORT) && index == 0 { Ok(()) } else { Err(Errno::EINVAL) }
+}
+
+fn attributes(context: &ContextObject) -> verbs::PortAttr {
+    verbs::PortAttr {
+        state: verbs::IBV_PORT_ACTIVE,
+        max_mtu: mtu_code(Mtu::Mtu4096),
+        active_mtu: mtu_code(context.soft.max_mtu()),
+        gid_tbl_len: 1,
+        port_cap_flags: verbs::IBV_PORT_IP_BASED_GIDS,
+        max_msg_sz: MAX_MESSAGE,
+        bad_pkey_cntr: 0,
+        qkey_viol_cntr: 0,
+        pkey_tbl_len: 1,
+        lid: 0,
+        sm_lid: 0,
+        lmc: 0,
+        max_vl_num: 1,
+        sm_sl: 0,
+        subnet_timeout: 0,
+        init_type_reply: 0,
+        active_width: WIDTH_4X,
+        active_speed: SPEED_10,
+        phys_state: PHYS_STATE_LINK_UP,
+        link_layer: verbs::IBV_LINK_LAYER_ETHERNET,
+        flags: verbs::IBV_QPF_GRH_REQUIRED,
+        port_cap_flags2: 0,
+        active_speed_ex: u32::from(SPEED_10),
+    }
+}
+
+/// The form behind the table: the caller says how long its structure is.
+pub(crate) unsafe extern "C" fn query_port_sized(
+    context: *mut verbs::Context,
+    port: u8,
+    attr: *mut verbs::PortAttr,
+    size: usize,
+) -> c_int {
+    entry::code(|| {
+        let context = ContextObject::find(context)?;
+        check(port.into(), 0)?;
+        let ours = attributes(context);
+        // SAFETY: the caller's structure has `size` bytes; no more are written, and no more are read than ours has.
+        unsafe {
+            ptr::write_bytes(attr.cast::<u8>(), 0, size);
+            ptr::copy_nonoverlapping((&raw const ours).cast::<u8>(), attr.cast(), size.min(size_of_val(&ours)));
+        }
+        Ok(())
+    })
+}
+
+/// `ibv_query_port`, the symbol: its callers' structure may be as short as the first one was.
+pub(crate) unsafe extern "C" fn query_port(
+    context: *mut verbs::Context,
+    port: u8,
+    attr: *mut verbs::PortAttr,
+) -> c_int {
+    // SAFETY: every caller's structure has at least these bytes.
+    unsafe { query_port_sized(context, port, attr, verbs::COMPAT_PORT_ATTR_SIZE) }
+}
+
+/// `ibv_query_port_speed`.
+pub(crate) unsafe extern "C" fn query_port_speed(
+    context: *mut verbs::Context,
+    port: u32,
+    speed: *mut u64,
+) -> c_int {
+    entry::code(|| {
+        ContextObject::find(context)?;
+        check(port, 0)?;
+        // SAFETY: the caller hands in a valid place.
+        unsafe { *speed = SPEED_100_MBPS };
+        Ok(())
+    })
+}
+
+/// `ibv_query_gid`.
+pub(crate) unsafe extern "C" fn query_gid(
+    context: *mut verbs::Context,
+    port: u8,
+    index: c_int,
+    gid: *mut verbs::Gid,
+) -> c_int {
+    entry::minus_one(|| {
+        let context = ContextObject::find(context)?;
+        check(port.into(), u32::try_from(index).map_err(|_| Errno::EINVAL)?)?;
+        // SAFETY: the caller hands in a valid place, aligned or not.
+        unsafe { gid.write_unaligned(gid_of(context.soft.local())) };
+        Ok(0)
+    })
+}
+
+fn gid_entry(context: &ContextObject) -> verbs::GidEntry {
+    let local = context.soft.local();
+    verbs::GidEntry {
+        gid: gid_of(local),
+        gid_index: 0,
+        port_num: PORT.into(),
+        gid_type: verbs::IBV_GID_TYPE_ROCE_V2,
+        ndev_ifindex: interface_index(local),
+    }
+}
+
+/// # Safety
+/// `to` has `size` bytes.
+unsafe fn write_entry(context: &ContextObject, to: *mut verbs::GidEntry, size: usize) {
+    let entry = gid_entry(context);
+    // SAFETY: the caller's structure has `size` bytes, ours as many as are read.
+    unsafe {
+        ptr::write_bytes(to.cast::<u8>(), 0, size);
+        ptr::copy_nonoverlapping((&raw const entry).cast::<u8>(), to.cast(), size.min(size_of_val(&entry)));
+    }
+}
+
+/// `_ibv_query_gid_ex`.
+pub(crate) unsafe extern "C" fn query_gid_ex(
+    context: *mut verbs::Context,
+    port: u32,
+    index: u32,
+    entry: *mut verbs::GidEntry,
+    flags: u32,
+    size: usize,
+) -> c_int {
+    entry::code(|| {
+        let context = ContextObject::find(context)?;
+        check(port, index)?;
+        if flags != 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        // SAFETY: the caller says how long its structure is.
+        unsafe { write_entry(context, entry, size) };
+        Ok(())
+    })
+}
+
+/// `_ibv_query_gid_table`: how many entries there are, or a negative error number.
+pub(crate) unsafe extern "C" fn query_gid_table(
+    context: *mut verbs::Context,
+    entries: *mut verbs::GidEntry,
+    max: usize,
+    flags: u32,
+    size: usize,
+) -> isize {
+    let written = entry::guarded(|| {
+        let context = ContextObject::find(context)?;
+        if flags != 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        if max == 0 {
+            return Err(Errno::EINVAL);
+        }
+        // SAFETY: there is room for one entry of `size` bytes.
+        unsafe { write_entry(context, entries, size) };
+        Ok(1)
+    });
+    written.unwrap_or_else(|errno| {
+        errno.set();
+        -(errno.0 as isize)
+    })
+}
+
+/// The private `ibv_query_gid_type`.
+pub(crate) unsafe extern "C" fn query_gid_type(
+    context: *mut verbs::Context,
+    port: u8,
+    index: u32,
+    kind: *mut u32,
+) -> c_int {
+    entry::minus_one(|| {
+        ContextObject::find(context)?;
+        check(port.into(), index)?;
+        // SAFETY: the caller hands in a valid place.
+        unsafe { *kind = SYSFS_ROCE_V2 };
+        Ok(0)
+    })
+}
+
+/// `ibv_query_pkey`.
+pub(crate) unsafe extern "C" fn query_pkey(
+    context: *mut verbs::Context,
+    port: u8,
+    index: c_int,
+    pkey: *mut u16,
+) -> c_int {
+    entry::minus_one(|| {
+        ContextObject::find(context)?;
+        check(port.into(), u32::try_from(index).map_err(|_| Errno::EINVAL)?)?;
+        // SAFETY: the caller hands in a valid place.
+        unsafe { *pkey = PKEY };
+        Ok(0)
+    })
+}
+
+/// `ibv_get_pkey_index`.
+pub(crate) unsafe extern "C" fn get_pkey_index(context: *mut verbs::Context, port: u8, pkey: u16) -> c_int {
+    entry::minus_one(|| {
+        ContextObject::find(context)?;
+        check(port.into(), 0)?;
+        if pkey == PKEY { Ok(0) } else { Err(Errno::EINVAL) }
+    })
+}
+
+/// The number of the interface that has this address; 0 if none has.
+fn interface_index(addr: IpAddr) -> u32 {
+    if addr.is_loopback() {
+        // All of 127/8 is the loopback interface's, whether it is listed there or not.
+        // SAFETY: a C string.
+        return unsafe { libc::if_nametoindex(c"lo".as_ptr()) };
+    }
+    let mut list: *mut libc::ifaddrs = ptr::null_mut();
+    // SAFETY: `list` is a valid place for the result; it is freed below.
+    if unsafe { libc::getifaddrs(&raw mut list) } != 0 {
+        return 0;
+    }
+    let mut found = 0;
+    let mut at = list;
+    while !at.is_null() && found == 0 {
+        // SAFETY: `at` walks the list that getifaddrs made.
+        let entry = unsafe { &*at };
+        // SAFETY: the address is null or one of the list's.
+        if unsafe { ip_of(entry.ifa_addr) } == Some(addr) {
+            // SAFETY: the name is a C string of the list's.
+            found = unsafe { libc::if_nametoindex(CStr::from_ptr(entry.ifa_name).as_ptr()) };
+        }
+        at = entry.ifa_next;
+    }
+    // SAFETY: the list came from getifaddrs and is not used any more.
+    unsafe { libc::freeifaddrs(list) };
+    found
+}
+
+/// # Safety
+/// `addr` is null or points to a socket address as long as its family says.
+unsafe fn ip_of(addr: *const libc::sockaddr) -> Option<IpAddr> {
+    // SAFETY: as promised.
+    match i32::from(unsafe { addr.as_ref() }?.sa_family) {
+        libc::AF_INET => {
+            // SAFETY: the family says that it is a sockaddr_in.
+            let v4 = unsafe { &*addr.cast::<libc::sockaddr_in>() };
+            Some(std::net::Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr)).into())
+        }
+        libc::AF_INET6 => {
+            // SAFETY: the family says that it is a sockaddr_in6.
+            let v6 = unsafe { &*addr.cast::<libc::sockaddr_in6>() };
+            Some(std::net::Ipv6Addr::from(v6.sin6_addr.s6_addr).into())
+        }
+        _ => None,
+    }
+}

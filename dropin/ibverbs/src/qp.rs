@@ -1,0 +1,122 @@
+//! Queue pairs: made and destroyed.
+
+use std::cell::UnsafeCell;
+use std::ffi::c_int;
+use std::sync::Mutex;
+
+use nobounce_nic::soft;
+use nobounce_nic::soft::{CreateQpError, QpLimits};
+use nobounce_verbs as verbs;
+
+use crate::context::{Acks, ContextObject};
+use crate::cq::CqObject;
+use crate::entry::{self, Errno};
+use crate::live::{Kind, Object, Use};
+use crate::log;
+use crate::pd::PdObject;
+
+#[repr(C)]
+pub(crate) struct QpObject {
+    /// Every queue pair has room for the extended interface: programs cast one into the other.
+    raw: UnsafeCell<verbs::QpEx>,
+    pub(crate) soft: soft::Qp,
+    pub(crate) context: &'static ContextObject,
+    /// As it was asked for.
+    pub(crate) init: verbs::QpInitAttr,
+    /// The route of the last modify call, which the program may ask for.
+    pub(crate) route: Mutex<Option<verbs::AhAttr>>,
+    pub(crate) acks: Acks,
+    _uses: [Use; 3],
+}
+
+impl Object for QpObject {
+    type Raw = verbs::Qp;
+    const KIND: Kind = Kind::Qp;
+}
+
+impl QpObject {
+    pub(crate) fn raw(&self) -> *mut verbs::Qp {
+        self.raw.get().cast()
+    }
+}
+
+fn limits(init: &verbs::QpInitAttr) -> Result<QpLimits, Errno> {
+    let size = |n: u32| usize::try_from(n).map_err(|_| Errno::EINVAL);
+    Ok(QpLimits {
+        send_depth: size(init.cap.max_send_wr)?,
+        recv_depth: size(init.cap.max_recv_wr)?,
+        send_sges: size(init.cap.max_send_sge)?,
+        recv_sges: size(init.cap.max_recv_sge)?,
+        inline: size(init.cap.max_inline_data)?,
+        signal_all: init.sq_sig_all != 0,
+    })
+}
+
+/// Makes a queue pair, and tells the events about it.
+pub(crate) fn create(pd: *mut verbs::Pd, init: &verbs::QpInitAttr) -> Result<&'static QpObject, Errno> {
+    let ours = PdObject::find(pd)?;
+    let context = ours.context;
+    context.alive()?;
+    if init.qp_type != verbs::IBV_QPT_RC || !init.srq.is_null() {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    let (send_cq, recv_cq) = (CqObject::find(init.send_cq)?, CqObject::find(init.recv_cq)?);
+    let soft = ours.soft.create_qp(&send_cq.soft, &recv_cq.soft, limits(init)?).map_err(|error| {
+        log::warn(|| format!("ibv_create_qp: {error}"));
+        match error {
+            CreateQpError::Limit { .. } => Errno::EINVAL,
+            CreateQpError::Forked => Errno::EIO,
+            _ => Errno::ENOMEM,
+        }
+    })?;
+    // SAFETY: numbers, pointers, optional function pointers, and a mutex and a condition, for all of which zeroes are valid.
+    let mut raw: verbs::QpEx = unsafe { std::mem::zeroed() };
+    let qpn = soft.qpn().get();
+    let base = &mut raw.qp_base;
+    base.context = context.raw();
+    base.qp_context = init.qp_context;
+    base.pd = pd;
+    base.send_cq = init.send_cq;
+    base.recv_cq = init.recv_cq;
+    base.srq = init.srq;
+    base.handle = qpn;
+    base.qp_num = qpn;
+    base.qp_type = init.qp_type;
+    let qp = QpObject {
+        raw: UnsafeCell::new(raw),
+        soft,
+        context,
+        init: *init,
+        route: Mutex::default(),
+        acks: Acks::default(),
+        _uses: [ours.users.join(), send_cq.users.join(), recv_cq.users.join()],
+    }
+    .publish();
+    // SAFETY: just made.
+    let qp = unsafe { QpObject::trust(qp) };
+    context.objects().qps.insert(qpn, qp);
+    Ok(qp)
+}
+
+/// `ibv_create_qp`.
+pub(crate) unsafe extern "C" fn create_qp(pd: *mut verbs::Pd, init: *mut verbs::QpInitAttr) -> *mut verbs::Qp {
+    entry::pointer(|| {
+        // SAFETY: the caller hands in a valid structure. What it asked for is granted exactly, so it stays as it is.
+        let init = unsafe { init.as_ref() }.ok_or(Errno::EINVAL)?;
+        Ok(create(pd, init)?.raw())
+    })
+}
+
+/// `ibv_destroy_qp`: waits until the program acknowledged all events it was handed.
+pub(crate) unsafe extern "C" fn destroy_qp(qp: *mut verbs::Qp) -> c_int {
+    entry::code(|| {
+        let ours = QpObject::find(qp)?;
+        if ours.context.soft.is_forked() {
+            return Ok(());
+        }
+        // Another thread that destroys it too finds it gone here.
+        ours.context.objects().qps.remove(&ours.soft.qpn().get()).ok_or(Errno::EINVAL)?;
+        ours.acks.wait();
+        QpObject::retract(qp).map(drop)
+    })
+}
