@@ -1,7 +1,8 @@
 //! Gives the library its name, its symbol versions, and keeps it in memory once it is there (threads run in it).
 
 fn main() {
-    let nodes = std::path::Path::new(&std::env::var("CARGO_MANIFEST_DIR").unwrap_or_default()).join("nodes.map");
+    let nodes =
+        std::path::Path::new(&std::env::var("CARGO_MANIFEST_DIR").unwrap_or_default()).join("nodes.map");
     println!("cargo::rerun-if-changed={}", nodes.display());
     println!("cargo::rustc-cdylib-link-arg=-Wl,--version-script={}", nodes.display());
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libibverbs.so.1");

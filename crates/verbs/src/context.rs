@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 
 use crate::{
-    Cq, CqEx, CqInitAttrEx, Device, DeviceAttr, DeviceAttrEx, Mr, MrInitAttr, PortAttr, Pd, Qp, QpInitAttrEx,
+    Cq, CqEx, CqInitAttrEx, Device, DeviceAttr, DeviceAttrEx, Mr, MrInitAttr, Pd, PortAttr, Qp, QpInitAttrEx,
     QueryDeviceExInput, RecvWr, SendWr, Sge, Slot, Srq, SrqInitAttrEx, Wc,
 };
 

@@ -64,10 +64,16 @@ pub struct RxHashConf {
     pub rx_hash_fields_mask: u64,
 }
 
-/// `struct ibv_qp_init_attr_ex`, whose first fields are those of `struct ibv_qp_init_attr`.
+/// `struct ibv_qp_init_attr_ex`. Its first fields are those of `struct ibv_qp_init_attr`, less the padding at the end.
 #[repr(C)]
 pub struct QpInitAttrEx {
-    pub base: QpInitAttr,
+    pub qp_context: *mut c_void,
+    pub send_cq: *mut Cq,
+    pub recv_cq: *mut Cq,
+    pub srq: *mut Srq,
+    pub cap: QpCap,
+    pub qp_type: u32,
+    pub sq_sig_all: c_int,
     pub comp_mask: u32,
     pub pd: *mut Pd,
     pub xrcd: *mut Opaque,

@@ -12,6 +12,7 @@ use crate::cq::CqObject;
 use crate::entry;
 use crate::live::Object;
 use crate::qp::QpObject;
+use crate::srq::SrqObject;
 
 fn qp_event(event: QpEvent) -> u32 {
     match event {
@@ -20,6 +21,7 @@ fn qp_event(event: QpEvent) -> u32 {
         QpEvent::Fatal => verbs::IBV_EVENT_QP_FATAL,
         QpEvent::CommunicationEstablished => verbs::IBV_EVENT_COMM_EST,
         QpEvent::SendQueueDrained => verbs::IBV_EVENT_SQ_DRAINED,
+        QpEvent::LastWqeReached => verbs::IBV_EVENT_QP_LAST_WQE_REACHED,
     }
 }
 
@@ -40,6 +42,16 @@ fn next(context: &ContextObject) -> Option<verbs::AsyncEvent> {
                     cq.async_acks.delivered();
                     let element = cq.raw().cast();
                     return Some(verbs::AsyncEvent { element, event_type: verbs::IBV_EVENT_CQ_ERR });
+                }
+            }
+            AsyncEvent::SrqLimitReached { srq } => {
+                if let Some(srq) = objects.srqs.get(&srq) {
+                    srq.acks.delivered();
+                    let element = srq.raw().cast();
+                    return Some(verbs::AsyncEvent {
+                        element,
+                        event_type: verbs::IBV_EVENT_SRQ_LIMIT_REACHED,
+                    });
                 }
             }
             _ => {}
@@ -82,12 +94,15 @@ pub(crate) unsafe extern "C" fn ack_async_event(event: *mut verbs::AsyncEvent) {
         let event = unsafe { *event };
         match event.event_type {
             verbs::IBV_EVENT_CQ_ERR => CqObject::find(event.element.cast())?.async_acks.acknowledge(1),
+            verbs::IBV_EVENT_SRQ_LIMIT_REACHED => SrqObject::find(event.element.cast())?.acks.acknowledge(1),
             verbs::IBV_EVENT_QP_FATAL
             | verbs::IBV_EVENT_QP_REQ_ERR
             | verbs::IBV_EVENT_QP_ACCESS_ERR
             | verbs::IBV_EVENT_COMM_EST
             | verbs::IBV_EVENT_SQ_DRAINED
-            | verbs::IBV_EVENT_QP_LAST_WQE_REACHED => QpObject::find(event.element.cast())?.acks.acknowledge(1),
+            | verbs::IBV_EVENT_QP_LAST_WQE_REACHED => {
+                QpObject::find(event.element.cast())?.acks.acknowledge(1)
+            }
             _ => {}
         }
         Ok(())

@@ -3,7 +3,6 @@
 use std::ffi::c_int;
 use std::ptr;
 
-use nobounce_nic::soft::{QpAttr, QpLimits};
 use nobounce_verbs as verbs;
 
 use crate::context::ContextObject;
@@ -15,39 +14,37 @@ use crate::live::Object;
 const VENDOR_ID: u32 = 0x6e62;
 const PART_ID: u32 = 1;
 
-/// The most completions one queue holds.
-pub(crate) const MAX_CQ_DEPTH: c_int = 1 << 22;
-
 fn attributes(context: &ContextObject) -> verbs::DeviceAttr {
-    let most = QpLimits::MAX;
+    let limits = context.soft.limits();
     let int = |n: usize| c_int::try_from(n).unwrap_or(c_int::MAX);
     let guid = context.device.guid();
-    let reads = QpAttr::MAX_RD_ATOMIC.into();
+    let reads = c_int::from(limits.max_rd_atomic);
     verbs::DeviceAttr {
         fw_ver: text(env!("CARGO_PKG_VERSION")),
         node_guid: guid,
         sys_image_guid: guid,
-        max_mr_size: 1 << 47,
+        max_mr_size: limits.max_mr_size,
         page_size_cap: !0xfff,
         vendor_id: VENDOR_ID,
         vendor_part_id: PART_ID,
         hw_ver: 1,
-        max_qp: 1 << 16,
-        max_qp_wr: int(most.send_depth),
+        max_qp: int(limits.max_qps),
+        max_qp_wr: int(limits.max_qp_depth),
         device_cap_flags: verbs::IBV_DEVICE_CURR_QP_STATE_MOD
             | verbs::IBV_DEVICE_RC_RNR_NAK_GEN
             | verbs::IBV_DEVICE_SYS_IMAGE_GUID,
-        max_sge: int(most.send_sges),
-        max_sge_rd: int(most.send_sges),
-        max_cq: 1 << 16,
-        max_cqe: MAX_CQ_DEPTH,
-        max_mr: 1 << 20,
-        max_pd: 1 << 20,
+        max_sge: int(limits.max_sges),
+        max_sge_rd: int(limits.max_sges),
+        max_cq: int(limits.max_cqs),
+        max_cqe: int(limits.max_cq_depth),
+        max_mr: int(limits.max_mrs),
+        max_pd: int(limits.max_pds),
         max_qp_rd_atom: reads,
         max_ee_rd_atom: 0,
-        max_res_rd_atom: c_int::from(QpAttr::MAX_RD_ATOMIC) << 16,
+        max_res_rd_atom: reads.saturating_mul(int(limits.max_qps)),
         max_qp_init_rd_atom: reads,
         max_ee_init_rd_atom: 0,
+        // Among the peers of one device: another process's device may work on the same memory.
         atomic_cap: verbs::IBV_ATOMIC_HCA,
         max_ee: 0,
         max_rdd: 0,
@@ -57,12 +54,12 @@ fn attributes(context: &ContextObject) -> verbs::DeviceAttr {
         max_mcast_grp: 0,
         max_mcast_qp_attach: 0,
         max_total_mcast_qp_attach: 0,
-        max_ah: 1 << 20,
+        max_ah: int(limits.max_ahs),
         max_fmr: 0,
         max_map_per_fmr: 0,
-        max_srq: 0,
-        max_srq_wr: 0,
-        max_srq_sge: 0,
+        max_srq: int(limits.max_srqs),
+        max_srq_wr: int(limits.max_srq_depth),
+        max_srq_sge: int(limits.max_sges),
         max_pkeys: 1,
         local_ca_ack_delay: 15,
         phys_port_cnt: 1,
@@ -104,7 +101,11 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         // SAFETY: the caller's structure has `size` bytes; no more are written, and no more are read than ours has.
         unsafe {
             ptr::write_bytes(attr.cast::<u8>(), 0, size);
-            ptr::copy_nonoverlapping((&raw const ours).cast::<u8>(), attr.cast(), size.min(size_of_val(&ours)));
+            ptr::copy_nonoverlapping(
+                (&raw const ours).cast::<u8>(),
+                attr.cast(),
+                size.min(size_of_val(&ours)),
+            );
         }
         Ok(())
     })

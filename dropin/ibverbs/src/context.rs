@@ -14,7 +14,8 @@ use crate::device_list::DeviceObject;
 use crate::entry::{self, Errno};
 use crate::live::{Kind, Object, Users};
 use crate::qp::QpObject;
-use crate::{attributes, cq, log, poll, port, post, qp};
+use crate::srq::SrqObject;
+use crate::{attributes, cq, log, poll, port, post, srq};
 
 /// An open device. C sees the end of its first field.
 #[repr(C)]
@@ -31,6 +32,7 @@ pub(crate) struct ContextObject {
 pub(crate) struct Objects {
     pub(crate) qps: HashMap<u32, &'static QpObject>,
     pub(crate) cqs: HashMap<u32, &'static CqObject>,
+    pub(crate) srqs: HashMap<u32, &'static SrqObject>,
 }
 
 impl Object for ContextObject {
@@ -95,6 +97,8 @@ fn table(device: *mut verbs::Device, soft: &Device) -> verbs::VerbsContext {
     table.sz = size_of::<verbs::VerbsContext>();
     table.priv_ = NO_PRIVATE.as_ptr().cast_mut().cast();
     table.query_port = Some(port::query_port_sized);
+    table.create_srq_ex = Some(srq::create_srq_ex);
+    table.get_srq_num = Some(srq::get_srq_num);
     table.query_device_ex = Some(attributes::query_device_ex);
     let context = &mut table.context;
     context.device = device;
@@ -109,7 +113,6 @@ fn table(device: *mut verbs::Device, soft: &Device) -> verbs::VerbsContext {
     context.ops.post_send = Some(post::post_send);
     context.ops.post_recv = Some(post::post_recv);
     context.ops.post_srq_recv = Some(post::post_srq_recv);
-    let _ = &qp::create_qp;
     table
 }
 

@@ -55,7 +55,8 @@ pub(crate) fn state_of(code: u32) -> Result<QpState, Errno> {
 /// The rights of a region. Bits of the optional range are hints; what else we do not have is refused.
 pub(crate) fn access_of(flags: u32) -> Result<Access, Errno> {
     // A hint about pages, and one about where addresses begin, which the caller has seen to.
-    let harmless = verbs::IBV_ACCESS_HUGETLB | verbs::IBV_ACCESS_ZERO_BASED | verbs::IBV_ACCESS_OPTIONAL_RANGE;
+    let harmless =
+        verbs::IBV_ACCESS_HUGETLB | verbs::IBV_ACCESS_ZERO_BASED | verbs::IBV_ACCESS_OPTIONAL_RANGE;
     let absent = verbs::IBV_ACCESS_MW_BIND | verbs::IBV_ACCESS_ON_DEMAND;
     if flags & absent != 0 {
         return Err(Errno::EOPNOTSUPP);

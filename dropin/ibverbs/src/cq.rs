@@ -6,11 +6,11 @@ use std::ffi::{c_int, c_void};
 use nobounce_nic::soft;
 use nobounce_verbs as verbs;
 
-use crate::attributes::MAX_CQ_DEPTH;
 use crate::channel::ChannelObject;
 use crate::context::{Acks, ContextObject};
 use crate::entry::{self, Errno};
 use crate::live::{Kind, Object, Use, Users};
+use crate::log;
 
 #[repr(C)]
 pub(crate) struct CqObject {
@@ -45,15 +45,17 @@ pub(crate) struct CqRequest {
 }
 
 /// Makes a queue, and tells the events about it.
-pub(crate) fn create(context: &'static ContextObject, request: &CqRequest) -> Result<&'static CqObject, Errno> {
+pub(crate) fn create(
+    context: &'static ContextObject,
+    request: &CqRequest,
+) -> Result<&'static CqObject, Errno> {
     context.alive()?;
     let depth = usize::try_from(request.depth).map_err(|_| Errno::EINVAL)?;
-    let max = usize::try_from(MAX_CQ_DEPTH).map_err(|_| Errno::EINVAL)?;
-    if depth == 0 || depth > max || request.vector != 0 {
+    if request.vector != 0 {
         return Err(Errno::EINVAL);
     }
     let channel = if request.channel.is_null() { None } else { Some(ChannelObject::find(request.channel)?) };
-    let soft = context.soft.create_cq(depth, channel.map(|channel| &channel.soft));
+    let soft = context.soft.create_cq(depth, channel.map(|channel| &channel.soft))?;
     // SAFETY: numbers, pointers, optional function pointers, and a mutex and a condition, for all of which zeroes are valid.
     let mut raw: verbs::CqEx = unsafe { std::mem::zeroed() };
     raw.base.context = context.raw();
@@ -113,6 +115,21 @@ pub(crate) unsafe extern "C" fn destroy_cq(cq: *mut verbs::Cq) -> c_int {
     })
 }
 
+/// `ibv_resize_cq`.
+pub(crate) unsafe extern "C" fn resize_cq(cq: *mut verbs::Cq, depth: c_int) -> c_int {
+    entry::code(|| {
+        let ours = CqObject::find(cq)?;
+        let asked = usize::try_from(depth).map_err(|_| Errno::EINVAL)?;
+        ours.soft.resize(asked).map_err(|error| {
+            log::warn(|| format!("ibv_resize_cq: {error}"));
+            Errno(error.errno())
+        })?;
+        // SAFETY: our own structure, which C may read at any time, as with any library.
+        unsafe { (&raw mut (*cq).cqe).write_volatile(depth) };
+        Ok(())
+    })
+}
+
 /// `ibv_req_notify_cq`, by the table.
 pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut verbs::Cq, solicited_only: c_int) -> c_int {
     // SAFETY: the table this function is in belongs to our contexts, so the queue is ours.
@@ -122,4 +139,3 @@ pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut verbs::Cq, solicited_only
         Ok(())
     })
 }
-

@@ -152,4 +152,3 @@ pub(crate) unsafe extern "C" fn get_device_guid(device: *mut verbs::Device) -> u
 pub(crate) unsafe extern "C" fn get_device_index(_device: *mut verbs::Device) -> c_int {
     -1
 }
-

@@ -4,6 +4,8 @@ use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 
+use nobounce_nic::soft::CreateError;
+
 use crate::log;
 
 /// An error number.
@@ -31,6 +33,13 @@ impl Errno {
 impl From<std::io::Error> for Errno {
     fn from(error: std::io::Error) -> Self {
         Self(error.raw_os_error().unwrap_or(libc::EIO))
+    }
+}
+
+impl From<CreateError> for Errno {
+    fn from(error: CreateError) -> Self {
+        log::warn(|| error.to_string());
+        Self(error.errno())
     }
 }
 

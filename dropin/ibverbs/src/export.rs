@@ -4,8 +4,8 @@
 //! version the assembler gives it; the linker knows the versions from `nodes.map`.
 
 use crate::{
-    ah, async_event, attributes, channel, context, cq, device_list, mr, pd, port, qp, qp_modify, rates, strings,
-    sysfs, unsupported,
+    ah, async_event, attributes, channel, context, cq, device_list, mr, pd, port, qp, qp_modify, rates, srq,
+    strings, sysfs, unsupported,
 };
 
 /// `$name@@$node` is `$function`; `$label` is a name of ours for it.
@@ -71,13 +71,13 @@ export!("IBVERBS_1.1":
     "ibv_create_ah_from_wc" = ah::create_ah_from_wc,
     "ibv_create_cq" = cq::create_cq,
     "ibv_create_qp" = qp::create_qp,
-    "ibv_create_srq" = unsupported::pointer,
+    "ibv_create_srq" = srq::create_srq,
     "ibv_dealloc_pd" = pd::dealloc_pd,
     "ibv_dereg_mr" = mr::dereg_mr,
     "ibv_destroy_ah" = ah::destroy_ah,
     "ibv_destroy_cq" = cq::destroy_cq,
     "ibv_destroy_qp" = qp::destroy_qp,
-    "ibv_destroy_srq" = unsupported::code,
+    "ibv_destroy_srq" = srq::destroy_srq,
     "ibv_detach_mcast" = unsupported::code,
     "ibv_dofork_range" = unsupported::fork_init,
     "ibv_dontfork_range" = unsupported::fork_init,
@@ -91,7 +91,7 @@ export!("IBVERBS_1.1":
     "ibv_get_device_name" = device_list::get_device_name,
     "ibv_init_ah_from_wc" = ah::init_ah_from_wc,
     "ibv_modify_qp" = qp_modify::modify_qp,
-    "ibv_modify_srq" = unsupported::code,
+    "ibv_modify_srq" = srq::modify_srq,
     "ibv_node_type_str" = strings::node_type_str,
     "ibv_open_device" = context::open_device,
     "ibv_port_state_str" = strings::port_state_str,
@@ -100,12 +100,12 @@ export!("IBVERBS_1.1":
     "ibv_query_pkey" = port::query_pkey,
     "ibv_query_port" = port::query_port,
     "ibv_query_qp" = qp_modify::query_qp,
-    "ibv_query_srq" = unsupported::code,
+    "ibv_query_srq" = srq::query_srq,
     "ibv_rate_to_mbps" = rates::rate_to_mbps,
     "ibv_reg_mr" = mr::reg_mr,
     "ibv_register_driver" = unsupported::nothing,
     "ibv_rereg_mr" = unsupported::code,
-    "ibv_resize_cq" = unsupported::code,
+    "ibv_resize_cq" = cq::resize_cq,
     "ibv_resolve_eth_l2_from_gid" = ah::resolve_eth_l2_from_gid,
     "ibv_wc_status_str" = strings::wc_status_str,
     "mbps_to_ibv_rate" = rates::mbps_to_rate,

@@ -24,6 +24,7 @@ mod private;
 mod qp;
 mod qp_modify;
 mod rates;
+mod srq;
 mod strings;
 mod sysfs;
 mod unsupported;

@@ -21,6 +21,7 @@ pub(crate) enum Kind {
     Channel,
     Cq,
     Qp,
+    Srq,
     Ah,
 }
 

@@ -27,7 +27,13 @@ impl Object for MrObject {
     const KIND: Kind = Kind::Mr;
 }
 
-fn publish(pd: *mut verbs::Pd, ours: &'static PdObject, addr: *mut c_void, length: usize, mr: soft::Mr) -> *mut verbs::Mr {
+fn publish(
+    pd: *mut verbs::Pd,
+    ours: &'static PdObject,
+    addr: *mut c_void,
+    length: usize,
+    mr: soft::Mr,
+) -> *mut verbs::Mr {
     let (lkey, rkey) = (mr.lkey(), mr.rkey());
     let raw = verbs::Mr { context: ours.context.raw(), pd, addr, length, handle: lkey, lkey, rkey };
     MrObject { raw: UnsafeCell::new(raw), _soft: mr, _pd: ours.users.join() }.publish()
@@ -44,7 +50,13 @@ fn refused(what: &str, error: &RegisterError) -> Errno {
     Errno(error.errno())
 }
 
-fn register(pd: *mut verbs::Pd, addr: *mut c_void, length: usize, iova: u64, flags: u32) -> Result<*mut verbs::Mr, Errno> {
+fn register(
+    pd: *mut verbs::Pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    flags: u32,
+) -> Result<*mut verbs::Mr, Errno> {
     let ours = PdObject::find(pd)?;
     ours.context.alive()?;
     let access = access_of(flags)?;
@@ -68,7 +80,12 @@ fn register_gpu(pd: &PdObject, addr: u64, length: usize, access: Access) -> Resu
 }
 
 /// `ibv_reg_mr`.
-pub(crate) unsafe extern "C" fn reg_mr(pd: *mut verbs::Pd, addr: *mut c_void, length: usize, access: c_int) -> *mut verbs::Mr {
+pub(crate) unsafe extern "C" fn reg_mr(
+    pd: *mut verbs::Pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> *mut verbs::Mr {
     entry::pointer(|| register(pd, addr, length, addr.addr() as u64, access.cast_unsigned()))
 }
 
@@ -113,7 +130,10 @@ pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
         }
         let access = access_of(access.cast_unsigned())?;
         if !cuda_is_loaded() {
-            log::warn(|| "ibv_reg_dmabuf_mr: the process has not loaded CUDA, so that is no memory of its GPU".to_owned());
+            log::warn(|| {
+                "ibv_reg_dmabuf_mr: the process has not loaded CUDA, so that is no memory of its GPU"
+                    .to_owned()
+            });
             return Err(Errno::EOPNOTSUPP);
         }
         let mr = register_gpu(ours, iova, length, access)?;

@@ -31,7 +31,7 @@ pub(crate) unsafe extern "C" fn alloc_pd(context: *mut verbs::Context) -> *mut v
         context.alive()?;
         Ok(PdObject {
             raw: UnsafeCell::new(verbs::Pd { context: context.raw(), handle: 0 }),
-            soft: context.soft.alloc_pd(),
+            soft: context.soft.alloc_pd()?,
             context,
             users: Users::default(),
             _context: context.users.join(),

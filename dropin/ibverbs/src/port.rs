@@ -71,7 +71,11 @@ pub(crate) unsafe extern "C" fn query_port_sized(
         // SAFETY: the caller's structure has `size` bytes; no more are written, and no more are read than ours has.
         unsafe {
             ptr::write_bytes(attr.cast::<u8>(), 0, size);
-            ptr::copy_nonoverlapping((&raw const ours).cast::<u8>(), attr.cast(), size.min(size_of_val(&ours)));
+            ptr::copy_nonoverlapping(
+                (&raw const ours).cast::<u8>(),
+                attr.cast(),
+                size.min(size_of_val(&ours)),
+            );
         }
         Ok(())
     })

@@ -12,6 +12,7 @@ use crate::entry::{self, Errno};
 use crate::live::Object;
 use crate::log;
 use crate::qp::QpObject;
+use crate::srq::SrqObject;
 
 // A program's scatter/gather list is ours.
 const _: () = assert!(size_of::<Sge>() == size_of::<verbs::Sge>());
@@ -77,7 +78,8 @@ unsafe fn inline<'a>(list: &[Sge], scratch: &'a mut Scratch) -> Result<&'a [u8],
     for sge in list {
         let len = usize::try_from(sge.len).map_err(|_| Errno::EINVAL)?;
         let to = scratch.get_mut(filled..).and_then(|rest| rest.get_mut(..len)).ok_or(Errno::EINVAL)?;
-        let start: *const u8 = std::ptr::with_exposed_provenance(usize::try_from(sge.addr).map_err(|_| Errno::EINVAL)?);
+        let start: *const u8 =
+            std::ptr::with_exposed_provenance(usize::try_from(sge.addr).map_err(|_| Errno::EINVAL)?);
         if len > 0 {
             // SAFETY: as promised; `to` has `len` bytes.
             unsafe { std::ptr::copy_nonoverlapping(start, to.as_mut_ptr().cast(), len) };
@@ -168,13 +170,14 @@ pub(crate) unsafe extern "C" fn post_recv(
 
 /// `ibv_post_srq_recv`, by the table.
 pub(crate) unsafe extern "C" fn post_srq_recv(
-    _srq: *mut verbs::Srq,
+    srq: *mut verbs::Srq,
     first: *mut verbs::RecvWr,
     bad: *mut *mut verbs::RecvWr,
 ) -> c_int {
-    // SAFETY: the caller hands in a valid place.
-    unsafe { *bad = first };
-    Errno::EOPNOTSUPP.0
+    // SAFETY: the table this function is in belongs to our contexts, so the queue is ours.
+    let srq = unsafe { SrqObject::trust(srq) };
+    // SAFETY: the program's list is valid.
+    unsafe { post_receives(first, bad, |request| srq.soft.post_recv(request)) }
 }
 
 /// # Safety

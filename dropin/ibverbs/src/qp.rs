@@ -5,7 +5,8 @@ use std::ffi::c_int;
 use std::sync::Mutex;
 
 use nobounce_nic::soft;
-use nobounce_nic::soft::{CreateQpError, QpLimits};
+use nobounce_nic::soft::{CreateQpError, QpInit, QpLimits};
+use nobounce_protocol::qp::Service;
 use nobounce_verbs as verbs;
 
 use crate::context::{Acks, ContextObject};
@@ -14,6 +15,7 @@ use crate::entry::{self, Errno};
 use crate::live::{Kind, Object, Use};
 use crate::log;
 use crate::pd::PdObject;
+use crate::srq::SrqObject;
 
 #[repr(C)]
 pub(crate) struct QpObject {
@@ -27,6 +29,7 @@ pub(crate) struct QpObject {
     pub(crate) route: Mutex<Option<verbs::AhAttr>>,
     pub(crate) acks: Acks,
     _uses: [Use; 3],
+    _srq: Option<Use>,
 }
 
 impl Object for QpObject {
@@ -57,11 +60,20 @@ pub(crate) fn create(pd: *mut verbs::Pd, init: &verbs::QpInitAttr) -> Result<&'s
     let ours = PdObject::find(pd)?;
     let context = ours.context;
     context.alive()?;
-    if init.qp_type != verbs::IBV_QPT_RC || !init.srq.is_null() {
-        return Err(Errno::EOPNOTSUPP);
-    }
+    let service = match init.qp_type {
+        verbs::IBV_QPT_RC => Service::Rc,
+        _ => return Err(Errno::EOPNOTSUPP),
+    };
     let (send_cq, recv_cq) = (CqObject::find(init.send_cq)?, CqObject::find(init.recv_cq)?);
-    let soft = ours.soft.create_qp(&send_cq.soft, &recv_cq.soft, limits(init)?).map_err(|error| {
+    let srq = if init.srq.is_null() { None } else { Some(SrqObject::find(init.srq)?) };
+    let init_soft = QpInit {
+        service,
+        send_cq: &send_cq.soft,
+        recv_cq: &recv_cq.soft,
+        srq: srq.map(|srq| &srq.soft),
+        limits: limits(init)?,
+    };
+    let soft = ours.soft.create_qp_with(&init_soft).map_err(|error| {
         log::warn(|| format!("ibv_create_qp: {error}"));
         match error {
             CreateQpError::Limit { .. } => Errno::EINVAL,
@@ -90,6 +102,7 @@ pub(crate) fn create(pd: *mut verbs::Pd, init: &verbs::QpInitAttr) -> Result<&'s
         route: Mutex::default(),
         acks: Acks::default(),
         _uses: [ours.users.join(), send_cq.users.join(), recv_cq.users.join()],
+        _srq: srq.map(|srq| srq.users.join()),
     }
     .publish();
     // SAFETY: just made.
@@ -99,7 +112,10 @@ pub(crate) fn create(pd: *mut verbs::Pd, init: &verbs::QpInitAttr) -> Result<&'s
 }
 
 /// `ibv_create_qp`.
-pub(crate) unsafe extern "C" fn create_qp(pd: *mut verbs::Pd, init: *mut verbs::QpInitAttr) -> *mut verbs::Qp {
+pub(crate) unsafe extern "C" fn create_qp(
+    pd: *mut verbs::Pd,
+    init: *mut verbs::QpInitAttr,
+) -> *mut verbs::Qp {
     entry::pointer(|| {
         // SAFETY: the caller hands in a valid structure. What it asked for is granted exactly, so it stays as it is.
         let init = unsafe { init.as_ref() }.ok_or(Errno::EINVAL)?;

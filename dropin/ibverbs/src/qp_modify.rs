@@ -27,7 +27,9 @@ fn check(qp: &QpObject, attr: &verbs::QpAttr, mask: u32) -> Result<(), Errno> {
     if mask & verbs::IBV_QP_AV != 0 {
         let route = &attr.ah_attr;
         if route.is_global == 0 {
-            return refuse("the address has no GID (is_global is 0), and RoCE has no other addresses; many tools take -g 0 or -x 0");
+            return refuse(
+                "the address has no GID (is_global is 0), and RoCE has no other addresses; many tools take -g 0 or -x 0",
+            );
         }
         if route.grh.sgid_index != 0 {
             return refuse("there is only one GID, with index 0");
@@ -82,7 +84,11 @@ fn attributes(attr: &verbs::QpAttr, mask: u32) -> Result<QpAttr, Errno> {
 }
 
 /// `ibv_modify_qp`.
-pub(crate) unsafe extern "C" fn modify_qp(qp: *mut verbs::Qp, attr: *mut verbs::QpAttr, mask: c_int) -> c_int {
+pub(crate) unsafe extern "C" fn modify_qp(
+    qp: *mut verbs::Qp,
+    attr: *mut verbs::QpAttr,
+    mask: c_int,
+) -> c_int {
     entry::code(|| {
         let ours = QpObject::find(qp)?;
         // SAFETY: the caller hands in a valid structure.
@@ -152,6 +158,10 @@ pub(crate) unsafe extern "C" fn query_qp(
 }
 
 /// `ibv_query_qp_data_in_order`: bytes of one message may be placed in any order.
-pub(crate) unsafe extern "C" fn query_qp_data_in_order(_qp: *mut verbs::Qp, _opcode: u32, _flags: u32) -> c_int {
+pub(crate) unsafe extern "C" fn query_qp_data_in_order(
+    _qp: *mut verbs::Qp,
+    _opcode: u32,
+    _flags: u32,
+) -> c_int {
     0
 }
