@@ -109,7 +109,7 @@ fn every_cause_is_counted_under_its_name_while_traffic_goes_on() {
         counted(&stranger, b, "malformed_too_short", &[]);
         counted(&stranger, b, "malformed_too_short", &good[..15]);
         counted(&stranger, b, "malformed_transport_version", &changed(1, 0x05));
-        counted(&stranger, b, "malformed_unknown_opcode", &changed(0, 0x64));
+        counted(&stranger, b, "malformed_unknown_opcode", &changed(0, 0x66));
         counted(&stranger, b, "malformed_partition_key", &changed(3, 0x12));
         counted(&stranger, b, "malformed_truncated_headers", &stranger.close(good[..24].to_vec()));
         let mut padded = stranger.packet(&Header { pad: 3, ..write }, &[]);

@@ -123,6 +123,7 @@ mod tests {
             immediate: None,
             invalidated: None,
             qpn: Qpn::new(2),
+            source: None,
         }
     }
 

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use nobounce_protocol::pcap::Reader;
 use nobounce_protocol::wire::icrc::{Flow, Sealer, Verdict, change_id};
 use nobounce_protocol::wire::{
-    Aeth, AtomicEth, Header, ICRC_LEN, MAX_HEADER_LEN, Opcode, Psn, Qpn, Reth, Syndrome,
+    Aeth, AtomicEth, Deth, Header, ICRC_LEN, MAX_HEADER_LEN, Opcode, Psn, Qpn, Reth, Syndrome,
 };
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -19,6 +19,9 @@ fn header(opcode: Opcode) -> impl Strategy<Value = Header> {
         let (solicited, ack_req, pkey, qpn, psn) = bth;
         let mut header =
             Header { solicited, ack_req, pkey, ..Header::new(opcode, Qpn::new(qpn), Psn::new(psn)) };
+        if opcode.has_deth() {
+            header.deth = Deth { qkey: words.0, source: Qpn::new(words.1) };
+        }
         if opcode.has_reth() {
             header.reth = Reth { addr: longs.0, rkey: words.0, len: words.1 };
         }
@@ -95,7 +98,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_us_panic(flow in any_flow(), id: u16, mut packet in bytes(0..120), opcode in 0_u8..0x20) {
+    fn no_bytes_make_us_panic(flow in any_flow(), id: u16, mut packet in bytes(0..120), opcode in 0_u8..0x68) {
         for _ in 0..2 {
             if let Ok(parsed) = Header::parse(&packet) {
                 prop_assert!(parsed.payload.start <= parsed.payload.end);

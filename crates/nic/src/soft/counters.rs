@@ -22,6 +22,8 @@ pub struct Counters {
     pub wrong_peer: u64,
     /// Dropped: the queue pair takes no such packet in its state.
     pub wrong_state: u64,
+    /// Dropped: of another transport service than the queue pair's.
+    pub wrong_service: u64,
     /// Dropped: an answer to nothing that was asked.
     pub unsolicited: u64,
     /// Dropped as malformed, by cause.
@@ -49,6 +51,7 @@ impl Counters {
             ("no_such_qp", self.no_such_qp),
             ("wrong_peer", self.wrong_peer),
             ("wrong_state", self.wrong_state),
+            ("wrong_service", self.wrong_service),
             ("unsolicited", self.unsolicited),
             ("refused_access", self.refused_access),
             ("memory_faults", self.memory_faults),
@@ -61,6 +64,9 @@ impl Counters {
             ("local_ack_timeout_err", self.qps.local_ack_timeout_err),
             ("probes", self.qps.probes),
             ("lost_atomic_replay", self.qps.lost_atomic_replay),
+            ("out_of_buffer", self.qps.out_of_buffer),
+            ("qkey_violations", self.qps.qkey_violations),
+            ("dropped_messages", self.qps.dropped_messages),
         ];
         list.extend(Malformed::ALL.iter().map(|m| (m.name(), self.malformed[m.index()])));
         list
@@ -88,6 +94,7 @@ impl Counters {
             + self.no_such_qp
             + self.wrong_peer
             + self.wrong_state
+            + self.wrong_service
             + self.unsolicited
             + self.malformed.iter().sum::<u64>()
     }
@@ -104,4 +111,7 @@ pub(crate) fn add(sum: &mut QpCounters, one: &QpCounters) {
     sum.local_ack_timeout_err += one.local_ack_timeout_err;
     sum.probes += one.probes;
     sum.lost_atomic_replay += one.lost_atomic_replay;
+    sum.out_of_buffer += one.out_of_buffer;
+    sum.qkey_violations += one.qkey_violations;
+    sum.dropped_messages += one.dropped_messages;
 }

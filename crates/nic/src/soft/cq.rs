@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nobounce_memory::barrier;
-use nobounce_protocol::qp::{Completion, Status, WorkKind};
+use nobounce_protocol::qp::{Completion, Source, Status, WorkKind};
 use nobounce_protocol::wire::Qpn;
 
 use super::channel::Channel;
@@ -30,6 +30,8 @@ pub struct WorkCompletion {
     pub invalidated: Option<u32>,
     /// The queue pair it belongs to.
     pub qpn: Qpn,
+    /// Of a received datagram: where it came from.
+    pub source: Option<Source>,
 }
 
 /// Why a completion queue cannot be polled.
@@ -140,6 +142,7 @@ impl CqInner {
             immediate: completion.immediate,
             invalidated: completion.invalidated,
             qpn,
+            source: completion.source,
         });
         self.count.store(state.queue.len(), Ordering::Release);
         if state.armed == Armed::Any || (state.armed == Armed::Solicited && urgent) {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use nobounce_protocol::qp::{Handled, QpAttr, QpEvent, QpState, Status};
 use nobounce_protocol::timing::Nanos;
 use nobounce_protocol::wire::icrc::{Flow, Sealer, Verdict};
-use nobounce_protocol::wire::{Header, IdVerdict, Qpn, ROCE_PORT};
+use nobounce_protocol::wire::{Header, IdVerdict, Qpn, ROCE_PORT, Service};
 
 use super::build::{Built, build, build_repeats, packet_len, ready_repeats};
 use super::counters::{self, Counters};
@@ -262,7 +262,7 @@ impl Core {
             self.counters.wrong_state += 1;
             return;
         }
-        if entry.qp.attr().remote != datagram.src {
+        if entry.qp.attr().remote != datagram.src && entry.qp.service() != Service::Ud {
             self.counters.wrong_peer += 1;
             return;
         }
@@ -276,6 +276,8 @@ impl Core {
             pd: entry.pd,
             receive_pd: entry.receive_pd,
             payload,
+            datagram,
+            local: &self.local,
             sends: &entry.sends,
             receives,
             current: &mut entry.current,
@@ -288,6 +290,7 @@ impl Core {
             Handled::Taken => {}
             Handled::WrongState => self.counters.wrong_state += 1,
             Handled::Unsolicited => self.counters.unsolicited += 1,
+            Handled::WrongService => self.counters.wrong_service += 1,
         }
         entry.answered |= header.opcode.is_response();
         if !entry.touched {
@@ -551,7 +554,7 @@ impl Core {
                 break;
             };
             entry.turn_left -= 1;
-            if shared && entry.turn_left == 0 && !transmit.header.opcode.is_response() {
+            if shared && entry.turn_left == 0 && transmit.header.opcode.is_acknowledged() {
                 // Others have their turn next: what this one has under way must not wait for its own next turn to
                 // be acknowledged, or it would hold back the room that all share.
                 transmit.header.ack_req = true;
@@ -615,6 +618,9 @@ impl Core {
         }
         if let Some((transmit, nak)) = faulted {
             entry.qp.handle_gather_fault(&transmit, nak);
+            self.settle(index);
+        } else if entry.qp.has_completions() {
+            // Of an unreliable service: what has left is done.
             self.settle(index);
         } else {
             self.recharge(index);

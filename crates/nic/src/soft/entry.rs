@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use nobounce_protocol::qp::{Completion, Qp as ProtocolQp, QpState, Status, Transmit, WorkKind};
+use nobounce_protocol::qp::{Completion, Qp as ProtocolQp, QpState, Transmit, WorkKind};
 use nobounce_protocol::timing::Nanos;
 use nobounce_protocol::wire::{Header, Opcode, Psn, Qpn, Syndrome};
 
@@ -362,13 +362,5 @@ pub(super) fn deliver(entry: &QpEntry, completion: Completion) -> Option<u32> {
 }
 
 pub(super) fn flushed(posted: &PostedReceive) -> Completion {
-    Completion {
-        wr_id: posted.receive.wr_id,
-        status: Status::Flushed,
-        kind: WorkKind::Receive,
-        byte_len: 0,
-        immediate: None,
-        invalidated: None,
-        solicited: false,
-    }
+    Completion::flushed(posted.receive.wr_id, WorkKind::Receive)
 }

@@ -1,14 +1,17 @@
 //! What the protocol may do with memory while it handles one packet.
 
 use std::collections::VecDeque;
+use std::net::IpAddr;
 
 use nobounce_protocol::qp::{Access, Host, LocalFault, Nak, Receive};
 
+use super::grh;
 use super::region::Regions;
 use super::scatter::Bytes;
 use super::stage::Owner;
 use super::tally::PathTotals;
 use super::target::{Change, Placed};
+use crate::links::RxDatagram;
 
 /// A posted send request's bytes, by serial number.
 #[derive(Debug)]
@@ -34,6 +37,9 @@ pub(crate) struct PacketHost<'a> {
     /// The domain that the memory of receives belongs to: a shared queue has its own.
     pub(crate) receive_pd: u32,
     pub(crate) payload: &'a [u8],
+    /// The packet as it arrived, and the address it came to.
+    pub(crate) datagram: &'a RxDatagram<'a>,
+    pub(crate) local: &'a IpAddr,
     pub(crate) sends: &'a VecDeque<PostedSend>,
     pub(crate) receives: &'a mut VecDeque<PostedReceive>,
     pub(crate) current: &'a mut Option<PostedReceive>,
@@ -87,6 +93,17 @@ impl Host for PacketHost<'_> {
         let place = (self.receive_pd, self.owner().1);
         let placed = current.bytes.scatter(self.regions, place, offset, self.payload, last)?;
         self.count(placed, len, last);
+        Ok(())
+    }
+
+    fn place_grh(&mut self) -> Result<(), LocalFault> {
+        let grh = grh::of(self.datagram, *self.local);
+        let current = self.current.as_ref().ok_or(LocalFault)?;
+        let place = (self.receive_pd, self.owner().1);
+        let placed = current.bytes.scatter(self.regions, place, 0, &grh, self.payload.is_empty())?;
+        if let Some(ticket) = placed.ticket {
+            *self.ticket = ticket;
+        }
         Ok(())
     }
 

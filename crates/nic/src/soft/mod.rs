@@ -16,6 +16,7 @@ mod entry;
 mod event;
 mod feed;
 mod fork;
+mod grh;
 mod helper;
 mod host;
 mod limits;
@@ -40,8 +41,8 @@ pub use device::{Device, OpenError, Pd};
 pub use event::AsyncEvent;
 pub use limits::{CreateError, DeviceLimits};
 pub use nobounce_protocol::qp::{
-    Access, AttrMask, Mtu, PostError, QpAttr, QpCounters, QpEvent, QpState, Remote, Service, Status,
-    TransitionError, WorkKind,
+    Access, AttrMask, Datagram, GRH_LEN, Mtu, PostError, QpAttr, QpCounters, QpEvent, QpState, Remote,
+    Service, Source, Status, TransitionError, WorkKind,
 };
 pub use nobounce_protocol::wire::{Psn, Qpn};
 pub use qp::{CreateQpError, ModifyError, Operation, Qp, QpInit, QpLimits, RecvRequest, SendRequest};

@@ -1,10 +1,11 @@
 //! Queue pairs.
 
 use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use nobounce_protocol::qp::{
-    AttrMask, MAX_MESSAGE, PostError, Qp as ProtocolQp, QpAttr, QpConfig, QpCounters, QpState,
+    AttrMask, Datagram, MAX_MESSAGE, PostError, Qp as ProtocolQp, QpAttr, QpConfig, QpCounters, QpState,
     SendRequest as ProtocolSend, Service, TransitionError,
 };
 use nobounce_protocol::wire::Qpn;
@@ -112,12 +113,19 @@ pub struct SendRequest<'a> {
     /// The bytes themselves, instead of `sges`: copied now, so that they may be reused at once, and need not be
     /// registered. READs and atomics have none.
     pub inline: Option<&'a [u8]>,
+    /// Where a datagram goes; others go to the peer.
+    pub to: Option<Datagram>,
 }
 
 impl<'a> SendRequest<'a> {
     /// A signalled request.
     pub fn new(wr_id: u64, op: Operation, sges: &'a [Sge]) -> Self {
-        Self { wr_id, op, sges, signaled: true, solicited: false, fence: false, inline: None }
+        Self { wr_id, op, sges, signaled: true, solicited: false, fence: false, inline: None, to: None }
+    }
+
+    /// The same, as a datagram to somebody.
+    pub fn to(self, to: Datagram) -> Self {
+        Self { to: Some(to), ..self }
     }
 
     /// A signalled request that carries its bytes with it.
@@ -162,7 +170,7 @@ pub struct Qp {
 
 impl Qp {
     pub(crate) fn create(pd: &Pd, init: &QpInit<'_>) -> Result<Self, CreateQpError> {
-        let QpInit { service: Service::Rc, send_cq, recv_cq, srq, mut limits } = *init;
+        let QpInit { service, send_cq, recv_cq, srq, mut limits } = *init;
         let most = QpLimits::MAX;
         if srq.is_some() {
             (limits.recv_depth, limits.recv_sges) = (0, 0);
@@ -183,7 +191,13 @@ impl Qp {
         let mut engine = shared.lock().ok_or(CreateQpError::Forked)?;
         let index = engine.core.allocate(MAX_QPS).ok_or(CreateQpError::TooMany)?;
         let qpn = engine.core.qpn(index);
-        let config = QpConfig { send_depth: limits.send_depth, signal_all: limits.signal_all };
+        let config = QpConfig {
+            service,
+            qpn,
+            port_mtu: pd.device.max_mtu(),
+            send_depth: limits.send_depth,
+            signal_all: limits.signal_all,
+        };
         let (send_cq, recv_cq) = (send_cq.inner.clone(), recv_cq.inner.clone());
         let mut entry = QpEntry::new(qpn, ProtocolQp::new(config), pd.id, send_cq, recv_cq);
         if let Some(srq) = srq
@@ -192,6 +206,10 @@ impl Qp {
             entry.share_receives(srq.index, receive_pd);
         }
         engine.core.qps[index as usize] = Some(Box::new(entry));
+        if service == Service::Ud {
+            // Datagrams go anywhere: what a device sends of them shares one path, from now on.
+            engine.core.change_path(index);
+        }
         drop(engine);
         Ok(Self { shared, qpn, limits, shares: srq.is_some(), _pd: pd.in_use() })
     }
@@ -292,12 +310,13 @@ impl Qp {
         each: impl FnOnce(&mut dyn FnMut(&SendRequest<'_>) -> Result<(), PostError>) -> R,
     ) -> Result<R, PostError> {
         let Some(mut engine) = self.shared.lock() else { return Err(PostError::State(QpState::Error)) };
+        let local = engine.link.local();
         let Some(entry) = engine.core.entry(self.qpn) else {
             return Err(PostError::State(QpState::Reset));
         };
-        let result = each(&mut |request| post_one(entry, &self.limits, request));
+        let result = each(&mut |request| post_one(entry, &self.limits, local, request));
         let index = self.qpn.get() & 0xffff;
-        if entry.qp.state() == QpState::Error {
+        if entry.qp.has_completions() {
             engine.core.settle(index);
         }
         engine.core.make_ready(index);
@@ -337,7 +356,12 @@ impl Qp {
     }
 }
 
-fn post_one(entry: &mut QpEntry, limits: &QpLimits, request: &SendRequest<'_>) -> Result<(), PostError> {
+fn post_one(
+    entry: &mut QpEntry,
+    limits: &QpLimits,
+    local: IpAddr,
+    request: &SendRequest<'_>,
+) -> Result<(), PostError> {
     if request.sges.len() > limits.send_sges {
         return Err(PostError::TooManySges { given: request.sges.len(), max: limits.send_sges });
     }
@@ -353,14 +377,19 @@ fn post_one(entry: &mut QpEntry, limits: &QpLimits, request: &SendRequest<'_>) -
         Some(bytes) => bytes.len() as u64,
     };
     let len = u32::try_from(total).ok().filter(|len| *len <= MAX_MESSAGE).ok_or(PostError::TooLong(total))?;
-    let serial = entry.qp.post(ProtocolSend {
+    let send = ProtocolSend {
         wr_id: request.wr_id,
         op: request.op,
         len,
         signaled: request.signaled,
         solicited: request.solicited,
         fence: request.fence,
-    })?;
+    };
+    let serial = match request.to {
+        None => entry.qp.post(send)?,
+        Some(to) if to.remote.is_ipv4() != local.is_ipv4() => return Err(PostError::Unreachable(to.remote)),
+        Some(to) => entry.qp.post_to(send, to)?,
+    };
     let bytes = request.inline.map_or_else(|| Bytes::of(request.sges), |bytes| Bytes::Inline(bytes.into()));
     // A fence orders it after READs before it, which may bring what it sends.
     let early = !request.fence && !request.op.fetches();

@@ -63,6 +63,9 @@ pub struct QpAttr {
     pub cur_state: QpState,
     pub en_sqd_async_notify: bool,
     pub access: Access,
+    /// Of datagrams: what a sender must know.
+    pub qkey: u32,
+    /// Of a datagram queue pair: the port's, always.
     pub path_mtu: Mtu,
     /// Where the peer is.
     pub remote: IpAddr,
@@ -90,6 +93,7 @@ impl Default for QpAttr {
             cur_state: QpState::Reset,
             en_sqd_async_notify: false,
             access: Access::empty(),
+            qkey: 0,
             path_mtu: Mtu::Mtu1024,
             remote: IpAddr::V4(Ipv4Addr::LOCALHOST),
             dest_qpn: Qpn::default(),
@@ -138,6 +142,24 @@ impl QpAttr {
         Self { mask, state: QpState::Rts, sq_psn, ..Self::default() }
     }
 
+    /// To RTR, towards that queue pair, over an unreliable connection.
+    pub fn uc_to_rtr(remote: IpAddr, dest_qpn: Qpn, rq_psn: Psn, path_mtu: Mtu) -> Self {
+        let mask =
+            AttrMask::STATE | AttrMask::AV | AttrMask::PATH_MTU | AttrMask::DEST_QPN | AttrMask::RQ_PSN;
+        Self { mask, ..Self::to_rtr(remote, dest_qpn, rq_psn, path_mtu) }
+    }
+
+    /// To INIT, for datagrams with this key. RTR then needs nothing.
+    pub fn ud_to_init(qkey: u32) -> Self {
+        let mask = AttrMask::STATE | AttrMask::PKEY_INDEX | AttrMask::PORT | AttrMask::QKEY;
+        Self { mask, state: QpState::Init, qkey, ..Self::default() }
+    }
+
+    /// To RTS, where nothing is ever repeated: unreliable connections and datagrams.
+    pub fn unreliable_to_rts(sq_psn: Psn) -> Self {
+        Self { mask: AttrMask::STATE | AttrMask::SQ_PSN, ..Self::to_rts(sq_psn) }
+    }
+
     /// To a state that needs no attributes.
     pub fn to_state(state: QpState) -> Self {
         Self { mask: AttrMask::STATE, state, ..Self::default() }
@@ -177,6 +199,7 @@ impl QpAttr {
             STATE => state,
             EN_SQD_ASYNC_NOTIFY => en_sqd_async_notify,
             ACCESS_FLAGS => access,
+            QKEY => qkey,
             AV => remote,
             PATH_MTU => path_mtu,
             TIMEOUT => timeout,

@@ -1,5 +1,7 @@
 //! What the application learns: completions and events.
 
+use crate::wire::Qpn;
+
 /// How a work request ended. Numbers are those of the verbs interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
@@ -62,6 +64,13 @@ pub enum WorkKind {
     ReceiveWriteImmediate,
 }
 
+/// Where a datagram came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Source {
+    /// The queue pair that sent it. The address is in the 40 bytes before the payload.
+    pub qpn: Qpn,
+}
+
 /// One completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
@@ -79,9 +88,25 @@ pub struct Completion {
     pub invalidated: Option<u32>,
     /// The peer asked for an event.
     pub solicited: bool,
+    /// Of a received datagram: where it came from.
+    pub source: Option<Source>,
 }
 
 impl Completion {
+    /// A request that ended without being carried out.
+    pub const fn flushed(wr_id: u64, kind: WorkKind) -> Self {
+        Self {
+            wr_id,
+            status: Status::Flushed,
+            kind,
+            byte_len: 0,
+            immediate: None,
+            invalidated: None,
+            solicited: false,
+            source: None,
+        }
+    }
+
     /// Whether it belongs to the receive queue.
     pub const fn is_receive(&self) -> bool {
         matches!(self.kind, WorkKind::Receive | WorkKind::ReceiveWriteImmediate)

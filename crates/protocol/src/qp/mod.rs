@@ -1,35 +1,45 @@
-//! One reliable-connection queue pair, without IO.
+//! One queue pair, without IO: a reliable or unreliable connection, or datagrams.
 //!
 //! Methods come in four kinds:
 //! - getters: [`Qp::state`], [`Qp::attr`], [`Qp::outstanding`], [`Qp::counters`];
 //! - what the world does: [`Qp::handle_packet`], [`Qp::handle_timeout`], [`Qp::handle_gather_fault`];
-//! - what the user does: [`Qp::modify`], [`Qp::post`];
+//! - what the user does: [`Qp::modify`], [`Qp::post`], [`Qp::post_to`];
 //! - what comes out: [`Qp::poll_transmit`], [`Qp::poll_completion`], [`Qp::poll_event`], [`Qp::poll_timeout`].
 //!
 //! After any of the first three, poll in this order: completions and events until none are left, then packets until
-//! none may leave, then the timeout. Memory is reached only through [`Host`], and only inside `handle_packet`.
+//! none may leave, then the timeout. Unreliable services complete what has left, so look for completions after the packets
+//! too. Memory is reached only through [`Host`], and only inside `handle_packet`.
 
 mod attr;
 mod completion;
+mod datagram;
+mod linger;
 mod request;
 mod requester;
 mod responder;
 mod rtt;
 mod state;
+mod uc_receiver;
+mod unreliable;
 mod window;
 mod wqe;
 
 use std::collections::VecDeque;
+use std::net::{IpAddr, Ipv4Addr};
 
 pub use attr::{Access, Mtu, QpAttr};
-pub use completion::{Completion, Nak, QpEvent, Status, WorkKind};
-pub use request::{MAX_MESSAGE, Operation, PostError, Remote, SendRequest};
+pub use completion::{Completion, Nak, QpEvent, Source, Status, WorkKind};
+pub use datagram::GRH_LEN;
+pub use request::{Datagram, MAX_MESSAGE, Operation, PostError, Remote, SendRequest};
 pub use state::{AttrMask, QpState, Service, TransitionError, check_transition};
 
 use crate::timing::Nanos;
 use crate::wire::{Header, Opcode, Psn, Qpn};
+use datagram::take_datagram;
 use requester::{Answer, Out, Requester};
 use responder::{Responder, Taken};
+
+use unreliable::Unreliable;
 
 /// Local memory could not be accessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +78,12 @@ pub trait Host {
     /// # Errors
     /// The receive's memory could not be written.
     fn place_receive(&mut self, offset: u64, len: usize, last: bool) -> Result<(), LocalFault>;
+
+    /// The IP header of the packet belongs into the first [`GRH_LEN`] bytes of the current receive: it is a datagram.
+    ///
+    /// # Errors
+    /// The receive's memory could not be written.
+    fn place_grh(&mut self) -> Result<(), LocalFault>;
 
     /// The payload belongs `offset` bytes into the local list of READ request `serial`.
     ///
@@ -170,6 +186,8 @@ pub enum Handled {
     WrongState,
     /// An answer to nothing that was asked.
     Unsolicited,
+    /// A packet of another transport service than the queue pair's.
+    WrongService,
 }
 
 /// Counters of one queue pair, named as the kernel names them where it has the same.
@@ -187,11 +205,19 @@ pub struct QpCounters {
     pub probes: u64,
     /// Repeated atomics whose result was no longer kept.
     pub lost_atomic_replay: u64,
+    /// Unreliable services: messages dropped because no receive was posted.
+    pub out_of_buffer: u64,
+    /// Datagrams dropped because their key was wrong.
+    pub qkey_violations: u64,
+    /// Unreliable services: messages dropped because they were not whole, not allowed, or did not fit.
+    pub dropped_messages: u64,
 }
 
 /// What a connection was agreed to be: the attributes as the two halves use them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Params {
+    pub(crate) qpn: Qpn,
+    pub(crate) qkey: u32,
     pub(crate) dest_qpn: Qpn,
     pub(crate) mtu: u32,
     pub(crate) access: Access,
@@ -204,8 +230,10 @@ pub(crate) struct Params {
 }
 
 impl Params {
-    fn of(attr: &QpAttr) -> Self {
+    fn of(config: &QpConfig, attr: &QpAttr) -> Self {
         Self {
+            qpn: config.qpn,
+            qkey: attr.qkey,
             dest_qpn: attr.dest_qpn,
             mtu: attr.path_mtu.bytes(),
             access: attr.access,
@@ -222,13 +250,19 @@ impl Params {
 /// How a queue pair is made.
 #[derive(Clone, Copy, Debug)]
 pub struct QpConfig {
+    /// What it offers.
+    pub service: Service,
+    /// Its number, which datagrams carry.
+    pub qpn: Qpn,
+    /// The largest path MTU of the port: that of datagrams.
+    pub port_mtu: Mtu,
     /// Send requests that may be outstanding.
     pub send_depth: usize,
     /// Report every success, whatever the request says.
     pub signal_all: bool,
 }
 
-/// A reliable-connection queue pair. The module's text gives the order in which to call it.
+/// A queue pair. The module's text gives the order in which to call it.
 #[derive(Debug)]
 pub struct Qp {
     config: QpConfig,
@@ -236,6 +270,8 @@ pub struct Qp {
     params: Params,
     requester: Requester,
     responder: Responder,
+    /// What does the work of those two where nothing is acknowledged.
+    unreliable: Option<Box<Unreliable>>,
     completions: VecDeque<Completion>,
     events: VecDeque<QpEvent>,
     counters: QpCounters,
@@ -246,13 +282,20 @@ pub struct Qp {
 impl Qp {
     /// A queue pair in RESET.
     pub fn new(config: QpConfig) -> Self {
-        let attr = QpAttr::default();
+        let mut attr = QpAttr::default();
+        if config.service == Service::Ud {
+            attr.path_mtu = config.port_mtu;
+            attr.remote = IpAddr::V4(Ipv4Addr::UNSPECIFIED); // it has no one peer
+        }
+        let unreliable = (config.service != Service::Rc)
+            .then(|| Box::new(Unreliable::new(config.service, config.send_depth)));
         Self {
             config,
-            params: Params::of(&attr),
+            params: Params::of(&config, &attr),
             attr,
             requester: Requester::new(config.send_depth),
             responder: Responder::new(),
+            unreliable,
             completions: VecDeque::new(),
             events: VecDeque::new(),
             counters: QpCounters::default(),
@@ -266,6 +309,17 @@ impl Qp {
         self.attr.state
     }
 
+    /// What it offers.
+    pub const fn service(&self) -> Service {
+        self.config.service
+    }
+
+    /// Where the packet polled last goes.
+    pub fn destination(&self) -> IpAddr {
+        let datagram = self.unreliable.as_ref().and_then(|unreliable| unreliable.sender.destination());
+        datagram.unwrap_or(self.attr.remote)
+    }
+
     /// Its attributes.
     pub const fn attr(&self) -> &QpAttr {
         &self.attr
@@ -277,24 +331,37 @@ impl Qp {
     }
 
     /// Bytes that may lie in a socket buffer because of it.
-    pub const fn outstanding(&self) -> u64 {
-        self.requester.outstanding()
+    pub fn outstanding(&self) -> u64 {
+        match &self.unreliable {
+            None => self.requester.outstanding(),
+            Some(unreliable) => unreliable.sender.outstanding(),
+        }
     }
 
     /// Whether the last [`Self::poll_transmit`] held a packet back only because there was no room.
-    pub const fn is_path_limited(&self) -> bool {
+    pub fn is_path_limited(&self) -> bool {
         // One that failed meanwhile waits for nothing any more.
-        matches!(self.attr.state, QpState::Rts | QpState::Sqd) && self.requester.is_path_limited()
+        matches!(self.attr.state, QpState::Rts | QpState::Sqd)
+            && match &self.unreliable {
+                None => self.requester.is_path_limited(),
+                Some(unreliable) => unreliable.sender.is_path_limited(),
+            }
     }
 
     /// Whether a receive was taken for a message that is still coming in.
-    pub const fn has_open_receive(&self) -> bool {
-        self.responder.has_open_receive()
+    pub fn has_open_receive(&self) -> bool {
+        match &self.unreliable {
+            None => self.responder.has_open_receive(),
+            Some(unreliable) => unreliable.receiver.has_open_receive(),
+        }
     }
 
     /// Every send request with a smaller serial number is over.
     pub fn oldest_serial(&self) -> u64 {
-        self.requester.oldest_serial()
+        match &self.unreliable {
+            None => self.requester.oldest_serial(),
+            Some(unreliable) => unreliable.sender.oldest_serial(),
+        }
     }
 
     /// Changes attributes and state.
@@ -307,7 +374,7 @@ impl Qp {
         if new.mask.contains(AttrMask::CUR_STATE) && new.cur_state != from {
             return Err(TransitionError::CurrentState { said: new.cur_state, actual: from });
         }
-        check_transition(Service::Rc, from, to, new.mask)?;
+        check_transition(self.config.service, from, to, new.mask)?;
         new.check_values()?;
         if to == QpState::Reset {
             let counters = self.counters;
@@ -316,10 +383,16 @@ impl Qp {
         }
         self.attr.merge(new);
         self.attr.state = to;
-        self.params = Params::of(&self.attr);
+        self.params = Params::of(&self.config, &self.attr);
         match (from, to) {
-            (QpState::Init, QpState::Rtr) => self.responder.connect(new.rq_psn),
-            (QpState::Rtr, QpState::Rts) => self.requester.connect(new.sq_psn, &self.params),
+            (QpState::Init, QpState::Rtr) => match &mut self.unreliable {
+                None => self.responder.connect(new.rq_psn),
+                Some(unreliable) => unreliable.receiver.connect(new.rq_psn),
+            },
+            (QpState::Rtr, QpState::Rts) => match &mut self.unreliable {
+                None => self.requester.connect(new.sq_psn, &self.params),
+                Some(unreliable) => unreliable.sender.connect(new.sq_psn),
+            },
             (QpState::Rts, QpState::Sqd) => {
                 self.drain_reported = !self.attr.en_sqd_async_notify;
                 self.report_drained();
@@ -334,9 +407,27 @@ impl Qp {
     ///
     /// # Errors
     /// See [`PostError`]. In the error state a request is taken and flushed at once.
-    pub fn post(&mut self, mut request: SendRequest) -> Result<u64, PostError> {
+    pub fn post(&mut self, request: SendRequest) -> Result<u64, PostError> {
+        if self.config.service == Service::Ud {
+            return Err(PostError::Destination(Service::Ud));
+        }
+        self.take(request, None)
+    }
+
+    /// Takes a send request of a datagram queue pair; otherwise as [`Self::post`].
+    ///
+    /// # Errors
+    /// See [`PostError`].
+    pub fn post_to(&mut self, request: SendRequest, to: Datagram) -> Result<u64, PostError> {
+        if self.config.service != Service::Ud {
+            return Err(PostError::Destination(self.config.service));
+        }
+        self.take(request, Some(to))
+    }
+
+    fn take(&mut self, mut request: SendRequest, to: Option<Datagram>) -> Result<u64, PostError> {
         match self.attr.state {
-            QpState::Rts | QpState::Sqd | QpState::Error => {}
+            QpState::Rts | QpState::Sqd | QpState::Sqe | QpState::Error => {}
             state => return Err(PostError::State(state)),
         }
         if request.len > MAX_MESSAGE {
@@ -349,9 +440,24 @@ impl Qp {
             return Err(PostError::NoReads);
         }
         request.signaled |= self.config.signal_all;
-        let serial = self.requester.post(request)?;
-        if self.attr.state == QpState::Error {
-            self.enter_error(None);
+        let serial = match &mut self.unreliable {
+            None => self.requester.post(request)?,
+            Some(unreliable) => {
+                let service = self.config.service;
+                if !request.op.is_offered(service) {
+                    return Err(PostError::NotOffered { service, operation: request.op.kind() });
+                }
+                if service == Service::Ud && request.len > self.params.mtu {
+                    let (given, max) = (request.len, self.params.mtu);
+                    return Err(PostError::DatagramTooLong { given, max });
+                }
+                unreliable.sender.post(request, to)?
+            }
+        };
+        match self.attr.state {
+            QpState::Error => self.enter_error(None),
+            QpState::Sqe => self.enter_send_error(None),
+            _ => {}
         }
         Ok(serial)
     }
@@ -364,6 +470,12 @@ impl Qp {
         payload_len: usize,
         host: &mut dyn Host,
     ) -> Handled {
+        if header.opcode.service() != self.config.service {
+            return Handled::WrongService;
+        }
+        if self.unreliable.is_some() {
+            return self.handle_unreliable(header, payload_len, host);
+        }
         let params = self.params;
         let mut out = Out { completions: &mut self.completions, counters: &mut self.counters };
         match self.attr.state {
@@ -382,10 +494,8 @@ impl Qp {
             self.report_drained();
             return self.settle(answer);
         }
-        if self.attr.state == QpState::Rtr && !self.established {
-            self.established = true;
-            self.events.push_back(QpEvent::CommunicationEstablished);
-        }
+        self.note_established();
+        let mut out = Out { completions: &mut self.completions, counters: &mut self.counters };
         if let Taken::Fatal(event) =
             self.responder.handle_request(header, payload_len, &params, host, &mut out)
         {
@@ -394,8 +504,40 @@ impl Qp {
         Handled::Taken
     }
 
+    fn handle_unreliable(&mut self, header: &Header, payload_len: usize, host: &mut dyn Host) -> Handled {
+        if matches!(self.attr.state, QpState::Reset | QpState::Init | QpState::Error) {
+            return Handled::WrongState;
+        }
+        let (params, is_datagram) = (self.params, self.config.service == Service::Ud);
+        if !is_datagram {
+            self.note_established();
+        }
+        let mut out = Out { completions: &mut self.completions, counters: &mut self.counters };
+        let taken = match &mut self.unreliable {
+            Some(unreliable) if !is_datagram => {
+                unreliable.receiver.handle_packet(header, payload_len, &params, host, &mut out)
+            }
+            _ => take_datagram(header, payload_len, &params, host, &mut out),
+        };
+        if taken.is_err() {
+            self.enter_error(None);
+        }
+        Handled::Taken
+    }
+
+    fn note_established(&mut self) {
+        if self.attr.state == QpState::Rtr && !self.established {
+            self.established = true;
+            self.events.push_back(QpEvent::CommunicationEstablished);
+        }
+    }
+
     /// The time of [`Self::poll_timeout`] has come.
     pub fn handle_timeout(&mut self, now: Nanos) {
+        if let Some(unreliable) = &mut self.unreliable {
+            unreliable.sender.handle_timeout(now);
+            return;
+        }
         if !matches!(self.attr.state, QpState::Rts | QpState::Sqd) {
             return;
         }
@@ -411,6 +553,12 @@ impl Qp {
         if matches!(self.attr.state, QpState::Reset | QpState::Init) {
             return;
         }
+        if self.unreliable.is_some() {
+            if self.attr.state != QpState::Error {
+                self.stop(QpEvent::Fatal);
+            }
+            return;
+        }
         let taken = self.responder.fail_read(psn, Nak::RemoteOperational, &self.params);
         if let Taken::Fatal(event) = taken
             && self.attr.state != QpState::Error
@@ -423,6 +571,9 @@ impl Qp {
     pub fn handle_gather_fault(&mut self, transmit: &Transmit, nak: Nak) {
         match transmit.payload {
             Payload::None => {}
+            Payload::Request { .. } if self.unreliable.is_some() => {
+                self.enter_send_error(Some(Status::LocalProtection));
+            }
             Payload::Request { serial, .. } => {
                 let mut out = Out { completions: &mut self.completions, counters: &mut self.counters };
                 self.requester.fail_at(serial, Status::LocalProtection, &mut out);
@@ -441,7 +592,12 @@ impl Qp {
     ///
     /// `room` is how many bytes the path to the peer still takes. Without `flush_acks`, acknowledgements that can
     /// wait do: call again with it before blocking, and whenever something else leaves anyway.
+    ///
+    /// Gather the payload of a packet before asking for the next: an unreliable service is then done with it.
     pub fn poll_transmit(&mut self, now: Nanos, room: u64, flush_acks: bool) -> Option<Transmit> {
+        if self.unreliable.is_some() {
+            return self.poll_unreliable(now, room);
+        }
         let params = self.params;
         match self.attr.state {
             QpState::Reset | QpState::Init | QpState::Sqe => None,
@@ -468,6 +624,9 @@ impl Qp {
 
     /// The next request packet to send, if one may leave now: for a caller whose answers have to wait for something else.
     pub fn poll_request(&mut self, now: Nanos, room: u64) -> Option<Transmit> {
+        if self.unreliable.is_some() {
+            return self.poll_unreliable(now, room);
+        }
         let params = self.params;
         match self.attr.state {
             QpState::Rts | QpState::Sqd => {
@@ -477,11 +636,27 @@ impl Qp {
         }
     }
 
+    fn poll_unreliable(&mut self, now: Nanos, room: u64) -> Option<Transmit> {
+        let may_start = match self.attr.state {
+            QpState::Rts => true,
+            QpState::Sqd => false,
+            _ => return None,
+        };
+        let mut out = Out { completions: &mut self.completions, counters: &mut self.counters };
+        let sender = &mut self.unreliable.as_mut()?.sender;
+        let transmit = sender.poll(now, &self.params, may_start, room, &mut out);
+        self.report_drained();
+        transmit
+    }
+
     /// Whether `transmit` is the request packet that was polled last and is still to be sent: it is not once the queue pair has
     /// gone back to an earlier packet, has heard of its arrival, or has failed.
     pub fn is_current(&self, transmit: &Transmit) -> bool {
         matches!(self.attr.state, QpState::Rts | QpState::Sqd)
-            && self.requester.sent_last(transmit.header.psn)
+            && match &self.unreliable {
+                None => self.requester.sent_last(transmit.header.psn),
+                Some(unreliable) => unreliable.sender.sent_last(transmit.header.psn),
+            }
     }
 
     /// How many more packets may leave that are like the one that [`Self::poll_transmit`] just gave: from the middle
@@ -490,10 +665,16 @@ impl Qp {
     ///
     /// Long messages are made of little else, and a header that is copied is cheaper than one that is thought about.
     pub fn poll_repeat(&mut self, now: Nanos, transmit: &Transmit, room: u64, most: u64) -> u64 {
-        let middle = matches!(transmit.header.opcode, Opcode::SendMiddle | Opcode::WriteMiddle);
+        let middle = matches!(
+            transmit.header.opcode,
+            Opcode::SendMiddle | Opcode::WriteMiddle | Opcode::UcSendMiddle | Opcode::UcWriteMiddle
+        );
         let next = matches!(transmit.payload, Payload::Request { len, .. } if len == self.params.mtu);
         if !middle || !next || transmit.header.ack_req || self.has_urgent_replies() {
             return 0;
+        }
+        if let Some(unreliable) = &mut self.unreliable {
+            return unreliable.sender.poll_repeat(now, room, most);
         }
         let params = self.params;
         self.requester.poll_repeat(now, &params, room, most)
@@ -509,6 +690,11 @@ impl Qp {
         self.responder.is_urgent()
     }
 
+    /// Whether completions wait.
+    pub fn has_completions(&self) -> bool {
+        !self.completions.is_empty()
+    }
+
     /// The next completion, in order.
     pub fn poll_completion(&mut self) -> Option<Completion> {
         self.completions.pop_front()
@@ -521,6 +707,9 @@ impl Qp {
 
     /// When [`Self::handle_timeout`] must be called, if nothing happens before.
     pub fn poll_timeout(&self) -> Option<Nanos> {
+        if let Some(unreliable) = &self.unreliable {
+            return unreliable.sender.poll_timeout();
+        }
         matches!(self.attr.state, QpState::Rts | QpState::Sqd)
             .then(|| self.requester.poll_timeout(&self.params))
             .flatten()
@@ -546,22 +735,40 @@ impl Qp {
     fn enter_error(&mut self, status: Option<Status>) {
         self.attr.state = QpState::Error;
         let mut out = Out { completions: &mut self.completions, counters: &mut self.counters };
-        self.requester.fail(status, &mut out);
-        if let Some(receive) = self.responder.take_open_receive() {
-            self.completions.push_back(Completion {
-                wr_id: receive.wr_id,
-                status: Status::Flushed,
-                kind: WorkKind::Receive,
-                byte_len: 0,
-                immediate: None,
-                invalidated: None,
-                solicited: false,
-            });
+        let open = match &mut self.unreliable {
+            None => {
+                self.requester.fail(status, &mut out);
+                self.responder.take_open_receive()
+            }
+            Some(unreliable) => {
+                unreliable.sender.flush(&mut out);
+                unreliable.receiver.take_open_receive()
+            }
+        };
+        if let Some(receive) = open {
+            self.completions.push_back(Completion::flushed(receive.wr_id, WorkKind::Receive));
+        }
+    }
+
+    /// The send queue of an unreliable service fails; its receive queue goes on.
+    fn enter_send_error(&mut self, status: Option<Status>) {
+        let Some(unreliable) = &mut self.unreliable else { return };
+        if self.attr.state != QpState::Error {
+            self.attr.state = QpState::Sqe;
+        }
+        let mut out = Out { completions: &mut self.completions, counters: &mut self.counters };
+        match status {
+            Some(status) => unreliable.sender.fail_front(status, &mut out),
+            None => unreliable.sender.flush(&mut out),
         }
     }
 
     fn report_drained(&mut self) {
-        if self.attr.state == QpState::Sqd && !self.drain_reported && self.requester.is_drained() {
+        let is_drained = || match &self.unreliable {
+            None => self.requester.is_drained(),
+            Some(unreliable) => unreliable.sender.is_drained(),
+        };
+        if self.attr.state == QpState::Sqd && !self.drain_reported && is_drained() {
             self.drain_reported = true;
             self.events.push_back(QpEvent::SendQueueDrained);
         }

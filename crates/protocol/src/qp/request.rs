@@ -1,7 +1,10 @@
 //! Work requests of the send queue, as the protocol sees them: lengths and remote places, no local memory.
 
+use std::net::IpAddr;
+
 use super::completion::WorkKind;
-use crate::wire::Opcode;
+use super::state::Service;
+use crate::wire::{Opcode, Qpn};
 
 /// The longest message.
 pub const MAX_MESSAGE: u32 = 1 << 31;
@@ -13,6 +16,17 @@ pub struct Remote {
     pub addr: u64,
     /// Key.
     pub rkey: u32,
+}
+
+/// Where a datagram goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Datagram {
+    /// The address.
+    pub remote: IpAddr,
+    /// The queue pair there.
+    pub dest_qpn: Qpn,
+    /// The key it asks for. With the highest bit set: the sending queue pair's own key instead, as the standard says.
+    pub qkey: u32,
 }
 
 /// What a send work request asks for.
@@ -38,6 +52,20 @@ impl Operation {
     /// Whether it is an atomic operation.
     pub const fn is_atomic(&self) -> bool {
         matches!(self, Self::CompareSwap { .. } | Self::FetchAdd { .. })
+    }
+
+    /// Whether a queue pair of that service can do it.
+    pub const fn is_offered(&self, service: Service) -> bool {
+        match service {
+            Service::Rc => true,
+            Service::Uc => {
+                matches!(
+                    self,
+                    Self::Send | Self::SendImmediate(_) | Self::Write(_) | Self::WriteImmediate(..)
+                )
+            }
+            Service::Ud => matches!(self, Self::Send | Self::SendImmediate(_)),
+        }
     }
 
     /// What its completion says it was.
@@ -127,4 +155,22 @@ pub enum PostError {
     /// Its receives are posted elsewhere.
     #[error("the queue pair takes its receives from a shared receive queue: post them there")]
     SharedReceives,
+    /// The service has no such operation.
+    #[error(
+        "{operation:?} is not offered by {service:?} queue pairs: UC has SEND and WRITE, UD only SEND, without invalidation"
+    )]
+    #[allow(missing_docs)]
+    NotOffered { service: Service, operation: WorkKind },
+    /// A datagram without a destination, or a destination where there is a peer.
+    #[error(
+        "every request of a UD queue pair names where it goes, and none of another does: this one is {0:?}"
+    )]
+    Destination(Service),
+    /// The destination is of the other IP version.
+    #[error("{0} cannot be reached from this device, whose own address is of the other IP version")]
+    Unreachable(IpAddr),
+    /// A datagram is one packet.
+    #[error("the datagram has {given} bytes; the port's MTU is {max}, and a datagram is one packet")]
+    #[allow(missing_docs)]
+    DatagramTooLong { given: u32, max: u32 },
 }

@@ -7,7 +7,7 @@ use super::completion::{Completion, Nak, QpEvent, Status, WorkKind};
 use super::requester::Out;
 use super::wqe::pad_of;
 use super::{Host, Params, Payload, Receive, Transmit};
-use crate::wire::{Aeth, Header, Opcode, Psn, Reth, Syndrome};
+use crate::wire::{Aeth, Header, Opcode, Place, Psn, Reth, Syndrome};
 
 /// Credits are not used: the 5-bit code that says so.
 const NO_CREDITS: u8 = 31;
@@ -16,7 +16,7 @@ const ACK_URGENT: u32 = 8;
 
 /// The message whose packets are coming in.
 #[derive(Clone, Copy, Debug)]
-enum Incoming {
+pub(crate) enum Incoming {
     None,
     Send { receive: Receive, received: u64 },
     Write { rkey: u32, addr: u64, remaining: u64, total: u32 },
@@ -351,6 +351,7 @@ impl Responder {
             immediate: header.opcode.has_immediate().then_some(header.immediate),
             invalidated: header.opcode.has_invalidate().then_some(header.invalidate),
             solicited: header.solicited,
+            source: None,
         });
     }
 
@@ -519,12 +520,14 @@ fn packets_of(len: u32, mtu: u32) -> u64 {
     u64::from(len.div_ceil(mtu).max(1))
 }
 
-/// Packets but the last are full; the last of several is not empty.
 fn check_payload(opcode: Opcode, len: usize, params: &Params) -> Result<(), Refusal> {
+    if fits_place(opcode.place(), len, params) { Ok(()) } else { Err(Nak::InvalidRequest.into()) }
+}
+
+/// Packets but the last are full; the last of several is not empty.
+pub(crate) fn fits_place(place: Place, len: usize, params: &Params) -> bool {
     let mtu = params.mtu as usize;
-    let place = opcode.place();
-    let fits = if place.ends() { len <= mtu && (place.starts() || len > 0) } else { len == mtu };
-    if fits { Ok(()) } else { Err(Nak::InvalidRequest.into()) }
+    if place.ends() { len <= mtu && (place.starts() || len > 0) } else { len == mtu }
 }
 
 fn take_atomic(header: &Header, params: &Params, host: &mut dyn Host) -> Result<u64, Refusal> {

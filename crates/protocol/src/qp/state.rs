@@ -2,6 +2,8 @@
 
 use bitflags::bitflags;
 
+pub use crate::wire::Service;
+
 bitflags! {
     /// Which attributes a modify call carries. The bits are those of the verbs interface.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -12,6 +14,7 @@ bitflags! {
         #[allow(missing_docs)] const ACCESS_FLAGS = 1 << 3;
         #[allow(missing_docs)] const PKEY_INDEX = 1 << 4;
         #[allow(missing_docs)] const PORT = 1 << 5;
+        #[allow(missing_docs)] const QKEY = 1 << 6;
         #[allow(missing_docs)] const AV = 1 << 7;
         #[allow(missing_docs)] const PATH_MTU = 1 << 8;
         #[allow(missing_docs)] const TIMEOUT = 1 << 9;
@@ -58,13 +61,6 @@ impl QpState {
     /// Every state.
     pub const ALL: [Self; 7] =
         [Self::Reset, Self::Init, Self::Rtr, Self::Rts, Self::Sqd, Self::Sqe, Self::Error];
-}
-
-/// The transport service of a queue pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Service {
-    /// Reliable connection.
-    Rc,
 }
 
 /// Why a transition was refused.
@@ -118,7 +114,6 @@ pub enum TransitionError {
 }
 
 struct Rule {
-    service: Service,
     from: QpState,
     to: QpState,
     required: AttrMask,
@@ -126,7 +121,7 @@ struct Rule {
 }
 
 const fn rule(from: QpState, to: QpState, required: AttrMask, optional: AttrMask) -> Rule {
-    Rule { service: Service::Rc, from, to, required, optional }
+    Rule { from, to, required, optional }
 }
 
 const NONE: AttrMask = AttrMask::empty();
@@ -141,10 +136,18 @@ const fn all(masks: &[AttrMask]) -> AttrMask {
 }
 
 use AttrMask as A;
-use QpState::{Error, Init, Reset, Rtr, Rts, Sqd};
+use QpState::{Error, Init, Reset, Rtr, Rts, Sqd, Sqe};
 
 /// The transitions of the InfiniBand specification. `any -> Reset` and `any -> Error` need nothing and are not listed.
-const RULES: &[Rule] = &[
+const fn rules(service: Service) -> &'static [Rule] {
+    match service {
+        Service::Rc => RC,
+        Service::Uc => UC,
+        Service::Ud => UD,
+    }
+}
+
+const RC: &[Rule] = &[
     rule(Reset, Init, all(&[A::PKEY_INDEX, A::PORT, A::ACCESS_FLAGS]), NONE),
     rule(Init, Init, NONE, all(&[A::PKEY_INDEX, A::PORT, A::ACCESS_FLAGS])),
     rule(
@@ -181,6 +184,35 @@ const RULES: &[Rule] = &[
     ),
 ];
 
+const UC: &[Rule] = &[
+    rule(Reset, Init, all(&[A::PKEY_INDEX, A::PORT, A::ACCESS_FLAGS]), NONE),
+    rule(Init, Init, NONE, all(&[A::PKEY_INDEX, A::PORT, A::ACCESS_FLAGS])),
+    rule(
+        Init,
+        Rtr,
+        all(&[A::AV, A::PATH_MTU, A::DEST_QPN, A::RQ_PSN]),
+        all(&[A::ACCESS_FLAGS, A::PKEY_INDEX]),
+    ),
+    rule(Rtr, Rts, A::SQ_PSN, all(&[A::CUR_STATE, A::ACCESS_FLAGS])),
+    rule(Rts, Rts, NONE, all(&[A::CUR_STATE, A::ACCESS_FLAGS])),
+    rule(Rts, Sqd, NONE, A::EN_SQD_ASYNC_NOTIFY),
+    rule(Sqd, Rts, NONE, all(&[A::CUR_STATE, A::ACCESS_FLAGS])),
+    rule(Sqd, Sqd, NONE, all(&[A::AV, A::ACCESS_FLAGS, A::PKEY_INDEX])),
+    rule(Sqe, Rts, NONE, all(&[A::CUR_STATE, A::ACCESS_FLAGS])),
+];
+
+const UD: &[Rule] = &[
+    rule(Reset, Init, all(&[A::PKEY_INDEX, A::PORT, A::QKEY]), NONE),
+    rule(Init, Init, NONE, all(&[A::PKEY_INDEX, A::PORT, A::QKEY])),
+    rule(Init, Rtr, NONE, all(&[A::PKEY_INDEX, A::QKEY])),
+    rule(Rtr, Rts, A::SQ_PSN, all(&[A::CUR_STATE, A::QKEY])),
+    rule(Rts, Rts, NONE, all(&[A::CUR_STATE, A::QKEY])),
+    rule(Rts, Sqd, NONE, A::EN_SQD_ASYNC_NOTIFY),
+    rule(Sqd, Rts, NONE, all(&[A::CUR_STATE, A::QKEY])),
+    rule(Sqd, Sqd, NONE, all(&[A::PKEY_INDEX, A::QKEY])),
+    rule(Sqe, Rts, NONE, all(&[A::CUR_STATE, A::QKEY])),
+];
+
 /// Checks a transition against the table.
 ///
 /// # Errors
@@ -194,9 +226,9 @@ pub fn check_transition(
     let given = given - AttrMask::STATE;
     let (required, optional) = match to {
         Reset | Error => (NONE, AttrMask::CUR_STATE),
-        _ => RULES
+        _ => rules(service)
             .iter()
-            .find(|r| r.service == service && r.from == from && r.to == to)
+            .find(|r| r.from == from && r.to == to)
             .map(|r| (r.required, r.optional))
             .ok_or(TransitionError::NoSuchTransition { service, from, to })?,
     };
@@ -215,12 +247,11 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn the_whole_table() {
+    fn whole_table(service: Service) -> String {
         let mut table = String::new();
         for from in QpState::ALL {
             for to in QpState::ALL {
-                let line = match check_transition(Service::Rc, from, to, AttrMask::STATE) {
+                let line = match check_transition(service, from, to, AttrMask::STATE) {
                     Err(TransitionError::NoSuchTransition { .. }) => "-".to_owned(),
                     Ok(()) => "ok, needs nothing".to_owned(),
                     Err(TransitionError::Attributes { missing, .. }) => {
@@ -228,7 +259,7 @@ mod tests {
                     }
                     Err(other) => other.to_string(),
                 };
-                let everything = check_transition(Service::Rc, from, to, AttrMask::all());
+                let everything = check_transition(service, from, to, AttrMask::all());
                 let refused = match everything {
                     Err(TransitionError::Attributes { not_allowed, .. }) => {
                         format!("; allows {}", (AttrMask::all() - not_allowed - AttrMask::STATE).names())
@@ -238,7 +269,14 @@ mod tests {
                 writeln!(table, "{:<12} {line}{refused}", format!("{from:?}->{to:?}")).unwrap();
             }
         }
-        insta::assert_snapshot!("rc_transitions", table);
+        table
+    }
+
+    #[test]
+    fn the_whole_tables() {
+        insta::assert_snapshot!("rc_transitions", whole_table(Service::Rc));
+        insta::assert_snapshot!("uc_transitions", whole_table(Service::Uc));
+        insta::assert_snapshot!("ud_transitions", whole_table(Service::Ud));
     }
 
     #[test]

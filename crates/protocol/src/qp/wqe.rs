@@ -38,15 +38,7 @@ impl Wqe {
     /// What its end is reported as.
     pub(crate) fn completion(&self, status: Status) -> Completion {
         let byte_len = if self.request.op.fetches() { self.request.len } else { 0 };
-        Completion {
-            wr_id: self.request.wr_id,
-            status,
-            kind: self.request.op.kind(),
-            byte_len,
-            immediate: None,
-            invalidated: None,
-            solicited: false,
-        }
+        Completion { status, byte_len, ..Completion::flushed(self.request.wr_id, self.request.op.kind()) }
     }
 
     /// A packet of a SEND or WRITE.

@@ -5,8 +5,8 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use super::memory::{Handling, Memory, Region};
 use crate::qp::{
-    Access, AttrMask, Completion, Handled, Mtu, Nak, Operation, PostError, Qp, QpAttr, QpConfig, QpEvent,
-    QpState, Remote, SendRequest, Status, Transmit, WorkKind,
+    Access, AttrMask, Completion, Datagram, Handled, Mtu, Nak, Operation, PostError, Qp, QpAttr, QpConfig,
+    QpEvent, QpState, Remote, SendRequest, Service, Status, Transmit, WorkKind,
 };
 use crate::timing::Nanos;
 use crate::wire::icrc::{Flow, Verdict};
@@ -16,6 +16,8 @@ use crate::wire::{Header, ICRC_LEN, Psn, Qpn, ROCE_PORT};
 #[derive(Clone, Debug)]
 #[allow(missing_docs)] // the names are the standard's
 pub struct Setup {
+    pub service: Service,
+    /// Of both ends of a connection, and of the port where there is none.
     pub mtu: Mtu,
     /// First sequence number of the even end, and of the odd one.
     pub psn: [u32; 2],
@@ -37,11 +39,14 @@ pub struct Setup {
 impl Setup {
     /// Bytes before and after the region.
     pub const GUARD: usize = 4096;
+    /// The key of datagram queue pairs.
+    pub const QKEY: u32 = 0x1111_1111;
 }
 
 impl Default for Setup {
     fn default() -> Self {
         Self {
+            service: Service::Rc,
             mtu: Mtu::Mtu1024,
             psn: [0, 0x10_0000],
             access: Access::all(),
@@ -67,6 +72,7 @@ pub struct EndpointCounters {
     pub icrc_errors: u64,
     pub wrong_state: u64,
     pub unsolicited: u64,
+    pub wrong_service: u64,
 }
 
 /// Packets taken without asking for each; a NIC's batch has room for about as many.
@@ -81,6 +87,8 @@ pub struct Endpoint {
     pub memory: Memory,
     /// Its number.
     pub qpn: Qpn,
+    /// Where its peer is.
+    pub peer: Datagram,
     /// The key of its first region.
     pub rkey: u32,
     /// Completions, in the order they came.
@@ -106,10 +114,18 @@ impl Endpoint {
         let (qpn, peer) = (Qpn::new(0x11 + number), Qpn::new(0x11 + (number ^ 1)));
         let address = |side: u8| IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1 + side));
         let side = u8::from(index % 2 == 1);
+        let config = QpConfig {
+            service: setup.service,
+            qpn,
+            port_mtu: setup.mtu,
+            send_depth: setup.send_depth,
+            signal_all: setup.signal_all,
+        };
         let mut endpoint = Self {
-            qp: Qp::new(QpConfig { send_depth: setup.send_depth, signal_all: setup.signal_all }),
+            qp: Qp::new(config),
             memory: Memory::new(setup.memory),
             qpn,
+            peer: Datagram { remote: address(1 - side), dest_qpn: peer, qkey: Setup::QKEY },
             rkey: 0x1000 + number,
             completions: Vec::new(),
             events: Vec::new(),
@@ -126,7 +142,20 @@ impl Endpoint {
         let addr = Memory::BASE + Setup::GUARD as u64;
         endpoint.memory.register(Region { rkey: endpoint.rkey, addr, len, access: Access::all() });
         let (own, other) = (setup.psn[index % 2], setup.psn[(index + 1) % 2]);
-        endpoint.bring_up(setup, peer, own, other);
+        match setup.service {
+            Service::Rc => endpoint.bring_up(setup, peer, own, other),
+            Service::Uc => {
+                let (remote, mtu) = (endpoint.peer_address, setup.mtu);
+                endpoint.modify(&QpAttr::to_init(setup.access));
+                endpoint.modify(&QpAttr::uc_to_rtr(remote, peer, Psn::new(other), mtu));
+                endpoint.modify(&QpAttr::unreliable_to_rts(Psn::new(own)));
+            }
+            Service::Ud => {
+                endpoint.modify(&QpAttr::ud_to_init(Setup::QKEY));
+                endpoint.modify(&QpAttr::to_state(QpState::Rtr));
+                endpoint.modify(&QpAttr::unreliable_to_rts(Psn::new(own)));
+            }
+        }
         endpoint
     }
 
@@ -190,7 +219,11 @@ impl Endpoint {
     /// See [`Qp::post`].
     pub fn post_request(&mut self, request: SendRequest, local: u64) -> Result<u64, PostError> {
         let wr_id = self.next_wr_id;
-        let serial = self.qp.post(SendRequest { wr_id, ..request })?;
+        let request = SendRequest { wr_id, ..request };
+        let serial = match self.qp.service() {
+            Service::Ud => self.qp.post_to(request, self.peer)?,
+            _ => self.qp.post(request)?,
+        };
         self.memory.set_local(serial, self.addr(local));
         self.next_wr_id += 1;
         self.collect();
@@ -226,15 +259,7 @@ impl Endpoint {
         }
         if self.qp.state() == QpState::Error {
             for wr_id in self.memory.flush_receives() {
-                self.completions.push(Completion {
-                    wr_id,
-                    status: Status::Flushed,
-                    kind: WorkKind::Receive,
-                    byte_len: 0,
-                    immediate: None,
-                    invalidated: None,
-                    solicited: false,
-                });
+                self.completions.push(Completion::flushed(wr_id, WorkKind::Receive));
             }
         }
     }
@@ -305,6 +330,7 @@ impl Endpoint {
             Handled::Taken => {}
             Handled::WrongState => self.counters.wrong_state += 1,
             Handled::Unsolicited => self.counters.unsolicited += 1,
+            Handled::WrongService => self.counters.wrong_service += 1,
         }
         self.collect();
     }

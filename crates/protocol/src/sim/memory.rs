@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use crate::qp::{Access, Host, LocalFault, Nak, Payload, Receive};
+use crate::qp::{Access, GRH_LEN, Host, LocalFault, Nak, Payload, Receive};
 
 /// Memory a peer may reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +42,8 @@ pub struct Memory {
 }
 
 impl Memory {
+    /// What stands where the IP header of a datagram would.
+    pub const GRH_BYTE: u8 = 0x6b;
     /// The first address.
     pub const BASE: u64 = 0x10_0000;
 
@@ -208,6 +210,12 @@ impl Host for Handling<'_> {
         }
         let piece = self.payload.get(..len).ok_or(LocalFault)?;
         self.memory.put(receive.addr + offset, piece)
+    }
+
+    fn place_grh(&mut self) -> Result<(), LocalFault> {
+        let receive = self.memory.current.filter(|receive| receive.len >= GRH_LEN).ok_or(LocalFault)?;
+        self.memory.at(receive.addr, GRH_LEN).ok_or(LocalFault)?.fill(Memory::GRH_BYTE);
+        Ok(())
     }
 
     fn place_response(

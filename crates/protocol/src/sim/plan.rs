@@ -313,8 +313,7 @@ fn judge_done(end: &Endpoint, expected: &Expected) -> Result<(), String> {
     for ((got, id), message) in received.iter().zip(&expected.receives).zip(&expected.messages) {
         let Message { kind, len: byte_len, immediate, invalidated } = *message;
         let status = Status::Success;
-        let want =
-            Completion { wr_id: *id, status, kind, byte_len, immediate, invalidated, solicited: false };
+        let want = Completion { status, byte_len, immediate, invalidated, ..Completion::flushed(*id, kind) };
         if *got != want {
             return Err(format!("{got:?}, not {want:?}"));
         }

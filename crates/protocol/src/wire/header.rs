@@ -4,6 +4,15 @@ use std::ops::Range;
 
 use super::{BTH_LEN, DEFAULT_PKEY, ICRC_LEN, Malformed, Opcode, Psn, Qpn};
 
+/// Datagram extended header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Deth {
+    /// Queue key: the receiver takes only datagrams with its own.
+    pub qkey: u32,
+    /// The queue pair it comes from.
+    pub source: Qpn,
+}
+
 /// RDMA extended header: the remote memory of a WRITE or READ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Reth {
@@ -68,6 +77,8 @@ pub struct Header {
     pub dest_qpn: Qpn,
     /// Packet sequence number.
     pub psn: Psn,
+    /// With [`Opcode::has_deth`].
+    pub deth: Deth,
     /// With [`Opcode::has_reth`].
     pub reth: Reth,
     /// With [`Opcode::has_atomic`].
@@ -132,6 +143,7 @@ impl Header {
             pkey: DEFAULT_PKEY,
             dest_qpn,
             psn,
+            deth: Deth::default(),
             reth: Reth::default(),
             atomic: AtomicEth::default(),
             aeth: Aeth::default(),
@@ -214,6 +226,9 @@ impl Header {
     /// Reads the extension headers of `self.opcode`, taking them off `rest`. None if they do not fit.
     fn parse_extensions(&mut self, rest: &mut &[u8]) -> Option<()> {
         let opcode = self.opcode;
+        if opcode.has_deth() {
+            self.deth = Deth { qkey: take_u32(rest)?, source: Qpn::new(take_u32(rest)?) };
+        }
         if opcode.has_reth() {
             self.reth = Reth { addr: take_u64(rest)?, rkey: take_u32(rest)?, len: take_u32(rest)? };
         }
@@ -244,6 +259,10 @@ impl Header {
     /// Writes the extension headers of `self.opcode` to `out`, in the order they are parsed in.
     fn emit_extensions(&self, mut out: &mut [u8]) {
         let opcode = self.opcode;
+        if opcode.has_deth() {
+            put(&mut out, self.deth.qkey.to_be_bytes());
+            put(&mut out, self.deth.source.get().to_be_bytes());
+        }
         if opcode.has_reth() {
             put(&mut out, self.reth.addr.to_be_bytes());
             put(&mut out, self.reth.rkey.to_be_bytes());
@@ -339,11 +358,34 @@ mod tests {
         assert_eq!(Header::parse(&[]).unwrap_err(), Malformed::TooShort);
         assert_eq!(with(1, 0x91), Malformed::TransportVersion);
         assert_eq!(with(0, 0x15), Malformed::UnknownOpcode);
-        assert_eq!(with(0, 0x64), Malformed::UnknownOpcode);
+        assert_eq!(with(0, 0x2c), Malformed::UnknownOpcode);
+        assert_eq!(with(0, 0x66), Malformed::UnknownOpcode);
         assert_eq!(with(3, 0xfe), Malformed::PartitionKey);
         assert_eq!(Header::parse(&WRITE[..31]).unwrap_err(), Malformed::TruncatedHeaders);
         assert_eq!(Header::parse(&WRITE[..32]).unwrap_err(), Malformed::Padding);
         assert_eq!(with(0, 0x0c), Malformed::UnexpectedPayload);
+    }
+
+    #[test]
+    fn a_datagram_is_read_field_by_field() {
+        let packet = [
+            0x65, 0x30, 0xff, 0xff, 0x00, 0x01, 0x02, 0x03, 0x00, 0xaa, 0xbb, 0xcc, // BTH: pad 3
+            0x11, 0x11, 0x22, 0x22, 0xee, 0x0a, 0x0b,
+            0x0c, // DETH: the high byte of the source is reserved
+            0x00, 0x00, 0x00, 0x07, // immediate data
+            b'a', 0x00, 0x00, 0x00, // payload and pad
+            0xde, 0xad, 0xbe, 0xef, // ICRC
+        ];
+        let parsed = Header::parse(&packet).unwrap();
+        assert_eq!(parsed.payload, 24..25);
+        let want = Header {
+            pad: 3,
+            deth: Deth { qkey: 0x1111_2222, source: Qpn::new(0x000a_0b0c) },
+            immediate: 7,
+            ..Header::new(Opcode::UdSendOnlyImm, Qpn::new(0x0001_0203), Psn::new(0x00aa_bbcc))
+        };
+        assert_eq!(parsed.header, want);
+        assert_eq!(Header::parse(&packet[..27]).unwrap_err(), Malformed::TruncatedHeaders);
     }
 
     #[test]

@@ -16,9 +16,7 @@ pub enum Malformed {
     )]
     TransportVersion,
     /// An opcode we do not speak.
-    #[error(
-        "the opcode is none of the reliable connection service: the sender uses a service we do not offer"
-    )]
+    #[error("the opcode is none of the services RC, UC and UD: the sender uses a service we do not offer")]
     UnknownOpcode,
     /// Not the default partition.
     #[error("the partition key is not the default one: configure the sender for partition 0x7fff / 0xffff")]

@@ -10,11 +10,11 @@ mod ids;
 mod malformed;
 mod opcode;
 
-pub use header::{Aeth, AtomicEth, Header, Parsed, Reth, Syndrome};
+pub use header::{Aeth, AtomicEth, Deth, Header, Parsed, Reth, Syndrome};
 pub use id_policy::{IdPolicy, IdVerdict};
 pub use ids::{Psn, Qpn};
 pub use malformed::Malformed;
-pub use opcode::{Opcode, Place};
+pub use opcode::{Opcode, Place, Service};
 
 /// The UDP port RoCEv2 packets are sent to.
 pub const ROCE_PORT: u16 = 4791;

@@ -2,12 +2,16 @@
 
 use super::BTH_LEN;
 
+const DETH_LEN: usize = 8;
 const RETH_LEN: usize = 16;
 const ATOMIC_LEN: usize = 28;
 const AETH_LEN: usize = 4;
 const ATOMIC_ACK_LEN: usize = 8;
 /// Immediate data, or the key of a SEND with invalidate.
 const WORD_LEN: usize = 4;
+
+/// Where the opcodes of unreliable connections begin in [`Opcode::ALL`].
+const FIRST_UC: usize = 23;
 
 /// Where a packet stands in its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -34,7 +38,32 @@ impl Place {
     }
 }
 
-/// The opcodes of the reliable connection service. Numbers are the wire's.
+/// The transport service of a queue pair and of its packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Service {
+    /// Reliable connection.
+    Rc,
+    /// Unreliable connection: packets to one peer, in order or not at all, never acknowledged.
+    Uc,
+    /// Unreliable datagrams: each message is one packet, to anybody.
+    Ud,
+}
+
+impl Service {
+    /// Every service.
+    pub const ALL: [Self; 3] = [Self::Rc, Self::Uc, Self::Ud];
+
+    /// The high three bits of its opcodes.
+    const fn bits(self) -> u8 {
+        match self {
+            Self::Rc => 0x00,
+            Self::Uc => 0x20,
+            Self::Ud => 0x60,
+        }
+    }
+}
+
+/// The opcodes of all services; those without a prefix are the reliable connection's. Numbers are the wire's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 #[allow(missing_docs)] // the names are the standard's
@@ -62,11 +91,25 @@ pub enum Opcode {
     FetchAdd = 0x14,
     SendLastInvalidate = 0x16,
     SendOnlyInvalidate = 0x17,
+    UcSendFirst = 0x20,
+    UcSendMiddle = 0x21,
+    UcSendLast = 0x22,
+    UcSendLastImm = 0x23,
+    UcSendOnly = 0x24,
+    UcSendOnlyImm = 0x25,
+    UcWriteFirst = 0x26,
+    UcWriteMiddle = 0x27,
+    UcWriteLast = 0x28,
+    UcWriteLastImm = 0x29,
+    UcWriteOnly = 0x2a,
+    UcWriteOnlyImm = 0x2b,
+    UdSendOnly = 0x64,
+    UdSendOnlyImm = 0x65,
 }
 
 impl Opcode {
     /// Every opcode, in the order of their numbers.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 37] = [
         Self::SendFirst,
         Self::SendMiddle,
         Self::SendLast,
@@ -90,6 +133,20 @@ impl Opcode {
         Self::FetchAdd,
         Self::SendLastInvalidate,
         Self::SendOnlyInvalidate,
+        Self::UcSendFirst,
+        Self::UcSendMiddle,
+        Self::UcSendLast,
+        Self::UcSendLastImm,
+        Self::UcSendOnly,
+        Self::UcSendOnlyImm,
+        Self::UcWriteFirst,
+        Self::UcWriteMiddle,
+        Self::UcWriteLast,
+        Self::UcWriteLastImm,
+        Self::UcWriteOnly,
+        Self::UcWriteOnlyImm,
+        Self::UdSendOnly,
+        Self::UdSendOnlyImm,
     ];
 
     /// The opcode with this number, if we speak it.
@@ -98,6 +155,9 @@ impl Opcode {
             0x00..=0x14 => Some(Self::ALL[usize::from(byte)]),
             0x16 => Some(Self::SendLastInvalidate),
             0x17 => Some(Self::SendOnlyInvalidate),
+            0x20..=0x2b => Some(Self::ALL[FIRST_UC + usize::from(byte - 0x20)]),
+            0x64 => Some(Self::UdSendOnly),
+            0x65 => Some(Self::UdSendOnlyImm),
             _ => None,
         }
     }
@@ -107,9 +167,26 @@ impl Opcode {
         self as u8
     }
 
+    /// The service it belongs to.
+    pub const fn service(self) -> Service {
+        match self.to_byte() {
+            0x00..0x20 => Service::Rc,
+            0x20..0x60 => Service::Uc,
+            _ => Service::Ud,
+        }
+    }
+
+    /// The opcode that says the same in another service, if that has one.
+    pub fn in_service(self, service: Service) -> Option<Self> {
+        Self::from_byte(self.to_byte() & 0x1f | service.bits())
+    }
+
     /// Bytes of the base transport header and the extension headers of this opcode.
     pub const fn header_len(self) -> usize {
         let mut len = BTH_LEN;
+        if self.has_deth() {
+            len += DETH_LEN;
+        }
         if self.has_reth() {
             len += RETH_LEN;
         }
@@ -128,9 +205,23 @@ impl Opcode {
         len
     }
 
+    /// Whether the packet carries a DETH (queue key and source).
+    pub const fn has_deth(self) -> bool {
+        matches!(self, Self::UdSendOnly | Self::UdSendOnlyImm)
+    }
+
     /// Whether the packet carries a RETH (remote address, key, length).
     pub const fn has_reth(self) -> bool {
-        matches!(self, Self::WriteFirst | Self::WriteOnly | Self::WriteOnlyImm | Self::ReadRequest)
+        matches!(
+            self,
+            Self::WriteFirst
+                | Self::WriteOnly
+                | Self::WriteOnlyImm
+                | Self::ReadRequest
+                | Self::UcWriteFirst
+                | Self::UcWriteOnly
+                | Self::UcWriteOnlyImm
+        )
     }
 
     /// Whether the packet carries an AtomicETH.
@@ -157,7 +248,18 @@ impl Opcode {
 
     /// Whether the packet carries immediate data.
     pub const fn has_immediate(self) -> bool {
-        matches!(self, Self::SendLastImm | Self::SendOnlyImm | Self::WriteLastImm | Self::WriteOnlyImm)
+        matches!(
+            self,
+            Self::SendLastImm
+                | Self::SendOnlyImm
+                | Self::WriteLastImm
+                | Self::WriteOnlyImm
+                | Self::UcSendLastImm
+                | Self::UcSendOnlyImm
+                | Self::UcWriteLastImm
+                | Self::UcWriteOnlyImm
+                | Self::UdSendOnlyImm
+        )
     }
 
     /// Whether the packet carries a key to invalidate.
@@ -183,6 +285,11 @@ impl Opcode {
         )
     }
 
+    /// Whether it is a request that is acknowledged.
+    pub const fn is_acknowledged(self) -> bool {
+        !self.is_response() && matches!(self.service(), Service::Rc)
+    }
+
     /// Whether it is a part of a SEND.
     pub const fn is_send(self) -> bool {
         matches!(
@@ -195,6 +302,14 @@ impl Opcode {
                 | Self::SendOnlyImm
                 | Self::SendLastInvalidate
                 | Self::SendOnlyInvalidate
+                | Self::UcSendFirst
+                | Self::UcSendMiddle
+                | Self::UcSendLast
+                | Self::UcSendLastImm
+                | Self::UcSendOnly
+                | Self::UcSendOnlyImm
+                | Self::UdSendOnly
+                | Self::UdSendOnlyImm
         )
     }
 
@@ -208,20 +323,38 @@ impl Opcode {
                 | Self::WriteLastImm
                 | Self::WriteOnly
                 | Self::WriteOnlyImm
+                | Self::UcWriteFirst
+                | Self::UcWriteMiddle
+                | Self::UcWriteLast
+                | Self::UcWriteLastImm
+                | Self::UcWriteOnly
+                | Self::UcWriteOnlyImm
         )
     }
 
     /// Where the packet stands in its message.
     pub const fn place(self) -> Place {
         match self {
-            Self::SendFirst | Self::WriteFirst | Self::ReadResponseFirst => Place::First,
-            Self::SendMiddle | Self::WriteMiddle | Self::ReadResponseMiddle => Place::Middle,
+            Self::SendFirst
+            | Self::WriteFirst
+            | Self::ReadResponseFirst
+            | Self::UcSendFirst
+            | Self::UcWriteFirst => Place::First,
+            Self::SendMiddle
+            | Self::WriteMiddle
+            | Self::ReadResponseMiddle
+            | Self::UcSendMiddle
+            | Self::UcWriteMiddle => Place::Middle,
             Self::SendLast
             | Self::SendLastImm
             | Self::SendLastInvalidate
             | Self::WriteLast
             | Self::WriteLastImm
-            | Self::ReadResponseLast => Place::Last,
+            | Self::ReadResponseLast
+            | Self::UcSendLast
+            | Self::UcSendLastImm
+            | Self::UcWriteLast
+            | Self::UcWriteLastImm => Place::Last,
             _ => Place::Only,
         }
     }
@@ -241,6 +374,24 @@ mod tests {
                 assert_eq!(opcode.to_byte(), byte);
             }
         }
+    }
+
+    #[test]
+    fn the_same_in_another_service_has_the_same_shape() {
+        for opcode in Opcode::ALL {
+            assert_eq!(opcode.in_service(opcode.service()), Some(opcode));
+            for service in Service::ALL {
+                let Some(other) = opcode.in_service(service) else { continue };
+                assert_eq!(other.service(), service);
+                let shape = |o: Opcode| {
+                    (o.place(), o.is_send(), o.is_write(), o.has_reth(), o.has_immediate(), o.is_response())
+                };
+                assert_eq!(shape(other), shape(opcode), "{opcode:?} {other:?}");
+            }
+        }
+        assert_eq!(Opcode::ReadRequest.in_service(Service::Uc), None);
+        assert_eq!(Opcode::SendOnlyInvalidate.in_service(Service::Uc), None);
+        assert_eq!(Opcode::WriteOnly.in_service(Service::Ud), None);
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! Two endpoints on a virtual clock: one scenario, one sentence.
 
 mod answers;
+mod connections;
+mod datagrams;
 mod errors;
 mod forged;
 mod losses;

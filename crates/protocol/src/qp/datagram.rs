@@ -1,0 +1,55 @@
+//! The receiving half of the datagram service: every packet is a message and stands for itself.
+
+use super::completion::{Completion, Source, Status, WorkKind};
+use super::requester::Out;
+use super::uc_receiver::Broken;
+use super::{Host, Params};
+use crate::wire::Header;
+
+/// Bytes before the payload of a received datagram: the IP header it came with. An IPv6 header fills them; an IPv4
+/// header is their end, after 20 zeros.
+pub const GRH_LEN: u64 = 40;
+
+/// Takes a datagram, or drops it: nobody is told.
+pub(crate) fn take_datagram(
+    header: &Header,
+    payload_len: usize,
+    params: &Params,
+    host: &mut dyn Host,
+    out: &mut Out<'_>,
+) -> Result<(), Broken> {
+    if header.deth.qkey != params.qkey {
+        out.counters.qkey_violations += 1;
+        return Ok(());
+    }
+    if payload_len > params.mtu as usize {
+        out.counters.dropped_messages += 1;
+        return Ok(());
+    }
+    let Some(receive) = host.take_receive() else {
+        out.counters.out_of_buffer += 1;
+        return Ok(());
+    };
+    let total = GRH_LEN + payload_len as u64;
+    let status = if total > receive.capacity {
+        Status::LocalLength
+    } else if host.place_grh().is_err()
+        || (payload_len > 0 && host.place_receive(GRH_LEN, payload_len, true).is_err())
+    {
+        Status::LocalProtection
+    } else {
+        Status::Success
+    };
+    let success = status == Status::Success;
+    out.completions.push_back(Completion {
+        wr_id: receive.wr_id,
+        status,
+        kind: WorkKind::Receive,
+        byte_len: if success { u32::try_from(total).unwrap_or(u32::MAX) } else { 0 },
+        immediate: header.opcode.has_immediate().then_some(header.immediate),
+        invalidated: None,
+        solicited: header.solicited,
+        source: Some(Source { qpn: header.deth.source }),
+    });
+    if success { Ok(()) } else { Err(Broken) }
+}
