@@ -137,6 +137,7 @@ unsafe fn post_one(
         solicited: flags & verbs::IBV_SEND_SOLICITED != 0,
         fence: flags & verbs::IBV_SEND_FENCE != 0,
         inline: None,
+        to: None,
     };
     let posted = if flags & verbs::IBV_SEND_INLINE == 0 {
         post(&request)
