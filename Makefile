@@ -21,12 +21,18 @@ export NO_INSTALL REQUIRE
 
 # The crates tested are the crates written down: a stale Cargo.lock is an error, not something to update in passing.
 LOCKED := --locked
-BIN = $(or $(CARGO_TARGET_DIR),target)/release/nobounce
+RELEASE = $(or $(CARGO_TARGET_DIR),target)/release
+BIN = $(RELEASE)/nobounce
+# The command, and the libraries that `nobounce run` gives to other people's programs.
+PACKAGES := $(addprefix -p nobounce-,cli ibverbs paths stub-mlx5 stub-efa stub-rdmacm)
+# Where `make install` puts them: PREFIX/bin and PREFIX/lib/nobounce, below DESTDIR if that is set.
+PREFIX ?= /usr/local
+DESTDIR ?=
 
 # What `make test` runs, in this order: the cheap answers first.
 STEPS := check-format check-tree check-lints test-code test-docs check-docs check-dependencies check-pure test-scripts
 
-.PHONY: help demo test quick long fuzz bench build fmt setup clean $(STEPS)
+.PHONY: help demo test quick long fuzz bench build install fmt setup clean $(STEPS)
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-20s %s\n", $$1, $$2 }' Makefile
@@ -55,8 +61,13 @@ fuzz: ## Fuzz every target for FUZZ_SECONDS each (nightly and cargo-fuzz)
 bench: build ## Run the bench without the set-up of `make demo`
 	$(BIN) bench $(ARGS)
 
-build: ## Build the nobounce command, optimised
-	cargo build $(LOCKED) --release -p nobounce-cli
+build: ## Build the nobounce command and the drop-in libraries, optimised
+	cargo build $(LOCKED) --release $(PACKAGES)
+	@tools/dropin $(RELEASE) $(RELEASE)/dropin
+
+install: build ## Install the command and the drop-in libraries below PREFIX
+	install -D -m 755 $(BIN) $(DESTDIR)$(PREFIX)/bin/nobounce
+	@tools/dropin $(RELEASE) $(DESTDIR)$(PREFIX)/lib/nobounce
 
 fmt: ## Format the code
 	cargo fmt --all

@@ -21,7 +21,7 @@ pub(crate) fn start() -> Result<(), LevelError> {
     Ok(())
 }
 
-fn level(word: &str) -> Result<LevelFilter, LevelError> {
+pub(crate) fn level(word: &str) -> Result<LevelFilter, LevelError> {
     if word.is_empty() {
         return Ok(LevelFilter::OFF);
     }

@@ -4,6 +4,7 @@
 
 mod bench;
 mod log;
+mod run;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -22,6 +23,9 @@ struct Cli {
 enum Command {
     /// Measure latency, bandwidth and message rate, and our share of what the wire can do
     Bench(Box<bench::args::BenchArgs>),
+
+    /// Run a program that uses RDMA, unmodified, on a software NIC
+    Run(run::args::RunArgs),
 
     /// Measure only what plain UDP does between two processes here
     #[command(hide = true)]
@@ -42,18 +46,9 @@ enum Command {
 
 fn main() -> ExitCode {
     let cli = Cli::parse(); // clap itself ends with 2 on wrong usage and 0 on --help
-    let outcome = log::start().map_err(anyhow::Error::from).and_then(|()| match cli.command {
-        Command::Bench(args) => bench::main(&args),
-        Command::Raw => bench::raw::measure().and_then(|raw| {
-            writeln!(std::io::stdout(), "{raw}")?;
-            Ok(bench::Verdict::Fine)
-        }),
-        Command::BenchPeer(args) => bench::peer::child(&args).map(|()| bench::Verdict::Fine),
-        Command::GpuProbe => bench::gpu_mps::probe().map(|()| bench::Verdict::Fine),
-        Command::RawEcho(args) => bench::raw::child(&args).map(|()| bench::Verdict::Fine),
-    });
+    let outcome = log::start().map_err(anyhow::Error::from).and_then(|()| command(cli.command));
     match outcome {
-        Ok(verdict) => verdict.into(),
+        Ok(code) => code,
         // The reader went away (`nobounce bench | head`): nobody is left to be told of an error.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
@@ -61,6 +56,21 @@ fn main() -> ExitCode {
             ExitCode::from(2)
         }
     }
+}
+
+fn command(command: Command) -> anyhow::Result<ExitCode> {
+    let verdict = match command {
+        Command::Run(args) => return run::main(&args),
+        Command::Bench(args) => bench::main(&args)?,
+        Command::Raw => {
+            writeln!(std::io::stdout(), "{}", bench::raw::measure()?)?;
+            bench::Verdict::Fine
+        }
+        Command::BenchPeer(args) => bench::peer::child(&args).map(|()| bench::Verdict::Fine)?,
+        Command::GpuProbe => bench::gpu_mps::probe().map(|()| bench::Verdict::Fine)?,
+        Command::RawEcho(args) => bench::raw::child(&args).map(|()| bench::Verdict::Fine)?,
+    };
+    Ok(verdict.into())
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {

@@ -10,6 +10,7 @@ mod socket;
 mod transmit;
 
 pub use error::{Holder, OpenError};
+pub use interface::interface_of;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::RawFd;

@@ -28,12 +28,12 @@ fn fitting(addr: IpAddr, mtu: u32) -> u32 {
 }
 
 fn mtu_of(addr: IpAddr) -> Option<u32> {
-    let name = name_of(addr)?;
+    let name = interface_of(addr)?;
     fs::read_to_string(format!("/sys/class/net/{name}/mtu")).ok()?.trim().parse().ok()
 }
 
-/// The name of the interface that has `addr`.
-fn name_of(addr: IpAddr) -> Option<String> {
+/// The name of the interface that has `addr`, as far as the system lists it.
+pub fn interface_of(addr: IpAddr) -> Option<String> {
     let mut list: *mut libc::ifaddrs = ptr::null_mut();
     // SAFETY: getifaddrs stores a list in `list` or fails; it is freed below, once.
     if unsafe { libc::getifaddrs(&raw mut list) } != 0 {
@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn loopback_is_found_by_its_address() {
-        assert_eq!(name_of(IpAddr::from([127, 0, 0, 1])).as_deref(), Some("lo"));
+        assert_eq!(interface_of(IpAddr::from([127, 0, 0, 1])).as_deref(), Some("lo"));
         assert_eq!(mtu_of(IpAddr::from([192, 0, 2, 77])), None);
     }
 }

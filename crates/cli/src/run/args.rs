@@ -1,0 +1,52 @@
+//! `nobounce run` as it is typed.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+const EXAMPLES: &str = "\
+Examples:
+  nobounce run -- ibv_devinfo -v
+  nobounce run -- ib_write_bw                       in one terminal, and in another:
+  nobounce run -- ib_write_bw 127.0.0.1
+  nobounce run --addr eth0 -- ib_send_lat           to be reached from other machines
+  nobounce run --fault loss=0.01,seed=7 -- mpirun -n 2 ./program
+  nobounce run --pcap trace.pcap -- ./program       one capture for each process: trace-PID.pcap
+
+Exit codes: the command's own; 128 + n if signal n ended it; 127 no such command, 126 it could not be started;
+2 wrong usage or broken environment.";
+
+/// Run a program that uses RDMA, with a software NIC in place of a real one.
+///
+/// The program finds a device nb0 through libibverbs, as if a RoCE adapter were in the machine. Nothing is installed, no
+/// privilege is needed, and the program needs no change.
+#[derive(Debug, Clone, Default, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct RunArgs {
+    /// Address or interface of nb0; several, separated by commas, for nb0, nb1, ... [default: NOBOUNCE_ADDR, or loopback]
+    #[arg(long, value_name = "ADDR,...")]
+    pub(crate) addr: Option<String>,
+
+    /// A bad network on purpose, such as loss=0.01,seed=7
+    #[arg(long, value_name = "FAULT")]
+    pub(crate) fault: Option<String>,
+
+    /// Record the packets of each process; %p stands for the process ID, which is put before the ending otherwise
+    #[arg(long, value_name = "FILE")]
+    pub(crate) pcap: Option<PathBuf>,
+
+    /// Refuse memory whose bytes could not go directly, with the reason
+    #[arg(long, value_name = "PATH", value_parser = ["direct"])]
+    pub(crate) require: Option<String>,
+
+    /// Log of the device in each process, on stderr: error, warn, info, debug or trace
+    #[arg(long, value_name = "LEVEL")]
+    pub(crate) log: Option<String>,
+
+    /// Print no line at the end
+    #[arg(long, short)]
+    pub(crate) quiet: bool,
+
+    /// The program and its arguments
+    #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    pub(crate) command: Vec<OsString>,
+}

@@ -1,0 +1,111 @@
+//! Starts the command, hands it our signals, and takes its end over as ours.
+
+use std::io;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitStatus};
+
+/// What a terminal or another process may send us, meant for the command.
+const FORWARDED: [libc::c_int; 8] = [
+    libc::SIGINT,
+    libc::SIGTERM,
+    libc::SIGHUP,
+    libc::SIGQUIT,
+    libc::SIGUSR1,
+    libc::SIGUSR2,
+    libc::SIGALRM,
+    libc::SIGWINCH,
+];
+
+/// The signals that are taken by [`Signals::wait`] from now on, instead of ending us with our folder left behind.
+pub(crate) struct Signals {
+    set: libc::sigset_t,
+}
+
+impl Signals {
+    /// Blocks them in this thread: call it before any other is started. Children start with none blocked.
+    pub(crate) fn block() -> Self {
+        // SAFETY: a sigset_t is plain data, and sigemptyset makes it a valid one.
+        let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
+        // SAFETY: the set is ours and valid, the signal numbers exist.
+        unsafe {
+            libc::sigemptyset(&raw mut set);
+            for signal in FORWARDED {
+                libc::sigaddset(&raw mut set, signal);
+            }
+            libc::sigaddset(&raw mut set, libc::SIGCHLD);
+            libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut());
+        }
+        Self { set }
+    }
+
+    /// Waits until the child has ended, handing on what comes in the meantime.
+    pub(crate) fn wait(&self, child: &mut Child) -> io::Result<ExitStatus> {
+        loop {
+            if let Some(status) = child.try_wait()? {
+                return Ok(status);
+            }
+            // SAFETY: a siginfo_t is plain data that sigwaitinfo fills.
+            let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+            // SAFETY: the set is valid, and `info` is a place for the answer.
+            let signal = unsafe { libc::sigwaitinfo(&raw const self.set, &raw mut info) };
+            // The terminal's own signals (Ctrl-C) go to the whole group: the command has it already.
+            let from_terminal = info.si_code == libc::SI_KERNEL;
+            if signal > 0 && signal != libc::SIGCHLD && !from_terminal {
+                let pid = libc::pid_t::try_from(child.id()).expect("a process ID");
+                // SAFETY: the child was not waited for yet, so the number is still its own.
+                unsafe { libc::kill(pid, signal) };
+            }
+        }
+    }
+}
+
+/// The command could not be started.
+#[derive(Debug, thiserror::Error)]
+#[error("{name:?} could not be started: {source}{}", hint(.source))]
+pub(crate) struct StartError {
+    name: String,
+    source: io::Error,
+}
+
+fn hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::NotFound => ". It is neither in PATH nor a file; a script needs its interpreter, too",
+        io::ErrorKind::PermissionDenied => ". Is it an executable file (chmod +x)?",
+        _ if error.raw_os_error() == Some(libc::ENOEXEC) => ". It is no program; a script starts with #!",
+        _ => "",
+    }
+}
+
+impl StartError {
+    /// As shells have it.
+    pub(crate) fn code(&self) -> u8 {
+        if self.source.kind() == io::ErrorKind::NotFound { 127 } else { 126 }
+    }
+}
+
+/// Starts it.
+pub(crate) fn start(command: &mut Command) -> Result<Child, StartError> {
+    command
+        .spawn()
+        .map_err(|source| StartError { name: command.get_program().to_string_lossy().into_owned(), source })
+}
+
+/// The exit code that says how the command ended.
+pub(crate) fn code(status: ExitStatus) -> u8 {
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1);
+    u8::try_from(code & 0xff).unwrap_or(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ends_are_numbers_as_in_a_shell() {
+        assert_eq!(code(ExitStatus::from_raw(3 << 8)), 3);
+        assert_eq!(code(ExitStatus::from_raw(libc::SIGKILL)), 137);
+        assert_eq!(start(&mut Command::new("/no/such/program")).unwrap_err().code(), 127);
+        let refused = start(&mut Command::new("/")).unwrap_err();
+        assert_eq!(refused.code(), 126, "{refused}");
+    }
+}

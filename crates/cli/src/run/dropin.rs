@@ -1,0 +1,63 @@
+//! The folder with the libraries that programs are given in place of the system's.
+
+use std::path::{Path, PathBuf};
+
+/// Names another folder than the ones beside the command.
+pub(crate) const VARIABLE: &str = "NOBOUNCE_DROPIN";
+/// What is preloaded into every process of the command.
+pub(crate) const PRELOAD: &str = "libnobounce-paths.so";
+/// What makes a folder the drop-in folder.
+const VERBS: &str = "libibverbs.so.1";
+
+/// The folder is missing or not usable.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub(crate) enum DropinError {
+    #[error(
+        "the drop-in libraries were not found: no {VERBS} and {PRELOAD} in {}. `make build` makes them; {VARIABLE} names another folder",
+        list(.0)
+    )]
+    Missing(Vec<PathBuf>),
+    #[error(
+        "{VARIABLE} or the command's folder has a space, colon or semicolon in its path ({}), which the dynamic linker takes for the end of it; move it",
+        .0.display()
+    )]
+    Separator(PathBuf),
+}
+
+fn list(folders: &[PathBuf]) -> String {
+    folders.iter().map(|folder| folder.display().to_string()).collect::<Vec<_>>().join(", ")
+}
+
+/// Finds the folder: the one that was named, or the one beside the command (as built, as installed).
+pub(crate) fn find(named: Option<PathBuf>, executable: &Path) -> Result<PathBuf, DropinError> {
+    let candidates = match named {
+        Some(folder) => vec![folder],
+        None => {
+            let beside = executable.parent().unwrap_or(Path::new("."));
+            vec![beside.join("dropin"), beside.join("../lib/nobounce")]
+        }
+    };
+    let found =
+        candidates.iter().find(|folder| [VERBS, PRELOAD].iter().all(|file| folder.join(file).exists()));
+    let Some(folder) = found.and_then(|folder| folder.canonicalize().ok()) else {
+        return Err(DropinError::Missing(candidates));
+    };
+    if folder.as_os_str().as_encoded_bytes().iter().any(|byte| b" :;\t\n".contains(byte)) {
+        return Err(DropinError::Separator(folder));
+    }
+    Ok(folder)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_folder_is_named() {
+        let told = find(None, Path::new("/no/such/bin/nobounce")).unwrap_err().to_string();
+        assert!(told.contains("/no/such/bin/dropin") && told.contains("NOBOUNCE_DROPIN"), "{told}");
+        let told = find(Some("/no/such".into()), Path::new("/x")).unwrap_err().to_string();
+        assert!(told.contains("in /no/such.") && !told.contains("/x"), "{told}");
+    }
+}

@@ -1,0 +1,131 @@
+//! The variables that the command gets. docs/run.md has the same list with the reasons; keep both.
+
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+
+use super::args::RunArgs;
+use super::dropin;
+
+/// What a run gives its processes.
+#[derive(Debug)]
+pub(crate) struct Given<'a> {
+    /// The drop-in libraries.
+    pub(crate) dropin: &'a Path,
+    /// What stands for / where InfiniBand folders are looked for.
+    pub(crate) view: &'a Path,
+    /// Where devices leave their totals.
+    pub(crate) report: &'a Path,
+}
+
+/// Set unless the user has set them: name, value.
+const DEFAULTS: [(&str, &str); 1] = [
+    // NCCL sees nb0 at the CPU, farther from any GPU than it takes GPU memory from by default.
+    ("NCCL_NET_GDR_LEVEL", "SYS"),
+];
+
+/// Everything to set, given what is set now.
+pub(crate) fn variables(
+    args: &RunArgs,
+    given: &Given<'_>,
+    now: impl Fn(&str) -> Option<OsString>,
+) -> Vec<(&'static str, OsString)> {
+    let mut all = vec![
+        ("LD_LIBRARY_PATH", in_front(given.dropin, now("LD_LIBRARY_PATH"))),
+        ("LD_PRELOAD", in_front(&given.dropin.join(dropin::PRELOAD), now("LD_PRELOAD"))),
+        ("NOBOUNCE_VIEW", given.view.into()),
+        ("NOBOUNCE_REPORT", given.report.into()),
+    ];
+    let typed = [
+        ("NOBOUNCE_ADDR", args.addr.as_ref().map(OsString::from)),
+        ("NOBOUNCE_FAULT", args.fault.as_ref().map(OsString::from)),
+        ("NOBOUNCE_PCAP", args.pcap.as_deref().map(|path| capture(path).into_os_string())),
+        ("NOBOUNCE_REQUIRE", args.require.as_ref().map(OsString::from)),
+        ("NOBOUNCE_LOG", args.log.as_ref().map(OsString::from)),
+    ];
+    all.extend(typed.into_iter().filter_map(|(name, value)| Some((name, value?))));
+    let missing = DEFAULTS.into_iter().filter(|(name, _)| now(name).is_none());
+    all.extend(missing.map(|(name, value)| (name, value.into())));
+    all
+}
+
+/// `first`, then what was there; not twice in a run inside a run.
+fn in_front(first: &Path, before: Option<OsString>) -> OsString {
+    let mut all = first.as_os_str().to_owned();
+    for part in before.as_deref().unwrap_or_default().as_encoded_bytes().split(|byte| *byte == b':') {
+        // SAFETY: cut at an ASCII byte out of bytes that an OsStr gave.
+        let part = unsafe { OsStr::from_encoded_bytes_unchecked(part) };
+        if !part.is_empty() && part != first.as_os_str() {
+            all.push(":");
+            all.push(part);
+        }
+    }
+    all
+}
+
+/// One file for each process: `%p`, which the device replaces, before the ending unless the user put it elsewhere.
+fn capture(path: &Path) -> PathBuf {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    if path.as_os_str().as_encoded_bytes().windows(2).any(|two| two == b"%p") {
+        return path;
+    }
+    let mut name = path.file_stem().unwrap_or_default().to_owned();
+    name.push("-%p");
+    if let Some(ending) = path.extension() {
+        name.push(".");
+        name.push(ending);
+    }
+    path.with_file_name(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(args: &RunArgs, now: &[(&str, &str)]) -> Vec<(&'static str, OsString)> {
+        let given =
+            Given { dropin: Path::new("/lib/nb"), view: Path::new("/tmp/v"), report: Path::new("/tmp/r") };
+        let find =
+            |name: &str| now.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).into());
+        variables(args, &given, find)
+    }
+
+    fn value<'a>(all: &'a [(&str, OsString)], name: &str) -> Option<&'a str> {
+        all.iter().find(|(known, _)| *known == name).map(|(_, value)| value.to_str().unwrap())
+    }
+
+    #[test]
+    fn what_the_user_had_is_kept() {
+        let all = with(
+            &RunArgs::default(),
+            &[
+                ("LD_LIBRARY_PATH", "/a:/lib/nb::/b"),
+                ("LD_PRELOAD", "libx.so"),
+                ("NCCL_NET_GDR_LEVEL", "PHB"),
+            ],
+        );
+        assert_eq!(value(&all, "LD_LIBRARY_PATH"), Some("/lib/nb:/a:/b"));
+        assert_eq!(value(&all, "LD_PRELOAD"), Some("/lib/nb/libnobounce-paths.so:libx.so"));
+        assert_eq!(value(&all, "NCCL_NET_GDR_LEVEL"), None);
+        assert_eq!(
+            value(&all, "NOBOUNCE_ADDR"),
+            None,
+            "nothing was typed, so the user's own variable counts"
+        );
+    }
+
+    #[test]
+    fn options_become_variables() {
+        let args = RunArgs {
+            addr: Some("127.0.0.9".into()),
+            pcap: Some("/x/trace.pcap".into()),
+            require: Some("direct".into()),
+            ..RunArgs::default()
+        };
+        let all = with(&args, &[]);
+        assert_eq!(value(&all, "NOBOUNCE_ADDR"), Some("127.0.0.9"));
+        assert_eq!(value(&all, "NOBOUNCE_PCAP"), Some("/x/trace-%p.pcap"));
+        assert_eq!(value(&all, "NOBOUNCE_REQUIRE"), Some("direct"));
+        assert_eq!(capture(Path::new("/x/a%p")), Path::new("/x/a%p"));
+        assert_eq!(capture(Path::new("/x/plain")), Path::new("/x/plain-%p"));
+    }
+}

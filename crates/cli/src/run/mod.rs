@@ -1,0 +1,87 @@
+//! `nobounce run`: other people's RDMA programs, unmodified, on a device nb0.
+//!
+//! The order of a run: what was typed is checked, the drop-in folder found, the folder of the run made with the view in it;
+//! then the command is started, signals go to it, and its end is ours. docs/run.md tells users.
+
+pub(crate) mod args;
+mod child;
+mod dropin;
+mod environment;
+mod report;
+mod scratch;
+mod view;
+
+use std::net::IpAddr;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+
+use anyhow::Context;
+use nobounce::Config;
+use nobounce::nic::links::fault::FaultConfig;
+
+use self::args::RunArgs;
+
+/// The command: arguments in, exit code out. An error is exit code 2.
+pub(crate) fn main(args: &RunArgs) -> anyhow::Result<ExitCode> {
+    let addrs = check(args)?;
+    let executable = std::env::current_exe().context("this command cannot find its own file")?;
+    let dropin = dropin::find(std::env::var_os(dropin::VARIABLE).map(Into::into), &executable)?;
+
+    // From here on a signal must not end us before the folder is removed.
+    let signals = child::Signals::block();
+    let parent = std::env::temp_dir();
+    let scratch = scratch::Scratch::new(&parent).with_context(|| {
+        format!("no folder for this run could be made in {}; TMPDIR names another place", parent.display())
+    })?;
+    let (view, reports) = (scratch.path().join("view"), scratch.path().join("report"));
+    std::fs::create_dir(&reports)
+        .and_then(|()| view::make(&view, &addrs, &view::System::here()))
+        .with_context(|| {
+            format!("the folders for the command could not be written in {}", scratch.path().display())
+        })?;
+
+    let given = environment::Given { dropin: &dropin, view: &view, report: &reports };
+    let (program, arguments) = args.command.split_first().context("no command was given")?;
+    let mut command = Command::new(program);
+    command.args(arguments).envs(environment::variables(args, &given, |name| std::env::var_os(name)));
+    let mut child = match child::start(&mut command) {
+        Ok(child) => child,
+        Err(error) => {
+            eprintln!("nobounce: {error}");
+            return Ok(ExitCode::from(error.code()));
+        }
+    };
+    let status = signals.wait(&mut child).context("waiting for the command")?;
+    if !args.quiet {
+        eprintln!("nobounce: {}", report::read(&reports));
+    }
+    Ok(ExitCode::from(child::code(status)))
+}
+
+/// Whatever the device would refuse is refused here, once, before anything is started.
+fn check(args: &RunArgs) -> anyhow::Result<Vec<IpAddr>> {
+    let named = match &args.addr {
+        Some(addr) => Some(addr.clone()),
+        None => std::env::var("NOBOUNCE_ADDR").ok(),
+    };
+    let addrs = match &named {
+        Some(list) => list
+            .split(',')
+            .map(|addr| Ok(Config::default().at(addr.trim())?.addr))
+            .collect::<anyhow::Result<Vec<_>>>()?,
+        None => vec![Config::default().addr],
+    };
+    if let Some(fault) = &args.fault {
+        fault.parse::<FaultConfig>().with_context(|| format!("--fault {fault}"))?;
+    }
+    if let Some(level) = &args.log {
+        crate::log::level(level)?;
+    }
+    if let Some(folder) = args.pcap.as_deref().and_then(Path::parent)
+        && !folder.as_os_str().is_empty()
+        && !folder.is_dir()
+    {
+        anyhow::bail!("--pcap: there is no folder {}", folder.display());
+    }
+    Ok(addrs)
+}

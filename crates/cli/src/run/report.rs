@@ -1,0 +1,176 @@
+//! What the devices of all processes say at the end, in one line.
+//!
+//! Each device leaves `PID-N.open` in the folder of the run while it is open and `PID-N.json` when it goes; docs/run.md has the
+//! format.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs;
+use std::path::Path;
+
+use serde::Deserialize;
+
+/// What one device did in its life. What a report does not say is nothing.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Device {
+    /// By path, from the wire into memory.
+    r#in: BTreeMap<String, Moved>,
+    /// By path, from memory to the wire.
+    out: BTreeMap<String, Moved>,
+    staged_because: Vec<String>,
+    retransmissions: u64,
+    errors: BTreeMap<String, u64>,
+}
+
+/// What went by one path.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(default)]
+struct Moved {
+    bytes: u64,
+    operations: u64,
+}
+
+/// All devices of a run together.
+#[derive(Debug, Default)]
+pub(crate) struct Totals {
+    devices: u64,
+    /// Opened, and no word of what became of them.
+    silent: u64,
+    sum: Device,
+}
+
+/// Adds up what is in the folder. A report that makes no sense counts as none.
+pub(crate) fn read(folder: &Path) -> Totals {
+    let mut totals = Totals::default();
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let told = match path.extension().and_then(|ending| ending.to_str()) {
+            Some("json") => {
+                fs::read(&path).ok().and_then(|text| serde_json::from_slice::<Device>(&text).ok())
+            }
+            Some("open") => None,
+            _ => continue,
+        };
+        totals.devices += 1;
+        match told {
+            Some(device) => totals.sum.add(device),
+            None => totals.silent += 1,
+        }
+    }
+    totals
+}
+
+impl Device {
+    fn add(&mut self, other: Self) {
+        for (to, from) in [(&mut self.r#in, other.r#in), (&mut self.out, other.out)] {
+            for (path, moved) in from {
+                let sum = to.entry(path).or_default();
+                sum.bytes += moved.bytes;
+                sum.operations += moved.operations;
+            }
+        }
+        for (name, count) in other.errors {
+            *self.errors.entry(name).or_default() += count;
+        }
+        for reason in other.staged_because {
+            if !self.staged_because.contains(&reason) {
+                self.staged_because.push(reason);
+            }
+        }
+        self.retransmissions += other.retransmissions;
+    }
+}
+
+impl fmt::Display for Totals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.devices == 0 {
+            return f.write_str(
+                "no process opened a device: the command asked for none, or did not come to our libibverbs (it is static, setuid or \
+                 brings its own; docs/run.md)",
+            );
+        }
+        write!(f, "{} opened", counted(self.devices, "device"))?;
+        if self.silent > 0 {
+            write!(f, " ({} ended without a report)", self.silent)?;
+        }
+        for (direction, paths) in [("out", &self.sum.out), ("in", &self.sum.r#in)] {
+            let parts: Vec<String> = paths
+                .iter()
+                .filter(|(_, moved)| moved.bytes > 0)
+                .map(|(path, moved)| {
+                    format!("{} {path} in {}", size(moved.bytes), counted(moved.operations, "operation"))
+                })
+                .collect();
+            let moved = if parts.is_empty() { "nothing".to_owned() } else { parts.join(", ") };
+            write!(f, "; {direction}: {moved}")?;
+        }
+        if !self.sum.staged_because.is_empty() {
+            write!(f, " (staged: {})", self.sum.staged_because.join("; "))?;
+        }
+        write!(f, "; {}", counted(self.sum.retransmissions, "retransmission"))?;
+        let errors: Vec<String> = self
+            .sum
+            .errors
+            .iter()
+            .filter(|(_, count)| **count > 0)
+            .map(|(name, count)| format!("{name} {count}"))
+            .collect();
+        if errors.is_empty() {
+            f.write_str("; no errors")
+        } else {
+            write!(f, "; errors: {}", errors.join(", "))
+        }
+    }
+}
+
+fn counted(count: u64, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
+/// Three digits and a unit, decimal as the bench's.
+fn size(bytes: u64) -> String {
+    #[allow(clippy::cast_precision_loss, reason = "three digits are shown")]
+    let mut value = bytes as f64;
+    let mut unit = "B";
+    for next in ["kB", "MB", "GB", "TB"] {
+        if value < 999.5 {
+            break;
+        }
+        value /= 1000.0;
+        unit = next;
+    }
+    let digits = if unit == "B" || value >= 99.95 { 0 } else { usize::from(value < 9.995) + 1 };
+    format!("{value:.digits$} {unit}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reports_are_added_up_and_a_silent_device_is_named() {
+        let folder = std::env::temp_dir().join(format!("report-test-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        assert!(read(&folder).to_string().starts_with("no process opened a device"));
+        let sender = r#"{"version":1,"pid":7,"out":{"cpu":{"bytes":327680000,"operations":5000},"staged":{"bytes":0,"operations":0}},"retransmissions":1,"errors":{}}"#;
+        let receiver = r#"{"in":{"cpu":{"bytes":327680000,"operations":5000},"staged":{"bytes":12,"operations":1}},"staged_because":["no window"],"errors":{"RetryExceeded":2},"unknown":[]}"#;
+        fs::write(folder.join("7-0.json"), sender).unwrap();
+        fs::write(folder.join("8-0.json"), receiver).unwrap();
+        fs::write(folder.join("9-0.open"), "").unwrap();
+        fs::write(folder.join("9-1.part"), "").unwrap();
+        assert_eq!(
+            read(&folder).to_string(),
+            "3 devices opened (1 ended without a report); out: 328 MB cpu in 5000 operations; \
+             in: 328 MB cpu in 5000 operations, 12 B staged in 1 operation (staged: no window); 1 retransmission; \
+             errors: RetryExceeded 2"
+        );
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn sizes_have_three_digits() {
+        let shown = [0, 999, 1000, 65_536, 999_499, 999_500, 327_680_000].map(size);
+        assert_eq!(shown, ["0 B", "999 B", "1.00 kB", "65.5 kB", "999 kB", "1.00 MB", "328 MB"]);
+    }
+}

@@ -1,0 +1,200 @@
+//! The InfiniBand folders as programs expect them: /sys/class/infiniband, /sys/class/infiniband_verbs, /dev/infiniband.
+//!
+//! The tree is laid out as the kernel does it: the class folder holds links into /sys/devices. Devices that the machine really
+//! has stay visible: they are linked beside ours.
+
+use std::fs;
+use std::io;
+use std::net::{IpAddr, Ipv6Addr};
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+/// Identifies the device to programs that look for adapters they know. Both numbers are nobody's: 0x1d0f and the like would
+/// wake code for other people's hardware.
+const VENDOR: &str = "0x6e62";
+const PART: &str = "0x0001";
+
+/// The real folders, from where the links to real devices go.
+#[derive(Debug)]
+pub(crate) struct System<'a> {
+    pub(crate) sys: &'a Path,
+    pub(crate) dev: &'a Path,
+}
+
+impl System<'static> {
+    /// Of this machine.
+    pub(crate) fn here() -> Self {
+        Self { sys: Path::new("/sys"), dev: Path::new("/dev") }
+    }
+}
+
+/// Writes the tree below `root`: one device for each address.
+pub(crate) fn make(root: &Path, addrs: &[IpAddr], system: &System<'_>) -> io::Result<()> {
+    let class = root.join("sys/class/infiniband");
+    let verbs = root.join("sys/class/infiniband_verbs");
+    let nodes = root.join("dev/infiniband");
+    for folder in [&class, &verbs, &nodes] {
+        fs::create_dir_all(folder)?;
+    }
+    link_all(&system.sys.join("class/infiniband"), &class)?;
+    link_all(&system.sys.join("class/infiniband_verbs"), &verbs)?;
+    link_all(&system.dev.join("infiniband"), &nodes)?;
+    if !verbs.join("abi_version").exists() {
+        fs::write(verbs.join("abi_version"), "6\n")?;
+    }
+
+    let first = first_free(&verbs)?;
+    for (number, addr) in addrs.iter().enumerate() {
+        let (name, node) = (format!("nb{number}"), format!("uverbs{}", first + number));
+        let device = root.join("sys/devices/virtual/nobounce").join(&name);
+        let here = device.join("infiniband").join(&name);
+        write(&device, &[("numa_node", "-1"), ("vendor", VENDOR), ("device", PART)])?;
+        write_device(&here, &name, addr)?;
+        symlink("../..", here.join("device"))?;
+        symlink(format!("../../devices/virtual/nobounce/{name}/infiniband/{name}"), class.join(&name))?;
+        write(&verbs.join(&node), &[("ibdev", &name), ("abi_version", "1")])?;
+        symlink(format!("../../../devices/virtual/nobounce/{name}"), verbs.join(&node).join("device"))?;
+        // Programs ask only whether a character device is there that they may open.
+        symlink("/dev/null", nodes.join(&node))?;
+    }
+    Ok(())
+}
+
+fn write_device(here: &Path, name: &str, addr: &IpAddr) -> io::Result<()> {
+    let version = env!("CARGO_PKG_VERSION");
+    let description = format!("nobounce {name}");
+    write(
+        here,
+        &[
+            ("node_type", "1: CA"),
+            ("fw_ver", version),
+            ("hw_rev", "0x1"),
+            ("board_id", "nobounce"),
+            ("hca_type", "nobounce"),
+            ("node_desc", &description),
+        ],
+    )?;
+    let port = here.join("ports/1");
+    write(
+        &port,
+        &[
+            ("state", "4: ACTIVE"),
+            ("phys_state", "5: LinkUp"),
+            ("rate", "100 Gb/sec (4X EDR)"),
+            ("link_layer", "Ethernet"),
+            ("lid", "0x0"),
+            ("lid_mask_count", "0"),
+            ("sm_lid", "0x0"),
+            ("sm_sl", "0"),
+            ("cap_mask", "0x00010000"),
+        ],
+    )?;
+    write(&port.join("gids"), &[("0", &gid(addr))])?;
+    write(&port.join("pkeys"), &[("0", "0xffff")])?;
+    write(&port.join("gid_attrs/types"), &[("0", "RoCE v2")])?;
+    if let Some(interface) = interface_of(addr) {
+        write(&port.join("gid_attrs/ndevs"), &[("0", &interface)])?;
+    }
+    Ok(())
+}
+
+/// Files of one line each.
+fn write(folder: &Path, files: &[(&str, &str)]) -> io::Result<()> {
+    fs::create_dir_all(folder)?;
+    files.iter().try_for_each(|(name, text)| fs::write(folder.join(name), format!("{text}\n")))
+}
+
+/// A link for everything in `from`, if there is such a folder.
+fn link_all(from: &Path, to: &Path) -> io::Result<()> {
+    let Ok(entries) = fs::read_dir(from) else { return Ok(()) };
+    for entry in entries {
+        let entry = entry?;
+        // Links of the kernel are relative to where they stand.
+        let target = entry.path().canonicalize().unwrap_or_else(|_| entry.path());
+        symlink(target, to.join(entry.file_name()))?;
+    }
+    Ok(())
+}
+
+/// The first number above those of real devices.
+fn first_free(verbs: &Path) -> io::Result<usize> {
+    let mut free = 0;
+    for entry in fs::read_dir(verbs)? {
+        let number =
+            entry?.file_name().to_str().and_then(|name| name.strip_prefix("uverbs")?.parse::<usize>().ok());
+        free = free.max(number.map_or(0, |number| number + 1));
+    }
+    Ok(free)
+}
+
+/// Eight groups of four digits, as the kernel prints it.
+fn gid(addr: &IpAddr) -> String {
+    let v6 = match addr {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+        IpAddr::V6(v6) => *v6,
+    };
+    Ipv6Addr::segments(&v6).map(|group| format!("{group:04x}")).join(":")
+}
+
+/// The interface that has the address. All of 127.0.0.0/8 is the loopback's, listed or not.
+fn interface_of(addr: &IpAddr) -> Option<String> {
+    if addr.is_loopback() {
+        return Some("lo".to_owned());
+    }
+    nobounce::nic::links::udp::interface_of(*addr)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+
+    fn folder(name: &str) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("view-test-{name}-{}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        path
+    }
+
+    fn read(path: &Path) -> String {
+        fs::read_to_string(path)
+            .unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+            .trim_end()
+            .to_owned()
+    }
+
+    #[test]
+    fn two_devices_and_what_programs_read_of_them() {
+        let root = folder("two");
+        let none = System { sys: Path::new("/no/such"), dev: Path::new("/no/such") };
+        make(&root, &["127.0.0.7".parse().unwrap(), "::1".parse().unwrap()], &none).unwrap();
+        let class = root.join("sys/class/infiniband");
+        assert_eq!(read(&class.join("nb0/ports/1/gids/0")), "0000:0000:0000:0000:0000:ffff:7f00:0007");
+        assert_eq!(read(&class.join("nb1/ports/1/gids/0")), "0000:0000:0000:0000:0000:0000:0000:0001");
+        assert_eq!(read(&class.join("nb0/ports/1/gid_attrs/ndevs/0")), "lo");
+        assert_eq!(read(&class.join("nb0/device/numa_node")), "-1");
+        // As some programs find the PCI device: two folders above the real one.
+        let real = class.join("nb1").canonicalize().unwrap();
+        assert_eq!(read(&real.join("../../vendor")), VENDOR);
+        assert_eq!(read(&root.join("sys/class/infiniband_verbs/uverbs1/ibdev")), "nb1");
+        let node = fs::metadata(root.join("dev/infiniband/uverbs0")).unwrap();
+        assert!(std::os::unix::fs::FileTypeExt::is_char_device(&node.file_type()));
+        fs::remove_dir_all(&root).unwrap();
+    }
+
+    #[test]
+    fn real_devices_stay_and_ours_come_after_them() {
+        let (root, system) = (folder("real"), folder("system"));
+        fs::create_dir_all(system.join("sys/class/infiniband/mlx5_0/ports")).unwrap();
+        fs::create_dir_all(system.join("sys/class/infiniband_verbs/uverbs2")).unwrap();
+        fs::create_dir_all(system.join("dev/infiniband")).unwrap();
+        fs::write(system.join("dev/infiniband/uverbs2"), "real").unwrap();
+        let there = System { sys: &system.join("sys"), dev: &system.join("dev") };
+        make(&root, &["127.0.0.7".parse().unwrap()], &there).unwrap();
+        assert!(root.join("sys/class/infiniband/mlx5_0/ports").is_dir());
+        assert_eq!(read(&root.join("dev/infiniband/uverbs2")), "real");
+        assert_eq!(read(&root.join("sys/class/infiniband_verbs/uverbs3/ibdev")), "nb0");
+        fs::remove_dir_all(&root).unwrap();
+        fs::remove_dir_all(&system).unwrap();
+    }
+}

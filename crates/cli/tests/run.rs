@@ -1,0 +1,170 @@
+//! `nobounce run` as people call it: exit codes, signals, what the command sees, and that nothing is left behind.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+/// A drop-in folder with the real preload library and no verbs library behind its name, and a place for temporary files.
+struct Rig {
+    folder: PathBuf,
+}
+
+impl Rig {
+    fn new(name: &str) -> Self {
+        let folder = std::env::temp_dir().join(format!("run-test-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(folder.join("tmp")).unwrap();
+        fs::create_dir_all(folder.join("dropin")).unwrap();
+        fs::copy(preload(), folder.join("dropin/libnobounce-paths.so")).unwrap();
+        fs::write(folder.join("dropin/libibverbs.so.1"), "").unwrap();
+        Self { folder: folder.canonicalize().unwrap() }
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_nobounce"));
+        command
+            .arg("run")
+            .args(arguments)
+            .env("TMPDIR", self.tmp())
+            .env("NOBOUNCE_DROPIN", self.folder.join("dropin"));
+        for name in ["NOBOUNCE_LOG", "NOBOUNCE_ADDR", "LD_PRELOAD", "LD_LIBRARY_PATH"] {
+            command.env_remove(name);
+        }
+        command
+    }
+
+    fn run(&self, arguments: &[&str]) -> (Option<i32>, String, String) {
+        let Output { status, stdout, stderr } = self.command(arguments).output().expect("the command starts");
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("UTF-8");
+        (status.code(), text(stdout), text(stderr))
+    }
+
+    fn tmp(&self) -> PathBuf {
+        self.folder.join("tmp")
+    }
+
+    fn left_behind(&self) -> Vec<PathBuf> {
+        fs::read_dir(self.tmp()).unwrap().map(|entry| entry.unwrap().path()).collect()
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+fn preload() -> PathBuf {
+    let name = "libnobounce_paths.so";
+    let test = std::env::current_exe().expect("a test has an executable");
+    test.ancestors()
+        .skip(1)
+        .take(2)
+        .flat_map(|folder| [folder.join(name), folder.join("deps").join(name)])
+        .find(|path| path.exists())
+        .expect("a dev-dependency on nobounce-paths builds it")
+}
+
+fn send(child: &Child, signal: &str) {
+    let sent = Command::new("kill").args([signal, &child.id().to_string()]).status().expect("kill");
+    assert!(sent.success());
+}
+
+/// Starts it and waits for the first line of its output.
+fn start(mut command: Command) -> (Child, String) {
+    let mut child = command.stdout(Stdio::piped()).spawn().expect("the command starts");
+    let mut line = String::new();
+    BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    (child, line.trim_end().to_owned())
+}
+
+#[test]
+fn the_exit_code_is_the_commands_own() {
+    let rig = Rig::new("code");
+    let file = rig.folder.join("no-program");
+    fs::write(&file, "").unwrap();
+    let file = file.to_str().unwrap();
+    for (arguments, wanted) in [
+        (&["--", "true"][..], 0),
+        (&["--", "sh", "-c", "exit 42"], 42),
+        (&["sh", "-c", "kill -KILL $$"], 137),
+        (&["--", "/no/such/program"], 127),
+        (&["--", "no-such-program-in-path"], 127),
+        (&["--", file], 126),
+        (&[], 2),
+        (&["--no-such-flag", "--", "true"], 2),
+        (&["--addr", "no-such-interface", "--", "true"], 2),
+        (&["--fault", "nonsense", "--", "true"], 2),
+        (&["--log", "loud", "--", "true"], 2),
+        (&["--pcap", "/no/such/folder/x.pcap", "--", "true"], 2),
+    ] {
+        let (code, _, stderr) = rig.run(arguments);
+        assert_eq!(code, Some(wanted), "{arguments:?}: {stderr}");
+        assert!(
+            wanted < 2 || wanted == 42 || wanted == 137 || stderr.len() > 20,
+            "{arguments:?} fails without a sentence"
+        );
+    }
+    assert!(rig.left_behind().is_empty());
+}
+
+#[test]
+fn the_command_sees_its_devices() {
+    let rig = Rig::new("view");
+    let script = "ls /sys/class/infiniband /dev/infiniband; cat /sys/class/infiniband/nb1/ports/1/gids/0; echo $NOBOUNCE_ADDR";
+    let (code, stdout, stderr) = rig.run(&["--addr", "127.0.0.1,127.0.0.2", "--", "sh", "-c", script]);
+    assert_eq!(code, Some(0), "{stderr}");
+    for wanted in
+        ["nb0\nnb1\n", "uverbs", "0000:0000:0000:0000:0000:ffff:7f00:0002\n", "127.0.0.1,127.0.0.2\n"]
+    {
+        assert!(stdout.contains(wanted), "{wanted:?} is missing in {stdout}");
+    }
+}
+
+#[test]
+fn one_line_at_the_end_unless_quiet() {
+    let rig = Rig::new("line");
+    let (_, _, stderr) = rig.run(&["--", "true"]);
+    assert_eq!(stderr.lines().count(), 1, "{stderr}");
+    assert!(stderr.starts_with("nobounce: no process opened a device"), "{stderr}");
+    let (_, _, stderr) = rig.run(&["--quiet", "--", "true"]);
+    assert_eq!(stderr, "");
+}
+
+#[test]
+fn signals_reach_the_command_and_nothing_is_left() {
+    let rig = Rig::new("signals");
+    for (signal, wanted) in [("-TERM", 11), ("-HUP", 12), ("-INT", 13), ("-USR1", 14)] {
+        let script = "trap 'exit 11' TERM; trap 'exit 12' HUP; trap 'exit 13' INT; trap 'exit 14' USR1; \
+                      echo ready; while :; do sleep 0.01; done";
+        let (mut child, line) = start(rig.command(&["--quiet", "--", "sh", "-c", script]));
+        assert_eq!(line, "ready");
+        send(&child, signal);
+        assert_eq!(child.wait().unwrap().code(), Some(wanted), "{signal}");
+        assert!(rig.left_behind().is_empty(), "{signal}");
+    }
+}
+
+#[test]
+fn what_a_killed_run_leaves_goes_with_the_next() {
+    let rig = Rig::new("killed");
+    let (mut child, line) = start(rig.command(&["--", "sh", "-c", "echo $NOBOUNCE_VIEW; read x"]));
+    assert!(Path::new(&line).is_dir(), "{line}");
+    send(&child, "-KILL");
+    child.wait().unwrap();
+    assert_eq!(rig.left_behind().len(), 1);
+    assert_eq!(rig.run(&["--", "true"]).0, Some(0));
+    assert!(rig.left_behind().is_empty());
+}
+
+#[test]
+fn a_missing_dropin_folder_is_said() {
+    let rig = Rig::new("dropin");
+    let mut command = rig.command(&["--", "true"]);
+    command.env("NOBOUNCE_DROPIN", "/no/such/folder");
+    let Output { status, stderr, .. } = command.output().unwrap();
+    let stderr = String::from_utf8(stderr).unwrap();
+    assert_eq!(status.code(), Some(2));
+    assert!(stderr.contains("/no/such/folder") && stderr.contains("make build"), "{stderr}");
+}

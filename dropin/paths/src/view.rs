@@ -1,0 +1,123 @@
+//! The folder that stands for the root, and the paths that are looked up below it.
+
+use std::cell::UnsafeCell;
+use std::ffi::{CStr, c_char};
+use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// The environment variable that names the folder.
+const VARIABLE: &CStr = c"NOBOUNCE_VIEW";
+/// No path is longer for the kernel.
+const PATH_MAX: usize = 4096;
+/// The folder's own path; a longer one is not taken.
+const ROOT_MAX: usize = 512;
+
+/// What is shown below the view. A longer name (`/sys/class/infiniband_mad`) is another folder.
+const PREFIXES: [&[u8]; 3] = [b"/sys/class/infiniband", b"/sys/class/infiniband_verbs", b"/dev/infiniband"];
+
+const UNKNOWN: u8 = 0;
+const BUSY: u8 = 1;
+const NONE: u8 = 2;
+const READY: u8 = 3;
+
+/// The folder's path, copied: programs overwrite their environment (setproctitle does).
+struct Root {
+    state: AtomicU8,
+    bytes: UnsafeCell<[u8; ROOT_MAX]>,
+    length: UnsafeCell<usize>,
+}
+
+// SAFETY: only the caller that moved `state` from UNKNOWN to BUSY writes, and others read only after READY.
+unsafe impl Sync for Root {}
+
+static ROOT: Root =
+    Root { state: AtomicU8::new(UNKNOWN), bytes: UnsafeCell::new([0; ROOT_MAX]), length: UnsafeCell::new(0) };
+
+/// Looks into the environment, once.
+pub(crate) fn find() {
+    if ROOT.state.compare_exchange(UNKNOWN, BUSY, Ordering::Acquire, Ordering::Relaxed).is_err() {
+        return;
+    }
+    // SAFETY: the name is a C string; what getenv gives stays as it is while we copy, for this runs before main.
+    let named = unsafe { libc::getenv(VARIABLE.as_ptr()) };
+    let mut state = NONE;
+    if !named.is_null() {
+        // SAFETY: getenv gives a C string.
+        let named = unsafe { CStr::from_ptr(named) }.to_bytes();
+        if named.first() == Some(&b'/') && named.len() <= ROOT_MAX {
+            // SAFETY: this caller alone is BUSY.
+            unsafe {
+                (&mut *ROOT.bytes.get())[..named.len()].copy_from_slice(named);
+                *ROOT.length.get() = named.len();
+            }
+            state = READY;
+        }
+    }
+    ROOT.state.store(state, Ordering::Release);
+}
+
+fn root() -> Option<&'static [u8]> {
+    if ROOT.state.load(Ordering::Acquire) == UNKNOWN {
+        find(); // a constructor that runs before ours
+    }
+    // SAFETY: READY means that both are written and never written again.
+    (ROOT.state.load(Ordering::Acquire) == READY)
+        .then(|| unsafe { &(&*ROOT.bytes.get())[..*ROOT.length.get()] })
+}
+
+/// Room for a changed path, on the caller's stack.
+pub(crate) struct Room(MaybeUninit<[u8; PATH_MAX]>);
+
+impl Room {
+    pub(crate) const fn new() -> Self {
+        Self(MaybeUninit::uninit())
+    }
+}
+
+/// The path to use: the caller's own, or the one below the view, made in `room`.
+///
+/// # Safety
+/// `path` is null or a C string.
+#[inline]
+pub(crate) unsafe fn see(path: *const c_char, room: &mut Room) -> *const c_char {
+    // Nearly every path ends here, after a few bytes.
+    // SAFETY: as the caller promises; the second byte is read only after the first is not the end.
+    let ours = unsafe {
+        !path.is_null() && starts(path, b"/sys/class/i") || !path.is_null() && starts(path, b"/dev/i")
+    };
+    if !ours {
+        return path;
+    }
+    // SAFETY: as the caller promises.
+    unsafe { below_view(path, room) }
+}
+
+/// # Safety
+/// `path` is a C string.
+unsafe fn starts(path: *const c_char, wanted: &[u8]) -> bool {
+    // SAFETY: the comparison stops at the first difference, the end of the string at the latest.
+    wanted.iter().enumerate().all(|(at, byte)| unsafe { path.cast::<u8>().add(at).read() } == *byte)
+}
+
+/// # Safety
+/// `path` is a C string.
+#[cold]
+unsafe fn below_view(path: *const c_char, room: &mut Room) -> *const c_char {
+    // SAFETY: as the caller promises.
+    let bytes = unsafe { CStr::from_ptr(path) }.to_bytes_with_nul();
+    let shown = PREFIXES
+        .iter()
+        .any(|prefix| bytes.strip_prefix(*prefix).is_some_and(|rest| matches!(rest.first(), Some(b'/' | 0))));
+    let Some(root) = shown.then(root).flatten() else { return path };
+    let length = root.len() + bytes.len();
+    if length > PATH_MAX {
+        return path; // the kernel will say ENAMETOOLONG, or that there is no such file
+    }
+    let start: *mut u8 = room.0.as_mut_ptr().cast();
+    // SAFETY: both parts fit into the room, as checked, and the room is nobody else's.
+    unsafe {
+        start.copy_from_nonoverlapping(root.as_ptr(), root.len());
+        start.add(root.len()).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+    }
+    start.cast()
+}

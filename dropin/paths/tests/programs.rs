@@ -1,0 +1,80 @@
+//! A C program, and tools of the system, see the view where it exists and the system everywhere else.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn library() -> PathBuf {
+    let test = std::env::current_exe().expect("a test has an executable");
+    let name = "libnobounce_paths.so";
+    test.ancestors()
+        .skip(1)
+        .take(2)
+        .flat_map(|folder| [folder.join(name), folder.join("deps").join(name)])
+        .find(|path| path.exists())
+        .expect("cargo builds the library before its tests")
+}
+
+struct View(PathBuf);
+
+impl View {
+    fn new(name: &str) -> Self {
+        let root = std::env::temp_dir().join(format!("paths-test-{name}-{}", std::process::id()));
+        fs::create_dir_all(root.join("sys/class/infiniband/nb0")).unwrap();
+        fs::create_dir_all(root.join("dev/infiniband")).unwrap();
+        fs::write(root.join("sys/class/infiniband/nb0/fw_ver"), "1.2\n").unwrap();
+        std::os::unix::fs::symlink("nb0", root.join("sys/class/infiniband/link")).unwrap();
+        std::os::unix::fs::symlink("/dev/null", root.join("dev/infiniband/uverbs0")).unwrap();
+        Self(root.canonicalize().unwrap())
+    }
+
+    fn run(&self, program: impl AsRef<Path>, arguments: &[&str]) -> Output {
+        Command::new(program.as_ref())
+            .args(arguments)
+            .env("LD_PRELOAD", library())
+            .env("NOBOUNCE_VIEW", &self.0)
+            .output()
+            .expect("the program starts")
+    }
+}
+
+impl Drop for View {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn every_call_sees_the_view() {
+    let view = View::new("calls");
+    for flags in [&["-O0"][..], &["-O2", "-D_FORTIFY_SOURCE=2"], &["-D_FILE_OFFSET_BITS=64"]] {
+        let program = view.0.join("calls");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/calls.c");
+        let built = Command::new("cc").args(flags).arg("-o").arg(&program).arg(source).output().expect("cc");
+        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+        let ran = view.run(&program, &[]);
+        assert!(ran.status.success(), "{flags:?}: {}", String::from_utf8_lossy(&ran.stdout));
+    }
+}
+
+#[test]
+fn tools_of_the_system_see_it() {
+    let view = View::new("tools");
+    let listed = view.run("ls", &["-l", "/sys/class/infiniband/nb0", "/dev/infiniband"]);
+    let text = String::from_utf8_lossy(&listed.stdout);
+    assert!(listed.status.success() && text.contains("fw_ver") && text.contains("uverbs0"), "{listed:?}");
+    assert_eq!(view.run("cat", &["/sys/class/infiniband/link/fw_ver"]).stdout, b"1.2\n");
+}
+
+#[test]
+fn without_a_view_nothing_changes() {
+    let view = View::new("none");
+    let ran = Command::new("cat")
+        .arg("/sys/class/infiniband/nb0/fw_ver")
+        .env("LD_PRELOAD", library())
+        .env_remove("NOBOUNCE_VIEW")
+        .output()
+        .expect("cat starts");
+    assert!(!ran.status.success(), "{ran:?}");
+    drop(view);
+}

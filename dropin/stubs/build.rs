@@ -1,0 +1,66 @@
+//! Turns a stub's names.txt into exported symbols: one line `VERSION ENDING NAME` for each.
+//!
+//! rustc versions no symbol of a cdylib by itself. A trampoline in assembly with `.symver` and a version script of empty
+//! nodes does it; it needs lld, which is Rust's own linker on x86_64 Linux.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+use std::{env, fs};
+
+fn main() {
+    let here = PathBuf::from(variable("CARGO_MANIFEST_DIR"));
+    let out = PathBuf::from(variable("OUT_DIR"));
+    let names = fs::read_to_string(here.join("names.txt")).expect("names.txt beside Cargo.toml");
+    let rows: Vec<[&str; 3]> = names
+        .lines()
+        .map(|line| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            words.try_into().unwrap_or_else(|_| panic!("names.txt: {line:?} is not VERSION ENDING NAME"))
+        })
+        .collect();
+
+    let jump = if variable("CARGO_CFG_TARGET_ARCH") == "aarch64" { "b" } else { "jmp" };
+    let mut exports = String::new();
+    for (at, [version, ending, name]) in rows.iter().enumerate() {
+        let function = match *ending {
+            "own" => (*name).to_owned(),
+            "errno" | "null" | "minus" | "zero" => format!("endings::{ending}"),
+            other => panic!("names.txt: {other:?} is no ending"),
+        };
+        // The last version of a name is the one that new programs are linked with.
+        let later = rows[at + 1..].iter().any(|row| row[2] == *name);
+        let tie = if later { "@" } else { "@@" };
+        let local = format!("nb.{name}.{version}");
+        writeln!(
+            exports,
+            "core::arch::global_asm!(\".pushsection .text.nb_export,\\\"ax\\\",@progbits\", \".globl {local}\", \
+             \".type {local},@function\", \"{local}:\", \"{jump} {{f}}\", \".size {local}, .-{local}\", \
+             \".symver {local}, {name}{tie}{version}\", \".popsection\", f = sym {function});"
+        )
+        .expect("a string takes everything");
+    }
+    fs::write(out.join("exports.rs"), exports).expect("OUT_DIR is ours");
+
+    let mut nodes = String::new();
+    let mut before = None;
+    for [version, ..] in &rows {
+        if before == Some(*version) {
+            continue;
+        }
+        writeln!(nodes, "{version} {{ }} {};", before.unwrap_or_default())
+            .expect("a string takes everything");
+        before = Some(*version);
+    }
+    let map = out.join("nodes.map");
+    fs::write(&map, nodes).expect("OUT_DIR is ours");
+
+    let library = variable("CARGO_PKG_NAME").replace("nobounce-stub-", "lib");
+    println!("cargo::rerun-if-changed=names.txt");
+    println!("cargo::rerun-if-changed=../build.rs");
+    println!("cargo::rustc-cdylib-link-arg=-Wl,--version-script={}", map.display());
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,{library}.so.1");
+}
+
+fn variable(name: &str) -> String {
+    env::var(name).unwrap_or_else(|_| panic!("cargo sets {name}"))
+}

@@ -1,0 +1,10 @@
+//! libmlx5.so.1 with all its names and nothing behind them.
+//!
+//! perftest, UCX and others are linked with it and ask `mlx5dv_is_supported` of every device they see: no device here is one.
+
+#[path = "../../endings.rs"]
+mod endings;
+
+const ERRNO: i32 = libc::EOPNOTSUPP;
+
+include!(concat!(env!("OUT_DIR"), "/exports.rs"));
