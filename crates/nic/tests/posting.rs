@@ -304,3 +304,29 @@ fn send_with_invalidate_is_refused() {
         check_write(&a, &b, 7, 64 << 10);
     }
 }
+
+#[test]
+fn a_batch_is_posted_whole_or_not_at_all() {
+    let (a, b) = with_limits("127.51.0.15", QpLimits { send_depth: 4, send_sges: 1, ..QpLimits::default() });
+    let (sge, there) = (a.sge(0, 8), Operation::Write(b.remote(0)));
+    let two = [sge[0], sge[0]];
+    let right = |wr_id| SendRequest::new(wr_id, there, &sge);
+    let wrong = SendRequest::new(9, there, &two);
+    let refused = a.qps[0].post_all(&[right(1), right(2), wrong, right(3)]);
+    assert_eq!(refused, Err((2, PostError::TooManySges { given: 2, max: 1 })));
+    let atomic = SendRequest::new(9, Operation::FetchAdd { remote: b.remote(0), add: 1 }, &[]);
+    assert_eq!(a.qps[0].post_all(&[right(1), atomic]), Err((1, PostError::AtomicLength(0))));
+    let five: Vec<SendRequest<'_>> = (0..5).map(right).collect();
+    assert_eq!(a.qps[0].post_all(&five), Err((4, PostError::QueueFull(4))));
+    a.quiet();
+    // One by one, those before the wrong one are taken.
+    let refused = a.qps[0].post_sends(&[right(1), wrong, right(3)]);
+    assert_eq!(refused, Err((1, PostError::TooManySges { given: 2, max: 1 })));
+    a.succeed(1);
+    a.qps[0].post_all(&five[..4]).unwrap();
+    assert!(a.completions(4).iter().map(|wc| wc.wr_id).eq(0..4));
+    a.qps[0].post_all(&[]).unwrap();
+    a.qps[0].modify(&QpAttr::to_state(QpState::Error)).unwrap();
+    a.qps[0].post_all(&five[..4]).unwrap();
+    assert!(a.completions(4).iter().all(|wc| wc.status == Status::Flushed));
+}

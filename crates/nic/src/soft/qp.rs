@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 
 use nobounce_protocol::qp::{
     AttrMask, Datagram, MAX_MESSAGE, PostError, Qp as ProtocolQp, QpAttr, QpConfig, QpCounters, QpState,
@@ -14,6 +14,7 @@ pub use nobounce_protocol::qp::Operation;
 
 use super::cq::Cq;
 use super::device::{Pd, PdUse, Shared};
+use super::engine::Engine;
 use super::entry::QpEntry;
 use super::host::{PostedReceive, PostedSend};
 use super::scatter::{Bytes, Sge};
@@ -235,6 +236,11 @@ impl Qp {
         self.with(|entry| entry.qp.attr().clone()).unwrap_or_else(dead)
     }
 
+    /// Whether it is in SQD, and work that was begun is not over yet.
+    pub fn is_draining(&self) -> bool {
+        self.with(|entry| entry.qp.is_draining()).unwrap_or(false)
+    }
+
     /// What it counted.
     pub fn counters(&self) -> QpCounters {
         self.with(|entry| *entry.qp.counters()).unwrap_or_default()
@@ -301,6 +307,32 @@ impl Qp {
         .unwrap_or_else(|error| Err((0, error)))
     }
 
+    /// Posts all of these send requests, or none.
+    ///
+    /// # Errors
+    /// The number of the first request that was not right (or that there was no room for), and why.
+    pub fn post_all(&self, requests: &[SendRequest<'_>]) -> Result<(), (usize, PostError)> {
+        let Some(mut engine) = self.shared.lock() else { return Err((0, PostError::State(QpState::Error))) };
+        let local = engine.link.local();
+        let Some(entry) = engine.core.entry(self.qpn) else {
+            return Err((0, PostError::State(QpState::Reset)));
+        };
+        for (nth, request) in requests.iter().enumerate() {
+            let checked = checked(&self.limits, local, request);
+            let checked = checked.and_then(|send| entry.qp.check_post(&send, request.to.is_some()));
+            checked.map_err(|error| (nth, error))?;
+        }
+        let room = entry.qp.send_room();
+        if requests.len() > room {
+            return Err((room, PostError::QueueFull(self.limits.send_depth)));
+        }
+        let posted = requests.iter().enumerate().try_for_each(|(nth, request)| {
+            post_one(entry, &self.limits, local, request).map_err(|error| (nth, error))
+        });
+        self.start_posted(engine);
+        posted
+    }
+
     /// Lets `each` post requests one by one, under one lock, then sends what may leave at once; what `each` returned.
     ///
     /// # Errors
@@ -315,8 +347,15 @@ impl Qp {
             return Err(PostError::State(QpState::Reset));
         };
         let result = each(&mut |request| post_one(entry, &self.limits, local, request));
+        self.start_posted(engine);
+        Ok(result)
+    }
+
+    /// Sends what may leave of what was posted just now.
+    #[inline]
+    fn start_posted(&self, mut engine: MutexGuard<'_, Engine>) {
         let index = self.qpn.get() & 0xffff;
-        if entry.qp.has_completions() {
+        if engine.core.entry(self.qpn).is_some_and(|entry| entry.qp.has_completions()) {
             engine.core.settle(index);
         }
         engine.core.make_ready(index);
@@ -325,7 +364,6 @@ impl Qp {
         drop(engine);
         // The caller may never come back to drive what it began.
         self.shared.bell.ring(deadline);
-        Ok(result)
     }
 
     /// Posts a receive.
@@ -356,12 +394,9 @@ impl Qp {
     }
 }
 
-fn post_one(
-    entry: &mut QpEntry,
-    limits: &QpLimits,
-    local: IpAddr,
-    request: &SendRequest<'_>,
-) -> Result<(), PostError> {
+/// The request as the protocol sees it, if it keeps the queue pair's limits.
+#[inline]
+fn checked(limits: &QpLimits, local: IpAddr, request: &SendRequest<'_>) -> Result<ProtocolSend, PostError> {
     if request.sges.len() > limits.send_sges {
         return Err(PostError::TooManySges { given: request.sges.len(), max: limits.send_sges });
     }
@@ -376,18 +411,31 @@ fn post_one(
         }
         Some(bytes) => bytes.len() as u64,
     };
-    let len = u32::try_from(total).ok().filter(|len| *len <= MAX_MESSAGE).ok_or(PostError::TooLong(total))?;
-    let send = ProtocolSend {
+    if let Some(to) = request.to
+        && to.remote.is_ipv4() != local.is_ipv4()
+    {
+        return Err(PostError::Unreachable(to.remote));
+    }
+    Ok(ProtocolSend {
         wr_id: request.wr_id,
         op: request.op,
-        len,
+        len: u32::try_from(total).ok().filter(|len| *len <= MAX_MESSAGE).ok_or(PostError::TooLong(total))?,
         signaled: request.signaled,
         solicited: request.solicited,
         fence: request.fence,
-    };
+    })
+}
+
+#[inline]
+fn post_one(
+    entry: &mut QpEntry,
+    limits: &QpLimits,
+    local: IpAddr,
+    request: &SendRequest<'_>,
+) -> Result<(), PostError> {
+    let send = checked(limits, local, request)?;
     let serial = match request.to {
         None => entry.qp.post(send)?,
-        Some(to) if to.remote.is_ipv4() != local.is_ipv4() => return Err(PostError::Unreachable(to.remote)),
         Some(to) => entry.qp.post_to(send, to)?,
     };
     let bytes = request.inline.map_or_else(|| Bytes::of(request.sges), |bytes| Bytes::Inline(bytes.into()));

@@ -408,9 +408,6 @@ impl Qp {
     /// # Errors
     /// See [`PostError`]. In the error state a request is taken and flushed at once.
     pub fn post(&mut self, request: SendRequest) -> Result<u64, PostError> {
-        if self.config.service == Service::Ud {
-            return Err(PostError::Destination(Service::Ud));
-        }
         self.take(request, None)
     }
 
@@ -419,13 +416,18 @@ impl Qp {
     /// # Errors
     /// See [`PostError`].
     pub fn post_to(&mut self, request: SendRequest, to: Datagram) -> Result<u64, PostError> {
-        if self.config.service != Service::Ud {
-            return Err(PostError::Destination(self.config.service));
-        }
         self.take(request, Some(to))
     }
 
-    fn take(&mut self, mut request: SendRequest, to: Option<Datagram>) -> Result<u64, PostError> {
+    /// Whether a request, with an address or without one, would be taken if there were room.
+    ///
+    /// # Errors
+    /// See [`PostError`].
+    pub fn check_post(&self, request: &SendRequest, has_address: bool) -> Result<(), PostError> {
+        let service = self.config.service;
+        if (service == Service::Ud) != has_address {
+            return Err(PostError::Destination(service));
+        }
         match self.attr.state {
             QpState::Rts | QpState::Sqd | QpState::Sqe | QpState::Error => {}
             state => return Err(PostError::State(state)),
@@ -439,20 +441,30 @@ impl Qp {
         if request.op.fetches() && self.params.max_rd_atomic == 0 {
             return Err(PostError::NoReads);
         }
+        if service != Service::Rc && !request.op.is_offered(service) {
+            return Err(PostError::NotOffered { service, operation: request.op.kind() });
+        }
+        if service == Service::Ud && request.len > self.params.mtu {
+            return Err(PostError::DatagramTooLong { given: request.len, max: self.params.mtu });
+        }
+        Ok(())
+    }
+
+    /// How many send requests there is room for.
+    pub fn send_room(&self) -> usize {
+        let posted = match &self.unreliable {
+            None => self.requester.posted(),
+            Some(unreliable) => unreliable.sender.posted(),
+        };
+        self.config.send_depth.saturating_sub(posted)
+    }
+
+    fn take(&mut self, mut request: SendRequest, to: Option<Datagram>) -> Result<u64, PostError> {
+        self.check_post(&request, to.is_some())?;
         request.signaled |= self.config.signal_all;
         let serial = match &mut self.unreliable {
             None => self.requester.post(request)?,
-            Some(unreliable) => {
-                let service = self.config.service;
-                if !request.op.is_offered(service) {
-                    return Err(PostError::NotOffered { service, operation: request.op.kind() });
-                }
-                if service == Service::Ud && request.len > self.params.mtu {
-                    let (given, max) = (request.len, self.params.mtu);
-                    return Err(PostError::DatagramTooLong { given, max });
-                }
-                unreliable.sender.post(request, to)?
-            }
+            Some(unreliable) => unreliable.sender.post(request, to)?,
         };
         match self.attr.state {
             QpState::Error => self.enter_error(None),
@@ -763,12 +775,17 @@ impl Qp {
         }
     }
 
-    fn report_drained(&mut self) {
-        let is_drained = || match &self.unreliable {
+    /// Whether it is to be drained, and work that was begun is not over yet.
+    pub fn is_draining(&self) -> bool {
+        let is_drained = match &self.unreliable {
             None => self.requester.is_drained(),
             Some(unreliable) => unreliable.sender.is_drained(),
         };
-        if self.attr.state == QpState::Sqd && !self.drain_reported && is_drained() {
+        self.attr.state == QpState::Sqd && !is_drained
+    }
+
+    fn report_drained(&mut self) {
+        if self.attr.state == QpState::Sqd && !self.drain_reported && !self.is_draining() {
             self.drain_reported = true;
             self.events.push_back(QpEvent::SendQueueDrained);
         }

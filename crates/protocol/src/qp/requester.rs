@@ -133,6 +133,11 @@ impl Requester {
         Ok(serial)
     }
 
+    /// Requests that are not over.
+    pub(crate) fn posted(&self) -> usize {
+        self.sq.len()
+    }
+
     pub(crate) const fn outstanding(&self) -> u64 {
         self.outstanding
     }

@@ -81,6 +81,11 @@ impl Sender {
         Ok(serial)
     }
 
+    /// Requests that are not over.
+    pub(crate) fn posted(&self) -> usize {
+        self.sq.len()
+    }
+
     pub(crate) const fn outstanding(&self) -> u64 {
         self.linger.bytes()
     }
