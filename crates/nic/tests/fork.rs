@@ -5,14 +5,15 @@ mod common;
 
 use common::{ALL_ACCESS, End, check_write, config, connect, outcome, pair};
 use nobounce_nic::soft::{
-    CqError, CreateQpError, ModifyError, Mtu, Operation, PostError, QpAttr, QpLimits, QpState, RecvRequest,
-    RegisterError, SendRequest,
+    Channel, CqError, CreateError, CreateQpError, ModifyError, Mtu, Operation, PostError, QpAttr, QpLimits,
+    QpState, RecvRequest, RegisterError, SendRequest, Srq, SrqLimitError, SrqLimits,
 };
 
 const LEN: usize = 64 << 10;
+const SRQ: SrqLimits = SrqLimits { depth: 4, sges: 1 };
 
 /// What the child finds: the number of the first thing that is not as it should be, or 0.
-fn in_the_child(a: End, b: End) -> i32 {
+fn in_the_child(a: End, b: End, (old, srq): (Channel, Srq)) -> i32 {
     let (sge, remote) = (a.sge(0, 8), b.remote(0));
     let mut out = Vec::new();
     let channel = a.device.create_channel();
@@ -31,11 +32,18 @@ fn in_the_child(a: End, b: End) -> i32 {
         a.device.next_event().is_none(),
         a.device.counters().sent_pkts == 0,
         channel.is_ok(),
+        old.next().is_none() && old.claim().is_none() && a.device.claim_event().is_none(),
+        a.device.alloc_pd().is_err_and(|error| error == CreateError::Forked),
+        a.device.create_cq(1, None).is_err_and(|error| error == CreateError::Forked),
+        a.pd.create_srq(SRQ).is_err_and(|error| error == CreateError::Forked),
+        a.cq.resize(8) == Err(CreateError::Forked.into()),
+        srq.post_recv(&RecvRequest { wr_id: 1, sges: &sge }) == Err(PostError::State(QpState::Error)),
+        srq.set_limit(1) == Err(SrqLimitError::Forked) && !srq.is_busy(),
     ];
     if let Some(wrong) = checks.iter().position(|right| !right) {
         return wrong as i32 + 1;
     }
-    drop((a, registered));
+    drop((a, registered, old, srq));
     drop(b);
     0
 }
@@ -44,6 +52,7 @@ fn in_the_child(a: End, b: End) -> i32 {
 fn the_child_gets_errors_and_never_hangs() {
     for round in 0..30_u8 {
         let (a, b) = pair("127.58.0.1", LEN, Mtu::Mtu1024);
+        let more = (a.device.create_channel().unwrap(), a.pd.create_srq(SRQ).unwrap());
         // Traffic in both directions, so that the fork finds locks held.
         for _ in 0..30 {
             a.post(Operation::Write(b.remote(0)), 0, LEN as u32);
@@ -53,7 +62,7 @@ fn the_child_gets_errors_and_never_hangs() {
         let child = unsafe { libc::fork() };
         assert!(child >= 0);
         if child == 0 {
-            let code = in_the_child(a, b);
+            let code = in_the_child(a, b, more);
             // SAFETY: ends the child without running what belongs to the parent.
             unsafe { libc::_exit(code) };
         }

@@ -9,7 +9,9 @@ use common::{ALL_ACCESS, End, MIB, config, connect, pair, patterns};
 use fake_cuda::client::StandIn;
 use nobounce_memory::gpu::GpuOptions;
 use nobounce_memory::path::{Mechanism, Path, Require};
-use nobounce_nic::soft::{Mtu, Operation, QpLimits, RecvRequest, SendRequest, Sge, Status};
+use nobounce_nic::soft::{
+    Mtu, NewMemory, Operation, QpLimits, RecvRequest, Remote, Rereg, SendRequest, Sge, Status,
+};
 
 /// Around packets, the crossover, the first fetch and chunks.
 const SIZES: [usize; 14] =
@@ -68,6 +70,46 @@ fn writes_and_reads_of_every_size_take_the_way_they_say() {
         assert_eq!(b.device.peer_path_counters().len(), 1);
         assert_eq!((a.counter("icrc_errors"), b.counter("icrc_errors")), (0, 0));
     }
+}
+
+#[test]
+fn a_region_moves_between_the_host_and_the_gpu() {
+    let gpu = StandIn::program();
+    let (a, b) = pair("127.81.9.1", LEN, Mtu::Mtu4096);
+    let mut there = OnGpu::new(&b, gpu, Way::Window);
+    a.fill(4);
+    let write = |remote| {
+        a.post(Operation::Write(remote), 0, 100_000);
+        a.status()
+    };
+    let key = there.mr.rkey();
+    assert_eq!(write(there.remote(0)), Status::Success);
+    there.holds(0, &patterns(4, 0, 100_000));
+    let host = NewMemory::Host { addr: b.buffer.as_mut_ptr(), len: LEN };
+    // SAFETY: the end's own buffer, which the test touches through windows only, and which goes after the region.
+    unsafe { there.mr.rereg(&Rereg { memory: Some(host), ..Rereg::default() }) }.unwrap();
+    assert_eq!(there.mr.paths().inbound, Path::Direct(Mechanism::Cpu));
+    assert!(there.mr.gpu_memory().is_none());
+    assert_eq!(write(Remote { addr: b.buffer.addr(), rkey: key }), Status::Success);
+    assert!(b.bytes(0, 100_000) == patterns(4, 0, 100_000));
+    // Back, and staged this time.
+    let options = Way::Staged.options();
+    let on_gpu = NewMemory::Gpu { addr: there.addr, len: LEN, options: &options };
+    there.fill(0);
+    // SAFETY: the test touches the memory through the stand-in only.
+    unsafe { there.mr.rereg(&Rereg { memory: Some(on_gpu), ..Rereg::default() }) }.unwrap();
+    assert!(!there.mr.paths().inbound.is_direct());
+    // Rights alone leave the memory and its way.
+    // SAFETY: as above.
+    unsafe { there.mr.rereg(&Rereg { access: Some(ALL_ACCESS), ..Rereg::default() }) }.unwrap();
+    assert_eq!(write(there.remote(0)), Status::Success);
+    there.holds(0, &patterns(4, 0, 100_000));
+    assert_eq!(used(&b.device.path_counters().inbound), ["cpu", "window", "staged"]);
+    // What is no GPU's address changes nothing.
+    let wrong = NewMemory::Gpu { addr: b.buffer.addr(), len: LEN, options: &options };
+    // SAFETY: refused.
+    unsafe { there.mr.rereg(&Rereg { memory: Some(wrong), ..Rereg::default() }) }.unwrap_err();
+    assert_eq!(write(there.remote(0)), Status::Success);
 }
 
 #[test]

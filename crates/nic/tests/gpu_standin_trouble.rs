@@ -9,7 +9,8 @@ use common::on_gpu::{LEN, OnGpu, Way};
 use common::{End, MIB, config, connect, patterns};
 use fake_cuda::client::StandIn;
 use nobounce_nic::soft::{
-    AsyncEvent, Mtu, Operation, QpAttr, QpLimits, QpState, RecvRequest, SendRequest, Sge, Status,
+    AsyncEvent, Mtu, Operation, QpAttr, QpEvent, QpInit, QpLimits, QpState, RecvRequest, SendRequest,
+    Service, Sge, SrqLimits, Status,
 };
 
 fn ends(addr: &str, qps: usize, mtu: Mtu) -> (End, End) {
@@ -425,4 +426,31 @@ fn a_busy_copy_engine_only_costs_time() {
     assert!(done.iter().all(|one| one.status == Status::Success), "{done:?}");
     assert!(b.bytes(0, 64) == patterns(1, 0, 64));
     assert!(a.bytes(128, 8) == patterns(1, 0, 8), "the word before");
+}
+
+#[test]
+fn the_last_receive_is_announced_after_its_completion() {
+    let gpu = StandIn::program();
+    let mut a = End::open(&config("127.91.9.1"), MIB);
+    let mut b = End::open(&config("127.91.9.1"), MIB);
+    a.add_qp(QpLimits::default());
+    let srq = b.pd.create_srq(SrqLimits { depth: 4, sges: 1 }).unwrap();
+    let limits = QpLimits::default();
+    let init = QpInit { service: Service::Rc, send_cq: &b.cq, recv_cq: &b.cq, srq: Some(&srq), limits };
+    let qp = b.pd.create_qp_with(&init).unwrap();
+    qp.modify(&QpAttr::to_init(common::ALL_ACCESS)).unwrap();
+    b.qps.push(qp);
+    connect(&a, 0, &b, 0, Mtu::Mtu4096);
+    let at_b = OnGpu::new(&b, gpu, Way::NoWindow);
+    gpu.set_copy_delay_us(50_000);
+    srq.post_recv(&RecvRequest { wr_id: 5, sges: &[at_b.sge(0, 4096)] }).unwrap();
+    a.post(Operation::Send, 0, 4096);
+    common::until("the message", || b.counter("rcvd_pkts") > 0);
+    b.qps[0].modify(&QpAttr::to_state(QpState::Error)).unwrap();
+    let event = b.event();
+    let mut got = Vec::new();
+    b.cq.poll(&mut got, 4).unwrap();
+    gpu.set_copy_delay_us(0);
+    assert_eq!(event, AsyncEvent::Qp { qpn: b.qps[0].qpn(), event: QpEvent::LastWqeReached });
+    assert_eq!(got.iter().map(|wc| wc.wr_id).collect::<Vec<_>>(), [5], "it was there when the event came");
 }

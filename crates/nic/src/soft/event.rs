@@ -7,9 +7,11 @@ use nobounce_protocol::qp::QpEvent;
 use nobounce_protocol::wire::Qpn;
 
 use super::channel::Notices;
+use super::qp::MAX_QPS;
 
-/// Events kept for an application that does not fetch them; older ones are dropped first.
-const MAX_EVENTS: usize = 1024;
+/// Events kept for an application that does not fetch them; older ones are dropped first. Some for every queue pair: one whose
+/// last event got lost could never be destroyed by a program that waits for it.
+const MAX_EVENTS: usize = 4 * MAX_QPS;
 
 /// Something that happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
