@@ -13,6 +13,7 @@ use crate::entry;
 use crate::live::Object;
 use crate::qp::QpObject;
 use crate::srq::SrqObject;
+use crate::system;
 
 fn qp_event(event: QpEvent) -> u32 {
     match event {
@@ -90,6 +91,9 @@ pub(crate) unsafe extern "C-unwind" fn get_async_event(
 /// `ibv_ack_async_event`.
 pub(crate) unsafe extern "C" fn ack_async_event(event: *mut verbs::AsyncEvent) {
     entry::silent(|| {
+        if system::forward_event(c"ibv_ack_async_event", event) {
+            return Ok(());
+        }
         // SAFETY: the caller hands in an event that it got from us.
         let event = unsafe { *event };
         match event.event_type {

@@ -12,7 +12,7 @@ use nobounce_verbs as verbs;
 
 use crate::entry::{self, Errno};
 use crate::live::{self, Kind, Object};
-use crate::log;
+use crate::{log, system};
 
 /// A device as C sees it, and the address it stands for. Made once for each address, and never freed: programs keep pointers to
 /// devices beyond the list they came in.
@@ -106,7 +106,9 @@ pub(crate) unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut 
             log::warn(|| format!("no device: {error}"));
             Vec::new()
         });
-        let devices: Vec<_> = addrs.into_iter().enumerate().map(|(i, addr)| device(i, addr)).collect();
+        let mut devices: Vec<_> = addrs.into_iter().enumerate().map(|(i, addr)| device(i, addr)).collect();
+        let (system_list, real) = system::devices();
+        devices.extend(real);
         // SAFETY: calloc takes numbers; the list ends in a null pointer, which zeroed memory is.
         let list: *mut *mut verbs::Device =
             unsafe { libc::calloc(devices.len() + 1, size_of::<*mut verbs::Device>()) }.cast();
@@ -119,7 +121,7 @@ pub(crate) unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut 
             // SAFETY: the caller hands in a valid place, or null.
             unsafe { *count = c_int::try_from(devices.len()).unwrap_or(c_int::MAX) };
         }
-        live::add_with(list, Kind::List, 0);
+        live::add_with(list, Kind::List, system_list);
         Ok(list)
     })
 }
@@ -127,7 +129,8 @@ pub(crate) unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut 
 /// `ibv_free_device_list`.
 pub(crate) unsafe extern "C" fn free_device_list(list: *mut *mut verbs::Device) {
     entry::silent(|| {
-        live::take(list, Kind::List).ok_or(Errno::EINVAL)?;
+        let system_list = live::take(list, Kind::List).ok_or(Errno::EINVAL)?;
+        system::free_devices(system_list);
         // SAFETY: it was in the table, so `get_device_list` allocated it, and nobody has freed it.
         unsafe { libc::free(list.cast()) };
         Ok(())

@@ -27,4 +27,5 @@ mod rates;
 mod srq;
 mod strings;
 mod sysfs;
+mod system;
 mod unsupported;

@@ -167,3 +167,8 @@ pub(crate) fn take<T>(pointer: *mut T, kind: Kind) -> Option<usize> {
 fn is<T>(pointer: *mut T, kind: Kind) -> bool {
     TABLE.with(|map| map.get(&pointer.addr()).is_some_and(|(found, _)| *found == kind))
 }
+
+/// Whether a pointer is of any kind that is ours.
+pub(crate) fn is_ours(address: usize) -> bool {
+    TABLE.with(|map| map.contains_key(&address))
+}
