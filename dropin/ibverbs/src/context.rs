@@ -15,7 +15,7 @@ use crate::entry::{self, Errno};
 use crate::live::{Kind, Object, Users};
 use crate::qp::QpObject;
 use crate::srq::SrqObject;
-use crate::{attributes, cq, log, poll, port, post, srq};
+use crate::{attributes, cq, cq_ex, log, mr, poll, port, post, qp_ex, srq};
 
 /// An open device. C sees the end of its first field.
 #[repr(C)]
@@ -97,6 +97,9 @@ fn table(device: *mut verbs::Device, soft: &Device) -> verbs::VerbsContext {
     table.sz = size_of::<verbs::VerbsContext>();
     table.priv_ = NO_PRIVATE.as_ptr().cast_mut().cast();
     table.query_port = Some(port::query_port_sized);
+    table.create_cq_ex = Some(cq_ex::create_cq_ex);
+    table.create_qp_ex = Some(qp_ex::create_qp_ex);
+    table.reg_mr_ex = Some(mr::reg_mr_ex);
     table.create_srq_ex = Some(srq::create_srq_ex);
     table.get_srq_num = Some(srq::get_srq_num);
     table.query_device_ex = Some(attributes::query_device_ex);

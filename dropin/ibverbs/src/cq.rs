@@ -8,6 +8,7 @@ use nobounce_verbs as verbs;
 
 use crate::channel::ChannelObject;
 use crate::context::{Acks, ContextObject};
+use crate::cq_ex::Polling;
 use crate::entry::{self, Errno};
 use crate::live::{Kind, Object, Use, Users};
 use crate::log;
@@ -21,6 +22,8 @@ pub(crate) struct CqObject {
     pub(crate) users: Users,
     pub(crate) comp_acks: Acks,
     pub(crate) async_acks: Acks,
+    /// Of the extended interface: what is being polled.
+    pub(crate) polling: Polling,
     _context: Use,
     _channel: Option<Use>,
 }
@@ -33,6 +36,10 @@ impl Object for CqObject {
 impl CqObject {
     pub(crate) fn raw(&self) -> *mut verbs::Cq {
         self.raw.get().cast()
+    }
+
+    pub(crate) fn raw_ex(&self) -> *mut verbs::CqEx {
+        self.raw.get()
     }
 }
 
@@ -71,6 +78,7 @@ pub(crate) fn create(
         users: Users::default(),
         comp_acks: Acks::default(),
         async_acks: Acks::default(),
+        polling: Polling::default(),
         _context: context.users.join(),
         _channel: channel.map(|channel| channel.users.join()),
     }

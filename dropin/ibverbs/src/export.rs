@@ -6,8 +6,8 @@
 use std::ffi::CStr;
 
 use crate::{
-    ah, async_event, attributes, channel, context, cq, device_list, mr, pd, port, qp, qp_modify, rates, srq,
-    strings, sysfs, system, unsupported,
+    ah, async_event, attributes, channel, context, cq, device_list, mr, pd, port, qp, qp_ex, qp_modify,
+    rates, srq, strings, sysfs, system, unsupported,
 };
 
 /// `$name@@$node` is `$function`. One that is `about` an object is the system's, if the object, its first argument, is.
@@ -130,7 +130,7 @@ export!("IBVERBS_1.1":
     @ibv_rate_to_mbps = rates::rate_to_mbps,
     about @ibv_reg_mr = mr::reg_mr,
     @ibv_register_driver = unsupported::nothing,
-    about @ibv_rereg_mr = unsupported::code,
+    about @ibv_rereg_mr = mr::rereg_mr,
     about @ibv_resize_cq = cq::resize_cq,
     about @ibv_resolve_eth_l2_from_gid = ah::resolve_eth_l2_from_gid,
     @ibv_wc_status_str = strings::wc_status_str,
@@ -138,7 +138,7 @@ export!("IBVERBS_1.1":
 );
 
 export!("IBVERBS_1.5": about @ibv_get_pkey_index = port::get_pkey_index);
-export!("IBVERBS_1.6": about @ibv_qp_to_qp_ex = unsupported::pointer);
+export!("IBVERBS_1.6": about @ibv_qp_to_qp_ex = qp_ex::qp_to_qp_ex);
 export!("IBVERBS_1.7": about @ibv_reg_mr_iova = mr::reg_mr_iova);
 export!("IBVERBS_1.8": about @ibv_reg_mr_iova2 = mr::reg_mr_iova2);
 export!("IBVERBS_1.9": about @ibv_get_device_index = device_list::get_device_index);
@@ -165,7 +165,7 @@ export!("IBVERBS_1.14": about @ibv_query_qp_data_in_order = qp_modify::query_qp_
 export!("IBVERBS_1.15":
     about @ibv_alloc_dmah = unsupported::pointer,
     about @ibv_dealloc_dmah = unsupported::code,
-    about @ibv_reg_mr_ex = unsupported::pointer,
+    about @ibv_reg_mr_ex = mr::reg_mr_ex,
 );
 export!("IBVERBS_1.16":
     about @ibv_dm_export_dmabuf_fd = unsupported::minus_one,

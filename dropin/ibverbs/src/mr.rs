@@ -3,10 +3,11 @@
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::ptr;
+use std::sync::{Mutex, PoisonError};
 
 use nobounce_memory::gpu::GpuOptions;
 use nobounce_nic::soft;
-use nobounce_nic::soft::{Access, RegisterError};
+use nobounce_nic::soft::{Access, NewMemory, RegisterError, Rereg};
 use nobounce_verbs as verbs;
 
 use crate::convert::access_of;
@@ -18,8 +19,8 @@ use crate::pd::PdObject;
 #[repr(C)]
 pub(crate) struct MrObject {
     raw: UnsafeCell<verbs::Mr>,
-    _soft: soft::Mr,
-    _pd: Use,
+    /// The region, and the domain it keeps.
+    inner: Mutex<(soft::Mr, Use)>,
 }
 
 impl Object for MrObject {
@@ -36,7 +37,7 @@ fn publish(
 ) -> *mut verbs::Mr {
     let (lkey, rkey) = (mr.lkey(), mr.rkey());
     let raw = verbs::Mr { context: ours.context.raw(), pd, addr, length, handle: lkey, lkey, rkey };
-    MrObject { raw: UnsafeCell::new(raw), _soft: mr, _pd: ours.users.join() }.publish()
+    MrObject { raw: UnsafeCell::new(raw), inner: Mutex::new((mr, ours.users.join())) }.publish()
 }
 
 /// Whether the program uses CUDA: we do not load its driver for a program that does not.
@@ -145,4 +146,86 @@ pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
 /// `ibv_dereg_mr`.
 pub(crate) unsafe extern "C" fn dereg_mr(mr: *mut verbs::Mr) -> c_int {
     entry::code(|| MrObject::retract(mr).map(drop))
+}
+
+/// `ibv_rereg_mr`: 0, or a negative number of its own. Where it fails, the region stays as it was.
+pub(crate) unsafe extern "C" fn rereg_mr(
+    mr: *mut verbs::Mr,
+    flags: c_int,
+    pd: *mut verbs::Pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> c_int {
+    let changed = entry::guarded(|| {
+        let ours = MrObject::find(mr)?;
+        let known = verbs::IBV_REREG_MR_CHANGE_TRANSLATION
+            | verbs::IBV_REREG_MR_CHANGE_PD
+            | verbs::IBV_REREG_MR_CHANGE_ACCESS;
+        let has = |bit: c_int| flags & bit != 0;
+        let moves = has(verbs::IBV_REREG_MR_CHANGE_TRANSLATION);
+        if flags == 0 || flags & !known != 0 || (moves && (addr.is_null() || length == 0)) {
+            return Err(Errno::EINVAL);
+        }
+        let new_pd = has(verbs::IBV_REREG_MR_CHANGE_PD).then(|| PdObject::find(pd)).transpose()?;
+        let new_access = has(verbs::IBV_REREG_MR_CHANGE_ACCESS).then(|| access_of(access.cast_unsigned()));
+        let memory = moves.then_some(NewMemory::Host { addr: addr.cast(), len: length });
+        let change = Rereg { pd: new_pd.map(|pd| &pd.soft), memory, access: new_access.transpose()? };
+        let mut inner = ours.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: that is what the program asks for.
+        let mut done = unsafe { inner.0.rereg(&change) };
+        if matches!(done, Err(RegisterError::Range(_))) && moves && cuda_is_loaded() {
+            let options = GpuOptions::default();
+            let memory = Some(NewMemory::Gpu { addr: addr.addr() as u64, len: length, options: &options });
+            // SAFETY: as above.
+            done = unsafe { inner.0.rereg(&Rereg { memory, ..change }) };
+        }
+        done.map_err(|error| refused("ibv_rereg_mr", &error))?;
+        let raw = ours.raw.get();
+        if let Some(new_pd) = new_pd {
+            inner.1 = new_pd.users.join();
+            // SAFETY: our own structure.
+            unsafe { (*raw).pd = pd };
+        }
+        if moves {
+            // SAFETY: our own structure.
+            unsafe { ((*raw).addr, (*raw).length) = (addr, length) };
+        }
+        Ok(())
+    });
+    match changed {
+        Ok(()) => 0,
+        Err(errno) => {
+            errno.set();
+            verbs::IBV_REREG_MR_ERR_INPUT
+        }
+    }
+}
+
+/// `ibv_reg_mr_ex`: one of the other ways to register, by the bits of the mask.
+pub(crate) unsafe extern "C" fn reg_mr_ex(
+    pd: *mut verbs::Pd,
+    attr: *mut verbs::MrInitAttr,
+) -> *mut verbs::Mr {
+    // SAFETY: the caller hands in a valid structure.
+    let Some(attr) = (unsafe { attr.as_ref() }) else { return entry::pointer(|| Err(Errno::EINVAL)) };
+    let has = |bit: u64| attr.comp_mask & bit != 0;
+    let known = verbs::IBV_REG_MR_MASK_IOVA
+        | verbs::IBV_REG_MR_MASK_ADDR
+        | verbs::IBV_REG_MR_MASK_FD
+        | verbs::IBV_REG_MR_MASK_FD_OFFSET;
+    if attr.comp_mask & !known != 0 {
+        return entry::pointer(|| Err(Errno::EOPNOTSUPP));
+    }
+    let iova = if has(verbs::IBV_REG_MR_MASK_IOVA) { attr.iova } else { attr.addr.addr() as u64 };
+    match (has(verbs::IBV_REG_MR_MASK_FD), has(verbs::IBV_REG_MR_MASK_ADDR)) {
+        (true, false) if has(verbs::IBV_REG_MR_MASK_FD_OFFSET) && has(verbs::IBV_REG_MR_MASK_IOVA) => {
+            // SAFETY: as for our caller.
+            unsafe { reg_dmabuf_mr(pd, attr.fd_offset, attr.length, iova, attr.fd, attr.access) }
+        }
+        (false, true) => {
+            entry::pointer(|| register(pd, attr.addr, attr.length, iova, attr.access.cast_unsigned()))
+        }
+        _ => entry::pointer(|| Err(Errno::EINVAL)),
+    }
 }

@@ -22,10 +22,15 @@ pub(crate) fn wc_of(completion: &WorkCompletion) -> verbs::Wc {
         WorkKind::Receive => verbs::IBV_WC_RECV,
         WorkKind::ReceiveWriteImmediate => verbs::IBV_WC_RECV_RDMA_WITH_IMM,
     };
-    let (imm_data, wc_flags) = match (completion.immediate, completion.invalidated) {
+    let (imm_data, extra) = match (completion.immediate, completion.invalidated) {
         (Some(immediate), _) => (immediate.to_be(), verbs::IBV_WC_WITH_IMM),
         (None, Some(key)) => (key, verbs::IBV_WC_WITH_INV),
         (None, None) => (0, 0),
+    };
+    // Datagrams come with the header in front, whose room is always there.
+    let (src_qp, wc_flags) = match completion.source {
+        Some(source) => (source.qpn.get(), extra | verbs::IBV_WC_GRH),
+        None => (0, extra),
     };
     verbs::Wc {
         wr_id: completion.wr_id,
@@ -35,7 +40,7 @@ pub(crate) fn wc_of(completion: &WorkCompletion) -> verbs::Wc {
         byte_len: completion.byte_len,
         imm_data,
         qp_num: completion.qpn.get(),
-        src_qp: 0,
+        src_qp,
         wc_flags,
         pkey_index: 0,
         slid: 0,

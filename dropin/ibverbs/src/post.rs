@@ -4,9 +4,12 @@ use std::ffi::c_int;
 use std::mem::{MaybeUninit, offset_of};
 use std::slice;
 
-use nobounce_nic::soft::{Operation, PostError, QpLimits, RecvRequest, Remote, SendRequest, Sge};
+use nobounce_nic::soft::{
+    Datagram, Operation, PostError, QpLimits, Qpn, RecvRequest, Remote, SendRequest, Sge,
+};
 use nobounce_verbs as verbs;
 
+use crate::ah::AhObject;
 use crate::convert::post_errno;
 use crate::entry::{self, Errno};
 use crate::live::Object;
@@ -19,6 +22,9 @@ const _: () = assert!(size_of::<Sge>() == size_of::<verbs::Sge>());
 const _: () = assert!(offset_of!(Sge, addr) == offset_of!(verbs::Sge, addr));
 const _: () = assert!(offset_of!(Sge, len) == offset_of!(verbs::Sge, length));
 const _: () = assert!(offset_of!(Sge, lkey) == offset_of!(verbs::Sge, lkey));
+
+/// How one request is posted.
+type Post<'a> = &'a mut dyn FnMut(&SendRequest<'_>) -> Result<(), PostError>;
 
 /// Room for inline data that lies in several places.
 type Scratch = [MaybeUninit<u8>; QpLimits::MAX.inline];
@@ -119,16 +125,20 @@ pub(crate) unsafe extern "C" fn post_send(
 }
 
 /// # Safety
-/// The list of `wr` has as many elements as it says, and inline data can be read.
+/// The list of `wr` has as many elements as it says, inline data can be read, and its address handle is one.
 #[inline]
-unsafe fn post_one(
-    qp: &QpObject,
-    wr: &verbs::SendWr,
-    post: &mut dyn FnMut(&SendRequest<'_>) -> Result<(), PostError>,
-) -> Result<(), Errno> {
+unsafe fn post_one(qp: &QpObject, wr: &verbs::SendWr, post: Post<'_>) -> Result<(), Errno> {
     // SAFETY: as promised.
     let list = unsafe { sges(wr.sg_list, wr.num_sge) }?;
     let flags = wr.send_flags;
+    let to = if qp.init.qp_type == verbs::IBV_QPT_UD {
+        // SAFETY: of a datagram, this part of the union counts.
+        let ud = unsafe { wr.wr.ud };
+        // SAFETY: as promised.
+        Some(unsafe { datagram(ud.ah, ud.remote_qpn, ud.remote_qkey) }?)
+    } else {
+        None
+    };
     let mut request = SendRequest {
         wr_id: wr.wr_id,
         op: operation(wr)?,
@@ -137,7 +147,7 @@ unsafe fn post_one(
         solicited: flags & verbs::IBV_SEND_SOLICITED != 0,
         fence: flags & verbs::IBV_SEND_FENCE != 0,
         inline: None,
-        to: None,
+        to,
     };
     let posted = if flags & verbs::IBV_SEND_INLINE == 0 {
         post(&request)
@@ -155,6 +165,20 @@ unsafe fn post_one(
         log::debug(|| format!("ibv_post_send: {error}"));
         post_errno(error)
     })
+}
+
+/// Where a datagram goes.
+///
+/// # Safety
+/// `ah` is null or an address handle.
+#[inline]
+pub(crate) unsafe fn datagram(ah: *mut verbs::Ah, qpn: u32, qkey: u32) -> Result<Datagram, Errno> {
+    if ah.is_null() {
+        return Err(Errno::EINVAL);
+    }
+    // SAFETY: as promised.
+    let remote = unsafe { AhObject::trust(ah) }.remote;
+    Ok(Datagram { remote, dest_qpn: Qpn::new(qpn), qkey })
 }
 
 /// `ibv_post_recv`, by the table.

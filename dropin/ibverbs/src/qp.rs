@@ -15,6 +15,7 @@ use crate::entry::{self, Errno};
 use crate::live::{Kind, Object, Use};
 use crate::log;
 use crate::pd::PdObject;
+use crate::qp_ex::Building;
 use crate::srq::SrqObject;
 
 #[repr(C)]
@@ -28,6 +29,8 @@ pub(crate) struct QpObject {
     /// The route of the last modify call, which the program may ask for.
     pub(crate) route: Mutex<Option<verbs::AhAttr>>,
     pub(crate) acks: Acks,
+    /// Of the extended interface: what is being built.
+    pub(crate) building: Building,
     _uses: [Use; 3],
     _srq: Option<Use>,
 }
@@ -40,6 +43,10 @@ impl Object for QpObject {
 impl QpObject {
     pub(crate) fn raw(&self) -> *mut verbs::Qp {
         self.raw.get().cast()
+    }
+
+    pub(crate) fn raw_ex(&self) -> *mut verbs::QpEx {
+        self.raw.get()
     }
 }
 
@@ -62,6 +69,8 @@ pub(crate) fn create(pd: *mut verbs::Pd, init: &verbs::QpInitAttr) -> Result<&'s
     context.alive()?;
     let service = match init.qp_type {
         verbs::IBV_QPT_RC => Service::Rc,
+        verbs::IBV_QPT_UC => Service::Uc,
+        verbs::IBV_QPT_UD => Service::Ud,
         _ => return Err(Errno::EOPNOTSUPP),
     };
     let (send_cq, recv_cq) = (CqObject::find(init.send_cq)?, CqObject::find(init.recv_cq)?);
@@ -101,6 +110,7 @@ pub(crate) fn create(pd: *mut verbs::Pd, init: &verbs::QpInitAttr) -> Result<&'s
         init: *init,
         route: Mutex::default(),
         acks: Acks::default(),
+        building: Building::default(),
         _uses: [ours.users.join(), send_cq.users.join(), recv_cq.users.join()],
         _srq: srq.map(|srq| srq.users.join()),
     }

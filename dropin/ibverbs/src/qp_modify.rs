@@ -70,6 +70,7 @@ fn attributes(attr: &verbs::QpAttr, mask: u32) -> Result<QpAttr, Errno> {
     if has(verbs::IBV_QP_AV) {
         ours.remote = addr_of(&attr.ah_attr.grh.dgid);
     }
+    ours.qkey = attr.qkey;
     ours.en_sqd_async_notify = attr.en_sqd_async_notify != 0;
     ours.dest_qpn = Qpn::new(attr.dest_qp_num);
     ours.rq_psn = Psn::new(attr.rq_psn);
@@ -128,6 +129,7 @@ pub(crate) unsafe extern "C" fn query_qp(
         out.qp_state = state_code(now.state);
         out.cur_qp_state = out.qp_state;
         out.path_mtu = mtu_code(now.path_mtu);
+        out.qkey = now.qkey;
         out.rq_psn = now.rq_psn.get();
         out.sq_psn = now.sq_psn.get();
         out.dest_qp_num = now.dest_qpn.get();

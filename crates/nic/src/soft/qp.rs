@@ -1,5 +1,6 @@
 //! Queue pairs.
 
+use std::borrow::Borrow;
 use std::io;
 use std::net::IpAddr;
 use std::sync::{Arc, MutexGuard};
@@ -311,13 +312,18 @@ impl Qp {
     ///
     /// # Errors
     /// The number of the first request that was not right (or that there was no room for), and why.
-    pub fn post_all(&self, requests: &[SendRequest<'_>]) -> Result<(), (usize, PostError)> {
+    pub fn post_all<'r, L>(&self, requests: L) -> Result<(), (usize, PostError)>
+    where
+        L: IntoIterator<Item: Borrow<SendRequest<'r>>, IntoIter: ExactSizeIterator + Clone>,
+    {
+        let requests = requests.into_iter();
         let Some(mut engine) = self.shared.lock() else { return Err((0, PostError::State(QpState::Error))) };
         let local = engine.link.local();
         let Some(entry) = engine.core.entry(self.qpn) else {
             return Err((0, PostError::State(QpState::Reset)));
         };
-        for (nth, request) in requests.iter().enumerate() {
+        for (nth, request) in requests.clone().enumerate() {
+            let request = request.borrow();
             let checked = checked(&self.limits, local, request);
             let checked = checked.and_then(|send| entry.qp.check_post(&send, request.to.is_some()));
             checked.map_err(|error| (nth, error))?;
@@ -326,8 +332,8 @@ impl Qp {
         if requests.len() > room {
             return Err((room, PostError::QueueFull(self.limits.send_depth)));
         }
-        let posted = requests.iter().enumerate().try_for_each(|(nth, request)| {
-            post_one(entry, &self.limits, local, request).map_err(|error| (nth, error))
+        let posted = requests.enumerate().try_for_each(|(nth, request)| {
+            post_one(entry, &self.limits, local, request.borrow()).map_err(|error| (nth, error))
         });
         self.start_posted(engine);
         posted
