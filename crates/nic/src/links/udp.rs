@@ -3,6 +3,7 @@
 //! Sockets are unconnected and send with DF, so the IPv4 identification that the ICRC covers is known beforehand:
 //! 0, or the place of the packet in its segmented send.
 
+mod backlog;
 mod error;
 mod interface;
 mod receive;
@@ -17,6 +18,7 @@ use std::os::fd::RawFd;
 
 use nobounce_protocol::wire::ROCE_PORT;
 
+use self::backlog::Backlog;
 use self::receive::Receiver;
 use self::socket::{SockAddr, Socket};
 use self::transmit::Transmitter;
@@ -76,6 +78,7 @@ pub struct UdpLink {
     transmitter: Transmitter,
     receiver: Receiver,
     rx: Received,
+    backlog: Backlog,
     /// Empty calls until the Unix socket is asked again.
     patience: u32,
 }
@@ -128,6 +131,7 @@ impl UdpLink {
             transmitter: Transmitter::new(config.scope),
             receiver: Receiver::new(receive_offload),
             rx: Received::default(),
+            backlog: Backlog::default(),
             patience: 0,
         })
     }
@@ -204,6 +208,10 @@ impl Link for UdpLink {
             delivered += self.take_handovers(sink);
         }
         delivered
+    }
+
+    fn backlog(&mut self, addr: IpAddr) -> Option<u64> {
+        self.backlog.of(addr)
     }
 
     fn wake_fds(&self) -> Vec<RawFd> {

@@ -9,7 +9,7 @@ use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-use nobounce_protocol::qp::{Handled, QpAttr, QpEvent, QpState, Status};
+use nobounce_protocol::qp::{Handled, Qp as ProtocolQp, QpAttr, QpEvent, QpState, Status};
 use nobounce_protocol::timing::Nanos;
 use nobounce_protocol::wire::icrc::{Flow, Sealer, Verdict};
 use nobounce_protocol::wire::{Header, IdVerdict, Qpn, ROCE_PORT, Service};
@@ -31,6 +31,11 @@ use crate::links::{Link, RxDatagram, TxBatch, now_ns};
 pub(super) const TURN: u64 = 15;
 /// Batches sent in one call.
 const MAX_BATCHES: usize = 16;
+
+/// Bytes sent without acknowledgement for which it is worth to ask how the receiver fares: single messages cannot hurt it.
+const WORTH_ASKING: u64 = 64 << 10;
+/// A receiver with more than this in its buffer is behind: one full segmented send.
+const BEHIND: u64 = 64 << 10;
 
 /// Precomputed ICRCs kept.
 const SEALERS: usize = 32;
@@ -122,7 +127,7 @@ impl Engine {
         }
         let now = clock.unwrap_or_else(now_ns);
         core.settle_touched();
-        core.fire_timers(now);
+        core.fire_timers(now, link);
         core.release_held();
         // Nothing came: nobody waits for anything more urgent than the answers we put off.
         self.transmit(now, received == 0);
@@ -354,7 +359,7 @@ impl Core {
         }
     }
 
-    fn fire_timers(&mut self, now: Nanos) {
+    fn fire_timers(&mut self, now: Nanos, link: &mut dyn Link) {
         while let Some(&Reverse((at, index))) = self.timers.peek() {
             if at > now {
                 return;
@@ -367,7 +372,11 @@ impl Core {
                 entry.armed = None;
             }
             if entry.qp.poll_timeout().is_some_and(|due| due <= now) {
-                entry.qp.handle_timeout(now);
+                if entry.qp.service() != Service::Rc && is_receiver_behind(&entry.qp, link) {
+                    entry.qp.handle_backlog(now);
+                } else {
+                    entry.qp.handle_timeout(now);
+                }
                 self.settle(index);
                 self.make_ready(index);
             } else {
@@ -655,6 +664,12 @@ impl Core {
         }
         total
     }
+}
+
+/// Whether what an unreliable service sent still waits at its receiver, as far as can be seen. Nobody acknowledges it; a
+/// receiver on this machine that is not scheduled for a while would lose all that it is sent meanwhile.
+fn is_receiver_behind(qp: &ProtocolQp, link: &mut dyn Link) -> bool {
+    qp.outstanding() >= WORTH_ASKING && link.backlog(qp.destination()).is_some_and(|bytes| bytes > BEHIND)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,24 +3,34 @@
 //! Nobody acknowledges the packets of unreliable services, so nobody says when they have left the receiver's buffer,
 //! which holds a few hundred KiB. A sender that went as fast as it can would overflow it with every long message. So
 //! each packet counts as lying there for a while after it was sent, and all senders to one socket share the room in it:
-//! whatever their number, no more than that room is sent in that while. A receiver that is away for longer loses
-//! packets, as the service allows.
+//! whatever their number, no more than that room is sent in that while. Where the caller can see that the receiver is
+//! behind, it takes longer. A receiver that is away for longer still loses packets, as the service allows.
 
 use std::collections::VecDeque;
 
-use crate::timing::{MICROSECOND, Nanos};
+use crate::timing::{MICROSECOND, MILLISECOND, Nanos};
 
 /// How long a packet counts as lying in the receiver's buffer. A receiver that is awake empties one that is full in
 /// about 100 us; with the 340 KiB of a path this lets 1.1 GB/s through.
 pub(crate) const LINGER: Nanos = 300 * MICROSECOND;
+/// When to look again after a receiver that is behind.
+const LOOK_AGAIN: Nanos = 100 * MICROSECOND;
+/// How long a receiver that is behind is waited for. One that is merely not scheduled comes back sooner.
+const PATIENCE: Nanos = 50 * MILLISECOND;
 /// Packets sent within this time are counted together.
 const GRAIN: Nanos = LINGER / 8;
+
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    sent: Nanos,
+    gone: Nanos,
+    bytes: u64,
+}
 
 #[derive(Debug, Default)]
 pub(crate) struct Linger {
     sum: u64,
-    /// When they are gone, and how many bytes.
-    parts: VecDeque<(Nanos, u64)>,
+    parts: VecDeque<Part>,
 }
 
 impl Linger {
@@ -33,24 +43,32 @@ impl Linger {
     pub(crate) fn add(&mut self, now: Nanos, bytes: u64) {
         self.sum += bytes;
         match self.parts.back_mut() {
-            Some((gone, part)) if now + LINGER < *gone + GRAIN => *part += bytes,
-            _ => self.parts.push_back((now + LINGER, bytes)),
+            Some(last) if now < last.sent + GRAIN => last.bytes += bytes,
+            _ => self.parts.push_back(Part { sent: now, gone: now + LINGER, bytes }),
         }
     }
 
     /// Time has passed.
     pub(crate) fn expire(&mut self, now: Nanos) {
-        while let Some(&(gone, bytes)) = self.parts.front()
-            && gone <= now
+        while let Some(first) = self.parts.front()
+            && first.gone <= now
         {
-            self.sum -= bytes;
+            self.sum -= first.bytes;
             self.parts.pop_front();
         }
     }
 
+    /// Time has passed, but what was sent is still there.
+    pub(crate) fn delay(&mut self, now: Nanos) {
+        for part in self.parts.iter_mut().filter(|part| part.gone <= now && now < part.sent + PATIENCE) {
+            part.gone = now + LOOK_AGAIN;
+        }
+        self.expire(now);
+    }
+
     /// When the next bytes are gone.
     pub(crate) fn next(&self) -> Option<Nanos> {
-        self.parts.front().map(|&(gone, _)| gone)
+        self.parts.front().map(|first| first.gone)
     }
 }
 
@@ -72,5 +90,19 @@ mod tests {
         assert!(linger.next().is_some_and(|at| at <= last + LINGER));
         linger.expire(last + LINGER);
         assert_eq!((linger.bytes(), linger.next()), (0, None));
+    }
+
+    #[test]
+    fn a_receiver_that_is_behind_is_waited_for_but_not_without_end() {
+        let mut linger = Linger::default();
+        linger.add(0, 7);
+        let mut looks = 0;
+        while let Some(at) = linger.next() {
+            assert_eq!(linger.bytes(), 7);
+            linger.delay(at);
+            looks += 1;
+        }
+        assert_eq!(linger.bytes(), 0);
+        assert_eq!(looks, 1 + (PATIENCE - LINGER).div_ceil(LOOK_AGAIN));
     }
 }

@@ -559,6 +559,14 @@ impl Qp {
         self.settle(answer);
     }
 
+    /// The time of [`Self::poll_timeout`] has come, but the receiver of an unreliable service is seen to be behind: for a
+    /// while, nothing more is sent to it.
+    pub fn handle_backlog(&mut self, now: Nanos) {
+        if let Some(unreliable) = &mut self.unreliable {
+            unreliable.sender.handle_backlog(now);
+        }
+    }
+
     /// Payload that was taken did not reach its memory after all: that of packet `psn`, or of one behind it. The peer is told,
     /// and nothing from there on is acknowledged.
     pub fn handle_placement_fault(&mut self, psn: Psn) {

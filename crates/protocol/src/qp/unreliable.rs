@@ -192,6 +192,10 @@ impl Sender {
         self.linger.expire(now);
     }
 
+    pub(crate) fn handle_backlog(&mut self, now: Nanos) {
+        self.linger.delay(now);
+    }
+
     /// The last packet polled could not be built: its request fails, and those behind it are flushed.
     pub(crate) fn fail_front(&mut self, status: Status, out: &mut Out<'_>) {
         self.begun = false;

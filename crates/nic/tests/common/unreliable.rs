@@ -1,0 +1,75 @@
+//! Ends with queue pairs of the unreliable services.
+
+use nobounce_nic::soft::{
+    Config, Datagram, Mtu, Operation, Psn, Qp, QpAttr, QpInit, QpLimits, QpState, SendRequest, Service, Srq,
+};
+
+use super::{ALL_ACCESS, End, config};
+
+pub(crate) const QKEY: u32 = 0x1234_5678;
+
+/// Deep enough that nothing here fills it.
+pub(crate) const DEEP: QpLimits = QpLimits {
+    send_depth: 1024,
+    recv_depth: 1024,
+    send_sges: 4,
+    recv_sges: 4,
+    inline: 256,
+    signal_all: false,
+};
+
+impl End {
+    fn create(&self, service: Service, srq: Option<&Srq>) -> Qp {
+        let init = QpInit { service, send_cq: &self.cq, recv_cq: &self.cq, srq, limits: DEEP };
+        self.pd.create_qp_with(&init).unwrap()
+    }
+
+    pub(crate) fn add_uc(&mut self, srq: Option<&Srq>) {
+        let qp = self.create(Service::Uc, srq);
+        qp.modify(&QpAttr::to_init(ALL_ACCESS)).unwrap();
+        self.qps.push(qp);
+    }
+
+    /// Adds a datagram queue pair that is ready.
+    pub(crate) fn add_ud(&mut self, srq: Option<&Srq>) {
+        let qp = self.create(Service::Ud, srq);
+        qp.modify(&QpAttr::ud_to_init(QKEY)).unwrap();
+        qp.modify(&QpAttr::to_state(QpState::Rtr)).unwrap();
+        qp.modify(&QpAttr::unreliable_to_rts(Psn::new(0xff_fffe))).unwrap();
+        self.qps.push(qp);
+    }
+
+    /// Where a datagram to its first queue pair goes.
+    pub(crate) fn at(&self) -> Datagram {
+        Datagram { remote: self.device.local(), dest_qpn: self.qps[0].qpn(), qkey: QKEY }
+    }
+
+    /// Sends a datagram from its first queue pair.
+    pub(crate) fn send_to(&self, to: &Self, op: Operation, offset: u64, len: u32) {
+        let sges = self.sge(offset, len);
+        let request = SendRequest::new(7, op, &sges).to(to.at());
+        self.qps[0].post_send(&request).unwrap();
+    }
+}
+
+/// Connects the first queue pair of `a` with the first of `b`, in this direction.
+pub(crate) fn connect_uc(a: &End, b: &End, mtu: Mtu) {
+    let psn = Psn::new(0xff_fff0);
+    a.qps[0].modify(&QpAttr::uc_to_rtr(b.device.local(), b.qps[0].qpn(), psn, mtu)).unwrap();
+    a.qps[0].modify(&QpAttr::unreliable_to_rts(psn)).unwrap();
+}
+
+pub(crate) fn uc_pair(a: &Config, b: &Config, bytes: usize, mtu: Mtu) -> (End, End) {
+    let (mut a, mut b) = (End::open(a, bytes), End::open(b, bytes));
+    a.add_uc(None);
+    b.add_uc(None);
+    connect_uc(&a, &b, mtu);
+    connect_uc(&b, &a, mtu);
+    (a, b)
+}
+
+pub(crate) fn ud_end(addr: &str, bytes: usize) -> End {
+    let mut end = End::open(&config(addr), bytes);
+    end.add_ud(None);
+    end
+}
