@@ -82,6 +82,8 @@ pub(crate) struct Core {
     last_sealer: Option<(IpAddr, u16, usize, usize)>,
     /// Calls in a row that received nothing.
     idle_calls: u32,
+    /// When somebody last looked for packets, give or take a few idle calls.
+    driven_at: Nanos,
 }
 
 impl Engine {
@@ -109,6 +111,7 @@ impl Engine {
             sealers: [None; SEALERS],
             last_sealer: None,
             idle_calls: 0,
+            driven_at: 0,
         };
         Self { link, core }
     }
@@ -126,6 +129,7 @@ impl Engine {
             return 0;
         }
         let now = clock.unwrap_or_else(now_ns);
+        core.driven_at = now;
         core.settle_touched();
         core.fire_timers(now, link);
         core.release_held();
@@ -163,6 +167,11 @@ impl Engine {
             self.core.release_held();
         }
         self.transmit(now_ns(), true);
+    }
+
+    /// When somebody last looked for packets, give or take a few idle calls.
+    pub(crate) fn driven_at(&self) -> Nanos {
+        self.core.driven_at
     }
 
     /// When somebody must drive the engine if nobody polls: at once (0) where the GPU's copy engine has to be looked after; what was

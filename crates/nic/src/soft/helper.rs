@@ -22,8 +22,16 @@ const LOOK_EVERY_NS: u64 = 1_000_000;
 const AT_WORK: u64 = 100;
 /// Wake-ups in a row at which somebody else was faster, before the helper steps back.
 const MISSES: u32 = 2;
+/// The same, for an application that turned out to leave packets lying after the helper stepped back.
+const MAX_MISSES: u32 = 256;
+/// Looks in a row that found nothing left lying, after which that is forgotten.
+const FORGET_AFTER: u32 = 32;
+/// A packet that is there while nobody has looked for so long is nobody's but the helper's.
+const UNATTENDED_NS: u64 = 30_000;
 /// How long it goes on polling after traffic, where there are CPUs to spare.
 const SPIN_NS: u64 = 50_000;
+/// How long the helper keeps away when somebody else is driving.
+const REST_NS: libc::c_long = 10_000;
 /// The time slice the helper asks for: the shortest the kernel takes.
 const SLICE_NS: u64 = 100_000;
 /// Rounds of work before it looks up again.
@@ -126,6 +134,18 @@ impl Helper {
     }
 }
 
+/// What the helper did when it was awake.
+struct Served {
+    /// Packets it found.
+    found: usize,
+    /// When to come back.
+    deadline: Option<u64>,
+    /// They lay there, and nobody was looking.
+    unattended: bool,
+    /// Somebody else was driving.
+    busy: bool,
+}
+
 struct Worker {
     engine: Weak<EngineLock>,
     fds: Vec<RawFd>,
@@ -140,6 +160,8 @@ impl Worker {
         ask_for_short_slices();
         let mut seen = self.polls.load(Ordering::Relaxed);
         let (mut misses, mut deadline, mut looks) = (0, None, false);
+        // An application that polls for its own completions and then spins on memory is faster than the helper half of the time.
+        let (mut patience, mut quiet) = (MISSES, 0);
         while !self.stop.load(Ordering::SeqCst) {
             let watching = self.bell.watching.load(Ordering::SeqCst);
             // Who has just called will do so again: until then look now and then instead of being woken each time.
@@ -148,9 +170,14 @@ impl Worker {
             self.bell.due.store(0, Ordering::SeqCst);
             let called = self.bell.wake.take();
             let Some(engine) = self.engine.upgrade() else { return };
-            let (found, next) = self.serve(&engine);
+            let Served { found, deadline: next, unattended, busy } = self.serve(&engine);
             drop(engine);
             deadline = next;
+            if busy {
+                // Whoever drives may have been interrupted by us, on the only CPU there is for both: the packet that woke us lies there
+                // until we let go, and would wake us again at once.
+                self.rest();
+            }
             let polls = self.polls.load(Ordering::Relaxed);
             let driven = polls - mem::replace(&mut seen, polls);
             // An application that arms its queues calls us to watch; a timer of the protocol's is nobody's packet: neither says
@@ -161,30 +188,44 @@ impl Worker {
                 continue;
             }
             misses = if found > 0 { 0 } else { misses + 1 };
-            if watching && misses >= MISSES && driven > 0 {
+            if watching && misses >= patience && driven > 0 {
                 self.bell.watching.store(false, Ordering::SeqCst);
-            } else if !watching && (driven == 0 || (found > 0 && driven < AT_WORK)) {
+                quiet = 0;
+            } else if !watching && (driven == 0 || unattended || (found > 0 && driven < AT_WORK)) {
                 misses = 0;
+                if unattended && driven > 0 {
+                    patience = (patience * 2).min(MAX_MISSES);
+                }
                 self.bell.watching.store(true, Ordering::SeqCst);
+            } else if !watching {
+                quiet += 1;
+                if quiet >= FORGET_AFTER {
+                    patience = MISSES;
+                }
             }
         }
     }
 
-    /// Drives until there is nothing to do; returns how many packets it found, and when to come back. Finds nothing
-    /// when somebody else is driving.
-    fn serve(&self, lock: &EngineLock) -> (usize, Option<u64>) {
+    /// Drives until there is nothing to do. Finds nothing when somebody else is driving.
+    fn serve(&self, lock: &EngineLock) -> Served {
         let mut idle_since = None;
-        let (mut found, mut deadline) = (0, None);
-        for _ in 0..MAX_ROUNDS {
-            let Some(mut engine) = lock.try_lock() else { return (found, Some(now_ns() + LOOK_EVERY_NS)) };
+        let mut served = Served { found: 0, deadline: None, unattended: false, busy: false };
+        for round in 0..MAX_ROUNDS {
+            let Some(mut engine) = lock.try_lock() else {
+                served.deadline = Some(now_ns() + LOOK_EVERY_NS);
+                served.busy = true;
+                return served;
+            };
+            let alone = round == 0 && now_ns().saturating_sub(engine.driven_at()) > UNATTENDED_NS;
             let received = engine.progress();
-            deadline = engine.deadline();
+            served.deadline = engine.deadline();
             drop(engine);
-            found += received;
+            served.found += received;
+            served.unattended |= alone && received > 0;
             if self.stop.load(Ordering::Relaxed) {
                 break;
             }
-            if received > 0 || deadline.is_some_and(|at| at <= now_ns()) {
+            if received > 0 || served.deadline.is_some_and(|at| at <= now_ns()) {
                 idle_since = None;
                 continue;
             }
@@ -197,7 +238,14 @@ impl Worker {
             }
             std::hint::spin_loop();
         }
-        (found, deadline)
+        served
+    }
+
+    /// Lets others have the CPU for a moment.
+    fn rest(&self) {
+        let spec = libc::timespec { tv_sec: 0, tv_nsec: REST_NS };
+        // SAFETY: no descriptors, a valid timespec, no signal mask.
+        unsafe { libc::ppoll(std::ptr::null_mut(), 0, &raw const spec, std::ptr::null()) };
     }
 
     /// Sleeps until a packet comes (when watching), somebody wakes us, or the deadline; whether it was the deadline.
@@ -245,6 +293,9 @@ fn ask_for_short_slices() {
     };
     // SAFETY: the structure has the size it says, in the kernel's layout, and is only read. 0 names this thread.
     unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0) };
+    // Its sleeps are short too: the kernel's slack of 50 us would be longer than they are.
+    // SAFETY: sets a property of this thread, and takes no pointers.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_000_u64, 0, 0, 0) };
 }
 
 /// The kernel's sched_attr, first version.
