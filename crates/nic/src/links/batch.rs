@@ -453,9 +453,8 @@ impl TxBatch {
         let joined = self.group.as_mut().filter(|g| {
             // The receiver's kernel steers a segmented send as a whole, so it may hold packets of one slot only.
             (g.way, g.slot) == (way, slot)
-                // Two packets of different sizes are a request and an answer: the request must not wait for both to
-                // be segmented (half a ping-pong over loopback went from about 5.7 to 5.1 us, few runs).
-                && (len == g.segment || (len < g.segment && g.packets > 1))
+                // A shorter one is the last. (A request and an answer behind it: the peer finds both at once.)
+                && len <= g.segment
                 && g.packets < self.caps.max_segments
                 && g.bytes + len <= MAX_GROUP
         });

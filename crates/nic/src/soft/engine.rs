@@ -16,7 +16,7 @@ use nobounce_protocol::wire::{Header, IdVerdict, Qpn, ROCE_PORT, Service};
 
 use super::build::{Built, build, build_repeats, packet_len, ready_repeats};
 use super::counters::{self, Counters};
-use super::entry::{QpEntry, complete, flushed, next_packet, next_request};
+use super::entry::{Owing, QpEntry, complete, flushed, next_packet, next_request};
 use super::event::{AsyncEvent, Events};
 use super::host::PacketHost;
 use super::path::{PathIndex, Paths};
@@ -64,7 +64,7 @@ pub(crate) struct Core {
     pub(super) events: Arc<Events>,
     tx: TxBatch,
     ready: VecDeque<u32>,
-    owing: Vec<u32>,
+    owing: Owing,
     touched: Vec<u32>,
     /// Queue pairs that wait for the GPU's copy engine.
     pub(super) holding: Vec<u32>,
@@ -100,7 +100,7 @@ impl Engine {
             events,
             tx: TxBatch::new(link.capabilities()),
             ready: VecDeque::new(),
-            owing: Vec::new(),
+            owing: Owing::default(),
             touched: Vec::new(),
             holding: Vec::new(),
             starved: false,
@@ -130,7 +130,7 @@ impl Engine {
         }
         let now = clock.unwrap_or_else(now_ns);
         core.driven_at = now;
-        core.settle_touched();
+        core.settle_touched(now);
         core.fire_timers(now, link);
         core.release_held();
         // Nothing came: nobody waits for anything more urgent than the answers we put off.
@@ -138,15 +138,16 @@ impl Engine {
         received
     }
 
-    /// Sends what may leave; with `flush`, answers that could wait too.
+    /// Sends what may leave; with `flush`, answers that could wait too, as far as they have waited long enough.
     pub(crate) fn transmit(&mut self, now: Nanos, flush: bool) {
         for _ in 0..MAX_BATCHES {
             if self.link.send_blocked() {
                 return; // the link says by next_deadline() when to try again
             }
             let full = self.core.fill(now);
-            if !full && (flush || !self.core.tx.is_empty()) {
-                self.core.fill_answers(now);
+            let travels = !self.core.tx.is_empty();
+            if !full && (flush || travels) {
+                self.core.fill_answers(now, travels);
             }
             if self.core.tx.is_empty() {
                 return;
@@ -165,6 +166,9 @@ impl Engine {
         if !self.core.holding.is_empty() || self.core.regions.stage.is_busy() {
             let _ = self.core.regions.stage.drain();
             self.core.release_held();
+        }
+        for (due, _) in &mut self.core.owing.patient {
+            *due = 0;
         }
         self.transmit(now_ns(), true);
     }
@@ -189,7 +193,8 @@ impl Engine {
             return Some(0);
         }
         let timer = self.core.timers.peek().map(|Reverse((at, _))| *at);
-        [timer, self.link.next_deadline()].into_iter().flatten().min()
+        let answer = self.core.owing.patient.front().map(|(due, _)| *due);
+        [timer, answer, self.link.next_deadline()].into_iter().flatten().min()
     }
 }
 
@@ -210,7 +215,7 @@ impl Core {
     /// Nothing waits to be sent.
     fn is_idle(&self) -> bool {
         self.ready.is_empty()
-            && self.owing.is_empty()
+            && self.owing.soon.is_empty()
             && self.holding.is_empty()
             && !self.regions.stage.is_busy()
     }
@@ -314,7 +319,7 @@ impl Core {
     }
 
     /// Draws the consequences of the packets that came, once for each queue pair.
-    fn settle_touched(&mut self) {
+    fn settle_touched(&mut self, now: Nanos) {
         while let Some(index) = self.touched.pop() {
             self.settle(index);
             let Some(entry) = self.qps[index as usize].as_deref_mut() else { continue };
@@ -322,11 +327,14 @@ impl Core {
             if let Some(srq) = entry.srq {
                 self.srqs.check_limit(srq, &self.events);
             }
+            let replies = entry.qp.has_replies();
+            if replies {
+                entry.note_heard(now);
+            }
             if std::mem::take(&mut entry.answered) || entry.qp.has_urgent_replies() {
                 self.make_ready(index);
-            } else if entry.qp.has_replies() && !entry.owes_ack {
-                entry.owes_ack = true;
-                self.owing.push(index);
+            } else if replies {
+                entry.owe(now, &mut self.owing);
             }
         }
     }
@@ -531,15 +539,29 @@ impl Core {
         false
     }
 
-    /// Adds the answers that were put off.
-    fn fill_answers(&mut self, now: Nanos) {
-        for index in std::mem::take(&mut self.owing) {
+    /// Adds the answers that were put off; with `all`, those too that wait for a request to travel with.
+    fn fill_answers(&mut self, now: Nanos, all: bool) {
+        for index in std::mem::take(&mut self.owing.soon) {
+            self.answer(now, index);
+        }
+        while let Some(&(due, index)) = self.owing.patient.front()
+            && (all || due <= now)
+        {
+            self.owing.patient.pop_front();
             let Some(entry) = self.qps[index as usize].as_deref_mut() else { continue };
-            entry.owes_ack = false;
-            match self.turn(now, index, true) {
-                Turn::Done => {}
-                Turn::More | Turn::BatchFull => self.make_ready(index),
+            if due <= now {
+                entry.note_silence();
             }
+            self.answer(now, index);
+        }
+    }
+
+    fn answer(&mut self, now: Nanos, index: u32) {
+        let Some(entry) = self.qps[index as usize].as_deref_mut() else { return };
+        entry.owes_ack = false;
+        match self.turn(now, index, true) {
+            Turn::Done => {}
+            Turn::More | Turn::BatchFull => self.make_ready(index),
         }
     }
 
@@ -629,9 +651,8 @@ impl Core {
                 entry.waiting = true;
                 paths.wait(path, index);
             }
-            if entry.qp.has_replies() && !entry.owes_ack {
-                entry.owes_ack = true;
-                owing.push(index);
+            if entry.qp.has_replies() {
+                entry.owe(now, owing);
             }
         }
         if let Some((transmit, nak)) = faulted {

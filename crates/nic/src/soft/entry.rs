@@ -47,8 +47,12 @@ pub(crate) struct QpEntry {
     pub(super) ready: bool,
     /// It waits for room on its path.
     pub(super) waiting: bool,
-    /// It is in the list of those with answers that can wait.
+    /// It is in a list of those with answers that can wait.
     pub(super) owes_ack: bool,
+    /// When its peer last asked for something, until the application posts. 0: not since.
+    heard_at: Nanos,
+    /// How often in a row the application answered its peer at once with a request of its own.
+    talks: u8,
     /// The earliest entry of the timer heap that belongs to it.
     pub(super) armed: Option<Nanos>,
     /// Fetched bytes of what it sends, where those come from a GPU.
@@ -60,6 +64,22 @@ pub(crate) struct QpEntry {
     /// What waits for copies.
     pub(super) held: Option<Box<Held>>,
     pub(super) tally: PathCounters,
+}
+
+/// A request that is posted so soon after the peer's is an answer to it.
+const AT_ONCE_NS: Nanos = 50_000;
+/// So many of them in a row make a conversation.
+const TALKING: u8 = 4;
+/// How long an acknowledgement waits for the request that will probably follow.
+const PATIENCE_NS: Nanos = 25_000;
+
+/// Queue pairs with answers that can wait.
+#[derive(Debug, Default)]
+pub(super) struct Owing {
+    /// Until nothing more urgent is to be done.
+    pub(super) soon: Vec<u32>,
+    /// Until the time given, the earliest first.
+    pub(super) patient: VecDeque<(Nanos, u32)>,
 }
 
 /// Fetched bytes of a queue pair: of its own requests, and of its peer's READs.
@@ -172,6 +192,8 @@ impl QpEntry {
             ready: false,
             waiting: false,
             owes_ack: false,
+            heard_at: 0,
+            talks: 0,
             armed: None,
             feeds: None,
             ticket: 0,
@@ -239,6 +261,41 @@ impl QpEntry {
             held.response = Some((after, transmit));
         } else {
             held.request = Some((after, transmit));
+        }
+    }
+
+    /// The peer asked for something.
+    pub(super) fn note_heard(&mut self, now: Nanos) {
+        self.heard_at = now;
+    }
+
+    /// The application posted something.
+    pub(crate) fn note_posted(&mut self, now: Nanos) {
+        let heard = std::mem::take(&mut self.heard_at);
+        if heard != 0 {
+            let at_once = now.saturating_sub(heard) < AT_ONCE_NS;
+            self.talks = if at_once { self.talks.saturating_add(1) } else { 0 };
+        }
+    }
+
+    /// An answer that waited for a request to travel with waited in vain.
+    pub(super) fn note_silence(&mut self) {
+        self.talks = 0;
+    }
+
+    /// Puts it into the list of those with answers that can wait, unless it is in one.
+    ///
+    /// Where two applications take turns, as in a ping-pong, the answer waits a little for the next request: the peer that polls for the
+    /// one finds the other with it, although its application may look for that in memory only, without calling us.
+    pub(super) fn owe(&mut self, now: Nanos, owing: &mut Owing) {
+        if self.owes_ack {
+            return;
+        }
+        self.owes_ack = true;
+        if self.talks >= TALKING {
+            owing.patient.push_back((now + PATIENCE_NS, self.index()));
+        } else {
+            owing.soon.push(self.index());
         }
     }
 

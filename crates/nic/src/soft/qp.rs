@@ -361,11 +361,14 @@ impl Qp {
     #[inline]
     fn start_posted(&self, mut engine: MutexGuard<'_, Engine>) {
         let index = self.qpn.get() & 0xffff;
-        if engine.core.entry(self.qpn).is_some_and(|entry| entry.qp.has_completions()) {
+        let now = now_ns();
+        let Some(entry) = engine.core.entry(self.qpn) else { return };
+        entry.note_posted(now);
+        if entry.qp.has_completions() {
             engine.core.settle(index);
         }
         engine.core.make_ready(index);
-        engine.transmit(now_ns(), false);
+        engine.transmit(now, false);
         let deadline = engine.unattended_deadline();
         drop(engine);
         // The caller may never come back to drive what it began.
