@@ -17,6 +17,7 @@ pub(crate) struct AhObject {
     raw: UnsafeCell<verbs::Ah>,
     pub(crate) remote: IpAddr,
     _pd: Use,
+    _context: Use,
 }
 
 impl Object for AhObject {
@@ -32,8 +33,12 @@ fn create(pd: *mut verbs::Pd, attr: &verbs::AhAttr) -> Result<*mut verbs::Ah, Er
     if attr.is_global == 0 || attr.port_num != PORT || attr.grh.sgid_index != 0 || !same_kind {
         return Err(Errno::EINVAL);
     }
+    let of_context = ours.context.ahs.join();
+    if ours.context.ahs.count() > ours.context.soft.limits().max_ahs {
+        return Err(Errno::ENOMEM);
+    }
     let raw = verbs::Ah { context: ours.context.raw(), pd, handle: 0 };
-    Ok(AhObject { raw: UnsafeCell::new(raw), remote, _pd: ours.users.join() }.publish())
+    Ok(AhObject { raw: UnsafeCell::new(raw), remote, _pd: ours.users.join(), _context: of_context }.publish())
 }
 
 /// `ibv_create_ah`.

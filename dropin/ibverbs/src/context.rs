@@ -24,6 +24,8 @@ pub(crate) struct ContextObject {
     pub(crate) soft: Device,
     pub(crate) device: &'static DeviceObject,
     pub(crate) users: Users,
+    /// Its address handles.
+    pub(crate) ahs: Users,
     objects: Mutex<Objects>,
 }
 
@@ -136,6 +138,7 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut verbs::Device) -> *mut 
             soft,
             device: ours,
             users: Users::default(),
+            ahs: Users::default(),
             objects: Mutex::default(),
         }
         .publish())

@@ -38,16 +38,18 @@ impl Object for DeviceObject {
 impl DeviceObject {
     fn new(index: usize, addr: IpAddr) -> Self {
         let view = std::env::var("NOBOUNCE_VIEW").unwrap_or_default();
-        let root = if view.is_empty() { "/sys".to_owned() } else { format!("{view}/sys") };
+        let class = format!("{view}/sys/class");
+        let name = format!("nb{index}");
+        let node = node_in_view(&view, &name).unwrap_or_else(|| format!("uverbs{index}"));
         Self {
             raw: verbs::Device {
                 _ops: [None; 2],
                 node_type: verbs::IBV_NODE_CA,
                 transport_type: verbs::IBV_TRANSPORT_IB,
-                name: text(&format!("nb{index}")),
-                dev_name: text(&format!("uverbs{index}")),
-                dev_path: text(&format!("{root}/class/infiniband_verbs/uverbs{index}")),
-                ibdev_path: text(&format!("{root}/class/infiniband/nb{index}")),
+                name: text(&name),
+                dev_name: text(&node),
+                dev_path: text(&format!("{class}/infiniband_verbs/{node}")),
+                ibdev_path: text(&format!("{class}/infiniband/{name}")),
             },
             ops: ptr::null(),
             addr,
@@ -75,6 +77,18 @@ impl DeviceObject {
     pub(crate) fn name(&self) -> String {
         format!("nb{}", self.index)
     }
+}
+
+/// The name of the device's file in the view that `nobounce run` made: beside real devices, the first numbers are theirs.
+fn node_in_view(view: &str, name: &str) -> Option<String> {
+    if view.is_empty() {
+        return None;
+    }
+    let nodes = std::fs::read_dir(format!("{view}/sys/class/infiniband_verbs")).ok()?;
+    nodes.flatten().find_map(|node| {
+        let device = std::fs::read_to_string(node.path().join("ibdev")).ok()?;
+        (device.trim() == name).then(|| node.file_name().to_string_lossy().into_owned())
+    })
 }
 
 /// A C string in an array, cut where it does not fit.

@@ -76,7 +76,11 @@ pub(crate) struct Users(AtomicUsize);
 
 impl Users {
     pub(crate) fn any(&self) -> bool {
-        self.0.load(Ordering::Acquire) > 0
+        self.count() > 0
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.0.load(Ordering::Acquire)
     }
 
     pub(crate) fn join(&'static self) -> Use {

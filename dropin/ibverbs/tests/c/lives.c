@@ -1,0 +1,152 @@
+/* How processes and threads end, and what else happens to them. */
+#include "rig.h"
+
+static struct side a, b;
+
+static void once(void) {
+    fill(&a, 0, 64, 3);
+    struct ibv_sge sge = sge_of(&a, 0, 64);
+    struct ibv_send_wr wr = {.wr_id = 5, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED}, *bad;
+    wr.wr.rdma.remote_addr = (uintptr_t)b.memory;
+    wr.wr.rdma.rkey = b.mr->rkey;
+    CHECK(!ibv_post_send(a.qp, &wr, &bad));
+    wait_good(a.cq, 5, IBV_WC_RDMA_WRITE);
+    same(&a, 0, &b, 0, 64);
+}
+
+static void reap(pid_t child) {
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+/* A child finds its parent's objects dead, tidies up without a hang, and may open its own; the parent goes on. */
+static void forked(void) {
+    make_pair(&a, &b, IBV_QPT_RC);
+    once();
+    pid_t child = fork();
+    if (!child) {
+        struct ibv_wc wc;
+        struct ibv_async_event event;
+        CHECK(ibv_poll_cq(a.cq, 1, &wc) == -1);
+        CHECK(!ibv_alloc_pd(a.context) && errno == EIO);
+        CHECK(!ibv_reg_mr(a.pd, a.memory, 4096, 0) && errno == EIO);
+        CHECK(ibv_get_async_event(a.context, &event) == -1);
+        ibv_destroy_qp(a.qp);
+        ibv_destroy_cq(a.cq);
+        ibv_dereg_mr(a.mr);
+        ibv_dealloc_pd(a.pd);
+        ibv_close_device(a.context);
+        make_pair(&a, &b, IBV_QPT_RC);
+        once();
+        drop_pair(&a, &b);
+        exit(0);
+    }
+    for (int i = 0; i < 100; i++)
+        once();
+    reap(child);
+    once();
+    /* Many forks while another thread is at work. */
+    for (int i = 0; i < 20; i++) {
+        child = fork();
+        if (!child)
+            _exit(0);
+        once();
+        reap(child);
+    }
+    drop_pair(&a, &b);
+}
+
+/* With everything open, by every way out. */
+static void exits(void) {
+    for (int how = 0; how < 3; how++) {
+        pid_t child = fork();
+        if (!child) {
+            make_pair(&a, &b, IBV_QPT_RC);
+            once();
+            CHECK(!ibv_req_notify_cq(b.cq, 0));
+            if (how == 0)
+                exit(0);
+            if (how == 1)
+                ibv_close_device(a.context);
+            if (how == 2)
+                _exit(0);
+            exit(0);
+        }
+        reap(child);
+    }
+}
+
+static void *wait_for_completions(void *unused) {
+    struct ibv_cq *cq;
+    void *context;
+    ibv_get_cq_event(b.channel, &cq, &context);
+    return unused;
+}
+
+static void *wait_for_events(void *unused) {
+    struct ibv_async_event event;
+    for (;;)
+        if (!ibv_get_async_event(b.context, &event))
+            ibv_ack_async_event(&event);
+    return unused;
+}
+
+static void *work(void *unused) {
+    for (;;) {
+        once();
+        pthread_testcancel();
+    }
+    return unused;
+}
+
+static void cancel(void *(*body)(void *)) {
+    pthread_t thread;
+    void *result;
+    CHECK(!pthread_create(&thread, NULL, body, NULL));
+    usleep(50000);
+    CHECK(!pthread_cancel(thread) && !pthread_join(thread, &result) && result == PTHREAD_CANCELED);
+}
+
+/* A thread is cancelled while it waits; one that works, where it does not hold anything of ours. */
+static void cancelled(void) {
+    make_pair(&a, &b, IBV_QPT_RC);
+    once();
+    cancel(wait_for_completions);
+    cancel(wait_for_events);
+    /* While it posts and polls: it ends where it could be cancelled, which is nowhere in our functions. */
+    pthread_t thread;
+    void *result;
+    CHECK(!pthread_create(&thread, NULL, work, NULL));
+    usleep(20000);
+    CHECK(!pthread_cancel(thread) && !pthread_join(thread, &result) && result == PTHREAD_CANCELED);
+    once();
+    drop_pair(&a, &b);
+}
+
+static void nothing(int signal) {
+    (void)signal;
+}
+
+/* A signal ends a wait as it ends a read. */
+static void signalled(void) {
+    make_pair(&a, &b, IBV_QPT_RC);
+    struct sigaction action = {.sa_handler = nothing};
+    CHECK(!sigaction(SIGALRM, &action, NULL));
+    struct ibv_cq *cq;
+    void *context;
+    alarm(1);
+    CHECK(ibv_get_cq_event(b.channel, &cq, &context) == -1 && errno == EINTR);
+    once();
+    drop_pair(&a, &b);
+}
+
+int main(int count, char **arguments) {
+    struct { const char *name; void (*run)(void); } all[] = {
+        {"forked", forked}, {"exits", exits}, {"cancelled", cancelled}, {"signalled", signalled}};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (count > 1 && !strcmp(all[i].name, arguments[1])) {
+            all[i].run();
+            return 0;
+        }
+    return 2;
+}

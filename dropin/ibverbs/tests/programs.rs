@@ -1,0 +1,93 @@
+//! C programs that misuse the library, end in every way, work with many threads, and see real devices beside ours.
+
+mod common;
+
+use std::process::Command;
+
+use common::{Folder, run, waived};
+
+fn life(name: &str, address: &str) {
+    if waived() {
+        return;
+    }
+    let folder = Folder::new(name);
+    let program = folder.compile_client("lives");
+    run(folder.program(&program, address).arg(name), 60);
+}
+
+#[test]
+fn mistakes_are_refused_and_harm_nothing() {
+    if waived() {
+        return;
+    }
+    let folder = Folder::new("misuse");
+    let program = folder.compile_client("misuse");
+    run(&mut folder.program(&program, "127.41.0.1"), 60);
+}
+
+#[test]
+fn forked_children() {
+    life("forked", "127.41.0.2");
+}
+
+#[test]
+fn exits_with_everything_open() {
+    life("exits", "127.41.0.3");
+}
+
+#[test]
+fn cancelled_threads() {
+    life("cancelled", "127.41.0.4");
+}
+
+#[test]
+fn a_signal_ends_a_wait() {
+    life("signalled", "127.41.0.5");
+}
+
+#[test]
+fn unloaded_with_everything_open() {
+    if waived() {
+        return;
+    }
+    let folder = Folder::new("unload");
+    let program = folder.compile("unload", &["-D_GNU_SOURCE"]);
+    run(&mut folder.program(&program, "127.41.0.6"), 60);
+}
+
+#[test]
+fn threads_on_shared_objects() {
+    if waived() {
+        return;
+    }
+    let folder = Folder::new("threads");
+    let program = folder.compile_client("threads");
+    run(&mut folder.program(&program, "127.41.0.7"), 120);
+}
+
+/// With a stand-in for the system's library.
+#[test]
+fn real_devices_stand_in_beside_ours() {
+    if waived() {
+        return;
+    }
+    let folder = Folder::new("passthrough");
+    let standin = folder.compile("standin_system", &["-shared", "-fPIC", "-Wl,-soname,libibverbs.so.1"]);
+    let program = folder.compile_client("passthrough");
+    run(folder.program(&program, "127.41.0.8").env("NOBOUNCE_SYSTEM_VERBS", standin), 60);
+}
+
+#[test]
+fn several_devices_and_nothing_said_unless_asked() {
+    if waived() || Command::new("ibv_devices").output().is_err() {
+        eprintln!("waived: no ibv_devices here (Debian: ibverbs-utils)");
+        return;
+    }
+    let folder = Folder::new("devices");
+    let mut command = folder.program("ibv_devices".as_ref(), "127.41.0.9,127.41.0.10,::1");
+    let output = run(command.env_remove("NOBOUNCE_LOG"), 20);
+    let listed = String::from_utf8(output.stdout).unwrap();
+    let names: Vec<_> = listed.lines().skip(2).filter_map(|line| line.split_whitespace().next()).collect();
+    assert_eq!(names, ["nb0", "nb1", "nb2"]);
+    assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+}
