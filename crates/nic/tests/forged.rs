@@ -10,10 +10,11 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use common::unreliable::{QKEY, uc_pair, ud_end};
 use common::{End, check_write, child, config, pair_with, patterns, resident, role, until};
 use nobounce_nic::soft::{Mtu, Operation, Psn, QpAttr, QpLimits, QpState, Qpn, Status};
 use nobounce_protocol::wire::icrc::Flow;
-use nobounce_protocol::wire::{Header, ICRC_LEN, Opcode, ROCE_PORT, Reth, Syndrome};
+use nobounce_protocol::wire::{Deth, Header, ICRC_LEN, Opcode, ROCE_PORT, Reth, Syndrome};
 
 const LEN: usize = 64 << 10;
 
@@ -60,6 +61,38 @@ impl Forger {
         self.flow.close(0, &mut packet);
         packet
     }
+}
+
+/// The unreliable services answer nobody, so what is wrong must be seen in the counters.
+#[test]
+fn packets_for_unreliable_queue_pairs_are_judged_too() {
+    let (_a, b) = uc_pair(&config("127.57.20.1"), &config("127.57.20.2"), LEN, Mtu::Mtu1024);
+    let d = ud_end("127.57.20.3", LEN);
+    let header = |opcode, to: &End| {
+        let mut header = Header::new(opcode, to.last_qp().qpn(), Psn::new(0xff_fff0));
+        header.deth = Deth { qkey: QKEY, source: Qpn::new(9) };
+        header
+    };
+    let (near_b, near_d) =
+        (Forger::new([127, 57, 20, 1].into(), &b), Forger::new([127, 57, 20, 1].into(), &d));
+    let stranger = Forger::new([127, 57, 20, 9].into(), &b);
+    let send = stranger.packet(&header(Opcode::UcSendOnly, &b), &[0; 8]);
+    counted(&stranger, &b, "wrong_peer", &send);
+    for opcode in [Opcode::SendOnly, Opcode::Ack, Opcode::UdSendOnly] {
+        counted(&near_b, &b, "wrong_service", &near_b.packet(&header(opcode, &b), &[]));
+    }
+    counted(&near_b, &b, "out_of_buffer", &near_b.packet(&header(Opcode::UcSendOnly, &b), &[0; 8]));
+    counted(&near_d, &d, "wrong_service", &near_d.packet(&header(Opcode::UcSendOnly, &d), &[0; 8]));
+    let wrong_key = Header { deth: Deth { qkey: 0, ..Deth::default() }, ..header(Opcode::UdSendOnly, &d) };
+    counted(&near_d, &d, "qkey_violations", &near_d.packet(&wrong_key, &[0; 8]));
+    let mut damaged = near_d.packet(&header(Opcode::UdSendOnly, &d), &[0; 8]);
+    damaged[20] ^= 1;
+    counted(&near_d, &d, "icrc_errors", &damaged);
+    // And what is right is heard, from whomever it comes.
+    d.post_recv(1, 0, 100);
+    near_d.send(&near_d.packet(&header(Opcode::UdSendOnly, &d), &[7; 8]));
+    let got = d.completions(1)[0];
+    assert_eq!((got.status, got.source.map(|s| s.qpn)), (Status::Success, Some(Qpn::new(9))));
 }
 
 fn two(a: &str, b: &str) -> (End, End) {

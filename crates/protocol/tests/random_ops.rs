@@ -1,9 +1,9 @@
 //! Random operations by both sides over a bad network, against an oracle. A failure shrinks to a short list of
 //! operations, which is then kept below as a `regression_*` test.
 
-use nobounce_protocol::qp::Mtu;
+use nobounce_protocol::qp::{Mtu, Service};
 use nobounce_protocol::sim::plan::{Kind, Op, Plan, run};
-use nobounce_protocol::sim::{Conditions, Rng, fuzzing};
+use nobounce_protocol::sim::{Conditions, Rng, fuzzing, unreliable};
 use proptest::prelude::*;
 
 fn kind() -> impl Strategy<Value = Kind> {
@@ -71,6 +71,14 @@ proptest! {
             prop_assert!(false, "{}", why);
         }
     }
+
+    #[test]
+    fn unreliable_messages_over_any_network_are_whole_or_absent(plan in plan(), datagrams: bool) {
+        let service = if datagrams { Service::Ud } else { Service::Uc };
+        if let Err(why) = unreliable::run(&plan, service) {
+            prop_assert!(false, "{}", why);
+        }
+    }
 }
 
 /// A post as the lists below have it.
@@ -114,6 +122,8 @@ fn random_bytes_through_the_fuzz_targets() {
             fuzzing::parser(&data);
             fuzzing::responder(&data);
             fuzzing::operations(&data);
+            fuzzing::receiver(&data);
+            fuzzing::unreliable(&data);
         });
         assert!(result.is_ok(), "seed {seed}");
     }

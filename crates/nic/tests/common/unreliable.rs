@@ -39,24 +39,29 @@ impl End {
         self.qps.push(qp);
     }
 
-    /// Where a datagram to its first queue pair goes.
-    pub(crate) fn at(&self) -> Datagram {
-        Datagram { remote: self.device.local(), dest_qpn: self.qps[0].qpn(), qkey: QKEY }
+    /// The queue pair added last.
+    pub(crate) fn last_qp(&self) -> &Qp {
+        self.qps.last().unwrap()
     }
 
-    /// Sends a datagram from its first queue pair.
+    /// Where a datagram to its last queue pair goes.
+    pub(crate) fn at(&self) -> Datagram {
+        Datagram { remote: self.device.local(), dest_qpn: self.last_qp().qpn(), qkey: QKEY }
+    }
+
+    /// Sends a datagram from its last queue pair.
     pub(crate) fn send_to(&self, to: &Self, op: Operation, offset: u64, len: u32) {
         let sges = self.sge(offset, len);
         let request = SendRequest::new(7, op, &sges).to(to.at());
-        self.qps[0].post_send(&request).unwrap();
+        self.last_qp().post_send(&request).unwrap();
     }
 }
 
-/// Connects the first queue pair of `a` with the first of `b`, in this direction.
+/// Connects the last queue pair of `a` with the last of `b`, in this direction.
 pub(crate) fn connect_uc(a: &End, b: &End, mtu: Mtu) {
     let psn = Psn::new(0xff_fff0);
-    a.qps[0].modify(&QpAttr::uc_to_rtr(b.device.local(), b.qps[0].qpn(), psn, mtu)).unwrap();
-    a.qps[0].modify(&QpAttr::unreliable_to_rts(psn)).unwrap();
+    a.last_qp().modify(&QpAttr::uc_to_rtr(b.device.local(), b.last_qp().qpn(), psn, mtu)).unwrap();
+    a.last_qp().modify(&QpAttr::unreliable_to_rts(psn)).unwrap();
 }
 
 pub(crate) fn uc_pair(a: &Config, b: &Config, bytes: usize, mtu: Mtu) -> (End, End) {

@@ -4,8 +4,8 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use super::plan::{self, Kind, Op, Plan};
-use super::{A, Conditions, Setup, Sim};
-use crate::qp::{Mtu, Operation, QpState};
+use super::{A, Conditions, Setup, Sim, unreliable};
+use crate::qp::{Mtu, Operation, QpState, Service};
 use crate::timing::MICROSECOND;
 use crate::wire::icrc::Flow;
 use crate::wire::{Header, Opcode, Psn, ROCE_PORT};
@@ -30,7 +30,21 @@ pub fn parser(data: &[u8]) {
 /// # Panics
 /// One of these is not so.
 pub fn responder(data: &[u8]) {
+    forged(data, Service::Rc);
+}
+
+/// The same for the unreliable services: the first byte chooses.
+///
+/// # Panics
+/// One of these is not so.
+pub fn receiver(data: &[u8]) {
+    let (first, rest) = data.split_first().unwrap_or((&0, &[]));
+    forged(rest, if first & 1 == 0 { Service::Uc } else { Service::Ud });
+}
+
+fn forged(data: &[u8], service: Service) {
     let setup = Setup {
+        service,
         mtu: Mtu::Mtu256,
         psn: [0xff_fff0, 0xff_fff8],
         max_dest_rd_atomic: 4,
@@ -108,7 +122,10 @@ pub fn responder(data: &[u8]) {
 
 /// Makes a packet that is mostly right, because a packet that is all wrong is dropped at the door.
 fn forge(end: &mut super::Endpoint, bytes: &mut Bytes<'_>, now: u64, in_psn: &mut u32, out_psn: &mut u32) {
-    let opcode = Opcode::ALL[usize::from(bytes.byte()) % Opcode::ALL.len()];
+    let chosen = bytes.byte();
+    let opcode = Opcode::ALL[usize::from(chosen) % Opcode::ALL.len()];
+    // Of another service only now and then: it is dropped at the door.
+    let opcode = if chosen < 0xe0 { opcode.in_service(end.qp.service()).unwrap_or(opcode) } else { opcode };
     let flags = bytes.byte();
     let psn = if opcode.is_response() { &mut *out_psn } else { &mut *in_psn };
     let step = match flags & 3 {
@@ -130,6 +147,7 @@ fn forge(end: &mut super::Endpoint, bytes: &mut Bytes<'_>, now: u64, in_psn: &mu
     };
     let len = if opcode.has_payload() { len } else { 0 };
     let extra = u32::from(bytes.byte()) * 16;
+    header.deth.qkey = if flags & 0x30 == 0x20 { extra } else { Setup::QKEY };
     header.reth.addr = remote.addr;
     header.reth.rkey = rkey;
     header.reth.len =
@@ -157,6 +175,20 @@ fn forge(end: &mut super::Endpoint, bytes: &mut Bytes<'_>, now: u64, in_psn: &mu
 pub fn operations(data: &[u8]) {
     let plan = plan_of(data);
     if let Err(why) = plan::run(&plan) {
+        panic!("{why}\n{plan:#?}");
+    }
+}
+
+/// The same with queue pairs of the unreliable services: the first byte chooses.
+///
+/// # Panics
+/// They do not.
+#[allow(clippy::panic)]
+pub fn unreliable(data: &[u8]) {
+    let (first, rest) = data.split_first().unwrap_or((&0, &[]));
+    let plan = plan_of(rest);
+    let service = if first & 1 == 0 { Service::Uc } else { Service::Ud };
+    if let Err(why) = unreliable::run(&plan, service) {
         panic!("{why}\n{plan:#?}");
     }
 }

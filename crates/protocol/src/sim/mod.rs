@@ -15,6 +15,7 @@ mod network;
 pub mod plan;
 mod rng;
 mod trace;
+pub mod unreliable;
 
 pub use endpoint::{Endpoint, EndpointCounters, Setup, encode};
 pub use memory::{Handling, Memory, Region};
