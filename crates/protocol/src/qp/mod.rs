@@ -13,12 +13,14 @@
 mod attr;
 mod completion;
 mod datagram;
+mod host;
 mod linger;
 mod request;
 mod requester;
 mod responder;
 mod rtt;
 mod state;
+mod transmit;
 mod uc_receiver;
 mod unreliable;
 mod window;
@@ -30,8 +32,10 @@ use std::net::{IpAddr, Ipv4Addr};
 pub use attr::{Access, Mtu, QpAttr};
 pub use completion::{Completion, Nak, QpEvent, Source, Status, WorkKind};
 pub use datagram::GRH_LEN;
+pub use host::{Host, LocalFault, Receive};
 pub use request::{Datagram, MAX_MESSAGE, Operation, PostError, Remote, SendRequest};
 pub use state::{AttrMask, QpState, Service, TransitionError, check_transition};
+pub use transmit::{Payload, Transmit};
 
 use crate::timing::Nanos;
 use crate::wire::{Header, Opcode, Psn, Qpn};
@@ -40,142 +44,6 @@ use requester::{Answer, Out, Requester};
 use responder::{Responder, Taken};
 
 use unreliable::Unreliable;
-
-/// Local memory could not be accessed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LocalFault;
-
-/// A posted receive, as the protocol sees it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Receive {
-    /// The application's number for it.
-    pub wr_id: u64,
-    /// Bytes of its scatter list.
-    pub capacity: u64,
-}
-
-/// The memory and the receive queue of the side that runs this queue pair.
-///
-/// `place_*` put the payload of the packet that is being handled somewhere; `last` says that it ends the message.
-pub trait Host {
-    /// Whether the peer may do `access` with `len` bytes at `addr` by this key.
-    ///
-    /// # Errors
-    /// The refusal to send.
-    fn check(&mut self, rkey: u32, addr: u64, len: u64, access: Access) -> Result<(), Nak>;
-
-    /// The payload belongs at `addr` of the region behind `rkey` (checked again: the region may be gone by now).
-    ///
-    /// # Errors
-    /// The refusal to send.
-    fn place_remote(&mut self, rkey: u32, addr: u64, len: usize, last: bool) -> Result<(), Nak>;
-
-    /// Takes the next posted receive, which then is the current one.
-    fn take_receive(&mut self) -> Option<Receive>;
-
-    /// The payload belongs `offset` bytes into the current receive.
-    ///
-    /// # Errors
-    /// The receive's memory could not be written.
-    fn place_receive(&mut self, offset: u64, len: usize, last: bool) -> Result<(), LocalFault>;
-
-    /// The IP header of the packet belongs into the first [`GRH_LEN`] bytes of the current receive: it is a datagram.
-    ///
-    /// # Errors
-    /// The receive's memory could not be written.
-    fn place_grh(&mut self) -> Result<(), LocalFault>;
-
-    /// The payload belongs `offset` bytes into the local list of READ request `serial`.
-    ///
-    /// # Errors
-    /// The request's memory could not be written.
-    fn place_response(&mut self, serial: u64, offset: u64, len: usize, last: bool) -> Result<(), LocalFault>;
-
-    /// `original` belongs into the local list of atomic request `serial`.
-    ///
-    /// # Errors
-    /// The request's memory could not be written.
-    fn place_atomic(&mut self, serial: u64, original: u64) -> Result<(), LocalFault>;
-
-    /// Compares and swaps 8 bytes of a region; returns the value before.
-    ///
-    /// # Errors
-    /// The refusal to send.
-    fn compare_swap(&mut self, rkey: u32, addr: u64, compare: u64, swap: u64) -> Result<u64, Nak>;
-
-    /// Adds to 8 bytes of a region; returns the value before.
-    ///
-    /// # Errors
-    /// The refusal to send.
-    fn fetch_add(&mut self, rkey: u32, addr: u64, add: u64) -> Result<u64, Nak>;
-
-    /// The peer no longer needs this key.
-    ///
-    /// # Errors
-    /// The refusal to send.
-    fn invalidate(&mut self, rkey: u32) -> Result<(), Nak>;
-}
-
-/// Where the payload of a packet comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Payload {
-    /// There is none.
-    None,
-    /// The local list of send request `serial`.
-    /// `rest` bytes of the message follow it.
-    #[allow(missing_docs)]
-    Request { serial: u64, offset: u64, len: u32, rest: u32 },
-    /// A region the peer reads. `rest` bytes of the answer follow it.
-    #[allow(missing_docs)]
-    Region { rkey: u32, addr: u64, len: u32, rest: u32 },
-}
-
-impl Payload {
-    /// Bytes of payload.
-    pub const fn len(&self) -> u32 {
-        match *self {
-            Self::None => 0,
-            Self::Request { len, .. } | Self::Region { len, .. } => len,
-        }
-    }
-
-    /// Whether there is none.
-    pub const fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Bytes of the message after it.
-    pub const fn rest(&self) -> u32 {
-        match *self {
-            Self::None => 0,
-            Self::Request { rest, .. } | Self::Region { rest, .. } => rest,
-        }
-    }
-
-    /// Moves on to the next piece of the same length.
-    pub fn advance(&mut self) {
-        match self {
-            Self::None => {}
-            Self::Request { offset, len, rest, .. } => {
-                *offset += u64::from(*len);
-                *rest = rest.saturating_sub(*len);
-            }
-            Self::Region { addr, len, rest, .. } => {
-                *addr = addr.wrapping_add(u64::from(*len));
-                *rest = rest.saturating_sub(*len);
-            }
-        }
-    }
-}
-
-/// A packet to send.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Transmit {
-    /// Its headers, complete.
-    pub header: Header,
-    /// Where its payload comes from.
-    pub payload: Payload,
-}
 
 /// What became of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,0 +1,79 @@
+//! The side that runs a queue pair, as the protocol sees it: memory and receives.
+
+use super::attr::Access;
+use super::completion::Nak;
+
+/// Local memory could not be accessed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LocalFault;
+
+/// A posted receive, as the protocol sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Receive {
+    /// The application's number for it.
+    pub wr_id: u64,
+    /// Bytes of its scatter list.
+    pub capacity: u64,
+}
+
+/// The memory and the receive queue of the side that runs this queue pair.
+///
+/// `place_*` put the payload of the packet that is being handled somewhere; `last` says that it ends the message.
+pub trait Host {
+    /// Whether the peer may do `access` with `len` bytes at `addr` by this key.
+    ///
+    /// # Errors
+    /// The refusal to send.
+    fn check(&mut self, rkey: u32, addr: u64, len: u64, access: Access) -> Result<(), Nak>;
+
+    /// The payload belongs at `addr` of the region behind `rkey` (checked again: the region may be gone by now).
+    ///
+    /// # Errors
+    /// The refusal to send.
+    fn place_remote(&mut self, rkey: u32, addr: u64, len: usize, last: bool) -> Result<(), Nak>;
+
+    /// Takes the next posted receive, which then is the current one.
+    fn take_receive(&mut self) -> Option<Receive>;
+
+    /// The payload belongs `offset` bytes into the current receive.
+    ///
+    /// # Errors
+    /// The receive's memory could not be written.
+    fn place_receive(&mut self, offset: u64, len: usize, last: bool) -> Result<(), LocalFault>;
+
+    /// The IP header of the packet belongs into the first [`GRH_LEN`](super::GRH_LEN) bytes of the current receive: it is a datagram.
+    ///
+    /// # Errors
+    /// The receive's memory could not be written.
+    fn place_grh(&mut self) -> Result<(), LocalFault>;
+
+    /// The payload belongs `offset` bytes into the local list of READ request `serial`.
+    ///
+    /// # Errors
+    /// The request's memory could not be written.
+    fn place_response(&mut self, serial: u64, offset: u64, len: usize, last: bool) -> Result<(), LocalFault>;
+
+    /// `original` belongs into the local list of atomic request `serial`.
+    ///
+    /// # Errors
+    /// The request's memory could not be written.
+    fn place_atomic(&mut self, serial: u64, original: u64) -> Result<(), LocalFault>;
+
+    /// Compares and swaps 8 bytes of a region; returns the value before.
+    ///
+    /// # Errors
+    /// The refusal to send.
+    fn compare_swap(&mut self, rkey: u32, addr: u64, compare: u64, swap: u64) -> Result<u64, Nak>;
+
+    /// Adds to 8 bytes of a region; returns the value before.
+    ///
+    /// # Errors
+    /// The refusal to send.
+    fn fetch_add(&mut self, rkey: u32, addr: u64, add: u64) -> Result<u64, Nak>;
+
+    /// The peer no longer needs this key.
+    ///
+    /// # Errors
+    /// The refusal to send.
+    fn invalidate(&mut self, rkey: u32) -> Result<(), Nak>;
+}
