@@ -87,6 +87,25 @@ fn facts() -> Vec<Fact> {
             rss_caps, max_wq_type_rq, packet_pacing_caps, raw_packet_caps, tm_caps, cq_mod_caps, max_dm_size,
             pci_atomic_caps, xrc_odp_caps, phys_port_cnt_ex
         }
+        "ib_uverbs_qp_attr" KernelQpAttr {
+            qp_attr_mask, qp_state, cur_qp_state, path_mtu, path_mig_state, qkey, rq_psn, sq_psn, dest_qp_num,
+            qp_access_flags, ah_attr, alt_ah_attr, max_send_wr, max_recv_wr, max_send_sge, max_recv_sge,
+            max_inline_data, pkey_index, alt_pkey_index, en_sqd_async_notify, sq_draining, max_rd_atomic,
+            max_dest_rd_atomic, min_rnr_timer, port_num, timeout, retry_cnt, rnr_retry, alt_port_num, alt_timeout
+        }
+        "ib_uverbs_ah_attr" KernelAhAttr {
+            dgid = "grh.dgid", flow_label = "grh.flow_label", sgid_index = "grh.sgid_index",
+            hop_limit = "grh.hop_limit", traffic_class = "grh.traffic_class", dlid, sl, src_path_bits, static_rate,
+            is_global, port_num
+        }
+        "ib_user_path_rec" KernelPathRec {
+            dgid, sgid, dlid, slid, raw_traffic, flow_label, reversible, mtu, pkey, hop_limit, traffic_class,
+            numb_path, sl, mtu_selector, rate_selector, rate, packet_life_time_selector, packet_life_time, preference
+        }
+        "ibv_sa_path_rec" PathRec {
+            dgid, sgid, dlid, slid, raw_traffic, flow_label, hop_limit, traffic_class, reversible, numb_path, pkey, sl,
+            mtu_selector, mtu, rate_selector, rate, packet_life_time_selector, packet_life_time, preference
+        }
         "ibv_async_event" AsyncEvent { element, event_type }
         "ibv_pd" Pd { context, handle }
         "ibv_mr" Mr { context, pd, addr, length, handle, lkey, rkey }
@@ -240,7 +259,7 @@ fn facts() -> Vec<Fact> {
 /// What the headers in `folder` (the system's own, if none) say, as lines of a name and a number.
 fn ask_c(facts: &[Fact], folder: Option<&str>, new: bool) -> String {
     let mut source = String::from(
-        "#include <stdio.h>\n#include <stddef.h>\n#include <infiniband/verbs.h>\nint main(void) {\n",
+        "#include <stdio.h>\n#include <stddef.h>\n#include <infiniband/verbs.h>\n#include <infiniband/sa.h>\n#include <rdma/ib_user_verbs.h>\n#include <rdma/ib_user_sa.h>\nint main(void) {\n",
     );
     for fact in facts.iter().filter(|fact| new || !fact.new) {
         writeln!(source, "printf(\"{}: %llu\\n\", (unsigned long long)(long long){});", fact.name, fact.c)

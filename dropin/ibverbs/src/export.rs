@@ -6,8 +6,8 @@
 use std::ffi::CStr;
 
 use crate::{
-    ah, async_event, attributes, channel, context, cq, device_list, mr, pd, port, qp, qp_ex, qp_modify,
-    rates, srq, strings, sysfs, system, unsupported,
+    ah, async_event, attributes, channel, context, cq, device_list, kernel, mr, pd, port, qp, qp_ex,
+    qp_modify, rates, srq, strings, sysfs, system, unsupported,
 };
 
 /// `$name@@$node` is `$function`. One that is `about` an object is the system's, if the object, its first argument, is.
@@ -75,9 +75,9 @@ macro_rules! jump {
 pub(crate) use {jump, symbol};
 
 export!("IBVERBS_1.0":
-    @ibv_copy_path_rec_from_kern = unsupported::nothing,
-    @ibv_copy_path_rec_to_kern = unsupported::nothing,
-    @ibv_copy_qp_attr_from_kern = unsupported::nothing,
+    @ibv_copy_path_rec_from_kern = kernel::copy_path_from,
+    @ibv_copy_path_rec_to_kern = kernel::copy_path_to,
+    @ibv_copy_qp_attr_from_kern = kernel::copy_qp_attr,
     about @ibv_create_comp_channel = channel::create_comp_channel,
     about @ibv_destroy_comp_channel = channel::destroy_comp_channel,
     @ibv_get_sysfs_path = sysfs::get_sysfs_path,
@@ -92,7 +92,7 @@ export!("IBVERBS_1.1":
     about @ibv_alloc_pd = pd::alloc_pd,
     about @ibv_attach_mcast = unsupported::code,
     about @ibv_close_device = context::close_device,
-    @ibv_copy_ah_attr_from_kern = unsupported::nothing,
+    @ibv_copy_ah_attr_from_kern = kernel::copy_ah_attr,
     about @ibv_create_ah = ah::create_ah,
     about @ibv_create_ah_from_wc = ah::create_ah_from_wc,
     about @ibv_create_cq = cq::create_cq,

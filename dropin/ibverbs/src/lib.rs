@@ -14,6 +14,7 @@ mod cq_ex;
 mod device_list;
 mod entry;
 mod export;
+mod kernel;
 mod live;
 mod log;
 mod mr;

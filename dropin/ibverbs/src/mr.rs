@@ -1,7 +1,8 @@
 //! Memory regions.
 
 use std::cell::UnsafeCell;
-use std::ffi::{c_int, c_void};
+use std::ffi::{CStr, CString, c_int, c_void};
+use std::os::unix::ffi::OsStrExt;
 use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
@@ -42,8 +43,12 @@ fn publish(
 
 /// Whether the program uses CUDA: we do not load its driver for a program that does not.
 fn cuda_is_loaded() -> bool {
-    // SAFETY: a C string; NOLOAD only looks, and takes a reference that is never given back: the driver stays anyway.
-    !unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) }.is_null()
+    let is_loaded = |name: &CStr| {
+        // SAFETY: a C string; NOLOAD only looks, and takes a reference that is never given back: the driver stays anyway.
+        !unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) }.is_null()
+    };
+    let named = std::env::var_os("NOBOUNCE_CUDA").and_then(|path| CString::new(path.as_bytes()).ok());
+    is_loaded(c"libcuda.so.1") || named.is_some_and(|path| is_loaded(&path))
 }
 
 fn refused(what: &str, error: &RegisterError) -> Errno {
@@ -137,7 +142,11 @@ pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
             });
             return Err(Errno::EOPNOTSUPP);
         }
-        let mr = register_gpu(ours, iova, length, access)?;
+        let mr = register_gpu(ours, iova, length, access).map_err(|errno| match errno {
+            // No address of a GPU's: then the descriptor is of memory that we cannot know.
+            Errno(libc::EFAULT) => Errno::EOPNOTSUPP,
+            other => other,
+        })?;
         let offset = usize::try_from(offset).map_err(|_| Errno::EINVAL)?;
         Ok(publish(pd, ours, ptr::without_provenance_mut(offset), length, mr))
     })

@@ -4,7 +4,7 @@ mod common;
 
 use std::process::Command;
 
-use common::{Folder, run, waived};
+use common::{Folder, library, run, waived};
 
 fn life(name: &str, address: &str) {
     if waived() {
@@ -90,4 +90,16 @@ fn several_devices_and_nothing_said_unless_asked() {
     let names: Vec<_> = listed.lines().skip(2).filter_map(|line| line.split_whitespace().next()).collect();
     assert_eq!(names, ["nb0", "nb1", "nb2"]);
     assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// On a stand-in for CUDA's driver.
+#[test]
+fn gpu_memory_stand_in_by_address_and_by_descriptor() {
+    if waived() {
+        return;
+    }
+    let folder = Folder::new("gpu");
+    let program = folder.compile_client("gpu");
+    let driver = library().with_file_name("libfake_cuda.so");
+    run(folder.program(&program, "127.41.0.12").env("NOBOUNCE_CUDA", driver), 60);
 }

@@ -1,0 +1,60 @@
+/* GPU memory, on a stand-in for CUDA's driver: registered by its address and by a descriptor, written and read. */
+#include <dlfcn.h>
+
+#include "rig.h"
+
+#define LENGTH 300000
+
+static struct side a, b;
+static int (*to_gpu)(uint64_t, const void *, size_t);
+static int (*from_gpu)(void *, uint64_t, size_t);
+
+static void *find(void *driver, const char *name) {
+    void *found = dlsym(driver, name);
+    CHECK(found);
+    return found;
+}
+
+static void transfer(enum ibv_wr_opcode opcode, uint64_t local, uint32_t lkey, uint64_t remote, uint32_t rkey) {
+    struct ibv_sge sge = {.addr = local, .length = LENGTH, .lkey = lkey};
+    struct ibv_send_wr wr = {.wr_id = 1, .sg_list = &sge, .num_sge = 1, .opcode = opcode, .send_flags = IBV_SEND_SIGNALED}, *bad;
+    wr.wr.rdma.remote_addr = remote;
+    wr.wr.rdma.rkey = rkey;
+    CHECK(!ibv_post_send(a.qp, &wr, &bad));
+    wait_good(a.cq, 1, opcode == IBV_WR_RDMA_READ ? IBV_WC_RDMA_READ : IBV_WC_RDMA_WRITE);
+}
+
+int main(void) {
+    make_pair(&a, &b, IBV_QPT_RC);
+    int file = open("/dev/null", O_RDONLY);
+    CHECK(!ibv_reg_dmabuf_mr(a.pd, 0, 4096, 0x10000, file, IBV_ACCESS_LOCAL_WRITE) && errno == EOPNOTSUPP); /* no CUDA yet */
+    void *driver = dlopen(getenv("NOBOUNCE_CUDA"), RTLD_NOW);
+    CHECK(driver);
+    uint64_t context, first, second;
+    CHECK(!((int (*)(unsigned))find(driver, "cuInit"))(0));
+    CHECK(!((int (*)(uint64_t *, int))find(driver, "cuDevicePrimaryCtxRetain"))(&context, 0));
+    CHECK(!((int (*)(uint64_t))find(driver, "cuCtxSetCurrent"))(context));
+    int (*allocate)(uint64_t *, size_t) = find(driver, "cuMemAlloc_v2");
+    to_gpu = find(driver, "cuMemcpyHtoD_v2");
+    from_gpu = find(driver, "cuMemcpyDtoH_v2");
+    CHECK(!allocate(&first, 1 << 20) && !allocate(&second, 1 << 20));
+
+    struct ibv_mr *at_a = ibv_reg_mr(a.pd, (void *)first, LENGTH, IBV_ACCESS_LOCAL_WRITE);
+    struct ibv_mr *at_b = ibv_reg_dmabuf_mr(b.pd, 0, LENGTH, second, file, ALL_ACCESS);
+    CHECK(at_a && at_b && at_b->addr == NULL && at_b->length == LENGTH);
+    /* The descriptor may be closed at once. */
+    CHECK(!close(file) && !ibv_reg_dmabuf_mr(b.pd, 0, LENGTH, second, file, ALL_ACCESS) && errno == EBADF);
+    file = open("/dev/null", O_RDONLY);
+    CHECK(!ibv_reg_dmabuf_mr(b.pd, 0, 4096, (uintptr_t)b.memory + (1 << 21), file, ALL_ACCESS) && errno == EOPNOTSUPP);
+
+    fill(&a, 0, LENGTH, 6);
+    CHECK(!to_gpu(first, a.memory, LENGTH));
+    transfer(IBV_WR_RDMA_WRITE, first, at_a->lkey, second, at_b->rkey);
+    CHECK(!from_gpu(b.memory, second, LENGTH));
+    same(&a, 0, &b, 0, LENGTH);
+    transfer(IBV_WR_RDMA_READ, (uintptr_t)a.memory + 400000, a.mr->lkey, second, at_b->rkey);
+    same(&a, 0, &a, 400000, LENGTH);
+    CHECK(!ibv_dereg_mr(at_a) && !ibv_dereg_mr(at_b));
+    drop_pair(&a, &b);
+    return 0;
+}
