@@ -43,7 +43,7 @@ pub(crate) fn build_repeats(
 ) -> Result<(), Nak> {
     let total = packet_len(transmit);
     let header_len = transmit.header.len();
-    let remote = entry.qp.destination();
+    let remote = *entry.qp.destination();
     let Payload::Request { serial, .. } = transmit.payload else { return Ok(()) };
     let origin = Origin::Request(serial);
     if entry.feeds.as_ref().is_some_and(|feeds| feeds.of(origin).is_of(origin)) {
@@ -194,8 +194,7 @@ struct Room<'a> {
 impl<'a> Room<'a> {
     #[inline]
     fn begin(entry: &QpEntry, tx: &'a mut TxBatch, transmit: &Transmit) -> Option<Self> {
-        let remote = entry.qp.destination();
-        let (bytes, start) = tx.begin_crc(remote, port_hint(entry), packet_len(transmit))?;
+        let (bytes, start) = tx.begin_crc(*entry.qp.destination(), port_hint(entry), packet_len(transmit))?;
         transmit.header.emit(bytes);
         let head = transmit.header.len();
         let crc = crc_on(start, &bytes[..head]);
@@ -339,7 +338,7 @@ fn build_outside(
     start: usize,
 ) -> Built {
     let (head, len) = (transmit.header.len(), packet_len(transmit));
-    let way = (entry.qp.destination(), port_hint(entry));
+    let way = (*entry.qp.destination(), port_hint(entry));
     let payload = start + BTH_LEN..start + BTH_LEN + transmit.payload.len() as usize;
     let done = Built::Done(Route::Direct(Mechanism::CopyEngine));
     let full = payload.len() == entry.qp.attr().path_mtu.bytes() as usize;

@@ -220,6 +220,11 @@ impl Core {
             && !self.regions.stage.is_busy()
     }
 
+    /// Whether its address is one of IPv4.
+    pub(crate) fn is_ipv4(&self) -> bool {
+        self.local.is_ipv4()
+    }
+
     pub(crate) fn qpn(&self, index: u32) -> Qpn {
         Qpn::new(u32::from(self.slot) << 16 | index)
     }
@@ -699,7 +704,7 @@ impl Core {
 /// Whether what an unreliable service sent still waits at its receiver, as far as can be seen. Nobody acknowledges it; a
 /// receiver on this machine that is not scheduled for a while would lose all that it is sent meanwhile.
 fn is_receiver_behind(qp: &ProtocolQp, link: &mut dyn Link) -> bool {
-    qp.outstanding() >= WORTH_ASKING && link.backlog(qp.destination()).is_some_and(|bytes| bytes > BEHIND)
+    qp.outstanding() >= WORTH_ASKING && link.backlog(*qp.destination()).is_some_and(|bytes| bytes > BEHIND)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -179,7 +179,7 @@ impl Worker {
                 self.rest();
             }
             let polls = self.polls.load(Ordering::Relaxed);
-            let driven = polls - mem::replace(&mut seen, polls);
+            let driven = polls.wrapping_sub(mem::replace(&mut seen, polls));
             // An application that arms its queues calls us to watch; a timer of the protocol's is nobody's packet: neither says
             // anything about who is faster.
             let asked = called && self.bell.sleepy.load(Ordering::Relaxed);

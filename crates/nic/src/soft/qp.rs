@@ -2,7 +2,6 @@
 
 use std::borrow::Borrow;
 use std::io;
-use std::net::IpAddr;
 use std::sync::{Arc, MutexGuard};
 
 use nobounce_protocol::qp::{
@@ -318,13 +317,13 @@ impl Qp {
     {
         let requests = requests.into_iter();
         let Some(mut engine) = self.shared.lock() else { return Err((0, PostError::State(QpState::Error))) };
-        let local = engine.link.local();
+        let v4 = engine.core.is_ipv4();
         let Some(entry) = engine.core.entry(self.qpn) else {
             return Err((0, PostError::State(QpState::Reset)));
         };
         for (nth, request) in requests.clone().enumerate() {
             let request = request.borrow();
-            let checked = checked(&self.limits, local, request);
+            let checked = checked(&self.limits, v4, request);
             let checked = checked.and_then(|send| entry.qp.check_post(&send, request.to.is_some()));
             checked.map_err(|error| (nth, error))?;
         }
@@ -333,7 +332,7 @@ impl Qp {
             return Err((room, PostError::QueueFull(self.limits.send_depth)));
         }
         let posted = requests.enumerate().try_for_each(|(nth, request)| {
-            post_one(entry, &self.limits, local, request.borrow()).map_err(|error| (nth, error))
+            post_one(entry, &self.limits, v4, request.borrow()).map_err(|error| (nth, error))
         });
         self.start_posted(engine);
         posted
@@ -348,11 +347,11 @@ impl Qp {
         each: impl FnOnce(&mut dyn FnMut(&SendRequest<'_>) -> Result<(), PostError>) -> R,
     ) -> Result<R, PostError> {
         let Some(mut engine) = self.shared.lock() else { return Err(PostError::State(QpState::Error)) };
-        let local = engine.link.local();
+        let v4 = engine.core.is_ipv4();
         let Some(entry) = engine.core.entry(self.qpn) else {
             return Err(PostError::State(QpState::Reset));
         };
-        let result = each(&mut |request| post_one(entry, &self.limits, local, request));
+        let result = each(&mut |request| post_one(entry, &self.limits, v4, request));
         self.start_posted(engine);
         Ok(result)
     }
@@ -405,7 +404,7 @@ impl Qp {
 
 /// The request as the protocol sees it, if it keeps the queue pair's limits.
 #[inline]
-fn checked(limits: &QpLimits, local: IpAddr, request: &SendRequest<'_>) -> Result<ProtocolSend, PostError> {
+fn checked(limits: &QpLimits, v4: bool, request: &SendRequest<'_>) -> Result<ProtocolSend, PostError> {
     if request.sges.len() > limits.send_sges {
         return Err(PostError::TooManySges { given: request.sges.len(), max: limits.send_sges });
     }
@@ -421,7 +420,7 @@ fn checked(limits: &QpLimits, local: IpAddr, request: &SendRequest<'_>) -> Resul
         Some(bytes) => bytes.len() as u64,
     };
     if let Some(to) = request.to
-        && to.remote.is_ipv4() != local.is_ipv4()
+        && to.remote.is_ipv4() != v4
     {
         return Err(PostError::Unreachable(to.remote));
     }
@@ -439,10 +438,10 @@ fn checked(limits: &QpLimits, local: IpAddr, request: &SendRequest<'_>) -> Resul
 fn post_one(
     entry: &mut QpEntry,
     limits: &QpLimits,
-    local: IpAddr,
+    v4: bool,
     request: &SendRequest<'_>,
 ) -> Result<(), PostError> {
-    let send = checked(limits, local, request)?;
+    let send = checked(limits, v4, request)?;
     let serial = match request.to {
         None => entry.qp.post(send)?,
         Some(to) => entry.qp.post_to(send, to)?,

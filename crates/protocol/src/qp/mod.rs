@@ -182,10 +182,11 @@ impl Qp {
         self.config.service
     }
 
-    /// Where the packet polled last goes.
-    pub fn destination(&self) -> IpAddr {
+    /// Where the packet polled last goes. (By reference: an address that was copied just before is slow to read.)
+    #[inline]
+    pub fn destination(&self) -> &IpAddr {
         let datagram = self.unreliable.as_ref().and_then(|unreliable| unreliable.sender.destination());
-        datagram.unwrap_or(self.attr.remote)
+        datagram.unwrap_or(&self.attr.remote)
     }
 
     /// Its attributes.

@@ -104,8 +104,8 @@ impl Sender {
     }
 
     /// Where the packet polled last goes, if not to the peer.
-    pub(crate) fn destination(&self) -> Option<IpAddr> {
-        self.sq.front()?.to.map(|to| to.remote)
+    pub(crate) fn destination(&self) -> Option<&IpAddr> {
+        self.sq.front()?.to.as_ref().map(|to| &to.remote)
     }
 
     /// Whether this is the sequence number polled last.

@@ -170,7 +170,7 @@ fn every_datagram_names_where_it_goes() {
     }
     for n in 1..4_u8 {
         let transmit = end.qp.poll_transmit(0, u64::MAX, true).unwrap();
-        assert_eq!(end.qp.destination(), std::net::IpAddr::from([10, 0, 0, n]));
+        assert_eq!(*end.qp.destination(), std::net::IpAddr::from([10, 0, 0, n]));
         assert_eq!(transmit.header.dest_qpn, Qpn::new(n.into()));
         assert_eq!(transmit.header.deth, Deth { qkey: n.into(), source: end.qpn });
         assert_eq!(transmit.header.psn, Psn::new(u32::from(n) - 1));
