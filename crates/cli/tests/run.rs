@@ -146,6 +146,14 @@ fn signals_reach_the_command_and_nothing_is_left() {
     }
 }
 
+/// A program that does not care about signals ends by them: none may be blocked when it starts.
+#[test]
+fn the_command_starts_with_no_signal_blocked() {
+    let rig = Rig::new("mask");
+    let (_, stdout, _) = rig.run(&["--", "grep", "SigBlk", "/proc/self/status"]);
+    assert_eq!(stdout.trim_end(), "SigBlk:\t0000000000000000");
+}
+
 #[test]
 fn what_a_killed_run_leaves_goes_with_the_next() {
     let rig = Rig::new("killed");

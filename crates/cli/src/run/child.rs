@@ -1,7 +1,7 @@
 //! Starts the command, hands it our signals, and takes its end over as ours.
 
 use std::io;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus};
 
 /// What a terminal or another process may send us, meant for the command.
@@ -19,23 +19,25 @@ const FORWARDED: [libc::c_int; 8] = [
 /// The signals that are taken by [`Signals::wait`] from now on, instead of ending us with our folder left behind.
 pub(crate) struct Signals {
     set: libc::sigset_t,
+    /// What was blocked before, which the command starts with.
+    before: libc::sigset_t,
 }
 
 impl Signals {
-    /// Blocks them in this thread: call it before any other is started. Children start with none blocked.
+    /// Blocks them in this thread: call it before any other is started.
     pub(crate) fn block() -> Self {
         // SAFETY: a sigset_t is plain data, and sigemptyset makes it a valid one.
-        let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
-        // SAFETY: the set is ours and valid, the signal numbers exist.
+        let (mut set, mut before): (libc::sigset_t, libc::sigset_t) = unsafe { std::mem::zeroed() };
+        // SAFETY: the sets are ours and valid, the signal numbers exist.
         unsafe {
             libc::sigemptyset(&raw mut set);
             for signal in FORWARDED {
                 libc::sigaddset(&raw mut set, signal);
             }
             libc::sigaddset(&raw mut set, libc::SIGCHLD);
-            libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut());
+            libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, &raw mut before);
         }
-        Self { set }
+        Self { set, before }
     }
 
     /// Waits until the child has ended, handing on what comes in the meantime.
@@ -83,8 +85,18 @@ impl StartError {
     }
 }
 
-/// Starts it.
-pub(crate) fn start(command: &mut Command) -> Result<Child, StartError> {
+/// Starts it, with the signals blocked that were blocked when we were started: a blocked signal is inherited.
+pub(crate) fn start(command: &mut Command, signals: &Signals) -> Result<Child, StartError> {
+    let before = signals.before;
+    let restore = move || {
+        // SAFETY: the set was filled by pthread_sigmask; sigprocmask may be called between fork and exec.
+        match unsafe { libc::sigprocmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    };
+    // SAFETY: between fork and exec only the call above is made, which allocates nothing and takes no lock.
+    unsafe { command.pre_exec(restore) };
     command
         .spawn()
         .map_err(|source| StartError { name: command.get_program().to_string_lossy().into_owned(), source })
@@ -104,8 +116,9 @@ mod tests {
     fn ends_are_numbers_as_in_a_shell() {
         assert_eq!(code(ExitStatus::from_raw(3 << 8)), 3);
         assert_eq!(code(ExitStatus::from_raw(libc::SIGKILL)), 137);
-        assert_eq!(start(&mut Command::new("/no/such/program")).unwrap_err().code(), 127);
-        let refused = start(&mut Command::new("/")).unwrap_err();
+        let signals = Signals::block();
+        assert_eq!(start(&mut Command::new("/no/such/program"), &signals).unwrap_err().code(), 127);
+        let refused = start(&mut Command::new("/"), &signals).unwrap_err();
         assert_eq!(refused.code(), 126, "{refused}");
     }
 }

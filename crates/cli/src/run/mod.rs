@@ -44,7 +44,7 @@ pub(crate) fn main(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let (program, arguments) = args.command.split_first().context("no command was given")?;
     let mut command = Command::new(program);
     command.args(arguments).envs(environment::variables(args, &given, |name| std::env::var_os(name)));
-    let mut child = match child::start(&mut command) {
+    let mut child = match child::start(&mut command, &signals) {
         Ok(child) => child,
         Err(error) => {
             eprintln!("nobounce: {error}");
