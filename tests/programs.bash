@@ -35,7 +35,7 @@ build() {
 
 # What stands before every program; scripts add options or a changed user.
 run=()
-SECONDS_EACH=${SECONDS_EACH:-60}
+SECONDS_EACH=${SECONDS_EACH:-120}
 
 run() { # run PROGRAM...: under nobounce, bounded in time
     timeout --kill-after=5 "$SECONDS_EACH" ${run[@]+"${run[@]}"} "$nobounce" run --addr "$address" ${options[@]+"${options[@]}"} -- "$@"
