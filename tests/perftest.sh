@@ -28,7 +28,6 @@ some=500
 for operation in write read send; do
     pair ib_${operation}_bw -F -b -n $some
     pair ib_${operation}_bw -F -q 8 -n $some
-    pair ib_${operation}_bw -F -e -n $some
     pair ib_${operation}_bw -F -b -q 8 -m 1024 -n $some
     pair ib_${operation}_bw -F -l 8 -n 256
     pair ib_${operation}_bw -F -Q 16 -n $some

@@ -88,7 +88,7 @@ unsafe fn advance(cq: *mut verbs::CqEx) -> c_int {
     let ours = unsafe { CqObject::trust(cq.cast()) };
     let taken = entry::guarded(|| {
         let taken = ours.soft.poll_each(1, |completion| {
-            let wc = wc_of(&completion);
+            let wc = wc_of(ours, &completion);
             // SAFETY: the lock is held, so nobody else looks at these.
             unsafe {
                 *ours.polling.wc.get() = wc;

@@ -10,9 +10,15 @@ use crate::entry::{self, Errno};
 use crate::live::Object;
 use crate::log;
 
-/// A completion as C sees it.
+/// The service level of a received datagram. RoCE has none, and adapters put there what kind of header is in front: UDP (8) over
+/// IPv6 (1) or IPv4 (2). UCX before 1.14 drops datagrams that do not say it.
+fn header_kind(cq: &CqObject) -> u8 {
+    if cq.context.device.addr.is_ipv4() { 8 | 2 } else { 8 | 1 }
+}
+
+/// A completion of this queue as C sees it.
 #[inline]
-pub(crate) fn wc_of(completion: &WorkCompletion) -> verbs::Wc {
+pub(crate) fn wc_of(cq: &CqObject, completion: &WorkCompletion) -> verbs::Wc {
     let opcode = match completion.kind {
         WorkKind::Send => verbs::IBV_WC_SEND,
         WorkKind::Write => verbs::IBV_WC_RDMA_WRITE,
@@ -28,9 +34,9 @@ pub(crate) fn wc_of(completion: &WorkCompletion) -> verbs::Wc {
         (None, None) => (0, 0),
     };
     // Datagrams come with the header in front, whose room is always there.
-    let (src_qp, wc_flags) = match completion.source {
-        Some(source) => (source.qpn.get(), extra | verbs::IBV_WC_GRH),
-        None => (0, extra),
+    let (src_qp, wc_flags, sl) = match completion.source {
+        Some(source) => (source.qpn.get(), extra | verbs::IBV_WC_GRH, header_kind(cq)),
+        None => (0, extra, 0),
     };
     verbs::Wc {
         wr_id: completion.wr_id,
@@ -44,7 +50,7 @@ pub(crate) fn wc_of(completion: &WorkCompletion) -> verbs::Wc {
         wc_flags,
         pkey_index: 0,
         slid: 0,
-        sl: 0,
+        sl,
         dlid_path_bits: 0,
     }
 }
@@ -59,7 +65,7 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut verbs::Cq, entries: c_int, wc: 
         let taken = cq.soft.poll_each(max, |completion| {
             // SAFETY: the caller has room for `entries` completions, and no more come.
             unsafe {
-                *at = wc_of(&completion);
+                *at = wc_of(cq, &completion);
                 at = at.add(1);
             }
         });
