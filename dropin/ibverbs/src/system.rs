@@ -47,6 +47,8 @@ unsafe impl Sync for Library {}
 static LIBRARY: OnceLock<Option<Library>> = OnceLock::new();
 /// Whether there is one: all that a call about our own objects pays for.
 static LOADED: AtomicBool = AtomicBool::new(false);
+/// Whether the program said that it will fork, which the library must know before it does anything.
+static FORKS: AtomicBool = AtomicBool::new(false);
 
 impl Library {
     fn open(path: &Path) -> Option<Self> {
@@ -63,6 +65,11 @@ impl Library {
         library.errno = library.find(c"__errno_location").map(|found| unsafe {
             std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> *mut c_int>(found)
         });
+        if FORKS.load(Ordering::Acquire)
+            && let Some(function) = library.function(c"ibv_fork_init")
+        {
+            call(&library, function, [0; 6]);
+        }
         log::info(|| format!("real devices come from {}", path.display()));
         Some(library)
     }
@@ -193,6 +200,16 @@ pub(crate) fn free_devices(list: usize) {
     {
         call(library, function, [list, 0, 0, 0, 0, 0]);
     }
+}
+
+/// `ibv_fork_init`: our own memory may be shared with a child as it is; real devices may need to be told.
+pub(crate) unsafe extern "C" fn fork_init() -> c_int {
+    FORKS.store(true, Ordering::Release);
+    let library = LIBRARY.get().and_then(Option::as_ref);
+    let function = library.and_then(|library| Some((library, library.function(c"ibv_fork_init")?)));
+    let result = function.map_or(0, |(library, function)| call(library, function, [0; 6]));
+    // It returns an int: the lower half of the register.
+    c_int::try_from(result & 0xffff_ffff).unwrap_or(libc::EINVAL)
 }
 
 /// Calls the system's function of this name if its first argument is an object that is not ours.

@@ -25,8 +25,8 @@ pub(crate) unsafe extern "C" fn pointer() -> *mut c_void {
 /// Functions that return nothing and have nothing to do.
 pub(crate) unsafe extern "C" fn nothing() {}
 
-/// `ibv_fork_init`: our memory may be shared with a child, so nothing needs to be done.
-pub(crate) unsafe extern "C" fn fork_init() -> c_int {
+/// `ibv_dontfork_range` and `ibv_dofork_range`: our memory may be shared with a child, so nothing needs to be done.
+pub(crate) unsafe extern "C" fn fork_range() -> c_int {
     0
 }
 

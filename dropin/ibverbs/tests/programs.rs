@@ -103,3 +103,34 @@ fn gpu_memory_stand_in_by_address_and_by_descriptor() {
     let driver = library().with_file_name("libfake_cuda.so");
     run(folder.program(&program, "127.41.0.12").env("NOBOUNCE_CUDA", driver), 60);
 }
+
+#[test]
+fn names_and_paths_follow_the_view() {
+    if waived() {
+        return;
+    }
+    let folder = Folder::new("names");
+    let program = folder.compile_client("names");
+    let names = |view: &str| {
+        let mut command = folder.program(&program, "127.41.0.13,127.41.0.14");
+        String::from_utf8(run(command.env("NOBOUNCE_VIEW", view), 20).stdout).unwrap()
+    };
+    assert_eq!(
+        names(""),
+        "nb0 uverbs0 /sys/class/infiniband_verbs/uverbs0 /sys/class/infiniband/nb0 027f29fffe000d01\n\
+         nb1 uverbs1 /sys/class/infiniband_verbs/uverbs1 /sys/class/infiniband/nb1 027f29fffe000e01\n"
+    );
+    // Beside a real device, whose numbers come first.
+    let view = folder.path().join("view");
+    for (node, device) in [("uverbs0", "mlx5_0"), ("uverbs1", "nb0"), ("uverbs2", "nb1")] {
+        let place = view.join("sys/class/infiniband_verbs").join(node);
+        std::fs::create_dir_all(&place).unwrap();
+        std::fs::write(place.join("ibdev"), format!("{device}\n")).unwrap();
+    }
+    let view = view.to_str().unwrap();
+    let listed = names(view);
+    assert!(listed.starts_with(&format!(
+        "nb0 uverbs1 {view}/sys/class/infiniband_verbs/uverbs1 {view}/sys/class/infiniband/nb0 "
+    )));
+    assert!(listed.contains("\nnb1 uverbs2 "), "{listed}");
+}

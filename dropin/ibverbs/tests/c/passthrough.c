@@ -2,10 +2,12 @@
 #include "rig.h"
 
 int main(void) {
+    CHECK(ibv_fork_init() == 0); /* before it is loaded: passed on then */
     int count;
     struct ibv_device **list = ibv_get_device_list(&count);
     CHECK(list && count == 2 && !list[2]);
     CHECK(!strcmp(ibv_get_device_name(list[0]), "nb0") && !strcmp(ibv_get_device_name(list[1]), "real0"));
+    CHECK(ibv_fork_init() == 1);
     struct ibv_context *ours = ibv_open_device(list[0]), *theirs = ibv_open_device(list[1]);
     CHECK(ours && theirs && theirs->device == list[1]);
     ibv_free_device_list(list);

@@ -33,6 +33,10 @@ impl Folder {
         Self(folder)
     }
 
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+
     /// Compiles `tests/c/NAME.c` with these further arguments.
     pub(crate) fn compile(&self, name: &str, arguments: &[&str]) -> PathBuf {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c").join(format!("{name}.c"));
