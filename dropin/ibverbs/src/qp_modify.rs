@@ -140,6 +140,7 @@ pub(crate) unsafe extern "C" fn query_qp(
             None => out.ah_attr.grh.dgid = gid_of(now.remote),
         }
         out.en_sqd_async_notify = now.en_sqd_async_notify.into();
+        out.sq_draining = ours.soft.is_draining().into();
         out.max_rd_atomic = now.max_rd_atomic;
         out.max_dest_rd_atomic = now.max_dest_rd_atomic;
         out.min_rnr_timer = now.min_rnr_timer;

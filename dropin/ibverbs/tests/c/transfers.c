@@ -88,6 +88,19 @@ static void rc(void) {
     post_with(0, IBV_WR_ATOMIC_CMP_AND_SWP, 3, &sge, 1, 0, (uintptr_t)word, 42, 77);
     wait_good(a.cq, 3, IBV_WC_COMP_SWAP);
     CHECK(*old == 42 && *word == 77);
+    /* The send queue drains, says so, and goes on. */
+    struct ibv_qp_attr sqd = {.qp_state = IBV_QPS_SQD, .en_sqd_async_notify = 1}, now;
+    struct ibv_qp_init_attr made;
+    struct ibv_async_event drained;
+    CHECK(!ibv_modify_qp(a.qp, &sqd, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY));
+    do {
+        CHECK(!ibv_get_async_event(a.context, &drained));
+        ibv_ack_async_event(&drained);
+    } while (drained.event_type != IBV_EVENT_SQ_DRAINED);
+    CHECK(drained.element.qp == a.qp && !ibv_query_qp(a.qp, &now, IBV_QP_STATE, &made));
+    CHECK(now.qp_state == IBV_QPS_SQD && !now.sq_draining);
+    sqd.qp_state = IBV_QPS_RTS;
+    CHECK(!ibv_modify_qp(a.qp, &sqd, IBV_QP_STATE));
     /* What the peer does not allow. */
     post(IBV_WR_RDMA_WRITE, 4, &sge, 1, 0, SIZE);
     CHECK(wait_wc(a.cq).status == IBV_WC_REM_ACCESS_ERR);
