@@ -47,13 +47,21 @@ pub(crate) unsafe extern "C" fn create_ah(pd: *mut verbs::Pd, attr: *mut verbs::
     entry::pointer(|| create(pd, unsafe { attr.as_ref() }.ok_or(Errno::EINVAL)?))
 }
 
-/// The way back to whoever sent a datagram, by the header in front of it.
-fn answer(wc: &verbs::Wc, grh: &verbs::Grh, port: u8) -> Result<verbs::AhAttr, Errno> {
-    if wc.wc_flags & verbs::IBV_WC_GRH == 0 || port != PORT {
+/// The way back to whoever sent a datagram, by the header in front of it. A completion without one says nothing of it: then the
+/// pointer to it may be anything.
+///
+/// # Safety
+/// `wc` is valid, and so is `grh` if the completion says that there is one; it may lie anywhere in a buffer.
+unsafe fn answer(wc: *const verbs::Wc, grh: *const verbs::Grh, port: u8) -> Result<verbs::AhAttr, Errno> {
+    // SAFETY: as promised.
+    let wc = unsafe { wc.as_ref() }.ok_or(Errno::EINVAL)?;
+    if wc.wc_flags & verbs::IBV_WC_GRH == 0 || grh.is_null() || port != PORT {
         return Err(Errno::EINVAL);
     }
+    // SAFETY: as promised.
+    let grh = unsafe { grh.read_unaligned() };
     // SAFETY: any 40 bytes may be looked at as bytes.
-    let bytes: &[u8; 40] = unsafe { &*(&raw const *grh).cast() };
+    let bytes: &[u8; 40] = unsafe { &*(&raw const grh).cast() };
     // An IPv4 header stands in the last 20 bytes, with nothing before it.
     let is_v4 = bytes[..20].iter().all(|byte| *byte == 0) && bytes[20] >> 4 == 4;
     let (dgid, traffic_class) = if is_v4 {
@@ -84,8 +92,8 @@ pub(crate) unsafe extern "C" fn init_ah_from_wc(
     attr: *mut verbs::AhAttr,
 ) -> c_int {
     entry::minus_one(|| {
-        // SAFETY: the caller hands in valid structures; the header may lie anywhere in its buffer.
-        unsafe { *attr = answer(&*wc, &grh.read_unaligned(), port)? };
+        // SAFETY: the caller hands in valid structures.
+        unsafe { *attr = answer(wc, grh, port)? };
         Ok(0)
     })
 }
@@ -98,7 +106,7 @@ pub(crate) unsafe extern "C" fn create_ah_from_wc(
     port: u8,
 ) -> *mut verbs::Ah {
     // SAFETY: as above.
-    entry::pointer(|| create(pd, &unsafe { answer(&*wc, &grh.read_unaligned(), port) }?))
+    entry::pointer(|| create(pd, &unsafe { answer(wc, grh, port) }?))
 }
 
 /// `ibv_destroy_ah`.

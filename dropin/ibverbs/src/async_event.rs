@@ -6,7 +6,7 @@ use nobounce_nic::soft::AsyncEvent;
 use nobounce_protocol::qp::QpEvent;
 use nobounce_verbs as verbs;
 
-use crate::channel::{Step, settle, wait_or_again, wait_readable};
+use crate::channel::wait_for;
 use crate::context::ContextObject;
 use crate::cq::CqObject;
 use crate::entry;
@@ -26,39 +26,30 @@ fn qp_event(event: QpEvent) -> u32 {
     }
 }
 
-/// The next event of an object that still exists, counted as delivered.
-fn next(context: &ContextObject) -> Option<verbs::AsyncEvent> {
-    while let Some(event) = context.soft.next_event() {
-        // Counted under the lock under which objects are removed: one is either found here or not waited for there.
-        let objects = context.objects();
-        match event {
-            AsyncEvent::Qp { qpn, event } => {
-                if let Some(qp) = objects.qps.get(&qpn.get()) {
-                    qp.acks.delivered();
-                    return Some(verbs::AsyncEvent { element: qp.raw().cast(), event_type: qp_event(event) });
-                }
-            }
-            AsyncEvent::CqOverflow { cq } => {
-                if let Some(cq) = objects.cqs.get(&cq) {
-                    cq.async_acks.delivered();
-                    let element = cq.raw().cast();
-                    return Some(verbs::AsyncEvent { element, event_type: verbs::IBV_EVENT_CQ_ERR });
-                }
-            }
-            AsyncEvent::SrqLimitReached { srq } => {
-                if let Some(srq) = objects.srqs.get(&srq) {
-                    srq.acks.delivered();
-                    let element = srq.raw().cast();
-                    return Some(verbs::AsyncEvent {
-                        element,
-                        event_type: verbs::IBV_EVENT_SRQ_LIMIT_REACHED,
-                    });
-                }
-            }
-            _ => {}
+/// What was read for, counted as delivered, if its object still exists.
+fn claim(context: &ContextObject) -> Option<verbs::AsyncEvent> {
+    let event = context.soft.claim_event()?;
+    // Counted under the lock under which objects are removed: one is either found here or not waited for there.
+    let objects = context.objects();
+    let (element, event_type) = match event {
+        AsyncEvent::Qp { qpn, event } => {
+            let qp = objects.qps.get(&qpn.get())?;
+            qp.acks.delivered();
+            (qp.raw().cast(), qp_event(event))
         }
-    }
-    None
+        AsyncEvent::CqOverflow { cq } => {
+            let cq = objects.cqs.get(&cq)?;
+            cq.async_acks.delivered();
+            (cq.raw().cast(), verbs::IBV_EVENT_CQ_ERR)
+        }
+        AsyncEvent::SrqLimitReached { srq } => {
+            let srq = objects.srqs.get(&srq)?;
+            srq.acks.delivered();
+            (srq.raw().cast(), verbs::IBV_EVENT_SRQ_LIMIT_REACHED)
+        }
+        _ => return None,
+    };
+    Some(verbs::AsyncEvent { element, event_type })
 }
 
 /// `ibv_get_async_event`.
@@ -66,26 +57,17 @@ pub(crate) unsafe extern "C-unwind" fn get_async_event(
     context: *mut verbs::Context,
     event: *mut verbs::AsyncEvent,
 ) -> c_int {
-    let step = || {
-        settle(entry::guarded(|| {
-            let context = ContextObject::find(context)?;
-            context.alive()?;
-            let Some(found) = next(context) else { return wait_or_again(context.soft.event_fd()) };
-            // SAFETY: the caller hands in a valid place.
-            unsafe { *event = found };
-            Ok(Step::Return(0))
-        }))
+    let fd = || {
+        let context = ContextObject::find(context)?;
+        context.alive()?;
+        Ok(context.soft.event_fd())
     };
-    loop {
-        match step() {
-            Step::Return(code) => return code,
-            Step::Wait(fd) => {
-                if !wait_readable(fd) {
-                    return -1;
-                }
-            }
-        }
-    }
+    wait_for(fd, || {
+        let Some(found) = claim(ContextObject::find(context)?) else { return Ok(false) };
+        // SAFETY: the caller hands in a valid place.
+        unsafe { *event = found };
+        Ok(true)
+    })
 }
 
 /// `ibv_ack_async_event`.

@@ -41,62 +41,56 @@ pub(crate) unsafe extern "C" fn create_comp_channel(context: *mut verbs::Context
 /// `ibv_destroy_comp_channel`.
 pub(crate) unsafe extern "C" fn destroy_comp_channel(channel: *mut verbs::CompChannel) -> c_int {
     entry::code(|| {
-        if ChannelObject::find(channel)?.users.any() {
+        let ours = ChannelObject::find(channel)?;
+        if ours.context.soft.is_forked() {
+            return Ok(());
+        }
+        if ours.users.any() {
             return Err(Errno::EBUSY);
         }
         ChannelObject::retract(channel).map(drop)
     })
 }
 
-/// The next event of a queue that still exists.
-fn next_event(channel: &ChannelObject) -> Option<&'static CqObject> {
-    while let Some(id) = channel.soft.next() {
-        // Counted under the lock under which a queue is removed: it is either found here or not waited for there.
-        let objects = channel.context.objects();
-        if let Some(cq) = objects.cqs.get(&id) {
-            cq.comp_acks.delivered();
-            return Some(cq);
-        }
-    }
-    None
-}
-
-/// What a caller that waits for events does next.
-pub(crate) enum Step {
-    /// There was one, or an error: return this.
-    Return(c_int),
-    /// Wait until this descriptor is readable.
-    Wait(c_int),
-}
-
-/// The step after nothing was found: as the descriptor's `O_NONBLOCK` says.
-pub(crate) fn wait_or_again(fd: c_int) -> Result<Step, Errno> {
-    // SAFETY: the call takes numbers.
-    let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
-    if flags < 0 {
-        return Err(Errno::last());
-    }
-    if flags & libc::O_NONBLOCK != 0 { Err(Errno(libc::EAGAIN)) } else { Ok(Step::Wait(fd)) }
-}
-
-/// Turns a failed step into what the caller returns.
-pub(crate) fn settle(step: Result<Step, Errno>) -> Step {
-    step.unwrap_or_else(|errno| {
-        errno.set();
-        Step::Return(-1)
-    })
+/// What was read for, if its queue still exists.
+fn claim(channel: &ChannelObject) -> Option<&'static CqObject> {
+    let id = channel.soft.claim()?;
+    // Counted under the lock under which a queue is removed: it is either found here or not waited for there.
+    let objects = channel.context.objects();
+    let cq = objects.cqs.get(&id)?;
+    cq.comp_acks.delivered();
+    Some(cq)
 }
 
 unsafe extern "C-unwind" {
-    fn poll(fds: *mut libc::pollfd, count: libc::nfds_t, timeout: c_int) -> c_int;
+    fn read(fd: c_int, to: *mut c_void, length: usize) -> isize;
 }
 
-/// Waits until the descriptor is readable; false, and errno, when a signal came. The thread may be cancelled in here, which
-/// unwinds it from here on: neither this function nor its callers may own anything.
-pub(crate) fn wait_readable(fd: c_int) -> bool {
-    let mut entry = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-    // SAFETY: one valid entry.
-    unsafe { poll(&raw mut entry, 1, -1) >= 0 }
+/// Reads one notice from a descriptor: waits for it or not, and goes on after a signal or not, as the program has set its
+/// descriptor and its signals. False, and errno, when there was none. The thread may be cancelled in here, which unwinds it from
+/// here on: neither this function nor its callers may own anything.
+pub(crate) fn read_notice(fd: c_int) -> bool {
+    let mut notice = 0_u64;
+    // SAFETY: eight bytes that can be written.
+    unsafe { read(fd, (&raw mut notice).cast(), 8) == 8 }
+}
+
+/// Waits for events until `take` finds that one is still of interest: 0, or -1 and errno. `fd` says where to wait.
+pub(crate) fn wait_for(
+    fd: impl Fn() -> Result<c_int, Errno>,
+    take: impl Fn() -> Result<bool, Errno>,
+) -> c_int {
+    loop {
+        let fd = entry::minus_one(&fd);
+        if fd < 0 || !read_notice(fd) {
+            return -1;
+        }
+        match entry::minus_one(|| Ok(take()?.into())) {
+            0 => {}
+            1 => return 0,
+            _ => return -1,
+        }
+    }
 }
 
 /// `ibv_get_cq_event`.
@@ -105,29 +99,20 @@ pub(crate) unsafe extern "C-unwind" fn get_cq_event(
     cq: *mut *mut verbs::Cq,
     cq_context: *mut *mut c_void,
 ) -> c_int {
-    let step = || {
-        settle(entry::guarded(|| {
-            let channel = ChannelObject::find(channel)?;
-            channel.context.alive()?;
-            let Some(found) = next_event(channel) else { return wait_or_again(channel.soft.as_raw_fd()) };
-            // SAFETY: the caller hands in valid places.
-            unsafe {
-                *cq = found.raw();
-                *cq_context = (*found.raw()).cq_context;
-            }
-            Ok(Step::Return(0))
-        }))
+    let fd = || {
+        let channel = ChannelObject::find(channel)?;
+        channel.context.alive()?;
+        Ok(channel.soft.as_raw_fd())
     };
-    loop {
-        match step() {
-            Step::Return(code) => return code,
-            Step::Wait(fd) => {
-                if !wait_readable(fd) {
-                    return -1;
-                }
-            }
+    wait_for(fd, || {
+        let Some(found) = claim(ChannelObject::find(channel)?) else { return Ok(false) };
+        // SAFETY: the caller hands in valid places.
+        unsafe {
+            *cq = found.raw();
+            *cq_context = (*found.raw()).cq_context;
         }
-    }
+        Ok(true)
+    })
 }
 
 /// `ibv_ack_cq_events`.
