@@ -19,11 +19,6 @@ impl Errno {
     pub(crate) const EIO: Self = Self(libc::EIO);
     pub(crate) const EOPNOTSUPP: Self = Self(libc::EOPNOTSUPP);
 
-    /// What the last system call said.
-    pub(crate) fn last() -> Self {
-        Self(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
-    }
-
     pub(crate) fn set(self) {
         // SAFETY: the location is this thread's own.
         unsafe { *libc::__errno_location() = self.0 };

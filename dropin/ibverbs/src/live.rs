@@ -87,12 +87,6 @@ impl Users {
         self.0.fetch_add(1, Ordering::AcqRel);
         Use(self)
     }
-
-    /// One more, unless there are `max` already.
-    pub(crate) fn join_at_most(&'static self, max: usize) -> Option<Use> {
-        let more = |count| (count < max).then_some(count + 1);
-        self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok().map(|_| Use(self))
-    }
 }
 
 /// The need of one of them; dropping it ends it.

@@ -46,6 +46,16 @@ fn a_signal_ends_a_wait() {
 }
 
 #[test]
+fn a_signal_that_restarts_calls_does_not_end_a_wait() {
+    life("restarted", "127.41.0.31");
+}
+
+#[test]
+fn leaving_with_everything_open_does_not_leave_the_peer_in_the_dark() {
+    life("leaves", "127.41.0.32");
+}
+
+#[test]
 fn unloaded_with_everything_open() {
     if waived() {
         return;

@@ -13,11 +13,12 @@ use super::counters::Counters;
 use super::cq::Cq;
 use super::engine::Engine;
 use super::event::{AsyncEvent, Events};
+use super::exit::Ending;
 use super::fork;
 use super::helper::{Bell, Helper};
 use super::limits::{Count, CreateError, DeviceLimits, Taken};
 use super::qp::{CreateQpError, Qp, QpInit, QpLimits};
-use super::report::{self, Report};
+use super::report::Report;
 use super::srq::{CreateSrqError, Srq, SrqLimits};
 use super::tally::PathCounters;
 use crate::links::Link;
@@ -63,7 +64,7 @@ pub(crate) struct Shared {
     pub(crate) bell: Bell,
     pub(crate) events: Arc<Events>,
     pub(crate) counts: Counts,
-    report: Option<Arc<Report>>,
+    ending: Arc<Ending>,
     next_id: AtomicU32,
 }
 
@@ -148,9 +149,7 @@ impl Drop for Shared {
         // What was put off, acknowledgements above all, must not be lost with the device.
         if let Some(mut engine) = self.engine.lock() {
             engine.drain();
-            if let Some(report) = &self.report {
-                report.finish(&engine);
-            }
+            self.ending.report(&engine);
         }
     }
 }
@@ -194,18 +193,14 @@ impl Device {
             engine: Mutex::new(Engine::new(link, events.clone())),
             generation: fork::generation(),
         });
-        let report = Report::from_env(local).map(Arc::new);
-        if let Some(report) = &report {
-            report::write_at_exit(report, &engine);
-        }
         let shared = Arc::new(Shared {
             polls: helper.polls.clone(),
             bell: helper.bell.clone(),
+            ending: Ending::new(engine.clone(), Report::from_env(local)),
             engine,
             helper: Mutex::new(helper),
             events,
             counts: Counts::default(),
-            report,
             next_id: AtomicU32::new(1),
         });
         Ok(Self { shared, local, max_mtu })

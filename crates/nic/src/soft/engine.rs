@@ -167,6 +167,11 @@ impl Engine {
             let _ = self.core.regions.stage.drain();
             self.core.release_held();
         }
+        self.send_answers();
+    }
+
+    /// Sends the answers that were put off.
+    pub(crate) fn send_answers(&mut self) {
         for (due, _) in &mut self.core.owing.patient {
             *due = 0;
         }

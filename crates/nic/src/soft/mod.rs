@@ -14,6 +14,7 @@ mod device;
 mod engine;
 mod entry;
 mod event;
+mod exit;
 mod feed;
 mod fork;
 mod grh;

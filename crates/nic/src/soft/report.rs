@@ -1,7 +1,7 @@
 //! What a device did, left in a folder for whoever started the program (`NOBOUNCE_REPORT`; docs/run.md describes the files).
 //!
 //! A marker is made when the device is opened, and replaced by the report when it goes: with its last object, or when the
-//! process exits normally without having closed it. A marker that stays belongs to a process that died.
+//! process exits normally without having closed it (`exit.rs`). A marker that stays belongs to a process that died.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
@@ -9,19 +9,13 @@ use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
-use std::sync::{Arc, MutexGuard, Once, Weak};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use nobounce_protocol::qp::Status;
 
-use super::device::EngineLock;
 use super::engine::Engine;
-use super::fork;
 use super::tally::{PathCounters, PathTotals, Tally};
 
-/// How long the end of a process is put off for its reports.
-const PATIENCE: Duration = Duration::from_millis(200);
 /// Devices of one process that leave a report.
 const MAX_REPORTS: u32 = 10_000;
 
@@ -108,64 +102,6 @@ impl Report {
             format!("\"link\": {}", numbers(engine.link.counters())),
         ];
         format!("{{\n  {}\n}}\n", lines.join(",\n  "))
-    }
-}
-
-/// A device whose report is still to be written when the process exits. They are never freed: a forked child, or an exit in
-/// the midst of anything, must be able to walk the list without a lock.
-struct Pending {
-    report: Arc<Report>,
-    engine: Weak<EngineLock>,
-    next: AtomicPtr<Self>,
-}
-
-static PENDING: AtomicPtr<Pending> = AtomicPtr::new(std::ptr::null_mut());
-
-/// Sees to it that the report is written when the process exits while the device is open.
-pub(crate) fn write_at_exit(report: &Arc<Report>, engine: &Arc<EngineLock>) {
-    static HOOK: Once = Once::new();
-    HOOK.call_once(|| {
-        // SAFETY: the function lives as long as this code is loaded, and never unwinds (it has nothing that panics).
-        unsafe { libc::atexit(at_exit) };
-    });
-    let (report, engine) = (report.clone(), Arc::downgrade(engine));
-    let node: &'static _ = Box::leak(Box::new(Pending { report, engine, next: AtomicPtr::default() }));
-    let mut head = PENDING.load(Ordering::Acquire);
-    loop {
-        node.next.store(head, Ordering::Relaxed);
-        let new = std::ptr::from_ref(node).cast_mut();
-        match PENDING.compare_exchange(head, new, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => return,
-            Err(now) => head = now,
-        }
-    }
-}
-
-extern "C" fn at_exit() {
-    let end = Instant::now() + PATIENCE;
-    let mut at = PENDING.load(Ordering::Acquire);
-    // SAFETY: null, or a node: those are never freed, and nobody has more than a shared reference to one.
-    while let Some(pending) = unsafe { at.as_ref() } {
-        at = pending.next.load(Ordering::Acquire);
-        if let Some(engine) = pending.engine.upgrade()
-            && engine.generation() == fork::current()
-            && let Some(engine) = lock_until(&engine, end)
-        {
-            pending.report.finish(&engine);
-        }
-    }
-}
-
-/// Whoever holds the lock may be the very thread that exits, or wait for it.
-fn lock_until(engine: &EngineLock, end: Instant) -> Option<MutexGuard<'_, Engine>> {
-    loop {
-        if let Some(engine) = engine.try_lock() {
-            return Some(engine);
-        }
-        if Instant::now() >= end {
-            return None;
-        }
-        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

@@ -1,4 +1,7 @@
 /* How processes and threads end, and what else happens to them. */
+#include <sys/socket.h>
+#include <sys/time.h>
+
 #include "rig.h"
 
 static struct side a, b;
@@ -31,11 +34,8 @@ static void forked(void) {
         CHECK(!ibv_alloc_pd(a.context) && errno == EIO);
         CHECK(!ibv_reg_mr(a.pd, a.memory, 4096, 0) && errno == EIO);
         CHECK(ibv_get_async_event(a.context, &event) == -1);
-        ibv_destroy_qp(a.qp);
-        ibv_destroy_cq(a.cq);
-        ibv_dereg_mr(a.mr);
-        ibv_dealloc_pd(a.pd);
-        ibv_close_device(a.context);
+        CHECK(!ibv_destroy_qp(a.qp) && !ibv_destroy_cq(a.cq) && !ibv_destroy_comp_channel(a.channel));
+        CHECK(!ibv_dereg_mr(a.mr) && !ibv_dealloc_pd(a.pd) && !ibv_close_device(a.context));
         make_pair(&a, &b, IBV_QPT_RC);
         once();
         drop_pair(&a, &b);
@@ -140,9 +140,106 @@ static void signalled(void) {
     drop_pair(&a, &b);
 }
 
+static void *send_later(void *unused) {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, NULL);
+    usleep(300000);
+    struct ibv_sge sge = sge_of(&a, 0, 8);
+    struct ibv_send_wr wr = {.wr_id = 5, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED}, *bad;
+    CHECK(!ibv_post_send(a.qp, &wr, &bad));
+    return unused;
+}
+
+/* One whose handler says that calls go on after it does not end a wait, as it does not end a read. */
+static void restarted(void) {
+    make_pair(&a, &b, IBV_QPT_RC);
+    post_receive(&b, 1, 0, 100);
+    CHECK(!ibv_req_notify_cq(b.cq, 0));
+    signal(SIGALRM, nothing);
+    struct itimerval often = {{0, 50000}, {0, 50000}};
+    CHECK(!setitimer(ITIMER_REAL, &often, NULL));
+    pthread_t sender;
+    CHECK(!pthread_create(&sender, NULL, send_later, NULL));
+    struct ibv_cq *cq;
+    void *context;
+    CHECK(!ibv_get_cq_event(b.channel, &cq, &context) && cq == b.cq && context == &b);
+    ibv_ack_cq_events(cq, 1);
+    CHECK(!pthread_join(sender, NULL));
+    wait_good(b.cq, 1, IBV_WC_RECV);
+    wait_good(a.cq, 5, IBV_WC_SEND);
+    drop_pair(&a, &b);
+}
+
+static void exchange(int with, union ibv_gid *gid, uint32_t *qpn) {
+    struct { union ibv_gid gid; uint32_t qpn; } there, here = {*gid, *qpn};
+    CHECK(write(with, &here, sizeof here) == sizeof here && read(with, &there, sizeof there) == sizeof there);
+    *gid = there.gid;
+    *qpn = there.qpn;
+}
+
+/* A side of its own process, connected with the one at the other end of the socket. */
+static void connect_over(int socket) {
+    make_side(&a, open_first());
+    make_qp(&a, IBV_QPT_RC);
+    for (int i = 0; i < 32; i++)
+        post_receive(&a, 1, 4096, 64);
+    union ibv_gid gid = a.gid;
+    uint32_t qpn = a.qp->qp_num;
+    exchange(socket, &gid, &qpn);
+    to_rts(a.qp, IBV_QPT_RC, gid, qpn);
+    exchange(socket, &gid, &qpn); /* both are ready */
+}
+
+static void send_one(void) {
+    struct ibv_sge sge = sge_of(&a, 0, 8);
+    struct ibv_send_wr wr = {.wr_id = 5, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED}, *bad;
+    CHECK(!ibv_post_send(a.qp, &wr, &bad));
+}
+
+static void wait_received(int with_sent) {
+    for (int received = 0, sent = !with_sent; !received || !sent;) {
+        struct ibv_wc wc = wait_wc(a.cq);
+        CHECK(wc.status == IBV_WC_SUCCESS);
+        received |= wc.opcode == IBV_WC_RECV;
+        sent |= wc.opcode == IBV_WC_SEND;
+    }
+}
+
+/* A process that leaves right after it got what it was waiting for, with everything open: whoever sent that learns that it arrived. */
+static void leaves(void) {
+    for (int rounds = 0; rounds <= 20; rounds += 10)
+        for (int i = 0; i < 4; i++) {
+            int sockets[2];
+            CHECK(!socketpair(AF_UNIX, SOCK_STREAM, 0, sockets));
+            pid_t child = fork();
+            if (!child) {
+                connect_over(sockets[1]);
+                wait_received(0);
+                for (int i = 0; i < rounds; i++) {
+                    send_one();
+                    wait_received(1);
+                }
+                exit(0);
+            }
+            connect_over(sockets[0]);
+            for (int i = 0; i < rounds; i++) {
+                send_one();
+                wait_received(1);
+            }
+            send_one();
+            wait_good(a.cq, 5, IBV_WC_SEND);
+            reap(child);
+            drop_side(&a);
+            CHECK(!ibv_close_device(a.context));
+            close(sockets[0]);
+            close(sockets[1]);
+        }
+}
+
 int main(int count, char **arguments) {
     struct { const char *name; void (*run)(void); } all[] = {
-        {"forked", forked}, {"exits", exits}, {"cancelled", cancelled}, {"signalled", signalled}};
+        {"forked", forked}, {"exits", exits}, {"cancelled", cancelled}, {"signalled", signalled}, {"restarted", restarted}, {"leaves", leaves}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (count > 1 && !strcmp(all[i].name, arguments[1])) {
             all[i].run();

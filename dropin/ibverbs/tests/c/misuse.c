@@ -115,6 +115,12 @@ int main(void) {
     CHECK(!ibv_create_qp(a.pd, &init) && errno == EINVAL);
     CHECK(ibv_attach_mcast(a.qp, &a.gid, 0) == EOPNOTSUPP);
 
+    /* The way back to a sender, without the header that names it. */
+    struct ibv_wc plain = {0};
+    struct ibv_ah_attr back;
+    CHECK(ibv_init_ah_from_wc(a.context, 1, &plain, NULL, &back) == -1 && errno == EINVAL);
+    CHECK(!ibv_create_ah_from_wc(a.pd, &plain, NULL, 1) && errno == EINVAL);
+
     /* A completion queue that is too small: polling it ends in an error, and an event says so. */
     struct side c;
     make_side(&c, a.context);
