@@ -300,6 +300,8 @@ struct SegmentControl {
     level: i32,
     kind: i32,
     segment: u16,
+    /// The kernel does not look at it; tools that watch what it is given do.
+    padding: [u16; 3],
 }
 
 impl SegmentControl {
@@ -310,6 +312,7 @@ impl SegmentControl {
             level: libc::SOL_UDP,
             kind: libc::UDP_SEGMENT,
             segment: u16::try_from(segment).unwrap_or(u16::MAX),
+            padding: [0; 3],
         }
     }
 }
