@@ -5,6 +5,7 @@ use std::io::{self, BufWriter};
 use std::net::IpAddr;
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use nobounce_protocol::pcap::Writer;
@@ -54,12 +55,9 @@ struct Record {
 
 impl<L: Link> PcapLink<L> {
     /// Wraps `inner` and records to `path`, at most `limit` bytes. `%p` in the path stands for the process ID, so that
-    /// several processes started alike do not share a file.
+    /// several processes started alike do not share a file, nor several devices of one process: the second one's is PID.1.
     pub fn create(inner: L, path: &Path, limit: u64) -> Result<Self, CreateError> {
-        let path = match path.to_str() {
-            Some(text) if text.contains("%p") => text.replace("%p", &std::process::id().to_string()).into(),
-            _ => path.to_owned(),
-        };
+        let path = path_of_process(path);
         let opened =
             File::create(&path).and_then(|file| Writer::new(BufWriter::with_capacity(1 << 16, file)));
         let writer = match opened {
@@ -78,6 +76,18 @@ impl<L: Link> PcapLink<L> {
         };
         Ok(Self { inner, record })
     }
+}
+
+/// The path with the process ID in it, and a number after that if this process has used the name before.
+fn path_of_process(path: &Path) -> PathBuf {
+    static USED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+    let Some(text) = path.to_str().filter(|text| text.contains("%p")) else { return path.to_owned() };
+    let mut used = USED.lock().unwrap_or_else(PoisonError::into_inner);
+    let pid = std::process::id();
+    let before = used.iter().filter(|other| *other == path).count();
+    used.push(path.to_owned());
+    let number = if before == 0 { pid.to_string() } else { format!("{pid}.{before}") };
+    text.replace("%p", &number).into()
 }
 
 impl Record {
@@ -224,6 +234,16 @@ mod tests {
         fn drop(&mut self) {
             let _ = std::fs::remove_file(&self.0);
         }
+    }
+
+    /// UCX and libfabric in one program open the device once each.
+    #[test]
+    fn devices_of_one_process_do_not_share_a_file() {
+        let pid = std::process::id();
+        let name = Path::new("/x/y-%p.pcap");
+        assert_eq!(path_of_process(name), Path::new(&format!("/x/y-{pid}.pcap")));
+        assert_eq!(path_of_process(name), Path::new(&format!("/x/y-{pid}.1.pcap")));
+        assert_eq!(path_of_process(Path::new("/x/plain")), Path::new("/x/plain"));
     }
 
     #[test]
