@@ -3,6 +3,8 @@
 
 mod common;
 
+use std::io::{Read, Write};
+
 use common::{ALL_ACCESS, End, check_write, config, connect, outcome, pair};
 use nobounce_nic::soft::{
     Channel, CqError, CreateError, CreateQpError, ModifyError, Mtu, Operation, PostError, QpAttr, QpLimits,
@@ -93,4 +95,37 @@ fn the_child_can_open_a_device_of_its_own() {
     check_write(&a, &b, 2, LEN);
     assert_eq!(outcome(child), 0);
     check_write(&a, &b, 3, LEN);
+}
+
+#[test]
+fn a_child_that_lives_on_keeps_nothing_of_its_parents_place() {
+    let mut first = End::open(&config("127.58.0.4"), LEN);
+    first.add_qp(QpLimits::default());
+    let place = |end: &End| end.qps[0].qpn().get() >> 16;
+    let before = place(&first);
+    let (mut ready, mut is_ready) = std::io::pipe().unwrap();
+    // SAFETY: the child calls nothing but write, pause and _exit.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0);
+    if child == 0 {
+        let _ = is_ready.write_all(&[1]);
+        // SAFETY: as above; a signal ends it.
+        unsafe {
+            libc::pause();
+            libc::_exit(1);
+        }
+    }
+    ready.read_exact(&mut [0]).unwrap();
+    drop(first);
+    let mut next = End::open(&config("127.58.0.4"), LEN);
+    next.add_qp(QpLimits::default());
+    next.add_qp(QpLimits::default());
+    connect(&next, 0, &next, 1, Mtu::Mtu1024);
+    check_write(&next, &next, 9, LEN);
+    // SAFETY: our own child, which was not waited for yet; its status is not asked for.
+    unsafe {
+        libc::kill(child, libc::SIGKILL);
+        libc::waitpid(child, std::ptr::null_mut(), 0);
+    }
+    assert_eq!(place(&next), before);
 }

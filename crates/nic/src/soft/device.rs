@@ -187,6 +187,7 @@ impl Device {
     pub fn with_link(link: Box<dyn Link>) -> Result<Self, OpenError> {
         let local = link.local();
         let max_mtu = Mtu::at_most(link.capabilities().max_path_mtu).unwrap_or(Mtu::Mtu256);
+        let wake_fds = link.wake_fds();
         let events = Arc::new(Events::new()?);
         let helper = Helper::new()?;
         let engine = Arc::new(EngineLock {
@@ -196,7 +197,7 @@ impl Device {
         let shared = Arc::new(Shared {
             polls: helper.polls.clone(),
             bell: helper.bell.clone(),
-            ending: Ending::new(engine.clone(), Report::from_env(local)),
+            ending: Ending::new(engine.clone(), Report::from_env(local), wake_fds),
             engine,
             helper: Mutex::new(helper),
             events,

@@ -2,7 +2,10 @@
 //!
 //! Many programs leave with everything open, right after the completion they were waiting for. A NIC made of hardware has
 //! acknowledged the message by then; ours may have put that off, and the peer would try in vain to learn what became of it.
+//!
+//! The same list of devices serves a forked child, which lets go of their links.
 
+use std::os::fd::RawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, MutexGuard, Once, Weak};
@@ -21,17 +24,19 @@ const PATIENCE: Duration = Duration::from_millis(200);
 pub(crate) struct Ending {
     engine: Arc<EngineLock>,
     report: Option<Report>,
+    /// The descriptors by which others reach the device.
+    link: Vec<RawFd>,
 }
 
 impl Ending {
     /// From now on it is seen to when the process exits.
-    pub(crate) fn new(engine: Arc<EngineLock>, report: Option<Report>) -> Arc<Self> {
+    pub(crate) fn new(engine: Arc<EngineLock>, report: Option<Report>, link: Vec<RawFd>) -> Arc<Self> {
         static HOOK: Once = Once::new();
         HOOK.call_once(|| {
             // SAFETY: the function lives as long as this code is loaded, and never unwinds.
             unsafe { libc::atexit(at_exit) };
         });
-        let ending = Arc::new(Self { engine, report });
+        let ending = Arc::new(Self { engine, report, link });
         remember(&ending);
         ending
     }
@@ -67,20 +72,50 @@ fn remember(ending: &Arc<Ending>) {
     }
 }
 
-extern "C" fn at_exit() {
-    let end = Instant::now() + PATIENCE;
+/// Every device that is open.
+fn each_open(mut each: impl FnMut(&Ending)) {
     let mut at = OPENED.load(Ordering::Acquire);
     // SAFETY: null, or a node: those are never freed, and nobody has more than a shared reference to one.
     while let Some(opened) = unsafe { at.as_ref() } {
         at = opened.next.load(Ordering::Acquire);
-        // A panic has said what it has to say; the process ends anyway.
-        let _ = catch_unwind(AssertUnwindSafe(|| finish(&opened.ending, end)));
+        if let Some(ending) = opened.ending.upgrade() {
+            each(&ending);
+        }
     }
 }
 
-fn finish(ending: &Weak<Ending>, end: Instant) {
-    if let Some(ending) = ending.upgrade()
-        && ending.engine.generation() == fork::current()
+/// In a forked child, before anything else happens there: nobody reads its copies of its parent's sockets. Left open they would keep
+/// the slots of devices that the parent closes, and the kernel would go on steering packets to them, those of others among them.
+///
+/// The numbers stay taken, by something harmless: the objects of the child's that own them close them some day.
+pub(super) fn let_go_of_links() {
+    let mut nothing = -1;
+    each_open(|ending| {
+        for &fd in &ending.link {
+            if nothing < 0 {
+                // SAFETY: takes no pointers.
+                nothing = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
+            }
+            if nothing >= 0 {
+                // SAFETY: takes no pointers; `fd` is the device's own.
+                unsafe { libc::dup3(nothing, fd, libc::O_CLOEXEC) };
+            }
+        }
+    });
+    if nothing >= 0 {
+        // SAFETY: opened above, and nobody else's.
+        unsafe { libc::close(nothing) };
+    }
+}
+
+extern "C" fn at_exit() {
+    let end = Instant::now() + PATIENCE;
+    // A panic has said what it has to say; the process ends anyway.
+    each_open(|ending| _ = catch_unwind(AssertUnwindSafe(|| finish(ending, end))));
+}
+
+fn finish(ending: &Ending, end: Instant) {
+    if ending.engine.generation() == fork::current()
         && let Some(mut engine) = lock_until(&ending.engine, end)
     {
         engine.send_answers();
