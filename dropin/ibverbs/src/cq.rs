@@ -51,6 +51,10 @@ pub(crate) struct CqRequest {
     pub(crate) vector: u32,
 }
 
+/// Queues have at least so many entries. Adapters round up too, and programs have come to need it: `ib_send_lat -e` asks for one entry
+/// and leaves a completion there while the next one comes.
+const SMALLEST: usize = 64;
+
 /// Makes a queue, and tells the events about it.
 pub(crate) fn create(
     context: &'static ContextObject,
@@ -58,9 +62,10 @@ pub(crate) fn create(
 ) -> Result<&'static CqObject, Errno> {
     context.alive()?;
     let depth = usize::try_from(request.depth).map_err(|_| Errno::EINVAL)?;
-    if request.vector != 0 {
+    if request.vector != 0 || depth == 0 {
         return Err(Errno::EINVAL);
     }
+    let depth = depth.max(SMALLEST);
     let channel = if request.channel.is_null() { None } else { Some(ChannelObject::find(request.channel)?) };
     let soft = context.soft.create_cq(depth, channel.map(|channel| &channel.soft))?;
     // SAFETY: numbers, pointers, optional function pointers, and a mutex and a condition, for all of which zeroes are valid.

@@ -16,7 +16,7 @@ pub use interface::interface_of;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::RawFd;
 
-use nobounce_protocol::wire::ROCE_PORT;
+use nobounce_protocol::wire::{Opcode, ROCE_PORT};
 
 use self::backlog::Backlog;
 use self::receive::Receiver;
@@ -253,6 +253,9 @@ impl Link for UdpLink {
     }
 }
 
+/// The opcode of an acknowledgement, the first byte of its packet.
+const ACKNOWLEDGE: u8 = Opcode::Ack as u8;
+
 /// Gives each packet of the run to the sink; returns how many.
 fn deliver(run: Run<'_>, rx: &mut Received, sink: &mut dyn FnMut(&RxDatagram<'_>)) -> usize {
     // One for all packets of the run: written anew for each, its address would be read back while the stores of the
@@ -264,7 +267,23 @@ fn deliver(run: Run<'_>, rx: &mut Received, sink: &mut dyn FnMut(&RxDatagram<'_>
         sink(&datagram); // an empty datagram is malformed, and the engine counts it
         n += 1;
     }
-    for bytes in run.bytes.chunks(run.segment.max(1)) {
+    let segment = run.segment.max(1);
+    let mut rest = run.bytes;
+    // An acknowledgement that travels behind a request is older than it: applications that sleep until something completes expect
+    // their own request to be over before the peer's answer to it is there.
+    let last = run.bytes.len().saturating_sub(1) / segment;
+    if last > 0
+        && let (before, bytes) = rest.split_at(last * segment)
+        && bytes.first() == Some(&ACKNOWLEDGE)
+    {
+        datagram.bytes = bytes;
+        datagram.ip_id = run.ip_id.wrapping_add(u16::try_from(last).unwrap_or(u16::MAX));
+        sink(&datagram);
+        datagram.ip_id = run.ip_id;
+        n += 1;
+        rest = before;
+    }
+    for bytes in rest.chunks(segment) {
         datagram.bytes = bytes;
         sink(&datagram);
         datagram.ip_id = datagram.ip_id.wrapping_add(1);
