@@ -14,18 +14,42 @@ fn survive(addr: &str, fault: &str, shown: &[(&str, &str)]) {
     let fault: FaultConfig = fault.parse().unwrap();
     let faulty = |seed| Config { fault: Some(FaultConfig { seed, ..fault }), ..config(addr) };
     let (a, b) = pair_with(&faulty(7), &faulty(8), LEN, Mtu::Mtu1024);
+    write_and_count(&a, &b);
+    write_and_count(&b, &a);
     for round in 0..3 {
         exchange(&a, &b, round);
         exchange(&b, &a, round);
     }
     for end in [&a, &b] {
         assert_eq!(end.qps[0].state(), QpState::Rts);
+        counted_once(end);
         for (done, consequence) in shown {
             assert!(end.counter(done) > 0, "{done} never happened: {:?}", end.device.link_counters());
             let seen = a.counter(consequence) + b.counter(consequence);
             assert!(seen > 0, "{consequence} shows nothing: {:?}", end.device.counters());
         }
     }
+}
+
+/// WRITEs before anything else: what is sent again is not counted again, neither bytes nor operations.
+fn write_and_count(a: &End, b: &End) {
+    let before = b.device.path_counters().inbound.cpu;
+    for _ in 0..20 {
+        a.post(Operation::Write(b.remote(0)), 0, 50_000);
+    }
+    a.succeed(20);
+    let (sent, placed) = (a.device.path_counters().outbound.cpu, b.device.path_counters().inbound.cpu);
+    assert_eq!((sent.bytes, sent.operations), (1_000_000, 20), "out");
+    assert_eq!((placed.bytes - before.bytes, placed.operations - before.operations), (1_000_000, 20), "in");
+}
+
+/// The same for all together: the WRITEs above, and in each round three messages and the answer to a READ; 16 atomics came back, too.
+/// The answering side of a READ sees more operations, for long ones are asked for in pieces.
+fn counted_once(end: &End) {
+    let moved = end.device.path_counters();
+    assert_eq!(moved.outbound.cpu.bytes, 1_000_000 + 3 * 700_000, "out");
+    let placed = (moved.inbound.cpu.bytes, moved.inbound.cpu.operations);
+    assert_eq!(placed, (1_000_000 + 3 * 700_128, 20 + 3 * 20), "in");
 }
 
 fn exchange(a: &End, b: &End, round: u8) {

@@ -611,9 +611,9 @@ impl Core {
             }
             match build(entry, tx, regions, &transmit) {
                 Ok(Built::Done(route)) => {
-                    entry.note_sent(&transmit.header);
+                    let is_new = entry.note_sent(&transmit.header);
                     let len = u64::from(transmit.payload.len());
-                    if len > 0 {
+                    if len > 0 && is_new {
                         entry.tally.outbound.count(route, len, transmit.payload.rest() == 0);
                     }
                     let used = entry.qp.outstanding().saturating_sub(charged);
@@ -624,11 +624,13 @@ impl Core {
                     let repeats = entry.qp.poll_repeat(now, &transmit, room.saturating_sub(used), most);
                     if repeats > 0 {
                         entry.turn_left -= repeats;
+                        let first = transmit.header.psn.next();
                         if let Err(nak) = build_repeats(entry, tx, regions, &mut transmit, repeats) {
                             faulted = Some((transmit, nak));
                             break;
                         }
-                        entry.tally.outbound.count(route, repeats * len, false);
+                        let new = entry.note_repeats(first, repeats);
+                        entry.tally.outbound.count(route, new * len, false);
                     }
                 }
                 Ok(Built::Pending { after, starved: no_chunk }) => {

@@ -11,6 +11,7 @@ use super::cq::CqInner;
 use super::engine::TURN;
 use super::feed::{Feed, Origin};
 use super::host::{PostedReceive, PostedSend};
+use super::once::Once;
 use super::path::PathIndex;
 use super::srq::SrqIndex;
 use super::stage::{Owner, Stage};
@@ -61,6 +62,9 @@ pub(crate) struct QpEntry {
     pub(super) ticket: u64,
     /// The first packet of its peer's that no answer of ours has covered yet. `None`: none has left.
     pub(super) unanswered: Option<Psn>,
+    /// Its requests and its answers, as far as their payload has been counted.
+    requests: Once,
+    answers: Once,
     /// What waits for copies.
     pub(super) held: Option<Box<Held>>,
     pub(super) tally: PathCounters,
@@ -198,6 +202,8 @@ impl QpEntry {
             feeds: None,
             ticket: 0,
             unanswered: None,
+            requests: Once::default(),
+            answers: Once::default(),
             held: None,
             tally: PathCounters::default(),
         }
@@ -233,6 +239,8 @@ impl QpEntry {
         self.feeds = None;
         self.ticket = 0;
         self.unanswered = None;
+        self.requests = Once::default();
+        self.answers = Once::default();
     }
 
     /// Its index in the device's table.
@@ -299,12 +307,22 @@ impl QpEntry {
         }
     }
 
-    /// A packet left: what it tells the peer.
-    pub(super) fn note_sent(&mut self, header: &Header) {
-        if header.opcode.is_response() {
-            let covers = matches!(header.aeth.syndrome, Syndrome::Ack(_)) || header.opcode != Opcode::Ack;
-            self.unanswered = Some(if covers { header.psn.next() } else { header.psn });
+    /// A packet left: what it tells the peer, and whether it did for the first time.
+    #[inline]
+    pub(super) fn note_sent(&mut self, header: &Header) -> bool {
+        if !header.opcode.is_response() {
+            return self.requests.note(header.psn, 1) > 0;
         }
+        let covers = matches!(header.aeth.syndrome, Syndrome::Ack(_)) || header.opcode != Opcode::Ack;
+        self.unanswered = Some(if covers { header.psn.next() } else { header.psn });
+        self.answers.note(header.psn, u32::from(covers)) > 0
+    }
+
+    /// So many request packets left from `first` on; how many of them for the first time.
+    #[inline]
+    pub(super) fn note_repeats(&mut self, first: Psn, packets: u64) -> u64 {
+        // At most a turn's worth.
+        u32::try_from(packets).map_or(0, |packets| self.requests.note(first, packets).into())
     }
 
     pub(super) fn hold(&mut self) -> &mut Held {

@@ -21,6 +21,7 @@ mod grh;
 mod helper;
 mod host;
 mod limits;
+mod once;
 mod path;
 mod peer;
 mod qp;
