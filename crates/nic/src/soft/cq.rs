@@ -1,14 +1,13 @@
 //! Completion queues.
 
-use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use nobounce_memory::barrier;
 use nobounce_protocol::qp::{Completion, Source, Status, WorkKind};
 use nobounce_protocol::wire::Qpn;
 
 use super::channel::Channel;
+use super::completions::Completions;
 use super::device::Shared;
 use super::event::AsyncEvent;
 use super::limits::{CreateError, DeviceLimits, Taken, check};
@@ -77,64 +76,16 @@ impl ResizeError {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Armed {
-    No,
-    Solicited,
-    Any,
-}
-
-#[derive(Debug)]
-struct State {
-    queue: VecDeque<WorkCompletion>,
-    depth: usize,
-    armed: Armed,
-    /// Where an armed queue announces itself, until its owner destroys it.
-    channel: Option<Channel>,
-    /// Its owner has gone, its depth is 0, and nobody asks for what it would hold.
-    closed: bool,
-}
-
-impl State {
-    fn announce(&self, id: u32) {
-        if let Some(channel) = &self.channel {
-            channel.push(id);
-        }
-    }
-}
-
-#[derive(Debug)]
-pub(crate) struct CqInner {
-    pub(crate) id: u32,
-    /// How many completions there are, so that polling an empty queue takes no lock.
-    count: AtomicUsize,
-    overflowed: AtomicBool,
-    state: Mutex<State>,
-}
+/// What a completion queue and its queue pairs share.
+pub(crate) type CqInner = Completions<WorkCompletion>;
 
 impl CqInner {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Adds a completion; false when there was no room, for the first time.
-    pub(crate) fn push(&self, qpn: Qpn, completion: Completion) -> bool {
+    /// Adds a completion of a queue pair; false when there was no room, for the first time.
+    pub(crate) fn deliver(&self, qpn: Qpn, completion: Completion) -> bool {
         // Data first, then the completion that speaks of it.
         barrier::before_completion();
-        let mut state = self.lock();
-        if state.queue.len() >= state.depth {
-            if state.closed {
-                return true;
-            }
-            let known = self.overflowed.swap(true, Ordering::Relaxed);
-            // Whoever sleeps until something comes must learn that it never will.
-            if !known {
-                state.announce(self.id);
-            }
-            return known;
-        }
         let urgent = completion.solicited || completion.status != Status::Success;
-        state.queue.push_back(WorkCompletion {
+        let completion = WorkCompletion {
             wr_id: completion.wr_id,
             status: completion.status,
             kind: completion.kind,
@@ -143,20 +94,13 @@ impl CqInner {
             invalidated: completion.invalidated,
             qpn,
             source: completion.source,
-        });
-        self.count.store(state.queue.len(), Ordering::Release);
-        if state.armed == Armed::Any || (state.armed == Armed::Solicited && urgent) {
-            state.armed = Armed::No;
-            state.announce(self.id);
-        }
-        true
+        };
+        self.push(completion, urgent)
     }
 
     /// Forgets completions of a queue pair that no longer exists.
-    pub(crate) fn forget(&self, qpn: Qpn) {
-        let mut state = self.lock();
-        state.queue.retain(|completion| completion.qpn != qpn);
-        self.count.store(state.queue.len(), Ordering::Release);
+    pub(crate) fn forget_qp(&self, qpn: Qpn) {
+        self.forget(|completion| completion.qpn == qpn);
     }
 }
 
@@ -176,14 +120,7 @@ impl Cq {
     ) -> Result<Self, CreateError> {
         check_depth(depth)?;
         let taken = shared.counts.cqs.take("completion queues", DeviceLimits::OURS.max_cqs)?;
-        let (queue, channel) = (VecDeque::new(), channel.cloned());
-        let state = State { queue, depth, armed: Armed::No, channel, closed: false };
-        let inner = Arc::new(CqInner {
-            id: shared.next_id(),
-            count: AtomicUsize::new(0),
-            overflowed: AtomicBool::new(false),
-            state: Mutex::new(state),
-        });
+        let inner = Arc::new(CqInner::new(shared.next_id(), depth, channel.cloned()));
         Ok(Self { shared: shared.clone(), inner, _taken: taken })
     }
 
@@ -194,7 +131,7 @@ impl Cq {
 
     /// How many completions it holds at most.
     pub fn depth(&self) -> usize {
-        if self.shared.is_forked() { 0 } else { self.inner.lock().depth }
+        if self.shared.is_forked() { 0 } else { self.inner.depth() }
     }
 
     /// Whether queue pairs use it: a program that destroys it now makes a mistake.
@@ -211,15 +148,10 @@ impl Cq {
         if self.shared.is_forked() {
             return Err(CreateError::Forked.into());
         }
-        let mut state = self.inner.lock();
-        if self.inner.overflowed.load(Ordering::Relaxed) {
+        if self.inner.is_overflowed() {
             return Err(ResizeError::Overflowed);
         }
-        if state.queue.len() > depth {
-            return Err(ResizeError::Holds { held: state.queue.len(), asked: depth });
-        }
-        state.depth = depth;
-        Ok(())
+        self.inner.resize(depth).map_err(|held| ResizeError::Holds { held, asked: depth })
     }
 
     /// Takes at most `max` completions, appends them to `out`, and returns how many. An empty queue first
@@ -241,28 +173,13 @@ impl Cq {
         if self.shared.is_forked() {
             return Err(CqError::Forked);
         }
-        let taken = self.take(max, &mut each);
+        let taken = self.inner.take(max, &mut each);
         if taken > 0 || max == 0 {
             return Ok(taken);
         }
         self.shared.drive_polled();
-        let taken = self.take(max, &mut each);
-        if taken == 0 && self.inner.overflowed.load(Ordering::Relaxed) {
-            return Err(CqError::Overflow { depth: self.depth() });
-        }
-        Ok(taken)
-    }
-
-    #[inline]
-    fn take(&self, max: usize, each: &mut impl FnMut(WorkCompletion)) -> usize {
-        if self.inner.count.load(Ordering::Acquire) == 0 {
-            return 0;
-        }
-        let mut state = self.inner.lock();
-        let count = max.min(state.queue.len());
-        state.queue.drain(..count).for_each(each);
-        self.inner.count.store(state.queue.len(), Ordering::Release);
-        count
+        let taken = self.inner.take_unless_lost(max, &mut each);
+        taken.ok_or_else(|| CqError::Overflow { depth: self.depth() })
     }
 
     /// Raises the channel once, at the next completion (or the next solicited or failed one).
@@ -272,9 +189,7 @@ impl Cq {
         if self.shared.is_forked() {
             return;
         }
-        let mut state = self.inner.lock();
-        state.armed = if solicited_only && state.armed != Armed::Any { Armed::Solicited } else { Armed::Any };
-        drop(state);
+        self.inner.arm(solicited_only);
         self.shared.expect_sleep();
     }
 }
@@ -285,14 +200,7 @@ impl Drop for Cq {
             return;
         }
         let id = self.inner.id;
-        // Under the queue's lock, so that nothing is announced behind our back.
-        let mut state = self.inner.lock();
-        if let Some(channel) = state.channel.take() {
-            channel.forget(id);
-        }
-        (state.closed, state.depth, state.queue) = (true, 0, VecDeque::new());
-        self.inner.count.store(0, Ordering::Release);
-        drop(state);
+        self.inner.close();
         self.shared.events.forget(|event| *event == AsyncEvent::CqOverflow { cq: id });
     }
 }

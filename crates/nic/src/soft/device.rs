@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use nobounce_protocol::qp::{Mtu, Service};
 
+use super::bell::Bell;
 use super::channel::Channel;
 use super::config::{Config, ConfigError};
 use super::counters::Counters;
@@ -15,7 +16,7 @@ use super::engine::Engine;
 use super::event::{AsyncEvent, Events};
 use super::exit::Ending;
 use super::fork;
-use super::helper::{Bell, Helper};
+use super::helper::Helper;
 use super::limits::{Count, CreateError, DeviceLimits, Taken};
 use super::qp::{CreateQpError, Qp, QpInit, QpLimits};
 use super::report::Report;
@@ -130,7 +131,7 @@ impl Shared {
     /// The caller will wait for an event instead of polling.
     pub(crate) fn expect_sleep(&self) {
         if !self.is_forked() {
-            self.helper.lock().unwrap_or_else(PoisonError::into_inner).watch();
+            self.bell.ask_to_watch();
         }
     }
 

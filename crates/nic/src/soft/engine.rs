@@ -259,8 +259,8 @@ impl Core {
             self.paths.leave(path);
             self.wake_waiting(path);
         }
-        entry.send_cq.forget(qpn);
-        entry.recv_cq.forget(qpn);
+        entry.send_cq.forget_qp(qpn);
+        entry.recv_cq.forget_qp(qpn);
         if let Ok(index) = u16::try_from(index) {
             self.free.push_back(index);
         }

@@ -433,7 +433,7 @@ pub(super) fn complete(entry: &mut QpEntry, stage: &Stage, completion: Completio
 /// Puts a completion where it belongs; the number of the completion queue if that overflowed just now.
 pub(super) fn deliver(entry: &QpEntry, completion: Completion) -> Option<u32> {
     let cq = if completion.is_receive() { &entry.recv_cq } else { &entry.send_cq };
-    (!cq.push(entry.qpn, completion)).then_some(cq.id)
+    (!cq.deliver(entry.qpn, completion)).then_some(cq.id)
 }
 
 pub(super) fn flushed(posted: &PostedReceive) -> Completion {

@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use nobounce_protocol::qp::QpEvent;
 use nobounce_protocol::wire::Qpn;
 
-use super::channel::Notices;
+use super::notices::Notices;
 use super::qp::MAX_QPS;
 
 /// Events kept for an application that does not fetch them; older ones are dropped first. Some for every queue pair: one whose

@@ -12,13 +12,12 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::{io, mem};
 
-use super::channel::EventFd;
+use super::bell::{Bell, LOOK_EVERY_NS};
 use super::device::EngineLock;
+use super::eventfd::EventFd;
 use crate::links::now_ns;
 
-/// How often it looks whether the application still polls.
-const LOOK_EVERY_NS: u64 = 1_000_000;
-/// Polls in that time by which an application is at work, even if packets were left over when we looked.
+/// Polls between two looks by which an application is at work, even if packets were left over when we looked.
 const AT_WORK: u64 = 100;
 /// Wake-ups in a row at which somebody else was faster, before the helper steps back.
 const MISSES: u32 = 2;
@@ -48,48 +47,9 @@ pub(crate) struct Helper {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What others need to know about the helper to wake it when it must not sleep on.
-#[derive(Clone, Debug)]
-pub(crate) struct Bell {
-    wake: Arc<EventFd>,
-    /// It waits on the sockets, so that nothing needs to wake it.
-    watching: Arc<AtomicBool>,
-    /// When it wakes by itself, in nanoseconds; 0 while it is awake.
-    due: Arc<AtomicU64>,
-    /// The application sleeps now and then: its last poll may be followed by none for long.
-    sleepy: Arc<AtomicBool>,
-}
-
-impl Bell {
-    /// As [`ring`](Self::ring), by an application that polls: if it is known to sleep now and then.
-    #[inline]
-    pub(crate) fn ring_if_sleepy(&self, deadline: impl FnOnce() -> Option<u64>) {
-        if self.sleepy.load(Ordering::Relaxed) {
-            self.ring(deadline());
-        }
-    }
-
-    /// The engine must be driven at `deadline`, and the caller may not do it: wakes the helper if it would sleep longer, or much
-    /// longer where there is time. One that does not watch looks often enough.
-    #[inline]
-    pub(crate) fn ring(&self, deadline: Option<u64>) {
-        if let Some(at) = deadline
-            && self.watching.load(Ordering::SeqCst)
-            && if at == 0 { 0 } else { at.saturating_add(LOOK_EVERY_NS) } < self.due.load(Ordering::SeqCst)
-        {
-            self.wake.raise();
-        }
-    }
-}
-
 impl Helper {
     pub(crate) fn new() -> io::Result<Self> {
-        let bell = Bell {
-            wake: Arc::new(EventFd::new()?),
-            watching: Arc::new(AtomicBool::new(true)),
-            due: Arc::default(),
-            sleepy: Arc::default(),
-        };
+        let bell = Bell::new(EventFd::new()?);
         Ok(Self { stop: Arc::default(), polls: Arc::default(), bell, thread: None })
     }
 
@@ -109,14 +69,6 @@ impl Helper {
         let _blocked = BlockedSignals::new();
         self.thread = Some(std::thread::Builder::new().name("nobounce".into()).spawn(move || worker.run())?);
         Ok(())
-    }
-
-    /// The application is about to sleep: from now on the helper must watch.
-    pub(crate) fn watch(&self) {
-        self.bell.sleepy.store(true, Ordering::Relaxed);
-        if !self.bell.watching.swap(true, Ordering::SeqCst) {
-            self.bell.wake.raise();
-        }
     }
 
     /// Stops the thread and waits for it.
@@ -163,12 +115,11 @@ impl Worker {
         // An application that polls for its own completions and then spins on memory is faster than the helper half of the time.
         let (mut patience, mut quiet) = (MISSES, 0);
         while !self.stop.load(Ordering::SeqCst) {
-            let watching = self.bell.watching.load(Ordering::SeqCst);
+            let watching = self.bell.begin_round();
             // Who has just called will do so again: until then look now and then instead of being woken each time.
             let soon = looks.then(|| now_ns() + LOOK_EVERY_NS);
             let due = self.wait(watching, [deadline, soon].into_iter().flatten().min());
-            self.bell.due.store(0, Ordering::SeqCst);
-            let called = self.bell.wake.take();
+            let called = self.bell.wake_up();
             let Some(engine) = self.engine.upgrade() else { return };
             let Served { found, deadline: next, unattended, busy } = self.serve(&engine);
             drop(engine);
@@ -182,21 +133,21 @@ impl Worker {
             let driven = polls.wrapping_sub(mem::replace(&mut seen, polls));
             // An application that arms its queues calls us to watch; a timer of the protocol's is nobody's packet: neither says
             // anything about who is faster.
-            let asked = called && self.bell.sleepy.load(Ordering::Relaxed);
+            let asked = called && self.bell.is_sleepy();
             looks = called;
             if asked || due {
                 continue;
             }
             misses = if found > 0 { 0 } else { misses + 1 };
             if watching && misses >= patience && driven > 0 {
-                self.bell.watching.store(false, Ordering::SeqCst);
+                self.bell.step_back();
                 quiet = 0;
             } else if !watching && (driven == 0 || unattended || (found > 0 && driven < AT_WORK)) {
                 misses = 0;
                 if unattended && driven > 0 {
                     patience = (patience * 2).min(MAX_MISSES);
                 }
-                self.bell.watching.store(true, Ordering::SeqCst);
+                self.bell.step_up();
             } else if !watching {
                 quiet += 1;
                 if quiet >= FORGET_AFTER {
@@ -251,13 +202,10 @@ impl Worker {
     /// Sleeps until a packet comes (when watching), somebody wakes us, or the deadline; whether it was the deadline.
     fn wait(&self, watching: bool, mut deadline: Option<u64>) -> bool {
         if watching {
-            self.bell.due.store(deadline.unwrap_or(u64::MAX), Ordering::SeqCst);
-            // Whoever drove the engine since we last looked did not know yet how long we sleep; whoever does from now on rings.
-            let known =
-                self.engine.upgrade().and_then(|lock| lock.try_lock().map(|engine| engine.deadline()));
-            if let Some(now) = known {
-                deadline = [deadline, now].into_iter().flatten().min();
-            }
+            deadline = self.bell.fall_asleep(deadline, now_ns(), || {
+                let engine = self.engine.upgrade()?;
+                engine.try_lock().map(|engine| engine.deadline())
+            });
         }
         let mut fds = vec![libc::pollfd { fd: self.bell.wake.as_raw_fd(), events: libc::POLLIN, revents: 0 }];
         let timeout = if watching {

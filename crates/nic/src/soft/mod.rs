@@ -4,8 +4,10 @@
 //! engine; the helper serves those who do neither. Objects are made from the device ([`Pd`], [`Mr`], [`Cq`],
 //! [`Channel`], [`Qp`], [`Srq`]) and keep it alive.
 
+mod bell;
 mod build;
 mod channel;
+mod completions;
 mod config;
 mod copiers;
 mod counters;
@@ -14,6 +16,7 @@ mod device;
 mod engine;
 mod entry;
 mod event;
+mod eventfd;
 mod exit;
 mod feed;
 mod fork;
@@ -21,6 +24,9 @@ mod grh;
 mod helper;
 mod host;
 mod limits;
+mod notices;
+#[cfg(test)]
+mod notices_tests;
 mod once;
 mod path;
 mod peer;
@@ -32,6 +38,7 @@ mod report;
 mod scatter;
 mod srq;
 mod stage;
+mod sync;
 mod tally;
 mod target;
 

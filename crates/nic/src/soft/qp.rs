@@ -273,8 +273,8 @@ impl Qp {
             let unfinished = entry.current.take().filter(|_| open).zip(entry.srq);
             entry.said_last = false;
             entry.drop_held();
-            entry.send_cq.forget(self.qpn);
-            entry.recv_cq.forget(self.qpn);
+            entry.send_cq.forget_qp(self.qpn);
+            entry.recv_cq.forget_qp(self.qpn);
             if let Some((receive, srq)) = unfinished {
                 core.srqs.give_back(srq, receive);
             }

@@ -1,0 +1,67 @@
+//! A counter in the kernel.
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+/// A counter in the kernel that can be polled.
+#[derive(Debug)]
+pub(crate) struct EventFd(OwnedFd);
+
+impl EventFd {
+    /// Reading it takes all that was raised, and never blocks.
+    pub(crate) fn new() -> io::Result<Self> {
+        Self::with_flags(libc::EFD_NONBLOCK)
+    }
+
+    /// Reading it takes one of what was raised, and blocks while there is none, unless somebody sets `O_NONBLOCK`.
+    pub(crate) fn counting() -> io::Result<Self> {
+        Self::with_flags(libc::EFD_SEMAPHORE)
+    }
+
+    fn with_flags(flags: i32) -> io::Result<Self> {
+        // SAFETY: eventfd takes no pointers.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | flags) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the call succeeded, so `fd` is an open descriptor that nobody else owns.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    pub(crate) fn raise(&self) {
+        let one = 1_u64.to_ne_bytes();
+        // SAFETY: `one` is 8 readable bytes. The only failure is a full counter, which is readable all the same.
+        unsafe { libc::write(self.0.as_raw_fd(), one.as_ptr().cast(), 8) };
+    }
+
+    /// Takes what was raised (of a counting one, one); whether anything was. Never blocks, whatever the descriptor is set to.
+    pub(crate) fn take(&self) -> bool {
+        let mut count = [0_u8; 8];
+        let io = libc::iovec { iov_base: count.as_mut_ptr().cast(), iov_len: count.len() };
+        // SAFETY: one iovec of 8 writable bytes; offset -1 reads as read(2) does.
+        let read = unsafe { libc::preadv2(self.0.as_raw_fd(), &raw const io, 1, -1, libc::RWF_NOWAIT) };
+        if read >= 0 || io::Error::last_os_error().raw_os_error() != Some(libc::EOPNOTSUPP) {
+            return read == 8;
+        }
+        // A kernel before 5.8 does not know the flag here.
+        // SAFETY: `count` is 8 writable bytes.
+        self.is_raised() && unsafe { libc::read(self.0.as_raw_fd(), count.as_mut_ptr().cast(), 8) == 8 }
+    }
+
+    pub(crate) fn is_raised(&self) -> bool {
+        self.wait(0)
+    }
+
+    /// Waits at most so many milliseconds; whether something was raised.
+    pub(crate) fn wait(&self, ms: i32) -> bool {
+        let mut poll = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one valid pollfd.
+        unsafe { libc::poll(&raw mut poll, 1, ms) == 1 }
+    }
+}
+
+impl AsRawFd for EventFd {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
