@@ -94,7 +94,6 @@ mod eventfd {
 
 use std::sync::Arc;
 
-use loom::sync::Mutex;
 use loom::thread;
 
 use bell::{Bell, LOOK_EVERY_NS};
@@ -102,14 +101,41 @@ use channel::Channel;
 use completions::Completions;
 use eventfd::EventFd;
 use notices::Notices;
+use sync::{AtomicBool, AtomicU64, Ordering};
 
 /// Now, and when the engine must be driven, by the models' clock.
 const NOW: u64 = 1;
 const DEADLINE: u64 = 5 * LOOK_EVERY_NS;
 const CQ: u32 = 7;
 
-/// An engine of which only the deadline is known.
-type Engine = Arc<Mutex<Option<u64>>>;
+/// An engine of which only the deadline is known (0: none). Its lock is spelt out: loom does not try every order in which a `try_lock` of
+/// its own mutex fails.
+#[derive(Debug, Default)]
+struct Engine {
+    held: AtomicBool,
+    deadline: AtomicU64,
+}
+
+impl Engine {
+    fn try_drive<R>(&self, drive: impl FnOnce(&AtomicU64) -> R) -> Option<R> {
+        self.held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).ok()?;
+        let result = drive(&self.deadline);
+        self.held.store(false, Ordering::Release);
+        Some(result)
+    }
+
+    /// As posting does: waits for its turn, and rings afterwards.
+    fn post(&self, bell: &Bell) {
+        while self.try_drive(|deadline| deadline.store(DEADLINE, Ordering::Relaxed)).is_none() {
+            thread::yield_now();
+        }
+        bell.ring(Some(DEADLINE));
+    }
+
+    fn deadline(deadline: &AtomicU64) -> Option<u64> {
+        Some(deadline.load(Ordering::Relaxed)).filter(|at| *at > 0)
+    }
+}
 
 fn bell() -> Bell {
     Bell::new(EventFd::new().unwrap())
@@ -118,7 +144,7 @@ fn bell() -> Bell {
 /// The helper goes to sleep with nothing to wait for: until when.
 fn helper_sleeps(bell: &Bell, engine: &Engine) -> Option<u64> {
     assert!(bell.begin_round());
-    bell.fall_asleep(None, NOW, || engine.try_lock().ok().map(|deadline| *deadline))
+    bell.fall_asleep(None, NOW, || engine.try_drive(Engine::deadline))
 }
 
 fn is_in_time(bell: &Bell, until: Option<u64>) -> bool {
@@ -135,13 +161,10 @@ fn took(completions: &Completions<u32>) -> Vec<u32> {
 #[test]
 fn the_helper_wakes_for_what_was_posted() {
     loom::model(|| {
-        let (bell, engine) = (bell(), Engine::default());
+        let (bell, engine) = (bell(), Arc::new(Engine::default()));
         let poster = thread::spawn({
             let (bell, engine) = (bell.clone(), engine.clone());
-            move || {
-                *engine.lock().unwrap() = Some(DEADLINE);
-                bell.ring(Some(DEADLINE));
-            }
+            move || engine.post(&bell)
         });
         let until = helper_sleeps(&bell, &engine);
         poster.join().unwrap();
@@ -149,48 +172,40 @@ fn the_helper_wakes_for_what_was_posted() {
     });
 }
 
-/// As above, while another thread polls and never says that it sleeps: it holds the engine at the helper's second look and does not
-/// ring. Without a short sleep after a failed look the poster's deadline is forgotten.
+/// An application posts, polls, and then spins on memory; nobody knows that it sleeps, so that the poll does not ring. Without a short
+/// sleep after a look that failed (a fault that was there: a lost packet would have been lost for ever) the poll hides the deadline.
 #[test]
-fn a_poller_in_the_way_hides_no_deadline() {
+fn a_poll_hides_no_deadline() {
     loom::model(|| {
-        let (bell, engine) = (bell(), Engine::default());
-        let poster = thread::spawn({
+        let (bell, engine) = (bell(), Arc::new(Engine::default()));
+        let application = thread::spawn({
             let (bell, engine) = (bell.clone(), engine.clone());
             move || {
-                *engine.lock().unwrap() = Some(DEADLINE);
-                bell.ring(Some(DEADLINE));
-            }
-        });
-        let poller = thread::spawn({
-            let (bell, engine) = (bell.clone(), engine.clone());
-            move || {
-                if let Ok(deadline) = engine.try_lock() {
-                    bell.ring_if_sleepy(|| *deadline);
-                }
+                engine.post(&bell);
+                engine.try_drive(|deadline| bell.ring_if_sleepy(|| Engine::deadline(deadline)));
             }
         });
         let until = helper_sleeps(&bell, &engine);
-        poster.join().unwrap();
-        poller.join().unwrap();
+        application.join().unwrap();
         assert!(is_in_time(&bell, until), "asleep until {until:?}");
     });
 }
 
 /// An application arms, polls once more, and sleeps: what that poll left to do is done in time. Fails if `ask_to_watch` does not
-/// note that the application sleeps, and without the second look.
+/// note that the application sleeps, without the second look, and without the short sleep after one that failed.
 #[test]
 fn the_helper_wakes_for_what_the_last_poll_left() {
     loom::model(|| {
-        let (bell, engine) = (bell(), Engine::default());
+        let (bell, engine) = (bell(), Arc::new(Engine::default()));
         let application = thread::spawn({
             let (bell, engine) = (bell.clone(), engine.clone());
             move || {
                 bell.ask_to_watch();
-                let Ok(mut deadline) = engine.try_lock() else { return false };
-                *deadline = Some(DEADLINE);
-                bell.ring_if_sleepy(|| *deadline);
-                true
+                let polled = engine.try_drive(|deadline| {
+                    deadline.store(DEADLINE, Ordering::Relaxed);
+                    bell.ring_if_sleepy(|| Engine::deadline(deadline));
+                });
+                polled.is_some()
             }
         });
         let until = helper_sleeps(&bell, &engine);
@@ -223,7 +238,7 @@ fn a_helper_that_was_asked_to_watch_watches() {
     }
 }
 
-/// Fails if `push` stores the count, or looks whether the queue is armed, after it let go of the lock or before it took it.
+/// Fails if `push` stores the count after it let go of the lock, or looks before it has the lock whether the queue is armed.
 #[test]
 fn who_arms_and_polls_sees_the_completion_or_gets_the_event() {
     loom::model(|| {
@@ -329,7 +344,7 @@ fn readings_and_notices_stay_in_step() {
     });
 }
 
-/// Fails if the oldest makes room and the descriptor is raised all the same, or if `next` takes from the descriptor without the lock.
+/// Fails if the oldest makes room and the descriptor is raised all the same, or if `next` takes from the descriptor before it has the lock.
 #[test]
 fn a_full_queue_stays_in_step() {
     loom::model(|| {

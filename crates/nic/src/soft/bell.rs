@@ -2,7 +2,7 @@
 //!
 //! Nobody takes a lock for it but the engine's, which they take anyway. Whoever changed the engine's deadline looks afterwards how
 //! long the helper sleeps; the helper says how long it sleeps, and looks afterwards at the deadline. So one of the two sees the
-//! other. `tests/loom.rs` tries every order.
+//! other: the engine's lock orders them, and the numbers here need no order of their own. `tests/loom.rs` tries them all.
 
 use std::sync::Arc;
 
@@ -55,8 +55,8 @@ impl Bell {
     #[inline]
     pub(crate) fn ring(&self, deadline: Option<u64>) {
         if let Some(at) = deadline
-            && self.watch.load(Ordering::SeqCst) != AWAY
-            && if at == 0 { 0 } else { at.saturating_add(LOOK_EVERY_NS) } < self.due.load(Ordering::SeqCst)
+            && self.watch.load(Ordering::Relaxed) != AWAY
+            && if at == 0 { 0 } else { at.saturating_add(LOOK_EVERY_NS) } < self.due.load(Ordering::Relaxed)
         {
             self.wake.raise();
         }
@@ -65,7 +65,7 @@ impl Bell {
     /// The application is about to sleep: from now on the helper must watch.
     pub(crate) fn ask_to_watch(&self) {
         self.sleepy.store(true, Ordering::Relaxed);
-        if self.watch.swap(ASKED, Ordering::SeqCst) == AWAY {
+        if self.watch.swap(ASKED, Ordering::Relaxed) == AWAY {
             self.wake.raise();
         }
     }
@@ -75,7 +75,7 @@ impl Bell {
 impl Bell {
     /// Whether to watch the sockets in the round that begins.
     pub(crate) fn begin_round(&self) -> bool {
-        let asked = self.watch.compare_exchange(ASKED, WATCHING, Ordering::SeqCst, Ordering::SeqCst);
+        let asked = self.watch.compare_exchange(ASKED, WATCHING, Ordering::Relaxed, Ordering::Relaxed);
         asked.unwrap_or_else(|other| other) != AWAY
     }
 
@@ -87,16 +87,16 @@ impl Bell {
         now: u64,
         engine: impl FnOnce() -> Option<Option<u64>>,
     ) -> Option<u64> {
-        self.due.store(deadline.unwrap_or(u64::MAX), Ordering::SeqCst);
-        // Whoever drove the engine since we last looked did not know yet how long we sleep; whoever does from now on rings. While
-        // somebody drives there is no telling what those before him left, and he may be one who does not ring.
+        self.due.store(deadline.unwrap_or(u64::MAX), Ordering::Relaxed);
+        // Whoever drove the engine since we last looked did not know yet how long we sleep; whoever does from now on rings. Who is
+        // driving right now may have looked already, or not ring at all, and hides what others left: sleep a moment only.
         let known = engine().unwrap_or_else(|| Some(now.saturating_add(LOOK_EVERY_NS)));
         [deadline, known].into_iter().flatten().min()
     }
 
     /// The helper is awake; whether somebody called.
     pub(crate) fn wake_up(&self) -> bool {
-        self.due.store(0, Ordering::SeqCst);
+        self.due.store(0, Ordering::Relaxed);
         self.wake.take()
     }
 
@@ -107,11 +107,11 @@ impl Bell {
 
     /// From the next round on the helper looks now and then, unless somebody asked it to watch since this one began.
     pub(crate) fn step_back(&self) {
-        let _ = self.watch.compare_exchange(WATCHING, AWAY, Ordering::SeqCst, Ordering::SeqCst);
+        let _ = self.watch.compare_exchange(WATCHING, AWAY, Ordering::Relaxed, Ordering::Relaxed);
     }
 
     /// From the next round on the helper watches.
     pub(crate) fn step_up(&self) {
-        let _ = self.watch.compare_exchange(AWAY, WATCHING, Ordering::SeqCst, Ordering::SeqCst);
+        let _ = self.watch.compare_exchange(AWAY, WATCHING, Ordering::Relaxed, Ordering::Relaxed);
     }
 }
