@@ -16,7 +16,7 @@ passed=2
 
 pair ibv_rc_pingpong -g 0 -c
 pair ibv_rc_pingpong -g 0 -c -e
-pair ibv_rc_pingpong -g 0 -c -s 1048576 -n 200
+pair ibv_rc_pingpong -g 0 -c -s 1048576 -n 50
 pair ibv_rc_pingpong -g 0 -c -s 100000 -m 1024 -n 200 -e
 pair ibv_rc_pingpong -g 0 -c -N
 pair ibv_uc_pingpong -g 0 -c

@@ -6,6 +6,7 @@ set -uo pipefail
 need ib_write_bw perftest
 need ucx_perftest ucx-utils
 need unshare util-linux
+need setpriv util-linux
 build
 
 # Inside, the limit of that namespace is 0, for this user and everybody below.
@@ -20,5 +21,13 @@ if "${run[@]}" unshare --user true 2>/dev/null; then fail "user namespaces are s
 pair ib_write_bw -F -n 500
 UCX_NET_DEVICES=nb0:1 UCX_TLS=rc_verbs,ud_verbs pair ucx_perftest -n 100 -w 5 -t tag_bw -s 100000
 expect '[1-9][0-9]* operations' "$folder/client" "ucx_perftest: nothing went over nb0"
+
+# --mounts needs one, unless the user may mount: it says so, and that it is not needed otherwise.
+run+=(setpriv --bounding-set=-all)
+options=(--mounts)
+run true >"$folder/client" 2>&1
+code=$?
+[ $code = 2 ] || fail "--mounts without namespaces: exit code $code"
+expect 'Without --mounts none is needed' "$folder/client" "--mounts without namespaces"
 
 done_all

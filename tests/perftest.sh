@@ -10,7 +10,7 @@ build
 # Few iterations: this is about what works, not how fast. Latency tools spin on both sides: on a busy machine with few CPUs each
 # turn takes a time slice or two. The tools take no less than five.
 few=5
-# Nothing is repeated in UD, and ib_send_bw waits for ever for what is lost: no more messages than a socket's buffer holds.
+# Nothing is repeated in UC and UD, and ib_send_bw waits for ever for what is lost: no more messages than a socket's buffer holds.
 datagrams=40
 for kind in bw lat; do
     if [ $kind = bw ]; then some=200; else some=50; fi
@@ -20,7 +20,7 @@ for kind in bw lat; do
     pair ib_atomic_$kind -F -n $some
     pair ib_atomic_$kind -F -n $some -A CMP_AND_SWAP
     pair ib_write_$kind -F -c UC -s 4096 -n $some
-    pair ib_send_$kind -F -c UC -s 4096 -n $some
+    pair ib_send_$kind -F -c UC -s 4096 -n $datagrams
     pair ib_send_$kind -F -c UD -s 2048 -n $datagrams
     pair ib_send_$kind -F -e -n $some
     pair ib_send_$kind -F -c UD -e -s 1024 -n $datagrams

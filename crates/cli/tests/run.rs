@@ -176,3 +176,64 @@ fn a_missing_dropin_folder_is_said() {
     assert_eq!(status.code(), Some(2));
     assert!(stderr.contains("/no/such/folder") && stderr.contains("make build"), "{stderr}");
 }
+
+/// What [`look_past_the_c_library`] is to open.
+const LOOK: &str = "RUN_TEST_LOOK";
+
+/// Run by the test below as the command: opens files as a program does that makes its system calls by hand.
+#[test]
+fn look_past_the_c_library() {
+    let Ok(paths) = std::env::var(LOOK) else { return };
+    for path in paths.split(':') {
+        let name = std::ffi::CString::new(path).unwrap();
+        let (at, read) = (libc::AT_FDCWD, libc::O_RDONLY);
+        // SAFETY: the path ends with a NUL; the process ends soon, with what it has open.
+        let file = unsafe { libc::syscall(libc::SYS_openat, at, name.as_ptr(), read, 0) };
+        println!("{path} {}", if file >= 0 { "is there" } else { "is not there" });
+    }
+}
+
+#[test]
+fn with_mounts_the_view_is_there_for_system_calls_too() {
+    let rig = Rig::new("mounts");
+    let me = std::env::current_exe().unwrap();
+    let ours = [
+        "/sys/class/infiniband/nb0/ports/1/gids/0",
+        "/sys/class/infiniband/nb0/device/vendor",
+        "/sys/class/infiniband_verbs/abi_version",
+    ];
+    let theirs = ["/dev/null", "/sys/class/net/lo/mtu", "/sys/devices/virtual/net/lo/mtu"];
+    let theirs: Vec<_> = theirs.into_iter().filter(|path| Path::new(path).exists()).collect();
+    let look = |options: &[&str]| {
+        let mut command = rig.command(options);
+        command.arg(&me).args(["--exact", "look_past_the_c_library", "--nocapture"]);
+        let paths: Vec<_> = ours.iter().chain(&theirs).copied().collect();
+        let Output { status, stdout, stderr } = command.env(LOOK, paths.join(":")).output().unwrap();
+        (status.code(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
+    };
+    let (code, seen, told) = look(&["--mounts", "--"]);
+    if code == Some(2) && told.contains("forbidden") {
+        println!("waived: {told}");
+        return;
+    }
+    assert_eq!(code, Some(0), "{told}");
+    for path in ours.iter().chain(&theirs) {
+        assert!(seen.contains(&format!("{path} is there")), "{seen}{told}");
+    }
+    let (_, seen, told) = look(&["--"]);
+    assert!(seen.contains(&format!("{} is not there", ours[0])), "{seen}{told}");
+    assert!(seen.contains("/dev/null is there"), "{seen}{told}");
+
+    // The command is who it was, signals and exit codes are as ever, and nothing stays mounted or behind.
+    let script = "id -u; exit 42";
+    let (code, inside, told) = rig.run(&["--mounts", "--", "sh", "-c", script]);
+    let outside = Command::new("id").arg("-u").output().unwrap().stdout;
+    assert_eq!((code, inside.as_bytes()), (Some(42), &outside[..]), "{told}");
+    assert_eq!(rig.run(&["--mounts", "--", "/no/such/program"]).0, Some(127));
+    let (mut child, _) = start(rig.command(&["--mounts", "--", "sh", "-c", "echo ready; exec sleep 60"]));
+    send(&child, "-TERM");
+    assert_eq!(child.wait().unwrap().code(), Some(128 + 15));
+    let mounted = fs::read_to_string("/proc/self/mounts").unwrap();
+    assert!(!mounted.contains(rig.folder.to_str().unwrap()), "{mounted}");
+    assert!(rig.left_behind().is_empty());
+}

@@ -42,6 +42,10 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "LEVEL")]
     pub(crate) log: Option<String>,
 
+    /// Show the InfiniBand folders in a mount namespace, too: for programs that read them past the C library, such as those in Go
+    #[arg(long)]
+    pub(crate) mounts: bool,
+
     /// Print no line at the end
     #[arg(long, short)]
     pub(crate) quiet: bool,

@@ -3,6 +3,9 @@
 use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus};
+use std::sync::Arc;
+
+use super::mounts::{Mounts, MountsError};
 
 /// What a terminal or another process may send us, meant for the command.
 const FORWARDED: [libc::c_int; 8] = [
@@ -63,10 +66,12 @@ impl Signals {
 
 /// The command could not be started.
 #[derive(Debug, thiserror::Error)]
-#[error("{name:?} could not be started: {source}{}", hint(.source))]
-pub(crate) struct StartError {
-    name: String,
-    source: io::Error,
+#[non_exhaustive]
+pub(crate) enum StartError {
+    #[error("{name:?} could not be started: {source}{}", hint(.source))]
+    Command { name: String, source: io::Error },
+    #[error(transparent)]
+    Mounts(MountsError),
 }
 
 fn hint(error: &io::Error) -> &'static str {
@@ -79,27 +84,46 @@ fn hint(error: &io::Error) -> &'static str {
 }
 
 impl StartError {
-    /// As shells have it.
+    /// As shells have it; 2 where it is not for the command.
     pub(crate) fn code(&self) -> u8 {
-        if self.source.kind() == io::ErrorKind::NotFound { 127 } else { 126 }
+        match self {
+            Self::Command { source, .. } if source.kind() == io::ErrorKind::NotFound => 127,
+            Self::Command { .. } => 126,
+            Self::Mounts(_) => 2,
+        }
     }
 }
 
-/// Starts it, with the signals blocked that were blocked when we were started: a blocked signal is inherited.
-pub(crate) fn start(command: &mut Command, signals: &Signals) -> Result<Child, StartError> {
+/// Starts it, with the signals blocked that were blocked when we were started: a blocked signal is inherited. With `mounts`, in a
+/// mount namespace of its own.
+pub(crate) fn start(
+    command: &mut Command,
+    signals: &Signals,
+    mounts: Option<Mounts>,
+) -> Result<Child, StartError> {
     let before = signals.before;
-    let restore = move || {
+    let mounts = mounts.map(Arc::new);
+    let todo = mounts.clone();
+    let prepare = move || {
+        if let Some(mounts) = &todo {
+            mounts.perform()?;
+        }
         // SAFETY: the set was filled by pthread_sigmask; sigprocmask may be called between fork and exec.
         match unsafe { libc::sigprocmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }
     };
-    // SAFETY: between fork and exec only the call above is made, which allocates nothing and takes no lock.
-    unsafe { command.pre_exec(restore) };
-    command
-        .spawn()
-        .map_err(|source| StartError { name: command.get_program().to_string_lossy().into_owned(), source })
+    // SAFETY: between fork and exec only the calls above are made, which allocate nothing and take no lock.
+    unsafe { command.pre_exec(prepare) };
+    command.spawn().map_err(|source| {
+        let failed = match &mounts {
+            Some(mounts) => mounts.failure(source),
+            None => Err(source),
+        };
+        let name = || command.get_program().to_string_lossy().into_owned();
+        failed.map_or_else(|source| StartError::Command { name: name(), source }, StartError::Mounts)
+    })
 }
 
 /// The exit code that says how the command ended.
@@ -117,8 +141,8 @@ mod tests {
         assert_eq!(code(ExitStatus::from_raw(3 << 8)), 3);
         assert_eq!(code(ExitStatus::from_raw(libc::SIGKILL)), 137);
         let signals = Signals::block();
-        assert_eq!(start(&mut Command::new("/no/such/program"), &signals).unwrap_err().code(), 127);
-        let refused = start(&mut Command::new("/"), &signals).unwrap_err();
+        assert_eq!(start(&mut Command::new("/no/such/program"), &signals, None).unwrap_err().code(), 127);
+        let refused = start(&mut Command::new("/"), &signals, None).unwrap_err();
         assert_eq!(refused.code(), 126, "{refused}");
     }
 }

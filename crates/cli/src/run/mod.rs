@@ -7,6 +7,7 @@ pub(crate) mod args;
 mod child;
 mod dropin;
 mod environment;
+mod mounts;
 mod report;
 mod scratch;
 mod view;
@@ -44,7 +45,11 @@ pub(crate) fn main(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let (program, arguments) = args.command.split_first().context("no command was given")?;
     let mut command = Command::new(program);
     command.args(arguments).envs(environment::variables(args, &given, |name| std::env::var_os(name)));
-    let mut child = match child::start(&mut command, &signals) {
+    let mounts = match args.mounts {
+        true => Some(mounts::Mounts::plan(&view, &scratch.path().join("mounts"), &view::System::here())?),
+        false => None,
+    };
+    let mut child = match child::start(&mut command, &signals, mounts) {
         Ok(child) => child,
         Err(error) => {
             eprintln!("nobounce: {error}");
@@ -60,6 +65,9 @@ pub(crate) fn main(args: &RunArgs) -> anyhow::Result<ExitCode> {
 
 /// Whatever the device would refuse is refused here, once, before anything is started.
 fn check(args: &RunArgs) -> anyhow::Result<Vec<IpAddr>> {
+    if let Some(option) = args.command.first().filter(|word| word.as_encoded_bytes().starts_with(b"-")) {
+        anyhow::bail!("there is no option {}; `nobounce run --help` lists them", option.display());
+    }
     let named = match &args.addr {
         Some(addr) => Some(addr.clone()),
         None => std::env::var("NOBOUNCE_ADDR").ok(),
