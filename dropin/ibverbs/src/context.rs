@@ -162,7 +162,7 @@ pub(crate) unsafe extern "C" fn close_device(context: *mut verbs::Context) -> c_
     entry::code(|| {
         let closed = ContextObject::retract(context)?;
         if closed.users.any() || closed.soft.is_forked() {
-            Box::leak(closed);
+            std::mem::forget(closed);
         }
         Ok(())
     })

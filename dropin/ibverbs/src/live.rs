@@ -1,10 +1,14 @@
 //! Which pointers are ours, and alive.
 //!
 //! A program may destroy an object twice, or hand in one of another library. Looking the pointer up (never on the data path)
-//! tells without touching memory that may be gone.
+//! tells without touching memory that may be gone. The memory of what was destroyed is not used again for a while: otherwise a new
+//! object could lie where the program still thinks the old one is, and destroying the old one again would destroy the new one.
 
+use std::alloc::Layout;
 use std::cell::UnsafeCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
+use std::ops::Deref;
+use std::ptr::NonNull;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -61,12 +65,55 @@ pub(crate) trait Object: Sized + 'static {
     }
 
     /// Takes an object back from C.
-    fn retract(raw: *mut Self::Raw) -> Result<Box<Self>, Errno> {
+    fn retract(raw: *mut Self::Raw) -> Result<Retracted<Self>, Errno> {
         if !remove(raw, Self::KIND) {
             return Err(Errno::EINVAL);
         }
-        // SAFETY: it was in the table, so `publish` made it from a box; it is there no more, so nobody else frees it.
-        Ok(unsafe { Box::from_raw(raw.wrapping_byte_sub(Self::RAW_AT).cast::<Self>()) })
+        let object = raw.wrapping_byte_sub(Self::RAW_AT).cast::<Self>();
+        Ok(Retracted(NonNull::new(object).ok_or(Errno::EINVAL)?))
+    }
+}
+
+/// An object that C has no more: it was made by `publish`, and is in the table no more. Dropping it drops the object at once, and
+/// puts its memory at the end of the queue of those that are freed.
+#[derive(Debug)]
+pub(crate) struct Retracted<T>(NonNull<T>);
+
+impl<T> Deref for Retracted<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: it was taken from the table, so nobody else drops it.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl<T> Drop for Retracted<T> {
+    fn drop(&mut self) {
+        // SAFETY: it was taken from the table, so nobody else drops it, and nobody uses it after this.
+        unsafe { self.0.drop_in_place() };
+        rest(Block { at: self.0.cast(), layout: Layout::new::<T>() });
+    }
+}
+
+/// How many blocks of memory rest before they are freed.
+const RESTING: usize = 1024;
+
+/// Memory of an object that was destroyed.
+struct Block {
+    at: NonNull<u8>,
+    layout: Layout,
+}
+
+/// Frees the oldest block in exchange for this one, once there are enough.
+fn rest(block: Block) {
+    let oldest = TABLE.with(|known| {
+        known.resting.push_back(block);
+        if known.resting.len() > RESTING { known.resting.pop_front() } else { None }
+    });
+    if let Some(Block { at, layout }) = oldest {
+        // SAFETY: a box of an object with this layout was there; the object was dropped, and the block was in the queue only once.
+        unsafe { std::alloc::dealloc(at.as_ptr(), layout) };
     }
 }
 
@@ -99,16 +146,23 @@ impl Drop for Use {
     }
 }
 
+/// What is alive, and what rests.
+#[derive(Default)]
+struct Known {
+    live: HashMap<usize, (Kind, usize)>,
+    resting: VecDeque<Block>,
+}
+
 /// A table behind a lock that a fork takes too, so that the child finds both in order.
 struct Table {
     held: AtomicBool,
-    map: UnsafeCell<Option<HashMap<usize, (Kind, usize)>>>,
+    known: UnsafeCell<Option<Known>>,
 }
 
-// SAFETY: the map is only touched by the holder of the lock.
+// SAFETY: what is known is only touched by the holder of the lock.
 unsafe impl Sync for Table {}
 
-static TABLE: Table = Table { held: AtomicBool::new(false), map: UnsafeCell::new(None) };
+static TABLE: Table = Table { held: AtomicBool::new(false), known: UnsafeCell::new(None) };
 
 impl Table {
     fn acquire(&self) {
@@ -121,7 +175,7 @@ impl Table {
         self.held.store(false, Ordering::Release);
     }
 
-    fn with<T>(&self, f: impl FnOnce(&mut HashMap<usize, (Kind, usize)>) -> T) -> T {
+    fn with<T>(&self, f: impl FnOnce(&mut Known) -> T) -> T {
         static WATCH: Once = Once::new();
         WATCH.call_once(|| {
             // SAFETY: the three only take and give back the lock, which nobody holds for long.
@@ -129,7 +183,7 @@ impl Table {
         });
         self.acquire();
         // SAFETY: we hold the lock.
-        let result = f(unsafe { &mut *self.map.get() }.get_or_insert_default());
+        let result = f(unsafe { &mut *self.known.get() }.get_or_insert_default());
         self.release();
         result
     }
@@ -149,7 +203,7 @@ fn add<T>(pointer: *mut T, kind: Kind) {
 
 /// Adds a pointer with a number of ours.
 pub(crate) fn add_with<T>(pointer: *mut T, kind: Kind, number: usize) {
-    TABLE.with(|map| map.insert(pointer.addr(), (kind, number)));
+    TABLE.with(|known| known.live.insert(pointer.addr(), (kind, number)));
 }
 
 fn remove<T>(pointer: *mut T, kind: Kind) -> bool {
@@ -158,10 +212,10 @@ fn remove<T>(pointer: *mut T, kind: Kind) -> bool {
 
 /// Removes a pointer; the number it was added with.
 pub(crate) fn take<T>(pointer: *mut T, kind: Kind) -> Option<usize> {
-    TABLE.with(|map| match map.get(&pointer.addr()) {
+    TABLE.with(|known| match known.live.get(&pointer.addr()) {
         Some((found, number)) if *found == kind => {
             let number = *number;
-            map.remove(&pointer.addr());
+            known.live.remove(&pointer.addr());
             Some(number)
         }
         _ => None,
@@ -169,10 +223,10 @@ pub(crate) fn take<T>(pointer: *mut T, kind: Kind) -> Option<usize> {
 }
 
 fn is<T>(pointer: *mut T, kind: Kind) -> bool {
-    TABLE.with(|map| map.get(&pointer.addr()).is_some_and(|(found, _)| *found == kind))
+    TABLE.with(|known| known.live.get(&pointer.addr()).is_some_and(|(found, _)| *found == kind))
 }
 
 /// Whether a pointer is of any kind that is ours.
 pub(crate) fn is_ours(address: usize) -> bool {
-    TABLE.with(|map| map.contains_key(&address))
+    TABLE.with(|known| known.live.contains_key(&address))
 }

@@ -20,6 +20,48 @@ static void still_works(void) {
     same(&a, 0, &b, 0, 64);
 }
 
+/* The new object must not be where the old one was: then destroying the old one again would destroy the new one. */
+#define DESTROYED_TWICE(type, create, destroy)                                        \
+    do {                                                                              \
+        for (int round = 0; round < 100; round++) {                                   \
+            type *old = create;                                                       \
+            CHECK(old && !destroy(old));                                              \
+            type *new = create;                                                       \
+            CHECK(new && new != old && destroy(old) == EINVAL && !destroy(new));      \
+        }                                                                             \
+    } while (0)
+
+static void destroyed_twice_around_a_new_one(void) {
+    struct ibv_qp_init_attr init = qp_attributes(&a, IBV_QPT_RC);
+    struct ibv_srq_init_attr srq_init = {.attr = {.max_wr = 4, .max_sge = 1}};
+    struct ibv_ah_attr address = address_of(b.gid);
+    DESTROYED_TWICE(struct ibv_qp, ibv_create_qp(a.pd, &init), ibv_destroy_qp);
+    DESTROYED_TWICE(struct ibv_cq, ibv_create_cq(a.context, 4, NULL, NULL, 0), ibv_destroy_cq);
+    DESTROYED_TWICE(struct ibv_srq, ibv_create_srq(a.pd, &srq_init), ibv_destroy_srq);
+    DESTROYED_TWICE(struct ibv_ah, ibv_create_ah(a.pd, &address), ibv_destroy_ah);
+    DESTROYED_TWICE(struct ibv_comp_channel, ibv_create_comp_channel(a.context), ibv_destroy_comp_channel);
+    DESTROYED_TWICE(struct ibv_mr, ibv_reg_mr(a.pd, a.memory, 4096, 0), ibv_dereg_mr);
+    DESTROYED_TWICE(struct ibv_pd, ibv_alloc_pd(a.context), ibv_dealloc_pd);
+
+    /* Queue pairs that carry data go on doing so, though their predecessors are destroyed again and again. */
+    struct side c = a, d = b;
+    make_qp(&c, IBV_QPT_RC);
+    make_qp(&d, IBV_QPT_RC);
+    struct ibv_qp *old_c = c.qp, *old_d = d.qp;
+    CHECK(!ibv_destroy_qp(old_c) && !ibv_destroy_qp(old_d));
+    make_qp(&c, IBV_QPT_RC);
+    make_qp(&d, IBV_QPT_RC);
+    CHECK(ibv_destroy_qp(old_c) == EINVAL && ibv_destroy_qp(old_d) == EINVAL);
+    connect_sides(&c, &d, IBV_QPT_RC);
+    CHECK(ibv_destroy_qp(old_c) == EINVAL && ibv_destroy_qp(old_d) == EINVAL);
+    fill(&c, 0, 64, 9);
+    struct ibv_sge sge = sge_of(&c, 0, 64);
+    CHECK(!post(c.qp, IBV_WR_RDMA_WRITE, &sge, 1, 0));
+    wait_good(c.cq, 5, IBV_WC_RDMA_WRITE);
+    same(&c, 0, &d, 0, 64);
+    CHECK(!ibv_destroy_qp(c.qp) && !ibv_destroy_qp(d.qp));
+}
+
 int main(void) {
     make_pair(&a, &b, IBV_QPT_RC);
     struct ibv_sge sges[8];
@@ -90,6 +132,7 @@ int main(void) {
     struct ibv_pd *pd = ibv_alloc_pd(a.context);
     CHECK(pd && !ibv_dealloc_pd(pd) && ibv_dealloc_pd(pd) == EINVAL);
     CHECK(ibv_destroy_cq(NULL) == EINVAL && !ibv_alloc_pd(NULL) && errno == EINVAL && ibv_close_device(NULL) == EINVAL);
+    destroyed_twice_around_a_new_one();
     /* An object of one kind in place of another. */
     CHECK(ibv_destroy_qp((struct ibv_qp *)a.pd) == EINVAL && ibv_dealloc_pd((struct ibv_pd *)a.qp) == EINVAL);
     still_works();
