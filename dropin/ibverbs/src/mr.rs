@@ -70,17 +70,23 @@ fn register(
     // SAFETY: that is what the program asks for: the device and peers use its memory until it deregisters.
     let mr = match unsafe { ours.soft.register_at(addr.cast(), length, iova, access) } {
         Err(RegisterError::Range(_)) if cuda_is_loaded() && iova == addr.addr() as u64 => {
-            register_gpu(ours, iova, length, access)?
+            register_gpu("ibv_reg_mr", ours, iova, length, access)?
         }
         other => other.map_err(|error| refused("ibv_reg_mr", &error))?,
     };
     Ok(publish(pd, ours, addr, length, mr))
 }
 
-fn register_gpu(pd: &PdObject, addr: u64, length: usize, access: Access) -> Result<soft::Mr, Errno> {
+fn register_gpu(
+    call: &str,
+    pd: &PdObject,
+    addr: u64,
+    length: usize,
+    access: Access,
+) -> Result<soft::Mr, Errno> {
     // SAFETY: that is what the program asks for.
     let mr = unsafe { pd.soft.register_gpu(addr, length, access, &GpuOptions::default()) }
-        .map_err(|error| refused("cannot register GPU memory", &error))?;
+        .map_err(|error| refused(call, &error))?;
     log::info(|| format!("{length} bytes of GPU memory at {addr:#x}: {:?}", mr.paths()));
     Ok(mr)
 }
@@ -142,11 +148,12 @@ pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
             });
             return Err(Errno::EOPNOTSUPP);
         }
-        let mr = register_gpu(ours, iova, length, access).map_err(|errno| match errno {
-            // No address of a GPU's: then the descriptor is of memory that we cannot know.
-            Errno(libc::EFAULT) => Errno::EOPNOTSUPP,
-            other => other,
-        })?;
+        let mr =
+            register_gpu("ibv_reg_dmabuf_mr", ours, iova, length, access).map_err(|errno| match errno {
+                // No address of a GPU's: then the descriptor is of memory that we cannot know.
+                Errno(libc::EFAULT) => Errno::EOPNOTSUPP,
+                other => other,
+            })?;
         let offset = usize::try_from(offset).map_err(|_| Errno::EINVAL)?;
         Ok(publish(pd, ours, ptr::without_provenance_mut(offset), length, mr))
     })

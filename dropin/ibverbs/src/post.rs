@@ -124,6 +124,12 @@ pub(crate) unsafe extern "C" fn post_send(
     code
 }
 
+/// Refuses a flag for which a program must first see a capability that no device of ours has.
+#[inline]
+pub(crate) fn check_flags(flags: u32) -> Result<(), Errno> {
+    if flags & verbs::IBV_SEND_IP_CSUM == 0 { Ok(()) } else { Err(Errno::EINVAL) }
+}
+
 /// # Safety
 /// The list of `wr` has as many elements as it says, inline data can be read, and its address handle is one.
 #[inline]
@@ -131,6 +137,7 @@ unsafe fn post_one(qp: &QpObject, wr: &verbs::SendWr, post: Post<'_>) -> Result<
     // SAFETY: as promised.
     let list = unsafe { sges(wr.sg_list, wr.num_sge) }?;
     let flags = wr.send_flags;
+    check_flags(flags)?;
     let to = if qp.init.qp_type == verbs::IBV_QPT_UD {
         // SAFETY: of a datagram, this part of the union counts.
         let ud = unsafe { wr.wr.ud };

@@ -12,7 +12,7 @@ use crate::cq_ex::CallLock;
 use crate::entry::{self, Errno};
 use crate::live::Object;
 use crate::log;
-use crate::post::datagram;
+use crate::post::{check_flags, datagram};
 use crate::qp::{self, QpObject};
 
 /// What a connection can send.
@@ -187,8 +187,14 @@ unsafe fn begin(qp: *mut verbs::QpEx, op: Operation) {
     // SAFETY: the program set these before the call.
     let (wr_id, flags) = unsafe { ((*qp).wr_id, (*qp).wr_flags) };
     let request = Request { wr_id, flags, op, sges: 0..0, inline: None, to: None };
+    let push = |batch: &mut Batch| {
+        if let Err(errno) = check_flags(flags) {
+            batch.mistaken(errno);
+        }
+        batch.requests.push(request);
+    };
     // SAFETY: as promised.
-    unsafe { with(qp, |batch| batch.requests.push(request)) };
+    unsafe { with(qp, push) };
 }
 
 unsafe extern "C" fn wr_start(qp: *mut verbs::QpEx) {

@@ -26,6 +26,16 @@ fn mistakes_are_refused_and_harm_nothing() {
 }
 
 #[test]
+fn limits_are_what_a_query_says() {
+    if waived() {
+        return;
+    }
+    let folder = Folder::new("limits");
+    let program = folder.compile_client("limits");
+    run(folder.program(&program, "127.41.0.33").env_remove("NOBOUNCE_LOG"), 60);
+}
+
+#[test]
 fn forked_children() {
     life("forked", "127.41.0.2");
 }
@@ -112,6 +122,29 @@ fn gpu_memory_stand_in_by_address_and_by_descriptor() {
     let program = folder.compile_client("gpu");
     let driver = library().with_file_name("libfake_cuda.so");
     run(folder.program(&program, "127.41.0.12").env("NOBOUNCE_CUDA", driver), 60);
+}
+
+/// A path that is not direct where one is required, and an address that no GPU knows: the reason is said.
+#[test]
+fn gpu_memory_stand_in_is_refused_with_the_reason() {
+    if waived() {
+        return;
+    }
+    let folder = Folder::new("gpu-refused");
+    let program = folder.compile_client("gpu");
+    let driver = library().with_file_name("libfake_cuda.so");
+    let mut command = folder.program(&program, "127.41.0.34");
+    command.arg("refused").env("NOBOUNCE_CUDA", driver).env("NOBOUNCE_LOG", "warn");
+    command.env("NOBOUNCE_WINDOW", "off").env("NOBOUNCE_REQUIRE", "direct");
+    let said = String::from_utf8(run(&mut command, 60).stderr).unwrap();
+    let lines: Vec<_> = said.lines().collect();
+    println!("{said}");
+    assert_eq!(lines.len(), 3, "{said}");
+    for (line, call) in lines.iter().zip(["ibv_reg_mr", "ibv_reg_dmabuf_mr"]) {
+        assert!(line.starts_with(&format!("nobounce: {call}: a direct path is required for ")), "{said}");
+        assert!(line.contains("NOBOUNCE_WINDOW=off"), "{said}");
+    }
+    assert!(lines[2].starts_with("nobounce: ibv_reg_dmabuf_mr: "), "{said}");
 }
 
 #[test]

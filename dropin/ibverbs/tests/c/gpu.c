@@ -24,10 +24,11 @@ static void transfer(enum ibv_wr_opcode opcode, uint64_t local, uint32_t lkey, u
     wait_good(a.cq, 1, opcode == IBV_WR_RDMA_READ ? IBV_WC_RDMA_READ : IBV_WC_RDMA_WRITE);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+    int refused = argc > 1 && !strcmp(argv[1], "refused"); /* the environment forbids what the memory would need */
     make_pair(&a, &b, IBV_QPT_RC);
     int file = open("/dev/null", O_RDONLY);
-    CHECK(!ibv_reg_dmabuf_mr(a.pd, 0, 4096, 0x10000, file, IBV_ACCESS_LOCAL_WRITE) && errno == EOPNOTSUPP); /* no CUDA yet */
+    CHECK(refused || (!ibv_reg_dmabuf_mr(a.pd, 0, 4096, 0x10000, file, IBV_ACCESS_LOCAL_WRITE) && errno == EOPNOTSUPP)); /* no CUDA yet */
     void *driver = dlopen(getenv("NOBOUNCE_CUDA"), RTLD_NOW);
     CHECK(driver);
     uint64_t context, first, second;
@@ -39,6 +40,13 @@ int main(void) {
     from_gpu = find(driver, "cuMemcpyDtoH_v2");
     CHECK(!allocate(&first, 1 << 20) && !allocate(&second, 1 << 20));
 
+    if (refused) {
+        CHECK(!ibv_reg_mr(a.pd, (void *)first, LENGTH, IBV_ACCESS_LOCAL_WRITE) && errno == EOPNOTSUPP);
+        CHECK(!ibv_reg_dmabuf_mr(a.pd, 0, LENGTH, second, file, ALL_ACCESS) && errno == EOPNOTSUPP);
+        CHECK(!ibv_reg_dmabuf_mr(a.pd, 0, 4096, (uintptr_t)a.memory, file, ALL_ACCESS) && errno == EOPNOTSUPP); /* the host's */
+        drop_pair(&a, &b);
+        return 0;
+    }
     struct ibv_mr *at_a = ibv_reg_mr(a.pd, (void *)first, LENGTH, IBV_ACCESS_LOCAL_WRITE);
     struct ibv_mr *at_b = ibv_reg_dmabuf_mr(b.pd, 0, LENGTH, second, file, ALL_ACCESS);
     CHECK(at_a && at_b && at_b->addr == NULL && at_b->length == LENGTH);

@@ -275,6 +275,14 @@ static void extended(void) {
         ibv_wr_set_sge(ex, a.mr->lkey, (uintptr_t)a.memory, 8);
     }
     CHECK(ibv_wr_complete(ex) == ENOMEM);
+    /* A checksum that no device says it can make. */
+    unsigned wr_flags = ex->wr_flags;
+    ibv_wr_start(ex);
+    ex->wr_flags = IBV_SEND_IP_CSUM;
+    ibv_wr_rdma_write(ex, b.mr->rkey, (uintptr_t)b.memory + 20000);
+    ibv_wr_set_sge(ex, a.mr->lkey, (uintptr_t)a.memory, 8);
+    CHECK(ibv_wr_complete(ex) == EINVAL);
+    ex->wr_flags = wr_flags;
     ibv_wr_start(ex);
     ibv_wr_send(ex);
     ibv_wr_abort(ex);
