@@ -7,17 +7,28 @@ use std::sync::Arc;
 
 use super::mounts::{Mounts, MountsError};
 
-/// What a terminal or another process may send us, meant for the command.
-const FORWARDED: [libc::c_int; 8] = [
-    libc::SIGINT,
-    libc::SIGTERM,
-    libc::SIGHUP,
-    libc::SIGQUIT,
-    libc::SIGUSR1,
-    libc::SIGUSR2,
-    libc::SIGALRM,
-    libc::SIGWINCH,
+/// Signals that are ours: the kernel's word about what a process did itself, job control, which a terminal hands to the whole group, and those that
+/// nobody can take. All others that anybody may send us are meant for the command.
+const OURS: [libc::c_int; 14] = [
+    libc::SIGKILL,
+    libc::SIGSTOP,
+    libc::SIGTSTP,
+    libc::SIGTTIN,
+    libc::SIGTTOU,
+    libc::SIGCHLD,
+    libc::SIGPIPE,
+    libc::SIGSEGV,
+    libc::SIGBUS,
+    libc::SIGFPE,
+    libc::SIGILL,
+    libc::SIGTRAP,
+    libc::SIGABRT,
+    libc::SIGSYS,
 ];
+
+fn forwarded() -> impl Iterator<Item = libc::c_int> {
+    (1..=libc::SIGRTMAX()).filter(|signal| !OURS.contains(signal))
+}
 
 /// The signals that are taken by [`Signals::wait`] from now on, instead of ending us with our folder left behind.
 pub(crate) struct Signals {
@@ -31,10 +42,10 @@ impl Signals {
     pub(crate) fn block() -> Self {
         // SAFETY: a sigset_t is plain data, and sigemptyset makes it a valid one.
         let (mut set, mut before): (libc::sigset_t, libc::sigset_t) = unsafe { std::mem::zeroed() };
-        // SAFETY: the sets are ours and valid, the signal numbers exist.
+        // SAFETY: the sets are ours and valid; a number that the C library keeps for itself is refused by sigaddset.
         unsafe {
             libc::sigemptyset(&raw mut set);
-            for signal in FORWARDED {
+            for signal in forwarded() {
                 libc::sigaddset(&raw mut set, signal);
             }
             libc::sigaddset(&raw mut set, libc::SIGCHLD);

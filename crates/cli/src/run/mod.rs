@@ -79,11 +79,17 @@ fn check(args: &RunArgs) -> anyhow::Result<Vec<IpAddr>> {
             .collect::<anyhow::Result<Vec<_>>>()?,
         None => vec![Config::default().addr],
     };
-    if let Some(fault) = &args.fault {
-        fault.parse::<FaultConfig>().with_context(|| format!("--fault {fault}"))?;
+    let given = |typed: &Option<String>, name| typed.clone().or_else(|| std::env::var(name).ok());
+    if let Some(fault) = given(&args.fault, "NOBOUNCE_FAULT") {
+        fault.parse::<FaultConfig>().with_context(|| format!("--fault or NOBOUNCE_FAULT, {fault:?}"))?;
     }
-    if let Some(level) = &args.log {
-        crate::log::level(level)?;
+    if let Some(level) = given(&args.log, "NOBOUNCE_LOG") {
+        crate::log::level(&level)?;
+    }
+    if let Some(path) = given(&args.require, "NOBOUNCE_REQUIRE")
+        && !["", "direct"].contains(&path.as_str())
+    {
+        anyhow::bail!("NOBOUNCE_REQUIRE is {path:?}; all that can be required is \"direct\"");
     }
     if let Some(folder) = args.pcap.as_deref().and_then(Path::parent)
         && !folder.as_os_str().is_empty()
