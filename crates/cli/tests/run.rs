@@ -95,6 +95,7 @@ fn the_exit_code_is_the_commands_own() {
         (&[], 2),
         (&["--no-such-flag", "--", "true"], 2),
         (&["--addr", "no-such-interface", "--", "true"], 2),
+        (&["--addr", "192.0.2.1", "--", "true"], 2),
         (&["--fault", "nonsense", "--", "true"], 2),
         (&["--log", "loud", "--", "true"], 2),
         (&["--pcap", "/no/such/folder/x.pcap", "--", "true"], 2),

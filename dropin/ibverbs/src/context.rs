@@ -129,7 +129,7 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut verbs::Device) -> *mut 
             .map_err(Into::into)
             .and_then(|config| Device::open(&Config { addr: ours.addr, ..config }));
         let soft = opened.map_err(|error| {
-            log::warn(|| format!("cannot open {}: {error}", ours.name()));
+            log::error(|| format!("cannot open {}: {error}", ours.name()));
             Errno(error_number(&error))
         })?;
         log::info(|| format!("{} is open at {}", ours.name(), soft.local()));

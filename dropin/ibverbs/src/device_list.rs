@@ -117,7 +117,7 @@ fn device(index: usize, addr: IpAddr) -> *mut verbs::Device {
 pub(crate) unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut verbs::Device {
     entry::pointer(|| {
         let addrs = Config::addrs_from_env().unwrap_or_else(|error| {
-            log::warn(|| format!("no device: {error}"));
+            log::error(|| format!("no device: {error}"));
             Vec::new()
         });
         let mut devices: Vec<_> = addrs.into_iter().enumerate().map(|(i, addr)| device(i, addr)).collect();

@@ -71,7 +71,9 @@ impl Drop for Uncancelled {
 pub(crate) fn guarded<T>(body: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
     let _uncancelled = Uncancelled::new();
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
-        log::warn(|| "a function of the library panicked, which is a bug of ours; it returns EIO".to_owned());
+        log::error(|| {
+            "a function of the library panicked, which is a bug of ours; it returns EIO".to_owned()
+        });
         Err(Errno::EIO)
     })
 }

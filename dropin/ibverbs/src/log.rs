@@ -1,4 +1,5 @@
-//! What we say on standard error, if `NOBOUNCE_LOG` asks for it: one plain line each.
+//! What we say on standard error, one plain line each: what `NOBOUNCE_LOG` asks for. Where it asks for nothing we are silent, as a
+//! library should be; but under `nobounce run` the user is told why something does not work at all.
 
 use std::io::Write;
 use std::sync::OnceLock;
@@ -6,6 +7,7 @@ use std::sync::OnceLock;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Level {
     Silent,
+    Error,
     Warn,
     Info,
     Debug,
@@ -16,7 +18,9 @@ fn level() -> Level {
     *LEVEL.get_or_init(|| match std::env::var("NOBOUNCE_LOG").as_deref() {
         Ok("debug" | "trace") => Level::Debug,
         Ok("info") => Level::Info,
-        Ok("warn" | "error") => Level::Warn,
+        Ok("warn") => Level::Warn,
+        Ok("error") => Level::Error,
+        Err(_) if std::env::var_os("NOBOUNCE_REPORT").is_some() => Level::Error,
         _ => Level::Silent,
     })
 }
@@ -26,6 +30,11 @@ fn say(at: Level, line: impl FnOnce() -> String) {
         // One write, so that lines of several threads do not mix. There is nobody to tell if it fails.
         let _ = std::io::stderr().write_all(format!("nobounce: {}\n", line()).as_bytes());
     }
+}
+
+/// There is no device for the program, and this is why.
+pub(crate) fn error(line: impl FnOnce() -> String) {
+    say(Level::Error, line);
 }
 
 /// Something does not work, and this is why.

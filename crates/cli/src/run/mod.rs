@@ -79,6 +79,14 @@ fn check(args: &RunArgs) -> anyhow::Result<Vec<IpAddr>> {
             .collect::<anyhow::Result<Vec<_>>>()?,
         None => vec![Config::default().addr],
     };
+    for addr in &addrs {
+        // Any port will do: whether the address is one of this machine is all that is asked.
+        if let Err(error) = std::net::UdpSocket::bind((*addr, 0)) {
+            anyhow::bail!(
+                "{addr} cannot be used here: {error}. `ip address` lists the addresses of this machine"
+            );
+        }
+    }
     let given = |typed: &Option<String>, name| typed.clone().or_else(|| std::env::var(name).ok());
     if let Some(fault) = given(&args.fault, "NOBOUNCE_FAULT") {
         fault.parse::<FaultConfig>().with_context(|| format!("--fault or NOBOUNCE_FAULT, {fault:?}"))?;

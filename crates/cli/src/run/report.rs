@@ -86,8 +86,8 @@ impl fmt::Display for Totals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.devices == 0 {
             return f.write_str(
-                "no process opened a device: the command asked for none, or did not come to our libibverbs (it is static, setuid or \
-                 brings its own; docs/run.md)",
+                "no process opened a device: the command asked for none, could not open it (the reason is above, then), or did not come to our \
+                 libibverbs (it is static, setuid or brings its own; docs/run.md)",
             );
         }
         write!(f, "{} opened", counted(self.devices, "device"))?;
