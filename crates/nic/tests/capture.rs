@@ -82,6 +82,15 @@ fn say_the_unreliable(a: &mut End, b: &mut End) {
 }
 
 fn capture(addr: &str, name: &str) {
+    let all: BTreeSet<u8> = (0..=255).filter(|byte| Opcode::from_byte(*byte).is_some()).collect();
+    // On a busy machine a READ that had to be repeated asks for single packets, and its answer has no middle.
+    let found = (0..5).map(|_| record(addr, name)).find(|opcodes| *opcodes == all);
+    let found = found.unwrap_or_else(|| record(addr, name));
+    assert_eq!(found, all, "every opcode was said");
+}
+
+/// The opcodes of a capture, every packet of which is right.
+fn record(addr: &str, name: &str) -> BTreeSet<u8> {
     let kept = std::env::var_os("NOBOUNCE_TEST_CAPTURES").map(PathBuf::from);
     let folder = kept.clone().unwrap_or_else(|| env!("CARGO_TARGET_TMPDIR").into());
     let path = folder.join(name);
@@ -101,12 +110,11 @@ fn capture(addr: &str, name: &str) {
         opcodes.insert(Header::parse(packet.packet).unwrap().header.opcode.to_byte());
         packets += 1;
     }
-    let all: BTreeSet<u8> = (0..=255).filter(|byte| Opcode::from_byte(*byte).is_some()).collect();
-    assert_eq!(opcodes, all, "every opcode was said");
     println!("{packets} packets in {name}");
     if kept.is_none() {
         std::fs::remove_file(path).unwrap();
     }
+    opcodes
 }
 
 #[test]

@@ -4,8 +4,9 @@
 mod common;
 
 use std::any::Any;
+use std::time::Duration;
 
-use common::{ALL_ACCESS, End, config, connect, register};
+use common::{ALL_ACCESS, End, config, connect, register, until};
 use nobounce_memory::HostBuffer;
 use nobounce_nic::soft::{Mtu, Operation, QpAttr, QpInit, QpLimits, RecvRequest, Service, SrqLimits};
 
@@ -75,11 +76,16 @@ fn objects_go_in_any_order_and_leave_nothing() {
         shuffle(&mut objects, &mut seed);
         drop(objects);
         drop(peer);
-        let now = (count("/proc/self/fd"), count("/proc/self/task"));
+        let now = || (count("/proc/self/fd"), count("/proc/self/task"));
+        // The kernel lists a thread that was waited for a little longer.
         if round == 0 {
-            before = now;
+            std::thread::sleep(Duration::from_millis(100));
+            before = now();
         }
-        assert_eq!(now, before, "descriptors and threads after round {round}");
+        until(&format!("round {round} to leave {before:?} descriptors and threads"), || {
+            let now = now();
+            now.0 <= before.0 && now.1 <= before.1
+        });
     }
 }
 
