@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# tshark reads a capture of our own traffic: every packet is RoCEv2 to it, every opcode of the reliable connection service is
-# there, and nothing is malformed.
+# tshark reads a capture of our own traffic: every packet is RoCEv2 to it, every opcode of the three services is there, and
+# nothing is malformed.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
 
@@ -18,8 +18,9 @@ if ! NOBOUNCE_TEST_CAPTURES=$folder cargo test --locked --quiet -p nobounce-nic 
     exit 1
 fi
 
-# SEND, WRITE, READ, their answers, acknowledgements and atomics (0 to 20), SEND with invalidate (22, 23).
-wanted=$(printf '%s ' {0..20} 22 23)
+# SEND, WRITE, READ, their answers, acknowledgements and atomics (0 to 20), SEND with invalidate (22, 23); SEND and WRITE of unreliable
+# connections (32 to 43); datagrams (100, 101).
+wanted=$(printf '%s ' {0..20} 22 23 {32..43} 100 101)
 failed=0
 for name in v4 v6; do
     file=$folder/$name.pcap
