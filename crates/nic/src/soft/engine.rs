@@ -134,20 +134,20 @@ impl Engine {
         core.fire_timers(now, link);
         core.release_held();
         // Nothing came: nobody waits for anything more urgent than the answers we put off.
-        self.transmit(now, received == 0);
+        self.transmit(now, if received == 0 { Answers::Due } else { Answers::Travelling });
         received
     }
 
-    /// Sends what may leave; with `flush`, answers that could wait too, as far as they have waited long enough.
-    pub(crate) fn transmit(&mut self, now: Nanos, flush: bool) {
+    /// Sends what may leave, and of the answers that were put off those that `answers` says.
+    pub(crate) fn transmit(&mut self, now: Nanos, answers: Answers) {
         for _ in 0..MAX_BATCHES {
             if self.link.send_blocked() {
                 return; // the link says by next_deadline() when to try again
             }
             let full = self.core.fill(now);
             let travels = !self.core.tx.is_empty();
-            if !full && (flush || travels) {
-                self.core.fill_answers(now, travels);
+            if !full && (travels || answers != Answers::Travelling) {
+                self.core.fill_answers(now, travels || answers == Answers::All);
             }
             if self.core.tx.is_empty() {
                 return;
@@ -172,10 +172,7 @@ impl Engine {
 
     /// Sends the answers that were put off.
     pub(crate) fn send_answers(&mut self) {
-        for (due, _) in &mut self.core.owing.patient {
-            *due = 0;
-        }
-        self.transmit(now_ns(), true);
+        self.transmit(now_ns(), Answers::All);
     }
 
     /// When somebody last looked for packets, give or take a few idle calls.
@@ -554,9 +551,11 @@ impl Core {
         for index in std::mem::take(&mut self.owing.soon) {
             self.answer(now, index);
         }
-        while let Some(&(due, index)) = self.owing.patient.front()
-            && (all || due <= now)
-        {
+        // Each once: one that cannot say all it has to, for lack of bytes from a GPU, puts itself at the end again.
+        for _ in 0..self.owing.patient.len() {
+            let Some(&(due, index)) = self.owing.patient.front().filter(|(due, _)| all || *due <= now) else {
+                break;
+            };
             self.owing.patient.pop_front();
             let Some(entry) = self.qps[index as usize].as_deref_mut() else { continue };
             if due <= now {
@@ -712,6 +711,16 @@ impl Core {
 /// receiver on this machine that is not scheduled for a while would lose all that it is sent meanwhile.
 fn is_receiver_behind(qp: &ProtocolQp, link: &mut dyn Link) -> bool {
     qp.outstanding() >= WORTH_ASKING && link.backlog(*qp.destination()).is_some_and(|bytes| bytes > BEHIND)
+}
+
+/// Which of the answers that can wait leave now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answers {
+    /// Those that find a request to travel with.
+    Travelling,
+    /// Those that have waited long enough, too.
+    Due,
+    All,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -16,18 +16,37 @@ use super::sync::{Mutex, PoisonError};
 #[derive(Debug)]
 pub(crate) struct Notices<T> {
     pub(super) fd: EventFd,
-    queue: Mutex<VecDeque<T>>,
+    queue: Mutex<Queue<T>>,
     generation: u64,
+}
+
+#[derive(Debug)]
+struct Queue<T> {
+    notices: VecDeque<T>,
+    /// Notices that went although a reader had read for one already: so many claims come away with nothing, or the descriptor would count
+    /// one too many.
+    overtaken: usize,
+}
+
+impl<T> Queue<T> {
+    /// A notice went without having been claimed.
+    fn take_back(&mut self, fd: &EventFd) {
+        self.overtaken += usize::from(!fd.take());
+    }
 }
 
 impl<T: Copy> Notices<T> {
     pub(crate) fn new() -> io::Result<Self> {
-        Ok(Self { fd: EventFd::counting()?, queue: Mutex::default(), generation: fork::generation() })
+        Ok(Self {
+            fd: EventFd::counting()?,
+            queue: Mutex::new(Queue { notices: VecDeque::new(), overtaken: 0 }),
+            generation: fork::generation(),
+        })
     }
 
     /// Runs `then` on the queue. A forked child gets nothing: the lock may be held by a thread that does not exist there, and
     /// the descriptor is the parent's too.
-    fn with<R>(&self, then: impl FnOnce(&mut VecDeque<T>) -> R) -> Option<R> {
+    fn with<R>(&self, then: impl FnOnce(&mut Queue<T>) -> R) -> Option<R> {
         (fork::current() == self.generation)
             .then(|| then(&mut self.queue.lock().unwrap_or_else(PoisonError::into_inner)))
     }
@@ -35,21 +54,21 @@ impl<T: Copy> Notices<T> {
     /// Adds a notice; the oldest of `max` makes room for it.
     pub(crate) fn push(&self, notice: T, max: usize) {
         self.with(|queue| {
-            if queue.len() >= max {
-                queue.pop_front();
+            if queue.notices.len() >= max {
+                queue.notices.pop_front();
             } else {
                 self.fd.raise();
             }
-            queue.push_back(notice);
+            queue.notices.push_back(notice);
         });
     }
 
     /// Takes the oldest notice.
     pub(crate) fn next(&self) -> Option<T> {
         self.with(|queue| {
-            let notice = queue.pop_front();
+            let notice = queue.notices.pop_front();
             if notice.is_some() {
-                self.fd.take();
+                queue.take_back(&self.fd);
             }
             notice
         })?
@@ -57,7 +76,13 @@ impl<T: Copy> Notices<T> {
 
     /// Takes the oldest notice for a caller who has read the descriptor already.
     pub(crate) fn claim(&self) -> Option<T> {
-        self.with(VecDeque::pop_front)?
+        self.with(|queue| match queue.overtaken.checked_sub(1) {
+            Some(left) => {
+                queue.overtaken = left;
+                None
+            }
+            None => queue.notices.pop_front(),
+        })?
     }
 
     /// Takes all there are; whether there were any.
@@ -68,10 +93,9 @@ impl<T: Copy> Notices<T> {
     /// Forgets the notices that `of` picks.
     pub(crate) fn forget(&self, of: impl Fn(&T) -> bool) {
         self.with(|queue| {
-            let before = queue.len();
-            queue.retain(|notice| !of(notice));
-            // Whoever has read one of them already finds nothing to claim.
-            (queue.len()..before).for_each(|_| _ = self.fd.take());
+            let before = queue.notices.len();
+            queue.notices.retain(|notice| !of(notice));
+            (queue.notices.len()..before).for_each(|_| queue.take_back(&self.fd));
         });
     }
 }

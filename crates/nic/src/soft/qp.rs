@@ -14,7 +14,7 @@ pub use nobounce_protocol::qp::Operation;
 
 use super::cq::Cq;
 use super::device::{Pd, PdUse, Shared};
-use super::engine::Engine;
+use super::engine::{Answers, Engine};
 use super::entry::QpEntry;
 use super::host::{PostedReceive, PostedSend};
 use super::scatter::{Bytes, Sge};
@@ -281,7 +281,7 @@ impl Qp {
         }
         core.settle(index);
         core.make_ready(index);
-        engine.transmit(now_ns(), false);
+        engine.transmit(now_ns(), Answers::Travelling);
         Ok(())
     }
 
@@ -367,7 +367,7 @@ impl Qp {
             engine.core.settle(index);
         }
         engine.core.make_ready(index);
-        engine.transmit(now, false);
+        engine.transmit(now, Answers::Travelling);
         let deadline = engine.unattended_deadline();
         drop(engine);
         // The caller may never come back to drive what it began.
