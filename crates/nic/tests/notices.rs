@@ -246,6 +246,8 @@ fn a_full_completion_queue_is_an_event_an_error_and_the_end_of_its_queue_pairs()
     assert_eq!(error, CqError::Overflow { depth: 2 });
     assert!(error.to_string().contains("overflowed its 2 entries"), "{error}");
     assert!(b.device.next_event().is_none(), "once, not for every lost completion");
+    b.post_recv(9, 0, 8); // flushed at once
+    assert_eq!(b.cq.poll(&mut got, 10), Err(error), "nothing follows what was lost");
     // The rest of the device lives.
     let cq = b.device.create_cq(16, None).unwrap();
     let qp = b.pd.create_qp(&cq, &cq, QpLimits::default()).unwrap();

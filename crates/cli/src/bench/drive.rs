@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use anyhow::Context;
-use nobounce::nic::soft::{Operation, PostError, RecvRequest, Remote, SendRequest, Sge, WorkCompletion};
+use nobounce::nic::soft::{Operation, RecvRequest, Remote, SendRequest, Sge, WorkCompletion};
 use nobounce::{Connection, RemoteRegion, WorkKind};
 
 use super::case::{Op, Wait};
@@ -72,15 +72,11 @@ impl End<'_> {
         }
     }
 
-    /// Posts a receive for message number `message`; false when the queue is full.
-    fn post_receive(&self, qp: usize, message: u64) -> anyhow::Result<bool> {
+    /// Posts a receive for message number `message`. Its completion bears the number of the queue pair.
+    fn post_receive(&self, qp: usize, message: u64) -> anyhow::Result<()> {
         let sges = self.sge(self.ring.target(message))?;
         let list: &[Sge] = if self.work.op == Op::Send { &sges } else { &[] };
-        match self.connection.qp(qp).post_recv(&RecvRequest { wr_id: 0, sges: list }) {
-            Ok(()) => Ok(true),
-            Err(PostError::QueueFull(_)) => Ok(false),
-            Err(error) => Err(error.into()),
-        }
+        Ok(self.connection.qp(qp).post_recv(&RecvRequest { wr_id: qp as u64, sges: list })?)
     }
 
     /// One operation at a time; the asking end gets a sample in microseconds for each.
@@ -258,7 +254,7 @@ impl End<'_> {
         let qps = self.connection.lanes() as u64;
         let share = |total: u64, qp: u64| total / qps + u64::from(qp < total % qps);
         let mut lanes: Vec<Lane> = (0..qps)
-            .map(|qp| Lane { to_send: share(sends, qp), to_receive: 0, sent: 0, done: 0, posted: 0 })
+            .map(|qp| Lane { to_send: share(sends, qp), ..Lane::default() })
             .collect();
         if awaits_done {
             for (lane, qp) in lanes.iter_mut().zip(0..) {
@@ -295,6 +291,7 @@ impl End<'_> {
             for completion in &got {
                 if is_receive(completion) {
                     awaited = awaited.checked_sub(1).context("more arrived than was sent")?;
+                    lanes[usize::try_from(completion.wr_id)?].received += 1;
                     freed = true;
                 } else if completion.wr_id == LAST_WORD {
                     left = 0;
@@ -314,10 +311,14 @@ impl End<'_> {
         Ok(seconds)
     }
 
-    /// Posts receives, in the order of the messages, until all are posted or the queues are full.
+    /// Posts receives, in the order of the messages, until all are posted or as many are outstanding as may be.
+    ///
+    /// Outstanding until their completion was taken: the device has done with a receive before that, and would let us post more than
+    /// the completion queue has room for.
     fn top_up_receives(&self, lanes: &mut [Lane], qps: u64) -> anyhow::Result<()> {
         for (qp, lane) in lanes.iter_mut().enumerate() {
-            while lane.posted < lane.to_receive && self.post_receive(qp, lane.posted * qps + qp as u64)? {
+            while lane.posted < lane.to_receive && lane.posted - lane.received < 2 * WINDOW {
+                self.post_receive(qp, lane.posted * qps + qp as u64)?;
                 lane.posted += 1;
             }
         }
@@ -364,11 +365,13 @@ pub(super) fn asks_for_completion(message: u64, messages: u64) -> bool {
 /// The request number of the message that ends a round.
 const LAST_WORD: u64 = u64::MAX;
 
-/// What one queue pair still has to do.
+/// What one queue pair has to do, and how far it is.
+#[derive(Default)]
 struct Lane {
     to_send: u64,
     to_receive: u64,
     sent: u64,
     done: u64,
     posted: u64,
+    received: u64,
 }

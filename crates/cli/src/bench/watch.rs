@@ -53,6 +53,9 @@ impl<'a> Watch<'a> {
         }
         self.moved();
         if let Some(failed) = got.iter().find(|completion| completion.status != Status::Success) {
+            // What is flushed is the consequence of something else.
+            let gone = failed.status == Status::Flushed && self.connection.is_peer_gone();
+            ensure!(!gone, "the other end of the bench is gone");
             bail!("a {:?} on queue pair {} ended in {:?}", failed.kind, failed.qpn, failed.status);
         }
         Ok(count)

@@ -67,7 +67,8 @@ impl<T> Completions<T> {
     #[inline]
     pub(crate) fn push(&self, completion: T, urgent: bool) -> bool {
         let mut state = self.lock();
-        if state.queue.len() >= state.depth {
+        // Once one is lost, none follows it: what is taken out would look complete, and the loss would be found out too late.
+        if state.queue.len() >= state.depth || self.overflowed.load(Ordering::Relaxed) {
             if state.closed {
                 return true;
             }
