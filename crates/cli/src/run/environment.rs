@@ -18,9 +18,12 @@ pub(crate) struct Given<'a> {
 }
 
 /// Set unless the user has set them: name, value.
-const DEFAULTS: [(&str, &str); 1] = [
+const DEFAULTS: [(&str, &str); 2] = [
     // NCCL sees nb0 at the CPU, farther from any GPU than it takes GPU memory from by default.
     ("NCCL_NET_GDR_LEVEL", "SYS"),
+    // NCCL 2.28.7 and 2.28.9 choose the way of GPU-initiated operations themselves and crash where no adapter is one of mlx5's;
+    // 2, the proxy, serves every adapter.
+    ("NCCL_GIN_TYPE", "2"),
 ];
 
 /// Everything to set, given what is set now.
