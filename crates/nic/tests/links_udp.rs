@@ -183,6 +183,21 @@ fn packets_reach_their_slot_after_another_device_closed() {
 }
 
 #[test]
+fn packets_that_lie_with_a_device_that_closes_reach_their_slot() {
+    let mut from = open("127.24.1.1");
+    let (first, mut owner) = (open("127.24.1.2"), open("127.24.1.2"));
+    drop(first);
+    let thief = open("127.24.1.2");
+    let mut batch = TxBatch::new(from.capabilities());
+    (0..40).for_each(|n| assert!(put(&mut batch, owner.local(), owner.slot(), n, 60)));
+    from.send(&mut batch);
+    drop(thief);
+    let numbers: Vec<_> = collect(&mut owner, from.local(), 40).into_iter().map(|(n, _)| n).collect();
+    assert_eq!(numbers, (0..40).collect::<Vec<_>>());
+    assert_eq!(counter(&owner, "handed_in"), 40, "this test is about packets that were steered wrongly");
+}
+
+#[test]
 fn packets_for_a_slot_nobody_has_are_counted() {
     let (mut from, mut to) = (open("127.25.0.1"), open("127.25.0.2"));
     let mut batch = TxBatch::new(from.capabilities());

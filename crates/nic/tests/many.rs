@@ -50,6 +50,25 @@ fn crossed_numbers_on_one_address_and_equal_numbers_on_two() {
     }
 }
 
+/// The kernel steers by the order in which sockets came to the port, which is another one after a device closed: packets may
+/// come to anybody who has a socket there. One who has no queue pair looks at none.
+#[test]
+fn regression_a_device_without_queue_pairs_gets_nobodys_packets() {
+    let addr = config("127.59.3.1");
+    let [first, a, b] = [(); 3].map(|()| {
+        let mut end = End::open(&addr, MIB);
+        end.add_qp(QpLimits::default());
+        end
+    });
+    // Now the second of the two that are left has the third slot, and one who came third would get its packets.
+    drop(first);
+    let idle = End::open(&addr, 4096);
+    connect(&a, 0, &b, 0, Mtu::Mtu1024);
+    check_write(&a, &b, 1, MIB);
+    check_write(&b, &a, 2, MIB);
+    drop(idle);
+}
+
 #[test]
 fn without_segmented_sends_and_merged_receives() {
     for (n, (gso, gro)) in [(false, true), (true, false), (false, false)].into_iter().enumerate() {

@@ -16,6 +16,7 @@ impl Errno {
     pub(crate) const EINVAL: Self = Self(libc::EINVAL);
     pub(crate) const EBUSY: Self = Self(libc::EBUSY);
     pub(crate) const ENOMEM: Self = Self(libc::ENOMEM);
+    pub(crate) const EADDRINUSE: Self = Self(libc::EADDRINUSE);
     pub(crate) const EIO: Self = Self(libc::EIO);
     pub(crate) const EOPNOTSUPP: Self = Self(libc::EOPNOTSUPP);
 

@@ -83,8 +83,12 @@ pub(crate) fn create(pd: *mut verbs::Pd, init: &verbs::QpInitAttr) -> Result<&'s
         limits: limits(init)?,
     };
     let soft = ours.soft.create_qp_with(&init_soft).map_err(|error| {
-        log::warn(|| format!("ibv_create_qp: {error}"));
         match error {
+            CreateQpError::Listen(_) => log::error(|| format!("ibv_create_qp: {error}")),
+            _ => log::warn(|| format!("ibv_create_qp: {error}")),
+        }
+        match error {
+            CreateQpError::Listen(_) => Errno::EADDRINUSE,
             CreateQpError::Limit { .. } => Errno::EINVAL,
             CreateQpError::Forked => Errno::EIO,
             _ => Errno::ENOMEM,

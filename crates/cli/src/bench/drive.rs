@@ -253,9 +253,8 @@ impl End<'_> {
         let awaits_done = receives > 0 || sends == 0;
         let qps = self.connection.lanes() as u64;
         let share = |total: u64, qp: u64| total / qps + u64::from(qp < total % qps);
-        let mut lanes: Vec<Lane> = (0..qps)
-            .map(|qp| Lane { to_send: share(sends, qp), ..Lane::default() })
-            .collect();
+        let mut lanes: Vec<Lane> =
+            (0..qps).map(|qp| Lane { to_send: share(sends, qp), ..Lane::default() }).collect();
         if awaits_done {
             for (lane, qp) in lanes.iter_mut().zip(0..) {
                 // One more on the first queue pair, for the last word.

@@ -12,6 +12,7 @@ use std::collections::BinaryHeap;
 use std::net::IpAddr;
 use std::os::fd::RawFd;
 
+use super::udp::OpenError;
 use super::{Capabilities, Link, RxDatagram, TxBatch, TxPacket, now_ns};
 
 /// Packets held back at most, for delay and reordering each; the oldest leaves early when one more comes.
@@ -208,6 +209,10 @@ impl<L: Link> FaultLink<L> {
 impl<L: Link> Link for FaultLink<L> {
     fn local(&self) -> IpAddr {
         self.inner.local()
+    }
+
+    fn listen(&mut self) -> Result<(), OpenError> {
+        self.inner.listen()
     }
 
     fn slot(&self) -> u8 {

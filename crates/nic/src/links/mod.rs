@@ -2,6 +2,7 @@
 
 mod batch;
 pub mod fault;
+mod outbox;
 pub mod pcap;
 mod slot;
 #[cfg(test)]
@@ -51,6 +52,15 @@ pub trait Link: Send + fmt::Debug {
     /// The address packets are sent from and received at.
     fn local(&self) -> IpAddr;
 
+    /// Receives from now on; before, nobody can reach it, and its slot is not known. Whoever listens must call
+    /// [`Link::receive`] when a descriptor becomes readable: packets of others may come there, too.
+    ///
+    /// # Errors
+    /// All slots are taken, or somebody else holds the port.
+    fn listen(&mut self) -> Result<(), udp::OpenError> {
+        Ok(())
+    }
+
     /// The high byte of every queue pair number of this device.
     fn slot(&self) -> u8;
 
@@ -95,6 +105,10 @@ pub trait Link: Send + fmt::Debug {
 impl<L: Link + ?Sized> Link for Box<L> {
     fn local(&self) -> IpAddr {
         (**self).local()
+    }
+
+    fn listen(&mut self) -> Result<(), udp::OpenError> {
+        (**self).listen()
     }
 
     fn slot(&self) -> u8 {

@@ -12,6 +12,7 @@ use nobounce_protocol::pcap::Writer;
 use nobounce_protocol::wire::ROCE_PORT;
 use nobounce_protocol::wire::icrc::Flow;
 
+use super::udp::OpenError;
 use super::{Capabilities, Link, RxDatagram, TxBatch};
 
 /// The size at which a capture stops unless told otherwise: 256 MiB.
@@ -145,6 +146,10 @@ impl Drop for Record {
 impl<L: Link> Link for PcapLink<L> {
     fn local(&self) -> IpAddr {
         self.inner.local()
+    }
+
+    fn listen(&mut self) -> Result<(), OpenError> {
+        self.inner.listen()
     }
 
     fn slot(&self) -> u8 {

@@ -5,10 +5,14 @@
 //! steers packets by that byte to the n-th socket of the port, which is the slot's own as long as devices closed in
 //! reverse order of opening. Otherwise a packet may reach the wrong device, which hands it to its owner through that
 //! same Unix socket.
+//!
+//! Whoever has a socket of the port therefore serves others too, and must look at it: a device joins when it gets its
+//! first queue pair, and with it a thread that looks.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::time::{Duration, Instant};
 
 /// Bytes before the packets of a handover: magic 4, family 1, slot 1, source port 2, first id 2, segment 2, address 16.
 const PREFIX: usize = 28;
@@ -17,6 +21,9 @@ const MAGIC: [u8; 4] = *b"nbh1";
 const MAX_BYTES: usize = 65_536;
 /// Room asked for on the handing side; the kernel caps it.
 const SEND_BUFFER: i32 = 1 << 20;
+
+/// How long one who joins may keep others from joining. It takes microseconds.
+const LONGEST_TURN: Duration = Duration::from_millis(50);
 
 /// Several packets of one size (the last may be shorter) from one sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,11 +50,13 @@ pub(super) enum Handover {
     Done,
     /// No process owns the slot.
     NoOwner,
-    /// The owner's queue is full, or the packets do not fit.
+    /// The owner's queue is full for now.
+    Full,
+    /// The packets do not fit a handover.
     Lost,
 }
 
-/// A claimed slot.
+/// A slot of an address, or the socket to claim one with.
 #[derive(Debug)]
 pub(super) struct Slot {
     fd: OwnedFd,
@@ -57,34 +66,27 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    /// Claims the lowest free slot of `addr`; `None` when all are taken.
-    pub(super) fn claim(addr: IpAddr) -> io::Result<Option<Self>> {
-        let kind = libc::SOCK_DGRAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-        // SAFETY: no pointers are passed; the result is checked before it is owned.
-        let fd = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: `fd` was just opened and nobody else owns it.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    /// The socket alone; its number is not claimed yet.
+    pub(super) fn new(addr: IpAddr) -> io::Result<Self> {
+        let fd = unix_socket()?;
         // With credentials on every datagram, those of other users can be told apart and dropped: a handover claims a
         // source address that UDP would not let them forge. Only handed packets pay for the check.
         set_int(&fd, libc::SO_PASSCRED, 1)?;
-        let _ = set_int(&fd, libc::SO_SNDBUF, SEND_BUFFER); // a smaller buffer only loses more
+        let _ = set_int(&fd, libc::SO_SNDBUF, SEND_BUFFER); // a smaller buffer only makes more wait
+        // SAFETY: geteuid reads one number of this process and cannot fail.
+        let uid = unsafe { libc::geteuid() };
+        Ok(Self { fd, addr, number: 0, uid })
+    }
+
+    /// Claims the lowest free slot of the address; false when all are taken.
+    pub(super) fn claim(&mut self) -> io::Result<bool> {
         for number in 0..=u8::MAX {
-            let (name, len) = unix_name(addr, number);
-            // SAFETY: the pointer and length describe a live Unix socket address.
-            if unsafe { libc::bind(fd.as_raw_fd(), (&raw const name).cast(), len) } == 0 {
-                // SAFETY: geteuid reads one number of this process and cannot fail.
-                let uid = unsafe { libc::geteuid() };
-                return Ok(Some(Self { fd, addr, number, uid }));
-            }
-            let error = io::Error::last_os_error();
-            if error.raw_os_error() != Some(libc::EADDRINUSE) {
-                return Err(error);
+            if bind(&self.fd, &slot_name(self.addr, number))? {
+                self.number = number;
+                return Ok(true);
             }
         }
-        Ok(None)
+        Ok(false)
     }
 
     pub(super) fn number(&self) -> u8 {
@@ -98,7 +100,7 @@ impl Slot {
     /// Hands packets to the owner of `slot`.
     pub(super) fn hand_over(&self, slot: u8, run: &Run<'_>) -> Handover {
         let Some(mut prefix) = encode(slot, run) else { return Handover::Lost };
-        let (mut name, len) = unix_name(self.addr, slot);
+        let (mut name, len) = unix_name(&slot_name(self.addr, slot));
         let mut parts = [
             libc::iovec { iov_base: prefix.as_mut_ptr().cast(), iov_len: PREFIX },
             libc::iovec { iov_base: run.bytes.as_ptr().cast_mut().cast(), iov_len: run.bytes.len() },
@@ -117,6 +119,7 @@ impl Slot {
         }
         match io::Error::last_os_error().raw_os_error() {
             Some(libc::ECONNREFUSED | libc::ENOENT) => Handover::NoOwner,
+            Some(libc::EAGAIN | libc::ENOBUFS) => Handover::Full,
             _ => Handover::Lost,
         }
     }
@@ -200,15 +203,63 @@ fn sender(message: &libc::msghdr) -> Option<libc::uid_t> {
     Some(credentials.uid)
 }
 
-/// The abstract name that stands for a slot of an address.
-fn unix_name(addr: IpAddr, slot: u8) -> (libc::sockaddr_un, libc::socklen_t) {
+/// The turn to join an address: slots and sockets of the port are taken in the same order, or the kernel would steer
+/// wrongly from the start. It ends when this is dropped, or its process is gone.
+#[derive(Debug)]
+pub(super) struct Turn {
+    _name: Option<OwnedFd>,
+}
+
+impl Turn {
+    /// Waits for it, but not for ever: a process that was stopped in the midst of its turn must not stop others.
+    pub(super) fn wait(addr: IpAddr) -> io::Result<Self> {
+        let fd = unix_socket()?;
+        let end = Instant::now() + LONGEST_TURN;
+        while !bind(&fd, &format!("nobounce/join/{addr}"))? {
+            if Instant::now() > end {
+                return Ok(Self { _name: None });
+            }
+            std::thread::sleep(LONGEST_TURN / 500);
+        }
+        Ok(Self { _name: Some(fd) })
+    }
+}
+
+fn unix_socket() -> io::Result<OwnedFd> {
+    let kind = libc::SOCK_DGRAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: no pointers are passed; the result is checked before it is owned.
+    let fd = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: `fd` was just opened and nobody else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Takes an abstract name; false where somebody has it.
+fn bind(fd: &OwnedFd, name: &str) -> io::Result<bool> {
+    let (name, len) = unix_name(name);
+    // SAFETY: the pointer and length describe a live Unix socket address.
+    if unsafe { libc::bind(fd.as_raw_fd(), (&raw const name).cast(), len) } == 0 {
+        return Ok(true);
+    }
+    let error = io::Error::last_os_error();
+    if error.raw_os_error() == Some(libc::EADDRINUSE) { Ok(false) } else { Err(error) }
+}
+
+/// The name that stands for a slot of an address.
+fn slot_name(addr: IpAddr, slot: u8) -> String {
+    format!("nobounce/slot/{addr}/{slot}")
+}
+
+/// An abstract name as system calls take it.
+fn unix_name(text: &str) -> (libc::sockaddr_un, libc::socklen_t) {
     // SAFETY: sockaddr_un is plain integers; zeros are a valid value.
     let mut name: libc::sockaddr_un = unsafe { std::mem::zeroed() };
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a small constant
     {
         name.sun_family = libc::AF_UNIX as libc::sa_family_t;
     }
-    let text = format!("nobounce/slot/{addr}/{slot}");
     // The first byte stays 0: an abstract name, which needs no file and vanishes with its socket.
     for (to, from) in name.sun_path[1..].iter_mut().zip(text.bytes()) {
         *to = libc::c_char::from_ne_bytes([from]);
@@ -233,13 +284,19 @@ mod tests {
         Ipv4Addr::new(127, 77, 0, last).into()
     }
 
+    fn claimed(last: u8) -> Slot {
+        let mut slot = Slot::new(addr(last)).unwrap();
+        assert!(slot.claim().unwrap());
+        slot
+    }
+
     fn run(bytes: &[u8]) -> Run<'_> {
         Run { src: addr(9), src_port: 4791, ip_id: 3, segment: 40, bytes }
     }
 
     #[test]
     fn the_lowest_free_slot_is_claimed_and_freed_on_drop() {
-        let claim = || Slot::claim(addr(1)).unwrap().unwrap();
+        let claim = || claimed(1);
         let (a, b, c) = (claim(), claim(), claim());
         assert_eq!((a.number(), b.number(), c.number()), (0, 1, 2));
         drop(b);
@@ -248,14 +305,14 @@ mod tests {
 
     #[test]
     fn after_256_claims_no_slot_is_free() {
-        let all: Vec<_> = (0..256).map(|_| Slot::claim(addr(2)).unwrap().unwrap()).collect();
+        let all: Vec<_> = (0..256).map(|_| claimed(2)).collect();
         assert_eq!(all.last().unwrap().number(), 255);
-        assert!(Slot::claim(addr(2)).unwrap().is_none());
+        assert!(!Slot::new(addr(2)).unwrap().claim().unwrap());
     }
 
     #[test]
     fn a_handover_arrives_as_it_was_given() {
-        let (a, b) = (Slot::claim(addr(3)).unwrap().unwrap(), Slot::claim(addr(3)).unwrap().unwrap());
+        let (a, b) = (claimed(3), claimed(3));
         let mut buffer = vec![0; TAKE_BUFFER];
         assert!(b.take(&mut buffer).is_none());
         let packets = vec![0xa5; 100];
@@ -269,13 +326,12 @@ mod tests {
     }
 
     #[test]
-    fn a_full_queue_loses_packets_and_never_blocks() {
-        let a = Slot::claim(addr(4)).unwrap().unwrap();
-        let b = Slot::claim(addr(4)).unwrap().unwrap();
+    fn a_full_queue_says_so_and_never_blocks() {
+        let (a, b) = (claimed(4), claimed(4));
         let packets = vec![1; 60_000];
         let outcomes: Vec<_> = (0..2000).map(|_| a.hand_over(1, &run(&packets))).collect();
         assert_eq!(outcomes[0], Handover::Done);
-        assert_eq!(outcomes.last(), Some(&Handover::Lost));
+        assert_eq!(outcomes.last(), Some(&Handover::Full));
         let mut buffer = vec![0; TAKE_BUFFER];
         let taken = std::iter::from_fn(|| b.take(&mut buffer).map(|r| r.is_some())).filter(|x| *x).count();
         assert_eq!(taken, outcomes.iter().filter(|o| **o == Handover::Done).count());

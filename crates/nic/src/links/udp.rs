@@ -15,6 +15,7 @@ pub use interface::interface_of;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::RawFd;
+use std::time::Duration;
 
 use nobounce_protocol::wire::{Opcode, ROCE_PORT};
 
@@ -23,7 +24,8 @@ use self::receive::Receiver;
 use self::socket::{SockAddr, Socket};
 use self::transmit::Transmitter;
 use super::batch::SLOT_BYTE;
-use super::slot::{Handover, Run, Slot};
+use super::outbox::Outbox;
+use super::slot::{Handover, Run, Slot, Turn};
 use super::{Capabilities, Link, RxDatagram, SOURCE_PORTS, TxBatch};
 
 /// Bytes of socket buffer asked for; the kernel gives what `rmem_max` and `wmem_max` allow.
@@ -40,6 +42,13 @@ const PORT_TRIES: u16 = 64;
 const HANDOVER_EVERY: u32 = 32;
 /// Handovers taken in one call.
 const HANDOVERS: usize = 16;
+
+/// Calls by which a link that goes empties its socket: more than a full buffer takes.
+const LAST_CALLS: u32 = 1024;
+/// How often a link that goes tries to hand over what is left, ...
+const LAST_RETRIES: u32 = 10;
+/// ... and after which time.
+const LAST_RETRY_AFTER: Duration = Duration::from_micros(100);
 
 /// How to open a [`UdpLink`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,9 +80,11 @@ impl Default for UdpConfig {
 #[derive(Debug)]
 pub struct UdpLink {
     socket: Socket,
+    listening: bool,
     /// One for each source port; none on loopback, where everything leaves from the well-known port.
     senders: Vec<Socket>,
     slot: Slot,
+    outbox: Outbox,
     caps: Capabilities,
     transmitter: Transmitter,
     receiver: Receiver,
@@ -81,6 +92,7 @@ pub struct UdpLink {
     backlog: Backlog,
     /// Empty calls until the Unix socket is asked again.
     patience: u32,
+    scope: u32,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -94,26 +106,45 @@ struct Received {
     no_such_slot: u64,
 }
 
+impl Received {
+    /// All packets that were seen.
+    fn taken(&self) -> u64 {
+        self.packets + self.handed_over + self.handover_lost + self.no_such_slot
+    }
+}
+
 impl UdpLink {
-    /// Opens a link, and with it claims the lowest free slot of the address.
+    /// Opens a link and listens.
+    ///
+    /// # Errors
+    /// As for [`prepare`](Self::prepare) and [`Link::listen`].
     pub fn open(config: &UdpConfig) -> Result<Self, OpenError> {
+        let mut link = Self::prepare(config)?;
+        link.listen()?;
+        Ok(link)
+    }
+
+    /// Opens a link that does not listen yet.
+    ///
+    /// # Errors
+    /// The address is not ours, or somebody holds its port who will not share it.
+    pub fn prepare(config: &UdpConfig) -> Result<Self, OpenError> {
         let addr = config.addr;
         if addr.is_unspecified() {
             return Err(OpenError::Unspecified { addr });
         }
         let os = |call| move |source| OpenError::Os { addr, call, source };
+        // Any port tells whether the address is ours.
+        Socket::new(addr)?
+            .bind(&SockAddr::new(addr, 0, config.scope))
+            .map_err(|e| OpenError::from_bind(addr, e))?;
+        OpenError::if_held(addr)?;
         let socket = Socket::new(addr)?;
         enlarge(&socket);
         // Before bind, so that no packet arrives unmerged.
         let receive_offload = config.gro && socket.set(libc::SOL_UDP, libc::UDP_GRO, 1).is_ok();
         let gso = config.gso && socket.knows(libc::SOL_UDP, libc::UDP_SEGMENT);
-        let slot = Slot::claim(addr).map_err(os("claiming a slot"))?.ok_or(OpenError::NoFreeSlot { addr })?;
-        let name = SockAddr::new(addr, ROCE_PORT, config.scope);
-        socket.bind(&name).map_err(|e| OpenError::from_bind(addr, e))?;
-        // Steering is a help, not a need: without it packets are handed over.
-        if let Err(error) = socket.steer_by_slot() {
-            tracing::debug!(%error, "the kernel does not steer packets by slot; they are handed over instead");
-        }
+        let slot = Slot::new(addr).map_err(os("socket"))?;
         let (senders, source_ports) =
             if addr.is_loopback() { (Vec::new(), [ROCE_PORT; SOURCE_PORTS]) } else { open_senders(config)? };
         let caps = Capabilities {
@@ -125,15 +156,40 @@ impl UdpLink {
         };
         Ok(Self {
             socket,
+            listening: false,
             senders,
             slot,
+            outbox: Outbox::default(),
             caps,
             transmitter: Transmitter::new(config.scope),
             receiver: Receiver::new(receive_offload),
             rx: Received::default(),
             backlog: Backlog::default(),
             patience: 0,
+            scope: config.scope,
         })
+    }
+
+    /// Takes what the kernel steered to us: delivers what is ours, and hands the rest to its owners.
+    #[inline]
+    fn receive_from_socket(&mut self, sink: &mut dyn FnMut(&RxDatagram<'_>)) -> usize {
+        let Self { socket, slot, outbox, receiver, rx, .. } = self;
+        let mut delivered = 0;
+        receiver.receive(socket, |run| {
+            each_run(run, |owner, part| match owner {
+                Some(owner) if owner != slot.number() => {
+                    let count = match outbox.hand_over(slot, owner, &part) {
+                        Handover::Done => &mut rx.handed_over,
+                        Handover::NoOwner => &mut rx.no_such_slot,
+                        Handover::Full | Handover::Lost => &mut rx.handover_lost,
+                    };
+                    *count += part.packets();
+                }
+                // What is too short to have an owner is ours to count as malformed.
+                _ => delivered += deliver(part, rx, sink),
+            });
+        });
+        delivered
     }
 
     /// Takes what other devices on this address received for us.
@@ -176,31 +232,40 @@ impl Link for UdpLink {
         self.caps
     }
 
+    fn listen(&mut self) -> Result<(), OpenError> {
+        if self.listening {
+            return Ok(());
+        }
+        let addr = self.caps.local;
+        let os = |call| move |source| OpenError::Os { addr, call, source };
+        let _turn = Turn::wait(addr).map_err(os("waiting for a turn to join"))?;
+        if !self.slot.claim().map_err(os("claiming a slot"))? {
+            return Err(OpenError::NoFreeSlot { addr });
+        }
+        let name = SockAddr::new(addr, ROCE_PORT, self.scope);
+        self.socket.bind(&name).map_err(|e| OpenError::from_bind(addr, e))?;
+        // Steering is a help, not a need: without it packets are handed over.
+        if let Err(error) = self.socket.steer_by_slot() {
+            tracing::debug!(%error, "the kernel does not steer packets by slot; they are handed over instead");
+        }
+        self.listening = true;
+        Ok(())
+    }
+
     fn send(&mut self, batch: &mut TxBatch) {
         let Self { socket, senders, transmitter, .. } = self;
         transmitter.send(batch, |port| senders.get(usize::from(port)).unwrap_or(socket));
     }
 
     fn receive(&mut self, sink: &mut dyn FnMut(&RxDatagram<'_>)) -> usize {
-        let Self { socket, senders, slot, transmitter, receiver, rx, .. } = self;
+        let Self { socket, senders, transmitter, .. } = self;
         if transmitter.is_waiting() {
             transmitter.retry(&|port| senders.get(usize::from(port)).unwrap_or(socket));
         }
-        let mut delivered = 0;
-        receiver.receive(socket, |run| {
-            each_run(run, |owner, part| match owner {
-                Some(owner) if owner != slot.number() => {
-                    let count = match slot.hand_over(owner, &part) {
-                        Handover::Done => &mut rx.handed_over,
-                        Handover::NoOwner => &mut rx.no_such_slot,
-                        Handover::Lost => &mut rx.handover_lost,
-                    };
-                    *count += part.packets();
-                }
-                // What is too short to have an owner is ours to count as malformed.
-                _ => delivered += deliver(part, rx, sink),
-            });
-        });
+        if !self.outbox.is_empty() {
+            self.outbox.retry(&self.slot);
+        }
+        let mut delivered = self.receive_from_socket(sink);
         if self.patience > 0 {
             self.patience -= 1;
         } else {
@@ -219,7 +284,7 @@ impl Link for UdpLink {
     }
 
     fn next_deadline(&self) -> Option<u64> {
-        self.transmitter.next_retry()
+        [self.transmitter.next_retry(), self.outbox.next_retry()].into_iter().flatten().min()
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
@@ -242,7 +307,7 @@ impl Link for UdpLink {
             ("udp_rx_too_long", self.receiver.too_long),
             ("handed_over", rx.handed_over),
             ("handed_in", rx.handed_in),
-            ("handover_lost", rx.handover_lost),
+            ("handover_lost", rx.handover_lost + self.outbox.lost),
             ("handover_refused", rx.handover_refused),
             ("no_such_slot", rx.no_such_slot),
         ]
@@ -250,6 +315,28 @@ impl Link for UdpLink {
 
     fn send_blocked(&self) -> bool {
         self.transmitter.is_waiting()
+    }
+}
+
+impl Drop for UdpLink {
+    /// What was steered here by mistake is still its owner's.
+    fn drop(&mut self) {
+        let mut calls = 0;
+        while self.listening && calls < LAST_CALLS {
+            let before = self.rx.taken();
+            self.receive_from_socket(&mut |_| {});
+            if self.rx.taken() == before {
+                break;
+            }
+            calls += 1;
+        }
+        for _ in 0..LAST_RETRIES {
+            if self.outbox.is_empty() {
+                return;
+            }
+            std::thread::sleep(LAST_RETRY_AFTER);
+            self.outbox.retry(&self.slot);
+        }
     }
 }
 

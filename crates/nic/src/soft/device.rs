@@ -170,7 +170,7 @@ impl Device {
     /// Another user holds the port, the address is not ours, there is no free slot, ...: the message says what to do.
     pub fn open(config: &Config) -> Result<Self, OpenError> {
         let udp = UdpConfig { addr: config.addr, gso: config.gso, gro: config.gro, ..UdpConfig::default() };
-        let mut link: Box<dyn Link> = Box::new(UdpLink::open(&udp)?);
+        let mut link: Box<dyn Link> = Box::new(UdpLink::prepare(&udp)?);
         // The capture is outside the faults: it shows what we meant to say, and what reached us.
         if let Some(fault) = config.fault {
             link = Box::new(FaultLink::new(link, fault));
@@ -302,11 +302,20 @@ impl Device {
         self.shared.lock().map(|engine| engine.link.counters()).unwrap_or_default()
     }
 
-    pub(crate) fn start_helper(&self) -> io::Result<()> {
-        let Some(engine) = self.shared.lock() else { return Ok(()) };
+    /// Lets the device be reached, and has a thread look after it. From then on others may depend on that thread.
+    pub(crate) fn listen(&self) -> Result<(), CreateQpError> {
+        if self.is_forked() {
+            return Err(CreateQpError::Forked); // where the lock below may be held by a thread that does not exist
+        }
+        let mut helper = self.shared.helper.lock().unwrap_or_else(PoisonError::into_inner);
+        if helper.is_running() {
+            return Ok(());
+        }
+        let mut engine = self.shared.lock().ok_or(CreateQpError::Forked)?;
+        engine.listen()?;
         let fds = engine.link.wake_fds();
         drop(engine);
-        self.shared.helper.lock().unwrap_or_else(PoisonError::into_inner).start(&self.shared.engine, fds)
+        Ok(helper.start(&self.shared.engine, fds)?)
     }
 }
 

@@ -24,6 +24,7 @@ use super::peer::Peers;
 use super::region::Regions;
 use super::srq::Srqs;
 use super::tally::PathCounters;
+use crate::links::udp::OpenError;
 use crate::links::{Link, RxDatagram, TxBatch, now_ns};
 
 /// Packets a queue pair may send before the next one has its turn: one full segmented send. (Two: 64 queue pairs
@@ -114,6 +115,13 @@ impl Engine {
             driven_at: 0,
         };
         Self { link, core }
+    }
+
+    /// Can be reached from now on.
+    pub(crate) fn listen(&mut self) -> Result<(), OpenError> {
+        self.link.listen()?;
+        self.core.slot = self.link.slot();
+        Ok(())
     }
 
     /// Receives, lets the protocol work, sends. Returns how many packets came in.

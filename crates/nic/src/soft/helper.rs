@@ -53,11 +53,12 @@ impl Helper {
         Ok(Self { stop: Arc::default(), polls: Arc::default(), bell, thread: None })
     }
 
-    /// Starts the thread, once.
+    pub(crate) fn is_running(&self) -> bool {
+        self.thread.is_some()
+    }
+
+    /// Starts the thread.
     pub(crate) fn start(&mut self, engine: &Arc<EngineLock>, fds: Vec<RawFd>) -> io::Result<()> {
-        if self.thread.is_some() {
-            return Ok(());
-        }
         let worker = Worker {
             engine: Arc::downgrade(engine),
             fds,

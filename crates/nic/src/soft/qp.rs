@@ -20,6 +20,7 @@ use super::host::{PostedReceive, PostedSend};
 use super::scatter::{Bytes, Sge};
 use super::srq::Srq;
 use crate::links::now_ns;
+use crate::links::udp::OpenError;
 
 /// Queue pairs of one device: their numbers have 16 bits besides the slot, and two are reserved.
 pub(crate) const MAX_QPS: usize = 1 << 16;
@@ -76,6 +77,9 @@ pub enum CreateQpError {
     /// All numbers are taken.
     #[error("the device has {MAX_QPS} queue pairs already: destroy some")]
     TooMany,
+    /// The device cannot be reached by others.
+    #[error(transparent)]
+    Listen(#[from] OpenError),
     /// The helper thread could not be started.
     #[error("cannot start the device's helper thread: {0}")]
     Helper(#[from] io::Error),
@@ -187,7 +191,7 @@ impl Qp {
                 return Err(CreateQpError::Limit { name, asked, max });
             }
         }
-        pd.device.start_helper()?;
+        pd.device.listen()?;
         let shared = pd.device.shared.clone();
         let mut engine = shared.lock().ok_or(CreateQpError::Forked)?;
         let index = engine.core.allocate(MAX_QPS).ok_or(CreateQpError::TooMany)?;

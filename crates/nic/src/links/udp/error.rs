@@ -79,15 +79,31 @@ impl OpenError {
     /// The error for a refused `bind` of the well-known port.
     pub(super) fn from_bind(addr: IpAddr, source: io::Error) -> Self {
         match source.raw_os_error() {
-            Some(libc::EADDRINUSE) => {
-                let hint = if addr.is_loopback() { " (such as 127.0.0.2)" } else { "" };
-                Self::PortHeld { addr, holder: Holder::find(addr), hint }
-            }
+            Some(libc::EADDRINUSE) => Self::held(addr, Holder::find(addr)),
             Some(libc::EADDRNOTAVAIL) => Self::NotLocal { addr, source },
             Some(libc::EACCES | libc::EPERM) => Self::NotPermitted { addr, source },
             _ => Self::Os { addr, call: "bind", source },
         }
     }
+
+    /// The error for a port that somebody else is seen to hold, without trying to have it.
+    pub(super) fn if_held(addr: IpAddr) -> Result<(), Self> {
+        match Holder::find(addr) {
+            Holder::User(uid) if uid == own_uid() => Ok(()), // it may share
+            Holder::Unknown => Ok(()),
+            holder => Err(Self::held(addr, holder)),
+        }
+    }
+
+    fn held(addr: IpAddr, holder: Holder) -> Self {
+        let hint = if addr.is_loopback() { " (such as 127.0.0.2)" } else { "" };
+        Self::PortHeld { addr, holder, hint }
+    }
+}
+
+fn own_uid() -> u32 {
+    // SAFETY: geteuid reads one number of this process and cannot fail.
+    unsafe { libc::geteuid() }
 }
 
 /// Who holds the port.
@@ -150,8 +166,7 @@ impl Holder {
 
 impl std::fmt::Display for Holder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // SAFETY: geteuid reads one number of this process and cannot fail.
-        let me = unsafe { libc::geteuid() };
+        let me = own_uid();
         match self {
             Self::User(uid) if *uid == me => {
                 write!(f, "another program of this user (uid {uid}) that does not share it")

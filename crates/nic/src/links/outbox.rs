@@ -1,0 +1,136 @@
+//! Handovers that wait, because the queue of the packets' owner is full.
+//!
+//! The kernel's default lets ten wait in a Unix socket (`net.unix.max_dgram_qlen`), few against what fits the socket that
+//! the packets came to. Whoever got them by mistake keeps the others for a moment: the services that repeat nothing would
+//! lose messages otherwise.
+
+use std::collections::VecDeque;
+
+use super::now_ns;
+use super::slot::{Handover, Run, Slot};
+
+/// Bytes kept at most. Beyond, packets are lost, as those of a receiver are that does not keep up.
+const MAX_BYTES: usize = 1 << 20;
+/// How long to wait before a full queue is tried again, in nanoseconds.
+const RETRY_NS: u64 = 50_000;
+
+#[derive(Debug)]
+struct Letter {
+    slot: u8,
+    run: Run<'static>,
+    bytes: Vec<u8>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Outbox {
+    letters: VecDeque<Letter>,
+    bytes: usize,
+    retry_at: u64,
+    /// Packets that were kept, and lost all the same: their owner is gone.
+    pub(super) lost: u64,
+}
+
+impl Outbox {
+    /// Hands packets to the owner of `slot`, now or a little later, in order.
+    pub(super) fn hand_over(&mut self, from: &Slot, slot: u8, run: &Run<'_>) -> Handover {
+        if !self.letters.iter().any(|letter| letter.slot == slot) {
+            match from.hand_over(slot, run) {
+                Handover::Full => self.retry_at = now_ns() + RETRY_NS,
+                other => return other,
+            }
+        }
+        if self.bytes + run.bytes.len() > MAX_BYTES {
+            return Handover::Lost;
+        }
+        self.bytes += run.bytes.len();
+        let letter = Letter { slot, run: Run { bytes: &[], ..*run }, bytes: run.bytes.to_vec() };
+        self.letters.push_back(letter);
+        Handover::Done
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.letters.is_empty()
+    }
+
+    /// When to call [`Outbox::retry`] next.
+    pub(super) fn next_retry(&self) -> Option<u64> {
+        (!self.is_empty()).then_some(self.retry_at)
+    }
+
+    /// Tries again, if it is time.
+    pub(super) fn retry(&mut self, from: &Slot) {
+        let now = now_ns();
+        if now < self.retry_at {
+            return;
+        }
+        self.retry_at = now + RETRY_NS;
+        let mut full = [false; 256];
+        let Self { letters, bytes, lost, .. } = self;
+        letters.retain(|letter| {
+            let run = Run { bytes: &letter.bytes, ..letter.run };
+            let full = &mut full[usize::from(letter.slot)];
+            if *full {
+                return true;
+            }
+            match from.hand_over(letter.slot, &run) {
+                Handover::Full => *full = true,
+                Handover::Done => {}
+                Handover::NoOwner | Handover::Lost => *lost += run.packets(),
+            }
+            if !*full {
+                *bytes -= letter.bytes.len();
+            }
+            *full
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::slot::TAKE_BUFFER;
+    use super::*;
+
+    fn claimed() -> Slot {
+        let mut slot = Slot::new("127.77.1.1".parse().unwrap()).unwrap();
+        assert!(slot.claim().unwrap());
+        slot
+    }
+
+    #[test]
+    fn what_finds_a_full_queue_arrives_later_and_in_order() {
+        let (from, to) = (claimed(), claimed());
+        let mut outbox = Outbox::default();
+        let letters: Vec<_> = (0..200_u8).map(|n| vec![n; 2000]).collect();
+        let run = |bytes| Run { src: [127, 0, 0, 1].into(), src_port: 1, ip_id: 0, segment: 100, bytes };
+        for bytes in &letters {
+            assert_eq!(outbox.hand_over(&from, to.number(), &run(bytes)), Handover::Done);
+        }
+        assert!(outbox.next_retry().is_some(), "more than fit the queue");
+        let mut buffer = vec![0; TAKE_BUFFER];
+        let mut got = Vec::new();
+        while got.len() < letters.len() {
+            outbox.retry(&from);
+            while let Some(Some(run)) = to.take(&mut buffer) {
+                got.push(run.bytes.to_vec());
+            }
+        }
+        assert!(got == letters);
+        assert!(outbox.is_empty() && outbox.bytes == 0 && outbox.lost == 0);
+    }
+
+    #[test]
+    fn it_keeps_no_more_than_so_much_and_nothing_for_the_dead() {
+        let (from, to) = (claimed(), claimed());
+        let mut outbox = Outbox::default();
+        let bytes = vec![1; 60_000];
+        let run = Run { src: [127, 0, 0, 1].into(), src_port: 1, ip_id: 0, segment: 1000, bytes: &bytes };
+        while outbox.hand_over(&from, to.number(), &run) == Handover::Done {}
+        assert!(outbox.bytes <= MAX_BYTES && outbox.bytes > MAX_BYTES - 60_000);
+        let kept = outbox.letters.len() as u64;
+        drop(to);
+        outbox.retry_at = 0;
+        outbox.retry(&from);
+        assert!(outbox.is_empty());
+        assert_eq!((outbox.bytes, outbox.lost), (0, kept * 60));
+    }
+}
