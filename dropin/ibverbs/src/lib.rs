@@ -27,6 +27,7 @@ mod qp;
 mod qp_ex;
 mod qp_modify;
 mod rates;
+mod report;
 mod srq;
 mod strings;
 mod sysfs;

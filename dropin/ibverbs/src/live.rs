@@ -203,7 +203,7 @@ fn add<T>(pointer: *mut T, kind: Kind) {
 
 /// Adds a pointer with a number of ours.
 pub(crate) fn add_with<T>(pointer: *mut T, kind: Kind, number: usize) {
-    TABLE.with(|known| known.live.insert(pointer.addr(), (kind, number)));
+    TABLE.with(|known| known.live.insert(pointer.expose_provenance(), (kind, number)));
 }
 
 fn remove<T>(pointer: *mut T, kind: Kind) -> bool {
@@ -219,6 +219,17 @@ pub(crate) fn take<T>(pointer: *mut T, kind: Kind) -> Option<usize> {
             Some(number)
         }
         _ => None,
+    })
+}
+
+/// What `of` gives for each object of a kind. Nobody destroys one meanwhile; so it must not take long, nor call us.
+pub(crate) fn each<O: Object, T>(of: impl Fn(&O) -> T) -> Vec<T> {
+    TABLE.with(|known| {
+        let ours = known.live.iter().filter(|(_, (kind, _))| *kind == O::KIND);
+        let raw = ours.map(|(address, _)| std::ptr::with_exposed_provenance_mut(*address));
+        // SAFETY: it is in the table, so it was made by `publish`; what is taken out of the table is freed after that, and cannot be
+        // taken out while we hold the lock.
+        raw.map(|raw| of(unsafe { O::trust(raw) })).collect()
     })
 }
 

@@ -15,6 +15,13 @@ pub(crate) struct Given<'a> {
     pub(crate) view: &'a Path,
     /// Where devices leave their totals.
     pub(crate) report: &'a Path,
+    /// How many GPUs the machine has.
+    pub(crate) gpus: usize,
+}
+
+/// How many GPUs NVIDIA's driver knows here.
+pub(crate) fn gpus() -> usize {
+    std::fs::read_dir("/proc/driver/nvidia/gpus").map_or(0, Iterator::count)
 }
 
 /// Set unless the user has set them: name, value.
@@ -25,6 +32,22 @@ const DEFAULTS: [(&str, &str); 2] = [
     // 2, the proxy, serves every adapter.
     ("NCCL_GIN_TYPE", "2"),
 ];
+
+/// On a machine with one GPU all channels of NCCL are flows over the network: four of them quarter the messages, and the device pays for each
+/// message. (Several GPUs need their channels for what they do among themselves.)
+const ONE_CHANNEL: (&str, &str) = ("NCCL_MAX_NCHANNELS", "1");
+
+/// What is wrong with what the user has set, if anything.
+pub(crate) fn warning(now: impl Fn(&str) -> Option<OsString>) -> Option<String> {
+    let asked = now("NCCL_PROTO")?.to_string_lossy().to_ascii_uppercase();
+    let forced = !asked.starts_with('^') && asked.split(',').any(|protocol| protocol.trim() == "LL128");
+    forced.then(|| {
+        format!(
+            "NCCL_PROTO={asked} asks for LL128, which takes for granted that lines of 128 bytes arrive whole; in GPU memory nb0 promises that \
+             for words of 8 bytes only, so NCCL may compute with torn data: leave NCCL_PROTO unset, or take LL128 out (LL,Simple)"
+        )
+    })
+}
 
 /// Everything to set, given what is set now.
 pub(crate) fn variables(
@@ -46,7 +69,8 @@ pub(crate) fn variables(
         ("NOBOUNCE_LOG", args.log.as_ref().map(OsString::from)),
     ];
     all.extend(typed.into_iter().filter_map(|(name, value)| Some((name, value?))));
-    let missing = DEFAULTS.into_iter().filter(|(name, _)| now(name).is_none());
+    let missing = DEFAULTS.into_iter().chain((given.gpus == 1).then_some(ONE_CHANNEL));
+    let missing = missing.filter(|(name, _)| now(name).is_none());
     all.extend(missing.map(|(name, value)| (name, value.into())));
     all
 }
@@ -86,7 +110,7 @@ mod tests {
 
     fn with(args: &RunArgs, now: &[(&str, &str)]) -> Vec<(&'static str, OsString)> {
         let given =
-            Given { dropin: Path::new("/lib/nb"), view: Path::new("/tmp/v"), report: Path::new("/tmp/r") };
+            Given { dropin: Path::new("/lib/nb"), view: Path::new("/v"), report: Path::new("/r"), gpus: 1 };
         let find =
             |name: &str| now.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).into());
         variables(args, &given, find)
@@ -114,6 +138,24 @@ mod tests {
             None,
             "nothing was typed, so the user's own variable counts"
         );
+    }
+
+    #[test]
+    fn a_machine_with_one_gpu_has_one_channel() {
+        assert_eq!(value(&with(&RunArgs::default(), &[]), "NCCL_MAX_NCHANNELS"), Some("1"));
+        let set = with(&RunArgs::default(), &[("NCCL_MAX_NCHANNELS", "8")]);
+        assert_eq!(value(&set, "NCCL_MAX_NCHANNELS"), None);
+        let given =
+            Given { dropin: Path::new("/lib/nb"), view: Path::new("/v"), report: Path::new("/r"), gpus: 8 };
+        assert_eq!(value(&variables(&RunArgs::default(), &given, |_| None), "NCCL_MAX_NCHANNELS"), None);
+    }
+
+    #[test]
+    fn a_run_forced_to_ll128_is_warned_about() {
+        let said = |protocols: &str| warning(|name| (name == "NCCL_PROTO").then(|| protocols.into()));
+        assert!(said("LL128").is_some_and(|words| words.contains("NCCL_PROTO=LL128")));
+        assert!(said("simple, ll128").is_some());
+        assert!(said("^LL128").is_none() && said("LL,Simple").is_none() && warning(|_| None).is_none());
     }
 
     #[test]

@@ -41,7 +41,11 @@ pub(crate) fn main(args: &RunArgs) -> anyhow::Result<ExitCode> {
             format!("the folders for the command could not be written in {}", scratch.path().display())
         })?;
 
-    let given = environment::Given { dropin: &dropin, view: &view, report: &reports };
+    if let Some(warning) = environment::warning(|name| std::env::var_os(name)) {
+        eprintln!("nobounce: {warning}");
+    }
+    let gpus = environment::gpus();
+    let given = environment::Given { dropin: &dropin, view: &view, report: &reports, gpus };
     let (program, arguments) = args.command.split_first().context("no command was given")?;
     let mut command = Command::new(program);
     command.args(arguments).envs(environment::variables(args, &given, |name| std::env::var_os(name)));

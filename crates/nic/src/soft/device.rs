@@ -302,6 +302,11 @@ impl Device {
         self.shared.lock().map(|engine| engine.link.counters()).unwrap_or_default()
     }
 
+    /// What it has done so far, as the JSON object that it leaves as its report when it goes (docs/run.md); `None` in a forked child.
+    pub fn report(&self) -> Option<String> {
+        self.shared.lock().map(|engine| super::report::so_far(self.local, &engine))
+    }
+
     /// Lets the device be reached, and has a thread look after it. From then on others may depend on that thread.
     pub(crate) fn listen(&self) -> Result<(), CreateQpError> {
         if self.is_forked() {

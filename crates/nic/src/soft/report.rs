@@ -42,10 +42,7 @@ impl Report {
     }
 
     fn begin(folder: &Path, local: IpAddr) -> io::Result<Self> {
-        let pid = std::process::id();
-        let program = text(&program_name().to_string_lossy());
-        let head =
-            format!("\"version\": 1, \"pid\": {pid}, \"program\": {program}, \"address\": \"{local}\"");
+        let (pid, head) = (std::process::id(), head(local));
         // A program that replaces itself keeps its number: its marker stays, and the next one has another name.
         for n in 0..MAX_REPORTS {
             let marker = folder.join(format!("{pid}-{n}.open"));
@@ -66,7 +63,7 @@ impl Report {
         if self.written.swap(true, Ordering::Relaxed) {
             return;
         }
-        if let Err(error) = self.replace_marker(&self.totals(engine)) {
+        if let Err(error) = self.replace_marker(&totals(&self.head, engine)) {
             tracing::warn!("cannot leave the report {}: {error}", self.marker.display());
         }
     }
@@ -78,31 +75,42 @@ impl Report {
         fs::rename(&partly, self.marker.with_extension("json"))?;
         fs::remove_file(&self.marker)
     }
+}
 
-    fn totals(&self, engine: &Engine) -> String {
-        let core = &engine.core;
-        let counters = core.totals();
-        let mut moved = PathCounters::default();
-        core.moved_by_peer().values().for_each(|one| moved.add(one));
-        let errors = Status::ALL.into_iter().filter(|status| *status != Status::Flushed);
-        let errors = errors.map(|status| (format!("{status:?}"), counters.failed(status)));
-        let staged: Vec<String> = core.regions.staged.iter().map(|reason| text(reason)).collect();
-        let lines = [
-            self.head.clone(),
-            format!("\"in\": {}", paths(&moved.inbound)),
-            format!("\"out\": {}", paths(&moved.outbound)),
-            format!("\"staged_because\": [{}]", staged.join(", ")),
-            format!("\"packets_sent\": {}", counters.sent_pkts),
-            format!("\"packets_received\": {}", counters.rcvd_pkts),
-            format!("\"packets_dropped\": {}", counters.dropped()),
-            format!("\"retransmissions\": {}", counters.retransmissions()),
-            format!("\"errors\": {}", numbers(errors.filter(|(_, count)| *count > 0))),
-            format!("\"flushed\": {}", counters.failed(Status::Flushed)),
-            format!("\"counters\": {}", numbers(counters.list())),
-            format!("\"link\": {}", numbers(engine.link.counters())),
-        ];
-        format!("{{\n  {}\n}}\n", lines.join(",\n  "))
-    }
+/// What a device at `local` has done so far, as its report will say it.
+pub(crate) fn so_far(local: IpAddr, engine: &Engine) -> String {
+    totals(&head(local), engine)
+}
+
+/// The fields that are known from the beginning.
+fn head(local: IpAddr) -> String {
+    let (pid, program) = (std::process::id(), text(&program_name().to_string_lossy()));
+    format!("\"version\": 1, \"pid\": {pid}, \"program\": {program}, \"address\": \"{local}\"")
+}
+
+fn totals(head: &str, engine: &Engine) -> String {
+    let core = &engine.core;
+    let counters = core.totals();
+    let mut moved = PathCounters::default();
+    core.moved_by_peer().values().for_each(|one| moved.add(one));
+    let errors = Status::ALL.into_iter().filter(|status| *status != Status::Flushed);
+    let errors = errors.map(|status| (format!("{status:?}"), counters.failed(status)));
+    let staged: Vec<String> = core.regions.staged.iter().map(|reason| text(reason)).collect();
+    let lines = [
+        head.to_owned(),
+        format!("\"in\": {}", paths(&moved.inbound)),
+        format!("\"out\": {}", paths(&moved.outbound)),
+        format!("\"staged_because\": [{}]", staged.join(", ")),
+        format!("\"packets_sent\": {}", counters.sent_pkts),
+        format!("\"packets_received\": {}", counters.rcvd_pkts),
+        format!("\"packets_dropped\": {}", counters.dropped()),
+        format!("\"retransmissions\": {}", counters.retransmissions()),
+        format!("\"errors\": {}", numbers(errors.filter(|(_, count)| *count > 0))),
+        format!("\"flushed\": {}", counters.failed(Status::Flushed)),
+        format!("\"counters\": {}", numbers(counters.list())),
+        format!("\"link\": {}", numbers(engine.link.counters())),
+    ];
+    format!("{{\n  {}\n}}\n", lines.join(",\n  "))
 }
 
 fn program_name() -> OsString {
