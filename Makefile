@@ -95,7 +95,7 @@ check-lints: ## clippy with warnings denied
 # The stand-in's knobs are one set for a process: nextest gives each test a process, cargo test at least its turn.
 test-code: ## Unit and integration tests, and the replay of the fuzz corpora
 	@if cargo nextest --version >/dev/null 2>&1; then \
-		cargo nextest run $(LOCKED) --workspace --no-fail-fast --no-tests=pass; \
+		cargo nextest run $(LOCKED) --workspace --lib --bins --tests --no-fail-fast --no-tests=pass; \
 	else cargo test $(LOCKED) --workspace --lib --bins --tests --no-fail-fast -- --test-threads=1; fi
 
 test-docs: ## The examples in the documentation

@@ -73,7 +73,9 @@ fn send(child: &Child, signal: &str) {
 
 /// Starts it and waits for the first line of its output.
 fn start(mut command: Command) -> (Child, String) {
-    let mut child = command.stdout(Stdio::piped()).spawn().expect("the command starts");
+    // Whoever reads its input waits: it stays open as long as the child is held, where a test's own may be at its end.
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().expect("the command starts");
     let mut line = String::new();
     BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
     (child, line.trim_end().to_owned())
