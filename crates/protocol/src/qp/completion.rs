@@ -1,6 +1,6 @@
 //! What the application learns: completions and events.
 
-use crate::wire::Qpn;
+use crate::wire::{Header, Qpn};
 
 /// How a work request ended. Numbers are those of the verbs interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -103,6 +103,21 @@ impl Completion {
             immediate: None,
             invalidated: None,
             solicited: false,
+            source: None,
+        }
+    }
+
+    /// A receive that the message ending with this packet used up.
+    pub(crate) fn received(wr_id: u64, status: Status, header: &Header, byte_len: u32) -> Self {
+        let opcode = header.opcode;
+        Self {
+            wr_id,
+            status,
+            kind: if opcode.is_send() { WorkKind::Receive } else { WorkKind::ReceiveWriteImmediate },
+            byte_len,
+            immediate: opcode.has_immediate().then_some(header.immediate),
+            invalidated: opcode.has_invalidate().then_some(header.invalidate),
+            solicited: header.solicited,
             source: None,
         }
     }

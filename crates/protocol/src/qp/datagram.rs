@@ -1,6 +1,6 @@
 //! The receiving half of the datagram service: every packet is a message and stands for itself.
 
-use super::completion::{Completion, Source, Status, WorkKind};
+use super::completion::{Completion, Source, Status};
 use super::requester::Out;
 use super::uc_receiver::Broken;
 use super::{Host, Params};
@@ -41,15 +41,10 @@ pub(crate) fn take_datagram(
         Status::Success
     };
     let success = status == Status::Success;
+    let byte_len = if success { u32::try_from(total).unwrap_or(u32::MAX) } else { 0 };
     out.completions.push_back(Completion {
-        wr_id: receive.wr_id,
-        status,
-        kind: WorkKind::Receive,
-        byte_len: if success { u32::try_from(total).unwrap_or(u32::MAX) } else { 0 },
-        immediate: header.opcode.has_immediate().then_some(header.immediate),
-        invalidated: None,
-        solicited: header.solicited,
         source: Some(Source { qpn: header.deth.source }),
+        ..Completion::received(receive.wr_id, status, header, byte_len)
     });
     if success { Ok(()) } else { Err(Broken) }
 }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use super::attr::Access;
-use super::completion::{Completion, Nak, QpEvent, Status, WorkKind};
+use super::completion::{Completion, Nak, QpEvent, Status};
 use super::requester::Out;
 use super::wqe::pad_of;
 use super::{Host, Params, Payload, Receive, Transmit};
@@ -310,11 +310,11 @@ impl Responder {
         self.incoming = Incoming::Send { receive, received };
         let total = received + payload_len as u64;
         if total > receive.capacity {
-            self.end_receive(receive, Status::LocalLength, header, 0, WorkKind::Receive, out);
+            self.end_receive(receive, Status::LocalLength, header, 0, out);
             return Err(Nak::InvalidRequest.into());
         }
         if payload_len > 0 && host.place_receive(received, payload_len, place.ends()).is_err() {
-            self.end_receive(receive, Status::LocalProtection, header, 0, WorkKind::Receive, out);
+            self.end_receive(receive, Status::LocalProtection, header, 0, out);
             return Err(Nak::RemoteOperational.into());
         }
         if !place.ends() {
@@ -324,12 +324,12 @@ impl Responder {
         if header.opcode.has_invalidate()
             && let Err(nak) = host.invalidate(header.invalidate)
         {
-            self.end_receive(receive, Status::LocalAccess, header, 0, WorkKind::Receive, out);
+            self.end_receive(receive, Status::LocalAccess, header, 0, out);
             return Err(nak.into());
         }
         self.msn = self.msn.wrapping_add(1);
         let len = u32::try_from(total).unwrap_or(u32::MAX);
-        self.end_receive(receive, Status::Success, header, len, WorkKind::Receive, out);
+        self.end_receive(receive, Status::Success, header, len, out);
         Ok(())
     }
 
@@ -339,20 +339,10 @@ impl Responder {
         status: Status,
         header: &Header,
         byte_len: u32,
-        kind: WorkKind,
         out: &mut Out<'_>,
     ) {
         self.incoming = Incoming::None;
-        out.completions.push_back(Completion {
-            wr_id: receive.wr_id,
-            status,
-            kind,
-            byte_len,
-            immediate: header.opcode.has_immediate().then_some(header.immediate),
-            invalidated: header.opcode.has_invalidate().then_some(header.invalidate),
-            solicited: header.solicited,
-            source: None,
-        });
+        out.completions.push_back(Completion::received(receive.wr_id, status, header, byte_len));
     }
 
     fn take_write(
@@ -383,7 +373,7 @@ impl Responder {
             _ => return Err(Nak::InvalidRequest.into()),
         };
         let len = payload_len as u64;
-        if len > remaining || (place.ends() && len != remaining) || (!place.ends() && len == remaining) {
+        if !is_piece_of(remaining, len, place) {
             return Err(Nak::InvalidRequest.into());
         }
         // A receive must be there before the last byte moves: the packet will come again if it is not.
@@ -393,8 +383,7 @@ impl Responder {
             && let Err(nak) = host.place_remote(rkey, addr, payload_len, place.ends())
         {
             if let Some(receive) = receive {
-                let kind = WorkKind::ReceiveWriteImmediate;
-                self.end_receive(receive, Status::Flushed, header, 0, kind, out);
+                self.end_receive(receive, Status::Flushed, header, 0, out);
             }
             return Err(nak.into());
         }
@@ -406,8 +395,7 @@ impl Responder {
         self.incoming = Incoming::None;
         self.msn = self.msn.wrapping_add(1);
         if let Some(receive) = receive {
-            let kind = WorkKind::ReceiveWriteImmediate;
-            self.end_receive(receive, Status::Success, header, total, kind, out);
+            self.end_receive(receive, Status::Success, header, total, out);
         }
         Ok(())
     }
@@ -528,6 +516,11 @@ fn check_payload(opcode: Opcode, len: usize, params: &Params) -> Result<(), Refu
 pub(crate) fn fits_place(place: Place, len: usize, params: &Params) -> bool {
     let mtu = params.mtu as usize;
     if place.ends() { len <= mtu && (place.starts() || len > 0) } else { len == mtu }
+}
+
+/// Whether so many bytes may come next of a WRITE with so many left: all of them at its end, and not before.
+pub(crate) const fn is_piece_of(remaining: u64, len: u64, place: Place) -> bool {
+    if place.ends() { len == remaining } else { len < remaining }
 }
 
 fn take_atomic(header: &Header, params: &Params, host: &mut dyn Host) -> Result<u64, Refusal> {

@@ -6,9 +6,9 @@
 use super::attr::Access;
 use super::completion::{Completion, Status, WorkKind};
 use super::requester::Out;
-use super::responder::{Incoming, fits_place};
+use super::responder::{Incoming, fits_place, is_piece_of};
 use super::{Host, MAX_MESSAGE, Params, Receive};
-use crate::wire::{Header, Place, Psn};
+use crate::wire::{Header, Psn};
 
 /// Packets this far behind the expected one are late or repeated, and dropped: messages arrive once and in order.
 /// Further behind is a peer that has begun anew, which the service allows.
@@ -156,7 +156,7 @@ impl UcReceiver {
         if place.ends() {
             self.incoming = Incoming::None;
             let len = u32::try_from(total).unwrap_or(u32::MAX);
-            out.completions.push_back(received_by(receive, WorkKind::Receive, header, len));
+            out.completions.push_back(Completion::received(receive.wr_id, Status::Success, header, len));
         }
         Ok(())
     }
@@ -203,27 +203,8 @@ impl UcReceiver {
             let (addr, remaining) = (addr.wrapping_add(len), remaining - len);
             self.incoming = Incoming::Write { rkey, addr, remaining, total };
         } else if let Some(receive) = receive {
-            let kind = WorkKind::ReceiveWriteImmediate;
-            out.completions.push_back(received_by(receive, kind, header, total));
+            out.completions.push_back(Completion::received(receive.wr_id, Status::Success, header, total));
         }
         Ok(())
-    }
-}
-
-/// Whether so many bytes may come next of a WRITE with so many left: all of them at its end, and not before.
-const fn is_piece_of(remaining: u64, len: u64, place: Place) -> bool {
-    if place.ends() { len == remaining } else { len < remaining }
-}
-
-fn received_by(receive: Receive, kind: WorkKind, header: &Header, byte_len: u32) -> Completion {
-    Completion {
-        wr_id: receive.wr_id,
-        status: Status::Success,
-        kind,
-        byte_len,
-        immediate: header.opcode.has_immediate().then_some(header.immediate),
-        invalidated: None,
-        solicited: header.solicited,
-        source: None,
     }
 }
