@@ -1,11 +1,11 @@
 //! What the device can do.
 
 use std::ffi::c_int;
-use std::ptr;
 
 use nobounce_verbs as verbs;
 
 use crate::context::ContextObject;
+use crate::convert::write_sized;
 use crate::device_list::text;
 use crate::entry::{self, Errno};
 use crate::live::Object;
@@ -98,15 +98,8 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         ours.orig_attr = attributes(context);
         ours.device_cap_flags_ex = ours.orig_attr.device_cap_flags.into();
         ours.phys_port_cnt_ex = 1;
-        // SAFETY: the caller's structure has `size` bytes; no more are written, and no more are read than ours has.
-        unsafe {
-            ptr::write_bytes(attr.cast::<u8>(), 0, size);
-            ptr::copy_nonoverlapping(
-                (&raw const ours).cast::<u8>(),
-                attr.cast(),
-                size.min(size_of_val(&ours)),
-            );
-        }
+        // SAFETY: the caller says how long its structure is.
+        unsafe { write_sized(&ours, attr, size) };
         Ok(())
     })
 }

@@ -1,6 +1,7 @@
 //! Between the numbers of C and our own types.
 
 use std::net::{IpAddr, Ipv6Addr};
+use std::ptr;
 
 use nobounce_nic::soft::{Access, Mtu, PostError, QpState};
 use nobounce_verbs as verbs;
@@ -62,6 +63,19 @@ pub(crate) fn access_of(flags: u32) -> Result<Access, Errno> {
         return Err(Errno::EOPNOTSUPP);
     }
     Access::from_bits(flags & !harmless).ok_or(Errno::EINVAL)
+}
+
+/// Answers with a structure whose length the caller knows from its own headers, older or newer than ours: as much of `ours` as there is
+/// room for, and zeroes in what only a newer one has.
+///
+/// # Safety
+/// `to` has `size` bytes.
+pub(crate) unsafe fn write_sized<T: Copy>(ours: &T, to: *mut T, size: usize) {
+    // SAFETY: `to` has `size` bytes; no more are written, and no more are read than `ours` has.
+    unsafe {
+        ptr::write_bytes(to.cast::<u8>(), 0, size);
+        ptr::copy_nonoverlapping(ptr::from_ref(ours).cast::<u8>(), to.cast(), size.min(size_of::<T>()));
+    }
 }
 
 pub(crate) fn post_errno(error: PostError) -> Errno {

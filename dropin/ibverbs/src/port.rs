@@ -8,7 +8,7 @@ use nobounce_protocol::qp::{MAX_MESSAGE, Mtu};
 use nobounce_verbs as verbs;
 
 use crate::context::ContextObject;
-use crate::convert::{gid_of, mtu_code};
+use crate::convert::{gid_of, mtu_code, write_sized};
 use crate::entry::{self, Errno};
 use crate::live::Object;
 
@@ -67,16 +67,8 @@ pub(crate) unsafe extern "C" fn query_port_sized(
     entry::code(|| {
         let context = ContextObject::find(context)?;
         check(port.into(), 0)?;
-        let ours = attributes(context);
-        // SAFETY: the caller's structure has `size` bytes; no more are written, and no more are read than ours has.
-        unsafe {
-            ptr::write_bytes(attr.cast::<u8>(), 0, size);
-            ptr::copy_nonoverlapping(
-                (&raw const ours).cast::<u8>(),
-                attr.cast(),
-                size.min(size_of_val(&ours)),
-            );
-        }
+        // SAFETY: the caller says how long its structure is.
+        unsafe { write_sized(&attributes(context), attr, size) };
         Ok(())
     })
 }
@@ -133,17 +125,6 @@ fn gid_entry(context: &ContextObject) -> verbs::GidEntry {
     }
 }
 
-/// # Safety
-/// `to` has `size` bytes.
-unsafe fn write_entry(context: &ContextObject, to: *mut verbs::GidEntry, size: usize) {
-    let entry = gid_entry(context);
-    // SAFETY: the caller's structure has `size` bytes, ours as many as are read.
-    unsafe {
-        ptr::write_bytes(to.cast::<u8>(), 0, size);
-        ptr::copy_nonoverlapping((&raw const entry).cast::<u8>(), to.cast(), size.min(size_of_val(&entry)));
-    }
-}
-
 /// `_ibv_query_gid_ex`.
 pub(crate) unsafe extern "C" fn query_gid_ex(
     context: *mut verbs::Context,
@@ -160,7 +141,7 @@ pub(crate) unsafe extern "C" fn query_gid_ex(
             return Err(Errno::EOPNOTSUPP);
         }
         // SAFETY: the caller says how long its structure is.
-        unsafe { write_entry(context, entry, size) };
+        unsafe { write_sized(&gid_entry(context), entry, size) };
         Ok(())
     })
 }
@@ -182,7 +163,7 @@ pub(crate) unsafe extern "C" fn query_gid_table(
             return Err(Errno::EINVAL);
         }
         // SAFETY: there is room for one entry of `size` bytes.
-        unsafe { write_entry(context, entries, size) };
+        unsafe { write_sized(&gid_entry(context), entries, size) };
         Ok(1)
     });
     written.unwrap_or_else(|errno| {
