@@ -15,16 +15,9 @@ use std::{io, mem};
 use super::bell::{Bell, LOOK_EVERY_NS};
 use super::device::EngineLock;
 use super::eventfd::EventFd;
+use super::judgement::{Judgement, Round, Verdict};
 use crate::links::now_ns;
 
-/// Polls between two looks by which an application is at work, even if packets were left over when we looked.
-const AT_WORK: u64 = 100;
-/// Wake-ups in a row at which somebody else was faster, before the helper steps back.
-const MISSES: u32 = 2;
-/// The same, for an application that turned out to leave packets lying after the helper stepped back.
-const MAX_MISSES: u32 = 256;
-/// Looks in a row that found nothing left lying, after which that is forgotten.
-const FORGET_AFTER: u32 = 32;
 /// A packet that is there while nobody has looked for so long is nobody's but the helper's.
 const UNATTENDED_NS: u64 = 30_000;
 /// How long it goes on polling after traffic, where there are CPUs to spare.
@@ -112,9 +105,7 @@ impl Worker {
     fn run(&self) {
         ask_for_short_slices();
         let mut seen = self.polls.load(Ordering::Relaxed);
-        let (mut misses, mut deadline, mut looks) = (0, None, false);
-        // An application that polls for its own completions and then spins on memory is faster than the helper half of the time.
-        let (mut patience, mut quiet) = (MISSES, 0);
+        let (mut judgement, mut deadline, mut looks) = (Judgement::new(), None, false);
         while !self.stop.load(Ordering::SeqCst) {
             let watching = self.bell.begin_round();
             // Who has just called will do so again: until then look now and then instead of being woken each time.
@@ -139,21 +130,10 @@ impl Worker {
             if asked || due {
                 continue;
             }
-            misses = if found > 0 { 0 } else { misses + 1 };
-            if watching && misses >= patience && driven > 0 {
-                self.bell.step_back();
-                quiet = 0;
-            } else if !watching && (driven == 0 || unattended || (found > 0 && driven < AT_WORK)) {
-                misses = 0;
-                if unattended && driven > 0 {
-                    patience = (patience * 2).min(MAX_MISSES);
-                }
-                self.bell.step_up();
-            } else if !watching {
-                quiet += 1;
-                if quiet >= FORGET_AFTER {
-                    patience = MISSES;
-                }
+            match judgement.judge(Round { watching, found, unattended, driven }) {
+                Verdict::Stay => {}
+                Verdict::StepBack => self.bell.step_back(),
+                Verdict::StepUp => self.bell.step_up(),
             }
         }
     }

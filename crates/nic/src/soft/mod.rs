@@ -23,6 +23,7 @@ mod fork;
 mod grh;
 mod helper;
 mod host;
+mod judgement;
 mod limits;
 mod notices;
 #[cfg(test)]

@@ -1,0 +1,178 @@
+//! Whether packets are the helper's business or the application's: judged by who finds them.
+
+/// Polls between two looks by which an application is at work, even if packets were left over when we looked.
+const AT_WORK: u64 = 100;
+/// Wake-ups in a row at which somebody else was faster, before the helper steps back.
+const MISSES: u32 = 2;
+/// The same, for an application that turned out to leave packets lying after the helper stepped back.
+const MAX_MISSES: u32 = 256;
+/// Looks in a row that found nothing left lying, after which that is forgotten.
+const FORGET_AFTER: u32 = 32;
+
+/// What the helper saw of one round: it was woken, or looked by itself, and served.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Round {
+    /// It watched the sockets: a packet woke it.
+    pub(super) watching: bool,
+    /// Packets it found.
+    pub(super) found: usize,
+    /// They lay there, and nobody was looking.
+    pub(super) unattended: bool,
+    /// Calls of the application that drove the engine since the round before.
+    pub(super) driven: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// Go on as before.
+    Stay,
+    /// The application is faster: watch the sockets no longer.
+    StepBack,
+    /// The application leaves packets lying: watch again.
+    StepUp,
+}
+
+/// What the rounds so far come to.
+#[derive(Debug)]
+pub(super) struct Judgement {
+    /// Rounds in a row that found nothing.
+    misses: u32,
+    /// How many of them it takes to step back. An application that polls for its own completions and then spins on memory is faster than
+    /// the helper half of the time, and each time it is left alone costs it a millisecond.
+    patience: u32,
+    /// Looks since stepping back at which the application was found at work.
+    quiet: u32,
+}
+
+impl Judgement {
+    pub(super) const fn new() -> Self {
+        Self { misses: 0, patience: MISSES, quiet: 0 }
+    }
+
+    pub(super) fn judge(&mut self, round: Round) -> Verdict {
+        let Round { watching, found, unattended, driven } = round;
+        self.misses = if found > 0 { 0 } else { self.misses.saturating_add(1) };
+        if watching {
+            if self.misses < self.patience || driven == 0 {
+                return Verdict::Stay;
+            }
+            self.quiet = 0;
+            return Verdict::StepBack;
+        }
+        if driven == 0 || unattended || (found > 0 && driven < AT_WORK) {
+            self.misses = 0;
+            if unattended && driven > 0 {
+                self.patience = (self.patience * 2).min(MAX_MISSES);
+            }
+            return Verdict::StepUp;
+        }
+        self.quiet = self.quiet.saturating_add(1);
+        if self.quiet >= FORGET_AFTER {
+            self.patience = MISSES;
+        }
+        Verdict::Stay
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Woken by a packet that somebody else took, who drove meanwhile.
+    const MISSED: Round = Round { watching: true, found: 0, unattended: false, driven: 5 };
+    /// Woken by a packet that nobody else took.
+    const FOUND: Round = Round { watching: true, found: 1, unattended: false, driven: 5 };
+    /// A look by itself: the application is at work.
+    const AT_WORK_STILL: Round = Round { watching: false, found: 0, unattended: false, driven: 5 };
+    /// A look by itself: a packet lay there, and the application has called, but not for a while.
+    const LEFT_LYING: Round = Round { watching: false, found: 1, unattended: true, driven: 5 };
+
+    /// Misses in a row until it steps back.
+    fn patience(judgement: &mut Judgement) -> u32 {
+        for missed in 1..=2 * MAX_MISSES {
+            if judgement.judge(MISSED) == Verdict::StepBack {
+                return missed;
+            }
+        }
+        panic!("it never steps back");
+    }
+
+    #[test]
+    fn it_steps_back_when_others_are_faster_twice_in_a_row() {
+        let mut judgement = Judgement::new();
+        for round in [MISSED, FOUND, MISSED, FOUND, MISSED] {
+            assert_eq!(judgement.judge(round), Verdict::Stay);
+        }
+        assert_eq!(judgement.judge(MISSED), Verdict::StepBack);
+    }
+
+    #[test]
+    fn it_does_not_step_back_where_nobody_drives() {
+        let mut judgement = Judgement::new();
+        for _ in 0..10 {
+            assert_eq!(judgement.judge(Round { driven: 0, ..MISSED }), Verdict::Stay);
+        }
+        assert_eq!(judgement.judge(MISSED), Verdict::StepBack, "they count as soon as somebody does");
+    }
+
+    #[test]
+    fn it_stays_away_while_the_application_is_at_work() {
+        let mut judgement = Judgement::new();
+        patience(&mut judgement);
+        assert_eq!(judgement.judge(AT_WORK_STILL), Verdict::Stay);
+        // Packets were there when we looked, as they are now and then where many come; somebody who polls so often takes them.
+        assert_eq!(judgement.judge(Round { found: 3, driven: AT_WORK, ..AT_WORK_STILL }), Verdict::Stay);
+    }
+
+    #[test]
+    fn it_comes_back_when_packets_are_left_lying() {
+        for round in [
+            Round { driven: 0, ..AT_WORK_STILL },
+            Round { found: 3, driven: AT_WORK - 1, ..AT_WORK_STILL },
+            LEFT_LYING,
+        ] {
+            let mut judgement = Judgement::new();
+            patience(&mut judgement);
+            assert_eq!(judgement.judge(round), Verdict::StepUp, "{round:?}");
+            assert_eq!(judgement.judge(MISSED), Verdict::Stay, "misses are counted anew: {round:?}");
+        }
+    }
+
+    #[test]
+    fn each_time_packets_were_left_lying_it_is_twice_as_patient() {
+        let mut judgement = Judgement::new();
+        let mut seen = Vec::new();
+        for _ in 0..9 {
+            seen.push(patience(&mut judgement));
+            judgement.judge(LEFT_LYING);
+        }
+        assert_eq!(seen, [2, 4, 8, 16, 32, 64, 128, 256, 256]);
+    }
+
+    /// One that went to sleep altogether is no reason for patience: nothing was left lying while it was at work.
+    #[test]
+    fn an_application_that_pauses_does_not_make_it_patient() {
+        let mut judgement = Judgement::new();
+        patience(&mut judgement);
+        judgement.judge(Round { driven: 0, ..LEFT_LYING });
+        assert_eq!(patience(&mut judgement), MISSES);
+    }
+
+    #[test]
+    fn patience_is_forgotten_after_looks_that_found_nothing() {
+        let mut judgement = Judgement::new();
+        patience(&mut judgement);
+        judgement.judge(LEFT_LYING);
+        assert_eq!(patience(&mut judgement), 2 * MISSES);
+        for _ in 1..FORGET_AFTER {
+            judgement.judge(AT_WORK_STILL);
+        }
+        judgement.judge(Round { driven: 0, ..AT_WORK_STILL });
+        assert_eq!(patience(&mut judgement), 2 * MISSES, "one look too few");
+        for _ in 0..FORGET_AFTER {
+            judgement.judge(AT_WORK_STILL);
+        }
+        judgement.judge(Round { driven: 0, ..AT_WORK_STILL });
+        assert_eq!(patience(&mut judgement), MISSES);
+    }
+}
