@@ -15,6 +15,7 @@ use nobounce_protocol::wire::icrc::{self, Flow, MASKED, Sealer};
 use nobounce_protocol::wire::{BTH_LEN, ICRC_LEN, ROCE_PORT};
 
 use super::Capabilities;
+use super::sealers::Sealers;
 
 /// Bytes of the slab: one full segmented send. A larger one would let the receiver idle while it is filled.
 const SLAB: usize = 66 * 1024;
@@ -25,8 +26,6 @@ pub(super) const LEAD: usize = 4;
 const MAX_PACKETS: usize = 1024;
 /// Most bytes in one segmented send. The kernel's limit over IPv4 is 0xfff0 less the IP and UDP headers.
 const MAX_GROUP: usize = 0xfff0 - 20 - 8;
-/// Sealers kept, one for each flow and packet length lately used: making one costs as much as closing a few packets.
-const SEALERS: usize = 32;
 /// The longest packet that can be sent.
 pub const MAX_PACKET: usize = MAX_GROUP;
 /// The longest packet of the protocol: headers, the largest path MTU, ICRC.
@@ -150,9 +149,7 @@ pub struct TxBatch {
     open: Option<Open>,
     packets: Vec<TxPacket>,
     group: Option<Group>,
-    sealers: [Option<Sealer>; SEALERS],
-    /// The sealer used last, and for what.
-    last_sealer: Option<((Way, usize), usize)>,
+    sealers: Sealers<Way>,
 }
 
 impl TxBatch {
@@ -169,8 +166,7 @@ impl TxBatch {
             open: None,
             packets: Vec::with_capacity(64),
             group: None,
-            sealers: [None; SEALERS],
-            last_sealer: None,
+            sealers: Sealers::new(),
         }
     }
 
@@ -246,8 +242,13 @@ impl TxBatch {
             self.open = None;
             return None;
         }
-        let sealer = self.find_sealer(way, len);
-        let start = self.sealers[sealer].as_ref().map_or(0, Sealer::start);
+        let sealer = self.sealers.find(way, len, || Flow {
+            src: self.caps.local,
+            dst: way.dst(),
+            src_port: self.caps.source_ports[usize::from(way.port)],
+            dst_port: ROCE_PORT,
+        });
+        let start = self.sealers.get(sealer).map_or(0, Sealer::start);
         self.open = Some(Open { way, len, slab_len, sealer });
         self.slab.get_mut(self.used..self.used + slab_len).map(|room| (room, start))
     }
@@ -256,7 +257,7 @@ impl TxBatch {
     pub fn commit(&mut self) {
         let Some(open) = self.open else { return };
         debug_assert_eq!(open.len, open.slab_len, "whose payload lies elsewhere is committed with its CRC");
-        let Some(sealer) = &self.sealers[open.sealer] else { return };
+        let Some(sealer) = self.sealers.get(open.sealer) else { return };
         let mut crc = crc32fast::Hasher::new_with_initial(sealer.start());
         crc.update(&self.slab[self.used..self.used + open.len - ICRC_LEN]);
         self.commit_crc(crc.finalize());
@@ -268,7 +269,7 @@ impl TxBatch {
         let at = self.used;
         let masked = self.open_byte(&open, MASKED);
         let ip_id = self.place(&open);
-        let Some(sealer) = &self.sealers[open.sealer] else { return };
+        let Some(sealer) = self.sealers.get(open.sealer) else { return };
         let icrc = sealer.finish(crc, masked, ip_id).to_le_bytes();
         if open.slab_len == 0 {
             if let Some(outside) = self.outside.last() {
@@ -422,26 +423,6 @@ impl TxBatch {
         }
         let Some(tail) = self.slab[..end].last_chunk_mut::<ICRC_LEN>() else { return };
         *tail = icrc::change_id(u32::from_le_bytes(*tail), len - ICRC_LEN, from, to).to_le_bytes();
-    }
-
-    /// Which sealer closes packets of this length on this way; makes it if it is not there.
-    fn find_sealer(&mut self, way: Way, len: usize) -> usize {
-        // The packet before is mostly of the same kind.
-        if let Some((last, place)) = self.last_sealer
-            && last == (way, len)
-        {
-            return place;
-        }
-        let src_port = self.caps.source_ports[usize::from(way.port)];
-        let flow = Flow { src: self.caps.local, dst: way.dst(), src_port, dst_port: ROCE_PORT };
-        let host = usize::from(way.low.to_le_bytes()[0]);
-        let place = ((len / 4).wrapping_mul(7) + host * 5 + usize::from(way.port) * 3) % SEALERS;
-        let kept = &mut self.sealers[place];
-        if kept.as_ref().is_none_or(|s| s.packet_len() != len || *s.flow() != flow) {
-            *kept = Some(Sealer::new(flow, len));
-        }
-        self.last_sealer = Some(((way, len), place));
-        place
     }
 
     /// Gives a packet its place; returns its number in its group.

@@ -4,12 +4,14 @@ mod batch;
 pub mod fault;
 mod outbox;
 pub mod pcap;
+mod sealers;
 mod slot;
 #[cfg(test)]
 mod stub;
 pub mod udp;
 
 pub use batch::{MAX_PACKET, TxBatch, TxPacket};
+pub(crate) use sealers::Sealers;
 
 use std::fmt;
 use std::net::IpAddr;

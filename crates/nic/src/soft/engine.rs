@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use nobounce_protocol::qp::{Handled, Qp as ProtocolQp, QpAttr, QpEvent, QpState, Status};
 use nobounce_protocol::timing::Nanos;
-use nobounce_protocol::wire::icrc::{Flow, Sealer, Verdict};
+use nobounce_protocol::wire::icrc::{Flow, Verdict};
 use nobounce_protocol::wire::{Header, IdVerdict, Qpn, ROCE_PORT, Service};
 
 use super::build::{Built, build, build_repeats, packet_len, ready_repeats};
@@ -25,7 +25,7 @@ use super::region::Regions;
 use super::srq::Srqs;
 use super::tally::PathCounters;
 use crate::links::udp::OpenError;
-use crate::links::{Link, RxDatagram, TxBatch, now_ns};
+use crate::links::{Link, RxDatagram, Sealers, TxBatch, now_ns};
 
 /// Packets a queue pair may send before the next one has its turn: one full segmented send. (Two: 64 queue pairs
 /// together reach 0.6 of one instead of 0.9.)
@@ -38,8 +38,6 @@ const WORTH_ASKING: u64 = 64 << 10;
 /// A receiver with more than this in its buffer is behind: one full segmented send.
 const BEHIND: u64 = 64 << 10;
 
-/// Precomputed ICRCs kept.
-const SEALERS: usize = 32;
 /// Peers whose bytes are counted apart after their queue pairs are gone.
 const MAX_PEERS: usize = 1024;
 /// Idle calls between two looks at the timers: a few microseconds of polling.
@@ -78,9 +76,7 @@ pub(crate) struct Core {
     timers: BinaryHeap<Reverse<(Nanos, u32)>>,
     peers: Peers,
     /// Precomputed ICRCs of the flows and packet lengths heard lately.
-    sealers: [Option<Sealer>; SEALERS],
-    /// The one used last, and for what: source, source port, packet length.
-    last_sealer: Option<(IpAddr, u16, usize, usize)>,
+    sealers: Sealers<(u16, IpAddr)>,
     /// Calls in a row that received nothing.
     idle_calls: u32,
     /// When somebody last looked for packets, give or take a few idle calls.
@@ -109,8 +105,7 @@ impl Engine {
             moved: HashMap::new(),
             timers: BinaryHeap::new(),
             peers: Peers::default(),
-            sealers: [None; SEALERS],
-            last_sealer: None,
+            sealers: Sealers::new(),
             idle_calls: 0,
             driven_at: 0,
         };
@@ -356,30 +351,14 @@ impl Core {
 
     fn check_icrc(&mut self, datagram: &RxDatagram<'_>) -> bool {
         let policy = self.peers.policy(datagram.src);
-        let place = match self.last_sealer {
-            // The packet before is mostly of the same kind.
-            Some((src, src_port, len, place))
-                if (src_port, len) == (datagram.src_port, datagram.bytes.len()) && src == datagram.src =>
-            {
-                place
-            }
-            _ => {
-                let RxDatagram { src, src_port, bytes, .. } = *datagram;
-                let flow = Flow { src, dst: self.local, src_port, dst_port: ROCE_PORT };
-                let host = match src {
-                    IpAddr::V4(a) => a.octets()[3],
-                    IpAddr::V6(a) => a.octets()[15],
-                };
-                let place = (bytes.len() / 4 + 5 * usize::from(host) + 3 * usize::from(src_port)) % SEALERS;
-                let kept = &mut self.sealers[place];
-                if kept.as_ref().is_none_or(|s| s.packet_len() != bytes.len() || *s.flow() != flow) {
-                    *kept = Some(Sealer::new(flow, bytes.len()));
-                }
-                self.last_sealer = Some((src, src_port, bytes.len(), place));
-                place
-            }
-        };
-        let Some(sealer) = &self.sealers[place] else { return false };
+        let RxDatagram { src, src_port, bytes, .. } = *datagram;
+        let place = self.sealers.find((src_port, src), bytes.len(), || Flow {
+            src,
+            dst: self.local,
+            src_port,
+            dst_port: ROCE_PORT,
+        });
+        let Some(sealer) = self.sealers.get(place) else { return false };
         match sealer.verify(policy.guess(datagram.ip_id), datagram.bytes) {
             Verdict::Bad => false,
             Verdict::Valid { ip_id: None } => true,
