@@ -151,6 +151,33 @@ fn a_fenced_write_sends_what_the_read_before_it_brought() {
 }
 
 #[test]
+fn what_the_copy_engine_does_not_get_to_is_loaded() {
+    let gpu = StandIn::program();
+    let (a, b) = ends("127.91.15.1", 1, Mtu::Mtu4096);
+    let at_a = OnGpu::new(&a, gpu, Way::Window);
+    at_a.fill(3);
+    let out = || a.device.path_counters().outbound;
+    let write = || {
+        let (before, sge) = (out(), [at_a.sge(0, 600_000)]);
+        a.qps[0].post_send(&SendRequest::new(1, Operation::Write(b.remote(0)), &sge)).unwrap();
+        a.succeed(1);
+        (out().window.bytes - before.window.bytes, out().copy_engine.bytes - before.copy_engine.bytes)
+    };
+    // On a busy machine the stand-in's copies are late by themselves now and then.
+    common::until("a message that is fetched", || write() == (0, 600_000));
+    // As if a kernel that waits for the network kept the copy engine: nothing but time frees it.
+    gpu.set_copy_delay_us(3_000_000);
+    let start = Instant::now();
+    assert_eq!(write(), (600_000, 0));
+    assert_eq!(write(), (600_000, 0));
+    let took = start.elapsed();
+    gpu.set_copy_delay_us(0);
+    assert!(took < Duration::from_secs(2), "{took:?}");
+    assert_eq!(b.bytes(0, 600_000), patterns(3, 0, 600_000));
+    common::until("messages to be fetched again", || write() == (0, 600_000));
+}
+
+#[test]
 fn whoever_sleeps_after_a_post_is_served() {
     let gpu = StandIn::program();
     let (mut a, mut b) = (End::open(&config("127.91.9.1"), MIB), End::open(&config("127.91.9.1"), MIB));

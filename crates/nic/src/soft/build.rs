@@ -137,10 +137,24 @@ pub(crate) fn build(
     {
         return build_fetched(entry, tx, regions, transmit);
     }
+    match build_gathered(entry, tx, regions, transmit, message_of(entry, &transmit.payload))? {
+        Some(built) => Ok(built),
+        None => build_fetched(entry, tx, regions, transmit),
+    }
+}
+
+/// Builds a packet of bytes that the processor copies; nothing where they are to be fetched instead.
+fn build_gathered(
+    entry: &QpEntry,
+    tx: &mut TxBatch,
+    regions: &mut Regions,
+    transmit: &Transmit,
+    message: Message,
+) -> Result<Option<Built>, Nak> {
     let Some(mut room) = Room::begin(entry, tx, transmit) else {
-        return Ok(BY_CPU); // has_room() was asked; a packet lost here is repeated
+        return Ok(Some(BY_CPU)); // has_room() was asked; a packet lost here is repeated
     };
-    let (crc, message) = (room.crc, message_of(entry, &transmit.payload));
+    let crc = room.crc;
     let gathered = match transmit.payload {
         Payload::None => Ok((crc, Route::Direct(Mechanism::Cpu))),
         Payload::Request { serial, offset, .. } => match find_send(&entry.sends, serial) {
@@ -155,7 +169,7 @@ pub(crate) fn build(
         Ok((crc, route)) => {
             let crc = room.pad(crc);
             tx.commit_crc(crc);
-            Ok(Built::Done(route))
+            Ok(Some(Built::Done(route)))
         }
         Err(GatherError::Fault(nak)) => {
             tx.abort();
@@ -163,7 +177,7 @@ pub(crate) fn build(
         }
         Err(GatherError::Fetch) => {
             tx.abort();
-            build_fetched(entry, tx, regions, transmit)
+            Ok(None)
         }
     }
 }
@@ -271,11 +285,19 @@ fn build_fetched(
         }
         let Piece { at, len, behind, .. } = piece;
         let want = Want { origin, at, len, behind, memory: &gpu.memory, copier: gpu.copier, offset, mtu };
-        (feed.get(&stage.copiers, &want), gpu.staged_out)
+        match feed.get(&stage.copiers, &want) {
+            Fetched::Late if !gpu.can_load() => (Fetched::Pending, false),
+            fetched => (fetched, gpu.staged_out),
+        }
     })?;
     let (chunk, start, staged) = match got {
         Some((Fetched::Ready(chunk, start), staged)) => (chunk, start, staged),
         Some((Fetched::Pending, _)) => return Ok(Built::Pending { after: owner.after, starved: false }),
+        Some((Fetched::Late, _)) => {
+            // Loads need no copy engine. They are slow for long messages, but the copy engine may wait for a kernel that waits for us.
+            let loaded = build_gathered(entry, tx, regions, transmit, Message::LOADED)?;
+            return Ok(loaded.unwrap_or(Built::Pending { after: owner.after, starved: false }));
+        }
         Some((Fetched::Starved, _)) => return Ok(Built::Pending { after: owner.after, starved: true }),
         Some((Fetched::Failed(error), _)) => {
             tracing::warn!(%error, "GPU memory could not be read by the copy engine");

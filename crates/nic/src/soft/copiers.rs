@@ -1,5 +1,7 @@
 //! The copy engines of a device: one pair for each CUDA context whose memory was registered.
 
+use std::cell::Cell;
+
 use nobounce_memory::gpu::api::Context;
 use nobounce_memory::gpu::copy_engine::{CopyEngine, CopyError};
 use nobounce_memory::gpu::{CudaError, GpuMemory};
@@ -37,13 +39,16 @@ impl ContextKey {
 pub(crate) struct CopyEngines {
     fetch: CopyEngine,
     place: CopyEngine,
+    /// A fetch takes so long that no other is begun before it is over.
+    late: Cell<bool>,
 }
 
 impl CopyEngines {
     /// Makes them, for memory like this one. Takes milliseconds: not under the engine's lock.
     pub(crate) fn new(memory: &GpuMemory, context: ContextKey) -> Result<Self, CopyError> {
         let make = |chunks, len| CopyEngine::in_context(memory.gpu(), context.handle, chunks, len);
-        Ok(Self { fetch: make(FETCH_CHUNKS, FETCH_CHUNK)?, place: make(PLACE_CHUNKS, CHUNK)? })
+        let (fetch, place) = (make(FETCH_CHUNKS, FETCH_CHUNK)?, make(PLACE_CHUNKS, CHUNK)?);
+        Ok(Self { fetch, place, late: Cell::new(false) })
     }
 }
 
@@ -67,8 +72,22 @@ impl Copiers {
 
     /// Whether no copy of this pair is under way; one that cannot be asked after any more is none.
     pub(crate) fn are_idle(&self, index: CopierIndex) -> bool {
-        let CopyEngines { fetch, place } = &self.0[index.0].1;
+        let CopyEngines { fetch, place, .. } = &self.0[index.0].1;
         fetch.is_idle().unwrap_or(true) && place.is_idle().unwrap_or(true)
+    }
+
+    /// A fetch is late: the GPU does not get to it.
+    pub(crate) fn found_late(&self, index: CopierIndex) {
+        self.0[index.0].1.late.set(true);
+    }
+
+    /// Whether a fetch that was found late is still not over.
+    pub(crate) fn are_late(&self, index: CopierIndex) -> bool {
+        let CopyEngines { fetch, late, .. } = &self.0[index.0].1;
+        if late.get() && fetch.is_idle().unwrap_or(true) {
+            late.set(false);
+        }
+        late.get()
     }
 
     /// The engine that fetches.

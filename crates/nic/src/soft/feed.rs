@@ -11,7 +11,11 @@ use nobounce_memory::gpu::copy_engine::{Copy, CopyError, PinnedChunk, Rows};
 use nobounce_protocol::wire::{BTH_LEN, ICRC_LEN};
 
 use super::copiers::{CHUNK, CopierIndex, Copiers};
+use crate::links::now_ns;
 
+/// A copy that is not over after this long waits for something: microseconds are usual. CUDA puts off all copies of a process while one of
+/// its threads loads a kernel for the first time or frees memory, until the kernels that run are over; and these may wait for us.
+const LATE_NS: u64 = 2_000_000;
 /// Fetches under way or at hand.
 const AHEAD: usize = 3;
 /// The first fetch of a message: short, so that its first packet leaves early; the next ones grow to whole chunks. All path
@@ -58,6 +62,8 @@ pub(crate) enum Fetched {
     Ready(PinnedChunk, usize),
     /// Ask again.
     Pending,
+    /// The copy engine does not get to it: load them if you can, else ask again.
+    Late,
     /// No chunk was free: ask again, and take one from somebody meanwhile.
     Starved,
     /// They cannot be read.
@@ -66,7 +72,8 @@ pub(crate) enum Fetched {
 
 #[derive(Debug)]
 enum State {
-    UnderWay(CopierIndex, Copy),
+    /// And when it was started.
+    UnderWay(CopierIndex, Copy, u64),
     Here(PinnedChunk),
 }
 
@@ -157,12 +164,18 @@ impl Feed {
 
     /// Starts to fetch bytes that will be wanted. Whether they can be had is seen when they are.
     pub(crate) fn prefetch(&mut self, copiers: &Copiers, want: &Want<'_>) {
+        if copiers.are_late(want.copier) {
+            return;
+        }
         if self.fetch_ahead(copiers, want).is_err() {
             self.finish(want.origin);
         }
     }
 
     pub(crate) fn get(&mut self, copiers: &Copiers, want: &Want<'_>) -> Fetched {
+        if copiers.are_late(want.copier) {
+            return Fetched::Late;
+        }
         // What belongs to messages or packets before this one is over; and a packet that is sent again begins anew.
         while self
             .fetches
@@ -179,7 +192,13 @@ impl Feed {
         let place = fetch.place_of(want.at);
         match settle(copiers, &mut fetch.state) {
             Ok(Some(chunk)) => Fetched::Ready(chunk, place),
-            Ok(None) => Fetched::Pending,
+            Ok(None) => match fetch.state {
+                Some(State::UnderWay(copier, _, since)) if now_ns().saturating_sub(since) > LATE_NS => {
+                    copiers.found_late(copier);
+                    Fetched::Late
+                }
+                _ => Fetched::Pending,
+            },
             Err(error) => {
                 self.clear();
                 Fetched::Failed(error)
@@ -202,7 +221,7 @@ impl Feed {
             let offset = want.offset + usize::try_from(at - want.at).unwrap_or(0);
             let rows = rows(want.mtu);
             let copy = engine.start_read_rows(want.memory, offset, len, rows, chunk)?;
-            let state = Some(State::UnderWay(want.copier, copy));
+            let state = Some(State::UnderWay(want.copier, copy, now_ns()));
             self.fetches.push_back(Fetch { origin: want.origin, at, len, rows, state });
             self.next_len = (self.next_len * GROWTH).min(CHUNK);
             at += len as u64;
@@ -213,15 +232,15 @@ impl Feed {
 
 /// The chunk of a fetch, if the copy is over.
 fn settle(copiers: &Copiers, state: &mut Option<State>) -> Result<Option<PinnedChunk>, CopyError> {
-    if let Some(State::UnderWay(copier, copy)) = state
+    if let Some(State::UnderWay(copier, copy, _)) = state
         && !copiers.fetcher(*copier).poll(copy)?
     {
         return Ok(None);
     }
     *state = match state.take() {
-        Some(State::UnderWay(copier, copy)) => Some(match copy.into_chunk() {
+        Some(State::UnderWay(copier, copy, since)) => Some(match copy.into_chunk() {
             Ok(chunk) => State::Here(chunk),
-            Err(copy) => State::UnderWay(copier, copy),
+            Err(copy) => State::UnderWay(copier, copy, since),
         }),
         other => other,
     };

@@ -24,6 +24,11 @@ pub(crate) struct Message {
     pub(crate) alone: bool,
 }
 
+impl Message {
+    /// One whose bytes are loaded wherever they can be, however many there are.
+    pub(crate) const LOADED: Self = Self { len: 0, alone: true };
+}
+
 /// Memory behind a region.
 #[derive(Clone, Debug)]
 pub(crate) enum Target {
@@ -82,6 +87,11 @@ impl GpuTarget {
 
     fn window(&self) -> Option<&GpuWindow> {
         self.memory.window()
+    }
+
+    /// Whether bytes can be gathered by loads.
+    pub(crate) fn can_load(&self) -> bool {
+        self.crossover > 0
     }
 
     /// Whether a message of so many bytes is gathered by loads: which is sooner there, but keeps the CPU busy all the while,
