@@ -12,7 +12,7 @@ fi
 folder=$(mktemp -d) || exit 2
 trap 'rm -rf "$folder"' EXIT
 
-if ! NOBOUNCE_TEST_CAPTURES=$folder cargo test --locked --quiet --workspace --test capture >"$folder/log" 2>&1; then
+if ! NOBOUNCE_TEST_CAPTURES=$folder cargo test --locked --quiet --workspace --test nic capture >"$folder/log" 2>&1; then
     cat "$folder/log"
     echo "the captures could not be made"
     exit 1

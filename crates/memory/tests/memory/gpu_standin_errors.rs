@@ -1,0 +1,336 @@
+//! Memory that is not there, not any more, or not what it was; a driver that is absent or refuses. Each gives an error that says what
+//! to do, and none ends the process.
+
+use crate::common::{MIB, Made, alone, register};
+use fake_cuda::client::{StandIn, VARIABLE};
+use nobounce_memory::HostBuffer;
+use nobounce_memory::gpu::copy_engine::CopyEngine;
+use nobounce_memory::gpu::{Driver, DriverError, Gone, Gpu, RangeError, RegisterError};
+
+/// Registration that must fail for its range.
+fn range_error(addr: u64, len: usize) -> RangeError {
+    match register(addr, len) {
+        Err(RegisterError::Range(error)) => error,
+        other => panic!("{len} bytes at {addr:#x}: {other:?}"),
+    }
+}
+
+#[test]
+fn memory_that_is_not_the_gpus() {
+    alone("gpu_standin_errors::memory_that_is_not_the_gpus", &[], || {
+        let cuda = StandIn::program();
+        let host = HostBuffer::new(8192).unwrap();
+        let gpu = cuda.malloc(MIB);
+        for addr in [host.addr(), 0, 8, u64::MAX - 100_000, gpu + 64 * MIB as u64] {
+            let error = range_error(addr, 4096);
+            assert!(
+                matches!(error, RangeError::NotGpu { addr: named } if named == addr),
+                "{addr:#x}: {error}"
+            );
+            assert!(error.to_string().contains("is not memory that CUDA knows"), "{error}");
+        }
+        for (addr, len) in [(gpu, 0), (gpu, usize::MAX), (u64::MAX, 2)] {
+            assert!(matches!(range_error(addr, len), RangeError::Empty { .. }), "{len} bytes at {addr:#x}");
+        }
+    });
+}
+
+#[test]
+fn a_range_that_leaves_its_allocation() {
+    alone("gpu_standin_errors::a_range_that_leaves_its_allocation", &[], || {
+        let cuda = StandIn::program();
+        for made in Made::ALL {
+            let (addr, len) = made.make(cuda);
+            for (offset, wanted) in [(0, len + 1), (len - 1, 2), (1, len), (len / 2, 64 << 30)] {
+                let error = range_error(addr + offset as u64, wanted);
+                assert!(matches!(error, RangeError::Crosses { .. }), "{made:?}: {error}");
+                let words = error.to_string();
+                assert!(words.contains(&format!("at most {} bytes", len - offset)), "{made:?}: {words}");
+            }
+            assert!(register(addr + len as u64 - 1, 1).is_ok(), "{made:?}: the last byte");
+        }
+        // Two allocations side by side are not one.
+        let (first, second) = (cuda.malloc(2 * MIB), cuda.malloc(2 * MIB));
+        assert_eq!(second, first + 2 * MIB as u64, "the stand-in gives out addresses in order");
+        assert!(matches!(range_error(first, 4 * MIB), RangeError::Crosses { .. }));
+    });
+}
+
+#[test]
+fn memory_freed_and_its_address_used_again() {
+    alone("gpu_standin_errors::memory_freed_and_its_address_used_again", &[], || {
+        let cuda = StandIn::program();
+        let addr = cuda.malloc(4 * MIB);
+        let old = register(addr, 4 * MIB).unwrap();
+        let engine = CopyEngine::new(old.gpu(), 2, 4096).unwrap();
+        old.check_alive().unwrap();
+
+        assert_eq!(cuda.free(addr), 0);
+        assert!(matches!(old.check_alive(), Err(Gone::Freed { .. })));
+        assert!(matches!(range_error(addr, 4 * MIB), RangeError::NotGpu { .. }));
+        let chunk = engine.take_chunk().unwrap();
+        assert!(engine.start_read(&old, 0, 64, chunk).unwrap_err().to_string().contains("was freed"));
+
+        let again = cuda.malloc(4 * MIB);
+        assert_eq!(again, addr, "the stand-in uses addresses again");
+        cuda.poke(again, &[0x33; 4096]);
+        let gone = old.check_alive().unwrap_err();
+        assert!(matches!(gone, Gone::Reused { was, now, .. } if was != now), "{gone}");
+        assert!(gone.to_string().contains("deregister memory before it is freed"), "{gone}");
+        let chunk = engine.take_chunk().unwrap();
+        assert!(engine.start_write(&old, 0, chunk, 64).is_err(), "a copy by address would hit the new owner");
+
+        // The old window still shows the old bytes, whoever has the address now: nothing of theirs is touched.
+        let window = old.window().unwrap();
+        window.store(0, &[0x44; 4096]).unwrap();
+        assert_eq!(cuda.peek(again, 4096), [0x33; 4096]);
+        let new = register(again, 4 * MIB).unwrap();
+        let mut bytes = [0; 64];
+        new.window().unwrap().load(0, &mut bytes).unwrap();
+        assert_eq!(bytes, [0x33; 64], "the new registration has a window of its own");
+        window.load(0, &mut bytes).unwrap();
+        assert_eq!(bytes, [0x44; 64]);
+    });
+}
+
+/// Part of a VMM range is mapped anew: what was registered is not there any more.
+#[test]
+fn a_vmm_range_remapped_in_part() {
+    alone("gpu_standin_errors::a_vmm_range_remapped_in_part", &[], || {
+        let cuda = StandIn::program();
+        let each = 2 * MIB;
+        let range = cuda.vmm(3, each, true);
+        let memory = register(range.addr, range.len).unwrap();
+        memory.check_alive().unwrap();
+        let middle = range.addr + each as u64;
+        assert_eq!(cuda.unmap(middle, each), 0);
+        assert!(matches!(memory.check_alive(), Err(Gone::Freed { addr, .. }) if addr == middle));
+        memory.check_alive_at(0, each).unwrap();
+        memory.check_alive_at(2 * each, 1).unwrap();
+        let mut handle = 0;
+        assert_eq!(cuda.create(&mut handle, each, &[1, 1, 1, 0, 0, 0, 1 << 8, 0], 0), 0);
+        assert_eq!(cuda.map(middle, each, 0, handle, 0), 0);
+        assert!(matches!(memory.check_alive(), Err(Gone::Reused { addr, .. }) if addr == middle));
+    });
+}
+
+#[test]
+fn a_device_that_was_reset() {
+    alone("gpu_standin_errors::a_device_that_was_reset", &[], || {
+        let cuda = StandIn::program();
+        let (addr, len) = Made::Malloc.make(cuda);
+        let memory = register(addr, len).unwrap();
+        let vmm = cuda.vmm(1, 2 * MIB, true);
+        let other = register(vmm.addr, vmm.len).unwrap();
+        let engine = CopyEngine::new(memory.gpu(), 2, 4096).unwrap();
+        let held = engine.take_chunk().unwrap();
+        cuda.set_copy_delay_us(20_000);
+        let copy = engine.start_read(&memory, 0, 64, engine.take_chunk().unwrap()).unwrap();
+
+        cuda.device_reset();
+        for memory in [&memory, &other] {
+            let gone = memory.check_alive().unwrap_err();
+            assert!(!gone.to_string().is_empty());
+            // The window may show old bytes or fault, but it does not end the process.
+            let _ = memory.window().unwrap().store_last(0, &[1; 100]);
+            let _ = memory.window().unwrap().load(0, &mut [0; 100]);
+        }
+        assert!(register(addr, len).is_err());
+        assert!(engine.poll(&copy).is_err(), "the copy cannot be asked after any more");
+        drop(copy);
+        assert_eq!(held.len(), 4096);
+        assert!(held.iter().all(|byte| *byte == held[0]), "a chunk that is held can still be read");
+        assert!(engine.start_read(&memory, 0, 64, held).is_err());
+
+        // Somebody uses the device again; so can we.
+        cuda.set_copy_delay_us(5);
+        let cuda = StandIn::program();
+        let (addr, len) = Made::Malloc.make(cuda);
+        cuda.poke(addr, &[9; 64]);
+        let fresh = register(addr, len).unwrap();
+        assert!(fresh.window().is_some(), "{fresh}");
+        assert!(memory.check_alive().is_err());
+        let engine = CopyEngine::new(fresh.gpu(), 2, 4096).unwrap();
+        let copy = engine.start_read(&fresh, 0, 64, engine.take_chunk().unwrap()).unwrap();
+        crate::common::eventually("the copy", || engine.poll(&copy).unwrap());
+        assert_eq!(copy.into_chunk().unwrap()[..64], [9; 64]);
+    });
+}
+
+#[test]
+fn a_context_that_was_destroyed() {
+    alone("gpu_standin_errors::a_context_that_was_destroyed", &[], || {
+        let cuda = StandIn::load();
+        assert_eq!(cuda.init(0), 0);
+        let mut context = 0;
+        assert_eq!(cuda.create_context(&mut context, 0, 0), 0);
+        let addr = cuda.malloc(4 * MIB);
+        let memory = register(addr, 4 * MIB).unwrap();
+        assert!(memory.window().is_some(), "{memory}");
+        assert_eq!(cuda.destroy_context(context), 0);
+        assert!(memory.check_alive().is_err());
+        assert!(register(addr, 4 * MIB).is_err());
+        drop(memory);
+    });
+}
+
+#[test]
+fn no_driver_library() {
+    alone("gpu_standin_errors::no_driver_library", &[(VARIABLE, "/nonexistent/libcuda.so.1")], || {
+        for _ in 0..2 {
+            let error = Driver::get().unwrap_err();
+            assert!(matches!(error, DriverError::Missing { .. }), "{error}");
+            let words = error.to_string();
+            assert!(words.contains("/nonexistent/libcuda.so.1") && words.contains("install"), "{words}");
+        }
+        assert!(Gpu::list().is_err());
+        assert!(matches!(range_error(0x7000_0000, 64), RangeError::Driver(DriverError::Missing { .. })));
+    });
+}
+
+#[test]
+fn a_library_that_is_not_cuda() {
+    alone("gpu_standin_errors::a_library_that_is_not_cuda", &[(VARIABLE, "libc.so.6")], || {
+        let error = Driver::get().unwrap_err();
+        assert!(matches!(&error, DriverError::Symbol { symbol, .. } if symbol.starts_with("cu")), "{error}");
+        assert!(error.to_string().contains("libc.so.6"), "{error}");
+    });
+}
+
+#[test]
+fn no_device_to_be_seen() {
+    alone("gpu_standin_errors::no_device_to_be_seen", &[], || {
+        StandIn::load().set_device_count(0);
+        let error = Driver::get().unwrap_err();
+        assert!(error.to_string().contains("CUDA_VISIBLE_DEVICES"), "{error}");
+        assert!(matches!(range_error(0x7000_0000, 64), RangeError::Driver(DriverError::Init { .. })));
+    });
+}
+
+#[test]
+fn a_driver_that_cannot_start() {
+    alone("gpu_standin_errors::a_driver_that_cannot_start", &[], || {
+        StandIn::load().fail_next(c"cuInit", 999);
+        let error = Driver::get().unwrap_err();
+        assert!(error.to_string().contains("CUDA_ERROR_UNKNOWN"), "{error}");
+        assert!(error.to_string().contains("/dev/nvidiactl"), "{error}");
+    });
+}
+
+/// Every call that a registration makes may fail. Then it fails, or does without a window; the next one is as good as ever.
+#[test]
+fn any_call_may_fail() {
+    alone("gpu_standin_errors::any_call_may_fail", &[], || {
+        let cuda = StandIn::program();
+        let calls = [
+            c"cuPointerGetAttributes",
+            c"cuPointerGetAttribute",
+            c"cuMemGetAddressRange_v2",
+            c"cuMemRetainAllocationHandle",
+            c"cuMemGetAllocationPropertiesFromHandle",
+            c"cuMemRelease",
+            c"cuMemGetHandleForAddressRange",
+            c"cuMemcpyDtoHAsync_v2",
+            c"cuStreamQuery",
+            c"cuCtxGetId",
+            c"cuCtxPushCurrent_v2",
+            c"cuThreadExchangeStreamCaptureMode",
+        ];
+        for made in [Made::Malloc, Made::Vmm] {
+            let (addr, len) = made.make(cuda);
+            assert!(register(addr, len).unwrap().window().is_some(), "the way is proved");
+            for call in calls {
+                for code in [2, 201, 709, 999] {
+                    cuda.fail_next(call, code);
+                    let outcome = register(addr, len).map(|memory| memory.to_string());
+                    // Where this kind of memory does without the call, the failure is still to come.
+                    cuda.forget_failures();
+                    let mut mode = 0;
+                    assert_eq!(cuda.exchange_mode(&mut mode), 0);
+                    assert_eq!(mode, 0, "{call:?} failed with {code}: the capture mode was not put back");
+                    let next =
+                        register(addr, len).unwrap_or_else(|error| panic!("after {call:?} {code}: {error}"));
+                    assert!(
+                        next.window().is_some(),
+                        "after {call:?} failed with {code} ({outcome:?}): {next}"
+                    );
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn a_forked_child_is_told_and_the_parent_goes_on() {
+    alone("gpu_standin_errors::a_forked_child_is_told_and_the_parent_goes_on", &[], || {
+        let cuda = StandIn::program();
+        let addr = cuda.malloc(4 * MIB);
+        let memory = register(addr, 4 * MIB).unwrap();
+        let window = memory.window().unwrap();
+        let engine = CopyEngine::new(memory.gpu(), 2, 4096).unwrap();
+        let chunk = engine.take_chunk().unwrap();
+        window.store(0, &[0x21; 64]).unwrap();
+        // SAFETY: the child calls into the crate, which promises to stand that, writes nothing, and ends with _exit.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let told = matches!(Driver::get(), Err(DriverError::Forked))
+                && register(addr, 64).is_err()
+                && memory.check_alive().is_err()
+                && window.load(0, &mut [0; 64]).is_err_and(|error| error.is_fault())
+                && window.store(0, &[0x66; 64]).is_err_and(|error| error.is_fault())
+                && engine.start_read(&memory, 0, 64, chunk).is_err()
+                && Gpu::list().is_err();
+            drop((engine, memory));
+            // SAFETY: ends the child at once.
+            unsafe { libc::_exit(if told { 0 } else { 1 }) };
+        }
+        let mut status = 0;
+        // SAFETY: the child made above; the call writes one int.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert!(libc::WIFEXITED(status), "the child ended by a signal: {status:#x}");
+        assert_eq!(libc::WEXITSTATUS(status), 0, "the child was not told");
+        assert_eq!(cuda.peek(addr, 64), [0x21; 64], "the child wrote nothing");
+        window.store(0, &[0x22; 64]).unwrap();
+        assert_eq!(cuda.peek(addr, 64), [0x22; 64]);
+        memory.check_alive().unwrap();
+        let copy = engine.start_read(&memory, 0, 64, chunk).unwrap();
+        crate::common::eventually("the copy", || engine.poll(&copy).unwrap());
+        drop(register(addr, 4 * MIB).unwrap());
+    });
+}
+
+/// Deregistering and freeing in any order.
+#[test]
+fn any_order_of_closing() {
+    alone("gpu_standin_errors::any_order_of_closing", &[], || {
+        let cuda = StandIn::program();
+        for order in 0..6 {
+            let addr = cuda.malloc(4 * MIB);
+            let (first, second) = (register(addr, MIB).unwrap(), register(addr + 64, 4 * MIB - 64).unwrap());
+            first.window().unwrap().store(64, &[5; 8]).unwrap();
+            let mut seen = [0; 8];
+            second.window().unwrap().load(0, &mut seen).unwrap();
+            assert_eq!(seen, [5; 8], "two registrations of the same bytes");
+            let mut engine = Some(CopyEngine::new(first.gpu(), 2, 4096).unwrap());
+            let copy = engine.as_ref().unwrap().start_read(
+                &first,
+                0,
+                64,
+                engine.as_ref().unwrap().take_chunk().unwrap(),
+            );
+            let mut first = Some(first);
+            let mut second = Some(second);
+            let mut freed = false;
+            for step in 0..4 {
+                match (order + step * (1 + order % 2 * 2)) % 4 {
+                    0 => drop(first.take()),
+                    1 => drop(second.take()),
+                    2 => drop(engine.take()),
+                    _ => freed = cuda.free(addr) == 0,
+                }
+            }
+            assert!(freed);
+            drop(copy);
+        }
+    });
+}

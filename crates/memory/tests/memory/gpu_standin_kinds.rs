@@ -1,0 +1,246 @@
+//! Every kind of memory gives the path it should, with the reason where that is not direct: one test for each cell of the table
+//! memory kind x driver, as far as the stand-in driver goes.
+
+use crate::common::{MIB, Made, alone, register};
+use fake_cuda::client::StandIn;
+use nobounce_memory::gpu::{GpuMemory, GpuOptions, MemoryKind, RegisterError, Rung};
+use nobounce_memory::path::{Mechanism, Path, Require};
+
+fn kind_of(made: Made) -> MemoryKind {
+    match made {
+        Made::Malloc | Made::Small => MemoryKind::CudaMalloc,
+        Made::Vmm => MemoryKind::VmmExportable,
+        Made::VmmPrivate => MemoryKind::VmmPrivate,
+        Made::VmmSeveral => MemoryKind::VmmSeveral,
+        Made::Pool => MemoryKind::Pool,
+        Made::Imported => MemoryKind::IpcImported,
+        Made::Managed => MemoryKind::Managed,
+        Made::Pinned => MemoryKind::PinnedHost,
+    }
+}
+
+/// The words of a staged path.
+fn reason(path: &Path) -> &str {
+    match path {
+        Path::Staged(reason) => reason.as_str(),
+        Path::Direct(_) => panic!("the path is direct"),
+    }
+}
+
+/// A driver that lets the CPU map dma-bufs.
+#[test]
+fn with_dmabuf_mmap() {
+    alone("gpu_standin_kinds::with_dmabuf_mmap", &[], || {
+        let cuda = StandIn::program();
+        for made in Made::ALL {
+            let (addr, len) = made.make(cuda);
+            let memory = register(addr, len).unwrap_or_else(|error| panic!("{made:?}: {error}"));
+            assert_eq!(memory.range().kind(), kind_of(made), "{made:?}");
+            // Nobody may take it for a GPU.
+            assert!(memory.gpu().driver().is_stand_in());
+            assert!(memory.to_string().contains("stand-in GPU (host memory)"), "{memory}");
+            assert_eq!((memory.addr(), memory.len()), (addr, len));
+            let inbound = &memory.paths().inbound;
+            match made {
+                Made::Pinned => {
+                    assert!(memory.paths().are_direct());
+                    assert_eq!(*inbound, Path::Direct(Mechanism::Cpu));
+                    assert!(memory.window().is_none() && memory.host().is_some());
+                }
+                // The driver exports neither.
+                Made::Imported | Made::Managed => {
+                    assert!(memory.window().is_none(), "{made:?}");
+                    let wanted =
+                        if made == Made::Managed { "managed memory moves" } else { "imported by IPC" };
+                    assert!(reason(inbound).contains(wanted), "{made:?}: {inbound}");
+                    assert_eq!(memory.refusals().len(), Rung::ALL.len());
+                }
+                _ => {
+                    assert_eq!(*inbound, Path::Direct(Mechanism::Window), "{made:?}: {inbound}");
+                    assert_eq!(memory.rung(), Some(Rung::DmaBufMmap));
+                    assert!(memory.paths().are_direct());
+                    assert!(memory.refusals().is_empty());
+                }
+            }
+        }
+    });
+}
+
+/// A driver of the 580 series, with no other rung: the copy engine serves, and the reason names each rung.
+#[test]
+fn without_dmabuf_mmap() {
+    alone("gpu_standin_kinds::without_dmabuf_mmap", &[], || {
+        let cuda = StandIn::program();
+        cuda.refuse_dmabuf_mmap(1);
+        for made in Made::ALL.into_iter().filter(|&made| made != Made::Pinned) {
+            let (addr, len) = made.make(cuda);
+            let memory = register(addr, len).unwrap_or_else(|error| panic!("{made:?}: {error}"));
+            assert_eq!(memory.range().kind(), kind_of(made));
+            assert!(memory.window().is_none());
+            assert_eq!(memory.rung(), None);
+            let words = reason(&memory.paths().inbound);
+            assert!(words.contains(kind_of(made).name()), "{made:?}: {words}");
+            let rungs: Vec<Rung> = memory.refusals().iter().map(|refusal| refusal.rung).collect();
+            assert_eq!(rungs, Rung::ALL, "{made:?}");
+            assert!(memory.refusals().iter().all(|refusal| !refusal.reason.is_empty()));
+            if made != Made::Managed && made != Made::Imported {
+                assert!(words.contains("mmap of the dma-buf failed"), "{made:?}: {words}");
+            }
+            // With a direct path required there is no registration, and the error has the reason.
+            let options = GpuOptions { require: Require::Direct, ..GpuOptions::default() };
+            let error = GpuMemory::register(addr, len, &options).unwrap_err();
+            assert!(
+                matches!(&error, RegisterError::NotDirect { refusals, .. } if refusals.len() == 3),
+                "{error}"
+            );
+            assert!(error.to_string().contains(words), "{error}");
+        }
+    });
+}
+
+/// What goes through the window is what the GPU sees, up to the ends of the range and not beyond them.
+#[test]
+fn the_window_shows_the_memory() {
+    alone("gpu_standin_kinds::the_window_shows_the_memory", &[], || {
+        let cuda = StandIn::program();
+        for made in [Made::Malloc, Made::Small, Made::Vmm, Made::VmmPrivate, Made::VmmSeveral, Made::Pool] {
+            let (base, size) = made.make(cuda);
+            cuda.poke(base, &vec![0xEE; size]);
+            // Inside the allocation, so that there are neighbours; across the seam of several handles.
+            for (offset, len) in [(0, size), (8, 64), (1000, 1), (4093, 5001), (size / 2 - 100, 200)] {
+                let addr = base + offset as u64;
+                let memory = register(addr, len).unwrap_or_else(|error| panic!("{made:?}: {error}"));
+                let window = memory.window().unwrap_or_else(|| panic!("{made:?}: {memory}"));
+                assert_eq!(window.len(), len);
+                let bytes: Vec<u8> = (0..len).map(|at| u8::try_from(at % 251).unwrap()).collect();
+                window.store_last(0, &bytes).unwrap();
+                window.complete().unwrap();
+                assert!(cuda.peek(addr, len) == bytes, "{made:?}: stores at {offset}, {len} bytes");
+                if offset > 0 {
+                    assert_eq!(cuda.peek(addr - 1, 1), [0xEE], "{made:?}: the byte before {offset}");
+                    assert_eq!(
+                        cuda.peek(addr + len as u64, 1),
+                        [0xEE],
+                        "{made:?}: the byte after {offset}+{len}"
+                    );
+                }
+                let bytes: Vec<u8> = bytes.iter().map(|byte| byte ^ 0x5A).collect();
+                cuda.poke(addr, &bytes);
+                let mut seen = vec![0; len];
+                window.load(0, &mut seen).unwrap();
+                assert!(seen == bytes, "{made:?}: loads at {offset}, {len} bytes");
+                assert!(window.store(1, &bytes).is_err(), "one byte too far");
+                cuda.poke(base, &vec![0xEE; size]);
+            }
+        }
+    });
+}
+
+/// Registration looks at live tensors: it must not write a byte of them.
+#[test]
+fn registering_writes_nothing() {
+    alone("gpu_standin_kinds::registering_writes_nothing", &[], || {
+        let cuda = StandIn::program();
+        for made in Made::ALL {
+            let (addr, len) = made.make(cuda);
+            let bytes: Vec<u8> = (0..len).map(|at| u8::try_from(at * 7 % 253).unwrap()).collect();
+            cuda.poke(addr, &bytes);
+            for _ in 0..3 {
+                drop(register(addr, len).unwrap());
+            }
+            drop(register(addr + 100, len - 200).unwrap());
+            assert!(cuda.peek(addr, len) == bytes, "{made:?}");
+        }
+    });
+}
+
+/// A driver whose dma-buf shows other memory than it should is found out, and the window is not used.
+#[test]
+fn a_window_onto_other_memory_is_found_out() {
+    alone("gpu_standin_kinds::a_window_onto_other_memory_is_found_out", &[], || {
+        let cuda = StandIn::program();
+        cuda.export_wrong_memory(1);
+        // The other memory is zero as well: by looking at this memory alone nobody could tell.
+        let addr = cuda.malloc(4 * MIB);
+        cuda.poke(addr, &vec![0; 4 * MIB]);
+        let memory = register(addr, 4 * MIB).unwrap();
+        assert!(memory.window().is_none(), "{memory}");
+        assert_eq!(memory.refusals()[0].rung, Rung::DmaBufMmap);
+        assert!(!memory.paths().inbound.is_direct());
+    });
+}
+
+/// The same, where the driver begins to lie after its way was proved: each window is compared for itself.
+#[test]
+fn a_later_window_onto_other_memory_is_found_out() {
+    alone("gpu_standin_kinds::a_later_window_onto_other_memory_is_found_out", &[], || {
+        let cuda = StandIn::program();
+        let first = cuda.malloc(4 * MIB);
+        assert!(register(first, 4 * MIB).unwrap().window().is_some());
+        cuda.export_wrong_memory(1);
+        let second = cuda.malloc(4 * MIB);
+        cuda.poke(second, &vec![0x11; 4 * MIB]);
+        let memory = register(second, 4 * MIB).unwrap();
+        assert!(memory.window().is_none(), "{memory}");
+    });
+}
+
+/// Staging on request, for comparison.
+#[test]
+fn staged_on_request() {
+    alone("gpu_standin_kinds::staged_on_request", &[], || {
+        let cuda = StandIn::program();
+        let addr = cuda.malloc(MIB);
+        let memory =
+            GpuMemory::register(addr, MIB, &GpuOptions { staged: true, ..GpuOptions::default() }).unwrap();
+        assert!(memory.window().is_none());
+        for path in [&memory.paths().inbound, &memory.paths().outbound] {
+            assert!(reason(path).contains("asked for"), "{path}");
+        }
+    });
+}
+
+/// The switch of the environment: staged in all reports.
+#[test]
+fn window_switched_off() {
+    alone("gpu_standin_kinds::window_switched_off", &[("NOBOUNCE_WINDOW", "off")], || {
+        let cuda = StandIn::program();
+        for made in Made::ALL.into_iter().filter(|&made| made != Made::Pinned) {
+            let (addr, len) = made.make(cuda);
+            let memory = register(addr, len).unwrap();
+            assert!(memory.window().is_none());
+            for path in [&memory.paths().inbound, &memory.paths().outbound] {
+                assert!(reason(path).contains("NOBOUNCE_WINDOW=off"), "{memory}");
+            }
+        }
+    });
+}
+
+/// Direct required by the environment: it fails closed, with the reason, and only where it must.
+#[test]
+fn direct_required_by_the_environment() {
+    alone("gpu_standin_kinds::direct_required_by_the_environment", &[("NOBOUNCE_REQUIRE", "direct")], || {
+        let cuda = StandIn::program();
+        let (addr, len) = Made::Malloc.make(cuda);
+        assert!(register(addr, len).unwrap().paths().are_direct());
+        let (managed, len) = Made::Managed.make(cuda);
+        let error = register(managed, len).unwrap_err();
+        assert!(error.to_string().contains("managed memory moves"), "{error}");
+        let off = GpuOptions { window: false, ..GpuOptions::default() };
+        let error = GpuMemory::register(addr, 64, &off).unwrap_err();
+        assert!(matches!(error, RegisterError::NotDirect { .. }), "{error}");
+        assert!(error.to_string().contains("switched off"), "{error}");
+    });
+}
+
+/// Both at once: off and required.
+#[test]
+fn off_and_required_fails_closed() {
+    let environment = [("NOBOUNCE_WINDOW", "off"), ("NOBOUNCE_REQUIRE", "direct")];
+    alone("gpu_standin_kinds::off_and_required_fails_closed", &environment, || {
+        let cuda = StandIn::program();
+        let (addr, len) = Made::Malloc.make(cuda);
+        let error = register(addr, len).unwrap_err();
+        assert!(matches!(error, RegisterError::NotDirect { kind: MemoryKind::CudaMalloc, .. }), "{error}");
+    });
+}

@@ -1,0 +1,30 @@
+//! The device, by theme. One program instead of one for each file: most of the time to build them went into linking the same libraries.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod capture;
+mod connections;
+mod conversation;
+mod counter;
+mod datagrams;
+mod faulty;
+mod forged;
+mod fork;
+mod gpu_standin;
+mod gpu_standin_trouble;
+mod lifetimes;
+mod limits;
+mod links_udp;
+mod links_users;
+mod many;
+mod notices;
+mod objects;
+mod operations;
+mod posting;
+mod refusals;
+mod report;
+mod reregister;
+mod srq;
+mod threads;
+mod vanish;

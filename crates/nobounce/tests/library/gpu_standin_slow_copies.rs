@@ -1,0 +1,36 @@
+//! A copy engine that is slower than the protocol's patience: messages are sent again while their copies are still going on.
+
+use crate::common::{pair, pattern};
+use fake_cuda::client::StandIn;
+use nobounce::{ConnectOptions, GpuOptions};
+use std::time::Duration;
+
+/// A copy that takes longer than an acknowledgement is waited for (268 ms, at first).
+const SLOW_US: u32 = 400_000;
+const LONG: Duration = Duration::from_secs(60);
+
+/// There and back, with every message sent more than once: none is lost, none is taken twice, nothing stands still.
+#[test]
+fn slow_copies_only_cost_time() {
+    let cuda = StandIn::load();
+    let (a, b) = pair("127.76.0.2", &ConnectOptions::default());
+    let staged = GpuOptions { staged: true, ..GpuOptions::default() };
+    let ours = a.device().register_gpu_on(0, 1 << 16, staged).unwrap();
+    let theirs = b.device().register_gpu_on(0, 1 << 16, staged).unwrap();
+    for (round, len) in (0..).zip([8, 4096, 20_000, 8]) {
+        let bytes = pattern(len, round.into());
+        ours.write_at(5, &bytes).unwrap();
+        let (here, there) = (a.recv(&ours, 0..0).unwrap(), b.recv(&theirs, 0..0).unwrap());
+        cuda.set_copy_delay_us(SLOW_US);
+        let write = a.write_imm(&ours, 5..5 + len, &theirs.remote(), 9, round).unwrap();
+        a.wait(write, LONG).unwrap_or_else(|error| panic!("{len} bytes: {error}"));
+        assert_eq!(b.wait(there, LONG).unwrap().immediate, Some(round));
+        let back = b.write_imm(&theirs, 9..9 + len, &ours.remote(), 30_000, round).unwrap();
+        assert_eq!(a.wait(here, LONG).unwrap().immediate, Some(round), "{len} bytes");
+        b.wait(back, LONG).unwrap_or_else(|error| panic!("{len} bytes: {error}"));
+        cuda.set_copy_delay_us(5);
+        assert!(cuda.peek(theirs.addr() + 9, len) == bytes && cuda.peek(ours.addr() + 30_000, len) == bytes);
+    }
+    let repeated = b.device().nic().counters().qps.duplicate_request;
+    assert!(repeated > 0, "the copies were not slow enough to show anything");
+}
