@@ -44,8 +44,10 @@ run() { # run PROGRAM...: under nobounce, bounded in time
 }
 options=()
 
-free_port() {
-    python3 -c 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])'
+free_port() { # below the ports that the kernel gives to clients
+    local port
+    while port=$((RANDOM % 20000 + 10000)) && listening "$port"; do :; done
+    echo "$port"
 }
 
 listening() { # listening PORT

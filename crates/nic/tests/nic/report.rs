@@ -101,7 +101,7 @@ fn a_device_that_is_closed_leaves_its_totals() {
         assert!(
             report.contains("\"version\": 1, \"pid\": ") && report.contains("\"address\": \"127.63.0.1\"")
         );
-        assert!(report.contains("\"program\": \"report-"), "{report}");
+        assert!(report.contains("\"program\": \"nic-"), "{report}");
         assert_eq!(field(report, "retransmissions"), "0");
         assert_eq!(field(report, "staged_because"), "[]");
     }
@@ -138,6 +138,6 @@ fn a_forked_child_reports_nothing_and_a_dead_process_leaves_its_marker() {
     for how in ["forks", "dies"] {
         let (names, files) = left_by(how, NAME);
         assert_eq!(names, ["0.open", "1.open"], "{how}");
-        assert!(files["0.open"].contains("\"program\": \"report-"), "{files:?}");
+        assert!(files["0.open"].contains("\"program\": \"nic-"), "{files:?}");
     }
 }
