@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Debian's perftest on nb0: every operation and service, bandwidth and latency, all sizes, both directions, several queue pairs,
+# Debian's perftest on nb0: every operation and service, bandwidth (all sizes) and latency, both directions, several queue pairs,
 # events, inline data, lists, shared receive queues, IPv4 and IPv6 GIDs. This version of the tools offers no data validation;
 # the bytes are checked by tests/ibverbs-utils.sh and by our own tests.
 set -uo pipefail
@@ -12,13 +12,14 @@ build
 few=5
 # Nothing is repeated in UC and UD, and ib_send_bw waits for ever for what is lost: no more messages than a socket's buffer holds.
 datagrams=40
-# Before each line of figures the tools measure the CPU's clock for a quarter of a second; the latency tools do without if they may count in
-# cycles (-C).
+# For every line of figures the tools measure the CPU's clock, a quarter of a second at a time: the latency tools twice, or once if they may
+# count in cycles (-C). So all 23 sizes (-a) are for the bandwidth tools; in turns go one byte, one packet, several, and very many.
+for operation in write read send; do
+    pair ib_${operation}_bw -F -a -n $few
+    for size in 1 4096 65536 8388608; do pair ib_${operation}_lat -F -C -s $size -n $few; done
+done
 for kind in bw lat; do
     if [ $kind = bw ]; then some=200 flags=-F; else some=50 flags='-F -C'; fi
-    pair ib_write_$kind $flags -a -n $few
-    pair ib_read_$kind $flags -a -n $few
-    pair ib_send_$kind $flags -a -n $few
     pair ib_atomic_$kind $flags -n $some
     pair ib_atomic_$kind $flags -n $some -A CMP_AND_SWAP
     pair ib_write_$kind $flags -c UC -s 4096 -n $some
