@@ -57,6 +57,8 @@ functions! {
     crash_on_dead_handles = "fake_cuda_crash_on_dead_handles" (on: i32);
     /// How long each copy takes.
     set_copy_delay_us = "fake_cuda_set_copy_delay_us" (delay: u32);
+    /// Makes calls that start copies wait (1) until told otherwise (0).
+    hold_copies = "fake_cuda_hold_copies" (on: i32);
     /// How many devices there are.
     set_device_count = "fake_cuda_set_device_count" (count: i32);
     /// Sets a device attribute.

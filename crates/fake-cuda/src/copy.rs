@@ -4,7 +4,7 @@ use std::slice;
 use std::sync::Arc;
 
 use crate::call::{Call, Rule, call};
-use crate::lane::{Work, is_spinning};
+use crate::lane::{Work, is_held, is_spinning};
 use crate::memory::Piece;
 use crate::status::{Answer, Status};
 
@@ -14,6 +14,7 @@ extern "C" fn cuMemcpyHtoDAsync_v2(to: u64, from: *const u8, len: usize, stream:
         if len == 0 {
             return Ok(());
         }
+        call.block_until(|_| !is_held());
         let pieces = call.pieces(to, len)?;
         if call.is_captured(stream)? {
             return Ok(());
@@ -38,6 +39,7 @@ extern "C" fn cuMemcpyDtoHAsync_v2(to: *mut u8, from: u64, len: usize, stream: u
         if len == 0 {
             return Ok(());
         }
+        call.block_until(|_| !is_held());
         let pieces = call.pieces(from, len)?;
         if call.is_captured(stream)? {
             return Ok(());
@@ -74,6 +76,7 @@ extern "C" fn cuMemcpy2DAsync_v2(copy: *const Rows, stream: u64) -> Status {
         {
             return Err(Status::INVALID_VALUE);
         }
+        call.block_until(|_| !is_held());
         let captured = call.is_captured(stream)?;
         let lane = call.lane(stream)?;
         let mut rows = Vec::with_capacity(height);

@@ -78,6 +78,12 @@ extern "C" fn fake_cuda_set_copy_delay_us(delay: u32) {
     lane::set_delay_us(u64::from(delay));
 }
 
+/// Whether calls that start asynchronous copies wait, as they do while another thread of the process loads a kernel or frees memory.
+#[unsafe(no_mangle)]
+extern "C" fn fake_cuda_hold_copies(on: i32) {
+    lane::set_held(on != 0);
+}
+
 /// How many devices there are, from now on. With none, `cuInit` finds no device.
 #[unsafe(no_mangle)]
 extern "C" fn fake_cuda_set_device_count(count: i32) {

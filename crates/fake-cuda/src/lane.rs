@@ -24,6 +24,17 @@ pub(crate) fn is_spinning() -> bool {
     SPINNING.load(Ordering::SeqCst)
 }
 
+/// Calls that start copies wait.
+static HELD: AtomicBool = AtomicBool::new(false);
+
+pub(crate) fn set_held(on: bool) {
+    HELD.store(on, Ordering::SeqCst);
+}
+
+pub(crate) fn is_held() -> bool {
+    HELD.load(Ordering::SeqCst)
+}
+
 pub(crate) fn set_delay_us(delay: u64) {
     DELAY_US.store(delay, Ordering::SeqCst);
 }

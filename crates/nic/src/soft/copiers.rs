@@ -3,8 +3,11 @@
 use std::cell::Cell;
 
 use nobounce_memory::gpu::api::Context;
-use nobounce_memory::gpu::copy_engine::{CopyEngine, CopyError};
+use nobounce_memory::gpu::copy_engine::CopyEngine;
 use nobounce_memory::gpu::{CudaError, GpuMemory};
+
+use super::fetcher::Fetcher;
+use super::region::RegisterError;
 
 /// Bytes of payload that a chunk takes.
 pub(crate) const CHUNK: usize = 512 << 10;
@@ -37,7 +40,7 @@ impl ContextKey {
 /// One engine for each direction.
 #[derive(Debug)]
 pub(crate) struct CopyEngines {
-    fetch: CopyEngine,
+    fetch: Fetcher,
     place: CopyEngine,
     /// A fetch takes so long that no other is begun before it is over.
     late: Cell<bool>,
@@ -45,9 +48,10 @@ pub(crate) struct CopyEngines {
 
 impl CopyEngines {
     /// Makes them, for memory like this one. Takes milliseconds: not under the engine's lock.
-    pub(crate) fn new(memory: &GpuMemory, context: ContextKey) -> Result<Self, CopyError> {
+    pub(crate) fn new(memory: &GpuMemory, context: ContextKey) -> Result<Self, RegisterError> {
         let make = |chunks, len| CopyEngine::in_context(memory.gpu(), context.handle, chunks, len);
         let (fetch, place) = (make(FETCH_CHUNKS, FETCH_CHUNK)?, make(PLACE_CHUNKS, CHUNK)?);
+        let fetch = Fetcher::new(fetch).map_err(RegisterError::Thread)?;
         Ok(Self { fetch, place, late: Cell::new(false) })
     }
 }
@@ -73,7 +77,7 @@ impl Copiers {
     /// Whether no copy of this pair is under way; one that cannot be asked after any more is none.
     pub(crate) fn are_idle(&self, index: CopierIndex) -> bool {
         let CopyEngines { fetch, place, .. } = &self.0[index.0].1;
-        fetch.is_idle().unwrap_or(true) && place.is_idle().unwrap_or(true)
+        fetch.is_idle() && place.is_idle().unwrap_or(true)
     }
 
     /// A fetch is late: the GPU does not get to it.
@@ -84,14 +88,14 @@ impl Copiers {
     /// Whether a fetch that was found late is still not over.
     pub(crate) fn are_late(&self, index: CopierIndex) -> bool {
         let CopyEngines { fetch, late, .. } = &self.0[index.0].1;
-        if late.get() && fetch.is_idle().unwrap_or(true) {
+        if late.get() && fetch.is_idle() {
             late.set(false);
         }
         late.get()
     }
 
-    /// The engine that fetches.
-    pub(crate) fn fetcher(&self, index: CopierIndex) -> &CopyEngine {
+    /// Who fetches.
+    pub(crate) fn fetcher(&self, index: CopierIndex) -> &Fetcher {
         &self.0[index.0].1.fetch
     }
 

@@ -7,15 +7,16 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use nobounce_memory::gpu::GpuMemory;
-use nobounce_memory::gpu::copy_engine::{Copy, CopyError, PinnedChunk, Rows};
+use nobounce_memory::gpu::copy_engine::{CopyError, PinnedChunk, Rows};
 use nobounce_protocol::wire::{BTH_LEN, ICRC_LEN};
 
 use super::copiers::{CHUNK, CopierIndex, Copiers};
+use super::fetcher::{Fetching, Job};
 use crate::links::now_ns;
 
-/// A copy that is not over after this long waits for something: microseconds are usual. CUDA puts off all copies of a process while one of
+/// A copy that is not over after this long waits for something: microseconds are usual, milliseconds on a busy machine. CUDA puts off all copies of a process while one of
 /// its threads loads a kernel for the first time or frees memory, until the kernels that run are over; and these may wait for us.
-const LATE_NS: u64 = 2_000_000;
+const LATE_NS: u64 = 20_000_000;
 /// Fetches under way or at hand.
 const AHEAD: usize = 3;
 /// The first fetch of a message: short, so that its first packet leaves early; the next ones grow to whole chunks. All path
@@ -72,8 +73,8 @@ pub(crate) enum Fetched {
 
 #[derive(Debug)]
 enum State {
-    /// And when it was started.
-    UnderWay(CopierIndex, Copy, u64),
+    /// And since when.
+    UnderWay(Fetching, u64),
     Here(PinnedChunk),
 }
 
@@ -164,11 +165,8 @@ impl Feed {
 
     /// Starts to fetch bytes that will be wanted. Whether they can be had is seen when they are.
     pub(crate) fn prefetch(&mut self, copiers: &Copiers, want: &Want<'_>) {
-        if copiers.are_late(want.copier) {
-            return;
-        }
-        if self.fetch_ahead(copiers, want).is_err() {
-            self.finish(want.origin);
+        if !copiers.are_late(want.copier) {
+            self.fetch_ahead(copiers, want);
         }
     }
 
@@ -184,17 +182,14 @@ impl Feed {
         {
             self.fetches.pop_front();
         }
-        if let Err(error) = self.fetch_ahead(copiers, want) {
-            self.clear();
-            return Fetched::Failed(error);
-        }
+        self.fetch_ahead(copiers, want);
         let Some(fetch) = self.fetches.front_mut() else { return Fetched::Starved };
         let place = fetch.place_of(want.at);
-        match settle(copiers, &mut fetch.state) {
+        match settle(&mut fetch.state) {
             Ok(Some(chunk)) => Fetched::Ready(chunk, place),
             Ok(None) => match fetch.state {
-                Some(State::UnderWay(copier, _, since)) if now_ns().saturating_sub(since) > LATE_NS => {
-                    copiers.found_late(copier);
+                Some(State::UnderWay(_, since)) if now_ns().saturating_sub(since) > LATE_NS => {
+                    copiers.found_late(want.copier);
                     Fetched::Late
                 }
                 _ => Fetched::Pending,
@@ -207,7 +202,7 @@ impl Feed {
     }
 
     /// Starts fetches until enough are there, from the first byte wanted that none covers.
-    fn fetch_ahead(&mut self, copiers: &Copiers, want: &Want<'_>) -> Result<(), CopyError> {
+    fn fetch_ahead(&mut self, copiers: &Copiers, want: &Want<'_>) {
         let end = want.at + want.len as u64 + want.behind;
         let mut at = want.at;
         match self.fetches.iter().rfind(|fetch| fetch.origin == want.origin) {
@@ -216,34 +211,27 @@ impl Feed {
         }
         while at < end && self.fetches.len() < AHEAD {
             let engine = copiers.fetcher(want.copier);
-            let Some(chunk) = engine.take_chunk() else { return Ok(()) };
+            let Some(chunk) = engine.take_chunk() else { return };
             let len = usize::try_from(end - at).unwrap_or(CHUNK).min(self.next_len);
             let offset = want.offset + usize::try_from(at - want.at).unwrap_or(0);
             let rows = rows(want.mtu);
-            let copy = engine.start_read_rows(want.memory, offset, len, rows, chunk)?;
-            let state = Some(State::UnderWay(want.copier, copy, now_ns()));
+            let fetching = engine.start(Job { memory: want.memory.clone(), offset, len, rows, chunk });
+            let state = Some(State::UnderWay(fetching, now_ns()));
             self.fetches.push_back(Fetch { origin: want.origin, at, len, rows, state });
             self.next_len = (self.next_len * GROWTH).min(CHUNK);
             at += len as u64;
         }
-        Ok(())
     }
 }
 
-/// The chunk of a fetch, if the copy is over.
-fn settle(copiers: &Copiers, state: &mut Option<State>) -> Result<Option<PinnedChunk>, CopyError> {
-    if let Some(State::UnderWay(copier, copy, _)) = state
-        && !copiers.fetcher(*copier).poll(copy)?
-    {
-        return Ok(None);
+/// The chunk of a fetch, if it is over.
+fn settle(state: &mut Option<State>) -> Result<Option<PinnedChunk>, CopyError> {
+    if let Some(State::UnderWay(fetching, _)) = state {
+        match fetching.take() {
+            Some(chunk) => *state = Some(State::Here(chunk?)),
+            None => return Ok(None),
+        }
     }
-    *state = match state.take() {
-        Some(State::UnderWay(copier, copy, since)) => Some(match copy.into_chunk() {
-            Ok(chunk) => State::Here(chunk),
-            Err(copy) => State::UnderWay(copier, copy, since),
-        }),
-        other => other,
-    };
     Ok(match state {
         Some(State::Here(chunk)) => Some(chunk.clone()),
         _ => None,

@@ -16,6 +16,8 @@ use super::bell::{Bell, LOOK_EVERY_NS};
 use super::device::EngineLock;
 use super::eventfd::EventFd;
 use super::judgement::{Judgement, Round, Verdict};
+use super::signals::BlockedSignals;
+use super::slices::ask_for_short_slices;
 use crate::links::now_ns;
 
 /// A packet that is there while nobody has looked for so long is nobody's but the helper's.
@@ -24,12 +26,10 @@ const UNATTENDED_NS: u64 = 30_000;
 const SPIN_NS: u64 = 50_000;
 /// How long the helper keeps away when somebody else is driving.
 const REST_NS: libc::c_long = 10_000;
-/// The time slice the helper asks for: the shortest the kernel takes.
-const SLICE_NS: u64 = 100_000;
 /// Rounds of work before it looks up again.
 const MAX_ROUNDS: u32 = 256;
 /// CPUs from which on spinning takes nothing away from the application.
-const CPUS_TO_SPIN: usize = 4;
+pub(crate) const CPUS_TO_SPIN: usize = 4;
 
 #[derive(Debug)]
 pub(crate) struct Helper {
@@ -207,66 +207,7 @@ impl Worker {
     }
 }
 
-/// Tells the scheduler that this thread works for microseconds at a time. From Linux 6.12 on, one that wakes up then preempts one with longer
-/// slices: an application that spins on memory, on the CPU where its packet arrived. Older kernels ignore it.
-fn ask_for_short_slices() {
-    let attr = SchedAttr {
-        size: 48,
-        policy: 0, // SCHED_OTHER
-        flags: 0,
-        nice: 0,
-        priority: 0,
-        runtime: SLICE_NS,
-        deadline: 0,
-        period: 0,
-    };
-    // SAFETY: the structure has the size it says, in the kernel's layout, and is only read. 0 names this thread.
-    unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0) };
-    // Its sleeps are short too: the kernel's slack of 50 us would be longer than they are.
-    // SAFETY: sets a property of this thread, and takes no pointers.
-    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_000_u64, 0, 0, 0) };
-}
-
-/// The kernel's sched_attr, first version.
-#[repr(C)]
-struct SchedAttr {
-    size: u32,
-    policy: u32,
-    flags: u64,
-    nice: i32,
-    priority: u32,
-    runtime: u64,
-    deadline: u64,
-    period: u64,
-}
-
 /// CPUs this process may run on.
 pub(crate) fn allowed_cpus() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
-}
-
-/// Signals are the application's business: a thread started under this guard gets none of them, but for the two by
-/// which vanished memory announces itself (they are always meant for the thread that touched it).
-struct BlockedSignals(libc::sigset_t);
-
-impl BlockedSignals {
-    fn new() -> Self {
-        // SAFETY: sigset_t is plain data, filled by the calls below before it is used.
-        let (mut all, mut old): (libc::sigset_t, libc::sigset_t) = unsafe { (mem::zeroed(), mem::zeroed()) };
-        // SAFETY: both sets are valid for the calls, and the signal numbers exist.
-        unsafe {
-            libc::sigfillset(&raw mut all);
-            libc::sigdelset(&raw mut all, libc::SIGSEGV);
-            libc::sigdelset(&raw mut all, libc::SIGBUS);
-            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
-        }
-        Self(old)
-    }
-}
-
-impl Drop for BlockedSignals {
-    fn drop(&mut self) {
-        // SAFETY: the set was filled by pthread_sigmask.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut()) };
-    }
 }

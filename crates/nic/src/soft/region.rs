@@ -56,6 +56,11 @@ pub enum RegisterError {
     /// The GPU's copy engine cannot be used.
     #[error(transparent)]
     CopyEngine(#[from] CopyError),
+    /// The thread that fetches from GPU memory could not be started.
+    #[error(
+        "no thread could be started for the GPU's copy engine ({0}): the process has too many (ulimit -u, pids of its cgroup)"
+    )]
+    Thread(std::io::Error),
     /// What the ways into GPU memory cost could not be measured.
     #[error(transparent)]
     Calibration(#[from] CalibrationError),
@@ -75,7 +80,7 @@ impl RegisterError {
             Self::Rights | Self::TooLong { .. } | Self::Iova { .. } | Self::OtherDevice => libc::EINVAL,
             Self::Gpu(gpu::RegisterError::Range(_)) => libc::EFAULT,
             Self::Gpu(_) | Self::CopyEngine(_) | Self::Calibration(_) | Self::Cuda(_) => libc::EOPNOTSUPP,
-            Self::TooMany | Self::Guard(_) => libc::ENOMEM,
+            Self::TooMany | Self::Guard(_) | Self::Thread(_) => libc::ENOMEM,
             Self::Forked => libc::EIO,
         }
     }

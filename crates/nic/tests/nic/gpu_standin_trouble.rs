@@ -173,6 +173,14 @@ fn what_the_copy_engine_does_not_get_to_is_loaded() {
     assert!(took < Duration::from_secs(2), "{took:?}");
     assert_eq!(b.bytes(0, 600_000), patterns(3, 0, 600_000));
     crate::common::until("messages to be fetched again", || write() == (0, 600_000));
+    // As if another thread kept the driver's lock and waited for that kernel: not even the call comes back.
+    gpu.hold_copies(1);
+    at_a.fill(4);
+    let (first, second) = (write(), write());
+    gpu.hold_copies(0);
+    assert_eq!((first, second), ((600_000, 0), (600_000, 0)));
+    assert_eq!(b.bytes(0, 600_000), patterns(4, 0, 600_000));
+    crate::common::until("messages to be fetched once more", || write() == (0, 600_000));
 }
 
 #[test]

@@ -1,0 +1,30 @@
+//! Threads of ours leave signals to the application.
+
+use std::mem;
+
+/// Signals are the application's business: a thread started under this guard gets none of them, but for the two by
+/// which vanished memory announces itself (they are always meant for the thread that touched it).
+#[derive(Debug)]
+pub(crate) struct BlockedSignals(libc::sigset_t);
+
+impl BlockedSignals {
+    pub(crate) fn new() -> Self {
+        // SAFETY: sigset_t is plain data, filled by the calls below before it is used.
+        let (mut all, mut old): (libc::sigset_t, libc::sigset_t) = unsafe { (mem::zeroed(), mem::zeroed()) };
+        // SAFETY: both sets are valid for the calls, and the signal numbers exist.
+        unsafe {
+            libc::sigfillset(&raw mut all);
+            libc::sigdelset(&raw mut all, libc::SIGSEGV);
+            libc::sigdelset(&raw mut all, libc::SIGBUS);
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
+        }
+        Self(old)
+    }
+}
+
+impl Drop for BlockedSignals {
+    fn drop(&mut self) {
+        // SAFETY: the set was filled by pthread_sigmask.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut()) };
+    }
+}
