@@ -267,10 +267,6 @@ impl<L: Link> Link for FaultLink<L> {
     fn send_blocked(&self) -> bool {
         self.inner.send_blocked()
     }
-
-    fn backlog(&mut self, addr: IpAddr) -> Option<u64> {
-        self.inner.backlog(addr)
-    }
 }
 
 /// Flips one bit of the packet, anywhere the ICRC sees.

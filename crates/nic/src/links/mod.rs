@@ -95,13 +95,6 @@ pub trait Link: Send + fmt::Debug {
     fn send_blocked(&self) -> bool {
         false
     }
-
-    /// Bytes that wait in the fullest receive buffer at that address; `None` where that cannot be seen, because it is on
-    /// another machine. It takes a while to find out.
-    fn backlog(&mut self, addr: IpAddr) -> Option<u64> {
-        let _ = addr;
-        None
-    }
 }
 
 impl<L: Link + ?Sized> Link for Box<L> {
@@ -143,10 +136,6 @@ impl<L: Link + ?Sized> Link for Box<L> {
 
     fn send_blocked(&self) -> bool {
         (**self).send_blocked()
-    }
-
-    fn backlog(&mut self, addr: IpAddr) -> Option<u64> {
-        (**self).backlog(addr)
     }
 }
 

@@ -202,10 +202,6 @@ impl<L: Link> Link for PcapLink<L> {
     fn send_blocked(&self) -> bool {
         self.inner.send_blocked()
     }
-
-    fn backlog(&mut self, addr: IpAddr) -> Option<u64> {
-        self.inner.backlog(addr)
-    }
 }
 
 /// Nanoseconds since 1970, as captures have them.

@@ -3,7 +3,6 @@
 //! Sockets are unconnected and send with DF, so the IPv4 identification that the ICRC covers is known beforehand:
 //! 0, or the place of the packet in its segmented send.
 
-mod backlog;
 mod error;
 mod interface;
 mod receive;
@@ -19,7 +18,6 @@ use std::time::Duration;
 
 use nobounce_protocol::wire::{Opcode, ROCE_PORT};
 
-use self::backlog::Backlog;
 use self::receive::Receiver;
 use self::socket::{SockAddr, Socket};
 use self::transmit::Transmitter;
@@ -89,7 +87,6 @@ pub struct UdpLink {
     transmitter: Transmitter,
     receiver: Receiver,
     rx: Received,
-    backlog: Backlog,
     /// Empty calls until the Unix socket is asked again.
     patience: u32,
     scope: u32,
@@ -164,7 +161,6 @@ impl UdpLink {
             transmitter: Transmitter::new(config.scope),
             receiver: Receiver::new(receive_offload),
             rx: Received::default(),
-            backlog: Backlog::default(),
             patience: 0,
             scope: config.scope,
         })
@@ -273,10 +269,6 @@ impl Link for UdpLink {
             delivered += self.take_handovers(sink);
         }
         delivered
-    }
-
-    fn backlog(&mut self, addr: IpAddr) -> Option<u64> {
-        self.backlog.of(addr)
     }
 
     fn wake_fds(&self) -> Vec<RawFd> {

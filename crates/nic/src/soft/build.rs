@@ -120,7 +120,7 @@ pub(crate) fn ready_repeats(entry: &QpEntry, transmit: &Transmit) -> u64 {
 }
 
 /// Spreads queue pairs over the link's source ports.
-fn port_hint(entry: &QpEntry) -> u16 {
+pub(super) fn port_hint(entry: &QpEntry) -> u16 {
     u16::try_from(entry.qpn.get() & 0xffff).unwrap_or(0)
 }
 

@@ -9,6 +9,8 @@ use nobounce_protocol::wire::Malformed;
 pub struct Counters {
     pub sent_pkts: u64,
     pub rcvd_pkts: u64,
+    /// Among those sent: markers, our own and those of others on their way back.
+    pub sent_markers: u64,
     /// Payload bytes placed into or read from registered memory.
     pub placed_bytes: u64,
     pub gathered_bytes: u64,
@@ -44,6 +46,7 @@ impl Counters {
         let mut list = vec![
             ("sent_pkts", self.sent_pkts),
             ("rcvd_pkts", self.rcvd_pkts),
+            ("sent_markers", self.sent_markers),
             ("placed_bytes", self.placed_bytes),
             ("gathered_bytes", self.gathered_bytes),
             ("icrc_errors", self.icrc_errors),

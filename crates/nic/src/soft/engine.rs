@@ -9,16 +9,17 @@ use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-use nobounce_protocol::qp::{Handled, Qp as ProtocolQp, QpAttr, QpEvent, QpState, Status};
+use nobounce_protocol::qp::{Handled, QpAttr, QpEvent, QpState, Status};
 use nobounce_protocol::timing::Nanos;
 use nobounce_protocol::wire::icrc::{Flow, Verdict};
-use nobounce_protocol::wire::{Header, IdVerdict, Qpn, ROCE_PORT, Service};
+use nobounce_protocol::wire::{Header, IdVerdict, Malformed, Marker, Qpn, ROCE_PORT, Service};
 
-use super::build::{Built, build, build_repeats, packet_len, ready_repeats};
+use super::build::{Built, build, build_repeats, packet_len, port_hint, ready_repeats};
 use super::counters::{self, Counters};
 use super::entry::{Owing, QpEntry, complete, flushed, next_packet, next_request};
 use super::event::{AsyncEvent, Events};
 use super::host::PacketHost;
+use super::near::Near;
 use super::path::{PathIndex, Paths};
 use super::peer::Peers;
 use super::region::Regions;
@@ -33,10 +34,8 @@ pub(super) const TURN: u64 = 15;
 /// Batches sent in one call.
 const MAX_BATCHES: usize = 16;
 
-/// Bytes sent without acknowledgement for which it is worth to ask how the receiver fares: single messages cannot hurt it.
-const WORTH_ASKING: u64 = 64 << 10;
-/// A receiver with more than this in its buffer is behind: one full segmented send.
-const BEHIND: u64 = 64 << 10;
+/// Markers kept until they leave; further ones are lost, and sent again by those who wait for them.
+const MAX_RETURNS: usize = 64;
 
 /// Peers whose bytes are counted apart after their queue pairs are gone.
 const MAX_PEERS: usize = 1024;
@@ -65,6 +64,9 @@ pub(crate) struct Core {
     ready: VecDeque<u32>,
     owing: Owing,
     touched: Vec<u32>,
+    /// Markers to be sent back, and where to.
+    returns: Vec<(IpAddr, Marker)>,
+    near: Near,
     /// Queue pairs that wait for the GPU's copy engine.
     pub(super) holding: Vec<u32>,
     /// One of them found no chunk to fetch into.
@@ -99,6 +101,8 @@ impl Engine {
             ready: VecDeque::new(),
             owing: Owing::default(),
             touched: Vec::new(),
+            returns: Vec::new(),
+            near: Near::default(),
             holding: Vec::new(),
             starved: false,
             robbed: 0,
@@ -134,7 +138,7 @@ impl Engine {
         let now = clock.unwrap_or_else(now_ns);
         core.driven_at = now;
         core.settle_touched(now);
-        core.fire_timers(now, link);
+        core.fire_timers(now);
         core.release_held();
         // Nothing came: nobody waits for anything more urgent than the answers we put off.
         self.transmit(now, if received == 0 { Answers::Due } else { Answers::Travelling });
@@ -147,7 +151,7 @@ impl Engine {
             if self.link.send_blocked() {
                 return; // the link says by next_deadline() when to try again
             }
-            let full = self.core.fill(now);
+            let full = self.core.fill_returns() || self.core.fill(now);
             let travels = !self.core.tx.is_empty();
             if !full && (travels || answers != Answers::Travelling) {
                 self.core.fill_answers(now, travels || answers == Answers::All);
@@ -220,6 +224,7 @@ impl Core {
     /// Nothing waits to be sent.
     fn is_idle(&self) -> bool {
         self.ready.is_empty()
+            && self.returns.is_empty()
             && self.owing.soon.is_empty()
             && self.holding.is_empty()
             && !self.regions.stage.is_busy()
@@ -271,6 +276,9 @@ impl Core {
         let parsed = match Header::parse(datagram.bytes) {
             Ok(parsed) => parsed,
             Err(malformed) => {
+                if malformed == Malformed::UnknownOpcode && self.handle_marker(datagram) {
+                    return;
+                }
                 self.counters.malformed[malformed.index()] += 1;
                 return;
             }
@@ -328,6 +336,28 @@ impl Core {
         }
     }
 
+    /// Sends a marker of somebody on this machine back, or hears of one that came back; false if it is none.
+    #[cold]
+    fn handle_marker(&mut self, datagram: &RxDatagram<'_>) -> bool {
+        let Some(marker) = Marker::parse(datagram.bytes) else { return false };
+        if !self.near.contains(datagram.src) || !self.check_icrc(datagram) {
+            return false;
+        }
+        if !marker.returns {
+            if self.returns.len() < MAX_RETURNS {
+                self.returns.push((datagram.src, marker.returned()));
+            }
+        } else if let Some(entry) = self.entry(marker.to) {
+            entry.qp.handle_marker(marker.number);
+            entry.answered = true;
+            if !entry.touched {
+                entry.touched = true;
+                self.touched.push(marker.to.get() & 0xffff);
+            }
+        }
+        true
+    }
+
     /// Draws the consequences of the packets that came, once for each queue pair.
     fn settle_touched(&mut self, now: Nanos) {
         while let Some(index) = self.touched.pop() {
@@ -370,7 +400,7 @@ impl Core {
         }
     }
 
-    fn fire_timers(&mut self, now: Nanos, link: &mut dyn Link) {
+    fn fire_timers(&mut self, now: Nanos) {
         while let Some(&Reverse((at, index))) = self.timers.peek() {
             if at > now {
                 return;
@@ -383,11 +413,7 @@ impl Core {
                 entry.armed = None;
             }
             if entry.qp.poll_timeout().is_some_and(|due| due <= now) {
-                if entry.qp.service() != Service::Rc && is_receiver_behind(&entry.qp, link) {
-                    entry.qp.handle_backlog(now);
-                } else {
-                    entry.qp.handle_timeout(now);
-                }
+                entry.qp.handle_timeout(now);
                 self.settle(index);
                 self.make_ready(index);
             } else {
@@ -489,6 +515,9 @@ impl Core {
         // The high byte of the 24-bit number is the slot of the process that the packets go to.
         let [_, slot, ..] = attr.dest_qpn.get().to_be_bytes();
         let new = self.paths.join(attr.remote, slot);
+        if entry.qp.service() != Service::Rc {
+            self.paths.be_careful(new);
+        }
         let old = entry.path.replace(new);
         let charged = std::mem::take(&mut entry.charged);
         // It does not wait on the old path any more, or it would never be put into the new one's queue.
@@ -510,6 +539,19 @@ impl Core {
                 return;
             }
         }
+    }
+
+    /// Sends markers back; whether the batch is full.
+    fn fill_returns(&mut self) -> bool {
+        while let Some((to, marker)) = self.returns.pop() {
+            if !self.tx.has_room() {
+                self.returns.push((to, marker));
+                return true;
+            }
+            put_marker(&mut self.tx, to, 0, &marker);
+            self.counters.sent_markers += 1;
+        }
+        false
     }
 
     /// Fills the batch from the queue pairs that have something to send; whether it is full.
@@ -563,12 +605,13 @@ impl Core {
 
     /// Lets one queue pair send.
     fn turn(&mut self, now: Nanos, index: u32, flush: bool) -> Turn {
-        let Self { qps, tx, regions, paths, owing, holding, starved, .. } = self;
+        let Self { qps, tx, regions, paths, owing, holding, starved, near, counters, .. } = self;
         let Some(entry) = qps[index as usize].as_deref_mut() else { return Turn::Done };
         let room = entry.path.map_or(0, |path| paths.room(path));
         let path = entry.path;
         let shared = path.is_some_and(|path| paths.is_shared(path));
         let charged = entry.charged;
+        let unreliable = entry.qp.service() != Service::Rc;
         let mut turn = Turn::More;
         let mut faulted = None;
         // The next answer, to a READ, has no payload yet: requests do not wait for that.
@@ -597,6 +640,9 @@ impl Core {
             }
             match build(entry, tx, regions, &transmit) {
                 Ok(Built::Done(route)) => {
+                    if unreliable {
+                        entry.note_direction(&transmit.header, near);
+                    }
                     let is_new = entry.note_sent(&transmit.header);
                     let len = u64::from(transmit.payload.len());
                     if len > 0 && is_new {
@@ -633,6 +679,14 @@ impl Core {
                     faulted = Some((transmit, nak));
                     break;
                 }
+            }
+        }
+        if unreliable && turn != Turn::BatchFull {
+            if !tx.has_room() {
+                turn = Turn::BatchFull;
+            } else if let Some((to, marker)) = entry.marker(now) {
+                put_marker(tx, to, port_hint(entry), &marker);
+                counters.sent_markers += 1;
             }
         }
         if entry.joins_holding() {
@@ -694,10 +748,11 @@ impl Core {
     }
 }
 
-/// Whether what an unreliable service sent still waits at its receiver, as far as can be seen. Nobody acknowledges it; a
-/// receiver on this machine that is not scheduled for a while would lose all that it is sent meanwhile.
-fn is_receiver_behind(qp: &ProtocolQp, link: &mut dyn Link) -> bool {
-    qp.outstanding() >= WORTH_ASKING && link.backlog(*qp.destination()).is_some_and(|bytes| bytes > BEHIND)
+fn put_marker(tx: &mut TxBatch, to: IpAddr, port_hint: u16, marker: &Marker) {
+    if let Some(room) = tx.begin(to, port_hint, Marker::LEN) {
+        marker.emit(room);
+        tx.commit();
+    }
 }
 
 /// Which of the answers that can wait leave now.

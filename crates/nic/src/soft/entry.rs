@@ -1,16 +1,18 @@
 //! One queue pair with its queues, and what it cannot say or send yet.
 
 use std::collections::VecDeque;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use nobounce_protocol::qp::{Completion, Qp as ProtocolQp, QpState, Transmit, WorkKind};
 use nobounce_protocol::timing::Nanos;
-use nobounce_protocol::wire::{Header, Opcode, Psn, Qpn, Syndrome};
+use nobounce_protocol::wire::{Header, Marker, Opcode, Psn, Qpn, Syndrome};
 
 use super::cq::CqInner;
 use super::engine::TURN;
 use super::feed::{Feed, Origin};
 use super::host::{PostedReceive, PostedSend};
+use super::near::Near;
 use super::once::Once;
 use super::path::PathIndex;
 use super::srq::SrqIndex;
@@ -46,6 +48,8 @@ pub(crate) struct QpEntry {
     pub(super) turn_left: u64,
     /// It is in the ready queue.
     pub(super) ready: bool,
+    /// Where its last packet of an unreliable service went.
+    direction: Option<(IpAddr, Qpn)>,
     /// It waits for room on its path.
     pub(super) waiting: bool,
     /// It is in a list of those with answers that can wait.
@@ -194,6 +198,7 @@ impl QpEntry {
             answered: false,
             turn_left: TURN,
             ready: false,
+            direction: None,
             waiting: false,
             owes_ack: false,
             heard_at: 0,
@@ -270,6 +275,22 @@ impl QpEntry {
         } else {
             held.request = Some((after, transmit));
         }
+    }
+
+    /// A packet of an unreliable service leaves.
+    pub(super) fn note_direction(&mut self, header: &Header, near: &mut Near) {
+        let (to, qpn) = (*self.qp.destination(), header.dest_qpn);
+        if self.direction.is_none_or(|(before, _)| before != to) {
+            self.qp.set_near(near.contains(to));
+        }
+        self.direction = Some((to, qpn));
+    }
+
+    /// The marker to be sent now, and where to.
+    pub(super) fn marker(&mut self, now: Nanos) -> Option<(IpAddr, Marker)> {
+        let (addr, to) = self.direction?;
+        let number = self.qp.poll_marker(now)?;
+        Some((addr, Marker { returns: false, to, from: self.qpn, number }))
     }
 
     /// The peer asked for something.

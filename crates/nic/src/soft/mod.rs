@@ -26,6 +26,7 @@ mod helper;
 mod host;
 mod judgement;
 mod limits;
+mod near;
 mod notices;
 #[cfg(test)]
 mod notices_tests;

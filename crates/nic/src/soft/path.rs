@@ -10,6 +10,9 @@ use std::net::IpAddr;
 /// Bytes under way to one socket. Small enough to stay in the receiver's cache and buffer, large enough for five
 /// full segmented sends.
 const BUDGET: u64 = 340 << 10;
+/// The same where nothing is repeated. The kernel gives room in a buffer back by quarters of it, late, and somebody else
+/// may send to the same socket.
+const CAREFUL_BUDGET: u64 = 208 << 10;
 /// Room is given out in pieces of at least a full segmented send: as acknowledgements trickle in, sends would
 /// otherwise shrink to the size of what was just acknowledged, and a system call costs the same for one packet as
 /// for fifteen.
@@ -19,12 +22,19 @@ const PIECE: u64 = 68 << 10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PathIndex(usize);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Path {
+    budget: u64,
     under_way: u64,
     users: usize,
     /// Queue pairs that have something to send but found no room.
     waiting: VecDeque<u32>,
+}
+
+impl Default for Path {
+    fn default() -> Self {
+        Self { budget: BUDGET, under_way: 0, users: 0, waiting: VecDeque::new() }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -47,6 +57,11 @@ impl Paths {
         PathIndex(at)
     }
 
+    /// One of its users sends what nobody repeats.
+    pub(crate) fn be_careful(&mut self, path: PathIndex) {
+        self.paths[path.0].budget = CAREFUL_BUDGET;
+    }
+
     /// Leaves it; what is still charged is given back by the caller first.
     pub(crate) fn leave(&mut self, path: PathIndex) {
         let PathIndex(at) = path;
@@ -60,10 +75,11 @@ impl Paths {
 
     /// Bytes that may still be sent. An idle path takes anything, or a large packet could never leave.
     pub(crate) fn room(&self, path: PathIndex) -> u64 {
-        match self.paths[path.0].under_way {
+        let Path { budget, under_way, .. } = self.paths[path.0];
+        match under_way {
             0 => u64::MAX,
-            under_way if under_way + PIECE > BUDGET => 0,
-            under_way => BUDGET - under_way,
+            under_way if under_way + PIECE > budget => 0,
+            under_way => budget - under_way,
         }
     }
 

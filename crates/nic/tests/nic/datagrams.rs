@@ -7,10 +7,13 @@ use crate::common::on_gpu::{OnGpu, Way};
 use crate::common::unreliable::{QKEY, ud_end};
 use crate::common::{End, MIB, config, patterns, until};
 use fake_cuda::client::StandIn;
+use nobounce_nic::links::udp::{UdpConfig, UdpLink};
+use nobounce_nic::links::{Link, TxBatch};
 use nobounce_nic::soft::{
-    Config, Datagram, Operation, PostError, QpState, RecvRequest, SendRequest, Service, Source, SrqLimits,
-    Status,
+    Config, Datagram, Operation, PostError, QpState, Qpn, RecvRequest, SendRequest, Service, Source,
+    SrqLimits, Status,
 };
+use nobounce_protocol::wire::Marker;
 
 const GRH: usize = 40;
 
@@ -44,8 +47,46 @@ fn datagrams_of_every_size_arrive_with_their_source() {
             assert!(bytes[GRH..] == patterns(round as u8, 7, len));
             assert_eq!(b.bytes(64 + GRH + len, 8), patterns(0xee, 64 + GRH + len, 8));
         }
-        assert_eq!((b.counter("sent_pkts"), b.counter("icrc_errors")), (0, 0));
+        assert_eq!((b.counter("sent_pkts"), b.counter("icrc_errors")), (b.counter("sent_markers"), 0));
     }
+}
+
+#[test]
+fn a_receiver_that_is_away_loses_nothing() {
+    const MESSAGES: usize = 2000; // of 64 bytes: a receive buffer holds 550
+    let receiver = "127.63.4.2".parse().unwrap();
+    let mut to = UdpLink::open(&UdpConfig::new(receiver)).unwrap();
+    let mut from = End::open(&config("127.63.4.1"), MIB);
+    from.add_ud(None);
+    let at = Datagram { remote: receiver, dest_qpn: Qpn::new(7), qkey: QKEY };
+    let sges = from.sge(0, 64);
+    let mut batch = TxBatch::new(to.capabilities());
+    let (mut posted, mut arrived, mut sent) = (0, 0, Vec::new());
+    let mut looks = 0;
+    until("all have arrived", || {
+        while posted < MESSAGES && posted - sent.len() < 500 {
+            from.qps[0].post_send(&SendRequest::new(1, Operation::Send, &sges).to(at)).unwrap();
+            posted += 1;
+        }
+        from.cq.poll(&mut sent, 500).unwrap();
+        looks += 1;
+        // It looks after a long while only, and sends markers back then.
+        if looks % 5000 == 0 {
+            while to.receive(&mut |datagram| match Marker::parse(datagram.bytes) {
+                None => arrived += 1,
+                Some(marker) => {
+                    let room = batch.begin(datagram.src, 0, Marker::LEN).unwrap();
+                    marker.returned().emit(room);
+                    batch.commit();
+                }
+            }) > 0
+            {}
+            to.send(&mut batch);
+        }
+        arrived == MESSAGES
+    });
+    let drops = to.counters().into_iter().find(|(name, _)| *name == "udp_rx_lost_queue_full").unwrap().1;
+    assert_eq!(drops, 0);
 }
 
 #[test]
@@ -140,7 +181,7 @@ fn what_is_not_for_it_is_dropped_and_counted() {
     b.post_recv(1, 0, 100);
     send(Datagram { qkey: QKEY + 1, ..b.at() });
     counted("qkey_violations");
-    let nobody = nobounce_nic::soft::Qpn::new(b.qps[0].qpn().get() + 100);
+    let nobody = Qpn::new(b.qps[0].qpn().get() + 100);
     send(Datagram { dest_qpn: nobody, ..b.at() });
     counted("no_such_qp");
     // Its own key, which is the right one.

@@ -428,11 +428,22 @@ impl Qp {
         self.settle(answer);
     }
 
-    /// The time of [`Self::poll_timeout`] has come, but the receiver of an unreliable service is seen to be behind: for a
-    /// while, nothing more is sent to it.
-    pub fn handle_backlog(&mut self, now: Nanos) {
+    /// Whether the receiver of what an unreliable service sends from now on sends [`Marker`](crate::wire::Marker)s back.
+    pub fn set_near(&mut self, near: bool) {
         if let Some(unreliable) = &mut self.unreliable {
-            unreliable.sender.handle_backlog(now);
+            unreliable.sender.set_near(near);
+        }
+    }
+
+    /// The number of a marker to be sent now, behind everything that was polled. To be asked when nothing more may leave.
+    pub fn poll_marker(&mut self, now: Nanos) -> Option<u32> {
+        self.unreliable.as_mut()?.sender.poll_marker(now)
+    }
+
+    /// A marker came back: the receiver of an unreliable service has come to it.
+    pub fn handle_marker(&mut self, number: u32) {
+        if let Some(unreliable) = &mut self.unreliable {
+            unreliable.sender.handle_marker(number);
         }
     }
 

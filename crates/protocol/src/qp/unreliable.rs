@@ -192,8 +192,16 @@ impl Sender {
         self.linger.expire(now);
     }
 
-    pub(crate) fn handle_backlog(&mut self, now: Nanos) {
-        self.linger.delay(now);
+    pub(crate) fn set_near(&mut self, near: bool) {
+        self.linger.set_near(near);
+    }
+
+    pub(crate) fn poll_marker(&mut self, now: Nanos) -> Option<u32> {
+        self.linger.poll_marker(now, self.path_limited)
+    }
+
+    pub(crate) fn handle_marker(&mut self, number: u32) {
+        self.linger.handle_marker(number);
     }
 
     /// The last packet polled could not be built: its request fails, and those behind it are flushed.

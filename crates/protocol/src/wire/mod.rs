@@ -8,12 +8,14 @@ pub mod icrc;
 mod id_policy;
 mod ids;
 mod malformed;
+mod marker;
 mod opcode;
 
 pub use header::{Aeth, AtomicEth, Deth, Header, Parsed, Reth, Syndrome};
 pub use id_policy::{IdPolicy, IdVerdict};
 pub use ids::{Psn, Qpn};
 pub use malformed::Malformed;
+pub use marker::Marker;
 pub use opcode::{Opcode, Place, Service};
 
 /// The UDP port RoCEv2 packets are sent to.
