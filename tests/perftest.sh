@@ -10,8 +10,9 @@ build
 # Few iterations: this is about what works, not how fast. Latency tools spin on both sides: on a busy machine with few CPUs each
 # turn takes a time slice or two. The tools take no less than five.
 few=5
-# Nothing is repeated in UC and UD, and ib_send_bw waits for ever for what is lost: no more messages than a socket's buffer holds.
-datagrams=40
+# Nothing is repeated in UC and UD, and ib_send_bw waits for ever for what is lost. So many are more than a socket's buffer holds, which must not
+# matter, and no more than the 512 receives that the tool posts: what comes without one is lost, as on any device.
+datagrams=500
 # For every line of figures the tools measure the CPU's clock, a quarter of a second at a time: the latency tools twice, or once if they may
 # count in cycles (-C). So all 23 sizes (-a) are for the bandwidth tools; in turns go one byte, one packet, several, and very many.
 for operation in write read send; do
@@ -19,7 +20,7 @@ for operation in write read send; do
     for size in 1 4096 65536 8388608; do pair ib_${operation}_lat -F -C -s $size -n $few; done
 done
 for kind in bw lat; do
-    if [ $kind = bw ]; then some=200 flags=-F; else some=50 flags='-F -C'; fi
+    if [ $kind = bw ]; then some=200 flags=-F; else some=50 flags='-F -C' datagrams=40; fi
     pair ib_atomic_$kind $flags -n $some
     pair ib_atomic_$kind $flags -n $some -A CMP_AND_SWAP
     pair ib_write_$kind $flags -c UC -s 4096 -n $some
@@ -40,11 +41,16 @@ for operation in write read send; do
     pair ib_${operation}_bw -F -Q 16 -n $some
 done
 pair ib_send_bw -F -q 8 --use-srq -n $some
+pair ib_read_bw -F -e -n $some
+pair ib_atomic_bw -F -e -n $some
 pair ib_write_bw -F -D 1
 
 # The same over an IPv6 GID.
 address=::1
 pair ib_write_bw -F --ipv6 -n $some
+pair ib_read_bw -F --ipv6 -n $some
+pair ib_atomic_bw -F --ipv6 -n $some
+pair ib_send_bw -F --ipv6 -c UC -n $some
 pair ib_send_lat -F --ipv6 -c UD -s 256 -n $datagrams
 
 done_all

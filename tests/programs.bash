@@ -74,22 +74,6 @@ fail() {
 }
 
 pair() { # pair PROGRAM OPTION...: a server and its client, which gets the host as its last argument; outputs in $folder
-    case " $* " in
-    *" -c UC "* | *" -c UD "* | *"_uc_"* | *"_ud_"*) lossy_pair "$@" ;;
-    *) try_pair "$@" ;;
-    esac
-}
-
-lossy_pair() { # a service that may lose a message, and programs that wait for ever for what is lost: three tries
-    local try before=$failed SECONDS_EACH=40
-    for try in 1 2 3; do
-        try_pair "$@" && { failed=$before; return 0; }
-        echo "    (try $try of 3 of a service that may lose messages)"
-    done
-    return 1
-}
-
-try_pair() {
     local port server client code=0 what="$*"
     port=$(free_port)
     : >"$folder/client"

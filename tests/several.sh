@@ -38,6 +38,8 @@ pair ib_write_bw -F -n 500
 expect '[1-9][0-9]* retransmission' "$folder/client" "ib_write_bw with losses: nothing was sent again"
 pair ib_read_bw -F -n 200
 pair ib_send_bw -F -e -n 200
+pair ib_atomic_bw -F -n 1000
+expect '[1-9][0-9]* retransmission' "$folder/client" "ib_atomic_bw with losses: nothing was sent again"
 UCX_NET_DEVICES=nb0:1 UCX_TLS=rc_verbs,ud_verbs pair ucx_perftest -n 100 -w 5 -t tag_bw -s 100000
 options=()
 
