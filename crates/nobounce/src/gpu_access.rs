@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use nobounce_memory::gpu::calibration::Calibration;
+use nobounce_memory::gpu::calibration::{Calibration, USUAL_CROSSOVER};
 use nobounce_memory::gpu::copy_engine::{Copy, CopyEngine, CopyError, PinnedChunk};
 use nobounce_memory::gpu::{GpuMemory, GpuWindow};
 
@@ -23,8 +23,6 @@ const PIECES: usize = 4;
 const LIMIT: Duration = Duration::from_secs(10);
 /// A piece that takes longer than this is waited for with patience for other threads.
 const SPIN: Duration = Duration::from_micros(200);
-/// Loads up to this length go through the window where nobody could measure what is faster.
-const USUAL_CROSSOVER: usize = 4096;
 
 /// Copies bytes out of GPU memory.
 pub(crate) fn read(memory: &GpuMemory, offset: usize, bytes: &mut [u8]) -> Result<(), AccessError> {

@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_millis(10);
 /// A copy that takes longer than this is waited for with patience for other threads.
 const YIELD_AFTER: Duration = Duration::from_micros(100);
 /// Taken where nothing could be compared: what an H200 behind PCIe 5.0 shows.
-const USUAL_CROSSOVER: usize = 4096;
+pub const USUAL_CROSSOVER: usize = 4096;
 
 /// What the ways between host and GPU memory cost here.
 #[derive(Clone, Debug, PartialEq)]

@@ -249,7 +249,7 @@ impl CopyEngine {
                         parts.reads
                     }
                     Direction::ReadRows(rows) => {
-                        read_rows(api, host, address, len, rows, parts.reads)?;
+                        read_rows(api, host, address, len, rows, parts.reads, &mut started)?;
                         parts.reads
                     }
                     Direction::Write => {
@@ -318,6 +318,7 @@ unsafe fn read_rows(
     len: usize,
     rows: Rows,
     stream: Stream,
+    started: &mut bool,
 ) -> Result<(), CudaError> {
     let (height, rest) = (len / rows.width, len % rows.width);
     let copy = RowCopy {
@@ -342,6 +343,7 @@ unsafe fn read_rows(
     unsafe {
         if height > 0 {
             api.copy_rows_async(&raw const copy, stream)?;
+            *started = true;
         }
         if rest > 0 {
             let done = height * rows.width;

@@ -223,8 +223,8 @@ impl GpuWindow {
         let old = self.load_u64(offset)?;
         if let Some(new) = change(old) {
             self.store_u64(offset, new)?;
-            // Before the lock is given up: the next one must read this value.
-            barrier::before_completion();
+            // Before the lock is given up: the next one must read this value, and the GPU see it before the answer leaves.
+            self.complete()?;
         }
         Ok(old)
     }

@@ -109,6 +109,10 @@ fn repeat_fetched(
 pub(crate) fn ready_repeats(entry: &QpEntry, transmit: &Transmit) -> u64 {
     let Payload::Request { serial, offset, len, .. } = transmit.payload else { return u64::MAX };
     let (origin, next) = (Origin::Request(serial), offset + u64::from(len));
+    // What could not be taken from a fetch was built for one packet only: the next one may be fetched.
+    if entry.feeds.as_ref().is_some_and(|feeds| feeds.loaded == Some(origin)) {
+        return 0;
+    }
     let bytes = match entry.feeds.as_ref().map(|feeds| feeds.of(origin)).filter(|feed| feed.is_of(origin)) {
         Some(feed) => feed.ready_from(origin, next),
         None => match find_send(&entry.sends, serial) {
@@ -263,7 +267,12 @@ fn build_fetched(
             let send = find_send(&entry.sends, serial).ok_or(Nak::RemoteOperational)?;
             match send.bytes.pieces(offset, len as usize)[..] {
                 [piece] => (piece, Access::empty()),
-                _ => return build_mixed(entry, tx, regions, transmit, (serial, offset)),
+                _ => {
+                    entry.feeds.get_or_insert_default().loaded = Some(origin);
+                    let loaded = build_gathered(entry, tx, regions, transmit, Message::LOADED)?;
+                    return loaded
+                        .map_or_else(|| build_mixed(entry, tx, regions, transmit, (serial, offset)), Ok);
+                }
             }
         }
         Payload::Region { rkey, addr, len, rest } => {
@@ -286,7 +295,9 @@ fn build_fetched(
         let Piece { at, len, behind, .. } = piece;
         let want = Want { origin, at, len, behind, memory: &gpu.memory, copier: gpu.copier, offset, mtu };
         match feed.get(&stage.copiers, &want) {
-            Fetched::Late if !gpu.can_load() => (Fetched::Pending, false),
+            Fetched::Late if gpu.can_load() => (Fetched::Late, false),
+            Fetched::Late if stage.copiers.are_stuck(gpu.copier) => (Fetched::Stuck, false),
+            Fetched::Late => (Fetched::Pending, false),
             fetched => (fetched, gpu.staged_out),
         }
     })?;
@@ -296,7 +307,19 @@ fn build_fetched(
         Some((Fetched::Late, _)) => {
             // Loads need no copy engine. They are slow for long messages, but the copy engine may wait for a kernel that waits for us.
             let loaded = build_gathered(entry, tx, regions, transmit, Message::LOADED)?;
+            let feeds = entry.feeds.get_or_insert_default();
+            feeds.loaded = Some(origin);
+            if loaded.is_some() && transmit.payload.rest() == 0 {
+                feeds.of_mut(origin).finish(origin);
+            }
             return Ok(loaded.unwrap_or(Built::Pending { after: owner.after, starved: false }));
+        }
+        Some((Fetched::Stuck, _)) => {
+            tracing::warn!(
+                "the GPU's copy engine does not get to a fetch, and there is no window to load through"
+            );
+            regions.faults += 1;
+            return Err(Nak::RemoteOperational);
         }
         Some((Fetched::Starved, _)) => return Ok(Built::Pending { after: owner.after, starved: true }),
         Some((Fetched::Failed(error), _)) => {
@@ -306,7 +329,7 @@ fn build_fetched(
         }
         None => return Err(Nak::RemoteOperational), // host memory was never asked to be fetched
     };
-    feeds.copies = staged;
+    (feeds.copies, feeds.loaded) = (staged, None);
     if let Payload::Request { serial, offset, len, rest } = transmit.payload {
         prefetch_next(entry, regions, serial, offset + u64::from(len) + u64::from(rest));
     }
@@ -394,7 +417,7 @@ fn build_staged(entry: &QpEntry, tx: &mut TxBatch, transmit: &Transmit, bytes: &
     Built::Done(Route::Staged)
 }
 
-/// The rare packet whose payload comes from several places, some of them on a GPU: each is waited for, and copied.
+/// The rare packet whose payload comes from several places, some of them on a GPU and without a window: each is waited for, and copied.
 fn build_mixed(
     entry: &mut QpEntry,
     tx: &mut TxBatch,

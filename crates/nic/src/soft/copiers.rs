@@ -8,6 +8,7 @@ use nobounce_memory::gpu::{CudaError, GpuMemory};
 
 use super::fetcher::Fetcher;
 use super::region::RegisterError;
+use crate::links::now_ns;
 
 /// Bytes of payload that a chunk takes.
 pub(crate) const CHUNK: usize = 512 << 10;
@@ -17,6 +18,9 @@ const FETCH_CHUNK: usize = CHUNK + CHUNK / 16;
 /// must not keep others from receiving.
 const FETCH_CHUNKS: usize = 32;
 const PLACE_CHUNKS: usize = 16;
+
+/// A fetch that is not over so long after it was found late has failed.
+const STUCK_NS: u64 = 10_000_000_000;
 
 /// Names one of the pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,8 +46,8 @@ impl ContextKey {
 pub(crate) struct CopyEngines {
     fetch: Fetcher,
     place: CopyEngine,
-    /// A fetch takes so long that no other is begun before it is over.
-    late: Cell<bool>,
+    /// Since when a fetch has been late: no other is begun before it is over.
+    late: Cell<Option<u64>>,
 }
 
 impl CopyEngines {
@@ -52,7 +56,7 @@ impl CopyEngines {
         let make = |chunks, len| CopyEngine::in_context(memory.gpu(), context.handle, chunks, len);
         let (fetch, place) = (make(FETCH_CHUNKS, FETCH_CHUNK)?, make(PLACE_CHUNKS, CHUNK)?);
         let fetch = Fetcher::new(fetch).map_err(RegisterError::Thread)?;
-        Ok(Self { fetch, place, late: Cell::new(false) })
+        Ok(Self { fetch, place, late: Cell::new(None) })
     }
 }
 
@@ -74,24 +78,23 @@ impl Copiers {
         })
     }
 
-    /// Whether no copy of this pair is under way; one that cannot be asked after any more is none.
-    pub(crate) fn are_idle(&self, index: CopierIndex) -> bool {
-        let CopyEngines { fetch, place, .. } = &self.0[index.0].1;
-        fetch.is_idle() && place.is_idle().unwrap_or(true)
-    }
-
     /// A fetch is late: the GPU does not get to it.
     pub(crate) fn found_late(&self, index: CopierIndex) {
-        self.0[index.0].1.late.set(true);
+        self.0[index.0].1.late.set(Some(now_ns()));
+    }
+
+    /// Whether it has been late for so long that it never will be over.
+    pub(crate) fn are_stuck(&self, index: CopierIndex) -> bool {
+        self.0[index.0].1.late.get().is_some_and(|since| now_ns().saturating_sub(since) > STUCK_NS)
     }
 
     /// Whether a fetch that was found late is still not over.
     pub(crate) fn are_late(&self, index: CopierIndex) -> bool {
         let CopyEngines { fetch, late, .. } = &self.0[index.0].1;
-        if late.get() && fetch.is_idle() {
-            late.set(false);
+        if late.get().is_some() && fetch.is_idle() {
+            late.set(None);
         }
-        late.get()
+        late.get().is_some()
     }
 
     /// Who fetches.

@@ -95,6 +95,8 @@ pub(super) struct Owing {
 pub(crate) struct Feeds {
     requests: Feed,
     reads: Feed,
+    /// The message of the packet built last, if it is one to be fetched and this packet was not: its fetch was late, or it came from several places.
+    pub(crate) loaded: Option<Origin>,
     /// What was fetched for the packet built last was copied once more.
     pub(crate) copies: bool,
     /// The message that waits for a copy before it is read, and that copy: the last one when it was first to be sent.

@@ -65,6 +65,8 @@ pub(crate) enum Fetched {
     Pending,
     /// The copy engine does not get to it: load them if you can, else ask again.
     Late,
+    /// It has not for so long that it never will.
+    Stuck,
     /// No chunk was free: ask again, and take one from somebody meanwhile.
     Starved,
     /// They cannot be read.

@@ -24,6 +24,9 @@ const SPIN: Duration = Duration::from_millis(1);
 const BUSY: Duration = Duration::from_micros(200);
 const NAP: Duration = Duration::from_micros(10);
 
+/// How long deregistration waits for fetches from the memory.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 /// Bytes to fetch.
 #[derive(Debug)]
 pub(crate) struct Job {
@@ -81,6 +84,8 @@ struct Desk {
 #[derive(Debug, Default)]
 struct Waiting {
     jobs: VecDeque<(Job, Arc<Answer>)>,
+    /// The memories of all jobs that are not over: each as often as it has one.
+    memories: Vec<usize>,
     sleeps: bool,
     closed: bool,
 }
@@ -110,11 +115,17 @@ impl Fetcher {
         let answer = Arc::<Answer>::default();
         self.desk.outstanding.fetch_add(1, Ordering::Relaxed);
         let mut waiting = lock(&self.desk.waiting);
+        waiting.memories.push(name(&job.memory));
         waiting.jobs.push_back((job, answer.clone()));
         if waiting.sleeps {
             self.desk.more.notify_one();
         }
         Fetching(answer)
+    }
+
+    /// What is being fetched from this memory.
+    pub(crate) fn fetches_of(&self, memory: &Arc<GpuMemory>) -> Fetches {
+        Fetches { desk: self.desk.clone(), memory: memory.clone() }
     }
 
     /// Whether nothing is fetched, for whomever.
@@ -133,11 +144,33 @@ impl Drop for Fetcher {
     }
 }
 
+/// What is being fetched from one memory: to be waited for before the memory is freed.
+#[derive(Debug)]
+pub(crate) struct Fetches {
+    desk: Arc<Desk>,
+    memory: Arc<GpuMemory>,
+}
+
+impl Fetches {
+    /// Waits until there are none, but not for ever. Not to be called by whoever keeps the device from being driven: CUDA may make the
+    /// fetch wait for kernels, and these for us.
+    pub(crate) fn wait(&self) {
+        let begin = Instant::now();
+        while lock(&self.desk.waiting).memories.contains(&name(&self.memory)) {
+            if begin.elapsed() > PATIENCE {
+                tracing::warn!("the GPU still copies out of memory that is deregistered: it is stuck");
+                return;
+            }
+            std::thread::sleep(NAP);
+        }
+    }
+}
+
 struct Worker {
     engine: Arc<CopyEngine>,
     desk: Arc<Desk>,
     /// In the order in which they were started, which is the order in which they end.
-    under_way: VecDeque<(Copy, Arc<Answer>)>,
+    under_way: VecDeque<(Copy, Arc<GpuMemory>, Arc<Answer>)>,
     spins: bool,
 }
 
@@ -165,8 +198,8 @@ impl Worker {
         let any = !jobs.is_empty();
         for (Job { memory, offset, len, rows, chunk }, answer) in jobs {
             match self.engine.start_read_rows(&memory, offset, len, rows, chunk) {
-                Ok(copy) => self.under_way.push_back((copy, answer)),
-                Err(error) => self.give(&answer, Err(error)),
+                Ok(copy) => self.under_way.push_back((copy, memory, answer)),
+                Err(error) => self.give(&answer, &memory, Err(error)),
             }
         }
         any
@@ -175,24 +208,28 @@ impl Worker {
     /// Hands out what is there; whether there was any.
     fn end(&mut self) -> bool {
         let mut any = false;
-        while let Some((copy, answer)) = self.under_way.pop_front() {
+        while let Some((copy, memory, answer)) = self.under_way.pop_front() {
             let over = self.engine.poll(&copy);
             if matches!(over, Ok(false)) {
-                self.under_way.push_front((copy, answer));
+                self.under_way.push_front((copy, memory, answer));
                 break;
             }
             any = true;
             match (over, copy.into_chunk()) {
-                (Ok(_), Ok(chunk)) => self.give(&answer, Ok(chunk)),
-                (Ok(_), Err(copy)) => self.under_way.push_back((copy, answer)),
-                (Err(error), _) => self.give(&answer, Err(error)),
+                (Ok(_), Ok(chunk)) => self.give(&answer, &memory, Ok(chunk)),
+                (Ok(_), Err(copy)) => self.under_way.push_back((copy, memory, answer)),
+                (Err(error), _) => self.give(&answer, &memory, Err(error)),
             }
         }
         any
     }
 
-    fn give(&self, answer: &Answer, chunk: Result<PinnedChunk, CopyError>) {
+    fn give(&self, answer: &Answer, memory: &Arc<GpuMemory>, chunk: Result<PinnedChunk, CopyError>) {
         answer.give(chunk);
+        let memories = &mut lock(&self.desk.waiting).memories;
+        if let Some(at) = memories.iter().position(|one| *one == name(memory)) {
+            memories.swap_remove(at);
+        }
         self.desk.outstanding.fetch_sub(1, Ordering::Release);
     }
 
@@ -218,4 +255,9 @@ impl Worker {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Tells memories apart for as long as somebody holds them, as jobs do.
+fn name(memory: &Arc<GpuMemory>) -> usize {
+    Arc::as_ptr(memory).addr()
 }

@@ -4,7 +4,6 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
 use nobounce_memory::AccessError;
-use nobounce_memory::gpu::calibration::CalibrationError;
 use nobounce_memory::gpu::copy_engine::CopyError;
 use nobounce_memory::gpu::{self, CudaError};
 use nobounce_memory::path::{Path, Paths};
@@ -61,9 +60,6 @@ pub enum RegisterError {
         "no thread could be started for the GPU's copy engine ({0}): the process has too many (ulimit -u, pids of its cgroup)"
     )]
     Thread(std::io::Error),
-    /// What the ways into GPU memory cost could not be measured.
-    #[error(transparent)]
-    Calibration(#[from] CalibrationError),
     /// CUDA refused.
     #[error(transparent)]
     Cuda(#[from] CudaError),
@@ -79,7 +75,7 @@ impl RegisterError {
             Self::Range(range) => range.errno(),
             Self::Rights | Self::TooLong { .. } | Self::Iova { .. } | Self::OtherDevice => libc::EINVAL,
             Self::Gpu(gpu::RegisterError::Range(_)) => libc::EFAULT,
-            Self::Gpu(_) | Self::CopyEngine(_) | Self::Calibration(_) | Self::Cuda(_) => libc::EOPNOTSUPP,
+            Self::Gpu(_) | Self::CopyEngine(_) | Self::Cuda(_) => libc::EOPNOTSUPP,
             Self::TooMany | Self::Guard(_) | Self::Thread(_) => libc::ENOMEM,
             Self::Forked => libc::EIO,
         }

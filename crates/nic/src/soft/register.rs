@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use nobounce_memory::gpu::calibration::Calibration;
+use nobounce_memory::gpu::calibration::{Calibration, USUAL_CROSSOVER};
 use nobounce_memory::gpu::{GpuMemory, GpuOptions};
 use nobounce_memory::path::{Mechanism, Path, Paths};
 use nobounce_memory::{Window, guard, page_size, probe};
@@ -11,6 +11,7 @@ use nobounce_protocol::qp::Access;
 use super::copiers::{ContextKey, CopyEngines};
 use super::device::{Pd, Shared};
 use super::engine::Core;
+use super::fetcher::Fetches;
 use super::limits::DeviceLimits;
 use super::region::{Mr, Region, RegisterError};
 use super::target::{GpuTarget, Target};
@@ -154,11 +155,11 @@ impl Mr {
         let mut engine = self.shared.lock().ok_or(RegisterError::Forked)?;
         engine.core.regions.note_paths(&self.paths);
         let before = engine.core.regions.replace(self.key, region);
-        if change.memory.is_some() {
-            settle_copies(&mut engine.core, before.as_deref());
-        }
-        // Others may go on while the mapping is taken down.
+        let fetches =
+            change.memory.is_some().then(|| settle_copies(&mut engine.core, before.as_deref())).flatten();
+        // Others may go on while fetches are waited for and the mapping is taken down.
         drop(engine);
+        fetches.inspect(Fetches::wait);
         drop(before);
         if let Some(pd) = change.pd {
             self.pd = pd.in_use();
@@ -171,18 +172,19 @@ impl Drop for Mr {
     fn drop(&mut self) {
         let Some(mut engine) = self.shared.lock() else { return };
         let region = engine.core.regions.remove(self.key);
-        settle_copies(&mut engine.core, region.as_deref());
-        // Others may go on while the mapping is taken down.
+        let fetches = settle_copies(&mut engine.core, region.as_deref());
+        // Others may go on while fetches are waited for and the mapping is taken down.
         drop(engine);
+        fetches.inspect(Fetches::wait);
         drop(region);
     }
 }
 
-/// The region is gone: the GPU must not copy into its memory any more.
-fn settle_copies(core: &mut Core, region: Option<&Region>) {
-    if let Some(Target::Gpu(gpu)) = region.map(|region| &region.target) {
-        core.regions.stage.forget(&gpu.memory, gpu.copier);
-    }
+/// The region is gone: the GPU must not copy into its memory any more, nor, once the fetches are waited for, out of it.
+fn settle_copies(core: &mut Core, region: Option<&Region>) -> Option<Fetches> {
+    let Some(Target::Gpu(gpu)) = region.map(|region| &region.target) else { return None };
+    core.regions.stage.forget(&gpu.memory, gpu.copier);
+    Some(core.regions.stage.copiers.fetcher(gpu.copier).fetches_of(&gpu.memory))
 }
 
 /// Memory that was looked at and made ready for a region.
@@ -214,7 +216,7 @@ impl Memory {
         }
         // Made ahead and without the lock: data must not wait for either.
         let crossover = match memory.window() {
-            Some(_) if paths.outbound.is_direct() => Calibration::of(memory.gpu())?.load_crossover,
+            Some(_) if paths.outbound.is_direct() => crossover(&memory),
             _ => 0,
         };
         let context = ContextKey::of(&memory)?;
@@ -229,6 +231,17 @@ impl Memory {
         };
         let target = Target::Gpu(GpuTarget::new(memory.clone(), copier, crossover));
         Ok(Self { target, paths, gpu: Some(memory) })
+    }
+}
+
+/// Up to which length loads are the faster way out. Where that cannot be measured (a GPU without free memory), what is usual.
+fn crossover(memory: &GpuMemory) -> usize {
+    match Calibration::of(memory.gpu()) {
+        Ok(found) => found.load_crossover,
+        Err(error) => {
+            tracing::warn!(%error, "what the ways into GPU memory cost could not be measured");
+            USUAL_CROSSOVER
+        }
     }
 }
 

@@ -210,8 +210,8 @@ impl Stage {
         self.wait_until(PATIENCE, |stage| stage.run.is_none() && stage.under_way.is_empty())
     }
 
-    /// The memory is deregistered: what was collected for it is not written any more, and what is under way, in either direction, is
-    /// waited for, since it may be freed next. The queue pairs that it was placed for fail.
+    /// The memory is deregistered: what was collected for it is not written any more, and what is under way is waited for, since it may
+    /// be freed next. The queue pairs that it was placed for fail.
     pub(crate) fn forget(&mut self, memory: &Arc<GpuMemory>, copier: CopierIndex) {
         if let Some(run) = self.run.take_if(|run| Arc::ptr_eq(&run.memory, memory)) {
             self.failed.push(run.qp);
@@ -220,7 +220,7 @@ impl Stage {
         }
         let over = self.wait_until(DEREGISTER_PATIENCE, |stage| {
             !stage.under_way.iter().any(|copy| copy.copy.is_some() && Arc::ptr_eq(&copy.memory, memory))
-                && stage.copiers.are_idle(copier)
+                && stage.copiers.placer(copier).is_idle().unwrap_or(true)
         });
         if over.is_err() {
             tracing::warn!("the GPU still copies into memory that is deregistered: it is stuck");

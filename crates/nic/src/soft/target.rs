@@ -97,7 +97,8 @@ impl GpuTarget {
     /// Whether a message of so many bytes is gathered by loads: which is sooner there, but keeps the CPU busy all the while,
     /// so that where others wait behind it only the shortest are.
     pub(crate) fn loads(&self, message: Message) -> bool {
-        message.len <= if message.alone { self.crossover } else { self.crossover.min(LOAD_IN_STREAM) }
+        let most = if message.alone { self.crossover } else { self.crossover.min(LOAD_IN_STREAM) };
+        self.can_load() && message.len <= most
     }
 }
 

@@ -184,6 +184,32 @@ fn what_the_copy_engine_does_not_get_to_is_loaded() {
 }
 
 #[test]
+fn memory_is_deregistered_while_fetches_stand_still() {
+    let gpu = StandIn::program();
+    let (a, b) = ends("127.91.16.1", 1, Mtu::Mtu4096);
+    let (at_a, other) = (OnGpu::new(&a, gpu, Way::Window), OnGpu::new(&a, gpu, Way::Window));
+    at_a.fill(5);
+    gpu.hold_copies(1);
+    let sge = [at_a.sge(0, 600_000)];
+    a.qps[0].post_send(&SendRequest::new(1, Operation::Write(b.remote(0)), &sge)).unwrap();
+    a.succeed(1);
+    // What has no fetch goes at once; what has one waits for it, and keeps nobody else from being served.
+    let start = Instant::now();
+    drop(other);
+    assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+    std::thread::scope(|scope| {
+        let gone = scope.spawn(|| drop(at_a));
+        std::thread::sleep(Duration::from_millis(50));
+        a.post(Operation::Write(b.remote(0)), 0, 64);
+        a.succeed(1);
+        assert!(!gone.is_finished(), "the fetch may still read the memory");
+        gpu.hold_copies(0);
+        gone.join().unwrap();
+    });
+    assert_eq!(b.bytes(64, 599_936), patterns(5, 64, 599_936));
+}
+
+#[test]
 fn whoever_sleeps_after_a_post_is_served() {
     let gpu = StandIn::program();
     let (mut a, mut b) = (End::open(&config("127.91.9.1"), MIB), End::open(&config("127.91.9.1"), MIB));
