@@ -70,7 +70,7 @@ pub enum CalibrationError {
 }
 
 impl Calibration {
-    /// The figures of this GPU: measured at the first call, which allocates 2 MiB of its memory for the time being, and remembered for
+    /// The figures of this GPU: measured at the first call, which allocates 3 MiB of its memory for the time being, and remembered for
     /// the life of the process.
     pub fn of(gpu: &Arc<Gpu>) -> Result<Self, CalibrationError> {
         static KNOWN: Mutex<Vec<(i32, Calibration)>> = Mutex::new(Vec::new());

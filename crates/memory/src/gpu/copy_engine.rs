@@ -20,7 +20,8 @@ use slab::Slab;
 /// Copies by one GPU's copy engine.
 ///
 /// Everything is made ahead: pinned chunks, an event for each, and two streams of its own, one per direction, which neither wait for
-/// the default stream nor make it wait. So no call waits for the GPU, whatever other people's kernels are doing, and nothing is
+/// the default stream nor make it wait. So no call waits for kernels (but CUDA itself makes all calls wait while another thread frees memory,
+/// copies synchronously or loads a kernel for the first time), and nothing is
 /// freed: when the engine and all its chunks are gone, they wait for the next engine of the same shape.
 ///
 /// Order of use: [`take_chunk`](Self::take_chunk), [`start_read`](Self::start_read) or [`start_write`](Self::start_write),

@@ -293,13 +293,9 @@ fn build_fetched(
             return (Fetched::Pending, false);
         }
         let Piece { at, len, behind, .. } = piece;
-        let want = Want { origin, at, len, behind, memory: &gpu.memory, copier: gpu.copier, offset, mtu };
-        match feed.get(&stage.copiers, &want) {
-            Fetched::Late if gpu.can_load() => (Fetched::Late, false),
-            Fetched::Late if stage.copiers.are_stuck(gpu.copier) => (Fetched::Stuck, false),
-            Fetched::Late => (Fetched::Pending, false),
-            fetched => (fetched, gpu.staged_out),
-        }
+        let (memory, copier, can_load) = (&gpu.memory, gpu.copier, gpu.can_load());
+        let want = Want { origin, at, len, behind, memory, copier, offset, can_load, mtu };
+        (feed.get(&stage.copiers, &want), gpu.staged_out)
     })?;
     let (chunk, start, staged) = match got {
         Some((Fetched::Ready(chunk, start), staged)) => (chunk, start, staged),
@@ -367,7 +363,8 @@ fn prefetch_next(entry: &mut QpEntry, regions: &mut Regions, serial: u64, end: u
         if early && !gpu.loads(Message { len, alone: false }) {
             let (memory, copier) = (&gpu.memory, gpu.copier);
             let (origin, behind) = (next_origin, piece.behind);
-            let want = Want { origin, at: 0, len: 1, behind, memory, copier, offset, mtu };
+            let can_load = gpu.can_load();
+            let want = Want { origin, at: 0, len: 1, behind, memory, copier, offset, can_load, mtu };
             feed.prefetch(&stage.copiers, &want);
         }
     });

@@ -8,7 +8,6 @@ use nobounce_memory::gpu::{CudaError, GpuMemory};
 
 use super::fetcher::Fetcher;
 use super::region::RegisterError;
-use crate::links::now_ns;
 
 /// Bytes of payload that a chunk takes.
 pub(crate) const CHUNK: usize = 512 << 10;
@@ -18,9 +17,6 @@ const FETCH_CHUNK: usize = CHUNK + CHUNK / 16;
 /// must not keep others from receiving.
 const FETCH_CHUNKS: usize = 32;
 const PLACE_CHUNKS: usize = 16;
-
-/// A fetch that is not over so long after it was found late has failed.
-const STUCK_NS: u64 = 10_000_000_000;
 
 /// Names one of the pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,8 +42,8 @@ impl ContextKey {
 pub(crate) struct CopyEngines {
     fetch: Fetcher,
     place: CopyEngine,
-    /// Since when a fetch has been late: no other is begun before it is over.
-    late: Cell<Option<u64>>,
+    /// A fetch is late: what can be loaded is not fetched before it is over.
+    late: Cell<bool>,
 }
 
 impl CopyEngines {
@@ -56,7 +52,7 @@ impl CopyEngines {
         let make = |chunks, len| CopyEngine::in_context(memory.gpu(), context.handle, chunks, len);
         let (fetch, place) = (make(FETCH_CHUNKS, FETCH_CHUNK)?, make(PLACE_CHUNKS, CHUNK)?);
         let fetch = Fetcher::new(fetch).map_err(RegisterError::Thread)?;
-        Ok(Self { fetch, place, late: Cell::new(None) })
+        Ok(Self { fetch, place, late: Cell::new(false) })
     }
 }
 
@@ -80,21 +76,16 @@ impl Copiers {
 
     /// A fetch is late: the GPU does not get to it.
     pub(crate) fn found_late(&self, index: CopierIndex) {
-        self.0[index.0].1.late.set(Some(now_ns()));
-    }
-
-    /// Whether it has been late for so long that it never will be over.
-    pub(crate) fn are_stuck(&self, index: CopierIndex) -> bool {
-        self.0[index.0].1.late.get().is_some_and(|since| now_ns().saturating_sub(since) > STUCK_NS)
+        self.0[index.0].1.late.set(true);
     }
 
     /// Whether a fetch that was found late is still not over.
     pub(crate) fn are_late(&self, index: CopierIndex) -> bool {
         let CopyEngines { fetch, late, .. } = &self.0[index.0].1;
-        if late.get().is_some() && fetch.is_idle() {
-            late.set(None);
+        if late.get() && fetch.is_idle() {
+            late.set(false);
         }
-        late.get().is_some()
+        late.get()
     }
 
     /// Who fetches.

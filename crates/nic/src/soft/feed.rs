@@ -17,6 +17,8 @@ use crate::links::now_ns;
 /// A copy that is not over after this long waits for something: microseconds are usual, milliseconds on a busy machine. CUDA puts off all copies of a process while one of
 /// its threads loads a kernel for the first time or frees memory, until the kernels that run are over; and these may wait for us.
 const LATE_NS: u64 = 20_000_000;
+/// A copy that takes longer than this, where there is no other way, has failed.
+const STUCK_NS: u64 = 10_000_000_000;
 /// Fetches under way or at hand.
 const AHEAD: usize = 3;
 /// The first fetch of a message: short, so that its first packet leaves early; the next ones grow to whole chunks. All path
@@ -46,6 +48,8 @@ pub(crate) struct Want<'a> {
     pub(crate) copier: CopierIndex,
     /// Where they lie in the memory.
     pub(crate) offset: usize,
+    /// Whether they could be loaded instead.
+    pub(crate) can_load: bool,
     /// Bytes of a full packet's payload.
     pub(crate) mtu: usize,
 }
@@ -63,9 +67,9 @@ pub(crate) enum Fetched {
     Ready(PinnedChunk, usize),
     /// Ask again.
     Pending,
-    /// The copy engine does not get to it: load them if you can, else ask again.
+    /// The copy engine does not get to it: load them.
     Late,
-    /// It has not for so long that it never will.
+    /// They cannot be loaded, and the copy engine has not got to it for so long that it never will.
     Stuck,
     /// No chunk was free: ask again, and take one from somebody meanwhile.
     Starved,
@@ -92,6 +96,14 @@ struct Fetch {
 impl Fetch {
     fn end(&self) -> u64 {
         self.at + self.len as u64
+    }
+
+    /// For how long it has been under way.
+    fn age(&self) -> u64 {
+        match self.state {
+            Some(State::UnderWay(_, since)) => now_ns().saturating_sub(since),
+            _ => 0,
+        }
     }
 
     /// Where the packet begins whose payload begins at `at`.
@@ -167,13 +179,13 @@ impl Feed {
 
     /// Starts to fetch bytes that will be wanted. Whether they can be had is seen when they are.
     pub(crate) fn prefetch(&mut self, copiers: &Copiers, want: &Want<'_>) {
-        if !copiers.are_late(want.copier) {
+        if !(want.can_load && copiers.are_late(want.copier)) {
             self.fetch_ahead(copiers, want);
         }
     }
 
     pub(crate) fn get(&mut self, copiers: &Copiers, want: &Want<'_>) -> Fetched {
-        if copiers.are_late(want.copier) {
+        if want.can_load && copiers.are_late(want.copier) {
             return Fetched::Late;
         }
         // What belongs to messages or packets before this one is over; and a packet that is sent again begins anew.
@@ -189,11 +201,12 @@ impl Feed {
         let place = fetch.place_of(want.at);
         match settle(&mut fetch.state) {
             Ok(Some(chunk)) => Fetched::Ready(chunk, place),
-            Ok(None) => match fetch.state {
-                Some(State::UnderWay(_, since)) if now_ns().saturating_sub(since) > LATE_NS => {
+            Ok(None) => match fetch.age() {
+                age if want.can_load && age > LATE_NS => {
                     copiers.found_late(want.copier);
                     Fetched::Late
                 }
+                age if age > STUCK_NS => Fetched::Stuck,
                 _ => Fetched::Pending,
             },
             Err(error) => {

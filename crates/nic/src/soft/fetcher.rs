@@ -234,10 +234,12 @@ impl Worker {
     }
 
     fn wait_for_copy(&self, since: Instant) {
-        if self.spins && since.elapsed() < BUSY {
+        if since.elapsed() > BUSY {
+            std::thread::sleep(NAP);
+        } else if self.spins {
             std::hint::spin_loop();
         } else {
-            std::thread::sleep(NAP);
+            std::thread::yield_now();
         }
     }
 
