@@ -34,7 +34,8 @@ for name in v4 v6; do
     fi
     frames=$(grep -c . <<<"$lines")
     others=$(grep -vc '^RRoCE ' <<<"$lines")
-    found=$(awk '{ print $2 }' <<<"$lines" | sort -nu | tr '\n' ' ')
+    # Markers of our own (240, 241) are there or not, as it happens.
+    found=$(awk '$2 != 240 && $2 != 241 { print $2 }' <<<"$lines" | sort -nu | tr '\n' ' ')
     bad=$(awk 'NF > 3' <<<"$lines")
     [ "$others" = 0 ] || { echo "$name: $others of $frames frames are not RoCEv2 to tshark"; failed=1; }
     [ "$found" = "$wanted" ] || { echo "$name: tshark finds the opcodes $found, not $wanted"; failed=1; }
