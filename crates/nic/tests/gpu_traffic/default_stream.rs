@@ -176,6 +176,35 @@ fn stuck_behind_a_kernel() {
     assert!(waited.is_empty(), "traffic waited for the default stream: {waited:?}");
 }
 
+/// Another thread frees memory or copies synchronously behind a stuck kernel, and the driver makes all calls of the context wait with it: what goes
+/// through windows goes on, in both directions, however long the messages are.
+#[test]
+fn windows_need_no_calls() {
+    let Some(rig) = Rig::new("default_stream::windows_need_no_calls") else { return };
+    let blocker = Blocker::new(&rig);
+    let scratch = Memory::new(&rig, Kind::Malloc, 16 * MIB);
+    let (a, b) = pair("127.85.34.1", 4096, Mtu::Mtu4096);
+    for other in [Other::CopiesSynchronously, Other::Frees] {
+        let plan = Plan::new(&rig, Kind::Malloc, &SIZES);
+        plan.fill(&rig);
+        let regions = plan.register(&a, &b, Way::Direct);
+        blocker.start(&rig, &scratch);
+        let (rig, scratch) = (&rig, &scratch);
+        let took = thread::scope(|scope| {
+            scope.spawn(move || other.run(rig, scratch));
+            thread::sleep(Duration::from_millis(30));
+            let begin = Instant::now();
+            plan.run(&a, &b, &regions);
+            let took = begin.elapsed();
+            blocker.stop();
+            took
+        });
+        println!("figure: another thread {other:?} behind a stuck kernel: moved in {took:.1?}");
+        assert!(took < SPIN / 2, "{other:?}: traffic took {took:.1?}, about as long as the kernel");
+        plan.check(rig, &format!("{other:?}"));
+    }
+}
+
 /// The default stream has work without end: memsets and synchronous copies of another thread.
 #[test]
 fn busy_without_end() {
