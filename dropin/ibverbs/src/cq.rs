@@ -67,6 +67,9 @@ pub(crate) fn create(
     }
     let depth = depth.max(SMALLEST);
     let channel = if request.channel.is_null() { None } else { Some(ChannelObject::find(request.channel)?) };
+    if channel.is_some_and(|channel| !std::ptr::eq(channel.context, context)) {
+        return Err(Errno::EINVAL);
+    }
     let soft = context.soft.create_cq(depth, channel.map(|channel| &channel.soft))?;
     // SAFETY: numbers, pointers, optional function pointers, and a mutex and a condition, for all of which zeroes are valid.
     let mut raw: verbs::CqEx = unsafe { std::mem::zeroed() };

@@ -237,7 +237,12 @@ fn is<T>(pointer: *mut T, kind: Kind) -> bool {
     TABLE.with(|known| known.live.get(&pointer.addr()).is_some_and(|(found, _)| *found == kind))
 }
 
-/// Whether a pointer is of any kind that is ours.
+/// Whether a pointer is of any kind that is ours, or was lately: a program that destroys something twice must not be handed on to a library that never
+/// knew it. No pointer at all is ours, too, to be refused.
 pub(crate) fn is_ours(address: usize) -> bool {
-    TABLE.with(|known| known.live.contains_key(&address))
+    let rests = |block: &Block| {
+        let begin = block.at.addr().get();
+        (begin..begin + block.layout.size()).contains(&address)
+    };
+    address == 0 || TABLE.with(|known| known.live.contains_key(&address) || known.resting.iter().any(rests))
 }

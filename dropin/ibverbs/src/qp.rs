@@ -89,7 +89,7 @@ pub(crate) fn create(pd: *mut verbs::Pd, init: &verbs::QpInitAttr) -> Result<&'s
         }
         match error {
             CreateQpError::Listen(_) => Errno::EADDRINUSE,
-            CreateQpError::Limit { .. } => Errno::EINVAL,
+            CreateQpError::Limit { .. } | CreateQpError::OtherDevice => Errno::EINVAL,
             CreateQpError::Forked => Errno::EIO,
             _ => Errno::ENOMEM,
         }

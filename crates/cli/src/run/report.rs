@@ -94,6 +94,11 @@ impl fmt::Display for Totals {
         if self.silent > 0 {
             write!(f, " ({} ended without a report)", self.silent)?;
         }
+        if self.silent == self.devices {
+            return f.write_str(
+                "; what they moved is not known: their processes were killed, or left without a word",
+            );
+        }
         for (direction, paths) in [("out", &self.sum.out), ("in", &self.sum.r#in)] {
             let parts: Vec<String> = paths
                 .iter()
@@ -164,6 +169,13 @@ mod tests {
             "3 devices opened (1 ended without a report); out: 328 MB cpu in 5000 operations; \
              in: 328 MB cpu in 5000 operations, 12 B staged in 1 operation (staged: no window); 1 retransmission; \
              errors: RetryExceeded 2"
+        );
+        fs::remove_file(folder.join("7-0.json")).unwrap();
+        fs::remove_file(folder.join("8-0.json")).unwrap();
+        assert!(
+            read(&folder)
+                .to_string()
+                .starts_with("1 device opened (1 ended without a report); what they moved is not known")
         );
         fs::remove_dir_all(&folder).unwrap();
     }

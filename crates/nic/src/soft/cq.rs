@@ -129,6 +129,11 @@ impl Cq {
         self.inner.id
     }
 
+    /// Whether it belongs to this device.
+    pub(crate) fn is_of(&self, device: &Arc<Shared>) -> bool {
+        Arc::ptr_eq(&self.shared, device)
+    }
+
     /// How many completions it holds at most.
     pub fn depth(&self) -> usize {
         if self.shared.is_forked() { 0 } else { self.inner.depth() }

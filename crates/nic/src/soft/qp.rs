@@ -74,6 +74,9 @@ pub enum CreateQpError {
         #[allow(missing_docs)]
         max: usize,
     },
+    /// A queue that it is to use belongs to another device.
+    #[error("a completion queue or shared receive queue is not of the device that the queue pair is of")]
+    OtherDevice,
     /// All numbers are taken.
     #[error("the device has {MAX_QPS} queue pairs already: destroy some")]
     TooMany,
@@ -191,8 +194,12 @@ impl Qp {
                 return Err(CreateQpError::Limit { name, asked, max });
             }
         }
-        pd.device.listen()?;
         let shared = pd.device.shared.clone();
+        let ours = send_cq.is_of(&shared) && recv_cq.is_of(&shared);
+        if !ours || srq.is_some_and(|srq| !srq.is_of(&shared)) {
+            return Err(CreateQpError::OtherDevice);
+        }
+        pd.device.listen()?;
         let mut engine = shared.lock().ok_or(CreateQpError::Forked)?;
         let index = engine.core.allocate(MAX_QPS).ok_or(CreateQpError::TooMany)?;
         let qpn = engine.core.qpn(index);

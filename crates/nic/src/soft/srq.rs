@@ -69,6 +69,11 @@ impl Srq {
         self.id
     }
 
+    /// Whether it belongs to this device.
+    pub(crate) fn is_of(&self, device: &Arc<Shared>) -> bool {
+        Arc::ptr_eq(&self.shared, device)
+    }
+
     /// Its limits.
     pub fn limits(&self) -> &SrqLimits {
         &self.limits

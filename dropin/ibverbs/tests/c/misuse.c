@@ -71,6 +71,22 @@ int main(void) {
     /* Destroying what is in use. */
     CHECK(ibv_destroy_cq(a.cq) == EBUSY && ibv_dealloc_pd(a.pd) == EBUSY && ibv_destroy_comp_channel(a.channel) == EBUSY);
 
+    /* Queues and channels of another device. */
+    struct ibv_context *other = open_first();
+    struct ibv_pd *other_pd = ibv_alloc_pd(other);
+    struct ibv_comp_channel *other_channel = ibv_create_comp_channel(other);
+    struct ibv_cq *other_cq = ibv_create_cq(other, 4, NULL, other_channel, 0);
+    struct ibv_srq_init_attr shared = {.attr = {.max_wr = 4, .max_sge = 1}};
+    struct ibv_srq *srq = ibv_create_srq(other_pd, &shared);
+    CHECK(other_pd && other_channel && other_cq && srq);
+    struct ibv_qp_init_attr mixed = {.send_cq = other_cq, .recv_cq = a.cq, .qp_type = IBV_QPT_RC, .cap = {4, 4, 1, 1, 0}};
+    CHECK(!ibv_create_qp(a.pd, &mixed) && errno == EINVAL);
+    mixed.send_cq = a.cq, mixed.srq = srq;
+    CHECK(!ibv_create_qp(a.pd, &mixed) && errno == EINVAL);
+    CHECK(!ibv_create_cq(a.cq->context, 4, NULL, other_channel, 0) && errno == EINVAL);
+    CHECK(!ibv_destroy_srq(srq) && !ibv_destroy_cq(other_cq) && !ibv_destroy_comp_channel(other_channel));
+    CHECK(!ibv_dealloc_pd(other_pd) && !ibv_close_device(other));
+
     /* Lists longer than the queue pair was made for, too much inline data, an unknown or impossible operation. */
     CHECK(post(a.qp, IBV_WR_RDMA_WRITE, sges, 5, 0) == EINVAL);
     CHECK(post(a.qp, IBV_WR_RDMA_WRITE, sges, -1, 0) == EINVAL);

@@ -23,6 +23,7 @@ int main(void) {
     ibv_ack_async_event(&event);
     CHECK(event.event_type == 99);
     CHECK(ibv_dealloc_pd(real) == 4711 && !ibv_dealloc_pd(pd));
+    CHECK(ibv_dealloc_pd(pd) == EINVAL && ibv_dealloc_pd(NULL) == EINVAL); /* ours once, or nobody's: never theirs */
     CHECK(ibv_close_device(theirs) == 0 && !ibv_close_device(ours)); /* its list was freed, too */
     return 0;
 }
