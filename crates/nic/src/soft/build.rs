@@ -302,12 +302,11 @@ fn build_fetched(
         Some((Fetched::Pending, _)) => return Ok(Built::Pending { after: owner.after, starved: false }),
         Some((Fetched::Late, _)) => {
             // Loads need no copy engine. They are slow for long messages, but the copy engine may wait for a kernel that waits for us.
-            let loaded = build_gathered(entry, tx, regions, transmit, Message::LOADED)?;
-            let feeds = entry.feeds.get_or_insert_default();
             feeds.loaded = Some(origin);
-            if loaded.is_some() && transmit.payload.rest() == 0 {
+            if transmit.payload.rest() == 0 {
                 feeds.of_mut(origin).finish(origin);
             }
+            let loaded = build_gathered(entry, tx, regions, transmit, Message::LOADED)?;
             return Ok(loaded.unwrap_or(Built::Pending { after: owner.after, starved: false }));
         }
         Some((Fetched::Stuck, _)) => {
