@@ -12,7 +12,7 @@ use crate::backing::{Backing, PAGE};
 use crate::call::{Call, Rule, call};
 use crate::memory::{Home, Kind};
 use crate::status::{Answer, Status};
-use crate::world::World;
+use crate::world::{self, World};
 
 const DMA_BUF_FD: u32 = 1;
 const MAPPING_TYPE_PCIE: u64 = 1;
@@ -61,6 +61,23 @@ extern "C" fn cuMemGetHandleForAddressRange(
         let file = file_of(call, at, len)?;
         put_any(out, give(call, file))
     })
+}
+
+/// What the kernel module of GDRCopy pins: any device memory, whatever the driver lets others map. For the module's stand-in of the
+/// tests: the file that holds the memory and where in it `pointer` lies; -1 where there is no such memory. The file stays ours.
+#[unsafe(no_mangle)]
+extern "C" fn fake_cuda_pinned_file(pointer: u64, len: usize, offset: *mut u64) -> i32 {
+    let world = world::lock();
+    let file = size(pointer).and_then(|at| {
+        let overlaps = |start: usize, size: usize| start < at + len && at < start + size;
+        let entry = world.memory.values().find(|entry| overlaps(entry.start, entry.len));
+        let entry = entry.filter(|entry| !entry.is_host()).ok_or(Status::INVALID_VALUE)?;
+        let backing = entry.backing.as_ref().ok_or(Status::NOT_SUPPORTED)?;
+        let first = at.checked_sub(entry.start - entry.offset).ok_or(Status::INVALID_VALUE)?;
+        put_any(offset.cast(), u64::try_from(first).map_err(|_| Status::INVALID_VALUE)?)?;
+        backing.share_whole()
+    });
+    file.unwrap_or(-1)
 }
 
 fn file_of(call: &Call, at: usize, len: usize) -> Answer<OwnedFd> {

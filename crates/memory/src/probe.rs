@@ -157,6 +157,11 @@ fn listed(first: u64, end: u64, write: bool) -> Result<(), RangeError> {
     Err(RangeError::Unmapped { page: reached })
 }
 
+/// Whether the CPU may read the byte at `addr`, by the list of mappings; not where the list cannot be read.
+pub(crate) fn is_readable(addr: u64) -> bool {
+    addr.checked_add(1).is_some_and(|end| listed(addr, end, false).is_ok())
+}
+
 #[derive(Debug, PartialEq)]
 struct Mapping {
     start: u64,

@@ -8,6 +8,8 @@ mod memory;
 
 mod gpu_common;
 
+use std::env;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use nobounce_memory::gpu::api::Context;
@@ -92,6 +94,41 @@ fn every_kind_of_memory_has_the_path_of_the_table() {
         assert_eq!(required.is_ok(), registered.paths().are_direct(), "{name}: {required:?}");
     }
     assert!(wrong.is_empty(), "not as docs/paths.md says: {wrong:?}");
+}
+
+/// Memory that another process allocated and shares by CUDA IPC: no window with a driver that maps no dma-bufs, and the reason is said.
+#[test]
+fn memory_imported_by_ipc() {
+    const HANDLE: &str = "NOBOUNCE_TEST_IPC_HANDLE";
+    let Some((gpu, _alone)) = gpu_common::gpu(env::var_os(HANDLE).is_none()) else { return };
+    let context = gpu.primary().unwrap();
+    let Ok(handle) = env::var(HANDLE) else {
+        let memory = memory::cuda_malloc(&gpu, context, 4 << 20).unwrap();
+        let words = memory::ipc_words(&memory).expect("an IPC handle of cudaMalloc memory");
+        let handle: String = words.iter().map(|word| format!("{word:08x}")).collect();
+        let importer = Command::new(env::current_exe().unwrap())
+            .args(["memory_imported_by_ipc", "--exact", "--nocapture"])
+            .env(HANDLE, handle)
+            .output()
+            .unwrap();
+        let told = String::from_utf8_lossy(&importer.stdout);
+        told.lines().filter(|line| line.starts_with("figure: ")).for_each(|line| println!("{line}"));
+        assert!(importer.status.success(), "{told}\n{}", String::from_utf8_lossy(&importer.stderr));
+        assert!(told.contains("imported by IPC: "), "the other process did not register: {told}");
+        return;
+    };
+    let memory = memory::imported(&gpu, context, &handle).unwrap();
+    let registered = GpuMemory::register(memory.addr, memory.len, &GpuOptions::default()).unwrap();
+    println!("figure: imported by IPC: {}", registered.paths());
+    if registered.window().is_some() {
+        assert_eq!(memory::check_both_ways(&memory, &registered), "right");
+    } else {
+        assert_eq!(registered.refusals().len(), Rung::ALL.len());
+        assert!(registered.paths().inbound.to_string().contains("imported by IPC"));
+    }
+    let direct = GpuOptions { require: Require::Direct, ..GpuOptions::default() };
+    let required = GpuMemory::register(memory.addr, memory.len, &direct);
+    assert_eq!(required.is_ok(), registered.paths().are_direct(), "{required:?}");
 }
 
 /// The window taken away by an option: staged in both directions, and refused where direct is required.

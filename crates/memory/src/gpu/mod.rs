@@ -19,6 +19,7 @@ pub mod gpu_window;
 pub mod kernel;
 pub mod naive;
 pub mod range;
+mod range_error;
 pub mod region;
 mod rm;
 pub mod wc;

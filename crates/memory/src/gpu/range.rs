@@ -4,12 +4,12 @@ use std::ffi::{c_uint, c_void};
 use std::fmt;
 use std::sync::Arc;
 
-use thiserror::Error;
-
 use super::api::{AllocationProp, Api, Context, consts};
 use super::device::Gpu;
 use super::driver::Driver;
-use super::error::{CudaError, DriverError};
+use super::error::CudaError;
+pub use super::range_error::RangeError;
+use super::range_error::{failed, unknown};
 
 /// How memory that CUDA knows was made, as far as it matters for reaching it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -91,78 +91,6 @@ pub struct GpuRange {
     segments: Vec<Segment>,
 }
 
-/// Why a range cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[non_exhaustive]
-pub enum RangeError {
-    /// A range of no bytes, or one that wraps around.
-    #[error(
-        "{len} bytes at {addr:#x} are no range: give at least one byte, and an end that does not wrap around"
-    )]
-    Empty {
-        /// Address asked for.
-        addr: u64,
-        /// Length asked for.
-        len: usize,
-    },
-    /// CUDA does not know the address.
-    #[error(
-        "{addr:#x} is not memory that CUDA knows: it is ordinary host memory, or was freed, or went with a context that was destroyed, \
-         or belongs to a GPU that CUDA_VISIBLE_DEVICES hides; pass a pointer from a CUDA allocation that still lives"
-    )]
-    NotGpu {
-        /// The address.
-        addr: u64,
-    },
-    /// The range leaves the allocation that it begins in.
-    #[error(
-        "{len} bytes at {addr:#x} leave their allocation, which is {size} bytes at {base:#x}; \
-         register at most {} bytes from there", .base.saturating_add(*.size).saturating_sub(*.addr)
-    )]
-    Crosses {
-        /// Address asked for.
-        addr: u64,
-        /// Length asked for.
-        len: usize,
-        /// Where the allocation (or the run of VMM mappings) begins.
-        base: u64,
-        /// How long it is.
-        size: u64,
-    },
-    /// The memory's GPU is not among those that CUDA shows.
-    #[error(
-        "{addr:#x} lies on CUDA device {ordinal}, which this process cannot see; look at CUDA_VISIBLE_DEVICES"
-    )]
-    NoSuchGpu {
-        /// The address.
-        addr: u64,
-        /// CUDA's number of the device.
-        ordinal: i32,
-    },
-    /// The context of the memory is gone.
-    #[error(
-        "the CUDA context of the memory at {addr:#x} does not exist any more ({error}); \
-         it was destroyed, for instance by cudaDeviceReset: allocate and register again"
-    )]
-    ContextGone {
-        /// The address.
-        addr: u64,
-        /// What CUDA said.
-        error: CudaError,
-    },
-    /// CUDA could not say what the memory is.
-    #[error("CUDA cannot say what the memory at {addr:#x} is: {error}")]
-    Query {
-        /// The address.
-        addr: u64,
-        /// What CUDA said.
-        error: CudaError,
-    },
-    /// There is no CUDA here.
-    #[error(transparent)]
-    Driver(#[from] DriverError),
-}
-
 /// Pointer attributes as CUDA gives them; all zero for memory that it does not know.
 #[derive(Debug)]
 struct Attributes {
@@ -192,7 +120,7 @@ impl GpuRange {
         let driver = Driver::get()?;
         let attributes = driver.relaxed(|api| query(api, addr)).map_err(|error| failed(addr, error))?;
         if attributes.memory_type == 0 {
-            return Err(RangeError::NotGpu { addr });
+            return Err(unknown(addr));
         }
         let is_host = attributes.memory_type == consts::MEMORY_TYPE_HOST;
         let gpu = match Gpu::by_ordinal(attributes.ordinal)? {
@@ -384,16 +312,6 @@ impl GpuRange {
 
     fn crossing(&self) -> RangeError {
         RangeError::Crosses { addr: self.addr, len: self.len, base: self.base(), size: self.size() }
-    }
-}
-
-fn failed(addr: u64, error: CudaError) -> RangeError {
-    if error.context_is_gone() {
-        RangeError::ContextGone { addr, error }
-    } else if error.code == CudaError::INVALID_VALUE {
-        RangeError::NotGpu { addr }
-    } else {
-        RangeError::Query { addr, error }
     }
 }
 

@@ -22,6 +22,26 @@ fn kernel_launched_after_the_completion_sees_the_message() {
     }
 }
 
+/// What NCCL flushes with: the answer of a READ of one byte, and nothing else, says that everything before it is in GPU memory.
+#[test]
+fn read_of_a_byte_flushes_what_was_stored() {
+    let Some(stage) = Stage::with_kernels() else { return };
+    for words in [5, 517] {
+        let mut message = Message::of_words(words);
+        let kept = launches(&stage, words, |i| {
+            // SAFETY: the window has room for the message.
+            unsafe { sequences::store(stage.base(), message.round(i)) };
+            stage.window().load(0, &mut [0]).unwrap();
+        });
+        let bare = launches(&stage, words, |i| {
+            // SAFETY: as above.
+            unsafe { sequences::store(stage.base(), message.round(i)) };
+        });
+        let rule = format!("old words of {} bytes seen after the READ of a byte", words * 8);
+        judge(&rule, kept, &[("no load for the READ", Shows::Known, bare)]);
+    }
+}
+
 /// One thread stores a message, another launches a kernel that looks at it: counts the words that it found old.
 fn launches(stage: &Stage, words: usize, store: impl FnMut(u64) + Send) -> Count {
     let kernel = stage.kernel("look");

@@ -21,13 +21,16 @@ fn memory_that_is_not_the_gpus() {
         let cuda = StandIn::program();
         let host = HostBuffer::new(8192).unwrap();
         let gpu = cuda.malloc(MIB);
-        for addr in [host.addr(), 0, 8, u64::MAX - 100_000, gpu + 64 * MIB as u64] {
+        let error = range_error(host.addr(), 4096);
+        assert!(matches!(error, RangeError::HostMemory { addr } if addr == host.addr()), "{error}");
+        assert!(error.to_string().contains("register it as host memory"), "{error}");
+        for addr in [0, 8, u64::MAX - 100_000, gpu + 64 * MIB as u64] {
             let error = range_error(addr, 4096);
             assert!(
-                matches!(error, RangeError::NotGpu { addr: named } if named == addr),
+                matches!(error, RangeError::Nothing { addr: named } if named == addr),
                 "{addr:#x}: {error}"
             );
-            assert!(error.to_string().contains("is not memory that CUDA knows"), "{error}");
+            assert!(error.to_string().contains("freed"), "{error}");
         }
         for (addr, len) in [(gpu, 0), (gpu, usize::MAX), (u64::MAX, 2)] {
             assert!(matches!(range_error(addr, len), RangeError::Empty { .. }), "{len} bytes at {addr:#x}");
@@ -67,7 +70,7 @@ fn memory_freed_and_its_address_used_again() {
 
         assert_eq!(cuda.free(addr), 0);
         assert!(matches!(old.check_alive(), Err(Gone::Freed { .. })));
-        assert!(matches!(range_error(addr, 4 * MIB), RangeError::NotGpu { .. }));
+        assert!(matches!(range_error(addr, 4 * MIB), RangeError::Nothing { .. }));
         let chunk = engine.take_chunk().unwrap();
         assert!(engine.start_read(&old, 0, 64, chunk).unwrap_err().to_string().contains("was freed"));
 
@@ -332,5 +335,18 @@ fn any_order_of_closing() {
             assert!(freed);
             drop(copy);
         }
+    });
+}
+
+/// Every context is gone: nothing can be registered before somebody makes one, and the error says so.
+#[test]
+fn memory_after_a_reset() {
+    alone("gpu_standin_errors::memory_after_a_reset", &[], || {
+        let cuda = StandIn::program();
+        let addr = cuda.malloc(4 * MIB);
+        cuda.device_reset();
+        let error = range_error(addr, 4 * MIB);
+        assert!(matches!(error, RangeError::NoContext { .. }), "{error:?}");
+        assert!(error.to_string().contains("cudaDeviceReset"), "{error}");
     });
 }

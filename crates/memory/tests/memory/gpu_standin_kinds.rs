@@ -98,6 +98,78 @@ fn without_dmabuf_mmap() {
     });
 }
 
+/// The same driver with GDRCopy's module beside it: that gives a window onto all device memory that has a place. The module is a stand-in,
+/// a library that is loaded before others and answers for `/dev/gdrdrv`.
+#[test]
+fn by_gdrdrv() {
+    let module = fake_gdrdrv();
+    alone("gpu_standin_kinds::by_gdrdrv", &[("LD_PRELOAD", &module)], || {
+        let cuda = StandIn::program();
+        cuda.refuse_dmabuf_mmap(1);
+        let mut pinned = 0;
+        for made in Made::ALL {
+            let (addr, len) = made.make(cuda);
+            cuda.poke(addr, &vec![0x77; len]);
+            let memory = register(addr, len).unwrap_or_else(|error| panic!("{made:?}: {error}"));
+            match made {
+                Made::Pinned => assert_eq!(memory.paths().inbound, Path::Direct(Mechanism::Cpu)),
+                Made::Managed => assert!(reason(&memory.paths().inbound).contains("managed memory moves")),
+                _ => {
+                    assert_eq!(memory.rung(), Some(Rung::Gdrdrv), "{made:?}: {memory}");
+                    assert_eq!(memory.paths().inbound, Path::Direct(Mechanism::Window), "{made:?}");
+                    let window = memory.window().unwrap();
+                    window.store_last(100, &[0x42; 500]).unwrap();
+                    window.complete().unwrap();
+                    assert_eq!(cuda.peek(addr + 100, 500), [0x42; 500], "{made:?}");
+                    pinned += 1;
+                }
+            }
+        }
+        assert_eq!(pinned, 7);
+    });
+}
+
+/// BAR1 is full: registration goes on by the copy engine, says why, and is refused where direct is required.
+#[test]
+fn by_gdrdrv_with_bar1_full() {
+    let module = fake_gdrdrv();
+    let room = (16 * MIB).to_string();
+    let environment = [("LD_PRELOAD", module.as_str()), ("FAKE_GDRDRV_ROOM", &room)];
+    alone("gpu_standin_kinds::by_gdrdrv_with_bar1_full", &environment, || {
+        let cuda = StandIn::program();
+        cuda.refuse_dmabuf_mmap(1);
+        let small = cuda.malloc(MIB);
+        let fits = register(small, MIB).unwrap();
+        assert_eq!(fits.rung(), Some(Rung::Gdrdrv), "{fits}");
+        let large = cuda.malloc(32 * MIB);
+        let memory = register(large, 32 * MIB).unwrap();
+        assert!(memory.window().is_none());
+        let words = reason(&memory.paths().inbound);
+        assert!(words.contains("gdrdrv cannot pin the memory (Cannot allocate memory"), "{words}");
+        let options = GpuOptions { require: Require::Direct, ..GpuOptions::default() };
+        let refused = GpuMemory::register(large, 32 * MIB, &options).unwrap_err();
+        assert!(matches!(refused, RegisterError::NotDirect { .. }), "{refused}");
+        drop(fits);
+        // Its room was given back.
+        for _ in 0..40 {
+            assert_eq!(register(cuda.malloc(2 * MIB), 2 * MIB).unwrap().rung(), Some(Rung::Gdrdrv));
+        }
+    });
+}
+
+/// Builds the stand-in of GDRCopy's module.
+fn fake_gdrdrv() -> String {
+    let folder = env!("CARGO_TARGET_TMPDIR");
+    let library = format!("{folder}/fake-gdrdrv-{}.so", std::process::id());
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/memory/fake_gdrdrv.c");
+    let cc = std::process::Command::new("cc")
+        .args(["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", &library, source, "-ldl"])
+        .output()
+        .expect("cc");
+    assert!(cc.status.success(), "{}", String::from_utf8_lossy(&cc.stderr));
+    library
+}
+
 /// What goes through the window is what the GPU sees, up to the ends of the range and not beyond them.
 #[test]
 fn the_window_shows_the_memory() {

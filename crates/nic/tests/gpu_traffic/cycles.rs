@@ -8,7 +8,7 @@ use nobounce_nic::soft::{Mtu, Operation, SendRequest};
 use crate::common::{MIB, pair, resident};
 use crate::rig::{self, Kind, Memory, Rig, Way};
 
-const CYCLES: usize = 2000;
+const CYCLES: usize = 10_000;
 /// After so many everything that is kept was made once.
 const WARM: usize = 100;
 const LEN: usize = 2 << 20;

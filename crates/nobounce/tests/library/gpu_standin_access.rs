@@ -94,7 +94,7 @@ fn what_is_refused_says_why() {
     };
     let here = Box::new(0_u64);
     let error = range(register(std::ptr::from_ref(&*here).addr() as u64, 8));
-    assert!(matches!(error, RangeError::NotGpu { .. }), "{error}");
+    assert!(matches!(error, RangeError::HostMemory { .. }), "{error}");
     let addr = cuda.malloc(4 * MIB);
     let told = range(register(addr + 4096, 4 * MIB)).to_string();
     assert!(told.contains("allocation"), "{told}");

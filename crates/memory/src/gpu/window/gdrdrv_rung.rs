@@ -54,34 +54,31 @@ pub(super) fn map(range: &GpuRange, extent: Extent) -> Result<Mapping, Refused> 
         ))
     })?;
     let node = Arc::new(OwnedFd::from(node));
+    // The module maps what it pinned from its beginning on: whole pages of the GPU, though the memory begins inside one.
+    let extent = Extent {
+        start: extent.start / GPU_PAGE * GPU_PAGE,
+        end: extent.end.checked_next_multiple_of(GPU_PAGE).ok_or_else(|| Refused::new("no such address"))?,
+    };
     let mut mapping = Mapping::reserve(extent)?;
     for segment in range.segments() {
-        let Some(piece) = Extent::whole_pages(segment.base, segment.end()).overlap(extent) else { continue };
-        let start = piece.start / GPU_PAGE * GPU_PAGE;
-        let mut pin = PinBuffer {
-            addr: start,
-            size: piece.end.next_multiple_of(GPU_PAGE) - start,
-            token: 0,
-            va_space: 0,
-            pad: 0,
-            handle: 0,
+        let pages = Extent {
+            start: segment.base / GPU_PAGE * GPU_PAGE,
+            end: segment.end().next_multiple_of(GPU_PAGE),
         };
+        let Some(piece) = pages.overlap(extent) else { continue };
+        let mut pin =
+            PinBuffer { addr: piece.start, size: piece.len(), token: 0, va_space: 0, pad: 0, handle: 0 };
         // SAFETY: the structure is the one the module takes.
         if unsafe { libc::ioctl(node.as_raw_fd(), request(MAGIC, PIN, size_of::<PinBuffer>()), &raw mut pin) }
             != 0
         {
-            return Err(Refused::new(format!(
-                "gdrdrv cannot pin the memory ({})",
-                io::Error::last_os_error()
-            )));
+            let error = io::Error::last_os_error();
+            let reason = format!("gdrdrv cannot pin the memory ({error})");
+            // Most often BAR1 is full: another time, or less of it, may do.
+            let is_full = error.raw_os_error() == Some(libc::ENOMEM);
+            return Err(if is_full { Refused::passing(reason) } else { Refused::new(reason) });
         }
         mapping.keep(Pinned { node: Arc::clone(&node), handle: pin.handle });
-        // The module maps whole pinned buffers only: a piece that does not begin on one of its pages cannot be placed.
-        if start != piece.start {
-            return Err(Refused::new(
-                "gdrdrv maps whole pages of 64 KiB, and the allocation does not begin on one",
-            ));
-        }
         let len = usize::try_from(piece.len()).map_err(Refused::new)?;
         let offset = i64::try_from(pin.handle)
             .ok()

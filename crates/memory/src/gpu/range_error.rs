@@ -1,0 +1,142 @@
+//! Why a pointer is not what can be registered.
+
+use thiserror::Error;
+
+use super::api::Context;
+use super::device::Gpu;
+use super::driver::Driver;
+use super::error::{CudaError, DriverError};
+use crate::probe;
+
+/// Why a range cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum RangeError {
+    /// A range of no bytes, or one that wraps around.
+    #[error(
+        "{len} bytes at {addr:#x} are no range: give at least one byte, and an end that does not wrap around"
+    )]
+    Empty {
+        /// Address asked for.
+        addr: u64,
+        /// Length asked for.
+        len: usize,
+    },
+    /// CUDA does not know the address, and the CPU can read it.
+    #[error(
+        "{addr:#x} is ordinary host memory, which CUDA does not know; register it as host memory, or pass a pointer from cudaMalloc"
+    )]
+    HostMemory {
+        /// The address.
+        addr: u64,
+    },
+    /// CUDA does not know the address, nor does anybody else.
+    #[error(
+        "there is no memory at {addr:#x}: it was freed, or its context was destroyed, or it is an address of another process; \
+         pass a pointer from an allocation of this process that still lives"
+    )]
+    Nothing {
+        /// The address.
+        addr: u64,
+    },
+    /// CUDA does not know the address, and has no context in this process that memory could belong to.
+    #[error(
+        "there is no memory at {addr:#x}, and no CUDA context in this process: it was destroyed (cudaDeviceReset, cuCtxDestroy) and its \
+         memory with it, or nothing was allocated yet; allocate, then register"
+    )]
+    NoContext {
+        /// The address.
+        addr: u64,
+    },
+    /// The range leaves the allocation that it begins in.
+    #[error(
+        "{len} bytes at {addr:#x} leave their allocation, which is {size} bytes at {base:#x}; \
+         register at most {} bytes from there", .base.saturating_add(*.size).saturating_sub(*.addr)
+    )]
+    Crosses {
+        /// Address asked for.
+        addr: u64,
+        /// Length asked for.
+        len: usize,
+        /// Where the allocation (or the run of VMM mappings) begins.
+        base: u64,
+        /// How long it is.
+        size: u64,
+    },
+    /// The memory's GPU is not among those that CUDA shows.
+    #[error(
+        "{addr:#x} lies on CUDA device {ordinal}, which this process cannot see; look at CUDA_VISIBLE_DEVICES"
+    )]
+    NoSuchGpu {
+        /// The address.
+        addr: u64,
+        /// CUDA's number of the device.
+        ordinal: i32,
+    },
+    /// The context of the memory is gone.
+    #[error(
+        "the CUDA context of the memory at {addr:#x} does not exist any more ({error}); \
+         it was destroyed, for instance by cudaDeviceReset: allocate and register again"
+    )]
+    ContextGone {
+        /// The address.
+        addr: u64,
+        /// What CUDA said.
+        error: CudaError,
+    },
+    /// CUDA could not say what the memory is.
+    #[error("CUDA cannot say what the memory at {addr:#x} is: {error}")]
+    Query {
+        /// The address.
+        addr: u64,
+        /// What CUDA said.
+        error: CudaError,
+    },
+    /// There is no CUDA here.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+}
+
+/// What an address is that CUDA does not know. It answers alike for whatever that may be, so others are asked.
+pub(super) fn unknown(addr: u64) -> RangeError {
+    if probe::is_readable(addr) {
+        RangeError::HostMemory { addr }
+    } else if has_context() {
+        RangeError::Nothing { addr }
+    } else {
+        RangeError::NoContext { addr }
+    }
+}
+
+/// Whether memory may belong to a context of this process: this thread has one, or a GPU's primary one is there. Who is not sure says yes.
+fn has_context() -> bool {
+    let Ok(driver) = Driver::get() else { return true };
+    let is_current: Result<_, CudaError> = driver.relaxed(|api| {
+        let (mut context, mut device) = (Context::NULL, -1);
+        // SAFETY: the call writes one handle.
+        unsafe { api.ctx_current(&raw mut context) }?;
+        if context.is_null() {
+            return Ok(false);
+        }
+        // SAFETY: the call writes one int.
+        match unsafe { api.ctx_device(&raw mut device) } {
+            // Somebody destroyed it and left it current here.
+            Err(error) if error.context_is_gone() => Ok(false),
+            answer => answer.map(|()| true),
+        }
+    });
+    let has_primary =
+        || Gpu::list().map_or(true, |gpus| gpus.iter().any(|gpu| gpu.primary_is_active().unwrap_or(true)));
+    is_current.unwrap_or(true) || has_primary()
+}
+
+/// The error of a question about an address that CUDA did not answer.
+pub(super) fn failed(addr: u64, error: CudaError) -> RangeError {
+    if error.context_is_gone() {
+        RangeError::ContextGone { addr, error }
+    } else if error.code == CudaError::INVALID_VALUE {
+        unknown(addr)
+    } else {
+        RangeError::Query { addr, error }
+    }
+}

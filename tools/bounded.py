@@ -1,0 +1,27 @@
+"""Runs a program for a bounded time, and leaves nothing of it behind."""
+
+import os
+import signal
+import subprocess
+import time
+
+
+def run(command, limit, log, environment):
+    """(exit code or None when stopped, output, seconds). The output is kept in a file, whatever happens."""
+    started = time.monotonic()
+    with open(log, "wb") as file:
+        # A group of its own, so that what a test started ends with it.
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
+                                 env={**os.environ, **environment}, start_new_session=True)
+        code = None
+        try:
+            code = child.wait(timeout=max(1, limit))
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            # Out of time, or Ctrl-C: nothing must stay.
+            if code is None:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+    with open(log, errors="replace") as file:
+        return code, file.read(), time.monotonic() - started

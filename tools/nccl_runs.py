@@ -1,0 +1,179 @@
+"""PyTorch with NCCL over nb0 and over NCCL's own sockets, two ranks on one GPU: what `gpu-check` runs of it.
+
+Each rank is told to be another host (NCCL_HOSTID): only then does NCCL use the network between them. MPS is started for the time of the
+runs where nobody has, for without it the ranks take turns on the GPU.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+
+import bounded
+
+LOSS = "loss=0.001,seed=7"
+
+# Not bound to one core each, as mpirun does by itself: NCCL's threads need more than one.
+MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", "2", "--mca", "btl", "tcp,self"]
+# Name, what the ranks do, over which network, options of `nobounce run`, variables, seconds.
+RUNS = (
+    ("speed socket", "speed", "socket", [], {}, 60),
+    ("speed", "speed", "nb0", ["--require", "direct"], {}, 60),
+    ("values", "values", "nb0", ["--require", "direct"], {}, 90),
+    ("training socket", "training", "socket", [], {}, 40),
+    ("training", "training", "nb0", [], {}, 40),
+    ("training, loss 0.1 %", "training", "nb0", ["--fault", LOSS], {}, 40),
+    ("values, loss 0.1 %", "values-short", "nb0", ["--fault", LOSS], {}, 40),
+    ("torchrun", "values-short", "nb0", [], {"LAUNCHER": "torchrun"}, 40),
+    ("mpirun", "values-short", "nb0", [], {"LAUNCHER": "mpirun"}, 40),
+    ("graphs", "graphs", "nb0", [], {}, 40),
+    ("abort", "abort", "nb0", [], {}, 40),
+    ("killed", "killed", "nb0", [], {"NCCL_IB_TIMEOUT": "12", "NCCL_IB_RETRY_CNT": "3"}, 60),
+    ("exits with everything open", "exits", "nb0", [], {}, 40),
+    ("freed before deregistration", "freed", "nb0", [], {}, 40),
+    ("workers forked after start", "forked", "nb0", [], {}, 40),
+    # Without a window the copy engine must do everything, and CUDA lets it wait while a kernel is loaded for the first time.
+    ("values, no window", "values-short", "nb0", [], {"NOBOUNCE_WINDOW": "off", "CUDA_MODULE_LOADING": "EAGER"}, 60),
+)
+
+
+def mps_is_on():
+    try:
+        done = subprocess.run(["nvidia-cuda-mps-control"], input="get_server_list\n", capture_output=True, text=True, timeout=10)
+        return done.returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+class Mps:
+    """MPS for the time of the run, unless it is there already or cannot be had."""
+
+    def __enter__(self):
+        self.ours = False
+        if not shutil.which("nvidia-cuda-mps-control"):
+            print("gpu-check: no MPS here: the two ranks take turns on the GPU, and times mean little")
+        elif not mps_is_on():
+            self.ours = subprocess.run(["nvidia-cuda-mps-control", "-d"]).returncode == 0
+            time.sleep(1)
+        return self
+
+    def restart(self):
+        """Clients that were killed may leave the server unable to take others for a while."""
+        if self.ours:
+            self.__exit__()
+            time.sleep(2)
+            self.__enter__()
+
+    def __exit__(self, *_):
+        if self.ours:
+            subprocess.run(["nvidia-cuda-mps-control"], input="quit\n", text=True, stdout=subprocess.DEVNULL)
+
+
+class Done:
+    """How a run ended: the exit code (None when stopped), what each rank left, NCCL's log, what was said, seconds."""
+
+    def __init__(self, bundle, name, what, net, options, variables, limit, folder):
+        os.makedirs(folder, exist_ok=True)
+        launcher = {"torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29488"],
+                    "mpirun": [*MPIRUN, sys.executable]}.get(variables.get("LAUNCHER"), [sys.executable])
+        command = [*launcher, os.path.join(bundle, "nccl-rank"), what, folder]
+        if net == "nb0":
+            command = [os.path.join(bundle, "bin", "nobounce"), "run", *options, "--", *command]
+        environment = {"NCCL_NET": {"nb0": "IB", "socket": "Socket"}[net], "NCCL_SOCKET_IFNAME": "lo", "NCCL_DEBUG": "INFO",
+                       "NCCL_DEBUG_SUBSYS": "INIT,NET", "NCCL_DEBUG_FILE": os.path.join(folder, "nccl.%p.log"),
+                       "OMP_NUM_THREADS": "1", "NOBOUNCE_LOG": "warn", **variables}
+        self.name, self.what, self.net = name, what, net
+        self.code, self.said, self.seconds = bounded.run(command, limit, os.path.join(folder, "said.txt"), environment)
+        self.ranks = [read_json(os.path.join(folder, f"rank{rank}.json")) for rank in range(2)]
+        self.logs = ""
+        for entry in sorted(os.listdir(folder)):
+            if entry.startswith("nccl.") and entry.endswith(".log"):
+                with open(os.path.join(folder, entry), errors="replace") as file:
+                    self.logs += file.read()
+
+    def told(self):
+        """What the ranks have to say, and the last line of `nobounce run`."""
+        last = [line for line in self.said.splitlines() if line.startswith("nobounce: ") and "opened" in line]
+        return [told for rank in self.ranks if rank for told in rank.get("told", [])] + last[-1:]
+
+
+def read_json(path):
+    try:
+        with open(path) as file:
+            return json.load(file)
+    except (OSError, ValueError):
+        return None
+
+
+def is_gdrdma(logs):
+    """Whether NCCL's log says of every connection over the network that it is GPUDirect RDMA over nb0."""
+    ways = re.findall(r"via (NET/\S+)", logs)
+    return bool(ways) and all(re.match(r"NET/IB/\d+/GDRDMA", way) for way in ways)
+
+
+def judge(done, reference):
+    """What is wrong, or nothing. `reference` is the training over sockets, if there was one."""
+    code, ranks, said = done.code, done.ranks, done.said
+    if code is None:
+        return "stopped: it did not end in time"
+    if code != 0:
+        words = [line for line in said.splitlines() if "Error" in line or "FAILED" in line or "nccl-rank" in line]
+        return f"exit code {code}: {(words or said.splitlines() or ['nothing said'])[-1][:200]}"
+    if any(rank is None for rank in ranks):
+        return "a rank left no result"
+    wrong = [w for rank in ranks for w in rank.get("wrong", [])]
+    if wrong:
+        return "; ".join(wrong[:3])
+    if done.net == "nb0" and not is_gdrdma(done.logs):
+        return "NCCL's log does not say NET/IB/0/GDRDMA of every connection"
+    if done.net == "nb0" and done.what in ("speed", "values"):
+        staged = sum(row.get("staged_bytes", 0) for rank in ranks for row in rank["rows"])
+        window = sum(row.get("window_bytes", 0) for rank in ranks for row in rank["rows"])
+        if staged or not window:
+            return f"{staged} bytes staged, {window} through the window"
+    if done.net == "nb0" and done.what == "training" and reference and reference.ranks[0]:
+        ours, theirs = ranks[0]["losses"], reference.ranks[0]["losses"]
+        if ours != theirs:
+            return f"the losses differ from those over sockets: {ours[-1]} and {theirs[-1]} at the end"
+    return ""
+
+
+def speed_rows(done):
+    """The comparison, as h200-nccl.json has it."""
+    ours, theirs = done.get("speed"), done.get("speed socket")
+    if not ours or not theirs or None in ours.ranks or None in theirs.ranks:
+        return []
+    rows = []
+    for row, other, second in zip(ours.ranks[0]["rows"], theirs.ranks[0]["rows"], ours.ranks[1]["rows"]):
+        rows.append({
+            "test": row["test"], "bytes": row["bytes"], "link": "udp", "ours_us": row["us"], "socket_us": other["us"],
+            "gdrdma": is_gdrdma(ours.logs), "verified": row["verified"] and other["verified"] and second["verified"],
+            "window_bytes": row["window_bytes"] + second["window_bytes"],
+            "staged_bytes": row["staged_bytes"] + second["staged_bytes"],
+        })
+    return rows
+
+
+def compare(done, out):
+    """Writes nccl.json and NCCL's log of the comparison, and gives it in lines."""
+    rows = speed_rows(done)
+    if not rows:
+        return []
+    with open(os.path.join(out, "nccl.json"), "w") as file:
+        json.dump({"nccl": done["speed"].ranks[0]["version"], "results": rows}, file, indent=1)
+    with open(os.path.join(out, "nccl-log.txt"), "w") as file:
+        file.write(done["speed"].logs)
+    lines = [f"{'NCCL':16}{'bytes':>12}{'nb0 us':>12}{'socket us':>12}{'ratio':>8}  window        staged"]
+    for row in rows:
+        lines.append(f"{row['test']:16}{row['bytes']:>12}{row['ours_us']:>12.1f}{row['socket_us']:>12.1f}"
+                     f"{row['ours_us'] / row['socket_us']:>8.2f}  {row['window_bytes']:<14}{row['staged_bytes']}"
+                     f"{'' if row['verified'] else '  WRONG'}")
+    return lines
+
+
+def has_torch():
+    asked = [sys.executable, "-c", "import torch; assert torch.cuda.is_available()"]
+    return subprocess.run(asked, capture_output=True).returncode == 0
