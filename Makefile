@@ -32,7 +32,7 @@ DESTDIR ?=
 # What `make test` runs, in this order: the cheap answers first.
 STEPS := check-format check-tree check-lints test-code test-docs check-docs check-dependencies check-pure test-scripts
 
-.PHONY: help demo test quick long fuzz bench build install fmt setup clean $(STEPS)
+.PHONY: help demo test quick long fuzz interop vm-shell bench build install fmt setup clean $(STEPS)
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-20s %s\n", $$1, $$2 }' Makefile
@@ -57,6 +57,14 @@ long: ## The code tests with many more random cases (LONG_CASES)
 
 fuzz: ## Fuzz every target for FUZZ_SECONDS each (nightly and cargo-fuzz)
 	@tools/fuzz $(FUZZ_SECONDS)
+
+interop: ## All cases against the kernels' own RoCE in an emulated machine (ARGS: names of cases)
+	@tools/setup test
+	tests/interop.sh run $(ARGS)
+
+vm-shell: ## A shell in that machine, with nb0 at the other end of its cable (ARGS='--kernel oldest')
+	@tools/setup test
+	tests/interop.sh shell $(ARGS)
 
 bench: build ## Run the bench without the set-up of `make demo`
 	$(BIN) bench $(ARGS)

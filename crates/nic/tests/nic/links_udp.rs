@@ -96,6 +96,31 @@ fn packets_of_all_sizes_arrive_whole_and_in_order() {
     }
 }
 
+/// The kernel's rdma_rxe sends so: over IPv6 a socket drops such datagrams unless it says that it wants them.
+#[test]
+fn a_udp_checksum_of_zero_is_taken_over_ipv6() {
+    use std::os::fd::AsRawFd;
+    let Ok(kernel) = std::net::UdpSocket::bind("[::1]:0") else {
+        println!("waived (this machine has no IPv6 loopback)");
+        return;
+    };
+    let (one, len) = (1_i32, u32::try_from(size_of::<i32>()).unwrap());
+    // SAFETY: the descriptor is open; the pointer and length describe one live integer.
+    let set = unsafe {
+        libc::setsockopt(kernel.as_raw_fd(), libc::SOL_UDP, libc::UDP_NO_CHECK6_TX, (&raw const one).cast(), len)
+    };
+    assert_eq!(set, 0);
+    let mut link = open("::1");
+    let mut packet = [0; 16];
+    packet[4..8].copy_from_slice(&[0, link.slot(), 0, 7]);
+    kernel.send_to(&packet, ("::1", ROCE_PORT)).unwrap();
+    let (mut got, start) = (0, Instant::now());
+    while got == 0 {
+        assert!(start.elapsed() < Duration::from_secs(5), "the datagram was dropped");
+        link.receive(&mut |d| got += usize::from(d.bytes == packet));
+    }
+}
+
 #[test]
 fn packets_of_all_sizes_arrive_over_ipv6() {
     if std::net::UdpSocket::bind("[::1]:0").is_err() {

@@ -1,7 +1,7 @@
 //! What the interface behind an address can carry.
 
-use std::fs;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
+use std::os::fd::AsRawFd;
 use std::ptr;
 
 use nobounce_protocol::wire::{ICRC_LEN, MAX_HEADER_LEN};
@@ -27,9 +27,25 @@ fn fitting(addr: IpAddr, mtu: u32) -> u32 {
     PATH_MTUS.into_iter().find(|p| p.saturating_add(overhead) <= mtu).unwrap_or(256)
 }
 
+/// Asked of a socket, not of /sys/class/net: that shows the interfaces of the namespace it was mounted in, which need not be ours.
 fn mtu_of(addr: IpAddr) -> Option<u32> {
     let name = interface_of(addr)?;
-    fs::read_to_string(format!("/sys/class/net/{name}/mtu")).ok()?.trim().parse().ok()
+    // SAFETY: an ifreq is plain data, and all zeroes are one.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    // The last byte stays zero; a name that leaves no room for it is none of the system's.
+    if name.len() >= request.ifr_name.len() {
+        return None;
+    }
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = libc::c_char::from_ne_bytes([from]);
+    }
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).or_else(|_| UdpSocket::bind((Ipv6Addr::LOCALHOST, 0))).ok()?;
+    // SAFETY: the descriptor is open, and SIOCGIFMTU reads a name from the ifreq and writes the MTU into it.
+    if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU, &raw mut request) } != 0 {
+        return None;
+    }
+    // SAFETY: SIOCGIFMTU has filled in this member.
+    u32::try_from(unsafe { request.ifr_ifru.ifru_mtu }).ok()
 }
 
 /// The name of the interface that has `addr`, as far as the system lists it.
@@ -103,5 +119,11 @@ mod tests {
     fn loopback_is_found_by_its_address() {
         assert_eq!(interface_of(IpAddr::from([127, 0, 0, 1])).as_deref(), Some("lo"));
         assert_eq!(mtu_of(IpAddr::from([192, 0, 2, 77])), None);
+    }
+
+    #[test]
+    fn the_mtu_is_what_the_system_says() {
+        let listed = std::fs::read_to_string("/sys/class/net/lo/mtu").expect("lo is everywhere");
+        assert_eq!(mtu_of(IpAddr::from([127, 0, 0, 1])), listed.trim().parse().ok());
     }
 }

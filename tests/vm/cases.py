@@ -1,0 +1,346 @@
+"""The cases: what runs between the guest's rxe0 and the host's nb0. Each pair runs twice, with the server on either side."""
+
+import json
+import os
+import re
+import time
+
+import expected
+from capture import Summary, packets
+from machine import ADDRESS, GUEST, HOST, Machine, other
+
+CASES = []
+
+
+class Case:
+    def __init__(self, name, about, quick, work):
+        self.name, self.about, self.quick, self.work = name, about, quick, work
+
+
+def case(about, quick=False):
+    def add(work):
+        CASES.append(Case(work.__name__.replace("_", "-"), about, quick, work))
+        return work
+
+    return add
+
+
+class Bench:
+    """What a case has at hand: the machine, a place for results, and ways to run pairs both ways."""
+
+    def __init__(self, machine, kernel, quick, results, peer, log):
+        self.machine, self.kernel, self.quick, self.results, self.peer, self.log = machine, kernel, quick, results, peer, log
+        self.name = ""
+        self.runs, self.failures, self.seen = 0, [], []
+
+    def fail(self, what, *outputs):
+        self.failures.append((self.name, what))
+        self.log(f"failed: {self.name}: {what}")
+        for name, result in outputs:
+            text = re.sub(r"^REPORT \[.*?^\]\n", "", result.output, flags=re.MULTILINE | re.DOTALL)
+            tail = [line for line in text.splitlines() if line.strip()][-12:]
+            self.log("\n".join([f"  {name}: exit code {result.code}", *(f"    {line}" for line in tail)]))
+
+    def both_ways(self, tool, words, family=4, options=(), seconds=60):
+        """One of Debian's tools against itself. The last word of its client is the server's address."""
+        gid = "-g" if tool.startswith("ibv_") else "-x"
+        if tool.startswith("ib_"):
+            words += " -F"
+        for server in (GUEST, HOST):
+            command = f"{tool} {gid} {{gid}} -p {{port}} {words}"
+            # The tools shake hands over IPv4 whatever the GID is: what is tested is the GID.
+            address = ADDRESS[4][server]
+            self.check(f"{tool} {words}", server, self.machine.pair(server, command, f"{command} {address}", seconds, family, options))
+
+    def check(self, what, server, results):
+        first, second = results
+        self.runs += 1
+        if first.code or second.code:
+            self.fail(f"{what}, server in the {server}" if server == GUEST else f"{what}, server on the host", ("server", first), ("client", second))
+            return False
+        return True
+
+    def peers(self, names, family=4, options=(), seconds=120):
+        """Our own program for both sides, the requester on either; what was seen is compared with what is known."""
+        outputs = {}
+        for server in (GUEST, HOST):
+            programs = {GUEST: "peer", HOST: self.peer}
+            client = f"{programs[other(server)]} -g {{gid}} -p {{port}} {ADDRESS[4][server]} {names}"
+            results = self.machine.pair(server, f"{programs[server]} -g {{gid}} -p {{port}}", client, seconds, family, options)
+            requester = "rxe" if server == HOST else "nb"
+            text = results[1].output
+            if self.check(f"peer {names}, requester {requester}", server, results) and re.search(r"^FAILED", text, re.MULTILINE):
+                self.fail(f"peer {names}, requester {requester}", ("client", results[1]))
+            for line in re.findall(r"^saw (.*)$", text, re.MULTILINE):
+                self.compare(requester, line)
+            outputs[requester] = text
+            self.counters = counters(results[0].output + results[1].output) or {}
+        return outputs
+
+    def compare(self, requester, line):
+        """One thing seen: fine if it is what the standard asks for, or a difference of this kernel's that is written down."""
+        what, _, seen = line.partition(": ")
+        self.seen.append((self.name, requester, what, seen))
+        known = expected.of(requester, what, self.kernel)
+        if known is None:
+            self.fail(f"requester {requester}, {what}: nobody has written down what is to be seen; it was: {seen}")
+        elif not re.search(known, seen):
+            self.fail(f"requester {requester}, {what}: {seen}; expected: {known}")
+
+
+def counters(text):
+    """What the host's device counted, where the program printed its report."""
+    match = re.search(r"^REPORT (\[.*?^\])", text, re.MULTILINE | re.DOTALL)
+    try:
+        return json.loads(match.group(1))[0]["counters"] if match else None
+    except (ValueError, LookupError):
+        return None
+
+
+def run(options, kernel, folder, scratch, results, nobounce, peer, log):
+    """Boots one kernel and runs the chosen cases; returns how many things failed."""
+    chosen = [case for case in CASES if (case.quick or not options.quick) and (not options.cases or any(word in case.name for word in options.cases))]
+    started = time.monotonic()
+    total = Summary()
+    machine = Machine(folder, scratch, nobounce, [peer])
+    bench = Bench(machine, kernel, options.quick, results, peer, log)
+    try:
+        machine.boot()
+        log(f"Linux {machine.release}: ready after {time.monotonic() - started:.0f} s")
+        for case in chosen:
+            bench.name = case.name
+            before, runs, begun = len(bench.failures), bench.runs, time.monotonic()
+            path = os.path.join(scratch, case.name + ".pcap")
+            machine.start_capture(path)
+            try:
+                case.work(bench)
+            except (RuntimeError, OSError, KeyError, ValueError) as error:
+                bench.fail(f"{type(error).__name__}: {error}")
+            machine.stop_capture()
+            summary = Summary().add(path)
+            total.add(path)
+            if sum(summary.wrong.values()) and not case.name.startswith("damage"):
+                bench.fail(f"{summary.wrong[True]} packets of nb0's and {summary.wrong[False]} of rxe0's have a wrong ICRC")
+            keep(path, os.path.join(results, case.name + ".pcap"))
+            verdict = "fine" if len(bench.failures) == before else "FAILED"
+            count = f"{summary.right[True]} packets out, {summary.right[False]} in"
+            log(f"{case.name}: {verdict}, {bench.runs - runs} runs, {count}, {time.monotonic() - begun:.0f} s")
+            if machine.qemu.poll() is not None:
+                bench.fail("the guest is gone: " + open(machine.console, errors="replace").read()[-1500:])
+                break
+    finally:
+        machine.stop()
+        text = open(machine.console, errors="replace").read()
+        with open(os.path.join(results, "console"), "w") as out:
+            out.write(text)
+    for line in re.findall(r"^.*(?:BUG|Oops|WARNING: CPU|Call Trace|general protection).*$", text, re.MULTILINE)[:5]:
+        bench.fail(f"the guest's kernel says: {line.strip()}")
+    write_results(bench, machine, total, results)
+    log(f"Linux {machine.release}: {bench.runs} runs, {len(bench.failures)} failures, {time.monotonic() - started:.0f} s; captures in {os.path.relpath(results)}")
+    return len(bench.failures)
+
+
+def keep(path, to):
+    """Keeps a capture for whoever wants to look; the first few megabytes tell enough."""
+    with open(path, "rb") as data, open(to, "wb") as out:
+        out.write(data.read(8 << 20))
+
+
+def write_results(bench, machine, total, results):
+    """What was seen, for docs/interop.md."""
+    with open(os.path.join(results, "seen.txt"), "w") as out:
+        out.write(f"Linux {machine.release}\n")
+        for name, requester, what, seen in bench.seen:
+            out.write(f"{name} | requester {requester} | {what} | {seen}\n")
+        for from_host, name in ((True, "nb0"), (False, "rxe0")):
+            out.write(f"from {name}: {total.right[from_host]} right, {total.wrong[from_host]} wrong ICRCs\n")
+            for kind, count in sorted(total.kinds[from_host].items()):
+                out.write(f"  {kind}: {count}\n")
+
+
+# The cases, in the order in which they run.
+
+
+@case("ibverbs-utils: all services, data checked", quick=True)
+def pingpong(bench):
+    bench.both_ways("ibv_rc_pingpong", "-c -n 100")
+    bench.both_ways("ibv_uc_pingpong", "-c -n 50")
+    bench.both_ways("ibv_ud_pingpong", "-c -n 50 -s 1024")
+    if not bench.quick:
+        bench.both_ways("ibv_srq_pingpong", "-c -n 100 -q 4")
+        bench.both_ways("ibv_rc_pingpong", "-c -e -n 50 -s 65536 -m 1024")
+        bench.both_ways("ibv_uc_pingpong", "-c -e -n 50 -s 8192 -m 1024")
+        bench.both_ways("ibv_ud_pingpong", "-c -e -n 50 -s 2048")
+
+
+@case("RC at every path MTU: SEND, WRITE, READ, immediate data, lengths around packets, sequence numbers that wrap; data checked", quick=True)
+def data(bench):
+    bench.peers("rc-short" if bench.quick else "rc")
+
+
+@case("atomics, many requests at once, RNR, UD: data checked", quick=True)
+def operations(bench):
+    bench.peers("atomics crowd rnr ud")
+
+
+@case("UC at every path MTU", quick=False)
+def unreliable(bench):
+    bench.peers("uc")
+
+
+@case("messages of 1 MiB in 4096 packets over the wrap of the sequence numbers")
+def wrap(bench):
+    bench.peers("wrap")
+
+
+@case("what each side reports when requests are wrong: keys, bounds, rights, lengths, nobody there", quick=True)
+def errors(bench):
+    bench.peers("errors")
+
+
+@case("SEND with invalidate: the kernel's windows, and our lack of them")
+def invalidate(bench):
+    bench.peers("invalidate")
+
+
+@case("each side was told another path MTU")
+def mtu_mismatch(bench):
+    bench.peers("mtu-mismatch")
+
+
+@case("the same over IPv6 GIDs", quick=False)
+def ipv6(bench):
+    bench.peers("rc-short uc ud atomics crowd rnr", family=6)
+    bench.both_ways("ibv_rc_pingpong", "-c -n 50", family=6)
+    bench.both_ways("ib_write_bw", "-n 20 -s 65536", family=6)
+    bench.both_ways("ib_read_bw", "-n 20 -s 65536", family=6)
+    bench.both_ways("ib_send_lat", "-n 20 -s 100", family=6)
+    bench.both_ways("ib_atomic_bw", "-n 20", family=6)
+
+
+@case("perftest: bandwidth and latency of every operation over RC")
+def perftest(bench):
+    for operation in ("send", "write", "read"):
+        for size in (2, 4096, 65536, 1048576):
+            count = 5 if size > 65536 else 20
+            bench.both_ways(f"ib_{operation}_bw", f"-n {count} -s {size}")
+            bench.both_ways(f"ib_{operation}_lat", f"-C -n {count} -s {size}")
+    for kind in ("bw", "lat -C"):
+        tool, _, more = kind.partition(" ")
+        bench.both_ways(f"ib_atomic_{tool}", f"{more} -n 30")
+        bench.both_ways(f"ib_atomic_{tool}", f"{more} -n 30 -A CMP_AND_SWAP")
+
+
+@case("perftest: UC, UD, events, several queue pairs, both directions at once, inline data, shared receive queue, MTUs")
+def perftest_more(bench):
+    bench.both_ways("ib_write_bw", "-c UC -n 20 -s 4096")
+    bench.both_ways("ib_send_bw", "-c UC -n 20 -s 4096")
+    bench.both_ways("ib_send_lat", "-C -c UC -n 20 -s 4096")
+    bench.both_ways("ib_send_bw", "-c UD -n 20 -s 1024")
+    bench.both_ways("ib_send_lat", "-C -c UD -n 20 -s 1024")
+    bench.both_ways("ib_send_bw", "-e -n 20 -s 10000")
+    bench.both_ways("ib_read_bw", "-e -n 20 -s 10000")
+    bench.both_ways("ib_send_bw", "--use-srq -n 20 -s 1000 -q 2")
+    bench.both_ways("ib_write_lat", "-C -I 32 -s 32 -n 20")
+    bench.both_ways("ib_send_lat", "-C -I 32 -s 32 -n 20")
+    for operation in ("send", "write", "read"):
+        bench.both_ways(f"ib_{operation}_bw", "-b -n 20 -s 16384")
+        bench.both_ways(f"ib_{operation}_bw", "-q 4 -n 20 -s 16384")
+        for mtu in (256, 512, 1024, 2048, 4096):
+            bench.both_ways(f"ib_{operation}_bw", f"-m {mtu} -n 10 -s 20000")
+
+
+@case("2 % of the packets lost, from nb0 and from rxe0", quick=False)
+def loss(bench):
+    options = ("--fault", "loss=0.02,seed=7")
+    bench.machine.disturb("loss 2%")
+    try:
+        bench.peers("rc-short atomics crowd rnr", options=options)
+        bench.both_ways("ibv_rc_pingpong", "-c -n 200", options=options)
+        bench.both_ways("ib_write_bw", "-n 20 -s 65536", options=options, seconds=120)
+        bench.both_ways("ib_read_bw", "-n 20 -s 65536", options=options, seconds=120)
+        bench.both_ways("ib_send_bw", "-n 20 -s 65536", options=options, seconds=120)
+        bench.both_ways("ib_atomic_bw", "-n 50", options=options, seconds=120)
+    finally:
+        bench.machine.disturb(None)
+
+
+@case("packets repeated and out of order, from nb0 and from rxe0")
+def disorder(bench):
+    options = ("--fault", "dup=0.05,reorder=0.05,seed=7")
+    bench.machine.disturb("delay 2ms reorder 90% duplicate 5%")
+    try:
+        bench.peers("rc-short atomics crowd", options=options)
+        bench.both_ways("ib_write_bw", "-n 20 -s 65536", options=options, seconds=120)
+        bench.both_ways("ib_read_bw", "-n 20 -s 65536", options=options, seconds=120)
+    finally:
+        bench.machine.disturb(None)
+
+
+@case("damaged packets: rxe0 must drop nb0's, nb0 must drop rxe0's, data stay right")
+def damage(bench):
+    bench.machine.disturb("corrupt 3%")
+    try:
+        bench.peers("rc-short atomics", options=("--fault", "corrupt=0.03,seed=7"))
+        dropped = bench.counters.get("icrc_errors", 0)
+        bench.seen.append((bench.name, "both", "damaged packets dropped by nb0", str(dropped)))
+        if not dropped:
+            bench.fail("nb0 has found no wrong ICRC although packets were damaged")
+    finally:
+        bench.machine.disturb(None)
+
+
+@case("rdma link del in the guest while the host writes")
+def link_del(bench):
+    machine = bench.machine
+    stream, server = start_stream(bench)
+    if stream:
+        machine.guest("rdma link del rxe0", 30)
+        finish_stream(bench, stream)
+        machine.stop_side(GUEST)
+        server.wait()
+    machine.gids.clear()
+    done = machine.guest("rdma link show rxe0/1 || rdma link add rxe0 type rxe netdev eth0", 30)
+    if done.code:
+        bench.fail(f"the guest's device does not come back: {done.output}")
+    else:
+        bench.both_ways("ibv_rc_pingpong", "-c -n 20")
+
+
+@case("the guest is killed while the host writes; it comes back, and all works again")
+def guest_killed(bench):
+    machine = bench.machine
+    stream, _ = start_stream(bench)
+    machine.kill()
+    if stream:
+        finish_stream(bench, stream)
+    machine.stop_capture()
+    machine.reboot()
+    bench.both_ways("ibv_rc_pingpong", "-c -n 20")
+
+
+def start_stream(bench):
+    """The host writes to the guest without end; returns the two commands once it is under way."""
+    machine = bench.machine
+    machine.port += 1
+    server = machine.begin(GUEST, f"peer -g {machine.gid(GUEST)} -p {machine.port}", 90)
+    if not machine.wait_listening(GUEST, machine.port, server):
+        bench.fail("the server does not listen")
+        return None, None
+    before = machine.received()
+    stream = machine.begin(HOST, f"{bench.peer} -g 0 -p {machine.port} {ADDRESS[4][GUEST]} stream", 90)
+    for _ in range(200):
+        if machine.received() > before + 100 or stream.ended():
+            break
+        time.sleep(0.05)
+    return stream, server
+
+
+def finish_stream(bench, stream):
+    done = stream.wait()
+    bench.runs += 1
+    lines = re.findall(r"^saw (.*)$", done.output, re.MULTILINE)
+    if done.code or not lines:
+        bench.fail("the stream did not end as it should", ("host", done))
+    for line in lines:
+        bench.compare("nb", f"{bench.name}, " + line)
