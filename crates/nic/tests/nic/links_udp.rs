@@ -107,7 +107,13 @@ fn a_udp_checksum_of_zero_is_taken_over_ipv6() {
     let (one, len) = (1_i32, u32::try_from(size_of::<i32>()).unwrap());
     // SAFETY: the descriptor is open; the pointer and length describe one live integer.
     let set = unsafe {
-        libc::setsockopt(kernel.as_raw_fd(), libc::SOL_UDP, libc::UDP_NO_CHECK6_TX, (&raw const one).cast(), len)
+        libc::setsockopt(
+            kernel.as_raw_fd(),
+            libc::SOL_UDP,
+            libc::UDP_NO_CHECK6_TX,
+            (&raw const one).cast(),
+            len,
+        )
     };
     assert_eq!(set, 0);
     let mut link = open("::1");

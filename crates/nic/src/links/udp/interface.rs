@@ -39,7 +39,9 @@ fn mtu_of(addr: IpAddr) -> Option<u32> {
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
         *to = libc::c_char::from_ne_bytes([from]);
     }
-    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).or_else(|_| UdpSocket::bind((Ipv6Addr::LOCALHOST, 0))).ok()?;
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))
+        .or_else(|_| UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)))
+        .ok()?;
     // SAFETY: the descriptor is open, and SIOCGIFMTU reads a name from the ifreq and writes the MTU into it.
     if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU, &raw mut request) } != 0 {
         return None;

@@ -118,8 +118,7 @@ impl Socket {
             this.set(libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)
                 .map_err(os("setsockopt(IPV6_MTU_DISCOVER)"))?;
             // The kernel's rdma_rxe, and hardware, leave the UDP checksum 0 over IPv6, too: the ICRC protects more than it would.
-            this.set(libc::SOL_UDP, libc::UDP_NO_CHECK6_RX, 1)
-                .map_err(os("setsockopt(UDP_NO_CHECK6_RX)"))?;
+            this.set(libc::SOL_UDP, libc::UDP_NO_CHECK6_RX, 1).map_err(os("setsockopt(UDP_NO_CHECK6_RX)"))?;
         }
         Ok(this)
     }
