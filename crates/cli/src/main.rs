@@ -3,6 +3,7 @@
 //! Exit codes: 0 fine, 1 a comparison or verification failed, 2 wrong usage or broken environment.
 
 mod bench;
+mod doctor;
 mod log;
 mod run;
 
@@ -26,6 +27,12 @@ enum Command {
 
     /// Run a program that uses RDMA, unmodified, on a software NIC
     Run(run::args::RunArgs),
+
+    /// Say why GPUDirect is off, from probes, with the fix
+    Doctor(Box<doctor::args::DoctorArgs>),
+
+    /// Show what is plugged where, and the best adapter for each GPU
+    Topo(doctor::args::TopoArgs),
 
     /// Measure only what plain UDP does between two processes here
     #[command(hide = true)]
@@ -61,6 +68,8 @@ fn main() -> ExitCode {
 fn command(command: Command) -> anyhow::Result<ExitCode> {
     let verdict = match command {
         Command::Run(args) => return run::main(&args),
+        Command::Doctor(args) => return doctor::main(&args),
+        Command::Topo(args) => return doctor::topo(&args),
         Command::Bench(args) => bench::main(&args)?,
         Command::Raw => {
             writeln!(std::io::stdout(), "{}", bench::raw::measure()?)?;

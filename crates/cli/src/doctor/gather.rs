@@ -1,0 +1,101 @@
+//! The facts of this machine, put together: files, libraries, experiments.
+
+use std::io;
+
+use anyhow::Context;
+use nobounce_topology::facts::{Facts, Probe, Read};
+use nobounce_topology::sysfs::{self, Root, Surroundings};
+
+use super::{cuda, nvml};
+
+/// Memory that is locked to see whether the limit means what it says, in bytes.
+const LOCKED: usize = 72 << 20;
+/// Lines of the kernel's log that are kept.
+const MAX_LINES: usize = 200;
+
+/// What of the kernel's log matters.
+const WORDS: [&str; 9] =
+    ["peermem", "nv_peer_mem", "peer_memory", "dmar:", "amd-vi", "arm-smmu", "aer:", "bar1 is", "i/o region"];
+
+/// Reads everything. Below another root than `/` only files are read: nothing else there is of this machine.
+pub(super) fn gather(root: &Root, probe: bool) -> anyhow::Result<Facts> {
+    let environment: std::collections::BTreeMap<String, String> = match root.is_live() {
+        true => std::env::vars_os()
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+            .collect(),
+        false => std::collections::BTreeMap::new(),
+    };
+    let home = environment.get("HOME").cloned();
+    let mut facts =
+        sysfs::read(root, &Surroundings { environment, home }).context("the machine cannot be read")?;
+    facts.written_by = format!("nobounce {}", env!("CARGO_PKG_VERSION"));
+    for nic in &mut facts.nics {
+        // Devices of `nobounce run` have no driver of the kernel's.
+        if nic.driver.is_none() && nic.name.strip_prefix("nb").is_some_and(|rest| rest.parse::<u32>().is_ok())
+        {
+            nic.driver = Some("nobounce".to_owned());
+        }
+    }
+    if !root.is_live() {
+        return Ok(facts);
+    }
+    facts.kernel.log = kernel_log();
+    if facts.process.user_namespace.get() == Some(true) && probe {
+        facts.process.mlock_probe = Read::Yes(try_lock());
+    }
+    nvml::fill(&mut facts);
+    cuda::fill(&mut facts, probe);
+    Ok(facts)
+}
+
+/// Lines of the kernel's log that matter, if we may read it.
+fn kernel_log() -> Read<Vec<String>> {
+    const READ_ALL: libc::c_int = 3;
+    const SIZE: libc::c_int = 10;
+    // SAFETY: asks for a number; no buffer is used.
+    let size = unsafe { libc::klogctl(SIZE, std::ptr::null_mut(), 0) };
+    let Ok(room) = usize::try_from(size) else { return Read::no(io::Error::last_os_error().to_string()) };
+    let mut buffer = vec![0_u8; room.min(16 << 20)];
+    let Ok(length) = libc::c_int::try_from(buffer.len()) else {
+        return Read::no("the kernel's log is too long");
+    };
+    // SAFETY: the buffer is as long as we say.
+    let read = unsafe { libc::klogctl(READ_ALL, buffer.as_mut_ptr().cast(), length) };
+    let Ok(read) = usize::try_from(read) else { return Read::no(io::Error::last_os_error().to_string()) };
+    let text = String::from_utf8_lossy(buffer.get(..read).unwrap_or_default());
+    let mut lines: Vec<String> = text
+        .lines()
+        .filter(|line| {
+            let line = line.to_ascii_lowercase();
+            WORDS.iter().any(|word| line.contains(word))
+        })
+        .map(str::to_owned)
+        .collect();
+    if lines.len() > MAX_LINES {
+        lines.drain(..lines.len() - MAX_LINES);
+    }
+    Read::Yes(lines)
+}
+
+/// Locks memory, and gives it back.
+fn try_lock() -> Probe {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: new memory at a place of the kernel's choice.
+    let memory = unsafe { libc::mmap(std::ptr::null_mut(), LOCKED, protection, flags, -1, 0) };
+    if memory == libc::MAP_FAILED {
+        return Probe::failed(io::Error::last_os_error().raw_os_error(), "no memory to lock");
+    }
+    // SAFETY: the memory just made.
+    let locked = unsafe { libc::mlock(memory, LOCKED) };
+    let probe = match locked {
+        0 => Probe::worked(format!("{} MiB", LOCKED >> 20)),
+        _ => {
+            let error = io::Error::last_os_error();
+            Probe::failed(error.raw_os_error(), format!("{} MiB: {error}", LOCKED >> 20))
+        }
+    };
+    // SAFETY: as above; nobody uses it.
+    unsafe { libc::munmap(memory, LOCKED) };
+    probe
+}

@@ -1,0 +1,117 @@
+//! `nobounce doctor` and `nobounce topo`: facts are gathered here, judged in `nobounce-topology`.
+
+pub(crate) mod args;
+mod cuda;
+mod gather;
+mod library;
+mod nvml;
+mod verbs;
+
+use std::io::{IsTerminal, Read as _, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use nobounce_topology::draw::{self, Topology};
+use nobounce_topology::facts::{Facts, MAX_FILE};
+use nobounce_topology::sysfs::Root;
+use nobounce_topology::{Style, diagnose, explain, report};
+
+use self::args::{DoctorArgs, Source, TopoArgs};
+
+/// `nobounce doctor`: arguments in, exit code out. An error is exit code 2.
+pub(crate) fn main(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
+    if let Some(id) = &args.explain {
+        return explain(id);
+    }
+    let mut facts = facts(&args.source)?;
+    if args.anonymous {
+        facts = facts.redacted();
+    }
+    if let Some(path) = &args.save {
+        write(path, &facts.to_json())?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let diagnosis = diagnose(&facts);
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        serde_json::to_writer_pretty(&mut out, &diagnosis)?;
+        writeln!(out)?;
+    } else {
+        write!(out, "{}", report(&facts, &diagnosis, style(args.all)))?;
+    }
+    Ok(ExitCode::from(u8::from(diagnosis.direct_is_lost)))
+}
+
+/// `nobounce topo`.
+pub(crate) fn topo(args: &TopoArgs) -> anyhow::Result<ExitCode> {
+    let facts = facts(&Source { no_probe: true, ..args.source.clone() })?;
+    let topology = Topology::of(&facts);
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        serde_json::to_writer_pretty(&mut out, &topology)?;
+        writeln!(out)?;
+    } else if args.svg.is_none() {
+        write!(out, "{}", draw::text(&topology, style(false)))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn facts(source: &Source) -> anyhow::Result<Facts> {
+    match (&source.facts, &source.root) {
+        (Some(path), _) => {
+            let text = read(path)?;
+            Facts::from_json(&text).with_context(|| path.display().to_string())
+        }
+        (None, Some(root)) => gather::gather(&Root::new(root), false),
+        (None, None) => gather::gather(&Root::new("/"), !source.no_probe),
+    }
+}
+
+fn read(path: &Path) -> anyhow::Result<String> {
+    let mut text = String::new();
+    let told = || format!("{} cannot be read", path.display());
+    if path == Path::new("-") {
+        std::io::stdin().lock().take(MAX_FILE + 1).read_to_string(&mut text).with_context(told)?;
+    } else {
+        std::fs::File::open(path)
+            .with_context(told)?
+            .take(MAX_FILE + 1)
+            .read_to_string(&mut text)
+            .with_context(told)?;
+    }
+    Ok(text)
+}
+
+fn write(path: &Path, text: &str) -> anyhow::Result<()> {
+    if path == Path::new("-") {
+        return Ok(std::io::stdout().lock().write_all(text.as_bytes())?);
+    }
+    std::fs::write(path, text).with_context(|| format!("{} cannot be written", path.display()))
+}
+
+fn style(all: bool) -> Style {
+    let terminal = std::io::stdout().is_terminal();
+    let color = terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let width = std::env::var("COLUMNS")
+        .ok()
+        .and_then(|columns| columns.parse().ok())
+        .filter(|width| *width >= 60)
+        .unwrap_or(120);
+    Style { color, width: width.min(140), all }
+}
+
+fn explain(id: &str) -> anyhow::Result<ExitCode> {
+    let mut out = std::io::stdout().lock();
+    if id == "all" {
+        for explanation in explain::ALL {
+            writeln!(out, "{:<24} {}", explanation.id, explanation.summary)?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let Some(explanation) = explain::text(id) else {
+        anyhow::bail!("there is no check {id:?}; `nobounce doctor --explain all` lists them");
+    };
+    writeln!(out, "{}: {}\n\n{}", explanation.id, explanation.summary, explanation.text)?;
+    Ok(ExitCode::SUCCESS)
+}

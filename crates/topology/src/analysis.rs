@@ -1,0 +1,155 @@
+//! The facts put together: pairs of GPU and adapter, their distance, and the ways between them.
+
+use crate::facts::{Facts, Gpu, Nic};
+use crate::ladder::{self, Answer};
+use crate::tree::{Distance, Tree};
+
+/// Everything that checks and verdicts look at.
+#[derive(Debug)]
+pub(crate) struct Analysis<'a> {
+    pub(crate) facts: &'a Facts,
+    pub(crate) tree: Tree<'a>,
+    /// Every GPU with every adapter, GPU by GPU.
+    pub(crate) pairs: Vec<Pair<'a>>,
+}
+
+/// A GPU and an adapter.
+#[derive(Debug)]
+pub(crate) struct Pair<'a> {
+    pub(crate) gpu: &'a Gpu,
+    pub(crate) nic: &'a Nic,
+    pub(crate) distance: Option<Distance>,
+    /// Bridges on the way, and the one at which it turns.
+    pub(crate) bridges: Vec<&'a str>,
+    pub(crate) export: Answer,
+    pub(crate) import: Answer,
+    pub(crate) peermem: Answer,
+    /// Memory was registered for this pair, really: the way.
+    pub(crate) proven: Option<&'a str>,
+}
+
+impl<'a> Analysis<'a> {
+    pub(crate) fn of(facts: &'a Facts) -> Self {
+        let tree = Tree::new(facts);
+        let exports: Vec<_> =
+            facts.gpus.iter().map(|gpu| (ladder::export(facts, gpu), ladder::peermem(facts, gpu))).collect();
+        let imports: Vec<_> = facts.nics.iter().map(|nic| ladder::import(facts, nic)).collect();
+        let mut pairs = Vec::new();
+        for (gpu, (export, peermem)) in facts.gpus.iter().zip(&exports) {
+            for (nic, import) in facts.nics.iter().zip(&imports) {
+                pairs.push(Pair::of(facts, &tree, gpu, nic, export, import, peermem));
+            }
+        }
+        Self { facts, tree, pairs }
+    }
+
+    /// Pairs of one GPU, nearest adapter first; among equals the faster port, then the name.
+    pub(crate) fn pairs_of(&self, gpu: &str) -> Vec<&Pair<'a>> {
+        let mut pairs: Vec<_> = self.pairs.iter().filter(|pair| pair.gpu.address == gpu).collect();
+        pairs.sort_by(|a, b| a.rank().partial_cmp(&b.rank()).unwrap_or(std::cmp::Ordering::Equal));
+        pairs
+    }
+
+    /// The best adapter of each GPU. Adapters of equal rank are given out in turn, so that two GPUs do not share one while another is idle.
+    pub(crate) fn best(&self) -> Vec<Option<&Pair<'a>>> {
+        let mut taken: Vec<(&str, u32)> = Vec::new();
+        let mut best = Vec::new();
+        for gpu in &self.facts.gpus {
+            let pairs = self.pairs_of(&gpu.address);
+            let uses =
+                |name: &str| taken.iter().find(|(taken, _)| *taken == name).map_or(0, |(_, count)| *count);
+            // Sorted by rank: those behind the first that are as near and as fast are as good.
+            let chosen = pairs
+                .iter()
+                .filter(|pair| {
+                    pairs.first().is_some_and(|first| {
+                        first.rank().0 == pair.rank().0
+                            && first.rank().1 == pair.rank().1
+                            && first.rank().2 >= pair.rank().2
+                    })
+                })
+                .min_by_key(|pair| uses(&pair.nic.name))
+                .copied();
+            if let Some(pair) = chosen {
+                match taken.iter_mut().find(|(name, _)| *name == pair.nic.name) {
+                    Some((_, count)) => *count += 1,
+                    None => taken.push((&pair.nic.name, 1)),
+                }
+            }
+            best.push(chosen);
+        }
+        best
+    }
+
+    /// Whether no pair of these needs what an answer of the ladder would give: each has another way.
+    pub(crate) fn all_have(&self, way: impl Fn(&Pair<'a>) -> bool) -> bool {
+        !self.pairs.is_empty() && self.pairs.iter().filter(|pair| !pair.nic.is_software()).all(way)
+    }
+
+    /// Whether there is any hardware adapter to talk about.
+    pub(crate) fn has_hardware_nic(&self) -> bool {
+        self.facts.nics.iter().any(|nic| !nic.is_software())
+    }
+}
+
+impl<'a> Pair<'a> {
+    fn of(
+        facts: &'a Facts,
+        tree: &Tree<'a>,
+        gpu: &'a Gpu,
+        nic: &'a Nic,
+        export: &Answer,
+        import: &Answer,
+        peermem: &Answer,
+    ) -> Self {
+        let way = nic
+            .address
+            .as_deref()
+            .map(|address| (tree.distance(&gpu.address, address), tree.between(&gpu.address, address)));
+        let (distance, bridges) = way.map_or((None, Vec::new()), |(distance, between)| {
+            let turn = between.turn.map(|bridge| bridge.address.as_str());
+            (distance, between.ports.iter().map(|port| port.address.as_str()).chain(turn).collect())
+        });
+        let of_pair = |way: &str| {
+            facts.registrations.iter().find(|r| r.way == way && r.gpu == gpu.address && r.nic == nic.name)
+        };
+        let proven = ["dma-buf", "peermem"].into_iter().find(|way| of_pair(way).is_some_and(|r| r.probe.ok));
+        // A probe of this very pair outweighs what either side says of itself.
+        let mut export = export.clone();
+        if let Some(failed) = of_pair("dma-buf").filter(|r| !r.probe.ok) {
+            export = Answer::No("dmabuf-export", format!("registering failed: {}", failed.probe.detail));
+        }
+        let peermem = match of_pair("peermem") {
+            Some(r) if r.probe.ok => Answer::Yes("registered by probe".to_owned()),
+            Some(r) if !peermem.is_no() => {
+                Answer::No("peermem-not-registered", format!("registering failed: {}", r.probe.detail))
+            }
+            _ if nic.is_software() => {
+                Answer::No("software-nic", "a software adapter has no DMA of its own".to_owned())
+            }
+            _ => peermem.clone(),
+        };
+        Self { gpu, nic, distance, bridges, export, import: import.clone(), peermem, proven }
+    }
+
+    /// Whether dma-buf works for it.
+    pub(crate) fn dma_buf(&self) -> bool {
+        self.proven == Some("dma-buf") || (self.export.is_yes() && self.import.is_yes())
+    }
+
+    /// Whether dma-buf certainly does not work for it.
+    pub(crate) fn no_dma_buf(&self) -> bool {
+        self.proven != Some("dma-buf") && (self.export.is_no() || self.import.is_no())
+    }
+
+    /// Near, usable and fast adapters come first.
+    fn rank(&self) -> (u32, Distance, f64, &str) {
+        let rate = self.nic.port().and_then(|port| port.rate_gbps.known().copied()).unwrap_or(0.0);
+        (self.class().0, self.class().1, -rate, &self.nic.name)
+    }
+
+    fn class(&self) -> (u32, Distance) {
+        let active = self.nic.ports.iter().any(crate::facts::Port::is_active);
+        (u32::from(!active) + 2 * u32::from(self.nic.is_software()), self.distance.unwrap_or(Distance::Sys))
+    }
+}

@@ -1,0 +1,265 @@
+//! Ports: state, rate, packet size, losses.
+
+use std::collections::BTreeMap;
+
+use super::list;
+use crate::analysis::Analysis;
+use crate::bandwidth;
+use crate::facts::{Nic, Port};
+use crate::finding::{Finding, Severity};
+
+pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
+    let mut found = Vec::new();
+    states(analysis, &mut found);
+    rates(analysis, &mut found);
+    sizes(analysis, &mut found);
+    losses(analysis, &mut found);
+    found
+}
+
+fn hardware<'a>(analysis: &Analysis<'a>) -> impl Iterator<Item = (&'a Nic, &'a Port)> {
+    analysis
+        .facts
+        .nics
+        .iter()
+        .filter(|nic| !nic.is_software())
+        .flat_map(|nic| nic.ports.iter().map(move |port| (nic, port)))
+}
+
+fn name(nic: &Nic, port: &Port) -> String {
+    if nic.ports.len() > 1 { format!("{}:{}", nic.name, port.number) } else { nic.name.clone() }
+}
+
+fn states(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    // InfiniBand links that are up but have no addresses yet.
+    let waiting: Vec<_> = hardware(analysis)
+        .filter(|(_, port)| matches!(port.state.to_ascii_uppercase().as_str(), "INIT" | "ARMED"))
+        .collect();
+    if let Some((_, first)) = waiting.first() {
+        let names: Vec<_> = waiting.iter().map(|(nic, port)| name(nic, port)).collect();
+        found.push(
+            Finding::new("port-init", Severity::Error, format!("{}: the link is up, but no subnet manager has configured it ({})", list(&names), first.state))
+                .why("The port carries nothing until a subnet manager gives it an address: NCCL and UCX leave it out.")
+                .seen("state", first.state.clone())
+                .fix("start a subnet manager: sudo systemctl start opensm   (on one node, or in the switch)")
+                .root()
+                .blocks()
+                .on(waiting.iter().map(|(nic, _)| nic.name.clone())),
+        );
+    }
+    let down: Vec<_> = analysis
+        .facts
+        .nics
+        .iter()
+        .filter(|nic| !nic.is_software() && !nic.ports.is_empty())
+        .filter(|nic| {
+            nic.ports.iter().all(|port| {
+                !port.is_active() && !matches!(port.state.to_ascii_uppercase().as_str(), "INIT" | "ARMED")
+            })
+        })
+        .collect();
+    if down.is_empty() {
+        return;
+    }
+    let names: Vec<_> = down.iter().map(|nic| nic.name.clone()).collect();
+    let none_left =
+        analysis.facts.nics.iter().filter(|nic| !nic.is_software()).count() == down.len() + waiting.len();
+    // An unused port is normal; one that a GPU has nothing nearer than is not.
+    let missed = analysis.facts.gpus.iter().any(|gpu| {
+        let nearest = |up: bool| {
+            analysis
+                .pairs
+                .iter()
+                .filter(|pair| pair.gpu.address == gpu.address && !pair.nic.is_software())
+                .filter(|pair| up != names.contains(&pair.nic.name))
+                .filter_map(|pair| pair.distance)
+                .min()
+        };
+        matches!((nearest(false), nearest(true)), (Some(down), up) if up.is_none_or(|up| down < up))
+    });
+    let severity = if none_left {
+        Severity::Error
+    } else if missed {
+        Severity::Warning
+    } else {
+        Severity::Info
+    };
+    let port = down[0].ports.first();
+    found.push(
+        Finding::new("port-down", severity, format!("{}: no link", list(&names)))
+            .why(if severity == Severity::Info {
+                "No GPU depends on it; unused ports look like this."
+            } else {
+                "The GPUs nearest to it use a farther adapter, or TCP where none is left."
+            })
+            .seen(
+                format!("/sys/class/infiniband/{}/ports/1/state", names[0]),
+                port.map_or_else(String::new, |port| format!("{}, {}", port.state, port.physical_state)),
+            )
+            .fix("check cable and switch port; sudo ip link set INTERFACE up; mlxlink -d DEVICE")
+            .root()
+            .blocks()
+            .on(names),
+    );
+}
+
+fn rates(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let mut slow = Vec::new();
+    // Adapters of one model should run alike; and a link of four lanes with fewer has lost some.
+    let mut best: BTreeMap<(u32, u32), f64> = BTreeMap::new();
+    let model = |nic: &Nic| {
+        nic.address
+            .as_deref()
+            .and_then(|address| analysis.facts.pci_device(address))
+            .map(|device| (device.vendor, device.device))
+    };
+    for (nic, port) in hardware(analysis).filter(|(_, port)| port.is_active()) {
+        if let (Some(model), Some(rate)) = (model(nic), port.rate_gbps.known()) {
+            let best = best.entry(model).or_insert(0.0);
+            *best = best.max(*rate);
+        }
+    }
+    for (nic, port) in hardware(analysis).filter(|(_, port)| port.is_active()) {
+        let Some(&rate) = port.rate_gbps.known() else { continue };
+        let sibling = model(nic).and_then(|model| best.get(&model).copied()).unwrap_or(rate);
+        let lost_lanes = port.lanes.is_some_and(|lanes| lanes < 4) && !port.is_ethernet();
+        if rate < sibling * 0.99 || lost_lanes {
+            slow.push((nic, port, rate, sibling));
+        }
+    }
+    if let Some((nic, port, rate, sibling)) = slow.first() {
+        let names: Vec<_> = slow.iter().map(|(nic, port, ..)| name(nic, port)).collect();
+        let against = if sibling > rate {
+            format!("where others of its model run at {sibling} Gb/s")
+        } else {
+            format!("with {} of 4 lanes", port.lanes.unwrap_or(0))
+        };
+        found.push(
+            Finding::new(
+                "port-rate",
+                Severity::Warning,
+                format!("{}: the network link runs at {rate} Gb/s {against}", list(&names)),
+            )
+            .why("Collectives over several rails go as fast as the slowest: all of them lose.")
+            .seen(
+                format!("/sys/class/infiniband/{}/ports/{}/rate", nic.name, port.number),
+                format!(
+                    "{rate} Gb/s, {} lanes",
+                    port.lanes.map_or_else(|| "unknown".to_owned(), |lanes| lanes.to_string())
+                ),
+            )
+            .fix("mlxlink -d DEVICE -m; reseat or replace the cable; compare the speed set in the switch")
+            .root()
+            .slows()
+            .on(slow.iter().map(|(nic, ..)| nic.name.clone())),
+        );
+    }
+    let unread: Vec<_> =
+        hardware(analysis).filter(|(_, port)| port.is_active() && port.rate_gbps.known().is_none()).collect();
+    if let Some((nic, port)) = unread.first() {
+        let names: Vec<_> = unread.iter().map(|(nic, port)| name(nic, port)).collect();
+        found.push(
+            Finding::new(
+                "port-rate-unread",
+                Severity::Unknown,
+                format!("{}: the rate of the link could not be read", list(&names)),
+            )
+            .why("Whether the port runs at full speed is not known.")
+            .seen(
+                format!("/sys/class/infiniband/{}/ports/{}/rate", nic.name, port.number),
+                port.rate_gbps.why_not().unwrap_or_default(),
+            )
+            .on(unread.iter().map(|(nic, _)| nic.name.clone())),
+        );
+    }
+}
+
+fn sizes(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let small: Vec<_> = hardware(analysis)
+        .filter(|(_, port)| port.is_active() && port.active_mtu.get().is_some_and(|mtu| mtu < 2048))
+        .collect();
+    if let Some((nic, port)) = small.first() {
+        let names: Vec<_> = small.iter().map(|(nic, port)| name(nic, port)).collect();
+        let mtu = port.active_mtu.get().unwrap_or(0);
+        let full = Port { active_mtu: crate::facts::Read::Yes(4096), ..(*port).clone() };
+        let loss = match (bandwidth::port(port), bandwidth::port(&full)) {
+            (Some(now), Some(could)) => format!(
+                "{now:.1} instead of {could:.1} GB/s at best, and four times the packets for the adapter to handle."
+            ),
+            _ => "5 to 8 % of the bandwidth, and four times the packets.".to_owned(),
+        };
+        let finding = Finding::new(
+            "mtu-small",
+            Severity::Warning,
+            format!("{}: RDMA packets carry only {mtu} bytes", list(&names)),
+        )
+        .why(loss);
+        let finding = match &port.netdev {
+            Some(netdev) if port.is_ethernet() => finding
+                .seen(
+                    format!("/sys/class/net/{}/mtu", netdev.name),
+                    netdev.mtu.get().map_or_else(|| "unread".to_owned(), |mtu| mtu.to_string()),
+                )
+                .fix(format!("sudo ip link set {} mtu 9000   (and on every switch between)", netdev.name)),
+            _ => finding
+                .seen(format!("ibv_devinfo -d {}", nic.name), format!("active_mtu {mtu}"))
+                .fix("set the MTU of the partition to 4096 in the subnet manager (mtu=5 in partitions.conf)"),
+        };
+        found.push(finding.root().slows().on(small.iter().map(|(nic, _)| nic.name.clone())));
+    }
+    let mut sizes: BTreeMap<u32, Vec<String>> = BTreeMap::new();
+    for (nic, port) in hardware(analysis).filter(|(_, port)| port.is_active() && port.is_ethernet()) {
+        if let Some(mtu) = port.active_mtu.get().filter(|mtu| *mtu >= 2048) {
+            sizes.entry(mtu).or_default().push(nic.name.clone());
+        }
+    }
+    if sizes.len() > 1 {
+        let told: Vec<_> = sizes.iter().map(|(mtu, nics)| format!("{mtu}: {}", list(nics))).collect();
+        found.push(
+            Finding::new("mtu-differs", Severity::Info, "the adapters have different packet sizes")
+                .why("Two ends agree on the smaller one; where a switch in between has less, connections hang with status 12.")
+                .seen("active MTU", told.join("; "))
+                .fix("set the same MTU on all interfaces and switches")
+                .root(),
+        );
+    }
+}
+
+/// Counters that grow where the network drops packets.
+fn losses(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    const LOST: [&str; 3] = ["out_of_sequence", "packet_seq_err", "local_ack_timeout_err"];
+    /// Single losses happen everywhere.
+    const MANY: u64 = 1000;
+    let lossy: Vec<_> = hardware(analysis)
+        .filter(|(_, port)| port.is_ethernet())
+        .filter_map(|(nic, port)| {
+            let (name, count) = LOST
+                .iter()
+                .filter_map(|name| Some((*name, *port.counters.get(*name)?)))
+                .max_by_key(|(_, count)| *count)?;
+            (count > MANY).then_some((nic, port, name, count))
+        })
+        .collect();
+    if let Some((nic, port, counter, count)) = lossy.first() {
+        let names: Vec<_> = lossy.iter().map(|(nic, ..)| nic.name.clone()).collect();
+        let mut finding = Finding::new("roce-loss", Severity::Warning, format!("{}: the network loses RoCE packets", list(&names)))
+            .why("RoCE resends everything after a lost packet: one loss in a thousand costs half of the bandwidth. It needs a network without drops (PFC) or one that slows senders down in time (ECN).")
+            .seen(format!("/sys/class/infiniband/{}/ports/{}/hw_counters/{counter}", nic.name, port.number), count.to_string());
+        if let Some(netdev) = &port.netdev {
+            if let Some(pfc) = netdev.pfc.get() {
+                finding = finding.seen(format!("PFC on {}", netdev.name), if pfc { "on" } else { "off" });
+            }
+            if let Some(ecn) = netdev.ecn.get() {
+                finding =
+                    finding.seen(format!("ECN for RoCE on {}", netdev.name), if ecn { "on" } else { "off" });
+            }
+        }
+        found.push(
+            finding
+                .fix("mlnx_qos -i INTERFACE --trust dscp --pfc 0,0,0,1,0,0,0,0   (and the same priority in every switch; NCCL_IB_TC=106, UCX_IB_TRAFFIC_CLASS=106)")
+                .root()
+                .slows()
+                .on(names),
+        );
+    }
+}

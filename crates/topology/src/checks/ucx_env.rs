@@ -1,0 +1,195 @@
+//! Settings and builds of UCX that defeat GPUDirect.
+
+use super::nccl_env::{left_out, relaxed};
+use crate::analysis::Analysis;
+use crate::facts::{GpuVendor, Variable};
+use crate::finding::{Finding, Severity};
+use crate::names::Filter;
+use crate::platform::Platform;
+use crate::ucx;
+
+pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
+    let mut found = Vec::new();
+    if !analysis.has_hardware_nic() {
+        return found;
+    }
+    transports(analysis, &mut found);
+    devices(analysis, &mut found);
+    switches(analysis, &mut found);
+    build(analysis, &mut found);
+    found
+}
+
+fn set(finding: Finding, variable: Variable<'_>) -> Finding {
+    let place = if variable.source == "environment" {
+        format!("unset {}", variable.name)
+    } else {
+        format!("remove {} from {}", variable.name, variable.source)
+    };
+    finding.seen(variable.source, format!("{}={}", variable.name, variable.value)).fix(place)
+}
+
+fn transports(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let Some(variable) = analysis.facts.variable("UCX_TLS") else { return };
+    let allowed = ucx::transports(analysis.facts);
+    if !allowed.ib {
+        found.push(set(
+            Finding::new("ucx-tls-no-ib", Severity::Error, format!("{variable} leaves out the adapters"))
+                .why("UCX uses TCP or shared memory only: everything looks healthy, at a tenth of the bandwidth."),
+            variable,
+        ));
+    }
+    if !allowed.gpu && !analysis.facts.gpus.is_empty() {
+        found.push(
+            set(
+                Finding::new("ucx-tls-no-gpu", Severity::Error, format!("{variable} leaves out the GPU's transports"))
+                    .why("UCX does not recognise GPU memory: transfers crash, or the application stages them itself."),
+                variable,
+            )
+            .fix("UCX_TLS=rc,cuda   (or leave it unset)"),
+        );
+    }
+}
+
+fn devices(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let Some(variable) = analysis.facts.variable("UCX_NET_DEVICES") else { return };
+    let filter = Filter::ucx(variable.value);
+    let mut nics = analysis.facts.nics.iter().filter(|nic| !nic.is_software());
+    if !nics.any(|nic| filter.takes(&nic.name)) {
+        found.push(set(
+            Finding::new("ucx-devices-none", Severity::Error, format!("{variable} leaves no adapter"))
+                .why("UCX uses the interface over TCP."),
+            variable,
+        ));
+        return;
+    }
+    left_out(analysis, variable, &filter, "UCX", found);
+}
+
+fn switches(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let facts = analysis.facts;
+    if ucx::is_off(facts, "UCX_IB_GPU_DIRECT_RDMA")
+        && let Some(variable) = facts.variable("UCX_IB_GPU_DIRECT_RDMA")
+    {
+        found.push(set(
+            Finding::new(
+                "ucx-gpu-direct",
+                Severity::Error,
+                format!("{variable} switches GPUDirect off in UCX"),
+            )
+            .why("GPU memory is staged through the host."),
+            variable,
+        ));
+    }
+    if ucx::is_off(facts, "UCX_CUDA_COPY_DMABUF")
+        && let Some(variable) = facts.variable("UCX_CUDA_COPY_DMABUF")
+    {
+        let others =
+            analysis.pairs.iter().filter(|pair| !pair.nic.is_software()).all(|pair| pair.peermem.is_yes());
+        found.push(set(
+            Finding::new(
+                "ucx-dmabuf",
+                if others { Severity::Info } else { Severity::Error },
+                format!("{variable} keeps UCX from registering by dma-buf"),
+            )
+            .why(if others {
+                "nvidia_peermem does it here."
+            } else {
+                "There is no peer memory either: GPU memory is staged through the host."
+            }),
+            variable,
+        ));
+    }
+    if ucx::is_off(facts, "UCX_IB_PCI_RELAXED_ORDERING")
+        && let Some(variable) = facts.variable("UCX_IB_PCI_RELAXED_ORDERING")
+    {
+        relaxed(analysis, variable, found);
+    } else if facts.variable("UCX_IB_PCI_RELAXED_ORDERING").is_none() {
+        old_default(analysis, found);
+    }
+    if ucx::is_off(facts, "UCX_IB_PREFER_NEAREST_DEVICE")
+        && let Some(variable) = facts.variable("UCX_IB_PREFER_NEAREST_DEVICE")
+        && facts.nics.len() > 1
+    {
+        found.push(
+            set(
+                Finding::new(
+                    "ucx-nearest",
+                    Severity::Warning,
+                    format!("{variable}: UCX may take a far adapter"),
+                )
+                .why("GPUs use adapters across the processor although a near one is there."),
+                variable,
+            )
+            .slows()
+            .on(facts.gpus.iter().map(|gpu| gpu.address.clone())),
+        );
+    }
+}
+
+/// UCX before 1.20 does not know that Sapphire and Emerald Rapids want relaxed ordering.
+fn old_default(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let facts = analysis.facts;
+    let Some(Some(version)) =
+        facts.libraries.ucx.known().map(|ucx| ucx.as_ref().and_then(|ucx| ucx.version.as_deref()))
+    else {
+        return;
+    };
+    let Some(pair) = crate::facts::version_pair(version) else { return };
+    let platform = Platform::of(&facts.machine.cpu);
+    let fast = facts.nics.iter().filter_map(|nic| nic.port()?.rate_gbps.known().copied()).fold(0.0, f64::max)
+        > 150.0;
+    if pair >= (1, 20)
+        || !fast
+        || !matches!(platform, Platform::SapphireRapids | Platform::EmeraldRapids)
+        || facts.gpus.is_empty()
+    {
+        return;
+    }
+    found.push(
+        Finding::new(
+            "ucx-relaxed-default",
+            Severity::Warning,
+            format!("UCX {version} does not use relaxed ordering on {}", platform.name()),
+        )
+        .why("Writes in strict order reach about 16 GB/s there, more than 40 in relaxed order.")
+        .seen("UCX", version)
+        .seen("processor", facts.machine.cpu.name.clone())
+        .fix("UCX_IB_PCI_RELAXED_ORDERING=on   (or UCX 1.20 and newer)"),
+    );
+}
+
+fn build(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let facts = analysis.facts;
+    let Some(Some(ucx)) = facts.libraries.ucx.known() else { return };
+    if ucx.modules.is_empty() {
+        return;
+    }
+    let has = |begin: &str| ucx.modules.iter().any(|module| module.starts_with(begin));
+    let uses_ucx = facts.variables().any(|variable| variable.name.starts_with("UCX_"));
+    let severity = if uses_ucx { Severity::Error } else { Severity::Info };
+    if !has("ib") {
+        found.push(
+            Finding::new("ucx-no-verbs", severity, "UCX of this machine was built without verbs")
+                .why("It knows TCP and shared memory only, and says nothing: a transfer of 3 ms took 1803.")
+                .seen("UCX modules", ucx.modules.join(" "))
+                .fix("install UCX with its ib module (ucx-ib of the distribution), or build it with --with-verbs"),
+        );
+    }
+    let vendor = facts.gpus.first().map(|gpu| gpu.vendor);
+    let wanted = match vendor {
+        Some(GpuVendor::Nvidia) => "cuda",
+        Some(GpuVendor::Amd) => "rocm",
+        _ => return,
+    };
+    if !has(wanted) {
+        found.push(
+            Finding::new("ucx-no-gpu", severity, format!("UCX of this machine was built without {wanted}"))
+                .why("It does not recognise GPU memory: transfers crash or are staged by the application.")
+                .seen("UCX modules", ucx.modules.join(" "))
+                .fix(format!(
+                    "install UCX with its {wanted} module (ucx-{wanted}), or build it with --with-{wanted}"
+                )),
+        );
+    }
+}

@@ -1,0 +1,11 @@
+//! The machine drawn: a tree and a matrix for terminals, a picture for people.
+
+mod matrix;
+mod model;
+
+mod text;
+
+pub use matrix::{Matrix, MatrixRow};
+pub use model::{Branch, Kind, Topology};
+
+pub use text::text;

@@ -1,0 +1,89 @@
+//! A fact that may not have been readable.
+
+use serde::{Deserialize, Serialize};
+
+/// A fact, or why it is not known.
+///
+/// In the facts file a known fact is written plainly; one that could not be read is `{"unread": "why"}`; one that is left out was not
+/// asked for. A check that meets an unknown fact says so: it never takes it for a good one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Read<T> {
+    /// Could not be read, and why.
+    No(Unread),
+    /// What was read.
+    Yes(T),
+}
+
+/// Why a fact is not known.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Unread {
+    /// For people: `Permission denied`, for instance.
+    pub unread: String,
+}
+
+/// The reason where nobody asked.
+const NOT_RECORDED: &str = "not recorded";
+
+impl<T> Default for Read<T> {
+    fn default() -> Self {
+        Self::no(NOT_RECORDED)
+    }
+}
+
+impl<T> Read<T> {
+    /// A fact that could not be read.
+    pub fn no(why: impl Into<String>) -> Self {
+        Self::No(Unread { unread: why.into() })
+    }
+
+    /// The fact, if it is known.
+    #[must_use]
+    pub fn known(&self) -> Option<&T> {
+        match self {
+            Self::Yes(value) => Some(value),
+            Self::No(_) => None,
+        }
+    }
+
+    /// Why it is not known, if it is not.
+    #[must_use]
+    pub fn why_not(&self) -> Option<&str> {
+        match self {
+            Self::Yes(_) => None,
+            Self::No(unread) => Some(&unread.unread),
+        }
+    }
+
+    /// True where nobody asked: such a fact is left out of the file.
+    #[must_use]
+    pub fn is_not_recorded(&self) -> bool {
+        self.why_not() == Some(NOT_RECORDED)
+    }
+
+    /// The fact in another form.
+    pub fn map<U>(self, f: impl FnOnce(T) -> U) -> Read<U> {
+        match self {
+            Self::Yes(value) => Read::Yes(f(value)),
+            Self::No(unread) => Read::No(unread),
+        }
+    }
+}
+
+impl<T: Copy> Read<T> {
+    /// The fact, if it is known.
+    #[must_use]
+    pub fn get(&self) -> Option<T> {
+        self.known().copied()
+    }
+}
+
+impl<T> From<std::io::Result<T>> for Read<T> {
+    fn from(result: std::io::Result<T>) -> Self {
+        match result {
+            Ok(value) => Self::Yes(value),
+            Err(error) => Self::no(error.to_string()),
+        }
+    }
+}

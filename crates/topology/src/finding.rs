@@ -1,0 +1,161 @@
+//! A finding: what is wrong, why it matters, how it is known, what to do.
+
+use std::fmt;
+
+use serde::Serialize;
+
+/// How much a finding matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// Good to know; nothing needs to be done.
+    Info,
+    /// Something that matters could not be read: it may be fine or not.
+    Unknown,
+    /// It works, but slower than it could, or not for everybody; or it cannot work here at all.
+    Warning,
+    /// Something stops what could work.
+    Error,
+}
+
+impl Severity {
+    /// Its name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Info => "info",
+            Self::Unknown => "unknown",
+            Self::Warning => "warning",
+            Self::Error => "error",
+        }
+    }
+}
+
+impl fmt::Display for Severity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// What a finding does to the pairs of its devices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Effect {
+    /// Nothing that the verdict would show.
+    #[default]
+    Nothing,
+    /// Bytes go the direct way, but slower than they could.
+    Slows,
+    /// Bytes cannot go the direct way.
+    Blocks,
+}
+
+/// A fact that a finding rests on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Evidence {
+    /// A file, a variable, a probe.
+    pub source: String,
+    /// What it said.
+    pub value: String,
+}
+
+/// One finding.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// Its name, which does not change: `peermem-not-loaded`.
+    pub id: &'static str,
+    /// How much it matters here.
+    pub severity: Severity,
+    /// What is wrong, in one line.
+    pub title: String,
+    /// Why it matters, with the loss to expect.
+    pub why: String,
+    /// How it is known.
+    pub evidence: Vec<Evidence>,
+    /// What to do: commands, or a sentence where no command does it.
+    pub fix: Vec<String>,
+    /// Whether the fix needs root.
+    pub needs_root: bool,
+    /// Whether the fix needs a reboot.
+    pub needs_reboot: bool,
+    /// Devices that it is about: GPU addresses, adapter names, bridges.
+    pub devices: Vec<String>,
+    /// What it does to pairs of these devices.
+    pub effect: Effect,
+}
+
+impl Finding {
+    /// A finding with its title.
+    pub fn new(id: &'static str, severity: Severity, title: impl Into<String>) -> Self {
+        debug_assert!(crate::explain::text(id).is_some(), "{id} is not explained");
+        Self {
+            id,
+            severity,
+            title: title.into(),
+            why: String::new(),
+            evidence: Vec::new(),
+            fix: Vec::new(),
+            needs_root: false,
+            needs_reboot: false,
+            devices: Vec::new(),
+            effect: Effect::Nothing,
+        }
+    }
+
+    /// Why it matters.
+    #[must_use]
+    pub fn why(mut self, why: impl Into<String>) -> Self {
+        self.why = why.into();
+        self
+    }
+
+    /// How it is known.
+    #[must_use]
+    pub fn seen(mut self, source: impl Into<String>, value: impl Into<String>) -> Self {
+        self.evidence.push(Evidence { source: source.into(), value: value.into() });
+        self
+    }
+
+    /// What to do.
+    #[must_use]
+    pub fn fix(mut self, command: impl Into<String>) -> Self {
+        self.fix.push(command.into());
+        self
+    }
+
+    /// The fix needs root.
+    #[must_use]
+    pub fn root(mut self) -> Self {
+        self.needs_root = true;
+        self
+    }
+
+    /// The fix needs root and a reboot.
+    #[must_use]
+    pub fn reboot(mut self) -> Self {
+        self.needs_root = true;
+        self.needs_reboot = true;
+        self
+    }
+
+    /// It slows the pairs of its devices down.
+    #[must_use]
+    pub fn slows(mut self) -> Self {
+        self.effect = Effect::Slows;
+        self
+    }
+
+    /// It keeps the pairs of its devices from being direct.
+    #[must_use]
+    pub fn blocks(mut self) -> Self {
+        self.effect = Effect::Blocks;
+        self
+    }
+
+    /// What it is about.
+    #[must_use]
+    pub fn on<S: Into<String>>(mut self, devices: impl IntoIterator<Item = S>) -> Self {
+        self.devices.extend(devices.into_iter().map(Into::into));
+        self
+    }
+}

@@ -1,0 +1,186 @@
+//! The ways by which an adapter can be given GPU memory: dma-buf, peer memory; by probe where there was one.
+
+use crate::facts::{Facts, Gpu, GpuVendor, Nic};
+
+/// The first kernel whose verbs take dma-bufs.
+const DMABUF_KERNEL: (u32, u32) = (5, 12);
+/// The first driver of NVIDIA's that exports dma-bufs, with its open module.
+const DMABUF_DRIVER: u32 = 515;
+/// Turing, the first GPU that the open module drives.
+const OPEN_MODULE_CC: u32 = 75;
+
+const EOPNOTSUPP: i32 = 95;
+const EPROTONOSUPPORT: i32 = 93;
+
+/// Whether something can be had.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// Yes, and how it is known.
+    Yes(String),
+    /// No: the finding that explains it, and why in short.
+    No(&'static str, String),
+    /// It is not known, and why; nothing speaks against it.
+    Unknown(String),
+}
+
+impl Answer {
+    pub(crate) fn is_yes(&self) -> bool {
+        matches!(self, Self::Yes(_))
+    }
+
+    pub(crate) fn is_no(&self) -> bool {
+        matches!(self, Self::No(..))
+    }
+}
+
+/// Whether memory of the GPU can be exported as a dma-buf.
+pub(crate) fn export(facts: &Facts, gpu: &Gpu) -> Answer {
+    if let Some(probe) = gpu.export_probe.known() {
+        if probe.ok {
+            return Answer::Yes("exported by probe".to_owned());
+        }
+        let (id, why) = why_no_export(facts, gpu).unwrap_or(("dmabuf-export", String::new()));
+        let why = if why.is_empty() { format!("the export failed: {}", probe.detail) } else { why };
+        return Answer::No(id, why);
+    }
+    match gpu.dma_buf.get() {
+        Some(true) => Answer::Yes("the driver says so".to_owned()),
+        Some(false) => {
+            let (id, why) = why_no_export(facts, gpu).unwrap_or((
+                "dmabuf-export",
+                "the driver says that it cannot (attribute 124 is 0)".to_owned(),
+            ));
+            Answer::No(id, why)
+        }
+        None => match why_no_export(facts, gpu) {
+            Some((id, why)) => Answer::No(id, why),
+            None => Answer::Unknown("nobody asked the driver".to_owned()),
+        },
+    }
+}
+
+/// A cause that facts show, by itself enough.
+fn why_no_export(facts: &Facts, gpu: &Gpu) -> Option<(&'static str, String)> {
+    if facts.kernel.has_option("DMA_SHARED_BUFFER") == Some(false) {
+        return Some(("kernel-no-dmabuf", "the kernel was built without dma-buf".to_owned()));
+    }
+    match gpu.vendor {
+        GpuVendor::Nvidia => {
+            if gpu.gpudirect_rdma.get() == Some(false) {
+                return Some(("gpu-class", "the driver offers no GPUDirect RDMA for this GPU".to_owned()));
+            }
+            let module = facts.kernel.nvidia.known()?.as_ref()?;
+            let major: u32 = module.version.split('.').next()?.parse().ok()?;
+            if major < DMABUF_DRIVER {
+                return Some((
+                    "driver-too-old",
+                    format!("driver {} is older than {DMABUF_DRIVER}", module.version),
+                ));
+            }
+            if module.open == Some(false) {
+                return Some(("closed-module", "the closed kernel module exports no dma-bufs".to_owned()));
+            }
+            if gpu.compute_capability.get().is_some_and(|cc| cc < OPEN_MODULE_CC) {
+                return Some(("gpu-too-old", "the GPU is older than Turing".to_owned()));
+            }
+            None
+        }
+        GpuVendor::Amd => {
+            let missing = ["PCI_P2PDMA", "DMABUF_MOVE_NOTIFY"]
+                .into_iter()
+                .find(|option| facts.kernel.has_option(option) == Some(false))?;
+            Some(("kernel-no-p2pdma", format!("the kernel was built without {missing}")))
+        }
+        GpuVendor::Intel => None,
+    }
+}
+
+/// Whether the adapter takes dma-bufs.
+pub(crate) fn import(facts: &Facts, nic: &Nic) -> Answer {
+    const ID: &str = "dmabuf-nic";
+    if nic.is_software() {
+        return Answer::No("software-nic", "a software adapter has no DMA of its own".to_owned());
+    }
+    if let Some(probe) = nic.dma_buf_probe.known() {
+        if probe.ok {
+            return Answer::Yes("the adapter takes dma-bufs, by probe".to_owned());
+        }
+        return match probe.errno {
+            Some(EOPNOTSUPP | EPROTONOSUPPORT) => {
+                Answer::No(ID, format!("{} takes no dma-bufs ({})", nic.name, probe.detail))
+            }
+            _ => Answer::No(ID, format!("the probe failed: {}", probe.detail)),
+        };
+    }
+    if let Some(version) = facts.kernel.version()
+        && version < DMABUF_KERNEL
+        && !matches!(facts.kernel.ofed.known(), Some(Some(_)))
+    {
+        return Answer::No("kernel-too-old", format!("kernel {} is older than 5.12", facts.kernel.release));
+    }
+    if let Some(Some(verbs)) = facts.libraries.verbs.known()
+        && verbs.lacks.iter().any(|name| name == "ibv_reg_dmabuf_mr")
+    {
+        return Answer::No("verbs-too-old", "libibverbs has no ibv_reg_dmabuf_mr".to_owned());
+    }
+    Answer::Unknown("the adapter was not asked".to_owned())
+}
+
+/// Whether peer memory works: a module of the GPU's that is registered with the adapters' core.
+pub(crate) fn peermem(facts: &Facts, gpu: &Gpu) -> Answer {
+    let kernel = &facts.kernel;
+    if gpu.vendor == GpuVendor::Nvidia && gpu.gpudirect_rdma.get() == Some(false) {
+        return Answer::No("gpu-class", "the driver offers no GPUDirect RDMA for this GPU".to_owned());
+    }
+    let clients = kernel.peer_memory_clients.known();
+    let has_client =
+        |begin: &str| clients.is_some_and(|clients| clients.iter().any(|name| name.starts_with(begin)));
+    if gpu.vendor == GpuVendor::Amd {
+        if has_client("amdkfd") || has_client("amdp2p") {
+            return Answer::Yes("amdkfd is registered".to_owned());
+        }
+        return match (clients, kernel.peer_memory_api.get()) {
+            (None, _) | (_, None) => {
+                Answer::Unknown("/sys/kernel/mm/memory_peers could not be read".to_owned())
+            }
+            (_, Some(false)) => {
+                Answer::No("peermem-no-api", "ib_core has no peer-memory interface".to_owned())
+            }
+            (_, Some(true)) => Answer::No("peermem-amd", "amdkfd is not registered with ib_core".to_owned()),
+        };
+    }
+    if gpu.vendor == GpuVendor::Intel {
+        return Answer::No("peermem-no-api", "Intel's GPUs have no peer-memory module".to_owned());
+    }
+    let loaded = |name: &str| kernel.is_loaded(name);
+    let (new, old) = (loaded("nvidia_peermem"), loaded("nv_peer_mem"));
+    if new == Some(false) && old == Some(false) {
+        return Answer::No("peermem-not-loaded", "nvidia_peermem is not loaded".to_owned());
+    }
+    if new.is_none() {
+        return Answer::Unknown("the list of modules could not be read".to_owned());
+    }
+    if has_client("nv_mem") {
+        return Answer::Yes("nv_mem is registered".to_owned());
+    }
+    let probes: Vec<_> =
+        facts.registrations.iter().filter(|r| r.way == "peermem" && r.gpu == gpu.address).collect();
+    if probes.iter().any(|registration| registration.probe.ok) {
+        return Answer::Yes("registered by probe".to_owned());
+    }
+    if let Some(failed) = probes.first() {
+        return Answer::No(
+            "peermem-not-registered",
+            format!("the module is loaded, but registering failed: {}", failed.probe.detail),
+        );
+    }
+    match kernel.peer_memory_api.get() {
+        Some(false) => Answer::No(
+            "peermem-not-registered",
+            "the module is loaded, but ib_core has no peer-memory interface".to_owned(),
+        ),
+        Some(true) | None => {
+            Answer::Unknown("the module is loaded; whether it is registered was not probed".to_owned())
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! What is known of processors: how they carry packets from one device to another.
+
+use crate::facts::Cpu;
+
+/// A kind of processor, as far as it matters for traffic between devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Platform {
+    /// Intel, for desktops and laptops.
+    IntelClient,
+    /// Xeon before Skylake.
+    XeonOld,
+    /// Xeon Skylake to Ice Lake.
+    XeonSkylake,
+    /// Sapphire Rapids.
+    SapphireRapids,
+    /// Emerald Rapids and what came after.
+    EmeraldRapids,
+    /// AMD's Zen: EPYC, Threadripper, Ryzen.
+    Zen,
+    /// NVIDIA Grace.
+    Grace,
+    /// Something else.
+    Other,
+}
+
+impl Platform {
+    /// By what `/proc/cpuinfo` says.
+    #[must_use]
+    pub fn of(cpu: &Cpu) -> Self {
+        match cpu.vendor.as_str() {
+            "GenuineIntel" => match cpu.model {
+                Some(143) => Self::SapphireRapids,
+                Some(207 | 173 | 174 | 175) => Self::EmeraldRapids,
+                Some(85 | 106 | 108) => Self::XeonSkylake,
+                Some(45 | 62 | 63 | 79 | 86 | 47 | 46 | 44) => Self::XeonOld,
+                _ if cpu.name.contains("Xeon") && !cpu.name.contains("E-2") && !cpu.name.contains("W-1") => {
+                    Self::Other
+                }
+                Some(_) => Self::IntelClient,
+                None => Self::Other,
+            },
+            "AuthenticAMD" | "HygonGenuine" if cpu.family.is_some_and(|family| family >= 23) => Self::Zen,
+            "ARM" if cpu.model == Some(0xd4f) => Self::Grace,
+            _ => Self::Other,
+        }
+    }
+
+    /// GB/s between sockets that planning reckons with, if there is such a figure.
+    #[must_use]
+    pub const fn between_sockets(self) -> Option<f64> {
+        match self {
+            Self::XeonOld => Some(6.0),
+            Self::XeonSkylake => Some(10.0),
+            Self::SapphireRapids => Some(22.0),
+            Self::EmeraldRapids => Some(40.0),
+            Self::Zen => Some(16.0),
+            Self::IntelClient | Self::Grace | Self::Other => None,
+        }
+    }
+
+    /// GB/s of writes into a GPU through the processor without relaxed ordering, where that was measured.
+    #[must_use]
+    pub const fn strict_order(self) -> Option<f64> {
+        match self {
+            Self::SapphireRapids | Self::EmeraldRapids => Some(16.0),
+            Self::Zen => Some(18.75),
+            _ => None,
+        }
+    }
+
+    /// Its name for people.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::IntelClient => "an Intel desktop processor",
+            Self::XeonOld => "a Xeon older than Skylake",
+            Self::XeonSkylake => "a Xeon of Skylake's to Ice Lake's kind",
+            Self::SapphireRapids => "Sapphire Rapids",
+            Self::EmeraldRapids => "Emerald Rapids or newer",
+            Self::Zen => "an AMD Zen",
+            Self::Grace => "Grace",
+            Self::Other => "this processor",
+        }
+    }
+}

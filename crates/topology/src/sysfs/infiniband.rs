@@ -1,0 +1,199 @@
+//! RDMA adapters from `/sys/class/infiniband`.
+
+use std::collections::BTreeMap;
+
+use super::Root;
+use super::pci::is_address;
+use crate::facts::{Gid, Netdev, Nic, Port, Read};
+
+const CLASS: &str = "/sys/class/infiniband";
+const MAX_NICS: usize = 256;
+const MAX_PORTS: usize = 16;
+/// Entries of the GID table that are looked at. mlx5 has 255.
+const MAX_GIDS: u32 = 512;
+/// Counters that tell of a network that loses packets, or of a link that breaks.
+const COUNTERS: [&str; 9] = [
+    "out_of_sequence",
+    "packet_seq_err",
+    "local_ack_timeout_err",
+    "rnr_nak_retry_err",
+    "rx_icrc_encapsulated",
+    "np_cnp_sent",
+    "rp_cnp_handled",
+    "link_downed",
+    "symbol_error",
+];
+
+/// The adapters, in the order of their names.
+pub(super) fn nics(root: &Root) -> Vec<Nic> {
+    let names = root.names(CLASS).unwrap_or_default();
+    names.into_iter().take(MAX_NICS).map(|name| nic(root, name)).collect()
+}
+
+fn nic(root: &Root, name: String) -> Nic {
+    let folder = format!("{CLASS}/{name}");
+    let parts = root.real_parts(&format!("{folder}/device")).unwrap_or_default();
+    let address = parts.iter().rfind(|part| is_address(part)).cloned();
+    let driver = root.link_name(&format!("{folder}/device/driver")).ok();
+    let verbs = format!("{folder}/device/infiniband_verbs");
+    let uverbs = match root.names(&verbs) {
+        Ok(names) => Read::Yes(names.into_iter().next()),
+        // A software device has no `device`: its file is found by name.
+        Err(_) => Read::Yes(uverbs_of(root, &name)),
+    };
+    let mut ports: Vec<Port> = root
+        .names(&format!("{folder}/ports"))
+        .unwrap_or_default()
+        .into_iter()
+        .filter_map(|number| number.parse().ok())
+        .take(MAX_PORTS)
+        .map(|number| port(root, &folder, number))
+        .collect();
+    ports.sort_by_key(|port| port.number);
+    let driver = driver.or_else(|| name.starts_with("rxe").then(|| "rdma_rxe".to_owned()));
+    Nic {
+        address,
+        driver,
+        firmware: root.text(&format!("{folder}/fw_ver")).into(),
+        uverbs,
+        ports,
+        name,
+        ..Nic::default()
+    }
+}
+
+fn uverbs_of(root: &Root, name: &str) -> Option<String> {
+    let class = "/sys/class/infiniband_verbs";
+    root.names(class)
+        .ok()?
+        .into_iter()
+        .find(|uverbs| root.text(&format!("{class}/{uverbs}/ibdev")).is_ok_and(|device| device == name))
+}
+
+fn port(root: &Root, folder: &str, number: u32) -> Port {
+    let file = |name: &str| format!("{folder}/ports/{number}/{name}");
+    // `4: ACTIVE`, `5: LinkUp`.
+    let word = |name: &str| {
+        root.text(&file(name))
+            .map(|text| text.rsplit(':').next().unwrap_or_default().trim().to_owned())
+            .unwrap_or_default()
+    };
+    let rate = root.text(&file("rate"));
+    let lanes = rate.as_ref().ok().and_then(|text| lanes(text));
+    let (gids, unreadable_gids) = gids(root, folder, number);
+    let name = gids.known().into_iter().flatten().find_map(|gid| gid.netdev.clone()).or_else(|| {
+        let names = root.names(&format!("{folder}/device/net")).unwrap_or_default();
+        let index = usize::try_from(number.saturating_sub(1)).ok()?;
+        names.get(index).or(names.first()).cloned()
+    });
+    let netdev = name.map(|name| netdev(root, name));
+    let link_layer = word("link_layer");
+    let active_mtu = match netdev.as_ref().and_then(|netdev| netdev.mtu.get()) {
+        Some(mtu) if link_layer.eq_ignore_ascii_case("ethernet") => {
+            rdma_mtu(mtu).map_or_else(|| Read::no("the interface's MTU is too small"), Read::Yes)
+        }
+        _ => Read::no("only libibverbs tells"),
+    };
+    Port {
+        number,
+        state: word("state"),
+        physical_state: word("phys_state"),
+        link_layer,
+        rate_gbps: match rate {
+            Ok(text) => gbps(&text).map_or_else(|| Read::no(format!("{text:?} is no rate")), Read::Yes),
+            Err(error) => Read::no(error.to_string()),
+        },
+        lanes,
+        active_mtu,
+        netdev,
+        gids,
+        unreadable_gids,
+        counters: counters(root, &file("")),
+    }
+}
+
+/// `200 Gb/sec (4X HDR)`.
+fn gbps(text: &str) -> Option<f64> {
+    let value: f64 = text.split_whitespace().next()?.parse().ok()?;
+    (value.is_finite() && (0.0..100_000.0).contains(&value)).then_some(value)
+}
+
+fn lanes(text: &str) -> Option<u32> {
+    text.split_once('(')?.1.split_once('X')?.0.trim().parse().ok()
+}
+
+/// RDMA packets are 256 to 4096 bytes, and RoCE's headers need room in the frame.
+fn rdma_mtu(ethernet: u32) -> Option<u32> {
+    [4096, 2048, 1024, 512, 256].into_iter().find(|mtu| mtu + 58 <= ethernet)
+}
+
+/// Entries in use, and those whose type cannot be read.
+fn gids(root: &Root, folder: &str, number: u32) -> (Read<Vec<Gid>>, Vec<u32>) {
+    let table = format!("{folder}/ports/{number}/gids");
+    let mut indexes: Vec<u32> = match root.names(&table) {
+        Ok(names) => {
+            names.iter().filter_map(|name| name.parse().ok()).filter(|index| *index < MAX_GIDS).collect()
+        }
+        Err(error) => return (Read::no(error.to_string()), Vec::new()),
+    };
+    indexes.sort_unstable();
+    let (mut found, mut unreadable) = (Vec::new(), Vec::new());
+    for index in indexes {
+        let Ok(value) = root.text(&format!("{table}/{index}")) else { continue };
+        if value.bytes().all(|byte| matches!(byte, b'0' | b':')) {
+            continue;
+        }
+        let attribute = |name: &str| root.text(&format!("{folder}/ports/{number}/gid_attrs/{name}/{index}"));
+        match attribute("types") {
+            Ok(kind) => found.push(Gid { index, value, kind, netdev: attribute("ndevs").ok() }),
+            Err(_) => unreadable.push(index),
+        }
+    }
+    (Read::Yes(found), unreadable)
+}
+
+fn netdev(root: &Root, name: String) -> Netdev {
+    let folder = format!("/sys/class/net/{name}");
+    let any = |kind: &str| {
+        let names = root.names(&format!("{folder}/ecn/{kind}/enable")).ok()?;
+        Some(names.iter().any(|name| {
+            root.text(&format!("{folder}/ecn/{kind}/enable/{name}")).is_ok_and(|text| text == "1")
+        }))
+    };
+    Netdev {
+        mtu: root.number(&format!("{folder}/mtu")).into(),
+        up: root.text(&format!("{folder}/operstate")).map(|state| state == "up").into(),
+        pfc: Read::default(),
+        ecn: any("roce_np").map_or_else(Read::default, Read::Yes),
+        name,
+    }
+}
+
+fn counters(root: &Root, port: &str) -> BTreeMap<String, u64> {
+    let read = |name: &str| {
+        let at = |folder: &str| root.number::<u64>(&format!("{port}{folder}/{name}")).ok();
+        at("hw_counters").or_else(|| at("counters"))
+    };
+    COUNTERS
+        .iter()
+        .filter_map(|name| Some((*name, read(name)?)))
+        .filter(|(_, value)| *value > 0)
+        .map(|(name, value)| (name.to_owned(), value))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_and_sizes() {
+        assert_eq!((gbps("200 Gb/sec (4X HDR)"), lanes("200 Gb/sec (4X HDR)")), (Some(200.0), Some(4)));
+        assert_eq!((gbps("2.5 Gb/sec (1X SDR)"), lanes("100 Gb/sec")), (Some(2.5), None));
+        assert_eq!(gbps(""), None);
+        assert_eq!(
+            (rdma_mtu(9000), rdma_mtu(1500), rdma_mtu(4200), rdma_mtu(100)),
+            (Some(4096), Some(1024), Some(4096), None)
+        );
+    }
+}

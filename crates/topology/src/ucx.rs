@@ -1,0 +1,107 @@
+//! What UCX will do with a pair: transports, devices, and its estimate of distances.
+//!
+//! As read in UCX 1.22: memory of a GPU is registered with the adapter where a peer-memory module is there by its file, or where both
+//! sides do dma-buf; for long messages the estimated bandwidth of the way then decides between direct and staged.
+
+use crate::analysis::{Analysis, Pair};
+use crate::facts::{Facts, GpuVendor};
+use crate::ladder::Answer;
+use crate::names::Filter;
+use crate::tree::Distance;
+use crate::usable;
+use crate::verdict::Use;
+
+/// The transports that are allowed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Transports {
+    pub(crate) ib: bool,
+    pub(crate) gpu: bool,
+}
+
+/// Transports by `UCX_TLS`.
+pub(crate) fn transports(facts: &Facts) -> Transports {
+    let Some(variable) = facts.variable("UCX_TLS") else { return Transports { ib: true, gpu: true } };
+    let text = variable.value.trim();
+    let (exclude, list) = text.strip_prefix('^').map_or((false, text), |rest| (true, rest));
+    let names: Vec<&str> = list.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
+    let is_ib = |name: &str| {
+        let name = name.strip_prefix('\\').unwrap_or(name);
+        name == "ib"
+            || name == "srd"
+            || ["rc", "dc", "ud", "gga"]
+                .iter()
+                .any(|kind| name == *kind || name.starts_with(&format!("{kind}_")))
+    };
+    let is_gpu = |name: &str| matches!(name, "cuda" | "cuda_copy" | "rocm" | "rocm_copy" | "ze" | "ze_copy");
+    if exclude {
+        let all_ib = ["ib", "rc", "dc", "ud"];
+        // Without rc alone UCX still has dc and ud: only the whole family counts.
+        let no_ib = names.contains(&"ib") || all_ib[1..].iter().all(|kind| names.contains(kind));
+        return Transports { ib: !no_ib, gpu: !names.iter().any(|name| is_gpu(name)) };
+    }
+    let all = names.contains(&"all");
+    Transports {
+        ib: all || names.iter().any(|name| is_ib(name)),
+        gpu: all || names.iter().any(|name| is_gpu(name)),
+    }
+}
+
+/// `n`, `no`, `off`, `0`, `false`.
+pub(crate) fn is_off(facts: &Facts, name: &str) -> bool {
+    facts.variable(name).is_some_and(|variable| {
+        matches!(variable.value.trim().to_ascii_lowercase().as_str(), "n" | "no" | "off" | "0" | "false")
+    })
+}
+
+/// What UCX does with this pair.
+pub(crate) fn plan(analysis: &Analysis<'_>, pair: &Pair<'_>) -> Use {
+    let facts = analysis.facts;
+    let allowed = transports(facts);
+    let tls = || facts.variable("UCX_TLS").map(|variable| variable.to_string()).unwrap_or_default();
+    if !allowed.ib {
+        return Use::none(format!("does not use adapters: {}", tls()));
+    }
+    if let Some(Some(ucx)) = facts.libraries.ucx.known()
+        && !ucx.modules.is_empty()
+    {
+        if !ucx.modules.iter().any(|module| module.starts_with("ib")) {
+            return Use::none("does not use adapters: it was built without verbs");
+        }
+        let wanted = if pair.gpu.vendor == GpuVendor::Amd { "rocm" } else { "cuda" };
+        if !ucx.modules.iter().any(|module| module.starts_with(wanted)) {
+            return Use::none(format!("does not know GPU memory: it was built without {wanted}"));
+        }
+    }
+    if !allowed.gpu {
+        return Use::none(format!("does not know GPU memory: {}", tls()));
+    }
+    if let Some(variable) = facts.variable("UCX_NET_DEVICES")
+        && !Filter::ucx(variable.value).takes(&pair.nic.name)
+    {
+        return Use::none(format!("does not use {}: {variable}", pair.nic.name));
+    }
+    if let Answer::No(_, why) = usable::nic(facts, pair.nic) {
+        return Use::none(format!("cannot use {}: {why}", pair.nic.name));
+    }
+    if pair.nic.ports.iter().all(|port| !port.is_active()) {
+        return Use::none(format!("does not use {}: no port is active", pair.nic.name));
+    }
+    if is_off(facts, "UCX_IB_GPU_DIRECT_RDMA") {
+        return Use::staged("UCX_IB_GPU_DIRECT_RDMA is off");
+    }
+    let dma_buf_allowed = !is_off(facts, "UCX_CUDA_COPY_DMABUF");
+    let can = (dma_buf_allowed && pair.dma_buf()) || pair.peermem.is_yes();
+    if !can && (pair.no_dma_buf() || !dma_buf_allowed) && pair.peermem.is_no() {
+        return Use::staged("no way to register GPU memory");
+    }
+    match pair.distance {
+        Some(Distance::Sys) => Use::unknown(
+            "short messages direct, long ones likely staged: it reckons with 0.2 GB/s across memory nodes",
+        ),
+        Some(Distance::Phb) => Use::unknown(
+            "direct where it finds staging slower: it reckons with 3.5 GB/s through the host bridge",
+        ),
+        _ if can => Use::direct("zero-copy"),
+        _ => Use::unknown("zero-copy if registration works, which was not probed"),
+    }
+}

@@ -1,0 +1,73 @@
+//! Whether the process can use a device at all: driver, device file, permission.
+
+use crate::facts::{Facts, Gpu, GpuVendor, Nic};
+use crate::ladder::Answer;
+
+const EPERM: i32 = 1;
+const EACCES: i32 = 13;
+
+/// Whether the process can open an adapter.
+pub(crate) fn nic(facts: &Facts, nic: &Nic) -> Answer {
+    if let Some(probe) = nic.open_probe.known()
+        && probe.ok
+    {
+        return Answer::Yes("opened".to_owned());
+    }
+    // Our own software device needs no file.
+    if nic.driver.as_deref() == Some("nobounce") {
+        return Answer::Yes("it needs no device file".to_owned());
+    }
+    let Some(nodes) = facts.devices.known() else {
+        return Answer::Unknown("/dev could not be read".to_owned());
+    };
+    let path = match nic.uverbs.known() {
+        Some(Some(name)) => format!("/dev/infiniband/{name}"),
+        Some(None) => {
+            return Answer::No("no-uverbs", "the kernel made no uverbs device for it (ib_uverbs)".to_owned());
+        }
+        None => return Answer::Unknown("its uverbs device is not known".to_owned()),
+    };
+    let Some(node) = nodes.iter().find(|node| node.path == path) else {
+        return Answer::No("no-dev-infiniband", format!("there is no {path}"));
+    };
+    if node.open.ok {
+        return match nic.open_probe.known() {
+            Some(probe) => Answer::No("nic-open", format!("libibverbs cannot open it: {}", probe.detail)),
+            None => Answer::Yes(format!("{path} can be opened")),
+        };
+    }
+    match node.open.errno {
+        Some(EACCES) => Answer::No("dev-permission", format!("{path}: permission denied")),
+        Some(EPERM) => Answer::No("device-cgroup", format!("{path}: the container may not open it")),
+        _ => Answer::No("nic-open", format!("{path}: {}", node.open.detail)),
+    }
+}
+
+/// Whether the process can use a GPU.
+pub(crate) fn gpu(facts: &Facts, gpu: &Gpu) -> Answer {
+    if gpu.vendor != GpuVendor::Nvidia {
+        return Answer::Unknown("only NVIDIA's driver is asked".to_owned());
+    }
+    let driver = facts.pci_device(&gpu.address).map(|device| device.driver.as_deref());
+    match driver {
+        Some(Some("nvidia")) => {}
+        Some(Some("vfio-pci")) => {
+            return Answer::No(
+                "gpu-passed-through",
+                "it is given to a virtual machine (vfio-pci)".to_owned(),
+            );
+        }
+        Some(Some(other)) => return Answer::No("nvidia-driver", format!("{other} drives it, not nvidia")),
+        Some(None) if facts.kernel.nvidia.known() == Some(&None) => {
+            return Answer::No("nvidia-driver", "no driver is loaded".to_owned());
+        }
+        Some(None) => return Answer::No("nvidia-driver", "no driver holds it".to_owned()),
+        None => {}
+    }
+    if let Some(nodes) = facts.devices.known()
+        && !nodes.iter().any(|node| node.path == "/dev/nvidiactl")
+    {
+        return Answer::No("no-dev-nvidia", "there is no /dev/nvidiactl".to_owned());
+    }
+    Answer::Yes("its driver holds it".to_owned())
+}

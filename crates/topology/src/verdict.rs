@@ -1,0 +1,275 @@
+//! What comes of it for each GPU and adapter.
+
+use serde::Serialize;
+
+use crate::analysis::{Analysis, Pair};
+use crate::bandwidth;
+use crate::finding::{Effect, Finding, Severity};
+use crate::ladder::Answer;
+use crate::platform::Platform;
+use crate::tree::Distance;
+use crate::{nccl, ucx, usable};
+
+/// The way bytes take between a GPU and an adapter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PathKind {
+    /// The adapter reads and writes GPU memory.
+    Direct,
+    /// It does, but slower than it could.
+    Slow,
+    /// The facts do not say.
+    Unknown,
+    /// Through host memory.
+    Staged,
+}
+
+impl PathKind {
+    /// Its name for people.
+    #[must_use]
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::Direct => "direct",
+            Self::Slow => "direct but slow",
+            Self::Unknown => "unknown",
+            Self::Staged => "staged",
+        }
+    }
+}
+
+/// What a library does with a pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum UseKind {
+    /// Directly.
+    Direct,
+    /// One direction directly.
+    Half,
+    /// Through host memory, over the adapter.
+    Staged,
+    /// Not over this adapter.
+    None,
+    /// It depends on what is not known.
+    Unknown,
+}
+
+/// What a library does with a pair, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Use {
+    /// In short.
+    pub kind: UseKind,
+    /// For people.
+    pub text: String,
+}
+
+impl Use {
+    fn of(kind: UseKind, text: impl Into<String>) -> Self {
+        Self { kind, text: text.into() }
+    }
+
+    pub(crate) fn direct(text: impl Into<String>) -> Self {
+        Self::of(UseKind::Direct, text)
+    }
+
+    pub(crate) fn half(text: impl Into<String>) -> Self {
+        Self::of(UseKind::Half, text)
+    }
+
+    pub(crate) fn staged(text: impl Into<String>) -> Self {
+        Self::of(UseKind::Staged, text)
+    }
+
+    pub(crate) fn none(text: impl Into<String>) -> Self {
+        Self::of(UseKind::None, text)
+    }
+
+    pub(crate) fn unknown(text: impl Into<String>) -> Self {
+        Self::of(UseKind::Unknown, text)
+    }
+}
+
+/// The verdict for one GPU and one adapter.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Verdict {
+    /// PCI address of the GPU.
+    pub gpu: String,
+    /// The GPU's number, if it has one.
+    pub gpu_index: Option<u32>,
+    /// Name of the adapter.
+    pub nic: String,
+    /// How far they are apart; none for an adapter without a PCI address.
+    pub distance: Option<Distance>,
+    /// Whether it is the adapter to use for this GPU.
+    pub best: bool,
+    /// The way.
+    pub path: PathKind,
+    /// By what: `dma-buf`, `peermem`, `window`.
+    pub by: Option<String>,
+    /// Whether memory was registered for this pair, really.
+    pub proven: bool,
+    /// Why it is not simply direct.
+    pub reasons: Vec<String>,
+    /// GB/s to expect at the most, where the facts tell.
+    pub expected_gbs: Option<f64>,
+    /// What NCCL will do.
+    pub nccl: Use,
+    /// What UCX will do.
+    pub ucx: Use,
+}
+
+/// The verdict for every pair.
+pub(crate) fn of(analysis: &Analysis<'_>, findings: &[Finding]) -> Vec<Verdict> {
+    let best: Vec<(&str, &str)> = analysis
+        .best()
+        .into_iter()
+        .flatten()
+        .map(|pair| (pair.gpu.address.as_str(), pair.nic.name.as_str()))
+        .collect();
+    analysis
+        .pairs
+        .iter()
+        .map(|pair| {
+            let (path, by, reasons) = path(analysis, pair, findings);
+            Verdict {
+                gpu: pair.gpu.address.clone(),
+                gpu_index: pair.gpu.index,
+                nic: pair.nic.name.clone(),
+                distance: pair.distance,
+                best: best.contains(&(&pair.gpu.address, &pair.nic.name)),
+                path,
+                by,
+                proven: pair.proven.is_some(),
+                reasons,
+                expected_gbs: expected(analysis, pair, path),
+                nccl: nccl::plan(analysis, pair),
+                ucx: ucx::plan(analysis, pair),
+            }
+        })
+        .collect()
+}
+
+fn concerns(finding: &Finding, pair: &Pair<'_>) -> bool {
+    finding.devices.iter().any(|device| {
+        *device == pair.gpu.address
+            || *device == pair.nic.name
+            || Some(device.as_str()) == pair.nic.address.as_deref()
+            || pair.bridges.contains(&device.as_str())
+    })
+}
+
+fn path(
+    analysis: &Analysis<'_>,
+    pair: &Pair<'_>,
+    findings: &[Finding],
+) -> (PathKind, Option<String>, Vec<String>) {
+    let facts = analysis.facts;
+    // Our own software adapter: the CPU's window onto the GPU is its way.
+    if pair.nic.driver.as_deref() == Some("nobounce") {
+        return match pair.gpu.window_probe.known() {
+            Some(probe) if probe.ok => (PathKind::Direct, Some("window".to_owned()), Vec::new()),
+            Some(probe) => (PathKind::Staged, None, vec![probe.detail.clone()]),
+            None => (PathKind::Unknown, None, vec!["the window was not probed".to_owned()]),
+        };
+    }
+    let mut blocks: Vec<String> = Vec::new();
+    for answer in [usable::gpu(facts, pair.gpu), usable::nic(facts, pair.nic)] {
+        if let Answer::No(_, why) = answer {
+            blocks.push(why);
+        }
+    }
+    // Findings about registration block only where the ladder says so: another way may be open.
+    let ladder = [
+        "peermem",
+        "dmabuf",
+        "closed-module",
+        "driver-too-old",
+        "kernel-",
+        "verbs-too-old",
+        "gpu-too-old",
+        "no-dev",
+        "dev-permission",
+        "device-cgroup",
+        "no-uverbs",
+        "nic-open",
+        "nvidia-driver",
+        "gpu-passed",
+    ];
+    for finding in findings.iter().filter(|finding| {
+        finding.effect == Effect::Blocks && finding.severity >= Severity::Warning || finding.id == "port-down"
+    }) {
+        if concerns(finding, pair) && !ladder.iter().any(|begin| finding.id.starts_with(begin)) {
+            blocks.push(finding.title.clone());
+        }
+    }
+    if !blocks.is_empty() {
+        return (PathKind::Staged, None, blocks);
+    }
+    let by = match pair.proven {
+        Some(way) => Some(way),
+        None if pair.dma_buf() => Some("dma-buf"),
+        None if pair.peermem.is_yes() => Some("peermem"),
+        None => None,
+    };
+    let Some(by) = by else {
+        let mut reasons = Vec::new();
+        let mut unknown = false;
+        for answer in [&pair.export, &pair.import, &pair.peermem] {
+            match answer {
+                Answer::No(_, why) => reasons.push(why.clone()),
+                Answer::Unknown(why) => {
+                    unknown = true;
+                    reasons.push(why.clone());
+                }
+                Answer::Yes(_) => {}
+            }
+        }
+        reasons.dedup();
+        let certain = pair.no_dma_buf() && pair.peermem.is_no();
+        return (if certain || !unknown { PathKind::Staged } else { PathKind::Unknown }, None, reasons);
+    };
+    let mut slow: Vec<String> = findings
+        .iter()
+        .filter(|finding| {
+            finding.effect == Effect::Slows
+                && finding.severity >= Severity::Warning
+                && concerns(finding, pair)
+        })
+        // Bridges of other pairs may share a finding with ours.
+        .filter(|finding| {
+            finding.id != "acs-redirect" || pair.distance.is_some_and(Distance::is_below_switch)
+        })
+        .filter(|finding| finding.id != "far-nic" || pair.distance == Some(Distance::Sys))
+        .map(|finding| finding.title.clone())
+        .collect();
+    if pair.distance == Some(Distance::Sys) && !slow.iter().any(|reason| reason.contains("socket")) {
+        slow.push("it crosses the link between sockets".to_owned());
+    }
+    let kind = if slow.is_empty() { PathKind::Direct } else { PathKind::Slow };
+    (kind, Some(by.to_owned()), slow)
+}
+
+/// GB/s that the narrowest part of the way carries.
+fn expected(analysis: &Analysis<'_>, pair: &Pair<'_>, path: PathKind) -> Option<f64> {
+    if matches!(path, PathKind::Staged | PathKind::Unknown) || pair.nic.is_software() {
+        return None;
+    }
+    let facts = analysis.facts;
+    let network =
+        pair.nic.ports.iter().filter(|port| port.is_active()).filter_map(bandwidth::port).fold(0.0, f64::max);
+    let device = facts.pci_device(pair.nic.address.as_deref()?)?;
+    let payload = device.config.known().and_then(|config| config.max_payload).unwrap_or(256);
+    let nic = device.link.map(|link| bandwidth::link_now(&link, payload));
+    // A sleeping GPU's link wakes up: what it can do counts, as wide as it is.
+    let gpu = facts
+        .pci_device(&pair.gpu.address)?
+        .link
+        .map(|link| bandwidth::pcie(link.max_speed, link.width, payload));
+    let sockets = (pair.distance == Some(Distance::Sys))
+        .then(|| Platform::of(&facts.machine.cpu).between_sockets())
+        .flatten();
+    let least = [nic, gpu, sockets]
+        .into_iter()
+        .flatten()
+        .fold(if network > 0.0 { network } else { f64::MAX }, f64::min);
+    (least < f64::MAX).then_some(least)
+}
