@@ -48,6 +48,8 @@ pub struct TxPacket {
     pub(super) port: u8,
     /// Its place in its group, which is also its IPv4 identification. A group begins where this is 0.
     pub ip_id: u16,
+    /// Whether it has an ICRC. Packets without one must not leave this machine.
+    pub sealed: bool,
     /// Which of the payloads outside the slab is its own; the slab then holds only what comes before and after it.
     pub(super) outside: Option<u16>,
 }
@@ -129,8 +131,8 @@ struct Open {
     len: usize,
     /// Its bytes in the slab.
     slab_len: usize,
-    /// Which of the sealers closes it.
-    sealer: usize,
+    /// Which of the sealers closes it; none where it needs no ICRC.
+    sealer: Option<usize>,
 }
 
 /// A reusable slab into which packets are built, one after the other.
@@ -175,14 +177,20 @@ impl TxBatch {
     /// The room holds whatever was there before. `None`: the batch is full, send it first. An empty batch takes any
     /// length from a bare BTH to [`MAX_PACKET`].
     pub fn begin(&mut self, dst: IpAddr, src_port_hint: u16, len: usize) -> Option<&mut [u8]> {
-        self.begin_crc(dst, src_port_hint, len).map(|(room, _)| room)
+        self.begin_crc((dst, src_port_hint), len, true).map(|(room, _)| room)
     }
 
     /// As [`begin`](Self::begin); also gives the CRC that comes before the packet's first byte, for those who compute
-    /// it over the body while they fill it, and hand it to [`commit_crc`](Self::commit_crc).
-    pub fn begin_crc(&mut self, dst: IpAddr, src_port_hint: u16, len: usize) -> Option<(&mut [u8], u32)> {
+    /// it over the body while they fill it, and hand it to [`commit_crc`](Self::commit_crc). None where the packet is not to be
+    /// `sealed`: it stays on this machine.
+    pub fn begin_crc(
+        &mut self,
+        (dst, src_port_hint): (IpAddr, u16),
+        len: usize,
+        sealed: bool,
+    ) -> Option<(&mut [u8], Option<u32>)> {
         let port = self.port(src_port_hint);
-        self.begin_on(Way::new(&dst, port), len, len)
+        self.begin_on(Way::new(&dst, port), len, len, sealed)
     }
 
     /// As [`begin_crc`](Self::begin_crc), for a packet of `len` bytes whose payload is that `range` of the chunk: the room is
@@ -190,32 +198,32 @@ impl TxBatch {
     /// computed.
     pub fn begin_outside(
         &mut self,
-        (dst, src_port_hint): (IpAddr, u16),
+        (dst, src_port_hint, sealed): (IpAddr, u16, bool),
         len: usize,
         head: usize,
         chunk: &PinnedChunk,
         range: Range<usize>,
-    ) -> Option<(&mut [u8], u32)> {
+    ) -> Option<(&mut [u8], Option<u32>)> {
         debug_assert!(range.end <= chunk.len());
         let port = self.port(src_port_hint);
         let slab_len = len.checked_sub(range.len())?;
         self.push_outside(chunk, range, Some(head));
-        self.begin_on(Way::new(&dst, port), len, slab_len)
+        self.begin_on(Way::new(&dst, port), len, slab_len, sealed)
     }
 
     /// Begins a packet of `len` bytes that lies whole in a chunk, from `start` on; its ICRC will be written there. Gives the CRC
     /// that comes before its first byte. The caller has written all but the ICRC.
     pub fn begin_inside(
         &mut self,
-        (dst, src_port_hint): (IpAddr, u16),
+        (dst, src_port_hint, sealed): (IpAddr, u16, bool),
         len: usize,
         chunk: &PinnedChunk,
         start: usize,
-    ) -> Option<u32> {
+    ) -> Option<Option<u32>> {
         debug_assert!(start + len <= chunk.len());
         let port = self.port(src_port_hint);
         self.push_outside(chunk, start..start + len, None);
-        self.begin_on(Way::new(&dst, port), len, 0).map(|(_, crc)| crc)
+        self.begin_on(Way::new(&dst, port), len, 0, sealed).map(|(_, crc)| crc)
     }
 
     fn push_outside(&mut self, chunk: &PinnedChunk, range: Range<usize>, head: Option<usize>) {
@@ -235,20 +243,28 @@ impl TxBatch {
 
     // Inlined, the way stays in registers: on the stack it would be read back in larger pieces than it was written.
     #[inline(always)]
-    fn begin_on(&mut self, way: Way, len: usize, slab_len: usize) -> Option<(&mut [u8], u32)> {
+    fn begin_on(
+        &mut self,
+        way: Way,
+        len: usize,
+        slab_len: usize,
+        sealed: bool,
+    ) -> Option<(&mut [u8], Option<u32>)> {
         debug_assert!((BTH_LEN + ICRC_LEN..=MAX_PACKET).contains(&len), "a packet of {len} bytes");
         let fits = (BTH_LEN + ICRC_LEN..=MAX_PACKET.min(SLAB - self.wire)).contains(&len);
         if !fits || self.packets.len() == MAX_PACKETS {
             self.open = None;
             return None;
         }
-        let sealer = self.sealers.find(way, len, || Flow {
-            src: self.caps.local,
-            dst: way.dst(),
-            src_port: self.caps.source_ports[usize::from(way.port)],
-            dst_port: ROCE_PORT,
+        let sealer = sealed.then(|| {
+            self.sealers.find(way, len, || Flow {
+                src: self.caps.local,
+                dst: way.dst(),
+                src_port: self.caps.source_ports[usize::from(way.port)],
+                dst_port: ROCE_PORT,
+            })
         });
-        let start = self.sealers.get(sealer).map_or(0, Sealer::start);
+        let start = sealer.map(|sealer| self.sealers.get(sealer).map_or(0, Sealer::start));
         self.open = Some(Open { way, len, slab_len, sealer });
         self.slab.get_mut(self.used..self.used + slab_len).map(|room| (room, start))
     }
@@ -257,20 +273,23 @@ impl TxBatch {
     pub fn commit(&mut self) {
         let Some(open) = self.open else { return };
         debug_assert_eq!(open.len, open.slab_len, "whose payload lies elsewhere is committed with its CRC");
-        let Some(sealer) = self.sealers.get(open.sealer) else { return };
-        let mut crc = crc32fast::Hasher::new_with_initial(sealer.start());
-        crc.update(&self.slab[self.used..self.used + open.len - ICRC_LEN]);
-        self.commit_crc(crc.finalize());
+        let crc = open.sealer.and_then(|sealer| self.sealers.get(sealer)).map(|sealer| {
+            let mut crc = crc32fast::Hasher::new_with_initial(sealer.start());
+            crc.update(&self.slab[self.used..self.used + open.len - ICRC_LEN]);
+            crc.finalize()
+        });
+        self.commit_crc(crc);
     }
 
     /// As [`commit`](Self::commit), of a packet whose body has this CRC.
-    pub fn commit_crc(&mut self, crc: u32) {
+    pub fn commit_crc(&mut self, crc: Option<u32>) {
         let Some(open) = self.open.take() else { return };
         let at = self.used;
         let masked = self.open_byte(&open, MASKED);
         let ip_id = self.place(&open);
-        let Some(sealer) = self.sealers.get(open.sealer) else { return };
-        let icrc = sealer.finish(crc, masked, ip_id).to_le_bytes();
+        let sealer = open.sealer.and_then(|sealer| self.sealers.get(sealer));
+        // What is not sealed must not carry what lay there before.
+        let icrc = sealer.zip(crc).map_or(0, |(sealer, crc)| sealer.finish(crc, masked, ip_id)).to_le_bytes();
         if open.slab_len == 0 {
             if let Some(outside) = self.outside.last() {
                 self.write_icrc(outside, icrc);
@@ -307,7 +326,8 @@ impl TxBatch {
     /// Copies in a packet of another batch whose ICRC is already closed, and keeps that ICRC as right (or as wrong)
     /// as it was although the packet's place may change. Whether there was room.
     pub(super) fn push(&mut self, from: &TxPacket, bytes: &[u8]) -> bool {
-        let Some((room, _)) = self.begin_on(Way::new(&from.dst, from.port), bytes.len(), bytes.len()) else {
+        let Some((room, _)) = self.begin_on(Way::new(&from.dst, from.port), bytes.len(), bytes.len(), true)
+        else {
             return false;
         };
         room.copy_from_slice(bytes);
@@ -427,7 +447,7 @@ impl TxBatch {
 
     /// Gives a packet its place; returns its number in its group.
     fn place(&mut self, open: &Open) -> u16 {
-        let Open { way, len, slab_len, .. } = *open;
+        let Open { way, len, slab_len, sealer } = *open;
         let outside = (slab_len < len).then(|| u16::try_from(self.committed_outside).unwrap_or(u16::MAX));
         self.committed_outside += usize::from(outside.is_some());
         let slot = self.open_byte(open, SLOT_BYTE);
@@ -463,6 +483,7 @@ impl TxBatch {
             src_port: self.caps.source_ports[usize::from(way.port)],
             port: way.port,
             ip_id,
+            sealed: sealer.is_some(),
             outside,
         });
         self.used += slab_len;

@@ -11,7 +11,9 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::net::IpAddr;
 use std::os::fd::RawFd;
+use std::sync::Arc;
 
+use super::shm::Doorbells;
 use super::udp::OpenError;
 use super::{Capabilities, Link, RxDatagram, TxBatch, TxPacket, now_ns};
 
@@ -221,6 +223,28 @@ impl<L: Link> Link for FaultLink<L> {
 
     fn capabilities(&self) -> Capabilities {
         self.inner.capabilities()
+    }
+
+    /// Packets are sealed all the same: what is done to them must show.
+    fn introduce(&mut self, remote: IpAddr, slot: u8) -> bool {
+        self.inner.introduce(remote, slot);
+        false
+    }
+
+    fn departed(&mut self) -> Option<(IpAddr, u8)> {
+        self.inner.departed()
+    }
+
+    fn attend(&mut self) {
+        self.inner.attend();
+    }
+
+    fn rare_fd(&self) -> Option<RawFd> {
+        self.inner.rare_fd()
+    }
+
+    fn doorbells(&self) -> Option<Arc<Doorbells>> {
+        self.inner.doorbells()
     }
 
     fn send(&mut self, batch: &mut TxBatch) {

@@ -5,6 +5,7 @@ pub mod fault;
 mod outbox;
 pub mod pcap;
 mod sealers;
+pub mod shm;
 mod slot;
 #[cfg(test)]
 mod stub;
@@ -47,6 +48,8 @@ pub struct RxDatagram<'a> {
     pub bytes: &'a [u8],
     /// The likeliest IPv4 identification (its place in the batch it came in).
     pub ip_id: u16,
+    /// Whether it has an ICRC. Only what never left this machine may come without.
+    pub sealed: bool,
 }
 
 /// A way for packets to leave and arrive. Everything is non-blocking.
@@ -68,6 +71,30 @@ pub trait Link: Send + fmt::Debug {
 
     /// What was probed.
     fn capabilities(&self) -> Capabilities;
+
+    /// Somebody will send to that slot of that address: a link that has a shorter way there finds it now. Whether packets need no ICRC
+    /// on it, until [`Link::departed`] names it.
+    fn introduce(&mut self, _remote: IpAddr, _slot: u8) -> bool {
+        false
+    }
+
+    /// Somebody to whom the shorter way has ended.
+    fn departed(&mut self) -> Option<(IpAddr, u8)> {
+        None
+    }
+
+    /// Looks after what is rare: who comes and goes. To be called when [`Link::rare_fd`] is readable.
+    fn attend(&mut self) {}
+
+    /// A descriptor that becomes readable when [`Link::attend`] has something to do; whoever sleeps must always watch it.
+    fn rare_fd(&self) -> Option<RawFd> {
+        None
+    }
+
+    /// How to be woken by packets that make no descriptor readable.
+    fn doorbells(&self) -> Option<std::sync::Arc<shm::Doorbells>> {
+        None
+    }
 
     /// Sends the batch and empties it. Packets the kernel refuses are counted and lost: the protocol repeats them.
     ///
@@ -112,6 +139,26 @@ impl<L: Link + ?Sized> Link for Box<L> {
 
     fn capabilities(&self) -> Capabilities {
         (**self).capabilities()
+    }
+
+    fn introduce(&mut self, remote: IpAddr, slot: u8) -> bool {
+        (**self).introduce(remote, slot)
+    }
+
+    fn departed(&mut self) -> Option<(IpAddr, u8)> {
+        (**self).departed()
+    }
+
+    fn attend(&mut self) {
+        (**self).attend();
+    }
+
+    fn rare_fd(&self) -> Option<RawFd> {
+        (**self).rare_fd()
+    }
+
+    fn doorbells(&self) -> Option<std::sync::Arc<shm::Doorbells>> {
+        (**self).doorbells()
     }
 
     fn send(&mut self, batch: &mut TxBatch) {

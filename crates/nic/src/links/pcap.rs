@@ -5,13 +5,14 @@ use std::io::{self, BufWriter};
 use std::net::IpAddr;
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use nobounce_protocol::pcap::Writer;
 use nobounce_protocol::wire::ROCE_PORT;
 use nobounce_protocol::wire::icrc::Flow;
 
+use super::shm::Doorbells;
 use super::udp::OpenError;
 use super::{Capabilities, Link, RxDatagram, TxBatch};
 
@@ -143,6 +144,13 @@ impl Drop for Record {
     }
 }
 
+/// The packet with the ICRC that it would have on the wire.
+fn sealed(flow: &Flow, datagram: &RxDatagram<'_>) -> Vec<u8> {
+    let mut bytes = datagram.bytes.to_vec();
+    flow.close(datagram.ip_id, &mut bytes);
+    bytes
+}
+
 impl<L: Link> Link for PcapLink<L> {
     fn local(&self) -> IpAddr {
         self.inner.local()
@@ -158,6 +166,28 @@ impl<L: Link> Link for PcapLink<L> {
 
     fn capabilities(&self) -> Capabilities {
         self.inner.capabilities()
+    }
+
+    /// Packets are sealed all the same: whoever reads the capture expects it.
+    fn introduce(&mut self, remote: IpAddr, slot: u8) -> bool {
+        self.inner.introduce(remote, slot);
+        false
+    }
+
+    fn departed(&mut self) -> Option<(IpAddr, u8)> {
+        self.inner.departed()
+    }
+
+    fn attend(&mut self) {
+        self.inner.attend();
+    }
+
+    fn rare_fd(&self) -> Option<RawFd> {
+        self.inner.rare_fd()
+    }
+
+    fn doorbells(&self) -> Option<Arc<Doorbells>> {
+        self.inner.doorbells()
     }
 
     fn send(&mut self, batch: &mut TxBatch) {
@@ -180,7 +210,12 @@ impl<L: Link> Link for PcapLink<L> {
                 src_port: datagram.src_port,
                 dst_port: ROCE_PORT,
             };
-            record.add(*time.get_or_insert_with(wall_ns), &flow, datagram.ip_id, datagram.bytes);
+            let time = *time.get_or_insert_with(wall_ns);
+            if datagram.sealed {
+                record.add(time, &flow, datagram.ip_id, datagram.bytes);
+            } else {
+                record.add(time, &flow, datagram.ip_id, &sealed(&flow, datagram));
+            }
             sink(datagram);
         })
     }

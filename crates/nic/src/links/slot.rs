@@ -253,7 +253,7 @@ fn slot_name(addr: IpAddr, slot: u8) -> String {
 }
 
 /// An abstract name as system calls take it.
-fn unix_name(text: &str) -> (libc::sockaddr_un, libc::socklen_t) {
+pub(super) fn unix_name(text: &str) -> (libc::sockaddr_un, libc::socklen_t) {
     // SAFETY: sockaddr_un is plain integers; zeros are a valid value.
     let mut name: libc::sockaddr_un = unsafe { std::mem::zeroed() };
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a small constant

@@ -49,14 +49,14 @@ pub(crate) fn build_repeats(
     if entry.feeds.as_ref().is_some_and(|feeds| feeds.of(origin).is_of(origin)) {
         return repeat_fetched(entry, tx, regions, transmit, count);
     }
-    let hint = port_hint(entry);
+    let (hint, sealed) = (port_hint(entry), entry.sealed);
     let message = message_of(entry, &transmit.payload);
     let Some(send) = find_send(&entry.sends, serial) else { return Err(Nak::RemoteOperational) };
     for _ in 0..count {
         transmit.payload.advance();
         transmit.header.psn = transmit.header.psn.next();
         let Payload::Request { offset, len, .. } = transmit.payload else { return Ok(()) };
-        let Some((room, start)) = tx.begin_crc(remote, hint, total) else {
+        let Some((room, start)) = tx.begin_crc((remote, hint), total, sealed) else {
             return Ok(()); // room_for() was asked; a packet lost here is repeated
         };
         transmit.header.emit(room);
@@ -205,14 +205,15 @@ struct Room<'a> {
     head: usize,
     len: usize,
     pad: usize,
-    /// The CRC of everything before the payload.
-    crc: u32,
+    /// The CRC of everything before the payload, where it is to have one.
+    crc: Option<u32>,
 }
 
 impl<'a> Room<'a> {
     #[inline]
     fn begin(entry: &QpEntry, tx: &'a mut TxBatch, transmit: &Transmit) -> Option<Self> {
-        let (bytes, start) = tx.begin_crc(*entry.qp.destination(), port_hint(entry), packet_len(transmit))?;
+        let way = (*entry.qp.destination(), port_hint(entry));
+        let (bytes, start) = tx.begin_crc(way, packet_len(transmit), entry.sealed)?;
         transmit.header.emit(bytes);
         let head = transmit.header.len();
         let crc = crc_on(start, &bytes[..head]);
@@ -231,7 +232,7 @@ impl<'a> Room<'a> {
 
     /// Writes the padding and carries the CRC on over it.
     #[inline]
-    fn pad(&mut self, crc: u32) -> u32 {
+    fn pad(&mut self, crc: Option<u32>) -> Option<u32> {
         if self.pad == 0 {
             return crc;
         }
@@ -379,7 +380,7 @@ fn build_outside(
     start: usize,
 ) -> Built {
     let (head, len) = (transmit.header.len(), packet_len(transmit));
-    let way = (*entry.qp.destination(), port_hint(entry));
+    let way = (*entry.qp.destination(), port_hint(entry), entry.sealed);
     let payload = start + BTH_LEN..start + BTH_LEN + transmit.payload.len() as usize;
     let done = Built::Done(Route::Direct(Mechanism::CopyEngine));
     let full = payload.len() == entry.qp.attr().path_mtu.bytes() as usize;
@@ -460,9 +461,9 @@ fn build_mixed(
     }
 }
 
-/// Carries a CRC on over more bytes.
-pub(crate) fn crc_on(crc: u32, bytes: &[u8]) -> u32 {
-    let mut hasher = crc32fast::Hasher::new_with_initial(crc);
+/// Carries a CRC on over more bytes, where one is wanted.
+pub(crate) fn crc_on(crc: Option<u32>, bytes: &[u8]) -> Option<u32> {
+    let mut hasher = crc32fast::Hasher::new_with_initial(crc?);
     hasher.update(bytes);
-    hasher.finalize()
+    Some(hasher.finalize())
 }

@@ -3,6 +3,7 @@
 use std::ffi::{CStr, CString};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use crate::links::fault::{FaultConfig, ParseFaultError};
 
@@ -19,11 +20,43 @@ pub struct Config {
     pub gso: bool,
     /// Merged receives, where the kernel has them.
     pub gro: bool,
+    /// The way packets take.
+    pub link: LinkChoice,
+}
+
+/// The way packets take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LinkChoice {
+    /// UDP, for every peer.
+    #[default]
+    Udp,
+    /// Shared memory to peers on this machine, UDP to the others.
+    Auto,
+}
+
+impl FromStr for LinkChoice {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        match text {
+            "udp" => Ok(Self::Udp),
+            // There is nobody whom shared memory alone would do for.
+            "auto" | "shm" => Ok(Self::Auto),
+            _ => Err(ConfigError::Link(text.to_owned())),
+        }
+    }
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { addr: Ipv4Addr::LOCALHOST.into(), fault: None, pcap: None, gso: true, gro: true }
+        Self {
+            addr: Ipv4Addr::LOCALHOST.into(),
+            fault: None,
+            pcap: None,
+            gso: true,
+            gro: true,
+            link: LinkChoice::default(),
+        }
     }
 }
 
@@ -36,13 +69,16 @@ pub enum ConfigError {
         "{0:?} is neither an IP address nor an interface of this machine with one (NOBOUNCE_ADDR or --addr)"
     )]
     Addr(String),
+    /// NOBOUNCE_LINK.
+    #[error("{0:?} is no way for packets: udp, shm and auto are (NOBOUNCE_LINK or --link)")]
+    Link(String),
     /// NOBOUNCE_FAULT.
     #[error("NOBOUNCE_FAULT: {0}")]
     Fault(#[from] ParseFaultError),
 }
 
 impl Config {
-    /// The default, changed by `NOBOUNCE_ADDR` (the first address of the list), `NOBOUNCE_FAULT` and `NOBOUNCE_PCAP`.
+    /// The default, changed by `NOBOUNCE_ADDR` (the first address of the list), `NOBOUNCE_FAULT`, `NOBOUNCE_PCAP` and `NOBOUNCE_LINK`.
     ///
     /// # Errors
     /// Says which variable makes no sense, and why.
@@ -54,6 +90,9 @@ impl Config {
         }
         if let Ok(fault) = std::env::var("NOBOUNCE_FAULT") {
             config.fault = Some(fault.parse()?);
+        }
+        if let Ok(link) = std::env::var("NOBOUNCE_LINK") {
+            config.link = link.parse()?;
         }
         config.pcap = std::env::var_os("NOBOUNCE_PCAP").map(PathBuf::from);
         Ok(config)

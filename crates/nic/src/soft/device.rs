@@ -9,7 +9,7 @@ use nobounce_protocol::qp::{Mtu, Service};
 
 use super::bell::Bell;
 use super::channel::Channel;
-use super::config::{Config, ConfigError};
+use super::config::{Config, ConfigError, LinkChoice};
 use super::counters::Counters;
 use super::cq::Cq;
 use super::engine::Engine;
@@ -25,6 +25,7 @@ use super::tally::PathCounters;
 use crate::links::Link;
 use crate::links::fault::FaultLink;
 use crate::links::pcap::{self, PcapLink};
+use crate::links::shm::ShmLink;
 use crate::links::udp::{self, UdpConfig, UdpLink};
 
 /// Why a device could not be opened.
@@ -171,6 +172,9 @@ impl Device {
     pub fn open(config: &Config) -> Result<Self, OpenError> {
         let udp = UdpConfig { addr: config.addr, gso: config.gso, gro: config.gro, ..UdpConfig::default() };
         let mut link: Box<dyn Link> = Box::new(UdpLink::prepare(&udp)?);
+        if config.link == LinkChoice::Auto {
+            link = Box::new(ShmLink::new(link)?);
+        }
         // The capture is outside the faults: it shows what we meant to say, and what reached us.
         if let Some(fault) = config.fault {
             link = Box::new(FaultLink::new(link, fault));
@@ -318,9 +322,7 @@ impl Device {
         }
         let mut engine = self.shared.lock().ok_or(CreateQpError::Forked)?;
         engine.listen()?;
-        let fds = engine.link.wake_fds();
-        drop(engine);
-        Ok(helper.start(&self.shared.engine, fds)?)
+        Ok(helper.start(&self.shared.engine, &*engine.link)?)
     }
 }
 

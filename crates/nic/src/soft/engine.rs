@@ -116,6 +116,15 @@ impl Engine {
         Self { link, core }
     }
 
+    /// The queue pair has a new peer: the link may have a shorter way there.
+    pub(crate) fn change_path(&mut self, index: u32) {
+        self.core.change_path(index);
+        let Some(entry) = self.core.qps[index as usize].as_deref_mut() else { return };
+        let (remote, slot) = entry.peer();
+        // Datagrams go to whoever the request says, and the address of the attributes is nobody's.
+        entry.sealed = entry.qp.service() == Service::Ud || !self.link.introduce(remote, slot);
+    }
+
     /// Can be reached from now on.
     pub(crate) fn listen(&mut self) -> Result<(), OpenError> {
         self.link.listen()?;
@@ -131,6 +140,12 @@ impl Engine {
         let mut clock = None;
         let received =
             link.receive(&mut |datagram| core.handle_datagram(*clock.get_or_insert_with(now_ns), datagram));
+        while let Some(peer) = link.departed() {
+            // Packets to those whose shorter way has ended need an ICRC again.
+            for entry in core.qps.iter_mut().flatten().filter(|entry| entry.peer() == peer) {
+                entry.sealed = true;
+            }
+        }
         core.idle_calls = if received == 0 { core.idle_calls.wrapping_add(1) } else { 0 };
         if received == 0 && core.is_idle() && !core.idle_calls.is_multiple_of(TIMERS_EVERY) {
             return 0;
@@ -283,7 +298,7 @@ impl Core {
                 return;
             }
         };
-        if !self.check_icrc(datagram) {
+        if datagram.sealed && !self.check_icrc(datagram) {
             self.counters.icrc_errors += 1;
             return;
         }
@@ -509,12 +524,10 @@ impl Core {
     }
 
     /// The queue pair has a new peer: what it sends is charged to another path from now on.
-    pub(crate) fn change_path(&mut self, index: u32) {
+    fn change_path(&mut self, index: u32) {
         let Some(entry) = self.qps[index as usize].as_deref_mut() else { return };
-        let attr = entry.qp.attr();
-        // The high byte of the 24-bit number is the slot of the process that the packets go to.
-        let [_, slot, ..] = attr.dest_qpn.get().to_be_bytes();
-        let new = self.paths.join(attr.remote, slot);
+        let (remote, slot) = entry.peer();
+        let new = self.paths.join(remote, slot);
         if entry.qp.service() != Service::Rc {
             self.paths.be_careful(new);
         }

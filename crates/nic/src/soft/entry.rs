@@ -60,6 +60,8 @@ pub(crate) struct QpEntry {
     talks: u8,
     /// The earliest entry of the timer heap that belongs to it.
     pub(super) armed: Option<Nanos>,
+    /// Whether its packets get an ICRC: not where they never leave this machine.
+    pub(crate) sealed: bool,
     /// Fetched bytes of what it sends, where those come from a GPU.
     pub(crate) feeds: Option<Box<Feeds>>,
     /// The copy that its last placed byte waits for.
@@ -202,6 +204,7 @@ impl QpEntry {
             ready: false,
             direction: None,
             waiting: false,
+            sealed: true,
             owes_ack: false,
             heard_at: 0,
             talks: 0,
@@ -262,6 +265,13 @@ impl QpEntry {
             self.hold().listed = true;
         }
         joins
+    }
+
+    /// Where its packets go: the high byte of the 24-bit number is the slot of the process that has it.
+    pub(crate) fn peer(&self) -> (IpAddr, u8) {
+        let attr = self.qp.attr();
+        let [_, slot, ..] = attr.dest_qpn.get().to_be_bytes();
+        (attr.remote, slot)
     }
 
     /// On whose behalf its packets are placed.

@@ -66,7 +66,10 @@ mod tests {
     fn header(src: &str, local: &str, len: usize) -> [u8; LEN] {
         let bytes = vec![0; len];
         let src = src.parse().unwrap();
-        of(&RxDatagram { src, src_port: 0xc000, bytes: &bytes, ip_id: 0 }, local.parse().unwrap())
+        of(
+            &RxDatagram { src, src_port: 0xc000, bytes: &bytes, ip_id: 0, sealed: true },
+            local.parse().unwrap(),
+        )
     }
 
     #[test]

@@ -18,7 +18,8 @@ use super::eventfd::EventFd;
 use super::judgement::{Judgement, Round, Verdict};
 use super::signals::BlockedSignals;
 use super::slices::ask_for_short_slices;
-use crate::links::now_ns;
+use crate::links::shm::Doorbells;
+use crate::links::{Link, now_ns};
 
 /// A packet that is there while nobody has looked for so long is nobody's but the helper's.
 const UNATTENDED_NS: u64 = 30_000;
@@ -51,10 +52,12 @@ impl Helper {
     }
 
     /// Starts the thread.
-    pub(crate) fn start(&mut self, engine: &Arc<EngineLock>, fds: Vec<RawFd>) -> io::Result<()> {
+    pub(crate) fn start(&mut self, engine: &Arc<EngineLock>, link: &dyn Link) -> io::Result<()> {
         let worker = Worker {
             engine: Arc::downgrade(engine),
-            fds,
+            fds: link.wake_fds(),
+            rare: link.rare_fd(),
+            doorbells: link.doorbells(),
             bell: self.bell.clone(),
             stop: self.stop.clone(),
             polls: self.polls.clone(),
@@ -95,6 +98,10 @@ struct Served {
 struct Worker {
     engine: Weak<EngineLock>,
     fds: Vec<RawFd>,
+    /// Readable when somebody comes or goes: always watched.
+    rare: Option<RawFd>,
+    /// How to be woken by packets that make no descriptor readable.
+    doorbells: Option<Arc<Doorbells>>,
     bell: Bell,
     stop: Arc<AtomicBool>,
     polls: Arc<AtomicU64>,
@@ -149,6 +156,9 @@ impl Worker {
                 return served;
             };
             let alone = round == 0 && now_ns().saturating_sub(engine.driven_at()) > UNATTENDED_NS;
+            if round == 0 {
+                engine.link.attend();
+            }
             let received = engine.progress();
             served.deadline = engine.deadline();
             drop(engine);
@@ -188,9 +198,15 @@ impl Worker {
                 engine.try_lock().map(|engine| engine.deadline())
             });
         }
-        let mut fds = vec![libc::pollfd { fd: self.bell.wake.as_raw_fd(), events: libc::POLLIN, revents: 0 }];
+        let readable = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        let mut fds = vec![readable(self.bell.wake.as_raw_fd())];
+        fds.extend(self.rare.map(readable));
         let timeout = if watching {
-            fds.extend(self.fds.iter().map(|&fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 }));
+            fds.extend(self.fds.iter().copied().map(readable));
+            if self.doorbells.as_ref().is_some_and(|doorbells| doorbells.arm()) {
+                self.disarm();
+                return false;
+            }
             deadline.map(|at| at.saturating_sub(now_ns()))
         } else {
             Some(LOOK_EVERY_NS)
@@ -203,7 +219,16 @@ impl Worker {
         // SAFETY: `fds` is an array of that many pollfds, `spec` null or a valid timespec, no signal mask.
         let ready =
             unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, spec, std::ptr::null()) };
+        if watching {
+            self.disarm();
+        }
         watching && ready == 0
+    }
+
+    fn disarm(&self) {
+        if let Some(doorbells) = &self.doorbells {
+            doorbells.disarm();
+        }
     }
 }
 

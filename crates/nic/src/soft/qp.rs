@@ -220,7 +220,7 @@ impl Qp {
         engine.core.qps[index as usize] = Some(Box::new(entry));
         if service == Service::Ud {
             // Datagrams go anywhere: what a device sends of them shares one path, from now on.
-            engine.core.change_path(index);
+            engine.change_path(index);
         }
         drop(engine);
         Ok(Self { shared, qpn, limits, shares: srq.is_some(), _pd: pd.in_use() })
@@ -267,14 +267,14 @@ impl Qp {
     /// The message says which transition does not exist, or which attribute is missing, not allowed or out of range.
     pub fn modify(&self, attr: &QpAttr) -> Result<(), ModifyError> {
         let mut engine = self.shared.lock().ok_or(ModifyError::Forked)?;
-        let core = &mut engine.core;
         let index = self.qpn.get() & 0xffff;
-        let Some(entry) = core.entry(self.qpn) else { return Ok(()) };
+        let Some(entry) = engine.core.entry(self.qpn) else { return Ok(()) };
         let open = entry.qp.has_open_receive();
         entry.qp.modify(attr)?;
         if attr.mask.contains(AttrMask::AV) || attr.mask.contains(AttrMask::DEST_QPN) {
-            core.change_path(index);
+            engine.change_path(index);
         }
+        let core = &mut engine.core;
         if attr.mask.contains(AttrMask::STATE)
             && attr.state == QpState::Reset
             && let Some(entry) = core.entry(self.qpn)

@@ -237,8 +237,8 @@ impl Regions {
         (key, addr): (u32, u64),
         out: &mut [u8],
         message: Message,
-        crc: u32,
-    ) -> Result<(u32, Route), GatherError> {
+        crc: Option<u32>,
+    ) -> Result<(Option<u32>, Route), GatherError> {
         let Self { table, faults, refused, .. } = self;
         let Some((region, offset)) = table.allowed(pd, key, addr, out.len() as u64, Access::REMOTE_READ)
         else {
@@ -288,8 +288,8 @@ impl Regions {
         (key, addr): (u32, u64),
         out: &mut [u8],
         message: Message,
-        crc: u32,
-    ) -> Result<(u32, Route), GatherError> {
+        crc: Option<u32>,
+    ) -> Result<(Option<u32>, Route), GatherError> {
         let Self { table, faults, .. } = self;
         let (region, offset) = table
             .allowed(pd, key, addr, out.len() as u64, Access::empty())

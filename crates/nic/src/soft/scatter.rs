@@ -72,8 +72,8 @@ impl Bytes {
         pd: u32,
         (offset, message): (u64, Message),
         out: &mut [u8],
-        mut crc: u32,
-    ) -> Result<(u32, Route), GatherError> {
+        mut crc: Option<u32>,
+    ) -> Result<(Option<u32>, Route), GatherError> {
         let mut route = Route::Direct(Mechanism::Cpu);
         if let Self::Inline(bytes) = self {
             let fault = GatherError::Fault(Nak::RemoteOperational);

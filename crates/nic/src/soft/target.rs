@@ -117,13 +117,15 @@ impl Target {
         offset: usize,
         out: &mut [u8],
         message: Message,
-        crc: u32,
-    ) -> Result<(u32, Route), LoadError> {
+        crc: Option<u32>,
+    ) -> Result<(Option<u32>, Route), LoadError> {
         match self {
-            Self::Host(window) => window
-                .load_crc(offset, out, crc)
-                .map(|crc| (crc, Route::Direct(Mechanism::Cpu)))
-                .map_err(LoadError::Access),
+            Self::Host(window) => match crc {
+                Some(crc) => window.load_crc(offset, out, crc).map(Some),
+                None => window.load(offset, out).map(|()| None),
+            }
+            .map(|crc| (crc, Route::Direct(Mechanism::Cpu)))
+            .map_err(LoadError::Access),
             Self::Gpu(gpu) => match gpu.window() {
                 Some(window) if gpu.loads(message) => {
                     window.load(offset, out).map_err(LoadError::Access)?;

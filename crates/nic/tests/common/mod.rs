@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use nobounce_memory::HostBuffer;
 use nobounce_nic::soft::{
-    Access, AsyncEvent, Config, Cq, Device, Mr, Mtu, Operation, Pd, Psn, Qp, QpAttr, QpLimits, QpState,
-    RecvRequest, Remote, SendRequest, Sge, Status, WorkCompletion,
+    Access, AsyncEvent, Config, Cq, Device, LinkChoice, Mr, Mtu, Operation, Pd, Psn, Qp, QpAttr, QpLimits,
+    QpState, RecvRequest, Remote, SendRequest, Sge, Status, WorkCompletion,
 };
 
 pub(crate) const ALL_ACCESS: Access = Access::all();
@@ -162,7 +162,10 @@ pub(crate) fn patterns(seed: u8, from: usize, len: usize) -> Vec<u8> {
 }
 
 pub(crate) fn config(addr: &str) -> Config {
-    Config { addr: addr.parse::<IpAddr>().unwrap(), ..Config::default() }
+    // The whole matrix runs on either link.
+    let link =
+        std::env::var("NOBOUNCE_LINK").map_or_else(|_| LinkChoice::default(), |link| link.parse().unwrap());
+    Config { addr: addr.parse::<IpAddr>().unwrap(), link, ..Config::default() }
 }
 
 /// Where the next connection's sequence numbers begin. The first one wraps soon; each is far from the one before, or

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::common::{End, pair, until};
-use nobounce_nic::soft::{Mtu, Operation, SendRequest, WorkKind};
+use crate::common::{End, config, pair, until};
+use nobounce_nic::soft::{LinkChoice, Mtu, Operation, SendRequest, WorkKind};
 
 const ROUNDS: u64 = 2_000;
 
@@ -26,6 +26,9 @@ fn counter(end: &End, name: &str) -> u64 {
 
 #[test]
 fn acknowledgements_travel_with_the_next_request() {
+    if config("127.66.0.1").link == LinkChoice::Auto {
+        return; // packets that share a system call are counted: there are none in shared memory
+    }
     let (a, b) = pair("127.66.0.1", 4096, Mtu::Mtu1024);
     (0..16).for_each(|_| a.post_recv(0, 64, 64));
     (0..16).for_each(|_| b.post_recv(0, 64, 64));

@@ -1,0 +1,511 @@
+//! A shorter way to peers on this machine: the same packets through rings in shared memory, everything else by the link inside.
+//!
+//! Whoever is going to send to a peer tries to meet it ([`Link::introduce`]): a connection by a Unix socket over which it hands a
+//! ring that it will write and the peer will read (`shm/meeting.rs`, `shm/ring.rs`). Each direction is its sender's business, so that
+//! two devices that send to each other have two rings. Where nobody can be met (another machine, user or network namespace) packets
+//! take the link inside; that is said once for each peer on this machine. When the other end goes, the kernel ends the connection: the
+//! ring is given up, and what follows takes the link inside again, until the protocol finds out by itself that nobody answers.
+
+mod meeting;
+mod memfd;
+mod ring;
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use self::meeting::{Came, Hello};
+use self::ring::{Label, Memory, Reader, Trouble, Writer};
+use super::batch::{MAX_PACKET, SLOT_BYTE};
+use super::udp::OpenError;
+use super::{Capabilities, Link, RxDatagram, TxBatch};
+use crate::soft::eventfd::EventFd;
+
+/// Packets taken from one ring before the next one has its turn.
+const MOST_FROM_ONE: usize = 32;
+/// Calls that receive nothing from a ring between two looks at the link inside, which costs a system call.
+const INSIDE_EVERY: u32 = 8;
+/// Calls between two looks for those who come and go, for an application that polls and leaves nobody else time to look.
+const ATTEND_EVERY: u32 = 1024;
+/// Rings at most in each direction. Each is 2 MiB of addresses, and memory as far as it is used.
+const MOST_RINGS: usize = 256;
+
+/// Those who write to us, to be told whether to wake us.
+#[derive(Debug)]
+pub struct Doorbells {
+    state: Mutex<Asleep>,
+    /// For packets that were there before their writer could be told.
+    wake: EventFd,
+}
+
+#[derive(Debug, Default)]
+struct Asleep {
+    rings: Vec<Arc<Memory>>,
+    armed: bool,
+}
+
+impl Doorbells {
+    fn new() -> io::Result<Self> {
+        Ok(Self { state: Mutex::default(), wake: EventFd::new()? })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Asleep> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks to be woken by packets from now on; whether there are some already.
+    pub(crate) fn arm(&self) -> bool {
+        let mut asleep = self.lock();
+        asleep.armed = true;
+        ask_all(&asleep.rings)
+    }
+
+    /// Somebody is looking: nobody need wake us.
+    pub(crate) fn disarm(&self) {
+        let mut asleep = self.lock();
+        asleep.armed = false;
+        asleep.rings.iter().for_each(|ring| ring.need_not_be_woken());
+    }
+
+    /// From now on these write to us. Whoever came while we sleep must wake us, too.
+    fn set(&self, rings: Vec<Arc<Memory>>) {
+        self.lock().rings = rings;
+        self.renew();
+    }
+
+    /// A bell was heard that somebody else may have been meant to hear, who sleeps on: those who write must ring again.
+    fn renew(&self) {
+        let asleep = self.lock();
+        if asleep.armed && ask_all(&asleep.rings) {
+            self.wake.raise();
+        }
+    }
+}
+
+/// Asks all of them, whatever the first ones say.
+fn ask_all(rings: &[Arc<Memory>]) -> bool {
+    rings.iter().fold(false, |found, ring| ring.ask_to_be_woken() | found)
+}
+
+/// A peer to whom we write.
+#[derive(Debug)]
+struct Outgoing {
+    to: (IpAddr, u8),
+    writer: Writer,
+    connection: OwnedFd,
+    /// Something was written since the reader was last told.
+    written: bool,
+}
+
+/// A peer who writes to us, once it has said which ring.
+#[derive(Debug)]
+struct Incoming {
+    connection: OwnedFd,
+    ring: Option<(Hello, Reader)>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Counted {
+    sent: u64,
+    sent_bytes: u64,
+    lost_full: u64,
+    lost_departed: u64,
+    received: u64,
+    received_bytes: u64,
+    bells: u64,
+    broken: u64,
+    refused: u64,
+}
+
+/// The link inside, and rings to those who are near.
+#[derive(Debug)]
+pub struct ShmLink<L> {
+    inner: L,
+    listener: Option<OwnedFd>,
+    /// Readable when somebody comes, goes or rings.
+    poll: OwnedFd,
+    outgoing: Vec<Outgoing>,
+    incoming: Vec<Incoming>,
+    /// The peer written to last: most often the next one, too.
+    last: usize,
+    doorbells: Arc<Doorbells>,
+    departed: Vec<(IpAddr, u8)>,
+    /// Packets of a mixed batch that take the link inside.
+    rest: Option<TxBatch>,
+    buffer: Box<[u8]>,
+    idle: u32,
+    calls: u32,
+    counted: Counted,
+}
+
+impl<L: Link> ShmLink<L> {
+    /// The link inside, with the shorter way where there is one.
+    ///
+    /// # Errors
+    /// The kernel refused a descriptor.
+    pub fn new(inner: L) -> io::Result<Self> {
+        // SAFETY: the call takes flags.
+        let poll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+        if poll < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: a fresh descriptor that nobody else owns.
+        let poll = unsafe { OwnedFd::from_raw_fd(poll) };
+        let doorbells = Arc::new(Doorbells::new()?);
+        watch(&poll, doorbells.wake.as_raw_fd())?;
+        Ok(Self {
+            inner,
+            listener: None,
+            poll,
+            outgoing: Vec::new(),
+            incoming: Vec::new(),
+            last: 0,
+            doorbells,
+            departed: Vec::new(),
+            rest: None,
+            buffer: vec![0; MAX_PACKET].into_boxed_slice(),
+            idle: 0,
+            calls: 0,
+            counted: Counted::default(),
+        })
+    }
+
+    fn watch(&self, fd: &OwnedFd) -> io::Result<()> {
+        watch(&self.poll, fd.as_raw_fd())
+    }
+
+    fn meet(&mut self, remote: IpAddr, slot: u8) -> io::Result<()> {
+        let connection = meeting::connect(remote, slot)?;
+        if !meeting::is_ours(&connection) {
+            return Err(io::Error::other("it is of another user"));
+        }
+        let file = memfd::create(ring::FILE_LEN)?;
+        let writer = Writer::new(Arc::new(Memory::map(&file)?));
+        let Capabilities { local, source_ports, .. } = self.inner.capabilities();
+        meeting::send_ring(&connection, Hello { src: local, src_port: source_ports[0] }, file.as_raw_fd())?;
+        self.watch(&connection)?;
+        self.outgoing.push(Outgoing { to: (remote, slot), writer, connection, written: false });
+        Ok(())
+    }
+
+    /// Which ring leads there.
+    #[inline]
+    fn find(&mut self, to: (IpAddr, u8)) -> Option<usize> {
+        if self.outgoing.get(self.last).is_some_and(|outgoing| outgoing.to == to) {
+            return Some(self.last);
+        }
+        let found = self.outgoing.iter().position(|outgoing| outgoing.to == to)?;
+        self.last = found;
+        Some(found)
+    }
+
+    /// Writes what has a ring; whether something is left for the link inside.
+    fn write(&mut self, batch: &TxBatch) -> bool {
+        let mut left = false;
+        for packet in batch.packets() {
+            let parts = batch.parts(packet);
+            let slot = parts.iter().flat_map(|part| part.iter()).nth(SLOT_BYTE).copied().unwrap_or(0);
+            let Some(at) = self.find((packet.dst, slot)) else {
+                left |= packet.sealed;
+                self.counted.lost_departed += u64::from(!packet.sealed);
+                continue;
+            };
+            let outgoing = &mut self.outgoing[at];
+            match outgoing.writer.push(parts, Label { ip_id: packet.ip_id, sealed: packet.sealed }) {
+                Ok(()) => {
+                    outgoing.written = true;
+                    self.counted.sent += 1;
+                    self.counted.sent_bytes += u64::from(packet.len);
+                }
+                // As a full socket buffer would: the protocol repeats it.
+                Err(Trouble::Wait) => self.counted.lost_full += 1,
+                Err(Trouble::Broken) => self.part_with(at),
+            }
+        }
+        for outgoing in self.outgoing.iter_mut().filter(|outgoing| outgoing.written) {
+            outgoing.written = false;
+            if outgoing.writer.publish() {
+                self.counted.bells += 1;
+                meeting::ring_bell(&outgoing.connection);
+            }
+        }
+        left
+    }
+
+    /// Gives up a ring that we write.
+    fn part_with(&mut self, at: usize) {
+        self.counted.broken += 1;
+        let gone = self.outgoing.swap_remove(at);
+        self.departed.push(gone.to);
+    }
+
+    fn take_new(&mut self) {
+        let Some(listener) = &self.listener else { return };
+        let mut new = Vec::new();
+        while let Some(connection) = meeting::accept(listener) {
+            if meeting::is_ours(&connection) && self.incoming.len() + new.len() < MOST_RINGS {
+                new.push(connection);
+            } else {
+                self.counted.refused += 1;
+            }
+        }
+        for connection in new {
+            if self.watch(&connection).is_ok() {
+                self.incoming.push(Incoming { connection, ring: None });
+            }
+        }
+    }
+
+    /// Hears what those who write to us have to say.
+    fn hear(&mut self) {
+        let (mut changed, refused) = (false, &mut self.counted.refused);
+        self.incoming.retain_mut(|incoming| {
+            loop {
+                match meeting::take(&incoming.connection) {
+                    Came::Nothing => return true,
+                    Came::Bell => {}
+                    Came::Ring(hello, file) if incoming.ring.is_none() => {
+                        let memory = memfd::is_sound(&file, ring::FILE_LEN).then(|| Memory::map(&file));
+                        let Some(Ok(memory)) = memory else {
+                            *refused += 1;
+                            return false;
+                        };
+                        incoming.ring = Some((hello, Reader::new(Arc::new(memory))));
+                        changed = true;
+                    }
+                    Came::Ring(..) | Came::End => {
+                        // What it wrote before it went is still read, by the next look.
+                        changed |= incoming.ring.is_some();
+                        return false;
+                    }
+                }
+            }
+        });
+        if changed {
+            self.renew_doorbells();
+        }
+        // Nothing is ever said to the writer: a connection of ours that can be read has ended.
+        let departed = &mut self.departed;
+        self.outgoing.retain(|outgoing| {
+            let ended = !matches!(meeting::take(&outgoing.connection), Came::Nothing);
+            if ended {
+                departed.push(outgoing.to);
+            }
+            !ended
+        });
+    }
+
+    fn renew_doorbells(&self) {
+        let rings = self.incoming.iter().filter_map(|incoming| incoming.ring.as_ref());
+        self.doorbells.set(rings.map(|(_, reader)| Arc::clone(reader.memory())).collect());
+    }
+
+    /// Reads the rings.
+    #[inline]
+    fn read(&mut self, sink: &mut dyn FnMut(&RxDatagram<'_>)) -> usize {
+        let Self { incoming, buffer, counted, .. } = self;
+        let (mut delivered, mut broken) = (0, false);
+        for incoming in incoming.iter_mut() {
+            let Some((hello, reader)) = &mut incoming.ring else { continue };
+            let mut taken = 0;
+            while taken < MOST_FROM_ONE {
+                match reader.pop(buffer) {
+                    Ok((len, label)) => {
+                        taken += 1;
+                        counted.received_bytes += len as u64;
+                        sink(&RxDatagram {
+                            src: hello.src,
+                            src_port: hello.src_port,
+                            bytes: &buffer[..len],
+                            ip_id: label.ip_id,
+                            sealed: label.sealed,
+                        });
+                    }
+                    Err(Trouble::Wait) => break,
+                    Err(Trouble::Broken) => {
+                        incoming.ring = None;
+                        broken = true;
+                        break;
+                    }
+                }
+            }
+            if let Some((_, reader)) = incoming.ring.as_mut().filter(|_| taken > 0) {
+                reader.release();
+            }
+            delivered += taken;
+        }
+        if broken {
+            // The connection goes too: the writer learns that nobody reads.
+            self.incoming.retain(|incoming| incoming.ring.is_some());
+            self.counted.broken += 1;
+            self.renew_doorbells();
+        }
+        self.counted.received += delivered as u64;
+        delivered
+    }
+}
+
+fn watch(poll: &OwnedFd, fd: RawFd) -> io::Result<()> {
+    let events = u32::try_from(libc::EPOLLIN | libc::EPOLLRDHUP).unwrap_or(0);
+    let mut event = libc::epoll_event { events, u64: 0 };
+    // SAFETY: the event is live for the call. The kernel forgets the descriptor when it is closed.
+    if unsafe { libc::epoll_ctl(poll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &raw mut event) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+impl<L: Link> Link for ShmLink<L> {
+    fn local(&self) -> IpAddr {
+        self.inner.local()
+    }
+
+    fn listen(&mut self) -> Result<(), OpenError> {
+        self.inner.listen()?;
+        if self.listener.is_none() {
+            match meeting::listen(self.inner.local(), self.inner.slot()) {
+                Ok(listener) => {
+                    self.watch(&listener).map_err(|source| OpenError::Os {
+                        addr: self.inner.local(),
+                        call: "epoll_ctl",
+                        source,
+                    })?;
+                    self.listener = Some(listener);
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "no shared memory with others on this machine: all packets take UDP");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn slot(&self) -> u8 {
+        self.inner.slot()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn introduce(&mut self, remote: IpAddr, slot: u8) -> bool {
+        // Those whom we are going to send to have most often come already.
+        self.attend();
+        if self.find((remote, slot)).is_some() {
+            return true;
+        }
+        if self.listener.is_none() || self.outgoing.len() >= MOST_RINGS {
+            return false;
+        }
+        match self.meet(remote, slot) {
+            Ok(()) => true,
+            Err(error) => {
+                // Nobody of that name: another machine, most often.
+                let far = matches!(error.raw_os_error(), Some(libc::ECONNREFUSED | libc::ENOENT));
+                if !far {
+                    tracing::warn!(%remote, slot, %error, "no shared memory with a peer on this machine: packets take UDP");
+                }
+                false
+            }
+        }
+    }
+
+    fn departed(&mut self) -> Option<(IpAddr, u8)> {
+        self.departed.pop()
+    }
+
+    fn attend(&mut self) {
+        let mut event = libc::epoll_event { events: 0, u64: 0 };
+        // SAFETY: room for one event, which says no more than that there is something.
+        if unsafe { libc::epoll_wait(self.poll.as_raw_fd(), &raw mut event, 1, 0) } == 0 {
+            return;
+        }
+        self.doorbells.wake.take();
+        self.take_new();
+        self.hear();
+        self.doorbells.renew();
+    }
+
+    fn rare_fd(&self) -> Option<RawFd> {
+        Some(self.poll.as_raw_fd())
+    }
+
+    fn doorbells(&self) -> Option<Arc<Doorbells>> {
+        Some(Arc::clone(&self.doorbells))
+    }
+
+    fn send(&mut self, batch: &mut TxBatch) {
+        if self.outgoing.is_empty() && batch.packets().iter().all(|packet| packet.sealed) {
+            return self.inner.send(batch);
+        }
+        let before = self.counted;
+        if !self.write(batch) {
+            return batch.clear();
+        }
+        let taken = |counted: &Counted| counted.sent + counted.lost_full + counted.lost_departed;
+        if taken(&self.counted) == taken(&before) {
+            return self.inner.send(batch);
+        }
+        let mut rest = self.rest.take().unwrap_or_else(|| TxBatch::new(batch.capabilities()));
+        for packet in batch.packets().iter().filter(|packet| packet.sealed) {
+            let bytes = batch.bytes(packet);
+            let slot = bytes.get(SLOT_BYTE).copied().unwrap_or(0);
+            if self.find((packet.dst, slot)).is_none() && !rest.push(packet, &bytes) {
+                self.inner.send(&mut rest);
+                rest.push(packet, &bytes);
+            }
+        }
+        self.inner.send(&mut rest);
+        self.rest = Some(rest);
+        batch.clear();
+    }
+
+    fn receive(&mut self, sink: &mut dyn FnMut(&RxDatagram<'_>)) -> usize {
+        self.calls = self.calls.wrapping_add(1);
+        if self.calls.is_multiple_of(ATTEND_EVERY) {
+            self.attend();
+        }
+        if self.incoming.is_empty() {
+            return self.inner.receive(sink);
+        }
+        let delivered = self.read(sink);
+        self.idle = if delivered > 0 { 0 } else { self.idle.wrapping_add(1) };
+        // A ring that is busy must not keep the others from being heard.
+        let other = self.idle.is_multiple_of(INSIDE_EVERY) && delivered == 0;
+        if other || self.calls.is_multiple_of(INSIDE_EVERY) {
+            delivered + self.inner.receive(sink)
+        } else {
+            delivered
+        }
+    }
+
+    fn wake_fds(&self) -> Vec<RawFd> {
+        self.inner.wake_fds()
+    }
+
+    fn next_deadline(&self) -> Option<u64> {
+        self.inner.next_deadline()
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        let counted = &self.counted;
+        let mut all = self.inner.counters();
+        all.extend([
+            ("shm_tx_packets", counted.sent),
+            ("shm_tx_bytes", counted.sent_bytes),
+            ("shm_tx_lost_full", counted.lost_full),
+            ("shm_tx_lost_departed", counted.lost_departed),
+            ("shm_tx_bells", counted.bells),
+            ("shm_rx_packets", counted.received),
+            ("shm_rx_bytes", counted.received_bytes),
+            ("shm_broken", counted.broken),
+            ("shm_refused", counted.refused),
+        ]);
+        all
+    }
+
+    fn send_blocked(&self) -> bool {
+        self.inner.send_blocked()
+    }
+}

@@ -1,0 +1,269 @@
+//! How two devices of one machine meet: by an abstract Unix socket whose name holds address and slot. Whoever will send connects and
+//! hands over the ring that it is going to write; the connection stays for as long as both live, and is how a sleeping reader is woken.
+//!
+//! The kernel vouches for the user at the other end. Names of this kind belong to a network namespace, as addresses do.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+use super::super::slot::unix_name;
+
+/// What is said with a ring: magic 4, version 1, family 1, port 2, address 16.
+const HELLO: usize = 24;
+const MAGIC: [u8; 4] = *b"nbsm";
+const VERSION: u8 = 1;
+/// Connections that wait to be taken.
+const BACKLOG: i32 = 64;
+
+/// Whose ring it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Hello {
+    pub(super) src: IpAddr,
+    pub(super) src_port: u16,
+}
+
+impl Hello {
+    fn encode(self) -> [u8; HELLO] {
+        let mut out = [0; HELLO];
+        out[..4].copy_from_slice(&MAGIC);
+        out[4] = VERSION;
+        out[6..8].copy_from_slice(&self.src_port.to_be_bytes());
+        match self.src {
+            IpAddr::V4(a) => {
+                out[5] = 4;
+                out[8..12].copy_from_slice(&a.octets());
+            }
+            IpAddr::V6(a) => {
+                out[5] = 6;
+                out[8..24].copy_from_slice(&a.octets());
+            }
+        }
+        out
+    }
+
+    /// Reads one; any bytes may come.
+    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; HELLO] = bytes.try_into().ok()?;
+        let (v6, _) = bytes[8..].split_first_chunk::<16>()?;
+        let src = match bytes[5] {
+            4 => Ipv4Addr::new(v6[0], v6[1], v6[2], v6[3]).into(),
+            6 => Ipv6Addr::from(*v6).into(),
+            _ => return None,
+        };
+        let known = bytes[..4] == MAGIC && bytes[4] == VERSION;
+        known.then_some(Self { src, src_port: u16::from_be_bytes([bytes[6], bytes[7]]) })
+    }
+}
+
+fn name_of(addr: IpAddr, slot: u8) -> String {
+    format!("nobounce/shm/{addr}/{slot}")
+}
+
+fn socket() -> io::Result<OwnedFd> {
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: no pointers are passed; the result is checked before it is owned.
+    let fd = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: `fd` was just opened and nobody else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Can be met under this name from now on.
+pub(super) fn listen(addr: IpAddr, slot: u8) -> io::Result<OwnedFd> {
+    let fd = socket()?;
+    let (name, len) = unix_name(&name_of(addr, slot));
+    // SAFETY: the pointer and length describe a live Unix socket address.
+    let bound = unsafe { libc::bind(fd.as_raw_fd(), (&raw const name).cast(), len) } == 0;
+    // SAFETY: the call takes a descriptor and a number.
+    if !bound || unsafe { libc::listen(fd.as_raw_fd(), BACKLOG) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(fd)
+}
+
+/// Connects to whoever is met there. No process waits for the other here: a connection that is not taken yet is good enough.
+pub(super) fn connect(addr: IpAddr, slot: u8) -> io::Result<OwnedFd> {
+    let fd = socket()?;
+    let (name, len) = unix_name(&name_of(addr, slot));
+    // SAFETY: the pointer and length describe a live Unix socket address.
+    if unsafe { libc::connect(fd.as_raw_fd(), (&raw const name).cast(), len) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(fd)
+}
+
+/// The next one who connected.
+pub(super) fn accept(listener: &OwnedFd) -> Option<OwnedFd> {
+    let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    let nobody = std::ptr::null_mut();
+    // SAFETY: no address is asked for.
+    let fd = unsafe { libc::accept4(listener.as_raw_fd(), nobody, std::ptr::null_mut(), flags) };
+    // SAFETY: a fresh descriptor that nobody else owns.
+    (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Whether the process at the other end is of our user.
+pub(super) fn is_ours(connection: &OwnedFd) -> bool {
+    let mut peer = libc::ucred { pid: 0, uid: libc::uid_t::MAX, gid: libc::gid_t::MAX };
+    let mut len = libc::socklen_t::try_from(size_of_val(&peer)).unwrap_or(0);
+    let (level, name) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
+    let to = (&raw mut peer).cast();
+    // SAFETY: the pointers describe one live structure and its length.
+    let known = unsafe { libc::getsockopt(connection.as_raw_fd(), level, name, to, &raw mut len) } == 0;
+    // SAFETY: geteuid reads one number of this process and cannot fail.
+    known && peer.uid == unsafe { libc::geteuid() }
+}
+
+/// Hands over a ring.
+pub(super) fn send_ring(connection: &OwnedFd, hello: Hello, ring: RawFd) -> io::Result<()> {
+    let mut bytes = hello.encode();
+    let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: HELLO };
+    let mut control = [0_u64; 4];
+    // SAFETY: msghdr is plain integers and pointers; zeros (null, 0) are valid.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = &raw mut part;
+    message.msg_iovlen = 1;
+    message.msg_control = control.as_mut_ptr().cast();
+    // SAFETY: CMSG_SPACE and CMSG_LEN compute numbers.
+    let (space, len) = unsafe { (libc::CMSG_SPACE(4), libc::CMSG_LEN(4)) };
+    message.msg_controllen = usize::try_from(space).unwrap_or(0);
+    // SAFETY: the control area has room for one header and one descriptor, and is aligned for both.
+    unsafe {
+        let header = &mut *libc::CMSG_FIRSTHDR(&raw const message);
+        header.cmsg_level = libc::SOL_SOCKET;
+        header.cmsg_type = libc::SCM_RIGHTS;
+        header.cmsg_len = usize::try_from(len).unwrap_or(0);
+        libc::CMSG_DATA(header).cast::<RawFd>().write_unaligned(ring);
+    }
+    // SAFETY: the message points at one live buffer and one live control area.
+    let sent = unsafe {
+        libc::sendmsg(connection.as_raw_fd(), &raw const message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL)
+    };
+    if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// What came on a connection.
+#[derive(Debug)]
+pub(super) enum Came {
+    /// Nothing yet.
+    Nothing,
+    /// The other end is gone, or said what makes no sense.
+    End,
+    /// Somebody rang.
+    Bell,
+    /// A ring, and whose it is.
+    Ring(Hello, OwnedFd),
+}
+
+/// Takes what came on a connection.
+pub(super) fn take(connection: &OwnedFd) -> Came {
+    let mut bytes = [0; HELLO + 1];
+    let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    // Room for one descriptor: further ones find none and are dropped by the kernel.
+    let mut control = [0_u64; 3];
+    // SAFETY: msghdr is plain integers and pointers; zeros (null, 0) are valid.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = &raw mut part;
+    message.msg_iovlen = 1;
+    message.msg_control = control.as_mut_ptr().cast();
+    message.msg_controllen = size_of_val(&control);
+    let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+    // SAFETY: the message points at one live buffer and one live, aligned control area.
+    let got = unsafe { libc::recvmsg(connection.as_raw_fd(), &raw mut message, flags) };
+    let file = descriptor(&message);
+    match usize::try_from(got) {
+        Err(_) => {
+            let again = matches!(
+                io::Error::last_os_error().raw_os_error(),
+                Some(libc::EAGAIN | libc::EINTR | libc::ENOBUFS)
+            );
+            if again { Came::Nothing } else { Came::End }
+        }
+        Ok(0) => Came::End,
+        Ok(1) => Came::Bell,
+        Ok(len) => match (bytes.get(..len).and_then(Hello::decode), file) {
+            (Some(hello), Some(file)) => Came::Ring(hello, file),
+            _ => Came::End,
+        },
+    }
+}
+
+/// The first descriptor that came with a message.
+fn descriptor(message: &libc::msghdr) -> Option<OwnedFd> {
+    // SAFETY: the kernel filled the control area and its length; CMSG_FIRSTHDR gives null or a header inside it.
+    let header = unsafe { libc::CMSG_FIRSTHDR(message).as_ref() }?;
+    // SAFETY: CMSG_LEN computes a number.
+    let least = usize::try_from(unsafe { libc::CMSG_LEN(4) }).ok()?;
+    let is_one = (header.cmsg_level, header.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS);
+    if !is_one || header.cmsg_len < least {
+        return None;
+    }
+    // SAFETY: a control message of this type holds descriptors, possibly unaligned, which are ours now.
+    Some(unsafe { OwnedFd::from_raw_fd(libc::CMSG_DATA(header).cast::<RawFd>().read_unaligned()) })
+}
+
+/// Wakes whoever reads the ring. A full queue has woken it already.
+pub(super) fn ring_bell(connection: &OwnedFd) {
+    let byte = [1_u8];
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: one live byte.
+    unsafe { libc::send(connection.as_raw_fd(), byte.as_ptr().cast(), 1, flags) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::memfd;
+    use super::*;
+
+    #[test]
+    fn a_hello_is_read_as_it_was_written_and_nothing_else_is() {
+        for src in ["127.0.0.9", "fe80::1"] {
+            let hello = Hello { src: src.parse().unwrap(), src_port: 4791 };
+            let bytes = hello.encode();
+            assert_eq!(Hello::decode(&bytes), Some(hello));
+            for (at, wrong) in [(0, b'x'), (4, 9), (5, 5)] {
+                let mut bad = bytes;
+                bad[at] = wrong;
+                assert_eq!(Hello::decode(&bad), None, "byte {at}");
+            }
+            assert_eq!(Hello::decode(&bytes[..HELLO - 1]), None);
+        }
+    }
+
+    #[test]
+    fn a_ring_is_handed_over_and_the_end_is_seen() {
+        let addr = "127.88.1.1".parse().unwrap();
+        assert!(connect(addr, 3).is_err(), "nobody is there");
+        let listener = listen(addr, 3).unwrap();
+        assert!(listen(addr, 3).is_err(), "the name is taken");
+        let there = connect(addr, 3).unwrap();
+        let ring = memfd::create(4096).unwrap();
+        let hello = Hello { src: addr, src_port: 7 };
+        send_ring(&there, hello, ring.as_raw_fd()).unwrap();
+        ring_bell(&there);
+        let here = accept(&listener).unwrap();
+        assert!(accept(&listener).is_none());
+        assert!(is_ours(&here) && is_ours(&there));
+        let Came::Ring(said, file) = take(&here) else { panic!("no ring came") };
+        assert!(said == hello && memfd::is_sound(&file, 4096));
+        assert!(matches!(take(&here), Came::Bell));
+        assert!(matches!(take(&here), Came::Nothing));
+        drop(there);
+        assert!(matches!(take(&here), Came::End));
+    }
+
+    #[test]
+    fn nonsense_ends_a_connection() {
+        let addr = "127.88.1.2".parse().unwrap();
+        let listener = listen(addr, 0).unwrap();
+        for bytes in [&[0_u8; 2][..], &[0; HELLO], &[0; 200]] {
+            let there = connect(addr, 0).unwrap();
+            // SAFETY: live bytes.
+            unsafe { libc::send(there.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), 0) };
+            assert!(matches!(take(&accept(&listener).unwrap()), Came::End), "{} bytes", bytes.len());
+        }
+    }
+}

@@ -1,0 +1,376 @@
+//! A ring of packets in shared memory: one process writes, another reads.
+//!
+//! The other end is as hostile as the wire. It may change every byte at any time, so that nothing is believed for longer than one
+//! look: each side keeps its own position to itself, what it reads of the other's is checked, and a packet is copied out before it is
+//! parsed. The memory cannot shrink under us: its file is sealed (`memfd.rs`).
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+use super::super::batch::MAX_PACKET;
+use crate::soft::fork;
+
+/// Bytes of the ring: several times what may be under way to one peer (`soft/path.rs`), so that it is never full in earnest.
+pub(super) const CAPACITY: usize = 2 << 20;
+/// Bytes before the ring: a page for both positions.
+const HEADER: usize = 4096;
+/// Bytes of the file.
+pub(super) const FILE_LEN: usize = HEADER + CAPACITY;
+
+/// Where in the header lies how far the writer is, how far the reader, and whether the reader wants to be woken. Lines of their own,
+/// and none beside: processors fetch them in pairs.
+const TAIL_AT: usize = 0;
+const HEAD_AT: usize = 256;
+const SLEEPS_AT: usize = 512;
+
+/// Packets begin at multiples of this.
+const UNIT: usize = 64;
+/// Where in its piece of the ring a packet begins. Headers are 4 modulo 8 bytes long: payload then lies on a multiple of 16.
+const LEAD: usize = 20;
+/// Stands for the rest of the ring, which nothing fits in.
+const SKIP: u32 = u32::MAX;
+const SEALED: u16 = 1;
+
+const _: () = assert!(CAPACITY.is_power_of_two() && LEAD >= 8 && LEAD % 16 == 4);
+
+/// The memory of a ring.
+pub(super) struct Memory {
+    base: *mut u8,
+    generation: u64,
+}
+
+// SAFETY: an address of a mapping that lives as long as this; it is accessed by atomics and by copies of bytes that may change.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// Maps the file, whose length and seals the caller has checked.
+    pub(super) fn map(file: &OwnedFd) -> io::Result<Self> {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a fresh mapping at an address of the kernel's choice touches nothing that exists.
+        let base = unsafe {
+            libc::mmap(std::ptr::null_mut(), FILE_LEN, protection, libc::MAP_SHARED, file.as_raw_fd(), 0)
+        };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        // A forked child has no business here.
+        // SAFETY: the range is our mapping; the advice changes what fork does only.
+        unsafe { libc::madvise(base, FILE_LEN, libc::MADV_DONTFORK) };
+        Ok(Self { base: base.cast(), generation: fork::generation() })
+    }
+
+    fn u64_at(&self, at: usize) -> &AtomicU64 {
+        // SAFETY: inside the mapping, aligned, and only ever accessed as an atomic by us.
+        unsafe { &*self.base.wrapping_add(at).cast::<AtomicU64>() }
+    }
+
+    fn sleeps(&self) -> &AtomicU32 {
+        // SAFETY: as above.
+        unsafe { &*self.base.wrapping_add(SLEEPS_AT).cast::<AtomicU32>() }
+    }
+
+    /// Where the ring's byte at this position lies.
+    fn at(&self, position: u64) -> *mut u8 {
+        let offset = usize::try_from(position % CAPACITY as u64).unwrap_or(0);
+        self.base.wrapping_add(HEADER + offset)
+    }
+
+    /// The reader asks to be woken; whether there is something to read already.
+    pub(super) fn ask_to_be_woken(&self) -> bool {
+        self.sleeps().store(1, Ordering::Relaxed);
+        // The writer writes, then looks whether we sleep; we say that we sleep, then look whether it has written.
+        fence(Ordering::SeqCst);
+        self.u64_at(TAIL_AT).load(Ordering::Acquire) != self.u64_at(HEAD_AT).load(Ordering::Relaxed)
+    }
+
+    /// The reader looks by itself.
+    pub(super) fn need_not_be_woken(&self) {
+        self.sleeps().store(0, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if fork::current() != self.generation {
+            return; // a child never had it, and may have something else there by now
+        }
+        // SAFETY: our own mapping, which nobody uses any more.
+        unsafe { libc::munmap(self.base.cast(), FILE_LEN) };
+    }
+}
+
+impl std::fmt::Debug for Memory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Memory").finish_non_exhaustive()
+    }
+}
+
+/// What goes with a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Label {
+    pub(super) ip_id: u16,
+    pub(super) sealed: bool,
+}
+
+/// Why a packet was not written or read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Trouble {
+    /// There is no room (for the writer), or nothing there (for the reader).
+    Wait,
+    /// The other end does not keep the rules.
+    Broken,
+}
+
+/// Bytes that a packet takes in the ring.
+fn room_of(len: usize) -> usize {
+    (LEAD + len).next_multiple_of(UNIT)
+}
+
+/// The writing end.
+#[derive(Debug)]
+pub(super) struct Writer {
+    memory: Arc<Memory>,
+    tail: u64,
+    /// How far the reader was when we last looked.
+    head: u64,
+}
+
+impl Writer {
+    pub(super) fn new(memory: Arc<Memory>) -> Self {
+        Self { memory, tail: 0, head: 0 }
+    }
+
+    /// Writes one packet, given in pieces. The reader sees it after [`publish`](Self::publish).
+    pub(super) fn push(&mut self, parts: [&[u8]; 3], label: Label) -> Result<(), Trouble> {
+        let len: usize = parts.iter().map(|part| part.len()).sum();
+        let room = room_of(len);
+        let left = CAPACITY - usize::try_from(self.tail % CAPACITY as u64).unwrap_or(0);
+        let skipped = if room > left { left } else { 0 };
+        if self.free() < skipped + room {
+            let head = self.memory.u64_at(HEAD_AT).load(Ordering::Acquire);
+            // It moves forward only, and never past us.
+            if head > self.tail || head < self.head || !head.is_multiple_of(UNIT as u64) {
+                return Err(Trouble::Broken);
+            }
+            self.head = head;
+            if self.free() < skipped + room {
+                return Err(Trouble::Wait);
+            }
+        }
+        if skipped > 0 {
+            self.write_label(SKIP, 0, 0);
+            self.tail += skipped as u64;
+        }
+        let mut to = self.memory.at(self.tail).wrapping_add(LEAD);
+        for part in parts {
+            // SAFETY: the packet's piece of the ring does not wrap around and is ours until it is published; the reader may not
+            // look at it, and if it does, it sees bytes.
+            unsafe { to.copy_from_nonoverlapping(part.as_ptr(), part.len()) };
+            to = to.wrapping_add(part.len());
+        }
+        let flags = if label.sealed { SEALED } else { 0 };
+        self.write_label(u32::try_from(len).map_err(|_| Trouble::Broken)?, label.ip_id, flags);
+        self.tail += room as u64;
+        Ok(())
+    }
+
+    fn free(&self) -> usize {
+        CAPACITY - usize::try_from(self.tail - self.head).unwrap_or(CAPACITY)
+    }
+
+    fn write_label(&mut self, len: u32, ip_id: u16, flags: u16) {
+        let word = u64::from(len) | u64::from(ip_id) << 32 | u64::from(flags) << 48;
+        // SAFETY: at a multiple of UNIT inside the ring, ours until it is published.
+        unsafe { self.memory.at(self.tail).cast::<u64>().write_volatile(word) };
+    }
+
+    /// Lets the reader see what was written; whether it wants to be woken.
+    pub(super) fn publish(&mut self) -> bool {
+        self.memory.u64_at(TAIL_AT).store(self.tail, Ordering::Release);
+        fence(Ordering::SeqCst);
+        let sleeps = self.memory.sleeps();
+        sleeps.load(Ordering::Relaxed) != 0 && sleeps.swap(0, Ordering::Relaxed) != 0
+    }
+}
+
+/// The reading end.
+#[derive(Debug)]
+pub(super) struct Reader {
+    memory: Arc<Memory>,
+    head: u64,
+    /// How far the writer was when we last looked.
+    tail: u64,
+}
+
+impl Reader {
+    pub(super) fn new(memory: Arc<Memory>) -> Self {
+        Self { memory, head: 0, tail: 0 }
+    }
+
+    pub(super) fn memory(&self) -> &Arc<Memory> {
+        &self.memory
+    }
+
+    /// Copies the next packet to `out`, which has room for any; its length, and what goes with it.
+    #[inline]
+    pub(super) fn pop(&mut self, out: &mut [u8]) -> Result<(usize, Label), Trouble> {
+        loop {
+            if self.head == self.tail && !self.look()? {
+                return Err(Trouble::Wait);
+            }
+            // SAFETY: at a multiple of UNIT inside the ring.
+            let word = unsafe { self.memory.at(self.head).cast::<u64>().read_volatile() };
+            let [a, b, c, d, e, f, g, h] = word.to_le_bytes();
+            let written = self.tail - self.head;
+            let left = CAPACITY as u64 - self.head % CAPACITY as u64;
+            let len = u32::from_le_bytes([a, b, c, d]);
+            if len == SKIP {
+                if left > written {
+                    return Err(Trouble::Broken);
+                }
+                self.head += left;
+                continue;
+            }
+            let len = usize::try_from(len).map_err(|_| Trouble::Broken)?;
+            if len > MAX_PACKET || room_of(len) as u64 > written.min(left) {
+                return Err(Trouble::Broken);
+            }
+            let to = out.get_mut(..len).ok_or(Trouble::Broken)?;
+            let from = self.memory.at(self.head).wrapping_add(LEAD);
+            // SAFETY: the packet lies inside the ring. The writer may change it meanwhile: then we have other bytes.
+            unsafe { to.as_mut_ptr().copy_from_nonoverlapping(from, len) };
+            self.head += room_of(len) as u64;
+            let sealed = u16::from_le_bytes([g, h]) & SEALED != 0;
+            return Ok((len, Label { ip_id: u16::from_le_bytes([e, f]), sealed }));
+        }
+    }
+
+    /// Whether the writer has written more.
+    #[inline]
+    fn look(&mut self) -> Result<bool, Trouble> {
+        let tail = self.memory.u64_at(TAIL_AT).load(Ordering::Acquire);
+        if tail == self.tail {
+            return Ok(false);
+        }
+        if tail < self.tail || tail - self.head > CAPACITY as u64 || !tail.is_multiple_of(UNIT as u64) {
+            return Err(Trouble::Broken);
+        }
+        self.tail = tail;
+        Ok(true)
+    }
+
+    /// Lets the writer have the room of what was read.
+    pub(super) fn release(&mut self) {
+        self.memory.u64_at(HEAD_AT).store(self.head, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::memfd;
+    use super::*;
+
+    fn ends() -> (Writer, Reader) {
+        let file = memfd::create(FILE_LEN).unwrap();
+        let (a, b) = (Memory::map(&file).unwrap(), Memory::map(&file).unwrap());
+        (Writer::new(Arc::new(a)), Reader::new(Arc::new(b)))
+    }
+
+    fn packet(number: usize) -> Vec<u8> {
+        let len = 16 + (number * 131) % 4100;
+        (0..len).map(|at| u8::try_from((number + at) % 251).unwrap()).collect()
+    }
+
+    #[test]
+    fn packets_come_out_as_they_went_in_round_and_round() {
+        let (mut writer, mut reader) = ends();
+        let mut out = vec![0; MAX_PACKET];
+        let (mut written, mut read) = (0, 0);
+        while read < 5000 {
+            while written < 5000 {
+                let bytes = packet(written);
+                let label =
+                    Label { ip_id: u16::try_from(written % 60_000).unwrap(), sealed: written % 3 == 0 };
+                let (head, tail) = bytes.split_at(bytes.len() / 3);
+                match writer.push([head, tail, &[]], label) {
+                    Ok(()) => written += 1,
+                    Err(trouble) => {
+                        assert_eq!(trouble, Trouble::Wait);
+                        break;
+                    }
+                }
+            }
+            writer.publish();
+            for _ in 0..7 {
+                match reader.pop(&mut out) {
+                    Ok((len, label)) => {
+                        assert_eq!(out[..len], packet(read), "packet {read}");
+                        assert_eq!((usize::from(label.ip_id), label.sealed), (read % 60_000, read % 3 == 0));
+                        read += 1;
+                    }
+                    Err(trouble) => assert_eq!(trouble, Trouble::Wait),
+                }
+            }
+            reader.release();
+        }
+        assert_eq!(reader.pop(&mut out), Err(Trouble::Wait));
+    }
+
+    #[test]
+    fn the_reader_is_woken_once_when_it_asked() {
+        let (mut writer, mut reader) = ends();
+        let label = Label { ip_id: 0, sealed: true };
+        writer.push([&[1; 40], &[], &[]], label).unwrap();
+        assert!(!writer.publish(), "nobody asked");
+        assert!(reader.memory().ask_to_be_woken(), "there is something already");
+        reader.pop(&mut vec![0; MAX_PACKET]).unwrap();
+        reader.release();
+        assert!(!reader.memory().ask_to_be_woken());
+        writer.push([&[1; 40], &[], &[]], label).unwrap();
+        assert!(writer.publish());
+        assert!(!writer.publish(), "once is enough");
+        reader.memory().ask_to_be_woken();
+        reader.memory().need_not_be_woken();
+        assert!(!writer.publish());
+    }
+
+    /// Whatever the other end writes into its positions and labels: an error or bytes, never a step outside the ring.
+    #[test]
+    fn the_other_end_may_write_anything() {
+        for tail in [1, 63, CAPACITY as u64 + 64, u64::MAX, u64::MAX - 63] {
+            let (writer, mut reader) = ends();
+            writer.memory.u64_at(TAIL_AT).store(tail, Ordering::Relaxed);
+            assert_eq!(reader.pop(&mut vec![0; MAX_PACKET]), Err(Trouble::Broken), "{tail}");
+        }
+        for head in [1, 63, u64::MAX, u64::MAX - 63] {
+            let (mut writer, reader) = ends();
+            reader.memory.u64_at(HEAD_AT).store(head, Ordering::Relaxed);
+            let label = Label { ip_id: 0, sealed: true };
+            let bytes = [0; 60_000];
+            let last = (0..100).map(|_| writer.push([&bytes, &[], &[]], label)).find(Result::is_err);
+            assert_eq!(last, Some(Err(Trouble::Broken)), "{head}");
+        }
+        let mut chance = 1_u64;
+        for _ in 0..2000 {
+            let (writer, mut reader) = ends();
+            for at in (0..4096).step_by(UNIT) {
+                chance = chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                // SAFETY: inside the mapping.
+                unsafe { writer.memory.at(at).cast::<u64>().write_volatile(chance >> (chance % 60)) };
+            }
+            writer.memory.u64_at(TAIL_AT).store(4096, Ordering::Release);
+            let mut out = vec![0; MAX_PACKET];
+            for _ in 0..200 {
+                match reader.pop(&mut out) {
+                    Ok((len, _)) => assert!(len <= MAX_PACKET),
+                    Err(_) => break,
+                }
+            }
+            assert!(reader.head <= 4096 + CAPACITY as u64);
+        }
+    }
+}
