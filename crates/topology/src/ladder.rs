@@ -1,6 +1,6 @@
 //! The ways by which an adapter can be given GPU memory: dma-buf, peer memory; by probe where there was one.
 
-use crate::facts::{Facts, Gpu, GpuVendor, Nic};
+use crate::facts::{Facts, Gpu, GpuVendor, Nic, Registration};
 
 /// The first kernel whose verbs take dma-bufs.
 const DMABUF_KERNEL: (u32, u32) = (5, 12);
@@ -31,6 +31,12 @@ impl Answer {
     pub(crate) fn is_no(&self) -> bool {
         matches!(self, Self::No(..))
     }
+}
+
+/// Whether a registration failed for good: want of memory, or of room in BAR1, says nothing of the way.
+pub(crate) fn is_refused(registration: &Registration) -> bool {
+    const ENOMEM: i32 = 12;
+    !registration.probe.ok && registration.probe.errno != Some(ENOMEM)
 }
 
 /// Whether memory of the GPU can be exported as a dma-buf.
@@ -163,16 +169,16 @@ pub(crate) fn peermem(facts: &Facts, gpu: &Gpu) -> Answer {
     if has_client("nv_mem") {
         return Answer::Yes("nv_mem is registered".to_owned());
     }
-    let probes: Vec<_> =
-        facts.registrations.iter().filter(|r| r.way == "peermem" && r.gpu == gpu.address).collect();
-    if probes.iter().any(|registration| registration.probe.ok) {
+    // One registration that worked shows that the module is registered, whatever GPU or adapter it was tried with.
+    let mut probes = facts.registrations.iter().filter(|registration| registration.way == "peermem");
+    if probes.clone().any(|registration| registration.probe.ok) {
         return Answer::Yes("registered by probe".to_owned());
     }
-    if let Some(failed) = probes.first() {
-        return Answer::No(
-            "peermem-not-registered",
-            format!("the module is loaded, but registering failed: {}", failed.probe.detail),
-        );
+    if let Some(failed) =
+        probes.find(|registration| registration.gpu == gpu.address && is_refused(registration))
+    {
+        let why = format!("the module is loaded, but registering failed: {}", failed.probe.detail);
+        return Answer::No("peermem-not-registered", why);
     }
     match kernel.peer_memory_api.get() {
         Some(false) => Answer::No(

@@ -1,6 +1,8 @@
 //! A fact that may not have been readable.
 
-use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Deserializer, Serialize, de};
 
 /// A fact, or why it is not known.
 ///
@@ -16,11 +18,21 @@ pub enum Read<T> {
 }
 
 /// Why a fact is not known.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Unread {
     /// For people: `Permission denied`, for instance.
     pub unread: String,
+}
+
+impl<'de> Deserialize<'de> for Unread {
+    /// From a map alone: a derived reader would also take a list of one text, which may be a fact.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let mut fields = BTreeMap::<String, String>::deserialize(deserializer)?;
+        match (fields.remove("unread"), fields.is_empty()) {
+            (Some(unread), true) => Ok(Self { unread }),
+            _ => Err(de::Error::custom("it is no {\"unread\": \"why\"}")),
+        }
+    }
 }
 
 /// The reason where nobody asked.
