@@ -17,6 +17,7 @@ pub mod explain;
 pub mod facts;
 pub mod finding;
 mod ladder;
+pub mod log;
 pub mod machines;
 
 mod names;

@@ -201,18 +201,41 @@ fn pairs(out: &mut String, facts: &Facts, diagnosis: &Diagnosis, style: Style) {
     for verdict in &shown {
         let who = format!("{}/{}", gpu_name(verdict), verdict.nic);
         if !verdict.reasons.is_empty() {
-            note(format!("{}: {}", verdict.path.words(), verdict.reasons.join("; ")), who.clone());
+            note(
+                general(&format!("{}: {}", verdict.path.words(), verdict.reasons.join("; ")), verdict),
+                who.clone(),
+            );
         }
-        if verdict.nccl.kind != UseKind::Direct {
-            note(format!("NCCL: {}", verdict.nccl.text), who.clone());
-        }
-        if verdict.ucx.kind != UseKind::Direct {
-            note(format!("UCX: {}", verdict.ucx.text), who);
+        match (&verdict.nccl, &verdict.ucx) {
+            (nccl, ucx) if nccl == ucx && nccl.kind != UseKind::Direct => {
+                note(general(&format!("NCCL and UCX: {}", nccl.text), verdict), who);
+            }
+            (nccl, ucx) => {
+                for (name, plan) in [("NCCL", nccl), ("UCX", ucx)] {
+                    if plan.kind != UseKind::Direct {
+                        note(general(&format!("{name}: {}", plan.text), verdict), who.clone());
+                    }
+                }
+            }
         }
     }
     for (text, whom) in reasons {
         let who = if whom.len() == shown.len() { "all".to_owned() } else { crate::checks::list(&whom) };
         wrapped(out, "  ", &format!("{who}: {text}"), 2, 4, style);
+    }
+}
+
+/// A reason without the names of its pair, so that one line can stand for many pairs.
+fn general(text: &str, verdict: &Verdict) -> String {
+    let text = text.replace(&verdict.nic, "the adapter");
+    match text.split_once("/dev/infiniband/uverbs") {
+        Some((before, after)) => {
+            format!(
+                "{before}/dev/infiniband/uverbs*{}",
+                after.trim_start_matches(|c: char| c.is_ascii_digit())
+            )
+        }
+        None => text,
     }
 }
 
@@ -245,7 +268,9 @@ fn verdict_line(facts: &Facts, diagnosis: &Diagnosis, style: Style) -> String {
     let warnings = diagnosis.findings.iter().filter(|finding| finding.severity == Severity::Warning).count();
     let unknown = diagnosis.findings.iter().filter(|finding| finding.severity == Severity::Unknown).count();
     if diagnosis.verdicts.is_empty() {
+        let window = facts.gpus.iter().any(|gpu| gpu.window_probe.known().is_some_and(|probe| probe.ok));
         return match errors {
+            0 if window => "no RDMA adapter to pair the GPUs with; on the software NIC (nobounce run) their memory goes direct, through the window".to_owned(),
             0 => "no RDMA adapter to pair the GPUs with".to_owned(),
             _ => style.paint("1;31", "no RDMA adapter can be used; see above"),
         };

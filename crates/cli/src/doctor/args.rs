@@ -8,6 +8,8 @@ Examples:
   sudo nobounce doctor                              with what only root can read (ACS, relaxed ordering)
   nobounce doctor --save facts.json --anonymous     facts to send to somebody else
   nobounce doctor --facts facts.json                somebody else's facts
+  nobounce doctor --nccl-log job.log                which connections used GPUDirect, and why the others did not
+  nobounce doctor --prove                           move bytes, and see which way they took
   nobounce doctor --explain acs-redirect            the long text of a check
 
 Exit codes: 0 fine, 1 a pair of GPU and adapter that could be direct is not, 2 wrong usage or broken environment.";
@@ -38,6 +40,26 @@ pub(crate) struct DoctorArgs {
     #[arg(long)]
     pub(crate) all: bool,
 
+    /// Move bytes and hold the way they take against the verdict; both ends here, on the software NIC
+    #[arg(long, conflicts_with_all = ["facts", "root", "save", "example"])]
+    pub(crate) prove: bool,
+
+    /// Prove with a peer that serves at HOST:PORT
+    #[arg(long, value_name = "HOST:PORT", requires = "prove")]
+    pub(crate) peer: Option<String>,
+
+    /// Be that peer, at ADDR:PORT
+    #[arg(long, value_name = "ADDR:PORT", requires = "prove", conflicts_with = "peer")]
+    pub(crate) serve: Option<String>,
+
+    /// A log of NCCL_DEBUG=INFO: which connections were direct, which were not, and why
+    #[arg(long, value_name = "FILE")]
+    pub(crate) nccl_log: Option<PathBuf>,
+
+    /// A log of UCX (UCX_PROTO_INFO=y UCX_LOG_LEVEL=info)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) ucx_log: Option<PathBuf>,
+
     /// The long text of a check; 'all' lists them
     #[arg(long, value_name = "ID", conflicts_with_all = ["facts", "root", "save", "json"])]
     pub(crate) explain: Option<String>,
@@ -53,6 +75,10 @@ pub(crate) struct Source {
     /// A folder with a copy of some machine's sys, proc and dev
     #[arg(long, value_name = "DIR")]
     pub(crate) root: Option<PathBuf>,
+
+    /// A known machine instead: dgx-a100, dgx-h100, hgx-h100-roce, dual-socket, vm-flat, container, gh200, workstation, mi300x, p5-efa
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["facts", "root"])]
+    pub(crate) example: Option<String>,
 
     /// Only read: no GPU memory is allocated, no adapter opened
     #[arg(long)]

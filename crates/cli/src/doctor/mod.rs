@@ -4,7 +4,9 @@ pub(crate) mod args;
 mod cuda;
 mod gather;
 mod library;
+mod logs;
 mod nvml;
+mod prove;
 mod verbs;
 
 use std::io::{IsTerminal, Read as _, Write};
@@ -15,7 +17,7 @@ use anyhow::Context;
 use nobounce_topology::draw::{self, Topology};
 use nobounce_topology::facts::{Facts, MAX_FILE};
 use nobounce_topology::sysfs::Root;
-use nobounce_topology::{Style, diagnose, explain, report};
+use nobounce_topology::{Style, diagnose, explain, machines, report};
 
 use self::args::{DoctorArgs, Source, TopoArgs};
 
@@ -32,21 +34,62 @@ pub(crate) fn main(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
         write(path, &facts.to_json())?;
         return Ok(ExitCode::SUCCESS);
     }
+    if let Some(addr) = &args.serve {
+        prove::serve(&facts, addr)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let diagnosis = diagnose(&facts);
+    let logs = logs::read(args, &facts, &diagnosis)?;
+    let proofs = match (&args.peer, args.prove) {
+        (Some(peer), _) => prove::with_peer(&facts, peer)?,
+        (None, true) => prove::here(&facts)?,
+        (None, false) => Vec::new(),
+    };
     let mut out = std::io::stdout().lock();
     if args.json {
-        serde_json::to_writer_pretty(&mut out, &diagnosis)?;
+        let mut all = serde_json::to_value(&diagnosis)?;
+        if !logs.is_empty() {
+            all["logs"] = serde_json::to_value(&logs)?;
+        }
+        if args.prove {
+            all["proofs"] = serde_json::to_value(&proofs)?;
+            all["registrations"] = serde_json::to_value(&facts.registrations)?;
+        }
+        serde_json::to_writer_pretty(&mut out, &all)?;
         writeln!(out)?;
     } else {
         write!(out, "{}", report(&facts, &diagnosis, style(args.all)))?;
+        for log in &logs {
+            write!(out, "\n{}", log.text())?;
+        }
+        if args.prove {
+            writeln!(out, "\nproof:")?;
+            for proof in &proofs {
+                writeln!(out, "{proof}")?;
+            }
+            for registration in &facts.registrations {
+                let (gpu, nic, way) = (&registration.gpu, &registration.nic, &registration.way);
+                let ended = if registration.probe.ok { "registered" } else { &registration.probe.detail };
+                writeln!(
+                    out,
+                    "  GPU {gpu} with {nic} by {way}: {ended}; bytes over real adapters are not moved by this version"
+                )?;
+            }
+        }
     }
-    Ok(ExitCode::from(u8::from(diagnosis.direct_is_lost)))
+    let lost = diagnosis.direct_is_lost
+        || logs.iter().any(|log| log.direct_is_lost)
+        || proofs.iter().any(|proof| !proof.kept);
+    Ok(ExitCode::from(u8::from(lost)))
 }
 
 /// `nobounce topo`.
 pub(crate) fn topo(args: &TopoArgs) -> anyhow::Result<ExitCode> {
     let facts = facts(&Source { no_probe: true, ..args.source.clone() })?;
     let topology = Topology::of(&facts);
+    if let Some(path) = &args.svg {
+        write(path, &draw::svg(&topology))?;
+    }
     let mut out = std::io::stdout().lock();
     if args.json {
         serde_json::to_writer_pretty(&mut out, &topology)?;
@@ -58,6 +101,11 @@ pub(crate) fn topo(args: &TopoArgs) -> anyhow::Result<ExitCode> {
 }
 
 fn facts(source: &Source) -> anyhow::Result<Facts> {
+    if let Some(name) = &source.example {
+        return machines::machine(name).with_context(|| {
+            format!("there is no example {name:?}; there are {}", machines::NAMES.join(", "))
+        });
+    }
     match (&source.facts, &source.root) {
         (Some(path), _) => {
             let text = read(path)?;

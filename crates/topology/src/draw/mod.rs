@@ -2,10 +2,12 @@
 
 mod matrix;
 mod model;
+mod svg;
 
 mod text;
 
 pub use matrix::{Matrix, MatrixRow};
 pub use model::{Branch, Kind, Topology};
 
+pub use svg::svg;
 pub use text::text;

@@ -1,0 +1,64 @@
+//! Logs that are given to `doctor`: read as they stream, with a bar where somebody watches.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Stdin};
+use std::path::Path;
+
+use anyhow::Context;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use nobounce_topology::Diagnosis;
+use nobounce_topology::facts::Facts;
+use nobounce_topology::log::{self, LogReport};
+
+use super::args::DoctorArgs;
+
+/// Bytes read at a time.
+const BUFFER: usize = 1 << 20;
+/// Shorter logs are read before anybody would look at a bar.
+const LONG: u64 = 64 << 20;
+
+/// The logs that were named, joined with what was found.
+pub(super) fn read(
+    args: &DoctorArgs,
+    facts: &Facts,
+    diagnosis: &Diagnosis,
+) -> anyhow::Result<Vec<LogReport>> {
+    let mut reports = Vec::new();
+    if let Some(path) = &args.nccl_log {
+        let (file, bar) = open(path)?;
+        let found = log::read_nccl(file, |bytes| bar.set_position(bytes))
+            .with_context(|| path.display().to_string())?;
+        bar.finish_and_clear();
+        reports.push(log::join_nccl(&found, facts, diagnosis));
+    }
+    if let Some(path) = &args.ucx_log {
+        let (file, bar) = open(path)?;
+        let found = log::read_ucx(file, |bytes| bar.set_position(bytes))
+            .with_context(|| path.display().to_string())?;
+        bar.finish_and_clear();
+        reports.push(log::join_ucx(&found, facts, diagnosis));
+    }
+    Ok(reports)
+}
+
+fn open(path: &Path) -> anyhow::Result<(Box<dyn BufRead>, ProgressBar)> {
+    if path == Path::new("-") {
+        let input: BufReader<Stdin> = BufReader::with_capacity(BUFFER, std::io::stdin());
+        return Ok((Box::new(input), ProgressBar::hidden()));
+    }
+    let file = File::open(path).with_context(|| format!("{} cannot be read", path.display()))?;
+    let length = file.metadata().map(|data| data.len()).unwrap_or(0);
+    let bar = if length < LONG {
+        ProgressBar::hidden()
+    } else {
+        // Indicatif hides it where stderr is no terminal.
+        let bar = ProgressBar::with_draw_target(Some(length), ProgressDrawTarget::stderr());
+        if let Ok(style) =
+            ProgressStyle::with_template("{wide_bar:.cyan/dim} {bytes:>10} of {total_bytes} {eta:>4}")
+        {
+            bar.set_style(style);
+        }
+        bar
+    };
+    Ok((Box::new(BufReader::with_capacity(BUFFER, file)), bar))
+}

@@ -1,0 +1,277 @@
+//! `doctor --prove`: memory is registered and bytes are moved, and the way they took is held against the verdict.
+//!
+//! Both ends are in this process, or the other one is at `--peer` (`doctor --prove --serve` there). The device is the software NIC; of real
+//! adapters it is proved that they register the memory, not more: this version does not drive them.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use nobounce::memory::gpu::Gpu;
+use nobounce::{ConnectOptions, Connection, Device, GpuOptions, PathTotals, Region, RemoteRegion};
+use nobounce_topology::facts::Facts;
+use serde::Serialize;
+
+const SOON: Duration = Duration::from_secs(20);
+/// How long a server waits for its peer.
+const PATIENCE: Duration = Duration::from_secs(300);
+/// Bytes of the memory on each end, and of one WRITE.
+const LEN: usize = 16 << 20;
+const PIECE: usize = 1 << 20;
+/// How long bytes are moved for a figure.
+const MEASURE: Duration = Duration::from_millis(400);
+/// WRITEs under way.
+const DEPTH: usize = 8;
+
+/// What was proved of one memory.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Proof {
+    /// `GPU 0`, or `host memory`.
+    pub(super) memory: String,
+    /// The device.
+    pub(super) nic: String,
+    /// Bytes that were moved.
+    pub(super) bytes: u64,
+    /// Whether what arrived is what was sent.
+    pub(super) verified: bool,
+    /// GB/s.
+    pub(super) gbs: f64,
+    /// The ways out of the memory, by bytes.
+    pub(super) out: String,
+    /// The ways into the memory, by bytes; of this end's device where the other is far.
+    pub(super) inward: String,
+    /// What the probes had promised.
+    pub(super) promised: String,
+    /// Whether it came true.
+    pub(super) kept: bool,
+}
+
+impl fmt::Display for Proof {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let verified = if self.verified { "all bytes verified" } else { "BYTES ARE WRONG" };
+        write!(
+            f,
+            "  {} on {}: {} MB moved, {verified}, {:.2} GB/s; out: {}; in: {}; {}: {}",
+            self.memory,
+            self.nic,
+            self.bytes / 1_000_000,
+            self.gbs,
+            self.out,
+            self.inward,
+            if self.kept { "as promised" } else { "NOT AS PROMISED" },
+            self.promised
+        )
+    }
+}
+
+/// The memory of one end.
+#[derive(Debug, Clone)]
+enum Place {
+    Host,
+    Gpu { ordinal: i32, name: String, address: String },
+}
+
+impl Place {
+    fn register(&self, device: &Device) -> anyhow::Result<Region> {
+        match self {
+            Self::Host => Ok(device.register(LEN)?),
+            Self::Gpu { ordinal, .. } => Ok(device.register_gpu_on(*ordinal, LEN, GpuOptions::default())?),
+        }
+    }
+
+    fn name(&self) -> String {
+        match self {
+            Self::Host => "host memory".to_owned(),
+            Self::Gpu { name, .. } => name.clone(),
+        }
+    }
+
+    /// What the facts promise: whether bytes go into it directly, and in words.
+    fn promised(&self, facts: &Facts) -> (bool, String) {
+        let Self::Gpu { address, .. } = self else { return (true, "direct (cpu)".to_owned()) };
+        let probe =
+            facts.gpus.iter().find(|gpu| gpu.address == *address).and_then(|gpu| gpu.window_probe.known());
+        match probe {
+            Some(probe) if probe.ok => (true, "direct (window)".to_owned()),
+            Some(probe) => (false, format!("staged ({})", probe.detail)),
+            None => (false, "staged (no window was probed)".to_owned()),
+        }
+    }
+}
+
+/// Every memory there is: each GPU, or the host's where there is none.
+fn places(facts: &Facts) -> Vec<Place> {
+    let gpus = Gpu::list().unwrap_or_default();
+    let places: Vec<Place> = gpus
+        .iter()
+        .map(|gpu| {
+            let address = gpu.pci_address().to_owned();
+            let label = facts
+                .gpus
+                .iter()
+                .find(|fact| fact.address == address)
+                .map(nobounce_topology::facts::Gpu::label);
+            Place::Gpu { ordinal: gpu.ordinal(), name: label.unwrap_or_else(|| gpu.to_string()), address }
+        })
+        .collect();
+    if places.is_empty() { vec![Place::Host] } else { places }
+}
+
+/// Moves bytes between two devices of this process, for each memory.
+pub(super) fn here(facts: &Facts) -> anyhow::Result<Vec<Proof>> {
+    let near = Device::open().context("the software NIC cannot be opened")?;
+    let far = Device::open().context("a second software NIC cannot be opened")?;
+    let listener = far.listen(("127.0.0.1", 0)).context("no port to listen at")?;
+    let addr = listener.local_addr();
+    let mut proofs = Vec::new();
+    for place in places(facts) {
+        let (other, seat) = (&listener, &place);
+        let (accepted, connected) = std::thread::scope(|scope| {
+            let accepting = scope.spawn(move || other.accept(SOON));
+            let connected = near.connect(addr, &ConnectOptions::default());
+            (accepting.join(), connected)
+        });
+        let passive = accepted.map_err(|_| anyhow::anyhow!("the accepting thread ended early"))??;
+        let active = connected?;
+        let target = seat.register(&far).with_context(|| format!("{} cannot be registered", seat.name()))?;
+        passive.send_region(&target)?;
+        let remote = active.recv_region(SOON)?;
+        let before = far.nic().path_counters().inbound;
+        let mut proof = drive(&near, &active, &place, &remote, facts)?;
+        let inbound = far.nic().path_counters().inbound;
+        proof.inward = ways(&inbound, &before);
+        let staged = inbound.staged.bytes > before.staged.bytes;
+        proof.kept = proof.verified && staged != place.promised(facts).0;
+        // What the far end holds is looked at there, too, and not only by what a READ brings back.
+        let mut bytes = vec![0; PIECE];
+        target.read_at(LEN - PIECE, &mut bytes)?;
+        proof.verified &= bytes == pattern(LEN - PIECE);
+        proofs.push(proof);
+    }
+    Ok(proofs)
+}
+
+/// The same with a peer that serves.
+pub(super) fn with_peer(facts: &Facts, peer: &str) -> anyhow::Result<Vec<Proof>> {
+    let device = Device::open().context("the software NIC cannot be opened")?;
+    let mut proofs = Vec::new();
+    for place in places(facts) {
+        let conn = device
+            .connect(peer, &ConnectOptions::default())
+            .with_context(|| format!("{peer}: is `nobounce doctor --prove --serve` running there?"))?;
+        let remote = conn.recv_region(SOON)?;
+        let mut proof = drive(&device, &conn, &place, &remote, facts)?;
+        proof.nic = format!("nb0 to {peer}");
+        let told = conn_message(&conn)?;
+        proof.inward = told;
+        proof.kept = proof.verified;
+        proofs.push(proof);
+    }
+    Ok(proofs)
+}
+
+/// Offers memory to one peer after the other until nobody comes for a while.
+pub(super) fn serve(facts: &Facts, addr: &str) -> anyhow::Result<()> {
+    let device =
+        Device::open().context("the software NIC cannot be opened; NOBOUNCE_ADDR names the interface")?;
+    let listener = device.listen(addr).with_context(|| format!("cannot listen at {addr}"))?;
+    eprintln!(
+        "nobounce: serving at {}; ends when nobody comes for {} s",
+        listener.local_addr(),
+        PATIENCE.as_secs()
+    );
+    let place = places(facts).into_iter().next().unwrap_or(Place::Host);
+    while let Ok(conn) = listener.accept(PATIENCE) {
+        let region = place.register(&device)?;
+        conn.send_region(&region)?;
+        let before = device.nic().path_counters().inbound;
+        // The peer's word that it is done; if it went away instead, the next one is waited for.
+        if conn.recv_message(SOON * 3).is_ok() {
+            let told = format!("{} ({})", ways(&device.nic().path_counters().inbound, &before), place.name());
+            let _ = conn.send_message(told.as_bytes());
+        }
+    }
+    Ok(())
+}
+
+fn conn_message(conn: &Connection) -> anyhow::Result<String> {
+    conn.send_message(b"done")?;
+    Ok(String::from_utf8_lossy(&conn.recv_message(SOON)?).into_owned())
+}
+
+/// Fills our memory, writes it to the peer's for a while, reads it back, and compares.
+fn drive(
+    device: &Device,
+    conn: &Connection,
+    place: &Place,
+    remote: &RemoteRegion,
+    facts: &Facts,
+) -> anyhow::Result<Proof> {
+    let local = place.register(device).with_context(|| format!("{} cannot be registered", place.name()))?;
+    let back = place.register(device)?;
+    for at in (0..LEN).step_by(PIECE) {
+        local.write_at(at, &pattern(at))?;
+    }
+    let before = device.nic().path_counters().outbound;
+    let mut tickets = std::collections::VecDeque::new();
+    let (mut moved, started) = (0_u64, Instant::now());
+    let mut at = 0;
+    // Everything at least once, and then for as long as the figure wants.
+    while moved < LEN as u64 || started.elapsed() < MEASURE {
+        if tickets.len() >= DEPTH
+            && let Some(ticket) = tickets.pop_front()
+        {
+            conn.wait(ticket, SOON)?;
+        }
+        tickets.push_back(conn.write(&local, at..at + PIECE, remote, u64::try_from(at)?)?);
+        moved += PIECE as u64;
+        at = (at + PIECE) % LEN;
+    }
+    for ticket in tickets {
+        conn.wait(ticket, SOON)?;
+    }
+    let seconds = started.elapsed().as_secs_f64();
+    let out = ways(&device.nic().path_counters().outbound, &before);
+    let mut verified = true;
+    for at in (0..LEN).step_by(PIECE) {
+        let ticket = conn.read(&back, at..at + PIECE, remote, u64::try_from(at)?)?;
+        conn.wait(ticket, SOON)?;
+        let mut bytes = vec![0; PIECE];
+        back.read_at(at, &mut bytes)?;
+        verified &= bytes == pattern(at);
+    }
+    ensure!(moved > 0, "nothing was moved");
+    let megabytes = u32::try_from(moved / 1_000_000).unwrap_or(u32::MAX);
+    Ok(Proof {
+        memory: place.name(),
+        nic: "nb0".to_owned(),
+        bytes: moved,
+        verified,
+        gbs: f64::from(megabytes) / 1000.0 / seconds,
+        out,
+        inward: String::new(),
+        promised: place.promised(facts).1,
+        kept: verified,
+    })
+}
+
+/// Bytes that tell where they belong.
+fn pattern(at: usize) -> Vec<u8> {
+    (at as u64..)
+        .step_by(8)
+        .take(PIECE / 8)
+        .flat_map(|word| word.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes())
+        .collect()
+}
+
+/// The ways that bytes took since `before`.
+fn ways(now: &PathTotals, before: &PathTotals) -> String {
+    let words: Vec<String> = now
+        .list()
+        .iter()
+        .zip(before.list())
+        .filter(|((_, now), (_, before))| now.bytes > before.bytes)
+        .map(|((name, now), (_, before))| format!("{name} {} MB", (now.bytes - before.bytes) / 1_000_000))
+        .collect();
+    if words.is_empty() { "nothing".to_owned() } else { words.join(", ") }
+}

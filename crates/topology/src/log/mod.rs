@@ -1,0 +1,49 @@
+//! Logs of NCCL and UCX: what was done, not what could be.
+//!
+//! Read line by line in bounded memory: a log of many ranks and many hours may have gigabytes.
+
+mod lines;
+mod nccl;
+mod report;
+mod ucx;
+
+use std::io::{self, BufRead};
+
+use serde::Serialize;
+
+pub use lines::MAX_LINE;
+pub use nccl::{NcclLog, Rank, Transport};
+pub use report::{LogReport, LogRow, join_nccl, join_ucx};
+pub use ucx::{UcxLog, UcxUse};
+
+/// Distinct things that are remembered of each kind. What comes beyond is counted only.
+pub(crate) const MAX_KEPT: usize = 65_536;
+
+/// How often something was seen, and the first example of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Seen {
+    /// How often.
+    pub count: u64,
+    /// The first line.
+    pub example: String,
+}
+
+/// Reads a log to its end. `progress` is told from time to time how many bytes were read.
+///
+/// # Errors
+/// The log cannot be read.
+pub fn read_nccl(log: impl BufRead, progress: impl FnMut(u64)) -> io::Result<NcclLog> {
+    let mut found = NcclLog::default();
+    lines::each(log, progress, |line| found.take(line))?;
+    Ok(found)
+}
+
+/// The same for a log of UCX.
+///
+/// # Errors
+/// The log cannot be read.
+pub fn read_ucx(log: impl BufRead, progress: impl FnMut(u64)) -> io::Result<UcxLog> {
+    let mut found = UcxLog::default();
+    lines::each(log, progress, |line| found.take(line))?;
+    Ok(found)
+}
