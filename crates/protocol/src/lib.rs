@@ -3,6 +3,7 @@
 //! This crate opens no socket, reads no clock and holds no payload. It says *where* bytes come from or go to
 //! (a work request and an offset, or a remote key and an address); the caller moves them.
 //!
+//! - [`cm`]: how two sides agree on a connection.
 //! - [`qp`]: one queue pair: states, requester, responder.
 //! - [`sim`]: endpoints and a bad network on a virtual clock.
 //! - [`timing`]: times as the standard encodes them.
@@ -11,6 +12,7 @@
 //! `#![forbid(unsafe_code)]` holds for the whole crate.
 #![forbid(unsafe_code)]
 
+pub mod cm;
 pub mod pcap;
 pub mod qp;
 pub mod sim;

@@ -9,13 +9,14 @@ pub use config::{FaultConfig, ParseFaultError};
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::io;
 use std::net::IpAddr;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use super::shm::Doorbells;
 use super::udp::OpenError;
-use super::{Capabilities, Link, RxDatagram, TxBatch, TxPacket, now_ns};
+use super::{Capabilities, Link, MadOwner, RxDatagram, TxBatch, TxPacket, now_ns};
 
 /// Packets held back at most, for delay and reordering each; the oldest leaves early when one more comes.
 const MAX_HELD: usize = 4096;
@@ -290,6 +291,22 @@ impl<L: Link> Link for FaultLink<L> {
 
     fn send_blocked(&self) -> bool {
         self.inner.send_blocked()
+    }
+
+    fn bind_service(&mut self, service: u64) -> io::Result<bool> {
+        self.inner.bind_service(service)
+    }
+
+    fn unbind_service(&mut self, service: u64) {
+        self.inner.unbind_service(service);
+    }
+
+    fn has_service(&self, service: u64) -> bool {
+        self.inner.has_service(service)
+    }
+
+    fn hand_over_mad(&mut self, owner: MadOwner, datagram: &RxDatagram<'_>) -> bool {
+        self.inner.hand_over_mad(owner, datagram)
     }
 }
 

@@ -15,6 +15,7 @@ pub use batch::{MAX_PACKET, TxBatch, TxPacket};
 pub(crate) use sealers::Sealers;
 
 use std::fmt;
+use std::io;
 use std::net::IpAddr;
 use std::os::fd::RawFd;
 
@@ -50,6 +51,15 @@ pub struct RxDatagram<'a> {
     pub ip_id: u16,
     /// Whether it has an ICRC. Only what never left this machine may come without.
     pub sealed: bool,
+}
+
+/// Which device on this address a management datagram is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MadOwner {
+    /// The one with this slot.
+    Slot(u8),
+    /// The one that offers this service.
+    Service(u64),
 }
 
 /// A way for packets to leave and arrive. Everything is non-blocking.
@@ -122,6 +132,28 @@ pub trait Link: Send + fmt::Debug {
     fn send_blocked(&self) -> bool {
         false
     }
+
+    /// Management datagrams that begin something with this service are for this device from now on; false where another
+    /// has it.
+    ///
+    /// # Errors
+    /// The system refuses.
+    fn bind_service(&mut self, _service: u64) -> io::Result<bool> {
+        Ok(true)
+    }
+
+    /// They are not any more.
+    fn unbind_service(&mut self, _service: u64) {}
+
+    /// Whether this device has bound the service.
+    fn has_service(&self, _service: u64) -> bool {
+        false
+    }
+
+    /// Gives a management datagram to the device that it is for; false where there is none.
+    fn hand_over_mad(&mut self, _owner: MadOwner, _datagram: &RxDatagram<'_>) -> bool {
+        false
+    }
 }
 
 impl<L: Link + ?Sized> Link for Box<L> {
@@ -183,6 +215,22 @@ impl<L: Link + ?Sized> Link for Box<L> {
 
     fn send_blocked(&self) -> bool {
         (**self).send_blocked()
+    }
+
+    fn bind_service(&mut self, service: u64) -> io::Result<bool> {
+        (**self).bind_service(service)
+    }
+
+    fn unbind_service(&mut self, service: u64) {
+        (**self).unbind_service(service);
+    }
+
+    fn has_service(&self, service: u64) -> bool {
+        (**self).has_service(service)
+    }
+
+    fn hand_over_mad(&mut self, owner: MadOwner, datagram: &RxDatagram<'_>) -> bool {
+        (**self).hand_over_mad(owner, datagram)
     }
 }
 

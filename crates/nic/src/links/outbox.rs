@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 
 use super::now_ns;
-use super::slot::{Handover, Run, Slot};
+use super::slot::{Handover, Owner, Run, Slot};
 
 /// Bytes kept at most. Beyond, packets are lost, as those of a receiver are that does not keep up.
 const MAX_BYTES: usize = 1 << 20;
@@ -16,7 +16,7 @@ const RETRY_NS: u64 = 50_000;
 
 #[derive(Debug)]
 struct Letter {
-    slot: u8,
+    owner: Owner,
     run: Run<'static>,
     bytes: Vec<u8>,
 }
@@ -31,10 +31,10 @@ pub(super) struct Outbox {
 }
 
 impl Outbox {
-    /// Hands packets to the owner of `slot`, now or a little later, in order.
-    pub(super) fn hand_over(&mut self, from: &Slot, slot: u8, run: &Run<'_>) -> Handover {
-        if !self.letters.iter().any(|letter| letter.slot == slot) {
-            match from.hand_over(slot, run) {
+    /// Hands packets to their owner, now or a little later, in order.
+    pub(super) fn hand_over(&mut self, from: &Slot, owner: Owner, run: &Run<'_>) -> Handover {
+        if !self.letters.iter().any(|letter| letter.owner == owner) {
+            match from.hand_over(owner, run) {
                 Handover::Full => self.retry_at = now_ns() + RETRY_NS,
                 other => return other,
             }
@@ -43,7 +43,7 @@ impl Outbox {
             return Handover::Lost;
         }
         self.bytes += run.bytes.len();
-        let letter = Letter { slot, run: Run { bytes: &[], ..*run }, bytes: run.bytes.to_vec() };
+        let letter = Letter { owner, run: Run { bytes: &[], ..*run }, bytes: run.bytes.to_vec() };
         self.letters.push_back(letter);
         Handover::Done
     }
@@ -64,23 +64,23 @@ impl Outbox {
             return;
         }
         self.retry_at = now + RETRY_NS;
-        let mut full = [false; 256];
+        let mut full: Vec<Owner> = Vec::new();
         let Self { letters, bytes, lost, .. } = self;
         letters.retain(|letter| {
             let run = Run { bytes: &letter.bytes, ..letter.run };
-            let full = &mut full[usize::from(letter.slot)];
-            if *full {
+            if full.contains(&letter.owner) {
                 return true;
             }
-            match from.hand_over(letter.slot, &run) {
-                Handover::Full => *full = true,
+            match from.hand_over(letter.owner, &run) {
+                Handover::Full => {
+                    full.push(letter.owner);
+                    return true;
+                }
                 Handover::Done => {}
                 Handover::NoOwner | Handover::Lost => *lost += run.packets(),
             }
-            if !*full {
-                *bytes -= letter.bytes.len();
-            }
-            *full
+            *bytes -= letter.bytes.len();
+            false
         });
     }
 }
@@ -103,7 +103,7 @@ mod tests {
         let letters: Vec<_> = (0..200_u8).map(|n| vec![n; 2000]).collect();
         let run = |bytes| Run { src: [127, 0, 0, 1].into(), src_port: 1, ip_id: 0, segment: 100, bytes };
         for bytes in &letters {
-            assert_eq!(outbox.hand_over(&from, to.number(), &run(bytes)), Handover::Done);
+            assert_eq!(outbox.hand_over(&from, Owner::Slot(to.number()), &run(bytes)), Handover::Done);
         }
         assert!(outbox.next_retry().is_some(), "more than fit the queue");
         let mut buffer = vec![0; TAKE_BUFFER];
@@ -124,7 +124,7 @@ mod tests {
         let mut outbox = Outbox::default();
         let bytes = vec![1; 60_000];
         let run = Run { src: [127, 0, 0, 1].into(), src_port: 1, ip_id: 0, segment: 1000, bytes: &bytes };
-        while outbox.hand_over(&from, to.number(), &run) == Handover::Done {}
+        while outbox.hand_over(&from, Owner::Slot(to.number()), &run) == Handover::Done {}
         assert!(outbox.bytes <= MAX_BYTES && outbox.bytes > MAX_BYTES - 60_000);
         let kept = outbox.letters.len() as u64;
         drop(to);

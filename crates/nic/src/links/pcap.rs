@@ -14,7 +14,7 @@ use nobounce_protocol::wire::icrc::Flow;
 
 use super::shm::Doorbells;
 use super::udp::OpenError;
-use super::{Capabilities, Link, RxDatagram, TxBatch};
+use super::{Capabilities, Link, MadOwner, RxDatagram, TxBatch};
 
 /// The size at which a capture stops unless told otherwise: 256 MiB.
 pub const DEFAULT_LIMIT: u64 = 256 << 20;
@@ -236,6 +236,22 @@ impl<L: Link> Link for PcapLink<L> {
 
     fn send_blocked(&self) -> bool {
         self.inner.send_blocked()
+    }
+
+    fn bind_service(&mut self, service: u64) -> io::Result<bool> {
+        self.inner.bind_service(service)
+    }
+
+    fn unbind_service(&mut self, service: u64) {
+        self.inner.unbind_service(service);
+    }
+
+    fn has_service(&self, service: u64) -> bool {
+        self.inner.has_service(service)
+    }
+
+    fn hand_over_mad(&mut self, owner: MadOwner, datagram: &RxDatagram<'_>) -> bool {
+        self.inner.hand_over_mad(owner, datagram)
     }
 }
 

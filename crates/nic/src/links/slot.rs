@@ -44,11 +44,64 @@ impl Run<'_> {
     }
 }
 
+/// Whom a handover is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Owner {
+    /// The device with this slot.
+    Slot(u8),
+    /// The device that offers this service of the connection manager.
+    Service(u64),
+}
+
+impl Owner {
+    /// The name it has bound.
+    fn name(self, addr: IpAddr) -> String {
+        match self {
+            Self::Slot(slot) => slot_name(addr, slot),
+            Self::Service(service) => format!("nobounce/service/{addr}/{service:x}"),
+        }
+    }
+
+    /// How it recognises what is for it.
+    fn byte(self) -> u8 {
+        match self {
+            Self::Slot(slot) => slot,
+            Self::Service(_) => 0,
+        }
+    }
+}
+
+/// A service's name of an address, and what is handed over to it.
+#[derive(Debug)]
+pub(super) struct ServiceName {
+    fd: OwnedFd,
+    pub(super) service: u64,
+    uid: libc::uid_t,
+}
+
+impl ServiceName {
+    /// Takes the name; nothing where somebody has it.
+    pub(super) fn bind(addr: IpAddr, service: u64) -> io::Result<Option<Self>> {
+        let Slot { fd, uid, .. } = Slot::new(addr)?;
+        let bound = bind(&fd, &Owner::Service(service).name(addr))?;
+        Ok(bound.then_some(Self { fd, service, uid }))
+    }
+
+    pub(super) fn fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+
+    /// As [`Slot::take`].
+    pub(super) fn take<'b>(&self, buffer: &'b mut [u8]) -> Option<Option<Run<'b>>> {
+        take(&self.fd, self.uid, Owner::Service(self.service), buffer)
+    }
+}
+
 /// What became of a handover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Handover {
     Done,
-    /// No process owns the slot.
+    /// No process owns the slot, or offers the service.
     NoOwner,
     /// The owner's queue is full for now.
     Full,
@@ -97,10 +150,10 @@ impl Slot {
         self.fd.as_raw_fd()
     }
 
-    /// Hands packets to the owner of `slot`.
-    pub(super) fn hand_over(&self, slot: u8, run: &Run<'_>) -> Handover {
-        let Some(mut prefix) = encode(slot, run) else { return Handover::Lost };
-        let (mut name, len) = unix_name(&slot_name(self.addr, slot));
+    /// Hands packets to their owner.
+    pub(super) fn hand_over(&self, owner: Owner, run: &Run<'_>) -> Handover {
+        let Some(mut prefix) = encode(owner.byte(), run) else { return Handover::Lost };
+        let (mut name, len) = unix_name(&owner.name(self.addr));
         let mut parts = [
             libc::iovec { iov_base: prefix.as_mut_ptr().cast(), iov_len: PREFIX },
             libc::iovec { iov_base: run.bytes.as_ptr().cast_mut().cast(), iov_len: run.bytes.len() },
@@ -126,26 +179,30 @@ impl Slot {
 
     /// Takes one handover into `buffer`, if there is one. The inner `None`: it was not for us, and is dropped.
     pub(super) fn take<'b>(&self, buffer: &'b mut [u8]) -> Option<Option<Run<'b>>> {
-        let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
-        // Room for the credentials alone: descriptors that somebody attaches find none and are dropped by the kernel.
-        let mut control = [0_u64; 4];
-        // SAFETY: msghdr is plain integers and pointers; zeros (null, 0) are valid.
-        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-        message.msg_iov = &raw mut part;
-        message.msg_iovlen = 1;
-        message.msg_control = control.as_mut_ptr().cast();
-        message.msg_controllen = size_of_val(&control);
-        // SAFETY: the message points at one live buffer and one live, aligned control area.
-        let got = unsafe {
-            libc::recvmsg(self.fd(), &raw mut message, libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC)
-        };
-        let got = usize::try_from(got).ok()?;
-        let trusted = sender(&message) == Some(self.uid);
-        if !trusted || message.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0 {
-            return Some(None);
-        }
-        Some(buffer.get(..got).and_then(|bytes| decode(self.number, bytes)))
+        take(&self.fd, self.uid, Owner::Slot(self.number), buffer)
     }
+}
+
+fn take<'b>(fd: &OwnedFd, uid: libc::uid_t, owner: Owner, buffer: &'b mut [u8]) -> Option<Option<Run<'b>>> {
+    let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+    // Room for the credentials alone: descriptors that somebody attaches find none and are dropped by the kernel.
+    let mut control = [0_u64; 4];
+    // SAFETY: msghdr is plain integers and pointers; zeros (null, 0) are valid.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = &raw mut part;
+    message.msg_iovlen = 1;
+    message.msg_control = control.as_mut_ptr().cast();
+    message.msg_controllen = size_of_val(&control);
+    // SAFETY: the message points at one live buffer and one live, aligned control area.
+    let got = unsafe {
+        libc::recvmsg(fd.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC)
+    };
+    let got = usize::try_from(got).ok()?;
+    let trusted = sender(&message) == Some(uid);
+    if !trusted || message.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0 {
+        return Some(None);
+    }
+    Some(buffer.get(..got).and_then(|bytes| decode(owner.byte(), bytes)))
 }
 
 /// Bytes a buffer for [`Slot::take`] must have.
@@ -316,20 +373,20 @@ mod tests {
         let mut buffer = vec![0; TAKE_BUFFER];
         assert!(b.take(&mut buffer).is_none());
         let packets = vec![0xa5; 100];
-        assert_eq!(a.hand_over(1, &run(&packets)), Handover::Done);
+        assert_eq!(a.hand_over(Owner::Slot(1), &run(&packets)), Handover::Done);
         assert_eq!(b.take(&mut buffer), Some(Some(run(&packets))));
         assert_eq!(run(&packets).packets(), 3);
         let v6 = Run { src: "fe80::1".parse().unwrap(), ..run(&packets) };
-        assert_eq!(a.hand_over(1, &v6), Handover::Done);
+        assert_eq!(a.hand_over(Owner::Slot(1), &v6), Handover::Done);
         assert_eq!(b.take(&mut buffer), Some(Some(v6)));
-        assert_eq!(a.hand_over(7, &run(&packets)), Handover::NoOwner);
+        assert_eq!(a.hand_over(Owner::Slot(7), &run(&packets)), Handover::NoOwner);
     }
 
     #[test]
     fn a_full_queue_says_so_and_never_blocks() {
         let (a, b) = (claimed(4), claimed(4));
         let packets = vec![1; 60_000];
-        let outcomes: Vec<_> = (0..2000).map(|_| a.hand_over(1, &run(&packets))).collect();
+        let outcomes: Vec<_> = (0..2000).map(|_| a.hand_over(Owner::Slot(1), &run(&packets))).collect();
         assert_eq!(outcomes[0], Handover::Done);
         assert_eq!(outcomes.last(), Some(&Handover::Full));
         let mut buffer = vec![0; TAKE_BUFFER];

@@ -12,6 +12,7 @@ mod transmit;
 pub use error::{Holder, OpenError};
 pub use interface::interface_of;
 
+use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::RawFd;
 use std::time::Duration;
@@ -23,8 +24,8 @@ use self::socket::{SockAddr, Socket};
 use self::transmit::Transmitter;
 use super::batch::SLOT_BYTE;
 use super::outbox::Outbox;
-use super::slot::{Handover, Run, Slot, Turn};
-use super::{Capabilities, Link, RxDatagram, SOURCE_PORTS, TxBatch};
+use super::slot::{Handover, Owner, Run, ServiceName, Slot, Turn};
+use super::{Capabilities, Link, MadOwner, RxDatagram, SOURCE_PORTS, TxBatch};
 
 /// Bytes of socket buffer asked for; the kernel gives what `rmem_max` and `wmem_max` allow.
 const SOCKET_BUFFER: i32 = 4 << 20;
@@ -82,6 +83,8 @@ pub struct UdpLink {
     /// One for each source port; none on loopback, where everything leaves from the well-known port.
     senders: Vec<Socket>,
     slot: Slot,
+    /// Services of the connection manager that this device offers.
+    services: Vec<ServiceName>,
     outbox: Outbox,
     caps: Capabilities,
     transmitter: Transmitter,
@@ -156,6 +159,7 @@ impl UdpLink {
             listening: false,
             senders,
             slot,
+            services: Vec::new(),
             outbox: Outbox::default(),
             caps,
             transmitter: Transmitter::new(config.scope),
@@ -173,14 +177,19 @@ impl UdpLink {
         let mut delivered = 0;
         receiver.receive(socket, |run| {
             each_run(run, |owner, part| match owner {
-                Some(owner) if owner != slot.number() => {
-                    let count = match outbox.hand_over(slot, owner, &part) {
+                Some(owner) if owner != slot.number() => each_kind(part, |is_mad, part| {
+                    if is_mad {
+                        // Its bytes say whose it is, and the engine reads them.
+                        delivered += deliver(part, rx, sink);
+                        return;
+                    }
+                    let count = match outbox.hand_over(slot, Owner::Slot(owner), &part) {
                         Handover::Done => &mut rx.handed_over,
                         Handover::NoOwner => &mut rx.no_such_slot,
                         Handover::Full | Handover::Lost => &mut rx.handover_lost,
                     };
                     *count += part.packets();
-                }
+                }),
                 // What is too short to have an owner is ours to count as malformed.
                 _ => delivered += deliver(part, rx, sink),
             });
@@ -191,24 +200,19 @@ impl UdpLink {
     /// Takes what other devices on this address received for us.
     fn take_handovers(&mut self, sink: &mut dyn FnMut(&RxDatagram<'_>)) -> usize {
         let mut delivered = 0;
+        let Self { slot, services, receiver, rx, patience, .. } = self;
         for _ in 0..HANDOVERS {
-            match self.slot.take(self.receiver.buffer()) {
-                Some(Some(run)) => {
-                    // Packets of other slots are dropped, never passed on again: no packet can go round in circles.
-                    let before = delivered;
-                    each_run(run, |slot, part| {
-                        if slot == Some(self.slot.number()) {
-                            delivered += deliver(part, &mut self.rx, sink);
-                        } else {
-                            self.rx.handover_refused += part.packets();
-                        }
-                    });
-                    self.rx.handed_in += u64::try_from(delivered - before).unwrap_or(0);
-                    // Where one came others will: ask every time for a while.
-                    self.patience = 0;
-                }
-                Some(None) => self.rx.handover_refused += 1,
+            match slot.take(receiver.buffer()) {
+                Some(run) => delivered += take_run(run, Some(slot.number()), rx, patience, sink),
                 None => break,
+            }
+        }
+        for service in services {
+            for _ in 0..HANDOVERS {
+                match service.take(receiver.buffer()) {
+                    Some(run) => delivered += take_run(run, None, rx, patience, sink),
+                    None => break,
+                }
             }
         }
         delivered
@@ -272,7 +276,38 @@ impl Link for UdpLink {
     }
 
     fn wake_fds(&self) -> Vec<RawFd> {
-        vec![self.socket.fd(), self.slot.fd()]
+        let services = self.services.iter().map(ServiceName::fd);
+        [self.socket.fd(), self.slot.fd()].into_iter().chain(services).collect()
+    }
+
+    fn bind_service(&mut self, service: u64) -> io::Result<bool> {
+        let bound = ServiceName::bind(self.caps.local, service)?;
+        let is_bound = bound.is_some();
+        self.services.extend(bound);
+        Ok(is_bound)
+    }
+
+    fn unbind_service(&mut self, service: u64) {
+        self.services.retain(|bound| bound.service != service);
+    }
+
+    fn has_service(&self, service: u64) -> bool {
+        self.services.iter().any(|bound| bound.service == service)
+    }
+
+    fn hand_over_mad(&mut self, owner: MadOwner, datagram: &RxDatagram<'_>) -> bool {
+        let owner = match owner {
+            MadOwner::Slot(slot) => Owner::Slot(slot),
+            MadOwner::Service(service) => Owner::Service(service),
+        };
+        let RxDatagram { src, src_port, ip_id, bytes } = *datagram;
+        let run = Run { src, src_port, ip_id, segment: bytes.len(), bytes };
+        match self.outbox.hand_over(&self.slot, owner, &run) {
+            Handover::NoOwner => return false,
+            Handover::Done => self.rx.handed_over += 1,
+            Handover::Full | Handover::Lost => self.rx.handover_lost += 1,
+        }
+        true
     }
 
     fn next_deadline(&self) -> Option<u64> {
@@ -391,6 +426,54 @@ fn each_run<'a>(run: Run<'a>, mut each: impl FnMut(Option<u8>, Run<'a>)) {
     each(owner(start), part(&run, start, run.bytes.len()));
 }
 
+/// Cuts a run into management datagrams and other packets.
+fn each_kind<'a>(run: Run<'a>, mut each: impl FnMut(bool, Run<'a>)) {
+    let segment = run.segment.max(1);
+    let is_mad = |at: usize| run.bytes.get(at + SLOT_BYTE..at + SLOT_BYTE + 3) == Some(&[0, 0, 1]);
+    let (mut start, mut at) = (0, segment);
+    while at < run.bytes.len() {
+        if is_mad(at) != is_mad(start) {
+            each(is_mad(start), part(&run, start, at));
+            start = at;
+        }
+        at += segment;
+    }
+    each(is_mad(start), part(&run, start, run.bytes.len()));
+}
+
+/// Delivers a handover: packets of this slot, and management datagrams, whose bytes say whose they are. Packets of other slots are dropped,
+/// never passed on again: no packet can go round in circles.
+fn take_run(
+    run: Option<Run<'_>>,
+    slot: Option<u8>,
+    rx: &mut Received,
+    patience: &mut u32,
+    sink: &mut dyn FnMut(&RxDatagram<'_>),
+) -> usize {
+    let Some(run) = run else {
+        rx.handover_refused += 1;
+        return 0;
+    };
+    let mut delivered = 0;
+    each_run(run, |of, part| {
+        if slot.is_some() && of == slot {
+            delivered += deliver(part, rx, sink);
+            return;
+        }
+        each_kind(part, |is_mad, part| {
+            if is_mad {
+                delivered += deliver(part, rx, sink);
+            } else {
+                rx.handover_refused += part.packets();
+            }
+        });
+    });
+    rx.handed_in += u64::try_from(delivered).unwrap_or(0);
+    // Where one came others will: ask every time for a while.
+    *patience = 0;
+    delivered
+}
+
 fn part<'a>(run: &Run<'a>, start: usize, end: usize) -> Run<'a> {
     let skipped = u16::try_from(start / run.segment.max(1)).unwrap_or(u16::MAX);
     Run { ip_id: run.ip_id.wrapping_add(skipped), bytes: run.bytes.get(start..end).unwrap_or(&[]), ..*run }
@@ -415,7 +498,7 @@ fn open_senders(config: &UdpConfig) -> Result<(Vec<Socket>, [u16; SOURCE_PORTS])
         let bound =
             (base..base + PORT_TRIES).find(|p| socket.bind(&SockAddr::new(addr, *p, config.scope)).is_ok());
         let Some(bound) = bound else {
-            let source = std::io::Error::from_raw_os_error(libc::EADDRINUSE);
+            let source = io::Error::from_raw_os_error(libc::EADDRINUSE);
             return Err(OpenError::Os { addr, call: "bind of 64 source ports in a row", source });
         };
         *port = bound;

@@ -150,6 +150,7 @@ impl Drop for Shared {
         helper.stop();
         // What was put off, acknowledgements above all, must not be lost with the device.
         if let Some(mut engine) = self.engine.lock() {
+            engine.hang_up();
             engine.drain();
             self.ending.report(&engine);
         }
@@ -323,6 +324,16 @@ impl Device {
         let mut engine = self.shared.lock().ok_or(CreateQpError::Forked)?;
         engine.listen()?;
         Ok(helper.start(&self.shared.engine, &*engine.link)?)
+    }
+}
+
+impl Device {
+    /// The link has other descriptors than before: the helper thread looks at those.
+    pub(crate) fn watch_link(&self) {
+        let helper = self.shared.helper.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(engine) = self.shared.lock() {
+            helper.watch(engine.link.wake_fds());
+        }
     }
 }
 

@@ -9,6 +9,7 @@ use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
+use nobounce_protocol::cm::GSI_QPN;
 use nobounce_protocol::qp::{Handled, QpAttr, QpEvent, QpState, Status};
 use nobounce_protocol::timing::Nanos;
 use nobounce_protocol::wire::icrc::{Flow, Verdict};
@@ -18,6 +19,7 @@ use super::build::{Built, build, build_repeats, packet_len, port_hint, ready_rep
 use super::counters::{self, Counters};
 use super::entry::{Owing, QpEntry, complete, flushed, next_packet, next_request};
 use super::event::{AsyncEvent, Events};
+use super::gsi::Gsi;
 use super::host::PacketHost;
 use super::near::Near;
 use super::path::{PathIndex, Paths};
@@ -67,6 +69,8 @@ pub(crate) struct Core {
     /// Markers to be sent back, and where to.
     returns: Vec<(IpAddr, Marker)>,
     near: Near,
+    /// Queue pair 1.
+    pub(super) gsi: Gsi,
     /// Queue pairs that wait for the GPU's copy engine.
     pub(super) holding: Vec<u32>,
     /// One of them found no chunk to fetch into.
@@ -103,6 +107,7 @@ impl Engine {
             touched: Vec::new(),
             returns: Vec::new(),
             near: Near::default(),
+            gsi: Gsi::default(),
             holding: Vec::new(),
             starved: false,
             robbed: 0,
@@ -154,6 +159,10 @@ impl Engine {
         core.driven_at = now;
         core.settle_touched(now);
         core.fire_timers(now);
+        if core.gsi.wanted {
+            self.serve_gsi(now);
+        }
+        let core = &mut self.core;
         core.release_held();
         // Nothing came: nobody waits for anything more urgent than the answers we put off.
         self.transmit(now, if received == 0 { Answers::Due } else { Answers::Travelling });
@@ -307,7 +316,10 @@ impl Core {
         let ours = header.dest_qpn.get() >> 16 == u32::from(self.slot);
         let Some(entry) = self.qps.get_mut(index as usize).and_then(Option::as_deref_mut).filter(|_| ours)
         else {
-            self.counters.no_such_qp += 1;
+            let to_gsi = header.dest_qpn.get() == GSI_QPN;
+            if !to_gsi || !self.gsi.take(datagram, &header, &datagram.bytes[parsed.payload]) {
+                self.counters.no_such_qp += 1;
+            }
             return;
         };
         if matches!(entry.qp.state(), QpState::Reset | QpState::Init) {
@@ -422,6 +434,7 @@ impl Core {
             }
             self.timers.pop();
             let Some(entry) = self.qps.get_mut(index as usize).and_then(Option::as_deref_mut) else {
+                self.gsi.wanted |= index == GSI_QPN;
                 continue;
             };
             if entry.armed == Some(at) {
@@ -445,6 +458,20 @@ impl Core {
             entry.armed = Some(at);
             self.timers.push(Reverse((at, index)));
         }
+    }
+
+    /// Has the timers fire for a number that is no queue pair's entry.
+    pub(super) fn arm_index(&mut self, index: u32, at: Nanos) {
+        self.timers.push(Reverse((at, index)));
+    }
+
+    /// Queue pair 1 and the batch that its packets leave in.
+    pub(super) fn gsi_and_batch(&mut self) -> (&mut Gsi, &mut TxBatch) {
+        (&mut self.gsi, &mut self.tx)
+    }
+
+    pub(super) fn batch(&mut self) -> &mut TxBatch {
+        &mut self.tx
     }
 
     pub(crate) fn make_ready(&mut self, index: u32) {

@@ -118,6 +118,7 @@ fn finish(ending: &Ending, end: Instant) {
     if ending.engine.generation() == fork::current()
         && let Some(mut engine) = lock_until(&ending.engine, end)
     {
+        engine.hang_up();
         engine.send_answers();
         ending.report(&engine);
     }

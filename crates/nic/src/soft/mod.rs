@@ -7,6 +7,8 @@
 mod bell;
 mod build;
 mod channel;
+mod cm;
+mod cm_channel;
 mod completions;
 mod config;
 mod copiers;
@@ -22,6 +24,7 @@ mod feed;
 mod fetcher;
 pub(crate) mod fork;
 mod grh;
+mod gsi;
 mod helper;
 mod host;
 mod judgement;
@@ -48,6 +51,8 @@ mod tally;
 mod target;
 
 pub use channel::Channel;
+pub use cm::{BindError, Cm};
+pub use cm_channel::{CmChannel, CmNotice, Told};
 pub use config::{Config, ConfigError, LinkChoice};
 pub use counters::Counters;
 pub use cq::{Cq, CqError, ResizeError, WorkCompletion};

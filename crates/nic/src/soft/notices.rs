@@ -35,7 +35,7 @@ impl<T> Queue<T> {
     }
 }
 
-impl<T: Copy> Notices<T> {
+impl<T> Notices<T> {
     pub(crate) fn new() -> io::Result<Self> {
         Ok(Self {
             fd: EventFd::counting()?,

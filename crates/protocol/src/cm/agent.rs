@@ -1,0 +1,834 @@
+//! One side of the connection manager.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::net::IpAddr;
+
+use super::communication::{Accept, CommId, Communication, Connect, MAX_CM_RETRIES, RESPONSE_TIMEOUT, State};
+use super::event::Event;
+use super::mad::{Kind, Mad};
+use super::message::{
+    About, Ids, Message, Mra, Rej, Rep, Req, SidrRep, SidrReq, emit_apr, emit_dreq, private_len,
+};
+use super::route::refusal;
+use super::{reason, sidr_status};
+use crate::sim::Rng;
+use crate::timing::Nanos;
+use crate::wire::{DEFAULT_PKEY, Qpn};
+
+/// Communications at most, those that are only remembered included.
+const MAX_COMMUNICATIONS: usize = 16_384;
+/// Connections in TIMEWAIT at most; those that would leave it first are forgotten earlier.
+const MAX_TIMEWAIT: usize = 4_096;
+/// How long we ask others to wait for our user: 8.6 s at a time.
+const SERVICE_TIMEOUT: u8 = 21;
+/// How long the answer to a question for a service is kept.
+const KEEP_SIDR_ANSWER: Nanos = 4096 << RESPONSE_TIMEOUT;
+
+/// What an agent must know.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// The high byte of all numbers it gives away.
+    pub slot: u8,
+    /// The GUID of the adapter.
+    pub ca_guid: u64,
+    /// For numbers that others should not guess by accident.
+    pub seed: u64,
+}
+
+/// Why something cannot be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CmError {
+    /// There is no such communication, or not any more.
+    #[error("there is no such communication, or it is over")]
+    Unknown,
+    /// Not in this state.
+    #[error("this cannot be done now: the communication is in another state")]
+    WrongState,
+    /// The private data is longer than the message has room for.
+    #[error("{given} bytes of private data do not fit the {room} that this message has room for")]
+    #[allow(missing_docs)]
+    PrivateData { given: usize, room: usize },
+    /// Somebody listens to that service.
+    #[error("this service is listened to already")]
+    InUse,
+    /// There are too many.
+    #[error("there are {MAX_COMMUNICATIONS} communications already")]
+    TooMany,
+}
+
+/// What was counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct AgentCounters {
+    pub sent: u64,
+    pub received: u64,
+    /// Among those sent: said before.
+    pub repeated: u64,
+    /// Among those received: heard before.
+    pub duplicates: u64,
+    /// Not understood, from somebody else, or about nothing that is known.
+    pub dropped: u64,
+    /// Requests not taken because too many wait for their user.
+    pub overrun: u64,
+}
+
+#[derive(Debug)]
+struct Listener {
+    backlog: usize,
+    pending: usize,
+}
+
+/// One side of the connection manager.
+///
+/// `listen`, `connect`, `accept`, `establish`, `reject`, `disconnect`, `release` are the user's, `handle_message` and
+/// `handle_timeout` the world's; after each, poll [`poll_event`](Self::poll_event) and [`poll_transmit`](Self::poll_transmit)
+/// until they are empty, then [`poll_timeout`](Self::poll_timeout).
+#[derive(Debug)]
+pub struct Agent {
+    config: Config,
+    rng: Rng,
+    next_id: u32,
+    communications: HashMap<u32, Communication>,
+    /// Those that began with a message of the peer's, by its number; connections and datagram services apart.
+    asked: HashMap<(IpAddr, u32, bool), u32>,
+    /// Connections by the peer's queue pair.
+    queue_pairs: HashMap<(IpAddr, Qpn), u32>,
+    listeners: HashMap<u64, Listener>,
+    timers: BTreeSet<(Nanos, u32)>,
+    timewait: usize,
+    out: VecDeque<(IpAddr, Mad)>,
+    events: VecDeque<Event>,
+    counters: AgentCounters,
+}
+
+impl Agent {
+    /// An agent that knows nobody.
+    pub fn new(config: Config) -> Self {
+        let mut rng = Rng::new(config.seed);
+        let next_id = u32::try_from(rng.below(1 << 24)).unwrap_or(0);
+        Self {
+            config,
+            rng,
+            next_id,
+            communications: HashMap::new(),
+            asked: HashMap::new(),
+            queue_pairs: HashMap::new(),
+            listeners: HashMap::new(),
+            timers: BTreeSet::new(),
+            timewait: 0,
+            out: VecDeque::new(),
+            events: VecDeque::new(),
+            counters: AgentCounters::default(),
+        }
+    }
+
+    /// The next event.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// The next message to send, and to whom.
+    pub fn poll_transmit(&mut self) -> Option<(IpAddr, Mad)> {
+        self.out.pop_front()
+    }
+
+    /// When [`handle_timeout`](Self::handle_timeout) must be called.
+    pub fn poll_timeout(&self) -> Option<Nanos> {
+        self.timers.first().map(|(at, _)| *at)
+    }
+
+    /// What was counted so far.
+    pub fn counters(&self) -> AgentCounters {
+        self.counters
+    }
+
+    /// How many communications are known, those that are only remembered included.
+    pub fn len(&self) -> usize {
+        self.communications.len()
+    }
+
+    /// Whether none is.
+    pub fn is_empty(&self) -> bool {
+        self.communications.is_empty()
+    }
+
+    /// Takes requests for a service; `backlog` of them may wait for the user.
+    ///
+    /// # Errors
+    /// It is listened to already.
+    pub fn listen(&mut self, service: u64, backlog: usize) -> Result<(), CmError> {
+        if self.listeners.contains_key(&service) {
+            return Err(CmError::InUse);
+        }
+        self.listeners.insert(service, Listener { backlog, pending: 0 });
+        Ok(())
+    }
+
+    /// Takes no more requests for a service. Those that wait for the user stay.
+    pub fn unlisten(&mut self, service: u64) {
+        self.listeners.remove(&service);
+    }
+
+    /// Whether a service is listened to.
+    pub fn listens(&self, service: u64) -> bool {
+        self.listeners.contains_key(&service)
+    }
+
+    /// Asks for a connection.
+    ///
+    /// # Errors
+    /// Too much private data, or too many communications.
+    pub fn connect(&mut self, now: Nanos, connect: Connect) -> Result<CommId, CmError> {
+        check(&connect.private, private_len::REQ)?;
+        let id = self.allocate()?;
+        let req = Req {
+            local_id: id,
+            service: connect.service,
+            ca_guid: self.config.ca_guid,
+            qpn: connect.qpn,
+            transport: connect.transport,
+            starting_psn: connect.starting_psn,
+            responder_resources: connect.responder_resources,
+            initiator_depth: connect.initiator_depth,
+            remote_response_timeout: RESPONSE_TIMEOUT,
+            local_response_timeout: RESPONSE_TIMEOUT,
+            max_cm_retries: MAX_CM_RETRIES,
+            flow_control: connect.flow_control,
+            retry_count: connect.retry_count,
+            rnr_retry_count: connect.rnr_retry_count,
+            srq: connect.srq,
+            mtu: connect.mtu,
+            pkey: DEFAULT_PKEY,
+            local_gid: connect.local_gid,
+            remote_gid: connect.remote_gid,
+            flow_label: 0,
+            packet_rate: PACKET_RATE,
+            traffic_class: connect.traffic_class,
+            hop_limit: HOP_LIMIT,
+            service_level: 0,
+            local_ack_timeout: connect.local_ack_timeout,
+            private: connect.private,
+        };
+        let transaction = self.rng.next();
+        let mut new =
+            Communication::new(connect.to, Ids { local: id, remote: 0 }, State::ReqSent, transaction);
+        new.local_ack_timeout = connect.local_ack_timeout;
+        self.ask(now, new, req.emit(transaction));
+        Ok(CommId(id))
+    }
+
+    /// Asks for the queue pair of a datagram service.
+    ///
+    /// # Errors
+    /// Too much private data, or too many communications.
+    pub fn ask_service(
+        &mut self,
+        now: Nanos,
+        to: IpAddr,
+        service: u64,
+        private: Vec<u8>,
+    ) -> Result<CommId, CmError> {
+        check(&private, private_len::SIDR_REQ)?;
+        let id = self.allocate()?;
+        let transaction = self.rng.next();
+        let new = Communication::new(to, Ids { local: id, remote: 0 }, State::SidrReqSent, transaction);
+        self.ask(now, new, SidrReq::new(id, service, private).emit(transaction));
+        Ok(CommId(id))
+    }
+
+    fn ask(&mut self, now: Nanos, mut new: Communication, mad: Mad) {
+        new.expect_answer(now, mad.clone());
+        self.send(new.peer, mad);
+        let id = new.ids.local;
+        self.communications.insert(id, new);
+        self.arm(id);
+    }
+
+    /// Accepts a connection that was asked for.
+    ///
+    /// # Errors
+    /// Nobody waits for that, or too much private data.
+    pub fn accept(&mut self, now: Nanos, id: CommId, accept: Accept) -> Result<(), CmError> {
+        check(&accept.private, private_len::REP)?;
+        let ca_guid = self.config.ca_guid;
+        self.change(id, |this, communication| {
+            if communication.state != State::ReqReceived {
+                return Err(CmError::WrongState);
+            }
+            let rep = Rep {
+                ids: communication.ids,
+                qpn: accept.qpn,
+                starting_psn: accept.starting_psn,
+                responder_resources: accept.responder_resources,
+                initiator_depth: accept.initiator_depth,
+                target_ack_delay: 0,
+                flow_control: accept.flow_control,
+                rnr_retry_count: accept.rnr_retry_count,
+                srq: accept.srq,
+                ca_guid,
+                private: accept.private,
+            };
+            this.answered(communication);
+            communication.state = State::RepSent;
+            let mad = rep.emit(communication.transaction);
+            communication.expect_answer(now, mad.clone());
+            this.send(communication.peer, mad);
+            Ok(())
+        })
+    }
+
+    /// Answers a question for a datagram service: its queue pair, or why there is none.
+    ///
+    /// # Errors
+    /// Nobody waits for that, or too much private data.
+    pub fn answer_service(
+        &mut self,
+        now: Nanos,
+        id: CommId,
+        status: u8,
+        qpn: Qpn,
+        qkey: u32,
+        private: Vec<u8>,
+    ) -> Result<(), CmError> {
+        check(&private, private_len::SIDR_REP)?;
+        self.change(id, |this, communication| {
+            if communication.state != State::SidrReqReceived {
+                return Err(CmError::WrongState);
+            }
+            let service = communication.pending.unwrap_or(0);
+            this.answered(communication);
+            let rep = SidrRep { request: communication.ids.remote, status, qpn, service, qkey, private };
+            let mad = rep.emit(communication.transaction);
+            communication.rest(State::SidrRepSent);
+            communication.said = Some(mad.clone());
+            communication.due = Some(now + KEEP_SIDR_ANSWER);
+            this.send(communication.peer, mad);
+            Ok(())
+        })
+    }
+
+    /// The queue pair is connected: tells the other side, which has accepted.
+    ///
+    /// # Errors
+    /// Nobody waits for that.
+    pub fn establish(&mut self, id: CommId) -> Result<(), CmError> {
+        self.change(id, |this, communication| {
+            if communication.state != State::RepReceived {
+                return Err(CmError::WrongState);
+            }
+            communication.rest(State::Established);
+            this.send(communication.peer, communication.ids.emit(Kind::Rtu, communication.transaction));
+            Ok(())
+        })
+    }
+
+    /// A packet came over the connection before the word that it stands: it does.
+    ///
+    /// # Errors
+    /// There is no such connection.
+    pub fn note_traffic(&mut self, id: CommId) -> Result<(), CmError> {
+        self.change(id, |this, communication| {
+            if communication.state == State::RepSent {
+                communication.rest(State::Established);
+                this.tell(communication, Event::Established { id });
+            }
+            Ok(())
+        })
+    }
+
+    /// Refuses what was asked for, or an answer to what we asked for.
+    ///
+    /// # Errors
+    /// Nobody waits for that, or too much private data.
+    pub fn reject(&mut self, id: CommId, reason: u16, private: Vec<u8>) -> Result<(), CmError> {
+        check(&private, private_len::REJ)?;
+        self.change(id, |this, communication| {
+            let about = match communication.state {
+                State::ReqReceived => About::Req,
+                State::RepReceived => About::Rep,
+                _ => return Err(CmError::WrongState),
+            };
+            this.answered(communication);
+            this.refuse(communication, about, reason, private);
+            Ok(())
+        })
+    }
+
+    fn refuse(&mut self, communication: &mut Communication, about: About, reason: u16, private: Vec<u8>) {
+        let rej = Rej { ids: communication.ids, about, reason, private };
+        let mad = rej.emit(communication.transaction);
+        communication.rest(State::Over);
+        self.send(communication.peer, mad);
+    }
+
+    /// Ends a connection. One that the other side has ended stays as it is.
+    ///
+    /// # Errors
+    /// It does not stand.
+    pub fn disconnect(&mut self, now: Nanos, id: CommId) -> Result<(), CmError> {
+        let transaction = self.rng.next();
+        self.change(id, |this, communication| match communication.state {
+            State::Established | State::RepSent => {
+                this.hang_up(now, communication, transaction);
+                Ok(())
+            }
+            State::DreqSent | State::TimeWait | State::Over => Ok(()),
+            _ => Err(CmError::WrongState),
+        })
+    }
+
+    fn hang_up(&mut self, now: Nanos, communication: &mut Communication, transaction: u64) {
+        communication.state = State::DreqSent;
+        communication.transaction = transaction;
+        let mad = emit_dreq(communication.ids, communication.remote_qpn, transaction);
+        communication.expect_answer(now, mad.clone());
+        self.send(communication.peer, mad);
+    }
+
+    /// The user lets go: it hears nothing more of this communication. One that stands is ended, one that waits is refused.
+    pub fn release(&mut self, now: Nanos, id: CommId) {
+        let transaction = self.rng.next();
+        let _ = self.change(id, |this, communication| {
+            let service = communication.pending.unwrap_or(0);
+            this.answered(communication);
+            communication.released = true;
+            match communication.state {
+                State::ReqReceived => this.refuse(communication, About::Req, reason::CONSUMER, Vec::new()),
+                State::RepReceived => this.refuse(communication, About::Rep, reason::CONSUMER, Vec::new()),
+                State::SidrReqReceived => {
+                    let rep = SidrRep {
+                        request: communication.ids.remote,
+                        status: sidr_status::REJECTED,
+                        qpn: Qpn::new(0),
+                        service,
+                        qkey: 0,
+                        private: Vec::new(),
+                    };
+                    communication.rest(State::Over);
+                    this.send(communication.peer, rep.emit(communication.transaction));
+                }
+                State::Established | State::RepSent => this.hang_up(now, communication, transaction),
+                // Whoever answers now is told that nobody waits for it.
+                State::ReqSent | State::SidrReqSent => communication.rest(State::Over),
+                State::DreqSent | State::TimeWait | State::SidrRepSent | State::Over => {}
+            }
+            Ok(())
+        });
+        self.events.retain(|event| event.id() != id);
+    }
+
+    /// Nobody is there to answer: as far as can be known, the host is up and no process listens.
+    pub fn handle_refused(&mut self, id: CommId) {
+        let _ = self.change(id, |this, communication| {
+            match communication.state {
+                State::ReqSent => {
+                    communication.rest(State::Over);
+                    let reason = reason::INVALID_SERVICE_ID;
+                    this.tell(communication, Event::Rejected { id, reason, private: Vec::new() });
+                }
+                State::SidrReqSent => {
+                    communication.rest(State::Over);
+                    this.tell(communication, Event::Unreachable { id });
+                }
+                _ => {}
+            }
+            Ok(())
+        });
+    }
+
+    /// Those who wait for the first answer of `peer`.
+    pub fn waiting_for(&self, peer: IpAddr) -> Vec<CommId> {
+        let waits =
+            |c: &&Communication| c.peer == peer && matches!(c.state, State::ReqSent | State::SidrReqSent);
+        self.communications.values().filter(waits).map(Communication::id).collect()
+    }
+
+    /// Every connection that stands is ended, without waiting for an answer: the process goes.
+    pub fn end_all(&mut self) {
+        let standing: Vec<_> = self.communications.values().map(Communication::id).collect();
+        standing.into_iter().for_each(|id| self.release(0, id));
+    }
+
+    /// The time has come that [`poll_timeout`](Self::poll_timeout) named.
+    pub fn handle_timeout(&mut self, now: Nanos) {
+        while let Some(&(at, id)) = self.timers.first()
+            && at <= now
+        {
+            self.timers.remove(&(at, id));
+            let _ = self.change(CommId(id), |this, communication| {
+                communication.due = None;
+                this.expire(now, communication);
+                Ok(())
+            });
+        }
+    }
+
+    fn expire(&mut self, now: Nanos, communication: &mut Communication) {
+        let id = communication.id();
+        match communication.state {
+            State::TimeWait => {
+                self.tell(communication, Event::TimewaitExit { id });
+                communication.rest(State::Over);
+            }
+            State::SidrRepSent => communication.rest(State::Over),
+            State::ReqSent | State::RepSent | State::DreqSent | State::SidrReqSent => {
+                if communication.retry(now)
+                    && let Some(mad) = communication.said.clone()
+                {
+                    self.counters.repeated += 1;
+                    return self.send(communication.peer, mad);
+                }
+                match communication.state {
+                    State::DreqSent => {
+                        self.tell(communication, Event::Disconnected { id, silent: true });
+                        communication.wait_out(now);
+                    }
+                    State::RepSent => {
+                        self.tell(communication, Event::Unreachable { id });
+                        self.refuse(communication, About::Other, reason::TIMEOUT, Vec::new());
+                    }
+                    _ => {
+                        self.tell(communication, Event::Unreachable { id });
+                        communication.rest(State::Over);
+                    }
+                }
+            }
+            State::ReqReceived
+            | State::RepReceived
+            | State::Established
+            | State::Over
+            | State::SidrReqReceived => {}
+        }
+    }
+
+    /// A message came.
+    pub fn handle_message(&mut self, now: Nanos, from: IpAddr, message: &Message, mad: &Mad) {
+        self.counters.received += 1;
+        match message {
+            Message::Req(req) => self.take_req(from, req, mad),
+            Message::SidrReq(req) => self.take_sidr_req(from, req, mad),
+            Message::Rep(rep) => self.take_rep(from, rep, message, mad),
+            Message::Rtu(ids) => self.about(from, *ids, |this, communication| {
+                if communication.state != State::RepSent {
+                    this.counters.duplicates += 1;
+                    return;
+                }
+                communication.rest(State::Established);
+                this.tell(communication, Event::Established { id: communication.id() });
+            }),
+            Message::Rej(rej) => self.take_rej(from, rej),
+            Message::Mra(mra) => self.about(from, mra.ids, |_, communication| {
+                let waits = match mra.about {
+                    About::Req => communication.state == State::ReqSent,
+                    About::Rep => communication.state == State::RepSent,
+                    About::Other => false,
+                };
+                if waits {
+                    communication.be_patient(now, mra.service_timeout);
+                }
+            }),
+            Message::Dreq { ids, .. } => self.take_dreq(now, from, *ids, message, mad),
+            Message::Drep(ids) => self.about(from, *ids, |this, communication| {
+                if communication.state == State::DreqSent {
+                    this.tell(communication, Event::Disconnected { id: communication.id(), silent: false });
+                    communication.wait_out(now);
+                }
+            }),
+            Message::SidrRep(rep) => {
+                let ids = Ids { local: 0, remote: rep.request };
+                self.about(from, ids, |this, communication| {
+                    if communication.state == State::SidrReqSent {
+                        communication.rest(State::Over);
+                        this.tell(
+                            communication,
+                            Event::SidrReply { id: communication.id(), rep: rep.clone() },
+                        );
+                    }
+                });
+            }
+            Message::Lap(ids) => self.send(from, emit_apr(ids.swapped(), mad.transaction())),
+            Message::Apr(_) => self.counters.dropped += 1, // an answer to what we never ask
+        }
+    }
+
+    fn take_req(&mut self, from: IpAddr, req: &Req, mad: &Mad) {
+        if let Some(&known) = self.asked.get(&(from, req.local_id, false)) {
+            self.counters.duplicates += 1;
+            let Some(communication) = self.communications.get(&known) else { return };
+            let again = match communication.state {
+                State::ReqReceived => {
+                    let ids = communication.ids;
+                    let mra = Mra { ids, about: About::Req, service_timeout: SERVICE_TIMEOUT };
+                    Some(mra.emit(communication.transaction))
+                }
+                State::RepSent => communication.said.clone(),
+                _ => None,
+            };
+            if let Some(again) = again {
+                self.counters.repeated += 1;
+                self.send(from, again);
+            }
+            return;
+        }
+        let Some(listener) = self.listeners.get_mut(&req.service) else {
+            let message = Message::Req(Box::new(req.clone()));
+            return refusal(&message, mad).into_iter().for_each(|rej| self.send(from, rej));
+        };
+        if listener.pending >= listener.backlog || self.communications.len() >= MAX_COMMUNICATIONS {
+            self.counters.overrun += 1; // it will be asked again
+            return;
+        }
+        let ids = Ids { local: req.local_id, remote: 0 };
+        if req.transport > 1 {
+            let reason = reason::INVALID_TRANSPORT_TYPE;
+            let rej = Rej { ids: ids.swapped(), about: About::Req, reason, private: Vec::new() };
+            return self.send(from, rej.emit(mad.transaction()));
+        }
+        let Ok(local) = self.allocate() else { return };
+        // Its queue pair has a new connection, so that the old one, if we know one, is no more: its process died, and the
+        // number was given away again.
+        if let Some(&stale) = self.queue_pairs.get(&(from, req.qpn)) {
+            self.forget_stale(CommId(stale));
+        }
+        if let Some(listener) = self.listeners.get_mut(&req.service) {
+            listener.pending += 1;
+        }
+        let ids = Ids { local, remote: req.local_id };
+        let mut new = Communication::new(from, ids, State::ReqReceived, mad.transaction());
+        new.remote_qpn = req.qpn;
+        new.pending = Some(req.service);
+        new.local_ack_timeout = req.local_ack_timeout;
+        self.asked.insert((from, req.local_id, false), local);
+        self.queue_pairs.insert((from, req.qpn), local);
+        self.communications.insert(local, new);
+        self.events.push_back(Event::Request { id: CommId(local), from, req: Box::new(req.clone()) });
+    }
+
+    fn take_sidr_req(&mut self, from: IpAddr, req: &SidrReq, mad: &Mad) {
+        if let Some(&known) = self.asked.get(&(from, req.request, true)) {
+            self.counters.duplicates += 1;
+            let said = self.communications.get(&known).and_then(|communication| communication.said.clone());
+            if let Some(said) = said {
+                self.counters.repeated += 1;
+                self.send(from, said);
+            }
+            return;
+        }
+        let Some(listener) = self.listeners.get_mut(&req.service) else {
+            let message = Message::SidrReq(req.clone());
+            return refusal(&message, mad).into_iter().for_each(|rep| self.send(from, rep));
+        };
+        if listener.pending >= listener.backlog || self.communications.len() >= MAX_COMMUNICATIONS {
+            self.counters.overrun += 1;
+            return;
+        }
+        listener.pending += 1;
+        let Ok(local) = self.allocate() else { return };
+        let ids = Ids { local, remote: req.request };
+        let mut new = Communication::new(from, ids, State::SidrReqReceived, mad.transaction());
+        new.pending = Some(req.service);
+        self.asked.insert((from, req.request, true), local);
+        self.communications.insert(local, new);
+        self.events.push_back(Event::SidrRequest { id: CommId(local), from, req: req.clone() });
+    }
+
+    fn take_rep(&mut self, from: IpAddr, rep: &Rep, message: &Message, mad: &Mad) {
+        let known = self.communications.get(&rep.ids.remote).filter(|c| c.peer == from);
+        if known.is_none_or(|c| c.state == State::Over) {
+            self.counters.dropped += 1;
+            return refusal(message, mad).into_iter().for_each(|rej| self.send(from, rej));
+        }
+        self.about(from, rep.ids, |this, communication| match communication.state {
+            State::ReqSent => {
+                communication.rest(State::RepReceived);
+                communication.ids.remote = rep.ids.local;
+                communication.remote_qpn = rep.qpn;
+                this.queue_pairs.insert((from, rep.qpn), communication.ids.local);
+                this.tell(communication, Event::Reply { id: communication.id(), rep: rep.clone() });
+            }
+            State::RepReceived => {
+                this.counters.duplicates += 1;
+                let ids = communication.ids;
+                let mra = Mra { ids, about: About::Rep, service_timeout: SERVICE_TIMEOUT };
+                this.send(from, mra.emit(communication.transaction));
+            }
+            State::Established => {
+                this.counters.duplicates += 1;
+                this.counters.repeated += 1;
+                this.send(from, communication.ids.emit(Kind::Rtu, communication.transaction));
+            }
+            _ => this.counters.duplicates += 1,
+        });
+    }
+
+    fn take_rej(&mut self, from: IpAddr, rej: &Rej) {
+        self.about(from, rej.ids, |this, communication| match communication.state {
+            State::ReqSent | State::RepReceived | State::RepSent => {
+                communication.rest(State::Over);
+                let Rej { reason, private, .. } = rej.clone();
+                this.tell(communication, Event::Rejected { id: communication.id(), reason, private });
+            }
+            State::DreqSent => {
+                this.tell(communication, Event::Disconnected { id: communication.id(), silent: false });
+                communication.rest(State::Over);
+            }
+            _ => this.counters.dropped += 1,
+        });
+    }
+
+    fn take_dreq(&mut self, now: Nanos, from: IpAddr, ids: Ids, message: &Message, mad: &Mad) {
+        // Answered whatever we know of it: whoever asks wants it to end. Our user has nothing to add, so nobody waits for it.
+        let known = self.communications.get(&ids.remote).is_some_and(|c| c.peer == from);
+        if !known {
+            self.counters.dropped += 1;
+        }
+        refusal(message, mad).into_iter().for_each(|drep| self.send(from, drep));
+        if !known {
+            return;
+        }
+        self.about(from, ids, |this, communication| match communication.state {
+            State::Established | State::RepSent | State::DreqSent => {
+                this.tell(communication, Event::Disconnected { id: communication.id(), silent: false });
+                communication.wait_out(now);
+            }
+            _ => this.counters.duplicates += 1,
+        });
+    }
+
+    /// The peer's queue pair belongs to another connection now.
+    fn forget_stale(&mut self, id: CommId) {
+        let _ = self.change(id, |this, communication| {
+            if matches!(communication.state, State::Established | State::RepSent) {
+                this.tell(communication, Event::Disconnected { id, silent: true });
+            }
+            if matches!(communication.state, State::Established | State::RepSent | State::TimeWait) {
+                communication.rest(State::Over);
+            }
+            Ok(())
+        });
+    }
+
+    /// Does something with the communication that a message of `from` is about, if there is one.
+    fn about(&mut self, from: IpAddr, ids: Ids, what: impl FnOnce(&mut Self, &mut Communication)) {
+        let known = self.communications.get(&ids.remote).is_some_and(|communication| {
+            // The peer's number is not known before its first answer.
+            let named =
+                ids.local == communication.ids.remote || communication.ids.remote == 0 || ids.local == 0;
+            communication.peer == from && named
+        });
+        if !known {
+            self.counters.dropped += 1;
+            return;
+        }
+        let _ = self.change(CommId(ids.remote), |this, communication| {
+            what(this, communication);
+            Ok(())
+        });
+    }
+
+    /// Takes the communication out, has it changed, and puts it back with its timer, unless nobody needs it any more.
+    fn change(
+        &mut self,
+        id: CommId,
+        what: impl FnOnce(&mut Self, &mut Communication) -> Result<(), CmError>,
+    ) -> Result<(), CmError> {
+        let Some(mut communication) = self.communications.remove(&id.0) else {
+            return Err(CmError::Unknown);
+        };
+        let (due, waited) = (communication.due, communication.state == State::TimeWait);
+        let result = what(self, &mut communication);
+        match (waited, communication.state == State::TimeWait) {
+            (false, true) => self.timewait += 1,
+            (true, false) => self.timewait -= 1,
+            _ => {}
+        }
+        if let Some(at) = due {
+            self.timers.remove(&(at, id.0));
+        }
+        if communication.state == State::Over && communication.released {
+            self.forget(&communication);
+            return result;
+        }
+        self.communications.insert(id.0, communication);
+        self.arm(id.0);
+        if self.timewait > MAX_TIMEWAIT {
+            self.shorten_timewait();
+        }
+        result
+    }
+
+    /// Forgets the connection that would leave TIMEWAIT first.
+    fn shorten_timewait(&mut self) {
+        let oldest = self.timers.iter().find(|(_, id)| {
+            self.communications.get(id).is_some_and(|communication| communication.state == State::TimeWait)
+        });
+        if let Some(&(_, id)) = oldest {
+            let _ = self.change(CommId(id), |this, communication| {
+                this.tell(communication, Event::TimewaitExit { id: CommId(id) });
+                communication.rest(State::Over);
+                Ok(())
+            });
+        }
+    }
+
+    fn forget(&mut self, communication: &Communication) {
+        let Ids { local, remote } = communication.ids;
+        for service in [false, true] {
+            if self.asked.get(&(communication.peer, remote, service)) == Some(&local) {
+                self.asked.remove(&(communication.peer, remote, service));
+            }
+        }
+        let queue_pair = (communication.peer, communication.remote_qpn);
+        if self.queue_pairs.get(&queue_pair) == Some(&local) {
+            self.queue_pairs.remove(&queue_pair);
+        }
+    }
+
+    /// Its user has answered: another request may wait in its place.
+    fn answered(&mut self, communication: &mut Communication) {
+        if let Some(listener) = communication.pending.take().and_then(|s| self.listeners.get_mut(&s)) {
+            listener.pending = listener.pending.saturating_sub(1);
+        }
+    }
+
+    fn arm(&mut self, id: u32) {
+        if let Some(at) = self.communications.get(&id).and_then(|communication| communication.due) {
+            self.timers.insert((at, id));
+        }
+    }
+
+    fn tell(&mut self, communication: &Communication, event: Event) {
+        if !communication.released {
+            self.events.push_back(event);
+        }
+    }
+
+    fn send(&mut self, to: IpAddr, mad: Mad) {
+        self.counters.sent += 1;
+        self.out.push_back((to, mad));
+    }
+
+    fn allocate(&mut self) -> Result<u32, CmError> {
+        if self.communications.len() >= MAX_COMMUNICATIONS {
+            return Err(CmError::TooMany);
+        }
+        loop {
+            self.next_id = (self.next_id + 1) & 0xff_ffff;
+            let id = u32::from(self.config.slot) << 24 | self.next_id;
+            if self.next_id != 0 && !self.communications.contains_key(&id) {
+                return Ok(id);
+            }
+        }
+    }
+}
+
+/// 400 Gb/s by the standard's code: nothing is throttled.
+const PACKET_RATE: u8 = 18;
+/// More than one hop, so that LIDs do not count.
+const HOP_LIMIT: u8 = 64;
+
+fn check(private: &[u8], room: usize) -> Result<(), CmError> {
+    let given = private.len();
+    if given > room { Err(CmError::PrivateData { given, room }) } else { Ok(()) }
+}

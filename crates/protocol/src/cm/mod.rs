@@ -1,0 +1,41 @@
+//! The connection manager of InfiniBand: how two sides agree on a connection, by messages on queue pair 1.
+//!
+//! [`Agent`] is one side, without IO: it is handed messages and the time, and gives messages, events and timers back. Messages
+//! are repeated until they are answered, duplicates of them are answered again, and a connection that ended is remembered for
+//! a while ([`Agent`]: TIMEWAIT). [`ip`] is what the kernel's `rdma_cm` adds: addresses and ports of IP.
+
+mod agent;
+mod communication;
+mod event;
+pub mod ip;
+mod mad;
+mod message;
+mod route;
+
+pub use agent::{Agent, AgentCounters, CmError, Config};
+pub use communication::{Accept, CommId, Connect};
+pub use event::Event;
+pub use mad::{GSI_QKEY, GSI_QPN, Kind, MAD_LEN, Mad};
+pub use message::{About, Ids, Message, Mra, Rej, Rep, Req, SidrRep, SidrReq, private_len};
+pub use route::{Route, refusal};
+
+/// Why a request was refused; the standard's numbers.
+pub mod reason {
+    #![allow(missing_docs)]
+    pub const NO_RESOURCES: u16 = 3;
+    pub const TIMEOUT: u16 = 4;
+    pub const UNSUPPORTED: u16 = 5;
+    pub const INVALID_COMM_ID: u16 = 6;
+    pub const INVALID_SERVICE_ID: u16 = 8;
+    pub const INVALID_TRANSPORT_TYPE: u16 = 9;
+    pub const STALE_CONNECTION: u16 = 10;
+    pub const CONSUMER: u16 = 28;
+}
+
+/// How a question for a datagram service ended; the standard's numbers.
+pub mod sidr_status {
+    #![allow(missing_docs)]
+    pub const SUCCESS: u8 = 0;
+    pub const UNSUPPORTED: u8 = 1;
+    pub const REJECTED: u8 = 2;
+}

@@ -1,0 +1,62 @@
+//! Who a message is for, where several processes share one queue pair 1; and what to say when there is nobody.
+
+use super::mad::{Kind, Mad};
+use super::message::{About, Ids, Message, Rej, SidrRep};
+use super::{reason, sidr_status};
+use crate::wire::Qpn;
+
+/// Whom a message is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Route {
+    /// Whoever offers this service: it begins something.
+    Service(u64),
+    /// Whoever gave away this number: it goes on with something.
+    Communication(u32),
+}
+
+impl Route {
+    /// Where a message goes.
+    pub fn of(message: &Message) -> Self {
+        match message {
+            Message::Req(req) => Self::Service(req.service),
+            Message::SidrReq(req) => Self::Service(req.service),
+            Message::SidrRep(rep) => Self::Communication(rep.request),
+            Message::Rep(rep) => Self::Communication(rep.ids.remote),
+            Message::Rej(rej) => Self::Communication(rej.ids.remote),
+            Message::Mra(mra) => Self::Communication(mra.ids.remote),
+            Message::Dreq { ids, .. }
+            | Message::Rtu(ids)
+            | Message::Drep(ids)
+            | Message::Lap(ids)
+            | Message::Apr(ids) => Self::Communication(ids.remote),
+        }
+    }
+}
+
+/// What to answer to a message whose addressee does not exist; nothing to those that ask for no answer.
+pub fn refusal(message: &Message, transaction: &Mad) -> Option<Mad> {
+    let transaction = transaction.transaction();
+    let rej = |ids: Ids, about, reason| {
+        Rej { ids: ids.swapped(), about, reason, private: Vec::new() }.emit(transaction)
+    };
+    match message {
+        Message::Req(req) => {
+            Some(rej(Ids { local: req.local_id, remote: 0 }, About::Req, reason::INVALID_SERVICE_ID))
+        }
+        Message::Rep(rep) => Some(rej(rep.ids, About::Rep, reason::INVALID_COMM_ID)),
+        // It has forgotten the connection, which is what was asked for.
+        Message::Dreq { ids, .. } => Some(ids.swapped().emit(Kind::Drep, transaction)),
+        Message::SidrReq(req) => Some(
+            SidrRep {
+                request: req.request,
+                status: sidr_status::UNSUPPORTED,
+                qpn: Qpn::new(0),
+                service: req.service,
+                qkey: 0,
+                private: Vec::new(),
+            }
+            .emit(transaction),
+        ),
+        _ => None,
+    }
+}
