@@ -54,11 +54,12 @@ fn main() {
     let map = out.join("nodes.map");
     fs::write(&map, nodes).expect("OUT_DIR is ours");
 
-    let library = variable("CARGO_PKG_NAME").replace("nobounce-stub-", "lib");
+    let library = variable("CARGO_PKG_NAME").replace("nobounce-", "lib").replace("stub-", "");
     println!("cargo::rerun-if-changed=names.txt");
-    println!("cargo::rerun-if-changed=../build.rs");
     println!("cargo::rustc-cdylib-link-arg=-Wl,--version-script={}", map.display());
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,{library}.so.1");
+    // Threads may run in it.
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
 }
 
 fn variable(name: &str) -> String {

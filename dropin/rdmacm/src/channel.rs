@@ -1,0 +1,75 @@
+//! Event channels.
+
+use std::collections::HashMap;
+use std::ffi::{c_int, c_void};
+use std::sync::{Mutex, PoisonError};
+
+use nobounce_nic::soft::CmChannel;
+
+use crate::entry::{self, Errno};
+use crate::layout::EventChannel;
+
+#[repr(C)]
+struct ChannelObject {
+    raw: EventChannel,
+    channel: CmChannel,
+}
+
+/// Every channel there is, by its address.
+static CHANNELS: Mutex<Option<HashMap<usize, CmChannel>>> = Mutex::new(None);
+
+fn with<T>(what: impl FnOnce(&mut HashMap<usize, CmChannel>) -> T) -> T {
+    what(CHANNELS.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default())
+}
+
+/// Makes a channel.
+pub(crate) fn create() -> Result<*mut EventChannel, Errno> {
+    let channel = CmChannel::new()?;
+    let raw = EventChannel { fd: channel.fd() };
+    let object = Box::into_raw(Box::new(ChannelObject { raw, channel: channel.clone() }));
+    with(|channels| channels.insert(object.expose_provenance(), channel));
+    Ok(object.cast())
+}
+
+/// The channel behind a pointer of C's.
+pub(crate) fn find(raw: *mut EventChannel) -> Result<CmChannel, Errno> {
+    with(|channels| channels.get(&raw.addr()).cloned()).ok_or(Errno::EINVAL)
+}
+
+/// Ends a channel.
+pub(crate) fn destroy(raw: *mut EventChannel) {
+    if with(|channels| channels.remove(&raw.addr())).is_some() {
+        // SAFETY: it was in the table, so `create` made it, and nobody else has taken it out.
+        drop(unsafe { Box::from_raw(raw.cast::<ChannelObject>()) });
+    }
+}
+
+/// `rdma_create_event_channel`.
+pub(crate) unsafe extern "C" fn rdma_create_event_channel() -> *mut EventChannel {
+    entry::pointer(|| {
+        // Whoever makes a channel wants connections: if there can be none, this is where it is told.
+        crate::device::devices(|_| true)?.first().ok_or(Errno(libc::ENODEV))?;
+        create()
+    })
+}
+
+/// `rdma_destroy_event_channel`.
+pub(crate) unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut EventChannel) {
+    entry::silent(|| {
+        destroy(channel);
+        Ok(())
+    });
+}
+
+unsafe extern "C-unwind" {
+    fn read(fd: c_int, to: *mut c_void, length: usize) -> isize;
+}
+
+/// Reads one notice from a descriptor: waits for it or not, and goes on after a signal or not, as the program has set its descriptor
+/// and its signals. False, and errno, when there was none. The thread may be cancelled in here, which unwinds it from here on:
+/// neither this function nor its callers may own anything.
+pub(crate) fn read_notice(fd: c_int) -> bool {
+    let mut notice = 0_u64;
+    // SAFETY: eight bytes that can be written.
+    unsafe { read(fd, (&raw mut notice).cast(), 8) == 8 }
+}

@@ -1,0 +1,45 @@
+//! A drop-in `librdmacm.so.1`: connections of other people's RDMA programs on the software NIC.
+//!
+//! Thin: an identifier of C's stands for a communication of the NIC's connection manager (`nobounce_nic::soft::Cm`), whose messages
+//! are the standard's; queue pairs are those of our libibverbs, which the program has loaded. Loading the library does nothing.
+
+mod address;
+mod calls;
+mod channel;
+mod connect;
+mod device;
+#[path = "../../stubs/endings.rs"]
+mod endings;
+mod endpoint;
+#[allow(dead_code, reason = "made for libibverbs, which has functions of more kinds")]
+#[path = "../../ibverbs/src/entry.rs"]
+mod entry;
+mod event;
+mod id;
+mod layout;
+#[allow(dead_code, reason = "as above")]
+#[path = "../../ibverbs/src/log.rs"]
+mod log;
+mod qp;
+mod resolve;
+
+use channel::{rdma_create_event_channel, rdma_destroy_event_channel};
+use connect::{
+    rdma_accept, rdma_connect, rdma_disconnect, rdma_establish, rdma_listen, rdma_notify, rdma_reject,
+};
+use device::{rdma_free_devices, rdma_get_devices};
+use endpoint::{rdma_create_ep, rdma_destroy_ep, rdma_freeaddrinfo, rdma_getaddrinfo};
+use event::{rdma_ack_cm_event, rdma_event_str, rdma_get_cm_event, rdma_get_request};
+use id::{
+    rdma_create_id, rdma_destroy_id, rdma_destroy_qp, rdma_get_dst_port, rdma_get_src_port, rdma_migrate_id,
+};
+use qp::{
+    rdma_create_qp, rdma_create_qp_ex, rdma_create_srq, rdma_create_srq_ex, rdma_destroy_srq,
+    rdma_init_qp_attr,
+};
+use resolve::{rdma_bind_addr, rdma_resolve_addr, rdma_resolve_route, rdma_set_option};
+
+/// What is not offered: multicast, ECE, sockets over RDMA.
+const ERRNO: i32 = libc::EOPNOTSUPP;
+
+include!(concat!(env!("OUT_DIR"), "/exports.rs"));
