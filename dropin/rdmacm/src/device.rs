@@ -128,6 +128,7 @@ pub(crate) fn devices(which: impl Fn(IpAddr) -> bool) -> Result<Vec<&'static Dev
 
 /// Whether a device has an address of this kind: IPv4 or IPv6, of the loopback or not.
 pub(crate) fn has_kind(of: IpAddr) -> bool {
+    let of = local_addr(of);
     let alike = |addr: &IpAddr| addr.is_ipv4() == of.is_ipv4() && addr.is_loopback() == of.is_loopback();
     of.is_unspecified() || addrs().iter().any(alike)
 }
@@ -135,6 +136,15 @@ pub(crate) fn has_kind(of: IpAddr) -> bool {
 /// The device that has this very address.
 pub(crate) fn device_at(addr: IpAddr) -> Result<&'static Device, Errno> {
     devices(|other| other == addr)?.first().copied().ok_or(Errno(libc::ENODEV))
+}
+
+/// What an address of this machine's own stands for: where no device has a loopback address, it is the first device.
+pub(crate) fn local_addr(addr: IpAddr) -> IpAddr {
+    let addrs = addrs();
+    if !addr.is_loopback() || addrs.iter().any(IpAddr::is_loopback) {
+        return addr;
+    }
+    addrs.into_iter().find(|other| other.is_ipv4() == addr.is_ipv4()).unwrap_or(addr)
 }
 
 /// The device from which the system would reach `to`; else the first one that can.

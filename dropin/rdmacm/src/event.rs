@@ -121,13 +121,19 @@ fn draft(notice: CmNotice) -> Result<Option<Draft>, Errno> {
     }))
 }
 
+/// Somebody who asks, as the program gets to know it, and whom it asks.
+struct Asked {
+    id: Arc<Id>,
+    listener: Arc<Id>,
+}
+
 /// A new identifier for somebody who asks a listener.
 fn asked(
     tag: u64,
     local: IpAddr,
     comm: CommId,
     (port, header): (u16, ip::IpHeader),
-) -> Result<Option<(Arc<Id>, Arc<Id>)>, Errno> {
+) -> Result<Option<Asked>, Errno> {
     let device = device::device_at(local)?;
     let cm = device.cm()?;
     let Some(listener) = Id::find_tag(tag) else {
@@ -152,7 +158,7 @@ fn asked(
     if listener.state().sync {
         id.make_sync()?;
     }
-    Ok(Some((id, listener)))
+    Ok(Some(Asked { id, listener }))
 }
 
 fn request(tag: u64, local: IpAddr, comm: CommId, req: &Req) -> Result<Option<Draft>, Errno> {
@@ -167,7 +173,8 @@ fn request(tag: u64, local: IpAddr, comm: CommId, req: &Req) -> Result<Option<Dr
         device.cm()?.release(comm);
         return Ok(None);
     }
-    let Some((id, listener)) = asked(tag, local, comm, (ip::service_port(req.service), header))? else {
+    let Some(Asked { id, listener }) = asked(tag, local, comm, (ip::service_port(req.service), header))?
+    else {
         return Ok(None);
     };
     let mut state = id.state();
@@ -211,7 +218,8 @@ fn sidr_request(
         device::device_at(local)?.cm()?.release(comm);
         return Ok(None);
     };
-    let Some((id, listener)) = asked(tag, local, comm, (ip::service_port(req.service), header))? else {
+    let Some(Asked { id, listener }) = asked(tag, local, comm, (ip::service_port(req.service), header))?
+    else {
         return Ok(None);
     };
     id.state().link.remote = Some(from);

@@ -245,6 +245,7 @@ impl Id {
         if state.src.is_some() {
             return Err(Errno::EINVAL);
         }
+        let to = SocketAddr::new(device::local_addr(to.ip()), to.port());
         let devices = if to.ip().is_unspecified() {
             let both = to.is_ipv6() && !state.v6_only;
             device::devices(|addr| both || addr.is_ipv4() == to.is_ipv4())?

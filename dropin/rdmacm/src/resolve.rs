@@ -36,6 +36,7 @@ fn resolve_addr(id: &Id, src: Option<SocketAddr>, dst: SocketAddr) -> Result<(),
         IpAddr::V4(_) => SocketAddr::new(Ipv4Addr::LOCALHOST.into(), dst.port()),
         IpAddr::V6(_) => SocketAddr::new(std::net::Ipv6Addr::LOCALHOST.into(), dst.port()),
     };
+    let dst = SocketAddr::new(device::local_addr(dst.ip()), dst.port());
     let wanted = src.or(state.src);
     let device = match wanted.map(|src| src.ip()).filter(|ip| !ip.is_unspecified()) {
         Some(ip) => device::device_at(ip)?,

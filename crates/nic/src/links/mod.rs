@@ -5,6 +5,7 @@ pub mod fault;
 mod outbox;
 pub mod pcap;
 mod sealers;
+mod services;
 pub mod shm;
 mod slot;
 #[cfg(test)]

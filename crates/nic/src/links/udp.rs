@@ -24,7 +24,8 @@ use self::socket::{SockAddr, Socket};
 use self::transmit::Transmitter;
 use super::batch::SLOT_BYTE;
 use super::outbox::Outbox;
-use super::slot::{Handover, Owner, Run, ServiceName, Slot, Turn};
+use super::services::Services;
+use super::slot::{Handover, Owner, Run, Slot, Turn};
 use super::{Capabilities, Link, MadOwner, RxDatagram, SOURCE_PORTS, TxBatch};
 
 /// Bytes of socket buffer asked for; the kernel gives what `rmem_max` and `wmem_max` allow.
@@ -84,7 +85,7 @@ pub struct UdpLink {
     senders: Vec<Socket>,
     slot: Slot,
     /// Services of the connection manager that this device offers.
-    services: Vec<ServiceName>,
+    services: Services,
     outbox: Outbox,
     caps: Capabilities,
     transmitter: Transmitter,
@@ -159,7 +160,7 @@ impl UdpLink {
             listening: false,
             senders,
             slot,
-            services: Vec::new(),
+            services: Services::default(),
             outbox: Outbox::default(),
             caps,
             transmitter: Transmitter::new(config.scope),
@@ -207,7 +208,7 @@ impl UdpLink {
                 None => break,
             }
         }
-        for service in services {
+        for service in services.bound() {
             for _ in 0..HANDOVERS {
                 match service.take(receiver.buffer()) {
                     Some(run) => delivered += take_run(run, None, rx, patience, sink),
@@ -276,23 +277,19 @@ impl Link for UdpLink {
     }
 
     fn wake_fds(&self) -> Vec<RawFd> {
-        let services = self.services.iter().map(ServiceName::fd);
-        [self.socket.fd(), self.slot.fd()].into_iter().chain(services).collect()
+        [self.socket.fd(), self.slot.fd()].into_iter().chain(self.services.fd()).collect()
     }
 
     fn bind_service(&mut self, service: u64) -> io::Result<bool> {
-        let bound = ServiceName::bind(self.caps.local, service)?;
-        let is_bound = bound.is_some();
-        self.services.extend(bound);
-        Ok(is_bound)
+        self.services.bind(self.caps.local, service)
     }
 
     fn unbind_service(&mut self, service: u64) {
-        self.services.retain(|bound| bound.service != service);
+        self.services.unbind(service);
     }
 
     fn has_service(&self, service: u64) -> bool {
-        self.services.iter().any(|bound| bound.service == service)
+        self.services.bound().iter().any(|bound| bound.service == service)
     }
 
     fn hand_over_mad(&mut self, owner: MadOwner, datagram: &RxDatagram<'_>) -> bool {

@@ -117,8 +117,6 @@ impl Cm {
     pub fn unbind(&self, service: u64) {
         if let Some(mut engine) = self.device.shared.lock() {
             engine.link.unbind_service(service);
-            drop(engine);
-            self.device.watch_link();
         }
     }
 

@@ -62,7 +62,7 @@ pub(crate) struct Core {
     pub(crate) paths: Paths,
     pub(crate) counters: Counters,
     pub(super) events: Arc<Events>,
-    tx: TxBatch,
+    pub(super) tx: TxBatch,
     ready: VecDeque<u32>,
     owing: Owing,
     touched: Vec<u32>,
@@ -79,7 +79,7 @@ pub(crate) struct Core {
     pub(super) robbed: usize,
     /// What queue pairs that are gone moved, by peer.
     moved: HashMap<IpAddr, PathCounters>,
-    timers: BinaryHeap<Reverse<(Nanos, u32)>>,
+    pub(super) timers: BinaryHeap<Reverse<(Nanos, u32)>>,
     peers: Peers,
     /// Precomputed ICRCs of the flows and packet lengths heard lately.
     sealers: Sealers<(u16, IpAddr)>,
@@ -458,20 +458,6 @@ impl Core {
             entry.armed = Some(at);
             self.timers.push(Reverse((at, index)));
         }
-    }
-
-    /// Has the timers fire for a number that is no queue pair's entry.
-    pub(super) fn arm_index(&mut self, index: u32, at: Nanos) {
-        self.timers.push(Reverse((at, index)));
-    }
-
-    /// Queue pair 1 and the batch that its packets leave in.
-    pub(super) fn gsi_and_batch(&mut self) -> (&mut Gsi, &mut TxBatch) {
-        (&mut self.gsi, &mut self.tx)
-    }
-
-    pub(super) fn batch(&mut self) -> &mut TxBatch {
-        &mut self.tx
     }
 
     pub(crate) fn make_ready(&mut self, index: u32) {

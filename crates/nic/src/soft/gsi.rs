@@ -4,6 +4,7 @@
 //! bound the service's name, everything else to the slot in the communication's number. Where there is no such device, whoever
 //! got the datagram answers in its place.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::net::{IpAddr, UdpSocket};
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use nobounce_protocol::timing::Nanos;
 use nobounce_protocol::wire::{BTH_LEN, Deth, Header, ICRC_LEN, Opcode, Psn, Qpn, ROCE_PORT};
 
 use super::cm_channel::{CmNotice, Told};
-use super::engine::Engine;
+use super::engine::{Core, Engine};
 use super::notices::Notices;
 use crate::links::{Link, MadOwner, RxDatagram, TxBatch};
 
@@ -25,6 +26,13 @@ const MAX_INBOX: usize = 1024;
 const PACKET: usize = BTH_LEN + 8 + MAD_LEN + ICRC_LEN;
 /// How soon to try again when the send buffer is full.
 const RETRY_NS: Nanos = 1_000_000;
+/// How long a request waits for somebody to offer the service, before it is refused: programs that end one listener and begin the next (as
+/// perftest does) may be between the two.
+const GRACE_NS: Nanos = 100_000_000;
+/// How often it is looked whether somebody does.
+const LOOK_NS: Nanos = 5_000_000;
+/// Requests that wait so at most; further ones are refused at once.
+const MAX_WAITING: usize = 256;
 /// Notices kept for a user who does not fetch them: more than there can be communications.
 const MAX_NOTICES: usize = 1 << 17;
 
@@ -52,8 +60,12 @@ pub(crate) struct Gsi {
     /// There is something to do: datagrams came, or a timer fired.
     pub(crate) wanted: bool,
     inbox: Vec<Inbound>,
+    /// Requests that nobody has offered a service for, and until when they wait.
+    waiting: Vec<(Nanos, Inbound)>,
     out: Vec<(IpAddr, Mad)>,
     psn: u32,
+    /// The timer that was set last.
+    armed: Option<Nanos>,
     pub(crate) agent: Option<Box<LocalAgent>>,
     /// Not understood, or with another key.
     pub(crate) malformed: u64,
@@ -67,8 +79,6 @@ pub(crate) struct LocalAgent {
     pub(crate) listeners: HashMap<u64, Owner>,
     /// Sockets that tell whether anybody is there, by peer.
     probes: HashMap<IpAddr, UdpSocket>,
-    /// The timer that was set last.
-    pub(crate) armed: Option<Nanos>,
 }
 
 impl LocalAgent {
@@ -78,7 +88,6 @@ impl LocalAgent {
             owners: HashMap::new(),
             listeners: HashMap::new(),
             probes: HashMap::new(),
-            armed: None,
         }
     }
 
@@ -100,7 +109,7 @@ impl LocalAgent {
 
     /// Asks the hosts of those who do not answer whether anybody is there. A host that is up and has no such socket says so,
     /// and there is no need to wait for the last repetition.
-    fn probe(&mut self, local: IpAddr) {
+    fn probe(&mut self) {
         let waiting = std::mem::take(&mut self.probes);
         for (peer, socket) in waiting {
             let silent = self.cm.waiting_for(peer);
@@ -116,7 +125,6 @@ impl LocalAgent {
             }
             self.probes.insert(peer, socket);
         }
-        let _ = local;
     }
 
     /// Begins to look after a peer that has not answered yet.
@@ -177,7 +185,13 @@ impl Engine {
         let Self { link, core } = self;
         let (slot, local) = (link.slot(), link.local());
         core.gsi.wanted = false;
-        for inbound in std::mem::take(&mut core.gsi.inbox) {
+        let due = core.gsi.armed.is_some_and(|at| at <= now);
+        if due {
+            core.gsi.armed = None;
+        }
+        let waited = core.gsi.waiting.drain(..).collect::<Vec<_>>();
+        let came = std::mem::take(&mut core.gsi.inbox).into_iter().map(|inbound| (now + GRACE_NS, inbound));
+        for (until, inbound) in waited.into_iter().chain(came) {
             let owner = match Route::of(&inbound.message) {
                 Route::Service(service) => {
                     let ours = core.gsi.agent.as_ref().is_some_and(|agent| agent.cm.listens(service));
@@ -188,19 +202,21 @@ impl Engine {
                     (of != slot).then_some(MadOwner::Slot(of))
                 }
             };
-            let Inbound { src, src_port, ip_id, packet, mad, message } = inbound;
-            let datagram = RxDatagram { src, src_port, ip_id, bytes: &packet };
+            let Inbound { src, src_port, ip_id, packet, mad, message } = &inbound;
+            let datagram = RxDatagram { src: *src, src_port: *src_port, ip_id: *ip_id, bytes: packet };
             match (owner, &mut core.gsi.agent) {
                 // A name of our own that nobody listens to is as good as none.
                 (Some(owner), _) if !is_own(&**link, owner) && link.hand_over_mad(owner, &datagram) => {}
-                (None, Some(agent)) => agent.cm.handle_message(now, src, &message, &mad),
-                _ => core.gsi.out.extend(refusal(&message, &mad).map(|answer| (src, answer))),
+                (None, Some(agent)) => agent.cm.handle_message(now, *src, message, mad),
+                (Some(MadOwner::Service(_)), _) if now < until && core.gsi.waiting.len() < MAX_WAITING => {
+                    core.gsi.waiting.push((until, inbound));
+                }
+                _ => core.gsi.out.extend(refusal(message, mad).map(|answer| (*src, answer))),
             }
         }
         if let Some(agent) = &mut core.gsi.agent {
-            if agent.armed.is_some_and(|at| at <= now) {
-                agent.armed = None;
-                agent.probe(local);
+            if due {
+                agent.probe();
             }
             agent.cm.handle_timeout(now);
             agent.deliver(local);
@@ -219,8 +235,10 @@ impl Engine {
             if self.link.send_blocked() {
                 break;
             }
-            let full = self.core.fill_gsi();
-            self.link.send(self.core.batch());
+            let Core { gsi, tx, counters, .. } = &mut self.core;
+            let full = gsi.fill(tx);
+            counters.sent_pkts += u64::try_from(tx.packets().len()).unwrap_or(0);
+            self.link.send(&mut self.core.tx);
             if !full {
                 break;
             }
@@ -230,12 +248,14 @@ impl Engine {
 
     /// Sets the timer of the connection manager.
     fn arm_gsi(&mut self, now: Nanos) {
-        let blocked = (!self.core.gsi.out.is_empty()).then_some(now + RETRY_NS);
-        let Some(agent) = &mut self.core.gsi.agent else { return };
-        let Some(at) = [agent.cm.poll_timeout(), blocked].into_iter().flatten().min() else { return };
-        if agent.armed.is_none_or(|armed| at < armed) {
-            agent.armed = Some(at);
-            self.core.arm_index(GSI_QPN, at);
+        let gsi = &mut self.core.gsi;
+        let blocked = (!gsi.out.is_empty()).then_some(now + RETRY_NS);
+        let waiting = (!gsi.waiting.is_empty()).then_some(now + LOOK_NS);
+        let agent = gsi.agent.as_ref().and_then(|agent| agent.cm.poll_timeout());
+        let Some(at) = [agent, blocked, waiting].into_iter().flatten().min() else { return };
+        if gsi.armed.is_none_or(|armed| at < armed) {
+            gsi.armed = Some(at);
+            self.core.timers.push(Reverse((at, GSI_QPN)));
         }
     }
 
@@ -256,16 +276,5 @@ fn is_own(link: &dyn Link, owner: MadOwner) -> bool {
     match owner {
         MadOwner::Slot(slot) => slot == link.slot(),
         MadOwner::Service(service) => link.has_service(service),
-    }
-}
-
-impl super::engine::Core {
-    fn fill_gsi(&mut self) -> bool {
-        let (gsi, tx) = self.gsi_and_batch();
-        let before = tx.packets().len();
-        let full = gsi.fill(tx);
-        let sent = tx.packets().len() - before;
-        self.counters.sent_pkts += u64::try_from(sent).unwrap_or(0);
-        full
     }
 }

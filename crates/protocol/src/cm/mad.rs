@@ -89,7 +89,7 @@ impl Mad {
     }
 
     /// The number that answers repeat.
-    pub(super) fn transaction(&self) -> u64 {
+    pub fn transaction(&self) -> u64 {
         self.0[8..16].iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
     }
 

@@ -118,7 +118,8 @@ mod req {
 const PERMISSIVE_LID: u64 = 0xffff;
 
 impl Req {
-    pub(super) fn emit(&self, transaction: u64) -> Mad {
+    /// The message, as an exchange with this number has it.
+    pub fn emit(&self, transaction: u64) -> Mad {
         let mut mad = Mad::new(Kind::Req, transaction);
         mad.set(LOCAL_ID, self.local_id.into());
         mad.set(req::SERVICE, self.service);
@@ -223,7 +224,8 @@ mod rep {
 const FAILOVER_NOT_SUPPORTED: u64 = 1;
 
 impl Rep {
-    pub(super) fn emit(&self, transaction: u64) -> Mad {
+    /// The message, as an exchange with this number has it.
+    pub fn emit(&self, transaction: u64) -> Mad {
         let mut mad = self.ids.emit(Kind::Rep, transaction);
         mad.set(rep::QPN, self.qpn.get().into());
         mad.set(rep::PSN, self.starting_psn.get().into());
@@ -261,7 +263,8 @@ impl Ids {
         Self { local: mad.word(LOCAL_ID), remote: mad.word(REMOTE_ID) }
     }
 
-    pub(super) fn emit(self, kind: Kind, transaction: u64) -> Mad {
+    /// A message of this kind that says nothing but these numbers.
+    pub fn emit(self, kind: Kind, transaction: u64) -> Mad {
         let mut mad = Mad::new(kind, transaction);
         mad.set(LOCAL_ID, self.local.into());
         mad.set(REMOTE_ID, self.remote.into());
@@ -318,7 +321,8 @@ const REJ_REASON: Field = Field(10, 0, 16);
 const REJ_PRIVATE: usize = 84;
 
 impl Rej {
-    pub(super) fn emit(&self, transaction: u64) -> Mad {
+    /// The message, as an exchange with this number has it.
+    pub fn emit(&self, transaction: u64) -> Mad {
         let mut mad = self.ids.emit(Kind::Rej, transaction);
         mad.set(ABOUT, self.about.code());
         mad.set(REJ_REASON, self.reason.into());
@@ -349,7 +353,8 @@ pub struct Mra {
 const MRA_TIMEOUT: Field = Field(9, 0, 5);
 
 impl Mra {
-    pub(super) fn emit(&self, transaction: u64) -> Mad {
+    /// The message, as an exchange with this number has it.
+    pub fn emit(&self, transaction: u64) -> Mad {
         let mut mad = self.ids.emit(Kind::Mra, transaction);
         mad.set(ABOUT, self.about.code());
         mad.set(MRA_TIMEOUT, self.service_timeout.into());
@@ -364,7 +369,7 @@ impl Mra {
 const DREQ_QPN: Field = Field(8, 0, 24);
 
 /// A request to end a connection, with the number of the receiver's queue pair.
-pub(super) fn emit_dreq(ids: Ids, remote_qpn: Qpn, transaction: u64) -> Mad {
+pub fn emit_dreq(ids: Ids, remote_qpn: Qpn, transaction: u64) -> Mad {
     let mut mad = ids.emit(Kind::Dreq, transaction);
     mad.set(DREQ_QPN, remote_qpn.get().into());
     mad
@@ -398,7 +403,8 @@ impl SidrReq {
         Self { request, pkey: DEFAULT_PKEY, service, private }
     }
 
-    pub(super) fn emit(&self, transaction: u64) -> Mad {
+    /// The message, as an exchange with this number has it.
+    pub fn emit(&self, transaction: u64) -> Mad {
         let mut mad = Mad::new(Kind::SidrReq, transaction);
         mad.set(LOCAL_ID, self.request.into());
         mad.set(SIDR_REQ_PKEY, self.pkey.into());
@@ -440,7 +446,8 @@ mod sidr_rep {
 }
 
 impl SidrRep {
-    pub(super) fn emit(&self, transaction: u64) -> Mad {
+    /// The message, as an exchange with this number has it.
+    pub fn emit(&self, transaction: u64) -> Mad {
         let mut mad = Mad::new(Kind::SidrRep, transaction);
         mad.set(LOCAL_ID, self.request.into());
         mad.set(sidr_rep::STATUS, self.status.into());

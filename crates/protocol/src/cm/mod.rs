@@ -16,7 +16,7 @@ pub use agent::{Agent, AgentCounters, CmError, Config};
 pub use communication::{Accept, CommId, Connect};
 pub use event::Event;
 pub use mad::{GSI_QKEY, GSI_QPN, Kind, MAD_LEN, Mad};
-pub use message::{About, Ids, Message, Mra, Rej, Rep, Req, SidrRep, SidrReq, private_len};
+pub use message::{About, Ids, Message, Mra, Rej, Rep, Req, SidrRep, SidrReq, emit_dreq, private_len};
 pub use route::{Route, refusal};
 
 /// Why a request was refused; the standard's numbers.

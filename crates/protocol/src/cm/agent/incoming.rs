@@ -1,0 +1,221 @@
+//! What comes from others.
+
+use std::net::IpAddr;
+
+use super::{Agent, MAX_COMMUNICATIONS, SERVICE_TIMEOUT};
+use crate::cm::communication::{CommId, Communication, State};
+use crate::cm::event::Event;
+use crate::cm::mad::{Kind, Mad};
+use crate::cm::message::{About, Ids, Message, Mra, Rej, Rep, Req, SidrReq, emit_apr};
+use crate::cm::reason;
+use crate::cm::route::refusal;
+use crate::timing::Nanos;
+
+impl Agent {
+    /// A message came.
+    pub fn handle_message(&mut self, now: Nanos, from: IpAddr, message: &Message, mad: &Mad) {
+        self.counters.received += 1;
+        match message {
+            Message::Req(req) => self.take_req(from, req, mad),
+            Message::SidrReq(req) => self.take_sidr_req(from, req, mad),
+            Message::Rep(rep) => self.take_rep(from, rep, message, mad),
+            Message::Rtu(ids) => self.about(from, *ids, |this, communication| {
+                if communication.state != State::RepSent {
+                    this.counters.duplicates += 1;
+                    return;
+                }
+                communication.rest(State::Established);
+                this.tell(communication, Event::Established { id: communication.id() });
+            }),
+            Message::Rej(rej) => self.take_rej(from, rej),
+            Message::Mra(mra) => self.about(from, mra.ids, |_, communication| {
+                let waits = match mra.about {
+                    About::Req => communication.state == State::ReqSent,
+                    About::Rep => communication.state == State::RepSent,
+                    About::Other => false,
+                };
+                if waits {
+                    communication.be_patient(now, mra.service_timeout);
+                }
+            }),
+            Message::Dreq { ids, .. } => self.take_dreq(now, from, *ids, message, mad),
+            Message::Drep(ids) => self.about(from, *ids, |this, communication| {
+                if communication.state == State::DreqSent {
+                    this.tell(communication, Event::Disconnected { id: communication.id(), silent: false });
+                    communication.wait_out(now);
+                }
+            }),
+            Message::SidrRep(rep) => {
+                let ids = Ids { local: 0, remote: rep.request };
+                self.about(from, ids, |this, communication| {
+                    if communication.state == State::SidrReqSent {
+                        communication.rest(State::Over);
+                        this.tell(
+                            communication,
+                            Event::SidrReply { id: communication.id(), rep: rep.clone() },
+                        );
+                    }
+                });
+            }
+            Message::Lap(ids) => self.send(from, emit_apr(ids.swapped(), mad.transaction())),
+            Message::Apr(_) => self.counters.dropped += 1, // an answer to what we never ask
+        }
+    }
+
+    fn take_req(&mut self, from: IpAddr, req: &Req, mad: &Mad) {
+        if let Some(&known) = self.asked.get(&(from, req.local_id, false)) {
+            self.counters.duplicates += 1;
+            let Some(communication) = self.communications.get(&known) else { return };
+            let again = match communication.state {
+                State::ReqReceived => {
+                    let ids = communication.ids;
+                    let mra = Mra { ids, about: About::Req, service_timeout: SERVICE_TIMEOUT };
+                    Some(mra.emit(communication.transaction))
+                }
+                State::RepSent => communication.said.clone(),
+                _ => None,
+            };
+            if let Some(again) = again {
+                self.counters.repeated += 1;
+                self.send(from, again);
+            }
+            return;
+        }
+        let Some(listener) = self.listeners.get_mut(&req.service) else {
+            let message = Message::Req(Box::new(req.clone()));
+            return refusal(&message, mad).into_iter().for_each(|rej| self.send(from, rej));
+        };
+        if listener.pending >= listener.backlog || self.communications.len() >= MAX_COMMUNICATIONS {
+            self.counters.overrun += 1; // it will be asked again
+            return;
+        }
+        let ids = Ids { local: req.local_id, remote: 0 };
+        if req.transport > 1 {
+            let reason = reason::INVALID_TRANSPORT_TYPE;
+            let rej = Rej { ids: ids.swapped(), about: About::Req, reason, private: Vec::new() };
+            return self.send(from, rej.emit(mad.transaction()));
+        }
+        let Ok(local) = self.allocate() else { return };
+        // Its queue pair has a new connection, so that the old one, if we know one, is no more: its process died, and the
+        // number was given away again.
+        if let Some(&stale) = self.queue_pairs.get(&(from, req.qpn)) {
+            self.forget_stale(CommId(stale));
+        }
+        if let Some(listener) = self.listeners.get_mut(&req.service) {
+            listener.pending += 1;
+        }
+        let ids = Ids { local, remote: req.local_id };
+        let mut new = Communication::new(from, ids, State::ReqReceived, mad.transaction());
+        new.remote_qpn = req.qpn;
+        new.pending = Some(req.service);
+        new.local_ack_timeout = req.local_ack_timeout;
+        self.asked.insert((from, req.local_id, false), local);
+        self.queue_pairs.insert((from, req.qpn), local);
+        self.communications.insert(local, new);
+        self.events.push_back(Event::Request { id: CommId(local), from, req: Box::new(req.clone()) });
+    }
+
+    fn take_sidr_req(&mut self, from: IpAddr, req: &SidrReq, mad: &Mad) {
+        if let Some(&known) = self.asked.get(&(from, req.request, true)) {
+            self.counters.duplicates += 1;
+            let said = self.communications.get(&known).and_then(|communication| communication.said.clone());
+            if let Some(said) = said {
+                self.counters.repeated += 1;
+                self.send(from, said);
+            }
+            return;
+        }
+        let Some(listener) = self.listeners.get_mut(&req.service) else {
+            let message = Message::SidrReq(req.clone());
+            return refusal(&message, mad).into_iter().for_each(|rep| self.send(from, rep));
+        };
+        if listener.pending >= listener.backlog || self.communications.len() >= MAX_COMMUNICATIONS {
+            self.counters.overrun += 1;
+            return;
+        }
+        listener.pending += 1;
+        let Ok(local) = self.allocate() else { return };
+        let ids = Ids { local, remote: req.request };
+        let mut new = Communication::new(from, ids, State::SidrReqReceived, mad.transaction());
+        new.pending = Some(req.service);
+        self.asked.insert((from, req.request, true), local);
+        self.communications.insert(local, new);
+        self.events.push_back(Event::SidrRequest { id: CommId(local), from, req: req.clone() });
+    }
+
+    fn take_rep(&mut self, from: IpAddr, rep: &Rep, message: &Message, mad: &Mad) {
+        let known = self.communications.get(&rep.ids.remote).filter(|c| c.peer == from);
+        if known.is_none_or(|c| c.state == State::Over) {
+            self.counters.dropped += 1;
+            return refusal(message, mad).into_iter().for_each(|rej| self.send(from, rej));
+        }
+        self.about(from, rep.ids, |this, communication| match communication.state {
+            State::ReqSent => {
+                communication.rest(State::RepReceived);
+                communication.ids.remote = rep.ids.local;
+                communication.remote_qpn = rep.qpn;
+                this.queue_pairs.insert((from, rep.qpn), communication.ids.local);
+                this.tell(communication, Event::Reply { id: communication.id(), rep: rep.clone() });
+            }
+            State::RepReceived => {
+                this.counters.duplicates += 1;
+                let ids = communication.ids;
+                let mra = Mra { ids, about: About::Rep, service_timeout: SERVICE_TIMEOUT };
+                this.send(from, mra.emit(communication.transaction));
+            }
+            State::Established => {
+                this.counters.duplicates += 1;
+                this.counters.repeated += 1;
+                this.send(from, communication.ids.emit(Kind::Rtu, communication.transaction));
+            }
+            _ => this.counters.duplicates += 1,
+        });
+    }
+
+    fn take_rej(&mut self, from: IpAddr, rej: &Rej) {
+        self.about(from, rej.ids, |this, communication| match communication.state {
+            State::ReqSent | State::RepReceived | State::RepSent => {
+                communication.rest(State::Over);
+                let Rej { reason, private, .. } = rej.clone();
+                this.tell(communication, Event::Rejected { id: communication.id(), reason, private });
+            }
+            State::DreqSent => {
+                this.tell(communication, Event::Disconnected { id: communication.id(), silent: false });
+                communication.rest(State::Over);
+            }
+            _ => this.counters.dropped += 1,
+        });
+    }
+
+    fn take_dreq(&mut self, now: Nanos, from: IpAddr, ids: Ids, message: &Message, mad: &Mad) {
+        // Answered whatever we know of it: whoever asks wants it to end. Our user has nothing to add, so nobody waits for it.
+        let known = self.communications.get(&ids.remote).is_some_and(|c| c.peer == from);
+        if !known {
+            self.counters.dropped += 1;
+        }
+        refusal(message, mad).into_iter().for_each(|drep| self.send(from, drep));
+        if !known {
+            return;
+        }
+        self.about(from, ids, |this, communication| match communication.state {
+            State::Established | State::RepSent | State::DreqSent => {
+                this.tell(communication, Event::Disconnected { id: communication.id(), silent: false });
+                communication.wait_out(now);
+            }
+            _ => this.counters.duplicates += 1,
+        });
+    }
+
+    /// The peer's queue pair belongs to another connection now.
+    fn forget_stale(&mut self, id: CommId) {
+        let _ = self.change(id, |this, communication| {
+            if matches!(communication.state, State::Established | State::RepSent) {
+                this.tell(communication, Event::Disconnected { id, silent: true });
+            }
+            if matches!(communication.state, State::Established | State::RepSent | State::TimeWait) {
+                communication.rest(State::Over);
+            }
+            Ok(())
+        });
+    }
+}

@@ -1,0 +1,64 @@
+//! The kernel's own messages, of the captures: each is read, and written as it was read.
+
+use nobounce_protocol::cm::{GSI_QKEY, GSI_QPN, Kind, Mad, Message, Route, emit_dreq, ip};
+use nobounce_protocol::pcap::Reader;
+use nobounce_protocol::wire::Header;
+
+const CAPTURES: [&[u8]; 3] = [
+    include_bytes!("../data/rxe.pcap"),
+    include_bytes!("../data/rxe-mtu4096.pcap"),
+    include_bytes!("../data/rxe-ipv6.pcap"),
+];
+
+fn messages() -> Vec<(Kind, Mad)> {
+    let mut found = Vec::new();
+    for file in CAPTURES {
+        for packet in Reader::new(file).unwrap().map(Result::unwrap) {
+            let Ok(parsed) = Header::parse(packet.packet) else { continue };
+            if parsed.header.dest_qpn.get() == GSI_QPN {
+                assert_eq!(parsed.header.deth.qkey, GSI_QKEY);
+                found.extend(Mad::parse(&packet.packet[parsed.payload]));
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn the_captures_hold_connections_from_begin_to_end() {
+    let kinds: Vec<_> = messages().into_iter().map(|(kind, _)| kind).collect();
+    let whole = [Kind::Req, Kind::Rep, Kind::Rtu, Kind::Dreq, Kind::Drep];
+    assert_eq!(kinds, [whole, whole].concat());
+}
+
+#[test]
+fn each_is_written_as_it_was_read() {
+    for (kind, mad) in messages() {
+        let transaction = mad.transaction();
+        let again = match Message::read(kind, &mad) {
+            Message::Req(req) => req.emit(transaction),
+            Message::Rep(rep) => rep.emit(transaction),
+            Message::Rtu(ids) => ids.emit(Kind::Rtu, transaction),
+            Message::Dreq { ids, remote_qpn } => emit_dreq(ids, remote_qpn, transaction),
+            Message::Drep(ids) => ids.emit(Kind::Drep, transaction),
+            other => panic!("{other:?}"),
+        };
+        let differs: Vec<_> = (0..256).filter(|at| mad.bytes()[*at] != again.bytes()[*at]).collect();
+        // The kernel leaves the bits about failover, which it does not have either, at 0.
+        let allowed: &[usize] = if kind == Kind::Rep { &[24 + 26] } else { &[] };
+        assert!(differs.iter().all(|at| allowed.contains(at)), "{kind:?}: bytes {differs:?}");
+    }
+}
+
+#[test]
+fn a_request_says_what_tshark_says() {
+    let (kind, mad) = &messages()[0];
+    let Message::Req(req) = Message::read(*kind, mad) else { panic!("not a request") };
+    assert_eq!((req.local_id, req.service, req.qpn.get()), (0xd099_445e, 0x0106_1c06, 0x18));
+    assert_eq!((req.starting_psn.get(), req.mtu, req.local_ack_timeout), (0x00f0_286b, 3, 0x11));
+    assert_eq!((req.retry_count, req.rnr_retry_count, req.max_cm_retries), (7, 7, 15));
+    assert_eq!(ip::address_of(req.local_gid).to_string(), "10.99.0.3");
+    let (header, user) = ip::IpHeader::parse(&req.private).unwrap();
+    assert_eq!((header.port, user.len()), (0x8fd7, 56));
+    assert_eq!(Route::of(&Message::Req(req)), Route::Service(0x0106_1c06));
+}
