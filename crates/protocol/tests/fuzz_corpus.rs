@@ -50,11 +50,16 @@ fn unreliable() {
     replay("unreliable", fuzzing::unreliable);
 }
 
+#[test]
+fn management() {
+    replay("management", fuzzing::management);
+}
+
 /// Makes the first corpora: packets of the captures, one of each opcode and file; random bytes for the others.
 #[test]
 #[ignore = "writes into fuzz/corpus"]
 fn make_corpora() {
-    for target in ["parser", "responder", "operations", "receiver", "unreliable"] {
+    for target in ["parser", "responder", "operations", "receiver", "unreliable", "management"] {
         fs::create_dir_all(corpus(target)).unwrap();
     }
     for name in ["rxe", "rxe-mtu4096", "rxe-ipv6"] {
@@ -68,9 +73,13 @@ fn make_corpora() {
             fs::write(corpus("parser").join(format!("{name}-{opcode:02x}")), packet).unwrap();
         }
     }
-    for (target, count, most) in
-        [("responder", 40, 400), ("operations", 40, 200), ("receiver", 40, 400), ("unreliable", 40, 200)]
-    {
+    for (target, count, most) in [
+        ("responder", 40, 400),
+        ("operations", 40, 200),
+        ("receiver", 40, 400),
+        ("unreliable", 40, 200),
+        ("management", 60, 600),
+    ] {
         for seed in 0..count {
             let mut rng = Rng::new(seed);
             let data: Vec<u8> =

@@ -124,6 +124,7 @@ fn random_bytes_through_the_fuzz_targets() {
             fuzzing::operations(&data);
             fuzzing::receiver(&data);
             fuzzing::unreliable(&data);
+            fuzzing::management(&data);
         });
         assert!(result.is_ok(), "seed {seed}");
     }

@@ -4,6 +4,7 @@
 mod common;
 
 mod capture;
+mod cm;
 mod connections;
 mod conversation;
 mod counter;

@@ -3,6 +3,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
+pub use super::management::management;
 use super::plan::{self, Kind, Op, Plan};
 use super::{A, Conditions, Setup, Sim, unreliable};
 use crate::qp::{Mtu, Operation, QpState, Service};
@@ -243,14 +244,14 @@ pub fn plan_of(data: &[u8]) -> Plan {
 }
 
 /// Reads input; beyond its end there are zeros.
-struct Bytes<'a>(&'a [u8]);
+pub(super) struct Bytes<'a>(pub(super) &'a [u8]);
 
 impl<'a> Bytes<'a> {
-    fn byte(&mut self) -> u8 {
+    pub(super) fn byte(&mut self) -> u8 {
         self.take(1).first().copied().unwrap_or(0)
     }
 
-    fn take(&mut self, len: usize) -> &'a [u8] {
+    pub(super) fn take(&mut self, len: usize) -> &'a [u8] {
         let (taken, rest) = self.0.split_at(len.min(self.0.len()));
         self.0 = rest;
         taken

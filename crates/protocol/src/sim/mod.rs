@@ -10,6 +10,7 @@
 
 mod endpoint;
 pub mod fuzzing;
+mod management;
 mod memory;
 mod network;
 pub mod plan;
