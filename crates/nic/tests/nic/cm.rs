@@ -15,7 +15,7 @@ use nobounce_protocol::cm::{
 use nobounce_protocol::wire::icrc::Flow;
 use nobounce_protocol::wire::{Deth, Header, ICRC_LEN, Opcode, ROCE_PORT};
 
-const SERVICE: u64 = 0x0106_4d2;
+const SERVICE: u64 = 0x0106_04d2;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 struct Side {

@@ -44,7 +44,7 @@ fn forge(bytes: &mut Bytes<'_>, ids: &[u32]) -> Mad {
     let ids = Ids { local: u32::from(bytes.byte() % 8), remote: pick(bytes.byte()) };
     let private = vec![bytes.byte(); 8];
     let qpn = Qpn::new(u32::from(bytes.byte() % 8));
-    let service = if bytes.byte() % 8 == 0 { 9 } else { SERVICE };
+    let service = if bytes.byte().is_multiple_of(8) { 9 } else { SERVICE };
     match bytes.byte() % 10 {
         0..=1 => {
             let mut blank = [0; MAD_LEN];
