@@ -164,7 +164,13 @@ pub(crate) fn bad(seed: u64, loss_ppm: u32) -> Fate {
     let mut rng = Rng::new(seed);
     Box::new(move |_, _, _| {
         let copies = 1 + u32::from(rng.chance(200_000));
-        (0..copies).filter_map(|_| (!rng.chance(loss_ppm)).then(|| rng.below(400 * MILLISECOND))).collect()
+        let mut arrivals = Vec::new();
+        for _ in 0..copies {
+            if !rng.chance(loss_ppm) {
+                arrivals.push(rng.below(400 * MILLISECOND));
+            }
+        }
+        arrivals
     })
 }
 
