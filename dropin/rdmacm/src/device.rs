@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
-use nobounce_nic::soft::{Cm, Config, Device as SoftDevice, Mtu};
+use nobounce_nic::soft::{Cm, Config, Device as SoftDevice, LinkChoice, Mtu};
 use nobounce_protocol::wire::ROCE_PORT;
 use nobounce_verbs as verbs;
 
@@ -40,7 +40,9 @@ impl Device {
             return if cm.device().is_forked() { Err(Errno::EIO) } else { Ok(cm.clone()) };
         }
         let config = Config::from_env().map_err(|error| refuse(&error))?;
-        let soft = SoftDevice::open(&Config { addr: self.addr, ..config }).map_err(|error| refuse(&error))?;
+        // What is said here takes the network's way, whatever the traffic does.
+        let config = Config { addr: self.addr, link: LinkChoice::Udp, ..config };
+        let soft = SoftDevice::open(&config).map_err(|error| refuse(&error))?;
         let opened = soft.cm().map_err(|error| refuse(&error))?;
         *cm = Some(opened.clone());
         Ok(opened)

@@ -19,7 +19,7 @@ use self::meeting::{Came, Hello};
 use self::ring::{Label, Memory, Reader, Trouble, Writer};
 use super::batch::{MAX_PACKET, SLOT_BYTE};
 use super::udp::OpenError;
-use super::{Capabilities, Link, RxDatagram, TxBatch};
+use super::{Capabilities, Link, MadOwner, RxDatagram, TxBatch};
 use crate::soft::eventfd::EventFd;
 
 /// Packets taken from one ring before the next one has its turn.
@@ -507,5 +507,21 @@ impl<L: Link> Link for ShmLink<L> {
 
     fn send_blocked(&self) -> bool {
         self.inner.send_blocked()
+    }
+
+    fn bind_service(&mut self, service: u64) -> io::Result<bool> {
+        self.inner.bind_service(service)
+    }
+
+    fn unbind_service(&mut self, service: u64) {
+        self.inner.unbind_service(service);
+    }
+
+    fn has_service(&self, service: u64) -> bool {
+        self.inner.has_service(service)
+    }
+
+    fn hand_over_mad(&mut self, owner: MadOwner, datagram: &RxDatagram<'_>) -> bool {
+        self.inner.hand_over_mad(owner, datagram)
     }
 }

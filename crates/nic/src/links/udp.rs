@@ -297,7 +297,7 @@ impl Link for UdpLink {
             MadOwner::Slot(slot) => Owner::Slot(slot),
             MadOwner::Service(service) => Owner::Service(service),
         };
-        let RxDatagram { src, src_port, ip_id, bytes } = *datagram;
+        let RxDatagram { src, src_port, ip_id, bytes, .. } = *datagram;
         let run = Run { src, src_port, ip_id, segment: bytes.len(), bytes };
         match self.outbox.hand_over(&self.slot, owner, &run) {
             Handover::NoOwner => return false,

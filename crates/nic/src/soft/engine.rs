@@ -316,11 +316,7 @@ impl Core {
         let ours = header.dest_qpn.get() >> 16 == u32::from(self.slot);
         let Some(entry) = self.qps.get_mut(index as usize).and_then(Option::as_deref_mut).filter(|_| ours)
         else {
-            let to_gsi = header.dest_qpn.get() == GSI_QPN;
-            if !to_gsi || !self.gsi.take(datagram, &header, &datagram.bytes[parsed.payload]) {
-                self.counters.no_such_qp += 1;
-            }
-            return;
+            return self.handle_stray(datagram, &parsed);
         };
         if matches!(entry.qp.state(), QpState::Reset | QpState::Init) {
             self.counters.wrong_state += 1;

@@ -13,7 +13,7 @@ use nobounce_protocol::cm::{
     Agent, CommId, Config, Event, GSI_QKEY, GSI_QPN, MAD_LEN, Mad, Message, Route, refusal,
 };
 use nobounce_protocol::timing::Nanos;
-use nobounce_protocol::wire::{BTH_LEN, Deth, Header, ICRC_LEN, Opcode, Psn, Qpn, ROCE_PORT};
+use nobounce_protocol::wire::{BTH_LEN, Deth, Header, ICRC_LEN, Opcode, Parsed, Psn, Qpn, ROCE_PORT};
 
 use super::cm_channel::{CmNotice, Told};
 use super::engine::{Core, Engine};
@@ -144,14 +144,16 @@ impl LocalAgent {
 impl Gsi {
     /// Takes a packet to queue pair 1; false if it is no message of the connection manager's.
     pub(crate) fn take(&mut self, datagram: &RxDatagram<'_>, header: &Header, payload: &[u8]) -> bool {
-        let parsed = (header.deth.qkey == GSI_QKEY).then(|| Mad::parse(payload)).flatten();
+        // Those who hand it on need its ICRC.
+        let valid = header.deth.qkey == GSI_QKEY && datagram.sealed;
+        let parsed = valid.then(|| Mad::parse(payload)).flatten();
         let Some((kind, mad)) = parsed.filter(|_| header.opcode == Opcode::UdSendOnly) else {
             self.malformed += 1;
             return false;
         };
         if self.inbox.len() < MAX_INBOX {
             let message = Message::read(kind, &mad);
-            let RxDatagram { src, src_port, ip_id, bytes } = *datagram;
+            let RxDatagram { src, src_port, ip_id, bytes, .. } = *datagram;
             self.inbox.push(Inbound { src, src_port, ip_id, packet: bytes.to_vec(), mad, message });
             self.wanted = true;
         }
@@ -175,6 +177,18 @@ impl Gsi {
             tx.commit();
         }
         false
+    }
+}
+
+impl Core {
+    /// A packet to no queue pair that an application has: to queue pair 1, or to none.
+    #[cold]
+    pub(super) fn handle_stray(&mut self, datagram: &RxDatagram<'_>, parsed: &Parsed) {
+        let payload = &datagram.bytes[parsed.payload.clone()];
+        let to_gsi = parsed.header.dest_qpn.get() == GSI_QPN;
+        if !to_gsi || !self.gsi.take(datagram, &parsed.header, payload) {
+            self.counters.no_such_qp += 1;
+        }
     }
 }
 
@@ -203,7 +217,8 @@ impl Engine {
                 }
             };
             let Inbound { src, src_port, ip_id, packet, mad, message } = &inbound;
-            let datagram = RxDatagram { src: *src, src_port: *src_port, ip_id: *ip_id, bytes: packet };
+            let datagram =
+                RxDatagram { src: *src, src_port: *src_port, ip_id: *ip_id, bytes: packet, sealed: true };
             match (owner, &mut core.gsi.agent) {
                 // A name of our own that nobody listens to is as good as none.
                 (Some(owner), _) if !is_own(&**link, owner) && link.hand_over_mad(owner, &datagram) => {}
