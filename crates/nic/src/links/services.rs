@@ -9,25 +9,32 @@ use super::slot::ServiceName;
 /// Names of services, and one descriptor that is readable when something was handed over to any of them.
 ///
 /// That is an epoll set: a thread that waits for the names themselves would keep them taken, after they were closed, until it wakes.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Services {
-    set: Option<OwnedFd>,
+    set: OwnedFd,
     bound: Vec<ServiceName>,
 }
 
 impl Services {
+    /// None yet.
+    pub(super) fn new() -> io::Result<Self> {
+        // SAFETY: takes no pointers; the result is checked before it is owned.
+        let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: `fd` was just opened and nobody else owns it.
+        Ok(Self { set: unsafe { OwnedFd::from_raw_fd(fd) }, bound: Vec::new() })
+    }
+
     /// Takes the name of a service; false where somebody has it.
     pub(super) fn bind(&mut self, addr: IpAddr, service: u64) -> io::Result<bool> {
         let Some(name) = ServiceName::bind(addr, service)? else { return Ok(false) };
-        let set = match &self.set {
-            Some(set) => set,
-            None => self.set.insert(epoll()?),
-        };
         let readable = libc::EPOLLIN.cast_unsigned();
         let mut event = libc::epoll_event { events: readable, u64: service };
         // SAFETY: two open descriptors and a valid event, which is copied.
         let added =
-            unsafe { libc::epoll_ctl(set.as_raw_fd(), libc::EPOLL_CTL_ADD, name.fd(), &raw mut event) };
+            unsafe { libc::epoll_ctl(self.set.as_raw_fd(), libc::EPOLL_CTL_ADD, name.fd(), &raw mut event) };
         if added < 0 {
             return Err(io::Error::last_os_error());
         }
@@ -44,20 +51,10 @@ impl Services {
         &self.bound
     }
 
-    /// What becomes readable; nothing before the first name is taken.
-    pub(super) fn fd(&self) -> Option<RawFd> {
-        self.set.as_ref().map(AsRawFd::as_raw_fd)
+    /// What becomes readable.
+    pub(super) fn fd(&self) -> RawFd {
+        self.set.as_raw_fd()
     }
-}
-
-fn epoll() -> io::Result<OwnedFd> {
-    // SAFETY: takes no pointers; the result is checked before it is owned.
-    let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: `fd` was just opened and nobody else owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 #[cfg(test)]
@@ -67,9 +64,8 @@ mod tests {
     #[test]
     fn a_name_is_taken_once_and_free_at_once() {
         let addr = "127.77.2.1".parse().unwrap();
-        let (mut one, mut other) = (Services::default(), Services::default());
-        assert!(one.fd().is_none());
-        assert!(one.bind(addr, 7).unwrap() && one.fd().is_some());
+        let (mut one, mut other) = (Services::new().unwrap(), Services::new().unwrap());
+        assert!(one.bind(addr, 7).unwrap());
         assert!(!other.bind(addr, 7).unwrap() && !one.bind(addr, 7).unwrap());
         assert!(other.bind(addr, 8).unwrap());
         one.unbind(7);

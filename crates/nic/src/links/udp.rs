@@ -160,7 +160,7 @@ impl UdpLink {
             listening: false,
             senders,
             slot,
-            services: Services::default(),
+            services: Services::new().map_err(os("epoll_create1"))?,
             outbox: Outbox::default(),
             caps,
             transmitter: Transmitter::new(config.scope),
@@ -277,7 +277,7 @@ impl Link for UdpLink {
     }
 
     fn wake_fds(&self) -> Vec<RawFd> {
-        [self.socket.fd(), self.slot.fd()].into_iter().chain(self.services.fd()).collect()
+        vec![self.socket.fd(), self.slot.fd(), self.services.fd()]
     }
 
     fn bind_service(&mut self, service: u64) -> io::Result<bool> {

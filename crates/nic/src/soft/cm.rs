@@ -104,13 +104,10 @@ impl Cm {
         let mut engine = self.device.shared.lock().ok_or(BindError::Forked)?;
         let local = engine.link.local();
         match engine.link.bind_service(service) {
-            Ok(true) => {}
-            Ok(false) => return Err(BindError::InUse { service, local }),
-            Err(source) => return Err(BindError::Os { service, source }),
+            Ok(true) => Ok(()),
+            Ok(false) => Err(BindError::InUse { service, local }),
+            Err(source) => Err(BindError::Os { service, source }),
         }
-        drop(engine);
-        self.device.watch_link();
-        Ok(())
     }
 
     /// Gives it back.

@@ -327,16 +327,6 @@ impl Device {
     }
 }
 
-impl Device {
-    /// The link has other descriptors than before: the helper thread looks at those.
-    pub(crate) fn watch_link(&self) {
-        let helper = self.shared.helper.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(engine) = self.shared.lock() {
-            helper.watch(engine.link.wake_fds());
-        }
-    }
-}
-
 /// A protection domain.
 #[derive(Clone, Debug)]
 pub struct Pd {

@@ -8,7 +8,7 @@
 
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::{io, mem};
 
@@ -38,15 +38,13 @@ pub(crate) struct Helper {
     /// Calls of the application that drove the engine.
     pub(crate) polls: Arc<AtomicU64>,
     pub(crate) bell: Bell,
-    /// What becomes readable when packets come.
-    fds: Arc<Mutex<Vec<RawFd>>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Helper {
     pub(crate) fn new() -> io::Result<Self> {
         let bell = Bell::new(EventFd::new()?);
-        Ok(Self { stop: Arc::default(), polls: Arc::default(), bell, fds: Arc::default(), thread: None })
+        Ok(Self { stop: Arc::default(), polls: Arc::default(), bell, thread: None })
     }
 
     pub(crate) fn is_running(&self) -> bool {
@@ -55,10 +53,9 @@ impl Helper {
 
     /// Starts the thread.
     pub(crate) fn start(&mut self, engine: &Arc<EngineLock>, link: &dyn Link) -> io::Result<()> {
-        self.watch(link.wake_fds());
         let worker = Worker {
             engine: Arc::downgrade(engine),
-            fds: self.fds.clone(),
+            fds: link.wake_fds(),
             rare: link.rare_fd(),
             doorbells: link.doorbells(),
             bell: self.bell.clone(),
@@ -69,12 +66,6 @@ impl Helper {
         let _blocked = BlockedSignals::new();
         self.thread = Some(std::thread::Builder::new().name("nobounce".into()).spawn(move || worker.run())?);
         Ok(())
-    }
-
-    /// Has the thread look at these descriptors from now on.
-    pub(crate) fn watch(&self, fds: Vec<RawFd>) {
-        *self.fds.lock().unwrap_or_else(PoisonError::into_inner) = fds;
-        self.bell.wake.raise();
     }
 
     /// Stops the thread and waits for it.
@@ -106,7 +97,7 @@ struct Served {
 
 struct Worker {
     engine: Weak<EngineLock>,
-    fds: Arc<Mutex<Vec<RawFd>>>,
+    fds: Vec<RawFd>,
     /// Readable when somebody comes or goes: always watched.
     rare: Option<RawFd>,
     /// How to be woken by packets that make no descriptor readable.
@@ -211,9 +202,7 @@ impl Worker {
         let mut fds = vec![readable(self.bell.wake.as_raw_fd())];
         fds.extend(self.rare.map(readable));
         let timeout = if watching {
-            let watched = self.fds.lock().unwrap_or_else(PoisonError::into_inner);
-            fds.extend(watched.iter().copied().map(readable));
-            drop(watched);
+            fds.extend(self.fds.iter().copied().map(readable));
             if self.doorbells.as_ref().is_some_and(|doorbells| doorbells.arm()) {
                 self.disarm();
                 return false;
