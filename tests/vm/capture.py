@@ -28,10 +28,12 @@ class Packet:
 
     def syndrome(self):
         """The AETH's first byte, where there is one."""
-        return self.rest[0] if self.service == 0 and self.code in (13, 15, 16, 17, 18) else None
+        return self.rest[0] if self.rest and self.service == 0 and self.code in (13, 15, 16, 17, 18) else None
 
     def name(self):
         text = OPCODES.get(self.code, f"opcode {self.code}")
+        if self.syndrome() is None:
+            return f"{SERVICES.get(self.service, self.service)} {text}"
         if self.code == 17 and self.syndrome() >> 5 == 1:
             text = f"RNR NAK, timer {self.syndrome() & 31}"
         elif self.code == 17 and self.syndrome() >> 5 == 3:
