@@ -108,8 +108,26 @@ class Summary:
         return self
 
 
+def cut(path, first, last, to):
+    """Writes the records `first` to `last` of a capture, counted from 1, to a file of its own."""
+    data = open(path, "rb").read()
+    at, number = 24, 0
+    with open(to, "wb") as out:
+        out.write(data[:24])
+        while at + 16 <= len(data):
+            number += 1
+            end = at + 16 + struct.unpack_from("<I", data, at + 8)[0]
+            if first <= number <= last:
+                out.write(data[at:end])
+            at = end
+
+
 if __name__ == "__main__":
+    # capture.py FILE prints a capture; capture.py FILE FIRST LAST TO cuts a piece out of it.
     import sys
 
-    for packet in packets(sys.argv[1]):
-        print(packet.line() + ("" if packet.right else "  (wrong ICRC)"))
+    if len(sys.argv) == 5:
+        cut(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    else:
+        for number, packet in enumerate(packets(sys.argv[1]), 1):
+            print(f"{number:6} " + packet.line() + ("" if packet.right else "  (wrong ICRC)"))

@@ -6,20 +6,26 @@ import re
 import time
 
 import expected
-from capture import Summary, packets
+from capture import Summary
 from machine import ADDRESS, GUEST, HOST, Machine, other
 
 CASES = []
 
 
 class Case:
-    def __init__(self, name, about, quick, work):
-        self.name, self.about, self.quick, self.work = name, about, quick, work
+    """A name and what to do; `quick` ones are part of `make test`, `odd` ones show what a kernel does wrong and run only when named."""
+
+    def __init__(self, name, about, quick, odd, work):
+        self.name, self.about, self.quick, self.odd, self.work = name, about, quick, odd, work
+
+    def is_chosen(self, quick, words):
+        named = any(word in self.name for word in words)
+        return named if self.odd or words else self.quick or not quick
 
 
-def case(about, quick=False):
+def case(about, quick=False, odd=False):
     def add(work):
-        CASES.append(Case(work.__name__.replace("_", "-"), about, quick, work))
+        CASES.append(Case(work.__name__.replace("_", "-"), about, quick, odd, work))
         return work
 
     return add
@@ -99,7 +105,7 @@ def counters(text):
 
 def run(options, kernel, folder, scratch, results, nobounce, peer, log):
     """Boots one kernel and runs the chosen cases; returns how many things failed."""
-    chosen = [case for case in CASES if (case.quick or not options.quick) and (not options.cases or any(word in case.name for word in options.cases))]
+    chosen = [case for case in CASES if case.is_chosen(options.quick, options.cases)]
     started = time.monotonic()
     total = Summary()
     machine = Machine(folder, scratch, nobounce, [peer])
@@ -293,6 +299,26 @@ def damage(bench):
         bench.seen.append((bench.name, "both", "damaged packets dropped by nb0", str(dropped)))
         if not dropped:
             bench.fail("nb0 has found no wrong ICRC although packets were damaged")
+    finally:
+        bench.machine.disturb(None)
+
+
+@case("the kernel's queue pair stops for ever: requests with fences, answers out of order", odd=True)
+def kernel_fences(bench):
+    bench.both_ways("ibv_rc_pingpong", "-c -n 20")
+    program = f"{bench.peer} -g {{gid}} -p {{port}}"
+    options = ("--fault", "reorder=0.1,seed=7")
+    first, second = bench.machine.pair(HOST, program, f"peer -g {{gid}} -p {{port}} {ADDRESS[4][HOST]} fences fences fences", 100, options=options)
+    bench.log("\n".join(line for line in second.output.splitlines() if line.startswith(("ok", "FAILED"))))
+
+
+@case("the kernel does not answer the repetition of a READ of no bytes", odd=True)
+def kernel_empty_reads(bench):
+    bench.machine.disturb("loss 20%")
+    try:
+        program = f"{bench.peer} -g {{gid}} -p {{port}} {ADDRESS[4][GUEST]} empty-reads"
+        first, second = bench.machine.pair(GUEST, "peer -g {gid} -p {port}", program, 100)
+        bench.log("\n".join(line for line in second.output.splitlines() if line.startswith(("saw", "FAILED"))))
     finally:
         bench.machine.disturb(None)
 

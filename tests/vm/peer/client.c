@@ -457,6 +457,23 @@ static void invalidate(void) {
     }
 }
 
+// READs of no bytes, each behind a WRITE, while answers are lost: whether a repeated one is answered.
+static void empty_reads(void) {
+    struct manner how = usual(IBV_QPT_RC, IBV_MTU_1024);
+    how.timeout = 14;
+    meet(how, ALL);
+    for (int turn = 1; turn <= 60; turn++) {
+        struct ibv_sge sge;
+        struct ibv_send_wr wr = request(IBV_WR_RDMA_WRITE, &sge, 100);
+        enum ibv_wc_status status = carry_out(&wr);
+        if (status) return fail("WRITE: %s", status_name(status));
+        wr = request(IBV_WR_RDMA_READ, &sge, 0);
+        status = carry_out(&wr);
+        if (status) return (void)printf("saw READs of no bytes: %s at READ %d\n", status_name(status), turn);
+    }
+    printf("saw READs of no bytes: all succeed\n");
+}
+
 // WRITEs without end, until one fails: for what happens to the other side meanwhile.
 static void stream(void) {
     struct manner how = usual(IBV_QPT_RC, IBV_MTU_1024);
@@ -512,7 +529,7 @@ static void mtu_mismatch(void) {
 static const struct {
     const char *name;
     void (*run)(void);
-} CASES[] = {{"rc", rc_data},  {"rc-short", rc_short}, {"rc-lossy", rc_lossy}, {"uc", uc_data},   {"ud", datagrams}, {"wrap", wrap},     {"atomics", atomics}, {"crowd", crowd}, {"fences", fences},
+} CASES[] = {{"rc", rc_data},  {"rc-short", rc_short}, {"rc-lossy", rc_lossy}, {"uc", uc_data},   {"ud", datagrams}, {"wrap", wrap},     {"atomics", atomics}, {"crowd", crowd}, {"fences", fences}, {"empty-reads", empty_reads},
              {"errors", errors}, {"rnr", rnr},         {"invalidate", invalidate}, {"stream", stream}, {"mtu-mismatch", mtu_mismatch}};
 
 int run_client(struct side *side, FILE *in, FILE *out, int count, char **names) {

@@ -13,10 +13,40 @@ use nobounce_nic::soft::{
     Config, Mtu, Operation, Psn, Qp, QpAttr, QpLimits, Qpn, RecvRequest, Remote, SendRequest, Status,
 };
 
+fn next_number(end: &mut End) -> u32 {
+    end.add_qp(QpLimits::default());
+    end.qps.pop().unwrap().qpn().get()
+}
+
+/// Two devices begin at numbers of their own: the one behind gives out numbers until both have arrived at the same.
+fn give_equal_numbers(a: &mut End, b: &mut End) {
+    let (mut at, mut other) = (next_number(a), next_number(b));
+    while at != other {
+        if at < other {
+            at = next_number(a);
+        } else {
+            other = next_number(b);
+        }
+    }
+}
+
+#[test]
+fn the_next_device_on_an_address_begins_at_another_number() {
+    let first = |_| {
+        let mut end = End::open(&config("127.59.0.9"), 4096);
+        next_number(&mut end)
+    };
+    let numbers: Vec<_> = (0..4).map(first).collect();
+    assert!(numbers.iter().any(|number| *number != numbers[0]), "all begin at {}", numbers[0]);
+}
+
 #[test]
 fn crossed_numbers_on_one_address_and_equal_numbers_on_two() {
     for addrs in [["127.59.0.1", "127.59.0.1"], ["127.59.0.2", "127.59.0.3"]] {
         let [mut a, mut b] = addrs.map(|addr| End::open(&config(addr), MIB));
+        if addrs[0] != addrs[1] {
+            give_equal_numbers(&mut a, &mut b);
+        }
         for _ in 0..4 {
             a.add_qp(QpLimits::default());
             b.add_qp(QpLimits::default());
