@@ -42,6 +42,8 @@ PATTERNS = {
     ("rxe", "READ answered in packets of 1024 where 4096 are expected"): NOBODY,
     # The kernel takes answers of any length, as long as they add up.
     ("rxe", "READ answered in packets of 4096 where 1024 are expected"): r"^SUCCESS",
+    ("nb", "rdma link del"): r"^ends the traffic$",
+    ("nb", "rdma link del", "oldest"): r"^waits for the users of the device$",
     ("nb", "link-del, the stream end"): r"^(RETRY_EXC_ERR|REM_ACCESS_ERR|REM_OP_ERR) after \d+ messages, in time, state ERR",
     ("rxe", "host-killed, the stream end"): r"^RETRY_EXC_ERR after \d+ messages, in time, state ERR",
     ("nb", "guest-killed, the stream end"): r"^RETRY_EXC_ERR after \d+ messages, in time, state ERR",

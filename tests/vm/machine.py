@@ -130,7 +130,6 @@ class Machine:
         self.kill()
         self.gids.clear()
         shutil.move(self.console, self.console + ".before")
-        subprocess.run(["ip", "link", "del", "tap0"], check=True, timeout=10)
         self.boot()
 
     def received(self):
@@ -271,6 +270,8 @@ def cable(mtu):
     """The host's end of the cable, in the network namespace that this process has for itself."""
     steps = f"""link set lo up; tuntap add tap0 mode tap; link set tap0 mtu {mtu}; addr add 10.99.0.1/24 dev tap0;
         -6 addr add fd99::1/64 dev tap0 nodad; link set tap0 up"""
+    # That of a guest before.
+    subprocess.run(["ip", "link", "del", "tap0"], timeout=10, stderr=subprocess.DEVNULL)
     for step in steps.split(";"):
         subprocess.run(["ip", *step.split()], check=True, timeout=10)
 
