@@ -24,7 +24,7 @@ use super::host::PacketHost;
 use super::near::Near;
 use super::path::{PathIndex, Paths};
 use super::peer::Peers;
-use super::region::{Regions, random_u32};
+use super::region::Regions;
 use super::srq::Srqs;
 use super::tally::PathCounters;
 use crate::links::udp::OpenError;
@@ -38,9 +38,6 @@ const MAX_BATCHES: usize = 16;
 
 /// Markers kept until they leave; further ones are lost, and sent again by those who wait for them.
 const MAX_RETURNS: usize = 64;
-
-/// Among so many numbers a device's first queue pair has one by chance.
-const FIRST_NUMBERS: u32 = 1024;
 
 /// Peers whose bytes are counted apart after their queue pairs are gone.
 const MAX_PEERS: usize = 1024;
@@ -59,7 +56,7 @@ pub(crate) struct Core {
     local: IpAddr,
     slot: u8,
     pub(crate) qps: Vec<Option<Box<QpEntry>>>,
-    free: VecDeque<u16>,
+    pub(super) free: VecDeque<u16>,
     pub(crate) regions: Regions,
     pub(crate) srqs: Srqs,
     pub(crate) paths: Paths,
@@ -235,26 +232,6 @@ impl Engine {
 }
 
 impl Core {
-    /// A free queue pair number of this device, not one that was given back just now.
-    pub(crate) fn allocate(&mut self, max: usize) -> Option<u32> {
-        if self.qps.len() < max {
-            if self.qps.is_empty() {
-                self.skip_numbers();
-            }
-            self.qps.push(None);
-            return u32::try_from(self.qps.len() - 1).ok();
-        }
-        self.free.pop_front().map(u32::from)
-    }
-
-    /// Where a device's numbers begin is left to chance: a peer of a process that is gone may go on sending to its queue pairs (the kernel's RoCE
-    /// does so for ever with a retry count of 7), and these must not be the next process's. Numbers 0 and 1 are the management queue pairs.
-    fn skip_numbers(&mut self) {
-        let first = 2 + u16::try_from(random_u32() % FIRST_NUMBERS).unwrap_or(0);
-        self.qps.extend((0..first).map(|_| None));
-        self.free.extend(2..first);
-    }
-
     /// Nothing waits to be sent.
     fn is_idle(&self) -> bool {
         self.ready.is_empty()

@@ -33,6 +33,7 @@ mod near;
 mod notices;
 #[cfg(test)]
 mod notices_tests;
+mod numbers;
 mod once;
 mod path;
 mod peer;
