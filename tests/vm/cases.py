@@ -125,8 +125,11 @@ def run(options, kernel, folder, scratch, results, nobounce, peer, log):
             machine.stop_capture()
             summary = Summary().add(path)
             total.add(path)
-            if sum(summary.wrong.values()) and not case.name.startswith("damage"):
-                bench.fail(f"{summary.wrong[True]} packets of nb0's and {summary.wrong[False]} of rxe0's have a wrong ICRC")
+            wrong = f"{summary.wrong[True]} packets of nb0's and {summary.wrong[False]} of rxe0's have a wrong ICRC"
+            if case.name == "damage":
+                bench.seen.append((case.name, "both", "on the cable", wrong))
+            if (sum(summary.wrong.values()) != 0) != (case.name == "damage"):
+                bench.fail(wrong)
             keep(path, os.path.join(results, case.name + ".pcap"))
             verdict = "fine" if len(bench.failures) == before else "FAILED"
             count = f"{summary.right[True]} packets out, {summary.right[False]} in"
@@ -231,6 +234,7 @@ def perftest(bench):
             count = 5 if size > 65536 else 20
             bench.both_ways(f"ib_{operation}_bw", f"-n {count} -s {size}")
             bench.both_ways(f"ib_{operation}_lat", f"-C -n {count} -s {size}")
+        bench.both_ways(f"ib_{operation}_bw", "-n 5 -s 8388608", seconds=180)
     for kind in ("bw", "lat -C"):
         tool, _, more = kind.partition(" ")
         bench.both_ways(f"ib_atomic_{tool}", f"{more} -n 30")
