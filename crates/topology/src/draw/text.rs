@@ -84,7 +84,8 @@ fn matrix(out: &mut String, topology: &Topology, style: Style) {
             let cell = if row.best.as_ref() == Some(name) { style.bold(&cell) } else { cell };
             let _ = write!(out, "  {cell}");
         }
-        let node = row.numa_node.map_or_else(|| "-".to_owned(), |node| node.to_string());
+        let node =
+            row.numa_node.filter(|node| *node >= 0).map_or_else(|| "-".to_owned(), |node| node.to_string());
         let _ = writeln!(out, "  {node:<4}  {}", row.best.as_deref().unwrap_or("-"));
     }
     if !matrix.nics.is_empty() {

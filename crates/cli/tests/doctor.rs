@@ -1,0 +1,159 @@
+//! `nobounce doctor` and `nobounce topo` as people call them.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+/// A folder that goes when the test does.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("nobounce-doctor-{}-{name}", std::process::id()));
+        let _ = fs::remove_dir_all(&path);
+        fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    fn file(&self, name: &str, text: &str) -> String {
+        let path = self.0.join(name);
+        fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn nobounce(words: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_nobounce"));
+    // Whatever the machine of the tests has set, and its GPU if it has one, is not what is tested.
+    for name in ["NCCL_IB_DISABLE", "UCX_TLS", "NO_COLOR"] {
+        command.env_remove(name);
+    }
+    command.args(words).output().unwrap()
+}
+
+fn out(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn err(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn a_healthy_machine_ends_with_0_and_a_sick_one_with_1() {
+    let healthy = nobounce(&["doctor", "--example", "dgx-h100"]);
+    assert_eq!(healthy.status.code(), Some(0), "{}", err(&healthy));
+    assert!(out(&healthy).contains("8 direct; 0 errors, 0 warnings, 0 unknown"), "{}", out(&healthy));
+    let sick = nobounce(&["doctor", "--example", "container"]);
+    assert_eq!(sick.status.code(), Some(1));
+    assert!(out(&sick).contains("error   no-dev-infiniband"), "{}", out(&sick));
+    assert!(out(&sick).contains("docker run --device /dev/infiniband"), "{}", out(&sick));
+    assert!(out(&sick).lines().count() < 40, "the report is not short:\n{}", out(&sick));
+}
+
+#[test]
+fn facts_are_saved_replayed_and_made_anonymous() {
+    let folder = Folder::new("save");
+    let path = folder.0.join("facts.json");
+    let path = path.to_str().unwrap();
+    let saved = nobounce(&["doctor", "--example", "hgx-h100-roce", "--anonymous", "--save", path]);
+    assert_eq!(saved.status.code(), Some(0), "{}", err(&saved));
+    let text = fs::read_to_string(path).unwrap();
+    assert!(!text.contains("\"host\"") && !text.contains("ffff:0a00:0001") && text.contains("::ffff:ipv4"));
+    let replayed = nobounce(&["doctor", "--facts", path, "--json"]);
+    assert_eq!(replayed.status.code(), Some(0), "{}", err(&replayed));
+    let json: serde_json::Value = serde_json::from_str(&out(&replayed)).unwrap();
+    assert_eq!(json["verdicts"].as_array().unwrap().len(), 64);
+    assert_eq!(json["direct_is_lost"], false);
+
+    let cut = folder.file("cut.json", &text[..text.len() / 2]);
+    let refused = nobounce(&["doctor", "--facts", &cut]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(err(&refused).contains("cut off"), "{}", err(&refused));
+    let other = folder.file("other.json", "{\"kind\": \"something\"}");
+    assert!(err(&nobounce(&["doctor", "--facts", &other])).contains("no facts file"));
+    assert_eq!(nobounce(&["doctor", "--facts", "nowhere.json"]).status.code(), Some(2));
+    assert_eq!(nobounce(&["doctor", "--root", folder.0.to_str().unwrap()]).status.code(), Some(2));
+}
+
+#[test]
+fn every_check_is_explained() {
+    let list = nobounce(&["doctor", "--explain", "all"]);
+    let ids: Vec<String> =
+        out(&list).lines().filter_map(|line| Some(line.split_whitespace().next()?.to_owned())).collect();
+    assert!(ids.len() > 80, "{}", ids.len());
+    let one = nobounce(&["doctor", "--explain", "acs-redirect"]);
+    assert!(out(&one).contains("lspci") && one.status.success());
+    let none = nobounce(&["doctor", "--explain", "nothing"]);
+    assert_eq!(none.status.code(), Some(2));
+}
+
+#[test]
+fn this_very_machine_can_be_read() {
+    let here = nobounce(&["doctor", "--no-probe"]);
+    assert!(matches!(here.status.code(), Some(0 | 1)), "{}{}", out(&here), err(&here));
+    let facts = nobounce(&["doctor", "--no-probe", "--save", "-"]);
+    let json: serde_json::Value = serde_json::from_str(&out(&facts)).unwrap();
+    assert_eq!(json["kind"], "nobounce facts");
+    assert!(nobounce(&["topo"]).status.success());
+}
+
+#[test]
+fn a_log_of_nccl_is_joined_with_the_findings() {
+    let folder = Folder::new("log");
+    let log = folder.file(
+        "job.log",
+        "h:1:2 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB eth0:10.0.0.1<0>\n\
+         h:1:2 [0] NCCL INFO comm 0x1 rank 0 nranks 2 cudaDev 0 nvmlDev 0 busId 15000 commId 0x2 - Init COMPLETE\n\
+         h:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0\n",
+    );
+    let told = nobounce(&["doctor", "--example", "dgx-h100", "--nccl-log", &log]);
+    assert_eq!(told.status.code(), Some(1), "{}", out(&told));
+    assert!(out(&told).contains("1 staged through host memory"), "{}", out(&told));
+    assert!(out(&told).contains("rank 0, GPU 0000:15:00.0, mlx5_0 via NET/IB"), "{}", out(&told));
+    let json = nobounce(&["doctor", "--example", "dgx-h100", "--nccl-log", &log, "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&out(&json)).unwrap();
+    assert_eq!(json["logs"][0]["totals"]["staged"], 1);
+    assert_eq!(
+        nobounce(&["doctor", "--example", "dgx-h100", "--nccl-log", "nowhere"]).status.code(),
+        Some(2)
+    );
+}
+
+#[test]
+fn bytes_are_moved_and_their_way_is_what_was_promised() {
+    let proved = nobounce(&["doctor", "--prove", "--json"]);
+    let json: serde_json::Value =
+        serde_json::from_str(&out(&proved)).unwrap_or_else(|_| panic!("{}{}", out(&proved), err(&proved)));
+    let proofs = json["proofs"].as_array().unwrap();
+    assert!(!proofs.is_empty());
+    for proof in proofs {
+        assert_eq!((&proof["verified"], &proof["kept"]), (&true.into(), &true.into()), "{proof}");
+    }
+}
+
+#[test]
+fn a_picture_is_drawn() {
+    let folder = Folder::new("svg");
+    let path = folder.0.join("topo.svg");
+    let path = path.to_str().unwrap();
+    let drawn = nobounce(&["topo", "--example", "dgx-a100", "--svg", path]);
+    assert!(drawn.status.success(), "{}", err(&drawn));
+    let text = fs::read_to_string(path).unwrap();
+    assert!(text.starts_with("<svg") && text.ends_with("</svg>\n") && text.contains("mlx5_7"));
+    let tree = nobounce(&["topo", "--example", "dgx-a100"]);
+    assert!(
+        out(&tree).contains("GPU 3: NVIDIA A100-SXM4-80GB") && out(&tree).contains("PIX"),
+        "{}",
+        out(&tree)
+    );
+    let json = nobounce(&["topo", "--example", "dgx-a100", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&out(&json)).unwrap();
+    assert_eq!(json["matrix"]["gpus"][5]["best"], "mlx5_5");
+}
