@@ -19,7 +19,7 @@ pub(crate) struct Pair<'a> {
     pub(crate) gpu: &'a Gpu,
     pub(crate) nic: &'a Nic,
     pub(crate) distance: Option<Distance>,
-    /// Bridges on the way, and the one at which it turns.
+    /// Ports on the way.
     pub(crate) bridges: Vec<&'a str>,
     pub(crate) export: Answer,
     pub(crate) import: Answer,
@@ -106,9 +106,9 @@ impl<'a> Pair<'a> {
             .address
             .as_deref()
             .map(|address| (tree.distance(&gpu.address, address), tree.between(&gpu.address, address)));
+        // The port at which the way turns is not passed: its own link leads to the processor.
         let (distance, bridges) = way.map_or((None, Vec::new()), |(distance, between)| {
-            let turn = between.turn.map(|bridge| bridge.address.as_str());
-            (distance, between.ports.iter().map(|port| port.address.as_str()).chain(turn).collect())
+            (distance, between.ports.iter().map(|port| port.address.as_str()).collect())
         });
         let of_pair = |way: &str| {
             facts.registrations.iter().find(|r| r.way == way && r.gpu == gpu.address && r.nic == nic.name)

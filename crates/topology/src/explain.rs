@@ -45,6 +45,8 @@ explanations! {
     "A cpuset of the container, Slurm or numactl keeps the process on CPUs of another socket than all GPUs. Threads that post and poll then cross the sockets for each message. Bind to the memory node of the GPU.";
     "dev-permission", "Device files of the adapters may not be opened",
     "/dev/infiniband/uverbs* exist, but the user has no right to open them for reading and writing. rdma-core's udev rules make them 0666; some images and old systems leave 0600.";
+    "dev-unread", "Whether an adapter can be opened is not known",
+    "/dev could not be read, or the name of the adapter's device file is not known.";
     "device-cgroup", "The container's device cgroup refuses the adapter",
     "The file is there (bind-mounted), its mode allows it, and open still says 'Operation not permitted': the device cgroup of the container does not list it. --device adds both the file and the rule; -v adds only the file.";
     "dmabuf-export", "The GPU's memory cannot be exported as a dma-buf",
@@ -169,6 +171,8 @@ explanations! {
     "AER reports tell of a link that errs: a bad contact, riser or cable.";
     "pcie-slot", "A device could do more than its slot",
     "Nothing is wrong; the slot is of an older generation or has fewer lanes.";
+    "pcie-unread", "PCIe settings of an adapter could not be read",
+    "Relaxed ordering, MaxReadReq and ATS lie beyond the first 64 bytes of the configuration space, which only root may read.";
     "peermem-amd", "amdgpu is not registered with ib_core",
     "amdgpu registers with OFED's peer-memory interface when it is built with it. From kernel 6.3 on it cannot pick up the symbol: use dma-buf.";
     "peermem-no-api", "ib_core has no peer-memory interface",
@@ -187,14 +191,16 @@ explanations! {
     "On InfiniBand a subnet manager gives addresses; until then ports stay in INIT.";
     "port-rate", "A port is slower than its like",
     "One of several adapters of a model negotiated a lower rate, or lost lanes: a bad cable, or a switch port set to another speed.";
-    "port-rate-unread", "The rate of a port could not be read",
-    "/sys/class/infiniband/*/ports/*/rate could not be read.";
+    "port-unread", "State or rate of a port could not be read",
+    "/sys/class/infiniband/*/ports/* could not be read. ibv_devinfo may tell.";
     "registration-unproven", "Nobody tried to register GPU memory",
     "Nothing speaks against it, and nothing proves it. doctor on the machine itself probes both sides; doctor --prove moves bytes.";
     "relaxed-ordering", "Relaxed ordering is off in the device",
     "Bit 4 of the device control register lets the adapter mark packets that need not stay in order. Processors of many cores carry those much faster.";
     "relaxed-ordering-env", "Relaxed ordering is switched off by a variable",
     "Libraries ask for relaxed ordering when they register memory. The variable forbids it.";
+    "roce-flow-control", "Neither PFC nor ECN is on",
+    "RoCE wants a network that does not drop packets: priority flow control (PFC) stops senders, ECN slows them down. With neither, congestion means loss.";
     "roce-loss", "The network loses RoCE packets",
     "out_of_sequence, packet_seq_err and local_ack_timeout_err count packets that went missing. Configure PFC and ECN alike on adapters and switches.";
     "shared-nic", "Several GPUs share an adapter",
@@ -219,6 +225,8 @@ explanations! {
     "Without its ib module UCX has TCP and shared memory only. ucx_info -d lists what there is.";
     "ucx-relaxed-default", "This UCX does not know that the processor wants relaxed ordering",
     "UCX decides by the model of the processor. Before 1.20 it did not count Sapphire and Emerald Rapids among those that want it.";
+    "ucx-rndv-scheme", "UCX is told to stage long messages",
+    "UCX_RNDV_SCHEME=am and the pipelines (get_ppln, put_ppln) go through host buffers. auto, get_zcopy and put_zcopy let the adapter reach GPU memory.";
     "ucx-tls-no-gpu", "UCX_TLS leaves out the GPU's transports",
     "A list such as rc,sm must also name cuda (cuda_copy, cuda_ipc, gdr_copy).";
     "ucx-tls-no-ib", "UCX_TLS leaves out the adapters",

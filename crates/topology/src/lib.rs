@@ -16,6 +16,7 @@ pub mod draw;
 pub mod explain;
 pub mod facts;
 pub mod finding;
+pub mod fuzzing;
 mod ladder;
 pub mod log;
 pub mod machines;

@@ -64,7 +64,9 @@ pub(crate) fn gpu(facts: &Facts, gpu: &Gpu) -> Answer {
         Some(None) => return Answer::No("nvidia-driver", "no driver holds it".to_owned()),
         None => {}
     }
-    if let Some(nodes) = facts.devices.known()
+    // Where CUDA answered, whatever it needs is there.
+    if gpu.gpudirect_rdma.known().is_none()
+        && let Some(nodes) = facts.devices.known()
         && !nodes.iter().any(|node| node.path == "/dev/nvidiactl")
     {
         return Answer::No("no-dev-nvidia", "there is no /dev/nvidiactl".to_owned());

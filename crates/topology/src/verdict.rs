@@ -242,7 +242,17 @@ fn path(
         .map(|finding| finding.title.clone())
         .collect();
     if pair.distance == Some(Distance::Sys) && !slow.iter().any(|reason| reason.contains("socket")) {
-        slow.push("it crosses the link between sockets".to_owned());
+        let sure = pair
+            .nic
+            .address
+            .as_deref()
+            .is_some_and(|nic| analysis.tree.distance_is_sure(&pair.gpu.address, nic));
+        let words = if sure {
+            "it crosses the link between sockets"
+        } else {
+            "it may cross the link between sockets: memory nodes are not known"
+        };
+        slow.push(words.to_owned());
     }
     let kind = if slow.is_empty() { PathKind::Direct } else { PathKind::Slow };
     (kind, Some(by.to_owned()), slow)

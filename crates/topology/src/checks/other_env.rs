@@ -16,13 +16,19 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
 }
 
 /// A variable, the values that switch GPUDirect or RDMA off, and what then happens.
-const SWITCHES: [(&str, &[&str], &str); 9] = [
+const SWITCHES: [(&str, &[&str], &str); 11] = [
     ("MV2_USE_GPUDIRECT_RDMA", &["0"], "MVAPICH2 stages GPU memory"),
     ("MV2_USE_GDRCOPY", &["0"], "MVAPICH2 does short GPU messages by slow copies"),
     ("OMPI_MCA_btl_openib_want_cuda_gdr", &["0", "false"], "Open MPI's openib stages GPU memory"),
     ("FI_EFA_USE_DEVICE_RDMA", &["0"], "libfabric's EFA provider emulates RDMA reads and writes"),
     ("FI_HMEM_CUDA_USE_GDRCOPY", &["0"], "libfabric does short GPU messages by slow copies"),
     ("FI_PROVIDER", &["tcp", "sockets", "tcp;ofi_rxm", "udp"], "libfabric uses TCP"),
+    ("MOONCAKE_PROTOCOL", &["tcp"], "Mooncake uses TCP"),
+    (
+        "OMPI_MCA_btl",
+        &["tcp", "tcp,self", "self,tcp", "tcp,self,vader", "self,vader,tcp", "vader,self,tcp"],
+        "Open MPI uses TCP where UCX is not chosen",
+    ),
     ("MC_FORCE_TCP", &["1", "true"], "Mooncake uses TCP"),
     ("NVSHMEM_DISABLE_IB", &["1", "true"], "NVSHMEM does not use the adapters"),
     ("NVSHMEM_REMOTE_TRANSPORT", &["none"], "NVSHMEM does not use the adapters"),

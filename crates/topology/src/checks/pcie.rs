@@ -16,7 +16,36 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
     rates(analysis, &mut found);
     sizes(analysis, &mut found);
     relaxed_ordering(analysis, &mut found);
+    unread(analysis, &mut found);
     found
+}
+
+/// Adapters whose settings nobody could read.
+fn unread(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let facts = analysis.facts;
+    if facts.gpus.is_empty() {
+        return;
+    }
+    let blind: Vec<_> = facts
+        .nics
+        .iter()
+        .filter(|nic| !nic.is_software())
+        .filter_map(|nic| Some((nic, facts.pci_device(nic.address.as_deref()?)?.config.why_not()?)))
+        .collect();
+    let Some((first, why)) = blind.first() else { return };
+    let names: Vec<_> = blind.iter().map(|(nic, _)| nic.name.clone()).collect();
+    found.push(
+        Finding::new(
+            "pcie-unread",
+            Severity::Unknown,
+            format!("relaxed ordering, request sizes and ATS could not be read for {}", list(&names)),
+        )
+        .why("Strict ordering or small requests cost up to half of the bandwidth.")
+        .seen(format!("configuration space of {}", first.name), *why)
+        .fix("sudo nobounce doctor")
+        .root()
+        .on(names),
+    );
 }
 
 /// Bridges between GPUs and adapters that meet below the processor: there, and only there, access control sends packets a longer way.

@@ -111,9 +111,7 @@ fn nodes(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         .map(|gpu| gpu.address.as_str())
         .chain(facts.nics.iter().filter_map(|nic| nic.address.as_deref()))
         .filter(|address| {
-            facts
-                .pci_device(address)
-                .is_some_and(|device| device.numa_node.get().is_some_and(|node| node < 0))
+            facts.pci_device(address).is_some_and(|device| device.numa_node.get().is_none_or(|node| node < 0))
         })
         .map(str::to_owned)
         .collect();

@@ -52,6 +52,8 @@ fn states(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         .nics
         .iter()
         .filter(|nic| !nic.is_software() && !nic.ports.is_empty())
+        // A state that could not be read is no link that is down.
+        .filter(|nic| nic.ports.iter().any(|port| !port.state.is_empty()))
         .filter(|nic| {
             nic.ports.iter().all(|port| {
                 !port.is_active() && !matches!(port.state.to_ascii_uppercase().as_str(), "INIT" | "ARMED")
@@ -154,21 +156,23 @@ fn rates(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             .on(slow.iter().map(|(nic, ..)| nic.name.clone())),
         );
     }
-    let unread: Vec<_> =
-        hardware(analysis).filter(|(_, port)| port.is_active() && port.rate_gbps.known().is_none()).collect();
+    let unread: Vec<_> = hardware(analysis)
+        .filter(|(_, port)| port.state.is_empty() || (port.is_active() && port.rate_gbps.known().is_none()))
+        .collect();
     if let Some((nic, port)) = unread.first() {
         let names: Vec<_> = unread.iter().map(|(nic, port)| name(nic, port)).collect();
         found.push(
             Finding::new(
-                "port-rate-unread",
+                "port-unread",
                 Severity::Unknown,
-                format!("{}: the rate of the link could not be read", list(&names)),
+                format!("{}: state or rate of the port could not be read", list(&names)),
             )
-            .why("Whether the port runs at full speed is not known.")
+            .why("Whether the port carries traffic, and at full speed, is not known.")
             .seen(
-                format!("/sys/class/infiniband/{}/ports/{}/rate", nic.name, port.number),
-                port.rate_gbps.why_not().unwrap_or_default(),
+                format!("/sys/class/infiniband/{}/ports/{}", nic.name, port.number),
+                port.rate_gbps.why_not().unwrap_or("no state"),
             )
+            .fix(format!("ibv_devinfo -d {}; rdma link show", nic.name))
             .on(unread.iter().map(|(nic, _)| nic.name.clone())),
         );
     }
@@ -240,6 +244,26 @@ fn losses(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             (count > MANY).then_some((nic, port, name, count))
         })
         .collect();
+    let open: Vec<_> = hardware(analysis)
+        .filter(|(_, port)| port.is_ethernet() && port.is_active())
+        .filter(|(nic, _)| !lossy.iter().any(|(lossy, ..)| lossy.name == nic.name))
+        .filter(|(_, port)| {
+            port.netdev
+                .as_ref()
+                .is_some_and(|netdev| netdev.pfc.get() == Some(false) && netdev.ecn.get() == Some(false))
+        })
+        .collect();
+    if !open.is_empty() {
+        let names: Vec<_> = open.iter().map(|(nic, _)| nic.name.clone()).collect();
+        found.push(
+            Finding::new("roce-flow-control", Severity::Info, format!("{}: neither PFC nor ECN is on", list(&names)))
+                .why("Nothing is lost so far. Under load from several senders switches will drop packets, and RoCE pays dearly for each.")
+                .seen("PFC, ECN", "off, off")
+                .fix("mlnx_qos -i INTERFACE --trust dscp --pfc 0,0,0,1,0,0,0,0   (and the same priority in every switch)")
+                .root()
+                .on(names),
+        );
+    }
     if let Some((nic, port, counter, count)) = lossy.first() {
         let names: Vec<_> = lossy.iter().map(|(nic, ..)| nic.name.clone()).collect();
         let mut finding = Finding::new("roce-loss", Severity::Warning, format!("{}: the network loses RoCE packets", list(&names)))

@@ -22,6 +22,28 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
 
 fn device_files(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let facts = analysis.facts;
+    let unread: Vec<_> = facts
+        .nics
+        .iter()
+        .filter_map(|nic| match usable::nic(facts, nic) {
+            Answer::Unknown(why) => Some((nic.name.clone(), why)),
+            _ => None,
+        })
+        .collect();
+    if let Some((_, why)) = unread.first() {
+        let names: Vec<_> = unread.iter().map(|(name, _)| name.clone()).collect();
+        found.push(
+            Finding::new(
+                "dev-unread",
+                Severity::Unknown,
+                format!("whether {} can be opened is not known", list(&names)),
+            )
+            .why("Without its device file programs use TCP.")
+            .seen("/dev/infiniband", why.clone())
+            .fix("ls -l /dev/infiniband")
+            .on(names),
+        );
+    }
     let mut seen = BTreeSet::new();
     for nic in &facts.nics {
         let Answer::No(id, why) = usable::nic(facts, nic) else { continue };

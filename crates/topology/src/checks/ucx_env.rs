@@ -107,6 +107,16 @@ fn switches(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     } else if facts.variable("UCX_IB_PCI_RELAXED_ORDERING").is_none() {
         old_default(analysis, found);
     }
+    if let Some(variable) = facts.variable("UCX_RNDV_SCHEME")
+        && (variable.value.trim() == "am" || variable.value.trim().ends_with("_ppln"))
+        && !facts.gpus.is_empty()
+    {
+        found.push(set(
+            Finding::new("ucx-rndv-scheme", Severity::Warning, format!("{variable} makes UCX stage long messages"))
+                .why("The pipeline and active messages copy GPU memory through host buffers; get_zcopy and put_zcopy do not."),
+            variable,
+        ));
+    }
     if ucx::is_off(facts, "UCX_IB_PREFER_NEAREST_DEVICE")
         && let Some(variable) = facts.variable("UCX_IB_PREFER_NEAREST_DEVICE")
         && facts.nics.len() > 1

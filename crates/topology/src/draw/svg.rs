@@ -6,7 +6,7 @@ use super::model::link_words;
 use super::{Branch, Kind, Topology};
 use crate::tree::Distance;
 
-const LEAF: (f64, f64) = (180.0, 50.0);
+const LEAF: (f64, f64) = (184.0, 50.0);
 const GAP: f64 = 10.0;
 const PAD: f64 = 12.0;
 const HEAD: f64 = 26.0;
@@ -109,9 +109,15 @@ fn block(branch: &Branch) -> Block {
     if branch.children.is_empty() {
         return leaf(branch);
     }
-    let mut blocks: Vec<Block> = branch.children.iter().map(|child| block(shown(child))).collect();
-    // Small things first, so that lines fill up.
-    blocks.sort_by(|a, b| a.height.total_cmp(&b.height));
+    let mut children: Vec<&Branch> = branch.children.iter().map(shown).collect();
+    // Devices before further switches, so that lines fill up; GPUs first, for they are what one looks for.
+    children.sort_by_key(|child| match child.kind {
+        _ if !child.children.is_empty() => 3,
+        Kind::Gpu => 0,
+        Kind::Nic => 1,
+        _ => 2,
+    });
+    let blocks: Vec<Block> = children.into_iter().map(block).collect();
     let inner = flow(blocks);
     let (fill, stroke) = colours(Kind::Switch);
     let width = inner.width + 2.0 * PAD;
@@ -196,16 +202,27 @@ fn matrix(topology: &Topology) -> Block {
     let mut svg = String::from(
         "<text x='0' y='0' font-size='15' font-weight='bold' fill='#333'>How far each GPU is from each adapter (framed: the one to use)</text>",
     );
+    // Names that do not fit side by side are written upwards.
+    let upwards = matrix.nics.iter().any(|name| count(name) * 6.2 > cell - 4.0);
+    let top = if upwards { 84.0 } else { 34.0 };
     for (at, nic) in matrix.nics.iter().enumerate() {
-        let _ = write!(
-            svg,
-            "<text x='{:.0}' y='26' text-anchor='middle' font-size='11' fill='#333'>{}</text>",
-            left + cell * (step(at) + 0.5),
-            escape(&shortened(nic, if cell < 50.0 { 7 } else { 11 }))
-        );
+        let (x, name) = (left + cell * (step(at) + 0.5), escape(&shortened(nic, 12)));
+        let _ = if upwards {
+            write!(
+                svg,
+                "<text transform='translate({:.0} {:.0}) rotate(-60)' font-size='11' fill='#333'>{name}</text>",
+                x - 2.0,
+                top - 6.0
+            )
+        } else {
+            write!(
+                svg,
+                "<text x='{x:.0}' y='26' text-anchor='middle' font-size='11' fill='#333'>{name}</text>"
+            )
+        };
     }
     for (at, row) in matrix.gpus.iter().enumerate() {
-        let y = 34.0 + 26.0 * step(at);
+        let y = top + 26.0 * step(at);
         let _ = write!(
             svg,
             "<text x='{:.0}' y='{:.0}' text-anchor='end' fill='#333'>{}</text>",
@@ -231,7 +248,7 @@ fn matrix(topology: &Topology) -> Block {
             );
         }
     }
-    let mut y = 34.0 + 26.0 * step(matrix.gpus.len()) + 16.0;
+    let mut y = top + 26.0 * step(matrix.gpus.len()) + 16.0;
     for distance in Distance::ALL {
         if matrix.gpus.iter().any(|row| row.distances.contains(&Some(distance))) {
             let _ = write!(

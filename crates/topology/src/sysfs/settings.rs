@@ -6,12 +6,13 @@ use super::Root;
 use crate::facts::{Library, Read, Ucx};
 
 /// Beginnings of the names that matter.
-const PREFIXES: [&str; 12] = [
+const PREFIXES: [&str; 13] = [
     "NCCL_",
     "UCX_",
     "RCCL_",
     "NVSHMEM_",
     "MC_",
+    "MOONCAKE_",
     "MV2_",
     "OMPI_MCA_",
     "FI_",
