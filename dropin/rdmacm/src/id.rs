@@ -68,6 +68,7 @@ pub(crate) struct State {
 pub(crate) struct Link {
     pub(crate) remote: Option<IpAddr>,
     pub(crate) remote_qpn: Qpn,
+    /// The first packet sequence number that we said, and the one that the other side said.
     pub(crate) local_psn: Psn,
     pub(crate) remote_psn: Psn,
     pub(crate) mtu: u8,

@@ -69,13 +69,14 @@ fn attributes(id: &Id, qp_state: u32) -> Result<(verbs::QpAttr, u32), Errno> {
             attr.ah_attr = route(&state)?;
             attr.path_mtu = link.mtu.into();
             attr.dest_qp_num = link.remote_qpn.get();
-            attr.rq_psn = link.remote_psn.get();
+            // A side says from which number on the *other* one is to send.
+            attr.rq_psn = link.local_psn.get();
             attr.max_dest_rd_atomic = link.responder_resources;
             attr.min_rnr_timer = MIN_RNR_TIMER;
         }
         (verbs::IBV_QPS_RTS, ud) => {
             mask |= verbs::IBV_QP_SQ_PSN;
-            attr.sq_psn = link.local_psn.get();
+            attr.sq_psn = link.remote_psn.get();
             if !ud {
                 mask |= verbs::IBV_QP_TIMEOUT
                     | verbs::IBV_QP_RETRY_CNT

@@ -58,6 +58,7 @@ pub struct Req {
     pub qpn: Qpn,
     /// 0 reliable connection, 1 unreliable connection.
     pub transport: u8,
+    /// The number from which on the receiver is to send.
     pub starting_psn: Psn,
     pub responder_resources: u8,
     pub initiator_depth: u8,
@@ -194,6 +195,7 @@ fn gid(mad: &Mad, at: usize) -> [u8; 16] {
 pub struct Rep {
     pub ids: Ids,
     pub qpn: Qpn,
+    /// The number from which on the receiver is to send.
     pub starting_psn: Psn,
     pub responder_resources: u8,
     pub initiator_depth: u8,
