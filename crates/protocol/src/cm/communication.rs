@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use super::mad::Mad;
 use super::message::Ids;
-use crate::timing::{Nanos, SECOND};
+use crate::timing::{MILLISECOND, Nanos, SECOND};
 use crate::wire::{Psn, Qpn};
 
 /// The longest an answer may take by the standard's code: 4.3 s, as the kernel's `rdma_cm` has it.
@@ -15,6 +15,10 @@ pub(super) const FIRST_TIMEOUT: u8 = 16;
 pub(super) const MAX_CM_RETRIES: u8 = 15;
 /// The longest time an MRA can ask for: 68 s.
 const LONGEST_SERVICE: u8 = 24;
+/// How often a service that nobody offers is asked for again, ...
+const ABSENCES: u8 = 4;
+/// ... and after which time at first; each time it is twice as long, 1.5 s together.
+const FIRST_ABSENCE: Nanos = 100 * MILLISECOND;
 /// The most time that a connection is remembered for.
 const LONGEST_TIMEWAIT: Nanos = 5 * SECOND;
 
@@ -96,6 +100,8 @@ pub(super) struct Communication {
     pub(super) said: Option<Mad>,
     retries_left: u8,
     timeout: u8,
+    /// How often nobody offered the service.
+    absences: u8,
     /// When to act if nothing comes.
     pub(super) due: Option<Nanos>,
     pub(super) remote_qpn: Qpn,
@@ -117,6 +123,7 @@ impl Communication {
             said: None,
             retries_left: 0,
             timeout: 0,
+            absences: 0,
             due: None,
             remote_qpn: Qpn::new(0),
             pending: None,
@@ -146,6 +153,18 @@ impl Communication {
         self.timeout = (self.timeout + 1).min(RESPONSE_TIMEOUT);
         self.due = Some(now + nanos(self.timeout));
         true
+    }
+
+    /// Nobody offers the service that we ask for: whether to ask again. A program that ends one listener and begins the next (perftest
+    /// does) is between the two for a moment, and its clients do not ask twice.
+    pub(super) fn may_ask_again(&self) -> bool {
+        self.absences < ABSENCES
+    }
+
+    /// Asks again a little later.
+    pub(super) fn ask_again(&mut self, now: Nanos) {
+        self.due = Some(now + (FIRST_ABSENCE << self.absences));
+        self.absences += 1;
     }
 
     /// The other side has it and needs time.

@@ -4,7 +4,7 @@ use nobounce_protocol::cm::{CmError, Event, Kind, ip, private_len, reason, sidr_
 use nobounce_protocol::timing::{MILLISECOND, SECOND};
 use nobounce_protocol::wire::Qpn;
 
-use crate::world::{A, B, CONSUMER, SERVICE, TRIP, World, address, answer, rejected, request};
+use crate::world::{A, B, CONSUMER, SERVICE, World, address, answer, rejected, request};
 
 #[test]
 fn a_connection_stands_after_three_messages_and_both_know_each_other() {
@@ -42,10 +42,23 @@ fn numbers_begin_with_the_slot() {
 fn nobody_listens() {
     let mut world = World::new();
     let a = world.connect();
-    world.run(2 * TRIP);
+    world.run(1450 * MILLISECOND);
+    assert_eq!(world.events[A], [], "somebody may come");
+    world.run(100 * MILLISECOND);
+    assert_eq!(world.count(A, Kind::Req), 5);
     assert_eq!(world.events[A].iter().map(rejected).collect::<Vec<_>>(), [Some(reason::INVALID_SERVICE_ID)]);
     world.agents[A].release(world.now, a);
     world.assert_forgotten();
+}
+
+#[test]
+fn a_listener_that_comes_a_second_late_is_found() {
+    let mut world = World::new();
+    world.connect();
+    world.run(SECOND);
+    world.agents[B].listen(SERVICE, 8).unwrap();
+    world.run(SECOND);
+    assert!(matches!(world.events[B][..], [Event::Request { .. }]) && world.events[A].is_empty());
 }
 
 #[test]

@@ -12,7 +12,7 @@ pub(crate) const A: usize = 0;
 pub(crate) const B: usize = 1;
 pub(crate) const SERVICE: u64 = 0x0106_1c06;
 /// How long a message travels.
-pub(crate) const TRIP: Nanos = 50 * MICROSECOND;
+const TRIP: Nanos = 50 * MICROSECOND;
 
 /// What becomes of a message: how many copies arrive, and how much later than usual.
 pub(crate) type Fate = Box<dyn FnMut(usize, Kind, u32) -> Vec<Nanos>>;

@@ -27,7 +27,7 @@ impl Agent {
                 communication.rest(State::Established);
                 this.tell(communication, Event::Established { id: communication.id() });
             }),
-            Message::Rej(rej) => self.take_rej(from, rej),
+            Message::Rej(rej) => self.take_rej(now, from, rej),
             Message::Mra(mra) => self.about(from, mra.ids, |_, communication| {
                 let waits = match mra.about {
                     About::Req => communication.state == State::ReqSent,
@@ -172,8 +172,10 @@ impl Agent {
         });
     }
 
-    fn take_rej(&mut self, from: IpAddr, rej: &Rej) {
+    fn take_rej(&mut self, now: Nanos, from: IpAddr, rej: &Rej) {
+        let absent = rej.reason == reason::INVALID_SERVICE_ID;
         self.about(from, rej.ids, |this, communication| match communication.state {
+            State::ReqSent if absent && communication.may_ask_again() => communication.ask_again(now),
             State::ReqSent | State::RepReceived | State::RepSent => {
                 communication.rest(State::Over);
                 let Rej { reason, private, .. } = rej.clone();

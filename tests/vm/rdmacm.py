@@ -1,0 +1,89 @@
+"""Cases of the connection manager: programs that find each other by address and port, ours over librdmacm, the guest's over the kernel's."""
+
+import re
+import time
+
+from cases import case
+from machine import ADDRESS, GUEST, HOST, other
+
+PORT_SPACES = {"tcp": 0x0106, "udp": 0x0111}
+
+
+def offered(machine, side, port, command, space="tcp"):
+    """Waits until a server listens on a port of the connection manager."""
+    name = f"{PORT_SPACES[space] << 16 | port:x}"
+    for _ in range(100):
+        if command.ended():
+            return False
+        if side == HOST and re.search(rf"@nobounce/service/[^/]*/{name}$", open("/proc/self/net/unix").read(), re.MULTILINE):
+            return True
+        if side == GUEST and re.search(rf"LISTEN.*:{port}\b", machine.guest("rdma resource show cm_id", 10).output):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def by_address(bench, server, client, family=4, options=(), seconds=60, space="tcp", codes=(0, 0), port=None):
+    """A server and a client on either side. {server} is the address, {port} the port; `codes` are how they must end."""
+    machine = bench.machine
+    for side in (GUEST, HOST):
+        machine.port += 1
+        names = {"server": ADDRESS[family][side], "port": port or machine.port}
+        first = machine.begin(side, server.format(**names), seconds, family, options)
+        where = f"{client.split()[0]}, server {'in the guest' if side == GUEST else 'on the host'}"
+        bench.runs += 1
+        if not offered(machine, side, names["port"], first, space):
+            machine.stop_side(side)
+            bench.fail(f"{where}: the server does not listen", ("server", first.wait()))
+            continue
+        second = machine.begin(other(side), client.format(**names), seconds, family, options).wait()
+        if second.code and not first.ended():
+            machine.stop_side(side)
+        first = first.wait()
+        if (first.code, second.code) != codes:
+            bench.fail(where, ("server", first), ("client", second))
+
+
+@case("the connection manager: rping with data check, both as client and as server", quick=True)
+def connections(bench):
+    by_address(bench, "rping -s -a {server} -p {port} -V -C 10 -S 2000", "rping -c -a {server} -p {port} -V -C 10 -S 2000")
+
+
+@case("the connection manager: ucmatose, udaddy, rdma_client, perftest -R, IPv6")
+def connections_more(bench):
+    by_address(bench, "ucmatose -b {server} -p {port} -c 8 -C 10 -S 3000", "ucmatose -s {server} -p {port} -c 8 -C 10 -S 3000")
+    # It always takes this port.
+    by_address(bench, "udaddy -b {server} -c 4 -C 5 -S 500", "udaddy -s {server} -c 4 -C 5 -S 500", space="udp", port=7174)
+    by_address(bench, "rdma_server -s {server} -p {port}", "rdma_client -s {server} -p {port}")
+    for tool in ("ib_send_bw -s 65536", "ib_write_bw -s 65536", "ib_read_bw -s 65536", "ib_atomic_bw", "ib_send_lat -C", "ib_write_lat -C"):
+        by_address(bench, tool + " -R -F -n 20 -p {port}", tool + " -R -F -n 20 -p {port} {server}")
+    by_address(bench, "rping -s -a {server} -p {port} -V -C 10", "rping -c -a {server} -p {port} -V -C 10", family=6)
+
+
+@case("the connection manager when 10 % of our messages and 5 % of the kernel's are lost")
+def connections_lost(bench):
+    bench.machine.disturb("loss 5%")
+    try:
+        for _ in range(3):
+            by_address(bench, "ucmatose -b {server} -p {port} -c 8 -C 2", "ucmatose -s {server} -p {port} -c 8 -C 2",
+                       options=("--fault", "loss=0.1,seed=7"), seconds=120)
+    finally:
+        bench.machine.disturb(None)
+
+
+@case("256 connections at once, and a port that nobody listens on")
+def connections_many(bench):
+    by_address(bench, "ucmatose -b {server} -p {port} -c 256 -C 0", "ucmatose -s {server} -p {port} -c 256 -C 0", seconds=120)
+    machine = bench.machine
+    for side in (GUEST, HOST):
+        # Somebody is there, at another port: a host without any process of ours cannot answer.
+        machine.port += 1
+        there = machine.begin(other(side), f"rping -s -a {ADDRESS[4][other(side)]} -p {machine.port}", 60)
+        offered(machine, other(side), machine.port, there)
+        client = machine.begin(side, f"rping -c -v -a {ADDRESS[4][other(side)]} -p 9", 30).wait()
+        machine.stop_side(other(side))
+        there.wait()
+        bench.runs += 1
+        # "Invalid service", by the standard's number.
+        if client.code == 0 or not re.search(r"REJECTED, error 8", client.output):
+            bench.fail(f"a port that nobody listens on, client {side}", ("client", client))
