@@ -21,12 +21,16 @@ MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none
 # Name, what the ranks do, over which network, options of `nobounce run`, variables, seconds.
 RUNS = (
     ("speed socket", "speed", "socket", [], {}, 60),
-    ("speed", "speed", "nb0", ["--require", "direct"], {}, 60),
+    # Both ranks are on one machine: shared memory, unless told otherwise.
+    ("speed shm", "speed", "nb0", ["--require", "direct"], {}, 60),
+    ("speed udp", "speed", "nb0", ["--require", "direct", "--link", "udp"], {}, 60),
     ("values", "values", "nb0", ["--require", "direct"], {}, 90),
     ("training socket", "training", "socket", [], {}, 40),
     ("training", "training", "nb0", [], {}, 40),
-    ("training, loss 0.1 %", "training", "nb0", ["--fault", LOSS], {}, 40),
+    ("training udp", "training", "nb0", ["--link", "udp"], {}, 40),
+    ("training, loss 0.1 %", "training", "nb0", ["--fault", LOSS, "--link", "udp"], {}, 40),
     ("values, loss 0.1 %", "values-short", "nb0", ["--fault", LOSS], {}, 40),
+    ("values udp", "values-short", "nb0", ["--require", "direct", "--link", "udp"], {}, 40),
     ("torchrun", "values-short", "nb0", [], {"LAUNCHER": "torchrun"}, 40),
     ("mpirun", "values-short", "nb0", [], {"LAUNCHER": "mpirun"}, 40),
     ("graphs", "graphs", "nb0", [], {}, 40),
@@ -141,15 +145,15 @@ def judge(done, reference):
     return ""
 
 
-def speed_rows(done):
-    """The comparison, as h200-nccl.json has it."""
-    ours, theirs = done.get("speed"), done.get("speed socket")
+def speed_rows(done, link):
+    """The comparison over one link, as h200-nccl.json has it."""
+    ours, theirs = done.get(f"speed {link}"), done.get("speed socket")
     if not ours or not theirs or None in ours.ranks or None in theirs.ranks:
         return []
     rows = []
     for row, other, second in zip(ours.ranks[0]["rows"], theirs.ranks[0]["rows"], ours.ranks[1]["rows"]):
         rows.append({
-            "test": row["test"], "bytes": row["bytes"], "link": "udp", "ours_us": row["us"], "socket_us": other["us"],
+            "test": row["test"], "bytes": row["bytes"], "link": link, "ours_us": row["us"], "socket_us": other["us"],
             "gdrdma": is_gdrdma(ours.logs), "verified": row["verified"] and other["verified"] and second["verified"],
             "window_bytes": row["window_bytes"] + second["window_bytes"],
             "staged_bytes": row["staged_bytes"] + second["staged_bytes"],
@@ -159,16 +163,17 @@ def speed_rows(done):
 
 def compare(done, out):
     """Writes nccl.json and NCCL's log of the comparison, and gives it in lines."""
-    rows = speed_rows(done)
+    rows = [row for link in ("shm", "udp") for row in speed_rows(done, link)]
     if not rows:
         return []
+    runs = [done[name] for name in ("speed shm", "speed udp") if name in done]
     with open(os.path.join(out, "nccl.json"), "w") as file:
-        json.dump({"nccl": done["speed"].ranks[0]["version"], "results": rows}, file, indent=1)
+        json.dump({"nccl": runs[0].ranks[0]["version"], "results": rows}, file, indent=1)
     with open(os.path.join(out, "nccl-log.txt"), "w") as file:
-        file.write(done["speed"].logs)
-    lines = [f"{'NCCL':16}{'bytes':>12}{'nb0 us':>12}{'socket us':>12}{'ratio':>8}  window        staged"]
+        file.write("".join(run.logs for run in runs))
+    lines = [f"{'NCCL':16}{'bytes':>12}  {'link':4}{'nb0 us':>12}{'socket us':>12}{'ratio':>8}  window        staged"]
     for row in rows:
-        lines.append(f"{row['test']:16}{row['bytes']:>12}{row['ours_us']:>12.1f}{row['socket_us']:>12.1f}"
+        lines.append(f"{row['test']:16}{row['bytes']:>12}  {row['link']:4}{row['ours_us']:>12.1f}{row['socket_us']:>12.1f}"
                      f"{row['ours_us'] / row['socket_us']:>8.2f}  {row['window_bytes']:<14}{row['staged_bytes']}"
                      f"{'' if row['verified'] else '  WRONG'}")
     return lines

@@ -46,7 +46,7 @@ impl Bench {
 
 impl Measure for Bench {
     fn run(&mut self, case: &Case, progress: &dyn Fn(f64)) -> anyhow::Result<CaseResult> {
-        let before = counted(&self.device);
+        let (before, links) = (counted(&self.device), sent_by_link(&self.device));
         let connection = self.connect(case)?;
         let Case { op, kind, place, size, wait, .. } = *case;
         let work = Work { op, kind, place, size, wait, seed: self.seed };
@@ -85,7 +85,7 @@ impl Measure for Bench {
         Ok(CaseResult {
             samples,
             iters,
-            link: "udp".to_owned(),
+            link: link_between(&links, &sent_by_link(&self.device)),
             memory: side.memory().to_owned(),
             path: side.path(),
             counted: Some(Counted { here: counted(&self.device).since(&before), there }),
@@ -93,6 +93,24 @@ impl Measure for Bench {
             verified: session.verified,
         })
     }
+}
+
+/// Packets sent so far, by the way they took.
+fn sent_by_link(device: &Device) -> [u64; 2] {
+    let counters = device.nic().link_counters();
+    ["udp_tx_packets", "shm_tx_packets"]
+        .map(|name| counters.iter().find(|(counter, _)| *counter == name).map_or(0, |(_, count)| *count))
+}
+
+/// The link that packets took between two looks at the counters.
+fn link_between(before: &[u64; 2], after: &[u64; 2]) -> String {
+    let moved = [0, 1].map(|at| after[at] > before[at]);
+    match moved {
+        [false, true] => "shm",
+        [true, true] => "udp and shm",
+        _ => "udp",
+    }
+    .to_owned()
 }
 
 fn counted(device: &Device) -> EndCounted {

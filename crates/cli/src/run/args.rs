@@ -30,6 +30,10 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "FAULT")]
     pub(crate) fault: Option<String>,
 
+    /// The way packets take: udp, or shm (shared memory) to processes on this machine and UDP to others [default: shm]
+    #[arg(long, value_name = "LINK", value_parser = ["udp", "shm", "auto"])]
+    pub(crate) link: Option<String>,
+
     /// Record the packets of each process; %p stands for the process ID, which is put before the ending otherwise
     #[arg(long, value_name = "FILE")]
     pub(crate) pcap: Option<PathBuf>,

@@ -25,7 +25,9 @@ pub(crate) fn gpus() -> usize {
 }
 
 /// Set unless the user has set them: name, value.
-const DEFAULTS: [(&str, &str); 2] = [
+const DEFAULTS: [(&str, &str); 3] = [
+    // Between processes of one machine there is no need for a wire.
+    ("NOBOUNCE_LINK", "auto"),
     // NCCL sees nb0 at the CPU, farther from any GPU than it takes GPU memory from by default.
     ("NCCL_NET_GDR_LEVEL", "SYS"),
     // NCCL 2.28.7 and 2.28.9 choose the way of GPU-initiated operations themselves and crash where no adapter is one of mlx5's;
@@ -64,14 +66,18 @@ pub(crate) fn variables(
     let typed = [
         ("NOBOUNCE_ADDR", args.addr.as_ref().map(OsString::from)),
         ("NOBOUNCE_FAULT", args.fault.as_ref().map(OsString::from)),
+        ("NOBOUNCE_LINK", args.link.as_ref().map(OsString::from)),
         ("NOBOUNCE_PCAP", args.pcap.as_deref().map(|path| capture(path).into_os_string())),
         ("NOBOUNCE_REQUIRE", args.require.as_ref().map(OsString::from)),
         ("NOBOUNCE_LOG", args.log.as_ref().map(OsString::from)),
     ];
     all.extend(typed.into_iter().filter_map(|(name, value)| Some((name, value?))));
     let missing = DEFAULTS.into_iter().chain((given.gpus == 1).then_some(ONE_CHANNEL));
-    let missing = missing.filter(|(name, _)| now(name).is_none());
-    all.extend(missing.map(|(name, value)| (name, value.into())));
+    for (name, value) in missing {
+        if now(name).is_none() && !all.iter().any(|(set, _)| *set == name) {
+            all.push((name, value.into()));
+        }
+    }
     all
 }
 
@@ -170,6 +176,10 @@ mod tests {
         assert_eq!(value(&all, "NOBOUNCE_ADDR"), Some("127.0.0.9"));
         assert_eq!(value(&all, "NOBOUNCE_PCAP"), Some("/x/trace-%p.pcap"));
         assert_eq!(value(&all, "NOBOUNCE_REQUIRE"), Some("direct"));
+        assert_eq!(value(&all, "NOBOUNCE_LINK"), Some("auto"), "unless told otherwise");
+        let udp = RunArgs { link: Some("udp".into()), ..RunArgs::default() };
+        assert_eq!(value(&with(&udp, &[]), "NOBOUNCE_LINK"), Some("udp"));
+        assert_eq!(value(&with(&RunArgs::default(), &[("NOBOUNCE_LINK", "udp")]), "NOBOUNCE_LINK"), None);
         assert_eq!(capture(Path::new("/x/a%p")), Path::new("/x/a%p"));
         assert_eq!(capture(Path::new("/x/plain")), Path::new("/x/plain-%p"));
     }
