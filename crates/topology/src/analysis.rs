@@ -43,7 +43,7 @@ impl<'a> Analysis<'a> {
         Self { facts, tree, pairs }
     }
 
-    /// Pairs of one GPU, nearest adapter first; among equals the faster port, then the name.
+    /// Pairs of one GPU, nearest adapter first; among equals the faster port, then the order of the facts.
     pub(crate) fn pairs_of(&self, gpu: &str) -> Vec<&Pair<'a>> {
         let mut pairs: Vec<_> = self.pairs.iter().filter(|pair| pair.gpu.address == gpu).collect();
         pairs.sort_by(|a, b| a.rank().partial_cmp(&b.rank()).unwrap_or(std::cmp::Ordering::Equal));
@@ -143,9 +143,9 @@ impl<'a> Pair<'a> {
     }
 
     /// Near, usable and fast adapters come first.
-    fn rank(&self) -> (u32, Distance, f64, &str) {
+    fn rank(&self) -> (u32, Distance, f64) {
         let rate = self.nic.port().and_then(|port| port.rate_gbps.known().copied()).unwrap_or(0.0);
-        (self.class().0, self.class().1, -rate, &self.nic.name)
+        (self.class().0, self.class().1, -rate)
     }
 
     fn class(&self) -> (u32, Distance) {

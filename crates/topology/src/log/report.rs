@@ -144,8 +144,14 @@ pub fn join_nccl(log: &NcclLog, facts: &Facts, diagnosis: &Diagnosis) -> LogRepo
             "NCCL logged no connection: run with NCCL_DEBUG=INFO, and NCCL_DEBUG_SUBSYS unset or with INIT,NET,GRAPH".to_owned()
         });
     }
-    let elsewhere: Vec<&str> = hosts.iter().filter(|host| !host.is_empty() && !ours(host)).copied().collect();
-    if !elsewhere.is_empty() && !report.not_direct.is_empty() {
+    let mut elsewhere: Vec<&str> = report
+        .not_direct
+        .iter()
+        .map(|row| row.host.as_str())
+        .filter(|host| !host.is_empty() && !ours(host))
+        .collect();
+    elsewhere.dedup();
+    if !elsewhere.is_empty() {
         report.notes.push(format!(
             "the findings are of {}; for {} run doctor there",
             facts.host.as_deref().unwrap_or("this machine"),

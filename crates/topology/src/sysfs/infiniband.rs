@@ -26,7 +26,11 @@ const COUNTERS: [&str; 9] = [
 
 /// The adapters, in the order of their names.
 pub(super) fn nics(root: &Root) -> Vec<Nic> {
-    let names = root.names(CLASS).unwrap_or_default();
+    let mut names = root.names(CLASS).unwrap_or_default();
+    // mlx5_2 before mlx5_10.
+    names.sort_by_key(|name| {
+        (name.trim_end_matches(|c: char| c.is_ascii_digit()).to_owned(), name.len(), name.clone())
+    });
     names.into_iter().take(MAX_NICS).map(|name| nic(root, name)).collect()
 }
 
