@@ -116,12 +116,12 @@ impl<'a> Pair<'a> {
         let proven = ["dma-buf", "peermem"].into_iter().find(|way| of_pair(way).is_some_and(|r| r.probe.ok));
         // A probe of this very pair outweighs what either side says of itself.
         let mut export = export.clone();
-        if let Some(failed) = of_pair("dma-buf").filter(|r| ladder::is_refused(r)) {
+        if let Some(failed) = of_pair("dma-buf").filter(|r| ladder::is_refused(facts, r)) {
             export = Answer::No("dmabuf-export", format!("registering failed: {}", failed.probe.detail));
         }
         let peermem = match of_pair("peermem") {
             Some(r) if r.probe.ok => Answer::Yes("registered by probe".to_owned()),
-            Some(r) if ladder::is_refused(r) && !peermem.is_no() => {
+            Some(r) if ladder::is_refused(facts, r) && !peermem.is_no() => {
                 Answer::No("peermem-not-registered", format!("registering failed: {}", r.probe.detail))
             }
             _ if nic.is_software() => {

@@ -34,9 +34,12 @@ impl Answer {
 }
 
 /// Whether a registration failed for good: want of memory, or of room in BAR1, says nothing of the way.
-pub(crate) fn is_refused(registration: &Registration) -> bool {
+pub(crate) fn is_refused(facts: &Facts, registration: &Registration) -> bool {
     const ENOMEM: i32 = 12;
-    !registration.probe.ok && registration.probe.errno != Some(ENOMEM)
+    let bar1 =
+        facts.gpus.iter().find(|gpu| gpu.address == registration.gpu).and_then(|gpu| gpu.bar1_bytes.get());
+    let too_large = bar1.is_some_and(|bar1| registration.bytes > bar1 / 8 * 7);
+    !registration.probe.ok && registration.probe.errno != Some(ENOMEM) && !too_large
 }
 
 /// Whether memory of the GPU can be exported as a dma-buf.
@@ -83,11 +86,12 @@ fn why_no_export(facts: &Facts, gpu: &Gpu) -> Option<(&'static str, String)> {
                     format!("driver {} is older than {DMABUF_DRIVER}", module.version),
                 ));
             }
-            if module.open == Some(false) {
-                return Some(("closed-module", "the closed kernel module exports no dma-bufs".to_owned()));
-            }
+            // Before the kind of module: the open one would not drive such a GPU.
             if gpu.compute_capability.get().is_some_and(|cc| cc < OPEN_MODULE_CC) {
                 return Some(("gpu-too-old", "the GPU is older than Turing".to_owned()));
+            }
+            if module.open == Some(false) {
+                return Some(("closed-module", "the closed kernel module exports no dma-bufs".to_owned()));
             }
             None
         }
@@ -175,7 +179,7 @@ pub(crate) fn peermem(facts: &Facts, gpu: &Gpu) -> Answer {
         return Answer::Yes("registered by probe".to_owned());
     }
     if let Some(failed) =
-        probes.find(|registration| registration.gpu == gpu.address && is_refused(registration))
+        probes.find(|registration| registration.gpu == gpu.address && is_refused(facts, registration))
     {
         let why = format!("the module is loaded, but registering failed: {}", failed.probe.detail);
         return Answer::No("peermem-not-registered", why);
