@@ -71,6 +71,8 @@ explanations! {
     "Indexes differ between machines, adapters and pods: the entry that was index 3 on one host is RoCE v1, link-local or empty on another. Connections then fail with status 12. By hand: show_gids. Current NCCL and UCX choose RoCE v2 with a routed address by themselves: unset the variable.";
     "gid-no-ip", "RoCE has link-local addresses only",
     "Each IP address of the interface gives an entry of the GID table. With none there is only fe80::, which no router passes; NCCL takes it and fails with status 12. Containers with their own network namespace have no address on the host's RDMA interface: use the host's network, or give the pod an address on that network.";
+    "gid-no-ipv4", "RoCE v2 has no IPv4 address",
+    "NCCL chooses among RoCE v2 entries by address family, IPv4 unless NCCL_IB_ADDR_FAMILY=AF_INET6. Where the interface has IPv6 addresses only, say so, or add an IPv4 address.";
     "gid-none", "No RoCE address can be used",
     "The GID table is empty, or holds only entries of other namespaces. The interface is down, has no address here, or the device is shared with another namespace.";
     "gid-unread", "The GID table could not be read",

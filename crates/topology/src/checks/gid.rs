@@ -91,6 +91,25 @@ fn tables(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                 .on(hit),
         );
     }
+    let six: Vec<_> = all
+        .iter()
+        .filter(|(nic, _, gids)| {
+            let routed = |gid: &&Gid| gid.is_v2() && !gid.is_link_local();
+            ours(nic)
+                && gids.iter().any(|gid| routed(&gid))
+                && !gids.iter().any(|gid| routed(&gid) && gid.is_ipv4())
+        })
+        .collect();
+    if !six.is_empty() && analysis.facts.variable("NCCL_IB_ADDR_FAMILY").is_none() {
+        let hit = names(&six);
+        found.push(
+            Finding::new("gid-no-ipv4", Severity::Info, format!("{}: RoCE v2 has IPv6 addresses only", list(&hit)))
+                .why("NCCL looks for an IPv4 address first, and may take a link-local one instead of the routed one.")
+                .seen(format!("/sys/class/infiniband/{}/ports/1/gids", hit[0]), entries(six[0].1))
+                .fix("NCCL_IB_ADDR_FAMILY=AF_INET6   (or give the interface an IPv4 address)")
+                .on(hit),
+        );
+    }
     let holes: Vec<_> =
         all.iter().filter(|(_, port, gids)| !port.unreadable_gids.is_empty() && !gids.is_empty()).collect();
     if !holes.is_empty() {

@@ -44,7 +44,11 @@ fn children(out: &mut String, branch: &Branch, indent: &str, style: Style) {
         let last = index + 1 == branch.children.len();
         // A port with one device below says nothing by itself: it is drawn on the device's line.
         let mut shown = child;
+        let mut above = String::new();
         while matches!(shown.kind, Kind::Port | Kind::RootPort) && shown.children.len() == 1 {
+            if shown.kind == Kind::RootPort {
+                above = format!("on root port {}", shown.address);
+            }
             shown = &shown.children[0];
         }
         let code = match shown.kind {
@@ -55,12 +59,12 @@ fn children(out: &mut String, branch: &Branch, indent: &str, style: Style) {
         };
         let address = if matches!(shown.kind, Kind::Root | Kind::Node) { "" } else { &shown.address };
         let link = link_words(shown);
-        let link = if shown.degraded { style.code("1;31", &link) } else { style.code("2", &link) };
-        let line = [style.code(code, &words(shown)), style.code("2", address), link]
-            .into_iter()
-            .filter(|part| !part.is_empty() && part != "\x1b[2m\x1b[0m")
-            .collect::<Vec<_>>()
-            .join("  ");
+        let words = style.code(code, &words(shown));
+        let details = [address, &link, &above].into_iter().filter(|part| !part.is_empty());
+        let line = details.fold(words, |line, part| {
+            let colour = if shown.degraded && *part == link { "1;31" } else { "2" };
+            format!("{line}  {}", style.code(colour, part))
+        });
         let _ = writeln!(out, "{indent}{} {line}", if last { "└─" } else { "├─" });
         let below = format!("{indent}{}  ", if last { " " } else { "│" });
         children(out, shown, &below, style);
