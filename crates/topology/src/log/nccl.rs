@@ -124,9 +124,11 @@ impl NcclLog {
         let Some(text) = text.strip_prefix("NCCL INFO ").or_else(|| text.strip_prefix("NCCL WARN ")) else {
             return;
         };
-        if let Some(via) = text.find(" via ") {
-            self.connection(host, &text[..via], &text[via + 5..]);
-        } else if let Some(at) = text.find("NET/IB : Using ") {
+        if !warns && let Some(via) = text.find(" via ") {
+            // Most of NCCL's lines are these: they need not be searched for problems.
+            return self.connection(host, &text[..via], &text[via + 5..]);
+        }
+        if let Some(at) = text.find("NET/IB : Using ") {
             self.using(host, &text[at + 15..]);
         } else if text.contains(" rank ") && text.contains(" busId ") {
             self.rank(host, text);
