@@ -103,6 +103,23 @@ fn protocols_of_ucx_are_told_apart() {
     assert!(report.problems.iter().any(|(text, _)| text.contains("ibv_create_cq")));
 }
 
+/// Debian's UCX 1.13 over nb0, as it logged.
+#[test]
+fn an_older_ucx_is_understood() {
+    let text = "\
+[1794758691.204992] [vm:8922 :0]     ucp_context.c:1849 UCX  INFO  Version 1.13.1 (loaded from /lib/x86_64-linux-gnu/libucp.so.0)
+[1794758691.239082] [vm:8988 :0]          parser.c:1916 UCX  INFO  UCX_* env variables: UCX_LOG_LEVEL=info UCX_NET_DEVICES=nb0:1 UCX_TLS=tcp
+[1794758691.283459] [vm:8922 :0]      ucp_worker.c:1763 UCX  INFO    ep_cfg[0]: tag(sysv/memory cma/memory rc_verbs/nb0:1)
+";
+    let facts = machines::machine("dgx-a100").unwrap();
+    let read = log::read_ucx(text.as_bytes(), |_| {}).unwrap();
+    assert_eq!(read.lanes.into_iter().collect::<Vec<_>>(), [("rc_verbs/nb0:1".to_owned(), 1)]);
+    let read = log::read_ucx(text.replace("rc_verbs/nb0:1", "tcp/eth0").as_bytes(), |_| {}).unwrap();
+    let report = log::join_ucx(&read, &facts, &diagnose(&facts));
+    assert_eq!(report.settings, ["UCX_TLS=tcp", "UCX_NET_DEVICES=nb0:1"]);
+    assert!(report.direct_is_lost && report.notes.iter().any(|note| note.contains("use TCP")), "{report:?}");
+}
+
 /// Whatever is in a log, reading it ends, and memory stays bounded.
 #[test]
 fn noise_is_survived() {

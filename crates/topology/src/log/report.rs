@@ -213,6 +213,16 @@ pub fn join_ucx(log: &UcxLog, _facts: &Facts, diagnosis: &Diagnosis) -> LogRepor
             });
         }
     }
+    const MATTER: [&str; 6] = [
+        "UCX_TLS",
+        "UCX_NET_DEVICES",
+        "UCX_IB_GPU_DIRECT_RDMA",
+        "UCX_CUDA_COPY_DMABUF",
+        "UCX_RNDV_SCHEME",
+        "UCX_IB_PCI_RELAXED_ORDERING",
+    ];
+    report.settings =
+        MATTER.iter().filter_map(|name| Some(format!("{name}={}", log.variables.get(*name)?))).collect();
     let tcp: u64 =
         log.lanes.iter().filter(|(lane, _)| lane.starts_with("tcp/")).map(|(_, count)| count).sum();
     let rdma: u64 =

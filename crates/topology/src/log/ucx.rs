@@ -55,6 +55,8 @@ pub struct UcxLog {
     pub uses: BTreeMap<UcxUse, u64>,
     /// Transports of connections between machines, with how often.
     pub lanes: BTreeMap<String, u64>,
+    /// Variables that UCX says it was given.
+    pub variables: BTreeMap<String, String>,
     /// Whether peer memory or dma-buf was detected, by adapter and what was looked at.
     pub detected: BTreeMap<(String, String), bool>,
     /// Errors and warnings, by their text.
@@ -78,6 +80,20 @@ impl UcxLog {
             "DEBUG" | "DIAG" | "INFO" | "TRACE" => {}
             _ => return,
         }
+        if let Some((_, list)) =
+            text.split_once("env variable").filter(|(before, _)| before.starts_with("UCX_*"))
+        {
+            for (name, value) in list.split_whitespace().filter_map(|word| word.split_once('=')) {
+                if self.variables.len() < 1024 {
+                    self.variables.insert(name.to_owned(), value.chars().take(200).collect());
+                }
+            }
+            return;
+        }
+        // Older versions: `ep_cfg[0]: tag(sysv/memory rc_verbs/nb0:1)`.
+        if text.contains("cfg#") && !text.starts_with('|') || text.starts_with("ep_cfg[") {
+            return self.config(text);
+        }
         if text.starts_with('|') || text.starts_with('+') {
             self.table(text);
         } else if let Some((device, rest)) = text.split_once(": ") {
@@ -87,11 +103,7 @@ impl UcxLog {
                 self.note(device, what, found);
             } else if rest.starts_with("dmabuf is ") {
                 self.note(device, "dma-buf", !rest.contains("not supported"));
-            } else if text.contains("cfg#") {
-                self.config(text);
             }
-        } else if text.contains("cfg#") {
-            self.config(text);
         }
     }
 
@@ -111,12 +123,8 @@ impl UcxLog {
             return;
         }
         for group in text.split('(').skip(1) {
-            for lane in group
-                .split(')')
-                .next()
-                .unwrap_or_default()
-                .split_whitespace()
-                .filter(|lane| lane.contains('/'))
+            for lane in
+                group.split(')').next().unwrap_or_default().split_whitespace().filter(|lane| is_network(lane))
             {
                 count(&mut self.lanes, lane.trim_end_matches(';').to_owned(), &mut self.forgotten);
             }
@@ -157,6 +165,11 @@ impl UcxLog {
             seen.example = text.chars().take(200).collect();
         }
     }
+}
+
+/// A lane that leaves the machine, and not one through its memory.
+fn is_network(lane: &str) -> bool {
+    ["tcp/", "rc_", "dc_", "ud_", "srd/", "gga_"].iter().any(|kind| lane.starts_with(kind))
 }
 
 /// `tagged message by ucp_tag_send* from cuda/GPU0`.
