@@ -26,6 +26,7 @@ mod posting;
 mod refusals;
 mod report;
 mod reregister;
+mod shm;
 mod srq;
 mod threads;
 mod vanish;

@@ -1,0 +1,93 @@
+//! Packets between processes of one machine through shared memory. The other tests run on it, too: `NOBOUNCE_LINK=shm`.
+
+use std::time::{Duration, Instant};
+
+use crate::common::{End, MIB, config, pair_with, until};
+use nobounce_nic::soft::{Config, LinkChoice, Mtu, Operation, SendRequest, Status};
+
+fn near(addr: &str) -> Config {
+    Config { link: LinkChoice::Auto, ..config(addr) }
+}
+
+fn far(addr: &str) -> Config {
+    Config { link: LinkChoice::Udp, ..config(addr) }
+}
+
+fn counter(end: &End, name: &str) -> u64 {
+    end.device.link_counters().iter().find(|(n, _)| *n == name).map_or(0, |(_, count)| *count)
+}
+
+fn write(a: &End, b: &End, len: usize) {
+    a.fill(7);
+    b.fill(0);
+    let write = Operation::Write(b.remote(64));
+    a.qps[0].post_send(&SendRequest::new(1, write, &a.sge(0, len as u32))).unwrap();
+    a.succeed(1);
+    assert!(b.bytes(64, len) == a.bytes(0, len));
+}
+
+#[test]
+fn two_devices_that_are_near_send_no_datagram() {
+    let (a, b) = pair_with(&near("127.66.1.1"), &near("127.66.1.1"), MIB, Mtu::Mtu4096);
+    for len in [1, 4096, 100_000, MIB - 64] {
+        write(&a, &b, len);
+    }
+    for end in [&a, &b] {
+        assert!(counter(end, "shm_tx_packets") > 0 && counter(end, "shm_rx_packets") > 0);
+        assert_eq!(counter(end, "udp_tx_packets"), 0);
+    }
+}
+
+/// Each direction takes the way that its sender knows.
+#[test]
+fn one_who_knows_no_shared_memory_is_reached_by_udp() {
+    let (a, b) = pair_with(&near("127.66.1.2"), &far("127.66.1.2"), MIB, Mtu::Mtu1024);
+    write(&a, &b, 100_000);
+    write(&b, &a, 100_000);
+    for end in [&a, &b] {
+        assert_eq!((counter(end, "shm_tx_packets"), counter(end, "shm_rx_packets")), (0, 0));
+        assert!(counter(end, "udp_tx_packets") > 0);
+        assert_eq!(end.counter("icrc_errors"), 0);
+    }
+}
+
+/// Nobody polls at the other end: its helper thread is woken by the bell.
+#[test]
+fn one_who_sleeps_is_woken() {
+    let (a, b) = pair_with(&near("127.66.1.3"), &near("127.66.1.3"), 8192, Mtu::Mtu4096);
+    for _ in 0..200 {
+        write(&a, &b, 5000);
+        std::thread::sleep(Duration::from_micros(300));
+    }
+    assert!(counter(&a, "shm_tx_bells") > 0);
+}
+
+/// The other device goes: the ring is given up, and the protocol finds out that nobody answers.
+#[test]
+fn one_who_goes_is_missed_in_time_and_replaced() {
+    let (a, b) = pair_with(&near("127.66.1.4"), &near("127.66.1.4"), MIB, Mtu::Mtu4096);
+    write(&a, &b, 5000);
+    let gone = Operation::Write(b.remote(64));
+    drop(b);
+    let begin = Instant::now();
+    a.qps[0].post_send(&SendRequest::new(1, gone, &a.sge(0, 5000))).unwrap();
+    assert_eq!(a.status(), Status::RetryExceeded);
+    assert!(begin.elapsed() < Duration::from_secs(20));
+    // Another one takes its slot: a ring of its own.
+    let (c, d) = pair_with(&near("127.66.1.4"), &near("127.66.1.4"), MIB, Mtu::Mtu4096);
+    write(&c, &d, 5000);
+    assert_eq!(counter(&c, "udp_tx_packets"), 0);
+}
+
+/// What is lost or damaged on purpose is noticed there, too.
+#[test]
+fn faults_are_survived() {
+    let fault = "loss=0.02,corrupt=0.02,dup=0.02,reorder=0.02,seed=3".parse().unwrap();
+    let bad = Config { fault: Some(fault), ..near("127.66.1.5") };
+    let (a, b) = pair_with(&bad, &bad, MIB, Mtu::Mtu1024);
+    for _ in 0..5 {
+        write(&a, &b, 300_000);
+    }
+    assert!(counter(&a, "shm_tx_packets") > 0);
+    until("damage is seen", || a.counter("icrc_errors") + b.counter("icrc_errors") > 0);
+}
