@@ -7,6 +7,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #define CHECK(what) do { if (!(what)) { fprintf(stderr, "line %d: %s (errno %s)\n", __LINE__, #what, strerror(errno)); exit(1); } } while (0)
 
@@ -163,6 +165,15 @@ int main(int argc, char **argv)
     CHECK(rdma_create_id(channel, &client, NULL, RDMA_PS_UDP) == 0);
     CHECK(rdma_join_multicast(client, (struct sockaddr *)&address, NULL) == -1 && errno == EOPNOTSUPP);
     CHECK(rdma_destroy_id(client) == 0);
+
+    /* A child has none of its parent's: calls fail, and none hangs. */
+    if (fork() == 0) {
+        alarm(20);
+        CHECK(rdma_get_cm_event(channel, &event) == -1 && errno == EIO);
+        CHECK(rdma_create_id(channel, &client, NULL, RDMA_PS_TCP) == -1 && errno == EIO);
+        _exit(0);
+    }
+    CHECK(wait(&port) > 0 && WIFEXITED(port) && WEXITSTATUS(port) == 0);
     rdma_destroy_event_channel(channel);
     printf("all right\n");
     return 0;

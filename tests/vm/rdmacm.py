@@ -71,9 +71,10 @@ def connections_lost(bench):
         bench.machine.disturb(None)
 
 
-@case("256 connections at once, and a port that nobody listens on")
+@case("256 and 1000 connections at once, and a port that nobody listens on")
 def connections_many(bench):
-    by_address(bench, "ucmatose -b {server} -p {port} -c 256 -C 0", "ucmatose -s {server} -p {port} -c 256 -C 0", seconds=120)
+    for count in (256, 1000):
+        by_address(bench, f"ucmatose -b {{server}} -p {{port}} -c {count} -C 0", f"ucmatose -s {{server}} -p {{port}} -c {count} -C 0", seconds=120)
     machine = bench.machine
     for side in (GUEST, HOST):
         # Somebody is there, at another port: a host without any process of ours cannot answer.

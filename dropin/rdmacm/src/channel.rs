@@ -15,10 +15,10 @@ struct ChannelObject {
     channel: CmChannel,
 }
 
-/// Every channel there is, by its address.
-static CHANNELS: Mutex<Option<HashMap<usize, CmChannel>>> = Mutex::new(None);
+/// Every channel there is, by its address, and the process that made it.
+static CHANNELS: Mutex<Option<HashMap<usize, (u32, CmChannel)>>> = Mutex::new(None);
 
-fn with<T>(what: impl FnOnce(&mut HashMap<usize, CmChannel>) -> T) -> T {
+fn with<T>(what: impl FnOnce(&mut HashMap<usize, (u32, CmChannel)>) -> T) -> T {
     what(CHANNELS.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default())
 }
 
@@ -27,13 +27,15 @@ pub(crate) fn create() -> Result<*mut EventChannel, Errno> {
     let channel = CmChannel::new()?;
     let raw = EventChannel { fd: channel.fd() };
     let object = Box::into_raw(Box::new(ChannelObject { raw, channel: channel.clone() }));
-    with(|channels| channels.insert(object.expose_provenance(), channel));
+    with(|channels| channels.insert(object.expose_provenance(), (std::process::id(), channel)));
     Ok(object.cast())
 }
 
 /// The channel behind a pointer of C's.
 pub(crate) fn find(raw: *mut EventChannel) -> Result<CmChannel, Errno> {
-    with(|channels| channels.get(&raw.addr()).cloned()).ok_or(Errno::EINVAL)
+    let (process, channel) = with(|channels| channels.get(&raw.addr()).cloned()).ok_or(Errno::EINVAL)?;
+    // What is told there is told to the parent: a child that read its descriptor would take that away.
+    if process == std::process::id() { Ok(channel) } else { Err(Errno::EIO) }
 }
 
 /// Ends a channel.
