@@ -29,7 +29,8 @@ together() { # together PORT SPACE SERVER... -- CLIENT...: a server and its clie
     done
     run "$@" >"$folder/client" 2>&1 || code=$?
     client=$code
-    if [ "$client" != 0 ] || [ -n "${endless:-}" ]; then kill "$server" 2>/dev/null; fi
+    # The shell in between does not hand signals on; what it started does.
+    if [ "$client" != 0 ] || [ -n "${endless:-}" ]; then pkill -P "$server" 2>/dev/null; fi
     code=0
     wait "$server" || code=$?
     if [ "$client" != 0 ] || { [ "$code" != 0 ] && [ -z "${endless:-}" ]; }; then
