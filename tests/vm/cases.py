@@ -44,7 +44,8 @@ class Bench:
         self.log(f"failed: {self.name}: {what}")
         for name, result in outputs:
             text = re.sub(r"^REPORT \[.*?^\]\n", "", result.output, flags=re.MULTILINE | re.DOTALL)
-            tail = [line for line in text.splitlines() if line.strip()][-12:]
+            lines = [line for line in text.splitlines() if line.strip()]
+            tail = [line for line in lines[:-12] if line.startswith("FAILED")][:5] + lines[-12:]
             self.log("\n".join([f"  {name}: exit code {result.code}", *(f"    {line}" for line in tail)]))
 
     def both_ways(self, tool, words, family=4, options=(), seconds=60):
