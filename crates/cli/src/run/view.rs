@@ -80,7 +80,7 @@ fn write_device(here: &Path, name: &str, addr: &IpAddr) -> io::Result<()> {
         &[
             ("state", "4: ACTIVE"),
             ("phys_state", "5: LinkUp"),
-            ("rate", "100 Gb/sec (4X EDR)"),
+            ("rate", "40 Gb/sec (4X QDR)"),
             ("link_layer", "Ethernet"),
             ("lid", "0x0"),
             ("lid_mask_count", "0"),
