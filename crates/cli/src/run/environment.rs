@@ -42,7 +42,12 @@ const ONE_CHANNEL: (&str, &str) = ("NCCL_MAX_NCHANNELS", "1");
 /// What is wrong with what the user has set, if anything.
 pub(crate) fn warning(now: impl Fn(&str) -> Option<OsString>) -> Option<String> {
     let asked = now("NCCL_PROTO")?.to_string_lossy().to_ascii_uppercase();
-    let forced = !asked.starts_with('^') && asked.split(',').any(|protocol| protocol.trim() == "LL128");
+    // A list for all collectives or for one (`allreduce:LL`), parted by semicolons; `^` is for all but those named, which NCCL takes for a wish, too.
+    let forced = asked.split(';').any(|part| {
+        let list = part.rsplit(':').next().unwrap_or_default().trim();
+        let (list, wanted) = list.strip_prefix('^').map_or((list, true), |others| (others, false));
+        !list.is_empty() && list.split(',').any(|protocol| protocol.trim() == "LL128") == wanted
+    });
     forced.then(|| {
         format!(
             "NCCL_PROTO={asked} asks for LL128, which takes for granted that lines of 128 bytes arrive whole; in GPU memory nb0 promises that \
@@ -162,6 +167,12 @@ mod tests {
         assert!(said("LL128").is_some_and(|words| words.contains("NCCL_PROTO=LL128")));
         assert!(said("simple, ll128").is_some());
         assert!(said("^LL128").is_none() && said("LL,Simple").is_none() && warning(|_| None).is_none());
+        assert!(
+            said("^LL128;allreduce:LL128").is_some()
+                && said("allreduce:LL128").is_some()
+                && said("^LL").is_some()
+        );
+        assert!(said("allreduce:^LL128;LL").is_none() && said("").is_none());
     }
 
     #[test]

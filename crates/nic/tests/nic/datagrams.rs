@@ -1,9 +1,8 @@
 //! Datagrams between devices over real sockets.
 #![allow(clippy::cast_possible_truncation)] // small constants
 
-use std::time::{Duration, Instant};
-
 use std::net::IpAddr;
+use std::time::{Duration, Instant};
 
 use crate::common::on_gpu::{OnGpu, Way};
 use crate::common::unreliable::{QKEY, ud_end};
