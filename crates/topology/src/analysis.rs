@@ -24,6 +24,8 @@ pub(crate) struct Pair<'a> {
     pub(crate) export: Answer,
     pub(crate) import: Answer,
     pub(crate) peermem: Answer,
+    /// The process certainly cannot open the adapter.
+    pub(crate) closed: bool,
     /// Memory was registered for this pair, really: the way.
     pub(crate) proven: Option<&'a str>,
 }
@@ -129,7 +131,8 @@ impl<'a> Pair<'a> {
             }
             _ => peermem.clone(),
         };
-        Self { gpu, nic, distance, bridges, export, import: import.clone(), peermem, proven }
+        let closed = crate::usable::nic(facts, nic).is_no();
+        Self { gpu, nic, distance, bridges, export, import: import.clone(), peermem, closed, proven }
     }
 
     /// Whether dma-buf works for it.
@@ -149,7 +152,8 @@ impl<'a> Pair<'a> {
     }
 
     fn class(&self) -> (u32, Distance) {
-        let active = self.nic.ports.iter().any(crate::facts::Port::is_active);
-        (u32::from(!active) + 2 * u32::from(self.nic.is_software()), self.distance.unwrap_or(Distance::Sys))
+        // An adapter that carries nothing, or that cannot be opened, is no choice while another is there.
+        let idle = self.closed || !self.nic.ports.iter().any(crate::facts::Port::is_active);
+        (u32::from(idle) + 2 * u32::from(self.nic.is_software()), self.distance.unwrap_or(Distance::Sys))
     }
 }

@@ -6,6 +6,7 @@ use crate::analysis::Analysis;
 use crate::checks;
 use crate::facts::{Facts, SCHEMA};
 use crate::finding::{Finding, Severity};
+use crate::lost;
 use crate::verdict::{self, Verdict};
 
 /// Everything that can be said of a machine.
@@ -29,9 +30,7 @@ pub fn diagnose(facts: &Facts) -> Diagnosis {
     let analysis = Analysis::of(facts);
     let findings = checks::run(&analysis);
     let verdicts = verdict::of(&analysis, &findings);
-    // An error is by definition something that stops what could work.
-    let direct_is_lost =
-        !facts.gpus.is_empty() && findings.iter().any(|finding| finding.severity == Severity::Error);
+    let direct_is_lost = facts.gpus.iter().any(|gpu| lost::is_lost(gpu, &verdicts, &findings));
     Diagnosis { schema: SCHEMA, host: facts.host.clone(), findings, verdicts, direct_is_lost }
 }
 

@@ -131,6 +131,8 @@ explanations! {
     "The variable names the largest distance at which NCCL uses GPUDirect: LOC (never), PIX, PXB, PHB, SYS; or 0 to 5 on the old scale. Set below the distance of the nearest adapter it switches GPUDirect off.";
     "nccl-gdr-read", "NCCL_NET_GDR_READ=0",
     "Receives are direct, sends are copied to the host first. It made sense before Ampere.";
+    "nccl-hca-blank", "NCCL_IB_HCA has blanks between its names",
+    "NCCL splits the list at commas and keeps blanks: of 'mlx5_0, mlx5_1' only the first is ever found.";
     "nccl-hca-far", "NCCL_IB_HCA leaves out near adapters",
     "The list keeps NCCL from the adapters nearest to some GPUs. Beginnings of names match (mlx5_1 also means mlx5_10), '=' wants whole names, '^' excludes.";
     "nccl-hca-none", "NCCL_IB_HCA matches no adapter",
@@ -215,6 +217,8 @@ explanations! {
     "The list keeps UCX from the adapters nearest to some GPUs.";
     "ucx-devices-none", "UCX_NET_DEVICES leaves no adapter",
     "The list names interfaces (eth0) or adapters that are not there. UCX wants mlx5_0:1, with the port.";
+    "ucx-devices-port", "UCX_NET_DEVICES names adapters without their port",
+    "UCX compares whole names, and the port belongs to them: mlx5_0:1. mlx5_0 alone matches nothing.";
     "ucx-dmabuf", "UCX may not use dma-buf",
     "UCX_CUDA_COPY_DMABUF is off: GPU memory is registered by peer memory only.";
     "ucx-gpu-direct", "UCX's GPUDirect is switched off",

@@ -82,6 +82,9 @@ pub struct Finding {
     pub devices: Vec<String>,
     /// What it does to pairs of these devices.
     pub effect: Effect,
+    /// The one library that it is about, where the hardware's path is not touched by it: `NCCL`, `UCX`, ...
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub library: Option<&'static str>,
 }
 
 impl Finding {
@@ -99,7 +102,19 @@ impl Finding {
             needs_reboot: false,
             devices: Vec::new(),
             effect: Effect::Nothing,
+            library: match id {
+                _ if id.starts_with("nccl-") => Some("NCCL"),
+                _ if id.starts_with("ucx-") => Some("UCX"),
+                _ => None,
+            },
         }
+    }
+
+    /// It is about one library only.
+    #[must_use]
+    pub fn of_library(mut self, library: &'static str) -> Self {
+        self.library = Some(library);
+        self
     }
 
     /// Why it matters.

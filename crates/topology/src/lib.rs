@@ -19,6 +19,7 @@ pub mod finding;
 pub mod fuzzing;
 mod ladder;
 pub mod log;
+mod lost;
 pub mod machines;
 
 mod names;

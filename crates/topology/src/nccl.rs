@@ -59,7 +59,14 @@ impl Level {
 
 /// The level that is set, if NCCL understands it.
 pub(crate) fn level(facts: &Facts) -> Option<Level> {
-    Level::parse(facts.variable("NCCL_NET_GDR_LEVEL")?.value)
+    named_level(facts).map(|(_, level)| level)
+}
+
+/// The same with its variable: the new name, else the old one.
+fn named_level(facts: &Facts) -> Option<(&'static str, Level)> {
+    ["NCCL_NET_GDR_LEVEL", "NCCL_IB_GDR_LEVEL"]
+        .into_iter()
+        .find_map(|name| Some((name, Level::parse(facts.variable(name)?.value)?)))
 }
 
 /// How far the pair is on NCCL's scale. Two host bridges of one node are one processor to NCCL.
@@ -105,7 +112,7 @@ pub(crate) fn plan(analysis: &Analysis<'_>, pair: &Pair<'_>) -> Use {
         return Use::none(format!("sockets: {why}"));
     }
     if let Some(filter) = facts.variable("NCCL_IB_HCA")
-        && !Filter::nccl(filter.value).takes(&pair.nic.name)
+        && !Filter::nccl(filter.value).takes(pair.nic)
     {
         return Use::none(format!("does not use {}: {filter}", pair.nic.name));
     }
@@ -139,7 +146,7 @@ pub(crate) fn plan(analysis: &Analysis<'_>, pair: &Pair<'_>) -> Use {
         return Use::unknown("distances come from NCCL_TOPO_FILE");
     }
     if far > allowed {
-        let which = if level(facts).is_some() { "NCCL_NET_GDR_LEVEL" } else { "the default" };
+        let which = named_level(facts).map_or("the default", |(name, _)| name);
         return Use::staged(format!("distance {} is beyond {} ({which})", far.name(), allowed.name()));
     }
     if is_on(facts, "NCCL_NET_GDR_READ") == Some(false) {

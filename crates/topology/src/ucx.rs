@@ -76,7 +76,7 @@ pub(crate) fn plan(analysis: &Analysis<'_>, pair: &Pair<'_>) -> Use {
         return Use::none(format!("does not know GPU memory: {}", tls()));
     }
     if let Some(variable) = facts.variable("UCX_NET_DEVICES")
-        && !Filter::ucx(variable.value).takes(&pair.nic.name)
+        && !Filter::ucx(variable.value).takes(pair.nic)
     {
         return Use::none(format!("does not use {}: {variable}", pair.nic.name));
     }

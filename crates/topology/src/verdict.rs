@@ -130,6 +130,7 @@ pub(crate) fn of(analysis: &Analysis<'_>, findings: &[Finding]) -> Vec<Verdict> 
         .iter()
         .map(|pair| {
             let (path, by, reasons) = path(analysis, pair, findings);
+            let bound = |plan: Use, library: &str| bound(plan, library, path, &reasons, pair, findings);
             Verdict {
                 gpu: pair.gpu.address.clone(),
                 gpu_index: pair.gpu.index,
@@ -139,13 +140,44 @@ pub(crate) fn of(analysis: &Analysis<'_>, findings: &[Finding]) -> Vec<Verdict> 
                 path,
                 by,
                 proven: pair.proven.is_some(),
-                reasons,
                 expected_gbs: expected(analysis, pair, path),
-                nccl: nccl::plan(analysis, pair),
-                ucx: ucx::plan(analysis, pair),
+                nccl: bound(nccl::plan(analysis, pair), "NCCL"),
+                ucx: bound(ucx::plan(analysis, pair), "UCX"),
+                reasons,
             }
         })
         .collect()
+}
+
+/// A plan within what the path allows: no library goes directly where the hardware does not, nor against a setting of its own.
+fn bound(
+    plan: Use,
+    library: &str,
+    path: PathKind,
+    reasons: &[String],
+    pair: &Pair<'_>,
+    findings: &[Finding],
+) -> Use {
+    if matches!(plan.kind, UseKind::None | UseKind::Staged) {
+        return plan;
+    }
+    let own = findings.iter().find(|finding| {
+        finding.library == Some(library) && finding.effect == Effect::Blocks && concerns(finding, pair)
+    });
+    if let Some(finding) = own {
+        return Use::none(format!("cannot connect by {}: {}", pair.nic.name, finding.title));
+    }
+    let why = || reasons.join("; ");
+    match path {
+        PathKind::Staged => Use::staged(why()),
+        PathKind::Unknown if plan.kind != UseKind::Unknown => Use::unknown(why()),
+        _ => plan,
+    }
+}
+
+/// The same by names; a finding that names no device is about all.
+pub(crate) fn concerns_names(finding: &Finding, gpu: &str, nic: &str) -> bool {
+    finding.devices.is_empty() || finding.devices.iter().any(|device| device == gpu || device == nic)
 }
 
 fn concerns(finding: &Finding, pair: &Pair<'_>) -> bool {
@@ -195,7 +227,8 @@ fn path(
         "gpu-passed",
     ];
     for finding in findings.iter().filter(|finding| {
-        finding.effect == Effect::Blocks && finding.severity >= Severity::Warning || finding.id == "port-down"
+        let blocks = finding.effect == Effect::Blocks && finding.severity >= Severity::Warning;
+        finding.library.is_none() && (blocks || finding.id == "port-down")
     }) {
         if concerns(finding, pair) && !ladder.iter().any(|begin| finding.id.starts_with(begin)) {
             blocks.push(finding.title.clone());

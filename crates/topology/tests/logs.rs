@@ -159,3 +159,20 @@ fn noise_is_survived() {
         let _ = log::read_ucx(text.as_bytes(), |_| {}).unwrap();
     }
 }
+
+#[test]
+fn a_network_with_a_blank_in_its_name_is_direct() {
+    let text = "h:1:2 [0] NCCL INFO Channel 00/0 : 1[1] -> 8[0] [send] via NET/AWS Libfabric/3/GDRDMA\n\
+               h:1:2 [0] NCCL INFO Channel 00/0 : 1[1] -> 8[0] [send] via NET/AWS Libfabric/3 comm 0x1 nRanks 02\n";
+    let found = log::read_nccl(text.as_bytes(), |_| {}).unwrap();
+    let facts = machines::machine("dgx-h100").unwrap();
+    let report = log::join_nccl(&found, &facts, &diagnose(&facts));
+    assert_eq!((report.totals["direct"], report.totals["staged"]), (1, 1));
+}
+
+#[test]
+fn merged_adapters_have_their_names() {
+    let text = "h:1:2 [0] NCCL INFO NET/IB : Using [0]={[0] mlx5_0:1/RoCE, [1] mlx5_1:1/RoCE} [1]mlx5_4:1/IB [RO]; OOB eth0:10.0.0.1<0>\n";
+    let found = log::read_nccl(text.as_bytes(), |_| {}).unwrap();
+    assert_eq!(found.adapters["h"], ["mlx5_0+mlx5_1", "mlx5_4"]);
+}

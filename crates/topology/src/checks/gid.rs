@@ -172,7 +172,7 @@ fn entries(port: &Port) -> String {
 }
 
 /// An index that was set by hand, against the tables of all adapters.
-fn index(analysis: &Analysis<'_>, variable: Variable<'_>, program: &str, found: &mut Vec<Finding>) {
+fn index(analysis: &Analysis<'_>, variable: Variable<'_>, program: &'static str, found: &mut Vec<Finding>) {
     let Ok(wanted) = variable.value.trim().parse::<i64>() else { return };
     if wanted < 0 {
         return;
@@ -213,6 +213,7 @@ fn index(analysis: &Analysis<'_>, variable: Variable<'_>, program: &str, found: 
         .seen(variable.source, format!("{}={}", variable.name, variable.value))
         .seen(format!("{} entry {wanted}", nic.name), why.clone())
         .fix(fix)
+        .of_library(program)
         .blocks()
         .on(names),
     );

@@ -115,7 +115,7 @@ fn filter(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let Some(variable) = variable(analysis, "NCCL_IB_HCA") else { return };
     let filter = Filter::nccl(variable.value);
     let nics: Vec<_> = facts.nics.iter().filter(|nic| !nic.is_software()).collect();
-    if !nics.iter().any(|nic| filter.takes(&nic.name)) {
+    if !nics.iter().any(|nic| filter.takes(nic)) {
         found.push(set(
             Finding::new("nccl-hca-none", Severity::Error, format!("{variable} leaves no adapter"))
                 .why("NCCL finds no RDMA device and uses TCP sockets.")
@@ -125,7 +125,18 @@ fn filter(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         return;
     }
     left_out(analysis, variable, &filter, "NCCL", found);
+    let blanks = filter.with_blanks();
+    if !blanks.is_empty() {
+        found.push(
+            Finding::new("nccl-hca-blank", Severity::Warning, format!("{variable} has blanks between its names"))
+                .why("NCCL takes a blank for a part of the name: adapters behind one are not matched, and their rails stay idle.")
+                .seen(variable.source, format!("NCCL_IB_HCA={}", variable.value))
+                .fix(format!("NCCL_IB_HCA={}", variable.value.replace(' ', ""))),
+        );
+    }
     let unknown = filter.unknown(|name| {
+        // Those are told above.
+        let name = name.trim();
         facts
             .nics
             .iter()
@@ -159,13 +170,15 @@ pub(super) fn left_out(
         .filter_map(|gpu| {
             let pairs = analysis.pairs_of(&gpu.address);
             let active = |pair: &&&Pair<'_>| {
-                !pair.nic.is_software() && pair.nic.ports.iter().any(crate::facts::Port::is_active)
+                !pair.nic.is_software()
+                    && !pair.closed
+                    && pair.nic.ports.iter().any(crate::facts::Port::is_active)
             };
             let nearest = pairs.iter().filter(active).filter_map(|pair| pair.distance).min()?;
             let allowed = pairs
                 .iter()
                 .filter(active)
-                .filter(|pair| filter.takes(&pair.nic.name))
+                .filter(|pair| filter.takes(pair.nic))
                 .filter_map(|pair| pair.distance)
                 .min();
             let best = pairs.iter().filter(active).find(|pair| pair.distance == Some(nearest))?;

@@ -55,13 +55,30 @@ fn devices(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let Some(variable) = analysis.facts.variable("UCX_NET_DEVICES") else { return };
     let filter = Filter::ucx(variable.value);
     let mut nics = analysis.facts.nics.iter().filter(|nic| !nic.is_software());
-    if !nics.any(|nic| filter.takes(&nic.name)) {
+    if !nics.any(|nic| filter.takes(nic)) {
         found.push(set(
             Finding::new("ucx-devices-none", Severity::Error, format!("{variable} leaves no adapter"))
-                .why("UCX uses the interface over TCP."),
+                .why("UCX uses the interface over TCP. It calls adapters by name and port: mlx5_0:1."),
             variable,
         ));
         return;
+    }
+    let bare: Vec<&str> = filter
+        .without_port()
+        .into_iter()
+        .filter(|name| analysis.facts.nics.iter().any(|nic| nic.name == *name))
+        .collect();
+    if let Some(first) = bare.first() {
+        found.push(
+            Finding::new(
+                "ucx-devices-port",
+                Severity::Warning,
+                format!("UCX_NET_DEVICES names {} without a port", super::list(&bare)),
+            )
+            .why("UCX calls adapters by name and port: a name alone matches nothing.")
+            .seen(variable.source, format!("UCX_NET_DEVICES={}", variable.value))
+            .fix(format!("UCX_NET_DEVICES with {first}:1")),
+        );
     }
     left_out(analysis, variable, &filter, "UCX", found);
 }

@@ -168,42 +168,44 @@ impl NcclLog {
             |text: &str| -> Option<u32> { text.trim().split('[').next()?.rsplit(' ').next()?.parse().ok() };
         let (Some(from), Some(to)) = (number(from), number(to)) else { return };
         let sends = !head.contains("[receive]");
-        let way = way.split_whitespace().next().unwrap_or_default();
-        let gdrdma = way.contains("GDRDMA");
-        let mut name = String::new();
-        let mut device = None;
-        for part in way.split('/') {
-            let digits: String = part.chars().take_while(char::is_ascii_digit).collect();
-            if !name.is_empty() && !digits.is_empty() && device.is_none() && name.starts_with("NET") {
-                device = digits.parse().ok();
-                break;
-            }
-            if part == "GDRDMA" {
-                break;
-            }
-            if !name.is_empty() {
-                name.push('/');
-            }
-            name.push_str(part);
-        }
+        let (transport, device) = transport(way);
         let rank = if sends { from } else { to };
-        let link = Link { host: host.to_owned(), rank, sends, device, transport: Transport { name, gdrdma } };
+        let link = Link { host: host.to_owned(), rank, sends, device, transport };
         count(&mut self.links, link, &mut self.forgotten);
     }
 
     /// `[0]mlx5_0:1/IB [1]mlx5_1:1/RoCE [RO]; OOB eth0:10.0.0.1<0>`.
     fn using(&mut self, host: &str, text: &str) {
         let list = text.split(';').next().unwrap_or_default();
-        let names: Vec<String> = list
-            .split('[')
-            .filter_map(|part| {
-                let (number, rest) = part.split_once(']')?;
-                number.trim().parse::<u32>().ok()?;
-                let name = rest.split([':', '/']).next()?.trim();
-                (!name.is_empty()).then(|| name.to_owned())
-            })
-            .take(256)
-            .collect();
+        let mut names: Vec<String> = Vec::new();
+        // Adapters that NCCL merged stand in braces and count as one: `[0]={[0] mlx5_0:1/RoCE, [1] mlx5_1:1/RoCE}`.
+        let (mut merged, mut first) = (false, true);
+        for part in list.split('[') {
+            let Some((number, rest)) = part.split_once(']') else { continue };
+            if number.trim().parse::<u32>().is_err() {
+                continue;
+            }
+            if rest.trim_start().starts_with('=') {
+                (merged, first) = (true, true);
+                continue;
+            }
+            let name = rest.split([':', '/']).next().unwrap_or_default().trim();
+            if name.is_empty() {
+                continue;
+            }
+            match names.last_mut() {
+                Some(last) if merged && !first => {
+                    last.push('+');
+                    last.push_str(name);
+                }
+                _ => names.push(name.to_owned()),
+            }
+            if names.len() >= 256 {
+                break;
+            }
+            first = false;
+            merged &= !rest.contains('}');
+        }
         if !names.is_empty() {
             keep(&mut self.adapters, host.to_owned(), names, &mut self.forgotten);
         }
@@ -237,6 +239,25 @@ impl NcclLog {
         let Some(name) = text.split('\'').nth(1) else { return };
         keep(&mut self.gpu_direct, (host.to_owned(), name.to_owned()), on, &mut self.forgotten);
     }
+}
+
+/// `NET/IB/0/GDRDMA`, `NET/AWS Libfabric/3/GDRDMA`, `P2P/CUMEM`; words may follow.
+fn transport(way: &str) -> (Transport, Option<u32>) {
+    let starts_number = |part: &str| part.starts_with(|first: char| first.is_ascii_digit());
+    let parts: Vec<&str> = way.split('/').collect();
+    let network = ["NET", "COLLNET", "GIN"].contains(&parts[0]);
+    // Names of networks may have blanks; up to the adapter's number all is name.
+    let number = parts.iter().skip(1).position(|part| starts_number(part)).map(|at| at + 1);
+    if let Some(at) = number.filter(|at| network && *at <= 3) {
+        let digits: String = parts[at].chars().take_while(char::is_ascii_digit).collect();
+        // Behind a blank other words begin.
+        let ended = parts[at].contains(char::is_whitespace);
+        let gdrdma = !ended && parts[at + 1..].iter().take(2).any(|part| part.starts_with("GDRDMA"));
+        return (Transport { name: parts[..at].join("/"), gdrdma }, digits.parse().ok());
+    }
+    let way = way.split_whitespace().next().unwrap_or_default();
+    let name = way.split('/').take_while(|part| *part != "GDRDMA").collect::<Vec<_>>().join("/");
+    (Transport { name, gdrdma: way.contains("GDRDMA") }, None)
 }
 
 /// The host at the beginning of a message: `gh-1:7038:7041 [0] `, after whatever mpirun, a scheduler or a clock put before it.

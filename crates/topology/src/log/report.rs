@@ -114,7 +114,10 @@ pub fn join_nccl(log: &NcclLog, facts: &Facts, diagnosis: &Diagnosis) -> LogRepo
                 .filter(|verdict| gpu.as_deref().is_none_or(|gpu| gpu == verdict.gpu));
             let pair = pairs
                 .clone()
-                .find(|verdict| adapter.as_deref() == Some(&verdict.nic))
+                .find(|verdict| {
+                    // Merged adapters are `mlx5_0+mlx5_1`.
+                    adapter.as_deref().is_some_and(|names| names.split('+').any(|name| name == verdict.nic))
+                })
                 .or_else(|| pairs.clone().find(|v| v.best));
             if let Some(verdict) = pair {
                 if verdict.path == PathKind::Staged {
