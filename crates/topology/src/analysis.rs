@@ -153,7 +153,7 @@ impl<'a> Pair<'a> {
 
     fn class(&self) -> (u32, Distance) {
         // An adapter that carries nothing, or that cannot be opened, is no choice while another is there.
-        let idle = self.closed || !self.nic.ports.iter().any(crate::facts::Port::is_active);
+        let idle = self.closed || !self.nic.ports.iter().any(crate::facts::Port::may_be_active);
         (u32::from(idle) + 2 * u32::from(self.nic.is_software()), self.distance.unwrap_or(Distance::Sys))
     }
 }

@@ -163,6 +163,8 @@ explanations! {
     "ib_uverbs is not loaded: programs in user space cannot use the adapter.";
     "no-window", "The CPU has no window onto GPU memory",
     "nobounce stores bytes from the wire into GPU memory through BAR1. It tries mmap of a dma-buf, the resource manager's mapping, and gdrdrv; none worked here. Bytes are then placed by the copy engine.";
+    "not-in-tree", "A device is missing in the PCI tree",
+    "NVML or verbs name a device that /sys/bus/pci does not show, as in some sandboxes. Distances, ACS and links cannot be judged.";
     "numa-unknown", "The memory node of a device is not known",
     "numa_node is -1 although the machine has several. Programs then guess which socket a device belongs to.";
     "nvidia-driver", "NVIDIA's driver does not hold the GPU",

@@ -36,10 +36,14 @@ impl Answer {
 /// Whether a registration failed for good: want of memory, or of room in BAR1, says nothing of the way.
 pub(crate) fn is_refused(facts: &Facts, registration: &Registration) -> bool {
     const ENOMEM: i32 = 12;
+    /// Room for this much is always there where the way works at all.
+    const SMALL: u64 = 4 << 20;
     let bar1 =
         facts.gpus.iter().find(|gpu| gpu.address == registration.gpu).and_then(|gpu| gpu.bar1_bytes.get());
     let too_large = bar1.is_some_and(|bar1| registration.bytes > bar1 / 8 * 7);
-    !registration.probe.ok && registration.probe.errno != Some(ENOMEM) && !too_large
+    !registration.probe.ok
+        && (registration.probe.errno != Some(ENOMEM) || registration.bytes <= SMALL)
+        && !too_large
 }
 
 /// Whether memory of the GPU can be exported as a dma-buf.
@@ -150,11 +154,11 @@ pub(crate) fn peermem(facts: &Facts, gpu: &Gpu) -> Answer {
             return Answer::Yes("amdkfd is registered".to_owned());
         }
         return match (clients, kernel.peer_memory_api.get()) {
-            (None, _) | (_, None) => {
-                Answer::Unknown("/sys/kernel/mm/memory_peers could not be read".to_owned())
-            }
             (_, Some(false)) => {
                 Answer::No("peermem-no-api", "ib_core has no peer-memory interface".to_owned())
+            }
+            (None, _) | (_, None) => {
+                Answer::Unknown("/sys/kernel/mm/memory_peers could not be read".to_owned())
             }
             (_, Some(true)) => Answer::No("peermem-amd", "amdkfd is not registered with ib_core".to_owned()),
         };
@@ -188,6 +192,11 @@ pub(crate) fn peermem(facts: &Facts, gpu: &Gpu) -> Answer {
         Some(false) => Answer::No(
             "peermem-not-registered",
             "the module is loaded, but ib_core has no peer-memory interface".to_owned(),
+        ),
+        // The folder is there, and the module is not in it.
+        Some(true) if clients.is_some() => Answer::No(
+            "peermem-not-registered",
+            "the module is loaded, but is no client in /sys/kernel/mm/memory_peers".to_owned(),
         ),
         Some(true) | None => {
             Answer::Unknown("the module is loaded; whether it is registered was not probed".to_owned())

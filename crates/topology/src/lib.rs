@@ -10,6 +10,7 @@
 mod analysis;
 pub mod bandwidth;
 mod checks;
+mod clean;
 pub mod cpu_list;
 mod diagnosis;
 pub mod draw;
@@ -32,5 +33,6 @@ mod ucx;
 mod usable;
 pub mod verdict;
 
+pub use clean::clean;
 pub use diagnosis::{Diagnosis, diagnose};
 pub use report::{Style, report};

@@ -119,7 +119,7 @@ pub(crate) fn plan(analysis: &Analysis<'_>, pair: &Pair<'_>) -> Use {
     if let Answer::No(_, why) = usable::nic(facts, pair.nic) {
         return Use::none(format!("cannot use {}: {why}", pair.nic.name));
     }
-    if pair.nic.ports.iter().all(|port| !port.is_active()) {
+    if pair.nic.ports.iter().all(|port| !port.may_be_active()) {
         return Use::none(format!("does not use {}: no port is active", pair.nic.name));
     }
     let dma_buf_allowed = is_on(facts, "NCCL_DMABUF_ENABLE") != Some(false);
@@ -144,6 +144,9 @@ pub(crate) fn plan(analysis: &Analysis<'_>, pair: &Pair<'_>) -> Use {
     let allowed = level(facts).unwrap_or(default);
     if facts.variable("NCCL_TOPO_FILE").is_some() {
         return Use::unknown("distances come from NCCL_TOPO_FILE");
+    }
+    if pair.distance.is_none() && pair.nic.address.is_some() && allowed < Level::Sys {
+        return Use::unknown("how far they are apart is not known");
     }
     if far > allowed {
         let which = named_level(facts).map_or("the default", |(name, _)| name);

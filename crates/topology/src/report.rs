@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use crate::clean::{clean, clean_lines};
 use crate::diagnosis::Diagnosis;
 use crate::facts::Facts;
 use crate::finding::{Finding, Severity};
@@ -83,7 +84,7 @@ fn headline(facts: &Facts) -> String {
     if let Some(Some(container)) = facts.process.container.known() {
         parts.push(format!("container ({container})"));
     }
-    parts.join(" · ")
+    clean(&parts.join(" · "))
 }
 
 fn full(out: &mut String, finding: &Finding, style: Style) {
@@ -122,7 +123,7 @@ fn full(out: &mut String, finding: &Finding, style: Style) {
             out,
             "{}{}{}",
             style.paint("32", "  fix   "),
-            fix.replace('\n', "\n        "),
+            clean_lines(fix).replace('\n', "\n        "),
             style.paint("2", needs)
         );
     }
@@ -134,6 +135,7 @@ fn wrapped(out: &mut String, head: &str, text: &str, at: usize, indent: usize, s
     let mut column = at;
     let mut first = true;
     for word in text.split_whitespace() {
+        let word = clean(word);
         let length = word.chars().count();
         if !first && column + 1 + length > style.width {
             let _ = write!(out, "\n{:indent$}", "");
@@ -142,7 +144,7 @@ fn wrapped(out: &mut String, head: &str, text: &str, at: usize, indent: usize, s
             out.push(' ');
             column += 1;
         }
-        out.push_str(word);
+        out.push_str(&word);
         column += length;
         first = false;
     }
@@ -160,7 +162,7 @@ fn pairs(out: &mut String, facts: &Facts, diagnosis: &Diagnosis, style: Style) {
             .gpus
             .iter()
             .find(|gpu| gpu.address == verdict.gpu)
-            .map_or_else(|| verdict.gpu.clone(), crate::facts::Gpu::label)
+            .map_or_else(|| clean(&verdict.gpu), |gpu| clean(&gpu.label()))
     };
     let widest = |cells: Vec<usize>, least: usize| cells.into_iter().max().unwrap_or(0).max(least);
     let gpu = widest(shown.iter().map(|verdict| gpu_name(verdict).chars().count()).collect(), 3);
@@ -185,7 +187,7 @@ fn pairs(out: &mut String, facts: &Facts, diagnosis: &Diagnosis, style: Style) {
             out,
             "{:<gpu$}  {:<nic$}  {:<4}  {}  {expected:>9}  {:<nccl$}  {}",
             gpu_name(verdict),
-            verdict.nic,
+            clean(&verdict.nic),
             verdict.distance.map_or("-", crate::tree::Distance::name),
             style.paint(code, &format!("{:<path$}", way(verdict))),
             short(verdict.nccl.kind),

@@ -83,7 +83,7 @@ pub(crate) fn plan(analysis: &Analysis<'_>, pair: &Pair<'_>) -> Use {
     if let Answer::No(_, why) = usable::nic(facts, pair.nic) {
         return Use::none(format!("cannot use {}: {why}", pair.nic.name));
     }
-    if pair.nic.ports.iter().all(|port| !port.is_active()) {
+    if pair.nic.ports.iter().all(|port| !port.may_be_active()) {
         return Use::none(format!("does not use {}: no port is active", pair.nic.name));
     }
     if is_off(facts, "UCX_IB_GPU_DIRECT_RDMA") {
@@ -101,6 +101,9 @@ pub(crate) fn plan(analysis: &Analysis<'_>, pair: &Pair<'_>) -> Use {
         Some(Distance::Phb) => Use::unknown(
             "direct where it finds staging slower: it reckons with 3.5 GB/s through the host bridge",
         ),
+        None if pair.nic.address.is_some() => {
+            Use::unknown("direct where it finds staging slower: how far they are apart is not known")
+        }
         _ if can => Use::direct("zero-copy"),
         _ => Use::unknown("zero-copy if registration works, which was not probed"),
     }

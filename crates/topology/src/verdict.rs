@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use crate::analysis::{Analysis, Pair};
 use crate::bandwidth;
+use crate::facts::Port;
 use crate::finding::{Effect, Finding, Severity};
 use crate::ladder::Answer;
 use crate::platform::Platform;
@@ -236,6 +237,12 @@ fn path(
     }
     if !blocks.is_empty() {
         return (PathKind::Staged, None, blocks);
+    }
+    if pair.proven.is_none()
+        && !pair.nic.ports.iter().any(Port::is_active)
+        && pair.nic.ports.iter().any(Port::may_be_active)
+    {
+        return (PathKind::Unknown, None, vec!["the state of its port could not be read".to_owned()]);
     }
     let by = match pair.proven {
         Some(way) => Some(way),

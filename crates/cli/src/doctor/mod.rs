@@ -17,7 +17,7 @@ use anyhow::Context;
 use nobounce_topology::draw::{self, Topology};
 use nobounce_topology::facts::{Facts, MAX_FILE};
 use nobounce_topology::sysfs::Root;
-use nobounce_topology::{Style, diagnose, explain, machines, report};
+use nobounce_topology::{Style, clean, diagnose, explain, machines, report};
 
 use self::args::{DoctorArgs, Source, TopoArgs};
 
@@ -65,15 +65,13 @@ pub(crate) fn main(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
         if args.prove {
             writeln!(out, "\nproof:")?;
             for proof in &proofs {
-                writeln!(out, "{proof}")?;
+                writeln!(out, "{}", clean(&proof.to_string()))?;
             }
             for registration in &facts.registrations {
                 let (gpu, nic, way) = (&registration.gpu, &registration.nic, &registration.way);
                 let ended = if registration.probe.ok { "registered" } else { &registration.probe.detail };
-                writeln!(
-                    out,
-                    "  GPU {gpu} with {nic} by {way}: {ended}; bytes over real adapters are not moved by this version"
-                )?;
+                let line = clean(&format!("GPU {gpu} with {nic} by {way}: {ended}"));
+                writeln!(out, "  {line}; bytes over real adapters are not moved by this version")?;
             }
         }
     }

@@ -49,6 +49,13 @@ fn is_consumer(name: &str) -> bool {
     name.contains("GeForce") || name.contains("TITAN")
 }
 
+/// GPUs whose BAR1 covers their memory as they are made.
+fn is_data_centre(name: &str) -> bool {
+    ["V100", "A100", "A800", "H100", "H200", "H800", "H20", "B100", "B200", "B300", "GH200", "GB200", "GB300"]
+        .iter()
+        .any(|model| name.split(|c: char| !c.is_ascii_alphanumeric()).any(|word| word == *model))
+}
+
 fn bar1(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let facts = analysis.facts;
     let small: Vec<&Gpu> = facts
@@ -71,7 +78,9 @@ fn bar1(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                 && r.bytes > bar.saturating_sub(RESERVED)
                 && small.iter().any(|gpu| gpu.address == r.gpu)
         });
-        let severity = if hurt || (larger.is_some() && analysis.has_hardware_nic()) {
+        // These come with a BAR1 as large as their memory: a small one is the firmware's doing.
+        let shrunk = small.iter().any(|gpu| is_data_centre(gpu.title()));
+        let severity = if hurt || ((larger.is_some() || shrunk) && analysis.has_hardware_nic()) {
             Severity::Warning
         } else {
             Severity::Info

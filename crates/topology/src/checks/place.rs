@@ -105,6 +105,27 @@ fn flat(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
 
 fn nodes(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let facts = analysis.facts;
+    let lost: Vec<String> = facts
+        .gpus
+        .iter()
+        .map(|gpu| gpu.address.as_str())
+        .chain(facts.nics.iter().filter_map(|nic| nic.address.as_deref()))
+        .filter(|address| facts.pci_device(address).is_none())
+        .map(str::to_owned)
+        .collect();
+    if !lost.is_empty() {
+        found.push(
+            Finding::new(
+                "not-in-tree",
+                Severity::Unknown,
+                format!("the PCI tree does not show {}", list(&lost)),
+            )
+            .why("How far GPU and adapter are apart is not known, nor what lies between them.")
+            .seen("/sys/bus/pci/devices", format!("no {}", lost[0]))
+            .fix("nobounce topo   (where /sys is mounted as a whole)")
+            .on(lost),
+        );
+    }
     let blind: Vec<String> = facts
         .gpus
         .iter()

@@ -142,6 +142,16 @@ fn memlock(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             }
             found.push(finding);
         }
+        // No limit, and yet locking fails: a cgroup, a seccomp rule or want of memory.
+        Some(_) if failed.is_some() => found.push(
+            Finding::new("memlock", Severity::Error, "locking memory fails, although no limit forbids it")
+                .why("Adapters lock what they are given: creating queues and registering memory fails in the same way.")
+                .seen("mlock", failed.map(|probe| probe.detail.clone()).unwrap_or_default())
+                .seen("/proc/self/limits: Max locked memory", limit.flatten().map_or_else(|| "unlimited".to_owned(), bytes))
+                .fix("look for what refuses it: the container's memory limit, its seccomp profile, free memory of the machine")
+                .blocks()
+                .on(facts.nics.iter().map(|nic| nic.name.clone())),
+        ),
         Some(_) => {}
         None => found.push(
             Finding::new("memlock-unread", Severity::Unknown, "how much memory may be locked is not known")
@@ -171,7 +181,17 @@ fn cpus(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     };
     let placed: Vec<(&str, i32)> =
         facts.gpus.iter().filter_map(|gpu| Some((gpu.address.as_str(), node_of(&gpu.address)?))).collect();
-    if placed.is_empty() || placed.iter().any(|(_, node)| nodes.contains(node)) {
+    let far: Vec<&str> =
+        placed.iter().filter(|(_, node)| !nodes.contains(node)).map(|(address, _)| *address).collect();
+    if far.is_empty() {
+        return;
+    }
+    if far.len() < placed.len() {
+        found.push(
+            Finding::new("cpu-binding", Severity::Info, format!("this process may only run on CPUs far from {}", list(&far)))
+                .why("Right for a process that uses the near GPUs only; for the others threads cross the sockets for every message.")
+                .seen("/proc/self/status: Cpus_allowed_list", facts.process.cpus.known().cloned().unwrap_or_default()),
+        );
         return;
     }
     found.push(

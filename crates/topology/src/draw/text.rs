@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use super::model::link_words;
 use super::{Branch, Kind, Topology};
+use crate::clean::clean;
 use crate::report::Style;
 
 /// Tree and matrix.
@@ -11,7 +12,7 @@ use crate::report::Style;
 pub fn text(topology: &Topology, style: Style) -> String {
     let mut out = String::new();
     if let Some(product) = &topology.product {
-        let _ = writeln!(out, "{product}");
+        let _ = writeln!(out, "{}", clean(product));
     }
     for node in &topology.nodes {
         let _ = writeln!(out, "{}", style.bold(&words(node)));
@@ -36,7 +37,7 @@ impl Style {
 
 fn words(branch: &Branch) -> String {
     let notes = branch.notes.join(", ");
-    if notes.is_empty() { branch.label.clone() } else { format!("{} ({notes})", branch.label) }
+    clean(&if notes.is_empty() { branch.label.clone() } else { format!("{} ({notes})", branch.label) })
 }
 
 fn children(out: &mut String, branch: &Branch, indent: &str, style: Style) {
@@ -47,7 +48,7 @@ fn children(out: &mut String, branch: &Branch, indent: &str, style: Style) {
         let mut above = String::new();
         while matches!(shown.kind, Kind::Port | Kind::RootPort) && shown.children.len() == 1 {
             if shown.kind == Kind::RootPort {
-                above = format!("on root port {}", shown.address);
+                above = clean(&format!("on root port {}", shown.address));
             }
             shown = &shown.children[0];
         }
@@ -57,10 +58,11 @@ fn children(out: &mut String, branch: &Branch, indent: &str, style: Style) {
             Kind::Nvme => "34",
             _ => "0",
         };
-        let address = if matches!(shown.kind, Kind::Root | Kind::Node) { "" } else { &shown.address };
+        let address =
+            if matches!(shown.kind, Kind::Root | Kind::Node) { String::new() } else { clean(&shown.address) };
         let link = link_words(shown);
         let words = style.code(code, &words(shown));
-        let details = [address, &link, &above].into_iter().filter(|part| !part.is_empty());
+        let details = [address.as_str(), &link, &above].into_iter().filter(|part| !part.is_empty());
         let line = details.fold(words, |line, part| {
             let colour = if shown.degraded && *part == link { "1;31" } else { "2" };
             format!("{line}  {}", style.code(colour, part))
@@ -77,11 +79,11 @@ fn matrix(out: &mut String, topology: &Topology, style: Style) {
     let widths: Vec<usize> = matrix.nics.iter().map(|name| name.len().max(4)).collect();
     let _ = write!(out, "{:first$}", "");
     for (name, width) in matrix.nics.iter().zip(&widths) {
-        let _ = write!(out, "  {name:<width$}");
+        let _ = write!(out, "  {:<width$}", clean(name));
     }
     let _ = writeln!(out, "  node  best");
     for row in &matrix.gpus {
-        let _ = write!(out, "{:first$}", row.label);
+        let _ = write!(out, "{:first$}", clean(&row.label));
         for ((distance, width), name) in row.distances.iter().zip(&widths).zip(&matrix.nics) {
             let word = distance.map_or("-", crate::tree::Distance::name);
             let cell = format!("{word:<width$}");
@@ -90,7 +92,7 @@ fn matrix(out: &mut String, topology: &Topology, style: Style) {
         }
         let node =
             row.numa_node.filter(|node| *node >= 0).map_or_else(|| "-".to_owned(), |node| node.to_string());
-        let _ = writeln!(out, "  {node:<4}  {}", row.best.as_deref().unwrap_or("-"));
+        let _ = writeln!(out, "  {node:<4}  {}", clean(row.best.as_deref().unwrap_or("-")));
     }
     if !matrix.nics.is_empty() {
         let legend: Vec<String> = crate::tree::Distance::ALL

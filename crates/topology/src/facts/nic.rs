@@ -141,6 +141,12 @@ impl Port {
         self.state.eq_ignore_ascii_case("active")
     }
 
+    /// Active, or not known not to be: its state could not be read.
+    #[must_use]
+    pub fn may_be_active(&self) -> bool {
+        self.is_active() || self.state.is_empty()
+    }
+
     /// RoCE: Ethernet below.
     #[must_use]
     pub fn is_ethernet(&self) -> bool {

@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use serde::Serialize;
 
 use super::{NcclLog, Seen, UcxLog};
+use crate::clean::clean_lines;
 use crate::diagnosis::Diagnosis;
 use crate::facts::Facts;
 use crate::finding::Severity;
@@ -340,6 +341,6 @@ impl LogReport {
         for note in &self.notes {
             let _ = writeln!(out, "  note: {note}");
         }
-        out
+        clean_lines(&out)
     }
 }

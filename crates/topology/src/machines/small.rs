@@ -168,7 +168,7 @@ pub(super) fn p5_efa() -> Facts {
     facts.machine.hypervisor = Read::Yes(Some("Amazon EC2".to_owned()));
     facts.kernel.ofed = Read::Yes(None);
     facts.kernel.peer_memory_api = Read::Yes(false);
-    facts.kernel.peer_memory_clients = Read::Yes(Vec::new());
+    facts.kernel.peer_memory_clients = Read::no("no such folder");
     if let Read::Yes(modules) = &mut facts.kernel.modules {
         modules.retain(|name, _| !name.starts_with("mlx5") && name != "nvidia_peermem");
         modules.insert("efa".to_owned(), crate::facts::Module::default());

@@ -166,7 +166,8 @@ fn at_boot(root: &Root) -> Read<Vec<String>> {
 fn peer_memory_clients(root: &Root) -> Read<Vec<String>> {
     match root.names("/sys/kernel/mm/memory_peers") {
         Ok(names) => Read::Yes(names),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Read::Yes(Vec::new()),
+        // Newer OFEDs show no folder, whoever is registered.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Read::no("no such folder"),
         Err(error) => Read::no(error.to_string()),
     }
 }
