@@ -136,6 +136,12 @@ impl End {
         all.extend(self.device.link_counters());
         all.iter().find(|(n, _)| *n == name).unwrap_or_else(|| panic!("no counter {name} in {all:?}")).1
     }
+
+    /// Nothing left but markers, which the helper thread may send at any time: so both are read at one moment.
+    pub(crate) fn only_markers_sent(&self) {
+        let counters = self.device.counters();
+        assert_eq!(counters.sent_pkts, counters.sent_markers);
+    }
 }
 
 pub(crate) fn register(pd: &Pd, buffer: &HostBuffer, access: Access) -> Mr {
