@@ -65,7 +65,7 @@ pub(crate) struct Requester {
     path_limited: bool,
     window: Window,
     rtt: Rtt,
-    timed: Option<(u64, Nanos)>,
+    timed: Option<Timed>,
     last_progress: Nanos,
     probe_at: Option<Nanos>,
     probes: u32,
@@ -274,7 +274,7 @@ impl Requester {
             self.probes = 0;
         }
         if answered && self.timed.is_none() && self.next >= self.sent_top {
-            self.timed = Some((self.next, now));
+            self.timed = Some(Timed { psn: self.next, sent: now, again: false });
         }
         self.outstanding += packets * wqe.packet_cost();
         self.next += packets;
@@ -298,7 +298,7 @@ impl Requester {
         if self.una == self.next {
             return None;
         }
-        self.timed = None; // an answer could be to either copy of the packet
+        self.time_again();
         let last = self.next - 1;
         let wqe = *self.sq.iter().take(self.started).find(|w| (w.psn..w.end()).contains(&last))?;
         if self.probes > 1 || wqe.request.op.fetches() || self.open_fetches > 0 {
@@ -513,11 +513,13 @@ impl Requester {
     }
 
     fn note_progress(&mut self, now: Nanos, packets: u64, params: &Params) {
-        if let Some((psn, sent)) = self.timed
-            && psn < self.una
-        {
-            self.rtt.sample(now.saturating_sub(sent));
-            self.timed = None;
+        if let Some(Timed { sent, again, .. }) = self.timed.take_if(|timed| timed.psn < self.una) {
+            let took = now.saturating_sub(sent);
+            if again {
+                self.rtt.at_most(took);
+            } else {
+                self.rtt.sample(took);
+            }
         }
         if self.probes > 1 {
             // It took longer than thought. Whichever copy was answered, the next question may wait as long; without
@@ -568,8 +570,15 @@ impl Requester {
         self.next = self.una;
         self.cursor = self.locate(self.next);
         self.outstanding = 0;
-        self.timed = None;
+        self.time_again();
         self.reads_asked = 0;
+    }
+
+    /// The packet whose answer is timed is sent again: the answer can be to either copy of it.
+    fn time_again(&mut self) {
+        if let Some(timed) = &mut self.timed {
+            timed.again = true;
+        }
     }
 
     /// When [`Self::handle_timeout`] must be called.
@@ -647,6 +656,16 @@ impl Requester {
         }
         self.fail(Some(status), out);
     }
+}
+
+/// A packet whose answer is waited for, to know the round trip.
+#[derive(Clone, Copy, Debug)]
+struct Timed {
+    psn: u64,
+    /// When it was sent for the first time.
+    sent: Nanos,
+    /// It was sent again since, or may have been.
+    again: bool,
 }
 
 /// Where the requester and the responder put results.

@@ -64,12 +64,14 @@ pub(crate) struct Responder {
     incoming: Incoming,
     /// In the order of their sequence numbers, which is the order the peer needs them in.
     replies: VecDeque<Reply>,
-    /// What is refused, said after all `replies`. It is void once the packet it refuses has been taken after all.
+    /// What is refused, said after all `replies`. It moves on once the packet it refuses has been taken after all.
     refusal: Option<(u64, Syndrome)>,
     /// Results of the last atomics, so that a repeated request is answered and not carried out again.
     atomics: VecDeque<(u64, u64)>,
     /// A gap was reported; the highest sequence number seen since then in this pass of the peer.
     gap_reported: Option<u64>,
+    /// One past the highest sequence number that was dropped behind a gap.
+    dropped: u64,
     /// The refusal that ended this queue pair.
     fatal: Option<(u64, Syndrome)>,
     /// Packets taken since an acknowledgement last left.
@@ -86,6 +88,7 @@ impl Responder {
             refusal: None,
             atomics: VecDeque::new(),
             gap_reported: None,
+            dropped: 0,
             fatal: None,
             unacknowledged: 0,
         }
@@ -142,13 +145,14 @@ impl Responder {
         }
         if psn > self.expected {
             out.counters.out_of_seq_request += 1;
+            self.dropped = self.dropped.max(psn + 1);
             self.report_gap(psn);
             return Taken::Alive;
         }
         self.gap_reported = None;
         match self.carry_out(psn, header, payload_len, params, host, out) {
             Ok(()) => {
-                self.refusal = None;
+                self.move_refusal();
                 self.unacknowledged += 1;
                 Taken::Alive
             }
@@ -190,6 +194,15 @@ impl Responder {
         let again = self.gap_reported.is_none_or(|highest| psn <= highest);
         self.gap_reported = Some(psn);
         if again {
+            self.refusal = Some((self.expected, Syndrome::Nak(Nak::PsnSequence as u8)));
+        }
+    }
+
+    /// What was refused has been taken before the refusal could leave. Packets that came between the two are lost all the same: the peer
+    /// is told from where on, or it would hear of it only when it asks.
+    fn move_refusal(&mut self) {
+        if self.refusal.take().is_some() && self.dropped > self.expected {
+            self.gap_reported = Some(self.dropped - 1);
             self.refusal = Some((self.expected, Syndrome::Nak(Nak::PsnSequence as u8)));
         }
     }

@@ -32,6 +32,15 @@ impl Rtt {
         self.smoothed = (7 * self.smoothed + rtt) / 8;
     }
 
+    /// A round trip took no longer than this, and perhaps much less: which of several copies was answered is not known. Without such
+    /// samples, a path that loses or reorders so much that hardly a packet is answered at once would keep a first estimate, which may
+    /// be of a time when the peer was away, for ever.
+    pub(crate) fn at_most(&mut self, rtt: Nanos) {
+        if rtt < self.smoothed {
+            self.sample(rtt);
+        }
+    }
+
     pub(crate) const fn smoothed(&self) -> Nanos {
         self.smoothed
     }

@@ -98,9 +98,22 @@ fn a_read_that_reaches_beyond_what_was_asked_before_is_not_a_repetition() {
 #[test]
 fn a_gap_that_has_closed_is_not_reported() {
     let mut sim = small();
-    ask(&mut sim, Opcode::WriteOnly, 1, 10);
-    ask(&mut sim, Opcode::WriteOnly, 0, 10);
-    assert_eq!(answers(&mut sim, true), [(Opcode::Ack, 0)]);
+    for psn in [1, 0, 1] {
+        ask(&mut sim, Opcode::WriteOnly, psn, 10);
+    }
+    assert_eq!(answers(&mut sim, true), [(Opcode::Ack, 1)]);
+}
+
+#[test]
+fn what_was_dropped_behind_a_gap_is_asked_for_although_the_gap_has_closed() {
+    let mut sim = small();
+    for psn in [3, 1, 0, 2] {
+        ask(&mut sim, Opcode::WriteOnly, psn, 10);
+    }
+    let qp = &mut sim.ends[B].qp;
+    let said: Vec<_> = std::iter::from_fn(|| qp.poll_transmit(0, u64::MAX, true)).collect();
+    let said: Vec<_> = said.iter().map(|t| (t.header.psn.get(), t.header.aeth.syndrome)).collect();
+    assert!(matches!(said[..], [(0, Syndrome::Ack(_)), (1, Syndrome::Nak(0))]), "{said:?}");
 }
 
 #[test]
