@@ -34,8 +34,10 @@ def case(about, quick=False, odd=False):
 class Bench:
     """What a case has at hand: the machine, a place for results, and ways to run pairs both ways."""
 
-    def __init__(self, machine, kernel, quick, results, peer, log):
-        self.machine, self.kernel, self.quick, self.results, self.peer, self.log = machine, kernel, quick, results, peer, log
+    def __init__(self, machine, kernel, quick, results, peer, listener, log):
+        self.machine, self.kernel, self.quick, self.results, self.log = machine, kernel, quick, results, log
+        # Programs of our own on the host; the guest has them by their names. There is no listener where UCX is not installed.
+        self.peer, self.listener = peer, listener
         self.name = ""
         self.runs, self.failures, self.seen = 0, [], []
 
@@ -104,13 +106,13 @@ def counters(text):
         return None
 
 
-def run(options, kernel, folder, scratch, results, nobounce, peer, log):
+def run(options, kernel, folder, scratch, results, nobounce, peer, listener, log):
     """Boots one kernel and runs the chosen cases; returns how many things failed."""
     chosen = [case for case in CASES if case.is_chosen(options.quick, options.cases)]
     started = time.monotonic()
     total = Summary()
-    machine = Machine(folder, scratch, nobounce, [peer])
-    bench = Bench(machine, kernel, options.quick, results, peer, log)
+    machine = Machine(folder, scratch, nobounce, [path for path in (peer, listener) if path])
+    bench = Bench(machine, kernel, options.quick, results, peer, listener, log)
     try:
         machine.boot()
         log(f"Linux {machine.release}: ready after {time.monotonic() - started:.0f} s")

@@ -14,15 +14,17 @@ import subprocess
 # Which release a kernel is taken from; None is the release of this machine.
 KERNELS = {"oldest": None, "newest": "sid"}
 
-PACKAGES = ["ibverbs-utils", "ibverbs-providers", "perftest", "rdmacm-utils", "iproute2", "dash", "busybox-static"]
+PACKAGES = ["ibverbs-utils", "ibverbs-providers", "perftest", "rdmacm-utils", "libucx0", "libfabric1", "libfabric-bin", "iproute2", "dash", "busybox-static"]
 COMMANDS = """dash ip rdma tc ibv_devices ibv_devinfo ibv_rc_pingpong ibv_uc_pingpong ibv_ud_pingpong ibv_srq_pingpong ibv_asyncwatch
     ib_write_bw ib_write_lat ib_read_bw ib_read_lat ib_send_bw ib_send_lat ib_atomic_bw ib_atomic_lat
-    rping ucmatose udaddy udpong rdma_client rdma_server rdma_xclient rdma_xserver cmtime rstream riostream busybox""".split()
+    rping ucmatose udaddy udpong rdma_client rdma_server rdma_xclient rdma_xserver cmtime rstream riostream fi_pingpong busybox""".split()
+# Loaded by name: UCX by the programs that tests compile on the host, its transports by UCX.
+LIBRARIES = ["libucp.so.0", "ucx/libuct_ib.so.0", "ucx/libuct_rdmacm.so.0"]
 # In the order in which they are loaded; a name that this kernel has built in, or does not know, is no failure here.
 MODULES = """virtio_pci virtio_net crc32_generic crc32_pclmul crc32c_generic ib_uverbs ib_umad rdma_ucm rdma_rxe
     sch_prio sch_netem cls_u32 act_gact""".split()
 # Changed with whatever changes the content, so that an image from before is made anew.
-VERSION = "2"
+VERSION = "3"
 
 
 class Impossible(Exception):
@@ -161,6 +163,8 @@ def add_user_land(archive, root):
 
     def find(name, folders):
         paths = [os.path.join(root, folder, name) for folder in folders]
+        # Debian makes a link to this one when its package is installed, and we install nothing.
+        paths += glob.glob(f"{root}/usr/lib/libpsm1/{name}.*")
         return next((os.path.realpath(path) for path in paths if os.path.exists(path)), None)
 
     def needed(path):
@@ -176,6 +180,11 @@ def add_user_land(archive, root):
     for path in glob.glob(f"{root}/usr/lib/x86_64-linux-gnu/libibverbs/lib*rxe-*.so") + glob.glob(f"{root}/usr/lib/x86_64-linux-gnu/libibverbs/libsiw-*.so"):
         archive.file("usr/lib/x86_64-linux-gnu/libibverbs/" + os.path.basename(path), open(path, "rb").read(), 0o755)
         wanted.append(path)
+    for name in LIBRARIES:
+        path = find(name, libraries)
+        if path:
+            archive.file(f"lib/x86_64-linux-gnu/{name}", open(path, "rb").read(), 0o755)
+            wanted.append(path)
     # Threads that end or are cancelled load it by its name.
     unwinder = find("libgcc_s.so.1", libraries)
     if unwinder:

@@ -23,23 +23,29 @@ def offered(machine, side, port, command, space="tcp"):
     return False
 
 
-def by_address(bench, server, client, family=4, options=(), seconds=60, space="tcp", codes=(0, 0), port=None):
-    """A server and a client on either side. {server} is the address, {port} the port; `codes` are how they must end."""
+def by_address(bench, server, client, family=4, options=(), seconds=60, space="tcp", codes=(0, 0), port=None, known=None):
+    """A server and a client on either side. {server} is the address, {port} the port, {device} the side's device, {listener} its program
+    for UCX; `codes` are how they must end. `known` is what a program of the guest's may say when it ends otherwise."""
     machine = bench.machine
+    own = {GUEST: {"device": "rxe0", "listener": "ucx-listener"}, HOST: {"device": "nb0", "listener": bench.listener}}
     for side in (GUEST, HOST):
         machine.port += 1
         names = {"server": ADDRESS[family][side], "port": port or machine.port}
-        first = machine.begin(side, server.format(**names), seconds, family, options)
+        first = machine.begin(side, server.format(**names, **own[side]), seconds, family, options)
         where = f"{client.split()[0]}, server {'in the guest' if side == GUEST else 'on the host'}"
         bench.runs += 1
         if not offered(machine, side, names["port"], first, space):
             machine.stop_side(side)
             bench.fail(f"{where}: the server does not listen", ("server", first.wait()))
             continue
-        second = machine.begin(other(side), client.format(**names), seconds, family, options).wait()
+        second = machine.begin(other(side), client.format(**names, **own[other(side)]), seconds, family, options).wait()
         if second.code and not first.ended():
             machine.stop_side(side)
         first = first.wait()
+        guests = first if side == GUEST else second
+        if guests.code and known and re.search(known, guests.output):
+            bench.seen.append((bench.name, "both", where, "the guest's program ends with: " + re.search(known, guests.output).group(0)))
+            guests.code = 0
         if (first.code, second.code) != codes:
             bench.fail(where, ("server", first), ("client", second))
 
@@ -69,6 +75,21 @@ def connections_lost(bench):
                        options=("--fault", "loss=0.1,seed=7"), seconds=120)
     finally:
         bench.machine.disturb(None)
+
+
+@case("the connection manager: UCX's rdmacm module, and libfabric's verbs provider")
+def connections_of_libraries(bench):
+    if bench.listener:
+        # When the queue pair ends, Linux 7.2 raises "last WQE reached" more than once, and UCX 1.13 ends itself over the second (docs/interop.md).
+        # The best transport would be TCP where this is not said.
+        words = "env UCX_NET_DEVICES={device}:1 UCX_TLS=rc_verbs,ud_verbs UCX_SOCKADDR_TLS_PRIORITY=rdmacm {listener} {server} {port}"
+        by_address(bench, words, words + " 20", known="Assertion `wait_ctx->cb_id == [^']*' failed")
+    else:
+        bench.log("tests/cm/ucx-listener.c cannot be compiled here (apt-get install libucx-dev): UCX is left out")
+    # Its two ends shake hands over TCP first.
+    words = "fi_pingpong -p verbs -e msg -c -I 10"
+    for side in (GUEST, HOST):
+        bench.check(words, side, bench.machine.pair(side, words + " -B {port}", words + " -P {port} {server}"))
 
 
 @case("256 and 1000 connections at once, and a port that nobody listens on")
