@@ -10,6 +10,8 @@ OPCODES = {
     14: "READ response middle", 15: "READ response last", 16: "READ response only", 17: "ACK", 18: "ATOMIC ACK", 19: "CMP SWAP", 20: "FETCH ADD",
     22: "SEND last inv", 23: "SEND only inv",
 }  # fmt: skip
+# Messages of the connection manager, by attribute.
+MESSAGES = {0x10: "REQ", 0x11: "MRA", 0x12: "REJ", 0x13: "REP", 0x14: "RTU", 0x15: "DREQ", 0x16: "DREP", 0x17: "SIDR REQ", 0x18: "SIDR REP"}
 SERVICES = {0: "RC", 1: "UC", 3: "UD"}
 HOSTS = ("10.99.0.1", "fd99::1")
 
@@ -32,6 +34,9 @@ class Packet:
 
     def name(self):
         text = OPCODES.get(self.code, f"opcode {self.code}")
+        if self.service == 3 and self.qpn == 1 and len(self.rest) == 264:
+            # Behind the DETH of 8 bytes.
+            text = MESSAGES.get(int.from_bytes(self.rest[24:26], "big"), "MAD")
         if self.syndrome() is None:
             return f"{SERVICES.get(self.service, self.service)} {text}"
         if self.code == 17 and self.syndrome() >> 5 == 1:
