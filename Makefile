@@ -30,9 +30,9 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 
 # What `make test` runs, in this order: the cheap answers first.
-STEPS := check-format check-tree check-lints test-code test-docs check-docs check-dependencies check-pure test-scripts
+STEPS := check-format check-tree check-lints test-code test-shm test-docs check-docs check-dependencies check-pure test-scripts
 
-.PHONY: help demo test quick long test-shm fuzz interop vm-shell bench build install fmt setup clean $(STEPS)
+.PHONY: help demo test quick long fuzz interop vm-shell bench build install fmt setup clean $(STEPS)
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-20s %s\n", $$1, $$2 }' Makefile
@@ -54,9 +54,6 @@ quick: ## The protocol's own tests: an answer in seconds
 long: ## The code tests with many more random cases (LONG_CASES)
 	@tools/setup build
 	@PROPTEST_CASES=$(LONG_CASES) NEXTEST_PROFILE=long tools/steps test-code
-
-test-shm: ## The device's tests with shared memory between its ends (one takes minutes: docs/design/next.md)
-	NOBOUNCE_LINK=shm cargo nextest run $(LOCKED) --workspace --lib --bins --tests --no-fail-fast -E 'binary_id(nobounce-nic::nic) - test(=faulty::all_together)'
 
 fuzz: ## Fuzz every target for FUZZ_SECONDS each (nightly and cargo-fuzz)
 	@tools/fuzz $(FUZZ_SECONDS)
@@ -108,6 +105,11 @@ test-code: ## Unit and integration tests, and the replay of the fuzz corpora
 	@if cargo nextest --version >/dev/null 2>&1; then \
 		cargo nextest run $(LOCKED) --workspace --lib --bins --tests --no-fail-fast --no-tests=pass; \
 	else cargo test $(LOCKED) --workspace --lib --bins --tests --no-fail-fast -- --test-threads=1; fi
+
+test-shm: ## The device's tests once more, with shared memory between its ends
+	@if cargo nextest --version >/dev/null 2>&1; then \
+		NOBOUNCE_LINK=shm cargo nextest run $(LOCKED) --workspace --lib --bins --tests --no-fail-fast -E 'binary_id(nobounce-nic::nic)'; \
+	else NOBOUNCE_LINK=shm cargo test $(LOCKED) -p nobounce-nic --test nic --no-fail-fast -- --test-threads=1; fi
 
 test-docs: ## The examples in the documentation
 	@cargo test $(LOCKED) --workspace --doc --no-fail-fast

@@ -9,14 +9,9 @@ pub use config::{FaultConfig, ParseFaultError};
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::io;
 use std::net::IpAddr;
-use std::os::fd::RawFd;
-use std::sync::Arc;
 
-use super::shm::Doorbells;
-use super::udp::OpenError;
-use super::{Capabilities, Link, MadOwner, RxDatagram, TxBatch, TxPacket, now_ns};
+use super::{Link, RxDatagram, TxBatch, TxPacket, now_ns};
 
 /// Packets held back at most, for delay and reordering each; the oldest leaves early when one more comes.
 const MAX_HELD: usize = 4096;
@@ -210,42 +205,12 @@ impl<L: Link> FaultLink<L> {
 }
 
 impl<L: Link> Link for FaultLink<L> {
-    fn local(&self) -> IpAddr {
-        self.inner.local()
-    }
-
-    fn listen(&mut self) -> Result<(), OpenError> {
-        self.inner.listen()
-    }
-
-    fn slot(&self) -> u8 {
-        self.inner.slot()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
-    }
+    forward!(self => self.inner; identity, opening, nearness, services, waiting);
 
     /// Packets are sealed all the same: what is done to them must show.
     fn introduce(&mut self, remote: IpAddr, slot: u8) -> bool {
         self.inner.introduce(remote, slot);
         false
-    }
-
-    fn departed(&mut self) -> Option<(IpAddr, u8)> {
-        self.inner.departed()
-    }
-
-    fn attend(&mut self) {
-        self.inner.attend();
-    }
-
-    fn rare_fd(&self) -> Option<RawFd> {
-        self.inner.rare_fd()
-    }
-
-    fn doorbells(&self) -> Option<Arc<Doorbells>> {
-        self.inner.doorbells()
     }
 
     fn send(&mut self, batch: &mut TxBatch) {
@@ -267,10 +232,6 @@ impl<L: Link> Link for FaultLink<L> {
         self.inner.receive(sink)
     }
 
-    fn wake_fds(&self) -> Vec<RawFd> {
-        self.inner.wake_fds()
-    }
-
     fn next_deadline(&self) -> Option<u64> {
         let delayed = self.delayed.peek().map(|Reverse(d)| d.at);
         let overtaken = self.overtaken.iter().map(|o| o.at).min();
@@ -287,26 +248,6 @@ impl<L: Link> Link for FaultLink<L> {
             ("fault_delayed", self.counts.delayed),
         ]);
         all
-    }
-
-    fn send_blocked(&self) -> bool {
-        self.inner.send_blocked()
-    }
-
-    fn bind_service(&mut self, service: u64) -> io::Result<bool> {
-        self.inner.bind_service(service)
-    }
-
-    fn unbind_service(&mut self, service: u64) {
-        self.inner.unbind_service(service);
-    }
-
-    fn has_service(&self, service: u64) -> bool {
-        self.inner.has_service(service)
-    }
-
-    fn hand_over_mad(&mut self, owner: MadOwner, datagram: &RxDatagram<'_>) -> bool {
-        self.inner.hand_over_mad(owner, datagram)
     }
 }
 

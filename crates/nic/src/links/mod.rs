@@ -1,6 +1,10 @@
 //! Links carry packets: `udp` is the wire, `pcap` and `fault` wrap any link and are links themselves.
 
+#[macro_use]
+mod forward;
+
 mod batch;
+mod epoll;
 pub mod fault;
 mod outbox;
 pub mod pcap;
@@ -158,40 +162,10 @@ pub trait Link: Send + fmt::Debug {
 }
 
 impl<L: Link + ?Sized> Link for Box<L> {
-    fn local(&self) -> IpAddr {
-        (**self).local()
-    }
-
-    fn listen(&mut self) -> Result<(), udp::OpenError> {
-        (**self).listen()
-    }
-
-    fn slot(&self) -> u8 {
-        (**self).slot()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        (**self).capabilities()
-    }
+    forward!(self => **self; identity, opening, nearness, services, waiting);
 
     fn introduce(&mut self, remote: IpAddr, slot: u8) -> bool {
         (**self).introduce(remote, slot)
-    }
-
-    fn departed(&mut self) -> Option<(IpAddr, u8)> {
-        (**self).departed()
-    }
-
-    fn attend(&mut self) {
-        (**self).attend();
-    }
-
-    fn rare_fd(&self) -> Option<RawFd> {
-        (**self).rare_fd()
-    }
-
-    fn doorbells(&self) -> Option<std::sync::Arc<shm::Doorbells>> {
-        (**self).doorbells()
     }
 
     fn send(&mut self, batch: &mut TxBatch) {
@@ -202,36 +176,12 @@ impl<L: Link + ?Sized> Link for Box<L> {
         (**self).receive(sink)
     }
 
-    fn wake_fds(&self) -> Vec<RawFd> {
-        (**self).wake_fds()
-    }
-
     fn next_deadline(&self) -> Option<u64> {
         (**self).next_deadline()
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
         (**self).counters()
-    }
-
-    fn send_blocked(&self) -> bool {
-        (**self).send_blocked()
-    }
-
-    fn bind_service(&mut self, service: u64) -> io::Result<bool> {
-        (**self).bind_service(service)
-    }
-
-    fn unbind_service(&mut self, service: u64) {
-        (**self).unbind_service(service);
-    }
-
-    fn has_service(&self, service: u64) -> bool {
-        (**self).has_service(service)
-    }
-
-    fn hand_over_mad(&mut self, owner: MadOwner, datagram: &RxDatagram<'_>) -> bool {
-        (**self).hand_over_mad(owner, datagram)
     }
 }
 

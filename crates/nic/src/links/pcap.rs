@@ -3,18 +3,15 @@
 use std::fs::File;
 use std::io::{self, BufWriter};
 use std::net::IpAddr;
-use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use nobounce_protocol::pcap::Writer;
 use nobounce_protocol::wire::ROCE_PORT;
 use nobounce_protocol::wire::icrc::Flow;
 
-use super::shm::Doorbells;
-use super::udp::OpenError;
-use super::{Capabilities, Link, MadOwner, RxDatagram, TxBatch};
+use super::{Link, RxDatagram, TxBatch};
 
 /// The size at which a capture stops unless told otherwise: 256 MiB.
 pub const DEFAULT_LIMIT: u64 = 256 << 20;
@@ -152,42 +149,12 @@ fn sealed(flow: &Flow, datagram: &RxDatagram<'_>) -> Vec<u8> {
 }
 
 impl<L: Link> Link for PcapLink<L> {
-    fn local(&self) -> IpAddr {
-        self.inner.local()
-    }
-
-    fn listen(&mut self) -> Result<(), OpenError> {
-        self.inner.listen()
-    }
-
-    fn slot(&self) -> u8 {
-        self.inner.slot()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
-    }
+    forward!(self => self.inner; identity, opening, nearness, services, waiting);
 
     /// Packets are sealed all the same: whoever reads the capture expects it.
     fn introduce(&mut self, remote: IpAddr, slot: u8) -> bool {
         self.inner.introduce(remote, slot);
         false
-    }
-
-    fn departed(&mut self) -> Option<(IpAddr, u8)> {
-        self.inner.departed()
-    }
-
-    fn attend(&mut self) {
-        self.inner.attend();
-    }
-
-    fn rare_fd(&self) -> Option<RawFd> {
-        self.inner.rare_fd()
-    }
-
-    fn doorbells(&self) -> Option<Arc<Doorbells>> {
-        self.inner.doorbells()
     }
 
     fn send(&mut self, batch: &mut TxBatch) {
@@ -220,10 +187,6 @@ impl<L: Link> Link for PcapLink<L> {
         })
     }
 
-    fn wake_fds(&self) -> Vec<RawFd> {
-        self.inner.wake_fds()
-    }
-
     fn next_deadline(&self) -> Option<u64> {
         self.inner.next_deadline()
     }
@@ -232,26 +195,6 @@ impl<L: Link> Link for PcapLink<L> {
         let mut all = self.inner.counters();
         all.extend([("pcap_packets", self.record.packets), ("pcap_missed", self.record.missed)]);
         all
-    }
-
-    fn send_blocked(&self) -> bool {
-        self.inner.send_blocked()
-    }
-
-    fn bind_service(&mut self, service: u64) -> io::Result<bool> {
-        self.inner.bind_service(service)
-    }
-
-    fn unbind_service(&mut self, service: u64) {
-        self.inner.unbind_service(service);
-    }
-
-    fn has_service(&self, service: u64) -> bool {
-        self.inner.has_service(service)
-    }
-
-    fn hand_over_mad(&mut self, owner: MadOwner, datagram: &RxDatagram<'_>) -> bool {
-        self.inner.hand_over_mad(owner, datagram)
     }
 }
 

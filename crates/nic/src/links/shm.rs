@@ -3,90 +3,36 @@
 //! Whoever is going to send to a peer tries to meet it ([`Link::introduce`]): a connection by a Unix socket over which it hands a
 //! ring that it will write and the peer will read (`shm/meeting.rs`, `shm/ring.rs`). Each direction is its sender's business, so that
 //! two devices that send to each other have two rings. Where nobody can be met (another machine, user or network namespace) packets
-//! take the link inside; that is said once for each peer on this machine. When the other end goes, the kernel ends the connection: the
+//! take the link inside; where a peer of this machine refuses, that is said. When the other end goes, the kernel ends the connection: the
 //! ring is given up, and what follows takes the link inside again, until the protocol finds out by itself that nobody answers.
 
+mod doorbells;
 mod meeting;
 mod memfd;
 mod ring;
 
+pub use doorbells::Doorbells;
+
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
 
 use self::meeting::{Came, Hello};
 use self::ring::{Label, Memory, Reader, Trouble, Writer};
 use super::batch::{MAX_PACKET, SLOT_BYTE};
+use super::epoll::Epoll;
 use super::udp::OpenError;
-use super::{Capabilities, Link, MadOwner, RxDatagram, TxBatch};
-use crate::soft::eventfd::EventFd;
+use super::{Capabilities, Link, RxDatagram, TxBatch};
 
 /// Packets taken from one ring before the next one has its turn.
 const MOST_FROM_ONE: usize = 32;
-/// Calls that receive nothing from a ring between two looks at the link inside, which costs a system call.
+/// Calls between two looks at the link inside, which costs a system call.
 const INSIDE_EVERY: u32 = 8;
 /// Calls between two looks for those who come and go, for an application that polls and leaves nobody else time to look.
 const ATTEND_EVERY: u32 = 1024;
 /// Rings at most in each direction. Each is 2 MiB of addresses, and memory as far as it is used.
 const MOST_RINGS: usize = 256;
-
-/// Those who write to us, to be told whether to wake us.
-#[derive(Debug)]
-pub struct Doorbells {
-    state: Mutex<Asleep>,
-    /// For packets that were there before their writer could be told.
-    wake: EventFd,
-}
-
-#[derive(Debug, Default)]
-struct Asleep {
-    rings: Vec<Arc<Memory>>,
-    armed: bool,
-}
-
-impl Doorbells {
-    fn new() -> io::Result<Self> {
-        Ok(Self { state: Mutex::default(), wake: EventFd::new()? })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Asleep> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Asks to be woken by packets from now on; whether there are some already.
-    pub(crate) fn arm(&self) -> bool {
-        let mut asleep = self.lock();
-        asleep.armed = true;
-        ask_all(&asleep.rings)
-    }
-
-    /// Somebody is looking: nobody need wake us.
-    pub(crate) fn disarm(&self) {
-        let mut asleep = self.lock();
-        asleep.armed = false;
-        asleep.rings.iter().for_each(|ring| ring.need_not_be_woken());
-    }
-
-    /// From now on these write to us. Whoever came while we sleep must wake us, too.
-    fn set(&self, rings: Vec<Arc<Memory>>) {
-        self.lock().rings = rings;
-        self.renew();
-    }
-
-    /// A bell was heard that somebody else may have been meant to hear, who sleeps on: those who write must ring again.
-    fn renew(&self) {
-        let asleep = self.lock();
-        if asleep.armed && ask_all(&asleep.rings) {
-            self.wake.raise();
-        }
-    }
-}
-
-/// Asks all of them, whatever the first ones say.
-fn ask_all(rings: &[Arc<Memory>]) -> bool {
-    rings.iter().fold(false, |found, ring| ring.ask_to_be_woken() | found)
-}
 
 /// A peer to whom we write.
 #[derive(Debug)]
@@ -101,11 +47,12 @@ struct Outgoing {
 /// A peer who writes to us, once it has said which ring.
 #[derive(Debug)]
 struct Incoming {
-    connection: OwnedFd,
+    /// `None`: it is gone. What it wrote before is still read.
+    connection: Option<OwnedFd>,
     ring: Option<(Hello, Reader)>,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Debug, Default)]
 struct Counted {
     sent: u64,
     sent_bytes: u64,
@@ -124,7 +71,7 @@ pub struct ShmLink<L> {
     inner: L,
     listener: Option<OwnedFd>,
     /// Readable when somebody comes, goes or rings.
-    poll: OwnedFd,
+    poll: Epoll,
     outgoing: Vec<Outgoing>,
     incoming: Vec<Incoming>,
     /// The peer written to last: most often the next one, too.
@@ -134,7 +81,6 @@ pub struct ShmLink<L> {
     /// Packets of a mixed batch that take the link inside.
     rest: Option<TxBatch>,
     buffer: Box<[u8]>,
-    idle: u32,
     calls: u32,
     counted: Counted,
 }
@@ -145,15 +91,9 @@ impl<L: Link> ShmLink<L> {
     /// # Errors
     /// The kernel refused a descriptor.
     pub fn new(inner: L) -> io::Result<Self> {
-        // SAFETY: the call takes flags.
-        let poll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
-        if poll < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: a fresh descriptor that nobody else owns.
-        let poll = unsafe { OwnedFd::from_raw_fd(poll) };
+        let poll = Epoll::new()?;
         let doorbells = Arc::new(Doorbells::new()?);
-        watch(&poll, doorbells.wake.as_raw_fd())?;
+        poll.add(doorbells.wake_fd())?;
         Ok(Self {
             inner,
             listener: None,
@@ -165,14 +105,9 @@ impl<L: Link> ShmLink<L> {
             departed: Vec::new(),
             rest: None,
             buffer: vec![0; MAX_PACKET].into_boxed_slice(),
-            idle: 0,
             calls: 0,
             counted: Counted::default(),
         })
-    }
-
-    fn watch(&self, fd: &OwnedFd) -> io::Result<()> {
-        watch(&self.poll, fd.as_raw_fd())
     }
 
     fn meet(&mut self, remote: IpAddr, slot: u8) -> io::Result<()> {
@@ -184,7 +119,7 @@ impl<L: Link> ShmLink<L> {
         let writer = Writer::new(Arc::new(Memory::map(&file)?));
         let Capabilities { local, source_ports, .. } = self.inner.capabilities();
         meeting::send_ring(&connection, Hello { src: local, src_port: source_ports[0] }, file.as_raw_fd())?;
-        self.watch(&connection)?;
+        self.poll.add(connection.as_raw_fd())?;
         self.outgoing.push(Outgoing { to: (remote, slot), writer, connection, written: false });
         Ok(())
     }
@@ -200,14 +135,14 @@ impl<L: Link> ShmLink<L> {
         Some(found)
     }
 
-    /// Writes what has a ring; whether something is left for the link inside.
-    fn write(&mut self, batch: &TxBatch) -> bool {
-        let mut left = false;
+    /// Writes what has a ring; how many packets are left for the link inside.
+    fn write(&mut self, batch: &TxBatch) -> usize {
+        let mut left = 0;
         for packet in batch.packets() {
             let parts = batch.parts(packet);
-            let slot = parts.iter().flat_map(|part| part.iter()).nth(SLOT_BYTE).copied().unwrap_or(0);
+            let slot = parts[0].get(SLOT_BYTE).copied().unwrap_or(0);
             let Some(at) = self.find((packet.dst, slot)) else {
-                left |= packet.sealed;
+                left += usize::from(packet.sealed);
                 self.counted.lost_departed += u64::from(!packet.sealed);
                 continue;
             };
@@ -251,40 +186,38 @@ impl<L: Link> ShmLink<L> {
             }
         }
         for connection in new {
-            if self.watch(&connection).is_ok() {
-                self.incoming.push(Incoming { connection, ring: None });
+            if self.poll.add(connection.as_raw_fd()).is_ok() {
+                self.incoming.push(Incoming { connection: Some(connection), ring: None });
             }
         }
     }
 
     /// Hears what those who write to us have to say.
     fn hear(&mut self) {
-        let (mut changed, refused) = (false, &mut self.counted.refused);
-        self.incoming.retain_mut(|incoming| {
-            loop {
-                match meeting::take(&incoming.connection) {
-                    Came::Nothing => return true,
+        let mut changed = false;
+        for incoming in &mut self.incoming {
+            while let Some(connection) = &incoming.connection {
+                match meeting::take(connection) {
+                    Came::Nothing => break,
                     Came::Bell => {}
                     Came::Ring(hello, file) if incoming.ring.is_none() => {
                         let memory = memfd::is_sound(&file, ring::FILE_LEN).then(|| Memory::map(&file));
                         let Some(Ok(memory)) = memory else {
-                            *refused += 1;
-                            return false;
+                            self.counted.refused += 1;
+                            incoming.connection = None;
+                            break;
                         };
                         incoming.ring = Some((hello, Reader::new(Arc::new(memory))));
                         changed = true;
                     }
-                    Came::Ring(..) | Came::End => {
-                        // What it wrote before it went is still read, by the next look.
-                        changed |= incoming.ring.is_some();
-                        return false;
-                    }
+                    Came::Ring(..) | Came::End => incoming.connection = None,
                 }
             }
-        });
+        }
         if changed {
             self.renew_doorbells();
         }
+        self.forget_departed();
         // Nothing is ever said to the writer: a connection of ours that can be read has ended.
         let departed = &mut self.departed;
         self.outgoing.retain(|outgoing| {
@@ -296,6 +229,18 @@ impl<L: Link> ShmLink<L> {
         });
     }
 
+    /// Forgets those who write to us and are gone, once all that they wrote has been read.
+    fn forget_departed(&mut self) {
+        let before = self.incoming.len();
+        self.incoming.retain_mut(|incoming| {
+            let unread = |(_, reader): &mut (Hello, Reader)| reader.has_more();
+            incoming.connection.is_some() || incoming.ring.as_mut().is_some_and(unread)
+        });
+        if self.incoming.len() < before {
+            self.renew_doorbells();
+        }
+    }
+
     fn renew_doorbells(&self) {
         let rings = self.incoming.iter().filter_map(|incoming| incoming.ring.as_ref());
         self.doorbells.set(rings.map(|(_, reader)| Arc::clone(reader.memory())).collect());
@@ -305,7 +250,7 @@ impl<L: Link> ShmLink<L> {
     #[inline]
     fn read(&mut self, sink: &mut dyn FnMut(&RxDatagram<'_>)) -> usize {
         let Self { incoming, buffer, counted, .. } = self;
-        let (mut delivered, mut broken) = (0, false);
+        let (mut delivered, mut gone, mut broken) = (0, false, false);
         for incoming in incoming.iter_mut() {
             let Some((hello, reader)) = &mut incoming.ring else { continue };
             let mut taken = 0;
@@ -324,7 +269,8 @@ impl<L: Link> ShmLink<L> {
                     }
                     Err(Trouble::Wait) => break,
                     Err(Trouble::Broken) => {
-                        incoming.ring = None;
+                        // The connection goes too: the writer learns that nobody reads.
+                        *incoming = Incoming { connection: None, ring: None };
                         broken = true;
                         break;
                     }
@@ -333,40 +279,27 @@ impl<L: Link> ShmLink<L> {
             if let Some((_, reader)) = incoming.ring.as_mut().filter(|_| taken > 0) {
                 reader.release();
             }
+            gone |= incoming.connection.is_none();
             delivered += taken;
         }
-        if broken {
-            // The connection goes too: the writer learns that nobody reads.
-            self.incoming.retain(|incoming| incoming.ring.is_some());
-            self.counted.broken += 1;
-            self.renew_doorbells();
+        if gone {
+            self.counted.broken += u64::from(broken);
+            self.forget_departed();
         }
         self.counted.received += delivered as u64;
         delivered
     }
 }
 
-fn watch(poll: &OwnedFd, fd: RawFd) -> io::Result<()> {
-    let events = u32::try_from(libc::EPOLLIN | libc::EPOLLRDHUP).unwrap_or(0);
-    let mut event = libc::epoll_event { events, u64: 0 };
-    // SAFETY: the event is live for the call. The kernel forgets the descriptor when it is closed.
-    if unsafe { libc::epoll_ctl(poll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &raw mut event) } < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
-}
-
 impl<L: Link> Link for ShmLink<L> {
-    fn local(&self) -> IpAddr {
-        self.inner.local()
-    }
+    forward!(self => self.inner; identity, services, waiting);
 
     fn listen(&mut self) -> Result<(), OpenError> {
         self.inner.listen()?;
         if self.listener.is_none() {
             match meeting::listen(self.inner.local(), self.inner.slot()) {
                 Ok(listener) => {
-                    self.watch(&listener).map_err(|source| OpenError::Os {
+                    self.poll.add(listener.as_raw_fd()).map_err(|source| OpenError::Os {
                         addr: self.inner.local(),
                         call: "epoll_ctl",
                         source,
@@ -379,14 +312,6 @@ impl<L: Link> Link for ShmLink<L> {
             }
         }
         Ok(())
-    }
-
-    fn slot(&self) -> u8 {
-        self.inner.slot()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
     }
 
     fn introduce(&mut self, remote: IpAddr, slot: u8) -> bool {
@@ -416,19 +341,17 @@ impl<L: Link> Link for ShmLink<L> {
     }
 
     fn attend(&mut self) {
-        let mut event = libc::epoll_event { events: 0, u64: 0 };
-        // SAFETY: room for one event, which says no more than that there is something.
-        if unsafe { libc::epoll_wait(self.poll.as_raw_fd(), &raw mut event, 1, 0) } == 0 {
+        if !self.poll.is_ready() {
             return;
         }
-        self.doorbells.wake.take();
+        self.doorbells.heard();
         self.take_new();
         self.hear();
         self.doorbells.renew();
     }
 
     fn rare_fd(&self) -> Option<RawFd> {
-        Some(self.poll.as_raw_fd())
+        Some(self.poll.fd())
     }
 
     fn doorbells(&self) -> Option<Arc<Doorbells>> {
@@ -439,13 +362,10 @@ impl<L: Link> Link for ShmLink<L> {
         if self.outgoing.is_empty() && batch.packets().iter().all(|packet| packet.sealed) {
             return self.inner.send(batch);
         }
-        let before = self.counted;
-        if !self.write(batch) {
-            return batch.clear();
-        }
-        let taken = |counted: &Counted| counted.sent + counted.lost_full + counted.lost_departed;
-        if taken(&self.counted) == taken(&before) {
-            return self.inner.send(batch);
+        match self.write(batch) {
+            0 => return batch.clear(),
+            left if left == batch.packets().len() => return self.inner.send(batch),
+            _ => {}
         }
         let mut rest = self.rest.take().unwrap_or_else(|| TxBatch::new(batch.capabilities()));
         for packet in batch.packets().iter().filter(|packet| packet.sealed) {
@@ -470,18 +390,8 @@ impl<L: Link> Link for ShmLink<L> {
             return self.inner.receive(sink);
         }
         let delivered = self.read(sink);
-        self.idle = if delivered > 0 { 0 } else { self.idle.wrapping_add(1) };
-        // A ring that is busy must not keep the others from being heard.
-        let other = self.idle.is_multiple_of(INSIDE_EVERY) && delivered == 0;
-        if other || self.calls.is_multiple_of(INSIDE_EVERY) {
-            delivered + self.inner.receive(sink)
-        } else {
-            delivered
-        }
-    }
-
-    fn wake_fds(&self) -> Vec<RawFd> {
-        self.inner.wake_fds()
+        // Rings that are busy must not keep the others from being heard.
+        if self.calls.is_multiple_of(INSIDE_EVERY) { delivered + self.inner.receive(sink) } else { delivered }
     }
 
     fn next_deadline(&self) -> Option<u64> {
@@ -504,24 +414,39 @@ impl<L: Link> Link for ShmLink<L> {
         ]);
         all
     }
+}
 
-    fn send_blocked(&self) -> bool {
-        self.inner.send_blocked()
+#[cfg(test)]
+mod tests {
+    use super::super::udp::{UdpConfig, UdpLink};
+    use super::*;
+
+    fn link(addr: &str) -> ShmLink<UdpLink> {
+        let mut link = ShmLink::new(UdpLink::open(&UdpConfig::new(addr.parse().unwrap())).unwrap()).unwrap();
+        link.listen().unwrap();
+        link
     }
 
-    fn bind_service(&mut self, service: u64) -> io::Result<bool> {
-        self.inner.bind_service(service)
-    }
-
-    fn unbind_service(&mut self, service: u64) {
-        self.inner.unbind_service(service);
-    }
-
-    fn has_service(&self, service: u64) -> bool {
-        self.inner.has_service(service)
-    }
-
-    fn hand_over_mad(&mut self, owner: MadOwner, datagram: &RxDatagram<'_>) -> bool {
-        self.inner.hand_over_mad(owner, datagram)
+    #[test]
+    fn the_last_packets_of_one_who_goes_are_read_before_it_is_forgotten() {
+        let (mut from, mut to) = (link("127.66.2.1"), link("127.66.2.1"));
+        assert!(from.introduce(to.local(), to.slot()));
+        let mut batch = TxBatch::new(from.capabilities());
+        let count = MOST_FROM_ONE + 1; // more than one look takes
+        for _ in 0..count {
+            let room = batch.begin(to.local(), 0, 64).unwrap();
+            room.fill(0);
+            room[SLOT_BYTE] = to.slot();
+            batch.commit();
+        }
+        from.send(&mut batch);
+        drop(from);
+        to.attend();
+        let mut seen = 0;
+        assert_eq!(to.receive(&mut |_| seen += 1), MOST_FROM_ONE);
+        to.attend();
+        to.receive(&mut |_| seen += 1);
+        assert_eq!((seen, to.incoming.len()), (count, 0));
+        assert!(!to.poll.is_ready(), "nothing that would wake us for ever");
     }
 }

@@ -31,11 +31,26 @@ enum Reply {
 }
 
 impl Reply {
-    /// First and one past the last sequence number it answers.
+    /// First and one past the last sequence number that it still answers.
     fn span(&self, mtu: u32) -> (u64, u64) {
         match *self {
             Self::Ack { psn } | Self::Atomic { psn, .. } => (psn, psn + 1),
-            Self::Read { psn, len, .. } => (psn, psn + packets_of(len, mtu)),
+            Self::Read { psn, len, sent, .. } => {
+                (psn + u64::from(sent) / u64::from(mtu), psn + packets_of(len, mtu))
+            }
+        }
+    }
+
+    /// Leaves out what comes before this sequence number; whether anything is left.
+    fn skip_to(&mut self, to: u64, mtu: u32) -> bool {
+        match self {
+            Self::Read { psn, len, sent, .. } => {
+                let skipped = to.saturating_sub(*psn).saturating_mul(u64::from(mtu));
+                let skipped = u32::try_from(skipped).unwrap_or(u32::MAX);
+                *sent = skipped.max(*sent);
+                *sent < *len
+            }
+            Self::Ack { .. } | Self::Atomic { .. } => false,
         }
     }
 
@@ -238,16 +253,22 @@ impl Responder {
 
     /// Puts a repeated answer in its place, instead of what it repeats if that has not gone out yet.
     ///
-    /// Repetitions count apart from first answers: a network that repeats old requests must not make us refuse new
-    /// ones, nor can it make the queue longer than twice what was agreed.
+    /// A peer may ask again in pieces: what is left behind the piece is still answered, before anything later is. Repetitions count
+    /// apart from first answers: a network that repeats old requests must not make us refuse new ones, nor can it make the queue longer
+    /// than twice what was agreed.
     fn answer_again(&mut self, mut again: Reply, params: &Params) {
         let (start, end) = again.span(params.mtu);
         let mut first_time = false;
-        self.replies.retain(|reply| {
+        self.replies.retain_mut(|reply| {
             let (s, e) = reply.span(params.mtu);
-            let replaced = reply.replay().is_some() && s < end && start < e;
-            first_time |= replaced && reply.replay() == Some(false);
-            !replaced
+            if reply.replay().is_none() || s >= end || start >= e {
+                return true;
+            }
+            if reply.skip_to(end, params.mtu) {
+                return true;
+            }
+            first_time |= reply.replay() == Some(false);
+            false
         });
         if first_time {
             if let Reply::Read { replay, .. } | Reply::Atomic { replay, .. } = &mut again {

@@ -86,6 +86,21 @@ fn old_reads_that_come_again_do_not_crowd_out_new_ones() {
 }
 
 #[test]
+fn what_is_left_behind_a_repeated_piece_of_a_read_is_answered_before_anything_later() {
+    let mut sim = small();
+    ask(&mut sim, Opcode::ReadRequest, 0, 1000);
+    ask(&mut sim, Opcode::WriteOnly, 4, 10);
+    ask(&mut sim, Opcode::ReadRequest, 1, 256);
+    let want = [
+        (Opcode::ReadResponseOnly, 1),
+        (Opcode::ReadResponseMiddle, 2),
+        (Opcode::ReadResponseLast, 3),
+        (Opcode::Ack, 4),
+    ];
+    assert_eq!(answers(&mut sim, true), want);
+}
+
+#[test]
 fn a_read_that_reaches_beyond_what_was_asked_before_is_not_a_repetition() {
     let mut sim = small();
     ask(&mut sim, Opcode::ReadRequest, 0, 1);

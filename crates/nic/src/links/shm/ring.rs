@@ -263,6 +263,11 @@ impl Reader {
         Ok(true)
     }
 
+    /// Whether there is something to read, sound or not.
+    pub(super) fn has_more(&mut self) -> bool {
+        self.head != self.tail || self.look() != Ok(false)
+    }
+
     /// Lets the writer have the room of what was read.
     pub(super) fn release(&mut self) {
         self.memory.u64_at(HEAD_AT).store(self.head, Ordering::Release);

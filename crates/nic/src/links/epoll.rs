@@ -1,0 +1,44 @@
+//! A set of descriptors that is a descriptor itself: readable when one of them is.
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+/// The set. What is closed leaves it by itself.
+#[derive(Debug)]
+pub(super) struct Epoll(OwnedFd);
+
+impl Epoll {
+    /// None yet.
+    pub(super) fn new() -> io::Result<Self> {
+        // SAFETY: takes no pointers; the result is checked before it is owned.
+        let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: `fd` was just opened and nobody else owns it.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// Adds one: it counts as readable, too, when its other end is gone.
+    pub(super) fn add(&self, fd: RawFd) -> io::Result<()> {
+        let events = (libc::EPOLLIN | libc::EPOLLRDHUP).cast_unsigned();
+        let mut event = libc::epoll_event { events, u64: 0 };
+        // SAFETY: two open descriptors and a valid event, which is copied.
+        if unsafe { libc::epoll_ctl(self.fd(), libc::EPOLL_CTL_ADD, fd, &raw mut event) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
+    }
+
+    /// Whether one of them is readable now.
+    pub(super) fn is_ready(&self) -> bool {
+        let mut event = libc::epoll_event { events: 0, u64: 0 };
+        // SAFETY: room for one event, which says no more than that there is something.
+        unsafe { libc::epoll_wait(self.fd(), &raw mut event, 1, 0) != 0 }
+    }
+
+    /// What becomes readable.
+    pub(super) fn fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}

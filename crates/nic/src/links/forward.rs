@@ -1,0 +1,73 @@
+//! What a link that wraps another one leaves to it, by groups of the methods of [`Link`](super::Link).
+
+/// `forward!(self => self.inner; identity, services);` writes the methods of these groups.
+macro_rules! forward {
+    ($self:ident => $to:expr; $($group:ident),+) => {
+        $(forward!(@$group $self, $to);)+
+    };
+    (@identity $self:ident, $to:expr) => {
+        fn local(&$self) -> std::net::IpAddr {
+            ($to).local()
+        }
+
+        fn slot(&$self) -> u8 {
+            ($to).slot()
+        }
+
+        fn capabilities(&$self) -> $crate::links::Capabilities {
+            ($to).capabilities()
+        }
+    };
+    (@opening $self:ident, $to:expr) => {
+        fn listen(&mut $self) -> Result<(), $crate::links::udp::OpenError> {
+            ($to).listen()
+        }
+    };
+    (@nearness $self:ident, $to:expr) => {
+        fn departed(&mut $self) -> Option<(std::net::IpAddr, u8)> {
+            ($to).departed()
+        }
+
+        fn attend(&mut $self) {
+            ($to).attend();
+        }
+
+        fn rare_fd(&$self) -> Option<std::os::fd::RawFd> {
+            ($to).rare_fd()
+        }
+
+        fn doorbells(&$self) -> Option<std::sync::Arc<$crate::links::shm::Doorbells>> {
+            ($to).doorbells()
+        }
+    };
+    (@services $self:ident, $to:expr) => {
+        fn bind_service(&mut $self, service: u64) -> std::io::Result<bool> {
+            ($to).bind_service(service)
+        }
+
+        fn unbind_service(&mut $self, service: u64) {
+            ($to).unbind_service(service);
+        }
+
+        fn has_service(&$self, service: u64) -> bool {
+            ($to).has_service(service)
+        }
+
+        fn hand_over_mad(
+            &mut $self,
+            owner: $crate::links::MadOwner,
+            datagram: &$crate::links::RxDatagram<'_>,
+        ) -> bool {
+            ($to).hand_over_mad(owner, datagram)
+        }
+    };
+    (@waiting $self:ident, $to:expr) => {
+        fn wake_fds(&$self) -> Vec<std::os::fd::RawFd> {
+            ($to).wake_fds()
+        }
+
+        fn send_blocked(&$self) -> bool {
+            ($to).send_blocked()
+        }
+    };
+}
