@@ -129,6 +129,12 @@ impl<'a> Pair<'a> {
             _ if nic.is_software() => {
                 Answer::No("software-nic", "a software adapter has no DMA of its own".to_owned())
             }
+            // Where no module is loaded either, that is the first thing to say.
+            _ if !peermem.is_no()
+                && let Some(driver) = ladder::driver_without_peer_memory(nic) =>
+            {
+                Answer::No("peermem-nic", format!("{driver} does not use the peer-memory interface"))
+            }
             _ => peermem.clone(),
         };
         let closed = crate::usable::nic(facts, nic).is_no();

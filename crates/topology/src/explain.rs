@@ -57,6 +57,8 @@ explanations! {
     "NVML says 'Driver/library version mismatch'. The package was upgraded while the old module was still loaded, or a container brings its own library. Reload the modules, or reboot; in containers use the NVIDIA container toolkit, which mounts the host's libraries.";
     "driver-too-old", "The driver is too old for dma-buf",
     "dma-bufs came with driver 515 and its open kernel module. Older drivers can only use nvidia_peermem (470 and newer) or nv_peer_mem.";
+    "efa-instance", "An Amazon instance with EFA, but without GPUDirect RDMA",
+    "The adapters of these instance types (g4dn, g5, g6, g6e, p3dn) do not reach GPU memory: GPUDirect RDMA came with p4d and belongs to the P series. The GPU and its driver may well offer it. NCCL and UCX stage through host memory.\nBy hand: cat /sys/class/dmi/id/product_name tells the type.";
     "env-off", "A variable switches GPUDirect or RDMA off",
     "Profiles, container images and job scripts carry settings from one day of debugging for years. This one switches the fast way off for the library it belongs to. Unset it and measure again.";
     "expandable-segments", "PyTorch's expandable segments",
@@ -145,6 +147,10 @@ explanations! {
     "NCCL compares with its own names exactly and ignores everything else without a word.";
     "nccl-net-socket", "NCCL_NET=Socket",
     "NCCL is told to use TCP sockets.";
+    "nccl-plugin", "NCCL's network is a plugin's",
+    "NCCL_NET, NCCL_NET_PLUGIN or NCCL_PLUGIN_P2P name a network that is not NCCL's own. Plugins that use verbs as NCCL does (IBext of nccl-rdma-sharp-plugins, gIB) follow the same rules, and UCX's are judged here; of others nothing is known: whether they use the RDMA adapters, and GPU memory directly, only a log tells (NCCL_DEBUG=INFO, doctor --nccl-log).";
+    "nccl-too-old", "NCCL is too old to find the way that is open",
+    "NCCL learned dma-buf with 2.13. Before 2.23 it takes nvidia_peermem for loaded only where /sys/kernel/mm/memory_peers shows nv_mem (or nv_mem_nc); newer OFEDs, DOCA and kernels show no such folder although registrations work, so that it says 'GPU Direct RDMA Disabled for HCA'. Frameworks bring their own NCCL: python -c 'import torch; print(torch.cuda.nccl.version())'.\nFix: a current NCCL; or, between 2.13 and 2.22, the open kernel module, whose dma-bufs it finds.";
     "nic-behind-slot", "The adapter's slot is slower than its network",
     "An adapter of 400 Gb/s needs PCIe Gen5 x16, one of 200 Gb/s Gen4 x16. In a narrower slot the PCIe link is the limit.";
     "nic-no-rdma", "Adapters that could do RDMA show no RDMA device",
@@ -157,6 +163,8 @@ explanations! {
     "The container sees the adapters in /sys, but was started without their device files. NCCL logs 'NET/IB : No device found' and uses sockets.";
     "no-dev-nvidia", "/dev/nvidiactl is missing",
     "The container was started without the GPU's device files.";
+    "no-libibverbs", "libibverbs is not installed",
+    "NCCL, UCX and libfabric load libibverbs.so.1 when they start. Where it is not there, which is the case in many images, they use TCP, although /dev/infiniband was given to the container. The providers (ibverbs-providers, rdma-core) must be installed, too.";
     "no-nic", "There is no RDMA adapter",
     "Nothing in the tree does RDMA. `nobounce run` gives programs a software adapter.";
     "no-uverbs", "The kernel made no uverbs device",
@@ -181,6 +189,8 @@ explanations! {
     "Relaxed ordering, MaxReadReq and ATS lie beyond the first 64 bytes of the configuration space, which only root may read.";
     "peermem-amd", "amdgpu is not registered with ib_core",
     "amdgpu registers with OFED's peer-memory interface when it is built with it. From kernel 6.3 on it cannot pick up the symbol: use dma-buf.";
+    "peermem-nic", "The adapter's driver does not use peer memory",
+    "nvidia_peermem registers with ib_core, and mlx5, bnxt_re and some others ask there when memory is registered. Drivers that pin memory in their own way (hfi1 of Omni-Path, EFA, elastic RDMA of clouds) never do: for them there is dma-buf, or a library of the maker's.";
     "peermem-no-api", "ib_core has no peer-memory interface",
     "The kernel's own ib_core does not have it; OFED's and DOCA's do. Without it no peer-memory module can register: dma-buf is the way.";
     "peermem-not-at-boot", "nvidia_peermem is not loaded at boot",
@@ -199,6 +209,8 @@ explanations! {
     "One of several adapters of a model negotiated a lower rate, or lost lanes: a bad cable, or a switch port set to another speed.";
     "port-unread", "State or rate of a port could not be read",
     "/sys/class/infiniband/*/ports/* could not be read. ibv_devinfo may tell.";
+    "rdma-cm", "Connections by address do not work",
+    "librdmacm opens /dev/infiniband/rdma_cm, a file of the module rdma_ucm. Programs that exchange queue pair numbers themselves (NCCL, perftest without -R) do not need it.";
     "registration-unproven", "Nobody tried to register GPU memory",
     "Nothing speaks against it, and nothing proves it. doctor on the machine itself probes both sides; doctor --prove moves bytes.";
     "relaxed-ordering", "Relaxed ordering is off in the device",
@@ -232,13 +244,15 @@ explanations! {
     "ucx-no-verbs", "UCX was built without verbs",
     "Without its ib module UCX has TCP and shared memory only. ucx_info -d lists what there is.";
     "ucx-relaxed-default", "This UCX does not know that the processor wants relaxed ordering",
-    "UCX decides by the model of the processor. Before 1.20 it did not count Sapphire and Emerald Rapids among those that want it.";
+    "UCX decides by the model of the processor. AMD's Zen counts among those that want it from 1.13 on, Emerald Rapids from 1.21 on.";
     "ucx-rndv-scheme", "UCX is told to stage long messages",
     "UCX_RNDV_SCHEME=am and the pipelines (get_ppln, put_ppln) go through host buffers. auto, get_zcopy and put_zcopy let the adapter reach GPU memory.";
     "ucx-tls-no-gpu", "UCX_TLS leaves out the GPU's transports",
     "A list such as rc,sm must also name cuda (cuda_copy, cuda_ipc, gdr_copy).";
     "ucx-tls-no-ib", "UCX_TLS leaves out the adapters",
     "The list has neither rc, dc, ud nor ib.";
+    "ucx-too-old", "UCX is too old to find the way that is open",
+    "UCX learned dma-buf with 1.14. Before 1.18 it takes nvidia_peermem for loaded only where /sys/kernel/mm/memory_peers shows nv_mem, which newer OFEDs, DOCA and kernels do not. ucx_info -v tells the version; containers and MPI packages bring their own.";
     "verbs-too-old", "libibverbs is too old for dma-buf",
     "ibv_reg_dmabuf_mr came with rdma-core 34. Old container images bring older ones.";
     "vm-flat", "A virtual machine with a flat tree",

@@ -82,6 +82,10 @@ fn why_no_export(facts: &Facts, gpu: &Gpu) -> Option<(&'static str, String)> {
             if gpu.gpudirect_rdma.get() == Some(false) {
                 return Some(("gpu-class", "the driver offers no GPUDirect RDMA for this GPU".to_owned()));
             }
+            // Before driver and kind of module: neither a newer nor an open one would help such a GPU.
+            if gpu.compute_capability.get().is_some_and(|cc| cc < OPEN_MODULE_CC) {
+                return Some(("gpu-too-old", "the GPU is older than Turing".to_owned()));
+            }
             let module = facts.kernel.nvidia.known()?.as_ref()?;
             let major: u32 = module.version.split('.').next()?.parse().ok()?;
             if major < DMABUF_DRIVER {
@@ -89,10 +93,6 @@ fn why_no_export(facts: &Facts, gpu: &Gpu) -> Option<(&'static str, String)> {
                     "driver-too-old",
                     format!("driver {} is older than {DMABUF_DRIVER}", module.version),
                 ));
-            }
-            // Before the kind of module: the open one would not drive such a GPU.
-            if gpu.compute_capability.get().is_some_and(|cc| cc < OPEN_MODULE_CC) {
-                return Some(("gpu-too-old", "the GPU is older than Turing".to_owned()));
             }
             if module.open == Some(false) {
                 return Some(("closed-module", "the closed kernel module exports no dma-bufs".to_owned()));
@@ -119,25 +119,40 @@ pub(crate) fn import(facts: &Facts, nic: &Nic) -> Answer {
         if probe.ok {
             return Answer::Yes("the adapter takes dma-bufs, by probe".to_owned());
         }
-        return match probe.errno {
-            Some(EOPNOTSUPP | EPROTONOSUPPORT) => {
+        // What explains the failure is the better answer.
+        return match (why_no_import(facts), probe.errno) {
+            (Some((id, why)), _) => Answer::No(id, why),
+            (None, Some(EOPNOTSUPP | EPROTONOSUPPORT)) => {
                 Answer::No(ID, format!("{} takes no dma-bufs ({})", nic.name, probe.detail))
             }
-            _ => Answer::No(ID, format!("the probe failed: {}", probe.detail)),
+            (None, _) => Answer::No(ID, format!("the probe failed: {}", probe.detail)),
         };
     }
+    match why_no_import(facts) {
+        Some((id, why)) => Answer::No(id, why),
+        None => Answer::Unknown("the adapter was not asked".to_owned()),
+    }
+}
+
+/// A cause that facts show, by itself enough, whatever the adapter.
+fn why_no_import(facts: &Facts) -> Option<(&'static str, String)> {
     if let Some(version) = facts.kernel.version()
         && version < DMABUF_KERNEL
         && !matches!(facts.kernel.ofed.known(), Some(Some(_)))
     {
-        return Answer::No("kernel-too-old", format!("kernel {} is older than 5.12", facts.kernel.release));
+        return Some(("kernel-too-old", format!("kernel {} is older than 5.12", facts.kernel.release)));
     }
     if let Some(Some(verbs)) = facts.libraries.verbs.known()
         && verbs.lacks.iter().any(|name| name == "ibv_reg_dmabuf_mr")
     {
-        return Answer::No("verbs-too-old", "libibverbs has no ibv_reg_dmabuf_mr".to_owned());
+        return Some(("verbs-too-old", "libibverbs has no ibv_reg_dmabuf_mr".to_owned()));
     }
-    Answer::Unknown("the adapter was not asked".to_owned())
+    None
+}
+
+/// Drivers whose registrations do not ask the peer-memory interface of ib_core, whoever is registered there.
+pub(crate) fn driver_without_peer_memory(nic: &Nic) -> Option<&str> {
+    nic.driver.as_deref().filter(|driver| matches!(*driver, "hfi1" | "qib" | "efa" | "usnic_verbs" | "erdma"))
 }
 
 /// Whether peer memory works: a module of the GPU's that is registered with the adapters' core.

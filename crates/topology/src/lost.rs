@@ -5,7 +5,7 @@ use crate::finding::{Effect, Finding, Severity};
 use crate::verdict::{PathKind, UseKind, Verdict, concerns_names};
 
 /// Nothing to put right: the GPU cannot, or somebody wanted its memory closed.
-const NO_FIX: [&str; 2] = ["gpu-class", "confidential"];
+const NO_FIX: [&str; 3] = ["gpu-class", "confidential", "efa-instance"];
 
 /// Whether the GPU's best path, or what NCCL or UCX makes of it, is lost to something that can be put right.
 pub(crate) fn is_lost(gpu: &Gpu, verdicts: &[Verdict], findings: &[Finding]) -> bool {

@@ -1,5 +1,6 @@
 //! Lists of adapter names, as NCCL and UCX read them.
 
+use crate::analysis::{Analysis, Pair};
 use crate::facts::Nic;
 
 /// Which adapters a variable lets through.
@@ -71,6 +72,20 @@ impl Filter {
     pub(crate) fn is_exact(&self) -> bool {
         self.exact
     }
+}
+
+/// Why a library does not use the adapter of a pair, and which one it is left with for the GPU.
+pub(crate) fn left_out(analysis: &Analysis<'_>, pair: &Pair<'_>, filter: &Filter, variable: &str) -> String {
+    let instead = analysis
+        .pairs_of(&pair.gpu.address)
+        .into_iter()
+        .find(|other| !other.nic.is_software() && !other.closed && filter.takes(other.nic));
+    let told = match instead.map(|other| (&other.nic.name, other.distance)) {
+        Some((name, Some(distance))) => format!("; the nearest it may use is {name} ({distance})"),
+        Some((name, None)) => format!("; it may use {name}"),
+        None => String::new(),
+    };
+    format!("does not use {}: {variable}{told}", pair.nic.name)
 }
 
 /// `mlx5_0:1`. What is no number is port 0 to `atoi`, which no adapter has.

@@ -1,12 +1,12 @@
 //! What UCX will do with a pair: transports, devices, and its estimate of distances.
 //!
-//! As read in UCX 1.22: memory of a GPU is registered with the adapter where a peer-memory module is there by its file, or where both
+//! As read in UCX 1.8 to 1.22 (a current one where the version is not known): memory of a GPU is registered with the adapter where a peer-memory module is there by its file, or where both
 //! sides do dma-buf; for long messages the estimated bandwidth of the way then decides between direct and staged.
 
 use crate::analysis::{Analysis, Pair};
-use crate::facts::{Facts, GpuVendor};
+use crate::facts::{Facts, GpuVendor, Variable, version_pair};
 use crate::ladder::Answer;
-use crate::names::Filter;
+use crate::names::{Filter, left_out};
 use crate::tree::Distance;
 use crate::usable;
 use crate::verdict::Use;
@@ -53,6 +53,39 @@ pub(crate) fn is_off(facts: &Facts, name: &str) -> bool {
     })
 }
 
+/// The version that a program would load, if it is known.
+pub(crate) fn version(facts: &Facts) -> Option<(u32, u32)> {
+    version_pair(facts.libraries.ucx.known()?.as_ref()?.version.as_deref()?)
+}
+
+fn is_before(facts: &Facts, wanted: (u32, u32)) -> bool {
+    version(facts).is_some_and(|version| version < wanted)
+}
+
+/// Why this version does not find a way to register that is open for the pair; none where it finds one, or where there is none.
+pub(crate) fn misses(facts: &Facts, pair: &Pair<'_>) -> Option<&'static str> {
+    if pair.gpu.vendor != GpuVendor::Nvidia {
+        return None;
+    }
+    let no_module = is_before(facts, (1, 18)) && facts.kernel.shows_nvidia_client() == Some(false);
+    let open = pair.dma_buf() || pair.peermem.is_yes();
+    let found = (pair.dma_buf() && !is_before(facts, (1, 14))) || (pair.peermem.is_yes() && !no_module);
+    match (open && !found, pair.peermem.is_yes()) {
+        (false, _) => None,
+        (true, true) => Some(
+            "does not find nvidia_peermem: before 1.18 it looks for /sys/kernel/mm/memory_peers/nv_mem only",
+        ),
+        (true, false) => Some("knows no dma-bufs (1.14 does)"),
+    }
+}
+
+/// `UCX_RNDV_SCHEME` where it makes long messages of GPU memory go through host buffers.
+pub(crate) fn staging_scheme(facts: &Facts) -> Option<Variable<'_>> {
+    facts
+        .variable("UCX_RNDV_SCHEME")
+        .filter(|variable| variable.value.trim() == "am" || variable.value.trim().ends_with("_ppln"))
+}
+
 /// What UCX does with this pair.
 pub(crate) fn plan(analysis: &Analysis<'_>, pair: &Pair<'_>) -> Use {
     let facts = analysis.facts;
@@ -75,10 +108,11 @@ pub(crate) fn plan(analysis: &Analysis<'_>, pair: &Pair<'_>) -> Use {
     if !allowed.gpu {
         return Use::none(format!("does not know GPU memory: {}", tls()));
     }
-    if let Some(variable) = facts.variable("UCX_NET_DEVICES")
-        && !Filter::ucx(variable.value).takes(pair.nic)
-    {
-        return Use::none(format!("does not use {}: {variable}", pair.nic.name));
+    if let Some(variable) = facts.variable("UCX_NET_DEVICES") {
+        let filter = Filter::ucx(variable.value);
+        if !filter.takes(pair.nic) {
+            return Use::none(left_out(analysis, pair, &filter, &variable.to_string()));
+        }
     }
     if let Answer::No(_, why) = usable::nic(facts, pair.nic) {
         return Use::none(format!("cannot use {}: {why}", pair.nic.name));
@@ -89,10 +123,16 @@ pub(crate) fn plan(analysis: &Analysis<'_>, pair: &Pair<'_>) -> Use {
     if is_off(facts, "UCX_IB_GPU_DIRECT_RDMA") {
         return Use::staged("UCX_IB_GPU_DIRECT_RDMA is off");
     }
-    let dma_buf_allowed = !is_off(facts, "UCX_CUDA_COPY_DMABUF");
+    if let Some(why) = misses(facts, pair) {
+        return Use::staged(format!("this version {why}"));
+    }
+    let dma_buf_allowed = !is_off(facts, "UCX_CUDA_COPY_DMABUF") && !is_before(facts, (1, 14));
     let can = (dma_buf_allowed && pair.dma_buf()) || pair.peermem.is_yes();
     if !can && (pair.no_dma_buf() || !dma_buf_allowed) && pair.peermem.is_no() {
         return Use::staged("no way to register GPU memory");
+    }
+    if let Some(variable) = staging_scheme(facts) {
+        return Use::staged(format!("long messages: {variable}"));
     }
     match pair.distance {
         Some(Distance::Sys) => Use::unknown(

@@ -17,6 +17,9 @@ pub(crate) fn nic(facts: &Facts, nic: &Nic) -> Answer {
     if nic.driver.as_deref() == Some("nobounce") {
         return Answer::Yes("it needs no device file".to_owned());
     }
+    if facts.libraries.verbs.known() == Some(&None) {
+        return Answer::No("no-libibverbs", "there is no libibverbs.so.1".to_owned());
+    }
     let Some(nodes) = facts.devices.known() else {
         return Answer::Unknown("/dev could not be read".to_owned());
     };
@@ -24,6 +27,9 @@ pub(crate) fn nic(facts: &Facts, nic: &Nic) -> Answer {
         Some(Some(name)) => format!("/dev/infiniband/{name}"),
         Some(None) => {
             return Answer::No("no-uverbs", "the kernel made no uverbs device for it (ib_uverbs)".to_owned());
+        }
+        None if facts.kernel.is_loaded("ib_uverbs") == Some(false) => {
+            return Answer::No("no-uverbs", "ib_uverbs is not loaded".to_owned());
         }
         None => return Answer::Unknown("its uverbs device is not known".to_owned()),
     };

@@ -141,7 +141,7 @@ pub(crate) fn of(analysis: &Analysis<'_>, findings: &[Finding]) -> Vec<Verdict> 
                 path,
                 by,
                 proven: pair.proven.is_some(),
-                expected_gbs: expected(analysis, pair, path),
+                expected_gbs: expected(analysis, pair, path, findings),
                 nccl: bound(nccl::plan(analysis, pair), "NCCL"),
                 ucx: bound(ucx::plan(analysis, pair), "UCX"),
                 reasons,
@@ -270,7 +270,9 @@ fn path(
     let mut slow: Vec<String> = findings
         .iter()
         .filter(|finding| {
+            // What one library is told to do is its plan's matter.
             finding.effect == Effect::Slows
+                && finding.library.is_none()
                 && finding.severity >= Severity::Warning
                 && concerns(finding, pair)
         })
@@ -298,8 +300,8 @@ fn path(
     (kind, Some(by.to_owned()), slow)
 }
 
-/// GB/s that the narrowest part of the way carries.
-fn expected(analysis: &Analysis<'_>, pair: &Pair<'_>, path: PathKind) -> Option<f64> {
+/// GB/s that the narrowest part of the way carries, with what findings say of it.
+fn expected(analysis: &Analysis<'_>, pair: &Pair<'_>, path: PathKind, findings: &[Finding]) -> Option<f64> {
     if matches!(path, PathKind::Staged | PathKind::Unknown) || pair.nic.is_software() {
         return None;
     }
@@ -309,17 +311,26 @@ fn expected(analysis: &Analysis<'_>, pair: &Pair<'_>, path: PathKind) -> Option<
     let device = facts.pci_device(pair.nic.address.as_deref()?)?;
     let payload = device.config.known().and_then(|config| config.max_payload).unwrap_or(256);
     let nic = device.link.map(|link| bandwidth::link_now(&link, payload));
-    // A sleeping GPU's link wakes up: what it can do counts, as wide as it is.
+    // A sleeping GPU's link wakes up: then what it can do counts, as wide as it is.
+    let awake = pair.gpu.performance_state.get().is_some_and(|state| state <= 2);
     let gpu = facts
         .pci_device(&pair.gpu.address)?
         .link
-        .map(|link| bandwidth::pcie(link.max_speed, link.width, payload));
-    let sockets = (pair.distance == Some(Distance::Sys))
-        .then(|| Platform::of(&facts.machine.cpu).between_sockets())
-        .flatten();
-    let least = [nic, gpu, sockets]
+        .map(|link| bandwidth::pcie(if awake { link.speed } else { link.max_speed }, link.width, payload));
+    let platform = Platform::of(&facts.machine.cpu);
+    let sockets = (pair.distance == Some(Distance::Sys)).then(|| platform.between_sockets()).flatten();
+    let through_cpu = !pair.distance.is_some_and(Distance::is_below_switch);
+    let has = |id: &str| findings.iter().any(|finding| finding.id == id && concerns(finding, pair));
+    let strict =
+        (has("relaxed-ordering") || has("relaxed-ordering-env")).then(|| platform.strict_order()).flatten();
+    let reads = (through_cpu && has("through-cpu")).then(|| platform.peer_read()).flatten();
+    let mut least = [nic, gpu, sockets, strict, reads]
         .into_iter()
         .flatten()
         .fold(if network > 0.0 { network } else { f64::MAX }, f64::min);
+    // The detour through the processor uses the link upwards twice.
+    if !through_cpu && has("acs-redirect") {
+        least = nic.into_iter().chain(gpu).map(|link| link / 2.0).fold(least, f64::min);
+    }
     (least < f64::MAX).then_some(least)
 }

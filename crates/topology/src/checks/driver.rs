@@ -12,7 +12,28 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
     gpus(analysis, &mut found);
     versions(analysis, &mut found);
     adapters(analysis, &mut found);
+    instance(analysis, &mut found);
     found
+}
+
+/// Amazon's machines with its adapters and without GPUDirect: the name of the product is the type of the instance.
+fn instance(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    const WITHOUT: [&str; 7] = ["g4dn.", "g5.", "g5g.", "g6.", "g6e.", "gr6.", "p3dn."];
+    let facts = analysis.facts;
+    let Some(product) = facts.machine.product.known() else { return };
+    let names: Vec<_> =
+        facts.nics.iter().filter(|nic| crate::nccl::is_efa(nic)).map(|nic| nic.name.clone()).collect();
+    if names.is_empty() || facts.gpus.is_empty() || !WITHOUT.iter().any(|begin| product.starts_with(begin)) {
+        return;
+    }
+    found.push(
+        Finding::new("efa-instance", Severity::Warning, format!("{product} has EFA, but no GPUDirect RDMA"))
+            .why("Its adapters cannot reach GPU memory, whatever GPUs and drivers could: everything is staged through host memory, at a few GB/s.")
+            .seen("/sys/class/dmi/id/product_name", product.clone())
+            .fix("use an instance of the P series from p4d on")
+            .blocks()
+            .on(names),
+    );
 }
 
 fn gpus(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {

@@ -2,7 +2,7 @@
 
 use super::list;
 use crate::analysis::Analysis;
-use crate::facts::{Gid, Nic, Port, Variable};
+use crate::facts::{Gid, Nic, Port};
 use crate::finding::{Finding, Severity};
 
 pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
@@ -14,11 +14,27 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
         ("NVSHMEM_IB_GID_INDEX", "NVSHMEM"),
         ("MC_GID_INDEX", "Mooncake"),
     ] {
-        if let Some(variable) = analysis.facts.variable(name) {
-            index(analysis, variable, program, &mut found);
+        if let Some(variable) = analysis.facts.variable(name)
+            && let Ok(wanted) = variable.value.trim().parse::<i64>()
+        {
+            let set = Setting { who: variable.to_string(), source: variable.source, name, program };
+            index(analysis, wanted, &set, &mut found);
+        } else if name == "NCCL_IB_GID_INDEX" && crate::nccl::is_before(analysis.facts, (2, 21)) {
+            // Newer ones look for RoCE v2 themselves.
+            let who = "the default of NCCL before 2.21, entry 0,".to_owned();
+            index(analysis, 0, &Setting { who, source: "NCCL's version", name, program }, &mut found);
         }
     }
     found
+}
+
+/// Where an index comes from.
+#[derive(Debug)]
+struct Setting<'a> {
+    who: String,
+    source: &'a str,
+    name: &'a str,
+    program: &'static str,
 }
 
 /// Active RoCE ports of hardware adapters, with their tables.
@@ -171,9 +187,8 @@ fn entries(port: &Port) -> String {
     if told.is_empty() { "empty".to_owned() } else { told.join(", ") }
 }
 
-/// An index that was set by hand, against the tables of all adapters.
-fn index(analysis: &Analysis<'_>, variable: Variable<'_>, program: &'static str, found: &mut Vec<Finding>) {
-    let Ok(wanted) = variable.value.trim().parse::<i64>() else { return };
+/// An index that does not depend on the table, against the tables of all adapters.
+fn index(analysis: &Analysis<'_>, wanted: i64, set: &Setting<'_>, found: &mut Vec<Finding>) {
     if wanted < 0 {
         return;
     }
@@ -197,23 +212,23 @@ fn index(analysis: &Analysis<'_>, variable: Variable<'_>, program: &'static str,
     indexes.sort_unstable();
     indexes.dedup();
     let fix = match (indexes.as_slice(), better) {
-        ([one], _) if names.len() == tables_of(analysis).len() => format!("{}={one}", variable.name),
+        ([one], _) if names.len() == tables_of(analysis).len() => format!("{}={one}", set.name),
         _ => format!(
-            "unset {}   ({program} of today chooses by itself; a fixed index cannot fit adapters or pods whose tables differ)",
-            variable.name
+            "unset {}   ({} of today chooses by itself; a fixed index cannot fit adapters or pods whose tables differ)",
+            set.name, set.program
         ),
     };
     found.push(
         Finding::new(
             "gid-index",
             Severity::Error,
-            format!("{variable} is wrong for {}: {why}", list(&names)),
+            format!("{} is wrong for {}: {why}", set.who, list(&names)),
         )
         .why("Connections fail with error 12 (retries exceeded), or run as RoCE v1 within one subnet only.")
-        .seen(variable.source, format!("{}={}", variable.name, variable.value))
+        .seen(set.source, format!("entry {wanted}"))
         .seen(format!("{} entry {wanted}", nic.name), why.clone())
         .fix(fix)
-        .of_library(program)
+        .of_library(set.program)
         .blocks()
         .on(names),
     );

@@ -37,7 +37,7 @@ fn class(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     };
     found.push(
         Finding::new("gpu-class", severity, format!("{}: the driver offers no GPUDirect RDMA for it", first.title()))
-            .why("GeForce and TITAN cards, and some virtual GPUs, are left out by the driver; registering their memory fails (EFAULT, 'couldn't allocate MR') whatever modules are loaded.")
+            .why("GeForce and TITAN cards, GPUs that share the memory of the processor (GB10), and some virtual GPUs are left out by the driver; registering their memory fails (EFAULT, 'couldn't allocate MR') whatever modules are loaded.")
             .seen("CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED (116)", "0")
             .fix(fix)
             .blocks()

@@ -23,9 +23,10 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
     {
         let severity =
             if analysis.all_have(crate::analysis::Pair::dma_buf) { Severity::Info } else { Severity::Error };
+        let other = if line.contains("nvidia_p2p") { "NVIDIA driver" } else { "ib_core" };
         found.push(
-            Finding::new("peermem-symbols", severity, "nvidia_peermem was built against another ib_core than the one that is loaded")
-                .why("It cannot be loaded, or does nothing: an upgrade of OFED, DOCA or the network operator changed ib_core under it.")
+            Finding::new("peermem-symbols", severity, format!("the peer-memory module was built against another {other} than the one that is loaded"))
+                .why("It cannot be loaded, or does nothing: an upgrade (of OFED, DOCA, the network operator or the GPU's driver) changed what it was built with.")
                 .seen("kernel log", line.trim())
                 .fix("reinstall the NVIDIA driver after OFED/DOCA (sudo dkms autoinstall --force; or restart the driver container of the GPU operator), then sudo modprobe nvidia_peermem")
                 .root(),

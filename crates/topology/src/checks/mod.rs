@@ -12,6 +12,7 @@ mod place;
 mod port;
 mod process;
 mod registration;
+mod settings;
 mod ucx_env;
 
 use crate::analysis::Analysis;

@@ -1,12 +1,12 @@
 //! Settings of NCCL (and RCCL) that defeat GPUDirect.
 
 use super::list;
-use crate::analysis::{Analysis, Pair};
-use crate::facts::Variable;
+use super::settings::{able, dma_buf_off, left_out, relaxed, set, too_old};
+use crate::analysis::Analysis;
+use crate::facts::{Nic, Variable};
 use crate::finding::{Finding, Severity};
 use crate::names::Filter;
-use crate::nccl::{self, Level};
-use crate::platform::Platform;
+use crate::nccl::{self, Level, Network};
 
 pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
     let mut found = Vec::new();
@@ -17,6 +17,12 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
     level(analysis, &mut found);
     filter(analysis, &mut found);
     switches(analysis, &mut found);
+    let version = analysis.facts.libraries.nccl.known().and_then(|nccl| nccl.as_ref()?.version.as_deref());
+    // A plugin registers memory in its own way.
+    let own = |nic: &Nic| !nccl::is_efa(nic) && nccl::network(analysis.facts, nic) == Network::Adapters;
+    let misses =
+        |pair: &crate::analysis::Pair<'_>| nccl::misses(analysis.facts, pair).filter(|_| own(pair.nic));
+    found.extend(too_old(analysis, "nccl-too-old", "NCCL", version, misses));
     found
 }
 
@@ -24,17 +30,16 @@ fn variable<'a>(analysis: &Analysis<'a>, name: &str) -> Option<Variable<'a>> {
     analysis.facts.variable(name)
 }
 
-fn set(finding: Finding, variable: Variable<'_>) -> Finding {
-    let place = if variable.source == "environment" {
-        format!("unset {}", variable.name)
-    } else {
-        format!("remove {} from {}", variable.name, variable.source)
-    };
-    finding.seen(variable.source, format!("{}={}", variable.name, variable.value)).fix(place)
+/// Adapters that are hardware.
+fn hardware<'a>(analysis: &Analysis<'a>) -> impl Iterator<Item = &'a Nic> {
+    analysis.facts.nics.iter().filter(|nic| !nic.is_software())
 }
 
 fn network(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
-    if nccl::is_on(analysis.facts, "NCCL_IB_DISABLE") == Some(true)
+    let facts = analysis.facts;
+    let sockets = |nic: &Nic| matches!(nccl::network(facts, nic), Network::Sockets(_));
+    if nccl::is_on(facts, "NCCL_IB_DISABLE") == Some(true)
+        && hardware(analysis).any(|nic| !nccl::is_efa(nic) && sockets(nic))
         && let Some(variable) = variable(analysis, "NCCL_IB_DISABLE")
     {
         let finding = Finding::new(
@@ -56,7 +61,8 @@ fn network(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         .why("All traffic between machines goes over TCP sockets.");
         found.push(set(finding, net));
     }
-    if nccl::is_on(analysis.facts, "NCCL_IB_CUDA_SUPPORT") == Some(false)
+    plugin(analysis, found);
+    if nccl::is_on(facts, "NCCL_IB_CUDA_SUPPORT") == Some(false)
         && let Some(variable) = variable(analysis, "NCCL_IB_CUDA_SUPPORT")
     {
         let finding = Finding::new(
@@ -69,14 +75,35 @@ fn network(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     }
 }
 
-/// Pairs that could be direct, if only NCCL let them.
-fn able<'a, 'b>(analysis: &'b Analysis<'a>) -> Vec<&'b Pair<'a>> {
-    analysis
-        .best()
-        .into_iter()
-        .flatten()
-        .filter(|pair| !(pair.nic.is_software() || pair.no_dma_buf() && pair.peermem.is_no()))
-        .collect()
+/// Networks of plugins, and adapters that need one.
+fn plugin(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let facts = analysis.facts;
+    let efa = hardware(analysis).any(nccl::is_efa);
+    let without = [("NCCL_NET_PLUGIN", "none"), ("NCCL_NET", "ib")].into_iter().find_map(|(name, off)| {
+        variable(analysis, name).filter(|variable| variable.value.trim().eq_ignore_ascii_case(off))
+    });
+    if let Some(variable) = without.filter(|_| efa) {
+        let finding = Finding::new(
+            "nccl-efa-plugin",
+            Severity::Error,
+            format!("{}={}: NCCL cannot use EFA without its plugin", variable.name, variable.value),
+        )
+        .why("NCCL falls back to TCP sockets; EFA needs aws-ofi-nccl.");
+        found.push(set(finding, variable));
+    }
+    let other = hardware(analysis).find_map(|nic| match nccl::network(facts, nic) {
+        Network::Ucx(variable) => Some((variable, "What UCX does with GPU memory counts for NCCL, too; the distance rule of NCCL does as well.")),
+        Network::Plugin(variable) => Some((variable, "Whether the plugin uses these adapters, and GPUDirect, is not known here: look for GDRDMA in NCCL's log (doctor --nccl-log).")),
+        Network::Adapters | Network::Sockets(_) => None,
+    });
+    if let Some((variable, why)) = other {
+        found.push(
+            Finding::new("nccl-plugin", Severity::Info, format!("NCCL's network is a plugin's: {variable}"))
+                .why(why)
+                .seen("variable", variable)
+                .fix("NCCL_NET=IB   (for NCCL's own use of the adapters)"),
+        );
+    }
 }
 
 fn level(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
@@ -114,7 +141,10 @@ fn filter(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let facts = analysis.facts;
     let Some(variable) = variable(analysis, "NCCL_IB_HCA") else { return };
     let filter = Filter::nccl(variable.value);
-    let nics: Vec<_> = facts.nics.iter().filter(|nic| !nic.is_software()).collect();
+    let nics: Vec<_> = hardware(analysis).filter(|nic| !nccl::is_efa(nic)).collect();
+    if nics.is_empty() {
+        return;
+    }
     if !nics.iter().any(|nic| filter.takes(nic)) {
         found.push(set(
             Finding::new("nccl-hca-none", Severity::Error, format!("{variable} leaves no adapter"))
@@ -124,7 +154,7 @@ fn filter(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         ));
         return;
     }
-    left_out(analysis, variable, &filter, "NCCL", found);
+    found.extend(left_out(analysis, variable, &filter, "nccl-hca-far", "NCCL"));
     let blanks = filter.with_blanks();
     if !blanks.is_empty() {
         found.push(
@@ -155,73 +185,12 @@ fn filter(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     }
 }
 
-/// GPUs whose nearest adapters a list of names leaves out.
-pub(super) fn left_out(
-    analysis: &Analysis<'_>,
-    variable: Variable<'_>,
-    filter: &Filter,
-    program: &str,
-    found: &mut Vec<Finding>,
-) {
-    let missed: Vec<_> = analysis
-        .facts
-        .gpus
-        .iter()
-        .filter_map(|gpu| {
-            let pairs = analysis.pairs_of(&gpu.address);
-            let active = |pair: &&&Pair<'_>| {
-                !pair.nic.is_software()
-                    && !pair.closed
-                    && pair.nic.ports.iter().any(crate::facts::Port::is_active)
-            };
-            let nearest = pairs.iter().filter(active).filter_map(|pair| pair.distance).min()?;
-            let allowed = pairs
-                .iter()
-                .filter(active)
-                .filter(|pair| filter.takes(pair.nic))
-                .filter_map(|pair| pair.distance)
-                .min();
-            let best = pairs.iter().filter(active).find(|pair| pair.distance == Some(nearest))?;
-            allowed.is_none_or(|allowed| allowed > nearest).then_some((gpu, best.nic, allowed))
-        })
-        .collect();
-    let Some((gpu, nic, allowed)) = missed.first() else { return };
-    let names: Vec<_> = missed.iter().map(|(gpu, ..)| gpu.address.clone()).collect();
-    let instead = allowed.map_or_else(|| "none".to_owned(), |distance| distance.to_string());
-    found.push(
-        set(
-            Finding::new(
-                if program == "NCCL" { "nccl-hca-far" } else { "ucx-devices-far" },
-                Severity::Warning,
-                format!("{} leaves out the adapters nearest to {}", variable.name, list(&names)),
-            )
-            .why(format!("{program} uses farther ones ({instead}): these GPUs cross the processor, or share adapters with others."))
-            .seen("nearest", format!("{} to {}", gpu.address, nic.name)),
-            variable,
-        )
-        .slows()
-        .on(names),
-    );
-}
-
 fn switches(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let facts = analysis.facts;
     if nccl::is_on(facts, "NCCL_DMABUF_ENABLE") == Some(false)
         && let Some(variable) = variable(analysis, "NCCL_DMABUF_ENABLE")
     {
-        let others = able(analysis).iter().all(|pair| pair.peermem.is_yes());
-        let severity = if others { Severity::Info } else { Severity::Error };
-        let finding = Finding::new(
-            "nccl-dmabuf",
-            severity,
-            "NCCL_DMABUF_ENABLE=0 keeps NCCL from registering by dma-buf",
-        )
-        .why(if others {
-            "nvidia_peermem does it here."
-        } else {
-            "There is no peer memory either: GPU memory is staged through the host."
-        });
-        found.push(set(finding, variable));
+        found.push(dma_buf_off("nccl-dmabuf", "NCCL", variable, &able(analysis)));
     }
     if nccl::is_on(facts, "NCCL_NET_GDR_READ") == Some(false)
         && let Some(variable) = variable(analysis, "NCCL_NET_GDR_READ")
@@ -246,41 +215,6 @@ fn switches(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     if let Some(variable) = variable(analysis, "NCCL_IB_PCI_RELAXED_ORDERING")
         && variable.value.trim() == "0"
     {
-        relaxed(analysis, variable, found);
+        found.push(relaxed(analysis, variable));
     }
-    if let Some(variable) = variable(analysis, "NCCL_NET_PLUGIN")
-        && variable.value.trim() == "none"
-        && facts.nics.iter().any(|nic| nic.driver.as_deref() == Some("efa"))
-    {
-        let finding = Finding::new(
-            "nccl-efa-plugin",
-            Severity::Error,
-            "NCCL_NET_PLUGIN=none: NCCL cannot use EFA without its plugin",
-        )
-        .why("NCCL falls back to TCP sockets; EFA needs aws-ofi-nccl.");
-        found.push(set(finding, variable));
-    }
-}
-
-/// Relaxed ordering switched off by a variable.
-pub(super) fn relaxed(analysis: &Analysis<'_>, variable: Variable<'_>, found: &mut Vec<Finding>) {
-    let platform = Platform::of(&analysis.facts.machine.cpu);
-    let loss = platform.strict_order().map_or_else(
-        || "Writes in strict order wait for each other: up to half of the bandwidth.".to_owned(),
-        |limit| {
-            format!(
-                "On {} writes in strict order reach about {limit:.0} GB/s, whatever the link could.",
-                platform.name()
-            )
-        },
-    );
-    let names: Vec<_> =
-        analysis.facts.nics.iter().filter(|nic| !nic.is_software()).map(|nic| nic.name.clone()).collect();
-    let finding = Finding::new(
-        "relaxed-ordering-env",
-        Severity::Warning,
-        format!("{variable} switches relaxed ordering off"),
-    )
-    .why(loss);
-    found.push(set(finding, variable).slows().on(names));
 }

@@ -1,8 +1,9 @@
 //! Settings of other programs, and of allocators.
 
+use super::settings::set;
 use crate::analysis::Analysis;
-use crate::facts::Variable;
 use crate::finding::{Finding, Severity};
+use crate::nccl;
 
 pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
     let mut found = Vec::new();
@@ -10,19 +11,19 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
         return found;
     }
     switches(analysis, &mut found);
+    fabric(analysis, &mut found);
     allocator(analysis, &mut found);
     ibgda(analysis, &mut found);
     found
 }
 
 /// A variable, the values that switch GPUDirect or RDMA off, and what then happens.
-const SWITCHES: [(&str, &[&str], &str); 11] = [
+const SWITCHES: [(&str, &[&str], &str); 10] = [
     ("MV2_USE_GPUDIRECT_RDMA", &["0"], "MVAPICH2 stages GPU memory"),
     ("MV2_USE_GDRCOPY", &["0"], "MVAPICH2 does short GPU messages by slow copies"),
     ("OMPI_MCA_btl_openib_want_cuda_gdr", &["0", "false"], "Open MPI's openib stages GPU memory"),
     ("FI_EFA_USE_DEVICE_RDMA", &["0"], "libfabric's EFA provider emulates RDMA reads and writes"),
     ("FI_HMEM_CUDA_USE_GDRCOPY", &["0"], "libfabric does short GPU messages by slow copies"),
-    ("FI_PROVIDER", &["tcp", "sockets", "tcp;ofi_rxm", "udp"], "libfabric uses TCP"),
     ("MOONCAKE_PROTOCOL", &["tcp"], "Mooncake uses TCP"),
     (
         "OMPI_MCA_btl",
@@ -34,21 +35,40 @@ const SWITCHES: [(&str, &[&str], &str); 11] = [
     ("NVSHMEM_REMOTE_TRANSPORT", &["none"], "NVSHMEM does not use the adapters"),
 ];
 
-fn seen(finding: Finding, variable: Variable<'_>) -> Finding {
-    finding
-        .seen(variable.source, format!("{}={}", variable.name, variable.value))
-        .fix(format!("unset {}", variable.name))
-}
-
 fn switches(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     for (name, off, effect) in SWITCHES {
         let Some(variable) = analysis.facts.variable(name) else { continue };
         if off.contains(&variable.value.trim().to_ascii_lowercase().as_str()) {
             let finding = Finding::new("env-off", Severity::Error, format!("{variable}: {effect}"))
                 .why("It was switched off by hand, and nothing else will say so.");
-            found.push(seen(finding, variable));
+            found.push(set(finding, variable));
         }
     }
+}
+
+/// libfabric's provider: a list that names none for the adapters leaves TCP.
+fn fabric(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    const RDMA: [&str; 8] = ["efa", "verbs", "psm", "psm2", "psm3", "opx", "cxi", "shm"];
+    let facts = analysis.facts;
+    let Some(variable) = facts.variable("FI_PROVIDER") else { return };
+    let text = variable.value.trim().to_ascii_lowercase();
+    let named = text.split([',', ';', '+']).any(|name| RDMA.contains(&name.trim()));
+    // On Amazon's adapters NCCL goes over libfabric as well.
+    let efa = facts.nics.iter().any(nccl::is_efa);
+    let out = if efa {
+        nccl::fabric_without_efa(facts).is_some()
+    } else {
+        !text.starts_with('^') && !text.is_empty() && !named
+    };
+    if !out {
+        return;
+    }
+    let effect =
+        if efa { "libfabric, and NCCL's plugin with it, does not use EFA" } else { "libfabric uses TCP" };
+    let finding = Finding::new("env-off", Severity::Error, format!("{variable}: {effect}"))
+        .why("It was switched off by hand, and nothing else will say so.");
+    let finding = if efa { finding.of_library("NCCL") } else { finding };
+    found.push(set(finding, variable));
 }
 
 /// Memory that grows in segments: what is registered must cover all of them.
@@ -67,7 +87,7 @@ fn allocator(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             } else {
                 "A tensor may span several allocations: engines that ask for one address range register only the first (EINVAL, or errors beyond it). NCCL copes; Mooncake before August 2026, and programs that use cuMemGetAddressRange, do not."
             });
-        found.push(seen(finding, variable));
+        found.push(set(finding, variable));
     }
 }
 

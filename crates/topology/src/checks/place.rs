@@ -212,7 +212,7 @@ fn processor(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
 /// Pairs that could be direct and that NCCL leaves staged by its own default.
 fn distance_rule(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let facts = analysis.facts;
-    if nccl::level(facts).is_some() || nccl::no_ib(facts).is_some() {
+    if nccl::level(facts).is_some() {
         return;
     }
     let left: Vec<_> = analysis

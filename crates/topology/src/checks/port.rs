@@ -107,14 +107,11 @@ fn states(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
 
 fn rates(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let mut slow = Vec::new();
+    let mut below = Vec::new();
+    let device = |nic: &Nic| nic.address.as_deref().and_then(|address| analysis.facts.pci_device(address));
     // Adapters of one model should run alike; and a link of four lanes with fewer has lost some.
     let mut best: BTreeMap<(u32, u32), f64> = BTreeMap::new();
-    let model = |nic: &Nic| {
-        nic.address
-            .as_deref()
-            .and_then(|address| analysis.facts.pci_device(address))
-            .map(|device| (device.vendor, device.device))
-    };
+    let model = |nic: &Nic| device(nic).map(|device| (device.vendor, device.device));
     for (nic, port) in hardware(analysis).filter(|(_, port)| port.is_active()) {
         if let (Some(model), Some(rate)) = (model(nic), port.rate_gbps.known()) {
             let best = best.entry(model).or_insert(0.0);
@@ -124,6 +121,15 @@ fn rates(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     for (nic, port) in hardware(analysis).filter(|(_, port)| port.is_active()) {
         let Some(&rate) = port.rate_gbps.known() else { continue };
         let sibling = model(nic).and_then(|model| best.get(&model).copied()).unwrap_or(rate);
+        let made_for = model(nic).and_then(|(vendor, device)| made_for(vendor, device));
+        // Slower models of one chip are sold: those that fit into an older slot may be such ones.
+        let fast_slot = device(nic).and_then(|device| device.link).is_some_and(|link| link.max_speed >= 32.0);
+        if let Some(most) = made_for
+            && rate < most / 2.0 - 1.0
+            && rate >= sibling * 0.99
+        {
+            below.push((nic, port, rate, most, fast_slot));
+        }
         let lost_lanes = port.lanes.is_some_and(|lanes| lanes < 4) && !port.is_ethernet();
         if rate < sibling * 0.99 || lost_lanes {
             slow.push((nic, port, rate, sibling));
@@ -156,6 +162,21 @@ fn rates(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             .on(slow.iter().map(|(nic, ..)| nic.name.clone())),
         );
     }
+    if let Some((nic, port, rate, most, _)) = below.first() {
+        let names: Vec<_> = below.iter().map(|(nic, port, ..)| name(nic, port)).collect();
+        let severity = if below.iter().any(|(.., fast)| *fast) { Severity::Warning } else { Severity::Info };
+        let finding = Finding::new(
+            "port-rate",
+            severity,
+            format!("{}: the network link runs at {rate} Gb/s, adapters of this model do up to {most}", list(&names)),
+        )
+        .why("The switch, its port or the cable may be of an older generation, or set to a lower speed; some cards of the model are sold for less.")
+        .seen(format!("/sys/class/infiniband/{}/ports/{}/rate", nic.name, port.number), format!("{rate} Gb/s"))
+        .fix("mlxlink -d DEVICE -m   (what the card supports, what the cable allows, what the switch offers)")
+        .root();
+        let finding = if severity == Severity::Warning { finding.slows() } else { finding };
+        found.push(finding.on(below.iter().map(|(nic, ..)| nic.name.clone())));
+    }
     let unread: Vec<_> = hardware(analysis)
         .filter(|(_, port)| port.state.is_empty() || (port.is_active() && port.rate_gbps.known().is_none()))
         .collect();
@@ -175,6 +196,19 @@ fn rates(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             .fix(format!("ibv_devinfo -d {}; rdma link show", nic.name))
             .on(unread.iter().map(|(nic, _)| nic.name.clone())),
         );
+    }
+}
+
+/// Gb/s of the fastest card of a model, where all of them are one generation.
+fn made_for(vendor: u32, device: u32) -> Option<f64> {
+    match (vendor, device) {
+        // ConnectX-6, 7, 8 and BlueField-3.
+        (0x15b3, 0x101b) => Some(200.0),
+        (0x15b3, 0x1021 | 0xa2dc) => Some(400.0),
+        (0x15b3, 0x1023) => Some(800.0),
+        // Thor 2.
+        (0x14e4, 0x1760) => Some(400.0),
+        _ => None,
     }
 }
 

@@ -15,6 +15,7 @@ const TOO_LITTLE: u64 = 64 << 20;
 pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
     let mut found = Vec::new();
     device_files(analysis, &mut found);
+    connection_manager(analysis, &mut found);
     memlock(analysis, &mut found);
     cpus(analysis, &mut found);
     found
@@ -74,9 +75,14 @@ fn device_files(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                 .why("The file is there, but the device cgroup of the container refuses it: a bind mount alone is not enough.")
                 .seen("open", why.clone())
                 .fix("docker run --device /dev/infiniband/uverbs0 ... instead of -v /dev/infiniband   (or --device-cgroup-rule 'c 231:* rwm')"),
+            "no-libibverbs" => Finding::new("no-libibverbs", severity, "libibverbs is not installed here: programs cannot use the adapters")
+                .why("NCCL loads it when it starts, finds nothing and uses TCP sockets without a word; so do UCX and libfabric.")
+                .seen("libibverbs.so.1", "not found")
+                .fix("apt install libibverbs1 ibverbs-providers   (dnf: libibverbs rdma-core; in the container's image)")
+                .root(),
             "no-uverbs" => Finding::new("no-uverbs", severity, format!("{who}: {why}"))
                 .why("Programs in user space cannot reach the adapter.")
-                .seen(format!("/sys/class/infiniband/{}/device/infiniband_verbs", hit[0]), "not there")
+                .seen(format!("/sys/class/infiniband/{}/device/infiniband_verbs", hit[0]), why.clone())
                 .fix("sudo modprobe ib_uverbs rdma_ucm && echo ib_uverbs | sudo tee /etc/modules-load.d/rdma.conf")
                 .root(),
             _ => Finding::new("nic-open", severity, format!("{who}: it cannot be opened: {why}"))
@@ -86,6 +92,42 @@ fn device_files(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         };
         found.push(finding.blocks().on(hit));
     }
+}
+
+/// Connections by address need a file of their own.
+fn connection_manager(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let facts = analysis.facts;
+    let Some(nodes) = facts.devices.known() else { return };
+    let opens = |path: &str| nodes.iter().find(|node| node.path == path).map(|node| node.open.ok);
+    let usable = facts.nics.iter().any(|nic| {
+        !nic.is_software() && nic.driver.as_deref() != Some("efa") && usable::nic(facts, nic).is_yes()
+    });
+    let loaded = facts.kernel.is_loaded("rdma_ucm");
+    let file = opens("/dev/infiniband/rdma_cm");
+    if !usable || file == Some(true) && loaded != Some(false) {
+        return;
+    }
+    let (seen, fix) = match (loaded, file) {
+        (Some(false), _) => (
+            "rdma_ucm is not loaded",
+            "sudo modprobe rdma_ucm && echo rdma_ucm | sudo tee /etc/modules-load.d/rdma-cm.conf",
+        ),
+        (_, Some(false)) => (
+            "it cannot be opened",
+            "sudo chmod 0666 /dev/infiniband/rdma_cm   (and let the container's device cgroup have it)",
+        ),
+        _ => (
+            "it is not there",
+            "docker run --device /dev/infiniband/rdma_cm ...   (Kubernetes: the RDMA device plugin gives it with the adapter)",
+        ),
+    };
+    found.push(
+        Finding::new("rdma-cm", Severity::Info, format!("connections by address (rdma_cm) do not work: {seen}"))
+            .why("NCCL does not need it. Programs that connect by address do: perftest -R, UCX's rdmacm, NVMe over fabrics, MPI in some builds.")
+            .seen("/dev/infiniband/rdma_cm", seen)
+            .fix(fix)
+            .root(),
+    );
 }
 
 fn memlock(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {

@@ -118,6 +118,10 @@ fn finding(analysis: &Analysis<'_>, id: &str, cause: &Cause<'_>) -> Option<Findi
             .seen("/proc/kallsyms", "no ib_register_peer_memory_client")
             .fix("use dma-buf (kernel 5.12 or newer on both sides), or install OFED/DOCA's drivers")
             .root(),
+        "peermem-nic" => Finding::new("peermem-nic", severity, format!("the adapters' driver does not use peer memory: {}", cause.why))
+            .why(format!("A module that is loaded and registered does nothing for these adapters. {why}"))
+            .seen("driver", cause.why)
+            .fix("use the maker's own way: PSM2 or PSM3 with CUDA for Omni-Path (NCCL_NET with its plugin), dma-buf for the others"),
         "peermem-amd" => {
             let new_kernel = facts.kernel.version().is_some_and(|version| version >= (6, 3));
             let finding = Finding::new("peermem-amd", severity, "amdgpu is not registered with ib_core")

@@ -1,8 +1,8 @@
 //! Settings and builds of UCX that defeat GPUDirect.
 
-use super::nccl_env::{left_out, relaxed};
+use super::settings::{dma_buf_off, left_out, relaxed, set, too_old};
 use crate::analysis::Analysis;
-use crate::facts::{GpuVendor, Variable};
+use crate::facts::GpuVendor;
 use crate::finding::{Finding, Severity};
 use crate::names::Filter;
 use crate::platform::Platform;
@@ -17,16 +17,9 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
     devices(analysis, &mut found);
     switches(analysis, &mut found);
     build(analysis, &mut found);
+    let version = analysis.facts.libraries.ucx.known().and_then(|ucx| ucx.as_ref()?.version.as_deref());
+    found.extend(too_old(analysis, "ucx-too-old", "UCX", version, |pair| ucx::misses(analysis.facts, pair)));
     found
-}
-
-fn set(finding: Finding, variable: Variable<'_>) -> Finding {
-    let place = if variable.source == "environment" {
-        format!("unset {}", variable.name)
-    } else {
-        format!("remove {} from {}", variable.name, variable.source)
-    };
-    finding.seen(variable.source, format!("{}={}", variable.name, variable.value)).fix(place)
 }
 
 fn transports(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
@@ -80,7 +73,7 @@ fn devices(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             .fix(format!("UCX_NET_DEVICES with {first}:1")),
         );
     }
-    left_out(analysis, variable, &filter, "UCX", found);
+    found.extend(left_out(analysis, variable, &filter, "ucx-devices-far", "UCX"));
 }
 
 fn switches(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
@@ -101,31 +94,17 @@ fn switches(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     if ucx::is_off(facts, "UCX_CUDA_COPY_DMABUF")
         && let Some(variable) = facts.variable("UCX_CUDA_COPY_DMABUF")
     {
-        let others =
-            analysis.pairs.iter().filter(|pair| !pair.nic.is_software()).all(|pair| pair.peermem.is_yes());
-        found.push(set(
-            Finding::new(
-                "ucx-dmabuf",
-                if others { Severity::Info } else { Severity::Error },
-                format!("{variable} keeps UCX from registering by dma-buf"),
-            )
-            .why(if others {
-                "nvidia_peermem does it here."
-            } else {
-                "There is no peer memory either: GPU memory is staged through the host."
-            }),
-            variable,
-        ));
+        let pairs: Vec<_> = analysis.pairs.iter().filter(|pair| !pair.nic.is_software()).collect();
+        found.push(dma_buf_off("ucx-dmabuf", "UCX", variable, &pairs));
     }
     if ucx::is_off(facts, "UCX_IB_PCI_RELAXED_ORDERING")
         && let Some(variable) = facts.variable("UCX_IB_PCI_RELAXED_ORDERING")
     {
-        relaxed(analysis, variable, found);
+        found.push(relaxed(analysis, variable));
     } else if facts.variable("UCX_IB_PCI_RELAXED_ORDERING").is_none() {
         old_default(analysis, found);
     }
-    if let Some(variable) = facts.variable("UCX_RNDV_SCHEME")
-        && (variable.value.trim() == "am" || variable.value.trim().ends_with("_ppln"))
+    if let Some(variable) = ucx::staging_scheme(facts)
         && !facts.gpus.is_empty()
     {
         found.push(set(
@@ -154,35 +133,35 @@ fn switches(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     }
 }
 
-/// UCX before 1.20 does not know that Sapphire and Emerald Rapids want relaxed ordering.
+/// UCX before 1.21 does not know that Emerald Rapids wants relaxed ordering, nor that Zen does before 1.13.
 fn old_default(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let facts = analysis.facts;
-    let Some(Some(version)) =
-        facts.libraries.ucx.known().map(|ucx| ucx.as_ref().and_then(|ucx| ucx.version.as_deref()))
-    else {
-        return;
-    };
-    let Some(pair) = crate::facts::version_pair(version) else { return };
+    let Some(version) = ucx::version(facts) else { return };
     let platform = Platform::of(&facts.machine.cpu);
+    let since = match platform {
+        Platform::EmeraldRapids => (1, 21),
+        Platform::Zen => (1, 13),
+        _ => return,
+    };
     let fast = facts.nics.iter().filter_map(|nic| nic.port()?.rate_gbps.known().copied()).fold(0.0, f64::max)
         > 150.0;
-    if pair >= (1, 20)
-        || !fast
-        || !matches!(platform, Platform::SapphireRapids | Platform::EmeraldRapids)
-        || facts.gpus.is_empty()
-    {
+    if version >= since || !fast || facts.gpus.is_empty() {
         return;
     }
+    let (major, minor) = version;
+    let limit = platform.strict_order().unwrap_or_default();
     found.push(
         Finding::new(
             "ucx-relaxed-default",
             Severity::Warning,
-            format!("UCX {version} does not use relaxed ordering on {}", platform.name()),
+            format!("UCX {major}.{minor} does not use relaxed ordering on {}", platform.name()),
         )
-        .why("Writes in strict order reach about 16 GB/s there, more than 40 in relaxed order.")
-        .seen("UCX", version)
+        .why(format!(
+            "Writes in strict order reach about {limit:.0} GB/s there, and the link's rate in relaxed order."
+        ))
+        .seen("UCX", format!("{major}.{minor}"))
         .seen("processor", facts.machine.cpu.name.clone())
-        .fix("UCX_IB_PCI_RELAXED_ORDERING=on   (or UCX 1.20 and newer)"),
+        .fix(format!("UCX_IB_PCI_RELAXED_ORDERING=on   (or UCX {}.{} and newer)", since.0, since.1)),
     );
 }
 

@@ -45,6 +45,9 @@ pub struct Kernel {
     pub log: Read<Vec<String>>,
 }
 
+/// Why the clients of the peer-memory interface are not known where the kernel shows no folder of them: newer OFEDs show none.
+pub(crate) const NO_FOLDER: &str = "no such folder";
+
 /// A loaded module.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -79,6 +82,17 @@ impl Kernel {
     #[must_use]
     pub fn is_loaded(&self, module: &str) -> Option<bool> {
         self.modules.known().map(|modules| modules.contains_key(module))
+    }
+
+    /// Whether the peer-memory interface shows NVIDIA's module in its folder, where older libraries look for it.
+    #[must_use]
+    pub fn shows_nvidia_client(&self) -> Option<bool> {
+        match self.peer_memory_clients.known() {
+            Some(clients) => {
+                Some(clients.iter().any(|name| name.starts_with("nv_mem") || name == "nvidia-peermem"))
+            }
+            None => (self.peer_memory_clients.why_not() == Some(NO_FOLDER)).then_some(false),
+        }
     }
 
     /// Whether an option is built in or a module; unknown where the options are.

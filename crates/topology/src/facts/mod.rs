@@ -16,8 +16,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 pub use gpu::{Gpu, GpuVendor};
-pub(crate) use kernel::version_pair;
 pub use kernel::{Kernel, Module, NvidiaModule};
+pub(crate) use kernel::{NO_FOLDER, version_pair};
 pub use machine::{Cpu, Machine, NumaNode};
 pub use nic::{Gid, Netdev, Nic, Port};
 pub use pci::{Acs, Bar, ConfigSpace, Iommu, Link, PciDevice};

@@ -171,8 +171,8 @@ impl Build {
     ) {
         let number = self.facts.nics.len();
         let (rate, class, vendor, model, driver) = match net {
-            Net::InfiniBand(rate) => (rate, 0x02_0700, 0x15b3, 0x1021, "mlx5_core"),
-            Net::Roce(rate) => (rate, 0x02_0000, 0x15b3, 0x1021, "mlx5_core"),
+            Net::InfiniBand(rate) => (rate, 0x02_0700, 0x15b3, connectx(rate), "mlx5_core"),
+            Net::Roce(rate) => (rate, 0x02_0000, 0x15b3, connectx(rate), "mlx5_core"),
             Net::Efa(rate) => (rate, 0x02_0000, 0x1d0f, 0xefa2, "efa"),
         };
         let device = PciDevice {
@@ -225,6 +225,15 @@ impl Build {
             iommu: Read::Yes(Some(Iommu { group: self.groups, kind: Some("identity".to_owned()) })),
             ..PciDevice::default()
         }
+    }
+}
+
+/// The model of ConnectX for a rate: 4 Lx, 6 or 7.
+fn connectx(rate: u32) -> u32 {
+    match rate {
+        0..=50 => 0x1015,
+        51..=200 => 0x101b,
+        _ => 0x1021,
     }
 }
 

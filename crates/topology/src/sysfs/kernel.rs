@@ -167,7 +167,7 @@ fn peer_memory_clients(root: &Root) -> Read<Vec<String>> {
     match root.names("/sys/kernel/mm/memory_peers") {
         Ok(names) => Read::Yes(names),
         // Newer OFEDs show no folder, whoever is registered.
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Read::no("no such folder"),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Read::no(crate::facts::NO_FOLDER),
         Err(error) => Read::no(error.to_string()),
     }
 }
