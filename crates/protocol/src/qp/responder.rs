@@ -258,6 +258,11 @@ impl Responder {
     /// than twice what was agreed.
     fn answer_again(&mut self, mut again: Reply, params: &Params) {
         let (start, end) = again.span(params.mtu);
+        // One in the middle of what has not gone out yet overtook the question for what comes before: all of it is on its way.
+        let covers = |(s, e)| s < start && end <= e;
+        if self.replies.iter().any(|reply| reply.replay().is_some() && covers(reply.span(params.mtu))) {
+            return;
+        }
         let mut first_time = false;
         self.replies.retain_mut(|reply| {
             let (s, e) = reply.span(params.mtu);
