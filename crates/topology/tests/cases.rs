@@ -206,6 +206,15 @@ fn each_case_gives_its_findings_and_no_others() {
                 case.thread, case.says, diagnosis.direct_is_lost
             ));
         }
+        let anonymous = diagnose(&facts.clone().redacted());
+        if anonymous.ids() != diagnosis.ids() || anonymous.direct_is_lost != diagnosis.direct_is_lost {
+            wrong.push(format!(
+                "{file} {} ({}): without names {:?}",
+                case.thread,
+                case.says,
+                anonymous.ids()
+            ));
+        }
         // Every finding has all of its parts.
         for finding in &diagnosis.findings {
             assert!(!finding.why.is_empty() && !finding.evidence.is_empty(), "{}: {finding:?}", case.thread);

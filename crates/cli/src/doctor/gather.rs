@@ -6,7 +6,7 @@ use anyhow::Context;
 use nobounce_topology::facts::{Facts, Probe, Read};
 use nobounce_topology::sysfs::{self, Root, Surroundings};
 
-use super::{cuda, nvml};
+use super::{cuda, flow_control, nvml};
 
 /// Memory that is locked to see whether the limit means what it says, in bytes.
 const LOCKED: usize = 72 << 20;
@@ -43,6 +43,7 @@ pub(super) fn gather(root: &Root, probe: bool) -> anyhow::Result<Facts> {
     if facts.process.user_namespace.get() == Some(true) && probe {
         facts.process.mlock_probe = Read::Yes(try_lock());
     }
+    flow_control::fill(&mut facts);
     nvml::fill(&mut facts);
     cuda::fill(&mut facts, probe);
     Ok(facts)

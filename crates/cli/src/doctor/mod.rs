@@ -2,6 +2,7 @@
 
 pub(crate) mod args;
 mod cuda;
+mod flow_control;
 mod gather;
 mod library;
 mod logs;

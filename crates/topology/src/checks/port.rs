@@ -284,15 +284,18 @@ fn losses(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         .filter(|(_, port)| {
             port.netdev
                 .as_ref()
-                .is_some_and(|netdev| netdev.pfc.get() == Some(false) && netdev.ecn.get() == Some(false))
+                .is_some_and(|netdev| netdev.pfc.get() == Some(false) && netdev.ecn.get() != Some(true))
         })
         .collect();
     if !open.is_empty() {
+        let ecn_off = open
+            .iter()
+            .all(|(_, port)| port.netdev.as_ref().is_some_and(|netdev| netdev.ecn.get() == Some(false)));
         let names: Vec<_> = open.iter().map(|(nic, _)| nic.name.clone()).collect();
         found.push(
-            Finding::new("roce-flow-control", Severity::Info, format!("{}: neither PFC nor ECN is on", list(&names)))
+            Finding::new("roce-flow-control", Severity::Info, format!("{}: {}", list(&names), if ecn_off { "neither PFC nor ECN is on" } else { "PFC is off, and whether ECN is on could not be read" }))
                 .why("Nothing is lost so far. Under load from several senders switches will drop packets, and RoCE pays dearly for each.")
-                .seen("PFC, ECN", "off, off")
+                .seen("PFC, ECN", if ecn_off { "off, off" } else { "off, unread" })
                 .fix("mlnx_qos -i INTERFACE --trust dscp --pfc 0,0,0,1,0,0,0,0   (and the same priority in every switch)")
                 .root()
                 .on(names),

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use super::model::link_words;
 use super::{Branch, Kind, Topology};
+use crate::clean;
 use crate::tree::Distance;
 
 const LEAF: (f64, f64) = (184.0, 50.0);
@@ -305,9 +306,11 @@ fn shortened(text: &str, most: usize) -> String {
 
 /// Text that may come from anywhere becomes text of XML.
 fn escape(text: &str) -> String {
-    text.chars()
-        .filter(|c| !c.is_control())
+    clean(text)
+        .chars()
         .map(|c| match c {
+            // Not even as a number may these be in XML.
+            '\u{fffe}' | '\u{ffff}' => "\u{fffd}".to_owned(),
             '&' => "&amp;".to_owned(),
             '<' => "&lt;".to_owned(),
             '>' => "&gt;".to_owned(),

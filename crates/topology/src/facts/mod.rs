@@ -15,6 +15,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::clean;
+
 pub use gpu::{Gpu, GpuVendor};
 pub use kernel::{Kernel, Module, NvidiaModule};
 pub(crate) use kernel::{NO_FOLDER, version_pair};
@@ -160,14 +162,15 @@ pub enum FactsError {
         column: usize,
     },
     /// It is no JSON, or not of this form.
-    #[error("the file cannot be understood: {0}")]
+    #[error("the file cannot be understood: {}", clean(&.0.to_string()))]
     Malformed(serde_json::Error),
     /// It is some other JSON.
     #[error("this is no facts file: its \"kind\" is not \"{KIND}\"")]
     NotFacts,
     /// It is of another version.
     #[error(
-        "the file has version {found} of the facts, and this program knows version {SCHEMA}: use the nobounce that wrote it ({by})"
+        "the file has version {found} of the facts, and this program knows version {SCHEMA}: use the nobounce that wrote it ({})",
+        clean(by)
     )]
     Version {
         /// The version of the file.

@@ -3,14 +3,27 @@
 use super::{Facts, Gid, Read};
 
 impl Facts {
-    /// The same facts without host name, addresses and the paths and names in variables that may hold them. What the checks look at stays.
+    /// The same facts without host name, addresses, names of interfaces, and the paths and names in variables and log lines. What the checks
+    /// look at stays: they find the same.
     #[must_use]
     pub fn redacted(mut self) -> Self {
         self.host = None;
+        let mut interfaces: Vec<String> = Vec::new();
+        let mut rename = |name: &mut String| {
+            let at = interfaces.iter().position(|known| known == name).unwrap_or_else(|| {
+                interfaces.push(name.clone());
+                interfaces.len() - 1
+            });
+            *name = format!("net{at}");
+        };
         for port in self.nics.iter_mut().flat_map(|nic| &mut nic.ports) {
+            if let Some(netdev) = &mut port.netdev {
+                rename(&mut netdev.name);
+            }
             if let Read::Yes(gids) = &mut port.gids {
                 for gid in gids {
                     gid.value = form(gid).to_owned();
+                    gid.netdev.as_mut().map(&mut rename);
                 }
             }
         }
@@ -19,20 +32,139 @@ impl Facts {
         }
         if let Read::Yes(lines) = &mut self.kernel.log {
             for line in lines {
-                *line = line.split_whitespace().map(hide_address).collect::<Vec<_>>().join(" ");
+                *line = known_words(line);
             }
         }
-        for value in self
-            .environment
-            .values_mut()
-            .chain(self.config_files.values_mut().flat_map(|file| file.values_mut()))
+        for (name, value) in
+            self.environment.iter_mut().chain(self.config_files.values_mut().flat_map(|file| file.iter_mut()))
         {
-            *value = value.split(',').map(hide_address).collect::<Vec<_>>().join(",");
+            *value = setting(name, value);
         }
         let files = std::mem::take(&mut self.config_files);
         self.config_files = files.into_iter().map(|(path, file)| (hide_home(&path), file)).collect();
         self
     }
+}
+
+/// Variables whose values the checks read: names of adapters, levels, lists of transports.
+const READ: [&str; 34] = [
+    "FI_PROVIDER",
+    "FI_EFA_USE_DEVICE_RDMA",
+    "FI_HMEM_CUDA_USE_GDRCOPY",
+    "MC_FORCE_TCP",
+    "MC_GID_INDEX",
+    "MOONCAKE_PROTOCOL",
+    "MV2_USE_GDRCOPY",
+    "MV2_USE_GPUDIRECT_RDMA",
+    "NCCL_DMABUF_ENABLE",
+    "NCCL_IB_ADDR_FAMILY",
+    "NCCL_IB_CUDA_SUPPORT",
+    "NCCL_IB_DISABLE",
+    "NCCL_IB_GDR_LEVEL",
+    "NCCL_IB_GID_INDEX",
+    "NCCL_IB_HCA",
+    "NCCL_IB_PCI_RELAXED_ORDERING",
+    "NCCL_NET",
+    "NCCL_NET_GDR_C2C",
+    "NCCL_NET_GDR_LEVEL",
+    "NCCL_NET_GDR_READ",
+    "NCCL_PLUGIN_P2P",
+    "NVSHMEM_DISABLE_IB",
+    "NVSHMEM_IBGDA_NIC_HANDLER",
+    "NVSHMEM_IB_ENABLE_IBGDA",
+    "NVSHMEM_IB_GID_INDEX",
+    "NVSHMEM_REMOTE_TRANSPORT",
+    "OMPI_MCA_btl",
+    "OMPI_MCA_btl_openib_want_cuda_gdr",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "UCX_IB_GID_INDEX",
+    "UCX_NET_DEVICES",
+    "UCX_RNDV_SCHEME",
+    "UCX_TLS",
+];
+
+/// A value as it may be shown. Of variables that no check reads, and of those that may hold paths, only numbers and switches stay.
+fn setting(name: &str, value: &str) -> String {
+    let plain = value.parse::<i64>().is_ok()
+        || ["", "y", "n", "yes", "no", "on", "off", "try", "auto", "true", "false", "none"]
+            .contains(&value.to_ascii_lowercase().as_str());
+    // The plugin may be a path: its last part tells which one it is.
+    let plugin = name == "NCCL_NET_PLUGIN";
+    if plain || READ.contains(&name) || plugin {
+        let value = if plugin { value.rsplit('/').next().unwrap_or_default() } else { value };
+        return value.split(',').map(hide_address).collect::<Vec<_>>().join(",");
+    }
+    "set".to_owned()
+}
+
+/// What of a line of the kernel's log says something to a check: everything else may be a name, and becomes `…`.
+fn known_words(line: &str) -> String {
+    const WORDS: [&str; 46] = [
+        "a",
+        "about",
+        "addr",
+        "address",
+        "aer",
+        "amd-vi",
+        "argument",
+        "arm-smmu",
+        "assigned",
+        "bar1",
+        "bus",
+        "core",
+        "corrected",
+        "device",
+        "disagrees",
+        "dma",
+        "dmar",
+        "err",
+        "error",
+        "event",
+        "exec",
+        "failed",
+        "fault",
+        "fatal",
+        "for",
+        "format",
+        "i/o",
+        "init",
+        "invalid",
+        "io_page_fault",
+        "is",
+        "loading",
+        "logged",
+        "module",
+        "nonfatal",
+        "of",
+        "pci",
+        "pcie",
+        "pcieport",
+        "read",
+        "reason",
+        "region",
+        "request",
+        "symbol",
+        "unknown",
+        "write",
+    ];
+    const MORE: [&str; 7] = ["0m", "nvidia", "this", "to", "type", "version", "your"];
+    const BEGINNINGS: [&str; 6] =
+        ["ib_", "nvidia_p2p_", "nvidia_peermem", "nvidia-peermem", "nv_peer_mem", "mlx5_core"];
+    let mut kept: Vec<&str> = Vec::new();
+    for word in line.split_whitespace() {
+        let bare = word.trim_matches(|c: char| !c.is_ascii_alphanumeric()).to_ascii_lowercase();
+        let known = WORDS.contains(&bare.as_str())
+            || MORE.contains(&bare.as_str())
+            || BEGINNINGS.iter().any(|begin| bare.starts_with(begin))
+            || crate::sysfs::pci::is_address(&bare);
+        match (known, kept.last()) {
+            (true, _) => kept.push(word),
+            (false, Some(&"…")) => {}
+            (false, _) => kept.push("…"),
+        }
+    }
+    kept.join(" ")
 }
 
 fn form(gid: &Gid) -> &'static str {
@@ -82,6 +214,23 @@ fn hide_home(path: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn values_and_log_lines_keep_what_checks_read_and_no_names() {
+        assert_eq!(setting("NCCL_IB_HCA", "=mlx5_0:1,mlx5_1"), "=mlx5_0:1,mlx5_1");
+        assert_eq!(setting("NCCL_TOPO_FILE", "/users/someone/topo.xml"), "set");
+        assert_eq!(setting("MC_METADATA_SERVER", "node12.example"), "set");
+        assert_eq!(setting("NCCL_NET_PLUGIN", "/users/someone/libnccl-net-ofi.so"), "libnccl-net-ofi.so");
+        let line = "Nov 15 node12 kernel: nvidia_peermem: disagrees about version of symbol ib_register_peer_memory_client";
+        assert_eq!(
+            known_words(line),
+            "… nvidia_peermem: disagrees about version of symbol ib_register_peer_memory_client"
+        );
+        assert_eq!(
+            known_words("pcieport 0000:00:01.0: AER: Corrected error received: rack7"),
+            "pcieport 0000:00:01.0: AER: Corrected error …"
+        );
+    }
 
     #[test]
     fn addresses_and_names_go_and_what_checks_need_stays() {

@@ -90,7 +90,13 @@ fn port(root: &Root, folder: &str, number: u32) -> Port {
         let index = usize::try_from(number.saturating_sub(1)).ok()?;
         names.get(index).or(names.first()).cloned()
     });
-    let netdev = name.map(|name| netdev(root, name));
+    let counters = counters(root, &file(""));
+    let mut netdev = name.map(|name| netdev(root, name));
+    // Where no file tells, notifications that were sent or heeded do.
+    let notified = ["np_cnp_sent", "rp_cnp_handled"].iter().any(|name| counters.contains_key(*name));
+    if let Some(netdev) = netdev.as_mut().filter(|netdev| notified && netdev.ecn.known().is_none()) {
+        netdev.ecn = Read::Yes(true);
+    }
     let link_layer = word("link_layer");
     let active_mtu = match netdev.as_ref().and_then(|netdev| netdev.mtu.get()) {
         Some(mtu) if link_layer.eq_ignore_ascii_case("ethernet") => {
@@ -112,7 +118,7 @@ fn port(root: &Root, folder: &str, number: u32) -> Port {
         netdev,
         gids,
         unreadable_gids,
-        counters: counters(root, &file("")),
+        counters,
     }
 }
 

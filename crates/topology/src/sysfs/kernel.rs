@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 
-use super::Root;
+use super::{Root, gzip};
 use crate::facts::{Kernel, Module, NvidiaModule, Read};
 
 /// Modules that matter: drivers of GPUs and adapters, and what lets them meet.
@@ -100,8 +100,10 @@ fn options(root: &Root, release: &str) -> Read<BTreeMap<String, String>> {
         format!("/usr/src/linux-headers-{release}/.config"),
         format!("/lib/modules/{release}/build/.config"),
     ];
-    let Some(text) = places.iter().find_map(|place| root.text(place).ok()) else {
-        return Read::no(format!("there is no /boot/config-{release}"));
+    let packed = || gzip::unpack(&root.bytes("/proc/config.gz").ok()?);
+    let text = places.iter().find_map(|place| root.text(place).ok()).or_else(packed);
+    let Some(text) = text else {
+        return Read::no(format!("there is neither /boot/config-{release} nor /proc/config.gz"));
     };
     let mut found: BTreeMap<String, String> =
         OPTIONS.iter().map(|name| ((*name).to_owned(), "n".to_owned())).collect();

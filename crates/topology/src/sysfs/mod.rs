@@ -3,6 +3,7 @@
 //! Only files are read here. What needs a library (NVML, CUDA, libibverbs) or an experiment is filled in by the command.
 
 mod config_space;
+pub(crate) mod gzip;
 mod infiniband;
 mod kernel;
 mod machine;
