@@ -105,6 +105,7 @@ fn sentence(status: Status) -> &'static str {
             "no answer after all retries (the peer's device is silent: a dead network, a firewall that drops UDP port 4791, \
              or a stopped process)"
         }
+        Status::WindowBind => "a memory window could not be bound",
         Status::RnrRetryExceeded => "the peer posted no receive in all the time it was given",
     }
 }

@@ -3,8 +3,8 @@
 use std::ffi::{c_int, c_void};
 
 use crate::{
-    Cq, CqEx, CqInitAttrEx, Device, DeviceAttr, DeviceAttrEx, Mr, MrInitAttr, Pd, PortAttr, Qp, QpInitAttrEx,
-    QueryDeviceExInput, RecvWr, SendWr, Sge, Slot, Srq, SrqInitAttrEx, Wc,
+    Cq, CqEx, CqInitAttrEx, Device, DeviceAttr, DeviceAttrEx, Mr, MrInitAttr, Mw, MwBind, Pd, PortAttr, Qp,
+    QpInitAttrEx, QueryDeviceExInput, RecvWr, SendWr, Sge, Slot, Srq, SrqInitAttrEx, Wc,
 };
 
 #[repr(C)]
@@ -16,9 +16,9 @@ pub struct ContextOps {
     pub _compat_reg_mr: Slot,
     pub _compat_rereg_mr: Slot,
     pub _compat_dereg_mr: Slot,
-    pub alloc_mw: Slot,
-    pub bind_mw: Slot,
-    pub dealloc_mw: Slot,
+    pub alloc_mw: Option<unsafe extern "C" fn(*mut Pd, u32) -> *mut Mw>,
+    pub bind_mw: Option<unsafe extern "C" fn(*mut Qp, *mut Mw, *mut MwBind) -> c_int>,
+    pub dealloc_mw: Option<unsafe extern "C" fn(*mut Mw) -> c_int>,
     pub _compat_create_cq: Slot,
     pub poll_cq: Option<unsafe extern "C" fn(*mut Cq, c_int, *mut Wc) -> c_int>,
     pub req_notify_cq: Option<unsafe extern "C" fn(*mut Cq, c_int) -> c_int>,

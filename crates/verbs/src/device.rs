@@ -21,6 +21,8 @@ pub const IBV_TRANSPORT_IB: c_int = 0;
 pub const IBV_DEVICE_CURR_QP_STATE_MOD: u32 = 1 << 7;
 pub const IBV_DEVICE_RC_RNR_NAK_GEN: u32 = 1 << 12;
 pub const IBV_DEVICE_SYS_IMAGE_GUID: u32 = 1 << 11;
+pub const IBV_DEVICE_MEM_WINDOW: u32 = 1 << 17;
+pub const IBV_DEVICE_MEM_WINDOW_TYPE_2B: u32 = 1 << 24;
 pub const IBV_DEVICE_BAD_QKEY_CNTR: u32 = 1 << 2;
 
 pub const IBV_ATOMIC_NONE: u32 = 0;

@@ -21,6 +21,34 @@ pub struct Mr {
     pub rkey: u32,
 }
 
+#[repr(C)]
+pub struct Mw {
+    pub context: *mut Context,
+    pub pd: *mut Pd,
+    pub rkey: u32,
+    pub handle: u32,
+    pub kind: u32,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct MwBindInfo {
+    pub mr: *mut Mr,
+    pub addr: u64,
+    pub length: u64,
+    pub mw_access_flags: u32,
+}
+
+#[repr(C)]
+pub struct MwBind {
+    pub wr_id: u64,
+    pub send_flags: u32,
+    pub bind_info: MwBindInfo,
+}
+
+pub const IBV_MW_TYPE_1: u32 = 1;
+pub const IBV_MW_TYPE_2: u32 = 2;
+
 /// `struct ibv_mr_init_attr`, since rdma-core 59.
 #[repr(C)]
 pub struct MrInitAttr {

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use crate::{Ah, Qp, Sge, Slot};
+use crate::{Ah, Mw, MwBindInfo, Qp, Sge, Slot};
 
 #[repr(C)]
 pub struct DataBuf {
@@ -18,7 +18,7 @@ pub struct QpEx {
     pub wr_flags: u32,
     pub wr_atomic_cmp_swp: Option<unsafe extern "C" fn(*mut QpEx, u32, u64, u64, u64)>,
     pub wr_atomic_fetch_add: Option<unsafe extern "C" fn(*mut QpEx, u32, u64, u64)>,
-    pub wr_bind_mw: Slot,
+    pub wr_bind_mw: Option<unsafe extern "C" fn(*mut QpEx, *mut Mw, u32, *const MwBindInfo)>,
     pub wr_local_inv: Option<unsafe extern "C" fn(*mut QpEx, u32)>,
     pub wr_rdma_read: Option<unsafe extern "C" fn(*mut QpEx, u32, u64)>,
     pub wr_rdma_write: Option<unsafe extern "C" fn(*mut QpEx, u32, u64)>,

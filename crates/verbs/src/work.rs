@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 
-use crate::{Ah, Opaque};
+use crate::{Ah, Mw, MwBindInfo};
 
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -46,12 +46,9 @@ pub union Wr {
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct BindMw {
-    pub mw: *mut Opaque,
+    pub mw: *mut Mw,
     pub rkey: u32,
-    pub mr: *mut Opaque,
-    pub addr: u64,
-    pub length: u64,
-    pub mw_access_flags: u32,
+    pub bind_info: MwBindInfo,
 }
 
 #[repr(C)]

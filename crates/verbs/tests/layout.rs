@@ -109,6 +109,9 @@ fn facts() -> Vec<Fact> {
         "ibv_async_event" AsyncEvent { element, event_type }
         "ibv_pd" Pd { context, handle }
         "ibv_mr" Mr { context, pd, addr, length, handle, lkey, rkey }
+        "ibv_mw" Mw { context, pd, rkey, handle, kind = "type" }
+        "ibv_mw_bind_info" MwBindInfo { mr, addr, length, mw_access_flags }
+        "ibv_mw_bind" MwBind { wr_id, send_flags, bind_info }
         "ibv_mr_init_attr" MrInitAttr ~new {
             length ~new, access ~new, comp_mask ~new, iova ~new, addr ~new, fd ~new, fd_offset ~new, dmah ~new, buf ~new
         }
@@ -169,7 +172,7 @@ fn facts() -> Vec<Fact> {
         ("wr.ud.remote_qpn", wr + offset_of!(Ud, remote_qpn)),
         ("wr.ud.remote_qkey", wr + offset_of!(Ud, remote_qkey)),
         ("bind_mw.rkey", offset_of!(SendWr, bind_mw) + offset_of!(BindMw, rkey)),
-        ("bind_mw.bind_info", offset_of!(SendWr, bind_mw) + offset_of!(BindMw, mr)),
+        ("bind_mw.bind_info", offset_of!(SendWr, bind_mw) + offset_of!(BindMw, bind_info)),
     ];
     for (field, ours) in parts {
         facts.push(Fact {

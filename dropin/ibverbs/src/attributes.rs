@@ -32,7 +32,9 @@ fn attributes(context: &ContextObject) -> verbs::DeviceAttr {
         max_qp_wr: int(limits.max_qp_depth),
         device_cap_flags: verbs::IBV_DEVICE_CURR_QP_STATE_MOD
             | verbs::IBV_DEVICE_RC_RNR_NAK_GEN
-            | verbs::IBV_DEVICE_SYS_IMAGE_GUID,
+            | verbs::IBV_DEVICE_SYS_IMAGE_GUID
+            | verbs::IBV_DEVICE_MEM_WINDOW
+            | verbs::IBV_DEVICE_MEM_WINDOW_TYPE_2B,
         max_sge: int(limits.max_sges),
         max_sge_rd: int(limits.max_sges),
         max_cq: int(limits.max_cqs),
@@ -48,7 +50,7 @@ fn attributes(context: &ContextObject) -> verbs::DeviceAttr {
         atomic_cap: verbs::IBV_ATOMIC_HCA,
         max_ee: 0,
         max_rdd: 0,
-        max_mw: 0,
+        max_mw: int(limits.max_mws),
         max_raw_ipv6_qp: 0,
         max_raw_ethy_qp: 0,
         max_mcast_grp: 0,

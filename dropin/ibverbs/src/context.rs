@@ -15,7 +15,7 @@ use crate::entry::{self, Errno};
 use crate::live::{Kind, Object, Users};
 use crate::qp::QpObject;
 use crate::srq::SrqObject;
-use crate::{attributes, cq, cq_ex, log, mr, poll, port, post, qp_ex, srq};
+use crate::{attributes, cq, cq_ex, log, mr, mw, poll, port, post, qp_ex, srq};
 
 /// An open device. C sees the end of its first field.
 #[repr(C)]
@@ -113,6 +113,9 @@ fn table(device: *mut verbs::Device, soft: &Device) -> verbs::VerbsContext {
     context.abi_compat = verbs::ABI_IS_EXTENDED;
     context.ops._compat_query_device = Some(attributes::query_device);
     context.ops._compat_query_port = Some(port::query_port);
+    context.ops.alloc_mw = Some(mw::alloc_mw);
+    context.ops.bind_mw = Some(mw::bind_mw);
+    context.ops.dealloc_mw = Some(mw::dealloc_mw);
     context.ops.poll_cq = Some(poll::poll_cq);
     context.ops.req_notify_cq = Some(cq::req_notify_cq);
     context.ops.post_send = Some(post::post_send);

@@ -58,8 +58,7 @@ pub(crate) fn access_of(flags: u32) -> Result<Access, Errno> {
     // A hint about pages, and one about where addresses begin, which the caller has seen to.
     let harmless =
         verbs::IBV_ACCESS_HUGETLB | verbs::IBV_ACCESS_ZERO_BASED | verbs::IBV_ACCESS_OPTIONAL_RANGE;
-    let absent = verbs::IBV_ACCESS_MW_BIND | verbs::IBV_ACCESS_ON_DEMAND;
-    if flags & absent != 0 {
+    if flags & verbs::IBV_ACCESS_ON_DEMAND != 0 {
         return Err(Errno::EOPNOTSUPP);
     }
     Access::from_bits(flags & !harmless).ok_or(Errno::EINVAL)

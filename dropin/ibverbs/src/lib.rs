@@ -18,6 +18,7 @@ mod kernel;
 mod live;
 mod log;
 mod mr;
+mod mw;
 mod pd;
 mod poll;
 mod port;

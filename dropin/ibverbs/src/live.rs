@@ -22,6 +22,7 @@ pub(crate) enum Kind {
     Context,
     Pd,
     Mr,
+    Mw,
     Channel,
     Cq,
     Qp,

@@ -24,6 +24,14 @@ pub(crate) struct MrObject {
     inner: Mutex<(soft::Mr, Use)>,
 }
 
+impl MrObject {
+    /// The key by which requests of the program's own name it.
+    pub(crate) fn lkey(&self) -> u32 {
+        // SAFETY: our own structure, in which this field never changes.
+        unsafe { (*self.raw.get()).lkey }
+    }
+}
+
 impl Object for MrObject {
     type Raw = verbs::Mr;
     const KIND: Kind = Kind::Mr;
@@ -159,9 +167,14 @@ pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
     })
 }
 
-/// `ibv_dereg_mr`.
+/// `ibv_dereg_mr`: not while memory windows are bound to it.
 pub(crate) unsafe extern "C" fn dereg_mr(mr: *mut verbs::Mr) -> c_int {
-    entry::code(|| MrObject::retract(mr).map(drop))
+    entry::code(|| {
+        if MrObject::find(mr)?.inner.lock().unwrap_or_else(PoisonError::into_inner).0.has_windows() {
+            return Err(Errno(libc::EBUSY));
+        }
+        MrObject::retract(mr).map(drop)
+    })
 }
 
 /// `ibv_rereg_mr`: 0, or a negative number of its own. Where it fails, the region stays as it was.

@@ -5,7 +5,7 @@ use std::mem::{MaybeUninit, offset_of};
 use std::slice;
 
 use nobounce_nic::soft::{
-    Datagram, Operation, PostError, QpLimits, Qpn, RecvRequest, Remote, SendRequest, Sge,
+    Datagram, LocalWork, MwKind, Operation, PostError, QpLimits, Qpn, RecvRequest, Remote, SendRequest, Sge,
 };
 use nobounce_verbs as verbs;
 
@@ -14,6 +14,7 @@ use crate::convert::post_errno;
 use crate::entry::{self, Errno};
 use crate::live::Object;
 use crate::log;
+use crate::mw;
 use crate::qp::QpObject;
 use crate::srq::SrqObject;
 
@@ -42,7 +43,7 @@ unsafe fn sges<'a>(list: *const verbs::Sge, count: c_int) -> Result<&'a [Sge], E
 }
 
 #[inline]
-fn operation(wr: &verbs::SendWr) -> Result<Operation, Errno> {
+fn operation(wr: &verbs::SendWr, binds: MwKind) -> Result<Operation, Errno> {
     // SAFETY: which part of the union counts follows from the opcode; all are numbers, valid whatever they are.
     let remote = || unsafe { Remote { addr: wr.wr.rdma.remote_addr, rkey: wr.wr.rdma.rkey } };
     // SAFETY: as above.
@@ -64,6 +65,12 @@ fn operation(wr: &verbs::SendWr) -> Result<Operation, Errno> {
             let atomic = atomic();
             let remote = Remote { addr: atomic.remote_addr, rkey: atomic.rkey };
             Operation::FetchAdd { remote, add: atomic.compare_add }
+        }
+        verbs::IBV_WR_LOCAL_INV => Operation::Local(LocalWork::Invalidate(wr.imm_data)),
+        verbs::IBV_WR_BIND_MW => {
+            let verbs::BindMw { mw, rkey, ref bind_info } = wr.bind_mw;
+            // SAFETY: the program names a window and a region of this device's.
+            unsafe { mw::bind(mw, rkey, bind_info, binds) }?
         }
         _ => return Err(Errno::EOPNOTSUPP),
     })
@@ -110,7 +117,7 @@ pub(crate) unsafe extern "C" fn post_send(
             // SAFETY: the program's list is valid, and ends in null.
             while let Some(wr) = unsafe { at.as_ref() } {
                 // SAFETY: the program's list has as many elements as it says, in memory that it can read.
-                unsafe { post_one(qp, wr, post) }?;
+                unsafe { post_one(qp, wr, MwKind::Two, post) }?;
                 at = wr.next;
             }
             Ok(())
@@ -124,6 +131,17 @@ pub(crate) unsafe extern "C" fn post_send(
     code
 }
 
+/// Posts the one request behind `ibv_bind_mw`.
+///
+/// # Safety
+/// As for [`post_one`]; the queue pair is one of ours.
+pub(crate) unsafe fn post_bind(qp: *mut verbs::Qp, wr: &verbs::SendWr, kind: MwKind) -> Result<(), Errno> {
+    // SAFETY: as promised.
+    let qp = unsafe { QpObject::trust(qp) };
+    // SAFETY: as promised.
+    qp.soft.post_list(|post| unsafe { post_one(qp, wr, kind, post) }).map_err(|_| Errno::EIO)?
+}
+
 /// Refuses a flag for which a program must first see a capability that no device of ours has.
 #[inline]
 pub(crate) fn check_flags(flags: u32) -> Result<(), Errno> {
@@ -133,7 +151,7 @@ pub(crate) fn check_flags(flags: u32) -> Result<(), Errno> {
 /// # Safety
 /// The list of `wr` has as many elements as it says, inline data can be read, and its address handle is one.
 #[inline]
-unsafe fn post_one(qp: &QpObject, wr: &verbs::SendWr, post: Post<'_>) -> Result<(), Errno> {
+unsafe fn post_one(qp: &QpObject, wr: &verbs::SendWr, binds: MwKind, post: Post<'_>) -> Result<(), Errno> {
     // SAFETY: as promised.
     let list = unsafe { sges(wr.sg_list, wr.num_sge) }?;
     let flags = wr.send_flags;
@@ -148,7 +166,7 @@ unsafe fn post_one(qp: &QpObject, wr: &verbs::SendWr, post: Post<'_>) -> Result<
     };
     let mut request = SendRequest {
         wr_id: wr.wr_id,
-        op: operation(wr)?,
+        op: operation(wr, binds)?,
         sges: list,
         signaled: flags & verbs::IBV_SEND_SIGNALED != 0,
         solicited: flags & verbs::IBV_SEND_SOLICITED != 0,

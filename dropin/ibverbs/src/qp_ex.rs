@@ -4,7 +4,7 @@ use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
 
-use nobounce_nic::soft::{Datagram, Operation, QpLimits, Remote, SendRequest, Sge};
+use nobounce_nic::soft::{Datagram, LocalWork, Operation, QpLimits, Remote, SendRequest, Sge};
 use nobounce_verbs as verbs;
 
 use crate::convert::post_errno;
@@ -12,6 +12,7 @@ use crate::cq_ex::CallLock;
 use crate::entry::{self, Errno};
 use crate::live::Object;
 use crate::log;
+use crate::mw;
 use crate::post::{check_flags, datagram};
 use crate::qp::{self, QpObject};
 
@@ -24,7 +25,9 @@ const CONNECTED: u64 = verbs::IBV_QP_EX_WITH_RDMA_WRITE
 const RELIABLE: u64 = verbs::IBV_QP_EX_WITH_RDMA_READ
     | verbs::IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
     | verbs::IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
-    | verbs::IBV_QP_EX_WITH_SEND_WITH_INV;
+    | verbs::IBV_QP_EX_WITH_SEND_WITH_INV
+    | verbs::IBV_QP_EX_WITH_BIND_MW
+    | verbs::IBV_QP_EX_WITH_LOCAL_INV;
 /// What goes in a datagram.
 const DATAGRAM: u64 = verbs::IBV_QP_EX_WITH_SEND | verbs::IBV_QP_EX_WITH_SEND_WITH_IMM;
 
@@ -147,6 +150,8 @@ fn fill(ex: &mut verbs::QpEx) {
     ex.wr_rdma_read = Some(wr_rdma_read);
     ex.wr_atomic_cmp_swp = Some(wr_atomic_cmp_swp);
     ex.wr_atomic_fetch_add = Some(wr_atomic_fetch_add);
+    ex.wr_bind_mw = Some(wr_bind_mw);
+    ex.wr_local_inv = Some(wr_local_inv);
     ex.wr_set_ud_addr = Some(wr_set_ud_addr);
     ex.wr_set_sge = Some(wr_set_sge);
     ex.wr_set_sge_list = Some(wr_set_sge_list);
@@ -267,6 +272,28 @@ unsafe extern "C" fn wr_atomic_cmp_swp(qp: *mut verbs::QpEx, rkey: u32, addr: u6
 unsafe extern "C" fn wr_atomic_fetch_add(qp: *mut verbs::QpEx, rkey: u32, addr: u64, add: u64) {
     // SAFETY: as above.
     unsafe { begin(qp, Operation::FetchAdd { remote: Remote { addr, rkey }, add }) };
+}
+
+unsafe extern "C" fn wr_bind_mw(
+    qp: *mut verbs::QpEx,
+    window: *mut verbs::Mw,
+    rkey: u32,
+    info: *const verbs::MwBindInfo,
+) {
+    // SAFETY: the program hands in a window of this device's, and what to put behind it.
+    let work = unsafe { mw::bind_ex(window, rkey, info) };
+    // SAFETY: as above.
+    unsafe {
+        match work {
+            Ok(work) => begin(qp, work),
+            Err(errno) => with(qp, |batch| batch.mistaken(errno)),
+        }
+    }
+}
+
+unsafe extern "C" fn wr_local_inv(qp: *mut verbs::QpEx, key: u32) {
+    // SAFETY: as above.
+    unsafe { begin(qp, Operation::Local(LocalWork::Invalidate(key))) };
 }
 
 unsafe extern "C" fn wr_set_ud_addr(qp: *mut verbs::QpEx, ah: *mut verbs::Ah, qpn: u32, qkey: u32) {

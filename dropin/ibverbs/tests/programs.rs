@@ -26,6 +26,16 @@ fn mistakes_are_refused_and_harm_nothing() {
 }
 
 #[test]
+fn memory_windows_are_bound_by_every_call() {
+    if waived() {
+        return;
+    }
+    let folder = Folder::new("windows");
+    let program = folder.compile_client("windows");
+    run(&mut folder.program(&program, "127.41.0.34"), 60);
+}
+
+#[test]
 fn limits_are_what_a_query_says() {
     if waived() {
         return;

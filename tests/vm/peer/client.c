@@ -426,13 +426,7 @@ static void invalidate(void) {
     meet(usual(IBV_QPT_RC, IBV_MTU_1024), ALL);
     unsigned code, key;
     sscanf(ask("window 8192 4096"), "%u %x", &code, &key);
-    if (code) {
-        printf("saw windows: the other side has none\n");
-        ask("receive 0 3000");
-        struct ibv_send_wr wr = request(IBV_WR_SEND_WITH_INV, &sge, 2000);
-        wr.invalidate_rkey = peer.rkey;
-        return wrong("SEND that invalidates an ordinary region", &wr);
-    }
+    if (code) return fail("the other side has no memory windows");
     for (int length = 500; length <= 2500; length += 2000) {
         struct ibv_send_wr wr = request(IBV_WR_RDMA_WRITE, &sge, 300);
         wr.wr.rdma.remote_addr = peer.address + 8192;
@@ -450,11 +444,26 @@ static void invalidate(void) {
         wr.wr.rdma.remote_addr = peer.address + 8192;
         wr.wr.rdma.rkey = key;
         wrong("WRITE through the window after that", &wr);
-        if (length > 2000) return;
+        if (length > 2000) break;
         meet(usual(IBV_QPT_RC, IBV_MTU_1024), ALL);
         sscanf(ask("window 8192 4096"), "%u %x", &code, &key);
         if (code) return fail("a second window");
     }
+    // A window that its owner took back, and what is no window at all.
+    meet(usual(IBV_QPT_RC, IBV_MTU_1024), ALL);
+    sscanf(ask("window 8192 4096"), "%u %x", &code, &key);
+    if (code) return fail("a third window");
+    sscanf(ask("unbind %x", key), "%u", &code);
+    if (code) return fail("the server's LOCAL_INV");
+    struct ibv_send_wr wr = request(IBV_WR_RDMA_WRITE, &sge, 300);
+    wr.wr.rdma.remote_addr = peer.address + 8192;
+    wr.wr.rdma.rkey = key;
+    wrong("WRITE through a window that its owner took back", &wr);
+    meet(usual(IBV_QPT_RC, IBV_MTU_1024), ALL);
+    ask("receive 0 3000");
+    wr = request(IBV_WR_SEND_WITH_INV, &sge, 2000);
+    wr.invalidate_rkey = peer.rkey;
+    wrong("SEND that invalidates an ordinary region", &wr);
 }
 
 // READs of no bytes, each behind a WRITE, while answers are lost: whether a repeated one is answered.

@@ -68,6 +68,10 @@ int serve(struct side *side, FILE *in, FILE *out) {
             uint32_t key = 0;
             int code = bind_window(side, first, second, &key);
             fprintf(out, "%d %x", code, key);
+        } else if (sscanf(line, "unbind %x", &first) == 1) {
+            struct ibv_send_wr wr = {.wr_id = 78, .opcode = IBV_WR_LOCAL_INV, .send_flags = IBV_SEND_SIGNALED, .invalidate_rkey = first}, *bad;
+            struct ibv_wc wc;
+            fprintf(out, "%d", ibv_post_send(side->qp, &wr, &bad) || !poll_one(side, &wc, 2000) || wc.status);
         } else {
             break;
         }

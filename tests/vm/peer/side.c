@@ -46,8 +46,6 @@ int make_qp(struct side *side, const struct manner *manner, struct ends *mine) {
     struct ibv_wc wc;
     while (ibv_poll_cq(side->queue, 1, &wc) > 0) {}
     side->region = ibv_reg_mr(side->domain, side->buffer, BUFFER, manner->access);
-    // A device without memory windows may refuse the right to bind them.
-    if (!side->region) side->region = ibv_reg_mr(side->domain, side->buffer, BUFFER, manner->access & ~IBV_ACCESS_MW_BIND);
     if (!side->region) die("ibv_reg_mr");
     struct ibv_qp_init_attr init = {
         .send_cq = side->queue,

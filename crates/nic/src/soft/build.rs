@@ -166,7 +166,7 @@ fn build_gathered(
             None => Err(GatherError::Fault(Nak::RemoteOperational)),
         },
         Payload::Region { rkey, addr, .. } => {
-            regions.load_remote(entry.pd, (rkey, addr), room.payload(), message, crc)
+            regions.load_remote(entry.asker(), (rkey, addr), room.payload(), message, crc)
         }
     };
     match gathered {
@@ -283,11 +283,11 @@ fn build_fetched(
         Payload::None => return Err(Nak::RemoteOperational),
     };
     let mtu = entry.qp.attr().path_mtu.bytes() as usize;
-    let (mut owner, pd) = (entry.owner(), entry.pd);
+    let (mut owner, asker) = (entry.owner(), entry.asker());
     let feeds = entry.feeds.get_or_insert_default();
     owner.after = feeds.fence(origin, owner.after);
     let feed = feeds.of_mut(origin);
-    let got = regions.with_gpu(pd, (piece.key, piece.addr), piece.len, access, |gpu, offset, stage| {
+    let got = regions.with_gpu(asker, (piece.key, piece.addr), piece.len, access, |gpu, offset, stage| {
         // A message that begins must not be read before what was placed for this queue pair is there: by another way it would
         // have been, and a fence asks for it.
         if !gpu.stores && !feed.is_of(origin) && !stage.is_settled(owner) {
@@ -347,7 +347,8 @@ fn build_fetched(
 /// Fetches the beginning of the next request too, once all of this one, which ends at `end`, is fetched.
 fn prefetch_next(entry: &mut QpEntry, regions: &mut Regions, serial: u64, end: u64) {
     let (owner, mtu) = (entry.owner(), entry.qp.attr().path_mtu.bytes() as usize);
-    let QpEntry { feeds: Some(feeds), sends, pd, .. } = entry else { return };
+    let asker = entry.asker();
+    let QpEntry { feeds: Some(feeds), sends, .. } = entry else { return };
     let (origin, next_origin) = (Origin::Request(serial), Origin::Request(serial + 1));
     let feed = feeds.of_mut(origin);
     if !feed.has_room_behind(origin, end) {
@@ -357,7 +358,7 @@ fn prefetch_next(entry: &mut QpEntry, regions: &mut Regions, serial: u64, end: u
     let [piece] = next.bytes.pieces(0, 1)[..] else { return };
     let (len, whole) = (next.bytes.len(), usize::try_from(1 + piece.behind).unwrap_or(usize::MAX));
     // What cannot be had is told when it is asked for.
-    let _ = regions.with_gpu(*pd, (piece.key, piece.addr), whole, Access::empty(), |gpu, offset, stage| {
+    let _ = regions.with_gpu(asker, (piece.key, piece.addr), whole, Access::empty(), |gpu, offset, stage| {
         // What is short enough to be loaded is not fetched.
         let early = gpu.stores || stage.is_settled(owner);
         if early && !gpu.loads(Message { len, alone: false }) {
@@ -433,7 +434,7 @@ fn build_mixed(
             done += piece.len;
             let name = (piece.key, piece.addr);
             let read =
-                regions.with_gpu(entry.pd, name, piece.len, Access::empty(), |gpu, offset, stage| {
+                regions.with_gpu(entry.asker(), name, piece.len, Access::empty(), |gpu, offset, stage| {
                     stage.wait(owner).and_then(|()| stage.read_now((&gpu.memory, gpu.copier), offset, out))
                 })?;
             match read {

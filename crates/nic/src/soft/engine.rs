@@ -265,6 +265,7 @@ impl Core {
         }
         self.events.forget(|event| matches!(event, AsyncEvent::Qp { qpn: of, .. } if *of == qpn));
         self.regions.stage.forget_owner(index);
+        self.regions.windows.leave_qp(index);
         counters::add(&mut self.counters.qps, entry.qp.counters());
         // Somebody who invents peers must not make us remember them all.
         let peer =
@@ -638,6 +639,9 @@ impl Core {
                 next_packet(entry, &regions.stage, now, left, flush)
             };
             let Some(mut transmit) = next else {
+                if carry_out_local(entry, regions) {
+                    continue;
+                }
                 turn = Turn::Done;
                 break;
             };
@@ -755,6 +759,14 @@ impl Core {
         }
         total
     }
+}
+
+/// Binds a memory window, or takes one back, if that is the queue pair's next request.
+fn carry_out_local(entry: &mut QpEntry, regions: &mut Regions) -> bool {
+    let Some((serial, work)) = entry.qp.poll_local() else { return false };
+    let done = regions.carry_out(entry.asker(), &work);
+    entry.qp.handle_local(serial, &work, done);
+    true
 }
 
 fn put_marker(tx: &mut TxBatch, to: IpAddr, port_hint: u16, marker: &Marker) {

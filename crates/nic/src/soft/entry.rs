@@ -12,6 +12,7 @@ use super::cq::CqInner;
 use super::engine::TURN;
 use super::feed::{Feed, Origin};
 use super::host::{PostedReceive, PostedSend};
+use super::mw::Asker;
 use super::near::Near;
 use super::once::Once;
 use super::path::PathIndex;
@@ -272,6 +273,11 @@ impl QpEntry {
         let attr = self.qp.attr();
         let [_, slot, ..] = attr.dest_qpn.get().to_be_bytes();
         (attr.remote, slot)
+    }
+
+    /// On whose behalf its peer asks for memory.
+    pub(crate) fn asker(&self) -> Asker {
+        Asker { pd: self.pd, qp: self.index() }
     }
 
     /// On whose behalf its packets are placed.

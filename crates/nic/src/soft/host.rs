@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use nobounce_protocol::qp::{Access, Host, LocalFault, Nak, Receive};
 
 use super::grh;
+use super::mw::Asker;
 use super::region::Regions;
 use super::scatter::Bytes;
 use super::stage::Owner;
@@ -70,7 +71,7 @@ pub(crate) fn find_send(sends: &VecDeque<PostedSend>, serial: u64) -> Option<&Po
 
 impl Host for PacketHost<'_> {
     fn check(&mut self, rkey: u32, addr: u64, len: u64, access: Access) -> Result<(), Nak> {
-        self.regions.check_remote(self.pd, rkey, addr, len, access)
+        self.regions.check_remote(Asker { pd: self.pd, qp: self.qp }, rkey, addr, len, access)
     }
 
     fn place_remote(&mut self, rkey: u32, addr: u64, len: usize, last: bool) -> Result<(), Nak> {
@@ -133,8 +134,7 @@ impl Host for PacketHost<'_> {
     }
 
     fn invalidate(&mut self, rkey: u32) -> Result<(), Nak> {
-        // The standard lets a peer invalidate memory windows and fast-registered regions only; we have neither yet,
-        // and an ordinary region that could be taken away by a peer would surprise its owner.
-        self.regions.check_remote(self.pd, rkey, 0, 0, Access::empty()).and(Err(Nak::RemoteAccess))
+        // Memory windows only, as the standard has it: an ordinary region that could be taken away by a peer would surprise its owner.
+        self.regions.invalidate(Asker { pd: self.pd, qp: self.qp }, rkey)
     }
 }

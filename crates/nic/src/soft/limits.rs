@@ -15,6 +15,7 @@ use super::region::MAX_REGIONS;
 pub struct DeviceLimits {
     pub max_pds: usize,
     pub max_mrs: usize,
+    pub max_mws: usize,
     /// Bytes of one region.
     pub max_mr_size: u64,
     pub max_cqs: usize,
@@ -38,6 +39,7 @@ impl DeviceLimits {
     pub(crate) const OURS: Self = Self {
         max_pds: 1 << 16,
         max_mrs: MAX_REGIONS,
+        max_mws: 1 << 16,
         max_mr_size: 1 << 47,
         max_cqs: 1 << 16,
         max_cq_depth: 1 << 22,

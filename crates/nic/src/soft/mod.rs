@@ -2,7 +2,7 @@
 //!
 //! One [`Device`] has one link, one engine behind one lock, and one helper thread. Whoever posts or polls drives the
 //! engine; the helper serves those who do neither. Objects are made from the device ([`Pd`], [`Mr`], [`Cq`],
-//! [`Channel`], [`Qp`], [`Srq`]) and keep it alive.
+//! [`Channel`], [`Qp`], [`Srq`], [`Mw`]) and keep it alive.
 
 mod bell;
 mod build;
@@ -29,6 +29,7 @@ mod helper;
 mod host;
 mod judgement;
 mod limits;
+mod mw;
 mod near;
 mod notices;
 #[cfg(test)]
@@ -60,9 +61,10 @@ pub use cq::{Cq, CqError, ResizeError, WorkCompletion};
 pub use device::{Device, OpenError, Pd};
 pub use event::AsyncEvent;
 pub use limits::{CreateError, DeviceLimits};
+pub use mw::{Mw, MwKind};
 pub use nobounce_protocol::qp::{
-    Access, AttrMask, Datagram, GRH_LEN, Mtu, PostError, QpAttr, QpCounters, QpEvent, QpState, Remote,
-    Service, Source, Status, TransitionError, WorkKind,
+    Access, AttrMask, Datagram, GRH_LEN, LocalWork, Mtu, PostError, QpAttr, QpCounters, QpEvent, QpState,
+    Remote, Service, Source, Status, TransitionError, WorkKind,
 };
 pub use nobounce_protocol::wire::{Psn, Qpn};
 pub use qp::{CreateQpError, ModifyError, Operation, Qp, QpInit, QpLimits, RecvRequest, SendRequest};

@@ -286,6 +286,7 @@ impl Qp {
             entry.drop_held();
             entry.send_cq.forget_qp(self.qpn);
             entry.recv_cq.forget_qp(self.qpn);
+            core.regions.windows.leave_qp(index);
             if let Some((receive, srq)) = unfinished {
                 core.srqs.give_back(srq, receive);
             }

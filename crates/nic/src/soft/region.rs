@@ -8,9 +8,10 @@ use nobounce_memory::gpu::copy_engine::CopyError;
 use nobounce_memory::gpu::{self, CudaError};
 use nobounce_memory::path::{Path, Paths};
 use nobounce_memory::probe::RangeError;
-use nobounce_protocol::qp::{Access, LocalFault, Nak};
+use nobounce_protocol::qp::{Access, LocalFault, LocalWork, Nak};
 
 use super::device::{PdUse, Shared};
+use super::mw::{Asker, Windows};
 use super::stage::{Owner, Stage};
 use super::tally::Route;
 use super::target::{Change, GpuTarget, LoadError, Message, PlaceError, Placed, Target};
@@ -91,15 +92,30 @@ pub(crate) struct Region {
 }
 
 impl Region {
-    fn offset(&self, addr: u64, len: u64) -> Option<usize> {
+    pub(super) fn offset(&self, addr: u64, len: u64) -> Option<usize> {
         let offset = addr.checked_sub(self.addr)?;
         let end = offset.checked_add(len)?;
         (end <= self.target.len()).then(|| usize::try_from(offset).ok()).flatten()
     }
 }
 
+trait Allows {
+    /// The region, and where in it the bytes lie, if they may be used so.
+    fn allows(&self, pd: u32, addr: u64, len: u64, access: Access) -> Option<(&Self, usize)>;
+}
+
+impl Allows for Arc<Region> {
+    #[inline]
+    fn allows(&self, pd: u32, addr: u64, len: u64, access: Access) -> Option<(&Self, usize)> {
+        if self.pd != pd || !self.access.contains(access) {
+            return None;
+        }
+        Some((self, self.offset(addr, len)?))
+    }
+}
+
 #[derive(Debug, Default)]
-struct Table {
+pub(super) struct Table {
     regions: HashMap<u32, Arc<Region>>,
     retired: VecDeque<u32>,
     /// The region used last: bulk traffic asks for the same one again and again.
@@ -114,6 +130,11 @@ impl Table {
         self.recent.as_ref().map(|(_, region)| region)
     }
 
+    /// Whether a key is, or was lately, a region's.
+    pub(super) fn knows(&self, key: u32) -> bool {
+        self.regions.contains_key(&key) || self.retired.contains(&key)
+    }
+
     /// The region, and where in it the bytes lie, if they may be used so.
     fn allowed(
         &mut self,
@@ -123,9 +144,24 @@ impl Table {
         len: u64,
         access: Access,
     ) -> Option<(&Arc<Region>, usize)> {
-        self.find(key)
-            .filter(|region| region.pd == pd && region.access.contains(access))
-            .and_then(|region| Some((region, region.offset(addr, len)?)))
+        self.find(key).and_then(|region| region.allows(pd, addr, len, access))
+    }
+
+    /// The same for a peer, whose key may be that of a memory window.
+    fn allowed_remote<'a>(
+        &'a mut self,
+        windows: &'a Windows,
+        asker: Asker,
+        key: u32,
+        addr: u64,
+        len: u64,
+        access: Access,
+    ) -> Option<(&'a Arc<Region>, usize)> {
+        if self.find(key).is_some() {
+            return self.recent.as_ref()?.1.allows(asker.pd, addr, len, access);
+        }
+        let region = windows.allowed(asker, key, addr, len, access)?;
+        Some((region, region.offset(addr, len)?))
     }
 }
 
@@ -140,7 +176,8 @@ pub(crate) enum GatherError {
 
 #[derive(Debug, Default)]
 pub(crate) struct Regions {
-    table: Table,
+    pub(super) table: Table,
+    pub(super) windows: Windows,
     pub(crate) stage: Stage,
     pub(crate) faults: u64,
     pub(crate) refused: u64,
@@ -164,13 +201,13 @@ impl Regions {
     }
 
     pub(crate) fn insert(&mut self, region: Region) -> Result<u32, RegisterError> {
-        let Table { regions, retired, .. } = &mut self.table;
+        let Self { table: Table { regions, retired, .. }, windows, .. } = self;
         if regions.len() >= MAX_REGIONS {
             return Err(RegisterError::TooMany);
         }
         let key = loop {
             let key = random_u32();
-            if key != 0 && !regions.contains_key(&key) && !retired.contains(&key) {
+            if key != 0 && !regions.contains_key(&key) && !retired.contains(&key) && !windows.owns(key) {
                 break key;
             }
         };
@@ -185,10 +222,12 @@ impl Regions {
     /// Puts another region behind the key; the one that was there.
     pub(crate) fn replace(&mut self, key: u32, region: Region) -> Option<Arc<Region>> {
         self.table.recent = None;
+        self.windows.leave_region(key);
         self.table.regions.insert(key, Arc::new(region))
     }
 
     pub(crate) fn remove(&mut self, key: u32) -> Option<Arc<Region>> {
+        self.windows.leave_region(key);
         let Table { regions, retired, recent } = &mut self.table;
         *recent = None;
         let region = regions.remove(&key)?;
@@ -199,15 +238,28 @@ impl Regions {
         Some(region)
     }
 
+    /// Carries out a request that binds or takes back a memory window; false where it cannot be done.
+    pub(crate) fn carry_out(&mut self, asker: Asker, work: &LocalWork) -> bool {
+        let Self { table, windows, .. } = self;
+        windows.carry_out(asker, work, |key| table.regions.get(&key).cloned())
+    }
+
+    /// The peer takes back a memory window.
+    pub(crate) fn invalidate(&mut self, asker: Asker, key: u32) -> Result<(), Nak> {
+        let done = self.windows.invalidate(asker, key);
+        self.refused += u64::from(!done);
+        if done { Ok(()) } else { Err(Nak::RemoteAccess) }
+    }
+
     pub(crate) fn check_remote(
         &mut self,
-        pd: u32,
+        asker: Asker,
         key: u32,
         addr: u64,
         len: u64,
         access: Access,
     ) -> Result<(), Nak> {
-        let allowed = self.table.allowed(pd, key, addr, len, access).is_some();
+        let allowed = self.table.allowed_remote(&self.windows, asker, key, addr, len, access).is_some();
         self.refused += u64::from(!allowed);
         if allowed { Ok(()) } else { Err(Nak::RemoteAccess) }
     }
@@ -221,8 +273,10 @@ impl Regions {
         bytes: &[u8],
         last: bool,
     ) -> Result<Placed, Nak> {
-        let Self { table, stage, faults, refused, .. } = self;
-        let Some((region, offset)) = table.allowed(pd, key, addr, bytes.len() as u64, Access::REMOTE_WRITE)
+        let Self { table, windows, stage, faults, refused, .. } = self;
+        let (asker, len) = (Asker { pd, qp: owner.qp }, bytes.len() as u64);
+        let Some((region, offset)) =
+            table.allowed_remote(windows, asker, key, addr, len, Access::REMOTE_WRITE)
         else {
             *refused += 1;
             return Err(Nak::RemoteAccess);
@@ -233,14 +287,15 @@ impl Regions {
     /// Loads what a peer reads, and carries `crc` on over it.
     pub(crate) fn load_remote(
         &mut self,
-        pd: u32,
+        asker: Asker,
         (key, addr): (u32, u64),
         out: &mut [u8],
         message: Message,
         crc: Option<u32>,
     ) -> Result<(Option<u32>, Route), GatherError> {
-        let Self { table, faults, refused, .. } = self;
-        let Some((region, offset)) = table.allowed(pd, key, addr, out.len() as u64, Access::REMOTE_READ)
+        let Self { table, windows, faults, refused, .. } = self;
+        let Some((region, offset)) =
+            table.allowed_remote(windows, asker, key, addr, out.len() as u64, Access::REMOTE_READ)
         else {
             *refused += 1;
             return Err(GatherError::Fault(Nak::RemoteAccess));
@@ -249,17 +304,22 @@ impl Regions {
     }
 
     /// Calls `then` with the GPU memory that holds these bytes, where in it they lie, and the copy engines; `None` where they
-    /// are not a GPU's.
+    /// are not a GPU's. No rights are needed for what is our own.
     pub(crate) fn with_gpu<T>(
         &mut self,
-        pd: u32,
+        asker: Asker,
         (key, addr): (u32, u64),
         len: usize,
         access: Access,
         then: impl FnOnce(&GpuTarget, usize, &mut Stage) -> T,
     ) -> Result<Option<T>, Nak> {
-        let Self { table, stage, .. } = self;
-        let (region, offset) = table.allowed(pd, key, addr, len as u64, access).ok_or(Nak::RemoteAccess)?;
+        let Self { table, windows, stage, .. } = self;
+        let found = if access.is_empty() {
+            table.allowed(asker.pd, key, addr, len as u64, access)
+        } else {
+            table.allowed_remote(windows, asker, key, addr, len as u64, access)
+        };
+        let (region, offset) = found.ok_or(Nak::RemoteAccess)?;
         Ok(match &region.target {
             Target::Host(_) => None,
             Target::Gpu(gpu) => Some(then(gpu, offset, stage)),
@@ -273,8 +333,11 @@ impl Regions {
         addr: u64,
         change: Change,
     ) -> Result<u64, Nak> {
-        let Self { table, stage, faults, refused, .. } = self;
-        let Some((region, offset)) = table.allowed(pd, key, addr, 8, Access::REMOTE_ATOMIC) else {
+        let Self { table, windows, stage, faults, refused, .. } = self;
+        let asker = Asker { pd, qp: owner.qp };
+        let Some((region, offset)) =
+            table.allowed_remote(windows, asker, key, addr, 8, Access::REMOTE_ATOMIC)
+        else {
             *refused += 1;
             return Err(Nak::RemoteAccess);
         };

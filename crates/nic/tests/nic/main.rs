@@ -30,3 +30,4 @@ mod shm;
 mod srq;
 mod threads;
 mod vanish;
+mod windows;

@@ -288,9 +288,9 @@ fn a_receiver_that_is_never_ready_ends_in_an_error() {
     assert_eq!(a.counter("rcvd_rnr_err"), 3);
 }
 
-/// We offer neither memory windows nor fast registration, so there is nothing a peer may invalidate.
+/// Memory windows may be invalidated (`windows.rs`), and nothing else.
 #[test]
-fn send_with_invalidate_is_refused() {
+fn invalidating_a_region_is_refused() {
     let (a, b) = pair("127.51.0.14", 64 << 10, MTU);
     for key in [b.mr.rkey(), 12345] {
         b.post_recv(1, 0, 8);

@@ -19,6 +19,8 @@ bitflags! {
         const REMOTE_READ = 1 << 2;
         /// A peer may operate on it atomically.
         const REMOTE_ATOMIC = 1 << 3;
+        /// Memory windows may be bound to it.
+        const BIND_WINDOW = 1 << 4;
     }
 }
 

@@ -16,6 +16,8 @@ pub enum Status {
     LocalProtection = 4,
     /// The queue pair was in, or went into, the error state.
     Flushed = 5,
+    /// A memory window could not be bound.
+    WindowBind = 6,
     /// The responder sent something that does not belong there.
     BadResponse = 7,
     /// Local memory gave way while the responder placed data into it.
@@ -34,12 +36,13 @@ pub enum Status {
 
 impl Status {
     /// Every status.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Success,
         Self::LocalLength,
         Self::LocalQpOperation,
         Self::LocalProtection,
         Self::Flushed,
+        Self::WindowBind,
         Self::BadResponse,
         Self::LocalAccess,
         Self::RemoteInvalidRequest,
@@ -59,6 +62,8 @@ pub enum WorkKind {
     Read,
     CompareSwap,
     FetchAdd,
+    BindWindow,
+    LocalInvalidate,
     Receive,
     /// A receive consumed by a WRITE with immediate data.
     ReceiveWriteImmediate,

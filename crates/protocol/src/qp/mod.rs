@@ -33,7 +33,7 @@ pub use attr::{Access, Mtu, QpAttr};
 pub use completion::{Completion, Nak, QpEvent, Source, Status, WorkKind};
 pub use datagram::GRH_LEN;
 pub use host::{Host, LocalFault, Receive};
-pub use request::{Datagram, MAX_MESSAGE, Operation, PostError, Remote, SendRequest};
+pub use request::{Datagram, LocalWork, MAX_MESSAGE, Operation, PostError, Remote, SendRequest};
 pub use state::{AttrMask, QpState, Service, TransitionError, check_transition};
 pub use transmit::{Payload, Transmit};
 
@@ -533,6 +533,23 @@ impl Qp {
                 self.requester.poll_transmit(now, &params, self.attr.state == QpState::Rts, room)
             }
             _ => None,
+        }
+    }
+
+    /// The next request whose work stays on this side, if its turn has come: to be asked when nothing more may leave, and answered by
+    /// [`Self::handle_local`].
+    pub fn poll_local(&self) -> Option<(u64, LocalWork)> {
+        if self.attr.state == QpState::Rts { self.requester.poll_local() } else { None }
+    }
+
+    /// The request with this serial number, which [`Self::poll_local`] gave, was carried out, or could not be.
+    pub fn handle_local(&mut self, serial: u64, work: &LocalWork, done: bool) {
+        let mut out = Out { completions: &mut self.completions, counters: &mut self.counters };
+        if done {
+            self.requester.handle_local(&mut out);
+        } else {
+            self.requester.fail_at(serial, work.failure(), &mut out);
+            self.enter_error(None);
         }
     }
 

@@ -2,7 +2,8 @@
 
 use std::net::IpAddr;
 
-use super::completion::WorkKind;
+use super::attr::Access;
+use super::completion::{Status, WorkKind};
 use super::state::Service;
 use crate::wire::{Opcode, Qpn};
 
@@ -29,6 +30,26 @@ pub struct Datagram {
     pub qkey: u32,
 }
 
+/// Work of the send queue that stays on this side: it changes what a key means to peers, in its turn, and nothing is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LocalWork {
+    /// Gives a memory window the key `rkey`, and part of a region behind it.
+    #[allow(missing_docs)] // the names are the standard's
+    Bind { window: u32, rkey: u32, region: u32, addr: u64, len: u64, access: Access },
+    /// Takes what is behind this key of a memory window away.
+    Invalidate(u32),
+}
+
+impl LocalWork {
+    /// How it is reported when it cannot be done.
+    pub const fn failure(&self) -> Status {
+        match self {
+            Self::Bind { .. } => Status::WindowBind,
+            Self::Invalidate(_) => Status::LocalQpOperation,
+        }
+    }
+}
+
 /// What a send work request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // the names are the standard's
@@ -41,6 +62,7 @@ pub enum Operation {
     Read(Remote),
     CompareSwap { remote: Remote, compare: u64, swap: u64 },
     FetchAdd { remote: Remote, add: u64 },
+    Local(LocalWork),
 }
 
 impl Operation {
@@ -76,7 +98,14 @@ impl Operation {
             Self::Read(_) => WorkKind::Read,
             Self::CompareSwap { .. } => WorkKind::CompareSwap,
             Self::FetchAdd { .. } => WorkKind::FetchAdd,
+            Self::Local(LocalWork::Bind { .. }) => WorkKind::BindWindow,
+            Self::Local(LocalWork::Invalidate(_)) => WorkKind::LocalInvalidate,
         }
+    }
+
+    /// What is to be done here, if nothing is sent.
+    pub const fn local(&self) -> Option<&LocalWork> {
+        if let Self::Local(work) = self { Some(work) } else { None }
     }
 
     /// The opcode of the packet that is or is not the first and the last of the message.
@@ -85,12 +114,17 @@ impl Operation {
             (Self::Read(_), ..) => Opcode::ReadRequest,
             (Self::CompareSwap { .. }, ..) => Opcode::CompareSwap,
             (Self::FetchAdd { .. }, ..) => Opcode::FetchAdd,
-            (Self::Send | Self::SendImmediate(_) | Self::SendInvalidate(_), true, false) => Opcode::SendFirst,
-            (Self::Send | Self::SendImmediate(_) | Self::SendInvalidate(_), false, false) => {
-                Opcode::SendMiddle
+            (Self::Send | Self::SendImmediate(_) | Self::SendInvalidate(_) | Self::Local(_), true, false) => {
+                Opcode::SendFirst
             }
-            (Self::Send, true, true) => Opcode::SendOnly,
-            (Self::Send, false, true) => Opcode::SendLast,
+            (
+                Self::Send | Self::SendImmediate(_) | Self::SendInvalidate(_) | Self::Local(_),
+                false,
+                false,
+            ) => Opcode::SendMiddle,
+            // Work that stays here has no packets: nobody asks.
+            (Self::Send | Self::Local(_), true, true) => Opcode::SendOnly,
+            (Self::Send | Self::Local(_), false, true) => Opcode::SendLast,
             (Self::SendImmediate(_), true, true) => Opcode::SendOnlyImm,
             (Self::SendImmediate(_), false, true) => Opcode::SendLastImm,
             (Self::SendInvalidate(_), true, true) => Opcode::SendOnlyInvalidate,
@@ -157,7 +191,7 @@ pub enum PostError {
     SharedReceives,
     /// The service has no such operation.
     #[error(
-        "{operation:?} is not offered by {service:?} queue pairs: UC has SEND and WRITE, UD only SEND, without invalidation"
+        "{operation:?} is not offered by {service:?} queue pairs: UC has SEND and WRITE, UD only SEND, without invalidation; windows are bound by RC"
     )]
     #[allow(missing_docs)]
     NotOffered { service: Service, operation: WorkKind },

@@ -14,7 +14,7 @@
 use std::collections::VecDeque;
 
 use super::completion::{Completion, Nak, Status};
-use super::request::{Operation, PostError, SendRequest};
+use super::request::{LocalWork, Operation, PostError, SendRequest};
 use super::rtt::Rtt;
 use super::window::Window;
 use super::wqe::Wqe;
@@ -248,8 +248,9 @@ impl Requester {
         if !may_start || self.started == self.sq.len() {
             return false;
         }
-        let fetches = self.sq[self.started].request.op.fetches();
-        if self.sq[self.started].request.fence && self.open_fetches > 0 {
+        let request = &self.sq[self.started].request;
+        let fetches = request.op.fetches();
+        if (request.fence && self.open_fetches > 0) || request.op.local().is_some() {
             return false;
         }
         let wqe = &mut self.sq[self.started];
@@ -264,6 +265,29 @@ impl Requester {
         self.started += 1;
         self.open_fetches += usize::from(fetches);
         true
+    }
+
+    /// The next request, if it is to be carried out on this side and its turn has come; [`Self::handle_local`] ends it.
+    pub(crate) fn poll_local(&self) -> Option<(u64, LocalWork)> {
+        let wqe = self.sq.get(self.started).filter(|_| self.next == self.top)?;
+        let waits = self.rnr_until.is_some() || (wqe.request.fence && self.open_fetches > 0);
+        wqe.request.op.local().filter(|_| !waits).map(|work| (wqe.serial, *work))
+    }
+
+    /// The request that [`Self::poll_local`] gave was carried out. It takes no sequence number, and its end is reported in its turn.
+    pub(crate) fn handle_local(&mut self, out: &mut Out<'_>) {
+        let wqe = &mut self.sq[self.started];
+        (wqe.psn, wqe.packets) = (self.top, 0);
+        self.started += 1;
+        self.cursor = self.started;
+        self.retire_local(out);
+    }
+
+    /// Reports the requests at the front that were carried out on this side.
+    fn retire_local(&mut self, out: &mut Out<'_>) {
+        while self.started > 0 && self.sq[0].packets == 0 {
+            self.pop(out);
+        }
     }
 
     fn note_sent(&mut self, now: Nanos, wqe: &Wqe, packets: u64, answered: bool) {
@@ -281,6 +305,9 @@ impl Requester {
         self.sent_top = self.sent_top.max(self.next);
         if self.next == wqe.end() {
             self.cursor += 1;
+            while self.cursor < self.started && self.sq[self.cursor].packets == 0 {
+                self.cursor += 1;
+            }
         }
         self.arm_probe(now);
     }
@@ -487,6 +514,11 @@ impl Requester {
     }
 
     fn retire(&mut self, out: &mut Out<'_>) {
+        self.pop(out);
+        self.retire_local(out);
+    }
+
+    fn pop(&mut self, out: &mut Out<'_>) {
         if let Some(wqe) = self.sq.pop_front() {
             self.started -= 1;
             self.cursor = self.cursor.saturating_sub(1);

@@ -93,7 +93,8 @@ int main(void) {
     struct ibv_sge large = sge_of(&a, 0, 129);
     CHECK(post(a.qp, IBV_WR_RDMA_WRITE, &large, 1, IBV_SEND_INLINE) == EINVAL);
     CHECK(post(a.qp, IBV_WR_RDMA_READ, sges, 1, IBV_SEND_INLINE) == EINVAL);
-    CHECK(post(a.qp, IBV_WR_BIND_MW, sges, 1, 0) == EOPNOTSUPP);
+    CHECK(post(a.qp, IBV_WR_BIND_MW, sges, 1, 0) == EINVAL);
+    CHECK(post(a.qp, IBV_WR_TSO, sges, 1, 0) == EOPNOTSUPP);
     CHECK(post(a.qp, 77, sges, 1, 0) == EOPNOTSUPP);
     CHECK(post(a.qp, IBV_WR_SEND, sges, 1, IBV_SEND_IP_CSUM) == EINVAL); /* no device says that it can */
     struct ibv_recv_wr receive = {.sg_list = sges, .num_sge = 5}, *bad_receive;

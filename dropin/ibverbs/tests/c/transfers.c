@@ -220,9 +220,9 @@ static void extended(void) {
     struct ibv_qp_init_attr_ex init = {.send_cq = ibv_cq_ex_to_cq(cq), .recv_cq = ibv_cq_ex_to_cq(cq), .qp_type = IBV_QPT_RC,
                                        .cap = {.max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 2, .max_recv_sge = 2, .max_inline_data = 64},
                                        .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, .pd = a.pd,
-                                       .send_ops_flags = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_SEND_WITH_IMM | IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_BIND_MW};
+                                       .send_ops_flags = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_SEND_WITH_IMM | IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_TSO};
     CHECK(!ibv_create_qp_ex(context, &init) && errno == EOPNOTSUPP);
-    init.send_ops_flags &= ~IBV_QP_EX_WITH_BIND_MW;
+    init.send_ops_flags &= ~IBV_QP_EX_WITH_TSO;
     CHECK((a.qp = ibv_create_qp_ex(context, &init)));
     struct ibv_qp_ex *ex = ibv_qp_to_qp_ex(a.qp);
     CHECK(ex);
@@ -383,7 +383,6 @@ static void queries(void) {
     struct ibv_pd *pd = ibv_alloc_pd(context);
     CHECK(!ibv_reg_dmabuf_mr(pd, 0, 4096, 0, -1, IBV_ACCESS_LOCAL_WRITE) && errno == EBADF);
     CHECK(!ibv_reg_dmabuf_mr(pd, 0, 4096, 0, 0, IBV_ACCESS_LOCAL_WRITE) && errno == EOPNOTSUPP);
-    CHECK(!ibv_alloc_mw(pd, IBV_MW_TYPE_1) && errno == EOPNOTSUPP);
     CHECK(!ibv_alloc_td(context, &(struct ibv_td_init_attr){0}) && errno == EOPNOTSUPP);
     CHECK(!ibv_open_xrcd(context, &(struct ibv_xrcd_init_attr){0}) && errno == EOPNOTSUPP);
     CHECK(!ibv_reg_mr(pd, (void *)4096, 4096, IBV_ACCESS_LOCAL_WRITE) && errno == EFAULT);
