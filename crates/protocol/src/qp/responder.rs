@@ -259,29 +259,27 @@ impl Responder {
     fn answer_again(&mut self, mut again: Reply, params: &Params) {
         let (start, end) = again.span(params.mtu);
         // One in the middle of what has not gone out yet overtook the question for what comes before: all of it is on its way.
-        let covers = |(s, e)| s < start && end <= e;
-        if self.replies.iter().any(|reply| reply.replay().is_some() && covers(reply.span(params.mtu))) {
+        let reaches = |(s, e)| s < start && start < e;
+        if self.replies.iter().any(|reply| reply.replay().is_some() && reaches(reply.span(params.mtu))) {
             return;
         }
-        let mut first_time = false;
-        self.replies.retain_mut(|reply| {
+        let overlaps = |reply: &Reply| {
             let (s, e) = reply.span(params.mtu);
-            if reply.replay().is_none() || s >= end || start >= e {
-                return true;
-            }
-            if reply.skip_to(end, params.mtu) {
-                return true;
-            }
-            first_time |= reply.replay() == Some(false);
-            false
-        });
+            reply.replay().is_some() && s < end && start < e
+        };
+        let replaced = |reply: &&Reply| overlaps(reply) && reply.span(params.mtu).1 <= end;
+        let first_time = self.replies.iter().filter(replaced).any(|reply| reply.replay() == Some(false));
         if first_time {
             if let Reply::Read { replay, .. } | Reply::Atomic { replay, .. } = &mut again {
                 *replay = false;
             }
-        } else if self.fetches(true) >= usize::from(params.max_dest_rd_atomic) {
-            return;
+        } else {
+            let replaced = self.replies.iter().filter(replaced).count();
+            if self.fetches(true) - replaced >= usize::from(params.max_dest_rd_atomic) {
+                return;
+            }
         }
+        self.replies.retain_mut(|reply| !overlaps(reply) || reply.skip_to(end, params.mtu));
         let at = self.replies.iter().position(|reply| reply.span(params.mtu).0 > start);
         self.replies.insert(at.unwrap_or(self.replies.len()), again);
     }
