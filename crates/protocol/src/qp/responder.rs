@@ -280,7 +280,9 @@ impl Responder {
             }
         }
         self.replies.retain_mut(|reply| !overlaps(reply) || reply.skip_to(end, params.mtu));
-        let at = self.replies.iter().position(|reply| reply.span(params.mtu).0 > start);
+        // An acknowledgement covers all before it, and itself: no answer to what it covers may come after it.
+        let later = |reply: &Reply| reply.span(params.mtu).0 >= start + u64::from(reply.replay().is_some());
+        let at = self.replies.iter().position(later);
         self.replies.insert(at.unwrap_or(self.replies.len()), again);
     }
 

@@ -105,6 +105,16 @@ fn what_is_left_behind_a_repeated_piece_of_a_read_is_answered_before_anything_la
 }
 
 #[test]
+fn a_read_asked_again_is_answered_before_an_acknowledgement_that_covers_it() {
+    let mut sim = small();
+    ask(&mut sim, Opcode::WriteOnly, 0, 10);
+    ask(&mut sim, Opcode::ReadRequest, 1, 100);
+    ask(&mut sim, Opcode::WriteOnly, 0, 10); // acknowledged with all that came since
+    ask(&mut sim, Opcode::ReadRequest, 1, 100);
+    assert_eq!(answers(&mut sim, true), [(Opcode::ReadResponseOnly, 1), (Opcode::Ack, 1)]);
+}
+
+#[test]
 fn a_read_that_reaches_beyond_what_was_asked_before_is_not_a_repetition() {
     let mut sim = small();
     ask(&mut sim, Opcode::ReadRequest, 0, 1);
