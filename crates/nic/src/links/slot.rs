@@ -14,6 +14,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
+use crate::soft::fork::NotInherited;
+
 /// Bytes before the packets of a handover: magic 4, family 1, slot 1, source port 2, first id 2, segment 2, address 16.
 const PREFIX: usize = 28;
 const MAGIC: [u8; 4] = *b"nbh1";
@@ -74,7 +76,8 @@ impl Owner {
 /// A service's name of an address, and what is handed over to it.
 #[derive(Debug)]
 pub(super) struct ServiceName {
-    fd: OwnedFd,
+    /// A child that is forked while the name is bound would keep it taken.
+    fd: NotInherited,
     pub(super) service: u64,
     uid: libc::uid_t,
 }
@@ -82,8 +85,13 @@ pub(super) struct ServiceName {
 impl ServiceName {
     /// Takes the name; nothing where somebody has it.
     pub(super) fn bind(addr: IpAddr, service: u64) -> io::Result<Option<Self>> {
-        let Slot { fd, uid, .. } = Slot::new(addr)?;
-        let bound = bind(&fd, &Owner::Service(service).name(addr))?;
+        let (mut bound, mut uid) = (false, 0);
+        let fd = NotInherited::open(|| {
+            let slot = Slot::new(addr)?;
+            bound = bind(&slot.fd, &Owner::Service(service).name(addr))?;
+            uid = slot.uid;
+            Ok(slot.fd)
+        })?;
         Ok(bound.then_some(Self { fd, service, uid }))
     }
 

@@ -86,26 +86,8 @@ fn each_open(mut each: impl FnMut(&Ending)) {
 
 /// In a forked child, before anything else happens there: nobody reads its copies of its parent's sockets. Left open they would keep
 /// the slots of devices that the parent closes, and the kernel would go on steering packets to them, those of others among them.
-///
-/// The numbers stay taken, by something harmless: the objects of the child's that own them close them some day.
 pub(super) fn let_go_of_links() {
-    let mut nothing = -1;
-    each_open(|ending| {
-        for &fd in &ending.link {
-            if nothing < 0 {
-                // SAFETY: takes no pointers.
-                nothing = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
-            }
-            if nothing >= 0 {
-                // SAFETY: takes no pointers; `fd` is the device's own.
-                unsafe { libc::dup3(nothing, fd, libc::O_CLOEXEC) };
-            }
-        }
-    });
-    if nothing >= 0 {
-        // SAFETY: opened above, and nobody else's.
-        unsafe { libc::close(nothing) };
-    }
+    each_open(|ending| fork::let_go(&ending.link));
 }
 
 extern "C" fn at_exit() {

@@ -198,6 +198,31 @@ fn a_taken_service_is_taken_until_it_is_given_back() {
     }
 }
 
+/// Names that were bound before a fork are free when the parent gives them back, however long the child lives.
+#[test]
+fn a_forked_child_keeps_no_service() {
+    let (a, b) = (Side::open("127.61.4.3"), Side::open("127.61.4.3"));
+    a.cm.bind(SERVICE).unwrap();
+    // SAFETY: the child does nothing but wait for its end.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: as above.
+        unsafe {
+            libc::sleep(120);
+            libc::_exit(0);
+        }
+    }
+    assert!(matches!(b.cm.bind(SERVICE), Err(BindError::InUse { .. })));
+    // The child lets go as soon as it runs; until then it has a share in the name.
+    a.cm.unbind(SERVICE);
+    crate::common::until("the name is free", || b.cm.bind(SERVICE).is_ok());
+    // SAFETY: our own child, which is waited for.
+    unsafe {
+        libc::kill(child, libc::SIGKILL);
+        libc::waitpid(child, std::ptr::null_mut(), 0);
+    }
+}
+
 #[test]
 fn a_storm_of_256_at_once() {
     let b = Side::listening("127.61.5.1", 1024);
