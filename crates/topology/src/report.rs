@@ -229,7 +229,7 @@ fn pairs(out: &mut String, facts: &Facts, diagnosis: &Diagnosis, style: Style) {
 
 /// A reason without the names of its pair, so that one line can stand for many pairs.
 fn general(text: &str, verdict: &Verdict) -> String {
-    let text = text.replace(&verdict.nic, "the adapter");
+    let text = without_name(text, &verdict.nic);
     match text.split_once("/dev/infiniband/uverbs") {
         Some((before, after)) => {
             format!(
@@ -239,6 +239,27 @@ fn general(text: &str, verdict: &Verdict) -> String {
         }
         None => text,
     }
+}
+
+/// Names are replaced where they stand as words of their own: not within longer names, and not within the value of a variable.
+fn without_name(text: &str, name: &str) -> String {
+    let within = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+    let mut out = String::new();
+    let mut rest = text;
+    while let Some(at) = rest.find(name).filter(|_| !name.is_empty()) {
+        let (before, from) = rest.split_at(at);
+        let (this, after) = from.split_at(name.len());
+        let joined = before
+            .chars()
+            .next_back()
+            .or(out.chars().next_back())
+            .is_some_and(|c| within(c) || "=,^:".contains(c))
+            || after.starts_with(within);
+        out.push_str(before);
+        out.push_str(if joined { this } else { "the adapter" });
+        rest = after;
+    }
+    out + rest
 }
 
 fn way(verdict: &Verdict) -> String {
@@ -282,9 +303,12 @@ fn verdict_line(facts: &Facts, diagnosis: &Diagnosis, style: Style) -> String {
         .filter(|kind| count(*kind) > 0)
         .map(|kind| format!("{} {}", count(kind), kind.words()))
         .collect();
+    let many = |number: usize, word: &str| format!("{number} {word}{}", if number == 1 { "" } else { "s" });
     let text = format!(
-        "GPUs with their best adapter: {}; {errors} errors, {warnings} warnings, {unknown} unknown",
-        counts.join(", ")
+        "GPUs with their best adapter: {}; {}, {}, {unknown} unknown",
+        counts.join(", "),
+        many(errors, "error"),
+        many(warnings, "warning")
     );
     let code = if errors > 0 {
         "1;31"
@@ -294,4 +318,22 @@ fn verdict_line(facts: &Facts, diagnosis: &Diagnosis, style: Style) -> String {
         "1;32"
     };
     style.paint(code, &text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_left_out_as_words_only() {
+        assert_eq!(
+            without_name("does not use mlx5_1: NCCL_IB_HCA=mlx5_1,mlx5_10", "mlx5_1"),
+            "does not use the adapter: NCCL_IB_HCA=mlx5_1,mlx5_10"
+        );
+        assert_eq!(
+            without_name("mlx5_1 takes none; mlx5_1", "mlx5_1"),
+            "the adapter takes none; the adapter"
+        );
+        assert_eq!(without_name("mlx5_10 and xmlx5_1", "mlx5_1"), "mlx5_10 and xmlx5_1");
+    }
 }

@@ -1,6 +1,6 @@
 //! Drivers: is each device driven by what it should be, and do library and module belong together?
 
-use super::list;
+use super::{list, one_or};
 use crate::analysis::Analysis;
 use crate::facts::{GpuVendor, Nic, PciDevice};
 use crate::finding::{Finding, Severity};
@@ -177,7 +177,7 @@ fn adapters(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     if !software.is_empty() && !facts.gpus.is_empty() {
         let names: Vec<_> = software.iter().map(|nic| nic.name.clone()).collect();
         found.push(
-            Finding::new("software-nic", Severity::Info, format!("{} is a software adapter of the kernel's: it cannot reach GPU memory", list(&names)))
+            Finding::new("software-nic", Severity::Info, format!("{} {} of the kernel's software: GPU memory is out of reach", list(&names), one_or(&names, "is", "are")))
                 .why("rxe and siw take no dma-buf and no peer memory, so GPU buffers are staged through host memory.")
                 .seen(format!("/sys/class/infiniband/{}", names[0]), software[0].driver.clone().unwrap_or_default())
                 .fix("nobounce run -- PROGRAM   (a software adapter that does reach GPU memory)")

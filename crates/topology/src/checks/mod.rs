@@ -51,6 +51,11 @@ pub(crate) fn list<S: AsRef<str>>(names: &[S]) -> String {
     }
 }
 
+/// The word for one or for many.
+pub(crate) fn one_or<'a, T>(names: &[T], one: &'a str, many: &'a str) -> &'a str {
+    if names.len() == 1 { one } else { many }
+}
+
 /// Bytes for people.
 pub(crate) fn bytes(count: u64) -> String {
     const UNITS: [(&str, u32); 4] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{bytes, list};
+use super::{bytes, list, one_or};
 use crate::analysis::Analysis;
 use crate::cpu_list;
 use crate::finding::{Finding, Severity};
@@ -62,7 +62,7 @@ fn device_files(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         let some_work = facts.nics.iter().any(|nic| usable::nic(facts, nic).is_yes());
         let severity = if some_work { Severity::Warning } else { Severity::Error };
         let finding = match id {
-            "no-dev-infiniband" => Finding::new("no-dev-infiniband", severity, format!("{who}: /sys shows it, but {why}"))
+            "no-dev-infiniband" => Finding::new("no-dev-infiniband", severity, format!("{who}: /sys shows {}, but {why}", one_or(&hit, "it", "them")))
                 .why("NCCL and UCX cannot open the adapter and use TCP without a word: a tenth of the bandwidth, ten times the latency.")
                 .seen("/dev/infiniband", why.clone())
                 .fix("docker run --device /dev/infiniband --cap-add IPC_LOCK --ulimit memlock=-1 ...   (Kubernetes: an RDMA device plugin and its resource in the pod)"),
@@ -85,7 +85,7 @@ fn device_files(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                 .seen(format!("/sys/class/infiniband/{}/device/infiniband_verbs", hit[0]), why.clone())
                 .fix("sudo modprobe ib_uverbs rdma_ucm && echo ib_uverbs | sudo tee /etc/modules-load.d/rdma.conf")
                 .root(),
-            _ => Finding::new("nic-open", severity, format!("{who}: it cannot be opened: {why}"))
+            _ => Finding::new("nic-open", severity, format!("{who} cannot be opened: {why}"))
                 .why("NCCL and UCX leave the adapter out and use TCP if no other is left.")
                 .seen("ibv_open_device", why.clone())
                 .fix("ibv_devinfo -v   (is the provider installed? rdma-core's or OFED's ibverbs-providers must match the kernel's driver)"),

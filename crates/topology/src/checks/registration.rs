@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::list;
+use super::{list, one_or};
 use crate::analysis::{Analysis, Pair};
 use crate::facts::GpuVendor;
 use crate::finding::{Finding, Severity};
@@ -145,7 +145,7 @@ fn finding(analysis: &Analysis<'_>, id: &str, cause: &Cause<'_>) -> Option<Findi
             .seen("/proc/driver/nvidia/version", module_line(analysis))
             .fix("upgrade to a current driver with the open kernel module")
             .reboot(),
-        "gpu-too-old" => Finding::new("gpu-too-old", severity, format!("{who}: older than Turing, so the open module does not drive it and there are no dma-bufs"))
+        "gpu-too-old" => Finding::new("gpu-too-old", severity, format!("{who}: older than Turing, so the open module does not drive {} and there are no dma-bufs", one_or(&names, "it", "them")))
             .why(why)
             .seen("compute capability", cause.pairs.first().and_then(|pair| pair.gpu.compute_capability.get()).map_or_else(String::new, |cc| format!("{}.{}", cc / 10, cc % 10)))
             .fix("use nvidia_peermem for this GPU: sudo modprobe nvidia_peermem")
@@ -170,7 +170,7 @@ fn finding(analysis: &Analysis<'_>, id: &str, cause: &Cause<'_>) -> Option<Findi
             .seen("libibverbs.so.1", "no ibv_reg_dmabuf_mr")
             .fix("install rdma-core 34 or newer (in the container's image, too)")
             .root(),
-        "dmabuf-nic" => Finding::new("dmabuf-nic", severity, format!("{who} takes no dma-bufs"))
+        "dmabuf-nic" => Finding::new("dmabuf-nic", severity, format!("{who} {} no dma-bufs", one_or(&names, "takes", "take")))
             .why(format!("Its driver in this kernel does not implement it, or the kernel is too old. {why}"))
             .seen(format!("ibv_reg_dmabuf_mr on {}", names.first().map_or("", String::as_str)), cause.why)
             .fix("upgrade the adapter's driver (DOCA-OFED 5.6 or newer, or kernel 5.12 and newer for mlx5), or use nvidia_peermem")

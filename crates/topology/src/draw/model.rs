@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::Matrix;
 use crate::bandwidth;
-use crate::facts::{Facts, Link, PciDevice};
+use crate::facts::{Facts, Link, PciDevice, Port};
 
 /// What a branch of the tree is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -43,6 +43,8 @@ pub struct Branch {
     pub link: Option<Link>,
     /// Whether the link runs below what both ends can do.
     pub degraded: bool,
+    /// Whether it is an adapter without a port that carries traffic.
+    pub down: bool,
     /// What hangs below.
     pub children: Vec<Self>,
 }
@@ -112,6 +114,7 @@ fn node(facts: &Facts, id: i32) -> Branch {
         notes,
         link: None,
         degraded: false,
+        down: false,
         children,
     }
 }
@@ -135,6 +138,7 @@ fn root_bus(facts: &Facts, id: i32, root: &str) -> Branch {
         notes: Vec::new(),
         link: None,
         degraded: false,
+        down: false,
         children,
     }
 }
@@ -177,9 +181,16 @@ fn branch(facts: &Facts, device: &PciDevice, depth: usize) -> Branch {
         Kind::RootPort => "root port".to_owned(),
         _ => "port".to_owned(),
     };
+    if kind == Kind::Nic && nics.is_empty() {
+        notes.push("no RDMA device".to_owned());
+    }
     for port in nics.iter().flat_map(|nic| &nic.ports) {
         let rate = port.rate_gbps.known().map_or_else(String::new, |rate| format!("{rate} Gb/s "));
-        let layer = if port.is_ethernet() { "RoCE" } else { "IB" };
+        let layer = match nics.first().and_then(|nic| nic.driver.as_deref()) {
+            Some("efa") => "EFA",
+            _ if port.is_ethernet() => "RoCE",
+            _ => "IB",
+        };
         let state = if port.is_active() { String::new() } else { format!(" {}", port.state) };
         notes.push(format!("{rate}{layer}{state}"));
     }
@@ -201,6 +212,7 @@ fn branch(facts: &Facts, device: &PciDevice, depth: usize) -> Branch {
         notes,
         link: device.link,
         degraded,
+        down: !nics.is_empty() && !nics.iter().flat_map(|nic| &nic.ports).any(Port::may_be_active),
         children: below.into_iter().map(|child| branch(facts, child, depth + 1)).collect(),
     }
 }

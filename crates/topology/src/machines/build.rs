@@ -23,6 +23,15 @@ pub(super) enum Net {
     Efa(u32),
 }
 
+/// What is plugged into a slot.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Slot {
+    Gpu(Card),
+    /// The speed of its PCIe link, and its port.
+    Nic(f64, Net),
+    Nvme,
+}
+
 /// A kind of GPU.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Card {
@@ -37,6 +46,27 @@ pub(super) struct Card {
 }
 
 pub(super) const GIB: u64 = 1 << 30;
+
+pub(super) const A100: Card = Card {
+    name: "NVIDIA A100-SXM4-80GB",
+    device: 0x20b2,
+    capability: 80,
+    memory: 80 * GIB,
+    bar1: 128 * GIB,
+    speed: 16.0,
+    nvlinks: 12,
+    vendor: GpuVendor::Nvidia,
+};
+pub(super) const H100: Card =
+    Card { name: "NVIDIA H100 80GB HBM3", device: 0x2330, capability: 90, speed: 32.0, nvlinks: 18, ..A100 };
+
+pub(super) fn epyc(family: u32, model: u32, name: &str) -> Cpu {
+    Cpu { vendor: "AuthenticAMD".to_owned(), family: Some(family), model: Some(model), name: name.to_owned() }
+}
+
+pub(super) fn xeon(model: u32, name: &str) -> Cpu {
+    Cpu { vendor: "GenuineIntel".to_owned(), family: Some(6), model: Some(model), name: name.to_owned() }
+}
 
 impl Build {
     /// A machine without devices.
@@ -113,6 +143,43 @@ impl Build {
         };
         self.facts.pci.push(device);
         address.to_owned()
+    }
+
+    /// A root port, a switch on it, and one device on each of its ports; buses are numbered from `bus` on.
+    pub(super) fn switch(&mut self, bus: u32, port: &str, numa: i32, speed: f64, slots: &[Slot]) {
+        let root = format!("pci0000:{bus:02x}");
+        let top = self.bridge(&format!("0000:{bus:02x}:{port}"), None, &root, numa, speed);
+        let up = self.bridge(&format!("0000:{:02x}:00.0", bus + 1), Some(&top), &root, numa, speed);
+        for (at, slot) in (0_u32..).zip(slots) {
+            let down =
+                self.bridge(&format!("0000:{:02x}:{at:02x}.0", bus + 2), Some(&up), &root, numa, speed);
+            let address = format!("0000:{:02x}:00.0", bus + 4 + at);
+            match slot {
+                Slot::Gpu(card) => self.gpu(&address, Some(&down), &root, numa, *card),
+                Slot::Nic(speed, net) => self.nic(&address, Some(&down), &root, numa, *speed, *net),
+                Slot::Nvme => self.nvme(&address, Some(&down), &root, numa),
+            }
+        }
+    }
+
+    /// A device on a root port of its own, at the next bus.
+    pub(super) fn on_root_port(
+        &mut self,
+        domain: u32,
+        bus: u32,
+        port: &str,
+        numa: i32,
+        speed: f64,
+        slot: Slot,
+    ) {
+        let root = format!("pci{domain:04x}:{bus:02x}");
+        let port = self.bridge(&format!("{domain:04x}:{bus:02x}:{port}"), None, &root, numa, speed);
+        let address = format!("{domain:04x}:{:02x}:00.0", bus + 1);
+        match slot {
+            Slot::Gpu(card) => self.gpu(&address, Some(&port), &root, numa, card),
+            Slot::Nic(speed, net) => self.nic(&address, Some(&port), &root, numa, speed, net),
+            Slot::Nvme => self.nvme(&address, Some(&port), &root, numa),
+        }
     }
 
     /// A GPU with its device file, in the order of addresses.

@@ -1,32 +1,14 @@
 //! Virtual machines, containers, single boards, workstations.
 
-use super::build::{Build, Card, GIB, Net};
-use super::servers::{self, xeon};
-use crate::facts::{Cpu, Facts, GpuVendor, Read};
+use super::build::{A100, Build, Card, GIB, H100, Net, Slot, epyc, xeon};
+use super::servers;
+use crate::facts::{Cpu, Facts, Read};
 
 /// A guest with eight GPUs and eight adapters, all on one bus.
 pub(super) fn vm_flat() -> Facts {
-    let mut build = Build::new(
-        "Virtual Machine",
-        Cpu {
-            vendor: "AuthenticAMD".to_owned(),
-            family: Some(23),
-            model: Some(49),
-            name: "AMD EPYC 7V12".to_owned(),
-        },
-        1,
-        96,
-    );
-    let card = Card {
-        name: "NVIDIA A100-SXM4-40GB",
-        device: 0x20b0,
-        capability: 80,
-        memory: 40 * GIB,
-        bar1: 64 * GIB,
-        speed: 16.0,
-        nvlinks: 12,
-        vendor: GpuVendor::Nvidia,
-    };
+    let mut build = Build::new("Virtual Machine", epyc(23, 49, "AMD EPYC 7V12"), 1, 96);
+    let card =
+        Card { name: "NVIDIA A100-SXM4-40GB", device: 0x20b0, memory: 40 * GIB, bar1: 64 * GIB, ..A100 };
     for slot in 0..8_u32 {
         build.gpu(&format!("0000:00:{:02x}.0", 0x04 + slot), None, "pci0000:00", -1, card);
         build.nic(
@@ -79,20 +61,9 @@ pub(super) fn gh200() -> Facts {
         name: "Neoverse V2 (Grace and others)".to_owned(),
     };
     let mut build = Build::new("GH200 P4975", cpu, 1, 72);
-    let card = Card {
-        name: "NVIDIA GH200 480GB",
-        device: 0x2342,
-        capability: 90,
-        memory: 96 * GIB,
-        bar1: 128 * GIB,
-        speed: 32.0,
-        nvlinks: 0,
-        vendor: GpuVendor::Nvidia,
-    };
-    let port = build.bridge("0009:00:00.0", None, "pci0009:00", 0, 32.0);
-    build.gpu("0009:01:00.0", Some(&port), "pci0009:00", 0, card);
-    let port = build.bridge("0002:00:00.0", None, "pci0002:00", 0, 32.0);
-    build.nic("0002:01:00.0", Some(&port), "pci0002:00", 0, 32.0, Net::InfiniBand(400));
+    let card = Card { name: "NVIDIA GH200 480GB", device: 0x2342, memory: 96 * GIB, nvlinks: 0, ..H100 };
+    build.on_root_port(9, 0, "00.0", 0, 32.0, Slot::Gpu(card));
+    build.on_root_port(2, 0, "00.0", 0, 32.0, Slot::Nic(32.0, Net::InfiniBand(400)));
     let mut facts = build.facts;
     facts.kernel.command_line = Read::Yes("BOOT_IMAGE=/vmlinuz iommu.passthrough=1".to_owned());
     for gpu in &mut facts.gpus {
@@ -112,7 +83,7 @@ pub(super) fn workstation() -> Facts {
         bar1: 256 << 20,
         speed: 8.0,
         nvlinks: 0,
-        vendor: GpuVendor::Nvidia,
+        ..A100
     };
     let port = build.bridge("0000:17:00.0", None, "pci0000:17", 0, 8.0);
     build.gpu("0000:18:00.0", Some(&port), "pci0000:17", 0, card);
@@ -126,44 +97,9 @@ pub(super) fn workstation() -> Facts {
 
 /// A cloud machine with Amazon's adapters below the GPUs' switches.
 pub(super) fn p5_efa() -> Facts {
-    let mut build = Build::new(
-        "p5.48xlarge",
-        Cpu {
-            vendor: "AuthenticAMD".to_owned(),
-            family: Some(25),
-            model: Some(1),
-            name: "AMD EPYC 7R13".to_owned(),
-        },
-        2,
-        96,
-    );
-    let card = Card {
-        name: "NVIDIA H100 80GB HBM3",
-        device: 0x2330,
-        capability: 90,
-        memory: 80 * GIB,
-        bar1: 128 * GIB,
-        speed: 32.0,
-        nvlinks: 18,
-        vendor: GpuVendor::Nvidia,
-    };
-    for gpu in 0..8_u32 {
-        let numa = i32::from(gpu >= 4);
-        let bus = 0x10 + gpu * 0x1c;
-        let root = format!("pci0000:{bus:02x}");
-        let top = build.bridge(&format!("0000:{bus:02x}:01.0"), None, &root, numa, 32.0);
-        let up = build.bridge(&format!("0000:{:02x}:00.0", bus + 1), Some(&top), &root, numa, 32.0);
-        for slot in 0..5_u32 {
-            let down =
-                build.bridge(&format!("0000:{:02x}:{slot:02x}.0", bus + 2), Some(&up), &root, numa, 32.0);
-            let address = format!("0000:{:02x}:00.0", bus + 4 + slot);
-            if slot == 4 {
-                build.gpu(&address, Some(&down), &root, numa, card);
-            } else {
-                build.nic(&address, Some(&down), &root, numa, 16.0, Net::Efa(100));
-            }
-        }
-    }
+    let mut build = Build::new("p5.48xlarge", epyc(25, 1, "AMD EPYC 7R13"), 2, 96);
+    let nic = Slot::Nic(16.0, Net::Efa(100));
+    servers::eight(&mut build, "01.0", &[nic, nic, nic, nic, Slot::Gpu(H100)]);
     let mut facts = build.facts;
     facts.machine.hypervisor = Read::Yes(Some("Amazon EC2".to_owned()));
     facts.kernel.ofed = Read::Yes(None);
