@@ -63,6 +63,8 @@ explanations! {
     "Profiles, container images and job scripts carry settings from one day of debugging for years. This one switches the fast way off for the library it belongs to. Unset it and measure again.";
     "expandable-segments", "PyTorch's expandable segments",
     "With expandable_segments:True tensors live in VMM memory that grows by segments. cuMemGetAddressRange gives one segment only, so engines that register 'the allocation of this pointer' cover a part: EINVAL, or errors beyond the first segment. NCCL copes; check transfer engines. Where attribute 110 is 0 such memory cannot be registered at all.";
+    "fabric-manager", "CUDA does not start: NVSwitches are not set up",
+    "On machines with NVSwitch cuInit ends with CUDA_ERROR_SYSTEM_NOT_READY (802) until the fabric manager has configured the switches. It must run, and be of the driver's version: systemctl status nvidia-fabricmanager. In a virtual machine it may run on the host.";
     "far-nic", "The nearest adapter is on another socket",
     "Packets between GPU and adapter cross the link between sockets, which all traffic shares, and whose packets are small for devices. Half of the bandwidth is usual. NCCL uses GPUDirect at this distance only with NCCL_NET_GDR_LEVEL=SYS; UCX reckons with a slow way and stages long messages.";
     "gdrdrv-node", "gdrdrv is loaded, but not for this process",
@@ -105,6 +107,8 @@ explanations! {
     "amdgpu hands out its memory to other devices only with CONFIG_PCI_P2PDMA, CONFIG_DMABUF_MOVE_NOTIFY and CONFIG_HSA_AMD_P2P. By hand: grep -E 'P2PDMA|MOVE_NOTIFY|HSA_AMD_P2P' /boot/config-$(uname -r).";
     "kernel-too-old", "The kernel is too old for dma-buf in verbs",
     "Verbs take dma-bufs from kernel 5.12 on; OFED and DOCA bring it to older kernels.";
+    "link-layers", "Some adapters are InfiniBand, others Ethernet",
+    "Servers often have adapters for storage and management beside those of the compute network. NCCL takes every active one unless NCCL_IB_HCA names some, UCX unless UCX_NET_DEVICES does. Where an adapter of the compute network is Ethernet by mistake: mlxconfig -d DEVICE set LINK_TYPE_P1=1 makes it InfiniBand.";
     "max-payload", "PCIe packets are smaller than they could be",
     "MaxPayload is the least that any port of the way allows. With 128 bytes headers take 19 % of the link, with 256 they take 10 %. The firmware sets it; pci=pcie_bus_perf makes the kernel raise it.";
     "max-read-request", "The adapter's read requests are small",

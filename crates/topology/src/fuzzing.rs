@@ -1,4 +1,4 @@
-//! What the fuzzer calls: any bytes are facts, a log, a configuration space, or a reason why not.
+//! What the fuzzer calls: any bytes are facts, a log, a configuration space, a packed file, or a reason why not.
 
 use crate::facts::Facts;
 use crate::{Style, diagnose, draw, log, report, sysfs};
@@ -6,7 +6,7 @@ use crate::{Style, diagnose, draw, log, report, sysfs};
 /// Gives the bytes to one of the readers, chosen by the first byte, and what it made of them to all that comes after.
 pub fn readers(data: &[u8]) {
     let Some((which, rest)) = data.split_first() else { return };
-    match which % 4 {
+    match which % 5 {
         0 => {
             let _ = sysfs::parse_config_space(rest);
         }
@@ -24,6 +24,9 @@ pub fn readers(data: &[u8]) {
                 let facts = Facts::default();
                 let _ = log::join_nccl(&read, &facts, &diagnose(&facts)).text();
             }
+        }
+        4 => {
+            let _ = sysfs::gzip::unpack(rest);
         }
         _ => {
             if let Ok(read) = log::read_ucx(rest, |_| {}) {

@@ -2,6 +2,7 @@
 //!
 //! `cases/*.json` hold lists of cases. `base` names a machine of `nobounce_topology::machines`; `set` and `remove` change its facts by path,
 //! where `*` means all, `name=mlx5_0` those with that field, `-` a new one at the end; `finds` is the complete set of findings.
+//! What a thread does not tell (versions, models, the rest of the machine) is the base's or ours.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

@@ -241,6 +241,31 @@ fn unread(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             facts.devices.known().is_none_or(|nodes| nodes.iter().any(|node| node.path == "/dev/nvidiactl"))
         })
         .collect();
+    // CUDA starts on GPUs behind NVSwitches only when the fabric manager has set them up.
+    let waits = |gpu: &&Gpu| {
+        let why = gpu.gpudirect_rdma.why_not().unwrap_or_default().to_ascii_uppercase();
+        ["SYSTEM_NOT_READY", "SYSTEM NOT YET INITIALIZED", "(802)", "ERROR 802"]
+            .iter()
+            .any(|word| why.contains(word))
+    };
+    let (waiting, silent): (Vec<&Gpu>, Vec<&Gpu>) = silent.into_iter().partition(waits);
+    if let Some(first) = waiting.first() {
+        found.push(
+            Finding::new(
+                "fabric-manager",
+                Severity::Error,
+                "CUDA does not start: the NVSwitch fabric is not set up",
+            )
+            .why(
+                "Until the fabric manager runs, in the version of the driver, no program can use these GPUs.",
+            )
+            .seen("CUDA", first.gpudirect_rdma.why_not().unwrap_or_default())
+            .fix("sudo systemctl enable --now nvidia-fabricmanager; nvidia-smi -q | grep -A2 Fabric")
+            .root()
+            .blocks()
+            .on(addresses(&waiting)),
+        );
+    }
     if let Some(first) = silent.first() {
         found.push(
             Finding::new(

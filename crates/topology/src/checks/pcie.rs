@@ -72,7 +72,13 @@ fn access_control(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                     continue;
                 }
             };
-            if let Some(acs) = redirects {
+            // An adapter that translates addresses itself may pass where the port lets translated packets through.
+            let translates = analysis
+                .tree
+                .get(nic)
+                .and_then(|device| device.config.known())
+                .is_some_and(|config| config.ats == Some(true));
+            if let Some(acs) = redirects.filter(|acs| !(translates && acs.passes_translated())) {
                 hit.insert(pair.gpu.address.clone());
                 hit.insert(pair.nic.name.clone());
                 if seen.insert(&port.address) {

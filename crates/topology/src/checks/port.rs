@@ -14,7 +14,37 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
     rates(analysis, &mut found);
     sizes(analysis, &mut found);
     losses(analysis, &mut found);
+    layers(analysis, &mut found);
     found
+}
+
+/// InfiniBand and Ethernet side by side: two networks, and libraries that take all adapters.
+fn layers(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let of = |ethernet: bool| -> Vec<String> {
+        hardware(analysis)
+            .filter(|(nic, port)| {
+                // Amazon's are neither.
+                port.is_active()
+                    && port.is_ethernet() == ethernet
+                    && !port.link_layer.is_empty()
+                    && !crate::nccl::is_efa(nic)
+            })
+            .map(|(nic, port)| name(nic, port))
+            .collect()
+    };
+    let (infiniband, ethernet) = (of(false), of(true));
+    let chosen =
+        ["NCCL_IB_HCA", "UCX_NET_DEVICES"].iter().any(|name| analysis.facts.variable(name).is_some());
+    if infiniband.is_empty() || ethernet.is_empty() || chosen || analysis.facts.gpus.is_empty() {
+        return;
+    }
+    found.push(
+        Finding::new("link-layers", Severity::Info, format!("{}: InfiniBand; {}: Ethernet", list(&infiniband), list(&ethernet)))
+            .why("They belong to two networks. NCCL takes all adapters that are up, storage's and management's, too: connections between the two kinds fail or take the slower one.")
+            .seen("link_layer", format!("{} InfiniBand, {} Ethernet", infiniband.len(), ethernet.len()))
+            .fix(format!("NCCL_IB_HCA={}; UCX_NET_DEVICES with the same, each with its port", if infiniband.len() >= ethernet.len() { infiniband.join(",") } else { ethernet.join(",") }))
+            .on(infiniband.into_iter().chain(ethernet)),
+    );
 }
 
 fn hardware<'a>(analysis: &Analysis<'a>) -> impl Iterator<Item = (&'a Nic, &'a Port)> {

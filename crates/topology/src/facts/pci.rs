@@ -118,6 +118,12 @@ impl Acs {
     /// Direct Translated: packets whose addresses are translated already may still go straight across.
     pub const DIRECT_TRANSLATED: u32 = 0x40;
 
+    /// Whether packets with translated addresses may go straight across all the same.
+    #[must_use]
+    pub const fn passes_translated(self) -> bool {
+        self.control & Self::DIRECT_TRANSLATED != 0
+    }
+
     /// Whether packets between devices are sent up to the root complex.
     #[must_use]
     pub const fn redirects(self) -> bool {
