@@ -9,6 +9,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::Range;
+use std::sync::Arc;
 
 use nobounce_memory::gpu::copy_engine::PinnedChunk;
 use nobounce_protocol::wire::icrc::{self, Flow, MASKED, Sealer};
@@ -16,6 +17,7 @@ use nobounce_protocol::wire::{BTH_LEN, ICRC_LEN, ROCE_PORT};
 
 use super::Capabilities;
 use super::sealers::Sealers;
+use super::shm::NearRing;
 
 /// Bytes of the slab: one full segmented send. A larger one would let the receiver idle while it is filled.
 const SLAB: usize = 66 * 1024;
@@ -152,6 +154,21 @@ pub struct TxBatch {
     packets: Vec<TxPacket>,
     group: Option<Group>,
     sealers: Sealers<Way>,
+    /// Packets that were built in the rings of their receivers.
+    near: InRings,
+}
+
+/// Packets that lie in rings, which nobody has been told of yet.
+#[derive(Debug, Default)]
+struct InRings {
+    /// The rings, each once; the one used last is the last.
+    rings: Vec<Arc<NearRing>>,
+    packets: usize,
+    bytes: usize,
+    /// The length of one that was begun, in the last ring.
+    open: Option<usize>,
+    /// A ring was full, and what did not fit waits here: what comes next must not overtake it.
+    spilled: bool,
 }
 
 impl TxBatch {
@@ -169,6 +186,7 @@ impl TxBatch {
             packets: Vec::with_capacity(64),
             group: None,
             sealers: Sealers::new(),
+            near: InRings::default(),
         }
     }
 
@@ -177,20 +195,56 @@ impl TxBatch {
     /// The room holds whatever was there before. `None`: the batch is full, send it first. An empty batch takes any
     /// length from a bare BTH to [`MAX_PACKET`].
     pub fn begin(&mut self, dst: IpAddr, src_port_hint: u16, len: usize) -> Option<&mut [u8]> {
-        self.begin_crc((dst, src_port_hint), len, true).map(|(room, _)| room)
+        self.begin_crc((dst, src_port_hint), len, None).map(|(room, _)| room)
     }
 
     /// As [`begin`](Self::begin); also gives the CRC that comes before the packet's first byte, for those who compute
-    /// it over the body while they fill it, and hand it to [`commit_crc`](Self::commit_crc). None where the packet is not to be
-    /// `sealed`: it stays on this machine.
+    /// it over the body while they fill it, and hand it to [`commit_crc`](Self::commit_crc). None where the receiver is `near`: the
+    /// packet stays on this machine, and the room is in the ring, if that is not full.
+    #[inline]
     pub fn begin_crc(
         &mut self,
         (dst, src_port_hint): (IpAddr, u16),
         len: usize,
-        sealed: bool,
+        near: Option<&Arc<NearRing>>,
     ) -> Option<(&mut [u8], Option<u32>)> {
+        if let Some(near) = near
+            && self.fits(len)
+            && !self.near.spilled
+            && let Some(room) = near.reserve(len)
+        {
+            return Some((self.begin_in_ring(near, room, len), None));
+        }
+        self.near.spilled |= near.is_some();
         let port = self.port(src_port_hint);
-        self.begin_on(Way::new(&dst, port), len, len, sealed)
+        self.begin_on(Way::new(&dst, port), len, len, near.is_none())
+    }
+
+    fn begin_in_ring(&mut self, ring: &Arc<NearRing>, room: *mut u8, len: usize) -> &mut [u8] {
+        let rings = &mut self.near.rings;
+        if rings.last().is_none_or(|last| !Arc::ptr_eq(last, ring)) {
+            match rings.iter().position(|known| Arc::ptr_eq(known, ring)) {
+                Some(known) => {
+                    let last = rings.len() - 1;
+                    rings.swap(known, last);
+                }
+                None => rings.push(Arc::clone(ring)),
+            }
+        }
+        self.near.open = Some(len);
+        // SAFETY: so many bytes of the ring are ours until they are published, and the ring lives as long as the batch knows it. Its
+        // reader may not look at them, let alone write; whatever it does, nothing is read back from here.
+        let room = unsafe { std::slice::from_raw_parts_mut(room, len) };
+        // What is not sealed must not carry what lay there before.
+        room[len - ICRC_LEN..].fill(0);
+        room
+    }
+
+    /// Whether a packet of that length is one, and fits.
+    #[inline(always)]
+    fn fits(&self, len: usize) -> bool {
+        debug_assert!((BTH_LEN + ICRC_LEN..=MAX_PACKET).contains(&len), "a packet of {len} bytes");
+        (BTH_LEN + ICRC_LEN..=MAX_PACKET.min(SLAB - self.wire)).contains(&len) && self.count() < MAX_PACKETS
     }
 
     /// As [`begin_crc`](Self::begin_crc), for a packet of `len` bytes whose payload is that `range` of the chunk: the room is
@@ -198,7 +252,7 @@ impl TxBatch {
     /// computed.
     pub fn begin_outside(
         &mut self,
-        (dst, src_port_hint, sealed): (IpAddr, u16, bool),
+        (dst, src_port_hint): (IpAddr, u16),
         len: usize,
         head: usize,
         chunk: &PinnedChunk,
@@ -208,14 +262,14 @@ impl TxBatch {
         let port = self.port(src_port_hint);
         let slab_len = len.checked_sub(range.len())?;
         self.push_outside(chunk, range, Some(head));
-        self.begin_on(Way::new(&dst, port), len, slab_len, sealed)
+        self.begin_on(Way::new(&dst, port), len, slab_len, true)
     }
 
     /// Begins a packet of `len` bytes that lies whole in a chunk, from `start` on; its ICRC will be written there. Gives the CRC
     /// that comes before its first byte. The caller has written all but the ICRC.
     pub fn begin_inside(
         &mut self,
-        (dst, src_port_hint, sealed): (IpAddr, u16, bool),
+        (dst, src_port_hint): (IpAddr, u16),
         len: usize,
         chunk: &PinnedChunk,
         start: usize,
@@ -223,7 +277,7 @@ impl TxBatch {
         debug_assert!(start + len <= chunk.len());
         let port = self.port(src_port_hint);
         self.push_outside(chunk, start..start + len, None);
-        self.begin_on(Way::new(&dst, port), len, 0, sealed).map(|(_, crc)| crc)
+        self.begin_on(Way::new(&dst, port), len, 0, true).map(|(_, crc)| crc)
     }
 
     fn push_outside(&mut self, chunk: &PinnedChunk, range: Range<usize>, head: Option<usize>) {
@@ -250,9 +304,7 @@ impl TxBatch {
         slab_len: usize,
         sealed: bool,
     ) -> Option<(&mut [u8], Option<u32>)> {
-        debug_assert!((BTH_LEN + ICRC_LEN..=MAX_PACKET).contains(&len), "a packet of {len} bytes");
-        let fits = (BTH_LEN + ICRC_LEN..=MAX_PACKET.min(SLAB - self.wire)).contains(&len);
-        if !fits || self.packets.len() == MAX_PACKETS {
+        if !self.fits(len) {
             self.open = None;
             return None;
         }
@@ -271,7 +323,7 @@ impl TxBatch {
 
     /// Takes the packet begun last into the batch: decides its group and closes its ICRC.
     pub fn commit(&mut self) {
-        let Some(open) = self.open else { return };
+        let Some(open) = self.open else { return self.commit_crc(None) };
         debug_assert_eq!(open.len, open.slab_len, "whose payload lies elsewhere is committed with its CRC");
         let crc = open.sealer.and_then(|sealer| self.sealers.get(sealer)).map(|sealer| {
             let mut crc = crc32fast::Hasher::new_with_initial(sealer.start());
@@ -283,6 +335,15 @@ impl TxBatch {
 
     /// As [`commit`](Self::commit), of a packet whose body has this CRC.
     pub fn commit_crc(&mut self, crc: Option<u32>) {
+        if let Some(len) = self.near.open.take() {
+            if let Some(ring) = self.near.rings.last() {
+                ring.commit(len);
+            }
+            self.near.packets += 1;
+            self.near.bytes += len;
+            self.wire += len;
+            return;
+        }
         let Some(open) = self.open.take() else { return };
         let at = self.used;
         let masked = self.open_byte(&open, MASKED);
@@ -321,6 +382,7 @@ impl TxBatch {
     pub fn abort(&mut self) {
         self.outside.truncate(self.committed_outside);
         self.open = None;
+        self.near.open = None;
     }
 
     /// Copies in a packet of another batch whose ICRC is already closed, and keeps that ICRC as right (or as wrong)
@@ -341,20 +403,35 @@ impl TxBatch {
 
     /// Whether it takes one more packet of the largest path MTU.
     pub fn has_room(&self) -> bool {
-        SLAB - self.wire >= LARGEST_ROCE_PACKET && self.packets.len() < MAX_PACKETS
+        SLAB - self.wire >= LARGEST_ROCE_PACKET && self.count() < MAX_PACKETS
     }
 
     /// How many packets of `len` bytes it takes.
     pub fn room_for(&self, len: usize) -> usize {
-        ((SLAB - self.wire) / len.max(1)).min(MAX_PACKETS - self.packets.len())
+        ((SLAB - self.wire) / len.max(1)).min(MAX_PACKETS - self.count())
     }
 
     /// Whether nothing is in it.
     pub fn is_empty(&self) -> bool {
-        self.packets.is_empty()
+        self.count() == 0
     }
 
-    /// The packets in it, in order.
+    /// How many packets are in it, those in rings included.
+    pub fn count(&self) -> usize {
+        self.packets.len() + self.near.packets
+    }
+
+    /// The rings that packets were built in.
+    pub(super) fn rings(&self) -> &[Arc<NearRing>] {
+        &self.near.rings
+    }
+
+    /// How many packets, and bytes, lie there.
+    pub(super) fn in_rings(&self) -> (usize, usize) {
+        (self.near.packets, self.near.bytes)
+    }
+
+    /// The packets in it, in order, but for those in rings.
     pub fn packets(&self) -> &[TxPacket] {
         &self.packets
     }
@@ -403,6 +480,8 @@ impl TxBatch {
         self.open = None;
         self.packets.clear();
         self.group = None;
+        self.near.rings.clear();
+        self.near = InRings { rings: std::mem::take(&mut self.near.rings), ..InRings::default() };
     }
 
     pub(super) fn slab(&self) -> &[u8] {

@@ -10,7 +10,9 @@ pub use config::{FaultConfig, ParseFaultError};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::net::IpAddr;
+use std::sync::Arc;
 
+use super::shm::NearRing;
 use super::{Link, RxDatagram, TxBatch, TxPacket, now_ns};
 
 /// Packets held back at most, for delay and reordering each; the oldest leaves early when one more comes.
@@ -208,9 +210,9 @@ impl<L: Link> Link for FaultLink<L> {
     forward!(self => self.inner; identity, opening, nearness, services, waiting);
 
     /// Packets are sealed all the same: what is done to them must show.
-    fn introduce(&mut self, remote: IpAddr, slot: u8) -> bool {
+    fn introduce(&mut self, remote: IpAddr, slot: u8) -> Option<Arc<NearRing>> {
         self.inner.introduce(remote, slot);
-        false
+        None
     }
 
     fn send(&mut self, batch: &mut TxBatch) {

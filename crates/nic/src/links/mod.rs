@@ -23,6 +23,7 @@ use std::fmt;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::RawFd;
+use std::sync::Arc;
 
 /// Source ports of one link: enough for ECMP to spread over the usual 2 to 8 parallel paths.
 pub const SOURCE_PORTS: usize = 8;
@@ -52,6 +53,9 @@ pub struct RxDatagram<'a> {
     pub src_port: u16,
     /// The UDP payload: BTH to ICRC.
     pub bytes: &'a [u8],
+    /// Where the packet really lies, if `bytes` holds no more than its headers (and otherwise what was there before). Its sender may
+    /// change it at any time: it is good for one copy of the payload, and for nothing that is looked at twice.
+    pub whole: Option<&'a [u8]>,
     /// The likeliest IPv4 identification (its place in the batch it came in).
     pub ip_id: u16,
     /// Whether it has an ICRC. Only what never left this machine may come without.
@@ -87,10 +91,10 @@ pub trait Link: Send + fmt::Debug {
     /// What was probed.
     fn capabilities(&self) -> Capabilities;
 
-    /// Somebody will send to that slot of that address: a link that has a shorter way there finds it now. Whether packets need no ICRC
-    /// on it, until [`Link::departed`] names it.
-    fn introduce(&mut self, _remote: IpAddr, _slot: u8) -> bool {
-        false
+    /// Somebody will send to that slot of that address: a link that has a shorter way there finds it now. The ring in which packets
+    /// may be built then, without an ICRC, until [`Link::departed`] names that peer.
+    fn introduce(&mut self, _remote: IpAddr, _slot: u8) -> Option<Arc<shm::NearRing>> {
+        None
     }
 
     /// Somebody to whom the shorter way has ended.
@@ -107,7 +111,7 @@ pub trait Link: Send + fmt::Debug {
     }
 
     /// How to be woken by packets that make no descriptor readable.
-    fn doorbells(&self) -> Option<std::sync::Arc<shm::Doorbells>> {
+    fn doorbells(&self) -> Option<Arc<shm::Doorbells>> {
         None
     }
 
@@ -164,7 +168,7 @@ pub trait Link: Send + fmt::Debug {
 impl<L: Link + ?Sized> Link for Box<L> {
     forward!(self => **self; identity, opening, nearness, services, waiting);
 
-    fn introduce(&mut self, remote: IpAddr, slot: u8) -> bool {
+    fn introduce(&mut self, remote: IpAddr, slot: u8) -> Option<Arc<shm::NearRing>> {
         (**self).introduce(remote, slot)
     }
 

@@ -4,13 +4,14 @@ use std::fs::File;
 use std::io::{self, BufWriter};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use nobounce_protocol::pcap::Writer;
 use nobounce_protocol::wire::ROCE_PORT;
 use nobounce_protocol::wire::icrc::Flow;
 
+use super::shm::NearRing;
 use super::{Link, RxDatagram, TxBatch};
 
 /// The size at which a capture stops unless told otherwise: 256 MiB.
@@ -143,7 +144,7 @@ impl Drop for Record {
 
 /// The packet with the ICRC that it would have on the wire.
 fn sealed(flow: &Flow, datagram: &RxDatagram<'_>) -> Vec<u8> {
-    let mut bytes = datagram.bytes.to_vec();
+    let mut bytes = datagram.whole.unwrap_or(datagram.bytes).to_vec();
     flow.close(datagram.ip_id, &mut bytes);
     bytes
 }
@@ -152,9 +153,9 @@ impl<L: Link> Link for PcapLink<L> {
     forward!(self => self.inner; identity, opening, nearness, services, waiting);
 
     /// Packets are sealed all the same: whoever reads the capture expects it.
-    fn introduce(&mut self, remote: IpAddr, slot: u8) -> bool {
+    fn introduce(&mut self, remote: IpAddr, slot: u8) -> Option<Arc<NearRing>> {
         self.inner.introduce(remote, slot);
-        false
+        None
     }
 
     fn send(&mut self, batch: &mut TxBatch) {

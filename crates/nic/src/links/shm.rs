@@ -9,9 +9,11 @@
 mod doorbells;
 mod meeting;
 mod memfd;
+mod near;
 mod ring;
 
 pub use doorbells::Doorbells;
+pub use near::NearRing;
 
 use std::io;
 use std::net::IpAddr;
@@ -19,12 +21,14 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use self::meeting::{Came, Hello};
-use self::ring::{Label, Memory, Reader, Trouble, Writer};
+use self::ring::{Label, Memory, Reader, Trouble};
 use super::batch::{MAX_PACKET, SLOT_BYTE};
 use super::epoll::Epoll;
 use super::udp::OpenError;
 use super::{Capabilities, Link, RxDatagram, TxBatch};
 
+/// Bytes that are copied out of the ring before they are looked at: more than headers ever have.
+const HEADERS: usize = 64;
 /// Packets taken from one ring before the next one has its turn.
 const MOST_FROM_ONE: usize = 32;
 /// Calls between two looks at the link inside, which costs a system call.
@@ -38,7 +42,7 @@ const MOST_RINGS: usize = 256;
 #[derive(Debug)]
 struct Outgoing {
     to: (IpAddr, u8),
-    writer: Writer,
+    ring: Arc<NearRing>,
     connection: OwnedFd,
     /// Something was written since the reader was last told.
     written: bool,
@@ -110,18 +114,23 @@ impl<L: Link> ShmLink<L> {
         })
     }
 
-    fn meet(&mut self, remote: IpAddr, slot: u8) -> io::Result<()> {
+    fn meet(&mut self, remote: IpAddr, slot: u8) -> io::Result<Arc<NearRing>> {
         let connection = meeting::connect(remote, slot)?;
         if !meeting::is_ours(&connection) {
             return Err(io::Error::other("it is of another user"));
         }
         let file = memfd::create(ring::FILE_LEN)?;
-        let writer = Writer::new(Arc::new(Memory::map(&file)?));
+        let ring = Arc::new(NearRing::new(Memory::map(&file)?));
         let Capabilities { local, source_ports, .. } = self.inner.capabilities();
         meeting::send_ring(&connection, Hello { src: local, src_port: source_ports[0] }, file.as_raw_fd())?;
         self.poll.add(connection.as_raw_fd())?;
-        self.outgoing.push(Outgoing { to: (remote, slot), writer, connection, written: false });
-        Ok(())
+        self.outgoing.push(Outgoing {
+            to: (remote, slot),
+            ring: Arc::clone(&ring),
+            connection,
+            written: false,
+        });
+        Ok(ring)
     }
 
     /// Which ring leads there.
@@ -135,9 +144,18 @@ impl<L: Link> ShmLink<L> {
         Some(found)
     }
 
-    /// Writes what has a ring; how many packets are left for the link inside.
+    /// Writes what has a ring and lies elsewhere; how many packets are left for the link inside.
     fn write(&mut self, batch: &TxBatch) -> usize {
         let mut left = 0;
+        for ring in batch.rings() {
+            let to = self.outgoing.iter_mut().find(|outgoing| Arc::ptr_eq(&outgoing.ring, ring));
+            if let Some(outgoing) = to {
+                outgoing.written = true;
+            }
+        }
+        let (packets, bytes) = batch.in_rings();
+        self.counted.sent += packets as u64;
+        self.counted.sent_bytes += bytes as u64;
         for packet in batch.packets() {
             let parts = batch.parts(packet);
             let slot = parts[0].get(SLOT_BYTE).copied().unwrap_or(0);
@@ -147,7 +165,7 @@ impl<L: Link> ShmLink<L> {
                 continue;
             };
             let outgoing = &mut self.outgoing[at];
-            match outgoing.writer.push(parts, Label { ip_id: packet.ip_id, sealed: packet.sealed }) {
+            match outgoing.ring.push(parts, Label { ip_id: packet.ip_id, sealed: packet.sealed }) {
                 Ok(()) => {
                     outgoing.written = true;
                     self.counted.sent += 1;
@@ -160,7 +178,7 @@ impl<L: Link> ShmLink<L> {
         }
         for outgoing in self.outgoing.iter_mut().filter(|outgoing| outgoing.written) {
             outgoing.written = false;
-            if outgoing.writer.publish() {
+            if outgoing.ring.publish() {
                 self.counted.bells += 1;
                 meeting::ring_bell(&outgoing.connection);
             }
@@ -255,14 +273,23 @@ impl<L: Link> ShmLink<L> {
             let Some((hello, reader)) = &mut incoming.ring else { continue };
             let mut taken = 0;
             while taken < MOST_FROM_ONE {
-                match reader.pop(buffer) {
-                    Ok((len, label)) => {
+                match reader.pop() {
+                    Ok((at, len, label)) => {
                         taken += 1;
                         counted.received_bytes += len as u64;
+                        let stays = !label.sealed && len > HEADERS;
+                        let copied = if stays { HEADERS } else { len };
+                        // SAFETY: the packet lies inside the ring, and the buffer has room for any. The writer may change it
+                        // meanwhile: then we have other bytes.
+                        unsafe { buffer.as_mut_ptr().copy_from_nonoverlapping(at, copied) };
+                        // SAFETY: it stays there until it is released, below. See `RxDatagram` for what a writer that breaks the
+                        // rules can do: change the payload, which is its own, until it has been copied.
+                        let whole = stays.then(|| unsafe { std::slice::from_raw_parts(at, len) });
                         sink(&RxDatagram {
                             src: hello.src,
                             src_port: hello.src_port,
                             bytes: &buffer[..len],
+                            whole,
                             ip_id: label.ip_id,
                             sealed: label.sealed,
                         });
@@ -314,24 +341,24 @@ impl<L: Link> Link for ShmLink<L> {
         Ok(())
     }
 
-    fn introduce(&mut self, remote: IpAddr, slot: u8) -> bool {
+    fn introduce(&mut self, remote: IpAddr, slot: u8) -> Option<Arc<NearRing>> {
         // Those whom we are going to send to have most often come already.
         self.attend();
-        if self.find((remote, slot)).is_some() {
-            return true;
+        if let Some(at) = self.find((remote, slot)) {
+            return Some(Arc::clone(&self.outgoing[at].ring));
         }
         if self.listener.is_none() || self.outgoing.len() >= MOST_RINGS {
-            return false;
+            return None;
         }
         match self.meet(remote, slot) {
-            Ok(()) => true,
+            Ok(ring) => Some(ring),
             Err(error) => {
                 // Nobody of that name: another machine, most often.
                 let far = matches!(error.raw_os_error(), Some(libc::ECONNREFUSED | libc::ENOENT));
                 if !far {
                     tracing::warn!(%remote, slot, %error, "no shared memory with a peer on this machine: packets take UDP");
                 }
-                false
+                None
             }
         }
     }
@@ -364,7 +391,7 @@ impl<L: Link> Link for ShmLink<L> {
         }
         match self.write(batch) {
             0 => return batch.clear(),
-            left if left == batch.packets().len() => return self.inner.send(batch),
+            left if left == batch.count() => return self.inner.send(batch),
             _ => {}
         }
         let mut rest = self.rest.take().unwrap_or_else(|| TxBatch::new(batch.capabilities()));
@@ -430,7 +457,7 @@ mod tests {
     #[test]
     fn the_last_packets_of_one_who_goes_are_read_before_it_is_forgotten() {
         let (mut from, mut to) = (link("127.66.2.1"), link("127.66.2.1"));
-        assert!(from.introduce(to.local(), to.slot()));
+        assert!(from.introduce(to.local(), to.slot()).is_some());
         let mut batch = TxBatch::new(from.capabilities());
         let count = MOST_FROM_ONE + 1; // more than one look takes
         for _ in 0..count {

@@ -371,8 +371,14 @@ const ACKNOWLEDGE: u8 = Opcode::Ack as u8;
 fn deliver(run: Run<'_>, rx: &mut Received, sink: &mut dyn FnMut(&RxDatagram<'_>)) -> usize {
     // One for all packets of the run: written anew for each, its address would be read back while the stores of the
     // payload before it are still under way, in other pieces than it was written, and wait for all of them.
-    let mut datagram =
-        RxDatagram { src: run.src, src_port: run.src_port, bytes: run.bytes, ip_id: run.ip_id, sealed: true };
+    let mut datagram = RxDatagram {
+        src: run.src,
+        src_port: run.src_port,
+        bytes: run.bytes,
+        ip_id: run.ip_id,
+        sealed: true,
+        whole: None,
+    };
     let mut n = 0;
     if run.bytes.is_empty() {
         sink(&datagram); // an empty datagram is malformed, and the engine counts it

@@ -49,14 +49,14 @@ pub(crate) fn build_repeats(
     if entry.feeds.as_ref().is_some_and(|feeds| feeds.of(origin).is_of(origin)) {
         return repeat_fetched(entry, tx, regions, transmit, count);
     }
-    let (hint, sealed) = (port_hint(entry), entry.sealed);
+    let hint = port_hint(entry);
     let message = message_of(entry, &transmit.payload);
     let Some(send) = find_send(&entry.sends, serial) else { return Err(Nak::RemoteOperational) };
     for _ in 0..count {
         transmit.payload.advance();
         transmit.header.psn = transmit.header.psn.next();
         let Payload::Request { offset, len, .. } = transmit.payload else { return Ok(()) };
-        let Some((room, start)) = tx.begin_crc((remote, hint), total, sealed) else {
+        let Some((room, start)) = tx.begin_crc((remote, hint), total, entry.ring.as_ref()) else {
             return Ok(()); // room_for() was asked; a packet lost here is repeated
         };
         transmit.header.emit(room);
@@ -213,7 +213,7 @@ impl<'a> Room<'a> {
     #[inline]
     fn begin(entry: &QpEntry, tx: &'a mut TxBatch, transmit: &Transmit) -> Option<Self> {
         let way = (*entry.qp.destination(), port_hint(entry));
-        let (bytes, start) = tx.begin_crc(way, packet_len(transmit), entry.sealed)?;
+        let (bytes, start) = tx.begin_crc(way, packet_len(transmit), entry.ring.as_ref())?;
         transmit.header.emit(bytes);
         let head = transmit.header.len();
         let crc = crc_on(start, &bytes[..head]);
@@ -331,7 +331,7 @@ fn build_fetched(
     }
     let built = if staged {
         let payload = start + BTH_LEN;
-        build_staged(entry, tx, transmit, &chunk[payload..payload + piece.len])
+        build_copy(entry, tx, transmit, &chunk[payload..payload + piece.len], Built::Done(Route::Staged))
     } else {
         build_outside(entry, tx, transmit, &chunk, start)
     };
@@ -380,10 +380,14 @@ fn build_outside(
     chunk: &PinnedChunk,
     start: usize,
 ) -> Built {
-    let (head, len) = (transmit.header.len(), packet_len(transmit));
-    let way = (*entry.qp.destination(), port_hint(entry), entry.sealed);
     let payload = start + BTH_LEN..start + BTH_LEN + transmit.payload.len() as usize;
     let done = Built::Done(Route::Direct(Mechanism::CopyEngine));
+    if entry.ring.is_some() {
+        // Into the ring of the peer, as the kernel would copy it into a socket buffer.
+        return build_copy(entry, tx, transmit, &chunk[payload], done);
+    }
+    let (head, len) = (transmit.header.len(), packet_len(transmit));
+    let way = (*entry.qp.destination(), port_hint(entry));
     let full = payload.len() == entry.qp.attr().path_mtu.bytes() as usize;
     if head == BTH_LEN && full {
         let mut header = [0; BTH_LEN];
@@ -405,14 +409,14 @@ fn build_outside(
     done
 }
 
-/// One more copy: staging was asked for.
-fn build_staged(entry: &QpEntry, tx: &mut TxBatch, transmit: &Transmit, bytes: &[u8]) -> Built {
+/// One more copy of what was fetched.
+fn build_copy(entry: &QpEntry, tx: &mut TxBatch, transmit: &Transmit, bytes: &[u8], done: Built) -> Built {
     let Some(mut room) = Room::begin(entry, tx, transmit) else { return BY_CPU };
     room.payload().copy_from_slice(bytes);
     let crc = crc_on(room.crc, bytes);
     let crc = room.pad(crc);
     tx.commit_crc(crc);
-    Built::Done(Route::Staged)
+    done
 }
 
 /// The rare packet whose payload comes from several places, some of them on a GPU and without a window: each is waited for, and copied.

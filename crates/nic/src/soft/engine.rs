@@ -127,7 +127,7 @@ impl Engine {
         let Some(entry) = self.core.qps[index as usize].as_deref_mut() else { return };
         let (remote, slot) = entry.peer();
         // Datagrams go to whoever the request says, and the address of the attributes is nobody's.
-        entry.sealed = entry.qp.service() == Service::Ud || !self.link.introduce(remote, slot);
+        entry.ring = if entry.qp.service() == Service::Ud { None } else { self.link.introduce(remote, slot) };
     }
 
     /// Can be reached from now on.
@@ -148,7 +148,7 @@ impl Engine {
         while let Some(peer) = link.departed() {
             // Packets to those whose shorter way has ended need an ICRC again.
             for entry in core.qps.iter_mut().flatten().filter(|entry| entry.peer() == peer) {
-                entry.sealed = true;
+                entry.ring = None;
             }
         }
         core.idle_calls = if received == 0 { core.idle_calls.wrapping_add(1) } else { 0 };
@@ -183,7 +183,7 @@ impl Engine {
             if self.core.tx.is_empty() {
                 return;
             }
-            self.core.counters.sent_pkts += self.core.tx.packets().len() as u64;
+            self.core.counters.sent_pkts += self.core.tx.count() as u64;
             self.link.send(&mut self.core.tx);
             if !full {
                 return;
@@ -314,7 +314,7 @@ impl Core {
             self.counters.wrong_peer += 1;
             return;
         }
-        let payload = &datagram.bytes[parsed.payload];
+        let payload = &datagram.whole.unwrap_or(datagram.bytes)[parsed.payload];
         let receives = match entry.srq.and_then(|srq| self.srqs.get(srq)) {
             None => &mut entry.receives,
             Some(srq) => &mut srq.receives,

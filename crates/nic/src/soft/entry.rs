@@ -19,6 +19,7 @@ use super::path::PathIndex;
 use super::srq::SrqIndex;
 use super::stage::{Owner, Stage};
 use super::tally::PathCounters;
+use crate::links::shm::NearRing;
 
 /// One queue pair with its queues.
 #[derive(Debug)]
@@ -61,8 +62,8 @@ pub(crate) struct QpEntry {
     talks: u8,
     /// The earliest entry of the timer heap that belongs to it.
     pub(super) armed: Option<Nanos>,
-    /// Whether its packets get an ICRC: not where they never leave this machine.
-    pub(crate) sealed: bool,
+    /// The ring of a peer on this machine, in which its packets are built; they then get no ICRC.
+    pub(crate) ring: Option<Arc<NearRing>>,
     /// Fetched bytes of what it sends, where those come from a GPU.
     pub(crate) feeds: Option<Box<Feeds>>,
     /// The copy that its last placed byte waits for.
@@ -205,7 +206,7 @@ impl QpEntry {
             ready: false,
             direction: None,
             waiting: false,
-            sealed: true,
+            ring: None,
             owes_ack: false,
             heard_at: 0,
             talks: 0,

@@ -67,7 +67,7 @@ mod tests {
         let bytes = vec![0; len];
         let src = src.parse().unwrap();
         of(
-            &RxDatagram { src, src_port: 0xc000, bytes: &bytes, ip_id: 0, sealed: true },
+            &RxDatagram { src, src_port: 0xc000, bytes: &bytes, ip_id: 0, sealed: true, whole: None },
             local.parse().unwrap(),
         )
     }

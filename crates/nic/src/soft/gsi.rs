@@ -217,8 +217,14 @@ impl Engine {
                 }
             };
             let Inbound { src, src_port, ip_id, packet, mad, message } = &inbound;
-            let datagram =
-                RxDatagram { src: *src, src_port: *src_port, ip_id: *ip_id, bytes: packet, sealed: true };
+            let datagram = RxDatagram {
+                src: *src,
+                src_port: *src_port,
+                ip_id: *ip_id,
+                bytes: packet,
+                sealed: true,
+                whole: None,
+            };
             match (owner, &mut core.gsi.agent) {
                 // A name of our own that nobody listens to is as good as none.
                 (Some(owner), _) if !is_own(&**link, owner) && link.hand_over_mad(owner, &datagram) => {}

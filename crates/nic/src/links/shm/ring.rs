@@ -1,8 +1,8 @@
 //! A ring of packets in shared memory: one process writes, another reads.
 //!
 //! The other end is as hostile as the wire. It may change every byte at any time, so that nothing is believed for longer than one
-//! look: each side keeps its own position to itself, what it reads of the other's is checked, and a packet is copied out before it is
-//! parsed. The memory cannot shrink under us: its file is sealed (`memfd.rs`).
+//! look: each side keeps its own position to itself, what it reads of the other's is checked, and headers are copied out before they
+//! are parsed. The memory cannot shrink under us: its file is sealed (`memfd.rs`).
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -146,7 +146,22 @@ impl Writer {
 
     /// Writes one packet, given in pieces. The reader sees it after [`publish`](Self::publish).
     pub(super) fn push(&mut self, parts: [&[u8]; 3], label: Label) -> Result<(), Trouble> {
-        let len: usize = parts.iter().map(|part| part.len()).sum();
+        let len = parts.iter().map(|part| part.len()).sum();
+        let mut to = self.reserve(len)?;
+        for part in parts {
+            // SAFETY: the room does not wrap around and is ours until it is published; the reader may not look at it, and if it
+            // does, it sees bytes.
+            unsafe { to.copy_from_nonoverlapping(part.as_ptr(), part.len()) };
+            to = to.wrapping_add(part.len());
+        }
+        self.commit(len, label);
+        Ok(())
+    }
+
+    /// Where a packet of `len` bytes may be written, all of it in a row.
+    #[inline]
+    pub(super) fn reserve(&mut self, len: usize) -> Result<*mut u8, Trouble> {
+        debug_assert!(len <= MAX_PACKET);
         let room = room_of(len);
         let left = CAPACITY - usize::try_from(self.tail % CAPACITY as u64).unwrap_or(0);
         let skipped = if room > left { left } else { 0 };
@@ -165,17 +180,15 @@ impl Writer {
             self.write_label(SKIP, 0, 0);
             self.tail += skipped as u64;
         }
-        let mut to = self.memory.at(self.tail).wrapping_add(LEAD);
-        for part in parts {
-            // SAFETY: the packet's piece of the ring does not wrap around and is ours until it is published; the reader may not
-            // look at it, and if it does, it sees bytes.
-            unsafe { to.copy_from_nonoverlapping(part.as_ptr(), part.len()) };
-            to = to.wrapping_add(part.len());
-        }
+        Ok(self.memory.at(self.tail).wrapping_add(LEAD))
+    }
+
+    /// The packet that was last made room for has been written.
+    #[inline]
+    pub(super) fn commit(&mut self, len: usize, label: Label) {
         let flags = if label.sealed { SEALED } else { 0 };
-        self.write_label(u32::try_from(len).map_err(|_| Trouble::Broken)?, label.ip_id, flags);
-        self.tail += room as u64;
-        Ok(())
+        self.write_label(u32::try_from(len).unwrap_or(0), label.ip_id, flags);
+        self.tail += room_of(len) as u64;
     }
 
     fn free(&self) -> usize {
@@ -215,9 +228,9 @@ impl Reader {
         &self.memory
     }
 
-    /// Copies the next packet to `out`, which has room for any; its length, and what goes with it.
+    /// The next packet: where it lies until [`release`](Self::release), its length, and what goes with it.
     #[inline]
-    pub(super) fn pop(&mut self, out: &mut [u8]) -> Result<(usize, Label), Trouble> {
+    pub(super) fn pop(&mut self) -> Result<(*const u8, usize, Label), Trouble> {
         loop {
             if self.head == self.tail && !self.look()? {
                 return Err(Trouble::Wait);
@@ -239,13 +252,10 @@ impl Reader {
             if len > MAX_PACKET || room_of(len) as u64 > written.min(left) {
                 return Err(Trouble::Broken);
             }
-            let to = out.get_mut(..len).ok_or(Trouble::Broken)?;
             let from = self.memory.at(self.head).wrapping_add(LEAD);
-            // SAFETY: the packet lies inside the ring. The writer may change it meanwhile: then we have other bytes.
-            unsafe { to.as_mut_ptr().copy_from_nonoverlapping(from, len) };
             self.head += room_of(len) as u64;
             let sealed = u16::from_le_bytes([g, h]) & SEALED != 0;
-            return Ok((len, Label { ip_id: u16::from_le_bytes([e, f]), sealed }));
+            return Ok((from, len, Label { ip_id: u16::from_le_bytes([e, f]), sealed }));
         }
     }
 
@@ -293,7 +303,6 @@ mod tests {
     #[test]
     fn packets_come_out_as_they_went_in_round_and_round() {
         let (mut writer, mut reader) = ends();
-        let mut out = vec![0; MAX_PACKET];
         let (mut written, mut read) = (0, 0);
         while read < 5000 {
             while written < 5000 {
@@ -311,9 +320,14 @@ mod tests {
             }
             writer.publish();
             for _ in 0..7 {
-                match reader.pop(&mut out) {
-                    Ok((len, label)) => {
-                        assert_eq!(out[..len], packet(read), "packet {read}");
+                match reader.pop() {
+                    Ok((at, len, label)) => {
+                        // SAFETY: it lies in the ring, and nobody writes there now.
+                        assert_eq!(
+                            unsafe { std::slice::from_raw_parts(at, len) },
+                            packet(read),
+                            "packet {read}"
+                        );
                         assert_eq!((usize::from(label.ip_id), label.sealed), (read % 60_000, read % 3 == 0));
                         read += 1;
                     }
@@ -322,7 +336,7 @@ mod tests {
             }
             reader.release();
         }
-        assert_eq!(reader.pop(&mut out), Err(Trouble::Wait));
+        assert_eq!(reader.pop(), Err(Trouble::Wait));
     }
 
     #[test]
@@ -332,7 +346,7 @@ mod tests {
         writer.push([&[1; 40], &[], &[]], label).unwrap();
         assert!(!writer.publish(), "nobody asked");
         assert!(reader.memory().ask_to_be_woken(), "there is something already");
-        reader.pop(&mut vec![0; MAX_PACKET]).unwrap();
+        reader.pop().unwrap();
         reader.release();
         assert!(!reader.memory().ask_to_be_woken());
         writer.push([&[1; 40], &[], &[]], label).unwrap();
@@ -349,7 +363,7 @@ mod tests {
         for tail in [1, 63, CAPACITY as u64 + 64, u64::MAX, u64::MAX - 63] {
             let (writer, mut reader) = ends();
             writer.memory.u64_at(TAIL_AT).store(tail, Ordering::Relaxed);
-            assert_eq!(reader.pop(&mut vec![0; MAX_PACKET]), Err(Trouble::Broken), "{tail}");
+            assert_eq!(reader.pop(), Err(Trouble::Broken), "{tail}");
         }
         for head in [1, 63, u64::MAX, u64::MAX - 63] {
             let (mut writer, reader) = ends();
@@ -368,10 +382,12 @@ mod tests {
                 unsafe { writer.memory.at(at).cast::<u64>().write_volatile(chance >> (chance % 60)) };
             }
             writer.memory.u64_at(TAIL_AT).store(4096, Ordering::Release);
-            let mut out = vec![0; MAX_PACKET];
+            let begin = reader.memory.at(0).cast_const();
             for _ in 0..200 {
-                match reader.pop(&mut out) {
-                    Ok((len, _)) => assert!(len <= MAX_PACKET),
+                match reader.pop() {
+                    Ok((at, len, _)) => {
+                        assert!(len <= MAX_PACKET && (at.addr() - begin.addr()) + len <= CAPACITY);
+                    }
                     Err(_) => break,
                 }
             }
