@@ -26,6 +26,7 @@ pub mod machines;
 mod names;
 mod nccl;
 pub mod platform;
+pub mod predict;
 mod report;
 pub mod sysfs;
 pub mod tree;

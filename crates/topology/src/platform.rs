@@ -1,9 +1,12 @@
 //! What is known of processors: how they carry packets from one device to another.
 
+use serde::{Deserialize, Serialize};
+
 use crate::facts::Cpu;
 
 /// A kind of processor, as far as it matters for traffic between devices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Platform {
     /// Intel, for desktops and laptops.
     IntelClient,

@@ -1,0 +1,17 @@
+//! What to expect: latency and bandwidth of a transfer, direct and staged, from what is plugged where.
+//!
+//! A [`parts::Spec`] is what was said; [`parts::Parts`] is a transfer that can be predicted. [`model::direct`] and [`staging::staged`] predict.
+//! Every factor gives a time or a rate, so that the result can say which of them binds. docs/predict.md has the formulae, the constants and
+//! how far published figures are from them.
+
+pub mod calibration;
+pub mod constants;
+pub mod fabric;
+pub mod factor;
+pub mod model;
+pub mod parts;
+pub mod route;
+pub mod slot;
+mod software;
+pub mod staging;
+pub mod window;

@@ -1,0 +1,125 @@
+//! The model: every factor gives a time or a rate, and they add up.
+
+use serde::Serialize;
+
+use super::constants as c;
+use super::factor::{Band, Factor, Share, Stage, in_series, slowest};
+use super::parts::{Parts, Software};
+use super::route::{self, NotDirect, float};
+use super::software::{Protocol, protocol};
+
+/// What is expected of messages of one size.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Estimate {
+    /// Bytes in a message.
+    pub size: u64,
+    /// Microseconds from the call to the last byte, one message at a time.
+    pub microseconds: Band,
+    /// GB/s (10^9 bytes), many messages under way.
+    pub gbytes_per_s: Band,
+    /// Microseconds of one message by factor, the longest first.
+    pub shares: Vec<Share>,
+    /// What takes most of a message's time.
+    pub binds: Factor,
+    /// What limits a stream of such messages.
+    pub stream_binds: Factor,
+}
+
+/// The direct way.
+///
+/// # Errors
+/// Bytes cannot go the direct way, and why.
+pub fn direct(parts: &Parts, size: u64) -> Result<Estimate, NotDirect> {
+    route::possible(parts, size)?;
+    let protocol = protocol(parts, size);
+    let stages = route::stages(parts, protocol.rails);
+    let rate = in_series(&stages);
+    let mut shares = route::delays(parts, size);
+    shares.extend_from_slice(&protocol.shares);
+    shares.push(flow(&stages, rate, size, &protocol));
+    let streamed = match parts.software {
+        // A stream of theirs uses all rails, whatever one message does.
+        Software::Mpi => stages,
+        _ => route::stages(parts, parts.rails),
+    };
+    let stream = stream(&streamed, size, &protocol);
+    Ok(finish(size, shares, stream, parts))
+}
+
+/// Time in which the bytes of a lone message flow.
+fn flow(stages: &[Stage], rate: f64, size: u64, protocol: &Protocol) -> Share {
+    let factor = slowest(stages).map_or(Factor::Wire, |stage| stage.factor);
+    let lone = if factor == Factor::SoftNic { 1.0 } else { c::LONE_FLOW };
+    let wire = Share { factor, microseconds: float(size) / (rate * lone) / 1000.0 };
+    if protocol.copied && c::CORE_COPY < rate {
+        return Share { factor: Factor::CoreCopy, microseconds: float(size) / c::CORE_COPY / 1000.0 };
+    }
+    wire
+}
+
+/// GB/s of a stream, and what limits it.
+fn stream(stages: &[Stage], size: u64, protocol: &Protocol) -> (f64, Factor) {
+    let binds = slowest(stages).map_or(Factor::Wire, |stage| stage.factor);
+    let lone = if protocol.lone && binds != Factor::SoftNic { c::LONE_FLOW } else { 1.0 };
+    let mut rate = in_series(stages) * lone;
+    let mut binds = binds;
+    if protocol.copied && c::CORE_COPY < rate {
+        (rate, binds) = (c::CORE_COPY, Factor::CoreCopy);
+    }
+    let flowing = float(size) / rate / 1000.0;
+    let each = if protocol.overlaps {
+        // Posting goes on while bytes flow: the longer of the two, rounded off like stages in series.
+        let longest = flowing.max(protocol.gap);
+        let sum = (flowing / longest).powf(c::SERIES_EXPONENT) + (protocol.gap / longest).powf(c::SERIES_EXPONENT);
+        longest * sum.powf(1.0 / c::SERIES_EXPONENT)
+    } else {
+        flowing + protocol.gap
+    };
+    if protocol.gap > flowing {
+        binds = Factor::Software;
+    }
+    (float(size) / each / 1000.0, binds)
+}
+
+/// Puts an estimate together: sums up, sorts, and draws the band.
+pub(super) fn finish(size: u64, mut shares: Vec<Share>, stream: (f64, Factor), parts: &Parts) -> Estimate {
+    shares.retain(|share| share.microseconds > 0.0);
+    shares = merged(shares);
+    shares.sort_by(|a, b| b.microseconds.total_cmp(&a.microseconds));
+    let total: f64 = shares.iter().map(|share| share.microseconds).sum();
+    let binds = shares.first().map_or(Factor::Adapters, |share| share.factor);
+    let (low, high) = spread(parts, size);
+    let (rate, stream_binds) = stream;
+    Estimate {
+        size,
+        microseconds: Band { expected: total, low: total * (1.0 - low), high: total * (1.0 + high) },
+        gbytes_per_s: Band { expected: rate, low: rate / (1.0 + high), high: rate / (1.0 - low) },
+        shares,
+        binds,
+        stream_binds,
+    }
+}
+
+fn merged(shares: Vec<Share>) -> Vec<Share> {
+    let mut found: Vec<Share> = Vec::with_capacity(shares.len());
+    for share in shares {
+        match found.iter_mut().find(|known| known.factor == share.factor) {
+            Some(known) => known.microseconds += share.microseconds,
+            None => found.push(share),
+        }
+    }
+    found
+}
+
+/// How far off the model may be, downwards and upwards in time: what the published figures show, more where parts were guessed.
+fn spread(parts: &Parts, size: u64) -> (f64, f64) {
+    if let Some(found) = &parts.calibration {
+        return (found.residual, found.residual);
+    }
+    // 20 % for short messages, 5 % from 1 MiB on; in between it falls with every doubling.
+    let doublings = (float(size.max(1)) / 4096.0).log2().clamp(0.0, 8.0);
+    let known = 0.20 - 0.15 * doublings / 8.0;
+    // Each guess may hide something slower, and seldom something faster.
+    let guesses = u32::try_from(parts.assumed.len().min(8)).map_or(0.0, f64::from);
+    (known, known + 0.02 * guesses)
+}

@@ -1,0 +1,78 @@
+//! What libraries add: calls, copies of short messages, and questions before long ones.
+
+use super::constants as c;
+use super::factor::{Factor, Share};
+use super::parts::{Memory, Parts, Software};
+use super::route::float;
+use super::window;
+
+/// What a library does with one message.
+#[derive(Debug)]
+pub(super) struct Protocol {
+    /// Time that it adds to the message's.
+    pub(super) shares: Vec<Share>,
+    /// Microseconds between two messages of a stream.
+    pub(super) gap: f64,
+    /// Whether the next message is worked on while this one flows.
+    pub(super) overlaps: bool,
+    /// Whether there is one flow only on each rail.
+    pub(super) lone: bool,
+    /// Rails that one message of this size takes.
+    pub(super) rails: u32,
+    /// A core copies the bytes first, in pieces, while the wire carries those before: it takes the wire's place if it is slower.
+    pub(super) copied: bool,
+}
+
+pub(super) fn protocol(parts: &Parts, size: u64) -> Protocol {
+    let share = |factor, microseconds| Share { factor, microseconds };
+    let mut shares = Vec::new();
+    let mut copied = false;
+    let (mut gap, mut overlaps, mut rails) = (c::VERBS_GAP, true, parts.rails);
+    let bytes = float(size);
+    match parts.software {
+        Software::Verbs => shares.push(share(Factor::Software, 2.0 * c::VERBS_CALL)),
+        Software::Mpi => {
+            let device = if parts.memory == Memory::Gpu { c::DEVICE_CALL } else { 0.0 };
+            shares.push(share(Factor::Software, 2.0 * (c::VERBS_CALL + c::MPI_CALL + device)));
+            gap = c::MPI_GAP + device;
+            overlaps = false;
+            rails = split(parts.rails, bytes);
+            let limit = if parts.memory == Memory::Gpu { c::MPI_EAGER_GPU } else { c::MPI_EAGER_HOST };
+            if bytes > limit {
+                // Three short messages more: word that there is something, the receiver's request to read it, word that it is done.
+                let pass = parts.link.base_latency() + f64::from(parts.hops) * c::SWITCH_HOP;
+                shares.push(share(Factor::Handshake, 3.0 * (pass + 2.0 * (c::VERBS_CALL + c::MPI_CALL))));
+                gap += c::MPI_GAP;
+            } else if let (Memory::Gpu, Some(gpu)) = (parts.memory, parts.gpu) {
+                // What was not announced arrives in host memory, and a core stores it into the GPU.
+                shares.push(share(Factor::CoreCopy, bytes / window::store(gpu) / 1000.0));
+            } else if parts.memory == Memory::Host && bytes > c::INLINE {
+                shares.push(share(Factor::CoreCopy, 2.0 * bytes / c::CORE_COPY / 1000.0));
+            }
+        }
+        Software::Nixl => {
+            shares.push(share(Factor::Software, c::NIXL_CALL));
+            gap = c::NIXL_CALL;
+            overlaps = false;
+            copied = bytes <= c::NIXL_EAGER;
+        }
+        Software::Nccl => {
+            shares.push(share(Factor::Software, c::NCCL_BASE + c::NCCL_NET));
+            gap = c::NCCL_NET;
+            overlaps = false;
+        }
+        Software::Nobounce => {
+            gap = parts.calibration.as_ref().map_or(c::SOFT_GAP, |found| found.gap_microseconds);
+            overlaps = false;
+        }
+    }
+    let lone = parts.queue_pairs == 1 || parts.software == Software::Mpi;
+    Protocol { shares, gap, overlaps, lone, rails, copied }
+}
+
+/// Rails that a message is worth being cut for.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bounded by the rails there are")]
+fn split(rails: u32, bytes: f64) -> u32 {
+    let worth = (bytes / c::MIN_RAIL_SHARE).min(f64::from(rails)) as u32;
+    worth.max(1)
+}
