@@ -5,6 +5,7 @@
 mod bench;
 mod doctor;
 mod log;
+mod predict;
 mod run;
 
 use std::io::Write;
@@ -33,6 +34,9 @@ enum Command {
 
     /// Show what is plugged where, and the best adapter for each GPU
     Topo(doctor::args::TopoArgs),
+
+    /// Say what to expect of a machine, direct and staged, and what limits it
+    Predict(Box<predict::args::PredictArgs>),
 
     /// Measure only what plain UDP does between two processes here
     #[command(hide = true)]
@@ -70,6 +74,7 @@ fn command(command: Command) -> anyhow::Result<ExitCode> {
         Command::Run(args) => return run::main(&args),
         Command::Doctor(args) => return doctor::main(&args),
         Command::Topo(args) => return doctor::topo(&args),
+        Command::Predict(args) => return predict::main(&args),
         Command::Bench(args) => bench::main(&args)?,
         Command::Raw => {
             writeln!(std::io::stdout(), "{}", bench::raw::measure()?)?;

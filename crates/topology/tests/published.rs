@@ -85,8 +85,16 @@ fn published_figures_are_predicted() {
             let limit = if *size >= 1 << 20 { 5.0 } else { 20.0 };
             let least = row.bound.as_deref() == Some("least");
             let bad = if least { predicted < measured } else { error.abs() > limit };
-            let mark = match (row.state.as_str(), bad) { ("good", true) => " FAILS", ("good", _) => "", _ => " (other)" };
-            let _ = writeln!(table, "{:<22} {:>10} {:>10.3} {:>10.3} {:>+7.1}{mark}", row.id, size, measured, predicted, error);
+            let mark = match (row.state.as_str(), bad) {
+                ("good", true) => " FAILS",
+                ("good", _) => "",
+                _ => " (other)",
+            };
+            let _ = writeln!(
+                table,
+                "{:<22} {:>10} {:>10.3} {:>10.3} {:>+7.1}{mark}",
+                row.id, size, measured, predicted, error
+            );
             if row.state == "good" && bad {
                 wrong.push(format!("{} {} {size} B: {predicted} instead of {measured}", row.id, row.what));
             }

@@ -115,7 +115,13 @@ fn facts(source: &Source) -> anyhow::Result<Facts> {
     }
 }
 
-fn read(path: &Path) -> anyhow::Result<String> {
+/// The facts of this machine, from files alone.
+pub(crate) fn this_machine() -> anyhow::Result<Facts> {
+    gather::gather(&Root::new("/"), false)
+}
+
+/// The text of a file ('-': standard input), if it is not too long.
+pub(crate) fn read(path: &Path) -> anyhow::Result<String> {
     let mut text = String::new();
     let told = || format!("{} cannot be read", path.display());
     if path == Path::new("-") {

@@ -9,9 +9,10 @@ mod small;
 use crate::facts::Facts;
 
 /// The names of the machines.
-pub const NAMES: [&str; 10] = [
+pub const NAMES: [&str; 11] = [
     "dgx-a100",
     "dgx-h100",
+    "dgx-b200",
     "hgx-h100-roce",
     "dual-socket",
     "vm-flat",
@@ -28,6 +29,7 @@ pub fn machine(name: &str) -> Option<Facts> {
     Some(match name {
         "dgx-a100" => servers::dgx_a100(),
         "dgx-h100" => servers::dgx_h100(),
+        "dgx-b200" => servers::dgx_b200(),
         "hgx-h100-roce" => servers::hgx_h100_roce(),
         "dual-socket" => servers::dual_socket(),
         "mi300x" => servers::mi300x(),

@@ -20,7 +20,22 @@ pub(super) fn dgx_h100() -> Facts {
     h100("DGXH100", Net::InfiniBand(400))
 }
 
-/// The same with RoCE.
+/// Eight B200 in the same way; two sockets of Emerald Rapids.
+pub(super) fn dgx_b200() -> Facts {
+    let card = Card {
+        name: "NVIDIA B200",
+        device: 0x2901,
+        capability: 100,
+        memory: 180 * GIB,
+        bar1: 256 * GIB,
+        ..H100
+    };
+    let mut build = Build::new("DGXB200", xeon(207, "INTEL(R) XEON(R) PLATINUM 8570"), 2, 112);
+    eight(&mut build, "01.0", &[Slot::Nic(32.0, Net::InfiniBand(400)), Slot::Gpu(card), Slot::Nvme]);
+    build.facts
+}
+
+/// A DGX H100 with RoCE in the place of InfiniBand.
 pub(super) fn hgx_h100_roce() -> Facts {
     h100("HGX H100 server", Net::Roce(400))
 }

@@ -1,16 +1,392 @@
 //! Constants of one machine, fitted from a bench run on it.
+//!
+//! The time of a message is a sum, as everywhere in the model: a base, a step where it no longer fits one packet, its bytes, and the bytes
+//! beyond what a cache holds. The four are fitted so that relative errors are least, and none may be negative.
 
 use serde::{Deserialize, Serialize};
 
-/// What a bench run says about this machine.
+use super::route::float;
+
+/// The part of a bench's JSON that is read here.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Bench {
+    /// `nobounce-bench/1`.
+    pub schema: String,
+    /// What was measured.
+    pub results: Vec<Measured>,
+}
+
+/// One measured case.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Measured {
+    /// `write`, `read`, `send`, ...
+    pub op: String,
+    /// `latency`, `bandwidth`, ...
+    pub kind: String,
+    /// Bytes.
+    pub size: u64,
+    /// Queue pairs.
+    pub qps: u32,
+    /// `host`, `gpu`.
+    pub memory: String,
+    /// `direct`, `staged (...)`, ...
+    pub path: String,
+    /// Path MTU.
+    pub mtu: u32,
+    /// How the target waited.
+    #[serde(default)]
+    pub wait: String,
+    /// Median, microseconds.
+    #[serde(default)]
+    pub p50_us: Option<f64>,
+    /// GB/s.
+    #[serde(default)]
+    pub gbytes_per_s: Option<f64>,
+}
+
+impl Measured {
+    /// Microseconds of one message: its latency, or its share of a stream.
+    #[must_use]
+    pub fn microseconds(&self) -> Option<f64> {
+        let time = match self.kind.as_str() {
+            "latency" => self.p50_us,
+            "bandwidth" => self.gbytes_per_s.map(|rate| float(self.size) / rate / 1000.0),
+            _ => None,
+        };
+        time.filter(|time| time.is_finite() && *time > 0.0)
+    }
+
+    /// What belongs into one fit.
+    #[must_use]
+    pub fn series(&self) -> Series {
+        let path = self.path.split_whitespace().next().unwrap_or_default().to_owned();
+        let memory =
+            if self.memory == "host" { "host".to_owned() } else { format!("{} {path}", self.memory) };
+        Series {
+            op: self.op.clone(),
+            kind: self.kind.clone(),
+            memory,
+            qps: self.qps,
+            wait: self.wait.clone(),
+        }
+    }
+}
+
+/// What a fit is about.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Series {
+    /// The operation.
+    pub op: String,
+    /// `latency` or `bandwidth`.
+    pub kind: String,
+    /// Memory and path.
+    pub memory: String,
+    /// Queue pairs.
+    pub qps: u32,
+    /// How the target waited.
+    pub wait: String,
+}
+
+impl std::fmt::Display for Series {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { op, kind, memory, qps, .. } = self;
+        f.pad(&if *qps > 1 {
+            format!("{op} {kind}, {memory}, {qps} QPs")
+        } else {
+            format!("{op} {kind}, {memory}")
+        })
+    }
+}
+
+/// The constants of one series.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Fit {
+    /// What it is about.
+    pub series: Series,
+    /// Microseconds of the shortest message.
+    pub base_us: f64,
+    /// Microseconds more for messages of several packets.
+    pub step_us: f64,
+    /// Nanoseconds for each byte.
+    pub byte_ns: f64,
+    /// Nanoseconds more for each byte beyond [`CACHE`].
+    pub far_byte_ns: f64,
+    /// Path MTU: where the step is.
+    pub mtu: u32,
+    /// How far each size is from the fit.
+    pub residuals: Vec<Residual>,
+}
+
+/// One size of a fit.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Residual {
+    /// Bytes.
+    pub size: u64,
+    /// Microseconds, measured.
+    pub measured_us: f64,
+    /// Microseconds, by the fit.
+    pub fitted_us: f64,
+}
+
+impl Residual {
+    /// Measured against fitted, as a share: positive where it took longer.
+    #[must_use]
+    pub fn error(&self) -> f64 {
+        self.measured_us / self.fitted_us - 1.0
+    }
+}
+
+/// Bytes beyond which a message falls out of a core's own cache.
+pub const CACHE: f64 = 1_048_576.0;
+
+impl Fit {
+    /// Microseconds of a message.
+    #[must_use]
+    pub fn microseconds(&self, size: u64) -> f64 {
+        terms(size, self.mtu).iter().zip(self.constants()).map(|(term, constant)| term * constant).sum()
+    }
+
+    fn constants(&self) -> [f64; 4] {
+        [self.base_us, self.step_us, self.byte_ns / 1000.0, self.far_byte_ns / 1000.0]
+    }
+
+    /// The largest residual.
+    #[must_use]
+    pub fn worst(&self) -> f64 {
+        self.residuals.iter().map(|one| one.error().abs()).fold(0.0, f64::max)
+    }
+}
+
+/// What the constants are multiplied with.
+fn terms(size: u64, mtu: u32) -> [f64; 4] {
+    let bytes = float(size);
+    let several = if size > u64::from(mtu) { 1.0 } else { 0.0 };
+    [1.0, several, bytes, (bytes - CACHE).max(0.0)]
+}
+
+/// The constants of a machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Calibration {
-    /// Time of an empty message, microseconds.
-    pub microseconds: f64,
-    /// Rate of a long one, GB/s.
-    pub gbytes_per_s: f64,
-    /// Between two messages of a stream, microseconds.
-    pub gap_microseconds: f64,
-    /// How far the measured sizes are from the fit at the most, as a share.
-    pub residual: f64,
+    /// Always [`SCHEMA`].
+    pub schema: String,
+    /// One fit for each series that was measured at three sizes or more.
+    pub fits: Vec<Fit>,
+}
+
+/// Name and version of the file.
+pub const SCHEMA: &str = "nobounce-calibration/1";
+
+/// A run that nothing can be learnt from.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CalibrationError {
+    /// Not a run.
+    #[error("this is no run of `nobounce bench --json`: {0}")]
+    NotBench(String),
+    /// Not constants.
+    #[error("this is no calibration of `nobounce predict --calibrate`: {0}")]
+    NotCalibration(String),
+    /// Too little.
+    #[error(
+        "no operation was measured at three sizes or more: run `nobounce bench --json FILE` without --size"
+    )]
+    TooFew,
+}
+
+impl Bench {
+    /// A run from the text of its file.
+    ///
+    /// # Errors
+    /// It is something else.
+    pub fn from_json(text: &str) -> Result<Self, CalibrationError> {
+        let bench: Self =
+            serde_json::from_str(text).map_err(|error| CalibrationError::NotBench(error.to_string()))?;
+        if bench.schema != "nobounce-bench/1" {
+            return Err(CalibrationError::NotBench(format!("its schema is {:?}", bench.schema)));
+        }
+        Ok(bench)
+    }
+}
+
+impl Calibration {
+    /// Constants from a run.
+    ///
+    /// # Errors
+    /// There are too few sizes.
+    pub fn of(bench: &Bench) -> Result<Self, CalibrationError> {
+        let mut all: Vec<Series> = Vec::new();
+        for one in &bench.results {
+            if one.microseconds().is_some() && !all.contains(&one.series()) {
+                all.push(one.series());
+            }
+        }
+        let fits: Vec<Fit> = all.into_iter().filter_map(|series| fit(&series, bench)).collect();
+        if fits.is_empty() {
+            return Err(CalibrationError::TooFew);
+        }
+        Ok(Self { schema: SCHEMA.to_owned(), fits })
+    }
+
+    /// Constants from the text of a file.
+    ///
+    /// # Errors
+    /// It is something else.
+    pub fn from_json(text: &str) -> Result<Self, CalibrationError> {
+        let wrong = CalibrationError::NotCalibration;
+        let found: Self = serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?;
+        if found.schema != SCHEMA {
+            return Err(wrong(format!("its schema is {:?}", found.schema)));
+        }
+        let finite = |fit: &Fit| {
+            fit.constants().iter().all(|value| value.is_finite() && *value >= 0.0) && fit.base_us > 0.0
+        };
+        if found.fits.is_empty() || !found.fits.iter().all(finite) {
+            return Err(wrong("its constants are none".to_owned()));
+        }
+        Ok(found)
+    }
+
+    /// The fit of a series.
+    #[must_use]
+    pub fn fit(&self, series: &Series) -> Option<&Fit> {
+        self.fits.iter().find(|fit| &fit.series == series)
+    }
+
+    /// Another run against these constants: what was measured, and what was expected.
+    #[must_use]
+    pub fn against(&self, bench: &Bench) -> Vec<(Series, Residual)> {
+        bench
+            .results
+            .iter()
+            .filter_map(|one| {
+                let fit = self.fit(&one.series())?;
+                let residual = Residual {
+                    size: one.size,
+                    measured_us: one.microseconds()?,
+                    fitted_us: fit.microseconds(one.size),
+                };
+                Some((one.series(), residual))
+            })
+            .collect()
+    }
+}
+
+fn fit(series: &Series, bench: &Bench) -> Option<Fit> {
+    let mut points: Vec<(u64, f64, u32)> = bench
+        .results
+        .iter()
+        .filter(|one| &one.series() == series)
+        .filter_map(|one| Some((one.size, one.microseconds()?, one.mtu)))
+        .collect();
+    points.sort_by_key(|(size, ..)| *size);
+    points.dedup_by_key(|(size, ..)| *size);
+    if points.len() < 3 {
+        return None;
+    }
+    let mtu = points[0].2;
+    let rows: Vec<[f64; 4]> =
+        points.iter().map(|(size, time, _)| terms(*size, mtu).map(|term| term / time)).collect();
+    let [base_us, step_us, byte, far] = least_squares(&rows);
+    let mut fit = Fit {
+        series: series.clone(),
+        base_us,
+        step_us,
+        byte_ns: byte * 1000.0,
+        far_byte_ns: far * 1000.0,
+        mtu,
+        residuals: Vec::new(),
+    };
+    fit.residuals = points
+        .iter()
+        .map(|(size, time, _)| Residual {
+            size: *size,
+            measured_us: *time,
+            fitted_us: fit.microseconds(*size),
+        })
+        .collect();
+    Some(fit)
+}
+
+/// The non-negative constants whose sums come nearest to 1 in every row.
+///
+/// One after the other is set to its best while the others stay: slow in general, and quick enough for four.
+fn least_squares(rows: &[[f64; 4]]) -> [f64; 4] {
+    let mut constants = [0.0; 4];
+    for _ in 0..20_000 {
+        let mut moved = 0.0_f64;
+        for at in 0..4 {
+            let (mut wanted, mut weight) = (0.0, 0.0);
+            for row in rows {
+                let others: f64 =
+                    (0..4).filter(|other| *other != at).map(|other| row[other] * constants[other]).sum();
+                wanted += row[at] * (1.0 - others);
+                weight += row[at] * row[at];
+            }
+            let next = if weight > 0.0 { (wanted / weight).max(0.0) } else { 0.0 };
+            moved = moved.max((next - constants[at]).abs() / (next + f64::MIN_POSITIVE));
+            constants[at] = next;
+        }
+        if moved < 1e-9 {
+            break;
+        }
+    }
+    constants
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(times: impl Fn(u64) -> f64) -> Bench {
+        let results = [1, 8, 64, 512, 4096, 32768, 262_144, 1 << 20, 8 << 20]
+            .map(|size| Measured {
+                op: "write".to_owned(),
+                kind: "latency".to_owned(),
+                size,
+                qps: 1,
+                memory: "host".to_owned(),
+                path: "direct".to_owned(),
+                mtu: 4096,
+                wait: "cq".to_owned(),
+                p50_us: Some(times(size)),
+                gbytes_per_s: None,
+            })
+            .to_vec();
+        Bench { schema: "nobounce-bench/1".to_owned(), results }
+    }
+
+    #[test]
+    fn constants_that_made_the_figures_are_found_again() {
+        let made = |size: u64| 3.5 + if size > 4096 { 5.0 } else { 0.0 } + 0.00025 * float(size);
+        let calibration = Calibration::of(&run(made)).unwrap();
+        let fit = &calibration.fits[0];
+        assert!(fit.worst() < 0.01, "{fit:?}");
+        assert!((fit.base_us - 3.5).abs() < 0.05 && (fit.byte_ns - 0.25).abs() < 0.01, "{fit:?}");
+        let text = serde_json::to_string(&calibration).unwrap();
+        assert_eq!(Calibration::from_json(&text).unwrap().fits.len(), 1);
+        let slower = calibration.against(&run(|size| made(size) * 1.5));
+        assert!(slower.iter().all(|(_, one)| (one.error() - 0.5).abs() < 0.02));
+    }
+
+    #[test]
+    fn noise_stays_in_the_residuals() {
+        let mut sign = -1.0;
+        let mut bench = run(|size| 4.0 + 0.0003 * float(size));
+        for one in &mut bench.results {
+            sign = -sign;
+            one.p50_us = one.p50_us.map(|time| time * (1.0 + 0.08 * sign));
+        }
+        let calibration = Calibration::of(&bench).unwrap();
+        assert!((0.01..0.15).contains(&calibration.fits[0].worst()));
+    }
+
+    #[test]
+    fn what_is_no_run_is_said() {
+        assert!(Bench::from_json("{}").unwrap_err().to_string().contains("bench --json"));
+        let other = r#"{"schema": "other", "results": []}"#;
+        assert!(Bench::from_json(other).unwrap_err().to_string().contains("other"));
+        let few = Bench { results: Vec::new(), ..run(|_| 1.0) };
+        assert!(matches!(Calibration::of(&few), Err(CalibrationError::TooFew)));
+        assert!(Calibration::from_json("[]").is_err());
+    }
 }

@@ -33,7 +33,7 @@ constants! {
     /// How sharply stages in series fall to the slowest of them: rates are added up as powers of this exponent.
     SERIES_EXPONENT: 16.0, "", fitted, "streams over EDR, HDR and NDR: neighbours that are nearly as slow cost 1 to 5 %";
     /// What one flow alone gets of what several get together.
-    LONE_FLOW: 0.975, "", fitted, "ping-pong against stream over EDR, HDR and NDR, one queue pair against several";
+    LONE_FLOW: 0.972, "", fitted, "ping-pong against stream over EDR, HDR and NDR, one queue pair against several";
     /// One message through two adapters and the cable between them.
     WIRE_BASE: 0.6, "us", sourced, "UCX, uct/ib: latency of EDR and faster ports";
     WIRE_BASE_FDR: 0.7, "us", sourced, "UCX, uct/ib: FDR";
@@ -109,7 +109,11 @@ constants! {
     /// NVLink: share of the nominal rate.
     NVLINK: 0.824, "", sourced, "NCCL, topo: 20.6 of 25 GB/s for each link of SM90";
     /// The software NIC: one message through two engines and two system calls.
-    SOFT_BASE: 4.0, "us", sourced, "our measurements: WRITE 8 B between two processes of a two-core machine";
+    SOFT_BASE: 3.8, "us", sourced, "our measurements: WRITE 8 B between two processes of a two-core machine";
+    /// The software NIC: an engine's own share of it, at each end.
+    SOFT_ENGINE: 0.5, "us", sourced, "our measurements: what WRITE 8 B takes beyond plain UDP";
+    /// The software NIC: a READ against a WRITE.
+    SOFT_READ: 1.6, "", sourced, "our measurements: READ 8 B against WRITE 8 B";
     /// The software NIC: bytes, one core at each end.
     SOFT_RATE: 3.7, "GB/s", sourced, "our measurements: WRITE 1 MiB on the same machine";
     /// The software NIC: between two messages.

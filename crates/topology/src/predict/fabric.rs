@@ -35,6 +35,8 @@ pub enum Kind {
     Iwarp,
     /// Amazon's adapter: its own protocol on Ethernet.
     Efa,
+    /// No wire: two processes of one machine.
+    Loopback,
 }
 
 /// Data rates of four lanes of InfiniBand, by name.
@@ -81,7 +83,7 @@ impl Fabric {
             // Ethernet 38, IP and TCP 40, framing 6, placement header 14.
             Kind::Iwarp => 98.0,
             // Ethernet 38, IP and UDP 28, the adapter's own header; not published, taken as RoCEv2's.
-            Kind::Efa => 82.0,
+            Kind::Efa | Kind::Loopback => 82.0,
         }
     }
 
@@ -122,6 +124,9 @@ impl Fabric {
     #[must_use]
     pub fn next(self) -> Option<Self> {
         let faster = |rate: &f64| *rate > self.gbps * 1.01;
+        if self.kind == Kind::Loopback {
+            return None;
+        }
         let gbps = if self.is_ethernet() {
             ETHERNET.into_iter().find(faster)
         } else {
@@ -143,6 +148,7 @@ impl fmt::Display for Fabric {
             (Kind::RoceV2Ipv6, _) => format!("RoCEv2 over IPv6 {}G", self.gbps),
             (Kind::Iwarp, _) => format!("iWARP {}G", self.gbps),
             (Kind::Efa, _) => format!("EFA {}G", self.gbps),
+            (Kind::Loopback, _) => "no wire".to_owned(),
         };
         f.pad(&text)
     }
@@ -158,6 +164,7 @@ impl From<Fabric> for String {
             Kind::RoceV2Ipv6 => "rocev2-ipv6",
             Kind::Iwarp => "iwarp",
             Kind::Efa => "efa",
+            Kind::Loopback => "loopback",
         };
         format!("{kind}:{}", fabric.gbps)
     }
@@ -191,6 +198,7 @@ impl FromStr for Fabric {
             "rocev2-ipv6" => Kind::RoceV2Ipv6,
             "iwarp" => Kind::Iwarp,
             "efa" => Kind::Efa,
+            "loopback" => Kind::Loopback,
             _ => return Err(unknown()),
         };
         if let (Kind::InfiniBand | Kind::InfiniBandGlobal, Some(named)) = (kind, Self::infiniband(rate)) {

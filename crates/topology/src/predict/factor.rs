@@ -40,6 +40,8 @@ pub enum Factor {
     Handshake,
     /// A core of the software NIC.
     SoftNic,
+    /// Links between GPUs of one machine.
+    GpuLinks,
 }
 
 impl Factor {
@@ -63,6 +65,7 @@ impl Factor {
             Self::Software => "the library's calls",
             Self::Handshake => "the rendezvous",
             Self::SoftNic => "the core of the software NIC",
+            Self::GpuLinks => "links between the GPUs of a machine",
         }
     }
 }
@@ -94,7 +97,9 @@ pub fn in_series(stages: &[Stage]) -> f64 {
     // Reckoned relative to the slowest, so that powers stay within what a float holds.
     let sum: f64 = stages
         .iter()
-        .map(|stage| f64::from(stage.count) * (slowest.gbytes_per_s / stage.gbytes_per_s).powf(c::SERIES_EXPONENT))
+        .map(|stage| {
+            f64::from(stage.count) * (slowest.gbytes_per_s / stage.gbytes_per_s).powf(c::SERIES_EXPONENT)
+        })
         .sum();
     slowest.gbytes_per_s * sum.powf(-1.0 / c::SERIES_EXPONENT)
 }

@@ -5,13 +5,19 @@
 //! how far published figures are from them.
 
 pub mod calibration;
+pub mod cluster;
 pub mod constants;
 pub mod fabric;
 pub mod factor;
+pub mod machine;
 pub mod model;
 pub mod parts;
+pub mod plot;
+pub mod report;
 pub mod route;
 pub mod slot;
+pub mod soft;
 mod software;
 pub mod staging;
+pub mod upgrade;
 pub mod window;

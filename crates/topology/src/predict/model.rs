@@ -6,6 +6,7 @@ use super::constants as c;
 use super::factor::{Band, Factor, Share, Stage, in_series, slowest};
 use super::parts::{Parts, Software};
 use super::route::{self, NotDirect, float};
+use super::soft;
 use super::software::{Protocol, protocol};
 
 /// What is expected of messages of one size.
@@ -31,6 +32,9 @@ pub struct Estimate {
 /// Bytes cannot go the direct way, and why.
 pub fn direct(parts: &Parts, size: u64) -> Result<Estimate, NotDirect> {
     route::possible(parts, size)?;
+    if let Some((shares, each, _)) = soft::calibrated(parts, size) {
+        return Ok(finish(size, shares, soft::stream(size, each), parts));
+    }
     let protocol = protocol(parts, size);
     let stages = route::stages(parts, protocol.rails);
     let rate = in_series(&stages);
@@ -70,7 +74,8 @@ fn stream(stages: &[Stage], size: u64, protocol: &Protocol) -> (f64, Factor) {
     let each = if protocol.overlaps {
         // Posting goes on while bytes flow: the longer of the two, rounded off like stages in series.
         let longest = flowing.max(protocol.gap);
-        let sum = (flowing / longest).powf(c::SERIES_EXPONENT) + (protocol.gap / longest).powf(c::SERIES_EXPONENT);
+        let sum =
+            (flowing / longest).powf(c::SERIES_EXPONENT) + (protocol.gap / longest).powf(c::SERIES_EXPONENT);
         longest * sum.powf(1.0 / c::SERIES_EXPONENT)
     } else {
         flowing + protocol.gap
@@ -113,8 +118,10 @@ fn merged(shares: Vec<Share>) -> Vec<Share> {
 
 /// How far off the model may be, downwards and upwards in time: what the published figures show, more where parts were guessed.
 fn spread(parts: &Parts, size: u64) -> (f64, f64) {
-    if let Some(found) = &parts.calibration {
-        return (found.residual, found.residual);
+    if let Some((.., residual)) = soft::calibrated(parts, size) {
+        // Two runs of one machine differ, too.
+        let spread = (residual + 0.05).min(0.9);
+        return (spread, spread);
     }
     // 20 % for short messages, 5 % from 1 MiB on; in between it falls with every doubling.
     let doublings = (float(size.max(1)) / 4096.0).log2().clamp(0.0, 8.0);

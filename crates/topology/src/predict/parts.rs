@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::constants as c;
 use super::fabric::Fabric;
 use super::slot::Slot;
+use super::soft::Soft;
 use crate::platform::Platform;
 use crate::tree::Distance;
 
@@ -138,9 +139,8 @@ pub struct Parts {
     pub chunk: u64,
     /// GPUs that share an adapter.
     pub sharers: u32,
-    /// Constants fitted on this machine in the place of general ones.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub calibration: Option<super::calibration::Calibration>,
+    /// What is known of the software NIC here.
+    pub soft: Soft,
     /// What was not said, and what was taken instead.
     pub assumed: Vec<String>,
 }
@@ -172,7 +172,9 @@ pub enum PartsError {
     #[error("PCIe links have 1, 2, 4, 8, 12 or 16 lanes, not {0}")]
     Lanes(u32),
     /// No link was named.
-    #[error("no link is named: say which network, such as --link ib:ndr or --link rocev2:100, or name a machine")]
+    #[error(
+        "no link is named: say which network, such as --link ib:ndr or --link rocev2:100, or name a machine"
+    )]
     NoLink,
     /// No adapters.
     #[error("rails without adapters: 0 rails carry nothing; leave the option out for one")]
@@ -209,7 +211,9 @@ pub enum PartsError {
         value: f64,
     },
     /// A GPU of the processor's own memory has no distance to cross.
-    #[error("a coherent GPU hangs on the processor, not on a PCIe slot: name the slot, or leave --coherent on")]
+    #[error(
+        "a coherent GPU hangs on the processor, not on a PCIe slot: name the slot, or leave --coherent on"
+    )]
     CoherentSlot,
     /// Host memory has no GPU.
     #[error("{0} is about GPU memory, and the transfer is of host memory")]
@@ -237,20 +241,29 @@ impl Spec {
             (Memory::Gpu, true) if self.gpu.is_some() => return Err(PartsError::CoherentSlot),
             _ => {}
         }
-        let nic = or(self.nic, || usual_slot(link), &mut assumed, |slot| {
-            format!("the adapter is on {slot}, which fits its link")
-        });
+        let nic = or(
+            self.nic,
+            || usual_slot(link),
+            &mut assumed,
+            |slot| format!("the adapter is on {slot}, which fits its link"),
+        );
         let gpu = match memory {
-            Memory::Gpu if !coherent => Some(or(self.gpu, || nic, &mut assumed, |slot| {
-                format!("the GPU is on {slot}, like the adapter")
-            })),
+            Memory::Gpu if !coherent => Some(or(
+                self.gpu,
+                || nic,
+                &mut assumed,
+                |slot| format!("the GPU is on {slot}, like the adapter"),
+            )),
             _ => None,
         };
         let gpu_memory = memory == Memory::Gpu && !coherent;
         let distance = if gpu_memory {
-            or(self.distance, || Distance::Pix, &mut assumed, |_| {
-                "GPU and adapter are below one PCIe switch (PIX)".to_owned()
-            })
+            or(
+                self.distance,
+                || Distance::Pix,
+                &mut assumed,
+                |_| "GPU and adapter are below one PCIe switch (PIX)".to_owned(),
+            )
         } else {
             self.distance.unwrap_or(Distance::Phb)
         };
@@ -288,7 +301,7 @@ impl Spec {
             operation: self.operation.unwrap_or_default(),
             chunk: self.chunk(),
             sharers: self.sharers.unwrap_or(1),
-            calibration: None,
+            soft: Soft::default(),
             assumed,
         })
     }

@@ -21,7 +21,9 @@ pub enum NotDirect {
         bar1: u64,
     },
     /// Desktop processors carry no reads between devices.
-    #[error("Intel's desktop processors carry writes between devices, but no reads: the sender's GPU cannot be read")]
+    #[error(
+        "Intel's desktop processors carry writes between devices, but no reads: the sender's GPU cannot be read"
+    )]
     DesktopReads,
 }
 
@@ -63,10 +65,8 @@ pub(super) fn stages(parts: &Parts, rails: u32) -> Vec<Stage> {
     let share = f64::from(rails) / f64::from(parts.sharers);
     let stage = |factor, gbytes_per_s, count| Stage { factor, gbytes_per_s, count };
     let nic = parts.nic.carries(parts.max_payload) * share;
-    let mut stages = vec![
-        stage(Factor::Wire, parts.link.goodput(parts.mtu) * share, 1),
-        stage(Factor::NicSlot, nic, 2),
-    ];
+    let mut stages =
+        vec![stage(Factor::Wire, parts.link.goodput(parts.mtu) * share, 1), stage(Factor::NicSlot, nic, 2)];
     let window = c::READ_TAGS * f64::from(parts.max_read_request) / 1000.0 / read_round_trip(parts);
     stages.push(stage(Factor::ReadWindow, window * share, 1));
     match (parts.memory, parts.gpu) {
@@ -81,14 +81,9 @@ pub(super) fn stages(parts: &Parts, rails: u32) -> Vec<Stage> {
         }
     }
     if parts.software == Software::Nobounce {
-        stages.push(stage(Factor::SoftNic, soft_rate(parts), 1));
+        stages.push(stage(Factor::SoftNic, parts.soft.gbytes_per_s, 1));
     }
     stages
-}
-
-/// GB/s of the software NIC.
-fn soft_rate(parts: &Parts) -> f64 {
-    parts.calibration.as_ref().map_or(c::SOFT_RATE, |found| found.gbytes_per_s)
 }
 
 /// What a processor adds that has to carry packets between devices.
@@ -116,9 +111,8 @@ pub(super) fn delays(parts: &Parts, size: u64) -> Vec<Share> {
     let share = |factor, microseconds| Share { factor, microseconds };
     let pass = parts.link.base_latency() + f64::from(parts.hops) * c::SWITCH_HOP;
     if parts.software == Software::Nobounce {
-        let base = parts.calibration.as_ref().map_or(c::SOFT_BASE, |found| found.microseconds);
-        let passes = if parts.operation == Op::Read { 1.6 } else { 1.0 };
-        return vec![share(Factor::Software, base * passes)];
+        let passes = if parts.operation == Op::Read { c::SOFT_READ } else { 1.0 };
+        return vec![share(Factor::Software, parts.soft.base_us * passes)];
     }
     let passes = if parts.operation == Op::Read { 2.0 } else { 1.0 };
     let mut shares = vec![share(Factor::Adapters, pass * passes)];

@@ -51,7 +51,8 @@ impl Slot {
     /// By the speed of a lane in GT/s.
     #[must_use]
     pub fn of_speed(speed: f64, lanes: u32) -> Option<Self> {
-        let generation = (1..=7).find(|generation| Self { generation: *generation, lanes }.speed() >= speed * 0.9)?;
+        let generation =
+            (1..=7).find(|generation| Self { generation: *generation, lanes }.speed() >= speed * 0.9)?;
         Self::new(generation, lanes).ok()
     }
 
@@ -126,7 +127,9 @@ mod tests {
 
     #[test]
     fn slots_as_people_write_them() {
-        for (text, generation, lanes) in [("gen4x16", 4, 16), ("Gen5 x8", 5, 8), ("3x4", 3, 4), ("gen5", 5, 16)] {
+        for (text, generation, lanes) in
+            [("gen4x16", 4, 16), ("Gen5 x8", 5, 8), ("3x4", 3, 4), ("gen5", 5, 16)]
+        {
             assert_eq!(text.parse::<Slot>().unwrap(), Slot { generation, lanes });
         }
         assert!(matches!("gen5x32".parse::<Slot>(), Err(PartsError::Lanes(32))));

@@ -62,7 +62,7 @@ pub(super) fn protocol(parts: &Parts, size: u64) -> Protocol {
             overlaps = false;
         }
         Software::Nobounce => {
-            gap = parts.calibration.as_ref().map_or(c::SOFT_GAP, |found| found.gap_microseconds);
+            gap = parts.soft.gap_us;
             overlaps = false;
         }
     }

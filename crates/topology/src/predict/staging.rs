@@ -52,7 +52,7 @@ fn network(parts: &Parts) -> (f64, Factor) {
 }
 
 /// GB/s between a GPU and its host's memory.
-fn copy_rate(parts: &Parts) -> f64 {
+pub(super) fn copy_rate(parts: &Parts) -> f64 {
     let Some(gpu) = parts.gpu else { return COHERENT_COPY * f64::from(parts.gpus) };
     let each = if parts.software == Software::Nccl { gpu.kernel_copy() } else { gpu.copy_engine() };
     let all = each * f64::from(parts.gpus);

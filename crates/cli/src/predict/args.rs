@@ -1,0 +1,267 @@
+//! `nobounce predict` as it is typed.
+
+use std::path::PathBuf;
+
+use nobounce_topology::platform::Platform;
+use nobounce_topology::predict::fabric::Fabric;
+use nobounce_topology::predict::parts::{Memory, Op, Software, Spec};
+use nobounce_topology::predict::slot::Slot;
+use nobounce_topology::tree::Distance;
+use serde::de::DeserializeOwned;
+
+use super::sizes::{Amount, Sizes};
+
+const EXAMPLES: &str = "\
+Examples:
+  nobounce predict                                  this machine
+  nobounce predict --machine dgx-h100               a known one
+  nobounce predict --facts facts.json --gpu 3       one whose facts `nobounce doctor --save` kept
+  nobounce predict --link ib:hdr --nic-slot gen4x16 --gpu-slot gen4x16 --distance PHB
+  nobounce predict --machine dgx-h100 --plot h100.svg --size 8..1G
+  nobounce predict --machine dgx-h100 --nodes 8 --bytes 14G --compute 400 --price 2.5
+  nobounce bench --json a.json && nobounce predict --calibrate a.json --save-calibration here.json
+
+Exit codes: 0 fine, 1 a run is further from its calibration than --tolerance, 2 wrong usage or broken environment.";
+
+/// Say what to expect: latency and bandwidth against size, direct and staged, and what limits them.
+///
+/// A machine (this one, a known one, or one whose facts were saved) gives the parts; options change single parts or name them all. What
+/// is neither known nor said is assumed, and the last line says what. docs/predict.md explains the model and how good it is.
+#[derive(Debug, Clone, Default, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct PredictArgs {
+    /// A known machine: dgx-a100, dgx-h100, dgx-b200, hgx-h100-roce, dual-socket, workstation, gh200, mi300x, p5-efa, vm-flat, container
+    #[arg(long, value_name = "NAME", conflicts_with = "facts", help_heading = "Machine")]
+    pub(crate) machine: Option<String>,
+
+    /// Facts that `nobounce doctor --save` wrote ('-': standard input)
+    #[arg(long, value_name = "FILE", help_heading = "Machine")]
+    pub(crate) facts: Option<PathBuf>,
+
+    /// Number of the GPU [default: the first]
+    #[arg(long, value_name = "N", help_heading = "Machine")]
+    pub(crate) gpu: Option<u32>,
+
+    /// Name of the adapter [default: the best for the GPU]
+    #[arg(long, value_name = "NAME", help_heading = "Machine")]
+    pub(crate) nic: Option<String>,
+
+    #[command(flatten)]
+    pub(crate) parts: PartArgs,
+
+    /// Message size, or a range in powers of two such as 8..1G; up to 1T; may be repeated
+    #[arg(long, value_name = "SIZE", value_delimiter = ',', help_heading = "Results")]
+    pub(crate) size: Vec<Sizes>,
+
+    /// Everything as JSON
+    #[arg(long, help_heading = "Results")]
+    pub(crate) json: bool,
+
+    /// Draw latency and bandwidth against size
+    #[arg(long, value_name = "FILE.svg", help_heading = "Results")]
+    pub(crate) plot: Option<PathBuf>,
+
+    /// List the constants of the model, with their sources
+    #[arg(long, help_heading = "Results")]
+    pub(crate) constants: bool,
+
+    #[command(flatten)]
+    pub(crate) cluster: ClusterArgs,
+
+    /// Fit the constants of this machine to a run of `nobounce bench --json`, and show how far each size is off
+    #[arg(long, value_name = "BENCH.json", conflicts_with = "calibration", help_heading = "Calibration")]
+    pub(crate) calibrate: Option<PathBuf>,
+
+    /// Hold another run against the fitted constants
+    #[arg(long, value_name = "BENCH.json", help_heading = "Calibration")]
+    pub(crate) against: Option<PathBuf>,
+
+    /// How far it may be off: 0.15 or 15% [default: 0.15]
+    #[arg(long, value_name = "SHARE", requires = "against", value_parser = share, help_heading = "Calibration")]
+    pub(crate) tolerance: Option<f64>,
+
+    /// Keep the fitted constants
+    #[arg(long, value_name = "FILE", requires = "calibrate", help_heading = "Calibration")]
+    pub(crate) save_calibration: Option<PathBuf>,
+
+    /// Use constants that were kept
+    #[arg(long, value_name = "FILE", help_heading = "Calibration")]
+    pub(crate) calibration: Option<PathBuf>,
+}
+
+/// Single parts, in the place of the machine's.
+#[derive(Debug, Clone, Default, clap::Args)]
+#[command(next_help_heading = "Parts")]
+pub(crate) struct PartArgs {
+    /// The network: ib:sdr to ib:xdr, rocev1:, rocev2:, rocev2-ipv6:, iwarp: or efa: with Gb/s
+    #[arg(long, value_name = "LINK")]
+    pub(crate) link: Option<Fabric>,
+
+    /// Path MTU: 256, 512, 1024, 2048 or 4096
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) mtu: Option<u32>,
+
+    /// Switches of the network between the two ends
+    #[arg(long, value_name = "N")]
+    pub(crate) hops: Option<u32>,
+
+    /// Adapters that work together
+    #[arg(long, value_name = "N")]
+    pub(crate) rails: Option<u32>,
+
+    /// PCIe of each adapter, such as gen5x16
+    #[arg(long, value_name = "SLOT")]
+    pub(crate) nic_slot: Option<Slot>,
+
+    /// PCIe of each GPU
+    #[arg(long, value_name = "SLOT", conflicts_with = "coherent")]
+    pub(crate) gpu_slot: Option<Slot>,
+
+    /// The GPU is coherent with the processor (GH200, GB200, DGX Spark)
+    #[arg(long)]
+    pub(crate) coherent: bool,
+
+    /// GPUs that take part at each end
+    #[arg(long, value_name = "N")]
+    pub(crate) gpus: Option<u32>,
+
+    /// GPUs that share one adapter
+    #[arg(long, value_name = "N")]
+    pub(crate) sharers: Option<u32>,
+
+    /// Where the bytes lie: gpu or host
+    #[arg(long, value_name = "MEMORY", value_parser = word::<Memory>)]
+    pub(crate) memory: Option<Memory>,
+
+    /// Between GPU and adapter: PIX, PXB, PHB, NODE or SYS
+    #[arg(long, value_name = "DISTANCE", value_parser = upper::<Distance>)]
+    pub(crate) distance: Option<Distance>,
+
+    /// The processor: intel-client, xeon-old, xeon-skylake, sapphire-rapids, emerald-rapids, zen, grace or other
+    #[arg(long, value_name = "PROCESSOR", value_parser = word::<Platform>)]
+    pub(crate) platform: Option<Platform>,
+
+    /// PCIe writes may not pass each other (no relaxed ordering)
+    #[arg(long)]
+    pub(crate) strict_order: bool,
+
+    /// MaxPayload of PCIe
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) max_payload: Option<u32>,
+
+    /// MaxReadReq of the adapter
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) max_read_request: Option<u32>,
+
+    /// BAR1 of the GPU
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) bar1: Option<Amount>,
+
+    /// GB/s of host memory at each end [default: 200]
+    #[arg(long, value_name = "GB/s")]
+    pub(crate) dram: Option<f64>,
+
+    /// Who posts: verbs, mpi, nixl, nccl or nobounce (the software NIC)
+    #[arg(long, value_name = "LIBRARY", value_parser = word::<Software>)]
+    pub(crate) software: Option<Software>,
+
+    /// Queue pairs on each rail [default: enough]
+    #[arg(long, value_name = "N")]
+    pub(crate) qps: Option<u32>,
+
+    /// The operation: write or read
+    #[arg(long, value_name = "OP", value_parser = word::<Op>)]
+    pub(crate) op: Option<Op>,
+
+    /// Chunk of staged transfers [default: 512K]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) chunk: Option<Amount>,
+}
+
+impl PartArgs {
+    /// The machine's parts, with those that were named in their place.
+    pub(crate) fn over(&self, machine: Spec) -> Spec {
+        let coherent = match (self.coherent, self.gpu_slot) {
+            (true, _) => Some(true),
+            (false, Some(_)) => None,
+            (false, None) => machine.coherent,
+        };
+        let host = self.memory == Some(Memory::Host);
+        Spec {
+            link: self.link.or(machine.link),
+            mtu: self.mtu.or(if self.link.is_some() { None } else { machine.mtu }),
+            hops: self.hops.or(machine.hops),
+            rails: self.rails.or(machine.rails),
+            nic: self.nic_slot.or(machine.nic),
+            gpu: self.gpu_slot.or(if host || coherent == Some(true) { None } else { machine.gpu }),
+            coherent: if host && !self.coherent { None } else { coherent },
+            gpus: self.gpus.or(machine.gpus),
+            memory: self.memory.or(machine.memory),
+            distance: self.distance.or(machine.distance),
+            platform: self.platform.or(machine.platform),
+            relaxed_ordering: if self.strict_order { Some(false) } else { machine.relaxed_ordering },
+            max_payload: self.max_payload.or(machine.max_payload),
+            max_read_request: self.max_read_request.or(machine.max_read_request),
+            bar1: self.bar1.map(|amount| amount.0).or(machine.bar1),
+            dram: self.dram.or(machine.dram),
+            software: self.software.or(machine.software),
+            queue_pairs: self.qps.or(machine.queue_pairs),
+            operation: self.op.or(machine.operation),
+            chunk: self.chunk.map(|amount| amount.0).or(machine.chunk),
+            sharers: self.sharers.or(machine.sharers),
+        }
+    }
+}
+
+/// A cluster, for what GPUDirect is worth.
+#[derive(Debug, Clone, Default, clap::Args)]
+#[command(next_help_heading = "Impact: what GPUDirect is worth in a cluster")]
+pub(crate) struct ClusterArgs {
+    /// Machines of the cluster
+    #[arg(long, value_name = "N", requires = "bytes")]
+    pub(crate) nodes: Option<u32>,
+
+    /// GPUs of each [default: those of the machine, or 8]
+    #[arg(long, value_name = "N", requires = "nodes")]
+    pub(crate) gpus_per_node: Option<u32>,
+
+    /// Adapters of each [default: those of the machine, or 8]
+    #[arg(long, value_name = "N", requires = "nodes")]
+    pub(crate) nics_per_node: Option<u32>,
+
+    /// Bytes of each GPU that a step exchanges: gradients, or a KV cache
+    #[arg(long, value_name = "SIZE", requires = "nodes")]
+    pub(crate) bytes: Option<Amount>,
+
+    /// Milliseconds that a step computes [default: 0]
+    #[arg(long, value_name = "MS", requires = "nodes", allow_negative_numbers = true)]
+    pub(crate) compute: Option<f64>,
+
+    /// Share of the computing that hides the exchange: 0.5 or 50% [default: 0]
+    #[arg(long, value_name = "SHARE", requires = "nodes", value_parser = share, allow_negative_numbers = true)]
+    pub(crate) overlap: Option<f64>,
+
+    /// Price of a GPU-hour [default: 0]
+    #[arg(long, value_name = "MONEY", requires = "nodes", allow_negative_numbers = true)]
+    pub(crate) price: Option<f64>,
+}
+
+/// One of the names of an enumeration.
+fn word<T: DeserializeOwned>(text: &str) -> Result<T, String> {
+    serde_json::from_value(serde_json::Value::String(text.to_ascii_lowercase()))
+        .map_err(|error| error.to_string())
+}
+
+/// The same, where the names are in capitals.
+fn upper<T: DeserializeOwned>(text: &str) -> Result<T, String> {
+    serde_json::from_value(serde_json::Value::String(text.to_ascii_uppercase()))
+        .map_err(|error| error.to_string())
+}
+
+/// `0.15` or `15%`.
+fn share(text: &str) -> Result<f64, String> {
+    let wrong = || format!("{text:?} is no share; write 0.15 or 15%");
+    let (number, unit) = text.strip_suffix('%').map_or((text, 1.0), |number| (number, 100.0));
+    let value: f64 = number.trim().parse().map_err(|_| wrong())?;
+    if value.is_finite() { Ok(value / unit) } else { Err(wrong()) }
+}

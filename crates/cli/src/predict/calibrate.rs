@@ -1,0 +1,103 @@
+//! The constants of this machine, from a bench run; and another run against them.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use nobounce_topology::predict::calibration::{Bench, Calibration};
+use nobounce_topology::predict::report::{bytes, figure};
+
+use super::args::PredictArgs;
+use super::{percent, write};
+use crate::doctor;
+
+/// How far a second run may be off unless told otherwise.
+const TOLERANCE: f64 = 0.15;
+
+pub(super) fn main(args: &PredictArgs, path: &Path, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
+    let calibration = Calibration::of(&bench(path)?).with_context(|| path.display().to_string())?;
+    if args.json {
+        serde_json::to_writer_pretty(&mut *out, &calibration)?;
+        writeln!(out)?;
+    } else {
+        text(&calibration, out)?;
+    }
+    if let Some(path) = &args.save_calibration {
+        write(path, &(serde_json::to_string_pretty(&calibration)? + "\n"))?;
+    }
+    match &args.against {
+        Some(second) => against(&calibration, second, args, out),
+        None => Ok(ExitCode::SUCCESS),
+    }
+}
+
+/// Constants that were kept.
+pub(crate) fn load(path: &Path) -> anyhow::Result<Calibration> {
+    Calibration::from_json(&doctor::read(path)?).with_context(|| path.display().to_string())
+}
+
+fn bench(path: &Path) -> anyhow::Result<Bench> {
+    Bench::from_json(&doctor::read(path)?).with_context(|| path.display().to_string())
+}
+
+fn text(calibration: &Calibration, out: &mut dyn Write) -> anyhow::Result<()> {
+    for fit in &calibration.fits {
+        writeln!(
+            out,
+            "{}: {} us + {} us beyond one packet + {} ns/byte + {} ns/byte beyond 1 MiB; worst residual {}",
+            fit.series,
+            figure(fit.base_us),
+            figure(fit.step_us),
+            figure(fit.byte_ns),
+            figure(fit.far_byte_ns),
+            percent(fit.worst())
+        )?;
+        for one in &fit.residuals {
+            writeln!(
+                out,
+                "  {:>9}  measured {:>9} us, fitted {:>9} us, {:>8}",
+                bytes(one.size),
+                figure(one.measured_us),
+                figure(one.fitted_us),
+                percent(one.error())
+            )?;
+        }
+    }
+    Ok(())
+}
+
+/// Another run against the constants: exit code 1 where a size is further off than allowed.
+pub(super) fn against(
+    calibration: &Calibration,
+    second: &Path,
+    args: &PredictArgs,
+    out: &mut dyn Write,
+) -> anyhow::Result<ExitCode> {
+    let tolerance = args.tolerance.unwrap_or(TOLERANCE);
+    let found = calibration.against(&bench(second)?);
+    anyhow::ensure!(!found.is_empty(), "the two runs have no case in common");
+    let mut off = 0;
+    for (series, one) in &found {
+        let bad = one.error().abs() > tolerance;
+        off += u32::from(bad);
+        writeln!(
+            out,
+            "{:<28} {:>9}  measured {:>9} us, expected {:>9} us, {:>8}{}",
+            series.to_string(),
+            bytes(one.size),
+            figure(one.measured_us),
+            figure(one.fitted_us),
+            percent(one.error()),
+            if bad { "  off" } else { "" }
+        )?;
+    }
+    writeln!(
+        out,
+        "{} of {} within {:.0} %",
+        found.len() - usize::try_from(off)?,
+        found.len(),
+        tolerance * 100.0
+    )?;
+    Ok(ExitCode::from(u8::from(off > 0)))
+}

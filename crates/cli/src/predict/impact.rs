@@ -1,0 +1,107 @@
+//! What GPUDirect is worth in a cluster, for people.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use nobounce_topology::facts::Facts;
+use nobounce_topology::predict::cluster::{ASSUMPTIONS, Cluster, Impact, impact};
+use nobounce_topology::predict::parts::Parts;
+use nobounce_topology::predict::report::{bytes, figure};
+use nobounce_topology::predict::window;
+
+use super::Machine;
+use super::args::PredictArgs;
+
+pub(super) fn main(
+    args: &PredictArgs,
+    nodes: u32,
+    machine: &Machine,
+    parts: &Parts,
+    out: &mut dyn Write,
+) -> anyhow::Result<ExitCode> {
+    let facts = machine.facts.as_ref();
+    let count = |found: usize| u32::try_from(found).ok().filter(|found| *found > 0);
+    let gpus = facts.and_then(|facts| count(facts.gpus.len()));
+    let nics = facts.and_then(|facts| count(facts.nics.iter().filter(|nic| !nic.is_software()).count()));
+    let cluster = Cluster {
+        nodes,
+        gpus_per_node: args.cluster.gpus_per_node.or(gpus).unwrap_or(8),
+        nics_per_node: args.cluster.nics_per_node.or(nics).unwrap_or(8),
+        bytes: args.cluster.bytes.map_or(0, |amount| amount.0),
+        compute_ms: args.cluster.compute.unwrap_or(0.0),
+        overlap: args.cluster.overlap.unwrap_or(0.0),
+        price: args.cluster.price.unwrap_or(0.0),
+        nvlink: facts.and_then(nvlink),
+    };
+    let found = impact(parts, &cluster)?;
+    if args.json {
+        let all = serde_json::json!({
+            "schema": "nobounce-impact/1", "title": machine.found.title, "parts": parts, "cluster": cluster,
+            "impact": found, "assumptions": ASSUMPTIONS,
+        });
+        serde_json::to_writer_pretty(&mut *out, &all)?;
+        writeln!(out)?;
+    } else {
+        write!(out, "{}", text(&machine.found.title, parts, &cluster, &found))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// GB/s between GPUs of a machine, by their NVLinks.
+fn nvlink(facts: &Facts) -> Option<f64> {
+    let gpu = facts.gpus.first()?;
+    let links = gpu.nvlinks.get().filter(|links| *links > 0)?;
+    let each = match gpu.compute_capability.get()? {
+        60..=69 => 20.0,
+        70..=99 => 25.0,
+        _ => 50.0,
+    };
+    Some(window::nvlink(links, each))
+}
+
+fn text(title: &str, parts: &Parts, cluster: &Cluster, found: &[Impact]) -> String {
+    use std::fmt::Write as _;
+    let mut text = String::new();
+    let Cluster { nodes, gpus_per_node, nics_per_node, .. } = cluster;
+    let _ =
+        writeln!(text, "{nodes} nodes with {gpus_per_node} GPUs and {nics_per_node} adapters each; {title}");
+    let _ = writeln!(text, "{}", parts.line());
+    let _ = writeln!(
+        text,
+        "{} of each GPU per step, {} ms of computing, {:.0} % of it overlapping, {} per GPU-hour\n",
+        bytes(cluster.bytes),
+        figure(cluster.compute_ms),
+        cluster.overlap * 100.0,
+        cluster.price
+    );
+    let _ = writeln!(
+        text,
+        "{:<18} {:>10} {:>10}  {:>10} {:>10} {:>7}  {:>12} {:>12}  staged is limited by",
+        "exchange", "direct ms", "staged ms", "step ms", "staged ms", "longer", "GPU-h/month", "money/month"
+    );
+    for one in found {
+        let longer =
+            if one.direct.step_ms > 0.0 { one.staged.step_ms / one.direct.step_ms - 1.0 } else { 0.0 };
+        let _ = writeln!(
+            text,
+            "{:<18} {:>10} {:>10}  {:>10} {:>10} {:>7}  {:>12.0} {:>12.0}  {}",
+            one.pattern.words(),
+            figure(one.direct.exchange_ms),
+            figure(one.staged.exchange_ms),
+            figure(one.direct.step_ms),
+            figure(one.staged.step_ms),
+            super::percent(longer),
+            one.gpu_hours,
+            one.money,
+            one.staged.binds.words()
+        );
+    }
+    let _ = writeln!(text, "\nwhat this rests on:");
+    for line in ASSUMPTIONS {
+        let _ = writeln!(text, "- {line}");
+    }
+    if !parts.assumed.is_empty() {
+        let _ = writeln!(text, "- assumed: {}", parts.assumed.join("; "));
+    }
+    text
+}

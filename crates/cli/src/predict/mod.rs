@@ -1,0 +1,124 @@
+//! `nobounce predict`: parts are put together here, the model is in `nobounce-topology`.
+
+pub(crate) mod args;
+mod calibrate;
+mod impact;
+mod sizes;
+
+use std::io::Write;
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use nobounce_topology::facts::Facts;
+use nobounce_topology::machines;
+use nobounce_topology::predict::calibration::Calibration;
+use nobounce_topology::predict::constants;
+use nobounce_topology::predict::machine::{Choice, Found, parts_of};
+use nobounce_topology::predict::parts::{Parts, Spec};
+use nobounce_topology::predict::plot;
+use nobounce_topology::predict::report::{Report, figure, report};
+
+use self::args::PredictArgs;
+use crate::doctor;
+
+/// The command: arguments in, exit code out. An error is exit code 2.
+pub(crate) fn main(args: &PredictArgs) -> anyhow::Result<ExitCode> {
+    let mut out = std::io::stdout().lock();
+    if args.constants {
+        for one in constants::ALL {
+            let kind = if one.fitted { "fitted to" } else { "from" };
+            let value = format!("{} {}", one.value, one.unit);
+            writeln!(out, "{:<18} {value:>12}  {kind} {}", one.name.to_lowercase(), one.source)?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    if let Some(path) = &args.calibrate {
+        return calibrate::main(args, path, &mut out);
+    }
+    let calibration = args.calibration.as_deref().map(calibrate::load).transpose()?;
+    if let (Some(calibration), Some(second)) = (&calibration, &args.against) {
+        return calibrate::against(calibration, second, args, &mut out);
+    }
+    let machine = machine(args)?;
+    let parts = parts(args, &machine, calibration)?;
+    if let Some(nodes) = args.cluster.nodes {
+        return impact::main(args, nodes, &machine, &parts, &mut out);
+    }
+    let found = report(&machine.found.title, &parts, &sizes(args));
+    print(&found, args, &mut out)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A machine, and what of it is looked at.
+struct Machine {
+    facts: Option<Facts>,
+    found: Found,
+}
+
+fn machine(args: &PredictArgs) -> anyhow::Result<Machine> {
+    let choice = Choice { gpu: args.gpu, nic: args.nic.clone() };
+    let facts = match (&args.machine, &args.facts) {
+        (Some(name), _) => machines::machine(name).with_context(|| {
+            format!("there is no machine {name:?}; there are {}", machines::NAMES.join(", "))
+        })?,
+        (None, Some(path)) => {
+            Facts::from_json(&doctor::read(path)?).with_context(|| path.display().to_string())?
+        }
+        // A named link makes a machine of its own; nothing of this one is wanted then.
+        (None, None) if args.parts.link.is_some() => {
+            return Ok(Machine {
+                facts: None,
+                found: Found { spec: Spec::default(), title: "the parts that were named".to_owned() },
+            });
+        }
+        (None, None) => doctor::this_machine()?,
+    };
+    let found = parts_of(&facts, &choice)?;
+    Ok(Machine { facts: Some(facts), found })
+}
+
+fn parts(args: &PredictArgs, machine: &Machine, calibration: Option<Calibration>) -> anyhow::Result<Parts> {
+    let mut parts = args.parts.over(machine.found.spec.clone()).resolve()?;
+    parts.soft.calibration = calibration;
+    Ok(parts)
+}
+
+fn sizes(args: &PredictArgs) -> Vec<u64> {
+    let mut sizes: Vec<u64> = args.size.iter().flat_map(|sizes| sizes.0.iter().copied()).collect();
+    if sizes.is_empty() {
+        // Every second power of two is enough to see the shape.
+        sizes = vec![8];
+        sizes.extend((10..=30).step_by(2).map(|power| 1_u64 << power));
+    }
+    sizes.sort_unstable();
+    sizes.dedup();
+    sizes
+}
+
+fn print(found: &Report, args: &PredictArgs, out: &mut dyn Write) -> anyhow::Result<()> {
+    if let Some(path) = &args.plot {
+        write(path, &plot::svg(found))?;
+    }
+    if args.json {
+        serde_json::to_writer_pretty(&mut *out, found)?;
+        writeln!(out)?;
+    } else {
+        write!(out, "{}", found.text())?;
+    }
+    Ok(())
+}
+
+fn write(path: &Path, text: &str) -> anyhow::Result<()> {
+    std::fs::write(path, text).with_context(|| format!("{} cannot be written", path.display()))
+}
+
+/// A share as percent, with its sign.
+fn percent(share: f64) -> String {
+    let value = share * 100.0;
+    if value.abs() < 0.05 {
+        "0 %".to_owned()
+    } else {
+        format!("{}{} %", if value < 0.0 { "-" } else { "+" }, figure(value.abs()))
+    }
+}

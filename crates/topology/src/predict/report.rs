@@ -1,0 +1,292 @@
+//! A whole prediction: every size, both ways, where they cross, what to change. The source of table, JSON and plot.
+
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+use super::model::{Estimate, direct};
+use super::parts::{Memory, Parts};
+use super::staging::staged;
+use super::upgrade::{Upgrade, upgrades};
+
+/// A whole prediction.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    /// Always [`SCHEMA`].
+    pub schema: &'static str,
+    /// What is predicted.
+    pub title: String,
+    /// The parts, with what was assumed.
+    pub parts: Parts,
+    /// One entry for each size.
+    pub rows: Vec<Row>,
+    /// Bytes from which on staging in chunks is faster than the direct way, if ever.
+    pub staged_wins_from: Option<u64>,
+    /// Bytes below which the direct way is at least twice as fast as staging.
+    pub twice_as_fast_below: Option<u64>,
+    /// What could be changed for the largest size, the most first.
+    pub upgrades: Vec<Upgrade>,
+}
+
+/// Name and version of the JSON.
+pub const SCHEMA: &str = "nobounce-predict/1";
+
+/// One size.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Row {
+    /// Bytes.
+    pub size: u64,
+    /// The direct way; none where bytes cannot take it.
+    pub direct: Option<Estimate>,
+    /// Why not.
+    pub not_direct: Option<String>,
+    /// Staged in chunks; none for host memory.
+    pub staged: Option<Estimate>,
+    /// Staged as a whole, one step after the other; none for host memory.
+    pub unpipelined: Option<Estimate>,
+}
+
+/// Largest size that is predicted.
+pub const MAX_SIZE: u64 = 1 << 40;
+
+/// Predicts.
+#[must_use]
+pub fn report(title: &str, parts: &Parts, sizes: &[u64]) -> Report {
+    let rows: Vec<Row> = sizes.iter().map(|size| row(parts, (*size).min(MAX_SIZE))).collect();
+    let largest = sizes.iter().max().copied().unwrap_or(1 << 20);
+    let powers = (0..=40).map(|power| 1_u64 << power);
+    let is_gpu = parts.memory == Memory::Gpu;
+    let times = |size: u64| {
+        let way = direct(parts, size).ok().map(|one| one.microseconds.expected);
+        (way, staged(parts, size, true).microseconds.expected)
+    };
+    let staged_wins_from = powers
+        .clone()
+        .filter(|_| is_gpu)
+        .find(|size| matches!(times(*size), (Some(direct), staged) if staged < direct));
+    let twice_as_fast_below = powers
+        .filter(|_| is_gpu)
+        .take_while(|size| matches!(times(*size), (Some(direct), staged) if staged >= 2.0 * direct))
+        .last();
+    Report {
+        schema: SCHEMA,
+        title: title.to_owned(),
+        rows,
+        staged_wins_from,
+        twice_as_fast_below,
+        upgrades: upgrades(parts, largest),
+        parts: parts.clone(),
+    }
+}
+
+fn row(parts: &Parts, size: u64) -> Row {
+    let way = direct(parts, size);
+    let is_gpu = parts.memory == Memory::Gpu;
+    Row {
+        size,
+        not_direct: way.as_ref().err().map(ToString::to_string),
+        direct: way.ok(),
+        staged: is_gpu.then(|| staged(parts, size, true)),
+        unpipelined: is_gpu.then(|| staged(parts, size, false)),
+    }
+}
+
+impl Report {
+    /// For people.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let mut text = format!("{}\n{}\n\n", crate::clean(&self.title), crate::clean(&self.parts.line()));
+        let is_gpu = self.parts.memory == Memory::Gpu;
+        let way = if is_gpu { "direct" } else { "expected" };
+        let _ = write!(
+            text,
+            "{:>9}  {:>9} {:>17}  {:>8} {:>15}",
+            "size",
+            format!("{way} us"),
+            "band",
+            "GB/s",
+            "band"
+        );
+        if is_gpu {
+            let _ = write!(text, "  {:>10} {:>8} {:>7}", "staged us", "GB/s", "direct");
+        }
+        let _ = writeln!(text, "  most of the time goes to");
+        for row in &self.rows {
+            text.push_str(&self.line(row));
+        }
+        text.push('\n');
+        text.push_str(&self.conclusions());
+        text
+    }
+
+    fn line(&self, row: &Row) -> String {
+        let mut text = format!("{:>9}  ", bytes(row.size));
+        match &row.direct {
+            Some(one) => {
+                let (time, rate) = (one.microseconds, one.gbytes_per_s);
+                let _ = write!(text, "{:>9} {:>17}  ", figure(time.expected), band(time.low, time.high));
+                let _ = write!(text, "{:>8} {:>15}", figure(rate.expected), band(rate.low, rate.high));
+            }
+            None => {
+                let _ = write!(text, "{:>9} {:>17}  {:>8} {:>15}", "-", "-", "-", "-");
+            }
+        }
+        if let Some(staged) = &row.staged {
+            let (time, rate) = (staged.microseconds.expected, staged.gbytes_per_s.expected);
+            let gain = row
+                .direct
+                .as_ref()
+                .map_or("-".to_owned(), |one| format!("{} x", figure(time / one.microseconds.expected)));
+            let _ = write!(text, "  {:>10} {:>8} {gain:>7}", figure(time), figure(rate));
+        }
+        let binds = match &row.direct {
+            Some(one) => {
+                let share =
+                    one.shares.first().map_or(0.0, |share| share.microseconds / one.microseconds.expected);
+                format!("{} ({:.0} %)", one.binds.words(), share * 100.0)
+            }
+            None => row.not_direct.clone().unwrap_or_default(),
+        };
+        let _ = writeln!(text, "  {binds}");
+        text
+    }
+
+    fn conclusions(&self) -> String {
+        let mut text = String::new();
+        if let Some(one) = self.rows.last().and_then(|row| row.direct.as_ref()) {
+            let _ =
+                writeln!(text, "a stream of {} is limited by {}", bytes(one.size), one.stream_binds.words());
+        }
+        if self.parts.memory == Memory::Gpu {
+            let line = match (self.staged_wins_from, self.twice_as_fast_below) {
+                (Some(size), _) => {
+                    format!(
+                        "from {} on staging in chunks is faster than the direct way: see what could be changed",
+                        bytes(size)
+                    )
+                }
+                (None, Some(size)) => {
+                    format!(
+                        "the direct way is faster at every size, and at least twice as fast up to {}",
+                        bytes(size)
+                    )
+                }
+                (None, None) if self.rows.iter().all(|row| row.direct.is_none()) => {
+                    "there is no direct way here".to_owned()
+                }
+                (None, None) => "the direct way is faster at every size".to_owned(),
+            };
+            let _ = writeln!(text, "{line}");
+        }
+        for one in self.upgrades.iter().take(4) {
+            let kind = if one.free { "a setting" } else { "an upgrade" };
+            let _ = writeln!(
+                text,
+                "{kind}: {}: {} to {} GB/s, {} to {} us",
+                one.change,
+                figure(one.gbytes_before),
+                figure(one.gbytes_after),
+                figure(one.microseconds_before),
+                figure(one.microseconds_after)
+            );
+        }
+        if !self.parts.assumed.is_empty() {
+            let _ = writeln!(text, "assumed: {}", crate::clean(&self.parts.assumed.join("; ")));
+        }
+        text
+    }
+}
+
+impl Parts {
+    /// The parts in one line.
+    #[must_use]
+    pub fn line(&self) -> String {
+        let rails = if self.rails > 1 { format!("{} x ", self.rails) } else { String::new() };
+        let gpu = match (self.memory, self.gpu) {
+            (Memory::Host, _) => "host memory".to_owned(),
+            (Memory::Gpu, Some(slot)) => format!("GPU on {slot}, {}", self.distance.words()),
+            (Memory::Gpu, None) => "GPU coherent with the processor".to_owned(),
+        };
+        let order = if self.relaxed_ordering { "" } else { ", strict ordering" };
+        format!(
+            "{rails}{} (MTU {}), adapter on {}, {gpu}, MaxPayload {}, MaxReadReq {}{order}",
+            self.link, self.mtu, self.nic, self.max_payload, self.max_read_request
+        )
+    }
+}
+
+/// A figure with three digits.
+#[must_use]
+pub fn figure(value: f64) -> String {
+    match value {
+        value if !value.is_finite() => "-".to_owned(),
+        value if value == 0.0 => "0".to_owned(),
+        value if value < 0.01 => format!("{value:.2e}"),
+        value if value < 1.0 => format!("{value:.3}"),
+        value if value < 10.0 => format!("{value:.2}"),
+        value if value < 100.0 => format!("{value:.1}"),
+        value if value < 1e7 => format!("{value:.0}"),
+        value => format!("{value:.2e}"),
+    }
+}
+
+fn band(low: f64, high: f64) -> String {
+    format!("{} - {}", figure(low), figure(high))
+}
+
+/// A size with the largest unit that fits.
+#[must_use]
+pub fn bytes(size: u64) -> String {
+    let units = [(1_u64 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+    match units.iter().find(|(unit, _)| size >= *unit) {
+        None => format!("{size} B"),
+        Some((unit, name)) if size.is_multiple_of(*unit) => format!("{} {name}", size / unit),
+        Some((unit, name)) => {
+            let tenths = u128::from(size) * 10 / u128::from(*unit);
+            format!("{}.{} {name}", tenths / 10, tenths % 10)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fabric::Fabric;
+    use super::super::parts::Spec;
+    use super::*;
+
+    #[test]
+    fn a_report_names_what_binds_and_what_to_change() {
+        let parts = Spec { link: Fabric::infiniband("ndr"), ..Spec::default() }.resolve().unwrap();
+        let report = report("two machines", &parts, &[8, 4096, 1 << 20, 1 << 30]);
+        let text = report.text();
+        for wanted in
+            ["two machines", "InfiniBand NDR", "PCIe reads", "the network link", "an upgrade:", "assumed:"]
+        {
+            assert!(text.contains(wanted), "{wanted} is missing in\n{text}");
+        }
+        assert_eq!(report.staged_wins_from, None);
+        let json = serde_json::to_value(&report).unwrap();
+        assert_eq!(json["schema"], SCHEMA);
+        assert_eq!(json["rows"][3]["direct"]["binds"], "wire");
+        let host = Spec { memory: Some(Memory::Host), link: Fabric::infiniband("edr"), ..Spec::default() };
+        let text = super::report("host", &host.resolve().unwrap(), &[8]).text();
+        assert!(!text.contains("staged"), "{text}");
+    }
+
+    #[test]
+    fn a_window_that_is_too_small_is_said() {
+        let spec = Spec { link: Fabric::infiniband("edr"), bar1: Some(256 << 20), ..Spec::default() };
+        let report = report("small", &spec.resolve().unwrap(), &[1 << 20, 1 << 30]);
+        assert!(report.rows[0].direct.is_some() && report.rows[1].direct.is_none());
+        assert!(report.text().contains("BAR1"));
+    }
+
+    #[test]
+    fn figures_and_sizes_are_short() {
+        assert_eq!(
+            [0.0, 0.001, 0.5, 3.14159, 31.4159, 314.159].map(figure),
+            ["0", "1.00e-3", "0.500", "3.14", "31.4", "314"]
+        );
+        assert_eq!([8, 1 << 40, 1536].map(bytes), ["8 B", "1 TiB", "1.5 KiB"]);
+    }
+}
