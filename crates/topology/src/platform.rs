@@ -61,6 +61,25 @@ impl Platform {
         }
     }
 
+    /// GB/s of one socket's memory with all its channels, by the data sheets of the kind's larger models.
+    #[must_use]
+    pub const fn memory_per_socket(self) -> f64 {
+        match self {
+            // Four channels of DDR4-2400.
+            Self::XeonOld => 76.8,
+            // Six channels of DDR4-2933.
+            Self::XeonSkylake => 140.8,
+            // Eight channels of DDR5-4800, and of DDR5-5600.
+            Self::SapphireRapids => 307.2,
+            Self::EmeraldRapids => 358.4,
+            // Eight channels of DDR4-3200; newer ones have more.
+            Self::Zen => 204.8,
+            Self::Grace => 500.0,
+            // Two channels of DDR4-3200 or so.
+            Self::IntelClient | Self::Other => 51.2,
+        }
+    }
+
     /// GB/s of writes into a GPU through the processor without relaxed ordering, where that was measured.
     #[must_use]
     pub const fn strict_order(self) -> Option<f64> {

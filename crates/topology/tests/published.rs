@@ -105,5 +105,11 @@ fn published_figures_are_predicted() {
     let points: usize = rows().iter().map(|row| row.points.len()).sum();
     let fitted = constants::ALL.iter().filter(|constant| constant.fitted).count();
     assert!(fitted * 10 < points, "{fitted} constants fitted to {points} rows");
-    let _ = rows().iter().map(|row| (&row.source, &row.note)).count();
+    for row in rows() {
+        assert!(
+            !row.source.is_empty() && (row.state == "good" || !row.note.is_empty()),
+            "{} is not explained",
+            row.id
+        );
+    }
 }

@@ -76,7 +76,7 @@ pub(crate) struct Source {
     #[arg(long, value_name = "DIR")]
     pub(crate) root: Option<PathBuf>,
 
-    /// A known machine instead: dgx-a100, dgx-h100, hgx-h100-roce, dual-socket, vm-flat, container, gh200, workstation, mi300x, p5-efa
+    /// A known machine instead: dgx-a100, dgx-h100, dgx-b200, hgx-h100-roce, dual-socket, vm-flat, container, gh200, workstation, mi300x, p5-efa
     #[arg(long, value_name = "NAME", conflicts_with_all = ["facts", "root"])]
     pub(crate) example: Option<String>,
 

@@ -199,7 +199,7 @@ fn one(parts: &Parts, cluster: &Cluster, pattern: Pattern) -> Result<Impact, Clu
         Pattern::KvHandOver => hand_over(parts, cluster)?,
         _ => (exchange(parts, cluster, pattern, true), exchange(parts, cluster, pattern, false)),
     };
-    let step = |(microseconds, binds): (f64, Factor)| {
+    let step = |(microseconds, binds): Timed| {
         let exchange_ms = microseconds / 1000.0;
         let exposed_ms = (exchange_ms - cluster.overlap * cluster.compute_ms).max(0.0);
         Step { exchange_ms, exposed_ms, step_ms: cluster.compute_ms + exposed_ms, binds }
@@ -213,7 +213,7 @@ fn one(parts: &Parts, cluster: &Cluster, pattern: Pattern) -> Result<Impact, Clu
 }
 
 /// Microseconds of a collective, and what limits it.
-fn exchange(parts: &Parts, cluster: &Cluster, pattern: Pattern, is_direct: bool) -> (f64, Factor) {
+fn exchange(parts: &Parts, cluster: &Cluster, pattern: Pattern, is_direct: bool) -> Timed {
     let (rate, binds) = node_rate(parts, cluster, is_direct);
     let (nodes, gpus) = (f64::from(cluster.nodes), f64::from(cluster.gpus_per_node));
     let all = nodes * gpus;
@@ -268,8 +268,11 @@ fn node_rate(parts: &Parts, cluster: &Cluster, is_direct: bool) -> (f64, Factor)
     (in_series(&stages), binds)
 }
 
-/// Microseconds of one hand-over, direct and staged.
-fn hand_over(parts: &Parts, cluster: &Cluster) -> Result<((f64, Factor), (f64, Factor)), NotDirect> {
+/// Microseconds, and what takes most of them.
+type Timed = (f64, Factor);
+
+/// One hand-over, direct and staged.
+fn hand_over(parts: &Parts, cluster: &Cluster) -> Result<(Timed, Timed), NotDirect> {
     let rails = (cluster.nics_per_node / cluster.gpus_per_node).max(1);
     let sharers = (cluster.gpus_per_node / cluster.nics_per_node).max(1);
     let pair = Parts { rails, sharers, gpus: 1, software: Software::Nixl, ..parts.clone() };
@@ -288,9 +291,7 @@ mod tests {
 
     fn h100() -> Parts {
         let facts = machines::machine("dgx-h100").unwrap();
-        let mut parts = parts_of(&facts, &Choice::default()).unwrap().spec.resolve().unwrap();
-        parts.dram = 614.0;
-        parts
+        parts_of(&facts, &Choice::default()).unwrap().spec.resolve().unwrap()
     }
 
     fn cluster() -> Cluster {

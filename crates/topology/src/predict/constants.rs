@@ -106,6 +106,8 @@ constants! {
     KERNEL_PAYLOAD: 64.0, "B", sourced, "NCCL, topo: 64-byte packets between devices; reads and writes share the way up";
     /// How often staged bytes cross DRAM at one end: written once, read once.
     DRAM_PASSES: 2.0, "", sourced, "double copy: into the buffer and out of it";
+    /// Share of the nominal rate of memory that programs get.
+    DRAM_SHARE: 0.8, "", sourced, "common figure of STREAM on servers: 75 to 85 %";
     /// NVLink: share of the nominal rate.
     NVLINK: 0.824, "", sourced, "NCCL, topo: 20.6 of 25 GB/s for each link of SM90";
     /// The software NIC: one message through two engines and two system calls.

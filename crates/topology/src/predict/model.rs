@@ -61,8 +61,7 @@ fn flow(stages: &[Stage], rate: f64, size: u64, protocol: &Protocol) -> Share {
     wire
 }
 
-/// GB/s of a stream, and what limits it.
-fn stream(stages: &[Stage], size: u64, protocol: &Protocol) -> (f64, Factor) {
+fn stream(stages: &[Stage], size: u64, protocol: &Protocol) -> Stream {
     let binds = slowest(stages).map_or(Factor::Wire, |stage| stage.factor);
     let lone = if protocol.lone && binds != Factor::SoftNic { c::LONE_FLOW } else { 1.0 };
     let mut rate = in_series(stages) * lone;
@@ -83,25 +82,36 @@ fn stream(stages: &[Stage], size: u64, protocol: &Protocol) -> (f64, Factor) {
     if protocol.gap > flowing {
         binds = Factor::Software;
     }
-    (float(size) / each / 1000.0, binds)
+    let most = slowest(stages).map_or(f64::INFINITY, |stage| stage.gbytes_per_s);
+    Stream { gbytes_per_s: float(size) / each / 1000.0, binds, most }
+}
+
+/// What is known of a stream: GB/s, what limits it, and what the slowest stage could do at the most.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stream {
+    pub(super) gbytes_per_s: f64,
+    pub(super) binds: Factor,
+    pub(super) most: f64,
 }
 
 /// Puts an estimate together: sums up, sorts, and draws the band.
-pub(super) fn finish(size: u64, mut shares: Vec<Share>, stream: (f64, Factor), parts: &Parts) -> Estimate {
+pub(super) fn finish(size: u64, mut shares: Vec<Share>, stream: Stream, parts: &Parts) -> Estimate {
     shares.retain(|share| share.microseconds > 0.0);
     shares = merged(shares);
     shares.sort_by(|a, b| b.microseconds.total_cmp(&a.microseconds));
     let total: f64 = shares.iter().map(|share| share.microseconds).sum();
     let binds = shares.first().map_or(Factor::Adapters, |share| share.factor);
     let (low, high) = spread(parts, size);
-    let (rate, stream_binds) = stream;
+    let rate = stream.gbytes_per_s;
+    // No uncertainty lifts a stream above what its slowest stage carries.
+    let highest = (rate / (1.0 - low)).min(stream.most).max(rate);
     Estimate {
         size,
         microseconds: Band { expected: total, low: total * (1.0 - low), high: total * (1.0 + high) },
-        gbytes_per_s: Band { expected: rate, low: rate / (1.0 + high), high: rate / (1.0 - low) },
+        gbytes_per_s: Band { expected: rate, low: rate / (1.0 + high), high: highest },
         shares,
         binds,
-        stream_binds,
+        stream_binds: stream.binds,
     }
 }
 

@@ -19,6 +19,9 @@ const DIRECT: &str = "#0072b2";
 const STAGED: &str = "#d55e00";
 const WHOLE: &str = "#999999";
 
+/// A way of a row.
+type Of = fn(&Row) -> Option<&Estimate>;
+
 /// One panel: which figure it shows.
 struct Panel<'a> {
     title: &'static str,
@@ -80,7 +83,7 @@ impl Panel<'_> {
         label(text, (self.left, TOP - 14.0), 17, INK, "start", self.title);
         self.grid(text, x, y);
         self.band(text, x, y);
-        let series: [(&str, &str, fn(&Row) -> Option<&Estimate>); 3] = [
+        let series: [(&str, &str, Of); 3] = [
             (WHOLE, "staged, one step after the other", |row| row.unpipelined.as_ref()),
             (STAGED, "staged in chunks", |row| row.staged.as_ref()),
             (DIRECT, "direct", |row| row.direct.as_ref()),
@@ -104,7 +107,7 @@ impl Panel<'_> {
         for (line, (color, name, _)) in shown.iter().rev().enumerate() {
             let row = u32::try_from(line).map_or(0.0, f64::from);
             let (at, top) =
-                if self.legend_right { (PANEL - 250.0, BOTTOM - 70.0) } else { (16.0, TOP + 20.0) };
+                if self.legend_right { (PANEL - 280.0, BOTTOM - 70.0) } else { (16.0, TOP + 20.0) };
             let (left, middle) = (self.left + at, top + row * 22.0);
             let _ = writeln!(
                 text,
@@ -216,6 +219,9 @@ fn across(y: (f64, f64), value: f64) -> f64 {
 }
 
 fn short(value: f64) -> String {
+    if (1e-5..0.01).contains(&value) {
+        return format!("{value}");
+    }
     let text = figure(value);
     if text.contains('.') && !text.contains('e') {
         return text.trim_end_matches('0').trim_end_matches('.').to_owned();

@@ -220,7 +220,7 @@ impl Parts {
 pub fn figure(value: f64) -> String {
     match value {
         value if !value.is_finite() => "-".to_owned(),
-        value if value == 0.0 => "0".to_owned(),
+        0.0 => "0".to_owned(),
         value if value < 0.01 => format!("{value:.2e}"),
         value if value < 1.0 => format!("{value:.3}"),
         value if value < 10.0 => format!("{value:.2}"),
@@ -284,8 +284,8 @@ mod tests {
     #[test]
     fn figures_and_sizes_are_short() {
         assert_eq!(
-            [0.0, 0.001, 0.5, 3.14159, 31.4159, 314.159].map(figure),
-            ["0", "1.00e-3", "0.500", "3.14", "31.4", "314"]
+            [0.0, 0.001, 0.5, 2.345, 23.45, 234.5].map(figure),
+            ["0", "1.00e-3", "0.500", "2.35", "23.4", "234"]
         );
         assert_eq!([8, 1 << 40, 1536].map(bytes), ["8 B", "1 TiB", "1.5 KiB"]);
     }

@@ -114,15 +114,19 @@ pub(super) fn delays(parts: &Parts, size: u64) -> Vec<Share> {
         let passes = if parts.operation == Op::Read { c::SOFT_READ } else { 1.0 };
         return vec![share(Factor::Software, parts.soft.base_us * passes)];
     }
+    let packet = float(size.min(u64::from(parts.mtu)));
+    let first = share(Factor::NicSlot, 2.0 * packet / parts.nic.carries(parts.max_payload) / 1000.0);
+    if parts.software == Software::Nccl {
+        // NCCL's own figure for one pass has all the waiting in it.
+        return vec![first];
+    }
     let passes = if parts.operation == Op::Read { 2.0 } else { 1.0 };
-    let mut shares = vec![share(Factor::Adapters, pass * passes)];
+    let mut shares = vec![share(Factor::Adapters, pass * passes), first];
     // What fits into the work request needs no read; GPU memory never does.
     let inline = parts.memory == Memory::Host && float(size) <= c::INLINE && parts.operation == Op::Write;
     if size > 0 && !inline {
         shares.push(share(Factor::PcieRead, read_round_trip(parts)));
     }
-    let packet = float(size.min(u64::from(parts.mtu)));
-    shares.push(share(Factor::NicSlot, 2.0 * packet / parts.nic.carries(parts.max_payload) / 1000.0));
     shares
 }
 

@@ -5,6 +5,7 @@ use serde::Serialize;
 use super::calibration::{Calibration, Series};
 use super::constants as c;
 use super::factor::{Factor, Share};
+use super::model::Stream;
 use super::parts::{Memory, Op, Parts, Software};
 use super::route::float;
 
@@ -66,6 +67,6 @@ pub(super) fn calibrated(parts: &Parts, size: u64) -> Option<(Vec<Share>, f64, f
 }
 
 /// GB/s and what limits it, of messages that take this long each.
-pub(super) fn stream(size: u64, microseconds: f64) -> (f64, Factor) {
-    (float(size) / microseconds / 1000.0, Factor::SoftNic)
+pub(super) fn stream(size: u64, microseconds: f64) -> Stream {
+    Stream { gbytes_per_s: float(size) / microseconds / 1000.0, binds: Factor::SoftNic, most: f64::INFINITY }
 }

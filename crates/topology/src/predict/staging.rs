@@ -2,9 +2,10 @@
 
 use super::constants as c;
 use super::factor::{Factor, Share};
-use super::model::{Estimate, finish};
+use super::model::{Estimate, Stream, finish};
 use super::parts::{Parts, Software};
 use super::route::{self, float};
+use super::software::protocol;
 use crate::tree::Distance;
 
 /// GB/s of a copy on a coherent link.
@@ -13,7 +14,7 @@ const COHERENT_COPY: f64 = 360.0;
 /// The staged way with chunks that overlap (`pipelined`), or each step after the other with the whole message.
 #[must_use]
 pub fn staged(parts: &Parts, size: u64, pipelined: bool) -> Estimate {
-    let (network, network_factor) = network(parts);
+    let (network, network_factor) = network(parts, protocol(parts, size).rails);
     let copy = copy_rate(parts);
     let bytes = float(size);
     let chunk = if pipelined { float(parts.chunk).min(bytes) } else { bytes };
@@ -35,13 +36,14 @@ pub fn staged(parts: &Parts, size: u64, pipelined: bool) -> Estimate {
         let total: f64 = shares.iter().map(|share| share.microseconds).sum();
         (bytes / total / 1000.0, factor)
     };
+    let stream = Stream { gbytes_per_s: stream.0, binds: stream.1, most: copy.min(network) };
     finish(size, shares, stream, parts)
 }
 
 /// GB/s between the two host buffers.
-fn network(parts: &Parts) -> (f64, Factor) {
+fn network(parts: &Parts, rails: u32) -> (f64, Factor) {
     let host = parts.on_host();
-    let mut stages = route::stages(&host, host.rails);
+    let mut stages = route::stages(&host, rails);
     for stage in &mut stages {
         if stage.factor == Factor::Dram {
             stage.gbytes_per_s /= c::DRAM_PASSES;
@@ -65,8 +67,11 @@ pub(super) fn copy_rate(parts: &Parts) -> f64 {
 fn calls(parts: &Parts, size: u64) -> Vec<Share> {
     let share = |factor, microseconds| Share { factor, microseconds };
     let mut shares = route::delays(&parts.on_host(), size);
+    // The library is the same, whichever way its bytes take.
+    shares.extend(protocol(parts, size).shares);
     if parts.software == Software::Nccl {
-        shares.push(share(Factor::Software, c::NCCL_BASE + c::NCCL_NET));
+        // A kernel copies: no call, but word to the host's thread.
+        shares.push(share(Factor::CopyCalls, c::COPY_FLAG));
         return shares;
     }
     let sender = c::COPY_LAUNCH + c::COPY_SHORT + c::COPY_HANDOVER;

@@ -40,15 +40,20 @@ pub fn upgrades(parts: &Parts, size: u64) -> Vec<Upgrade> {
         (estimate.gbytes_per_s.expected, estimate.microseconds.expected)
     };
     let (gbytes_before, microseconds_before) = figures(parts);
-    let mut found: Vec<Upgrade> = changes(parts)
-        .into_iter()
-        .map(|(change, free, parts)| {
-            let (gbytes_after, microseconds_after) = figures(&parts);
-            Upgrade { change, free, gbytes_before, gbytes_after, microseconds_before, microseconds_after }
-        })
-        .filter(|one| one.factor() > 1.02 || one.microseconds_before > one.microseconds_after * 1.02)
-        .collect();
     let gain = |one: &Upgrade| one.factor().max(one.microseconds_before / one.microseconds_after);
+    let mut found: Vec<Upgrade> = Vec::new();
+    for (change, free, parts) in changes(parts) {
+        let (gbytes_after, microseconds_after) = figures(&parts);
+        let one =
+            Upgrade { change, free, gbytes_before, gbytes_after, microseconds_before, microseconds_after };
+        // What adds parts to a change before it must also add something to what that one buys.
+        let needless = found
+            .iter()
+            .any(|known| one.change.starts_with(&known.change) && gain(&one) < gain(known) * 1.02);
+        if gain(&one) > 1.02 && !needless {
+            found.push(one);
+        }
+    }
     found.sort_by(|a, b| gain(b).total_cmp(&gain(a)));
     found
 }
@@ -61,7 +66,7 @@ fn changes(parts: &Parts) -> Vec<(String, bool, Parts)> {
         found.push((change, free, changed));
     };
     if let Some(link) = parts.link.next() {
-        add(format!("{link} instead of {}", parts.link), false, &|parts| parts.link = link);
+        add(link.to_string(), false, &|parts| parts.link = link);
         if let Some(slot) = parts.nic.next() {
             // The two that hold each other back, together: a faster link needs the slot for it.
             let words = format!("{link} with adapters on {slot}");

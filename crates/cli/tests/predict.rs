@@ -1,0 +1,157 @@
+//! `nobounce predict` as people call it.
+
+use std::process::{Command, Output};
+
+fn predict(words: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_nobounce")).arg("predict").args(words).output().unwrap()
+}
+
+fn text(words: &[&str]) -> String {
+    let output = predict(words);
+    assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn refused(words: &[&str]) -> String {
+    let output = predict(words);
+    assert_eq!(output.status.code(), Some(2), "{words:?}");
+    String::from_utf8(output.stderr).unwrap()
+}
+
+fn file(name: &str) -> std::path::PathBuf {
+    std::env::temp_dir().join(format!("nobounce-predict-{}-{name}", std::process::id()))
+}
+
+#[test]
+fn a_known_machine_is_predicted_and_what_binds_is_named() {
+    let text = text(&["--machine", "dgx-h100", "--size", "8,1M,1G"]);
+    for wanted in
+        ["GPU 0", "InfiniBand NDR", "PCIe reads", "the network link", "an upgrade:", "faster at every size"]
+    {
+        assert!(text.contains(wanted), "{wanted} is missing in\n{text}");
+    }
+}
+
+#[test]
+fn this_machine_and_single_parts_are_predicted() {
+    assert!(text(&["--size", "8"]).contains("us"));
+    let parts = text(&["--link", "rocev2:100", "--mtu", "1024", "--memory", "host", "--size", "1M"]);
+    assert!(parts.contains("RoCEv2 100G") && !parts.contains("staged"), "{parts}");
+    let strict = text(&[
+        "--machine",
+        "dgx-h100",
+        "--distance",
+        "NODE",
+        "--platform",
+        "emerald-rapids",
+        "--strict-order",
+    ]);
+    assert!(strict.contains("strict ordering") && strict.contains("a setting: relaxed ordering"), "{strict}");
+    let json = text(&["--machine", "dgx-b200", "--size", "1M", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["schema"], "nobounce-predict/1");
+    assert!(json["rows"][0]["direct"]["gbytes_per_s"]["expected"].as_f64().unwrap() > 40.0);
+    assert!(text(&["--constants"]).lines().count() > 30);
+}
+
+#[test]
+fn saved_facts_are_read() {
+    let path = file("facts.json");
+    let saved = Command::new(env!("CARGO_BIN_EXE_nobounce"))
+        .args(["doctor", "--example", "gh200", "--save", path.to_str().unwrap()])
+        .status()
+        .unwrap();
+    assert!(saved.success());
+    let text = text(&["--facts", path.to_str().unwrap(), "--size", "1M"]);
+    std::fs::remove_file(&path).unwrap();
+    assert!(text.contains("GH200") && text.contains("coherent"), "{text}");
+}
+
+#[test]
+fn a_cluster_shows_time_hours_and_money() {
+    let words =
+        ["--machine", "dgx-h100", "--nodes", "8", "--bytes", "14G", "--compute", "400", "--price", "2.5"];
+    let text = text(&words);
+    for wanted in ["all-reduce, ring", "all-to-all", "KV hand-over", "money/month", "what this rests on"] {
+        assert!(text.contains(wanted), "{wanted} is missing in\n{text}");
+    }
+}
+
+#[test]
+fn what_cannot_be_is_explained() {
+    for (words, wanted) in [
+        (vec!["--link", "ib:ndr", "--nic-slot", "gen5x32"], "lanes, not 32"),
+        (vec!["--link", "ib:zdr"], "is no link"),
+        (vec!["--link", "ib:ndr", "--rails", "0"], "rails without adapters"),
+        (vec!["--link", "ib:ndr", "--mtu", "1500"], "1024"),
+        (vec!["--link", "ib:ndr", "--size", "2T"], "more than 1T"),
+        (vec!["--machine", "cray-1"], "there is no machine"),
+        (vec!["--machine", "dgx-h100", "--gpu", "8"], "there is no GPU 8"),
+        (vec!["--machine", "dgx-h100", "--nodes", "1", "--bytes", "1G"], "at least two nodes"),
+        (vec!["--machine", "dgx-h100", "--nodes", "4", "--bytes", "1G", "--price", "-1"], "cannot cost -1"),
+        (
+            vec!["--machine", "dgx-h100", "--nodes", "4", "--bytes", "1G", "--nics-per-node", "0"],
+            "rails without",
+        ),
+        (vec!["--calibrate", "/dev/null"], "no run of `nobounce bench --json`"),
+    ] {
+        let found = refused(&words);
+        assert!(found.contains(wanted), "{words:?}: {found}");
+    }
+}
+
+#[test]
+fn a_run_calibrates_and_another_is_held_against_it() {
+    let run = |factor: f64| {
+        let results: Vec<String> = [1_u32, 8, 512, 4096, 32768, 262_144, 1_048_576]
+            .into_iter()
+            .flat_map(|size| {
+                let time = factor * (3.5 + if size > 4096 { 5.0 } else { 0.0 } + 0.00025 * f64::from(size));
+                let rate = f64::from(size) / time / 1000.0;
+                let common = r#""op": "write", "qps": 1, "memory": "host", "path": "direct", "mtu": 4096, "wait": "cq""#;
+                [
+                    format!(r#"{{"kind": "latency", "size": {size}, "p50_us": {time}, {common}}}"#),
+                    format!(r#"{{"kind": "bandwidth", "size": {size}, "gbytes_per_s": {rate}, {common}}}"#),
+                ]
+            })
+            .collect();
+        format!(r#"{{"schema": "nobounce-bench/1", "results": [{}]}}"#, results.join(","))
+    };
+    let [first, second, third, kept] = ["a.json", "b.json", "c.json", "kept.json"].map(file);
+    for (path, factor) in [(&first, 1.0), (&second, 1.1), (&third, 1.4)] {
+        std::fs::write(path, run(factor)).unwrap();
+    }
+    let name = |path: &std::path::Path| path.to_str().unwrap().to_owned();
+    let fitted = text(&["--calibrate", &name(&first), "--save-calibration", &name(&kept)]);
+    assert!(fitted.contains("worst residual") && fitted.contains("measured"), "{fitted}");
+    let near = text(&["--calibration", &name(&kept), "--against", &name(&second)]);
+    assert!(near.contains("14 of 14 within 15 %"), "{near}");
+    let far = predict(&["--calibrate", &name(&first), "--against", &name(&third)]);
+    assert_eq!(far.status.code(), Some(1));
+    let used = text(&[
+        "--link",
+        "loopback:1000",
+        "--memory",
+        "host",
+        "--software",
+        "nobounce",
+        "--size",
+        "1M",
+        "--calibration",
+        &name(&kept),
+    ]);
+    assert!(used.contains("271"), "{used}");
+    for path in [first, second, third, kept] {
+        std::fs::remove_file(path).unwrap();
+    }
+}
+
+#[test]
+fn a_plot_is_drawn() {
+    let path = file("plot.svg");
+    let name = path.to_str().unwrap();
+    text(&["--machine", "dgx-a100", "--plot", name]);
+    let drawn = std::fs::read_to_string(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    assert!(drawn.starts_with("<svg") && drawn.contains("Bandwidth") && !drawn.contains("NaN"));
+}

@@ -1,0 +1,183 @@
+//! Properties of the model: more never hurts, direct beats staging as a whole, and limits hold.
+
+use nobounce_topology::platform::Platform;
+use nobounce_topology::predict::fabric::{Fabric, Kind};
+use nobounce_topology::predict::model::direct;
+use nobounce_topology::predict::parts::{Memory, Op, Parts, Software, Spec};
+use nobounce_topology::predict::report::{MAX_SIZE, report};
+use nobounce_topology::predict::slot::Slot;
+use nobounce_topology::predict::staging::staged;
+use nobounce_topology::tree::Distance;
+use proptest::prelude::*;
+
+fn software() -> impl Strategy<Value = Software> {
+    prop::sample::select(vec![
+        Software::Verbs,
+        Software::Mpi,
+        Software::Nixl,
+        Software::Nccl,
+        Software::Nobounce,
+    ])
+}
+
+fn link() -> impl Strategy<Value = Fabric> {
+    let names = ["sdr", "ddr", "qdr", "fdr10", "fdr", "edr", "hdr", "ndr", "xdr"];
+    let infiniband = prop::sample::select(names.to_vec()).prop_map(|name| Fabric::infiniband(name).unwrap());
+    let kinds = vec![Kind::RoceV1, Kind::RoceV2, Kind::RoceV2Ipv6, Kind::Iwarp, Kind::Efa];
+    let rates = vec![10.0, 25.0, 40.0, 50.0, 100.0, 200.0, 400.0, 800.0];
+    let ethernet = (prop::sample::select(kinds), prop::sample::select(rates));
+    prop_oneof![infiniband, ethernet.prop_map(|(kind, gbps)| Fabric { kind, gbps })]
+}
+
+fn slot() -> impl Strategy<Value = Slot> {
+    (1_u32..=7, prop::sample::select(vec![1_u32, 2, 4, 8, 16]))
+        .prop_map(|(generation, lanes)| Slot { generation, lanes })
+}
+
+fn platform() -> impl Strategy<Value = Platform> {
+    prop::sample::select(vec![
+        Platform::XeonOld,
+        Platform::XeonSkylake,
+        Platform::SapphireRapids,
+        Platform::EmeraldRapids,
+        Platform::Zen,
+        Platform::Grace,
+        Platform::Other,
+    ])
+}
+
+prop_compose! {
+    fn parts()(
+        link in link(),
+        (nic, gpu) in (slot(), slot()),
+        (rails, gpus, sharers, hops) in (1_u32..=64, 1_u32..=8, 1_u32..=4, 0_u32..=5),
+        distance in prop::sample::select(Distance::ALL.to_vec()),
+        platform in platform(),
+        software in software(),
+        (relaxed, host, read, queue_pairs) in (any::<bool>(), any::<bool>(), any::<bool>(), 0_u32..=4),
+        (payload, request, mtu) in (0_u32..=2, 0_u32..=5, 0_u32..=4),
+        dram in 20.0..1000.0_f64,
+    ) -> Parts {
+        let mtu = match link.kind { Kind::Iwarp | Kind::Efa => 1460, _ => 256 << mtu };
+        Spec {
+            link: Some(link),
+            mtu: Some(mtu),
+            hops: Some(hops),
+            rails: Some(rails),
+            nic: Some(nic),
+            gpu: (!host).then_some(gpu),
+            coherent: None,
+            gpus: Some(gpus),
+            memory: Some(if host { Memory::Host } else { Memory::Gpu }),
+            distance: Some(distance),
+            platform: Some(platform),
+            relaxed_ordering: Some(relaxed),
+            max_payload: Some(128 << payload),
+            max_read_request: Some(128 << request),
+            bar1: None,
+            dram: Some(dram),
+            software: Some(software),
+            queue_pairs: Some(queue_pairs),
+            operation: Some(if read { Op::Read } else { Op::Write }),
+            chunk: None,
+            sharers: Some(sharers),
+        }
+        .resolve()
+        .unwrap()
+    }
+}
+
+fn sizes() -> impl Strategy<Value = u64> {
+    prop_oneof![Just(0), Just(MAX_SIZE), (0_u32..=40).prop_map(|power| 1 << power), 0..=MAX_SIZE]
+}
+
+/// Time and rate of the direct way.
+fn figures(parts: &Parts, size: u64) -> (f64, f64) {
+    let found = direct(parts, size).unwrap();
+    (found.microseconds.expected, found.gbytes_per_s.expected)
+}
+
+/// Whether a change that gives more of something did not make anything worse.
+fn not_worse(before: &Parts, after: &Parts, size: u64) -> Result<(), TestCaseError> {
+    let ((time, rate), (new_time, new_rate)) = (figures(before, size), figures(after, size));
+    prop_assert!(new_time <= time * 1.000_001, "{time} us became {new_time}");
+    prop_assert!(new_rate >= rate * 0.999_999, "{rate} GB/s became {new_rate}");
+    let (old, new) = (staged(before, size, true), staged(after, size, true));
+    prop_assert!(new.microseconds.expected <= old.microseconds.expected * 1.000_001, "staged");
+    prop_assert!(new.gbytes_per_s.expected >= old.gbytes_per_s.expected * 0.999_999, "staged");
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn more_bandwidth_never_lowers_the_prediction(parts in parts(), size in sizes()) {
+        if let Some(link) = parts.link.next() {
+            not_worse(&parts, &Parts { link, ..parts.clone() }, size)?;
+        }
+        if let Some(nic) = parts.nic.next() {
+            not_worse(&parts, &Parts { nic, ..parts.clone() }, size)?;
+        }
+        if let Some(gpu) = parts.gpu.and_then(Slot::next) {
+            not_worse(&parts, &Parts { gpu: Some(gpu), ..parts.clone() }, size)?;
+        }
+        not_worse(&parts, &Parts { dram: parts.dram * 2.0, ..parts.clone() }, size)?;
+        not_worse(&parts, &Parts { rails: parts.rails * 2, ..parts.clone() }, size)?;
+        not_worse(&parts, &Parts { relaxed_ordering: true, ..parts.clone() }, size)?;
+        not_worse(&parts, &Parts { max_read_request: 4096, ..parts.clone() }, size)?;
+    }
+
+    /// Where the direct way is in good state. It is not where reads are too short for the way, or writes are kept in order: there the
+    /// two paths are limited by different things, and the report says which is faster.
+    #[test]
+    fn direct_is_never_slower_than_staging_as_a_whole(parts in parts(), size in sizes()) {
+        let good = Parts { relaxed_ordering: true, max_read_request: 4096, ..parts };
+        prop_assume!(good.memory == Memory::Gpu);
+        let (time, _) = figures(&good, size);
+        let whole = staged(&good, size, false).microseconds.expected;
+        prop_assert!(time <= whole * 1.000_001, "direct {time} us, staged {whole} us");
+    }
+
+    #[test]
+    fn every_figure_is_one_and_bands_hold_it(parts in parts(), size in sizes()) {
+        let found = report("any", &parts, &[size]);
+        let row = &found.rows[0];
+        for one in [&row.direct, &row.staged, &row.unpipelined].into_iter().flatten() {
+            let time = one.microseconds;
+            prop_assert!(time.expected.is_finite() && time.expected > 0.0, "{one:?}");
+            prop_assert!(time.low <= time.expected && time.expected <= time.high);
+            let rate = one.gbytes_per_s;
+            prop_assert!(rate.expected.is_finite() && rate.expected >= 0.0, "{one:?}");
+            prop_assert!(rate.low <= rate.expected && rate.expected <= rate.high);
+            prop_assert!((size == 0) == (rate.expected == 0.0), "{one:?}");
+            let sum: f64 = one.shares.iter().map(|share| share.microseconds).sum();
+            prop_assert!((sum / time.expected - 1.0).abs() < 1e-9);
+        }
+    }
+
+    #[test]
+    fn longer_messages_take_longer_over_plain_verbs(parts in parts(), size in sizes(), more in sizes()) {
+        let parts = Parts { software: Software::Verbs, ..parts };
+        let (short, long) = (size.min(more), size.max(more));
+        prop_assert!(figures(&parts, short).0 <= figures(&parts, long).0 * 1.000_001);
+    }
+}
+
+#[test]
+fn limits_hold() {
+    let one_lane = Spec { link: Fabric::infiniband("ndr"), nic: Slot::new(5, 1).ok(), ..Spec::default() };
+    let found = direct(&one_lane.resolve().unwrap(), 1 << 30).unwrap();
+    assert!((3.0..3.6).contains(&found.gbytes_per_s.expected), "{found:?}");
+    let rails = Spec {
+        link: Fabric::infiniband("ndr"),
+        rails: Some(64),
+        memory: Some(Memory::Host),
+        dram: Some(10_000.0),
+        ..Spec::default()
+    };
+    let found = direct(&rails.resolve().unwrap(), 1 << 40).unwrap();
+    assert!((3000.0..3179.0).contains(&found.gbytes_per_s.expected), "{found:?}");
+    let empty = direct(&rails.resolve().unwrap(), 0).unwrap();
+    assert!(empty.gbytes_per_s.expected == 0.0 && empty.microseconds.expected > 0.5);
+}
