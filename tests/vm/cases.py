@@ -330,6 +330,17 @@ def kernel_empty_reads(bench):
         bench.machine.disturb(None)
 
 
+@case("whether the kernel leaves a long READ unanswered, and what it counted then", odd=True)
+def kernel_long_reads(bench):
+    counters = "cd /sys/class/infiniband/rxe0/ports/1/hw_counters && grep . rcvd_pkts sent_pkts duplicate_request out_of_seq_request completer_retry_err send_err"
+    program = f"{bench.peer} -g {{gid}} -p {{port}} {ADDRESS[4][GUEST]} long-reads"
+    before = bench.machine.guest(counters, 10).output
+    first, second = bench.machine.pair(GUEST, "peer -g {gid} -p {port}", program, 150)
+    bench.log("\n".join(line for line in second.output.splitlines() if line.startswith(("saw", "FAILED"))))
+    bench.log("before: " + before.replace("\n", ", "))
+    bench.log("after: " + bench.machine.guest(counters, 10).output.replace("\n", ", "))
+
+
 @case("rdma link del in the guest while the host writes")
 def link_del(bench):
     machine = bench.machine

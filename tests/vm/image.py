@@ -24,7 +24,7 @@ LIBRARIES = ["libucp.so.0", "ucx/libuct_ib.so.0", "ucx/libuct_rdmacm.so.0"]
 MODULES = """virtio_pci virtio_net crc32_generic crc32_pclmul crc32c_generic ib_uverbs ib_umad rdma_ucm rdma_rxe
     sch_prio sch_netem cls_u32 act_gact""".split()
 # Changed with whatever changes the content, so that an image from before is made anew.
-VERSION = "3"
+VERSION = "4"
 
 
 class Impossible(Exception):
@@ -197,9 +197,10 @@ def add_user_land(archive, root):
             if name in done or not path:
                 continue
             done.add(name)
-            # The loader looks in /lib64 for itself and in /lib/x86_64-linux-gnu for the others.
-            folder = "lib64" if name.startswith("ld-linux") else "lib/x86_64-linux-gnu"
-            archive.file(f"{folder}/{name}", open(path, "rb").read(), 0o755)
+            archive.file(f"lib/x86_64-linux-gnu/{name}", open(path, "rb").read(), 0o755)
+            if name.startswith("ld-linux"):
+                # Programs name it by this path; libraries in a namespace of their own look for it beside the others.
+                archive.link(f"lib64/{name}", f"../lib/x86_64-linux-gnu/{name}")
             wanted.append(path)
     busybox = os.path.join(root, "bin/busybox")
     if not os.path.exists(busybox):

@@ -105,8 +105,8 @@ export!("IBVERBS_1.1":
     about @ibv_destroy_qp = qp::destroy_qp,
     about @ibv_destroy_srq = srq::destroy_srq,
     about @ibv_detach_mcast = unsupported::code,
-    @ibv_dofork_range = unsupported::fork_range,
-    @ibv_dontfork_range = unsupported::fork_range,
+    @ibv_dofork_range = system::dofork_range,
+    @ibv_dontfork_range = system::dontfork_range,
     @ibv_event_type_str = strings::event_type_str,
     @ibv_fork_init = system::fork_init,
     @ibv_free_device_list = device_list::free_device_list,
@@ -145,7 +145,7 @@ export!("IBVERBS_1.7": about @ibv_reg_mr_iova = mr::reg_mr_iova);
 export!("IBVERBS_1.8": about @ibv_reg_mr_iova2 = mr::reg_mr_iova2);
 export!("IBVERBS_1.9": about @ibv_get_device_index = device_list::get_device_index);
 export!("IBVERBS_1.10":
-    @ibv_import_device = unsupported::pointer,
+    @ibv_import_device = system::import_device,
     about @ibv_import_mr = unsupported::pointer,
     about @ibv_import_pd = unsupported::pointer,
     about @ibv_query_ece = unsupported::code,
@@ -160,7 +160,7 @@ export!("IBVERBS_1.11":
 export!("IBVERBS_1.12": about @ibv_reg_dmabuf_mr = mr::reg_dmabuf_mr);
 export!("IBVERBS_1.13":
     about @ibv_import_dm = unsupported::pointer,
-    @ibv_is_fork_initialized = unsupported::is_fork_initialized,
+    @ibv_is_fork_initialized = system::is_fork_initialized,
     about @ibv_unimport_dm = unsupported::nothing,
 );
 export!("IBVERBS_1.14": about @ibv_query_qp_data_in_order = qp_modify::query_qp_data_in_order);

@@ -131,6 +131,17 @@ pub(crate) unsafe extern "C" fn reg_mr_iova2(
     entry::pointer(|| register(pd, addr, length, iova, access))
 }
 
+/// Whether a descriptor is something else than a dma-buf, for sure: those are files without a type, and their name says what they are.
+fn is_no_dmabuf(fd: c_int) -> bool {
+    // SAFETY: plain numbers, for which zeroes are valid.
+    let mut status: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: takes a number and a valid place.
+    let has_type = unsafe { libc::fstat(fd, &raw mut status) } == 0 && status.st_mode & libc::S_IFMT != 0;
+    let name = std::fs::read_link(format!("/proc/self/fd/{fd}")).unwrap_or_default();
+    let name = name.to_string_lossy();
+    (has_type || name.starts_with("anon_inode:")) && !name.contains("dmabuf")
+}
+
 /// `ibv_reg_dmabuf_mr`: GPU memory that the program exported. The descriptor is not needed: the memory is this process's own, and
 /// `iova` is the address by which CUDA knows it. Where it is not, nothing says which memory the program means.
 pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
@@ -147,6 +158,10 @@ pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
         // SAFETY: the call takes numbers.
         if unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
             return Err(Errno(libc::EBADF));
+        }
+        if is_no_dmabuf(fd) {
+            log::warn(|| format!("ibv_reg_dmabuf_mr: descriptor {fd} is no dma-buf"));
+            return Err(Errno::EINVAL);
         }
         let access = access_of(access.cast_unsigned())?;
         if !cuda_is_loaded() {

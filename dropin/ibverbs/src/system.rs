@@ -18,13 +18,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use nobounce_verbs as verbs;
 
+use crate::entry::Errno;
 use crate::live;
 use crate::log;
 
 /// Where distributions keep it.
-const PLACES: [&str; 5] = [
+const PLACES: [&str; 7] = [
     "/usr/lib/x86_64-linux-gnu/libibverbs.so.1",
     "/usr/lib/aarch64-linux-gnu/libibverbs.so.1",
+    "/lib/x86_64-linux-gnu/libibverbs.so.1",
+    "/lib/aarch64-linux-gnu/libibverbs.so.1",
     "/usr/lib64/libibverbs.so.1",
     "/lib64/libibverbs.so.1",
     "/usr/lib/libibverbs.so.1",
@@ -207,9 +210,45 @@ pub(crate) unsafe extern "C" fn fork_init() -> c_int {
     FORKS.store(true, Ordering::Release);
     let library = LIBRARY.get().and_then(Option::as_ref);
     let function = library.and_then(|library| Some((library, library.function(c"ibv_fork_init")?)));
-    let result = function.map_or(0, |(library, function)| call(library, function, [0; 6]));
-    // It returns an int: the lower half of the register.
-    c_int::try_from(result & 0xffff_ffff).unwrap_or(libc::EINVAL)
+    function.map_or(0, |(library, function)| int(call(library, function, [0; 6])))
+}
+
+/// The answer of the system's function of this name, if its library is loaded, or there is something to load it for.
+fn ask(name: &CStr, arguments: [usize; 6]) -> Option<usize> {
+    let library = library()?;
+    Some(call(library, library.function(name)?, arguments))
+}
+
+/// An `int` that came in a whole register.
+fn int(register: usize) -> c_int {
+    u32::try_from(register & 0xffff_ffff).unwrap_or(0).cast_signed()
+}
+
+/// `ibv_is_fork_initialized`: what the system's says, where there are real devices; ours alone need nothing (IBV_FORK_UNNEEDED).
+pub(crate) unsafe extern "C" fn is_fork_initialized() -> c_int {
+    ask(c"ibv_is_fork_initialized", [0; 6]).map_or(2, int)
+}
+
+/// `ibv_dontfork_range`: memory of ours may be shared with a child; for that of real devices the system's library sees to it.
+pub(crate) unsafe extern "C" fn dontfork_range(base: usize, size: usize) -> c_int {
+    ask(c"ibv_dontfork_range", [base, size, 0, 0, 0, 0]).map_or(0, int)
+}
+
+/// `ibv_dofork_range`: the same.
+pub(crate) unsafe extern "C" fn dofork_range(base: usize, size: usize) -> c_int {
+    ask(c"ibv_dofork_range", [base, size, 0, 0, 0, 0]).map_or(0, int)
+}
+
+/// `ibv_import_device`: the descriptor is one of the kernel's, so the device is the system's, or none.
+pub(crate) unsafe extern "C" fn import_device(fd: c_int) -> *mut c_void {
+    let register = usize::try_from(fd.cast_unsigned()).unwrap_or(usize::MAX);
+    match ask(c"ibv_import_device", [register, 0, 0, 0, 0, 0]) {
+        Some(context) => std::ptr::with_exposed_provenance_mut(context),
+        None => {
+            Errno::EOPNOTSUPP.set();
+            std::ptr::null_mut()
+        }
+    }
 }
 
 /// Calls the system's function of this name if its first argument is an object that is not ours.

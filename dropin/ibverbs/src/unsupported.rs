@@ -24,13 +24,3 @@ pub(crate) unsafe extern "C" fn pointer() -> *mut c_void {
 
 /// Functions that return nothing and have nothing to do.
 pub(crate) unsafe extern "C" fn nothing() {}
-
-/// `ibv_dontfork_range` and `ibv_dofork_range`: our memory may be shared with a child, so nothing needs to be done.
-pub(crate) unsafe extern "C" fn fork_range() -> c_int {
-    0
-}
-
-/// `ibv_is_fork_initialized`: IBV_FORK_UNNEEDED.
-pub(crate) unsafe extern "C" fn is_fork_initialized() -> c_int {
-    2
-}

@@ -483,6 +483,21 @@ static void empty_reads(void) {
     printf("saw READs of no bytes: all succeed\n");
 }
 
+// READs of 4096 packets each, for a minute and a half: whether one is left unanswered.
+static void long_reads(void) {
+    meet(usual(IBV_QPT_RC, IBV_MTU_256), ALL);
+    double end = now() + 90;
+    int count = 0;
+    while (now() < end) {
+        struct ibv_sge sge;
+        struct ibv_send_wr wr = request(IBV_WR_RDMA_READ, &sge, 1 << 20);
+        enum ibv_wc_status status = carry_out(&wr);
+        if (status) return (void)printf("saw long READs: %s at READ %d\n", status_name(status), count + 1);
+        count++;
+    }
+    printf("saw long READs: all %d succeed\n", count);
+}
+
 // WRITEs without end, until one fails: for what happens to the other side meanwhile.
 static void stream(void) {
     struct manner how = usual(IBV_QPT_RC, IBV_MTU_1024);
@@ -538,7 +553,7 @@ static void mtu_mismatch(void) {
 static const struct {
     const char *name;
     void (*run)(void);
-} CASES[] = {{"rc", rc_data},  {"rc-short", rc_short}, {"rc-lossy", rc_lossy}, {"uc", uc_data},   {"ud", datagrams}, {"wrap", wrap},     {"atomics", atomics}, {"crowd", crowd}, {"fences", fences}, {"empty-reads", empty_reads},
+} CASES[] = {{"rc", rc_data},  {"rc-short", rc_short}, {"rc-lossy", rc_lossy}, {"uc", uc_data},   {"ud", datagrams}, {"wrap", wrap},     {"atomics", atomics}, {"crowd", crowd}, {"fences", fences}, {"empty-reads", empty_reads}, {"long-reads", long_reads},
              {"errors", errors}, {"rnr", rnr},         {"invalidate", invalidate}, {"stream", stream}, {"mtu-mismatch", mtu_mismatch}};
 
 int run_client(struct side *side, FILE *in, FILE *out, int count, char **names) {

@@ -17,7 +17,7 @@ pub use near::NearRing;
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
 use self::meeting::{Came, Hello};
@@ -26,6 +26,7 @@ use super::batch::{MAX_PACKET, SLOT_BYTE};
 use super::epoll::Epoll;
 use super::udp::OpenError;
 use super::{Capabilities, Link, RxDatagram, TxBatch};
+use crate::soft::fork::NotInherited;
 
 /// Bytes that are copied out of the ring before they are looked at: more than headers ever have.
 const HEADERS: usize = 64;
@@ -43,7 +44,7 @@ const MOST_RINGS: usize = 256;
 struct Outgoing {
     to: (IpAddr, u8),
     ring: Arc<NearRing>,
-    connection: OwnedFd,
+    connection: NotInherited,
     /// Something was written since the reader was last told.
     written: bool,
 }
@@ -52,7 +53,7 @@ struct Outgoing {
 #[derive(Debug)]
 struct Incoming {
     /// `None`: it is gone. What it wrote before is still read.
-    connection: Option<OwnedFd>,
+    connection: Option<NotInherited>,
     ring: Option<(Hello, Reader)>,
 }
 
@@ -73,7 +74,7 @@ struct Counted {
 #[derive(Debug)]
 pub struct ShmLink<L> {
     inner: L,
-    listener: Option<OwnedFd>,
+    listener: Option<NotInherited>,
     /// Readable when somebody comes, goes or rings.
     poll: Epoll,
     outgoing: Vec<Outgoing>,

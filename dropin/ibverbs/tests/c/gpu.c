@@ -1,5 +1,8 @@
 /* GPU memory, on a stand-in for CUDA's driver: registered by its address and by a descriptor, written and read. */
+#define _GNU_SOURCE
 #include <dlfcn.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
 
 #include "rig.h"
 
@@ -27,7 +30,8 @@ static void transfer(enum ibv_wr_opcode opcode, uint64_t local, uint32_t lkey, u
 int main(int argc, char **argv) {
     int refused = argc > 1 && !strcmp(argv[1], "refused"); /* the environment forbids what the memory would need */
     make_pair(&a, &b, IBV_QPT_RC);
-    int file = open("/dev/null", O_RDONLY);
+    /* The stand-in exports nothing: this is as good as a dma-buf to whoever looks at its name only. */
+    int file = memfd_create("dmabuf", 0), none = open("/dev/null", O_RDONLY), event = eventfd(0, 0);
     CHECK(refused || (!ibv_reg_dmabuf_mr(a.pd, 0, 4096, 0x10000, file, IBV_ACCESS_LOCAL_WRITE) && errno == EOPNOTSUPP)); /* no CUDA yet */
     void *driver = dlopen(getenv("NOBOUNCE_CUDA"), RTLD_NOW);
     CHECK(driver);
@@ -52,7 +56,9 @@ int main(int argc, char **argv) {
     CHECK(at_a && at_b && at_b->addr == NULL && at_b->length == LENGTH);
     /* The descriptor may be closed at once. */
     CHECK(!close(file) && !ibv_reg_dmabuf_mr(b.pd, 0, LENGTH, second, file, ALL_ACCESS) && errno == EBADF);
-    file = open("/dev/null", O_RDONLY);
+    CHECK(!ibv_reg_dmabuf_mr(b.pd, 0, LENGTH, second, none, ALL_ACCESS) && errno == EINVAL);
+    CHECK(!ibv_reg_dmabuf_mr(b.pd, 0, LENGTH, second, event, ALL_ACCESS) && errno == EINVAL);
+    file = memfd_create("dmabuf", 0);
     CHECK(!ibv_reg_dmabuf_mr(b.pd, 0, 4096, (uintptr_t)b.memory + (1 << 21), file, ALL_ACCESS) && errno == EOPNOTSUPP);
 
     fill(&a, 0, LENGTH, 6);

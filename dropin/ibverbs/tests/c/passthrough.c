@@ -1,6 +1,9 @@
 /* Devices of the system beside ours: each call goes to the library whose object it is about. */
 #include "rig.h"
 
+int ibv_dontfork_range(void *base, size_t size);
+int ibv_dofork_range(void *base, size_t size);
+
 int main(void) {
     CHECK(ibv_fork_init() == 0); /* before it is loaded: passed on then */
     int count;
@@ -8,6 +11,9 @@ int main(void) {
     CHECK(list && count == 2 && !list[2]);
     CHECK(!strcmp(ibv_get_device_name(list[0]), "nb0") && !strcmp(ibv_get_device_name(list[1]), "real0"));
     CHECK(ibv_fork_init() == 1);
+    CHECK(ibv_is_fork_initialized() == IBV_FORK_ENABLED);
+    CHECK(ibv_dontfork_range((void *)3, 4) == -7 && ibv_dofork_range((void *)3, 4) == -8);
+    CHECK(ibv_import_device(33) && ibv_import_device(33)->device == list[1] && !ibv_import_device(34));
     struct ibv_context *ours = ibv_open_device(list[0]), *theirs = ibv_open_device(list[1]);
     CHECK(ours && theirs && theirs->device == list[1]);
     ibv_free_device_list(list);

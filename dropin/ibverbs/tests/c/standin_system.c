@@ -10,6 +10,10 @@ static struct ibv_pd pd = {.context = &context};
 static int lists, forks;
 
 int ibv_fork_init(void) { return forks++; }
+enum ibv_fork_status ibv_is_fork_initialized(void) { return forks ? IBV_FORK_ENABLED : IBV_FORK_DISABLED; }
+int ibv_dontfork_range(void *base, size_t size) { return base == (void *)3 && size == 4 ? -7 : 0; }
+int ibv_dofork_range(void *base, size_t size) { return base == (void *)3 && size == 4 ? -8 : 0; }
+struct ibv_context *ibv_import_device(int fd) { return fd == 33 ? &context : NULL; }
 
 struct ibv_device **(ibv_get_device_list)(int *count) {
     struct ibv_device **list = calloc(2, sizeof *list);

@@ -8,6 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use super::super::slot::unix_name;
+use crate::soft::fork::NotInherited;
 
 /// What is said with a ring: magic 4, version 1, family 1, port 2, address 16.
 const HELLO: usize = 24;
@@ -60,19 +61,22 @@ fn name_of(addr: IpAddr, slot: u8) -> String {
     format!("nobounce/shm/{addr}/{slot}")
 }
 
-fn socket() -> io::Result<OwnedFd> {
-    let kind = libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-    // SAFETY: no pointers are passed; the result is checked before it is owned.
-    let fd = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: `fd` was just opened and nobody else owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+/// A forked child has no part in it: the peer learns of the end of the parent, not of the child's.
+fn socket() -> io::Result<NotInherited> {
+    NotInherited::open(|| {
+        let kind = libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+        // SAFETY: no pointers are passed; the result is checked before it is owned.
+        let fd = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: `fd` was just opened and nobody else owns it.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    })
 }
 
 /// Can be met under this name from now on.
-pub(super) fn listen(addr: IpAddr, slot: u8) -> io::Result<OwnedFd> {
+pub(super) fn listen(addr: IpAddr, slot: u8) -> io::Result<NotInherited> {
     let fd = socket()?;
     let (name, len) = unix_name(&name_of(addr, slot));
     // SAFETY: the pointer and length describe a live Unix socket address.
@@ -85,7 +89,7 @@ pub(super) fn listen(addr: IpAddr, slot: u8) -> io::Result<OwnedFd> {
 }
 
 /// Connects to whoever is met there. No process waits for the other here: a connection that is not taken yet is good enough.
-pub(super) fn connect(addr: IpAddr, slot: u8) -> io::Result<OwnedFd> {
+pub(super) fn connect(addr: IpAddr, slot: u8) -> io::Result<NotInherited> {
     let fd = socket()?;
     let (name, len) = unix_name(&name_of(addr, slot));
     // SAFETY: the pointer and length describe a live Unix socket address.
@@ -96,13 +100,19 @@ pub(super) fn connect(addr: IpAddr, slot: u8) -> io::Result<OwnedFd> {
 }
 
 /// The next one who connected.
-pub(super) fn accept(listener: &OwnedFd) -> Option<OwnedFd> {
-    let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-    let nobody = std::ptr::null_mut();
-    // SAFETY: no address is asked for.
-    let fd = unsafe { libc::accept4(listener.as_raw_fd(), nobody, std::ptr::null_mut(), flags) };
-    // SAFETY: a fresh descriptor that nobody else owns.
-    (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
+pub(super) fn accept(listener: &OwnedFd) -> Option<NotInherited> {
+    let accepted = NotInherited::open(|| {
+        let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+        let nobody = std::ptr::null_mut();
+        // SAFETY: no address is asked for.
+        let fd = unsafe { libc::accept4(listener.as_raw_fd(), nobody, std::ptr::null_mut(), flags) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: a fresh descriptor that nobody else owns.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    });
+    accepted.ok()
 }
 
 /// Whether the process at the other end is of our user.
