@@ -273,7 +273,7 @@ impl Core {
         self.moved.entry(peer).or_default().add(&entry.tally);
         if let Some(path) = entry.path {
             self.paths.charge(path, entry.charged, 0);
-            self.paths.leave(path);
+            self.paths.leave(path, entry.qp.service() == Service::Rc);
             self.wake_waiting(path);
         }
         entry.send_cq.forget_qp(qpn);
@@ -524,17 +524,15 @@ impl Core {
     fn change_path(&mut self, index: u32) {
         let Some(entry) = self.qps[index as usize].as_deref_mut() else { return };
         let (remote, slot) = entry.peer();
-        let new = self.paths.join(remote, slot);
-        if entry.qp.service() != Service::Rc {
-            self.paths.be_careful(new);
-        }
+        let reliable = entry.qp.service() == Service::Rc;
+        let new = self.paths.join(remote, slot, reliable);
         let old = entry.path.replace(new);
         let charged = std::mem::take(&mut entry.charged);
         // It does not wait on the old path any more, or it would never be put into the new one's queue.
         entry.waiting = false;
         if let Some(old) = old {
             self.paths.charge(old, charged, 0);
-            self.paths.leave(old);
+            self.paths.leave(old, reliable);
             self.wake_waiting(old);
         }
     }

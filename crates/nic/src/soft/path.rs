@@ -27,13 +27,21 @@ struct Path {
     budget: u64,
     under_way: u64,
     users: usize,
+    /// Those of its users that send what nobody repeats: as long as there are any, the budget is smaller.
+    careful: usize,
     /// Queue pairs that have something to send but found no room.
     waiting: VecDeque<u32>,
 }
 
 impl Default for Path {
     fn default() -> Self {
-        Self { budget: BUDGET, under_way: 0, users: 0, waiting: VecDeque::new() }
+        Self { budget: BUDGET, under_way: 0, users: 0, careful: 0, waiting: VecDeque::new() }
+    }
+}
+
+impl Path {
+    fn set_budget(&mut self) {
+        self.budget = if self.careful > 0 { CAREFUL_BUDGET } else { BUDGET };
     }
 }
 
@@ -45,27 +53,27 @@ pub(crate) struct Paths {
 }
 
 impl Paths {
-    /// Joins the path to that slot of that address.
-    pub(crate) fn join(&mut self, remote: IpAddr, slot: u8) -> PathIndex {
+    /// Joins the path to that slot of that address, as one whose packets are repeated when they are lost (`reliable`) or not.
+    pub(crate) fn join(&mut self, remote: IpAddr, slot: u8, reliable: bool) -> PathIndex {
         let at = *self.index.entry((remote, slot)).or_insert_with(|| {
             self.free.pop().unwrap_or_else(|| {
                 self.paths.push(Path::default());
                 self.paths.len() - 1
             })
         });
-        self.paths[at].users += 1;
+        let path = &mut self.paths[at];
+        path.users += 1;
+        path.careful += usize::from(!reliable);
+        path.set_budget();
         PathIndex(at)
     }
 
-    /// One of its users sends what nobody repeats.
-    pub(crate) fn be_careful(&mut self, path: PathIndex) {
-        self.paths[path.0].budget = CAREFUL_BUDGET;
-    }
-
-    /// Leaves it; what is still charged is given back by the caller first.
-    pub(crate) fn leave(&mut self, path: PathIndex) {
+    /// Leaves it as what it had joined it as; what is still charged is given back by the caller first.
+    pub(crate) fn leave(&mut self, path: PathIndex, reliable: bool) {
         let PathIndex(at) = path;
         self.paths[at].users -= 1;
+        self.paths[at].careful -= usize::from(!reliable);
+        self.paths[at].set_budget();
         if self.paths[at].users == 0 {
             self.paths[at] = Path::default();
             self.index.retain(|_, index| *index != at);
@@ -105,5 +113,26 @@ impl Paths {
             return None;
         }
         self.paths[path.0].waiting.pop_front()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_is_careful_as_long_as_somebody_on_it_needs_it() {
+        let mut paths = Paths::default();
+        let to = "127.0.0.1".parse().unwrap();
+        let room = |paths: &Paths, path| paths.room(path) + 1;
+        let first = paths.join(to, 1, true);
+        paths.charge(first, 0, 1);
+        assert_eq!(room(&paths, first), BUDGET);
+        let (second, third) = (paths.join(to, 1, false), paths.join(to, 1, false));
+        assert_eq!(room(&paths, first), CAREFUL_BUDGET);
+        paths.leave(second, false);
+        assert_eq!(room(&paths, first), CAREFUL_BUDGET);
+        paths.leave(third, false);
+        assert_eq!(room(&paths, first), BUDGET);
     }
 }
