@@ -176,3 +176,61 @@ fn merged_adapters_have_their_names() {
     let found = log::read_nccl(text.as_bytes(), |_| {}).unwrap();
     assert_eq!(found.adapters["h"], ["mlx5_0+mlx5_1", "mlx5_4"]);
 }
+
+/// NVIDIA/nccl#1676 by its log alone: the job's NCCL is older than the one that is installed, and its settings are not the shell's.
+#[test]
+fn version_and_settings_of_the_job_count() {
+    let mut facts = machines::machine("dgx-h100").unwrap();
+    facts.host = Some("learn01".to_owned());
+    facts.kernel.nvidia = nobounce_topology::facts::Read::Yes(Some(nobounce_topology::facts::NvidiaModule {
+        version: "580.95.05".to_owned(),
+        open: Some(false),
+        ..Default::default()
+    }));
+    for gpu in &mut facts.gpus {
+        gpu.dma_buf = nobounce_topology::facts::Read::Yes(false);
+        gpu.export_probe = nobounce_topology::facts::Read::default();
+    }
+    facts.kernel.peer_memory_clients = nobounce_topology::facts::Read::no("no such folder");
+    facts.registrations.push(nobounce_topology::facts::Registration {
+        gpu: "0000:15:00.0".to_owned(),
+        nic: "mlx5_0".to_owned(),
+        way: "peermem".to_owned(),
+        bytes: 2 << 20,
+        probe: nobounce_topology::facts::Probe::worked(""),
+    });
+    assert!(!diagnose(&facts).ids().iter().any(|(id, _)| *id == "nccl-too-old"));
+    let text = "learn01:1:1 [0] NCCL INFO NCCL_IB_PCI_RELAXED_ORDERING set by environment to 1.\n\
+                learn01:1:1 [0] NCCL INFO NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'\n\
+                NCCL version 2.21.5+cuda12.4\n\
+                learn01:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0\n";
+    let report = nccl(text, &facts);
+    assert_eq!(report.findings, ["nccl-too-old"]);
+    let text = "learn01:1:1 [0] NCCL INFO NCCL_NET_GDR_LEVEL set by environment to LOC\n\
+                learn01:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0\n";
+    assert_eq!(nccl(text, &facts).findings, ["nccl-gdr-level"]);
+}
+
+/// NVIDIA/nccl#426, #660 and nv_peer_memory#56: errors and reasons in the words of old and new versions.
+#[test]
+fn errors_are_known_in_all_their_forms() {
+    let text = "h:1:2 [0] NCCL WARN NET/IB : Got completion with error 12, opcode 0, len 0, vendor err 129\n\
+                h:1:2 [0] NCCL WARN NET/IB: Got completion from peer 1.2.3.4 status=IBV_WC_RETRY_EXC_ERR(12) opcode=1\n\
+                h:1:2 [0] t/net_ib.cc:1192 NCCL WARN NET/IB : Got completion from peer 1.2.3.4<6> with error 4, opcode 3, len 0, vendor err 81\n\
+                h:1:2 [3] NCCL INFO GPU Direct RDMA Disabled for GPU 3 / HCA 0 (distance 5 > 4)\n";
+    let report = nccl(text, &Facts::default());
+    let counts: Vec<_> = report
+        .problems
+        .iter()
+        .map(|(meaning, seen)| (meaning.split(':').next().unwrap(), seen.count))
+        .collect();
+    assert_eq!(
+        counts,
+        [
+            ("a GPU and an adapter are farther apart than NCCL_NET_GDR_LEVEL allows", 1),
+            ("local protection error", 1),
+            ("retries exceeded", 2)
+        ]
+    );
+    assert!(report.text().contains("once: local protection error"), "{}", report.text());
+}

@@ -73,7 +73,7 @@ pub struct NcclLog {
 }
 
 /// What a text in a warning means, and what to look at.
-const PROBLEMS: [(&str, &str); 17] = [
+const PROBLEMS: [(&str, &str); 22] = [
     ("No device found", "no RDMA adapter was found: sockets are used"),
     ("Unable to open device", "an adapter could not be opened"),
     ("ibv_open_device failed", "an adapter could not be opened"),
@@ -84,6 +84,11 @@ const PROBLEMS: [(&str, &str); 17] = [
     ("ibv_create_cq failed", "a queue could not be created: mostly the limit of locked memory"),
     ("ibv_create_qp failed", "a queue could not be created: mostly the limit of locked memory"),
     ("ibv_modify_qp failed", "a connection could not be made: mostly the GID index or the network"),
+    ("Disabled for GPU", "a GPU and an adapter are farther apart than NCCL_NET_GDR_LEVEL allows"),
+    ("RETRY_EXC_ERR", "retries exceeded: packets are lost, or the address (GID) is wrong"),
+    ("LOC_PROT_ERR", "local protection error: memory was not reachable; IOMMU or ACS"),
+    ("with error 12,", "retries exceeded: packets are lost, or the address (GID) is wrong"),
+    ("with error 4,", "local protection error: memory was not reachable; IOMMU or ACS"),
     ("status=12", "retries exceeded: packets are lost, or the address (GID) is wrong"),
     ("status=4", "local protection error: memory was not reachable; IOMMU or ACS"),
     ("status=10", "remote access error: memory beyond its registration"),
@@ -151,7 +156,7 @@ impl NcclLog {
         }
         let problem = PROBLEMS.iter().find(|(words, _)| text.contains(words));
         if let Some((_, meaning)) = problem.filter(|(words, _)| {
-            warns || words.contains("found") || words.contains("open") || words.contains("EVENT")
+            warns || ["found", "open", "EVENT", "Disabled"].iter().any(|plain| words.contains(plain))
         }) {
             let seen = self.problems.entry(meaning).or_default();
             seen.count += 1;

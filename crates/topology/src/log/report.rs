@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::{NcclLog, Seen, UcxLog};
 use crate::clean::clean_lines;
 use crate::diagnosis::Diagnosis;
-use crate::facts::Facts;
+use crate::facts::{Facts, Library, Read};
 use crate::finding::Severity;
 use crate::verdict::PathKind;
 
@@ -76,6 +76,10 @@ pub fn join_nccl(log: &NcclLog, facts: &Facts, diagnosis: &Diagnosis) -> LogRepo
             .as_deref()
             .is_none_or(|name| name == host || hosts.len() <= 1 || short(name) == short(host))
     };
+    // The job's settings and version count, not those of the shell that doctor runs in.
+    let job = job_of(log, facts, &ours);
+    let again = job.as_ref().map(crate::diagnose);
+    let diagnosis = again.as_ref().unwrap_or(diagnosis);
     let mut rows: BTreeMap<(String, u32, Option<String>, String), u64> = BTreeMap::new();
     for (link, &count) in &log.links {
         let transport = &link.transport;
@@ -179,9 +183,34 @@ pub fn join_nccl(log: &NcclLog, facts: &Facts, diagnosis: &Diagnosis) -> LogRepo
     report
 }
 
+/// The facts as the job saw them: its version of NCCL, and the variables that NCCL says it was given. None where the log tells neither.
+fn job_of(log: &NcclLog, facts: &Facts, ours: &dyn Fn(&str) -> bool) -> Option<Facts> {
+    let version = log.versions.keys().next().filter(|_| log.versions.len() == 1);
+    let told: Vec<_> = log
+        .variables
+        .iter()
+        .filter(|((host, name), _)| ours(host) && crate::sysfs::matters(name))
+        .map(|((_, name), value)| (name.clone(), value.clone()))
+        .collect();
+    if version.is_none() && told.is_empty() {
+        return None;
+    }
+    let mut job = facts.clone();
+    job.environment.extend(told);
+    if let Some(version) = version {
+        let version = version.split('+').next().map(str::to_owned);
+        job.libraries.nccl = Read::Yes(Some(Library { version, ..Library::default() }));
+    }
+    Some(job)
+}
+
 /// A log of UCX's with what is known of this machine.
 #[must_use]
-pub fn join_ucx(log: &UcxLog, _facts: &Facts, diagnosis: &Diagnosis) -> LogReport {
+pub fn join_ucx(log: &UcxLog, facts: &Facts, diagnosis: &Diagnosis) -> LogReport {
+    let mut job = facts.clone();
+    job.environment.extend(log.variables.clone().into_iter().filter(|(name, _)| crate::sysfs::matters(name)));
+    let again = (!log.variables.is_empty()).then(|| crate::diagnose(&job));
+    let diagnosis = again.as_ref().unwrap_or(diagnosis);
     let mut report = LogReport { program: "UCX", lines: log.lines, ..LogReport::default() };
     for (used, &count) in &log.uses {
         let kind = if used.is_tcp() {
@@ -274,6 +303,10 @@ fn explain(report: &mut LogReport, diagnosis: &Diagnosis, causes: &[&str]) {
     }
 }
 
+fn times(count: u64) -> String {
+    if count == 1 { "once".to_owned() } else { format!("{count} times") }
+}
+
 fn short(host: &str) -> &str {
     host.split('.').next().unwrap_or(host)
 }
@@ -317,10 +350,10 @@ impl LogReport {
             let why = if row.why.is_empty() { String::new() } else { format!(": {}", row.why.join("; ")) };
             let _ = writeln!(
                 out,
-                "  not direct: {} via {} ({} times){why}",
+                "  not direct: {} via {} ({}){why}",
                 parts.join(", "),
                 row.way,
-                row.count
+                times(row.count)
             );
         }
         if self.not_direct.len() > ROWS {
@@ -330,7 +363,7 @@ impl LogReport {
             let _ = writeln!(out, "  set: {setting}");
         }
         for (meaning, seen) in self.problems.iter().take(ROWS) {
-            let _ = writeln!(out, "  {} times: {meaning}", seen.count);
+            let _ = writeln!(out, "  {}: {meaning}", times(seen.count));
             if !seen.example.is_empty() && seen.example != *meaning {
                 let _ = writeln!(out, "      {}", seen.example);
             }
