@@ -220,3 +220,39 @@ fn facts_files_that_are_not_are_told_apart() {
         }
     }
 }
+
+#[test]
+fn versions_come_from_python_and_debian_too() {
+    let folder = Folder::new("versions");
+    let put = |path: &str, text: &str| {
+        let path = folder.0.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    };
+    put("proc/cpuinfo", "");
+    put("opt/env/lib/python3.11/site-packages/nvidia_nccl_cu12-2.21.5.dist-info/METADATA", "");
+    put("usr/lib/x86_64-linux-gnu/libnccl.so.2.28.9", "");
+    put("usr/lib/x86_64-linux-gnu/libucp.so.0", "");
+    put("usr/lib/x86_64-linux-gnu/ucx/libuct_ib.so.0", "");
+    put(
+        "var/lib/dpkg/status",
+        "Package: libucx-dev\nVersion: 9\n\nPackage: libucx0\nStatus: install ok\nVersion: 1.13.1-1+b1\n\n",
+    );
+    let read = |environment: &[(&str, &str)]| {
+        let environment =
+            environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        let surroundings = Surroundings { environment, home: None };
+        sysfs::read(&Root::new(&folder.0), &surroundings).unwrap().libraries
+    };
+    let version = |libraries: &nobounce_topology::facts::Libraries| {
+        libraries.nccl.known().unwrap().as_ref().unwrap().version.clone().unwrap()
+    };
+    assert_eq!(version(&read(&[])), "2.28.9");
+    let active = read(&[("VIRTUAL_ENV", "/opt/env")]);
+    assert_eq!(version(&active), "2.21.5");
+    let ucx = active.ucx.known().unwrap().as_ref().unwrap();
+    assert_eq!(
+        (ucx.version.as_deref(), ucx.modules.as_slice()),
+        (Some("1.13.1"), ["ib".to_owned()].as_slice())
+    );
+}

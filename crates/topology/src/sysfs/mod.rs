@@ -67,7 +67,11 @@ pub fn read(root: &Root, surroundings: &Surroundings) -> Result<Facts, SysfsErro
             .map(|(name, value)| (name.clone(), value.clone()))
             .collect(),
         config_files: settings::config_files(root, surroundings.home.as_deref()),
-        libraries: Libraries { ucx: settings::ucx(root), nccl: settings::nccl(root), ..Libraries::default() },
+        libraries: Libraries {
+            ucx: settings::ucx(root, surroundings),
+            nccl: settings::nccl(root, surroundings),
+            ..Libraries::default()
+        },
         ..Facts::default()
     })
 }

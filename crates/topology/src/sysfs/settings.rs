@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::Root;
+use super::{Root, Surroundings};
 use crate::facts::{Library, Read, Ucx};
 
 /// Beginnings of the names that matter.
@@ -79,43 +79,117 @@ const LIBRARY_FOLDERS: [&str; 9] = [
     "/usr/local/cuda/lib64",
 ];
 
-/// The first UCX in the usual places: its version by the name of the library's file, its transports by the modules beside it.
-pub(super) fn ucx(root: &Root) -> Read<Option<Ucx>> {
+/// The first UCX in the usual places: its version by pkg-config, Debian's list of packages or Python's, its transports by the modules beside it.
+pub(super) fn ucx(root: &Root, surroundings: &Surroundings) -> Read<Option<Ucx>> {
     for folder in LIBRARY_FOLDERS {
         if !root.exists(&format!("{folder}/libucp.so.0")) {
             continue;
         }
-        let modules = root.names(&format!("{folder}/ucx")).unwrap_or_default();
-        let mut modules: Vec<String> = modules
-            .iter()
-            .filter_map(|name| Some(name.strip_prefix("libuct_")?.split(".so").next()?.to_owned()))
-            .collect();
-        modules.sort();
-        modules.dedup();
+        let modules = modules(root, &format!("{folder}/ucx"));
         // The file's version is the ABI's, not the release's: pkg-config tells the release.
         let version = [format!("{folder}/pkgconfig/ucx.pc"), "/usr/share/pkgconfig/ucx.pc".to_owned()]
             .iter()
             .find_map(|path| root.text(path).ok())
             .and_then(|text| {
                 text.lines().find_map(|line| Some(line.strip_prefix("Version:")?.trim().to_owned()))
-            });
+            })
+            .or_else(|| debian_version(root, "libucx0"));
         return Read::Yes(Some(Ucx { version, modules }));
+    }
+    for folder in python_folders(root, surroundings) {
+        if let Some(version) = python_version(root, &folder, "libucx_cu") {
+            let modules = modules(root, &format!("{folder}/libucx/lib/ucx"));
+            return Read::Yes(Some(Ucx { version: Some(version), modules }));
+        }
     }
     Read::Yes(None)
 }
 
-/// The first NCCL in the usual places, by the name of its file.
-pub(super) fn nccl(root: &Root) -> Read<Option<Library>> {
+/// Transports by the names of their files.
+fn modules(root: &Root, folder: &str) -> Vec<String> {
+    let mut found: Vec<String> = root
+        .names(folder)
+        .unwrap_or_default()
+        .iter()
+        .filter_map(|name| Some(name.strip_prefix("libuct_")?.split(".so").next()?.to_owned()))
+        .collect();
+    found.sort();
+    found.dedup();
+    found
+}
+
+/// NCCL as a program would find it: that of the Python environment in use, of the system, of the system's Python; by the names of files.
+pub(super) fn nccl(root: &Root, surroundings: &Surroundings) -> Read<Option<Library>> {
+    let library = |version| Read::Yes(Some(Library { version, ..Library::default() }));
+    let of_python = |folders: Vec<String>| {
+        folders.iter().find_map(|folder| python_version(root, folder, "nvidia_nccl_cu"))
+    };
+    let (active, others): (Vec<_>, Vec<_>) = python_folders(root, surroundings)
+        .into_iter()
+        .partition(|folder| environments(surroundings).iter().any(|begin| folder.starts_with(begin)));
+    if let Some(version) = of_python(active) {
+        return library(Some(version));
+    }
     for folder in LIBRARY_FOLDERS {
         let Ok(names) = root.names(folder) else { continue };
         if let Some(version) =
             names.iter().filter_map(|name| name.strip_prefix("libnccl.so.")).max_by_key(|rest| rest.len())
         {
-            let version = version.contains('.').then(|| version.to_owned());
-            return Read::Yes(Some(Library { version, ..Library::default() }));
+            return library(version.contains('.').then(|| version.to_owned()));
         }
     }
-    Read::Yes(None)
+    match of_python(others) {
+        Some(version) => library(Some(version)),
+        None => Read::Yes(None),
+    }
+}
+
+/// Folders of the Python environments that are in use.
+fn environments(surroundings: &Surroundings) -> Vec<String> {
+    let active = ["VIRTUAL_ENV", "CONDA_PREFIX"];
+    active.iter().filter_map(|name| surroundings.environment.get(*name).cloned()).collect()
+}
+
+/// Folders of Python's packages, those in use first.
+fn python_folders(root: &Root, surroundings: &Surroundings) -> Vec<String> {
+    let home = surroundings.home.iter().map(|home| format!("{home}/.local"));
+    let mut found = Vec::new();
+    for prefix in
+        environments(surroundings).into_iter().chain(home).chain(["/usr/local".to_owned(), "/usr".to_owned()])
+    {
+        for lib in ["lib", "lib64"] {
+            let names = root.names(&format!("{prefix}/{lib}")).unwrap_or_default();
+            for name in names.iter().filter(|name| name.starts_with("python3")).take(16) {
+                for packages in ["site-packages", "dist-packages"] {
+                    let folder = format!("{prefix}/{lib}/{name}/{packages}");
+                    if root.exists(&folder) {
+                        found.push(folder);
+                    }
+                }
+            }
+        }
+    }
+    found
+}
+
+/// `nvidia_nccl_cu12-2.21.5.dist-info`.
+fn python_version(root: &Root, folder: &str, begin: &str) -> Option<String> {
+    let names = root.names(folder).ok()?;
+    names.iter().find_map(|name| {
+        let (_, version) = name.strip_prefix(begin)?.strip_suffix(".dist-info")?.split_once('-')?;
+        Some(version.to_owned())
+    })
+}
+
+/// The version of an installed package of Debian's, without its own number behind the dash.
+fn debian_version(root: &Root, package: &str) -> Option<String> {
+    let text = root.text("/var/lib/dpkg/status").ok()?;
+    let entry =
+        text.split("\n\n").find(|entry| entry.lines().next() == Some(&format!("Package: {package}")))?;
+    let version = entry.lines().find_map(|line| line.strip_prefix("Version: "))?;
+    // `1:1.13.1-1+b1`.
+    let version = version.split_once(':').map_or(version, |(_, rest)| rest);
+    Some(version.split(['-', '+', '~']).next()?.to_owned())
 }
 
 #[cfg(test)]
