@@ -55,6 +55,23 @@ fn help_shows_examples_and_exit_codes() {
     }
 }
 
+/// Both ends take the way that was asked for, and the result says which it was.
+#[test]
+fn the_link_is_the_one_asked_for() {
+    for link in ["udp", "shm"] {
+        let file = std::env::temp_dir().join(format!("nobounce-{}-{link}.json", std::process::id()));
+        let line = format!(
+            "bench --link {link} --op write --kind latency --size 8 --iters 100 --json {}",
+            file.display()
+        );
+        let (code, _, stderr) = output(nobounce(&line));
+        assert_eq!(code, Some(0), "{stderr}");
+        let json = std::fs::read_to_string(&file).unwrap();
+        let _ = std::fs::remove_file(&file);
+        assert!(json.contains(&format!("\"link\":\"{link}\"")), "{json}");
+    }
+}
+
 /// The raw measurement with its real second process.
 #[test]
 fn plain_udp_is_measured_between_two_processes() {

@@ -40,6 +40,10 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "ADDR", help_heading = "Where")]
     pub(crate) addr: Option<String>,
 
+    /// Way that packets take between ends on this machine: udp or shm [default: udp, or NOBOUNCE_LINK]
+    #[arg(long, value_name = "LINK", value_parser = ["udp", "shm", "auto"], hide_possible_values = true, help_heading = "Where")]
+    pub(crate) link: Option<String>,
+
     /// Memory to measure: host, or gpu (direct, staged and naive, with host memory as the yardstick) [default: host]
     #[arg(long, value_name = "MEMORY", hide_possible_values = true, help_heading = "What")]
     pub(crate) memory: Option<Memory>,

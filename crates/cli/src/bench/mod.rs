@@ -59,7 +59,7 @@ use self::case::{Amount, Measure, Memory};
 use self::machine::Machine;
 use self::measure::Bench;
 use self::model::{CaseOutcome, Report, SCHEMA};
-use self::peer::Child;
+use self::peer::{Child, PeerArgs};
 use self::plan::{Ends, Plan};
 use self::progress::Progress;
 use self::raw::Raw;
@@ -92,7 +92,7 @@ pub(crate) fn main(args: &BenchArgs) -> anyhow::Result<Verdict> {
         return Ok(Verdict::Fine);
     }
     if let Ends::Listen { addr, port } = &plan.ends {
-        let device = peer::open(plan.addr.as_deref(), plan.loss, plan.seed)?;
+        let device = peer::open(&device_of(&plan))?;
         peer::listen(&device, addr, *port)?;
     }
     let gpu = (plan.memory == Memory::Gpu).then(|| gpu::Setup::prepare(&mut plan)).transpose()?;
@@ -115,15 +115,20 @@ pub(crate) fn main(args: &BenchArgs) -> anyhow::Result<Verdict> {
     run(&plan, &mut world, &mut out)
 }
 
+/// The device of this end.
+fn device_of(plan: &Plan) -> PeerArgs {
+    PeerArgs { addr: plan.addr.clone(), link: plan.link.clone(), loss: plan.loss, seed: plan.seed }
+}
+
 /// Whoever measures this plan.
 fn measurer(plan: &Plan) -> anyhow::Result<Box<dyn Measure>> {
-    let addr = plan.addr.as_deref();
-    let device = peer::open(addr, plan.loss, plan.seed)?;
+    let ours = device_of(plan);
+    let device = peer::open(&ours)?;
     let (target, child) = match &plan.ends {
         Ends::Peer { host, port } => (format!("{host}:{port}"), None),
         _ => {
             // Another seed, or both ends would lose the same packets.
-            let child = Child::start(addr, plan.loss, plan.seed.wrapping_add(1))?;
+            let child = Child::start(&PeerArgs { seed: ours.seed.wrapping_add(1), ..ours })?;
             (child.target(), Some(child))
         }
     };

@@ -13,18 +13,21 @@ use super::measure;
 /// The hidden subcommand under which we start ourselves again.
 pub(crate) const SUBCOMMAND: &str = "bench-peer";
 
-/// How that process is told what to do.
-#[derive(Debug, clap::Args)]
+/// The device of one end, and how that process is told.
+#[derive(Debug, Clone, clap::Args)]
 pub(crate) struct PeerArgs {
     /// Address or interface of the device
     #[arg(long)]
-    addr: Option<String>,
+    pub(super) addr: Option<String>,
+    /// The way packets take
+    #[arg(long)]
+    pub(super) link: Option<String>,
     /// Share of sent packets to lose
     #[arg(long, default_value_t = 0.0)]
-    loss: f64,
+    pub(super) loss: f64,
     /// Where the losses begin
     #[arg(long, default_value_t = 1)]
-    seed: u64,
+    pub(super) seed: u64,
 }
 
 /// The process we started. It ends when its standard input does, which is when we end, however that happens.
@@ -35,13 +38,13 @@ pub(super) struct Child {
 }
 
 impl Child {
-    pub(super) fn start(addr: Option<&str>, loss: f64, seed: u64) -> anyhow::Result<Self> {
+    pub(super) fn start(args: &PeerArgs) -> anyhow::Result<Self> {
         let myself = std::env::current_exe().context("cannot find the nobounce program to start it again")?;
         let mut command = Command::new(myself);
+        let PeerArgs { addr, link, loss, seed } = args;
         command.arg(SUBCOMMAND).arg(format!("--loss={loss}")).arg(format!("--seed={seed}"));
-        if let Some(addr) = addr {
-            command.arg(format!("--addr={addr}"));
-        }
+        command.args(addr.iter().map(|addr| format!("--addr={addr}")));
+        command.args(link.iter().map(|link| format!("--link={link}")));
         // A capture of both ends in one file would be neither's.
         command.env_remove("NOBOUNCE_PCAP").stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = command.spawn().context("cannot start the other process of the bench")?;
@@ -70,7 +73,7 @@ impl Drop for Child {
 
 /// The process that [`Child`] is the handle of.
 pub(crate) fn child(args: &PeerArgs) -> anyhow::Result<()> {
-    let device = open(args.addr.as_deref(), args.loss, args.seed)?;
+    let device = open(args)?;
     let listener = device.listen_with("127.0.0.1:0", &options())?;
     println!("{}", listener.local_addr().port());
     std::thread::spawn(|| {
@@ -109,18 +112,21 @@ fn options() -> ConnectOptions {
 }
 
 /// Opens the device as the environment and the arguments say.
-pub(super) fn open(addr: Option<&str>, loss: f64, seed: u64) -> anyhow::Result<Device> {
+pub(super) fn open(args: &PeerArgs) -> anyhow::Result<Device> {
     let mut config = nobounce::Config::from_env()?;
-    if let Some(addr) = addr {
+    if let Some(addr) = &args.addr {
         config = config.at(addr)?;
     }
-    if loss > 0.0 || config.fault.is_some() {
+    if let Some(link) = &args.link {
+        config.link = link.parse()?;
+    }
+    if args.loss > 0.0 || config.fault.is_some() {
         let mut fault = config.fault.unwrap_or_default();
-        if loss > 0.0 {
-            fault.loss = loss;
+        if args.loss > 0.0 {
+            fault.loss = args.loss;
         }
         // Each end has a seed of its own, or both would lose the same packets.
-        fault.seed = fault.seed.wrapping_add(seed);
+        fault.seed = fault.seed.wrapping_add(args.seed);
         config.fault = Some(fault);
     }
     Ok(Device::open_with(&config)?)

@@ -53,6 +53,8 @@ pub(crate) struct Plan {
     pub(crate) ends: Ends,
     /// Address or interface of the device; loopback without.
     pub(crate) addr: Option<String>,
+    /// The way packets take; as the environment says without, or UDP.
+    pub(crate) link: Option<String>,
     /// Which memory the run is about.
     pub(crate) memory: Memory,
     /// What to measure, in order; empty for [`Ends::Listen`], where the asking side decides.
@@ -151,6 +153,7 @@ pub(crate) fn plan(args: &BenchArgs) -> Result<Plan, PlanError> {
     Ok(Plan {
         ends,
         addr: args.addr.clone(),
+        link: args.link.clone(),
         memory: args.memory.unwrap_or_default(),
         cases,
         loss: args.loss.as_deref().map_or(Ok(0.0), |text| share("loss", text, 1.0, "1"))?,
