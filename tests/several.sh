@@ -49,4 +49,14 @@ UCX_NET_DEVICES=nb0:1 UCX_TLS=rc_verbs,ud_verbs run ucx_perftest -l -n 200 -w 10
 expect 'out: [1-9].* in [1-9][0-9]* operations' "$folder/client" "client and server in one process: nothing went over nb0"
 passed=$((passed + 1))
 
+# A program that is killed in the midst of its work: what it did until shortly before is counted.
+port=$(free_port)
+run ib_write_bw -F -D 20 -p "$port" >"$folder/server" 2>&1 &
+server=$!
+wait_for "$port" "$server"
+run timeout -s KILL 3 ib_write_bw -F -D 20 -p "$port" "$address" >"$folder/client" 2>&1
+expect '1 of them counted until shortly before\); out: [1-9].* in [1-9][0-9]* operations' "$folder/client" "a killed client"
+wait "$server"
+passed=$((passed + 1))
+
 done_all

@@ -1,8 +1,11 @@
 //! What we say on standard error, one plain line each: what `NOBOUNCE_LOG` asks for. Where it asks for nothing we are silent, as a
 //! library should be; but under `nobounce run` the user is told why something does not work at all.
 
+use std::fs::OpenOptions;
 use std::io::Write;
+use std::path::Path;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Level {
@@ -37,9 +40,31 @@ pub(crate) fn error(line: impl FnOnce() -> String) {
     say(Level::Error, line);
 }
 
-/// Something does not work, and this is why.
+/// Something does not work, and this is why. `nobounce run` says it again in its last line.
 pub(crate) fn warn(line: impl FnOnce() -> String) {
-    say(Level::Warn, line);
+    let report = std::env::var_os("NOBOUNCE_REPORT").filter(|folder| !folder.is_empty());
+    if report.is_none() && level() < Level::Warn {
+        return;
+    }
+    let line = line();
+    if let Some(folder) = report {
+        keep(Path::new(&folder), &line);
+    }
+    say(Level::Warn, || line);
+}
+
+/// Lines that one process leaves at most: a program may try something without end.
+const MOST_KEPT: u32 = 64;
+
+fn keep(folder: &Path, line: &str) {
+    static KEPT: AtomicU32 = AtomicU32::new(0);
+    if KEPT.fetch_add(1, Ordering::Relaxed) < MOST_KEPT {
+        let path = folder.join(format!("{}.refused", std::process::id()));
+        // One write, as below; and nobody to tell, either.
+        if let Ok(mut file) = OpenOptions::new().append(true).create(true).open(path) {
+            let _ = file.write_all(format!("{}\n", line.replace('\n', " ")).as_bytes());
+        }
+    }
 }
 
 /// Something was chosen that one may want to know.

@@ -1,14 +1,18 @@
 //! What the devices of all processes say at the end, in one line.
 //!
-//! Each device leaves `PID-N.open` in the folder of the run while it is open and `PID-N.json` when it goes; docs/run.md has the
-//! format.
+//! Each device leaves `PID-N.open` in the folder of the run while it is open and `PID-N.json` when it goes; where its process died
+//! instead, `PID-N.live` has what it did until shortly before. What our libraries refused is in `PID.refused`. docs/run.md has the format.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
 use std::path::Path;
 
+use nobounce::nic::soft::last_snapshot;
 use serde::Deserialize;
+
+/// Reasons in the last line; programs may try many things that no device has.
+const REFUSED_SHOWN: usize = 3;
 
 /// What one device did in its life. What a report does not say is nothing.
 #[derive(Debug, Default, Deserialize)]
@@ -37,6 +41,10 @@ pub(crate) struct Totals {
     devices: u64,
     /// Opened, and no word of what became of them.
     silent: u64,
+    /// Their processes died: what is known of them is from shortly before.
+    cut_short: u64,
+    /// What was refused, and how often.
+    refused: BTreeMap<String, u64>,
     sum: Device,
 }
 
@@ -45,11 +53,21 @@ pub(crate) fn read(folder: &Path) -> Totals {
     let mut totals = Totals::default();
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let path = entry.path();
+        let parse = |text: &[u8]| serde_json::from_slice::<Device>(text).ok();
         let told = match path.extension().and_then(|ending| ending.to_str()) {
-            Some("json") => {
-                fs::read(&path).ok().and_then(|text| serde_json::from_slice::<Device>(&text).ok())
+            Some("json") => fs::read(&path).ok().and_then(|text| parse(&text)),
+            Some("open") => {
+                let live = fs::read(path.with_extension("live")).ok();
+                let last = live.as_deref().and_then(last_snapshot).and_then(parse);
+                totals.cut_short += u64::from(last.is_some());
+                last
             }
-            Some("open") => None,
+            Some("refused") => {
+                for line in fs::read_to_string(&path).unwrap_or_default().lines() {
+                    *totals.refused.entry(line.to_owned()).or_default() += 1;
+                }
+                continue;
+            }
             _ => continue,
         };
         totals.devices += 1;
@@ -91,13 +109,19 @@ impl fmt::Display for Totals {
             );
         }
         write!(f, "{} opened", counted(self.devices, "device"))?;
-        if self.silent > 0 {
-            write!(f, " ({} ended without a report)", self.silent)?;
+        let ended = self.silent + self.cut_short;
+        if ended > 0 {
+            write!(f, " ({ended} ended without a report")?;
+            if self.cut_short > 0 {
+                write!(f, ", {} of them counted until shortly before", self.cut_short)?;
+            }
+            f.write_str(")")?;
         }
         if self.silent == self.devices {
-            return f.write_str(
+            f.write_str(
                 "; what they moved is not known: their processes were killed, or left without a word",
-            );
+            )?;
+            return self.write_refused(f);
         }
         for (direction, paths) in [("out", &self.sum.out), ("in", &self.sum.r#in)] {
             let parts: Vec<String> = paths
@@ -122,10 +146,27 @@ impl fmt::Display for Totals {
             .map(|(name, count)| format!("{name} {count}"))
             .collect();
         if errors.is_empty() {
-            f.write_str("; no errors")
+            f.write_str("; no errors")?;
         } else {
-            write!(f, "; errors: {}", errors.join(", "))
+            write!(f, "; errors: {}", errors.join(", "))?;
         }
+        self.write_refused(f)
+    }
+}
+
+impl Totals {
+    fn write_refused(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (nth, (line, count)) in self.refused.iter().enumerate() {
+            if nth == REFUSED_SHOWN {
+                let more = self.refused.len() - REFUSED_SHOWN;
+                return write!(f, "; and {more} more (`--log warn` shows them)");
+            }
+            write!(f, "; refused: {line}")?;
+            if *count > 1 {
+                write!(f, " ({count} times)")?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -170,8 +211,25 @@ mod tests {
              in: 328 MB cpu in 5000 operations, 12 B staged in 1 operation (staged: no window); 1 retransmission; \
              errors: RetryExceeded 2"
         );
-        fs::remove_file(folder.join("7-0.json")).unwrap();
-        fs::remove_file(folder.join("8-0.json")).unwrap();
+        // One that died while it worked, and what was refused to the others.
+        let mut live = [1_u64.to_ne_bytes(), (sender.len() as u64).to_ne_bytes()].concat();
+        live.extend_from_slice(sender.as_bytes());
+        fs::write(folder.join("10-0.open"), "").unwrap();
+        fs::write(folder.join("10-0.live"), live).unwrap();
+        fs::write(folder.join("8.refused"), "c\nb: no\na\nb: no\n").unwrap();
+        fs::write(folder.join("9.refused"), "e\nd\n").unwrap();
+        let line = read(&folder).to_string();
+        let begin = "4 devices opened (2 ended without a report, 1 of them counted until shortly before); out: 655 MB cpu in 10000 operations";
+        assert!(line.starts_with(begin), "{line}");
+        assert!(
+            line.ends_with(
+                "; refused: a; refused: b: no (2 times); refused: c; and 2 more (`--log warn` shows them)"
+            ),
+            "{line}"
+        );
+        for name in ["7-0.json", "8-0.json", "10-0.open", "8.refused", "9.refused"] {
+            fs::remove_file(folder.join(name)).unwrap();
+        }
         assert!(
             read(&folder)
                 .to_string()

@@ -196,14 +196,14 @@ impl Device {
         let wake_fds = link.wake_fds();
         let events = Arc::new(Events::new()?);
         let helper = Helper::new()?;
-        let engine = Arc::new(EngineLock {
-            engine: Mutex::new(Engine::new(link, events.clone())),
-            generation: fork::generation(),
-        });
+        let report = Report::from_env(local);
+        let mut engine = Engine::new(link, events.clone());
+        engine.keep_snapshots(report.as_ref().and_then(Report::snapshots));
+        let engine = Arc::new(EngineLock { engine: Mutex::new(engine), generation: fork::generation() });
         let shared = Arc::new(Shared {
             polls: helper.polls.clone(),
             bell: helper.bell.clone(),
-            ending: Ending::new(engine.clone(), Report::from_env(local), wake_fds),
+            ending: Ending::new(engine.clone(), report, wake_fds),
             engine,
             helper: Mutex::new(helper),
             events,

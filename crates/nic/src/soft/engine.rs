@@ -25,11 +25,15 @@ use super::near::Near;
 use super::path::{PathIndex, Paths};
 use super::peer::Peers;
 use super::region::Regions;
+use super::report;
+use super::snapshot::Snapshots;
 use super::srq::Srqs;
 use super::tally::PathCounters;
 use crate::links::udp::OpenError;
 use crate::links::{Link, RxDatagram, Sealers, TxBatch, now_ns};
 
+/// Whose timer that of snapshots is: no queue pair has this number.
+const SNAPSHOT_TIMER: u32 = u32::MAX;
 /// Packets a queue pair may send before the next one has its turn: one full segmented send. (Two: 64 queue pairs
 /// together reach 0.6 of one instead of 0.9.)
 pub(super) const TURN: u64 = 15;
@@ -49,6 +53,7 @@ const TIMERS_EVERY: u32 = 16;
 pub(crate) struct Engine {
     pub(crate) link: Box<dyn Link>,
     pub(crate) core: Core,
+    snapshots: Option<Snapshots>,
 }
 
 #[derive(Debug)]
@@ -118,7 +123,7 @@ impl Engine {
             idle_calls: 0,
             driven_at: 0,
         };
-        Self { link, core }
+        Self { link, core, snapshots: None }
     }
 
     /// The queue pair has a new peer: the link may have a shorter way there.
@@ -130,6 +135,26 @@ impl Engine {
         entry.ring = if entry.qp.service() == Service::Ud { None } else { self.link.introduce(remote, slot) };
     }
 
+    /// Keeps what was done so far in that file from now on, now and then.
+    pub(crate) fn keep_snapshots(&mut self, snapshots: Option<Snapshots>) {
+        if let Some(snapshots) = &snapshots {
+            self.core.timers.push(Reverse((snapshots.due(), SNAPSHOT_TIMER)));
+        }
+        self.snapshots = snapshots;
+    }
+
+    fn keep_snapshot(&mut self, now: Nanos) {
+        let Some(mut snapshots) = self.snapshots.take() else { return };
+        if snapshots.due() <= now {
+            let Counters { sent_pkts, rcvd_pkts, .. } = self.core.counters;
+            if snapshots.is_wanted(now, sent_pkts + rcvd_pkts) {
+                snapshots.keep(&report::so_far(self.link.local(), self));
+            }
+            self.core.timers.push(Reverse((snapshots.due(), SNAPSHOT_TIMER)));
+        }
+        self.snapshots = Some(snapshots);
+    }
+
     /// Can be reached from now on.
     pub(crate) fn listen(&mut self) -> Result<(), OpenError> {
         self.link.listen()?;
@@ -139,7 +164,7 @@ impl Engine {
 
     /// Receives, lets the protocol work, sends. Returns how many packets came in.
     pub(crate) fn progress(&mut self) -> usize {
-        let Self { link, core } = self;
+        let Self { link, core, .. } = self;
         // An application that polls asks far more often than packets come: the clock is read when one did, and for
         // the timers now and then.
         let mut clock = None;
@@ -161,6 +186,7 @@ impl Engine {
         core.fire_timers(now);
         if core.gsi.wanted {
             self.serve_gsi(now);
+            self.keep_snapshot(now);
         }
         let core = &mut self.core;
         core.release_held();
@@ -418,7 +444,8 @@ impl Core {
             }
             self.timers.pop();
             let Some(entry) = self.qps.get_mut(index as usize).and_then(Option::as_deref_mut) else {
-                self.gsi.wanted |= index == GSI_QPN;
+                // Two timers are no queue pair's: that of the connection manager, and of snapshots, which is looked at with it.
+                self.gsi.wanted |= index == GSI_QPN || index == SNAPSHOT_TIMER;
                 continue;
             };
             if entry.armed == Some(at) {

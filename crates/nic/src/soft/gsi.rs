@@ -196,7 +196,7 @@ impl Engine {
     /// Handles the management datagrams that came and the timers of the connection manager, and sends what comes of it.
     #[cold]
     pub(crate) fn serve_gsi(&mut self, now: Nanos) {
-        let Self { link, core } = self;
+        let Self { link, core, .. } = self;
         let (slot, local) = (link.slot(), link.local());
         core.gsi.wanted = false;
         let due = core.gsi.armed.is_some_and(|at| at <= now);

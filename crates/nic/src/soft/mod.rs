@@ -46,6 +46,7 @@ mod report;
 mod scatter;
 mod signals;
 mod slices;
+mod snapshot;
 mod srq;
 mod stage;
 mod sync;
@@ -71,5 +72,6 @@ pub use qp::{CreateQpError, ModifyError, Operation, Qp, QpInit, QpLimits, RecvRe
 pub use region::{Mr, RegisterError};
 pub use register::{NewMemory, Rereg};
 pub use scatter::Sge;
+pub use snapshot::last_snapshot;
 pub use srq::{CreateSrqError, Srq, SrqLimitError, SrqLimits};
 pub use tally::{PathCounters, PathTotals, Tally};

@@ -1,7 +1,8 @@
 //! What a device did, left in a folder for whoever started the program (`NOBOUNCE_REPORT`; docs/run.md describes the files).
 //!
 //! A marker is made when the device is opened, and replaced by the report when it goes: with its last object, or when the
-//! process exits normally without having closed it (`exit.rs`). A marker that stays belongs to a process that died.
+//! process exits normally without having closed it (`exit.rs`). A marker that stays belongs to a process that died; what its device did
+//! until shortly before is in the file beside it (`snapshot.rs`).
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
@@ -14,7 +15,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use nobounce_protocol::qp::Status;
 
 use super::engine::Engine;
+use super::snapshot::Snapshots;
 use super::tally::{PathCounters, PathTotals, Tally};
+use crate::links::now_ns;
 
 /// Devices of one process that leave a report.
 const MAX_REPORTS: u32 = 10_000;
@@ -58,6 +61,13 @@ impl Report {
         Err(io::Error::other("this process has left too many reports already"))
     }
 
+    /// Where the device keeps what it has done so far; nothing where that cannot be.
+    pub(crate) fn snapshots(&self) -> Option<Snapshots> {
+        Snapshots::create(&self.marker.with_extension("live"), now_ns())
+            .inspect_err(|error| tracing::warn!("no totals will survive if the process is killed: {error}"))
+            .ok()
+    }
+
     /// Writes the report, once.
     pub(crate) fn finish(&self, engine: &Engine) {
         if self.written.swap(true, Ordering::Relaxed) {
@@ -73,6 +83,7 @@ impl Report {
         let partly = self.marker.with_extension("part");
         fs::write(&partly, report)?;
         fs::rename(&partly, self.marker.with_extension("json"))?;
+        let _ = fs::remove_file(self.marker.with_extension("live")); // there may be none
         fs::remove_file(&self.marker)
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use crate::common::{child, outcome, pair, role};
-use nobounce_nic::soft::{Mtu, Operation, Remote, Status};
+use nobounce_nic::soft::{Mtu, Operation, Remote, Status, last_snapshot};
 
 const MTU: Mtu = Mtu::Mtu1024;
 
@@ -33,7 +33,7 @@ fn left_by(what: &str, test: &str) -> (Vec<String>, BTreeMap<String, String>) {
         child(&format!("report::{test}"), what).env("NOBOUNCE_REPORT", &folder).spawn().unwrap();
     let pid = process.id();
     let status = process.wait().unwrap();
-    assert_eq!(status.success(), what != "dies", "{status}");
+    assert_eq!(status.success(), !what.starts_with("dies"), "{status}");
     let files = files(&folder, pid);
     std::fs::remove_dir_all(folder).unwrap();
     (files.keys().cloned().collect(), files)
@@ -80,6 +80,12 @@ fn in_role(role: &str) {
             std::mem::forget((a, b));
             // SAFETY: ends the process without running anything: what is there by now was left by the child.
             unsafe { libc::_exit(0) };
+        }
+        "dies later" => {
+            // Long enough for both devices to keep what they did; nobody polls.
+            std::thread::sleep(std::time::Duration::from_secs(3));
+            // SAFETY: no pointers.
+            unsafe { libc::raise(libc::SIGKILL) };
         }
         // SAFETY: no pointers.
         _ => unsafe {
@@ -137,7 +143,20 @@ fn a_forked_child_reports_nothing_and_a_dead_process_leaves_its_marker() {
     }
     for how in ["forks", "dies"] {
         let (names, files) = left_by(how, NAME);
-        assert_eq!(names, ["0.open", "1.open"], "{how}");
+        assert_eq!(names, ["0.live", "0.open", "1.live", "1.open"], "{how}");
         assert!(files["0.open"].contains("\"program\": \"nic-"), "{files:?}");
     }
+}
+
+#[test]
+fn what_a_killed_process_did_until_shortly_before_is_known() {
+    const NAME: &str = "what_a_killed_process_did_until_shortly_before_is_known";
+    if let Some(role) = role() {
+        return in_role(&role);
+    }
+    let (names, files) = left_by("dies later", NAME);
+    assert_eq!(names, ["0.live", "0.open", "1.live", "1.open"]);
+    let last = |name: &str| std::str::from_utf8(last_snapshot(files[name].as_bytes()).unwrap()).unwrap();
+    assert!(field(last("0.live"), "out").starts_with("{\"cpu\": {\"bytes\": 4000, "), "{files:?}");
+    assert!(field(last("1.live"), "in").starts_with("{\"cpu\": {\"bytes\": 4000, "), "{files:?}");
 }
