@@ -21,19 +21,17 @@ use super::entry::{Owing, QpEntry, complete, flushed, next_packet, next_request}
 use super::event::{AsyncEvent, Events};
 use super::gsi::Gsi;
 use super::host::PacketHost;
+use super::mw::carry_out_local;
 use super::near::Near;
 use super::path::{PathIndex, Paths};
 use super::peer::Peers;
 use super::region::Regions;
-use super::report;
-use super::snapshot::Snapshots;
+use super::snapshot::{SNAPSHOT_TIMER, Snapshots};
 use super::srq::Srqs;
 use super::tally::PathCounters;
 use crate::links::udp::OpenError;
 use crate::links::{Link, RxDatagram, Sealers, TxBatch, now_ns};
 
-/// Whose timer that of snapshots is: no queue pair has this number.
-const SNAPSHOT_TIMER: u32 = u32::MAX;
 /// Packets a queue pair may send before the next one has its turn: one full segmented send. (Two: 64 queue pairs
 /// together reach 0.6 of one instead of 0.9.)
 pub(super) const TURN: u64 = 15;
@@ -53,7 +51,7 @@ const TIMERS_EVERY: u32 = 16;
 pub(crate) struct Engine {
     pub(crate) link: Box<dyn Link>,
     pub(crate) core: Core,
-    snapshots: Option<Snapshots>,
+    pub(super) snapshots: Option<Snapshots>,
 }
 
 #[derive(Debug)]
@@ -133,26 +131,6 @@ impl Engine {
         let (remote, slot) = entry.peer();
         // Datagrams go to whoever the request says, and the address of the attributes is nobody's.
         entry.ring = if entry.qp.service() == Service::Ud { None } else { self.link.introduce(remote, slot) };
-    }
-
-    /// Keeps what was done so far in that file from now on, now and then.
-    pub(crate) fn keep_snapshots(&mut self, snapshots: Option<Snapshots>) {
-        if let Some(snapshots) = &snapshots {
-            self.core.timers.push(Reverse((snapshots.due(), SNAPSHOT_TIMER)));
-        }
-        self.snapshots = snapshots;
-    }
-
-    fn keep_snapshot(&mut self, now: Nanos) {
-        let Some(mut snapshots) = self.snapshots.take() else { return };
-        if snapshots.due() <= now {
-            let Counters { sent_pkts, rcvd_pkts, .. } = self.core.counters;
-            if snapshots.is_wanted(now, sent_pkts + rcvd_pkts) {
-                snapshots.keep(&report::so_far(self.link.local(), self));
-            }
-            self.core.timers.push(Reverse((snapshots.due(), SNAPSHOT_TIMER)));
-        }
-        self.snapshots = Some(snapshots);
     }
 
     /// Can be reached from now on.
@@ -784,14 +762,6 @@ impl Core {
         }
         total
     }
-}
-
-/// Binds a memory window, or takes one back, if that is the queue pair's next request.
-fn carry_out_local(entry: &mut QpEntry, regions: &mut Regions) -> bool {
-    let Some((serial, work)) = entry.qp.poll_local() else { return false };
-    let done = regions.carry_out(entry.asker(), &work);
-    entry.qp.handle_local(serial, &work, done);
-    true
 }
 
 fn put_marker(tx: &mut TxBatch, to: IpAddr, port_hint: u16, marker: &Marker) {

@@ -10,8 +10,9 @@ use std::sync::Arc;
 use nobounce_protocol::qp::{Access, LocalWork};
 
 use super::device::{Pd, PdUse, Shared};
+use super::entry::QpEntry;
 use super::limits::{CreateError, DeviceLimits};
-use super::region::{Region, random_u32};
+use super::region::{Region, Regions, random_u32};
 
 /// What peers may do through a window; other rights are the region's alone.
 const REMOTE: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
@@ -160,6 +161,14 @@ fn may_bind(region: &Region, pd: u32, addr: u64, len: u64, access: Access) -> bo
     rights && region.pd == pd && len > 0 && region.offset(addr, len).is_some()
 }
 
+/// Binds a memory window, or takes one back, if that is the queue pair's next request.
+pub(super) fn carry_out_local(entry: &mut QpEntry, regions: &mut Regions) -> bool {
+    let Some((serial, work)) = entry.qp.poll_local() else { return false };
+    let done = regions.carry_out(entry.asker(), &work);
+    entry.qp.handle_local(serial, &work, done);
+    true
+}
+
 /// A memory window. Dropping it takes back what is behind it.
 #[derive(Debug)]
 pub struct Mw {
@@ -212,7 +221,7 @@ impl super::region::Mr {
     }
 }
 
-impl super::region::Regions {
+impl Regions {
     fn insert_window(&mut self, pd: u32, kind: MwKind) -> Option<u32> {
         let Self { windows, .. } = self;
         let regions = &self.table;

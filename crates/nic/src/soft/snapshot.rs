@@ -1,6 +1,7 @@
 //! What a device has done so far, kept where it outlives a process that is killed: a file that is mapped, so that to keep it costs no
 //! system call. Whoever started the program reads it when there is no report (docs/run.md).
 
+use std::cmp::Reverse;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -10,6 +11,12 @@ use std::sync::atomic::{Ordering, fence};
 
 use nobounce_protocol::timing::{MILLISECOND, Nanos};
 
+use super::counters::Counters;
+use super::engine::Engine;
+use super::report;
+
+/// Whose timer that of snapshots is: no queue pair has this number.
+pub(super) const SNAPSHOT_TIMER: u32 = u32::MAX;
 /// Bytes of each of the two places in the file, which are written in turn: one of them is always whole.
 const SNAPSHOT_PLACE: usize = 16 << 10;
 /// Before the text: the number of the snapshot, from 1 on, and the length of the text, 8 bytes each, in the machine's order.
@@ -87,6 +94,29 @@ impl Drop for Snapshots {
     fn drop(&mut self) {
         // SAFETY: the mapping of `create`, which nobody uses any more.
         unsafe { libc::munmap(self.at.as_ptr().cast(), 2 * SNAPSHOT_PLACE) };
+    }
+}
+
+impl Engine {
+    /// Keeps what was done so far in that file from now on, now and then.
+    pub(crate) fn keep_snapshots(&mut self, snapshots: Option<Snapshots>) {
+        if let Some(snapshots) = &snapshots {
+            self.core.timers.push(Reverse((snapshots.due(), SNAPSHOT_TIMER)));
+        }
+        self.snapshots = snapshots;
+    }
+
+    /// Keeps it now, if it is time to.
+    pub(super) fn keep_snapshot(&mut self, now: Nanos) {
+        let Some(mut snapshots) = self.snapshots.take() else { return };
+        if snapshots.due() <= now {
+            let Counters { sent_pkts, rcvd_pkts, .. } = self.core.counters;
+            if snapshots.is_wanted(now, sent_pkts + rcvd_pkts) {
+                snapshots.keep(&report::so_far(self.link.local(), self));
+            }
+            self.core.timers.push(Reverse((snapshots.due(), SNAPSHOT_TIMER)));
+        }
+        self.snapshots = Some(snapshots);
     }
 }
 
