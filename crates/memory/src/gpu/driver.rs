@@ -40,6 +40,11 @@ impl Driver {
         DRIVER.get_or_init(Self::load).as_ref().map_err(Clone::clone)
     }
 
+    /// Whether there is a driver to load, and if not, why. Nothing is initialised: a process may still fork and use CUDA in its child.
+    pub fn is_installed() -> Result<(), DriverError> {
+        open_library().map(|_| ())
+    }
+
     /// The version of CUDA that the driver supports, as 1000 x major + 10 x minor: 13000 is CUDA 13.0.
     #[must_use]
     pub fn version(&self) -> u32 {

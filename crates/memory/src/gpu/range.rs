@@ -11,6 +11,11 @@ use super::error::CudaError;
 pub use super::range_error::RangeError;
 use super::range_error::{failed, unknown};
 
+/// What kernel modules pin GPU memory in.
+pub const GPU_PAGE: u64 = 64 << 10;
+/// `cudaMalloc` memory begins at multiples of this.
+const ALLOCATION_ALIGNMENT: u64 = 512;
+
 /// How memory that CUDA knows was made, as far as it matters for reaching it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -157,6 +162,35 @@ impl GpuRange {
             return Err(range.crossing());
         }
         Ok(range)
+    }
+
+    /// The whole GPU pages of 64 KiB that the `len` bytes at `addr` lie in, as kernel modules pin them for RDMA.
+    ///
+    /// Small allocations share pages, and a program that rounds its range to pages may name an address that belongs to nobody or to
+    /// a neighbour. The range then stands for the allocation that holds `addr`, or the first one after it in the same page, and reaches
+    /// beyond that allocation on either side: whether it can be mapped is for the driver's object to say.
+    pub fn of_gpu_pages(addr: u64, len: usize) -> Result<Self, RangeError> {
+        let no_range = RangeError::Empty { addr, len };
+        let end = u64::try_from(len)
+            .ok()
+            .filter(|&len| len > 0)
+            .and_then(|len| addr.checked_add(len)?.checked_next_multiple_of(GPU_PAGE))
+            .ok_or(no_range.clone())?;
+        let start = addr / GPU_PAGE * GPU_PAGE;
+        let pages = usize::try_from(end - start).map_err(|_| no_range)?;
+        let error = match Self::of(start, pages) {
+            Ok(range) => return Ok(range),
+            Err(error) => error,
+        };
+        let mut range = Self::of(first_known(addr, end)?.unwrap_or(addr), 1)?;
+        match range.kind {
+            MemoryKind::CudaMalloc | MemoryKind::Pool | MemoryKind::IpcImported | MemoryKind::Unknown => {
+                (range.addr, range.len) = (start, pages);
+                Ok(range)
+            }
+            // Whole handles and host memory begin and end with pages: what leaves them is wrong.
+            _ => Err(error),
+        }
     }
 
     /// Its first address.
@@ -313,6 +347,21 @@ impl GpuRange {
     fn crossing(&self) -> RangeError {
         RangeError::Crosses { addr: self.addr, len: self.len, base: self.base(), size: self.size() }
     }
+}
+
+/// The first address of allocated memory from `addr` on, before `end` and in the same GPU page.
+fn first_known(addr: u64, end: u64) -> Result<Option<u64>, RangeError> {
+    let driver = Driver::get()?;
+    let end = end.min(addr / GPU_PAGE * GPU_PAGE + GPU_PAGE);
+    let mut next = addr;
+    while next < end {
+        let found = driver.relaxed(|api| query(api, next)).map_err(|error| failed(next, error))?;
+        if found.memory_type != 0 {
+            return Ok(Some(next));
+        }
+        next = (next + 1).next_multiple_of(ALLOCATION_ALIGNMENT);
+    }
+    Ok(None)
 }
 
 /// All attributes at once; the call succeeds for any address.

@@ -38,7 +38,8 @@ impl Default for GpuOptions {
 
 impl GpuOptions {
     /// With what the environment says.
-    fn with_environment(self) -> Self {
+    #[must_use]
+    pub fn with_environment(self) -> Self {
         let says =
             |name: &str, word: &str| env::var_os(name).is_some_and(|value| value.eq_ignore_ascii_case(word));
         Self {
@@ -147,8 +148,17 @@ impl GpuMemory {
     /// It never waits for the GPU, breaks no capture and writes nothing. For lack of a window it fails only where
     /// [`Require::Direct`] is asked for.
     pub fn register(addr: u64, len: usize, options: &GpuOptions) -> Result<Self, RegisterError> {
+        Self::register_range(GpuRange::of(addr, len)?, options)
+    }
+
+    /// Registers the whole GPU pages that the `len` bytes at `addr` lie in, as kernel modules do: [`GpuRange::of_gpu_pages`].
+    pub fn register_gpu_pages(addr: u64, len: usize, options: &GpuOptions) -> Result<Self, RegisterError> {
+        Self::register_range(GpuRange::of_gpu_pages(addr, len)?, options)
+    }
+
+    fn register_range(range: GpuRange, options: &GpuOptions) -> Result<Self, RegisterError> {
         let options = options.with_environment();
-        let range = GpuRange::of(addr, len)?;
+        let (addr, len) = (range.addr(), range.len());
         guard::ensure_installed()?;
         let mut memory = Self {
             rung: None,

@@ -68,6 +68,8 @@ pub struct Refusal {
     pub rung: Rung,
     /// The reason, for people.
     pub reason: String,
+    /// Space ran out, or the GPU was busy: another time or a smaller range may do.
+    pub may_pass: bool,
 }
 
 impl fmt::Display for Refusal {
@@ -117,7 +119,9 @@ pub(super) fn open(range: &GpuRange) -> (Option<Opened>, Vec<Refusal>) {
     for rung in Rung::ALL {
         match open_by(&mut state, rung, range) {
             Ok(opened) => return (Some(opened), refusals),
-            Err(refused) => refusals.push(Refusal { rung, reason: refused.reason }),
+            Err(refused) => {
+                refusals.push(Refusal { rung, reason: refused.reason, may_pass: refused.passing })
+            }
         }
     }
     (None, refusals)
@@ -192,7 +196,9 @@ fn map_generously(
     segment: Segment,
     needed: Extent,
 ) -> Result<Mapping, Refused> {
-    let whole = Extent::whole_pages(segment.base, segment.end());
+    // Whole GPU pages may reach beyond the allocation.
+    let pages = Extent::whole_pages(segment.base, segment.end());
+    let whole = Extent { start: pages.start.min(needed.start), end: pages.end.max(needed.end) };
     let is_cheap = segment.size <= WHOLE_UP_TO || segment.size <= needed.len().saturating_mul(WHOLE_PARTS);
     // A small BAR1 is for what is needed.
     let has_room = range.gpu().bar1_size().is_none_or(|bar1| segment.size <= bar1 / 8);
@@ -227,9 +233,19 @@ fn map(rung: Rung, range: &GpuRange, extent: Extent) -> Result<Mapping, Refused>
 fn part_of(range: &GpuRange) -> Extent {
     let end = range.addr() + range.len() as u64;
     let pages = Extent::whole_pages(range.base(), range.base().saturating_add(range.size()));
+    // A range of whole GPU pages is needed whole, though it may leave its allocation.
     Extent {
-        start: (range.addr() / PART_ALIGNMENT * PART_ALIGNMENT).max(pages.start),
-        end: end.next_multiple_of(PART_ALIGNMENT).min(pages.end),
+        start: (range.addr() / PART_ALIGNMENT * PART_ALIGNMENT).max(pages.start).min(range.addr()),
+        end: end.next_multiple_of(PART_ALIGNMENT).min(pages.end).max(end),
+    }
+}
+
+/// What of `extent` is to be mapped from the driver's object behind `segment`. Where there is one segment only it is everything: what
+/// lies in the extent beyond the segment is the rest of the same object.
+fn piece_of(range: &GpuRange, segment: &Segment, extent: Extent) -> Option<Extent> {
+    match range.segments() {
+        [_] => Some(extent),
+        _ => Extent::whole_pages(segment.base, segment.end()).overlap(extent),
     }
 }
 
@@ -262,7 +278,8 @@ mod tests {
     #[test]
     fn rungs_are_tried_from_the_cleanest_to_the_last() {
         assert!(Rung::ALL.is_sorted());
-        let refusal = Refusal { rung: Rung::Gdrdrv, reason: "the module is not loaded".to_owned() };
+        let reason = "the module is not loaded".to_owned();
+        let refusal = Refusal { rung: Rung::Gdrdrv, reason, may_pass: false };
         assert_eq!(refusal.to_string(), "gdrdrv: the module is not loaded");
     }
 

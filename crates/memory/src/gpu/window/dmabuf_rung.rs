@@ -3,8 +3,8 @@
 use super::super::dmabuf::DmaBuf;
 use super::super::range::GpuRange;
 use super::super::rm::map_fd;
-use super::Refused;
 use super::mapping::{Extent, Mapping};
+use super::{Refused, piece_of};
 
 /// The kernel's own number for "not supported", which has no name in user space.
 const ENOTSUPP: i32 = 524;
@@ -12,7 +12,7 @@ const ENOTSUPP: i32 = 524;
 pub(super) fn map(range: &GpuRange, extent: Extent) -> Result<Mapping, Refused> {
     let mut mapping = Mapping::reserve(extent)?;
     for segment in range.segments() {
-        let Some(piece) = Extent::whole_pages(segment.base, segment.end()).overlap(extent) else { continue };
+        let Some(piece) = piece_of(range, segment, extent) else { continue };
         let len = usize::try_from(piece.len()).map_err(Refused::new)?;
         let exported = DmaBuf::export_pages(range.gpu().driver(), range.context(), piece.start, len)
             .map_err(Refused::new)?;

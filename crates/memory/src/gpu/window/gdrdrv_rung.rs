@@ -65,7 +65,8 @@ pub(super) fn map(range: &GpuRange, extent: Extent) -> Result<Mapping, Refused> 
             start: segment.base / GPU_PAGE * GPU_PAGE,
             end: segment.end().next_multiple_of(GPU_PAGE),
         };
-        let Some(piece) = pages.overlap(extent) else { continue };
+        let piece = if range.segments().len() == 1 { Some(extent) } else { pages.overlap(extent) };
+        let Some(piece) = piece else { continue };
         let mut pin =
             PinBuffer { addr: piece.start, size: piece.len(), token: 0, va_space: 0, pad: 0, handle: 0 };
         // SAFETY: the structure is the one the module takes.

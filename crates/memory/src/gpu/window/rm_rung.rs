@@ -12,15 +12,15 @@ use super::super::device::Gpu;
 use super::super::error::CudaError;
 use super::super::range::{GpuRange, MemoryKind, Segment};
 use super::super::rm::{RmDevice, RmError, RmMemory};
-use super::Refused;
 use super::mapping::{Extent, Mapping};
+use super::{Refused, piece_of};
 use crate::page_size;
 
 pub(super) fn map(range: &GpuRange, extent: Extent) -> Result<Mapping, Refused> {
     let device = device_of(range.gpu(), range.context())?;
     let mut mapping = Mapping::reserve(extent)?;
     for segment in range.segments() {
-        let Some(piece) = Extent::whole_pages(segment.base, segment.end()).overlap(extent) else { continue };
+        let Some(piece) = piece_of(range, segment, extent) else { continue };
         let object = if is_vmm(range.kind()) {
             import_handle(range, &device, *segment)?
         } else {

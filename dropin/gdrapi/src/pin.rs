@@ -1,0 +1,210 @@
+//! A pinned buffer: the whole GPU pages it lies in, and the window onto them.
+
+use std::ffi::c_void;
+use std::slice;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use nobounce_memory::AccessError;
+use nobounce_memory::gpu::{
+    DriverError, GPU_PAGE, GpuMemory, GpuOptions, GpuWindow, MemoryKind, RangeError, RegisterError,
+};
+use nobounce_memory::page_size;
+use nobounce_memory::path::Require;
+
+use crate::border::Errno;
+use crate::layout::{InfoV1, InfoV2, MAPPING_NONE, MAPPING_WC};
+use crate::log;
+
+/// A pinned buffer. It has its window from the beginning; mapping only gives the address away.
+#[derive(Debug)]
+pub(crate) struct Pin {
+    /// The pages, with their window.
+    memory: GpuMemory,
+    /// The address that was asked for.
+    addr: u64,
+    is_mapped: AtomicBool,
+}
+
+impl Pin {
+    /// Pins the GPU pages of `size` bytes at `addr`. The memory stays, once pinned, though its owner may free it.
+    pub(crate) fn new(addr: u64, size: usize) -> Result<Self, Errno> {
+        let options = GpuOptions { require: Require::Direct, ..GpuOptions::default() };
+        let memory = GpuMemory::register_gpu_pages(addr, size, &options).map_err(|error| refused(&error))?;
+        if memory.window().is_none() {
+            let kind = memory.range().kind();
+            log::warn(|| {
+                format!("gdrapi: {size} bytes at {addr:#x} are {kind} memory: there is nothing to pin")
+            });
+            return Err(Errno::EINVAL);
+        }
+        log::info(|| format!("gdrapi: pinned {memory}"));
+        Ok(Self { memory, addr, is_mapped: AtomicBool::new(false) })
+    }
+
+    /// There always is one.
+    #[inline]
+    fn window(&self) -> Result<&GpuWindow, Errno> {
+        self.memory.window().ok_or(Errno::EINVAL)
+    }
+
+    /// Whether its memory was freed since.
+    pub(crate) fn is_freed(&self) -> bool {
+        self.memory.check_alive().is_err()
+    }
+
+    pub(crate) fn info(&self) -> InfoV2 {
+        let is_mapped = self.is_mapped.load(Ordering::Acquire);
+        InfoV2 {
+            v1: InfoV1 {
+                va: self.memory.addr(),
+                mapped_size: self.memory.len() as u64,
+                page_size: u32::try_from(GPU_PAGE).unwrap_or(0),
+                tm_cycles: 0,
+                cycles_per_ms: 0,
+                bits: if is_mapped { 0b11 } else { 0 },
+            },
+            mapping_type: if is_mapped { MAPPING_WC } else { MAPPING_NONE },
+        }
+    }
+
+    /// The address at which the CPU sees the first page.
+    pub(crate) fn map(&self, size: usize) -> Result<*mut c_void, Errno> {
+        if !self.addr.is_multiple_of(GPU_PAGE) {
+            log::warn(|| {
+                format!(
+                    "gdrapi: a buffer is mapped from the beginning of a 64 KiB page on, and {:#x} is not; pin its page",
+                    self.addr
+                )
+            });
+            return Err(Errno::EINVAL);
+        }
+        let len =
+            size.checked_next_multiple_of(page_size()).filter(|&len| len > 0 && len <= self.memory.len());
+        if len.is_none() {
+            let pinned = self.memory.len();
+            log::warn(|| {
+                format!("gdrapi: {size} bytes cannot be mapped of the {pinned} bytes at {:#x}", self.addr)
+            });
+            return Err(Errno::EINVAL);
+        }
+        let window = self.window()?;
+        if self.is_mapped.swap(true, Ordering::AcqRel) {
+            log::warn(|| format!("gdrapi: the buffer at {:#x} is mapped already", self.addr));
+            return Err(Errno::EAGAIN);
+        }
+        Ok(window.as_mut_ptr().cast())
+    }
+
+    /// Takes the address back. The pages stay mapped until the buffer is unpinned, so that nothing else comes to lie there.
+    pub(crate) fn unmap(&self, va: *mut c_void, size: usize) -> Result<(), Errno> {
+        let is_ours = va.cast() == self.window()?.as_mut_ptr() && (1..=self.memory.len()).contains(&size);
+        if !self.is_mapped.load(Ordering::Acquire) || !is_ours {
+            log::warn(|| {
+                format!("gdrapi: the buffer at {:#x} is not mapped at {va:?} with {size} bytes", self.addr)
+            });
+            return Err(Errno::EINVAL);
+        }
+        // Of two threads that unmap it at once, one is wrong.
+        if self.is_mapped.swap(false, Ordering::AcqRel) { Ok(()) } else { Err(Errno::EINVAL) }
+    }
+
+    /// Where in the window `len` bytes at an address of this process lie.
+    #[inline]
+    fn offset(&self, window: &GpuWindow, at: usize, len: usize) -> Result<usize, Errno> {
+        if !self.is_mapped.load(Ordering::Acquire) {
+            log::warn(|| {
+                format!("gdrapi: a copy to or from the buffer at {:#x}, which is not mapped", self.addr)
+            });
+            return Err(Errno::EINVAL);
+        }
+        let offset = at.wrapping_sub(window.as_mut_ptr().addr());
+        if offset <= window.len() && len <= window.len() - offset {
+            return Ok(offset);
+        }
+        log::warn(|| {
+            format!("gdrapi: {len} bytes at {at:#x} are not in the mapping of the buffer at {:#x}", self.addr)
+        });
+        Err(Errno::EINVAL)
+    }
+
+    /// Copies into GPU memory. Whoever learns of it after the return sees it there.
+    ///
+    /// # Safety
+    /// `from` is what the program says it is: `len` bytes that may be read.
+    #[inline]
+    pub(crate) unsafe fn copy_to(
+        &self,
+        to: *mut c_void,
+        from: *const c_void,
+        len: usize,
+    ) -> Result<(), Errno> {
+        let window = self.window()?;
+        let offset = self.offset(window, to.addr(), len)?;
+        if len == 0 {
+            return Ok(());
+        }
+        if from.is_null() {
+            return Err(Errno::EFAULT);
+        }
+        // SAFETY: the program's memory, used by the copy routine only, which survives it where it is not there; `len` is less than the
+        // window's length.
+        let bytes = unsafe { slice::from_raw_parts(from.cast::<u8>(), len) };
+        window.store(offset, bytes).and_then(|()| window.complete()).map_err(failed)
+    }
+
+    /// Copies out of GPU memory.
+    ///
+    /// # Safety
+    /// `to` is what the program says it is: `len` bytes that may be written.
+    #[inline]
+    pub(crate) unsafe fn copy_from(
+        &self,
+        to: *mut c_void,
+        from: *const c_void,
+        len: usize,
+    ) -> Result<(), Errno> {
+        let window = self.window()?;
+        let offset = self.offset(window, from.addr(), len)?;
+        if len == 0 {
+            return Ok(());
+        }
+        if to.is_null() {
+            return Err(Errno::EFAULT);
+        }
+        // SAFETY: as in `copy_to`.
+        let bytes = unsafe { slice::from_raw_parts_mut(to.cast::<u8>(), len) };
+        window.load(offset, bytes).map_err(failed)
+    }
+}
+
+#[cold]
+fn failed(error: AccessError) -> Errno {
+    log::warn(|| format!("gdrapi: a copy failed: {error}"));
+    if error.is_fault() { Errno::EFAULT } else { Errno::EINVAL }
+}
+
+/// Why nothing was pinned, told to the user, and as gdrdrv says it.
+#[cold]
+fn refused(error: &RegisterError) -> Errno {
+    static TOLD: AtomicBool = AtomicBool::new(false);
+    let errno = match error {
+        RegisterError::Range(RangeError::Driver(DriverError::Forked)) => Errno::EACCES,
+        RegisterError::Range(RangeError::Driver(_)) => Errno::ENODEV,
+        RegisterError::NotDirect { kind: MemoryKind::Managed | MemoryKind::PinnedHost, .. } => Errno::EINVAL,
+        RegisterError::NotDirect { refusals, .. } if refusals.iter().any(|refusal| refusal.may_pass) => {
+            Errno::ENOMEM
+        }
+        RegisterError::NotDirect { .. } => Errno::ENOTSUP,
+        RegisterError::Guard(_) => Errno::EIO,
+        _ => Errno::EINVAL,
+    };
+    let line = || format!("gdrapi: the buffer is not pinned: {error}");
+    // Programs do without, or end, and seldom say why: once the user is told without having asked.
+    let is_news = !matches!(error, RegisterError::Range(_)) && !TOLD.swap(true, Ordering::Relaxed);
+    if is_news {
+        log::error(line)
+    } else {
+        log::warn(line)
+    }
+    errno
+}
