@@ -82,7 +82,7 @@ pub(crate) extern "C" fn gdr_pin_buffer(
 ) -> c_int {
     code(uncancelled(|| {
         if p2p_token != 0 || va_space != 0 {
-            log::warn(|| "gdrapi: tokens are not supported; pin buffers with 0 and 0".to_owned());
+            log::debug(|| "gdrapi: tokens are not supported; pin buffers with 0 and 0".to_owned());
             return Err(Errno::EINVAL);
         }
         pin(g, addr, size, handle)
@@ -100,7 +100,7 @@ pub(crate) extern "C" fn gdr_pin_buffer_v2(
 ) -> c_int {
     code(uncancelled(|| {
         if flags & !PIN_FLAG_FORCE_PCIE != 0 {
-            log::warn(|| format!("gdrapi: there are no flags {flags:#x} for pinning"));
+            log::debug(|| format!("gdrapi: there are no flags {flags:#x} for pinning"));
             return Err(Errno::EINVAL);
         }
         pin(g, addr, size, handle)
@@ -197,7 +197,7 @@ pub(crate) extern "C" fn gdr_map_v2(
     code(uncancelled(|| match u32::try_from(flags) {
         Ok(MAPPING_NONE | MAPPING_WC) => map(g, handle, va, size),
         _ => {
-            log::warn(|| format!("gdrapi: mappings are write-combined; one of type {flags} was asked for"));
+            log::debug(|| format!("gdrapi: mappings are write-combined; one of type {flags} was asked for"));
             Err(Errno::EINVAL)
         }
     }))

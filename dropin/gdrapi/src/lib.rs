@@ -7,7 +7,6 @@
 mod border;
 mod calls;
 mod layout;
-#[allow(dead_code, reason = "made for libibverbs, which has more to say")]
 #[path = "../../ibverbs/src/log.rs"]
 mod log;
 mod pin;

@@ -32,7 +32,7 @@ impl Pin {
         let memory = GpuMemory::register_gpu_pages(addr, size, &options).map_err(|error| refused(&error))?;
         if memory.window().is_none() {
             let kind = memory.range().kind();
-            log::warn(|| {
+            log::debug(|| {
                 format!("gdrapi: {size} bytes at {addr:#x} are {kind} memory: there is nothing to pin")
             });
             return Err(Errno::EINVAL);
@@ -70,7 +70,7 @@ impl Pin {
     /// The address at which the CPU sees the first page.
     pub(crate) fn map(&self, size: usize) -> Result<*mut c_void, Errno> {
         if !self.addr.is_multiple_of(GPU_PAGE) {
-            log::warn(|| {
+            log::debug(|| {
                 format!(
                     "gdrapi: a buffer is mapped from the beginning of a 64 KiB page on, and {:#x} is not; pin its page",
                     self.addr
@@ -82,14 +82,14 @@ impl Pin {
             size.checked_next_multiple_of(page_size()).filter(|&len| len > 0 && len <= self.memory.len());
         if len.is_none() {
             let pinned = self.memory.len();
-            log::warn(|| {
+            log::debug(|| {
                 format!("gdrapi: {size} bytes cannot be mapped of the {pinned} bytes at {:#x}", self.addr)
             });
             return Err(Errno::EINVAL);
         }
         let window = self.window()?;
         if self.is_mapped.swap(true, Ordering::AcqRel) {
-            log::warn(|| format!("gdrapi: the buffer at {:#x} is mapped already", self.addr));
+            log::debug(|| format!("gdrapi: the buffer at {:#x} is mapped already", self.addr));
             return Err(Errno::EAGAIN);
         }
         Ok(window.as_mut_ptr().cast())
@@ -99,7 +99,7 @@ impl Pin {
     pub(crate) fn unmap(&self, va: *mut c_void, size: usize) -> Result<(), Errno> {
         let is_ours = va.cast() == self.window()?.as_mut_ptr() && (1..=self.memory.len()).contains(&size);
         if !self.is_mapped.load(Ordering::Acquire) || !is_ours {
-            log::warn(|| {
+            log::debug(|| {
                 format!("gdrapi: the buffer at {:#x} is not mapped at {va:?} with {size} bytes", self.addr)
             });
             return Err(Errno::EINVAL);
@@ -112,7 +112,7 @@ impl Pin {
     #[inline]
     fn offset(&self, window: &GpuWindow, at: usize, len: usize) -> Result<usize, Errno> {
         if !self.is_mapped.load(Ordering::Acquire) {
-            log::warn(|| {
+            log::debug(|| {
                 format!("gdrapi: a copy to or from the buffer at {:#x}, which is not mapped", self.addr)
             });
             return Err(Errno::EINVAL);
@@ -121,7 +121,7 @@ impl Pin {
         if offset <= window.len() && len <= window.len() - offset {
             return Ok(offset);
         }
-        log::warn(|| {
+        log::debug(|| {
             format!("gdrapi: {len} bytes at {at:#x} are not in the mapping of the buffer at {:#x}", self.addr)
         });
         Err(Errno::EINVAL)
@@ -179,7 +179,7 @@ impl Pin {
 
 #[cold]
 fn failed(error: AccessError) -> Errno {
-    log::warn(|| format!("gdrapi: a copy failed: {error}"));
+    log::debug(|| format!("gdrapi: a copy failed: {error}"));
     if error.is_fault() { Errno::EFAULT } else { Errno::EINVAL }
 }
 

@@ -83,12 +83,12 @@ fn write<T>(change: impl FnOnce(&mut Table) -> T) -> T {
 fn unknown(what: &str, number: Number) -> Errno {
     let fork = FORKS.load(Ordering::Relaxed);
     if fork != 0 && number.0 != 0 && number.fork() != fork {
-        log::warn(|| {
+        log::debug(|| {
             format!("gdrapi: {what} {:#x} belongs to the parent process; a child opens its own", number.0)
         });
         return Errno::EACCES;
     }
-    log::warn(|| {
+    log::debug(|| {
         format!("gdrapi: there is no {what} {:#x}: it was closed or unpinned, or never existed", number.0)
     });
     Errno::EINVAL
@@ -149,7 +149,7 @@ pub(crate) fn pin_of(open: *mut c_void, handle: Number) -> Result<Arc<Pin>, Errn
     match found {
         Some((owner, pin)) if owner == number => Ok(pin),
         Some(_) => {
-            log::warn(|| format!("gdrapi: handle {:#x} was pinned through another gdr_t", handle.0));
+            log::debug(|| format!("gdrapi: handle {:#x} was pinned through another gdr_t", handle.0));
             Err(Errno::EINVAL)
         }
         None => Err(unknown("handle", handle)),

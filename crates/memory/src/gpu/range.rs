@@ -178,18 +178,17 @@ impl GpuRange {
             .ok_or(no_range.clone())?;
         let start = addr / GPU_PAGE * GPU_PAGE;
         let pages = usize::try_from(end - start).map_err(|_| no_range)?;
-        let error = match Self::of(start, pages) {
-            Ok(range) => return Ok(range),
-            Err(error) => error,
-        };
+        if let Ok(range) = Self::of(start, pages) {
+            return Ok(range);
+        }
         let mut range = Self::of(first_known(addr, end)?.unwrap_or(addr), 1)?;
         match range.kind {
             MemoryKind::CudaMalloc | MemoryKind::Pool | MemoryKind::IpcImported | MemoryKind::Unknown => {
                 (range.addr, range.len) = (start, pages);
                 Ok(range)
             }
-            // Whole handles and host memory begin and end with pages: what leaves them is wrong.
-            _ => Err(error),
+            // Whole handles begin and end with pages, and other memory has no such pages.
+            _ => Self::of(addr, len),
         }
     }
 
