@@ -31,6 +31,8 @@ RUNS = (
     ("training, loss 0.1 %", "training", "nb0", ["--fault", LOSS, "--link", "udp"], {}, 40),
     ("values, loss 0.1 %", "values-short", "nb0", ["--fault", LOSS], {}, 40),
     ("values udp", "values-short", "nb0", ["--require", "direct", "--link", "udp"], {}, 40),
+    # With our libgdrapi: NCCL keeps what its proxy and its kernels tell each other in GPU memory, and the proxy writes it through a mapping.
+    ("values, gdrapi", "values-short", "nb0", [], {"NCCL_GDRCOPY_ENABLE": "1"}, 40),
     ("torchrun", "values-short", "nb0", [], {"LAUNCHER": "torchrun"}, 40),
     ("mpirun", "values-short", "nb0", [], {"LAUNCHER": "mpirun"}, 40),
     ("graphs", "graphs", "nb0", [], {}, 40),
@@ -101,7 +103,8 @@ class Done:
     def told(self):
         """What the ranks have to say, and the last line of `nobounce run`."""
         last = [line for line in self.said.splitlines() if line.startswith("nobounce: ") and "opened" in line]
-        return [told for rank in self.ranks if rank for told in rank.get("told", [])] + last[-1:]
+        gdrcopy = re.findall(r"GDRCOPY enabled .*", self.logs)[:1]
+        return [told for rank in self.ranks if rank for told in rank.get("told", [])] + gdrcopy + last[-1:]
 
 
 def read_json(path):
@@ -133,6 +136,8 @@ def judge(done, reference):
         return "; ".join(wrong[:3])
     if done.net == "nb0" and not is_gdrdma(done.logs):
         return "NCCL's log does not say NET/IB/0/GDRDMA of every connection"
+    if "gdrapi" in done.name and "GDRCOPY enabled library" not in done.logs:
+        return "NCCL's log does not say that GDRCopy is enabled"
     if done.net == "nb0" and done.what in ("speed", "values"):
         staged = sum(row.get("staged_bytes", 0) for rank in ranks for row in rank["rows"])
         window = sum(row.get("window_bytes", 0) for rank in ranks for row in rank["rows"])

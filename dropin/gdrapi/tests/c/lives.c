@@ -248,9 +248,10 @@ static void misuse(void) {
     GIVES(EINVAL, gdr_pin_buffer(g, memory.at, GPU_PAGE, 0, 0, &mh)); /* freed */
 }
 
-/* Memory freed while mapped: the mapping stays, and reaches nothing that was allocated since. */
+/* Memory freed while mapped: the mapping stays, and reaches nothing that was allocated since. (Allocations of less than 2 MiB are parts of
+ * larger ones, which CUDA gives out again without telling anybody, GDRCopy neither.) */
 static void freed(void) {
-    enum { SIZE = 1 << 20 };
+    enum { SIZE = 4 << 20 };
     static unsigned char wanted[SIZE], fresh[SIZE], got[SIZE];
     struct memory memory = allocate(SIZE), next[4];
     struct mapped m = map(g, memory.at, SIZE);
@@ -324,10 +325,6 @@ static void forked(void) {
         fprintf(stderr, "FAILED: the child read %d through its parent's mapping\n", seen);
         _exit(1);
     }
-    wait_good(child);
-    child = fork();
-    CHECK(child >= 0);
-    if (child == 0) exit(0); /* with everything of the parent's still open */
     wait_good(child);
     GIVES(0, gdr_copy_from_mapping(m.mh, got, m.at, sizeof got));
     CHECK(!memcmp(got, wanted, sizeof got));
