@@ -3,7 +3,7 @@
 
 use crate::common::{MIB, Made, alone, register};
 use fake_cuda::client::StandIn;
-use nobounce_memory::gpu::{GpuMemory, GpuOptions, MemoryKind, RegisterError, Rung};
+use nobounce_memory::gpu::{GPU_PAGE, GpuMemory, GpuOptions, MemoryKind, RegisterError, Rung};
 use nobounce_memory::path::{Mechanism, Path, Require};
 
 fn kind_of(made: Made) -> MemoryKind {
@@ -314,5 +314,39 @@ fn off_and_required_fails_closed() {
         let (addr, len) = Made::Malloc.make(cuda);
         let error = register(addr, len).unwrap_err();
         assert!(matches!(error, RegisterError::NotDirect { kind: MemoryKind::CudaMalloc, .. }), "{error}");
+    });
+}
+
+/// Small allocations share GPU pages. What is asked for by page is the whole page, though it begins before the allocation or with
+/// nobody's memory, and stands for the allocation that holds the address, or the next one.
+#[test]
+fn whole_gpu_pages() {
+    alone("gpu_standin_kinds::whole_gpu_pages", &[], || {
+        let cuda = StandIn::program();
+        let options = GpuOptions { require: Require::Direct, ..GpuOptions::default() };
+        let mut small = [0; 4];
+        for addr in &mut small {
+            assert_eq!(cuda.alloc(addr, 512), 0);
+        }
+        let page = small[1] / GPU_PAGE * GPU_PAGE;
+        assert_ne!(small[1], page);
+        for (addr, len) in [(small[1], 512), (page, 65536), (small[1] + 100, 1)] {
+            let memory = GpuMemory::register_gpu_pages(addr, len, &options).unwrap();
+            assert_eq!((memory.addr(), memory.len()), (page, 65536));
+            let offset = usize::try_from(small[1] - page).unwrap();
+            memory.window().unwrap().store(offset, b"a neighbour does not notice").unwrap();
+            assert_eq!(cuda.peek(small[1], 27), b"a neighbour does not notice");
+        }
+        // The first one's bytes, asked for by an address that belongs to nobody any more.
+        assert_eq!(cuda.free(small[0]), 0);
+        let memory = GpuMemory::register_gpu_pages(small[0], 65536, &options).unwrap();
+        assert_eq!(memory.range().base(), small[1]);
+        assert!(memory.check_alive().is_ok());
+        // A page that nobody has anything in.
+        assert!(GpuMemory::register_gpu_pages(page + 4 * GPU_PAGE, 512, &options).is_err());
+        let large = Made::Malloc.make(cuda);
+        let memory = GpuMemory::register_gpu_pages(large.0, large.1, &options).unwrap();
+        assert_eq!(memory.len() % 65536, 0);
+        assert!(memory.len() >= large.1);
     });
 }
