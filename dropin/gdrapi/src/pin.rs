@@ -15,6 +15,9 @@ use crate::border::Errno;
 use crate::layout::{InfoV1, InfoV2, MAPPING_NONE, MAPPING_WC};
 use crate::log;
 
+/// So often a buffer is tried to be pinned while the reason against it may pass.
+const ATTEMPTS: usize = 4;
+
 /// A pinned buffer. It has its window from the beginning; mapping only gives the address away.
 #[derive(Debug)]
 pub(crate) struct Pin {
@@ -29,7 +32,15 @@ impl Pin {
     /// Pins the GPU pages of `size` bytes at `addr`. The memory stays, once pinned, though its owner may free it.
     pub(crate) fn new(addr: u64, size: usize) -> Result<Self, Errno> {
         let options = GpuOptions { require: Require::Direct, ..GpuOptions::default() };
-        let memory = GpuMemory::register_gpu_pages(addr, size, &options).map_err(|error| refused(&error))?;
+        let mut memory = GpuMemory::register_gpu_pages(addr, size, &options);
+        for _ in 1..ATTEMPTS {
+            // A window is compared with its memory by copies of the GPU's, and those of a busy one may take too long.
+            if !memory.as_ref().is_err_and(may_pass) {
+                break;
+            }
+            memory = GpuMemory::register_gpu_pages(addr, size, &options);
+        }
+        let memory = memory.map_err(|error| refused(&error))?;
         if memory.window().is_none() {
             let kind = memory.range().kind();
             log::debug(|| {
@@ -177,6 +188,10 @@ impl Pin {
     }
 }
 
+fn may_pass(error: &RegisterError) -> bool {
+    matches!(error, RegisterError::NotDirect { refusals, .. } if refusals.iter().any(|refusal| refusal.may_pass))
+}
+
 #[cold]
 fn failed(error: AccessError) -> Errno {
     log::debug(|| format!("gdrapi: a copy failed: {error}"));
@@ -191,9 +206,7 @@ fn refused(error: &RegisterError) -> Errno {
         RegisterError::Range(RangeError::Driver(DriverError::Forked)) => Errno::EACCES,
         RegisterError::Range(RangeError::Driver(_)) => Errno::ENODEV,
         RegisterError::NotDirect { kind: MemoryKind::Managed | MemoryKind::PinnedHost, .. } => Errno::EINVAL,
-        RegisterError::NotDirect { refusals, .. } if refusals.iter().any(|refusal| refusal.may_pass) => {
-            Errno::ENOMEM
-        }
+        error if may_pass(error) => Errno::ENOMEM,
         RegisterError::NotDirect { .. } => Errno::ENOTSUP,
         RegisterError::Guard(_) => Errno::EIO,
         _ => Errno::EINVAL,
