@@ -107,4 +107,8 @@ pub(crate) struct BenchArgs {
     /// How much slower is still the same: 0.10 or 10% [default: 0.10]
     #[arg(long, value_name = "SHARE", requires = "compare", help_heading = "Results")]
     pub(crate) tolerance: Option<String>,
+
+    /// Constants that `nobounce predict --calibrate` kept of this machine: what to expect of the run
+    #[arg(long, value_name = "FILE", help_heading = "Results")]
+    pub(crate) calibration: Option<PathBuf>,
 }

@@ -118,6 +118,7 @@ pub(super) fn world<'a>(mock: &'a mut Mock, counters: &'a dyn Fn() -> Option<Udp
         command: "nobounce bench".to_owned(),
         started: "2026-01-02T03:04:05Z".to_owned(),
         progress: Progress::hidden(),
+        doctor: Vec::new,
     }
 }
 

@@ -9,7 +9,7 @@
 //! | gpu, gpu_* | GPU memory: what there is, what is measured of it, how it is checked, and what to compare |
 //! | raw, raw_socket | what plain UDP does here |
 //! | model, stats, counted, machine, udp_counters | the report and its figures |
-//! | table, plot, axis, compare, progress | the report for people |
+//! | table, plot, axis, compare, expected, progress | the report for people |
 
 pub(crate) mod args;
 mod axis;
@@ -18,6 +18,7 @@ mod compare;
 mod counted;
 mod drive;
 mod exchange;
+mod expected;
 mod gpu;
 pub(crate) mod gpu_mps;
 mod gpu_naive;
@@ -53,6 +54,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context;
+use nobounce_topology::finding::Finding;
 
 use self::args::BenchArgs;
 use self::case::{Amount, Measure, Memory};
@@ -111,6 +113,7 @@ pub(crate) fn main(args: &BenchArgs) -> anyhow::Result<Verdict> {
             .join(" "),
         started: machine::timestamp(),
         progress: Progress::on_terminal(plan.cases.len()),
+        doctor: crate::doctor::findings,
     };
     run(&plan, &mut world, &mut out)
 }
@@ -145,11 +148,13 @@ struct World<'a> {
     command: String,
     started: String,
     progress: Progress,
+    doctor: fn() -> Vec<Finding>,
 }
 
 fn run(plan: &Plan, world: &mut World<'_>, out: &mut dyn Write) -> anyhow::Result<Verdict> {
     // Whatever can be refused is refused before a minute is spent on measuring.
     let old = plan.compare.as_deref().map(compare::load).transpose()?;
+    let calibration = plan.calibration.as_deref().map(crate::predict::load_calibration).transpose()?;
     for path in [&plan.json, &plan.plot].into_iter().flatten() {
         writable(path)?;
     }
@@ -159,6 +164,13 @@ fn run(plan: &Plan, world: &mut World<'_>, out: &mut dyn Write) -> anyhow::Resul
     out.write_all(table::render(&report).as_bytes()).context("cannot print the results")?;
     if let Ends::Peer { .. } = plan.ends {
         writeln!(out, "no raw figures: plain UDP is measured between two processes of one machine only")?;
+    }
+    // Packets that are lost on purpose are in no prediction.
+    if report.loss.is_none() {
+        let shares = expected::shares(&report, calibration.as_ref());
+        for line in expected::lines(&shares, report.machine.gpu.is_some(), world.doctor) {
+            writeln!(out, "{line}")?;
+        }
     }
     let mut verdict =
         if report.results.iter().all(|one| one.verified) { Verdict::Fine } else { Verdict::Failed };

@@ -71,6 +71,8 @@ pub(crate) struct Plan {
     pub(crate) compare: Option<PathBuf>,
     /// How much slower is still the same, as a share.
     pub(crate) tolerance: f64,
+    /// Constants of this machine, for what is to be expected.
+    pub(crate) calibration: Option<PathBuf>,
 }
 
 /// Why the arguments make no plan.
@@ -161,6 +163,7 @@ pub(crate) fn plan(args: &BenchArgs) -> Result<Plan, PlanError> {
         json: args.json.clone(),
         plot: args.plot.clone(),
         compare: args.compare.clone(),
+        calibration: args.calibration.clone(),
         tolerance: args.tolerance.as_deref().map_or(Ok(0.10), |text| share("tolerance", text, 10.0, "10"))?,
     })
 }

@@ -68,9 +68,10 @@ pub(crate) struct PredictArgs {
     #[command(flatten)]
     pub(crate) cluster: ClusterArgs,
 
-    /// Fit the constants of this machine to a run of `nobounce bench --json`, and show how far each size is off
-    #[arg(long, value_name = "BENCH.json", conflicts_with = "calibration", help_heading = "Calibration")]
-    pub(crate) calibrate: Option<PathBuf>,
+    /// Fit the constants of this machine to a run of `nobounce bench --json`, and show how far each size is off; of several runs the
+    /// median of each case counts
+    #[arg(long, value_name = "BENCH.json", num_args = 1.., conflicts_with = "calibration", help_heading = "Calibration")]
+    pub(crate) calibrate: Vec<PathBuf>,
 
     /// Hold another run against the fitted constants
     #[arg(long, value_name = "BENCH.json", help_heading = "Calibration")]

@@ -15,8 +15,9 @@ use crate::doctor;
 /// How far a second run may be off unless told otherwise.
 const TOLERANCE: f64 = 0.15;
 
-pub(super) fn main(args: &PredictArgs, path: &Path, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
-    let calibration = Calibration::of(&bench(path)?).with_context(|| path.display().to_string())?;
+pub(super) fn main(args: &PredictArgs, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
+    let runs = args.calibrate.iter().map(|path| bench(path)).collect::<anyhow::Result<Vec<_>>>()?;
+    let calibration = Calibration::of(&runs)?;
     if args.json {
         serde_json::to_writer_pretty(&mut *out, &calibration)?;
         writeln!(out)?;
@@ -45,9 +46,10 @@ fn text(calibration: &Calibration, out: &mut dyn Write) -> anyhow::Result<()> {
     for fit in &calibration.fits {
         writeln!(
             out,
-            "{}: {} us + {} us beyond one packet + {} ns/byte + {} ns/byte beyond 1 MiB; worst residual {}",
+            "{}: {} us + {} ns/byte in the first packet; {} us + {} ns/byte beyond it, + {} ns/byte beyond 1 MiB; worst residual {}",
             fit.series,
             figure(fit.base_us),
+            figure(fit.first_byte_ns),
             figure(fit.step_us),
             figure(fit.byte_ns),
             figure(fit.far_byte_ns),

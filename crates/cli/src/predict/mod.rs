@@ -20,6 +20,7 @@ use nobounce_topology::predict::plot;
 use nobounce_topology::predict::report::{Report, figure, report};
 
 use self::args::PredictArgs;
+pub(crate) use self::calibrate::load as load_calibration;
 use crate::doctor;
 
 /// The command: arguments in, exit code out. An error is exit code 2.
@@ -33,8 +34,8 @@ pub(crate) fn main(args: &PredictArgs) -> anyhow::Result<ExitCode> {
         }
         return Ok(ExitCode::SUCCESS);
     }
-    if let Some(path) = &args.calibrate {
-        return calibrate::main(args, path, &mut out);
+    if !args.calibrate.is_empty() {
+        return calibrate::main(args, &mut out);
     }
     let calibration = args.calibration.as_deref().map(calibrate::load).transpose()?;
     if let (Some(calibration), Some(second)) = (&calibration, &args.against) {

@@ -1,7 +1,9 @@
 //! Constants of one machine, fitted from a bench run on it.
 //!
-//! The time of a message is a sum, as everywhere in the model: a base, a step where it no longer fits one packet, its bytes, and the bytes
-//! beyond what a cache holds. The four are fitted so that relative errors are least, and none may be negative.
+//! The time of a message is a sum, as everywhere in the model: a base, the bytes of the first packet, a step where there is a second one, the
+//! bytes beyond the first, and those beyond what a cache holds. The five are fitted so that relative errors are least; none may be negative.
+
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
@@ -105,9 +107,11 @@ pub struct Fit {
     pub series: Series,
     /// Microseconds of the shortest message.
     pub base_us: f64,
+    /// Nanoseconds for each byte of the first packet.
+    pub first_byte_ns: f64,
     /// Microseconds more for messages of several packets.
     pub step_us: f64,
-    /// Nanoseconds for each byte.
+    /// Nanoseconds for each byte beyond the first packet.
     pub byte_ns: f64,
     /// Nanoseconds more for each byte beyond [`CACHE`].
     pub far_byte_ns: f64,
@@ -146,8 +150,9 @@ impl Fit {
         terms(size, self.mtu).iter().zip(self.constants()).map(|(term, constant)| term * constant).sum()
     }
 
-    fn constants(&self) -> [f64; 4] {
-        [self.base_us, self.step_us, self.byte_ns / 1000.0, self.far_byte_ns / 1000.0]
+    fn constants(&self) -> [f64; TERMS] {
+        let [first, byte, far] = [self.first_byte_ns, self.byte_ns, self.far_byte_ns].map(|ns| ns / 1000.0);
+        [self.base_us, first, self.step_us, byte, far]
     }
 
     /// The largest residual.
@@ -157,11 +162,14 @@ impl Fit {
     }
 }
 
+/// Constants of a fit.
+const TERMS: usize = 5;
+
 /// What the constants are multiplied with.
-fn terms(size: u64, mtu: u32) -> [f64; 4] {
-    let bytes = float(size);
-    let several = if size > u64::from(mtu) { 1.0 } else { 0.0 };
-    [1.0, several, bytes, (bytes - CACHE).max(0.0)]
+fn terms(size: u64, mtu: u32) -> [f64; TERMS] {
+    let (bytes, packet) = (float(size), f64::from(mtu));
+    let several = if bytes > packet { 1.0 } else { 0.0 };
+    [1.0, bytes.min(packet), several, (bytes - packet).max(0.0), (bytes - CACHE).max(0.0)]
 }
 
 /// The constants of a machine.
@@ -209,18 +217,18 @@ impl Bench {
 }
 
 impl Calibration {
-    /// Constants from a run.
+    /// Constants from runs: of several the median of each case counts.
     ///
     /// # Errors
     /// There are too few sizes.
-    pub fn of(bench: &Bench) -> Result<Self, CalibrationError> {
+    pub fn of(runs: &[Bench]) -> Result<Self, CalibrationError> {
         let mut all: Vec<Series> = Vec::new();
-        for one in &bench.results {
+        for one in runs.iter().flat_map(|run| &run.results) {
             if one.microseconds().is_some() && !all.contains(&one.series()) {
                 all.push(one.series());
             }
         }
-        let fits: Vec<Fit> = all.into_iter().filter_map(|series| fit(&series, bench)).collect();
+        let fits: Vec<Fit> = all.into_iter().filter_map(|series| fit(&series, runs)).collect();
         if fits.is_empty() {
             return Err(CalibrationError::TooFew);
         }
@@ -271,25 +279,26 @@ impl Calibration {
     }
 }
 
-fn fit(series: &Series, bench: &Bench) -> Option<Fit> {
-    let mut points: Vec<(u64, f64, u32)> = bench
-        .results
-        .iter()
-        .filter(|one| &one.series() == series)
-        .filter_map(|one| Some((one.size, one.microseconds()?, one.mtu)))
-        .collect();
-    points.sort_by_key(|(size, ..)| *size);
-    points.dedup_by_key(|(size, ..)| *size);
+fn fit(series: &Series, runs: &[Bench]) -> Option<Fit> {
+    let mut by_size: BTreeMap<u64, (Vec<f64>, u32)> = BTreeMap::new();
+    for one in runs.iter().flat_map(|run| &run.results).filter(|one| &one.series() == series) {
+        if let Some(time) = one.microseconds() {
+            by_size.entry(one.size).or_insert_with(|| (Vec::new(), one.mtu)).0.push(time);
+        }
+    }
+    let points: Vec<(u64, f64, u32)> =
+        by_size.into_iter().map(|(size, (times, mtu))| (size, median(times), mtu)).collect();
     if points.len() < 3 {
         return None;
     }
     let mtu = points[0].2;
-    let rows: Vec<[f64; 4]> =
+    let rows: Vec<[f64; TERMS]> =
         points.iter().map(|(size, time, _)| terms(*size, mtu).map(|term| term / time)).collect();
-    let [base_us, step_us, byte, far] = least_squares(&rows);
+    let [base_us, first, step_us, byte, far] = least_squares(&rows);
     let mut fit = Fit {
         series: series.clone(),
         base_us,
+        first_byte_ns: first * 1000.0,
         step_us,
         byte_ns: byte * 1000.0,
         far_byte_ns: far * 1000.0,
@@ -307,18 +316,25 @@ fn fit(series: &Series, bench: &Bench) -> Option<Fit> {
     Some(fit)
 }
 
+/// The middle of a list that has something in it.
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let half = values.len() / 2;
+    if values.len() % 2 == 1 { values[half] } else { f64::midpoint(values[half - 1], values[half]) }
+}
+
 /// The non-negative constants whose sums come nearest to 1 in every row.
 ///
-/// One after the other is set to its best while the others stay: slow in general, and quick enough for four.
-fn least_squares(rows: &[[f64; 4]]) -> [f64; 4] {
-    let mut constants = [0.0; 4];
+/// One after the other is set to its best while the others stay: slow in general, and quick enough for five.
+fn least_squares(rows: &[[f64; TERMS]]) -> [f64; TERMS] {
+    let mut constants = [0.0; TERMS];
     for _ in 0..20_000 {
         let mut moved = 0.0_f64;
-        for at in 0..4 {
+        for at in 0..TERMS {
             let (mut wanted, mut weight) = (0.0, 0.0);
             for row in rows {
                 let others: f64 =
-                    (0..4).filter(|other| *other != at).map(|other| row[other] * constants[other]).sum();
+                    (0..TERMS).filter(|other| *other != at).map(|other| row[other] * constants[other]).sum();
                 wanted += row[at] * (1.0 - others);
                 weight += row[at] * row[at];
             }
@@ -358,7 +374,7 @@ mod tests {
     #[test]
     fn constants_that_made_the_figures_are_found_again() {
         let made = |size: u64| 3.5 + if size > 4096 { 5.0 } else { 0.0 } + 0.00025 * float(size);
-        let calibration = Calibration::of(&run(made)).unwrap();
+        let calibration = Calibration::of(&[run(made)]).unwrap();
         let fit = &calibration.fits[0];
         assert!(fit.worst() < 0.01, "{fit:?}");
         assert!((fit.base_us - 3.5).abs() < 0.05 && (fit.byte_ns - 0.25).abs() < 0.01, "{fit:?}");
@@ -376,7 +392,7 @@ mod tests {
             sign = -sign;
             one.p50_us = one.p50_us.map(|time| time * (1.0 + 0.08 * sign));
         }
-        let calibration = Calibration::of(&bench).unwrap();
+        let calibration = Calibration::of(&[bench]).unwrap();
         assert!((0.01..0.15).contains(&calibration.fits[0].worst()));
     }
 
@@ -386,7 +402,7 @@ mod tests {
         let other = r#"{"schema": "other", "results": []}"#;
         assert!(Bench::from_json(other).unwrap_err().to_string().contains("other"));
         let few = Bench { results: Vec::new(), ..run(|_| 1.0) };
-        assert!(matches!(Calibration::of(&few), Err(CalibrationError::TooFew)));
+        assert!(matches!(Calibration::of(&[few]), Err(CalibrationError::TooFew)));
         assert!(Calibration::from_json("[]").is_err());
     }
 }
