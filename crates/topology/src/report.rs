@@ -171,12 +171,16 @@ fn pairs(out: &mut String, facts: &Facts, diagnosis: &Diagnosis, style: Style) {
     let nccl = widest(shown.iter().map(|verdict| short(verdict.nccl.kind).chars().count()).collect(), 4);
     out.push('\n');
     let title = format!(
-        "{:<gpu$}  {:<nic$}  dist  {:<path$}  {:>9}  {:<nccl$}  UCX",
-        "GPU", "adapter", "path", "at most", "NCCL"
+        "{:<gpu$}  {:<nic$}  dist  {:<path$}  {:>16}  {:<nccl$}  UCX",
+        "GPU", "adapter", "path", "expected", "NCCL"
     );
     let _ = writeln!(out, "{}", style.paint("2", &title));
     for verdict in &shown {
-        let expected = verdict.expected_gbs.map_or_else(|| "-".to_owned(), |gbs| format!("{gbs:.1} GB/s"));
+        let expected = match (verdict.expected_gbs, verdict.loss()) {
+            (Some(gbs), Some(loss)) => format!("{gbs:.1} GB/s, -{:.0} %", loss * 100.0),
+            (Some(gbs), None) => format!("{gbs:.1} GB/s"),
+            (None, _) => "-".to_owned(),
+        };
         let code = match verdict.path {
             PathKind::Direct => "32",
             PathKind::Slow => "33",
@@ -185,7 +189,7 @@ fn pairs(out: &mut String, facts: &Facts, diagnosis: &Diagnosis, style: Style) {
         };
         let _ = writeln!(
             out,
-            "{:<gpu$}  {:<nic$}  {:<4}  {}  {expected:>9}  {:<nccl$}  {}",
+            "{:<gpu$}  {:<nic$}  {:<4}  {}  {expected:>16}  {:<nccl$}  {}",
             gpu_name(verdict),
             clean(&verdict.nic),
             verdict.distance.map_or("-", crate::tree::Distance::name),

@@ -3,11 +3,14 @@
 use serde::Serialize;
 
 use crate::analysis::{Analysis, Pair};
-use crate::bandwidth;
 use crate::facts::Port;
 use crate::finding::{Effect, Finding, Severity};
 use crate::ladder::Answer;
-use crate::platform::Platform;
+use crate::predict::machine;
+use crate::predict::model::direct;
+use crate::predict::parts::{Parts, Spec};
+use crate::predict::slot::Slot;
+use crate::predict::staging::staged;
 use crate::tree::Distance;
 use crate::{nccl, ucx, usable};
 
@@ -110,12 +113,23 @@ pub struct Verdict {
     pub proven: bool,
     /// Why it is not simply direct.
     pub reasons: Vec<String>,
-    /// GB/s to expect at the most, where the facts tell.
+    /// GB/s to expect of long messages, by the predictor, where the facts tell; staged ones, where they are staged.
     pub expected_gbs: Option<f64>,
+    /// GB/s of the same pair with GPUDirect, its links and settings as they should be.
+    pub possible_gbs: Option<f64>,
     /// What NCCL will do.
     pub nccl: Use,
     /// What UCX will do.
     pub ucx: Use,
+}
+
+impl Verdict {
+    /// The share of what is possible that is lost, where both are known and it is worth a word.
+    #[must_use]
+    pub fn loss(&self) -> Option<f64> {
+        let loss = 1.0 - self.expected_gbs? / self.possible_gbs?;
+        (loss > 0.02).then_some(loss)
+    }
 }
 
 /// The verdict for every pair.
@@ -131,6 +145,7 @@ pub(crate) fn of(analysis: &Analysis<'_>, findings: &[Finding]) -> Vec<Verdict> 
         .iter()
         .map(|pair| {
             let (path, by, reasons) = path(analysis, pair, findings);
+            let (expected_gbs, possible_gbs) = expected(analysis, pair, path, findings);
             let bound = |plan: Use, library: &str| bound(plan, library, path, &reasons, pair, findings);
             Verdict {
                 gpu: pair.gpu.address.clone(),
@@ -141,7 +156,8 @@ pub(crate) fn of(analysis: &Analysis<'_>, findings: &[Finding]) -> Vec<Verdict> 
                 path,
                 by,
                 proven: pair.proven.is_some(),
-                expected_gbs: expected(analysis, pair, path, findings),
+                expected_gbs,
+                possible_gbs,
                 nccl: bound(nccl::plan(analysis, pair), "NCCL"),
                 ucx: bound(ucx::plan(analysis, pair), "UCX"),
                 reasons,
@@ -300,37 +316,55 @@ fn path(
     (kind, Some(by.to_owned()), slow)
 }
 
-/// GB/s that the narrowest part of the way carries, with what findings say of it.
-fn expected(analysis: &Analysis<'_>, pair: &Pair<'_>, path: PathKind, findings: &[Finding]) -> Option<f64> {
-    if matches!(path, PathKind::Staged | PathKind::Unknown) || pair.nic.is_software() {
-        return None;
+/// GB/s to expect of the pair as it is, and as it could be: both by the predictor, for long messages.
+fn expected(
+    analysis: &Analysis<'_>,
+    pair: &Pair<'_>,
+    path: PathKind,
+    findings: &[Finding],
+) -> (Option<f64>, Option<f64>) {
+    if path == PathKind::Unknown || pair.nic.is_software() || pair.distance.is_none() {
+        return (None, None);
+    }
+    let has = |id: &str| findings.iter().any(|finding| finding.id == id && concerns(finding, pair));
+    let mut now = machine::of_pair(analysis, pair).spec;
+    if has("relaxed-ordering") || has("relaxed-ordering-env") {
+        now.relaxed_ordering = Some(false);
     }
     let facts = analysis.facts;
-    let network =
-        pair.nic.ports.iter().filter(|port| port.is_active()).filter_map(bandwidth::port).fold(0.0, f64::max);
-    let device = facts.pci_device(pair.nic.address.as_deref()?)?;
-    let payload = device.config.known().and_then(|config| config.max_payload).unwrap_or(256);
-    let nic = device.link.map(|link| bandwidth::link_now(&link, payload));
-    // A sleeping GPU's link wakes up: then what it can do counts, as wide as it is.
-    let awake = pair.gpu.performance_state.get().is_some_and(|state| state <= 2);
-    let gpu = facts
-        .pci_device(&pair.gpu.address)?
-        .link
-        .map(|link| bandwidth::pcie(if awake { link.speed } else { link.max_speed }, link.width, payload));
-    let platform = Platform::of(&facts.machine.cpu);
-    let sockets = (pair.distance == Some(Distance::Sys)).then(|| platform.between_sockets()).flatten();
-    let through_cpu = !pair.distance.is_some_and(Distance::is_below_switch);
-    let has = |id: &str| findings.iter().any(|finding| finding.id == id && concerns(finding, pair));
-    let strict =
-        (has("relaxed-ordering") || has("relaxed-ordering-env")).then(|| platform.strict_order()).flatten();
-    let reads = (through_cpu && has("through-cpu")).then(|| platform.peer_read()).flatten();
-    let mut least = [nic, gpu, sockets, strict, reads]
-        .into_iter()
-        .flatten()
-        .fold(if network > 0.0 { network } else { f64::MAX }, f64::min);
-    // The detour through the processor uses the link upwards twice.
-    if !through_cpu && has("acs-redirect") {
-        least = nic.into_iter().chain(gpu).map(|link| link / 2.0).fold(least, f64::min);
+    let link = |address: &str| facts.pci_device(address).and_then(|device| device.link);
+    // A GPU that is awake has the speed that it shows.
+    if let (true, Some(link)) = (
+        pair.gpu.performance_state.get().is_some_and(|state| state <= 2) && now.gpu.is_some(),
+        link(&pair.gpu.address),
+    ) {
+        now.gpu = Slot::of_speed(link.speed, link.width).or(now.gpu);
     }
-    (least < f64::MAX).then_some(least)
+    // The same devices in the same places, with their links and settings as they should be.
+    let could = Spec {
+        relaxed_ordering: Some(true),
+        max_read_request: Some(4096),
+        nic: pair
+            .nic
+            .address
+            .as_deref()
+            .and_then(link)
+            .and_then(|link| Slot::of_speed(link.max_speed, link.max_width))
+            .or(now.nic),
+        gpu: link(&pair.gpu.address)
+            .filter(|_| now.gpu.is_some())
+            .and_then(|link| Slot::of_speed(link.max_speed, link.max_width))
+            .or(now.gpu),
+        distance: pair.distance.filter(|_| now.distance.is_some()),
+        ..now.clone()
+    };
+    let rate = |spec: &Spec, is_direct: bool| {
+        let parts = Parts { bar1: None, ..spec.resolve().ok()? };
+        let estimate = if is_direct { direct(&parts, LONG).ok()? } else { staged(&parts, LONG, true) };
+        Some(estimate.gbytes_per_s.expected)
+    };
+    (rate(&now, path != PathKind::Staged), rate(&could, true))
 }
+
+/// A message long enough to show what the way carries.
+const LONG: u64 = 64 << 20;

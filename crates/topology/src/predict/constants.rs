@@ -59,9 +59,9 @@ constants! {
     /// Asking CUDA what a pointer is, each message and end.
     DEVICE_CALL: 0.16, "us", fitted, "osu_latency and osu_bw of GPU memory, two clusters";
     /// Longest message of host memory that MPI over UCX copies.
-    MPI_EAGER_HOST: 16384.0, "B", sourced, "UCX: rendezvous threshold of host memory";
+    MPI_EAGER_HOST: 16384.0, "B", fitted, "osu_latency of host memory: the step between 16 and 64 KiB";
     /// The same of GPU memory.
-    MPI_EAGER_GPU: 8192.0, "B", sourced, "UCX: rendezvous threshold of GPU memory";
+    MPI_EAGER_GPU: 8192.0, "B", fitted, "osu_latency of GPU memory: the step between 8 and 16 KiB";
     /// Smallest share of a message that goes over a rail of its own.
     MIN_RAIL_SHARE: 16384.0, "B", sourced, "UCX: UCX_MIN_RNDV_CHUNK_SIZE";
     /// One core copies.

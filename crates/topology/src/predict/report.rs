@@ -207,6 +207,9 @@ impl Parts {
             (Memory::Gpu, Some(slot)) => format!("GPU on {slot}, {}", self.distance.words()),
             (Memory::Gpu, None) => "GPU coherent with the processor".to_owned(),
         };
+        if self.link.kind == super::fabric::Kind::Loopback {
+            return format!("software NIC, no wire, MTU {}", self.mtu);
+        }
         let order = if self.relaxed_ordering { "" } else { ", strict ordering" };
         format!(
             "{rails}{} (MTU {}), adapter on {}, {gpu}, MaxPayload {}, MaxReadReq {}{order}",

@@ -97,6 +97,9 @@ fn processor(parts: &Parts, gpus: f64) -> Vec<Stage> {
     if let (true, Some(gpu)) = (intel, parts.gpu) {
         stage(Factor::RootComplex, gpu.carries(64) * gpus);
     }
+    if let Some(limit) = parts.platform.peer_read() {
+        stage(Factor::RootComplex, limit * gpus);
+    }
     if let (false, Some(limit)) = (parts.relaxed_ordering, parts.platform.strict_order()) {
         stage(Factor::StrictOrder, limit * gpus);
     }
