@@ -116,12 +116,12 @@ fn facts(source: &Source) -> anyhow::Result<Facts> {
     }
 }
 
-/// The facts of this machine, from files alone.
+/// The facts of this machine without experiments: what files, NVML and CUDA tell.
 pub(crate) fn this_machine() -> anyhow::Result<Facts> {
     gather::gather(&Root::new("/"), false)
 }
 
-/// What is found on this machine from files alone; nothing where it cannot be read.
+/// What is found on this machine without experiments; nothing where it cannot be read.
 pub(crate) fn findings() -> Vec<Finding> {
     this_machine().map(|facts| diagnose(&facts).findings).unwrap_or_default()
 }
