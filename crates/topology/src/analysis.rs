@@ -118,13 +118,22 @@ impl<'a> Pair<'a> {
         let proven = ["dma-buf", "peermem"].into_iter().find(|way| of_pair(way).is_some_and(|r| r.probe.ok));
         // A probe of this very pair outweighs what either side says of itself.
         let mut export = export.clone();
+        // The way works for others: it is this pair that does not go together.
+        let elsewhere = |way: &str| {
+            facts.registrations.iter().any(|r| r.way == way && r.probe.ok && r.gpu == gpu.address)
+        };
+        let refused = |way: &str, id: &'static str, failed: &crate::facts::Registration| {
+            let id = if elsewhere(way) { "registration-pair" } else { id };
+            Answer::No(id, format!("registering failed: {}", failed.probe.detail))
+        };
         if let Some(failed) = of_pair("dma-buf").filter(|r| ladder::is_refused(facts, r)) {
-            export = Answer::No("dmabuf-export", format!("registering failed: {}", failed.probe.detail));
+            let id = ladder::no_p2pdma(facts).map_or("dmabuf-export", |(id, _)| id);
+            export = refused("dma-buf", id, failed);
         }
         let peermem = match of_pair("peermem") {
             Some(r) if r.probe.ok => Answer::Yes("registered by probe".to_owned()),
             Some(r) if ladder::is_refused(facts, r) && !peermem.is_no() => {
-                Answer::No("peermem-not-registered", format!("registering failed: {}", r.probe.detail))
+                refused("peermem", "peermem-not-registered", r)
             }
             _ if nic.is_software() => {
                 Answer::No("software-nic", "a software adapter has no DMA of its own".to_owned())
@@ -139,6 +148,13 @@ impl<'a> Pair<'a> {
         };
         let closed = crate::usable::nic(facts, nic).is_no();
         Self { gpu, nic, distance, bridges, export, import: import.clone(), peermem, closed, proven }
+    }
+
+    /// Whether its registration was refused although others of the GPU are not.
+    pub(crate) fn refused_alone(&self) -> bool {
+        [&self.export, &self.peermem]
+            .iter()
+            .any(|answer| matches!(answer, Answer::No("registration-pair", _)))
     }
 
     /// Whether dma-buf works for it.

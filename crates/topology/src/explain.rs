@@ -103,8 +103,8 @@ explanations! {
     "Neither the type of the device's group nor the command line nor the kernel's options say whether addresses are translated.";
     "kernel-no-dmabuf", "The kernel has no dma-buf",
     "CONFIG_DMA_SHARED_BUFFER is not set. Every kernel of a distribution has it.";
-    "kernel-no-p2pdma", "The kernel lacks options that amdgpu needs",
-    "amdgpu hands out its memory to other devices only with CONFIG_PCI_P2PDMA, CONFIG_DMABUF_MOVE_NOTIFY and CONFIG_HSA_AMD_P2P. By hand: grep -E 'P2PDMA|MOVE_NOTIFY|HSA_AMD_P2P' /boot/config-$(uname -r).";
+    "kernel-no-p2pdma", "The kernel lacks options for memory of one device in another's hands",
+    "amdgpu hands out its memory to other devices only with CONFIG_PCI_P2PDMA, CONFIG_DMABUF_MOVE_NOTIFY (always on in newer kernels) and CONFIG_HSA_AMD_P2P. With NVIDIA's driver it is named where the export of a dma-buf failed and CONFIG_PCI_P2PDMA is off. By hand: grep -E 'P2PDMA|MOVE_NOTIFY|HSA_AMD_P2P' /boot/config-$(uname -r).";
     "kernel-too-old", "The kernel is too old for dma-buf in verbs",
     "Verbs take dma-bufs from kernel 5.12 on; OFED and DOCA bring it to older kernels.";
     "link-layers", "Some adapters are InfiniBand, others Ethernet",
@@ -125,6 +125,8 @@ explanations! {
     "Peers agree on the smaller size at connection. A switch port with less than both drops large packets, and connections hang.";
     "mtu-small", "RDMA packets are small",
     "RoCE packets must fit into Ethernet frames: with an MTU of 1500 they carry 1024 bytes, with 4200 and more 4096. Small ones cost 5 to 8 % of the bandwidth in headers, and four times the packet rate.";
+    "nccl-bond", "NCCL uses one port of a bond",
+    "A RoCE adapter in bonding mode (mlx5_bond_0) has two ports behind one device, and the adapter gives each queue pair one of them. NCCL makes one queue pair for a connection unless NCCL_IB_QPS_PER_CONNECTION says more; data is then split or alternates over them (NCCL_IB_SPLIT_DATA_ON_QPS). perftest with -q 8 shows the rate of both ports, NCCL half of it.";
     "nccl-c2c", "NCCL's GPUDirect over Grace's own link is switched off",
     "On Grace the GPU reaches adapters of its processor over the coherent link (NVLink-C2C). NCCL 2.27 and newer use GPUDirect there (distance P2C); NCCL_NET_GDR_C2C=0 forbids it.";
     "nccl-distance", "NCCL's distance rule stages what could be direct",
@@ -215,6 +217,8 @@ explanations! {
     "/sys/class/infiniband/*/ports/* could not be read. ibv_devinfo may tell.";
     "rdma-cm", "Connections by address do not work",
     "librdmacm opens /dev/infiniband/rdma_cm, a file of the module rdma_ucm. Programs that exchange queue pair numbers themselves (NCCL, perftest without -R) do not need it.";
+    "registration-pair", "Memory can be registered with some adapters only",
+    "The probe registered memory of the GPU with one adapter, and another refused it. The driver or the platform does not allow it for this pair: different root complexes, ACS, an IOMMU. Engines that register each buffer with every adapter (Mooncake) stop there.";
     "registration-unproven", "Nobody tried to register GPU memory",
     "Nothing speaks against it, and nothing proves it. doctor on the machine itself probes both sides; doctor --prove moves bytes.";
     "relaxed-ordering", "Relaxed ordering is off in the device",

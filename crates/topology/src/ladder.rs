@@ -9,6 +9,9 @@ const DMABUF_DRIVER: u32 = 515;
 /// Turing, the first GPU that the open module drives.
 const OPEN_MODULE_CC: u32 = 75;
 
+/// The first kernel without the option `DMABUF_MOVE_NOTIFY`, in which it is always on.
+const MOVE_NOTIFY_ALWAYS: (u32, u32) = (7, 0);
+
 const EOPNOTSUPP: i32 = 95;
 const EPROTONOSUPPORT: i32 = 93;
 
@@ -52,14 +55,16 @@ pub(crate) fn export(facts: &Facts, gpu: &Gpu) -> Answer {
         if probe.ok {
             return Answer::Yes("exported by probe".to_owned());
         }
-        let (id, why) = why_no_export(facts, gpu).unwrap_or(("dmabuf-export", String::new()));
+        let (id, why) = why_no_export(facts, gpu)
+            .or_else(|| no_p2pdma(facts))
+            .unwrap_or(("dmabuf-export", String::new()));
         let why = if why.is_empty() { format!("the export failed: {}", probe.detail) } else { why };
         return Answer::No(id, why);
     }
     match gpu.dma_buf.get() {
         Some(true) => Answer::Yes("the driver says so".to_owned()),
         Some(false) => {
-            let (id, why) = why_no_export(facts, gpu).unwrap_or((
+            let (id, why) = why_no_export(facts, gpu).or_else(|| no_p2pdma(facts)).unwrap_or((
                 "dmabuf-export",
                 "the driver says that it cannot (attribute 124 is 0)".to_owned(),
             ));
@@ -100,13 +105,22 @@ fn why_no_export(facts: &Facts, gpu: &Gpu) -> Option<(&'static str, String)> {
             None
         }
         GpuVendor::Amd => {
-            let missing = ["PCI_P2PDMA", "DMABUF_MOVE_NOTIFY"]
+            // Kernels that no longer have the option do what it stood for.
+            let gone = facts.kernel.version().is_some_and(|version| version >= MOVE_NOTIFY_ALWAYS);
+            let missing = ["PCI_P2PDMA", "DMABUF_MOVE_NOTIFY", "HSA_AMD_P2P"]
                 .into_iter()
+                .filter(|option| !(gone && *option == "DMABUF_MOVE_NOTIFY"))
                 .find(|option| facts.kernel.has_option(option) == Some(false))?;
             Some(("kernel-no-p2pdma", format!("the kernel was built without {missing}")))
         }
         GpuVendor::Intel => None,
     }
+}
+
+/// Where an export or a registration failed, and the kernel has no way between devices: that is why, as far as files tell.
+pub(crate) fn no_p2pdma(facts: &Facts) -> Option<(&'static str, String)> {
+    let missing = facts.kernel.has_option("PCI_P2PDMA") == Some(false);
+    missing.then(|| ("kernel-no-p2pdma", "the kernel was built without PCI_P2PDMA".to_owned()))
 }
 
 /// Whether the adapter takes dma-bufs.

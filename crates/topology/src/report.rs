@@ -245,7 +245,7 @@ fn general(text: &str, verdict: &Verdict) -> String {
     }
 }
 
-/// Names are replaced where they stand as words of their own: not within longer names, and not within the value of a variable.
+/// Names are replaced where they stand as words of their own: not within longer names, the value of a variable, or a list of names.
 fn without_name(text: &str, name: &str) -> String {
     let within = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
     let mut out = String::new();
@@ -259,6 +259,11 @@ fn without_name(text: &str, name: &str) -> String {
             .or(out.chars().next_back())
             .is_some_and(|c| within(c) || "=,^:".contains(c))
             || after.starts_with(within);
+        let listed = after.starts_with(',')
+            || after.starts_with(" and ")
+            || before.ends_with(", ")
+            || before.ends_with(" and ");
+        let joined = joined || listed;
         out.push_str(before);
         out.push_str(if joined { this } else { "the adapter" });
         rest = after;
@@ -337,6 +342,10 @@ mod tests {
         assert_eq!(
             without_name("mlx5_1 takes none; mlx5_1", "mlx5_1"),
             "the adapter takes none; the adapter"
+        );
+        assert_eq!(
+            without_name("mlx5_1, mlx5_2 and 3 more: slow", "mlx5_1"),
+            "mlx5_1, mlx5_2 and 3 more: slow"
         );
         assert_eq!(without_name("mlx5_10 and xmlx5_1", "mlx5_1"), "mlx5_10 and xmlx5_1");
     }

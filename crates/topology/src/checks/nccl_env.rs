@@ -17,6 +17,7 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
     level(analysis, &mut found);
     filter(analysis, &mut found);
     switches(analysis, &mut found);
+    bond(analysis, &mut found);
     let version = analysis.facts.libraries.nccl.known().and_then(|nccl| nccl.as_ref()?.version.as_deref());
     // A plugin registers memory in its own way.
     let own = |nic: &Nic| !nccl::is_efa(nic) && nccl::network(analysis.facts, nic) == Network::Adapters;
@@ -28,6 +29,25 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
 
 fn variable<'a>(analysis: &Analysis<'a>, name: &str) -> Option<Variable<'a>> {
     analysis.facts.variable(name)
+}
+
+/// Bonded ports: one queue pair uses one of them.
+fn bond(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let facts = analysis.facts;
+    let names: Vec<_> =
+        hardware(analysis).filter(|nic| nic.name.contains("bond")).map(|nic| nic.name.clone()).collect();
+    let pairs = variable(analysis, "NCCL_IB_QPS_PER_CONNECTION")
+        .and_then(|variable| variable.value.trim().parse::<u32>().ok());
+    if names.is_empty() || pairs.is_some_and(|pairs| pairs > 1) || facts.gpus.is_empty() {
+        return;
+    }
+    found.push(
+        Finding::new("nccl-bond", Severity::Warning, format!("{}: NCCL uses one queue pair for a connection, and that one port of the bond", list(&names)))
+            .why("The ports of a bond share queue pairs out among them: with one only, half of the bandwidth is idle.")
+            .seen("NCCL_IB_QPS_PER_CONNECTION", pairs.map_or_else(|| "not set (1)".to_owned(), |pairs| pairs.to_string()))
+            .fix("NCCL_IB_QPS_PER_CONNECTION=4 NCCL_IB_SPLIT_DATA_ON_QPS=0   (or no bond: NCCL uses several ports by itself)")
+            .slows(),
+    );
 }
 
 /// Adapters that are hardware.

@@ -19,7 +19,9 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
         for (answer, side) in
             [(&pair.peermem, Side::Peermem), (&pair.export, Side::Gpu), (&pair.import, Side::Nic)]
         {
-            if let Answer::No(id, why) = answer {
+            // A pair that does not go together says nothing of the GPU's other ways: those are told of the other pairs.
+            let apart = pair.refused_alone() && !matches!(answer, Answer::No("registration-pair", _));
+            if let (Answer::No(id, why), false) = (answer, apart) {
                 // A pair that was registered by dma-buf, really, proves its two sides.
                 if pair.proven == Some("dma-buf") && !matches!(side, Side::Peermem) {
                     continue;
@@ -84,7 +86,20 @@ const OTHER_WAY: &str = "The other way works here. Programs that know only this 
 
 fn finding(analysis: &Analysis<'_>, id: &str, cause: &Cause<'_>) -> Option<Finding> {
     let facts = analysis.facts;
-    let severity = cause.severity();
+    let severity = match cause.severity() {
+        // Each GPU has its best adapter all the same.
+        severity if id == "registration-pair" => {
+            let best = analysis.best();
+            let hurt = best.iter().flatten().any(|best| {
+                cause
+                    .pairs
+                    .iter()
+                    .any(|pair| pair.gpu.address == best.gpu.address && pair.nic.name == best.nic.name)
+            });
+            if hurt { severity } else { severity.min(Severity::Warning) }
+        }
+        severity => severity,
+    };
     let why = if severity == Severity::Info { OTHER_WAY } else { STAGED };
     let names = cause.devices();
     let who = list(&names);
@@ -118,6 +133,13 @@ fn finding(analysis: &Analysis<'_>, id: &str, cause: &Cause<'_>) -> Option<Findi
             .seen("/proc/kallsyms", "no ib_register_peer_memory_client")
             .fix("use dma-buf (kernel 5.12 or newer on both sides), or install OFED/DOCA's drivers")
             .root(),
+        "registration-pair" => {
+            let pairs: Vec<_> = cause.pairs.iter().map(|pair| format!("{} with {}", pair.gpu.address, pair.nic.name)).collect();
+            Finding::new("registration-pair", severity, format!("memory cannot be registered for {}, though it can with another adapter", list(&pairs)))
+                .why("The platform does not let this adapter reach this GPU (access control, IOMMU, another root complex). Engines that register with every adapter fail on it; NCCL and UCX, which take the near one, do not.")
+                .seen("registration", cause.why)
+                .fix("let each process use its near adapter only (NCCL_IB_HCA, UCX_NET_DEVICES, the list of devices of the engine)")
+        }
         "peermem-nic" => Finding::new("peermem-nic", severity, format!("the adapters' driver does not use peer memory: {}", cause.why))
             .why(format!("A module that is loaded and registered does nothing for these adapters. {why}"))
             .seen("driver", cause.why)
@@ -156,9 +178,9 @@ fn finding(analysis: &Analysis<'_>, id: &str, cause: &Cause<'_>) -> Option<Findi
             .fix("use a kernel of the distribution, or build with CONFIG_DMA_SHARED_BUFFER=y")
             .reboot(),
         "kernel-no-p2pdma" => Finding::new("kernel-no-p2pdma", severity, cause.why)
-            .why(format!("amdgpu exports memory to other devices only with CONFIG_PCI_P2PDMA, CONFIG_DMABUF_MOVE_NOTIFY and CONFIG_HSA_AMD_P2P. {why}"))
+            .why(format!("Memory of one device is handed to another by way of CONFIG_PCI_P2PDMA; amdgpu wants CONFIG_DMABUF_MOVE_NOTIFY and CONFIG_HSA_AMD_P2P, too. {why}"))
             .seen("kernel options", cause.why)
-            .fix("use a kernel that has these options, or amdgpu-dkms with OFED's peer memory")
+            .fix("use a kernel that has these options, or OFED's drivers with peer memory (nvidia_peermem, amdgpu-dkms)")
             .reboot(),
         "kernel-too-old" => Finding::new("kernel-too-old", severity, format!("{}: its verbs take no dma-bufs", cause.why))
             .why(why)
@@ -183,6 +205,9 @@ fn finding(analysis: &Analysis<'_>, id: &str, cause: &Cause<'_>) -> Option<Findi
         // Explained by the check of GPUs and drivers.
         _ => return None,
     };
+    if id == "registration-pair" {
+        return Some(finding);
+    }
     let finding = if severity >= Severity::Warning { finding.blocks() } else { finding };
     Some(finding.on(names))
 }
