@@ -181,6 +181,9 @@ pub struct Calibration {
     pub fits: Vec<Fit>,
 }
 
+/// Results of one run that are read: more than any bench has cases, few enough to go through them for each series.
+const MAX_RESULTS: usize = 5000;
+
 /// Name and version of the file.
 pub const SCHEMA: &str = "nobounce-calibration/1";
 
@@ -211,6 +214,9 @@ impl Bench {
             serde_json::from_str(text).map_err(|error| CalibrationError::NotBench(error.to_string()))?;
         if bench.schema != "nobounce-bench/1" {
             return Err(CalibrationError::NotBench(format!("its schema is {:?}", bench.schema)));
+        }
+        if bench.results.len() > MAX_RESULTS {
+            return Err(CalibrationError::NotBench(format!("it has more than {MAX_RESULTS} results")));
         }
         Ok(bench)
     }

@@ -60,10 +60,12 @@ pub fn report(title: &str, parts: &Parts, sizes: &[u64]) -> Report {
         let way = direct(parts, size).ok().map(|one| one.microseconds.expected);
         (way, staged(parts, size, true).microseconds.expected)
     };
+    let staged_wins = |size: u64| matches!(times(size), (Some(direct), staged) if staged < direct);
     let staged_wins_from = powers
         .clone()
         .filter(|_| is_gpu)
-        .find(|size| matches!(times(*size), (Some(direct), staged) if staged < direct));
+        .find(|size| staged_wins(*size))
+        .map(|size| first(size / 2, size, staged_wins));
     let twice_as_fast_below = powers
         .filter(|_| is_gpu)
         .take_while(|size| matches!(times(*size), (Some(direct), staged) if staged >= 2.0 * direct))
@@ -77,6 +79,15 @@ pub fn report(title: &str, parts: &Parts, sizes: &[u64]) -> Report {
         upgrades: upgrades(parts, largest),
         parts: parts.clone(),
     }
+}
+
+/// The first size above `low` for which it is so, if it is so for `high`; to a hundredth.
+fn first(mut low: u64, mut high: u64, is_so: impl Fn(u64) -> bool) -> u64 {
+    while high - low > (high / 100).max(1) {
+        let middle = u64::midpoint(low, high);
+        if is_so(middle) { high = middle } else { low = middle }
+    }
+    high
 }
 
 fn row(parts: &Parts, size: u64) -> Row {
@@ -274,6 +285,22 @@ mod tests {
         let host = Spec { memory: Some(Memory::Host), link: Fabric::infiniband("edr"), ..Spec::default() };
         let text = super::report("host", &host.resolve().unwrap(), &[8]).text();
         assert!(!text.contains("staged"), "{text}");
+    }
+
+    #[test]
+    fn the_crossover_is_where_both_ways_take_as_long() {
+        let spec = Spec {
+            link: Fabric::infiniband("ndr"),
+            distance: Some(crate::tree::Distance::Node),
+            platform: Some(crate::platform::Platform::EmeraldRapids),
+            relaxed_ordering: Some(false),
+            ..Spec::default()
+        };
+        let parts = spec.resolve().unwrap();
+        let size = report("strict", &parts, &[8]).staged_wins_from.unwrap();
+        let ratio = staged(&parts, size, true).microseconds.expected
+            / direct(&parts, size).unwrap().microseconds.expected;
+        assert!((0.98..=1.0).contains(&ratio), "{size}: {ratio}");
     }
 
     #[test]
