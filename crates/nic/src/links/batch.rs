@@ -165,8 +165,8 @@ struct InRings {
     rings: Vec<Arc<NearRing>>,
     packets: usize,
     bytes: usize,
-    /// The length of one that was begun, in the last ring.
-    open: Option<usize>,
+    /// The length of one that was begun, in the last ring, and how many packets it is.
+    open: Option<(usize, u16)>,
     /// A ring was full, and what did not fit waits here: what comes next must not overtake it.
     spilled: bool,
 }
@@ -213,14 +213,24 @@ impl TxBatch {
             && !self.near.spilled
             && let Some(room) = near.reserve(len)
         {
-            return Some((self.begin_in_ring(near, room, len), None));
+            return Some((self.begin_in_ring(near, room, len, 1), None));
         }
         self.near.spilled |= near.is_some();
         let port = self.port(src_port_hint);
         self.begin_on(Way::new(&dst, port), len, len, near.is_none())
     }
 
-    fn begin_in_ring(&mut self, ring: &Arc<NearRing>, room: *mut u8, len: usize) -> &mut [u8] {
+    /// Room for so many packets that travel as one, `len` bytes with one header and one ICRC; only in a ring, and only as long as it
+    /// has room.
+    pub fn begin_run(&mut self, ring: &Arc<NearRing>, len: usize, packets: u16) -> Option<&mut [u8]> {
+        if self.near.spilled || !self.fits(len) {
+            return None;
+        }
+        let room = ring.reserve(len)?;
+        Some(self.begin_in_ring(ring, room, len, packets))
+    }
+
+    fn begin_in_ring(&mut self, ring: &Arc<NearRing>, room: *mut u8, len: usize, packets: u16) -> &mut [u8] {
         let rings = &mut self.near.rings;
         if rings.last().is_none_or(|last| !Arc::ptr_eq(last, ring)) {
             match rings.iter().position(|known| Arc::ptr_eq(known, ring)) {
@@ -231,7 +241,7 @@ impl TxBatch {
                 None => rings.push(Arc::clone(ring)),
             }
         }
-        self.near.open = Some(len);
+        self.near.open = Some((len, packets));
         // SAFETY: so many bytes of the ring are ours until they are published, and the ring lives as long as the batch knows it. Its
         // reader may not look at them, let alone write; whatever it does, nothing is read back from here.
         let room = unsafe { std::slice::from_raw_parts_mut(room, len) };
@@ -335,11 +345,11 @@ impl TxBatch {
 
     /// As [`commit`](Self::commit), of a packet whose body has this CRC.
     pub fn commit_crc(&mut self, crc: Option<u32>) {
-        if let Some(len) = self.near.open.take() {
+        if let Some((len, packets)) = self.near.open.take() {
             if let Some(ring) = self.near.rings.last() {
-                ring.commit(len);
+                ring.commit(len, packets);
             }
-            self.near.packets += 1;
+            self.near.packets += usize::from(packets);
             self.near.bytes += len;
             self.wire += len;
             return;

@@ -60,6 +60,8 @@ pub struct RxDatagram<'a> {
     pub ip_id: u16,
     /// Whether it has an ICRC. Only what never left this machine may come without.
     pub sealed: bool,
+    /// How many packets have become this one: only where it is not sealed can it be another number than 1, and then any.
+    pub packets: u16,
 }
 
 /// Which device on this address a management datagram is for.

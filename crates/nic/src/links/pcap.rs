@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use nobounce_protocol::pcap::Writer;
-use nobounce_protocol::wire::ROCE_PORT;
 use nobounce_protocol::wire::icrc::Flow;
+use nobounce_protocol::wire::{Header, ICRC_LEN, Parsed, ROCE_PORT};
 
 use super::shm::NearRing;
 use super::{Link, RxDatagram, TxBatch};
@@ -142,11 +142,25 @@ impl Drop for Record {
     }
 }
 
-/// The packet with the ICRC that it would have on the wire.
-fn sealed(flow: &Flow, datagram: &RxDatagram<'_>) -> Vec<u8> {
-    let mut bytes = datagram.whole.unwrap_or(datagram.bytes).to_vec();
-    flow.close(datagram.ip_id, &mut bytes);
-    bytes
+/// The packets with the ICRCs that they would have on the wire: several may have become one in a ring.
+fn sealed(flow: &Flow, datagram: &RxDatagram<'_>) -> Vec<Vec<u8>> {
+    let whole = datagram.whole.unwrap_or(datagram.bytes);
+    let close = |mut bytes: Vec<u8>| {
+        flow.close(datagram.ip_id, &mut bytes);
+        bytes
+    };
+    let parsed = Header::parse(datagram.bytes).ok().filter(|_| datagram.packets > 1);
+    let Some(Parsed { mut header, payload }) = parsed else { return vec![close(whole.to_vec())] };
+    let (head, piece) = (payload.start, payload.len() / usize::from(datagram.packets));
+    let mut packets = Vec::new();
+    for part in whole[payload].chunks(piece.max(1)).take(usize::from(datagram.packets)) {
+        let mut bytes = vec![0; head + part.len() + ICRC_LEN];
+        header.emit(&mut bytes);
+        bytes[head..head + part.len()].copy_from_slice(part);
+        packets.push(close(bytes));
+        header.psn = header.psn.next();
+    }
+    packets
 }
 
 impl<L: Link> Link for PcapLink<L> {
@@ -182,7 +196,8 @@ impl<L: Link> Link for PcapLink<L> {
             if datagram.sealed {
                 record.add(time, &flow, datagram.ip_id, datagram.bytes);
             } else {
-                record.add(time, &flow, datagram.ip_id, &sealed(&flow, datagram));
+                let packets = sealed(&flow, datagram);
+                packets.iter().for_each(|packet| record.add(time, &flow, datagram.ip_id, packet));
             }
             sink(datagram);
         })

@@ -7,6 +7,8 @@
 //! ring is given up, and what follows takes the link inside again, until the protocol finds out by itself that nobody answers.
 
 mod doorbells;
+#[doc(hidden)]
+pub mod fuzzing;
 mod meeting;
 mod memfd;
 mod near;
@@ -166,7 +168,7 @@ impl<L: Link> ShmLink<L> {
                 continue;
             };
             let outgoing = &mut self.outgoing[at];
-            match outgoing.ring.push(parts, Label { ip_id: packet.ip_id, sealed: packet.sealed }) {
+            match outgoing.ring.push(parts, Label { number: packet.ip_id, sealed: packet.sealed }) {
                 Ok(()) => {
                     outgoing.written = true;
                     self.counted.sent += 1;
@@ -291,7 +293,8 @@ impl<L: Link> ShmLink<L> {
                             src_port: hello.src_port,
                             bytes: &buffer[..len],
                             whole,
-                            ip_id: label.ip_id,
+                            ip_id: if label.sealed { label.number } else { 0 },
+                            packets: if label.sealed { 1 } else { label.number },
                             sealed: label.sealed,
                         });
                     }

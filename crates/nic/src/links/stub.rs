@@ -59,7 +59,15 @@ impl Link for StubLink {
     fn receive(&mut self, sink: &mut dyn FnMut(&RxDatagram<'_>)) -> usize {
         let arrived = std::mem::take(&mut self.inbox);
         for bytes in &arrived {
-            sink(&RxDatagram { src: THERE, src_port: ROCE_PORT, bytes, ip_id: 0, sealed: true, whole: None });
+            sink(&RxDatagram {
+                src: THERE,
+                src_port: ROCE_PORT,
+                bytes,
+                ip_id: 0,
+                sealed: true,
+                whole: None,
+                packets: 1,
+            });
         }
         arrived.len()
     }

@@ -378,6 +378,7 @@ fn deliver(run: Run<'_>, rx: &mut Received, sink: &mut dyn FnMut(&RxDatagram<'_>
         ip_id: run.ip_id,
         sealed: true,
         whole: None,
+        packets: 1,
     };
     let mut n = 0;
     if run.bytes.is_empty() {

@@ -1,9 +1,11 @@
 //! Packets are built here: headers, one copy of the payload into the batch, and the ICRC over that copy, taken while it
 //! is made. What the copy engine fetched is not copied: the link takes it from where it lies.
 
+use std::sync::Arc;
+
 use nobounce_memory::gpu::copy_engine::PinnedChunk;
 use nobounce_memory::path::Mechanism;
-use nobounce_protocol::qp::{Access, Nak, Payload, Transmit};
+use nobounce_protocol::qp::{Access, Nak, Payload, Service, Transmit};
 use nobounce_protocol::wire::{BTH_LEN, ICRC_LEN};
 
 use super::entry::QpEntry;
@@ -14,6 +16,7 @@ use super::scatter::Piece;
 use super::tally::Route;
 use super::target::Message;
 use crate::links::TxBatch;
+use crate::links::shm::NearRing;
 
 /// What came of building a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +35,9 @@ pub(crate) fn packet_len(transmit: &Transmit) -> usize {
     header.len() + payload.len() as usize + usize::from(header.pad) + ICRC_LEN
 }
 
+/// Most bytes of payload that travel as one through a ring: they are read and placed while the next ones are written.
+const MOST_OF_A_RUN: usize = 48 * 1024;
+
 /// Builds `count` more packets after `transmit`, each with the next sequence number and the next piece; `transmit`
 /// moves along, so that it is the one that could not be built if one could not.
 pub(crate) fn build_repeats(
@@ -41,6 +47,22 @@ pub(crate) fn build_repeats(
     transmit: &mut Transmit,
     count: u64,
 ) -> Result<(), Nak> {
+    let mut count = count;
+    while let Some(ring) = entry.ring.as_ref().filter(|_| count > 0 && entry.qp.service() == Service::Rc) {
+        match build_run(entry, (tx, ring), regions, transmit, count)? {
+            0 => break,
+            built => count -= built,
+        }
+    }
+    if !matches!(transmit.payload, Payload::Request { .. }) {
+        // A ring that was full: answers one by one.
+        for _ in 0..count {
+            transmit.payload.advance();
+            transmit.header.psn = transmit.header.psn.next();
+            build(entry, tx, regions, transmit)?;
+        }
+        return Ok(());
+    }
     let total = packet_len(transmit);
     let header_len = transmit.header.len();
     let remote = *entry.qp.destination();
@@ -76,6 +98,62 @@ pub(crate) fn build_repeats(
     Ok(())
 }
 
+/// The next of these packets as one, in the ring of a peer on this machine; how many they are, 0 where that cannot be.
+fn build_run(
+    entry: &QpEntry,
+    (tx, ring): (&mut TxBatch, &Arc<NearRing>),
+    regions: &mut Regions,
+    transmit: &mut Transmit,
+    count: u64,
+) -> Result<u64, Nak> {
+    let (head, piece) = (transmit.header.len(), transmit.payload.len() as usize);
+    let packets = usize::try_from(count).unwrap_or(1).min(MOST_OF_A_RUN / piece.max(1)).max(1);
+    let mut next = *transmit;
+    next.payload.advance();
+    next.header.psn = next.header.psn.next();
+    let (origin, message) = (origin_of(entry, &next), message_of(entry, &next.payload));
+    if entry
+        .feeds
+        .as_ref()
+        .zip(origin)
+        .is_some_and(|(feeds, (origin, at))| feeds.of(origin).covers(origin, at))
+    {
+        return Ok(0);
+    }
+    let number = u16::try_from(packets).unwrap_or(1);
+    let Some(room) = tx.begin_run(ring, head + packets * piece + ICRC_LEN, number) else { return Ok(0) };
+    next.header.emit(room);
+    let payload = &mut room[head..head + packets * piece];
+    let gathered = match next.payload {
+        Payload::Request { serial, offset, .. } => match find_send(&entry.sends, serial) {
+            Some(send) => send.bytes.gather(regions, entry.pd, (offset, message), payload, None),
+            None => Err(GatherError::Fault(Nak::RemoteOperational)),
+        },
+        Payload::Region { rkey, addr, .. } => {
+            regions.load_remote(entry.asker(), (rkey, addr), payload, message, None)
+        }
+        Payload::None => return Ok(0),
+    };
+    match gathered {
+        Ok(_) => tx.commit_crc(None),
+        Err(error) => {
+            tx.abort();
+            return match error {
+                GatherError::Fault(nak) => {
+                    *transmit = next;
+                    Err(nak)
+                }
+                GatherError::Fetch => Ok(0),
+            };
+        }
+    }
+    for _ in 0..packets {
+        transmit.payload.advance();
+        transmit.header.psn = transmit.header.psn.next();
+    }
+    Ok(packets as u64)
+}
+
 /// The same for bytes that the copy engine fetched: all of them are there (see [`ready_repeats`]), in one chunk.
 fn repeat_fetched(
     entry: &mut QpEntry,
@@ -106,8 +184,12 @@ fn repeat_fetched(
 }
 
 /// How many packets like this one can be built right behind it without waiting, and from the same piece of memory.
-pub(crate) fn ready_repeats(entry: &QpEntry, transmit: &Transmit) -> u64 {
-    let Payload::Request { serial, offset, len, .. } = transmit.payload else { return u64::MAX };
+pub(crate) fn ready_repeats(entry: &QpEntry, transmit: &Transmit, route: Route) -> u64 {
+    let Payload::Request { serial, offset, len, .. } = transmit.payload else {
+        // Answers repeat where that makes them one: in rings, and from memory that needs no fetching.
+        let plain = entry.ring.is_some() && matches!(route, Route::Direct(Mechanism::Cpu));
+        return if plain { u64::MAX } else { 0 };
+    };
     let (origin, next) = (Origin::Request(serial), offset + u64::from(len));
     // What could not be taken from a fetch was built for one packet only: the next one may be fetched.
     if entry.feeds.as_ref().is_some_and(|feeds| feeds.loaded == Some(origin)) {

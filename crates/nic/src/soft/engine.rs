@@ -288,7 +288,7 @@ impl Core {
     }
 
     fn handle_datagram(&mut self, now: Nanos, datagram: &RxDatagram<'_>) {
-        self.counters.rcvd_pkts += 1;
+        self.counters.rcvd_pkts += u64::from(datagram.packets);
         let parsed = match Header::parse(datagram.bytes) {
             Ok(parsed) => parsed,
             Err(malformed) => {
@@ -337,7 +337,8 @@ impl Core {
             ticket: &mut entry.ticket,
             tally: &mut entry.tally.inbound,
         };
-        let handled = entry.qp.handle_packet(now, &header, payload.len(), &mut host);
+        let run = (&header, u32::from(datagram.packets));
+        let handled = entry.qp.handle_run(now, run, payload.len(), &mut host);
         match handled {
             Handled::Taken => {}
             Handled::WrongState => self.counters.wrong_state += 1,
@@ -668,7 +669,7 @@ impl Core {
                     // One less than its turn has left: the last one is looked at (see above).
                     let most = (tx.room_for(packet_len(&transmit)) as u64)
                         .min(entry.turn_left.saturating_sub(1))
-                        .min(ready_repeats(entry, &transmit));
+                        .min(ready_repeats(entry, &transmit, route));
                     let repeats = entry.qp.poll_repeat(now, &transmit, room.saturating_sub(used), most);
                     if repeats > 0 {
                         entry.turn_left -= repeats;
@@ -677,7 +678,7 @@ impl Core {
                             faulted = Some((transmit, nak));
                             break;
                         }
-                        let new = entry.note_repeats(first, repeats);
+                        let new = entry.note_repeats(&transmit.header, first, repeats);
                         entry.tally.outbound.count(route, new * len, false);
                     }
                 }

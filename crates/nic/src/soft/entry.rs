@@ -358,11 +358,16 @@ impl QpEntry {
         self.answers.note(header.psn, u32::from(covers)) > 0
     }
 
-    /// So many request packets left from `first` on; how many of them for the first time.
+    /// So many packets left from `first` on, the last with this header; how many of them for the first time.
     #[inline]
-    pub(super) fn note_repeats(&mut self, first: Psn, packets: u64) -> u64 {
-        // At most a turn's worth.
-        u32::try_from(packets).map_or(0, |packets| self.requests.note(first, packets).into())
+    pub(super) fn note_repeats(&mut self, last: &Header, first: Psn, packets: u64) -> u64 {
+        let Ok(packets) = u32::try_from(packets) else { return 0 }; // at most a turn's worth
+        if last.opcode.is_response() {
+            self.unanswered = Some(last.psn.next());
+            self.answers.note(first, packets).into()
+        } else {
+            self.requests.note(first, packets).into()
+        }
     }
 
     pub(super) fn hold(&mut self) -> &mut Held {

@@ -67,7 +67,15 @@ mod tests {
         let bytes = vec![0; len];
         let src = src.parse().unwrap();
         of(
-            &RxDatagram { src, src_port: 0xc000, bytes: &bytes, ip_id: 0, sealed: true, whole: None },
+            &RxDatagram {
+                src,
+                src_port: 0xc000,
+                bytes: &bytes,
+                ip_id: 0,
+                sealed: true,
+                whole: None,
+                packets: 1,
+            },
             local.parse().unwrap(),
         )
     }

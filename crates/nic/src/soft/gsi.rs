@@ -224,6 +224,7 @@ impl Engine {
                 bytes: packet,
                 sealed: true,
                 whole: None,
+                packets: 1,
             };
             match (owner, &mut core.gsi.agent) {
                 // A name of our own that nobody listens to is as good as none.

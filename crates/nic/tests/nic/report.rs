@@ -15,13 +15,13 @@ fn folder(name: &str) -> PathBuf {
     folder
 }
 
-/// Names (without the process number) and contents of the files there.
+/// Names (without the process number) and contents of the files there, each byte a character: not all of them are text.
 fn files(folder: &Path, pid: u32) -> BTreeMap<String, String> {
     let read = |entry: std::io::Result<std::fs::DirEntry>| {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap().to_str().unwrap();
         let name = name.strip_prefix(&format!("{pid}-")).expect("of that process").to_owned();
-        (name, std::fs::read_to_string(path).unwrap())
+        (name, std::fs::read(path).unwrap().into_iter().map(char::from).collect())
     };
     std::fs::read_dir(folder).unwrap().map(read).collect()
 }
@@ -156,7 +156,10 @@ fn what_a_killed_process_did_until_shortly_before_is_known() {
     }
     let (names, files) = left_by("dies later", NAME);
     assert_eq!(names, ["0.live", "0.open", "1.live", "1.open"]);
-    let last = |name: &str| std::str::from_utf8(last_snapshot(files[name].as_bytes()).unwrap()).unwrap();
-    assert!(field(last("0.live"), "out").starts_with("{\"cpu\": {\"bytes\": 4000, "), "{files:?}");
-    assert!(field(last("1.live"), "in").starts_with("{\"cpu\": {\"bytes\": 4000, "), "{files:?}");
+    let last = |name: &str| {
+        let bytes: Vec<u8> = files[name].chars().map(|c| u8::try_from(c).unwrap()).collect();
+        std::str::from_utf8(last_snapshot(&bytes).unwrap()).unwrap().to_owned()
+    };
+    assert!(field(&last("0.live"), "out").starts_with("{\"cpu\": {\"bytes\": 4000, "), "{files:?}");
+    assert!(field(&last("1.live"), "in").starts_with("{\"cpu\": {\"bytes\": 4000, "), "{files:?}");
 }

@@ -351,9 +351,25 @@ impl Qp {
         payload_len: usize,
         host: &mut dyn Host,
     ) -> Handled {
+        self.handle_run(now, (header, 1), payload_len, host)
+    }
+
+    /// As [`handle_packet`](Self::handle_packet), for `packets` of them that have become one: full ones from the middle of a message
+    /// of a reliable connection, with sequence numbers in a row from the header's on, and their payload behind each other.
+    pub fn handle_run(
+        &mut self,
+        now: Nanos,
+        (header, packets): (&Header, u32),
+        payload_len: usize,
+        host: &mut dyn Host,
+    ) -> Handled {
         if header.opcode.service() != self.config.service {
             return Handled::WrongService;
         }
+        if packets != 1 && !self.is_run(header, packets, payload_len) {
+            return Handled::Unsolicited;
+        }
+        let run = (header, u64::from(packets));
         if self.unreliable.is_some() {
             return self.handle_unreliable(header, payload_len, host);
         }
@@ -371,18 +387,25 @@ impl Qp {
             if self.attr.state == QpState::Rtr {
                 return Handled::WrongState;
             }
-            let answer = self.requester.handle_answer(now, header, payload_len, &params, host, &mut out);
+            let answer = self.requester.handle_answer(now, run, payload_len, &params, host, &mut out);
             self.report_drained();
             return self.settle(answer);
         }
         self.note_established();
         let mut out = Out { completions: &mut self.completions, counters: &mut self.counters };
-        if let Taken::Fatal(event) =
-            self.responder.handle_request(header, payload_len, &params, host, &mut out)
+        if let Taken::Fatal(event) = self.responder.handle_request(run, payload_len, &params, host, &mut out)
         {
             self.stop(event);
         }
         Handled::Taken
+    }
+
+    /// Whether so many packets can have become one.
+    fn is_run(&self, header: &Header, packets: u32, payload_len: usize) -> bool {
+        let middle =
+            matches!(header.opcode, Opcode::SendMiddle | Opcode::WriteMiddle | Opcode::ReadResponseMiddle);
+        let want = u64::from(packets) * u64::from(self.params.mtu);
+        middle && packets > 0 && payload_len as u64 == want && !header.ack_req
     }
 
     fn handle_unreliable(&mut self, header: &Header, payload_len: usize, host: &mut dyn Host) -> Handled {
@@ -582,6 +605,9 @@ impl Qp {
     ///
     /// Long messages are made of little else, and a header that is copied is cheaper than one that is thought about.
     pub fn poll_repeat(&mut self, now: Nanos, transmit: &Transmit, room: u64, most: u64) -> u64 {
+        if transmit.header.opcode == Opcode::ReadResponseMiddle {
+            return self.responder.poll_repeat(transmit.header.psn, &self.params, most);
+        }
         let middle = matches!(
             transmit.header.opcode,
             Opcode::SendMiddle | Opcode::WriteMiddle | Opcode::UcSendMiddle | Opcode::UcWriteMiddle

@@ -339,18 +339,18 @@ impl Requester {
     pub(crate) fn handle_answer(
         &mut self,
         now: Nanos,
-        header: &Header,
+        (header, packets): (&Header, u64),
         payload_len: usize,
         params: &Params,
         host: &mut dyn Host,
         out: &mut Out<'_>,
     ) -> Answer {
         let psn = header.psn.extend(self.una);
-        if psn >= self.sent_top {
+        if psn + packets > self.sent_top {
             return Answer::Unsolicited;
         }
         if header.opcode != Opcode::Ack {
-            return self.handle_data(now, psn, header, payload_len, params, host, out);
+            return self.handle_data(now, (psn, packets), header, payload_len, params, host, out);
         }
         match header.aeth.syndrome {
             Syndrome::Ack(_) => {
@@ -439,7 +439,7 @@ impl Requester {
     fn handle_data(
         &mut self,
         now: Nanos,
-        psn: u64,
+        (psn, packets): (u64, u64),
         header: &Header,
         payload_len: usize,
         params: &Params,
@@ -461,11 +461,11 @@ impl Requester {
             (Operation::Read(_), Opcode::AtomicAck) => return Answer::Unsolicited,
             (Operation::Read(_), _) => {
                 let offset = (psn - wqe.psn) * u64::from(params.mtu);
-                let want = (u64::from(wqe.request.len) - offset).min(u64::from(params.mtu));
+                let want = (u64::from(wqe.request.len) - offset).min(packets * u64::from(params.mtu));
                 if u64::try_from(payload_len) != Ok(want) {
                     return Answer::Unsolicited;
                 }
-                host.place_response(wqe.serial, offset, payload_len, psn + 1 == wqe.end())
+                host.place_response(wqe.serial, offset, payload_len, psn + packets == wqe.end())
             }
             (op, Opcode::AtomicAck) if op.is_atomic() => host.place_atomic(wqe.serial, header.original),
             _ => return Answer::Unsolicited,
@@ -473,7 +473,7 @@ impl Requester {
         if placed.is_err() {
             return Answer::Failed(Status::LocalProtection);
         }
-        self.step(psn + 1);
+        self.step(psn + packets);
         while self.reads.front().is_some_and(|&(_, end)| end <= self.una) {
             self.reads.pop_front();
             self.reads_asked = self.reads_asked.saturating_sub(1);
@@ -483,7 +483,7 @@ impl Requester {
             self.retire(out);
         }
         self.resync();
-        self.note_progress(now, 1, params);
+        self.note_progress(now, packets, params);
         Answer::Taken
     }
 

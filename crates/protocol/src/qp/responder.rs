@@ -147,7 +147,7 @@ impl Responder {
     /// A request from the peer.
     pub(crate) fn handle_request(
         &mut self,
-        header: &Header,
+        (header, packets): (&Header, u64),
         payload_len: usize,
         params: &Params,
         host: &mut dyn Host,
@@ -160,15 +160,16 @@ impl Responder {
         }
         if psn > self.expected {
             out.counters.out_of_seq_request += 1;
-            self.dropped = self.dropped.max(psn + 1);
+            self.dropped = self.dropped.max(psn + packets);
             self.report_gap(psn);
             return Taken::Alive;
         }
         self.gap_reported = None;
-        match self.carry_out(psn, header, payload_len, params, host, out) {
+        match self.carry_out(psn, (header, packets), payload_len, params, host, out) {
             Ok(()) => {
                 self.move_refusal();
-                self.unacknowledged += 1;
+                self.unacknowledged =
+                    self.unacknowledged.saturating_add(u32::try_from(packets).unwrap_or(u32::MAX));
                 Taken::Alive
             }
             Err(Refusal::NotReady) => {
@@ -289,19 +290,20 @@ impl Responder {
     fn carry_out(
         &mut self,
         psn: u64,
-        header: &Header,
+        (header, packets): (&Header, u64),
         payload_len: usize,
         params: &Params,
         host: &mut dyn Host,
         out: &mut Out<'_>,
     ) -> Result<(), Refusal> {
         let opcode = header.opcode;
-        let mut span = 1;
+        let mut span = packets;
+        let piece = payload_len / usize::try_from(packets).unwrap_or(1);
         if opcode.is_send() {
-            check_payload(opcode, payload_len, params)?;
+            check_payload(opcode, piece, params)?;
             self.take_send(header, payload_len, host, out)?;
         } else if opcode.is_write() {
-            check_payload(opcode, payload_len, params)?;
+            check_payload(opcode, piece, params)?;
             self.take_write(header, payload_len, params, host, out)?;
         } else {
             if !matches!(self.incoming, Incoming::None) {
@@ -459,6 +461,19 @@ impl Responder {
             self.replies.retain(|reply| !matches!(reply, Reply::Ack { .. }));
             self.replies.push_back(Reply::Ack { psn });
         }
+    }
+
+    /// How many more packets may leave of the READ whose answer with this sequence number, in its middle, left last: at most `most`,
+    /// and not the last one.
+    pub(crate) fn poll_repeat(&mut self, last: Psn, params: &Params, most: u64) -> u64 {
+        let Some(Reply::Read { psn, len, sent, .. }) = self.replies.front_mut() else { return 0 };
+        let next = *psn + u64::from(*sent / params.mtu);
+        if *sent == 0 || Psn::of(next) != last.next() {
+            return 0;
+        }
+        let whole = u64::from((*len - *sent).saturating_sub(1) / params.mtu).min(most);
+        *sent += u32::try_from(whole).unwrap_or(0) * params.mtu;
+        whole
     }
 
     /// The next answer. Without `flush`, an acknowledgement that can wait does.

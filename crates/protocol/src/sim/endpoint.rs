@@ -5,8 +5,8 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use super::memory::{Handling, Memory, Region};
 use crate::qp::{
-    Access, AttrMask, Completion, Datagram, Handled, Mtu, Nak, Operation, PostError, Qp, QpAttr, QpConfig,
-    QpEvent, QpState, Remote, SendRequest, Service, Status, Transmit, WorkKind,
+    Access, AttrMask, Completion, Datagram, Handled, Mtu, Nak, Operation, Payload, PostError, Qp, QpAttr,
+    QpConfig, QpEvent, QpState, Remote, SendRequest, Service, Status, Transmit, WorkKind,
 };
 use crate::timing::Nanos;
 use crate::wire::icrc::{Flow, Verdict};
@@ -34,6 +34,8 @@ pub struct Setup {
     pub memory: usize,
     /// What a path takes, in bytes.
     pub room: u64,
+    /// Packets that repeat each other travel as one, as they do through shared memory.
+    pub runs: bool,
 }
 
 impl Setup {
@@ -60,6 +62,7 @@ impl Default for Setup {
             signal_all: true,
             memory: 320 << 10,
             room: u64::MAX,
+            runs: false,
         }
     }
 }
@@ -104,6 +107,7 @@ pub struct Endpoint {
     pub(crate) peer_address: IpAddr,
     next_id: u16,
     next_wr_id: u64,
+    runs: bool,
     /// Packets that follow the one polled last.
     repeats: VecDeque<Transmit>,
 }
@@ -137,6 +141,7 @@ impl Endpoint {
             next_id: 0,
             repeats: VecDeque::new(),
             next_wr_id: 1,
+            runs: setup.runs,
         };
         let len = setup.memory.saturating_sub(2 * Setup::GUARD) as u64;
         let addr = Memory::BASE + Setup::GUARD as u64;
@@ -293,10 +298,21 @@ impl Endpoint {
         let first = self.qp.poll_transmit(now, room, true)?;
         let left = self.room.saturating_sub(self.qp.outstanding());
         let mut last = first;
-        for _ in 0..self.qp.poll_repeat(now, &first, left, MOST_REPEATS) {
+        let repeats = self.qp.poll_repeat(now, &first, left, MOST_REPEATS);
+        for _ in 0..repeats {
             last.header.psn = last.header.psn.next();
             last.payload.advance();
             self.repeats.push_back(last);
+        }
+        if self.runs && repeats > 0 {
+            self.repeats.truncate(self.repeats.len() + 1 - usize::try_from(repeats).unwrap_or(1));
+            if let Some(Transmit {
+                payload: Payload::Request { len, .. } | Payload::Region { len, .. },
+                ..
+            }) = self.repeats.back_mut()
+            {
+                *len *= u32::try_from(repeats).unwrap_or(1);
+            }
         }
         Some(first)
     }
@@ -326,7 +342,9 @@ impl Endpoint {
         };
         let payload = &datagram[parsed.payload];
         let mut host = Handling { memory: &mut self.memory, payload };
-        match self.qp.handle_packet(now, &parsed.header, payload.len(), &mut host) {
+        let mtu = self.qp.attr().path_mtu.bytes() as usize;
+        let run = if self.runs { u32::try_from(payload.len() / mtu).unwrap_or(1).max(1) } else { 1 };
+        match self.qp.handle_run(now, (&parsed.header, run), payload.len(), &mut host) {
             Handled::Taken => {}
             Handled::WrongState => self.counters.wrong_state += 1,
             Handled::Unsolicited => self.counters.unsolicited += 1,

@@ -153,6 +153,7 @@ impl Run {
             min_rnr_timer: 1,
             signal_all: false,
             memory: usize::try_from(5 * AREA).unwrap_or(0) + 2 * Setup::GUARD,
+            runs: plan.seed % 2 == 1,
             ..Setup::default()
         };
         let mut sim = Sim::with(&setup, plan.conditions, plan.seed);

@@ -192,3 +192,15 @@ fn a_receiver_that_is_not_ready_is_not_mistaken_for_loss_when_packets_are_overta
     sim.drive();
     assert_eq!(ended(&sim), [SUCCESS; 4]);
 }
+
+#[test]
+fn packets_that_have_become_one_are_taken_as_many() {
+    let mut sim = pair(&Setup { mtu: Mtu::Mtu256, runs: true, ..Setup::default() });
+    write(&mut sim, 50 * 256 + 7);
+    read(&mut sim, 50 * 256 + 7);
+    sim.drive();
+    assert_eq!(ended(&sim), [SUCCESS; 2]);
+    assert!(same(&sim, 50 * 256 + 7));
+    let sent = sim.pipes[0].counters().sent + sim.pipes[1].counters().sent;
+    assert!(sent < 40, "{sent} packets");
+}

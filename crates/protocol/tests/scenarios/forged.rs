@@ -219,6 +219,32 @@ fn every_state_and_packet_kind() {
     insta::assert_snapshot!("states_and_packets", table);
 }
 
+#[test]
+fn packets_that_cannot_have_become_one() {
+    let mut sim = pair(&small());
+    let mut host = Void::default();
+    for (opcode, packets, len) in [
+        (Opcode::WriteMiddle, 2, 256),
+        (Opcode::WriteMiddle, 0, 256),
+        (Opcode::WriteMiddle, u32::MAX, 256),
+        (Opcode::WriteFirst, 2, 512),
+        (Opcode::WriteLast, 2, 512),
+        (Opcode::WriteOnly, 2, 512),
+        (Opcode::ReadRequest, 2, 0),
+        (Opcode::ReadResponseLast, 2, 512),
+        (Opcode::Ack, 2, 0),
+    ] {
+        let header = Header::new(opcode, sim.ends[B].qpn, Psn::new(0));
+        let handled = sim.ends[B].qp.handle_run(0, (&header, packets), len, &mut host);
+        assert_eq!(handled, Handled::Unsolicited, "{opcode:?} {packets} {len}");
+    }
+    assert_eq!((host.placed, sim.ends[B].qp.poll_transmit(0, u64::MAX, true)), (0, None));
+    // And without saying how many they are, they are one that is too long.
+    let header = Header::new(Opcode::WriteMiddle, sim.ends[B].qpn, Psn::new(0));
+    sim.ends[B].qp.handle_packet(0, &header, 512, &mut host);
+    assert_eq!((host.placed, sim.ends[B].qp.state()), (0, QpState::Error));
+}
+
 /// A host that has all the memory in the world and keeps none of it.
 #[derive(Default)]
 struct Void {

@@ -25,10 +25,10 @@ impl NearRing {
         self.writer().reserve(len).ok()
     }
 
-    /// The packet has been written there. The reader sees it after the next [`publish`](Writer::publish).
+    /// So many packets have been written there as one. The reader sees them after the next [`publish`](Writer::publish).
     #[inline]
-    pub(in crate::links) fn commit(&self, len: usize) {
-        self.writer().commit(len, Label { ip_id: 0, sealed: false });
+    pub(in crate::links) fn commit(&self, len: usize, packets: u16) {
+        self.writer().commit(len, Label { number: packets, sealed: false });
     }
 
     pub(super) fn push(&self, parts: [&[u8]; 3], label: Label) -> Result<(), Trouble> {

@@ -21,8 +21,8 @@ pub(super) const FILE_LEN: usize = HEADER + CAPACITY;
 
 /// Where in the header lies how far the writer is, how far the reader, and whether the reader wants to be woken. Lines of their own,
 /// and none beside: processors fetch them in pairs.
-const TAIL_AT: usize = 0;
-const HEAD_AT: usize = 256;
+pub(super) const TAIL_AT: usize = 0;
+pub(super) const HEAD_AT: usize = 256;
 const SLEEPS_AT: usize = 512;
 
 /// Packets begin at multiples of this.
@@ -63,7 +63,7 @@ impl Memory {
         Ok(Self { base: base.cast(), generation: fork::generation() })
     }
 
-    fn u64_at(&self, at: usize) -> &AtomicU64 {
+    pub(super) fn u64_at(&self, at: usize) -> &AtomicU64 {
         // SAFETY: inside the mapping, aligned, and only ever accessed as an atomic by us.
         unsafe { &*self.base.wrapping_add(at).cast::<AtomicU64>() }
     }
@@ -74,7 +74,7 @@ impl Memory {
     }
 
     /// Where the ring's byte at this position lies.
-    fn at(&self, position: u64) -> *mut u8 {
+    pub(super) fn at(&self, position: u64) -> *mut u8 {
         let offset = usize::try_from(position % CAPACITY as u64).unwrap_or(0);
         self.base.wrapping_add(HEADER + offset)
     }
@@ -112,7 +112,8 @@ impl std::fmt::Debug for Memory {
 /// What goes with a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Label {
-    pub(super) ip_id: u16,
+    /// With an ICRC: the IPv4 identification that it covers. Without: how many packets have become one (see `Qp::handle_run`).
+    pub(super) number: u16,
     pub(super) sealed: bool,
 }
 
@@ -187,7 +188,7 @@ impl Writer {
     #[inline]
     pub(super) fn commit(&mut self, len: usize, label: Label) {
         let flags = if label.sealed { SEALED } else { 0 };
-        self.write_label(u32::try_from(len).unwrap_or(0), label.ip_id, flags);
+        self.write_label(u32::try_from(len).unwrap_or(0), label.number, flags);
         self.tail += room_of(len) as u64;
     }
 
@@ -255,7 +256,7 @@ impl Reader {
             let from = self.memory.at(self.head).wrapping_add(LEAD);
             self.head += room_of(len) as u64;
             let sealed = u16::from_le_bytes([g, h]) & SEALED != 0;
-            return Ok((from, len, Label { ip_id: u16::from_le_bytes([e, f]), sealed }));
+            return Ok((from, len, Label { number: u16::from_le_bytes([e, f]), sealed }));
         }
     }
 
@@ -308,7 +309,7 @@ mod tests {
             while written < 5000 {
                 let bytes = packet(written);
                 let label =
-                    Label { ip_id: u16::try_from(written % 60_000).unwrap(), sealed: written % 3 == 0 };
+                    Label { number: u16::try_from(written % 60_000).unwrap(), sealed: written % 3 == 0 };
                 let (head, tail) = bytes.split_at(bytes.len() / 3);
                 match writer.push([head, tail, &[]], label) {
                     Ok(()) => written += 1,
@@ -323,12 +324,9 @@ mod tests {
                 match reader.pop() {
                     Ok((at, len, label)) => {
                         // SAFETY: it lies in the ring, and nobody writes there now.
-                        assert_eq!(
-                            unsafe { std::slice::from_raw_parts(at, len) },
-                            packet(read),
-                            "packet {read}"
-                        );
-                        assert_eq!((usize::from(label.ip_id), label.sealed), (read % 60_000, read % 3 == 0));
+                        let bytes = unsafe { std::slice::from_raw_parts(at, len) };
+                        assert_eq!(bytes, packet(read), "packet {read}");
+                        assert_eq!((usize::from(label.number), label.sealed), (read % 60_000, read % 3 == 0));
                         read += 1;
                     }
                     Err(trouble) => assert_eq!(trouble, Trouble::Wait),
@@ -342,7 +340,7 @@ mod tests {
     #[test]
     fn the_reader_is_woken_once_when_it_asked() {
         let (mut writer, mut reader) = ends();
-        let label = Label { ip_id: 0, sealed: true };
+        let label = Label { number: 0, sealed: true };
         writer.push([&[1; 40], &[], &[]], label).unwrap();
         assert!(!writer.publish(), "nobody asked");
         assert!(reader.memory().ask_to_be_woken(), "there is something already");
@@ -368,7 +366,7 @@ mod tests {
         for head in [1, 63, u64::MAX, u64::MAX - 63] {
             let (mut writer, reader) = ends();
             reader.memory.u64_at(HEAD_AT).store(head, Ordering::Relaxed);
-            let label = Label { ip_id: 0, sealed: true };
+            let label = Label { number: 0, sealed: true };
             let bytes = [0; 60_000];
             let last = (0..100).map(|_| writer.push([&bytes, &[], &[]], label)).find(Result::is_err);
             assert_eq!(last, Some(Err(Trouble::Broken)), "{head}");

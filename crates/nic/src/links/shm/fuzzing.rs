@@ -1,0 +1,103 @@
+//! A ring whose other end does anything: for the fuzz target of that name, and for its corpus in the tests.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::meeting::Hello;
+use super::memfd;
+use super::ring::{CAPACITY, FILE_LEN, HEAD_AT, Label, Memory, Reader, TAIL_AT, Trouble, Writer};
+
+/// One step: what, where, and a number.
+const STEP: usize = 11;
+
+thread_local! {
+    /// One mapping for all inputs: whatever the last one left there is as good as anything.
+    static MEMORY: RefCell<Option<Arc<Memory>>> = const { RefCell::new(None) };
+}
+
+/// Reads and writes one ring while the other ends of both directions write positions and labels as the input says.
+///
+/// # Panics
+/// When a packet would lie outside the ring: that is what is looked for.
+pub fn ring(data: &[u8]) {
+    let _ = Hello::decode(data);
+    let memory = MEMORY.with_borrow_mut(|memory| {
+        let make = || Arc::new(Memory::map(&memfd::create(FILE_LEN).expect("a memfd")).expect("a mapping"));
+        Arc::clone(memory.get_or_insert_with(make))
+    });
+    for at in [HEAD_AT, TAIL_AT] {
+        memory.u64_at(at).store(0, Ordering::Relaxed);
+    }
+    let begin = memory.at(0).addr();
+    let inside = |at: usize, len: usize| at >= begin && at + len <= begin + CAPACITY;
+    let (mut reader, mut writer) =
+        (Some(Reader::new(Arc::clone(&memory))), Some(Writer::new(Arc::clone(&memory))));
+    for step in data.chunks_exact(STEP) {
+        let place = u64::from(u16::from_le_bytes([step[1], step[2]]));
+        let number = step[3..].iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte));
+        let len = usize::try_from(number % 5000).unwrap_or(0);
+        match step[0] % 8 {
+            0 => memory.u64_at(TAIL_AT).store(number, Ordering::Relaxed),
+            1 => memory.u64_at(HEAD_AT).store(number, Ordering::Relaxed),
+            // SAFETY: a multiple of 64 inside the ring.
+            2 => unsafe { memory.at(place * 64).cast::<u64>().write_volatile(number) },
+            3 => memory.u64_at(TAIL_AT).store(place * 64, Ordering::Relaxed),
+            4 | 5 => {
+                if let Some(open) = &mut reader {
+                    match open.pop() {
+                        Ok((at, len, _)) => assert!(inside(at.addr(), len), "{len} bytes at {at:?}"),
+                        Err(Trouble::Wait) => open.release(),
+                        Err(Trouble::Broken) => reader = None,
+                    }
+                }
+            }
+            _ => {
+                if let Some(open) = &mut writer {
+                    match open.reserve(len) {
+                        Ok(at) => assert!(inside(at.addr(), len), "{len} bytes at {at:?}"),
+                        Err(Trouble::Wait) => {}
+                        Err(Trouble::Broken) => writer = None,
+                    }
+                }
+                if step[0] % 8 == 7
+                    && let Some(open) = &mut writer
+                    && open.push([&vec![7; len], &[], &[]], Label { number: 1, sealed: true }).is_ok()
+                {
+                    open.publish();
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    /// What the fuzzer found worth keeping, and as many inputs again left to chance.
+    #[test]
+    fn the_corpus_and_chance_find_nothing() {
+        let corpus = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/ring");
+        let mut inputs = 0;
+        for file in std::fs::read_dir(corpus).expect("fuzz/corpus/ring must be there") {
+            super::ring(&std::fs::read(file.unwrap().path()).unwrap());
+            inputs += 1;
+        }
+        assert!(inputs > 0);
+        let mut chance = 1_u64;
+        for len in 0..3000 {
+            let mut next = || {
+                chance = chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                chance.to_be_bytes()[0]
+            };
+            // Positions that are right by half make it further than any others.
+            let mut bytes: Vec<u8> = (0..len).map(|_| next()).collect();
+            for step in bytes.chunks_exact_mut(super::STEP).step_by(2) {
+                step[5..].fill(0);
+                step[3] &= 0xc0;
+            }
+            super::ring(&bytes);
+        }
+    }
+}
