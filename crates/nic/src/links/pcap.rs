@@ -224,6 +224,7 @@ fn wall_ns() -> u64 {
 mod tests {
     use nobounce_protocol::pcap::Reader;
     use nobounce_protocol::wire::icrc::Verdict;
+    use nobounce_protocol::wire::{BTH_LEN, Opcode, Psn, Qpn};
 
     use super::*;
     use crate::links::stub::{HERE, StubLink, THERE, number_of, numbered};
@@ -282,6 +283,32 @@ mod tests {
             assert_eq!(p.flow.verify(p.ip_id, p.packet), Verdict::Valid { ip_id: Some(p.ip_id) });
         }
         assert_eq!((packets[0].flow.src, packets[5].flow.src), (HERE, THERE));
+    }
+
+    #[test]
+    fn packets_that_came_as_one_are_recorded_as_those_they_are() {
+        let mut whole = vec![0; BTH_LEN + 3 * 256 + ICRC_LEN];
+        Header::new(Opcode::WriteMiddle, Qpn::new(7), Psn::new(0xff_ffff)).emit(&mut whole);
+        (0..3_u8).for_each(|n| whole[BTH_LEN + usize::from(n) * 256..][..256].fill(n));
+        let flow = Flow { src: THERE, dst: HERE, src_port: ROCE_PORT, dst_port: ROCE_PORT };
+        let datagram = RxDatagram {
+            src: THERE,
+            src_port: ROCE_PORT,
+            bytes: &whole,
+            whole: Some(&whole),
+            ip_id: 0,
+            sealed: false,
+            packets: 3,
+        };
+        let packets = sealed(&flow, &datagram);
+        assert_eq!(packets.len(), 3);
+        for (n, packet) in packets.iter().enumerate() {
+            assert_eq!(flow.verify(0, packet), Verdict::Valid { ip_id: Some(0) });
+            let Parsed { header, payload } = Header::parse(packet).unwrap();
+            let psn = (0xff_ffff + u32::try_from(n).unwrap()) & 0xff_ffff;
+            assert_eq!((header.psn.get(), payload.len()), (psn, 256));
+            assert!(packet[payload].iter().all(|byte| usize::from(*byte) == n));
+        }
     }
 
     #[test]
