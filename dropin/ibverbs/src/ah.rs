@@ -4,9 +4,10 @@ use std::cell::UnsafeCell;
 use std::ffi::c_int;
 use std::net::IpAddr;
 
+use nobounce_nic::soft::Treatment;
 use nobounce_verbs as verbs;
 
-use crate::convert::addr_of;
+use crate::convert::{addr_of, treatment_of};
 use crate::entry::{self, Errno};
 use crate::live::{Kind, Object, Use};
 use crate::pd::PdObject;
@@ -16,6 +17,7 @@ use crate::port::PORT;
 pub(crate) struct AhObject {
     raw: UnsafeCell<verbs::Ah>,
     pub(crate) remote: IpAddr,
+    pub(crate) treatment: Treatment,
     _pd: Use,
     _context: Use,
 }
@@ -38,7 +40,9 @@ fn create(pd: *mut verbs::Pd, attr: &verbs::AhAttr) -> Result<*mut verbs::Ah, Er
         return Err(Errno::ENOMEM);
     }
     let raw = verbs::Ah { context: ours.context.raw(), pd, handle: 0 };
-    Ok(AhObject { raw: UnsafeCell::new(raw), remote, _pd: ours.users.join(), _context: of_context }.publish())
+    let treatment = treatment_of(&attr.grh);
+    let raw = UnsafeCell::new(raw);
+    Ok(AhObject { raw, remote, treatment, _pd: ours.users.join(), _context: of_context }.publish())
 }
 
 /// `ibv_create_ah`.

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv6Addr};
 use std::ptr;
 
-use nobounce_nic::soft::{Access, Mtu, PostError, QpState};
+use nobounce_nic::soft::{Access, Mtu, PostError, QpState, Treatment};
 use nobounce_verbs as verbs;
 
 use crate::entry::Errno;
@@ -21,6 +21,15 @@ pub(crate) fn gid_of(addr: IpAddr) -> verbs::Gid {
 pub(crate) fn addr_of(gid: &verbs::Gid) -> IpAddr {
     // SAFETY: any sixteen bytes are a valid GID.
     Ipv6Addr::from(unsafe { gid.raw }).to_canonical()
+}
+
+/// How packets on that route are treated.
+///
+/// Hop limits of 0, 1 and 255 are what programs write down that mean nothing by it (ping-pongs, perftest, NCCL); the kernel, too, takes
+/// the limit of its own routes instead.
+pub(crate) fn treatment_of(route: &verbs::GlobalRoute) -> Treatment {
+    let meant = !matches!(route.hop_limit, 0 | 1 | u8::MAX);
+    Treatment { traffic_class: route.traffic_class, hop_limit: if meant { route.hop_limit } else { 0 } }
 }
 
 pub(crate) fn mtu_code(mtu: Mtu) -> u32 {

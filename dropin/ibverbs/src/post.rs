@@ -202,8 +202,8 @@ pub(crate) unsafe fn datagram(ah: *mut verbs::Ah, qpn: u32, qkey: u32) -> Result
         return Err(Errno::EINVAL);
     }
     // SAFETY: as promised.
-    let remote = unsafe { AhObject::trust(ah) }.remote;
-    Ok(Datagram { remote, dest_qpn: Qpn::new(qpn), qkey })
+    let AhObject { remote, treatment, .. } = *unsafe { AhObject::trust(ah) };
+    Ok(Datagram { remote, dest_qpn: Qpn::new(qpn), qkey, treatment })
 }
 
 /// `ibv_post_recv`, by the table.

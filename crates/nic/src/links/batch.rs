@@ -12,6 +12,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use nobounce_memory::gpu::copy_engine::PinnedChunk;
+use nobounce_protocol::qp::Treatment;
 use nobounce_protocol::wire::icrc::{self, Flow, MASKED, Sealer};
 use nobounce_protocol::wire::{BTH_LEN, ICRC_LEN, ROCE_PORT};
 
@@ -54,6 +55,8 @@ pub struct TxPacket {
     pub sealed: bool,
     /// Which of the payloads outside the slab is its own; the slab then holds only what comes before and after it.
     pub(super) outside: Option<u16>,
+    /// How it is to be treated on its way.
+    pub(super) treatment: Treatment,
 }
 
 impl TxPacket {
@@ -78,19 +81,20 @@ struct Way {
     low: u64,
     v4: bool,
     port: u8,
+    treatment: Treatment,
 }
 
 impl Way {
     #[inline(always)]
-    fn new(dst: &IpAddr, port: u8) -> Self {
+    fn new(dst: &IpAddr, port: u8, treatment: Treatment) -> Self {
         match dst {
-            IpAddr::V4(a) => Self { high: 0, low: u64::from(a.to_bits()), v4: true, port },
+            IpAddr::V4(a) => Self { high: 0, low: u64::from(a.to_bits()), v4: true, port, treatment },
             IpAddr::V6(a) => {
                 let [high, low] = [0, 8].map(|at| {
                     let octets = a.octets();
                     u64::from_be_bytes(std::array::from_fn(|i| octets[at + i]))
                 });
-                Self { high, low, v4: false, port }
+                Self { high, low, v4: false, port, treatment }
             }
         }
     }
@@ -154,6 +158,8 @@ pub struct TxBatch {
     packets: Vec<TxPacket>,
     group: Option<Group>,
     sealers: Sealers<Way>,
+    /// How the packets that are begun next are to be treated on their way.
+    treatment: Treatment,
     /// Packets that were built in the rings of their receivers.
     near: InRings,
 }
@@ -186,8 +192,14 @@ impl TxBatch {
             packets: Vec::with_capacity(64),
             group: None,
             sealers: Sealers::new(),
+            treatment: Treatment::default(),
             near: InRings::default(),
         }
+    }
+
+    /// How the packets that are begun from now on are to be treated on their way.
+    pub fn treat(&mut self, treatment: Treatment) {
+        self.treatment = treatment;
     }
 
     /// Room for one packet of `len` bytes, ICRC included; the caller fills all but the last four.
@@ -217,7 +229,7 @@ impl TxBatch {
         }
         self.near.spilled |= near.is_some();
         let port = self.port(src_port_hint);
-        self.begin_on(Way::new(&dst, port), len, len, near.is_none())
+        self.begin_on(Way::new(&dst, port, self.treatment), len, len, near.is_none())
     }
 
     /// Room for so many packets that travel as one, `len` bytes with one header and one ICRC; only in a ring, and only as long as it
@@ -272,7 +284,7 @@ impl TxBatch {
         let port = self.port(src_port_hint);
         let slab_len = len.checked_sub(range.len())?;
         self.push_outside(chunk, range, Some(head));
-        self.begin_on(Way::new(&dst, port), len, slab_len, true)
+        self.begin_on(Way::new(&dst, port, self.treatment), len, slab_len, true)
     }
 
     /// Begins a packet of `len` bytes that lies whole in a chunk, from `start` on; its ICRC will be written there. Gives the CRC
@@ -287,7 +299,7 @@ impl TxBatch {
         debug_assert!(start + len <= chunk.len());
         let port = self.port(src_port_hint);
         self.push_outside(chunk, start..start + len, None);
-        self.begin_on(Way::new(&dst, port), len, 0, true).map(|(_, crc)| crc)
+        self.begin_on(Way::new(&dst, port, self.treatment), len, 0, true).map(|(_, crc)| crc)
     }
 
     fn push_outside(&mut self, chunk: &PinnedChunk, range: Range<usize>, head: Option<usize>) {
@@ -398,8 +410,8 @@ impl TxBatch {
     /// Copies in a packet of another batch whose ICRC is already closed, and keeps that ICRC as right (or as wrong)
     /// as it was although the packet's place may change. Whether there was room.
     pub(super) fn push(&mut self, from: &TxPacket, bytes: &[u8]) -> bool {
-        let Some((room, _)) = self.begin_on(Way::new(&from.dst, from.port), bytes.len(), bytes.len(), true)
-        else {
+        let way = Way::new(&from.dst, from.port, from.treatment);
+        let Some((room, _)) = self.begin_on(way, bytes.len(), bytes.len(), true) else {
             return false;
         };
         room.copy_from_slice(bytes);
@@ -473,6 +485,11 @@ impl TxBatch {
     /// Whether a payload in these packets lies elsewhere.
     pub(super) fn is_scattered(&self, first: usize, end: usize) -> bool {
         !self.outside.is_empty() && self.packets[first..end].iter().any(|packet| packet.outside.is_some())
+    }
+
+    /// Whether the group from packet `first` on leaves by itself: it lies in several places, or asks for a treatment.
+    pub(super) fn leaves_alone(&self, first: usize, end: usize) -> bool {
+        self.packets[first].treatment != Treatment::default() || self.is_scattered(first, end)
     }
 
     /// The capabilities it groups by.
@@ -574,6 +591,7 @@ impl TxBatch {
             ip_id,
             sealed: sealer.is_some(),
             outside,
+            treatment: way.treatment,
         });
         self.used += slab_len;
         self.wire += len;

@@ -10,7 +10,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use nobounce_protocol::cm::GSI_QPN;
-use nobounce_protocol::qp::{Handled, QpAttr, QpEvent, QpState, Status};
+use nobounce_protocol::qp::{Handled, QpAttr, QpEvent, QpState, Status, Treatment};
 use nobounce_protocol::timing::Nanos;
 use nobounce_protocol::wire::icrc::{Flow, Verdict};
 use nobounce_protocol::wire::{Header, IdVerdict, Malformed, Marker, Qpn, ROCE_PORT, Service};
@@ -630,6 +630,7 @@ impl Core {
         let mut faulted = None;
         // The next answer, to a READ, has no payload yet: requests do not wait for that.
         let mut answer_waits = false;
+        tx.treat(entry.qp.attr().treatment);
         while entry.turn_left > 0 {
             if !tx.has_room() {
                 turn = Turn::BatchFull;
@@ -654,6 +655,9 @@ impl Core {
                 // Others have their turn next: what this one has under way must not wait for its own next turn to
                 // be acknowledged, or it would hold back the room that all share.
                 transmit.header.ack_req = true;
+            }
+            if unreliable {
+                tx.treat(entry.qp.treatment());
             }
             match build(entry, tx, regions, &transmit) {
                 Ok(Built::Done(route)) => {
@@ -698,6 +702,7 @@ impl Core {
                 }
             }
         }
+        tx.treat(Treatment::default());
         if unreliable && turn != Turn::BatchFull {
             if !tx.has_room() {
                 turn = Turn::BatchFull;

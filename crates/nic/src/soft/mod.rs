@@ -65,7 +65,7 @@ pub use limits::{CreateError, DeviceLimits};
 pub use mw::{Mw, MwKind};
 pub use nobounce_protocol::qp::{
     Access, AttrMask, Datagram, GRH_LEN, LocalWork, Mtu, PostError, QpAttr, QpCounters, QpEvent, QpState,
-    Remote, Service, Source, Status, TransitionError, WorkKind,
+    Remote, Service, Source, Status, TransitionError, Treatment, WorkKind,
 };
 pub use nobounce_protocol::wire::{Psn, Qpn};
 pub use qp::{CreateQpError, ModifyError, Operation, Qp, QpInit, QpLimits, RecvRequest, SendRequest};

@@ -1,5 +1,6 @@
 //! Ends with queue pairs of the unreliable services.
 
+use nobounce_nic::soft::Treatment;
 use nobounce_nic::soft::{
     Config, Datagram, Mtu, Operation, Psn, Qp, QpAttr, QpInit, QpLimits, QpState, SendRequest, Service, Srq,
 };
@@ -46,7 +47,12 @@ impl End {
 
     /// Where a datagram to its last queue pair goes.
     pub(crate) fn at(&self) -> Datagram {
-        Datagram { remote: self.device.local(), dest_qpn: self.last_qp().qpn(), qkey: QKEY }
+        Datagram {
+            remote: self.device.local(),
+            dest_qpn: self.last_qp().qpn(),
+            qkey: QKEY,
+            treatment: Treatment::default(),
+        }
     }
 
     /// Sends a datagram from its last queue pair.

@@ -10,6 +10,7 @@ use crate::common::{End, MIB, config, patterns, until};
 use fake_cuda::client::StandIn;
 use nobounce_nic::links::udp::{UdpConfig, UdpLink};
 use nobounce_nic::links::{Link, TxBatch};
+use nobounce_nic::soft::Treatment;
 use nobounce_nic::soft::{
     Config, Datagram, Operation, PostError, QpState, Qpn, RecvRequest, SendRequest, Service, Source,
     SrqLimits, Status,
@@ -60,7 +61,8 @@ fn a_receiver_that_is_away_loses_nothing() {
     let mut to = UdpLink::open(&UdpConfig::new(receiver)).unwrap();
     let mut from = End::open(&config("127.63.4.1"), MIB);
     from.add_ud(None);
-    let at = Datagram { remote: receiver, dest_qpn: Qpn::new(7), qkey: QKEY };
+    let at =
+        Datagram { remote: receiver, dest_qpn: Qpn::new(7), qkey: QKEY, treatment: Treatment::default() };
     let sges = from.sge(0, 64);
     let mut batch = TxBatch::new(to.capabilities());
     let (mut posted, mut arrived, mut sent) = (0, 0, Vec::new());

@@ -29,5 +29,6 @@ mod reregister;
 mod shm;
 mod srq;
 mod threads;
+mod treatment;
 mod vanish;
 mod windows;

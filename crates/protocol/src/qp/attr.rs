@@ -24,6 +24,15 @@ bitflags! {
     }
 }
 
+/// How routers are to treat packets: what stands in their IP headers. Both are 0 where the system's own values will do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Treatment {
+    /// The traffic class of IPv6, the type of service of IPv4: six bits of class, two of congestion notification.
+    pub traffic_class: u8,
+    /// How many routers they may pass.
+    pub hop_limit: u8,
+}
+
 /// A path MTU: payload bytes per packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u16)]
@@ -71,6 +80,8 @@ pub struct QpAttr {
     pub path_mtu: Mtu,
     /// Where the peer is.
     pub remote: IpAddr,
+    /// How packets to it are treated on their way.
+    pub treatment: Treatment,
     pub dest_qpn: Qpn,
     pub rq_psn: Psn,
     pub sq_psn: Psn,
@@ -98,6 +109,7 @@ impl Default for QpAttr {
             qkey: 0,
             path_mtu: Mtu::Mtu1024,
             remote: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            treatment: Treatment::default(),
             dest_qpn: Qpn::default(),
             rq_psn: Psn::default(),
             sq_psn: Psn::default(),
@@ -203,6 +215,7 @@ impl QpAttr {
             ACCESS_FLAGS => access,
             QKEY => qkey,
             AV => remote,
+            AV => treatment,
             PATH_MTU => path_mtu,
             TIMEOUT => timeout,
             RETRY_CNT => retry_cnt,

@@ -29,7 +29,7 @@ mod wqe;
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr};
 
-pub use attr::{Access, Mtu, QpAttr};
+pub use attr::{Access, Mtu, QpAttr, Treatment};
 pub use completion::{Completion, Nak, QpEvent, Source, Status, WorkKind};
 pub use datagram::GRH_LEN;
 pub use host::{Host, LocalFault, Receive};
@@ -187,6 +187,12 @@ impl Qp {
     pub fn destination(&self) -> &IpAddr {
         let datagram = self.unreliable.as_ref().and_then(|unreliable| unreliable.sender.destination());
         datagram.unwrap_or(&self.attr.remote)
+    }
+
+    /// How the packet polled last is treated on its way.
+    pub fn treatment(&self) -> Treatment {
+        let datagram = self.unreliable.as_ref().and_then(|unreliable| unreliable.sender.treatment());
+        datagram.unwrap_or(self.attr.treatment)
     }
 
     /// Its attributes.

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::attr::Access;
+use super::attr::{Access, Treatment};
 use super::completion::{Status, WorkKind};
 use super::state::Service;
 use crate::wire::{Opcode, Qpn};
@@ -28,6 +28,8 @@ pub struct Datagram {
     pub dest_qpn: Qpn,
     /// The key it asks for. With the highest bit set: the sending queue pair's own key instead, as the standard says.
     pub qkey: u32,
+    /// How it is treated on its way.
+    pub treatment: Treatment,
 }
 
 /// Work of the send queue that stays on this side: it changes what a key means to peers, in its turn, and nothing is sent.

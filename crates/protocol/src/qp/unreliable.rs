@@ -12,7 +12,7 @@ use super::request::{Datagram, PostError, SendRequest};
 use super::requester::Out;
 use super::uc_receiver::UcReceiver;
 use super::wqe::Wqe;
-use super::{Params, Transmit};
+use super::{Params, Transmit, Treatment};
 use crate::timing::Nanos;
 use crate::wire::{Deth, Psn, Service};
 
@@ -106,6 +106,11 @@ impl Sender {
     /// Where the packet polled last goes, if not to the peer.
     pub(crate) fn destination(&self) -> Option<&IpAddr> {
         self.sq.front()?.to.as_ref().map(|to| &to.remote)
+    }
+
+    /// How it is treated on its way, if it does not go to the peer.
+    pub(crate) fn treatment(&self) -> Option<Treatment> {
+        self.sq.front()?.to.as_ref().map(|to| to.treatment)
     }
 
     /// Whether this is the sequence number polled last.

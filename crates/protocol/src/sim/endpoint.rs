@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr};
 
 use super::memory::{Handling, Memory, Region};
+use crate::qp::Treatment;
 use crate::qp::{
     Access, AttrMask, Completion, Datagram, Handled, Mtu, Nak, Operation, Payload, PostError, Qp, QpAttr,
     QpConfig, QpEvent, QpState, Remote, SendRequest, Service, Status, Transmit, WorkKind,
@@ -129,7 +130,12 @@ impl Endpoint {
             qp: Qp::new(config),
             memory: Memory::new(setup.memory),
             qpn,
-            peer: Datagram { remote: address(1 - side), dest_qpn: peer, qkey: Setup::QKEY },
+            peer: Datagram {
+                remote: address(1 - side),
+                dest_qpn: peer,
+                qkey: Setup::QKEY,
+                treatment: Treatment::default(),
+            },
             rkey: 0x1000 + number,
             completions: Vec::new(),
             events: Vec::new(),

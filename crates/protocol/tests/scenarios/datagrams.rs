@@ -165,7 +165,12 @@ fn every_datagram_names_where_it_goes() {
     let mut sim = pair(&ud());
     let end = &mut sim.ends[A];
     for n in 1..4_u8 {
-        let to = Datagram { remote: [10, 0, 0, n].into(), dest_qpn: Qpn::new(u32::from(n)), qkey: n.into() };
+        let to = Datagram {
+            remote: [10, 0, 0, n].into(),
+            dest_qpn: Qpn::new(u32::from(n)),
+            qkey: n.into(),
+            ..end.peer
+        };
         end.qp.post_to(request(Operation::Send, 0), to).unwrap();
     }
     for n in 1..4_u8 {

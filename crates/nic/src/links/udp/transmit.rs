@@ -2,12 +2,14 @@
 
 use std::io;
 use std::mem;
+use std::net::IpAddr;
 use std::ptr;
 
+use nobounce_protocol::qp::Treatment;
 use nobounce_protocol::wire::ROCE_PORT;
 
 use super::socket::{SockAddr, Socket};
-use crate::links::{TxBatch, now_ns};
+use crate::links::{TxBatch, TxPacket, now_ns};
 
 /// Most groups in one system call: each costs the zeroing of its headers even where it is not used.
 const GROUPS: usize = 4;
@@ -133,9 +135,9 @@ impl Transmitter {
             let refusal = None::<i32>;
             let (result, end) = match refusal {
                 Some(errno) => (Err(errno), at),
-                None if batch.is_scattered(at, batch.group_end(at)) => {
+                None if batch.leaves_alone(at, batch.group_end(at)) => {
                     let end = batch.group_end(at);
-                    (self.send_scattered(batch, at, end, socket(port)), end)
+                    (self.send_alone(batch, at, end, socket(port)), end)
                 }
                 None if total - at <= 2 && batch.group_end(at) == at + 1 => {
                     (self.send_one(batch, at, socket(port)), at + 1)
@@ -211,7 +213,7 @@ impl Transmitter {
         let (mut groups, mut first) = (0_usize, at);
         while groups < GROUPS && first < packets.len() && packets[first].port == packets[at].port {
             let end = batch.group_end(first);
-            if batch.is_scattered(first, end) {
+            if batch.leaves_alone(first, end) {
                 break; // it leaves by itself; the first one is none, or we would not be here
             }
             let bytes = &batch.slab()[packets[first].range().start..packets[end - 1].range().end];
@@ -253,8 +255,9 @@ impl Transmitter {
 const PIECES: usize = 3 * 64;
 
 impl Transmitter {
-    /// Sends one group whose payloads lie outside the slab: the kernel gathers its pieces.
-    fn send_scattered(&self, batch: &TxBatch, at: usize, end: usize, socket: &Socket) -> Result<(), i32> {
+    /// Sends one group whose payloads lie outside the slab, so that the kernel gathers its pieces, or whose IP headers are not to be
+    /// the system's usual ones.
+    fn send_alone(&self, batch: &TxBatch, at: usize, end: usize, socket: &Socket) -> Result<(), i32> {
         let packets = &batch.packets()[at..end];
         let mut pieces = [libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 }; PIECES];
         let mut used = 0_usize;
@@ -272,16 +275,22 @@ impl Transmitter {
         }
         let Some(first) = packets.first() else { return Ok(()) };
         let mut name = SockAddr::new(first.dst, ROCE_PORT, self.scope);
-        let mut control = SegmentControl::new(first.len);
+        let mut controls = [Control::EMPTY; 3];
+        let wanted = controls_of(first, packets.len());
+        let mut given = 0;
+        for (control, wanted) in controls.iter_mut().zip(wanted.into_iter().flatten()) {
+            *control = wanted;
+            given += size_of::<Control>();
+        }
         // SAFETY: msghdr is plain integers and pointers; zeros (null, 0) are valid.
         let mut message: libc::msghdr = unsafe { mem::zeroed() };
         message.msg_namelen = name.len();
         message.msg_name = name.as_mut_ptr();
         message.msg_iov = pieces.as_mut_ptr();
         message.msg_iovlen = used;
-        if packets.len() > 1 {
-            message.msg_control = (&raw mut control).cast();
-            message.msg_controllen = size_of::<SegmentControl>();
+        if given > 0 {
+            message.msg_control = controls.as_mut_ptr().cast();
+            message.msg_controllen = given;
         }
         // SAFETY: the message points at a live name and control data, and its pieces at live bytes of the batch, which the
         // kernel only reads.
@@ -315,6 +324,40 @@ impl SegmentControl {
             padding: [0; 3],
         }
     }
+}
+
+/// A control message with a number, of those that leave alone; laid out as the kernel's, padding included.
+#[derive(Clone, Copy)]
+#[repr(C, align(8))]
+struct Control {
+    len: usize,
+    level: i32,
+    kind: i32,
+    value: [u8; 8],
+}
+
+impl Control {
+    const EMPTY: Self = Self { len: 0, level: 0, kind: 0, value: [0; 8] };
+
+    fn new<const N: usize>(level: i32, kind: i32, number: [u8; N]) -> Self {
+        let mut value = [0; 8];
+        value[..N].copy_from_slice(&number);
+        Self { len: mem::offset_of!(Self, value) + N, level, kind, value }
+    }
+}
+
+/// What the kernel must be told about a group of that many packets like `first`.
+fn controls_of(first: &TxPacket, packets: usize) -> [Option<Control>; 3] {
+    let (level, class, hops) = match first.dst {
+        IpAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL),
+        IpAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_HOPLIMIT),
+    };
+    let Treatment { traffic_class, hop_limit } = first.treatment;
+    let byte =
+        |kind, value: u8| (value != 0).then(|| Control::new(level, kind, i32::from(value).to_ne_bytes()));
+    let segment = u16::try_from(first.len).unwrap_or(u16::MAX).to_ne_bytes();
+    let segments = (packets > 1).then(|| Control::new(libc::SOL_UDP, libc::UDP_SEGMENT, segment));
+    [segments, byte(class, traffic_class), byte(hops, hop_limit)]
 }
 
 fn errno() -> i32 {

@@ -114,3 +114,44 @@ fn what_cannot_be_reached_is_lost_and_harms_nobody() {
     let lost: u64 = a.counters().iter().filter(|(n, _)| n.starts_with("udp_tx_lost")).map(|(_, v)| v).sum();
     assert_eq!(lost, 3, "{:?}", a.counters());
 }
+
+/// What stands in the IP header beside addresses is not covered by the ICRC, and packets that ask for it are numbered as others are.
+#[test]
+fn packets_with_a_treatment_arrive_right() {
+    let (mut a, mut b) = pair(40);
+    let mut batch = TxBatch::new(a.capabilities());
+    let treatment = Treatment { traffic_class: 0x68, hop_limit: 33 };
+    for (round, with) in
+        [Treatment::default(), treatment, Treatment::default(), treatment].into_iter().enumerate()
+    {
+        batch.treat(with);
+        fill(&mut batch, b.local(), if round < 2 { 5 } else { 1 }, 300);
+    }
+    a.send(&mut batch);
+    assert_eq!(receive(&mut b, 12), [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 0]);
+    let mut packet = {
+        batch.treat(treatment);
+        fill(&mut batch, b.local(), 1, 300);
+        batch.packets()[0]
+    };
+    let told = |packet: &TxPacket, packets| {
+        controls_of(packet, packets)
+            .into_iter()
+            .flatten()
+            .map(|c| (c.level, c.kind, c.value[0]))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        told(&packet, 1),
+        [(libc::IPPROTO_IP, libc::IP_TOS, 0x68), (libc::IPPROTO_IP, libc::IP_TTL, 33)]
+    );
+    packet.dst = std::net::Ipv6Addr::LOCALHOST.into();
+    packet.treatment.hop_limit = 0;
+    assert_eq!(
+        told(&packet, 2),
+        [
+            (libc::SOL_UDP, libc::UDP_SEGMENT, 300_u16.to_ne_bytes()[0]),
+            (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, 0x68)
+        ]
+    );
+}
