@@ -234,6 +234,7 @@ fn versions_come_from_python_and_debian_too() {
     put("usr/lib/x86_64-linux-gnu/libnccl.so.2.28.9", "");
     put("usr/lib/x86_64-linux-gnu/libucp.so.0", "");
     put("usr/lib/x86_64-linux-gnu/ucx/libuct_ib.so.0", "");
+    put("usr/lib/x86_64-linux-gnu/ucx/libuct_ib.a", "");
     put(
         "var/lib/dpkg/status",
         "Package: libucx-dev\nVersion: 9\n\nPackage: libucx0\nStatus: install ok\nVersion: 1.13.1-1+b1\n\n",
@@ -255,4 +256,23 @@ fn versions_come_from_python_and_debian_too() {
         (ucx.version.as_deref(), ucx.modules.as_slice()),
         (Some("1.13.1"), ["ib".to_owned()].as_slice())
     );
+}
+
+#[test]
+fn options_of_the_kernel_come_from_its_packed_file_too() {
+    let folder = Folder::new("packed");
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/readers/packed-options");
+    // The first byte is the fuzzer's.
+    let bytes = fs::read(corpus).unwrap().split_off(1);
+    fs::create_dir_all(folder.0.join("proc")).unwrap();
+    fs::write(folder.0.join("proc/cpuinfo"), "").unwrap();
+    fs::write(folder.0.join("proc/config.gz"), &bytes).unwrap();
+    let kernel = read(&folder.0).kernel;
+    assert_eq!(
+        (kernel.has_option("PCI_P2PDMA"), kernel.has_option("HSA_AMD_P2P")),
+        (Some(true), Some(false))
+    );
+    // Cut off, it tells nothing: options that are not read are not taken for absent.
+    fs::write(folder.0.join("proc/config.gz"), &bytes[..bytes.len() / 2]).unwrap();
+    assert_eq!(read(&folder.0).kernel.has_option("PCI_P2PDMA"), None);
 }

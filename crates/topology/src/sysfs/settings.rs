@@ -111,7 +111,7 @@ fn modules(root: &Root, folder: &str) -> Vec<String> {
         .names(folder)
         .unwrap_or_default()
         .iter()
-        .filter_map(|name| Some(name.strip_prefix("libuct_")?.split(".so").next()?.to_owned()))
+        .filter_map(|name| Some(name.strip_prefix("libuct_")?.split_once(".so")?.0.to_owned()))
         .collect();
     found.sort();
     found.dedup();
