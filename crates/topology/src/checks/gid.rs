@@ -17,12 +17,16 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
         if let Some(variable) = analysis.facts.variable(name)
             && let Ok(wanted) = variable.value.trim().parse::<i64>()
         {
-            let set = Setting { who: variable.to_string(), source: variable.source, name, program };
+            let set =
+                Setting { who: variable.to_string(), source: variable.source, name, program, chosen: true };
             index(analysis, wanted, &set, &mut found);
         } else if name == "NCCL_IB_GID_INDEX" && crate::nccl::is_before(analysis.facts, (2, 21)) {
             // Newer ones look for RoCE v2 themselves.
-            let who = "the default of NCCL before 2.21, entry 0,".to_owned();
-            index(analysis, 0, &Setting { who, source: "NCCL's version", name, program }, &mut found);
+            let version = crate::nccl::version(analysis.facts)
+                .map_or_else(String::new, |(major, minor)| format!(" {major}.{minor}"));
+            let who = format!("the default of NCCL{version} (entry 0)");
+            let set = Setting { who, source: "NCCL's version", name, program, chosen: false };
+            index(analysis, 0, &set, &mut found);
         }
     }
     found
@@ -35,6 +39,8 @@ struct Setting<'a> {
     source: &'a str,
     name: &'a str,
     program: &'static str,
+    /// Somebody set it, and it is no default.
+    chosen: bool,
 }
 
 /// Active RoCE ports of hardware adapters, with their tables.
@@ -218,18 +224,17 @@ fn index(analysis: &Analysis<'_>, wanted: i64, set: &Setting<'_>, found: &mut Ve
             set.name, set.program
         ),
     };
-    found.push(
-        Finding::new(
-            "gid-index",
-            Severity::Error,
-            format!("{} is wrong for {}: {why}", set.who, list(&names)),
-        )
-        .why("Connections fail with error 12 (retries exceeded), or run as RoCE v1 within one subnet only.")
-        .seen(set.source, format!("entry {wanted}"))
-        .seen(format!("{} entry {wanted}", nic.name), why.clone())
-        .fix(fix)
-        .of_library(set.program)
-        .blocks()
-        .on(names),
-    );
+    // A default that is RoCE v1 still reaches the neighbours of a flat network; an index that somebody set was meant for another table.
+    let stops = set.chosen || wrong.iter().any(|(_, why, _)| why.starts_with("no such"));
+    let finding = Finding::new(
+        "gid-index",
+        if stops { Severity::Error } else { Severity::Warning },
+        format!("{} is wrong for {}: {why}", set.who, list(&names)),
+    )
+    .why("Connections fail with error 12 (retries exceeded), or run as RoCE v1 within one subnet only.")
+    .seen(set.source, format!("entry {wanted}"))
+    .seen(format!("{} entry {wanted}", nic.name), why.clone())
+    .fix(fix)
+    .of_library(set.program);
+    found.push(if stops { finding.blocks() } else { finding }.on(names));
 }
