@@ -36,7 +36,7 @@ pub(crate) fn packet_len(transmit: &Transmit) -> usize {
 }
 
 /// Most bytes of payload that travel as one through a ring: they are read and placed while the next ones are written.
-const MOST_OF_A_RUN: usize = 48 * 1024;
+const MOST_OF_A_RUN: usize = 16 * 1024;
 
 /// Builds `count` more packets after `transmit`, each with the next sequence number and the next piece; `transmit`
 /// moves along, so that it is the one that could not be built if one could not.
