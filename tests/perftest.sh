@@ -13,11 +13,11 @@ few=5
 # Nothing is repeated in UC and UD, and ib_send_bw waits for ever for what is lost. So many are more than a socket's buffer holds, which must not
 # matter, and no more than the 512 receives that the tool posts: what comes without one is lost, as on any device.
 datagrams=500
-# For every line of figures the tools measure the CPU's clock, a quarter of a second at a time: the latency tools twice, or once if they may
-# count in cycles (-C). So all 23 sizes (-a) are for the bandwidth tools; in turns go one byte, one packet, several, and very many.
+# All 23 sizes. For every line of figures the tools measure the CPU's clock, a quarter of a second at a time: the latency tools twice, or once
+# if they may count in cycles (-C).
 for operation in write read send; do
     pair ib_${operation}_bw -F -a -n $few
-    for size in 1 4096 65536 8388608; do pair ib_${operation}_lat -F -C -s $size -n $few; done
+    pair ib_${operation}_lat -F -C -a -n $few
 done
 for kind in bw lat; do
     if [ $kind = bw ]; then some=200 flags=-F; else some=50 flags='-F -C' datagrams=40; fi
@@ -41,6 +41,9 @@ for operation in write read send; do
     pair ib_${operation}_bw -F -Q 16 -n $some
 done
 pair ib_send_bw -F -q 8 --use-srq -n $some
+pair ib_atomic_bw -F -b -q 8 -n $some
+pair ib_write_bw -F -c UC -a -n $few
+pair ib_send_bw -F -c UD -b -s 1024 -n $some
 pair ib_read_bw -F -e -n $some
 pair ib_atomic_bw -F -e -n $some
 pair ib_write_bw -F -D 1

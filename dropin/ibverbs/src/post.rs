@@ -38,6 +38,9 @@ unsafe fn sges<'a>(list: *const verbs::Sge, count: c_int) -> Result<&'a [Sge], E
     if count == 0 {
         return Ok(&[]);
     }
+    if list.is_null() {
+        return Err(Errno::EINVAL);
+    }
     // SAFETY: as promised; both kinds of elements are laid out alike (above).
     Ok(unsafe { slice::from_raw_parts(list.cast(), count) })
 }

@@ -3,22 +3,28 @@
 use std::ffi::{c_int, c_void};
 
 use crate::entry::Errno;
+use crate::log;
+
+fn refuse() {
+    log::debug(|| "a call that nb0 does not offer is refused (EOPNOTSUPP)".to_owned());
+    Errno::EOPNOTSUPP.set();
+}
 
 /// Functions that return an error number.
 pub(crate) unsafe extern "C" fn code() -> c_int {
-    Errno::EOPNOTSUPP.set();
+    refuse();
     Errno::EOPNOTSUPP.0
 }
 
 /// Functions that return -1 and errno.
 pub(crate) unsafe extern "C" fn minus_one() -> c_int {
-    Errno::EOPNOTSUPP.set();
+    refuse();
     -1
 }
 
 /// Functions that return NULL and errno.
 pub(crate) unsafe extern "C" fn pointer() -> *mut c_void {
-    Errno::EOPNOTSUPP.set();
+    refuse();
     std::ptr::null_mut()
 }
 

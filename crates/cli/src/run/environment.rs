@@ -89,10 +89,12 @@ pub(crate) fn variables(
 /// `first`, then what was there; not twice in a run inside a run.
 fn in_front(first: &Path, before: Option<OsString>) -> OsString {
     let mut all = first.as_os_str().to_owned();
-    for part in before.as_deref().unwrap_or_default().as_encoded_bytes().split(|byte| *byte == b':') {
+    let Some(before) = before.filter(|before| !before.is_empty()) else { return all };
+    for part in before.as_encoded_bytes().split(|byte| *byte == b':') {
         // SAFETY: cut at an ASCII byte out of bytes that an OsStr gave.
         let part = unsafe { OsStr::from_encoded_bytes_unchecked(part) };
-        if !part.is_empty() && part != first.as_os_str() {
+        // An empty part stays: it means the current folder.
+        if part != first.as_os_str() {
             all.push(":");
             all.push(part);
         }
@@ -141,7 +143,7 @@ mod tests {
                 ("NCCL_NET_GDR_LEVEL", "PHB"),
             ],
         );
-        assert_eq!(value(&all, "LD_LIBRARY_PATH"), Some("/lib/nb:/a:/b"));
+        assert_eq!(value(&all, "LD_LIBRARY_PATH"), Some("/lib/nb:/a::/b"));
         assert_eq!(value(&all, "LD_PRELOAD"), Some("/lib/nb/libnobounce-paths.so:libx.so"));
         assert_eq!(value(&all, "NCCL_NET_GDR_LEVEL"), None);
         assert_eq!(

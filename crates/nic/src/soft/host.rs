@@ -55,6 +55,12 @@ impl PacketHost<'_> {
         (self.pd, Owner { qp: self.qp, after: *self.ticket })
     }
 
+    fn change(&mut self, rkey: u32, addr: u64, change: Change) -> Result<u64, Nak> {
+        let (before, route) = self.regions.change(self.owner(), rkey, addr, change)?;
+        self.tally.count(route, 8, true);
+        Ok(before)
+    }
+
     fn count(&mut self, placed: Placed, len: usize, last: bool) {
         self.tally.count(placed.route, len as u64, last);
         if let Some(ticket) = placed.ticket {
@@ -126,11 +132,11 @@ impl Host for PacketHost<'_> {
     }
 
     fn compare_swap(&mut self, rkey: u32, addr: u64, compare: u64, swap: u64) -> Result<u64, Nak> {
-        self.regions.change(self.owner(), rkey, addr, Change::Swap { compare, swap })
+        self.change(rkey, addr, Change::Swap { compare, swap })
     }
 
     fn fetch_add(&mut self, rkey: u32, addr: u64, add: u64) -> Result<u64, Nak> {
-        self.regions.change(self.owner(), rkey, addr, Change::Add(add))
+        self.change(rkey, addr, Change::Add(add))
     }
 
     fn invalidate(&mut self, rkey: u32) -> Result<(), Nak> {

@@ -332,7 +332,7 @@ impl Regions {
         key: u32,
         addr: u64,
         change: Change,
-    ) -> Result<u64, Nak> {
+    ) -> Result<(u64, Route), Nak> {
         let Self { table, windows, stage, faults, refused, .. } = self;
         let asker = Asker { pd, qp: owner.qp };
         let Some((region, offset)) =

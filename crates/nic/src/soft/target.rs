@@ -191,25 +191,28 @@ impl Target {
         owner: Owner,
         offset: usize,
         change: Change,
-    ) -> Result<u64, PlaceError> {
+    ) -> Result<(u64, Route), PlaceError> {
         if !stage.is_settled(owner) {
             stage.wait(owner).map_err(PlaceError::Stage)?;
         }
-        let changed = match (self, change) {
-            (Self::Host(window), Change::Add(add)) => window.fetch_add(offset, add),
+        let (changed, by) = match (self, change) {
+            (Self::Host(window), Change::Add(add)) => (window.fetch_add(offset, add), Mechanism::Cpu),
             (Self::Host(window), Change::Swap { compare, swap }) => {
-                window.compare_swap(offset, compare, swap)
+                (window.compare_swap(offset, compare, swap), Mechanism::Cpu)
             }
             (Self::Gpu(gpu), _) => match (gpu.window(), change) {
-                (Some(window), Change::Add(add)) => window.fetch_add(offset, add),
-                (Some(window), Change::Swap { compare, swap }) => window.compare_swap(offset, compare, swap),
+                (Some(window), Change::Add(add)) => (window.fetch_add(offset, add), Mechanism::Window),
+                (Some(window), Change::Swap { compare, swap }) => {
+                    (window.compare_swap(offset, compare, swap), Mechanism::Window)
+                }
                 (None, _) => {
                     let memory = (&gpu.memory, gpu.copier);
-                    return stage.change(owner, memory, offset, change).map_err(PlaceError::Stage);
+                    let changed = stage.change(owner, memory, offset, change);
+                    return changed.map(|before| (before, Route::Staged)).map_err(PlaceError::Stage);
                 }
             },
         };
-        changed.map_err(PlaceError::Access)
+        changed.map(|before| (before, Route::Direct(by))).map_err(PlaceError::Access)
     }
 }
 

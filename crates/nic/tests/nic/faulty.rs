@@ -41,13 +41,13 @@ fn write_and_count(a: &End, b: &End) {
     assert_eq!((placed.bytes - before.bytes, placed.operations - before.operations), (1_000_000, 20), "in");
 }
 
-/// The same for all together: the WRITEs above, and in each round three messages and the answer to a READ; 16 atomics came back, too.
+/// The same for all together: the WRITEs above, and in each round three messages and the answer to a READ; 16 atomics came, and 16 came back, too.
 /// The answering side of a READ sees more operations, for long ones are asked for in pieces.
 fn counted_once(end: &End) {
     let moved = end.device.path_counters();
     assert_eq!(moved.outbound.cpu.bytes, 1_000_000 + 3 * 700_000, "out");
     let placed = (moved.inbound.cpu.bytes, moved.inbound.cpu.operations);
-    assert_eq!(placed, (1_000_000 + 3 * 700_128, 20 + 3 * 20), "in");
+    assert_eq!(placed, (1_000_000 + 3 * 700_256, 20 + 3 * 36), "in");
 }
 
 fn exchange(a: &End, b: &End, round: u8) {

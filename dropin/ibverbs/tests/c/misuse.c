@@ -99,6 +99,8 @@ int main(void) {
     CHECK(post(a.qp, IBV_WR_SEND, sges, 1, IBV_SEND_IP_CSUM) == EINVAL); /* no device says that it can */
     struct ibv_recv_wr receive = {.sg_list = sges, .num_sge = 5}, *bad_receive;
     CHECK(ibv_post_recv(a.qp, &receive, &bad_receive) == EINVAL && bad_receive == &receive);
+    struct ibv_recv_wr nowhere = {.sg_list = NULL, .num_sge = 1};
+    CHECK(ibv_post_recv(a.qp, &nowhere, &bad_receive) == EINVAL && bad_receive == &nowhere); /* a list that is not there */
 
     /* A list whose second request is wrong: the first is posted, the second named. */
     struct ibv_send_wr second = {.wr_id = 7, .opcode = 77}, first = {.wr_id = 6, .next = &second, .sg_list = sges, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED}, *bad;
