@@ -48,25 +48,25 @@ pub(crate) fn build_repeats(
     count: u64,
 ) -> Result<(), Nak> {
     let mut count = count;
-    while let Some(ring) = entry.ring.as_ref().filter(|_| count > 0 && entry.qp.service() == Service::Rc) {
-        match build_run(entry, (tx, ring), regions, transmit, count)? {
-            0 => break,
-            built => count -= built,
+    if let Some(ring) = entry.ring.as_ref().filter(|_| entry.qp.service() == Service::Rc) {
+        while count > 0 {
+            match build_run(entry, (tx, ring), regions, transmit, count)? {
+                0 => break,
+                built => count -= built,
+            }
         }
     }
-    if !matches!(transmit.payload, Payload::Request { .. }) {
-        // A ring that was full: answers one by one.
+    let Payload::Request { serial, .. } = transmit.payload else {
+        // Answers, into a ring that is full.
         for _ in 0..count {
-            transmit.payload.advance();
-            transmit.header.psn = transmit.header.psn.next();
+            transmit.advance();
             build(entry, tx, regions, transmit)?;
         }
         return Ok(());
-    }
+    };
     let total = packet_len(transmit);
     let header_len = transmit.header.len();
     let remote = *entry.qp.destination();
-    let Payload::Request { serial, .. } = transmit.payload else { return Ok(()) };
     let origin = Origin::Request(serial);
     if entry.feeds.as_ref().is_some_and(|feeds| feeds.of(origin).is_of(origin)) {
         return repeat_fetched(entry, tx, regions, transmit, count);
@@ -75,8 +75,7 @@ pub(crate) fn build_repeats(
     let message = message_of(entry, &transmit.payload);
     let Some(send) = find_send(&entry.sends, serial) else { return Err(Nak::RemoteOperational) };
     for _ in 0..count {
-        transmit.payload.advance();
-        transmit.header.psn = transmit.header.psn.next();
+        transmit.advance();
         let Payload::Request { offset, len, .. } = transmit.payload else { return Ok(()) };
         let Some((room, start)) = tx.begin_crc((remote, hint), total, entry.ring.as_ref()) else {
             return Ok(()); // room_for() was asked; a packet lost here is repeated
@@ -109,8 +108,7 @@ fn build_run(
     let (head, piece) = (transmit.header.len(), transmit.payload.len() as usize);
     let packets = usize::try_from(count).unwrap_or(1).min(MOST_OF_A_RUN / piece.max(1)).max(1);
     let mut next = *transmit;
-    next.payload.advance();
-    next.header.psn = next.header.psn.next();
+    next.advance();
     let (origin, message) = (origin_of(entry, &next), message_of(entry, &next.payload));
     if entry
         .feeds
@@ -124,17 +122,7 @@ fn build_run(
     let Some(room) = tx.begin_run(ring, head + packets * piece + ICRC_LEN, number) else { return Ok(0) };
     next.header.emit(room);
     let payload = &mut room[head..head + packets * piece];
-    let gathered = match next.payload {
-        Payload::Request { serial, offset, .. } => match find_send(&entry.sends, serial) {
-            Some(send) => send.bytes.gather(regions, entry.pd, (offset, message), payload, None),
-            None => Err(GatherError::Fault(Nak::RemoteOperational)),
-        },
-        Payload::Region { rkey, addr, .. } => {
-            regions.load_remote(entry.asker(), (rkey, addr), payload, message, None)
-        }
-        Payload::None => return Ok(0),
-    };
-    match gathered {
+    match gather(entry, regions, (next.payload, message), payload, None) {
         Ok(_) => tx.commit_crc(None),
         Err(error) => {
             tx.abort();
@@ -148,8 +136,7 @@ fn build_run(
         }
     }
     for _ in 0..packets {
-        transmit.payload.advance();
-        transmit.header.psn = transmit.header.psn.next();
+        transmit.advance();
     }
     Ok(packets as u64)
 }
@@ -163,8 +150,7 @@ fn repeat_fetched(
     count: u64,
 ) -> Result<(), Nak> {
     for _ in 0..count {
-        transmit.payload.advance();
-        transmit.header.psn = transmit.header.psn.next();
+        transmit.advance();
         let Payload::Request { serial, offset, .. } = transmit.payload else { return Ok(()) };
         let origin = Origin::Request(serial);
         let here = entry
@@ -241,17 +227,7 @@ fn build_gathered(
         return Ok(Some(BY_CPU)); // has_room() was asked; a packet lost here is repeated
     };
     let crc = room.crc;
-    let gathered = match transmit.payload {
-        Payload::None => Ok((crc, Route::Direct(Mechanism::Cpu))),
-        Payload::Request { serial, offset, .. } => match find_send(&entry.sends, serial) {
-            Some(send) => send.bytes.gather(regions, entry.pd, (offset, message), room.payload(), crc),
-            None => Err(GatherError::Fault(Nak::RemoteOperational)),
-        },
-        Payload::Region { rkey, addr, .. } => {
-            regions.load_remote(entry.asker(), (rkey, addr), room.payload(), message, crc)
-        }
-    };
-    match gathered {
+    match gather(entry, regions, (transmit.payload, message), room.payload(), crc) {
         Ok((crc, route)) => {
             let crc = room.pad(crc);
             tx.commit_crc(crc);
@@ -264,6 +240,27 @@ fn build_gathered(
         Err(GatherError::Fetch) => {
             tx.abort();
             Ok(None)
+        }
+    }
+}
+
+/// Copies a payload, or several in a row, to `out`, and carries `crc` on over it.
+#[inline]
+fn gather(
+    entry: &QpEntry,
+    regions: &mut Regions,
+    (payload, message): (Payload, Message),
+    out: &mut [u8],
+    crc: Option<u32>,
+) -> Result<(Option<u32>, Route), GatherError> {
+    match payload {
+        Payload::None => Ok((crc, Route::Direct(Mechanism::Cpu))),
+        Payload::Request { serial, offset, .. } => match find_send(&entry.sends, serial) {
+            Some(send) => send.bytes.gather(regions, entry.pd, (offset, message), out, crc),
+            None => Err(GatherError::Fault(Nak::RemoteOperational)),
+        },
+        Payload::Region { rkey, addr, .. } => {
+            regions.load_remote(entry.asker(), (rkey, addr), out, message, crc)
         }
     }
 }

@@ -242,10 +242,10 @@ fn put(gpu: &Gpu, context: Context, addr: u64, bytes: &[u8]) {
 
 fn get(gpu: &Gpu, context: Context, addr: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
-    // SAFETY: as above.
-    let copied = gpu
-        .driver()
-        .in_context(context, |api| unsafe { api.copy_from_device(bytes.as_mut_ptr().cast(), addr, len) });
+    let copied = gpu.driver().in_context(context, |api| {
+        // SAFETY: as above.
+        unsafe { api.copy_from_device(bytes.as_mut_ptr().cast(), addr, len) }
+    });
     copied.map_err(|error: CudaError| error).unwrap();
     bytes
 }

@@ -39,7 +39,7 @@ impl Payload {
     }
 
     /// Moves on to the next piece of the same length.
-    pub fn advance(&mut self) {
+    fn advance(&mut self) {
         match self {
             Self::None => {}
             Self::Request { offset, len, rest, .. } => {
@@ -61,4 +61,12 @@ pub struct Transmit {
     pub header: Header,
     /// Where its payload comes from.
     pub payload: Payload,
+}
+
+impl Transmit {
+    /// Moves on to the next packet of the same message, like this one but for its sequence number and its piece of the payload.
+    pub fn advance(&mut self) {
+        self.header.psn = self.header.psn.next();
+        self.payload.advance();
+    }
 }

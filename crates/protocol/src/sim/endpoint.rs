@@ -306,8 +306,7 @@ impl Endpoint {
         let mut last = first;
         let repeats = self.qp.poll_repeat(now, &first, left, MOST_REPEATS);
         for _ in 0..repeats {
-            last.header.psn = last.header.psn.next();
-            last.payload.advance();
+            last.advance();
             self.repeats.push_back(last);
         }
         if self.runs && repeats > 0 {
