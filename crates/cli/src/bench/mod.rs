@@ -38,7 +38,7 @@ pub(crate) mod raw;
 mod raw_socket;
 mod ring;
 mod side;
-mod size;
+pub(crate) mod size;
 mod stats;
 mod table;
 mod udp_counters;

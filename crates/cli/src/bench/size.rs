@@ -58,15 +58,19 @@ impl std::str::FromStr for Sizes {
         if from == 0 {
             return Err(SizeError::FromZero(text.to_owned()));
         }
-        let mut sizes: Vec<u64> = std::iter::successors(Some(from), |size| size.checked_mul(2))
-            .take_while(|size| *size <= to)
-            .collect();
-        // Both ends were named, so both are measured even when doubling steps over the upper one.
-        if sizes.last() != Some(&to) {
-            sizes.push(to);
-        }
-        Ok(Self(sizes))
+        Ok(Self(doubling(from, to)))
     }
+}
+
+/// From one size, not 0, to another in powers of two. Both were named, so both are there even when doubling steps over the upper one.
+pub(crate) fn doubling(from: u64, to: u64) -> Vec<u64> {
+    let mut sizes: Vec<u64> = std::iter::successors(Some(from), |size| size.checked_mul(2))
+        .take_while(|size| *size <= to)
+        .collect();
+    if sizes.last() != Some(&to) {
+        sizes.push(to);
+    }
+    sizes
 }
 
 fn one(text: &str) -> Result<u64, SizeError> {

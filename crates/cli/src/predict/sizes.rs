@@ -4,6 +4,8 @@ use std::str::FromStr;
 
 use nobounce_topology::predict::report::MAX_SIZE;
 
+use crate::bench::size::doubling;
+
 /// One amount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Amount(pub(crate) u64);
@@ -49,13 +51,7 @@ impl FromStr for Sizes {
                 "{text:?} does not double upwards; write the smaller size first, and not 0, such as 1..8M"
             ));
         }
-        let mut sizes: Vec<u64> = std::iter::successors(Some(from), |size| size.checked_mul(2))
-            .take_while(|size| *size <= to)
-            .collect();
-        if sizes.last() != Some(&to) {
-            sizes.push(to);
-        }
-        Ok(Self(sizes))
+        Ok(Self(doubling(from, to)))
     }
 }
 
