@@ -138,6 +138,23 @@ impl Pin {
         Err(Errno::EINVAL)
     }
 
+    /// Where in the window a copy of `len` bytes at `at` begins, if the program's end of it is there; nothing where it has no bytes.
+    #[inline]
+    fn both_ends(
+        &self,
+        at: usize,
+        program: *const c_void,
+        len: usize,
+    ) -> Result<Option<(&GpuWindow, usize)>, Errno> {
+        let window = self.window()?;
+        let offset = self.offset(window, at, len)?;
+        match len {
+            0 => Ok(None),
+            _ if program.is_null() => Err(Errno::EFAULT),
+            _ => Ok(Some((window, offset))),
+        }
+    }
+
     /// Copies into GPU memory. Whoever learns of it after the return sees it there.
     ///
     /// # Safety
@@ -149,14 +166,7 @@ impl Pin {
         from: *const c_void,
         len: usize,
     ) -> Result<(), Errno> {
-        let window = self.window()?;
-        let offset = self.offset(window, to.addr(), len)?;
-        if len == 0 {
-            return Ok(());
-        }
-        if from.is_null() {
-            return Err(Errno::EFAULT);
-        }
+        let Some((window, offset)) = self.both_ends(to.addr(), from, len)? else { return Ok(()) };
         // SAFETY: the program's memory, used by the copy routine only, which survives it where it is not there; `len` is less than the
         // window's length.
         let bytes = unsafe { slice::from_raw_parts(from.cast::<u8>(), len) };
@@ -174,14 +184,7 @@ impl Pin {
         from: *const c_void,
         len: usize,
     ) -> Result<(), Errno> {
-        let window = self.window()?;
-        let offset = self.offset(window, from.addr(), len)?;
-        if len == 0 {
-            return Ok(());
-        }
-        if to.is_null() {
-            return Err(Errno::EFAULT);
-        }
+        let Some((window, offset)) = self.both_ends(from.addr(), to, len)? else { return Ok(()) };
         // SAFETY: as in `copy_to`.
         let bytes = unsafe { slice::from_raw_parts_mut(to.cast::<u8>(), len) };
         window.load(offset, bytes).map_err(failed)
