@@ -18,7 +18,7 @@ use nobounce_protocol::wire::{BTH_LEN, Deth, Header, ICRC_LEN, Opcode, Parsed, P
 use super::cm_channel::{CmNotice, Told};
 use super::engine::{Core, Engine};
 use super::notices::Notices;
-use crate::links::{Link, MadOwner, RxDatagram, TxBatch};
+use crate::links::{Link, MadOwner, RxDatagram, TxBatch, now_ns};
 
 /// Datagrams kept between receiving and handling them; further ones are lost, and said again.
 const MAX_INBOX: usize = 1024;
@@ -284,7 +284,7 @@ impl Engine {
     /// The device goes, or its process does: whoever has a connection with it learns of that.
     pub(crate) fn hang_up(&mut self) {
         if let Some(agent) = &mut self.core.gsi.agent {
-            agent.cm.end_all();
+            agent.cm.end_all(now_ns());
             while let Some(said) = agent.cm.poll_transmit() {
                 self.core.gsi.out.push(said);
             }

@@ -1,5 +1,6 @@
 //! One side of the connection manager.
 
+mod ends;
 mod incoming;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -8,7 +9,7 @@ use std::net::IpAddr;
 use super::communication::{Accept, CommId, Communication, Connect, MAX_CM_RETRIES, RESPONSE_TIMEOUT, State};
 use super::event::Event;
 use super::mad::{Kind, Mad};
-use super::message::{About, Ids, Rej, Rep, Req, SidrRep, SidrReq, emit_dreq, private_len};
+use super::message::{About, Ids, Rej, Rep, Req, SidrRep, SidrReq, private_len};
 use super::{reason, sidr_status};
 use crate::sim::Rng;
 use crate::timing::Nanos;
@@ -96,6 +97,8 @@ pub struct Agent {
     listeners: HashMap<u64, Listener>,
     timers: BTreeSet<(Nanos, u32)>,
     timewait: usize,
+    /// The word that a connection has ended, said a short while ago: when, to whom, about what, in which exchange.
+    farewells: VecDeque<(Nanos, IpAddr, Ids, u64)>,
     out: VecDeque<(IpAddr, Mad)>,
     events: VecDeque<Event>,
     counters: AgentCounters,
@@ -116,6 +119,7 @@ impl Agent {
             listeners: HashMap::new(),
             timers: BTreeSet::new(),
             timewait: 0,
+            farewells: VecDeque::new(),
             out: VecDeque::new(),
             events: VecDeque::new(),
             counters: AgentCounters::default(),
@@ -358,30 +362,8 @@ impl Agent {
         let rej = Rej { ids: communication.ids, about, reason, private };
         let mad = rej.emit(communication.transaction);
         communication.rest(State::Over);
-        self.send(communication.peer, mad);
-    }
-
-    /// Ends a connection. One that the other side has ended stays as it is.
-    ///
-    /// # Errors
-    /// It does not stand.
-    pub fn disconnect(&mut self, now: Nanos, id: CommId) -> Result<(), CmError> {
-        let transaction = self.rng.next();
-        self.change(id, |this, communication| match communication.state {
-            State::Established | State::RepSent => {
-                this.hang_up(now, communication, transaction);
-                Ok(())
-            }
-            State::DreqSent | State::TimeWait | State::Over => Ok(()),
-            _ => Err(CmError::WrongState),
-        })
-    }
-
-    fn hang_up(&mut self, now: Nanos, communication: &mut Communication, transaction: u64) {
-        communication.state = State::DreqSent;
-        communication.transaction = transaction;
-        let mad = emit_dreq(communication.ids, communication.remote_qpn, transaction);
-        communication.expect_answer(now, mad.clone());
+        // If it is lost, we are asked again.
+        communication.said = Some(mad.clone());
         self.send(communication.peer, mad);
     }
 
@@ -441,12 +423,6 @@ impl Agent {
         let waits =
             |c: &&Communication| c.peer == peer && matches!(c.state, State::ReqSent | State::SidrReqSent);
         self.communications.values().filter(waits).map(Communication::id).collect()
-    }
-
-    /// Every connection that stands is ended, without waiting for an answer: the process goes.
-    pub fn end_all(&mut self) {
-        let standing: Vec<_> = self.communications.values().map(Communication::id).collect();
-        standing.into_iter().for_each(|id| self.release(0, id));
     }
 
     /// The time has come that [`poll_timeout`](Self::poll_timeout) named.

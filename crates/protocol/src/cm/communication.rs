@@ -4,6 +4,7 @@ use std::net::IpAddr;
 
 use super::mad::Mad;
 use super::message::Ids;
+use super::reason;
 use crate::timing::{MILLISECOND, Nanos, SECOND};
 use crate::wire::{Psn, Qpn};
 
@@ -17,7 +18,9 @@ pub(super) const MAX_CM_RETRIES: u8 = 15;
 const LONGEST_SERVICE: u8 = 24;
 /// How often a service that nobody offers is asked for again, ...
 const ABSENCES: u8 = 4;
-/// ... and after which time at first; each time it is twice as long, 1.5 s together.
+/// ... and one whose side believes our queue pair to be in use, ...
+const STALE_ANSWERS: u8 = 6;
+/// ... and after which time at first; each time it is twice as long, 1.5 and 6.3 s together.
 const FIRST_ABSENCE: Nanos = 100 * MILLISECOND;
 /// The most time that a connection is remembered for.
 const LONGEST_TIMEWAIT: Nanos = 5 * SECOND;
@@ -100,7 +103,7 @@ pub(super) struct Communication {
     pub(super) said: Option<Mad>,
     retries_left: u8,
     timeout: u8,
-    /// How often nobody offered the service.
+    /// How often nobody offered the service, or our queue pair was thought to be in use.
     absences: u8,
     /// When to act if nothing comes.
     pub(super) due: Option<Nanos>,
@@ -155,10 +158,15 @@ impl Communication {
         true
     }
 
-    /// Nobody offers the service that we ask for: whether to ask again. A program that ends one listener and begins the next (perftest
-    /// does) is between the two for a moment, and its clients do not ask twice.
-    pub(super) fn may_ask_again(&self) -> bool {
-        self.absences < ABSENCES
+    /// We are refused: whether to ask again. A program that ends one listener and begins the next (perftest does) is between the two for a
+    /// moment, and its clients do not ask twice. A side that believes our queue pair to stand in a connection, one of a process that
+    /// died, ends that now and takes us then.
+    pub(super) fn may_ask_again(&self, reason: u16) -> bool {
+        match reason {
+            reason::INVALID_SERVICE_ID => self.absences < ABSENCES,
+            reason::STALE_CONNECTION => self.absences < STALE_ANSWERS,
+            _ => false,
+        }
     }
 
     /// Asks again a little later.

@@ -1,10 +1,10 @@
 //! How connections end.
 
-use nobounce_protocol::cm::{CmError, Event, Kind};
+use nobounce_protocol::cm::{CmError, Event, Ids, Kind, emit_dreq, reason};
 use nobounce_protocol::timing::{MILLISECOND, SECOND};
 use nobounce_protocol::wire::Qpn;
 
-use crate::world::{A, B, World};
+use crate::world::{A, B, World, rejected};
 
 #[test]
 fn one_side_ends_it_and_both_remember_it_for_a_second() {
@@ -99,22 +99,87 @@ fn letting_go_of_a_connection_ends_it() {
 fn a_process_that_goes_tells_everybody() {
     let mut world = World::new();
     let (_, b) = world.established();
-    world.agents[A].end_all();
+    world.agents[A].end_all(world.now);
+    world.run(MILLISECOND);
+    assert_eq!(world.events[B], [Event::Disconnected { id: b, silent: false }]);
+}
+
+/// What a process that died leaves with its peers: it asks from the queue pair of a connection that they believe to stand.
+#[test]
+fn a_queue_pair_that_asks_again_is_refused_as_stale_and_taken_when_its_old_connection_has_ended() {
+    let mut world = World::new();
+    let (a, b) = world.established();
+    let again = world.connect_with(Qpn::new(0x12), b"");
+    world.run(MILLISECOND);
+    assert_eq!((world.count(B, Kind::Rej), world.count(B, Kind::Dreq)), (1, 1));
+    assert_eq!(world.events[A], [Event::Disconnected { id: a, silent: false }]);
+    assert_eq!(world.events[B], [Event::Disconnected { id: b, silent: false }]);
+    world.run(150 * MILLISECOND);
+    let Event::Request { id, .. } = world.events[B][1] else { panic!("{:?}", world.events) };
+    world.accept(id);
+    world.run(MILLISECOND);
+    assert!(matches!(world.events[A][1..], [Event::Reply { id, .. }] if id == again));
+}
+
+#[test]
+fn an_answer_with_a_queue_pair_that_stands_in_a_connection_is_refused_as_stale() {
+    let mut world = World::new();
+    let (a, b) = world.established();
+    let again = world.connect_with(Qpn::new(0x13), b"");
+    world.run(MILLISECOND);
+    let Some(Event::Request { id, .. }) = world.events[B].pop() else { panic!("no request") };
+    // With the queue pair of the connection before.
+    world.accept_with(id, Qpn::new(0x34));
+    world.run(MILLISECOND);
+    let stale = reason::STALE_CONNECTION;
+    assert!(world.events[A].iter().any(|event| event.id() == again && rejected(event) == Some(stale)));
+    assert!(world.events[B].iter().any(|event| event.id() == id && rejected(event) == Some(stale)));
+    assert!(world.events[A].contains(&Event::Disconnected { id: a, silent: false }));
+    assert!(world.events[B].contains(&Event::Disconnected { id: b, silent: false }));
+}
+
+/// The kernel asks for an answer to its DREQ for more than a minute, and its program waits.
+#[test]
+fn a_process_that_goes_says_its_last_words_again() {
+    let mut world = World::new();
+    let (a, b) = world.established();
+    // The answer is lost, and so is the first of the last words.
+    world.fate =
+        Box::new(|by, kind, n| if (by, kind) == (B, Kind::Drep) && n < 2 { vec![] } else { vec![0] });
+    world.agents[A].disconnect(world.now, a).unwrap();
+    world.run(MILLISECOND);
+    world.agents[B].release(world.now, b);
+    world.agents[B].end_all(world.now);
+    world.run(MILLISECOND);
+    assert_eq!(world.events[A], [Event::Disconnected { id: a, silent: false }]);
+    assert_eq!(world.count(B, Kind::Drep), 4);
+}
+
+#[test]
+fn a_process_that_goes_says_again_what_was_not_answered() {
+    let mut world = World::new();
+    let (a, b) = world.established();
+    world.fate =
+        Box::new(|by, kind, n| if (by, kind) == (A, Kind::Dreq) && n < 3 { vec![] } else { vec![0] });
+    world.agents[A].disconnect(world.now, a).unwrap();
+    world.run(MILLISECOND);
+    world.agents[A].end_all(world.now);
     world.run(MILLISECOND);
     assert_eq!(world.events[B], [Event::Disconnected { id: b, silent: false }]);
 }
 
 #[test]
-fn a_queue_pair_that_asks_again_has_lost_its_old_connection() {
+fn last_words_are_not_kept_for_ever_nor_for_strangers() {
     let mut world = World::new();
-    let (_, b) = world.established();
-    let again = world.connect_with(Qpn::new(0x12), b"");
+    let (a, _) = world.established();
+    world.agents[A].disconnect(world.now, a).unwrap();
+    world.run(11 * SECOND);
+    assert_eq!(world.count(B, Kind::Drep), 1);
+    let stranger = emit_dreq(Ids { local: 77, remote: 78 }, Qpn::new(5), 9);
+    world.deliver(B, &stranger);
+    world.agents[B].end_all(world.now);
     world.run(MILLISECOND);
-    assert_eq!(world.events[B][0], Event::Disconnected { id: b, silent: true });
-    let Event::Request { id, .. } = world.events[B][1] else { panic!("{:?}", world.events) };
-    world.accept(id);
-    world.run(MILLISECOND);
-    assert!(matches!(world.events[A][..], [Event::Reply { id, .. }] if id == again));
+    assert_eq!(world.count(B, Kind::Drep), 2, "the stranger's answer, and nothing more");
 }
 
 #[test]

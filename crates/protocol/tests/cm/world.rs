@@ -27,6 +27,7 @@ pub(crate) struct World {
     pub(crate) sent: Vec<(usize, Kind)>,
     pub(crate) fate: Fate,
     serial: u64,
+    accepted: u32,
 }
 
 pub(crate) fn address(of: usize) -> IpAddr {
@@ -54,6 +55,7 @@ impl World {
             sent: Vec::new(),
             fate: Box::new(|_, _, _| vec![0]),
             serial: 0,
+            accepted: 0,
         }
     }
 
@@ -74,8 +76,14 @@ impl World {
         id
     }
 
+    /// Accepts with a queue pair of its own.
     pub(crate) fn accept(&mut self, id: CommId) {
-        self.agents[B].accept(self.now, id, answer(b"welcome")).unwrap();
+        self.accept_with(id, Qpn::new(0x34 + self.accepted));
+        self.accepted += 1;
+    }
+
+    pub(crate) fn accept_with(&mut self, id: CommId, qpn: Qpn) {
+        self.agents[B].accept(self.now, id, Accept { qpn, ..answer(b"welcome") }).unwrap();
         self.settle();
     }
 

@@ -16,9 +16,9 @@ impl Agent {
     pub fn handle_message(&mut self, now: Nanos, from: IpAddr, message: &Message, mad: &Mad) {
         self.counters.received += 1;
         match message {
-            Message::Req(req) => self.take_req(from, req, mad),
+            Message::Req(req) => self.take_req(now, from, req, mad),
             Message::SidrReq(req) => self.take_sidr_req(from, req, mad),
-            Message::Rep(rep) => self.take_rep(from, rep, message, mad),
+            Message::Rep(rep) => self.take_rep(now, from, rep, message, mad),
             Message::Rtu(ids) => self.about(from, *ids, |this, communication| {
                 if communication.state != State::RepSent {
                     this.counters.duplicates += 1;
@@ -62,7 +62,7 @@ impl Agent {
         }
     }
 
-    fn take_req(&mut self, from: IpAddr, req: &Req, mad: &Mad) {
+    fn take_req(&mut self, now: Nanos, from: IpAddr, req: &Req, mad: &Mad) {
         if let Some(&known) = self.asked.get(&(from, req.local_id, false)) {
             self.counters.duplicates += 1;
             let Some(communication) = self.communications.get(&known) else { return };
@@ -72,7 +72,7 @@ impl Agent {
                     let mra = Mra { ids, about: About::Req, service_timeout: SERVICE_TIMEOUT };
                     Some(mra.emit(communication.transaction))
                 }
-                State::RepSent => communication.said.clone(),
+                State::RepSent | State::Over => communication.said.clone(),
                 _ => None,
             };
             if let Some(again) = again {
@@ -89,18 +89,18 @@ impl Agent {
             self.counters.overrun += 1; // it will be asked again
             return;
         }
-        let ids = Ids { local: req.local_id, remote: 0 };
+        let refused = |reason| {
+            let ids = Ids { local: 0, remote: req.local_id };
+            Rej { ids, about: About::Req, reason, private: Vec::new() }.emit(mad.transaction())
+        };
         if req.transport > 1 {
-            let reason = reason::INVALID_TRANSPORT_TYPE;
-            let rej = Rej { ids: ids.swapped(), about: About::Req, reason, private: Vec::new() };
-            return self.send(from, rej.emit(mad.transaction()));
+            return self.send(from, refused(reason::INVALID_TRANSPORT_TYPE));
+        }
+        if let Some(old) = self.standing_with(from, req.qpn) {
+            self.send(from, refused(reason::STALE_CONNECTION));
+            return self.end_stale(now, old);
         }
         let Ok(local) = self.allocate() else { return };
-        // Its queue pair has a new connection, so that the old one, if we know one, is no more: its process died, and the
-        // number was given away again.
-        if let Some(&stale) = self.queue_pairs.get(&(from, req.qpn)) {
-            self.forget_stale(CommId(stale));
-        }
         if let Some(listener) = self.listeners.get_mut(&req.service) {
             listener.pending += 1;
         }
@@ -143,13 +143,21 @@ impl Agent {
         self.events.push_back(Event::SidrRequest { id: CommId(local), from, req: req.clone() });
     }
 
-    fn take_rep(&mut self, from: IpAddr, rep: &Rep, message: &Message, mad: &Mad) {
+    fn take_rep(&mut self, now: Nanos, from: IpAddr, rep: &Rep, message: &Message, mad: &Mad) {
         let known = self.communications.get(&rep.ids.remote).filter(|c| c.peer == from);
         if known.is_none_or(|c| c.state == State::Over) {
             self.counters.dropped += 1;
             return refusal(message, mad).into_iter().for_each(|rej| self.send(from, rej));
         }
+        let asked = known.is_some_and(|c| c.state == State::ReqSent);
+        let stale = self.standing_with(from, rep.qpn).filter(|_| asked);
         self.about(from, rep.ids, |this, communication| match communication.state {
+            State::ReqSent if stale.is_some() => {
+                let (id, reason) = (communication.id(), reason::STALE_CONNECTION);
+                communication.ids.remote = rep.ids.local;
+                this.refuse(communication, About::Rep, reason, Vec::new());
+                this.tell(communication, Event::Rejected { id, reason, private: Vec::new() });
+            }
             State::ReqSent => {
                 communication.rest(State::RepReceived);
                 communication.ids.remote = rep.ids.local;
@@ -170,12 +178,12 @@ impl Agent {
             }
             _ => this.counters.duplicates += 1,
         });
+        stale.into_iter().for_each(|old| self.end_stale(now, old));
     }
 
     fn take_rej(&mut self, now: Nanos, from: IpAddr, rej: &Rej) {
-        let absent = rej.reason == reason::INVALID_SERVICE_ID;
         self.about(from, rej.ids, |this, communication| match communication.state {
-            State::ReqSent if absent && communication.may_ask_again() => communication.ask_again(now),
+            State::ReqSent if communication.may_ask_again(rej.reason) => communication.ask_again(now),
             State::ReqSent | State::RepReceived | State::RepSent => {
                 communication.rest(State::Over);
                 let Rej { reason, private, .. } = rej.clone();
@@ -196,6 +204,7 @@ impl Agent {
             self.counters.dropped += 1;
         }
         refusal(message, mad).into_iter().for_each(|drep| self.send(from, drep));
+        self.keep_farewell(now, from, ids.swapped(), mad.transaction(), known);
         if !known {
             return;
         }
@@ -205,19 +214,6 @@ impl Agent {
                 communication.wait_out(now);
             }
             _ => this.counters.duplicates += 1,
-        });
-    }
-
-    /// The peer's queue pair belongs to another connection now.
-    fn forget_stale(&mut self, id: CommId) {
-        let _ = self.change(id, |this, communication| {
-            if matches!(communication.state, State::Established | State::RepSent) {
-                this.tell(communication, Event::Disconnected { id, silent: true });
-            }
-            if matches!(communication.state, State::Established | State::RepSent | State::TimeWait) {
-                communication.rest(State::Over);
-            }
-            Ok(())
         });
     }
 }

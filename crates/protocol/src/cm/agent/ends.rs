@@ -1,0 +1,94 @@
+//! How connections end: by our user, with our process, or because the other side has forgotten them.
+
+use std::net::IpAddr;
+
+use super::Agent;
+use crate::cm::agent::CmError;
+use crate::cm::communication::{CommId, Communication, State};
+use crate::cm::mad::Kind;
+use crate::cm::message::{Ids, emit_dreq};
+use crate::timing::{Nanos, SECOND};
+use crate::wire::Qpn;
+
+/// How long a DREP is kept for the case that our process ends before the other side asks again; the kernel does so after 6.4 s.
+const KEEP_FAREWELL: Nanos = 10 * SECOND;
+/// So many are kept at most.
+const MAX_FAREWELLS: usize = 1024;
+/// How often a process that goes says what it has to say: nobody will be there to say it again.
+const LAST_WORDS: usize = 3;
+
+impl Agent {
+    /// Ends a connection. One that the other side has ended stays as it is.
+    ///
+    /// # Errors
+    /// It does not stand.
+    pub fn disconnect(&mut self, now: Nanos, id: CommId) -> Result<(), CmError> {
+        let transaction = self.rng.next();
+        self.change(id, |this, communication| match communication.state {
+            State::Established | State::RepSent => {
+                this.hang_up(now, communication, transaction);
+                Ok(())
+            }
+            State::DreqSent | State::TimeWait | State::Over => Ok(()),
+            _ => Err(CmError::WrongState),
+        })
+    }
+
+    pub(super) fn hang_up(&mut self, now: Nanos, communication: &mut Communication, transaction: u64) {
+        communication.state = State::DreqSent;
+        communication.transaction = transaction;
+        let mad = emit_dreq(communication.ids, communication.remote_qpn, transaction);
+        communication.expect_answer(now, mad.clone());
+        self.send(communication.peer, mad);
+    }
+
+    /// The other side was told that a connection has ended, and may not have heard it. What is about no connection of ours is not
+    /// kept: anybody can ask.
+    pub(super) fn keep_farewell(&mut self, now: Nanos, to: IpAddr, ids: Ids, transaction: u64, ours: bool) {
+        let before = self.farewells.len();
+        self.farewells.retain(|(_, peer, of, _)| (*peer, *of) != (to, ids));
+        let again = self.farewells.len() < before;
+        self.farewells.retain(|(at, ..)| now < at + KEEP_FAREWELL);
+        if ours || again {
+            if self.farewells.len() == MAX_FAREWELLS {
+                self.farewells.pop_front();
+            }
+            self.farewells.push_back((now, to, ids, transaction));
+        }
+    }
+
+    /// Every connection that stands is ended, without waiting for an answer: the process goes. It says several times what the other
+    /// sides must know, also the last words of connections that ended just now: whoever did not hear them would ask for them in
+    /// vain, the kernel for more than a minute.
+    pub fn end_all(&mut self, now: Nanos) {
+        let farewells = std::mem::take(&mut self.farewells);
+        for (at, to, ids, transaction) in farewells {
+            if now < at + KEEP_FAREWELL {
+                self.send(to, ids.emit(Kind::Drep, transaction));
+            }
+        }
+        let unanswered = self.communications.values().filter(|c| c.state == State::DreqSent);
+        let again: Vec<_> = unanswered.filter_map(|c| Some((c.peer, c.said.clone()?))).collect();
+        again.into_iter().for_each(|(peer, mad)| self.send(peer, mad));
+        let all: Vec<_> = self.communications.values().map(Communication::id).collect();
+        all.into_iter().for_each(|id| self.release(now, id));
+        let words: Vec<_> = self.out.drain(..).collect();
+        (0..LAST_WORDS).for_each(|_| self.out.extend(words.iter().cloned()));
+    }
+
+    /// The connection that we believe to stand with a queue pair of `peer`.
+    pub(super) fn standing_with(&self, peer: IpAddr, qpn: Qpn) -> Option<CommId> {
+        let known = self.communications.get(self.queue_pairs.get(&(peer, qpn))?)?;
+        matches!(known.state, State::Established | State::RepSent).then(|| known.id())
+    }
+
+    /// The peer has its queue pair for something else: what we believe to stand does so no more, or the new one is a mistake. The other
+    /// side says which, by its answer.
+    pub(super) fn end_stale(&mut self, now: Nanos, id: CommId) {
+        let transaction = self.rng.next();
+        let _ = self.change(id, |this, communication| {
+            this.hang_up(now, communication, transaction);
+            Ok(())
+        });
+    }
+}
