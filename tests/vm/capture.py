@@ -26,7 +26,7 @@ class Packet:
         self.code, self.service = opcode & 31, opcode >> 5
         self.qpn, self.psn, self.ack_request = qpn & 0xFFFFFF, psn & 0xFFFFFF, psn >> 31
         self.rest = datagram[20:-4]
-        self.ip = ip
+        self.ip, self.body = ip, datagram
 
     def syndrome(self):
         """The AETH's first byte, where there is one."""

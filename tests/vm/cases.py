@@ -10,6 +10,7 @@ from capture import Summary
 from machine import ADDRESS, GUEST, HOST, Machine, other
 
 CASES = []
+MTUS = (256, 512, 1024, 2048, 4096)
 
 
 class Case:
@@ -34,12 +35,12 @@ def case(about, quick=False, odd=False):
 class Bench:
     """What a case has at hand: the machine, a place for results, and ways to run pairs both ways."""
 
-    def __init__(self, machine, kernel, quick, results, peer, listener, log):
+    def __init__(self, machine, kernel, quick, results, programs, log):
         self.machine, self.kernel, self.quick, self.results, self.log = machine, kernel, quick, results, log
-        # Programs of our own on the host; the guest has them by their names. There is no listener where UCX is not installed.
-        self.peer, self.listener = peer, listener
+        # Programs of our own on the host; the guest has them by their names. Some are missing where they cannot be compiled.
+        self.programs, self.peer = programs, programs["peer"]
         self.name = ""
-        self.runs, self.failures, self.seen = 0, [], []
+        self.runs, self.failures, self.seen, self.cases = 0, [], [], []
 
     def fail(self, what, *outputs):
         self.failures.append((self.name, what))
@@ -106,13 +107,13 @@ def counters(text):
         return None
 
 
-def run(options, kernel, folder, scratch, results, nobounce, peer, listener, log):
+def run(options, kernel, folder, scratch, results, nobounce, programs, log):
     """Boots one kernel and runs the chosen cases; returns how many things failed."""
     chosen = [case for case in CASES if case.is_chosen(options.quick, options.cases)]
     started = time.monotonic()
     total = Summary()
-    machine = Machine(folder, scratch, nobounce, [path for path in (peer, listener) if path])
-    bench = Bench(machine, kernel, options.quick, results, peer, listener, log)
+    machine = Machine(folder, scratch, nobounce, programs.values())
+    bench = Bench(machine, kernel, options.quick, results, programs, log)
     try:
         machine.boot()
         log(f"Linux {machine.release}: ready after {time.monotonic() - started:.0f} s")
@@ -133,9 +134,10 @@ def run(options, kernel, folder, scratch, results, nobounce, peer, listener, log
                 bench.seen.append((case.name, "both", "on the cable", wrong))
             if (sum(summary.wrong.values()) != 0) != (case.name == "damage"):
                 bench.fail(wrong)
-            keep(path, os.path.join(results, case.name + ".pcap"))
             verdict = "fine" if len(bench.failures) == before else "FAILED"
+            keep(path, os.path.join(results, case.name + ".pcap"), whole=verdict == "FAILED")
             count = f"{summary.right[True]} packets out, {summary.right[False]} in"
+            bench.cases.append((case.name, bench.runs - runs, verdict, time.monotonic() - begun))
             log(f"{case.name}: {verdict}, {bench.runs - runs} runs, {count}, {time.monotonic() - begun:.0f} s")
             if machine.qemu.poll() is not None:
                 bench.fail("the guest is gone: " + open(machine.console, errors="replace").read()[-1500:])
@@ -152,16 +154,18 @@ def run(options, kernel, folder, scratch, results, nobounce, peer, listener, log
     return len(bench.failures)
 
 
-def keep(path, to):
-    """Keeps a capture for whoever wants to look; the first few megabytes tell enough."""
+def keep(path, to, whole):
+    """Keeps a capture for whoever wants to look: where nothing failed, the first few megabytes tell enough."""
     with open(path, "rb") as data, open(to, "wb") as out:
-        out.write(data.read(8 << 20))
+        out.write(data.read((256 if whole else 8) << 20))
 
 
 def write_results(bench, machine, total, results):
     """What was seen, for docs/interop.md."""
     with open(os.path.join(results, "seen.txt"), "w") as out:
         out.write(f"Linux {machine.release}\n")
+        for name, runs, verdict, seconds in bench.cases:
+            out.write(f"{name}: {runs} runs, {verdict}, {seconds:.0f} s\n")
         for name, requester, what, seen in bench.seen:
             out.write(f"{name} | requester {requester} | {what} | {seen}\n")
         for from_host, name in ((True, "nb0"), (False, "rxe0")):
@@ -244,6 +248,33 @@ def perftest(bench):
         bench.both_ways(f"ib_atomic_{tool}", f"{more} -n 30 -A CMP_AND_SWAP")
 
 
+@case("perftest's own check of WRITE and READ data, where a perftest that has it is given (NOBOUNCE_PERFTEST, a folder)")
+def perftest_validation(bench):
+    folder = os.environ.get("NOBOUNCE_PERFTEST")
+    tools = ("ib_write_bw", "ib_read_bw")
+    if not folder or not all(os.path.exists(os.path.join(folder, tool)) for tool in tools):
+        return bench.log("left out: NOBOUNCE_PERFTEST names no folder with a perftest of 26.04 or later (docs/interop.md)")
+    bench.machine.install([(f"validating/{tool}", os.path.join(folder, tool)) for tool in tools])
+    for tool in tools:
+        for words in ("-s 65536 -n 96", "-s 1048576 -n 32", "-s 4096 -n 96 -q 2", "-s 16384 -n 64 -b", "-s 8192 -n 64 -R", *(f"-s 20000 -n 64 -m {mtu}" for mtu in MTUS)):
+            validate(bench, folder, f"{tool} {words}")
+        validate(bench, folder, f"{tool} -s 8192 -n 64", family=6)
+
+
+def validate(bench, folder, words, family=4):
+    """One of perftest's tools, which says of the data that came whether it is what was sent."""
+    places = {GUEST: "/opt/validating", HOST: folder}
+    for server in (GUEST, HOST):
+        command = f"{words} --data_validation -t 32 -u 19 -F -x {{gid}} -p {{port}}"
+        # The checking threads take all of the two emulated processors: answers may take long (-u).
+        address = ADDRESS[4][server]
+        results = bench.machine.pair(server, f"{places[server]}/{command}", f"{places[other(server)]}/{command} {address}", 120, family, listens="-R" not in words)
+        if bench.check(words, server, results):
+            passed = re.findall(r"^VALIDATION: PASSED.* (\d+) bytes", results[0].output + results[1].output, re.MULTILINE)
+            if len(passed) < (2 if " -b" in words else 1) or "0" in passed:
+                bench.fail(f"{words}: nothing says that data were checked and right", ("server", results[0]), ("client", results[1]))
+
+
 @case("perftest: UC, UD, events, several queue pairs, both directions at once, inline data, shared receive queue, MTUs")
 def perftest_more(bench):
     bench.both_ways("ib_write_bw", "-c UC -n 20 -s 4096")
@@ -259,7 +290,7 @@ def perftest_more(bench):
     for operation in ("send", "write", "read"):
         bench.both_ways(f"ib_{operation}_bw", "-b -n 20 -s 16384")
         bench.both_ways(f"ib_{operation}_bw", "-q 4 -n 20 -s 16384")
-        for mtu in (256, 512, 1024, 2048, 4096):
+        for mtu in MTUS:
             bench.both_ways(f"ib_{operation}_bw", f"-m {mtu} -n 10 -s 20000")
 
 

@@ -68,7 +68,7 @@ class Machine:
         self.folder, self.scratch, self.nobounce, self.mtu = folder, scratch, nobounce, mtu
         self.release = open(os.path.join(folder, "release")).read()
         self.files = files
-        self.qemu = self.capture = None
+        self.qemu = self.capture = self.capture_path = None
         self.console = os.path.join(scratch, "console")
         self.children = set()
         self.port = 20000
@@ -216,7 +216,7 @@ class Machine:
         """Ends the commands under way on a side, politely: a server whose client has failed waits for ever."""
         if side == GUEST:
             self.guest("for tool in $(ls /opt) ib_write_bw ib_write_lat ib_read_bw ib_read_lat ib_send_bw ib_send_lat ib_atomic_bw ib_atomic_lat"
-                       " ibv_rc_pingpong ibv_uc_pingpong ibv_ud_pingpong ibv_srq_pingpong rping ucmatose udaddy rdma_server; do killall -q $tool; done; true", 10)
+                       " ibv_rc_pingpong ibv_uc_pingpong ibv_ud_pingpong ibv_srq_pingpong rping ucmatose udaddy rdma_server fi_pingpong; do killall -q $tool; done; true", 10)
         else:
             for process in list(self.children):
                 end(process)
@@ -266,6 +266,7 @@ class Machine:
     def start_capture(self, path):
         """Records the RoCE packets on the cable, both directions, until stop_capture."""
         command = ["tcpdump", "-i", "tap0", "-s", "0", "-B", "16384", "--immediate-mode", "-U", "-Z", "root", "-w", path, "udp", "port", "4791"]
+        self.capture_path = path
         self.capture = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         for _ in range(100):
             if os.path.exists(path):

@@ -3,10 +3,13 @@
 import re
 import time
 
+import forge
 from cases import case
 from machine import ADDRESS, GUEST, HOST, other
 
 PORT_SPACES = {"tcp": 0x0106, "udp": 0x0111}
+# Programs of our own, in tests/cm.
+OWN = ("ucx-listener", "often", "behaviour")
 
 
 def offered(machine, side, port, command, space="tcp"):
@@ -24,10 +27,10 @@ def offered(machine, side, port, command, space="tcp"):
 
 
 def by_address(bench, server, client, family=4, options=(), seconds=60, space="tcp", codes=(0, 0), port=None, known=None):
-    """A server and a client on either side. {server} is the address, {port} the port, {device} the side's device, {listener} its program
-    for UCX; `codes` are how they must end. `known` is what a program of the guest's may say when it ends otherwise."""
+    """A server and a client on either side. {server} is the address, {port} the port, {device} the side's device, {often} and the like its
+    program of our own; `codes` are how they must end. `known` is what a program of the guest's may say when it ends otherwise."""
     machine = bench.machine
-    own = {GUEST: {"device": "rxe0", "listener": "ucx-listener"}, HOST: {"device": "nb0", "listener": bench.listener}}
+    own = {GUEST: {"device": "rxe0"} | {name: name for name in OWN}, HOST: {"device": "nb0"} | {name: bench.programs.get(name) for name in OWN}}
     for side in (GUEST, HOST):
         machine.port += 1
         names = {"server": ADDRESS[family][side], "port": port or machine.port}
@@ -79,10 +82,10 @@ def connections_lost(bench):
 
 @case("the connection manager: UCX's rdmacm module, and libfabric's verbs provider")
 def connections_of_libraries(bench):
-    if bench.listener:
+    if "ucx-listener" in bench.programs:
         # When the queue pair ends, Linux 7.2 raises "last WQE reached" more than once, and UCX 1.13 ends itself over the second (docs/interop.md).
         # The best transport would be TCP where this is not said.
-        words = "env UCX_NET_DEVICES={device}:1 UCX_TLS=rc_verbs,ud_verbs UCX_SOCKADDR_TLS_PRIORITY=rdmacm {listener} {server} {port}"
+        words = "env UCX_NET_DEVICES={device}:1 UCX_TLS=rc_verbs,ud_verbs UCX_SOCKADDR_TLS_PRIORITY=rdmacm {ucx-listener} {server} {port}"
         by_address(bench, words, words + " 20", known="Assertion `wait_ctx->cb_id == [^']*' failed")
     else:
         bench.log("tests/cm/ucx-listener.c cannot be compiled here (apt-get install libucx-dev): UCX is left out")
@@ -90,6 +93,43 @@ def connections_of_libraries(bench):
     words = "fi_pingpong -p verbs -e msg -c -I 10"
     for side in (GUEST, HOST):
         bench.check(words, side, bench.machine.pair(side, words + " -B {port}", words + " -P {port} {server}"))
+
+
+@case("a thousand connections one after the other, each ended; refusals with private data; all private data checked")
+def connections_often(bench):
+    if "often" not in bench.programs:
+        return bench.log("tests/cm/often.c cannot be compiled here (apt-get install librdmacm-dev): left out")
+    before = resources(bench)
+    by_address(bench, "{often} {server} {port}", "{often} {server} {port} 1000", seconds=240)
+    by_address(bench, "{often} {server} {port}", "{often} {server} {port} 50", family=6, seconds=120)
+    # The last of them may still be remembered.
+    for _ in range(60):
+        if resources(bench) == before:
+            return
+        time.sleep(0.5)
+    bench.fail(f"the guest's kernel had {before} connections and queue pairs before, and has {resources(bench)} now")
+
+
+def resources(bench):
+    """How many identifiers and queue pairs of programs the guest's kernel has."""
+    text = bench.machine.guest("rdma resource show cm_id; rdma resource show qp", 10).output
+    return len([line for line in text.splitlines() if " pid " in line])
+
+
+@case("what programs meet at the edges of librdmacm: the kernel's in the guest answers as ours does")
+def connections_edges(bench):
+    if "behaviour" not in bench.programs:
+        return bench.log("tests/cm/behaviour.c cannot be compiled here (apt-get install librdmacm-dev): left out")
+    for side, words in ((GUEST, f"behaviour {ADDRESS[4][GUEST]} kernel"), (HOST, f"{bench.programs['behaviour']} {ADDRESS[4][HOST]}")):
+        done = bench.machine.begin(side, words, 120).wait()
+        bench.runs += 1
+        if done.code or "all right" not in done.output:
+            bench.fail(f"behaviour, {side}", (side, done))
+
+
+@case("messages of earlier connections come again, as they were and damaged, while a connection stands")
+def connections_forged(bench):
+    forge.run(bench, offered)
 
 
 @case("256 and 1000 connections at once, and a port that nobody listens on")

@@ -33,6 +33,10 @@ const GRACE_NS: Nanos = 100_000_000;
 const LOOK_NS: Nanos = 5_000_000;
 /// Requests that wait so at most; further ones are refused at once.
 const MAX_WAITING: usize = 256;
+/// So many messages are sent at once when the device goes; a socket has room for more of them.
+const LAST_WORDS_AT_ONCE: usize = 64;
+/// How often it is looked for packets then, at most.
+const MAX_LAST_LOOKS: usize = 8;
 /// Notices kept for a user who does not fetch them: more than there can be communications.
 const MAX_NOTICES: usize = 1 << 17;
 
@@ -281,14 +285,28 @@ impl Engine {
         }
     }
 
-    /// The device goes, or its process does: whoever has a connection with it learns of that.
+    /// The device goes, or its process does: whoever has a connection with it learns of that. What others of our address are told comes to
+    /// our own socket where we have the first slot, and so may what is for them: it is handed over before the socket goes.
     pub(crate) fn hang_up(&mut self) {
-        if let Some(agent) = &mut self.core.gsi.agent {
-            agent.cm.end_all(now_ns());
-            while let Some(said) = agent.cm.poll_transmit() {
-                self.core.gsi.out.push(said);
-            }
+        if self.core.gsi.agent.is_none() {
+            return;
+        }
+        self.empty_socket();
+        let Some(agent) = &mut self.core.gsi.agent else { return };
+        agent.cm.end_all(now_ns());
+        let words: Vec<_> = std::iter::from_fn(|| agent.cm.poll_transmit()).collect();
+        for some in words.chunks(LAST_WORDS_AT_ONCE) {
+            self.core.gsi.out.extend_from_slice(some);
             self.send_gsi();
+            self.empty_socket();
+        }
+    }
+
+    fn empty_socket(&mut self) {
+        for _ in 0..MAX_LAST_LOOKS {
+            if self.progress() == 0 {
+                return;
+            }
         }
     }
 }

@@ -247,7 +247,11 @@ impl Responder {
                     out.counters.lost_atomic_replay += 1;
                 }
             }
-            _ => self.push_ack(self.expected - 1),
+            // Whoever repeats a message repeats its end, and asks there. An answer to each of its packets would tell nothing more; and the
+            // kernel's RoCE, told in the middle of a repetition that all has arrived, completes the request and then stops for ever
+            // (docs/interop.md).
+            _ if header.ack_req || header.opcode.place().ends() => self.push_ack(self.expected - 1),
+            _ => {}
         }
         Taken::Alive
     }

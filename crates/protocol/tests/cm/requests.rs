@@ -78,6 +78,23 @@ fn a_refusal_brings_private_data() {
 }
 
 #[test]
+fn a_refusal_that_was_lost_is_said_again() {
+    let mut world = World::new();
+    world.agents[B].listen(SERVICE, 8).unwrap();
+    world.lose(B, Kind::Rej, 0);
+    let a = world.connect();
+    world.run(MILLISECOND);
+    let b = world.events[B][0].id();
+    world.agents[B].reject(b, CONSUMER, vec![0x5a; private_len::REJ]).unwrap();
+    world.run(SECOND);
+    assert_eq!(
+        world.events[A],
+        [Event::Rejected { id: a, reason: CONSUMER, private: vec![0x5a; private_len::REJ] }]
+    );
+    assert_eq!(world.events[B].len(), 1, "its user is asked once");
+}
+
+#[test]
 fn a_user_who_lets_go_of_a_request_refuses_it() {
     let mut world = World::new();
     world.agents[B].listen(SERVICE, 8).unwrap();

@@ -59,6 +59,28 @@ fn the_rest_of_a_read_is_answered_from_where_it_was_asked_for() {
     assert_eq!(answers(&mut sim, true), [(Opcode::ReadResponseFirst, 2), (Opcode::ReadResponseLast, 3)]);
 }
 
+/// A piece of a WRITE of three packets; only the last one asks for an answer.
+fn piece(sim: &mut Sim, n: u32) {
+    let remote = sim.ends[B].remote(THERE);
+    let opcode = [Opcode::WriteFirst, Opcode::WriteMiddle, Opcode::WriteLast][n as usize];
+    let mut header = Header::new(opcode, sim.ends[B].qpn, Psn::new(n));
+    header.ack_req = n == 2;
+    (header.reth.addr, header.reth.rkey, header.reth.len) = (remote.addr, remote.rkey, 768);
+    sim.ends[B].inject(0, &header, &[1; 256]);
+}
+
+/// The kernel's requester does not survive an answer in the middle of what it repeats.
+#[test]
+fn a_repeated_message_is_answered_where_it_ends() {
+    let mut sim = small();
+    (0..3).for_each(|n| piece(&mut sim, n));
+    assert_eq!(answers(&mut sim, true), [(Opcode::Ack, 2)]);
+    (0..2).for_each(|n| piece(&mut sim, n));
+    assert_eq!(answers(&mut sim, true), []);
+    piece(&mut sim, 2);
+    assert_eq!(answers(&mut sim, true), [(Opcode::Ack, 2)]);
+}
+
 #[test]
 fn repeated_writes_between_repeated_reads_pile_nothing_up() {
     let mut sim = small();
