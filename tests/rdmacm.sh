@@ -83,6 +83,17 @@ else
     tools/waive rdmacm-behaviour "tests/cm/behaviour.c cannot be compiled (apt-get install librdmacm-dev libibverbs-dev)" || failed=1
 fi
 
+# A thousand connections one after the other, a tenth refused, all private data checked; then some on a bad network.
+if cc -O1 -Wall -Wextra -o "$folder/often" tests/cm/often.c -lrdmacm -libverbs >"$folder/client" 2>&1; then
+    port=$(free_port)
+    together "$port" 0x0106 "$folder/often" "$address" "$port" -- "$folder/often" "$address" "$port" 1000
+    expect '^1000 connections right$' "$folder/client" "tests/cm/often.c"
+    port=$(free_port)
+    NOBOUNCE_FAULT=loss=0.02,seed=3 together "$port" 0x0106 "$folder/often" "$address" "$port" -- "$folder/often" "$address" "$port" 50
+else
+    tools/waive rdmacm-often "tests/cm/often.c cannot be compiled (apt-get install librdmacm-dev libibverbs-dev)" || failed=1
+fi
+
 if cc -O1 -Wall -Wextra -o "$folder/listener" tests/cm/ucx-listener.c -lucp -lucs >"$folder/client" 2>&1; then
     export UCX_NET_DEVICES=nb0:1 UCX_TLS=rc_verbs,ud_verbs UCX_SOCKADDR_TLS_PRIORITY=rdmacm
     port=$(free_port)

@@ -154,8 +154,11 @@ static void ask(const struct sockaddr *address)
     param.private_data = data;
     CHECK(rdma_connect(id, &param) == 0);
     event = expect(refused ? RDMA_CM_EVENT_REJECTED : RDMA_CM_EVENT_ESTABLISHED);
-    compare(event, refused ? REFUSAL : ANSWER, number);
-    CHECK(!refused || event->status == CONSUMER);
+    /* The last refusal may be lost, and its server is gone then. */
+    if (number != LAST) {
+        compare(event, refused ? REFUSAL : ANSWER, number);
+        CHECK(!refused || event->status == CONSUMER);
+    }
     rdma_ack_cm_event(event);
     if (!refused) {
         if (number % 2 == 0) CHECK(rdma_disconnect(id) == 0);

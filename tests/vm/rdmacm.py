@@ -95,6 +95,21 @@ def connections_of_libraries(bench):
         bench.check(words, side, bench.machine.pair(side, words + " -B {port}", words + " -P {port} {server}"))
 
 
+@case("UCX 1.13 ends itself where its connection ends, without any of ours: both sides in the guest", odd=True)
+def kernel_last_wqe(bench):
+    address = ADDRESS[4][GUEST]
+    words = f"env UCX_NET_DEVICES=rxe0:1 UCX_TLS=rc_verbs,ud_verbs UCX_SOCKADDR_TLS_PRIORITY=rdmacm ucx-listener {address} 18515"
+    for _ in range(5):
+        server = bench.machine.begin(GUEST, words, 60)
+        offered(bench.machine, GUEST, 18515, server)
+        client = bench.machine.begin(GUEST, words + " 20", 60).wait()
+        server = server.wait()
+        bench.runs += 1
+        for name, done in (("server", server), ("client", client)):
+            said = re.search(r"Assertion .* failed|rounds right", done.output)
+            bench.log(f"{name}: exit code {done.code}, {said.group(0) if said else 'nothing of interest said'}")
+
+
 @case("a thousand connections one after the other, each ended; refusals with private data; all private data checked")
 def connections_often(bench):
     if "often" not in bench.programs:
