@@ -15,6 +15,8 @@ use super::range_error::{failed, unknown};
 pub const GPU_PAGE: u64 = 64 << 10;
 /// `cudaMalloc` memory begins at multiples of this.
 const ALLOCATION_ALIGNMENT: u64 = 512;
+/// CUDA promises that every allocation begins at a multiple of this: up to the next one, what lies behind an allocation is nobody's.
+const PROMISED_ALIGNMENT: u64 = 256;
 
 /// How memory that CUDA knows was made, as far as it matters for reaching it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -158,7 +160,7 @@ impl GpuRange {
         driver
             .in_context(range.context, |api| range.classify(api, &attributes, end))
             .map_err(|error| failed(addr, error))?;
-        if range.segments.last().is_none_or(|last| last.end() < end) {
+        if range.room_end() < end {
             return Err(range.crossing());
         }
         Ok(range)
@@ -341,6 +343,12 @@ impl GpuRange {
             Ok::<_, CudaError>((device == self.gpu.ordinal()).then_some(context))
         })?;
         current.map_or_else(|| self.gpu.primary(), Ok)
+    }
+
+    /// Up to where a range may reach: programs round what they register up (UCX to 16 bytes), and adapters, which know pages only, let them.
+    fn room_end(&self) -> u64 {
+        let end = self.segments.last().map_or(0, Segment::end);
+        end.checked_next_multiple_of(PROMISED_ALIGNMENT).unwrap_or(end)
     }
 
     fn crossing(&self) -> RangeError {

@@ -38,13 +38,35 @@ fn memory_that_is_not_the_gpus() {
     });
 }
 
+/// UCX rounds what it registers up to 16 bytes: what lies behind an allocation, before the next one can begin, may be part of a region.
+#[test]
+fn a_range_that_is_rounded_up() {
+    alone("gpu_standin_errors::a_range_that_is_rounded_up", &[], || {
+        let cuda = StandIn::program();
+        for odd in [4104, MIB + 8, 1] {
+            let mut addr = 0;
+            assert_eq!(cuda.alloc(&mut addr, odd), 0);
+            let memory = register(addr, odd.next_multiple_of(16)).unwrap();
+            assert_eq!(memory.len(), odd.next_multiple_of(16));
+            memory.window().unwrap().store(odd - 1, b"!").unwrap();
+            assert_eq!(cuda.peek(addr + odd as u64 - 1, 1), b"!");
+            assert!(memory.check_alive().is_ok());
+            assert!(register(addr, odd.next_multiple_of(256)).is_ok());
+            assert!(matches!(range_error(addr, odd.next_multiple_of(256) + 1), RangeError::Crosses { .. }));
+        }
+    });
+}
+
 #[test]
 fn a_range_that_leaves_its_allocation() {
     alone("gpu_standin_errors::a_range_that_leaves_its_allocation", &[], || {
         let cuda = StandIn::program();
         for made in Made::ALL {
             let (addr, len) = made.make(cuda);
-            for (offset, wanted) in [(0, len + 1), (len - 1, 2), (1, len), (len / 2, 64 << 30)] {
+            // Up to where the next allocation could begin, it is nobody's: the test above.
+            let room = len.next_multiple_of(256);
+            for (offset, wanted) in [(0, room + 1), (len - 1, room - len + 2), (1, room), (len / 2, 64 << 30)]
+            {
                 let error = range_error(addr + offset as u64, wanted);
                 assert!(matches!(error, RangeError::Crosses { .. }), "{made:?}: {error}");
                 let words = error.to_string();
