@@ -5,7 +5,7 @@
 //! * [`guard`]: the fault guard that makes this so.
 //! * [`probe`]: whether a range is mapped with the rights wanted, asked once at registration.
 //! * [`barrier`]: ordering points, named after what they keep in order.
-//! * [`HostBuffer`]: page-aligned memory of our own.
+//! * [`HostBuffer`]: page-aligned memory of our own; [`shared_file`]: memory that another process maps, too.
 
 #[cfg(not(target_os = "linux"))]
 compile_error!(
@@ -20,6 +20,7 @@ pub mod guard;
 mod host_buffer;
 pub mod path;
 pub mod probe;
+pub mod shared_file;
 mod window;
 
 pub use access_error::AccessError;

@@ -14,7 +14,7 @@ mod chunk;
 mod pinned;
 mod slab;
 
-pub use chunk::PinnedChunk;
+pub use chunk::{PinnedChunk, SharedPlace};
 use slab::Slab;
 
 /// Copies by one GPU's copy engine.

@@ -171,10 +171,23 @@ struct InRings {
     rings: Vec<Arc<NearRing>>,
     packets: usize,
     bytes: usize,
-    /// The length of one that was begun, in the last ring, and how many packets it is.
-    open: Option<(usize, u16)>,
+    /// Bytes of them that lie in chunks.
+    lent: usize,
+    /// One that was begun, in the last ring.
+    open: Option<OpenInRing>,
     /// A ring was full, and what did not fit waits here: what comes next must not overtake it.
     spilled: bool,
+}
+
+/// A packet in a ring, begun and not yet committed, or several that travel as one.
+#[derive(Debug)]
+struct OpenInRing {
+    len: usize,
+    packets: u16,
+    /// Where its payload lies, if not in the ring: the bytes there, from the headers on, and the chunk.
+    lent: Option<(u8, u32, PinnedChunk)>,
+    /// Bytes in the ring.
+    room: usize,
 }
 
 impl TxBatch {
@@ -242,7 +255,33 @@ impl TxBatch {
         Some(self.begin_in_ring(ring, room, len, packets))
     }
 
+    /// As [`begin_run`](Self::begin_run), for so many packets whose payloads lie in a row in a chunk, from `at` on: the room is for the
+    /// headers, `head` bytes; the receiver reads everything else where it lies.
+    pub fn begin_lent(
+        &mut self,
+        ring: &Arc<NearRing>,
+        (len, head, packets): (usize, usize, u16),
+        chunk: &PinnedChunk,
+        at: usize,
+    ) -> Option<&mut [u8]> {
+        if self.near.spilled || !self.fits(len) || at + (len - head) > chunk.len() {
+            return None;
+        }
+        let (file, offset) = ring.lend(chunk, at)?;
+        let room = ring.reserve(head)?;
+        let lent = Some((file, offset, chunk.clone()));
+        Some(self.open_in_ring(ring, room, OpenInRing { len, packets, lent, room: head }))
+    }
+
     fn begin_in_ring(&mut self, ring: &Arc<NearRing>, room: *mut u8, len: usize, packets: u16) -> &mut [u8] {
+        let room = self.open_in_ring(ring, room, OpenInRing { len, packets, lent: None, room: len });
+        // What is not sealed must not carry what lay there before.
+        room[len - ICRC_LEN..].fill(0);
+        room
+    }
+
+    #[inline]
+    fn open_in_ring(&mut self, ring: &Arc<NearRing>, room: *mut u8, open: OpenInRing) -> &mut [u8] {
         let rings = &mut self.near.rings;
         if rings.last().is_none_or(|last| !Arc::ptr_eq(last, ring)) {
             match rings.iter().position(|known| Arc::ptr_eq(known, ring)) {
@@ -253,13 +292,11 @@ impl TxBatch {
                 None => rings.push(Arc::clone(ring)),
             }
         }
-        self.near.open = Some((len, packets));
+        let len = open.room;
+        self.near.open = Some(open);
         // SAFETY: so many bytes of the ring are ours until they are published, and the ring lives as long as the batch knows it. Its
         // reader may not look at them, let alone write; whatever it does, nothing is read back from here.
-        let room = unsafe { std::slice::from_raw_parts_mut(room, len) };
-        // What is not sealed must not carry what lay there before.
-        room[len - ICRC_LEN..].fill(0);
-        room
+        unsafe { std::slice::from_raw_parts_mut(room, len) }
     }
 
     /// Whether a packet of that length is one, and fits.
@@ -357,9 +394,16 @@ impl TxBatch {
 
     /// As [`commit`](Self::commit), of a packet whose body has this CRC.
     pub fn commit_crc(&mut self, crc: Option<u32>) {
-        if let Some((len, packets)) = self.near.open.take() {
+        if let Some(OpenInRing { len, packets, lent, room }) = self.near.open.take() {
             if let Some(ring) = self.near.rings.last() {
-                ring.commit(len, packets);
+                match lent {
+                    None => ring.commit(len, packets),
+                    Some((file, offset, chunk)) => {
+                        let behind = u32::try_from(len - room).unwrap_or(0);
+                        self.near.lent += len - room;
+                        ring.commit_lent((room, packets), (file, offset), behind, chunk);
+                    }
+                }
             }
             self.near.packets += usize::from(packets);
             self.near.bytes += len;
@@ -448,9 +492,9 @@ impl TxBatch {
         &self.near.rings
     }
 
-    /// How many packets, and bytes, lie there.
-    pub(super) fn in_rings(&self) -> (usize, usize) {
-        (self.near.packets, self.near.bytes)
+    /// How many packets, and bytes, lie there, and how many of the bytes in chunks that the receivers read.
+    pub(super) fn in_rings(&self) -> (usize, usize, usize) {
+        (self.near.packets, self.near.bytes, self.near.lent)
     }
 
     /// The packets in it, in order, but for those in rings.

@@ -9,10 +9,11 @@
 mod doorbells;
 #[doc(hidden)]
 pub mod fuzzing;
+mod lent;
 mod meeting;
-mod memfd;
 mod near;
 mod ring;
+mod shown;
 
 pub use doorbells::Doorbells;
 pub use near::NearRing;
@@ -22,8 +23,11 @@ use std::net::IpAddr;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
+use nobounce_memory::shared_file;
+
 use self::meeting::{Came, Hello};
-use self::ring::{Label, Memory, Reader, Trouble};
+use self::ring::{Label, Memory, Packet, Reader, Trouble};
+use self::shown::ShownFiles;
 use super::batch::{MAX_PACKET, SLOT_BYTE};
 use super::epoll::Epoll;
 use super::udp::OpenError;
@@ -46,23 +50,89 @@ const MOST_RINGS: usize = 256;
 struct Outgoing {
     to: (IpAddr, u8),
     ring: Arc<NearRing>,
-    connection: NotInherited,
+    connection: Arc<NotInherited>,
     /// Something was written since the reader was last told.
     written: bool,
 }
 
 /// A peer who writes to us, once it has said which ring.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Incoming {
     /// `None`: it is gone. What it wrote before is still read.
     connection: Option<NotInherited>,
     ring: Option<(Hello, Reader)>,
+    /// What its packets may refer to.
+    files: ShownFiles,
+}
+
+impl Incoming {
+    /// Hears what the other end has to say; whether that was its ring.
+    fn hear(&mut self, counted: &mut Counted) -> bool {
+        let mut rings = false;
+        while let Some(connection) = &self.connection {
+            let sound = match meeting::take(connection) {
+                Came::Nothing => break,
+                Came::Bell => true,
+                Came::Ring(hello, file) if self.ring.is_none() => {
+                    let sound = shared_file::is_sound(&file, ring::FILE_LEN);
+                    let memory = sound.then(|| Memory::map(&file).ok()).flatten();
+                    self.ring = memory.map(|memory| (hello, Reader::new(Arc::new(memory))));
+                    rings |= self.ring.is_some();
+                    self.ring.is_some()
+                }
+                Came::File(len, file) if self.ring.is_some() => self.files.take(&file, len),
+                Came::Ring(..) | Came::File(..) => false,
+                Came::End => {
+                    self.connection = None;
+                    break;
+                }
+            };
+            if !sound {
+                counted.refused += 1;
+                self.connection = None;
+            }
+        }
+        rings
+    }
+
+    /// The next packet in its ring.
+    #[inline]
+    fn next(&mut self, counted: &mut Counted, heard: &mut bool) -> Result<Lying, Trouble> {
+        let Some((_, reader)) = &mut self.ring else { return Err(Trouble::Wait) };
+        let Packet { at, len, label, elsewhere } = reader.pop()?;
+        let Some(elsewhere) = elsewhere else {
+            let stays = !label.sealed && len > HEADERS;
+            let head = if stays { HEADERS } else { len };
+            return Ok(Lying { at, head, whole: stays.then_some(at), len, label });
+        };
+        if !self.files.knows(elsewhere.file) {
+            // It was shown before the packet was written.
+            self.hear(counted);
+            *heard = true;
+        }
+        let total = len.saturating_add(usize::try_from(elsewhere.len).unwrap_or(usize::MAX));
+        let sound = len <= HEADERS && total <= MAX_PACKET && !label.sealed;
+        let whole = self.files.find(len, elsewhere).filter(|_| sound).ok_or(Trouble::Broken)?;
+        Ok(Lying { at, head: len, whole: Some(whole), len: total, label })
+    }
+}
+
+/// A packet that lies in a ring, or its payload elsewhere.
+struct Lying {
+    at: *const u8,
+    /// So many bytes of it are to be copied before anything is looked at.
+    head: usize,
+    /// Where all of it lies, but for headers, which are not to be read there.
+    whole: Option<*const u8>,
+    len: usize,
+    label: Label,
 }
 
 #[derive(Debug, Default)]
 struct Counted {
     sent: u64,
     sent_bytes: u64,
+    lent_bytes: u64,
     lost_full: u64,
     lost_departed: u64,
     received: u64,
@@ -122,8 +192,9 @@ impl<L: Link> ShmLink<L> {
         if !meeting::is_ours(&connection) {
             return Err(io::Error::other("it is of another user"));
         }
-        let file = memfd::create(ring::FILE_LEN)?;
-        let ring = Arc::new(NearRing::new(Memory::map(&file)?));
+        let file = shared_file::create(ring::FILE_LEN)?;
+        let connection = Arc::new(connection);
+        let ring = Arc::new(NearRing::new(Memory::map(&file)?, Arc::clone(&connection)));
         let Capabilities { local, source_ports, .. } = self.inner.capabilities();
         meeting::send_ring(&connection, Hello { src: local, src_port: source_ports[0] }, file.as_raw_fd())?;
         self.poll.add(connection.as_raw_fd())?;
@@ -156,8 +227,9 @@ impl<L: Link> ShmLink<L> {
                 outgoing.written = true;
             }
         }
-        let (packets, bytes) = batch.in_rings();
+        let (packets, bytes, lent) = batch.in_rings();
         self.counted.sent += packets as u64;
+        self.counted.lent_bytes += lent as u64;
         self.counted.sent_bytes += bytes as u64;
         for packet in batch.packets() {
             let parts = batch.parts(packet);
@@ -208,7 +280,7 @@ impl<L: Link> ShmLink<L> {
         }
         for connection in new {
             if self.poll.add(connection.as_raw_fd()).is_ok() {
-                self.incoming.push(Incoming { connection: Some(connection), ring: None });
+                self.incoming.push(Incoming { connection: Some(connection), ..Incoming::default() });
             }
         }
     }
@@ -217,23 +289,7 @@ impl<L: Link> ShmLink<L> {
     fn hear(&mut self) {
         let mut changed = false;
         for incoming in &mut self.incoming {
-            while let Some(connection) = &incoming.connection {
-                match meeting::take(connection) {
-                    Came::Nothing => break,
-                    Came::Bell => {}
-                    Came::Ring(hello, file) if incoming.ring.is_none() => {
-                        let memory = memfd::is_sound(&file, ring::FILE_LEN).then(|| Memory::map(&file));
-                        let Some(Ok(memory)) = memory else {
-                            self.counted.refused += 1;
-                            incoming.connection = None;
-                            break;
-                        };
-                        incoming.ring = Some((hello, Reader::new(Arc::new(memory))));
-                        changed = true;
-                    }
-                    Came::Ring(..) | Came::End => incoming.connection = None,
-                }
-            }
+            changed |= incoming.hear(&mut self.counted);
         }
         if changed {
             self.renew_doorbells();
@@ -271,23 +327,21 @@ impl<L: Link> ShmLink<L> {
     #[inline]
     fn read(&mut self, sink: &mut dyn FnMut(&RxDatagram<'_>)) -> usize {
         let Self { incoming, buffer, counted, .. } = self;
-        let (mut delivered, mut gone, mut broken) = (0, false, false);
+        let (mut delivered, mut gone, mut broken, mut heard) = (0, false, false, false);
         for incoming in incoming.iter_mut() {
-            let Some((hello, reader)) = &mut incoming.ring else { continue };
+            let Some((hello, _)) = incoming.ring else { continue };
             let mut taken = 0;
             while taken < MOST_FROM_ONE {
-                match reader.pop() {
-                    Ok((at, len, label)) => {
+                match incoming.next(counted, &mut heard) {
+                    Ok(Lying { at, head, whole, len, label }) => {
                         taken += 1;
                         counted.received_bytes += len as u64;
-                        let stays = !label.sealed && len > HEADERS;
-                        let copied = if stays { HEADERS } else { len };
-                        // SAFETY: the packet lies inside the ring, and the buffer has room for any. The writer may change it
+                        // SAFETY: so many bytes lie inside the ring, and the buffer has room for any packet. The writer may change them
                         // meanwhile: then we have other bytes.
-                        unsafe { buffer.as_mut_ptr().copy_from_nonoverlapping(at, copied) };
+                        unsafe { buffer.as_mut_ptr().copy_from_nonoverlapping(at, head) };
                         // SAFETY: it stays there until it is released, below. See `RxDatagram` for what a writer that breaks the
                         // rules can do: change the payload, which is its own, until it has been copied.
-                        let whole = stays.then(|| unsafe { std::slice::from_raw_parts(at, len) });
+                        let whole = whole.map(|whole| unsafe { std::slice::from_raw_parts(whole, len) });
                         sink(&RxDatagram {
                             src: hello.src,
                             src_port: hello.src_port,
@@ -301,7 +355,7 @@ impl<L: Link> ShmLink<L> {
                     Err(Trouble::Wait) => break,
                     Err(Trouble::Broken) => {
                         // The connection goes too: the writer learns that nobody reads.
-                        *incoming = Incoming { connection: None, ring: None };
+                        *incoming = Incoming::default();
                         broken = true;
                         break;
                     }
@@ -316,6 +370,9 @@ impl<L: Link> ShmLink<L> {
         if gone {
             self.counted.broken += u64::from(broken);
             self.forget_departed();
+        }
+        if heard {
+            self.doorbells.renew();
         }
         self.counted.received += delivered as u64;
         delivered
@@ -372,6 +429,7 @@ impl<L: Link> Link for ShmLink<L> {
     }
 
     fn attend(&mut self) {
+        self.outgoing.iter().for_each(|outgoing| outgoing.ring.take_back());
         if !self.poll.is_ready() {
             return;
         }
@@ -435,6 +493,7 @@ impl<L: Link> Link for ShmLink<L> {
         all.extend([
             ("shm_tx_packets", counted.sent),
             ("shm_tx_bytes", counted.sent_bytes),
+            ("shm_tx_lent_bytes", counted.lent_bytes),
             ("shm_tx_lost_full", counted.lost_full),
             ("shm_tx_lost_departed", counted.lost_departed),
             ("shm_tx_bells", counted.bells),
@@ -449,6 +508,8 @@ impl<L: Link> Link for ShmLink<L> {
 
 #[cfg(test)]
 mod tests {
+    use nobounce_memory::gpu::copy_engine::{CopyEngine, PinnedChunk};
+
     use super::super::udp::{UdpConfig, UdpLink};
     use super::*;
 
@@ -479,5 +540,63 @@ mod tests {
         to.receive(&mut |_| seen += 1);
         assert_eq!((seen, to.incoming.len()), (count, 0));
         assert!(!to.poll.is_ready(), "nothing that would wake us for ever");
+    }
+
+    /// Queues one packet whose payload is a chunk's first bytes behind the headers.
+    fn lend(batch: &mut TxBatch, ring: &Arc<NearRing>, slot: u8, chunk: &PinnedChunk) {
+        let room = batch.begin_lent(ring, (12 + 4096 + 4, 12, 1), chunk, 64).unwrap();
+        room.fill(0);
+        room[SLOT_BYTE] = slot;
+        batch.commit_crc(None);
+    }
+
+    /// Whoever has not read a chunk yet finds it as it was, even if the device that lent it is gone; then it is used again.
+    #[test]
+    fn a_chunk_stays_as_it_is_until_it_was_read() {
+        let _gpu = fake_cuda::client::StandIn::program();
+        let gpu = nobounce_memory::gpu::Gpu::by_ordinal(0).unwrap().unwrap();
+        let engine = CopyEngine::new(&gpu, 2, 8192).unwrap();
+        let (mut from, mut to) = (link("127.66.2.2"), link("127.66.2.2"));
+        let ring = from.introduce(to.local(), to.slot()).unwrap();
+        let mut chunk = engine.take_chunk().unwrap();
+        chunk.get_mut().unwrap().fill(7);
+        let mut batch = TxBatch::new(from.capabilities());
+        lend(&mut batch, &ring, to.slot(), &chunk);
+        from.send(&mut batch);
+        drop((chunk, batch));
+        let other = engine.take_chunk().expect("one of two is free");
+        assert!(engine.take_chunk().is_none(), "the other one is lent");
+        drop((ring, from));
+        assert!(engine.take_chunk().is_none(), "it still is");
+        to.attend();
+        let mut seen = 0;
+        to.receive(&mut |datagram| {
+            assert_eq!((datagram.bytes.len(), datagram.packets), (12 + 4096 + 4, 1));
+            assert!(datagram.whole.unwrap()[12..12 + 4096].iter().all(|byte| *byte == 7));
+            seen += 1;
+        });
+        assert_eq!(seen, 1);
+        drop(other);
+        // The next one who parts looks after what was left.
+        let mut next = link("127.66.2.3");
+        drop((next.introduce(to.local(), to.slot()), next));
+        assert!(engine.take_chunk().is_some() && engine.take_chunk().is_some());
+    }
+
+    /// One that does not read keeps eight chunks, and not all there are.
+    #[test]
+    fn a_peer_that_does_not_read_does_not_get_all_chunks() {
+        let _gpu = fake_cuda::client::StandIn::program();
+        let gpu = nobounce_memory::gpu::Gpu::by_ordinal(0).unwrap().unwrap();
+        let engine = CopyEngine::new(&gpu, 10, 8192).unwrap();
+        let (mut from, to) = (link("127.66.2.4"), link("127.66.2.4"));
+        let ring = from.introduce(to.local(), to.slot()).unwrap();
+        let mut batch = TxBatch::new(from.capabilities());
+        for _ in 0..8 {
+            lend(&mut batch, &ring, to.slot(), &engine.take_chunk().unwrap());
+        }
+        let ninth = engine.take_chunk().unwrap();
+        assert!(batch.begin_lent(&ring, (12 + 4096 + 4, 12, 1), &ninth, 64).is_none());
+        from.send(&mut batch);
     }
 }

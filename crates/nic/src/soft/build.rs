@@ -3,13 +3,13 @@
 
 use std::sync::Arc;
 
-use nobounce_memory::gpu::copy_engine::PinnedChunk;
+use nobounce_memory::gpu::copy_engine::Rows;
 use nobounce_memory::path::Mechanism;
 use nobounce_protocol::qp::{Access, Nak, Payload, Service, Transmit};
 use nobounce_protocol::wire::{BTH_LEN, ICRC_LEN};
 
 use super::entry::QpEntry;
-use super::feed::{Fetched, Origin, Want};
+use super::feed::{self, Fetched, Lies, Origin, Want};
 use super::host::find_send;
 use super::region::{GatherError, Regions};
 use super::scatter::Piece;
@@ -37,6 +37,9 @@ pub(crate) fn packet_len(transmit: &Transmit) -> usize {
 
 /// Most bytes of payload that travel as one through a ring: they are read and placed while the next ones are written.
 const MOST_OF_A_RUN: usize = 16 * 1024;
+
+/// The same for bytes that the receiver reads where they lie.
+const MOST_LENT: usize = 32 * 1024;
 
 /// Builds `count` more packets after `transmit`, each with the next sequence number and the next piece; `transmit`
 /// moves along, so that it is the one that could not be built if one could not.
@@ -141,6 +144,27 @@ fn build_run(
     Ok(packets as u64)
 }
 
+/// How what is fetched for this queue pair is to lie in its chunk.
+fn rows_for(entry: &QpEntry) -> Rows {
+    match entry.ring {
+        Some(_) => feed::IN_A_ROW,
+        None => feed::rows(entry.qp.attr().path_mtu.bytes() as usize),
+    }
+}
+
+/// Packets like `first`, as many as `packets` says, whose payloads lie in a row where the copy engine put them: a peer on this machine reads
+/// them there. Whether that could be.
+fn build_lent(entry: &QpEntry, tx: &mut TxBatch, first: &Transmit, packets: usize, lies: &Lies) -> bool {
+    let Some(ring) = &entry.ring else { return false };
+    let (head, payload) = (first.header.len(), packets * first.payload.len() as usize);
+    let len = head + payload + usize::from(first.header.pad) + ICRC_LEN;
+    let number = u16::try_from(packets).unwrap_or(1);
+    let Some(room) = tx.begin_lent(ring, (len, head, number), &lies.chunk, lies.at) else { return false };
+    first.header.emit(room);
+    tx.commit_crc(None);
+    true
+}
+
 /// The same for bytes that the copy engine fetched: all of them are there (see [`ready_repeats`]), in one chunk.
 fn repeat_fetched(
     entry: &mut QpEntry,
@@ -149,21 +173,32 @@ fn repeat_fetched(
     transmit: &mut Transmit,
     count: u64,
 ) -> Result<(), Nak> {
-    for _ in 0..count {
+    let mut left = count;
+    while left > 0 {
         transmit.advance();
-        let Payload::Request { serial, offset, .. } = transmit.payload else { return Ok(()) };
+        left -= 1;
+        let Payload::Request { serial, offset, len, .. } = transmit.payload else { return Ok(()) };
         let origin = Origin::Request(serial);
         let here = entry
             .feeds
             .as_ref()
             .filter(|feeds| !feeds.copies)
             .and_then(|feeds| feeds.of(origin).here(origin, offset));
-        match here {
-            Some((chunk, start)) => {
-                build_outside(entry, tx, transmit, chunk, start);
+        // A packet that is lost here is repeated.
+        let Some(lies) = here else {
+            build(entry, tx, regions, transmit)?;
+            continue;
+        };
+        let piece = (len as usize).max(1);
+        let in_a_row = lies.row.min(MOST_LENT) / piece;
+        let packets = usize::try_from(left + 1).unwrap_or(1).min(in_a_row).max(1);
+        if entry.qp.service() == Service::Rc && build_lent(entry, tx, transmit, packets, &lies) {
+            for _ in 1..packets {
+                transmit.advance();
             }
-            // A packet that is lost here is repeated.
-            None => _ = build(entry, tx, regions, transmit)?,
+            left -= packets as u64 - 1;
+        } else {
+            build_outside(entry, tx, transmit, &lies);
         }
     }
     Ok(())
@@ -361,7 +396,7 @@ fn build_fetched(
         }
         Payload::None => return Err(Nak::RemoteOperational),
     };
-    let mtu = entry.qp.attr().path_mtu.bytes() as usize;
+    let rows = rows_for(entry);
     let (mut owner, asker) = (entry.owner(), entry.asker());
     let feeds = entry.feeds.get_or_insert_default();
     owner.after = feeds.fence(origin, owner.after);
@@ -374,11 +409,11 @@ fn build_fetched(
         }
         let Piece { at, len, behind, .. } = piece;
         let (memory, copier, can_load) = (&gpu.memory, gpu.copier, gpu.can_load());
-        let want = Want { origin, at, len, behind, memory, copier, offset, can_load, mtu };
+        let want = Want { origin, at, len, behind, memory, copier, offset, can_load, rows };
         (feed.get(&stage.copiers, &want), gpu.staged_out)
     })?;
-    let (chunk, start, staged) = match got {
-        Some((Fetched::Ready(chunk, start), staged)) => (chunk, start, staged),
+    let (lies, staged) = match got {
+        Some((Fetched::Ready(lies), staged)) => (lies, staged),
         Some((Fetched::Pending, _)) => return Ok(Built::Pending { after: owner.after, starved: false }),
         Some((Fetched::Late, _)) => {
             // Loads need no copy engine. They are slow for long messages, but the copy engine may wait for a kernel that waits for us.
@@ -409,10 +444,10 @@ fn build_fetched(
         prefetch_next(entry, regions, serial, offset + u64::from(len) + u64::from(rest));
     }
     let built = if staged {
-        let payload = start + BTH_LEN;
-        build_copy(entry, tx, transmit, &chunk[payload..payload + piece.len], Built::Done(Route::Staged))
+        let bytes = &lies.chunk[lies.at..lies.at + piece.len];
+        build_copy(entry, tx, transmit, bytes, Built::Done(Route::Staged))
     } else {
-        build_outside(entry, tx, transmit, &chunk, start)
+        build_outside(entry, tx, transmit, &lies)
     };
     if transmit.payload.rest() == 0
         && let Some(feeds) = &mut entry.feeds
@@ -425,7 +460,7 @@ fn build_fetched(
 
 /// Fetches the beginning of the next request too, once all of this one, which ends at `end`, is fetched.
 fn prefetch_next(entry: &mut QpEntry, regions: &mut Regions, serial: u64, end: u64) {
-    let (owner, mtu) = (entry.owner(), entry.qp.attr().path_mtu.bytes() as usize);
+    let (owner, rows) = (entry.owner(), rows_for(entry));
     let asker = entry.asker();
     let QpEntry { feeds: Some(feeds), sends, .. } = entry else { return };
     let (origin, next_origin) = (Origin::Request(serial), Origin::Request(serial + 1));
@@ -444,31 +479,29 @@ fn prefetch_next(entry: &mut QpEntry, regions: &mut Regions, serial: u64, end: u
             let (memory, copier) = (&gpu.memory, gpu.copier);
             let (origin, behind) = (next_origin, piece.behind);
             let can_load = gpu.can_load();
-            let want = Want { origin, at: 0, len: 1, behind, memory, copier, offset, can_load, mtu };
+            let want = Want { origin, at: 0, len: 1, behind, memory, copier, offset, can_load, rows };
             feed.prefetch(&stage.copiers, &want);
         }
     });
 }
 
-/// The link takes the payload from where the copy engine put it: the packet would begin at `start` of the chunk if its header were
-/// the shortest, and if it is, it is built there.
-fn build_outside(
-    entry: &QpEntry,
-    tx: &mut TxBatch,
-    transmit: &Transmit,
-    chunk: &PinnedChunk,
-    start: usize,
-) -> Built {
-    let payload = start + BTH_LEN..start + BTH_LEN + transmit.payload.len() as usize;
+/// The link takes the payload from where the copy engine put it; the packet is built there if its header is the shortest and has room.
+fn build_outside(entry: &QpEntry, tx: &mut TxBatch, transmit: &Transmit, lies: &Lies) -> Built {
+    let Lies { chunk, at, has_gaps, .. } = lies;
+    let payload = *at..at + transmit.payload.len() as usize;
     let done = Built::Done(Route::Direct(Mechanism::CopyEngine));
     if entry.ring.is_some() {
+        if build_lent(entry, tx, transmit, 1, lies) {
+            return done;
+        }
         // Into the ring of the peer, as the kernel would copy it into a socket buffer.
         return build_copy(entry, tx, transmit, &chunk[payload], done);
     }
     let (head, len) = (transmit.header.len(), packet_len(transmit));
     let way = (*entry.qp.destination(), port_hint(entry));
     let full = payload.len() == entry.qp.attr().path_mtu.bytes() as usize;
-    if head == BTH_LEN && full {
+    if head == BTH_LEN && full && *has_gaps {
+        let start = at - BTH_LEN;
         let mut header = [0; BTH_LEN];
         transmit.header.emit(&mut header);
         // SAFETY: references into chunks are made for the time of a call only. A batch that still waits to be sent may hold the same

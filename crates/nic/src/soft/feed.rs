@@ -50,8 +50,8 @@ pub(crate) struct Want<'a> {
     pub(crate) offset: usize,
     /// Whether they could be loaded instead.
     pub(crate) can_load: bool,
-    /// Bytes of a full packet's payload.
-    pub(crate) mtu: usize,
+    /// How they are to lie in the chunk.
+    pub(crate) rows: Rows,
 }
 
 /// The rows in which payload lies in a chunk: with room for a base transport header before and an ICRC behind each, so that packets
@@ -60,11 +60,26 @@ pub(crate) const fn rows(mtu: usize) -> Rows {
     Rows { width: mtu, pitch: BTH_LEN + mtu + ICRC_LEN, lead: BTH_LEN }
 }
 
+/// All payload in a row, for a peer on this machine that reads it where it lies; before it as much as headers ever take.
+pub(crate) const IN_A_ROW: Rows = Rows { width: CHUNK, pitch: CHUNK + 64, lead: 64 };
+
+/// Where fetched payload lies.
+#[derive(Clone, Debug)]
+pub(crate) struct Lies {
+    pub(crate) chunk: PinnedChunk,
+    /// Where in the chunk it begins.
+    pub(crate) at: usize,
+    /// So many bytes follow in a row: as many as were fetched with it, or a packet's payload.
+    pub(crate) row: usize,
+    /// Whether there is room for the shortest header before it, and for an ICRC behind it.
+    pub(crate) has_gaps: bool,
+}
+
 /// What came of asking.
 #[derive(Debug)]
 pub(crate) enum Fetched {
-    /// Here they are: where the packet they belong to would begin, if its header is the shortest.
-    Ready(PinnedChunk, usize),
+    /// Here they are.
+    Ready(Lies),
     /// Ask again.
     Pending,
     /// The copy engine does not get to it: load them.
@@ -106,9 +121,11 @@ impl Fetch {
         }
     }
 
-    /// Where the packet begins whose payload begins at `at`.
-    fn place_of(&self, at: u64) -> usize {
-        self.rows.place_of(usize::try_from(at - self.at).unwrap_or(0)) - self.rows.lead
+    /// Where the payload lies that begins at `at`, in this chunk.
+    fn lies(&self, chunk: &PinnedChunk, at: u64) -> Lies {
+        let from = usize::try_from(at - self.at).unwrap_or(0);
+        let row = (self.rows.width - from % self.rows.width).min(self.len - from);
+        Lies { chunk: chunk.clone(), at: self.rows.place_of(from), row, has_gaps: self.rows != IN_A_ROW }
     }
 
     fn holds(&self, origin: Origin, at: u64) -> bool {
@@ -150,11 +167,11 @@ impl Feed {
             .map_or(0, |fetch| fetch.end() - at)
     }
 
-    /// The chunk that holds the packet whose payload begins at `at` of that message, and where in it, if it is there.
-    pub(crate) fn here(&self, origin: Origin, at: u64) -> Option<(&PinnedChunk, usize)> {
+    /// Where the payload lies that begins at `at` of that message, if it is there.
+    pub(crate) fn here(&self, origin: Origin, at: u64) -> Option<Lies> {
         let fetch = self.fetches.iter().find(|fetch| fetch.holds(origin, at))?;
         let Some(State::Here(chunk)) = &fetch.state else { return None };
-        Some((chunk, fetch.place_of(at)))
+        Some(fetch.lies(chunk, at))
     }
 
     /// How many fetches it has.
@@ -198,9 +215,8 @@ impl Feed {
         }
         self.fetch_ahead(copiers, want);
         let Some(fetch) = self.fetches.front_mut() else { return Fetched::Starved };
-        let place = fetch.place_of(want.at);
         match settle(&mut fetch.state) {
-            Ok(Some(chunk)) => Fetched::Ready(chunk, place),
+            Ok(Some(chunk)) => Fetched::Ready(fetch.lies(&chunk, want.at)),
             Ok(None) => match fetch.age() {
                 age if want.can_load && age > LATE_NS => {
                     copiers.found_late(want.copier);
@@ -229,7 +245,7 @@ impl Feed {
             let Some(chunk) = engine.take_chunk() else { return };
             let len = usize::try_from(end - at).unwrap_or(CHUNK).min(self.next_len);
             let offset = want.offset + usize::try_from(at - want.at).unwrap_or(0);
-            let rows = rows(want.mtu);
+            let rows = want.rows;
             let fetching = engine.start(Job { memory: want.memory.clone(), offset, len, rows, chunk });
             let state = Some(State::UnderWay(fetching, now_ns()));
             self.fetches.push_back(Fetch { origin: want.origin, at, len, rows, state });

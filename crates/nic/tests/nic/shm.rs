@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use crate::common::{End, MIB, config, pair_with, until};
+use crate::common::on_gpu::{OnGpu, Way};
+use crate::common::{End, MIB, config, pair_with, patterns, until};
+use fake_cuda::client::StandIn;
 use nobounce_nic::soft::{Config, LinkChoice, Mtu, Operation, SendRequest, Status};
 
 fn near(addr: &str) -> Config {
@@ -48,6 +50,29 @@ fn one_who_knows_no_shared_memory_is_reached_by_udp() {
         assert_eq!((counter(end, "shm_tx_packets"), counter(end, "shm_rx_packets")), (0, 0));
         assert!(counter(end, "udp_tx_packets") > 0);
         assert_eq!(end.counter("icrc_errors"), 0);
+    }
+}
+
+/// No copy by a processor on the sender's side: the receiver reads the chunk that the copy engine filled.
+#[test]
+fn what_the_copy_engine_fetched_is_read_where_it_lies() {
+    let gpu = StandIn::program();
+    for (n, mtu) in [Mtu::Mtu4096, Mtu::Mtu256].into_iter().enumerate() {
+        let addr = format!("127.66.1.{}", 20 + n);
+        let (a, b) = pair_with(&near(&addr), &near(&addr), 4096, mtu);
+        // Without a window at the sender, all of it must be fetched.
+        let (at_a, at_b) = (OnGpu::new(&a, gpu, Way::NoWindow), OnGpu::new(&b, gpu, Way::Window));
+        for (round, len) in [20_001, 65_537, 700_003, 1_500_000].into_iter().enumerate() {
+            at_a.fill(u8::try_from(round).unwrap() + 1);
+            let before = counter(&a, "shm_tx_lent_bytes");
+            let write = Operation::Write(at_b.remote(3));
+            a.qps[0].post_send(&SendRequest::new(1, write, &[at_a.sge(5, len)])).unwrap();
+            a.succeed(1);
+            at_b.holds(3, &patterns(u8::try_from(round).unwrap() + 1, 5, len));
+            let lent = counter(&a, "shm_tx_lent_bytes") - before;
+            assert!(lent >= len as u64 / 2, "{lent} of {len} bytes");
+        }
+        assert_eq!(counter(&a, "udp_tx_packets"), 0);
     }
 }
 

@@ -2,11 +2,25 @@
 
 use std::fmt;
 use std::ops::Deref;
+use std::os::fd::BorrowedFd;
 use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::slab::Slab;
+
+/// Where a chunk lies in the file that another process can map.
+#[derive(Clone, Copy, Debug)]
+pub struct SharedPlace<'a> {
+    /// The file. One is used for many chunks.
+    pub file: BorrowedFd<'a>,
+    /// Tells it from all other files of this process, also later ones.
+    pub name: u64,
+    /// Its length in bytes.
+    pub file_len: usize,
+    /// Where the chunk begins.
+    pub offset: usize,
+}
 
 /// A chunk of pinned host memory: its bytes, shared among its clones. The engine uses the memory again once all of them are gone and
 /// the copy it took part in is over.
@@ -40,6 +54,12 @@ impl PinnedChunk {
         assert!(at.checked_add(bytes.len()).is_some_and(|end| end <= parts.chunk_len), "outside the chunk");
         // SAFETY: inside the chunk; the caller promises that no reference to the bytes exists, and they are ours otherwise.
         unsafe { parts.chunk(self.index).add(at).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+    }
+
+    /// Where it lies, for another process that is to read it. Whoever tells one keeps a clone of the chunk until that one has read.
+    #[must_use]
+    pub fn place(&self) -> Option<SharedPlace<'_>> {
+        self.slab.parts().place_of(self.index)
     }
 
     /// Whether there are no clones of it.

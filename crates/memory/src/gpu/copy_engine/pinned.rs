@@ -1,25 +1,30 @@
 //! Host memory that the GPU's copy engine reads and writes by itself.
 
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::CopyError;
+use super::{CopyError, SharedPlace};
 use crate::gpu::api::{Api, consts::MEMHOSTALLOC_PORTABLE};
-use crate::page_size;
+use crate::{page_size, shared_file};
 
 /// `CU_MEMHOSTREGISTER_PORTABLE`: pinned for all contexts.
 const REGISTER_PORTABLE: u32 = 1;
 
+static NEXT_NAME: AtomicU64 = AtomicU64::new(0);
+
 /// A range of pinned host memory.
 ///
 /// Memory of our own that the driver pins, where it can: should the context be destroyed (`cudaDeviceReset`), it stays mapped, and
-/// whoever still reads a chunk of it does not crash. Otherwise memory from `cuMemHostAlloc`, which goes with its context.
+/// whoever still reads a chunk of it does not crash. It is a file in memory, so that another process can read it, too. Otherwise memory from `cuMemHostAlloc`, which goes with its context.
 ///
 /// Never freed while its context lives: giving it back would wait for kernels that others have running.
 #[derive(Debug)]
 pub(super) struct Pinned {
     base: *mut u8,
     len: usize,
-    ours: bool,
+    /// What it is a mapping of, where it is ours, and a number that tells it from all others.
+    file: Option<(OwnedFd, u64)>,
 }
 
 // SAFETY: an address range; who may touch which part of it, and when, is the slab's business.
@@ -41,19 +46,21 @@ impl Pinned {
         let mut base = ptr::null_mut();
         // SAFETY: the call writes one pointer.
         unsafe { api.mem_host_alloc(&raw mut base, len, MEMHOSTALLOC_PORTABLE) }?;
-        Ok(Self { base: base.cast(), len, ours: false })
+        Ok(Self { base: base.cast(), len, file: None })
     }
 
     fn map(len: usize) -> Option<Self> {
         let rights = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: a fresh anonymous mapping at an address of the kernel's choice touches nothing that exists.
-        let base = unsafe { libc::mmap(ptr::null_mut(), len, rights, flags, -1, 0) };
+        let file = shared_file::create(len).ok()?;
+        let fd = file.as_raw_fd();
+        // SAFETY: a fresh mapping at an address of the kernel's choice touches nothing that exists.
+        let base = unsafe { libc::mmap(ptr::null_mut(), len, rights, libc::MAP_SHARED, fd, 0) };
         if base == libc::MAP_FAILED {
             return None;
         }
-        let own = Self { base: base.cast(), len, ours: true };
-        // A child that is forked must not make these pages copy-on-write: we would then write to others than the GPU reads.
+        let name = NEXT_NAME.fetch_add(1, Ordering::Relaxed);
+        let own = Self { base: base.cast(), len, file: Some((file, name)) };
+        // A child that is forked has no business here.
         // SAFETY: advice about our own mapping.
         let kept = unsafe { libc::madvise(base, len, libc::MADV_DONTFORK) } == 0;
         if kept {
@@ -66,10 +73,16 @@ impl Pinned {
 
     /// Gives the memory back once its context, and with it the driver's interest, is gone, or was never there.
     pub(super) fn unmap(self) {
-        if self.ours {
+        if self.file.is_some() {
             // SAFETY: our own mapping, which nobody uses any more.
             unsafe { libc::munmap(self.base.cast(), self.len) };
         }
+    }
+
+    /// Where the part that begins at `offset` lies, for another process.
+    pub(super) fn place_of(&self, offset: usize) -> Option<SharedPlace<'_>> {
+        let (file, name) = self.file.as_ref()?;
+        Some(SharedPlace { file: file.as_fd(), name: *name, file_len: self.len, offset })
     }
 
     /// The first byte of the part that begins at `offset`.

@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::CopyError;
 use super::pinned::Pinned;
+use super::{CopyError, SharedPlace};
 use crate::gpu::api::{Api, Context, Event, Stream, consts};
 use crate::gpu::context::KeptContext;
 use crate::gpu::{CudaError, Driver, Gpu};
@@ -160,6 +160,11 @@ impl Parts {
             Err(error) if error.code == CudaError::NOT_READY => Ok(false),
             Err(error) => Err(error),
         }
+    }
+
+    /// Where a chunk lies, for another process.
+    pub(super) fn place_of(&self, index: usize) -> Option<SharedPlace<'_>> {
+        self.memory.place_of(index * self.stride)
     }
 
     /// The first byte of a chunk.

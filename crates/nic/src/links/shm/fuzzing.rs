@@ -4,9 +4,10 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use nobounce_memory::shared_file;
+
 use super::meeting::Hello;
-use super::memfd;
-use super::ring::{CAPACITY, FILE_LEN, HEAD_AT, Label, Memory, Reader, TAIL_AT, Trouble, Writer};
+use super::ring::{CAPACITY, FILE_LEN, HEAD_AT, Label, Memory, Packet, Reader, TAIL_AT, Trouble, Writer};
 
 /// One step: what, where, and a number.
 const STEP: usize = 11;
@@ -23,7 +24,8 @@ thread_local! {
 pub fn ring(data: &[u8]) {
     let _ = Hello::decode(data);
     let memory = MEMORY.with_borrow_mut(|memory| {
-        let make = || Arc::new(Memory::map(&memfd::create(FILE_LEN).expect("a memfd")).expect("a mapping"));
+        let make =
+            || Arc::new(Memory::map(&shared_file::create(FILE_LEN).expect("a memfd")).expect("a mapping"));
         Arc::clone(memory.get_or_insert_with(make))
     });
     for at in [HEAD_AT, TAIL_AT] {
@@ -46,7 +48,9 @@ pub fn ring(data: &[u8]) {
             4 | 5 => {
                 if let Some(open) = &mut reader {
                     match open.pop() {
-                        Ok((at, len, _)) => assert!(inside(at.addr(), len), "{len} bytes at {at:?}"),
+                        Ok(Packet { at, len, .. }) => {
+                            assert!(inside(at.addr(), len), "{len} bytes at {at:?}")
+                        }
                         Err(Trouble::Wait) => open.release(),
                         Err(Trouble::Broken) => reader = None,
                     }

@@ -14,6 +14,9 @@ use crate::soft::fork::NotInherited;
 const HELLO: usize = 24;
 const MAGIC: [u8; 4] = *b"nbsm";
 const VERSION: u8 = 1;
+/// What is said with a file whose bytes packets will refer to: magic 4, its length 8.
+const SHOWN: usize = 12;
+const SHOWN_MAGIC: [u8; 4] = *b"nbsf";
 /// Connections that wait to be taken.
 const BACKLOG: i32 = 64;
 
@@ -129,8 +132,27 @@ pub(super) fn is_ours(connection: &OwnedFd) -> bool {
 
 /// Hands over a ring.
 pub(super) fn send_ring(connection: &OwnedFd, hello: Hello, ring: RawFd) -> io::Result<()> {
-    let mut bytes = hello.encode();
-    let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: HELLO };
+    send_with(connection, &mut hello.encode(), ring)
+}
+
+/// Shows a file of so many bytes, which packets may refer to from now on, in the order in which files were shown.
+pub(super) fn send_file(connection: &OwnedFd, len: usize, file: RawFd) -> io::Result<()> {
+    let mut bytes = [0; SHOWN];
+    bytes[..4].copy_from_slice(&SHOWN_MAGIC);
+    bytes[4..].copy_from_slice(&(len as u64).to_be_bytes());
+    send_with(connection, &mut bytes, file)
+}
+
+/// The length of a file that was shown, if that is what it says.
+fn decode_shown(bytes: &[u8]) -> Option<usize> {
+    let bytes: &[u8; SHOWN] = bytes.try_into().ok()?;
+    let len = bytes.last_chunk().map(|len| u64::from_be_bytes(*len)).filter(|_| bytes[..4] == SHOWN_MAGIC)?;
+    usize::try_from(len).ok()
+}
+
+/// Sends bytes and a descriptor as one message.
+fn send_with(connection: &OwnedFd, bytes: &mut [u8], file: RawFd) -> io::Result<()> {
+    let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     let mut control = [0_u64; 4];
     // SAFETY: msghdr is plain integers and pointers; zeros (null, 0) are valid.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
@@ -146,7 +168,7 @@ pub(super) fn send_ring(connection: &OwnedFd, hello: Hello, ring: RawFd) -> io::
         header.cmsg_level = libc::SOL_SOCKET;
         header.cmsg_type = libc::SCM_RIGHTS;
         header.cmsg_len = usize::try_from(len).unwrap_or(0);
-        libc::CMSG_DATA(header).cast::<RawFd>().write_unaligned(ring);
+        libc::CMSG_DATA(header).cast::<RawFd>().write_unaligned(file);
     }
     // SAFETY: the message points at one live buffer and one live control area.
     let sent = unsafe {
@@ -166,6 +188,8 @@ pub(super) enum Came {
     Bell,
     /// A ring, and whose it is.
     Ring(Hello, OwnedFd),
+    /// A file of so many bytes, as the other end says, for packets to refer to.
+    File(usize, OwnedFd),
 }
 
 /// Takes what came on a connection.
@@ -194,10 +218,14 @@ pub(super) fn take(connection: &OwnedFd) -> Came {
         }
         Ok(0) => Came::End,
         Ok(1) => Came::Bell,
-        Ok(len) => match (bytes.get(..len).and_then(Hello::decode), file) {
-            (Some(hello), Some(file)) => Came::Ring(hello, file),
-            _ => Came::End,
-        },
+        Ok(len) => {
+            let (said, Some(file)) = (bytes.get(..len).unwrap_or(&[]), file) else { return Came::End };
+            match (Hello::decode(said), decode_shown(said)) {
+                (Some(hello), _) => Came::Ring(hello, file),
+                (_, Some(len)) => Came::File(len, file),
+                _ => Came::End,
+            }
+        }
     }
 }
 
@@ -225,7 +253,8 @@ pub(super) fn ring_bell(connection: &OwnedFd) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::memfd;
+    use nobounce_memory::shared_file;
+
     use super::*;
 
     #[test]
@@ -250,7 +279,7 @@ mod tests {
         let listener = listen(addr, 3).unwrap();
         assert!(listen(addr, 3).is_err(), "the name is taken");
         let there = connect(addr, 3).unwrap();
-        let ring = memfd::create(4096).unwrap();
+        let ring = shared_file::create(4096).unwrap();
         let hello = Hello { src: addr, src_port: 7 };
         send_ring(&there, hello, ring.as_raw_fd()).unwrap();
         ring_bell(&there);
@@ -258,8 +287,10 @@ mod tests {
         assert!(accept(&listener).is_none());
         assert!(is_ours(&here) && is_ours(&there));
         let Came::Ring(said, file) = take(&here) else { panic!("no ring came") };
-        assert!(said == hello && memfd::is_sound(&file, 4096));
+        assert!(said == hello && shared_file::is_sound(&file, 4096));
         assert!(matches!(take(&here), Came::Bell));
+        send_file(&there, 4096, ring.as_raw_fd()).unwrap();
+        assert!(matches!(take(&here), Came::File(4096, file) if shared_file::is_sound(&file, 4096)));
         assert!(matches!(take(&here), Came::Nothing));
         drop(there);
         assert!(matches!(take(&here), Came::End));

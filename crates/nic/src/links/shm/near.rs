@@ -2,19 +2,30 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::ring::{Label, Memory, Trouble, Writer};
+use nobounce_memory::gpu::copy_engine::PinnedChunk;
 
-/// Packets to a peer on this machine are built in the ring that it reads: no copy in between.
+use super::lent::Lent;
+use super::ring::{Elsewhere, Label, Memory, Trouble, Writer};
+use crate::soft::fork::NotInherited;
+
+/// Packets to a peer on this machine are built in the ring that it reads: no copy in between. What the GPU's copy engine fetched does
+/// not even go there: the peer reads it from where it lies.
 #[derive(Debug)]
-pub struct NearRing(Mutex<Writer>);
+pub struct NearRing(Mutex<Ends>);
+
+#[derive(Debug)]
+pub(super) struct Ends {
+    writer: Writer,
+    lent: Lent,
+}
 
 impl NearRing {
-    pub(super) fn new(memory: Memory) -> Self {
-        Self(Mutex::new(Writer::new(Arc::new(memory))))
+    pub(super) fn new(memory: Memory, connection: Arc<NotInherited>) -> Self {
+        Self(Mutex::new(Ends { writer: Writer::new(Arc::new(memory)), lent: Lent::new(connection) }))
     }
 
     /// Nobody waits here: whoever sends holds the device.
-    pub(super) fn writer(&self) -> MutexGuard<'_, Writer> {
+    fn ends(&self) -> MutexGuard<'_, Ends> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -22,20 +33,51 @@ impl NearRing {
     /// there is no room.
     #[inline]
     pub(in crate::links) fn reserve(&self, len: usize) -> Option<*mut u8> {
-        self.writer().reserve(len).ok()
+        self.ends().writer.reserve(len).ok()
     }
 
     /// So many packets have been written there as one. The reader sees them after the next [`publish`](Writer::publish).
     #[inline]
     pub(in crate::links) fn commit(&self, len: usize, packets: u16) {
-        self.writer().commit(len, Label { number: packets, sealed: false });
+        self.ends().writer.commit(len, Label { number: packets, sealed: false });
+    }
+
+    /// Where the reader finds the byte at `at` of a chunk, if it may be shown that chunk now.
+    pub(in crate::links) fn lend(&self, chunk: &PinnedChunk, at: usize) -> Option<(u8, u32)> {
+        let Ends { writer, lent } = &mut *self.ends();
+        lent.show(writer, chunk, at)
+    }
+
+    /// As [`commit`](Self::commit), for headers of `len` bytes whose payload lies in a chunk that was [lent](Self::lend).
+    pub(in crate::links) fn commit_lent(
+        &self,
+        (len, packets): (usize, u16),
+        (file, offset): (u8, u32),
+        behind: u32,
+        chunk: PinnedChunk,
+    ) {
+        let Ends { writer, lent } = &mut *self.ends();
+        writer.commit_elsewhere(len, packets, Elsewhere { file, offset, len: behind });
+        lent.hold(chunk, writer.position());
+    }
+
+    /// Takes back what the reader has read.
+    pub(super) fn take_back(&self) {
+        let Ends { writer, lent } = &mut *self.ends();
+        lent.take_back(writer);
     }
 
     pub(super) fn push(&self, parts: [&[u8]; 3], label: Label) -> Result<(), Trouble> {
-        self.writer().push(parts, label)
+        self.ends().writer.push(parts, label)
     }
 
     pub(super) fn publish(&self) -> bool {
-        self.writer().publish()
+        self.ends().writer.publish()
+    }
+}
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        self.lent.part(&self.writer);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! The other end is as hostile as the wire. It may change every byte at any time, so that nothing is believed for longer than one
 //! look: each side keeps its own position to itself, what it reads of the other's is checked, and headers are copied out before they
-//! are parsed. The memory cannot shrink under us: its file is sealed (`memfd.rs`).
+//! are parsed. The memory cannot shrink under us: its file is sealed (`shared_file.rs` of `nobounce-memory`).
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -32,6 +32,8 @@ const LEAD: usize = 20;
 /// Stands for the rest of the ring, which nothing fits in.
 const SKIP: u32 = u32::MAX;
 const SEALED: u16 = 1;
+/// The payload lies elsewhere; the upper byte says in which file.
+const ELSEWHERE: u16 = 2;
 
 const _: () = assert!(CAPACITY.is_power_of_two() && LEAD >= 8 && LEAD % 16 == 4);
 
@@ -79,6 +81,11 @@ impl Memory {
         self.base.wrapping_add(HEADER + offset)
     }
 
+    /// How far the reader says that it is: it does not look at anything before.
+    pub(super) fn read_up_to(&self) -> u64 {
+        self.u64_at(HEAD_AT).load(Ordering::Acquire)
+    }
+
     /// The reader asks to be woken; whether there is something to read already.
     pub(super) fn ask_to_be_woken(&self) -> bool {
         self.sleeps().store(1, Ordering::Relaxed);
@@ -115,6 +122,26 @@ pub(super) struct Label {
     /// With an ICRC: the IPv4 identification that it covers. Without: how many packets have become one (see `Qp::handle_run`).
     pub(super) number: u16,
     pub(super) sealed: bool,
+}
+
+/// Where the payload of a packet lies whose headers alone are in the ring: in a file that the writer has shown to the reader.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Elsewhere {
+    pub(super) file: u8,
+    pub(super) offset: u32,
+    /// Bytes behind the headers, ICRC included.
+    pub(super) len: u32,
+}
+
+/// A packet that was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Packet {
+    /// Where it lies until [`Reader::release`].
+    pub(super) at: *const u8,
+    /// Its bytes in the ring.
+    pub(super) len: usize,
+    pub(super) label: Label,
+    pub(super) elsewhere: Option<Elsewhere>,
 }
 
 /// Why a packet was not written or read.
@@ -184,6 +211,29 @@ impl Writer {
         Ok(self.memory.at(self.tail).wrapping_add(LEAD))
     }
 
+    /// How far it has written.
+    pub(super) fn position(&self) -> u64 {
+        self.tail
+    }
+
+    /// How far the reader says that it is.
+    pub(super) fn read_up_to(&self) -> u64 {
+        self.memory.read_up_to()
+    }
+
+    pub(super) fn memory(&self) -> &Arc<Memory> {
+        &self.memory
+    }
+
+    /// As [`commit`](Self::commit), where the room has only the headers.
+    pub(super) fn commit_elsewhere(&mut self, len: usize, number: u16, elsewhere: Elsewhere) {
+        let word = u64::from(elsewhere.offset) | u64::from(elsewhere.len) << 32;
+        // SAFETY: behind the label, before the packet: a multiple of 8 inside the ring, ours until it is published.
+        unsafe { self.memory.at(self.tail).wrapping_add(8).cast::<u64>().write_volatile(word) };
+        self.write_label(u32::try_from(len).unwrap_or(0), number, ELSEWHERE | u16::from(elsewhere.file) << 8);
+        self.tail += room_of(len) as u64;
+    }
+
     /// The packet that was last made room for has been written.
     #[inline]
     pub(super) fn commit(&mut self, len: usize, label: Label) {
@@ -229,9 +279,9 @@ impl Reader {
         &self.memory
     }
 
-    /// The next packet: where it lies until [`release`](Self::release), its length, and what goes with it.
+    /// The next packet.
     #[inline]
-    pub(super) fn pop(&mut self) -> Result<(*const u8, usize, Label), Trouble> {
+    pub(super) fn pop(&mut self) -> Result<Packet, Trouble> {
         loop {
             if self.head == self.tail && !self.look()? {
                 return Err(Trouble::Wait);
@@ -253,10 +303,17 @@ impl Reader {
             if len > MAX_PACKET || room_of(len) as u64 > written.min(left) {
                 return Err(Trouble::Broken);
             }
-            let from = self.memory.at(self.head).wrapping_add(LEAD);
+            let begin = self.memory.at(self.head);
             self.head += room_of(len) as u64;
-            let sealed = u16::from_le_bytes([g, h]) & SEALED != 0;
-            return Ok((from, len, Label { number: u16::from_le_bytes([e, f]), sealed }));
+            let elsewhere = (u16::from(g) & ELSEWHERE != 0).then(|| {
+                // SAFETY: behind the label, at a multiple of 8 inside the ring.
+                let word = unsafe { begin.wrapping_add(8).cast::<u64>().read_volatile() };
+                let [low, high] =
+                    [word & u64::from(u32::MAX), word >> 32].map(|half| u32::try_from(half).unwrap_or(0));
+                Elsewhere { file: h, offset: low, len: high }
+            });
+            let label = Label { number: u16::from_le_bytes([e, f]), sealed: u16::from(g) & SEALED != 0 };
+            return Ok(Packet { at: begin.wrapping_add(LEAD), len, label, elsewhere });
         }
     }
 
@@ -287,11 +344,12 @@ impl Reader {
 
 #[cfg(test)]
 mod tests {
-    use super::super::memfd;
+    use nobounce_memory::shared_file;
+
     use super::*;
 
     fn ends() -> (Writer, Reader) {
-        let file = memfd::create(FILE_LEN).unwrap();
+        let file = shared_file::create(FILE_LEN).unwrap();
         let (a, b) = (Memory::map(&file).unwrap(), Memory::map(&file).unwrap());
         (Writer::new(Arc::new(a)), Reader::new(Arc::new(b)))
     }
@@ -322,19 +380,38 @@ mod tests {
             writer.publish();
             for _ in 0..7 {
                 match reader.pop() {
-                    Ok((at, len, label)) => {
+                    Ok(Packet { at, len, label, elsewhere: None }) => {
                         // SAFETY: it lies in the ring, and nobody writes there now.
                         let bytes = unsafe { std::slice::from_raw_parts(at, len) };
                         assert_eq!(bytes, packet(read), "packet {read}");
                         assert_eq!((usize::from(label.number), label.sealed), (read % 60_000, read % 3 == 0));
                         read += 1;
                     }
+                    Ok(other) => panic!("{other:?}"),
                     Err(trouble) => assert_eq!(trouble, Trouble::Wait),
                 }
             }
             reader.release();
         }
         assert_eq!(reader.pop(), Err(Trouble::Wait));
+    }
+
+    #[test]
+    fn where_a_payload_lies_is_read_as_it_was_written() {
+        let (mut writer, mut reader) = ends();
+        let elsewhere = Elsewhere { file: 200, offset: 0xfedc_ba98, len: 60_000 };
+        // SAFETY: so many bytes were reserved.
+        unsafe { writer.reserve(28).unwrap().write_bytes(7, 28) };
+        writer.commit_elsewhere(28, 9, elsewhere);
+        writer.push([&[1; 40], &[], &[]], Label { number: 3, sealed: true }).unwrap();
+        writer.publish();
+        let Packet { len, label, elsewhere: said, .. } = reader.pop().unwrap();
+        assert_eq!((len, label, said), (28, Label { number: 9, sealed: false }, Some(elsewhere)));
+        assert_eq!(writer.read_up_to(), 0, "it is not released yet");
+        let Packet { len, label, elsewhere: said, .. } = reader.pop().unwrap();
+        assert_eq!((len, label, said), (40, Label { number: 3, sealed: true }, None));
+        reader.release();
+        assert_eq!(writer.read_up_to(), writer.position());
     }
 
     #[test]
@@ -383,7 +460,7 @@ mod tests {
             let begin = reader.memory.at(0).cast_const();
             for _ in 0..200 {
                 match reader.pop() {
-                    Ok((at, len, _)) => {
+                    Ok(Packet { at, len, .. }) => {
                         assert!(len <= MAX_PACKET && (at.addr() - begin.addr()) + len <= CAPACITY);
                     }
                     Err(_) => break,

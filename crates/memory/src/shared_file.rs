@@ -1,4 +1,4 @@
-//! Memory that two processes share, as a file that neither can cut short.
+//! Memory that two processes share, as a file in memory that neither can cut short.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -7,7 +7,10 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
 /// A file of so many zero bytes, sealed.
-pub(super) fn create(len: usize) -> io::Result<OwnedFd> {
+///
+/// # Errors
+/// The kernel refused it.
+pub fn create(len: usize) -> io::Result<OwnedFd> {
     // SAFETY: the name is a C string; the flags are the call's own.
     let fd = unsafe { libc::memfd_create(c"nobounce".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
     if fd < 0 {
@@ -23,15 +26,21 @@ pub(super) fn create(len: usize) -> io::Result<OwnedFd> {
     Ok(file)
 }
 
-/// Whether somebody else's file is as long as it must be, and sealed.
-pub(super) fn is_sound(file: &OwnedFd, len: usize) -> bool {
+/// Whether somebody else's file is as long as it must be, sealed, and of ordinary pages: where huge ones run out, reading ends the process.
+#[must_use]
+pub fn is_sound(file: &OwnedFd, len: usize) -> bool {
     // SAFETY: the call takes a descriptor and a number.
     let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
     // SAFETY: stat is plain integers; zeros are a valid value.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
     // SAFETY: the structure is the one the call fills.
     let known = unsafe { libc::fstat(file.as_raw_fd(), &raw mut stat) } == 0;
-    seals >= 0 && seals & SEALS == SEALS && known && usize::try_from(stat.st_size) == Ok(len)
+    // SAFETY: as above.
+    let mut system: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: as above.
+    let ordinary = unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut system) } == 0
+        && system.f_type == libc::TMPFS_MAGIC;
+    seals >= 0 && seals & SEALS == SEALS && known && ordinary && usize::try_from(stat.st_size) == Ok(len)
 }
 
 #[cfg(test)]

@@ -1,0 +1,109 @@
+//! Files of a peer's that its packets refer to, mapped for reading.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use nobounce_memory::shared_file;
+
+use super::lent::MOST_FILES;
+use super::ring::Elsewhere;
+use crate::soft::fork;
+
+/// The longest file that is taken. Ours have 17 MiB.
+const MOST_BYTES: usize = 256 << 20;
+
+/// A peer's file.
+#[derive(Debug)]
+struct Shown {
+    base: *const u8,
+    len: usize,
+    generation: u64,
+}
+
+// SAFETY: an address of a mapping that lives as long as this; its bytes may change, and are only ever copied.
+unsafe impl Send for Shown {}
+
+impl Shown {
+    fn map(file: &OwnedFd, len: usize) -> io::Result<Self> {
+        let fd = file.as_raw_fd();
+        // SAFETY: a fresh mapping at an address of the kernel's choice touches nothing that exists.
+        let base = unsafe { libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, fd, 0) };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        // A forked child has no business here.
+        // SAFETY: the range is our mapping; the advice changes what fork does only.
+        unsafe { libc::madvise(base, len, libc::MADV_DONTFORK) };
+        Ok(Self { base: base.cast_const().cast(), len, generation: fork::generation() })
+    }
+}
+
+impl Drop for Shown {
+    fn drop(&mut self) {
+        if fork::current() == self.generation {
+            // SAFETY: our own mapping, which nobody uses any more.
+            unsafe { libc::munmap(self.base.cast_mut().cast(), self.len) };
+        }
+    }
+}
+
+/// All files of one peer's, in the order in which it showed them.
+#[derive(Debug, Default)]
+pub(super) struct ShownFiles(Vec<Shown>);
+
+impl ShownFiles {
+    /// Takes one more; whether it is sound.
+    pub(super) fn take(&mut self, file: &OwnedFd, len: usize) -> bool {
+        let sound = self.0.len() < MOST_FILES && len <= MOST_BYTES && shared_file::is_sound(file, len);
+        sound
+            && Shown::map(file, len).is_ok_and(|shown| {
+                self.0.push(shown);
+                true
+            })
+    }
+
+    /// Whether that file was shown.
+    pub(super) fn knows(&self, file: u8) -> bool {
+        usize::from(file) < self.0.len()
+    }
+
+    /// Where a packet would begin whose payload lies elsewhere and whose headers, of `head` bytes, stood right before it. Nothing where
+    /// any of it lay outside the file.
+    pub(super) fn find(&self, head: usize, elsewhere: Elsewhere) -> Option<*const u8> {
+        let shown = self.0.get(usize::from(elsewhere.file))?;
+        let start = usize::try_from(elsewhere.offset).ok()?.checked_sub(head)?;
+        let end = start.checked_add(head)?.checked_add(usize::try_from(elsewhere.len).ok()?)?;
+        (end <= shown.len).then(|| shown.base.wrapping_add(start))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_outside_a_file_is_found_and_no_file_that_could_end_us_is_taken() {
+        let mut files = ShownFiles::default();
+        let file = shared_file::create(8192).unwrap();
+        for len in [0, 4096, 8191, 8193, usize::MAX] {
+            assert!(!files.take(&file, len), "{len}");
+        }
+        assert!(files.take(&file, 8192) && files.knows(0) && !files.knows(1));
+        let at = |head, file, offset, len| files.find(head, Elsewhere { file, offset, len });
+        let begin = at(64, 0, 64, 8192 - 64).expect("all of it");
+        assert_eq!(at(28, 0, 100, 4), Some(begin.wrapping_add(72)));
+        for (head, file, offset, len) in [
+            (64, 0, 63, 10),
+            (64, 0, 64, 8192 - 63),
+            (64, 1, 64, 10),
+            (64, 0, 8192, 1),
+            (64, 0, u32::MAX, u32::MAX),
+        ] {
+            assert_eq!(at(head, file, offset, len), None, "{head} {file} {offset} {len}");
+        }
+        for _ in 1..MOST_FILES {
+            assert!(files.take(&file, 8192));
+        }
+        assert!(!files.take(&file, 8192), "as many as there may be");
+    }
+}
