@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use super::api::{Api, Context, consts};
 use super::driver::Driver;
 use super::error::{CudaError, DriverError};
+use super::gpu_window::Unsettled;
 
 /// One GPU that CUDA shows to this process.
 ///
@@ -29,17 +30,21 @@ pub struct Gpu {
     writes_ordering: u32,
     /// The primary context once it is retained, and its identity.
     primary: Mutex<Option<(Context, u64)>>,
+    /// Stores through windows onto it that no load has settled.
+    unsettled: Arc<Unsettled>,
 }
 
 impl Gpu {
+    pub(super) fn unsettled(&self) -> &Arc<Unsettled> {
+        &self.unsettled
+    }
+
     /// All GPUs, in CUDA's order. The same objects at every call.
     pub fn list() -> Result<Vec<Arc<Self>>, DriverError> {
         static LIST: OnceLock<Result<Vec<Arc<Gpu>>, DriverError>> = OnceLock::new();
         let driver = Driver::get()?;
-        LIST.get_or_init(|| {
-            driver.relaxed(|api| Self::find_all(driver, api)).map_err(|error| DriverError::Init { error })
-        })
-        .clone()
+        LIST.get_or_init(|| driver.relaxed(|api| Self::find_all(driver, api)).map_err(DriverError::init))
+            .clone()
     }
 
     /// The GPU that CUDA counts as `ordinal`, if there is one.
@@ -97,6 +102,7 @@ impl Gpu {
             dma_buf: attribute(consts::ATTRIBUTE_DMA_BUF) != 0,
             writes_ordering: attribute(consts::ATTRIBUTE_RDMA_WRITES_ORDERING),
             primary: Mutex::new(None),
+            unsettled: Arc::default(),
         })
     }
 

@@ -86,10 +86,10 @@ impl Driver {
             .map_err(|symbol| DriverError::Symbol { library: library.clone(), symbol })?;
         let stand_in = !find(c"nobounce_stand_in").is_null();
         // SAFETY: cuInit may be called at any time and any number of times.
-        unsafe { api.init(0) }.map_err(|error| DriverError::Init { error })?;
+        unsafe { api.init(0) }.map_err(DriverError::init)?;
         let mut version = 0;
         // SAFETY: the call writes one int.
-        unsafe { api.driver_version(&raw mut version) }.map_err(|error| DriverError::Init { error })?;
+        unsafe { api.driver_version(&raw mut version) }.map_err(DriverError::init)?;
         Ok(Self { api, library, version: u32::try_from(version).unwrap_or(0), stand_in })
     }
 }

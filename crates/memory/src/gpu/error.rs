@@ -4,6 +4,8 @@ use std::fmt;
 
 use thiserror::Error;
 
+use super::nodes;
+
 /// A CUDA driver call that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CudaError {
@@ -74,10 +76,12 @@ pub enum DriverError {
         symbol: &'static str,
     },
     /// `cuInit` failed.
-    #[error("{error}; {}", init_advice(.error.code))]
+    #[error("{error}; {advice}")]
     Init {
         /// The call's error.
         error: CudaError,
+        /// What was found to be wrong, and what to do.
+        advice: String,
     },
     /// This process was forked from one that had initialised CUDA.
     #[error(
@@ -86,6 +90,25 @@ pub enum DriverError {
     )]
     Forked,
 }
+
+impl DriverError {
+    /// `cuInit`, or a call that goes with it, failed.
+    pub(super) fn init(error: CudaError) -> Self {
+        // CUDA says the same of a GPU that was hidden on purpose and of a node that is missing or not for us: those are looked at.
+        let found = matches!(error.code, CudaError::NO_DEVICE | UNKNOWN).then(nodes::trouble).flatten();
+        let hidden =
+            std::env::var("CUDA_VISIBLE_DEVICES").ok().filter(|_| error.code == CudaError::NO_DEVICE);
+        let hidden = hidden.map(|value| {
+            format!("CUDA_VISIBLE_DEVICES is set to '{value}': unset it, or name a GPU that there is")
+        });
+        let found: Vec<_> = [found, hidden].into_iter().flatten().collect();
+        let advice = if found.is_empty() { init_advice(error.code).to_owned() } else { found.join("; and ") };
+        Self::Init { error, advice }
+    }
+}
+
+/// `CUDA_ERROR_UNKNOWN`.
+const UNKNOWN: u32 = 999;
 
 /// What to do about a `cuInit` that failed.
 fn init_advice(code: u32) -> &'static str {
@@ -100,7 +123,7 @@ fn init_advice(code: u32) -> &'static str {
             "the driver's library and kernel module do not fit each other: reload the module or reboot after an update"
         }
         804 => "the compatibility library does not support this GPU: use the driver's own libcuda.so.1",
-        999 => {
+        UNKNOWN => {
             "the kernel module did not answer: nvidia-smi says more; /dev/nvidiactl and /dev/nvidia-uvm must exist and be readable"
         }
         _ => "nvidia-smi and the kernel's log say more",

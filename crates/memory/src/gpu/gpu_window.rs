@@ -24,7 +24,8 @@ static ATOMICS: Mutex<()> = Mutex::new(());
 /// * *Stores* reach the GPU in any order. [`store_last`](Self::store_last) sends all but the last 64 bytes ahead of those;
 ///   [`complete`](Self::complete) comes between the stores of a message and whatever tells somebody about it.
 /// * *Loads* take about 1 us for each 64 bytes at a time and see what the GPU has written before they were asked for.
-/// * *Other ways* into the same memory, such as the copy engine, see our stores after [`settle`](Self::settle).
+/// * *Other ways* into the same memory, such as the copy engine, see our stores after [`settle`](Self::settle), also of another window
+///   onto the same GPU once the stores were [completed](Self::complete).
 /// * *Atomics* are atomic among those that go through windows of this process, not against the GPU.
 ///
 /// It is never written outside its range. Loads fetch whole 64-byte lines, which may reach beyond it on either side.
@@ -33,12 +34,47 @@ pub struct GpuWindow {
     range: Window,
     /// Attribute 118 is 0: stores are visible to the GPU only after a load through the same window.
     flush_by_load: bool,
+    /// Stores through this window that no load has settled yet.
+    unsettled: Unsettled,
+    /// Those through all windows onto this GPU: a load through any of them settles the stores through all, which take the same way.
+    on_gpu: Arc<Unsettled>,
+    /// Keeps the range mapped.
+    _mapping: Arc<dyn Any + Send + Sync>,
+}
+
+/// Whether there are stores that other ways into the memory may not see yet.
+#[derive(Debug, Default)]
+pub(super) struct Unsettled {
     /// Stored to since the last load was begun.
     dirty: AtomicBool,
     /// Loads that were begun and are not back yet.
     loading: AtomicUsize,
-    /// Keeps the range mapped.
-    _mapping: Arc<dyn Any + Send + Sync>,
+}
+
+impl Unsettled {
+    #[inline]
+    fn stored(&self) {
+        self.dirty.store(true, Ordering::Release);
+    }
+
+    #[inline]
+    fn is_dirty(&self) -> bool {
+        // In this order: whoever takes the flag down has counted itself before.
+        self.dirty.load(Ordering::Acquire) || self.loading.load(Ordering::Acquire) > 0
+    }
+
+    fn begin_load(&self) -> bool {
+        self.loading.fetch_add(1, Ordering::AcqRel);
+        self.dirty.swap(false, Ordering::AcqRel)
+    }
+
+    fn end_load(&self, failed: bool) {
+        if failed {
+            self.stored();
+        }
+        // Not before it is back: another thread must not take for settled what this load is still pushing on.
+        self.loading.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 impl GpuWindow {
@@ -57,8 +93,13 @@ impl GpuWindow {
     ) -> Self {
         // SAFETY: the caller promises what a window asks for.
         let range = unsafe { Window::new(base, len) };
-        let (dirty, loading) = (AtomicBool::new(false), AtomicUsize::new(0));
-        Self { range, flush_by_load, dirty, loading, _mapping: mapping }
+        let (unsettled, on_gpu) = (Unsettled::default(), Arc::default());
+        Self { range, flush_by_load, unsettled, on_gpu, _mapping: mapping }
+    }
+
+    /// The same, as one of several windows onto a GPU.
+    pub(super) fn among(self, on_gpu: Arc<Unsettled>) -> Self {
+        Self { on_gpu, ..self }
     }
 
     /// Length in bytes.
@@ -111,7 +152,8 @@ impl GpuWindow {
             return self.read_back();
         }
         // Again, and this time after the stores have left: a settling load by another thread may have been too early for them.
-        self.dirty.store(true, Ordering::Release);
+        self.unsettled.stored();
+        self.on_gpu.stored();
         Ok(())
     }
 
@@ -132,7 +174,7 @@ impl GpuWindow {
         // What is refused leaves nothing to settle.
         self.range.word(offset)?;
         let stored = self.range.store_u64(offset, value);
-        self.dirty.store(true, Ordering::Release);
+        self.unsettled.stored();
         stored
     }
 
@@ -168,8 +210,7 @@ impl GpuWindow {
     #[inline]
     #[must_use]
     pub fn is_dirty(&self) -> bool {
-        // In this order: whoever takes the flag down has counted itself before.
-        self.dirty.load(Ordering::Acquire) || self.loading.load(Ordering::Acquire) > 0
+        self.unsettled.is_dirty() || self.on_gpu.is_dirty()
     }
 
     /// [`store`](Self::store) by the instructions named, where the processor has them: for measurements and tests.
@@ -199,21 +240,18 @@ impl GpuWindow {
         // SAFETY: `src` is ours; the window side is what `new` was promised; callers pass an `isa` the processor has.
         let rest = unsafe { wc::store(isa, to, src.as_ptr(), src.len()) };
         // After the stores: a load that another thread makes in between must not be taken for one that came after them.
-        self.dirty.store(true, Ordering::Release);
+        self.unsettled.stored();
         finished(to, src.len(), rest)
     }
 
     /// Fence, then `load`, which settles all stores made so far.
     fn settled<T>(&self, load: impl FnOnce() -> Result<T, AccessError>) -> Result<T, AccessError> {
-        self.loading.fetch_add(1, Ordering::AcqRel);
-        let was_dirty = self.dirty.swap(false, Ordering::AcqRel);
+        let was_dirty = [self.unsettled.begin_load(), self.on_gpu.begin_load()];
         barrier::before_window_loads();
         let outcome = load();
-        if outcome.is_err() && was_dirty {
-            self.dirty.store(true, Ordering::Release);
-        }
-        // Not before it is back: another thread must not take for settled what this load is still pushing on.
-        self.loading.fetch_sub(1, Ordering::AcqRel);
+        let failed = was_dirty.map(|dirty| dirty && outcome.is_err());
+        self.unsettled.end_load(failed[0]);
+        self.on_gpu.end_load(failed[1]);
         outcome
     }
 

@@ -18,10 +18,12 @@ pub mod error;
 pub mod gpu_window;
 pub mod kernel;
 pub mod naive;
+mod nodes;
 pub mod range;
 mod range_error;
 pub mod region;
 mod rm;
+mod watch;
 pub mod wc;
 pub mod window;
 

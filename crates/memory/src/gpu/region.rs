@@ -2,20 +2,25 @@
 
 use std::env;
 use std::fmt;
-use std::sync::Arc;
+use std::io;
+use std::sync::{Arc, OnceLock};
 
 use thiserror::Error;
 
 use super::api::Context;
+use super::context::KeptContext;
 use super::device::Gpu;
 use super::error::{CudaError, DriverError};
 use super::gpu_window::GpuWindow;
 use super::range::{self, GpuRange, MemoryKind, RangeError};
-use super::window::{self, Refusal, Rung};
+use super::watch;
+use super::window::{self, Mapping, Refusal, Rung};
 use crate::guard::{self, InstallError};
 use crate::path::{Mechanism, Path, Paths, Reason, Require};
 use crate::{Window, page_size};
 
+/// What CUDA takes from the kernel at a time for short allocations, in bytes.
+const CHUNK: u64 = 2 << 20;
 const WINDOW: &str = "NOBOUNCE_WINDOW";
 const REQUIRE: &str = "NOBOUNCE_REQUIRE";
 
@@ -94,11 +99,8 @@ impl From<DriverError> for RegisterError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Gone {
-    /// Its allocation was freed, or its context destroyed: CUDA does not say which.
-    #[error(
-        "the GPU memory at {addr:#x} was freed, or went with its context ({error}); deregister memory before it is freed, and \
-         register again after a context was destroyed or the device reset"
-    )]
+    /// Its allocation was freed.
+    #[error("the GPU memory at {addr:#x} was freed ({error}); deregister memory before it is freed")]
     Freed {
         /// The first address that is gone.
         addr: u64,
@@ -137,6 +139,10 @@ pub struct GpuMemory {
     range: GpuRange,
     rung: Option<Rung>,
     window: Option<GpuWindow>,
+    mapping: Option<Arc<Mapping>>,
+    ended: OnceLock<Gone>,
+    /// Shows whether its context still lives, where that can be known.
+    witness: Option<KeptContext>,
     host: Option<Window>,
     paths: Paths,
     refusals: Vec<Refusal>,
@@ -163,6 +169,9 @@ impl GpuMemory {
         let mut memory = Self {
             rung: None,
             window: None,
+            mapping: None,
+            ended: OnceLock::new(),
+            witness: None,
             host: None,
             paths: Paths::both(Path::Direct(Mechanism::Cpu)),
             refusals: Vec::new(),
@@ -251,6 +260,38 @@ impl GpuMemory {
         &self.refusals
     }
 
+    /// Whether what is freed here may be given out again by CUDA while our window keeps reaching it: short allocations of `cudaMalloc` are
+    /// parts of chunks that stay allocated.
+    #[must_use]
+    pub fn shares_its_chunk(&self) -> bool {
+        let short = |segment: &range::Segment| segment.size < CHUNK;
+        self.window.is_some()
+            && self.range.kind() == MemoryKind::CudaMalloc
+            && self.range.segments().iter().any(short)
+    }
+
+    /// Has it looked at now and then from now on, if it [shares its chunk](Self::shares_its_chunk): some 20 ms after it was freed its window
+    /// is gone, every access through it fails, and [`ended`](Self::ended) says why.
+    ///
+    /// # Errors
+    /// There can be no thread that looks.
+    pub fn end_when_freed(self: &Arc<Self>) -> io::Result<()> {
+        if self.shares_its_chunk() { watch::add(self) } else { Ok(()) }
+    }
+
+    /// Why nothing can be reached through the window any more, if that is so.
+    #[must_use]
+    pub fn ended(&self) -> Option<&Gone> {
+        self.ended.get()
+    }
+
+    pub(super) fn cut_off(&self, gone: Gone) {
+        if let Some(mapping) = &self.mapping {
+            mapping.cut_off();
+        }
+        let _ = self.ended.set(gone); // the first reason is kept
+    }
+
     /// Whether the memory is still the one that was registered. One query of the driver per allocation, well under 1 us; no context
     /// is needed and nothing waits.
     pub fn check_alive(&self) -> Result<(), Gone> {
@@ -275,6 +316,10 @@ impl GpuMemory {
                 Err(error) if error.context_is_gone() || error.code == CudaError::NOT_INITIALIZED => {
                     Err(Gone::Context { addr, error })
                 }
+                // CUDA answers alike for memory that was freed and for memory whose context was destroyed.
+                Err(error) if self.witness.is_some_and(|context| context.is_gone(self.gpu().driver())) => {
+                    Err(Gone::Context { addr, error })
+                }
                 Err(error) => Err(Gone::Freed { addr, error }),
             }
         })
@@ -295,10 +340,13 @@ impl GpuMemory {
         };
         let flush_by_load = self.gpu().writes_ordering() == 0;
         let base = opened.base();
+        self.mapping = Some(opened.mapping.clone());
+        self.witness = window::witness_of(self.context());
         self.rung = Some(opened.rung);
         // SAFETY: the mapping holds the range and the pages around it, was compared with the memory, and lives as long as the
         // window; whoever registers memory lets us read and write it.
-        self.window = Some(unsafe { GpuWindow::new(base, self.len(), opened.mapping, flush_by_load) });
+        let window = unsafe { GpuWindow::new(base, self.len(), opened.mapping, flush_by_load) };
+        self.window = Some(window.among(self.gpu().unsettled().clone()));
         Paths { inbound: Path::Direct(Mechanism::Window), outbound: copy_engine }
     }
 

@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use thiserror::Error;
 
 use super::driver::Driver;
+use super::nodes;
 
 /// The first name of an object that we choose; the resource manager keeps names per client, so any will do.
 const FIRST_NAME: u32 = 0x6E62_0000;
@@ -25,7 +26,7 @@ const CONTROL_NODE: &str = "/dev/nvidiactl";
 #[derive(Debug, Error)]
 pub(super) enum RmError {
     /// A device node cannot be opened.
-    #[error("{node} cannot be opened ({source}): {}", open_advice(.source))]
+    #[error("{node} cannot be opened ({source}): {}", nodes::advice(.source))]
     Open { node: String, source: io::Error },
     /// The kernel refused the ioctl itself.
     #[error("the ioctl {call} failed ({source})")]
@@ -329,20 +330,6 @@ fn open_node(path: &str) -> Result<File, RmError> {
         .custom_flags(libc::O_CLOEXEC)
         .open(path)
         .map_err(|source| RmError::Open { node: path.to_owned(), source })
-}
-
-/// What to do about a device node that cannot be opened.
-fn open_advice(error: &io::Error) -> &'static str {
-    match error.kind() {
-        io::ErrorKind::NotFound => {
-            "it does not exist here; load the driver's module, or pass the node into the container (--gpus all, --device)"
-        }
-        io::ErrorKind::PermissionDenied => {
-            "this user may not; nodes of the driver are readable and writable for all (0666) by default, and a container must \
-             be given them (--gpus all, --device, the device rules of its cgroup)"
-        }
-        _ => "nvidia-smi and the kernel's log say more",
-    }
 }
 
 fn check(status: u32, call: &'static str) -> Result<(), RmError> {

@@ -20,7 +20,9 @@ use std::fmt;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::range::{GpuRange, MemoryKind, Segment};
-use mapping::{Extent, Mapping};
+use mapping::Extent;
+pub(super) use mapping::Mapping;
+pub(super) use sampler::witness_of;
 
 /// An allocation up to this size is mapped whole, so that registrations within it share one mapping.
 const WHOLE_UP_TO: u64 = 64 << 20;

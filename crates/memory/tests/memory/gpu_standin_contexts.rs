@@ -7,7 +7,7 @@ use nobounce_memory::gpu::api::Context;
 use nobounce_memory::gpu::copy_engine::{CopyEngine, CopyError};
 use nobounce_memory::gpu::dmabuf::DmaBuf;
 use nobounce_memory::gpu::kernel::Stream;
-use nobounce_memory::gpu::{Gpu, GpuBuffer, GpuMemory, GpuRange};
+use nobounce_memory::gpu::{Gone, Gpu, GpuBuffer, GpuMemory, GpuRange};
 
 /// A context of our own, current on this thread, with registered memory in it.
 fn own_context(cuda: &StandIn) -> (u64, GpuMemory) {
@@ -40,7 +40,11 @@ fn a_destroyed_context_is_not_used_again() {
 
             assert_eq!(cuda.destroy_context(context), 0);
             cuda.set_copy_delay_us(5);
-            assert!(memory.check_alive().is_err());
+            let gone = memory.check_alive().unwrap_err();
+            assert!(
+                matches!(gone, Gone::Context { .. }),
+                "another error than for memory that was freed: {gone}"
+            );
             assert!(memory.range().context_now().is_err());
             assert!(DmaBuf::export(memory.range()).is_err());
             assert!(register(memory.addr(), 64).is_err());

@@ -1,7 +1,10 @@
 //! Memory that is not there, not any more, or not what it was; a driver that is absent or refuses. Each gives an error that says what
 //! to do, and none ends the process.
 
-use crate::common::{MIB, Made, alone, register};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::common::{MIB, Made, alone, eventually, register};
 use fake_cuda::client::{StandIn, VARIABLE};
 use nobounce_memory::HostBuffer;
 use nobounce_memory::gpu::copy_engine::CopyEngine;
@@ -91,7 +94,7 @@ fn memory_freed_and_its_address_used_again() {
         old.check_alive().unwrap();
 
         assert_eq!(cuda.free(addr), 0);
-        assert!(matches!(old.check_alive(), Err(Gone::Freed { .. })));
+        assert!(matches!(old.check_alive(), Err(Gone::Freed { .. })), "{:?}", old.check_alive());
         assert!(matches!(range_error(addr, 4 * MIB), RangeError::Nothing { .. }));
         let chunk = engine.take_chunk().unwrap();
         assert!(engine.start_read(&old, 0, 64, chunk).unwrap_err().to_string().contains("was freed"));
@@ -115,6 +118,54 @@ fn memory_freed_and_its_address_used_again() {
         assert_eq!(bytes, [0x33; 64], "the new registration has a window of its own");
         window.load(0, &mut bytes).unwrap();
         assert_eq!(bytes, [0x44; 64]);
+    });
+}
+
+/// A short allocation is part of a chunk that CUDA gives out again: its window does not outlive it by long.
+#[test]
+fn a_short_allocation_that_was_freed_is_cut_off() {
+    alone("gpu_standin_errors::a_short_allocation_that_was_freed_is_cut_off", &[], || {
+        let cuda = StandIn::program();
+        for len in [256, 70_000, MIB] {
+            let addr = cuda.malloc(len);
+            let old = Arc::new(register(addr, len).unwrap());
+            assert!(old.shares_its_chunk(), "{len} bytes");
+            old.end_when_freed().unwrap();
+            let window = old.window().unwrap();
+            std::thread::sleep(Duration::from_millis(60));
+            window.store(0, &[1; 64]).unwrap();
+            assert_eq!(old.ended(), None);
+            assert_eq!(cuda.free(addr), 0);
+            let again = cuda.malloc(len);
+            eventually("it is cut off", || window.store(0, &[2; 64]).is_err_and(|error| error.is_fault()));
+            assert!(
+                old.ended().is_some_and(|gone| gone.to_string().contains("was freed")),
+                "{:?}",
+                old.ended()
+            );
+            cuda.poke(again, &[3; 64]);
+            assert!(window.store(0, &[4; 64]).is_err() && window.load(0, &mut [0; 8]).is_err());
+            assert_eq!(cuda.peek(again, 64), [3; 64]);
+        }
+        let long = register(cuda.malloc(2 * MIB), 2 * MIB).unwrap();
+        assert!(!long.shares_its_chunk(), "nobody else gets what a window keeps");
+    });
+}
+
+/// Stores through one window are settled before a copy through another one of the same memory.
+#[test]
+fn stores_through_another_window_are_settled_too() {
+    alone("gpu_standin_errors::stores_through_another_window_are_settled_too", &[], || {
+        let cuda = StandIn::program();
+        let addr = cuda.malloc(4 * MIB);
+        let (one, other) = (register(addr, 4 * MIB).unwrap(), register(addr, 4 * MIB).unwrap());
+        let engine = CopyEngine::new(one.gpu(), 2, 4096).unwrap();
+        one.window().unwrap().store_last(0, &[5; 64]).unwrap();
+        one.window().unwrap().complete().unwrap();
+        let window = other.window().unwrap();
+        assert!(window.is_dirty());
+        let _copy = engine.start_read(&other, 0, 64, engine.take_chunk().unwrap()).unwrap();
+        assert!(!window.is_dirty());
     });
 }
 
@@ -177,7 +228,7 @@ fn a_device_that_was_reset() {
         assert!(memory.check_alive().is_err());
         let engine = CopyEngine::new(fresh.gpu(), 2, 4096).unwrap();
         let copy = engine.start_read(&fresh, 0, 64, engine.take_chunk().unwrap()).unwrap();
-        crate::common::eventually("the copy", || engine.poll(&copy).unwrap());
+        eventually("the copy", || engine.poll(&copy).unwrap());
         assert_eq!(copy.into_chunk().unwrap()[..64], [9; 64]);
     });
 }
@@ -224,10 +275,10 @@ fn a_library_that_is_not_cuda() {
 
 #[test]
 fn no_device_to_be_seen() {
-    alone("gpu_standin_errors::no_device_to_be_seen", &[], || {
+    alone("gpu_standin_errors::no_device_to_be_seen", &[("CUDA_VISIBLE_DEVICES", "9")], || {
         StandIn::load().set_device_count(0);
         let error = Driver::get().unwrap_err();
-        assert!(error.to_string().contains("CUDA_VISIBLE_DEVICES"), "{error}");
+        assert!(error.to_string().contains("CUDA_VISIBLE_DEVICES is set to '9'"), "{error}");
         assert!(matches!(range_error(0x7000_0000, 64), RangeError::Driver(DriverError::Init { .. })));
     });
 }
@@ -319,7 +370,7 @@ fn a_forked_child_is_told_and_the_parent_goes_on() {
         assert_eq!(cuda.peek(addr, 64), [0x22; 64]);
         memory.check_alive().unwrap();
         let copy = engine.start_read(&memory, 0, 64, chunk).unwrap();
-        crate::common::eventually("the copy", || engine.poll(&copy).unwrap());
+        eventually("the copy", || engine.poll(&copy).unwrap());
         drop(register(addr, 4 * MIB).unwrap());
     });
 }

@@ -210,6 +210,9 @@ impl Memory {
     fn gpu(shared: &Shared, addr: u64, len: usize, options: &GpuOptions) -> Result<Self, RegisterError> {
         check_len(len)?;
         let memory = Arc::new(GpuMemory::register(addr, len, options)?);
+        if let Err(error) = memory.end_when_freed() {
+            tracing::warn!(%error, "no thread to look after GPU memory: should it be freed while it is registered, nobody notices");
+        }
         let paths = memory.paths().clone();
         if let Some(window) = memory.host() {
             return Ok(Self { target: Target::Host(window), paths, gpu: Some(memory) });

@@ -89,6 +89,15 @@ impl GpuTarget {
         self.memory.window()
     }
 
+    /// The window did not take bytes; says why, where that is known.
+    #[cold]
+    fn failed(&self, error: AccessError) -> PlaceError {
+        if let Some(gone) = self.memory.ended() {
+            tracing::warn!("bytes arrived for GPU memory and were refused: {gone}");
+        }
+        PlaceError::Access(error)
+    }
+
     /// Whether bytes can be gathered by loads.
     pub(crate) fn can_load(&self) -> bool {
         self.crossover > 0
@@ -168,7 +177,7 @@ impl Target {
             } else {
                 window.store(offset, bytes)
             };
-            stored.map_err(PlaceError::Access)?;
+            stored.map_err(|error| gpu.failed(error))?;
             return Ok(Placed { route: Route::Direct(Mechanism::Window), ticket: None });
         }
         let ticket =

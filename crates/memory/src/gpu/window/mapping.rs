@@ -107,6 +107,12 @@ impl Mapping {
         Ok(self)
     }
 
+    /// From now on every access faults.
+    pub(in super::super) fn cut_off(&self) {
+        // SAFETY: the mapping is ours, and whoever accesses it is guarded; nothing else lies there.
+        unsafe { libc::mprotect(self.base.cast(), self.len, libc::PROT_NONE) };
+    }
+
     /// A window onto the whole, for the proof and the comparison: not longer used than this lives.
     pub(super) fn window(&self) -> Window {
         // SAFETY: the mapping is ours and no reference to it is ever made; callers inside this module use it while `self` lives, and

@@ -31,6 +31,12 @@ unsafe impl Send for Sampler {}
 
 static SAMPLERS: LazyLock<Mutex<Vec<Sampler>>> = LazyLock::new(Mutex::default);
 
+/// What shows whether this context still lives, if there is a sampler in it.
+pub(in super::super) fn witness_of(context: Context) -> Option<KeptContext> {
+    let samplers = SAMPLERS.lock().unwrap_or_else(PoisonError::into_inner);
+    samplers.iter().find(|sampler| sampler.context.handle() == context).map(|sampler| sampler.context)
+}
+
 /// Reads the aligned words at `addresses`, as the GPU sees them.
 pub(super) fn read(driver: &Driver, context: Context, addresses: &[u64]) -> Result<Vec<u64>, Refused> {
     let mut words = Vec::with_capacity(addresses.len());
