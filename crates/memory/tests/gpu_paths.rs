@@ -13,6 +13,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use nobounce_memory::gpu::api::Context;
+use nobounce_memory::gpu::calibration::Calibration;
 use nobounce_memory::gpu::copy_engine::CopyEngine;
 use nobounce_memory::gpu::{CudaError, GpuMemory, GpuOptions, Rung};
 use nobounce_memory::path::{Mechanism, Path, Require};
@@ -43,6 +44,16 @@ fn expected(name: &str) -> Expected {
         "pinned host" => Expected::Cpu,
         _ if name.starts_with("not CUDA's") => Expected::Refused,
         _ => Expected::Either,
+    }
+}
+
+/// What the reason must say where there is no window, with drivers that map no dma-bufs (580): docs/paths.md has the same words.
+fn reason(name: &str) -> &'static [&'static str] {
+    match name {
+        "VMM, not exportable" => &["cannot be exported", "POSIX_FILE_DESCRIPTOR"],
+        "cudaMallocAsync pool" => &["does not share this memory", "IPC"],
+        "managed" => &["moves between host and GPU"],
+        _ => &[],
     }
 }
 
@@ -85,6 +96,16 @@ fn every_kind_of_memory_has_the_path_of_the_table() {
         };
         if !right {
             wrong.push(name);
+        }
+        // One rung gives them all; only what that one refuses is left to gdrdrv.
+        if expected(name) == Expected::Window {
+            let first =
+                if newer && registered.rung() != Some(Rung::Rm) { Rung::DmaBufMmap } else { Rung::Rm };
+            assert_eq!(registered.rung(), Some(first), "{name}: {:?}", registered.refusals());
+        }
+        if !window && !newer {
+            let said = registered.paths().inbound.to_string();
+            assert!(reason(name).iter().all(|words| said.contains(words)), "{name}: {said}");
         }
         if window {
             assert_eq!(memory::check_both_ways(&memory, &registered), "right", "{name}");
@@ -129,6 +150,40 @@ fn memory_imported_by_ipc() {
     let direct = GpuOptions { require: Require::Direct, ..GpuOptions::default() };
     let required = GpuMemory::register(memory.addr, memory.len, &direct);
     assert_eq!(required.is_ok(), registered.paths().are_direct(), "{required:?}");
+}
+
+/// Resident memory and page tables of this process, in KiB.
+fn resident() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let of = |name: &str| -> usize {
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("0");
+        line.split_whitespace().next().and_then(|number| number.parse().ok()).unwrap_or(0)
+    };
+    of("VmRSS:") + of("VmPTE:")
+}
+
+/// What a registered range costs in host memory besides its mapping, which has 8 bytes of page tables for each page of 4 KiB.
+#[test]
+fn a_registration_costs_little_host_memory() {
+    const LEN: usize = 1 << 30;
+    let Some((gpu, _alone)) = gpu_common::gpu(true) else { return };
+    let memory = memory::cuda_malloc(&gpu, gpu.primary().unwrap(), LEN).unwrap();
+    // Once, so that the proof and the calibration are paid for.
+    drop(GpuMemory::register(memory.addr, LEN, &GpuOptions::default()).unwrap());
+    let before = resident();
+    let registered = GpuMemory::register(memory.addr, LEN, &GpuOptions::default()).unwrap();
+    let mapping = if registered.window().is_some() { LEN / 4096 * 8 / 1024 } else { 0 };
+    let grown = resident().saturating_sub(before + mapping);
+    println!("figure: 1 GiB registered: {grown} KiB of host memory besides {mapping} KiB of page tables");
+    assert!(grown < LEN / (2 << 20), "{grown} KiB: more than 1 KiB for each 2 MiB");
+}
+
+#[test]
+fn the_calibration_is_quick() {
+    let Some((gpu, _alone)) = gpu_common::gpu(true) else { return };
+    let calibration = Calibration::of(&gpu).unwrap();
+    println!("figure: {calibration}");
+    assert!(calibration.is_whole && calibration.took < Duration::from_millis(50), "{calibration}");
 }
 
 /// The window taken away by an option: staged in both directions, and refused where direct is required.

@@ -8,8 +8,8 @@ use super::plan::{MAX_REGISTERED, PlanError, TIME};
 /// A sweep for the direct path; the comparisons are made at the sizes in [`COMPARED`].
 const LATENCY_SIZES: &[u64] = &[8, 64, 512, 4 << 10, 32 << 10, 256 << 10, 1 << 20];
 const BANDWIDTH_SIZES: &[u64] = &[4 << 10, 32 << 10, 256 << 10, 1 << 20, 8 << 20];
-const BOTH_WAYS_SIZES: &[u64] = &[1 << 20, 8 << 20];
-const COMPARED: &[u64] = &[8, 512, 4 << 10, 32 << 10, 1 << 20, 8 << 20];
+const BOTH_WAYS_SIZES: &[u64] = &[4 << 10, 32 << 10, 256 << 10, 1 << 20, 8 << 20];
+const COMPARED: &[u64] = &[8, 512, 4 << 10, 32 << 10, 256 << 10, 1 << 20, 8 << 20];
 const QUICK_LATENCY_SIZES: &[u64] = &[8, 4 << 10];
 const QUICK_BANDWIDTH_SIZES: &[u64] = &[1 << 20];
 /// A flag that a kernel polls.

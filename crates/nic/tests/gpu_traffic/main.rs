@@ -9,6 +9,10 @@
 mod common;
 #[path = "../../../memory/tests/gpu_common/mod.rs"]
 mod gpu_common;
+// Allocates as other people's programs do.
+#[path = "../../../memory/examples/gpu_facts/memory.rs"]
+#[allow(dead_code, reason = "the example uses more of it")]
+mod memory;
 
 mod atomics;
 mod capture;
@@ -18,6 +22,7 @@ mod default_stream;
 mod flush;
 mod fork;
 mod freed;
+mod kinds;
 mod occupied;
 mod registrations;
 mod rig;

@@ -95,7 +95,7 @@ fn access_control(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             .map(|address| format!("sudo setpci -s {address} ECAP_ACS+0x6.w=0000"))
             .collect();
         let mut finding = Finding::new("acs-redirect", Severity::Warning, format!("access control (ACS) on {} sends packets between GPU and adapter up to the processor", list(&bridges)))
-            .why("They meet below one switch, but every packet makes a detour through the root complex: about half of the bandwidth, and with an IOMMU that translates, errors.")
+            .why("They meet below one switch, but every packet makes a detour through the root complex: from a tenth (writes, newer processors) to half of the bandwidth (reads) is lost, and with an IOMMU that translates there are errors.")
             .seen(format!("lspci -vvv -s {}: ACSCtl", first.address), format!("{:#06x}", acs.control));
         for command in commands {
             finding = finding.fix(command);
@@ -115,7 +115,7 @@ fn access_control(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         let bridges: Vec<_> = unread.iter().map(|port| port.address.clone()).collect();
         found.push(
             Finding::new("acs-unread", Severity::Unknown, format!("whether access control (ACS) is on could not be read for {}", list(&bridges)))
-                .why("If it is, packets between GPU and adapter go through the processor: about half of the bandwidth.")
+                .why("If it is, packets between GPU and adapter go through the processor: from a tenth (writes, newer processors) to half of the bandwidth (reads) is lost.")
                 .seen(format!("/sys/bus/pci/devices/{}/config", first.address), first.config.why_not().unwrap_or_default())
                 .fix("sudo nobounce doctor")
                 .root()
