@@ -6,12 +6,21 @@ import subprocess
 import time
 
 
-def run(command, limit, log, environment):
+def end(child):
+    """Ends a child and everything in its group, where it is still there."""
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    child.wait()
+
+
+def run(command, limit, log, environment, folder=None):
     """(exit code or None when stopped, output, seconds). The output is kept in a file, whatever happens."""
     started = time.monotonic()
     with open(log, "wb") as file:
         # A group of its own, so that what a test started ends with it.
-        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, cwd=folder,
                                  env={**os.environ, **environment}, start_new_session=True)
         code = None
         try:
@@ -21,7 +30,6 @@ def run(command, limit, log, environment):
         finally:
             # Out of time, or Ctrl-C: nothing must stay.
             if code is None:
-                os.killpg(child.pid, signal.SIGKILL)
-                child.wait()
+                end(child)
     with open(log, errors="replace") as file:
         return code, file.read(), time.monotonic() - started

@@ -1,15 +1,30 @@
-"""NVSHMEM over its IBRC transport and nb0, two PEs on one GPU: what `gpu-check --only nvshmem` compiles and runs.
+"""NVSHMEM over its IBRC transport and nb0, PEs on one GPU: what `gpu-check --only nvshmem` compiles and runs.
 
 The library, its headers and its transports are those of PyTorch's packages, the compiler is the machine's nvcc.
 """
 
+import concurrent.futures
+import glob
 import importlib.util
 import os
+import re
 import shutil
 
 import bounded
 
-COMPILE_LIMIT, RUN_LIMIT = 100, 60
+COMPILE_LIMIT = 150
+# Name, program, PEs, options of `nobounce run`, what it must say, seconds.
+RIGHT, AFTER = "everything was right", "the others ended by themselves"
+RUNS = (
+    ("ops", "ops", 2, [], RIGHT, 40),
+    ("order", "order", 2, [], RIGHT, 60),
+    ("order udp", "order", 2, ["--link", "udp"], RIGHT, 60),
+    ("collectives", "collectives", 2, [], RIGHT, 60),
+    ("collectives udp", "collectives", 2, ["--link", "udp"], RIGHT, 60),
+    ("collectives, 4 PEs", "collectives", 4, [], RIGHT, 80),
+    ("a PE that dies", "dies", 2, [], AFTER, 100),
+    ("ops after it", "ops", 2, [], RIGHT, 40),
+)
 
 
 def folder():
@@ -35,27 +50,36 @@ def missing():
     return ""
 
 
-def compile_program(bundle, out):
-    """(exit code, output, seconds, program)"""
-    where, program = folder(), os.path.join(out, "ops")
+def compile_programs(sources, out, wanted):
+    """{program: (exit code, output, seconds)}: all at the same time, for each takes the compiler a while. What is there already, and newer, is taken."""
+    where = folder()
     host = sorted(name for name in os.listdir(os.path.join(where, "lib")) if name.startswith("libnvshmem_host.so"))[-1]
-    command = [nvcc(), "-rdc=true", "-arch=native", "-o", program, os.path.join(bundle, "programs", "nvshmem-ops.cu"),
-               "-I", os.path.join(where, "include"), "-L", os.path.join(where, "lib"), "-lnvshmem_device", "-Xlinker", f"-l:{host}", "-lcuda"]
-    return (*bounded.run(command, COMPILE_LIMIT, os.path.join(out, "nvcc.txt"), {}), program)
+
+    def compile_one(name):
+        source, program = os.path.join(sources, "nvshmem", f"{name}.cu"), os.path.join(out, name)
+        if os.path.exists(program) and os.path.getmtime(program) > os.path.getmtime(source):
+            return 0, "", 0.0
+        command = [nvcc(), "-rdc=true", "-arch=native", "-split-compile=0", "-o", program, source,
+                   "-I", os.path.join(where, "include"), "-L", os.path.join(where, "lib"), "-lnvshmem_device", "-Xlinker", f"-l:{host}", "-lcuda", "-ldl"]
+        return bounded.run(command, COMPILE_LIMIT, os.path.join(out, f"nvcc-{name}.txt"), {})
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        return dict(zip(wanted, pool.map(compile_one, wanted)))
 
 
-def run_program(bundle, out, program, limit):
-    """(exit code, output, seconds)"""
+def run_program(bundle, out, name, program, pes, options, limit):
+    """(exit code, output, seconds, what NVSHMEM's log says of GDRCopy)"""
+    here = os.path.join(out, re.sub(r"[^\w.]+", "-", name))
+    os.makedirs(here, exist_ok=True)
     library = os.path.join(folder(), "lib")
     environment = {
         "LD_LIBRARY_PATH": ":".join(filter(None, (library, os.environ.get("LD_LIBRARY_PATH")))),
-        # Two PEs on one GPU would otherwise reach each other's memory without a network.
-        "NVSHMEM_DISABLE_P2P": "1", "NVSHMEM_REMOTE_TRANSPORT": "ibrc", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50",
+        # PEs on one GPU would otherwise reach each other's memory without a network.
+        "NVSHMEM_DISABLE_P2P": "1", "NVSHMEM_REMOTE_TRANSPORT": "ibrc", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(100 // pes),
         "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME": "lo", "NVSHMEM_SYMMETRIC_SIZE": "64M", "NVSHMEM_DEBUG": "INFO",
-        "NVSHMEM_DEBUG_FILE": os.path.join(out, "nvshmem.%p.log"), "NOBOUNCE_LOG": "warn",
+        "NVSHMEM_DEBUG_FILE": os.path.join(here, "nvshmem.%p.log"), "NOBOUNCE_LOG": "warn",
     }
-    for stale in ("uid", "uid.ready"):
-        if os.path.exists(os.path.join(out, stale)):
-            os.remove(os.path.join(out, stale))
-    command = [os.path.join(bundle, "bin", "nobounce"), "run", "--", program, out]
-    return bounded.run(command, min(limit, RUN_LIMIT), os.path.join(out, "said.txt"), environment)
+    command = [os.path.join(bundle, "bin", "nobounce"), "run", *options, "--", os.path.join(out, program), here, str(pes)]
+    code, output, seconds = bounded.run(command, limit, os.path.join(here, "said.txt"), environment)
+    logs = [open(path, errors="replace").read() for path in glob.glob(os.path.join(here, "nvshmem.*.log"))]
+    return code, output, seconds, sorted({line for log in logs for line in re.findall(r"GDR.*", log)})[:2]

@@ -1,9 +1,9 @@
-/* What the MPI programs on device buffers share: CUDA's calls checked, patterns, and what nb0 has counted so far in this process. */
+/* What the MPI programs on device buffers share: CUDA's calls checked, buffers, and patterns in them. */
 #ifndef COMMON_H
 #define COMMON_H
 
+#include "../counted.h"
 #include <cuda_runtime_api.h>
-#include <dlfcn.h>
 #include <mpi.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -78,42 +78,6 @@ static inline int holds(const void *memory, const unsigned char *wanted, size_t 
         }
     free(seen);
     return is_same;
-}
-
-/* Bytes that came into this process's memory over nb0, by the way they took; all 0 on another adapter. */
-struct counted {
-    unsigned long long cpu, window, staged;
-};
-
-static inline unsigned long long bytes_of(const char *in, const char *way) {
-    char name[32];
-    unsigned long long bytes = 0;
-    snprintf(name, sizeof name, "\"%s\": {\"bytes\": ", way);
-    const char *at = in ? strstr(in, name) : NULL;
-    if (!at) {
-        snprintf(name, sizeof name, "\"%s\":{\"bytes\":", way);
-        at = in ? strstr(in, name) : NULL;
-    }
-    if (at) bytes = strtoull(at + strlen(name), NULL, 10);
-    return bytes;
-}
-
-static inline struct counted count_in(void) {
-    static size_t (*report)(char *, size_t);
-    static char said[1 << 16];
-    struct counted sum = {0, 0, 0};
-    if (!report) {
-        void *library = dlopen("libibverbs.so.1", RTLD_LAZY | RTLD_NOLOAD);
-        *(void **)&report = library ? dlsym(library, "nobounce_report") : NULL;
-    }
-    if (!report || report(said, sizeof said) >= sizeof said) return sum;
-    /* One object for each device that is open. */
-    for (const char *at = said; (at = strstr(at, "\"in\":")); at++) {
-        sum.cpu += bytes_of(at, "cpu");
-        sum.window += bytes_of(at, "window");
-        sum.staged += bytes_of(at, "staged");
-    }
-    return sum;
 }
 
 static inline void begin(int argc, char **argv) {

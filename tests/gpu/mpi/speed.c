@@ -79,8 +79,8 @@ static void measure(const char *what) {
         struct counted before = count_in();
         double seconds = checked(what, size, turns, 200 + (unsigned)s);
         MPI_Barrier(MPI_COMM_WORLD);
-        struct counted after = count_in();
-        unsigned long long mine[3] = {after.cpu - before.cpu, after.window - before.window, after.staged - before.staged}, all[3];
+        struct counted in_each = count_since(before);
+        unsigned long long mine[3] = {in_each.cpu, in_each.window + in_each.engine, in_each.staged}, all[3];
         MPI_Reduce(mine, all, 3, MPI_UNSIGNED_LONG_LONG, MPI_SUM, 0, MPI_COMM_WORLD);
         /* Every message of the measurement, in both directions where there are two. */
         unsigned long long messages = is_latency ? 2ull * (unsigned)turns : (unsigned long long)turns * WINDOW;
@@ -88,7 +88,7 @@ static void measure(const char *what) {
         if (!strcmp(what, "bidirectional")) messages *= 2;
         if (!is_latency) figure = (double)size * (double)messages / turns / seconds / 1e9;
         if (rank == 0)
-            printf("%s %s %zu %.3f %s moved %llu cpu %llu window %llu staged %llu\n", what, on_device ? "device" : "host", size, figure,
+            printf("%s %s %zu %.3f %s moved %llu host %llu direct %llu staged %llu\n", what, on_device ? "device" : "host", size, figure,
                    is_latency ? "us" : "GB/s", messages * size, all[0], all[1], all[2]);
         fflush(stdout);
     }

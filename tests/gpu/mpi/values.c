@@ -173,7 +173,7 @@ int main(int argc, char **argv) {
         if (is_wanted) cases[i].run();
     }
     struct counted in = count_in();
-    printf("rank %d: in over nb0: %llu bytes cpu, %llu window, %llu staged\n", rank, in.cpu, in.window, in.staged);
+    printf("rank %d: in over nb0: %llu bytes host, %llu direct, %llu staged\n", rank, in.cpu, in.window + in.engine, in.staged);
     MPI_Finalize();
     if (rank == 0) printf("values: every byte was right\n");
     return 0;

@@ -1,37 +1,10 @@
-// NVSHMEM between two processes: put, get, put with signal, atomics, fence, quiet, barrier and a reduction, from the host and from a kernel, every
-// result checked. Without arguments it starts both processes (as two PEs on one GPU) and waits for them.
+// NVSHMEM between two processes, point to point: put, get, put with signal, atomics, fence, quiet, barrier and a reduction, from the host and from a
+// kernel, every result checked. It starts both processes (as two PEs on one GPU) and waits for them.
 //
 //     nvcc -rdc=true -arch=native -o ops ops.cu -I NVSHMEM/include -L NVSHMEM/lib -lnvshmem_device -Xlinker -l:libnvshmem_host.so.3 -lcuda
-#include <cuda_runtime.h>
-#include <nvshmem.h>
-#include <nvshmemx.h>
+#include "pes.cuh"
 
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
-#include <vector>
-
-#define CHECK(what)                                                                         \
-    do {                                                                                    \
-        if (!(what)) {                                                                      \
-            fprintf(stderr, "PE %d: line %d: FAILED: %s\n", me, __LINE__, #what);           \
-            fflush(nullptr);                                                                \
-            _exit(1);                                                                       \
-        }                                                                                   \
-    } while (0)
-#define CUDA(call) CHECK((call) == cudaSuccess)
-
-static int me = -1;
 static const size_t SIZE = 1 << 20;
-
-static void good(const char *what) {
-    printf("PE %d: good: %s\n", me, what);
-    fflush(stdout);
-}
 
 static void fill(std::vector<unsigned char> &bytes, unsigned seed) {
     for (auto &byte : bytes) byte = (unsigned char)((seed = seed * 1664525u + 1013904223u) >> 24);
@@ -50,28 +23,9 @@ __global__ void from_kernel(unsigned char *target, unsigned char *source, unsign
     nvshmem_quiet();
 }
 
-static void run(int rank, const char *folder) {
-    me = rank;
-    char path[4096], ready[4096];
-    snprintf(path, sizeof path, "%s/uid", folder);
-    snprintf(ready, sizeof ready, "%s/uid.ready", folder);
-    CUDA(cudaSetDevice(0));
-    nvshmemx_uniqueid_t id = NVSHMEMX_UNIQUEID_INITIALIZER;
-    nvshmemx_init_attr_t attributes = NVSHMEMX_INIT_ATTR_INITIALIZER;
-    if (rank == 0) {
-        CHECK(nvshmemx_get_uniqueid(&id) == 0);
-        FILE *file = fopen(path, "wb");
-        CHECK(file && fwrite(&id, sizeof id, 1, file) == 1 && !fclose(file) && !rename(path, ready));
-    } else {
-        for (int i = 0; i < 2000 && access(ready, R_OK); i++) usleep(10000);
-        FILE *file = fopen(ready, "rb");
-        CHECK(file && fread(&id, sizeof id, 1, file) == 1 && !fclose(file));
-    }
-    CHECK(nvshmemx_set_attr_uniqueid_args(rank, 2, &id, &attributes) == 0);
-    CHECK(nvshmemx_init_attr(NVSHMEMX_INIT_WITH_UNIQUEID, &attributes) == 0);
-    CHECK(nvshmem_my_pe() == rank && nvshmem_n_pes() == 2);
-    good("init");
-
+static void run() {
+    CHECK(pes == 2);
+    int rank = me;
     int peer = 1 - rank;
     auto *target = (unsigned char *)nvshmem_malloc(SIZE), *source = (unsigned char *)nvshmem_malloc(SIZE);
     auto *fetched = (unsigned char *)nvshmem_malloc(SIZE);
@@ -84,6 +38,8 @@ static void run(int rank, const char *folder) {
     CUDA(cudaMemset(target, 0, SIZE));
     nvshmem_barrier_all();
 
+    struct counted before = count_in();
+    nvshmem_barrier_all();
     nvshmem_putmem(target, source, SIZE, peer);
     nvshmem_quiet();
     nvshmem_barrier_all();
@@ -95,6 +51,7 @@ static void run(int rank, const char *folder) {
     CUDA(cudaMemcpy(found.data(), fetched, SIZE, cudaMemcpyDeviceToHost));
     CHECK(found == theirs);
     good("get from the host");
+    account("put and get from the host", before, 2 * SIZE);
 
     auto *numbers = (int *)nvshmem_malloc(1024 * sizeof(int)), *sums = (int *)nvshmem_malloc(1024 * sizeof(int));
     std::vector<int> values(1024);
@@ -107,6 +64,8 @@ static void run(int rank, const char *folder) {
     for (int i = 0; i < 1024; i++) CHECK(values[(size_t)i] == i * 3);
     good("sum over both from the host");
 
+    before = count_in();
+    nvshmem_barrier_all();
     for (uint64_t round = 1; round <= 3; round++) {
         uint64_t seven = 7;
         CUDA(cudaMemset(target, 0, SIZE));
@@ -127,32 +86,10 @@ static void run(int rank, const char *folder) {
         CHECK(seen[0] == round && seen[1] == 300 * round && seen[2] == 1000 + round && seen[3] == 7);
         nvshmem_barrier_all();
     }
+    account("puts and gets from a kernel", before, 3 * (SIZE - 1 + SIZE));
     good("put, fence, put with signal, wait, get, fetch and add, compare and swap, quiet from a kernel, three times");
     nvshmem_finalize();
     good("finalize");
 }
 
-int main(int argc, char **argv) {
-    if (argc == 3) {
-        run(atoi(argv[1]), argv[2]);
-        return 0;
-    }
-    const char *folder = argc == 2 ? argv[1] : ".";
-    pid_t started[2];
-    for (int rank = 0; rank < 2; rank++)
-        if (!(started[rank] = fork())) {
-            execl(argv[0], argv[0], rank ? "1" : "0", folder, (char *)nullptr);
-            _exit(127);
-        }
-    int failed = 0;
-    for (int i = 0; i < 2; i++) {
-        int status;
-        pid_t ended = wait(&status);
-        bool bad = !WIFEXITED(status) || WEXITSTATUS(status);
-        // One that failed leaves the other waiting.
-        if (bad && !failed) kill(started[ended == started[0]], SIGTERM);
-        failed += bad;
-    }
-    if (!failed) printf("nvshmem: both PEs are done, and everything was right\n");
-    return failed != 0;
-}
+int main(int argc, char **argv) { return start(argc, argv, all_good, 10); }

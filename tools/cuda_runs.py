@@ -1,0 +1,182 @@
+"""UCX, Open MPI and perftest with CUDA on nb0, both ends on one GPU: what `gpu-check --only ucx`, `--only mpi` and `--only perftest` run.
+
+They are other people's programs, built beside the project by tools/cuda-programs; CUDA_PROGRAMS names the folder, which tools/gpu-bundle takes along.
+"""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import time
+
+import bounded
+
+DMABUF = ["--use_cuda=0", "--use_cuda_dmabuf"]
+# Name, program and options, seconds, options of `nobounce run`, variables, what the outputs of both ends together must say.
+WINDOW_IN = r"in: .*\bwindow\b"
+PERFTEST = (
+    ("ib_write_bw, CUDA, all sizes", ["ib_write_bw", "-F", "--use_cuda=0", "-a", "-n", "40"], [], {}, WINDOW_IN),
+    ("ib_write_bw, CUDA by dma-buf, all sizes", ["ib_write_bw", "-F", *DMABUF, "-a", "-n", "40"], ["--require", "direct"], {}, WINDOW_IN),
+    ("ib_write_bw, contents checked", ["ib_write_bw", "-F", "--use_cuda=0", "-s", "65536", "-n", "100", "--data_validation"], [], {}, "VALIDATION: PASSED"),
+    ("ib_write_bw, dma-buf, contents checked", ["ib_write_bw", "-F", *DMABUF, "-s", "65536", "-n", "100", "--data_validation"], [], {}, "VALIDATION: PASSED"),
+    ("ib_write_bw over UDP", ["ib_write_bw", "-F", *DMABUF, "-s", "1048576", "-n", "50"], ["--link", "udp"], {}, WINDOW_IN),
+    ("ib_read_bw", ["ib_read_bw", "-F", *DMABUF, "-s", "65536", "-n", "100"], [], {}, WINDOW_IN),
+    ("ib_send_bw", ["ib_send_bw", "-F", *DMABUF, "-s", "65536", "-n", "100"], [], {}, WINDOW_IN),
+    ("ib_write_lat with immediate", ["ib_write_lat", "-F", "--use_cuda=0", "--write_with_imm", "-s", "8", "-n", "200"], [], {}, WINDOW_IN),
+    ("ib_write_bw, no window", ["ib_write_bw", "-F", "--use_cuda=0", "-s", "65536", "-n", "100"], [], {"NOBOUNCE_WINDOW": "off"}, r"in: .*\bstaged\b"),
+)
+OFF, OWN = {"NOBOUNCE_WINDOW": "off"}, {"UCX_IB_GPU_DIRECT_RDMA": "no"}
+
+
+def ucx(test, size, turns):
+    return ["ucx_perftest", "-t", test, "-m", "cuda", "-s", str(size), "-n", str(turns), "-w", "5"]
+
+
+# The shortest messages are copied by UCX through GPU memory that it has mapped (gdr_copy); from some KiB on nb0 moves them.
+UCX = tuple(
+    (f"{test}, {size} B", ucx(test, size, turns), [], {}, says)
+    for test in ("tag_lat", "tag_bw")
+    for size, turns, says in ((8, 200, "no errors"), (4096, 200, "no errors"), (65536, 100, WINDOW_IN), (1 << 20, 50, WINDOW_IN), (16 << 20, 20, WINDOW_IN))
+) + (
+    ("ucp_put_lat, 8 B", ucx("ucp_put_lat", 8, 200), [], {}, WINDOW_IN),
+    ("ucp_put_bw, 1 MiB", ucx("ucp_put_bw", 1 << 20, 50), ["--require", "direct"], {}, WINDOW_IN),
+    ("ucp_get, 1 MiB", ucx("ucp_get", 1 << 20, 30), [], {}, WINDOW_IN),
+    ("tag_lat over UDP, 1 MiB", ucx("tag_lat", 1 << 20, 30), ["--link", "udp"], {}, WINDOW_IN),
+    ("tag_lat, 8 B, without gdr_copy", ucx("tag_lat", 8, 200), [], {"UCX_TLS": "rc,self,cuda_copy"}, "no errors"),
+    ("tag_lat, 1 MiB, no window", ucx("tag_lat", 1 << 20, 30), [], OFF, r"in: .*\bstaged\b"),
+    ("tag_lat, 1 MiB, UCX's own staging", ucx("tag_lat", 1 << 20, 30), [], OWN, "no errors"),
+)
+# Name, program, ranks, options of `nobounce run`, variables, seconds.
+MPI = (
+    ("values", ["values"], 2, ["--require", "direct"], {}, 40),
+    ("values, 4 ranks", ["values"], 4, [], {}, 40),
+    ("values udp", ["values"], 2, ["--link", "udp"], {}, 40),
+    ("values, loss 0.1 %", ["values", "messages", "collectives"], 2, ["--link", "udp", "--fault", "loss=0.001,seed=7"], {}, 40),
+    ("values, no window", ["values"], 2, [], OFF, 40),
+    ("speed direct", ["speed"], 2, ["--require", "direct"], {}, 50),
+    ("speed, no window", ["speed"], 2, [], OFF, 60),
+    ("speed, UCX's own staging", ["speed"], 2, [], OWN, 60),
+    ("a rank that dies", ["values", "dies"], 2, [], {}, 30),
+)
+
+
+def folder(bundle):
+    """Where the programs are, or None."""
+    places = [os.environ.get("CUDA_PROGRAMS"), os.path.join(bundle, "stack")]
+    return next((os.path.abspath(place) for place in places if place and os.path.exists(os.path.join(place, "bin", "ucx_perftest"))), None)
+
+
+def environment(stack):
+    libraries = [os.path.join(stack, "lib"), os.path.join(stack, "lib", "ucx"), os.environ.get("LD_LIBRARY_PATH")]
+    return {
+        "PATH": os.path.join(stack, "bin") + ":" + os.environ.get("PATH", ""), "LD_LIBRARY_PATH": ":".join(filter(None, libraries)),
+        # Both were built for another folder.
+        "OPAL_PREFIX": stack, "UCX_MODULE_DIR": os.path.join(stack, "lib", "ucx"),
+        # Both ends are on one machine, on one GPU: without these UCX would not use an adapter.
+        "UCX_NET_DEVICES": "nb0:1", "UCX_TLS": "rc,self,cuda_copy,gdr_copy", "UCX_WARN_UNUSED_ENV_VARS": "n",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50",
+    }
+
+
+def listens(port):
+    """Whether somebody listens there, without talking to them: both programs take the first connection for their client."""
+    wanted = f":{port:04X} "
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            with open(table) as file:
+                if any(wanted in line and line.split()[3] == "0A" for line in file):
+                    return True
+        except OSError:
+            pass
+    return False
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def pair(bundle, stack, command, options, variables, limit, log):
+    """(what is wrong or nothing, output of both, seconds) of a server and its client."""
+    started, port = time.monotonic(), str(free_port())
+    whole = [os.path.join(bundle, "bin", "nobounce"), "run", *options, "--", *command, "-p", port]
+    variables = {**environment(stack), **variables}
+    with open(log + ".server", "wb") as file:
+        server = subprocess.Popen(whole, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env={**os.environ, **variables},
+                                  cwd=os.path.join(stack, "lib"), start_new_session=True)
+    try:
+        while not listens(int(port)) and server.poll() is None and time.monotonic() - started < 15:
+            time.sleep(0.05)
+        code, said, _ = bounded.run([*whole, "127.0.0.1"], limit, log, variables, os.path.join(stack, "lib"))
+        try:
+            server_code = server.wait(timeout=5 if code == 0 else 1)
+        except subprocess.TimeoutExpired:
+            server_code = None
+    finally:
+        bounded.end(server)
+    with open(log + ".server", errors="replace") as file:
+        said += "\n" + file.read()
+    wrong = "" if code == 0 and server_code == 0 else f"exit codes {code} and {server_code} (None: stopped)"
+    return wrong, said, time.monotonic() - started
+
+
+def figures(said):
+    """The lines that tell how fast it was, and which way the bytes took."""
+    lines = [re.sub(r"\s+", " ", line.strip()) for line in said.splitlines()]
+    fast = [line for line in lines if line.startswith("Final:") or re.match(r"\d+ \d+( [\d.]+){2,}$", line) or line.startswith("VALIDATION")]
+    return list(dict.fromkeys(fast)), [line for line in lines if line.startswith("nobounce: ")]
+
+
+def judge(wrong, said, says):
+    if wrong:
+        return wrong
+    if not re.search(says, said):
+        return f"nothing says '{says}'"
+    return "the wrong way: staged" if "staged" not in says and re.search(r"(in|out): .*\bstaged\b", said) else ""
+
+
+def mpi(bundle, stack, out, command, ranks, options, variables, limit):
+    """(what is wrong or nothing, output, seconds) of one MPI run."""
+    program = [os.path.join(stack, "programs", command[0]), *command[1:]]
+    # Not bound to a core each: nb0's helper thread needs one, too.
+    launch = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(ranks), "--mca", "pml", "ucx", "--mca", "osc", "ucx", "--mca", "btl", "self"]
+    variables = {**environment(stack), **variables}
+    if ranks > 2:
+        variables["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(100 // ranks)
+    code, said, seconds = bounded.run([os.path.join(bundle, "bin", "nobounce"), "run", *options, "--", *launch, *program], limit, out, variables)
+    if command[-1] == "dies":
+        # mpirun ends the others and says so.
+        wrong = "" if code not in (0, None) and "good: begun" in said and "signal 9" in said else f"exit code {code} (None: it did not end)"
+    elif code != 0 or "every byte was right" not in said:
+        wrong = f"exit code {code} (None: stopped)"
+    else:
+        ways = [int(number) for number in re.findall(r"(\d+) staged", said)] + [int(number) for number in re.findall(r"staged (\d+)$", said, re.M)]
+        direct = [int(number) for number in re.findall(r"(\d+) direct", said)] + [int(number) for number in re.findall(r"direct (\d+) ", said)]
+        wrong = ""
+        if not variables.get("NOBOUNCE_WINDOW") and sum(ways):
+            wrong = f"{sum(ways)} bytes were staged"
+        elif not variables.get("UCX_IB_GPU_DIRECT_RDMA") and not variables.get("NOBOUNCE_WINDOW") and not sum(direct):
+            wrong = "nothing came in through the window"
+    return wrong, said, seconds
+
+
+ROW = re.compile(r"^(latency|bandwidth|bidirectional) device (\d+) ([\d.]+) (\S+) moved (\d+) host (\d+) direct (\d+) staged (\d+)", re.M)
+
+
+def compare(said, out):
+    """Lines that put the direct run beside the staged ones, and mpi.json with all of them. `said`: {name of the run: output}."""
+    runs = {name: {(what, int(size)): (float(figure), unit, *map(int, ways)) for what, size, figure, unit, *ways in ROW.findall(text)} for name, text in said.items()}
+    direct = runs.get("speed direct")
+    if not direct:
+        return []
+    with open(os.path.join(out, "mpi.json"), "w") as file:
+        rows = [{"run": name, "test": what, "bytes": size, "figure": row[0], "unit": row[1], "moved": row[2], "host": row[3], "direct": row[4], "staged": row[5]}
+                for name, found in runs.items() for (what, size), row in found.items()]
+        json.dump(rows, file, indent=1)
+    lines = [f"{'MPI':14}{'bytes':>10}{'direct':>12}{'no window':>12}{'UCX staging':>12}        moved  of it direct"]
+    for (what, size), (figure, unit, moved, _, through, _) in direct.items():
+        others = [runs.get(name, {}).get((what, size), (float("nan"),))[0] for name in ("speed, no window", "speed, UCX's own staging")]
+        lines.append(f"{what:14}{size:>10}{figure:>12.2f}{others[0]:>12.2f}{others[1]:>12.2f} {unit:5}{moved:>12}{100 * through / moved:>8.0f} %")
+    return lines
