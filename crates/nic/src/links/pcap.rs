@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, BufWriter};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use nobounce_protocol::pcap::Writer;
@@ -37,8 +37,14 @@ pub struct CreateError {
 #[derive(Debug)]
 pub struct PcapLink<L> {
     inner: L,
-    record: Record,
+    recorder: Recorder,
+    packets: u64,
+    missed: u64,
 }
+
+/// A capture file, which several links may write.
+#[derive(Clone, Debug)]
+pub struct Recorder(Arc<Mutex<Record>>);
 
 #[derive(Debug)]
 struct Record {
@@ -50,13 +56,16 @@ struct Record {
     written: u64,
     flushed_at: u64,
     packets: u64,
-    missed: u64,
 }
 
-impl<L: Link> PcapLink<L> {
-    /// Wraps `inner` and records to `path`, at most `limit` bytes. `%p` in the path stands for the process ID, so that
-    /// several processes started alike do not share a file, nor several devices of one process: the second one's is PID.1.
-    pub fn create(inner: L, path: &Path, limit: u64) -> Result<Self, CreateError> {
+impl Recorder {
+    /// Makes the file at `path`, for what is sent from and received at `local`, of at most `limit` bytes. `%p` in the path stands for the
+    /// process ID, so that several processes started alike do not share a file, nor several devices of one process: the second one's is
+    /// PID.1.
+    ///
+    /// # Errors
+    /// The file cannot be made.
+    pub fn create(path: &Path, local: IpAddr, limit: u64) -> Result<Self, CreateError> {
         let path = path_of_process(path);
         let opened =
             File::create(&path).and_then(|file| Writer::new(BufWriter::with_capacity(1 << 16, file)));
@@ -67,14 +76,24 @@ impl<L: Link> PcapLink<L> {
         let record = Record {
             path,
             writer: Some(writer),
-            local: inner.local(),
+            local,
             limit,
             written: FILE_HEADER,
             flushed_at: 0,
             packets: 0,
-            missed: 0,
         };
-        Ok(Self { inner, record })
+        Ok(Self(Arc::new(Mutex::new(record))))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Record> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<L: Link> PcapLink<L> {
+    /// Wraps `inner` and records there.
+    pub fn new(inner: L, recorder: Recorder) -> Self {
+        Self { inner, recorder, packets: 0, missed: 0 }
     }
 }
 
@@ -91,12 +110,10 @@ fn path_of_process(path: &Path) -> PathBuf {
 }
 
 impl Record {
-    fn add(&mut self, time_ns: u64, flow: &Flow, ip_id: u16, packet: &[u8]) {
+    /// Adds a packet; whether it is in the file.
+    fn add(&mut self, time_ns: u64, flow: &Flow, ip_id: u16, packet: &[u8]) -> bool {
         let size = PER_PACKET + u64::try_from(packet.len()).unwrap_or(u64::MAX);
-        let Some(writer) = &mut self.writer else {
-            self.missed += 1;
-            return;
-        };
+        let Some(writer) = &mut self.writer else { return false };
         if self.written.saturating_add(size) > self.limit {
             tracing::warn!(
                 "the capture {} has reached its limit of {} bytes and ends here, after {} packets",
@@ -104,14 +121,15 @@ impl Record {
                 self.limit,
                 self.packets
             );
-            return self.stop();
+            self.stop();
+            return false;
         }
         let mut done = writer.write_packet(time_ns, flow, ip_id, packet);
         if done.is_ok() && time_ns.saturating_sub(self.flushed_at) >= FLUSH_NS {
             self.flushed_at = time_ns;
             done = writer.flush();
         }
-        match done {
+        match &done {
             Ok(()) => {
                 self.written += size;
                 self.packets += 1;
@@ -121,11 +139,11 @@ impl Record {
                 self.stop();
             }
         }
+        done.is_ok()
     }
 
     /// Ends the capture with the packet at hand.
     fn stop(&mut self) {
-        self.missed += 1;
         if let Some(mut writer) = self.writer.take() {
             let _ = writer.flush(); // already said, or about to be seen: nothing else can be done
         }
@@ -175,17 +193,22 @@ impl<L: Link> Link for PcapLink<L> {
     fn send(&mut self, batch: &mut TxBatch) {
         if !batch.is_empty() {
             let time = wall_ns();
+            let mut record = self.recorder.lock();
             for packet in batch.packets() {
-                self.record.add(time, &packet.flow(self.record.local), packet.ip_id, &batch.bytes(packet));
+                let flow = packet.flow(record.local);
+                let added = record.add(time, &flow, packet.ip_id, &batch.bytes(packet));
+                *(if added { &mut self.packets } else { &mut self.missed }) += 1;
             }
         }
         self.inner.send(batch);
     }
 
     fn receive(&mut self, sink: &mut dyn FnMut(&RxDatagram<'_>)) -> usize {
-        let Self { inner, record } = self;
+        let Self { inner, recorder, packets, missed } = self;
         let mut time = None;
         inner.receive(&mut |datagram| {
+            // Not while the packet is handled: that takes longer.
+            let mut record = recorder.lock();
             let flow = Flow {
                 src: datagram.src,
                 dst: record.local,
@@ -193,12 +216,16 @@ impl<L: Link> Link for PcapLink<L> {
                 dst_port: ROCE_PORT,
             };
             let time = *time.get_or_insert_with(wall_ns);
+            let mut add = |packet: &[u8]| {
+                let added = record.add(time, &flow, datagram.ip_id, packet);
+                *(if added { &mut *packets } else { &mut *missed }) += 1;
+            };
             if datagram.sealed {
-                record.add(time, &flow, datagram.ip_id, datagram.bytes);
+                add(datagram.bytes);
             } else {
-                let packets = sealed(&flow, datagram);
-                packets.iter().for_each(|packet| record.add(time, &flow, datagram.ip_id, packet));
+                sealed(&flow, datagram).iter().for_each(|packet| add(packet));
             }
+            drop(record);
             sink(datagram);
         })
     }
@@ -209,7 +236,7 @@ impl<L: Link> Link for PcapLink<L> {
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
         let mut all = self.inner.counters();
-        all.extend([("pcap_packets", self.record.packets), ("pcap_missed", self.record.missed)]);
+        all.extend([("pcap_packets", self.packets), ("pcap_missed", self.missed)]);
         all
     }
 }
@@ -262,7 +289,7 @@ mod tests {
     fn what_was_sent_and_received_is_in_the_file_with_a_right_icrc() {
         let file = Scratch::new("both");
         let (stub, log) = StubLink::new();
-        let mut link = PcapLink::create(stub, &file.0, DEFAULT_LIMIT).unwrap();
+        let mut link = PcapLink::new(stub, Recorder::create(&file.0, HERE, DEFAULT_LIMIT).unwrap());
         let mut batch = TxBatch::new(link.capabilities());
         (0..5).for_each(|n| assert!(numbered(&mut batch, n, 64)));
         link.send(&mut batch);
@@ -315,7 +342,7 @@ mod tests {
     fn the_file_stays_below_its_limit_and_traffic_goes_on() {
         let file = Scratch::new("limit");
         let (stub, log) = StubLink::new();
-        let mut link = PcapLink::create(stub, &file.0, 2000).unwrap();
+        let mut link = PcapLink::new(stub, Recorder::create(&file.0, HERE, 2000).unwrap());
         let mut batch = TxBatch::new(link.capabilities());
         (0..100).for_each(|n| assert!(numbered(&mut batch, n, 64)));
         link.send(&mut batch);
@@ -332,7 +359,7 @@ mod tests {
     fn traffic_reaches_the_file_without_waiting_for_the_end() {
         let file = Scratch::new("flush");
         let (stub, _log) = StubLink::new();
-        let mut link = PcapLink::create(stub, &file.0, DEFAULT_LIMIT).unwrap();
+        let mut link = PcapLink::new(stub, Recorder::create(&file.0, HERE, DEFAULT_LIMIT).unwrap());
         let mut batch = TxBatch::new(link.capabilities());
         assert!(numbered(&mut batch, 1, 64));
         link.send(&mut batch);
@@ -341,8 +368,7 @@ mod tests {
 
     #[test]
     fn a_file_that_cannot_be_made_is_named() {
-        let (stub, _log) = StubLink::new();
-        let error = PcapLink::create(stub, Path::new("/nonexistent/x-%p.pcap"), 1).unwrap_err().to_string();
+        let error = Recorder::create(Path::new("/nonexistent/x-%p.pcap"), HERE, 1).unwrap_err().to_string();
         assert!(error.contains(&format!("/nonexistent/x-{}.pcap", std::process::id())), "{error}");
     }
 }

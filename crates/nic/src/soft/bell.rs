@@ -62,6 +62,11 @@ impl Bell {
         }
     }
 
+    /// Wakes the helper, whatever it waits for.
+    pub(crate) fn wake(&self) {
+        self.wake.raise();
+    }
+
     /// The application is about to sleep: from now on the helper must watch.
     pub(crate) fn ask_to_watch(&self) {
         self.sleepy.store(true, Ordering::Relaxed);

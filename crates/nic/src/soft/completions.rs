@@ -88,10 +88,16 @@ impl<T> Completions<T> {
         true
     }
 
+    /// Whether there are none: a look at one number.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count.load(Ordering::Acquire) == 0
+    }
+
     /// Takes at most `max` completions, and returns how many.
     #[inline]
     pub(crate) fn take(&self, max: usize, each: &mut impl FnMut(T)) -> usize {
-        if self.count.load(Ordering::Acquire) == 0 {
+        if self.is_empty() {
             return 0;
         }
         let mut state = self.lock();

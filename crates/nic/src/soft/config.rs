@@ -5,6 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use super::helper::allowed_cpus;
+use super::units::MAX_ENGINES;
 use crate::links::fault::{FaultConfig, ParseFaultError};
 
 /// How to open a device. [`Config::from_env`] reads what people type.
@@ -22,6 +24,9 @@ pub struct Config {
     pub gro: bool,
     /// The way packets take.
     pub link: LinkChoice,
+    /// How many engines drive the device at most, each with a thread of its own (1 to 8). `None`: by the CPUs that this process may run on,
+    /// see [`Config::engines`].
+    pub engines: Option<usize>,
 }
 
 /// The way packets take.
@@ -56,7 +61,17 @@ impl Default for Config {
             gso: true,
             gro: true,
             link: LinkChoice::default(),
+            engines: None,
         }
+    }
+}
+
+/// How many engines there are where so many CPUs may be used: applications need theirs, and so does the peer on the same machine.
+fn engines_for(cpus: usize) -> usize {
+    match cpus {
+        0..8 => 1,
+        8..16 => 2,
+        16.. => 4,
     }
 }
 
@@ -72,13 +87,17 @@ pub enum ConfigError {
     /// NOBOUNCE_LINK.
     #[error("{0:?} is no way for packets: udp, shm and auto are (NOBOUNCE_LINK or --link)")]
     Link(String),
+    /// NOBOUNCE_ENGINES.
+    #[error("{0:?} is no number of engines: 1 to {MAX_ENGINES} are (NOBOUNCE_ENGINES or --engines)")]
+    Engines(String),
     /// NOBOUNCE_FAULT.
     #[error("NOBOUNCE_FAULT: {0}")]
     Fault(#[from] ParseFaultError),
 }
 
 impl Config {
-    /// The default, changed by `NOBOUNCE_ADDR` (the first address of the list), `NOBOUNCE_FAULT`, `NOBOUNCE_PCAP` and `NOBOUNCE_LINK`.
+    /// The default, changed by `NOBOUNCE_ADDR` (the first address of the list), `NOBOUNCE_FAULT`, `NOBOUNCE_PCAP`, `NOBOUNCE_LINK`
+    /// and `NOBOUNCE_ENGINES`.
     ///
     /// # Errors
     /// Says which variable makes no sense, and why.
@@ -94,8 +113,17 @@ impl Config {
         if let Ok(link) = std::env::var("NOBOUNCE_LINK") {
             config.link = link.parse()?;
         }
+        if let Ok(engines) = std::env::var("NOBOUNCE_ENGINES") {
+            config.engines = Some(parse_engines(&engines)?);
+        }
         config.pcap = std::env::var_os("NOBOUNCE_PCAP").map(PathBuf::from);
         Ok(config)
+    }
+
+    /// How many engines drive the device at most: as many as were asked for, or else 1 where the process may run on fewer than 8 CPUs, 2 from
+    /// 8 on and 4 from 16 on.
+    pub fn engines(&self) -> usize {
+        self.engines.unwrap_or_else(|| engines_for(allowed_cpus())).clamp(1, MAX_ENGINES)
     }
 
     /// The addresses of `NOBOUNCE_ADDR`, a list with commas between them: one device each, `nb0`, `nb1`, ... in that order.
@@ -114,6 +142,15 @@ impl Config {
     pub fn at(self, addr: &str) -> Result<Self, ConfigError> {
         Ok(Self { addr: resolve_addr(addr)?, ..self })
     }
+}
+
+/// A number of engines.
+///
+/// # Errors
+/// It is none.
+pub fn parse_engines(text: &str) -> Result<usize, ConfigError> {
+    let engines = text.trim().parse().ok().filter(|count| (1..=MAX_ENGINES).contains(count));
+    engines.ok_or_else(|| ConfigError::Engines(text.to_owned()))
 }
 
 /// An address as such, or the first address of an interface (IPv4 before IPv6).
@@ -169,6 +206,16 @@ fn interface_addrs(name: &CStr) -> Vec<IpAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn engines_by_the_cpus_or_by_a_number() {
+        assert_eq!([1, 2, 4, 7, 8, 15, 16, 192].map(engines_for), [1, 1, 1, 1, 2, 2, 4, 4]);
+        assert_eq!(parse_engines(" 3").unwrap(), 3);
+        for wrong in ["0", "9", "-1", "two", ""] {
+            let error = parse_engines(wrong).unwrap_err().to_string();
+            assert!(error.contains(&format!("{wrong:?}")) && error.contains("NOBOUNCE_ENGINES"), "{error}");
+        }
+    }
 
     #[test]
     fn an_address_or_an_interface() {

@@ -1,10 +1,11 @@
 //! The copy engines of a device: one pair for each CUDA context whose memory was registered.
 
 use std::cell::Cell;
+use std::sync::Arc;
 
 use nobounce_memory::gpu::api::Context;
 use nobounce_memory::gpu::copy_engine::CopyEngine;
-use nobounce_memory::gpu::{CudaError, GpuMemory};
+use nobounce_memory::gpu::{CudaError, Gpu, GpuMemory};
 
 use super::fetcher::Fetcher;
 use super::region::RegisterError;
@@ -47,9 +48,9 @@ pub(crate) struct CopyEngines {
 }
 
 impl CopyEngines {
-    /// Makes them, for memory like this one. Takes milliseconds: not under the engine's lock.
-    pub(crate) fn new(memory: &GpuMemory, context: ContextKey) -> Result<Self, RegisterError> {
-        let make = |chunks, len| CopyEngine::in_context(memory.gpu(), context.handle, chunks, len);
+    /// Makes them, for memory of this context. Takes milliseconds: not under the engine's lock.
+    pub(crate) fn new(gpu: &Arc<Gpu>, context: ContextKey) -> Result<Self, RegisterError> {
+        let make = |chunks, len| CopyEngine::in_context(gpu, context.handle, chunks, len);
         let (fetch, place) = (make(FETCH_CHUNKS, FETCH_CHUNK)?, make(PLACE_CHUNKS, CHUNK)?);
         let fetch = Fetcher::new(fetch).map_err(RegisterError::Thread)?;
         Ok(Self { fetch, place, late: Cell::new(false) })
@@ -58,30 +59,42 @@ impl CopyEngines {
 
 /// All of them.
 #[derive(Debug, Default)]
-pub(crate) struct Copiers(Vec<(ContextKey, CopyEngines)>);
+pub(crate) struct Copiers(Vec<Copier>);
+
+#[derive(Debug)]
+struct Copier {
+    gpu: Arc<Gpu>,
+    context: ContextKey,
+    engines: CopyEngines,
+}
 
 impl Copiers {
     /// Those for memory of this context, if they were made already.
     pub(crate) fn find(&self, context: ContextKey) -> Option<CopierIndex> {
-        self.0.iter().position(|(known, _)| *known == context).map(CopierIndex)
+        self.0.iter().position(|known| known.context == context).map(CopierIndex)
     }
 
     /// Takes those that were made, unless somebody else was faster.
-    pub(crate) fn adopt(&mut self, context: ContextKey, engines: CopyEngines) -> CopierIndex {
+    pub(crate) fn adopt(&mut self, gpu: &Arc<Gpu>, context: ContextKey, engines: CopyEngines) -> CopierIndex {
         self.find(context).unwrap_or_else(|| {
-            self.0.push((context, engines));
+            self.0.push(Copier { gpu: gpu.clone(), context, engines });
             CopierIndex(self.0.len() - 1)
         })
     }
 
+    /// The contexts whose memory was registered, in order.
+    pub(crate) fn contexts(&self) -> Vec<(Arc<Gpu>, ContextKey)> {
+        self.0.iter().map(|known| (known.gpu.clone(), known.context)).collect()
+    }
+
     /// A fetch is late: the GPU does not get to it.
     pub(crate) fn found_late(&self, index: CopierIndex) {
-        self.0[index.0].1.late.set(true);
+        self.0[index.0].engines.late.set(true);
     }
 
     /// Whether a fetch that was found late is still not over.
     pub(crate) fn are_late(&self, index: CopierIndex) -> bool {
-        let CopyEngines { fetch, late, .. } = &self.0[index.0].1;
+        let CopyEngines { fetch, late, .. } = &self.0[index.0].engines;
         if late.get() && fetch.is_idle() {
             late.set(false);
         }
@@ -90,11 +103,11 @@ impl Copiers {
 
     /// Who fetches.
     pub(crate) fn fetcher(&self, index: CopierIndex) -> &Fetcher {
-        &self.0[index.0].1.fetch
+        &self.0[index.0].engines.fetch
     }
 
     /// The engine that places.
     pub(crate) fn placer(&self, index: CopierIndex) -> &CopyEngine {
-        &self.0[index.0].1.place
+        &self.0[index.0].engines.place
     }
 }

@@ -41,6 +41,47 @@ pub struct Counters {
 }
 
 impl Counters {
+    /// Adds what another engine of the same device counted.
+    pub(crate) fn add(&mut self, other: &Self) {
+        // Named one by one, so that a counter that is new cannot be forgotten here.
+        let Self {
+            sent_pkts,
+            rcvd_pkts,
+            sent_markers,
+            placed_bytes,
+            gathered_bytes,
+            icrc_errors,
+            icrc_solved,
+            no_such_qp,
+            wrong_peer,
+            wrong_state,
+            wrong_service,
+            unsolicited,
+            malformed,
+            refused_access,
+            memory_faults,
+            failed,
+            qps,
+        } = other;
+        self.sent_pkts += sent_pkts;
+        self.rcvd_pkts += rcvd_pkts;
+        self.sent_markers += sent_markers;
+        self.placed_bytes += placed_bytes;
+        self.gathered_bytes += gathered_bytes;
+        self.icrc_errors += icrc_errors;
+        self.icrc_solved += icrc_solved;
+        self.no_such_qp += no_such_qp;
+        self.wrong_peer += wrong_peer;
+        self.wrong_state += wrong_state;
+        self.wrong_service += wrong_service;
+        self.unsolicited += unsolicited;
+        self.malformed.iter_mut().zip(malformed).for_each(|(sum, one)| *sum += one);
+        self.refused_access += refused_access;
+        self.memory_faults += memory_faults;
+        self.failed.iter_mut().zip(failed).for_each(|(sum, one)| *sum += one);
+        add(&mut self.qps, qps);
+    }
+
     /// Names and values, in a fixed order.
     pub fn list(&self) -> Vec<(&'static str, u64)> {
         let mut list = vec![

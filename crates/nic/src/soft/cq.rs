@@ -11,6 +11,7 @@ use super::completions::Completions;
 use super::device::Shared;
 use super::event::AsyncEvent;
 use super::limits::{CreateError, DeviceLimits, Taken, check};
+use super::units::Users;
 
 /// A completion as the application sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,6 +110,8 @@ impl CqInner {
 pub struct Cq {
     shared: Arc<Shared>,
     pub(crate) inner: Arc<CqInner>,
+    /// Whose queue pairs use it.
+    pub(crate) users: Arc<Users>,
     _taken: Taken,
 }
 
@@ -121,7 +124,7 @@ impl Cq {
         check_depth(depth)?;
         let taken = shared.counts.cqs.take("completion queues", DeviceLimits::OURS.max_cqs)?;
         let inner = Arc::new(CqInner::new(shared.next_id(), depth, channel.cloned()));
-        Ok(Self { shared: shared.clone(), inner, _taken: taken })
+        Ok(Self { shared: shared.clone(), inner, users: Arc::default(), _taken: taken })
     }
 
     /// Its number in events.
@@ -182,7 +185,7 @@ impl Cq {
         if taken > 0 || max == 0 {
             return Ok(taken);
         }
-        self.shared.drive_polled();
+        self.shared.units.drive_polled(&self.users, || !self.inner.is_empty());
         let taken = self.inner.take_unless_lost(max, &mut each);
         taken.ok_or_else(|| CqError::Overflow { depth: self.depth() })
     }
@@ -195,7 +198,7 @@ impl Cq {
             return;
         }
         self.inner.arm(solicited_only);
-        self.shared.expect_sleep();
+        self.shared.units.expect_sleep(&self.users);
     }
 }
 

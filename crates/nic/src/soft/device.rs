@@ -1,32 +1,29 @@
-//! The device: opens the link, owns the engine, makes everything else.
+//! The device: opens links, owns the engines, makes everything else.
 
 use std::io;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 
 use nobounce_protocol::qp::{Mtu, Service};
 
-use super::bell::Bell;
 use super::channel::Channel;
-use super::config::{Config, ConfigError, LinkChoice};
+use super::config::{Config, ConfigError};
 use super::counters::Counters;
 use super::cq::Cq;
-use super::engine::Engine;
+use super::engine::Joint;
 use super::event::{AsyncEvent, Events};
 use super::exit::Ending;
-use super::fork;
-use super::helper::Helper;
 use super::limits::{Count, CreateError, DeviceLimits, Taken};
+use super::mw::Windows;
 use super::qp::{CreateQpError, Qp, QpInit, QpLimits};
-use super::report::Report;
+use super::report::{Report, Totals};
+use super::snapshot::Keeper;
 use super::srq::{CreateSrqError, Srq, SrqLimits};
 use super::tally::PathCounters;
+use super::units::{LinkMaker, Units};
 use crate::links::Link;
-use crate::links::fault::FaultLink;
-use crate::links::pcap::{self, PcapLink};
-use crate::links::shm::ShmLink;
-use crate::links::udp::{self, UdpConfig, UdpLink};
+use crate::links::{pcap, udp};
 
 /// Why a device could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -49,91 +46,43 @@ pub enum OpenError {
     Descriptor(#[from] io::Error),
 }
 
-/// The engine behind its lock. The helper thread knows this much of the device and keeps none of it alive, so that
-/// the device is closed when its last object is dropped, and not a little later.
-#[derive(Debug)]
-pub(crate) struct EngineLock {
-    engine: Mutex<Engine>,
-    generation: u64,
-}
-
 /// What all objects of a device share.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    engine: Arc<EngineLock>,
-    helper: Mutex<Helper>,
-    polls: Arc<std::sync::atomic::AtomicU64>,
-    pub(crate) bell: Bell,
+    pub(crate) units: Arc<Units>,
     pub(crate) events: Arc<Events>,
     pub(crate) counts: Counts,
+    windows: Arc<RwLock<Windows>>,
     ending: Arc<Ending>,
     next_id: AtomicU32,
 }
 
-/// How many objects there are of those that no table of the engine counts.
+/// How many objects there are of those that no table counts for all engines.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) pds: Count,
     pub(crate) cqs: Count,
-}
-
-impl EngineLock {
-    /// Whether this process is a forked child, where no lock may be taken.
-    pub(crate) fn is_forked(&self) -> bool {
-        fork::current() != self.generation
-    }
-
-    /// The number of forks before this process.
-    pub(crate) fn generation(&self) -> u64 {
-        self.generation
-    }
-
-    /// The engine; `None` in a forked child, where the lock may be held by a thread that does not exist.
-    pub(crate) fn lock(&self) -> Option<MutexGuard<'_, Engine>> {
-        if self.is_forked() {
-            return None;
-        }
-        Some(self.engine.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// The engine, unless somebody else is driving it right now (or the process forked).
-    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, Engine>> {
-        if self.is_forked() {
-            return None;
-        }
-        match self.engine.try_lock() {
-            Ok(engine) => Some(engine),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
-    }
+    pub(crate) qps: Count,
+    pub(crate) srqs: Count,
 }
 
 impl Shared {
     pub(crate) fn is_forked(&self) -> bool {
-        self.engine.is_forked()
+        self.units.first().is_forked()
     }
 
-    pub(crate) fn lock(&self) -> Option<MutexGuard<'_, Engine>> {
-        self.engine.lock()
+    /// The memory windows. Not to be called in a forked child.
+    pub(crate) fn windows(&self) -> RwLockWriteGuard<'_, Windows> {
+        self.windows.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Drives the engine for a caller that polls.
-    pub(crate) fn drive_polled(&self) {
-        // A count that two threads raise at once may miss one: it only tells whether anybody polls.
-        self.polls.store(self.polls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
-        if let Some(mut engine) = self.engine.try_lock() {
-            engine.progress();
-            // It may have been the last poll before the caller sleeps.
-            self.bell.ring_if_sleepy(|| engine.unattended_deadline());
+    /// What all engines have done so far; nothing in a forked child.
+    fn totals(&self) -> Option<Totals> {
+        let mut sum = Totals::default();
+        for unit in self.units.iter() {
+            sum.add(&Totals::of(&*unit.lock()?));
         }
-    }
-
-    /// The caller will wait for an event instead of polling.
-    pub(crate) fn expect_sleep(&self) {
-        if !self.is_forked() {
-            self.bell.ask_to_watch();
-        }
+        Some(sum)
     }
 
     pub(crate) fn next_id(&self) -> u32 {
@@ -143,17 +92,16 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        let helper = self.helper.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if self.engine.is_forked() {
-            return helper.forget();
+        if self.is_forked() {
+            return;
         }
-        helper.stop();
-        // What was put off, acknowledgements above all, must not be lost with the device.
-        if let Some(mut engine) = self.engine.lock() {
-            engine.hang_up();
-            engine.drain();
-            self.ending.report(&engine);
+        let mut sum = Totals::default();
+        for unit in self.units.iter() {
+            if let Some(engine) = unit.close() {
+                sum.add(&Totals::of(&engine));
+            }
         }
+        self.ending.report(&sum);
     }
 }
 
@@ -171,45 +119,35 @@ impl Device {
     /// # Errors
     /// Another user holds the port, the address is not ours, there is no free slot, ...: the message says what to do.
     pub fn open(config: &Config) -> Result<Self, OpenError> {
-        let udp = UdpConfig { addr: config.addr, gso: config.gso, gro: config.gro, ..UdpConfig::default() };
-        let mut link: Box<dyn Link> = Box::new(UdpLink::prepare(&udp)?);
-        if config.link == LinkChoice::Auto {
-            link = Box::new(ShmLink::new(link)?);
-        }
-        // The capture is outside the faults: it shows what we meant to say, and what reached us.
-        if let Some(fault) = config.fault {
-            link = Box::new(FaultLink::new(link, fault));
-        }
-        if let Some(path) = &config.pcap {
-            link = Box::new(PcapLink::create(link, path, pcap::DEFAULT_LIMIT)?);
-        }
-        Self::with_link(link)
+        let maker = LinkMaker::new(config)?;
+        Self::with(maker.link(0)?, (Some(maker), config.engines()))
     }
 
-    /// A device on a link of the caller's.
+    /// A device with one engine, on a link of the caller's.
     ///
     /// # Errors
     /// The kernel refused a descriptor.
     pub fn with_link(link: Box<dyn Link>) -> Result<Self, OpenError> {
+        Self::with(link, (None, 1))
+    }
+
+    fn with(link: Box<dyn Link>, (maker, engines): (Option<LinkMaker>, usize)) -> Result<Self, OpenError> {
         let local = link.local();
         let max_mtu = Mtu::at_most(link.capabilities().max_path_mtu).unwrap_or(Mtu::Mtu256);
-        let wake_fds = link.wake_fds();
         let events = Arc::new(Events::new()?);
-        let helper = Helper::new()?;
+        let windows = Arc::new(RwLock::default());
+        let joint = Joint {
+            events: events.clone(),
+            windows: windows.clone(),
+            overflows: Arc::default(),
+            sharers: (engines > 1).then(Arc::default),
+        };
         let report = Report::from_env(local);
-        let mut engine = Engine::new(link, events.clone());
-        engine.keep_snapshots(report.as_ref().and_then(Report::snapshots));
-        let engine = Arc::new(EngineLock { engine: Mutex::new(engine), generation: fork::generation() });
-        let shared = Arc::new(Shared {
-            polls: helper.polls.clone(),
-            bell: helper.bell.clone(),
-            ending: Ending::new(engine.clone(), report, wake_fds),
-            engine,
-            helper: Mutex::new(helper),
-            events,
-            counts: Counts::default(),
-            next_id: AtomicU32::new(1),
-        });
+        let keeper = report.as_ref().and_then(Report::snapshots).map(Keeper::new);
+        let units = Arc::new(Units::new(link, (maker, engines), joint, keeper)?);
+        let ending = Ending::new(units.clone(), report);
+        let (counts, next_id) = (Counts::default(), AtomicU32::new(1));
+        let shared = Arc::new(Shared { units, events, counts, windows, ending, next_id });
         Ok(Self { shared, local, max_mtu })
     }
 
@@ -284,7 +222,7 @@ impl Device {
 
     /// What was counted so far.
     pub fn counters(&self) -> Counters {
-        self.shared.lock().map(|engine| engine.core.totals()).unwrap_or_default()
+        self.shared.totals().unwrap_or_default().counters
     }
 
     /// Bytes and operations so far, by the way they took.
@@ -296,34 +234,29 @@ impl Device {
 
     /// The same for each peer.
     pub fn peer_path_counters(&self) -> Vec<(IpAddr, PathCounters)> {
-        let moved = self.shared.lock().map(|engine| engine.core.moved_by_peer()).unwrap_or_default();
-        let mut list: Vec<_> = moved.into_iter().collect();
+        let mut list: Vec<_> = self.shared.totals().unwrap_or_default().moved.into_iter().collect();
         list.sort_by_key(|(peer, _)| *peer);
         list
     }
 
-    /// What the link counted so far.
+    /// What its links counted so far.
     pub fn link_counters(&self) -> Vec<(&'static str, u64)> {
-        self.shared.lock().map(|engine| engine.link.counters()).unwrap_or_default()
+        self.shared.totals().unwrap_or_default().link
+    }
+
+    /// How many engines drive it: one, until it has several queue pairs.
+    pub fn engines(&self) -> usize {
+        self.shared.units.iter().count()
     }
 
     /// What it has done so far, as the JSON object that it leaves as its report when it goes (docs/run.md); `None` in a forked child.
     pub fn report(&self) -> Option<String> {
-        self.shared.lock().map(|engine| super::report::so_far(self.local, &engine))
+        self.shared.totals().map(|totals| super::report::so_far(self.local, &totals))
     }
 
     /// Lets the device be reached, and has a thread look after it. From then on others may depend on that thread.
     pub(crate) fn listen(&self) -> Result<(), CreateQpError> {
-        if self.is_forked() {
-            return Err(CreateQpError::Forked); // where the lock below may be held by a thread that does not exist
-        }
-        let mut helper = self.shared.helper.lock().unwrap_or_else(PoisonError::into_inner);
-        if helper.is_running() {
-            return Ok(());
-        }
-        let mut engine = self.shared.lock().ok_or(CreateQpError::Forked)?;
-        engine.listen()?;
-        Ok(helper.start(&self.shared.engine, &*engine.link)?)
+        self.shared.units.first().listen()
     }
 }
 

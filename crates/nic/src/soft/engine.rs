@@ -1,13 +1,13 @@
 //! The engine: packets in, packets out, completions.
 //!
-//! Everything here runs under the device's engine lock, driven by whoever posts, polls, or by the helper thread. One
+//! A device has one, or several that know nothing of each other (`units.rs`). Everything here runs under the engine's lock, driven by whoever posts, polls, or by the helper thread. One
 //! [`Engine::progress`] receives what is there, lets the protocol answer, and sends; its work is bounded, so that the
 //! lock is never held for long.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr};
-use std::sync::Arc;
+use std::sync::{Arc, RwLock};
 
 use nobounce_protocol::cm::GSI_QPN;
 use nobounce_protocol::qp::{Handled, QpAttr, QpEvent, QpState, Status, Treatment};
@@ -21,12 +21,13 @@ use super::entry::{Owing, QpEntry, complete, flushed, next_packet, next_request}
 use super::event::{AsyncEvent, Events};
 use super::gsi::Gsi;
 use super::host::PacketHost;
-use super::mw::carry_out_local;
+use super::mw::{Windows, carry_out_local};
 use super::near::Near;
-use super::path::{PathIndex, Paths};
+use super::overflows::Overflows;
+use super::path::{PathIndex, Paths, Sharers};
 use super::peer::Peers;
 use super::region::Regions;
-use super::snapshot::{SNAPSHOT_TIMER, Snapshots};
+use super::snapshot::{Keeper, SNAPSHOT_TIMER};
 use super::srq::Srqs;
 use super::tally::PathCounters;
 use crate::links::udp::OpenError;
@@ -51,7 +52,17 @@ const TIMERS_EVERY: u32 = 16;
 pub(crate) struct Engine {
     pub(crate) link: Box<dyn Link>,
     pub(crate) core: Core,
-    pub(super) snapshots: Option<Snapshots>,
+    pub(super) keeper: Option<Keeper>,
+}
+
+/// What the engines of a device have in common.
+#[derive(Clone, Debug)]
+pub(crate) struct Joint {
+    pub(crate) events: Arc<Events>,
+    pub(crate) windows: Arc<RwLock<Windows>>,
+    pub(crate) overflows: Arc<Overflows>,
+    /// How many of them send to the same sockets; `None` where there can be no others.
+    pub(crate) sharers: Option<Arc<Sharers>>,
 }
 
 #[derive(Debug)]
@@ -65,6 +76,9 @@ pub(crate) struct Core {
     pub(crate) paths: Paths,
     pub(crate) counters: Counters,
     pub(super) events: Arc<Events>,
+    overflows: Arc<Overflows>,
+    /// How many overflows of completion queues it knows of.
+    overflows_known: usize,
     pub(super) tx: TxBatch,
     ready: VecDeque<u32>,
     owing: Owing,
@@ -93,17 +107,21 @@ pub(crate) struct Core {
 }
 
 impl Engine {
-    pub(crate) fn new(link: Box<dyn Link>, events: Arc<Events>) -> Self {
+    /// The engine with that number of a device.
+    pub(crate) fn new(link: Box<dyn Link>, number: usize, joint: Joint) -> Self {
+        let Joint { events, windows, overflows, sharers } = joint;
         let core = Core {
             local: link.local(),
             slot: link.slot(),
             qps: Vec::new(),
             free: VecDeque::new(),
-            regions: Regions::default(),
+            regions: Regions::new(number, windows),
             srqs: Srqs::default(),
-            paths: Paths::default(),
+            paths: Paths::new(sharers),
             counters: Counters::default(),
             events,
+            overflows_known: overflows.count(),
+            overflows,
             tx: TxBatch::new(link.capabilities()),
             ready: VecDeque::new(),
             owing: Owing::default(),
@@ -121,7 +139,7 @@ impl Engine {
             idle_calls: 0,
             driven_at: 0,
         };
-        Self { link, core, snapshots: None }
+        Self { link, core, keeper: None }
     }
 
     /// The queue pair has a new peer: the link may have a shorter way there.
@@ -153,6 +171,9 @@ impl Engine {
             for entry in core.qps.iter_mut().flatten().filter(|entry| entry.peer() == peer) {
                 entry.ring = None;
             }
+        }
+        if core.overflows.count() != core.overflows_known {
+            core.hear_of_overflows();
         }
         core.idle_calls = if received == 0 { core.idle_calls.wrapping_add(1) } else { 0 };
         if received == 0 && core.is_idle() && !core.idle_calls.is_multiple_of(TIMERS_EVERY) {
@@ -269,7 +290,7 @@ impl Core {
         }
         self.events.forget(|event| matches!(event, AsyncEvent::Qp { qpn: of, .. } if *of == qpn));
         self.regions.stage.forget_owner(index);
-        self.regions.windows.leave_qp(index);
+        self.regions.unbind_qp(index);
         counters::add(&mut self.counters.qps, entry.qp.counters());
         // Somebody who invents peers must not make us remember them all.
         let peer =
@@ -499,6 +520,20 @@ impl Core {
     /// A completion queue lost something: its queue pairs cannot go on as if nothing had happened.
     pub(super) fn stop_users_of(&mut self, cq: u32) {
         self.events.push(AsyncEvent::CqOverflow { cq });
+        // The other engines hear of it in their own time, and we once more.
+        self.overflows.tell(cq);
+        self.stop_own_users_of(cq);
+    }
+
+    /// A completion queue lost something, perhaps of another engine's.
+    #[cold]
+    fn hear_of_overflows(&mut self) {
+        for cq in self.overflows.since(&mut self.overflows_known) {
+            self.stop_own_users_of(cq);
+        }
+    }
+
+    fn stop_own_users_of(&mut self, cq: u32) {
         for index in 0..self.qps.len() {
             let Some(entry) = self.qps[index].as_deref_mut() else { continue };
             let uses = entry.send_cq.id == cq || entry.recv_cq.id == cq;

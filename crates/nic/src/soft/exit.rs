@@ -5,16 +5,16 @@
 //!
 //! The same list of devices serves a forked child, which lets go of their links.
 
-use std::os::fd::RawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, MutexGuard, Once, Weak};
 use std::time::{Duration, Instant};
 
-use super::device::EngineLock;
 use super::engine::Engine;
 use super::fork;
-use super::report::Report;
+use super::lock::EngineLock;
+use super::report::{Report, Totals};
+use super::units::Units;
 
 /// How long the end of a process is put off at most.
 const PATIENCE: Duration = Duration::from_millis(200);
@@ -22,29 +22,27 @@ const PATIENCE: Duration = Duration::from_millis(200);
 /// What is left to do for a device when it goes, or when the process exits before.
 #[derive(Debug)]
 pub(crate) struct Ending {
-    engine: Arc<EngineLock>,
+    units: Arc<Units>,
     report: Option<Report>,
-    /// The descriptors by which others reach the device.
-    link: Vec<RawFd>,
 }
 
 impl Ending {
     /// From now on it is seen to when the process exits.
-    pub(crate) fn new(engine: Arc<EngineLock>, report: Option<Report>, link: Vec<RawFd>) -> Arc<Self> {
+    pub(crate) fn new(units: Arc<Units>, report: Option<Report>) -> Arc<Self> {
         static HOOK: Once = Once::new();
         HOOK.call_once(|| {
             // SAFETY: the function lives as long as this code is loaded, and never unwinds.
             unsafe { libc::atexit(at_exit) };
         });
-        let ending = Arc::new(Self { engine, report, link });
+        let ending = Arc::new(Self { units, report });
         remember(&ending);
         ending
     }
 
     /// The device goes: leaves its report.
-    pub(crate) fn report(&self, engine: &Engine) {
+    pub(crate) fn report(&self, totals: &Totals) {
         if let Some(report) = &self.report {
-            report.finish(engine);
+            report.finish(totals);
         }
     }
 }
@@ -87,7 +85,7 @@ fn each_open(mut each: impl FnMut(&Ending)) {
 /// In a forked child, before anything else happens there: nobody reads its copies of its parent's sockets. Left open they would keep
 /// the slots of devices that the parent closes, and the kernel would go on steering packets to them, those of others among them.
 pub(super) fn let_go_of_links() {
-    each_open(|ending| fork::let_go(&ending.link));
+    each_open(|ending| ending.units.iter().for_each(|unit| fork::let_go(&unit.link)));
 }
 
 extern "C" fn at_exit() {
@@ -97,12 +95,22 @@ extern "C" fn at_exit() {
 }
 
 fn finish(ending: &Ending, end: Instant) {
-    if ending.engine.generation() == fork::current()
-        && let Some(mut engine) = lock_until(&ending.engine, end)
-    {
+    let (mut totals, mut all) = (Totals::default(), true);
+    for unit in ending.units.iter() {
+        if unit.engine().generation() != fork::current() {
+            return;
+        }
+        let Some(mut engine) = lock_until(unit.engine(), end) else {
+            all = false;
+            continue;
+        };
         engine.hang_up();
         engine.send_answers();
-        ending.report(&engine);
+        totals.add(&Totals::of(&engine));
+    }
+    // A report that leaves something out is none: what was kept now and then is found instead.
+    if all {
+        ending.report(&totals);
     }
 }
 

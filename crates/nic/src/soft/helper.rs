@@ -13,9 +13,10 @@ use std::thread::JoinHandle;
 use std::{io, mem};
 
 use super::bell::{Bell, LOOK_EVERY_NS};
-use super::device::EngineLock;
 use super::eventfd::EventFd;
+use super::fork;
 use super::judgement::{Judgement, Round, Verdict};
+use super::lock::EngineLock;
 use super::signals::BlockedSignals;
 use super::slices::ask_for_short_slices;
 use crate::links::shm::Doorbells;
@@ -41,13 +42,25 @@ pub(crate) struct Helper {
     /// Calls of the application that drove the engine.
     pub(crate) polls: Arc<AtomicU64>,
     pub(crate) bell: Bell,
+    /// It is driving the engine without pause.
+    pub(crate) on_duty: Arc<AtomicBool>,
+    /// Its engine's place among those of the device.
+    number: usize,
     thread: Option<JoinHandle<()>>,
+    generation: u64,
 }
 
 impl Helper {
-    pub(crate) fn new() -> io::Result<Self> {
-        let bell = Bell::new(EventFd::new()?);
-        Ok(Self { stop: Arc::default(), polls: Arc::default(), bell, thread: None })
+    pub(crate) fn new(number: usize) -> io::Result<Self> {
+        Ok(Self {
+            stop: Arc::default(),
+            polls: Arc::default(),
+            bell: Bell::new(EventFd::new()?),
+            on_duty: Arc::default(),
+            number,
+            thread: None,
+            generation: fork::generation(),
+        })
     }
 
     pub(crate) fn is_running(&self) -> bool {
@@ -64,10 +77,12 @@ impl Helper {
             bell: self.bell.clone(),
             stop: self.stop.clone(),
             polls: self.polls.clone(),
+            on_duty: self.on_duty.clone(),
             spins: allowed_cpus() >= CPUS_TO_SPIN,
         };
         let _blocked = BlockedSignals::new();
-        self.thread = Some(std::thread::Builder::new().name("nobounce".into()).spawn(move || worker.run())?);
+        let name = if self.number == 0 { "nobounce".into() } else { format!("nobounce-{}", self.number) };
+        self.thread = Some(std::thread::Builder::new().name(name).spawn(move || worker.run())?);
         Ok(())
     }
 
@@ -79,10 +94,15 @@ impl Helper {
             let _ = thread.join(); // a panic there was already reported
         }
     }
+}
 
-    /// The thread does not exist in a forked child.
-    pub(crate) fn forget(&mut self) {
-        mem::forget(self.thread.take());
+impl Drop for Helper {
+    fn drop(&mut self) {
+        if fork::current() == self.generation {
+            self.stop();
+        } else {
+            mem::forget(self.thread.take()); // it does not exist in a forked child
+        }
     }
 }
 
@@ -108,6 +128,7 @@ struct Worker {
     bell: Bell,
     stop: Arc<AtomicBool>,
     polls: Arc<AtomicU64>,
+    on_duty: Arc<AtomicBool>,
     spins: bool,
 }
 
@@ -123,7 +144,10 @@ impl Worker {
             let due = self.wait(watching, [deadline, soon].into_iter().flatten().min());
             let called = self.bell.wake_up();
             let Some(engine) = self.engine.upgrade() else { return };
+            // Where it would not spin, whoever looks finds it asleep or about to be: nobody leaves it anything.
+            self.on_duty.store(self.spins, Ordering::SeqCst);
             let Served { found, deadline: next, unattended, busy } = self.serve(&engine);
+            self.on_duty.store(false, Ordering::SeqCst);
             drop(engine);
             deadline = next;
             if busy {
@@ -171,6 +195,7 @@ impl Worker {
             let received = engine.progress();
             served.deadline = engine.deadline();
             drop(engine);
+            lock.make_way();
             served.found += received;
             served.unattended |= alone && received > 0;
             if self.stop.load(Ordering::Relaxed) {

@@ -1,7 +1,7 @@
 //! The software NIC.
 //!
-//! One [`Device`] has one link, one engine behind one lock, and one helper thread. Whoever posts or polls drives the
-//! engine; the helper serves those who do neither. Objects are made from the device ([`Pd`], [`Mr`], [`Cq`],
+//! One [`Device`] has one engine, or several: each with a link, behind a lock of its own, with a helper thread. Whoever posts or polls
+//! drives the engine of the queue pair; the helper serves those who do neither. Objects are made from the device ([`Pd`], [`Mr`], [`Cq`],
 //! [`Channel`], [`Qp`], [`Srq`], [`Mw`]) and keep it alive.
 
 mod bell;
@@ -29,6 +29,7 @@ mod helper;
 mod host;
 mod judgement;
 mod limits;
+mod lock;
 mod mw;
 mod near;
 mod notices;
@@ -36,6 +37,7 @@ mod notices;
 mod notices_tests;
 mod numbers;
 mod once;
+mod overflows;
 mod path;
 mod peer;
 mod qp;
@@ -52,11 +54,13 @@ mod stage;
 mod sync;
 mod tally;
 mod target;
+mod unit;
+mod units;
 
 pub use channel::Channel;
 pub use cm::{BindError, Cm};
 pub use cm_channel::{CmChannel, CmNotice, Told};
-pub use config::{Config, ConfigError, LinkChoice};
+pub use config::{Config, ConfigError, LinkChoice, parse_engines};
 pub use counters::Counters;
 pub use cq::{Cq, CqError, ResizeError, WorkCompletion};
 pub use device::{Device, OpenError, Pd};

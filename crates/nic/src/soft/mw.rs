@@ -26,11 +26,21 @@ pub enum MwKind {
     Two,
 }
 
-/// Who asks for memory: the domain and the index of its queue pair.
+/// Who asks for memory: the domain and the index of its queue pair (among those of its engine, or of all engines).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asker {
     pub(crate) pd: u32,
     pub(crate) qp: u32,
+}
+
+impl Asker {
+    /// The same among the queue pairs of all engines of the device.
+    #[inline]
+    pub(crate) fn of_engine(self, number: usize) -> Self {
+        #[allow(clippy::cast_possible_truncation)] // there are a handful of engines
+        let number = number as u32;
+        Self { qp: number << 16 | self.qp, ..self }
+    }
 }
 
 /// What is behind a window's key for now.
@@ -138,8 +148,8 @@ impl Windows {
     }
 
     /// A queue pair goes, and with it what it bound.
-    pub(crate) fn leave_qp(&mut self, qp: u32) {
-        self.unbind(|bound| bound.qp == Some(qp));
+    pub(crate) fn leave_qp(&mut self, asker: Asker) {
+        self.unbind(|bound| bound.qp == Some(asker.qp));
     }
 
     fn unbind(&mut self, which: impl Fn(&Bound) -> bool) {
@@ -185,9 +195,12 @@ impl Pd {
     /// There are too many.
     pub fn create_window(&self, kind: MwKind) -> Result<Mw, CreateError> {
         let shared = self.device.shared.clone();
-        let mut engine = shared.lock().ok_or(CreateError::Forked)?;
-        let key = engine.core.regions.insert_window(self.id, kind);
-        drop(engine);
+        // Nobody registers anything meanwhile, and the first engine knows every key.
+        let registry = shared.units.registry().ok_or(CreateError::Forked)?;
+        let engine = shared.units.first().lock().ok_or(CreateError::Forked)?;
+        let table = &engine.core.regions.table;
+        let key = shared.windows().insert(self.id, kind, |key| !table.knows(key));
+        drop((engine, registry));
         let max = DeviceLimits::OURS.max_mws;
         let key = key.ok_or(CreateError::TooMany { name: "memory windows", max })?;
         Ok(Mw { shared, key, kind, _pd: self.in_use() })
@@ -208,8 +221,8 @@ impl Mw {
 
 impl Drop for Mw {
     fn drop(&mut self) {
-        if let Some(mut engine) = self.shared.lock() {
-            engine.core.regions.windows.0.remove(&(self.key >> 8));
+        if !self.shared.is_forked() {
+            self.shared.windows().0.remove(&(self.key >> 8));
         }
     }
 }
@@ -217,14 +230,6 @@ impl Drop for Mw {
 impl super::region::Mr {
     /// Whether memory windows are bound to it: a program that deregisters it now makes a mistake, and they lose what is behind them.
     pub fn has_windows(&self) -> bool {
-        self.shared.lock().is_some_and(|engine| engine.core.regions.windows.uses_region(self.key))
-    }
-}
-
-impl Regions {
-    fn insert_window(&mut self, pd: u32, kind: MwKind) -> Option<u32> {
-        let Self { windows, .. } = self;
-        let regions = &self.table;
-        windows.insert(pd, kind, |key| !regions.knows(key))
+        !self.shared.is_forked() && self.shared.windows().uses_region(self.key)
     }
 }

@@ -6,6 +6,8 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Bytes under way to one socket. Small enough to stay in the receiver's cache and buffer, large enough for five
 /// full segmented sends.
@@ -31,11 +33,35 @@ struct Path {
     careful: usize,
     /// Queue pairs that have something to send but found no room.
     waiting: VecDeque<u32>,
+    /// How many engines of this device send there: each has its part of the budget.
+    sharers: Option<Arc<AtomicU64>>,
 }
 
 impl Default for Path {
     fn default() -> Self {
-        Self { budget: BUDGET, under_way: 0, users: 0, careful: 0, waiting: VecDeque::new() }
+        Self { budget: BUDGET, under_way: 0, users: 0, careful: 0, waiting: VecDeque::new(), sharers: None }
+    }
+}
+
+/// How many engines of one device send to each socket.
+#[derive(Debug, Default)]
+pub(crate) struct Sharers(Mutex<HashMap<(IpAddr, u8), Arc<AtomicU64>>>);
+
+impl Sharers {
+    fn join(&self, to: (IpAddr, u8)) -> Arc<AtomicU64> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = all.entry(to).or_default();
+        count.fetch_add(1, Ordering::Relaxed);
+        count.clone()
+    }
+
+    fn leave(&self, to: (IpAddr, u8)) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = all.get(&to)
+            && count.fetch_sub(1, Ordering::Relaxed) == 1
+        {
+            all.remove(&to);
+        }
     }
 }
 
@@ -50,9 +76,15 @@ pub(crate) struct Paths {
     index: HashMap<(IpAddr, u8), usize>,
     paths: Vec<Path>,
     free: Vec<usize>,
+    sharers: Option<Arc<Sharers>>,
 }
 
 impl Paths {
+    /// Those of an engine that may have others beside it.
+    pub(crate) fn new(sharers: Option<Arc<Sharers>>) -> Self {
+        Self { sharers, ..Self::default() }
+    }
+
     /// Joins the path to that slot of that address, as one whose packets are repeated when they are lost (`reliable`) or not.
     pub(crate) fn join(&mut self, remote: IpAddr, slot: u8, reliable: bool) -> PathIndex {
         let at = *self.index.entry((remote, slot)).or_insert_with(|| {
@@ -62,6 +94,9 @@ impl Paths {
             })
         });
         let path = &mut self.paths[at];
+        if path.users == 0 {
+            path.sharers = self.sharers.as_ref().map(|sharers| sharers.join((remote, slot)));
+        }
         path.users += 1;
         path.careful += usize::from(!reliable);
         path.set_budget();
@@ -76,14 +111,24 @@ impl Paths {
         self.paths[at].set_budget();
         if self.paths[at].users == 0 {
             self.paths[at] = Path::default();
-            self.index.retain(|_, index| *index != at);
+            self.index.retain(|to, index| {
+                let leaves = *index == at;
+                if let Some(sharers) = self.sharers.as_ref().filter(|_| leaves) {
+                    sharers.leave(*to);
+                }
+                !leaves
+            });
             self.free.push(at);
         }
     }
 
     /// Bytes that may still be sent. An idle path takes anything, or a large packet could never leave.
     pub(crate) fn room(&self, path: PathIndex) -> u64 {
-        let Path { budget, under_way, .. } = self.paths[path.0];
+        let Path { budget, under_way, ref sharers, .. } = self.paths[path.0];
+        let budget = match sharers {
+            None => budget,
+            Some(sharers) => (budget / sharers.load(Ordering::Relaxed).max(1)).max(PIECE),
+        };
         match under_way {
             0 => u64::MAX,
             under_way if under_way + PIECE > budget => 0,

@@ -17,8 +17,11 @@ use super::device::{Pd, PdUse, Shared};
 use super::engine::{Answers, Engine};
 use super::entry::QpEntry;
 use super::host::{PostedReceive, PostedSend};
+use super::limits::{DeviceLimits, Taken};
 use super::scatter::{Bytes, Sge};
 use super::srq::Srq;
+use super::unit::Resident;
+use super::units::Use;
 use crate::links::now_ns;
 use crate::links::udp::OpenError;
 
@@ -86,6 +89,9 @@ pub enum CreateQpError {
     /// The helper thread could not be started.
     #[error("cannot start the device's helper thread: {0}")]
     Helper(#[from] io::Error),
+    /// A further engine could not be opened.
+    #[error(transparent)]
+    Engine(Box<dyn std::error::Error + Send + Sync>),
     /// The device is gone.
     #[error("the device was opened before a fork: the child must open its own")]
     Forked,
@@ -170,10 +176,15 @@ pub struct QpInit<'a> {
 #[derive(Debug)]
 pub struct Qp {
     shared: Arc<Shared>,
+    /// Where it lives.
+    unit: Resident,
     qpn: Qpn,
     limits: QpLimits,
     shares: bool,
+    _taken: Taken,
     _pd: Arc<PdUse>,
+    /// What it has to do with its completion queues.
+    _uses: [Use; 2],
 }
 
 impl Qp {
@@ -199,8 +210,21 @@ impl Qp {
         if !ours || srq.is_some_and(|srq| !srq.is_of(&shared)) {
             return Err(CreateQpError::OtherDevice);
         }
+        if shared.is_forked() {
+            return Err(CreateQpError::Forked);
+        }
+        let taken = shared.counts.qps.take("queue pairs", DeviceLimits::OURS.max_qps);
+        let taken = taken.map_err(|_| CreateQpError::TooMany)?;
         pd.device.listen()?;
-        let mut engine = shared.lock().ok_or(CreateQpError::Forked)?;
+        let unit = match (srq, service) {
+            (Some(srq), _) => srq.unit().clone(),
+            // All datagrams of a device share one path.
+            (None, Service::Ud) => shared.units.first().clone(),
+            (None, _) => shared.units.choose()?,
+        };
+        let unit = unit.settle_in();
+        let uses = [send_cq.users.join(&unit), recv_cq.users.join(&unit)];
+        let mut engine = unit.lock().ok_or(CreateQpError::Forked)?;
         let index = engine.core.allocate(MAX_QPS).ok_or(CreateQpError::TooMany)?;
         let qpn = engine.core.qpn(index);
         let config = QpConfig {
@@ -223,7 +247,8 @@ impl Qp {
             engine.change_path(index);
         }
         drop(engine);
-        Ok(Self { shared, qpn, limits, shares: srq.is_some(), _pd: pd.in_use() })
+        let shares = srq.is_some();
+        Ok(Self { shared, unit, qpn, limits, shares, _taken: taken, _pd: pd.in_use(), _uses: uses })
     }
 
     /// Its number.
@@ -258,7 +283,7 @@ impl Qp {
     }
 
     fn with<T>(&self, f: impl FnOnce(&mut QpEntry) -> T) -> Option<T> {
-        self.shared.lock()?.core.entry(self.qpn).map(f)
+        self.unit.lock()?.core.entry(self.qpn).map(f)
     }
 
     /// Changes attributes and state.
@@ -266,7 +291,7 @@ impl Qp {
     /// # Errors
     /// The message says which transition does not exist, or which attribute is missing, not allowed or out of range.
     pub fn modify(&self, attr: &QpAttr) -> Result<(), ModifyError> {
-        let mut engine = self.shared.lock().ok_or(ModifyError::Forked)?;
+        let mut engine = self.unit.lock().ok_or(ModifyError::Forked)?;
         let index = self.qpn.get() & 0xffff;
         let Some(entry) = engine.core.entry(self.qpn) else { return Ok(()) };
         let open = entry.qp.has_open_receive();
@@ -286,7 +311,7 @@ impl Qp {
             entry.drop_held();
             entry.send_cq.forget_qp(self.qpn);
             entry.recv_cq.forget_qp(self.qpn);
-            core.regions.windows.leave_qp(index);
+            core.regions.unbind_qp(index);
             if let Some((receive, srq)) = unfinished {
                 core.srqs.give_back(srq, receive);
             }
@@ -328,7 +353,7 @@ impl Qp {
         L: IntoIterator<Item: Borrow<SendRequest<'r>>, IntoIter: ExactSizeIterator + Clone>,
     {
         let requests = requests.into_iter();
-        let Some(mut engine) = self.shared.lock() else { return Err((0, PostError::State(QpState::Error))) };
+        let Some(mut engine) = self.unit.lock() else { return Err((0, PostError::State(QpState::Error))) };
         let v4 = engine.core.is_ipv4();
         let Some(entry) = engine.core.entry(self.qpn) else {
             return Err((0, PostError::State(QpState::Reset)));
@@ -358,7 +383,7 @@ impl Qp {
         &self,
         each: impl FnOnce(&mut dyn FnMut(&SendRequest<'_>) -> Result<(), PostError>) -> R,
     ) -> Result<R, PostError> {
-        let Some(mut engine) = self.shared.lock() else { return Err(PostError::State(QpState::Error)) };
+        let Some(mut engine) = self.unit.lock() else { return Err(PostError::State(QpState::Error)) };
         let v4 = engine.core.is_ipv4();
         let Some(entry) = engine.core.entry(self.qpn) else {
             return Err(PostError::State(QpState::Reset));
@@ -379,11 +404,7 @@ impl Qp {
             engine.core.settle(index);
         }
         engine.core.make_ready(index);
-        engine.transmit(now, Answers::Travelling);
-        let deadline = engine.unattended_deadline();
-        drop(engine);
-        // The caller may never come back to drive what it began.
-        self.shared.bell.ring(deadline);
+        self.unit.start(engine, now, self.shared.units.are_several());
     }
 
     /// Posts a receive.
@@ -394,7 +415,7 @@ impl Qp {
         if self.shares {
             return Err(PostError::SharedReceives);
         }
-        let Some(mut engine) = self.shared.lock() else { return Err(PostError::State(QpState::Error)) };
+        let Some(mut engine) = self.unit.lock() else { return Err(PostError::State(QpState::Error)) };
         let index = self.qpn.get() & 0xffff;
         let Some(entry) = engine.core.entry(self.qpn) else { return Err(PostError::State(QpState::Reset)) };
         if entry.qp.state() == QpState::Reset {
@@ -467,7 +488,7 @@ fn post_one(
 
 impl Drop for Qp {
     fn drop(&mut self) {
-        if let Some(mut engine) = self.shared.lock() {
+        if let Some(mut engine) = self.unit.lock() {
             // An answer that was put off may be all that a peer is waiting for.
             let index = self.qpn.get() & 0xffff;
             engine.core.make_ready(index);

@@ -1,7 +1,7 @@
 //! Memory regions: what a peer or the application named by a key, and with which rights.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use nobounce_memory::AccessError;
 use nobounce_memory::gpu::copy_engine::CopyError;
@@ -147,21 +147,25 @@ impl Table {
         self.find(key).and_then(|region| region.allows(pd, addr, len, access))
     }
 
-    /// The same for a peer, whose key may be that of a memory window.
-    fn allowed_remote<'a>(
-        &'a mut self,
-        windows: &'a Windows,
+    /// Calls `then` with the region that a peer may use so, and where in it the bytes lie. Its key may be that of a memory window: then
+    /// nobody takes that back meanwhile.
+    #[inline]
+    fn with_allowed_remote<T>(
+        &mut self,
+        windows: &RwLock<Windows>,
         asker: Asker,
-        key: u32,
-        addr: u64,
-        len: u64,
+        (key, addr, len): (u32, u64, u64),
         access: Access,
-    ) -> Option<(&'a Arc<Region>, usize)> {
+        then: impl FnOnce(&Arc<Region>, usize) -> T,
+    ) -> Option<T> {
         if self.find(key).is_some() {
-            return self.recent.as_ref()?.1.allows(asker.pd, addr, len, access);
+            let (region, offset) = self.recent.as_ref()?.1.allows(asker.pd, addr, len, access)?;
+            return Some(then(region, offset));
         }
+        let windows = windows.read().unwrap_or_else(PoisonError::into_inner);
         let region = windows.allowed(asker, key, addr, len, access)?;
-        Some((region, region.offset(addr, len)?))
+        let offset = region.offset(addr, len)?;
+        Some(then(region, offset))
     }
 }
 
@@ -174,10 +178,14 @@ pub(crate) enum GatherError {
     Fetch,
 }
 
-#[derive(Debug, Default)]
+/// What one engine knows of the regions of its device: all engines know the same, each in a table of its own.
+#[derive(Debug)]
 pub(crate) struct Regions {
+    /// The number of the engine.
+    number: usize,
     pub(super) table: Table,
-    pub(super) windows: Windows,
+    /// The device's memory windows. Only packets with such a key, and those who bind them, take this lock.
+    windows: Arc<RwLock<Windows>>,
     pub(crate) stage: Stage,
     pub(crate) faults: u64,
     pub(crate) refused: u64,
@@ -189,6 +197,24 @@ pub(crate) struct Regions {
 const MAX_REASONS: usize = 16;
 
 impl Regions {
+    /// None yet, for the engine with that number.
+    pub(crate) fn new(number: usize, windows: Arc<RwLock<Windows>>) -> Self {
+        Self {
+            number,
+            table: Table::default(),
+            windows,
+            stage: Stage::default(),
+            faults: 0,
+            refused: 0,
+            staged: BTreeSet::new(),
+        }
+    }
+
+    /// Knows the regions that another engine of the device knows.
+    pub(crate) fn know_as(&mut self, other: &Self) {
+        self.table.regions.clone_from(&other.table.regions);
+    }
+
     /// Remembers why a path is not direct.
     pub(crate) fn note_paths(&mut self, paths: &Paths) {
         for path in [&paths.inbound, &paths.outbound] {
@@ -200,18 +226,20 @@ impl Regions {
         }
     }
 
-    pub(crate) fn insert(&mut self, region: Region) -> Result<u32, RegisterError> {
+    /// Finds a key for a new region, and knows it from now on. For the first engine alone; the others are [told](Self::put).
+    pub(crate) fn insert(&mut self, region: Arc<Region>) -> Result<u32, RegisterError> {
         let Self { table: Table { regions, retired, .. }, windows, .. } = self;
         if regions.len() >= MAX_REGIONS {
             return Err(RegisterError::TooMany);
         }
+        let windows = windows.read().unwrap_or_else(PoisonError::into_inner);
         let key = loop {
             let key = random_u32();
             if key != 0 && !regions.contains_key(&key) && !retired.contains(&key) && !windows.owns(key) {
                 break key;
             }
         };
-        regions.insert(key, Arc::new(region));
+        regions.insert(key, region);
         Ok(key)
     }
 
@@ -219,15 +247,15 @@ impl Regions {
         self.table.regions.get(&key).cloned()
     }
 
-    /// Puts another region behind the key; the one that was there.
-    pub(crate) fn replace(&mut self, key: u32, region: Region) -> Option<Arc<Region>> {
+    /// Puts a region behind the key; the one that was there.
+    pub(crate) fn put(&mut self, key: u32, region: Arc<Region>) -> Option<Arc<Region>> {
         self.table.recent = None;
-        self.windows.leave_region(key);
-        self.table.regions.insert(key, Arc::new(region))
+        self.table.regions.insert(key, region)
     }
 
+    /// Forgets the region behind the key. Memory windows onto it are the caller's to [take back](Windows::leave_region), when all engines
+    /// have forgotten it.
     pub(crate) fn remove(&mut self, key: u32) -> Option<Arc<Region>> {
-        self.windows.leave_region(key);
         let Table { regions, retired, recent } = &mut self.table;
         *recent = None;
         let region = regions.remove(&key)?;
@@ -240,15 +268,24 @@ impl Regions {
 
     /// Carries out a request that binds or takes back a memory window; false where it cannot be done.
     pub(crate) fn carry_out(&mut self, asker: Asker, work: &LocalWork) -> bool {
+        let asker = asker.of_engine(self.number);
         let Self { table, windows, .. } = self;
+        let mut windows = windows.write().unwrap_or_else(PoisonError::into_inner);
         windows.carry_out(asker, work, |key| table.regions.get(&key).cloned())
     }
 
     /// The peer takes back a memory window.
     pub(crate) fn invalidate(&mut self, asker: Asker, key: u32) -> Result<(), Nak> {
-        let done = self.windows.invalidate(asker, key);
+        let mut windows = self.windows.write().unwrap_or_else(PoisonError::into_inner);
+        let done = windows.invalidate(asker.of_engine(self.number), key);
         self.refused += u64::from(!done);
         if done { Ok(()) } else { Err(Nak::RemoteAccess) }
+    }
+
+    /// A queue pair goes, and with it the memory windows that it bound.
+    pub(crate) fn unbind_qp(&self, qp: u32) {
+        let mut windows = self.windows.write().unwrap_or_else(PoisonError::into_inner);
+        windows.leave_qp(Asker { pd: 0, qp }.of_engine(self.number));
     }
 
     pub(crate) fn check_remote(
@@ -259,7 +296,10 @@ impl Regions {
         len: u64,
         access: Access,
     ) -> Result<(), Nak> {
-        let allowed = self.table.allowed_remote(&self.windows, asker, key, addr, len, access).is_some();
+        let asker = asker.of_engine(self.number);
+        let place = (key, addr, len);
+        let allowed =
+            self.table.with_allowed_remote(&self.windows, asker, place, access, |_, _| ()).is_some();
         self.refused += u64::from(!allowed);
         if allowed { Ok(()) } else { Err(Nak::RemoteAccess) }
     }
@@ -274,14 +314,17 @@ impl Regions {
         last: bool,
     ) -> Result<Placed, Nak> {
         let Self { table, windows, stage, faults, refused, .. } = self;
-        let (asker, len) = (Asker { pd, qp: owner.qp }, bytes.len() as u64);
-        let Some((region, offset)) =
-            table.allowed_remote(windows, asker, key, addr, len, Access::REMOTE_WRITE)
-        else {
+        let asker = Asker { pd, qp: owner.qp }.of_engine(self.number);
+        let place = (key, addr, bytes.len() as u64);
+        let placed =
+            table.with_allowed_remote(windows, asker, place, Access::REMOTE_WRITE, |region, offset| {
+                region.target.place(stage, owner, offset, bytes, last)
+            });
+        let Some(placed) = placed else {
             *refused += 1;
             return Err(Nak::RemoteAccess);
         };
-        region.target.place(stage, owner, offset, bytes, last).map_err(|error| judge_place(faults, error))
+        placed.map_err(|error| judge_place(faults, error))
     }
 
     /// Loads what a peer reads, and carries `crc` on over it.
@@ -294,13 +337,17 @@ impl Regions {
         crc: Option<u32>,
     ) -> Result<(Option<u32>, Route), GatherError> {
         let Self { table, windows, faults, refused, .. } = self;
-        let Some((region, offset)) =
-            table.allowed_remote(windows, asker, key, addr, out.len() as u64, Access::REMOTE_READ)
-        else {
+        let asker = asker.of_engine(self.number);
+        let place = (key, addr, out.len() as u64);
+        let loaded =
+            table.with_allowed_remote(windows, asker, place, Access::REMOTE_READ, |region, offset| {
+                region.target.load(offset, out, message, crc)
+            });
+        let Some(loaded) = loaded else {
             *refused += 1;
             return Err(GatherError::Fault(Nak::RemoteAccess));
         };
-        region.target.load(offset, out, message, crc).map_err(|error| judge_load(faults, error))
+        loaded.map_err(|error| judge_load(faults, error))
     }
 
     /// Calls `then` with the GPU memory that holds these bytes, where in it they lie, and the copy engines; `None` where they
@@ -313,17 +360,20 @@ impl Regions {
         access: Access,
         then: impl FnOnce(&GpuTarget, usize, &mut Stage) -> T,
     ) -> Result<Option<T>, Nak> {
+        let asker = asker.of_engine(self.number);
         let Self { table, windows, stage, .. } = self;
-        let found = if access.is_empty() {
-            table.allowed(asker.pd, key, addr, len as u64, access)
-        } else {
-            table.allowed_remote(windows, asker, key, addr, len as u64, access)
-        };
-        let (region, offset) = found.ok_or(Nak::RemoteAccess)?;
-        Ok(match &region.target {
+        let look = |region: &Arc<Region>, offset| match &region.target {
             Target::Host(_) => None,
             Target::Gpu(gpu) => Some(then(gpu, offset, stage)),
-        })
+        };
+        let found = if access.is_empty() {
+            table
+                .allowed(asker.pd, key, addr, len as u64, access)
+                .map(|(region, offset)| look(region, offset))
+        } else {
+            table.with_allowed_remote(windows, asker, (key, addr, len as u64), access, look)
+        };
+        found.ok_or(Nak::RemoteAccess)
     }
 
     pub(crate) fn change(
@@ -333,15 +383,18 @@ impl Regions {
         addr: u64,
         change: Change,
     ) -> Result<(u64, Route), Nak> {
+        let asker = Asker { pd, qp: owner.qp }.of_engine(self.number);
         let Self { table, windows, stage, faults, refused, .. } = self;
-        let asker = Asker { pd, qp: owner.qp };
-        let Some((region, offset)) =
-            table.allowed_remote(windows, asker, key, addr, 8, Access::REMOTE_ATOMIC)
-        else {
+        let place = (key, addr, 8);
+        let changed =
+            table.with_allowed_remote(windows, asker, place, Access::REMOTE_ATOMIC, |region, offset| {
+                region.target.change(stage, owner, offset, change)
+            });
+        let Some(changed) = changed else {
             *refused += 1;
             return Err(Nak::RemoteAccess);
         };
-        region.target.change(stage, owner, offset, change).map_err(|error| judge_place(faults, error))
+        changed.map_err(|error| judge_place(faults, error))
     }
 
     /// Loads what we send, and carries `crc` on over it.

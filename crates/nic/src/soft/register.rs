@@ -8,12 +8,12 @@ use nobounce_memory::path::{Mechanism, Path, Paths};
 use nobounce_memory::{Window, guard, page_size, probe};
 use nobounce_protocol::qp::Access;
 
-use super::copiers::{ContextKey, CopyEngines};
+use super::copiers::{ContextKey, CopierIndex, CopyEngines};
 use super::device::{Pd, Shared};
 use super::engine::Core;
 use super::fetcher::Fetches;
 use super::limits::DeviceLimits;
-use super::region::{Mr, Region, RegisterError};
+use super::region::{Mr, Region, Regions, RegisterError};
 use super::target::{GpuTarget, Target};
 
 /// What is to change about a region; what is `None` stays.
@@ -103,12 +103,18 @@ impl Pd {
     fn insert(&self, memory: Memory, addr: u64, access: Access) -> Result<Mr, RegisterError> {
         let Memory { target, paths, gpu } = memory;
         let len = target.len();
-        let region = Region { target, addr, access, pd: self.id };
+        let region = Arc::new(Region { target, addr, access, pd: self.id });
         let shared = self.device.shared.clone();
-        let mut engine = shared.lock().ok_or(RegisterError::Forked)?;
+        let registry = shared.units.registry().ok_or(RegisterError::Forked)?;
+        let mut engine = shared.units.first().lock().ok_or(RegisterError::Forked)?;
         engine.core.regions.note_paths(&paths);
-        let key = engine.core.regions.insert(region)?;
+        let key = engine.core.regions.insert(region.clone())?;
         drop(engine);
+        for unit in shared.units.iter().skip(1) {
+            let mut engine = unit.lock().ok_or(RegisterError::Forked)?;
+            engine.core.regions.put(key, region.clone());
+        }
+        drop(registry);
         Ok(Mr { shared, key, addr, len, paths, gpu, pd: self.in_use() })
     }
 }
@@ -127,7 +133,8 @@ impl Mr {
         {
             return Err(RegisterError::OtherDevice);
         }
-        let old = self.shared.lock().ok_or(RegisterError::Forked)?.core.regions.get(self.key);
+        let first = self.shared.units.first();
+        let old = first.lock().ok_or(RegisterError::Forked)?.core.regions.get(self.key);
         let old = old.ok_or(RegisterError::Forked)?;
         let access = change.access.unwrap_or(old.access);
         check_rights(access)?;
@@ -152,15 +159,14 @@ impl Mr {
         (self.addr, self.len, self.paths, self.gpu) = (addr, target.len(), paths, gpu);
         let region = Region { target, addr, access, pd: change.pd.map_or(old.pd, |pd| pd.id) };
         drop(old);
-        let mut engine = self.shared.lock().ok_or(RegisterError::Forked)?;
-        engine.core.regions.note_paths(&self.paths);
-        let before = engine.core.regions.replace(self.key, region);
-        let fetches =
-            change.memory.is_some().then(|| settle_copies(&mut engine.core, before.as_deref())).flatten();
-        // Others may go on while fetches are waited for and the mapping is taken down.
-        drop(engine);
-        fetches.inspect(Fetches::wait);
-        drop(before);
+        let region = Arc::new(region);
+        let paths = &self.paths;
+        self.shared
+            .change_region(self.key, change.memory.is_some(), |regions| {
+                regions.note_paths(paths);
+                regions.put(self.key, region.clone())
+            })
+            .ok_or(RegisterError::Forked)?;
         if let Some(pd) = change.pd {
             self.pd = pd.in_use();
         }
@@ -170,13 +176,36 @@ impl Mr {
 
 impl Drop for Mr {
     fn drop(&mut self) {
-        let Some(mut engine) = self.shared.lock() else { return };
-        let region = engine.core.regions.remove(self.key);
-        let fetches = settle_copies(&mut engine.core, region.as_deref());
+        let _ = self.shared.change_region(self.key, true, |regions| regions.remove(self.key));
+    }
+}
+
+impl Shared {
+    /// Has every engine do with the region behind a key what `change` does, which gives back the region that was there; `moves` says whether
+    /// its memory is not the device's any more when this returns. `None` in a forked child.
+    fn change_region(
+        &self,
+        key: u32,
+        moves: bool,
+        mut change: impl FnMut(&mut Regions) -> Option<Arc<Region>>,
+    ) -> Option<()> {
+        let registry = self.units.registry()?;
+        let (mut before, mut fetches) = (Vec::new(), Vec::new());
+        for unit in self.units.iter() {
+            let mut engine = unit.lock()?;
+            let old = change(&mut engine.core.regions);
+            if moves {
+                fetches.extend(settle_copies(&mut engine.core, old.as_deref()));
+            }
+            before.push(old);
+        }
+        // No engine can bind a window onto it any more.
+        self.windows().leave_region(key);
         // Others may go on while fetches are waited for and the mapping is taken down.
-        drop(engine);
-        fetches.inspect(Fetches::wait);
-        drop(region);
+        drop(registry);
+        fetches.iter().for_each(Fetches::wait);
+        drop(before);
+        Some(())
     }
 }
 
@@ -222,19 +251,31 @@ impl Memory {
             Some(_) if paths.outbound.is_direct() => crossover(&memory),
             _ => 0,
         };
-        let context = ContextKey::of(&memory)?;
-        let known = shared.lock().ok_or(RegisterError::Forked)?.core.regions.stage.copiers.find(context);
-        let copier = match known {
-            Some(copier) => copier,
-            None => {
-                let engines = CopyEngines::new(&memory, context)?;
-                let mut engine = shared.lock().ok_or(RegisterError::Forked)?;
-                engine.core.regions.stage.copiers.adopt(context, engines)
-            }
-        };
+        let copier = copier_of(shared, &memory)?;
         let target = Target::Gpu(GpuTarget::new(memory.clone(), copier, crossover));
         Ok(Self { target, paths, gpu: Some(memory) })
     }
+}
+
+/// Which copy engines are the memory's. Each engine of the device has its own; all of them know the same contexts, in the same order.
+fn copier_of(shared: &Shared, memory: &GpuMemory) -> Result<CopierIndex, RegisterError> {
+    let context = ContextKey::of(memory)?;
+    let _registry = shared.units.registry().ok_or(RegisterError::Forked)?;
+    let first = shared.units.first().lock().ok_or(RegisterError::Forked)?;
+    let known = first.core.regions.stage.copiers.find(context);
+    drop(first);
+    if let Some(known) = known {
+        return Ok(known);
+    }
+    let made: Result<Vec<_>, RegisterError> =
+        shared.units.iter().map(|unit| Ok((unit, CopyEngines::new(memory.gpu(), context)?))).collect();
+    let mut index = None;
+    for (unit, engines) in made? {
+        let mut engine = unit.lock().ok_or(RegisterError::Forked)?;
+        let at = engine.core.regions.stage.copiers.adopt(memory.gpu(), context, engines);
+        index.get_or_insert(at);
+    }
+    index.ok_or(RegisterError::Forked)
 }
 
 /// Up to which length loads are the faster way out. Where that cannot be measured (a GPU without free memory), what is usual.

@@ -4,6 +4,7 @@
 //! process exits normally without having closed it (`exit.rs`). A marker that stays belongs to a process that died; what its device did
 //! until shortly before is in the file beside it (`snapshot.rs`).
 
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -14,6 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use nobounce_protocol::qp::Status;
 
+use super::counters::Counters;
 use super::engine::Engine;
 use super::snapshot::Snapshots;
 use super::tally::{PathCounters, PathTotals, Tally};
@@ -69,11 +71,11 @@ impl Report {
     }
 
     /// Writes the report, once.
-    pub(crate) fn finish(&self, engine: &Engine) {
+    pub(crate) fn finish(&self, totals: &Totals) {
         if self.written.swap(true, Ordering::Relaxed) {
             return;
         }
-        if let Err(error) = self.replace_marker(&totals(&self.head, engine)) {
+        if let Err(error) = self.replace_marker(&text_of(&self.head, totals)) {
             tracing::warn!("cannot leave the report {}: {error}", self.marker.display());
         }
     }
@@ -88,9 +90,47 @@ impl Report {
     }
 }
 
+/// What the engines of a device have done, together.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Totals {
+    pub(crate) counters: Counters,
+    /// By peer and by the way it took.
+    pub(crate) moved: HashMap<IpAddr, PathCounters>,
+    staged: BTreeSet<String>,
+    pub(crate) link: Vec<(&'static str, u64)>,
+}
+
+impl Totals {
+    pub(crate) fn of(engine: &Engine) -> Self {
+        Self {
+            counters: engine.core.totals(),
+            moved: engine.core.moved_by_peer(),
+            staged: engine.core.regions.staged.clone(),
+            link: engine.link.counters(),
+        }
+    }
+
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.counters.add(&other.counters);
+        other.moved.iter().for_each(|(peer, moved)| self.moved.entry(*peer).or_default().add(moved));
+        self.staged.extend(other.staged.iter().cloned());
+        for (name, count) in &other.link {
+            match self.link.iter_mut().find(|(known, _)| known == name) {
+                Some((_, sum)) => *sum += count,
+                None => self.link.push((name, *count)),
+            }
+        }
+    }
+
+    /// A number that grows with whatever happens.
+    pub(crate) fn packets(&self) -> u64 {
+        self.counters.sent_pkts + self.counters.rcvd_pkts
+    }
+}
+
 /// What a device at `local` has done so far, as its report will say it.
-pub(crate) fn so_far(local: IpAddr, engine: &Engine) -> String {
-    totals(&head(local), engine)
+pub(crate) fn so_far(local: IpAddr, totals: &Totals) -> String {
+    text_of(&head(local), totals)
 }
 
 /// The fields that are known from the beginning.
@@ -99,14 +139,13 @@ fn head(local: IpAddr) -> String {
     format!("\"version\": 1, \"pid\": {pid}, \"program\": {program}, \"address\": \"{local}\"")
 }
 
-fn totals(head: &str, engine: &Engine) -> String {
-    let core = &engine.core;
-    let counters = core.totals();
+fn text_of(head: &str, totals: &Totals) -> String {
+    let counters = &totals.counters;
     let mut moved = PathCounters::default();
-    core.moved_by_peer().values().for_each(|one| moved.add(one));
+    totals.moved.values().for_each(|one| moved.add(one));
     let errors = Status::ALL.into_iter().filter(|status| *status != Status::Flushed);
     let errors = errors.map(|status| (format!("{status:?}"), counters.failed(status)));
-    let staged: Vec<String> = core.regions.staged.iter().map(|reason| text(reason)).collect();
+    let staged: Vec<String> = totals.staged.iter().map(|reason| text(reason)).collect();
     let lines = [
         head.to_owned(),
         format!("\"in\": {}", paths(&moved.inbound)),
@@ -119,7 +158,7 @@ fn totals(head: &str, engine: &Engine) -> String {
         format!("\"errors\": {}", numbers(errors.filter(|(_, count)| *count > 0))),
         format!("\"flushed\": {}", counters.failed(Status::Flushed)),
         format!("\"counters\": {}", numbers(counters.list())),
-        format!("\"link\": {}", numbers(engine.link.counters())),
+        format!("\"link\": {}", numbers(totals.link.iter().copied())),
     ];
     format!("{{\n  {}\n}}\n", lines.join(",\n  "))
 }

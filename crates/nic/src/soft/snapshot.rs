@@ -2,18 +2,21 @@
 //! system call. Whoever started the program reads it when there is no report (docs/run.md).
 
 use std::cmp::Reverse;
+use std::collections::HashMap;
 use std::fs::File;
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{Ordering, fence};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use nobounce_protocol::timing::{MILLISECOND, Nanos};
 
-use super::counters::Counters;
 use super::engine::Engine;
-use super::report;
+use super::report::{self, Totals};
+use crate::links::now_ns;
 
 /// Whose timer that of snapshots is: no queue pair has this number.
 pub(super) const SNAPSHOT_TIMER: u32 = u32::MAX;
@@ -97,26 +100,66 @@ impl Drop for Snapshots {
     }
 }
 
-impl Engine {
-    /// Keeps what was done so far in that file from now on, now and then.
-    pub(crate) fn keep_snapshots(&mut self, snapshots: Option<Snapshots>) {
-        if let Some(snapshots) = &snapshots {
-            self.core.timers.push(Reverse((snapshots.due(), SNAPSHOT_TIMER)));
+/// What becomes of the totals of one engine now and then. Those of the first go to the file, with those that the others have said last.
+#[derive(Clone, Debug)]
+pub(crate) struct Keeper {
+    number: usize,
+    due: Nanos,
+    kept: Arc<Mutex<Kept>>,
+}
+
+#[derive(Debug)]
+struct Kept {
+    file: Snapshots,
+    /// By the number of the engine.
+    others: HashMap<usize, Totals>,
+}
+
+impl Keeper {
+    /// The first engine's.
+    pub(crate) fn new(file: Snapshots) -> Self {
+        let due = file.due();
+        let kept = Kept { file, others: HashMap::new() };
+        Self { number: 0, due, kept: Arc::new(Mutex::new(kept)) }
+    }
+
+    /// Another engine's.
+    pub(crate) fn of(&self, number: usize) -> Self {
+        Self { number, due: now_ns() + BUSY, kept: self.kept.clone() }
+    }
+
+    fn keep(&mut self, now: Nanos, local: IpAddr, mut totals: Totals) {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.number > 0 {
+            self.due = now + BUSY;
+            kept.others.insert(self.number, totals);
+            return;
         }
-        self.snapshots = snapshots;
+        kept.others.values().for_each(|other| totals.add(other));
+        if kept.file.is_wanted(now, totals.packets()) {
+            kept.file.keep(&report::so_far(local, &totals));
+        }
+        self.due = kept.file.due();
+    }
+}
+
+impl Engine {
+    /// Keeps what was done so far from now on, now and then.
+    pub(crate) fn keep_snapshots(&mut self, keeper: Option<Keeper>) {
+        if let Some(keeper) = &keeper {
+            self.core.timers.push(Reverse((keeper.due, SNAPSHOT_TIMER)));
+        }
+        self.keeper = keeper;
     }
 
     /// Keeps it now, if it is time to.
     pub(super) fn keep_snapshot(&mut self, now: Nanos) {
-        let Some(mut snapshots) = self.snapshots.take() else { return };
-        if snapshots.due() <= now {
-            let Counters { sent_pkts, rcvd_pkts, .. } = self.core.counters;
-            if snapshots.is_wanted(now, sent_pkts + rcvd_pkts) {
-                snapshots.keep(&report::so_far(self.link.local(), self));
-            }
-            self.core.timers.push(Reverse((snapshots.due(), SNAPSHOT_TIMER)));
+        let Some(mut keeper) = self.keeper.take() else { return };
+        if keeper.due <= now {
+            keeper.keep(now, self.link.local(), Totals::of(self));
+            self.core.timers.push(Reverse((keeper.due, SNAPSHOT_TIMER)));
         }
-        self.snapshots = Some(snapshots);
+        self.keeper = Some(keeper);
     }
 }
 

@@ -10,9 +10,10 @@ use nobounce_protocol::qp::{PostError, QpState, Receive};
 use super::device::{Pd, PdUse, Shared};
 use super::event::{AsyncEvent, Events};
 use super::host::PostedReceive;
-use super::limits::{CreateError, DeviceLimits, check};
+use super::limits::{CreateError, DeviceLimits, Taken, check};
 use super::qp::RecvRequest;
 use super::scatter::Bytes;
+use super::unit::{Resident, Unit};
 
 /// How large a shared receive queue is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +44,9 @@ pub enum SrqLimitError {
 #[derive(Debug)]
 pub struct Srq {
     shared: Arc<Shared>,
+    /// Where it lives, and its queue pairs with it.
+    unit: Resident,
+    _taken: Taken,
     pub(crate) index: SrqIndex,
     id: u32,
     limits: SrqLimits,
@@ -58,10 +62,19 @@ impl Srq {
             return Err(CreateError::Limit { name, asked: limits.sges, max: most.max_sges });
         }
         let shared = pd.device.shared.clone();
+        if shared.is_forked() {
+            return Err(CreateError::Forked);
+        }
+        let taken = shared.counts.srqs.take("shared receive queues", most.max_srqs)?;
+        let unit = shared.units.choose().map_err(|_| CreateError::Forked)?.settle_in();
         let id = shared.next_id();
         let entry = SrqEntry { id, pd: pd.id, receives: VecDeque::new(), limit: 0, users: 0, closed: false };
-        let index = shared.lock().ok_or(CreateError::Forked)?.core.srqs.insert(entry)?;
-        Ok(Self { shared, index, id, limits, _pd: pd.in_use() })
+        let index = unit.lock().ok_or(CreateError::Forked)?.core.srqs.insert(entry)?;
+        Ok(Self { shared, unit, _taken: taken, index, id, limits, _pd: pd.in_use() })
+    }
+
+    pub(crate) fn unit(&self) -> &Arc<Unit> {
+        &self.unit
     }
 
     /// Its number in events.
@@ -126,14 +139,14 @@ impl Srq {
     }
 
     fn with<T>(&self, then: impl FnOnce(&mut SrqEntry, &Events) -> T) -> Option<T> {
-        let mut engine = self.shared.lock()?;
+        let mut engine = self.unit.lock()?;
         engine.core.srqs.get(self.index).map(|entry| then(entry, &self.shared.events))
     }
 }
 
 impl Drop for Srq {
     fn drop(&mut self) {
-        let Some(mut engine) = self.shared.lock() else { return };
+        let Some(mut engine) = self.unit.lock() else { return };
         engine.core.srqs.close(self.index);
         drop(engine);
         self.shared.events.forget(|event| *event == AsyncEvent::SrqLimitReached { srq: self.id });

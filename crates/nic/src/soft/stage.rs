@@ -6,7 +6,7 @@
 //! one is over. If a copy fails, so does its queue pair, and no other.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use nobounce_memory::gpu::GpuMemory;
@@ -258,7 +258,9 @@ impl Stage {
         offset: usize,
         change: Change,
     ) -> Result<u64, StageError> {
-        // All of them, whosever: an atomic sees the one before it.
+        // All of them, whosever: an atomic sees the one before it, of other engines, too.
+        static ONE_BY_ONE: Mutex<()> = Mutex::new(());
+        let _alone = ONE_BY_ONE.lock().unwrap_or_else(PoisonError::into_inner);
         self.drain()?;
         let chunk = self.free_chunk(copier)?;
         let old = self.read(memory, copier, offset, 8, chunk)?;

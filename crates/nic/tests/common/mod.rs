@@ -8,7 +8,7 @@ pub(crate) mod unreliable;
 use std::io::Write as _;
 use std::net::IpAddr;
 use std::process::Command;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use nobounce_memory::HostBuffer;
@@ -28,9 +28,15 @@ pub(crate) struct End {
     pub(crate) cq: Cq,
     pub(crate) mr: Mr,
     pub(crate) buffer: HostBuffer,
+    /// Where several engines are asked for, every second end has a queue pair that does nothing in the first of them: its others begin in
+    /// the second one, and its peer's do not.
+    ballast: Option<Qp>,
     pub(crate) pd: Pd,
     pub(crate) device: Device,
 }
+
+/// Whether the next end has ballast.
+static WITH_BALLAST: AtomicBool = AtomicBool::new(true);
 
 impl End {
     pub(crate) fn open(config: &Config, bytes: usize) -> Self {
@@ -42,7 +48,10 @@ impl End {
         let buffer = HostBuffer::new(bytes).unwrap();
         let mr = register(&pd, &buffer, ALL_ACCESS);
         let cq = device.create_cq(4096, None).unwrap();
-        Self { qps: Vec::new(), cq, mr, buffer, pd, device }
+        let several = engines().is_some_and(|engines| engines > 1);
+        let ballast = (several && WITH_BALLAST.fetch_xor(true, Ordering::Relaxed))
+            .then(|| pd.create_qp(&cq, &cq, QpLimits::default()).unwrap());
+        Self { qps: Vec::new(), cq, mr, buffer, ballast, pd, device }
     }
 
     pub(crate) fn add_qp(&mut self, limits: QpLimits) -> &Qp {
@@ -171,7 +180,12 @@ pub(crate) fn config(addr: &str) -> Config {
     // The whole matrix runs on either link.
     let link =
         std::env::var("NOBOUNCE_LINK").map_or_else(|_| LinkChoice::default(), |link| link.parse().unwrap());
-    Config { addr: addr.parse::<IpAddr>().unwrap(), link, ..Config::default() }
+    Config { addr: addr.parse::<IpAddr>().unwrap(), link, engines: engines(), ..Config::default() }
+}
+
+/// The number of engines that the tests are to run with, if it is said.
+pub(crate) fn engines() -> Option<usize> {
+    std::env::var("NOBOUNCE_ENGINES").ok().map(|engines| engines.parse().unwrap())
 }
 
 /// Where the next connection's sequence numbers begin. The first one wraps soon; each is far from the one before, or

@@ -1,0 +1,87 @@
+//! The lock around one engine.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+
+use super::engine::Engine;
+use super::fork;
+
+/// How often somebody who wants the lock looks for it before it sleeps: some ten microseconds, which is as long as somebody who drives
+/// most often keeps it.
+const LOOKS: u32 = 400;
+/// How often the one who drives on and on looks whether those who want the lock have had it.
+const COURTESY: u32 = 200;
+
+/// The engine behind its lock. The helper thread knows this much of the device and keeps none of it alive, so that
+/// the device is closed when its last object is dropped, and not a little later.
+#[derive(Debug)]
+pub(crate) struct EngineLock {
+    engine: Mutex<Engine>,
+    generation: u64,
+    /// Threads that found it taken and wait for it.
+    wanted: AtomicUsize,
+}
+
+impl EngineLock {
+    pub(crate) fn new(engine: Engine) -> Self {
+        Self { engine: Mutex::new(engine), generation: fork::generation(), wanted: AtomicUsize::new(0) }
+    }
+
+    /// Whether this process is a forked child, where no lock may be taken.
+    pub(crate) fn is_forked(&self) -> bool {
+        fork::current() != self.generation
+    }
+
+    /// The number of forks before this process.
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// The engine; `None` in a forked child, where the lock may be held by a thread that does not exist.
+    #[inline]
+    pub(crate) fn lock(&self) -> Option<MutexGuard<'_, Engine>> {
+        if self.is_forked() {
+            return None;
+        }
+        Some(self.look().unwrap_or_else(|| self.wait()))
+    }
+
+    /// The engine, unless somebody else is driving it right now (or the process forked).
+    #[inline]
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, Engine>> {
+        if self.is_forked() { None } else { self.look() }
+    }
+
+    #[inline]
+    fn look(&self) -> Option<MutexGuard<'_, Engine>> {
+        match self.engine.try_lock() {
+            Ok(engine) => Some(engine),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Waits for it. A thread that drives without pause would take it again before we are awake: it is asked to wait for us.
+    #[cold]
+    fn wait(&self) -> MutexGuard<'_, Engine> {
+        self.wanted.fetch_add(1, Ordering::Relaxed);
+        let found = (0..LOOKS).find_map(|_| {
+            std::hint::spin_loop();
+            self.look()
+        });
+        let engine = found.unwrap_or_else(|| self.engine.lock().unwrap_or_else(PoisonError::into_inner));
+        self.wanted.fetch_sub(1, Ordering::Relaxed);
+        engine
+    }
+
+    /// Called by who is going to take it again: lets others have it first.
+    #[inline]
+    pub(crate) fn make_way(&self) {
+        for _ in 0..COURTESY {
+            if self.wanted.load(Ordering::Relaxed) == 0 {
+                return;
+            }
+            std::hint::spin_loop();
+        }
+    }
+}

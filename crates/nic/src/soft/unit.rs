@@ -1,0 +1,147 @@
+//! One engine with what drives it: its lock, its helper thread, its bell. A device has one unit, or several.
+
+use std::io;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::bell::Bell;
+use super::engine::{Answers, Engine};
+use super::helper::Helper;
+use super::lock::EngineLock;
+use super::qp::CreateQpError;
+
+/// One engine with what drives it.
+#[derive(Debug)]
+pub(crate) struct Unit {
+    /// Its place among the units of the device.
+    pub(crate) number: usize,
+    engine: Arc<EngineLock>,
+    helper: Mutex<Helper>,
+    polls: Arc<AtomicU64>,
+    pub(crate) bell: Bell,
+    on_duty: Arc<AtomicBool>,
+    /// Queue pairs and shared receive queues that live here.
+    load: AtomicUsize,
+    /// The descriptors by which others reach it.
+    pub(crate) link: Vec<RawFd>,
+}
+
+impl Unit {
+    pub(crate) fn new(number: usize, engine: Engine) -> io::Result<Self> {
+        let helper = Helper::new(number)?;
+        Ok(Self {
+            number,
+            polls: helper.polls.clone(),
+            bell: helper.bell.clone(),
+            on_duty: helper.on_duty.clone(),
+            helper: Mutex::new(helper),
+            load: AtomicUsize::new(0),
+            link: engine.link.wake_fds(),
+            engine: Arc::new(EngineLock::new(engine)),
+        })
+    }
+
+    pub(crate) fn engine(&self) -> &EngineLock {
+        &self.engine
+    }
+
+    pub(crate) fn is_forked(&self) -> bool {
+        self.engine.is_forked()
+    }
+
+    #[inline]
+    pub(crate) fn lock(&self) -> Option<MutexGuard<'_, Engine>> {
+        self.engine.lock()
+    }
+
+    /// Lets it be reached, and has a thread look after it. From then on others may depend on that thread.
+    pub(crate) fn listen(&self) -> Result<(), CreateQpError> {
+        if self.is_forked() {
+            return Err(CreateQpError::Forked); // where the lock below may be held by a thread that does not exist
+        }
+        let mut helper = self.helper.lock().unwrap_or_else(PoisonError::into_inner);
+        if helper.is_running() {
+            return Ok(());
+        }
+        let mut engine = self.lock().ok_or(CreateQpError::Forked)?;
+        engine.listen()?;
+        Ok(helper.start(&self.engine, &*engine.link)?)
+    }
+
+    /// Drives the engine for a caller that polls.
+    #[inline]
+    pub(crate) fn drive_polled(&self) {
+        // A count that two threads raise at once may miss one: it only tells whether anybody polls.
+        self.polls.store(self.polls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        if let Some(mut engine) = self.engine.try_lock() {
+            engine.progress();
+            // It may have been the last poll before the caller sleeps.
+            self.bell.ring_if_sleepy(|| engine.unattended_deadline());
+        }
+    }
+
+    /// Whether its thread is driving it without pause: there is no need to help.
+    #[inline]
+    pub(crate) fn is_on_duty(&self) -> bool {
+        self.on_duty.load(Ordering::SeqCst)
+    }
+
+    /// Something was posted: sends what may leave at once. Where the unit's own thread is on duty, `shared` work is left to it.
+    #[inline]
+    pub(crate) fn start<'a>(&'a self, mut engine: MutexGuard<'a, Engine>, now: u64, shared: bool) {
+        if shared && self.is_on_duty() {
+            drop(engine);
+            // Whoever goes off duty looks once more afterwards; we look once more whether it is.
+            if self.is_on_duty() {
+                return;
+            }
+            let Some(again) = self.lock() else { return };
+            engine = again;
+        }
+        engine.transmit(now, Answers::Travelling);
+        let deadline = engine.unattended_deadline();
+        drop(engine);
+        // The caller may never come back to drive what it began.
+        self.bell.ring(deadline);
+    }
+
+    /// How many queue pairs and shared receive queues live here.
+    pub(crate) fn load(&self) -> usize {
+        self.load.load(Ordering::Relaxed)
+    }
+
+    /// One more lives here, until the result is dropped.
+    pub(crate) fn settle_in(self: &Arc<Self>) -> Resident {
+        self.load.fetch_add(1, Ordering::Relaxed);
+        Resident(self.clone())
+    }
+
+    /// The device goes: stops the thread, and says what was put off, acknowledgements above all. The engine, for its last words.
+    pub(crate) fn close(&self) -> Option<MutexGuard<'_, Engine>> {
+        let mut helper = self.helper.lock().unwrap_or_else(PoisonError::into_inner);
+        helper.stop();
+        let mut engine = self.lock()?;
+        engine.hang_up();
+        engine.drain();
+        Some(engine)
+    }
+}
+
+/// A queue pair's or shared receive queue's place in a unit.
+#[derive(Debug)]
+pub(crate) struct Resident(Arc<Unit>);
+
+impl std::ops::Deref for Resident {
+    type Target = Arc<Unit>;
+
+    fn deref(&self) -> &Arc<Unit> {
+        &self.0
+    }
+}
+
+impl Drop for Resident {
+    fn drop(&mut self) {
+        self.0.load.fetch_sub(1, Ordering::Relaxed);
+    }
+}
