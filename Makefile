@@ -30,7 +30,7 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 
 # What `make test` runs, in this order: the cheap answers first.
-STEPS := check-format check-tree check-lints test-code test-shm test-docs check-docs check-dependencies check-pure test-scripts
+STEPS := check-format check-tree check-lints test-code test-shm test-engines test-docs check-docs check-dependencies check-pure test-scripts
 
 .PHONY: help demo test quick long fuzz interop vm-shell bench build install fmt setup clean $(STEPS)
 
@@ -110,6 +110,16 @@ test-shm: ## The device's tests once more, with shared memory between its ends
 	@if cargo nextest --version >/dev/null 2>&1; then \
 		NOBOUNCE_LINK=shm cargo nextest run $(LOCKED) --workspace --lib --bins --tests --no-fail-fast -E 'binary_id(nobounce-nic::nic)'; \
 	else NOBOUNCE_LINK=shm cargo test $(LOCKED) -p nobounce-nic --test nic --no-fail-fast -- --test-threads=1; fi
+
+# What can go wrong between engines, on both links; `NOBOUNCE_ENGINES=4 make test-code` tries everything.
+ENGINE_TESTS := operations posting faulty many fork forged lifetimes reregister srq windows threads report engines
+test-engines: ## The essential ones of the device's tests once more, with two engines
+	@if cargo nextest --version >/dev/null 2>&1; then \
+		for link in udp shm; do \
+			NOBOUNCE_ENGINES=2 NOBOUNCE_LINK=$$link cargo nextest run $(LOCKED) --workspace --lib --bins --tests --no-fail-fast \
+				-E 'binary_id(nobounce-nic::nic) and test(/^($(subst $(eval ) ,|,$(ENGINE_TESTS)))::/)'; \
+		done; \
+	else NOBOUNCE_ENGINES=2 cargo test $(LOCKED) -p nobounce-nic --test nic --no-fail-fast -- --test-threads=1 $(ENGINE_TESTS); fi
 
 test-docs: ## The examples in the documentation
 	@cargo test $(LOCKED) --workspace --doc --no-fail-fast

@@ -41,7 +41,7 @@ impl Device {
         }
         let config = Config::from_env().map_err(|error| refuse(&error))?;
         // What is said here takes the network's way, whatever the traffic does.
-        let config = Config { addr: self.addr, link: LinkChoice::Udp, ..config };
+        let config = Config { addr: self.addr, link: LinkChoice::Udp, engines: Some(1), ..config };
         let soft = SoftDevice::open(&config).map_err(|error| refuse(&error))?;
         let opened = soft.cm().map_err(|error| refuse(&error))?;
         *cm = Some(opened.clone());

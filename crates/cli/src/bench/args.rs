@@ -44,6 +44,10 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "LINK", value_parser = ["udp", "shm", "auto"], hide_possible_values = true, help_heading = "Where")]
     pub(crate) link: Option<String>,
 
+    /// Engines that drive the device at most, each with a thread: 1 to 8 [default: by the CPUs, or NOBOUNCE_ENGINES]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=8), help_heading = "How")]
+    pub(crate) engines: Option<u8>,
+
     /// Memory to measure: host, or gpu (direct, staged and naive, with host memory as the yardstick) [default: host]
     #[arg(long, value_name = "MEMORY", hide_possible_values = true, help_heading = "What")]
     pub(crate) memory: Option<Memory>,

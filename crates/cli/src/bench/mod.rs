@@ -120,7 +120,8 @@ pub(crate) fn main(args: &BenchArgs) -> anyhow::Result<Verdict> {
 
 /// The device of this end.
 fn device_of(plan: &Plan) -> PeerArgs {
-    PeerArgs { addr: plan.addr.clone(), link: plan.link.clone(), loss: plan.loss, seed: plan.seed }
+    let (addr, link) = (plan.addr.clone(), plan.link.clone());
+    PeerArgs { addr, link, engines: plan.engines, loss: plan.loss, seed: plan.seed }
 }
 
 /// Whoever measures this plan.

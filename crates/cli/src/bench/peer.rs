@@ -22,6 +22,9 @@ pub(crate) struct PeerArgs {
     /// The way packets take
     #[arg(long)]
     pub(super) link: Option<String>,
+    /// Engines at most
+    #[arg(long)]
+    pub(super) engines: Option<u8>,
     /// Share of sent packets to lose
     #[arg(long, default_value_t = 0.0)]
     pub(super) loss: f64,
@@ -41,10 +44,11 @@ impl Child {
     pub(super) fn start(args: &PeerArgs) -> anyhow::Result<Self> {
         let myself = std::env::current_exe().context("cannot find the nobounce program to start it again")?;
         let mut command = Command::new(myself);
-        let PeerArgs { addr, link, loss, seed } = args;
+        let PeerArgs { addr, link, engines, loss, seed } = args;
         command.arg(SUBCOMMAND).arg(format!("--loss={loss}")).arg(format!("--seed={seed}"));
         command.args(addr.iter().map(|addr| format!("--addr={addr}")));
         command.args(link.iter().map(|link| format!("--link={link}")));
+        command.args(engines.iter().map(|engines| format!("--engines={engines}")));
         // A capture of both ends in one file would be neither's.
         command.env_remove("NOBOUNCE_PCAP").stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = command.spawn().context("cannot start the other process of the bench")?;
@@ -119,6 +123,9 @@ pub(super) fn open(args: &PeerArgs) -> anyhow::Result<Device> {
     }
     if let Some(link) = &args.link {
         config.link = link.parse()?;
+    }
+    if let Some(engines) = args.engines {
+        config.engines = Some(engines.into());
     }
     if args.loss > 0.0 || config.fault.is_some() {
         let mut fault = config.fault.unwrap_or_default();

@@ -55,6 +55,8 @@ pub(crate) struct Plan {
     pub(crate) addr: Option<String>,
     /// The way packets take; as the environment says without, or UDP.
     pub(crate) link: Option<String>,
+    /// How many engines drive the device at most; by the CPUs without.
+    pub(crate) engines: Option<u8>,
     /// Which memory the run is about.
     pub(crate) memory: Memory,
     /// What to measure, in order; empty for [`Ends::Listen`], where the asking side decides.
@@ -156,6 +158,7 @@ pub(crate) fn plan(args: &BenchArgs) -> Result<Plan, PlanError> {
         ends,
         addr: args.addr.clone(),
         link: args.link.clone(),
+        engines: args.engines,
         memory: args.memory.unwrap_or_default(),
         cases,
         loss: args.loss.as_deref().map_or(Ok(0.0), |text| share("loss", text, 1.0, "1"))?,

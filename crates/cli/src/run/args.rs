@@ -34,6 +34,10 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "LINK", value_parser = ["udp", "shm", "auto"])]
     pub(crate) link: Option<String>,
 
+    /// Engines that drive each device at most, each with a thread: 1 to 8 [default: by the CPUs, or NOBOUNCE_ENGINES]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=8))]
+    pub(crate) engines: Option<u8>,
+
     /// Record the packets of each process; %p stands for the process ID, which is put before the ending otherwise
     #[arg(long, value_name = "FILE")]
     pub(crate) pcap: Option<PathBuf>,

@@ -72,6 +72,7 @@ pub(crate) fn variables(
         ("NOBOUNCE_ADDR", args.addr.as_ref().map(OsString::from)),
         ("NOBOUNCE_FAULT", args.fault.as_ref().map(OsString::from)),
         ("NOBOUNCE_LINK", args.link.as_ref().map(OsString::from)),
+        ("NOBOUNCE_ENGINES", args.engines.map(|engines| engines.to_string().into())),
         ("NOBOUNCE_PCAP", args.pcap.as_deref().map(|path| capture(path).into_os_string())),
         ("NOBOUNCE_REQUIRE", args.require.as_ref().map(OsString::from)),
         ("NOBOUNCE_LOG", args.log.as_ref().map(OsString::from)),
@@ -193,6 +194,9 @@ mod tests {
         let udp = RunArgs { link: Some("udp".into()), ..RunArgs::default() };
         assert_eq!(value(&with(&udp, &[]), "NOBOUNCE_LINK"), Some("udp"));
         assert_eq!(value(&with(&RunArgs::default(), &[("NOBOUNCE_LINK", "udp")]), "NOBOUNCE_LINK"), None);
+        let two = RunArgs { engines: Some(2), ..RunArgs::default() };
+        assert_eq!(value(&with(&two, &[]), "NOBOUNCE_ENGINES"), Some("2"));
+        assert_eq!(value(&all, "NOBOUNCE_ENGINES"), None, "by the CPUs");
         assert_eq!(capture(Path::new("/x/a%p")), Path::new("/x/a%p"));
         assert_eq!(capture(Path::new("/x/plain")), Path::new("/x/plain-%p"));
     }

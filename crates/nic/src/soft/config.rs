@@ -145,10 +145,7 @@ impl Config {
 }
 
 /// A number of engines.
-///
-/// # Errors
-/// It is none.
-pub fn parse_engines(text: &str) -> Result<usize, ConfigError> {
+fn parse_engines(text: &str) -> Result<usize, ConfigError> {
     let engines = text.trim().parse().ok().filter(|count| (1..=MAX_ENGINES).contains(count));
     engines.ok_or_else(|| ConfigError::Engines(text.to_owned()))
 }

@@ -10,7 +10,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, RwLock};
 
 use nobounce_protocol::cm::GSI_QPN;
-use nobounce_protocol::qp::{Handled, QpAttr, QpEvent, QpState, Status, Treatment};
+use nobounce_protocol::qp::{Handled, QpEvent, QpState, Status, Treatment};
 use nobounce_protocol::timing::Nanos;
 use nobounce_protocol::wire::icrc::{Flow, Verdict};
 use nobounce_protocol::wire::{Header, IdVerdict, Malformed, Marker, Qpn, ROCE_PORT, Service};
@@ -76,9 +76,9 @@ pub(crate) struct Core {
     pub(crate) paths: Paths,
     pub(crate) counters: Counters,
     pub(super) events: Arc<Events>,
-    overflows: Arc<Overflows>,
+    pub(super) overflows: Arc<Overflows>,
     /// How many overflows of completion queues it knows of.
-    overflows_known: usize,
+    pub(super) overflows_known: usize,
     pub(super) tx: TxBatch,
     ready: VecDeque<u32>,
     owing: Owing,
@@ -95,7 +95,7 @@ pub(crate) struct Core {
     /// The queue pair that chunks were taken from last.
     pub(super) robbed: usize,
     /// What queue pairs that are gone moved, by peer.
-    moved: HashMap<IpAddr, PathCounters>,
+    pub(super) moved: HashMap<IpAddr, PathCounters>,
     pub(super) timers: BinaryHeap<Reverse<(Nanos, u32)>>,
     peers: Peers,
     /// Precomputed ICRCs of the flows and packet lengths heard lately.
@@ -517,37 +517,6 @@ impl Core {
         }
     }
 
-    /// A completion queue lost something: its queue pairs cannot go on as if nothing had happened.
-    pub(super) fn stop_users_of(&mut self, cq: u32) {
-        self.events.push(AsyncEvent::CqOverflow { cq });
-        // The other engines hear of it in their own time, and we once more.
-        self.overflows.tell(cq);
-        self.stop_own_users_of(cq);
-    }
-
-    /// A completion queue lost something, perhaps of another engine's.
-    #[cold]
-    fn hear_of_overflows(&mut self) {
-        for cq in self.overflows.since(&mut self.overflows_known) {
-            self.stop_own_users_of(cq);
-        }
-    }
-
-    fn stop_own_users_of(&mut self, cq: u32) {
-        for index in 0..self.qps.len() {
-            let Some(entry) = self.qps[index].as_deref_mut() else { continue };
-            let uses = entry.send_cq.id == cq || entry.recv_cq.id == cq;
-            if uses && !matches!(entry.qp.state(), QpState::Error | QpState::Reset) {
-                let to_error = QpAttr::to_state(QpState::Error);
-                let _ = entry.qp.modify(&to_error); // any state may go to the error state
-                self.events.push(AsyncEvent::Qp { qpn: entry.qpn, event: QpEvent::Fatal });
-                if let Ok(index) = u32::try_from(index) {
-                    self.settle(index);
-                }
-            }
-        }
-    }
-
     /// Brings the path's account up to date, and lets others have the room that was freed.
     pub(crate) fn recharge(&mut self, index: u32) {
         let Some(entry) = self.qps[index as usize].as_deref_mut() else { return };
@@ -778,30 +747,6 @@ impl Core {
         }
         self.arm(index);
         turn
-    }
-
-    /// What was moved, by peer and by the way it took.
-    pub(crate) fn moved_by_peer(&self) -> HashMap<IpAddr, PathCounters> {
-        let mut moved = self.moved.clone();
-        for entry in self.qps.iter().flatten() {
-            moved.entry(entry.qp.attr().remote).or_default().add(&entry.tally);
-        }
-        moved
-    }
-
-    /// Everything counted so far.
-    pub(crate) fn totals(&self) -> Counters {
-        let mut total = self.counters;
-        total.refused_access = self.regions.refused;
-        total.memory_faults = self.regions.faults;
-        for moved in self.moved_by_peer().values() {
-            total.placed_bytes += moved.inbound.bytes();
-            total.gathered_bytes += moved.outbound.bytes();
-        }
-        for entry in self.qps.iter().flatten() {
-            counters::add(&mut total.qps, entry.qp.counters());
-        }
-        total
     }
 }
 

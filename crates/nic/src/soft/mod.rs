@@ -60,7 +60,7 @@ mod units;
 pub use channel::Channel;
 pub use cm::{BindError, Cm};
 pub use cm_channel::{CmChannel, CmNotice, Told};
-pub use config::{Config, ConfigError, LinkChoice, parse_engines};
+pub use config::{Config, ConfigError, LinkChoice};
 pub use counters::Counters;
 pub use cq::{Cq, CqError, ResizeError, WorkCompletion};
 pub use device::{Device, OpenError, Pd};

@@ -3,7 +3,11 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use nobounce_protocol::qp::{QpAttr, QpEvent, QpState};
+
 use super::bell::Bell;
+use super::engine::Core;
+use super::event::AsyncEvent;
 
 /// The completion queues that overflowed, in order: each is named once in its life.
 #[derive(Debug, Default)]
@@ -44,5 +48,38 @@ impl Overflows {
         let news = told.cqs.get(*known..).unwrap_or_default().to_vec();
         *known = told.cqs.len();
         news
+    }
+}
+
+impl Core {
+    /// A completion queue lost something: its queue pairs cannot go on as if nothing had happened.
+    pub(super) fn stop_users_of(&mut self, cq: u32) {
+        self.events.push(AsyncEvent::CqOverflow { cq });
+        // The other engines hear of it in their own time, and we once more.
+        self.overflows.tell(cq);
+        self.stop_own_users_of(cq);
+    }
+
+    /// A completion queue lost something, perhaps of another engine's.
+    #[cold]
+    pub(super) fn hear_of_overflows(&mut self) {
+        for cq in self.overflows.since(&mut self.overflows_known) {
+            self.stop_own_users_of(cq);
+        }
+    }
+
+    fn stop_own_users_of(&mut self, cq: u32) {
+        for index in 0..self.qps.len() {
+            let Some(entry) = self.qps[index].as_deref_mut() else { continue };
+            let uses = entry.send_cq.id == cq || entry.recv_cq.id == cq;
+            if uses && !matches!(entry.qp.state(), QpState::Error | QpState::Reset) {
+                let to_error = QpAttr::to_state(QpState::Error);
+                let _ = entry.qp.modify(&to_error); // any state may go to the error state
+                self.events.push(AsyncEvent::Qp { qpn: entry.qpn, event: QpEvent::Fatal });
+                if let Ok(index) = u32::try_from(index) {
+                    self.settle(index);
+                }
+            }
+        }
     }
 }

@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use nobounce_protocol::qp::Status;
 
-use super::counters::Counters;
-use super::engine::Engine;
+use super::counters::{self, Counters};
+use super::engine::{Core, Engine};
 use super::snapshot::Snapshots;
 use super::tally::{PathCounters, PathTotals, Tally};
 use crate::links::now_ns;
@@ -125,6 +125,32 @@ impl Totals {
     /// A number that grows with whatever happens.
     pub(crate) fn packets(&self) -> u64 {
         self.counters.sent_pkts + self.counters.rcvd_pkts
+    }
+}
+
+impl Core {
+    /// What was moved, by peer and by the way it took.
+    fn moved_by_peer(&self) -> HashMap<IpAddr, PathCounters> {
+        let mut moved = self.moved.clone();
+        for entry in self.qps.iter().flatten() {
+            moved.entry(entry.qp.attr().remote).or_default().add(&entry.tally);
+        }
+        moved
+    }
+
+    /// Everything counted so far.
+    fn totals(&self) -> Counters {
+        let mut total = self.counters;
+        total.refused_access = self.regions.refused;
+        total.memory_faults = self.regions.faults;
+        for moved in self.moved_by_peer().values() {
+            total.placed_bytes += moved.inbound.bytes();
+            total.gathered_bytes += moved.outbound.bytes();
+        }
+        for entry in self.qps.iter().flatten() {
+            counters::add(&mut total.qps, entry.qp.counters());
+        }
+        total
     }
 }
 

@@ -8,7 +8,7 @@ pub(crate) mod unreliable;
 use std::io::Write as _;
 use std::net::IpAddr;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use nobounce_memory::HostBuffer;
@@ -28,15 +28,11 @@ pub(crate) struct End {
     pub(crate) cq: Cq,
     pub(crate) mr: Mr,
     pub(crate) buffer: HostBuffer,
-    /// Where several engines are asked for, every second end has a queue pair that does nothing in the first of them: its others begin in
-    /// the second one, and its peer's do not.
-    ballast: Option<Qp>,
+    /// A queue pair that does nothing.
+    pub(crate) ballast: Option<Qp>,
     pub(crate) pd: Pd,
     pub(crate) device: Device,
 }
-
-/// Whether the next end has ballast.
-static WITH_BALLAST: AtomicBool = AtomicBool::new(true);
 
 impl End {
     pub(crate) fn open(config: &Config, bytes: usize) -> Self {
@@ -48,10 +44,7 @@ impl End {
         let buffer = HostBuffer::new(bytes).unwrap();
         let mr = register(&pd, &buffer, ALL_ACCESS);
         let cq = device.create_cq(4096, None).unwrap();
-        let several = engines().is_some_and(|engines| engines > 1);
-        let ballast = (several && WITH_BALLAST.fetch_xor(true, Ordering::Relaxed))
-            .then(|| pd.create_qp(&cq, &cq, QpLimits::default()).unwrap());
-        Self { qps: Vec::new(), cq, mr, buffer, ballast, pd, device }
+        Self { qps: Vec::new(), cq, mr, buffer, ballast: None, pd, device }
     }
 
     pub(crate) fn add_qp(&mut self, limits: QpLimits) -> &Qp {
@@ -212,6 +205,10 @@ pub(crate) fn pair(addr: &str, bytes: usize, mtu: Mtu) -> (End, End) {
 
 pub(crate) fn pair_with(ca: &Config, cb: &Config, bytes: usize, mtu: Mtu) -> (End, End) {
     let (mut a, mut b) = (End::open(ca, bytes), End::open(cb, bytes));
+    if ca.engines.is_some_and(|engines| engines > 1) {
+        // It takes the place in the first engine: one end's queue pairs begin in the second one, the other's in the first.
+        a.ballast = Some(a.pd.create_qp(&a.cq, &a.cq, QpLimits::default()).unwrap());
+    }
     a.add_qp(QpLimits::default());
     b.add_qp(QpLimits::default());
     connect(&a, 0, &b, 0, mtu);

@@ -108,7 +108,7 @@ fn dropped_in_any_order() {
             let op = Operation::Write(rig::remote(&at_b, 0));
             a.qps[0].post_send(&SendRequest::new(1, op, &rig::sge(&at_a, 0, LEN))).unwrap();
         }
-        let End { qps, cq, mr, buffer, pd, device } = b;
+        let End { qps, cq, mr, buffer, pd, device, .. } = b;
         match round / 2 % 4 {
             0 => drop((at_b, qps, cq, mr, pd, device, buffer, at_a, a)),
             1 => drop((a, qps, at_b, at_a, cq, pd, mr, device, buffer)),

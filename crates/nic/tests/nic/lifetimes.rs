@@ -48,7 +48,7 @@ fn everything(peer: &End, addr: &str) -> Vec<Box<dyn Any>> {
         peer.post(Operation::Send, 0, 4096);
         peer.post(Operation::Read(end.remote(0)), 0, 4096);
     }
-    let End { qps, cq, mr, buffer, pd, device } = end;
+    let End { qps, cq, mr, buffer, pd, device, .. } = end;
     // The buffer may go before its region: then what touches it fails.
     vec![
         Box::new(qps),

@@ -9,6 +9,7 @@ mod connections;
 mod conversation;
 mod counter;
 mod datagrams;
+mod engines;
 mod faulty;
 mod forged;
 mod fork;

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::common::{
-    ALL_ACCESS, End, MIB, check_write, child, config, connect, pair_with, patterns, resident, role, until,
+    ALL_ACCESS, End, MIB, check_write, child, config, connect, engines, pair_with, patterns, resident, role,
+    until,
 };
 use nobounce_nic::soft::{
     Config, Mtu, Operation, Psn, Qp, QpAttr, QpLimits, Qpn, RecvRequest, Remote, SendRequest, Status,
@@ -43,7 +44,9 @@ fn the_next_device_on_an_address_begins_at_another_number() {
 #[test]
 fn crossed_numbers_on_one_address_and_equal_numbers_on_two() {
     for addrs in [["127.59.0.1", "127.59.0.1"], ["127.59.0.2", "127.59.0.3"]] {
-        let [mut a, mut b] = addrs.map(|addr| End::open(&config(addr), MIB));
+        // Equal numbers are of equal engines: one is enough to try them.
+        let engines = if addrs[0] == addrs[1] { engines() } else { Some(1) };
+        let [mut a, mut b] = addrs.map(|addr| End::open(&Config { engines, ..config(addr) }, MIB));
         if addrs[0] != addrs[1] {
             give_equal_numbers(&mut a, &mut b);
         }

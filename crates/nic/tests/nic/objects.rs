@@ -196,13 +196,13 @@ fn objects_can_be_dropped_in_any_order() {
     for order in 0..6_u8 {
         let (a, b) = pair("127.50.0.11", 64 << 10, Mtu::Mtu4096);
         check_write(&a, &b, order, 64 << 10);
-        let End { qps, cq, mr, buffer, pd, device } = a;
+        let End { qps, cq, mr, buffer, ballast, pd, device } = a;
         let mut parts: Vec<Option<Box<dyn std::any::Any>>> = vec![
             Some(Box::new(device)),
             Some(Box::new(pd)),
             Some(Box::new(cq)),
             Some(Box::new(mr)),
-            Some(Box::new(qps)),
+            Some(Box::new((qps, ballast))),
         ];
         let step = [1, 2, 3, 4, 6, 7][usize::from(order)];
         for i in 0..parts.len() {

@@ -148,7 +148,7 @@ fn a_region_changes_its_domain() {
 #[test]
 fn a_region_changes_under_traffic() {
     let (a, b) = pair("127.62.0.6", 64 << 10, MTU);
-    let End { mut mr, qps, cq, pd, device, buffer } = b;
+    let End { mut mr, qps, cq, pd, device, buffer, .. } = b;
     let remote = Remote { addr: mr.addr(), rkey: mr.rkey() };
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
