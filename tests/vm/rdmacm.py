@@ -35,7 +35,7 @@ def by_address(bench, server, client, family=4, options=(), seconds=60, space="t
         machine.port += 1
         names = {"server": ADDRESS[family][side], "port": port or machine.port}
         first = machine.begin(side, server.format(**names, **own[side]), seconds, family, options)
-        where = f"{client.split()[0]}, server {'in the guest' if side == GUEST else 'on the host'}"
+        where = f"{client.split()[0].strip('{}')}, server {'in the guest' if side == GUEST else 'on the host'}"
         bench.runs += 1
         if not offered(machine, side, names["port"], first, space):
             machine.stop_side(side)
@@ -92,7 +92,11 @@ def connections_of_libraries(bench):
     # Its two ends shake hands over TCP first.
     words = "fi_pingpong -p verbs -e msg -c -I 10"
     for side in (GUEST, HOST):
-        bench.check(words, side, bench.machine.pair(side, words + " -B {port}", words + " -P {port} {server}"))
+        results = bench.machine.pair(side, words + " -B {port}", words + " -P {port} {server}")
+        if "failed to connect: Connection refused" in results[1].output:
+            # That was TCP, before anything of ours: seen once on a machine with 20 processes for each processor.
+            results = bench.machine.pair(side, words + " -B {port}", words + " -P {port} {server}")
+        bench.check(words, side, results)
 
 
 @case("UCX 1.13 ends itself where its connection ends, without any of ours: both sides in the guest", odd=True)
@@ -116,13 +120,17 @@ def connections_often(bench):
         return bench.log("tests/cm/often.c cannot be compiled here (apt-get install librdmacm-dev): left out")
     before = resources(bench)
     by_address(bench, "{often} {server} {port}", "{often} {server} {port} 1000", seconds=240)
-    by_address(bench, "{often} {server} {port}", "{often} {server} {port} 50", family=6, seconds=120)
     # The last of them may still be remembered.
     for _ in range(60):
         if resources(bench) == before:
             return
         time.sleep(0.5)
     bench.fail(f"the guest's kernel had {before} connections and queue pairs before, and has {resources(bench)} now")
+
+
+@case("connections one after the other over IPv6, which Linux 7.2 was seen not to survive (docs/interop.md)", odd=True)
+def kernel_ipv6_panic(bench):
+    by_address(bench, "{often} {server} {port}", "{often} {server} {port} 300", family=6, seconds=120)
 
 
 def resources(bench):
@@ -145,6 +153,75 @@ def connections_edges(bench):
 @case("messages of earlier connections come again, as they were and damaged, while a connection stands")
 def connections_forged(bench):
     forge.run(bench, offered)
+
+
+def stream(bench, server_side, server, client, seconds=120):
+    """A server and a client that do not come to an end, once they are under way."""
+    machine = bench.machine
+    machine.port += 1
+    names = {"server": ADDRESS[4][server_side], "port": machine.port}
+    server = machine.begin(server_side, server.format(**names), seconds)
+    offered(machine, server_side, machine.port, server)
+    before = machine.received()
+    client = machine.begin(other(server_side), client.format(**names), seconds)
+    for _ in range(600):
+        if machine.received() > before + 100 or client.ended():
+            break
+        time.sleep(0.05)
+    return server, client
+
+
+def must_end(bench, what, command, started):
+    """A program whose other side is gone ends by itself, long before its limit: it is told of the end of its connection, or of failed requests."""
+    done = command.wait()
+    bench.runs += 1
+    seconds = time.monotonic() - started
+    bench.seen.append((bench.name, "both", what, f"exit code {done.code} after {seconds:.1f} s"))
+    told = re.search(r"(?i)disconnect event|fail|error", done.output)
+    if done.code == 137 or seconds > 90 or not told:
+        bench.fail(f"{what}: exit code {done.code} after {seconds:.0f} s", ("program", done))
+
+
+@case("connections by address when the guest's device is taken away, and when the guest is killed; it comes back, and connects again")
+def connections_killed(bench):
+    machine = bench.machine
+    server, client = stream(bench, GUEST, "rping -s -a {server} -p {port} -V", "rping -c -a {server} -p {port} -V -C 1000000")
+    started = time.monotonic()
+    removal = machine.begin(GUEST, "rdma link del rxe0", 60)
+    must_end(bench, "rping to a device that is taken away", client, started)
+    machine.stop_side(GUEST)
+    server.wait()
+    if removal.wait().code:
+        bench.fail("rdma link del fails", ("guest", removal.wait()))
+    # A fresh guest: its queue pairs have the same numbers each time.
+    machine.reboot()
+    stays, client = stream(bench, HOST, "rping -s -P -a {server} -p {port} -V", "rping -c -a {server} -p {port} -V -C 1000000")
+    # Nobody waits for what runs in a guest that is gone.
+    machine.kill()
+    machine.stop_capture()
+    machine.reboot()
+    again, refused = None, 0
+    for _ in range(3):
+        again = machine.begin(GUEST, f"rping -c -v -a {ADDRESS[4][HOST]} -p {machine.port} -V -C 10", 60).wait()
+        bench.runs += 1
+        if again.code == 0:
+            break
+        # The standard's number of a stale connection: ours ends it, and takes the next request.
+        if not re.search(r"REJECTED, error 10", again.output):
+            break
+        refused += 1
+    bench.seen.append((bench.name, "rxe", "rping after the guest was killed", f"{refused} times refused as stale, then exit code {again.code}"))
+    machine.stop_side(HOST)
+    if again.code:
+        bench.fail("the guest that came back cannot connect", ("client", again), ("server", stays.wait()))
+    stays.wait()
+    # One that has always something under way: whoever only waits for the other side hears nothing, and learns nothing.
+    words = "ib_write_bw -R -F -s 1000 -n 5000000 -p {port}"
+    server, client = stream(bench, GUEST, words, words + " {server}")
+    machine.kill()
+    must_end(bench, "ib_write_bw -R to a guest that was killed", client, time.monotonic())
+    machine.reboot()
+    by_address(bench, "rping -s -a {server} -p {port} -V -C 10", "rping -c -a {server} -p {port} -V -C 10")
 
 
 @case("256 and 1000 connections at once, and a port that nobody listens on")

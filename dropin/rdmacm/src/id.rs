@@ -264,8 +264,12 @@ impl Id {
                 .map(|_| next_port())
                 .find_map(|port| self.bind_port(state, &devices, port).ok().map(|()| port))
                 .ok_or(Errno::EADDRINUSE)?,
-            // Whoever wants to share a port may, until it listens.
-            port if state.reuse_addr => port,
+            // Whoever wants to share a port may, until it listens, but not with one who does not.
+            port if state.reuse_addr => {
+                self.bind_port(state, &devices, port)?;
+                unbind(state);
+                port
+            }
             port => {
                 self.bind_port(state, &devices, port)?;
                 port
