@@ -5,7 +5,8 @@ use std::io;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-use nobounce_nic::soft::{Access, Channel, Cq, Mtu, Psn, Qp, QpAttr, QpLimits, Qpn};
+use nobounce_nic::any::{Channel, Cq, Qp};
+use nobounce_nic::soft::{Access, Mtu, Psn, QpAttr, QpLimits, Qpn};
 
 use crate::Device;
 use crate::connection::Connection;
@@ -123,7 +124,7 @@ fn shake_hands(
     let ours = lanes.hello(device, options);
     handshake::send_hello(&control, &ours, deadline)?;
     let theirs = handshake::receive_answer(&control, deadline)?;
-    theirs.check_reachable(device.nic().local(), &control)?;
+    theirs.check_reachable(device.nic(), &control)?;
     if theirs.qps.len() != lanes.qps.len() {
         return Err(HandshakeError::Malformed {
             what: "it has another number of queue pairs than we asked for",
@@ -148,6 +149,8 @@ pub(crate) struct Lanes {
     pub(crate) cq: Cq,
     pub(crate) channel: Channel,
     halves: Vec<QpHalf>,
+    /// READs and atomics outstanding on each queue pair, either way.
+    rd_atomic: u8,
 }
 
 impl Lanes {
@@ -159,14 +162,20 @@ impl Lanes {
         let failed = |error: &dyn std::fmt::Display| HandshakeError::QueuePair(error.to_string());
         let limits = QpLimits { send_depth: options.depth, recv_depth: options.depth, ..QpLimits::default() };
         let channel = device.nic().create_channel().map_err(|error| failed(&error))?;
+        let rd_atomic = MAX_RD_ATOMIC.min(device.nic().max_rd_atomic());
         // Everything that can be posted fits, so it cannot overflow.
         let depth = options.depth.saturating_mul(2).saturating_mul(count);
         let cq = device.nic().create_cq(depth, Some(&channel)).map_err(|error| failed(&error))?;
-        let mut lanes =
-            Self { qps: Vec::with_capacity(count), cq, channel, halves: Vec::with_capacity(count) };
+        let mut lanes = Self {
+            qps: Vec::with_capacity(count),
+            cq,
+            channel,
+            halves: Vec::with_capacity(count),
+            rd_atomic,
+        };
         for _ in 0..count {
             let qp = device.pd().create_qp(&lanes.cq, &lanes.cq, limits).map_err(|error| failed(&error))?;
-            qp.modify(&QpAttr::to_init(Access::all())).map_err(|error| failed(&error))?;
+            qp.modify(&QpAttr::to_init(Access::all()), 0).map_err(|error| failed(&error))?;
             lanes.halves.push(QpHalf { qpn: qp.qpn().get(), psn: random_psn().get() });
             lanes.qps.push(qp);
         }
@@ -178,8 +187,9 @@ impl Lanes {
         let mtu = options.mtu.map_or(most, |mtu| mtu.min(most));
         Hello {
             addr: device.nic().local(),
+            lid: device.nic().lid(),
             mtu: mtu.bytes(),
-            max_rd_atomic: MAX_RD_ATOMIC,
+            max_rd_atomic: MAX_RD_ATOMIC.min(device.nic().max_rd_atomic()),
             qps: self.halves.clone(),
         }
     }
@@ -191,16 +201,16 @@ impl Lanes {
             .ok_or(HandshakeError::Malformed { what: "its MTU does not exist" })?;
         for ((qp, ours), theirs_qp) in self.qps.iter().zip(&self.halves).zip(&theirs.qps) {
             let to_rtr = QpAttr::to_rtr(theirs.addr, Qpn::new(theirs_qp.qpn), Psn::new(theirs_qp.psn), mtu);
-            let to_rtr = QpAttr { max_dest_rd_atomic: MAX_RD_ATOMIC, ..to_rtr };
-            qp.modify(&to_rtr).map_err(|error| failed(&error))?;
+            let to_rtr = QpAttr { max_dest_rd_atomic: self.rd_atomic, ..to_rtr };
+            qp.modify(&to_rtr, theirs.lid).map_err(|error| failed(&error))?;
             let to_rts = QpAttr {
                 timeout: options.ack_timeout,
                 retry_cnt: options.retries,
                 rnr_retry: options.rnr_retries,
-                max_rd_atomic: MAX_RD_ATOMIC.min(theirs.max_rd_atomic),
+                max_rd_atomic: self.rd_atomic.min(theirs.max_rd_atomic),
                 ..QpAttr::to_rts(Psn::new(ours.psn))
             };
-            qp.modify(&to_rts).map_err(|error| failed(&error))?;
+            qp.modify(&to_rts, theirs.lid).map_err(|error| failed(&error))?;
         }
         Ok(())
     }

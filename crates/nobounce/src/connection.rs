@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use nobounce_nic::soft::{self, Channel, Cq, Mtu, Qp, QpAttr, QpState};
+use nobounce_nic::any::{self, Channel, Cq, Qp};
+use nobounce_nic::soft::{Mtu, QpAttr, QpState, WorkKind};
 
 use crate::Device;
 use crate::connect::Lanes;
@@ -42,6 +43,7 @@ pub struct Connection {
     peer: IpAddr,
     mtu: Mtu,
     gone: AtomicBool,
+    device_gone: AtomicBool,
     born: Instant,
     /// When it was last looked whether the peer is there, in microseconds since birth.
     looked: AtomicU64,
@@ -60,6 +62,7 @@ impl Connection {
             peer: theirs.addr,
             mtu: Mtu::from_bytes(theirs.mtu).unwrap_or(Mtu::Mtu256),
             gone: AtomicBool::new(false),
+            device_gone: AtomicBool::new(false),
             born: Instant::now(),
             looked: AtomicU64::new(0),
         }
@@ -229,6 +232,9 @@ impl Connection {
         self.look_now_and_then(Instant::now());
         self.collect()?;
         let claimed = self.book().claim_any();
+        if claimed.is_none() && self.device_gone.load(Ordering::Acquire) {
+            return Err(self.device_is_gone());
+        }
         claimed.map(|ended| self.judge(&ended)).transpose()
     }
 
@@ -248,10 +254,22 @@ impl Connection {
         }
         // What the peer finished before it went is finished: it is in the queue already, in front of what is flushed now.
         for qp in &self.qps {
-            let _ = qp.modify(&QpAttr::to_state(QpState::Error)); // from every state, and again
+            let _ = qp.modify(&QpAttr::to_state(QpState::Error), 0); // from every state, and again
         }
         self.gone.store(true, Ordering::Release);
         true
+    }
+
+    /// Looks whether the device went away under us: then nothing completes any more. The software NIC never does.
+    pub fn is_device_gone(&self) -> bool {
+        if !self.device_gone.load(Ordering::Acquire) && self.device.nic().look().gone {
+            self.device_gone.store(true, Ordering::Release);
+        }
+        self.device_gone.load(Ordering::Acquire)
+    }
+
+    fn device_is_gone(&self) -> WaitError {
+        WaitError::DeviceGone { device: self.device.nic().name().to_owned(), pending: self.pending() }
     }
 
     /// Posts with a fresh ticket. The ticket is in the book before the device knows of the work, for another thread may
@@ -259,10 +277,11 @@ impl Connection {
     pub(crate) fn open(
         &self,
         lane: usize,
-        post: impl FnOnce(&Qp, u64) -> Result<(), soft::PostError>,
+        kind: WorkKind,
+        post: impl FnOnce(&Qp, u64) -> Result<(), any::PostError>,
     ) -> Result<Ticket, PostError> {
         let mut book = self.book();
-        let ticket = book.open(lane).ok_or(PostError::Unclaimed { count: book.limit })?;
+        let ticket = book.open(lane, kind).ok_or(PostError::Unclaimed { count: book.limit })?;
         drop(book);
         post(&self.qps[lane], ticket.0).inspect_err(|_| self.book().cancel(ticket))?;
         Ok(ticket)
@@ -287,6 +306,9 @@ impl Connection {
             }
             let now = Instant::now();
             let waited = now - start;
+            if self.device_gone.load(Ordering::Acquire) {
+                return Err(self.device_is_gone());
+            }
             if waited >= timeout {
                 return Err(WaitError::Timeout { timeout, pending: self.pending() });
             }
@@ -326,6 +348,7 @@ impl Connection {
             return false;
         }
         self.looked.store(since_birth, Ordering::Relaxed);
+        self.is_device_gone();
         self.is_peer_gone()
     }
 

@@ -3,7 +3,9 @@
 use std::net::ToSocketAddrs;
 
 use nobounce_memory::gpu::GpuOptions;
-use nobounce_nic::soft::{self, Access, Config, OpenError, Pd};
+use nobounce_nic::any::{self, OpenError, Pd};
+use nobounce_nic::hard;
+use nobounce_nic::soft::{self, Access, Config, ConfigError};
 
 use crate::Connection;
 use crate::connect::{self, ConnectError, ConnectOptions};
@@ -16,18 +18,49 @@ use crate::region::{Region, RegisterError};
 /// 32 random bits. Open two devices to keep two groups of peers apart.
 #[derive(Clone, Debug)]
 pub struct Device {
-    nic: soft::Device,
+    nic: any::Device,
     pd: Pd,
 }
 
 impl Device {
-    /// Opens the software NIC as the environment says: `NOBOUNCE_ADDR` (an address or an interface; loopback if not set),
-    /// `NOBOUNCE_FAULT` and `NOBOUNCE_PCAP`.
+    /// Opens the device that `NOBOUNCE_DEVICE` names, see [`open_named`](Self::open_named); the software NIC if it is not set.
     ///
     /// # Errors
     /// A variable makes no sense, another user holds the port, ...: the message says what to do.
     pub fn open() -> Result<Self, OpenError> {
-        Self::open_with(&Config::from_env()?)
+        Self::open_named(std::env::var("NOBOUNCE_DEVICE").as_deref().unwrap_or("nb0"))
+    }
+
+    /// Opens a device by its name: `nb0`, `nb1`, ... are the software NIC as `NOBOUNCE_ADDR` (addresses or interfaces; loopback if not
+    /// set), `NOBOUNCE_FAULT` and `NOBOUNCE_PCAP` say; others, such as `mlx5_0` or `mlx5_0:2`, a port of a NIC of the system's
+    /// libibverbs. Where `NOBOUNCE_VERBS` names another libibverbs, all are looked for there.
+    ///
+    /// # Errors
+    /// There is no such device, it cannot be opened, ...: the message says what to do.
+    pub fn open_named(name: &str) -> Result<Self, OpenError> {
+        match soft_number(name) {
+            Some(number) if !Self::is_hardware(name) => {
+                let addrs = Config::addrs_from_env()?;
+                let none =
+                    || ConfigError::Addr(format!("{name}: NOBOUNCE_ADDR has {} addresses", addrs.len()));
+                let addr = addrs.get(number).copied().ok_or_else(none)?;
+                Self::open_with(&Config { addr, ..Config::from_env()? })
+            }
+            _ => Self::open_hardware(name, &hard::Options::from_env()?),
+        }
+    }
+
+    /// Whether a device of that name is a NIC of a libibverbs, and not the software NIC.
+    pub fn is_hardware(name: &str) -> bool {
+        soft_number(name).is_none() || hard::Library::is_named()
+    }
+
+    /// Opens a NIC of the system's libibverbs.
+    ///
+    /// # Errors
+    /// There is no libibverbs, no such device, no right to open it, no active port, ...: the message says what to do.
+    pub fn open_hardware(name: &str, options: &hard::Options) -> Result<Self, OpenError> {
+        Self::from_any(any::Device::Hard(hard::Device::open(name, options)?))
     }
 
     /// Opens the software NIC.
@@ -35,7 +68,7 @@ impl Device {
     /// # Errors
     /// Another user holds the port, the address is not ours, ...: the message says what to do.
     pub fn open_with(config: &Config) -> Result<Self, OpenError> {
-        Self::from_nic(soft::Device::open(config)?)
+        Self::from_any(any::Device::Soft(soft::Device::open(config)?))
     }
 
     /// A device on a NIC that was opened by hand.
@@ -43,11 +76,19 @@ impl Device {
     /// # Errors
     /// The NIC has too many protection domains already.
     pub fn from_nic(nic: soft::Device) -> Result<Self, OpenError> {
+        Self::from_any(any::Device::Soft(nic))
+    }
+
+    /// The same of either sort.
+    ///
+    /// # Errors
+    /// As for [`from_nic`](Self::from_nic).
+    pub fn from_any(nic: any::Device) -> Result<Self, OpenError> {
         Ok(Self { pd: nic.alloc_pd()?, nic })
     }
 
     /// The NIC underneath.
-    pub fn nic(&self) -> &soft::Device {
+    pub fn nic(&self) -> &any::Device {
         &self.nic
     }
 
@@ -167,4 +208,9 @@ impl Device {
     ) -> Result<Connection, ConnectError> {
         connect::connect(self, addr, options)
     }
+}
+
+/// Which of the software NICs a name is.
+fn soft_number(name: &str) -> Option<usize> {
+    name.strip_prefix("nb").and_then(|number| number.parse().ok())
 }

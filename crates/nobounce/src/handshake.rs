@@ -13,13 +13,14 @@ use std::io;
 use std::net::IpAddr;
 use std::time::Instant;
 
+use nobounce_nic::any;
 use nobounce_nic::soft::{Mtu, Psn, QpAttr, Qpn};
 use serde::{Deserialize, Serialize};
 
 use crate::control::{Control, ControlError};
 
 /// The version of this handshake and of the frames after it.
-pub const HANDSHAKE_VERSION: u32 = 1;
+pub const HANDSHAKE_VERSION: u32 = 2;
 /// Queue pairs of one connection.
 pub const MAX_QPS: usize = 4096;
 
@@ -83,6 +84,14 @@ pub enum HandshakeError {
         /// Where the other end's device is.
         theirs: IpAddr,
     },
+    /// One device is on InfiniBand and the other on Ethernet.
+    #[error("our device is on {ours}, the other end's on {theirs}: no packet gets from one to the other")]
+    LinkLayer {
+        /// What our device is on.
+        ours: &'static str,
+        /// What the other end's is on.
+        theirs: &'static str,
+    },
     /// A device on loopback cannot be reached from another machine.
     #[error(
         "the other end is on another machine, but our device is at {ours} and its device at {theirs}: \
@@ -130,6 +139,8 @@ pub(crate) struct QpHalf {
 pub(crate) struct Hello {
     /// Where the device is.
     pub(crate) addr: IpAddr,
+    /// Its local identifier on an InfiniBand subnet; 0 on Ethernet.
+    pub(crate) lid: u16,
     /// The largest path MTU, in bytes.
     pub(crate) mtu: u32,
     /// READs and atomics it answers at a time, for each queue pair.
@@ -166,8 +177,18 @@ impl Hello {
     }
 
     /// Whether the two devices can reach each other, as far as their addresses tell.
-    pub(crate) fn check_reachable(&self, ours: IpAddr, control: &Control) -> Result<(), HandshakeError> {
-        let theirs = self.addr;
+    pub(crate) fn check_reachable(
+        &self,
+        device: &any::Device,
+        control: &Control,
+    ) -> Result<(), HandshakeError> {
+        let (ours, theirs) = (device.local(), self.addr);
+        if (device.lid() == 0) != (self.lid == 0) {
+            return Err(HandshakeError::LinkLayer { ours: link(device.lid()), theirs: link(self.lid) });
+        }
+        if self.lid != 0 {
+            return Ok(());
+        }
         if ours.is_ipv4() != theirs.is_ipv4() {
             return Err(HandshakeError::Family { ours, theirs });
         }
@@ -179,6 +200,10 @@ impl Hello {
         }
         Ok(())
     }
+}
+
+fn link(lid: u16) -> &'static str {
+    if lid == 0 { "Ethernet (RoCE)" } else { "InfiniBand" }
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -296,7 +321,13 @@ mod tests {
 
     fn hello() -> Hello {
         let addr = "127.0.0.1".parse().unwrap();
-        Hello { addr, mtu: 4096, max_rd_atomic: 16, qps: vec![QpHalf { qpn: 0x01_0002, psn: 0xff_ffff }] }
+        Hello {
+            addr,
+            lid: 0,
+            mtu: 4096,
+            max_rd_atomic: 16,
+            qps: vec![QpHalf { qpn: 0x01_0002, psn: 0xff_ffff }],
+        }
     }
 
     #[test]

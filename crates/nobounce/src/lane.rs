@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use nobounce_nic::soft::{self, Operation, Qp, RecvRequest, Remote, SendRequest, Sge};
+use nobounce_nic::any::{self, Qp};
+use nobounce_nic::soft::{self, Operation, RecvRequest, Remote, SendRequest, Sge, WorkKind};
 
 use crate::connection::Connection;
 use crate::region::{Region, RemoteRegion};
@@ -49,13 +50,17 @@ pub enum PostError {
     },
     /// The device refused; most often because the queue is full.
     #[error(transparent)]
-    Device(#[from] soft::PostError),
+    Device(#[from] any::PostError),
 }
 
 impl PostError {
     /// Whether it helps to wait for an earlier operation and try again.
     pub fn is_full(&self) -> bool {
-        matches!(self, Self::Unclaimed { .. } | Self::Device(soft::PostError::QueueFull(_)))
+        match self {
+            Self::Unclaimed { .. } => true,
+            Self::Device(error) => error.is_full(),
+            _ => false,
+        }
     }
 }
 
@@ -163,11 +168,13 @@ impl<'a> Lane<'a> {
     /// ends it without touching the range (which may be empty).
     pub fn recv(&self, local: &Region, range: Range<usize>) -> Result<Ticket, PostError> {
         let sge = local_bytes(local, range)?;
-        self.connection.open(self.index, |qp, wr_id| qp.post_recv(&RecvRequest { wr_id, sges: list(&sge) }))
+        let post = |qp: &Qp, wr_id| qp.post_recv(&RecvRequest { wr_id, sges: list(&sge) });
+        self.connection.open(self.index, WorkKind::Receive, post)
     }
 
     fn post(&self, op: Operation, sge: Sge) -> Result<Ticket, PostError> {
-        self.connection.open(self.index, |qp, wr_id| qp.post_send(&SendRequest::new(wr_id, op, list(&sge))))
+        let post = |qp: &Qp, wr_id| qp.post_send(&SendRequest::new(wr_id, op, list(&sge)));
+        self.connection.open(self.index, op.kind(), post)
     }
 }
 
@@ -181,7 +188,7 @@ fn local_bytes(local: &Region, range: Range<usize>) -> Result<Sge, PostError> {
         return Err(PostError::LocalRange { range, region: local.len() });
     }
     let len = range.end - range.start;
-    let len = u32::try_from(len).map_err(|_| soft::PostError::TooLong(len as u64))?;
+    let len = u32::try_from(len).map_err(|_| any::PostError::from(soft::PostError::TooLong(len as u64)))?;
     Ok(Sge { addr: local.addr() + range.start as u64, len, lkey: local.mr().lkey() })
 }
 

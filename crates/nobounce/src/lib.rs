@@ -1,8 +1,8 @@
 //! Move memory between machines by RDMA, with or without an RDMA NIC.
 //!
 //! Open a [`Device`], register memory ([`Region`]), connect to a peer ([`Connection`]), and write to, read from or operate
-//! atomically on the peer's memory while its program does something else. The device is a software NIC that speaks
-//! RoCEv2: the CPU moves the bytes. Memory of a GPU is registered and used in the same way ([`Device::register_gpu`]); which way
+//! atomically on the peer's memory while its program does something else. The device is a NIC of the system's libibverbs, or else a
+//! software NIC that speaks RoCEv2: the CPU moves the bytes then. Memory of a GPU is registered and used in the same way ([`Device::register_gpu`]); which way
 //! its bytes take is known ([`Region::paths`]) and counted ([`PathCounters`]).
 //!
 //! Both ends of a connection in one program:
@@ -78,9 +78,9 @@ pub use nobounce_memory as memory;
 pub use nobounce_memory::gpu::GpuOptions;
 pub use nobounce_memory::path::{Mechanism, Path, Paths, Reason, Require};
 pub use nobounce_nic as nic;
-pub use nobounce_nic::soft::{
-    Access, Config, Mtu, OpenError, PathCounters, PathTotals, Status, Tally, WorkKind,
-};
+pub use nobounce_nic::any::OpenError;
+pub use nobounce_nic::hard;
+pub use nobounce_nic::soft::{Access, Config, Mtu, PathCounters, PathTotals, Status, Tally, WorkKind};
 pub use region::{Region, RegisterError, RemoteRegion};
 pub use tickets::{Completion, Ticket};
 pub use wait::WaitError;

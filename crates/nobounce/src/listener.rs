@@ -100,7 +100,7 @@ impl Listener {
         let deadline = Instant::now() + self.options.timeout;
         let control = open_control(stream)?;
         let theirs = handshake::receive_hello(&control, deadline)?;
-        let prepared = theirs.check_reachable(self.device.nic().local(), &control).and_then(|()| {
+        let prepared = theirs.check_reachable(self.device.nic(), &control).and_then(|()| {
             let mut lanes = Lanes::make(&self.device, &self.options, theirs.qps.len())?;
             let ours = lanes.hello(&self.device, &self.options);
             let agreed = ours.mtu.min(theirs.mtu);

@@ -7,7 +7,9 @@ use std::ops::Range;
 use nobounce_memory::gpu::{CudaError, DriverError, Gpu, GpuBuffer, GpuMemory, GpuOptions};
 use nobounce_memory::path::Paths;
 use nobounce_memory::{HostBuffer, Window};
-use nobounce_nic::soft::{self, Access, Mr, Pd};
+use nobounce_nic::any::{self, Mr, Pd};
+use nobounce_nic::hard;
+use nobounce_nic::soft::{self, Access};
 use serde::{Deserialize, Serialize};
 
 use crate::access::AccessError;
@@ -59,6 +61,22 @@ pub enum RegisterError {
     /// The device refused.
     #[error(transparent)]
     Device(#[from] soft::RegisterError),
+    /// The hardware device refused.
+    #[error(transparent)]
+    Hardware(#[from] hard::RegisterError),
+    /// Something that is not known to this version.
+    #[error(transparent)]
+    Other(any::RegisterError),
+}
+
+impl From<any::RegisterError> for RegisterError {
+    fn from(error: any::RegisterError) -> Self {
+        match error {
+            any::RegisterError::Soft(error) => Self::Device(error),
+            any::RegisterError::Hard(error) => Self::Hardware(error),
+            other => Self::Other(other),
+        }
+    }
 }
 
 /// A registered range of memory, of the host or of a GPU.

@@ -35,8 +35,8 @@ pub(crate) struct Ended {
 #[derive(Debug)]
 pub(crate) struct Tickets {
     next: u64,
-    /// Operations under way, and their lanes.
-    pending: HashMap<Ticket, usize>,
+    /// Operations under way, their lanes, and what they are: a device need not say that of one that failed.
+    pending: HashMap<Ticket, (usize, WorkKind)>,
     ended: HashMap<Ticket, Ended>,
     /// In the order in which they ended; may name some that were asked for by ticket meanwhile.
     order: VecDeque<Ticket>,
@@ -51,13 +51,13 @@ impl Tickets {
     }
 
     /// Opens a ticket, unless there are too many.
-    pub(crate) fn open(&mut self, lane: usize) -> Option<Ticket> {
+    pub(crate) fn open(&mut self, lane: usize, kind: WorkKind) -> Option<Ticket> {
         if self.pending.len() + self.ended.len() >= self.limit {
             return None;
         }
         let ticket = Ticket(self.next);
         self.next += 1;
-        self.pending.insert(ticket, lane);
+        self.pending.insert(ticket, (lane, kind));
         Some(ticket)
     }
 
@@ -77,9 +77,9 @@ impl Tickets {
     /// Books a completion. Work that was posted by hand is not in the book, and is passed over.
     pub(crate) fn end(&mut self, work: &WorkCompletion) {
         let ticket = Ticket(work.wr_id);
-        let Some(lane) = self.pending.remove(&ticket) else { return };
-        let completion =
-            Completion { ticket, lane, kind: work.kind, len: work.byte_len, immediate: work.immediate };
+        let Some((lane, posted)) = self.pending.remove(&ticket) else { return };
+        let kind = if work.status == Status::Success { work.kind } else { posted };
+        let completion = Completion { ticket, lane, kind, len: work.byte_len, immediate: work.immediate };
         self.ended.insert(ticket, Ended { completion, status: work.status });
         self.order.push_back(ticket);
         // Every second entry is stale at most: the queue stays within twice the results.
@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn results_are_claimed_once_in_any_order() {
         let mut book = Tickets::new(10);
-        let tickets: Vec<_> = (0..4).map(|lane| book.open(lane).unwrap()).collect();
+        let tickets: Vec<_> = (0..4).map(|lane| book.open(lane, WorkKind::Write).unwrap()).collect();
         for &ticket in tickets.iter().rev() {
             book.end(&done(ticket));
         }
@@ -145,20 +145,20 @@ mod tests {
     #[test]
     fn the_book_does_not_grow() {
         let mut book = Tickets::new(3);
-        let keep = book.open(0).unwrap();
+        let keep = book.open(0, WorkKind::Write).unwrap();
         book.end(&done(keep)); // stays in front, unclaimed
         for _ in 0..1000 {
-            let ticket = book.open(0).unwrap();
+            let ticket = book.open(0, WorkKind::Write).unwrap();
             book.end(&done(ticket));
             assert!(book.claim(ticket).is_some());
         }
         assert!(book.order.len() < 32, "{}", book.order.len());
         for _ in 0..2 {
-            let ticket = book.open(0).unwrap();
+            let ticket = book.open(0, WorkKind::Write).unwrap();
             book.end(&done(ticket));
         }
-        assert!(book.open(0).is_none(), "three results lie unclaimed");
+        assert!(book.open(0, WorkKind::Write).is_none(), "three results lie unclaimed");
         assert!(book.claim(keep).is_some());
-        assert!(book.open(0).is_some());
+        assert!(book.open(0, WorkKind::Write).is_some());
     }
 }

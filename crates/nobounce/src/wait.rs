@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use nobounce_nic::soft::{CqError, Status, WorkKind};
+use nobounce_nic::any::CqError;
+use nobounce_nic::soft::{Status, WorkKind};
 
 use crate::tickets::{Completion, Ended, Ticket};
 
@@ -53,6 +54,17 @@ pub enum WaitError {
     /// There is nothing to wait for.
     #[error("nothing is under way on this connection")]
     NothingPending,
+    /// The device went away under the connection: nothing of it will complete any more.
+    #[error(
+        "{device} is gone, with {pending} operations under way: its driver was unloaded, it was unplugged or reset (see dmesg); \
+         open a device again to go on"
+    )]
+    DeviceGone {
+        /// The device's name.
+        device: String,
+        /// Operations under way.
+        pending: usize,
+    },
     /// The completion queue failed.
     #[error(transparent)]
     Queue(#[from] CqError),
@@ -107,5 +119,7 @@ fn sentence(status: Status) -> &'static str {
         }
         Status::WindowBind => "a memory window could not be bound",
         Status::RnrRetryExceeded => "the peer posted no receive in all the time it was given",
+        Status::Fatal => "the device failed, or is gone (its driver was unloaded, or it was unplugged)",
+        Status::General => "the device failed without saying why (see dmesg)",
     }
 }

@@ -25,6 +25,7 @@ pub mod machines;
 
 mod names;
 mod nccl;
+pub mod nearest;
 pub mod platform;
 pub mod predict;
 mod report;

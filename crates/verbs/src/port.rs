@@ -46,6 +46,7 @@ pub const IBV_PORT_INIT: u32 = 2;
 pub const IBV_PORT_ARMED: u32 = 3;
 pub const IBV_PORT_ACTIVE: u32 = 4;
 pub const IBV_PORT_ACTIVE_DEFER: u32 = 5;
+pub const IBV_LINK_LAYER_INFINIBAND: u8 = 1;
 pub const IBV_LINK_LAYER_ETHERNET: u8 = 2;
 pub const IBV_PORT_CM_SUP: u32 = 1 << 16;
 pub const IBV_PORT_IP_BASED_GIDS: u32 = 1 << 26;

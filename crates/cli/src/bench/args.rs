@@ -40,6 +40,14 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "ADDR", help_heading = "Where")]
     pub(crate) addr: Option<String>,
 
+    /// Device of this machine: nb0 is the software NIC, others (mlx5_0, mlx5_0:2, rxe0) are the system's, auto is the nearest of them [default: nb0]
+    #[arg(long, value_name = "NAME", help_heading = "Where")]
+    pub(crate) device: Option<String>,
+
+    /// Say which devices there are, which one would be used and why, and measure nothing
+    #[arg(long, help_heading = "Where")]
+    pub(crate) explain_device: bool,
+
     /// Way that packets take between ends on this machine: udp or shm [default: udp, or NOBOUNCE_LINK]
     #[arg(long, value_name = "LINK", value_parser = ["udp", "shm", "auto"], hide_possible_values = true, help_heading = "Where")]
     pub(crate) link: Option<String>,

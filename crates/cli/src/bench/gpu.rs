@@ -4,13 +4,13 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use anyhow::Context;
-use nobounce::Region;
 use nobounce::memory::gpu::calibration::Calibration;
 use nobounce::memory::gpu::kernel::{FlagKernel, KernelError, Patterns};
 use nobounce::memory::gpu::{Driver, Gpu, GpuBuffer, GpuMemory, GpuOptions};
+use nobounce::{Device, Path, Region};
 use serde::{Deserialize, Serialize};
 
-use super::case::{Case, Kind, Place};
+use super::case::{Case, Kind, Op, Place};
 use super::gpu_mps::Mps;
 use super::plan::{Ends, Plan};
 use super::size::Bytes;
@@ -78,7 +78,7 @@ pub(super) enum GpuError {
 
 impl Setup {
     /// Looks for the GPU, finds out its path, and takes out of the plan what cannot be measured on it.
-    pub(super) fn prepare(plan: &mut Plan) -> anyhow::Result<Self> {
+    pub(super) fn prepare(plan: &mut Plan, device: &Device) -> anyhow::Result<Self> {
         // Before anything asks for CUDA: a process joins MPS when it makes its first context.
         let two_processes = plan.ends == Ends::Here;
         let (mps, shared_by) = if two_processes { Mps::start() } else { (None, "one process".to_owned()) };
@@ -93,7 +93,14 @@ impl Setup {
         }
         let buffer = GpuBuffer::new(&gpu, PROBE).context("cannot allocate GPU memory")?;
         // With what the environment says about windows and requirements: better refused now than after a minute.
-        let memory = GpuMemory::register(buffer.addr(), PROBE, &GpuOptions::default())?;
+        let memory = match device.nic().hard() {
+            Some(_) => GpuMemory::reach(buffer.addr(), PROBE, &GpuOptions::default())?,
+            None => GpuMemory::register(buffer.addr(), PROBE, &GpuOptions::default())?,
+        };
+        let paths = match device.nic().hard() {
+            Some(_) => device.register_gpu(PROBE)?.paths().clone(),
+            None => memory.paths().clone(),
+        };
         let calibration = Calibration::of(&gpu).context("cannot measure the ways into GPU memory")?;
         let kernels = kernels();
         let mut leave_out = LeaveOut { plan, notes: &mut notes };
@@ -103,6 +110,20 @@ impl Setup {
         if requires_direct() {
             let staged = |case: &Case| matches!(case.place, Place::Staged | Place::Naive);
             leave_out.cases(staged, "staged and naive: a direct path is required (NOBOUNCE_REQUIRE=direct)");
+        }
+        if let (Some(hard), Path::Staged(reason)) = (device.nic().hard(), &paths.inbound) {
+            leave_out
+                .notes
+                .push(format!("{} does not reach GPU memory, which is staged: {reason}", hard.name()));
+        }
+        if device.nic().hard().is_some() {
+            // The device places bytes where it is told to: in a shadow of staged memory, behind the back of whoever looks at the GPU.
+            let staged = |case: &Case| {
+                case.place == Place::Staged || (case.place == Place::Direct && !paths.are_direct())
+            };
+            let reached =
+                |case: &Case| staged(case) && (case.op != Op::Send || case.kind == Kind::GpuVisible);
+            leave_out.cases(reached, "writes and reads of staged memory: a hardware device reaches only what is registered with it");
         }
         if plan.cases.is_empty() {
             return Err(GpuError::Nothing(notes.join("; ")).into());
@@ -121,7 +142,7 @@ impl Setup {
             cuda: format!("{}.{}", version / 1000, version % 1000 / 10),
             bar1_bytes: gpu.bar1_size(),
             window: memory.rung().map(|rung| rung.to_string()),
-            paths: memory.paths().to_string(),
+            paths: paths.to_string(),
             calibration: calibration.to_string(),
             shared_by: if stand_in { "nothing is shared".to_owned() } else { shared_by },
             checked_on: if kernels.is_ok() { "gpu" } else { "host" }.to_owned(),

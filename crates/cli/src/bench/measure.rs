@@ -1,6 +1,7 @@
 //! Measures one case after the other between two processes, by the library.
 
 use anyhow::Context;
+use nobounce::hard::LinkLayer;
 use nobounce::{ConnectOptions, Connection, Device, Mtu};
 
 use super::case::{Amount, Case, CaseResult, Interval, Kind, Measure, Samples};
@@ -85,7 +86,11 @@ impl Measure for Bench {
         Ok(CaseResult {
             samples,
             iters,
-            link: link_between(&links, &sent_by_link(&self.device)),
+            link: match self.device.nic().hard().map(|hard| hard.port().link_layer) {
+                Some(LinkLayer::InfiniBand) => "infiniband".to_owned(),
+                Some(LinkLayer::Ethernet) => "roce".to_owned(),
+                None => link_between(&links, &sent_by_link(&self.device)),
+            },
             memory: side.memory().to_owned(),
             path: side.path(),
             counted: Some(Counted { here: counted(&self.device).since(&before), there }),

@@ -19,6 +19,7 @@ mod counted;
 mod drive;
 mod exchange;
 mod expected;
+mod explain_device;
 mod gpu;
 pub(crate) mod gpu_mps;
 mod gpu_naive;
@@ -54,6 +55,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context;
+use nobounce::{Device, hard};
 use nobounce_topology::finding::Finding;
 
 use self::args::BenchArgs;
@@ -89,6 +91,13 @@ impl From<Verdict> for ExitCode {
 pub(crate) fn main(args: &BenchArgs) -> anyhow::Result<Verdict> {
     let mut plan = plan::plan(args)?;
     let mut out = std::io::stdout().lock();
+    if !args.explain_device {
+        explain_device::resolve(&mut plan)?;
+    }
+    if args.explain_device {
+        explain_device::print(&plan, &mut out)?;
+        return Ok(Verdict::Fine);
+    }
     if args.explain {
         explain(&plan, &mut out)?;
         return Ok(Verdict::Fine);
@@ -97,8 +106,12 @@ pub(crate) fn main(args: &BenchArgs) -> anyhow::Result<Verdict> {
         let device = peer::open(&device_of(&plan))?;
         peer::listen(&device, addr, *port)?;
     }
-    let gpu = (plan.memory == Memory::Gpu).then(|| gpu::Setup::prepare(&mut plan)).transpose()?;
-    let mut measure = measurer(&plan)?;
+    // Before the GPU: what cannot be opened is told at once. No device asks for CUDA before memory is registered.
+    let device = peer::open(&device_of(&plan))?;
+    let gpu = (plan.memory == Memory::Gpu).then(|| gpu::Setup::prepare(&mut plan, &device)).transpose()?;
+    let mut notes = gpu.as_ref().map(|gpu| gpu.notes.clone()).unwrap_or_default();
+    notes.extend(device.nic().hard().map(describe));
+    let mut measure = measurer(&plan, device)?;
     let mut machine = Machine::here();
     machine.gpu = gpu.as_ref().map(|gpu| gpu.facts.clone());
     let mut world = World {
@@ -106,7 +119,7 @@ pub(crate) fn main(args: &BenchArgs) -> anyhow::Result<Verdict> {
         raw: raw::measure,
         counters: &UdpCounters::now,
         machine,
-        notes: gpu.as_ref().map(|gpu| gpu.notes.clone()).unwrap_or_default(),
+        notes,
         command: std::iter::once("nobounce".to_owned())
             .chain(std::env::args().skip(1))
             .collect::<Vec<_>>()
@@ -120,14 +133,13 @@ pub(crate) fn main(args: &BenchArgs) -> anyhow::Result<Verdict> {
 
 /// The device of this end.
 fn device_of(plan: &Plan) -> PeerArgs {
-    let (addr, link) = (plan.addr.clone(), plan.link.clone());
-    PeerArgs { addr, link, engines: plan.engines, loss: plan.loss, seed: plan.seed }
+    let (device, addr, link) = (plan.device.clone(), plan.addr.clone(), plan.link.clone());
+    PeerArgs { device, addr, link, engines: plan.engines, loss: plan.loss, seed: plan.seed }
 }
 
 /// Whoever measures this plan.
-fn measurer(plan: &Plan) -> anyhow::Result<Box<dyn Measure>> {
+fn measurer(plan: &Plan, device: Device) -> anyhow::Result<Box<dyn Measure>> {
     let ours = device_of(plan);
-    let device = peer::open(&ours)?;
     let (target, child) = match &plan.ends {
         Ends::Peer { host, port } => (format!("{host}:{port}"), None),
         _ => {
@@ -137,6 +149,23 @@ fn measurer(plan: &Plan) -> anyhow::Result<Box<dyn Measure>> {
         }
     };
     Ok(Box::new(Bench::new(device, target, plan.seed, child)))
+}
+
+/// A hardware device in one line.
+fn describe(device: &hard::Device) -> String {
+    let port = device.port();
+    let carried = match port.link_layer {
+        hard::LinkLayer::InfiniBand => format!("InfiniBand, LID {:#x}", port.lid),
+        hard::LinkLayer::Ethernet => format!("RoCE, {} (GID {})", device.local(), port.gid.index),
+    };
+    format!(
+        "device {} port {}: {carried}, {} Gb/s, MTU {}, by {}",
+        device.name(),
+        port.number,
+        port.megabits / 1000,
+        port.mtu.bytes(),
+        device.library().path().display()
+    )
 }
 
 /// Everything a run touches besides its plan, so that tests can stand in for it.
@@ -163,11 +192,11 @@ fn run(plan: &Plan, world: &mut World<'_>, out: &mut dyn Write) -> anyhow::Resul
     let report = measure(plan, world)?;
     world.progress.finish();
     out.write_all(table::render(&report).as_bytes()).context("cannot print the results")?;
-    if let Ends::Peer { .. } = plan.ends {
+    if let (Ends::Peer { .. }, false) = (&plan.ends, plan.is_hardware()) {
         writeln!(out, "no raw figures: plain UDP is measured between two processes of one machine only")?;
     }
-    // Packets that are lost on purpose are in no prediction.
-    if report.loss.is_none() {
+    // Packets that are lost on purpose are in no prediction, and the model of the software NIC is none of hardware.
+    if report.loss.is_none() && !plan.is_hardware() {
         let shares = expected::shares(&report, calibration.as_ref());
         for line in expected::lines(&shares, report.machine.gpu.is_some(), world.doctor) {
             writeln!(out, "{line}")?;
@@ -240,7 +269,8 @@ fn measure(plan: &Plan, world: &mut World<'_>) -> anyhow::Result<Report> {
 
 /// What plain UDP does here. Without it the results stand, only our share of it is unknown.
 fn raw(plan: &Plan, world: &World<'_>) -> Option<Raw> {
-    if plan.ends != Ends::Here {
+    // What plain UDP does is no yardstick for hardware.
+    if plan.ends != Ends::Here || plan.is_hardware() {
         return None;
     }
     world.progress.note("plain UDP");

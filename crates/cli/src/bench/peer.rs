@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use nobounce::{ConnectOptions, Device, Listener};
 
 use super::drive::WINDOW;
@@ -16,6 +16,9 @@ pub(crate) const SUBCOMMAND: &str = "bench-peer";
 /// The device of one end, and how that process is told.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct PeerArgs {
+    /// The device by its name
+    #[arg(long)]
+    pub(super) device: Option<String>,
     /// Address or interface of the device
     #[arg(long)]
     pub(super) addr: Option<String>,
@@ -44,8 +47,9 @@ impl Child {
     pub(super) fn start(args: &PeerArgs) -> anyhow::Result<Self> {
         let myself = std::env::current_exe().context("cannot find the nobounce program to start it again")?;
         let mut command = Command::new(myself);
-        let PeerArgs { addr, link, engines, loss, seed } = args;
+        let PeerArgs { device, addr, link, engines, loss, seed } = args;
         command.arg(SUBCOMMAND).arg(format!("--loss={loss}")).arg(format!("--seed={seed}"));
+        command.args(device.iter().map(|device| format!("--device={device}")));
         command.args(addr.iter().map(|addr| format!("--addr={addr}")));
         command.args(link.iter().map(|link| format!("--link={link}")));
         command.args(engines.iter().map(|engines| format!("--engines={engines}")));
@@ -117,6 +121,29 @@ fn options() -> ConnectOptions {
 
 /// Opens the device as the environment and the arguments say.
 pub(super) fn open(args: &PeerArgs) -> anyhow::Result<Device> {
+    let from_env = std::env::var("NOBOUNCE_DEVICE").ok();
+    if let Some(name) = args.device.as_ref().or(from_env.as_ref()) {
+        if Device::is_hardware(name) {
+            ensure!(
+                args.link.is_none() && args.engines.is_none() && args.loss == 0.0,
+                "--link, --engines and --loss are the software NIC's; {name} is hardware"
+            );
+            let mut options = nobounce::hard::Options::from_env()?;
+            match args.addr.as_ref().map(|addr| (addr, addr.parse())) {
+                Some((_, Ok(addr))) => options.gid.addr = Some(addr),
+                Some((interface, Err(_))) => options.gid.interface = Some(interface.clone()),
+                None => {}
+            }
+            return Ok(Device::open_hardware(name, &options)?);
+        }
+        ensure!(
+            name == "nb0" || args.addr.is_none(),
+            "--device {name} and --addr both say where the software NIC is"
+        );
+        if name != "nb0" {
+            return Ok(Device::open_named(name)?);
+        }
+    }
     let mut config = nobounce::Config::from_env()?;
     if let Some(addr) = &args.addr {
         config = config.at(addr)?;

@@ -51,6 +51,8 @@ pub(crate) enum Ends {
 pub(crate) struct Plan {
     /// Where the two ends are.
     pub(crate) ends: Ends,
+    /// The device by its name; the software NIC without, or as NOBOUNCE_DEVICE says.
+    pub(crate) device: Option<String>,
     /// Address or interface of the device; loopback without.
     pub(crate) addr: Option<String>,
     /// The way packets take; as the environment says without, or UDP.
@@ -75,6 +77,14 @@ pub(crate) struct Plan {
     pub(crate) tolerance: f64,
     /// Constants of this machine, for what is to be expected.
     pub(crate) calibration: Option<PathBuf>,
+}
+
+impl Plan {
+    /// Whether the device of this end is hardware.
+    pub(crate) fn is_hardware(&self) -> bool {
+        let named = self.device.clone().or_else(|| std::env::var("NOBOUNCE_DEVICE").ok());
+        named.is_some_and(|name| nobounce::Device::is_hardware(&name))
+    }
 }
 
 /// Why the arguments make no plan.
@@ -156,6 +166,7 @@ pub(crate) fn plan(args: &BenchArgs) -> Result<Plan, PlanError> {
     let cases = if matches!(ends, Ends::Listen { .. }) { Vec::new() } else { cases(args)? };
     Ok(Plan {
         ends,
+        device: args.device.clone(),
         addr: args.addr.clone(),
         link: args.link.clone(),
         engines: args.engines,

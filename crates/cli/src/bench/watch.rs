@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure};
-use nobounce::nic::soft::WorkCompletion;
+use nobounce::nic::soft::{Device, WorkCompletion};
 use nobounce::{Connection, Status, WorkKind};
 
 /// A timed part in which nothing moves for so long is over.
@@ -33,10 +33,15 @@ impl<'a> Watch<'a> {
         if self.looks.is_multiple_of(1 << 14) {
             ensure!(!self.connection.is_peer_gone(), "the other end of the bench is gone");
             ensure!(
+                !self.connection.is_device_gone(),
+                "{} is gone: its driver was unloaded, or it was unplugged",
+                self.connection.device().nic().name()
+            );
+            ensure!(
                 self.since.elapsed() < STALLED,
                 "nothing moved for {} s; counters: {:?}; link: {:?}",
                 STALLED.as_secs(),
-                self.connection.device().nic().counters(),
+                self.connection.device().nic().soft().map(Device::counters),
                 self.connection.device().nic().link_counters()
             );
         }

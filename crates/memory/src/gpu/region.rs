@@ -162,8 +162,18 @@ impl GpuMemory {
         Self::register_range(GpuRange::of_gpu_pages(addr, len)?, options)
     }
 
+    /// As [`register`](Self::register), for memory that a network adapter reaches by itself: the window is for this process's own
+    /// loads and stores only, so that nothing is required of its path.
+    pub fn reach(addr: u64, len: usize, options: &GpuOptions) -> Result<Self, RegisterError> {
+        let window = options.with_environment().window;
+        Self::build(GpuRange::of(addr, len)?, GpuOptions { window, ..GpuOptions::default() })
+    }
+
     fn register_range(range: GpuRange, options: &GpuOptions) -> Result<Self, RegisterError> {
-        let options = options.with_environment();
+        Self::build(range, options.with_environment())
+    }
+
+    fn build(range: GpuRange, options: GpuOptions) -> Result<Self, RegisterError> {
         let (addr, len) = (range.addr(), range.len());
         guard::ensure_installed()?;
         let mut memory = Self {

@@ -201,7 +201,7 @@ fn bytes_are_counted_by_path() {
             |totals: &nobounce::PathTotals| totals.window.bytes + totals.copy_engine.bytes + totals.cpu.bytes;
         assert_eq!((others(&sender.outbound), others(&receiver.inbound)), (0, 0));
     }
-    let peers = b.device().nic().peer_path_counters();
+    let peers = b.device().nic().soft().unwrap().peer_path_counters();
     let from_a = peers.iter().find(|(addr, _)| *addr == a.device().nic().local()).unwrap().1;
     assert_eq!(from_a.inbound, b.device().nic().path_counters().inbound, "a is the only peer");
 }

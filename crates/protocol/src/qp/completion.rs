@@ -32,11 +32,15 @@ pub enum Status {
     RetryExceeded = 12,
     /// The receiver never became ready.
     RnrRetryExceeded = 13,
+    /// The device failed, or is gone. Hardware devices only.
+    Fatal = 19,
+    /// The device says no more than that it failed. Hardware devices only.
+    General = 21,
 }
 
 impl Status {
     /// Every status.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 15] = [
         Self::Success,
         Self::LocalLength,
         Self::LocalQpOperation,
@@ -50,6 +54,8 @@ impl Status {
         Self::RemoteOperation,
         Self::RetryExceeded,
         Self::RnrRetryExceeded,
+        Self::Fatal,
+        Self::General,
     ];
 }
 

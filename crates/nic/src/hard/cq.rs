@@ -1,0 +1,260 @@
+//! Completion queues and channels of a hardware device.
+
+use std::ffi::c_int;
+use std::fmt;
+use std::mem::MaybeUninit;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+use std::time::Duration;
+
+use nobounce_protocol::qp::{Source, Status, WorkKind};
+use nobounce_protocol::wire::Qpn;
+use nobounce_verbs as verbs;
+
+use super::device::{Device, set_nonblocking};
+use super::error::{CqError, CreateError};
+use crate::soft::WorkCompletion;
+
+/// Completions taken with one call.
+const BATCH: usize = 32;
+
+struct ChannelInner {
+    device: Device,
+    raw: NonNull<verbs::CompChannel>,
+}
+
+// SAFETY: the functions of libibverbs may be called from any thread, on any object.
+unsafe impl Send for ChannelInner {}
+// SAFETY: as above.
+unsafe impl Sync for ChannelInner {}
+
+impl Drop for ChannelInner {
+    fn drop(&mut self) {
+        // SAFETY: made by `create`; queues on it held us and are gone.
+        unsafe { (self.device.inner.library.api.destroy_comp_channel)(self.raw.as_ptr()) };
+    }
+}
+
+/// A completion channel: readable when a completion queue that was armed on it has something.
+#[derive(Clone)]
+pub struct Channel {
+    inner: Arc<ChannelInner>,
+}
+
+impl fmt::Debug for Channel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Channel({:?})", self.inner.device)
+    }
+}
+
+impl Channel {
+    pub(crate) fn create(device: &Device) -> Result<Self, CreateError> {
+        // SAFETY: an open device.
+        let raw = unsafe { (device.inner.library.api.create_comp_channel)(device.inner.context.as_ptr()) };
+        let raw = NonNull::new(raw).ok_or_else(|| device.refused("ibv_create_comp_channel"))?;
+        // SAFETY: a live channel; nobody else reads its descriptor.
+        unsafe { set_nonblocking(raw.as_ref().fd) };
+        Ok(Self { inner: Arc::new(ChannelInner { device: device.clone(), raw }) })
+    }
+
+    /// Takes all events there are; whether there were any. Never blocks.
+    pub fn take(&self) -> bool {
+        let api = &self.inner.device.inner.library.api;
+        let mut any = false;
+        loop {
+            let (mut cq, mut of) = (ptr::null_mut(), ptr::null_mut());
+            // SAFETY: a live channel whose descriptor does not block, and valid places.
+            if unsafe { (api.get_cq_event)(self.inner.raw.as_ptr(), &raw mut cq, &raw mut of) } != 0 {
+                return any;
+            }
+            any = true;
+            // SAFETY: the queue that the event is of; it cannot be destroyed before this.
+            unsafe { (api.ack_cq_events)(cq, 1) };
+        }
+    }
+
+    /// Waits for an event, at most `timeout`; whether one came (all there are, are taken).
+    pub fn wait(&self, timeout: Duration) -> bool {
+        // SAFETY: a live channel.
+        let fd = unsafe { self.inner.raw.as_ref().fd };
+        let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        let timeout = c_int::try_from(timeout.as_millis()).unwrap_or(c_int::MAX);
+        // SAFETY: one valid structure.
+        unsafe { libc::poll(&raw mut poll, 1, timeout) };
+        self.take()
+    }
+}
+
+pub(crate) struct CqInner {
+    device: Device,
+    pub(crate) raw: NonNull<verbs::Cq>,
+    poll: unsafe extern "C" fn(*mut verbs::Cq, c_int, *mut verbs::Wc) -> c_int,
+    notify: unsafe extern "C" fn(*mut verbs::Cq, c_int) -> c_int,
+    channel: Option<Channel>,
+}
+
+// SAFETY: the functions of libibverbs may be called from any thread, on any object.
+unsafe impl Send for CqInner {}
+// SAFETY: as above.
+unsafe impl Sync for CqInner {}
+
+impl Drop for CqInner {
+    fn drop(&mut self) {
+        if let Some(channel) = &self.channel {
+            channel.take(); // events that are not acknowledged would be waited for
+        }
+        // SAFETY: made by `create`; queue pairs on it held us and are gone.
+        unsafe { (self.device.inner.library.api.destroy_cq)(self.raw.as_ptr()) };
+    }
+}
+
+/// A completion queue. Clones share it.
+#[derive(Clone)]
+pub struct Cq {
+    pub(crate) inner: Arc<CqInner>,
+}
+
+impl fmt::Debug for Cq {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Cq({:?}, {} entries)", self.inner.device, self.depth())
+    }
+}
+
+impl Cq {
+    pub(crate) fn create(
+        device: &Device,
+        depth: usize,
+        channel: Option<&Channel>,
+    ) -> Result<Self, CreateError> {
+        let max = usize::try_from(device.inner.attr.max_cqe).unwrap_or(0);
+        let asked = c_int::try_from(depth).ok().filter(|_| depth <= max);
+        let asked = asked.ok_or_else(|| CreateError::Limit {
+            what: "entries of a completion queue",
+            asked: depth,
+            max,
+            device: device.name().to_owned(),
+        })?;
+        let on = channel.map_or(ptr::null_mut(), |channel| channel.inner.raw.as_ptr());
+        let context = device.inner.context.as_ptr();
+        // SAFETY: an open device, and a channel of it or none.
+        let raw = unsafe { (device.inner.library.api.create_cq)(context, asked, ptr::null_mut(), on, 0) };
+        let raw = NonNull::new(raw).ok_or_else(|| device.refused("ibv_create_cq"))?;
+        // The way of C's inline functions: through the table of the queue's own context.
+        // SAFETY: a live queue; its context lives as long.
+        let ops = unsafe { &(*raw.as_ref().context).ops };
+        let (Some(poll), Some(notify)) = (ops.poll_cq, ops.req_notify_cq) else {
+            // SAFETY: just made.
+            unsafe { (device.inner.library.api.destroy_cq)(raw.as_ptr()) };
+            return Err(device.refused("the table of the device: poll_cq"));
+        };
+        let inner = CqInner { device: device.clone(), raw, poll, notify, channel: channel.cloned() };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// How many completions it holds.
+    pub fn depth(&self) -> usize {
+        // SAFETY: a live queue.
+        usize::try_from(unsafe { self.inner.raw.as_ref().cqe }).unwrap_or(0)
+    }
+
+    /// Takes at most `max` completions, and returns how many.
+    ///
+    /// # Errors
+    /// The device is gone, or the queue overflowed.
+    pub fn poll(&self, out: &mut Vec<WorkCompletion>, max: usize) -> Result<usize, CqError> {
+        let mut taken = 0;
+        while taken < max {
+            let mut wcs = [const { MaybeUninit::<verbs::Wc>::uninit() }; BATCH];
+            let want = BATCH.min(max - taken);
+            let wanted = c_int::try_from(want).unwrap_or(1);
+            // SAFETY: a live queue, and room for as many as are wanted.
+            let got = unsafe { (self.inner.poll)(self.inner.raw.as_ptr(), wanted, wcs.as_mut_ptr().cast()) };
+            let got = usize::try_from(got)
+                .map_err(|_| CqError::Failed { device: self.inner.device.name().to_owned(), code: got })?;
+            for wc in &wcs[..got.min(want)] {
+                // SAFETY: the device filled as many as it said.
+                let wc = unsafe { wc.assume_init_ref() };
+                let staging = &self.inner.device.inner.staging;
+                let mut completion = completion_of(wc);
+                if staging.has_marked(completion.wr_id) {
+                    let (original, wanted) = staging.finish(&completion);
+                    if !wanted {
+                        continue;
+                    }
+                    completion = original;
+                }
+                out.push(completion);
+                taken += 1;
+            }
+            if got < want {
+                break;
+            }
+        }
+        Ok(taken)
+    }
+
+    /// The next completion is announced on the channel, once.
+    pub fn request_notify(&self, solicited_only: bool) {
+        // SAFETY: a live queue.
+        unsafe { (self.inner.notify)(self.inner.raw.as_ptr(), solicited_only.into()) };
+    }
+}
+
+/// A completion of the device's, as ours say it.
+fn completion_of(wc: &verbs::Wc) -> WorkCompletion {
+    let status = status_of(wc.status);
+    let kind = match wc.opcode {
+        verbs::IBV_WC_SEND => WorkKind::Send,
+        verbs::IBV_WC_RDMA_WRITE => WorkKind::Write,
+        verbs::IBV_WC_RDMA_READ => WorkKind::Read,
+        verbs::IBV_WC_COMP_SWAP => WorkKind::CompareSwap,
+        verbs::IBV_WC_FETCH_ADD => WorkKind::FetchAdd,
+        verbs::IBV_WC_BIND_MW => WorkKind::BindWindow,
+        verbs::IBV_WC_LOCAL_INV => WorkKind::LocalInvalidate,
+        verbs::IBV_WC_RECV_RDMA_WITH_IMM => WorkKind::ReceiveWriteImmediate,
+        _ if wc.opcode & verbs::IBV_WC_RECV != 0 => WorkKind::Receive,
+        _ => WorkKind::Send,
+    };
+    let has = |flag: u32| status == Status::Success && wc.wc_flags & flag != 0;
+    // A device says a length where it received something, and may say anything elsewhere.
+    let moved =
+        !matches!(kind, WorkKind::Send | WorkKind::Write | WorkKind::BindWindow | WorkKind::LocalInvalidate);
+    WorkCompletion {
+        wr_id: wc.wr_id,
+        status,
+        kind,
+        byte_len: if status == Status::Success && moved { wc.byte_len } else { 0 },
+        immediate: has(verbs::IBV_WC_WITH_IMM).then(|| u32::from_be(wc.imm_data)),
+        invalidated: has(verbs::IBV_WC_WITH_INV).then_some(wc.imm_data),
+        qpn: Qpn::new(wc.qp_num),
+        source: None::<Source>,
+    }
+}
+
+fn status_of(code: u32) -> Status {
+    match code {
+        verbs::IBV_WC_REM_INV_RD_REQ_ERR => Status::RemoteInvalidRequest,
+        verbs::IBV_WC_REM_ABORT_ERR => Status::RemoteOperation,
+        verbs::IBV_WC_RESP_TIMEOUT_ERR => Status::RetryExceeded,
+        _ => Status::ALL
+            .into_iter()
+            .find(|status| *status as u32 == code)
+            // Whatever else a driver says is a failure, and never success.
+            .unwrap_or(Status::General),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_unknown_status_is_success() {
+        for code in 0..=64 {
+            assert_eq!(status_of(code) == Status::Success, code == verbs::IBV_WC_SUCCESS, "{code}");
+        }
+        assert_eq!(status_of(verbs::IBV_WC_RETRY_EXC_ERR), Status::RetryExceeded);
+        assert_eq!(status_of(verbs::IBV_WC_FATAL_ERR), Status::Fatal);
+        assert_eq!(status_of(verbs::IBV_WC_LOC_EEC_OP_ERR), Status::General);
+    }
+}

@@ -1,0 +1,582 @@
+//! Hardware devices: the list, and one that is open.
+
+use std::ffi::{CStr, c_int};
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr};
+use std::ptr::{self, NonNull};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use nobounce_protocol::qp::Mtu;
+use nobounce_verbs as verbs;
+
+use super::cq::{Channel, Cq};
+use super::error::{CreateError, OpenError, last, returned};
+use super::gid::{self, GidChoice, GidEntry, GidKind, GidWish};
+use super::interfaces;
+use super::library::Library;
+use super::memory::Pd;
+use super::proof::Proofs;
+use super::stage::Staging;
+use crate::soft::PathCounters;
+
+/// The variable that names an entry of the GID table.
+const GID_INDEX: &str = "NOBOUNCE_GID_INDEX";
+/// The variable that asks for relaxed ordering.
+const RELAXED: &str = "NOBOUNCE_RELAXED_ORDERING";
+/// As many devices of a list are looked at; a longer list is damaged.
+const MAX_DEVICES: usize = 256;
+/// As many entries of a GID table.
+const MAX_GIDS: u32 = 1024;
+
+/// How a device is opened.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Which entry of the GID table.
+    pub gid: GidWish,
+    /// Let writes into memory pass each other on the bus, where the device offers it. What is received may then be seen in any order
+    /// before its completion: nobody may wait on memory.
+    pub relaxed_ordering: bool,
+}
+
+impl Options {
+    /// As `NOBOUNCE_GID_INDEX` and `NOBOUNCE_RELAXED_ORDERING=on` say.
+    ///
+    /// # Errors
+    /// One of them makes no sense.
+    pub fn from_env() -> Result<Self, OpenError> {
+        let mut options = Self::default();
+        if let Ok(value) = std::env::var(GID_INDEX) {
+            let expected = "a number, as show_gids and /sys/class/infiniband/*/ports/*/gids have them,";
+            let wrong = |_| OpenError::Variable { variable: GID_INDEX, value: value.clone(), expected };
+            options.gid.index = Some(value.parse().map_err(wrong)?);
+        }
+        options.relaxed_ordering =
+            std::env::var_os(RELAXED).is_some_and(|value| value.eq_ignore_ascii_case("on"));
+        Ok(options)
+    }
+}
+
+/// What carries packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkLayer {
+    /// Addressed by LID, no global route header inside a subnet.
+    InfiniBand,
+    /// RoCE: addressed by GID.
+    Ethernet,
+}
+
+/// The port that is used.
+#[derive(Clone, Debug)]
+pub struct Port {
+    /// Its number, from 1 on.
+    pub number: u8,
+    /// What carries packets.
+    pub link_layer: LinkLayer,
+    /// The largest path MTU now.
+    pub mtu: Mtu,
+    /// Its local identifier; 0 on Ethernet.
+    pub lid: u16,
+    /// Megabits per second, as far as the port says.
+    pub megabits: u64,
+    /// Packets must bear a global route header, also on InfiniBand.
+    pub needs_grh: bool,
+    /// The entry of the GID table that is used.
+    pub gid: GidEntry,
+    /// Why that one: a line for each entry.
+    pub why_gid: Vec<String>,
+}
+
+/// What happened to a device besides completions.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Health {
+    /// It is gone: nothing will complete any more.
+    pub gone: bool,
+    /// The port went down, and has not come back.
+    pub port_down: bool,
+    /// A completion queue failed: completions are lost.
+    pub queue_failed: bool,
+}
+
+pub(crate) struct Inner {
+    pub(crate) library: Arc<Library>,
+    pub(crate) context: NonNull<verbs::Context>,
+    pub(crate) name: String,
+    pub(crate) attr: verbs::DeviceAttr,
+    pub(crate) port: Port,
+    pub(crate) options: Options,
+    pub(crate) staging: Staging,
+    pub(crate) proofs: Proofs,
+    health: Mutex<Health>,
+}
+
+// SAFETY: the functions of libibverbs may be called from any thread, on any object; fields of ours have locks of their own.
+unsafe impl Send for Inner {}
+// SAFETY: as above.
+unsafe impl Sync for Inner {}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // SAFETY: open; every object made from it held us and is gone.
+        unsafe { (self.library.api.close_device)(self.context.as_ptr()) };
+    }
+}
+
+/// A hardware NIC that is open. Clones share it; it closes when the last object made from it is gone.
+#[derive(Clone)]
+pub struct Device {
+    pub(crate) inner: Arc<Inner>,
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Device({})", self.inner.name)
+    }
+}
+
+/// The names of the devices that the system's libibverbs shows.
+///
+/// # Errors
+/// There is no libibverbs, or it gives no list. (An empty list is none.)
+pub fn names(library: &Library) -> Result<Vec<String>, OpenError> {
+    let list = List::of(library)?;
+    Ok(list.devices().map(|(name, _)| name).collect())
+}
+
+/// A list of devices, which goes as it came.
+struct List<'a> {
+    library: &'a Library,
+    list: *mut *mut verbs::Device,
+    count: usize,
+}
+
+impl<'a> List<'a> {
+    fn of(library: &'a Library) -> Result<Self, OpenError> {
+        let mut count: c_int = 0;
+        // SAFETY: the call writes one word and gives a list.
+        let list = unsafe { (library.api.get_device_list)(&raw mut count) };
+        if list.is_null() {
+            return Err(OpenError::List { os: last() });
+        }
+        Ok(Self { library, list, count: usize::try_from(count).unwrap_or(0).min(MAX_DEVICES) })
+    }
+
+    fn devices(&self) -> impl Iterator<Item = (String, *mut verbs::Device)> + '_ {
+        (0..self.count).filter_map(|index| {
+            // SAFETY: the list has that many devices, and lives as long as we do.
+            let device = unsafe { *self.list.add(index) };
+            // SAFETY: a device of the list.
+            let name = unsafe { (self.library.api.get_device_name)(device) };
+            if name.is_null() {
+                return None;
+            }
+            // SAFETY: a C string of the device's.
+            Some((unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned(), device))
+        })
+    }
+}
+
+impl Drop for List<'_> {
+    fn drop(&mut self) {
+        // SAFETY: what was given above; devices that were opened stay open.
+        unsafe { (self.library.api.free_device_list)(self.list) };
+    }
+}
+
+impl Device {
+    /// Opens a device of the system's libibverbs by its name: `mlx5_0`, or `mlx5_0:2` for its second port.
+    ///
+    /// # Errors
+    /// There is no libibverbs, no such device, no active port, no usable GID, or no right to open it: the message says what to do.
+    pub fn open(name: &str, options: &Options) -> Result<Self, OpenError> {
+        Self::open_in(&Library::load()?, name, options)
+    }
+
+    /// The same of a libibverbs that was loaded.
+    ///
+    /// # Errors
+    /// As for [`open`](Self::open).
+    pub fn open_in(library: &Arc<Library>, name: &str, options: &Options) -> Result<Self, OpenError> {
+        let (plain, port) = match name.split_once(':') {
+            Some((plain, port)) => (plain, port.parse().ok()),
+            None => (name, None),
+        };
+        let list = List::of(library)?;
+        let found = list.devices().find(|(found, _)| found == plain);
+        let Some((_, device)) = found else {
+            let there: Vec<String> = list.devices().map(|(name, _)| name).collect();
+            return Err(if there.is_empty() {
+                OpenError::None { library: library.path().display().to_string(), why: why_none() }
+            } else {
+                OpenError::NoSuch { name: name.to_owned(), there: there.join(", ") }
+            });
+        };
+        // SAFETY: a device of the list, which lives until after the call.
+        let context = NonNull::new(unsafe { (library.api.open_device)(device) });
+        let Some(context) = context else {
+            let os = last();
+            // SAFETY: a device of the list; the name in it ends in zero.
+            let node = unsafe { CStr::from_ptr((*device).dev_name.as_ptr()) }.to_string_lossy().into_owned();
+            let node = format!("/dev/infiniband/{node}");
+            return Err(OpenError::Open { device: plain.to_owned(), node, os });
+        };
+        drop(list);
+        Self::prepare(library, context, plain, port, options).inspect_err(|_| {
+            // SAFETY: just opened, and nothing was made from it.
+            unsafe { (library.api.close_device)(context.as_ptr()) };
+        })
+    }
+
+    fn prepare(
+        library: &Arc<Library>,
+        context: NonNull<verbs::Context>,
+        name: &str,
+        port: Option<u8>,
+        options: &Options,
+    ) -> Result<Self, OpenError> {
+        // SAFETY: plain numbers, for which zeroes are valid.
+        let mut attr: verbs::DeviceAttr = unsafe { std::mem::zeroed() };
+        // SAFETY: an open device, and a valid place for the result.
+        let code = unsafe { (library.api.query_device)(context.as_ptr(), &raw mut attr) };
+        let failed = |call, code| OpenError::Query { device: name.to_owned(), call, os: returned(code) };
+        if code != 0 {
+            return Err(failed("ibv_query_device", code));
+        }
+        let port = find_port(library, context, name, attr.phys_port_cnt, port, options)?;
+        // Events are looked at, never waited for.
+        // SAFETY: the device's own descriptor, which nobody else uses.
+        unsafe { set_nonblocking((*context.as_ptr()).async_fd) };
+        let inner = Inner {
+            library: Arc::clone(library),
+            context,
+            name: name.to_owned(),
+            attr,
+            port,
+            options: options.clone(),
+            staging: Staging::default(),
+            proofs: Proofs::default(),
+            health: Mutex::default(),
+        };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// The port that is used.
+    pub fn port(&self) -> &Port {
+        &self.inner.port
+    }
+
+    /// What libibverbs says about it.
+    pub fn attr(&self) -> &verbs::DeviceAttr {
+        &self.inner.attr
+    }
+
+    /// The library that drives it.
+    pub fn library(&self) -> &Library {
+        &self.inner.library
+    }
+
+    /// Where peers reach it: the address that its GID stands for.
+    pub fn local(&self) -> IpAddr {
+        self.inner.port.gid.addr()
+    }
+
+    /// READs and atomics that a queue pair may have outstanding, either way.
+    pub fn max_rd_atomic(&self) -> u8 {
+        let of = |most: c_int| u8::try_from(most).unwrap_or(if most > 0 { u8::MAX } else { 0 });
+        of(self.inner.attr.max_qp_rd_atom).min(of(self.inner.attr.max_qp_init_rd_atom))
+    }
+
+    /// Whether it operates atomically on memory.
+    pub fn has_atomics(&self) -> bool {
+        self.inner.attr.atomic_cap != verbs::IBV_ATOMIC_NONE
+    }
+
+    /// Bytes that took the longer way, by a copy in host memory. The others the device moves by itself, uncounted.
+    pub fn staged_counters(&self) -> PathCounters {
+        self.inner.staging.counters()
+    }
+
+    /// A protection domain.
+    ///
+    /// # Errors
+    /// The device has too many, or is gone.
+    pub fn alloc_pd(&self) -> Result<Pd, CreateError> {
+        Pd::alloc(self)
+    }
+
+    /// A completion channel.
+    ///
+    /// # Errors
+    /// The process has too many descriptors, or the device is gone.
+    pub fn create_channel(&self) -> Result<Channel, CreateError> {
+        Channel::create(self)
+    }
+
+    /// A completion queue.
+    ///
+    /// # Errors
+    /// The device refused.
+    pub fn create_cq(&self, depth: usize, channel: Option<&Channel>) -> Result<Cq, CreateError> {
+        Cq::create(self, depth, channel)
+    }
+
+    pub(crate) fn refused(&self, call: &'static str) -> CreateError {
+        CreateError::Refused { call, device: self.inner.name.clone(), os: last() }
+    }
+
+    /// Takes the asynchronous events there are, and says how the device is. Never waits.
+    pub fn look(&self) -> Health {
+        let mut health = self.inner.health.lock().unwrap_or_else(PoisonError::into_inner);
+        if health.gone {
+            return health.clone();
+        }
+        let api = &self.inner.library.api;
+        for _ in 0..64 {
+            let mut event = verbs::AsyncEvent { element: ptr::null_mut(), event_type: 0 };
+            // SAFETY: an open device; its descriptor does not block.
+            if unsafe { (api.get_async_event)(self.inner.context.as_ptr(), &raw mut event) } != 0 {
+                break;
+            }
+            let port = event.element.addr() == usize::from(self.inner.port.number);
+            match event.event_type {
+                verbs::IBV_EVENT_DEVICE_FATAL => health.gone = true,
+                verbs::IBV_EVENT_PORT_ERR if port => health.port_down = true,
+                verbs::IBV_EVENT_PORT_ACTIVE if port => health.port_down = false,
+                verbs::IBV_EVENT_CQ_ERR => health.queue_failed = true,
+                _ => {}
+            }
+            tracing::debug!("{}: asynchronous event {}", self.inner.name, event.event_type);
+            // SAFETY: the event that was just given.
+            unsafe { (api.ack_async_event)(&raw mut event) };
+        }
+        health.clone()
+    }
+}
+
+pub(crate) fn set_nonblocking(fd: c_int) {
+    // SAFETY: the calls take numbers.
+    unsafe {
+        let flags = libc::fcntl(fd, libc::F_GETFL);
+        libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK);
+    }
+}
+
+/// Why a libibverbs has nothing to show.
+fn why_none() -> String {
+    let there: Vec<String> = std::fs::read_dir("/sys/class/infiniband")
+        .map(|entries| {
+            entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+        })
+        .unwrap_or_default();
+    if there.is_empty() {
+        "the kernel has none either (/sys/class/infiniband): is there an adapter, and its driver loaded (mlx5_ib, irdma, bnxt_re, ...)? \
+         Without one, nb0 is the software NIC"
+            .to_owned()
+    } else {
+        format!(
+            "the kernel has {}, but libibverbs has no provider for it, or /dev/infiniband is missing: install ibverbs-providers, \
+             modprobe ib_uverbs",
+            there.join(", ")
+        )
+    }
+}
+
+/// The port asked for, or the first that is active.
+fn find_port(
+    library: &Library,
+    context: NonNull<verbs::Context>,
+    name: &str,
+    ports: u8,
+    wanted: Option<u8>,
+    options: &Options,
+) -> Result<Port, OpenError> {
+    let mut states = Vec::new();
+    for number in 1..=ports {
+        // SAFETY: plain numbers, for which zeroes are valid.
+        let mut attr: verbs::PortAttr = unsafe { std::mem::zeroed() };
+        // SAFETY: an open device; there is room for more than any version writes.
+        let code = unsafe { (library.api.query_port)(context.as_ptr(), number, &raw mut attr) };
+        if code != 0 {
+            states.push(format!("port {number}: {}", returned(code)));
+            continue;
+        }
+        states.push(format!("port {number}: {}", state_name(attr.state)));
+        if wanted.is_some_and(|wanted| wanted != number) || attr.state != verbs::IBV_PORT_ACTIVE {
+            continue;
+        }
+        let is_ib =
+            attr.link_layer == verbs::IBV_LINK_LAYER_INFINIBAND || (attr.link_layer == 0 && attr.lid != 0);
+        let choice = choose_gid(library, context, name, number, &attr, is_ib, options)?;
+        return Ok(Port {
+            number,
+            link_layer: if is_ib { LinkLayer::InfiniBand } else { LinkLayer::Ethernet },
+            mtu: mtu_of(attr.active_mtu),
+            lid: if is_ib { attr.lid } else { 0 },
+            megabits: megabits(&attr),
+            needs_grh: !is_ib || attr.flags & verbs::IBV_QPF_GRH_REQUIRED != 0,
+            gid: choice.entry,
+            why_gid: choice.explanation,
+        });
+    }
+    Err(OpenError::NoPort { device: name.to_owned(), states: states.join(", ") })
+}
+
+fn choose_gid(
+    library: &Library,
+    context: NonNull<verbs::Context>,
+    name: &str,
+    port: u8,
+    attr: &verbs::PortAttr,
+    is_ib: bool,
+    options: &Options,
+) -> Result<GidChoice, OpenError> {
+    let table = gid_table(library, context, name, port, attr.gid_tbl_len);
+    if is_ib {
+        // Inside a subnet the LID is all that counts; the first GID names the port to people and across subnets.
+        let index = options.gid.index.unwrap_or(0);
+        let none = GidEntry { index, gid: [0; 16], kind: Some(GidKind::InfiniBand), interface: None };
+        let entry = table.into_iter().find(|entry| entry.index == index).unwrap_or(none);
+        let why = format!(
+            "InfiniBand: addressed by LID {:#x}, GID {index} where a route header is needed",
+            attr.lid
+        );
+        return Ok(GidChoice { entry, explanation: vec![why] });
+    }
+    gid::choose(&table, &options.gid).map_err(|source| OpenError::Gid {
+        device: name.to_owned(),
+        port,
+        source,
+    })
+}
+
+fn gid_table(
+    library: &Library,
+    context: NonNull<verbs::Context>,
+    name: &str,
+    port: u8,
+    len: c_int,
+) -> Vec<GidEntry> {
+    let here = interfaces::addresses();
+    (0..u32::try_from(len).unwrap_or(0).min(MAX_GIDS))
+        .map(|index| {
+            let (gid, kind) = read_gid(library, context, name, port, index);
+            let mut entry = GidEntry { index, gid, kind, interface: None };
+            entry.interface = interfaces::having(&here, entry.addr());
+            entry
+        })
+        .collect()
+}
+
+fn read_gid(
+    library: &Library,
+    context: NonNull<verbs::Context>,
+    name: &str,
+    port: u8,
+    index: u32,
+) -> ([u8; 16], Option<GidKind>) {
+    if let Some(query) = library.api.query_gid_ex {
+        // SAFETY: plain numbers, for which zeroes are valid.
+        let mut entry: verbs::GidEntry = unsafe { std::mem::zeroed() };
+        let size = size_of::<verbs::GidEntry>();
+        // SAFETY: an open device and a valid place of the size said.
+        if unsafe { query(context.as_ptr(), port.into(), index, &raw mut entry, 0, size) } == 0 {
+            let kind = match entry.gid_type {
+                verbs::IBV_GID_TYPE_IB => Some(GidKind::InfiniBand),
+                verbs::IBV_GID_TYPE_ROCE_V1 => Some(GidKind::RoceV1),
+                verbs::IBV_GID_TYPE_ROCE_V2 => Some(GidKind::RoceV2),
+                _ => None,
+            };
+            // SAFETY: every bit pattern is a valid array of bytes.
+            return (unsafe { entry.gid.raw }, kind);
+        }
+        return ([0; 16], None);
+    }
+    let mut gid = verbs::Gid { raw: [0; 16] };
+    // SAFETY: an open device and a valid place.
+    let code = unsafe {
+        (library.api.query_gid)(
+            context.as_ptr(),
+            port,
+            c_int::try_from(index).unwrap_or(c_int::MAX),
+            &raw mut gid,
+        )
+    };
+    // SAFETY: every bit pattern is a valid array of bytes.
+    let gid = if code == 0 { unsafe { gid.raw } } else { [0; 16] };
+    // Before rdma-core 32 the kernel's files alone knew what an entry speaks.
+    let path = format!("/sys/class/infiniband/{name}/ports/{port}/gid_attrs/types/{index}");
+    let kind = std::fs::read_to_string(path).ok().and_then(|text| match text.trim() {
+        "RoCE v2" => Some(GidKind::RoceV2),
+        "IB/RoCE v1" => Some(GidKind::RoceV1),
+        _ => None,
+    });
+    (gid, kind)
+}
+
+fn state_name(state: u32) -> &'static str {
+    match state {
+        verbs::IBV_PORT_DOWN => "down",
+        verbs::IBV_PORT_INIT => "initialising, without a subnet manager",
+        verbs::IBV_PORT_ARMED => "armed",
+        verbs::IBV_PORT_ACTIVE => "active",
+        verbs::IBV_PORT_ACTIVE_DEFER => "active, deferred",
+        _ => "in an unknown state",
+    }
+}
+
+/// The path MTU of a code; the smallest where a driver says nonsense.
+fn mtu_of(code: u32) -> Mtu {
+    let index = usize::try_from(code.saturating_sub(1)).unwrap_or(0);
+    Mtu::ALL.get(index).copied().unwrap_or(Mtu::Mtu256)
+}
+
+/// Lanes times the speed of one, in megabits per second.
+fn megabits(attr: &verbs::PortAttr) -> u64 {
+    let lanes = match attr.active_width {
+        2 => 4,
+        4 => 8,
+        8 => 12,
+        16 => 2,
+        _ => 1,
+    };
+    let speed = match attr.active_speed {
+        2 => 5_000,
+        4 | 8 => 10_000,
+        16 => 14_000,
+        32 => 25_000,
+        64 => 50_000,
+        128 => 100_000,
+        _ => 2_500,
+    };
+    lanes * speed
+}
+
+/// The GID of an address.
+pub(crate) fn gid_of(addr: IpAddr) -> verbs::Gid {
+    let v6: Ipv6Addr = match addr {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+        IpAddr::V6(v6) => v6,
+    };
+    verbs::Gid { raw: v6.octets() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn speeds_and_sizes_of_a_port() {
+        // SAFETY: plain numbers, for which zeroes are valid.
+        let mut attr: verbs::PortAttr = unsafe { std::mem::zeroed() };
+        (attr.active_width, attr.active_speed) = (2, 128);
+        assert_eq!(megabits(&attr), 400_000);
+        (attr.active_width, attr.active_speed) = (1, 32);
+        assert_eq!(megabits(&attr), 25_000);
+        assert_eq!(mtu_of(verbs::IBV_MTU_4096), Mtu::Mtu4096);
+        assert_eq!(mtu_of(77), Mtu::Mtu256);
+    }
+}

@@ -1,0 +1,239 @@
+//! Which entry of a port's GID table a connection uses: by a rule that can be told.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr};
+
+/// What an entry of the table speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GidKind {
+    /// InfiniBand's own.
+    InfiniBand,
+    /// RoCE in frames of its own, which no router passes and no software NIC speaks.
+    RoceV1,
+    /// RoCE over UDP.
+    RoceV2,
+}
+
+impl fmt::Display for GidKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::InfiniBand => "InfiniBand",
+            Self::RoceV1 => "RoCE v1",
+            Self::RoceV2 => "RoCE v2",
+        })
+    }
+}
+
+/// One entry of the table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GidEntry {
+    /// Its place.
+    pub index: u32,
+    /// The GID; all zero where the place is empty.
+    pub gid: [u8; 16],
+    /// What it speaks, where that is known.
+    pub kind: Option<GidKind>,
+    /// The interface of this network namespace that has its address.
+    pub interface: Option<String>,
+}
+
+impl GidEntry {
+    /// The address that it stands for: an IPv4 address where it is a mapped one.
+    pub fn addr(&self) -> IpAddr {
+        Ipv6Addr::from(self.gid).to_canonical()
+    }
+
+    fn is_empty(&self) -> bool {
+        // A hole, or the interface identifier is missing: an interface that is gone leaves the prefix.
+        self.gid[8..] == [0; 8] && self.gid[..8].iter().skip(2).all(|byte| *byte == 0)
+    }
+}
+
+/// What is asked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GidWish {
+    /// This place and no other.
+    pub index: Option<u32>,
+    /// The entry of this address.
+    pub addr: Option<IpAddr>,
+    /// One of this interface's.
+    pub interface: Option<String>,
+}
+
+/// The entry that is used, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GidChoice {
+    /// The entry.
+    pub entry: GidEntry,
+    /// One line for each entry of the table: what it is, and why it is used or not.
+    pub explanation: Vec<String>,
+}
+
+/// No entry can be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no entry of the GID table can be used:{}", explanation.iter().map(|line| format!("\n  {line}")).collect::<String>())]
+pub struct NoGid {
+    /// One line for each entry of the table.
+    pub explanation: Vec<String>,
+}
+
+/// How good an entry is; the smallest is taken, of equals the first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Rank {
+    Mapped,
+    Global,
+    LinkLocal,
+    V1,
+}
+
+/// Chooses for a port of Ethernet: RoCE v2 before v1; IPv4 before IPv6, a global address before a link-local one; never one whose
+/// address no interface of this network namespace has (in containers the table shows those of others too).
+pub fn choose(table: &[GidEntry], wish: &GidWish) -> Result<GidChoice, NoGid> {
+    let judged: Vec<(&GidEntry, Result<Rank, String>)> =
+        table.iter().map(|entry| (entry, judge(entry, wish))).collect();
+    let best = judged
+        .iter()
+        .filter_map(|(entry, rank)| Some((rank.as_ref().ok()?, entry.index)))
+        .min()
+        .map(|(_, index)| index);
+    let explanation = judged
+        .iter()
+        .filter(|(entry, rank)| !(entry.is_empty() && rank.is_err()))
+        .map(|(entry, rank)| explain(entry, rank, best == Some(entry.index)))
+        .collect::<Vec<_>>();
+    match table.iter().find(|entry| Some(entry.index) == best) {
+        Some(entry) => Ok(GidChoice { entry: entry.clone(), explanation }),
+        None if explanation.is_empty() => {
+            let none = format!(
+                "all {} entries are empty: the interface has no address, or is in another network namespace",
+                table.len()
+            );
+            Err(NoGid { explanation: vec![none] })
+        }
+        None => Err(NoGid { explanation }),
+    }
+}
+
+fn judge(entry: &GidEntry, wish: &GidWish) -> Result<Rank, String> {
+    if let Some(index) = wish.index
+        && index != entry.index
+    {
+        return Err(format!("index {index} was asked for"));
+    }
+    if entry.is_empty() {
+        return Err("empty".to_owned());
+    }
+    if let Some(addr) = wish.addr
+        && addr != entry.addr()
+    {
+        return Err(format!("address {addr} was asked for"));
+    }
+    if let Some(wanted) = &wish.interface
+        && entry.interface.as_deref() != Some(wanted)
+    {
+        return Err(format!("interface {wanted} was asked for"));
+    }
+    // Whoever names an entry by its place knows more than the rule.
+    if entry.interface.is_none() && wish.index.is_none() {
+        return Err("no interface of this network namespace has the address".to_owned());
+    }
+    Ok(match (entry.kind, entry.addr()) {
+        (Some(GidKind::RoceV1 | GidKind::InfiniBand), _) => Rank::V1,
+        (_, IpAddr::V4(_)) => Rank::Mapped,
+        (_, IpAddr::V6(v6)) if v6.is_unicast_link_local() => Rank::LinkLocal,
+        (_, IpAddr::V6(_)) => Rank::Global,
+    })
+}
+
+fn explain(entry: &GidEntry, rank: &Result<Rank, String>, is_best: bool) -> String {
+    let kind = entry.kind.map_or("of unknown kind".to_owned(), |kind| kind.to_string());
+    let on = entry.interface.as_ref().map_or(String::new(), |name| format!(" on {name}"));
+    let why = match rank {
+        Err(why) => format!("not usable: {why}"),
+        Ok(rank) => {
+            let what = match rank {
+                Rank::Mapped => "an IPv4 address",
+                Rank::Global => "an IPv6 address",
+                Rank::LinkLocal => "a link-local address, which no router passes",
+                Rank::V1 => "RoCE v1, which no router passes and no software NIC speaks",
+            };
+            format!("{}: {what}", if is_best { "used" } else { "usable, but another comes before it" })
+        }
+    };
+    format!("GID {}: {} ({kind}{on}): {why}", entry.index, entry.addr())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(index: u32, addr: &str, kind: GidKind, interface: Option<&str>) -> GidEntry {
+        let gid = match addr.parse().unwrap() {
+            IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+            IpAddr::V6(v6) => v6.octets(),
+        };
+        GidEntry { index, gid, kind: Some(kind), interface: interface.map(str::to_owned) }
+    }
+
+    fn usual() -> Vec<GidEntry> {
+        vec![
+            entry(0, "fe80::1", GidKind::RoceV1, Some("eth0")),
+            entry(1, "fe80::1", GidKind::RoceV2, Some("eth0")),
+            entry(2, "10.0.0.7", GidKind::RoceV1, Some("eth0")),
+            entry(3, "10.0.0.7", GidKind::RoceV2, Some("eth0")),
+            entry(4, "::", GidKind::RoceV2, None),
+            entry(5, "2001:db8::7", GidKind::RoceV2, Some("eth0")),
+        ]
+    }
+
+    #[test]
+    fn the_usual_table_gives_the_mapped_address() {
+        let choice = choose(&usual(), &GidWish::default()).unwrap();
+        assert_eq!(choice.entry.index, 3);
+        assert_eq!(choice.entry.addr(), "10.0.0.7".parse::<IpAddr>().unwrap());
+        assert_eq!(choice.explanation.len(), 5, "the hole is not worth a line: {:?}", choice.explanation);
+        assert!(choice.explanation[3].contains("used: an IPv4 address"), "{:?}", choice.explanation);
+        assert!(choice.explanation[0].contains("another comes before"), "{:?}", choice.explanation);
+    }
+
+    #[test]
+    fn what_is_not_there_gives_way_to_the_next() {
+        let mut table = usual();
+        table.retain(|entry| entry.index != 3);
+        assert_eq!(choose(&table, &GidWish::default()).unwrap().entry.index, 5);
+        table.retain(|entry| entry.index != 5);
+        assert_eq!(choose(&table, &GidWish::default()).unwrap().entry.index, 1);
+        table.retain(|entry| entry.index != 1);
+        assert_eq!(choose(&table, &GidWish::default()).unwrap().entry.index, 0);
+    }
+
+    #[test]
+    fn in_a_container_the_host_s_entries_are_passed_over() {
+        let table = vec![
+            entry(0, "fe80::1", GidKind::RoceV2, None),
+            entry(1, "10.0.0.7", GidKind::RoceV2, None),
+            entry(2, "::", GidKind::RoceV2, None),
+            entry(3, "10.5.0.9", GidKind::RoceV2, Some("net1")),
+        ];
+        let choice = choose(&table, &GidWish::default()).unwrap();
+        assert_eq!(choice.entry.index, 3);
+        assert!(choice.explanation[1].contains("no interface of this network namespace"));
+        let none = choose(&table[..3], &GidWish::default()).unwrap_err().to_string();
+        assert!(none.contains("GID 1: 10.0.0.7") && none.contains("network namespace"), "{none}");
+        let empty = choose(&table[2..3], &GidWish::default()).unwrap_err().to_string();
+        assert!(empty.contains("all 1 entries are empty"), "{empty}");
+    }
+
+    #[test]
+    fn wishes_are_followed_or_refused() {
+        let by = |wish: GidWish| choose(&usual(), &wish).map(|choice| choice.entry.index);
+        assert_eq!(by(GidWish { index: Some(0), ..GidWish::default() }), Ok(0));
+        assert_eq!(by(GidWish { addr: Some("fe80::1".parse().unwrap()), ..GidWish::default() }), Ok(1));
+        assert_eq!(by(GidWish { interface: Some("eth0".to_owned()), ..GidWish::default() }), Ok(3));
+        let wrong = by(GidWish { interface: Some("eth1".to_owned()), ..GidWish::default() }).unwrap_err();
+        assert!(wrong.to_string().contains("interface eth1 was asked for"), "{wrong}");
+        let hole = by(GidWish { index: Some(4), ..GidWish::default() }).unwrap_err();
+        assert!(!hole.explanation.is_empty());
+        assert!(by(GidWish { index: Some(77), ..GidWish::default() }).is_err());
+    }
+}

@@ -1,0 +1,139 @@
+//! GPU memory on a hardware device, by the first way that works: dma-buf, then peer memory, then staged in host memory. Each is tried,
+//! and what it said is kept.
+
+use std::os::fd::{AsFd, AsRawFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use nobounce_memory::gpu::dmabuf::DmaBuf;
+use nobounce_memory::gpu::{GpuMemory, GpuOptions};
+use nobounce_memory::path::{Mechanism, Path, Paths, Reason, Require};
+use nobounce_protocol::qp::Access;
+use nobounce_verbs as verbs;
+
+use super::error::RegisterError;
+use super::memory::{Mr, Pd, pointer};
+use super::proof::{self, Verdict};
+use super::stage::Shadow;
+
+/// The ways that are direct, in the order in which they are tried.
+pub(crate) const RUNGS: [Mechanism; 2] = [Mechanism::DmaBuf, Mechanism::Peermem];
+
+pub(crate) fn register(
+    pd: &Pd,
+    addr: u64,
+    len: usize,
+    access: Access,
+    options: &GpuOptions,
+) -> Result<Mr, RegisterError> {
+    let options = options.with_environment();
+    let memory = Arc::new(GpuMemory::reach(addr, len, &options)?);
+    if let Some(host) = memory.range().host_addr() {
+        // Pinned host memory, which CUDA allocated: memory of the host all the same.
+        let raw =
+            pd.register_range(pointer(host), len, access).map_err(|source| pd.refused(host, len, source))?;
+        let paths = Paths::both(Path::Direct(Mechanism::Cpu));
+        return Ok(pd.region(raw, host, len, paths, Some(memory), None));
+    }
+    let why = if options.staged {
+        "staging was asked for".to_owned()
+    } else {
+        let mut refusals = Vec::new();
+        for rung in RUNGS {
+            match climb(pd, &memory, access, rung) {
+                Ok(raw) => {
+                    let paths = Paths::both(Path::Direct(rung));
+                    return Ok(pd.region(raw, addr, len, paths, Some(memory), None));
+                }
+                Err(why) => refusals.push(format!("{}: {why}", rung.name())),
+            }
+        }
+        refusals.join("; ")
+    };
+    if options.require == Require::Direct {
+        return Err(RegisterError::NotDirect { device: pd.device().name().to_owned(), addr, len, why });
+    }
+    staged(pd, memory, access, why)
+}
+
+/// One rung, proved with memory of our own before it is trusted with anybody else's.
+fn climb(
+    pd: &Pd,
+    memory: &Arc<GpuMemory>,
+    access: Access,
+    rung: Mechanism,
+) -> Result<NonNull<verbs::Mr>, String> {
+    let raw = try_rung(pd, memory, access, rung)?;
+    let verdict = proof::of(pd, memory.gpu(), rung);
+    if let Verdict::Lied(why) = verdict {
+        // SAFETY: just registered, and given to nobody.
+        unsafe { (pd.device().inner.library.api.dereg_mr)(raw.as_ptr()) };
+        return Err(why);
+    }
+    Ok(raw)
+}
+
+/// Registers the memory by one way, or says why that does not work.
+pub(crate) fn try_rung(
+    pd: &Pd,
+    memory: &GpuMemory,
+    access: Access,
+    rung: Mechanism,
+) -> Result<NonNull<verbs::Mr>, String> {
+    let (addr, len) = (memory.addr(), memory.len());
+    match rung {
+        Mechanism::DmaBuf => {
+            if pd.device().inner.library.api.reg_dmabuf_mr.is_none() {
+                let path = pd.device().library().path().display();
+                return Err(format!("{path} has no ibv_reg_dmabuf_mr (rdma-core 34 was the first that had)"));
+            }
+            let exported = DmaBuf::export(memory.range())
+                .map_err(|error| format!("CUDA does not export the memory: {error}"))?;
+            // The export begins at a page, so that offset and address lie at the same place in one: the kernel insists on it.
+            let offset = addr - exported.start();
+            pd.register_dmabuf(offset, len, addr, exported.as_fd().as_raw_fd(), access)
+                .unwrap_or_else(|| Err(std::io::Error::from_raw_os_error(libc::EOPNOTSUPP)))
+                .map_err(|error| dmabuf_reason(&error))
+        }
+        _ => pd.register_range(pointer(addr), len, access).map_err(|error| peermem_reason(&error)),
+    }
+}
+
+fn dmabuf_reason(error: &std::io::Error) -> String {
+    let hint = match error.raw_os_error() {
+        Some(libc::EOPNOTSUPP | libc::EPROTONOSUPPORT | libc::ENOSYS) => {
+            " (the device's driver or the kernel does not take dma-bufs: Linux 5.12 and mlx5, irdma, bnxt_re or efa do)"
+        }
+        Some(libc::EINVAL) => {
+            " (the driver refuses this dma-buf; with an IOMMU or ACS, peer-to-peer DMA may be impossible)"
+        }
+        Some(libc::ENOMEM) => " (the device or BAR1 has no room for it)",
+        _ => "",
+    };
+    format!("ibv_reg_dmabuf_mr: {error}{hint}")
+}
+
+fn peermem_reason(error: &std::io::Error) -> String {
+    let hint = match error.raw_os_error() {
+        Some(libc::EFAULT | libc::EINVAL) => {
+            " (the kernel does not know the GPU's address: nvidia-peermem is not loaded)"
+        }
+        _ => "",
+    };
+    format!("ibv_reg_mr: {error}{hint}")
+}
+
+/// A shadow in host memory. Peers have no rights on it: what they wrote there would not reach the GPU.
+fn staged(pd: &Pd, memory: Arc<GpuMemory>, access: Access, why: String) -> Result<Mr, RegisterError> {
+    let (addr, len) = (memory.addr(), memory.len());
+    let shadow =
+        Shadow::new(Arc::clone(&memory)).map_err(|source| RegisterError::Shadow { len, os: source })?;
+    let shadow = Arc::new(shadow);
+    let base = shadow.buffer.as_mut_ptr();
+    let local = access & Access::LOCAL_WRITE;
+    let raw = pd
+        .register_range(base.cast(), len, local)
+        .map_err(|source| pd.refused(base.addr() as u64, len, source))?;
+    let paths = Paths::both(Path::Staged(Reason::new(why)));
+    Ok(pd.region(raw, addr, len, paths, Some(memory), Some(shadow)))
+}

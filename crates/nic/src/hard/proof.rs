@@ -1,0 +1,218 @@
+//! Whether a way into GPU memory does what it says: bytes are written to memory of our own on that GPU, and read back, by the device
+//! itself through a connection to itself. Once for each GPU and way.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use nobounce_memory::HostBuffer;
+use nobounce_memory::gpu::{Gpu, GpuBuffer, GpuMemory, GpuOptions};
+use nobounce_memory::path::Mechanism;
+use nobounce_protocol::qp::{Access, Operation, QpAttr, Remote, Status};
+use nobounce_protocol::wire::Psn;
+use nobounce_verbs as verbs;
+
+use super::cq::Cq;
+use super::gpu::try_rung;
+use super::memory::Pd;
+use super::qp::Qp;
+use super::stage::Shadow;
+use crate::soft::{QpLimits, SendRequest, Sge};
+
+/// Bytes that are moved: more than one page.
+const LEN: usize = 3 * 4096 + 512;
+/// How long one of them may take.
+const LIMIT: Duration = Duration::from_secs(5);
+/// How long bytes may take to be seen on the GPU after their completion.
+const SEEN: Duration = Duration::from_millis(200);
+
+/// What came of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// The bytes were right.
+    Proved,
+    /// It could not be tried, so that the registration must be believed.
+    Untried(String),
+    /// It registered the memory, and the bytes did not come through.
+    Lied(String),
+}
+
+/// What is known so far.
+#[derive(Default)]
+pub(crate) struct Proofs(Mutex<HashMap<(String, &'static str), Verdict>>);
+
+impl fmt::Debug for Proofs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Proofs")
+    }
+}
+
+pub(crate) fn of(pd: &Pd, gpu: &Arc<Gpu>, rung: Mechanism) -> Verdict {
+    let mut known = pd.device().inner.proofs.0.lock().unwrap_or_else(PoisonError::into_inner);
+    let key = (gpu.pci_address().to_owned(), rung.name());
+    let verdict = known.entry(key).or_insert_with(|| {
+        let verdict = prove(pd, gpu, rung).unwrap_or_else(|verdict| verdict);
+        tracing::debug!("{}: {} of {gpu}: {verdict:?}", pd.device().name(), rung.name());
+        verdict
+    });
+    verdict.clone()
+}
+
+fn untried(error: impl fmt::Display) -> Verdict {
+    Verdict::Untried(error.to_string())
+}
+
+fn lied(rung: Mechanism, what: &str) -> Verdict {
+    Verdict::Lied(format!(
+        "the device registered GPU memory by {}, but {what}: its driver promises what it does not do",
+        rung.name()
+    ))
+}
+
+fn prove(pd: &Pd, gpu: &Arc<Gpu>, rung: Mechanism) -> Result<Verdict, Verdict> {
+    let buffer = GpuBuffer::new(gpu, LEN).map_err(untried)?;
+    let options = GpuOptions { window: false, ..GpuOptions::default() };
+    let memory = Arc::new(GpuMemory::reach(buffer.addr(), LEN, &options).map_err(untried)?);
+    let shadow = Shadow::new(Arc::clone(&memory)).map_err(untried)?;
+    let host = HostBuffer::new(2 * LEN).map_err(untried)?;
+    let pattern: Vec<u8> = (0..LEN).map(|at| u8::try_from((at * 31 + at / 251) % 256).unwrap_or(0)).collect();
+    host.write_at(0, &pattern).map_err(untried)?;
+    // Dropped in this order: the device forgets the memory before it goes.
+    let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+    let there = Held::new(pd, try_rung(pd, &memory, access, rung).map_err(untried)?);
+    let here = pd.register_range(host.as_mut_ptr().cast(), host.len(), access).map_err(untried)?;
+    let here = Held::new(pd, here);
+    let loopback = Loopback::make(pd).map_err(Verdict::Untried)?;
+
+    let remote = Remote { addr: buffer.addr(), rkey: there.rkey() };
+    let len = u32::try_from(LEN).unwrap_or(0);
+    let sge = |offset: usize| Sge { addr: host.addr() + offset as u64, len, lkey: here.lkey() };
+    loopback
+        .run(Operation::Write(remote), sge(0))
+        .map_err(|trouble| trouble.judge(rung, "a write to it ended in"))?;
+    let start = Instant::now();
+    let mut found = vec![0; LEN];
+    loop {
+        shadow.fetch(0, LEN).map_err(Verdict::Untried)?;
+        shadow.buffer.read_at(0, &mut found).map_err(untried)?;
+        if found == pattern {
+            break;
+        }
+        if start.elapsed() > SEEN {
+            return Err(lied(rung, "bytes that it wrote there did not arrive"));
+        }
+    }
+    loopback
+        .run(Operation::Read(remote), sge(LEN))
+        .map_err(|trouble| trouble.judge(rung, "a read from it ended in"))?;
+    host.read_at(LEN, &mut found).map_err(untried)?;
+    if found == pattern {
+        Ok(Verdict::Proved)
+    } else {
+        Err(lied(rung, "bytes that it read there are others"))
+    }
+}
+
+/// A region for the length of a proof.
+struct Held<'a> {
+    pd: &'a Pd,
+    raw: NonNull<verbs::Mr>,
+}
+
+impl<'a> Held<'a> {
+    fn new(pd: &'a Pd, raw: NonNull<verbs::Mr>) -> Self {
+        Self { pd, raw }
+    }
+
+    fn lkey(&self) -> u32 {
+        // SAFETY: a live region.
+        unsafe { self.raw.as_ref().lkey }
+    }
+
+    fn rkey(&self) -> u32 {
+        // SAFETY: a live region.
+        unsafe { self.raw.as_ref().rkey }
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        // SAFETY: registered by us, and not used again.
+        unsafe { (self.pd.device().inner.library.api.dereg_mr)(self.raw.as_ptr()) };
+    }
+}
+
+/// Why a request of a proof has no result.
+enum Trouble {
+    /// It did not work at all.
+    Nothing(String),
+    /// It ended so.
+    Ended(Status),
+}
+
+impl Trouble {
+    fn judge(self, rung: Mechanism, what: &str) -> Verdict {
+        match self {
+            // Nobody answers: the device does not talk to itself, which says nothing about the memory.
+            Self::Nothing(why) => Verdict::Untried(why),
+            Self::Ended(Status::RetryExceeded) => {
+                Verdict::Untried("the device does not talk to itself".to_owned())
+            }
+            Self::Ended(status) => lied(rung, &format!("{what} {status:?}")),
+        }
+    }
+}
+
+/// Two queue pairs of one device, connected to each other.
+struct Loopback {
+    qps: [Qp; 2],
+    cq: Cq,
+}
+
+impl Loopback {
+    fn make(pd: &Pd) -> Result<Self, String> {
+        let device = pd.device();
+        let words = |error: &dyn fmt::Display| error.to_string();
+        let cq = device.create_cq(8, None).map_err(|error| words(&error))?;
+        let limits = QpLimits {
+            send_depth: 4,
+            recv_depth: 1,
+            send_sges: 1,
+            recv_sges: 1,
+            inline: 0,
+            signal_all: false,
+        };
+        let make = || pd.create_qp(&cq, &cq, limits).map_err(|error| words(&error));
+        let qps = [make()?, make()?];
+        let (port, psn) = (device.port(), Psn::new(77));
+        for (ours, theirs) in [(&qps[0], &qps[1]), (&qps[1], &qps[0])] {
+            let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+            let to_rtr = QpAttr {
+                max_dest_rd_atomic: 1,
+                ..QpAttr::to_rtr(device.local(), theirs.qpn(), psn, port.mtu)
+            };
+            let to_rts = QpAttr { max_rd_atomic: 1, timeout: 14, retry_cnt: 6, ..QpAttr::to_rts(psn) };
+            for attr in [QpAttr::to_init(rights), to_rtr, to_rts] {
+                ours.modify(&attr, port.lid).map_err(|error| words(&error))?;
+            }
+        }
+        Ok(Self { qps, cq })
+    }
+
+    fn run(&self, op: Operation, sge: Sge) -> Result<(), Trouble> {
+        let posted = self.qps[0].post_send(&SendRequest::new(1, op, &[sge]));
+        posted.map_err(|error| Trouble::Nothing(error.to_string()))?;
+        let (start, mut got) = (Instant::now(), Vec::new());
+        while start.elapsed() < LIMIT {
+            let polled = self.cq.poll(&mut got, 1).map_err(|error| Trouble::Nothing(error.to_string()))?;
+            if polled > 0 {
+                let status = got[0].status;
+                return if status == Status::Success { Ok(()) } else { Err(Trouble::Ended(status)) };
+            }
+            std::thread::yield_now();
+        }
+        Err(Trouble::Nothing("the device did not answer itself".to_owned()))
+    }
+}

@@ -1,0 +1,289 @@
+//! GPU memory that the device cannot reach: a shadow of it in host memory is registered instead, and bytes are copied between the two.
+//!
+//! Requests are posted on the shadow. What leaves is fetched from the GPU before the request is posted; what comes is placed on the GPU
+//! when its completion is polled, before anybody is told. So such memory can be the local side of everything. Peers' own requests
+//! would reach the shadow, behind our back: the region gives them no rights.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::io;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::time::{Duration, Instant};
+
+use nobounce_memory::HostBuffer;
+use nobounce_memory::gpu::GpuMemory;
+use nobounce_memory::gpu::copy_engine::{Copy, CopyEngine, PinnedChunk};
+use nobounce_protocol::qp::{Operation, Status, WorkKind};
+
+use super::error::PostError;
+use crate::soft::{PathCounters, PathTotals, Sge, WorkCompletion};
+
+/// Pieces of a copy, and so many under way at once.
+const PIECE: usize = 512 << 10;
+const PIECES: usize = 4;
+/// So long one piece may take: thousands of times what the largest needs.
+const LIMIT: Duration = Duration::from_secs(10);
+/// The upper half of the numbers of requests that have something to do when they complete.
+const MARK: u64 = 0x6e62_5354;
+
+/// The host memory that stands for a region of a GPU.
+pub(crate) struct Shadow {
+    memory: Arc<GpuMemory>,
+    pub(crate) buffer: HostBuffer,
+}
+
+impl fmt::Debug for Shadow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Shadow({} bytes of {:#x})", self.buffer.len(), self.memory.addr())
+    }
+}
+
+impl Shadow {
+    pub(crate) fn new(memory: Arc<GpuMemory>) -> io::Result<Self> {
+        Ok(Self { buffer: HostBuffer::new(memory.len())?, memory })
+    }
+
+    /// Where an address of the GPU's lies in it.
+    fn offset(&self, addr: u64, len: usize) -> Option<usize> {
+        let offset = usize::try_from(addr.checked_sub(self.memory.addr())?).ok()?;
+        (offset.checked_add(len)? <= self.memory.len()).then_some(offset)
+    }
+
+    fn engine(&self) -> Result<CopyEngine, String> {
+        self.memory.check_alive().map_err(|gone| gone.to_string())?;
+        let context = self.memory.range().context_now().map_err(|error| error.to_string())?;
+        CopyEngine::in_context(self.memory.gpu(), context, PIECES, PIECE).map_err(|error| error.to_string())
+    }
+
+    /// From the GPU, in pieces of which several are under way.
+    pub(crate) fn fetch(&self, offset: usize, len: usize) -> Result<(), String> {
+        if let Some(window) = self.memory.window() {
+            window.read_back().map_err(|error| error.to_string())?;
+        }
+        let engine = self.engine()?;
+        let mut under_way: VecDeque<(usize, Copy)> = VecDeque::new();
+        let (mut started, mut done) = (0, 0);
+        while done < len {
+            while started < len && under_way.len() < PIECES {
+                let Some(chunk) = chunk(&engine, under_way.is_empty())? else { break };
+                let piece = PIECE.min(len - started);
+                let copy = engine
+                    .start_read(&self.memory, offset + started, piece, chunk)
+                    .map_err(|error| error.to_string())?;
+                under_way.push_back((offset + started, copy));
+                started += piece;
+            }
+            let Some((at, copy)) = under_way.pop_front() else { continue };
+            let piece = copy.len();
+            let chunk = wait(&engine, copy)?;
+            self.buffer.write_at(at, &chunk[..piece]).map_err(|error| error.to_string())?;
+            done += piece;
+        }
+        Ok(())
+    }
+
+    /// To the GPU.
+    fn place(&self, offset: usize, len: usize) -> Result<(), String> {
+        let engine = self.engine()?;
+        let mut under_way: VecDeque<Copy> = VecDeque::new();
+        for at in (0..len).step_by(PIECE) {
+            if under_way.len() == PIECES
+                && let Some(first) = under_way.pop_front()
+            {
+                wait(&engine, first)?;
+            }
+            let piece = PIECE.min(len - at);
+            let mut room = patient_chunk(&engine)?;
+            if let Some(bytes) = room.get_mut() {
+                self.buffer.read_at(offset + at, &mut bytes[..piece]).map_err(|error| error.to_string())?;
+            }
+            let copy = engine
+                .start_write(&self.memory, offset + at, room, piece)
+                .map_err(|error| error.to_string())?;
+            under_way.push_back(copy);
+        }
+        under_way.into_iter().try_for_each(|copy| wait(&engine, copy).map(drop))
+    }
+}
+
+fn chunk(engine: &CopyEngine, none_under_way: bool) -> Result<Option<PinnedChunk>, String> {
+    if none_under_way { patient_chunk(engine).map(Some) } else { Ok(engine.take_chunk()) }
+}
+
+fn patient_chunk(engine: &CopyEngine) -> Result<PinnedChunk, String> {
+    let mut found = None;
+    patiently(|| {
+        found = engine.take_chunk();
+        Ok(found.is_some())
+    })?;
+    found.ok_or_else(too_slow)
+}
+
+fn wait(engine: &CopyEngine, copy: Copy) -> Result<PinnedChunk, String> {
+    patiently(|| engine.poll(&copy).map_err(|error| error.to_string()))?;
+    copy.into_chunk().map_err(|_| too_slow())
+}
+
+fn too_slow() -> String {
+    format!("the GPU's copy engine did not finish within {LIMIT:?}")
+}
+
+fn patiently(mut done: impl FnMut() -> Result<bool, String>) -> Result<(), String> {
+    let start = Instant::now();
+    while !done()? {
+        if start.elapsed() > LIMIT {
+            return Err(too_slow());
+        }
+        std::hint::spin_loop();
+    }
+    Ok(())
+}
+
+/// One request that has something to do when it completes.
+struct Work {
+    wr_id: u64,
+    qpn: u32,
+    /// Whether the application asked for the completion.
+    wanted: bool,
+    /// Where what comes is to be placed, in the order of the list.
+    inbound: Vec<(Arc<Shadow>, usize, usize)>,
+}
+
+/// What a request is posted as.
+pub(crate) struct Staged {
+    pub(crate) wr_id: u64,
+    pub(crate) signaled: bool,
+    pub(crate) sges: Vec<Sge>,
+    slot: Option<u32>,
+}
+
+/// The staged regions of a device, and the requests that use them.
+#[derive(Default)]
+pub(crate) struct Staging {
+    /// How many regions there are: all that other requests pay for is a look at it.
+    count: AtomicUsize,
+    regions: RwLock<HashMap<u32, Weak<Shadow>>>,
+    next: AtomicU32,
+    under_way: Mutex<HashMap<u32, Work>>,
+    moved: Mutex<PathCounters>,
+}
+
+impl Staging {
+    pub(crate) fn add(&self, lkey: u32, shadow: &Arc<Shadow>) {
+        self.regions.write().unwrap_or_else(PoisonError::into_inner).insert(lkey, Arc::downgrade(shadow));
+        self.count.fetch_add(1, Ordering::Release);
+    }
+
+    pub(crate) fn remove(&self, lkey: u32) {
+        self.count.fetch_sub(1, Ordering::Release);
+        self.regions.write().unwrap_or_else(PoisonError::into_inner).remove(&lkey);
+    }
+
+    fn works(&self) -> MutexGuard<'_, HashMap<u32, Work>> {
+        self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Bytes that took the longer way.
+    pub(crate) fn counters(&self) -> PathCounters {
+        *self.moved.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a request must be looked at.
+    #[inline]
+    pub(crate) fn concerns(&self, wr_id: u64) -> bool {
+        self.count.load(Ordering::Acquire) > 0 || self.has_marked(wr_id)
+    }
+
+    /// Whether a completion may be one of ours.
+    #[inline]
+    #[allow(clippy::unused_self)] // it reads as what it is
+    pub(crate) fn has_marked(&self, wr_id: u64) -> bool {
+        wr_id >> 32 == MARK
+    }
+
+    /// Fetches what leaves, and notes where what comes is to go. `op` is none for a receive.
+    pub(crate) fn prepare(
+        &self,
+        qpn: u32,
+        wr_id: u64,
+        op: Option<&Operation>,
+        signaled: bool,
+        sges: &[Sge],
+    ) -> Result<Staged, PostError> {
+        let comes = op.is_none_or(Operation::fetches);
+        let mut staged = Staged { wr_id, signaled, sges: sges.to_vec(), slot: None };
+        let mut inbound = Vec::new();
+        for sge in &mut staged.sges {
+            let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);
+            let shadow = regions.get(&sge.lkey).and_then(Weak::upgrade);
+            drop(regions);
+            let Some(shadow) = shadow else { continue };
+            let len = usize::try_from(sge.len).unwrap_or(usize::MAX);
+            let outside = || PostError::Staging("the bytes are not inside the region".to_owned());
+            let offset = shadow.offset(sge.addr, len).ok_or_else(outside)?;
+            if !comes && len > 0 {
+                shadow.fetch(offset, len).map_err(PostError::Staging)?;
+                self.count(len, |moved| &mut moved.outbound);
+            }
+            sge.addr = shadow.buffer.addr() + offset as u64;
+            inbound.push((shadow, offset, len));
+        }
+        if !comes {
+            inbound.clear();
+        }
+        if !inbound.is_empty() || self.has_marked(wr_id) {
+            let slot = self.next.fetch_add(1, Ordering::Relaxed);
+            self.works().insert(slot, Work { wr_id, qpn, wanted: signaled, inbound });
+            staged.wr_id = MARK << 32 | u64::from(slot);
+            staged.signaled = true;
+            staged.slot = Some(slot);
+        }
+        Ok(staged)
+    }
+
+    /// The request was not taken after all.
+    pub(crate) fn cancel(&self, staged: &Staged) {
+        if let Some(slot) = staged.slot {
+            self.works().remove(&slot);
+        }
+    }
+
+    /// The queue pair goes, and completions of it may never be polled.
+    pub(crate) fn forget(&self, qpn: u32) {
+        self.works().retain(|_, work| work.qpn != qpn);
+    }
+
+    /// Places what came, and gives the completion as the application is to see it, and whether it is.
+    pub(crate) fn finish(&self, completion: &WorkCompletion) -> (WorkCompletion, bool) {
+        let slot = u32::try_from(completion.wr_id & u64::from(u32::MAX)).unwrap_or(0);
+        // Every request with the mark has a slot, but for those of queue pairs that are gone.
+        let Some(work) = self.works().remove(&slot) else { return (*completion, false) };
+        let mut original = WorkCompletion { wr_id: work.wr_id, ..*completion };
+        if completion.status == Status::Success && completion.kind != WorkKind::ReceiveWriteImmediate {
+            let mut left = usize::try_from(completion.byte_len).unwrap_or(usize::MAX);
+            for (shadow, offset, len) in work.inbound {
+                let len = len.min(left);
+                left -= len;
+                if len == 0 {
+                    continue;
+                }
+                if let Err(error) = shadow.place(offset, len) {
+                    // The bytes are here, but not where the application looks for them.
+                    tracing::warn!("what arrived could not be placed in GPU memory: {error}");
+                    original.status = Status::LocalAccess;
+                    break;
+                }
+                self.count(len, |moved| &mut moved.inbound);
+            }
+        }
+        (original, work.wanted || original.status != Status::Success)
+    }
+
+    fn count(&self, len: usize, direction: impl Fn(&mut PathCounters) -> &mut PathTotals) {
+        let mut moved = self.moved.lock().unwrap_or_else(PoisonError::into_inner);
+        let staged = &mut direction(&mut moved).staged;
+        staged.bytes += len as u64;
+        staged.operations += 1;
+    }
+}
