@@ -229,8 +229,9 @@ impl Drop for Backing {
 }
 
 fn memfd(len: usize) -> io::Result<OwnedFd> {
+    // Exports are taken for dma-bufs by their name.
     // SAFETY: the name ends in a zero byte.
-    let fd = unsafe { libc::memfd_create(c"stand-in-gpu".as_ptr(), libc::MFD_CLOEXEC) };
+    let fd = unsafe { libc::memfd_create(c"stand-in-gpu-dmabuf".as_ptr(), libc::MFD_CLOEXEC) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }

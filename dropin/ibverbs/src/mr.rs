@@ -59,6 +59,16 @@ fn cuda_is_loaded() -> bool {
     is_loaded(c"libcuda.so.1") || named.is_some_and(|path| is_loaded(&path))
 }
 
+/// Whether a way to register GPU memory is switched off: `NOBOUNCE_REFUSE=dma-buf,peermem`, for trying what a program does then.
+fn is_switched_off(way: &str) -> bool {
+    let list = std::env::var_os("NOBOUNCE_REFUSE").unwrap_or_default();
+    let off = list.to_string_lossy().split(',').any(|word| word.trim() == way);
+    if off {
+        log::warn(|| format!("GPU memory is not registered by {way}: NOBOUNCE_REFUSE says so"));
+    }
+    off
+}
+
 fn refused(what: &str, error: &RegisterError) -> Errno {
     log::warn(|| format!("{what}: {error}"));
     Errno(error.errno())
@@ -77,7 +87,9 @@ fn register(
     let iova = if flags & verbs::IBV_ACCESS_ZERO_BASED != 0 { 0 } else { iova };
     // SAFETY: that is what the program asks for: the device and peers use its memory until it deregisters.
     let mr = match unsafe { ours.soft.register_at(addr.cast(), length, iova, access) } {
-        Err(RegisterError::Range(_)) if cuda_is_loaded() && iova == addr.addr() as u64 => {
+        Err(RegisterError::Range(_))
+            if cuda_is_loaded() && iova == addr.addr() as u64 && !is_switched_off("peermem") =>
+        {
             register_gpu("ibv_reg_mr", ours, iova, length, access)?
         }
         other => other.map_err(|error| refused("ibv_reg_mr", &error))?,
@@ -164,6 +176,9 @@ pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
             return Err(Errno::EINVAL);
         }
         let access = access_of(access.cast_unsigned())?;
+        if is_switched_off("dma-buf") {
+            return Err(Errno::EOPNOTSUPP);
+        }
         if !cuda_is_loaded() {
             log::warn(|| {
                 "ibv_reg_dmabuf_mr: the process has not loaded CUDA, so that is no memory of its GPU"
