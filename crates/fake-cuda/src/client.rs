@@ -291,6 +291,16 @@ impl StandIn {
         bytes
     }
 
+    /// Whether an address is device memory.
+    #[must_use]
+    pub fn holds(&self, addr: u64) -> bool {
+        let mut byte = 0_u8;
+        // SAFETY: as in `functions!`.
+        let peek: extern "C" fn(u64, *mut u8, usize) -> u32 =
+            unsafe { mem::transmute(self.find("fake_cuda_peek")) };
+        peek(addr, &raw mut byte, 1) == 0
+    }
+
     /// Writes device memory as a kernel would.
     ///
     /// # Panics

@@ -446,11 +446,7 @@ fn choose_gid(
         );
         return Ok(GidChoice { entry, explanation: vec![why] });
     }
-    gid::choose(&table, &options.gid).map_err(|source| OpenError::Gid {
-        device: name.to_owned(),
-        port,
-        source,
-    })
+    gid::choose(&table, &options.gid).map_err(|why| OpenError::Gid { device: name.to_owned(), port, why })
 }
 
 fn gid_table(

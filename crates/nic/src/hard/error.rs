@@ -65,14 +65,14 @@ pub enum OpenError {
         states: String,
     },
     /// No address works.
-    #[error("{device} port {port}: {source}")]
+    #[error("{device} port {port}: {why}")]
     Gid {
         /// The device.
         device: String,
         /// The port.
         port: u8,
         /// Entry by entry.
-        source: NoGid,
+        why: NoGid,
     },
     /// A variable makes no sense.
     #[error("{variable}={value} makes no sense: {expected} is expected")]

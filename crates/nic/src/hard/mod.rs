@@ -15,6 +15,10 @@ mod memory;
 mod proof;
 mod qp;
 mod stage;
+#[cfg(test)]
+mod standin;
+#[cfg(test)]
+mod standin_tests;
 
 pub use cq::{Channel, Cq};
 pub use device::{Device, Health, LinkLayer, Options, Port, names};

@@ -104,7 +104,7 @@ impl Qp {
                 }
                 None => told = Some(last()),
             }
-            if !told.as_ref().is_some_and(|error: &io::Error| error.raw_os_error() == Some(libc::EINVAL)) {
+            if told.as_ref().is_none_or(|error: &io::Error| error.raw_os_error() != Some(libc::EINVAL)) {
                 break;
             }
         }

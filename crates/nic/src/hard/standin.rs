@@ -1,0 +1,508 @@
+//! A stand-in for libibverbs: one device, `fake0`, that records every call with its arguments, carries requests out at once, and fails
+//! or lies as a test tells it. Memory of the GPU is the stand-in driver's.
+
+use std::cell::RefCell;
+use std::collections::{HashMap, VecDeque};
+use std::ffi::{c_char, c_int, c_void};
+use std::ptr;
+use std::sync::Arc;
+
+use fake_cuda::client::StandIn;
+use nobounce_verbs as verbs;
+
+use super::library::{Api, Library};
+
+/// A call that a test looks at.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Call {
+    Named(&'static str),
+    RegMr { addr: u64, len: usize, access: u32, relaxed: bool },
+    RegDmaBuf { offset: u64, len: usize, iova: u64, fd_len: u64, access: u32 },
+    Modify { state: u32, mask: u32, attr: Route },
+}
+
+/// What a transition says about the way to the peer.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Route {
+    pub(crate) dlid: u16,
+    pub(crate) is_global: u8,
+    pub(crate) dgid: [u8; 16],
+    pub(crate) sgid_index: u8,
+    pub(crate) mtu: u32,
+    pub(crate) port: u8,
+    pub(crate) retries: u8,
+}
+
+/// How the device behaves.
+pub(crate) struct World {
+    pub(crate) calls: Vec<Call>,
+    /// Error numbers; 0 where it works.
+    pub(crate) open: c_int,
+    pub(crate) dmabuf: c_int,
+    pub(crate) host: c_int,
+    pub(crate) peermem: c_int,
+    pub(crate) modify: c_int,
+    pub(crate) most_inline: u32,
+    /// Bytes into GPU memory that was registered by dma-buf go nowhere.
+    pub(crate) lies: bool,
+    pub(crate) devices: c_int,
+    pub(crate) port: verbs::PortAttr,
+    pub(crate) gids: Vec<[u8; 16]>,
+    pub(crate) events: VecDeque<(u32, usize)>,
+    pub(crate) is_gpu: fn(u64) -> bool,
+    regions: HashMap<u32, (bool, u32)>,
+    completions: VecDeque<verbs::Wc>,
+    receives: VecDeque<(u64, Vec<verbs::Sge>)>,
+    next: u32,
+}
+
+thread_local! {
+    static WORLD: RefCell<World> = RefCell::new(World::new());
+}
+
+impl World {
+    fn new() -> Self {
+        // SAFETY: plain numbers, for which zeroes are valid.
+        let mut port: verbs::PortAttr = unsafe { std::mem::zeroed() };
+        port.state = verbs::IBV_PORT_ACTIVE;
+        port.active_mtu = verbs::IBV_MTU_2048;
+        port.link_layer = verbs::IBV_LINK_LAYER_ETHERNET;
+        port.gid_tbl_len = 2;
+        let loopback = std::net::Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets();
+        Self {
+            calls: Vec::new(),
+            open: 0,
+            dmabuf: 0,
+            host: 0,
+            peermem: 0,
+            modify: 0,
+            most_inline: 512,
+            lies: false,
+            devices: 1,
+            port,
+            gids: vec![[0; 16], loopback],
+            events: VecDeque::new(),
+            is_gpu: |_| false,
+            regions: HashMap::new(),
+            completions: VecDeque::new(),
+            receives: VecDeque::new(),
+            next: 100,
+        }
+    }
+}
+
+/// Changes the world, or looks at it.
+pub(crate) fn world<T>(change: impl FnOnce(&mut World) -> T) -> T {
+    WORLD.with(|world| change(&mut world.borrow_mut()))
+}
+
+/// The calls so far, by name only.
+pub(crate) fn names() -> Vec<&'static str> {
+    let name = |call: &Call| if let Call::Named(name) = call { Some(*name) } else { None };
+    world(|world| world.calls.iter().filter_map(name).collect())
+}
+
+/// The library; `old` has no `ibv_reg_dmabuf_mr`.
+pub(crate) fn library(old: bool) -> Arc<Library> {
+    Library::of_table(Api {
+        get_device_list,
+        free_device_list,
+        get_device_name,
+        open_device,
+        close_device,
+        get_async_event,
+        ack_async_event,
+        query_device,
+        query_port,
+        query_gid,
+        alloc_pd,
+        dealloc_pd,
+        reg_mr,
+        dereg_mr,
+        create_comp_channel,
+        destroy_comp_channel,
+        get_cq_event,
+        ack_cq_events,
+        create_cq,
+        destroy_cq,
+        create_qp,
+        modify_qp,
+        destroy_qp,
+        reg_mr_iova2: Some(reg_mr_iova2),
+        reg_dmabuf_mr: (!old).then_some(reg_dmabuf_mr),
+        query_gid_ex: Some(query_gid_ex),
+    })
+}
+
+fn note(name: &'static str) {
+    world(|world| world.calls.push(Call::Named(name)));
+}
+
+fn fail(code: c_int) {
+    // SAFETY: this thread's own errno.
+    unsafe { *libc::__errno_location() = code };
+}
+
+/// An object of zeroes; the stand-in lives as long as the test.
+fn made<T>() -> *mut T {
+    // SAFETY: structures of C, for which zeroes are valid.
+    Box::leak(Box::new(unsafe { std::mem::zeroed::<T>() }))
+}
+
+unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut verbs::Device {
+    let devices = world(|world| world.devices);
+    // SAFETY: the caller's place.
+    unsafe { *count = devices };
+    let list = Box::leak(Box::new([made::<verbs::Device>(), ptr::null_mut()]));
+    list.as_mut_ptr()
+}
+
+unsafe extern "C" fn free_device_list(_: *mut *mut verbs::Device) {}
+
+unsafe extern "C" fn get_device_name(_: *mut verbs::Device) -> *const c_char {
+    c"fake0".as_ptr()
+}
+
+unsafe extern "C" fn open_device(_: *mut verbs::Device) -> *mut verbs::Context {
+    let code = world(|world| world.open);
+    if code != 0 {
+        fail(code);
+        return ptr::null_mut();
+    }
+    note("open");
+    let context = made::<verbs::Context>();
+    // SAFETY: just made.
+    unsafe {
+        (*context).async_fd = -1;
+        (*context).ops.post_send = Some(post_send);
+        (*context).ops.post_recv = Some(post_recv);
+        (*context).ops.poll_cq = Some(poll_cq);
+        (*context).ops.req_notify_cq = Some(req_notify);
+    }
+    context
+}
+
+unsafe extern "C" fn close_device(_: *mut verbs::Context) -> c_int {
+    note("close");
+    0
+}
+
+unsafe extern "C" fn get_async_event(_: *mut verbs::Context, event: *mut verbs::AsyncEvent) -> c_int {
+    let Some((kind, element)) = world(|world| world.events.pop_front()) else { return -1 };
+    // SAFETY: the caller's place.
+    unsafe { *event = verbs::AsyncEvent { element: ptr::without_provenance_mut(element), event_type: kind } };
+    0
+}
+
+unsafe extern "C" fn ack_async_event(_: *mut verbs::AsyncEvent) {}
+
+unsafe extern "C" fn query_device(_: *mut verbs::Context, attr: *mut verbs::DeviceAttr) -> c_int {
+    // SAFETY: the caller's place.
+    let attr = unsafe { &mut *attr };
+    (attr.max_cqe, attr.max_qp_wr, attr.max_sge) = (4096, 1024, 16);
+    (attr.max_qp_rd_atom, attr.max_qp_init_rd_atom, attr.phys_port_cnt) = (16, 8, 1);
+    attr.atomic_cap = verbs::IBV_ATOMIC_HCA;
+    0
+}
+
+unsafe extern "C" fn query_port(_: *mut verbs::Context, _: u8, attr: *mut verbs::PortAttr) -> c_int {
+    // SAFETY: the caller's place.
+    unsafe { *attr = world(|world| world.port) };
+    0
+}
+
+unsafe extern "C" fn query_gid(_: *mut verbs::Context, _: u8, _: c_int, _: *mut verbs::Gid) -> c_int {
+    -1
+}
+
+unsafe extern "C" fn query_gid_ex(
+    _: *mut verbs::Context,
+    _: u32,
+    index: u32,
+    entry: *mut verbs::GidEntry,
+    _: u32,
+    size: usize,
+) -> c_int {
+    assert_eq!(size, size_of::<verbs::GidEntry>());
+    let found = world(|world| world.gids.get(index as usize).copied()).filter(|gid| *gid != [0; 16]);
+    let Some(raw) = found else { return libc::ENODATA };
+    // SAFETY: the caller's place.
+    unsafe { ((*entry).gid, (*entry).gid_type) = (verbs::Gid { raw }, verbs::IBV_GID_TYPE_ROCE_V2) };
+    0
+}
+
+unsafe extern "C" fn alloc_pd(_: *mut verbs::Context) -> *mut verbs::Pd {
+    note("alloc_pd");
+    made()
+}
+
+unsafe extern "C" fn dealloc_pd(_: *mut verbs::Pd) -> c_int {
+    note("dealloc_pd");
+    0
+}
+
+fn region(is_dmabuf: bool, access: u32) -> *mut verbs::Mr {
+    let mr = made::<verbs::Mr>();
+    world(|world| {
+        world.next += 1;
+        world.regions.insert(world.next, (is_dmabuf, access));
+        // SAFETY: just made.
+        unsafe { ((*mr).lkey, (*mr).rkey) = (world.next, world.next) };
+    });
+    mr
+}
+
+fn register(addr: *mut c_void, len: usize, access: u32, relaxed: bool) -> *mut verbs::Mr {
+    let addr = addr.addr() as u64;
+    let code = world(|world| {
+        world.calls.push(Call::RegMr { addr, len, access, relaxed });
+        if (world.is_gpu)(addr) { world.peermem } else { world.host }
+    });
+    if code != 0 {
+        fail(code);
+        return ptr::null_mut();
+    }
+    region(false, access)
+}
+
+unsafe extern "C" fn reg_mr(
+    _: *mut verbs::Pd,
+    addr: *mut c_void,
+    len: usize,
+    access: c_int,
+) -> *mut verbs::Mr {
+    register(addr, len, access.cast_unsigned(), false)
+}
+
+unsafe extern "C" fn reg_mr_iova2(
+    _: *mut verbs::Pd,
+    addr: *mut c_void,
+    len: usize,
+    iova: u64,
+    access: u32,
+) -> *mut verbs::Mr {
+    assert_eq!(iova, addr.addr() as u64, "addresses of requests are those of the memory");
+    register(addr, len, access, true)
+}
+
+unsafe extern "C" fn reg_dmabuf_mr(
+    _: *mut verbs::Pd,
+    offset: u64,
+    len: usize,
+    iova: u64,
+    fd: c_int,
+    access: c_int,
+) -> *mut verbs::Mr {
+    let access = access.cast_unsigned();
+    // SAFETY: plain numbers, for which zeroes are valid.
+    let mut status: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: a number and a valid place.
+    assert_eq!(unsafe { libc::fstat(fd, &raw mut status) }, 0, "the descriptor is open");
+    let fd_len = u64::try_from(status.st_size).unwrap();
+    let code = world(|world| {
+        world.calls.push(Call::RegDmaBuf { offset, len, iova, fd_len, access });
+        world.dmabuf
+    });
+    if code != 0 {
+        fail(code);
+        return ptr::null_mut();
+    }
+    region(true, access)
+}
+
+unsafe extern "C" fn dereg_mr(mr: *mut verbs::Mr) -> c_int {
+    // SAFETY: one that was made here.
+    let known = world(|world| world.regions.remove(&unsafe { (*mr).lkey }));
+    assert!(known.is_some(), "a region is deregistered once");
+    note("dereg_mr");
+    0
+}
+
+unsafe extern "C" fn create_comp_channel(_: *mut verbs::Context) -> *mut verbs::CompChannel {
+    note("create_channel");
+    let channel = made::<verbs::CompChannel>();
+    // SAFETY: just made.
+    unsafe { (*channel).fd = -1 };
+    channel
+}
+
+unsafe extern "C" fn destroy_comp_channel(_: *mut verbs::CompChannel) -> c_int {
+    note("destroy_channel");
+    0
+}
+
+unsafe extern "C" fn get_cq_event(
+    _: *mut verbs::CompChannel,
+    _: *mut *mut verbs::Cq,
+    _: *mut *mut c_void,
+) -> c_int {
+    -1
+}
+
+unsafe extern "C" fn ack_cq_events(_: *mut verbs::Cq, _: u32) {}
+
+unsafe extern "C" fn create_cq(
+    context: *mut verbs::Context,
+    depth: c_int,
+    _: *mut c_void,
+    _: *mut verbs::CompChannel,
+    _: c_int,
+) -> *mut verbs::Cq {
+    note("create_cq");
+    let cq = made::<verbs::Cq>();
+    // SAFETY: just made.
+    unsafe { ((*cq).context, (*cq).cqe) = (context, depth) };
+    cq
+}
+
+unsafe extern "C" fn destroy_cq(_: *mut verbs::Cq) -> c_int {
+    note("destroy_cq");
+    0
+}
+
+unsafe extern "C" fn create_qp(_: *mut verbs::Pd, init: *mut verbs::QpInitAttr) -> *mut verbs::Qp {
+    // SAFETY: the caller's structure.
+    let init = unsafe { &*init };
+    if init.cap.max_inline_data > world(|world| world.most_inline) {
+        fail(libc::EINVAL);
+        return ptr::null_mut();
+    }
+    note("create_qp");
+    let qp = made::<verbs::Qp>();
+    // SAFETY: just made, on a queue that was made here.
+    unsafe { ((*qp).context, (*qp).qp_num) = ((*init.send_cq).context, 77) };
+    qp
+}
+
+unsafe extern "C" fn modify_qp(_: *mut verbs::Qp, attr: *mut verbs::QpAttr, mask: c_int) -> c_int {
+    // SAFETY: the caller's structure.
+    let attr = unsafe { &*attr };
+    let route = Route {
+        dlid: attr.ah_attr.dlid,
+        is_global: attr.ah_attr.is_global,
+        // SAFETY: every bit pattern is a valid array of bytes.
+        dgid: unsafe { attr.ah_attr.grh.dgid.raw },
+        sgid_index: attr.ah_attr.grh.sgid_index,
+        mtu: attr.path_mtu,
+        port: attr.port_num,
+        retries: attr.retry_cnt,
+    };
+    world(|world| {
+        world.calls.push(Call::Modify { state: attr.qp_state, mask: mask.cast_unsigned(), attr: route });
+        world.modify
+    })
+}
+
+unsafe extern "C" fn destroy_qp(_: *mut verbs::Qp) -> c_int {
+    note("destroy_qp");
+    0
+}
+
+unsafe extern "C" fn req_notify(_: *mut verbs::Cq, _: c_int) -> c_int {
+    0
+}
+
+unsafe extern "C" fn poll_cq(_: *mut verbs::Cq, count: c_int, wcs: *mut verbs::Wc) -> c_int {
+    let mut taken = 0;
+    while taken < count
+        && let Some(wc) = world(|world| world.completions.pop_front())
+    {
+        // SAFETY: the caller has room for as many.
+        unsafe { *wcs.offset(isize::try_from(taken).unwrap()) = wc };
+        taken += 1;
+    }
+    taken
+}
+
+fn load(addr: u64, len: usize) -> Vec<u8> {
+    if world(|world| (world.is_gpu)(addr)) {
+        return StandIn::program().peek(addr, len);
+    }
+    let from: *const u8 = ptr::with_exposed_provenance(usize::try_from(addr).unwrap());
+    // SAFETY: registered host memory of the test's, or of a shadow.
+    unsafe { std::slice::from_raw_parts(from, len) }.to_vec()
+}
+
+fn store(addr: u64, bytes: &[u8]) {
+    if world(|world| (world.is_gpu)(addr)) {
+        return StandIn::program().poke(addr, bytes);
+    }
+    let to: *mut u8 = ptr::with_exposed_provenance_mut(usize::try_from(addr).unwrap());
+    // SAFETY: as above.
+    unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+}
+
+/// Bytes for the next receive, as if a peer had sent them.
+pub(crate) fn arrive(bytes: &[u8]) {
+    let (wr_id, sges) = world(|world| world.receives.pop_front()).expect("a receive");
+    let mut rest = bytes;
+    for sge in sges {
+        let (now, later) = rest.split_at(rest.len().min(sge.length as usize));
+        store(sge.addr, now);
+        rest = later;
+    }
+    complete(wr_id, verbs::IBV_WC_RECV, u32::try_from(bytes.len()).unwrap());
+}
+
+fn complete(wr_id: u64, opcode: u32, len: u32) {
+    // SAFETY: plain numbers, for which zeroes are valid.
+    let mut wc: verbs::Wc = unsafe { std::mem::zeroed() };
+    (wc.wr_id, wc.opcode, wc.byte_len) = (wr_id, opcode, len);
+    world(|world| world.completions.push_back(wc));
+}
+
+unsafe extern "C" fn post_send(
+    _: *mut verbs::Qp,
+    first: *mut verbs::SendWr,
+    _: *mut *mut verbs::SendWr,
+) -> c_int {
+    let mut at = first;
+    while !at.is_null() {
+        // SAFETY: the caller's request and its list.
+        let (wr, sges) = unsafe {
+            let wr = &*at;
+            (wr, std::slice::from_raw_parts(wr.sg_list, usize::try_from(wr.num_sge).unwrap()))
+        };
+        // SAFETY: read for requests that have it.
+        let remote = unsafe { wr.wr.rdma };
+        let lies =
+            world(|world| world.lies && world.regions.get(&remote.rkey).is_some_and(|(dmabuf, _)| *dmabuf));
+        let (mut offset, mut len) = (0, 0);
+        for sge in sges {
+            let size = sge.length as usize;
+            match wr.opcode {
+                verbs::IBV_WR_RDMA_WRITE if !lies => {
+                    store(remote.remote_addr + offset, &load(sge.addr, size))
+                }
+                verbs::IBV_WR_RDMA_READ => store(sge.addr, &load(remote.remote_addr + offset, size)),
+                _ => {}
+            }
+            offset += u64::from(sge.length);
+            len += sge.length;
+        }
+        let opcode = match wr.opcode {
+            verbs::IBV_WR_RDMA_WRITE => verbs::IBV_WC_RDMA_WRITE,
+            verbs::IBV_WR_RDMA_READ => verbs::IBV_WC_RDMA_READ,
+            _ => verbs::IBV_WC_SEND,
+        };
+        if wr.send_flags & verbs::IBV_SEND_SIGNALED != 0 {
+            complete(wr.wr_id, opcode, len);
+        }
+        at = wr.next;
+    }
+    0
+}
+
+unsafe extern "C" fn post_recv(
+    _: *mut verbs::Qp,
+    wr: *mut verbs::RecvWr,
+    _: *mut *mut verbs::RecvWr,
+) -> c_int {
+    // SAFETY: the caller's request and its list.
+    let (wr_id, sges) = unsafe {
+        let wr = &*wr;
+        (wr.wr_id, std::slice::from_raw_parts(wr.sg_list, usize::try_from(wr.num_sge).unwrap()).to_vec())
+    };
+    world(|world| world.receives.push_back((wr_id, sges)));
+    0
+}

@@ -1,0 +1,288 @@
+//! What is asked of libibverbs and CUDA, argument by argument, and what is made of their answers.
+
+use fake_cuda::client::StandIn;
+use nobounce_memory::HostBuffer;
+use nobounce_memory::gpu::GpuOptions;
+use nobounce_memory::path::{Mechanism, Path, Require};
+use nobounce_protocol::qp::{Access, Mtu, Operation, QpAttr, Remote, Status};
+use nobounce_protocol::wire::{Psn, Qpn};
+use nobounce_verbs as verbs;
+
+use super::standin::{self, Call, world};
+use super::{Device, Mr, OpenError, Options, Pd, RegisterError};
+use crate::soft::{QpLimits, RecvRequest, SendRequest, Sge};
+
+const LEN: usize = 1 << 20;
+const ALL: u32 = verbs::IBV_ACCESS_LOCAL_WRITE
+    | verbs::IBV_ACCESS_REMOTE_WRITE
+    | verbs::IBV_ACCESS_REMOTE_READ
+    | verbs::IBV_ACCESS_REMOTE_ATOMIC;
+
+fn open() -> Device {
+    Device::open_in(&standin::library(false), "fake0", &Options::default()).unwrap()
+}
+
+/// Memory of the stand-in GPU, which the device tells from the host's by its address.
+fn gpu_memory() -> u64 {
+    let addr = StandIn::program().malloc(LEN);
+    world(|world| world.is_gpu = |addr| StandIn::program().holds(addr));
+    addr
+}
+
+fn register(pd: &Pd, addr: u64, len: usize, options: GpuOptions) -> Result<Mr, RegisterError> {
+    // SAFETY: memory of the stand-in, which nobody else uses.
+    unsafe { pd.register_gpu(addr, len, Access::all(), &options) }
+}
+
+fn calls() -> Vec<Call> {
+    world(|world| world.calls.clone())
+}
+
+#[test]
+fn a_dma_buf_is_registered_by_whole_pages_of_the_export_and_the_address_of_the_memory() {
+    let addr = gpu_memory() + 0x2340;
+    let pd = open().alloc_pd().unwrap();
+    // The stand-in does not export a part of what a window has mapped.
+    let options = GpuOptions { window: false, ..GpuOptions::default() };
+    let mr = register(&pd, addr, 5000, options).unwrap();
+    assert_eq!(mr.paths().inbound, Path::Direct(Mechanism::DmaBuf));
+    let Call::RegDmaBuf { offset, len, iova, fd_len, access } =
+        calls().into_iter().find(|call| matches!(call, Call::RegDmaBuf { .. })).unwrap()
+    else {
+        unreachable!()
+    };
+    assert_eq!((offset, len, iova), (0x340, 5000, addr));
+    assert_eq!(offset % 4096, iova % 4096, "the kernel insists on it");
+    assert_eq!((fd_len % 4096, fd_len >= offset + 5000), (0, true), "whole pages, and all of the range");
+    assert_eq!(access, ALL, "all rights, but for binding windows");
+    assert_eq!((mr.addr(), mr.len()), (addr, 5000));
+}
+
+#[test]
+fn each_rung_that_fails_gives_way_to_the_next_and_its_reason_is_kept() {
+    let addr = gpu_memory();
+    let pd = open().alloc_pd().unwrap();
+    for errno in [libc::EOPNOTSUPP, libc::EINVAL, libc::ENOMEM, libc::EPROTONOSUPPORT] {
+        world(|world| (world.dmabuf, world.peermem) = (errno, 0));
+        let mr = register(&pd, addr, LEN, GpuOptions::default()).unwrap();
+        assert_eq!(mr.paths().outbound, Path::Direct(Mechanism::Peermem), "errno {errno}");
+        assert!(
+            calls().contains(&Call::RegMr { addr, len: LEN, access: ALL, relaxed: false }),
+            "on the GPU's own address"
+        );
+    }
+    world(|world| (world.dmabuf, world.peermem) = (libc::EOPNOTSUPP, libc::EFAULT));
+    let mr = register(&pd, addr, LEN, GpuOptions::default()).unwrap();
+    let Path::Staged(reason) = &mr.paths().inbound else { panic!("{:?}", mr.paths()) };
+    for words in [
+        "dma-buf: ibv_reg_dmabuf_mr",
+        "does not take dma-bufs",
+        "peermem: ibv_reg_mr",
+        "nvidia-peermem is not loaded",
+    ] {
+        assert!(reason.as_str().contains(words), "{reason}");
+    }
+    // Peers would write into the shadow, and nobody would know: they may not.
+    let shadow = calls().into_iter().rev().find_map(|call| match call {
+        Call::RegMr { addr, access, .. } => Some((addr, access)),
+        _ => None,
+    });
+    assert_eq!(shadow.map(|(_, access)| access), Some(verbs::IBV_ACCESS_LOCAL_WRITE));
+    let direct = GpuOptions { require: Require::Direct, ..GpuOptions::default() };
+    let refused = register(&pd, addr, LEN, direct).unwrap_err();
+    assert!(matches!(&refused, RegisterError::NotDirect { why, .. } if why.contains("peermem")), "{refused}");
+}
+
+#[test]
+fn an_old_libibverbs_has_no_dma_buf_and_says_so() {
+    let addr = gpu_memory();
+    world(|world| world.peermem = libc::EFAULT);
+    let device = Device::open_in(&standin::library(true), "fake0", &Options::default()).unwrap();
+    let mr = register(&device.alloc_pd().unwrap(), addr, LEN, GpuOptions::default()).unwrap();
+    let words = mr.paths().to_string();
+    assert!(words.contains("has no ibv_reg_dmabuf_mr"), "{words}");
+    assert!(!calls().iter().any(|call| matches!(call, Call::RegDmaBuf { .. })));
+}
+
+#[test]
+fn a_provider_that_lies_is_found_out_before_anybody_s_bytes_are_lost() {
+    let addr = gpu_memory();
+    world(|world| (world.lies, world.peermem) = (true, libc::EFAULT));
+    let pd = open().alloc_pd().unwrap();
+    let mr = register(&pd, addr, LEN, GpuOptions::default()).unwrap();
+    let words = mr.paths().to_string();
+    assert!(words.starts_with("staged") && words.contains("promises what it does not do"), "{words}");
+    drop(mr);
+    world(|world| world.calls.clear());
+    let again = register(&pd, addr, LEN, GpuOptions::default()).unwrap();
+    assert!(!again.paths().inbound.is_direct());
+    assert!(!standin::names().contains(&"create_qp"), "it is proved once for each GPU");
+}
+
+#[test]
+fn staged_memory_is_fetched_before_it_leaves_and_placed_before_anybody_is_told() {
+    let (addr, gpu) = (gpu_memory(), StandIn::program());
+    world(|world| (world.dmabuf, world.peermem) = (libc::EOPNOTSUPP, libc::EFAULT));
+    let device = open();
+    let pd = device.alloc_pd().unwrap();
+    let staged = register(&pd, addr, LEN, GpuOptions::default()).unwrap();
+    let cq = device.create_cq(64, None).unwrap();
+    let qp = pd.create_qp(&cq, &cq, QpLimits::default()).unwrap();
+    let host = HostBuffer::new(LEN).unwrap();
+    // SAFETY: the buffer outlives the region.
+    let far = unsafe { pd.register(host.as_mut_ptr(), LEN, Access::all()) }.unwrap();
+    let remote = Remote { addr: host.addr(), rkey: far.rkey() };
+    let sge = |offset: u64, len| Sge { addr: addr + offset, len, lkey: staged.lkey() };
+    let bytes: Vec<u8> = (0..700_000_u32).map(|at| u8::try_from(at % 251).unwrap()).collect();
+    gpu.poke(addr + 100, &bytes);
+
+    qp.post_send(&SendRequest::new(5, Operation::Write(remote), &[sge(100, 700_000)])).unwrap();
+    let mut found = vec![0; bytes.len()];
+    host.read_at(0, &mut found).unwrap();
+    assert!(found == bytes, "what leaves is what the GPU has");
+
+    host.write_at(0, &vec![9; 2000]).unwrap();
+    let quiet = SendRequest { signaled: false, ..SendRequest::new(6, Operation::Read(remote), &[]) };
+    qp.post_send(&SendRequest { sges: &[sge(0, 1000)], ..quiet }).unwrap();
+    qp.post_send(&SendRequest::new(7, Operation::Read(remote), &[sge(2000, 1000)])).unwrap();
+    qp.post_recv(&RecvRequest { wr_id: 8, sges: &[sge(4000, 100), sge(5000, 100)] }).unwrap();
+    standin::arrive(&[3; 150]);
+    assert_ne!(gpu.peek(addr, 1000), vec![9; 1000], "not before the completion is polled");
+    let mut got = Vec::new();
+    cq.poll(&mut got, 64).unwrap();
+    let told: Vec<_> = got.iter().map(|one| (one.wr_id, one.status, one.byte_len)).collect();
+    assert_eq!(told, [(5, Status::Success, 0), (7, Status::Success, 1000), (8, Status::Success, 150)]);
+    assert_eq!(gpu.peek(addr, 1000), vec![9; 1000], "also of the one that asked for no completion");
+    assert_eq!(gpu.peek(addr + 2000, 1000), vec![9; 1000]);
+    assert_eq!((gpu.peek(addr + 4000, 100), gpu.peek(addr + 5000, 50)), (vec![3; 100], vec![3; 50]));
+    let counted = device.staged_counters();
+    assert_eq!((counted.outbound.staged.bytes, counted.inbound.staged.bytes), (700_000, 2150));
+    let outside = qp.post_send(&SendRequest::new(9, Operation::Write(remote), &[sge(LEN as u64 - 10, 20)]));
+    assert!(outside.is_err());
+}
+
+#[test]
+fn everything_goes_once_and_in_the_right_order() {
+    let addr = gpu_memory();
+    let device = open();
+    let pd = device.alloc_pd().unwrap();
+    let channel = device.create_channel().unwrap();
+    let cq = device.create_cq(16, Some(&channel)).unwrap();
+    let qp = pd.create_qp(&cq, &cq, QpLimits::default()).unwrap();
+    let mr = register(&pd, addr, LEN, GpuOptions::default()).unwrap();
+    world(|world| world.calls.clear());
+    // In the worst order: what others stand on first.
+    drop(device);
+    drop(pd);
+    drop(channel);
+    drop(cq);
+    assert_eq!(standin::names(), [""; 0], "everything is still in use");
+    drop(qp);
+    assert_eq!(standin::names(), ["destroy_qp", "destroy_cq", "destroy_channel"]);
+    drop(mr);
+    let all = ["destroy_qp", "destroy_cq", "destroy_channel", "dereg_mr", "dealloc_pd", "close"];
+    assert_eq!(standin::names(), all);
+}
+
+fn raise(device: &Device, remote: std::net::IpAddr, lid: u16) -> Vec<(u32, standin::Route)> {
+    let pd = device.alloc_pd().unwrap();
+    let cq = device.create_cq(16, None).unwrap();
+    let qp = pd.create_qp(&cq, &cq, QpLimits::default()).unwrap();
+    qp.modify(&QpAttr::to_init(Access::all()), 0).unwrap();
+    qp.modify(&QpAttr::to_rtr(remote, Qpn::new(5), Psn::new(6), Mtu::Mtu1024), lid).unwrap();
+    qp.modify(&QpAttr::to_rts(Psn::new(7)), lid).unwrap();
+    let states = calls().into_iter().filter_map(|call| match call {
+        Call::Modify { state, attr, .. } => Some((state, attr)),
+        _ => None,
+    });
+    states.collect()
+}
+
+#[test]
+fn ethernet_is_addressed_by_gid_and_infiniband_by_lid() {
+    let peer: std::net::IpAddr = "10.1.2.3".parse().unwrap();
+    let device = open();
+    assert_eq!(device.port().mtu, Mtu::Mtu2048, "the port's own");
+    let states = raise(&device, peer, 0);
+    let rtr = states[1].1;
+    assert_eq!((states[1].0, rtr.is_global, rtr.sgid_index, rtr.dlid), (verbs::IBV_QPS_RTR, 1, 1, 0));
+    assert_eq!(rtr.dgid, "10.1.2.3".parse::<std::net::Ipv4Addr>().unwrap().to_ipv6_mapped().octets());
+    assert_eq!((rtr.mtu, rtr.port), (verbs::IBV_MTU_1024, 1));
+    assert_eq!(states[2].1.retries, 6, "7 is without end for some drivers");
+
+    world(|world| {
+        world.calls.clear();
+        (world.port.link_layer, world.port.lid) = (verbs::IBV_LINK_LAYER_INFINIBAND, 0x21);
+    });
+    let device = open();
+    assert_eq!((device.port().lid, device.port().needs_grh), (0x21, false));
+    let rtr = raise(&device, peer, 0x42)[1].1;
+    assert_eq!((rtr.is_global, rtr.dlid, rtr.dgid), (0, 0x42, [0; 16]));
+    world(|world| world.port.flags = verbs::IBV_QPF_GRH_REQUIRED);
+    world(|world| world.calls.clear());
+    assert_eq!(raise(&open(), peer, 0x42)[1].1.is_global, 1, "a subnet that asks for the header gets it");
+}
+
+#[test]
+fn rights_and_ordering_are_what_was_asked_for() {
+    let options = Options { relaxed_ordering: true, ..Options::default() };
+    let device = Device::open_in(&standin::library(false), "fake0", &options).unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let host = HostBuffer::new(4096).unwrap();
+    // SAFETY: the buffer outlives the region.
+    let _mr = unsafe { pd.register(host.as_mut_ptr(), 4096, Access::LOCAL_WRITE) }.unwrap();
+    let access = verbs::IBV_ACCESS_LOCAL_WRITE | verbs::IBV_ACCESS_RELAXED_ORDERING;
+    assert_eq!(calls().last(), Some(&Call::RegMr { addr: host.addr(), len: 4096, access, relaxed: true }));
+    let addr = gpu_memory();
+    let _gpu = register(&pd, addr, LEN, GpuOptions::default()).unwrap();
+    let relaxed = |call: &Call| matches!(call, Call::RegDmaBuf { access, .. } if access & verbs::IBV_ACCESS_RELAXED_ORDERING != 0);
+    assert!(calls().iter().any(relaxed));
+}
+
+#[test]
+fn what_a_device_refuses_is_said_in_a_sentence() {
+    world(|world| world.open = libc::EACCES);
+    let denied = Device::open_in(&standin::library(false), "fake0", &Options::default()).unwrap_err();
+    assert!(
+        matches!(denied, OpenError::Open { .. }) && denied.to_string().contains("does not let this user in"),
+        "{denied}"
+    );
+    world(|world| (world.open, world.devices) = (0, 0));
+    let none = Device::open_in(&standin::library(false), "fake0", &Options::default()).unwrap_err();
+    assert!(matches!(none, OpenError::None { .. }), "{none}");
+    world(|world| (world.devices, world.port.state) = (1, verbs::IBV_PORT_DOWN));
+    let down = Device::open_in(&standin::library(false), "fake0", &Options::default()).unwrap_err();
+    assert!(down.to_string().contains("port 1: down"), "{down}");
+    world(|world| (world.port.state, world.host) = (verbs::IBV_PORT_ACTIVE, libc::ENOMEM));
+    let device = open();
+    let pd = device.alloc_pd().unwrap();
+    let buffer = HostBuffer::new(4096).unwrap();
+    // SAFETY: the buffer outlives the region.
+    let locked = unsafe { pd.register(buffer.as_mut_ptr(), 4096, Access::LOCAL_WRITE) }.unwrap_err();
+    assert!(locked.to_string().contains("lock"), "{locked}");
+    let deep = device.create_cq(1 << 20, None).unwrap_err();
+    assert!(deep.to_string().contains("4096"), "{deep}");
+    // Less inline data than was asked for is taken rather than nothing.
+    world(|world| world.most_inline = 100);
+    let cq = device.create_cq(16, None).unwrap();
+    let qp = pd.create_qp(&cq, &cq, QpLimits::default()).unwrap();
+    assert_eq!(qp.limits().inline, 64);
+    world(|world| world.modify = libc::ETIMEDOUT);
+    let to = QpAttr::to_rtr("10.9.9.9".parse().unwrap(), Qpn::new(5), Psn::new(6), Mtu::Mtu1024);
+    let nobody = qp.modify(&to, 0).unwrap_err().to_string();
+    assert!(nobody.contains("nobody answers") && nobody.contains("10.9.9.9"), "{nobody}");
+}
+
+#[test]
+fn events_tell_how_the_device_is() {
+    let device = open();
+    assert_eq!(device.look(), super::Health::default());
+    world(|world| world.events.push_back((verbs::IBV_EVENT_PORT_ERR, 1)));
+    assert!(device.look().port_down);
+    world(|world| world.events.push_back((verbs::IBV_EVENT_PORT_ACTIVE, 1)));
+    assert!(!device.look().port_down);
+    world(|world| world.events.push_back((verbs::IBV_EVENT_PORT_ERR, 2)));
+    assert!(!device.look().port_down, "another port's");
+    world(|world| world.events.push_back((verbs::IBV_EVENT_DEVICE_FATAL, 0)));
+    assert!(device.look().gone && device.look().gone);
+}

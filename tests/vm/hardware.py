@@ -1,0 +1,166 @@
+"""Cases of `nic/hard`: the nobounce library and bench on the guest's rxe0 as on any NIC of the system's, against itself and against the
+host's nb0; and what becomes of them when the device, its port, its address or its rights go."""
+
+import glob
+import os
+import re
+import subprocess
+import time
+
+from adapters import expect
+from cases import case
+from machine import ADDRESS, GUEST, HOST
+
+BENCH = "nobounce bench --iters 25 --op write,read,send --kind latency,bandwidth --size 1,4K,64K"
+FINE = r"^every byte verified"
+# Tests of the library that hold on any device, by the beginning of their names.
+TESTS = ["operations::write_and_read_back", "operations::nothing_at_all", "operations::sends_meet", "operations::a_send_waits", "operations::atomics",
+         "operations::two_peers", "handshake::"]
+# The command as a user without rights; the device's counters tell when it is at work.
+NOBODY = "start-stop-daemon -S -c 65534:65534 -x /opt/nobounce --"
+
+
+def install(bench, tests=False):
+    """The command, and the library's tests, in the guest, without what only debuggers read."""
+    machine = bench.machine
+    folder = os.path.join(machine.scratch, "hard")
+    os.makedirs(folder, exist_ok=True)
+    files = [("nobounce", machine.nobounce)]
+    if tests:
+        found = glob.glob(os.path.join(os.path.dirname(machine.nobounce), "deps", "library-*"))
+        found = [path for path in found if os.access(path, os.X_OK) and not path.endswith(".d")]
+        if not found:
+            return False
+        files.append(("library-tests", max(found, key=os.path.getmtime)))
+    for name, path in files:
+        subprocess.run(["strip", "-o", os.path.join(folder, name), path], check=True, timeout=60)
+    machine.install([(name, os.path.join(folder, name)) for name, _ in files])
+    return True
+
+
+def fails(bench, what, command, *patterns, seconds=60):
+    """Runs a command in the guest, which must fail in time and say what fits every pattern."""
+    done = bench.machine.guest(command, seconds)
+    bench.runs += 1
+    bench.seen.append((bench.name, "guest", what, done.output.strip()[-600:]))
+    missing = [pattern for pattern in patterns if not re.search(pattern, done.output, re.MULTILINE)]
+    if done.code in (0, 137, 255) or missing:
+        bench.fail(f"{what}: {'it does not say ' + repr(missing[0]) if missing else f'it ends with {done.code}'}", ("guest", done))
+
+
+def wait_busy(bench, device):
+    """Until a device has sent some thousand packets; an emulated machine takes its time."""
+    counter = f"/sys/class/infiniband/{device}/ports/1/hw_counters/sent_pkts"
+    test = f"first=$(cat {counter}); for i in $(seq 150); do now=$(cat {counter}); [ $((now - first)) -gt 2000 ] && exit 0; usleep 200000; done; exit 1"
+    if bench.machine.guest(test, 40).code:
+        bench.fail(f"{device} does not get to work")
+
+
+def serve(bench, side, words, port, seconds=120):
+    """A bench that serves, and is waited for until it listens."""
+    machine = bench.machine
+    listen = f"bench --listen {ADDRESS[4][side]}:{port} {words}"
+    if side == GUEST:
+        server = machine.begin(GUEST, f"nobounce {listen}", seconds)
+    else:
+        server = machine.begin_bare([machine.nobounce, *listen.split()], seconds)
+    if not machine.wait_listening(side, port, server):
+        bench.fail(f"the bench on the {side} does not listen", (side, server.wait()))
+    return server
+
+
+@case("the bench through nic/hard: rxe0 with itself, and with the host's nb0 in both directions", quick=True)
+def hardware(bench):
+    install(bench)
+    machine = bench.machine
+    expect(bench, "--explain-device", "nobounce bench --explain-device --device rxe0", r"^used: rxe0", r"RoCE, 10\.99\.0\.2 \(GID", r"used: an IPv4 address")
+    expect(bench, "rxe0 with itself", f"{BENCH} --device rxe0", FINE, r"device rxe0 port 1: RoCE", seconds=240)
+    expect(bench, "atomics", "nobounce bench --iters 25 --op atomic --device rxe0", FINE, seconds=120)
+    # Hardware asks, software serves; then the other way round.
+    server = serve(bench, HOST, f"--addr {ADDRESS[4][HOST]}", 21001, 300)
+    expect(bench, "rxe0 asks nb0", f"{BENCH} --device rxe0 --peer {ADDRESS[4][HOST]}:21001", FINE, seconds=240)
+    machine.stop_side(HOST)
+    server.wait()
+    server = serve(bench, GUEST, "--device rxe0", 21002, 300)
+    words = BENCH.split()[1:]
+    done = machine.begin_bare([machine.nobounce, *words, "--addr", ADDRESS[4][HOST], "--peer", f"{ADDRESS[4][GUEST]}:21002"], 240).wait()
+    bench.runs += 1
+    if done.code or not re.search(FINE, done.output, re.MULTILINE):
+        bench.fail("nb0 asks rxe0", (HOST, done))
+    machine.stop_side(GUEST)
+    server.wait()
+
+
+@case("the library's own tests on rxe0")
+def hardware_library(bench):
+    if not install(bench, tests=True):
+        bench.fail("the library's tests are not built (cargo test -p nobounce --no-run)")
+        return
+    for name in TESTS:
+        expect(bench, name, f"NOBOUNCE_DEVICE=rxe0 library-tests {name} --test-threads=1", r"^test result: ok", seconds=180)
+
+
+@case("what is wrong with a device, its address or its rights is said in a sentence, at once")
+def hardware_refusals(bench):
+    install(bench)
+    short = "nobounce bench --iters 5 --op write --kind latency --size 8"
+    fails(bench, "no such device", f"{short} --device mlx5_9", r"there is no RDMA device mlx5_9; there are: rxe0")
+    fails(bench, "no such GID", f"NOBOUNCE_GID_INDEX=200 {short} --device rxe0", r"no entry of the GID table can be used")
+    fails(bench, "an address that the device has not", f"{short} --device rxe0 --addr 10.1.2.3", r"address 10\.1\.2\.3 was asked for")
+    fails(bench, "no such libibverbs", f"NOBOUNCE_VERBS=/nowhere/libibverbs.so.1 {short} --device rxe0", r"/nowhere/libibverbs\.so\.1 cannot be loaded")
+    rights = "chmod 600 /dev/infiniband/uverbs0; "
+    fails(bench, "no right to open", f"{rights}{NOBODY} {short[9:]} --device rxe0; code=$?; chmod 666 /dev/infiniband/uverbs0; exit $code",
+          r"rxe0 cannot be opened: .*", r"/dev/infiniband/uverbs0 does not let this user in")
+    fails(bench, "memlock of 64 KiB", f"ulimit -l 64; chmod 666 /dev/infiniband/uverbs0; {NOBODY} bench --iters 5 --op write --kind bandwidth --size 1M --device rxe0",
+          r"may lock 64 KiB of memory")
+    # Nothing of that stays.
+    expect(bench, "it works afterwards", f"{short} --device rxe0", FINE)
+
+
+@case("the port goes down and comes back under a bench on rxe0: it fails in time, and the next one works")
+def hardware_port(bench):
+    install(bench)
+    machine = bench.machine
+    # Both ends of the bench are in the guest, so that the cable that carries our commands is not the one that goes down.
+    long = "nobounce bench --op write --kind bandwidth --size 64K --iters 100000 --device rxe0"
+    machine.guest("ip link add vm0 type veth peer name vm1 && ip addr add 10.98.0.1/24 dev vm0 && ip link set vm0 up && ip link set vm1 up && rdma link add rxe1 type rxe netdev vm0", 20)
+    long = long.replace("rxe0", "rxe1")
+    expect(bench, "rxe1 works", "nobounce bench --iters 5 --op write --kind latency --size 8 --device rxe1", FINE)
+    run = machine.begin(GUEST, long, 90)
+    wait_busy(bench, "rxe1")
+    machine.guest("ip link set vm0 down", 10)
+    done = run.wait()
+    bench.runs += 1
+    bench.seen.append((bench.name, "guest", "port down", done.output.strip()[-600:]))
+    if done.code in (0, 137, 255):
+        bench.fail("the bench goes on while the port is down", (GUEST, done))
+    fails(bench, "opened while down", "nobounce bench --iters 5 --op write --kind latency --size 8 --device rxe1", r"rxe1 has no active port|no entry of the GID table")
+    machine.guest("ip link set vm0 up; ip addr replace 10.98.0.1/24 dev vm0", 10)
+    time.sleep(1)
+    expect(bench, "up again", "nobounce bench --iters 5 --op write --kind latency --size 8 --device rxe1", FINE)
+    machine.guest("rdma link del rxe1; ip link del vm0", 20)
+
+
+@case("rxe0 goes away under a bench: it ends in time with a sentence, and one without any device says so")
+def hardware_gone(bench):
+    install(bench)
+    machine = bench.machine
+    run = machine.begin(GUEST, "nobounce bench --op write --kind bandwidth --size 64K --iters 100000 --device rxe0", 90)
+    wait_busy(bench, "rxe0")
+    started = time.monotonic()
+    gone = machine.begin(GUEST, "rdma link del rxe0", 60)
+    done = run.wait() if not machine.release.startswith("6.1") else None
+    bench.runs += 1
+    if done is None:
+        # This kernel lets a device go when nobody has it open any more (interop.md): there is nothing to see from inside.
+        machine.stop_side(GUEST)
+        done = run.wait()
+    elif done.code in (0, 137, 255) or time.monotonic() - started > 60:
+        bench.fail("the bench goes on without its device", (GUEST, done))
+    bench.seen.append((bench.name, "guest", "device gone", done.output.strip()[-600:]))
+    gone.wait()
+    fails(bench, "no device at all", "nobounce bench --iters 5 --device rxe0", r"shows no RDMA device|gives no list of devices|there is no RDMA device")
+    machine.guest("rdma link add rxe0 type rxe netdev eth0", 20)
+    time.sleep(1)
+    machine.gids.clear()
+    expect(bench, "there again", "nobounce bench --iters 5 --op write --kind latency --size 8 --device rxe0", FINE)
