@@ -61,6 +61,8 @@ mod handshake;
 mod lane;
 mod listener;
 mod message;
+#[allow(unsafe_code)] // the same memory is registered with several devices
+mod rails;
 #[allow(unsafe_code)] // registering memory is a promise about it
 mod region;
 mod tickets;
@@ -81,6 +83,7 @@ pub use nobounce_nic as nic;
 pub use nobounce_nic::any::OpenError;
 pub use nobounce_nic::hard;
 pub use nobounce_nic::soft::{Access, Config, Mtu, PathCounters, PathTotals, Status, Tally, WorkKind};
+pub use rails::{RailError, RailRegion, Rails, RemoteRailRegion};
 pub use region::{Region, RegisterError, RemoteRegion};
 pub use tickets::{Completion, Ticket};
 pub use wait::WaitError;

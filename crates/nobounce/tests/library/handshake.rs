@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::common::{SOON, device, pair};
-use nobounce::{AcceptError, ConnectError, ConnectOptions, HandshakeError};
+use nobounce::{AcceptError, ConnectError, ConnectOptions, HANDSHAKE_VERSION, HandshakeError};
 
 const BRIEF: Duration = Duration::from_millis(300);
 
@@ -56,7 +56,7 @@ fn greeting(version: u32) -> Vec<u8> {
 }
 
 fn with_frame(len: u32, body: &[u8]) -> Vec<u8> {
-    [greeting(1), len.to_le_bytes().to_vec(), body.to_vec()].concat()
+    [greeting(HANDSHAKE_VERSION), len.to_le_bytes().to_vec(), body.to_vec()].concat()
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn who_speaks_something_else_is_told_apart_at_once() {
 
 #[test]
 fn silence_ends_with_the_deadline() {
-    for bytes in [&b""[..], b"nobo", &greeting(1), &with_frame(100, b"part")] {
+    for bytes in [&b""[..], b"nobo", &greeting(HANDSHAKE_VERSION), &with_frame(100, b"part")] {
         let (error, took) = accept_stranger(bytes, false);
         assert!(matches!(error, HandshakeError::Timeout { .. }), "{error}");
         assert!(took >= BRIEF && took < BRIEF + Duration::from_secs(2), "{took:?}");
@@ -85,7 +85,7 @@ fn silence_ends_with_the_deadline() {
 
 #[test]
 fn hanging_up_is_noticed_at_once() {
-    for bytes in [&b""[..], b"nobo", &greeting(1), &with_frame(100, b"part")] {
+    for bytes in [&b""[..], b"nobo", &greeting(HANDSHAKE_VERSION), &with_frame(100, b"part")] {
         let (error, took) = accept_stranger(bytes, true);
         assert!(matches!(error, HandshakeError::Closed { .. }), "{error}");
         assert!(took < BRIEF, "{took:?}");
@@ -94,10 +94,10 @@ fn hanging_up_is_noticed_at_once() {
 
 #[test]
 fn both_ends_name_both_versions() {
-    let (error, _) = accept_stranger(&greeting(2), false);
-    assert!(matches!(error, HandshakeError::Version { ours: 1, theirs: 2 }), "{error}");
+    let (error, _) = accept_stranger(&greeting(HANDSHAKE_VERSION + 1), false);
+    assert!(matches!(error, HandshakeError::Version { ours: 2, theirs: 3 }), "{error}");
     let (error, _) = connect_to(greeting(7));
-    assert!(error.to_string().contains("version 7") && error.to_string().contains("speaks 1"), "{error}");
+    assert!(error.to_string().contains("version 7") && error.to_string().contains("speaks 2"), "{error}");
     // A newer peer gets our preamble back, to make its own sentence of it.
     let listener = device("127.72.0.3").listen_with("127.0.0.1:0", &hasty()).unwrap();
     let mut newer = TcpStream::connect(listener.local_addr()).unwrap();
@@ -107,7 +107,7 @@ fn both_ends_name_both_versions() {
     let mut answer = [0; 12];
     newer.set_read_timeout(Some(SOON)).unwrap();
     newer.read_exact(&mut answer).unwrap();
-    assert_eq!(answer[..], greeting(1));
+    assert_eq!(answer[..], greeting(HANDSHAKE_VERSION));
 }
 
 #[test]
@@ -117,10 +117,10 @@ fn nonsense_after_the_greeting() {
         with_frame(1 << 20, b""),
         with_frame(0, b""),
         with_frame(9, &[0xff; 9]),
-        // A well-formed hello: 127.0.0.1, MTU 1024, no READs, no queue pairs.
-        with_frame(9, &[0, 127, 0, 0, 1, 0x80, 0x08, 0, 0]),
+        // A well-formed hello: 127.0.0.1, no LID, MTU 1024, no READs, no queue pairs.
+        with_frame(10, &[0, 127, 0, 0, 1, 0, 0x80, 0x08, 0, 0]),
         // It says that 2^32 queue pairs follow.
-        with_frame(14, &[0, 127, 0, 0, 1, 0x80, 0x08, 1, 0x80, 0x80, 0x80, 0x80, 0x10, 2]),
+        with_frame(15, &[0, 127, 0, 0, 1, 0, 0x80, 0x08, 1, 0x80, 0x80, 0x80, 0x80, 0x10, 2]),
     ] {
         for error in [accept_stranger(&bytes, false).0, connect_to(bytes.clone()).0] {
             assert!(matches!(error, HandshakeError::Malformed { .. }), "{bytes:x?}: {error}");

@@ -9,4 +9,5 @@ mod gpu_standin_operations;
 mod gpu_standin_slow_copies;
 mod handshake;
 mod operations;
+mod rails;
 mod vanish;

@@ -1,0 +1,274 @@
+//! Several NICs for one transfer: it is split over connections, the rails, by the speed of their ports.
+//!
+//! Memory is registered with every rail's device. A rail that fails fails the whole transfer, when the others have ended, and is named;
+//! nothing is repeated on another one.
+
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use crate::connection::Connection;
+use crate::lane::PostError;
+use crate::message::MessageError;
+use crate::region::{Region, RegisterError, RemoteRegion};
+use crate::tickets::Ticket;
+use crate::wait::WaitError;
+
+/// Shares begin at multiples of this, so that no two rails write to one line of a cache.
+const ALIGN: usize = 4096;
+/// A speed for ports that say none, so that all of them get the same.
+const UNKNOWN_SPEED: u64 = 10_000;
+
+/// Connections to one peer over several NICs.
+#[derive(Debug)]
+pub struct Rails {
+    rails: Vec<Connection>,
+    speeds: Vec<u64>,
+}
+
+/// Memory that is registered with the device of every rail.
+#[derive(Debug)]
+pub struct RailRegion {
+    // Dropped in this order: the first one owns the memory.
+    others: Vec<Region>,
+    first: Region,
+}
+
+/// The same of a peer: one region for each rail, in their order.
+pub type RemoteRailRegion = Vec<RemoteRegion>;
+
+/// Why there are no rails, or a transfer over them failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RailError {
+    /// No connection, or no region for each.
+    #[error("{given} are given for {rails} rails")]
+    Count {
+        /// How many were given.
+        given: usize,
+        /// How many rails there are.
+        rails: usize,
+    },
+    /// A share of the transfer could not be begun.
+    #[error("rail {rail} ({device} to {peer}) did not take its share: {error}; the transfer failed")]
+    Post {
+        /// Which rail, from 0 on.
+        rail: usize,
+        /// Its device.
+        device: String,
+        /// Where it leads.
+        peer: String,
+        /// Why.
+        error: PostError,
+    },
+    /// A share of the transfer failed.
+    #[error(
+        "rail {rail} ({device} to {peer}) failed: {error}; the transfer failed, and parts of it may have arrived"
+    )]
+    Failed {
+        /// Which rail, from 0 on.
+        rail: usize,
+        /// Its device.
+        device: String,
+        /// Where it leads.
+        peer: String,
+        /// Why.
+        error: WaitError,
+    },
+    /// The two ends could not tell each other about their memory.
+    #[error("rail {rail}: {error}")]
+    Message {
+        /// Which rail, from 0 on.
+        rail: usize,
+        /// Why.
+        error: MessageError,
+    },
+}
+
+impl Rails {
+    /// Rails of connections that exist, each on a device of its own; both ends must put them into the same order.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn new(rails: Vec<Connection>) -> Result<Self, RailError> {
+        if rails.is_empty() {
+            return Err(RailError::Count { given: 0, rails: 1 });
+        }
+        let speeds = rails
+            .iter()
+            .map(|rail| rail.device().nic().hard().map_or(0, |hard| hard.port().megabits))
+            .collect();
+        Ok(Self { rails, speeds })
+    }
+
+    /// The same with speeds that were measured, in any unit, instead of what the ports say.
+    #[must_use]
+    pub fn with_speeds(self, speeds: Vec<u64>) -> Self {
+        Self { speeds, ..self }
+    }
+
+    /// The connections.
+    pub fn connections(&self) -> &[Connection] {
+        &self.rails
+    }
+
+    /// Host memory that every rail's peers may use.
+    ///
+    /// # Errors
+    /// A device refused.
+    pub fn register(&self, len: usize) -> Result<RailRegion, RegisterError> {
+        let first = self.rails[0].device().register(len)?;
+        let others = self.rails[1..].iter().map(|rail| {
+            let base = first.host_buffer().map_or(std::ptr::null_mut(), |buffer| buffer.as_mut_ptr());
+            // SAFETY: memory of the first region, which outlives the others and is reached through windows only.
+            unsafe { rail.device().register_raw(base, len, Region::ALL) }
+        });
+        Ok(RailRegion { others: others.collect::<Result<_, _>>()?, first })
+    }
+
+    /// Tells the peer about our memory, and hears about its.
+    ///
+    /// # Errors
+    /// The peer is gone, or does something else.
+    pub fn exchange(&self, ours: &RailRegion, timeout: Duration) -> Result<RemoteRailRegion, RailError> {
+        let regions = ours.regions().zip(&self.rails).enumerate();
+        regions
+            .map(|(rail, (region, connection))| {
+                connection
+                    .exchange_region(region, timeout)
+                    .map_err(|error| RailError::Message { rail, error })
+            })
+            .collect()
+    }
+
+    /// Writes the bytes `range` of ours to `offset` of the peer's, over all rails, and waits until all of it is there.
+    ///
+    /// # Errors
+    /// Names the rail that failed. By then nothing of the transfer is under way any more, unless it is that `timeout` which is over.
+    pub fn write(
+        &self,
+        local: &RailRegion,
+        range: Range<usize>,
+        remote: &[RemoteRegion],
+        offset: u64,
+        timeout: Duration,
+    ) -> Result<(), RailError> {
+        self.transfer(local, range, remote, offset, timeout, |rail, local, share, remote, at| {
+            rail.write(local, share, remote, at)
+        })
+    }
+
+    /// Reads bytes at `offset` of the peer's into `range` of ours, over all rails, and waits until all of it is here.
+    ///
+    /// # Errors
+    /// As for [`write`](Self::write).
+    pub fn read(
+        &self,
+        local: &RailRegion,
+        range: Range<usize>,
+        remote: &[RemoteRegion],
+        offset: u64,
+        timeout: Duration,
+    ) -> Result<(), RailError> {
+        self.transfer(local, range, remote, offset, timeout, |rail, local, share, remote, at| {
+            rail.read(local, share, remote, at)
+        })
+    }
+
+    fn transfer(
+        &self,
+        local: &RailRegion,
+        range: Range<usize>,
+        remote: &[RemoteRegion],
+        offset: u64,
+        timeout: Duration,
+        begin: impl Fn(&Connection, &Region, Range<usize>, &RemoteRegion, u64) -> Result<Ticket, PostError>,
+    ) -> Result<(), RailError> {
+        let deadline = Instant::now() + timeout;
+        if remote.len() != self.rails.len() {
+            return Err(RailError::Count { given: remote.len(), rails: self.rails.len() });
+        }
+        let shares = split(range.len(), &self.speeds);
+        let (mut begun, mut failed) = (Vec::new(), None);
+        for (rail, (share, (local, remote))) in
+            shares.into_iter().zip(local.regions().zip(remote)).enumerate()
+        {
+            if share.is_empty() {
+                continue;
+            }
+            let (from, to) = (range.start + share.start, offset.saturating_add(share.start as u64));
+            match begin(&self.rails[rail], local, from..from + share.len(), remote, to) {
+                Ok(ticket) => begun.push((rail, ticket)),
+                Err(error) => {
+                    let (device, peer) = self.name(rail);
+                    failed = Some(RailError::Post { rail, device, peer, error });
+                    break;
+                }
+            }
+        }
+        // All are waited for, also after a failure: whoever hears of it may free the memory.
+        for (rail, ticket) in begun {
+            let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+            if let Err(error) = self.rails[rail].wait(ticket, left) {
+                let (device, peer) = self.name(rail);
+                failed.get_or_insert(RailError::Failed { rail, device, peer, error });
+            }
+        }
+        failed.map_or(Ok(()), Err)
+    }
+
+    fn name(&self, rail: usize) -> (String, String) {
+        let rail = &self.rails[rail];
+        (rail.device().nic().name().to_owned(), rail.peer().to_string())
+    }
+}
+
+impl RailRegion {
+    /// The memory, by the device of the first rail: for reading and writing it.
+    pub fn memory(&self) -> &Region {
+        &self.first
+    }
+
+    /// The registrations, in the order of the rails.
+    pub fn regions(&self) -> impl Iterator<Item = &Region> {
+        std::iter::once(&self.first).chain(&self.others)
+    }
+}
+
+/// Shares of a transfer in the order of the rails, by their speeds; whole pages, but for the end.
+fn split(len: usize, speeds: &[u64]) -> Vec<Range<usize>> {
+    let speeds: Vec<u128> =
+        speeds.iter().map(|speed| if *speed == 0 { UNKNOWN_SPEED } else { *speed }.into()).collect();
+    let total: u128 = speeds.iter().sum();
+    let (mut before, mut start) = (0, 0);
+    let mut shares = Vec::with_capacity(speeds.len());
+    for speed in &speeds {
+        before += speed;
+        let end = usize::try_from(len as u128 * before / total).unwrap_or(len);
+        let end = if before == total { len } else { (end / ALIGN * ALIGN).max(start) };
+        shares.push(start..end);
+        start = end;
+    }
+    shares
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_by_speed_and_leave_nothing_out() {
+        assert_eq!(split(1 << 20, &[100, 300]), [0..262_144, 262_144..1 << 20]);
+        assert_eq!(
+            split(1 << 20, &[0, 0]),
+            [0..1 << 19, 1 << 19..1 << 20],
+            "ports that say nothing are alike"
+        );
+        assert_eq!(split(100, &[1, 1, 1]), [0..0, 0..0, 0..100], "what is short goes one way");
+        for (len, speeds) in [(0, vec![5]), (12_345_678, vec![400, 200, 25, 1]), (4097, vec![1, 1])] {
+            let shares = split(len, &speeds);
+            assert_eq!(shares.len(), speeds.len());
+            assert_eq!((shares[0].start, shares[shares.len() - 1].end), (0, len));
+            assert!(shares.windows(2).all(|pair| pair[0].end == pair[1].start), "{shares:?}");
+        }
+    }
+}

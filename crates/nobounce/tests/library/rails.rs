@@ -1,0 +1,57 @@
+//! One transfer over two devices.
+
+use std::time::Duration;
+
+use crate::common::{SOON, pair, pattern};
+use nobounce::{ConnectOptions, RailError, Rails};
+
+const LEN: usize = 3 << 20;
+
+fn rails(addrs: [&str; 2]) -> (Rails, Rails) {
+    let options = ConnectOptions { retries: 2, ..ConnectOptions::default() };
+    let (a, b): (Vec<_>, Vec<_>) = addrs.into_iter().map(|addr| pair(addr, &options)).unzip();
+    (Rails::new(a).unwrap(), Rails::new(b).unwrap())
+}
+
+#[test]
+fn a_transfer_is_split_and_comes_together_again() {
+    let (a, b) = rails(["127.173.0.1", "127.173.0.2"]);
+    let a = a.with_speeds(vec![1, 2]);
+    let (ours, theirs) = (a.register(LEN).unwrap(), b.register(LEN).unwrap());
+    let remote = std::thread::scope(|scope| {
+        let there = scope.spawn(|| b.exchange(&theirs, SOON).unwrap());
+        let remote = a.exchange(&ours, SOON).unwrap();
+        there.join().unwrap();
+        remote
+    });
+    let bytes = pattern(LEN - 100, 7);
+    ours.memory().write_at(50, &bytes).unwrap();
+    a.write(&ours, 50..LEN - 50, &remote, 20, SOON).unwrap();
+    let mut found = vec![0; bytes.len()];
+    theirs.memory().read_at(20, &mut found).unwrap();
+    assert!(found == bytes);
+    let moved: Vec<u64> =
+        b.connections().iter().map(|rail| rail.device().nic().path_counters().inbound.cpu.bytes).collect();
+    assert!(moved[0] > 900_000 && moved[1] > 1_900_000, "both carried their share: {moved:?}");
+    ours.memory().fill(0..LEN, 0).unwrap();
+    a.read(&ours, 0..bytes.len(), &remote, 20, SOON).unwrap();
+    ours.memory().read_at(0, &mut found).unwrap();
+    assert!(found == bytes);
+    assert!(matches!(
+        a.write(&ours, 0..8, &remote[..1], 0, SOON),
+        Err(RailError::Count { given: 1, rails: 2 })
+    ));
+}
+
+#[test]
+fn a_rail_that_fails_is_named_and_nothing_is_left_under_way() {
+    let (a, b) = rails(["127.173.0.3", "127.173.0.4"]);
+    let (ours, theirs) = (a.register(LEN).unwrap(), b.register(LEN).unwrap());
+    let mut remote: Vec<_> = theirs.regions().map(nobounce::Region::remote).collect();
+    remote[1].rkey ^= 0xffff;
+    let error = a.write(&ours, 0..LEN, &remote, 0, Duration::from_secs(20)).unwrap_err();
+    assert!(matches!(&error, RailError::Failed { rail: 1, .. }), "{error}");
+    let words = error.to_string();
+    assert!(words.contains("rail 1") && words.contains("127.173.0.4"), "{words}");
+    assert_eq!(a.connections().iter().map(nobounce::Connection::pending).sum::<usize>(), 0);
+}

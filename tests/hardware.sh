@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# nic/hard on our own libibverbs as if it were a hardware NIC's (docs/hardware.md): two processes, every operation, bytes checked; one
+# end in hardware's manner and the other the software NIC; GPU memory by every rung, on the stand-in driver; and errors in sentences.
+set -uo pipefail
+. "$(dirname "$0")/programs.bash"
+build
+dropin=$(realpath "$target/debug/dropin/libibverbs.so.1")
+export NOBOUNCE_ADDR=$address
+
+says() { # says PATTERN EXIT-CODE VARIABLE=VALUE... -- ARGUMENT...: a bench that ends so and says that
+    local pattern=$1 wanted=$2 code=0 variables=()
+    shift 2
+    while [ "$1" != -- ]; do variables+=("$1"); shift; done
+    shift
+    env ${variables[@]+"${variables[@]}"} timeout --kill-after=5 "$SECONDS_EACH" "$nobounce" bench "$@" >"$folder/client" 2>&1 || code=$?
+    if [ "$code" != "$wanted" ]; then fail "bench $*: exit code $code"; return; fi
+    expect "$pattern" "$folder/client" "bench $*"
+    passed=$((passed + 1))
+}
+
+fine='^every byte verified'
+few=(--iters 50 --size 8,4K,64K)
+says "$fine" 0 NOBOUNCE_VERBS="$dropin" -- --device nb0 --op write,read,send --kind latency,bandwidth,bidirectional "${few[@]}"
+says "$fine" 0 NOBOUNCE_VERBS="$dropin" -- --device nb0 --op atomic --kind latency,rate --iters 50
+says "$fine" 0 NOBOUNCE_VERBS="$dropin" -- --device nb0 --op write --kind bandwidth --qps 8 --size 64K --iters 100
+says 'device nb0 port 1: RoCE' 0 NOBOUNCE_VERBS="$dropin" -- --device nb0 --op write --kind latency --size 8 --iters 50
+says 'used: an IPv4 address' 0 NOBOUNCE_VERBS="$dropin" -- --device nb0 --explain-device
+says 'none was named' 0 -- --explain-device
+
+# One end by nic/hard, the other the software NIC itself.
+port=$(free_port)
+"$nobounce" bench --listen "127.0.0.1:$port" >"$folder/server" 2>&1 &
+server=$!
+if wait_for "$port" "$server"; then
+    says "$fine" 0 NOBOUNCE_VERBS="$dropin" -- --device nb0 --peer "127.0.0.1:$port" --op write,read,send --kind latency,bandwidth "${few[@]}"
+else
+    fail "the serving end does not listen"
+fi
+kill "$server"
+
+# GPU memory, rung by rung.
+gpu=(NOBOUNCE_VERBS="$dropin" NOBOUNCE_CUDA="$(realpath "$target/debug/libfake_cuda.so")")
+on_gpu=(--device nb0 --memory gpu --kind latency --size 4K --iters 20)
+says '^path of GPU memory: direct \(dma-buf\)$' 0 "${gpu[@]}" -- "${on_gpu[@]}" --op write,read
+says '^path of GPU memory: direct \(peermem\)$' 0 "${gpu[@]}" NOBOUNCE_REFUSE=dma-buf -- "${on_gpu[@]}" --op write
+says '^path of GPU memory: staged \(dma-buf: .*; peermem: .*\)$' 0 "${gpu[@]}" NOBOUNCE_REFUSE=dma-buf,peermem -- "${on_gpu[@]}" --op send
+says 'a direct path is required' 2 "${gpu[@]}" NOBOUNCE_REFUSE=dma-buf,peermem NOBOUNCE_REQUIRE=direct -- "${on_gpu[@]}" --op send
+
+# What cannot be is said.
+says 'there is no RDMA device mlx5_9; there are: nb0' 2 NOBOUNCE_VERBS="$dropin" -- --device mlx5_9
+says 'is no absolute path' 2 NOBOUNCE_VERBS=libibverbs.so.1 -- --device nb0
+says 'has no function ibv_get_device_list' 2 NOBOUNCE_VERBS="$(realpath "$target/debug/dropin/libgdrapi.so.2")" -- --device nb0
+says 'index 7 was asked for' 2 NOBOUNCE_VERBS="$dropin" NOBOUNCE_GID_INDEX=7 -- --device nb0
+says "are the software NIC's; nb0 is hardware" 2 NOBOUNCE_VERBS="$dropin" -- --device nb0 --loss 0.01
+
+done_all
