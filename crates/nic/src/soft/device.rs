@@ -141,6 +141,7 @@ impl Device {
             windows: windows.clone(),
             overflows: Arc::default(),
             sharers: (engines > 1).then(Arc::default),
+            several: Arc::default(),
         };
         let report = Report::from_env(local);
         let keeper = report.as_ref().and_then(Report::snapshots).map(Keeper::new);

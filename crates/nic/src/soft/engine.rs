@@ -7,6 +7,7 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, RwLock};
 
 use nobounce_protocol::cm::GSI_QPN;
@@ -63,6 +64,8 @@ pub(crate) struct Joint {
     pub(crate) overflows: Arc<Overflows>,
     /// How many of them send to the same sockets; `None` where there can be no others.
     pub(crate) sharers: Option<Arc<Sharers>>,
+    /// Whether there are several by now.
+    pub(crate) several: Arc<AtomicBool>,
 }
 
 #[derive(Debug)]
@@ -109,7 +112,7 @@ pub(crate) struct Core {
 impl Engine {
     /// The engine with that number of a device.
     pub(crate) fn new(link: Box<dyn Link>, number: usize, joint: Joint) -> Self {
-        let Joint { events, windows, overflows, sharers } = joint;
+        let Joint { events, windows, overflows, sharers, several: _ } = joint;
         let core = Core {
             local: link.local(),
             slot: link.slot(),

@@ -67,8 +67,13 @@ impl Helper {
         self.thread.is_some()
     }
 
-    /// Starts the thread.
-    pub(crate) fn start(&mut self, engine: &Arc<EngineLock>, link: &dyn Link) -> io::Result<()> {
+    /// Starts the thread. `several` tells whether the device has other engines, too.
+    pub(crate) fn start(
+        &mut self,
+        engine: &Arc<EngineLock>,
+        link: &dyn Link,
+        several: &Arc<AtomicBool>,
+    ) -> io::Result<()> {
         let worker = Worker {
             engine: Arc::downgrade(engine),
             fds: link.wake_fds(),
@@ -78,6 +83,7 @@ impl Helper {
             stop: self.stop.clone(),
             polls: self.polls.clone(),
             on_duty: self.on_duty.clone(),
+            several: several.clone(),
             spins: allowed_cpus() >= CPUS_TO_SPIN,
         };
         let _blocked = BlockedSignals::new();
@@ -129,6 +135,7 @@ struct Worker {
     stop: Arc<AtomicBool>,
     polls: Arc<AtomicU64>,
     on_duty: Arc<AtomicBool>,
+    several: Arc<AtomicBool>,
     spins: bool,
 }
 
@@ -144,7 +151,7 @@ impl Worker {
             let due = self.wait(watching, [deadline, soon].into_iter().flatten().min());
             let called = self.bell.wake_up();
             let Some(engine) = self.engine.upgrade() else { return };
-            // Where it would not spin, whoever looks finds it asleep or about to be: nobody leaves it anything.
+            // Where it would not spin, it is asleep or about to be: nobody leaves it anything.
             self.on_duty.store(self.spins, Ordering::SeqCst);
             let Served { found, deadline: next, unattended, busy } = self.serve(&engine);
             self.on_duty.store(false, Ordering::SeqCst);
@@ -195,7 +202,9 @@ impl Worker {
             let received = engine.progress();
             served.deadline = engine.deadline();
             drop(engine);
-            lock.make_way();
+            if self.spins && self.several.load(Ordering::Relaxed) {
+                lock.make_way();
+            }
             served.found += received;
             served.unattended |= alone && received > 0;
             if self.stop.load(Ordering::Relaxed) {

@@ -6,11 +6,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use super::engine::Engine;
 use super::fork;
 
-/// How often somebody who wants the lock looks for it before it sleeps: some ten microseconds, which is as long as somebody who drives
-/// most often keeps it.
-const LOOKS: u32 = 400;
-/// How often the one who drives on and on looks whether those who want the lock have had it.
-const COURTESY: u32 = 200;
+/// How often the one who drives on and on looks whether those who want the lock have had it: for some ten microseconds, in which a
+/// sleeping thread is awake.
+const COURTESY: u32 = 300;
 
 /// The engine behind its lock. The helper thread knows this much of the device and keeps none of it alive, so that
 /// the device is closed when its last object is dropped, and not a little later.
@@ -61,20 +59,16 @@ impl EngineLock {
         }
     }
 
-    /// Waits for it. A thread that drives without pause would take it again before we are awake: it is asked to wait for us.
+    /// Waits for it, and lets that be known.
     #[cold]
     fn wait(&self) -> MutexGuard<'_, Engine> {
         self.wanted.fetch_add(1, Ordering::Relaxed);
-        let found = (0..LOOKS).find_map(|_| {
-            std::hint::spin_loop();
-            self.look()
-        });
-        let engine = found.unwrap_or_else(|| self.engine.lock().unwrap_or_else(PoisonError::into_inner));
+        let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
         self.wanted.fetch_sub(1, Ordering::Relaxed);
         engine
     }
 
-    /// Called by who is going to take it again: lets others have it first.
+    /// Called by who is going to take it again at once: lets others have it first, who could not be awake by then.
     #[inline]
     pub(crate) fn make_way(&self) {
         for _ in 0..COURTESY {

@@ -21,6 +21,7 @@ pub(crate) struct Unit {
     polls: Arc<AtomicU64>,
     pub(crate) bell: Bell,
     on_duty: Arc<AtomicBool>,
+    several: Arc<AtomicBool>,
     /// Queue pairs and shared receive queues that live here.
     load: AtomicUsize,
     /// The descriptors by which others reach it.
@@ -28,13 +29,14 @@ pub(crate) struct Unit {
 }
 
 impl Unit {
-    pub(crate) fn new(number: usize, engine: Engine) -> io::Result<Self> {
+    pub(crate) fn new(number: usize, engine: Engine, several: Arc<AtomicBool>) -> io::Result<Self> {
         let helper = Helper::new(number)?;
         Ok(Self {
             number,
             polls: helper.polls.clone(),
             bell: helper.bell.clone(),
             on_duty: helper.on_duty.clone(),
+            several,
             helper: Mutex::new(helper),
             load: AtomicUsize::new(0),
             link: engine.link.wake_fds(),
@@ -66,7 +68,7 @@ impl Unit {
         }
         let mut engine = self.lock().ok_or(CreateQpError::Forked)?;
         engine.listen()?;
-        Ok(helper.start(&self.engine, &*engine.link)?)
+        Ok(helper.start(&self.engine, &*engine.link, &self.several)?)
     }
 
     /// Drives the engine for a caller that polls.

@@ -82,7 +82,7 @@ impl Units {
         let most = if maker.is_some() { most.clamp(1, MAX_ENGINES) } else { 1 };
         let mut engine = Engine::new(link, 0, joint.clone());
         engine.keep_snapshots(keeper.clone());
-        let first = Arc::new(Unit::new(0, engine)?);
+        let first = Arc::new(Unit::new(0, engine, joint.several.clone())?);
         joint.overflows.wakes(&first.bell);
         let more = (1..most).map(|_| OnceLock::new()).collect();
         Ok(Self { first, more, maker, joint, keeper, registry: Mutex::new(()) })
@@ -158,8 +158,9 @@ impl Units {
             let engines = CopyEngines::new(&gpu, context).map_err(|e| CreateQpError::Engine(Box::new(e)))?;
             engine.core.regions.stage.copiers.adopt(&gpu, context, engines);
         }
-        let unit = Arc::new(Unit::new(number, engine)?);
+        let unit = Arc::new(Unit::new(number, engine, self.joint.several.clone())?);
         unit.listen()?;
+        self.joint.several.store(true, Ordering::Relaxed);
         self.joint.overflows.wakes(&unit.bell);
         Ok(unit)
     }
