@@ -361,6 +361,12 @@ def kernel_empty_reads(bench):
         bench.machine.disturb(None)
 
 
+@case("long messages and events on a busy machine, where the kernel repeats what has arrived, and stopped for ever before", odd=True)
+def kernel_repetitions(bench):
+    for _ in range(20):
+        bench.both_ways("ibv_rc_pingpong", "-c -e -n 50 -s 65536 -m 1024")
+
+
 @case("whether the kernel leaves a long READ unanswered, and what it counted then", odd=True)
 def kernel_long_reads(bench):
     counters = "cd /sys/class/infiniband/rxe0/ports/1/hw_counters && grep . rcvd_pkts sent_pkts duplicate_request out_of_seq_request completer_retry_err send_err"
