@@ -41,6 +41,8 @@ class Bench:
         self.programs, self.peer = programs, programs["peer"]
         self.name = ""
         self.runs, self.failures, self.seen, self.cases = 0, [], [], []
+        # Runs that were made again because the machine was too busy for their timers.
+        self.starved = 0
 
     def fail(self, what, *outputs):
         self.failures.append((self.name, what))
@@ -54,13 +56,21 @@ class Bench:
     def both_ways(self, tool, words, family=4, options=(), seconds=60):
         """One of Debian's tools against itself. The last word of its client is the server's address."""
         gid = "-g" if tool.startswith("ibv_") else "-x"
+        calm = not options and not self.machine.disturbed
         if tool.startswith("ib_"):
-            words += " -F"
+            # Where nothing is lost, an answer may take a second: the guest waits for a processor like everybody else.
+            words += " -F -u 18" if calm else " -F"
         for server in (GUEST, HOST):
             command = f"{tool} {gid} {{gid}} -p {{port}} {words}"
             # The tools shake hands over IPv4 whatever the GID is: what is tested is the GID.
             address = ADDRESS[4][server]
-            self.check(f"{tool} {words}", server, self.machine.pair(server, command, f"{command} {address}", seconds, family, options))
+            for _ in range(3):
+                results = self.machine.pair(server, command, f"{command} {address}", seconds, family, options)
+                if not (calm and was_starved(results)):
+                    break
+                self.starved += 1
+                self.log(f"{tool}: half a second without an answer on a machine with too much to do; once more")
+            self.check(f"{tool} {words}", server, results)
 
     def check(self, what, server, results):
         first, second = results
@@ -96,6 +106,12 @@ class Bench:
             self.fail(f"requester {requester}, {what}: nobody has written down what is to be seen; it was: {seen}")
         elif not re.search(known, seen):
             self.fail(f"requester {requester}, {what}: {seen}; expected: {known}")
+
+
+def was_starved(results):
+    """Whether a ping-pong, whose retries are over after half a second, has failed on a machine where others wait for processors, too."""
+    busy = os.getloadavg()[0] > 2 * (os.cpu_count() or 1)
+    return busy and any("transport retry counter exceeded" in result.output for result in results)
 
 
 def counters(text):
@@ -166,6 +182,7 @@ def write_results(bench, machine, total, results):
         out.write(f"Linux {machine.release}\n")
         for name, runs, verdict, seconds in bench.cases:
             out.write(f"{name}: {runs} runs, {verdict}, {seconds:.0f} s\n")
+        out.write(f"{bench.starved} runs were made again because the machine was too busy\n")
         for name, requester, what, seen in bench.seen:
             out.write(f"{name} | requester {requester} | {what} | {seen}\n")
         for from_host, name in ((True, "nb0"), (False, "rxe0")):

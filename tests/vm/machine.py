@@ -71,6 +71,7 @@ class Machine:
         self.qemu = self.capture = self.capture_path = None
         self.console = os.path.join(scratch, "console")
         self.children = set()
+        self.disturbed = None
         self.port = 20000
         self.gids = {}
 
@@ -252,6 +253,7 @@ class Machine:
     def disturb(self, what):
         """Disturbs the RoCE packets that leave the guest, as tc's netem says it ("loss 2%"); None ends it. TCP stays undisturbed."""
         self.guest("tc qdisc del dev eth0 root 2>/dev/null; true", 10)
+        self.disturbed = what
         if what:
             steps = [
                 "tc qdisc add dev eth0 root handle 1: prio bands 3 priomap 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0",

@@ -129,7 +129,7 @@ def connections_often(bench):
 
 
 @case("connections one after the other over IPv6, which Linux 7.2 was seen not to survive (docs/interop.md)", odd=True)
-def kernel_ipv6_panic(bench):
+def kernel_panic(bench):
     by_address(bench, "{often} {server} {port}", "{often} {server} {port} 300", family=6, seconds=120)
 
 
