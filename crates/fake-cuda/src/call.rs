@@ -56,6 +56,7 @@ fn enter(name: &'static str, rule: Rule, body: impl FnOnce(&mut Call) -> Answer)
         return Err(Status::NOT_INITIALIZED);
     }
     let mut call = Call { world: Some(world::lock()), context: 0 };
+    call.block_until(|_| !lane::are_calls_held());
     *call.calls.entry(name).or_default() += 1;
     if let Some(code) = call.knobs.failure_of(name) {
         return Err(Status(code));

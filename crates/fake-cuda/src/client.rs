@@ -59,6 +59,8 @@ functions! {
     set_copy_delay_us = "fake_cuda_set_copy_delay_us" (delay: u32);
     /// Makes calls that start copies wait (1) until told otherwise (0).
     hold_copies = "fake_cuda_hold_copies" (on: i32);
+    /// Makes all calls wait (1) until told otherwise (0).
+    hold_calls = "fake_cuda_hold_calls" (on: i32);
     /// How many devices there are.
     set_device_count = "fake_cuda_set_device_count" (count: i32);
     /// Sets a device attribute.
@@ -67,6 +69,8 @@ functions! {
     spin = "fake_cuda_spin" (on: i32);
     /// Takes back the failures of [`fail_next`](Self::fail_next) that have not come about.
     forget_failures = "fake_cuda_forget_failures" ();
+    /// How many failures of [`fail_next`](Self::fail_next) have not come about.
+    failures = "fake_cuda_failures" () -> u64;
     /// Resets every device.
     device_reset = "fake_cuda_device_reset" ();
 

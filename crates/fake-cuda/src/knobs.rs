@@ -84,6 +84,12 @@ extern "C" fn fake_cuda_hold_copies(on: i32) {
     lane::set_held(on != 0);
 }
 
+/// Whether all calls wait, as they may while another thread of the process is inside the driver behind a kernel.
+#[unsafe(no_mangle)]
+extern "C" fn fake_cuda_hold_calls(on: i32) {
+    lane::set_calls_held(on != 0);
+}
+
 /// How many devices there are, from now on. With none, `cuInit` finds no device.
 #[unsafe(no_mangle)]
 extern "C" fn fake_cuda_set_device_count(count: i32) {
@@ -121,6 +127,12 @@ extern "C" fn fake_cuda_fail_next(name: Words, code: u32) {
 #[unsafe(no_mangle)]
 extern "C" fn fake_cuda_forget_failures() {
     world::lock().knobs.failures.clear();
+}
+
+/// How many failures have not come about yet.
+#[unsafe(no_mangle)]
+extern "C" fn fake_cuda_failures() -> u64 {
+    world::lock().knobs.failures.len() as u64
 }
 
 /// How often a function was called.

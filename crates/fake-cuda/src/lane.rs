@@ -35,6 +35,17 @@ pub(crate) fn is_held() -> bool {
     HELD.load(Ordering::SeqCst)
 }
 
+/// All calls wait.
+static CALLS_HELD: AtomicBool = AtomicBool::new(false);
+
+pub(crate) fn set_calls_held(on: bool) {
+    CALLS_HELD.store(on, Ordering::SeqCst);
+}
+
+pub(crate) fn are_calls_held() -> bool {
+    CALLS_HELD.load(Ordering::SeqCst)
+}
+
 pub(crate) fn set_delay_us(delay: u64) {
     DELAY_US.store(delay, Ordering::SeqCst);
 }

@@ -34,6 +34,12 @@ pub(crate) struct Ways {
     pub(crate) window: Moved,
     /// GPU memory by the copy engine, straight from the link's buffer.
     pub(crate) copy_engine: Moved,
+    /// GPU memory by an adapter's own DMA, registered by dma-buf.
+    #[serde(default)]
+    pub(crate) dma_buf: Moved,
+    /// The same, registered by nvidia-peermem.
+    #[serde(default)]
+    pub(crate) peermem: Moved,
     /// GPU memory with one more copy on the way.
     pub(crate) staged: Moved,
 }
@@ -85,6 +91,8 @@ impl Ways {
             cpu: one(self.cpu, other.cpu),
             window: one(self.window, other.window),
             copy_engine: one(self.copy_engine, other.copy_engine),
+            dma_buf: one(self.dma_buf, other.dma_buf),
+            peermem: one(self.peermem, other.peermem),
             staged: one(self.staged, other.staged),
         }
     }
@@ -103,6 +111,8 @@ impl From<PathTotals> for Ways {
             cpu: moved(totals.cpu),
             window: moved(totals.window),
             copy_engine: moved(totals.copy_engine),
+            dma_buf: moved(totals.dma_buf),
+            peermem: moved(totals.peermem),
             staged: moved(totals.staged),
         }
     }
@@ -117,12 +127,16 @@ impl fmt::Display for EndCounted {
 impl fmt::Display for Ways {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ways = [
-            ("cpu", self.cpu),
-            ("window", self.window),
-            ("copy-engine", self.copy_engine),
-            ("staged", self.staged),
+            ("cpu", self.cpu, true),
+            ("window", self.window, true),
+            ("copy-engine", self.copy_engine, true),
+            ("dma-buf", self.dma_buf, false),
+            ("peermem", self.peermem, false),
+            ("staged", self.staged, true),
         ];
-        for (at, (name, moved)) in ways.into_iter().enumerate() {
+        // An adapter's ways are shown where there is one.
+        let shown = ways.into_iter().filter(|(_, moved, always)| *always || moved.bytes > 0);
+        for (at, (name, moved, _)) in shown.enumerate() {
             write!(f, "{}{name} {}", if at > 0 { ", " } else { "" }, Bytes(moved.bytes))?;
         }
         Ok(())
@@ -148,6 +162,9 @@ mod tests {
         total.add(&case);
         total.add(&case);
         assert_eq!(total.staged_bytes(), 28);
+        let mut adapter = EndCounted::default();
+        adapter.inbound.dma_buf = moved(2048);
+        assert!(adapter.to_string().contains("copy-engine 0 B, dma-buf 2 KiB, staged 0 B; out"), "{adapter}");
         let shown = total.here.to_string();
         assert_eq!(
             shown,

@@ -1,8 +1,16 @@
 //! How CUDA is called inside other people's processes: no capture of theirs is broken, and their current context is left alone.
 
+use std::cell::Cell;
+use std::mem;
+
 use super::api::{Api, Context, consts::CAPTURE_MODE_RELAXED};
 use super::driver::Driver;
 use super::error::CudaError;
+
+thread_local! {
+    /// This thread is ours, and its capture mode RELAXED as long as it lives.
+    static STAYS_RELAXED: Cell<bool> = const { Cell::new(false) };
+}
 
 impl Driver {
     /// Runs `calls` with `context` current on this thread and this thread's capture mode exchanged to RELAXED; both are put back
@@ -38,8 +46,19 @@ impl Driver {
             return Err(forked().into());
         }
         let api = self.api();
-        let _relaxed = Relaxed::exchange(api)?;
+        let _relaxed = if STAYS_RELAXED.get() { None } else { Some(Relaxed::exchange(api)?) };
         calls(api)
+    }
+
+    /// Exchanges this thread's capture mode to RELAXED once and for all: for threads of our own, which then need not do so around every
+    /// call. Where that fails, they go on as before.
+    pub fn keep_relaxed(&self) {
+        if !Self::is_forked()
+            && let Ok(relaxed) = Relaxed::exchange(self.api())
+        {
+            mem::forget(relaxed);
+            STAYS_RELAXED.set(true);
+        }
     }
 
     /// The identity of a context: a number that is never used again, where the driver can tell (CUDA 12 and later; else 0).

@@ -149,6 +149,19 @@ impl CopyEngine {
         self.slab.parts().chunk_len
     }
 
+    /// Whether its context was destroyed: it is of no use any more.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        let parts = self.slab.parts();
+        parts.context.is_gone(parts.driver)
+    }
+
+    /// Gives back the host memory of engines that are gone and whose context was destroyed. What is of a living context is kept for the
+    /// next engine.
+    pub fn bury_idle() {
+        slab::bury_idle();
+    }
+
     /// A chunk that nobody holds and no copy touches, or none at the moment.
     #[must_use]
     pub fn take_chunk(&self) -> Option<PinnedChunk> {

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use nobounce_memory::gpu::copy_engine::Rows;
 use nobounce_memory::path::Mechanism;
 use nobounce_protocol::qp::{Access, Nak, Payload, Service, Transmit};
-use nobounce_protocol::wire::{BTH_LEN, ICRC_LEN};
+use nobounce_protocol::wire::{BTH_LEN, ICRC_LEN, Psn, Reth};
 
 use super::entry::QpEntry;
 use super::feed::{self, Fetched, Lies, Origin, Want};
 use super::host::find_send;
+use super::mixed::{self, Gathered};
 use super::region::{GatherError, Regions};
 use super::scatter::Piece;
 use super::tally::Route;
@@ -59,6 +60,11 @@ pub(crate) fn build_repeats(
             }
         }
     }
+    let fetched = origin_of(entry, transmit)
+        .is_some_and(|(origin, _)| entry.feeds.as_ref().is_some_and(|feeds| feeds.of(origin).is_of(origin)));
+    if fetched {
+        return repeat_fetched(entry, tx, regions, transmit, count);
+    }
     let Payload::Request { serial, .. } = transmit.payload else {
         // Answers, into a ring that is full.
         for _ in 0..count {
@@ -70,10 +76,6 @@ pub(crate) fn build_repeats(
     let total = packet_len(transmit);
     let header_len = transmit.header.len();
     let remote = *entry.qp.destination();
-    let origin = Origin::Request(serial);
-    if entry.feeds.as_ref().is_some_and(|feeds| feeds.of(origin).is_of(origin)) {
-        return repeat_fetched(entry, tx, regions, transmit, count);
-    }
     let hint = port_hint(entry);
     let message = message_of(entry, &transmit.payload);
     let Some(send) = find_send(&entry.sends, serial) else { return Err(Nak::RemoteOperational) };
@@ -177,19 +179,18 @@ fn repeat_fetched(
     while left > 0 {
         transmit.advance();
         left -= 1;
-        let Payload::Request { serial, offset, len, .. } = transmit.payload else { return Ok(()) };
-        let origin = Origin::Request(serial);
+        let Some((origin, at)) = origin_of(entry, transmit) else { return Ok(()) };
         let here = entry
             .feeds
             .as_ref()
             .filter(|feeds| !feeds.copies)
-            .and_then(|feeds| feeds.of(origin).here(origin, offset));
+            .and_then(|feeds| feeds.of(origin).here(origin, at));
         // A packet that is lost here is repeated.
         let Some(lies) = here else {
             build(entry, tx, regions, transmit)?;
             continue;
         };
-        let piece = (len as usize).max(1);
+        let piece = (transmit.payload.len() as usize).max(1);
         let in_a_row = lies.row.min(MOST_LENT) / piece;
         let packets = usize::try_from(left + 1).unwrap_or(1).min(in_a_row).max(1);
         if entry.qp.service() == Service::Rc && build_lent(entry, tx, transmit, packets, &lies) {
@@ -206,24 +207,24 @@ fn repeat_fetched(
 
 /// How many packets like this one can be built right behind it without waiting, and from the same piece of memory.
 pub(crate) fn ready_repeats(entry: &QpEntry, transmit: &Transmit, route: Route) -> u64 {
-    let Payload::Request { serial, offset, len, .. } = transmit.payload else {
-        // Answers repeat where that makes them one: in rings, and from memory that needs no fetching.
-        let plain = entry.ring.is_some() && matches!(route, Route::Direct(Mechanism::Cpu));
-        return if plain { u64::MAX } else { 0 };
-    };
-    let (origin, next) = (Origin::Request(serial), offset + u64::from(len));
+    let Some((origin, at)) = origin_of(entry, transmit) else { return 0 };
     // What could not be taken from a fetch was built for one packet only: the next one may be fetched.
     if entry.feeds.as_ref().is_some_and(|feeds| feeds.loaded == Some(origin)) {
         return 0;
     }
-    let bytes = match entry.feeds.as_ref().map(|feeds| feeds.of(origin)).filter(|feed| feed.is_of(origin)) {
-        Some(feed) => feed.ready_from(origin, next),
-        None => match find_send(&entry.sends, serial) {
-            Some(send) => send.bytes.contiguous_from(next),
+    let len = u64::from(transmit.payload.len());
+    let feed = entry.feeds.as_ref().map(|feeds| feeds.of(origin)).filter(|feed| feed.is_of(origin));
+    let bytes = match (feed, transmit.payload) {
+        (Some(feed), _) => feed.ready_from(origin, at.wrapping_add(len)),
+        (None, Payload::Request { serial, .. }) => match find_send(&entry.sends, serial) {
+            Some(send) => send.bytes.contiguous_from(at + len),
             None => 0,
         },
+        // Answers that are not fetched repeat where that makes them one: in rings, and from memory that needs no fetching.
+        (None, _) if entry.ring.is_some() && route == Route::Direct(Mechanism::Cpu) => return u64::MAX,
+        (None, _) => 0,
     };
-    bytes / u64::from(len.max(1))
+    bytes / len.max(1)
 }
 
 /// Spreads queue pairs over the link's source ports.
@@ -362,11 +363,15 @@ fn origin_of(entry: &QpEntry, transmit: &Transmit) -> Option<(Origin, u64)> {
         Payload::None => None,
         Payload::Request { serial, offset, .. } => Some((Origin::Request(serial), offset)),
         Payload::Region { rkey, addr, .. } => {
-            // READs of the same memory differ by the sequence number that goes with an address.
-            let before = u64::from(transmit.header.psn.get()) * u64::from(entry.qp.attr().path_mtu.bytes());
-            Some((Origin::Read(rkey, addr.wrapping_sub(before)), addr))
+            let mtu = entry.qp.attr().path_mtu.bytes();
+            Some((read_origin(rkey, addr, transmit.header.psn, mtu), addr))
         }
     }
+}
+
+/// READs of the same memory differ by the sequence number that goes with an address.
+fn read_origin(rkey: u32, addr: u64, psn: Psn, mtu: u32) -> Origin {
+    Origin::Read(rkey, addr.wrapping_sub(u64::from(psn.get()) * u64::from(mtu)))
 }
 
 /// Builds a packet whose payload the copy engine fetches.
@@ -408,9 +413,10 @@ fn build_fetched(
             return (Fetched::Pending, false);
         }
         let Piece { at, len, behind, .. } = piece;
-        let (memory, copier, can_load) = (&gpu.memory, gpu.copier, gpu.can_load());
+        let Some(copier) = stage.copiers.get(gpu.copier) else { return (Fetched::Gone, false) };
+        let (memory, can_load) = (&gpu.memory, gpu.can_load());
         let want = Want { origin, at, len, behind, memory, copier, offset, can_load, rows };
-        (feed.get(&stage.copiers, &want), gpu.staged_out)
+        (feed.get(&want), gpu.staged_out)
     })?;
     let (lies, staged) = match got {
         Some((Fetched::Ready(lies), staged)) => (lies, staged),
@@ -419,10 +425,15 @@ fn build_fetched(
             // Loads need no copy engine. They are slow for long messages, but the copy engine may wait for a kernel that waits for us.
             feeds.loaded = Some(origin);
             if transmit.payload.rest() == 0 {
-                feeds.of_mut(origin).finish(origin);
+                feeds.of_mut(origin).finish(origin, piece.at + piece.len as u64);
             }
             let loaded = build_gathered(entry, tx, regions, transmit, Message::LOADED)?;
             return Ok(loaded.unwrap_or(Built::Pending { after: owner.after, starved: false }));
+        }
+        Some((Fetched::Gone, _)) => {
+            tracing::warn!("GPU memory cannot be read: its context was destroyed (cudaDeviceReset?)");
+            regions.faults += 1;
+            return Err(Nak::RemoteOperational);
         }
         Some((Fetched::Stuck, _)) => {
             tracing::warn!(
@@ -440,8 +451,10 @@ fn build_fetched(
         None => return Err(Nak::RemoteOperational), // host memory was never asked to be fetched
     };
     (feeds.copies, feeds.loaded) = (staged, None);
-    if let Payload::Request { serial, offset, len, rest } = transmit.payload {
-        prefetch_next(entry, regions, serial, offset + u64::from(len) + u64::from(rest));
+    let end = piece.at + piece.len as u64 + u64::from(transmit.payload.rest());
+    match origin {
+        Origin::Request(serial) => prefetch_next(entry, regions, serial, end),
+        Origin::Read(..) => prefetch_reads(entry, regions, origin, end),
     }
     let built = if staged {
         let bytes = &lies.chunk[lies.at..lies.at + piece.len];
@@ -453,7 +466,7 @@ fn build_fetched(
         && let Some(feeds) = &mut entry.feeds
     {
         // Others may need its chunks.
-        feeds.of_mut(origin).finish(origin);
+        feeds.of_mut(origin).finish(origin, end);
     }
     Ok(built)
 }
@@ -475,14 +488,46 @@ fn prefetch_next(entry: &mut QpEntry, regions: &mut Regions, serial: u64, end: u
     let _ = regions.with_gpu(asker, (piece.key, piece.addr), whole, Access::empty(), |gpu, offset, stage| {
         // What is short enough to be loaded is not fetched.
         let early = gpu.stores || stage.is_settled(owner);
-        if early && !gpu.loads(Message { len, alone: false }) {
-            let (memory, copier) = (&gpu.memory, gpu.copier);
+        if early
+            && !gpu.loads(Message { len, alone: false })
+            && let Some(copier) = stage.copiers.get(gpu.copier)
+        {
+            let memory = &gpu.memory;
             let (origin, behind) = (next_origin, piece.behind);
             let can_load = gpu.can_load();
             let want = Want { origin, at: 0, len: 1, behind, memory, copier, offset, can_load, rows };
-            feed.prefetch(&stage.copiers, &want);
+            feed.prefetch(&want);
         }
     });
+}
+
+/// Fetches what the peer's next READs ask for, once all of this one's bytes, which end at `end`, are fetched: long READs come in pieces.
+fn prefetch_reads(entry: &mut QpEntry, regions: &mut Regions, origin: Origin, end: u64) {
+    let (owner, rows, asker) = (entry.owner(), rows_for(entry), entry.asker());
+    let mtu = entry.qp.attr().path_mtu.bytes();
+    let QpEntry { feeds: Some(feeds), qp, .. } = entry else { return };
+    let feed = feeds.of_mut(origin);
+    for (psn, Reth { rkey, addr, len }) in qp.waiting_reads() {
+        if !feed.has_room_after(origin, end) {
+            return;
+        }
+        let name = (rkey, addr);
+        // What cannot be had is told when it is asked for.
+        let _ = regions.with_gpu(asker, name, len as usize, Access::REMOTE_READ, |gpu, offset, stage| {
+            // As when it is answered: what is short is loaded, and what was placed for this queue pair must be there.
+            let message = Message { len: u64::from(len), alone: true };
+            if len > 0
+                && !gpu.loads(message)
+                && (gpu.stores || stage.is_settled(owner))
+                && let Some(copier) = stage.copiers.get(gpu.copier)
+            {
+                let (memory, can_load) = (&gpu.memory, gpu.can_load());
+                let (origin, behind) = (read_origin(rkey, addr, psn, mtu), u64::from(len) - 1);
+                let want = Want { origin, at: addr, len: 1, behind, memory, copier, offset, can_load, rows };
+                feed.prefetch(&want);
+            }
+        });
+    }
 }
 
 /// The link takes the payload from where the copy engine put it; the packet is built there if its header is the shortest and has room.
@@ -531,7 +576,7 @@ fn build_copy(entry: &QpEntry, tx: &mut TxBatch, transmit: &Transmit, bytes: &[u
     done
 }
 
-/// The rare packet whose payload comes from several places, some of them on a GPU and without a window: each is waited for, and copied.
+/// The rare packet whose payload comes from several places, some of them on a GPU and without a window.
 fn build_mixed(
     entry: &mut QpEntry,
     tx: &mut TxBatch,
@@ -539,39 +584,12 @@ fn build_mixed(
     transmit: &Transmit,
     (serial, offset): (u64, u64),
 ) -> Result<Built, Nak> {
-    let owner = entry.owner();
-    let Some(mut room) = Room::begin(entry, tx, transmit) else { return Ok(BY_CPU) };
-    let (mut crc, len) = (room.crc, room.len);
-    let send = find_send(&entry.sends, serial).ok_or(Nak::RemoteOperational);
-    let gathered = send.and_then(|send| {
-        let mut done = 0;
-        for piece in send.bytes.pieces(offset, len) {
-            let out = &mut room.payload()[done..done + piece.len];
-            done += piece.len;
-            let name = (piece.key, piece.addr);
-            let read =
-                regions.with_gpu(entry.asker(), name, piece.len, Access::empty(), |gpu, offset, stage| {
-                    stage.wait(owner).and_then(|()| stage.read_now((&gpu.memory, gpu.copier), offset, out))
-                })?;
-            match read {
-                Some(Ok(())) => crc = crc_on(crc, out),
-                Some(Err(_)) => return Err(Nak::RemoteOperational),
-                None => {
-                    let message = Message { len: u64::MAX, alone: false };
-                    let loaded = regions.load_local(entry.pd, name, out, message, crc);
-                    (crc, _) = loaded.map_err(|_| Nak::RemoteOperational)?;
-                }
-            }
-        }
-        Ok(room.pad(crc))
-    });
-    match gathered {
-        Ok(crc) => {
-            tx.commit_crc(crc);
-            Ok(Built::Done(Route::Staged))
-        }
+    let after = entry.owner().after;
+    match mixed::gather(entry, regions, (serial, offset), transmit.payload.len() as usize) {
+        Ok(Gathered::All(bytes)) => Ok(build_copy(entry, tx, transmit, &bytes, Built::Done(Route::Staged))),
+        Ok(Gathered::Pending) => Ok(Built::Pending { after, starved: false }),
+        Ok(Gathered::Starved) => Ok(Built::Pending { after, starved: true }),
         Err(nak) => {
-            tx.abort();
             regions.faults += 1;
             Err(nak)
         }

@@ -219,16 +219,6 @@ impl Engine {
         }
     }
 
-    /// Waits, not for long, until copies into GPU memory are over, and sends the answers that waited for them: before a queue
-    /// pair or the device goes.
-    pub(crate) fn drain(&mut self) {
-        if !self.core.holding.is_empty() || self.core.regions.stage.is_busy() {
-            let _ = self.core.regions.stage.drain();
-            self.core.release_held();
-        }
-        self.send_answers();
-    }
-
     /// Sends the answers that were put off.
     pub(crate) fn send_answers(&mut self) {
         self.transmit(now_ns(), Answers::All);
@@ -357,6 +347,7 @@ impl Core {
             sends: &entry.sends,
             receives,
             current: &mut entry.current,
+            psn: header.psn,
             qp: index,
             ticket: &mut entry.ticket,
             tally: &mut entry.tally.inbound,

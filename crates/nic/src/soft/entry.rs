@@ -12,6 +12,7 @@ use super::cq::CqInner;
 use super::engine::TURN;
 use super::feed::{Feed, Origin};
 use super::host::{PostedReceive, PostedSend};
+use super::mixed::Mixed;
 use super::mw::Asker;
 use super::near::Near;
 use super::once::Once;
@@ -103,6 +104,8 @@ pub(crate) struct Feeds {
     pub(crate) loaded: Option<Origin>,
     /// What was fetched for the packet built last was copied once more.
     pub(crate) copies: bool,
+    /// What was gathered of a packet whose payload comes from several places.
+    pub(crate) mixed: Option<Mixed>,
     /// The message that waits for a copy before it is read, and that copy: the last one when it was first to be sent.
     fence: Option<(Origin, u64)>,
 }
@@ -169,6 +172,14 @@ impl Held {
     /// Whether a packet waits for its payload.
     pub(super) fn waits_for_payload(&self) -> bool {
         self.request.is_some() || self.response.is_some()
+    }
+
+    /// An atomic was carried out: its answer says what it found.
+    fn tell_before(&mut self, psn: Psn, before: u64) {
+        let answers = self.answers.iter_mut().map(|(_, transmit)| &mut transmit.header);
+        for header in answers.filter(|header| header.opcode == Opcode::AtomicAck && header.psn == psn) {
+            header.original = before;
+        }
     }
 
     /// Forgets the answers: they say what is not so.
@@ -253,6 +264,14 @@ impl QpEntry {
         self.unanswered = None;
         self.requests = Once::default();
         self.answers = Once::default();
+    }
+
+    /// The atomic that its peer asked for with this number was carried out: the value before.
+    pub(super) fn tell_before(&mut self, psn: Psn, before: u64) {
+        self.qp.handle_changed(psn, before);
+        if let Some(held) = &mut self.held {
+            held.tell_before(psn, before);
+        }
     }
 
     /// Its index in the device's table.

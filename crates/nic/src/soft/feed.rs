@@ -10,15 +10,14 @@ use nobounce_memory::gpu::GpuMemory;
 use nobounce_memory::gpu::copy_engine::{CopyError, PinnedChunk, Rows};
 use nobounce_protocol::wire::{BTH_LEN, ICRC_LEN};
 
-use super::copiers::{CHUNK, CopierIndex, Copiers};
-use super::fetcher::{Fetching, Job};
+use super::copier::{CHUNK, Copier, Copying, Job, Work};
 use crate::links::now_ns;
 
 /// A copy that is not over after this long waits for something: microseconds are usual, milliseconds on a busy machine. CUDA puts off all copies of a process while one of
 /// its threads loads a kernel for the first time or frees memory, until the kernels that run are over; and these may wait for us.
 const LATE_NS: u64 = 20_000_000;
 /// A copy that takes longer than this, where there is no other way, has failed.
-const STUCK_NS: u64 = 10_000_000_000;
+pub(crate) const STUCK_NS: u64 = 10_000_000_000;
 /// Fetches under way or at hand.
 const AHEAD: usize = 3;
 /// The first fetch of a message: short, so that its first packet leaves early; the next ones grow to whole chunks. All path
@@ -45,7 +44,7 @@ pub(crate) struct Want<'a> {
     /// How many more bytes of the message lie right behind them.
     pub(crate) behind: u64,
     pub(crate) memory: &'a Arc<GpuMemory>,
-    pub(crate) copier: CopierIndex,
+    pub(crate) copier: &'a Arc<Copier>,
     /// Where they lie in the memory.
     pub(crate) offset: usize,
     /// Whether they could be loaded instead.
@@ -90,12 +89,14 @@ pub(crate) enum Fetched {
     Starved,
     /// They cannot be read.
     Failed(CopyError),
+    /// The context of their memory was destroyed.
+    Gone,
 }
 
 #[derive(Debug)]
 enum State {
     /// And since when.
-    UnderWay(Fetching, u64),
+    UnderWay(Copying, u64),
     Here(PinnedChunk),
 }
 
@@ -153,6 +154,12 @@ impl Feed {
             && self.fetches.back().is_some_and(|last| last.origin == origin && last.end() >= end)
     }
 
+    /// Whether there is room for bytes of messages behind this one, all of which, up to `end`, were fetched.
+    pub(crate) fn has_room_after(&self, origin: Origin, end: u64) -> bool {
+        self.fetches.len() < AHEAD
+            && self.fetches.iter().any(|fetch| fetch.origin == origin && fetch.end() >= end)
+    }
+
     /// Whether the byte at `at` of that message was fetched or is being fetched.
     pub(crate) fn covers(&self, origin: Origin, at: u64) -> bool {
         self.fetches.iter().any(|fetch| fetch.holds(origin, at))
@@ -189,20 +196,21 @@ impl Feed {
         self.fetches.clear();
     }
 
-    /// All of that message is sent. Should some of it have to be sent again, it is fetched again.
-    pub(crate) fn finish(&mut self, origin: Origin) {
-        self.fetches.retain(|fetch| fetch.origin != origin);
+    /// All of that message up to `end` is sent. Should some of it have to be sent again, it is fetched again. (What lies behind may be the
+    /// beginning of the next: the pieces of a long READ look like one.)
+    pub(crate) fn finish(&mut self, origin: Origin, end: u64) {
+        self.fetches.retain(|fetch| fetch.origin != origin || fetch.end() > end);
     }
 
     /// Starts to fetch bytes that will be wanted. Whether they can be had is seen when they are.
-    pub(crate) fn prefetch(&mut self, copiers: &Copiers, want: &Want<'_>) {
-        if !(want.can_load && copiers.are_late(want.copier)) {
-            self.fetch_ahead(copiers, want);
+    pub(crate) fn prefetch(&mut self, want: &Want<'_>) {
+        if !(want.can_load && want.copier.is_late()) {
+            self.fetch_ahead(want);
         }
     }
 
-    pub(crate) fn get(&mut self, copiers: &Copiers, want: &Want<'_>) -> Fetched {
-        if want.can_load && copiers.are_late(want.copier) {
+    pub(crate) fn get(&mut self, want: &Want<'_>) -> Fetched {
+        if want.can_load && want.copier.is_late() {
             return Fetched::Late;
         }
         // What belongs to messages or packets before this one is over; and a packet that is sent again begins anew.
@@ -213,13 +221,13 @@ impl Feed {
         {
             self.fetches.pop_front();
         }
-        self.fetch_ahead(copiers, want);
+        self.fetch_ahead(want);
         let Some(fetch) = self.fetches.front_mut() else { return Fetched::Starved };
         match settle(&mut fetch.state) {
             Ok(Some(chunk)) => Fetched::Ready(fetch.lies(&chunk, want.at)),
             Ok(None) => match fetch.age() {
                 age if want.can_load && age > LATE_NS => {
-                    copiers.found_late(want.copier);
+                    want.copier.found_late();
                     Fetched::Late
                 }
                 age if age > STUCK_NS => Fetched::Stuck,
@@ -233,7 +241,7 @@ impl Feed {
     }
 
     /// Starts fetches until enough are there, from the first byte wanted that none covers.
-    fn fetch_ahead(&mut self, copiers: &Copiers, want: &Want<'_>) {
+    fn fetch_ahead(&mut self, want: &Want<'_>) {
         let end = want.at + want.len as u64 + want.behind;
         let mut at = want.at;
         match self.fetches.iter().rfind(|fetch| fetch.origin == want.origin) {
@@ -241,12 +249,12 @@ impl Feed {
             None => self.next_len = FIRST,
         }
         while at < end && self.fetches.len() < AHEAD {
-            let engine = copiers.fetcher(want.copier);
-            let Some(chunk) = engine.take_chunk() else { return };
+            let Some(chunk) = want.copier.take_fetch_chunk() else { return };
             let len = usize::try_from(end - at).unwrap_or(CHUNK).min(self.next_len);
             let offset = want.offset + usize::try_from(at - want.at).unwrap_or(0);
             let rows = want.rows;
-            let fetching = engine.start(Job { memory: want.memory.clone(), offset, len, rows, chunk });
+            let (work, memory) = (Work::Fetch(rows), want.memory.clone());
+            let fetching = want.copier.start(Job { work, memory, offset, len, chunk });
             let state = Some(State::UnderWay(fetching, now_ns()));
             self.fetches.push_back(Fetch { origin: want.origin, at, len, rows, state });
             self.next_len = (self.next_len * GROWTH).min(CHUNK);

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::net::IpAddr;
 
 use nobounce_protocol::qp::{Access, Host, LocalFault, Nak, Receive};
+use nobounce_protocol::wire::Psn;
 
 use super::grh;
 use super::mw::Asker;
@@ -44,7 +45,9 @@ pub(crate) struct PacketHost<'a> {
     pub(crate) sends: &'a VecDeque<PostedSend>,
     pub(crate) receives: &'a mut VecDeque<PostedReceive>,
     pub(crate) current: &'a mut Option<PostedReceive>,
-    /// The index of the queue pair, and the copy that its last placed byte waits for.
+    /// The packet's number.
+    pub(crate) psn: Psn,
+    /// The index of the queue pair, and the step that its last placed byte waits for.
     pub(crate) qp: u32,
     pub(crate) ticket: &'a mut u64,
     pub(crate) tally: &'a mut PathTotals,
@@ -56,8 +59,8 @@ impl PacketHost<'_> {
     }
 
     fn change(&mut self, rkey: u32, addr: u64, change: Change) -> Result<u64, Nak> {
-        let (before, route) = self.regions.change(self.owner(), rkey, addr, change)?;
-        self.tally.count(route, 8, true);
+        let (before, placed) = self.regions.change(self.owner(), rkey, addr, (change, self.psn))?;
+        self.count(placed, 8, true);
         Ok(before)
     }
 

@@ -3,6 +3,7 @@
 use std::borrow::Borrow;
 use std::io;
 use std::sync::{Arc, MutexGuard};
+use std::time::Instant;
 
 use nobounce_protocol::qp::{
     AttrMask, Datagram, MAX_MESSAGE, PostError, Qp as ProtocolQp, QpAttr, QpConfig, QpCounters, QpState,
@@ -18,6 +19,7 @@ use super::engine::{Answers, Engine};
 use super::entry::QpEntry;
 use super::host::{PostedReceive, PostedSend};
 use super::limits::{DeviceLimits, Taken};
+use super::release::PATIENCE;
 use super::scatter::{Bytes, Sge};
 use super::srq::Srq;
 use super::unit::Resident;
@@ -312,6 +314,7 @@ impl Qp {
             entry.send_cq.forget_qp(self.qpn);
             entry.recv_cq.forget_qp(self.qpn);
             core.regions.unbind_qp(index);
+            core.regions.stage.forget_owner(index);
             if let Some((receive, srq)) = unfinished {
                 core.srqs.give_back(srq, receive);
             }
@@ -488,12 +491,16 @@ fn post_one(
 
 impl Drop for Qp {
     fn drop(&mut self) {
-        if let Some(mut engine) = self.unit.lock() {
+        let begin = Instant::now();
+        while let Some(mut engine) = self.unit.lock() {
             // An answer that was put off may be all that a peer is waiting for.
-            let index = self.qpn.get() & 0xffff;
-            engine.core.make_ready(index);
-            engine.drain();
-            engine.core.remove(self.qpn);
+            if engine.settle_debts(self.qpn) || begin.elapsed() > PATIENCE {
+                engine.core.remove(self.qpn);
+                return;
+            }
+            // Others may go on meanwhile: copies may wait for kernels, and these for what others bring.
+            drop(engine);
+            std::thread::yield_now();
         }
     }
 }

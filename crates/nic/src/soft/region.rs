@@ -9,6 +9,7 @@ use nobounce_memory::gpu::{self, CudaError};
 use nobounce_memory::path::{Path, Paths};
 use nobounce_memory::probe::RangeError;
 use nobounce_protocol::qp::{Access, LocalFault, LocalWork, Nak};
+use nobounce_protocol::wire::Psn;
 
 use super::device::{PdUse, Shared};
 use super::mw::{Asker, Windows};
@@ -56,7 +57,7 @@ pub enum RegisterError {
     /// The GPU's copy engine cannot be used.
     #[error(transparent)]
     CopyEngine(#[from] CopyError),
-    /// The thread that fetches from GPU memory could not be started.
+    /// The thread that copies from and to GPU memory could not be started.
     #[error(
         "no thread could be started for the GPU's copy engine ({0}): the process has too many (ulimit -u, pids of its cgroup)"
     )]
@@ -381,8 +382,8 @@ impl Regions {
         (pd, owner): (u32, Owner),
         key: u32,
         addr: u64,
-        change: Change,
-    ) -> Result<(u64, Route), Nak> {
+        change: (Change, Psn),
+    ) -> Result<(u64, Placed), Nak> {
         let asker = Asker { pd, qp: owner.qp }.of_engine(self.number);
         let Self { table, windows, stage, faults, refused, .. } = self;
         let place = (key, addr, 8);

@@ -8,10 +8,10 @@ use nobounce_memory::path::{Mechanism, Path, Paths};
 use nobounce_memory::{Window, guard, page_size, probe};
 use nobounce_protocol::qp::Access;
 
-use super::copiers::{ContextKey, CopierIndex, CopyEngines};
+use super::copier::{Copier, Copies};
+use super::copiers::{ContextKey, CopierIndex, Known};
 use super::device::{Pd, Shared};
 use super::engine::Core;
-use super::fetcher::Fetches;
 use super::limits::DeviceLimits;
 use super::region::{Mr, Region, Regions, RegisterError};
 use super::target::{GpuTarget, Target};
@@ -190,30 +190,35 @@ impl Shared {
         mut change: impl FnMut(&mut Regions) -> Option<Arc<Region>>,
     ) -> Option<()> {
         let registry = self.units.registry()?;
-        let (mut before, mut fetches) = (Vec::new(), Vec::new());
+        let (mut before, mut copies) = (Vec::new(), Vec::new());
         for unit in self.units.iter() {
             let mut engine = unit.lock()?;
             let old = change(&mut engine.core.regions);
             if moves {
-                fetches.extend(settle_copies(&mut engine.core, old.as_deref()));
+                copies.extend(settle_copies(&mut engine.core, old.as_deref()));
             }
             before.push(old);
         }
         // No engine can bind a window onto it any more.
         self.windows().leave_region(key);
-        // Others may go on while fetches are waited for and the mapping is taken down.
+        // Others may go on while copies are waited for and the mapping is taken down.
         drop(registry);
-        fetches.iter().for_each(Fetches::wait);
+        copies.iter().for_each(Copies::wait);
         drop(before);
         Some(())
     }
 }
 
-/// The region is gone: the GPU must not copy into its memory any more, nor, once the fetches are waited for, out of it.
-fn settle_copies(core: &mut Core, region: Option<&Region>) -> Option<Fetches> {
-    let Some(Target::Gpu(gpu)) = region.map(|region| &region.target) else { return None };
-    core.regions.stage.forget(&gpu.memory, gpu.copier);
-    Some(core.regions.stage.copiers.fetcher(gpu.copier).fetches_of(&gpu.memory))
+/// The region is gone: nothing is placed in its memory any more, nor, once the copies are waited for, does the GPU copy into or out of it.
+fn settle_copies(core: &mut Core, region: Option<&Region>) -> Option<Copies> {
+    let target = &region?.target;
+    core.regions.stage.forget(target);
+    match target {
+        Target::Host(_) => None,
+        Target::Gpu(gpu) => {
+            core.regions.stage.copiers.get(gpu.copier).map(|copier| copier.copies_of(&gpu.memory))
+        }
+    }
 }
 
 /// Memory that was looked at and made ready for a region.
@@ -257,22 +262,32 @@ impl Memory {
     }
 }
 
-/// Which copy engines are the memory's. Each engine of the device has its own; all of them know the same contexts, in the same order.
+/// Who copies for memory of this context. Each engine of the device has its own; all of them know the same contexts, in the same order. Those
+/// whose context was destroyed meanwhile are let go.
 fn copier_of(shared: &Shared, memory: &GpuMemory) -> Result<CopierIndex, RegisterError> {
     let context = ContextKey::of(memory)?;
     let _registry = shared.units.registry().ok_or(RegisterError::Forked)?;
     let first = shared.units.first().lock().ok_or(RegisterError::Forked)?;
-    let known = first.core.regions.stage.copiers.find(context);
-    drop(first);
-    if let Some(known) = known {
+    let copiers = &first.core.regions.stage.copiers;
+    if let Some(known) = copiers.find(context) {
         return Ok(known);
     }
-    let made: Result<Vec<_>, RegisterError> =
-        shared.units.iter().map(|unit| Ok((unit, CopyEngines::new(memory.gpu(), context)?))).collect();
+    let all = copiers.all();
+    drop(first);
+    // CUDA is asked, and told to make things, without an engine's lock.
+    let is_gone = |known: &Option<Known>| known.as_ref().is_some_and(|known| known.copier.is_gone());
+    let gone: Vec<_> = all.into_iter().filter(|(_, known)| is_gone(known)).map(|(index, _)| index).collect();
+    let make = |unit| {
+        let copier = Copier::new(memory.gpu(), context)?;
+        Ok((unit, Known { gpu: memory.gpu().clone(), context, copier }))
+    };
+    let made: Result<Vec<_>, RegisterError> = shared.units.iter().map(make).collect();
     let mut index = None;
-    for (unit, engines) in made? {
+    for (unit, known) in made? {
         let mut engine = unit.lock().ok_or(RegisterError::Forked)?;
-        let at = engine.core.regions.stage.copiers.adopt(memory.gpu(), context, engines);
+        let copiers = &mut engine.core.regions.stage.copiers;
+        gone.iter().for_each(|gone| copiers.bury(*gone));
+        let at = copiers.adopt(Some(known));
         index.get_or_insert(at);
     }
     index.ok_or(RegisterError::Forked)

@@ -1,11 +1,39 @@
 //! What waited for the GPU's copy engine is let go here, or fails.
 
-use nobounce_protocol::qp::{QpEvent, Status};
+use std::time::Duration;
 
-use super::engine::Core;
+use nobounce_protocol::qp::{QpEvent, Status};
+use nobounce_protocol::wire::Qpn;
+
+use super::engine::{Core, Engine};
 use super::entry::{QpEntry, deliver};
 use super::event::AsyncEvent;
-use super::stage::Owner;
+use super::stage::{Changed, Owner};
+
+/// How long a queue pair or a device that goes waits for copies into GPU memory, whose answers it owes. Microseconds are usual. Shorter
+/// than the patience of its peers, who hear nothing meanwhile (8 times 268 ms).
+pub(super) const PATIENCE: Duration = Duration::from_secs(1);
+
+impl Engine {
+    /// Waits, not for long, until copies into GPU memory are over, and sends the answers that waited for them: before the device goes.
+    pub(crate) fn drain(&mut self) {
+        if !self.core.holding.is_empty() || self.core.regions.stage.is_busy() {
+            self.core.regions.stage.drain(PATIENCE);
+            self.core.release_held();
+        }
+        self.send_answers();
+    }
+
+    /// Sends what the queue pair still owes its peer, as far as it can be sent; whether nothing of it waits for copies into GPU memory.
+    pub(crate) fn settle_debts(&mut self, qpn: Qpn) -> bool {
+        self.core.release_held();
+        self.core.make_ready(qpn.get() & 0xffff);
+        self.send_answers();
+        let Some(entry) = self.core.entry(qpn) else { return true };
+        let ticket = entry.ticket;
+        self.core.regions.stage.is_over(ticket)
+    }
+}
 
 impl Core {
     /// Starts the copies that were collected, and lets go of what waited for copies that are over.
@@ -15,6 +43,11 @@ impl Core {
         }
         self.regions.stage.flush();
         self.regions.stage.poll();
+        while let Some(Changed { qp, psn, before }) = self.regions.stage.take_changed() {
+            if let Some(entry) = self.qps.get_mut(qp as usize).and_then(Option::as_deref_mut) {
+                entry.tell_before(psn, before);
+            }
+        }
         while let Some(index) = self.regions.stage.take_failed() {
             self.fail_placement(index);
         }

@@ -27,6 +27,10 @@ pub struct PathTotals {
     pub window: Tally,
     /// GPU memory by the copy engine, straight from the link's buffer.
     pub copy_engine: Tally,
+    /// GPU memory by a network adapter's own DMA, registered by dma-buf.
+    pub dma_buf: Tally,
+    /// GPU memory by a network adapter's own DMA, registered by nvidia-peermem.
+    pub peermem: Tally,
     /// GPU memory with one more host copy on the way, or placed by the copy engine for lack of a window.
     pub staged: Tally,
 }
@@ -52,7 +56,9 @@ impl PathTotals {
         let tally = match route {
             Route::Direct(Mechanism::Window) => &mut self.window,
             Route::Direct(Mechanism::CopyEngine) => &mut self.copy_engine,
-            Route::Direct(_) => &mut self.cpu,
+            Route::Direct(Mechanism::DmaBuf) => &mut self.dma_buf,
+            Route::Direct(Mechanism::Peermem) => &mut self.peermem,
+            Route::Direct(Mechanism::Cpu) => &mut self.cpu,
             Route::Staged => &mut self.staged,
         };
         tally.bytes += bytes;
@@ -60,11 +66,13 @@ impl PathTotals {
     }
 
     /// Names and values, in a fixed order.
-    pub fn list(&self) -> [(&'static str, Tally); 4] {
+    pub fn list(&self) -> [(&'static str, Tally); 6] {
         [
-            ("cpu", self.cpu),
-            ("window", self.window),
-            ("copy-engine", self.copy_engine),
+            (Mechanism::Cpu.name(), self.cpu),
+            (Mechanism::Window.name(), self.window),
+            (Mechanism::CopyEngine.name(), self.copy_engine),
+            (Mechanism::DmaBuf.name(), self.dma_buf),
+            (Mechanism::Peermem.name(), self.peermem),
             ("staged", self.staged),
         ]
     }
@@ -78,6 +86,8 @@ impl PathTotals {
         self.cpu.add(&other.cpu);
         self.window.add(&other.window);
         self.copy_engine.add(&other.copy_engine);
+        self.dma_buf.add(&other.dma_buf);
+        self.peermem.add(&other.peermem);
         self.staged.add(&other.staged);
     }
 }
@@ -86,5 +96,32 @@ impl PathCounters {
     pub(crate) fn add(&mut self, other: &Self) {
         self.inbound.add(&other.inbound);
         self.outbound.add(&other.outbound);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_way_has_its_own_count() {
+        let ways = [
+            Route::Direct(Mechanism::Cpu),
+            Route::Direct(Mechanism::Window),
+            Route::Direct(Mechanism::CopyEngine),
+            Route::Direct(Mechanism::DmaBuf),
+            Route::Direct(Mechanism::Peermem),
+            Route::Staged,
+        ];
+        let mut totals = PathTotals::default();
+        for (bytes, way) in (1..).zip(ways) {
+            totals.count(way, bytes, true);
+        }
+        let mut twice = totals;
+        twice.add(&totals);
+        for (nth, (name, tally)) in (1..).zip(twice.list()) {
+            assert_eq!(tally, Tally { bytes: 2 * nth, operations: 2 }, "{name}");
+        }
+        assert_eq!(totals.bytes(), (1..=6).sum());
     }
 }

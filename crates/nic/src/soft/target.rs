@@ -5,6 +5,7 @@ use std::sync::Arc;
 use nobounce_memory::gpu::{GpuMemory, GpuWindow};
 use nobounce_memory::path::{Mechanism, Path};
 use nobounce_memory::{AccessError, Window};
+use nobounce_protocol::wire::Psn;
 
 use super::build::crc_on;
 use super::copiers::CopierIndex;
@@ -68,8 +69,14 @@ pub(crate) enum PlaceError {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Placed {
     pub(crate) route: Route,
-    /// The copy they wait for.
+    /// The step they wait for.
     pub(crate) ticket: Option<u64>,
+}
+
+impl Placed {
+    fn after(ticket: u64, route: Route) -> Self {
+        Self { route, ticket: Some(ticket) }
+    }
 }
 
 impl GpuTarget {
@@ -155,34 +162,39 @@ impl Target {
         bytes: &[u8],
         last: bool,
     ) -> Result<Placed, PlaceError> {
-        let gpu = match self {
-            Self::Host(window) => {
-                if !stage.is_settled(owner) {
-                    stage.wait(owner).map_err(PlaceError::Stage)?;
-                }
-                let stored =
-                    if last { window.store_last(offset, bytes) } else { window.store(offset, bytes) };
-                stored.map_err(PlaceError::Access)?;
-                return Ok(Placed { route: Route::Direct(Mechanism::Cpu), ticket: None });
+        let by = match self {
+            Self::Host(_) => Mechanism::Cpu,
+            Self::Gpu(gpu) if gpu.stores => Mechanism::Window,
+            Self::Gpu(gpu) => {
+                let ticket = stage.put(owner, (&gpu.memory, gpu.copier), offset, bytes, last);
+                return Ok(Placed::after(ticket.map_err(PlaceError::Stage)?, Route::Staged));
             }
-            Self::Gpu(gpu) => gpu,
         };
-        if let Some(window) = gpu.window().filter(|_| gpu.stores) {
-            if !stage.is_settled(owner) {
-                stage.wait(owner).map_err(PlaceError::Stage)?;
-            }
-            let stored = if last {
-                // What announces the message may follow at once.
-                window.store_last(offset, bytes).and_then(|()| window.complete())
-            } else {
-                window.store(offset, bytes)
-            };
-            stored.map_err(|error| gpu.failed(error))?;
-            return Ok(Placed { route: Route::Direct(Mechanism::Window), ticket: None });
+        if !stage.is_settled(owner) {
+            let ticket = stage.store_later(owner, self, offset, bytes, last).map_err(PlaceError::Stage)?;
+            // It is kept in host memory until then, which for a GPU's is one copy more.
+            let route = if by == Mechanism::Cpu { Route::Direct(by) } else { Route::Staged };
+            return Ok(Placed::after(ticket, route));
         }
-        let ticket =
-            stage.put(owner, (&gpu.memory, gpu.copier), offset, bytes, last).map_err(PlaceError::Stage)?;
-        Ok(Placed { route: Route::Staged, ticket: Some(ticket) })
+        self.store(offset, bytes, last).map_err(|error| match self {
+            Self::Host(_) => PlaceError::Access(error),
+            Self::Gpu(gpu) => gpu.failed(error),
+        })?;
+        Ok(Placed { route: Route::Direct(by), ticket: None })
+    }
+
+    /// Stores bytes of a message where no copy engine is needed; `last` ends it, and what announces it may follow at once.
+    #[inline]
+    pub(super) fn store(&self, offset: usize, bytes: &[u8], last: bool) -> Result<(), AccessError> {
+        match (self, last) {
+            (Self::Host(window), true) => window.store_last(offset, bytes),
+            (Self::Host(window), false) => window.store(offset, bytes),
+            (Self::Gpu(gpu), _) => match (gpu.window(), last) {
+                (Some(window), true) => window.store_last(offset, bytes).and_then(|()| window.complete()),
+                (Some(window), false) => window.store(offset, bytes),
+                (None, _) => Ok(()), // `stores` says that there is one
+            },
+        }
     }
 
     /// A message ended whose bytes before its last were placed here: they are announced next.
@@ -193,17 +205,38 @@ impl Target {
         }
     }
 
-    /// Changes a word: the value before. Atomic among all that arrives at this device.
+    /// Changes a word: the value before, or any value where that is told later ([`Stage::take_changed`]) to the request with this
+    /// number, whose answer must wait for the ticket. Atomic among all that arrives at this device.
     pub(crate) fn change(
         &self,
         stage: &mut Stage,
         owner: Owner,
         offset: usize,
-        change: Change,
-    ) -> Result<(u64, Route), PlaceError> {
-        if !stage.is_settled(owner) {
-            stage.wait(owner).map_err(PlaceError::Stage)?;
+        (change, psn): (Change, Psn),
+    ) -> Result<(u64, Placed), PlaceError> {
+        if self.changes_at_once() && stage.is_settled(owner) && !stage.is_changing() {
+            let (before, by) = self.change_now(offset, change).map_err(PlaceError::Access)?;
+            return Ok((before, Placed { route: Route::Direct(by), ticket: None }));
         }
+        let route = match self {
+            Self::Host(_) => Route::Direct(Mechanism::Cpu),
+            Self::Gpu(_) if self.changes_at_once() => Route::Direct(Mechanism::Window),
+            Self::Gpu(_) => Route::Staged,
+        };
+        let ticket = stage.change_later(owner, self, offset, (change, psn)).map_err(PlaceError::Stage)?;
+        Ok((0, Placed::after(ticket, route)))
+    }
+
+    /// Whether atomics need no copy engine.
+    pub(super) fn changes_at_once(&self) -> bool {
+        match self {
+            Self::Host(_) => true,
+            Self::Gpu(gpu) => gpu.window().is_some(),
+        }
+    }
+
+    /// Changes a word where that needs no copy engine: the value before.
+    pub(super) fn change_now(&self, offset: usize, change: Change) -> Result<(u64, Mechanism), AccessError> {
         let (changed, by) = match (self, change) {
             (Self::Host(window), Change::Add(add)) => (window.fetch_add(offset, add), Mechanism::Cpu),
             (Self::Host(window), Change::Swap { compare, swap }) => {
@@ -214,14 +247,26 @@ impl Target {
                 (Some(window), Change::Swap { compare, swap }) => {
                     (window.compare_swap(offset, compare, swap), Mechanism::Window)
                 }
-                (None, _) => {
-                    let memory = (&gpu.memory, gpu.copier);
-                    let changed = stage.change(owner, memory, offset, change);
-                    return changed.map(|before| (before, Route::Staged)).map_err(PlaceError::Stage);
-                }
+                (None, _) => (Ok(0), Mechanism::Window), // `changes_at_once` was asked
             },
         };
-        changed.map(|before| (before, Route::Direct(by))).map_err(PlaceError::Access)
+        changed.map(|before| (before, by))
+    }
+
+    /// Whether it is the same memory, of the same registration.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Host(one), Self::Host(other)) => {
+                (one.base_addr(), one.len()) == (other.base_addr(), other.len())
+            }
+            (Self::Gpu(one), Self::Gpu(other)) => Arc::ptr_eq(&one.memory, &other.memory),
+            _ => false,
+        }
+    }
+
+    /// Whether it is this memory of a GPU.
+    pub(super) fn is_of(&self, memory: &Arc<GpuMemory>) -> bool {
+        matches!(self, Self::Gpu(gpu) if Arc::ptr_eq(&gpu.memory, memory))
     }
 }
 

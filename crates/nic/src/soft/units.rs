@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::config::{Config, LinkChoice};
-use super::copiers::CopyEngines;
+use super::copier::Copier;
+use super::copiers::Known;
 use super::device::OpenError;
 use super::engine::{Engine, Joint};
 use super::qp::CreateQpError;
@@ -152,11 +153,16 @@ impl Units {
         let contexts = {
             let first = self.first.lock().ok_or(CreateQpError::Forked)?;
             engine.core.regions.know_as(&first.core.regions);
-            first.core.regions.stage.copiers.contexts()
+            first.core.regions.stage.copiers.all()
         };
-        for (gpu, context) in contexts {
-            let engines = CopyEngines::new(&gpu, context).map_err(|e| CreateQpError::Engine(Box::new(e)))?;
-            engine.core.regions.stage.copiers.adopt(&gpu, context, engines);
+        for (_, known) in contexts {
+            let known =
+                known.filter(|known| !known.copier.is_gone()).map(|Known { gpu, context, .. }| {
+                    let copier =
+                        Copier::new(&gpu, context).map_err(|e| CreateQpError::Engine(Box::new(e)))?;
+                    Ok::<_, CreateQpError>(Known { gpu, context, copier })
+                });
+            engine.core.regions.stage.copiers.adopt(known.transpose()?);
         }
         let unit = Arc::new(Unit::new(number, engine, self.joint.several.clone())?);
         unit.listen()?;

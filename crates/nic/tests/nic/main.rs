@@ -14,6 +14,7 @@ mod faulty;
 mod forged;
 mod fork;
 mod gpu_standin;
+mod gpu_standin_held;
 mod gpu_standin_trouble;
 mod lifetimes;
 mod limits;

@@ -76,6 +76,31 @@ fn what_the_copy_engine_fetched_is_read_where_it_lies() {
     }
 }
 
+/// The same for what a peer READs: several packets are handed over as one, and the next pieces of a long READ are fetched while this one is
+/// answered. (Without that, each piece of 128 KiB begins with a short fetch of its own.)
+#[test]
+fn what_is_read_from_a_gpu_is_fetched_ahead_and_answered_in_runs() {
+    let gpu = StandIn::program();
+    let (a, b) = pair_with(&near("127.66.1.22"), &near("127.66.1.22"), 2 * MIB, Mtu::Mtu4096);
+    let at_b = OnGpu::new(&b, gpu, Way::NoWindow);
+    at_b.fill(9);
+    const LEN: usize = 1_500_000;
+    until("a READ that is fetched ahead", || {
+        let before = (gpu.calls(c"cuMemcpyDtoHAsync_v2"), counter(&b, "shm_tx_bytes"));
+        a.buffer.write_at(0, &[0; LEN]).unwrap();
+        let to = a.sge(0, u32::try_from(LEN).unwrap());
+        a.qps[0].post_send(&SendRequest::new(1, Operation::Read(at_b.remote(5)), &to)).unwrap();
+        a.succeed(1);
+        assert!(a.bytes(0, LEN) == patterns(9, 5, LEN));
+        let fetches = gpu.calls(c"cuMemcpyDtoHAsync_v2") - before.0;
+        // Packets that go as one have one header: alone they have 16 bytes each.
+        let headers = counter(&b, "shm_tx_bytes") - before.1 - LEN as u64;
+        println!("{fetches} fetches, {headers} bytes of headers for {} packets", LEN.div_ceil(4096));
+        fetches <= 18 && headers < 4000
+    });
+    assert!(counter(&b, "shm_tx_lent_bytes") > 0);
+}
+
 /// Nobody polls at the other end: its helper thread is woken by the bell.
 #[test]
 fn one_who_sleeps_is_woken() {

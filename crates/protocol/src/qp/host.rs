@@ -59,13 +59,14 @@ pub trait Host {
     /// The request's memory could not be written.
     fn place_atomic(&mut self, serial: u64, original: u64) -> Result<(), LocalFault>;
 
-    /// Compares and swaps 8 bytes of a region; returns the value before.
+    /// Compares and swaps 8 bytes of a region; returns the value before, or any value where that is told later
+    /// ([`Qp::handle_changed`](super::Qp::handle_changed)) and the answer is held back until then.
     ///
     /// # Errors
     /// The refusal to send.
     fn compare_swap(&mut self, rkey: u32, addr: u64, compare: u64, swap: u64) -> Result<u64, Nak>;
 
-    /// Adds to 8 bytes of a region; returns the value before.
+    /// Adds to 8 bytes of a region; returns the value before, or any as above.
     ///
     /// # Errors
     /// The refusal to send.

@@ -38,7 +38,7 @@ pub use state::{AttrMask, QpState, Service, TransitionError, check_transition};
 pub use transmit::{Payload, Transmit};
 
 use crate::timing::Nanos;
-use crate::wire::{Header, Opcode, Psn, Qpn};
+use crate::wire::{Header, Opcode, Psn, Qpn, Reth};
 use datagram::take_datagram;
 use requester::{Answer, Out, Requester};
 use responder::{Responder, Taken};
@@ -496,6 +496,12 @@ impl Qp {
         }
     }
 
+    /// The atomic with this number, for which [`Host`] had given any value, was carried out: the value before. No answer to it may have
+    /// left until now.
+    pub fn handle_changed(&mut self, psn: Psn, before: u64) {
+        self.responder.handle_changed(psn, before);
+    }
+
     /// The payload of `transmit` could not be read; the packet was not sent. `nak` is what a peer that READs is told.
     pub fn handle_gather_fault(&mut self, transmit: &Transmit, nak: Nak) {
         match transmit.payload {
@@ -627,6 +633,11 @@ impl Qp {
         }
         let params = self.params;
         self.requester.poll_repeat(now, &params, room, most)
+    }
+
+    /// The peer's READs of which nothing has been answered yet, in the order in which they will be: what is slow to read can be read ahead.
+    pub fn waiting_reads(&self) -> impl Iterator<Item = (Psn, Reth)> {
+        self.responder.waiting_reads()
     }
 
     /// Whether answers wait to be sent (with `flush_acks`).

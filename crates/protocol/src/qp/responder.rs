@@ -537,6 +537,30 @@ impl Responder {
         }
     }
 
+    /// READs of which nothing has been answered yet, in the order in which they will be.
+    pub(crate) fn waiting_reads(&self) -> impl Iterator<Item = (Psn, Reth)> {
+        self.replies.iter().filter_map(|reply| match *reply {
+            Reply::Read { psn, rkey, addr, len, sent: 0, .. } => {
+                Some((Psn::of(psn), Reth { rkey, addr, len }))
+            }
+            _ => None,
+        })
+    }
+
+    /// The atomic with this number was carried out: its answers, this one and repeated ones, tell the value before.
+    pub(crate) fn handle_changed(&mut self, psn: Psn, before: u64) {
+        for (_, original) in self.atomics.iter_mut().filter(|(at, _)| Psn::of(*at) == psn) {
+            *original = before;
+        }
+        for reply in &mut self.replies {
+            if let Reply::Atomic { psn: at, original, .. } = reply
+                && Psn::of(*at) == psn
+            {
+                *original = before;
+            }
+        }
+    }
+
     /// The memory of a READ answer could not be read after all.
     pub(crate) fn fail_read(&mut self, psn: Psn, nak: Nak, params: &Params) -> Taken {
         let psn = psn.extend(self.expected);

@@ -1,5 +1,6 @@
 //! What a copy engine needs made ahead: streams, pinned memory cut into chunks, and an event for each.
 
+use std::mem;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -62,9 +63,7 @@ impl Slab {
         let driver = gpu.driver();
         // Also refuses a child of the process that has CUDA.
         driver.context_id(context)?;
-        let found = {
-            let mut idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner);
-            bury(&mut idle);
+        let found = with_idle(|idle| {
             idle.iter()
                 .position(|parts| {
                     (parts.context.handle(), parts.slots.len(), parts.chunk_len)
@@ -72,7 +71,7 @@ impl Slab {
                         && parts.context.is_alive(driver)
                 })
                 .map(|index| idle.swap_remove(index))
-        };
+        });
         let parts = match found {
             Some(parts) => parts,
             None => driver.in_context(context, |api| Parts::make(driver, api, context, chunks, chunk_len))?,
@@ -95,6 +94,22 @@ impl Drop for Slab {
         // Copies may still fly: whoever takes the slab next looks at the events before a chunk is used again.
         IDLE.lock().unwrap_or_else(PoisonError::into_inner).extend(self.parts.take());
     }
+}
+
+/// Forgets slabs that nobody uses and whose context is gone.
+pub(super) fn bury_idle() {
+    with_idle(|_| ());
+}
+
+/// Calls `use_them` with the slabs that nobody uses and whose context lives. CUDA is asked without the lock, which is taken by whoever
+/// drops a slab: the driver may make a call wait for kernels, and these for whom the dropper keeps waiting.
+fn with_idle<T>(use_them: impl FnOnce(&mut Vec<Parts>) -> T) -> T {
+    let lock = || IDLE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut idle = mem::take(&mut *lock());
+    bury(&mut idle);
+    let result = use_them(&mut idle);
+    lock().append(&mut idle);
+    result
 }
 
 /// Forgets slabs whose context is gone: their streams and events went with it, and its handle may be another context's by now.

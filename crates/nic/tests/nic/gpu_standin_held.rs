@@ -1,0 +1,214 @@
+//! CUDA stands still, as it does while another thread of the application is inside it behind a kernel: on a stand-in for the driver. What
+//! needs no copy engine goes on, and the rest is done when CUDA comes back.
+#![allow(clippy::cast_possible_truncation)] // sizes of tests
+
+use std::time::{Duration, Instant};
+
+use crate::common::on_gpu::{LEN, OnGpu, Way};
+use crate::common::{ALL_ACCESS, End, MIB, config, connect, patterns, reconnect, until};
+use fake_cuda::client::StandIn;
+use nobounce_nic::soft::{Mtu, Operation, QpLimits, SendRequest, Status};
+
+/// Far more than anything here takes while CUDA stands still, and less than it takes the peers to give up.
+const AT_ONCE: Duration = Duration::from_secs(1);
+
+fn ends(addr: &str, qps: usize) -> (End, End) {
+    let (mut a, mut b) = (End::open(&config(addr), MIB), End::open(&config(addr), MIB));
+    for i in 0..qps {
+        a.add_qp(QpLimits { send_sges: 30, ..QpLimits::default() });
+        b.add_qp(QpLimits::default());
+        connect(&a, i, &b, i, Mtu::Mtu4096);
+    }
+    (a, b)
+}
+
+/// GPU memory with a window: on a machine that is very busy the proof may take too long now and then.
+fn with_window(end: &End, gpu: &'static StandIn) -> OnGpu {
+    for _ in 0..20 {
+        let memory = OnGpu::new(end, gpu, Way::Window);
+        if memory.mr.paths().are_direct() {
+            return memory;
+        }
+        println!("{}", memory.mr.paths());
+    }
+    panic!("no window");
+}
+
+/// Holds all calls until it is dropped: a test that fails must not leave others hanging.
+struct Standstill(&'static StandIn);
+
+impl Standstill {
+    fn begin(gpu: &'static StandIn) -> Self {
+        gpu.hold_calls(1);
+        Self(gpu)
+    }
+}
+
+impl Drop for Standstill {
+    fn drop(&mut self) {
+        self.0.hold_calls(0);
+    }
+}
+
+#[test]
+fn others_go_on_while_placement_stands_still() {
+    let gpu = StandIn::program();
+    let (a, b) = ends("127.92.1.1", 3);
+    let (here, window) = (with_window(&a, gpu), with_window(&b, gpu));
+    let staged = OnGpu::new(&b, gpu, Way::NoWindow);
+    gpu.poke(staged.addr + 4096, &40_u64.to_ne_bytes());
+    a.fill(1);
+    here.fill(2);
+    b.buffer.write_at(0, &[0; 64]).unwrap();
+    let still = Standstill::begin(gpu);
+    let start = Instant::now();
+    // (Few bytes: what is not acknowledged keeps its room on the path to the peer, which all share.) More messages than there are chunks, a long one, a flag elsewhere, atomics on both, and one that comes after all that.
+    let [from] = a.sge(0, 64);
+    let [long] = a.sge(0, 30_000);
+    let ([first], [second]) = (a.sge(400_000, 8), a.sge(400_008, 8));
+    let add = |remote| Operation::FetchAdd { remote, add: 2 };
+    let mut list: Vec<_> = (0..20).map(|i| (Operation::Write(staged.remote(i * 128)), from)).collect();
+    list.push((Operation::Write(staged.remote(100_000)), long));
+    list.push((Operation::Write(b.remote(0)), from));
+    list.push((add(staged.remote(4096)), first));
+    list.push((add(staged.remote(4096)), second));
+    list.push((Operation::Write(window.remote(0)), from));
+    list.push((Operation::Write(staged.remote(8192)), from));
+    for (i, (op, sge)) in list.iter().enumerate() {
+        a.qps[0].post_send(&SendRequest::new(100 + i as u64, *op, std::slice::from_ref(sge))).unwrap();
+    }
+    // Nothing of that is done; what needs no copy engine is, in both directions and by the same devices.
+    for round in 0..20_u64 {
+        let [host] = a.sge(0, 64);
+        a.qps[1].post_send(&SendRequest::new(1, Operation::Write(b.remote(4096)), &[host])).unwrap();
+        a.qps[2]
+            .post_send(&SendRequest::new(2, Operation::Write(window.remote(4096)), &[here.sge(0, 512)]))
+            .unwrap();
+        let done = a.completions(2);
+        assert!(
+            done.iter().all(|wc| wc.wr_id < 100 && wc.status == Status::Success),
+            "round {round}: {done:?}"
+        );
+        let [back] = b.sge(4096, 64);
+        b.qps[1].post_send(&SendRequest::new(1, Operation::Write(a.remote(500_000)), &[back])).unwrap();
+        b.succeed(1);
+    }
+    assert!(start.elapsed() < AT_ONCE, "{:?}", start.elapsed());
+    assert!(b.bytes(0, 64) == [0; 64], "the flag came before what it tells of");
+    window.holds(4096, &patterns(2, 0, 512));
+    drop(still);
+    let done = a.completions(list.len());
+    let order: Vec<_> = done.iter().map(|wc| (wc.wr_id, wc.status)).collect();
+    let expected: Vec<_> = (0..list.len()).map(|i| (100 + i as u64, Status::Success)).collect();
+    assert_eq!(order, expected);
+    (0..20).for_each(|i| staged.holds(i * 128, &patterns(1, 0, 64)));
+    staged.holds(100_000, &patterns(1, 0, 30_000));
+    staged.holds(8192, &patterns(1, 0, 64));
+    staged.holds(4096, &44_u64.to_ne_bytes());
+    window.holds(0, &patterns(1, 0, 64));
+    assert!(b.bytes(0, 64) == patterns(1, 0, 64));
+    let words = a.bytes(400_000, 16);
+    assert_eq!(words, [40_u64.to_ne_bytes(), 42_u64.to_ne_bytes()].concat());
+}
+
+#[test]
+fn others_go_on_while_memory_and_queue_pairs_go() {
+    let gpu = StandIn::program();
+    let (a, mut b) = ends("127.92.2.1", 3);
+    let (first, second) = (OnGpu::new(&b, gpu, Way::NoWindow), OnGpu::new(&b, gpu, Way::NoWindow));
+    a.fill(1);
+    let [from] = a.sge(0, 64);
+    let still = Standstill::begin(gpu);
+    a.qps[0].post_send(&SendRequest::new(1, Operation::Write(first.remote(0)), &[from])).unwrap();
+    a.qps[1].post_send(&SendRequest::new(2, Operation::Write(second.remote(0)), &[from])).unwrap();
+    until("arrival", || b.device.path_counters().inbound.staged.bytes == 128);
+    let doomed = b.qps.remove(0);
+    std::thread::scope(|scope| {
+        let (memory, queue_pair) = (scope.spawn(|| drop(second)), scope.spawn(|| drop(doomed)));
+        std::thread::sleep(Duration::from_millis(20));
+        let start = Instant::now();
+        for _ in 0..20 {
+            a.qps[2].post_send(&SendRequest::new(3, Operation::Write(b.remote(0)), &[from])).unwrap();
+            a.succeed(1);
+        }
+        assert!(start.elapsed() < AT_ONCE, "{:?}", start.elapsed());
+        assert!(!memory.is_finished() && !queue_pair.is_finished(), "their copies are not over");
+        drop(still);
+        memory.join().unwrap();
+        queue_pair.join().unwrap();
+    });
+    // What was given to the copy engine came to its end, and was answered for.
+    a.succeed(2);
+    first.holds(0, &patterns(1, 0, 64));
+}
+
+#[test]
+fn pieces_of_a_packet_are_fetched_without_keeping_others() {
+    let gpu = StandIn::program();
+    let (a, b) = ends("127.92.3.1", 2);
+    let at_a = OnGpu::new(&a, gpu, Way::NoWindow);
+    at_a.fill(3);
+    a.fill(4);
+    let [host] = a.sge(0, 100);
+    let still = Standstill::begin(gpu);
+    let list = [at_a.sge(0, 500), host, at_a.sge(9000, 700)];
+    a.qps[0].post_send(&SendRequest::new(7, Operation::Write(b.remote(0)), &list)).unwrap();
+    let start = Instant::now();
+    for _ in 0..10 {
+        a.qps[1].post_send(&SendRequest::new(1, Operation::Write(b.remote(4096)), &[host])).unwrap();
+        assert_eq!(a.completions(1)[0].wr_id, 1);
+    }
+    assert!(start.elapsed() < AT_ONCE, "{:?}", start.elapsed());
+    drop(still);
+    a.succeed(1);
+    let sent = [patterns(3, 0, 500), patterns(4, 0, 100), patterns(3, 9000, 700)].concat();
+    assert!(b.bytes(0, 1300) == sent);
+}
+
+#[test]
+fn a_copy_that_fails_late_harms_no_later_life_of_its_queue_pair() {
+    let gpu = StandIn::program();
+    let (a, b) = ends("127.92.4.1", 1);
+    let at_b = OnGpu::new(&b, gpu, Way::Staged);
+    a.fill(1);
+    gpu.set_copy_delay_us(200_000);
+    a.post(Operation::Write(at_b.remote(0)), 0, 64);
+    until("arrival", || b.device.path_counters().inbound.staged.bytes == 64);
+    reconnect(&a, &b, Mtu::Mtu4096);
+    gpu.fail_next(c"cuEventQuery", 719);
+    until("the failure", || {
+        b.cq.poll(&mut Vec::new(), 1).unwrap();
+        gpu.failures() == 0
+    });
+    gpu.set_copy_delay_us(0);
+    a.post(Operation::Write(at_b.remote(0)), 0, 64);
+    a.succeed(1);
+    at_b.holds(0, &patterns(1, 0, 64));
+}
+
+#[test]
+fn threads_and_chunks_of_destroyed_contexts_go() {
+    let gpu = StandIn::program();
+    let end = End::open(&config("127.92.5.1"), MIB);
+    let threads = || {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+        let names = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+        names.filter(|name| name.trim() == "nobounce-copy").count()
+    };
+    let pinned = || std::fs::read_to_string("/proc/self/maps").unwrap().matches("/memfd:nobounce ").count();
+    let life = || {
+        let mut context = 0;
+        assert_eq!(gpu.create_context(&mut context, 0, 0), 0);
+        let addr = gpu.malloc(LEN);
+        // SAFETY: nobody uses the memory.
+        let mr = unsafe { end.pd.register_gpu(addr, LEN, ALL_ACCESS, &Way::Staged.options()) }.unwrap();
+        drop(mr);
+        assert_eq!(gpu.destroy_context(context), 0);
+    };
+    life();
+    let one = pinned();
+    assert!(one > 0, "chunks are not found by this name");
+    (0..6).for_each(|_| life());
+    // The last one's is found out by the next registration.
+    until("threads to end and their chunks to go", || (threads(), pinned()) == (1, one));
+}
