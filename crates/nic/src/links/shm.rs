@@ -36,8 +36,10 @@ use crate::soft::fork::NotInherited;
 
 /// Bytes that are copied out of the ring before they are looked at: more than headers ever have.
 const HEADERS: usize = 64;
-/// Packets taken from one ring before the next one has its turn.
+/// Packets, and bytes, taken from one ring before the next one has its turn, and before answers are sent: a writer that waits for them
+/// must not find the ring empty first.
 const MOST_FROM_ONE: usize = 32;
+const MOST_BYTES_FROM_ONE: usize = 64 << 10;
 /// Calls between two looks at the link inside, which costs a system call.
 const INSIDE_EVERY: u32 = 8;
 /// Calls between two looks for those who come and go, for an application that polls and leaves nobody else time to look.
@@ -330,11 +332,12 @@ impl<L: Link> ShmLink<L> {
         let (mut delivered, mut gone, mut broken, mut heard) = (0, false, false, false);
         for incoming in incoming.iter_mut() {
             let Some((hello, _)) = incoming.ring else { continue };
-            let mut taken = 0;
-            while taken < MOST_FROM_ONE {
+            let (mut taken, mut bytes) = (0, 0);
+            while taken < MOST_FROM_ONE && bytes < MOST_BYTES_FROM_ONE {
                 match incoming.next(counted, &mut heard) {
                     Ok(Lying { at, head, whole, len, label }) => {
                         taken += 1;
+                        bytes += len;
                         counted.received_bytes += len as u64;
                         // SAFETY: so many bytes lie inside the ring, and the buffer has room for any packet. The writer may change them
                         // meanwhile: then we have other bytes.

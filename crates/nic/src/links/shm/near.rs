@@ -13,6 +13,9 @@ use crate::soft::fork::NotInherited;
 #[derive(Debug)]
 pub struct NearRing(Mutex<Ends>);
 
+/// Bytes from which on it is worth while to let the reader know at once.
+const LONG: usize = 4096;
+
 #[derive(Debug)]
 pub(super) struct Ends {
     writer: Writer,
@@ -36,10 +39,15 @@ impl NearRing {
         self.ends().writer.reserve(len).ok()
     }
 
-    /// So many packets have been written there as one. The reader sees them after the next [`publish`](Writer::publish).
+    /// So many packets have been written there as one. The reader sees them after the next [`publish`](Writer::publish); long ones at once,
+    /// so that it copies while the next are written.
     #[inline]
     pub(in crate::links) fn commit(&self, len: usize, packets: u16) {
-        self.ends().writer.commit(len, Label { number: packets, sealed: false });
+        let writer = &mut self.ends().writer;
+        writer.commit(len, Label { number: packets, sealed: false });
+        if len >= LONG {
+            writer.show();
+        }
     }
 
     /// Where the reader finds the byte at `at` of a chunk, if it may be shown that chunk now.
@@ -59,6 +67,7 @@ impl NearRing {
         let Ends { writer, lent } = &mut *self.ends();
         writer.commit_elsewhere(len, packets, Elsewhere { file, offset, len: behind });
         lent.hold(chunk, writer.position());
+        writer.show();
     }
 
     /// Takes back what the reader has read.

@@ -252,9 +252,14 @@ impl Writer {
         unsafe { self.memory.at(self.tail).cast::<u64>().write_volatile(word) };
     }
 
+    /// Lets a reader that looks see what was written.
+    pub(super) fn show(&mut self) {
+        self.memory.u64_at(TAIL_AT).store(self.tail, Ordering::Release);
+    }
+
     /// Lets the reader see what was written; whether it wants to be woken.
     pub(super) fn publish(&mut self) -> bool {
-        self.memory.u64_at(TAIL_AT).store(self.tail, Ordering::Release);
+        self.show();
         fence(Ordering::SeqCst);
         let sleeps = self.memory.sleeps();
         sleeps.load(Ordering::Relaxed) != 0 && sleeps.swap(0, Ordering::Relaxed) != 0
