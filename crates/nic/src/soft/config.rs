@@ -70,8 +70,8 @@ impl Default for Config {
 fn engines_for(cpus: usize) -> usize {
     match cpus {
         0..8 => 1,
-        8..16 => 2,
-        16.. => 4,
+        8..32 => 2,
+        32.. => 4,
     }
 }
 
@@ -206,7 +206,7 @@ mod tests {
 
     #[test]
     fn engines_by_the_cpus_or_by_a_number() {
-        assert_eq!([1, 2, 4, 7, 8, 15, 16, 192].map(engines_for), [1, 1, 1, 1, 2, 2, 4, 4]);
+        assert_eq!([1, 2, 4, 7, 8, 16, 31, 32, 192].map(engines_for), [1, 1, 1, 1, 2, 2, 2, 4, 4]);
         assert_eq!(parse_engines(" 3").unwrap(), 3);
         for wrong in ["0", "9", "-1", "two", ""] {
             let error = parse_engines(wrong).unwrap_err().to_string();
