@@ -75,7 +75,10 @@ class Mps:
 
     def __exit__(self, *_):
         if self.ours:
-            subprocess.run(["nvidia-cuda-mps-control"], input="quit\n", text=True, stdout=subprocess.DEVNULL)
+            try:
+                subprocess.run(["nvidia-cuda-mps-control"], input="quit\n", text=True, stdout=subprocess.DEVNULL, timeout=15)
+            except subprocess.TimeoutExpired:
+                print("gpu-check: MPS does not end: a client that was killed may keep its server waiting", flush=True)
 
 
 class Done:

@@ -51,12 +51,13 @@ def missing():
 
 
 def compile_programs(sources, out, wanted):
-    """{program: (exit code, output, seconds)}: all at the same time, for each takes the compiler a while. What is there already, and newer, is taken."""
+    """{program: (exit code, output, seconds)}: all at the same time, for each takes the compiler a while. What is in OUT/programs already, and newer, is taken."""
+    os.makedirs(os.path.join(out, "programs"), exist_ok=True)
     where = folder()
     host = sorted(name for name in os.listdir(os.path.join(where, "lib")) if name.startswith("libnvshmem_host.so"))[-1]
 
     def compile_one(name):
-        source, program = os.path.join(sources, "nvshmem", f"{name}.cu"), os.path.join(out, name)
+        source, program = os.path.join(sources, "nvshmem", f"{name}.cu"), os.path.join(out, "programs", name)
         if os.path.exists(program) and os.path.getmtime(program) > os.path.getmtime(source):
             return 0, "", 0.0
         command = [nvcc(), "-rdc=true", "-arch=native", "-split-compile=0", "-o", program, source,
@@ -79,7 +80,13 @@ def run_program(bundle, out, name, program, pes, options, limit):
         "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME": "lo", "NVSHMEM_SYMMETRIC_SIZE": "64M", "NVSHMEM_DEBUG": "INFO",
         "NVSHMEM_DEBUG_FILE": os.path.join(here, "nvshmem.%p.log"), "NOBOUNCE_LOG": "warn",
     }
-    command = [os.path.join(bundle, "bin", "nobounce"), "run", *options, "--", os.path.join(out, program), here, str(pes)]
+    command = [os.path.join(bundle, "bin", "nobounce"), "run", *options, "--", os.path.join(out, "programs", program), here, str(pes)]
+    if program == "dies":
+        # No MPS (dies.cu says why): nobody answers in that folder.
+        environment["CUDA_MPS_PIPE_DIRECTORY"] = here
     code, output, seconds = bounded.run(command, limit, os.path.join(here, "said.txt"), environment)
+    # With NVSHMEM_DEBUG its modules talk on standard output, too, and at length: "/path/file.cpp:function:line: ...", now and then with a word of ours in it.
+    ours = re.compile(r"good: |counted: |FAILED|nvshmem: |nobounce: ")
+    output = "\n".join(line for line in output.splitlines() if ours.search(line) or line.strip() and not re.match(r"/\S+\.(cpp|h)[: ]", line))
     logs = [open(path, errors="replace").read() for path in glob.glob(os.path.join(here, "nvshmem.*.log"))]
     return code, output, seconds, sorted({line for log in logs for line in re.findall(r"GDR.*", log)})[:2]

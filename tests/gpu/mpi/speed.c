@@ -8,13 +8,18 @@
 #include "common.h"
 
 enum { WINDOW = 16, LARGEST = 64 << 20 };
-static const size_t SIZES[] = {1, 8, 64, 512, 4096, 8192, 32768, 65536, 262144, 1 << 20, 4 << 20, 16 << 20, 64 << 20};
+static const size_t SIZES[] = {1, 8, 64, 512, 4096, 8192, 16384, 32768, 65536, 262144, 1 << 20, 4 << 20, 16 << 20, 64 << 20};
 
 static unsigned char *out, *in, *pattern;
 
 /* Long messages need few turns to be measured, and short ones many. */
 static int turns_for(size_t size) {
     return size <= 8192 ? 400 : size <= 262144 ? 100 : size <= 4 << 20 ? 20 : 6;
+}
+
+/* How many messages are on their way at once. */
+static int window_for(size_t size) {
+    return size <= 4 << 20 ? WINDOW : 4;
 }
 
 /* How many messages of a window have a place of their own. */
@@ -36,14 +41,14 @@ static double latency(size_t size, int turns) {
 /* Windows of messages from rank 0 to rank 1, and in the other direction too if asked for; an answer ends each. */
 static double stream(size_t size, int turns, int is_both) {
     MPI_Request requests[2 * WINDOW];
-    int peer = 1 - rank, places = places_for(size), sends = is_both || rank == 0, receives = is_both || rank == 1;
+    int peer = 1 - rank, window = window_for(size), places = places_for(size), sends = is_both || rank == 0, receives = is_both || rank == 1;
     unsigned char answer = 0;
     double start = MPI_Wtime();
     for (int turn = 0; turn < turns; turn++) {
         int count = 0;
-        for (int i = 0; receives && i < WINDOW; i++)
+        for (int i = 0; receives && i < window; i++)
             MPI_Irecv(in + (size_t)(i % places) * size, (int)size, MPI_BYTE, peer, 2, MPI_COMM_WORLD, &requests[count++]);
-        for (int i = 0; sends && i < WINDOW; i++)
+        for (int i = 0; sends && i < window; i++)
             MPI_Isend(out + (size_t)(i % places) * size, (int)size, MPI_BYTE, peer, 2, MPI_COMM_WORLD, &requests[count++]);
         MPI_Waitall(count, requests, MPI_STATUSES_IGNORE);
         if (rank == 1) MPI_Send(&answer, 1, MPI_BYTE, 0, 3, MPI_COMM_WORLD);
@@ -83,7 +88,7 @@ static void measure(const char *what) {
         unsigned long long mine[3] = {in_each.cpu, in_each.window + in_each.engine, in_each.staged}, all[3];
         MPI_Reduce(mine, all, 3, MPI_UNSIGNED_LONG_LONG, MPI_SUM, 0, MPI_COMM_WORLD);
         /* Every message of the measurement, in both directions where there are two. */
-        unsigned long long messages = is_latency ? 2ull * (unsigned)turns : (unsigned long long)turns * WINDOW;
+        unsigned long long messages = is_latency ? 2ull * (unsigned)turns : (unsigned long long)turns * (unsigned)window_for(size);
         double figure = seconds * 1e6;
         if (!strcmp(what, "bidirectional")) messages *= 2;
         if (!is_latency) figure = (double)size * (double)messages / turns / seconds / 1e9;

@@ -1,12 +1,16 @@
 // A PE that dies inside a collective. NVSHMEM promises nothing for that: whoever waits for the dead one in a kernel waits until the adapter gives up
 // sending to it, and then NVSHMEM ends the process. What must hold: it ends, in bounded time, and no memory has changed that the collective does not
-// write. The last PE is killed while all of them gather; the first looks at its own memory meanwhile.
+// write. The last PE is killed while all of them gather; the others look at their own memory meanwhile.
+//
+// Not under MPS: the kernel of a client that is killed loses the host memory it works on, and MPS gives its fault to all clients of the GPU. Without
+// MPS the kernels take turns on the GPU, and those of the living go on.
 //
 //     nvcc -rdc=true -arch=native -o dies dies.cu -I NVSHMEM/include -L NVSHMEM/lib -lnvshmem_device -Xlinker -l:libnvshmem_host.so.3 -lcuda
 //     ./dies FOLDER [PES]
 #include "pes.cuh"
 
 static const size_t N = 1 << 16, GUARD = 1 << 16;
+static const uint32_t ROUNDS = 20;
 static const int LIMIT = 75; // seconds; NVSHMEM's own limit is 8 times 4.3 s with an adapter that keeps to the standard
 
 // Gathers for ever: every element tells its place, whoever sent it, in every round.
@@ -46,12 +50,12 @@ static void run() {
     nvshmem_barrier_all();
     gather<<<1, 256, 0, kernels>>>(to, from, N, rounds);
     CUDA(cudaGetLastError());
-    for (int i = 0; i < 1000 && *(volatile uint32_t *)rounds < 50; i++) usleep(10000);
-    CHECK(*(volatile uint32_t *)rounds >= 50);
+    for (int i = 0; i < 2000 && *(volatile uint32_t *)rounds < ROUNDS; i++) usleep(10000);
+    CHECK(*(volatile uint32_t *)rounds >= ROUNDS);
     good("gathering");
     if (me == pes - 1) kill(getpid(), SIGKILL);
     uint32_t last = 0;
-    for (int quiet = 0; quiet < 20;) { // two seconds without another round
+    for (int quiet = 0; quiet < 10;) { // a second without another round
         usleep(100000);
         uint32_t now = *(volatile uint32_t *)rounds;
         quiet = now == last ? quiet + 1 : 0;

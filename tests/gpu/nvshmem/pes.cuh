@@ -116,7 +116,7 @@ static int start(int argc, char **argv, int (*judge)(const std::vector<int> &sta
         if (left == pes) first = now;
         double since = (double)(now.tv_sec - first.tv_sec) + 1e-9 * (double)(now.tv_nsec - first.tv_nsec);
         for (int pe = 0; pe < pes; pe++)
-            if (started[(size_t)pe] == ended) {
+            if (ended > 0 && started[(size_t)pe] == ended) {
                 statuses[(size_t)pe] = status;
                 seconds[(size_t)pe] = since;
                 started[(size_t)pe] = 0;
