@@ -184,6 +184,14 @@ impl Device {
         }
     }
 
+    /// As [`look`](Self::look), after a failure: the port itself is asked.
+    pub fn examine(&self) -> hard::Health {
+        match self {
+            Self::Soft(_) => hard::Health::default(),
+            Self::Hard(hard) => hard.examine(),
+        }
+    }
+
     /// Bytes and operations so far, by the way they took. A hardware NIC moves its bytes by itself, uncounted, but for those that
     /// were staged.
     pub fn path_counters(&self) -> PathCounters {

@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nobounce_nic::any::{self, Channel, Cq, Qp};
-use nobounce_nic::soft::{Mtu, QpAttr, QpState, WorkKind};
+use nobounce_nic::soft::{Mtu, QpAttr, QpState, Status, WorkKind};
 
 use crate::Device;
 use crate::connect::Lanes;
@@ -353,6 +353,17 @@ impl Connection {
     }
 
     fn judge(&self, ended: &Ended) -> Result<Completion, WaitError> {
+        if matches!(ended.status, Status::RetryExceeded | Status::Flushed)
+            && self.device.nic().examine().port_down
+        {
+            let Completion { ticket, lane, kind, .. } = ended.completion;
+            return Err(WaitError::PortDown {
+                ticket,
+                lane,
+                kind,
+                device: self.device.nic().name().to_owned(),
+            });
+        }
         judge(ended, || self.is_peer_gone())
     }
 }

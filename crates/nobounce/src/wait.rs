@@ -45,6 +45,21 @@ pub enum WaitError {
         /// What it was.
         kind: WorkKind,
     },
+    /// Our own port went down under it.
+    #[error(
+        "{kind:?} on lane {lane} failed: the port of {device} is down (is the cable in, and the interface up?); the lane has stopped, \
+         connect again when it is back"
+    )]
+    PortDown {
+        /// Which operation.
+        ticket: Ticket,
+        /// The lane it was posted on.
+        lane: usize,
+        /// What it was.
+        kind: WorkKind,
+        /// The device's name.
+        device: String,
+    },
     /// The ticket was asked about before, or is another connection's.
     #[error("{ticket:?} is not under way on this connection: a result is given out once")]
     UnknownTicket {
@@ -74,7 +89,9 @@ impl WaitError {
     /// The operation that ended so, if it was one that ended.
     pub fn ticket(&self) -> Option<Ticket> {
         match self {
-            Self::Failed { ticket, .. } | Self::PeerGone { ticket, .. } => Some(*ticket),
+            Self::Failed { ticket, .. } | Self::PeerGone { ticket, .. } | Self::PortDown { ticket, .. } => {
+                Some(*ticket)
+            }
             _ => None,
         }
     }

@@ -61,6 +61,13 @@ impl<'a> Watch<'a> {
             // What is flushed is the consequence of something else.
             let gone = failed.status == Status::Flushed && self.connection.is_peer_gone();
             ensure!(!gone, "the other end of the bench is gone");
+            let nic = self.connection.device().nic();
+            ensure!(
+                !nic.examine().port_down,
+                "the port of {} is down: is the cable in, and the interface up?",
+                nic.name()
+            );
+            ensure!(!self.connection.is_device_gone(), "{} is gone", nic.name());
             bail!("a {:?} on queue pair {} ended in {:?}", failed.kind, failed.qpn, failed.status);
         }
         Ok(count)

@@ -1,7 +1,7 @@
 //! `doctor --prove`: memory is registered and bytes are moved, and the way they took is held against the verdict.
 //!
-//! Both ends are in this process, or the other one is at `--peer` (`doctor --prove --serve` there). The device is the software NIC; of real
-//! adapters it is proved that they register the memory, not more: this version does not drive them.
+//! Both ends are in this process, or the other one is at `--peer` (`doctor --prove --serve` there). The devices are the software NIC and, in
+//! this process, every adapter with an active port, which talks to itself.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use nobounce::memory::gpu::Gpu;
 use nobounce::{ConnectOptions, Connection, Device, GpuOptions, PathTotals, Region, RemoteRegion};
-use nobounce_topology::facts::Facts;
+use nobounce_topology::facts::{Facts, Nic, Port};
 use serde::Serialize;
 
 const SOON: Duration = Duration::from_secs(20);
@@ -117,10 +117,37 @@ fn places(facts: &Facts) -> Vec<Place> {
     if places.is_empty() { vec![Place::Host] } else { places }
 }
 
-/// Moves bytes between two devices of this process, for each memory.
+/// Moves bytes between two devices of this process, for each memory: of the software NIC, and of each adapter. One that cannot is told
+/// about; none that can is an error.
 pub(super) fn here(facts: &Facts) -> anyhow::Result<Vec<Proof>> {
-    let near = Device::open().context("the software NIC cannot be opened")?;
-    let far = Device::open().context("a second software NIC cannot be opened")?;
+    let (mut proofs, mut failed) = (Vec::new(), None);
+    for name in devices(facts) {
+        match on(facts, &name) {
+            Ok(more) => proofs.extend(more),
+            Err(error) => {
+                eprintln!("nobounce: {name} could not be proved: {error:#}");
+                failed.get_or_insert(error);
+            }
+        }
+    }
+    match failed {
+        Some(error) if proofs.is_empty() => Err(error),
+        _ => Ok(proofs),
+    }
+}
+
+/// The software NIC, and the adapters that may be active.
+fn devices(facts: &Facts) -> Vec<String> {
+    let works =
+        |nic: &&Nic| nic.ports.iter().any(Port::may_be_active) && nic.driver.as_deref() != Some("nobounce");
+    std::iter::once("nb0".to_owned())
+        .chain(facts.nics.iter().filter(works).map(|nic| nic.name.clone()))
+        .collect()
+}
+
+fn on(facts: &Facts, name: &str) -> anyhow::Result<Vec<Proof>> {
+    let near = Device::open_named(name).context("it cannot be opened")?;
+    let far = Device::open_named(name).context("it cannot be opened a second time")?;
     let listener = far.listen(("127.0.0.1", 0)).context("no port to listen at")?;
     let addr = listener.local_addr();
     let mut proofs = Vec::new();
@@ -134,6 +161,10 @@ pub(super) fn here(facts: &Facts) -> anyhow::Result<Vec<Proof>> {
         let passive = accepted.map_err(|_| anyhow::anyhow!("the accepting thread ended early"))??;
         let active = connected?;
         let target = seat.register(&far).with_context(|| format!("{} cannot be registered", seat.name()))?;
+        if near.nic().hard().is_some() && !target.paths().are_direct() {
+            eprintln!("nobounce: {name} does not reach {}: {}", seat.name(), target.paths());
+            continue;
+        }
         passive.send_region(&target)?;
         let remote = active.recv_region(SOON)?;
         let before = far.nic().path_counters().inbound;
@@ -142,6 +173,11 @@ pub(super) fn here(facts: &Facts) -> anyhow::Result<Vec<Proof>> {
         proof.inward = ways(&inbound, &before);
         let staged = inbound.staged.bytes > before.staged.bytes;
         proof.kept = proof.verified && staged != place.promised(facts).0;
+        if near.nic().hard().is_some() {
+            // The adapter moved the bytes by itself: how is what the registration says.
+            (proof.out, proof.inward) = (target.paths().to_string(), target.paths().to_string());
+            (proof.promised, proof.kept) = (target.paths().to_string(), proof.verified);
+        }
         // What the far end holds is looked at there, too, and not only by what a READ brings back.
         let mut bytes = vec![0; PIECE];
         target.read_at(LEN - PIECE, &mut bytes)?;
@@ -244,7 +280,7 @@ fn drive(
     let megabytes = u32::try_from(moved / 1_000_000).unwrap_or(u32::MAX);
     Ok(Proof {
         memory: place.name(),
-        nic: "nb0".to_owned(),
+        nic: device.nic().name().to_owned(),
         bytes: moved,
         verified,
         gbs: f64::from(megabytes) / 1000.0 / seconds,

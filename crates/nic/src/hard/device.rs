@@ -217,6 +217,8 @@ impl Device {
             // SAFETY: a device of the list; the name in it ends in zero.
             let node = unsafe { CStr::from_ptr((*device).dev_name.as_ptr()) }.to_string_lossy().into_owned();
             let node = format!("/dev/infiniband/{node}");
+            // libibverbs says «no such file» whatever the file said: it is asked itself.
+            let os = std::fs::File::open(&node).err().unwrap_or(os);
             return Err(OpenError::Open { device: plain.to_owned(), node, os });
         };
         drop(list);
@@ -326,6 +328,19 @@ impl Device {
 
     pub(crate) fn refused(&self, call: &'static str) -> CreateError {
         CreateError::Refused { call, device: self.inner.name.clone(), os: last() }
+    }
+
+    /// As [`look`](Self::look), and asks the port itself: after a failure, for its event may come later. A system call.
+    pub fn examine(&self) -> Health {
+        let mut health = self.look();
+        // SAFETY: plain numbers, for which zeroes are valid.
+        let mut attr: verbs::PortAttr = unsafe { std::mem::zeroed() };
+        let (context, number) = (self.inner.context.as_ptr(), self.inner.port.number);
+        // SAFETY: an open device; there is room for more than any version writes.
+        let code = unsafe { (self.inner.library.api.query_port)(context, number, &raw mut attr) };
+        health.gone |= matches!(code, libc::EIO | libc::ENODEV | libc::ENXIO);
+        health.port_down |= code == 0 && attr.state != verbs::IBV_PORT_ACTIVE;
+        health
     }
 
     /// Takes the asynchronous events there are, and says how the device is. Never waits.

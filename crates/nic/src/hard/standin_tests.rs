@@ -285,4 +285,7 @@ fn events_tell_how_the_device_is() {
     assert!(!device.look().port_down, "another port's");
     world(|world| world.events.push_back((verbs::IBV_EVENT_DEVICE_FATAL, 0)));
     assert!(device.look().gone && device.look().gone);
+    let device = open();
+    world(|world| world.port.state = verbs::IBV_PORT_DOWN);
+    assert!(!device.look().port_down && device.examine().port_down, "no event yet, but the port says it");
 }
