@@ -50,11 +50,13 @@ def fails(bench, what, command, *patterns, seconds=60):
         bench.fail(f"{what}: {'it does not say ' + repr(missing[0]) if missing else f'it ends with {done.code}'}", ("guest", done))
 
 
+# Waits until a device has sent some thousand packets; an emulated machine takes its time.
+BUSY = ("first=$(cat /sys/class/infiniband/{0}/ports/1/hw_counters/sent_pkts); now=$first; for i in $(seq 150); do [ $((now - first)) -gt 2000 ] && break; "
+        "usleep 200000; now=$(cat /sys/class/infiniband/{0}/ports/1/hw_counters/sent_pkts); done")
+
+
 def wait_busy(bench, device):
-    """Until a device has sent some thousand packets; an emulated machine takes its time."""
-    counter = f"/sys/class/infiniband/{device}/ports/1/hw_counters/sent_pkts"
-    test = f"first=$(cat {counter}); for i in $(seq 150); do now=$(cat {counter}); [ $((now - first)) -gt 2000 ] && exit 0; usleep 200000; done; exit 1"
-    if bench.machine.guest(test, 40).code:
+    if bench.machine.guest(BUSY.format(device) + "; [ $((now - first)) -gt 2000 ]", 40).code:
         bench.fail(f"{device} does not get to work")
 
 
@@ -129,7 +131,7 @@ def hardware_port(bench):
     # All in one command: while the port is down, so is the cable that commands come by.
     steps = [
         f"nobounce bench --op write --kind bandwidth --size 64K --iters 200000 --device rxe0 --peer {ADDRESS[4][HOST]}:21003 >/tmp/long 2>&1 & bench=$!",
-        "sleep 8; ip link set eth0 down; start=$(cut -d. -f1 /proc/uptime)",
+        f"{BUSY.format('rxe0')}; ip link set eth0 down; start=$(cut -d. -f1 /proc/uptime)",
         f"{short} >/tmp/short 2>&1; echo exit $? >>/tmp/short",
         "wait $bench; echo exit $? after $(($(cut -d. -f1 /proc/uptime) - start)) s >>/tmp/long",
         f"ip link set eth0 up; ip -6 addr add {ADDRESS[6][GUEST]}/64 dev eth0 nodad 2>/dev/null; sleep 2",

@@ -3,6 +3,7 @@
 use std::ffi::{CStr, c_int};
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
+use std::path::{Path, PathBuf};
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -106,6 +107,9 @@ pub(crate) struct Inner {
     pub(crate) options: Options,
     pub(crate) staging: Staging,
     pub(crate) proofs: Proofs,
+    /// The kernel's folder of it, where there was one when it was opened. Some drivers (rxe) let a device go only when nobody has it open
+    /// any more, and tell nobody; the folder goes first.
+    folder: Option<PathBuf>,
     health: Mutex<Health>,
 }
 
@@ -210,19 +214,20 @@ impl Device {
                 OpenError::NoSuch { name: name.to_owned(), there: there.join(", ") }
             });
         };
+        // SAFETY: a device of the list; the name in it ends in zero.
+        let node = unsafe { CStr::from_ptr((*device).dev_name.as_ptr()) }.to_string_lossy().into_owned();
         // SAFETY: a device of the list, which lives until after the call.
         let context = NonNull::new(unsafe { (library.api.open_device)(device) });
         let Some(context) = context else {
             let os = last();
-            // SAFETY: a device of the list; the name in it ends in zero.
-            let node = unsafe { CStr::from_ptr((*device).dev_name.as_ptr()) }.to_string_lossy().into_owned();
             let node = format!("/dev/infiniband/{node}");
             // libibverbs says «no such file» whatever the file said: it is asked itself.
             let os = std::fs::File::open(&node).err().unwrap_or(os);
             return Err(OpenError::Open { device: plain.to_owned(), node, os });
         };
         drop(list);
-        Self::prepare(library, context, plain, port, options).inspect_err(|_| {
+        let folder = Path::new("/sys/class/infiniband_verbs").join(&node);
+        Self::prepare(library, context, plain, port, options, folder).inspect_err(|_| {
             // SAFETY: just opened, and nothing was made from it.
             unsafe { (library.api.close_device)(context.as_ptr()) };
         })
@@ -234,6 +239,7 @@ impl Device {
         name: &str,
         port: Option<u8>,
         options: &Options,
+        folder: PathBuf,
     ) -> Result<Self, OpenError> {
         // SAFETY: plain numbers, for which zeroes are valid.
         let mut attr: verbs::DeviceAttr = unsafe { std::mem::zeroed() };
@@ -256,6 +262,7 @@ impl Device {
             options: options.clone(),
             staging: Staging::default(),
             proofs: Proofs::default(),
+            folder: folder.exists().then_some(folder),
             health: Mutex::default(),
         };
         Ok(Self { inner: Arc::new(inner) })
@@ -346,6 +353,7 @@ impl Device {
     /// Takes the asynchronous events there are, and says how the device is. Never waits.
     pub fn look(&self) -> Health {
         let mut health = self.inner.health.lock().unwrap_or_else(PoisonError::into_inner);
+        health.gone |= self.inner.folder.as_ref().is_some_and(|folder| !folder.exists());
         if health.gone {
             return health.clone();
         }
