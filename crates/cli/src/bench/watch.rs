@@ -9,6 +9,9 @@ use nobounce::{Connection, Status, WorkKind};
 /// A timed part in which nothing moves for so long is over.
 const STALLED: Duration = Duration::from_secs(30);
 
+/// After so long it is looked whether the port of the device is still up.
+const QUIET: Duration = Duration::from_secs(5);
+
 /// Waits without end are for nobody: looks now and then whether anything still moves.
 pub(super) struct Watch<'a> {
     connection: &'a Connection,
@@ -36,6 +39,14 @@ impl<'a> Watch<'a> {
                 !self.connection.is_device_gone(),
                 "{} is gone: its driver was unloaded, or it was unplugged",
                 self.connection.device().nic().name()
+            );
+            // Some drivers (rxe of Linux 6.1) never end what a dead port keeps.
+            let nic = self.connection.device().nic();
+            ensure!(
+                self.since.elapsed() < QUIET || !nic.examine().port_down,
+                "nothing moved for {} s: the port of {} is down",
+                QUIET.as_secs(),
+                nic.name()
             );
             ensure!(
                 self.since.elapsed() < STALLED,

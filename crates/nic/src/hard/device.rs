@@ -222,7 +222,8 @@ impl Device {
             let os = last();
             let node = format!("/dev/infiniband/{node}");
             // libibverbs says «no such file» whatever the file said: it is asked itself.
-            let os = std::fs::File::open(&node).err().unwrap_or(os);
+            let vague = os.raw_os_error() == Some(libc::ENOENT);
+            let os = if vague { std::fs::File::open(&node).err().unwrap_or(os) } else { os };
             return Err(OpenError::Open { device: plain.to_owned(), node, os });
         };
         drop(list);
