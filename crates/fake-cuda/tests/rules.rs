@@ -175,6 +175,23 @@ fn a_capture_is_broken_by_threads_that_are_not_relaxed() {
 }
 
 #[test]
+fn all_calls_wait_while_they_are_held() {
+    let _turn = turn();
+    let cuda = StandIn::program();
+    let memory = cuda.malloc(4096);
+    cuda.hold_calls(1);
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || sender.send(cuda.attribute(&mut 0, 7, memory)).unwrap());
+    // What tests do themselves goes on.
+    cuda.poke(memory, &[5; 8]);
+    assert_eq!(cuda.peek(memory, 8), [5; 8]);
+    assert!(receiver.recv_timeout(Duration::from_millis(20)).is_err());
+    cuda.hold_calls(0);
+    assert_eq!(receiver.recv_timeout(Duration::from_secs(20)), Ok(0));
+    assert_eq!(cuda.free(memory), 0);
+}
+
+#[test]
 fn freeing_and_synchronous_copies_wait_for_a_spinning_kernel() {
     let _turn = turn();
     let cuda = StandIn::program();
