@@ -180,4 +180,23 @@ mod tests {
         paths.leave(third, false);
         assert_eq!(room(&paths, first), BUDGET);
     }
+
+    #[test]
+    fn engines_that_send_to_one_socket_share_its_room() {
+        let sharers = Arc::<Sharers>::default();
+        let [mut one, mut other] = [(); 2].map(|()| Paths::new(Some(sharers.clone())));
+        let to = "127.0.0.1".parse().unwrap();
+        let path = one.join(to, 1, true);
+        one.charge(path, 0, 1);
+        assert_eq!(one.room(path) + 1, BUDGET);
+        let (same, elsewhere) = (other.join(to, 1, true), other.join(to, 2, true));
+        other.charge(elsewhere, 0, 1);
+        assert_eq!((one.room(path) + 1, other.room(elsewhere) + 1), (BUDGET / 2, BUDGET));
+        other.leave(same, true);
+        assert_eq!(one.room(path) + 1, BUDGET);
+        one.charge(path, 1, 0);
+        one.leave(path, true);
+        other.leave(elsewhere, true);
+        assert!(sharers.0.lock().unwrap().is_empty());
+    }
 }

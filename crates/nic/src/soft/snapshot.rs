@@ -105,6 +105,8 @@ impl Drop for Snapshots {
 pub(crate) struct Keeper {
     number: usize,
     due: Nanos,
+    /// Of an engine that is not the first: the packets it had seen when it last said something.
+    packets: u64,
     kept: Arc<Mutex<Kept>>,
 }
 
@@ -120,18 +122,19 @@ impl Keeper {
     pub(crate) fn new(file: Snapshots) -> Self {
         let due = file.due();
         let kept = Kept { file, others: HashMap::new() };
-        Self { number: 0, due, kept: Arc::new(Mutex::new(kept)) }
+        Self { number: 0, due, packets: 0, kept: Arc::new(Mutex::new(kept)) }
     }
 
     /// Another engine's.
     pub(crate) fn of(&self, number: usize) -> Self {
-        Self { number, due: now_ns() + BUSY, kept: self.kept.clone() }
+        Self { number, due: now_ns() + BUSY, packets: 0, kept: self.kept.clone() }
     }
 
     fn keep(&mut self, now: Nanos, local: IpAddr, mut totals: Totals) {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         if self.number > 0 {
-            self.due = now + BUSY;
+            let before = std::mem::replace(&mut self.packets, totals.packets());
+            self.due = now + if self.packets == before { QUIET } else { BUSY };
             kept.others.insert(self.number, totals);
             return;
         }
@@ -195,6 +198,30 @@ mod tests {
         assert_eq!(last_snapshot(&file), Some("three and more".as_bytes()));
         assert!(!snapshots.is_wanted(5, 1) && snapshots.is_wanted(5 + BUSY, 1));
         assert!(!snapshots.is_wanted(6 + 2 * BUSY, 1) && snapshots.is_wanted(7 + 2 * BUSY + QUIET, 2));
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn what_other_engines_said_last_is_in_it() {
+        let path = std::env::temp_dir().join(format!("snapshots-of-two-{}", std::process::id()));
+        let mut first = Keeper::new(Snapshots::create(&path, 5).unwrap());
+        let mut second = first.of(1);
+        let sent = |packets| {
+            let mut totals = Totals::default();
+            totals.counters.sent_pkts = packets;
+            totals
+        };
+        let local = "127.0.0.1".parse().unwrap();
+        for (at, packets) in [(1, 40), (2, 50)] {
+            second.keep(at * QUIET, local, sent(packets));
+            first.keep(at * QUIET, local, sent(3));
+        }
+        let file = std::fs::read(&path).unwrap();
+        let text = String::from_utf8_lossy(last_snapshot(&file).unwrap()).into_owned();
+        assert!(text.contains("\"packets_sent\": 53,"), "{text}");
+        assert_eq!(second.due, 2 * QUIET + BUSY);
+        second.keep(3 * QUIET, local, sent(50));
+        assert_eq!(second.due, 4 * QUIET, "nothing happened there");
         std::fs::remove_file(&path).unwrap();
     }
 }
