@@ -101,9 +101,17 @@ impl Rails {
     }
 
     /// The same with speeds that were measured, in any unit, instead of what the ports say.
-    #[must_use]
-    pub fn with_speeds(self, speeds: Vec<u64>) -> Self {
-        Self { speeds, ..self }
+    ///
+    /// # Errors
+    /// There is not one for each rail.
+    pub fn with_speeds(self, speeds: Vec<u64>) -> Result<Self, RailError> {
+        self.count(speeds.len())?;
+        Ok(Self { speeds, ..self })
+    }
+
+    fn count(&self, given: usize) -> Result<(), RailError> {
+        let rails = self.rails.len();
+        if given == rails { Ok(()) } else { Err(RailError::Count { given, rails }) }
     }
 
     /// The connections.
@@ -130,6 +138,7 @@ impl Rails {
     /// # Errors
     /// The peer is gone, or does something else.
     pub fn exchange(&self, ours: &RailRegion, timeout: Duration) -> Result<RemoteRailRegion, RailError> {
+        self.count(ours.regions().count())?;
         let regions = ours.regions().zip(&self.rails).enumerate();
         regions
             .map(|(rail, (region, connection))| {
@@ -184,9 +193,8 @@ impl Rails {
         begin: impl Fn(&Connection, &Region, Range<usize>, &RemoteRegion, u64) -> Result<Ticket, PostError>,
     ) -> Result<(), RailError> {
         let deadline = Instant::now() + timeout;
-        if remote.len() != self.rails.len() {
-            return Err(RailError::Count { given: remote.len(), rails: self.rails.len() });
-        }
+        self.count(remote.len())?;
+        self.count(local.regions().count())?;
         let shares = split(range.len(), &self.speeds);
         let (mut begun, mut failed) = (Vec::new(), None);
         for (rail, (share, (local, remote))) in

@@ -164,7 +164,8 @@ impl Cq {
     pub fn poll(&self, out: &mut Vec<WorkCompletion>, max: usize) -> Result<usize, CqError> {
         let mut taken = 0;
         while taken < max {
-            let mut wcs = [const { MaybeUninit::<verbs::Wc>::uninit() }; BATCH];
+            // Zeroes, not whatever lies here: of a request that failed a device need not fill everything.
+            let mut wcs = [const { MaybeUninit::<verbs::Wc>::zeroed() }; BATCH];
             let want = BATCH.min(max - taken);
             let wanted = c_int::try_from(want).unwrap_or(1);
             // SAFETY: a live queue, and room for as many as are wanted.
@@ -172,7 +173,7 @@ impl Cq {
             let got = usize::try_from(got)
                 .map_err(|_| CqError::Failed { device: self.inner.device.name().to_owned(), code: got })?;
             for wc in &wcs[..got.min(want)] {
-                // SAFETY: the device filled as many as it said.
+                // SAFETY: plain numbers, for which zeroes are valid; the device filled as many as it said.
                 let wc = unsafe { wc.assume_init_ref() };
                 let staging = &self.inner.device.inner.staging;
                 let mut completion = completion_of(wc);

@@ -201,7 +201,10 @@ impl Device {
     /// As for [`open`](Self::open).
     pub fn open_in(library: &Arc<Library>, name: &str, options: &Options) -> Result<Self, OpenError> {
         let (plain, port) = match name.split_once(':') {
-            Some((plain, port)) => (plain, port.parse().ok()),
+            Some((plain, port)) => match port.parse() {
+                Ok(port) => (plain, Some(port)),
+                Err(_) => return Err(OpenError::NoSuchPort { name: name.to_owned(), ports: None }),
+            },
             None => (name, None),
         };
         let list = List::of(library)?;
@@ -418,6 +421,9 @@ fn find_port(
     wanted: Option<u8>,
     options: &Options,
 ) -> Result<Port, OpenError> {
+    if let Some(wanted) = wanted.filter(|wanted| !(1..=ports).contains(wanted)) {
+        return Err(OpenError::NoSuchPort { name: format!("{name}:{wanted}"), ports: Some(ports) });
+    }
     let mut states = Vec::new();
     for number in 1..=ports {
         // SAFETY: plain numbers, for which zeroes are valid.

@@ -54,6 +54,17 @@ pub enum OpenError {
         /// What it said.
         os: io::Error,
     },
+    /// There is no such port.
+    #[error(
+        "{name}: no such port{}; ports are named by a number, as in mlx5_0:1",
+        ports.map_or(String::new(), |ports| format!(", the device has {ports}"))
+    )]
+    NoSuchPort {
+        /// What was asked for.
+        name: String,
+        /// How many there are, if that is known.
+        ports: Option<u8>,
+    },
     /// No port works.
     #[error(
         "{device} has no active port ({states}): is the cable in, the interface up (ip link), and on InfiniBand a subnet manager running?"

@@ -83,6 +83,7 @@ enum Rank {
     Mapped,
     Global,
     LinkLocal,
+    Unknown,
     V1,
 }
 
@@ -123,6 +124,9 @@ fn judge(entry: &GidEntry, wish: &GidWish) -> Result<Rank, String> {
     if entry.is_empty() {
         return Err("empty".to_owned());
     }
+    if entry.index > u8::MAX.into() {
+        return Err("a queue pair can name the first 256 entries only".to_owned());
+    }
     if let Some(addr) = wish.addr
         && addr != entry.addr()
     {
@@ -139,6 +143,8 @@ fn judge(entry: &GidEntry, wish: &GidWish) -> Result<Rank, String> {
     }
     Ok(match (entry.kind, entry.addr()) {
         (Some(GidKind::RoceV1 | GidKind::InfiniBand), _) => Rank::V1,
+        // It may be of version 1: one that says that it is not comes first.
+        (None, _) => Rank::Unknown,
         (_, IpAddr::V4(_)) => Rank::Mapped,
         (_, IpAddr::V6(v6)) if v6.is_unicast_link_local() => Rank::LinkLocal,
         (_, IpAddr::V6(_)) => Rank::Global,
@@ -155,6 +161,7 @@ fn explain(entry: &GidEntry, rank: &Result<Rank, String>, is_best: bool) -> Stri
                 Rank::Mapped => "an IPv4 address",
                 Rank::Global => "an IPv6 address",
                 Rank::LinkLocal => "a link-local address, which no router passes",
+                Rank::Unknown => "nobody says which version of RoCE it speaks",
                 Rank::V1 => "RoCE v1, which no router passes and no software NIC speaks",
             };
             format!("{}: {what}", if is_best { "used" } else { "usable, but another comes before it" })
@@ -194,6 +201,27 @@ mod tests {
         assert_eq!(choice.explanation.len(), 5, "the hole is not worth a line: {:?}", choice.explanation);
         assert!(choice.explanation[3].contains("used: an IPv4 address"), "{:?}", choice.explanation);
         assert!(choice.explanation[0].contains("another comes before"), "{:?}", choice.explanation);
+    }
+
+    #[test]
+    fn one_of_unknown_kind_and_one_out_of_reach_give_way() {
+        let mut table = usual();
+        table[2].kind = None;
+        assert_eq!(
+            choose(&table, &GidWish::default()).unwrap().entry.index,
+            3,
+            "the mapped one of version 2"
+        );
+        table[3].index = 256;
+        let choice = choose(&table, &GidWish::default()).unwrap();
+        assert_eq!(choice.entry.index, 5);
+        assert!(
+            choice.explanation.iter().any(|line| line.contains("first 256 entries")),
+            "{:?}",
+            choice.explanation
+        );
+        table.retain(|entry| entry.index == 2);
+        assert_eq!(choose(&table, &GidWish::default()).unwrap().entry.index, 2, "better than none");
     }
 
     #[test]

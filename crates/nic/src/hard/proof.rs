@@ -52,12 +52,16 @@ impl fmt::Debug for Proofs {
 pub(crate) fn of(pd: &Pd, gpu: &Arc<Gpu>, rung: Mechanism) -> Verdict {
     let mut known = pd.device().inner.proofs.0.lock().unwrap_or_else(PoisonError::into_inner);
     let key = (gpu.pci_address().to_owned(), rung.name());
-    let verdict = known.entry(key).or_insert_with(|| {
-        let verdict = prove(pd, gpu, rung).unwrap_or_else(|verdict| verdict);
-        tracing::debug!("{}: {} of {gpu}: {verdict:?}", pd.device().name(), rung.name());
-        verdict
-    });
-    verdict.clone()
+    if let Some(verdict) = known.get(&key) {
+        return verdict.clone();
+    }
+    let verdict = prove(pd, gpu, rung).unwrap_or_else(|verdict| verdict);
+    tracing::debug!("{}: {} of {gpu}: {verdict:?}", pd.device().name(), rung.name());
+    // What could not be tried now may be tried the next time.
+    if !matches!(verdict, Verdict::Untried(_)) {
+        known.insert(key, verdict.clone());
+    }
+    verdict
 }
 
 fn untried(error: impl fmt::Display) -> Verdict {
@@ -89,6 +93,11 @@ fn prove(pd: &Pd, gpu: &Arc<Gpu>, rung: Mechanism) -> Result<Verdict, Verdict> {
     let remote = Remote { addr: buffer.addr(), rkey: there.rkey() };
     let len = u32::try_from(LEN).unwrap_or(0);
     let sge = |offset: usize| Sge { addr: host.addr() + offset as u64, len, lkey: here.lkey() };
+    // First between two places of host memory: a device that does not even do that says nothing about the GPU's.
+    let beside = Remote { addr: host.addr() + LEN as u64, rkey: here.rkey() };
+    loopback
+        .run(Operation::Write(beside), sge(0))
+        .map_err(|trouble| untried(format!("the device does not talk to itself ({trouble})")))?;
     loopback
         .run(Operation::Write(remote), sge(0))
         .map_err(|trouble| trouble.judge(rung, "a write to it ended in"))?;
@@ -155,12 +164,17 @@ enum Trouble {
 impl Trouble {
     fn judge(self, rung: Mechanism, what: &str) -> Verdict {
         match self {
-            // Nobody answers: the device does not talk to itself, which says nothing about the memory.
-            Self::Nothing(why) => Verdict::Untried(why),
-            Self::Ended(Status::RetryExceeded) => {
-                Verdict::Untried("the device does not talk to itself".to_owned())
-            }
+            Self::Nothing(why) => lied(rung, &format!("{what} nothing: {why}")),
             Self::Ended(status) => lied(rung, &format!("{what} {status:?}")),
+        }
+    }
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Nothing(why) => f.write_str(why),
+            Self::Ended(status) => write!(f, "{status:?}"),
         }
     }
 }

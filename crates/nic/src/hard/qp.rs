@@ -44,9 +44,10 @@ unsafe impl Sync for Qp {}
 
 impl Drop for Qp {
     fn drop(&mut self) {
+        // Before its number can be another's.
+        self.pd.device().inner.staging.forget(self.qpn.get());
         // SAFETY: made by `create`, and not used again.
         unsafe { (self.pd.device().inner.library.api.destroy_qp)(self.raw.as_ptr()) };
-        self.pd.device().inner.staging.forget(self.qpn.get());
     }
 }
 

@@ -6,18 +6,19 @@
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
-use std::net::{IpAddr, UdpSocket};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use nobounce_protocol::cm::{
     Agent, CommId, Config, Event, GSI_QKEY, GSI_QPN, MAD_LEN, Mad, Message, Route, refusal,
 };
 use nobounce_protocol::timing::Nanos;
-use nobounce_protocol::wire::{BTH_LEN, Deth, Header, ICRC_LEN, Opcode, Parsed, Psn, Qpn, ROCE_PORT};
+use nobounce_protocol::wire::{BTH_LEN, Deth, Header, ICRC_LEN, Opcode, Parsed, Psn, Qpn};
 
 use super::cm_channel::{CmNotice, Told};
 use super::engine::{Core, Engine};
 use super::notices::Notices;
+use super::probe::Probe;
 use crate::links::{Link, MadOwner, RxDatagram, TxBatch, now_ns};
 
 /// Datagrams kept between receiving and handling them; further ones are lost, and said again.
@@ -82,7 +83,7 @@ pub(crate) struct LocalAgent {
     pub(crate) owners: HashMap<CommId, Owner>,
     pub(crate) listeners: HashMap<u64, Owner>,
     /// Sockets that tell whether anybody is there, by peer.
-    probes: HashMap<IpAddr, UdpSocket>,
+    probes: HashMap<IpAddr, Probe>,
 }
 
 impl LocalAgent {
@@ -115,19 +116,16 @@ impl LocalAgent {
     /// and there is no need to wait for the last repetition.
     fn probe(&mut self) {
         let waiting = std::mem::take(&mut self.probes);
-        for (peer, socket) in waiting {
+        for (peer, probe) in waiting {
             let silent = self.cm.waiting_for(peer);
             if silent.is_empty() {
                 continue;
             }
-            let refused = |e: std::io::Error| e.kind() == std::io::ErrorKind::ConnectionRefused;
-            if socket.send(&[]).is_err_and(refused)
-                || socket.take_error().is_ok_and(|e| e.is_some_and(refused))
-            {
+            if probe.is_refused() {
                 silent.into_iter().for_each(|id| self.cm.handle_refused(id));
                 continue;
             }
-            self.probes.insert(peer, socket);
+            self.probes.insert(peer, probe);
         }
     }
 
@@ -136,12 +134,7 @@ impl LocalAgent {
         if peer == local || self.probes.contains_key(&peer) {
             return; // our own socket is there
         }
-        let opened = UdpSocket::bind((local, 0)).and_then(|socket| {
-            socket.set_nonblocking(true)?;
-            socket.connect((peer, ROCE_PORT))?;
-            Ok(socket)
-        });
-        self.probes.extend(opened.ok().map(|socket| (peer, socket)));
+        self.probes.extend(Probe::new(local, peer).ok().map(|probe| (peer, probe)));
     }
 }
 

@@ -41,6 +41,7 @@ mod once;
 mod overflows;
 mod path;
 mod peer;
+mod probe;
 mod qp;
 mod region;
 mod register;

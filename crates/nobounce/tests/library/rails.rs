@@ -16,7 +16,7 @@ fn rails(addrs: [&str; 2]) -> (Rails, Rails) {
 #[test]
 fn a_transfer_is_split_and_comes_together_again() {
     let (a, b) = rails(["127.173.0.1", "127.173.0.2"]);
-    let a = a.with_speeds(vec![1, 2]);
+    let a = a.with_speeds(vec![1, 2]).unwrap();
     let (ours, theirs) = (a.register(LEN).unwrap(), b.register(LEN).unwrap());
     let remote = std::thread::scope(|scope| {
         let there = scope.spawn(|| b.exchange(&theirs, SOON).unwrap());

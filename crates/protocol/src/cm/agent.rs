@@ -446,7 +446,10 @@ impl Agent {
                 self.tell(communication, Event::TimewaitExit { id });
                 communication.rest(State::Over);
             }
-            State::SidrRepSent => communication.rest(State::Over),
+            State::SidrRepSent => {
+                // What was said stays: the one who asked may not have heard it, and asks again later than this.
+                (communication.state, communication.due) = (State::Over, None);
+            }
             State::ReqSent | State::RepSent | State::DreqSent | State::SidrReqSent => {
                 if communication.retry(now)
                     && let Some(mad) = communication.said.clone()

@@ -4,7 +4,7 @@ use nobounce_protocol::cm::{CmError, Event, Ids, Kind, emit_dreq, reason};
 use nobounce_protocol::timing::{MILLISECOND, SECOND};
 use nobounce_protocol::wire::Qpn;
 
-use crate::world::{A, B, World, rejected};
+use crate::world::{A, B, SERVICE, World, rejected};
 
 #[test]
 fn one_side_ends_it_and_both_remember_it_for_a_second() {
@@ -23,6 +23,21 @@ fn one_side_ends_it_and_both_remember_it_for_a_second() {
     world.agents[A].release(world.now, a);
     world.agents[B].release(world.now, b);
     world.assert_forgotten();
+}
+
+/// The server accepts and goes, before the program of the client has looked.
+#[test]
+fn one_who_goes_right_after_it_has_accepted_is_missed() {
+    let mut world = World::new();
+    world.agents[B].listen(SERVICE, 8).unwrap();
+    let a = world.connect();
+    world.run(MILLISECOND);
+    let [Event::Request { id: b, .. }] = world.events[B][..] else { panic!("{:?}", world.events) };
+    world.accept(b);
+    world.run(MILLISECOND);
+    world.agents[B].release(world.now, b);
+    world.run(MILLISECOND);
+    assert!(world.events[A].contains(&Event::Disconnected { id: a, silent: false }), "{:?}", world.events[A]);
 }
 
 #[test]
@@ -195,7 +210,7 @@ fn what_does_not_stand_cannot_be_ended_and_what_is_unknown_cannot_be_anything() 
 #[test]
 fn ten_thousand_connections_one_after_the_other_leave_nothing() {
     let mut world = World::new();
-    world.agents[B].listen(crate::world::SERVICE, 8).unwrap();
+    world.agents[B].listen(SERVICE, 8).unwrap();
     for n in 0..10_000 {
         let a = world.connect_with(Qpn::new(n), b"");
         world.run(MILLISECOND);

@@ -1,6 +1,6 @@
 //! How connections begin, or do not.
 
-use nobounce_protocol::cm::{CmError, Event, Kind, ip, private_len, reason, sidr_status};
+use nobounce_protocol::cm::{CmError, Connect, Event, Kind, ip, private_len, reason, sidr_status};
 use nobounce_protocol::timing::{MILLISECOND, SECOND};
 use nobounce_protocol::wire::Qpn;
 
@@ -169,6 +169,34 @@ fn a_datagram_service_is_asked_for_and_answers() {
     world.agents[B].release(world.now, b);
     world.run(10 * SECOND);
     world.assert_forgotten();
+}
+
+/// The answer is lost for longer than one who asks waits between two questions.
+#[test]
+fn the_answer_of_a_datagram_service_is_said_again_as_long_as_it_is_kept() {
+    let mut world = World::new();
+    let service = ip::service_id(0x0111, 78);
+    world.agents[B].listen(service, 8).unwrap();
+    world.agents[A].ask_service(world.now, address(B), service, Vec::new()).unwrap();
+    world.run(MILLISECOND);
+    let [Event::SidrRequest { id: b, .. }] = world.events[B][..] else { panic!("{:?}", world.events) };
+    world.fate = Box::new(|from, _, _| if from == A { vec![0] } else { vec![] });
+    world.agents[B].answer_service(world.now, b, sidr_status::SUCCESS, Qpn::new(9), 1, Vec::new()).unwrap();
+    world.run(100 * SECOND);
+    // The first question was on its way when there was no answer yet.
+    assert!(world.count(A, Kind::SidrReq) > 3);
+    assert_eq!(world.count(B, Kind::SidrRep), world.count(A, Kind::SidrReq), "each question has its answer");
+}
+
+#[test]
+fn an_unreliable_connection_is_refused() {
+    let mut world = World::new();
+    world.agents[B].listen(SERVICE, 8).unwrap();
+    let request = Connect { transport: 1, ..request(Qpn::new(7), b"") };
+    world.agents[A].connect(world.now, request).unwrap();
+    world.run(MILLISECOND);
+    assert_eq!(rejected(&world.events[A][0]), Some(reason::INVALID_TRANSPORT_TYPE));
+    assert!(world.events[B].is_empty());
 }
 
 #[test]

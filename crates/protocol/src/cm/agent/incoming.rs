@@ -93,7 +93,8 @@ impl Agent {
             let ids = Ids { local: 0, remote: req.local_id };
             Rej { ids, about: About::Req, reason, private: Vec::new() }.emit(mad.transaction())
         };
-        if req.transport > 1 {
+        // Reliable connections are what our queue pairs offer by address.
+        if req.transport != 0 {
             return self.send(from, refused(reason::INVALID_TRANSPORT_TYPE));
         }
         if let Some(old) = self.standing_with(from, req.qpn) {
@@ -209,7 +210,8 @@ impl Agent {
             return;
         }
         self.about(from, ids, |this, communication| match communication.state {
-            State::Established | State::RepSent | State::DreqSent => {
+            // Also before our user has seen the answer: the one who gave it may be gone by then.
+            State::RepReceived | State::Established | State::RepSent | State::DreqSent => {
                 this.tell(communication, Event::Disconnected { id: communication.id(), silent: false });
                 communication.wait_out(now);
             }
