@@ -240,10 +240,14 @@ fn a_storm_of_256_at_once() {
                 }
             });
         }
-        let mut up = HashSet::new();
+        let (mut up, mut qpn) = (HashSet::new(), 1000);
         while up.len() < 256 {
             match b.event() {
-                Event::Request { id, .. } => b.cm.accept(id, answer(9)).unwrap(),
+                Event::Request { id, .. } => {
+                    // A queue pair of its own for each: one that stands in a connection would be refused as stale.
+                    qpn += 1;
+                    b.cm.accept(id, answer(qpn)).unwrap();
+                }
                 Event::Established { id } => assert!(up.insert(id), "twice"),
                 other => panic!("{other:?}"),
             }
