@@ -131,7 +131,8 @@ static IS_ALONE: AtomicBool = AtomicBool::new(false);
 
 impl Alone {
     fn take() -> Option<Self> {
-        (!IS_ALONE.swap(true, Ordering::Acquire)).then_some(Self(()))
+        // Made only where it was had: one that is made and dropped would give back what is another's.
+        (!IS_ALONE.swap(true, Ordering::Acquire)).then(|| Self(()))
     }
 }
 
@@ -189,5 +190,19 @@ impl LateChange {
     fn change_now(&self) -> Result<(Psn, u64), StepError> {
         let (before, _) = self.target.change_now(self.offset, self.change)?;
         Ok((self.psn, before))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_at_a_time_is_alone() {
+        let first = Alone::take().unwrap();
+        assert!(Alone::take().is_none());
+        assert!(Alone::take().is_none(), "asking in vain does not give it back");
+        drop(first);
+        assert!(Alone::take().is_some());
     }
 }
