@@ -25,16 +25,14 @@ impl Probe {
     pub(super) fn new(local: IpAddr, peer: IpAddr) -> io::Result<Self> {
         let socket = UdpSocket::bind((local, 0))?;
         socket.set_nonblocking(true)?;
-        // Errors come back although it is not connected: a connected socket numbers its packets, and the ICRC covers that number.
-        let (level, name) = match peer {
-            IpAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_RECVERR),
-            IpAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_RECVERR),
-        };
-        let on: libc::c_int = 1;
-        // SAFETY: the pointer and length describe one live number.
-        let set = unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const on).cast(), 4) };
-        if set < 0 {
-            return Err(io::Error::last_os_error());
+        // Errors come back although it is not connected: a connected socket numbers its packets, and the ICRC covers that number. So does
+        // one that lets its packets be cut in pieces.
+        match peer {
+            IpAddr::V4(_) => {
+                set(&socket, libc::IPPROTO_IP, libc::IP_RECVERR, 1)?;
+                set(&socket, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?;
+            }
+            IpAddr::V6(_) => set(&socket, libc::IPPROTO_IPV6, libc::IPV6_RECVERR, 1)?,
         }
         let mut packet = [0; LEN];
         // Queue pair 0 is InfiniBand's own management, which Ethernet does not have.
@@ -52,6 +50,12 @@ impl Probe {
         self.socket.send_to(&self.packet, self.to).is_err_and(refused)
             || self.socket.take_error().is_ok_and(|e| e.is_some_and(refused))
     }
+}
+
+fn set(socket: &UdpSocket, level: libc::c_int, name: libc::c_int, value: libc::c_int) -> io::Result<()> {
+    // SAFETY: the pointer and length describe one live number.
+    let set = unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const value).cast(), 4) };
+    if set < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 #[cfg(test)]
