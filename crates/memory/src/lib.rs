@@ -21,6 +21,7 @@ mod host_buffer;
 pub mod path;
 pub mod probe;
 pub mod shared_file;
+pub mod signals;
 mod window;
 
 pub use access_error::AccessError;

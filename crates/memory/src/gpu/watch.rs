@@ -6,10 +6,11 @@
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
-use std::{io, mem, ptr};
+use std::{io, ptr};
 
 use super::driver::Driver;
 use super::region::GpuMemory;
+use crate::signals::BlockedSignals;
 
 /// How often. Until then what arrives for memory that was freed may reach whoever has it now, as with an adapter that knows the memory
 /// by dma-buf.
@@ -39,17 +40,10 @@ fn lock() -> std::sync::MutexGuard<'static, Watched> {
     WATCHED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Starts the thread. The application's signals are not its business.
+/// Starts the thread.
 fn start() -> io::Result<()> {
-    // SAFETY: both sets are plain memory that the calls fill; the mask of this thread is put back as it was.
-    unsafe {
-        let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = (mem::zeroed(), mem::zeroed());
-        libc::sigfillset(&raw mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
-        let started = std::thread::Builder::new().name("nobounce-watch".into()).spawn(look);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, ptr::null_mut());
-        started.map(|_| ())
-    }
+    let _blocked = BlockedSignals::new();
+    std::thread::Builder::new().name("nobounce-watch".into()).spawn(look).map(|_| ())
 }
 
 fn look() {

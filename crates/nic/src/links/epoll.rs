@@ -30,6 +30,12 @@ impl Epoll {
         Ok(())
     }
 
+    /// Takes one out that others may keep open.
+    pub(super) fn remove(&self, fd: RawFd) {
+        // SAFETY: two descriptors; no event is needed to take one out. One that is not in the set changes nothing.
+        unsafe { libc::epoll_ctl(self.fd(), libc::EPOLL_CTL_DEL, fd, std::ptr::null_mut()) };
+    }
+
     /// Whether one of them is readable now.
     pub(super) fn is_ready(&self) -> bool {
         let mut event = libc::epoll_event { events: 0, u64: 0 };

@@ -10,6 +10,7 @@ mod doorbells;
 #[doc(hidden)]
 pub mod fuzzing;
 mod lent;
+mod mapping;
 mod meeting;
 mod near;
 mod ring;
@@ -267,6 +268,8 @@ impl<L: Link> ShmLink<L> {
     fn part_with(&mut self, at: usize) {
         self.counted.broken += 1;
         let gone = self.outgoing.swap_remove(at);
+        // Those who still have the ring keep the connection, which must not wake us any more.
+        self.poll.remove(gone.connection.as_raw_fd());
         self.departed.push(gone.to);
     }
 
@@ -298,10 +301,11 @@ impl<L: Link> ShmLink<L> {
         }
         self.forget_departed();
         // Nothing is ever said to the writer: a connection of ours that can be read has ended.
-        let departed = &mut self.departed;
+        let (departed, poll) = (&mut self.departed, &self.poll);
         self.outgoing.retain(|outgoing| {
             let ended = !matches!(meeting::take(&outgoing.connection), Came::Nothing);
             if ended {
+                poll.remove(outgoing.connection.as_raw_fd());
                 departed.push(outgoing.to);
             }
             !ended
@@ -584,6 +588,19 @@ mod tests {
         let mut next = link("127.66.2.3");
         drop((next.introduce(to.local(), to.slot()), next));
         assert!(engine.take_chunk().is_some() && engine.take_chunk().is_some());
+    }
+
+    /// Whoever still has the ring of a peer that is gone keeps the connection open: it must not wake us for ever.
+    #[test]
+    fn a_peer_that_is_gone_wakes_us_once() {
+        let (mut from, to) = (link("127.66.2.5"), link("127.66.2.5"));
+        let ring = from.introduce(to.local(), to.slot()).unwrap();
+        drop(to);
+        assert!(from.poll.is_ready());
+        from.attend();
+        assert!(from.departed().is_some() && from.outgoing.is_empty());
+        assert!(!from.poll.is_ready(), "it is gone, and that was heard");
+        drop(ring);
     }
 
     /// One that does not read keeps eight chunks, and not all there are.

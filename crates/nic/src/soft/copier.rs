@@ -12,12 +12,12 @@ use std::time::{Duration, Instant};
 
 use nobounce_memory::gpu::copy_engine::{Copy, CopyEngine, CopyError, PinnedChunk, Rows};
 use nobounce_memory::gpu::{Gpu, GpuMemory};
+use nobounce_memory::signals::BlockedSignals;
 
 use super::copiers::ContextKey;
 use super::fork;
 use super::helper::{CPUS_TO_SPIN, allowed_cpus};
 use super::region::RegisterError;
-use super::signals::BlockedSignals;
 use super::slices::ask_for_short_slices;
 
 /// Bytes of payload that a chunk takes.

@@ -12,12 +12,13 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::{io, mem};
 
+use nobounce_memory::signals::BlockedSignals;
+
 use super::bell::{Bell, LOOK_EVERY_NS};
 use super::eventfd::EventFd;
 use super::fork;
 use super::judgement::{Judgement, Round, Verdict};
 use super::lock::EngineLock;
-use super::signals::BlockedSignals;
 use super::slices::ask_for_short_slices;
 use crate::links::shm::Doorbells;
 use crate::links::{Link, now_ns};
@@ -25,10 +26,11 @@ use crate::links::{Link, now_ns};
 /// A packet that is there while nobody has looked for so long is nobody's but the helper's.
 const UNATTENDED_NS: u64 = 30_000;
 /// How long it goes on polling after traffic, where there are CPUs to spare: longer than an application takes between two messages of one
-/// conversation. Being woken for each costs NCCL, which waits on memory, a tenth to a third of the time of a short collective (docs/measurements/nccl.md).
+/// conversation. Being woken for each seems to cost NCCL, which waits on memory, a tenth to a third of the time of a short collective (single runs,
+/// docs/measurements/nccl.md).
 const SPIN_NS: u64 = 300_000;
-/// The same while the application drives the engine, too: both at once are in each other's way (on 16 CPUs a WRITE of 8 B took 5.4 us instead
-/// of 3.3 with a helper that did not give way).
+/// The same while the application drives the engine, too: two that want one lock are in each other's way. (On 16 CPUs a WRITE of 8 B took 5.3
+/// us with a helper that did not give way, where an older version with other differences had 3.2: the two were not compared alone.)
 const SHORT_SPIN_NS: u64 = 50_000;
 /// How long the helper keeps away when somebody else is driving.
 const REST_NS: libc::c_long = 10_000;

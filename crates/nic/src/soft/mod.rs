@@ -48,7 +48,6 @@ mod register;
 mod release;
 mod report;
 mod scatter;
-mod signals;
 mod slices;
 mod snapshot;
 mod srq;

@@ -64,6 +64,20 @@ mod tests {
 
     use super::*;
 
+    /// The ICRC covers the number that the kernel gives a packet: 0, as long as it may not be cut in pieces. (`make interop` sees the packets
+    /// themselves and checks theirs.)
+    #[test]
+    fn the_kernel_does_not_number_it() {
+        let probe = Probe::new("127.66.9.1".parse().unwrap(), "127.66.9.2".parse().unwrap()).unwrap();
+        let (mut value, mut len): (libc::c_int, libc::socklen_t) = (0, 4);
+        let (level, name) = (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER);
+        let to = (&raw mut value).cast();
+        // SAFETY: the pointers describe one live number and its length.
+        let got = unsafe { libc::getsockopt(probe.socket.as_raw_fd(), level, name, to, &raw mut len) };
+        assert_eq!((got, value), (0, libc::IP_PMTUDISC_DO));
+        assert!(probe.socket.peer_addr().is_err(), "nor is it connected");
+    }
+
     /// A host that is up and has no such socket says so; one that has gets a packet that is right.
     #[test]
     fn nobody_is_there_or_somebody_gets_a_whole_packet() {

@@ -5,12 +5,12 @@
 //! are parsed. The memory cannot shrink under us: its file is sealed (`shared_file.rs` of `nobounce-memory`).
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use super::super::batch::MAX_PACKET;
-use crate::soft::fork;
+use super::mapping::Mapping;
 
 /// Bytes of the ring: several times what may be under way to one peer (`soft/path.rs`), so that it is never full in earnest.
 pub(super) const CAPACITY: usize = 2 << 20;
@@ -38,47 +38,29 @@ const ELSEWHERE: u16 = 2;
 const _: () = assert!(CAPACITY.is_power_of_two() && LEAD >= 8 && LEAD % 16 == 4);
 
 /// The memory of a ring.
-pub(super) struct Memory {
-    base: *mut u8,
-    generation: u64,
-}
-
-// SAFETY: an address of a mapping that lives as long as this; it is accessed by atomics and by copies of bytes that may change.
-unsafe impl Send for Memory {}
-// SAFETY: as above.
-unsafe impl Sync for Memory {}
+#[derive(Debug)]
+pub(super) struct Memory(Mapping);
 
 impl Memory {
     /// Maps the file, whose length and seals the caller has checked.
     pub(super) fn map(file: &OwnedFd) -> io::Result<Self> {
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a fresh mapping at an address of the kernel's choice touches nothing that exists.
-        let base = unsafe {
-            libc::mmap(std::ptr::null_mut(), FILE_LEN, protection, libc::MAP_SHARED, file.as_raw_fd(), 0)
-        };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        // A forked child has no business here.
-        // SAFETY: the range is our mapping; the advice changes what fork does only.
-        unsafe { libc::madvise(base, FILE_LEN, libc::MADV_DONTFORK) };
-        Ok(Self { base: base.cast(), generation: fork::generation() })
+        Mapping::new(file, FILE_LEN, libc::PROT_READ | libc::PROT_WRITE).map(Self)
     }
 
     pub(super) fn u64_at(&self, at: usize) -> &AtomicU64 {
         // SAFETY: inside the mapping, aligned, and only ever accessed as an atomic by us.
-        unsafe { &*self.base.wrapping_add(at).cast::<AtomicU64>() }
+        unsafe { &*self.0.at(at).cast::<AtomicU64>() }
     }
 
     fn sleeps(&self) -> &AtomicU32 {
         // SAFETY: as above.
-        unsafe { &*self.base.wrapping_add(SLEEPS_AT).cast::<AtomicU32>() }
+        unsafe { &*self.0.at(SLEEPS_AT).cast::<AtomicU32>() }
     }
 
     /// Where the ring's byte at this position lies.
     pub(super) fn at(&self, position: u64) -> *mut u8 {
         let offset = usize::try_from(position % CAPACITY as u64).unwrap_or(0);
-        self.base.wrapping_add(HEADER + offset)
+        self.0.at(HEADER + offset)
     }
 
     /// How far the reader says that it is: it does not look at anything before.
@@ -97,22 +79,6 @@ impl Memory {
     /// The reader looks by itself.
     pub(super) fn need_not_be_woken(&self) {
         self.sleeps().store(0, Ordering::Relaxed);
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        if fork::current() != self.generation {
-            return; // a child never had it, and may have something else there by now
-        }
-        // SAFETY: our own mapping, which nobody uses any more.
-        unsafe { libc::munmap(self.base.cast(), FILE_LEN) };
-    }
-}
-
-impl std::fmt::Debug for Memory {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Memory").finish_non_exhaustive()
     }
 }
 

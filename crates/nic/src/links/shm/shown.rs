@@ -1,62 +1,26 @@
 //! Files of a peer's that its packets refer to, mapped for reading.
 
-use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use nobounce_memory::shared_file;
 
 use super::lent::MOST_FILES;
+use super::mapping::Mapping;
 use super::ring::Elsewhere;
-use crate::soft::fork;
 
 /// The longest file that is taken. Ours have 17 MiB.
 const MOST_BYTES: usize = 256 << 20;
 
-/// A peer's file.
-#[derive(Debug)]
-struct Shown {
-    base: *const u8,
-    len: usize,
-    generation: u64,
-}
-
-// SAFETY: an address of a mapping that lives as long as this; its bytes may change, and are only ever copied.
-unsafe impl Send for Shown {}
-
-impl Shown {
-    fn map(file: &OwnedFd, len: usize) -> io::Result<Self> {
-        let fd = file.as_raw_fd();
-        // SAFETY: a fresh mapping at an address of the kernel's choice touches nothing that exists.
-        let base = unsafe { libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, fd, 0) };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        // A forked child has no business here.
-        // SAFETY: the range is our mapping; the advice changes what fork does only.
-        unsafe { libc::madvise(base, len, libc::MADV_DONTFORK) };
-        Ok(Self { base: base.cast_const().cast(), len, generation: fork::generation() })
-    }
-}
-
-impl Drop for Shown {
-    fn drop(&mut self) {
-        if fork::current() == self.generation {
-            // SAFETY: our own mapping, which nobody uses any more.
-            unsafe { libc::munmap(self.base.cast_mut().cast(), self.len) };
-        }
-    }
-}
-
 /// All files of one peer's, in the order in which it showed them.
 #[derive(Debug, Default)]
-pub(super) struct ShownFiles(Vec<Shown>);
+pub(super) struct ShownFiles(Vec<Mapping>);
 
 impl ShownFiles {
     /// Takes one more; whether it is sound.
     pub(super) fn take(&mut self, file: &OwnedFd, len: usize) -> bool {
         let sound = self.0.len() < MOST_FILES && len <= MOST_BYTES && shared_file::is_sound(file, len);
         sound
-            && Shown::map(file, len).is_ok_and(|shown| {
+            && Mapping::new(file, len, libc::PROT_READ).is_ok_and(|shown| {
                 self.0.push(shown);
                 true
             })
@@ -73,7 +37,7 @@ impl ShownFiles {
         let shown = self.0.get(usize::from(elsewhere.file))?;
         let start = usize::try_from(elsewhere.offset).ok()?.checked_sub(head)?;
         let end = start.checked_add(head)?.checked_add(usize::try_from(elsewhere.len).ok()?)?;
-        (end <= shown.len).then(|| shown.base.wrapping_add(start))
+        (end <= shown.len()).then(|| shown.at(start).cast_const())
     }
 }
 

@@ -5,10 +5,13 @@ use std::mem;
 /// Signals are the application's business: a thread started under this guard gets none of them, but for the two by
 /// which vanished memory announces itself (they are always meant for the thread that touched it).
 #[derive(Debug)]
-pub(crate) struct BlockedSignals(libc::sigset_t);
+pub struct BlockedSignals(libc::sigset_t);
 
 impl BlockedSignals {
-    pub(crate) fn new() -> Self {
+    /// Blocks them for this thread, and those it starts, until the guard is dropped.
+    #[must_use]
+    #[allow(clippy::new_without_default)] // it does something, which a default value would hide
+    pub fn new() -> Self {
         // SAFETY: sigset_t is plain data, filled by the calls below before it is used.
         let (mut all, mut old): (libc::sigset_t, libc::sigset_t) = unsafe { (mem::zeroed(), mem::zeroed()) };
         // SAFETY: both sets are valid for the calls, and the signal numbers exist.
