@@ -3,6 +3,7 @@
 The library, its headers and its transports are those of PyTorch's packages, the compiler is the machine's nvcc.
 """
 
+import collections
 import concurrent.futures
 import glob
 import importlib.util
@@ -19,6 +20,7 @@ RUNS = (
     ("ops", "ops", 2, [], RIGHT, 40),
     ("order", "order", 2, [], RIGHT, 60),
     ("order udp", "order", 2, ["--link", "udp"], RIGHT, 60),
+    ("order, 4 PEs", "order", 4, [], RIGHT, 60),
     ("collectives", "collectives", 2, [], RIGHT, 60),
     ("collectives udp", "collectives", 2, ["--link", "udp"], RIGHT, 60),
     ("collectives, 4 PEs", "collectives", 4, [], RIGHT, 80),
@@ -68,8 +70,14 @@ def compile_programs(sources, out, wanted):
         return dict(zip(wanted, pool.map(compile_one, wanted)))
 
 
+def refusals(said):
+    """What NVSHMEM says where it ends a program: the words that come most often, for every thread of a kernel says them, and all are mixed."""
+    found = re.findall(r"Assertion `0 && (\"[^`]*\")` failed|(\w+ not implemented[\w ]*)|(Called NVSHMEM API not supported[\w ()]*)|(ibv_poll_cq failed, status: \d+)", said)
+    return [words for words, _ in collections.Counter("".join(one) for one in found).most_common(2)]
+
+
 def run_program(bundle, out, name, program, pes, options, limit):
-    """(exit code, output, seconds, what NVSHMEM's log says of GDRCopy)"""
+    """(exit code, output, seconds, what NVSHMEM's log says of GDRCopy, and what NVSHMEM says it does not do)"""
     here = os.path.join(out, re.sub(r"[^\w.]+", "-", name))
     os.makedirs(here, exist_ok=True)
     library = os.path.join(folder(), "lib")
@@ -85,8 +93,9 @@ def run_program(bundle, out, name, program, pes, options, limit):
         # No MPS (dies.cu says why): nobody answers in that folder.
         environment["CUDA_MPS_PIPE_DIRECTORY"] = here
     code, output, seconds = bounded.run(command, limit, os.path.join(here, "said.txt"), environment)
+    refused = refusals(output)
     # With NVSHMEM_DEBUG its modules talk on standard output, too, and at length: "/path/file.cpp:function:line: ...", now and then with a word of ours in it.
     ours = re.compile(r"good: |counted: |FAILED|nvshmem: |nobounce: ")
-    output = "\n".join(line for line in output.splitlines() if ours.search(line) or line.strip() and not re.match(r"/\S+\.(cpp|h)[: ]", line))
+    output = "\n".join(line for line in output.splitlines() if ours.search(line) or line.strip() and not re.search(r"/\S+\.(cpp|h|cuh)[: ,\]]|Assertion|` failed\.", line))
     logs = [open(path, errors="replace").read() for path in glob.glob(os.path.join(here, "nvshmem.*.log"))]
-    return code, output, seconds, sorted({line for log in logs for line in re.findall(r"GDR.*", log)})[:2]
+    return code, output, seconds, sorted({line for log in logs for line in re.findall(r"GDR.*", log)})[:2] + [f"NVSHMEM says: {line}" for line in refused]

@@ -53,6 +53,23 @@ static void run() {
     good("get from the host");
     account("put and get from the host", before, 2 * SIZE);
 
+    // What the host puts without completion is there when the word is that it puts behind a fence.
+    for (uint64_t round = 1, seen = 0; round <= 20; round++, seen = 0) {
+        CUDA(cudaMemset(target, 0, SIZE));
+        CUDA(cudaDeviceSynchronize());
+        nvshmem_barrier_all();
+        nvshmem_putmem_nbi(target, source, SIZE, peer);
+        nvshmem_fence();
+        nvshmem_uint64_p(words + 4, round, peer);
+        for (int i = 0; i < 100000 && seen != round; i++) CUDA(cudaMemcpy(&seen, words + 4, sizeof seen, cudaMemcpyDeviceToHost));
+        CHECK(seen == round);
+        CUDA(cudaMemcpy(found.data(), target, SIZE, cudaMemcpyDeviceToHost));
+        CHECK(found == theirs);
+        nvshmem_quiet();
+        nvshmem_barrier_all();
+    }
+    good("put, fence and a word behind it from the host, 20 times");
+
     auto *numbers = (int *)nvshmem_malloc(1024 * sizeof(int)), *sums = (int *)nvshmem_malloc(1024 * sizeof(int));
     std::vector<int> values(1024);
     for (int i = 0; i < 1024; i++) values[(size_t)i] = i * (rank + 1);

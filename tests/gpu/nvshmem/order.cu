@@ -1,5 +1,5 @@
-// What NVSHMEM promises of order, from kernels: barriers, fence and quiet, signals, single values and strides, and every atomic; checked where it is
-// read, by the kernel that waits. Any number of PEs from two on.
+// What NVSHMEM promises of order, from kernels: barriers, fence and quiet, signals, single values, and every atomic; checked where it is read, by the
+// kernel that waits. Any number of PEs from two on.
 //
 //     nvcc -rdc=true -arch=native -o order order.cu -I NVSHMEM/include -L NVSHMEM/lib -lnvshmem_device -Xlinker -l:libnvshmem_host.so.3 -lcuda
 //     ./order FOLDER [PES]
@@ -58,7 +58,7 @@ __global__ void orders(uint32_t *data, uint32_t *source, size_t n, uint64_t *fla
     }
 }
 
-// Puts that carry their signal, set and added to, with and without completion, by a thread and by a block; single values, strides, gets.
+// Puts that carry their signal, set and added to, with and without completion, by a thread and by a block; single values, gets.
 __global__ void signals(uint32_t *data, uint32_t *source, uint32_t *fetched, size_t n, uint64_t *signal, int me, int next, int last, int *wrong) {
     for (int i = 0; i < 50; i++) {
         if (threadIdx.x == 0) nvshmem_putmem_signal_nbi(data, source, n * sizeof *data, signal, 1, NVSHMEM_SIGNAL_ADD, next);
@@ -77,7 +77,8 @@ __global__ void signals(uint32_t *data, uint32_t *source, uint32_t *fetched, siz
     if (threadIdx.x == 0) {
         nvshmem_quiet();
         nvshmem_uint32_p(data + 3 * n, 5u + (uint32_t)me, next);
-        nvshmem_uint32_iput(data + 3 * n + 1, source, 3, 2, 20, next); // every second element to every third place
+        // Every second element to every third place, one by one: NVSHMEM's own call for that (iput) is not implemented over any remote transport.
+        for (int i = 0; i < 20; i++) nvshmem_uint32_p(data + 3 * n + 1 + 3 * i, source[2 * i], next);
         nvshmem_barrier_all();
         if (nvshmem_uint32_g(data + 3 * n, me) != 5u + (uint32_t)last) atomicAdd(wrong, 1);
         if (nvshmem_uint32_g(source + 7, last) != value(last, 7)) atomicAdd(wrong, 1);
@@ -86,7 +87,7 @@ __global__ void signals(uint32_t *data, uint32_t *source, uint32_t *fetched, siz
     }
 }
 
-// Every atomic there is, from all PEs to the words of the next, and one counter at PE 0 that all add to.
+// Every atomic there is, from all PEs to the words of the next, and one counter at PE 0 that all add to, PE 0 over the adapter as well.
 template <typename T>
 __global__ void atomics(T *words, T *counter, int next, int *wrong) {
 #define IS(call, expected) if ((call) != (T)(expected)) atomicAdd(wrong, 1)
@@ -98,21 +99,27 @@ __global__ void atomics(T *words, T *counter, int next, int *wrong) {
         else                                                                                                              \
             nvshmem_uint32_atomic_##name((uint32_t *)__VA_ARGS__);                                                        \
     } while (0)
-    ONLY(set, words, 40, next);
+    // What gives nothing back is ordered before what comes next by a quiet only.
+#define THEN(name, ...)                                                                                                   \
+    do {                                                                                                                  \
+        ONLY(name, __VA_ARGS__);                                                                                          \
+        nvshmem_quiet();                                                                                                  \
+    } while (0)
+    THEN(set, words, 40, next);
     IS(BOTH(fetch, words, next), 40);
     IS(BOTH(swap, words, 50, next), 40);
     IS(BOTH(compare_swap, words, 1, 60, next), 50);  // not equal: stays
     IS(BOTH(compare_swap, words, 50, 60, next), 50); // equal: taken
-    ONLY(inc, words, next);
+    THEN(inc, words, next);
     IS(BOTH(fetch_inc, words, next), 61);
-    ONLY(add, words, 8, next);
+    THEN(add, words, 8, next);
     IS(BOTH(fetch_add, words, 5, next), 70);
     IS(BOTH(fetch_and, words, 0x4f, next), 75);
-    ONLY(or, words, 0x30, next);
+    THEN(or, words, 0x30, next);
     IS(BOTH(fetch_or, words, 0x100, next), 0x7b);
-    ONLY(xor, words, 0x1, next);
+    THEN(xor, words, 0x1, next);
     IS(BOTH(fetch_xor, words, 0x2, next), 0x17a);
-    ONLY(and, words, 0xff, next);
+    THEN(and, words, 0xff, next);
     IS(BOTH(fetch, words, next), 0x78);
     for (int i = 0; i < 100; i++) {
         if (i % 2)
@@ -165,7 +172,7 @@ static void run() {
     CHECK(download(data, 3 * N) == theirs);
     CHECK(download(fetched, N) == std::vector<uint32_t>(theirs.begin(), theirs.begin() + N));
     account("puts with signals", before, (50 * 3 + 1) * N * sizeof *data);
-    good("puts that carry signals, single values, strides and gets of a thread and of a block");
+    good("puts that carry signals, single values and gets of a thread and of a block");
 
     atomics<uint64_t><<<1, 1>>>(words + 4, words + 5, next, wrong);
     CUDA(cudaDeviceSynchronize());

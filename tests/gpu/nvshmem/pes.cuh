@@ -24,11 +24,13 @@
 #define CUDA(call)                                                                          \
     do {                                                                                    \
         cudaError_t error_ = (call);                                                        \
-        if (error_ != cudaSuccess) fprintf(stderr, "PE %d: %s\n", me, cudaGetErrorString(error_)); \
+        if (error_ != cudaSuccess)                                                          \
+            fprintf(stderr, "PE %d: FAILED: %s (%d): %s, after: %s\n", me, cudaGetErrorName(error_), (int)error_, cudaGetErrorString(error_), reached); \
         CHECK(error_ == cudaSuccess);                                                       \
     } while (0)
 
 static int me = -1, pes = 2;
+static const char *reached = "start"; // what was good last
 
 // What a PE does once it is part of the job; each program has its own.
 static void run();
@@ -36,6 +38,7 @@ static void run();
 static inline void good(const char *what) {
     printf("PE %d: good: %s\n", me, what);
     fflush(stdout);
+    reached = what;
 }
 
 // Symmetric memory for so many things, all bytes 0.
