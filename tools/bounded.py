@@ -5,6 +5,15 @@ import signal
 import subprocess
 import time
 
+# Children that run now, of all threads.
+RUNNING = set()
+
+
+def end_all():
+    """For the end of a program whose threads may be waiting for children."""
+    for child in list(RUNNING):
+        end(child)
+
 
 def end(child):
     """Ends a child and everything in its group, where it is still there."""
@@ -22,6 +31,7 @@ def run(command, limit, log, environment, folder=None):
         # A group of its own, so that what a test started ends with it.
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, cwd=folder,
                                  env={**os.environ, **environment}, start_new_session=True)
+        RUNNING.add(child)
         code = None
         try:
             code = child.wait(timeout=max(1, limit))
@@ -31,5 +41,6 @@ def run(command, limit, log, environment, folder=None):
             # Out of time, or Ctrl-C: nothing must stay.
             if code is None:
                 end(child)
+            RUNNING.discard(child)
     with open(log, errors="replace") as file:
         return code, file.read(), time.monotonic() - started

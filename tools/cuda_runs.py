@@ -11,6 +11,7 @@ import subprocess
 import time
 
 import bounded
+from gpu_plan import Company
 
 DMABUF = ["--use_cuda=0", "--use_cuda_dmabuf"]
 # Name, program and options, seconds, options of `nobounce run`, variables, what the outputs of both ends together must say.
@@ -63,6 +64,12 @@ MPI = (
     ("speed, UCX's own staging", ["speed"], 2, [], OWN, 60),
     ("a rank that dies", ["values", "dies"], 2, [], {}, 30),
 )
+
+
+def company(run):
+    """Beside whom an MPI run may run."""
+    program = run[1]
+    return Company.RANKS_ALONE if program[0] == "speed" else Company.DEATH if "dies" in program else Company.RANKS
 
 
 def folder(bundle):

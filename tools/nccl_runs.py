@@ -13,6 +13,7 @@ import sys
 import time
 
 import bounded
+from gpu_plan import Company
 
 LOSS = "loss=0.001,seed=7"
 
@@ -44,6 +45,23 @@ RUNS = (
     # Without a window the copy engine must do everything, and CUDA lets it wait while a kernel is loaded for the first time.
     ("values, no window", "values-short", "nb0", [], {"NOBOUNCE_WINDOW": "off", "CUDA_MODULE_LOADING": "EAGER"}, 60),
 )
+
+
+def jobs(runs):
+    """[(company, runs that belong together)]: training over sockets comes before what is held against it."""
+    training = [run for run in runs if run[1] == "training"]
+    found = []
+    for run in runs:
+        what = run[1]
+        if what == "training":
+            group, training = training, []
+        else:
+            group = [run]
+        # Of the rank that is killed it is asked whether the GPU's memory comes back: nobody else may take any meanwhile.
+        company = {"speed": Company.RANKS_ALONE, "killed": Company.RANKS_ALONE, "abort": Company.DEATH, "exits": Company.DEATH}.get(what, Company.RANKS)
+        if group:
+            found.append((company, group))
+    return found
 
 
 def mps_is_on():

@@ -10,8 +10,10 @@ import importlib.util
 import os
 import re
 import shutil
+import threading
 
 import bounded
+from gpu_plan import Company
 
 COMPILE_LIMIT = 150
 # Name, program, PEs, options of `nobounce run`, what it must say, seconds.
@@ -52,22 +54,39 @@ def missing():
     return ""
 
 
-def compile_programs(sources, out, wanted):
-    """{program: (exit code, output, seconds)}: all at the same time, for each takes the compiler a while. What is in OUT/programs already, and newer, is taken."""
-    os.makedirs(os.path.join(out, "programs"), exist_ok=True)
-    where = folder()
-    host = sorted(name for name in os.listdir(os.path.join(where, "lib")) if name.startswith("libnvshmem_host.so"))[-1]
+def company(run):
+    """The one that dies runs without MPS (dies.cu says why), and what is to run after it runs last."""
+    name, program = run[:2]
+    return Company.ANY if program == "dies" else Company.RANKS_ALONE if "after" in name else Company.RANKS
 
-    def compile_one(name):
-        source, program = os.path.join(sources, "nvshmem", f"{name}.cu"), os.path.join(out, "programs", name)
+
+class Compiled:
+    """The programs, compiled all at the same time from now on: {program: (exit code, output, seconds)}. What is in OUT/programs already, and newer, is taken."""
+
+    def __init__(self, sources, out, wanted):
+        os.makedirs(os.path.join(out, "programs"), exist_ok=True)
+        self.sources, self.out, self.wanted, self.done = sources, out, wanted, {}
+        self.thread = threading.Thread(target=self.compile, daemon=True)
+        self.thread.start()
+
+    def programs(self):
+        self.thread.join()
+        return self.done
+
+    def compile(self):
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            self.done = dict(zip(self.wanted, pool.map(self.compile_one, self.wanted)))
+
+    def compile_one(self, name):
+        source, program = os.path.join(self.sources, "nvshmem", f"{name}.cu"), os.path.join(self.out, "programs", name)
         if os.path.exists(program) and os.path.getmtime(program) > os.path.getmtime(source):
             return 0, "", 0.0
-        command = [nvcc(), "-rdc=true", "-arch=native", "-split-compile=0", "-o", program, source,
+        where = folder()
+        host = sorted(name for name in os.listdir(os.path.join(where, "lib")) if name.startswith("libnvshmem_host.so"))[-1]
+        # Nothing that runs meanwhile is to wait for it.
+        command = ["nice", "-n", "10", nvcc(), "-rdc=true", "-arch=native", "-split-compile=0", "-o", program, source,
                    "-I", os.path.join(where, "include"), "-L", os.path.join(where, "lib"), "-lnvshmem_device", "-Xlinker", f"-l:{host}", "-lcuda", "-ldl"]
-        return bounded.run(command, COMPILE_LIMIT, os.path.join(out, f"nvcc-{name}.txt"), {})
-
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        return dict(zip(wanted, pool.map(compile_one, wanted)))
+        return bounded.run(command, COMPILE_LIMIT, os.path.join(self.out, f"nvcc-{name}.txt"), {})
 
 
 def refusals(said):

@@ -1,0 +1,111 @@
+#!/usr/bin/env python3
+"""gpu-check on a bundle of stand-ins: what measures runs alone, the rest in company, nothing under an MPS that it should not have, all rows in one table."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+STANDIN = os.path.join(HERE, "standin.py")
+SCRIPTS = ("gpu-check", "bounded.py", "gpu_plan.py", "nccl_runs.py", "nvshmem_runs.py", "cuda_runs.py")
+PLAYED = (
+    *(f"tests/{name}" for name in ("gpu_litmus", "gpu_kernels", "gpu_paths", "gpu_traffic")), "examples/gpu_facts", "examples/gpu_speed", "bin/nobounce", "nccl-rank",
+    *(f"programs/{name}" for name in ("gpu", "transfers", "gdrapi-lives", "gdrapi-speed", "gdrcopy_sanity", "gdrcopy_copylat")),
+    *(f"stack/bin/{name}" for name in ("ucx_perftest", "ib_write_bw", "ib_read_bw", "ib_send_bw", "ib_write_lat", "mpirun")),
+    "path/nvidia-cuda-mps-control", "path/nvcc",
+)
+# What measures, and what must be the only client of MPS.
+ALONE = re.compile(r"gpu_litmus|gpu_kernels|gpu_traffic::(cycles|spinning)|gpu_speed|gdrapi-speed|gdrcopy_copylat|bench(?! .*nb0)|nccl (speed|killed)|mpi speed|pair")
+RANKS = re.compile(r"nccl|mpi|nvshmem (?!dies)")
+# Enough of each kind; not every one of the pairs.
+KINDS = [word for kind in ("gpu_", "drop-in", "gdrapi: s", "gdrcopy", "bench", "hard", "engines", "nccl", "nvshmem", "mpi", "ucx: ucp", "perftest: ib_s") for word in ("--only", kind)]
+DEATH = re.compile(r"nccl (abort|exits)|mpi values dies")
+
+
+def make_bundle(folder):
+    for name in PLAYED:
+        path = os.path.join(folder, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        if name == "nccl-rank":  # Python is told to run it, and must find its name
+            shutil.copy(STANDIN, path)
+        else:
+            os.symlink(STANDIN, path)
+    for name in SCRIPTS:
+        shutil.copy(os.path.join(ROOT, "tools", name), os.path.join(folder, name))
+    for name, text in (("python/torch/__init__.py", "class cuda:\n    is_available = staticmethod(lambda: True)\n"),
+                       ("python/torch/distributed/run.py", "import os, sys\nos.execv(sys.executable, [sys.executable, *sys.argv[3:]])\n"), ("python/nvidia/nvshmem/include/nvshmem.h", ""),
+                       ("python/nvidia/nvshmem/lib/libnvshmem_host.so.3", ""), ("stack/lib/x", ""), *((f"sources/nvshmem/{name}.cu", "") for name in ("ops", "order", "collectives", "dies"))):
+        os.makedirs(os.path.dirname(os.path.join(folder, name)), exist_ok=True)
+        with open(os.path.join(folder, name), "w") as file:
+            file.write(text)
+
+
+def run(folder, *options):
+    """(exit code, output, rows of the table, [(begin, end, what)], what did not find its MPS)"""
+    state = tempfile.mkdtemp(dir=folder)
+    open(os.path.join(state, "log"), "w").close()
+    environment = {**os.environ, "STANDIN_STATE": state, "PYTHONPATH": os.path.join(folder, "python"), "PYTHONDONTWRITEBYTECODE": "1",
+                   "PATH": os.path.join(folder, "path") + ":" + os.environ["PATH"]}
+    for name in ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_PROGRAMS", "OUT"):
+        environment.pop(name, None)
+    command = [sys.executable, os.path.join(folder, "gpu-check"), "--no-gpu", "--out", os.path.join(state, "out"), *options]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
+    open_, spans, lonely = {}, [], []
+    with open(os.path.join(state, "log")) as file:
+        for line in file:
+            when, word, what = line.rstrip("\n").split("\t")
+            if word == "begin":
+                open_.setdefault(what, []).append(float(when))
+            elif word == "end":
+                spans.append((open_[what].pop(0), float(when), what))
+            else:
+                lonely.append(what)
+    with open(os.path.join(state, "out", "table.txt")) as file:
+        table = file.read()
+    rows = re.findall(r"^(\S.*?)  +(passed|FAILED|waived|not run)", table, re.M)
+    return done.returncode, done.stdout, rows, spans, lonely
+
+
+def beside(spans):
+    """Pairs that overlapped by more than the clock's grain."""
+    return [(one, other) for at, one in enumerate(spans) for other in spans[at + 1 :] if min(one[1], other[1]) - max(one[0], other[0]) > 0.01]
+
+
+def check(is_so, what, shown=""):
+    if not is_so:
+        sys.exit(f"gpu-check's order: {what}\n{shown}")
+
+
+def main():
+    with tempfile.TemporaryDirectory() as folder:
+        make_bundle(folder)
+        code, output, rows, spans, lonely = run(folder, *KINDS)
+        check(code == 0 and rows and all(result == "passed" for _, result in rows), f"exit code {code}", output)
+        pairs = beside(spans)
+        for one, other in pairs:
+            names = {one[2], other[2]}
+            check(not any(ALONE.match(name) for name in names), f"{' and '.join(names)} ran at the same time")
+            check(not (any(DEATH.match(name) for name in names) and all(RANKS.match(name) for name in names)), f"{' and '.join(names)} shared an MPS")
+        check(any(all(RANKS.match(span[2]) for span in pair) for pair in pairs), "no two runs of ranks ran at the same time")
+        check(any("nvcc" in (one[2], other[2]) for one, other in pairs), "nothing ran while the compiler did")
+        check(not lonely, f"these ran without MPS: {lonely}")
+        count, whole = len(rows), max(end for _, end, _ in spans) - min(begin for begin, _, _ in spans)
+        code, output, others, spans, _ = run(folder, "--one-by-one", "--only", "nccl: values", "--only", "gpu_", "--only", "mpi: values")
+        check(code == 0, f"exit code {code} one by one", output)
+        check(not beside(spans), "something ran beside something else in spite of --one-by-one")
+        check([row for row in rows if row in others] == others, "the table is in another order", f"{rows}\n{others}")
+        # A row that goes wrong is told, and so is one for which there is no time.
+        os.unlink(os.path.join(folder, "programs", "gpu"))
+        code, output, rows, _, _ = run(folder, "--only", "drop-in")
+        check(code == 1 and ("drop-in: a C client", "FAILED") in rows and ("drop-in: host memory without CUDA", "passed") in rows, f"exit code {code}", output)
+        code, output, rows, _, _ = run(folder, "--only", "gdrapi", "--seconds", "5.2")
+        check(code == 1 and ("gdrapi: speed", "not run") in rows, f"exit code {code}", output)
+    print(f"{count} rows in {whole:.1f} s of stand-ins, {len(pairs)} pairs of programs at the same time")
+
+
+if __name__ == "__main__":
+    main()
