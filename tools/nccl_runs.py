@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 
 import bounded
@@ -64,39 +65,51 @@ def jobs(runs):
     return found
 
 
-def mps_is_on():
+MPS_CONTROL, MPS_FOLDER = "nvidia-cuda-mps-control", "CUDA_MPS_PIPE_DIRECTORY"
+
+
+def mps_answers():
+    """Whether the daemon of CUDA_MPS_PIPE_DIRECTORY does, or of the folder that CUDA takes without it."""
     try:
-        done = subprocess.run(["nvidia-cuda-mps-control"], input="get_server_list\n", capture_output=True, text=True, timeout=10)
+        done = subprocess.run([MPS_CONTROL], input="get_server_list\n", capture_output=True, text=True, timeout=10)
         return done.returncode == 0
     except (OSError, subprocess.TimeoutExpired):
         return False
 
 
 class Mps:
-    """MPS for the time of the run, unless it is there already or cannot be had."""
+    """MPS for the time of the run, unless it is there already or cannot be had. Its folder is a new one each time: a daemon that somebody left behind half dead answers in the usual one."""
 
     def __enter__(self):
-        self.ours = False
-        if not shutil.which("nvidia-cuda-mps-control"):
+        self.folder, self.before = None, os.environ.get(MPS_FOLDER)
+        if not shutil.which(MPS_CONTROL):
             print("gpu-check: no MPS here: the two ranks take turns on the GPU, and times mean little")
-        elif not mps_is_on():
-            self.ours = subprocess.run(["nvidia-cuda-mps-control", "-d"]).returncode == 0
-            time.sleep(1)
+        elif not mps_answers():
+            self.folder = tempfile.mkdtemp(prefix="nobounce-mps-")
+            os.environ[MPS_FOLDER] = os.environ["CUDA_MPS_LOG_DIRECTORY"] = self.folder
+            subprocess.run([MPS_CONTROL, "-d"])
+            if not any(mps_answers() or time.sleep(0.1) for _ in range(20)):
+                print("gpu-check: MPS does not start: ranks that share the GPU will fail, or take turns", flush=True)
         return self
 
     def restart(self):
         """Clients that were killed may leave the server unable to take others for a while."""
-        if self.ours:
+        if self.folder:
             self.__exit__()
-            time.sleep(2)
             self.__enter__()
 
     def __exit__(self, *_):
-        if self.ours:
-            try:
-                subprocess.run(["nvidia-cuda-mps-control"], input="quit\n", text=True, stdout=subprocess.DEVNULL, timeout=15)
-            except subprocess.TimeoutExpired:
-                print("gpu-check: MPS does not end: a client that was killed may keep its server waiting", flush=True)
+        if not self.folder:
+            return
+        try:
+            subprocess.run([MPS_CONTROL], input="quit\n", text=True, stdout=subprocess.DEVNULL, timeout=15)
+            shutil.rmtree(self.folder, ignore_errors=True)
+        except subprocess.TimeoutExpired:
+            print(f"gpu-check: MPS does not end: a client that was killed may keep its server waiting ({MPS_FOLDER}={self.folder})", flush=True)
+        os.environ.pop("CUDA_MPS_LOG_DIRECTORY")
+        os.environ.pop(MPS_FOLDER)
+        if self.before:
+            os.environ[MPS_FOLDER] = self.before
 
 
 class Done:

@@ -20,7 +20,7 @@ PLAYED = (
 )
 # What measures, and what must be the only client of MPS.
 ALONE = re.compile(r"gpu_litmus|gpu_kernels|gpu_traffic::(cycles|spinning)|gpu_speed|gdrapi-speed|gdrcopy_copylat|bench(?! .*nb0)|nccl (speed|killed)|mpi speed|pair")
-RANKS = re.compile(r"nccl|mpi|nvshmem (?!dies)")
+RANKS = re.compile(r"nccl|mpi|pair|nvshmem (?!dies)")
 # Enough of each kind; not every one of the pairs.
 KINDS = [word for kind in ("gpu_", "drop-in", "gdrapi: s", "gdrcopy", "bench", "hard", "engines", "nccl", "nvshmem", "mpi", "ucx: ucp", "perftest: ib_s") for word in ("--only", kind)]
 DEATH = re.compile(r"nccl (abort|exits)|mpi values dies")
@@ -45,7 +45,7 @@ def make_bundle(folder):
 
 
 def run(folder, *options):
-    """(exit code, output, rows of the table, [(begin, end, what)], what did not find its MPS)"""
+    """(exit code, output, rows of the table, [(begin, end, what)], what ran under MPS)"""
     state = tempfile.mkdtemp(dir=folder)
     open(os.path.join(state, "log"), "w").close()
     environment = {**os.environ, "STANDIN_STATE": state, "PYTHONPATH": os.path.join(folder, "python"), "PYTHONDONTWRITEBYTECODE": "1",
@@ -54,7 +54,7 @@ def run(folder, *options):
         environment.pop(name, None)
     command = [sys.executable, os.path.join(folder, "gpu-check"), "--no-gpu", "--out", os.path.join(state, "out"), *options]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
-    open_, spans, lonely = {}, [], []
+    open_, spans, under = {}, [], set()
     with open(os.path.join(state, "log")) as file:
         for line in file:
             when, word, what = line.rstrip("\n").split("\t")
@@ -63,11 +63,11 @@ def run(folder, *options):
             elif word == "end":
                 spans.append((open_[what].pop(0), float(when), what))
             else:
-                lonely.append(what)
+                under.add(what)
     with open(os.path.join(state, "out", "table.txt")) as file:
         table = file.read()
     rows = re.findall(r"^(\S.*?)  +(passed|FAILED|waived|not run)", table, re.M)
-    return done.returncode, done.stdout, rows, spans, lonely
+    return done.returncode, done.stdout, rows, spans, under
 
 
 def beside(spans):
@@ -83,7 +83,7 @@ def check(is_so, what, shown=""):
 def main():
     with tempfile.TemporaryDirectory() as folder:
         make_bundle(folder)
-        code, output, rows, spans, lonely = run(folder, *KINDS)
+        code, output, rows, spans, under = run(folder, *KINDS)
         check(code == 0 and rows and all(result == "passed" for _, result in rows), f"exit code {code}", output)
         pairs = beside(spans)
         for one, other in pairs:
@@ -92,7 +92,8 @@ def main():
             check(not (any(DEATH.match(name) for name in names) and all(RANKS.match(name) for name in names)), f"{' and '.join(names)} shared an MPS")
         check(any(all(RANKS.match(span[2]) for span in pair) for pair in pairs), "no two runs of ranks ran at the same time")
         check(any("nvcc" in (one[2], other[2]) for one, other in pairs), "nothing ran while the compiler did")
-        check(not lonely, f"these ran without MPS: {lonely}")
+        wrong = {what for _, _, what in spans if what != "nvcc" and bool(RANKS.match(what)) != (what in under)}
+        check(not wrong, f"these had no MPS, or should have had none: {wrong}")
         count, whole = len(rows), max(end for _, end, _ in spans) - min(begin for begin, _, _ in spans)
         code, output, others, spans, _ = run(folder, "--one-by-one", "--only", "nccl: values", "--only", "gpu_", "--only", "mpi: values")
         check(code == 0, f"exit code {code} one by one", output)

@@ -21,12 +21,15 @@ def note(word, what):
         file.write(f"{time.monotonic():.3f}\t{word}\t{what}\n")
 
 
+def mps_file():
+    return os.path.join(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", STATE), "mps")
+
+
 def works(what, seconds=LONG):
-    # The row it belongs to, as far as one can tell; and whether it would find MPS.
     note("begin", what)
     time.sleep(seconds)
-    if what != "nvcc" and os.environ.get("CUDA_MPS_PIPE_DIRECTORY") is None and not os.path.exists(os.path.join(STATE, "mps")):
-        note("no MPS", what)
+    if os.path.exists(mps_file()):
+        note("under MPS", what)
     note("end", what)
 
 
@@ -68,15 +71,12 @@ def nccl_rank():
 
 
 def mps():
-    path = os.path.join(STATE, "mps")
     said = "" if ARGUMENTS else sys.stdin.read()
     if ARGUMENTS == ["-d"]:
-        open(path, "w").close()
+        open(mps_file(), "w").close()
     elif "quit" in said:
-        os.unlink(path)
-    elif not os.path.exists(path):
-        return 1
-    return 0
+        os.unlink(mps_file())
+    return 0 if ARGUMENTS or os.path.exists(mps_file()) else 1
 
 
 def nvcc():
