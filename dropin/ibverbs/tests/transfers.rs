@@ -52,3 +52,30 @@ fn events_resizing_and_reregistration_between_two_contexts() {
 fn queries_and_what_is_not_offered() {
     transfer("queries", "127.40.0.7");
 }
+
+/// As NVSHMEM's proxy thread uses an adapter, between two processes.
+fn proxies(link: &str, address: &str, fault: &str) {
+    if waived() {
+        return;
+    }
+    let folder = Folder::new(&format!("proxy-{link}-{}", fault.len()));
+    let program = folder.compile_client("proxy");
+    let mut command = folder.program(&program, address);
+    command.env("NOBOUNCE_LINK", link).env("NOBOUNCE_FAULT", fault).env("NOBOUNCE_LOG", "warn");
+    run(command.arg("60"), 60);
+}
+
+#[test]
+fn proxies_of_a_shared_heap_over_udp() {
+    proxies("udp", "127.40.0.8", "");
+}
+
+#[test]
+fn proxies_of_a_shared_heap_over_udp_with_losses() {
+    proxies("udp", "127.40.0.9", "loss=0.01,seed=7");
+}
+
+#[test]
+fn proxies_of_a_shared_heap_over_shared_memory() {
+    proxies("shm", "127.40.0.10", "");
+}
