@@ -7,6 +7,12 @@ import time
 
 # Children that run now, of all threads.
 RUNNING = set()
+# What every child finds in its environment; replaced as a whole, since other threads read it.
+SHARED = {}
+
+
+def environment_with(variables):
+    return {**os.environ, **SHARED, **variables}
 
 
 def end_all():
@@ -30,7 +36,7 @@ def run(command, limit, log, environment, folder=None):
     with open(log, "wb") as file:
         # A group of its own, so that what a test started ends with it.
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, cwd=folder,
-                                 env={**os.environ, **environment}, start_new_session=True)
+                                 env=environment_with(environment), start_new_session=True)
         RUNNING.add(child)
         code = None
         try:

@@ -117,7 +117,7 @@ def pair(bundle, stack, command, options, variables, limit, log):
     whole = [os.path.join(bundle, "bin", "nobounce"), "run", *options, "--", *command, "-p", port]
     variables = {**environment(stack), **variables}
     with open(log + ".server", "wb") as file:
-        server = subprocess.Popen(whole, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env={**os.environ, **variables},
+        server = subprocess.Popen(whole, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=bounded.environment_with(variables),
                                   cwd=os.path.join(stack, "lib"), start_new_session=True)
     try:
         while not listens(int(port)) and server.poll() is None and time.monotonic() - started < 15:

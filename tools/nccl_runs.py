@@ -65,13 +65,13 @@ def jobs(runs):
     return found
 
 
-MPS_CONTROL, MPS_FOLDER = "nvidia-cuda-mps-control", "CUDA_MPS_PIPE_DIRECTORY"
+MPS_FOLDER = "CUDA_MPS_PIPE_DIRECTORY"
 
 
-def mps_answers():
-    """Whether the daemon of CUDA_MPS_PIPE_DIRECTORY does, or of the folder that CUDA takes without it."""
+def mps_control(*arguments, said="", limit=10):
+    """Whether the daemon of the folder that all programs are given now did it in time, or of the folder that CUDA takes without one."""
     try:
-        done = subprocess.run([MPS_CONTROL], input="get_server_list\n", capture_output=True, text=True, timeout=10)
+        done = subprocess.run(["nvidia-cuda-mps-control", *arguments], input=said, stdout=subprocess.DEVNULL, text=True, timeout=limit, env=bounded.environment_with({}))
         return done.returncode == 0
     except (OSError, subprocess.TimeoutExpired):
         return False
@@ -81,14 +81,14 @@ class Mps:
     """MPS for the time of the run, unless it is there already or cannot be had. Its folder is a new one each time: a daemon that somebody left behind half dead answers in the usual one."""
 
     def __enter__(self):
-        self.folder, self.before = None, os.environ.get(MPS_FOLDER)
-        if not shutil.which(MPS_CONTROL):
+        self.folder = None
+        if not shutil.which("nvidia-cuda-mps-control"):
             print("gpu-check: no MPS here: the two ranks take turns on the GPU, and times mean little")
-        elif not mps_answers():
+        elif not mps_control(said="get_server_list\n"):
             self.folder = tempfile.mkdtemp(prefix="nobounce-mps-")
-            os.environ[MPS_FOLDER] = os.environ["CUDA_MPS_LOG_DIRECTORY"] = self.folder
-            subprocess.run([MPS_CONTROL, "-d"])
-            if not any(mps_answers() or time.sleep(0.1) for _ in range(20)):
+            bounded.SHARED = {MPS_FOLDER: self.folder, "CUDA_MPS_LOG_DIRECTORY": self.folder}
+            mps_control("-d")
+            if not any(mps_control(said="get_server_list\n") or time.sleep(0.1) for _ in range(20)):
                 print("gpu-check: MPS does not start: ranks that share the GPU will fail, or take turns", flush=True)
         return self
 
@@ -101,15 +101,11 @@ class Mps:
     def __exit__(self, *_):
         if not self.folder:
             return
-        try:
-            subprocess.run([MPS_CONTROL], input="quit\n", text=True, stdout=subprocess.DEVNULL, timeout=15)
+        if mps_control(said="quit\n", limit=15) or not mps_control(said="get_server_list\n"):
             shutil.rmtree(self.folder, ignore_errors=True)
-        except subprocess.TimeoutExpired:
+        else:
             print(f"gpu-check: MPS does not end: a client that was killed may keep its server waiting ({MPS_FOLDER}={self.folder})", flush=True)
-        os.environ.pop("CUDA_MPS_LOG_DIRECTORY")
-        os.environ.pop(MPS_FOLDER)
-        if self.before:
-            os.environ[MPS_FOLDER] = self.before
+        bounded.SHARED = {}
 
 
 class Done:

@@ -76,7 +76,8 @@ def mps():
         open(mps_file(), "w").close()
     elif "quit" in said:
         os.unlink(mps_file())
-    return 0 if ARGUMENTS or os.path.exists(mps_file()) else 1
+        return 0
+    return 0 if os.path.exists(mps_file()) else 1
 
 
 def nvcc():
