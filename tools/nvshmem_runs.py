@@ -91,7 +91,7 @@ class Compiled:
 
 def refusals(said):
     """What NVSHMEM says where it ends a program: the words that come most often, for every thread of a kernel says them, and all are mixed."""
-    found = re.findall(r"Assertion `0 && (\"[^`]*\")` failed|(\w+ not implemented[\w ]*)|(Called NVSHMEM API not supported[\w ()]*)|(ibv_poll_cq failed, status: \d+)", said)
+    found = re.findall(r"Assertion `0 && (\"[^`]*\")` failed|(RMA/AMO verb \d+ not implemented|\w+ not implemented over[\w ]*)|(Called NVSHMEM API not supported[\w ()]*)|(ibv_poll_cq failed, status: \d+)", said)
     return [words for words, _ in collections.Counter("".join(one) for one in found).most_common(2)]
 
 

@@ -1,6 +1,7 @@
 // A PE that dies inside a collective. NVSHMEM promises nothing for that: whoever waits for the dead one in a kernel waits until the adapter gives up
-// sending to it, and then NVSHMEM ends the process. What must hold: it ends, in bounded time, and no memory has changed that the collective does not
-// write. The last PE is killed while all of them gather; the others look at their own memory meanwhile.
+// sending to it, and then NVSHMEM ends the process; or for ever, if nothing was under way, or if its proxy thread waits for the answer to an atomic, for
+// then it does not look at the adapter's errors. What must hold: no memory has changed that the collective does not write, and a put to the dead one
+// comes back with an error, in bounded time. The last PE is killed while all of them gather; the others look at their own memory meanwhile.
 //
 // Not under MPS: the kernel of a client that is killed loses the host memory it works on, and MPS gives its fault to all clients of the GPU. Without
 // MPS the kernels take turns on the GPU, and those of the living go on.
@@ -66,11 +67,14 @@ static void run() {
     CHECK(look(before, GUARD, copies) == guard && look(after, GUARD, copies) == guard);
     printf("PE %d: good: it waits after %u rounds, and all memory is as it was\n", me, last);
     fflush(stdout);
-    // If the dead one took all that was sent to it before it died, nothing is under way that could fail, and the kernel would wait for ever.
-    nvshmem_uint32_p(from, 0, pes - 1);
-    sleep(LIMIT); // NVSHMEM ends the process before that.
-    good("NVSHMEM goes on waiting");
-    _exit(77);
+    // Whoever of the host's thread and NVSHMEM's own sees the adapter's error first: the put returns, or NVSHMEM ends the process.
+    signal(SIGALRM, [](int) { _exit(77); });
+    alarm(LIMIT);
+    time_t begin = time(nullptr);
+    nvshmem_uint32_put(from, from, 1, pes - 1);
+    printf("PE %d: good: a put to the dead one came back after %d s\n", me, (int)(time(nullptr) - begin));
+    fflush(stdout);
+    _exit(3);
 }
 
 static int judge(const std::vector<int> &statuses, const std::vector<double> &seconds) {
@@ -80,7 +84,7 @@ static int judge(const std::vector<int> &statuses, const std::vector<double> &se
         bool is_last = pe + 1 == statuses.size();
         printf("nvshmem: PE %zu ended %.1f s after the first, with %s %d\n", pe, seconds[pe], WIFSIGNALED(status) ? "signal" : "exit code",
                WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
-        // 1 is what CHECK gives; anything else but a good end is NVSHMEM's way to end.
+        // 1 is what CHECK gives, 77 that the put did not come back; anything else but a good end is ours or NVSHMEM's after an error.
         if (is_last ? !is_killed : (is_killed || status == 0 || (WIFEXITED(status) && (WEXITSTATUS(status) == 1 || WEXITSTATUS(status) == 77)))) failed = 1;
     }
     if (!failed) printf("nvshmem: the others ended by themselves, and no memory had changed\n");
