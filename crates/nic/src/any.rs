@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use nobounce_memory::gpu::{GpuMemory, GpuOptions};
 use nobounce_memory::path::Paths;
-use nobounce_protocol::qp::{Access, Mtu, QpAttr};
+use nobounce_protocol::qp::{Access, MAX_MESSAGE, Mtu, QpAttr};
 use nobounce_protocol::wire::Qpn;
 
 use crate::hard;
@@ -38,6 +38,14 @@ pub enum OpenError {
     /// A hardware NIC.
     #[error(transparent)]
     Hard(#[from] hard::OpenError),
+    /// The choice was left to us, and there is nothing to choose.
+    #[error("no hardware device to use: {why} ({adapters}); nb0 is the software NIC")]
+    NoneUsable {
+        /// Why none.
+        why: String,
+        /// What there is.
+        adapters: String,
+    },
     /// Nothing can be made on a hardware NIC.
     #[error(transparent)]
     Create(#[from] hard::CreateError),
@@ -165,6 +173,14 @@ impl Device {
         match self {
             Self::Soft(soft) => soft.max_mtu(),
             Self::Hard(hard) => hard.port().mtu,
+        }
+    }
+
+    /// The longest message in bytes.
+    pub fn max_message(&self) -> u32 {
+        match self {
+            Self::Soft(_) => MAX_MESSAGE,
+            Self::Hard(hard) => hard.port().max_message,
         }
     }
 
@@ -334,6 +350,14 @@ impl Mr {
         fn paths(&self) -> &Paths;
         /// The GPU memory behind it, if it is.
         fn gpu_memory(&self) -> Option<&Arc<GpuMemory>>;
+    }
+
+    /// Whether peers may not use it, whatever its rights: GPU memory that a hardware NIC cannot reach and stages for its own requests.
+    pub fn is_closed(&self) -> bool {
+        match self {
+            Self::Soft(_) => false,
+            Self::Hard(hard) => hard.is_staged(),
+        }
     }
 }
 

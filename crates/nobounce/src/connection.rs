@@ -10,6 +10,7 @@ use nobounce_nic::any::{self, Channel, Cq, Qp};
 use nobounce_nic::soft::{Mtu, QpAttr, QpState, Status, WorkKind};
 
 use crate::Device;
+use crate::ails::{Ailment, Ails};
 use crate::connect::Lanes;
 use crate::control::Control;
 use crate::handshake::Hello;
@@ -43,7 +44,8 @@ pub struct Connection {
     peer: IpAddr,
     mtu: Mtu,
     gone: AtomicBool,
-    device_gone: AtomicBool,
+    /// What the device was last seen to suffer from.
+    ails: Ails,
     born: Instant,
     /// When it was last looked whether the peer is there, in microseconds since birth.
     looked: AtomicU64,
@@ -62,7 +64,7 @@ impl Connection {
             peer: theirs.addr,
             mtu: Mtu::from_bytes(theirs.mtu).unwrap_or(Mtu::Mtu256),
             gone: AtomicBool::new(false),
-            device_gone: AtomicBool::new(false),
+            ails: Ails::default(),
             born: Instant::now(),
             looked: AtomicU64::new(0),
         }
@@ -232,8 +234,10 @@ impl Connection {
         self.look_now_and_then(Instant::now());
         self.collect()?;
         let claimed = self.book().claim_any();
-        if claimed.is_none() && self.device_gone.load(Ordering::Acquire) {
-            return Err(self.device_is_gone());
+        if claimed.is_none()
+            && let Some(ailment) = self.ailment()
+        {
+            return Err(ailment);
         }
         claimed.map(|ended| self.judge(&ended)).transpose()
     }
@@ -262,14 +266,37 @@ impl Connection {
 
     /// Looks whether the device went away under us: then nothing completes any more. The software NIC never does.
     pub fn is_device_gone(&self) -> bool {
-        if !self.device_gone.load(Ordering::Acquire) && self.device.nic().look().gone {
-            self.device_gone.store(true, Ordering::Release);
-        }
-        self.device_gone.load(Ordering::Acquire)
+        self.look_after_device();
+        self.ails.gone.load(Ordering::Acquire)
     }
 
-    fn device_is_gone(&self) -> WaitError {
-        WaitError::DeviceGone { device: self.device.nic().name().to_owned(), pending: self.pending() }
+    /// What is wrong with the device itself, looked at now: it is gone, its port is down for longer than a hiccup lasts (told once), or it lost
+    /// completions. For loops that poll the completion queue by hand, every few milliseconds; [`wait`](Self::wait) and
+    /// [`poll`](Self::poll) look by themselves.
+    ///
+    /// # Errors
+    /// What it is, in a sentence.
+    pub fn check_device(&self) -> Result<(), WaitError> {
+        self.look_after_device();
+        self.ailment().map_or(Ok(()), Err)
+    }
+
+    fn look_after_device(&self) {
+        self.ails.note(&self.device.nic().look(), self.since_birth(Instant::now()));
+    }
+
+    fn ailment(&self) -> Option<WaitError> {
+        let ailment = self.ails.now()?;
+        let (device, pending) = (self.device.nic().name().to_owned(), self.pending());
+        Some(match ailment {
+            Ailment::Gone => WaitError::DeviceGone { device, pending },
+            Ailment::QueueFailed => WaitError::QueueFailed { device, pending },
+            Ailment::PortLost => WaitError::PortLost { device, pending },
+        })
+    }
+
+    fn since_birth(&self, now: Instant) -> u64 {
+        u64::try_from((now - self.born).as_micros()).unwrap_or(u64::MAX)
     }
 
     /// Posts with a fresh ticket. The ticket is in the book before the device knows of the work, for another thread may
@@ -306,8 +333,8 @@ impl Connection {
             }
             let now = Instant::now();
             let waited = now - start;
-            if self.device_gone.load(Ordering::Acquire) {
-                return Err(self.device_is_gone());
+            if let Some(ailment) = self.ailment() {
+                return Err(ailment);
             }
             if waited >= timeout {
                 return Err(WaitError::Timeout { timeout, pending: self.pending() });
@@ -340,7 +367,7 @@ impl Connection {
 
     /// Looks after the peer if it is time to; whether it has just been found gone.
     fn look_now_and_then(&self, now: Instant) -> bool {
-        let since_birth = u64::try_from((now - self.born).as_micros()).unwrap_or(u64::MAX);
+        let since_birth = self.since_birth(now);
         let looked = self.looked.load(Ordering::Relaxed);
         if u128::from(since_birth.saturating_sub(looked)) < LOOK_EVERY.as_micros()
             || self.gone.load(Ordering::Acquire)
@@ -348,7 +375,7 @@ impl Connection {
             return false;
         }
         self.looked.store(since_birth, Ordering::Relaxed);
-        self.is_device_gone();
+        self.look_after_device();
         self.is_peer_gone()
     }
 

@@ -8,9 +8,13 @@ use nobounce_nic::hard;
 use nobounce_nic::soft::{self, Access, Config, ConfigError};
 
 use crate::Connection;
+use crate::choose::{AUTO, DeviceChoice};
 use crate::connect::{self, ConnectError, ConnectOptions};
 use crate::listener::{ListenError, Listener};
 use crate::region::{Region, RegisterError};
+
+/// The variable that names the device.
+const VARIABLE: &str = "NOBOUNCE_DEVICE";
 
 /// A NIC. Clones share it; it closes when the last object made from it is gone.
 ///
@@ -28,16 +32,32 @@ impl Device {
     /// # Errors
     /// A variable makes no sense, another user holds the port, ...: the message says what to do.
     pub fn open() -> Result<Self, OpenError> {
-        Self::open_named(std::env::var("NOBOUNCE_DEVICE").as_deref().unwrap_or("nb0"))
+        Self::open_named(std::env::var(VARIABLE).as_deref().unwrap_or("nb0"))
+    }
+
+    /// Opens the device that suits memory of the GPU that CUDA counts as `gpu`: the one that `NOBOUNCE_DEVICE` names; without it, or where it
+    /// says `auto`, the adapter that is nearest by PCI, and the software NIC where there is none ([`DeviceChoice`] says why).
+    ///
+    /// # Errors
+    /// As for [`open_named`](Self::open_named).
+    pub fn open_near_gpu(gpu: i32) -> Result<Self, OpenError> {
+        match std::env::var(VARIABLE) {
+            Ok(name) if name != AUTO => Self::open_named(&name),
+            _ => Self::open_named(&DeviceChoice::of(Some(gpu)).into_name()?),
+        }
     }
 
     /// Opens a device by its name: `nb0`, `nb1`, ... are the software NIC as `NOBOUNCE_ADDR` (addresses or interfaces; loopback if not
     /// set), `NOBOUNCE_FAULT` and `NOBOUNCE_PCAP` say; others, such as `mlx5_0` or `mlx5_0:2`, a port of a NIC of the system's
-    /// libibverbs. Where `NOBOUNCE_VERBS` names another libibverbs, all are looked for there.
+    /// libibverbs. Where `NOBOUNCE_VERBS` names another libibverbs, all are looked for there. `auto` is the fastest adapter that can be used,
+    /// and the software NIC where there is none ([`DeviceChoice`]; for memory of a GPU see [`open_near_gpu`](Self::open_near_gpu)).
     ///
     /// # Errors
     /// There is no such device, it cannot be opened, ...: the message says what to do.
     pub fn open_named(name: &str) -> Result<Self, OpenError> {
+        if name == AUTO {
+            return Self::open_named(&DeviceChoice::of(None).into_name()?);
+        }
         match soft_number(name) {
             Some(number) if !Self::is_hardware(name) => {
                 let addrs = Config::addrs_from_env()?;

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use crate::control::{Control, ControlError};
 
 /// The version of this handshake and of the frames after it.
-pub const HANDSHAKE_VERSION: u32 = 2;
+pub const HANDSHAKE_VERSION: u32 = 3;
 /// Queue pairs of one connection.
 pub const MAX_QPS: usize = 4096;
 

@@ -34,6 +34,13 @@ pub enum PostError {
         /// How long the peer's region is.
         region: u64,
     },
+    /// The peer's memory is on a GPU that its NIC cannot reach.
+    #[error(
+        "the peer's region is GPU memory that its hardware NIC cannot reach: it is staged for the peer's own requests, and nobody else's. \
+         Send to a receive of the peer's, let the peer write or read, or register host memory there (the region's path says at the peer \
+         why it is staged)"
+    )]
+    RemoteClosed,
     /// Atomics work on whole words.
     #[error("an atomic operation works on an 8-byte word whose address is a multiple of 8; {addr:#x} is not")]
     Misaligned {
@@ -197,6 +204,9 @@ fn local_word(local: &Region, at: usize) -> Result<Sge, PostError> {
 }
 
 fn remote_bytes(remote: &RemoteRegion, offset: u64, len: u64) -> Result<Remote, PostError> {
+    if remote.closed && len > 0 {
+        return Err(PostError::RemoteClosed);
+    }
     // What the peer told us may be nonsense: no sum may overflow.
     let inside = offset.checked_add(len).is_some_and(|end| end <= remote.len);
     match remote.addr.checked_add(offset).filter(|_| inside) {

@@ -51,6 +51,8 @@
 #![deny(unsafe_code)]
 
 mod access;
+mod ails;
+mod choose;
 mod connect;
 mod connection;
 mod control;
@@ -69,6 +71,7 @@ mod tickets;
 mod wait;
 
 pub use access::AccessError;
+pub use choose::{AUTO, DeviceChoice};
 pub use connect::{ConnectError, ConnectOptions};
 pub use connection::Connection;
 pub use device::Device;

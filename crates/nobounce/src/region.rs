@@ -178,9 +178,17 @@ impl Region {
         self.mr.addr()
     }
 
-    /// What a peer needs to reach it. Whoever holds this may use the region as its rights allow, for as long as it lives.
+    /// What a peer needs to reach it. Whoever holds this may use the region as its rights allow, for as long as it lives; unless it
+    /// [is closed](Self::is_closed).
     pub fn remote(&self) -> RemoteRegion {
-        RemoteRegion { addr: self.mr.addr(), len: self.mr.len(), rkey: self.mr.rkey() }
+        let closed = self.is_closed();
+        RemoteRegion { addr: self.mr.addr(), len: self.mr.len(), rkey: self.mr.rkey(), closed }
+    }
+
+    /// Whether peers may not use it, whatever its rights: GPU memory that a hardware NIC cannot reach is staged for our own requests
+    /// only ([`paths`](Self::paths) says why). SENDs and receives work, and so do our own WRITEs and READs on a peer's memory.
+    pub fn is_closed(&self) -> bool {
+        self.mr.is_closed()
     }
 
     /// The way its bytes take, per direction.
@@ -324,6 +332,8 @@ pub struct RemoteRegion {
     pub len: u64,
     /// The key.
     pub rkey: u32,
+    /// The peer's hardware NIC cannot reach it, so that nobody but the peer may use it ([`Region::is_closed`]).
+    pub closed: bool,
 }
 
 impl fmt::Debug for RemoteRegion {

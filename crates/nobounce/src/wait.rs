@@ -60,6 +60,28 @@ pub enum WaitError {
         /// The device's name.
         device: String,
     },
+    /// Our own port is down, and nothing has failed yet. It is told once for each time that the port goes down.
+    #[error(
+        "the port of {device} is down (is the cable in, and the interface up?), with {pending} operations under way: they go on if it comes \
+         back before their retries are spent, and can be waited for again"
+    )]
+    PortLost {
+        /// The device's name.
+        device: String,
+        /// Operations under way.
+        pending: usize,
+    },
+    /// The device lost completions: nobody knows what became of the operations under way.
+    #[error(
+        "a completion queue of {device} failed, with {pending} operations under way: their completions are lost (see dmesg); connect again \
+         to go on"
+    )]
+    QueueFailed {
+        /// The device's name.
+        device: String,
+        /// Operations under way.
+        pending: usize,
+    },
     /// The ticket was asked about before, or is another connection's.
     #[error("{ticket:?} is not under way on this connection: a result is given out once")]
     UnknownTicket {
@@ -125,7 +147,8 @@ fn sentence(status: Status) -> &'static str {
             "the peer found the request invalid (a message longer than its receive, or a misaligned atomic)"
         }
         Status::RemoteAccess => {
-            "the peer refused access to its memory (the region was dropped, it is too short, or does not allow this)"
+            "the peer refused access to its memory (the region was dropped, it is too short, or does not allow this; or it is GPU memory \
+             that the peer's hardware NIC stages, which only the peer may use)"
         }
         Status::RemoteOperation => {
             "the peer could not carry it out (its memory vanished, or its receive failed)"

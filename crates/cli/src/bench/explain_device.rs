@@ -1,44 +1,30 @@
 //! `--explain-device`, and `--device auto`: which device a run uses, and why.
 
-use std::collections::BTreeMap;
 use std::io::Write;
 
-use nobounce::Device;
 use nobounce::hard::{self, Library};
-use nobounce::memory::gpu::Gpu;
-use nobounce_topology::facts::Facts;
-use nobounce_topology::nearest::{self, Choice};
-use nobounce_topology::sysfs::{self, Root, Surroundings};
+use nobounce::{AUTO, Device, DeviceChoice};
 
 use super::case::Memory;
 use super::peer;
 use super::plan::Plan;
 
-/// The word for «whichever is nearest».
-pub(super) const AUTO: &str = "auto";
-
 /// Puts the adapter that is nearest into a plan that asks for it.
 pub(super) fn resolve(plan: &mut Plan) -> anyhow::Result<()> {
-    if plan.device.as_deref() != Some(AUTO) {
+    let named = plan.device.clone().or_else(|| std::env::var("NOBOUNCE_DEVICE").ok());
+    if named.as_deref() != Some(AUTO) {
         return Ok(());
     }
-    let choice = choose(plan);
-    let Some(nic) = choice.nic else {
-        let seen =
-            if choice.lines.is_empty() { "the kernel has none".to_owned() } else { choice.lines.join("; ") };
-        anyhow::bail!("--device auto finds no hardware device to use ({seen}); nb0 is the software NIC");
+    let DeviceChoice { name, why, adapters } = choose(plan);
+    let Some(name) = name else {
+        anyhow::bail!("no hardware device to use: {why} ({}); nb0 is the software NIC", adapters.join("; "));
     };
-    plan.device = Some(nic);
+    plan.device = Some(name);
     Ok(())
 }
 
-fn choose(plan: &Plan) -> Choice {
-    let environment = BTreeMap::new();
-    let facts = sysfs::read(&Root::new("/"), &Surroundings { environment, home: None })
-        .unwrap_or_else(|_| Facts::default());
-    let gpu = (plan.memory == Memory::Gpu)
-        .then(|| Gpu::list().ok()?.first().map(|gpu| gpu.pci_address().to_owned()));
-    nearest::nic_for(&facts, gpu.flatten().as_deref())
+fn choose(plan: &Plan) -> DeviceChoice {
+    DeviceChoice::of((plan.memory == Memory::Gpu).then_some(0))
 }
 
 /// Says what there is, what would be used, and why.
@@ -46,10 +32,10 @@ pub(super) fn print(plan: &Plan, out: &mut dyn Write) -> anyhow::Result<()> {
     let choice = choose(plan);
     let memory = if plan.memory == Memory::Gpu { "memory of the first GPU" } else { "host memory" };
     writeln!(out, "adapters for {memory}, as --device {AUTO} ranks them:")?;
-    for line in &choice.lines {
+    for line in &choice.adapters {
         writeln!(out, "  {line}")?;
     }
-    if choice.lines.is_empty() {
+    if choice.adapters.is_empty() {
         writeln!(out, "  the kernel shows none (/sys/class/infiniband)")?;
     }
     match Library::load() {
@@ -68,11 +54,14 @@ pub(super) fn print(plan: &Plan, out: &mut dyn Write) -> anyhow::Result<()> {
     }
     let named = plan.device.clone().or_else(|| std::env::var("NOBOUNCE_DEVICE").ok());
     let (name, why) = match named.as_deref() {
-        Some(AUTO) => (choice.nic, "the best of the list"),
+        Some(AUTO) => (choice.name, choice.why.as_str()),
         Some(name) => (Some(name.to_owned()), "it was named"),
-        None => (None, "none was named (--device, NOBOUNCE_DEVICE)"),
+        None => (Some("nb0".to_owned()), "none was named (--device, NOBOUNCE_DEVICE)"),
     };
-    let name = name.unwrap_or_else(|| "nb0".to_owned());
+    let Some(name) = name else {
+        writeln!(out, "used: none: {why}; nb0 is the software NIC")?;
+        return Ok(());
+    };
     writeln!(out, "used: {name}: {why}")?;
     if !Device::is_hardware(&name) {
         writeln!(out, "  the software NIC: the CPU moves the bytes, over UDP or shared memory")?;

@@ -35,11 +35,7 @@ impl<'a> Watch<'a> {
         }
         if self.looks.is_multiple_of(1 << 14) {
             ensure!(!self.connection.is_peer_gone(), "the other end of the bench is gone");
-            ensure!(
-                !self.connection.is_device_gone(),
-                "{} is gone: its driver was unloaded, or it was unplugged",
-                self.connection.device().nic().name()
-            );
+            self.connection.check_device()?;
             // Some drivers (rxe of Linux 6.1) never end what a dead port keeps.
             let nic = self.connection.device().nic();
             ensure!(

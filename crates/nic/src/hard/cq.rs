@@ -30,6 +30,9 @@ unsafe impl Sync for ChannelInner {}
 
 impl Drop for ChannelInner {
     fn drop(&mut self) {
+        if self.device.is_forked() {
+            return; // the parent's
+        }
         // SAFETY: made by `create`; queues on it held us and are gone.
         unsafe { (self.device.inner.library.api.destroy_comp_channel)(self.raw.as_ptr()) };
     }
@@ -49,6 +52,7 @@ impl fmt::Debug for Channel {
 
 impl Channel {
     pub(crate) fn create(device: &Device) -> Result<Self, CreateError> {
+        device.check_process()?;
         // SAFETY: an open device.
         let raw = unsafe { (device.inner.library.api.create_comp_channel)(device.inner.context.as_ptr()) };
         let raw = NonNull::new(raw).ok_or_else(|| device.refused("ibv_create_comp_channel"))?;
@@ -61,6 +65,9 @@ impl Channel {
     pub fn take(&self) -> bool {
         let api = &self.inner.device.inner.library.api;
         let mut any = false;
+        if self.inner.device.is_forked() {
+            return any; // the parent's events
+        }
         loop {
             let (mut cq, mut of) = (ptr::null_mut(), ptr::null_mut());
             // SAFETY: a live channel whose descriptor does not block, and valid places.
@@ -100,6 +107,9 @@ unsafe impl Sync for CqInner {}
 
 impl Drop for CqInner {
     fn drop(&mut self) {
+        if self.device.is_forked() {
+            return; // the parent's
+        }
         if let Some(channel) = &self.channel {
             channel.take(); // events that are not acknowledged would be waited for
         }
@@ -126,6 +136,7 @@ impl Cq {
         depth: usize,
         channel: Option<&Channel>,
     ) -> Result<Self, CreateError> {
+        device.check_process()?;
         let max = usize::try_from(device.inner.attr.max_cqe).unwrap_or(0);
         let asked = c_int::try_from(depth).ok().filter(|_| depth <= max);
         let asked = asked.ok_or_else(|| CreateError::Limit {
@@ -162,6 +173,9 @@ impl Cq {
     /// # Errors
     /// The device is gone, or the queue overflowed.
     pub fn poll(&self, out: &mut Vec<WorkCompletion>, max: usize) -> Result<usize, CqError> {
+        if self.inner.device.is_forked() {
+            return Err(CqError::Forked(self.inner.device.name().to_owned()));
+        }
         let mut taken = 0;
         while taken < max {
             // Zeroes, not whatever lies here: of a request that failed a device need not fill everything.
@@ -196,6 +210,9 @@ impl Cq {
 
     /// The next completion is announced on the channel, once.
     pub fn request_notify(&self, solicited_only: bool) {
+        if self.inner.device.is_forked() {
+            return;
+        }
         // SAFETY: a live queue.
         unsafe { (self.inner.notify)(self.inner.raw.as_ptr(), solicited_only.into()) };
     }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use nobounce_protocol::qp::Mtu;
+use nobounce_protocol::qp::{MAX_MESSAGE, Mtu};
 use nobounce_verbs as verbs;
 
 use super::cq::{Channel, Cq};
@@ -18,7 +18,7 @@ use super::library::Library;
 use super::memory::Pd;
 use super::proof::Proofs;
 use super::stage::Staging;
-use crate::soft::PathCounters;
+use crate::soft::{PathCounters, fork};
 
 /// The variable that names an entry of the GID table.
 const GID_INDEX: &str = "NOBOUNCE_GID_INDEX";
@@ -75,6 +75,8 @@ pub struct Port {
     pub link_layer: LinkLayer,
     /// The largest path MTU now.
     pub mtu: Mtu,
+    /// The longest message that it carries, in bytes.
+    pub max_message: u32,
     /// Its local identifier; 0 on Ethernet.
     pub lid: u16,
     /// Megabits per second, as far as the port says.
@@ -96,6 +98,8 @@ pub struct Health {
     pub port_down: bool,
     /// A completion queue failed: completions are lost.
     pub queue_failed: bool,
+    /// It was opened before a fork, and this is the child: it is the parent's.
+    pub forked: bool,
 }
 
 pub(crate) struct Inner {
@@ -111,6 +115,17 @@ pub(crate) struct Inner {
     /// any more, and tell nobody; the folder goes first.
     folder: Option<PathBuf>,
     health: Mutex<Health>,
+    /// The process that opened it, counted in forks.
+    generation: u64,
+}
+
+impl Inner {
+    /// Whether this is a child of the process that opened it. The descriptors behind it lead to the parent's objects: nothing may be
+    /// asked of them here, and least of all be destroyed.
+    #[inline]
+    pub(crate) fn is_forked(&self) -> bool {
+        fork::current() != self.generation
+    }
 }
 
 // SAFETY: the functions of libibverbs may be called from any thread, on any object; fields of ours have locks of their own.
@@ -120,6 +135,9 @@ unsafe impl Sync for Inner {}
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        if self.is_forked() {
+            return;
+        }
         // SAFETY: open; every object made from it held us and is gone.
         unsafe { (self.library.api.close_device)(self.context.as_ptr()) };
     }
@@ -268,6 +286,7 @@ impl Device {
             proofs: Proofs::default(),
             folder: folder.exists().then_some(folder),
             health: Mutex::default(),
+            generation: fork::generation(),
         };
         Ok(Self { inner: Arc::new(inner) })
     }
@@ -301,6 +320,11 @@ impl Device {
     pub fn max_rd_atomic(&self) -> u8 {
         let of = |most: c_int| u8::try_from(most).unwrap_or(if most > 0 { u8::MAX } else { 0 });
         of(self.inner.attr.max_qp_rd_atom).min(of(self.inner.attr.max_qp_init_rd_atom))
+    }
+
+    /// Whether it was opened before a fork, and this is the child: then it cannot be used here.
+    pub fn is_forked(&self) -> bool {
+        self.inner.is_forked()
     }
 
     /// Whether it operates atomically on memory.
@@ -341,21 +365,36 @@ impl Device {
         CreateError::Refused { call, device: self.inner.name.clone(), os: last() }
     }
 
+    /// What a forked child is told that makes something of its parent's device.
+    pub(crate) fn check_process(&self) -> Result<(), CreateError> {
+        if self.inner.is_forked() { Err(CreateError::Forked(self.inner.name.clone())) } else { Ok(()) }
+    }
+
     /// As [`look`](Self::look), and asks the port itself: after a failure, for its event may come later. A system call.
     pub fn examine(&self) -> Health {
         let mut health = self.look();
+        if health.forked {
+            return health;
+        }
         // SAFETY: plain numbers, for which zeroes are valid.
         let mut attr: verbs::PortAttr = unsafe { std::mem::zeroed() };
         let (context, number) = (self.inner.context.as_ptr(), self.inner.port.number);
         // SAFETY: an open device; there is room for more than any version writes.
         let code = unsafe { (self.inner.library.api.query_port)(context, number, &raw mut attr) };
         health.gone |= matches!(code, libc::EIO | libc::ENODEV | libc::ENXIO);
-        health.port_down |= code == 0 && attr.state != verbs::IBV_PORT_ACTIVE;
+        if code == 0 {
+            // The port's own word counts, whatever its events said before; and it is kept for the next look.
+            health.port_down = attr.state != verbs::IBV_PORT_ACTIVE;
+            self.inner.health.lock().unwrap_or_else(PoisonError::into_inner).port_down = health.port_down;
+        }
         health
     }
 
     /// Takes the asynchronous events there are, and says how the device is. Never waits.
     pub fn look(&self) -> Health {
+        if self.inner.is_forked() {
+            return Health { forked: true, ..Health::default() };
+        }
         let mut health = self.inner.health.lock().unwrap_or_else(PoisonError::into_inner);
         health.gone |= self.inner.folder.as_ref().is_some_and(|folder| !folder.exists());
         if health.gone {
@@ -445,6 +484,7 @@ fn find_port(
             number,
             link_layer: if is_ib { LinkLayer::InfiniBand } else { LinkLayer::Ethernet },
             mtu: mtu_of(attr.active_mtu),
+            max_message: max_message(attr.max_msg_sz),
             lid: if is_ib { attr.lid } else { 0 },
             megabits: megabits(&attr),
             needs_grh: !is_ib || attr.flags & verbs::IBV_QPF_GRH_REQUIRED != 0,
@@ -489,9 +529,9 @@ fn gid_table(
     let here = interfaces::addresses();
     (0..u32::try_from(len).unwrap_or(0).min(MAX_GIDS))
         .map(|index| {
-            let (gid, kind) = read_gid(library, context, name, port, index);
+            let (gid, kind, ifindex) = read_gid(library, context, name, port, index);
             let mut entry = GidEntry { index, gid, kind, interface: None };
-            entry.interface = interfaces::having(&here, entry.addr());
+            entry.interface = interfaces::having(&here, entry.addr(), ifindex);
             entry
         })
         .collect()
@@ -503,7 +543,7 @@ fn read_gid(
     name: &str,
     port: u8,
     index: u32,
-) -> ([u8; 16], Option<GidKind>) {
+) -> ([u8; 16], Option<GidKind>, Option<u32>) {
     if let Some(query) = library.api.query_gid_ex {
         // SAFETY: plain numbers, for which zeroes are valid.
         let mut entry: verbs::GidEntry = unsafe { std::mem::zeroed() };
@@ -517,9 +557,9 @@ fn read_gid(
                 _ => None,
             };
             // SAFETY: every bit pattern is a valid array of bytes.
-            return (unsafe { entry.gid.raw }, kind);
+            return (unsafe { entry.gid.raw }, kind, Some(entry.ndev_ifindex).filter(|index| *index != 0));
         }
-        return ([0; 16], None);
+        return ([0; 16], None, None);
     }
     let mut gid = verbs::Gid { raw: [0; 16] };
     // SAFETY: an open device and a valid place.
@@ -533,14 +573,17 @@ fn read_gid(
     };
     // SAFETY: every bit pattern is a valid array of bytes.
     let gid = if code == 0 { unsafe { gid.raw } } else { [0; 16] };
-    // Before rdma-core 32 the kernel's files alone knew what an entry speaks.
-    let path = format!("/sys/class/infiniband/{name}/ports/{port}/gid_attrs/types/{index}");
-    let kind = std::fs::read_to_string(path).ok().and_then(|text| match text.trim() {
+    // Before rdma-core 32 the kernel's files alone knew what an entry speaks, and whose it is.
+    let file = |what: &str| {
+        std::fs::read_to_string(format!("/sys/class/infiniband/{name}/ports/{port}/gid_attrs/{what}/{index}"))
+            .ok()
+    };
+    let kind = file("types").and_then(|text| match text.trim() {
         "RoCE v2" => Some(GidKind::RoceV2),
         "IB/RoCE v1" => Some(GidKind::RoceV1),
         _ => None,
     });
-    (gid, kind)
+    (gid, kind, file("ndevs").and_then(|interface| interfaces::index_of(interface.trim())))
 }
 
 fn state_name(state: u32) -> &'static str {
@@ -558,6 +601,11 @@ fn state_name(state: u32) -> &'static str {
 fn mtu_of(code: u32) -> Mtu {
     let index = usize::try_from(code.saturating_sub(1)).unwrap_or(0);
     Mtu::ALL.get(index).copied().unwrap_or(Mtu::Mtu256)
+}
+
+/// The longest message; the standard's 2 GiB where a driver does not say it.
+fn max_message(said: u32) -> u32 {
+    if said == 0 { MAX_MESSAGE } else { said.min(MAX_MESSAGE) }
 }
 
 /// Lanes times the speed of one, in megabits per second.

@@ -123,6 +123,9 @@ pub enum CreateError {
         /// The device.
         device: String,
     },
+    /// This is a child of the process that opened the device.
+    #[error("{0} {FORKED}")]
+    Forked(String),
 }
 
 /// Why memory could not be registered.
@@ -141,6 +144,9 @@ pub enum RegisterError {
         /// What it said.
         os: io::Error,
     },
+    /// This is a child of the process that opened the device.
+    #[error("{0} {FORKED}")]
+    Forked(String),
     /// It is GPU memory, and CUDA does not know it so.
     #[error(transparent)]
     Gpu(#[from] nobounce_memory::gpu::RegisterError),
@@ -199,6 +205,21 @@ pub enum PostError {
         /// How much there may be.
         max: usize,
     },
+    /// More than the port carries in one message.
+    #[error(
+        "a message of {len} bytes: a port of {device} carries at most {max} at once; cut it into several"
+    )]
+    TooLong {
+        /// Its length in bytes.
+        len: u64,
+        /// The longest.
+        max: u32,
+        /// The device.
+        device: String,
+    },
+    /// This is a child of the process that opened the device.
+    #[error("{0} {FORKED}")]
+    Forked(String),
     /// Something this device is not asked for.
     #[error("{0} is not offered on hardware devices")]
     NotOffered(&'static str),
@@ -224,7 +245,13 @@ pub enum CqError {
         /// What it returned.
         code: i32,
     },
+    /// This is a child of the process that opened the device.
+    #[error("{0} {FORKED}")]
+    Forked(String),
 }
+
+/// What a forked child is told, after the name of the device.
+const FORKED: &str = "was opened before a fork: it is the parent's, and the child must open its own";
 
 pub(crate) fn last() -> io::Error {
     io::Error::last_os_error()

@@ -1,10 +1,19 @@
 //! The addresses of this network namespace, and whose they are.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Every address, and the interface that has it.
-pub(crate) fn addresses() -> Vec<(String, IpAddr)> {
+/// An address, and the interface that has it.
+#[derive(Clone, Debug)]
+pub(crate) struct Here {
+    name: String,
+    /// The interface's number in this network namespace.
+    index: Option<u32>,
+    addr: IpAddr,
+}
+
+/// Every address.
+pub(crate) fn addresses() -> Vec<Here> {
     let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
     // SAFETY: `list` is a valid place for the result; it is freed below.
     if unsafe { libc::getifaddrs(&raw mut list) } != 0 {
@@ -33,17 +42,65 @@ pub(crate) fn addresses() -> Vec<(String, IpAddr)> {
             _ => continue,
         };
         // SAFETY: ifa_name is a C string of that list.
-        let name = unsafe { CStr::from_ptr(entry.ifa_name) }.to_string_lossy().into_owned();
-        found.push((name, addr));
+        let name = unsafe { CStr::from_ptr(entry.ifa_name) };
+        // SAFETY: as above.
+        let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
+        let index = (index != 0).then_some(index);
+        found.push(Here { name: name.to_string_lossy().into_owned(), index, addr });
     }
     // SAFETY: the list came from getifaddrs and is not used any more.
     unsafe { libc::freeifaddrs(list) };
     found
 }
 
-/// The interface that has an address; loopback has all of its network's.
-pub(crate) fn having(addresses: &[(String, IpAddr)], addr: IpAddr) -> Option<String> {
-    let exact = addresses.iter().find(|(_, have)| *have == addr);
-    let loopback = || addresses.iter().find(|(_, have)| addr.is_loopback() && have.is_loopback());
-    exact.or_else(loopback).map(|(name, _)| name.clone())
+/// The number of an interface of this network namespace.
+pub(crate) fn index_of(name: &str) -> Option<u32> {
+    let name = CString::new(name).ok()?;
+    // SAFETY: a C string.
+    let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
+    (index != 0).then_some(index)
+}
+
+/// The interface that has an address; loopback has all of its network's. Where the entry of a GID table says which interface it is of
+/// (`ifindex`), it must be that one: VLANs of one adapter have one link-local address, and the same addresses may be in another
+/// network namespace.
+pub(crate) fn having(addresses: &[Here], addr: IpAddr, ifindex: Option<u32>) -> Option<String> {
+    let its_own = |here: &&Here| ifindex.is_none() || here.index.is_none() || here.index == ifindex;
+    let exact = addresses.iter().filter(its_own).find(|here| here.addr == addr);
+    let loopback =
+        || addresses.iter().filter(its_own).find(|here| addr.is_loopback() && here.addr.is_loopback());
+    exact.or_else(loopback).map(|here| here.name.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vlans_of_one_address_are_told_apart_by_their_number() {
+        let here = |name: &str, index, addr: &str| Here {
+            name: name.to_owned(),
+            index: Some(index),
+            addr: addr.parse().unwrap(),
+        };
+        let all = [
+            here("lo", 1, "127.0.0.1"),
+            here("eth0", 2, "fe80::1"),
+            here("eth0.100", 7, "fe80::1"),
+            here("eth0", 2, "10.0.0.7"),
+        ];
+        let of = |addr: &str, index| having(&all, addr.parse().unwrap(), index);
+        assert_eq!(of("fe80::1", Some(7)).as_deref(), Some("eth0.100"));
+        assert_eq!(of("fe80::1", Some(2)).as_deref(), Some("eth0"));
+        assert_eq!(of("fe80::1", None).as_deref(), Some("eth0"), "the first, where nobody says more");
+        assert_eq!(of("10.0.0.7", Some(9)), None, "that of another network namespace");
+        assert_eq!(of("127.9.8.7", Some(1)).as_deref(), Some("lo"));
+    }
+
+    #[test]
+    fn this_machine_has_loopback() {
+        let index = index_of("lo").expect("a loopback interface");
+        assert_eq!(having(&addresses(), Ipv4Addr::LOCALHOST.into(), Some(index)).as_deref(), Some("lo"));
+        assert_eq!(index_of("no such interface"), None);
+    }
 }

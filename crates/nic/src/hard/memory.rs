@@ -30,6 +30,9 @@ unsafe impl Sync for PdInner {}
 
 impl Drop for PdInner {
     fn drop(&mut self) {
+        if self.device.is_forked() {
+            return; // the parent's
+        }
         // SAFETY: made by `alloc`; regions and queue pairs in it held us and are gone.
         unsafe { (self.device.inner.library.api.dealloc_pd)(self.raw.as_ptr()) };
     }
@@ -49,6 +52,7 @@ impl fmt::Debug for Pd {
 
 impl Pd {
     pub(crate) fn alloc(device: &Device) -> Result<Self, CreateError> {
+        device.check_process()?;
         // SAFETY: an open device.
         let raw = unsafe { (device.inner.library.api.alloc_pd)(device.inner.context.as_ptr()) };
         let raw = NonNull::new(raw).ok_or_else(|| device.refused("ibv_alloc_pd"))?;
@@ -69,6 +73,7 @@ impl Pd {
     /// # Errors
     /// The device refused: not mapped, too much for the limit on locked memory, ...
     pub unsafe fn register(&self, base: *mut u8, len: usize, access: Access) -> Result<Mr, RegisterError> {
+        self.check_process()?;
         let paths = Paths::both(Path::Direct(Mechanism::Cpu));
         let addr = base.expose_provenance() as u64;
         let raw = self
@@ -91,7 +96,13 @@ impl Pd {
         access: Access,
         options: &GpuOptions,
     ) -> Result<Mr, RegisterError> {
+        self.check_process()?;
         gpu::register(self, addr, len, access, options)
+    }
+
+    fn check_process(&self) -> Result<(), RegisterError> {
+        let device = self.device();
+        if device.is_forked() { Err(RegisterError::Forked(device.name().to_owned())) } else { Ok(()) }
     }
 
     /// A queue pair of a reliable connection.
@@ -180,7 +191,7 @@ impl Pd {
             self.inner.device.inner.staging.add(lkey, shadow);
         }
         let handle = Handle { raw, lkey, staged: shadow.is_some(), pd: self.clone() };
-        Mr { lkey, rkey, addr, len, paths, handle, gpu, _shadow: shadow }
+        Mr { lkey, rkey, addr, len, paths, handle, gpu, shadow }
     }
 }
 
@@ -194,6 +205,9 @@ struct Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
+        if self.pd.inner.device.is_forked() {
+            return; // the parent's
+        }
         if self.staged {
             self.pd.inner.device.inner.staging.remove(self.lkey);
         }
@@ -217,7 +231,7 @@ pub struct Mr {
     // Fields drop in this order: the device forgets the memory before its descriptor, its window and its shadow go.
     handle: Handle,
     gpu: Option<Arc<GpuMemory>>,
-    _shadow: Option<Arc<Shadow>>,
+    shadow: Option<Arc<Shadow>>,
 }
 
 impl fmt::Debug for Mr {
@@ -256,6 +270,11 @@ impl Mr {
     /// The way its bytes take.
     pub fn paths(&self) -> &Paths {
         &self.paths
+    }
+
+    /// Whether requests go to a shadow of it in host memory: peers may not use it then.
+    pub fn is_staged(&self) -> bool {
+        self.shadow.is_some()
     }
 
     /// The GPU memory behind it, if it is.

@@ -44,6 +44,9 @@ unsafe impl Sync for Qp {}
 
 impl Drop for Qp {
     fn drop(&mut self) {
+        if self.pd.device().is_forked() {
+            return; // the parent's
+        }
         // Before its number can be another's.
         self.pd.device().inner.staging.forget(self.qpn.get());
         // SAFETY: made by `create`, and not used again.
@@ -60,6 +63,7 @@ impl fmt::Debug for Qp {
 impl Qp {
     pub(crate) fn create(pd: &Pd, send_cq: &Cq, recv_cq: &Cq, limits: QpLimits) -> Result<Self, CreateError> {
         let device = pd.device();
+        device.check_process()?;
         let attr = &device.inner.attr;
         for (what, asked, max) in [
             (
@@ -146,6 +150,11 @@ impl Qp {
     /// The device refused; the message says what that means for this transition.
     pub fn modify(&self, attr: &QpAttr, lid: u16) -> Result<(), ModifyError> {
         let device = self.pd.device();
+        if device.is_forked() {
+            let (state, towards) = (state_name(attr.state), String::new());
+            let os = io::Error::other("it was opened before a fork, and is the parent's");
+            return Err(ModifyError { device: device.name().to_owned(), state, towards, os });
+        }
         let mut raw = self.attributes(attr, lid);
         let mask = attr.mask.bits().cast_signed();
         // SAFETY: a live queue pair and a valid structure.
@@ -246,6 +255,7 @@ impl Qp {
     /// The queue is full, the list is too long, or the device refused.
     #[inline]
     pub fn post_recv(&self, request: &RecvRequest<'_>) -> Result<(), PostError> {
+        self.check_process()?;
         self.check_list(request.sges, self.limits.recv_sges)?;
         let staging = &self.pd.device().inner.staging;
         if staging.concerns(request.wr_id) {
@@ -266,6 +276,9 @@ impl Qp {
     }
 
     fn post_staged(&self, request: &SendRequest<'_>) -> Result<(), PostError> {
+        // Before gigabytes are copied in vain.
+        self.check_process()?;
+        self.check_length(request.sges)?;
         let staging = &self.pd.device().inner.staging;
         let staged = staging.prepare(
             self.qpn.get(),
@@ -286,6 +299,7 @@ impl Qp {
     /// The request as C wants it. `inline` is room for the one element of inline data.
     #[inline]
     fn send_wr(&self, request: &SendRequest<'_>, inline: &mut Sge) -> Result<verbs::SendWr, PostError> {
+        self.check_process()?;
         let mut wr = empty();
         wr.wr_id = request.wr_id;
         match request.inline {
@@ -301,6 +315,7 @@ impl Qp {
             }
             None => {
                 self.check_list(request.sges, self.limits.send_sges)?;
+                self.check_length(request.sges)?;
                 wr.sg_list = list(request.sges);
                 wr.num_sge = count(request.sges);
             }
@@ -345,6 +360,25 @@ impl Qp {
             }
         }
         Ok(wr)
+    }
+
+    #[inline]
+    fn check_process(&self) -> Result<(), PostError> {
+        if self.pd.device().is_forked() {
+            return Err(PostError::Forked(self.pd.device().name().to_owned()));
+        }
+        Ok(())
+    }
+
+    /// What is longer than the port carries would fail late and without a word, or stop the queue pair.
+    #[inline]
+    fn check_length(&self, sges: &[Sge]) -> Result<(), PostError> {
+        let len = sges.iter().map(|sge| u64::from(sge.len)).sum();
+        let max = self.pd.device().port().max_message;
+        if len > u64::from(max) {
+            return Err(PostError::TooLong { len, max, device: self.pd.device().name().to_owned() });
+        }
+        Ok(())
     }
 
     #[inline]

@@ -7,6 +7,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::io;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
@@ -141,11 +142,14 @@ fn patiently(mut done: impl FnMut() -> Result<bool, String>) -> Result<(), Strin
 }
 
 /// One request that has something to do when it completes.
+#[derive(Clone)]
 struct Work {
     wr_id: u64,
     qpn: u32,
     /// Whether the application asked for the completion.
     wanted: bool,
+    /// Whether it is a READ or an atomic operation, and no receive.
+    reads: bool,
     /// Where what comes is to be placed, in the order of the list.
     inbound: Vec<(Arc<Shadow>, usize, usize)>,
 }
@@ -214,6 +218,7 @@ impl Staging {
         let comes = op.is_none_or(Operation::fetches);
         let mut staged = Staged { wr_id, signaled, sges: sges.to_vec(), slot: None };
         let mut inbound = Vec::new();
+        let reads = op.is_some_and(Operation::fetches);
         for sge in &mut staged.sges {
             let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);
             let shadow = regions.get(&sge.lkey).and_then(Weak::upgrade);
@@ -223,7 +228,9 @@ impl Staging {
             let outside = || PostError::Staging("the bytes are not inside the region".to_owned());
             let offset = shadow.offset(sge.addr, len).ok_or_else(outside)?;
             if !comes && len > 0 {
-                shadow.fetch(offset, len).map_err(PostError::Staging)?;
+                for part in self.not_awaited(&shadow, offset..offset + len) {
+                    shadow.fetch(part.start, part.len()).map_err(PostError::Staging)?;
+                }
                 self.count(len, |moved| &mut moved.outbound);
             }
             sge.addr = shadow.buffer.addr() + offset as u64;
@@ -234,12 +241,30 @@ impl Staging {
         }
         if !inbound.is_empty() || self.has_marked(wr_id) {
             let slot = self.next.fetch_add(1, Ordering::Relaxed);
-            self.works().insert(slot, Work { wr_id, qpn, wanted: signaled, inbound });
+            self.works().insert(slot, Work { wr_id, qpn, wanted: signaled, reads, inbound });
             staged.wr_id = MARK << 32 | u64::from(slot);
             staged.signaled = true;
             staged.slot = Some(slot);
         }
         Ok(staged)
+    }
+
+    /// The parts of a range that no READ is under way into. The others are newer in the shadow, or will be: a request behind a fence
+    /// takes them from there, as the device would from the memory itself, and a fetch would put old bytes over them.
+    fn not_awaited(&self, shadow: &Arc<Shadow>, range: Range<usize>) -> Vec<Range<usize>> {
+        let mut parts = vec![range];
+        for work in self.works().values().filter(|work| work.reads) {
+            for (into, offset, len) in work.inbound.iter().filter(|(into, ..)| Arc::ptr_eq(into, shadow)) {
+                debug_assert!(offset + len <= into.buffer.len());
+                let (from, to) = (*offset, offset + len);
+                parts = parts
+                    .into_iter()
+                    .flat_map(|part| [part.start..part.end.min(from), part.start.max(to)..part.end])
+                    .filter(|part| !part.is_empty())
+                    .collect();
+            }
+        }
+        parts
     }
 
     /// The request was not taken after all.
@@ -257,8 +282,9 @@ impl Staging {
     /// Places what came, and gives the completion as the application is to see it, and whether it is.
     pub(crate) fn finish(&self, completion: &WorkCompletion) -> (WorkCompletion, bool) {
         let slot = u32::try_from(completion.wr_id & u64::from(u32::MAX)).unwrap_or(0);
-        // Every request with the mark has a slot, but for those of queue pairs that are gone.
-        let Some(work) = self.works().remove(&slot) else { return (*completion, false) };
+        // Every request with the mark has a slot, but for those of queue pairs that are gone. It stays known until its bytes are on the
+        // GPU: whoever sends from there meanwhile must not fetch the old ones over them.
+        let Some(work) = self.works().get(&slot).cloned() else { return (*completion, false) };
         let mut original = WorkCompletion { wr_id: work.wr_id, ..*completion };
         if completion.status == Status::Success && completion.kind != WorkKind::ReceiveWriteImmediate {
             let mut left = usize::try_from(completion.byte_len).unwrap_or(usize::MAX);
@@ -277,6 +303,7 @@ impl Staging {
                 self.count(len, |moved| &mut moved.inbound);
             }
         }
+        self.works().remove(&slot);
         (original, work.wanted || original.status != Status::Success)
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::common::{SOON, pair, pattern};
+use crate::common::{SOON, is_hardware, pair, pattern};
 use nobounce::{ConnectOptions, RailError, Rails};
 
 const LEN: usize = 3 << 20;
@@ -30,9 +30,15 @@ fn a_transfer_is_split_and_comes_together_again() {
     let mut found = vec![0; bytes.len()];
     theirs.memory().read_at(20, &mut found).unwrap();
     assert!(found == bytes);
-    let moved: Vec<u64> =
-        b.connections().iter().map(|rail| rail.device().nic().path_counters().inbound.cpu.bytes).collect();
-    assert!(moved[0] > 900_000 && moved[1] > 1_900_000, "both carried their share: {moved:?}");
+    if !is_hardware() {
+        // A hardware NIC moves bytes uncounted.
+        let moved: Vec<u64> = b
+            .connections()
+            .iter()
+            .map(|rail| rail.device().nic().path_counters().inbound.cpu.bytes)
+            .collect();
+        assert!(moved[0] > 900_000 && moved[1] > 1_900_000, "both carried their share: {moved:?}");
+    }
     ours.memory().fill(0..LEN, 0).unwrap();
     a.read(&ours, 0..bytes.len(), &remote, 20, SOON).unwrap();
     ours.memory().read_at(0, &mut found).unwrap();
@@ -52,6 +58,6 @@ fn a_rail_that_fails_is_named_and_nothing_is_left_under_way() {
     let error = a.write(&ours, 0..LEN, &remote, 0, Duration::from_secs(20)).unwrap_err();
     assert!(matches!(&error, RailError::Failed { rail: 1, .. }), "{error}");
     let words = error.to_string();
-    assert!(words.contains("rail 1") && words.contains("127.173.0.4"), "{words}");
+    assert!(words.contains("rail 1") && words.contains(&a.connections()[1].peer().to_string()), "{words}");
     assert_eq!(a.connections().iter().map(nobounce::Connection::pending).sum::<usize>(), 0);
 }
