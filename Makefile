@@ -30,7 +30,7 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 
 # What `make test` runs, in this order: the cheap answers first.
-STEPS := check-format check-tree check-lints test-code test-shm test-engines test-docs check-docs check-dependencies check-pure test-scripts
+STEPS := check-format check-tree check-lints test-code test-shm test-engines test-hardware test-docs check-docs check-dependencies check-pure test-scripts
 
 .PHONY: help demo test quick long fuzz interop vm-shell bench build install fmt setup clean $(STEPS)
 
@@ -120,6 +120,16 @@ test-engines: ## The essential ones of the device's tests once more, with two en
 				-E 'binary_id(nobounce-nic::nic) and test(/^($(subst $(eval ) ,|,$(ENGINE_TESTS)))::/)'; \
 		done; \
 	else NOBOUNCE_ENGINES=2 cargo test $(LOCKED) -p nobounce-nic --test nic --no-fail-fast -- --test-threads=1 $(ENGINE_TESTS); fi
+
+# One address for IPv4 and one for IPv6, which no other test has.
+DEBUG = $(or $(CARGO_TARGET_DIR),target)/debug
+ON_DROPIN = NOBOUNCE_DEVICE=nb0 NOBOUNCE_TEST_DEVICE6=nb1 NOBOUNCE_ADDR=127.9.252.1,::1 NOBOUNCE_VERBS=$(abspath $(DEBUG))/dropin/libibverbs.so.1
+test-hardware: ## The library's tests once more, on our own libibverbs as if it were a hardware NIC's
+	@cargo build $(LOCKED) --quiet --workspace --lib --bins --test names
+	@tools/dropin $(DEBUG) $(DEBUG)/dropin
+	@if cargo nextest --version >/dev/null 2>&1; then \
+		$(ON_DROPIN) cargo nextest run $(LOCKED) --workspace --lib --bins --tests --no-fail-fast -E 'binary_id(nobounce::library)'; \
+	else $(ON_DROPIN) cargo test $(LOCKED) -p nobounce --test library --no-fail-fast -- --test-threads=1; fi
 
 test-docs: ## The examples in the documentation
 	@cargo test $(LOCKED) --workspace --doc --no-fail-fast

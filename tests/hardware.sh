@@ -46,6 +46,28 @@ says '^path of GPU memory: direct \(peermem\)$' 0 "${gpu[@]}" NOBOUNCE_REFUSE=dm
 says '^path of GPU memory: staged \(dma-buf: .*; peermem: .*\)$' 0 "${gpu[@]}" NOBOUNCE_REFUSE=dma-buf,peermem -- "${on_gpu[@]}" --op send
 says 'a direct path is required' 2 "${gpu[@]}" NOBOUNCE_REFUSE=dma-buf,peermem NOBOUNCE_REQUIRE=direct -- "${on_gpu[@]}" --op send
 
+# Several devices are rails: one transfer is split over them, in both manners, of host memory and the GPU's.
+two=(NOBOUNCE_ADDR="$address,127.9.251.1")
+rails=(--device nb0,nb1 --size 64K,1M --iters 10)
+says "$fine" 0 "${two[@]}" -- "${rails[@]}"
+says '^2 rails, each message split .*: nb0 at .*, nb1 at ' 0 "${two[@]}" NOBOUNCE_VERBS="$dropin" -- "${rails[@]}"
+says '^path of GPU memory: direct \(dma-buf\)$' 0 "${two[@]}" "${gpu[@]}" -- --device nb0,nb1 --size 64K --iters 5 --memory gpu
+says 'rails carry|several devices together carry' 2 "${two[@]}" -- "${rails[@]}" --op send
+says 'NOBOUNCE_ADDR has 1 addresses' 2 -- "${rails[@]}"
+port=$(free_port)
+"$nobounce" bench --listen "127.0.0.1:$port" >"$folder/server" 2>&1 &
+server=$!
+if wait_for "$port" "$server"; then
+    says '2 rails are asked for, and this end has 1' 2 "${two[@]}" -- --peer "127.0.0.1:$port" "${rails[@]}"
+else
+    fail "the serving end does not listen"
+fi
+kill "$server"
+
+# Which one, where the choice is left to us.
+says '^used: nb0: the first device of the libibverbs' 0 NOBOUNCE_VERBS="$dropin" -- --device auto --explain-device
+says "$fine" 0 NOBOUNCE_VERBS="$dropin" NOBOUNCE_DEVICE=auto -- --op write --kind latency --size 8 --iters 50
+
 # What cannot be is said.
 says 'there is no RDMA device mlx5_9; there are: nb0' 2 NOBOUNCE_VERBS="$dropin" -- --device mlx5_9
 says 'is no absolute path' 2 NOBOUNCE_VERBS=libibverbs.so.1 -- --device nb0

@@ -13,11 +13,12 @@ from machine import ADDRESS, GUEST, HOST
 
 BENCH = "nobounce bench --iters 10 --op write,read,send --kind latency,bandwidth --size 1,64K"
 FINE = r"^every byte verified"
-# Tests of the library that hold on any device, by the beginning of their names.
-TESTS = ["operations::write_and_read_back", "operations::nothing_at_all", "operations::sends_meet", "operations::a_send_waits", "operations::atomics",
-         "operations::two_peers", "handshake::"]
-# These are about the software NIC: its limits, and devices at addresses of their own.
-SKIPPED = "--skip gpu_standin --skip options_out_of_range --skip the_families_must_match"
+# The library's tests by theme: each is a process of its own, which says what it cannot do on this device.
+TESTS = ["operations::", "handshake::", "rails::", "vanish::", "gpu_standin_access::", "gpu_standin_operations::", "gpu_standin_late_receive::",
+         "gpu_standin_slow_copies::"]
+ON_RXE0 = f"NOBOUNCE_DEVICE=rxe0 NOBOUNCE_TEST_DEVICE6=rxe0@{ADDRESS[6][GUEST]}"
+# A second device, rxe1, whose cable leads nowhere: it talks to itself.
+SECOND = "ip addr add 10.98.0.2/24 dev eth1 2>/dev/null; ip link set eth1 up; rdma link show rxe1/1 >/dev/null 2>&1 || rdma link add rxe1 type rxe netdev eth1"
 # The command as a user without rights; the device's counters tell when it is at work.
 NOBODY = "start-stop-daemon -S -c nobody:nogroup -x /opt/nobounce --"
 
@@ -34,6 +35,7 @@ def install(bench, tests=False):
         if not found:
             return False
         files.append(("library-tests", max(found, key=os.path.getmtime)))
+        files.append(("libfake_cuda.so", os.path.join(os.path.dirname(machine.nobounce), "libfake_cuda.so")))
     for name, path in files:
         subprocess.run(["strip", "-o", os.path.join(folder, name), path], check=True, timeout=60)
     machine.install([(name, os.path.join(folder, name)) for name, _ in files])
@@ -102,7 +104,94 @@ def hardware_library(bench):
         bench.fail("the library's tests are not built (cargo test -p nobounce --no-run)")
         return
     for name in TESTS:
-        expect(bench, name, f"NOBOUNCE_DEVICE=rxe0 library-tests {name} --test-threads=1 {SKIPPED}", r"^test result: ok", seconds=180)
+        # A name is looked for anywhere in the names of tests.
+        skip = "" if name.startswith("gpu") else "--skip gpu_standin"
+        said = expect(bench, name, f"{ON_RXE0} RUST_BACKTRACE=0 library-tests {name} {skip} --test-threads=1", r"^test result: ok", seconds=420)
+        for test, why in re.findall(r"^thread '(\S+)'.* panicked at .*\n(.*)", said, re.MULTILINE):
+            bench.log(f"  {test}: {why}")
+        bench.seen += [(bench.name, "guest", name, line.strip()) for line in re.findall(r"waived: .*|test result: .*", said)]
+    listed = bench.machine.guest("library-tests --list --format terse", 30).output
+    left_out = [test for test in re.findall(r"^(\S+): test$", listed, re.MULTILINE) if not test.startswith((*TESTS, "taken::"))]
+    if left_out:
+        bench.fail(f"tests that no theme has: {left_out}")
+
+
+TAKEN = [
+    # What is done, what is undone, what must be said.
+    ("the port goes down and comes back", "ip link set eth1 down", "ip link set eth1 up; sleep 1", "down"),
+    ("the device is deleted", "rdma link del rxe1", "rdma link add rxe1 type rxe netdev eth1; sleep 1", "gone"),
+]
+
+
+@case("a device or its port is taken away under traffic and given back: the library says so in time, and its process goes on")
+def hardware_taken(bench):
+    if not install(bench, tests=True):
+        bench.fail("the library's tests are not built (cargo test -p nobounce --no-run)")
+        return
+    bench.machine.guest(SECOND, 20)
+    time.sleep(2)
+    for what, take, give, expected in TAKEN:
+        if expected == "gone" and bench.machine.release.startswith("6.1"):
+            # This kernel keeps a deleted device for whoever has it open, and it goes on working (interop.md): there is nothing to see.
+            bench.seen.append((bench.name, "guest", what, "not on this kernel, which keeps a device that somebody has open"))
+            continue
+        words = f"NOBOUNCE_DEVICE=rxe1 NOBOUNCE_TEST_TAKE='{take}' NOBOUNCE_TEST_RETURN='{give}' NOBOUNCE_TEST_EXPECT={expected} RUST_BACKTRACE=0"
+        said = expect(bench, what, f"{words} library-tests taken:: --nocapture", r"^test result: ok", seconds=120)
+        bench.seen += [(bench.name, "guest", what, line) for line in re.findall(r"^after .*", said, re.MULTILINE)]
+    bench.machine.guest("rdma link del rxe1", 20)
+
+
+@case("two devices as rails: a transfer is split over them, and one that fails is named")
+def hardware_rails(bench):
+    install(bench)
+    machine = bench.machine
+    machine.guest(SECOND, 20)
+    time.sleep(2)
+    split = "nobounce bench --device rxe0,rxe1 --size 64K,1M --iters 10"
+    expect(bench, "rails", split, FINE, r"^2 rails, each message split by the speed of their ports: rxe0 at .* rxe1 at", seconds=120)
+    steps = [f"nobounce bench --device rxe0,rxe1 --op write --size 1M --iters 100000 >/tmp/rails 2>&1 & bench=$!", BUSY.format("rxe1"),
+             "ip link set eth1 down", "start=$(cut -d. -f1 /proc/uptime)", "wait $bench; code=$?",
+             "echo after $(($(cut -d. -f1 /proc/uptime) - start)) s; cat /tmp/rails; ip link set eth1 up; exit $code"]
+    fails(bench, "a rail whose port goes down", "; ".join(steps), r"rail 1 \(rxe1 to 10\.98\.0\.2\) failed: .*the port of rxe1 is down", r"^after \d s$", seconds=100)
+    time.sleep(2)
+    expect(bench, "both again", split, FINE, seconds=120)
+    machine.guest("rdma link del rxe1", 20)
+
+
+@case("rmmod of the driver under traffic")
+def hardware_rmmod(bench):
+    install(bench)
+    machine = bench.machine
+    run = machine.begin(GUEST, "nobounce bench --op write --kind bandwidth --size 64K --iters 100000 --device rxe0", 120)
+    wait_busy(bench, "rxe0")
+    unload = machine.guest("rmmod rdma_rxe; code=$?; lsmod | grep rdma_rxe; exit $code", 30)
+    bench.runs += 1
+    bench.seen.append((bench.name, "guest", f"rmmod under traffic, exit code {unload.code}", unload.output.strip()[-400:]))
+    if unload.code == 137:
+        bench.fail("rmmod does not come back", (GUEST, unload))
+    if unload.code == 0:
+        # The kernel lets the driver go: whoever uses the device must hear of it.
+        done = run.wait()
+        bench.seen.append((bench.name, "guest", "the bench", done.output.strip()[-400:]))
+        if done.code in (0, 137, 255) or not re.search("rxe0 is gone", done.output):
+            bench.fail("the bench goes on without its driver", (GUEST, done))
+    else:
+        # The kernel keeps the driver for whoever has the device open: nobody must notice anything.
+        before = int(machine.guest("cat /sys/class/infiniband/rxe0/ports/1/hw_counters/sent_pkts", 10).output or 0)
+        time.sleep(1)
+        after = int(machine.guest("cat /sys/class/infiniband/rxe0/ports/1/hw_counters/sent_pkts", 10).output or 0)
+        if run.ended() or after <= before:
+            bench.fail("a driver that was not unloaded does not work any more", (GUEST, unload))
+        machine.stop_side(GUEST)
+        run.wait()
+        again = machine.guest("rmmod rdma_rxe", 30)
+        if again.code:
+            bench.fail("rmmod with nobody there", (GUEST, again))
+    fails(bench, "no driver", "nobounce bench --iters 5 --device rxe0", r"shows no RDMA device|gives no list of devices|there is no RDMA device")
+    machine.guest("insmod /modules/rdma_rxe.ko; rdma link add rxe0 type rxe netdev eth0", 30)
+    time.sleep(1)
+    machine.gids.clear()
+    expect(bench, "the driver is there again", "nobounce bench --iters 5 --op write --kind latency --size 8 --device rxe0", FINE)
 
 
 @case("what is wrong with a device, its address or its rights is said in a sentence, at once")

@@ -97,6 +97,8 @@ class Machine:
             + ["-display", "none", "-nodefaults", "-no-reboot", "-serial", "chardev:console", *serial]
             + ["-kernel", os.path.join(self.folder, "vmlinux"), "-initrd", initrd, "-append", words]
             + ["-netdev", "tap,id=n0,ifname=tap0,script=no,downscript=no,vhost=off", "-device", "virtio-net-pci,netdev=n0,romfile="]
+            # A second interface, eth1, whose cable leads nowhere: for cases that need another device, or take one away.
+            + ["-netdev", "hubport,id=n1,hubid=1", "-device", "virtio-net-pci,netdev=n1,romfile="]
         )
         self.qemu = subprocess.Popen(command, stdin=None if shell else subprocess.DEVNULL, stderr=None if shell else subprocess.PIPE)
         if not shell:

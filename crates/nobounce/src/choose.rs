@@ -58,15 +58,15 @@ impl DeviceChoice {
 
     /// The files of this machine say nothing about a libibverbs of somebody's own: its first device is taken.
     fn of_named_library() -> Self {
-        let names = Library::load().and_then(|library| Ok(hard::names(&library)));
-        match names {
-            Ok(Ok(names)) => Self {
+        let none = |why: String| Self { name: None, why, adapters: Vec::new() };
+        let names = Library::load().map_err(|error| error.to_string());
+        match names.and_then(|library| hard::names(&library).map_err(|error| error.to_string())) {
+            Ok(names) => Self {
                 why: "the first device of the libibverbs that NOBOUNCE_VERBS names".to_owned(),
                 adapters: names.clone(),
                 name: names.into_iter().next(),
             },
-            Ok(Err(error)) => Self { name: None, why: error.to_string(), adapters: Vec::new() },
-            Err(error) => Self { name: None, why: error.to_string(), adapters: Vec::new() },
+            Err(why) => none(why),
         }
     }
 

@@ -23,6 +23,8 @@ use crate::wait::{WaitError, judge};
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// How long a waiting caller drives the device himself before he sleeps and leaves it to the helper thread.
 const SPIN: Duration = Duration::from_millis(1);
+/// How long the cause of a failure may take to show after it.
+const LAST_WORD: Duration = Duration::from_millis(200);
 /// Completions fetched at once.
 const BATCH: usize = 64;
 
@@ -257,11 +259,15 @@ impl Connection {
             return false;
         }
         // What the peer finished before it went is finished: it is in the queue already, in front of what is flushed now.
+        self.flush();
+        self.gone.store(true, Ordering::Release);
+        true
+    }
+
+    fn flush(&self) {
         for qp in &self.qps {
             let _ = qp.modify(&QpAttr::to_state(QpState::Error), 0); // from every state, and again
         }
-        self.gone.store(true, Ordering::Release);
-        true
     }
 
     /// Looks whether the device went away under us: then nothing completes any more. The software NIC never does.
@@ -329,7 +335,9 @@ impl Connection {
             self.collect()?;
             let claimed = claim(&mut self.book());
             if let Some(claimed) = claimed {
-                return self.judge(&claimed?);
+                let ended = claimed?;
+                self.await_last_word(&ended);
+                return self.judge(&ended);
             }
             let now = Instant::now();
             let waited = now - start;
@@ -369,27 +377,45 @@ impl Connection {
     fn look_now_and_then(&self, now: Instant) -> bool {
         let since_birth = self.since_birth(now);
         let looked = self.looked.load(Ordering::Relaxed);
-        if u128::from(since_birth.saturating_sub(looked)) < LOOK_EVERY.as_micros()
-            || self.gone.load(Ordering::Acquire)
-        {
+        if u128::from(since_birth.saturating_sub(looked)) < LOOK_EVERY.as_micros() {
             return false;
         }
         self.looked.store(since_birth, Ordering::Relaxed);
+        if self.gone.load(Ordering::Acquire) {
+            // Some drivers (rxe of Linux 6.1) do not flush by themselves what is posted after the end.
+            self.flush();
+            return false;
+        }
         self.look_after_device();
         self.is_peer_gone()
     }
 
+    /// Some failures have a cause that shows a little later: a NIC refuses for a process that just died before the side channel tells of its
+    /// death, and a request fails before its port is said to be down. That is waited for a moment.
+    fn await_last_word(&self, ended: &Ended) {
+        let start = Instant::now();
+        let is_open = || {
+            (ended.is_refused() && !self.is_peer_gone())
+                || (ended.is_local_trouble()
+                    && self.device.nic().hard().is_some()
+                    && self.device.nic().examine().is_well())
+        };
+        while is_open() && start.elapsed() < LAST_WORD {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     fn judge(&self, ended: &Ended) -> Result<Completion, WaitError> {
-        if matches!(ended.status, Status::RetryExceeded | Status::Flushed)
-            && self.device.nic().examine().port_down
-        {
-            let Completion { ticket, lane, kind, .. } = ended.completion;
-            return Err(WaitError::PortDown {
-                ticket,
-                lane,
-                kind,
-                device: self.device.nic().name().to_owned(),
-            });
+        if matches!(ended.status, Status::RetryExceeded | Status::Flushed) || ended.is_local_trouble() {
+            let (health, device) = (self.device.nic().examine(), || self.device.nic().name().to_owned());
+            if health.gone {
+                self.ails.note(&health, self.since_birth(Instant::now()));
+                return Err(WaitError::DeviceGone { device: device(), pending: self.pending() });
+            }
+            if health.port_down {
+                let Completion { ticket, lane, kind, .. } = ended.completion;
+                return Err(WaitError::PortDown { ticket, lane, kind, device: device() });
+            }
         }
         judge(ended, || self.is_peer_gone())
     }

@@ -1,10 +1,13 @@
 //! Several NICs for one transfer: it is split over connections, the rails, by the speed of their ports.
 //!
-//! Memory is registered with every rail's device. A rail that fails fails the whole transfer, when the others have ended, and is named;
+//! Memory, the host's or a GPU's, is registered with every rail's device. A rail that fails fails the whole transfer, when the others have ended, and is named;
 //! nothing is repeated on another one.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use nobounce_memory::gpu::GpuOptions;
 
 use crate::connection::Connection;
 use crate::lane::PostError;
@@ -30,7 +33,7 @@ pub struct Rails {
 pub struct RailRegion {
     // Dropped in this order: the first one owns the memory.
     others: Vec<Region>,
-    first: Region,
+    first: Arc<Region>,
 }
 
 /// The same of a peer: one region for each rail, in their order.
@@ -48,6 +51,21 @@ pub enum RailError {
         /// How many rails there are.
         rails: usize,
     },
+    /// A device did not register the memory.
+    #[error("rail {rail} ({device}) cannot use the memory: {error}")]
+    Register {
+        /// Which rail, from 0 on.
+        rail: usize,
+        /// Its device.
+        device: String,
+        /// Why.
+        error: RegisterError,
+    },
+    /// The memory is somebody else's.
+    #[error(
+        "the memory does not belong to the region, so that nobody knows how long it lives: register it with each rail by hand"
+    )]
+    Borrowed,
     /// A share of the transfer could not be begun.
     #[error("rail {rail} ({device} to {peer}) did not take its share: {error}; the transfer failed")]
     Post {
@@ -122,15 +140,55 @@ impl Rails {
     /// Host memory that every rail's peers may use.
     ///
     /// # Errors
-    /// A device refused.
-    pub fn register(&self, len: usize) -> Result<RailRegion, RegisterError> {
-        let first = self.rails[0].device().register(len)?;
-        let others = self.rails[1..].iter().map(|rail| {
-            let base = first.host_buffer().map_or(std::ptr::null_mut(), |buffer| buffer.as_mut_ptr());
-            // SAFETY: memory of the first region, which outlives the others and is reached through windows only.
-            unsafe { rail.device().register_raw(base, len, Region::ALL) }
+    /// A device refused: which, and why.
+    pub fn register(&self, len: usize) -> Result<RailRegion, RailError> {
+        let first = self.rails[0].device().register(len).map_err(|error| self.refused(0, error))?;
+        self.share(Arc::new(first), &GpuOptions::default())
+    }
+
+    /// Memory of the GPU that CUDA counts as `ordinal`, registered with the device of every rail. Each has a path of its own
+    /// ([`RailRegion::regions`]).
+    ///
+    /// # Errors
+    /// As for [`register`](Self::register); also where a direct path is required, and one of the rails has none.
+    pub fn register_gpu(
+        &self,
+        ordinal: i32,
+        len: usize,
+        options: GpuOptions,
+    ) -> Result<RailRegion, RailError> {
+        let first = self.rails[0].device().register_gpu_on(ordinal, len, options);
+        self.share(Arc::new(first.map_err(|error| self.refused(0, error))?), &options)
+    }
+
+    /// Registers memory with every rail that the first rail's device knows already, and whose region it is; GPU memory with `options`.
+    ///
+    /// # Errors
+    /// As for [`register`](Self::register); or it does not belong to the region.
+    pub fn share(&self, first: Arc<Region>, options: &GpuOptions) -> Result<RailRegion, RailError> {
+        let others = self.rails.iter().enumerate().skip(1).map(|(at, rail)| {
+            let device = rail.device();
+            let region = if first.gpu_buffer().is_some() {
+                // SAFETY: memory of the first region, which outlives the others; no Rust reference to GPU memory can exist.
+                unsafe { device.register_gpu_raw(first.addr(), first.len(), Region::ALL, options) }
+            } else {
+                let base = first.host_buffer().ok_or(RailError::Borrowed)?.as_mut_ptr();
+                // SAFETY: memory of the first region, which outlives the others and is reached through windows only.
+                unsafe { device.register_raw(base, first.len(), Region::ALL) }
+            };
+            region.map_err(|error| self.refused(at, error))
         });
         Ok(RailRegion { others: others.collect::<Result<_, _>>()?, first })
+    }
+
+    fn refused(&self, rail: usize, error: RegisterError) -> RailError {
+        RailError::Register { rail, device: self.name(rail).0, error }
+    }
+
+    /// The speeds by which transfers are split, in the order of the rails: megabits per second unless
+    /// [others were given](Self::with_speeds), 0 where nothing is known.
+    pub fn speeds(&self) -> &[u64] {
+        &self.speeds
     }
 
     /// Tells the peer about our memory, and hears about its.
@@ -203,14 +261,19 @@ impl Rails {
             if share.is_empty() {
                 continue;
             }
-            let (from, to) = (range.start + share.start, offset.saturating_add(share.start as u64));
-            match begin(&self.rails[rail], local, from..from + share.len(), remote, to) {
-                Ok(ticket) => begun.push((rail, ticket)),
-                Err(error) => {
-                    let (device, peer) = self.name(rail);
-                    failed = Some(RailError::Post { rail, device, peer, error });
-                    break;
+            for piece in pieces(share, self.rails[rail].device().nic().max_message()) {
+                let (from, to) = (range.start + piece.start, offset.saturating_add(piece.start as u64));
+                match begin(&self.rails[rail], local, from..from + piece.len(), remote, to) {
+                    Ok(ticket) => begun.push((rail, ticket)),
+                    Err(error) => {
+                        let (device, peer) = self.name(rail);
+                        failed = Some(RailError::Post { rail, device, peer, error });
+                        break;
+                    }
                 }
+            }
+            if failed.is_some() {
+                break;
             }
         }
         // All are waited for, also after a failure: whoever hears of it may free the memory.
@@ -238,8 +301,15 @@ impl RailRegion {
 
     /// The registrations, in the order of the rails.
     pub fn regions(&self) -> impl Iterator<Item = &Region> {
-        std::iter::once(&self.first).chain(&self.others)
+        std::iter::once(&*self.first).chain(&self.others)
     }
+}
+
+/// A share as messages that its rail's port carries.
+fn pieces(share: Range<usize>, longest: u32) -> impl Iterator<Item = Range<usize>> {
+    let longest = usize::try_from(longest).unwrap_or(usize::MAX).max(1);
+    let step = if longest > ALIGN { longest / ALIGN * ALIGN } else { longest };
+    share.clone().step_by(step).map(move |start| start..share.end.min(start.saturating_add(step)))
 }
 
 /// Shares of a transfer in the order of the rails, by their speeds; whole pages, but for the end.
@@ -262,6 +332,16 @@ fn split(len: usize, speeds: &[u64]) -> Vec<Range<usize>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_share_is_cut_into_messages_that_the_port_carries() {
+        let of =
+            |share, longest| pieces(share, longest).map(|piece| (piece.start, piece.end)).collect::<Vec<_>>();
+        assert_eq!(of(0..10, 1 << 31), [(0, 10)]);
+        assert_eq!(of(4096..20_000, 8200), [(4096, 12_288), (12_288, 20_000)], "whole pages");
+        assert_eq!(of(0..7, 3), [(0, 3), (3, 6), (6, 7)]);
+        assert_eq!(of(5..5, 3), []);
+    }
 
     #[test]
     fn shares_are_by_speed_and_leave_nothing_out() {

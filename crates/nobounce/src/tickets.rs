@@ -31,6 +31,18 @@ pub(crate) struct Ended {
     pub(crate) status: Status,
 }
 
+impl Ended {
+    /// Whether something is wrong at this end that a device has no word for.
+    pub(crate) fn is_local_trouble(&self) -> bool {
+        matches!(self.status, Status::LocalQpOperation | Status::Fatal | Status::General)
+    }
+
+    /// Whether the peer's device refused, which it also does for a process whose memory is gone.
+    pub(crate) fn is_refused(&self) -> bool {
+        matches!(self.status, Status::RemoteAccess | Status::RemoteOperation)
+    }
+}
+
 /// The book of a connection's operations.
 #[derive(Debug)]
 pub(crate) struct Tickets {

@@ -124,10 +124,11 @@ pub(crate) fn judge(ended: &Ended, peer_gone: impl Fn() -> bool) -> Result<Compl
     let Completion { ticket, lane, kind, .. } = ended.completion;
     match ended.status {
         Status::Success => Ok(ended.completion),
-        // A peer that is gone shows itself by silence, or by our own flushing.
+        // A peer that is gone shows itself by silence, by our own flushing, or by a NIC that refuses for it.
         Status::Flushed | Status::RetryExceeded if peer_gone() => {
             Err(WaitError::PeerGone { ticket, lane, kind })
         }
+        _ if ended.is_refused() && peer_gone() => Err(WaitError::PeerGone { ticket, lane, kind }),
         status => Err(WaitError::Failed { ticket, lane, kind, status }),
     }
 }

@@ -40,7 +40,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "ADDR", help_heading = "Where")]
     pub(crate) addr: Option<String>,
 
-    /// Device of this machine: nb0 is the software NIC, others (mlx5_0, mlx5_0:2, rxe0) are the system's, auto is the nearest of them [default: nb0]
+    /// Device of this machine: nb0 is the software NIC, others (mlx5_0, mlx5_0:2, rxe0) are the system's, auto is the nearest of them; several (mlx5_0,mlx5_1) are rails [default: nb0]
     #[arg(long, value_name = "NAME", help_heading = "Where")]
     pub(crate) device: Option<String>,
 

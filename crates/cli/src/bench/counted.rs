@@ -73,6 +73,11 @@ impl EndCounted {
         self.with(earlier, u64::saturating_sub)
     }
 
+    /// Together with another device's.
+    pub(crate) fn plus(&self, other: &Self) -> Self {
+        self.with(other, u64::saturating_add)
+    }
+
     fn with(&self, other: &Self, f: fn(u64, u64) -> u64) -> Self {
         Self {
             inbound: self.inbound.with(&other.inbound, f),

@@ -23,16 +23,22 @@ pub(super) struct Work {
     pub(super) seed: u64,
 }
 
-/// One step of the dialogue: `Work`, regions are exchanged (or `Sorry`), then any number of (`Round`, `Ready`, timed part, `Checked`),
+/// One step of the dialogue: over several devices first `Rails`, answered by `RailPorts`; then `Work`, regions are exchanged (or `Sorry`), then any number of (`Round`, `Ready`, timed part, `Checked`),
 /// then `End`, answered by `Counted`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) enum Step {
+    /// So many devices are asked for, one connection each.
+    Rails(u32),
+    /// Where the others listen, in their order.
+    RailPorts(Vec<u16>),
     Work(Work),
     Round {
         index: u32,
         messages: u64,
     },
     Ready,
+    /// The timed part is over; said where no message of the case itself tells it.
+    Over,
     Checked(Result<(), String>),
     End,
     /// What the NIC of the serving end counted since `Work`.

@@ -1,5 +1,7 @@
 //! Measures one case after the other between two processes, by the library.
 
+use std::net::IpAddr;
+
 use anyhow::Context;
 use nobounce::hard::LinkLayer;
 use nobounce::{ConnectOptions, Connection, Device, Mtu};
@@ -10,7 +12,8 @@ use super::drive::WINDOW;
 use super::exchange::{Step, Work, hear, hear_checked, hear_counted, hear_ready, say};
 use super::gpu_visible;
 use super::peer::Child;
-use super::side::{self, Side, Timed};
+use super::rails;
+use super::side::{Side, Timed};
 
 /// The timed part is cut into so many rounds; memory is filled and checked between them.
 const ROUNDS: u64 = 5;
@@ -22,7 +25,8 @@ const MAX_ROUND: u64 = 4_000_000;
 
 /// The asking end.
 pub(super) struct Bench {
-    device: Device,
+    /// One, or the rails of every transfer.
+    devices: Vec<Device>,
     target: String,
     seed: u64,
     /// The other process, where we started it ourselves; it ends with us.
@@ -30,8 +34,12 @@ pub(super) struct Bench {
 }
 
 impl Bench {
-    pub(super) fn new(device: Device, target: String, seed: u64, child: Option<Child>) -> Self {
-        Self { device, target, seed, _child: child }
+    pub(super) fn new(devices: Vec<Device>, target: String, seed: u64, child: Option<Child>) -> Self {
+        Self { devices, target, seed, _child: child }
+    }
+
+    fn first(&self) -> &Device {
+        &self.devices[0]
     }
 
     fn connect(&self, case: &Case) -> anyhow::Result<Connection> {
@@ -41,21 +49,21 @@ impl Bench {
             depth: usize::try_from(2 * WINDOW)?,
             ..ConnectOptions::default()
         };
-        Ok(self.device.connect(self.target.as_str(), &options)?)
+        Ok(self.first().connect(self.target.as_str(), &options)?)
     }
 }
 
 impl Measure for Bench {
     fn run(&mut self, case: &Case, progress: &dyn Fn(f64)) -> anyhow::Result<CaseResult> {
-        let (before, links) = (counted(&self.device), sent_by_link(&self.device));
-        let connection = self.connect(case)?;
+        let (before, links) = (counted(&self.devices), sent_by_link(self.first()));
+        let connections = rails::ask(self.connect(case)?, &self.devices, case)?;
+        let connection = connections.first();
         let Case { op, kind, place, size, wait, .. } = *case;
         let work = Work { op, kind, place, size, wait, seed: self.seed };
-        say(&connection, &Step::Work(work))?;
-        let side = side::open(&connection, work, true, |_| ())?;
+        say(connection, &Step::Work(work))?;
+        let side = connections.open(work, true, |_| ())?;
 
-        let mut session =
-            Session { connection: &connection, side: side.as_ref(), round: 0, verified: Ok(()) };
+        let mut session = Session { connection, side: side.as_ref(), round: 0, verified: Ok(()) };
         let first = FIRST_ROUND.min(FIRST_ROUND_BYTES / size.max(1)).max(2 * u64::from(case.qps));
         let warm = session.round(if let Amount::Iters(n) = case.amount { first.min(n) } else { first })?;
         let per_operation = warm.seconds / warm.messages.max(1) as f64;
@@ -79,21 +87,21 @@ impl Measure for Bench {
             intervals.push(Interval { seconds: round.seconds, messages: round.messages });
             progress(f64::from(done) / ROUNDS as f64);
         }
-        say(&connection, &Step::End)?;
-        let there = hear_counted(&connection)?;
+        say(connection, &Step::End)?;
+        let there = hear_counted(connection)?;
         let samples =
             if kind.is_latency() { Samples::Latency(latencies) } else { Samples::Throughput(intervals) };
         Ok(CaseResult {
             samples,
             iters,
-            link: match self.device.nic().hard().map(|hard| hard.port().link_layer) {
+            link: match self.first().nic().hard().map(|hard| hard.port().link_layer) {
                 Some(LinkLayer::InfiniBand) => "infiniband".to_owned(),
                 Some(LinkLayer::Ethernet) => "roce".to_owned(),
-                None => link_between(&links, &sent_by_link(&self.device)),
+                None => link_between(&links, &sent_by_link(self.first())),
             },
             memory: side.memory().to_owned(),
             path: side.path(),
-            counted: Some(Counted { here: counted(&self.device).since(&before), there }),
+            counted: Some(Counted { here: counted(&self.devices).since(&before), there }),
             mtu: connection.mtu().bytes(),
             verified: session.verified,
         })
@@ -118,8 +126,10 @@ fn link_between(before: &[u64; 2], after: &[u64; 2]) -> String {
     .to_owned()
 }
 
-fn counted(device: &Device) -> EndCounted {
-    device.nic().path_counters().into()
+/// What all devices of this end counted.
+fn counted(devices: &[Device]) -> EndCounted {
+    let one = |device: &Device| EndCounted::from(device.nic().path_counters());
+    devices.iter().map(one).reduce(|a, b| a.plus(&b)).unwrap_or_default()
 }
 
 struct Session<'a> {
@@ -149,16 +159,26 @@ impl Session<'_> {
 }
 
 /// The other end: does what the asking end says, until it says «end» or goes away.
-pub(super) fn serve(connection: &Connection) -> anyhow::Result<()> {
-    let before = counted(connection.device());
-    let Step::Work(work) = hear(connection)? else {
+/// Over several devices, the others are listened to at `here`.
+pub(super) fn serve(connection: Connection, devices: &[Device], here: IpAddr) -> anyhow::Result<()> {
+    let before = counted(devices);
+    let (connections, work) = match hear(&connection)? {
+        Step::Rails(count) => {
+            let connections = rails::answer(connection, count, devices, here)?;
+            let next = hear(connections.first())?;
+            (connections, next)
+        }
+        step => (rails::Connections::One(Box::new(connection)), step),
+    };
+    let Step::Work(work) = work else {
         anyhow::bail!("the asking end should say first what is to be measured");
     };
+    let connection = connections.first();
     let refuse = |why: &anyhow::Error| {
         // Whoever asked is told, if he still listens; we say it here too.
         let _ = say(connection, &Step::Sorry(format!("{why:#}")));
     };
-    let side = side::open(connection, work, false, refuse)?;
+    let side = connections.open(work, false, refuse)?;
     loop {
         match hear(connection)? {
             Step::Round { index, messages } => {
@@ -168,7 +188,7 @@ pub(super) fn serve(connection: &Connection) -> anyhow::Result<()> {
                 say(connection, &Step::Checked(side.check(index, messages)))?;
             }
             Step::End => {
-                return say(connection, &Step::Counted(counted(connection.device()).since(&before)));
+                return say(connection, &Step::Counted(counted(devices).since(&before)));
             }
             other => anyhow::bail!("the asking end says {other:?}, which makes no sense here"),
         }

@@ -5,6 +5,7 @@
 //! | args, plan, size | what was typed, what it means |
 //! | case | one case, its result, and the [`case::Measure`] boundary to the library |
 //! | measure, peer, side | both ends of a case: who asks, who serves, how they find each other, and what each does |
+//! | rails | a case over several devices |
 //! | exchange, ring, drive, watch | what they say, the memory they check, the timed part |
 //! | gpu, gpu_* | GPU memory: what there is, what is measured of it, how it is checked, and what to compare |
 //! | raw, raw_socket | what plain UDP does here |
@@ -35,6 +36,7 @@ pub(crate) mod peer;
 mod plan;
 mod plot;
 mod progress;
+mod rails;
 pub(crate) mod raw;
 mod raw_socket;
 mod ring;
@@ -103,15 +105,17 @@ pub(crate) fn main(args: &BenchArgs) -> anyhow::Result<Verdict> {
         return Ok(Verdict::Fine);
     }
     if let Ends::Listen { addr, port } = &plan.ends {
-        let device = peer::open(&device_of(&plan))?;
-        peer::listen(&device, addr, *port)?;
+        let devices = peer::open_all(&device_of(&plan))?;
+        peer::listen(&devices, addr, *port)?;
     }
     // Before the GPU: what cannot be opened is told at once. No device asks for CUDA before memory is registered.
-    let device = peer::open(&device_of(&plan))?;
-    let gpu = (plan.memory == Memory::Gpu).then(|| gpu::Setup::prepare(&mut plan, &device)).transpose()?;
+    let devices = peer::open_all(&device_of(&plan))?;
+    let gpu =
+        (plan.memory == Memory::Gpu).then(|| gpu::Setup::prepare(&mut plan, &devices[0])).transpose()?;
     let mut notes = gpu.as_ref().map(|gpu| gpu.notes.clone()).unwrap_or_default();
-    notes.extend(device.nic().hard().map(describe));
-    let mut measure = measurer(&plan, device)?;
+    notes.extend(devices.iter().filter_map(|device| device.nic().hard()).map(describe));
+    notes.extend(rails::note(&devices));
+    let mut measure = measurer(&plan, devices)?;
     let mut machine = Machine::here();
     machine.gpu = gpu.as_ref().map(|gpu| gpu.facts.clone());
     let mut world = World {
@@ -138,7 +142,7 @@ fn device_of(plan: &Plan) -> PeerArgs {
 }
 
 /// Whoever measures this plan.
-fn measurer(plan: &Plan, device: Device) -> anyhow::Result<Box<dyn Measure>> {
+fn measurer(plan: &Plan, devices: Vec<Device>) -> anyhow::Result<Box<dyn Measure>> {
     let ours = device_of(plan);
     let (target, child) = match &plan.ends {
         Ends::Peer { host, port } => (format!("{host}:{port}"), None),
@@ -148,7 +152,7 @@ fn measurer(plan: &Plan, device: Device) -> anyhow::Result<Box<dyn Measure>> {
             (child.target(), Some(child))
         }
     };
-    Ok(Box::new(Bench::new(device, target, plan.seed, child)))
+    Ok(Box::new(Bench::new(devices, target, plan.seed, child)))
 }
 
 /// A hardware device in one line.

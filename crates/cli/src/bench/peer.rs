@@ -9,6 +9,7 @@ use nobounce::{ConnectOptions, Device, Listener};
 
 use super::drive::WINDOW;
 use super::measure;
+use super::plan::devices;
 
 /// The hidden subcommand under which we start ourselves again.
 pub(crate) const SUBCOMMAND: &str = "bench-peer";
@@ -81,8 +82,8 @@ impl Drop for Child {
 
 /// The process that [`Child`] is the handle of.
 pub(crate) fn child(args: &PeerArgs) -> anyhow::Result<()> {
-    let device = open(args)?;
-    let listener = device.listen_with("127.0.0.1:0", &options())?;
+    let devices = open_all(args)?;
+    let listener = devices[0].listen_with("127.0.0.1:0", &options())?;
     println!("{}", listener.local_addr().port());
     std::thread::spawn(|| {
         // Whoever started us holds the other side of this pipe.
@@ -90,22 +91,23 @@ pub(crate) fn child(args: &PeerArgs) -> anyhow::Result<()> {
         while matches!(std::io::stdin().read(&mut nothing), Ok(n) if n > 0) {}
         std::process::exit(0);
     });
-    serve_all(&listener)
+    serve_all(&listener, &devices)
 }
 
 /// `--listen`: serves whoever asks, one after the other, until it is interrupted.
-pub(super) fn listen(device: &Device, addr: &str, port: u16) -> anyhow::Result<()> {
-    let listener = device.listen_with((addr, port), &options())?;
-    println!("serving on {}, device address {}; Ctrl-C ends it", listener.local_addr(), device.nic().local());
-    serve_all(&listener)
+pub(super) fn listen(devices: &[Device], addr: &str, port: u16) -> anyhow::Result<()> {
+    let listener = devices[0].listen_with((addr, port), &options())?;
+    let at: Vec<String> = devices.iter().map(|device| device.nic().local().to_string()).collect();
+    println!("serving on {}, device address {}; Ctrl-C ends it", listener.local_addr(), at.join(" and "));
+    serve_all(&listener, devices)
 }
 
-fn serve_all(listener: &Listener) -> anyhow::Result<()> {
+fn serve_all(listener: &Listener, devices: &[Device]) -> anyhow::Result<()> {
     loop {
         match listener.accept(Duration::from_secs(3600)) {
             // One peer's trouble is no reason to leave the others alone.
             Ok(connection) => {
-                if let Err(error) = measure::serve(&connection) {
+                if let Err(error) = measure::serve(connection, devices, listener.local_addr().ip()) {
                     eprintln!("nobounce: {error:#}");
                 }
             }
@@ -115,8 +117,17 @@ fn serve_all(listener: &Listener) -> anyhow::Result<()> {
     }
 }
 
-fn options() -> ConnectOptions {
+pub(super) fn options() -> ConnectOptions {
     ConnectOptions { depth: usize::try_from(2 * WINDOW).unwrap_or(128), ..ConnectOptions::default() }
+}
+
+/// Opens all devices that the arguments name: one, or the rails of every transfer.
+pub(super) fn open_all(args: &PeerArgs) -> anyhow::Result<Vec<Device>> {
+    let names = args.device.clone().unwrap_or_default();
+    if devices(&names).count() < 2 {
+        return Ok(vec![open(args)?]);
+    }
+    devices(&names).map(|name| open(&PeerArgs { device: Some(name.to_owned()), ..args.clone() })).collect()
 }
 
 /// Opens the device as the environment and the arguments say.

@@ -15,6 +15,10 @@ pub(crate) const MAX_REGISTERED: u64 = 8 << 30;
 
 const OPS: &[Op] = &[Op::Write, Op::Read, Op::Send];
 const KINDS: &[Kind] = &[Kind::Latency, Kind::Bandwidth, Kind::Bidirectional, Kind::Rate];
+/// What several devices together do.
+const RAIL_OPS: &[Op] = &[Op::Write, Op::Read];
+const RAIL_KINDS: &[Kind] = &[Kind::Bandwidth];
+const RAIL_SIZES: [u64; 4] = [64 << 10, 1 << 20, 8 << 20, 64 << 20];
 const MTUS: [u32; 5] = [256, 512, 1024, 2048, 4096];
 const SIZES: [u64; 9] = [1, 8, 64, 512, 4 << 10, 32 << 10, 256 << 10, 1 << 20, 8 << 20];
 const QUICK_LATENCY_SIZES: [u64; 2] = [8, 4 << 10];
@@ -83,8 +87,13 @@ impl Plan {
     /// Whether the device of this end is hardware.
     pub(crate) fn is_hardware(&self) -> bool {
         let named = self.device.clone().or_else(|| std::env::var("NOBOUNCE_DEVICE").ok());
-        named.is_some_and(|name| nobounce::Device::is_hardware(&name))
+        named.is_some_and(|names| devices(&names).any(nobounce::Device::is_hardware))
     }
+}
+
+/// The devices that are named, one or several: `mlx5_0,mlx5_1`.
+pub(crate) fn devices(names: &str) -> impl Iterator<Item = &str> {
+    names.split(',').map(str::trim)
 }
 
 /// Why the arguments make no plan.
@@ -155,6 +164,11 @@ pub(crate) enum PlanError {
         /// What was typed.
         text: String,
     },
+    /// Rails split transfers, and do nothing else.
+    #[error(
+        "several devices together carry large writes and reads: use --op write,read --kind bandwidth, one queue pair each, and no --addr"
+    )]
+    Rails,
     /// The listener does what the asking side says.
     #[error("--listen serves whatever the other side asks for; give {0} there instead")]
     ListenTakesNoCases(&'static str),
@@ -229,23 +243,28 @@ fn cases(args: &BenchArgs) -> Result<Vec<Case>, PlanError> {
         return Err(PlanError::Qps(*wrong));
     }
     let gpu = args.memory == Some(Memory::Gpu);
-    let (all_ops, all_kinds) = if gpu { gpu_plan::defaults(args.quick) } else { (OPS, KINDS) };
+    let rails = args.device.as_deref().is_some_and(|names| devices(names).count() > 1);
+    let (all_ops, all_kinds) = match (rails, gpu) {
+        (true, _) => (RAIL_OPS, RAIL_KINDS),
+        (false, true) => gpu_plan::defaults(args.quick),
+        (false, false) => (OPS, KINDS),
+    };
     let ops = unique(if args.op.is_empty() { all_ops } else { &args.op });
     let kinds = unique(if args.kind.is_empty() { all_kinds } else { &args.kind });
     let typed_sizes: Vec<u64> =
         unique(&args.size.iter().flat_map(|sizes| sizes.0.clone()).collect::<Vec<_>>());
     refuse_contradictions(args, &ops, &kinds, &qps, &typed_sizes)?;
+    let typed_sizes = if rails && typed_sizes.is_empty() { RAIL_SIZES.to_vec() } else { typed_sizes };
+    let unfit = ops.iter().any(|op| !RAIL_OPS.contains(op)) || kinds != RAIL_KINDS || qps != [1];
+    if rails && (unfit || args.addr.is_some()) {
+        return Err(PlanError::Rails);
+    }
     if gpu {
         let quick = args.quick;
-        return gpu_plan::cases(&gpu_plan::Wanted {
-            ops,
-            kinds,
-            sizes: typed_sizes,
-            qps,
-            mtu,
-            amount,
-            quick,
-        });
+        let mut cases =
+            gpu_plan::cases(&gpu_plan::Wanted { ops, kinds, sizes: typed_sizes, qps, mtu, amount, quick })?;
+        cases.retain(|case| !rails || case.place != Place::Naive);
+        return Ok(cases);
     }
 
     let mut cases = Vec::new();

@@ -150,3 +150,16 @@ fn listening_serves_what_the_other_side_asks_for() {
     assert_eq!(ends("--listen --size 8"), Err(PlanError::ListenTakesNoCases("--size")));
     assert!(refused_by_clap("--listen --peer node7"));
 }
+
+#[test]
+fn several_devices_are_rails_for_large_writes_and_reads() {
+    let plan = typed("--device mlx5_0,mlx5_1").unwrap();
+    assert!(plan.cases.iter().all(|c| c.kind == Kind::Bandwidth && c.qps == 1 && c.op != Op::Send));
+    let sizes = |op| plan.cases.iter().filter(|c| c.op == op).map(|c| c.size).collect::<Vec<_>>();
+    assert_eq!((sizes(Op::Write), sizes(Op::Read)), (RAIL_SIZES.to_vec(), RAIL_SIZES.to_vec()));
+    let on_gpu = typed("--device mlx5_0,mlx5_1 --memory gpu --size 8M").unwrap();
+    assert!(!on_gpu.cases.is_empty() && on_gpu.cases.iter().all(|c| c.place != Place::Naive));
+    for line in ["--op send", "--kind latency", "--qps 2", "--addr eth0", "--op write,atomic"] {
+        assert_eq!(typed(&format!("--device a,b {line}")), Err(PlanError::Rails), "{line}");
+    }
+}

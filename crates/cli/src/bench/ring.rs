@@ -6,6 +6,7 @@
 use anyhow::Context;
 use nobounce::memory::gpu::kernel::pattern;
 use nobounce::{Device, GpuOptions, Region, RemoteRegion};
+use std::sync::Arc;
 
 use super::case::Place;
 use super::gpu;
@@ -23,7 +24,7 @@ const MAX_SLOTS: usize = 64;
 /// One end's memory.
 #[derive(Debug)]
 pub(super) struct Ring {
-    pub(super) region: Region,
+    pub(super) region: Arc<Region>,
     pub(super) size: usize,
     pub(super) slots: usize,
     pub(super) stride: usize,
@@ -47,7 +48,7 @@ impl Ring {
         let stride = size.next_multiple_of(GUARD) + GUARD;
         let slots = (AREA / stride).clamp(1, MAX_SLOTS);
         let area = (GUARD + slots * stride).next_multiple_of(4096);
-        let region = region(device, place, 2 * area)?;
+        let region = Arc::new(region(device, place, 2 * area)?);
         Ok(Self { region, size, slots, stride, seed, stamped: stamped && !place.is_gpu() })
     }
 
@@ -166,9 +167,14 @@ impl Ring {
     }
 }
 
+/// How memory of that place is registered.
+pub(super) fn options(place: Place) -> GpuOptions {
+    GpuOptions { staged: place != Place::Direct, ..GpuOptions::default() }
+}
+
 /// Memory of that place, for both directions.
 pub(super) fn region(device: &Device, place: Place, len: usize) -> anyhow::Result<Region> {
-    let options = GpuOptions { staged: place != Place::Direct, ..GpuOptions::default() };
+    let options = options(place);
     Ok(if place.is_gpu() { device.register_gpu_on(0, len, options)? } else { device.register(len)? })
 }
 

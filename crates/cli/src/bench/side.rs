@@ -1,5 +1,6 @@
 //! One end of a case, whatever it does: memory, the timed part, and the check of what arrived.
 
+use anyhow::ensure;
 use nobounce::{Connection, Path, Region};
 
 use super::case::{Kind, Op, Place, Wait};
@@ -66,6 +67,11 @@ pub(super) fn open<'a>(
     }
     let ring = ring.inspect_err(refuse)?;
     let peer = exchange_regions(connection, &ring.region)?;
+    // Whose memory the other end reaches for: the serving end's, and the asking end's where it answers in kind.
+    let (served, asking) =
+        if asks { (peer.closed, ring.region.is_closed()) } else { (ring.region.is_closed(), peer.closed) };
+    let answers = work.kind == Kind::Bidirectional || (work.kind == Kind::Latency && work.op == Op::Write);
+    ensure!(work.op == Op::Send || !(served || answers && asking), nobounce::PostError::RemoteClosed);
     Ok(Box::new(End { connection, ring, peer, work, asks }))
 }
 

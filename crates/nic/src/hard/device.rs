@@ -102,6 +102,13 @@ pub struct Health {
     pub forked: bool,
 }
 
+impl Health {
+    /// Whether nothing is wrong.
+    pub fn is_well(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
 pub(crate) struct Inner {
     pub(crate) library: Arc<Library>,
     pub(crate) context: NonNull<verbs::Context>,

@@ -289,3 +289,118 @@ fn events_tell_how_the_device_is() {
     world(|world| world.port.state = verbs::IBV_PORT_DOWN);
     assert!(!device.look().port_down && device.examine().port_down, "no event yet, but the port says it");
 }
+
+#[test]
+fn what_leaves_behind_a_read_is_what_the_read_brings() {
+    let (addr, gpu) = (gpu_memory(), StandIn::program());
+    world(|world| (world.dmabuf, world.peermem) = (libc::EOPNOTSUPP, libc::EFAULT));
+    let device = open();
+    let pd = device.alloc_pd().unwrap();
+    let staged = register(&pd, addr, LEN, GpuOptions::default()).unwrap();
+    let cq = device.create_cq(64, None).unwrap();
+    let qp = pd.create_qp(&cq, &cq, QpLimits::default()).unwrap();
+    let host = HostBuffer::new(3000).unwrap();
+    // SAFETY: the buffer outlives the region.
+    let far = unsafe { pd.register(host.as_mut_ptr(), 3000, Access::all()) }.unwrap();
+    let remote = |at: u64| Remote { addr: host.addr() + at, rkey: far.rkey() };
+    let sge = |offset: u64, len| Sge { addr: addr + offset, len, lkey: staged.lkey() };
+    host.write_at(0, &[7; 1000]).unwrap();
+    gpu.poke(addr, &[1; 3000]);
+
+    // The bytes in the middle are read, and the device would see to the order: the completion is not polled in between.
+    qp.post_send(&SendRequest::new(1, Operation::Read(remote(0)), &[sge(1000, 1000)])).unwrap();
+    let fenced = SendRequest { fence: true, ..SendRequest::new(2, Operation::Write(remote(0)), &[]) };
+    qp.post_send(&SendRequest { sges: &[sge(500, 2000)], ..fenced }).unwrap();
+    let mut sent = vec![0; 2000];
+    host.read_at(0, &mut sent).unwrap();
+    let expected = [vec![1; 500], vec![7; 1000], vec![1; 500]].concat();
+    assert!(sent == expected, "the read's bytes, and around them the GPU's");
+    let mut got = Vec::new();
+    cq.poll(&mut got, 64).unwrap();
+    assert_eq!(got.iter().map(|one| one.wr_id).collect::<Vec<_>>(), [1, 2]);
+    assert_eq!(gpu.peek(addr + 1000, 1000), vec![7; 1000], "no fetch went over what was read");
+    // When it is over, the GPU's word counts again.
+    gpu.poke(addr + 1000, &[9; 1000]);
+    qp.post_send(&SendRequest::new(3, Operation::Write(remote(0)), &[sge(1000, 1000)])).unwrap();
+    host.read_at(0, &mut sent[..1000]).unwrap();
+    assert_eq!(sent[..1000], [9; 1000]);
+}
+
+#[test]
+fn what_the_port_does_not_carry_at_once_is_refused_before_it_is_posted() {
+    world(|world| world.port.max_msg_sz = 1 << 20);
+    let device = open();
+    assert_eq!(device.port().max_message, 1 << 20);
+    let pd = device.alloc_pd().unwrap();
+    let cq = device.create_cq(64, None).unwrap();
+    let qp = pd.create_qp(&cq, &cq, QpLimits::default()).unwrap();
+    let sge = |len| Sge { addr: 0x1000, len, lkey: 1 };
+    let write = |sges: &[Sge]| {
+        // Only what is too long: nothing is carried out.
+        qp.post_send(&SendRequest::new(1, Operation::Send, sges))
+    };
+    for sges in [&[sge((1 << 20) + 1)][..], &[sge(1 << 20), sge(1)]] {
+        let long = write(sges).unwrap_err();
+        assert!(matches!(long, super::PostError::TooLong { len: 1_048_577, max: 1_048_576, .. }), "{long}");
+        assert!(long.to_string().contains("fake0") && long.to_string().contains("several"), "{long}");
+    }
+    world(|world| world.port.max_msg_sz = 0);
+    assert_eq!(open().port().max_message, 1 << 31, "the standard's, where a driver says nothing");
+}
+
+#[test]
+fn a_forked_child_is_told_and_leaves_its_parent_s_objects_alone() {
+    let device = open();
+    let pd = device.alloc_pd().unwrap();
+    let channel = device.create_channel().unwrap();
+    let cq = device.create_cq(16, Some(&channel)).unwrap();
+    let qp = pd.create_qp(&cq, &cq, QpLimits::default()).unwrap();
+    let host = HostBuffer::new(4096).unwrap();
+    // SAFETY: the buffer outlives the region.
+    let mr = unsafe { pd.register(host.as_mut_ptr(), 4096, Access::all()) }.unwrap();
+    world(|world| world.calls.clear());
+    // SAFETY: the child allocates, which the allocators of today's C libraries allow, and ends without running anything of the parent's.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let told = |result: Result<(), String>| {
+            result.err().is_some_and(|words| words.contains("fake0 was opened before a fork"))
+        };
+        // SAFETY: as above.
+        let again = unsafe { pd.register(host.as_mut_ptr(), 4096, Access::all()) };
+        let sge = Sge { addr: host.addr(), len: 8, lkey: mr.lkey() };
+        let right = [
+            told(qp.post_send(&SendRequest::new(1, Operation::Send, &[sge])).map_err(|e| e.to_string())),
+            told(qp.post_recv(&RecvRequest { wr_id: 1, sges: &[sge] }).map_err(|e| e.to_string())),
+            told(cq.poll(&mut Vec::new(), 1).map(drop).map_err(|e| e.to_string())),
+            told(again.map(drop).map_err(|e| e.to_string())),
+            told(device.alloc_pd().map(drop).map_err(|e| e.to_string())),
+            told(device.create_cq(1, None).map(drop).map_err(|e| e.to_string())),
+            qp.modify(&QpAttr::to_init(Access::all()), 0).is_err_and(|e| e.to_string().contains("fork")),
+            device.look().forked && device.examine().forked,
+            !channel.take(),
+        ];
+        drop((device, pd, channel, cq, qp, mr));
+        let nothing = calls().is_empty();
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(i32::from(!(nothing && right.iter().all(|one| *one)))) };
+    }
+    let mut status = 0;
+    // SAFETY: a child of ours, and a valid place.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0, "the child saw something else");
+    // The parent goes on.
+    assert!(cq.poll(&mut Vec::new(), 1).is_ok());
+    drop((qp, mr));
+    assert!(standin::names().contains(&"destroy_qp"));
+}
+
+#[test]
+fn the_port_s_own_word_counts_whatever_its_events_said() {
+    let device = open();
+    world(|world| world.events.push_back((verbs::IBV_EVENT_PORT_ERR, 1)));
+    assert!(device.look().port_down);
+    assert!(!device.examine().port_down, "it is back, though nobody said so");
+    assert!(!device.look().port_down, "and that is kept");
+    world(|world| world.events.push_back((verbs::IBV_EVENT_CQ_ERR, 0)));
+    assert!(device.look().queue_failed && device.look().queue_failed);
+}

@@ -10,4 +10,5 @@ mod gpu_standin_slow_copies;
 mod handshake;
 mod operations;
 mod rails;
+mod taken;
 mod vanish;

@@ -1,9 +1,10 @@
-//! One transfer over two devices.
+//! One transfer over two devices, of host memory and of a GPU's (the stand-in driver's).
 
 use std::time::Duration;
 
-use crate::common::{SOON, is_hardware, pair, pattern};
-use nobounce::{ConnectOptions, RailError, Rails};
+use crate::common::{SOON, is_hardware, pair, pattern, waive};
+use fake_cuda::client::StandIn;
+use nobounce::{ConnectOptions, GpuOptions, RailError, Rails, Require};
 
 const LEN: usize = 3 << 20;
 
@@ -60,4 +61,42 @@ fn a_rail_that_fails_is_named_and_nothing_is_left_under_way() {
     let words = error.to_string();
     assert!(words.contains("rail 1") && words.contains(&a.connections()[1].peer().to_string()), "{words}");
     assert_eq!(a.connections().iter().map(nobounce::Connection::pending).sum::<usize>(), 0);
+}
+
+#[test]
+fn memory_of_a_gpu_is_registered_with_every_rail() {
+    let cuda = StandIn::load();
+    let (a, b) = rails(["127.173.0.5", "127.173.0.6"]);
+    let direct = GpuOptions { require: Require::Direct, ..GpuOptions::default() };
+    if a.connections()[0].device().register_gpu_on(0, 4096, direct).is_err() && is_hardware() {
+        waive(
+            "memory_of_a_gpu_is_registered_with_every_rail",
+            "the device does not reach the stand-in's memory",
+        );
+        return;
+    }
+    let before = cuda.live(c"allocations");
+    let (ours, theirs) = (a.register_gpu(0, LEN, direct).unwrap(), b.register_gpu(0, LEN, direct).unwrap());
+    assert_eq!(
+        cuda.live(c"allocations"),
+        before + 2,
+        "one allocation at each end, whatever the number of rails"
+    );
+    for region in ours.regions() {
+        assert!(region.is_gpu() && region.paths().are_direct() && region.addr() == ours.memory().addr());
+    }
+    let remote: Vec<_> = theirs.regions().map(nobounce::Region::remote).collect();
+    let bytes = pattern(LEN - 5000, 8);
+    ours.memory().write_at(7, &bytes).unwrap();
+    a.write(&ours, 7..7 + bytes.len(), &remote, 99, SOON).unwrap();
+    assert!(cuda.peek(theirs.memory().addr() + 99, bytes.len()) == bytes);
+    ours.memory().fill(0..LEN, 0).unwrap();
+    a.read(&ours, 11..11 + bytes.len(), &remote, 99, SOON).unwrap();
+    assert!(cuda.peek(ours.memory().addr() + 11, bytes.len()) == bytes);
+    drop((ours, theirs));
+    assert_eq!(cuda.live(c"allocations"), before);
+    // A rail that has no direct path is named.
+    let staged = GpuOptions { staged: true, ..direct };
+    let refused = a.register_gpu(0, LEN, staged).unwrap_err().to_string();
+    assert!(refused.contains("rail 0") && refused.contains("a direct path is required"), "{refused}");
 }
