@@ -33,23 +33,25 @@ class Clients:
     """The jobs that use MPS now, and the moment when there are none."""
 
     def __init__(self):
-        self.changed, self.count, self.is_closing = threading.Condition(), 0, False
+        self.changed, self.now, self.is_closing = threading.Condition(), set(), False
 
-    def __enter__(self):
+    def enter(self, job):
         with self.changed:
             self.changed.wait_for(lambda: not self.is_closing)
-            self.count += 1
+            self.now.add(job)
 
-    def __exit__(self, *_):
+    def leave(self, job):
+        """Gives those who are still there."""
         with self.changed:
-            self.count -= 1
+            self.now.remove(job)
             self.changed.notify_all()
+            return list(self.now)
 
     def when_gone(self, action):
         with self.changed:
             self.changed.wait_for(lambda: not self.is_closing)
             self.is_closing = True
-            self.changed.wait_for(lambda: self.count == 0)
+            self.changed.wait_for(lambda: not self.now)
         try:
             action()
         finally:
@@ -73,6 +75,7 @@ class Plan:
     def __init__(self, failed, one_by_one=False):
         self.jobs, self.failed, self.one_by_one = [], failed, one_by_one
         self.here, self.told = threading.local(), []
+        self.hurt = {}  # number of a job: name of one that was stopped beside it, whose fault MPS gives to all
 
     def add(self, name, company, run):
         self.jobs.append(Job(len(self.jobs), name, company, run))
@@ -103,9 +106,11 @@ class Plan:
 
     def share(self, jobs, mps, clients):
         for job in taken(jobs):
-            with clients:
-                is_spoilt = self.do(job)
+            clients.enter(job)
+            is_spoilt = self.do(job)
+            others = clients.leave(job)
             if is_spoilt:
+                self.hurt |= {other.number: job.name for other in others}
                 clients.when_gone(mps.restart)
 
     def alone(self, _):

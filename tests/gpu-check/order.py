@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
@@ -80,7 +81,46 @@ def check(is_so, what, shown=""):
         sys.exit(f"gpu-check's order: {what}\n{shown}")
 
 
+def spoilt():
+    """A run that was stopped: MPS is started anew when nobody uses it, and whoever ran beside it is known."""
+    sys.dont_write_bytecode = True
+    sys.path.insert(0, os.path.join(ROOT, "tools"))
+    import gpu_plan
+
+    class Mps:
+        restarts = []
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def restart(self):
+            self.restarts.append(set(running))
+
+    plan, running, failed = gpu_plan.Plan(lambda name, error: failed.append((name, str(error)))), set(), []
+
+    def job(name, seconds, result):
+        def run():
+            running.add(name)
+            time.sleep(seconds)
+            running.discard(name)
+            return result()
+
+        plan.add(name, gpu_plan.Company.RANKS, run)
+
+    job("stopped", 0.1, lambda: True)
+    job("beside it", 0.5, lambda: False)
+    job("after it", 0.1, lambda: 1 / 0)
+    plan.carry_out(Mps)
+    check(Mps.restarts == [set()], f"MPS was started anew beside {Mps.restarts}")
+    check(plan.hurt == {1: "stopped"}, f"hurt: {plan.hurt}")
+    check(failed == [("after it", "division by zero")], f"failed: {failed}")
+
+
 def main():
+    spoilt()
     with tempfile.TemporaryDirectory() as folder:
         make_bundle(folder)
         code, output, rows, spans, under = run(folder, *KINDS)
