@@ -31,6 +31,7 @@ use super::region::Regions;
 use super::snapshot::{Keeper, SNAPSHOT_TIMER};
 use super::srq::Srqs;
 use super::tally::PathCounters;
+use super::ways::{Ways, addressee};
 use crate::links::udp::OpenError;
 use crate::links::{Link, RxDatagram, Sealers, TxBatch, now_ns};
 
@@ -89,6 +90,8 @@ pub(crate) struct Core {
     /// Markers to be sent back, and where to.
     returns: Vec<(IpAddr, Marker)>,
     near: Near,
+    /// Who sent markers here: they are sent back by the way that other packets would take.
+    askers: Ways,
     /// Queue pair 1.
     pub(super) gsi: Gsi,
     /// Queue pairs that wait for the GPU's copy engine.
@@ -131,6 +134,7 @@ impl Engine {
             touched: Vec::new(),
             returns: Vec::new(),
             near: Near::default(),
+            askers: Ways::default(),
             gsi: Gsi::default(),
             holding: Vec::new(),
             starved: false,
@@ -150,8 +154,18 @@ impl Engine {
         self.core.change_path(index);
         let Some(entry) = self.core.qps[index as usize].as_deref_mut() else { return };
         let (remote, slot) = entry.peer();
-        // Datagrams go to whoever the request says, and the address of the attributes is nobody's.
+        // Datagrams go to whoever the request says (see `meet_strangers`); the address of the attributes is nobody's.
         entry.ring = if entry.qp.service() == Service::Ud { None } else { self.link.introduce(remote, slot) };
+    }
+
+    /// Tries to meet those to whom the queue pair's datagrams go, before the first one is built: later ones must not overtake it.
+    #[cold]
+    pub(crate) fn meet_strangers(&mut self, index: u32) {
+        let Self { link, core, .. } = self;
+        let Some(entry) = core.qps[index as usize].as_deref_mut() else { return };
+        if let Some(ways) = &mut entry.ways {
+            ways.meet_strangers(&mut **link, &mut core.near);
+        }
     }
 
     /// Can be reached from now on.
@@ -171,9 +185,8 @@ impl Engine {
             link.receive(&mut |datagram| core.handle_datagram(*clock.get_or_insert_with(now_ns), datagram));
         while let Some(peer) = link.departed() {
             // Packets to those whose shorter way has ended need an ICRC again.
-            for entry in core.qps.iter_mut().flatten().filter(|entry| entry.peer() == peer) {
-                entry.ring = None;
-            }
+            core.qps.iter_mut().flatten().for_each(|entry| entry.part_with(peer));
+            core.askers.forget(peer);
         }
         if core.overflows.count() != core.overflows_known {
             core.hear_of_overflows();
@@ -184,6 +197,9 @@ impl Engine {
         }
         let now = clock.unwrap_or_else(now_ns);
         core.driven_at = now;
+        if core.askers.has_strangers() {
+            core.askers.meet_strangers(&mut **link, &mut core.near);
+        }
         core.settle_touched(now);
         core.fire_timers(now);
         if core.gsi.wanted {
@@ -376,6 +392,7 @@ impl Core {
         }
         if !marker.returns {
             if self.returns.len() < MAX_RETURNS {
+                self.askers.expect(addressee(datagram.src, marker.from));
                 self.returns.push((datagram.src, marker.returned()));
             }
         } else if let Some(entry) = self.entry(marker.to) {
@@ -656,6 +673,7 @@ impl Core {
             }
             if unreliable {
                 tx.treat(entry.qp.treatment());
+                entry.choose_way(&transmit.header);
             }
             match build(entry, tx, regions, &transmit) {
                 Ok(Built::Done(route)) => {

@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use nobounce_protocol::qp::{Completion, Qp as ProtocolQp, QpState, Transmit, WorkKind};
+use nobounce_protocol::qp::{Completion, Datagram, Qp as ProtocolQp, QpState, Transmit, WorkKind};
 use nobounce_protocol::timing::Nanos;
-use nobounce_protocol::wire::{Header, Marker, Opcode, Psn, Qpn, Syndrome};
+use nobounce_protocol::wire::{Header, Marker, Opcode, Psn, Qpn, Service, Syndrome};
 
 use super::cq::CqInner;
 use super::engine::TURN;
@@ -20,6 +20,7 @@ use super::path::PathIndex;
 use super::srq::SrqIndex;
 use super::stage::{Owner, Stage};
 use super::tally::PathCounters;
+use super::ways::{Ways, addressee};
 use crate::links::shm::NearRing;
 
 /// One queue pair with its queues.
@@ -76,6 +77,8 @@ pub(crate) struct QpEntry {
     answers: Once,
     /// What waits for copies.
     pub(super) held: Option<Box<Held>>,
+    /// Where its datagrams go to, if that is what it sends: `ring` is that of the packet built last then.
+    pub(super) ways: Option<Box<Ways>>,
     pub(super) tally: PathCounters,
 }
 
@@ -197,6 +200,7 @@ impl QpEntry {
         send_cq: Arc<CqInner>,
         recv_cq: Arc<CqInner>,
     ) -> Self {
+        let service = qp.service();
         Self {
             qpn,
             qp,
@@ -228,6 +232,7 @@ impl QpEntry {
             requests: Once::default(),
             answers: Once::default(),
             held: None,
+            ways: (service == Service::Ud).then(Box::default),
             tally: PathCounters::default(),
         }
     }
@@ -312,6 +317,39 @@ impl QpEntry {
             held.response = Some((after, transmit));
         } else {
             held.request = Some((after, transmit));
+        }
+    }
+
+    /// A datagram was posted.
+    #[inline]
+    pub(crate) fn note_addressee(&mut self, to: &Datagram) {
+        if let Some(ways) = &mut self.ways {
+            ways.expect(addressee(to.remote, to.dest_qpn));
+        }
+    }
+
+    /// Whether a datagram goes to somebody whom nobody has tried to meet.
+    #[inline]
+    pub(crate) fn has_strangers(&self) -> bool {
+        self.ways.as_ref().is_some_and(|ways| ways.has_strangers())
+    }
+
+    /// A packet of an unreliable service is about to be built: a datagram takes the way to its receiver.
+    pub(super) fn choose_way(&mut self, header: &Header) {
+        let to = addressee(*self.qp.destination(), header.dest_qpn);
+        if let Some(way) = self.ways.as_mut().and_then(|ways| ways.turn_to(to)) {
+            self.ring = way;
+        }
+    }
+
+    /// A peer whose ring is given up: packets to it need an ICRC again.
+    pub(super) fn part_with(&mut self, gone: (IpAddr, u8)) {
+        let was_ours = match &mut self.ways {
+            Some(ways) => ways.forget(gone),
+            None => self.peer() == gone,
+        };
+        if was_ours {
+            self.ring = None;
         }
     }
 

@@ -58,6 +58,7 @@ mod tally;
 mod target;
 mod unit;
 mod units;
+mod ways;
 
 pub use channel::Channel;
 pub use cm::{BindError, Cm};

@@ -403,8 +403,12 @@ impl Qp {
         let now = now_ns();
         let Some(entry) = engine.core.entry(self.qpn) else { return };
         entry.note_posted(now);
+        let strangers = entry.has_strangers();
         if entry.qp.has_completions() {
             engine.core.settle(index);
+        }
+        if strangers {
+            engine.meet_strangers(index);
         }
         engine.core.make_ready(index);
         self.unit.start(engine, now, self.shared.units.are_several());
@@ -480,7 +484,11 @@ fn post_one(
     let send = checked(limits, v4, request)?;
     let serial = match request.to {
         None => entry.qp.post(send)?,
-        Some(to) => entry.qp.post_to(send, to)?,
+        Some(to) => {
+            let serial = entry.qp.post_to(send, to)?;
+            entry.note_addressee(&to);
+            serial
+        }
     };
     let bytes = request.inline.map_or_else(|| Bytes::of(request.sges), |bytes| Bytes::Inline(bytes.into()));
     // A fence orders it after READs before it, which may bring what it sends.

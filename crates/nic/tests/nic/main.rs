@@ -29,6 +29,7 @@ mod refusals;
 mod report;
 mod reregister;
 mod shm;
+mod shm_datagrams;
 mod srq;
 mod threads;
 mod treatment;
