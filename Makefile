@@ -101,15 +101,15 @@ check-lints: ## clippy with warnings denied
 	else tools/waive clippy "clippy is not installed (rustup component add clippy)"; fi
 
 # The stand-in's knobs are one set for a process: nextest gives each test a process, cargo test at least its turn.
-test-code: ## Unit and integration tests, and the replay of the fuzz corpora
+test-code: ## Unit and integration tests, and the replay of the fuzz corpora, over UDP
 	@if cargo nextest --version >/dev/null 2>&1; then \
-		cargo nextest run $(LOCKED) --workspace --lib --bins --tests --no-fail-fast --no-tests=pass; \
-	else cargo test $(LOCKED) --workspace --lib --bins --tests --no-fail-fast -- --test-threads=1; fi
+		NOBOUNCE_LINK=udp cargo nextest run $(LOCKED) --workspace --lib --bins --tests --no-fail-fast --no-tests=pass; \
+	else NOBOUNCE_LINK=udp cargo test $(LOCKED) --workspace --lib --bins --tests --no-fail-fast -- --test-threads=1; fi
 
-test-shm: ## The device's tests once more, with shared memory between its ends
+test-shm: ## The device's and the library's tests once more, with shared memory between their ends
 	@if cargo nextest --version >/dev/null 2>&1; then \
-		NOBOUNCE_LINK=shm cargo nextest run $(LOCKED) --workspace --lib --bins --tests --no-fail-fast -E 'binary_id(nobounce-nic::nic)'; \
-	else NOBOUNCE_LINK=shm cargo test $(LOCKED) -p nobounce-nic --test nic --no-fail-fast -- --test-threads=1; fi
+		NOBOUNCE_LINK=shm cargo nextest run $(LOCKED) --workspace --lib --bins --tests --no-fail-fast -E 'binary_id(nobounce-nic::nic) + binary_id(nobounce::library)'; \
+	else NOBOUNCE_LINK=shm cargo test $(LOCKED) -p nobounce-nic -p nobounce --test nic --test library --no-fail-fast -- --test-threads=1; fi
 
 # What can go wrong between engines, on both links; `NOBOUNCE_ENGINES=4 make test-code` tries everything.
 ENGINE_TESTS := operations posting faulty many fork forged lifetimes reregister srq windows threads report engines

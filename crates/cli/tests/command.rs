@@ -72,6 +72,32 @@ fn the_link_is_the_one_asked_for() {
     }
 }
 
+/// Nobody said which: shared memory, since both ends are here; and what is judged also as it would be between machines.
+#[test]
+fn the_link_is_chosen_by_itself_and_said() {
+    let file = std::env::temp_dir().join(format!("nobounce-{}-auto.json", std::process::id()));
+    let line = format!(
+        "bench --addr 127.60.3.1 --op write --kind latency --size 8,64 --iters 100 --json {}",
+        file.display()
+    );
+    let mut command = nobounce(&line);
+    command.env_remove("NOBOUNCE_LINK");
+    let (code, stdout, stderr) = output(command);
+    assert_eq!(code, Some(0), "{stderr}");
+    let json: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    let _ = std::fs::remove_file(&file);
+    let links: Vec<_> = json["results"].as_array().unwrap().iter().map(|one| one["link"].clone()).collect();
+    assert_eq!(links, ["shm", "udp", "shm"], "8 B twice");
+    for wanted in [
+        "link: shm, shared memory between processes of one machine; the rows that say so over udp",
+        "write, udp",
+        "write 8 B latency over shm, waiting on cq: ",
+        "write 8 B latency over udp, waiting on cq: ",
+    ] {
+        assert!(stdout.contains(wanted), "{wanted} is missing in {stdout}");
+    }
+}
+
 /// The raw measurement with its real second process.
 #[test]
 fn plain_udp_is_measured_between_two_processes() {

@@ -222,6 +222,11 @@ impl Device {
         self.soft().map(soft::Device::link_counters).unwrap_or_default()
     }
 
+    /// Why packets to peers on this machine take UDP, where they could take shared memory; nothing on hardware.
+    pub fn fallbacks(&self) -> Vec<String> {
+        self.soft().map(soft::Device::fallbacks).unwrap_or_default()
+    }
+
     #[allow(missing_docs)]
     pub fn alloc_pd(&self) -> Result<Pd, OpenError> {
         Ok(match self {

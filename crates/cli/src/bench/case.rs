@@ -160,6 +160,8 @@ pub(crate) struct Case {
     pub(crate) mtu: u32,
     /// When to stop.
     pub(crate) amount: Amount,
+    /// Over UDP, whichever link the other cases take.
+    pub(crate) over_udp: bool,
 }
 
 impl fmt::Display for Case {
@@ -170,6 +172,9 @@ impl fmt::Display for Case {
         }
         if self.wait == Wait::Memory {
             write!(f, ", waiting on memory")?;
+        }
+        if self.over_udp {
+            write!(f, ", over UDP")?;
         }
         match self.place {
             Place::Host => Ok(()),
@@ -187,7 +192,7 @@ pub(crate) struct CaseResult {
     pub(crate) samples: Samples,
     /// Operations in the timed part.
     pub(crate) iters: u64,
-    /// The link the bytes went over: `udp`.
+    /// The link the bytes went over: `udp` or `shm`.
     pub(crate) link: String,
     /// Where the bytes lie: `host`, `gpu`, or `stand-in` where host memory plays the GPU's part.
     pub(crate) memory: String,
@@ -227,4 +232,9 @@ pub(crate) trait Measure {
     /// An error means that nothing could be measured (exit code 2); wrong bytes are a result with `verified`
     /// set to what was wrong (exit code 1).
     fn run(&mut self, case: &Case, progress: &dyn Fn(f64)) -> anyhow::Result<CaseResult>;
+
+    /// Why packets took UDP, where they did although a shorter way was to be taken.
+    fn fallbacks(&self) -> Vec<String> {
+        Vec::new()
+    }
 }

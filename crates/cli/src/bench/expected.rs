@@ -27,9 +27,11 @@ pub(super) struct Share {
 /// what plain UDP does here. Without either there is nothing to expect.
 pub(super) fn shares(report: &Report, calibration: Option<&Calibration>) -> Vec<Share> {
     let judged = |one: &&CaseOutcome| {
+        // Both predict what UDP does.
+        let by_udp = one.link == "udp";
         let headline = matches!((one.kind, one.size), (Kind::Latency, 8) | (Kind::Bandwidth, 1_048_576));
         let plain = one.qps == 1 && one.wait == Wait::Cq && matches!(one.op, Op::Write | Op::Read | Op::Send);
-        headline && plain && matches!(one.way(), Way::Host | Way::Direct)
+        by_udp && headline && plain && matches!(one.way(), Way::Host | Way::Direct)
     };
     report.results.iter().filter(judged).filter_map(|one| share(report, one, calibration)).collect()
 }

@@ -195,7 +195,7 @@ fn a_good_run_prints_writes_and_is_fine() {
     (plan.json, plan.plot) = (Some(folder.file("run.json")), Some(folder.file("run.svg")));
     let (verdict, printed) = try_run(&plan, &mut Mock::new()).unwrap();
     assert_eq!(verdict, Verdict::Fine);
-    assert!(printed.contains("write 1 MiB: ") && printed.contains(" of raw"), "{printed}");
+    assert!(printed.contains("write 1 MiB over udp: ") && printed.contains(" of raw"), "{printed}");
     assert!(printed.contains("every byte verified"), "{printed}");
 
     let json = json(&folder.file("run.json"));

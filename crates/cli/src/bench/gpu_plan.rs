@@ -80,7 +80,7 @@ impl Wanted {
             Amount::Time(TIME) if judged => Amount::Time(HEADLINE_TIME),
             amount => amount,
         };
-        Case { op, kind, place, size, qps, wait: Wait::Cq, mtu: self.mtu, amount }
+        Case { op, kind, place, size, qps, wait: Wait::Cq, mtu: self.mtu, amount, over_udp: false }
     }
 
     fn sizes_of(&self, op: Op, kind: Kind) -> Vec<u64> {

@@ -11,7 +11,7 @@ use super::counted::{Counted, EndCounted};
 use super::drive::WINDOW;
 use super::exchange::{Step, Work, hear, hear_checked, hear_counted, hear_ready, say};
 use super::gpu_visible;
-use super::peer::Child;
+use super::peer::{self, Child, PeerArgs};
 use super::rails;
 use super::side::{Side, Timed};
 
@@ -23,19 +23,26 @@ const FIRST_ROUND: u64 = 256;
 const FIRST_ROUND_BYTES: u64 = 64 << 20;
 const MAX_ROUND: u64 = 4_000_000;
 
-/// The asking end.
-pub(super) struct Bench {
+/// Our devices, and where the others are.
+pub(super) struct Ends {
     /// One, or the rails of every transfer.
     devices: Vec<Device>,
     target: String,
-    seed: u64,
     /// The other process, where we started it ourselves; it ends with us.
     _child: Option<Child>,
 }
 
-impl Bench {
-    pub(super) fn new(devices: Vec<Device>, target: String, seed: u64, child: Option<Child>) -> Self {
-        Self { devices, target, seed, _child: child }
+impl Ends {
+    /// A peer that runs already.
+    pub(super) fn far(devices: Vec<Device>, target: String) -> Self {
+        Self { devices, target, _child: None }
+    }
+
+    /// A process of this machine that is started for it, with devices like ours.
+    pub(super) fn here(devices: Vec<Device>, ours: &PeerArgs) -> anyhow::Result<Self> {
+        // Another seed, or both ends would lose the same packets.
+        let child = Child::start(&PeerArgs { seed: ours.seed.wrapping_add(1), ..ours.clone() })?;
+        Ok(Self { devices, target: child.target(), _child: Some(child) })
     }
 
     fn first(&self) -> &Device {
@@ -53,13 +60,40 @@ impl Bench {
     }
 }
 
+/// The asking end.
+pub(super) struct Bench {
+    ends: Ends,
+    ours: PeerArgs,
+    /// The same over UDP, once it was asked for.
+    udp: Option<Ends>,
+}
+
+impl Bench {
+    pub(super) fn new(ends: Ends, ours: PeerArgs) -> Self {
+        Self { ends, ours, udp: None }
+    }
+
+    fn ends_for(&mut self, case: &Case) -> anyhow::Result<&Ends> {
+        if !case.over_udp {
+            return Ok(&self.ends);
+        }
+        if self.udp.is_none() {
+            let ours = PeerArgs { link: Some("udp".to_owned()), ..self.ours.clone() };
+            self.udp = Some(Ends::here(peer::open_all(&ours)?, &ours)?);
+        }
+        self.udp.as_ref().context("they were opened just now")
+    }
+}
+
 impl Measure for Bench {
     fn run(&mut self, case: &Case, progress: &dyn Fn(f64)) -> anyhow::Result<CaseResult> {
-        let (before, links) = (counted(&self.devices), sent_by_link(self.first()));
-        let connections = rails::ask(self.connect(case)?, &self.devices, case)?;
+        let seed = self.ours.seed;
+        let ends = self.ends_for(case)?;
+        let (before, links) = (counted(&ends.devices), sent_by_link(ends.first()));
+        let connections = rails::ask(ends.connect(case)?, &ends.devices, case)?;
         let connection = connections.first();
         let Case { op, kind, place, size, wait, .. } = *case;
-        let work = Work { op, kind, place, size, wait, seed: self.seed };
+        let work = Work { op, kind, place, size, wait, seed };
         say(connection, &Step::Work(work))?;
         let side = connections.open(work, true, |_| ())?;
 
@@ -94,17 +128,21 @@ impl Measure for Bench {
         Ok(CaseResult {
             samples,
             iters,
-            link: match self.first().nic().hard().map(|hard| hard.port().link_layer) {
+            link: match ends.first().nic().hard().map(|hard| hard.port().link_layer) {
                 Some(LinkLayer::InfiniBand) => "infiniband".to_owned(),
                 Some(LinkLayer::Ethernet) => "roce".to_owned(),
-                None => link_between(&links, &sent_by_link(self.first())),
+                None => link_between(&links, &sent_by_link(ends.first())),
             },
             memory: side.memory().to_owned(),
             path: side.path(),
-            counted: Some(Counted { here: counted(&self.devices).since(&before), there }),
+            counted: Some(Counted { here: counted(&ends.devices).since(&before), there }),
             mtu: connection.mtu().bytes(),
             verified: session.verified,
         })
+    }
+
+    fn fallbacks(&self) -> Vec<String> {
+        self.ends.devices.iter().flat_map(|device| device.nic().fallbacks()).collect()
     }
 }
 

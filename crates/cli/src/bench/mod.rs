@@ -65,7 +65,7 @@ use self::case::{Amount, Measure, Memory};
 use self::machine::Machine;
 use self::measure::Bench;
 use self::model::{CaseOutcome, Report, SCHEMA};
-use self::peer::{Child, PeerArgs};
+use self::peer::PeerArgs;
 use self::plan::{Ends, Plan};
 use self::progress::Progress;
 use self::raw::Raw;
@@ -99,6 +99,9 @@ pub(crate) fn main(args: &BenchArgs) -> anyhow::Result<Verdict> {
     if args.explain_device {
         explain_device::print(&plan, &mut out)?;
         return Ok(Verdict::Fine);
+    }
+    if chooses_link(&plan) {
+        plan.show_udp_too();
     }
     if args.explain {
         explain(&plan, &mut out)?;
@@ -135,6 +138,12 @@ pub(crate) fn main(args: &BenchArgs) -> anyhow::Result<Verdict> {
     run(&plan, &mut world, &mut out)
 }
 
+/// Whether nobody said which link is meant: then it is chosen by itself.
+fn chooses_link(plan: &Plan) -> bool {
+    let said = plan.link.is_some() || std::env::var_os("NOBOUNCE_LINK").is_some();
+    !said && plan.ends == Ends::Here && plan.memory == Memory::Host && !plan.is_hardware()
+}
+
 /// The device of this end.
 fn device_of(plan: &Plan) -> PeerArgs {
     let (device, addr, link) = (plan.device.clone(), plan.addr.clone(), plan.link.clone());
@@ -144,15 +153,11 @@ fn device_of(plan: &Plan) -> PeerArgs {
 /// Whoever measures this plan.
 fn measurer(plan: &Plan, devices: Vec<Device>) -> anyhow::Result<Box<dyn Measure>> {
     let ours = device_of(plan);
-    let (target, child) = match &plan.ends {
-        Ends::Peer { host, port } => (format!("{host}:{port}"), None),
-        _ => {
-            // Another seed, or both ends would lose the same packets.
-            let child = Child::start(&PeerArgs { seed: ours.seed.wrapping_add(1), ..ours })?;
-            (child.target(), Some(child))
-        }
+    let ends = match &plan.ends {
+        Ends::Peer { host, port } => measure::Ends::far(devices, format!("{host}:{port}")),
+        _ => measure::Ends::here(devices, &ours)?,
     };
-    Ok(Box::new(Bench::new(devices, target, plan.seed, child)))
+    Ok(Box::new(Bench::new(ends, ours)))
 }
 
 /// A hardware device in one line.
@@ -248,6 +253,8 @@ fn measure(plan: &Plan, world: &mut World<'_>) -> anyhow::Result<Report> {
         progress(1.0);
         measured.push((case, result));
     }
+    let mut notes = world.notes.clone();
+    notes.extend(world.measure.fallbacks());
     let after = (world.counters)();
     // Machines get faster and slower within a minute: plain UDP is measured at both ends of the run.
     let raw = before_all.map(|first| match raw(plan, world) {
@@ -266,7 +273,7 @@ fn measure(plan: &Plan, world: &mut World<'_>) -> anyhow::Result<Report> {
         loss: (plan.loss > 0.0).then_some(plan.loss),
         raw,
         kernel_udp: before.zip(after).map(|(before, after)| KernelUdp { before, after }),
-        notes: world.notes.clone(),
+        notes,
         results,
     })
 }
@@ -310,7 +317,15 @@ fn explain(plan: &Plan, out: &mut dyn Write) -> anyhow::Result<()> {
             "GPU memory by the best path there is, staged (pinned, pipelined), staged naively, and host memory"
         )?;
     }
-    if plan.ends == Ends::Here {
+    if plan.ends == Ends::Here && !plan.is_hardware() {
+        let link = plan.link.clone().or_else(|| std::env::var("NOBOUNCE_LINK").ok());
+        match link.as_deref() {
+            Some("udp") => writeln!(out, "packets take UDP, as between machines")?,
+            _ => writeln!(
+                out,
+                "packets take shared memory where it can be had; --link udp for what is between machines"
+            )?,
+        }
         writeln!(out, "first and last plain UDP between two processes: GSO blast, then a 32 B ping-pong")?;
     }
     for case in &plan.cases {

@@ -55,7 +55,7 @@ pub(crate) struct CaseOutcome {
     pub(crate) size: u64,
     /// Queue pairs at work.
     pub(crate) qps: u32,
-    /// `udp`
+    /// `udp`, `shm`, or what hardware has.
     pub(crate) link: String,
     /// `host`, `gpu`, or `stand-in`.
     pub(crate) memory: String,
@@ -139,6 +139,19 @@ pub(crate) enum OutcomeError {
         /// The case.
         case: String,
     },
+}
+
+impl Report {
+    /// The link that its cases took, but for those that say otherwise.
+    pub(crate) fn main_link(&self) -> Option<&str> {
+        self.results.first().map(|one| one.link.as_str())
+    }
+
+    /// Its cases, without those that took another link.
+    pub(crate) fn on_main_link(&self) -> impl Iterator<Item = &CaseOutcome> {
+        let main = self.main_link();
+        self.results.iter().filter(move |one| Some(one.link.as_str()) == main)
+    }
 }
 
 impl CaseOutcome {
@@ -244,7 +257,17 @@ mod tests {
 
     fn case(op: Op, kind: Kind, size: u64) -> Case {
         let place = Place::Host;
-        Case { op, kind, place, size, qps: 1, wait: Wait::Cq, mtu: 4096, amount: Amount::Iters(1000) }
+        Case {
+            op,
+            kind,
+            place,
+            size,
+            qps: 1,
+            wait: Wait::Cq,
+            mtu: 4096,
+            amount: Amount::Iters(1000),
+            over_udp: false,
+        }
     }
 
     fn result(samples: Samples) -> CaseResult {

@@ -59,7 +59,7 @@ pub(crate) struct Plan {
     pub(crate) device: Option<String>,
     /// Address or interface of the device; loopback without.
     pub(crate) addr: Option<String>,
-    /// The way packets take; as the environment says without, or UDP.
+    /// The way packets take; as the environment says without, or chosen by itself.
     pub(crate) link: Option<String>,
     /// How many engines drive the device at most; by the CPUs without.
     pub(crate) engines: Option<u8>,
@@ -88,6 +88,16 @@ impl Plan {
     pub(crate) fn is_hardware(&self) -> bool {
         let named = self.device.clone().or_else(|| std::env::var("NOBOUNCE_DEVICE").ok());
         named.is_some_and(|names| devices(&names).any(nobounce::Device::is_hardware))
+    }
+
+    /// Has the figures by which we are judged measured over UDP, too: between machines there is nothing shorter, and raw is plain UDP.
+    pub(crate) fn show_udp_too(&mut self) {
+        let judged = |case: &Case| headline(case.op, case.kind, case.size).is_some() && case.qps == 1;
+        let with = |case: Case| {
+            let udp = judged(&case).then(|| Case { over_udp: true, ..case.clone() });
+            std::iter::once(case).chain(udp)
+        };
+        self.cases = std::mem::take(&mut self.cases).into_iter().flat_map(with).collect();
     }
 }
 
@@ -282,7 +292,17 @@ fn cases(args: &BenchArgs) -> Result<Vec<Case>, PlanError> {
                     let amount =
                         headline(*op, *kind, size).filter(|_| amount == Amount::Time(TIME)).unwrap_or(amount);
                     let place = Place::Host;
-                    cases.push(Case { op: *op, kind: *kind, place, size, qps: *count, wait, mtu, amount });
+                    cases.push(Case {
+                        op: *op,
+                        kind: *kind,
+                        place,
+                        size,
+                        qps: *count,
+                        wait,
+                        mtu,
+                        amount,
+                        over_udp: false,
+                    });
                 }
             }
         }
@@ -294,7 +314,10 @@ fn cases(args: &BenchArgs) -> Result<Vec<Case>, PlanError> {
         let after = cases.iter().rposition(|case| (case.op, case.kind) == (op, kind)).map_or(0, |at| at + 1);
         let amount = if args.quick { amount } else { headline(op, kind, size).unwrap_or(amount) };
         let place = Place::Host;
-        cases.insert(after, Case { op, kind, place, size, qps: 64, wait: Wait::Cq, mtu, amount });
+        cases.insert(
+            after,
+            Case { op, kind, place, size, qps: 64, wait: Wait::Cq, mtu, amount, over_udp: false },
+        );
     }
     Ok(cases)
 }

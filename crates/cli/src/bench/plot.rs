@@ -64,7 +64,8 @@ fn drawn(error: impl std::fmt::Display) -> PlotError {
 
 fn subtitle(report: &Report) -> String {
     let loss = report.loss.map_or(String::new(), |loss| format!(", {} % loss", loss * 100.0));
-    format!("{} · {}{loss}", report.machine, report.started)
+    let link = report.main_link().map_or(String::new(), |link| format!(", over {link}"));
+    format!("{} · {}{link}{loss}", report.machine, report.started)
 }
 
 #[derive(Debug)]
@@ -148,7 +149,7 @@ pub(super) fn line(
             .filter(|value| value.is_finite() && *value > 0.0 && one.size > 0)
             .map(|value| (one.size, value))
     };
-    let mut points: Vec<(u64, f64)> = report.results.iter().filter_map(usable).collect();
+    let mut points: Vec<(u64, f64)> = report.on_main_link().filter_map(usable).collect();
     points.sort_by_key(|(size, _)| *size);
     (!points.is_empty()).then_some(Line { name, color, strong, points })
 }

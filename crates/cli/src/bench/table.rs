@@ -29,6 +29,9 @@ pub(crate) fn render(report: &Report) -> String {
     if let Some(raw) = &report.raw {
         let _ = writeln!(text, "raw (plain UDP between two processes here): {raw}");
     }
+    if let Some(link) = links(report) {
+        let _ = writeln!(text, "{link}");
+    }
     if let Some(loss) = report.loss {
         let _ = writeln!(text, "dropping {} % of the packets on purpose", loss * 100.0);
     }
@@ -46,7 +49,10 @@ fn latency(report: &Report) -> Option<String> {
     let rows = rows(report, &[Kind::Latency, Kind::GpuVisible]);
     let mut table = table(&["latency", "size", "min us", "p50 us", "p99 us", "p99.9 us", "x raw", "bytes"]);
     for one in &rows {
-        let name = if one.wait == Wait::Memory { format!("{}, memory", one.op) } else { name(report, one) };
+        let mut name = name(report, one);
+        if one.wait == Wait::Memory {
+            name.push_str(", memory");
+        }
         let mut cells = vec![name, Bytes(one.size).to_string()];
         cells.extend([one.min_us, one.p50_us, one.p99_us, one.p999_us, one.of_raw].map(optional));
         cells.push(bytes(one).to_owned());
@@ -61,7 +67,9 @@ fn bandwidth(report: &Report) -> Option<String> {
     let mut table =
         table(&["bandwidth", "size", "QPs", "one way GB/s", "of raw", "both ways GB/s", "of raw", "bytes"]);
     let mut shown = Vec::new();
-    let key = |one: &CaseOutcome| (one.op, one.size, one.qps, one.memory.clone(), one.path.clone());
+    let key = |one: &CaseOutcome| {
+        (one.op, one.size, one.qps, one.memory.clone(), one.path.clone(), one.link.clone())
+    };
     for one in &rows {
         let this = key(one);
         if shown.contains(&this) {
@@ -92,8 +100,27 @@ fn rate(report: &Report) -> Option<String> {
     (!rows.is_empty()).then(|| table.trim_fmt())
 }
 
-/// What a row is called: in a run about GPU memory, also where the bytes lie and how they got there.
+/// Which link the figures are of.
+fn links(report: &Report) -> Option<String> {
+    let main = report.main_link()?;
+    let words = match main {
+        "shm" => "shm, shared memory between processes of one machine",
+        "udp" => "udp, as between machines",
+        other => other,
+    };
+    let others = report.results.iter().find(|one| one.link != main);
+    let but = others.map_or(String::new(), |one| format!("; the rows that say so over {}", one.link));
+    Some(format!("link: {words}{but}"))
+}
+
+/// What a row is called: with its link, where most others took another; in a run about GPU memory, also where the bytes lie and how
+/// they got there.
 fn name(report: &Report, one: &CaseOutcome) -> String {
+    let name = kind_of_row(report, one);
+    if report.main_link() == Some(one.link.as_str()) { name } else { format!("{name}, {}", one.link) }
+}
+
+fn kind_of_row(report: &Report, one: &CaseOutcome) -> String {
     let what = if one.kind == Kind::GpuVisible { "gpu-visible".to_owned() } else { one.op.to_string() };
     match &report.machine.gpu {
         None => what,
@@ -169,25 +196,29 @@ pub(crate) fn verdicts(report: &Report) -> Vec<String> {
 /// The figures by which a run on host memory is judged.
 fn headlines(report: &Report) -> Vec<String> {
     let mut lines = Vec::new();
-    let find = |kind, size, qps| {
+    let judged = |kind, size| {
         let wanted =
-            |one: &&CaseOutcome| (one.op, one.kind, one.size, one.qps) == (Op::Write, kind, size, qps);
-        report.results.iter().find(wanted)
+            move |one: &&CaseOutcome| (one.op, one.kind, one.size, one.qps) == (Op::Write, kind, size, 1);
+        report.results.iter().filter(wanted)
     };
-    let one = find(Kind::Bandwidth, 1 << 20, 1);
-    if let Some((one, speed)) = one.and_then(|one| Some((one, one.gbytes_per_s?))) {
+    let over = |one: &CaseOutcome| format!("over {}", one.link);
+    for (one, speed) in judged(Kind::Bandwidth, 1 << 20).filter_map(|one| Some((one, one.gbytes_per_s?))) {
         let share = one.of_raw.map_or(String::new(), |share| format!(", {} of raw", figure(share)));
-        lines.push(format!("write 1 MiB: {} GB/s{share}", figure(speed)));
+        lines.push(format!("write 1 MiB {}: {} GB/s{share}", over(one), figure(speed)));
     }
-    if let Some((one, p50)) = find(Kind::Latency, 8, 1).and_then(|one| Some((one, one.p50_us?))) {
+    for (one, p50) in judged(Kind::Latency, 8).filter_map(|one| Some((one, one.p50_us?))) {
         let share = one.of_raw.map_or(String::new(), |share| format!(", {} x raw", figure(share)));
-        lines.push(format!("write 8 B latency, waiting on {}: {} us{share}", one.wait, figure(p50)));
+        lines.push(format!(
+            "write 8 B latency {}, waiting on {}: {} us{share}",
+            over(one),
+            one.wait,
+            figure(p50)
+        ));
     }
-    let many = report.results.iter().filter(|one| one.kind == Kind::Bandwidth && one.qps > 1);
+    let many = report.on_main_link().filter(|one| one.kind == Kind::Bandwidth && one.qps > 1);
     for many in many {
         let single = report
-            .results
-            .iter()
+            .on_main_link()
             .find(|one| (one.op, one.kind, one.size, one.qps) == (many.op, many.kind, many.size, 1));
         if let Some((many_speed, one_speed)) = many.gbytes_per_s.zip(single.and_then(|one| one.gbytes_per_s))
         {
@@ -228,6 +259,22 @@ mod tests {
     #[test]
     fn a_run_as_it_is_printed() {
         insta::assert_snapshot!(render(&sample_report()));
+    }
+
+    /// Two links in one run: each figure says which it is of.
+    #[test]
+    fn a_run_over_two_links_says_which_each_figure_is_of() {
+        let mut report = sample_report();
+        let judged = |one: &CaseOutcome| {
+            one.op == Op::Write
+                && one.qps == 1
+                && matches!((one.kind, one.size), (Kind::Latency, 8) | (Kind::Bandwidth, 0x10_0000))
+        };
+        let udp: Vec<CaseOutcome> = report.results.iter().filter(|one| judged(one)).cloned().collect();
+        assert_eq!(udp.len(), 2);
+        report.results.iter_mut().for_each(|one| one.link = "shm".to_owned());
+        report.results.extend(udp);
+        insta::assert_snapshot!(render(&report));
     }
 
     #[test]

@@ -14,6 +14,9 @@ use serde::Deserialize;
 /// Reasons in the last line; programs may try many things that no device has.
 const REFUSED_SHOWN: usize = 3;
 
+/// The same for reasons why packets took UDP.
+const FALLBACKS_SHOWN: usize = 2;
+
 /// What one device did in its life. What a report does not say is nothing.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
@@ -23,6 +26,7 @@ struct Device {
     /// By path, from memory to the wire.
     out: BTreeMap<String, Moved>,
     staged_because: Vec<String>,
+    udp_because: Vec<String>,
     retransmissions: u64,
     errors: BTreeMap<String, u64>,
 }
@@ -91,9 +95,13 @@ impl Device {
         for (name, count) in other.errors {
             *self.errors.entry(name).or_default() += count;
         }
-        for reason in other.staged_because {
-            if !self.staged_because.contains(&reason) {
-                self.staged_because.push(reason);
+        for (to, from) in
+            [(&mut self.staged_because, other.staged_because), (&mut self.udp_because, other.udp_because)]
+        {
+            for reason in from {
+                if !to.contains(&reason) {
+                    to.push(reason);
+                }
             }
         }
         self.retransmissions += other.retransmissions;
@@ -150,11 +158,22 @@ impl fmt::Display for Totals {
         } else {
             write!(f, "; errors: {}", errors.join(", "))?;
         }
+        self.write_fallbacks(f)?;
         self.write_refused(f)
     }
 }
 
 impl Totals {
+    /// Why shared memory was not taken, where it could have been.
+    fn write_fallbacks(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let all = &self.sum.udp_because;
+        all.iter().take(FALLBACKS_SHOWN).try_for_each(|reason| write!(f, "; {reason}"))?;
+        if all.len() > FALLBACKS_SHOWN {
+            write!(f, "; and {} more such", all.len() - FALLBACKS_SHOWN)?;
+        }
+        Ok(())
+    }
+
     fn write_refused(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (nth, (line, count)) in self.refused.iter().enumerate() {
             if nth == REFUSED_SHOWN {
@@ -200,7 +219,7 @@ mod tests {
         fs::create_dir_all(&folder).unwrap();
         assert!(read(&folder).to_string().starts_with("no process opened a device"));
         let sender = r#"{"version":1,"pid":7,"out":{"cpu":{"bytes":327680000,"operations":5000},"staged":{"bytes":0,"operations":0}},"retransmissions":1,"errors":{}}"#;
-        let receiver = r#"{"in":{"cpu":{"bytes":327680000,"operations":5000},"staged":{"bytes":12,"operations":1}},"staged_because":["no window"],"errors":{"RetryExceeded":2},"unknown":[]}"#;
+        let receiver = r#"{"in":{"cpu":{"bytes":327680000,"operations":5000},"staged":{"bytes":12,"operations":1}},"staged_because":["no window"],"udp_because":["no shared memory with anybody"],"errors":{"RetryExceeded":2},"unknown":[]}"#;
         fs::write(folder.join("7-0.json"), sender).unwrap();
         fs::write(folder.join("8-0.json"), receiver).unwrap();
         fs::write(folder.join("9-0.open"), "").unwrap();
@@ -209,7 +228,7 @@ mod tests {
             read(&folder).to_string(),
             "3 devices opened (1 ended without a report); out: 328 MB cpu in 5000 operations; \
              in: 328 MB cpu in 5000 operations, 12 B staged in 1 operation (staged: no window); 1 retransmission; \
-             errors: RetryExceeded 2"
+             errors: RetryExceeded 2; no shared memory with anybody"
         );
         // One that died while it worked, and what was refused to the others.
         let mut live = [1_u64.to_ne_bytes(), (sender.len() as u64).to_ne_bytes()].concat();

@@ -28,6 +28,10 @@ macro_rules! forward {
             ($to).departed()
         }
 
+        fn fallbacks(&$self) -> Vec<String> {
+            ($to).fallbacks()
+        }
+
         fn attend(&mut $self) {
             ($to).attend();
         }

@@ -104,6 +104,11 @@ pub trait Link: Send + fmt::Debug {
         None
     }
 
+    /// Why peers on this machine are reached by a longer way than there could be, a sentence for each reason.
+    fn fallbacks(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Looks after what is rare: who comes and goes. To be called when [`Link::rare_fd`] is readable.
     fn attend(&mut self) {}
 

@@ -7,6 +7,7 @@
 //! ring is given up, and what follows takes the link inside again, until the protocol finds out by itself that nobody answers.
 
 mod doorbells;
+mod fallbacks;
 #[doc(hidden)]
 pub mod fuzzing;
 mod lent;
@@ -26,6 +27,7 @@ use std::sync::Arc;
 
 use nobounce_memory::shared_file;
 
+use self::fallbacks::Fallbacks;
 use self::meeting::{Came, Hello};
 use self::ring::{Label, Memory, Packet, Reader, Trouble};
 use self::shown::ShownFiles;
@@ -158,6 +160,7 @@ pub struct ShmLink<L> {
     last: usize,
     doorbells: Arc<Doorbells>,
     departed: Vec<(IpAddr, u8)>,
+    fallbacks: Fallbacks,
     /// Packets of a mixed batch that take the link inside.
     rest: Option<TxBatch>,
     buffer: Box<[u8]>,
@@ -183,6 +186,7 @@ impl<L: Link> ShmLink<L> {
             last: 0,
             doorbells,
             departed: Vec::new(),
+            fallbacks: Fallbacks::default(),
             rest: None,
             buffer: vec![0; MAX_PACKET].into_boxed_slice(),
             calls: 0,
@@ -401,9 +405,7 @@ impl<L: Link> Link for ShmLink<L> {
                     })?;
                     self.listener = Some(listener);
                 }
-                Err(error) => {
-                    tracing::warn!(%error, "no shared memory with others on this machine: all packets take UDP");
-                }
+                Err(error) => self.fallbacks.with_everybody(&error),
             }
         }
         Ok(())
@@ -421,11 +423,7 @@ impl<L: Link> Link for ShmLink<L> {
         match self.meet(remote, slot) {
             Ok(ring) => Some(ring),
             Err(error) => {
-                // Nobody of that name: another machine, most often.
-                let far = matches!(error.raw_os_error(), Some(libc::ECONNREFUSED | libc::ENOENT));
-                if !far {
-                    tracing::warn!(%remote, slot, %error, "no shared memory with a peer on this machine: packets take UDP");
-                }
+                self.fallbacks.with_one(self.inner.local(), (remote, slot), &error);
                 None
             }
         }
@@ -433,6 +431,10 @@ impl<L: Link> Link for ShmLink<L> {
 
     fn departed(&mut self) -> Option<(IpAddr, u8)> {
         self.departed.pop()
+    }
+
+    fn fallbacks(&self) -> Vec<String> {
+        self.fallbacks.reasons()
     }
 
     fn attend(&mut self) {

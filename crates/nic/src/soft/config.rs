@@ -33,9 +33,10 @@ pub struct Config {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LinkChoice {
     /// UDP, for every peer.
-    #[default]
     Udp,
-    /// Shared memory to peers on this machine, UDP to the others.
+    /// Shared memory to peers on this machine, UDP to the others, and to those where the kernel or a container forbids it
+    /// (see [`Device::fallbacks`](super::Device::fallbacks)).
+    #[default]
     Auto,
 }
 
@@ -212,6 +213,15 @@ mod tests {
             let error = parse_engines(wrong).unwrap_err().to_string();
             assert!(error.contains(&format!("{wrong:?}")) && error.contains("NOBOUNCE_ENGINES"), "{error}");
         }
+    }
+
+    #[test]
+    fn a_way_for_packets_is_chosen_by_itself_unless_it_is_said() {
+        assert_eq!(Config::default().link, LinkChoice::Auto);
+        let choices = ["udp", "shm", "auto"].map(|text| text.parse::<LinkChoice>().unwrap());
+        assert_eq!(choices, [LinkChoice::Udp, LinkChoice::Auto, LinkChoice::Auto]);
+        let error = "tcp".parse::<LinkChoice>().unwrap_err().to_string();
+        assert!(error.contains("tcp") && error.contains("NOBOUNCE_LINK"), "{error}");
     }
 
     #[test]

@@ -245,6 +245,12 @@ impl Device {
         self.shared.totals().unwrap_or_default().link
     }
 
+    /// Why packets to peers on this machine take UDP, where they do although shared memory was to be taken: a sentence for each reason.
+    /// The same is logged when it happens.
+    pub fn fallbacks(&self) -> Vec<String> {
+        self.shared.totals().unwrap_or_default().fallbacks.into_iter().collect()
+    }
+
     /// How many engines drive it: one, until it has several queue pairs.
     pub fn engines(&self) -> usize {
         self.shared.units.iter().count()

@@ -97,6 +97,8 @@ pub(crate) struct Totals {
     /// By peer and by the way it took.
     pub(crate) moved: HashMap<IpAddr, PathCounters>,
     staged: BTreeSet<String>,
+    /// Why packets to peers on this machine take UDP.
+    pub(crate) fallbacks: BTreeSet<String>,
     pub(crate) link: Vec<(&'static str, u64)>,
 }
 
@@ -106,6 +108,7 @@ impl Totals {
             counters: engine.core.totals(),
             moved: engine.core.moved_by_peer(),
             staged: engine.core.regions.staged.clone(),
+            fallbacks: engine.link.fallbacks().into_iter().collect(),
             link: engine.link.counters(),
         }
     }
@@ -114,6 +117,7 @@ impl Totals {
         self.counters.add(&other.counters);
         other.moved.iter().for_each(|(peer, moved)| self.moved.entry(*peer).or_default().add(moved));
         self.staged.extend(other.staged.iter().cloned());
+        self.fallbacks.extend(other.fallbacks.iter().cloned());
         for (name, count) in &other.link {
             match self.link.iter_mut().find(|(known, _)| known == name) {
                 Some((_, sum)) => *sum += count,
@@ -171,12 +175,14 @@ fn text_of(head: &str, totals: &Totals) -> String {
     totals.moved.values().for_each(|one| moved.add(one));
     let errors = Status::ALL.into_iter().filter(|status| *status != Status::Flushed);
     let errors = errors.map(|status| (format!("{status:?}"), counters.failed(status)));
-    let staged: Vec<String> = totals.staged.iter().map(|reason| text(reason)).collect();
+    let quoted =
+        |reasons: &BTreeSet<String>| reasons.iter().map(|reason| text(reason)).collect::<Vec<_>>().join(", ");
     let lines = [
         head.to_owned(),
         format!("\"in\": {}", paths(&moved.inbound)),
         format!("\"out\": {}", paths(&moved.outbound)),
-        format!("\"staged_because\": [{}]", staged.join(", ")),
+        format!("\"staged_because\": [{}]", quoted(&totals.staged)),
+        format!("\"udp_because\": [{}]", quoted(&totals.fallbacks)),
         format!("\"packets_sent\": {}", counters.sent_pkts),
         format!("\"packets_received\": {}", counters.rcvd_pkts),
         format!("\"packets_dropped\": {}", counters.dropped()),

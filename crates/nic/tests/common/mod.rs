@@ -170,10 +170,12 @@ pub(crate) fn patterns(seed: u8, from: usize, len: usize) -> Vec<u8> {
 }
 
 pub(crate) fn config(addr: &str) -> Config {
-    // The whole matrix runs on either link.
-    let link =
-        std::env::var("NOBOUNCE_LINK").map_or_else(|_| LinkChoice::default(), |link| link.parse().unwrap());
-    Config { addr: addr.parse::<IpAddr>().unwrap(), link, engines: engines(), ..Config::default() }
+    Config { addr: addr.parse::<IpAddr>().unwrap(), link: link(), engines: engines(), ..Config::default() }
+}
+
+/// The way packets take: the whole matrix runs on either, and on the longer one unless it is said.
+pub(crate) fn link() -> LinkChoice {
+    std::env::var("NOBOUNCE_LINK").map_or(LinkChoice::Udp, |link| link.parse().unwrap())
 }
 
 /// The number of engines that the tests are to run with, if it is said.

@@ -1,5 +1,7 @@
 //! Packets between processes of one machine through shared memory. The other tests run on it, too: `NOBOUNCE_LINK=shm`.
+#![allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap)] // small constants
 
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use crate::common::on_gpu::{OnGpu, Way};
@@ -51,6 +53,48 @@ fn one_who_knows_no_shared_memory_is_reached_by_udp() {
         assert!(counter(end, "udp_tx_packets") > 0);
         assert_eq!(end.counter("icrc_errors"), 0);
     }
+}
+
+/// A socket of the same kind with that abstract name.
+fn occupy(name: &str) -> OwnedFd {
+    // SAFETY: no pointers are passed; the result is checked.
+    let fd = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0) };
+    assert!(fd >= 0);
+    // SAFETY: `fd` was just opened and nobody else owns it.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    // SAFETY: sockaddr_un is plain integers; zeros are a valid value.
+    let mut addr: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    addr.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    for (to, from) in addr.sun_path[1..].iter_mut().zip(name.bytes()) {
+        *to = from as libc::c_char;
+    }
+    let len = std::mem::offset_of!(libc::sockaddr_un, sun_path) + 1 + name.len();
+    // SAFETY: the pointer and length describe a live address.
+    let bound = unsafe { libc::bind(fd.as_raw_fd(), (&raw const addr).cast(), len as libc::socklen_t) };
+    assert_eq!(bound, 0, "{name} is free");
+    fd
+}
+
+/// Whoever cannot have shared memory sends by UDP, and says why.
+#[test]
+fn where_it_cannot_be_had_packets_take_udp_and_the_reason_is_kept() {
+    // Somebody has all the names under which devices of that address could be met.
+    let taken: Vec<OwnedFd> =
+        (0..=255).map(|slot| occupy(&format!("nobounce/shm/127.66.1.30/{slot}"))).collect();
+    let (a, b) = pair_with(&near("127.66.1.30"), &near("127.66.1.30"), MIB, Mtu::Mtu4096);
+    write(&a, &b, 100_000);
+    write(&b, &a, 100_000);
+    for end in [&a, &b] {
+        assert_eq!(counter(end, "shm_tx_packets"), 0);
+        assert!(counter(end, "udp_tx_packets") > 0);
+        let reasons = end.device.fallbacks();
+        assert!(reasons.len() == 1 && reasons[0].contains("all packets take UDP: "), "{reasons:?}");
+        assert!(end.device.report().unwrap().contains("\"udp_because\": [\"no shared memory with anybody"));
+    }
+    drop(taken);
+    let (a, b) = pair_with(&near("127.66.1.31"), &far("127.66.1.31"), MIB, Mtu::Mtu4096);
+    assert!(a.device.fallbacks()[0].contains("it offers none"), "{:?}", a.device.fallbacks());
+    assert!(b.device.fallbacks().is_empty(), "it was told to take UDP");
 }
 
 /// No copy by a processor on the sender's side: the receiver reads the chunk that the copy engine filled.

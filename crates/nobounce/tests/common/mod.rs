@@ -60,7 +60,7 @@ pub(crate) fn waived_for_ipv6(test: &str) -> bool {
 /// A device at an address of the test's own, so that tests do not meet; or the one that is named.
 pub(crate) fn device(addr: &str) -> Device {
     match named() {
-        None => Device::open_with(&Config::default().at(addr).unwrap()).unwrap(),
+        None => Device::open_with(&config(addr)).unwrap(),
         Some(_) if !addr.contains(':') => Device::open().unwrap(),
         Some(_) => {
             let wanted = std::env::var(OVER_IPV6).unwrap();
@@ -70,6 +70,11 @@ pub(crate) fn device(addr: &str) -> Device {
             Device::open_hardware(name, &options).unwrap()
         }
     }
+}
+
+/// How its devices are opened: on the link and with the engines that the environment says, so that all of this runs on all of them.
+pub(crate) fn config(addr: &str) -> Config {
+    Config::from_env().unwrap().at(addr).unwrap()
 }
 
 /// Two ends, on two devices at one address.

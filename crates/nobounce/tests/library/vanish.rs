@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::common::{SOON, device, is_dropin, is_hardware, pair, waive, waived_on_hardware};
+use crate::common::{SOON, config, device, is_dropin, is_hardware, pair, waive, waived_on_hardware};
 use nobounce::{Config, ConnectOptions, Connection, Device, MessageError, PostError, Status, WaitError};
 
 /// Where the child's device is; unset in the parent.
@@ -131,8 +131,7 @@ fn a_network_that_swallows_everything() {
     let listener = device("127.73.0.7").listen("127.0.0.1:0").unwrap();
     let at = listener.local_addr();
     let passive = std::thread::spawn(move || listener.accept(SOON).unwrap());
-    let deaf =
-        Config { fault: Some("loss=1".parse().unwrap()), ..Config::default().at("127.73.0.7").unwrap() };
+    let deaf = Config { fault: Some("loss=1".parse().unwrap()), ..config("127.73.0.7") };
     let conn = Device::open_with(&deaf).unwrap().connect(at, &ConnectOptions::default()).unwrap();
     let peer = passive.join().unwrap();
     let (local, target) =

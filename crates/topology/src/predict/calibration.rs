@@ -33,6 +33,9 @@ pub struct Measured {
     pub memory: String,
     /// `direct`, `staged (...)`, ...
     pub path: String,
+    /// `udp`, `shm`, ...
+    #[serde(default)]
+    pub link: String,
     /// Path MTU.
     pub mtu: u32,
     /// How the target waited.
@@ -50,6 +53,10 @@ impl Measured {
     /// Microseconds of one message: its latency, or its share of a stream.
     #[must_use]
     pub fn microseconds(&self) -> Option<f64> {
+        // What is expected is expected of UDP: shared memory is another machine, so to speak.
+        if self.link.contains("shm") {
+            return None;
+        }
         let time = match self.kind.as_str() {
             "latency" => self.p50_us,
             "bandwidth" => self.gbytes_per_s.map(|rate| float(self.size) / rate / 1000.0),
@@ -199,7 +206,7 @@ pub enum CalibrationError {
     NotCalibration(String),
     /// Too little.
     #[error(
-        "no operation was measured at three sizes or more: run `nobounce bench --json FILE` without --size"
+        "no operation was measured at three sizes or more: run `nobounce bench --link udp --json FILE` without --size"
     )]
     TooFew,
 }
@@ -368,6 +375,7 @@ mod tests {
                 qps: 1,
                 memory: "host".to_owned(),
                 path: "direct".to_owned(),
+                link: "udp".to_owned(),
                 mtu: 4096,
                 wait: "cq".to_owned(),
                 p50_us: Some(times(size)),
@@ -409,6 +417,9 @@ mod tests {
         assert!(Bench::from_json(other).unwrap_err().to_string().contains("other"));
         let few = Bench { results: Vec::new(), ..run(|_| 1.0) };
         assert!(matches!(Calibration::of(&[few]), Err(CalibrationError::TooFew)));
+        let mut by_shm = run(|_| 1.0);
+        by_shm.results.iter_mut().for_each(|one| one.link = "shm".to_owned());
+        assert!(matches!(Calibration::of(&[by_shm]), Err(CalibrationError::TooFew)), "of another link");
         assert!(Calibration::from_json("[]").is_err());
     }
 }
