@@ -10,6 +10,8 @@ mod doorbells;
 mod fallbacks;
 #[doc(hidden)]
 pub mod fuzzing;
+#[doc(hidden)]
+pub mod hostile;
 mod lent;
 mod mapping;
 mod meeting;

@@ -151,7 +151,7 @@ fn decode_shown(bytes: &[u8]) -> Option<usize> {
 }
 
 /// Sends bytes and a descriptor as one message.
-fn send_with(connection: &OwnedFd, bytes: &mut [u8], file: RawFd) -> io::Result<()> {
+pub(super) fn send_with(connection: &OwnedFd, bytes: &mut [u8], file: RawFd) -> io::Result<()> {
     let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     let mut control = [0_u64; 4];
     // SAFETY: msghdr is plain integers and pointers; zeros (null, 0) are valid.

@@ -31,6 +31,15 @@ impl ShownFiles {
         usize::from(file) < self.0.len()
     }
 
+    /// Whether so many bytes from there on lie in one of them.
+    pub(super) fn have(&self, at: *const u8, len: usize) -> bool {
+        let inside = |file: &Mapping| {
+            let begin = file.at(0).addr();
+            at.addr() >= begin && at.addr() + len <= begin + file.len()
+        };
+        self.0.iter().any(inside)
+    }
+
     /// Where a packet would begin whose payload lies elsewhere and whose headers, of `head` bytes, stood right before it. Nothing where
     /// any of it lay outside the file.
     pub(super) fn find(&self, head: usize, elsewhere: Elsewhere) -> Option<*const u8> {
