@@ -80,13 +80,34 @@ impl Platform {
         }
     }
 
-    /// GB/s of writes into a GPU through the processor without relaxed ordering, where that was measured.
+    /// GB/s of writes into a GPU through the processor without relaxed ordering, where that was measured: by one adapter.
     #[must_use]
     pub const fn strict_order(self) -> Option<f64> {
         match self {
             Self::SapphireRapids | Self::EmeraldRapids => Some(16.0),
             Self::Zen => Some(18.75),
             _ => None,
+        }
+    }
+
+    /// The same for host memory. On AMD's the figure is of all that adapters write (ucx#8062); Intel's write host memory as fast in order
+    /// (ucx#11532 takes relaxed ordering back for all but GPU memory).
+    #[must_use]
+    pub const fn strict_order_of_host(self) -> Option<f64> {
+        match self {
+            Self::Zen => self.strict_order(),
+            _ => None,
+        }
+    }
+
+    /// The fastest PCIe that its own slots have, where that is settled: what hangs on them has no faster link.
+    #[must_use]
+    pub const fn fastest_slot(self) -> Option<u32> {
+        match self {
+            Self::XeonOld => Some(3),
+            Self::XeonSkylake => Some(4),
+            Self::SapphireRapids | Self::Grace => Some(5),
+            Self::IntelClient | Self::EmeraldRapids | Self::Zen | Self::Other => None,
         }
     }
 

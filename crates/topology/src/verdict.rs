@@ -357,7 +357,8 @@ fn expected(
             .or(now.gpu),
         distance: pair.distance.filter(|_| now.distance.is_some()),
         ..now.clone()
-    };
+    }
+    .within_platform();
     let rate = |spec: &Spec, is_direct: bool| {
         let parts = Parts { bar1: None, ..spec.resolve().ok()? };
         let estimate = if is_direct { direct(&parts, LONG).ok()? } else { staged(&parts, LONG, true) };

@@ -88,6 +88,11 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "N", help_heading = "How")]
     pub(crate) iters: Option<u64>,
 
+    /// Go through all cases so many times, between new processes each time and in as much time as once; their mean but for the extremes counts [default: 5, or 1 with
+    /// --quick, --iters, --memory gpu, --device and --peer]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(super::passes::MAX)), help_heading = "How")]
+    pub(crate) passes: Option<u32>,
+
     /// Fewer cases, shorter: under ten seconds
     #[arg(long, help_heading = "How")]
     pub(crate) quick: bool,

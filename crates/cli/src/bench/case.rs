@@ -237,4 +237,9 @@ pub(crate) trait Measure {
     fn fallbacks(&self) -> Vec<String> {
         Vec::new()
     }
+
+    /// Begins another pass, with everything made anew that a run makes when it starts.
+    fn renew(&mut self) -> anyhow::Result<()> {
+        Ok(())
+    }
 }

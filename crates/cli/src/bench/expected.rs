@@ -1,7 +1,9 @@
 //! A run against what was to be expected of it: its share of the prediction, and why it is far below, if it is.
 
+use nobounce_topology::facts::Facts;
 use nobounce_topology::finding::{Effect, Finding, Severity};
 use nobounce_topology::predict::calibration::{Calibration, Series};
+use nobounce_topology::predict::machine::at_its_best;
 use nobounce_topology::predict::model::direct;
 use nobounce_topology::predict::parts::{Memory, Op as Operation, Parts, Software, Spec};
 use nobounce_topology::predict::soft::Soft;
@@ -23,35 +25,59 @@ pub(super) struct Share {
     pub(super) expected: String,
 }
 
-/// The figures by which a run is judged, against what is expected of them: by the constants of this machine if somebody kept them, else by
-/// what plain UDP does here. Without either there is nothing to expect.
-pub(super) fn shares(report: &Report, calibration: Option<&Calibration>) -> Vec<Share> {
-    let judged = |one: &&CaseOutcome| {
-        // Both predict what UDP does.
-        let by_udp = one.link == "udp";
-        let headline = matches!((one.kind, one.size), (Kind::Latency, 8) | (Kind::Bandwidth, 1_048_576));
-        let plain = one.qps == 1 && one.wait == Wait::Cq && matches!(one.op, Op::Write | Op::Read | Op::Send);
-        by_udp && headline && plain && matches!(one.way(), Way::Host | Way::Direct)
-    };
-    report.results.iter().filter(judged).filter_map(|one| share(report, one, calibration)).collect()
+/// What a run was on.
+#[derive(Debug)]
+pub(super) enum On {
+    /// The software NIC.
+    Soft,
+    /// The system's adapter of this name.
+    Adapter {
+        /// Without the port.
+        name: String,
+        /// How many like it work together.
+        rails: u32,
+        /// Both ends on it.
+        looped: bool,
+        /// What it is plugged into, as far as it could be read.
+        facts: Option<Box<Facts>>,
+    },
 }
 
-fn share(report: &Report, one: &CaseOutcome, calibration: Option<&Calibration>) -> Option<Share> {
+/// The figures by which a run is judged, against what is expected of them: by the constants of this machine if somebody kept them, else by
+/// what plain UDP does here, or by what the adapter could do. Without any of these there is nothing to expect.
+pub(super) fn shares(report: &Report, calibration: Option<&Calibration>, on: &On) -> Vec<Share> {
+    let judged = |one: &&CaseOutcome| {
+        let headline = matches!((one.kind, one.size), (Kind::Latency, 8) | (Kind::Bandwidth, 1_048_576));
+        let plain = one.qps == 1 && one.wait == Wait::Cq && matches!(one.op, Op::Write | Op::Read | Op::Send);
+        headline && plain && matches!(one.way(), Way::Host | Way::Direct)
+    };
+    let judged = report.results.iter().filter(judged);
+    judged.filter_map(|one| share(report, one, calibration, on)).collect()
+}
+
+fn share(report: &Report, one: &CaseOutcome, calibration: Option<&Calibration>, on: &On) -> Option<Share> {
     let measured = match one.kind {
         Kind::Latency => one.p50_us?,
         _ => super::model::float(one.size) / one.gbytes_per_s? / 1000.0,
     };
     let fitted = calibration.and_then(|found| found.fit(&series(one))).map(|fit| fit.microseconds(one.size));
-    let expected = match fitted {
-        Some(time) => time,
-        None => from_raw(report, one)?,
+    let expected = match (fitted, on) {
+        (Some(time), _) => time,
+        // Plain UDP says nothing of shared memory.
+        (None, On::Soft) if one.link == "udp" => by_model(one, &from_raw(report, one)?)?,
+        (None, On::Soft) => return None,
+        (None, On::Adapter { name, rails, facts, .. }) => {
+            let parts = from_facts(facts.as_deref()?, name, one)?;
+            by_model(one, &Parts { rails: *rails, ..parts })?
+        }
     };
     let (name, figure) = match one.kind {
         Kind::Latency => ("latency", format!("{} us", figure(expected))),
         _ => ("bandwidth", format!("{} GB/s", figure(super::model::float(one.size) / expected / 1000.0))),
     };
     let way = if one.way() == Way::Host { "" } else { ", GPU memory" };
-    let name = format!("{} {} {name}{way}", one.op, Bytes(one.size));
+    let over = if one.link == "shm" { ", shared memory" } else { "" };
+    let name = format!("{} {} {name}{over}{way}", one.op, Bytes(one.size));
     Some(Share { name, share: expected / measured, expected: figure })
 }
 
@@ -62,23 +88,47 @@ fn series(one: &CaseOutcome) -> Series {
         op: one.op.to_string(),
         kind: one.kind.to_string(),
         memory,
+        link: one.link.clone(),
         qps: one.qps,
         wait: one.wait.to_string(),
     }
 }
 
-/// Microseconds of one message, from what plain UDP does here.
-fn from_raw(report: &Report, one: &CaseOutcome) -> Option<f64> {
+fn memory(one: &CaseOutcome) -> Memory {
+    if one.way() == Way::Host { Memory::Host } else { Memory::Gpu }
+}
+
+fn operation(one: &CaseOutcome) -> Operation {
+    if one.op == Op::Read { Operation::Read } else { Operation::Write }
+}
+
+/// The software NIC, from what plain UDP does here.
+fn from_raw(report: &Report, one: &CaseOutcome) -> Option<Parts> {
     let raw = report.raw.as_ref().filter(|raw| raw.half_round_trip_us > 0.0 && raw.gbytes_per_s > 0.0)?;
+    let memory = memory(one);
     let spec = Spec {
         link: "loopback:1000".parse().ok(),
-        memory: Some(Memory::Host),
+        memory: Some(memory),
+        // Nothing passes between a GPU's slot and an adapter's.
+        coherent: (memory == Memory::Gpu).then_some(true),
         software: Some(Software::Nobounce),
-        operation: Some(if one.op == Op::Read { Operation::Read } else { Operation::Write }),
+        operation: Some(operation(one)),
         ..Spec::default()
     };
     let soft = Soft::of_raw(raw.half_round_trip_us, raw.gbytes_per_s);
-    let found = direct(&Parts { soft, ..spec.resolve().ok()? }, one.size).ok()?;
+    Some(Parts { soft, ..spec.resolve().ok()? })
+}
+
+/// An adapter, from what it is plugged into.
+fn from_facts(facts: &Facts, nic: &str, one: &CaseOutcome) -> Option<Parts> {
+    let spec = at_its_best(facts, nic, memory(one))?;
+    let queue_pairs = Some(one.qps);
+    Spec { queue_pairs, operation: Some(operation(one)), ..spec }.resolve().ok()
+}
+
+/// Microseconds of one message, or of its share of a stream.
+fn by_model(one: &CaseOutcome, parts: &Parts) -> Option<f64> {
+    let found = direct(parts, one.size).ok()?;
     Some(match one.kind {
         Kind::Latency => found.microseconds.expected,
         _ => super::model::float(one.size) / found.gbytes_per_s.expected / 1000.0,
@@ -86,11 +136,17 @@ fn from_raw(report: &Report, one: &CaseOutcome) -> Option<f64> {
 }
 
 /// What is printed; `doctor` is asked only where something is far below.
-pub(super) fn lines(shares: &[Share], gpu: bool, doctor: impl FnOnce() -> Vec<Finding>) -> Vec<String> {
+pub(super) fn lines(
+    shares: &[Share],
+    on: &On,
+    gpu: bool,
+    doctor: impl FnOnce() -> Vec<Finding>,
+) -> Vec<String> {
     let mut lines: Vec<String> = shares
         .iter()
         .map(|one| format!("{}: {} of the prediction ({})", one.name, figure(one.share), one.expected))
         .collect();
+    lines.extend(remark(shares, on));
     let far: Vec<&Share> = shares.iter().filter(|one| one.share < FAR_BELOW).collect();
     if far.is_empty() {
         return lines;
@@ -98,7 +154,7 @@ pub(super) fn lines(shares: &[Share], gpu: bool, doctor: impl FnOnce() -> Vec<Fi
     let names: Vec<&str> = far.iter().map(|one| one.name.as_str()).collect();
     let reasons: Vec<String> = doctor()
         .iter()
-        .filter(|finding| explains(finding, gpu))
+        .filter(|finding| explains(finding, on, gpu))
         .map(|finding| format!("{} ({})", finding.title, finding.id))
         .collect();
     lines.push(if reasons.is_empty() {
@@ -112,8 +168,21 @@ pub(super) fn lines(shares: &[Share], gpu: bool, doctor: impl FnOnce() -> Vec<Fi
     lines
 }
 
-/// Whether a finding can make the software NIC slow: where it may run, and for GPU memory the window.
-fn explains(finding: &Finding, gpu: bool) -> bool {
+/// What is to be known about the prediction of an adapter.
+fn remark(shares: &[Share], on: &On) -> Option<String> {
+    match on {
+        On::Adapter { name, looped: true, .. } if !shares.is_empty() => Some(format!(
+            "both ends are on {name}, which carries everything twice; the prediction is of two machines like this one"
+        )),
+        On::Adapter { name, .. } if shares.is_empty() => Some(format!(
+            "nothing is predicted of {name}: its parts are not known, or it is software of the kernel's; constants of a run can be kept (nobounce predict --calibrate)"
+        )),
+        _ => None,
+    }
+}
+
+/// Whether a finding can make a run slow.
+fn explains(finding: &Finding, on: &On, gpu: bool) -> bool {
     let anywhere = ["cpu-binding"];
     let of_gpus = [
         "no-window",
@@ -126,11 +195,40 @@ fn explains(finding: &Finding, gpu: bool) -> bool {
     ];
     let slows = finding.effect != Effect::Nothing && finding.library.is_none();
     let matters = finding.severity >= Severity::Warning;
-    anywhere.contains(&finding.id) || (gpu && matters && (slows || of_gpus.contains(&finding.id)))
+    anywhere.contains(&finding.id)
+        || match on {
+            // Where it may run, and for GPU memory the window.
+            On::Soft => gpu && matters && (slows || of_gpus.contains(&finding.id)),
+            // What is wrong with this adapter and its way, and with GPUs where they take part.
+            On::Adapter { name, facts, .. } => {
+                let nic = facts.as_deref().and_then(|facts| facts.nics.iter().find(|nic| &nic.name == name));
+                let address = nic.and_then(|nic| nic.address.as_ref());
+                let ours = |device: &String| device == name || Some(device) == address;
+                let speed = [
+                    "pcie-degraded",
+                    "pcie-slot",
+                    "pcie-errors",
+                    "nic-behind-slot",
+                    "max-payload",
+                    "max-read-request",
+                    "mtu-small",
+                    "mtu-differs",
+                    "port-rate",
+                    "roce-loss",
+                    "roce-flow-control",
+                    "shared-nic",
+                ];
+                let of_it = finding.devices.iter().any(ours);
+                let of_all = finding.devices.is_empty();
+                (of_it || of_all) && (speed.contains(&finding.id) || (gpu && matters && slows))
+            }
+        }
 }
 
 #[cfg(test)]
 mod tests {
+    use nobounce_topology::{diagnose, machines};
+
     use super::super::flow_tests::sample_report;
     use super::*;
 
@@ -141,23 +239,80 @@ mod tests {
     #[test]
     fn a_run_is_set_against_what_plain_udp_promises() {
         let report = sample_report();
-        let shares = shares(&report, None);
+        let shares = shares(&report, None, &On::Soft);
         assert!(shares.iter().any(|one| one.name == "write 8 B latency"), "{shares:?}");
         assert!(shares.iter().any(|one| one.name == "write 1 MiB bandwidth"), "{shares:?}");
         assert!(shares.iter().all(|one| one.share.is_finite() && one.share > 0.0));
         let without = Report { raw: None, ..report };
-        assert_eq!(super::shares(&without, None), []);
+        assert_eq!(super::shares(&without, None, &On::Soft), []);
     }
 
     #[test]
     fn what_is_far_below_is_explained_and_nothing_else_asks() {
         let share =
             |share| Share { name: "write 1 MiB bandwidth".to_owned(), share, expected: "4 GB/s".to_owned() };
-        let fine = lines(&[share(0.9)], false, || panic!("nobody needs the doctor"));
+        let fine = lines(&[share(0.9)], &On::Soft, false, || panic!("nobody needs the doctor"));
         assert_eq!(fine, ["write 1 MiB bandwidth: 0.90 of the prediction (4 GB/s)"]);
-        let slow = lines(&[share(0.3)], false, || vec![finding()]);
+        let slow = lines(&[share(0.3)], &On::Soft, false, || vec![finding()]);
         assert!(slow[1].contains("explained by: one CPU for both ends (cpu-binding)"), "{slow:?}");
-        let riddle = lines(&[share(0.3)], false, Vec::new);
+        let riddle = lines(&[share(0.3)], &On::Soft, false, Vec::new);
         assert!(riddle[1].contains("something else running"), "{riddle:?}");
+    }
+
+    /// A run on an adapter of a machine that we know: as fast as it should be, and with a slot that lost lanes.
+    #[test]
+    fn an_adapter_is_held_against_its_parts_and_its_findings() {
+        let mut facts = machines::machine("dgx-h100").unwrap();
+        let mut report = Report { raw: None, ..sample_report() };
+        report.results.retain(|one| (one.kind, one.size, one.qps) == (Kind::Bandwidth, 1 << 20, 1));
+        let set = |report: &mut Report, rate: f64| {
+            for one in &mut report.results {
+                one.gbytes_per_s = Some(rate);
+            }
+        };
+        let on = |facts: &Facts| On::Adapter {
+            name: "mlx5_0".to_owned(),
+            rails: 1,
+            looped: false,
+            facts: Some(Box::new(facts.clone())),
+        };
+        set(&mut report, 46.0);
+        let fine = shares(&report, None, &on(&facts));
+        assert!(!fine.is_empty() && fine.iter().all(|one| (0.9..1.1).contains(&one.share)), "{fine:?}");
+        assert!(lines(&fine, &on(&facts), false, || panic!("nobody needs the doctor")).len() == fine.len());
+
+        let address = facts.nics.iter().find(|nic| nic.name == "mlx5_0").and_then(|nic| nic.address.clone());
+        for device in facts.pci.iter_mut().filter(|device| Some(&device.address) == address.as_ref()) {
+            device.link.as_mut().unwrap().width = 4;
+        }
+        set(&mut report, 12.0);
+        let slow = shares(&report, None, &on(&facts));
+        assert!(slow.iter().all(|one| one.share < 0.3), "{slow:?}");
+        let said = lines(&slow, &on(&facts), false, || diagnose(&facts).findings).pop().unwrap();
+        assert!(said.contains("explained by") && said.contains("(pcie-degraded)"), "{said}");
+        let other = On::Adapter {
+            name: "mlx5_1".to_owned(),
+            rails: 1,
+            looped: false,
+            facts: Some(Box::new(facts.clone())),
+        };
+        let said = lines(&slow, &other, false, || diagnose(&facts).findings).pop().unwrap();
+        assert!(!said.contains("pcie-degraded"), "it is another adapter's: {said}");
+        let software =
+            On::Adapter { name: "rxe0".to_owned(), rails: 1, looped: true, facts: Some(Box::new(facts)) };
+        let said = lines(&shares(&report, None, &software), &software, false, Vec::new);
+        assert!(said.len() == 1 && said[0].contains("nothing is predicted of rxe0"), "{said:?}");
+    }
+
+    #[test]
+    fn gpu_memory_has_a_prediction_of_its_own() {
+        let mut report = sample_report();
+        let expected = |report: &Report| shares(report, None, &On::Soft)[0].share;
+        report.results.retain(|one| (one.kind, one.size) == (Kind::Latency, 8));
+        let host = expected(&report);
+        for one in &mut report.results {
+            one.memory = "gpu".to_owned();
+        }
+        assert!(expected(&report) > host * 1.1, "more time is expected of GPU memory");
     }
 }

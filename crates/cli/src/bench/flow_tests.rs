@@ -118,7 +118,7 @@ pub(super) fn world<'a>(mock: &'a mut Mock, counters: &'a dyn Fn() -> Option<Udp
         command: "nobounce bench".to_owned(),
         started: "2026-01-02T03:04:05Z".to_owned(),
         progress: Progress::hidden(),
-        doctor: Vec::new,
+        facts: || None,
     }
 }
 
@@ -305,5 +305,6 @@ fn the_plan_can_be_explained() {
     let mut out = Vec::new();
     explain(&plan_of(&args), &mut out).unwrap();
     let text = String::from_utf8(out).unwrap();
-    assert!(text.contains("write 8 B latency, waiting on memory: 2000 ms, MTU 4096"), "{text}");
+    assert!(text.contains("write 8 B latency, waiting on memory: 400 ms, MTU 4096"), "{text}");
+    assert!(text.contains("5 passes"), "{text}");
 }

@@ -15,7 +15,7 @@ use super::peer::{self, Child, PeerArgs};
 use super::rails;
 use super::side::{Side, Timed};
 
-/// The timed part is cut into so many rounds; memory is filled and checked between them.
+/// The timed part is cut into so many rounds where there is one pass only; memory is filled and checked between them.
 const ROUNDS: u64 = 5;
 /// Operations of the round that finds out how long an operation takes, unless they are large.
 const FIRST_ROUND: u64 = 256;
@@ -29,20 +29,20 @@ pub(super) struct Ends {
     devices: Vec<Device>,
     target: String,
     /// The other process, where we started it ourselves; it ends with us.
-    _child: Option<Child>,
+    child: Option<Child>,
 }
 
 impl Ends {
     /// A peer that runs already.
     pub(super) fn far(devices: Vec<Device>, target: String) -> Self {
-        Self { devices, target, _child: None }
+        Self { devices, target, child: None }
     }
 
     /// A process of this machine that is started for it, with devices like ours.
     pub(super) fn here(devices: Vec<Device>, ours: &PeerArgs) -> anyhow::Result<Self> {
         // Another seed, or both ends would lose the same packets.
         let child = Child::start(&PeerArgs { seed: ours.seed.wrapping_add(1), ..ours.clone() })?;
-        Ok(Self { devices, target: child.target(), _child: Some(child) })
+        Ok(Self { devices, target: child.target(), child: Some(child) })
     }
 
     fn first(&self) -> &Device {
@@ -62,20 +62,23 @@ impl Ends {
 
 /// The asking end.
 pub(super) struct Bench {
-    ends: Ends,
+    /// None only while it is made anew.
+    ends: Option<Ends>,
     ours: PeerArgs,
     /// The same over UDP, once it was asked for.
     udp: Option<Ends>,
+    /// Rounds of a case in one pass.
+    rounds: u64,
 }
 
 impl Bench {
-    pub(super) fn new(ends: Ends, ours: PeerArgs) -> Self {
-        Self { ends, ours, udp: None }
+    pub(super) fn new(ends: Ends, ours: PeerArgs, passes: u32) -> Self {
+        Self { ends: Some(ends), ours, udp: None, rounds: (ROUNDS / u64::from(passes)).max(1) }
     }
 
     fn ends_for(&mut self, case: &Case) -> anyhow::Result<&Ends> {
         if !case.over_udp {
-            return Ok(&self.ends);
+            return self.ends.as_ref().context("the two ends of the bench could not be started again");
         }
         if self.udp.is_none() {
             let ours = PeerArgs { link: Some("udp".to_owned()), ..self.ours.clone() };
@@ -86,8 +89,20 @@ impl Bench {
 }
 
 impl Measure for Bench {
+    fn renew(&mut self) -> anyhow::Result<()> {
+        // First away with the old: a device that is closed after a younger one of the same address leaves packets to the wrong process.
+        let far = self.ends.take().and_then(|ends| ends.child.is_none().then_some(ends.target));
+        self.udp = None;
+        let devices = peer::open_all(&self.ours)?;
+        self.ends = Some(match far {
+            Some(target) => Ends::far(devices, target),
+            None => Ends::here(devices, &self.ours)?,
+        });
+        Ok(())
+    }
+
     fn run(&mut self, case: &Case, progress: &dyn Fn(f64)) -> anyhow::Result<CaseResult> {
-        let seed = self.ours.seed;
+        let (seed, rounds) = (self.ours.seed, self.rounds);
         let ends = self.ends_for(case)?;
         let (before, links) = (counted(&ends.devices), sent_by_link(ends.first()));
         let connections = rails::ask(ends.connect(case)?, &ends.devices, case)?;
@@ -103,13 +118,13 @@ impl Measure for Bench {
         let per_operation = warm.seconds / warm.messages.max(1) as f64;
         let limit = if kind == Kind::GpuVisible { gpu_visible::MAX_ROUND } else { MAX_ROUND };
         let plan: Vec<u64> = match case.amount {
-            Amount::Iters(n) => (0..ROUNDS).map(|i| n / ROUNDS + u64::from(i < n % ROUNDS)).collect(),
+            Amount::Iters(n) => (0..rounds).map(|i| n / rounds + u64::from(i < n % rounds)).collect(),
             Amount::Time(time) => {
-                let slice = time.as_secs_f64() / ROUNDS as f64;
+                let slice = time.as_secs_f64() / rounds as f64;
                 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
                 // positive, and clamped next
                 let messages = (slice / per_operation.max(1e-9)) as u64;
-                vec![messages.max(u64::from(case.qps)); usize::try_from(ROUNDS)?]
+                vec![messages.max(u64::from(case.qps)); usize::try_from(rounds)?]
             }
         };
         let (mut latencies, mut intervals, mut iters) = (Vec::new(), Vec::new(), 0);
@@ -119,7 +134,7 @@ impl Measure for Bench {
             iters += messages;
             latencies.extend(round.latencies);
             intervals.push(Interval { seconds: round.seconds, messages: round.messages });
-            progress(f64::from(done) / ROUNDS as f64);
+            progress(f64::from(done) / rounds as f64);
         }
         say(connection, &Step::End)?;
         let there = hear_counted(connection)?;
@@ -142,7 +157,8 @@ impl Measure for Bench {
     }
 
     fn fallbacks(&self) -> Vec<String> {
-        self.ends.devices.iter().flat_map(|device| device.nic().fallbacks()).collect()
+        let devices = self.ends.iter().flat_map(|ends| &ends.devices);
+        devices.flat_map(|device| device.nic().fallbacks()).collect()
     }
 }
 

@@ -9,7 +9,7 @@
 //! | exchange, ring, drive, watch | what they say, the memory they check, the timed part |
 //! | gpu, gpu_* | GPU memory: what there is, what is measured of it, how it is checked, and what to compare |
 //! | raw, raw_socket | what plain UDP does here |
-//! | model, stats, counted, machine, udp_counters | the report and its figures |
+//! | model, passes, stats, counted, machine, udp_counters | the report and its figures |
 //! | table, plot, axis, compare, expected, progress | the report for people |
 
 pub(crate) mod args;
@@ -32,6 +32,7 @@ mod gpu_visible;
 mod machine;
 mod measure;
 mod model;
+mod passes;
 pub(crate) mod peer;
 mod plan;
 mod plot;
@@ -58,10 +59,12 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use nobounce::{Device, hard};
-use nobounce_topology::finding::Finding;
+use nobounce_topology::diagnose;
+use nobounce_topology::facts::Facts;
 
 use self::args::BenchArgs;
-use self::case::{Amount, Measure, Memory};
+use self::case::{Amount, CaseResult, Measure, Memory};
+use self::expected::On;
 use self::machine::Machine;
 use self::measure::Bench;
 use self::model::{CaseOutcome, Report, SCHEMA};
@@ -132,8 +135,8 @@ pub(crate) fn main(args: &BenchArgs) -> anyhow::Result<Verdict> {
             .collect::<Vec<_>>()
             .join(" "),
         started: machine::timestamp(),
-        progress: Progress::on_terminal(plan.cases.len()),
-        doctor: crate::doctor::findings,
+        progress: Progress::on_terminal(plan.cases.len() * usize::try_from(plan.passes)?),
+        facts: || crate::doctor::this_machine().ok(),
     };
     run(&plan, &mut world, &mut out)
 }
@@ -146,8 +149,17 @@ fn chooses_link(plan: &Plan) -> bool {
 
 /// The device of this end.
 fn device_of(plan: &Plan) -> PeerArgs {
-    let (device, addr, link) = (plan.device.clone(), plan.addr.clone(), plan.link.clone());
+    let (device, link) = (plan.device.clone(), plan.link.clone());
+    let addr = plan.addr.clone().or_else(|| own_loopback(plan));
     PeerArgs { device, addr, link, engines: plan.engines, loss: plan.loss, seed: plan.seed }
+}
+
+/// An address of loopback that no other program's device has: whoever came and went there during the run would be part of what is measured.
+fn own_loopback(plan: &Plan) -> Option<String> {
+    let is_ours = plan.ends == Ends::Here && plan.device.is_none() && !plan.is_hardware();
+    let [.., high, middle, low] = std::process::id().to_be_bytes();
+    (is_ours && std::env::var_os("NOBOUNCE_ADDR").is_none())
+        .then(|| format!("127.{}.{middle}.{low}", 64 + high % 64))
 }
 
 /// Whoever measures this plan.
@@ -157,7 +169,7 @@ fn measurer(plan: &Plan, devices: Vec<Device>) -> anyhow::Result<Box<dyn Measure
         Ends::Peer { host, port } => measure::Ends::far(devices, format!("{host}:{port}")),
         _ => measure::Ends::here(devices, &ours)?,
     };
-    Ok(Box::new(Bench::new(ends, ours)))
+    Ok(Box::new(Bench::new(ends, ours, plan.passes)))
 }
 
 /// A hardware device in one line.
@@ -187,7 +199,8 @@ struct World<'a> {
     command: String,
     started: String,
     progress: Progress,
-    doctor: fn() -> Vec<Finding>,
+    /// What is known of this machine without experiments.
+    facts: fn() -> Option<Facts>,
 }
 
 fn run(plan: &Plan, world: &mut World<'_>, out: &mut dyn Write) -> anyhow::Result<Verdict> {
@@ -204,10 +217,20 @@ fn run(plan: &Plan, world: &mut World<'_>, out: &mut dyn Write) -> anyhow::Resul
     if let (Ends::Peer { .. }, false) = (&plan.ends, plan.is_hardware()) {
         writeln!(out, "no raw figures: plain UDP is measured between two processes of one machine only")?;
     }
-    // Packets that are lost on purpose are in no prediction, and the model of the software NIC is none of hardware.
-    if report.loss.is_none() && !plan.is_hardware() {
-        let shares = expected::shares(&report, calibration.as_ref());
-        for line in expected::lines(&shares, report.machine.gpu.is_some(), world.doctor) {
+    // Packets that are lost on purpose are in no prediction.
+    if report.loss.is_none() {
+        let on = match plan.hardware() {
+            None => On::Soft,
+            Some(names) => On::Adapter {
+                name: names.split([':', ',']).next().unwrap_or_default().to_owned(),
+                rails: u32::try_from(plan::devices(&names).count())?,
+                looped: plan.ends == Ends::Here,
+                facts: (world.facts)().map(Box::new),
+            },
+        };
+        let shares = expected::shares(&report, calibration.as_ref(), &on);
+        let findings = || (world.facts)().map(|facts| diagnose(&facts).findings).unwrap_or_default();
+        for line in expected::lines(&shares, &on, report.machine.gpu.is_some(), findings) {
             writeln!(out, "{line}")?;
         }
     }
@@ -245,13 +268,20 @@ fn run(plan: &Plan, world: &mut World<'_>, out: &mut dyn Write) -> anyhow::Resul
 fn measure(plan: &Plan, world: &mut World<'_>) -> anyhow::Result<Report> {
     let before_all = raw(plan, world);
     let before = (world.counters)();
-    let mut measured = Vec::with_capacity(plan.cases.len());
-    for (index, case) in plan.cases.iter().enumerate() {
-        let progress = world.progress.case(index, case);
-        tracing::debug!("measuring {case}");
-        let result = world.measure.run(case, &progress).with_context(|| format!("cannot measure {case}"))?;
-        progress(1.0);
-        measured.push((case, result));
+    let mut measured: Vec<Vec<CaseResult>> = plan.cases.iter().map(|_| Vec::new()).collect();
+    for pass in 0..plan.passes {
+        if pass > 0 {
+            world.measure.renew().context("cannot begin another pass")?;
+        }
+        let done = usize::try_from(pass)? * plan.cases.len();
+        for (index, (case, results)) in plan.cases.iter().zip(&mut measured).enumerate() {
+            let progress = world.progress.case(done + index, case);
+            tracing::debug!("measuring {case}");
+            let result =
+                world.measure.run(case, &progress).with_context(|| format!("cannot measure {case}"))?;
+            progress(1.0);
+            results.push(result);
+        }
     }
     let mut notes = world.notes.clone();
     notes.extend(world.measure.fallbacks());
@@ -261,10 +291,11 @@ fn measure(plan: &Plan, world: &mut World<'_>) -> anyhow::Result<Report> {
         Some(second) => first.and(second),
         None => first,
     });
-    let results = measured
-        .iter()
-        .map(|(case, result)| CaseOutcome::new(case, result, raw.as_ref()))
-        .collect::<Result<Vec<_>, _>>()?;
+    let mut results = Vec::with_capacity(plan.cases.len());
+    for (case, found) in plan.cases.iter().zip(&measured) {
+        let outcomes = found.iter().map(|result| CaseOutcome::new(case, result, raw.as_ref()));
+        results.extend(passes::merged(outcomes.collect::<Result<Vec<_>, _>>()?));
+    }
     Ok(Report {
         schema: SCHEMA.to_owned(),
         machine: world.machine.clone(),
@@ -311,6 +342,13 @@ fn explain(plan: &Plan, out: &mut dyn Write) -> anyhow::Result<()> {
         Ends::Listen { addr, port } => format!("serving {addr}, port {port}"),
     };
     writeln!(out, "{ends}; {} cases, every byte checked outside the timed part", plan.cases.len())?;
+    if plan.passes > 1 {
+        writeln!(
+            out,
+            "{} passes through all of them, between new processes each time; their mean but for the extremes counts",
+            plan.passes
+        )?;
+    }
     if plan.memory == Memory::Gpu {
         writeln!(
             out,

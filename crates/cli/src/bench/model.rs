@@ -96,6 +96,9 @@ pub(crate) struct CaseOutcome {
     /// What was wrong first, if anything.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) fault: Option<String>,
+    /// The figure of each pass, where there were several: the median latency, the bandwidth, or the rate.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) passes: Vec<f64>,
     /// In the unit of the result. Latency: at most [`KEPT_SAMPLES`], evenly chosen. Else: one per interval.
     pub(crate) samples: Vec<f64>,
 }
@@ -234,6 +237,7 @@ impl CaseOutcome {
             of_raw: None,
             verified: result.verified.is_ok(),
             fault: result.verified.clone().err(),
+            passes: Vec::new(),
             samples: Vec::new(),
         }
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::args::{BenchArgs, DEFAULT_PORT};
 use super::case::{Amount, Case, Kind, Memory, Op, Place, Wait};
 use super::gpu_plan;
+use super::passes;
 use super::size::Bytes;
 
 /// Queue pairs one case may use.
@@ -26,6 +27,8 @@ const QUICK_BANDWIDTH_SIZES: [u64; 2] = [64 << 10, 1 << 20];
 const RATE_SIZE: u64 = 8;
 pub(super) const TIME: Duration = Duration::from_millis(400);
 const QUICK_TIME: Duration = Duration::from_millis(250);
+/// Of one case in one pass: less would be begun and ended more than measured.
+const SHORTEST: Duration = Duration::from_millis(40);
 /// For the few figures by which we are judged: as long as plain UDP is measured for.
 const HEADLINE_TIME: Duration = Duration::from_secs(2);
 
@@ -67,6 +70,8 @@ pub(crate) struct Plan {
     pub(crate) memory: Memory,
     /// What to measure, in order; empty for [`Ends::Listen`], where the asking side decides.
     pub(crate) cases: Vec<Case>,
+    /// How often all of it is measured.
+    pub(crate) passes: u32,
     /// Share of sent packets that the fault link drops, 0 to 1.
     pub(crate) loss: f64,
     /// Seed of patterns and losses.
@@ -86,8 +91,13 @@ pub(crate) struct Plan {
 impl Plan {
     /// Whether the device of this end is hardware.
     pub(crate) fn is_hardware(&self) -> bool {
+        self.hardware().is_some()
+    }
+
+    /// The devices of this end as they were named, if one of them is hardware.
+    pub(crate) fn hardware(&self) -> Option<String> {
         let named = self.device.clone().or_else(|| std::env::var("NOBOUNCE_DEVICE").ok());
-        named.is_some_and(|names| devices(&names).any(nobounce::Device::is_hardware))
+        named.filter(|names| devices(names).any(nobounce::Device::is_hardware))
     }
 
     /// Has the figures by which we are judged measured over UDP, too: between machines there is nothing shorter, and raw is plain UDP.
@@ -187,7 +197,14 @@ pub(crate) enum PlanError {
 /// What the arguments mean.
 pub(crate) fn plan(args: &BenchArgs) -> Result<Plan, PlanError> {
     let ends = ends(args)?;
-    let cases = if matches!(ends, Ends::Listen { .. }) { Vec::new() } else { cases(args)? };
+    let mut cases = if matches!(ends, Ends::Listen { .. }) { Vec::new() } else { cases(args)? };
+    let passes = args.passes.unwrap_or_else(|| usual_passes(args));
+    for case in &mut cases {
+        // Of operations that were counted by hand each pass does all.
+        if let Amount::Time(time) = &mut case.amount {
+            *time = (*time / passes).max(SHORTEST);
+        }
+    }
     Ok(Plan {
         ends,
         device: args.device.clone(),
@@ -196,6 +213,7 @@ pub(crate) fn plan(args: &BenchArgs) -> Result<Plan, PlanError> {
         engines: args.engines,
         memory: args.memory.unwrap_or_default(),
         cases,
+        passes,
         loss: args.loss.as_deref().map_or(Ok(0.0), |text| share("loss", text, 1.0, "1"))?,
         seed: args.seed.unwrap_or(1),
         json: args.json.clone(),
@@ -212,7 +230,7 @@ fn ends(args: &BenchArgs) -> Result<Ends, PlanError> {
         return Ok(Ends::Peer { host, port });
     }
     let Some(text) = &args.listen else { return Ok(Ends::Here) };
-    let typed: [(&'static str, bool); 13] = [
+    let typed: [(&'static str, bool); 14] = [
         ("--memory", args.memory.is_some()),
         ("--op", !args.op.is_empty()),
         ("--kind", !args.kind.is_empty()),
@@ -222,6 +240,7 @@ fn ends(args: &BenchArgs) -> Result<Ends, PlanError> {
         ("--mtu", args.mtu.is_some()),
         ("--iters", args.iters.is_some()),
         ("--quick", args.quick),
+        ("--passes", args.passes.is_some()),
         ("--explain", args.explain),
         ("--json", args.json.is_some()),
         ("--plot", args.plot.is_some()),
@@ -320,6 +339,14 @@ fn cases(args: &BenchArgs) -> Result<Vec<Case>, PlanError> {
         );
     }
     Ok(cases)
+}
+
+/// Several where they cost nothing: between two processes of ours, on the software NIC and by time. A GPU's processes take seconds to start, and another
+/// machine's are not ours.
+fn usual_passes(args: &BenchArgs) -> u32 {
+    let elsewhere = args.peer.is_some() || args.device.is_some() || args.memory == Some(Memory::Gpu);
+    let once = args.quick || args.iters.is_some() || elsewhere;
+    if once { 1 } else { passes::USUAL }
 }
 
 /// How long the figures by which we are judged are measured.

@@ -24,7 +24,20 @@ fn measuring_time(plan: &Plan) -> Duration {
         Amount::Time(time) => time,
         Amount::Iters(_) => Duration::MAX,
     };
-    plan.cases.iter().map(time).sum()
+    plan.cases.iter().map(time).sum::<Duration>() * plan.passes
+}
+
+#[test]
+fn passes_share_the_time_and_are_one_where_they_would_cost() {
+    let (once, often) = (typed("--passes 1").unwrap(), typed("").unwrap());
+    assert_eq!((once.passes, often.passes), (1, 5));
+    assert_eq!(measuring_time(&once), measuring_time(&often));
+    for line in ["--quick", "--iters 10", "--peer there", "--memory gpu", "--device rxe0"] {
+        assert_eq!(typed(line).unwrap().passes, 1, "{line}");
+    }
+    assert_eq!(typed("--iters 10 --passes 3").unwrap().passes, 3);
+    assert!(refused_by_clap("--passes 0") && refused_by_clap("--passes 1000"));
+    assert!(matches!(typed("--listen --passes 2"), Err(PlanError::ListenTakesNoCases("--passes"))));
 }
 
 #[test]

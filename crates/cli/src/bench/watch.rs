@@ -16,12 +16,13 @@ const QUIET: Duration = Duration::from_secs(5);
 pub(super) struct Watch<'a> {
     connection: &'a Connection,
     since: Instant,
+    looked: Instant,
     looks: u32,
 }
 
 impl<'a> Watch<'a> {
     pub(super) fn new(connection: &'a Connection) -> Self {
-        Self { connection, since: Instant::now(), looks: 0 }
+        Self { connection, since: Instant::now(), looked: Instant::now(), looks: 0 }
     }
 
     pub(super) fn moved(&mut self) {
@@ -34,6 +35,11 @@ impl<'a> Watch<'a> {
             self.since = Instant::now();
         }
         if self.looks.is_multiple_of(1 << 14) {
+            // Whoever was stopped himself (Ctrl-Z, SIGSTOP) has not waited.
+            if self.looks > 1 << 14 && self.looked.elapsed() > QUIET {
+                self.since = Instant::now();
+            }
+            self.looked = Instant::now();
             ensure!(!self.connection.is_peer_gone(), "the other end of the bench is gone");
             self.connection.check_device()?;
             // Some drivers (rxe of Linux 6.1) never end what a dead port keeps.

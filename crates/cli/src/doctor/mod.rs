@@ -17,7 +17,6 @@ use std::process::ExitCode;
 use anyhow::Context;
 use nobounce_topology::draw::{self, Topology};
 use nobounce_topology::facts::{Facts, MAX_FILE};
-use nobounce_topology::finding::Finding;
 use nobounce_topology::sysfs::Root;
 use nobounce_topology::{Style, clean, diagnose, explain, machines, report};
 
@@ -119,11 +118,6 @@ fn facts(source: &Source) -> anyhow::Result<Facts> {
 /// The facts of this machine without experiments: what files, NVML and CUDA tell.
 pub(crate) fn this_machine() -> anyhow::Result<Facts> {
     gather::gather(&Root::new("/"), false)
-}
-
-/// What is found on this machine without experiments; nothing where it cannot be read.
-pub(crate) fn findings() -> Vec<Finding> {
-    this_machine().map(|facts| diagnose(&facts).findings).unwrap_or_default()
 }
 
 /// The text of a file ('-': standard input), if it is not too long.

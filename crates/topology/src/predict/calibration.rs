@@ -7,105 +7,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+pub use super::measured::{Bench, Measured, Series};
 use super::route::float;
-
-/// The part of a bench's JSON that is read here.
-#[derive(Clone, Debug, Deserialize)]
-pub struct Bench {
-    /// `nobounce-bench/1`.
-    pub schema: String,
-    /// What was measured.
-    pub results: Vec<Measured>,
-}
-
-/// One measured case.
-#[derive(Clone, Debug, Deserialize)]
-pub struct Measured {
-    /// `write`, `read`, `send`, ...
-    pub op: String,
-    /// `latency`, `bandwidth`, ...
-    pub kind: String,
-    /// Bytes.
-    pub size: u64,
-    /// Queue pairs.
-    pub qps: u32,
-    /// `host`, `gpu`.
-    pub memory: String,
-    /// `direct`, `staged (...)`, ...
-    pub path: String,
-    /// `udp`, `shm`, ...
-    #[serde(default)]
-    pub link: String,
-    /// Path MTU.
-    pub mtu: u32,
-    /// How the target waited.
-    #[serde(default)]
-    pub wait: String,
-    /// Median, microseconds.
-    #[serde(default)]
-    pub p50_us: Option<f64>,
-    /// GB/s.
-    #[serde(default)]
-    pub gbytes_per_s: Option<f64>,
-}
-
-impl Measured {
-    /// Microseconds of one message: its latency, or its share of a stream.
-    #[must_use]
-    pub fn microseconds(&self) -> Option<f64> {
-        // What is expected is expected of UDP: shared memory is another machine, so to speak.
-        if self.link.contains("shm") {
-            return None;
-        }
-        let time = match self.kind.as_str() {
-            "latency" => self.p50_us,
-            "bandwidth" => self.gbytes_per_s.map(|rate| float(self.size) / rate / 1000.0),
-            _ => None,
-        };
-        time.filter(|time| time.is_finite() && *time > 0.0)
-    }
-
-    /// What belongs into one fit.
-    #[must_use]
-    pub fn series(&self) -> Series {
-        let path = self.path.split_whitespace().next().unwrap_or_default().to_owned();
-        let memory =
-            if self.memory == "host" { "host".to_owned() } else { format!("{} {path}", self.memory) };
-        Series {
-            op: self.op.clone(),
-            kind: self.kind.clone(),
-            memory,
-            qps: self.qps,
-            wait: self.wait.clone(),
-        }
-    }
-}
-
-/// What a fit is about.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Series {
-    /// The operation.
-    pub op: String,
-    /// `latency` or `bandwidth`.
-    pub kind: String,
-    /// Memory and path.
-    pub memory: String,
-    /// Queue pairs.
-    pub qps: u32,
-    /// How the target waited.
-    pub wait: String,
-}
-
-impl std::fmt::Display for Series {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { op, kind, memory, qps, .. } = self;
-        f.pad(&if *qps > 1 {
-            format!("{op} {kind}, {memory}, {qps} QPs")
-        } else {
-            format!("{op} {kind}, {memory}")
-        })
-    }
-}
 
 /// The constants of one series.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -137,6 +40,9 @@ pub struct Residual {
     pub measured_us: f64,
     /// Microseconds, by the fit.
     pub fitted_us: f64,
+    /// Microseconds of the quickest and of the slowest pass, where there were several: how far runs of this machine differ by themselves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub passes_us: Option<(f64, f64)>,
 }
 
 impl Residual {
@@ -144,6 +50,12 @@ impl Residual {
     #[must_use]
     pub fn error(&self) -> f64 {
         self.measured_us / self.fitted_us - 1.0
+    }
+
+    /// Whether what was fitted lies between the quickest and the slowest pass.
+    #[must_use]
+    pub fn is_within_passes(&self) -> bool {
+        self.passes_us.is_some_and(|(quickest, slowest)| (quickest..=slowest).contains(&self.fitted_us))
     }
 }
 
@@ -188,9 +100,6 @@ pub struct Calibration {
     pub fits: Vec<Fit>,
 }
 
-/// Results of one run that are read: more than any bench has cases, few enough to go through them for each series.
-const MAX_RESULTS: usize = 5000;
-
 /// Name and version of the file.
 pub const SCHEMA: &str = "nobounce-calibration/1";
 
@@ -206,27 +115,9 @@ pub enum CalibrationError {
     NotCalibration(String),
     /// Too little.
     #[error(
-        "no operation was measured at three sizes or more: run `nobounce bench --link udp --json FILE` without --size"
+        "no operation was measured at three sizes or more: run `nobounce bench --json FILE` without --size"
     )]
     TooFew,
-}
-
-impl Bench {
-    /// A run from the text of its file.
-    ///
-    /// # Errors
-    /// It is something else.
-    pub fn from_json(text: &str) -> Result<Self, CalibrationError> {
-        let bench: Self =
-            serde_json::from_str(text).map_err(|error| CalibrationError::NotBench(error.to_string()))?;
-        if bench.schema != "nobounce-bench/1" {
-            return Err(CalibrationError::NotBench(format!("its schema is {:?}", bench.schema)));
-        }
-        if bench.results.len() > MAX_RESULTS {
-            return Err(CalibrationError::NotBench(format!("it has more than {MAX_RESULTS} results")));
-        }
-        Ok(bench)
-    }
 }
 
 impl Calibration {
@@ -285,6 +176,7 @@ impl Calibration {
                     size: one.size,
                     measured_us: one.microseconds()?,
                     fitted_us: fit.microseconds(one.size),
+                    passes_us: range(&one.times_of_passes()),
                 };
                 Some((one.series(), residual))
             })
@@ -293,21 +185,25 @@ impl Calibration {
 }
 
 fn fit(series: &Series, runs: &[Bench]) -> Option<Fit> {
-    let mut by_size: BTreeMap<u64, (Vec<f64>, u32)> = BTreeMap::new();
+    let mut by_size: BTreeMap<u64, Point> = BTreeMap::new();
+    let mut mtu = None;
     for one in runs.iter().flat_map(|run| &run.results).filter(|one| &one.series() == series) {
         if let Some(time) = one.microseconds() {
-            by_size.entry(one.size).or_insert_with(|| (Vec::new(), one.mtu)).0.push(time);
+            mtu = mtu.or(Some(one.mtu));
+            let point = by_size.entry(one.size).or_default();
+            point.times.push(time);
+            point.passes.extend(one.times_of_passes());
         }
     }
-    let points: Vec<(u64, f64, u32)> =
-        by_size.into_iter().map(|(size, (times, mtu))| (size, median(times), mtu)).collect();
-    if points.len() < 3 {
+    if by_size.len() < 3 {
         return None;
     }
-    let mtu = points[0].2;
+    let mtu = mtu?;
+    let points: Vec<(u64, f64, Option<(f64, f64)>)> =
+        by_size.into_iter().map(|(size, point)| (size, median(point.times), range(&point.passes))).collect();
     let rows: Vec<[f64; TERMS]> =
         points.iter().map(|(size, time, _)| terms(*size, mtu).map(|term| term / time)).collect();
-    let [base_us, first, step_us, byte, far] = least_squares(&rows);
+    let [base_us, first, step_us, byte, far] = robust(&rows);
     let mut fit = Fit {
         series: series.clone(),
         base_us,
@@ -320,13 +216,27 @@ fn fit(series: &Series, runs: &[Bench]) -> Option<Fit> {
     };
     fit.residuals = points
         .iter()
-        .map(|(size, time, _)| Residual {
+        .map(|(size, time, passes_us)| Residual {
             size: *size,
             measured_us: *time,
             fitted_us: fit.microseconds(*size),
+            passes_us: *passes_us,
         })
         .collect();
     Some(fit)
+}
+
+/// One size of all runs.
+#[derive(Default)]
+struct Point {
+    times: Vec<f64>,
+    passes: Vec<f64>,
+}
+
+/// The smallest and the largest, where there are several.
+fn range(times: &[f64]) -> Option<(f64, f64)> {
+    let ends = |(low, high): (f64, f64), time: &f64| (low.min(*time), high.max(*time));
+    (times.len() > 1).then(|| times.iter().fold((f64::INFINITY, 0.0), ends))
 }
 
 /// The middle of a list that has something in it.
@@ -336,20 +246,37 @@ fn median(mut values: Vec<f64>) -> f64 {
     if values.len() % 2 == 1 { values[half] } else { f64::midpoint(values[half - 1], values[half]) }
 }
 
+/// Errors beyond this share count no more than errors of this share: one size that stalled shall not bend the others.
+const LARGE: f64 = 0.1;
+
+/// The constants by the least squares of errors that are small.
+fn robust(rows: &[[f64; TERMS]]) -> [f64; TERMS] {
+    let mut weights = vec![1.0; rows.len()];
+    let mut constants = least_squares(rows, &weights);
+    for _ in 0..20 {
+        for (weight, row) in weights.iter_mut().zip(rows) {
+            let sum: f64 = row.iter().zip(constants).map(|(term, constant)| term * constant).sum();
+            *weight = (LARGE / (sum - 1.0).abs().max(LARGE)).powi(2);
+        }
+        constants = least_squares(rows, &weights);
+    }
+    constants
+}
+
 /// The non-negative constants whose sums come nearest to 1 in every row.
 ///
 /// One after the other is set to its best while the others stay: slow in general, and quick enough for five.
-fn least_squares(rows: &[[f64; TERMS]]) -> [f64; TERMS] {
+fn least_squares(rows: &[[f64; TERMS]], weights: &[f64]) -> [f64; TERMS] {
     let mut constants = [0.0; TERMS];
     for _ in 0..20_000 {
         let mut moved = 0.0_f64;
         for at in 0..TERMS {
             let (mut wanted, mut weight) = (0.0, 0.0);
-            for row in rows {
+            for (row, share) in rows.iter().zip(weights) {
                 let others: f64 =
                     (0..TERMS).filter(|other| *other != at).map(|other| row[other] * constants[other]).sum();
-                wanted += row[at] * (1.0 - others);
-                weight += row[at] * row[at];
+                wanted += share * row[at] * (1.0 - others);
+                weight += share * row[at] * row[at];
             }
             let next = if weight > 0.0 { (wanted / weight).max(0.0) } else { 0.0 };
             moved = moved.max((next - constants[at]).abs() / (next + f64::MIN_POSITIVE));
@@ -380,6 +307,7 @@ mod tests {
                 wait: "cq".to_owned(),
                 p50_us: Some(times(size)),
                 gbytes_per_s: None,
+                passes: Vec::new(),
             })
             .to_vec();
         Bench { schema: "nobounce-bench/1".to_owned(), results }
@@ -411,15 +339,36 @@ mod tests {
     }
 
     #[test]
+    fn one_size_that_stalled_bends_no_other() {
+        let mut bench = run(|size| 4.0 + 0.0003 * float(size));
+        let stalled = bench.results.iter_mut().find(|one| one.size == 4096).unwrap();
+        stalled.p50_us = stalled.p50_us.map(|time| time * 7.0);
+        let calibration = Calibration::of(&[bench]).unwrap();
+        for one in &calibration.fits[0].residuals {
+            assert!(one.size == 4096 || one.error().abs() < 0.03, "{one:?}");
+        }
+    }
+
+    #[test]
+    fn passes_say_how_far_runs_differ_by_themselves() {
+        let mut bench = run(|size| 4.0 + 0.0003 * float(size));
+        bench.results[0].passes = vec![3.0, 5.0, 4.0];
+        let calibration = Calibration::of(&[bench.clone()]).unwrap();
+        let [first, second, ..] = &calibration.fits[0].residuals[..] else { panic!("no residuals") };
+        assert_eq!((first.passes_us, second.passes_us), (Some((3.0, 5.0)), None));
+        assert!(first.is_within_passes() && !second.is_within_passes());
+        let other =
+            Bench { results: vec![Measured { link: "shm".to_owned(), ..bench.results[0].clone() }], ..bench };
+        assert_eq!(calibration.against(&other), [], "another link is another series");
+    }
+
+    #[test]
     fn what_is_no_run_is_said() {
         assert!(Bench::from_json("{}").unwrap_err().to_string().contains("bench --json"));
         let other = r#"{"schema": "other", "results": []}"#;
         assert!(Bench::from_json(other).unwrap_err().to_string().contains("other"));
         let few = Bench { results: Vec::new(), ..run(|_| 1.0) };
         assert!(matches!(Calibration::of(&[few]), Err(CalibrationError::TooFew)));
-        let mut by_shm = run(|_| 1.0);
-        by_shm.results.iter_mut().for_each(|one| one.link = "shm".to_owned());
-        assert!(matches!(Calibration::of(&[by_shm]), Err(CalibrationError::TooFew)), "of another link");
         assert!(Calibration::from_json("[]").is_err());
     }
 }

@@ -149,9 +149,9 @@ const MONTH: f64 = 730.0;
 /// What the figures rest on, for people.
 pub const ASSUMPTIONS: [&str; 8] = [
     "every step exchanges the bytes once; all nodes do it at once, and the network is not oversubscribed",
-    "ring: 2(p-1)/p of the bytes at the rate of a node's adapters together, or of NVLink where that is slower; tree: the same at 92 %",
+    "ring: 2(p-1)/p of the bytes at the rate of a node's adapters together, or of NVLink where that is slower; tree: the same at 92 %, where the adapters of two nodes carry half of it and those of three nodes three quarters",
     "all-gather and reduce-scatter: (p-1)/p; all-to-all: the share for other nodes, (N-1)/N, through the adapters of the node",
-    "each pass through the network takes 14 us, through NVLink 3.4 us (NCCL's own planning values), the same for both ways",
+    "each pass through the network takes 14 us, through NVLink 3.4 us (NCCL's own planning values), the same for both ways; a ring hides it behind the second slice of each chunk",
     "staged: a node's traffic crosses its DRAM twice in each direction, and a copying kernel uses the GPU's slot both ways",
     "KV hand-over: one GPU to one other over its share of the adapters; copy engine and chunks when staged",
     "the exchange hides behind `overlap` of the computing; what is left makes the step longer",
@@ -214,21 +214,27 @@ fn one(parts: &Parts, cluster: &Cluster, pattern: Pattern) -> Result<Impact, Clu
 
 /// Microseconds of a collective, and what limits it.
 fn exchange(parts: &Parts, cluster: &Cluster, pattern: Pattern, is_direct: bool) -> Timed {
-    let (rate, binds) = node_rate(parts, cluster, is_direct);
     let (nodes, gpus) = (f64::from(cluster.nodes), f64::from(cluster.gpus_per_node));
     let all = nodes * gpus;
+    let passes = if pattern == Pattern::TreeAllReduce { tree_passes(cluster.nodes) } else { 2.0 };
+    let (rate, binds) = node_rate(parts, cluster, is_direct, passes / 2.0);
     let bytes = float(cluster.bytes);
     let flow = |share: f64, rate: f64| bytes * share / rate / 1000.0;
     let near = if cluster.gpus_per_node > 1 { c::NCCL_NVLINK } else { 0.0 };
-    let ring = |rounds: f64| rounds * (nodes * c::NCCL_NET + (all - nodes) * near);
     let share = (all - 1.0) / all;
+    // A step sends a chunk in slices, and the next GPU goes on with the first of them: what a step waits for is hidden while the rest flows.
+    let ring = |rounds: f64| {
+        let flowing = flow(rounds * share, rate);
+        let waiting = rounds * (nodes * c::NCCL_NET + (all - nodes) * near);
+        flowing.max(flowing / c::NCCL_SLICES + waiting)
+    };
     let time = match pattern {
-        Pattern::RingAllReduce => flow(2.0 * share, rate) + ring(2.0),
+        Pattern::RingAllReduce => ring(2.0),
         Pattern::TreeAllReduce => {
             let levels = nodes.log2().ceil();
-            flow(2.0 * share, rate * TREE) + 2.0 * (levels * c::NCCL_NET + (gpus - 1.0) * near)
+            flow(2.0 * share, rate * c::NCCL_TREE) + 2.0 * (levels * c::NCCL_NET + (gpus - 1.0) * near)
         }
-        Pattern::AllGather | Pattern::ReduceScatter => flow(share, rate) + ring(1.0),
+        Pattern::AllGather | Pattern::ReduceScatter => ring(1.0),
         // Every GPU of the node sends through the node's adapters what is for other nodes.
         Pattern::AllToAll | Pattern::KvHandOver => {
             flow(gpus * (nodes - 1.0) / nodes, rate) + c::NCCL_NET * (nodes - 1.0).min(64.0)
@@ -237,11 +243,18 @@ fn exchange(parts: &Parts, cluster: &Cluster, pattern: Pattern, is_direct: bool)
     (time + c::NCCL_BASE, binds)
 }
 
-/// A tree's share of a ring's rate, as NCCL plans.
-const TREE: f64 = 0.92;
+/// How often the bytes pass the adapters of the busiest node of two trees that carry half of them each, up and down. Two nodes: each is the other's
+/// root once. Three: the one in the middle has a child and a parent in one tree, and one neighbour in the other. More: two children and a parent.
+const fn tree_passes(nodes: u32) -> f64 {
+    match nodes {
+        0..=2 => 1.0,
+        3 => 1.5,
+        _ => 2.0,
+    }
+}
 
-/// GB/s of a node in each direction while both are busy.
-fn node_rate(parts: &Parts, cluster: &Cluster, is_direct: bool) -> (f64, Factor) {
+/// GB/s of a node in each direction while both are busy; `load` is how often the bytes pass its adapters, against a ring.
+fn node_rate(parts: &Parts, cluster: &Cluster, is_direct: bool, load: f64) -> (f64, Factor) {
     let node = Parts {
         rails: cluster.nics_per_node,
         gpus: cluster.gpus_per_node,
@@ -260,6 +273,9 @@ fn node_rate(parts: &Parts, cluster: &Cluster, is_direct: bool) -> (f64, Factor)
         stages.push(stage(Factor::GpuCopy, staging::copy_rate(&node)));
         stages
     };
+    for stage in &mut stages {
+        stage.gbytes_per_s /= load;
+    }
     let between = cluster.nvlink.or_else(|| parts.gpu.map(|slot| slot.kernel_copy()));
     if let (true, Some(gbytes_per_s)) = (cluster.gpus_per_node > 1, between) {
         stages.push(Stage { factor: Factor::GpuLinks, gbytes_per_s, count: 1 });

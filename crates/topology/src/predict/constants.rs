@@ -76,6 +76,10 @@ constants! {
     NCCL_NET: 14.0, "us", sourced, "NCCL, tuning: network latency of a ring, protocol Simple";
     /// NCCL: one pass through NVLink.
     NCCL_NVLINK: 3.4, "us", sourced, "NCCL, tuning: NVLink latency of a ring, protocol Simple";
+    /// NCCL: slices of a chunk, the unit in which a step of a ring hands on.
+    NCCL_SLICES: 2.0, "", sourced, "NCCL, collectives: a chunk has 4 of a buffer's 8 steps, a slice 2";
+    /// NCCL: a tree's share of a ring's rate.
+    NCCL_TREE: 0.92, "", sourced, "NCCL, tuning: a tree's bandwidth, protocol Simple";
     /// Round trip of a PCIe read: host memory.
     READ_HOST: 0.4, "us", sourced, "PCIe measurements: 0.4 to 0.6 us into the memory of the own socket";
     /// The same through one switch into a GPU.
@@ -120,6 +124,14 @@ constants! {
     SOFT_RATE: 3.7, "GB/s", sourced, "our measurements: WRITE 1 MiB on the same machine";
     /// The software NIC: between two messages.
     SOFT_GAP: 0.58, "us", sourced, "our measurements: 1.7 million/s";
+    /// The software NIC: a short load out of GPU memory, through the window.
+    SOFT_GPU_LOAD: 1.1, "us", sourced, "our measurements: H200, load of 64 bytes (h200-bench.json, calibration)";
+    /// The software NIC: bytes of longer loads.
+    SOFT_GPU_LOAD_RATE: 0.78, "GB/s", sourced, "our measurements: H200, long loads (h200-bench.json, calibration)";
+    /// The software NIC: the first bytes by the copy engine.
+    SOFT_GPU_FETCH: 8.03, "us", sourced, "our measurements: H200, copy engine, 64 bytes (h200-bench.json, calibration)";
+    /// The software NIC: long messages of GPU memory against those of host memory.
+    SOFT_GPU_SHARE: 0.87, "", sourced, "our measurements: H200, WRITE 1 MiB, 4.34 of 4.97 GB/s (h200-bench.json)";
 }
 
 #[cfg(test)]

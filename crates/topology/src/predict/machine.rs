@@ -103,11 +103,31 @@ pub(crate) fn of_pair(analysis: &Analysis<'_>, pair: &Pair<'_>) -> Found {
     }
     spec.memory = Some(Memory::Gpu);
     spec.bar1 = pair.gpu.bar1_bytes.get();
+    let spec = spec.within_platform();
     let distance = spec.distance.map_or(String::new(), |distance| format!(", {distance}"));
     Found {
         title: format!("{} ({}) and {}{distance}", pair.gpu.label(), pair.gpu.title(), pair.nic.name),
         spec,
     }
+}
+
+/// What one adapter could do between two machines like this one, its link and settings being as they should: what a run on it is held against. None
+/// where there is no such adapter or nothing is known of it, as of those that are software.
+#[must_use]
+pub fn at_its_best(facts: &Facts, nic: &str, memory: Memory) -> Option<Spec> {
+    let analysis = Analysis::of(facts);
+    let nic = facts.nics.iter().find(|one| one.name == nic && !one.is_software())?;
+    let now = match memory {
+        Memory::Host => host(facts, nic).spec,
+        Memory::Gpu => {
+            let pairs = analysis.pairs_of(&facts.gpus.first()?.address);
+            of_pair(&analysis, pairs.into_iter().find(|pair| pair.nic.name == nic.name)?).spec
+        }
+    };
+    let link = nic.address.as_deref().and_then(|address| facts.pci_device(address)?.link);
+    let slot = link.and_then(|link| Slot::of_speed(link.max_speed, link.max_width));
+    let settings = Spec { relaxed_ordering: Some(true), max_read_request: Some(4096), bar1: None, ..now };
+    Some(Spec { nic: slot.or(settings.nic), ..settings }.within_platform())
 }
 
 /// Packets below one switch that access control sends up go through the processor.
@@ -229,6 +249,22 @@ mod tests {
         let nothing = parts_of(&Facts::default(), &Choice::default()).unwrap();
         assert!(nothing.title.contains("software NIC"));
         assert!(nothing.spec.resolve().is_ok());
+    }
+
+    #[test]
+    fn an_adapter_at_its_best_has_its_own_slot() {
+        let mut facts = machines::machine("dgx-h100").unwrap();
+        let nic = facts.nics[0].clone();
+        for device in facts.pci.iter_mut().filter(|device| Some(&device.address) == nic.address.as_ref()) {
+            device.link.as_mut().unwrap().width = 4;
+        }
+        let rate = |spec: Spec| direct(&spec.resolve().unwrap(), 64 << 20).unwrap().gbytes_per_s.expected;
+        let now = parts_of(&facts, &Choice { gpu: None, nic: Some(nic.name.clone()) }).unwrap().spec;
+        assert!(rate(now) < 15.0);
+        for memory in [Memory::Gpu, Memory::Host] {
+            assert!(rate(at_its_best(&facts, &nic.name, memory).unwrap()) > 47.0);
+        }
+        assert_eq!(at_its_best(&facts, "rxe0", Memory::Host), None);
     }
 
     #[test]

@@ -10,6 +10,7 @@ pub mod constants;
 pub mod fabric;
 pub mod factor;
 pub mod machine;
+mod measured;
 pub mod model;
 pub mod parts;
 pub mod plot;

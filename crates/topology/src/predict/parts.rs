@@ -171,6 +171,18 @@ pub enum PartsError {
     /// No such width.
     #[error("PCIe links have 1, 2, 4, 8, 12 or 16 lanes, not {0}")]
     Lanes(u32),
+    /// The processor's slots are slower.
+    #[error(
+        "{slot} behind {processor} cannot be: its own slots have PCIe Gen{most} at the most; only below a PCIe switch (--distance PIX) can a link be faster"
+    )]
+    TooNew {
+        /// What was said.
+        slot: Slot,
+        /// The processor.
+        processor: &'static str,
+        /// Its generation.
+        most: u32,
+    },
     /// No link was named.
     #[error(
         "no link is named: say which network, such as --link ib:ndr or --link rocev2:100, or name a machine"
@@ -241,9 +253,10 @@ impl Spec {
             (Memory::Gpu, true) if self.gpu.is_some() => return Err(PartsError::CoherentSlot),
             _ => {}
         }
+        let most = self.fastest_slot();
         let nic = or(
             self.nic,
-            || usual_slot(link),
+            || usual_slot(link).at_most(most),
             &mut assumed,
             |slot| format!("the adapter is on {slot}, which fits its link"),
         );
@@ -271,6 +284,9 @@ impl Spec {
         if gpu_memory && !distance.is_below_switch() && self.platform.is_none() {
             assumed.push("the processor is not known: no limit of its own is reckoned with".to_owned());
         }
+        if let Some(slot) = [Some(nic), gpu].into_iter().flatten().find(|slot| slot.generation > most) {
+            return Err(PartsError::TooNew { slot, processor: platform.name(), most });
+        }
         let max_payload = pcie_size(self.max_payload, 256, "a MaxPayload")?;
         if self.max_payload.is_none() {
             assumed.push("MaxPayload is 256 bytes, as on most servers".to_owned());
@@ -286,6 +302,9 @@ impl Spec {
                 "the software NIC is as fast as on a machine of two cores, unless a calibration says better"
                     .to_owned(),
             ];
+            if memory == Memory::Gpu {
+                assumed.push("GPU memory is loaded and fetched as on an H200".to_owned());
+            }
         }
         Ok(Parts {
             link,
@@ -311,6 +330,21 @@ impl Spec {
             soft: Soft::default(),
             assumed,
         })
+    }
+
+    /// The generation that slots may have: where GPU and adapter hang on the processor, the processor's.
+    fn fastest_slot(&self) -> u32 {
+        let gpu_memory = self.memory != Some(Memory::Host) && self.coherent != Some(true);
+        let through = gpu_memory && self.distance.is_some_and(|distance| !distance.is_below_switch());
+        self.platform.and_then(Platform::fastest_slot).filter(|_| through).unwrap_or(u32::MAX)
+    }
+
+    /// Slots as fast as the processor's, where devices say that they could do more.
+    #[must_use]
+    pub(crate) fn within_platform(self) -> Self {
+        let most = self.fastest_slot();
+        let slower = |slot: Option<Slot>| slot.map(|slot| slot.at_most(most));
+        Self { nic: slower(self.nic), gpu: slower(self.gpu), ..self }
     }
 
     fn chunk(&self) -> u64 {
@@ -464,6 +498,11 @@ mod tests {
             wrong(|spec| spec.gpus = Some(0)),
             wrong(|spec| spec.chunk = Some(0)),
             wrong(|spec| {
+                spec.distance = Some(Distance::Node);
+                spec.platform = Some(Platform::XeonOld);
+                spec.gpu = Slot::new(5, 16).ok();
+            }),
+            wrong(|spec| {
                 spec.memory = Some(Memory::Host);
                 spec.gpu = Slot::new(5, 16).ok();
             }),
@@ -482,6 +521,7 @@ mod tests {
             "host memory must be more than 0",
             "number of GPUs",
             "chunk",
+            "Gen3 at the most",
             "host memory",
             "coherent",
         ];

@@ -3,6 +3,7 @@
 use super::constants as c;
 use super::factor::{Factor, Share, Stage};
 use super::parts::{Memory, Op, Parts, Software};
+use super::soft;
 use crate::platform::Platform;
 use crate::tree::Distance;
 
@@ -70,24 +71,29 @@ pub(super) fn stages(parts: &Parts, rails: u32) -> Vec<Stage> {
     let window = c::READ_TAGS * f64::from(parts.max_read_request) / 1000.0 / read_round_trip(parts);
     stages.push(stage(Factor::ReadWindow, window * share, 1));
     match (parts.memory, parts.gpu) {
-        (Memory::Host, _) => stages.push(stage(Factor::Dram, parts.dram, 2)),
+        (Memory::Host, _) => {
+            stages.push(stage(Factor::Dram, parts.dram, 2));
+            if let (false, Some(limit)) = (parts.relaxed_ordering, parts.platform.strict_order_of_host()) {
+                stages.push(stage(Factor::StrictOrder, limit * share, 1));
+            }
+        }
         (Memory::Gpu, None) => stages.push(stage(Factor::GpuSlot, COHERENT * f64::from(parts.gpus), 2)),
         (Memory::Gpu, Some(gpu)) => {
             let gpus = f64::from(parts.gpus);
             stages.push(stage(Factor::GpuSlot, gpu.carries(parts.max_payload) * gpus, 2));
             if !parts.distance.is_below_switch() {
-                stages.extend(processor(parts, gpus));
+                stages.extend(processor(parts, gpus, share));
             }
         }
     }
     if parts.software == Software::Nobounce {
-        stages.push(stage(Factor::SoftNic, parts.soft.gbytes_per_s, 1));
+        stages.push(stage(Factor::SoftNic, soft::rate(parts), 1));
     }
     stages
 }
 
 /// What a processor adds that has to carry packets between devices.
-fn processor(parts: &Parts, gpus: f64) -> Vec<Stage> {
+fn processor(parts: &Parts, gpus: f64, adapters: f64) -> Vec<Stage> {
     let mut stages = Vec::new();
     let mut stage = |factor, gbytes_per_s| stages.push(Stage { factor, gbytes_per_s, count: 1 });
     let intel = matches!(
@@ -101,7 +107,8 @@ fn processor(parts: &Parts, gpus: f64) -> Vec<Stage> {
         stage(Factor::RootComplex, limit * gpus);
     }
     if let (false, Some(limit)) = (parts.relaxed_ordering, parts.platform.strict_order()) {
-        stage(Factor::StrictOrder, limit * gpus);
+        // Writes of one adapter wait for each other, not for another's.
+        stage(Factor::StrictOrder, limit * adapters);
     }
     if let (Distance::Sys, Some(limit)) = (parts.distance, parts.platform.between_sockets()) {
         stage(Factor::Sockets, limit);
@@ -115,7 +122,9 @@ pub(super) fn delays(parts: &Parts, size: u64) -> Vec<Share> {
     let pass = parts.link.base_latency() + f64::from(parts.hops) * c::SWITCH_HOP;
     if parts.software == Software::Nobounce {
         let passes = if parts.operation == Op::Read { c::SOFT_READ } else { 1.0 };
-        return vec![share(Factor::Software, parts.soft.base_us * passes)];
+        let mut shares = vec![share(Factor::Software, parts.soft.base_us * passes)];
+        shares.extend(soft::fetch(parts, size));
+        return shares;
     }
     let packet = float(size.min(u64::from(parts.mtu)));
     let first = share(Factor::NicSlot, 2.0 * packet / parts.nic.carries(parts.max_payload) / 1000.0);

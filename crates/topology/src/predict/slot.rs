@@ -34,6 +34,12 @@ impl Slot {
         Ok(Self { generation, lanes })
     }
 
+    /// The same link in a slot of an older generation.
+    #[must_use]
+    pub fn at_most(self, generation: u32) -> Self {
+        Self { generation: self.generation.min(generation), ..self }
+    }
+
     /// GT/s of one lane.
     #[must_use]
     pub const fn speed(self) -> f64 {

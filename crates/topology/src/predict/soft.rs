@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::calibration::{Calibration, Series};
+use super::calibration::{Calibration, Fit};
 use super::constants as c;
 use super::factor::{Factor, Share};
 use super::model::Stream;
@@ -50,14 +50,18 @@ pub(super) fn calibrated(parts: &Parts, size: u64) -> Option<(Vec<Share>, f64, f
     let calibration = parts.soft.calibration.as_ref()?;
     let op = if parts.operation == Op::Read { "read" } else { "write" };
     let memory = if parts.memory == Memory::Host { "host" } else { "gpu direct" };
-    let series = |kind: &str| Series {
-        op: op.to_owned(),
-        kind: kind.to_owned(),
-        memory: memory.to_owned(),
-        qps: 1,
-        wait: "cq".to_owned(),
+    let fit = |kind: &str| {
+        let of_link = |link: &str| {
+            let is_it = |fit: &&Fit| {
+                let one = &fit.series;
+                (one.op.as_str(), one.kind.as_str(), one.memory.as_str()) == (op, kind, memory)
+                    && (one.link.as_str(), one.qps, one.wait.as_str()) == (link, 1, "cq")
+            };
+            calibration.fits.iter().find(is_it)
+        };
+        of_link("udp").or_else(|| of_link("shm"))
     };
-    let (latency, stream) = (calibration.fit(&series("latency"))?, calibration.fit(&series("bandwidth"))?);
+    let (latency, stream) = (fit("latency")?, fit("bandwidth")?);
     let base = latency.base_us;
     let shares = vec![
         Share { factor: Factor::Software, microseconds: base },
@@ -66,7 +70,69 @@ pub(super) fn calibrated(parts: &Parts, size: u64) -> Option<(Vec<Share>, f64, f
     Some((shares, stream.microseconds(size), latency.worst().max(stream.worst())))
 }
 
+/// What a message of GPU memory waits for before the engine has its first bytes: loads through the window take a core's time, the copy engine
+/// has to be started. Nothing for host memory, and for real adapters.
+pub(super) fn fetch(parts: &Parts, size: u64) -> Option<Share> {
+    if parts.software != Software::Nobounce || parts.memory == Memory::Host || size == 0 {
+        return None;
+    }
+    let loads = c::SOFT_GPU_LOAD + float(size) / c::SOFT_GPU_LOAD_RATE / 1000.0;
+    Some(if loads < c::SOFT_GPU_FETCH {
+        Share { factor: Factor::PcieRead, microseconds: loads }
+    } else {
+        Share { factor: Factor::CopyCalls, microseconds: c::SOFT_GPU_FETCH }
+    })
+}
+
+/// Microseconds between two messages of a stream: what the engine's core does for each, loads included. Copies are fetched ahead.
+pub(super) fn gap(parts: &Parts, size: u64) -> f64 {
+    let loads = fetch(parts, size).filter(|share| share.factor == Factor::PcieRead);
+    parts.soft.gap_us + loads.map_or(0.0, |share| share.microseconds)
+}
+
+/// GB/s of long messages.
+pub(super) fn rate(parts: &Parts) -> f64 {
+    match parts.memory {
+        Memory::Host => parts.soft.gbytes_per_s,
+        Memory::Gpu => parts.soft.gbytes_per_s * c::SOFT_GPU_SHARE,
+    }
+}
+
 /// GB/s and what limits it, of messages that take this long each.
 pub(super) fn stream(size: u64, microseconds: f64) -> Stream {
     Stream { gbytes_per_s: float(size) / microseconds / 1000.0, binds: Factor::SoftNic, most: f64::INFINITY }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::model::direct;
+    use super::super::parts::Spec;
+    use super::*;
+
+    /// docs/measurements/h200-bench.json: WRITE on an H200, in the same run as plain UDP.
+    #[test]
+    fn gpu_memory_is_as_on_the_machine_it_was_measured_on() {
+        let spec = |memory| Spec {
+            link: "loopback:1000".parse().ok(),
+            memory: Some(memory),
+            coherent: (memory == Memory::Gpu).then_some(true),
+            software: Some(Software::Nobounce),
+            ..Spec::default()
+        };
+        let of = |memory, size| {
+            let parts = Parts { soft: Soft::of_raw(2.45, 7.02), ..spec(memory).resolve().unwrap() };
+            let found = direct(&parts, size).unwrap();
+            (found.microseconds.expected, found.gbytes_per_s.expected)
+        };
+        for (size, measured) in [(8, 4.70), (64, 4.93), (512, 5.72), (4096, 9.61), (1 << 20, 259.0)] {
+            let (time, _) = of(Memory::Gpu, size);
+            assert!((time / measured - 1.0).abs() < 0.25, "{size} B: {time} us instead of {measured}");
+        }
+        for (size, measured) in [(4096, 0.39), (1 << 20, 4.34), (8 << 20, 4.20)] {
+            let (_, rate) = of(Memory::Gpu, size);
+            assert!((rate / measured - 1.0).abs() < 0.4, "{size} B: {rate} GB/s instead of {measured}");
+        }
+        let (host, gpu) = (of(Memory::Host, 8), of(Memory::Gpu, 8));
+        assert!(gpu.0 > host.0 + 1.0, "GPU memory is read through the window: {gpu:?}, {host:?}");
+    }
 }

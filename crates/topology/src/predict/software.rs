@@ -4,7 +4,7 @@ use super::constants as c;
 use super::factor::{Factor, Share};
 use super::parts::{Memory, Parts, Software};
 use super::route::float;
-use super::window;
+use super::{soft, window};
 
 /// What a library does with one message.
 #[derive(Debug)]
@@ -62,7 +62,7 @@ pub(super) fn protocol(parts: &Parts, size: u64) -> Protocol {
             overlaps = false;
         }
         Software::Nobounce => {
-            gap = parts.soft.gap_us;
+            gap = soft::gap(parts, size);
             overlaps = false;
         }
     }

@@ -45,8 +45,11 @@ fn network(parts: &Parts, rails: u32) -> (f64, Factor) {
     let host = parts.on_host();
     let mut stages = route::stages(&host, rails);
     for stage in &mut stages {
-        if stage.factor == Factor::Dram {
-            stage.gbytes_per_s /= c::DRAM_PASSES;
+        match stage.factor {
+            Factor::Dram => stage.gbytes_per_s /= c::DRAM_PASSES,
+            // Its core starts the copies and looks after them, too.
+            Factor::SoftNic => stage.gbytes_per_s *= c::SOFT_GPU_SHARE,
+            _ => {}
         }
     }
     let binds = super::factor::slowest(&stages).map_or(Factor::Wire, |stage| stage.factor);
