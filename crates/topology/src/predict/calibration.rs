@@ -199,7 +199,7 @@ fn fit(series: &Series, runs: &[Bench]) -> Option<Fit> {
         return None;
     }
     let mtu = mtu?;
-    let points: Vec<(u64, f64, Option<(f64, f64)>)> =
+    let points: Vec<(u64, f64, _)> =
         by_size.into_iter().map(|(size, point)| (size, median(point.times), range(&point.passes))).collect();
     let rows: Vec<[f64; TERMS]> =
         points.iter().map(|(size, time, _)| terms(*size, mtu).map(|term| term / time)).collect();
