@@ -66,6 +66,8 @@ kill "$server"
 
 # Which one, where the choice is left to us.
 says '^used: nb0: the first device of the libibverbs' 0 NOBOUNCE_VERBS="$dropin" -- --device auto --explain-device
+says '^device auto is nb0: there is no RDMA adapter here' 0 -- --device auto --op write --kind latency --size 8 --iters 50
+says '^  nb0: .*; port 1: active, RoCE' 0 NOBOUNCE_VERBS="$dropin" -- --explain-device
 says "$fine" 0 NOBOUNCE_VERBS="$dropin" NOBOUNCE_DEVICE=auto -- --op write --kind latency --size 8 --iters 50
 
 # What cannot be is said.

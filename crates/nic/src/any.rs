@@ -399,6 +399,14 @@ impl Cq {
         fn request_notify(&self, solicited_only: bool);
     }
 
+    /// Whether a hardware device said that completions of it are lost; the software NIC says so when it is polled.
+    pub fn has_failed(&self) -> bool {
+        match self {
+            Self::Soft(_) => false,
+            Self::Hard(hard) => hard.has_failed(),
+        }
+    }
+
     /// Takes at most `max` completions, appends them to `out`, and returns how many.
     ///
     /// # Errors

@@ -288,7 +288,10 @@ impl Connection {
     }
 
     fn look_after_device(&self) {
-        self.ails.note(&self.device.nic().look(), self.since_birth(Instant::now()));
+        let mut health = self.device.nic().look();
+        // Another connection's queue is not our trouble.
+        health.queue_failed = health.queue_failed && self.cq.has_failed();
+        self.ails.note(&health, self.since_birth(Instant::now()));
     }
 
     fn ailment(&self) -> Option<WaitError> {
@@ -409,7 +412,7 @@ impl Connection {
         if matches!(ended.status, Status::RetryExceeded | Status::Flushed) || ended.is_local_trouble() {
             let (health, device) = (self.device.nic().examine(), || self.device.nic().name().to_owned());
             if health.gone {
-                self.ails.note(&health, self.since_birth(Instant::now()));
+                self.ails.gone.store(true, Ordering::Release);
                 return Err(WaitError::DeviceGone { device: device(), pending: self.pending() });
             }
             if health.port_down {

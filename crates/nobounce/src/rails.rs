@@ -278,8 +278,13 @@ impl Rails {
         }
         // All are waited for, also after a failure: whoever hears of it may free the memory.
         for (rail, ticket) in begun {
-            let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-            if let Err(error) = self.rails[rail].wait(ticket, left) {
+            let left = || deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+            let mut ended = self.rails[rail].wait(ticket, left());
+            // That the port is down is told early, and ends nothing: it may come back, or the share fails soon.
+            while matches!(ended, Err(WaitError::PortLost { .. })) {
+                ended = self.rails[rail].wait(ticket, left());
+            }
+            if let Err(error) = ended {
                 let (device, peer) = self.name(rail);
                 failed.get_or_insert(RailError::Failed { rail, device, peer, error });
             }

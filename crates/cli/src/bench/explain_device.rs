@@ -9,18 +9,19 @@ use super::case::Memory;
 use super::peer;
 use super::plan::Plan;
 
-/// Puts the adapter that is nearest into a plan that asks for it.
-pub(super) fn resolve(plan: &mut Plan) -> anyhow::Result<()> {
+/// Puts the adapter that is nearest into a plan that asks for it, and says which and why.
+pub(super) fn resolve(plan: &mut Plan) -> anyhow::Result<Option<String>> {
     let named = plan.device.clone().or_else(|| std::env::var("NOBOUNCE_DEVICE").ok());
     if named.as_deref() != Some(AUTO) {
-        return Ok(());
+        return Ok(None);
     }
     let DeviceChoice { name, why, adapters } = choose(plan);
     let Some(name) = name else {
         anyhow::bail!("no hardware device to use: {why} ({}); nb0 is the software NIC", adapters.join("; "));
     };
+    let note = format!("device {AUTO} is {name}: {why}");
     plan.device = Some(name);
-    Ok(())
+    Ok(Some(note))
 }
 
 fn choose(plan: &Plan) -> DeviceChoice {
@@ -41,12 +42,17 @@ pub(super) fn print(plan: &Plan, out: &mut dyn Write) -> anyhow::Result<()> {
     match Library::load() {
         Ok(library) => {
             writeln!(out, "libibverbs: {} ({})", library.path().display(), library.why())?;
-            match hard::names(&library) {
-                Ok(names) => writeln!(
-                    out,
-                    "its devices: {}",
-                    if names.is_empty() { "none".to_owned() } else { names.join(", ") }
-                )?,
+            match hard::list(&library) {
+                Ok(devices) if devices.is_empty() => writeln!(out, "its devices: none")?,
+                Ok(devices) => {
+                    writeln!(out, "its devices:")?;
+                    for device in devices {
+                        match device {
+                            Ok(device) => writeln!(out, "  {device}")?,
+                            Err(error) => writeln!(out, "  {error}")?,
+                        }
+                    }
+                }
                 Err(error) => writeln!(out, "its devices: {error}")?,
             }
         }

@@ -96,9 +96,7 @@ impl From<Verdict> for ExitCode {
 pub(crate) fn main(args: &BenchArgs) -> anyhow::Result<Verdict> {
     let mut plan = plan::plan(args)?;
     let mut out = std::io::stdout().lock();
-    if !args.explain_device {
-        explain_device::resolve(&mut plan)?;
-    }
+    let chosen = if args.explain_device { None } else { explain_device::resolve(&mut plan)? };
     if args.explain_device {
         explain_device::print(&plan, &mut out)?;
         return Ok(Verdict::Fine);
@@ -119,6 +117,7 @@ pub(crate) fn main(args: &BenchArgs) -> anyhow::Result<Verdict> {
     let gpu =
         (plan.memory == Memory::Gpu).then(|| gpu::Setup::prepare(&mut plan, &devices[0])).transpose()?;
     let mut notes = gpu.as_ref().map(|gpu| gpu.notes.clone()).unwrap_or_default();
+    notes.extend(chosen);
     notes.extend(devices.iter().filter_map(|device| device.nic().hard()).map(describe));
     notes.extend(rails::note(&devices));
     let mut measure = measurer(&plan, devices)?;

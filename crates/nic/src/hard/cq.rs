@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::fmt;
 use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use nobounce_protocol::qp::{Source, Status, WorkKind};
@@ -115,6 +115,9 @@ impl Drop for CqInner {
         }
         // SAFETY: made by `create`; queue pairs on it held us and are gone.
         unsafe { (self.device.inner.library.api.destroy_cq)(self.raw.as_ptr()) };
+        // Another queue may come to lie where this one was.
+        let mut failed = self.device.inner.failed_queues.lock().unwrap_or_else(PoisonError::into_inner);
+        failed.retain(|at| *at != self.raw.as_ptr().addr());
     }
 }
 
@@ -166,6 +169,15 @@ impl Cq {
     pub fn depth(&self) -> usize {
         // SAFETY: a live queue.
         usize::try_from(unsafe { self.inner.raw.as_ref().cqe }).unwrap_or(0)
+    }
+
+    /// Whether the device said, in an event that was looked at ([`Device::look`]), that completions of it are lost.
+    pub fn has_failed(&self) -> bool {
+        if self.inner.device.is_forked() {
+            return false;
+        }
+        let failed = self.inner.device.inner.failed_queues.lock().unwrap_or_else(PoisonError::into_inner);
+        failed.contains(&self.inner.raw.as_ptr().addr())
     }
 
     /// Takes at most `max` completions, and returns how many.

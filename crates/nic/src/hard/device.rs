@@ -12,9 +12,10 @@ use nobounce_verbs as verbs;
 
 use super::cq::{Channel, Cq};
 use super::error::{CreateError, OpenError, last, returned};
-use super::gid::{self, GidChoice, GidEntry, GidKind, GidWish};
-use super::interfaces;
+use super::gid::{GidEntry, GidWish};
+use super::gid_table;
 use super::library::Library;
+use super::list::List;
 use super::memory::Pd;
 use super::proof::Proofs;
 use super::stage::Staging;
@@ -24,10 +25,6 @@ use crate::soft::{PathCounters, fork};
 const GID_INDEX: &str = "NOBOUNCE_GID_INDEX";
 /// The variable that asks for relaxed ordering.
 const RELAXED: &str = "NOBOUNCE_RELAXED_ORDERING";
-/// As many devices of a list are looked at; a longer list is damaged.
-const MAX_DEVICES: usize = 256;
-/// As many entries of a GID table.
-const MAX_GIDS: u32 = 1024;
 
 /// How a device is opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -96,7 +93,7 @@ pub struct Health {
     pub gone: bool,
     /// The port went down, and has not come back.
     pub port_down: bool,
-    /// A completion queue failed: completions are lost.
+    /// A completion queue failed: completions are lost. Which, it says itself ([`Cq::has_failed`]).
     pub queue_failed: bool,
     /// It was opened before a fork, and this is the child: it is the parent's.
     pub forked: bool,
@@ -122,6 +119,8 @@ pub(crate) struct Inner {
     /// any more, and tell nobody; the folder goes first.
     folder: Option<PathBuf>,
     health: Mutex<Health>,
+    /// Where the completion queues are that failed.
+    pub(crate) failed_queues: Mutex<Vec<usize>>,
     /// The process that opened it, counted in forks.
     generation: u64,
 }
@@ -159,55 +158,6 @@ pub struct Device {
 impl fmt::Debug for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Device({})", self.inner.name)
-    }
-}
-
-/// The names of the devices that the system's libibverbs shows.
-///
-/// # Errors
-/// There is no libibverbs, or it gives no list. (An empty list is none.)
-pub fn names(library: &Library) -> Result<Vec<String>, OpenError> {
-    let list = List::of(library)?;
-    Ok(list.devices().map(|(name, _)| name).collect())
-}
-
-/// A list of devices, which goes as it came.
-struct List<'a> {
-    library: &'a Library,
-    list: *mut *mut verbs::Device,
-    count: usize,
-}
-
-impl<'a> List<'a> {
-    fn of(library: &'a Library) -> Result<Self, OpenError> {
-        let mut count: c_int = 0;
-        // SAFETY: the call writes one word and gives a list.
-        let list = unsafe { (library.api.get_device_list)(&raw mut count) };
-        if list.is_null() {
-            return Err(OpenError::List { os: last() });
-        }
-        Ok(Self { library, list, count: usize::try_from(count).unwrap_or(0).min(MAX_DEVICES) })
-    }
-
-    fn devices(&self) -> impl Iterator<Item = (String, *mut verbs::Device)> + '_ {
-        (0..self.count).filter_map(|index| {
-            // SAFETY: the list has that many devices, and lives as long as we do.
-            let device = unsafe { *self.list.add(index) };
-            // SAFETY: a device of the list.
-            let name = unsafe { (self.library.api.get_device_name)(device) };
-            if name.is_null() {
-                return None;
-            }
-            // SAFETY: a C string of the device's.
-            Some((unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned(), device))
-        })
-    }
-}
-
-impl Drop for List<'_> {
-    fn drop(&mut self) {
-        // SAFETY: what was given above; devices that were opened stay open.
-        unsafe { (self.library.api.free_device_list)(self.list) };
     }
 }
 
@@ -293,6 +243,7 @@ impl Device {
             proofs: Proofs::default(),
             folder: folder.exists().then_some(folder),
             health: Mutex::default(),
+            failed_queues: Mutex::default(),
             generation: fork::generation(),
         };
         Ok(Self { inner: Arc::new(inner) })
@@ -419,7 +370,11 @@ impl Device {
                 verbs::IBV_EVENT_DEVICE_FATAL => health.gone = true,
                 verbs::IBV_EVENT_PORT_ERR if port => health.port_down = true,
                 verbs::IBV_EVENT_PORT_ACTIVE if port => health.port_down = false,
-                verbs::IBV_EVENT_CQ_ERR => health.queue_failed = true,
+                verbs::IBV_EVENT_CQ_ERR => {
+                    health.queue_failed = true;
+                    let mut failed = self.inner.failed_queues.lock().unwrap_or_else(PoisonError::into_inner);
+                    failed.push(event.element.addr());
+                }
                 _ => {}
             }
             tracing::debug!("{}: asynchronous event {}", self.inner.name, event.event_type);
@@ -484,16 +439,15 @@ fn find_port(
         if wanted.is_some_and(|wanted| wanted != number) || attr.state != verbs::IBV_PORT_ACTIVE {
             continue;
         }
-        let is_ib =
-            attr.link_layer == verbs::IBV_LINK_LAYER_INFINIBAND || (attr.link_layer == 0 && attr.lid != 0);
-        let choice = choose_gid(library, context, name, number, &attr, is_ib, options)?;
+        let is_ib = is_infiniband(&attr);
+        let choice = gid_table::choose(library, context, name, number, &attr, is_ib, options)?;
         return Ok(Port {
             number,
             link_layer: if is_ib { LinkLayer::InfiniBand } else { LinkLayer::Ethernet },
             mtu: mtu_of(attr.active_mtu),
             max_message: max_message(attr.max_msg_sz),
             lid: if is_ib { attr.lid } else { 0 },
-            megabits: megabits(&attr),
+            megabits: speed(name, number, &attr),
             needs_grh: !is_ib || attr.flags & verbs::IBV_QPF_GRH_REQUIRED != 0,
             gid: choice.entry,
             why_gid: choice.explanation,
@@ -502,98 +456,12 @@ fn find_port(
     Err(OpenError::NoPort { device: name.to_owned(), states: states.join(", ") })
 }
 
-fn choose_gid(
-    library: &Library,
-    context: NonNull<verbs::Context>,
-    name: &str,
-    port: u8,
-    attr: &verbs::PortAttr,
-    is_ib: bool,
-    options: &Options,
-) -> Result<GidChoice, OpenError> {
-    let table = gid_table(library, context, name, port, attr.gid_tbl_len);
-    if is_ib {
-        // Inside a subnet the LID is all that counts; the first GID names the port to people and across subnets.
-        let index = options.gid.index.unwrap_or(0);
-        let none = GidEntry { index, gid: [0; 16], kind: Some(GidKind::InfiniBand), interface: None };
-        let entry = table.into_iter().find(|entry| entry.index == index).unwrap_or(none);
-        let why = format!(
-            "InfiniBand: addressed by LID {:#x}, GID {index} where a route header is needed",
-            attr.lid
-        );
-        return Ok(GidChoice { entry, explanation: vec![why] });
-    }
-    gid::choose(&table, &options.gid).map_err(|why| OpenError::Gid { device: name.to_owned(), port, why })
+/// Whether a port is InfiniBand's; old drivers say neither.
+pub(crate) fn is_infiniband(attr: &verbs::PortAttr) -> bool {
+    attr.link_layer == verbs::IBV_LINK_LAYER_INFINIBAND || (attr.link_layer == 0 && attr.lid != 0)
 }
 
-fn gid_table(
-    library: &Library,
-    context: NonNull<verbs::Context>,
-    name: &str,
-    port: u8,
-    len: c_int,
-) -> Vec<GidEntry> {
-    let here = interfaces::addresses();
-    (0..u32::try_from(len).unwrap_or(0).min(MAX_GIDS))
-        .map(|index| {
-            let (gid, kind, ifindex) = read_gid(library, context, name, port, index);
-            let mut entry = GidEntry { index, gid, kind, interface: None };
-            entry.interface = interfaces::having(&here, entry.addr(), ifindex);
-            entry
-        })
-        .collect()
-}
-
-fn read_gid(
-    library: &Library,
-    context: NonNull<verbs::Context>,
-    name: &str,
-    port: u8,
-    index: u32,
-) -> ([u8; 16], Option<GidKind>, Option<u32>) {
-    if let Some(query) = library.api.query_gid_ex {
-        // SAFETY: plain numbers, for which zeroes are valid.
-        let mut entry: verbs::GidEntry = unsafe { std::mem::zeroed() };
-        let size = size_of::<verbs::GidEntry>();
-        // SAFETY: an open device and a valid place of the size said.
-        if unsafe { query(context.as_ptr(), port.into(), index, &raw mut entry, 0, size) } == 0 {
-            let kind = match entry.gid_type {
-                verbs::IBV_GID_TYPE_IB => Some(GidKind::InfiniBand),
-                verbs::IBV_GID_TYPE_ROCE_V1 => Some(GidKind::RoceV1),
-                verbs::IBV_GID_TYPE_ROCE_V2 => Some(GidKind::RoceV2),
-                _ => None,
-            };
-            // SAFETY: every bit pattern is a valid array of bytes.
-            return (unsafe { entry.gid.raw }, kind, Some(entry.ndev_ifindex).filter(|index| *index != 0));
-        }
-        return ([0; 16], None, None);
-    }
-    let mut gid = verbs::Gid { raw: [0; 16] };
-    // SAFETY: an open device and a valid place.
-    let code = unsafe {
-        (library.api.query_gid)(
-            context.as_ptr(),
-            port,
-            c_int::try_from(index).unwrap_or(c_int::MAX),
-            &raw mut gid,
-        )
-    };
-    // SAFETY: every bit pattern is a valid array of bytes.
-    let gid = if code == 0 { unsafe { gid.raw } } else { [0; 16] };
-    // Before rdma-core 32 the kernel's files alone knew what an entry speaks, and whose it is.
-    let file = |what: &str| {
-        std::fs::read_to_string(format!("/sys/class/infiniband/{name}/ports/{port}/gid_attrs/{what}/{index}"))
-            .ok()
-    };
-    let kind = file("types").and_then(|text| match text.trim() {
-        "RoCE v2" => Some(GidKind::RoceV2),
-        "IB/RoCE v1" => Some(GidKind::RoceV1),
-        _ => None,
-    });
-    (gid, kind, file("ndevs").and_then(|interface| interfaces::index_of(interface.trim())))
-}
-
-fn state_name(state: u32) -> &'static str {
+pub(crate) fn state_name(state: u32) -> &'static str {
     match state {
         verbs::IBV_PORT_DOWN => "down",
         verbs::IBV_PORT_INIT => "initialising, without a subnet manager",
@@ -605,7 +473,7 @@ fn state_name(state: u32) -> &'static str {
 }
 
 /// The path MTU of a code; the smallest where a driver says nonsense.
-fn mtu_of(code: u32) -> Mtu {
+pub(crate) fn mtu_of(code: u32) -> Mtu {
     let index = usize::try_from(code.saturating_sub(1)).unwrap_or(0);
     Mtu::ALL.get(index).copied().unwrap_or(Mtu::Mtu256)
 }
@@ -613,6 +481,20 @@ fn mtu_of(code: u32) -> Mtu {
 /// The longest message; the standard's 2 GiB where a driver does not say it.
 fn max_message(said: u32) -> u32 {
     if said == 0 { MAX_MESSAGE } else { said.min(MAX_MESSAGE) }
+}
+
+/// Megabits per second: as the kernel's file says, for the function that is called here knows no lanes of more than 100 Gb/s.
+pub(crate) fn speed(name: &str, port: u8, attr: &verbs::PortAttr) -> u64 {
+    let file = std::fs::read_to_string(format!("/sys/class/infiniband/{name}/ports/{port}/rate"));
+    file.ok().and_then(|text| rate(&text)).unwrap_or_else(|| megabits(attr))
+}
+
+/// The number in `100 Gb/sec (4X EDR)` or `2.5 Gb/sec (1X SDR)`.
+fn rate(text: &str) -> Option<u64> {
+    let number = text.split_whitespace().next()?;
+    let (whole, tenths) = number.split_once('.').unwrap_or((number, "0"));
+    let tenths: u64 = tenths.get(..1)?.parse().ok()?;
+    Some(whole.parse::<u64>().ok()?.checked_mul(1000)? + tenths * 100).filter(|rate| *rate > 0)
 }
 
 /// Lanes times the speed of one, in megabits per second.
@@ -657,6 +539,11 @@ mod tests {
         assert_eq!(megabits(&attr), 400_000);
         (attr.active_width, attr.active_speed) = (1, 32);
         assert_eq!(megabits(&attr), 25_000);
+        assert_eq!(rate("800 Gb/sec (4X XDR)\n"), Some(800_000));
+        assert_eq!(rate("2.5 Gb/sec (1X SDR)\n"), Some(2500));
+        for nonsense in ["", "0 Gb/sec", "fast", "4. Gb/sec", "99999999999999999999 Gb/sec"] {
+            assert_eq!(rate(nonsense), None, "{nonsense}");
+        }
         assert_eq!(mtu_of(verbs::IBV_MTU_4096), Mtu::Mtu4096);
         assert_eq!(mtu_of(77), Mtu::Mtu256);
     }

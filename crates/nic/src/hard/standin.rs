@@ -49,6 +49,8 @@ pub(crate) struct World {
     pub(crate) port: verbs::PortAttr,
     pub(crate) gids: Vec<[u8; 16]>,
     pub(crate) events: VecDeque<(u32, usize)>,
+    /// The flags of requests that were posted.
+    pub(crate) flags: Vec<u32>,
     pub(crate) is_gpu: fn(u64) -> bool,
     regions: HashMap<u32, (bool, u32)>,
     completions: VecDeque<verbs::Wc>,
@@ -82,6 +84,7 @@ impl World {
             port,
             gids: vec![[0; 16], loopback],
             events: VecDeque::new(),
+            flags: Vec::new(),
             is_gpu: |_| false,
             regions: HashMap::new(),
             completions: VecDeque::new(),
@@ -463,6 +466,7 @@ unsafe extern "C" fn post_send(
             let wr = &*at;
             (wr, std::slice::from_raw_parts(wr.sg_list, usize::try_from(wr.num_sge).unwrap()))
         };
+        world(|world| world.flags.push(wr.send_flags));
         // SAFETY: read for requests that have it.
         let remote = unsafe { wr.wr.rdma };
         let lies =

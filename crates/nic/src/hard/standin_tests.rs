@@ -401,6 +401,66 @@ fn the_port_s_own_word_counts_whatever_its_events_said() {
     assert!(device.look().port_down);
     assert!(!device.examine().port_down, "it is back, though nobody said so");
     assert!(!device.look().port_down, "and that is kept");
-    world(|world| world.events.push_back((verbs::IBV_EVENT_CQ_ERR, 0)));
+    let queues = [device.create_cq(8, None).unwrap(), device.create_cq(8, None).unwrap()];
+    let which = queues[1].inner.raw.as_ptr().addr();
+    world(|world| world.events.push_back((verbs::IBV_EVENT_CQ_ERR, which)));
     assert!(device.look().queue_failed && device.look().queue_failed);
+    assert_eq!([queues[0].has_failed(), queues[1].has_failed()], [false, true]);
+}
+
+#[test]
+fn the_list_says_what_each_device_is() {
+    let library = standin::library(false);
+    world(|world| (world.port.active_width, world.port.active_speed) = (2, 32));
+    let listed = super::list(&library).unwrap();
+    let device = listed[0].as_ref().unwrap();
+    assert_eq!((device.name.as_str(), device.attr.max_qp_wr, device.ports.len()), ("fake0", 1024, 1));
+    let words = device.to_string();
+    assert!(
+        words.starts_with("fake0: ") && words.contains("port 1: active, RoCE, 100 Gb/s, MTU 2048"),
+        "{words}"
+    );
+    assert_eq!(standin::names(), ["open", "close"], "nothing stays open");
+    world(|world| world.open = libc::EACCES);
+    let refused = super::list(&library).unwrap().remove(0).unwrap_err().to_string();
+    assert!(refused.contains("fake0 cannot be opened"), "{refused}");
+}
+
+#[test]
+fn requests_are_signalled_fenced_and_inline_as_they_ask() {
+    let device = open();
+    let pd = device.alloc_pd().unwrap();
+    let cq = device.create_cq(64, None).unwrap();
+    let qp = pd.create_qp(&cq, &cq, QpLimits { inline: 100, ..QpLimits::default() }).unwrap();
+    let host = HostBuffer::new(4096).unwrap();
+    // SAFETY: the buffer outlives the region.
+    let mr = unsafe { pd.register(host.as_mut_ptr(), 4096, Access::all()) }.unwrap();
+    let remote = Remote { addr: host.addr() + 1000, rkey: mr.rkey() };
+    let bytes = [5; 100];
+    let write = SendRequest::new(1, Operation::Write(remote), &[]);
+    qp.post_send(&SendRequest { inline: Some(&bytes), signaled: false, ..write }).unwrap();
+    let flags = || world(|world| std::mem::take(&mut world.flags));
+    assert_eq!(flags(), [verbs::IBV_SEND_INLINE], "no completion is asked for");
+    let mut found = [0; 101];
+    host.read_at(1000, &mut found).unwrap();
+    assert_eq!((&found[..100], found[100]), (&bytes[..], 0), "bytes that are in no region");
+    let long = qp.post_send(&SendRequest { inline: Some(&[0; 101]), ..write }).unwrap_err();
+    assert!(matches!(long, super::PostError::Limit { given: 101, max: 100, .. }), "{long}");
+    // A list: one completion for all.
+    let sges = [Sge { addr: host.addr(), len: 8, lkey: mr.lkey() }];
+    let list: Vec<_> = (0..20)
+        .map(|i| SendRequest {
+            signaled: i == 19,
+            fence: i == 3,
+            sges: &sges,
+            ..SendRequest::new(i, write.op, &[])
+        })
+        .collect();
+    qp.post_sends(&list).unwrap();
+    let seen = flags();
+    assert_eq!((seen.len(), seen[3], seen[19]), (20, verbs::IBV_SEND_FENCE, verbs::IBV_SEND_SIGNALED));
+    assert!(seen.iter().enumerate().all(|(i, flags)| matches!(i, 3 | 19) || *flags == 0));
+    let mut got = Vec::new();
+    cq.poll(&mut got, 64).unwrap();
+    assert_eq!(got.iter().map(|one| one.wr_id).collect::<Vec<_>>(), [19]);
 }

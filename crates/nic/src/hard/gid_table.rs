@@ -1,0 +1,107 @@
+//! The GID table of a port, read, and the entry that is used of it.
+
+use std::ffi::c_int;
+use std::ptr::NonNull;
+
+use nobounce_verbs as verbs;
+
+use super::device::Options;
+use super::error::OpenError;
+use super::gid::{self, GidChoice, GidEntry, GidKind};
+use super::interfaces;
+use super::library::Library;
+
+/// As many entries of a table are looked at.
+const MAX_GIDS: u32 = 1024;
+
+/// The entry for a port; on InfiniBand the first, or the one that was asked for.
+pub(crate) fn choose(
+    library: &Library,
+    context: NonNull<verbs::Context>,
+    name: &str,
+    port: u8,
+    attr: &verbs::PortAttr,
+    is_ib: bool,
+    options: &Options,
+) -> Result<GidChoice, OpenError> {
+    let table = gid_table(library, context, name, port, attr.gid_tbl_len);
+    if is_ib {
+        // Inside a subnet the LID is all that counts; the first GID names the port to people and across subnets.
+        let index = options.gid.index.unwrap_or(0);
+        let none = GidEntry { index, gid: [0; 16], kind: Some(GidKind::InfiniBand), interface: None };
+        let entry = table.into_iter().find(|entry| entry.index == index).unwrap_or(none);
+        let why = format!(
+            "InfiniBand: addressed by LID {:#x}, GID {index} where a route header is needed",
+            attr.lid
+        );
+        return Ok(GidChoice { entry, explanation: vec![why] });
+    }
+    gid::choose(&table, &options.gid).map_err(|why| OpenError::Gid { device: name.to_owned(), port, why })
+}
+
+fn gid_table(
+    library: &Library,
+    context: NonNull<verbs::Context>,
+    name: &str,
+    port: u8,
+    len: c_int,
+) -> Vec<GidEntry> {
+    let here = interfaces::addresses();
+    (0..u32::try_from(len).unwrap_or(0).min(MAX_GIDS))
+        .map(|index| {
+            let (gid, kind, ifindex) = read_gid(library, context, name, port, index);
+            let mut entry = GidEntry { index, gid, kind, interface: None };
+            entry.interface = interfaces::having(&here, entry.addr(), ifindex);
+            entry
+        })
+        .collect()
+}
+
+fn read_gid(
+    library: &Library,
+    context: NonNull<verbs::Context>,
+    name: &str,
+    port: u8,
+    index: u32,
+) -> ([u8; 16], Option<GidKind>, Option<u32>) {
+    if let Some(query) = library.api.query_gid_ex {
+        // SAFETY: plain numbers, for which zeroes are valid.
+        let mut entry: verbs::GidEntry = unsafe { std::mem::zeroed() };
+        let size = size_of::<verbs::GidEntry>();
+        // SAFETY: an open device and a valid place of the size said.
+        if unsafe { query(context.as_ptr(), port.into(), index, &raw mut entry, 0, size) } == 0 {
+            let kind = match entry.gid_type {
+                verbs::IBV_GID_TYPE_IB => Some(GidKind::InfiniBand),
+                verbs::IBV_GID_TYPE_ROCE_V1 => Some(GidKind::RoceV1),
+                verbs::IBV_GID_TYPE_ROCE_V2 => Some(GidKind::RoceV2),
+                _ => None,
+            };
+            // SAFETY: every bit pattern is a valid array of bytes.
+            return (unsafe { entry.gid.raw }, kind, Some(entry.ndev_ifindex).filter(|index| *index != 0));
+        }
+        return ([0; 16], None, None);
+    }
+    let mut gid = verbs::Gid { raw: [0; 16] };
+    // SAFETY: an open device and a valid place.
+    let code = unsafe {
+        (library.api.query_gid)(
+            context.as_ptr(),
+            port,
+            c_int::try_from(index).unwrap_or(c_int::MAX),
+            &raw mut gid,
+        )
+    };
+    // SAFETY: every bit pattern is a valid array of bytes.
+    let gid = if code == 0 { unsafe { gid.raw } } else { [0; 16] };
+    // Before rdma-core 32 the kernel's files alone knew what an entry speaks, and whose it is.
+    let file = |what: &str| {
+        std::fs::read_to_string(format!("/sys/class/infiniband/{name}/ports/{port}/gid_attrs/{what}/{index}"))
+            .ok()
+    };
+    let kind = file("types").and_then(|text| match text.trim() {
+        "RoCE v2" => Some(GidKind::RoceV2),
+        "IB/RoCE v1" => Some(GidKind::RoceV1),
+        _ => None,
+    });
+    (gid, kind, file("ndevs").and_then(|interface| interfaces::index_of(interface.trim())))
+}

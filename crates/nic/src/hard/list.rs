@@ -1,0 +1,166 @@
+//! The devices that a libibverbs shows, and what it says about them.
+
+use std::ffi::{CStr, c_int};
+use std::fmt;
+use std::ptr::NonNull;
+
+use nobounce_protocol::qp::Mtu;
+use nobounce_verbs as verbs;
+
+use super::device::{LinkLayer, is_infiniband, mtu_of, speed, state_name};
+use super::error::{OpenError, last, returned};
+use super::library::Library;
+
+/// As many devices of a list are looked at; a longer list is damaged.
+const MAX_DEVICES: usize = 256;
+
+/// A device of the list, as it describes itself.
+#[derive(Clone)]
+pub struct Listed {
+    /// Its name.
+    pub name: String,
+    /// What libibverbs says about it.
+    pub attr: verbs::DeviceAttr,
+    /// Its ports.
+    pub ports: Vec<ListedPort>,
+}
+
+/// A port of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedPort {
+    /// Its number, from 1 on.
+    pub number: u8,
+    /// Its state in words: `active`, `down`, ...
+    pub state: &'static str,
+    /// What carries packets.
+    pub link_layer: LinkLayer,
+    /// Megabits per second, as far as the port says.
+    pub megabits: u64,
+    /// The largest path MTU now.
+    pub mtu: Mtu,
+}
+
+impl fmt::Debug for Listed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Listed({self})")
+    }
+}
+
+impl fmt::Display for Listed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let attr = &self.attr;
+        // SAFETY: zeroes were there before libibverbs wrote, and it leaves the last byte zero.
+        let firmware = unsafe { CStr::from_ptr(attr.fw_ver.as_ptr()) }.to_string_lossy();
+        write!(f, "{}: ", self.name)?;
+        if !firmware.is_empty() {
+            write!(f, "firmware {firmware}, ")?;
+        }
+        write!(f, "{} queue pairs, {} READs at once", attr.max_qp, attr.max_qp_rd_atom)?;
+        for port in &self.ports {
+            let carried = if port.link_layer == LinkLayer::InfiniBand { "InfiniBand" } else { "RoCE" };
+            let (number, state, speed) = (port.number, port.state, port.megabits / 1000);
+            write!(f, "; port {number}: {state}, {carried}, {speed} Gb/s, MTU {}", port.mtu.bytes())?;
+        }
+        Ok(())
+    }
+}
+
+/// All devices with what they say about themselves; one that cannot be opened says why.
+///
+/// # Errors
+/// libibverbs gives no list. (An empty list is none.)
+pub fn list(library: &Library) -> Result<Vec<Result<Listed, OpenError>>, OpenError> {
+    let list = List::of(library)?;
+    Ok(list.devices().map(|(name, device)| describe(library, name, device)).collect())
+}
+
+fn describe(library: &Library, name: String, device: *mut verbs::Device) -> Result<Listed, OpenError> {
+    // SAFETY: a device of the list; the name in it ends in zero.
+    let node = unsafe { CStr::from_ptr((*device).dev_name.as_ptr()) }.to_string_lossy().into_owned();
+    // SAFETY: a device of the list, which lives until after the call.
+    let context = NonNull::new(unsafe { (library.api.open_device)(device) });
+    let context = context.ok_or_else(|| OpenError::Open {
+        device: name.clone(),
+        node: format!("/dev/infiniband/{node}"),
+        os: last(),
+    })?;
+    let described = ask(library, name, context);
+    // SAFETY: opened above, and nothing was made from it.
+    unsafe { (library.api.close_device)(context.as_ptr()) };
+    described
+}
+
+fn ask(library: &Library, name: String, context: NonNull<verbs::Context>) -> Result<Listed, OpenError> {
+    // SAFETY: plain numbers, for which zeroes are valid.
+    let mut attr: verbs::DeviceAttr = unsafe { std::mem::zeroed() };
+    // SAFETY: an open device, and a valid place for the result.
+    let code = unsafe { (library.api.query_device)(context.as_ptr(), &raw mut attr) };
+    if code != 0 {
+        return Err(OpenError::Query { device: name, call: "ibv_query_device", os: returned(code) });
+    }
+    let ports: Vec<ListedPort> = (1..=attr.phys_port_cnt)
+        .filter_map(|number| {
+            // SAFETY: plain numbers, for which zeroes are valid.
+            let mut port: verbs::PortAttr = unsafe { std::mem::zeroed() };
+            // SAFETY: an open device; there is room for more than any version writes.
+            let code = unsafe { (library.api.query_port)(context.as_ptr(), number, &raw mut port) };
+            (code == 0).then(|| ListedPort {
+                number,
+                state: state_name(port.state),
+                link_layer: if is_infiniband(&port) { LinkLayer::InfiniBand } else { LinkLayer::Ethernet },
+                megabits: speed(&name, number, &port),
+                mtu: mtu_of(port.active_mtu),
+            })
+        })
+        .collect();
+    Ok(Listed { ports, name, attr })
+}
+
+/// The names of the devices that the system's libibverbs shows.
+///
+/// # Errors
+/// There is no libibverbs, or it gives no list. (An empty list is none.)
+pub fn names(library: &Library) -> Result<Vec<String>, OpenError> {
+    let list = List::of(library)?;
+    Ok(list.devices().map(|(name, _)| name).collect())
+}
+
+/// A list of devices, which goes as it came.
+pub(crate) struct List<'a> {
+    library: &'a Library,
+    list: *mut *mut verbs::Device,
+    count: usize,
+}
+
+impl<'a> List<'a> {
+    pub(crate) fn of(library: &'a Library) -> Result<Self, OpenError> {
+        let mut count: c_int = 0;
+        // SAFETY: the call writes one word and gives a list.
+        let list = unsafe { (library.api.get_device_list)(&raw mut count) };
+        if list.is_null() {
+            return Err(OpenError::List { os: last() });
+        }
+        Ok(Self { library, list, count: usize::try_from(count).unwrap_or(0).min(MAX_DEVICES) })
+    }
+
+    pub(crate) fn devices(&self) -> impl Iterator<Item = (String, *mut verbs::Device)> + '_ {
+        (0..self.count).filter_map(|index| {
+            // SAFETY: the list has that many devices, and lives as long as we do.
+            let device = unsafe { *self.list.add(index) };
+            // SAFETY: a device of the list.
+            let name = unsafe { (self.library.api.get_device_name)(device) };
+            if name.is_null() {
+                return None;
+            }
+            // SAFETY: a C string of the device's.
+            Some((unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned(), device))
+        })
+    }
+}
+
+impl Drop for List<'_> {
+    fn drop(&mut self) {
+        // SAFETY: what was given above; devices that were opened stay open.
+        unsafe { (self.library.api.free_device_list)(self.list) };
+    }
+}
