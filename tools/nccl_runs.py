@@ -189,6 +189,8 @@ def speed_rows(done, link):
     for row, other, second in zip(ours.ranks[0]["rows"], theirs.ranks[0]["rows"], ours.ranks[1]["rows"]):
         rows.append({
             "test": row["test"], "bytes": row["bytes"], "link": link, "ours_us": row["us"], "socket_us": other["us"],
+            # Of it, what the application took to start the operations.
+            "ours_issue_us": row["issue_us"], "socket_issue_us": other["issue_us"],
             "gdrdma": is_gdrdma(ours.logs), "verified": row["verified"] and other["verified"] and second["verified"],
             "window_bytes": row["window_bytes"] + second["window_bytes"],
             "staged_bytes": row["staged_bytes"] + second["staged_bytes"],

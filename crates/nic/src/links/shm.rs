@@ -45,8 +45,11 @@ const HEADERS: usize = 64;
 /// must not find the ring empty first.
 const MOST_FROM_ONE: usize = 32;
 const MOST_BYTES_FROM_ONE: usize = 64 << 10;
-/// Calls between two looks at the link inside, which costs a system call.
+/// Calls between two looks at the link inside, which costs a system call as long as several polls of a ring; and where nothing has come from
+/// there for as many looks as `QUIET_AFTER`.
 const INSIDE_EVERY: u32 = 8;
+const QUIET_INSIDE_EVERY: u32 = 64;
+const QUIET_AFTER: u32 = 64;
 /// Calls between two looks for those who come and go, for an application that polls and leaves nobody else time to look.
 const ATTEND_EVERY: u32 = 1024;
 /// Rings at most in each direction. Each is 2 MiB of addresses, and memory as far as it is used.
@@ -167,6 +170,8 @@ pub struct ShmLink<L> {
     rest: Option<TxBatch>,
     buffer: Box<[u8]>,
     calls: u32,
+    /// Looks in a row at which nothing had come from the link inside.
+    quiet_looks: u32,
     counted: Counted,
 }
 
@@ -192,6 +197,7 @@ impl<L: Link> ShmLink<L> {
             rest: None,
             buffer: vec![0; MAX_PACKET].into_boxed_slice(),
             calls: 0,
+            quiet_looks: 0,
             counted: Counted::default(),
         })
     }
@@ -491,7 +497,13 @@ impl<L: Link> Link for ShmLink<L> {
         }
         let delivered = self.read(sink);
         // Rings that are busy must not keep the others from being heard.
-        if self.calls.is_multiple_of(INSIDE_EVERY) { delivered + self.inner.receive(sink) } else { delivered }
+        let every = if self.quiet_looks < QUIET_AFTER { INSIDE_EVERY } else { QUIET_INSIDE_EVERY };
+        if !self.calls.is_multiple_of(every) {
+            return delivered;
+        }
+        let from_inside = self.inner.receive(sink);
+        self.quiet_looks = if from_inside > 0 { 0 } else { self.quiet_looks.saturating_add(1) };
+        delivered + from_inside
     }
 
     fn next_deadline(&self) -> Option<u64> {

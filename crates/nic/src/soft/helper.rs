@@ -26,15 +26,12 @@ use crate::links::{Link, now_ns};
 /// A packet that is there while nobody has looked for so long is nobody's but the helper's.
 const UNATTENDED_NS: u64 = 30_000;
 /// How long it goes on polling after traffic, where there are CPUs to spare: longer than an application takes between two messages of one
-/// conversation. Being woken for each seems to cost NCCL, which waits on memory, a tenth to a third of the time of a short collective (single runs,
-/// docs/measurements/nccl.md).
-const SPIN_NS: u64 = 300_000;
-/// The same while the application drives the engine, too: two that want one lock are in each other's way. (On 16 CPUs a WRITE of 8 B took 5.3
-/// us with a helper that did not give way, where an older version with other differences had 3.2: the two were not compared alone.)
-const SHORT_SPIN_NS: u64 = 50_000;
+/// conversation. Much longer is worse: a thread that spins takes from the one that shares its core, and what NCCL's application needs to start a
+/// kernel was 23 us instead of 31 when this was 50 us instead of 300 (docs/measurements/nccl.md).
+const SPIN_NS: u64 = 50_000;
 /// How long the helper keeps away when somebody else is driving.
 const REST_NS: libc::c_long = 10_000;
-/// Rounds of work before it looks up again; where it spins, before it lets others have the lock.
+/// Rounds of work before it looks up again.
 const MAX_ROUNDS: u32 = 256;
 /// Pauses of the processor between two tries while somebody else drives.
 const PAUSES: u32 = 20;
@@ -214,8 +211,8 @@ impl Worker {
             let received = engine.progress();
             served.deadline = engine.deadline();
             drop(engine);
-            // Whoever waits for the lock (to register memory, say) must not wait for the end of the traffic.
-            if self.spins && (self.several.load(Ordering::Relaxed) || round % MAX_ROUNDS == MAX_ROUNDS - 1) {
+            // Whoever waits for the lock (to post, or to register memory) must not wait for the end of the traffic.
+            if self.spins {
                 lock.make_way();
             }
             served.found += received;
@@ -230,7 +227,7 @@ impl Worker {
             if !self.spins {
                 break;
             }
-            if is_over(&mut idle_since, if gives_way() { SHORT_SPIN_NS } else { SPIN_NS }) {
+            if is_over(&mut idle_since, SPIN_NS) {
                 break;
             }
             std::hint::spin_loop();

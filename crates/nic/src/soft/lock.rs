@@ -5,10 +5,15 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use super::engine::Engine;
 use super::fork;
+use super::helper::{CPUS_TO_SPIN, allowed_cpus};
 
 /// How often the one who drives on and on looks whether those who want the lock have had it: for some ten microseconds, in which a
 /// sleeping thread is awake.
 const COURTESY: u32 = 300;
+
+/// How often one who wants the lock looks whether it is free before it sleeps, where there are CPUs to spare: some ten microseconds, longer
+/// than a round of the engine takes. Being woken costs more than that, and the one who has to wake it as much again.
+const TRIES: u32 = 300;
 
 /// The engine behind its lock. The helper thread knows this much of the device and keeps none of it alive, so that
 /// the device is closed when its last object is dropped, and not a little later.
@@ -18,11 +23,18 @@ pub(crate) struct EngineLock {
     generation: u64,
     /// Threads that found it taken and wait for it.
     wanted: AtomicUsize,
+    tries: u32,
 }
 
 impl EngineLock {
     pub(crate) fn new(engine: Engine) -> Self {
-        Self { engine: Mutex::new(engine), generation: fork::generation(), wanted: AtomicUsize::new(0) }
+        let tries = if allowed_cpus() >= CPUS_TO_SPIN { TRIES } else { 0 };
+        Self {
+            engine: Mutex::new(engine),
+            generation: fork::generation(),
+            wanted: AtomicUsize::new(0),
+            tries,
+        }
     }
 
     /// Whether this process is a forked child, where no lock may be taken.
@@ -63,7 +75,11 @@ impl EngineLock {
     #[cold]
     fn wait(&self) -> MutexGuard<'_, Engine> {
         self.wanted.fetch_add(1, Ordering::Relaxed);
-        let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
+        let soon = (0..self.tries).find_map(|_| {
+            std::hint::spin_loop();
+            self.look()
+        });
+        let engine = soon.unwrap_or_else(|| self.engine.lock().unwrap_or_else(PoisonError::into_inner));
         self.wanted.fetch_sub(1, Ordering::Relaxed);
         engine
     }

@@ -223,7 +223,10 @@ impl Units {
         let (Some(one), None) = (used.next(), used.next()) else {
             return self.drive_in_turn(users, is_over);
         };
-        one.drive_polled();
+        // Two that want one lock are in each other's way.
+        if !one.is_on_duty() {
+            one.drive_polled();
+        }
     }
 
     /// Each of the several that it has to do with, but those whose own threads are at it; another one is the first each time.
