@@ -24,12 +24,16 @@ macro_rules! forward {
         }
     };
     (@nearness $self:ident, $to:expr) => {
-        fn departed(&mut $self) -> Option<(std::net::IpAddr, u8)> {
+        fn departed(&mut $self) -> Option<$crate::links::Departed> {
             ($to).departed()
         }
 
         fn fallbacks(&$self) -> Vec<String> {
             ($to).fallbacks()
+        }
+
+        fn say_goodbye(&mut $self) {
+            ($to).say_goodbye();
         }
 
         fn attend(&mut $self) {

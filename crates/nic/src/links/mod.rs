@@ -73,6 +73,15 @@ pub enum MadOwner {
     Service(u64),
 }
 
+/// Somebody on this machine to whom the shorter way has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Departed {
+    /// Its address and slot.
+    pub peer: (IpAddr, u8),
+    /// Its process ended without a word.
+    pub died: bool,
+}
+
 /// A way for packets to leave and arrive. Everything is non-blocking.
 pub trait Link: Send + fmt::Debug {
     /// The address packets are sent from and received at.
@@ -100,7 +109,7 @@ pub trait Link: Send + fmt::Debug {
     }
 
     /// Somebody to whom the shorter way has ended.
-    fn departed(&mut self) -> Option<(IpAddr, u8)> {
+    fn departed(&mut self) -> Option<Departed> {
         None
     }
 
@@ -108,6 +117,9 @@ pub trait Link: Send + fmt::Debug {
     fn fallbacks(&self) -> Vec<String> {
         Vec::new()
     }
+
+    /// Tells those who are near that we go: whoever goes without a word was killed.
+    fn say_goodbye(&mut self) {}
 
     /// Looks after what is rare: who comes and goes. To be called when [`Link::rare_fd`] is readable.
     fn attend(&mut self) {}

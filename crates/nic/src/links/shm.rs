@@ -36,7 +36,7 @@ use self::shown::ShownFiles;
 use super::batch::{MAX_PACKET, SLOT_BYTE};
 use super::epoll::Epoll;
 use super::udp::OpenError;
-use super::{Capabilities, Link, RxDatagram, TxBatch};
+use super::{Capabilities, Departed, Link, RxDatagram, TxBatch};
 use crate::soft::fork::NotInherited;
 
 /// Bytes that are copied out of the ring before they are looked at: more than headers ever have.
@@ -92,13 +92,14 @@ impl Incoming {
                 }
                 Came::File(len, file) if self.ring.is_some() => self.files.take(&file, len),
                 Came::Ring(..) | Came::File(..) => false,
-                Came::End => {
+                Came::Goodbye | Came::End => {
                     self.connection = None;
                     break;
                 }
             };
             if !sound {
                 counted.refused += 1;
+                meeting::say_goodbye(connection);
                 self.connection = None;
             }
         }
@@ -164,7 +165,7 @@ pub struct ShmLink<L> {
     /// The peer written to last: most often the next one, too.
     last: usize,
     doorbells: Arc<Doorbells>,
-    departed: Vec<(IpAddr, u8)>,
+    departed: Vec<Departed>,
     fallbacks: Fallbacks,
     /// Packets of a mixed batch that take the link inside.
     rest: Option<TxBatch>,
@@ -173,6 +174,34 @@ pub struct ShmLink<L> {
     /// Looks in a row at which nothing had come from the link inside.
     quiet_looks: u32,
     counted: Counted,
+}
+
+impl<L> ShmLink<L> {
+    fn take_new(&mut self) {
+        let Some(listener) = &self.listener else { return };
+        let mut new = Vec::new();
+        while let Some(connection) = meeting::accept(listener) {
+            if meeting::is_ours(&connection) && self.incoming.len() + new.len() < MOST_RINGS {
+                new.push(connection);
+            } else {
+                self.counted.refused += 1;
+                meeting::say_goodbye(&connection);
+            }
+        }
+        for connection in new {
+            if self.poll.add(connection.as_raw_fd()).is_ok() {
+                self.incoming.push(Incoming { connection: Some(connection), ..Incoming::default() });
+            }
+        }
+    }
+
+    /// Says goodbye to those who write to us, those among them who have come and were not heard yet.
+    fn part(&mut self) {
+        self.take_new();
+        for connection in self.incoming.iter().filter_map(|incoming| incoming.connection.as_ref()) {
+            meeting::say_goodbye(connection);
+        }
+    }
 }
 
 impl<L: Link> ShmLink<L> {
@@ -282,24 +311,7 @@ impl<L: Link> ShmLink<L> {
         let gone = self.outgoing.swap_remove(at);
         // Those who still have the ring keep the connection, which must not wake us any more.
         self.poll.remove(gone.connection.as_raw_fd());
-        self.departed.push(gone.to);
-    }
-
-    fn take_new(&mut self) {
-        let Some(listener) = &self.listener else { return };
-        let mut new = Vec::new();
-        while let Some(connection) = meeting::accept(listener) {
-            if meeting::is_ours(&connection) && self.incoming.len() + new.len() < MOST_RINGS {
-                new.push(connection);
-            } else {
-                self.counted.refused += 1;
-            }
-        }
-        for connection in new {
-            if self.poll.add(connection.as_raw_fd()).is_ok() {
-                self.incoming.push(Incoming { connection: Some(connection), ..Incoming::default() });
-            }
-        }
+        self.departed.push(Departed { peer: gone.to, died: false });
     }
 
     /// Hears what those who write to us have to say.
@@ -312,15 +324,17 @@ impl<L: Link> ShmLink<L> {
             self.renew_doorbells();
         }
         self.forget_departed();
-        // Nothing is ever said to the writer: a connection of ours that can be read has ended.
+        // Nothing but a goodbye is ever said to the writer: a connection of ours that can be read has ended.
         let (departed, poll) = (&mut self.departed, &self.poll);
         self.outgoing.retain(|outgoing| {
-            let ended = !matches!(meeting::take(&outgoing.connection), Came::Nothing);
-            if ended {
-                poll.remove(outgoing.connection.as_raw_fd());
-                departed.push(outgoing.to);
-            }
-            !ended
+            let died = match meeting::take(&outgoing.connection) {
+                Came::Nothing => return true,
+                Came::End => true,
+                Came::Goodbye | Came::Bell | Came::Ring(..) | Came::File(..) => false,
+            };
+            poll.remove(outgoing.connection.as_raw_fd());
+            departed.push(Departed { peer: outgoing.to, died });
+            false
         });
     }
 
@@ -374,6 +388,7 @@ impl<L: Link> ShmLink<L> {
                     Err(Trouble::Wait) => break,
                     Err(Trouble::Broken) => {
                         // The connection goes too: the writer learns that nobody reads.
+                        incoming.connection.iter().for_each(|connection| meeting::say_goodbye(connection));
                         *incoming = Incoming::default();
                         broken = true;
                         break;
@@ -395,6 +410,12 @@ impl<L: Link> ShmLink<L> {
         }
         self.counted.received += delivered as u64;
         delivered
+    }
+}
+
+impl<L> Drop for ShmLink<L> {
+    fn drop(&mut self) {
+        self.part();
     }
 }
 
@@ -437,12 +458,16 @@ impl<L: Link> Link for ShmLink<L> {
         }
     }
 
-    fn departed(&mut self) -> Option<(IpAddr, u8)> {
+    fn departed(&mut self) -> Option<Departed> {
         self.departed.pop()
     }
 
     fn fallbacks(&self) -> Vec<String> {
         self.fallbacks.reasons()
+    }
+
+    fn say_goodbye(&mut self) {
+        self.part();
     }
 
     fn attend(&mut self) {

@@ -18,6 +18,7 @@ use nobounce_protocol::wire::{Header, IdVerdict, Malformed, Marker, Qpn, ROCE_PO
 
 use super::build::{Built, build, build_repeats, packet_len, port_hint, ready_repeats};
 use super::counters::{self, Counters};
+use super::deaths::DEATH_TIMER;
 use super::entry::{Owing, QpEntry, complete, flushed, next_packet, next_request};
 use super::event::{AsyncEvent, Events};
 use super::gsi::Gsi;
@@ -91,7 +92,7 @@ pub(crate) struct Core {
     returns: Vec<(IpAddr, Marker)>,
     near: Near,
     /// Who sent markers here: they are sent back by the way that other packets would take.
-    askers: Ways,
+    pub(super) askers: Ways,
     /// Queue pair 1.
     pub(super) gsi: Gsi,
     /// Queue pairs that wait for the GPU's copy engine.
@@ -154,6 +155,7 @@ impl Engine {
         self.core.change_path(index);
         let Some(entry) = self.core.qps[index as usize].as_deref_mut() else { return };
         let (remote, slot) = entry.peer();
+        entry.mourns = false;
         // Datagrams go to whoever the request says (see `meet_strangers`); the address of the attributes is nobody's.
         entry.ring = if entry.qp.service() == Service::Ud { None } else { self.link.introduce(remote, slot) };
     }
@@ -183,10 +185,8 @@ impl Engine {
         let mut clock = None;
         let received =
             link.receive(&mut |datagram| core.handle_datagram(*clock.get_or_insert_with(now_ns), datagram));
-        while let Some(peer) = link.departed() {
-            // Packets to those whose shorter way has ended need an ICRC again.
-            core.qps.iter_mut().flatten().for_each(|entry| entry.part_with(peer));
-            core.askers.forget(peer);
+        while let Some(departed) = link.departed() {
+            core.lose_peer(departed);
         }
         if core.overflows.count() != core.overflows_known {
             core.hear_of_overflows();
@@ -455,8 +455,11 @@ impl Core {
             }
             self.timers.pop();
             let Some(entry) = self.qps.get_mut(index as usize).and_then(Option::as_deref_mut) else {
-                // Two timers are no queue pair's: that of the connection manager, and of snapshots, which is looked at with it.
+                // Three timers are no queue pair's: that of the connection manager, of snapshots, which is looked at with it, and of deaths.
                 self.gsi.wanted |= index == GSI_QPN || index == SNAPSHOT_TIMER;
+                if index == DEATH_TIMER {
+                    self.bury();
+                }
                 continue;
             };
             if entry.armed == Some(at) {

@@ -106,6 +106,7 @@ fn finish(ending: &Ending, end: Instant) {
         };
         engine.hang_up();
         engine.send_answers();
+        engine.link.say_goodbye();
         totals.add(&Totals::of(&engine));
     }
     // A report that leaves something out is none: what was kept now and then is found instead.

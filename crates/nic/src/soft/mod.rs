@@ -15,6 +15,7 @@ mod copier;
 mod copiers;
 mod counters;
 mod cq;
+mod deaths;
 mod device;
 mod engine;
 mod entry;

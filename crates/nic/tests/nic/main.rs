@@ -9,6 +9,7 @@ mod connections;
 mod conversation;
 mod counter;
 mod datagrams;
+mod deaths;
 mod engines;
 mod faulty;
 mod forged;

@@ -457,6 +457,18 @@ impl Qp {
         self.settle(answer);
     }
 
+    /// The process at the other end is no more, as is known from elsewhere: nothing it has not acknowledged by now ever will be, and nothing
+    /// more will come. Whether that ended the queue pair; unreliable services do not know of ends.
+    pub fn handle_peer_death(&mut self) -> bool {
+        let connected = matches!(self.attr.state, QpState::Rtr | QpState::Rts | QpState::Sqd);
+        if !connected || self.unreliable.is_some() {
+            return false;
+        }
+        self.events.push_back(QpEvent::Fatal);
+        self.enter_error(Some(Status::RetryExceeded));
+        true
+    }
+
     /// Whether the receiver of what an unreliable service sends from now on sends [`Marker`](crate::wire::Marker)s back.
     pub fn set_near(&mut self, near: bool) {
         if let Some(unreliable) = &mut self.unreliable {

@@ -17,6 +17,8 @@ const VERSION: u8 = 1;
 /// What is said with a file whose bytes packets will refer to: magic 4, its length 8.
 const SHOWN: usize = 12;
 const SHOWN_MAGIC: [u8; 4] = *b"nbsf";
+/// What is said before a connection is closed on purpose.
+const GOODBYE: [u8; 3] = *b"bye";
 /// Connections that wait to be taken.
 const BACKLOG: i32 = 64;
 
@@ -184,6 +186,8 @@ pub(super) enum Came {
     Nothing,
     /// The other end is gone, or said what makes no sense.
     End,
+    /// The other end hangs up on purpose.
+    Goodbye,
     /// Somebody rang.
     Bell,
     /// A ring, and whose it is.
@@ -218,6 +222,7 @@ pub(super) fn take(connection: &OwnedFd) -> Came {
         }
         Ok(0) => Came::End,
         Ok(1) => Came::Bell,
+        Ok(3) if bytes.starts_with(&GOODBYE) => Came::Goodbye,
         Ok(len) => {
             let (said, Some(file)) = (bytes.get(..len).unwrap_or(&[]), file) else { return Came::End };
             match (Hello::decode(said), decode_shown(said)) {
@@ -245,10 +250,18 @@ fn descriptor(message: &libc::msghdr) -> Option<OwnedFd> {
 
 /// Wakes whoever reads the ring. A full queue has woken it already.
 pub(super) fn ring_bell(connection: &OwnedFd) {
-    let byte = [1_u8];
+    say(connection, &[1]);
+}
+
+/// Says that the end of this connection is meant. (In a forked child the descriptor is of nothing, and nobody hears it.)
+pub(super) fn say_goodbye(connection: &OwnedFd) {
+    say(connection, &GOODBYE);
+}
+
+fn say(connection: &OwnedFd, bytes: &[u8]) {
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: one live byte.
-    unsafe { libc::send(connection.as_raw_fd(), byte.as_ptr().cast(), 1, flags) };
+    // SAFETY: live bytes.
+    unsafe { libc::send(connection.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), flags) };
 }
 
 #[cfg(test)]
@@ -292,6 +305,8 @@ mod tests {
         send_file(&there, 4096, ring.as_raw_fd()).unwrap();
         assert!(matches!(take(&here), Came::File(4096, file) if shared_file::is_sound(&file, 4096)));
         assert!(matches!(take(&here), Came::Nothing));
+        say_goodbye(&there);
+        assert!(matches!(take(&here), Came::Goodbye));
         drop(there);
         assert!(matches!(take(&here), Came::End));
     }
