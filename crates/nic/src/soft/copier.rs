@@ -30,7 +30,9 @@ const FETCH_CHUNKS: usize = 32;
 const PLACE_CHUNKS: usize = 16;
 
 /// How long the thread looks for more work before it sleeps, where there are CPUs to spare: being woken costs as much as a short copy.
-const SPIN: Duration = Duration::from_millis(1);
+const SPIN: Duration = Duration::from_micros(100);
+/// Pauses of the processor between two looks meanwhile: whoever shares its core has that much more of it.
+const PAUSES: u32 = 8;
 /// How long it spins while a copy is under way, and how often it looks otherwise.
 const BUSY: Duration = Duration::from_micros(200);
 const NAP: Duration = Duration::from_micros(10);
@@ -270,7 +272,7 @@ impl Worker {
             } else if self.under_way.iter().any(|copies| !copies.is_empty()) {
                 self.wait_for_copy(moved);
             } else if self.spins && moved.elapsed() < SPIN {
-                std::hint::spin_loop();
+                (0..PAUSES).for_each(|_| std::hint::spin_loop());
             } else if !self.sleep() {
                 break;
             }
