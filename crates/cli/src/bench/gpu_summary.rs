@@ -129,7 +129,7 @@ impl Figures<'_> {
             );
             let other = if other == Way::Host { "host to host" } else { "staged" };
             lines.push(format!(
-                "goal {verdict}: {kind} direct / {other}, {range}: {} at {}, wanted {bound} {goal}",
+                "goal {verdict}: WRITE {kind} direct / {other}, {range}: {} at {}, wanted {bound} {goal}",
                 figure(worst),
                 Bytes(size)
             ));

@@ -31,7 +31,8 @@ fn create(gpu: &Gpu) -> Context {
     context
 }
 
-/// WRITEs, READs and atomics into, and WRITEs out of, memory that is gone: each ends, and none says that bytes were copied.
+/// WRITEs, READs and atomics into, and WRITEs out of, memory that is gone: each ends, and where CUDA would have had to copy, none says that it
+/// did. Through a window they end well: it keeps the memory, which is nobody else's by then.
 fn afterwards(a: &End, b: &End, (at_a, at_b): (&Mr, &Mr), way: Way) {
     for size in SIZES {
         let (here, there) = (rig::sge(at_a, 0, size), rig::remote(at_b, 0));
