@@ -79,7 +79,7 @@ def serve(bench, side, words, port, seconds=120):
 def hardware(bench):
     install(bench)
     machine = bench.machine
-    expect(bench, "doctor --prove", "nobounce doctor --prove", r"rxe0.*moved", seconds=60)
+    expect(bench, "doctor --prove", "nobounce doctor --prove", r"rxe0.*moved", seconds=180)
     expect(bench, "--explain-device", "nobounce bench --explain-device --device rxe0", r"^used: rxe0", r"RoCE, 10\.99\.0\.2 \(GID", r"used: an IPv4 address")
     expect(bench, "rxe0 with itself", f"{BENCH} --device rxe0", FINE, r"device rxe0 port 1: RoCE", seconds=240)
     expect(bench, "atomics", "nobounce bench --iters 25 --op atomic --device rxe0", FINE, seconds=120)

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure};
 use nobounce::nic::soft::{Device, WorkCompletion};
-use nobounce::{Connection, Status, WorkKind};
+use nobounce::{Connection, Status, WaitError, WorkKind};
 
 /// A timed part in which nothing moves for so long is over.
 const STALLED: Duration = Duration::from_secs(30);
@@ -41,7 +41,16 @@ impl<'a> Watch<'a> {
             }
             self.looked = Instant::now();
             ensure!(!self.connection.is_peer_gone(), "the other end of the bench is gone");
-            self.connection.check_device()?;
+            // Requests are posted by hand here, so that the connection does not know how many are under way.
+            match self.connection.check_device() {
+                Err(WaitError::PortLost { device, .. }) => {
+                    bail!("the port of {device} is down: is the cable in, and the interface up?")
+                }
+                Err(WaitError::DeviceGone { device, .. }) => {
+                    bail!("{device} is gone: its driver was unloaded, or it was unplugged")
+                }
+                checked => checked?,
+            }
             // Some drivers (rxe of Linux 6.1) never end what a dead port keeps.
             let nic = self.connection.device().nic();
             ensure!(
