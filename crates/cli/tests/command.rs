@@ -106,3 +106,24 @@ fn plain_udp_is_measured_between_two_processes() {
     let speed = stdout.split_once(" GB/s, half round trip ").and_then(|(speed, _)| speed.parse::<f64>().ok());
     assert!(speed.is_some_and(|speed| speed > 0.0), "{stdout}");
 }
+
+/// Three passes between new processes are three figures, and what a calibration says of them is shown beside the residual.
+#[test]
+fn passes_are_kept_one_by_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("run.json");
+    let mut bench =
+        nobounce("bench --link udp --op write --kind latency --size 1,64,4K --iters 60 --passes 3");
+    bench.arg("--json").arg(&json);
+    let (code, stdout, stderr) = output(bench);
+    assert_eq!(code, Some(0), "{stdout}{stderr}");
+    let run: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    for one in run["results"].as_array().unwrap() {
+        assert_eq!((one["passes"].as_array().unwrap().len(), &one["iters"]), (3, &180.into()), "{one}");
+    }
+    let mut calibrate = nobounce("predict --calibrate");
+    calibrate.arg(&json);
+    let (code, stdout, stderr) = output(calibrate);
+    assert_eq!(code, Some(0), "{stderr}");
+    assert!(stdout.contains("write latency, host") && stdout.contains("(passes "), "{stdout}");
+}

@@ -83,10 +83,12 @@ impl Panel<'_> {
         label(text, (self.left, TOP - 14.0), 17, INK, "start", self.title);
         self.grid(text, x, y);
         self.band(text, x, y);
+        // Of host memory there is nothing to be direct against.
+        let only = self.rows.iter().all(|row| row.staged.is_none());
         let series: [(&str, &str, Of); 3] = [
             (WHOLE, "staged, one step after the other", |row| row.unpipelined.as_ref()),
             (STAGED, "staged in chunks", |row| row.staged.as_ref()),
-            (DIRECT, "direct", |row| row.direct.as_ref()),
+            (DIRECT, if only { "host memory" } else { "direct" }, |row| row.direct.as_ref()),
         ];
         let shown: Vec<_> =
             series.iter().filter(|(.., of)| self.rows.iter().any(|row| of(row).is_some())).collect();

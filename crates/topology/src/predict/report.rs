@@ -108,7 +108,7 @@ impl Report {
     pub fn text(&self) -> String {
         let mut text = format!("{}\n{}\n\n", crate::clean(&self.title), crate::clean(&self.parts.line()));
         let is_gpu = self.parts.memory == Memory::Gpu;
-        let way = if is_gpu { "direct" } else { "expected" };
+        let way = if is_gpu { "direct" } else { "time" };
         let _ = write!(
             text,
             "{:>9}  {:>9} {:>17}  {:>8} {:>15}",
