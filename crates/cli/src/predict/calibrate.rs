@@ -46,13 +46,14 @@ fn text(calibration: &Calibration, out: &mut dyn Write) -> anyhow::Result<()> {
     for fit in &calibration.fits {
         writeln!(
             out,
-            "{}: {} us + {} ns/byte in the first packet; {} us + {} ns/byte beyond it, + {} ns/byte beyond 1 MiB; worst residual {}",
+            "{}: {} us + {} ns/byte in the first packet; {} us + {} ns/byte beyond it, + {} ns/byte beyond {}; worst residual {}",
             fit.series,
             figure(fit.base_us),
             figure(fit.first_byte_ns),
             figure(fit.step_us),
             figure(fit.byte_ns),
             figure(fit.far_byte_ns),
+            bytes(fit.cache_bytes),
             percent(fit.worst())
         )?;
         for one in &fit.residuals {

@@ -23,8 +23,11 @@ pub struct Fit {
     pub step_us: f64,
     /// Nanoseconds for each byte beyond the first packet.
     pub byte_ns: f64,
-    /// Nanoseconds more for each byte beyond [`CACHE`].
+    /// Nanoseconds more for each byte beyond the cache.
     pub far_byte_ns: f64,
+    /// Bytes that the cache is taken to hold of a message: the one of [`CACHES`] that fits best.
+    #[serde(default = "one_mebibyte")]
+    pub cache_bytes: u64,
     /// Path MTU: where the step is.
     pub mtu: u32,
     /// How far each size is from the fit.
@@ -59,14 +62,23 @@ impl Residual {
     }
 }
 
-/// Bytes beyond which a message falls out of a core's own cache.
-pub const CACHE: f64 = 1_048_576.0;
+/// Bytes beyond which a message may fall out of a core's own cache: both ends have it there, and copies of it, so that it is less than the cache.
+pub const CACHES: [u64; 3] = [1 << 20, 1 << 19, 1 << 18];
+
+/// The cache of files that do not name it.
+fn one_mebibyte() -> u64 {
+    CACHES[0]
+}
 
 impl Fit {
     /// Microseconds of a message.
     #[must_use]
     pub fn microseconds(&self, size: u64) -> f64 {
-        terms(size, self.mtu).iter().zip(self.constants()).map(|(term, constant)| term * constant).sum()
+        terms(size, self.mtu, self.cache_bytes)
+            .iter()
+            .zip(self.constants())
+            .map(|(term, constant)| term * constant)
+            .sum()
     }
 
     fn constants(&self) -> [f64; TERMS] {
@@ -85,10 +97,10 @@ impl Fit {
 const TERMS: usize = 5;
 
 /// What the constants are multiplied with.
-fn terms(size: u64, mtu: u32) -> [f64; TERMS] {
+fn terms(size: u64, mtu: u32, cache: u64) -> [f64; TERMS] {
     let (bytes, packet) = (float(size), f64::from(mtu));
     let several = if bytes > packet { 1.0 } else { 0.0 };
-    [1.0, bytes.min(packet), several, (bytes - packet).max(0.0), (bytes - CACHE).max(0.0)]
+    [1.0, bytes.min(packet), several, (bytes - packet).max(0.0), (bytes - float(cache)).max(0.0)]
 }
 
 /// The constants of a machine.
@@ -201,9 +213,13 @@ fn fit(series: &Series, runs: &[Bench]) -> Option<Fit> {
     let mtu = mtu?;
     let points: Vec<(u64, f64, _)> =
         by_size.into_iter().map(|(size, point)| (size, median(point.times), range(&point.passes))).collect();
-    let rows: Vec<[f64; TERMS]> =
-        points.iter().map(|(size, time, _)| terms(*size, mtu).map(|term| term / time)).collect();
-    let [base_us, first, step_us, byte, far] = robust(&rows);
+    let with = |cache: u64| {
+        let row = |(size, time, _): &(u64, f64, _)| terms(*size, mtu, cache).map(|term| term / time);
+        let (constants, cost) = robust(&points.iter().map(row).collect::<Vec<_>>());
+        (cache, constants, cost)
+    };
+    let (cache_bytes, [base_us, first, step_us, byte, far], _) =
+        CACHES.into_iter().map(with).min_by(|a, b| a.2.total_cmp(&b.2))?;
     let mut fit = Fit {
         series: series.clone(),
         base_us,
@@ -211,6 +227,7 @@ fn fit(series: &Series, runs: &[Bench]) -> Option<Fit> {
         step_us,
         byte_ns: byte * 1000.0,
         far_byte_ns: far * 1000.0,
+        cache_bytes,
         mtu,
         residuals: Vec::new(),
     };
@@ -249,18 +266,21 @@ fn median(mut values: Vec<f64>) -> f64 {
 /// Errors beyond this share count no more than errors of this share: one size that stalled shall not bend the others.
 const LARGE: f64 = 0.1;
 
-/// The constants by the least squares of errors that are small.
-fn robust(rows: &[[f64; TERMS]]) -> [f64; TERMS] {
+/// The constants by the least squares of errors that are small, and what is left of the errors.
+fn robust(rows: &[[f64; TERMS]]) -> ([f64; TERMS], f64) {
+    let error = |row: &[f64; TERMS], constants: [f64; TERMS]| {
+        row.iter().zip(constants).map(|(term, constant)| term * constant).sum::<f64>() - 1.0
+    };
     let mut weights = vec![1.0; rows.len()];
     let mut constants = least_squares(rows, &weights);
     for _ in 0..20 {
         for (weight, row) in weights.iter_mut().zip(rows) {
-            let sum: f64 = row.iter().zip(constants).map(|(term, constant)| term * constant).sum();
-            *weight = (LARGE / (sum - 1.0).abs().max(LARGE)).powi(2);
+            *weight = (LARGE / error(row, constants).abs().max(LARGE)).powi(2);
         }
         constants = least_squares(rows, &weights);
     }
-    constants
+    let left = rows.iter().map(|row| error(row, constants).abs().min(LARGE).powi(2)).sum();
+    (constants, left)
 }
 
 /// The non-negative constants whose sums come nearest to 1 in every row.
@@ -336,6 +356,14 @@ mod tests {
         }
         let calibration = Calibration::of(&[bench]).unwrap();
         assert!((0.01..0.15).contains(&calibration.fits[0].worst()));
+    }
+
+    #[test]
+    fn a_cache_that_ends_early_is_found() {
+        let made = |size: u64| 1.7 + 0.000_13 * float(size) + 0.000_06 * (float(size) - 262_144.0).max(0.0);
+        let calibration = Calibration::of(&[run(made)]).unwrap();
+        assert_eq!(calibration.fits[0].cache_bytes, 1 << 18);
+        assert!(calibration.fits[0].worst() < 0.01, "{:?}", calibration.fits[0]);
     }
 
     #[test]
