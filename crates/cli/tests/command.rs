@@ -110,8 +110,7 @@ fn plain_udp_is_measured_between_two_processes() {
 /// Three passes between new processes are three figures, and what a calibration says of them is shown beside the residual.
 #[test]
 fn passes_are_kept_one_by_one() {
-    let folder = tempfile::tempdir().unwrap();
-    let json = folder.path().join("run.json");
+    let json = std::env::temp_dir().join(format!("nobounce-{}-passes.json", std::process::id()));
     let mut bench =
         nobounce("bench --link udp --op write --kind latency --size 1,64,4K --iters 60 --passes 3");
     bench.arg("--json").arg(&json);
@@ -124,6 +123,7 @@ fn passes_are_kept_one_by_one() {
     let mut calibrate = nobounce("predict --calibrate");
     calibrate.arg(&json);
     let (code, stdout, stderr) = output(calibrate);
+    let _ = std::fs::remove_file(&json);
     assert_eq!(code, Some(0), "{stderr}");
     assert!(stdout.contains("write latency, host") && stdout.contains("(passes "), "{stdout}");
 }
