@@ -122,7 +122,7 @@ impl Config {
     }
 
     /// How many engines drive the device at most: as many as were asked for, or else 1 where the process may run on fewer than 8 CPUs, 2 from
-    /// 8 on and 4 from 16 on.
+    /// 8 on and 4 from 32 on.
     pub fn engines(&self) -> usize {
         self.engines.unwrap_or_else(|| engines_for(allowed_cpus())).clamp(1, MAX_ENGINES)
     }
