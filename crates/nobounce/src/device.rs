@@ -48,7 +48,7 @@ impl Device {
     }
 
     /// Opens a device by its name: `nb0`, `nb1`, ... are the software NIC as `NOBOUNCE_ADDR` (addresses or interfaces; loopback if not
-    /// set), `NOBOUNCE_FAULT` and `NOBOUNCE_PCAP` say; others, such as `mlx5_0` or `mlx5_0:2`, a port of a NIC of the system's
+    /// set), `NOBOUNCE_FAULT`, `NOBOUNCE_PCAP` and `NOBOUNCE_LINK` say; others, such as `mlx5_0` or `mlx5_0:2`, a port of a NIC of the system's
     /// libibverbs. Where `NOBOUNCE_VERBS` names another libibverbs, all are looked for there. `auto` is the fastest adapter that can be used,
     /// and the software NIC where there is none ([`DeviceChoice`]; for memory of a GPU see [`open_near_gpu`](Self::open_near_gpu)).
     ///
