@@ -208,13 +208,12 @@ fn while_packets_are_under_way() {
             a.post(Operation::Write(remote(&mr)), 0, LEN as u32);
         }
         fragile.vanish();
-        let got = a.completions(40);
+        // On a machine that does other things, too, all of them may have arrived by now; this one cannot.
+        a.post(Operation::Write(remote(&mr)), 0, LEN as u32);
+        let got = a.completions(41);
         let failed = got.iter().find(|c| c.status != Status::Success).map(|c| c.status);
-        assert_eq!(
-            (failed, got[39].status),
-            (Some(Status::RemoteOperation), Status::Flushed),
-            "round {round}"
-        );
+        assert_eq!(failed, Some(Status::RemoteOperation), "round {round}");
+        assert_ne!(got[40].status, Status::Success, "round {round}");
     }
     still_work(&mut a, &mut b);
 }
