@@ -30,8 +30,12 @@ impl Scratch {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
                 Err(error) => return Err(error),
             }
-            let lock = File::open(&path)?;
-            // A cleaning run may have seen the folder before it was locked, and removed it: then another one is made.
+            // A cleaning run may have seen the folder before it was locked, or even opened, and removed it: then another one is made.
+            let lock = match File::open(&path) {
+                Ok(lock) => lock,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                Err(error) => return Err(error),
+            };
             if try_lock(&lock) && same(&lock, &path) {
                 return Ok(Self { path, _lock: lock });
             }
@@ -106,6 +110,23 @@ mod tests {
         drop(first);
         assert!(!path.exists());
         drop(second);
+        fs::remove_dir(&parent).unwrap();
+    }
+
+    /// Each of them cleans while others make theirs.
+    #[test]
+    fn many_at_once_do_not_take_each_others_away() {
+        let parent = parent("many");
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for _ in 0..200 {
+                        let mine = Scratch::new(&parent).unwrap();
+                        assert!(mine.path().is_dir());
+                    }
+                });
+            }
+        });
         fs::remove_dir(&parent).unwrap();
     }
 
