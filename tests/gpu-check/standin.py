@@ -63,7 +63,7 @@ def nccl_rank():
     works(f"nccl {what}")
     for rank in range(2):
         with open(os.path.join(folder, f"rank{rank}.json"), "w") as file:
-            row = {"test": "x", "bytes": 8, "us": 1, "verified": True, "window_bytes": 8, "staged_bytes": 0}
+            row = {"test": "x", "bytes": 8, "us": 1, "issue_us": 1, "verified": True, "window_bytes": 8, "staged_bytes": 0}
             json.dump({"wrong": [], "told": [], "rows": [row], "version": "0", "losses": [1]}, file)
     with open(os.path.join(folder, "nccl.1.log"), "w") as file:
         file.write("via NET/IB/0/GDRDMA\nGDRCOPY enabled library 2.6\n")
