@@ -275,6 +275,9 @@ fn a_calibration_is_made_once_and_says_what_it_found() {
         assert!(calibration.load_crossover > 0 && calibration.load_crossover <= 64 << 10);
         // The stand-in's copies share the processors with other tests; on a GPU this takes a few milliseconds.
         assert!(calibration.took < Duration::from_millis(500), "{calibration}");
+        if !calibration.is_whole {
+            return; // the machine was so busy that some sizes were left out: it is made again, and finds something else
+        }
         let (reads, live) = (cuda.calls(c"cuMemcpyDtoHAsync_v2"), cuda.live(c"reservations"));
         assert_eq!(Calibration::of(&gpu()).unwrap(), calibration);
         assert_eq!(reads, cuda.calls(c"cuMemcpyDtoHAsync_v2"), "it was measured again");
