@@ -26,6 +26,8 @@ says "$fine" 0 NOBOUNCE_VERBS="$dropin" -- --device nb0 --op write --kind bandwi
 says 'device nb0 port 1: RoCE' 0 NOBOUNCE_VERBS="$dropin" -- --device nb0 --op write --kind latency --size 8 --iters 50
 says 'used: an IPv4 address' 0 NOBOUNCE_VERBS="$dropin" -- --device nb0 --explain-device
 says 'none was named' 0 -- --explain-device
+# Rails: each by itself.
+says '^used: nb1: it was named' 0 -- --device nb0,nb1 --explain-device
 
 # One end by nic/hard, the other the software NIC itself.
 port=$(free_port)

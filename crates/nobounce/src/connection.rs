@@ -10,7 +10,7 @@ use nobounce_nic::any::{self, Channel, Cq, Qp};
 use nobounce_nic::soft::{Mtu, QpAttr, QpState, Status, WorkKind};
 
 use crate::Device;
-use crate::ails::{Ailment, Ails};
+use crate::ailments::{Ailment, Ailments};
 use crate::connect::Lanes;
 use crate::control::Control;
 use crate::handshake::Hello;
@@ -47,7 +47,7 @@ pub struct Connection {
     mtu: Mtu,
     gone: AtomicBool,
     /// What the device was last seen to suffer from.
-    ails: Ails,
+    ailments: Ailments,
     born: Instant,
     /// When it was last looked whether the peer is there, in microseconds since birth.
     looked: AtomicU64,
@@ -66,7 +66,7 @@ impl Connection {
             peer: theirs.addr,
             mtu: Mtu::from_bytes(theirs.mtu).unwrap_or(Mtu::Mtu256),
             gone: AtomicBool::new(false),
-            ails: Ails::default(),
+            ailments: Ailments::default(),
             born: Instant::now(),
             looked: AtomicU64::new(0),
         }
@@ -273,7 +273,7 @@ impl Connection {
     /// Looks whether the device went away under us: then nothing completes any more. The software NIC never does.
     pub fn is_device_gone(&self) -> bool {
         self.look_after_device();
-        self.ails.gone.load(Ordering::Acquire)
+        self.ailments.gone.load(Ordering::Acquire)
     }
 
     /// What is wrong with the device itself, looked at now: it is gone, its port is down for longer than a hiccup lasts (told once), or it lost
@@ -291,11 +291,11 @@ impl Connection {
         let mut health = self.device.nic().look();
         // Another connection's queue is not our trouble.
         health.queue_failed = health.queue_failed && self.cq.has_failed();
-        self.ails.note(&health, self.since_birth(Instant::now()));
+        self.ailments.note(&health, self.since_birth(Instant::now()));
     }
 
     fn ailment(&self) -> Option<WaitError> {
-        let ailment = self.ails.now()?;
+        let ailment = self.ailments.now()?;
         let (device, pending) = (self.device.nic().name().to_owned(), self.pending());
         Some(match ailment {
             Ailment::Gone => WaitError::DeviceGone { device, pending },
@@ -412,7 +412,7 @@ impl Connection {
         if matches!(ended.status, Status::RetryExceeded | Status::Flushed) || ended.is_local_trouble() {
             let (health, device) = (self.device.nic().examine(), || self.device.nic().name().to_owned());
             if health.gone {
-                self.ails.gone.store(true, Ordering::Release);
+                self.ailments.gone.store(true, Ordering::Release);
                 return Err(WaitError::DeviceGone { device: device(), pending: self.pending() });
             }
             if health.port_down {

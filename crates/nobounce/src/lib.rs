@@ -51,7 +51,7 @@
 #![deny(unsafe_code)]
 
 mod access;
-mod ails;
+mod ailments;
 mod choose;
 mod connect;
 mod connection;

@@ -294,7 +294,10 @@ impl Rails {
 
     fn name(&self, rail: usize) -> (String, String) {
         let rail = &self.rails[rail];
-        (rail.device().nic().name().to_owned(), rail.peer().to_string())
+        let nic = rail.device().nic();
+        // Software NICs have one name, and differ by their addresses.
+        let at = nic.soft().map(|_| format!(" at {}", nic.local())).unwrap_or_default();
+        (format!("{}{at}", nic.name()), rail.peer().to_string())
     }
 }
 

@@ -7,7 +7,7 @@ use nobounce::{AUTO, Device, DeviceChoice};
 
 use super::case::Memory;
 use super::peer;
-use super::plan::Plan;
+use super::plan::{self, Plan};
 
 /// Puts the adapter that is nearest into a plan that asks for it, and says which and why.
 pub(super) fn resolve(plan: &mut Plan) -> anyhow::Result<Option<String>> {
@@ -68,12 +68,17 @@ pub(super) fn print(plan: &Plan, out: &mut dyn Write) -> anyhow::Result<()> {
         writeln!(out, "used: none: {why}; nb0 is the software NIC")?;
         return Ok(());
     };
+    // Several are the rails of every transfer.
+    plan::devices(&name).try_for_each(|name| print_used(plan, name, why, out))
+}
+
+fn print_used(plan: &Plan, name: &str, why: &str, out: &mut dyn Write) -> anyhow::Result<()> {
     writeln!(out, "used: {name}: {why}")?;
-    if !Device::is_hardware(&name) {
+    if !Device::is_hardware(name) {
         writeln!(out, "  the software NIC: the CPU moves the bytes, over UDP or shared memory")?;
         return Ok(());
     }
-    let opened = peer::open(&peer::PeerArgs { device: Some(name), ..super::device_of(plan) });
+    let opened = peer::open(&peer::PeerArgs { device: Some(name.to_owned()), ..super::device_of(plan) });
     match opened {
         Ok(device) => {
             if let Some(hard) = device.nic().hard() {

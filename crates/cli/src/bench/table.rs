@@ -113,7 +113,7 @@ fn links(report: &Report) -> Option<String> {
     Some(format!("link: {words}{but}"))
 }
 
-/// What a row is called: with its link, where most others took another; in a run about GPU memory, also where the bytes lie and how
+/// What a row is called: with its link, where the first took another; in a run about GPU memory, also where the bytes lie and how
 /// they got there.
 fn name(report: &Report, one: &CaseOutcome) -> String {
     let name = kind_of_row(report, one);

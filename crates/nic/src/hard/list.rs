@@ -49,8 +49,9 @@ impl fmt::Debug for Listed {
 impl fmt::Display for Listed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let attr = &self.attr;
-        // SAFETY: zeroes were there before libibverbs wrote, and it leaves the last byte zero.
-        let firmware = unsafe { CStr::from_ptr(attr.fw_ver.as_ptr()) }.to_string_lossy();
+        let firmware: Vec<u8> =
+            attr.fw_ver.iter().map(|byte| byte.to_ne_bytes()[0]).take_while(|byte| *byte != 0).collect();
+        let firmware = String::from_utf8_lossy(&firmware);
         write!(f, "{}: ", self.name)?;
         if !firmware.is_empty() {
             write!(f, "firmware {firmware}, ")?;

@@ -4,7 +4,8 @@
 //! ring that it will write and the peer will read (`shm/meeting.rs`, `shm/ring.rs`). Each direction is its sender's business, so that
 //! two devices that send to each other have two rings. Where nobody can be met (another machine, user or network namespace) packets
 //! take the link inside; where a peer of this machine refuses, that is said. When the other end goes, the kernel ends the connection: the
-//! ring is given up, and what follows takes the link inside again, until the protocol finds out by itself that nobody answers.
+//! ring is given up, and what follows takes the link inside again. Whoever goes on purpose says goodbye first; who does not was killed, and that is
+//! told with its departure ([`Link::departed`]).
 
 mod doorbells;
 mod fallbacks;
@@ -191,6 +192,8 @@ impl<L> ShmLink<L> {
         for connection in new {
             if self.poll.add(connection.as_raw_fd()).is_ok() {
                 self.incoming.push(Incoming { connection: Some(connection), ..Incoming::default() });
+            } else {
+                meeting::say_goodbye(&connection);
             }
         }
     }

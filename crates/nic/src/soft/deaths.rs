@@ -9,6 +9,7 @@ use std::cmp::Reverse;
 use nobounce_protocol::timing::Nanos;
 
 use super::engine::Core;
+use super::entry::QpEntry;
 use crate::links::{Departed, now_ns};
 
 /// Time to read what the dead one wrote before.
@@ -21,23 +22,27 @@ impl Core {
     #[cold]
     pub(super) fn lose_peer(&mut self, departed: Departed) {
         let Departed { peer, died } = departed;
+        let end = now_ns() + GRACE_NS;
         for entry in self.qps.iter_mut().flatten() {
             // Packets to those whose shorter way has ended need an ICRC again.
             entry.part_with(peer);
-            entry.mourns |= died && entry.peer() == peer;
+            if died && entry.peer() == peer {
+                entry.ends_at = Some(end);
+            }
         }
         self.askers.forget(peer);
         if died {
-            self.timers.push(Reverse((now_ns() + GRACE_NS, DEATH_TIMER)));
+            self.timers.push(Reverse((end, DEATH_TIMER)));
         }
     }
 
-    /// Ends the queue pairs whose peers have died.
+    /// Ends the queue pairs whose peers died that long ago.
     #[cold]
-    pub(super) fn bury(&mut self) {
+    pub(super) fn bury(&mut self, now: Nanos) {
         for at in 0..self.qps.len() {
-            let Some(entry) = self.qps[at].as_deref_mut().filter(|entry| entry.mourns) else { continue };
-            entry.mourns = false;
+            let due = |entry: &&mut QpEntry| entry.ends_at.is_some_and(|end| end <= now);
+            let Some(entry) = self.qps[at].as_deref_mut().filter(due) else { continue };
+            entry.ends_at = None;
             if entry.qp.handle_peer_death() {
                 let index = entry.index();
                 tracing::warn!(qpn = %entry.qpn, "the peer's process was killed: its queue pair here ends in error");

@@ -155,7 +155,7 @@ impl Engine {
         self.core.change_path(index);
         let Some(entry) = self.core.qps[index as usize].as_deref_mut() else { return };
         let (remote, slot) = entry.peer();
-        entry.mourns = false;
+        entry.ends_at = None;
         // Datagrams go to whoever the request says (see `meet_strangers`); the address of the attributes is nobody's.
         entry.ring = if entry.qp.service() == Service::Ud { None } else { self.link.introduce(remote, slot) };
     }
@@ -458,7 +458,7 @@ impl Core {
                 // Three timers are no queue pair's: that of the connection manager, of snapshots, which is looked at with it, and of deaths.
                 self.gsi.wanted |= index == GSI_QPN || index == SNAPSHOT_TIMER;
                 if index == DEATH_TIMER {
-                    self.bury();
+                    self.bury(now);
                 }
                 continue;
             };

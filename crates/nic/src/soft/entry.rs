@@ -66,8 +66,8 @@ pub(crate) struct QpEntry {
     pub(super) armed: Option<Nanos>,
     /// The ring of a peer on this machine, in which its packets are built; they then get no ICRC.
     pub(crate) ring: Option<Arc<NearRing>>,
-    /// Its peer's process was killed, a moment ago.
-    pub(super) mourns: bool,
+    /// Its peer's process was killed: when it ends in error for that.
+    pub(super) ends_at: Option<Nanos>,
     /// Fetched bytes of what it sends, where those come from a GPU.
     pub(crate) feeds: Option<Box<Feeds>>,
     /// The copy that its last placed byte waits for.
@@ -224,7 +224,7 @@ impl QpEntry {
             direction: None,
             waiting: false,
             ring: None,
-            mourns: false,
+            ends_at: None,
             owes_ack: false,
             heard_at: 0,
             talks: 0,

@@ -31,6 +31,11 @@ pub(crate) fn is_dropin() -> bool {
 /// A test that cannot run on the named device says why: it is a waiver of `make test`, and a line of this process's output, which the
 /// test harness does not keep to itself.
 pub(crate) fn waive(test: &str, reason: &str) {
+    let required = std::env::var("REQUIRE").unwrap_or_default();
+    assert!(
+        !required.split(',').any(|name| name == "hardware"),
+        "hardware is required, but {test}: {reason}"
+    );
     let line = format!("hardware: {test} on {}: {reason}\n", named().unwrap_or_default());
     let _ = std::io::stderr().write_all(format!("waived: {line}").as_bytes());
     if let Some(file) = std::env::var_os("NOBOUNCE_WAIVERS") {

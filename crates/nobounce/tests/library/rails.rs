@@ -59,7 +59,11 @@ fn a_rail_that_fails_is_named_and_nothing_is_left_under_way() {
     let error = a.write(&ours, 0..LEN, &remote, 0, Duration::from_secs(20)).unwrap_err();
     assert!(matches!(&error, RailError::Failed { rail: 1, .. }), "{error}");
     let words = error.to_string();
-    assert!(words.contains("rail 1") && words.contains(&a.connections()[1].peer().to_string()), "{words}");
+    let rail = &a.connections()[1];
+    assert!(words.contains("rail 1") && words.contains(&rail.peer().to_string()), "{words}");
+    if rail.device().nic().soft().is_some() {
+        assert!(words.contains(&format!("at {}", rail.device().nic().local())), "{words}");
+    }
     assert_eq!(a.connections().iter().map(nobounce::Connection::pending).sum::<usize>(), 0);
 }
 

@@ -24,7 +24,7 @@ pub(crate) enum Ailment {
 
 /// What was seen so far. Read at every empty poll, so without a lock.
 #[derive(Debug)]
-pub(crate) struct Ails {
+pub(crate) struct Ailments {
     pub(crate) gone: AtomicBool,
     queue_failed: AtomicBool,
     /// The port is down for longer than a hiccup, and nobody was told.
@@ -33,7 +33,7 @@ pub(crate) struct Ails {
     down_since: AtomicU64,
 }
 
-impl Default for Ails {
+impl Default for Ailments {
     fn default() -> Self {
         Self {
             gone: AtomicBool::default(),
@@ -44,7 +44,7 @@ impl Default for Ails {
     }
 }
 
-impl Ails {
+impl Ailments {
     /// Takes in what a look at the device showed at `now`.
     pub(crate) fn note(&self, health: &Health, now: u64) {
         for (seen, kept) in [(health.gone, &self.gone), (health.queue_failed, &self.queue_failed)] {
@@ -87,30 +87,33 @@ mod tests {
 
     #[test]
     fn a_port_that_stays_down_is_told_once_and_a_hiccup_never() {
-        let (ails, well) = (Ails::default(), Health::default());
+        let (ailments, well) = (Ailments::default(), Health::default());
         let down = Health { port_down: true, ..Health::default() };
         for (health, at) in
             [(&down, 1000), (&down, 200_000), (&well, 240_000), (&down, 260_000), (&down, 500_000)]
         {
-            ails.note(health, at);
-            assert_eq!(ails.now(), None, "at {at} us");
+            ailments.note(health, at);
+            assert_eq!(ailments.now(), None, "at {at} us");
         }
-        ails.note(&down, 520_000);
-        assert_eq!((ails.now(), ails.now()), (Some(Ailment::PortLost), None));
-        ails.note(&down, 900_000);
-        assert_eq!(ails.now(), None, "it was told");
-        ails.note(&well, 1_000_000);
-        ails.note(&down, 1_100_000);
-        ails.note(&down, 1_400_000);
-        assert_eq!(ails.now(), Some(Ailment::PortLost), "down again");
+        ailments.note(&down, 520_000);
+        assert_eq!((ailments.now(), ailments.now()), (Some(Ailment::PortLost), None));
+        ailments.note(&down, 900_000);
+        assert_eq!(ailments.now(), None, "it was told");
+        ailments.note(&well, 1_000_000);
+        ailments.note(&down, 1_100_000);
+        ailments.note(&down, 1_400_000);
+        assert_eq!(ailments.now(), Some(Ailment::PortLost), "down again");
     }
 
     #[test]
     fn what_is_final_is_told_at_once_and_again() {
-        let ails = Ails::default();
-        ails.note(&Health { queue_failed: true, ..Health::default() }, 1);
-        assert_eq!((ails.now(), ails.now()), (Some(Ailment::QueueFailed), Some(Ailment::QueueFailed)));
-        ails.note(&Health { gone: true, ..Health::default() }, 2);
-        assert_eq!(ails.now(), Some(Ailment::Gone));
+        let ailments = Ailments::default();
+        ailments.note(&Health { queue_failed: true, ..Health::default() }, 1);
+        assert_eq!(
+            (ailments.now(), ailments.now()),
+            (Some(Ailment::QueueFailed), Some(Ailment::QueueFailed))
+        );
+        ailments.note(&Health { gone: true, ..Health::default() }, 2);
+        assert_eq!(ailments.now(), Some(Ailment::Gone));
     }
 }
