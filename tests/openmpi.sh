@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Debian's Open MPI over UCX on nb0: a program with 2 and 4 ranks that checks everything it receives (tests/mpi/exchange.c).
+# Debian's Open MPI over UCX on nb0: a program with 2 and 4 ranks that checks everything it receives (tests/mpi/exchange.c); and the programs for GPU memory
+# (tests/gpu/mpi) on host memory, since what they notice does not depend on where it lies.
 set -uo pipefail
 . "$(dirname "$0")/programs.bash"
 need mpirun openmpi-bin
@@ -19,4 +20,25 @@ for transport in rc_verbs,ud_verbs,self ud_verbs,self; do
         passed=$((passed + 1))
     done
 done
+
+for program in values speed dies; do
+    mpicc -O2 -Wall -Werror -o "$folder/$program" "tests/gpu/mpi/$program.c" -I tests/mpi/standin -ldl || { echo "$program.c could not be compiled"; exit 1; }
+done
+mpicc -O2 -o "$folder/loses" tests/gpu/mpi/speed.c tests/mpi/loses.c -I tests/mpi/standin -ldl || { echo "loses.c could not be compiled"; exit 1; }
+export UCX_TLS=rc_verbs,ud_verbs,self UCX_RNDV_THRESH=8192
+ranks() { # ranks NUMBER PROGRAM OPTION...
+    run mpirun --oversubscribe --bind-to none -n "$@" >"$folder/client" 2>&1
+}
+mpi=(--mca pml ucx --mca osc ucx --mca btl ^openib)
+ranks 2 "${mpi[@]}" "$folder/values" || fail "values.c"
+expect "every byte was right" "$folder/client" "values.c"
+ranks 2 "${mpi[@]}" "$folder/speed" up-to 65536 || fail "speed.c"
+expect "bidirectional device 65536 .* moved 25165824 host 25" "$folder/client" "speed.c"
+# One message of many, neither the first nor the last.
+LOSES=4096 ranks 2 "${mpi[@]}" "$folder/loses" up-to 8192 && fail "speed.c did not notice a message that was lost"
+expect "rank 1: byte [0-9]+ of 1638400 is ee" "$folder/client" "speed.c, a message that was lost"
+ranks 3 "${mpi[@]}" --mca odls_base_sigkill_timeout 3 "$folder/dies" 33554432 && fail "a rank that dies ended well"
+expect "it dies with [0-9]+ of 33554432 bytes of a message in" "$folder/client" "a rank that dies"
+for rank in 0 1; do expect "rank $rank: good: after the death" "$folder/client" "a rank that dies"; done
+passed=$((passed + 4))
 done_all

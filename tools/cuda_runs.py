@@ -62,14 +62,16 @@ MPI = (
     ("speed, UCX's defaults", ["speed"], 2, [], DEFAULTS, 50),
     ("speed, no window", ["speed"], 2, [], OFF, 60),
     ("speed, UCX's own staging", ["speed"], 2, [], OWN, 60),
-    ("a rank that dies", ["values", "dies"], 2, [], {}, 30),
+    ("a rank that dies", ["dies"], 2, ["--require", "direct"], {}, 40),
+    ("a rank of 3 that dies", ["dies"], 3, [], {}, 40),
+    ("a rank that dies, udp", ["dies"], 2, ["--link", "udp"], {}, 40),
 )
 
 
 def company(run):
     """Beside whom an MPI run may run."""
-    program = run[1]
-    return Company.RANKS_ALONE if program[0] == "speed" else Company.DEATH if "dies" in program else Company.RANKS
+    # The one that dies runs without MPS: what the GPU was copying for it then would be a fault of all clients.
+    return {"speed": Company.RANKS_ALONE, "dies": Company.ANY}.get(run[1][0], Company.RANKS)
 
 
 def folder(bundle):
@@ -158,22 +160,43 @@ def mpi(bundle, stack, out, command, ranks, options, variables, limit):
     variables = {**environment(stack), **variables}
     if ranks > 2:
         variables["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(100 // ranks)
+    is_death = command[0] == "dies"
+    if is_death:
+        # Nobody answers in that folder; and those who live get the time to look at their memory.
+        variables["CUDA_MPS_PIPE_DIRECTORY"] = os.path.dirname(out)
+        launch += ["--mca", "odls_base_sigkill_timeout", "3"]
     code, said, seconds = bounded.run([os.path.join(bundle, "bin", "nobounce"), "run", *options, "--", *launch, *program], limit, out, variables)
-    if command[-1] == "dies":
-        # mpirun ends the others and says so.
-        wrong = "" if code not in (0, None) and "good: begun" in said and "signal 9" in said else f"exit code {code} (None: it did not end)"
-    elif code != 0 or "every byte was right" not in said:
-        wrong = f"exit code {code} (None: stopped)"
-    else:
-        # The lines of values.c, and those of speed.c.
-        counts = re.findall(r"(\d+) direct, (\d+) staged", said) + re.findall(r"direct (\d+) staged (\d+)$", said, re.M)
-        direct, staged = (sum(int(count[way]) for count in counts) for way in (0, 1))
-        wrong = ""
-        if not variables.get("NOBOUNCE_WINDOW") and staged:
-            wrong = f"{staged} bytes were staged"
-        elif not variables.get("UCX_IB_GPU_DIRECT_RDMA") and not variables.get("NOBOUNCE_WINDOW") and not direct:
-            wrong = "nothing came in through the window"
-    return wrong, said, seconds
+    return judge_death(code, said, ranks) if is_death else judge_ranks(code, said, variables), said, seconds
+
+
+def bytes_in(said):
+    """[(direct, staged)] of each line that tells what came in: those of values.c and dies.c, and those of speed.c."""
+    return [(int(direct), int(staged)) for direct, staged in re.findall(r"(\d+) direct, (\d+) staged", said) + re.findall(r"direct (\d+) staged (\d+)$", said, re.M)]
+
+
+def judge_ranks(code, said, variables):
+    if code != 0 or "every byte was right" not in said:
+        return f"exit code {code} (None: stopped)"
+    direct, staged = map(sum, zip(*bytes_in(said) or [(0, 0)]))
+    if not variables.get("NOBOUNCE_WINDOW") and staged:
+        return f"{staged} bytes were staged"
+    if not variables.get("UCX_IB_GPU_DIRECT_RDMA") and not variables.get("NOBOUNCE_WINDOW") and not direct:
+        return "nothing came in through the window"
+    return ""
+
+
+def judge_death(code, said, ranks):
+    """The last rank died inside a message; all others looked at their memory, into which bytes had come through the window, and ended."""
+    if code in (0, None) or "signal 9" not in said:
+        return f"exit code {code} (None: it did not end)"
+    if not re.search(r"it dies with \d+ of \d+ bytes", said):
+        return "it did not die inside a message"
+    looked, counts = len(re.findall(r"good: after the death", said)), bytes_in(said)
+    if "FAILED" in said or looked != ranks - 1:
+        return f"{looked} of {ranks - 1} others found their memory as it should be"
+    if not counts or any(staged or not direct for direct, staged in counts):
+        return f"not all through the window: (direct, staged) {counts}"
+    return ""
 
 
 ROW = re.compile(r"^(latency|bandwidth|bidirectional) device (\d+) ([\d.]+) (\S+) moved (\d+) host (\d+) direct (\d+) staged (\d+)", re.M)

@@ -133,6 +133,52 @@ fn exits_with_everything_open() {
     life("exits");
 }
 
+fn vmm(case: &str) -> String {
+    let folder = Folder::new(&format!("vmm-{case}"));
+    let program = folder.compile("vmm", &[]);
+    run(folder.command(&program).arg(case))
+}
+
+#[test]
+fn memory_created_exportable_is_pinned_mapped_and_outlives_its_owner() {
+    vmm("exportable");
+}
+
+/// The stand-in's dma-bufs can be mapped, as those of newer drivers; where they cannot, the same program asks for the refusal.
+#[test]
+fn memory_created_without_a_handle_type_is_pinned_or_refused() {
+    assert!(vmm("private").contains("pinned: "));
+}
+
+/// A process that ends this way with 8 buffers of 4 MiB, as the stand-in for NVML sees it.
+fn death(way: &str, kept_mib: &str) -> Output {
+    let folder = Folder::new(&format!("deaths-{way}-{kept_mib}"));
+    let nvml = folder.compile("nvml", &["-shared", "-fPIC"]);
+    std::fs::rename(nvml, folder.0.join("libnvidia-ml.so.1")).unwrap();
+    let program = folder.compile("deaths", &[]);
+    folder.command(&program).args([way, "4", "8"]).env("NVML_KEEPS", kept_mib).output().unwrap()
+}
+
+#[test]
+fn a_process_that_dies_while_pinned_leaves_nothing_behind() {
+    for way in ["killed", "returns", "quits"] {
+        let output = death(way, "0");
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        let wrong = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{way}: {said}{wrong}");
+        assert!(said.matches("pinned and mapped 8 buffers").count() == 2, "{said}");
+        assert!(said.contains("NVML: as before") && said.contains(&format!("{way}: good")), "{said}");
+    }
+}
+
+/// The check itself: a GPU that keeps 100 MiB more with every question is noticed.
+#[test]
+fn bar1_that_stays_in_use_is_noticed() {
+    let output = death("quits", "100");
+    let wrong = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && wrong.contains("FAILED: is_as(before, after)"), "{wrong}");
+}
+
 /// One process lives through all of it.
 #[test]
 fn one_after_the_other() {

@@ -28,8 +28,12 @@ static int rank, ranks;
 
 /* Bytes that differ from place to place, from sender to sender and from message to message. */
 static inline void fill(unsigned char *bytes, size_t length, unsigned seed) {
-    uint32_t state = seed * 2654435761u + 1;
-    for (size_t i = 0; i < length; i++) bytes[i] = (unsigned char)((state = state * 1664525u + 1013904223u) >> 24);
+    uint64_t state = seed * 2654435761ull + 1;
+    for (size_t i = 0; i < length; i += sizeof state) {
+        state = state * 6364136223846793005ull + 1442695040888963407ull;
+        uint64_t word = state ^ state >> 29;
+        memcpy(bytes + i, &word, length - i < sizeof word ? length - i : sizeof word);
+    }
 }
 
 /* Memory of the GPU, or of the host, as one kind of buffer. */
@@ -67,17 +71,32 @@ static inline void clear(void *memory, size_t length) {
 }
 
 static inline int holds(const void *memory, const unsigned char *wanted, size_t length) {
-    unsigned char *seen = malloc(length + 1);
-    CHECK(seen);
-    CUDA(cudaMemcpy(seen, memory, length, cudaMemcpyDefault));
-    int is_same = !memcmp(seen, wanted, length);
-    for (size_t i = 0; !is_same && i < length; i++)
-        if (seen[i] != wanted[i]) {
-            fprintf(stderr, "rank %d: byte %zu of %zu is %02x, not %02x\n", rank, i, length, seen[i], wanted[i]);
-            break;
-        }
-    free(seen);
-    return is_same;
+    enum { CHUNK = 16 << 20 };
+    static unsigned char *seen;
+    if (!seen) CHECK((seen = malloc(CHUNK)) != NULL);
+    for (size_t at = 0; at < length; at += CHUNK) {
+        size_t here = length - at < CHUNK ? length - at : CHUNK;
+        CUDA(cudaMemcpy(seen, (const unsigned char *)memory + at, here, cudaMemcpyDefault));
+        if (!memcmp(seen, wanted + at, here)) continue;
+        for (size_t i = 0; i < here; i++)
+            if (seen[i] != wanted[at + i]) {
+                fprintf(stderr, "rank %d: byte %zu of %zu is %02x, not %02x\n", rank, at + i, length, seen[i], wanted[at + i]);
+                return 0;
+            }
+    }
+    return 1;
+}
+
+/* Bytes that came in over nb0, whichever way. */
+static inline unsigned long long came_in(void) {
+    struct counted in = count_in();
+    return in.cpu + in.window + in.engine + in.staged;
+}
+
+static inline void tell_ways(void) {
+    struct counted in = count_in();
+    printf("rank %d: in over nb0: %llu bytes host, %llu direct, %llu staged\n", rank, in.cpu, in.window + in.engine, in.staged);
+    fflush(stdout);
 }
 
 static inline void begin(int argc, char **argv) {

@@ -100,15 +100,17 @@ static void load_gdr(const char *name) {
     GDR_FUNCTIONS(FIND_GDR)
 }
 
-static void load_cuda(void) {
+/* Gives the driver's library, for functions that only some of these programs know. */
+static void *load_cuda(void) {
     const char *name = getenv("NOBOUNCE_CUDA");
-    void *library = dlopen(name && *name ? name : "libcuda.so.1", RTLD_NOW), *context;
-    CHECK(library);
-#define FIND_CUDA(result, name, arguments) CHECK((name = (result(*) arguments)dlsym(library, #name)));
+    void *driver = dlopen(name && *name ? name : "libcuda.so.1", RTLD_NOW), *context;
+    CHECK(driver);
+#define FIND_CUDA(result, name, arguments) CHECK((name = (result(*) arguments)dlsym(driver, #name)));
     CUDA_FUNCTIONS(FIND_CUDA)
     GIVES(0, cuInit(0));
     GIVES(0, cuDevicePrimaryCtxRetain(&context, 0));
     GIVES(0, cuCtxSetCurrent(context));
+    return driver;
 }
 
 static double now(void) {

@@ -3,8 +3,7 @@
 
 int main(void) {
     load_gdr("libgdrapi.so.2");
-    load_cuda();
-    void *driver = dlopen(getenv("NOBOUNCE_CUDA"), RTLD_NOW);
+    void *driver = load_cuda();
     void (*refuse)(int) = (void (*)(int))dlsym(driver, "fake_cuda_refuse_dmabuf_mmap");
     CHECK(refuse);
     refuse(1);
