@@ -1,6 +1,7 @@
-/* A rank that is killed while messages between buffers in GPU memory are on the wire, in both directions. MPI promises nothing for that: UCX ends whoever
- * talked to the dead one when its adapter reports the error, or mpirun does. What must hold: no memory of theirs has changed that no message of the dead
- * one was meant for, and what was meant to change holds nothing else than bytes of that message and what was there before.
+/* A rank that is killed while messages between buffers in GPU memory are on the wire, in both directions. MPI promises nothing for that. When its adapter
+ * reports the error UCX ends whoever talked to the dead one (1.13), or only says so (1.22); mpirun ends the others. What must hold: no memory of theirs has
+ * changed that no message of the dead one was meant for, and what was meant to change holds nothing else than bytes of that message and what was there
+ * before.
  *
  *     mpicc -O2 -o dies dies.c -I CUDA/include -L CUDA/lib64 -lcudart -ldl
  *     mpirun -np 2 --mca odls_base_sigkill_timeout 3 ./dies [BYTES]      so long mpirun waits before each of its signals to the others
