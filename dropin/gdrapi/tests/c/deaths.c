@@ -1,7 +1,7 @@
 /* Processes that end with GPU memory pinned and mapped, and what they leave behind: nothing. NVML's word on BAR1 and on the GPU's memory is what it
  * was before, and another process can pin as much.
  *
- *     deaths killed|returns|quits [MIB COUNT]     buffers of so many MiB each; without them more than half of the GPU's memory
+ *     deaths killed|returns|quits [MIB COUNT]     buffers of so many MiB each; without them more than half of the GPU's memory, or of BAR1
  *
  * killed: by SIGKILL, inside a copy; returns: main returns; quits: _exit. */
 #include "gdr.h"
@@ -28,9 +28,9 @@ struct bytes {
 #define DECLARE_NVML(result, name, arguments) static result(*name) arguments;
 NVML_FUNCTIONS(DECLARE_NVML)
 
-/* What all GPUs together have in use. */
+/* What all GPUs together have in use, and how large BAR1 is. */
 struct used {
-    unsigned long long bar1, memory;
+    unsigned long long bar1, memory, bar1_size;
 };
 
 static int has_nvml(void) {
@@ -43,7 +43,7 @@ static int has_nvml(void) {
 }
 
 static struct used look(void) {
-    struct used used = {0, 0};
+    struct used used = {0, 0, 0};
     unsigned count = 0;
     GIVES(0, nvmlDeviceGetCount_v2(&count));
     for (unsigned i = 0; i < count; i++) {
@@ -52,6 +52,7 @@ static struct used look(void) {
         GIVES(0, nvmlDeviceGetHandleByIndex_v2(i, &device));
         GIVES(0, nvmlDeviceGetBAR1MemoryInfo(device, &bar1));
         GIVES(0, nvmlDeviceGetMemoryInfo(device, &memory));
+        used.bar1_size = !i || bar1.total < used.bar1_size ? bar1.total : used.bar1_size;
         used.bar1 += bar1.used;
         used.memory += memory.used;
     }
@@ -68,13 +69,13 @@ static void tell(const char *when, struct used used) {
 
 /* ---- The process that dies. ---- */
 
-static size_t count_for(void *driver, size_t size) {
+/* So many that, were they kept by the dead, the next could not have as many: more than half. */
+static size_t count_for(void *driver, size_t size, size_t bar1_size) {
     int (*total_of)(size_t *, int) = (int (*)(size_t *, int))dlsym(driver, "cuDeviceTotalMem_v2");
     size_t total = 0;
     CHECK(total_of);
     GIVES(0, total_of(&total, 0));
-    /* More than half: were it kept by the dead, the next could not have as much. */
-    size_t count = total / 8 * 5 / size;
+    size_t count = (bar1_size < total ? bar1_size : total) / 8 * 5 / size;
     return count < MOST ? count : MOST;
 }
 
@@ -86,7 +87,7 @@ static void allocate_within(uint64_t *at, size_t size, double end) {
 }
 
 /* Pins and maps, says so, and ends when nobody holds the other end of its input; or goes on copying until it is killed. */
-static int hold(const char *way, size_t size, size_t count) {
+static int hold(const char *way, size_t size, size_t count, size_t bar1_size) {
     static struct mapped m[MOST];
     static uint64_t at[MOST];
     unsigned char wanted[WORD], *block = malloc(MIB), end;
@@ -94,7 +95,7 @@ static int hold(const char *way, size_t size, size_t count) {
     void *driver = load_cuda();
     gdr_t g = gdr_open();
     CHECK(g && block);
-    if (!count) count = count_for(driver, size);
+    if (!count) count = count_for(driver, size, bar1_size);
     CHECK(count && count <= MOST);
     double start = now();
     for (size_t i = 0; i < count; i++) {
@@ -134,7 +135,7 @@ struct process {
     int input, output;
 };
 
-static struct process start(const char *way, const char *size, const char *count) {
+static struct process start(const char *way, const char *size, const char *count, const char *bar1_size) {
     struct process process;
     int input[2], output[2];
     CHECK(!pipe(input) && !pipe(output));
@@ -144,7 +145,7 @@ static struct process start(const char *way, const char *size, const char *count
         dup2(input[0], 0);
         dup2(output[1], 1);
         for (int i = 0; i < 2; i++) close(input[i]), close(output[i]);
-        execl("/proc/self/exe", "deaths", "hold", way, size, count, (char *)NULL);
+        execl("/proc/self/exe", "deaths", "hold", way, size, count, bar1_size, (char *)NULL);
         _exit(127);
     }
     close(input[0]);
@@ -175,16 +176,20 @@ static int end_of(struct process *process) {
 int main(int argc, char **argv) {
     CHECK(argc > 1);
     if (!strcmp(argv[1], "hold")) {
-        CHECK(argc == 5);
-        return hold(argv[2], strtoul(argv[3], NULL, 0) * MIB, strtoul(argv[4], NULL, 0));
+        CHECK(argc == 6);
+        return hold(argv[2], strtoul(argv[3], NULL, 0) * MIB, strtoul(argv[4], NULL, 0), strtoul(argv[5], NULL, 0));
     }
-    const char *way = argv[1], *size = argc > 2 ? argv[2] : "1024", *count = argc > 3 ? argv[3] : "0";
+    const char *way = argv[1], *count = argc > 3 ? argv[3] : "0";
+    char size[24], bar1_size[24];
     int is_killed = !strcmp(way, "killed"), has_words = has_nvml();
     CHECK(is_killed || !strcmp(way, "returns") || !strcmp(way, "quits"));
-    struct used before = {0, 0}, after = {0, 0};
+    struct used before = {0, 0, ~0ull}, after = {0, 0, 0};
     if (has_words) tell("before", before = look());
+    snprintf(bar1_size, sizeof bar1_size, "%llu", before.bar1_size);
+    /* Some GPUs have a BAR1 of 256 MiB. */
+    snprintf(size, sizeof size, "%s", argc > 2 ? argv[2] : before.bar1_size < 8ull << 30 ? "16" : "1024");
 
-    struct process first = start(way, size, count);
+    struct process first = start(way, size, count, bar1_size);
     wait_until_pinned(&first);
     if (has_words) tell("while pinned", look());
     if (is_killed) {
@@ -205,7 +210,7 @@ int main(int argc, char **argv) {
     fflush(stdout);
 
     /* As much again, by another one. */
-    struct process next = start("tidy", size, count);
+    struct process next = start("tidy", size, count, bar1_size);
     wait_until_pinned(&next);
     status = end_of(&next);
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);

@@ -1,4 +1,4 @@
-/* A stand-in for NVML, for the tests of deaths.c: one GPU, whose use of BAR1 grows by NVML_KEEPS MiB with every question. */
+/* A stand-in for NVML, for the tests of deaths.c: one GPU with a BAR1 of 64 MiB, whose use grows by NVML_KEEPS MiB with every question. */
 #include <stdlib.h>
 
 struct bytes {
@@ -20,6 +20,7 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
 int nvmlDeviceGetBAR1MemoryInfo(void *device, struct bytes *bytes) {
     static unsigned long long questions;
     const char *keeps = getenv("NVML_KEEPS");
+    bytes->total = 64 << 20;
     bytes->used = (keeps ? strtoull(keeps, NULL, 10) << 20 : 0) * questions++;
     return 0;
 }
