@@ -1,13 +1,15 @@
-"""PyTorch with NCCL over nb0 and over NCCL's own sockets, two ranks on one GPU: what `gpu-check` runs of it.
+"""NCCL over nb0 and over its own sockets, two ranks on one GPU, called by PyTorch and from C: what `gpu-check` runs of it.
 
 Each rank is told to be another host (NCCL_HOSTID): only then does NCCL use the network between them. MPS is started for the time of the
 runs where nobody has, for without it the ranks take turns on the GPU.
 """
 
+import glob
 import json
 import os
 import re
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -17,11 +19,15 @@ import bounded
 from gpu_plan import Company
 
 LOSS = "loss=0.001,seed=7"
+# What is measured from C is measured so often, one network after the other: a virtual machine's CPUs are not always equally fast.
+ROUNDS = 3
 
 # Not bound to one core each, as mpirun does by itself: NCCL's threads need more than one.
 MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", "2", "--mca", "btl", "tcp,self"]
+LINKS = {"socket": ("socket", []), "shm": ("nb0", ["--require", "direct"]), "udp": ("nb0", ["--require", "direct", "--link", "udp"])}
 # Name, what the ranks do, over which network, options of `nobounce run`, variables, seconds.
 RUNS = (
+    *((f"speed C {link} {nth}", "speed C", *LINKS[link], {}, 60) for nth in range(1, ROUNDS + 1) for link in LINKS),
     ("speed socket", "speed", "socket", [], {}, 60),
     # Both ranks are on one machine: shared memory, unless told otherwise.
     ("speed shm", "speed", "nb0", ["--require", "direct"], {}, 60),
@@ -49,17 +55,16 @@ RUNS = (
 
 
 def jobs(runs):
-    """[(company, runs that belong together)]: training over sockets comes before what is held against it."""
-    training = [run for run in runs if run[1] == "training"]
+    """[(company, runs that belong together)]: training over sockets comes before what is held against it, and what is measured in turns is one job."""
+    together = {kind: [run for run in runs if run[1] == kind] for kind in ("training", "speed C")}
     found = []
     for run in runs:
         what = run[1]
-        if what == "training":
-            group, training = training, []
-        else:
-            group = [run]
+        group = [run]
+        if what in together:
+            group, together[what] = together[what], []
         # Of the rank that is killed it is asked whether the GPU's memory comes back: nobody else may take any meanwhile.
-        company = {"speed": Company.RANKS_ALONE, "killed": Company.RANKS_ALONE, "abort": Company.DEATH, "exits": Company.DEATH}.get(what, Company.RANKS)
+        company = {"speed": Company.RANKS_ALONE, "speed C": Company.RANKS_ALONE, "killed": Company.RANKS_ALONE, "abort": Company.DEATH, "exits": Company.DEATH}.get(what, Company.RANKS)
         if group:
             found.append((company, group))
     return found
@@ -116,6 +121,9 @@ class Done:
         launcher = {"torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29488"],
                     "mpirun": [*MPIRUN, sys.executable]}.get(variables.get("LAUNCHER"), [sys.executable])
         command = [*launcher, os.path.join(bundle, "nccl-rank"), what, folder]
+        if what == "speed C":
+            command = [os.path.join(bundle, "programs", "nccl-speed"), folder]
+            variables = {"NCCL_LIBRARY": nccl_library() or "libnccl.so.2", **variables}
         if net == "nb0":
             command = [os.path.join(bundle, "bin", "nobounce"), "run", *options, "--", *command]
         environment = {"NCCL_NET": {"nb0": "IB", "socket": "Socket"}[net], "NCCL_SOCKET_IFNAME": "lo", "NCCL_DEBUG": "INFO",
@@ -135,6 +143,12 @@ class Done:
         last = [line for line in self.said.splitlines() if line.startswith("nobounce: ") and "opened" in line]
         gdrcopy = re.findall(r"GDRCOPY enabled .*", self.logs)[:1]
         return [told for rank in self.ranks if rank for told in rank.get("told", [])] + gdrcopy + last[-1:]
+
+
+def nccl_library():
+    """The NCCL that came with PyTorch, or nothing."""
+    found = [path for folder in sys.path for path in glob.glob(os.path.join(folder, "nvidia", "nccl", "lib", "libnccl.so.2"))]
+    return found[0] if found else None
 
 
 def read_json(path):
@@ -168,7 +182,7 @@ def judge(done, reference):
         return "NCCL's log does not say NET/IB/0/GDRDMA of every connection"
     if "gdrapi" in done.name and "GDRCOPY enabled library" not in done.logs:
         return "NCCL's log does not say that GDRCopy is enabled"
-    if done.net == "nb0" and done.what in ("speed", "values"):
+    if done.net == "nb0" and done.what in ("speed", "speed C", "values"):
         staged = sum(row.get("staged_bytes", 0) for rank in ranks for row in rank["rows"])
         window = sum(row.get("window_bytes", 0) for rank in ranks for row in rank["rows"])
         if staged or not window:
@@ -180,37 +194,45 @@ def judge(done, reference):
     return ""
 
 
-def speed_rows(done, link):
-    """The comparison over one link, as h200-nccl.json has it."""
-    ours, theirs = done.get(f"speed {link}"), done.get("speed socket")
-    if not ours or not theirs or None in ours.ranks or None in theirs.ranks:
+def speed_rows(done, caller, link):
+    """The comparison over one link, as h200-nccl.json has it: the medians of all rounds."""
+    names = [f"speed C {{}} {nth}" for nth in range(1, ROUNDS + 1)] if caller == "C" else ["speed {}"]
+    ours, theirs = ([run for name in names if (run := done.get(name.format(net))) and None not in run.ranks] for net in (link, "socket"))
+    if not ours or not theirs:
         return []
     rows = []
-    for row, other, second in zip(ours.ranks[0]["rows"], theirs.ranks[0]["rows"], ours.ranks[1]["rows"]):
+    for nth, row in enumerate(ours[0].ranks[0]["rows"]):
+        median = lambda runs, key: round(statistics.median(run.ranks[0]["rows"][nth][key] for run in runs), 2)
+        both = [rank["rows"][nth] for run in ours for rank in run.ranks]
         rows.append({
-            "test": row["test"], "bytes": row["bytes"], "link": link, "ours_us": row["us"], "socket_us": other["us"],
+            "caller": caller, "test": row["test"], "bytes": row["bytes"], "link": link, "ours_us": median(ours, "us"), "socket_us": median(theirs, "us"),
             # Of it, what the application took to start the operations.
-            "ours_issue_us": row["issue_us"], "socket_issue_us": other["issue_us"],
-            "gdrdma": is_gdrdma(ours.logs), "verified": row["verified"] and other["verified"] and second["verified"],
-            "window_bytes": row["window_bytes"] + second["window_bytes"],
-            "staged_bytes": row["staged_bytes"] + second["staged_bytes"],
+            "ours_issue_us": median(ours, "issue_us"), "socket_issue_us": median(theirs, "issue_us"),
+            "gdrdma": all(is_gdrdma(run.logs) for run in ours), "rounds": min(len(ours), len(theirs)),
+            "verified": all(one["verified"] for one in both) and all(rank["rows"][nth]["verified"] for run in theirs for rank in run.ranks),
+            "window_bytes": sum(one["window_bytes"] for one in both), "staged_bytes": sum(one["staged_bytes"] for one in both),
         })
+        if "alone_us" in row:  # each waited for before the next is started
+            rows[-1] |= {"ours_alone_us": median(ours, "alone_us"), "socket_alone_us": median(theirs, "alone_us")}
     return rows
 
 
 def compare(done, out):
     """Writes nccl.json and NCCL's log of the comparison, and gives it in lines."""
-    rows = [row for link in ("shm", "udp") for row in speed_rows(done, link)]
+    rows = [row for caller in ("C", "PyTorch") for link in ("shm", "udp") for row in speed_rows(done, caller, link)]
     if not rows:
         return []
-    runs = [done[name] for name in ("speed shm", "speed udp") if name in done]
+    runs = [done[name] for name in ("speed shm", "speed udp", "speed C shm 1", "speed C udp 1") if name in done]
     with open(os.path.join(out, "nccl.json"), "w") as file:
         json.dump({"nccl": runs[0].ranks[0]["version"], "results": rows}, file, indent=1)
+    with open(os.path.join(out, "nccl-c-runs.txt"), "w") as file:
+        file.writelines(f"{name}: {row['test']} {row['bytes']} B {row['us']} us, {row['issue_us']} us to start it, {row['alone_us']} us alone\n"
+                        for name, run in done.items() if run.what == "speed C" and run.ranks[0] for row in run.ranks[0]["rows"])
     with open(os.path.join(out, "nccl-log.txt"), "w") as file:
         file.write("".join(run.logs for run in runs))
-    lines = [f"{'NCCL':16}{'bytes':>12}  {'link':4}{'nb0 us':>12}{'socket us':>12}{'ratio':>8}  window        staged"]
+    lines = [f"{'NCCL':16}{'bytes':>12}  {'caller':8}{'link':4}{'nb0 us':>12}{'socket us':>12}{'ratio':>8}  window        staged"]
     for row in rows:
-        lines.append(f"{row['test']:16}{row['bytes']:>12}  {row['link']:4}{row['ours_us']:>12.1f}{row['socket_us']:>12.1f}"
+        lines.append(f"{row['test']:16}{row['bytes']:>12}  {row['caller']:8}{row['link']:4}{row['ours_us']:>12.1f}{row['socket_us']:>12.1f}"
                      f"{row['ours_us'] / row['socket_us']:>8.2f}  {row['window_bytes']:<14}{row['staged_bytes']}"
                      f"{'' if row['verified'] else '  WRONG'}")
     return lines

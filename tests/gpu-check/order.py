@@ -15,7 +15,7 @@ STANDIN = os.path.join(HERE, "standin.py")
 SCRIPTS = ("gpu-check", "bounded.py", "gpu_plan.py", "nccl_runs.py", "nvshmem_runs.py", "cuda_runs.py", "gdr_runs.py")
 PLAYED = (
     *(f"tests/{name}" for name in ("gpu_litmus", "gpu_kernels", "gpu_paths", "gpu_traffic")), "examples/gpu_facts", "examples/gpu_speed", "bin/nobounce", "nccl-rank",
-    *(f"programs/{name}" for name in ("gpu", "transfers", "gdrapi-lives", "gdrapi-vmm", "gdrapi-deaths", "gdrapi-speed", "gdrcopy_sanity", "gdrcopy_copylat")),
+    *(f"programs/{name}" for name in ("gpu", "transfers", "nccl-speed", "gdrapi-lives", "gdrapi-vmm", "gdrapi-deaths", "gdrapi-speed", "gdrcopy_sanity", "gdrcopy_copylat")),
     *(f"stack/bin/{name}" for name in ("ucx_perftest", "ib_write_bw", "ib_read_bw", "ib_send_bw", "ib_write_lat", "mpirun")),
     "path/nvidia-cuda-mps-control", "path/nvcc",
 )

@@ -59,11 +59,11 @@ def nobounce():
 
 
 def nccl_rank():
-    what, folder = ARGUMENTS
+    what, folder = ARGUMENTS if len(ARGUMENTS) == 2 else ("speed C", *ARGUMENTS)
     works(f"nccl {what}")
     for rank in range(2):
         with open(os.path.join(folder, f"rank{rank}.json"), "w") as file:
-            row = {"test": "x", "bytes": 8, "us": 1, "issue_us": 1, "verified": True, "window_bytes": 8, "staged_bytes": 0}
+            row = {"test": "x", "bytes": 8, "us": 1, "issue_us": 1, "alone_us": 1, "verified": True, "window_bytes": 8, "staged_bytes": 0}
             json.dump({"wrong": [], "told": [], "rows": [row], "version": "0", "losses": [1]}, file)
     with open(os.path.join(folder, "nccl.1.log"), "w") as file:
         file.write("via NET/IB/0/GDRDMA\nGDRCOPY enabled library 2.6\n")
@@ -136,7 +136,7 @@ def main():
         else:
             works(f"{ME}::{ARGUMENTS[0]}")
         return 0
-    players = {"nccl-rank": nccl_rank, "nvidia-cuda-mps-control": mps, "nvcc": nvcc, "mpirun": mpirun, "gdrcopy_sanity": gdrcopy_sanity}
+    players = {"nccl-rank": nccl_rank, "nccl-speed": nccl_rank, "nvidia-cuda-mps-control": mps, "nvcc": nvcc, "mpirun": mpirun, "gdrcopy_sanity": gdrcopy_sanity}
     if ME in players:
         return players[ME]()
     if ME.startswith(("ib_", "ucx_")):

@@ -534,6 +534,10 @@ impl<L: Link> Link for ShmLink<L> {
         delivered + from_inside
     }
 
+    fn is_near(&self) -> bool {
+        !self.incoming.is_empty() && self.quiet_looks >= QUIET_AFTER
+    }
+
     fn next_deadline(&self) -> Option<u64> {
         self.inner.next_deadline()
     }

@@ -420,7 +420,14 @@ fn build_fetched(
     })?;
     let (lies, staged) = match got {
         Some((Fetched::Ready(lies), staged)) => (lies, staged),
-        Some((Fetched::Pending, _)) => return Ok(Built::Pending { after: owner.after, starved: false }),
+        Some((Fetched::Pending, _)) => {
+            // The next one's bytes are as far away: they come while this one's are awaited.
+            if let Origin::Request(serial) = origin {
+                let end = piece.at + piece.len as u64 + u64::from(transmit.payload.rest());
+                prefetch_next(entry, regions, serial, end);
+            }
+            return Ok(Built::Pending { after: owner.after, starved: false });
+        }
         Some((Fetched::Late, _)) => {
             // Loads need no copy engine. They are slow for long messages, but the copy engine may wait for a kernel that waits for us.
             feeds.loaded = Some(origin);
@@ -471,7 +478,7 @@ fn build_fetched(
     Ok(built)
 }
 
-/// Fetches the beginning of the next request too, once all of this one, which ends at `end`, is fetched.
+/// Fetches the beginning of the next request too, once all of this one, which ends at `end`, is fetched or on its way.
 fn prefetch_next(entry: &mut QpEntry, regions: &mut Regions, serial: u64, end: u64) {
     let (owner, rows) = (entry.owner(), rows_for(entry));
     let asker = entry.asker();

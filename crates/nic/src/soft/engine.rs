@@ -7,7 +7,7 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, RwLock};
 
 use nobounce_protocol::cm::GSI_QPN;
@@ -56,6 +56,8 @@ pub(crate) struct Engine {
     pub(crate) link: Box<dyn Link>,
     pub(crate) core: Core,
     pub(super) keeper: Option<Keeper>,
+    /// How many wait for the lock around it: what may wait until they have had it is put off.
+    pub(super) wanted: Arc<AtomicUsize>,
 }
 
 /// What the engines of a device have in common.
@@ -107,6 +109,8 @@ pub(crate) struct Core {
     peers: Peers,
     /// Precomputed ICRCs of the flows and packet lengths heard lately.
     sealers: Sealers<(u16, IpAddr)>,
+    /// Bytes of payload in and out, whatever became of them.
+    hauled: u64,
     /// Calls in a row that received nothing.
     idle_calls: u32,
     /// When somebody last looked for packets, give or take a few idle calls.
@@ -144,10 +148,11 @@ impl Engine {
             timers: BinaryHeap::new(),
             peers: Peers::default(),
             sealers: Sealers::new(),
+            hauled: 0,
             idle_calls: 0,
             driven_at: 0,
         };
-        Self { link, core, keeper: None }
+        Self { link, core, keeper: None, wanted: Arc::default() }
     }
 
     /// The queue pair has a new peer: the link may have a shorter way there.
@@ -229,7 +234,8 @@ impl Engine {
             }
             self.core.counters.sent_pkts += self.core.tx.count() as u64;
             self.link.send(&mut self.core.tx);
-            if !full {
+            // A full batch takes as long as several posts: they must not wait for all of them.
+            if !full || self.wanted.load(Ordering::Relaxed) > 0 {
                 return;
             }
         }
@@ -243,6 +249,11 @@ impl Engine {
     /// When somebody last looked for packets, give or take a few idle calls.
     pub(crate) fn driven_at(&self) -> Nanos {
         self.core.driven_at
+    }
+
+    /// Bytes of payload that it moved, in and out.
+    pub(crate) fn hauled(&self) -> u64 {
+        self.core.hauled
     }
 
     /// When somebody must drive the engine if nobody polls: at once (0) where the GPU's copy engine has to be looked after; what was
@@ -349,6 +360,7 @@ impl Core {
             return;
         }
         let payload = &datagram.whole.unwrap_or(datagram.bytes)[parsed.payload];
+        self.hauled += payload.len() as u64;
         let receives = match entry.srq.and_then(|srq| self.srqs.get(srq)) {
             None => &mut entry.receives,
             Some(srq) => &mut srq.receives,
@@ -637,7 +649,7 @@ impl Core {
 
     /// Lets one queue pair send.
     fn turn(&mut self, now: Nanos, index: u32, flush: bool) -> Turn {
-        let Self { qps, tx, regions, paths, owing, holding, starved, near, counters, .. } = self;
+        let Self { qps, tx, regions, paths, owing, holding, starved, near, counters, hauled, .. } = self;
         let Some(entry) = qps[index as usize].as_deref_mut() else { return Turn::Done };
         let room = entry.path.map_or(0, |path| paths.room(path));
         let path = entry.path;
@@ -685,6 +697,7 @@ impl Core {
                     }
                     let is_new = entry.note_sent(&transmit.header);
                     let len = u64::from(transmit.payload.len());
+                    *hauled += len;
                     if len > 0 && is_new {
                         entry.tally.outbound.count(route, len, transmit.payload.rest() == 0);
                     }
@@ -696,6 +709,7 @@ impl Core {
                     let repeats = entry.qp.poll_repeat(now, &transmit, room.saturating_sub(used), most);
                     if repeats > 0 {
                         entry.turn_left -= repeats;
+                        *hauled += repeats * len;
                         let first = transmit.header.psn.next();
                         if let Err(nak) = build_repeats(entry, tx, regions, &mut transmit, repeats) {
                             faulted = Some((transmit, nak));

@@ -1,7 +1,7 @@
 //! The lock around one engine.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use super::engine::Engine;
 use super::fork;
@@ -22,7 +22,7 @@ pub(crate) struct EngineLock {
     engine: Mutex<Engine>,
     generation: u64,
     /// Threads that found it taken and wait for it.
-    wanted: AtomicUsize,
+    wanted: Arc<AtomicUsize>,
     tries: u32,
 }
 
@@ -30,9 +30,9 @@ impl EngineLock {
     pub(crate) fn new(engine: Engine) -> Self {
         let tries = if allowed_cpus() >= CPUS_TO_SPIN { TRIES } else { 0 };
         Self {
+            wanted: engine.wanted.clone(),
             engine: Mutex::new(engine),
             generation: fork::generation(),
-            wanted: AtomicUsize::new(0),
             tries,
         }
     }

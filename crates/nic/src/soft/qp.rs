@@ -177,7 +177,8 @@ pub struct QpInit<'a> {
 /// A queue pair. Dropping it destroys it.
 #[derive(Debug)]
 pub struct Qp {
-    shared: Arc<Shared>,
+    /// Kept for as long as it is there.
+    _device: Arc<Shared>,
     /// Where it lives.
     unit: Resident,
     qpn: Qpn,
@@ -250,7 +251,7 @@ impl Qp {
         }
         drop(engine);
         let shares = srq.is_some();
-        Ok(Self { shared, unit, qpn, limits, shares, _taken: taken, _pd: pd.in_use(), _uses: uses })
+        Ok(Self { _device: shared, unit, qpn, limits, shares, _taken: taken, _pd: pd.in_use(), _uses: uses })
     }
 
     /// Its number.
@@ -411,7 +412,7 @@ impl Qp {
             engine.meet_strangers(index);
         }
         engine.core.make_ready(index);
-        self.unit.start(engine, now, self.shared.units.are_several());
+        self.unit.start(engine, now);
     }
 
     /// Posts a receive.

@@ -2,13 +2,14 @@
 
 use std::io;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::bell::Bell;
 use super::engine::{Answers, Engine};
 use super::helper::Helper;
 use super::lock::EngineLock;
+use super::others::Driven;
 use super::qp::CreateQpError;
 
 /// One engine with what drives it.
@@ -18,7 +19,7 @@ pub(crate) struct Unit {
     pub(crate) number: usize,
     engine: Arc<EngineLock>,
     helper: Mutex<Helper>,
-    polls: Arc<AtomicU64>,
+    driven: Driven,
     pub(crate) bell: Bell,
     on_duty: Arc<AtomicBool>,
     several: Arc<AtomicBool>,
@@ -33,7 +34,7 @@ impl Unit {
         let helper = Helper::new(number)?;
         Ok(Self {
             number,
-            polls: helper.polls.clone(),
+            driven: helper.driven.clone(),
             bell: helper.bell.clone(),
             on_duty: helper.on_duty.clone(),
             several,
@@ -74,10 +75,11 @@ impl Unit {
     /// Drives the engine for a caller that polls.
     #[inline]
     pub(crate) fn drive_polled(&self) {
-        // A count that two threads raise at once may miss one: it only tells whether anybody polls.
-        self.polls.store(self.polls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        self.driven.count_poll();
         if let Some(mut engine) = self.engine.try_lock() {
-            engine.progress();
+            if engine.progress() > 0 {
+                self.driven.count_traffic();
+            }
             // It may have been the last poll before the caller sleeps.
             self.bell.ring_if_sleepy(|| engine.unattended_deadline());
         }
@@ -89,10 +91,11 @@ impl Unit {
         self.on_duty.load(Ordering::SeqCst)
     }
 
-    /// Something was posted: sends what may leave at once. Where the unit's own thread is on duty, `shared` work is left to it.
+    /// Something was posted: sends what may leave at once. Where the unit's own thread is on duty, it is left to that.
     #[inline]
-    pub(crate) fn start<'a>(&'a self, mut engine: MutexGuard<'a, Engine>, now: u64, shared: bool) {
-        if shared && self.is_on_duty() {
+    pub(crate) fn start<'a>(&'a self, mut engine: MutexGuard<'a, Engine>, now: u64) {
+        self.driven.count_traffic();
+        if self.is_on_duty() {
             drop(engine);
             // Whoever goes off duty looks once more afterwards; we look once more whether it is.
             if self.is_on_duty() {
