@@ -14,6 +14,7 @@ pub mod copy_engine;
 pub mod device;
 pub mod dmabuf;
 pub mod driver;
+mod ending;
 pub mod error;
 pub mod gpu_window;
 pub mod kernel;

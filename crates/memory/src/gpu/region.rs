@@ -3,6 +3,7 @@
 use std::env;
 use std::fmt;
 use std::io;
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use thiserror::Error;
@@ -10,17 +11,16 @@ use thiserror::Error;
 use super::api::Context;
 use super::context::KeptContext;
 use super::device::Gpu;
+use super::ending::Endings;
 use super::error::{CudaError, DriverError};
 use super::gpu_window::GpuWindow;
-use super::range::{self, GpuRange, MemoryKind, RangeError};
-use super::watch;
+use super::range::{self, GpuRange, MemoryKind, RangeError, Segment};
+use super::watch::{self, LookedAfter};
 use super::window::{self, Mapping, Refusal, Rung};
 use crate::guard::{self, InstallError};
 use crate::path::{Mechanism, Path, Paths, Reason, Require};
 use crate::{Window, page_size};
 
-/// What CUDA takes from the kernel at a time for short allocations, in bytes.
-const CHUNK: u64 = 2 << 20;
 const WINDOW: &str = "NOBOUNCE_WINDOW";
 const REQUIRE: &str = "NOBOUNCE_REQUIRE";
 
@@ -132,15 +132,17 @@ pub enum Gone {
 
 /// GPU memory, or pinned host memory, that was registered.
 ///
-/// A window keeps the physical memory alive after its owner has freed it: nothing dangles. But the address may by then mean other
-/// memory, so that copies by address must ask [`check_alive`](Self::check_alive) first.
+/// A window keeps the physical memory alive after its owner has freed it: nothing dangles. But nobody sees what is stored there any more
+/// ([`end_when_freed`](Self::end_when_freed)), and the address may by then mean other memory, so that copies by address must ask
+/// [`check_alive`](Self::check_alive) first.
 #[derive(Debug)]
 pub struct GpuMemory {
     range: GpuRange,
     rung: Option<Rung>,
     window: Option<GpuWindow>,
     mapping: Option<Arc<Mapping>>,
-    ended: OnceLock<Gone>,
+    endings: Endings,
+    looked_after: OnceLock<LookedAfter>,
     /// Shows whether its context still lives, where that can be known.
     witness: Option<KeptContext>,
     host: Option<Window>,
@@ -180,7 +182,8 @@ impl GpuMemory {
             rung: None,
             window: None,
             mapping: None,
-            ended: OnceLock::new(),
+            endings: Endings::default(),
+            looked_after: OnceLock::new(),
             witness: None,
             host: None,
             paths: Paths::both(Path::Direct(Mechanism::Cpu)),
@@ -270,36 +273,55 @@ impl GpuMemory {
         &self.refusals
     }
 
-    /// Whether what is freed here may be given out again by CUDA while our window keeps reaching it: short allocations of `cudaMalloc` are
-    /// parts of chunks that stay allocated.
-    #[must_use]
-    pub fn shares_its_chunk(&self) -> bool {
-        let short = |segment: &range::Segment| segment.size < CHUNK;
-        self.window.is_some()
-            && self.range.kind() == MemoryKind::CudaMalloc
-            && self.range.segments().iter().any(short)
-    }
-
-    /// Has it looked at now and then from now on, if it [shares its chunk](Self::shares_its_chunk): some 20 ms after it was freed its window
-    /// is gone, every access through it fails, and [`ended`](Self::ended) says why.
+    /// Has it looked at now and then from now on, if it has a window: some 20 ms after (a part of) it was freed, its context destroyed or
+    /// its device reset, that part of the window is gone, every access through it fails, and [`ended`](Self::ended) says why.
     ///
     /// # Errors
     /// There can be no thread that looks.
     pub fn end_when_freed(self: &Arc<Self>) -> io::Result<()> {
-        if self.shares_its_chunk() { watch::add(self) } else { Ok(()) }
-    }
-
-    /// Why nothing can be reached through the window any more, if that is so.
-    #[must_use]
-    pub fn ended(&self) -> Option<&Gone> {
-        self.ended.get()
-    }
-
-    pub(super) fn cut_off(&self, gone: Gone) {
-        if let Some(mapping) = &self.mapping {
-            mapping.cut_off();
+        if self.window.is_some() && self.looked_after.get().is_none() {
+            let _ = self.looked_after.set(watch::add(self)?);
         }
-        let _ = self.ended.set(gone); // the first reason is kept
+        Ok(())
+    }
+
+    /// Why nothing, or not all of it, can be reached through the window any more, if that is so.
+    #[must_use]
+    pub fn ended(&self) -> Option<Gone> {
+        self.ended_at(0, self.len())
+    }
+
+    /// The same for `len` bytes at `offset`. Asks nobody: for every packet.
+    #[inline]
+    #[must_use]
+    pub fn ended_at(&self, offset: usize, len: usize) -> Option<Gone> {
+        let start = self.addr().saturating_add(offset as u64);
+        self.endings.among(&(start..start.saturating_add(len as u64)))
+    }
+
+    /// Why one of its segments is gone, if CUDA says so.
+    pub(super) fn certainly_gone(&self, segment: usize) -> Option<Gone> {
+        self.ask_after(self.range.segments().get(segment)?).err().filter(Gone::is_certain)
+    }
+
+    /// Notes that a segment is gone. Its window is cut off next: an access that faults then finds the reason.
+    pub(super) fn note_end(&self, segment: usize, gone: Gone) {
+        if let Some(part) = self.part(segment) {
+            self.endings.add(part.clone(), gone.from(part.start.max(self.addr())));
+        }
+    }
+
+    /// From now on every access to a segment through the window faults.
+    pub(super) fn cut_off(&self, segment: usize) {
+        if let (Some(part), Some(mapping)) = (self.part(segment), &self.mapping) {
+            mapping.cut_off(&part);
+        }
+    }
+
+    /// The addresses that go with a segment: all that is mapped of one allocation belongs to it, also the pages around it.
+    fn part(&self, segment: usize) -> Option<Range<u64>> {
+        let found = self.range.segments().get(segment)?;
+        Some(if self.range.segments().len() == 1 { 0..u64::MAX } else { found.base..found.end() })
     }
 
     /// Whether the memory is still the one that was registered. One query of the driver per allocation, well under 1 us; no context
@@ -314,25 +336,28 @@ impl GpuMemory {
         let end = start.saturating_add(len as u64);
         let segments = self.range.segments();
         let first = segments.partition_point(|segment| segment.end() <= start);
-        segments[first..].iter().take_while(|segment| segment.base < end).try_for_each(|segment| {
+        segments[first..]
+            .iter()
+            .take_while(|segment| segment.base < end)
             // Memory without a number cannot be told from its successor.
-            if segment.buffer_id == 0 {
-                return Ok(());
+            .filter(|segment| segment.buffer_id != 0)
+            .try_for_each(|segment| self.ask_after(segment))
+    }
+
+    fn ask_after(&self, segment: &Segment) -> Result<(), Gone> {
+        let addr = segment.base.max(self.addr());
+        match self.gpu().driver().relaxed(|api| range::buffer_id(api, addr)) {
+            Ok(now) if now == segment.buffer_id => Ok(()),
+            Ok(now) => Err(Gone::Reused { addr, was: segment.buffer_id, now }),
+            Err(error) if error.context_is_gone() || error.code == CudaError::NOT_INITIALIZED => {
+                Err(Gone::Context { addr, error })
             }
-            let addr = segment.base.max(self.addr());
-            match self.gpu().driver().relaxed(|api| range::buffer_id(api, addr)) {
-                Ok(now) if now == segment.buffer_id => Ok(()),
-                Ok(now) => Err(Gone::Reused { addr, was: segment.buffer_id, now }),
-                Err(error) if error.context_is_gone() || error.code == CudaError::NOT_INITIALIZED => {
-                    Err(Gone::Context { addr, error })
-                }
-                // CUDA answers alike for memory that was freed and for memory whose context was destroyed.
-                Err(error) if self.witness.is_some_and(|context| context.is_gone(self.gpu().driver())) => {
-                    Err(Gone::Context { addr, error })
-                }
-                Err(error) => Err(Gone::Freed { addr, error }),
+            // CUDA answers alike for memory that was freed and for memory whose context was destroyed.
+            Err(error) if self.witness.is_some_and(|context| context.is_gone(self.gpu().driver())) => {
+                Err(Gone::Context { addr, error })
             }
-        })
+            Err(error) => Err(Gone::Freed { addr, error }),
+        }
     }
 
     /// Looks for a window, and tells the paths that follow.

@@ -1,71 +1,229 @@
-//! Memory that CUDA gives out again while our window still reaches it: looked at now and then, and cut off once it was freed.
+//! Memory that is freed while our window still reaches it: looked at now and then, and cut off.
 //!
-//! A window keeps the driver's memory object alive, so that what was freed belongs to nobody else for as long as we can reach it. Short
-//! allocations of `cudaMalloc` are parts of an object, though, and CUDA gives such a part to the next who asks. No call tells us when,
-//! and asking before each store would wait for CUDA's locks, which others may hold until their kernels end. So a thread asks.
+//! A window keeps the driver's memory object alive, so that what was freed belongs to nobody else for as long as we can reach it; but
+//! bytes that are stored there reach nobody either, and whoever sent them must hear that. Short allocations of `cudaMalloc` are parts of
+//! an object, which CUDA gives to the next who asks. No call tells us when memory is freed, its context destroyed or the device reset, and
+//! asking before each store would wait for CUDA's locks, which others may hold until their kernels end. So a thread asks.
+//!
+//! It asks once for each allocation, however many registrations share it, by a query that needs no context and waits for no kernel;
+//! it holds no registration meanwhile, so that none is kept from going; and a round takes no longer than [`ROUND`].
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::Duration;
-use std::{io, ptr};
+use std::collections::BTreeMap;
+use std::io;
+use std::ops::Bound;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use super::driver::Driver;
+use super::error::CudaError;
+use super::range;
 use super::region::GpuMemory;
 use crate::signals::BlockedSignals;
 
-/// How often. Until then what arrives for memory that was freed may reach whoever has it now, as with an adapter that knows the memory
-/// by dma-buf.
+/// How often. Until then what arrives for short allocations that were freed may reach whoever has them now, as with an adapter that
+/// knows the memory by dma-buf.
 const EVERY: Duration = Duration::from_millis(20);
+/// Allocations that are not reached in this time are asked after in the next round: the thread takes a twentieth of a CPU at most.
+const ROUND: Duration = Duration::from_millis(1);
+/// Allocations looked up at a time, under the lock.
+const BATCH: usize = 64;
+/// Rounds with nothing to look after, until the thread ends: programs register and deregister again and again.
+const IDLE_ROUNDS: u32 = 50;
+/// How long the end of the process waits for a question that was put to CUDA.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// Where an allocation begins, and its number.
+type Allocation = (u64, u64);
+
+/// One registration's part of an allocation.
+#[derive(Clone)]
+struct Watch {
+    /// An address inside.
+    addr: u64,
+    memory: Weak<GpuMemory>,
+    /// Which of the registration's segments it is.
+    segment: usize,
+}
 
 #[derive(Default)]
 struct Watched {
-    memories: Vec<Weak<GpuMemory>>,
+    /// By allocation and registration, so that those of one allocation follow each other.
+    watches: BTreeMap<(Allocation, usize), Watch>,
     /// Somebody looks.
     looked_after: bool,
 }
 
-static WATCHED: Mutex<Watched> = Mutex::new(Watched { memories: Vec::new(), looked_after: false });
+static WATCHED: Mutex<Watched> = Mutex::new(Watched { watches: BTreeMap::new(), looked_after: false });
+
+fn lock() -> MutexGuard<'static, Watched> {
+    WATCHED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A registration is looked after for as long as this lives.
+#[derive(Debug)]
+pub(super) struct LookedAfter {
+    allocations: Vec<Allocation>,
+    memory: usize,
+}
 
 /// From now on this memory is looked at.
-pub(super) fn add(memory: &Arc<GpuMemory>) -> io::Result<()> {
+pub(super) fn add(memory: &Arc<GpuMemory>) -> io::Result<LookedAfter> {
+    let name = Arc::as_ptr(memory).addr();
     let mut watched = lock();
     if !watched.looked_after {
         start()?;
         watched.looked_after = true;
     }
-    watched.memories.push(Arc::downgrade(memory));
-    Ok(())
+    let mut allocations = Vec::new();
+    for (segment, found) in memory.range().segments().iter().enumerate() {
+        let allocation = (found.base, found.buffer_id);
+        let watch = Watch { addr: found.base.max(memory.addr()), memory: Arc::downgrade(memory), segment };
+        watched.watches.insert((allocation, name), watch);
+        allocations.push(allocation);
+    }
+    Ok(LookedAfter { allocations, memory: name })
 }
 
-fn lock() -> std::sync::MutexGuard<'static, Watched> {
-    WATCHED.lock().unwrap_or_else(PoisonError::into_inner)
+impl Drop for LookedAfter {
+    fn drop(&mut self) {
+        // Nobody looks in a forked child, and the lock may be held by a thread that is not there.
+        if Driver::is_forked() {
+            return;
+        }
+        let mut watched = lock();
+        for allocation in &self.allocations {
+            watched.watches.remove(&(*allocation, self.memory));
+        }
+    }
+}
+
+impl Watched {
+    /// One watch for each of the next allocations after `last`.
+    fn next(&self, last: Option<Allocation>) -> Vec<(Allocation, u64)> {
+        let mut batch = Vec::with_capacity(BATCH);
+        let mut from = last.map_or(Bound::Unbounded, behind);
+        while batch.len() < BATCH
+            && let Some(((allocation, _), watch)) = self.watches.range((from, Bound::Unbounded)).next()
+        {
+            batch.push((*allocation, watch.addr));
+            from = behind(*allocation);
+        }
+        batch
+    }
+
+    /// All of one allocation.
+    fn all_of(&self, allocation: Allocation) -> Vec<Watch> {
+        self.watches
+            .range((allocation, 0)..=(allocation, usize::MAX))
+            .map(|(_, watch)| watch.clone())
+            .collect()
+    }
+}
+
+fn behind(allocation: Allocation) -> Bound<(Allocation, usize)> {
+    Bound::Excluded((allocation, usize::MAX))
 }
 
 /// Starts the thread.
 fn start() -> io::Result<()> {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        // SAFETY: the function lives as long as this code is loaded, and never unwinds.
+        unsafe { libc::atexit(at_exit) };
+    });
     let _blocked = BlockedSignals::new();
     std::thread::Builder::new().name("nobounce-watch".into()).spawn(look).map(|_| ())
 }
 
 fn look() {
+    let Ok(driver) = Driver::get() else { return };
+    driver.keep_relaxed();
+    let (mut last, mut idle) = (None, 0);
     loop {
         std::thread::sleep(EVERY);
-        let memories: Vec<_> = {
-            let mut watched = lock();
-            watched.memories.retain(|memory| memory.strong_count() > 0);
-            if watched.memories.is_empty() {
-                watched.looked_after = false;
-                return;
-            }
-            watched.memories.iter().filter_map(Weak::upgrade).collect()
-        };
-        // Without the lock: CUDA may make this wait.
-        for memory in memories {
-            if let Err(gone) = memory.check_alive()
-                && !Driver::is_forked()
-            {
-                memory.cut_off(gone);
-                lock().memories.retain(|other| !ptr::eq(other.as_ptr(), Arc::as_ptr(&memory)));
+        let mut watched = lock();
+        idle = if watched.watches.is_empty() { idle + 1 } else { 0 };
+        if idle == IDLE_ROUNDS || EXITING.load(Ordering::SeqCst) {
+            watched.looked_after = false;
+            return;
+        }
+        drop(watched);
+        last = round(driver, last);
+    }
+}
+
+/// Asks after all allocations behind `last`, or as many as there is time for; the last one in that case.
+fn round(driver: &Driver, mut last: Option<Allocation>) -> Option<Allocation> {
+    let begin = Instant::now();
+    loop {
+        let batch = lock().next(last);
+        for (allocation, addr) in &batch {
+            let _asking = Asking::begin()?;
+            if seems_gone(driver, *allocation, *addr) {
+                end_all_of(*allocation);
             }
         }
+        last = batch.last().filter(|_| batch.len() == BATCH).map(|(allocation, _)| *allocation);
+        if last.is_none() || begin.elapsed() >= ROUND {
+            return last;
+        }
+    }
+}
+
+/// Whether it is worth a second question.
+fn seems_gone(driver: &Driver, (_, number): Allocation, addr: u64) -> bool {
+    match driver.relaxed(|api| range::buffer_id(api, addr)) {
+        Ok(now) => now != number,
+        Err(error) => matches!(error.code, CudaError::INVALID_VALUE | CudaError::CONTEXT_IS_DESTROYED),
+    }
+}
+
+/// Ends all registrations of an allocation, if CUDA says once more that it is gone.
+fn end_all_of(allocation: Allocation) {
+    let watches = lock().all_of(allocation);
+    let memories: Vec<_> =
+        watches.iter().filter_map(|watch| Some((watch.memory.upgrade()?, watch.segment))).collect();
+    let Some(gone) = memories.first().and_then(|(memory, segment)| memory.certainly_gone(*segment)) else {
+        return;
+    };
+    // They may share a mapping: whoever finds it cut off must find the reason.
+    memories.iter().for_each(|(memory, segment)| memory.note_end(*segment, gone));
+    for (memory, segment) in memories {
+        memory.cut_off(segment);
+        lock().watches.remove(&(allocation, Arc::as_ptr(&memory).addr()));
+    }
+}
+
+/// The process exits: the driver is taken down by those who come after us, and must not be asked any more.
+static EXITING: AtomicBool = AtomicBool::new(false);
+/// A question was put to the driver.
+static ASKING: AtomicBool = AtomicBool::new(false);
+
+struct Asking(());
+
+impl Asking {
+    fn begin() -> Option<Self> {
+        ASKING.store(true, Ordering::SeqCst);
+        let asking = Self(());
+        // After the flag: whoever exits sets its own first and then waits for ours.
+        (!EXITING.load(Ordering::SeqCst)).then_some(asking)
+    }
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        ASKING.store(false, Ordering::SeqCst);
+    }
+}
+
+extern "C" fn at_exit() {
+    if Driver::is_forked() {
+        return;
+    }
+    EXITING.store(true, Ordering::SeqCst);
+    let end = Instant::now() + PATIENCE;
+    while ASKING.load(Ordering::SeqCst) && Instant::now() < end {
+        std::thread::sleep(Duration::from_micros(100));
     }
 }

@@ -153,7 +153,7 @@ impl State {
             .get(&key)?
             .iter()
             .filter_map(Weak::upgrade)
-            .find(|mapping| mapping.extent().contains(extent))
+            .find(|mapping| mapping.extent().contains(extent) && !mapping.is_cut())
     }
 
     fn keep(&mut self, key: MappingKey, mapping: &Arc<Mapping>) {

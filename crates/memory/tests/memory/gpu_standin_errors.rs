@@ -1,9 +1,6 @@
 //! Memory that is not there, not any more, or not what it was; a driver that is absent or refuses. Each gives an error that says what
 //! to do, and none ends the process.
 
-use std::sync::Arc;
-use std::time::Duration;
-
 use crate::common::{MIB, Made, alone, eventually, register};
 use fake_cuda::client::{StandIn, VARIABLE};
 use nobounce_memory::HostBuffer;
@@ -118,37 +115,6 @@ fn memory_freed_and_its_address_used_again() {
         assert_eq!(bytes, [0x33; 64], "the new registration has a window of its own");
         window.load(0, &mut bytes).unwrap();
         assert_eq!(bytes, [0x44; 64]);
-    });
-}
-
-/// A short allocation is part of a chunk that CUDA gives out again: its window does not outlive it by long.
-#[test]
-fn a_short_allocation_that_was_freed_is_cut_off() {
-    alone("gpu_standin_errors::a_short_allocation_that_was_freed_is_cut_off", &[], || {
-        let cuda = StandIn::program();
-        for len in [256, 70_000, MIB] {
-            let addr = cuda.malloc(len);
-            let old = Arc::new(register(addr, len).unwrap());
-            assert!(old.shares_its_chunk(), "{len} bytes");
-            old.end_when_freed().unwrap();
-            let window = old.window().unwrap();
-            std::thread::sleep(Duration::from_millis(60));
-            window.store(0, &[1; 64]).unwrap();
-            assert_eq!(old.ended(), None);
-            assert_eq!(cuda.free(addr), 0);
-            let again = cuda.malloc(len);
-            eventually("it is cut off", || window.store(0, &[2; 64]).is_err_and(|error| error.is_fault()));
-            assert!(
-                old.ended().is_some_and(|gone| gone.to_string().contains("was freed")),
-                "{:?}",
-                old.ended()
-            );
-            cuda.poke(again, &[3; 64]);
-            assert!(window.store(0, &[4; 64]).is_err() && window.load(0, &mut [0; 8]).is_err());
-            assert_eq!(cuda.peek(again, 64), [3; 64]);
-        }
-        let long = register(cuda.malloc(2 * MIB), 2 * MIB).unwrap();
-        assert!(!long.shares_its_chunk(), "nobody else gets what a window keeps");
     });
 }
 

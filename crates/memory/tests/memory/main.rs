@@ -8,6 +8,7 @@ mod copy_crc;
 mod copy_engine;
 mod faults;
 mod gpu_standin_contexts;
+mod gpu_standin_ended;
 mod gpu_standin_errors;
 mod gpu_standin_kinds;
 mod gpu_standin_manners;

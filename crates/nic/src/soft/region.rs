@@ -1,11 +1,12 @@
 //! Memory regions: what a peer or the application named by a key, and with which rights.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use nobounce_memory::AccessError;
 use nobounce_memory::gpu::copy_engine::CopyError;
-use nobounce_memory::gpu::{self, CudaError};
+use nobounce_memory::gpu::{self, CudaError, Gone};
 use nobounce_memory::path::{Path, Paths};
 use nobounce_memory::probe::RangeError;
 use nobounce_protocol::qp::{Access, LocalFault, LocalWork, Nak};
@@ -90,13 +91,41 @@ pub(crate) struct Region {
     pub(crate) addr: u64,
     pub(crate) access: Access,
     pub(crate) pd: u32,
+    /// That its memory is gone was said.
+    told: AtomicBool,
 }
 
 impl Region {
+    pub(crate) fn new(target: Target, addr: u64, access: Access, pd: u32) -> Self {
+        Self { target, addr, access, pd, told: AtomicBool::new(false) }
+    }
+
+    /// Where the bytes lie, if all of them lie in it.
     pub(super) fn offset(&self, addr: u64, len: u64) -> Option<usize> {
         let offset = addr.checked_sub(self.addr)?;
         let end = offset.checked_add(len)?;
         (end <= self.target.len()).then(|| usize::try_from(offset).ok()).flatten()
+    }
+
+    /// The same, unless their owner has freed them.
+    #[inline]
+    fn living(&self, addr: u64, len: u64) -> Option<usize> {
+        let offset = self.offset(addr, len)?;
+        match self.target.ended_at(offset, len) {
+            None => Some(offset),
+            Some(gone) => {
+                self.refuse(&gone);
+                None
+            }
+        }
+    }
+
+    #[cold]
+    fn refuse(&self, gone: &Gone) {
+        // Once: a peer may go on asking.
+        if !self.told.swap(true, Ordering::Relaxed) {
+            tracing::warn!("a request for registered GPU memory was refused: {gone}");
+        }
     }
 }
 
@@ -111,7 +140,7 @@ impl Allows for Arc<Region> {
         if self.pd != pd || !self.access.contains(access) {
             return None;
         }
-        Some((self, self.offset(addr, len)?))
+        Some((self, self.living(addr, len)?))
     }
 }
 
@@ -165,7 +194,7 @@ impl Table {
         }
         let windows = windows.read().unwrap_or_else(PoisonError::into_inner);
         let region = windows.allowed(asker, key, addr, len, access)?;
-        let offset = region.offset(addr, len)?;
+        let offset = region.living(addr, len)?;
         Some(then(region, offset))
     }
 }
@@ -444,6 +473,7 @@ impl Regions {
 fn judge_place(faults: &mut u64, error: PlaceError) -> Nak {
     match error {
         PlaceError::Access(error) => judge(faults, &error),
+        PlaceError::Ended => Nak::RemoteAccess,
         PlaceError::Stage(_) => {
             *faults += 1;
             Nak::RemoteOperational
@@ -454,6 +484,7 @@ fn judge_place(faults: &mut u64, error: PlaceError) -> Nak {
 fn judge_load(faults: &mut u64, error: LoadError) -> GatherError {
     match error {
         LoadError::Access(error) => GatherError::Fault(judge(faults, &error)),
+        LoadError::Ended => GatherError::Fault(Nak::RemoteAccess),
         LoadError::Fetch => GatherError::Fetch,
     }
 }

@@ -103,7 +103,7 @@ impl Pd {
     fn insert(&self, memory: Memory, addr: u64, access: Access) -> Result<Mr, RegisterError> {
         let Memory { target, paths, gpu } = memory;
         let len = target.len();
-        let region = Arc::new(Region { target, addr, access, pd: self.id });
+        let region = Arc::new(Region::new(target, addr, access, self.id));
         let shared = self.device.shared.clone();
         let registry = shared.units.registry().ok_or(RegisterError::Forked)?;
         let mut engine = shared.units.first().lock().ok_or(RegisterError::Forked)?;
@@ -157,7 +157,7 @@ impl Mr {
         };
         let Memory { target, paths, gpu } = memory;
         (self.addr, self.len, self.paths, self.gpu) = (addr, target.len(), paths, gpu);
-        let region = Region { target, addr, access, pd: change.pd.map_or(old.pd, |pd| pd.id) };
+        let region = Region::new(target, addr, access, change.pd.map_or(old.pd, |pd| pd.id));
         drop(old);
         let region = Arc::new(region);
         let paths = &self.paths;

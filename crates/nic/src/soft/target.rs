@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use nobounce_memory::gpu::{GpuMemory, GpuWindow};
+use nobounce_memory::gpu::{Gone, GpuMemory, GpuWindow};
 use nobounce_memory::path::{Mechanism, Path};
 use nobounce_memory::{AccessError, Window};
 use nobounce_protocol::wire::Psn;
@@ -54,6 +54,8 @@ pub(crate) struct GpuTarget {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LoadError {
     Access(AccessError),
+    /// Their owner has freed them.
+    Ended,
     /// They must be fetched by the copy engine.
     Fetch,
 }
@@ -62,6 +64,8 @@ pub(crate) enum LoadError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PlaceError {
     Access(AccessError),
+    /// Their owner has freed the memory.
+    Ended,
     Stage(StageError),
 }
 
@@ -96,15 +100,6 @@ impl GpuTarget {
         self.memory.window()
     }
 
-    /// The window did not take bytes; says why, where that is known.
-    #[cold]
-    fn failed(&self, error: AccessError) -> PlaceError {
-        if let Some(gone) = self.memory.ended() {
-            tracing::warn!("bytes arrived for GPU memory and were refused: {gone}");
-        }
-        PlaceError::Access(error)
-    }
-
     /// Whether bytes can be gathered by loads.
     pub(crate) fn can_load(&self) -> bool {
         self.crossover > 0
@@ -126,6 +121,21 @@ impl Target {
         }
     }
 
+    /// Why bytes of it cannot be reached any more, where that is known.
+    #[inline]
+    pub(super) fn ended_at(&self, offset: usize, len: u64) -> Option<Gone> {
+        match self {
+            Self::Host(_) => None,
+            Self::Gpu(gpu) => gpu.memory.ended_at(offset, usize::try_from(len).ok()?),
+        }
+    }
+
+    /// Whether an access failed since its memory was freed meanwhile.
+    #[cold]
+    fn is_ended(&self, error: AccessError, offset: usize, len: usize) -> bool {
+        error.is_fault() && self.ended_at(offset, len as u64).is_some()
+    }
+
     /// Loads bytes of a message, and carries `crc` on over them.
     #[inline]
     pub(crate) fn load(
@@ -144,7 +154,12 @@ impl Target {
             .map_err(LoadError::Access),
             Self::Gpu(gpu) => match gpu.window() {
                 Some(window) if gpu.loads(message) => {
-                    window.load(offset, out).map_err(LoadError::Access)?;
+                    window.load(offset, out).map_err(|error| {
+                        match self.is_ended(error, offset, out.len()) {
+                            true => LoadError::Ended,
+                            false => LoadError::Access(error),
+                        }
+                    })?;
                     Ok((crc_on(crc, out), Route::Direct(Mechanism::Window)))
                 }
                 _ => Err(LoadError::Fetch),
@@ -176,11 +191,13 @@ impl Target {
             let route = if by == Mechanism::Cpu { Route::Direct(by) } else { Route::Staged };
             return Ok(Placed::after(ticket, route));
         }
-        self.store(offset, bytes, last).map_err(|error| match self {
-            Self::Host(_) => PlaceError::Access(error),
-            Self::Gpu(gpu) => gpu.failed(error),
-        })?;
+        self.store(offset, bytes, last).map_err(|error| self.failed(error, offset, bytes.len()))?;
         Ok(Placed { route: Route::Direct(by), ticket: None })
+    }
+
+    #[cold]
+    fn failed(&self, error: AccessError, offset: usize, len: usize) -> PlaceError {
+        if self.is_ended(error, offset, len) { PlaceError::Ended } else { PlaceError::Access(error) }
     }
 
     /// Stores bytes of a message where no copy engine is needed; `last` ends it, and what announces it may follow at once.
@@ -215,7 +232,8 @@ impl Target {
         (change, psn): (Change, Psn),
     ) -> Result<(u64, Placed), PlaceError> {
         if self.changes_at_once() && stage.is_settled(owner) && !stage.is_changing() {
-            let (before, by) = self.change_now(offset, change).map_err(PlaceError::Access)?;
+            let changed = self.change_now(offset, change);
+            let (before, by) = changed.map_err(|error| self.failed(error, offset, size_of::<u64>()))?;
             return Ok((before, Placed { route: Route::Direct(by), ticket: None }));
         }
         let route = match self {

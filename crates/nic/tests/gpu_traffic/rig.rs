@@ -256,6 +256,21 @@ pub(crate) fn register(end: &End, memory: &Memory, way: Way) -> Mr {
     unsafe { end.pd.register_gpu(memory.addr, memory.len, ALL_ACCESS, &way.options()) }.unwrap()
 }
 
+/// Waits until the device has noticed that the memory behind a region is gone, as it must within [`PATIENCE`]: how long that took.
+#[track_caller]
+pub(crate) fn await_end(mr: &Mr) -> Duration {
+    let (memory, begin) = (mr.gpu_memory().unwrap(), Instant::now());
+    while memory.ended().is_none() {
+        assert!(
+            begin.elapsed() < PATIENCE,
+            "memory that is gone is still reached; CUDA says: {:?}",
+            memory.check_alive()
+        );
+        thread::sleep(Duration::from_millis(1));
+    }
+    begin.elapsed()
+}
+
 pub(crate) fn sge(mr: &Mr, offset: usize, len: usize) -> [Sge; 1] {
     [Sge { addr: mr.addr() + offset as u64, len: len as u32, lkey: mr.lkey() }]
 }

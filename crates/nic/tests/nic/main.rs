@@ -15,6 +15,8 @@ mod faulty;
 mod forged;
 mod fork;
 mod gpu_standin;
+mod gpu_standin_announced;
+mod gpu_standin_ended;
 mod gpu_standin_held;
 mod gpu_standin_trouble;
 mod lifetimes;

@@ -1,7 +1,10 @@
 //! GPU memory mapped into this process.
 
 use std::io;
+use std::ops::Range;
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use super::super::dmabuf::whole_pages;
 use super::super::driver::Driver;
@@ -45,7 +48,9 @@ pub(in super::super) struct Mapping {
     len: usize,
     extent: Extent,
     /// Objects of the driver, dropped after the pages are unmapped.
-    rests_on: Vec<Box<dyn Send + Sync>>,
+    rests_on: Mutex<Vec<Box<dyn Send + Sync>>>,
+    /// Some of it faults from now on.
+    is_cut: AtomicBool,
     /// Extents whose place in the driver's object is known only by comparing contents.
     unsure: Vec<Extent>,
 }
@@ -67,7 +72,8 @@ impl Mapping {
             let error = io::Error::last_os_error();
             return Err(Refused::passing(format!("no {len} bytes of addresses could be reserved ({error})")));
         }
-        Ok(Self { base: base.cast(), len, extent, rests_on: Vec::new(), unsure: Vec::new() })
+        let (rests_on, is_cut, unsure) = (Mutex::default(), AtomicBool::new(false), Vec::new());
+        Ok(Self { base: base.cast(), len, extent, rests_on, is_cut, unsure })
     }
 
     pub(in super::super) fn base(&self) -> *mut u8 {
@@ -86,7 +92,7 @@ impl Mapping {
 
     /// Keeps `owner` for as long as the pages are mapped.
     pub(super) fn keep(&mut self, owner: impl Send + Sync + 'static) {
-        self.rests_on.push(Box::new(owner));
+        self.rests_on.get_mut().unwrap_or_else(PoisonError::into_inner).push(Box::new(owner));
     }
 
     pub(super) fn mark_unsure(&mut self, extent: Extent) {
@@ -107,10 +113,30 @@ impl Mapping {
         Ok(self)
     }
 
-    /// From now on every access faults.
-    pub(in super::super) fn cut_off(&self) {
-        // SAFETY: the mapping is ours, and whoever accesses it is guarded; nothing else lies there.
-        unsafe { libc::mprotect(self.base.cast(), self.len, libc::PROT_NONE) };
+    /// From now on every access to these GPU addresses faults. Where that is all of them, the driver gets its memory back.
+    pub(in super::super) fn cut_off(&self, addresses: &Range<u64>) {
+        let part = Extent { start: addresses.start, end: addresses.end }.overlap(self.extent);
+        let Some((part, len)) = part.and_then(|part| Some((part, usize::try_from(part.len()).ok()?))) else {
+            return;
+        };
+        self.is_cut.store(true, Ordering::Release);
+        let at = self.at(part.start).cast();
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
+        // SAFETY: the mapping is ours, and whoever accesses it is guarded; nothing else lies there. The addresses stay ours.
+        let replaced = unsafe { libc::mmap(at, len, libc::PROT_NONE, flags, -1, 0) } != libc::MAP_FAILED;
+        if !replaced {
+            // SAFETY: as above.
+            unsafe { libc::mprotect(at, len, libc::PROT_NONE) };
+        } else if part == self.extent {
+            let owners = std::mem::take(&mut *self.rests_on.lock().unwrap_or_else(PoisonError::into_inner));
+            // Without the lock: they tell the driver.
+            drop(owners);
+        }
+    }
+
+    /// Whether some of it was cut off.
+    pub(super) fn is_cut(&self) -> bool {
+        self.is_cut.load(Ordering::Acquire)
     }
 
     /// A window onto the whole, for the proof and the comparison: not longer used than this lives.
@@ -156,6 +182,32 @@ mod tests {
         assert_eq!(a.overlap(Extent { start: 0x3000, end: 0x9000 }), None);
         assert!(a.contains(Extent { start: 0x1000, end: 0x2000 }));
         assert_eq!(Extent::whole_pages(0x1200, 0x1300), Extent { start: 0x1000, end: 0x2000 });
+    }
+
+    /// A part that was freed faults, the rest does not; what it rests on goes with the last of it.
+    #[test]
+    fn what_is_cut_off_faults() {
+        struct Owner(std::sync::Arc<AtomicBool>);
+        impl Drop for Owner {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::Relaxed);
+            }
+        }
+        crate::guard::ensure_installed().unwrap();
+        let extent = Extent { start: 0x7000_0000, end: 0x7001_0000 };
+        let (mut mapping, gone) = (Mapping::reserve(extent).unwrap(), std::sync::Arc::default());
+        mapping.keep(Owner(std::sync::Arc::clone(&gone)));
+        // SAFETY: the reservation is ours.
+        unsafe { libc::mprotect(mapping.base.cast(), mapping.len, libc::PROT_READ | libc::PROT_WRITE) };
+        let (mapping, half) = (mapping.finish().unwrap(), 0x8000);
+        let faults = |offset: usize| mapping.window().store(offset, &[1; 64]).is_err();
+        assert_eq!((faults(0), faults(half), mapping.is_cut()), (false, false, false));
+        mapping.cut_off(&(0x7000_8000..0x7700_0000));
+        assert_eq!((faults(0), faults(half), mapping.is_cut()), (false, true, true));
+        assert!(!gone.load(Ordering::Relaxed));
+        mapping.cut_off(&(0..u64::MAX));
+        assert_eq!((faults(0), faults(half), gone.load(Ordering::Relaxed)), (true, true, true));
+        mapping.cut_off(&(0..u64::MAX));
     }
 
     #[test]
