@@ -51,12 +51,12 @@ def make_bundle(folder):
             file.write(text)
 
 
-def run(folder, *options, wrong=""):
+def run(folder, *options, wrong="", **more):
     """`wrong`: what the stand-ins do badly. (exit code, output, rows of the table, [(begin, end, what)], what ran under MPS)"""
     state = tempfile.mkdtemp(dir=folder)
     open(os.path.join(state, "log"), "w").close()
     environment = {**os.environ, "STANDIN_STATE": state, "STANDIN_WRONG": wrong, "PYTHONPATH": os.path.join(folder, "python"), "PYTHONDONTWRITEBYTECODE": "1",
-                   "PATH": os.path.join(folder, "path") + ":" + os.environ["PATH"]}
+                   "PATH": os.path.join(folder, "path") + ":" + os.environ["PATH"], **more}
     for name in ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_PROGRAMS", "OUT"):
         environment.pop(name, None)
     command = [sys.executable, os.path.join(folder, "gpu-check"), "--no-gpu", "--out", os.path.join(state, "out"), *options]
@@ -73,7 +73,7 @@ def run(folder, *options, wrong=""):
                 under.add(what)
     with open(os.path.join(state, "out", "table.txt")) as file:
         table = file.read()
-    rows = re.findall(r"^(\S.*?)  +(passed|FAILED|waived|not run)", table, re.M)
+    rows = re.findall(r"^(\S.*?)  +(passed|FAILED|missed|waived|not run)", table, re.M)
     return done.returncode, done.stdout, rows, spans, under
 
 
@@ -145,6 +145,12 @@ def main():
         check(code == 0, f"exit code {code} one by one", output)
         check(not beside(spans), "something ran beside something else in spite of --one-by-one")
         check([row for row in rows if row in others] == others, "the table is in another order", f"{rows}\n{others}")
+        # A figure that is missed fails its row and is named; shares of the bench have a row that says so, and fails nothing.
+        code, output, rows, _, _ = run(folder, "--only", "gpu_speed", "--only", "bench gpu", STANDIN_SLOW="1")
+        check(code == 1 and ("gpu_speed", "FAILED") in rows and ("bench gpu", "passed") in rows and ("bench gpu: shares", "missed") in rows, f"exit code {code}", output)
+        check("figure MISSED: a store of 64 bytes: 0.4 us" in output and "1 missed" in output, "what was missed is not named", output)
+        code, output, rows, _, _ = run(folder, "--only", "bench gpu", STANDIN_SLOW="1")
+        check(code == 0, f"exit code {code} for shares alone", output)
         # A row that goes wrong is told, and so is one for which there is no time.
         os.unlink(os.path.join(folder, "programs", "gpu"))
         code, output, rows, _, _ = run(folder, "--only", "drop-in")

@@ -14,6 +14,8 @@ TESTS = {
 }
 ME, ARGUMENTS = os.path.basename(sys.argv[0]), sys.argv[1:]
 STATE, WRONG = os.environ["STANDIN_STATE"], os.environ.get("STANDIN_WRONG", "")
+# Plays a machine that is too slow.
+SLOW = "STANDIN_SLOW" in os.environ
 
 
 def note(word, what):
@@ -49,6 +51,8 @@ def bench():
     else:
         way = "staged (no window)" if is_staged else "direct (window)"
     print(f"path of GPU memory: {way}")
+    if "--memory" in ARGUMENTS:
+        print(f"goal {'missed' if SLOW else 'reached'}: WRITE bandwidth direct / host to host: {0.7 if SLOW else 0.9}\nshare over shm: 0.6")
     return 0
 
 
@@ -142,6 +146,10 @@ def main():
     if ME.startswith(("ib_", "ucx_")):
         return pair()
     is_nvshmem = ME in ("ops", "order", "collectives", "dies")
+    if ME == "gpu_speed":
+        works(ME)
+        print(f"figure {'MISSED' if SLOW else 'reached'}: a store of 64 bytes: {0.4 if SLOW else 0.1} us\nfigure reached: host memory for each 2 MiB: 0.1 KiB")
+        return int(SLOW)
     works(f"nvshmem {ME}" if is_nvshmem else " ".join([ME, *ARGUMENTS[:1]]))
     print("everything was right, the others ended by themselves\nall bytes were right")
     if ME == "gdrapi-speed" and WRONG == "slow":

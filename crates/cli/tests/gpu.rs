@@ -152,6 +152,46 @@ fn other_operations_and_lists_of_queue_pairs() {
     }
 }
 
+/// Over two links, each result says which; reads and sends have their yardsticks beside them.
+#[test]
+fn another_link_and_all_operations_are_compared() {
+    let folder = Folder::new("links");
+    let line = format!(
+        "bench --memory gpu --link udp,shm --kind latency --size 8 --iters 20 --json {}",
+        folder.file("run.json").display()
+    );
+    let (code, stdout, stderr) = output(nobounce(&line).env_remove("NOBOUNCE_LINK"));
+    assert_eq!(code, Some(0), "{stdout}\n{stderr}");
+    let run = json(&folder.file("run.json"));
+    let seen: Vec<_> = run["results"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| {
+            let word = |key: &str| one[key].as_str().unwrap().split(' ').next().unwrap().to_owned();
+            (word("op"), word("link"), word("memory"), word("path"))
+        })
+        .collect();
+    let named = |op: &str, link: &str, ways: &[(&str, &str)]| -> Vec<_> {
+        let own = |word: &str| word.to_owned();
+        ways.iter().map(|(memory, path)| (own(op), own(link), own(memory), own(path))).collect()
+    };
+    let [direct, staged, naive, host] =
+        [("stand-in", "direct"), ("stand-in", "staged"), ("stand-in", "naive"), ("host", "direct")];
+    let wanted = [
+        named("write", "udp", &[direct, staged, naive, host]),
+        named("read", "udp", &[direct, staged, host]),
+        named("send", "udp", &[direct, staged, host]),
+        named("write", "shm", &[direct, staged, host]),
+    ];
+    assert_eq!(seen, wanted.concat());
+    for wanted in
+        ["READ latency direct / staged", "SEND latency direct / staged", "share over shm: WRITE latency"]
+    {
+        assert!(stdout.contains(wanted), "{wanted} is missing in {stdout}");
+    }
+}
+
 #[test]
 fn no_gpu_is_one_line_and_2() {
     let (code, stdout, stderr) = output(nobounce(SMALL).env("NOBOUNCE_CUDA", "/nonexistent/libcuda.so"));

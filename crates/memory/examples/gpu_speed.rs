@@ -1,7 +1,8 @@
 //! How fast GPU memory is reached from here: stores and loads through the window by each instruction set, the copy engine, atomics, and
 //! the calibration. `cargo run --release -p nobounce-memory --example gpu_speed`, or the binary alone on a machine with a GPU.
 //!
-//! Each figure is the median of several rounds on memory of our own, and the bytes are compared at the end of each block. Without a
+//! Each figure is the median of several rounds on memory of our own, and the bytes are compared at the end of each block. Four figures are
+//! asked for (`figure` lines): the best of a few tries counts, and one that is missed on a GPU ends the run with 1, as wrong bytes do. Without a
 //! GPU one line says so; `REQUIRE=gpu` makes that a failure.
 
 use std::collections::VecDeque;
@@ -15,6 +16,11 @@ use nobounce_memory::gpu::copy_engine::{Copy, CopyEngine, PinnedChunk};
 use nobounce_memory::gpu::wc::Isa;
 use nobounce_memory::gpu::{Gpu, GpuBuffer, GpuMemory, GpuOptions, GpuWindow};
 
+// Allocates as other people's programs do.
+#[path = "gpu_facts/memory.rs"]
+#[allow(dead_code, reason = "the other example uses more of it")]
+mod memory;
+
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
 const LARGEST: usize = 16 << 20;
@@ -23,6 +29,10 @@ const CHUNKS: usize = 8;
 const ROUNDS: usize = 7;
 /// Bytes that one round moves at least, so that short operations are timed many at a time.
 const ROUND_BYTES: usize = 16 << 10;
+/// What is registered for the figures that are asked for.
+const REGISTERED: usize = 1 << 30;
+/// How often a figure is tried before it is missed: the machine has others to serve, too.
+const TRIES: usize = 5;
 
 fn main() -> ExitCode {
     let gpus = match Gpu::list() {
@@ -30,13 +40,53 @@ fn main() -> ExitCode {
         Ok(_) => return waive("CUDA shows no GPU"),
         Err(error) => return waive(&error.to_string()),
     };
+    let mut missed = 0;
     for gpu in gpus {
-        if let Err(error) = show(&gpu) {
-            eprintln!("{gpu}: {error}");
-            return ExitCode::FAILURE;
+        match show(&gpu) {
+            Ok(figures) => missed += figures.missed,
+            Err(error) => {
+                eprintln!("{gpu}: {error}");
+                return ExitCode::FAILURE;
+            }
         }
     }
-    ExitCode::SUCCESS
+    if missed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// The figures that are asked for.
+#[derive(Default)]
+struct Figures {
+    missed: usize,
+    /// Host memory plays the GPU's part, so that nothing is asked for.
+    stand_in: bool,
+}
+
+impl Figures {
+    /// Tries until the figure is `good`, at most [`TRIES`] times; `less` says whether less is better.
+    fn ask(
+        &mut self,
+        name: &str,
+        (unit, wanted, less): (&str, &str, bool),
+        good: impl Fn(f64) -> bool,
+        mut figure: impl FnMut() -> Outcome<f64>,
+    ) -> Outcome<()> {
+        let mut best = figure()?;
+        for _ in 1..TRIES {
+            if good(best) {
+                break;
+            }
+            let next = figure()?;
+            best = if less { best.min(next) } else { best.max(next) };
+        }
+        let verdict = match (good(best), self.stand_in) {
+            (true, _) => "reached",
+            (false, true) => "not judged",
+            (false, false) => "MISSED",
+        };
+        self.missed += usize::from(verdict == "MISSED");
+        println!("figure {verdict}: {name}: {best:.3} {unit}, wanted {wanted}");
+        Ok(())
+    }
 }
 
 fn waive(reason: &str) -> ExitCode {
@@ -45,7 +95,8 @@ fn waive(reason: &str) -> ExitCode {
     if required { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
-fn show(gpu: &Arc<Gpu>) -> Outcome<()> {
+fn show(gpu: &Arc<Gpu>) -> Outcome<Figures> {
+    let mut figures = Figures { missed: 0, stand_in: gpu.driver().is_stand_in() };
     let what = if gpu.driver().is_stand_in() { "; STAND-IN: host memory, not a GPU" } else { "" };
     println!("{gpu}, CUDA {}{what}", gpu.driver().version());
     println!("write ordering {}, BAR1 {:?} bytes", gpu.writes_ordering(), gpu.bar1_size());
@@ -67,16 +118,64 @@ fn show(gpu: &Arc<Gpu>) -> Outcome<()> {
     match memory.window() {
         None => println!("no window: no stores and loads to show"),
         Some(window) => {
-            stores(window, &memory, &engine)?;
+            stores(window, &memory, &engine, &mut figures)?;
             loads(window, &memory, &engine)?;
             words(window)?;
         }
     }
-    copies(&memory, &engine)
+    copies(&memory, &engine)?;
+    registering(gpu, &mut figures)?;
+    Ok(figures)
+}
+
+/// What registering a GiB takes, in time and in host memory besides the mapping: page tables are no memory of ours.
+fn registering(gpu: &Arc<Gpu>, figures: &mut Figures) -> Outcome<()> {
+    println!();
+    let makers: [(&str, memory::MakeSized); 2] = [("cudaMalloc", memory::cuda_malloc), ("VMM", memory::vmm)];
+    for (name, make) in makers {
+        let allocated = make(gpu, gpu.primary()?, REGISTERED)?;
+        let register = || GpuMemory::register(allocated.addr, REGISTERED, &GpuOptions::default());
+        // Once, so that the proof is paid for.
+        drop(register()?);
+        let asked = ("ms", "under 20", true);
+        figures.ask(
+            &format!("registering 1 GiB of {name}"),
+            asked,
+            |ms| ms < 20.0,
+            || {
+                let start = Instant::now();
+                let registered = register()?;
+                let took = start.elapsed();
+                drop(registered);
+                Ok(took.as_secs_f64() * 1e3)
+            },
+        )?;
+        let name = format!("host memory for each 2 MiB of {name} that is registered");
+        figures.ask(
+            &name,
+            ("KiB", "under 1", true),
+            |kib| kib < 1.0,
+            || {
+                let before = own_kib()?;
+                let registered = register()?;
+                let grown = own_kib()? - before;
+                drop(registered);
+                Ok(grown.max(0.0) / f64::from(u32::try_from(REGISTERED / (2 << 20))?))
+            },
+        )?;
+    }
+    Ok(())
+}
+
+/// Memory of this process that is nobody else's, in KiB.
+fn own_kib() -> Outcome<f64> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).ok_or("no RssAnon")?;
+    Ok(line.split_whitespace().next().ok_or("no number")?.parse()?)
 }
 
 /// Each store with its fences, as a message: the last 64 bytes after the others, then the completion.
-fn stores(window: &GpuWindow, memory: &GpuMemory, engine: &CopyEngine) -> Outcome<()> {
+fn stores(window: &GpuWindow, memory: &GpuMemory, engine: &CopyEngine, figures: &mut Figures) -> Outcome<()> {
     let sizes = [8, 64, 256, 1 << 10, 4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, LARGEST];
     let source = pattern(LARGEST + 4096, 1);
     head("store through the window (store, fence)", &sizes);
@@ -99,20 +198,23 @@ fn stores(window: &GpuWindow, memory: &GpuMemory, engine: &CopyEngine) -> Outcom
         window.store_by(isa, 13, &data)?;
         window.complete()?;
         let chunk = copy(engine, memory, 13, data.len())?;
-        compare(&format!("stores by {isa}, seen by the copy engine"), &chunk[..data.len()], &data);
+        compare(&format!("stores by {isa}, seen by the copy engine"), &chunk[..data.len()], &data)?;
     }
-    let small = best(64, || {
-        window.store_last(0, &source[..64])?;
-        Ok(window.complete()?)
-    })?;
-    let long = best(1 << 20, || {
-        window.store_last(0, &source[..1 << 20])?;
-        Ok(window.complete()?)
-    })?;
-    verdict("a store of 64 bytes", small * 1e6, "us", small < 0.3e-6, "under 0.3");
-    let rate = f64::from(1 << 20) / long / 1e9;
-    verdict("stores of 1 MiB out of the cache", rate, "GB/s", rate >= 15.0, "at least 15");
-    Ok(())
+    let message = |size: usize| {
+        best(size, || {
+            window.store_last(0, &source[..size])?;
+            Ok(window.complete()?)
+        })
+    };
+    let asked = ("us", "under 0.3", true);
+    figures.ask("a store of 64 bytes", asked, |us| us < 0.3, || Ok(message(64)? * 1e6))?;
+    let asked = ("GB/s", "at least 15", false);
+    figures.ask(
+        "stores of 1 MiB out of the cache",
+        asked,
+        |rate| rate >= 15.0,
+        || Ok(f64::from(1 << 20) / message(1 << 20)? / 1e9),
+    )
 }
 
 fn loads(window: &GpuWindow, memory: &GpuMemory, engine: &CopyEngine) -> Outcome<()> {
@@ -130,7 +232,7 @@ fn loads(window: &GpuWindow, memory: &GpuMemory, engine: &CopyEngine) -> Outcome
     for isa in Isa::available() {
         private.fill(0);
         window.load_by(isa, 77, &mut private[..data.len()])?;
-        compare(&format!("written by the copy engine, loaded by {isa}"), &private[..data.len()], &data);
+        compare(&format!("written by the copy engine, loaded by {isa}"), &private[..data.len()], &data)?;
     }
     Ok(())
 }
@@ -295,15 +397,12 @@ fn rounds(size: usize, operation: &mut dyn FnMut() -> Outcome<()>) -> Outcome<Ve
     Ok(times)
 }
 
-fn verdict(name: &str, value: f64, unit: &str, good: bool, wanted: &str) {
-    println!("{name}: {value:.3} {unit} (wanted: {wanted}) {}", if good { "yes" } else { "NO" });
-}
-
-fn compare(name: &str, got: &[u8], wanted: &[u8]) {
+fn compare(name: &str, got: &[u8], wanted: &[u8]) -> Outcome<()> {
     match got.iter().zip(wanted).position(|(got, wanted)| got != wanted) {
         None => println!("{name}: {} bytes equal", wanted.len()),
-        Some(at) => println!("{name}: DIFFERENT at {at} of {}", wanted.len()),
+        Some(at) => return Err(format!("{name}: WRONG at {at} of {}", wanted.len()).into()),
     }
+    Ok(())
 }
 
 fn pattern(len: usize, seed: usize) -> Vec<u8> {

@@ -48,9 +48,9 @@ pub(crate) struct BenchArgs {
     #[arg(long, help_heading = "Where")]
     pub(crate) explain_device: bool,
 
-    /// Way that packets take between ends on this machine: udp, or auto (or shm), which is shared memory where that can be had [default: auto, or NOBOUNCE_LINK; a run without either shows write of 8 B and of 1 MiB over udp, too]
-    #[arg(long, value_name = "LINK", value_parser = ["udp", "shm", "auto"], hide_possible_values = true, help_heading = "Where")]
-    pub(crate) link: Option<String>,
+    /// Way that packets take between ends on this machine: udp, or auto (or shm), which is shared memory where that can be had; of two (udp,shm) the second is shown for the figures that matter most [default: auto, or NOBOUNCE_LINK; a run without either shows write of 8 B and of 1 MiB over udp, too]
+    #[arg(long, value_name = "LINK", value_delimiter = ',', value_parser = ["udp", "shm", "auto"], hide_possible_values = true, help_heading = "Where")]
+    pub(crate) link: Vec<String>,
 
     /// Engines that drive the device at most, each with a thread: 1 to 8 [default: by the CPUs, or NOBOUNCE_ENGINES]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=8), help_heading = "How")]

@@ -132,6 +132,25 @@ impl Place {
     }
 }
 
+/// A way that packets take between ends on one machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Link {
+    /// As between machines.
+    Udp,
+    /// Shared memory.
+    Shm,
+}
+
+impl Link {
+    /// As it is typed.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Udp => "udp",
+            Self::Shm => "shm",
+        }
+    }
+}
+
 /// When a case has been measured enough.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Amount {
@@ -160,8 +179,8 @@ pub(crate) struct Case {
     pub(crate) mtu: u32,
     /// When to stop.
     pub(crate) amount: Amount,
-    /// Over UDP, whichever link the other cases take.
-    pub(crate) over_udp: bool,
+    /// Over this link, whichever the other cases take.
+    pub(crate) over: Option<Link>,
 }
 
 impl fmt::Display for Case {
@@ -173,8 +192,10 @@ impl fmt::Display for Case {
         if self.wait == Wait::Memory {
             write!(f, ", waiting on memory")?;
         }
-        if self.over_udp {
-            write!(f, ", over UDP")?;
+        match self.over {
+            None => {}
+            Some(Link::Udp) => write!(f, ", over UDP")?,
+            Some(Link::Shm) => write!(f, ", over shared memory")?,
         }
         match self.place {
             Place::Host => Ok(()),

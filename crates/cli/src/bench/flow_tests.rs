@@ -53,7 +53,7 @@ impl Measure for Mock {
             samples,
             mtu: 4096,
             iters: 10_000,
-            link: "udp".to_owned(),
+            link: case.over.map_or("udp", Link::name).to_owned(),
             memory: if case.place.is_gpu() { "gpu" } else { "host" }.to_owned(),
             path: match case.place {
                 Place::Host | Place::Direct => "direct".to_owned(),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::case::{Amount, Case, Kind, Op, Place, Wait};
+use super::case::{Amount, Case, Kind, Link, Op, Place, Wait};
 use super::plan::{MAX_REGISTERED, PlanError, TIME};
 
 /// A sweep for the direct path; the comparisons are made at the sizes in [`COMPARED`].
@@ -19,6 +19,11 @@ const HEADLINE_TIME: Duration = Duration::from_secs(1);
 
 /// The ways that are compared, in this order, right after one another: what else the machine does meanwhile hits all of them.
 const COMPARISON: &[Place] = &[Place::Direct, Place::Staged, Place::Naive, Place::Host];
+/// Naive staging is a program that writes.
+const WITHOUT_NAIVE: &[Place] = &[Place::Direct, Place::Staged, Place::Host];
+/// What shows the shares of the other operations, and of writes over another link: each in microseconds or GB/s.
+const SHORT_ENOUGH: &[u64] = &[8, 4 << 10];
+const LONG_ENOUGH: &[u64] = &[1 << 20, 8 << 20];
 
 /// What was asked for, checked.
 #[derive(Debug)]
@@ -51,7 +56,7 @@ pub(super) fn cases(wanted: &Wanted) -> Result<Vec<Case>, PlanError> {
         }
         for &op in &wanted.ops {
             for size in wanted.sizes_of(op, kind) {
-                for &place in wanted.places(op, size) {
+                for &place in wanted.places(op, kind, size) {
                     for &qps in if kind == Kind::Latency { &[1][..] } else { &wanted.qps } {
                         // What a naive program does, it does with one queue pair, and one message at a time.
                         if place == Place::Naive && (qps > 1 || size == 0 || kind == Kind::Rate) {
@@ -80,7 +85,7 @@ impl Wanted {
             Amount::Time(TIME) if judged => Amount::Time(HEADLINE_TIME),
             amount => amount,
         };
-        Case { op, kind, place, size, qps, wait: Wait::Cq, mtu: self.mtu, amount, over_udp: false }
+        Case { op, kind, place, size, qps, wait: Wait::Cq, mtu: self.mtu, amount, over: None }
     }
 
     fn sizes_of(&self, op: Op, kind: Kind) -> Vec<u64> {
@@ -98,9 +103,30 @@ impl Wanted {
         sizes.iter().copied().filter(|size| *size > 0 || !bulk).collect()
     }
 
-    /// Writes are compared, at some sizes or at those that were typed; the other operations show the direct path only.
-    fn places(&self, op: Op, size: u64) -> &'static [Place] {
-        let compared = op == Op::Write && (!self.sizes.is_empty() || COMPARED.contains(&size));
-        if compared { COMPARISON } else { &COMPARISON[..1] }
+    /// Writes are compared, at some sizes or at those that were typed; reads and sends at fewer; atomics show the direct path only.
+    fn places(&self, op: Op, kind: Kind, size: u64) -> &'static [Place] {
+        let typed = !self.sizes.is_empty();
+        match op {
+            Op::Write if typed || COMPARED.contains(&size) => COMPARISON,
+            Op::Read | Op::Send if typed || tells_shares(kind, size) => WITHOUT_NAIVE,
+            _ => &COMPARISON[..1],
+        }
     }
+}
+
+fn tells_shares(kind: Kind, size: u64) -> bool {
+    match kind {
+        Kind::Latency => SHORT_ENOUGH.contains(&size),
+        Kind::Bandwidth => LONG_ENOUGH.contains(&size),
+        Kind::Bidirectional | Kind::Rate | Kind::GpuVisible => false,
+    }
+}
+
+/// The writes of a plan that show what another link makes of the shares: direct, staged and host, right after one another.
+pub(super) fn over(link: Link, cases: &[Case]) -> Vec<Case> {
+    let wanted = |case: &&Case| {
+        let (place, qps) = (WITHOUT_NAIVE.contains(&case.place), case.qps == 1);
+        case.op == Op::Write && place && qps && tells_shares(case.kind, case.size)
+    };
+    cases.iter().filter(wanted).map(|case| Case { over: Some(link), ..case.clone() }).collect()
 }

@@ -1,6 +1,9 @@
 //! What a run on GPU memory comes to: direct against staged, against naive staging and against host memory, and whether the counters of
 //! the NIC agree with what the results say.
 
+use std::fmt;
+use std::ops::RangeInclusive;
+
 use super::case::{Kind, Op};
 use super::counted::Counted;
 use super::model::{CaseOutcome, Report, Way};
@@ -21,21 +24,27 @@ const HOST_GOAL: f64 = 0.8;
 /// One line for each thing worth remembering.
 pub(super) fn lines(report: &Report) -> Vec<String> {
     let mut lines = Vec::new();
-    let figures = Figures(report);
+    let figures = Figures { report, link: report.main_link().unwrap_or_default() };
     if report.results.iter().all(|one| one.way() != Way::Direct) {
         lines.push("no direct figures: every path was staged, naive or in host memory".to_owned());
     }
     for way in [Way::Staged, Way::Naive] {
         lines.extend(figures.three(way));
     }
-    if let Some((direct, staged)) = figures.pair(Kind::GpuVisible, 8, Way::Staged) {
+    if let Some((direct, staged)) = figures.pair(Op::Write, Kind::GpuVisible, 8, Way::Staged) {
         let share = figure(direct / staged);
         let (direct, staged) = (figure(direct), figure(staged));
         lines.push(format!(
             "until a kernel sees a flag of 8 B: direct {direct} us, staged {staged} us, {share} of it"
         ));
     }
-    lines.extend(figures.goals());
+    for op in OPS {
+        lines.extend(figures.shares(op).iter().map(Share::as_goal));
+    }
+    for link in other_links(report) {
+        let shares = Figures { report, link }.shares(Op::Write);
+        lines.extend(shares.iter().map(|share| format!("share over {link}: {share}")));
+    }
     let mut total = Counted::default();
     let counted: Vec<&Counted> = report.results.iter().filter_map(|one| one.counted.as_ref()).collect();
     counted.iter().for_each(|one| total.add(one));
@@ -63,21 +72,100 @@ pub(super) fn contradictions(report: &Report) -> Vec<String> {
     lines
 }
 
-struct Figures<'a>(&'a Report);
+/// The operations whose shares are told, where they were measured.
+const OPS: [Op; 3] = [Op::Write, Op::Read, Op::Send];
+
+/// What is asked of direct, against another way, over sizes of which the worst one counts.
+struct Goal {
+    kind: Kind,
+    range: RangeInclusive<u64>,
+    range_name: &'static str,
+    other: Way,
+    bound: f64,
+}
+
+const GOALS: [Goal; 3] = [
+    Goal {
+        kind: Kind::Latency,
+        range: 8..=SHORT,
+        range_name: "8 B to 4 KiB",
+        other: Way::Staged,
+        bound: LATENCY_GOAL,
+    },
+    Goal {
+        kind: Kind::Bandwidth,
+        range: LONG..=u64::MAX,
+        range_name: "1 MiB and above",
+        other: Way::Staged,
+        bound: BANDWIDTH_GOAL,
+    },
+    Goal {
+        kind: Kind::Bandwidth,
+        range: LONG..=u64::MAX,
+        range_name: "1 MiB and above",
+        other: Way::Host,
+        bound: HOST_GOAL,
+    },
+];
+
+/// Direct's share of another way, where it is worst.
+struct Share {
+    op: Op,
+    goal: &'static Goal,
+    size: u64,
+    share: f64,
+}
+
+impl Share {
+    fn as_goal(&self) -> String {
+        let Goal { kind, bound, .. } = self.goal;
+        let (reached, word) = match kind.is_latency() {
+            true => (self.share <= *bound, "at most"),
+            false => (self.share >= *bound, "at least"),
+        };
+        format!("goal {}: {self}, wanted {word} {bound}", if reached { "reached" } else { "missed" })
+    }
+}
+
+impl fmt::Display for Share {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Goal { kind, range_name, other, .. } = self.goal;
+        let op = self.op.to_string().to_uppercase();
+        let other = if *other == Way::Host { "host to host" } else { "staged" };
+        let (share, size) = (figure(self.share), Bytes(self.size));
+        write!(f, "{op} {kind} direct / {other}, {range_name}: {share} at {size}")
+    }
+}
+
+/// Links that some of the results took besides the one of most.
+fn other_links(report: &Report) -> Vec<&str> {
+    let mut others: Vec<&str> = report.results.iter().map(|one| one.link.as_str()).collect();
+    others.retain(|link| Some(*link) != report.main_link());
+    others.sort_unstable();
+    others.dedup();
+    others
+}
+
+/// What was measured over one link.
+struct Figures<'a> {
+    report: &'a Report,
+    link: &'a str,
+}
 
 impl Figures<'_> {
-    /// The figure of a write.
-    fn of(&self, kind: Kind, size: u64, way: Way) -> Option<f64> {
+    fn of(&self, op: Op, kind: Kind, size: u64, way: Way) -> Option<f64> {
         let wanted = |one: &&CaseOutcome| {
-            (one.op, one.kind, one.size, one.qps, one.way()) == (Op::Write, kind, size, 1, way)
+            (one.op, one.kind, one.size, one.qps, one.way()) == (op, kind, size, 1, way)
+                && one.link == self.link
         };
-        let one = self.0.results.iter().find(wanted)?;
+        let one = self.report.results.iter().find(wanted)?;
         if kind.is_latency() { one.p50_us } else { one.gbytes_per_s }
     }
 
     /// Direct's figure, and the other's.
-    fn pair(&self, kind: Kind, size: u64, other: Way) -> Option<(f64, f64)> {
-        self.of(kind, size, Way::Direct).zip(self.of(kind, size, other)).filter(|(_, other)| *other > 0.0)
+    fn pair(&self, op: Op, kind: Kind, size: u64, other: Way) -> Option<(f64, f64)> {
+        let pair = self.of(op, kind, size, Way::Direct).zip(self.of(op, kind, size, other));
+        pair.filter(|(_, other)| *other > 0.0)
     }
 
     /// The three figures of NVIDIA's product brief: latency, bandwidth one way, bandwidth both ways.
@@ -89,7 +177,7 @@ impl Figures<'_> {
         ];
         let name = if other == Way::Naive { "naive staging" } else { "staged" };
         let lines = three.into_iter().filter_map(|(kind, size, what, unit)| {
-            let (direct, staged) = self.pair(kind, size, other)?;
+            let (direct, staged) = self.pair(Op::Write, kind, size, other)?;
             // More is better for a bandwidth, less for a latency: either way a factor above 1 is direct's.
             let factor = if kind.is_latency() { staged / direct } else { direct / staged };
             let (direct, staged) = (figure(direct), figure(staged));
@@ -101,45 +189,26 @@ impl Figures<'_> {
         lines.collect()
     }
 
-    fn goals(&self) -> Vec<String> {
-        let short = |size: u64| (8..=SHORT).contains(&size);
-        let long = |size: u64| size >= LONG;
-        let goals = [
-            (Kind::Latency, &short as &dyn Fn(u64) -> bool, Way::Staged, LATENCY_GOAL, "8 B to 4 KiB"),
-            (Kind::Bandwidth, &long, Way::Staged, BANDWIDTH_GOAL, "1 MiB and above"),
-            (Kind::Bandwidth, &long, Way::Host, HOST_GOAL, "1 MiB and above"),
-        ];
-        let mut lines = Vec::new();
-        for (kind, sizes, other, goal, range) in goals {
-            let shares: Vec<(u64, f64)> = self
-                .sizes(kind)
-                .into_iter()
-                .filter(|size| sizes(*size))
-                .filter_map(|size| self.pair(kind, size, other).map(|(direct, other)| (size, direct / other)))
-                .collect();
+    /// One for each goal that can be judged.
+    fn shares(&self, op: Op) -> Vec<Share> {
+        let judged = GOALS.iter().filter_map(|goal| {
+            let sizes = self.sizes(op, goal.kind).into_iter().filter(|size| goal.range.contains(size));
+            let shares = sizes.filter_map(|size| {
+                let (direct, other) = self.pair(op, goal.kind, size, goal.other)?;
+                Some(Share { op, goal, size, share: direct / other })
+            });
             // The worst one counts.
-            let worse = |a: &f64, b: &f64| if kind.is_latency() { b.total_cmp(a) } else { a.total_cmp(b) };
-            let Some((size, worst)) = shares.into_iter().min_by(|(_, a), (_, b)| worse(a, b)) else {
-                continue;
-            };
-            let reached = if kind.is_latency() { worst <= goal } else { worst >= goal };
-            let (bound, verdict) = (
-                if kind.is_latency() { "at most" } else { "at least" },
-                if reached { "reached" } else { "missed" },
-            );
-            let other = if other == Way::Host { "host to host" } else { "staged" };
-            lines.push(format!(
-                "goal {verdict}: WRITE {kind} direct / {other}, {range}: {} at {}, wanted {bound} {goal}",
-                figure(worst),
-                Bytes(size)
-            ));
-        }
-        lines
+            shares.min_by(|a, b| {
+                let order = a.share.total_cmp(&b.share);
+                if goal.kind.is_latency() { order.reverse() } else { order }
+            })
+        });
+        judged.collect()
     }
 
-    fn sizes(&self, kind: Kind) -> Vec<u64> {
-        let direct = self.0.results.iter().filter(|one| one.kind == kind && one.way() == Way::Direct);
-        let mut sizes: Vec<u64> = direct.map(|one| one.size).collect();
+    fn sizes(&self, op: Op, kind: Kind) -> Vec<u64> {
+        let of_it = |one: &&CaseOutcome| (one.op, one.kind, one.way()) == (op, kind, Way::Direct);
+        let mut sizes: Vec<u64> = self.report.results.iter().filter(of_it).map(|one| one.size).collect();
         sizes.sort_unstable();
         sizes.dedup();
         sizes

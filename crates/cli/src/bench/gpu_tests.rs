@@ -1,7 +1,7 @@
 //! Runs on GPU memory: what is planned, and what the report says, without a GPU.
 
 use super::args::BenchArgs;
-use super::case::{Amount, Case, Kind, Memory, Op, Place};
+use super::case::{Amount, Case, Kind, Link, Memory, Op, Place};
 use super::counted::{Counted, Moved};
 use super::flow_tests::{Mock, example_machine, plan_of, try_run, world};
 use super::gpu::GpuFacts;
@@ -70,8 +70,13 @@ fn the_plan_compares_writes_and_sweeps_the_rest() {
                 assert_eq!(find(Op::Write, kind, place, size), 1, "{place:?} {size}");
             }
         }
-        let reads = plan.cases.iter().filter(|c| c.op == Op::Read && c.place == place).count();
-        assert_eq!(reads > 0, place == Place::Direct);
+        for op in [Op::Read, Op::Send] {
+            let compared = usize::from(place != Place::Naive);
+            for (kind, sizes) in [(Kind::Latency, [8, 4096]), (Kind::Bandwidth, [1 << 20, 8 << 20])] {
+                assert_eq!(sizes.map(|size| find(op, kind, place, size)), [compared; 2], "{op} {place:?}");
+            }
+            assert_eq!(find(op, Kind::Latency, place, 512), usize::from(place == Place::Direct));
+        }
     }
     assert_eq!(find(Op::Write, Kind::GpuVisible, Place::Direct, 8), 1);
     assert_eq!(find(Op::Write, Kind::GpuVisible, Place::Naive, 8), 0);
@@ -80,11 +85,61 @@ fn the_plan_compares_writes_and_sweeps_the_rest() {
         .iter()
         .map(|case| if let Amount::Time(time) = case.amount { time.as_secs_f64() } else { f64::MAX })
         .sum();
-    assert!(seconds < 60.0, "{seconds} s");
+    assert!(seconds < 70.0, "{seconds} s");
     // What is compared follows one another, so that all of it meets the same machine.
     let at = plan.cases.iter().position(|c| c.place == Place::Staged && c.kind == Kind::Latency).unwrap();
     let places: Vec<_> = plan.cases[at - 1..at + 3].iter().map(|c| (c.place, c.size)).collect();
     assert_eq!(places, [(Place::Direct, 8), (Place::Staged, 8), (Place::Naive, 8), (Place::Host, 8)]);
+}
+
+/// The second link is shown for what the shares are made of, after all others, ways side by side.
+#[test]
+fn another_link_is_shown_for_the_shares() {
+    let both = BenchArgs { link: vec!["udp".to_owned(), "shm".to_owned()], ..gpu_args() };
+    let mut plan = plan_of(&both);
+    assert_eq!((plan.link.as_deref(), plan.also), (Some("udp"), Some(Link::Shm)));
+    let before = plan.cases.len();
+    plan.show_over(Link::Shm);
+    let more: Vec<_> = plan.cases[before..].iter().map(|c| (c.kind, c.size, c.place)).collect();
+    let ways = [Place::Direct, Place::Staged, Place::Host];
+    let of = |kind, size| ways.map(|place| (kind, size, place));
+    let wanted =
+        [(Kind::Latency, 8), (Kind::Latency, 4096), (Kind::Bandwidth, 1 << 20), (Kind::Bandwidth, 8 << 20)];
+    assert_eq!(more, wanted.map(|(kind, size)| of(kind, size)).concat());
+    assert!(plan.cases[before..].iter().all(|c| c.over == Some(Link::Shm) && c.op == Op::Write));
+
+    let counters = || Some(UdpCounters::default());
+    let mut mock = Mock::new();
+    let mut world = world(&mut mock, &counters);
+    world.machine.gpu = Some(facts(false));
+    let report = measure(&plan, &mut world).unwrap();
+    let told = gpu_summary::lines(&report).join("\n");
+    for wanted in [
+        "share over shm: WRITE latency direct / staged, 8 B to 4 KiB: 0.31 at 4 KiB",
+        "share over shm: WRITE bandwidth direct / host to host, 1 MiB and above: 1.00 at 1 MiB",
+        "goal reached: READ bandwidth direct / host to host, 1 MiB and above: 1.00 at 1 MiB, wanted at least 0.8",
+        "goal reached: SEND latency direct / staged, 8 B to 4 KiB: ",
+    ] {
+        assert!(told.contains(wanted), "{wanted} is missing in {told}");
+    }
+    let drawn = plot::svg(&report).unwrap();
+    assert!(!drawn.contains("shm"), "the plot is of the main link");
+    let printed = table::render(&report);
+    assert!(
+        printed.contains("write, direct, shm") && printed.contains("the rows that say so over shm"),
+        "{printed}"
+    );
+}
+
+#[test]
+fn two_links_must_differ_and_be_here() {
+    let of = |links: &[&str]| links.iter().map(|link| (*link).to_owned()).collect::<Vec<_>>();
+    for links in [&["udp", "udp"][..], &["shm", "auto"], &["udp", "shm", "udp"]] {
+        let args = BenchArgs { link: of(links), ..gpu_args() };
+        assert_eq!(plan::plan(&args).unwrap_err(), PlanError::Links, "{links:?}");
+    }
+    let far = BenchArgs { link: of(&["udp", "shm"]), peer: Some("node7".to_owned()), ..gpu_args() };
+    assert_eq!(plan::plan(&far).unwrap_err(), PlanError::Links);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use anyhow::Context;
 use nobounce::hard::LinkLayer;
 use nobounce::{ConnectOptions, Connection, Device, Mtu};
 
-use super::case::{Amount, Case, CaseResult, Interval, Kind, Measure, Samples};
+use super::case::{Amount, Case, CaseResult, Interval, Kind, Link, Measure, Samples};
 use super::counted::{Counted, EndCounted};
 use super::drive::WINDOW;
 use super::exchange::{Step, Work, hear, hear_checked, hear_counted, hear_ready, say};
@@ -65,26 +65,27 @@ pub(super) struct Bench {
     /// None only while it is made anew.
     ends: Option<Ends>,
     ours: PeerArgs,
-    /// The same over UDP, once it was asked for.
-    udp: Option<Ends>,
+    /// The same over another link, once it was asked for.
+    other: Option<(Link, Ends)>,
     /// Rounds of a case in one pass.
     rounds: u64,
 }
 
 impl Bench {
     pub(super) fn new(ends: Ends, ours: PeerArgs, passes: u32) -> Self {
-        Self { ends: Some(ends), ours, udp: None, rounds: (ROUNDS / u64::from(passes)).max(1) }
+        Self { ends: Some(ends), ours, other: None, rounds: (ROUNDS / u64::from(passes)).max(1) }
     }
 
     fn ends_for(&mut self, case: &Case) -> anyhow::Result<&Ends> {
-        if !case.over_udp {
+        let Some(link) = case.over else {
             return self.ends.as_ref().context("the two ends of the bench could not be started again");
+        };
+        if self.other.as_ref().is_none_or(|(open, _)| *open != link) {
+            self.other = None;
+            let ours = PeerArgs { link: Some(link.name().to_owned()), ..self.ours.clone() };
+            self.other = Some((link, Ends::here(peer::open_all(&ours)?, &ours)?));
         }
-        if self.udp.is_none() {
-            let ours = PeerArgs { link: Some("udp".to_owned()), ..self.ours.clone() };
-            self.udp = Some(Ends::here(peer::open_all(&ours)?, &ours)?);
-        }
-        self.udp.as_ref().context("they were opened just now")
+        self.other.as_ref().map(|(_, ends)| ends).context("they were opened just now")
     }
 }
 
@@ -92,7 +93,7 @@ impl Measure for Bench {
     fn renew(&mut self) -> anyhow::Result<()> {
         // First away with the old: a device that is closed after a younger one of the same address leaves packets to the wrong process.
         let far = self.ends.take().and_then(|ends| ends.child.is_none().then_some(ends.target));
-        self.udp = None;
+        self.other = None;
         let devices = peer::open_all(&self.ours)?;
         self.ends = Some(match far {
             Some(target) => Ends::far(devices, target),

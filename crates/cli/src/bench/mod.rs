@@ -63,7 +63,7 @@ use nobounce_topology::diagnose;
 use nobounce_topology::facts::Facts;
 
 use self::args::BenchArgs;
-use self::case::{Amount, CaseResult, Measure, Memory};
+use self::case::{Amount, CaseResult, Link, Measure, Memory};
 use self::expected::On;
 use self::machine::Machine;
 use self::measure::Bench;
@@ -102,7 +102,9 @@ pub(crate) fn main(args: &BenchArgs) -> anyhow::Result<Verdict> {
         return Ok(Verdict::Fine);
     }
     if chooses_link(&plan) {
-        plan.show_udp_too();
+        plan.show_over(Link::Udp);
+    } else if let Some(link) = plan.also {
+        plan.show_over(link);
     }
     if args.explain {
         explain(&plan, &mut out)?;

@@ -270,7 +270,7 @@ mod tests {
             wait: Wait::Cq,
             mtu: 4096,
             amount: Amount::Iters(1000),
-            over_udp: false,
+            over: None,
         }
     }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::args::{BenchArgs, DEFAULT_PORT};
-use super::case::{Amount, Case, Kind, Memory, Op, Place, Wait};
+use super::case::{Amount, Case, Kind, Link, Memory, Op, Place, Wait};
 use super::gpu_plan;
 use super::passes;
 use super::size::Bytes;
@@ -64,6 +64,8 @@ pub(crate) struct Plan {
     pub(crate) addr: Option<String>,
     /// The way packets take; as the environment says without, or chosen by itself.
     pub(crate) link: Option<String>,
+    /// Another one, over which the figures by which we are judged are shown, too.
+    pub(crate) also: Option<Link>,
     /// How many engines drive the device at most; by the CPUs without.
     pub(crate) engines: Option<u8>,
     /// Which memory the run is about.
@@ -100,12 +102,17 @@ impl Plan {
         named.filter(|names| devices(names).any(nobounce::Device::is_hardware))
     }
 
-    /// Has the figures by which we are judged measured over UDP, too: between machines there is nothing shorter, and raw is plain UDP.
-    pub(crate) fn show_udp_too(&mut self) {
+    /// Has the figures by which we are judged measured over another link, too. Between machines there is nothing shorter than UDP, and raw is plain
+    /// UDP; between processes of one machine there is shared memory.
+    pub(crate) fn show_over(&mut self, link: Link) {
+        if self.memory == Memory::Gpu {
+            let more = gpu_plan::over(link, &self.cases);
+            return self.cases.extend(more);
+        }
         let judged = |case: &Case| headline(case.op, case.kind, case.size).is_some() && case.qps == 1;
         let with = |case: Case| {
-            let udp = judged(&case).then(|| Case { over_udp: true, ..case.clone() });
-            std::iter::once(case).chain(udp)
+            let other = judged(&case).then(|| Case { over: Some(link), ..case.clone() });
+            std::iter::once(case).chain(other)
         };
         self.cases = std::mem::take(&mut self.cases).into_iter().flat_map(with).collect();
     }
@@ -184,6 +191,11 @@ pub(crate) enum PlanError {
         /// What was typed.
         text: String,
     },
+    /// Several links are between processes of one machine.
+    #[error(
+        "--link takes one link, or two different ones (udp,shm) of the software NIC between two processes of this machine"
+    )]
+    Links,
     /// Rails split transfers, and do nothing else.
     #[error(
         "several devices together carry large writes and reads: use --op write,read --kind bandwidth, one queue pair each, and no --addr"
@@ -206,10 +218,11 @@ pub(crate) fn plan(args: &BenchArgs) -> Result<Plan, PlanError> {
         }
     }
     Ok(Plan {
+        also: also(args, &ends)?,
         ends,
         device: args.device.clone(),
         addr: args.addr.clone(),
-        link: args.link.clone(),
+        link: args.link.first().cloned(),
         engines: args.engines,
         memory: args.memory.unwrap_or_default(),
         cases,
@@ -254,6 +267,17 @@ fn ends(args: &BenchArgs) -> Result<Ends, PlanError> {
     }
     let (addr, port) = host_port("listen", text)?;
     Ok(Ends::Listen { addr, port })
+}
+
+/// The second link that was named.
+fn also(args: &BenchArgs, ends: &Ends) -> Result<Option<Link>, PlanError> {
+    let here = *ends == Ends::Here && args.device.is_none();
+    match &args.link[..] {
+        [] | [_] => Ok(None),
+        [first, second] if here && first == "udp" && second != "udp" => Ok(Some(Link::Shm)),
+        [first, second] if here && first != "udp" && second == "udp" => Ok(Some(Link::Udp)),
+        _ => Err(PlanError::Links),
+    }
 }
 
 fn cases(args: &BenchArgs) -> Result<Vec<Case>, PlanError> {
@@ -320,7 +344,7 @@ fn cases(args: &BenchArgs) -> Result<Vec<Case>, PlanError> {
                         wait,
                         mtu,
                         amount,
-                        over_udp: false,
+                        over: None,
                     });
                 }
             }
@@ -333,10 +357,7 @@ fn cases(args: &BenchArgs) -> Result<Vec<Case>, PlanError> {
         let after = cases.iter().rposition(|case| (case.op, case.kind) == (op, kind)).map_or(0, |at| at + 1);
         let amount = if args.quick { amount } else { headline(op, kind, size).unwrap_or(amount) };
         let place = Place::Host;
-        cases.insert(
-            after,
-            Case { op, kind, place, size, qps: 64, wait: Wait::Cq, mtu, amount, over_udp: false },
-        );
+        cases.insert(after, Case { op, kind, place, size, qps: 64, wait: Wait::Cq, mtu, amount, over: None });
     }
     Ok(cases)
 }

@@ -22,6 +22,7 @@ mod default_stream;
 mod flush;
 mod fork;
 mod freed;
+mod imported;
 mod itself;
 mod kinds;
 mod occupied;

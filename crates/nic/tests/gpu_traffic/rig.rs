@@ -240,7 +240,7 @@ fn put(gpu: &Gpu, context: Context, addr: u64, bytes: &[u8]) {
     copied.map_err(|error: CudaError| error).unwrap();
 }
 
-fn get(gpu: &Gpu, context: Context, addr: u64, len: usize) -> Vec<u8> {
+pub(crate) fn get(gpu: &Gpu, context: Context, addr: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     let copied = gpu.driver().in_context(context, |api| {
         // SAFETY: as above.
