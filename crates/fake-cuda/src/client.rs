@@ -146,6 +146,8 @@ functions! {
     query_stream = "cuStreamQuery" (stream: u64) -> u32;
     /// `cuStreamSynchronize`.
     synchronize_stream = "cuStreamSynchronize" (stream: u64) -> u32;
+    /// `cuStreamWriteValue32_v2`.
+    write_value = "cuStreamWriteValue32_v2" (stream: u64, pointer: u64, value: u32, flags: u32) -> u32;
     /// `cuStreamBeginCapture_v2`.
     begin_capture = "cuStreamBeginCapture_v2" (stream: u64, mode: u32) -> u32;
     /// `cuStreamEndCapture`.

@@ -74,6 +74,11 @@ pub(crate) enum Work {
         value: u8,
         to: Vec<Piece>,
     },
+    /// A word of pinned host memory.
+    Word {
+        to: Place,
+        value: u32,
+    },
     /// The event is over when all before it is.
     Record(Arc<Event>, u64),
     /// What follows waits for the event.
@@ -200,6 +205,7 @@ fn do_now(work: Work) {
                 fill(&piece.place, value, piece.len);
             }
         }
+        Work::Word { to, value } => to.write((&raw const value).cast(), size_of::<u32>()),
         Work::Record(event, turn) => event.finish(turn),
         Work::Wait(event, turn) => {
             while !event.is_past(turn) {

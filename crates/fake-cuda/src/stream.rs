@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::abi::Out;
+use crate::abi::{Out, size};
 use crate::call::{Call, Rule, call};
-use crate::lane::{Lane, is_spinning};
+use crate::lane::{Lane, Work, is_spinning};
 use crate::status::{Answer, Status};
 use crate::world::{Tag, World};
 
@@ -87,6 +87,19 @@ extern "C" fn cuStreamQuery(stream: u64) -> Status {
         let lane = call.lane(stream)?;
         let idle = lane.is_idle() && !(stream <= 2 && is_spinning());
         if idle { Ok(()) } else { Err(Status::NOT_READY) }
+    })
+}
+
+/// Into pinned host memory, which is all that anybody asks for.
+#[unsafe(no_mangle)]
+extern "C" fn cuStreamWriteValue32_v2(stream: u64, pointer: u64, value: u32, _flags: u32) -> Status {
+    call("cuStreamWriteValue32_v2", Rule::Context, |call| {
+        let to = call.pinned(size(pointer)?, size_of::<u32>()).ok_or(Status::INVALID_VALUE)?;
+        if call.is_captured(stream)? {
+            return Ok(());
+        }
+        call.lane(stream)?.push(Work::Word { to, value });
+        Ok(())
     })
 }
 

@@ -322,3 +322,23 @@ fn the_next_call_fails_when_told_to() {
     assert_eq!(cuda.calls(c"cuMemAlloc_v2"), before + 2);
     assert_eq!(cuda.free(out), 0);
 }
+
+/// A word behind a copy is written when the copy is over, into pinned memory only.
+#[test]
+fn a_word_is_written_behind_the_copy() {
+    let _turn = turn();
+    let cuda = StandIn::program();
+    let stream = cuda.stream(NON_BLOCKING);
+    let (from, mut pinned) = (cuda.malloc(4096), 0);
+    assert_eq!(cuda.alloc_host(&mut pinned, 8192, 0), 0);
+    cuda.poke(from, &[7; 64]);
+    cuda.poke(pinned, &[0; 8192]);
+    cuda.set_copy_delay_us(20_000);
+    assert_eq!(cuda.read_async(pinned, from, 64, stream), 0);
+    assert_eq!(cuda.write_value(stream, pinned + 4096, 0xABCD, 0), 0);
+    assert_eq!(cuda.peek(pinned + 4096, 4), [0; 4], "the copy is not over");
+    eventually("the word", || cuda.peek(pinned + 4096, 4) == 0xABCDu32.to_ne_bytes());
+    assert_eq!(cuda.peek(pinned, 64), [7; 64]);
+    cuda.set_copy_delay_us(5);
+    assert_eq!(cuda.write_value(stream, from, 1, 0), INVALID_VALUE);
+}

@@ -349,6 +349,7 @@ functions! {
     required stream_synchronize = "cuStreamSynchronize" (stream: Stream);
     required stream_begin_capture = "cuStreamBeginCapture_v2" (stream: Stream, mode: c_uint);
     required stream_end_capture = "cuStreamEndCapture" (stream: Stream, graph: *mut Graph);
+    optional stream_write_value = "cuStreamWriteValue32_v2" (stream: Stream, pointer: u64, value: c_uint, flags: c_uint);
     required event_create = "cuEventCreate" (event: *mut Event, flags: c_uint);
     required event_destroy = "cuEventDestroy_v2" (event: Event);
     required event_record = "cuEventRecord" (event: Event, stream: Stream);

@@ -9,11 +9,11 @@
 //! it holds no registration meanwhile, so that none is kept from going; and a round takes no longer than [`ROUND`].
 
 use std::collections::BTreeMap;
-use std::io;
 use std::ops::Bound;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
 use std::time::{Duration, Instant};
+use std::{io, mem};
 
 use super::driver::Driver;
 use super::error::CudaError;
@@ -50,11 +50,14 @@ struct Watch {
 struct Watched {
     /// By allocation and registration, so that those of one allocation follow each other.
     watches: BTreeMap<(Allocation, usize), Watch>,
+    /// There was something to look after since the last round, though it may be gone again.
+    in_use: bool,
     /// Somebody looks.
     looked_after: bool,
 }
 
-static WATCHED: Mutex<Watched> = Mutex::new(Watched { watches: BTreeMap::new(), looked_after: false });
+static WATCHED: Mutex<Watched> =
+    Mutex::new(Watched { watches: BTreeMap::new(), in_use: false, looked_after: false });
 
 fn lock() -> MutexGuard<'static, Watched> {
     WATCHED.lock().unwrap_or_else(PoisonError::into_inner)
@@ -75,6 +78,7 @@ pub(super) fn add(memory: &Arc<GpuMemory>) -> io::Result<LookedAfter> {
         start()?;
         watched.looked_after = true;
     }
+    watched.in_use = true;
     let mut allocations = Vec::new();
     for (segment, found) in memory.range().segments().iter().enumerate() {
         let allocation = (found.base, found.buffer_id);
@@ -143,7 +147,8 @@ fn look() {
     loop {
         std::thread::sleep(EVERY);
         let mut watched = lock();
-        idle = if watched.watches.is_empty() { idle + 1 } else { 0 };
+        let in_use = mem::take(&mut watched.in_use) || !watched.watches.is_empty();
+        idle = if in_use { 0 } else { idle + 1 };
         if idle == IDLE_ROUNDS || EXITING.load(Ordering::SeqCst) {
             watched.looked_after = false;
             return;

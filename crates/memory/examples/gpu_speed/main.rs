@@ -17,9 +17,10 @@ use nobounce_memory::gpu::wc::Isa;
 use nobounce_memory::gpu::{Gpu, GpuBuffer, GpuMemory, GpuOptions, GpuWindow};
 
 // Allocates as other people's programs do.
-#[path = "gpu_facts/memory.rs"]
+#[path = "../gpu_facts/memory.rs"]
 #[allow(dead_code, reason = "the other example uses more of it")]
 mod memory;
+mod told;
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
@@ -124,6 +125,7 @@ fn show(gpu: &Arc<Gpu>) -> Outcome<Figures> {
         }
     }
     copies(&memory, &engine)?;
+    told::show(gpu, buffer.addr())?;
     registering(gpu, &mut figures)?;
     Ok(figures)
 }
