@@ -274,3 +274,27 @@ fn a_forked_child_lets_go() {
         ends(&memory, "was freed");
     });
 }
+
+/// A process that exits takes its driver down: nothing is asked of it any more when those who do that have their turn.
+#[test]
+fn an_exiting_process_asks_nothing_more() {
+    extern "C" fn after_ours() {
+        let asked = || StandIn::load().calls(c"cuPointerGetAttribute");
+        let before = asked();
+        sleep(A_WHILE);
+        if asked() != before {
+            // SAFETY: ends the process, for the test to see.
+            unsafe { libc::_exit(3) };
+        }
+    }
+    alone("gpu_standin_ended::an_exiting_process_asks_nothing_more", &[], || {
+        let cuda = StandIn::program();
+        // SAFETY: the function lives as long as the process. It is registered first, as a driver's is, and so runs last.
+        assert_eq!(unsafe { libc::atexit(after_ours) }, 0);
+        let memory = looked_after(cuda.malloc(4 * MIB), 4 * MIB);
+        let asked = cuda.calls(c"cuPointerGetAttribute");
+        eventually("a question", || cuda.calls(c"cuPointerGetAttribute") > asked + 1);
+        // Left open, as programs do.
+        std::mem::forget(memory);
+    });
+}
