@@ -203,9 +203,29 @@ fn no_gpu_is_one_line_and_2() {
     assert_eq!(stderr.trim_end().lines().count(), 1, "{stderr}");
 }
 
+/// The GPU that is named is the one that is measured, at both ends; one that is not there is told.
+#[test]
+fn the_gpu_that_is_named_is_measured() {
+    let folder = Folder::new("second");
+    let (one, few) =
+        ("bench --memory gpu --op write --kind latency --size 8 --iters 20", "FAKE_CUDA_DEVICES");
+    let line = format!("{one} --gpu 1 --json {}", folder.file("run.json").display());
+    let (code, stdout, stderr) = output(nobounce(&line).env(few, "2"));
+    assert_eq!(code, Some(0), "{stdout}\n{stderr}");
+    assert_eq!(json(&folder.file("run.json"))["machine"]["gpu"]["pci_address"], "ffff:fb:00.0");
+    let (code, _, stderr) = output(nobounce(&format!("{one} --gpu 2")).env(few, "2"));
+    assert_eq!(code, Some(2), "{stderr}");
+    assert!(stderr.contains("--gpu 2: CUDA shows 2 to this process, counted from 0"), "{stderr}");
+    let (code, stdout, stderr) =
+        output(nobounce("bench --memory gpu --gpu 1 --explain-device").env(few, "2"));
+    assert_eq!(code, Some(0), "{stderr}");
+    assert!(stdout.contains("adapters for memory of GPU 1, as --device auto ranks them"), "{stdout}");
+}
+
 #[test]
 fn wrong_usage_is_2_with_a_sentence() {
     for (line, told) in [
+        ("bench --gpu 1", "add --memory gpu"),
         ("bench --kind gpu-visible", "add --memory gpu"),
         ("bench --memory gpu --wait memory", "use --kind gpu-visible"),
         ("bench --memory gpu --kind gpu-visible --iters 5", "nothing to measure"),

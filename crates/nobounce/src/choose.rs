@@ -41,7 +41,8 @@ impl DeviceChoice {
         Self::on(&facts, gpu, place.as_deref())
     }
 
-    fn on(facts: &Facts, gpu: Option<i32>, place: Option<&str>) -> Self {
+    /// The same on a machine that is described by facts, where the GPU is plugged at the PCI address `place`, if that is known.
+    pub fn on(facts: &Facts, gpu: Option<i32>, place: Option<&str>) -> Self {
         let choice = nearest::nic_for(facts, place);
         let hardware = facts.nics.iter().any(|nic| !Nic::is_software(nic));
         let (name, why) = match (choice.nic, hardware, gpu, place) {
@@ -90,6 +91,11 @@ mod tests {
         assert!(near.name.is_some() && near.why.contains("GPU 0") && !near.adapters.is_empty(), "{near:?}");
         let fastest = DeviceChoice::on(&facts, None, None);
         assert!(fastest.name.is_some() && fastest.why.contains("fastest"), "{fastest:?}");
+        let names: std::collections::BTreeSet<_> = (0..)
+            .zip(&facts.gpus)
+            .map(|(gpu, at)| DeviceChoice::on(&facts, Some(gpu), Some(&at.address)).name.expect("an adapter"))
+            .collect();
+        assert_eq!(names.len(), facts.gpus.len(), "another one for each GPU: {names:?}");
         let blind = DeviceChoice::on(&facts, Some(3), None);
         assert!(blind.why.contains("does not say where GPU 3"), "{blind:?}");
     }

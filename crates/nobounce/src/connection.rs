@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,7 @@ use crate::Device;
 use crate::ailments::{Ailment, Ailments};
 use crate::connect::Lanes;
 use crate::control::Control;
+use crate::farewell::Farewell;
 use crate::handshake::Hello;
 use crate::lane::{Lane, PostError};
 use crate::region::{Region, RemoteRegion};
@@ -23,7 +24,7 @@ use crate::wait::{WaitError, judge};
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// How long a waiting caller drives the device himself before he sleeps and leaves it to the helper thread.
 const SPIN: Duration = Duration::from_millis(1);
-/// How long the cause of a failure may take to show after it.
+/// How long the cause of a failure may take to show after it, with hardware.
 const LAST_WORD: Duration = Duration::from_millis(200);
 /// Completions fetched at once.
 const BATCH: usize = 64;
@@ -45,7 +46,7 @@ pub struct Connection {
     device: Device,
     peer: IpAddr,
     mtu: Mtu,
-    gone: AtomicBool,
+    farewell: Farewell,
     /// What the device was last seen to suffer from.
     ailments: Ailments,
     born: Instant,
@@ -65,7 +66,7 @@ impl Connection {
             device: device.clone(),
             peer: theirs.addr,
             mtu: Mtu::from_bytes(theirs.mtu).unwrap_or(Mtu::Mtu256),
-            gone: AtomicBool::new(false),
+            farewell: Farewell::default(),
             ailments: Ailments::default(),
             born: Instant::now(),
             looked: AtomicU64::new(0),
@@ -252,22 +253,15 @@ impl Connection {
     /// Looks whether the peer has closed or died; if so, everything under way is flushed. Costs a few system calls: for loops
     /// that poll the completion queue by hand, every few milliseconds.
     pub fn is_peer_gone(&self) -> bool {
-        if self.gone.load(Ordering::Acquire) {
+        if self.farewell.is_said() {
             return true;
         }
         if !self.control.look_closed() {
             return false;
         }
         // What the peer finished before it went is finished: it is in the queue already, in front of what is flushed now.
-        self.flush();
-        self.gone.store(true, Ordering::Release);
+        self.farewell.say(|| self.qps.iter().for_each(flush));
         true
-    }
-
-    fn flush(&self) {
-        for qp in &self.qps {
-            let _ = qp.modify(&QpAttr::to_state(QpState::Error), 0); // from every state, and again
-        }
     }
 
     /// Looks whether the device went away under us: then nothing completes any more. The software NIC never does.
@@ -320,6 +314,7 @@ impl Connection {
         let ticket = book.open(lane, kind).ok_or(PostError::Unclaimed { count: book.limit })?;
         drop(book);
         post(&self.qps[lane], ticket.0).inspect_err(|_| self.book().cancel(ticket))?;
+        self.farewell.after_post(|| flush(&self.qps[lane]));
         Ok(ticket)
     }
 
@@ -384,27 +379,23 @@ impl Connection {
             return false;
         }
         self.looked.store(since_birth, Ordering::Relaxed);
-        if self.gone.load(Ordering::Acquire) {
-            // Some drivers (rxe of Linux 6.1) do not flush by themselves what is posted after the end.
-            self.flush();
-            return false;
-        }
         self.look_after_device();
-        self.is_peer_gone()
+        !self.farewell.is_said() && self.is_peer_gone()
     }
 
-    /// Some failures have a cause that shows a little later: a NIC refuses for a process that just died before the side channel tells of its
-    /// death, and a request fails before its port is said to be down. That is waited for a moment.
+    /// Some failures of hardware have a cause that shows a little later: a NIC refuses for a process that just died before the side channel
+    /// tells of its death, and a request fails before its port is said to be down. That is waited for a moment, counted from the failure: what
+    /// fails together waits together, and what is asked about later not at all. A software NIC refuses for nobody but a process that lives.
     fn await_last_word(&self, ended: &Ended) {
-        let start = Instant::now();
+        let (Some(failed), Some(hard)) = (ended.failed, self.device.nic().hard()) else { return };
         let is_open = || {
             (ended.is_refused() && !self.is_peer_gone())
-                || (ended.is_local_trouble()
-                    && self.device.nic().hard().is_some()
-                    && self.device.nic().examine().is_well())
+                || (ended.is_local_trouble() && hard.examine().is_well())
         };
-        while is_open() && start.elapsed() < LAST_WORD {
+        while failed.elapsed() < LAST_WORD && is_open() {
             std::thread::sleep(Duration::from_millis(1));
+            // Others that fail now do not begin to wait when their turn comes.
+            let _ = self.collect(); // whoever waits next hears of it
         }
     }
 
@@ -422,4 +413,9 @@ impl Connection {
         }
         judge(ended, || self.is_peer_gone())
     }
+}
+
+/// Ends what is under way on a queue pair: from every state, and again.
+fn flush(qp: &Qp) {
+    let _ = qp.modify(&QpAttr::to_state(QpState::Error), 0);
 }

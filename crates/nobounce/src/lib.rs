@@ -58,6 +58,7 @@ mod connection;
 mod control;
 #[allow(unsafe_code)] // `register_raw` hands on what its caller promises
 mod device;
+mod farewell;
 mod gpu_access;
 mod handshake;
 mod lane;
@@ -67,6 +68,7 @@ mod message;
 mod rails;
 #[allow(unsafe_code)] // registering memory is a promise about it
 mod region;
+mod shares;
 mod tickets;
 mod wait;
 

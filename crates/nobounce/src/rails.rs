@@ -3,6 +3,8 @@
 //! Memory, the host's or a GPU's, is registered with every rail's device. A rail that fails fails the whole transfer, when the others have ended, and is named;
 //! nothing is repeated on another one.
 
+use std::collections::VecDeque;
+use std::iter::Peekable;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,19 +15,20 @@ use crate::connection::Connection;
 use crate::lane::PostError;
 use crate::message::MessageError;
 use crate::region::{Region, RegisterError, RemoteRegion};
+use crate::shares::{pieces, split};
 use crate::tickets::Ticket;
 use crate::wait::WaitError;
 
-/// Shares begin at multiples of this, so that no two rails write to one line of a cache.
-const ALIGN: usize = 4096;
-/// A speed for ports that say none, so that all of them get the same.
-const UNKNOWN_SPEED: u64 = 10_000;
+/// How long one rail that is full is waited for while others may have room again.
+const TURN: Duration = Duration::from_millis(1);
 
 /// Connections to one peer over several NICs.
 #[derive(Debug)]
 pub struct Rails {
     rails: Vec<Connection>,
     speeds: Vec<u64>,
+    /// Bytes of the longest message, where it is less than ports carry.
+    longest: u32,
 }
 
 /// Memory that is registered with the device of every rail.
@@ -115,7 +118,7 @@ impl Rails {
             .iter()
             .map(|rail| rail.device().nic().hard().map_or(0, |hard| hard.port().megabits))
             .collect();
-        Ok(Self { rails, speeds })
+        Ok(Self { rails, speeds, longest: u32::MAX })
     }
 
     /// The same with speeds that were measured, in any unit, instead of what the ports say.
@@ -125,6 +128,12 @@ impl Rails {
     pub fn with_speeds(self, speeds: Vec<u64>) -> Result<Self, RailError> {
         self.count(speeds.len())?;
         Ok(Self { speeds, ..self })
+    }
+
+    /// The same with messages of at most `longest` bytes. Without this they are as long as each port carries.
+    #[must_use]
+    pub fn with_pieces(self, longest: u32) -> Self {
+        Self { longest, ..self }
     }
 
     fn count(&self, given: usize) -> Result<(), RailError> {
@@ -253,43 +262,72 @@ impl Rails {
         let deadline = Instant::now() + timeout;
         self.count(remote.len())?;
         self.count(local.regions().count())?;
-        let shares = split(range.len(), &self.speeds);
-        let (mut begun, mut failed) = (Vec::new(), None);
-        for (rail, (share, (local, remote))) in
-            shares.into_iter().zip(local.regions().zip(remote)).enumerate()
-        {
-            if share.is_empty() {
-                continue;
-            }
-            for piece in pieces(share, self.rails[rail].device().nic().max_message()) {
-                let (from, to) = (range.start + piece.start, offset.saturating_add(piece.start as u64));
-                match begin(&self.rails[rail], local, from..from + piece.len(), remote, to) {
-                    Ok(ticket) => begun.push((rail, ticket)),
-                    Err(error) => {
-                        let (device, peer) = self.name(rail);
-                        failed = Some(RailError::Post { rail, device, peer, error });
-                        break;
-                    }
+        let mut tracks: Vec<_> = split(range.len(), &self.speeds)
+            .into_iter()
+            .zip(&self.rails)
+            .map(|(share, rail)| {
+                let longest = self.longest.min(rail.device().nic().max_message());
+                Track { left: pieces(share, longest).peekable(), begun: VecDeque::new() }
+            })
+            .collect();
+        let mut failed = None;
+        loop {
+            for (at, (track, (local, remote))) in
+                tracks.iter_mut().zip(local.regions().zip(remote)).enumerate()
+            {
+                let begun = track.post(|piece| {
+                    let (from, to) = (range.start + piece.start, offset.saturating_add(piece.start as u64));
+                    begin(&self.rails[at], local, from..from + piece.len(), remote, to)
+                });
+                if let Err(error) = begun {
+                    let (device, peer) = self.name(at);
+                    failed.get_or_insert(RailError::Post { rail: at, device, peer, error });
                 }
             }
+            // After a failure nothing more is begun. What was is waited for: whoever hears of it may free the memory.
             if failed.is_some() {
-                break;
+                tracks.iter_mut().for_each(Track::stop);
+            }
+            let waiting = tracks.iter().filter(|track| !track.begun.is_empty()).count();
+            if waiting == 0 {
+                return failed.map_or(Ok(()), Err);
+            }
+            let is_filling = tracks.iter_mut().any(|track| track.left.peek().is_some());
+            for (at, track) in tracks.iter_mut().enumerate() {
+                // Where others may run dry meanwhile, nobody is waited for at length.
+                let most = if is_filling && waiting > 1 { TURN } else { timeout };
+                if let Err(error) = self.wait_for_room(at, track, deadline, most) {
+                    let (device, peer) = self.name(at);
+                    failed.get_or_insert(RailError::Failed { rail: at, device, peer, error });
+                }
             }
         }
-        // All are waited for, also after a failure: whoever hears of it may free the memory.
-        for (rail, ticket) in begun {
-            let left = || deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-            let mut ended = self.rails[rail].wait(ticket, left());
-            // That the port is down is told early, and ends nothing: it may come back, or the share fails soon.
-            while matches!(ended, Err(WaitError::PortLost { .. })) {
-                ended = self.rails[rail].wait(ticket, left());
+    }
+
+    /// Waits until the piece that was begun first has ended, at most `most`, and takes all that have ended with it.
+    fn wait_for_room(
+        &self,
+        at: usize,
+        track: &mut Track<impl Iterator<Item = Range<usize>>>,
+        deadline: Instant,
+        most: Duration,
+    ) -> Result<(), WaitError> {
+        let mut result = Ok(());
+        let mut most = most;
+        while let Some(ticket) = track.begun.front() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let ended = self.rails[at].wait(*ticket, left.min(most));
+            match ended {
+                // That the port is down is told early, and ends nothing: it may come back, or the share fails soon.
+                Err(WaitError::PortLost { .. }) => continue,
+                Err(WaitError::Timeout { .. }) if left > most => break,
+                Err(error) if result.is_ok() => result = Err(error),
+                _ => {}
             }
-            if let Err(error) = ended {
-                let (device, peer) = self.name(rail);
-                failed.get_or_insert(RailError::Failed { rail, device, peer, error });
-            }
+            track.begun.pop_front();
+            most = Duration::ZERO;
         }
-        failed.map_or(Ok(()), Err)
+        result
     }
 
     fn name(&self, rail: usize) -> (String, String) {
@@ -313,58 +351,30 @@ impl RailRegion {
     }
 }
 
-/// A share as messages that its rail's port carries.
-fn pieces(share: Range<usize>, longest: u32) -> impl Iterator<Item = Range<usize>> {
-    let longest = usize::try_from(longest).unwrap_or(usize::MAX).max(1);
-    let step = if longest > ALIGN { longest / ALIGN * ALIGN } else { longest };
-    share.clone().step_by(step).map(move |start| start..share.end.min(start.saturating_add(step)))
+/// One rail's part of a transfer.
+struct Track<I: Iterator<Item = Range<usize>>> {
+    /// What is still to be begun.
+    left: Peekable<I>,
+    /// What is under way, in order.
+    begun: VecDeque<Ticket>,
 }
 
-/// Shares of a transfer in the order of the rails, by their speeds; whole pages, but for the end.
-fn split(len: usize, speeds: &[u64]) -> Vec<Range<usize>> {
-    let speeds: Vec<u128> =
-        speeds.iter().map(|speed| if *speed == 0 { UNKNOWN_SPEED } else { *speed }.into()).collect();
-    let total: u128 = speeds.iter().sum();
-    let (mut before, mut start) = (0, 0);
-    let mut shares = Vec::with_capacity(speeds.len());
-    for speed in &speeds {
-        before += speed;
-        let end = usize::try_from(len as u128 * before / total).unwrap_or(len);
-        let end = if before == total { len } else { (end / ALIGN * ALIGN).max(start) };
-        shares.push(start..end);
-        start = end;
-    }
-    shares
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_share_is_cut_into_messages_that_the_port_carries() {
-        let of =
-            |share, longest| pieces(share, longest).map(|piece| (piece.start, piece.end)).collect::<Vec<_>>();
-        assert_eq!(of(0..10, 1 << 31), [(0, 10)]);
-        assert_eq!(of(4096..20_000, 8200), [(4096, 12_288), (12_288, 20_000)], "whole pages");
-        assert_eq!(of(0..7, 3), [(0, 3), (3, 6), (6, 7)]);
-        assert_eq!(of(5..5, 3), []);
-    }
-
-    #[test]
-    fn shares_are_by_speed_and_leave_nothing_out() {
-        assert_eq!(split(1 << 20, &[100, 300]), [0..262_144, 262_144..1 << 20]);
-        assert_eq!(
-            split(1 << 20, &[0, 0]),
-            [0..1 << 19, 1 << 19..1 << 20],
-            "ports that say nothing are alike"
-        );
-        assert_eq!(split(100, &[1, 1, 1]), [0..0, 0..0, 0..100], "what is short goes one way");
-        for (len, speeds) in [(0, vec![5]), (12_345_678, vec![400, 200, 25, 1]), (4097, vec![1, 1])] {
-            let shares = split(len, &speeds);
-            assert_eq!(shares.len(), speeds.len());
-            assert_eq!((shares[0].start, shares[shares.len() - 1].end), (0, len));
-            assert!(shares.windows(2).all(|pair| pair[0].end == pair[1].start), "{shares:?}");
+impl<I: Iterator<Item = Range<usize>>> Track<I> {
+    /// Begins as many pieces as the queue holds.
+    fn post(&mut self, begin: impl Fn(Range<usize>) -> Result<Ticket, PostError>) -> Result<(), PostError> {
+        while let Some(piece) = self.left.peek() {
+            match begin(piece.clone()) {
+                Ok(ticket) => self.begun.push_back(ticket),
+                // There will be room when one of ours has ended; a queue that others filled is none of ours to empty.
+                Err(error) if error.is_full() && !self.begun.is_empty() => return Ok(()),
+                Err(error) => return Err(error),
+            }
+            self.left.next();
         }
+        Ok(())
+    }
+
+    fn stop(&mut self) {
+        self.left.by_ref().for_each(drop);
     }
 }

@@ -1,6 +1,7 @@
 //! Which operations are under way, and how those ended that nobody has asked about yet.
 
 use std::collections::{HashMap, VecDeque};
+use std::time::Instant;
 
 use nobounce_nic::soft::{Status, WorkCompletion, WorkKind};
 
@@ -29,6 +30,8 @@ pub struct Completion {
 pub(crate) struct Ended {
     pub(crate) completion: Completion,
     pub(crate) status: Status,
+    /// When it was seen to have failed, if it has.
+    pub(crate) failed: Option<Instant>,
 }
 
 impl Ended {
@@ -92,7 +95,8 @@ impl Tickets {
         let Some((lane, posted)) = self.pending.remove(&ticket) else { return };
         let kind = if work.status == Status::Success { work.kind } else { posted };
         let completion = Completion { ticket, lane, kind, len: work.byte_len, immediate: work.immediate };
-        self.ended.insert(ticket, Ended { completion, status: work.status });
+        let failed = (work.status != Status::Success).then(Instant::now);
+        self.ended.insert(ticket, Ended { completion, status: work.status, failed });
         self.order.push_back(ticket);
         // Every second entry is stale at most: the queue stays within twice the results.
         if self.order.len() > 2 * self.ended.len() + 16 {

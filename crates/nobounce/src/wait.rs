@@ -148,7 +148,7 @@ fn sentence(status: Status) -> &'static str {
             "the peer found the request invalid (a message longer than its receive, or a misaligned atomic)"
         }
         Status::RemoteAccess => {
-            "the peer refused access to its memory (the region was dropped, it is too short, or does not allow this; or it is GPU memory \
+            "the peer refused access to its memory (the region was dropped, perhaps with its whole process, it is too short, or does not allow this; or it is GPU memory \
              that the peer's hardware NIC stages, which only the peer may use)"
         }
         Status::RemoteOperation => {

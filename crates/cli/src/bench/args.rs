@@ -40,7 +40,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "ADDR", help_heading = "Where")]
     pub(crate) addr: Option<String>,
 
-    /// Device of this machine: nb0 is the software NIC, others (mlx5_0, mlx5_0:2, rxe0) are the system's, auto is the nearest of them; several (mlx5_0,mlx5_1) are rails [default: nb0]
+    /// Device of this machine: nb0 is the software NIC, others (mlx5_0, mlx5_0:2, rxe0) are the system's, auto is the nearest of them; several (mlx5_0,mlx5_1) are rails [default: nb0, or NOBOUNCE_DEVICE]
     #[arg(long, value_name = "NAME", help_heading = "Where")]
     pub(crate) device: Option<String>,
 
@@ -59,6 +59,10 @@ pub(crate) struct BenchArgs {
     /// Memory to measure: host, or gpu (direct, staged and naive, with host memory as the yardstick) [default: host]
     #[arg(long, value_name = "MEMORY", hide_possible_values = true, help_heading = "What")]
     pub(crate) memory: Option<Memory>,
+
+    /// GPU whose memory is measured, as CUDA counts them, and for which --device auto chooses; on either machine its own [default: 0]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(0..), help_heading = "What")]
+    pub(crate) gpu: Option<i32>,
 
     /// Operation to measure; may be repeated [default: write, read, send]
     #[arg(long, value_name = "OP", value_delimiter = ',', help_heading = "What")]

@@ -5,33 +5,41 @@ use std::io::Write;
 use nobounce::hard::{self, Library};
 use nobounce::{AUTO, Device, DeviceChoice};
 
-use super::case::Memory;
+use super::devices::Named;
 use super::peer;
-use super::plan::{self, Plan};
+use super::plan::Plan;
 
 /// Puts the adapter that is nearest into a plan that asks for it, and says which and why.
 pub(super) fn resolve(plan: &mut Plan) -> anyhow::Result<Option<String>> {
-    let named = plan.device.clone().or_else(|| std::env::var("NOBOUNCE_DEVICE").ok());
-    if named.as_deref() != Some(AUTO) {
+    if !plan.devices.are_auto() {
         return Ok(None);
     }
-    let DeviceChoice { name, why, adapters } = choose(plan);
+    let DeviceChoice { name, why, adapters } = DeviceChoice::of(plan.gpu);
     let Some(name) = name else {
         anyhow::bail!("no hardware device to use: {why} ({}); nb0 is the software NIC", adapters.join("; "));
     };
     let note = format!("device {AUTO} is {name}: {why}");
-    plan.device = Some(name);
+    plan.devices = Named::of(Some(&name), None);
     Ok(Some(note))
-}
-
-fn choose(plan: &Plan) -> DeviceChoice {
-    DeviceChoice::of((plan.memory == Memory::Gpu).then_some(0))
 }
 
 /// Says what there is, what would be used, and why.
 pub(super) fn print(plan: &Plan, out: &mut dyn Write) -> anyhow::Result<()> {
-    let choice = choose(plan);
-    let memory = if plan.memory == Memory::Gpu { "memory of the first GPU" } else { "host memory" };
+    let choice = DeviceChoice::of(plan.gpu);
+    print_adapters(plan, &choice, out)?;
+    print_library(out)?;
+    for (name, why) in used(plan, &choice) {
+        match name {
+            Some(name) => print_used(plan, name, why, out)?,
+            None => writeln!(out, "used: none: {why}; nb0 is the software NIC")?,
+        }
+    }
+    Ok(())
+}
+
+/// The adapters of this machine as `auto` ranks them.
+fn print_adapters(plan: &Plan, choice: &DeviceChoice, out: &mut dyn Write) -> anyhow::Result<()> {
+    let memory = plan.gpu.map_or("host memory".to_owned(), |gpu| format!("memory of GPU {gpu}"));
     writeln!(out, "adapters for {memory}, as --device {AUTO} ranks them:")?;
     for line in &choice.adapters {
         writeln!(out, "  {line}")?;
@@ -39,6 +47,10 @@ pub(super) fn print(plan: &Plan, out: &mut dyn Write) -> anyhow::Result<()> {
     if choice.adapters.is_empty() {
         writeln!(out, "  the kernel shows none (/sys/class/infiniband)")?;
     }
+    Ok(())
+}
+
+fn print_library(out: &mut dyn Write) -> anyhow::Result<()> {
     match Library::load() {
         Ok(library) => {
             writeln!(out, "libibverbs: {} ({})", library.path().display(), library.why())?;
@@ -58,18 +70,18 @@ pub(super) fn print(plan: &Plan, out: &mut dyn Write) -> anyhow::Result<()> {
         }
         Err(error) => writeln!(out, "libibverbs: {error}")?,
     }
-    let named = plan.device.clone().or_else(|| std::env::var("NOBOUNCE_DEVICE").ok());
-    let (name, why) = match named.as_deref() {
-        Some(AUTO) => (choice.name, choice.why.as_str()),
-        Some(name) => (Some(name.to_owned()), "it was named"),
-        None => (Some("nb0".to_owned()), "none was named (--device, NOBOUNCE_DEVICE)"),
-    };
-    let Some(name) = name else {
-        writeln!(out, "used: none: {why}; nb0 is the software NIC")?;
-        return Ok(());
-    };
-    // Several are the rails of every transfer.
-    plan::devices(&name).try_for_each(|name| print_used(plan, name, why, out))
+    Ok(())
+}
+
+/// The devices that would be used, one for each rail, and why; none where `auto` finds none.
+fn used<'a>(plan: &'a Plan, choice: &'a DeviceChoice) -> Vec<(Option<&'a str>, &'a str)> {
+    if plan.devices.are_auto() {
+        vec![(choice.name.as_deref(), &choice.why)]
+    } else if plan.devices.are_none() {
+        vec![(Some("nb0"), "none was named (--device, NOBOUNCE_DEVICE)")]
+    } else {
+        plan.devices.names().iter().map(|name| (Some(name.as_str()), "it was named")).collect()
+    }
 }
 
 fn print_used(plan: &Plan, name: &str, why: &str, out: &mut dyn Write) -> anyhow::Result<()> {
@@ -78,7 +90,7 @@ fn print_used(plan: &Plan, name: &str, why: &str, out: &mut dyn Write) -> anyhow
         writeln!(out, "  the software NIC: the CPU moves the bytes, over UDP or shared memory")?;
         return Ok(());
     }
-    let opened = peer::open(&peer::PeerArgs { device: Some(name.to_owned()), ..super::device_of(plan) });
+    let opened = peer::open(Some(name), &super::device_of(plan));
     match opened {
         Ok(device) => {
             if let Some(hard) = device.nic().hard() {
@@ -91,4 +103,53 @@ fn print_used(plan: &Plan, name: &str, why: &str, out: &mut dyn Write) -> anyhow
         Err(error) => writeln!(out, "  it cannot be used: {error:#}")?,
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::args::BenchArgs;
+    use super::super::case::Memory;
+    use super::super::flow_tests::plan_of;
+    use super::*;
+    use nobounce_topology::machines::machine;
+
+    fn plan(gpu: Option<i32>, device: &str) -> Plan {
+        let memory = gpu.map(|_| Memory::Gpu);
+        plan_of(&BenchArgs { gpu, memory, device: Some(device.to_owned()), ..BenchArgs::default() })
+    }
+
+    fn adapters(plan: &Plan, choice: &DeviceChoice) -> String {
+        let mut out = Vec::new();
+        print_adapters(plan, choice, &mut out).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn each_gpu_of_a_server_is_explained_with_the_adapter_beside_it() {
+        let facts = machine("dgx-h100").unwrap();
+        let mut chosen = Vec::new();
+        for (gpu, at) in (0..).zip(&facts.gpus) {
+            let plan = plan(Some(gpu), "auto");
+            let choice = DeviceChoice::on(&facts, plan.gpu, Some(&at.address));
+            let words = adapters(&plan, &choice);
+            assert!(words.starts_with(&format!("adapters for memory of GPU {gpu}, ")), "{words}");
+            let [(Some(name), why)] = used(&plan, &choice)[..] else { panic!("{choice:?}") };
+            assert!(why.contains(&format!("GPU {gpu}")), "{why}");
+            let line = words.lines().find(|line| line.trim_start().starts_with(&format!("{name}:"))).unwrap();
+            assert!(line.ends_with("chosen") && line.contains("PXB") || line.contains("PIX"), "{line}");
+            chosen.push(name.to_owned());
+        }
+        chosen.sort();
+        chosen.dedup();
+        assert_eq!(chosen.len(), facts.gpus.len(), "one of its own for each GPU: {chosen:?}");
+    }
+
+    #[test]
+    fn names_are_used_as_they_are_whatever_is_nearer() {
+        let facts = machine("dgx-h100").unwrap();
+        let plan = plan(None, "mlx5_3,mlx5_4");
+        let choice = DeviceChoice::on(&facts, plan.gpu, None);
+        assert!(adapters(&plan, &choice).starts_with("adapters for host memory"));
+        assert_eq!(used(&plan, &choice), ["mlx5_3", "mlx5_4"].map(|name| (Some(name), "it was named")));
+    }
 }

@@ -123,7 +123,7 @@ pub(super) fn world<'a>(mock: &'a mut Mock, counters: &'a dyn Fn() -> Option<Udp
 }
 
 pub(super) fn plan_of(args: &BenchArgs) -> Plan {
-    plan::plan(args).expect("the arguments are right")
+    plan::plan(args, None).expect("the arguments are right")
 }
 
 fn quick() -> Plan {

@@ -82,7 +82,7 @@ impl Setup {
         // Before anything asks for CUDA: a process joins MPS when it makes its first context.
         let two_processes = plan.ends == Ends::Here;
         let (mps, shared_by) = if two_processes { Mps::start() } else { (None, "one process".to_owned()) };
-        let gpu = first().map_err(GpuError::None)?;
+        let gpu = chosen().map_err(GpuError::None)?;
         let stand_in = gpu.driver().is_stand_in();
         let mut notes = Vec::new();
         if stand_in {
@@ -98,7 +98,7 @@ impl Setup {
             None => GpuMemory::register(buffer.addr(), PROBE, &GpuOptions::default())?,
         };
         let paths = match device.nic().hard() {
-            Some(_) => device.register_gpu(PROBE)?.paths().clone(),
+            Some(_) => device.register_gpu_on(ordinal(), PROBE, GpuOptions::default())?.paths().clone(),
             None => memory.paths().clone(),
         };
         let calibration = Calibration::of(&gpu).context("cannot measure the ways into GPU memory")?;
@@ -167,12 +167,31 @@ impl LeaveOut<'_> {
     }
 }
 
-/// The first GPU, or why there is none.
-pub(super) fn first() -> Result<Arc<Gpu>, String> {
+/// The GPU of this process, as CUDA counts them.
+static ORDINAL: OnceLock<i32> = OnceLock::new();
+
+/// Says which GPU this process uses, before it uses any. A process that is told nothing uses the first.
+pub(super) fn choose(ordinal: i32) {
+    let _ = ORDINAL.set(ordinal); // the first word counts
+}
+
+/// The number of the GPU of this process.
+pub(super) fn ordinal() -> i32 {
+    *ORDINAL.get_or_init(|| 0)
+}
+
+/// The GPU of this process, or why there is none.
+pub(super) fn chosen() -> Result<Arc<Gpu>, String> {
     let gpus = Gpu::list().map_err(|error| error.to_string())?;
-    gpus.into_iter()
-        .next()
-        .ok_or_else(|| "CUDA shows none to this process (see CUDA_VISIBLE_DEVICES)".to_owned())
+    let count = gpus.len();
+    let found = gpus.into_iter().find(|gpu| gpu.ordinal() == ordinal());
+    found.ok_or_else(|| match count {
+        0 => "CUDA shows none to this process (see CUDA_VISIBLE_DEVICES)".to_owned(),
+        _ => format!(
+            "--gpu {}: CUDA shows {count} to this process, counted from 0 (see CUDA_VISIBLE_DEVICES)",
+            ordinal()
+        ),
+    })
 }
 
 /// Whether everything but a direct path is refused, whatever is asked for: then there is nothing staged to compare with.
@@ -189,7 +208,7 @@ pub(super) fn memory_name(place: Place) -> &'static str {
     }
 }
 
-/// Kernels of this process, on the first GPU.
+/// Kernels of this process, on its GPU.
 #[derive(Debug)]
 pub(super) struct Kernels {
     pub(super) patterns: Patterns,
@@ -200,14 +219,16 @@ pub(super) struct Kernels {
 pub(super) fn kernels() -> Result<&'static Kernels, &'static KernelError> {
     static KERNELS: OnceLock<Result<Kernels, KernelError>> = OnceLock::new();
     let load = || {
-        let gpus = Gpu::list().unwrap_or_default();
         // Whoever asks has registered memory on it, or is about to fail anyway.
-        let gpu = gpus.first().ok_or(KernelError::Cuda(nobounce::memory::gpu::CudaError {
-            call: "cuDeviceGetCount",
-            code: 100,
-            name: "CUDA_ERROR_NO_DEVICE",
-        }))?;
-        Ok(Kernels { patterns: Patterns::load(gpu)?, flag: FlagKernel::load(gpu)? })
+        let none = |_| {
+            KernelError::Cuda(nobounce::memory::gpu::CudaError {
+                call: "cuDeviceGetCount",
+                code: 100,
+                name: "CUDA_ERROR_NO_DEVICE",
+            })
+        };
+        let gpu = chosen().map_err(none)?;
+        Ok(Kernels { patterns: Patterns::load(&gpu)?, flag: FlagKernel::load(&gpu)? })
     };
     KERNELS.get_or_init(load).as_ref()
 }

@@ -160,7 +160,7 @@ fn what_was_typed_is_measured_in_every_way() {
 
 #[test]
 fn contradictions_about_gpu_memory_are_refused() {
-    let refused = |args: &BenchArgs| plan::plan(args).unwrap_err();
+    let refused = |args: &BenchArgs| plan::plan(args, None).unwrap_err();
     let waits = BenchArgs { wait: Some(super::case::Wait::Memory), ..gpu_args() };
     assert_eq!(refused(&waits), PlanError::WaitGpu);
     let visible = BenchArgs { kind: vec![Kind::GpuVisible], ..BenchArgs::default() };

@@ -2,7 +2,7 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | args, plan, size | what was typed, what it means |
+//! | args, plan, devices, size | what was typed, what it means |
 //! | case | one case, its result, and the [`case::Measure`] boundary to the library |
 //! | measure, peer, side | both ends of a case: who asks, who serves, how they find each other, and what each does |
 //! | rails | a case over several devices |
@@ -17,6 +17,7 @@ mod axis;
 mod case;
 mod compare;
 mod counted;
+mod devices;
 mod drive;
 mod exchange;
 mod expected;
@@ -94,13 +95,14 @@ impl From<Verdict> for ExitCode {
 
 /// The command: arguments in, verdict out. An error is exit code 2.
 pub(crate) fn main(args: &BenchArgs) -> anyhow::Result<Verdict> {
-    let mut plan = plan::plan(args)?;
+    let mut plan = plan::plan(args, std::env::var(devices::VARIABLE).ok().as_deref())?;
     let mut out = std::io::stdout().lock();
     let chosen = if args.explain_device { None } else { explain_device::resolve(&mut plan)? };
     if args.explain_device {
         explain_device::print(&plan, &mut out)?;
         return Ok(Verdict::Fine);
     }
+    gpu::choose(plan.gpu.unwrap_or(0));
     if chooses_link(&plan) {
         plan.show_over(Link::Udp);
     } else if let Some(link) = plan.also {
@@ -150,14 +152,15 @@ fn chooses_link(plan: &Plan) -> bool {
 
 /// The device of this end.
 fn device_of(plan: &Plan) -> PeerArgs {
-    let (device, link) = (plan.device.clone(), plan.link.clone());
+    let (device, link) = (plan.devices.names().to_vec(), plan.link.clone());
     let addr = plan.addr.clone().or_else(|| own_loopback(plan));
-    PeerArgs { device, addr, link, engines: plan.engines, loss: plan.loss, seed: plan.seed }
+    let gpu = plan.gpu.unwrap_or(0);
+    PeerArgs { device, gpu, addr, link, engines: plan.engines, loss: plan.loss, seed: plan.seed }
 }
 
 /// An address of loopback that no other program's device has: whoever came and went there during the run would be part of what is measured.
 fn own_loopback(plan: &Plan) -> Option<String> {
-    let is_ours = plan.ends == Ends::Here && plan.device.is_none() && !plan.is_hardware();
+    let is_ours = plan.ends == Ends::Here && plan.devices.are_none();
     let [.., high, middle, low] = std::process::id().to_be_bytes();
     (is_ours && std::env::var_os("NOBOUNCE_ADDR").is_none())
         .then(|| format!("127.{}.{middle}.{low}", 64 + high % 64))
@@ -220,14 +223,14 @@ fn run(plan: &Plan, world: &mut World<'_>, out: &mut dyn Write) -> anyhow::Resul
     }
     // Packets that are lost on purpose are in no prediction.
     if report.loss.is_none() {
-        let on = match plan.hardware() {
-            None => On::Soft,
-            Some(names) => On::Adapter {
-                name: names.split([':', ',']).next().unwrap_or_default().to_owned(),
-                rails: u32::try_from(plan::devices(&names).count())?,
+        let on = match plan.devices.names() {
+            [first, ..] if plan.is_hardware() => On::Adapter {
+                name: first.split(':').next().unwrap_or_default().to_owned(),
+                rails: u32::try_from(plan.devices.names().len())?,
                 looped: plan.ends == Ends::Here,
                 facts: (world.facts)().map(Box::new),
             },
+            _ => On::Soft,
         };
         let shares = expected::shares(&report, calibration.as_ref(), &on);
         let findings = || (world.facts)().map(|facts| diagnose(&facts).findings).unwrap_or_default();

@@ -7,9 +7,10 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use nobounce::{ConnectOptions, Device, Listener};
 
+use super::devices::VARIABLE;
 use super::drive::WINDOW;
+use super::gpu;
 use super::measure;
-use super::plan::devices;
 
 /// The hidden subcommand under which we start ourselves again.
 pub(crate) const SUBCOMMAND: &str = "bench-peer";
@@ -17,9 +18,12 @@ pub(crate) const SUBCOMMAND: &str = "bench-peer";
 /// The device of one end, and how that process is told.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct PeerArgs {
-    /// The device by its name
-    #[arg(long)]
-    pub(super) device: Option<String>,
+    /// The devices by their names; none: the software NIC
+    #[arg(long, value_delimiter = ',')]
+    pub(super) device: Vec<String>,
+    /// The GPU whose memory is used, as CUDA counts them
+    #[arg(long, default_value_t = 0)]
+    pub(super) gpu: i32,
     /// Address or interface of the device
     #[arg(long)]
     pub(super) addr: Option<String>,
@@ -48,9 +52,11 @@ impl Child {
     pub(super) fn start(args: &PeerArgs) -> anyhow::Result<Self> {
         let myself = std::env::current_exe().context("cannot find the nobounce program to start it again")?;
         let mut command = Command::new(myself);
-        let PeerArgs { device, addr, link, engines, loss, seed } = args;
+        let PeerArgs { device, gpu, addr, link, engines, loss, seed } = args;
         command.arg(SUBCOMMAND).arg(format!("--loss={loss}")).arg(format!("--seed={seed}"));
-        command.args(device.iter().map(|device| format!("--device={device}")));
+        command.arg(format!("--gpu={gpu}")).args(device.iter().map(|device| format!("--device={device}")));
+        // What it names is in the arguments already.
+        command.env_remove(VARIABLE);
         command.args(addr.iter().map(|addr| format!("--addr={addr}")));
         command.args(link.iter().map(|link| format!("--link={link}")));
         command.args(engines.iter().map(|engines| format!("--engines={engines}")));
@@ -82,6 +88,7 @@ impl Drop for Child {
 
 /// The process that [`Child`] is the handle of.
 pub(crate) fn child(args: &PeerArgs) -> anyhow::Result<()> {
+    gpu::choose(args.gpu);
     let devices = open_all(args)?;
     let listener = devices[0].listen_with("127.0.0.1:0", &options())?;
     println!("{}", listener.local_addr().port());
@@ -123,17 +130,15 @@ pub(super) fn options() -> ConnectOptions {
 
 /// Opens all devices that the arguments name: one, or the rails of every transfer.
 pub(super) fn open_all(args: &PeerArgs) -> anyhow::Result<Vec<Device>> {
-    let names = args.device.clone().unwrap_or_default();
-    if devices(&names).count() < 2 {
-        return Ok(vec![open(args)?]);
+    if args.device.is_empty() {
+        return Ok(vec![open(None, args)?]);
     }
-    devices(&names).map(|name| open(&PeerArgs { device: Some(name.to_owned()), ..args.clone() })).collect()
+    args.device.iter().map(|name| open(Some(name), args)).collect()
 }
 
-/// Opens the device as the environment and the arguments say.
-pub(super) fn open(args: &PeerArgs) -> anyhow::Result<Device> {
-    let from_env = std::env::var("NOBOUNCE_DEVICE").ok();
-    if let Some(name) = args.device.as_ref().or(from_env.as_ref()) {
+/// Opens the device of that name, or the software NIC, as the environment and the other arguments say.
+pub(super) fn open(name: Option<&str>, args: &PeerArgs) -> anyhow::Result<Device> {
+    if let Some(name) = name {
         if Device::is_hardware(name) {
             ensure!(
                 args.link.is_none() && args.engines.is_none() && args.loss == 0.0,

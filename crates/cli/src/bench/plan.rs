@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::args::{BenchArgs, DEFAULT_PORT};
 use super::case::{Amount, Case, Kind, Link, Memory, Op, Place, Wait};
+use super::devices::Named;
 use super::gpu_plan;
 use super::passes;
 use super::size::Bytes;
@@ -58,8 +59,8 @@ pub(crate) enum Ends {
 pub(crate) struct Plan {
     /// Where the two ends are.
     pub(crate) ends: Ends,
-    /// The device by its name; the software NIC without, or as NOBOUNCE_DEVICE says.
-    pub(crate) device: Option<String>,
+    /// The devices of this end, as an argument or the environment names them.
+    pub(crate) devices: Named,
     /// Address or interface of the device; loopback without.
     pub(crate) addr: Option<String>,
     /// The way packets take; as the environment says without, or chosen by itself.
@@ -70,6 +71,8 @@ pub(crate) struct Plan {
     pub(crate) engines: Option<u8>,
     /// Which memory the run is about.
     pub(crate) memory: Memory,
+    /// The GPU whose memory it is, as CUDA counts them; none where it is the host's.
+    pub(crate) gpu: Option<i32>,
     /// What to measure, in order; empty for [`Ends::Listen`], where the asking side decides.
     pub(crate) cases: Vec<Case>,
     /// How often all of it is measured.
@@ -91,15 +94,9 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Whether the device of this end is hardware.
+    /// Whether a device of this end is hardware.
     pub(crate) fn is_hardware(&self) -> bool {
-        self.hardware().is_some()
-    }
-
-    /// The devices of this end as they were named, if one of them is hardware.
-    pub(crate) fn hardware(&self) -> Option<String> {
-        let named = self.device.clone().or_else(|| std::env::var("NOBOUNCE_DEVICE").ok());
-        named.filter(|names| devices(names).any(nobounce::Device::is_hardware))
+        self.devices.have_hardware()
     }
 
     /// Has the figures by which we are judged measured over another link, too. Between machines there is nothing shorter than UDP, and raw is plain
@@ -116,11 +113,6 @@ impl Plan {
         };
         self.cases = std::mem::take(&mut self.cases).into_iter().flat_map(with).collect();
     }
-}
-
-/// The devices that are named, one or several: `mlx5_0,mlx5_1`.
-pub(crate) fn devices(names: &str) -> impl Iterator<Item = &str> {
-    names.split(',').map(str::trim)
 }
 
 /// Why the arguments make no plan.
@@ -162,6 +154,9 @@ pub(crate) enum PlanError {
     /// There is no kernel to see anything.
     #[error("--kind gpu-visible needs a kernel that polls GPU memory; add --memory gpu")]
     VisibleNeedsGpu,
+    /// A GPU is named, and its memory is not measured.
+    #[error("--gpu {0} says whose memory is measured; add --memory gpu")]
+    GpuMemory(i32),
     /// One QP suffices for one operation at a time.
     #[error(
         "latency is measured one operation at a time on one queue pair; leave --qps out or choose another --kind"
@@ -206,11 +201,19 @@ pub(crate) enum PlanError {
     ListenTakesNoCases(&'static str),
 }
 
-/// What the arguments mean.
-pub(crate) fn plan(args: &BenchArgs) -> Result<Plan, PlanError> {
+/// What the arguments mean; `environment` names devices where they do not.
+pub(crate) fn plan(args: &BenchArgs, environment: Option<&str>) -> Result<Plan, PlanError> {
     let ends = ends(args)?;
-    let mut cases = if matches!(ends, Ends::Listen { .. }) { Vec::new() } else { cases(args)? };
-    let passes = args.passes.unwrap_or_else(|| usual_passes(args));
+    let devices = Named::of(args.device.as_deref(), environment);
+    let serves = matches!(ends, Ends::Listen { .. });
+    let memory = args.memory.unwrap_or_default();
+    let gpu = match (memory, args.gpu) {
+        (Memory::Gpu, gpu) => Some(gpu.unwrap_or(0)),
+        (Memory::Host, Some(gpu)) if !serves => return Err(PlanError::GpuMemory(gpu)),
+        (Memory::Host, gpu) => gpu,
+    };
+    let mut cases = if serves { Vec::new() } else { cases(args, &devices)? };
+    let passes = args.passes.unwrap_or_else(|| usual_passes(args, &devices));
     for case in &mut cases {
         // Of operations that were counted by hand each pass does all.
         if let Amount::Time(time) = &mut case.amount {
@@ -220,11 +223,12 @@ pub(crate) fn plan(args: &BenchArgs) -> Result<Plan, PlanError> {
     Ok(Plan {
         also: also(args, &ends)?,
         ends,
-        device: args.device.clone(),
+        devices,
         addr: args.addr.clone(),
         link: args.link.first().cloned(),
         engines: args.engines,
-        memory: args.memory.unwrap_or_default(),
+        memory,
+        gpu,
         cases,
         passes,
         loss: args.loss.as_deref().map_or(Ok(0.0), |text| share("loss", text, 1.0, "1"))?,
@@ -281,6 +285,7 @@ fn also(args: &BenchArgs, ends: &Ends) -> Result<Option<Link>, PlanError> {
 }
 
 fn cases(args: &BenchArgs) -> Result<Vec<Case>, PlanError> {
+use super::devices::Named;
     let mtu = args.mtu.unwrap_or(4096);
     if !MTUS.contains(&mtu) {
         return Err(PlanError::Mtu(mtu));
@@ -296,7 +301,7 @@ fn cases(args: &BenchArgs) -> Result<Vec<Case>, PlanError> {
         return Err(PlanError::Qps(*wrong));
     }
     let gpu = args.memory == Some(Memory::Gpu);
-    let rails = args.device.as_deref().is_some_and(|names| devices(names).count() > 1);
+    let rails = devices.are_rails();
     let (all_ops, all_kinds) = match (rails, gpu) {
         (true, _) => (RAIL_OPS, RAIL_KINDS),
         (false, true) => gpu_plan::defaults(args.quick),
@@ -364,8 +369,8 @@ fn cases(args: &BenchArgs) -> Result<Vec<Case>, PlanError> {
 
 /// Several where they cost nothing: between two processes of ours, on the software NIC and by time. A GPU's processes take seconds to start, and another
 /// machine's are not ours.
-fn usual_passes(args: &BenchArgs) -> u32 {
-    let elsewhere = args.peer.is_some() || args.device.is_some() || args.memory == Some(Memory::Gpu);
+fn usual_passes(args: &BenchArgs, devices: &Named) -> u32 {
+    let elsewhere = args.peer.is_some() || !devices.are_none() || args.memory == Some(Memory::Gpu);
     let once = args.quick || args.iters.is_some() || elsewhere;
     if once { 1 } else { passes::USUAL }
 }

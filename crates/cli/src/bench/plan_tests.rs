@@ -12,7 +12,13 @@ struct Typed {
 
 fn typed(line: &str) -> Result<Plan, PlanError> {
     let words = std::iter::once("bench").chain(line.split_whitespace());
-    plan(&Typed::try_parse_from(words).expect("clap accepts the line").bench)
+    plan(&Typed::try_parse_from(words).expect("clap accepts the line").bench, None)
+}
+
+/// The same with `NOBOUNCE_DEVICE` set.
+fn typed_with(variable: &str, line: &str) -> Result<Plan, PlanError> {
+    let words = std::iter::once("bench").chain(line.split_whitespace());
+    plan(&Typed::try_parse_from(words).expect("clap accepts the line").bench, Some(variable))
 }
 
 fn refused_by_clap(line: &str) -> bool {
@@ -174,5 +180,28 @@ fn several_devices_are_rails_for_large_writes_and_reads() {
     assert!(!on_gpu.cases.is_empty() && on_gpu.cases.iter().all(|c| c.place != Place::Naive));
     for line in ["--op send", "--kind latency", "--qps 2", "--addr eth0", "--op write,atomic"] {
         assert_eq!(typed(&format!("--device a,b {line}")), Err(PlanError::Rails), "{line}");
+        assert_eq!(typed_with("a,b", line), Err(PlanError::Rails), "{line}");
     }
+}
+
+#[test]
+fn devices_of_the_environment_mean_what_they_mean_as_an_argument() {
+    for names in ["rxe0", "mlx5_0,mlx5_1", "nb0", "auto"] {
+        let (set, said) = (typed_with(names, "").unwrap(), typed(&format!("--device {names}")).unwrap());
+        assert_eq!(set, said, "{names}");
+        assert_eq!(set.passes, 1, "{names}");
+    }
+    assert_eq!(typed_with("rxe0,rxe1", "--device nb0").unwrap(), typed("--device nb0").unwrap());
+    assert_eq!(typed_with("", "").unwrap(), typed("").unwrap());
+}
+
+#[test]
+fn a_gpu_is_named_for_its_memory() {
+    let gpu = |line: &str| typed(line).map(|plan| plan.gpu);
+    assert_eq!(gpu(""), Ok(None));
+    assert_eq!(gpu("--memory gpu"), Ok(Some(0)));
+    assert_eq!(gpu("--memory gpu --gpu 3"), Ok(Some(3)));
+    assert_eq!(gpu("--listen --gpu 3"), Ok(Some(3)), "the asking end says which memory");
+    assert_eq!(gpu("--gpu 3"), Err(PlanError::GpuMemory(3)));
+    assert!(refused_by_clap("--memory gpu --gpu -1"));
 }

@@ -175,7 +175,11 @@ pub(super) fn options(place: Place) -> GpuOptions {
 /// Memory of that place, for both directions.
 pub(super) fn region(device: &Device, place: Place, len: usize) -> anyhow::Result<Region> {
     let options = options(place);
-    Ok(if place.is_gpu() { device.register_gpu_on(0, len, options)? } else { device.register(len)? })
+    Ok(if place.is_gpu() {
+        device.register_gpu_on(gpu::ordinal(), len, options)?
+    } else {
+        device.register(len)?
+    })
 }
 
 #[cfg(test)]
