@@ -201,6 +201,19 @@ def hardware_refusals(bench):
     fails(bench, "no such device", f"{short} --device mlx5_9", r"there is no RDMA device mlx5_9; there are: rxe0")
     fails(bench, "no such GID", f"NOBOUNCE_GID_INDEX=200 {short} --device rxe0", r"no entry of the GID table can be used")
     fails(bench, "an address that the device has not", f"{short} --device rxe0 --addr 10.1.2.3", r"address 10\.1\.2\.3 was asked for")
+    # One that is in the table and wrong: of a network that the peer is not in. The peer hears, and its answers go nowhere.
+    server = serve(bench, HOST, f"--addr {ADDRESS[4][HOST]}", 21004, 100)
+    bench.machine.guest("ip addr add 10.55.0.1/24 dev eth0; sleep 1", 10)
+    find = ("cd /sys/class/infiniband/rxe0/ports/1; index=$(for at in $(seq 0 15); do grep -qs 'ffff:0a37:0001' gids/$at && "
+            "grep -qs 'RoCE v2' gid_attrs/types/$at && echo $at; done | head -1); cd /")
+    for what, words in (("a GID of another network", "NOBOUNCE_GID_INDEX=$index"), ("the same by its address", "")):
+        addr = "" if words else "--addr 10.55.0.1"
+        fails(bench, what, f"{find}; start=$(cut -d. -f1 /proc/uptime); {words} {short} --device rxe0 {addr} --peer {ADDRESS[4][HOST]}:21004; code=$?; "
+              "echo after $(($(cut -d. -f1 /proc/uptime) - start)) s; exit $code",
+              r"GID \d+, 10\.55\.0\.1, \(on eth0\) is not the address from which this machine sends to 10\.99\.0\.1: that is 10\.99\.0\.2", r"^after \d{1,2} s$")
+    bench.machine.guest("ip addr del 10.55.0.1/24 dev eth0; sleep 1", 10)
+    bench.machine.stop_side(HOST)
+    server.wait()
     fails(bench, "no such libibverbs", f"NOBOUNCE_VERBS=/nowhere/libibverbs.so.1 {short} --device rxe0", r"/nowhere/libibverbs\.so\.1 cannot be loaded")
     bench.machine.guest("mkdir -p /etc; echo nobody:x:65534:65534::/:/bin/sh >>/etc/passwd; echo nogroup:x:65534: >>/etc/group", 10)
     rights = "chmod 600 /dev/infiniband/uverbs0; "

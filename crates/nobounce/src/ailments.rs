@@ -10,6 +10,8 @@ const HICCUP: u64 = 250_000;
 const UP: u64 = u64::MAX;
 /// It is down, and that was told.
 const TOLD: u64 = u64::MAX - 1;
+/// It is down for longer than a hiccup, and nobody was told yet.
+const LOST: u64 = u64::MAX - 2;
 
 /// One thing that is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,9 +29,7 @@ pub(crate) enum Ailment {
 pub(crate) struct Ailments {
     pub(crate) gone: AtomicBool,
     queue_failed: AtomicBool,
-    /// The port is down for longer than a hiccup, and nobody was told.
-    port_lost: AtomicBool,
-    /// When the port was first seen down, in microseconds of the connection's; or [`UP`], or [`TOLD`].
+    /// When the port was first seen down, in microseconds of the connection's; or [`UP`], [`LOST`] or [`TOLD`].
     down_since: AtomicU64,
 }
 
@@ -38,7 +38,6 @@ impl Default for Ailments {
         Self {
             gone: AtomicBool::default(),
             queue_failed: AtomicBool::default(),
-            port_lost: AtomicBool::default(),
             down_since: AtomicU64::new(UP),
         }
     }
@@ -53,15 +52,11 @@ impl Ailments {
             }
         }
         match (health.port_down, self.down_since.load(Ordering::Relaxed)) {
-            (false, UP) | (true, TOLD) => {}
-            (false, _) => {
-                self.down_since.store(UP, Ordering::Relaxed);
-                self.port_lost.store(false, Ordering::Relaxed);
-            }
+            (false, UP) | (true, LOST | TOLD) => {}
+            (false, _) => self.down_since.store(UP, Ordering::Relaxed),
             (true, UP) => self.down_since.store(now, Ordering::Relaxed),
             (true, since) if now.saturating_sub(since) >= HICCUP => {
-                self.down_since.store(TOLD, Ordering::Relaxed);
-                self.port_lost.store(true, Ordering::Release);
+                self.down_since.store(LOST, Ordering::Release);
             }
             (true, _) => {}
         }
@@ -73,7 +68,9 @@ impl Ailments {
             Some(Ailment::Gone)
         } else if self.queue_failed.load(Ordering::Acquire) {
             Some(Ailment::QueueFailed)
-        } else if self.port_lost.load(Ordering::Acquire) && self.port_lost.swap(false, Ordering::AcqRel) {
+        } else if self.down_since.load(Ordering::Acquire) == LOST
+            && self.down_since.compare_exchange(LOST, TOLD, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        {
             Some(Ailment::PortLost)
         } else {
             None

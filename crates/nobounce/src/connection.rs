@@ -281,6 +281,13 @@ impl Connection {
         self.ailment().map_or(Ok(()), Err)
     }
 
+    /// What speaks for a wrong GID of a hardware device, where nothing of ours has come through to the peer so far. For loops that poll the
+    /// completion queue by hand, when something ends in [`Status::RetryExceeded`].
+    pub fn doubt_gid(&self) -> Option<String> {
+        let hard = self.device.nic().hard()?;
+        if self.book().has_succeeded { None } else { hard.doubt_gid(self.peer) }
+    }
+
     fn look_after_device(&self) {
         let mut health = self.device.nic().look();
         // Another connection's queue is not our trouble.
@@ -411,7 +418,13 @@ impl Connection {
                 return Err(WaitError::PortDown { ticket, lane, kind, device: device() });
             }
         }
-        judge(ended, || self.is_peer_gone())
+        let judged = judge(ended, || self.is_peer_gone());
+        if let Err(WaitError::Failed { ticket, lane, kind, status: Status::RetryExceeded }) = judged
+            && let Some(doubt) = self.doubt_gid()
+        {
+            return Err(WaitError::WrongGid { ticket, lane, kind, peer: self.peer, doubt });
+        }
+        judged
     }
 }
 

@@ -58,11 +58,14 @@ pub(crate) struct Tickets {
     /// Tickets that are open or unclaimed: as many as the completion queue has entries, so that it cannot overflow even
     /// where operations end faster than they are asked about (on a lane that has failed, at once).
     pub(crate) limit: usize,
+    /// Whether anything has come through.
+    pub(crate) has_succeeded: bool,
 }
 
 impl Tickets {
     pub(crate) fn new(limit: usize) -> Self {
-        Self { next: 0, pending: HashMap::new(), ended: HashMap::new(), order: VecDeque::new(), limit }
+        let (pending, ended, order) = (HashMap::new(), HashMap::new(), VecDeque::new());
+        Self { next: 0, pending, ended, order, limit, has_succeeded: false }
     }
 
     /// Opens a ticket, unless there are too many.
@@ -95,6 +98,7 @@ impl Tickets {
         let Some((lane, posted)) = self.pending.remove(&ticket) else { return };
         let kind = if work.status == Status::Success { work.kind } else { posted };
         let completion = Completion { ticket, lane, kind, len: work.byte_len, immediate: work.immediate };
+        self.has_succeeded |= work.status == Status::Success;
         let failed = (work.status != Status::Success).then(Instant::now);
         self.ended.insert(ticket, Ended { completion, status: work.status, failed });
         self.order.push_back(ticket);

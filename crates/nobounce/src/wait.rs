@@ -1,5 +1,6 @@
 //! How operations end that do not end well.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use nobounce_nic::any::CqError;
@@ -44,6 +45,22 @@ pub enum WaitError {
         lane: usize,
         /// What it was.
         kind: WorkKind,
+    },
+    /// Nothing ever came back, and what speaks for a wrong GID.
+    #[error(
+        "{kind:?} on lane {lane} failed: nothing ever came back from {peer}, and {doubt}; the lane has stopped, connect again to go on"
+    )]
+    WrongGid {
+        /// Which operation.
+        ticket: Ticket,
+        /// The lane it was posted on.
+        lane: usize,
+        /// What it was.
+        kind: WorkKind,
+        /// Where the peer's device is.
+        peer: IpAddr,
+        /// The GID, and what speaks against it.
+        doubt: String,
     },
     /// Our own port went down under it.
     #[error(
@@ -111,9 +128,10 @@ impl WaitError {
     /// The operation that ended so, if it was one that ended.
     pub fn ticket(&self) -> Option<Ticket> {
         match self {
-            Self::Failed { ticket, .. } | Self::PeerGone { ticket, .. } | Self::PortDown { ticket, .. } => {
-                Some(*ticket)
-            }
+            Self::Failed { ticket, .. }
+            | Self::PeerGone { ticket, .. }
+            | Self::WrongGid { ticket, .. }
+            | Self::PortDown { ticket, .. } => Some(*ticket),
             _ => None,
         }
     }

@@ -90,7 +90,10 @@ impl<'a> Watch<'a> {
                 nic.name()
             );
             ensure!(!self.connection.is_device_gone(), "{} is gone", nic.name());
-            bail!("a {:?} on queue pair {} ended in {:?}", failed.kind, failed.qpn, failed.status);
+            let doubt =
+                (failed.status == Status::RetryExceeded).then(|| self.connection.doubt_gid()).flatten();
+            let doubt = doubt.map_or(String::new(), |doubt| format!(": nothing comes back, and {doubt}"));
+            bail!("a {:?} on queue pair {} ended in {:?}{doubt}", failed.kind, failed.qpn, failed.status);
         }
         Ok(count)
     }

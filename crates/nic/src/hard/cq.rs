@@ -15,7 +15,9 @@ use super::device::{Device, set_nonblocking};
 use super::error::{CqError, CreateError};
 use crate::soft::WorkCompletion;
 
-/// Completions taken with one call.
+/// Completions taken with the first call, and with those that follow where it was full: most polls find nothing or one, and room for more
+/// would be cleared in vain.
+const FEW: usize = 4;
 const BATCH: usize = 32;
 
 struct ChannelInner {
@@ -188,11 +190,13 @@ impl Cq {
         if self.inner.device.is_forked() {
             return Err(CqError::Forked(self.inner.device.name().to_owned()));
         }
-        let mut taken = 0;
+        let mut wcs = [const { MaybeUninit::<verbs::Wc>::uninit() }; BATCH];
+        let (mut taken, mut most) = (0, FEW);
         while taken < max {
+            let want = most.min(max - taken);
+            most = BATCH;
             // Zeroes, not whatever lies here: of a request that failed a device need not fill everything.
-            let mut wcs = [const { MaybeUninit::<verbs::Wc>::zeroed() }; BATCH];
-            let want = BATCH.min(max - taken);
+            wcs[..want].fill_with(MaybeUninit::zeroed);
             let wanted = c_int::try_from(want).unwrap_or(1);
             // SAFETY: a live queue, and room for as many as are wanted.
             let got = unsafe { (self.inner.poll)(self.inner.raw.as_ptr(), wanted, wcs.as_mut_ptr().cast()) };

@@ -1,6 +1,6 @@
 //! Hardware devices: the list, and one that is open.
 
-use std::ffi::{CStr, c_int};
+use std::ffi::c_int;
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::{Path, PathBuf};
@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use nobounce_protocol::qp::{MAX_MESSAGE, Mtu};
 use nobounce_verbs as verbs;
 
+use super::context::Open;
 use super::cq::{Channel, Cq};
 use super::error::{CreateError, OpenError, last, returned};
 use super::gid::{GidEntry, GidWish};
@@ -93,7 +94,7 @@ pub struct Health {
     pub gone: bool,
     /// The port went down, and has not come back.
     pub port_down: bool,
-    /// A completion queue failed: completions are lost. Which, it says itself ([`Cq::has_failed`]).
+    /// A completion queue that is still there failed: completions are lost. Which, it says itself ([`Cq::has_failed`]).
     pub queue_failed: bool,
     /// It was opened before a fork, and this is the child: it is the parent's.
     pub forked: bool,
@@ -119,7 +120,7 @@ pub(crate) struct Inner {
     /// any more, and tell nobody; the folder goes first.
     folder: Option<PathBuf>,
     health: Mutex<Health>,
-    /// Where the completion queues are that failed.
+    /// Where the completion queues are that failed, as long as they are there.
     pub(crate) failed_queues: Mutex<Vec<usize>>,
     /// The process that opened it, counted in forks.
     generation: u64,
@@ -192,50 +193,19 @@ impl Device {
                 OpenError::NoSuch { name: name.to_owned(), there: there.join(", ") }
             });
         };
-        // SAFETY: a device of the list; the name in it ends in zero.
-        let node = unsafe { CStr::from_ptr((*device).dev_name.as_ptr()) }.to_string_lossy().into_owned();
-        // SAFETY: a device of the list, which lives until after the call.
-        let context = NonNull::new(unsafe { (library.api.open_device)(device) });
-        let Some(context) = context else {
-            let os = last();
-            let node = format!("/dev/infiniband/{node}");
-            // libibverbs says «no such file» whatever the file said: it is asked itself.
-            let vague = os.raw_os_error() == Some(libc::ENOENT);
-            let os = if vague { std::fs::File::open(&node).err().unwrap_or(os) } else { os };
-            return Err(OpenError::Open { device: plain.to_owned(), node, os });
-        };
+        let open = Open::device(library, plain.to_owned(), device)?;
         drop(list);
-        let folder = Path::new("/sys/class/infiniband_verbs").join(&node);
-        Self::prepare(library, context, plain, port, options, folder).inspect_err(|_| {
-            // SAFETY: just opened, and nothing was made from it.
-            unsafe { (library.api.close_device)(context.as_ptr()) };
-        })
-    }
-
-    fn prepare(
-        library: &Arc<Library>,
-        context: NonNull<verbs::Context>,
-        name: &str,
-        port: Option<u8>,
-        options: &Options,
-        folder: PathBuf,
-    ) -> Result<Self, OpenError> {
-        // SAFETY: plain numbers, for which zeroes are valid.
-        let mut attr: verbs::DeviceAttr = unsafe { std::mem::zeroed() };
-        // SAFETY: an open device, and a valid place for the result.
-        let code = unsafe { (library.api.query_device)(context.as_ptr(), &raw mut attr) };
-        let failed = |call, code| OpenError::Query { device: name.to_owned(), call, os: returned(code) };
-        if code != 0 {
-            return Err(failed("ibv_query_device", code));
-        }
-        let port = find_port(library, context, name, attr.phys_port_cnt, port, options)?;
+        let folder = Path::new("/sys/class/infiniband_verbs").join(&open.node);
+        let attr = open.attr()?;
+        let port = find_port(library, &open, attr.phys_port_cnt, port, options)?;
+        let (context, name) = open.keep();
         // Events are looked at, never waited for.
         // SAFETY: the device's own descriptor, which nobody else uses.
         unsafe { set_nonblocking((*context.as_ptr()).async_fd) };
         let inner = Inner {
             library: Arc::clone(library),
             context,
-            name: name.to_owned(),
+            name,
             attr,
             port,
             options: options.clone(),
@@ -272,6 +242,13 @@ impl Device {
     /// Where peers reach it: the address that its GID stands for.
     pub fn local(&self) -> IpAddr {
         self.inner.port.gid.addr()
+    }
+
+    /// Why the GID that is used may be the wrong one for a peer that never answered, in words; none where nothing speaks against it. Asks
+    /// the kernel's routes, and sends nothing.
+    pub fn doubt_gid(&self, peer: IpAddr) -> Option<String> {
+        let port = self.port();
+        (port.link_layer == LinkLayer::Ethernet).then(|| gid_table::doubt(&port.gid, peer)).flatten()
     }
 
     /// READs and atomics that a queue pair may have outstanding, either way.
@@ -358,6 +335,7 @@ impl Device {
         if health.gone {
             return health.clone();
         }
+        let mut failed = self.inner.failed_queues.lock().unwrap_or_else(PoisonError::into_inner);
         let api = &self.inner.library.api;
         for _ in 0..64 {
             let mut event = verbs::AsyncEvent { element: ptr::null_mut(), event_type: 0 };
@@ -370,17 +348,14 @@ impl Device {
                 verbs::IBV_EVENT_DEVICE_FATAL => health.gone = true,
                 verbs::IBV_EVENT_PORT_ERR if port => health.port_down = true,
                 verbs::IBV_EVENT_PORT_ACTIVE if port => health.port_down = false,
-                verbs::IBV_EVENT_CQ_ERR => {
-                    health.queue_failed = true;
-                    let mut failed = self.inner.failed_queues.lock().unwrap_or_else(PoisonError::into_inner);
-                    failed.push(event.element.addr());
-                }
+                verbs::IBV_EVENT_CQ_ERR => failed.push(event.element.addr()),
                 _ => {}
             }
             tracing::debug!("{}: asynchronous event {}", self.inner.name, event.event_type);
             // SAFETY: the event that was just given.
             unsafe { (api.ack_async_event)(&raw mut event) };
         }
+        health.queue_failed = !failed.is_empty();
         health.clone()
     }
 }
@@ -416,25 +391,24 @@ fn why_none() -> String {
 /// The port asked for, or the first that is active.
 fn find_port(
     library: &Library,
-    context: NonNull<verbs::Context>,
-    name: &str,
+    open: &Open<'_>,
     ports: u8,
     wanted: Option<u8>,
     options: &Options,
 ) -> Result<Port, OpenError> {
+    let (context, name) = (open.context(), open.name());
     if let Some(wanted) = wanted.filter(|wanted| !(1..=ports).contains(wanted)) {
         return Err(OpenError::NoSuchPort { name: format!("{name}:{wanted}"), ports: Some(ports) });
     }
     let mut states = Vec::new();
     for number in 1..=ports {
-        // SAFETY: plain numbers, for which zeroes are valid.
-        let mut attr: verbs::PortAttr = unsafe { std::mem::zeroed() };
-        // SAFETY: an open device; there is room for more than any version writes.
-        let code = unsafe { (library.api.query_port)(context.as_ptr(), number, &raw mut attr) };
-        if code != 0 {
-            states.push(format!("port {number}: {}", returned(code)));
-            continue;
-        }
+        let attr = match open.port(number) {
+            Ok(attr) => attr,
+            Err(code) => {
+                states.push(format!("port {number}: {}", returned(code)));
+                continue;
+            }
+        };
         states.push(format!("port {number}: {}", state_name(attr.state)));
         if wanted.is_some_and(|wanted| wanted != number) || attr.state != verbs::IBV_PORT_ACTIVE {
             continue;

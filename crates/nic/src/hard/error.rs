@@ -325,7 +325,7 @@ pub(crate) fn memlock() -> u64 {
 fn modify_hint(os: &io::Error, state: &str, towards: &str) -> String {
     match (os.raw_os_error(), state) {
         (Some(libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH), _) => format!(
-            "; nobody answers at that address ({towards}): is it an address of the peer's RDMA interface, and reachable from here?"
+            "; nobody answers at that address ({towards}): is it an address of the peer's RDMA interface, and reachable from here? (NOBOUNCE_GID_INDEX names another of ours)"
         ),
         (Some(libc::EINVAL), "RTR") => format!(
             "; the addresses do not go together ({towards}): the GID may be one of another network, or gone from the table since \

@@ -1,6 +1,7 @@
 //! Which entry of a port's GID table a connection uses: by a rule that can be told.
 
 use std::fmt;
+use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 
 /// What an entry of the table speaks.
@@ -115,6 +116,37 @@ pub fn choose(table: &[GidEntry], wish: &GidWish) -> Result<GidChoice, NoGid> {
     }
 }
 
+/// Why an entry that is in the table may be the wrong one for a peer from which nothing ever came back. `source` is the address from which
+/// this machine itself would send to it. Several addresses may well lead to one peer, so that this is asked after a failure only.
+pub(crate) fn doubt(entry: &GidEntry, peer: IpAddr, source: io::Result<IpAddr>) -> Option<String> {
+    let ours = entry.addr();
+    let why = match (entry.kind, &entry.interface, source) {
+        (Some(GidKind::RoceV1), ..) => {
+            "speaks RoCE v1, which no router passes and no software NIC speaks".to_owned()
+        }
+        (_, None, _) => "is of no interface of this network namespace".to_owned(),
+        // Every address of loopback reaches every other, and link-local ones have a route for each interface.
+        _ if ours.is_loopback() && peer.is_loopback() || is_link_local(peer) => return None,
+        (_, _, Ok(source)) if source == ours => return None,
+        (_, Some(name), Ok(source)) => {
+            format!(
+                "(on {name}) is not the address from which this machine sends to {peer}: that is {source}"
+            )
+        }
+        (_, Some(name), Err(error)) => {
+            format!("(on {name}) is what it sends from, and this machine has no way to {peer}: {error}")
+        }
+    };
+    Some(format!(
+        "GID {}, {ours}, {why}; it may be one of another network (NOBOUNCE_GID_INDEX or --addr name another, --explain-device lists them)",
+        entry.index
+    ))
+}
+
+fn is_link_local(addr: IpAddr) -> bool {
+    matches!(addr, IpAddr::V6(v6) if v6.is_unicast_link_local())
+}
+
 fn judge(entry: &GidEntry, wish: &GidWish) -> Result<Rank, String> {
     if let Some(index) = wish.index
         && index != entry.index
@@ -146,7 +178,7 @@ fn judge(entry: &GidEntry, wish: &GidWish) -> Result<Rank, String> {
         // It may be of version 1: one that says that it is not comes first.
         (None, _) => Rank::Unknown,
         (_, IpAddr::V4(_)) => Rank::Mapped,
-        (_, IpAddr::V6(v6)) if v6.is_unicast_link_local() => Rank::LinkLocal,
+        (_, addr) if is_link_local(addr) => Rank::LinkLocal,
         (_, IpAddr::V6(_)) => Rank::Global,
     })
 }
@@ -250,6 +282,29 @@ mod tests {
         assert!(none.contains("GID 1: 10.0.0.7") && none.contains("network namespace"), "{none}");
         let empty = choose(&table[2..3], &GidWish::default()).unwrap_err().to_string();
         assert!(empty.contains("all 1 entries are empty"), "{empty}");
+    }
+
+    #[test]
+    fn one_of_another_network_is_doubted_when_nothing_came_back() {
+        let addr = |text: &str| text.parse::<IpAddr>().unwrap();
+        let [v2, v1] = [GidKind::RoceV2, GidKind::RoceV1];
+        let by = |kind, interface, source: &str| {
+            doubt(&entry(3, "10.0.0.7", kind, interface), addr("10.0.0.9"), Ok(addr(source)))
+        };
+        assert_eq!(by(v2, Some("eth0"), "10.0.0.7"), None, "this is how it is sent");
+        let other = by(v2, Some("eth1"), "10.55.0.1").unwrap();
+        assert!(other.starts_with("GID 3, 10.0.0.7, (on eth1) is not the address from which"), "{other}");
+        assert!(other.contains("that is 10.55.0.1") && other.contains("NOBOUNCE_GID_INDEX"), "{other}");
+        assert!(by(v1, Some("eth0"), "10.0.0.7").unwrap().contains("RoCE v1"));
+        assert!(by(v2, None, "10.0.0.7").unwrap().contains("no interface of this network namespace"));
+        let here = entry(3, "10.0.0.7", v2, Some("eth0"));
+        let lost = doubt(&here, addr("10.0.0.9"), Err(io::Error::from_raw_os_error(libc::ENETUNREACH)));
+        assert!(lost.unwrap().contains("this machine has no way to 10.0.0.9"));
+        // Of these nothing can be said.
+        let loopback = entry(0, "127.4.4.4", v2, Some("lo"));
+        assert_eq!(doubt(&loopback, addr("127.5.5.5"), Ok(addr("127.0.0.1"))), None);
+        let local = entry(1, "fe80::1", v2, Some("eth0"));
+        assert_eq!(doubt(&local, addr("fe80::2"), Err(io::Error::from_raw_os_error(libc::EINVAL))), None);
     }
 
     #[test]

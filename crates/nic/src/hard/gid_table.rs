@@ -1,6 +1,8 @@
 //! The GID table of a port, read, and the entry that is used of it.
 
 use std::ffi::c_int;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::ptr::NonNull;
 
 use nobounce_verbs as verbs;
@@ -11,6 +13,8 @@ use super::gid::{self, GidChoice, GidEntry, GidKind};
 use super::interfaces;
 use super::library::Library;
 
+/// Where RoCE v2 is spoken.
+const ROCE_PORT: u16 = 4791;
 /// As many entries of a table are looked at.
 const MAX_GIDS: u32 = 1024;
 
@@ -37,6 +41,20 @@ pub(crate) fn choose(
         return Ok(GidChoice { entry, explanation: vec![why] });
     }
     gid::choose(&table, &options.gid).map_err(|why| OpenError::Gid { device: name.to_owned(), port, why })
+}
+
+/// Why an entry may be the wrong one for a peer, by what the kernel's routes say.
+pub(crate) fn doubt(entry: &GidEntry, peer: IpAddr) -> Option<String> {
+    gid::doubt(entry, peer, source_towards(peer))
+}
+
+/// The address from which this machine sends to a peer of itself. Nothing is sent.
+fn source_towards(peer: IpAddr) -> io::Result<IpAddr> {
+    let any: IpAddr =
+        if peer.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind((any, 0))?;
+    socket.connect((peer, ROCE_PORT))?;
+    Ok(socket.local_addr()?.ip())
 }
 
 fn gid_table(

@@ -2,13 +2,13 @@
 
 use std::ffi::{CStr, c_int};
 use std::fmt;
-use std::ptr::NonNull;
 
 use nobounce_protocol::qp::Mtu;
 use nobounce_verbs as verbs;
 
+use super::context::Open;
 use super::device::{LinkLayer, is_infiniband, mtu_of, speed, state_name};
-use super::error::{OpenError, last, returned};
+use super::error::{OpenError, last};
 use super::library::Library;
 
 /// As many devices of a list are looked at; a longer list is damaged.
@@ -76,45 +76,19 @@ pub fn list(library: &Library) -> Result<Vec<Result<Listed, OpenError>>, OpenErr
 }
 
 fn describe(library: &Library, name: String, device: *mut verbs::Device) -> Result<Listed, OpenError> {
-    // SAFETY: a device of the list; the name in it ends in zero.
-    let node = unsafe { CStr::from_ptr((*device).dev_name.as_ptr()) }.to_string_lossy().into_owned();
-    // SAFETY: a device of the list, which lives until after the call.
-    let context = NonNull::new(unsafe { (library.api.open_device)(device) });
-    let context = context.ok_or_else(|| OpenError::Open {
-        device: name.clone(),
-        node: format!("/dev/infiniband/{node}"),
-        os: last(),
-    })?;
-    let described = ask(library, name, context);
-    // SAFETY: opened above, and nothing was made from it.
-    unsafe { (library.api.close_device)(context.as_ptr()) };
-    described
-}
-
-fn ask(library: &Library, name: String, context: NonNull<verbs::Context>) -> Result<Listed, OpenError> {
-    // SAFETY: plain numbers, for which zeroes are valid.
-    let mut attr: verbs::DeviceAttr = unsafe { std::mem::zeroed() };
-    // SAFETY: an open device, and a valid place for the result.
-    let code = unsafe { (library.api.query_device)(context.as_ptr(), &raw mut attr) };
-    if code != 0 {
-        return Err(OpenError::Query { device: name, call: "ibv_query_device", os: returned(code) });
-    }
-    let ports: Vec<ListedPort> = (1..=attr.phys_port_cnt)
-        .filter_map(|number| {
-            // SAFETY: plain numbers, for which zeroes are valid.
-            let mut port: verbs::PortAttr = unsafe { std::mem::zeroed() };
-            // SAFETY: an open device; there is room for more than any version writes.
-            let code = unsafe { (library.api.query_port)(context.as_ptr(), number, &raw mut port) };
-            (code == 0).then(|| ListedPort {
-                number,
-                state: state_name(port.state),
-                link_layer: if is_infiniband(&port) { LinkLayer::InfiniBand } else { LinkLayer::Ethernet },
-                megabits: speed(&name, number, &port),
-                mtu: mtu_of(port.active_mtu),
-            })
+    let open = Open::device(library, name, device)?;
+    let attr = open.attr()?;
+    let ports = (1..=attr.phys_port_cnt).filter_map(|number| {
+        let port = open.port(number).ok()?;
+        Some(ListedPort {
+            number,
+            state: state_name(port.state),
+            link_layer: if is_infiniband(&port) { LinkLayer::InfiniBand } else { LinkLayer::Ethernet },
+            megabits: speed(open.name(), number, &port),
+            mtu: mtu_of(port.active_mtu),
         })
-        .collect();
-    Ok(Listed { ports, name, attr })
+    });
+    Ok(Listed { ports: ports.collect(), name: open.name().to_owned(), attr })
 }
 
 /// The names of the devices that the system's libibverbs shows.

@@ -4,6 +4,7 @@
 //! completions; each holds what it was made from, so that everything goes in the right order. What has no meaning here (datagrams,
 //! shared receive queues, memory windows) is not offered.
 
+mod context;
 mod cq;
 mod device;
 mod error;

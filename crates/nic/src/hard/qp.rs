@@ -163,7 +163,8 @@ impl Qp {
             return Ok(());
         }
         let towards = if attr.mask.contains(AttrMask::AV) {
-            format!("{} to {}", place(device.local(), device.port().lid), place(attr.remote, lid))
+            let doubt = device.doubt_gid(attr.remote).map_or(String::new(), |doubt| format!("; {doubt}"));
+            format!("{} to {}{doubt}", place(device.local(), device.port().lid), place(attr.remote, lid))
         } else {
             String::new()
         };

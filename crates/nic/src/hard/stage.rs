@@ -142,7 +142,6 @@ fn patiently(mut done: impl FnMut() -> Result<bool, String>) -> Result<(), Strin
 }
 
 /// One request that has something to do when it completes.
-#[derive(Clone)]
 struct Work {
     wr_id: u64,
     qpn: u32,
@@ -169,7 +168,7 @@ pub(crate) struct Staging {
     count: AtomicUsize,
     regions: RwLock<HashMap<u32, Weak<Shadow>>>,
     next: AtomicU32,
-    under_way: Mutex<HashMap<u32, Work>>,
+    under_way: Mutex<HashMap<u32, Arc<Work>>>,
     moved: Mutex<PathCounters>,
 }
 
@@ -184,7 +183,7 @@ impl Staging {
         self.regions.write().unwrap_or_else(PoisonError::into_inner).remove(&lkey);
     }
 
-    fn works(&self) -> MutexGuard<'_, HashMap<u32, Work>> {
+    fn works(&self) -> MutexGuard<'_, HashMap<u32, Arc<Work>>> {
         self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -241,7 +240,7 @@ impl Staging {
         }
         if !inbound.is_empty() || self.has_marked(wr_id) {
             let slot = self.next.fetch_add(1, Ordering::Relaxed);
-            self.works().insert(slot, Work { wr_id, qpn, wanted: signaled, reads, inbound });
+            self.works().insert(slot, Arc::new(Work { wr_id, qpn, wanted: signaled, reads, inbound }));
             staged.wr_id = MARK << 32 | u64::from(slot);
             staged.signaled = true;
             staged.slot = Some(slot);
@@ -288,13 +287,13 @@ impl Staging {
         let mut original = WorkCompletion { wr_id: work.wr_id, ..*completion };
         if completion.status == Status::Success && completion.kind != WorkKind::ReceiveWriteImmediate {
             let mut left = usize::try_from(completion.byte_len).unwrap_or(usize::MAX);
-            for (shadow, offset, len) in work.inbound {
-                let len = len.min(left);
+            for (shadow, offset, len) in &work.inbound {
+                let len = (*len).min(left);
                 left -= len;
                 if len == 0 {
                     continue;
                 }
-                if let Err(error) = shadow.place(offset, len) {
+                if let Err(error) = shadow.place(*offset, len) {
                     // The bytes are here, but not where the application looks for them.
                     tracing::warn!("what arrived could not be placed in GPU memory: {error}");
                     original.status = Status::LocalAccess;

@@ -49,6 +49,8 @@ pub(crate) struct World {
     pub(crate) port: verbs::PortAttr,
     pub(crate) gids: Vec<[u8; 16]>,
     pub(crate) events: VecDeque<(u32, usize)>,
+    /// How many completions each poll asked for.
+    pub(crate) polls: Vec<c_int>,
     /// The flags of requests that were posted.
     pub(crate) flags: Vec<u32>,
     pub(crate) is_gpu: fn(u64) -> bool,
@@ -84,6 +86,7 @@ impl World {
             port,
             gids: vec![[0; 16], loopback],
             events: VecDeque::new(),
+            polls: Vec::new(),
             flags: Vec::new(),
             is_gpu: |_| false,
             regions: HashMap::new(),
@@ -406,6 +409,7 @@ unsafe extern "C" fn req_notify(_: *mut verbs::Cq, _: c_int) -> c_int {
 }
 
 unsafe extern "C" fn poll_cq(_: *mut verbs::Cq, count: c_int, wcs: *mut verbs::Wc) -> c_int {
+    world(|world| world.polls.push(count));
     let mut taken = 0;
     while taken < count
         && let Some(wc) = world(|world| world.completions.pop_front())

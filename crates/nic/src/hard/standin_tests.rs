@@ -406,6 +406,8 @@ fn the_port_s_own_word_counts_whatever_its_events_said() {
     world(|world| world.events.push_back((verbs::IBV_EVENT_CQ_ERR, which)));
     assert!(device.look().queue_failed && device.look().queue_failed);
     assert_eq!([queues[0].has_failed(), queues[1].has_failed()], [false, true]);
+    drop(queues);
+    assert!(device.look().is_well(), "a queue that is gone troubles nobody");
 }
 
 #[test]
@@ -421,9 +423,13 @@ fn the_list_says_what_each_device_is() {
         "{words}"
     );
     assert_eq!(standin::names(), ["open", "close"], "nothing stays open");
-    world(|world| world.open = libc::EACCES);
-    let refused = super::list(&library).unwrap().remove(0).unwrap_err().to_string();
-    assert!(refused.contains("fake0 cannot be opened"), "{refused}");
+    for errno in [libc::EACCES, libc::ENOENT] {
+        world(|world| world.open = errno);
+        let refused = super::list(&library).unwrap().remove(0).unwrap_err().to_string();
+        assert!(refused.contains("fake0 cannot be opened"), "{refused}");
+        let opened = Device::open_in(&library, "fake0", &Options::default()).unwrap_err().to_string();
+        assert_eq!(refused, opened, "the list and whoever opens it say the same");
+    }
 }
 
 #[test]
@@ -463,4 +469,39 @@ fn requests_are_signalled_fenced_and_inline_as_they_ask() {
     let mut got = Vec::new();
     cq.poll(&mut got, 64).unwrap();
     assert_eq!(got.iter().map(|one| one.wr_id).collect::<Vec<_>>(), [19]);
+}
+
+#[test]
+fn a_poll_that_finds_little_has_made_room_for_little() {
+    let device = open();
+    let pd = device.alloc_pd().unwrap();
+    let cq = device.create_cq(256, None).unwrap();
+    let qp = pd.create_qp(&cq, &cq, QpLimits::default()).unwrap();
+    let polls = || world(|world| std::mem::take(&mut world.polls));
+    let mut got = Vec::new();
+    assert_eq!((cq.poll(&mut got, 64), polls()), (Ok(0), vec![4]));
+    assert_eq!((cq.poll(&mut got, 1), polls()), (Ok(0), vec![1]));
+    (0..70).for_each(|id| qp.post_send(&SendRequest::new(id, Operation::Send, &[])).unwrap());
+    assert_eq!((cq.poll(&mut got, 64), polls()), (Ok(64), vec![4, 32, 28]));
+    assert_eq!((cq.poll(&mut got, 64), polls()), (Ok(6), vec![4, 32]));
+    assert_eq!(got.iter().map(|one| one.wr_id).collect::<Vec<_>>(), (0..70).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_gid_of_another_network_is_doubted_by_name() {
+    // An address for documentation, which nobody has; and a queue pair that the device does not raise with it.
+    let other = std::net::Ipv4Addr::new(203, 0, 113, 7).to_ipv6_mapped().octets();
+    world(|world| (world.gids[0], world.modify) = (other, libc::ENETUNREACH));
+    let mut options = Options::default();
+    options.gid.index = Some(0);
+    let device = Device::open_in(&standin::library(false), "fake0", &options).unwrap();
+    let peer = std::net::Ipv4Addr::LOCALHOST.into();
+    let doubt = device.doubt_gid(peer).expect("no interface has the address");
+    assert!(doubt.starts_with("GID 0, 203.0.113.7, is of no interface"), "{doubt}");
+    let (pd, cq) = (device.alloc_pd().unwrap(), device.create_cq(8, None).unwrap());
+    let qp = pd.create_qp(&cq, &cq, QpLimits::default()).unwrap();
+    let to_rtr = QpAttr::to_rtr(peer, Qpn::new(5), Psn::new(1), Mtu::Mtu1024);
+    let refused = qp.modify(&to_rtr, 0).unwrap_err().to_string();
+    assert!(refused.contains("203.0.113.7 to 127.0.0.1") && refused.contains(&doubt), "{refused}");
+    assert_eq!(open().doubt_gid(peer), None, "the entry of loopback is the right one");
 }
