@@ -210,7 +210,7 @@ def hardware_refusals(bench):
         addr = "" if words else "--addr 10.55.0.1"
         fails(bench, what, f"{find}; start=$(cut -d. -f1 /proc/uptime); {words} {short} --device rxe0 {addr} --peer {ADDRESS[4][HOST]}:21004; code=$?; "
               "echo after $(($(cut -d. -f1 /proc/uptime) - start)) s; exit $code",
-              r"GID \d+, 10\.55\.0\.1, \(on eth0\) is not the address from which this machine sends to 10\.99\.0\.1: that is 10\.99\.0\.2", r"^after \d{1,2} s$")
+              r"GID \d+, 10\.55\.0\.1 on eth0, is not the address from which this machine sends to 10\.99\.0\.1: that is 10\.99\.0\.2", r"^after \d{1,2} s$")
     bench.machine.guest("ip addr del 10.55.0.1/24 dev eth0; sleep 1", 10)
     bench.machine.stop_side(HOST)
     server.wait()

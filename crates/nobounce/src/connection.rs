@@ -24,7 +24,8 @@ use crate::wait::{WaitError, judge};
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// How long a waiting caller drives the device himself before he sleeps and leaves it to the helper thread.
 const SPIN: Duration = Duration::from_millis(1);
-/// How long the cause of a failure may take to show after it, with hardware.
+/// How long the cause of a failure may take to show after it, with hardware. The side channel told of a killed peer at most 39 ms after rxe of
+/// Linux 6.1 had refused for it, in an emulated machine on a busy one.
 const LAST_WORD: Duration = Duration::from_millis(200);
 /// Completions fetched at once.
 const BATCH: usize = 64;

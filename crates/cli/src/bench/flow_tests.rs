@@ -12,15 +12,30 @@ pub(super) struct Mock {
     slowness: f64,
     wrong: Option<u64>,
     broken: bool,
+    /// The pass that takes another link than the others, if one does.
+    falls_back: Option<u32>,
+    pass: u32,
 }
 
 impl Mock {
     pub(super) fn new() -> Self {
-        Self { slowness: 1.0, wrong: None, broken: false }
+        Self { slowness: 1.0, wrong: None, broken: false, falls_back: None, pass: 0 }
     }
 }
 
 impl Measure for Mock {
+    fn renew(&mut self) -> anyhow::Result<()> {
+        self.pass += 1;
+        Ok(())
+    }
+
+    fn fallbacks(&self) -> Vec<String> {
+        (self.falls_back == Some(self.pass))
+            .then(|| "udp, for there is no room".to_owned())
+            .into_iter()
+            .collect()
+    }
+
     fn run(&mut self, case: &Case, progress: &dyn Fn(f64)) -> anyhow::Result<CaseResult> {
         anyhow::ensure!(!self.broken, "the peer went away");
         progress(0.5);
@@ -53,7 +68,11 @@ impl Measure for Mock {
             samples,
             mtu: 4096,
             iters: 10_000,
-            link: case.over.map_or("udp", Link::name).to_owned(),
+            link: match self.falls_back {
+                Some(pass) if pass != self.pass => "shm",
+                _ => case.over.map_or("udp", Link::name),
+            }
+            .to_owned(),
             memory: if case.place.is_gpu() { "gpu" } else { "host" }.to_owned(),
             path: match case.place {
                 Place::Host | Place::Direct => "direct".to_owned(),
@@ -307,4 +326,15 @@ fn the_plan_can_be_explained() {
     let text = String::from_utf8(out).unwrap();
     assert!(text.contains("write 8 B latency, waiting on memory: 400 ms, MTU 4096"), "{text}");
     assert!(text.contains("5 passes"), "{text}");
+}
+
+#[test]
+fn a_pass_in_between_that_fell_back_is_in_the_report() {
+    let plan = plan_of(&BenchArgs { passes: Some(3), ..BenchArgs::default() });
+    let mut mock = Mock { falls_back: Some(1), ..Mock::new() };
+    let report = measure(&plan, &mut world(&mut mock, &|| None)).unwrap();
+    assert!(report.results.iter().all(|one| one.link == "shm in 2 of 3, udp in 1 of 3 passes"));
+    assert_eq!(report.notes, ["in pass 2 of 3: udp, for there is no room"]);
+    let shown = table::render(&report);
+    assert!(shown.contains("udp in 1 of 3 passes") && shown.contains("in pass 2 of 3: udp, for"), "{shown}");
 }

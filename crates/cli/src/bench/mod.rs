@@ -273,6 +273,7 @@ fn measure(plan: &Plan, world: &mut World<'_>) -> anyhow::Result<Report> {
     let before_all = raw(plan, world);
     let before = (world.counters)();
     let mut measured: Vec<Vec<CaseResult>> = plan.cases.iter().map(|_| Vec::new()).collect();
+    let mut fallbacks = Vec::new();
     for pass in 0..plan.passes {
         if pass > 0 {
             world.measure.renew().context("cannot begin another pass")?;
@@ -286,9 +287,11 @@ fn measure(plan: &Plan, world: &mut World<'_>) -> anyhow::Result<Report> {
             progress(1.0);
             results.push(result);
         }
+        // The next pass has devices of its own, which know nothing of these.
+        fallbacks.push(world.measure.fallbacks());
     }
     let mut notes = world.notes.clone();
-    notes.extend(world.measure.fallbacks());
+    notes.extend(passes::fallbacks(&fallbacks));
     let after = (world.counters)();
     // Machines get faster and slower within a minute: plain UDP is measured at both ends of the run.
     let raw = before_all.map(|first| match raw(plan, world) {

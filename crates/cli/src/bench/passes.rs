@@ -28,6 +28,7 @@ pub(super) fn merged(passes: Vec<CaseOutcome>) -> Option<CaseOutcome> {
     one.gbytes_per_s = all(|pass| pass.gbytes_per_s);
     one.mops = all(|pass| pass.mops);
     one.of_raw = all(|pass| pass.of_raw);
+    one.link = links(&passes);
     one.passes = passes.iter().filter_map(headline).collect();
     one.iters = passes.iter().map(|pass| pass.iters).sum();
     let every: Vec<f64> = passes.iter().flat_map(|pass| pass.samples.iter().copied()).collect();
@@ -42,6 +43,46 @@ pub(super) fn merged(passes: Vec<CaseOutcome>) -> Option<CaseOutcome> {
         (one.verified, one.fault) = (false, wrong.fault);
     }
     Some(one)
+}
+
+/// The link that a case took; where passes took different ones, how many took which.
+fn links(passes: &[CaseOutcome]) -> String {
+    let mut counts: Vec<(&str, usize)> = Vec::new();
+    for pass in passes {
+        match counts.iter_mut().find(|(link, _)| *link == pass.link) {
+            Some((_, count)) => *count += 1,
+            None => counts.push((&pass.link, 1)),
+        }
+    }
+    match counts[..] {
+        [(link, _)] => link.to_owned(),
+        _ => {
+            let each = |(link, count): &(&str, usize)| format!("{link} in {count} of {}", passes.len());
+            format!("{} passes", counts.iter().map(each).collect::<Vec<_>>().join(", "))
+        }
+    }
+}
+
+/// Why packets took a longer way, in one line for each reason; those of some passes only say of which.
+pub(super) fn fallbacks(passes: &[Vec<String>]) -> Vec<String> {
+    let mut reasons: Vec<&String> = Vec::new();
+    for reason in passes.iter().flatten() {
+        if !reasons.contains(&reason) {
+            reasons.push(reason);
+        }
+    }
+    let line = |reason: &String| {
+        let of: Vec<String> = (1..)
+            .zip(passes)
+            .filter(|(_, pass)| pass.contains(reason))
+            .map(|(at, _)| at.to_string())
+            .collect();
+        if of.len() == passes.len() {
+            return reason.clone();
+        }
+        format!("in pass {} of {}: {reason}", of.join(", "), passes.len())
+    };
+    reasons.into_iter().map(line).collect()
 }
 
 /// The figure a case is about.
@@ -66,6 +107,28 @@ mod tests {
         assert!(one.samples.len() <= KEPT_SAMPLES && one.verified);
         assert_eq!(merged(vec![case.clone()]).unwrap(), *case);
         assert_eq!(merged(Vec::new()), None);
+    }
+
+    #[test]
+    fn a_pass_that_took_another_link_is_said() {
+        let case = sample_report().results[0].clone();
+        let pass = |link: &str| CaseOutcome { link: link.to_owned(), ..case.clone() };
+        let link = |links: &[&str]| merged(links.iter().map(|link| pass(link)).collect()).unwrap().link;
+        assert_eq!(link(&["shm", "shm", "shm"]), "shm");
+        assert_eq!(link(&["shm", "udp", "shm"]), "shm in 2 of 3, udp in 1 of 3 passes");
+        assert_eq!(link(&["udp", "shm"]), "udp in 1 of 2, shm in 1 of 2 passes");
+    }
+
+    #[test]
+    fn the_reasons_of_every_pass_are_kept_and_say_of_which_they_are() {
+        let pass = |reasons: &[&str]| reasons.iter().map(|reason| (*reason).to_owned()).collect::<Vec<_>>();
+        assert_eq!(fallbacks(&[pass(&["no room"])]), ["no room"]);
+        assert_eq!(fallbacks(&[pass(&["no room"]), pass(&["no room"])]), ["no room"]);
+        let one = fallbacks(&[pass(&[]), pass(&["no room"]), pass(&[])]);
+        assert_eq!(one, ["in pass 2 of 3: no room"]);
+        let two = fallbacks(&[pass(&["no room"]), pass(&["another user"]), pass(&["no room"])]);
+        assert_eq!(two, ["in pass 1, 3 of 3: no room", "in pass 2 of 3: another user"]);
+        assert!(fallbacks(&[pass(&[]), pass(&[])]).is_empty());
     }
 
     #[test]

@@ -284,8 +284,7 @@ fn also(args: &BenchArgs, ends: &Ends) -> Result<Option<Link>, PlanError> {
     }
 }
 
-fn cases(args: &BenchArgs) -> Result<Vec<Case>, PlanError> {
-use super::devices::Named;
+fn cases(args: &BenchArgs, devices: &Named) -> Result<Vec<Case>, PlanError> {
     let mtu = args.mtu.unwrap_or(4096);
     if !MTUS.contains(&mtu) {
         return Err(PlanError::Mtu(mtu));

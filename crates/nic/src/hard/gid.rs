@@ -128,17 +128,16 @@ pub(crate) fn doubt(entry: &GidEntry, peer: IpAddr, source: io::Result<IpAddr>) 
         // Every address of loopback reaches every other, and link-local ones have a route for each interface.
         _ if ours.is_loopback() && peer.is_loopback() || is_link_local(peer) => return None,
         (_, _, Ok(source)) if source == ours => return None,
-        (_, Some(name), Ok(source)) => {
-            format!(
-                "(on {name}) is not the address from which this machine sends to {peer}: that is {source}"
-            )
+        (_, _, Ok(source)) => {
+            format!("is not the address from which this machine sends to {peer}: that is {source}")
         }
-        (_, Some(name), Err(error)) => {
-            format!("(on {name}) is what it sends from, and this machine has no way to {peer}: {error}")
+        (_, _, Err(error)) => {
+            format!("is what it sends from, and this machine has no way to {peer}: {error}")
         }
     };
+    let on = entry.interface.as_ref().map_or(String::new(), |name| format!(" on {name}"));
     Some(format!(
-        "GID {}, {ours}, {why}; it may be one of another network (NOBOUNCE_GID_INDEX or --addr name another, --explain-device lists them)",
+        "GID {}, {ours}{on}, {why}; it may be one of another network (NOBOUNCE_GID_INDEX or --addr name another, --explain-device lists them)",
         entry.index
     ))
 }
@@ -293,7 +292,7 @@ mod tests {
         };
         assert_eq!(by(v2, Some("eth0"), "10.0.0.7"), None, "this is how it is sent");
         let other = by(v2, Some("eth1"), "10.55.0.1").unwrap();
-        assert!(other.starts_with("GID 3, 10.0.0.7, (on eth1) is not the address from which"), "{other}");
+        assert!(other.starts_with("GID 3, 10.0.0.7 on eth1, is not the address from which"), "{other}");
         assert!(other.contains("that is 10.55.0.1") && other.contains("NOBOUNCE_GID_INDEX"), "{other}");
         assert!(by(v1, Some("eth0"), "10.0.0.7").unwrap().contains("RoCE v1"));
         assert!(by(v2, None, "10.0.0.7").unwrap().contains("no interface of this network namespace"));
