@@ -19,7 +19,7 @@ fn wrong_usage_is_2_with_a_sentence() {
     for (line, told) in [
         ("bench --mtu 1500", "nobounce: --mtu 1500 is no path MTU"),
         ("bench --size 64Q", "\"64Q\" is no size"),
-        ("bench --wait memory --op read", "--wait memory is for the latency of writes"),
+        ("bench --wait memory --op read", "--wait memory and perftest are for the latency of writes"),
         ("bench --no-such-flag", "--no-such-flag"),
         ("no-such-command", "no-such-command"),
     ] {
@@ -95,6 +95,19 @@ fn the_link_is_chosen_by_itself_and_said() {
         "write 8 B latency over udp, waiting on cq: ",
     ] {
         assert!(stdout.contains(wanted), "{wanted} is missing in {stdout}");
+    }
+}
+
+/// On memory, by itself and as perftest does: inline where it is short, and not where it is longer.
+#[test]
+fn both_ends_wait_on_memory_as_they_are_told() {
+    for wait in ["memory", "perftest"] {
+        let line =
+            format!("bench --link udp --op write --kind latency --size 1,8,220,4K --iters 100 --wait {wait}");
+        let (code, stdout, stderr) = output(nobounce(&line));
+        assert_eq!(code, Some(0), "{stderr}");
+        assert!(stdout.contains(&format!("write, {wait}")), "{stdout}");
+        assert!(stdout.contains("every byte verified"), "{stdout}");
     }
 }
 

@@ -88,8 +88,26 @@ impl fmt::Display for Kind {
 pub(crate) enum Wait {
     /// Poll a completion queue
     Cq,
-    /// Spin on the last byte of the buffer, as ib_write_lat does
+    /// Spin on the last byte of the buffer; nobody polls, and the device is driven by its own thread
     Memory,
+    /// Poll for the completion of the own message, then spin on the last byte of the buffer, as ib_write_lat does
+    Perftest,
+}
+
+impl Wait {
+    /// How it is said behind the name of a case.
+    pub(crate) fn words(self) -> &'static str {
+        match self {
+            Self::Cq => "",
+            Self::Memory => ", waiting on memory",
+            Self::Perftest => ", waiting as perftest",
+        }
+    }
+
+    /// Whether messages are seen in memory.
+    pub(crate) fn is_on_memory(self) -> bool {
+        matches!(self, Self::Memory | Self::Perftest)
+    }
 }
 
 impl fmt::Display for Wait {
@@ -97,6 +115,7 @@ impl fmt::Display for Wait {
         f.pad(match self {
             Self::Cq => "cq",
             Self::Memory => "memory",
+            Self::Perftest => "perftest",
         })
     }
 }
@@ -189,9 +208,7 @@ impl fmt::Display for Case {
         if self.qps > 1 {
             write!(f, ", {} queue pairs", self.qps)?;
         }
-        if self.wait == Wait::Memory {
-            write!(f, ", waiting on memory")?;
-        }
+        write!(f, "{}", self.wait.words())?;
         match self.over {
             None => {}
             Some(Link::Udp) => write!(f, ", over UDP")?,

@@ -176,9 +176,7 @@ fn change(old: &CaseOutcome, new: &CaseOutcome) -> Option<Change> {
     if new.qps > 1 {
         case = format!("{case}, {} queue pairs", new.qps);
     }
-    if new.wait == Wait::Memory {
-        case = format!("{case}, waiting on memory");
-    }
+    case.push_str(new.wait.words());
     if new.memory != "host" {
         case = format!("{case}, {} {}", new.memory, new.way());
     }

@@ -20,6 +20,8 @@ const SMALL: u64 = 4096;
 const LIST: usize = 16;
 /// In a ping-pong every so many requests ask for a completion, so that the send queue does not fill.
 const SIGNAL_EVERY: u64 = 16;
+/// Up to so many bytes ib_write_lat sends inline.
+const PERFTEST_INLINE: usize = 220;
 /// Receives kept posted in a ping-pong.
 const RECEIVES: u64 = 32;
 
@@ -86,7 +88,7 @@ impl End<'_> {
             // The other end has nothing to do but to be driven.
             (Op::Read | Op::Atomic, _) => self.serve(0),
             (Op::Write | Op::Send, Wait::Cq) => self.ping_pong(messages),
-            (Op::Write | Op::Send, Wait::Memory) => self.ping_pong_on_memory(messages),
+            (Op::Write | Op::Send, Wait::Memory | Wait::Perftest) => self.ping_pong_on_memory(messages),
         }
     }
 
@@ -168,8 +170,8 @@ impl End<'_> {
         Ok(samples)
     }
 
-    /// WRITE: each end spins on the last byte of its buffer, as ib_write_lat does; the device is driven by its
-    /// helper thread.
+    /// WRITE: each end spins on the last byte of its buffer; the device is driven by its helper thread. As perftest does it, each
+    /// end waits for the completion of its own message first, and so drives the device itself, and short messages are inline.
     fn ping_pong_on_memory(&self, messages: u64) -> anyhow::Result<Vec<f64>> {
         let (qp, region) = (self.connection.qp(0), &self.ring.region);
         let size = usize::try_from(self.work.size)?;
@@ -177,6 +179,10 @@ impl End<'_> {
         let mut samples = Vec::with_capacity(usize::try_from(messages).unwrap_or(0));
         let (mut got, mut watch) = (Vec::with_capacity(64), Watch::new(self.connection));
         let (mut unsent, mut unasked) = (0, 0);
+        let as_perftest = self.work.wait == Wait::Perftest;
+        let mut inline = vec![0; size];
+        let is_inline = as_perftest && size <= PERFTEST_INLINE.min(qp.limits().inline);
+        region.read_at(self.ring.source(0), &mut inline)?;
         // The last byte counts from 1; what lies there first (a guard byte) must not be taken for a message.
         region.write_at(last(self.ring.target(0)), &[0])?;
         super::exchange::say(self.connection, &super::exchange::Step::Ready)?;
@@ -193,28 +199,35 @@ impl End<'_> {
                 watch.look()?;
             }
         };
+        let mut start = Instant::now();
         for message in 0..messages {
             let number = u8::try_from(message % 255).unwrap_or(0) + 1;
-            let start = Instant::now();
             if !self.asks {
                 wait_for(number, &mut watch)?;
             }
             region.write_at(last(self.ring.source(0)), &[number])?;
+            inline[size - 1] = number;
             unsent += 1;
             unasked += 1;
-            let signaled = asks_for_completion(message, messages);
-            let request =
-                SendRequest { signaled, ..SendRequest::new(unasked, self.operation(0, false), &sges) };
+            let signaled = as_perftest || asks_for_completion(message, messages);
+            let operation = self.operation(0, false);
+            let request = if is_inline {
+                SendRequest::inline(unasked, operation, &inline)
+            } else {
+                SendRequest { signaled, ..SendRequest::new(unasked, operation, &sges) }
+            };
             qp.post_send(&request)?;
             if signaled {
                 unasked = 0;
-                // Room in the send queue is all that is asked of the completion queue here.
-                watch.poll(&mut got)?;
+                // Where nobody waits as perftest does, room in the send queue is all that is asked of the completion queue.
+                while watch.poll(&mut got)? == 0 && as_perftest {}
                 unsent -= got.iter().map(|completion| completion.wr_id).sum::<u64>();
             }
             if self.asks {
                 wait_for(number, &mut watch)?;
-                samples.push(start.elapsed().as_secs_f64() / 2.0 * 1e6);
+                let now = Instant::now();
+                samples.push((now - start).as_secs_f64() / 2.0 * 1e6);
+                start = now;
             }
         }
         self.settle(unsent)?;

@@ -144,11 +144,13 @@ pub(crate) enum PlanError {
     #[error("--op atomic has a latency and a rate, but no {0}; use --kind latency or --kind rate")]
     AtomicKind(Kind),
     /// Nobody can see a read arrive in memory, or a send before its completion.
-    #[error("--wait memory is for the latency of writes; add --op write --kind latency, or use --wait cq")]
+    #[error(
+        "--wait memory and perftest are for the latency of writes; add --op write --kind latency, or use --wait cq"
+    )]
     WaitMemory,
     /// GPU memory is polled by kernels.
     #[error(
-        "--wait memory is for host memory; with --memory gpu use --kind gpu-visible, where a kernel does the waiting"
+        "--wait memory and perftest are for host memory; with --memory gpu use --kind gpu-visible, where a kernel does the waiting"
     )]
     WaitGpu,
     /// There is no kernel to see anything.
@@ -167,7 +169,7 @@ pub(crate) enum PlanError {
     EmptyBandwidth,
     /// A spinning target needs a byte to spin on.
     #[error(
-        "--wait memory spins on the last byte of the message, and --size 0 has none; use --size 1 or more"
+        "--wait memory and perftest spin on the last byte of the message, and --size 0 has none; use --size 1 or more"
     )]
     EmptyMemory,
     /// Would not fit.
@@ -398,16 +400,16 @@ fn refuse_contradictions(
         return Err(PlanError::AtomicKind(*kind));
     }
     let write_latency = ops.contains(&Op::Write) && kinds.contains(&Kind::Latency);
-    if args.wait == Some(Wait::Memory) && !write_latency {
+    if args.wait.is_some_and(Wait::is_on_memory) && !write_latency {
         return Err(PlanError::WaitMemory);
     }
-    if args.wait == Some(Wait::Memory) && args.memory == Some(Memory::Gpu) {
+    if args.wait.is_some_and(Wait::is_on_memory) && args.memory == Some(Memory::Gpu) {
         return Err(PlanError::WaitGpu);
     }
     if args.memory != Some(Memory::Gpu) && kinds.contains(&Kind::GpuVisible) {
         return Err(PlanError::VisibleNeedsGpu);
     }
-    if args.wait == Some(Wait::Memory) && sizes.contains(&0) {
+    if args.wait.is_some_and(Wait::is_on_memory) && sizes.contains(&0) {
         return Err(PlanError::EmptyMemory);
     }
     if kinds.iter().all(|kind| kind.is_latency()) && qps != [1] {

@@ -103,6 +103,9 @@ fn waiting_on_memory_is_for_write_latency() {
         let spins = case.op == Op::Write && case.kind == Kind::Latency;
         assert_eq!(case.wait == Wait::Memory, spins, "{case}");
     }
+    let as_perftest = typed("--wait perftest --op write --kind latency --size 8").unwrap();
+    assert!(as_perftest.cases.iter().all(|case| case.wait == Wait::Perftest));
+    assert_eq!(typed("--wait perftest --op send"), Err(PlanError::WaitMemory));
     assert_eq!(typed("--wait memory --op read"), Err(PlanError::WaitMemory));
     assert_eq!(typed("--wait memory --kind bandwidth"), Err(PlanError::WaitMemory));
     assert_eq!(typed("--wait memory --size 0"), Err(PlanError::EmptyMemory));

@@ -95,7 +95,7 @@ fn latency(report: &Report) -> Option<Panel> {
     for (op, wait, qps) in series {
         let chosen =
             |one: &CaseOutcome| (one.op, one.wait, one.qps, one.kind) == (op, wait, qps, Kind::Latency);
-        let name = if wait == Wait::Memory { format!("{op}, on memory") } else { op.to_string() };
+        let name = format!("{op}{}", wait.words());
         let p50 = |one: &CaseOutcome| one.p50_us.filter(|_| chosen(one));
         let p99 = |one: &CaseOutcome| one.p99_us.filter(|_| chosen(one));
         lines.extend(line(report, format!("{name} p50"), color(op), true, p50));

@@ -3,7 +3,7 @@
 use anyhow::ensure;
 use nobounce::{Connection, Path, Region};
 
-use super::case::{Kind, Op, Place, Wait};
+use super::case::{Kind, Op, Place};
 use super::drive::End;
 use super::exchange::{Work, exchange_regions};
 use super::gpu;
@@ -118,7 +118,7 @@ impl Side for End<'_> {
             Op::Write | Op::Send => 0,
         };
         // Waiting on memory uses one slot, and its last byte to count.
-        let on_memory = wait == Wait::Memory && kind == Kind::Latency;
+        let on_memory = wait.is_on_memory() && kind == Kind::Latency;
         let numbered = op != Op::Read && !on_memory;
         self.ring.check(round, if on_memory { arrived.min(1) } else { arrived }, on_memory, numbered)
     }

@@ -50,8 +50,8 @@ fn latency(report: &Report) -> Option<String> {
     let mut table = table(&["latency", "size", "min us", "p50 us", "p99 us", "p99.9 us", "x raw", "bytes"]);
     for one in &rows {
         let mut name = name(report, one);
-        if one.wait == Wait::Memory {
-            name.push_str(", memory");
+        if one.wait != Wait::Cq {
+            name.push_str(&format!(", {}", one.wait));
         }
         let mut cells = vec![name, Bytes(one.size).to_string()];
         cells.extend([one.min_us, one.p50_us, one.p99_us, one.p999_us, one.of_raw].map(optional));
