@@ -136,10 +136,10 @@ fn two_links_must_differ_and_be_here() {
     let of = |links: &[&str]| links.iter().map(|link| (*link).to_owned()).collect::<Vec<_>>();
     for links in [&["udp", "udp"][..], &["shm", "auto"], &["udp", "shm", "udp"]] {
         let args = BenchArgs { link: of(links), ..gpu_args() };
-        assert_eq!(plan::plan(&args).unwrap_err(), PlanError::Links, "{links:?}");
+        assert_eq!(plan::plan(&args, None).unwrap_err(), PlanError::Links, "{links:?}");
     }
     let far = BenchArgs { link: of(&["udp", "shm"]), peer: Some("node7".to_owned()), ..gpu_args() };
-    assert_eq!(plan::plan(&far).unwrap_err(), PlanError::Links);
+    assert_eq!(plan::plan(&far, None).unwrap_err(), PlanError::Links);
 }
 
 #[test]
