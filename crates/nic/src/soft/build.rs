@@ -1,12 +1,13 @@
 //! Packets are built here: headers, one copy of the payload into the batch, and the ICRC over that copy, taken while it
 //! is made. What the copy engine fetched is not copied: the link takes it from where it lies.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use nobounce_memory::gpu::copy_engine::Rows;
 use nobounce_memory::path::Mechanism;
 use nobounce_protocol::qp::{Access, Nak, Payload, Service, Transmit};
-use nobounce_protocol::wire::{BTH_LEN, ICRC_LEN, Psn, Reth};
+use nobounce_protocol::wire::{BTH_LEN, ICRC_LEN, Marker, Psn, Reth};
 
 use super::entry::QpEntry;
 use super::feed::{self, Fetched, Lies, Origin, Want};
@@ -366,6 +367,14 @@ fn origin_of(entry: &QpEntry, transmit: &Transmit) -> Option<(Origin, u64)> {
             let mtu = entry.qp.attr().path_mtu.bytes();
             Some((read_origin(rkey, addr, transmit.header.psn, mtu), addr))
         }
+    }
+}
+
+/// Adds a marker to what leaves.
+pub(super) fn put_marker(tx: &mut TxBatch, to: IpAddr, port_hint: u16, marker: &Marker) {
+    if let Some(room) = tx.begin(to, port_hint, Marker::LEN) {
+        marker.emit(room);
+        tx.commit();
     }
 }
 

@@ -16,7 +16,7 @@ use nobounce_protocol::timing::Nanos;
 use nobounce_protocol::wire::icrc::{Flow, Verdict};
 use nobounce_protocol::wire::{Header, IdVerdict, Malformed, Marker, Qpn, ROCE_PORT, Service};
 
-use super::build::{Built, build, build_repeats, packet_len, port_hint, ready_repeats};
+use super::build::{Built, build, build_repeats, packet_len, port_hint, put_marker, ready_repeats};
 use super::counters::{self, Counters};
 use super::deaths::DEATH_TIMER;
 use super::entry::{Owing, QpEntry, complete, flushed, next_packet, next_request};
@@ -776,13 +776,6 @@ impl Core {
         }
         self.arm(index);
         turn
-    }
-}
-
-fn put_marker(tx: &mut TxBatch, to: IpAddr, port_hint: u16, marker: &Marker) {
-    if let Some(room) = tx.begin(to, port_hint, Marker::LEN) {
-        marker.emit(room);
-        tx.commit();
     }
 }
 
