@@ -14,6 +14,10 @@ macro_rules! forward {
             ($to).slot()
         }
 
+        fn receive_room(&$self) -> u64 {
+            ($to).receive_room()
+        }
+
         fn capabilities(&$self) -> $crate::links::Capabilities {
             ($to).capabilities()
         }

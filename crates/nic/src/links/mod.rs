@@ -102,6 +102,12 @@ pub trait Link: Send + fmt::Debug {
     /// What was probed.
     fn capabilities(&self) -> Capabilities;
 
+    /// Bytes that the kernel keeps for us until they are received, its own overhead included. Others on this machine have as many: the limit is the
+    /// machine's. 0: not known.
+    fn receive_room(&self) -> u64 {
+        0
+    }
+
     /// Somebody will send to that slot of that address: a link that has a shorter way there finds it now. The ring in which packets
     /// may be built then, without an ICRC, until [`Link::departed`] names that peer.
     fn introduce(&mut self, _remote: IpAddr, _slot: u8) -> Option<Arc<shm::NearRing>> {

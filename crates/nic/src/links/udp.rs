@@ -276,6 +276,11 @@ impl Link for UdpLink {
         delivered
     }
 
+    fn receive_room(&self) -> u64 {
+        let room = self.socket.option(libc::SOL_SOCKET, libc::SO_RCVBUF);
+        room.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(0)
+    }
+
     fn wake_fds(&self) -> Vec<RawFd> {
         vec![self.socket.fd(), self.slot.fd(), self.services.fd()]
     }

@@ -13,8 +13,7 @@ use std::sync::{Arc, RwLock};
 use nobounce_protocol::cm::GSI_QPN;
 use nobounce_protocol::qp::{Handled, QpEvent, QpState, Status, Treatment};
 use nobounce_protocol::timing::Nanos;
-use nobounce_protocol::wire::icrc::{Flow, Verdict};
-use nobounce_protocol::wire::{Header, IdVerdict, Malformed, Marker, Qpn, ROCE_PORT, Service};
+use nobounce_protocol::wire::{Header, Malformed, Marker, Qpn, Service};
 
 use super::build::{Built, build, build_repeats, packet_len, port_hint, put_marker, ready_repeats};
 use super::counters::{self, Counters};
@@ -41,6 +40,9 @@ use crate::links::{Link, RxDatagram, Sealers, TxBatch, now_ns};
 pub(super) const TURN: u64 = 15;
 /// Batches sent in one call.
 const MAX_BATCHES: usize = 16;
+
+/// Payload of a packet, or of packets that came as one, from which on a message is not one of many short ones.
+const LONG: usize = 1024;
 
 /// Markers kept until they leave; further ones are lost, and sent again by those who wait for them.
 const MAX_RETURNS: usize = 64;
@@ -74,7 +76,7 @@ pub(crate) struct Joint {
 
 #[derive(Debug)]
 pub(crate) struct Core {
-    local: IpAddr,
+    pub(super) local: IpAddr,
     slot: u8,
     pub(crate) qps: Vec<Option<Box<QpEntry>>>,
     pub(super) free: VecDeque<u16>,
@@ -106,9 +108,9 @@ pub(crate) struct Core {
     /// What queue pairs that are gone moved, by peer.
     pub(super) moved: HashMap<IpAddr, PathCounters>,
     pub(super) timers: BinaryHeap<Reverse<(Nanos, u32)>>,
-    peers: Peers,
+    pub(super) peers: Peers,
     /// Precomputed ICRCs of the flows and packet lengths heard lately.
-    sealers: Sealers<(u16, IpAddr)>,
+    pub(super) sealers: Sealers<(u16, IpAddr)>,
     /// Bytes of payload in and out, whatever became of them.
     hauled: u64,
     /// Calls in a row that received nothing.
@@ -163,6 +165,11 @@ impl Engine {
         entry.ends_at = None;
         // Datagrams go to whoever the request says (see `meet_strangers`); the address of the attributes is nobody's.
         entry.ring = if entry.qp.service() == Service::Ud { None } else { self.link.introduce(remote, slot) };
+        if let (None, Some(path)) = (&entry.ring, entry.path)
+            && (remote.is_loopback() || remote == self.core.local)
+        {
+            self.core.paths.ends_here(path, self.link.receive_room());
+        }
     }
 
     /// Tries to meet those to whom the queue pair's datagrams go, before the first one is built: later ones must not overtake it.
@@ -361,6 +368,7 @@ impl Core {
         }
         let payload = &datagram.whole.unwrap_or(datagram.bytes)[parsed.payload];
         self.hauled += payload.len() as u64;
+        entry.heard_long = payload.len() > LONG;
         let receives = match entry.srq.and_then(|srq| self.srqs.get(srq)) {
             None => &mut entry.receives,
             Some(srq) => &mut srq.receives,
@@ -435,27 +443,6 @@ impl Core {
                 self.make_ready(index);
             } else if replies {
                 entry.owe(now, &mut self.owing);
-            }
-        }
-    }
-
-    fn check_icrc(&mut self, datagram: &RxDatagram<'_>) -> bool {
-        let policy = self.peers.policy(datagram.src);
-        let RxDatagram { src, src_port, bytes, .. } = *datagram;
-        let place = self.sealers.find((src_port, src), bytes.len(), || Flow {
-            src,
-            dst: self.local,
-            src_port,
-            dst_port: ROCE_PORT,
-        });
-        let Some(sealer) = self.sealers.get(place) else { return false };
-        match sealer.verify(policy.guess(datagram.ip_id), datagram.bytes) {
-            Verdict::Bad => false,
-            Verdict::Valid { ip_id: None } => true,
-            Verdict::Valid { ip_id: Some(id) } => {
-                let verdict = policy.accept(id);
-                self.counters.icrc_solved += u64::from(verdict == IdVerdict::Solved);
-                verdict.is_accepted()
             }
         }
     }

@@ -1,9 +1,13 @@
-//! How each peer numbers its packets.
+//! How each peer numbers its packets, and whether they came as they left.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
 
-use nobounce_protocol::wire::IdPolicy;
+use nobounce_protocol::wire::icrc::{Flow, Verdict};
+use nobounce_protocol::wire::{IdPolicy, IdVerdict, ROCE_PORT};
+
+use super::engine::Core;
+use crate::links::RxDatagram;
 
 /// Peers remembered. A stranger can invent addresses; when there are too many, all are forgotten and learnt anew.
 const MAX_PEERS: usize = 1024;
@@ -33,6 +37,30 @@ impl Peers {
             self.others.insert(old, policy);
         }
         &mut self.last.1
+    }
+}
+
+impl Core {
+    /// Whether the ICRC is right.
+    pub(super) fn check_icrc(&mut self, datagram: &RxDatagram<'_>) -> bool {
+        let policy = self.peers.policy(datagram.src);
+        let RxDatagram { src, src_port, bytes, .. } = *datagram;
+        let place = self.sealers.find((src_port, src), bytes.len(), || Flow {
+            src,
+            dst: self.local,
+            src_port,
+            dst_port: ROCE_PORT,
+        });
+        let Some(sealer) = self.sealers.get(place) else { return false };
+        match sealer.verify(policy.guess(datagram.ip_id), datagram.bytes) {
+            Verdict::Bad => false,
+            Verdict::Valid { ip_id: None } => true,
+            Verdict::Valid { ip_id: Some(id) } => {
+                let verdict = policy.accept(id);
+                self.counters.icrc_solved += u64::from(verdict == IdVerdict::Solved);
+                verdict.is_accepted()
+            }
+        }
     }
 }
 

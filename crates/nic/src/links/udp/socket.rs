@@ -136,13 +136,19 @@ impl Socket {
         })
     }
 
-    /// Whether the kernel knows an option.
-    pub(super) fn knows(&self, level: i32, name: i32) -> bool {
+    /// What an option is; `None` where the kernel does not know it.
+    pub(super) fn option(&self, level: i32, name: i32) -> Option<i32> {
         let mut value = 0_i32;
         let mut len = size_of_len::<i32>();
         // SAFETY: the pointers describe one live integer and its length.
         check(unsafe { libc::getsockopt(self.fd(), level, name, (&raw mut value).cast(), &raw mut len) })
-            .is_ok()
+            .ok()
+            .map(|()| value)
+    }
+
+    /// Whether the kernel knows an option.
+    pub(super) fn knows(&self, level: i32, name: i32) -> bool {
+        self.option(level, name).is_some()
     }
 
     /// Makes the whole group of sockets on this port choose by the high byte of the destination queue pair number.
