@@ -52,6 +52,16 @@ def fails(bench, what, command, *patterns, seconds=60):
         bench.fail(f"{what}: {'it does not say ' + repr(missing[0]) if missing else f'it ends with {done.code}'}", ("guest", done))
 
 
+# Waits until the port of a device is active and has an IPv4 address in its table.
+UP = ("cd /sys/class/infiniband/{0}/ports/1; for i in $(seq 50); do grep -qs ACTIVE state && grep -qs 0000:ffff: gids/* && break; usleep 200000; done; "
+      "grep -qs ACTIVE state && grep -qs 0000:ffff: gids/*")
+
+
+def wait_up(bench, device):
+    if bench.machine.guest(UP.format(device), 30).code:
+        bench.fail(f"the port of {device} does not come up")
+
+
 # Waits until a device has sent some thousand packets; an emulated machine takes its time.
 BUSY = ("first=$(cat /sys/class/infiniband/{0}/ports/1/hw_counters/sent_pkts); now=$first; for i in $(seq 150); do [ $((now - first)) -gt 2000 ] && break; "
         "usleep 200000; now=$(cat /sys/class/infiniband/{0}/ports/1/hw_counters/sent_pkts); done")
@@ -129,7 +139,7 @@ def hardware_taken(bench):
         bench.fail("the library's tests are not built (cargo test -p nobounce --no-run)")
         return
     bench.machine.guest(SECOND, 20)
-    time.sleep(2)
+    wait_up(bench, "rxe1")
     for what, take, give, expected in TAKEN:
         if expected == "gone" and bench.machine.release.startswith("6.1"):
             # This kernel keeps a deleted device for whoever has it open, and it goes on working (interop.md): there is nothing to see.
@@ -146,14 +156,14 @@ def hardware_rails(bench):
     install(bench)
     machine = bench.machine
     machine.guest(SECOND, 20)
-    time.sleep(2)
+    wait_up(bench, "rxe1")
     split = "nobounce bench --device rxe0,rxe1 --size 64K,1M --iters 10"
     expect(bench, "rails", split, FINE, r"^2 rails, each message split by the speed of their ports: rxe0 at .* rxe1 at", seconds=120)
     steps = [f"nobounce bench --device rxe0,rxe1 --op write --size 1M --iters 100000 >/tmp/rails 2>&1 & bench=$!", BUSY.format("rxe1"),
              "ip link set eth1 down", "start=$(cut -d. -f1 /proc/uptime)", "wait $bench; code=$?",
              "echo after $(($(cut -d. -f1 /proc/uptime) - start)) s; cat /tmp/rails; ip link set eth1 up; exit $code"]
     fails(bench, "a rail whose port goes down", "; ".join(steps), r"rail 1 \(rxe1 to 10\.98\.0\.2\) failed: .*the port of rxe1 is down", r"^after \d s$", seconds=100)
-    time.sleep(2)
+    wait_up(bench, "rxe1")
     expect(bench, "both again", split, FINE, seconds=120)
     machine.guest("rdma link del rxe1", 20)
 
@@ -201,14 +211,16 @@ def hardware_refusals(bench):
     fails(bench, "no such device", f"{short} --device mlx5_9", r"there is no RDMA device mlx5_9; there are: rxe0")
     fails(bench, "no such GID", f"NOBOUNCE_GID_INDEX=200 {short} --device rxe0", r"no entry of the GID table can be used")
     fails(bench, "an address that the device has not", f"{short} --device rxe0 --addr 10.1.2.3", r"address 10\.1\.2\.3 was asked for")
-    # One that is in the table and wrong: of a network that the peer is not in. The peer hears, and its answers go nowhere.
+    # One that is in the table and wrong: of a network that the peer is not in. The peer hears, and its answers go nowhere. It sends nothing of its own, or it
+    # could be the first to give up.
+    oneway = "nobounce bench --iters 5 --op write --kind bandwidth --size 64"
     server = serve(bench, HOST, f"--addr {ADDRESS[4][HOST]}", 21004, 100)
     bench.machine.guest("ip addr add 10.55.0.1/24 dev eth0; sleep 1", 10)
     find = ("cd /sys/class/infiniband/rxe0/ports/1; index=$(for at in $(seq 0 15); do grep -qs 'ffff:0a37:0001' gids/$at && "
             "grep -qs 'RoCE v2' gid_attrs/types/$at && echo $at; done | head -1); cd /")
     for what, words in (("a GID of another network", "NOBOUNCE_GID_INDEX=$index"), ("the same by its address", "")):
         addr = "" if words else "--addr 10.55.0.1"
-        fails(bench, what, f"{find}; start=$(cut -d. -f1 /proc/uptime); {words} {short} --device rxe0 {addr} --peer {ADDRESS[4][HOST]}:21004; code=$?; "
+        fails(bench, what, f"{find}; start=$(cut -d. -f1 /proc/uptime); {words} {oneway} --device rxe0 {addr} --peer {ADDRESS[4][HOST]}:21004; code=$?; "
               "echo after $(($(cut -d. -f1 /proc/uptime) - start)) s; exit $code",
               r"GID \d+, 10\.55\.0\.1 on eth0, is not the address from which this machine sends to 10\.99\.0\.1: that is 10\.99\.0\.2", r"^after \d{1,2} s$")
     bench.machine.guest("ip addr del 10.55.0.1/24 dev eth0; sleep 1", 10)

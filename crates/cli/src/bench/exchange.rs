@@ -1,6 +1,6 @@
 //! What the two ends of a bench say to each other on the side channel, between the timed parts.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use nobounce::{Connection, MessageError, Region, RemoteRegion};
@@ -8,9 +8,12 @@ use serde::{Deserialize, Serialize};
 
 use super::case::{Kind, Op, Place, Wait};
 use super::counted::EndCounted;
+use super::watch;
 
 /// How long one end waits for the other to prepare or check a round.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Meanwhile it looks so often whether its own device is well.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// What is to be measured, as the asking end tells it.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -53,7 +56,20 @@ pub(super) fn say(connection: &Connection, step: &Step) -> anyhow::Result<()> {
 }
 
 pub(super) fn hear(connection: &Connection) -> anyhow::Result<Step> {
-    let bytes = connection.recv_message(PATIENCE).context("the other end of the bench does not answer")?;
+    let start = Instant::now();
+    let bytes = loop {
+        match connection.recv_message(LOOK_EVERY) {
+            // The side channel may well lead over the cable that was just pulled: then nobody answers, and this is why.
+            Err(MessageError::Timeout(_)) if start.elapsed() < PATIENCE => {
+                watch::check_device(connection, start.elapsed())?;
+            }
+            Err(MessageError::Timeout(_)) => {
+                let silent = MessageError::Timeout(PATIENCE);
+                return Err(silent).context("the other end of the bench does not answer");
+            }
+            heard => break heard.context("the other end of the bench does not answer")?,
+        }
+    };
     serde_json::from_slice(&bytes)
         .context("the other end of the bench speaks another version of this dialogue")
 }

@@ -41,24 +41,7 @@ impl<'a> Watch<'a> {
             }
             self.looked = Instant::now();
             ensure!(!self.connection.is_peer_gone(), "the other end of the bench is gone");
-            // Requests are posted by hand here, so that the connection does not know how many are under way.
-            match self.connection.check_device() {
-                Err(WaitError::PortLost { device, .. }) => {
-                    bail!("the port of {device} is down: is the cable in, and the interface up?")
-                }
-                Err(WaitError::DeviceGone { device, .. }) => {
-                    bail!("{device} is gone: its driver was unloaded, or it was unplugged")
-                }
-                checked => checked?,
-            }
-            // Some drivers (rxe of Linux 6.1) never end what a dead port keeps.
-            let nic = self.connection.device().nic();
-            ensure!(
-                self.since.elapsed() < QUIET || !nic.examine().port_down,
-                "nothing moved for {} s: the port of {} is down",
-                QUIET.as_secs(),
-                nic.name()
-            );
+            check_device(self.connection, self.since.elapsed())?;
             ensure!(
                 self.since.elapsed() < STALLED,
                 "nothing moved for {} s; counters: {:?}; link: {:?}",
@@ -97,6 +80,29 @@ impl<'a> Watch<'a> {
         }
         Ok(count)
     }
+}
+
+/// Looks whether our own device is well, where nothing has moved for so long.
+pub(super) fn check_device(connection: &Connection, quiet: Duration) -> anyhow::Result<()> {
+    // Requests are posted by hand, so that the connection does not know how many are under way.
+    match connection.check_device() {
+        Err(WaitError::PortLost { device, .. }) => {
+            bail!("the port of {device} is down: is the cable in, and the interface up?")
+        }
+        Err(WaitError::DeviceGone { device, .. }) => {
+            bail!("{device} is gone: its driver was unloaded, or it was unplugged")
+        }
+        checked => checked?,
+    }
+    // Some drivers (rxe of Linux 6.1) never end what a dead port keeps, and tell nobody.
+    let nic = connection.device().nic();
+    ensure!(
+        quiet < QUIET || !nic.examine().port_down,
+        "nothing moved for {} s: the port of {} is down",
+        QUIET.as_secs(),
+        nic.name()
+    );
+    Ok(())
 }
 
 pub(super) fn is_receive(completion: &WorkCompletion) -> bool {

@@ -210,9 +210,11 @@ impl TxBatch {
         }
     }
 
-    /// How the packets that are begun from now on are to be treated on their way.
+    /// How the packets that are begun from now on are to be treated on their way. A hop limit that they would have anyway is not asked for:
+    /// a packet for which the kernel must be told something leaves alone, with control data of its own.
     pub fn treat(&mut self, treatment: Treatment) {
-        self.treatment = treatment;
+        let usual = treatment.hop_limit == self.caps.usual_hops;
+        self.treatment = Treatment { hop_limit: if usual { 0 } else { treatment.hop_limit }, ..treatment };
     }
 
     /// Room for one packet of `len` bytes, ICRC included; the caller fills all but the last four.

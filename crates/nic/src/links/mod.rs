@@ -42,6 +42,8 @@ pub struct Capabilities {
     pub receive_offload: bool,
     /// The largest path MTU (256..4096) whose packets fit the interface.
     pub max_path_mtu: u32,
+    /// The hop limit of packets that ask for none; 0 where that is not known.
+    pub usual_hops: u8,
 }
 
 /// One packet as it arrived.

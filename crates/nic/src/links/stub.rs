@@ -31,6 +31,7 @@ impl StubLink {
             max_segments: 64,
             receive_offload: true,
             max_path_mtu: 4096,
+            usual_hops: 64,
         };
         let log = Log::default();
         (Self { caps, log: Arc::clone(&log), inbox: Vec::new() }, log)

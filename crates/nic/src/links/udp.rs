@@ -154,6 +154,7 @@ impl UdpLink {
             max_segments: if gso { MAX_SEGMENTS } else { 1 },
             receive_offload,
             max_path_mtu: interface::max_path_mtu(addr),
+            usual_hops: socket.hop_limit(addr),
         };
         Ok(Self {
             socket,
@@ -278,7 +279,7 @@ impl Link for UdpLink {
 
     fn receive_room(&self) -> u64 {
         let room = self.socket.option(libc::SOL_SOCKET, libc::SO_RCVBUF);
-        room.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(0)
+        room.ok().and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(0)
     }
 
     fn wake_fds(&self) -> Vec<RawFd> {

@@ -219,13 +219,14 @@ impl Qp {
         let taken = shared.counts.qps.take("queue pairs", DeviceLimits::OURS.max_qps);
         let taken = taken.map_err(|_| CreateQpError::TooMany)?;
         pd.device.listen()?;
+        let begins = send_cq.users.is_unused() && recv_cq.users.is_unused();
         let unit = match (srq, service) {
             (Some(srq), _) => srq.unit().clone(),
             // All datagrams of a device share one path.
             (None, Service::Ud) => shared.units.first().clone(),
-            (None, _) => shared.units.choose()?,
+            (None, _) => shared.units.choose(begins)?,
         };
-        let unit = unit.settle_in();
+        let unit = unit.settle_in(begins);
         let uses = [send_cq.users.join(&unit), recv_cq.users.join(&unit)];
         let mut engine = unit.lock().ok_or(CreateQpError::Forked)?;
         let index = engine.core.allocate(MAX_QPS).ok_or(CreateQpError::TooMany)?;

@@ -66,7 +66,7 @@ impl Srq {
             return Err(CreateError::Forked);
         }
         let taken = shared.counts.srqs.take("shared receive queues", most.max_srqs)?;
-        let unit = shared.units.choose().map_err(|_| CreateError::Forked)?.settle_in();
+        let unit = shared.units.choose(false).map_err(|_| CreateError::Forked)?.settle_in(false);
         let id = shared.next_id();
         let entry = SrqEntry { id, pd: pd.id, receives: VecDeque::new(), limit: 0, users: 0, closed: false };
         let index = unit.lock().ok_or(CreateError::Forked)?.core.srqs.insert(entry)?;

@@ -25,6 +25,8 @@ pub(crate) struct Unit {
     several: Arc<AtomicBool>,
     /// Queue pairs and shared receive queues that live here.
     load: AtomicUsize,
+    /// Those of them that were the first to use a completion queue.
+    conversations: AtomicUsize,
     /// The descriptors by which others reach it.
     pub(crate) link: Vec<RawFd>,
 }
@@ -40,6 +42,7 @@ impl Unit {
             several,
             helper: Mutex::new(helper),
             load: AtomicUsize::new(0),
+            conversations: AtomicUsize::new(0),
             link: engine.link.wake_fds(),
             engine: Arc::new(EngineLock::new(engine)),
         })
@@ -116,10 +119,16 @@ impl Unit {
         self.load.load(Ordering::Relaxed)
     }
 
-    /// One more lives here, until the result is dropped.
-    pub(crate) fn settle_in(self: &Arc<Self>) -> Resident {
+    /// How many of them were the first to use a completion queue.
+    pub(crate) fn conversations(&self) -> usize {
+        self.conversations.load(Ordering::Relaxed)
+    }
+
+    /// One more lives here, until the result is dropped; `begins` a conversation, if it is the first to use a completion queue.
+    pub(crate) fn settle_in(self: &Arc<Self>, begins: bool) -> Resident {
         self.load.fetch_add(1, Ordering::Relaxed);
-        Resident(self.clone())
+        self.conversations.fetch_add(usize::from(begins), Ordering::Relaxed);
+        Resident { unit: self.clone(), begins }
     }
 
     /// The device goes: stops the thread, and says what was put off, acknowledgements above all. The engine, for its last words.
@@ -135,18 +144,22 @@ impl Unit {
 
 /// A queue pair's or shared receive queue's place in a unit.
 #[derive(Debug)]
-pub(crate) struct Resident(Arc<Unit>);
+pub(crate) struct Resident {
+    unit: Arc<Unit>,
+    begins: bool,
+}
 
 impl std::ops::Deref for Resident {
     type Target = Arc<Unit>;
 
     fn deref(&self) -> &Arc<Unit> {
-        &self.0
+        &self.unit
     }
 }
 
 impl Drop for Resident {
     fn drop(&mut self) {
-        self.0.load.fetch_sub(1, Ordering::Relaxed);
+        self.unit.load.fetch_sub(1, Ordering::Relaxed);
+        self.unit.conversations.fetch_sub(usize::from(self.begins), Ordering::Relaxed);
     }
 }

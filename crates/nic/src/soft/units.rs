@@ -113,18 +113,22 @@ impl Units {
         Some(self.registry.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The one of those that are open where the fewest live.
-    pub(crate) fn least_loaded(&self) -> &Arc<Unit> {
-        self.iter().min_by_key(|unit| unit.load()).unwrap_or(&self.first)
+    /// The one of those that are open where the fewest live. Whoever is the first to use a completion queue goes where the fewest such live: programs
+    /// have a queue for each thing that they do, and with it queue pairs that have little to do. (NCCL has one for what it sends and one for what it
+    /// receives, the latter with a queue pair that only flushes: counted alike, both may end up in one engine, which halves the speed.)
+    pub(crate) fn least_loaded(&self, begins: bool) -> &Arc<Unit> {
+        let load = |unit: &&Arc<Unit>| (if begins { unit.conversations() } else { 0 }, unit.load());
+        self.iter().min_by_key(load).unwrap_or(&self.first)
     }
 
-    /// Where the next queue pair is to live, which may go anywhere; or the next shared receive queue.
-    pub(crate) fn choose(&self) -> Result<Arc<Unit>, CreateQpError> {
+    /// Where the next queue pair is to live, which may go anywhere; or the next shared receive queue. It `begins`, if it is the first to use a completion
+    /// queue.
+    pub(crate) fn choose(&self, begins: bool) -> Result<Arc<Unit>, CreateQpError> {
         if self.more.is_empty() {
             return Ok(self.first.clone());
         }
         let _registry = self.registry().ok_or(CreateQpError::Forked)?;
-        let least = self.least_loaded();
+        let least = self.least_loaded(begins);
         if least.load() == 0 {
             return Ok(least.clone());
         }
@@ -190,6 +194,11 @@ impl Users {
             unit.bell.ask_to_watch();
         }
         Use { users: self.clone(), unit: unit.number }
+    }
+
+    /// Whether no queue pair uses the queue.
+    pub(crate) fn is_unused(&self) -> bool {
+        self.counts.iter().all(|count| count.load(Ordering::Relaxed) == 0)
     }
 
     #[inline]

@@ -15,6 +15,7 @@ fn batch(max_segments: usize) -> TxBatch {
         max_segments,
         receive_offload: true,
         max_path_mtu: 4096,
+        usual_hops: 64,
     };
     TxBatch::new(caps)
 }

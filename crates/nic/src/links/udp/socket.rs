@@ -136,19 +136,27 @@ impl Socket {
         })
     }
 
-    /// What an option is; `None` where the kernel does not know it.
-    pub(super) fn option(&self, level: i32, name: i32) -> Option<i32> {
+    /// The value of an integer option.
+    pub(super) fn option(&self, level: i32, name: i32) -> io::Result<i32> {
         let mut value = 0_i32;
         let mut len = size_of_len::<i32>();
         // SAFETY: the pointers describe one live integer and its length.
-        check(unsafe { libc::getsockopt(self.fd(), level, name, (&raw mut value).cast(), &raw mut len) })
-            .ok()
-            .map(|()| value)
+        check(unsafe { libc::getsockopt(self.fd(), level, name, (&raw mut value).cast(), &raw mut len) })?;
+        Ok(value)
     }
 
     /// Whether the kernel knows an option.
     pub(super) fn knows(&self, level: i32, name: i32) -> bool {
-        self.option(level, name).is_some()
+        self.option(level, name).is_ok()
+    }
+
+    /// The hop limit of what it sends; 0 if the kernel does not say.
+    pub(super) fn hop_limit(&self, addr: IpAddr) -> u8 {
+        let asked = match addr {
+            IpAddr::V4(_) => self.option(libc::IPPROTO_IP, libc::IP_TTL),
+            IpAddr::V6(_) => self.option(libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS),
+        };
+        asked.ok().and_then(|hops| u8::try_from(hops).ok()).unwrap_or(0)
     }
 
     /// Makes the whole group of sockets on this port choose by the high byte of the destination queue pair number.

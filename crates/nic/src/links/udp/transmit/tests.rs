@@ -115,6 +115,21 @@ fn what_cannot_be_reached_is_lost_and_harms_nobody() {
     assert_eq!(lost, 3, "{:?}", a.counters());
 }
 
+/// Hardware's own habit of saying 64 made every packet one of its kind, with control data of its own.
+#[test]
+fn the_hop_limit_that_packets_have_anyway_is_no_treatment() {
+    let (a, b) = pair(41);
+    let usual = a.capabilities().usual_hops;
+    assert_ne!(usual, 0, "the kernel says it");
+    let mut batch = TxBatch::new(a.capabilities());
+    batch.treat(Treatment { traffic_class: 0, hop_limit: usual });
+    fill(&mut batch, b.local(), 1, 60);
+    assert_eq!(batch.packets()[0].treatment, Treatment::default());
+    batch.treat(Treatment { traffic_class: 4, hop_limit: usual - 1 });
+    fill(&mut batch, b.local(), 1, 60);
+    assert_eq!(batch.packets()[1].treatment, Treatment { traffic_class: 4, hop_limit: usual - 1 });
+}
+
 /// What stands in the IP header beside addresses is not covered by the ICRC, and packets that ask for it are numbered as others are.
 #[test]
 fn packets_with_a_treatment_arrive_right() {
