@@ -59,6 +59,23 @@ fn queue_pairs_are_spread_and_one_needs_one_engine() {
     assert_eq!(next, first);
 }
 
+/// As NCCL makes them: what it receives has a queue, with a queue pair for the bytes and one that hardly ever has to do anything; what it sends has another.
+#[test]
+fn each_completion_queue_begins_in_another_engine() {
+    for order in [[0, 0, 1], [1, 0, 0], [0, 1, 0]] {
+        let end = End::open(&with_engines("127.95.9.1", 2), MIB);
+        let queues = [(); 2].map(|()| end.device.create_cq(64, None).unwrap());
+        let mut first = [None; 2];
+        let mut all = Vec::new();
+        for queue in order {
+            let qp = end.pd.create_qp(&queues[queue], &queues[queue], QpLimits::default()).unwrap();
+            first[queue].get_or_insert(qp.qpn().get() >> 16);
+            all.push(qp);
+        }
+        assert_ne!(first[0], first[1], "{order:?}");
+    }
+}
+
 #[test]
 fn all_engines_carry_and_count() {
     let (qps, piece) = (8, 100_000_u64);
