@@ -39,8 +39,10 @@ const SPIN_NS: u64 = 50_000;
 const REST_NS: libc::c_long = 10_000;
 /// Rounds of work before it looks up again.
 const MAX_ROUNDS: u32 = 256;
-/// Pauses of the processor between two looks while somebody else drives.
+/// Pauses of the processor between two looks while somebody else drives, a microsecond or so. While it stands by they grow: each look takes from the one
+/// who drives what he counts by, and the next count costs him a tenth of a microsecond more.
 const PAUSES: u32 = 20;
+const MOST_PAUSES: u32 = 160;
 /// How long it stands by without having been needed once: others are faster.
 const STAND_BY_NS: u64 = 1_000_000;
 /// CPUs from which on spinning takes nothing away from the application.
@@ -228,7 +230,7 @@ impl Worker {
         let mut served = Served::default();
         let mut others = Others::new(&self.driven);
         let (mut idle_since, mut needless_since) = (None, None);
-        let mut first = true;
+        let (mut first, mut pauses) = (true, PAUSES);
         while !self.stop.load(Ordering::Relaxed) {
             let now = now_ns();
             if others.have_moved() {
@@ -236,16 +238,19 @@ impl Worker {
             }
             // What is left to whoever is on duty is seen by it, or by the round after it has said that it no longer is.
             if !self.on_duty.load(Ordering::Relaxed) && !first && others.are_polling(now) {
-                if !watching
-                    || is_over(&mut idle_since, now, SPIN_NS)
-                    || is_over(&mut needless_since, now, STAND_BY_NS)
-                {
+                let is_needless = is_over(&mut needless_since, now, STAND_BY_NS);
+                if is_needless || !watching || is_over(&mut idle_since, now, SPIN_NS) {
+                    if is_needless {
+                        served.found = 0; // what it found when it came the others would have found, too
+                    }
                     served.deadline = Some(now + LOOK_EVERY_NS);
                     return served;
                 }
-                (0..PAUSES).for_each(|_| std::hint::spin_loop());
+                (0..pauses).for_each(|_| std::hint::spin_loop());
+                pauses = (pauses * 2).min(MOST_PAUSES);
                 continue;
             }
+            pauses = PAUSES;
             let Some(engine) = lock.try_lock() else {
                 // Whoever drives has a CPU of its own: it will be our turn, if there is anything left to do then.
                 if is_over(&mut idle_since, now, SPIN_NS) {
