@@ -147,6 +147,36 @@ fn a_run_calibrates_and_another_is_held_against_it() {
 }
 
 #[test]
+fn the_passes_of_one_run_are_parted_into_two() {
+    // Twice as fast in the second half: in turns both halves see it, one after the other do not.
+    let results: Vec<String> = [1_u32, 8, 512, 4096, 32768, 262_144, 1_048_576]
+        .into_iter()
+        .map(|size| {
+            let time = 3.5 + 0.00025 * f64::from(size);
+            let passes = [time, time, time, time, time / 2.0, time / 2.0, time / 2.0, time / 2.0];
+            format!(
+                r#"{{"op": "write", "kind": "latency", "size": {size}, "p50_us": {time}, "passes": {passes:?}, "qps": 1, "memory": "host", "path": "direct", "mtu": 4096, "wait": "cq"}}"#
+            )
+        })
+        .collect();
+    let path = file("passes.json");
+    std::fs::write(&path, format!(r#"{{"schema": "nobounce-bench/1", "results": [{}]}}"#, results.join(",")))
+        .unwrap();
+    let name = path.to_str().unwrap();
+    let turns = text(&["--calibrate", name, "--split", "turns"]);
+    assert!(turns.contains("7 of 7 within 15 %") && turns.contains("agree so in 7 of 7"), "{turns}");
+    let halves = predict(&["--calibrate", name, "--split", "halves"]);
+    let shown = String::from_utf8_lossy(&halves.stdout).into_owned();
+    assert_eq!(halves.status.code(), Some(1));
+    assert!(shown.contains("0 of 7 within 15 %") && shown.contains("off (the runs: -50.0 %)"), "{shown}");
+    for words in [&["--split", "turns", "--against", name][..], &["--tolerance", "0.1"]] {
+        refused(&[&["--calibrate", name], words].concat());
+    }
+    assert!(refused(&["--calibrate", name, name, "--split", "turns"]).contains("two runs of one"));
+    std::fs::remove_file(&path).unwrap();
+}
+
+#[test]
 fn a_plot_is_drawn() {
     let path = file("plot.svg");
     let name = path.to_str().unwrap();

@@ -5,6 +5,7 @@ use std::time::Instant;
 use anyhow::Context;
 use nobounce::nic::soft::{Operation, RecvRequest, Remote, SendRequest, Sge, WorkCompletion};
 use nobounce::{Connection, RemoteRegion, WorkKind};
+use nobounce_topology::predict::calibration::LISTED_BELOW;
 
 use super::case::{Op, Wait};
 use super::exchange::Work;
@@ -15,8 +16,7 @@ use super::watch::{Watch, is_receive};
 pub(super) const WINDOW: u64 = 64;
 /// Bytes that one queue pair keeps outstanding at least, in streams of large messages.
 const STREAM_BYTES: u64 = 4 << 20;
-/// Below this size a stream posts in lists and asks for a completion now and then only.
-const SMALL: u64 = 4096;
+/// Where a stream posts in lists, it asks for one completion of each.
 const LIST: usize = 16;
 /// In a ping-pong every so many requests ask for a completion, so that the send queue does not fill.
 const SIGNAL_EVERY: u64 = 16;
@@ -338,7 +338,7 @@ impl End<'_> {
     }
 
     fn top_up_sends(&self, lane: &mut Lane, qp: usize, qps: u64, window: u64) -> anyhow::Result<()> {
-        let list = if self.work.size < SMALL { LIST as u64 } else { 1 };
+        let list = if self.work.size < LISTED_BELOW { LIST as u64 } else { 1 };
         let queue = self.connection.qp(qp);
         loop {
             let room = window.saturating_sub(lane.sent - lane.done).min(lane.to_send - lane.sent);

@@ -4,8 +4,10 @@
 //! seconds, and some of it is drawn when a process starts (where its memory lies, which CPU it gets). So everything is measured several times
 //! for a shorter while, all cases of one pass before the next one, between new processes each time.
 
+use nobounce_topology::predict::calibration::middle;
+
 use super::model::{CaseOutcome, KEPT_SAMPLES, rounded};
-use super::stats::{middle, thin};
+use super::stats::thin;
 
 /// Passes of an ordinary run.
 pub(super) const USUAL: u32 = 5;

@@ -1,4 +1,4 @@
-//! Statistics of samples: percentiles, median, middle, spread, and a bounded choice of samples to keep.
+//! Statistics of samples: percentiles, median, spread, and a bounded choice of samples to keep.
 
 /// The order statistics of a latency test.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -31,17 +31,6 @@ pub(crate) fn median(samples: &[f64]) -> Option<f64> {
         return Some(upper);
     }
     sorted.get(sorted.len() / 2 - 1).map(|lower| f64::midpoint(*lower, upper))
-}
-
-/// The mean of all but the tenth at either end (at least one of three or more); `None` without samples.
-///
-/// For passes, of which many are in one of two states: a median would jump from one state to the other with the least change of their shares.
-pub(crate) fn middle(samples: &[f64]) -> Option<f64> {
-    let sorted = sorted(samples);
-    let cut = if sorted.len() > 2 { sorted.len().div_ceil(10) } else { 0 };
-    let kept = sorted.get(cut..sorted.len() - cut)?;
-    let count = u32::try_from(kept.len()).ok().filter(|count| *count > 0)?;
-    Some(kept.iter().sum::<f64>() / f64::from(count))
 }
 
 /// The median distance from the median: a spread that one wild sample does not move.
@@ -95,15 +84,6 @@ mod tests {
     fn median_of_even_and_odd_counts() {
         assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
         assert_eq!(median(&[4.0, 1.0, 3.0, 2.0]), Some(2.5));
-    }
-
-    #[test]
-    fn the_middle_is_a_mean_that_wild_samples_do_not_move() {
-        assert_eq!(middle(&[]), None);
-        assert_eq!(middle(&[3.0, 5.0]), Some(4.0));
-        assert_eq!(middle(&[1.0, 4.0, 100.0]), Some(4.0));
-        // Two states, four to three: the median would be one of them.
-        assert_eq!(middle(&[1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0]), Some(1.4));
     }
 
     #[test]

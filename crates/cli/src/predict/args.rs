@@ -28,7 +28,7 @@ Exit codes: 0 fine, 1 a run is further from its calibration than --tolerance, 2 
 /// A machine (this one, a known one, or one whose facts were saved) gives the parts; options change single parts or name them all. What
 /// is neither known nor said is assumed, and the last line says what. docs/predict.md explains the model and how good it is.
 #[derive(Debug, Clone, Default, clap::Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, group = clap::ArgGroup::new("second").args(["against", "split"]))]
 pub(crate) struct PredictArgs {
     /// A known machine: dgx-a100, dgx-h100, dgx-b200, hgx-h100-roce, dual-socket, workstation, gh200, mi300x, p5-efa, vm-flat, container
     #[arg(long, value_name = "NAME", conflicts_with = "facts", help_heading = "Machine")]
@@ -77,8 +77,19 @@ pub(crate) struct PredictArgs {
     #[arg(long, value_name = "BENCH.json", help_heading = "Calibration")]
     pub(crate) against: Option<PathBuf>,
 
+    /// Take the passes of one run for two: the constants are fitted to every second pass (turns) or to the first half (halves), and the
+    /// other passes are held against them
+    #[arg(
+        long,
+        value_name = "HOW",
+        requires = "calibrate",
+        conflicts_with = "against",
+        help_heading = "Calibration"
+    )]
+    pub(crate) split: Option<Parted>,
+
     /// How far it may be off: 0.15 or 15% [default: 0.15]
-    #[arg(long, value_name = "SHARE", requires = "against", value_parser = share, help_heading = "Calibration")]
+    #[arg(long, value_name = "SHARE", requires = "second", value_parser = share, help_heading = "Calibration")]
     pub(crate) tolerance: Option<f64>,
 
     /// Keep the fitted constants
@@ -88,6 +99,13 @@ pub(crate) struct PredictArgs {
     /// Use constants that were kept
     #[arg(long, value_name = "FILE", help_heading = "Calibration")]
     pub(crate) calibration: Option<PathBuf>,
+}
+
+/// How one run becomes two.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+pub(crate) enum Parted {
+    Turns,
+    Halves,
 }
 
 /// Single parts, in the place of the machine's.

@@ -4,11 +4,13 @@ use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::Context;
-use nobounce_topology::predict::calibration::{Bench, Calibration, Residual};
+use anyhow::{Context, bail};
+use nobounce_topology::predict::calibration::{
+    Bench, Calibration, Fit, LISTED_BELOW, ONE_LINE, Residual, Series, Split,
+};
 use nobounce_topology::predict::report::{bytes, figure};
 
-use super::args::PredictArgs;
+use super::args::{Parted, PredictArgs};
 use super::{percent, write};
 use crate::doctor;
 
@@ -16,7 +18,12 @@ use crate::doctor;
 const TOLERANCE: f64 = 0.15;
 
 pub(super) fn main(args: &PredictArgs, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
-    let runs = args.calibrate.iter().map(|path| bench(path)).collect::<anyhow::Result<Vec<_>>>()?;
+    let mut runs = args.calibrate.iter().map(|path| bench(path)).collect::<anyhow::Result<Vec<_>>>()?;
+    let second = match (args.split, &args.against) {
+        (Some(how), _) => Some(part(&mut runs, how)?),
+        (None, Some(path)) => Some(bench(path)?),
+        (None, None) => None,
+    };
     let calibration = Calibration::of(&runs)?;
     if args.json {
         serde_json::to_writer_pretty(&mut *out, &calibration)?;
@@ -27,10 +34,19 @@ pub(super) fn main(args: &PredictArgs, out: &mut dyn Write) -> anyhow::Result<Ex
     if let Some(path) = &args.save_calibration {
         write(path, &(serde_json::to_string_pretty(&calibration)? + "\n"))?;
     }
-    match &args.against {
-        Some(second) => against(&calibration, second, args, out),
-        None => Ok(ExitCode::SUCCESS),
-    }
+    second.map_or(Ok(ExitCode::SUCCESS), |second| compare(&calibration, &second, args, out))
+}
+
+/// Keeps one half of each run's passes; the other halves are the second run.
+fn part(runs: &mut [Bench], how: Parted) -> anyhow::Result<Bench> {
+    let [run] = runs else { bail!("--split makes two runs of one: name one file after --calibrate") };
+    let how = match how {
+        Parted::Turns => Split::Turns,
+        Parted::Halves => Split::Halves,
+    };
+    let (first, second) = run.split(how)?;
+    *run = first;
+    Ok(second)
 }
 
 /// Constants that were kept.
@@ -46,10 +62,11 @@ fn text(calibration: &Calibration, out: &mut dyn Write) -> anyhow::Result<()> {
     for fit in &calibration.fits {
         writeln!(
             out,
-            "{}: {} us + {} ns/byte in the first packet; {} us + {} ns/byte beyond it, + {} ns/byte beyond {}; worst residual {}",
+            "{}: {} us + {} ns/byte in the first packet{}; {} us + {} ns/byte beyond it, + {} ns/byte beyond {}; worst residual {}",
             fit.series,
             figure(fit.base_us),
             figure(fit.first_byte_ns),
+            more(fit),
             figure(fit.step_us),
             figure(fit.byte_ns),
             figure(fit.far_byte_ns),
@@ -71,6 +88,16 @@ fn text(calibration: &Calibration, out: &mut dyn Write) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What begins at some size of the first packet.
+fn more(fit: &Fit) -> String {
+    let (time, from) = if fit.series.is_stream() {
+        (fit.lone_us, format!("from {} on", bytes(LISTED_BELOW)))
+    } else {
+        (fit.lines_us, format!("above {}", bytes(ONE_LINE)))
+    };
+    if time > 0.0 { format!(", + {} us {from}", figure(time)) } else { String::new() }
+}
+
 /// What the passes of the run found, where there were several.
 fn passes(one: &Residual) -> String {
     one.passes_us.map_or(String::new(), |(quickest, slowest)| {
@@ -78,18 +105,34 @@ fn passes(one: &Residual) -> String {
     })
 }
 
-/// Another run against the constants: exit code 1 where a size is further off than allowed.
+/// The run of a file against the constants.
 pub(super) fn against(
     calibration: &Calibration,
     second: &Path,
     args: &PredictArgs,
     out: &mut dyn Write,
 ) -> anyhow::Result<ExitCode> {
+    compare(calibration, &bench(second)?, args, out)
+}
+
+/// Another run against the constants: exit code 1 where a size is further off than allowed.
+fn compare(
+    calibration: &Calibration,
+    second: &Bench,
+    args: &PredictArgs,
+    out: &mut dyn Write,
+) -> anyhow::Result<ExitCode> {
     let tolerance = args.tolerance.unwrap_or(TOLERANCE);
-    let found = calibration.against(&bench(second)?);
+    let found = calibration.against(second);
     anyhow::ensure!(!found.is_empty(), "the two runs have no case in common");
     let is_off = |one: &Residual| one.error().abs() > tolerance;
+    // How far the two runs differ by themselves, whatever is fitted to them.
+    let apart = |series: &Series, one: &Residual| {
+        calibration.measured_before(series, one.size).map(|before| one.measured_us / before - 1.0)
+    };
     for (series, one) in &found {
+        let runs =
+            apart(series, one).map_or(String::new(), |share| format!(" (the runs: {})", percent(share)));
         writeln!(
             out,
             "{:<28} {:>9}  measured {:>9} us, expected {:>9} us, {:>8}{}{}",
@@ -99,11 +142,16 @@ pub(super) fn against(
             figure(one.fitted_us),
             percent(one.error()),
             passes(one),
-            if is_off(one) { "  off" } else { "" }
+            if is_off(one) { format!("  off{runs}") } else { String::new() }
         )?;
     }
     let off: Vec<&Residual> = found.iter().map(|(_, one)| one).filter(|one| is_off(one)).collect();
     writeln!(out, "{} of {} within {:.0} %", found.len() - off.len(), found.len(), tolerance * 100.0)?;
+    let agree: Vec<f64> = found.iter().filter_map(|(series, one)| apart(series, one)).collect();
+    if !agree.is_empty() {
+        let near = agree.iter().filter(|share| share.abs() <= tolerance).count();
+        writeln!(out, "the two runs themselves agree so in {near} of {}", agree.len())?;
+    }
     let known = off.iter().filter(|one| one.is_within_passes()).count();
     if known > 0 {
         writeln!(

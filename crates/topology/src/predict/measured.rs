@@ -8,6 +8,9 @@ use super::route::float;
 /// Results of one run that are read: more than any bench has cases, few enough to go through them for each series.
 const MAX_RESULTS: usize = 5000;
 
+/// Bytes from which on a stream of the bench posts each message by itself and asks for its completion; shorter ones go in lists.
+pub const LISTED_BELOW: u64 = 4096;
+
 /// The part of a bench's JSON that is read here.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Bench {
@@ -68,6 +71,17 @@ impl Measured {
         self.passes.iter().filter_map(|figure| self.time_of(*figure)).collect()
     }
 
+    /// What these passes found, by themselves.
+    fn of_passes(&self, passes: Vec<f64>) -> Option<Self> {
+        let figure = middle(&passes)?;
+        Some(Self {
+            p50_us: self.p50_us.map(|_| figure),
+            gbytes_per_s: self.gbytes_per_s.map(|_| figure),
+            passes,
+            ..self.clone()
+        })
+    }
+
     /// Microseconds of a figure in the unit of the result.
     fn time_of(&self, figure: f64) -> Option<f64> {
         let time = match self.kind.as_str() {
@@ -118,12 +132,38 @@ pub struct Series {
     pub wait: String,
 }
 
+impl Series {
+    /// Whether messages follow each other without waiting.
+    #[must_use]
+    pub fn is_stream(&self) -> bool {
+        self.kind == "bandwidth"
+    }
+}
+
 impl std::fmt::Display for Series {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { op, kind, memory, link, qps, .. } = self;
         let link = if link == "udp" { String::new() } else { format!(", {link}") };
         let qps = if *qps > 1 { format!(", {qps} QPs") } else { String::new() };
         f.pad(&format!("{op} {kind}, {memory}{link}{qps}"))
+    }
+}
+
+/// How the passes of one run are parted into two runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Split {
+    /// They take turns: what the machine does for minutes befalls both.
+    Turns,
+    /// The first half and the second: one run after the other.
+    Halves,
+}
+
+impl Split {
+    fn is_second(self, pass: usize, passes: usize) -> bool {
+        match self {
+            Self::Turns => pass % 2 == 1,
+            Self::Halves => pass >= passes.div_ceil(2),
+        }
     }
 }
 
@@ -142,5 +182,82 @@ impl Bench {
             return Err(CalibrationError::NotBench(format!("it has more than {MAX_RESULTS} results")));
         }
         Ok(bench)
+    }
+
+    /// Two runs of one. Every pass has processes of its own, so that passes are as runs are.
+    ///
+    /// # Errors
+    /// A case has one pass only.
+    pub fn split(&self, how: Split) -> Result<(Self, Self), CalibrationError> {
+        let timed = |one: &&Measured| one.microseconds().is_some();
+        let half = |second: bool| {
+            let results = self.results.iter().filter(timed).map(|one| {
+                let count = one.passes.len();
+                let ours =
+                    one.passes.iter().enumerate().filter(|(at, _)| how.is_second(*at, count) == second);
+                one.of_passes(ours.map(|(_, figure)| *figure).collect()).ok_or(CalibrationError::OnePass)
+            });
+            Ok(Self { schema: self.schema.clone(), results: results.collect::<Result<_, _>>()? })
+        };
+        Ok((half(false)?, half(true)?))
+    }
+}
+
+/// The mean of all but the tenth at either end (at least one of three or more); `None` without samples. This is what the bench makes of passes.
+///
+/// Many of them are in one of two states: a median would jump from one state to the other with the least change of their shares.
+#[must_use]
+pub fn middle(samples: &[f64]) -> Option<f64> {
+    let mut sorted = samples.to_vec();
+    sorted.sort_unstable_by(f64::total_cmp);
+    let cut = if sorted.len() > 2 { sorted.len().div_ceil(10) } else { 0 };
+    let kept = sorted.get(cut..sorted.len() - cut)?;
+    let count = u32::try_from(kept.len()).ok().filter(|count| *count > 0)?;
+    Some(kept.iter().sum::<f64>() / f64::from(count))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_middle_is_a_mean_that_wild_samples_do_not_move() {
+        assert_eq!(middle(&[]), None);
+        assert_eq!(middle(&[3.0, 5.0]), Some(4.0));
+        assert_eq!(middle(&[1.0, 4.0, 100.0]), Some(4.0));
+        // Two states, four to three: the median would be one of them.
+        assert_eq!(middle(&[1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0]), Some(1.4));
+    }
+
+    fn bench(passes: &str) -> Bench {
+        let common = r#""op": "write", "size": 8, "qps": 1, "memory": "host", "path": "direct", "mtu": 4096"#;
+        let text = format!(
+            r#"{{"schema": "nobounce-bench/1", "results": [
+                {{"kind": "latency", "p50_us": 9, "passes": {passes}, {common}}},
+                {{"kind": "bandwidth", "gbytes_per_s": 9, "passes": {passes}, {common}}},
+                {{"kind": "rate", {common}}}]}}"#
+        );
+        Bench::from_json(&text).unwrap()
+    }
+
+    #[test]
+    fn passes_make_two_runs_in_turns_or_one_after_the_other() {
+        let figures = |run: &Bench| (run.results[0].p50_us, run.results[1].gbytes_per_s);
+        let run = bench("[1.0, 10.0, 2.0, 20.0, 3.0, 60.0]");
+        let (first, second) = run.split(Split::Turns).unwrap();
+        assert_eq!((figures(&first), figures(&second)), ((Some(2.0), Some(2.0)), (Some(20.0), Some(20.0))));
+        assert_eq!((first.results.len(), &second.results[0].passes[..]), (2, &[10.0, 20.0, 60.0][..]));
+        let (first, second) = run.split(Split::Halves).unwrap();
+        assert_eq!((figures(&first), figures(&second)), ((Some(2.0), Some(2.0)), (Some(20.0), Some(20.0))));
+        assert_eq!(first.results[0].passes, [1.0, 10.0, 2.0]);
+    }
+
+    #[test]
+    fn one_pass_makes_no_two_runs() {
+        for passes in ["[]", "[1.0]"] {
+            for how in [Split::Turns, Split::Halves] {
+                assert!(matches!(bench(passes).split(how), Err(CalibrationError::OnePass)));
+            }
+        }
     }
 }

@@ -9,6 +9,7 @@ pub mod cluster;
 pub mod constants;
 pub mod fabric;
 pub mod factor;
+mod least_squares;
 pub mod machine;
 mod measured;
 pub mod model;
