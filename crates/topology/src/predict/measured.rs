@@ -184,7 +184,7 @@ impl Bench {
         Ok(bench)
     }
 
-    /// Two runs of one. Every pass has processes of its own, so that passes are as runs are.
+    /// Two runs of one. Every pass has devices and a second process of its own, so that passes are nearly as runs are.
     ///
     /// # Errors
     /// A case has one pass only.
