@@ -48,10 +48,6 @@ macro_rules! forward {
             ($to).rare_fd()
         }
 
-        fn is_near(&$self) -> bool {
-            ($to).is_near()
-        }
-
         fn doorbells(&$self) -> Option<std::sync::Arc<$crate::links::shm::Doorbells>> {
             ($to).doorbells()
         }

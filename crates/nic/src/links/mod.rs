@@ -137,11 +137,6 @@ pub trait Link: Send + fmt::Debug {
         None
     }
 
-    /// Whether all packets of late came from this machine by the shorter way, where receiving and sending cost no system calls.
-    fn is_near(&self) -> bool {
-        false
-    }
-
     /// How to be woken by packets that make no descriptor readable.
     fn doorbells(&self) -> Option<Arc<shm::Doorbells>> {
         None

@@ -534,10 +534,6 @@ impl<L: Link> Link for ShmLink<L> {
         delivered + from_inside
     }
 
-    fn is_near(&self) -> bool {
-        !self.incoming.is_empty() && self.quiet_looks >= QUIET_AFTER
-    }
-
     fn next_deadline(&self) -> Option<u64> {
         self.inner.next_deadline()
     }

@@ -111,8 +111,6 @@ pub(crate) struct Core {
     pub(super) peers: Peers,
     /// Precomputed ICRCs of the flows and packet lengths heard lately.
     pub(super) sealers: Sealers<(u16, IpAddr)>,
-    /// Bytes of payload in and out, whatever became of them.
-    hauled: u64,
     /// Calls in a row that received nothing.
     idle_calls: u32,
     /// When somebody last looked for packets, give or take a few idle calls.
@@ -150,7 +148,6 @@ impl Engine {
             timers: BinaryHeap::new(),
             peers: Peers::default(),
             sealers: Sealers::new(),
-            hauled: 0,
             idle_calls: 0,
             driven_at: 0,
         };
@@ -258,11 +255,6 @@ impl Engine {
         self.core.driven_at
     }
 
-    /// Bytes of payload that it moved, in and out.
-    pub(crate) fn hauled(&self) -> u64 {
-        self.core.hauled
-    }
-
     /// When somebody must drive the engine if nobody polls: at once (0) where the GPU's copy engine has to be looked after; what was
     /// merely put off has time.
     pub(crate) fn unattended_deadline(&self) -> Option<Nanos> {
@@ -367,7 +359,6 @@ impl Core {
             return;
         }
         let payload = &datagram.whole.unwrap_or(datagram.bytes)[parsed.payload];
-        self.hauled += payload.len() as u64;
         entry.heard_long = payload.len() > LONG;
         let receives = match entry.srq.and_then(|srq| self.srqs.get(srq)) {
             None => &mut entry.receives,
@@ -636,7 +627,7 @@ impl Core {
 
     /// Lets one queue pair send.
     fn turn(&mut self, now: Nanos, index: u32, flush: bool) -> Turn {
-        let Self { qps, tx, regions, paths, owing, holding, starved, near, counters, hauled, .. } = self;
+        let Self { qps, tx, regions, paths, owing, holding, starved, near, counters, .. } = self;
         let Some(entry) = qps[index as usize].as_deref_mut() else { return Turn::Done };
         let room = entry.path.map_or(0, |path| paths.room(path));
         let path = entry.path;
@@ -684,7 +675,6 @@ impl Core {
                     }
                     let is_new = entry.note_sent(&transmit.header);
                     let len = u64::from(transmit.payload.len());
-                    *hauled += len;
                     if len > 0 && is_new {
                         entry.tally.outbound.count(route, len, transmit.payload.rest() == 0);
                     }
@@ -696,7 +686,6 @@ impl Core {
                     let repeats = entry.qp.poll_repeat(now, &transmit, room.saturating_sub(used), most);
                     if repeats > 0 {
                         entry.turn_left -= repeats;
-                        *hauled += repeats * len;
                         let first = transmit.header.psn.next();
                         if let Err(nak) = build_repeats(entry, tx, regions, &mut transmit, repeats) {
                             faulted = Some((transmit, nak));

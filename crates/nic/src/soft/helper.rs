@@ -5,26 +5,20 @@
 //! it was woken and somebody else was faster, it sleeps on a timer, and looks again a millisecond later whether it is
 //! needed. (A program that spins on memory polls its queue now and then, too; what counts is who gets the packets.)
 //! An application that arms a completion queue says that it is going to sleep: the helper watches at once.
-//!
-//! Where there are CPUs to spare it stays awake for a while after traffic, whoever had that. As long as others poll it stands by: the engine is theirs,
-//! and so is what they post. Where it has much to move it is on duty instead: it alone drives, and the others leave it what they have (`pace.rs`).
 
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, MutexGuard, Weak};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::{io, mem};
 
 use nobounce_memory::signals::BlockedSignals;
 
 use super::bell::{Bell, LOOK_EVERY_NS};
-use super::engine::Engine;
 use super::eventfd::EventFd;
 use super::fork;
 use super::judgement::{Judgement, Round, Verdict};
 use super::lock::EngineLock;
-use super::others::{Driven, Others};
-use super::pace::Pace;
 use super::slices::ask_for_short_slices;
 use crate::links::shm::Doorbells;
 use crate::links::{Link, now_ns};
@@ -39,20 +33,16 @@ const SPIN_NS: u64 = 50_000;
 const REST_NS: libc::c_long = 10_000;
 /// Rounds of work before it looks up again.
 const MAX_ROUNDS: u32 = 256;
-/// Pauses of the processor between two looks while somebody else drives, a microsecond or so. While it stands by they grow: each look takes from the one
-/// who drives what he counts by, and the next count costs him a tenth of a microsecond more.
+/// Pauses of the processor between two tries while somebody else drives.
 const PAUSES: u32 = 20;
-const MOST_PAUSES: u32 = 160;
-/// How long it stands by without having been needed once: others are faster.
-const STAND_BY_NS: u64 = 1_000_000;
 /// CPUs from which on spinning takes nothing away from the application.
 pub(crate) const CPUS_TO_SPIN: usize = 4;
 
 #[derive(Debug)]
 pub(crate) struct Helper {
     stop: Arc<AtomicBool>,
-    /// What the application drove by itself.
-    pub(crate) driven: Driven,
+    /// Calls of the application that drove the engine.
+    pub(crate) polls: Arc<AtomicU64>,
     pub(crate) bell: Bell,
     /// It is driving the engine without pause.
     pub(crate) on_duty: Arc<AtomicBool>,
@@ -66,7 +56,7 @@ impl Helper {
     pub(crate) fn new(number: usize) -> io::Result<Self> {
         Ok(Self {
             stop: Arc::default(),
-            driven: Driven::default(),
+            polls: Arc::default(),
             bell: Bell::new(EventFd::new()?),
             on_duty: Arc::default(),
             number,
@@ -93,7 +83,7 @@ impl Helper {
             doorbells: link.doorbells(),
             bell: self.bell.clone(),
             stop: self.stop.clone(),
-            driven: self.driven.clone(),
+            polls: self.polls.clone(),
             on_duty: self.on_duty.clone(),
             several: several.clone(),
             spins: allowed_cpus() >= CPUS_TO_SPIN,
@@ -125,7 +115,6 @@ impl Drop for Helper {
 }
 
 /// What the helper did when it was awake.
-#[derive(Default)]
 struct Served {
     /// Packets it found.
     found: usize,
@@ -137,21 +126,6 @@ struct Served {
     busy: bool,
 }
 
-impl Served {
-    /// Drives the engine once; how many packets came.
-    fn drive(&mut self, mut engine: MutexGuard<'_, Engine>, first: bool) -> usize {
-        let alone = first && now_ns().saturating_sub(engine.driven_at()) > UNATTENDED_NS;
-        if first {
-            engine.link.attend();
-        }
-        let received = engine.progress();
-        self.deadline = engine.deadline();
-        self.found += received;
-        self.unattended |= alone && received > 0;
-        received
-    }
-}
-
 struct Worker {
     engine: Weak<EngineLock>,
     fds: Vec<RawFd>,
@@ -161,7 +135,7 @@ struct Worker {
     doorbells: Option<Arc<Doorbells>>,
     bell: Bell,
     stop: Arc<AtomicBool>,
-    driven: Driven,
+    polls: Arc<AtomicU64>,
     on_duty: Arc<AtomicBool>,
     several: Arc<AtomicBool>,
     spins: bool,
@@ -170,9 +144,8 @@ struct Worker {
 impl Worker {
     fn run(&self) {
         ask_for_short_slices();
-        let mut seen = self.driven.polls();
-        let (mut judgement, mut pace, mut deadline, mut looks) =
-            (Judgement::new(), Pace::default(), None, false);
+        let mut seen = self.polls.load(Ordering::Relaxed);
+        let (mut judgement, mut deadline, mut looks) = (Judgement::new(), None, false);
         while !self.stop.load(Ordering::SeqCst) {
             let watching = self.bell.begin_round();
             // Who has just called will do so again: until then look now and then instead of being woken each time.
@@ -180,9 +153,10 @@ impl Worker {
             let due = self.wait(watching, [deadline, soon].into_iter().flatten().min());
             let called = self.bell.wake_up();
             let Some(engine) = self.engine.upgrade() else { return };
-            let served =
-                if self.spins { self.attend(&engine, &mut pace, watching) } else { self.serve(&engine) };
-            let Served { found, deadline: next, unattended, busy } = served;
+            // Where it would not spin, it is asleep or about to be: nobody leaves it anything.
+            self.on_duty.store(self.spins, Ordering::SeqCst);
+            let Served { found, deadline: next, unattended, busy } = self.serve(&engine);
+            self.on_duty.store(false, Ordering::SeqCst);
             drop(engine);
             deadline = next;
             if busy {
@@ -190,7 +164,7 @@ impl Worker {
                 // until we let go, and would wake us again at once.
                 self.rest();
             }
-            let polls = self.driven.polls();
+            let polls = self.polls.load(Ordering::Relaxed);
             let driven = polls.wrapping_sub(mem::replace(&mut seen, polls));
             // An application that arms its queues calls us to watch; a timer of the protocol's is nobody's packet: neither says
             // anything about who is faster.
@@ -209,81 +183,54 @@ impl Worker {
 
     /// Drives until there is nothing to do. Finds nothing when somebody else is driving.
     fn serve(&self, lock: &EngineLock) -> Served {
-        let mut served = Served::default();
-        for round in 0..MAX_ROUNDS {
-            let Some(engine) = lock.try_lock() else {
+        let mut idle_since = None;
+        let mut served = Served { found: 0, deadline: None, unattended: false, busy: false };
+        let polls = self.polls.load(Ordering::Relaxed);
+        // Where there are several engines, those who poll leave this one to us.
+        let gives_way =
+            || !self.several.load(Ordering::Relaxed) && self.polls.load(Ordering::Relaxed) != polls;
+        for round in 0..u32::MAX {
+            if round >= MAX_ROUNDS && (!self.spins || gives_way()) {
+                break;
+            }
+            let Some(mut engine) = lock.try_lock() else {
+                // Whoever drives has a CPU of its own: it will be our turn, if there is anything left to do then.
+                let goes_on = self.spins && !self.stop.load(Ordering::Relaxed) && !gives_way();
+                if goes_on && !is_over(&mut idle_since, SPIN_NS) {
+                    (0..PAUSES).for_each(|_| std::hint::spin_loop());
+                    continue;
+                }
                 served.deadline = Some(now_ns() + LOOK_EVERY_NS);
                 served.busy = true;
                 return served;
             };
-            let received = served.drive(engine, round == 0);
-            let is_due = served.deadline.is_some_and(|at| at <= now_ns());
-            if self.stop.load(Ordering::Relaxed) || (received == 0 && !is_due) {
-                break;
+            let alone = round == 0 && now_ns().saturating_sub(engine.driven_at()) > UNATTENDED_NS;
+            if round == 0 {
+                engine.link.attend();
             }
-        }
-        served
-    }
-
-    /// The same where there are CPUs to spare: until there has been nothing to do for a while. One that does not watch only looks whether it is needed.
-    fn attend(&self, lock: &EngineLock, pace: &mut Pace, watching: bool) -> Served {
-        let mut served = Served::default();
-        let mut others = Others::new(&self.driven);
-        let (mut idle_since, mut needless_since) = (None, None);
-        let (mut first, mut pauses) = (true, PAUSES);
-        while !self.stop.load(Ordering::Relaxed) {
-            let now = now_ns();
-            if others.have_moved() {
-                idle_since = None;
-            }
-            // What is left to whoever is on duty is seen by it, or by the round after it has said that it no longer is.
-            if !self.on_duty.load(Ordering::Relaxed) && !first && others.are_polling(now) {
-                let is_needless = is_over(&mut needless_since, now, STAND_BY_NS);
-                if is_needless || !watching || is_over(&mut idle_since, now, SPIN_NS) {
-                    if is_needless {
-                        served.found = 0; // what it found when it came the others would have found, too
-                    }
-                    served.deadline = Some(now + LOOK_EVERY_NS);
-                    return served;
-                }
-                (0..pauses).for_each(|_| std::hint::spin_loop());
-                pauses = (pauses * 2).min(MOST_PAUSES);
-                continue;
-            }
-            pauses = PAUSES;
-            let Some(engine) = lock.try_lock() else {
-                // Whoever drives has a CPU of its own: it will be our turn, if there is anything left to do then.
-                if is_over(&mut idle_since, now, SPIN_NS) {
-                    served.deadline = Some(now + LOOK_EVERY_NS);
-                    served.busy = true;
-                    break;
-                }
-                (0..PAUSES).for_each(|_| std::hint::spin_loop());
-                continue;
-            };
-            let is_near = engine.link.is_near();
-            let is_bulky = pace.judge(now, engine.hauled());
-            let received = served.drive(engine, mem::take(&mut first));
+            let received = engine.progress();
+            served.deadline = engine.deadline();
+            drop(engine);
             // Whoever waits for the lock (to post, or to register memory) must not wait for the end of the traffic.
-            lock.make_way();
-            if received > 0 || served.deadline.is_some_and(|at| at <= now) {
-                (idle_since, needless_since) = (None, None);
-            } else if is_over(&mut idle_since, now, SPIN_NS) {
+            if self.spins {
+                lock.make_way();
+            }
+            served.found += received;
+            served.unattended |= alone && received > 0;
+            if self.stop.load(Ordering::Relaxed) {
                 break;
-            } else {
-                std::hint::spin_loop();
             }
-            // Where every packet is a system call, several engines are faster with threads of their own than with the application's.
-            let keeps = is_bulky || (!is_near && self.several.load(Ordering::Relaxed));
-            if keeps != self.on_duty.load(Ordering::Relaxed) {
-                self.on_duty.store(keeps, Ordering::SeqCst);
-                first = !keeps; // a last look
+            if received > 0 || served.deadline.is_some_and(|at| at <= now_ns()) {
+                idle_since = None;
+                continue;
             }
-        }
-        if self.on_duty.swap(false, Ordering::SeqCst)
-            && let Some(engine) = lock.try_lock()
-        {
-            served.drive(engine, false);
+            if !self.spins {
+                break;
+            }
+            if is_over(&mut idle_since, SPIN_NS) {
+                break;
+            }
+            std::hint::spin_loop();
         }
         served
     }
@@ -338,8 +285,9 @@ impl Worker {
 }
 
 /// Whether nothing has come for so long that it is not worth while to go on spinning.
-fn is_over(since: &mut Option<u64>, now: u64, limit: u64) -> bool {
-    now - *since.get_or_insert(now) > limit
+fn is_over(idle_since: &mut Option<u64>, limit: u64) -> bool {
+    let now = now_ns();
+    now - *idle_since.get_or_insert(now) > limit
 }
 
 /// CPUs this process may run on.

@@ -177,8 +177,7 @@ pub struct QpInit<'a> {
 /// A queue pair. Dropping it destroys it.
 #[derive(Debug)]
 pub struct Qp {
-    /// Kept for as long as it is there.
-    _device: Arc<Shared>,
+    shared: Arc<Shared>,
     /// Where it lives.
     unit: Resident,
     qpn: Qpn,
@@ -252,7 +251,7 @@ impl Qp {
         }
         drop(engine);
         let shares = srq.is_some();
-        Ok(Self { _device: shared, unit, qpn, limits, shares, _taken: taken, _pd: pd.in_use(), _uses: uses })
+        Ok(Self { shared, unit, qpn, limits, shares, _taken: taken, _pd: pd.in_use(), _uses: uses })
     }
 
     /// Its number.
@@ -413,7 +412,7 @@ impl Qp {
             engine.meet_strangers(index);
         }
         engine.core.make_ready(index);
-        self.unit.start(engine, now);
+        self.unit.start(engine, now, self.shared.units.are_several());
     }
 
     /// Posts a receive.

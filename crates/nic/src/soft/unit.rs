@@ -2,14 +2,13 @@
 
 use std::io;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::bell::Bell;
 use super::engine::{Answers, Engine};
 use super::helper::Helper;
 use super::lock::EngineLock;
-use super::others::Driven;
 use super::qp::CreateQpError;
 
 /// One engine with what drives it.
@@ -19,7 +18,7 @@ pub(crate) struct Unit {
     pub(crate) number: usize,
     engine: Arc<EngineLock>,
     helper: Mutex<Helper>,
-    driven: Driven,
+    polls: Arc<AtomicU64>,
     pub(crate) bell: Bell,
     on_duty: Arc<AtomicBool>,
     several: Arc<AtomicBool>,
@@ -36,7 +35,7 @@ impl Unit {
         let helper = Helper::new(number)?;
         Ok(Self {
             number,
-            driven: helper.driven.clone(),
+            polls: helper.polls.clone(),
             bell: helper.bell.clone(),
             on_duty: helper.on_duty.clone(),
             several,
@@ -78,11 +77,10 @@ impl Unit {
     /// Drives the engine for a caller that polls.
     #[inline]
     pub(crate) fn drive_polled(&self) {
-        self.driven.count_poll();
+        // A count that two threads raise at once may miss one: it only tells whether anybody polls.
+        self.polls.store(self.polls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         if let Some(mut engine) = self.engine.try_lock() {
-            if engine.progress() > 0 {
-                self.driven.count_traffic();
-            }
+            engine.progress();
             // It may have been the last poll before the caller sleeps.
             self.bell.ring_if_sleepy(|| engine.unattended_deadline());
         }
@@ -94,11 +92,10 @@ impl Unit {
         self.on_duty.load(Ordering::SeqCst)
     }
 
-    /// Something was posted: sends what may leave at once. Where the unit's own thread is on duty, it is left to that.
+    /// Something was posted: sends what may leave at once. Where the unit's own thread is on duty, `shared` work is left to it.
     #[inline]
-    pub(crate) fn start<'a>(&'a self, mut engine: MutexGuard<'a, Engine>, now: u64) {
-        self.driven.count_traffic();
-        if self.is_on_duty() {
+    pub(crate) fn start<'a>(&'a self, mut engine: MutexGuard<'a, Engine>, now: u64, shared: bool) {
+        if shared && self.is_on_duty() {
             drop(engine);
             // Whoever goes off duty looks once more afterwards; we look once more whether it is.
             if self.is_on_duty() {

@@ -224,11 +224,7 @@ impl Units {
     /// Drives the units that have something to do with a completion queue that was found empty, until `is_over`.
     #[inline]
     pub(crate) fn drive_polled(&self, users: &Users, is_over: impl Fn() -> bool) {
-        if self.are_several() {
-            self.drive_several(users, is_over);
-        } else if !self.first.is_on_duty() {
-            self.first.drive_polled();
-        }
+        if self.are_several() { self.drive_several(users, is_over) } else { self.first.drive_polled() }
     }
 
     fn drive_several(&self, users: &Users, is_over: impl Fn() -> bool) {
