@@ -240,3 +240,25 @@ fn with_mounts_the_view_is_there_for_system_calls_too() {
     assert!(!mounted.contains(rig.folder.to_str().unwrap()), "{mounted}");
     assert!(rig.left_behind().is_empty());
 }
+
+/// NCCL prefers the environment to its files: what we set there would take the user's word back.
+#[test]
+fn what_nccl_s_own_file_says_is_left_to_it() {
+    let rig = Rig::new("nccl-conf");
+    fs::write(rig.folder.join(".nccl.conf"), "NCCL_NET_GDR_LEVEL=PHB\nNCCL_PROTO=LL128\n").unwrap();
+    let say = |home: &Path| {
+        let mut command =
+            rig.command(&["--", "sh", "-c", "echo level=$NCCL_NET_GDR_LEVEL gin=$NCCL_GIN_TYPE"]);
+        for name in ["NCCL_NET_GDR_LEVEL", "NCCL_GIN_TYPE", "NCCL_PROTO", "NCCL_CONF_FILE"] {
+            command.env_remove(name);
+        }
+        let Output { stdout, stderr, .. } = command.env("HOME", home).output().expect("the command starts");
+        (String::from_utf8(stdout).expect("UTF-8"), String::from_utf8(stderr).expect("UTF-8"))
+    };
+    let (said, warned) = say(&rig.folder);
+    assert_eq!(said, "level= gin=2\n");
+    assert!(warned.contains("LL128"), "{warned}");
+    let (said, warned) = say(&rig.tmp());
+    assert_eq!(said, "level=SYS gin=2\n");
+    assert!(!warned.contains("LL128"), "{warned}");
+}

@@ -8,6 +8,7 @@ mod child;
 mod dropin;
 mod environment;
 mod mounts;
+mod nccl_conf;
 mod report;
 mod scratch;
 mod view;
@@ -41,14 +42,16 @@ pub(crate) fn main(args: &RunArgs) -> anyhow::Result<ExitCode> {
             format!("the folders for the command could not be written in {}", scratch.path().display())
         })?;
 
-    if let Some(warning) = environment::warning(|name| std::env::var_os(name)) {
+    let conf = nccl_conf::NcclConf::read(|name| std::env::var_os(name));
+    let now = |name: &str| std::env::var_os(name).or_else(|| conf.get(name));
+    if let Some(warning) = environment::warning(now) {
         eprintln!("nobounce: {warning}");
     }
     let gpus = environment::gpus();
     let given = environment::Given { dropin: &dropin, view: &view, report: &reports, gpus };
     let (program, arguments) = args.command.split_first().context("no command was given")?;
     let mut command = Command::new(program);
-    command.args(arguments).envs(environment::variables(args, &given, |name| std::env::var_os(name)));
+    command.args(arguments).envs(environment::variables(args, &given, now));
     let mounts = match args.mounts {
         true => Some(mounts::Mounts::plan(&view, &scratch.path().join("mounts"), &view::System::here())?),
         false => None,
