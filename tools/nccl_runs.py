@@ -24,14 +24,12 @@ ROUNDS = 3
 
 # Not bound to one core each, as mpirun does by itself: NCCL's threads need more than one.
 MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", "2", "--mca", "btl", "tcp,self"]
+# Both ranks are on one machine: shared memory, unless told otherwise.
 LINKS = {"socket": ("socket", []), "shm": ("nb0", ["--require", "direct"]), "udp": ("nb0", ["--require", "direct", "--link", "udp"])}
 # Name, what the ranks do, over which network, options of `nobounce run`, variables, seconds.
 RUNS = (
     *((f"speed C {link} {nth}", "speed C", *LINKS[link], {}, 60) for nth in range(1, ROUNDS + 1) for link in LINKS),
-    ("speed socket", "speed", "socket", [], {}, 60),
-    # Both ranks are on one machine: shared memory, unless told otherwise.
-    ("speed shm", "speed", "nb0", ["--require", "direct"], {}, 60),
-    ("speed udp", "speed", "nb0", ["--require", "direct", "--link", "udp"], {}, 60),
+    *((f"speed {link}", "speed", *LINKS[link], {}, 60) for link in LINKS),
     ("values", "values", "nb0", ["--require", "direct"], {}, 90),
     ("training socket", "training", "socket", [], {}, 40),
     ("training", "training", "nb0", [], {}, 40),
