@@ -17,6 +17,8 @@ pub(crate) struct Given<'a> {
     pub(crate) report: &'a Path,
     /// How many GPUs the machine has.
     pub(crate) gpus: usize,
+    /// How many engines a device has at most.
+    pub(crate) engines: usize,
 }
 
 /// How many GPUs NVIDIA's driver knows here.
@@ -36,8 +38,11 @@ const DEFAULTS: [(&str, &str); 3] = [
 ];
 
 /// On a machine with one GPU all channels of NCCL are flows over the network: four of them quarter the messages, and the device pays for each
-/// message. (Several GPUs need their channels for what they do among themselves.)
-const ONE_CHANNEL: (&str, &str) = ("NCCL_MAX_NCHANNELS", "1");
+/// message; two of them keep several engines busy. (Several GPUs need their channels for what they do among themselves.)
+fn channels(given: &Given<'_>) -> Option<(&'static str, &'static str)> {
+    let most = if given.engines > 1 { "2" } else { "1" };
+    (given.gpus == 1).then_some(("NCCL_MAX_NCHANNELS", most))
+}
 
 /// What is wrong with what the user has set, if anything.
 pub(crate) fn warning(now: impl Fn(&str) -> Option<OsString>) -> Option<String> {
@@ -78,7 +83,7 @@ pub(crate) fn variables(
         ("NOBOUNCE_LOG", args.log.as_ref().map(OsString::from)),
     ];
     all.extend(typed.into_iter().filter_map(|(name, value)| Some((name, value?))));
-    let missing = DEFAULTS.into_iter().chain((given.gpus == 1).then_some(ONE_CHANNEL));
+    let missing = DEFAULTS.into_iter().chain(channels(given));
     for (name, value) in missing {
         if now(name).is_none() && !all.iter().any(|(set, _)| *set == name) {
             all.push((name, value.into()));
@@ -122,9 +127,16 @@ fn capture(path: &Path) -> PathBuf {
 mod tests {
     use super::*;
 
+    const GIVEN: fn(usize, usize) -> Given<'static> = |gpus, engines| Given {
+        dropin: Path::new("/lib/nb"),
+        view: Path::new("/v"),
+        report: Path::new("/r"),
+        gpus,
+        engines,
+    };
+
     fn with(args: &RunArgs, now: &[(&str, &str)]) -> Vec<(&'static str, OsString)> {
-        let given =
-            Given { dropin: Path::new("/lib/nb"), view: Path::new("/v"), report: Path::new("/r"), gpus: 1 };
+        let given = GIVEN(1, 1);
         let find =
             |name: &str| now.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).into());
         variables(args, &given, find)
@@ -155,13 +167,15 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_with_one_gpu_has_one_channel() {
-        assert_eq!(value(&with(&RunArgs::default(), &[]), "NCCL_MAX_NCHANNELS"), Some("1"));
+    fn a_machine_with_one_gpu_has_one_channel_or_two_where_there_are_engines_for_them() {
+        let channels = |gpus, engines| {
+            let all = variables(&RunArgs::default(), &GIVEN(gpus, engines), |_| None);
+            value(&all, "NCCL_MAX_NCHANNELS").map(str::to_owned)
+        };
+        assert_eq!([channels(1, 1), channels(1, 2), channels(1, 4)].map(Option::unwrap), ["1", "2", "2"]);
+        assert_eq!(channels(8, 2), None);
         let set = with(&RunArgs::default(), &[("NCCL_MAX_NCHANNELS", "8")]);
         assert_eq!(value(&set, "NCCL_MAX_NCHANNELS"), None);
-        let given =
-            Given { dropin: Path::new("/lib/nb"), view: Path::new("/v"), report: Path::new("/r"), gpus: 8 };
-        assert_eq!(value(&variables(&RunArgs::default(), &given, |_| None), "NCCL_MAX_NCHANNELS"), None);
     }
 
     #[test]

@@ -47,8 +47,8 @@ pub(crate) fn main(args: &RunArgs) -> anyhow::Result<ExitCode> {
     if let Some(warning) = environment::warning(now) {
         eprintln!("nobounce: {warning}");
     }
-    let gpus = environment::gpus();
-    let given = environment::Given { dropin: &dropin, view: &view, report: &reports, gpus };
+    let (gpus, engines) = (environment::gpus(), engines(args));
+    let given = environment::Given { dropin: &dropin, view: &view, report: &reports, gpus, engines };
     let (program, arguments) = args.command.split_first().context("no command was given")?;
     let mut command = Command::new(program);
     command.args(arguments).envs(environment::variables(args, &given, now));
@@ -68,6 +68,12 @@ pub(crate) fn main(args: &RunArgs) -> anyhow::Result<ExitCode> {
         eprintln!("nobounce: {}", report::read(&reports));
     }
     Ok(ExitCode::from(child::code(status)))
+}
+
+/// How many engines the command's devices will have at most. (What makes no sense is said by the device.)
+fn engines(args: &RunArgs) -> usize {
+    let config = Config::from_env().unwrap_or_default();
+    Config { engines: args.engines.map(usize::from).or(config.engines), ..config }.engines()
 }
 
 /// Whatever the device would refuse is refused here, once, before anything is started.

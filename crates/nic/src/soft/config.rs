@@ -67,12 +67,14 @@ impl Default for Config {
     }
 }
 
-/// How many engines there are where so many CPUs may be used: applications need theirs, and so does the peer on the same machine.
-fn engines_for(cpus: usize) -> usize {
+/// How many engines there are where so many CPUs may be used: applications need theirs, and so does the peer on the same machine. By UDP a byte costs
+/// several times as much as by shared memory, so that more threads pay sooner.
+fn engines_for(cpus: usize, by_udp: bool) -> usize {
     match cpus {
         0..8 => 1,
-        8..32 => 2,
-        32.. => 4,
+        8..16 => 2,
+        16..32 if !by_udp => 2,
+        16.. => 4,
     }
 }
 
@@ -122,9 +124,11 @@ impl Config {
     }
 
     /// How many engines drive the device at most: as many as were asked for, or else 1 where the process may run on fewer than 8 CPUs, 2 from
-    /// 8 on and 4 from 32 on.
+    /// 8 on and 4 from 32 on; from 16 on where peers are reached by UDP.
     pub fn engines(&self) -> usize {
-        self.engines.unwrap_or_else(|| engines_for(allowed_cpus())).clamp(1, MAX_ENGINES)
+        // Whoever can be reached from elsewhere most likely is.
+        let by_udp = self.link == LinkChoice::Udp || !self.addr.is_loopback();
+        self.engines.unwrap_or_else(|| engines_for(allowed_cpus(), by_udp)).clamp(1, MAX_ENGINES)
     }
 
     /// The addresses of `NOBOUNCE_ADDR`, a list with commas between them: one device each, `nb0`, `nb1`, ... in that order.
@@ -207,7 +211,9 @@ mod tests {
 
     #[test]
     fn engines_by_the_cpus_or_by_a_number() {
-        assert_eq!([1, 2, 4, 7, 8, 16, 31, 32, 192].map(engines_for), [1, 1, 1, 1, 2, 2, 2, 4, 4]);
+        let cpus = [1, 2, 4, 7, 8, 15, 16, 31, 32, 192];
+        assert_eq!(cpus.map(|cpus| engines_for(cpus, false)), [1, 1, 1, 1, 2, 2, 2, 2, 4, 4]);
+        assert_eq!(cpus.map(|cpus| engines_for(cpus, true)), [1, 1, 1, 1, 2, 2, 4, 4, 4, 4]);
         assert_eq!(parse_engines(" 3").unwrap(), 3);
         for wrong in ["0", "9", "-1", "two", ""] {
             let error = parse_engines(wrong).unwrap_err().to_string();
