@@ -27,6 +27,7 @@ KINDS = [word for kind in ("gpu_", "drop-in", "gdrapi: s", "gdrapi: VMM", "gdrap
 DEATH = re.compile(r"nccl (abort|exits)")
 # What stand-ins do badly, the row that fails, and what it says.
 WRONG = (
+    ("blind", "bench gpu: a byte is spoilt", "exit code 0"), ("blind", "bench gpu: a message is taken away", "exit code 0"),
     ("slow", "gdrapi: speed", "goal missed: 1 MiB write"), ("keeps", "gdrapi: ends pinned: killed", "does not say"), ("fails", "gdrcopy: sanity", "failed: one_test"),
     ("unexplained", "gdrcopy: sanity, memory without a handle type", "failed: one_vmmalloc"), ("staged", "mpi: a rank that dies", "not all through the window"),
     ("between", "mpi: a rank that dies", "did not die inside"), ("torn", "mpi: a rank of 3 that dies", "1 of 2 others"),

@@ -35,7 +35,27 @@ def works(what, seconds=LONG):
     note("end", what)
 
 
+def failing_bench(spoilt):
+    """A bench that is to fail: its bytes are spoilt, or there is no GPU to be seen."""
+    works("to fail: bench")
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        print("nobounce: no GPU to measure: cuInit failed with CUDA_ERROR_NO_DEVICE (100); CUDA_VISIBLE_DEVICES is set to '': unset it; for host memory: nobounce bench")
+        return 2
+    if WRONG == "blind":
+        return 0
+    told = "1 of 8 bytes are wrong, the first is byte 4", "1 of 1048576 bytes are wrong, the first is byte 524288"
+    if spoilt == "message":
+        told = ("it did not arrive",) * 2
+    print(f"WRONG BYTES: write, direct 8 B latency: message 16 of 16 x: {told[0]}")
+    for way in ("direct", "staged"):
+        print(f"WRONG BYTES: write, {way} 1 MiB bandwidth: message 8 of 8 x: {told[1]}")
+    return 1
+
+
 def bench():
+    spoilt = os.environ.get("NOBOUNCE_BENCH_SPOIL")
+    if spoilt or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        return failing_bench(spoilt)
     works("bench " + " ".join(f"{word}" for word in ARGUMENTS[1:] if word in ("--quick", "nb0", "--engines")) + os.environ.get("NOBOUNCE_WINDOW", ""))
     for at, word in enumerate(ARGUMENTS):
         if word == "--json":

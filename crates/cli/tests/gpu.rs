@@ -7,6 +7,7 @@ use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use fake_cuda::client::StandIn;
+use nobounce::memory::gpu::kernel::pattern_word;
 use serde_json::Value;
 
 /// Small enough for a busy machine with two processors.
@@ -15,7 +16,13 @@ const SMALL: &str = "bench --memory gpu --quick --iters 20";
 fn nobounce(line: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_nobounce"));
     command.args(line.split_whitespace());
-    for ours in ["NOBOUNCE_LOG", "NOBOUNCE_WINDOW", "NOBOUNCE_REQUIRE", "CUDA_VISIBLE_DEVICES"] {
+    for ours in [
+        "NOBOUNCE_LOG",
+        "NOBOUNCE_WINDOW",
+        "NOBOUNCE_REQUIRE",
+        "NOBOUNCE_BENCH_SPOIL",
+        "CUDA_VISIBLE_DEVICES",
+    ] {
         command.env_remove(ours);
     }
     command.env("NOBOUNCE_CUDA", StandIn::path());
@@ -84,7 +91,7 @@ fn direct_staged_naive_and_host_in_one_run() {
         "both ways, 1 MiB: direct ",
         "direct / host to host",
         "bytes by path, at the other end: in cpu ",
-        "every byte verified, 16 cases",
+        "every byte verified, 16 cases; ",
     ] {
         assert!(stdout.contains(wanted), "{wanted} is missing in {stdout}");
     }
@@ -94,6 +101,9 @@ fn direct_staged_naive_and_host_in_one_run() {
     assert_eq!(results.len(), 16);
     for one in results {
         let path = one["path"].as_str().unwrap();
+        // Each in a place of its own, in two rounds on the GPU: 64 short ones, and several of the long ones, too.
+        let (compared, rounds) = (one["compared"].as_u64().unwrap(), if path == "direct" { 1 } else { 2 });
+        assert!(compared >= rounds * 8, "{compared} messages were compared: {one}");
         let staged = bytes(one, "here", "staged") + bytes(one, "there", "staged");
         let window = bytes(one, "here", "window") + bytes(one, "there", "window");
         let cpu = bytes(one, "here", "cpu");
@@ -149,6 +159,67 @@ fn other_operations_and_lists_of_queue_pairs() {
         let (code, stdout, stderr) = output(&mut nobounce(line));
         assert_eq!(code, Some(0), "{line}\n{stdout}\n{stderr}");
         assert!(stdout.contains("every byte verified"), "{stdout}");
+    }
+}
+
+/// The word with which message number `slot` of a round begins, as the default seed has it.
+fn first_word(round: u64, slot: u64) -> u64 {
+    pattern_word(1 ^ (round << 40) ^ (slot << 32), 0)
+}
+
+/// One message of several is lost or changed on its way, and its completion comes as if all were well: the row fails, and says which byte.
+/// What is lost behind the first message of its place, in the timed part, is not seen there; so this is done in the checked rounds, which
+/// come after the six others of a case.
+#[test]
+fn a_message_that_is_lost_or_changed_fails_its_row() {
+    let line =
+        |size: &str| format!("bench --memory gpu --op write --kind bandwidth --size {size} --iters 20");
+    for (how, round, size, told) in [
+        ("lose", 6, "8", "round 6, message 3 of 16 that each have bytes of their own: it did not arrive"),
+        (
+            "lose",
+            7,
+            "1M",
+            "round 7, message 3 of 8 that each have bytes of their own: byte 0 of 1048576 is 0xa5",
+        ),
+        (
+            "flip",
+            7,
+            "4K",
+            "round 7, message 3 of 16 that each have bytes of their own: byte 2048 of 4096 is ",
+        ),
+    ] {
+        // Both ends put it into their own memory first: that is let pass.
+        let spoil = format!("{how}:{:x}:1", first_word(round, 2));
+        let (code, stdout, stderr) = output(nobounce(&line(size)).env("FAKE_CUDA_SPOIL", spoil));
+        assert_eq!(code, Some(1), "{how} {size}: {stdout}\n{stderr}");
+        let told_of = |name: &str| {
+            let row = format!("WRONG BYTES: write, {name}");
+            stdout.lines().find(|line| line.starts_with(&row)).map(str::to_owned)
+        };
+        let staged = told_of("stand-in staged").expect(&stdout);
+        assert!(staged.contains(told), "{staged}");
+        // These rows make no copy to the device. (A naive program's does, of what it puts into its own memory.)
+        assert_eq!((told_of("stand-in direct"), told_of("host")), (None, None), "{stdout}");
+        assert!(!stdout.contains("every byte verified"), "{stdout}");
+    }
+}
+
+/// The same where the path cannot be made to lose something (a window, a real GPU): what arrived is spoilt before it is compared, at
+/// whichever end it arrived.
+#[test]
+fn every_row_sees_what_is_spoilt() {
+    for (how, told, line, rows) in [
+        ("byte", "byte 2500 of 5000 is ", "--op write --kind latency,bidirectional", 8),
+        ("byte", "byte 2500 of 5000 is ", "--op read,send --kind bandwidth", 6),
+        ("message", "it did not arrive", "--op write --kind bandwidth", 4),
+    ] {
+        let line = format!("bench --memory gpu --size 5000 --iters 20 {line}");
+        let (code, stdout, stderr) = output(nobounce(&line).env("NOBOUNCE_BENCH_SPOIL", how));
+        assert_eq!(code, Some(1), "{line}: {stdout}\n{stderr}");
+        let wrong: Vec<_> = stdout.lines().filter(|line| line.contains("WRONG BYTES")).collect();
+        assert_eq!(wrong.len(), rows, "{line}: {stdout}");
+        assert!(wrong.iter().all(|line| line.contains(told)), "{line}: {stdout}");
     }
 }
 

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::event::Event;
 use crate::memory::{Piece, Place};
+use crate::spoil::{self, Fate};
 use crate::world;
 
 /// A kernel spins on the default stream.
@@ -172,6 +173,25 @@ fn read(from: &[Piece], to: &Place) {
     }
 }
 
+fn write(from: &Place, to: &[Piece]) {
+    let len = to.iter().map(|piece| piece.len).sum();
+    let fate = spoil::fate(from, len);
+    if fate == Fate::Lost {
+        return;
+    }
+    let (mut done, middle) = (0, len / 2);
+    for piece in to {
+        copy(&from.later(done), &piece.place, piece.len);
+        if fate == Fate::Flipped && (done..done + piece.len).contains(&middle) {
+            let (mut byte, there) = (0, piece.place.later(middle - done));
+            there.read(&raw mut byte, 1);
+            byte = !byte;
+            there.write(&raw const byte, 1);
+        }
+        done += piece.len;
+    }
+}
+
 fn do_now(work: Work) {
     match work {
         Work::Read { from, to } => {
@@ -184,11 +204,7 @@ fn do_now(work: Work) {
         }
         Work::Write { from, to } => {
             delay();
-            let mut done = 0;
-            for piece in &to {
-                copy(&from.later(done), &piece.place, piece.len);
-                done += piece.len;
-            }
+            write(&from, &to);
         }
         Work::WriteBytes { from, to } => {
             delay();

@@ -32,6 +32,7 @@ mod malloc;
 mod memory;
 mod pointer;
 mod space;
+mod spoil;
 mod status;
 mod stream;
 mod vmm;

@@ -240,6 +240,8 @@ pub(crate) struct CaseResult {
     pub(crate) counted: Option<Counted>,
     /// The path MTU both ends agreed on, in bytes.
     pub(crate) mtu: u32,
+    /// Messages with bytes and a place of their own that were compared one by one, outside the timed part.
+    pub(crate) compared: u64,
     /// Whether every byte and every guard zone held what it should, and if not, the first thing that did not.
     pub(crate) verified: Result<(), String>,
 }

@@ -131,7 +131,7 @@ impl End<'_> {
             Ok(())
         };
         // Stamped while the message before it is under way, where that one lies elsewhere.
-        let early = self.ring.slots > 1;
+        let early = self.ring.slots() > 1;
         if early {
             self.number(0)?;
         }

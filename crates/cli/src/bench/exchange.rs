@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::case::{Kind, Op, Place, Wait};
 use super::counted::EndCounted;
+use super::round::Round;
 use super::watch;
 
 /// How long one end waits for the other to prepare or check a round.
@@ -35,10 +36,7 @@ pub(super) enum Step {
     /// Where the others listen, in their order.
     RailPorts(Vec<u16>),
     Work(Work),
-    Round {
-        index: u32,
-        messages: u64,
-    },
+    Round(Round),
     Ready,
     /// The timed part is over; said where no message of the case itself tells it.
     Over,

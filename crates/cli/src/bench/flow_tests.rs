@@ -80,6 +80,7 @@ impl Measure for Mock {
                 Place::Naive => "naive staging".to_owned(),
             },
             counted: case.place.is_gpu().then(|| gpu_tests::counted(case)),
+            compared: 64,
             verified: if self.wrong == Some(case.size) {
                 Err("byte 3 holds 1, not 2".to_owned())
             } else {

@@ -17,6 +17,7 @@ use super::case::{Kind, Place};
 use super::exchange::{Work, exchange_regions};
 use super::gpu;
 use super::ring::{self, Ring};
+use super::round::Round;
 use super::side::{Side, Timed};
 use super::watch::{Watch, is_receive};
 
@@ -194,11 +195,11 @@ impl<'a> Naive<'a> {
 }
 
 impl Side for Naive<'_> {
-    fn prepare(&self, round: u32) -> anyhow::Result<()> {
+    fn prepare(&self, round: Round) -> anyhow::Result<()> {
         self.ring.prepare(round)
     }
 
-    fn timed(&self, _round: u32, messages: u64) -> anyhow::Result<Timed> {
+    fn timed(&self, Round { messages, .. }: Round) -> anyhow::Result<Timed> {
         let both = self.work.kind == Kind::Bidirectional;
         let timed = if self.work.kind == Kind::Latency {
             Timed::of_latencies(self.ping_pong(messages)?, true)
@@ -216,9 +217,13 @@ impl Side for Naive<'_> {
         Ok(timed)
     }
 
-    fn check(&self, round: u32, messages: u64) -> Result<(), String> {
+    fn check(&self, round: Round) -> Result<(), String> {
         let arrives = self.work.kind != Kind::Bandwidth || !self.asks;
-        self.ring.check(round, if arrives { messages } else { 0 }, false, false)
+        self.ring.check(round, if arrives { round.messages } else { 0 }, false, false)
+    }
+
+    fn checkable(&self) -> u64 {
+        self.ring.checkable()
     }
 
     fn path(&self) -> String {

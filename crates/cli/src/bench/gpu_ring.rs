@@ -5,7 +5,8 @@ use std::ops::Range;
 use nobounce::memory::gpu::GpuBuffer;
 use nobounce::memory::gpu::kernel::{KernelError, Patterns};
 
-use super::ring::{GUARD, GUARD_BYTE, Ring};
+use super::ring::{GUARD, GUARD_BYTE, Ring, untouched};
+use super::round::Round;
 
 impl Ring {
     /// Puts this round's pattern into the source slots, and guard bytes everywhere else.
@@ -13,10 +14,12 @@ impl Ring {
         &self,
         buffer: &GpuBuffer,
         patterns: &Patterns,
-        round: u32,
+        round: Round,
     ) -> Result<(), KernelError> {
-        patterns.fill_byte(buffer, 0..buffer.len(), GUARD_BYTE)?;
-        (0..self.slots as u64).try_for_each(|slot| {
+        for area in [0, self.area()] {
+            patterns.fill_byte(buffer, area..area + self.span(), GUARD_BYTE)?;
+        }
+        (0..self.slots()).try_for_each(|slot| {
             let at = self.source(slot);
             patterns.fill(buffer, at..at + self.size, self.pattern_seed(round, slot))
         })
@@ -27,7 +30,7 @@ impl Ring {
         &self,
         buffer: &GpuBuffer,
         patterns: &Patterns,
-        round: u32,
+        round: Round,
         filled: u64,
     ) -> Result<(), String> {
         let area = self.area();
@@ -36,7 +39,8 @@ impl Ring {
             let found = patterns.check_byte(buffer, range, GUARD_BYTE).map_err(|e| e.to_string())?;
             match found.first {
                 Some(first) => Err(format!(
-                    "round {round}: {} guard bytes changed, the first {} bytes into the target area",
+                    "round {}: {} guard bytes changed, the first {} bytes into the target area",
+                    round.index,
                     found.wrong,
                     start as u64 + first
                 )),
@@ -44,7 +48,7 @@ impl Ring {
             }
         };
         guard(area..area + GUARD)?;
-        for slot in 0..self.slots as u64 {
+        for slot in 0..self.slots() {
             let at = self.target(slot);
             if slot >= filled {
                 guard(at..at + self.stride)?;
@@ -53,9 +57,14 @@ impl Ring {
             let seed = self.pattern_seed(round, slot);
             let found = patterns.check(buffer, at..at + self.size, seed).map_err(|e| e.to_string())?;
             if let Some(first) = found.first {
-                let (wrong, size) = (found.wrong, self.size);
+                let (wrong, size, message) = (found.wrong, self.size, round.message(slot));
+                let old =
+                    patterns.check_byte(buffer, at..at + size, GUARD_BYTE).map_err(|e| e.to_string())?;
+                if old.is_clean() {
+                    return Err(format!("{message}: {}", untouched(size)));
+                }
                 return Err(format!(
-                    "round {round}, slot {slot}: {wrong} of {size} bytes are wrong, the first is byte {first}"
+                    "{message}: {wrong} of {size} bytes are wrong, the first is byte {first}"
                 ));
             }
             guard(at + self.size..at + self.stride)?;

@@ -13,6 +13,7 @@ use super::drive::asks_for_completion;
 use super::exchange::{Step, Work, exchange_regions, hear_ready, say};
 use super::gpu;
 use super::ring::{self, GUARD, GUARD_BYTE};
+use super::round::Round;
 use super::side::{Side, Timed, path_of};
 use super::watch::{Watch, is_receive};
 
@@ -103,20 +104,21 @@ impl<'a> Visible<'a> {
 }
 
 /// The first flag of a round; those of different rounds never meet.
-fn first_of(round: u32) -> u64 {
-    (u64::from(round) + 1) << 32
+fn first_of(round: Round) -> u64 {
+    (u64::from(round.index) + 1) << 32
 }
 
 impl Side for Visible<'_> {
-    fn prepare(&self, round: u32) -> anyhow::Result<()> {
-        let flags: Vec<u8> = (0..MAX_ROUND).flat_map(|i| (first_of(round) + i).to_le_bytes()).collect();
+    fn prepare(&self, round: Round) -> anyhow::Result<()> {
+        let first = first_of(round);
+        let flags: Vec<u8> = (0..MAX_ROUND).flat_map(|i| (first + i).to_le_bytes()).collect();
         self.region.write_at(0, &flags)?;
         self.region.fill(FLAGS..LEN, GUARD_BYTE)?;
         Ok(())
     }
 
-    fn timed(&self, round: u32, messages: u64) -> anyhow::Result<Timed> {
-        let (kernels, first) = (gpu::kernels()?, first_of(round));
+    fn timed(&self, round: Round) -> anyhow::Result<Timed> {
+        let (kernels, first, messages) = (gpu::kernels()?, first_of(round), round.messages);
         let kernel = kernels.flag.start(self.buffer()?, TARGET, first, messages)?;
         // Both kernels are on their way to the GPU before the first flag is.
         say(self.connection, &Step::Ready)?;
@@ -127,19 +129,24 @@ impl Side for Visible<'_> {
         Ok(Timed::of_latencies(samples, true))
     }
 
-    fn check(&self, round: u32, messages: u64) -> Result<(), String> {
+    fn check(&self, round: Round) -> Result<(), String> {
         let mut found = [0; 3 * GUARD];
         self.region.read_at(FLAGS, &mut found).map_err(|error| error.to_string())?;
         let mut expected = [GUARD_BYTE; 3 * GUARD];
-        let last = first_of(round) + messages - 1;
+        let last = first_of(round) + round.messages - 1;
         expected[GUARD..GUARD + WORD].copy_from_slice(&last.to_le_bytes());
         match (0..found.len()).find(|&at| found[at] != expected[at]) {
             None => Ok(()),
             Some(at) => Err(format!(
-                "round {round}: byte {at} around the flag is {:#04x} and should be {:#04x}",
-                found[at], expected[at]
+                "round {}: byte {at} around the flag is {:#04x} and should be {:#04x}",
+                round.index, found[at], expected[at]
             )),
         }
+    }
+
+    fn checkable(&self) -> u64 {
+        // Each flag is another number, and the kernel waits for one after the other.
+        0
     }
 
     fn path(&self) -> String {

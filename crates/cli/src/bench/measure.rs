@@ -13,6 +13,7 @@ use super::exchange::{Step, Work, hear, hear_checked, hear_counted, hear_ready, 
 use super::gpu_visible;
 use super::peer::{self, Child, PeerArgs};
 use super::rails;
+use super::round::Round;
 use super::side::{Side, Timed};
 
 /// The timed part is cut into so many rounds where there is one pass only; memory is filled and checked between them.
@@ -22,6 +23,9 @@ const FIRST_ROUND: u64 = 256;
 /// Bytes of that round at most.
 const FIRST_ROUND_BYTES: u64 = 64 << 20;
 const MAX_ROUND: u64 = 4_000_000;
+/// Checked rounds of a case, once in a run: on a GPU more than one, so that new bytes also come to where others were before.
+const CHECKED_ROUNDS: u32 = 2;
+const CHECKED_ROUNDS_HOST: u32 = 1;
 
 /// Our devices, and where the others are.
 pub(super) struct Ends {
@@ -69,11 +73,19 @@ pub(super) struct Bench {
     other: Option<(Link, Ends)>,
     /// Rounds of a case in one pass.
     rounds: u64,
+    /// Whether it is the first pass, in which messages are compared one by one.
+    first_pass: bool,
 }
 
 impl Bench {
     pub(super) fn new(ends: Ends, ours: PeerArgs, passes: u32) -> Self {
-        Self { ends: Some(ends), ours, other: None, rounds: (ROUNDS / u64::from(passes)).max(1) }
+        Self {
+            ends: Some(ends),
+            ours,
+            other: None,
+            rounds: (ROUNDS / u64::from(passes)).max(1),
+            first_pass: true,
+        }
     }
 
     fn ends_for(&mut self, case: &Case) -> anyhow::Result<&Ends> {
@@ -93,7 +105,7 @@ impl Measure for Bench {
     fn renew(&mut self) -> anyhow::Result<()> {
         // First away with the old: a device that is closed after a younger one of the same address leaves packets to the wrong process.
         let far = self.ends.take().and_then(|ends| ends.child.is_none().then_some(ends.target));
-        self.other = None;
+        (self.other, self.first_pass) = (None, false);
         let devices = peer::open_all(&self.ours)?;
         self.ends = Some(match far {
             Some(target) => Ends::far(devices, target),
@@ -103,7 +115,7 @@ impl Measure for Bench {
     }
 
     fn run(&mut self, case: &Case, progress: &dyn Fn(f64)) -> anyhow::Result<CaseResult> {
-        let (seed, rounds) = (self.ours.seed, self.rounds);
+        let (seed, rounds, first_pass) = (self.ours.seed, self.rounds, self.first_pass);
         let ends = self.ends_for(case)?;
         let (before, links) = (counted(&ends.devices), sent_by_link(ends.first()));
         let connections = rails::ask(ends.connect(case)?, &ends.devices, case)?;
@@ -113,7 +125,8 @@ impl Measure for Bench {
         say(connection, &Step::Work(work))?;
         let side = connections.open(work, true, |_| ())?;
 
-        let mut session = Session { connection, side: side.as_ref(), round: 0, verified: Ok(()) };
+        let mut session =
+            Session { connection, side: side.as_ref(), round: 0, compared: 0, verified: Ok(()) };
         let first = FIRST_ROUND.min(FIRST_ROUND_BYTES / size.max(1)).max(2 * u64::from(case.qps));
         let warm = session.round(if let Amount::Iters(n) = case.amount { first.min(n) } else { first })?;
         let per_operation = warm.seconds / warm.messages.max(1) as f64;
@@ -137,6 +150,10 @@ impl Measure for Bench {
             intervals.push(Interval { seconds: round.seconds, messages: round.messages });
             progress(f64::from(done) / rounds as f64);
         }
+        if first_pass {
+            let checked = if place.is_gpu() { CHECKED_ROUNDS } else { CHECKED_ROUNDS_HOST };
+            (0..checked).try_for_each(|_| session.checked_round())?;
+        }
         say(connection, &Step::End)?;
         let there = hear_counted(connection)?;
         let samples =
@@ -153,6 +170,7 @@ impl Measure for Bench {
             path: side.path(),
             counted: Some(Counted { here: counted(&ends.devices).since(&before), there }),
             mtu: connection.mtu().bytes(),
+            compared: session.compared,
             verified: session.verified,
         })
     }
@@ -191,21 +209,36 @@ struct Session<'a> {
     connection: &'a Connection,
     side: &'a dyn Side,
     round: u32,
+    /// Messages that were compared one by one.
+    compared: u64,
     /// The first thing that was wrong, at either end.
     verified: Result<(), String>,
 }
 
 impl Session<'_> {
     fn round(&mut self, messages: u64) -> anyhow::Result<Timed> {
-        let (side, index) = (self.side, self.round);
+        self.play(messages, false)
+    }
+
+    /// A round in which no message covers another one's bytes.
+    fn checked_round(&mut self) -> anyhow::Result<()> {
+        let messages = self.side.checkable();
+        if messages > 0 {
+            self.compared += self.play(messages, true)?.messages;
+        }
+        Ok(())
+    }
+
+    fn play(&mut self, messages: u64, checked: bool) -> anyhow::Result<Timed> {
+        let (side, round) = (self.side, Round { index: self.round, messages, checked });
         self.round += 1;
         // First fill, then speak: the other end starts as soon as it has heard and filled its own.
-        side.prepare(index)?;
-        say(self.connection, &Step::Round { index, messages })?;
+        side.prepare(round)?;
+        say(self.connection, &Step::Round(round))?;
         hear_ready(self.connection)?;
-        let timed = side.timed(index, messages)?;
+        let timed = side.timed(round)?;
         let theirs = hear_checked(self.connection)?;
-        let ours = side.check(index, messages);
+        let ours = side.check(round);
         if self.verified.is_ok() {
             self.verified = theirs.map_err(|what| format!("at the other end: {what}")).and(ours);
         }
@@ -236,11 +269,11 @@ pub(super) fn serve(connection: Connection, devices: &[Device], here: IpAddr) ->
     let side = connections.open(work, false, refuse)?;
     loop {
         match hear(connection)? {
-            Step::Round { index, messages } => {
-                side.prepare(index)?;
+            Step::Round(round) => {
+                side.prepare(round)?;
                 say(connection, &Step::Ready)?;
-                side.timed(index, messages).context("the timed part failed at this end")?;
-                say(connection, &Step::Checked(side.check(index, messages)))?;
+                side.timed(round).context("the timed part failed at this end")?;
+                say(connection, &Step::Checked(side.check(round)))?;
             }
             Step::End => {
                 return say(connection, &Step::Counted(counted(devices).since(&before)));

@@ -42,6 +42,7 @@ mod rails;
 pub(crate) mod raw;
 mod raw_socket;
 mod ring;
+mod round;
 mod side;
 pub(crate) mod size;
 mod stats;

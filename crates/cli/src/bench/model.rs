@@ -91,6 +91,9 @@ pub(crate) struct CaseOutcome {
     /// Ours / raw: at most about 1 for bandwidth, at least about 1 for latency.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) of_raw: Option<f64>,
+    /// Messages that were compared one by one, outside the timed part.
+    #[serde(default)]
+    pub(crate) compared: u64,
     /// Whether every byte and guard zone was right.
     pub(crate) verified: bool,
     /// What was wrong first, if anything.
@@ -235,6 +238,7 @@ impl CaseOutcome {
             gbytes_per_s: None,
             mops: None,
             of_raw: None,
+            compared: result.compared,
             verified: result.verified.is_ok(),
             fault: result.verified.clone().err(),
             passes: Vec::new(),
@@ -283,6 +287,7 @@ mod tests {
             memory: "host".to_owned(),
             path: "direct".to_owned(),
             counted: None,
+            compared: 64,
             verified: Ok(()),
         }
     }

@@ -32,6 +32,7 @@ pub(super) fn merged(passes: Vec<CaseOutcome>) -> Option<CaseOutcome> {
     one.of_raw = all(|pass| pass.of_raw);
     one.link = links(&passes);
     one.passes = passes.iter().filter_map(headline).collect();
+    one.compared = passes.iter().map(|pass| pass.compared).sum();
     one.iters = passes.iter().map(|pass| pass.iters).sum();
     let every: Vec<f64> = passes.iter().flat_map(|pass| pass.samples.iter().copied()).collect();
     one.samples = thin(&every, KEPT_SAMPLES);

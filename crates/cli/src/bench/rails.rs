@@ -11,6 +11,7 @@ use super::exchange::{Step, Work, hear, say};
 use super::gpu;
 use super::peer;
 use super::ring::{self, Ring};
+use super::round::Round;
 use super::side::{self, Side, Timed, path_of};
 
 /// How long a rail may take to come about.
@@ -153,11 +154,11 @@ impl<'a> RailEnd<'a> {
 }
 
 impl Side for RailEnd<'_> {
-    fn prepare(&self, round: u32) -> anyhow::Result<()> {
+    fn prepare(&self, round: Round) -> anyhow::Result<()> {
         self.ring.prepare(round)
     }
 
-    fn timed(&self, _round: u32, messages: u64) -> anyhow::Result<Timed> {
+    fn timed(&self, Round { messages, .. }: Round) -> anyhow::Result<Timed> {
         let first = &self.rails.connections()[0];
         if !self.asks {
             // The devices do it all; the asking end says when.
@@ -173,9 +174,13 @@ impl Side for RailEnd<'_> {
         Ok(Timed { seconds, messages, latencies: Vec::new() })
     }
 
-    fn check(&self, round: u32, messages: u64) -> Result<(), String> {
+    fn check(&self, round: Round) -> Result<(), String> {
         let arrives_here = (self.work.op == Op::Read) == self.asks;
-        self.ring.check(round, if arrives_here { messages } else { 0 }, false, false)
+        self.ring.check(round, if arrives_here { round.messages } else { 0 }, false, false)
+    }
+
+    fn checkable(&self) -> u64 {
+        self.ring.checkable()
     }
 
     fn path(&self) -> String {

@@ -6,10 +6,12 @@
 use anyhow::Context;
 use nobounce::memory::gpu::kernel::pattern;
 use nobounce::{Device, GpuOptions, Region, RemoteRegion};
+use std::cell::Cell;
 use std::sync::Arc;
 
 use super::case::Place;
 use super::gpu;
+use super::round::{Round, Spoil};
 
 /// Bytes between two slots, and before the first.
 pub(super) const GUARD: usize = 64;
@@ -20,14 +22,21 @@ const STAMP: usize = 8;
 /// link is measured, not the memory), but at least one and at most [`MAX_SLOTS`].
 const AREA: usize = 256 << 10;
 const MAX_SLOTS: usize = 64;
+/// Checked rounds have at most so many slots; and for long messages so many, where they take no more than this much memory.
+const CHECKED_SLOTS: usize = 16;
+const LONG_SLOTS: usize = 8;
+const LONG_AREA: usize = 32 << 20;
 
 /// One end's memory.
 #[derive(Debug)]
 pub(super) struct Ring {
     pub(super) region: Arc<Region>,
     pub(super) size: usize,
-    pub(super) slots: usize,
     pub(super) stride: usize,
+    /// Slots of timed rounds, of checked ones, and of the round that was prepared last.
+    timed_slots: usize,
+    checked_slots: usize,
+    slots: Cell<usize>,
     seed: u64,
     stamped: bool,
 }
@@ -36,7 +45,8 @@ impl Ring {
     /// Memory for messages of `size` bytes; with `stamped`, they are numbered (which needs that they arrive in the
     /// order in which they are sent, that is over one queue pair).
     ///
-    /// In GPU memory they are not: whoever stamped them would add to the time of every message what the bench is not about.
+    /// In GPU memory they are not: whoever stamped them would add to the time of every message what the bench is not about. What is lost
+    /// there behind another message is found in checked rounds.
     pub(super) fn new(
         device: &Device,
         place: Place,
@@ -46,18 +56,44 @@ impl Ring {
     ) -> anyhow::Result<Self> {
         let size = usize::try_from(size).context("the message is larger than this machine's memory")?;
         let stride = size.next_multiple_of(GUARD) + GUARD;
-        let slots = (AREA / stride).clamp(1, MAX_SLOTS);
-        let area = (GUARD + slots * stride).next_multiple_of(4096);
+        let timed_slots = (AREA / stride).clamp(1, MAX_SLOTS);
+        let checked_slots = timed_slots.clamp((LONG_AREA / size.max(1)).clamp(1, LONG_SLOTS), CHECKED_SLOTS);
+        let area = (GUARD + timed_slots.max(checked_slots) * stride).next_multiple_of(4096);
         let region = Arc::new(region(device, place, 2 * area)?);
-        Ok(Self { region, size, slots, stride, seed, stamped: stamped && !place.is_gpu() })
+        let slots = Cell::new(timed_slots);
+        Ok(Self {
+            region,
+            size,
+            stride,
+            timed_slots,
+            checked_slots,
+            slots,
+            seed,
+            stamped: stamped && !place.is_gpu(),
+        })
     }
 
     pub(super) fn area(&self) -> usize {
         self.region.len() / 2
     }
 
+    /// Slots of the round that was prepared last.
+    pub(super) fn slots(&self) -> u64 {
+        self.slots.get() as u64
+    }
+
+    /// Messages of a checked round: one for each slot.
+    pub(super) fn checkable(&self) -> u64 {
+        self.checked_slots as u64
+    }
+
+    /// Bytes of the slots in use with their guard zones, from the beginning of either area.
+    pub(super) fn span(&self) -> usize {
+        GUARD + self.slots.get() * self.stride
+    }
+
     fn slot(&self, message: u64) -> usize {
-        usize::try_from(message % self.slots as u64).unwrap_or(0)
+        usize::try_from(message % self.slots()).unwrap_or(0)
     }
 
     /// Where message number `message` is sent from.
@@ -81,13 +117,16 @@ impl Ring {
     }
 
     /// Puts this round's pattern into the source slots, and guard bytes everywhere else.
-    pub(super) fn prepare(&self, round: u32) -> anyhow::Result<()> {
+    pub(super) fn prepare(&self, round: Round) -> anyhow::Result<()> {
+        self.slots.set(if round.checked { self.checked_slots } else { self.timed_slots });
         if let Some((buffer, patterns)) = gpu::patterns_for(&self.region) {
             return Ok(self.prepare_on_gpu(buffer, patterns, round)?);
         }
-        self.region.fill(0..self.region.len(), GUARD_BYTE)?;
+        for area in [0, self.area()] {
+            self.region.fill(area..area + self.span(), GUARD_BYTE)?;
+        }
         let mut bytes = vec![0; self.size];
-        for slot in 0..self.slots as u64 {
+        for slot in 0..self.slots() {
             self.pattern(round, slot, &mut bytes);
             self.region.write_at(self.source(slot), &bytes)?;
         }
@@ -107,16 +146,19 @@ impl Ring {
         Ok(())
     }
 
-    /// Checks that `messages` messages of this round arrived whole, the last one of each slot last, and that nothing
+    /// Checks that `arrived` messages of this round are here whole, the last one of each slot last, and that nothing
     /// else changed. With `ignore_last` the last byte of each was used to count; `numbered` messages were stamped.
     pub(super) fn check(
         &self,
-        round: u32,
-        messages: u64,
+        round: Round,
+        arrived: u64,
         ignore_last: bool,
         numbered: bool,
     ) -> Result<(), String> {
-        let filled = messages.min(self.slots as u64);
+        let filled = arrived.min(self.slots());
+        if let Some(spoil) = Spoil::asked().filter(|_| round.checked && filled > 0) {
+            self.spoil(spoil, filled - 1).map_err(|error| format!("cannot spoil a message: {error}"))?;
+        }
         if let Some((buffer, patterns)) = gpu::patterns_for(&self.region) {
             return self.check_on_gpu(buffer, patterns, round, filled);
         }
@@ -124,13 +166,14 @@ impl Ring {
         let read = |offset, out: &mut [u8]| self.region.read_at(offset, out).map_err(|e| e.to_string());
         let guard = |found: &[u8], at: usize| match found.iter().position(|b| *b != GUARD_BYTE) {
             Some(i) => {
+                let round = round.index;
                 Err(format!("round {round}: a guard byte changed, {} bytes into the target area", at + i))
             }
             None => Ok(()),
         };
         read(self.area(), &mut found[..GUARD])?;
         guard(&found[..GUARD], 0)?;
-        for slot in 0..self.slots as u64 {
+        for slot in 0..self.slots() {
             let at = self.target(slot);
             read(at, &mut found)?;
             let in_area = at - self.area();
@@ -140,14 +183,18 @@ impl Ring {
             }
             self.pattern(round, slot, &mut expected);
             if numbered && self.stamps() {
-                let slots = self.slots as u64;
-                let last = (messages - 1 - slot) / slots * slots + slot;
+                let slots = self.slots();
+                let last = (arrived - 1 - slot) / slots * slots + slot;
                 expected[..STAMP].copy_from_slice(&last.to_ne_bytes());
             }
             let checked = if ignore_last { self.size.saturating_sub(1) } else { self.size };
             if let Some(i) = (0..checked).find(|&i| found[i] != expected[i]) {
+                let message = round.message(slot);
+                if found[..checked].iter().all(|byte| *byte == GUARD_BYTE) {
+                    return Err(format!("{message}: {}", untouched(self.size)));
+                }
                 return Err(format!(
-                    "round {round}, slot {slot}: byte {i} of {} is {:#04x} and should be {:#04x}",
+                    "{message}: byte {i} of {} is {:#04x} and should be {:#04x}",
                     self.size, found[i], expected[i]
                 ));
             }
@@ -156,15 +203,33 @@ impl Ring {
         Ok(())
     }
 
+    /// Spoils the message in a slot, so that one sees the check fail.
+    fn spoil(&self, how: Spoil, slot: u64) -> Result<(), nobounce::AccessError> {
+        let (at, middle) = (self.target(slot), self.target(slot) + self.size / 2);
+        match how {
+            Spoil::Message => self.region.fill(at..at + self.size, GUARD_BYTE),
+            Spoil::Byte => {
+                let mut byte = [0];
+                self.region.read_at(middle, &mut byte)?;
+                self.region.write_at(middle, &[!byte[0]])
+            }
+        }
+    }
+
     /// Different for every position, slot, round and seed.
-    fn pattern(&self, round: u32, slot: u64, out: &mut [u8]) {
+    fn pattern(&self, round: Round, slot: u64, out: &mut [u8]) {
         pattern(self.pattern_seed(round, slot), out);
     }
 
     /// What tells the patterns of slots, rounds and runs from each other.
-    pub(super) fn pattern_seed(&self, round: u32, slot: u64) -> u64 {
-        self.seed ^ (u64::from(round) << 40) ^ (slot << 32)
+    pub(super) fn pattern_seed(&self, round: Round, slot: u64) -> u64 {
+        self.seed ^ (u64::from(round.index) << 40) ^ (slot << 32)
     }
+}
+
+/// What is said of a message whose place holds nothing but guard bytes.
+pub(super) fn untouched(size: usize) -> String {
+    format!("it did not arrive, its {size} bytes are as they were before (from byte 0 on)")
 }
 
 /// How memory of that place is registered.
@@ -193,6 +258,10 @@ mod tests {
         Ring::new(&Device::open_with(&config).unwrap(), Place::Host, size, 7, true).unwrap()
     }
 
+    fn timed(index: u32) -> Round {
+        Round { index, messages: 2, checked: false }
+    }
+
     /// As if every message had arrived.
     fn deliver(ring: &Ring, messages: u64) {
         let mut bytes = vec![0; ring.size];
@@ -206,32 +275,68 @@ mod tests {
     fn what_arrived_whole_passes_and_anything_else_does_not() {
         for size in [0, 1, 63, 64, 1000] {
             let ring = ring(size);
-            ring.prepare(3).unwrap();
-            assert_eq!(ring.check(3, 0, false, false), Ok(()));
+            ring.prepare(timed(3)).unwrap();
+            assert_eq!(ring.check(timed(3), 0, false, false), Ok(()));
             deliver(&ring, 2);
-            assert_eq!(ring.check(3, 2, false, false), Ok(()), "size {size}");
+            assert_eq!(ring.check(timed(3), 2, false, false), Ok(()), "size {size}");
             // Every slot once more, numbered.
-            let slots = ring.slots as u64;
+            let slots = ring.slots();
             (slots..2 * slots).for_each(|message| ring.stamp(message).unwrap());
             deliver(&ring, slots);
-            assert_eq!(ring.check(3, 2 * slots, false, true), Ok(()), "size {size}");
-            assert_eq!(ring.check(3, slots, false, true).is_err(), size >= 8, "the numbers of another pass");
-            ring.prepare(3).unwrap();
+            assert_eq!(ring.check(timed(3), 2 * slots, false, true), Ok(()), "size {size}");
+            assert_eq!(
+                ring.check(timed(3), slots, false, true).is_err(),
+                size >= 8,
+                "the numbers of another pass"
+            );
+            ring.prepare(timed(3)).unwrap();
             deliver(&ring, 2);
             // A byte too far.
             let beyond = ring.target(1) + ring.size;
             ring.region.write_at(beyond, &[1]).unwrap();
-            assert!(ring.check(3, 2, false, false).unwrap_err().contains("guard byte"), "size {size}");
+            assert!(ring.check(timed(3), 2, false, false).unwrap_err().contains("guard byte"), "size {size}");
             ring.region.write_at(beyond, &[GUARD_BYTE]).unwrap();
             if size > 0 {
-                assert!(ring.check(4, 2, false, false).is_err(), "another round's bytes");
-                assert!(ring.check(3, 1, false, false).is_err(), "a message nobody sent");
-                assert!(ring.check(3, 3, false, false).is_err(), "a message that is missing");
+                assert!(ring.check(timed(4), 2, false, false).is_err(), "another round's bytes");
+                assert!(ring.check(timed(3), 1, false, false).is_err(), "a message nobody sent");
+                assert!(ring.check(timed(3), 3, false, false).is_err(), "a message that is missing");
                 let mut last = [0];
                 ring.region.read_at(ring.target(0) + ring.size - 1, &mut last).unwrap();
                 ring.region.write_at(ring.target(0) + ring.size - 1, &[!last[0]]).unwrap();
-                assert!(ring.check(3, 2, false, false).is_err());
-                assert_eq!(ring.check(3, 2, true, false), Ok(()));
+                assert!(ring.check(timed(3), 2, false, false).is_err());
+                assert_eq!(ring.check(timed(3), 2, true, false), Ok(()));
+            }
+        }
+    }
+
+    /// In a checked round long messages have several slots, too, and one that was lost or changed is named with its byte.
+    #[test]
+    fn each_message_of_a_checked_round_is_compared() {
+        for (size, slots) in [(8, 16), (256 << 10, 8), (8 << 20, 4), (40 << 20, 1)] {
+            let ring = ring(size);
+            let round = Round { index: 9, messages: ring.checkable(), checked: true };
+            assert_eq!(round.messages, slots, "size {size}");
+            ring.prepare(round).unwrap();
+            assert_eq!(ring.slots(), slots);
+            deliver(&ring, slots);
+            assert_eq!(ring.check(round, slots, false, false), Ok(()), "size {size}");
+            ring.spoil(Spoil::Byte, slots - 1).unwrap();
+            let told = ring.check(round, slots, false, false).unwrap_err();
+            let wanted = format!(
+                "round 9, message {slots} of {slots} that each have bytes of their own: byte {} of {size} is ",
+                size / 2
+            );
+            assert!(told.starts_with(&wanted), "{told}");
+            ring.spoil(Spoil::Message, slots - 1).unwrap();
+            let told = ring.check(round, slots, false, false).unwrap_err();
+            assert!(told.contains("it did not arrive"), "{told}");
+            // What arrives for one slot in the place of another is wrong in both.
+            if slots > 1 {
+                deliver(&ring, slots);
+                let mut bytes = vec![0; ring.size];
+                ring.region.read_at(ring.source(0), &mut bytes).unwrap();
+                ring.region.write_at(ring.target(1), &bytes).unwrap();
+                assert!(ring.check(round, slots, false, false).is_err(), "size {size}");
             }
         }
     }

@@ -10,6 +10,7 @@ use super::gpu;
 use super::gpu_naive::Naive;
 use super::gpu_visible::Visible;
 use super::ring::Ring;
+use super::round::Round;
 
 /// What came of one timed part.
 #[derive(Debug, Default)]
@@ -37,11 +38,13 @@ impl Timed {
 /// One end of a case.
 pub(super) trait Side {
     /// Fills the memory for a round; outside the time.
-    fn prepare(&self, round: u32) -> anyhow::Result<()>;
+    fn prepare(&self, round: Round) -> anyhow::Result<()>;
     /// The timed part, with the other end at its own.
-    fn timed(&self, round: u32, messages: u64) -> anyhow::Result<Timed>;
+    fn timed(&self, round: Round) -> anyhow::Result<Timed>;
     /// Checks what must have arrived at this end in that round; outside the time.
-    fn check(&self, round: u32, messages: u64) -> Result<(), String>;
+    fn check(&self, round: Round) -> Result<(), String>;
+    /// Messages of a checked round; 0 where there is none, since each message of every round is looked at.
+    fn checkable(&self) -> u64;
     /// How messages get from and to the memory: `direct`, `staged (reason)`, or `naive staging`.
     fn path(&self) -> String;
     /// Where they lie: `host`, `gpu`, or `stand-in`.
@@ -85,12 +88,19 @@ pub(super) fn path_of(region: &Region) -> String {
     }
 }
 
+impl End<'_> {
+    /// Waiting on memory uses one slot, and its last byte to count.
+    fn is_on_memory(&self) -> bool {
+        self.work.wait.is_on_memory() && self.work.kind == Kind::Latency
+    }
+}
+
 impl Side for End<'_> {
-    fn prepare(&self, round: u32) -> anyhow::Result<()> {
+    fn prepare(&self, round: Round) -> anyhow::Result<()> {
         self.ring.prepare(round)
     }
 
-    fn timed(&self, _round: u32, messages: u64) -> anyhow::Result<Timed> {
+    fn timed(&self, Round { messages, .. }: Round) -> anyhow::Result<Timed> {
         match self.work.kind {
             Kind::Latency | Kind::GpuVisible => {
                 let is_half = matches!(self.work.op, Op::Write | Op::Send);
@@ -107,8 +117,8 @@ impl Side for End<'_> {
         }
     }
 
-    fn check(&self, round: u32, messages: u64) -> Result<(), String> {
-        let Work { op, kind, wait, .. } = self.work;
+    fn check(&self, round: Round) -> Result<(), String> {
+        let (Work { op, kind, .. }, messages) = (self.work, round.messages);
         let both = kind == Kind::Bidirectional;
         let arrived = match op {
             Op::Atomic => return check_counter(self, messages),
@@ -117,10 +127,13 @@ impl Side for End<'_> {
             Op::Write | Op::Send if !self.asks || both || kind == Kind::Latency => messages,
             Op::Write | Op::Send => 0,
         };
-        // Waiting on memory uses one slot, and its last byte to count.
-        let on_memory = wait.is_on_memory() && kind == Kind::Latency;
+        let on_memory = self.is_on_memory();
         let numbered = op != Op::Read && !on_memory;
         self.ring.check(round, if on_memory { arrived.min(1) } else { arrived }, on_memory, numbered)
+    }
+
+    fn checkable(&self) -> u64 {
+        if self.is_on_memory() { 1 } else { self.ring.checkable() }
     }
 
     fn path(&self) -> String {

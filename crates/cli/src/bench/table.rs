@@ -181,7 +181,11 @@ pub(crate) fn verdicts(report: &Report) -> Vec<String> {
     let wrong: Vec<&CaseOutcome> = report.results.iter().filter(|one| !one.verified).collect();
     if wrong.is_empty() && !report.results.is_empty() {
         let cases = report.results.len();
-        lines.push(format!("every byte verified, {cases} {}", if cases == 1 { "case" } else { "cases" }));
+        let compared: u64 = report.results.iter().map(|one| one.compared).sum();
+        let cases = format!("{cases} {}", if cases == 1 { "case" } else { "cases" });
+        lines.push(format!(
+            "every byte verified, {cases}; {compared} messages with bytes of their own compared one by one"
+        ));
     }
     for one in wrong {
         let (name, size, kind) = (name(report, one), Bytes(one.size), one.kind);

@@ -1,0 +1,49 @@
+//! One round of a case: how many messages, and whether each has a place and bytes of its own.
+
+use serde::{Deserialize, Serialize};
+
+/// One round, as both ends know it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Round {
+    /// Its number: no two rounds of a case have the same bytes.
+    pub(super) index: u32,
+    /// Messages in each direction.
+    pub(super) messages: u64,
+    /// Not timed, and no more messages than there are places: none covers another one's bytes, so that each of them is compared.
+    pub(super) checked: bool,
+}
+
+impl Round {
+    /// How the message in that slot is called.
+    pub(super) fn message(&self, slot: u64) -> String {
+        if self.checked {
+            return format!(
+                "round {}, message {} of {} that each have bytes of their own",
+                self.index,
+                slot + 1,
+                self.messages
+            );
+        }
+        format!("round {}, slot {slot}", self.index)
+    }
+}
+
+/// What is done to the last message of a checked round before it is compared, so that one sees the check fail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Spoil {
+    /// One byte in its middle is changed.
+    Byte,
+    /// It is taken away: its place is as it was before.
+    Message,
+}
+
+impl Spoil {
+    /// As the environment says; for tests of the check, on hardware that cannot be told to lose something.
+    pub(super) fn asked() -> Option<Self> {
+        match std::env::var("NOBOUNCE_BENCH_SPOIL").ok()?.as_str() {
+            "byte" => Some(Self::Byte),
+            "message" => Some(Self::Message),
+            _ => None,
+        }
+    }
+}
