@@ -55,6 +55,8 @@ functions! {
     allow_self_import = "fake_cuda_allow_self_import" (on: i32);
     /// Whether the process ends when a handle of a destroyed context is used.
     crash_on_dead_handles = "fake_cuda_crash_on_dead_handles" (on: i32);
+    /// Whether VMM memory lives on when its device is reset.
+    vmm_survives_reset = "fake_cuda_vmm_survives_reset" (on: i32);
     /// How long each copy takes.
     set_copy_delay_us = "fake_cuda_set_copy_delay_us" (delay: u32);
     /// Makes calls that start copies wait (1) until told otherwise (0).

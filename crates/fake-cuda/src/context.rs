@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::abi::Out;
 use crate::call::{Rule, call};
-use crate::memory::{Home, Kind};
+use crate::memory::{Entry, Home, Kind};
 use crate::status::{Answer, Status};
 use crate::world::{Tag, World};
 
@@ -136,8 +136,13 @@ impl World {
         for context in contexts {
             self.destroy_context(context);
         }
-        let memory: Vec<usize> =
-            self.memory.values().filter(|entry| entry.device == device).map(|entry| entry.start).collect();
+        let survives = |entry: &Entry| self.knobs.vmm_survives && matches!(entry.kind, Kind::Vmm(_));
+        let memory: Vec<usize> = self
+            .memory
+            .values()
+            .filter(|entry| entry.device == device && !survives(entry))
+            .map(|entry| entry.start)
+            .collect();
         for start in memory {
             self.lose(start);
         }

@@ -15,6 +15,7 @@ pub(crate) struct Knobs {
     pub(crate) wrong_export: bool,
     pub(crate) self_import: bool,
     pub(crate) crash_on_dead: bool,
+    pub(crate) vmm_survives: bool,
     pub(crate) attributes: BTreeMap<i32, i32>,
     failures: Vec<(String, u32)>,
 }
@@ -27,6 +28,7 @@ impl Knobs {
             wrong_export: false,
             self_import: false,
             crash_on_dead: false,
+            vmm_survives: false,
             attributes: BTreeMap::new(),
             failures: Vec::new(),
         }
@@ -70,6 +72,12 @@ extern "C" fn fake_cuda_allow_self_import(on: i32) {
 #[unsafe(no_mangle)]
 extern "C" fn fake_cuda_crash_on_dead_handles(on: i32) {
     world::lock().knobs.crash_on_dead = on != 0;
+}
+
+/// Whether VMM memory, which belongs to no context, lives on when its device is reset, as on an H200 with driver 580.
+#[unsafe(no_mangle)]
+extern "C" fn fake_cuda_vmm_survives_reset(on: i32) {
+    world::lock().knobs.vmm_survives = on != 0;
 }
 
 /// How long each copy takes, in microseconds. 5 unless told.

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use nobounce_memory::gpu::api::Context;
 use nobounce_memory::gpu::calibration::Calibration;
 use nobounce_memory::gpu::copy_engine::CopyEngine;
-use nobounce_memory::gpu::{CudaError, GpuMemory, GpuOptions, Rung};
+use nobounce_memory::gpu::{CudaError, Gpu, GpuMemory, GpuOptions, Rung};
 use nobounce_memory::path::{Mechanism, Path, Require};
 
 /// What is expected of a kind, by the name it has in the list.
@@ -150,6 +150,34 @@ fn memory_imported_by_ipc() {
     let direct = GpuOptions { require: Require::Direct, ..GpuOptions::default() };
     let required = GpuMemory::register(memory.addr, memory.len, &direct);
     assert_eq!(required.is_ok(), registered.paths().are_direct(), "{required:?}");
+}
+
+/// CUDA shows no GPU to this process (`CUDA_VISIBLE_DEVICES=`): whoever asks for one, or registers memory, is told so and what to do.
+#[test]
+fn hidden_gpu_is_told() {
+    const HIDDEN: &str = "NOBOUNCE_TEST_HIDDEN";
+    if env::var_os(HIDDEN).is_none() {
+        let Some((_gpu, _alone)) = gpu_common::gpu(false) else { return };
+        let blind = Command::new(env::current_exe().unwrap())
+            .args(["hidden_gpu_is_told", "--exact", "--nocapture"])
+            // The stand-in goes by its own variable.
+            .envs([(HIDDEN, "1"), ("CUDA_VISIBLE_DEVICES", ""), ("FAKE_CUDA_DEVICES", "0")])
+            .output()
+            .unwrap();
+        let told = String::from_utf8_lossy(&blind.stdout);
+        told.lines().filter(|line| line.contains("figure: ")).for_each(|line| println!("{line}"));
+        assert!(blind.status.success(), "{told}\n{}", String::from_utf8_lossy(&blind.stderr));
+        assert!(told.contains("registering: "), "the other process did not try: {told}");
+        return;
+    }
+    let listed = Gpu::list().expect_err("no GPU is shown").to_string();
+    let registered = GpuMemory::register(0x7f00_0000_0000, 4096, &GpuOptions::default());
+    let registered = registered.expect_err("there is no GPU").to_string();
+    println!("\nfigure: no GPU to be seen: {listed}");
+    println!("figure: registering: {registered}");
+    for told in [listed, registered] {
+        assert!(told.contains("CUDA_VISIBLE_DEVICES is set to '': unset it, or name a GPU"), "{told}");
+    }
 }
 
 /// Resident memory and page tables of this process, in KiB.

@@ -290,6 +290,7 @@ functions! {
     optional device_uuid_v2 = "cuDeviceGetUuid_v2" (uuid: *mut [u8; 16], device: c_int);
     required device_attribute = "cuDeviceGetAttribute" (value: *mut c_int, attribute: c_uint, device: c_int);
     required device_pci_bus_id = "cuDeviceGetPCIBusId" (id: *mut c_char, len: c_int, device: c_int);
+    optional mem_info = "cuMemGetInfo_v2" (free: *mut usize, total: *mut usize);
     required device_total_mem = "cuDeviceTotalMem_v2" (bytes: *mut usize, device: c_int);
     required primary_retain = "cuDevicePrimaryCtxRetain" (context: *mut Context, device: c_int);
     required primary_release = "cuDevicePrimaryCtxRelease_v2" (device: c_int);

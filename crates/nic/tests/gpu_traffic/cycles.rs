@@ -6,12 +6,19 @@ use std::time::{Duration, Instant};
 use nobounce_nic::soft::{Mtu, Operation, SendRequest};
 
 use crate::common::{MIB, pair, resident};
+use crate::occupancy::Occupancy;
 use crate::rig::{self, Kind, Memory, Rig, Way};
 
 const CYCLES: usize = 10_000;
 /// After so many everything that is kept was made once.
 const WARM: usize = 100;
 const LEN: usize = 2 << 20;
+/// Every so often the memory is new, and freed afterwards: what a registration kept of it would be missing on the GPU, 2 MiB each time.
+const NEW_EVERY: usize = 20;
+/// What others may take meanwhile.
+const SLACK: u64 = 32 << 20;
+/// Until what was given back is free again.
+const SOON: Duration = Duration::from_secs(2);
 
 fn count(folder: &str) -> usize {
     fs::read_dir(folder).map_or(0, Iterator::count)
@@ -32,24 +39,30 @@ fn nothing_is_left_behind() {
     ];
     let cases = [(0, Way::Direct), (1, Way::Direct), (2, Way::Direct), (1, Way::Staged)];
     let mut times = [Duration::ZERO; 4];
-    let mut before = None;
+    let (mut before, mut occupied) = (None, None);
     for cycle in 0..CYCLES {
         if cycle == WARM {
             before = Some((count("/proc/self/fd"), mappings(), resident(), count("/proc/self/task")));
+            occupied = Occupancy::now(&rig.gpu);
         }
         let case = cycle % cases.len();
-        let (memory, way) = (&memories[cases[case].0], cases[case].1);
+        let way = cases[case].1;
+        let new = cycle.is_multiple_of(NEW_EVERY).then(|| {
+            let kind = if cycle.is_multiple_of(2 * NEW_EVERY) { Kind::Malloc } else { Kind::Buffer };
+            Memory::new(&rig, kind, LEN)
+        });
+        let memory = new.as_ref().unwrap_or(&memories[cases[case].0]);
         let begin = Instant::now();
         let mr = rig::register(&b, memory, way);
-        times[case] += begin.elapsed();
+        times[case] += if new.is_none() { begin.elapsed() } else { Duration::ZERO };
         let bytes = [cycle as u8, (cycle >> 8) as u8, 3, 4, 5, 6, 7, 8];
         let write = Operation::Write(rig::remote(&mr, cycle % (LEN - 8)));
         a.qps[0].post_send(&SendRequest::inline(1, write, &bytes)).unwrap();
         rig::succeed(&a, 1);
         let begin = Instant::now();
         drop(mr);
-        times[case] += begin.elapsed();
-        if cycle % 40 == case {
+        times[case] += if new.is_none() { begin.elapsed() } else { Duration::ZERO };
+        if cycle % 40 == case || new.is_some() {
             assert_eq!(memory.get(cycle % (LEN - 8), 8), bytes, "cycle {cycle}");
         }
     }
@@ -67,4 +80,25 @@ fn nothing_is_left_behind() {
     assert!(after.1 <= before.1 + 20, "mappings");
     assert!(after.2 < before.2 + 4 * MIB as u64, "memory");
     assert!(after.3 <= before.3, "threads");
+    match occupied {
+        Some(before) => given_back(&rig, before),
+        None => assert!(rig.is_stand_in(), "the driver does not say how much of its memory is taken"),
+    }
+}
+
+/// The GPU's memory and BAR1 are as full as before.
+fn given_back(rig: &Rig, before: Occupancy) {
+    let begin = Instant::now();
+    loop {
+        let now = Occupancy::now(&rig.gpu).expect("it was told before");
+        let bar1 = now.bar1.zip(before.bar1).is_none_or(|(now, before)| now <= before + SLACK);
+        if now.memory <= before.memory + SLACK && bar1 {
+            println!(
+                "figure: bytes taken of the GPU's memory and of BAR1: {before:?} after {WARM} cycles, {now:?} after {CYCLES}"
+            );
+            return;
+        }
+        assert!(begin.elapsed() < SOON, "GPU memory is left behind: {before:?} became {now:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }

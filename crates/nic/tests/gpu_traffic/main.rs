@@ -25,6 +25,7 @@ mod freed;
 mod imported;
 mod itself;
 mod kinds;
+mod occupancy;
 mod occupied;
 mod registrations;
 mod rig;

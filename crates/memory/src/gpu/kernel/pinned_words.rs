@@ -43,8 +43,9 @@ impl PinnedWords {
         Ok(Self { words, count })
     }
 
-    /// The address of the first word, for copies by the driver.
-    pub(super) fn as_ptr(&self) -> *mut c_void {
+    /// The first word, for copies by the driver and for those who read it in their own way. It is never freed.
+    #[must_use]
+    pub fn as_ptr(&self) -> *mut c_void {
         self.words.as_ptr().cast()
     }
 
