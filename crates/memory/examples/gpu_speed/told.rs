@@ -1,5 +1,6 @@
 //! How the end of a short copy is learnt: by an event that is recorded behind it and asked after, as the copy engine does it; by a word that the
-//! GPU writes to pinned memory behind it (`cuStreamWriteValue32`), on which the CPU spins; or by a synchronous copy, as naive programs make them.
+//! GPU writes to pinned memory behind it (`cuStreamWriteValue32`), on which the CPU spins; or by a synchronous copy, as naive programs make them. To the GPU such a
+//! copy returns when the driver has taken the bytes, and they may be under way still: so it is also shown with the wait for them.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -33,6 +34,7 @@ enum Told {
     Event,
     Word,
     Synchronous,
+    Awaited,
 }
 
 pub(crate) fn show(gpu: &Arc<Gpu>, memory: u64) -> Outcome<()> {
@@ -48,9 +50,18 @@ pub(crate) fn show(gpu: &Arc<Gpu>, memory: u64) -> Outcome<()> {
         }
         let pageable = pageable.as_mut_ptr().cast();
         let parts = Parts { api, stream, event, words: &words, pinned, pageable, gpu: memory };
-        for (name, told) in [("event", Told::Event), ("word", Told::Word), ("synchronous", Told::Synchronous)]
-        {
+        let ways = [
+            ("event", Told::Event),
+            ("word", Told::Word),
+            ("synchronous", Told::Synchronous),
+            ("sync, awaited", Told::Awaited),
+        ];
+        for (name, told) in ways {
             for (way, reads) in [("from", true), ("to", false)] {
+                // From the GPU a synchronous copy is over when it returns.
+                if reads && matches!(told, Told::Awaited) {
+                    continue;
+                }
                 print!("{:<26}", format!("{way} the GPU, {name}"));
                 for size in SIZES {
                     match parts.median(told, reads, size) {
@@ -93,6 +104,10 @@ impl Parts<'_> {
                 }
                 (Told::Synchronous, false) => {
                     return api.copy_to_device(gpu, pageable, size);
+                }
+                (Told::Awaited, _) => {
+                    api.copy_to_device(gpu, pageable, size)?;
+                    return api.stream_synchronize(Stream::NULL);
                 }
                 (_, true) => api.copy_from_device_async(pinned, gpu, size, stream)?,
                 (_, false) => api.copy_to_device_async(gpu, pinned, size, stream)?,
