@@ -8,7 +8,7 @@ import bounded
 from gpu_plan import Company
 
 LIMIT = 20
-LIVES = ("facts", "copies", "small", "overlap", "misuse", "freed", "forked", "threads", "exits", "all")
+LIVES = ("facts", "copies", "small", "overlap", "unmapped", "part", "misuse", "freed", "forked", "threads", "exits", "all")
 # Name, company, program and arguments, what it must say, whether all it says is shown. Whoever looks at what the whole GPU has in use is alone.
 CASES = (
     *((case, Company.ANY, ["lives", case], "", False) for case in LIVES),

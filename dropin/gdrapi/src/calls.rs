@@ -70,23 +70,17 @@ fn pin(g: *mut c_void, addr: c_ulong, size: usize, handle: *mut MemoryHandle) ->
     unsafe { put(handle, MemoryHandle { h: number.0 }) }
 }
 
-/// Pins a buffer. Tokens belong to mappings that end with the memory; ours do not, and gdrdrv refuses them with such, too.
+/// Pins a buffer. Tokens are of drivers long ago: GDRCopy hands them to a gdrdrv before 2.5 only.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn gdr_pin_buffer(
     g: *mut c_void,
     addr: c_ulong,
     size: usize,
-    p2p_token: u64,
-    va_space: u32,
+    _p2p_token: u64,
+    _va_space: u32,
     handle: *mut MemoryHandle,
 ) -> c_int {
-    code(uncancelled(|| {
-        if p2p_token != 0 || va_space != 0 {
-            log::debug(|| "gdrapi: tokens are not supported; pin buffers with 0 and 0".to_owned());
-            return Err(Errno::EINVAL);
-        }
-        pin(g, addr, size, handle)
-    }))
+    code(uncancelled(|| pin(g, addr, size, handle)))
 }
 
 /// Pins a buffer, with flags.
@@ -113,7 +107,7 @@ pub(crate) extern "C" fn gdr_unpin_buffer(g: *mut c_void, handle: MemoryHandle) 
     code(uncancelled(|| table::remove(g, number(handle)).map(drop)))
 }
 
-/// Whether the memory was freed while it was pinned.
+/// Whether the mapping ended since the memory was freed: never, since mappings outlive it (persistent).
 ///
 /// # Safety
 /// As C's contract says: `flag` is a place for an int.
@@ -124,9 +118,9 @@ pub(crate) unsafe extern "C" fn gdr_get_callback_flag(
     flag: *mut c_int,
 ) -> c_int {
     code(uncancelled(|| {
-        let is_freed = table::pin_of(g, number(handle))?.is_freed();
+        table::pin_of(g, number(handle))?;
         // SAFETY: the caller's promise.
-        unsafe { put(flag, c_int::from(is_freed)) }
+        unsafe { put(flag, 0) }
     }))
 }
 
@@ -194,12 +188,19 @@ pub(crate) extern "C" fn gdr_map_v2(
     size: usize,
     flags: c_int,
 ) -> c_int {
-    code(uncancelled(|| match u32::try_from(flags) {
-        Ok(MAPPING_NONE | MAPPING_WC) => map(g, handle, va, size),
-        _ => {
-            log::debug(|| format!("gdrapi: mappings are write-combined; one of type {flags} was asked for"));
-            Err(Errno::EINVAL)
+    code(uncancelled(|| {
+        // Whoever has it mapped is told that first.
+        if table::pin_of(g, number(handle))?.is_mapped() {
+            log::debug(|| "gdrapi: the buffer is mapped already".to_owned());
+            return Err(Errno::EAGAIN);
         }
+        let refusal = match u32::try_from(flags) {
+            Ok(MAPPING_NONE | MAPPING_WC) => return map(g, handle, va, size),
+            Ok(MAPPING_CACHING | MAPPING_DEVICE) => Errno::ENOTSUP,
+            _ => Errno::EINVAL,
+        };
+        log::debug(|| format!("gdrapi: mappings are write-combined; one of type {flags} was asked for"));
+        Err(refusal)
     }))
 }
 

@@ -2,7 +2,8 @@
 
 use std::ffi::c_void;
 use std::slice;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use nobounce_memory::AccessError;
 use nobounce_memory::gpu::{
@@ -18,14 +19,17 @@ use crate::log;
 /// So often a buffer is tried to be pinned while the reason against it may pass.
 const ATTEMPTS: usize = 4;
 
-/// A pinned buffer. It has its window from the beginning; mapping only gives the address away.
+/// A pinned buffer. It has a window of its own from the beginning: mapping gives the address away, and unmapping makes it fault.
 #[derive(Debug)]
 pub(crate) struct Pin {
     /// The pages, with their window.
     memory: GpuMemory,
     /// The address that was asked for.
     addr: u64,
-    is_mapped: AtomicBool,
+    /// How many bytes of it the program sees; 0 while it is not mapped.
+    mapped: AtomicUsize,
+    /// Held by whoever maps or unmaps it.
+    changes: Mutex<()>,
 }
 
 impl Pin {
@@ -49,7 +53,7 @@ impl Pin {
             return Err(Errno::EINVAL);
         }
         log::info(|| format!("gdrapi: pinned {memory}"));
-        Ok(Self { memory, addr, is_mapped: AtomicBool::new(false) })
+        Ok(Self { memory, addr, mapped: AtomicUsize::new(0), changes: Mutex::new(()) })
     }
 
     /// There always is one.
@@ -58,13 +62,12 @@ impl Pin {
         self.memory.window().ok_or(Errno::EINVAL)
     }
 
-    /// Whether its memory was freed since.
-    pub(crate) fn is_freed(&self) -> bool {
-        self.memory.check_alive().is_err()
+    pub(crate) fn is_mapped(&self) -> bool {
+        self.mapped.load(Ordering::Acquire) > 0
     }
 
     pub(crate) fn info(&self) -> InfoV2 {
-        let is_mapped = self.is_mapped.load(Ordering::Acquire);
+        let is_mapped = self.is_mapped();
         InfoV2 {
             v1: InfoV1 {
                 va: self.memory.addr(),
@@ -98,38 +101,54 @@ impl Pin {
             });
             return Err(Errno::EINVAL);
         }
-        let window = self.window()?;
-        if self.is_mapped.swap(true, Ordering::AcqRel) {
+        let (window, len) = (self.window()?, len.unwrap_or(0));
+        let _one_at_a_time = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.is_mapped() {
             log::debug(|| format!("gdrapi: the buffer at {:#x} is mapped already", self.addr));
             return Err(Errno::EAGAIN);
         }
+        self.memory.show(len).map_err(|error| {
+            log::warn(|| {
+                format!(
+                    "gdrapi: the kernel does not map the buffer at {:#x} again ({error}); pin it anew",
+                    self.addr
+                )
+            });
+            Errno::ENOMEM
+        })?;
+        self.mapped.store(len, Ordering::Release);
         Ok(window.as_mut_ptr().cast())
     }
 
-    /// Takes the address back. The pages stay mapped until the buffer is unpinned, so that nothing else comes to lie there.
+    /// Takes the mapping back: whoever still touches it faults. Its addresses stay ours until the buffer is unpinned, so that nothing
+    /// else comes to lie there.
     pub(crate) fn unmap(&self, va: *mut c_void, size: usize) -> Result<(), Errno> {
         let is_ours = va.cast() == self.window()?.as_mut_ptr() && (1..=self.memory.len()).contains(&size);
-        if !self.is_mapped.load(Ordering::Acquire) || !is_ours {
+        let _one_at_a_time = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        if !is_ours || !self.is_mapped() {
             log::debug(|| {
                 format!("gdrapi: the buffer at {:#x} is not mapped at {va:?} with {size} bytes", self.addr)
             });
             return Err(Errno::EINVAL);
         }
-        // Of two threads that unmap it at once, one is wrong.
-        if self.is_mapped.swap(false, Ordering::AcqRel) { Ok(()) } else { Err(Errno::EINVAL) }
+        // First, so that a copy which faults in the midst of it knows why.
+        self.mapped.store(0, Ordering::Release);
+        self.memory.hide();
+        Ok(())
     }
 
     /// Where in the window `len` bytes at an address of this process lie.
     #[inline]
     fn offset(&self, window: &GpuWindow, at: usize, len: usize) -> Result<usize, Errno> {
-        if !self.is_mapped.load(Ordering::Acquire) {
+        let mapped = self.mapped.load(Ordering::Acquire);
+        if mapped == 0 {
             log::debug(|| {
                 format!("gdrapi: a copy to or from the buffer at {:#x}, which is not mapped", self.addr)
             });
             return Err(Errno::EINVAL);
         }
         let offset = at.wrapping_sub(window.as_mut_ptr().addr());
-        if offset <= window.len() && len <= window.len() - offset {
+        if offset <= mapped && len <= mapped - offset {
             return Ok(offset);
         }
         log::debug(|| {
@@ -170,7 +189,7 @@ impl Pin {
         // SAFETY: the program's memory, used by the copy routine only, which survives it where it is not there; `len` is less than the
         // window's length.
         let bytes = unsafe { slice::from_raw_parts(from.cast::<u8>(), len) };
-        window.store(offset, bytes).and_then(|()| window.complete()).map_err(failed)
+        window.store(offset, bytes).and_then(|()| window.complete()).map_err(|error| self.failed(error))
     }
 
     /// Copies out of GPU memory.
@@ -187,18 +206,19 @@ impl Pin {
         let Some((window, offset)) = self.both_ends(from.addr(), to, len)? else { return Ok(()) };
         // SAFETY: as in `copy_to`.
         let bytes = unsafe { slice::from_raw_parts_mut(to.cast::<u8>(), len) };
-        window.load(offset, bytes).map_err(failed)
+        window.load(offset, bytes).map_err(|error| self.failed(error))
+    }
+
+    #[cold]
+    fn failed(&self, error: AccessError) -> Errno {
+        log::debug(|| format!("gdrapi: a copy failed: {error}"));
+        // Another thread may have unmapped it meanwhile.
+        if error.is_fault() && self.is_mapped() { Errno::EFAULT } else { Errno::EINVAL }
     }
 }
 
 fn may_pass(error: &RegisterError) -> bool {
     matches!(error, RegisterError::NotDirect { refusals, .. } if refusals.iter().any(|refusal| refusal.may_pass))
-}
-
-#[cold]
-fn failed(error: AccessError) -> Errno {
-    log::debug(|| format!("gdrapi: a copy failed: {error}"));
-    if error.is_fault() { Errno::EFAULT } else { Errno::EINVAL }
 }
 
 /// Why nothing was pinned, told to the user, and as gdrdrv says it.

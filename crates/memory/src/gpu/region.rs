@@ -16,7 +16,7 @@ use super::error::{CudaError, DriverError};
 use super::gpu_window::GpuWindow;
 use super::range::{self, GpuRange, MemoryKind, RangeError, Segment};
 use super::watch::{self, LookedAfter};
-use super::window::{self, Mapping, Refusal, Rung};
+use super::window::{self, Mapping, Owner, Refusal, Rung};
 use crate::guard::{self, InstallError};
 use crate::path::{Mechanism, Path, Paths, Reason, Require};
 use crate::{Window, page_size};
@@ -141,6 +141,7 @@ pub struct GpuMemory {
     rung: Option<Rung>,
     window: Option<GpuWindow>,
     mapping: Option<Arc<Mapping>>,
+    owner: Owner,
     endings: Endings,
     looked_after: OnceLock<LookedAfter>,
     /// Shows whether its context still lives, where that can be known.
@@ -156,32 +157,32 @@ impl GpuMemory {
     /// It never waits for the GPU, breaks no capture and writes nothing. For lack of a window it fails only where
     /// [`Require::Direct`] is asked for.
     pub fn register(addr: u64, len: usize, options: &GpuOptions) -> Result<Self, RegisterError> {
-        Self::register_range(GpuRange::of(addr, len)?, options)
+        Self::build(GpuRange::of(addr, len)?, options.with_environment(), Owner::Everybody)
     }
 
-    /// Registers the whole GPU pages that the `len` bytes at `addr` lie in, as kernel modules do: [`GpuRange::of_gpu_pages`].
+    /// Registers the whole GPU pages that the `len` bytes at `addr` lie in, as kernel modules do: [`GpuRange::of_gpu_pages`]. The window
+    /// is a mapping of its own, which can be [hidden](Self::hide).
     pub fn register_gpu_pages(addr: u64, len: usize, options: &GpuOptions) -> Result<Self, RegisterError> {
-        Self::register_range(GpuRange::of_gpu_pages(addr, len)?, options)
+        let range = GpuRange::of_gpu_pages(addr, len)?;
+        Self::build(range, options.with_environment(), Owner::Registration)
     }
 
     /// As [`register`](Self::register), for memory that a network adapter reaches by itself: the window is for this process's own
     /// loads and stores only, so that nothing is required of its path.
     pub fn reach(addr: u64, len: usize, options: &GpuOptions) -> Result<Self, RegisterError> {
         let window = options.with_environment().window;
-        Self::build(GpuRange::of(addr, len)?, GpuOptions { window, ..GpuOptions::default() })
+        let options = GpuOptions { window, ..GpuOptions::default() };
+        Self::build(GpuRange::of(addr, len)?, options, Owner::Everybody)
     }
 
-    fn register_range(range: GpuRange, options: &GpuOptions) -> Result<Self, RegisterError> {
-        Self::build(range, options.with_environment())
-    }
-
-    fn build(range: GpuRange, options: GpuOptions) -> Result<Self, RegisterError> {
+    fn build(range: GpuRange, options: GpuOptions, owner: Owner) -> Result<Self, RegisterError> {
         let (addr, len) = (range.addr(), range.len());
         guard::ensure_installed()?;
         let mut memory = Self {
             rung: None,
             window: None,
             mapping: None,
+            owner,
             endings: Endings::default(),
             looked_after: OnceLock::new(),
             witness: None,
@@ -271,6 +272,33 @@ impl GpuMemory {
     #[must_use]
     pub fn refusals(&self) -> &[Refusal] {
         &self.refusals
+    }
+
+    /// Lets the first `len` bytes of a window of its own be accessed, and nothing behind them; `len` is whole pages.
+    ///
+    /// # Errors
+    /// There is no such window, it is shorter than that, or the kernel does not show again what was hidden.
+    pub fn show(&self, len: usize) -> io::Result<()> {
+        let (mapping, base) = self.own_mapping().ok_or(io::ErrorKind::Unsupported)?;
+        let rest = self.len().checked_sub(len).ok_or(io::ErrorKind::InvalidInput)?;
+        mapping.show(base, len)?;
+        if rest > 0 {
+            mapping.hide(base.wrapping_add(len), rest);
+        }
+        Ok(())
+    }
+
+    /// From now on every access through a window of its own faults, by whichever address, until it is shown again. The memory stays
+    /// registered.
+    pub fn hide(&self) {
+        if let Some((mapping, base)) = self.own_mapping() {
+            mapping.hide(base, self.len());
+        }
+    }
+
+    fn own_mapping(&self) -> Option<(&Arc<Mapping>, *mut u8)> {
+        let mapping = self.mapping.as_ref().filter(|_| self.owner == Owner::Registration)?;
+        Some((mapping, self.window.as_ref()?.as_mut_ptr()))
     }
 
     /// Has it looked at now and then from now on, if it has a window: some 20 ms after (a part of) it was freed, its context destroyed or
@@ -368,7 +396,7 @@ impl GpuMemory {
             let reason = Reason::new("the window is switched off (NOBOUNCE_WINDOW=off, or by an option)");
             return Paths::both(Path::Staged(reason));
         }
-        let (opened, refusals) = window::open(&self.range);
+        let (opened, refusals) = window::open(&self.range, self.owner);
         self.refusals = refusals;
         let Some(opened) = opened else {
             return Paths { inbound: Path::Staged(self.reason()), outbound: copy_engine };

@@ -114,12 +114,21 @@ impl Opened {
     }
 }
 
+/// Whose a mapping is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Owner {
+    /// All registrations within one allocation may have it: they look through it only.
+    Everybody,
+    /// One registration's, which may hide it.
+    Registration,
+}
+
 /// Finds a window onto `range`, and says why the rungs before it gave none.
-pub(super) fn open(range: &GpuRange) -> (Option<Opened>, Vec<Refusal>) {
+pub(super) fn open(range: &GpuRange, owner: Owner) -> (Option<Opened>, Vec<Refusal>) {
     let mut refusals = Vec::new();
     let mut state = lock_state();
     for rung in Rung::ALL {
-        match open_by(&mut state, rung, range) {
+        match open_by(&mut state, rung, range, owner) {
             Ok(opened) => return (Some(opened), refusals),
             Err(refused) => {
                 refusals.push(Refusal { rung, reason: refused.reason, may_pass: refused.passing })
@@ -165,23 +174,19 @@ impl State {
     }
 }
 
-fn open_by(state: &mut State, rung: Rung, range: &GpuRange) -> Result<Opened, Refused> {
+fn open_by(state: &mut State, rung: Rung, range: &GpuRange, owner: Owner) -> Result<Opened, Refused> {
     if let Some(reason) = out_of_question(rung, range) {
         return Err(Refused::new(reason));
     }
     proof::ensure(&mut state.proofs, rung, range)?;
     let needed = part_of(range);
-    let mapping = match range.segments() {
-        [segment] if segment.buffer_id != 0 => {
-            let key = (rung, range.ordinal(), segment.base, segment.buffer_id);
-            match state.cached(key, needed) {
-                Some(mapping) => mapping,
-                None => {
-                    let mapping = Arc::new(map_generously(rung, range, *segment, needed)?);
-                    state.keep(key, &mapping);
-                    mapping
-                }
-            }
+    let mapping = match (owner, range.segments()) {
+        (Owner::Everybody, [segment]) if segment.buffer_id != 0 => {
+            shared(state, rung, range, *segment, needed)?
+        }
+        // The stand-in's files cannot hold one page twice, but a mapping of them can be doubled.
+        (Owner::Registration, [segment]) if range.gpu().driver().is_stand_in() => {
+            Arc::new(Mapping::twin(&shared(state, rung, range, *segment, needed)?, needed)?)
         }
         _ => Arc::new(map(rung, range, needed)?),
     };
@@ -189,6 +194,23 @@ fn open_by(state: &mut State, rung: Rung, range: &GpuRange) -> Result<Opened, Re
     let offset = usize::try_from(range.addr() - mapping.extent().start)
         .map_err(|_| Refused::new("the range does not fit in this process's addresses"))?;
     Ok(Opened { rung, mapping, offset })
+}
+
+/// The mapping that registrations within one allocation share.
+fn shared(
+    state: &mut State,
+    rung: Rung,
+    range: &GpuRange,
+    segment: Segment,
+    needed: Extent,
+) -> Result<Arc<Mapping>, Refused> {
+    let key = (rung, range.ordinal(), segment.base, segment.buffer_id);
+    if let Some(mapping) = state.cached(key, needed) {
+        return Ok(mapping);
+    }
+    let mapping = Arc::new(map_generously(rung, range, segment, needed)?);
+    state.keep(key, &mapping);
+    Ok(mapping)
 }
 
 /// Maps the whole allocation where that costs little, so that its other parts need no mapping of their own; else what is needed.

@@ -350,3 +350,37 @@ fn whole_gpu_pages() {
         assert!(memory.len() >= large.1);
     });
 }
+
+/// Windows of whole GPU pages are one registration's each: hiding one hides nothing of others onto the same bytes, nor of ordinary ones.
+#[test]
+fn a_window_of_its_own_is_hidden_alone() {
+    alone("gpu_standin_kinds::a_window_of_its_own_is_hidden_alone", &[], || {
+        let cuda = StandIn::program();
+        let options = GpuOptions { require: Require::Direct, ..GpuOptions::default() };
+        let mut addr = 0;
+        assert_eq!(cuda.alloc(&mut addr, 4 << 20), 0);
+        let shared = GpuMemory::register(addr, 4 << 20, &options).unwrap();
+        let whole = GpuMemory::register_gpu_pages(addr, 4 << 20, &options).unwrap();
+        let half = GpuMemory::register_gpu_pages(addr + (2 << 20), 2 << 20, &options).unwrap();
+        let [in_shared, in_whole, in_half] = [&shared, &whole, &half].map(|memory| memory.window().unwrap());
+        whole.hide();
+        let fault = in_whole.store(2 << 20, b"not this").unwrap_err();
+        assert!(fault.is_fault(), "{fault}");
+        in_half.store(0, b"but this").unwrap();
+        assert_eq!(cuda.peek(addr + (2 << 20), 8), b"but this");
+        in_shared.store(2 << 20, b"and this").unwrap();
+        assert_eq!(cuda.peek(addr + (2 << 20), 8), b"and this");
+        // The first half of it, and nothing behind that.
+        whole.show(2 << 20).unwrap();
+        in_whole.store((2 << 20) - 8, b"the last").unwrap();
+        assert!(in_whole.store(2 << 20, b"not this").is_err());
+        assert_eq!(cuda.peek(addr + (2 << 20) - 8, 16), b"the lastand this");
+        whole.show(4 << 20).unwrap();
+        in_whole.store(2 << 20, b"now this").unwrap();
+        assert_eq!(cuda.peek(addr + (2 << 20), 8), b"now this");
+        assert!(whole.show((4 << 20) + 4096).is_err());
+        // What others look through cannot be hidden.
+        shared.hide();
+        assert!(shared.show(4096).is_err() && in_shared.store(0, b"seen").is_ok());
+    });
+}

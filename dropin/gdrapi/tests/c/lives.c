@@ -2,6 +2,7 @@
 #include "gdr.h"
 
 #include <pthread.h>
+#include <setjmp.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <sys/wait.h>
@@ -11,6 +12,33 @@ _Static_assert(offsetof(struct info_v2, page_size) == 16 && offsetof(struct info
 _Static_assert(offsetof(struct info_v2, cycles_per_ms) == 32 && offsetof(struct info_v2, mapping_type) == 40, "offsets");
 
 static gdr_t g;
+
+static sigjmp_buf back;
+
+static void jump(int signal) {
+    (void)signal;
+    siglongjmp(back, 1);
+}
+
+/* Whether a load and a store there fault. Who handled such signals before does so afterwards. */
+static int faults(volatile void *at) {
+    struct sigaction mine = {.sa_handler = jump, .sa_flags = SA_NODEFER}, segv, bus;
+    volatile int faulted = 0;
+    sigaction(SIGSEGV, &mine, &segv);
+    sigaction(SIGBUS, &mine, &bus);
+    if (!sigsetjmp(back, 1))
+        (void)*(volatile unsigned char *)at;
+    else
+        faulted++;
+    if (!sigsetjmp(back, 1))
+        *(volatile unsigned char *)at = 0xEE;
+    else
+        faulted++;
+    sigaction(SIGSEGV, &segv, NULL);
+    sigaction(SIGBUS, &bus, NULL);
+    CHECK(faulted == 0 || faulted == 2);
+    return faulted == 2;
+}
 
 /* Every function was found by load_gdr; versions, attributes, names, and both structures about one buffer. */
 static void facts(void) {
@@ -144,7 +172,9 @@ static void overlap(void) {
     GIVES(0, gdr_copy_to_mapping(first.mh, first.at, wanted, 3 * GPU_PAGE));
     GIVES(0, gdr_copy_from_mapping(second.mh, got, second.at, 2 * GPU_PAGE));
     CHECK(!memcmp(got, wanted + GPU_PAGE, 2 * GPU_PAGE));
-    unmap(g, &first);
+    GIVES(0, gdr_unmap(g, first.mh, first.va, first.size)); /* all of the first, and nothing of the others */
+    CHECK(faults(first.va) && faults(first.va + GPU_PAGE) && !faults(third.va) && !faults(second.va + 3 * GPU_PAGE - 1));
+    GIVES(0, gdr_unpin_buffer(g, first.mh));
     pattern(wanted, sizeof wanted, 6);
     GIVES(0, gdr_copy_to_mapping(second.mh, second.at, wanted, 3 * GPU_PAGE));
     holds(memory.at + GPU_PAGE, wanted, 3 * GPU_PAGE);
@@ -154,6 +184,70 @@ static void overlap(void) {
     CHECK(!memcmp(got, wanted, sizeof got));
     g = other;
     unmap(g, &third);
+    GIVES(0, cuMemFree_v2(memory.whole));
+}
+
+/* What was unmapped faults, whichever pointer to it is left, and comes back when it is mapped again. */
+static void unmapped(void) {
+    enum { SIZE = 4 << 20 };
+    static unsigned char wanted[SIZE], got[SIZE];
+    struct memory memory = allocate(SIZE);
+    struct mapped m = map(g, memory.at, SIZE);
+    pattern(wanted, SIZE, 21);
+    for (int round = 0; round < 3; round++) {
+        GIVES(0, gdr_copy_to_mapping(m.mh, m.at, wanted, SIZE));
+        GIVES(0, gdr_unmap(g, m.mh, m.va, SIZE));
+        CHECK(faults(m.va) && faults(m.va + 4095) && faults(m.va + SIZE / 2) && faults(m.va + SIZE - 1));
+        GIVES(EINVAL, gdr_copy_to_mapping(m.mh, m.at, got, 64));
+        GIVES(EINVAL, gdr_copy_from_mapping(m.mh, got, m.at, 64));
+        holds(memory.at, wanted, SIZE); /* nothing of it arrived */
+        void *va;
+        GIVES(0, gdr_map(g, m.mh, &va, SIZE));
+        m.at = (unsigned char *)va + (m.at - m.va);
+        m.va = va;
+        GIVES(0, gdr_copy_from_mapping(m.mh, got, m.at, SIZE));
+        CHECK(!memcmp(got, wanted, SIZE));
+        pattern(wanted, SIZE, 22 + (unsigned)round);
+        for (size_t i = 0; i < SIZE; i += 8) memcpy((void *)(m.at + i), wanted + i, 8);
+        atomic_thread_fence(memory_order_seq_cst);
+    }
+    GIVES(0, gdr_copy_to_mapping(m.mh, m.at, wanted, 1));
+    holds(memory.at, wanted, SIZE);
+    GIVES(0, gdr_unpin_buffer(g, m.mh)); /* still mapped */
+    CHECK(faults(m.va) && faults(m.va + SIZE - 1));
+    GIVES(0, cuMemFree_v2(memory.whole));
+}
+
+/* Of what is pinned, only what was asked for is mapped, in whole pages of the host. */
+static void part(void) {
+    enum { SIZE = 4 * 65536, SHOWN = 65536 + 100 };
+    unsigned char wanted[SIZE], got[SIZE];
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), end = (SHOWN + page - 1) / page * page;
+    struct memory memory = allocate(SIZE);
+    gdr_mh_t mh;
+    void *va;
+    struct info_v2 info;
+    pattern(wanted, SIZE, 31);
+    GIVES(0, cuMemcpyHtoD_v2(memory.at, wanted, SIZE));
+    GIVES(0, gdr_pin_buffer(g, memory.at, SIZE, 0, 0, &mh));
+    GIVES(0, gdr_map(g, mh, &va, SHOWN));
+    GIVES(0, gdr_get_info_v2(g, mh, &info));
+    CHECK(info.mapped && info.mapped_size == SIZE); /* what is pinned, with GDRCopy, too */
+    CHECK(faults((char *)va + end) && faults((char *)va + SIZE - 1));
+    GIVES(0, gdr_copy_from_mapping(mh, got, va, end));
+    CHECK(!memcmp(got, wanted, end));
+    GIVES(EINVAL, gdr_copy_from_mapping(mh, got, va, end + 1));
+    GIVES(EINVAL, gdr_copy_to_mapping(mh, (char *)va + end, wanted, 1));
+    GIVES(EAGAIN, gdr_map(g, mh, &va, SIZE));
+    GIVES(0, gdr_unmap(g, mh, va, SHOWN));
+    CHECK(faults(va) && faults((char *)va + end - 1));
+    GIVES(0, gdr_map(g, mh, &va, SIZE)); /* all of it this time */
+    GIVES(0, gdr_copy_from_mapping(mh, got, va, SIZE));
+    CHECK(!memcmp(got, wanted, SIZE));
+    GIVES(0, gdr_unmap(g, mh, va, SIZE));
+    GIVES(0, gdr_map(g, mh, &va, 1));
+    CHECK(!faults((char *)va + page - 1) && faults((char *)va + page));
+    GIVES(0, gdr_unpin_buffer(g, mh));
     GIVES(0, cuMemFree_v2(memory.whole));
 }
 
@@ -172,7 +266,6 @@ static void misuse(void) {
     GIVES(EINVAL, gdr_pin_buffer(not_open, memory.at, GPU_PAGE, 0, 0, &mh));
     GIVES(EINVAL, gdr_pin_buffer(g, memory.at, GPU_PAGE, 0, 0, NULL));
     GIVES(EINVAL, gdr_pin_buffer(g, memory.at, 0, 0, 0, &mh));
-    GIVES(EINVAL, gdr_pin_buffer(g, memory.at, GPU_PAGE, 7, 7, &mh)); /* tokens */
     GIVES(EINVAL, gdr_pin_buffer(g, ~0ul - 100, 200, 0, 0, &mh));
     GIVES(EINVAL, gdr_pin_buffer(g, memory.at, ~0ul, 0, 0, &mh));
     GIVES(EINVAL, gdr_pin_buffer(g, (unsigned long)host, 64, 0, 0, &mh));
@@ -186,7 +279,7 @@ static void misuse(void) {
     GIVES(0, cuMemHostAlloc(&pinned, 2 * GPU_PAGE, 0));
     GIVES(EINVAL, gdr_pin_buffer(g, ((unsigned long)pinned + GPU_PAGE - 1) & ~(GPU_PAGE - 1), 64, 0, 0, &mh));
 
-    GIVES(0, gdr_pin_buffer(g, memory.at, GPU_PAGE, 0, 0, &mh));
+    GIVES(0, gdr_pin_buffer(g, memory.at, GPU_PAGE, 7, 7, &mh)); /* tokens: nobody looks at them any more */
     GIVES(EINVAL, gdr_get_info_v2(g, none, &info));
     GIVES(EINVAL, gdr_get_info_v2(g, no_such, &info));
     GIVES(EINVAL, gdr_get_info_v2(g, mh, NULL));
@@ -201,12 +294,13 @@ static void misuse(void) {
     GIVES(EINVAL, gdr_map(g, mh, &va, 0));
     GIVES(EINVAL, gdr_map(g, mh, &va, GPU_PAGE + 1));
     GIVES(EINVAL, gdr_map(g, mh, &va, ~0ul));
-    GIVES(EINVAL, gdr_map_v2(g, mh, &va, GPU_PAGE, CACHING));
-    GIVES(EINVAL, gdr_map_v2(g, mh, &va, GPU_PAGE, DEVICE));
+    GIVES(ENOTSUP, gdr_map_v2(g, mh, &va, GPU_PAGE, CACHING));
+    GIVES(ENOTSUP, gdr_map_v2(g, mh, &va, GPU_PAGE, DEVICE));
     GIVES(EINVAL, gdr_map_v2(g, mh, &va, GPU_PAGE, -1));
     GIVES(EINVAL, gdr_map(g, none, &va, GPU_PAGE));
     GIVES(0, gdr_map(g, mh, &va, GPU_PAGE));
     GIVES(EAGAIN, gdr_map(g, mh, &again, GPU_PAGE));
+    GIVES(EAGAIN, gdr_map_v2(g, mh, &again, GPU_PAGE, CACHING));
 
     /* Copies beyond the mapping, before it, around the end of all addresses, and from memory that is not there. */
     GIVES(EINVAL, gdr_copy_to_mapping(mh, (char *)va + GPU_PAGE - 8, wanted, 16));
@@ -229,8 +323,10 @@ static void misuse(void) {
     GIVES(EINVAL, gdr_unmap(g, mh, va, 0));
     GIVES(0, gdr_unmap(g, mh, va, GPU_PAGE));
     GIVES(EINVAL, gdr_unmap(g, mh, va, GPU_PAGE));
+    CHECK(faults(va));
     GIVES(0, gdr_map(g, mh, &va, GPU_PAGE));
     GIVES(0, gdr_unpin_buffer(g, mh)); /* still mapped */
+    CHECK(faults(va));
     GIVES(EINVAL, gdr_unmap(g, mh, va, GPU_PAGE));
     GIVES(EINVAL, gdr_unpin_buffer(g, mh));
     GIVES(EINVAL, gdr_copy_to_mapping(mh, va, wanted, 8));
@@ -240,6 +336,7 @@ static void misuse(void) {
     CHECK(next.h != mh.h); /* a handle does not come back */
     GIVES(0, gdr_map(other, next, &va, GPU_PAGE));
     GIVES(0, gdr_close(other));
+    CHECK(faults(va));
     GIVES(EINVAL, gdr_close(other));
     GIVES(EINVAL, gdr_copy_to_mapping(next, va, wanted, 8));
     GIVES(EINVAL, gdr_pin_buffer(other, memory.at, GPU_PAGE, 0, 0, &next));
@@ -263,7 +360,7 @@ static void freed(void) {
     CHECK(flag == 0);
     GIVES(0, cuMemFree_v2(memory.whole));
     GIVES(0, gdr_get_callback_flag(g, m.mh, &flag));
-    CHECK(flag == 1);
+    CHECK(flag == 0); /* nobody took the mapping away */
     GIVES(0, gdr_copy_from_mapping(m.mh, got, m.at, SIZE)); /* still what it was */
     CHECK(!memcmp(got, wanted, SIZE));
     for (int i = 0; i < 4; i++) {
@@ -273,6 +370,15 @@ static void freed(void) {
     GIVES(0, gdr_copy_to_mapping(m.mh, m.at, wanted, SIZE));
     ((volatile uint32_t *)m.at)[0] = 0xDEAD;
     for (int i = 0; i < 4; i++) holds(next[i].at, fresh, SIZE);
+    /* Unmapped and mapped again, it is still the old memory. */
+    void *va;
+    GIVES(0, gdr_copy_to_mapping(m.mh, m.at, wanted, 4));
+    GIVES(0, gdr_unmap(g, m.mh, m.va, SIZE));
+    CHECK(faults(m.va));
+    GIVES(0, gdr_map(g, m.mh, &va, SIZE));
+    GIVES(0, gdr_copy_from_mapping(m.mh, got, va, SIZE));
+    CHECK(!memcmp(got, wanted, SIZE));
+    m.va = va;
     unmap(g, &m);
     for (int i = 0; i < 4; i++) {
         holds(next[i].at, fresh, SIZE);
@@ -336,6 +442,7 @@ static void forked(void) {
 enum { THREADS = 8, ROUNDS = 60 };
 static struct memory shared;
 static struct mapped contested;
+static atomic_int is_over;
 
 /* Each thread has pages of its own, and opens, pins, maps, copies and closes again and again. */
 static void *worker(void *argument) {
@@ -359,13 +466,12 @@ static void *worker(void *argument) {
     return NULL;
 }
 
-/* Copies through a handle that another thread takes away: they succeed or are refused. */
+/* Copies through a handle that another thread unmaps or takes away: they succeed or are refused. */
 static void *copier(void *argument) {
     unsigned char bytes[4096] = {0};
     int gave;
-    (void)argument;
-    do gave = gdr_copy_to_mapping(contested.mh, contested.at, bytes, sizeof bytes);
-    while (gave == 0);
+    do gave = argument ? gdr_copy_from_mapping(contested.mh, bytes, contested.at, sizeof bytes) : gdr_copy_to_mapping(contested.mh, contested.at, bytes, sizeof bytes);
+    while (gave == 0 || (gave == EINVAL && !is_over));
     GIVES(EINVAL, gave);
     return NULL;
 }
@@ -376,9 +482,17 @@ static void threads(void) {
     for (size_t i = 0; i < THREADS; i++) CHECK(!pthread_create(&started[i], NULL, worker, (void *)i));
     for (size_t i = 0; i < THREADS; i++) CHECK(!pthread_join(started[i], NULL));
     contested = map(g, shared.at, GPU_PAGE);
-    for (size_t i = 0; i < 3; i++) CHECK(!pthread_create(&started[i], NULL, copier, NULL));
-    usleep(2000);
+    is_over = 0;
+    for (size_t i = 0; i < 3; i++) CHECK(!pthread_create(&started[i], NULL, copier, (void *)(i % 2)));
+    for (int i = 0; i < 200; i++) {
+        void *va;
+        usleep(20);
+        GIVES(0, gdr_unmap(g, contested.mh, contested.va, contested.size));
+        GIVES(0, gdr_map(g, contested.mh, &va, contested.size));
+        CHECK(va == contested.va); /* not promised, but what the copiers know */
+    }
     unmap(g, &contested);
+    is_over = 1;
     for (size_t i = 0; i < 3; i++) CHECK(!pthread_join(started[i], NULL));
     GIVES(0, cuMemFree_v2(shared.whole));
 }
@@ -401,7 +515,7 @@ static void closed(void) {
 
 int main(int argc, char **argv) {
     const struct { const char *name; void (*run)(void); } cases[] = {
-        {"facts", facts}, {"copies", copies}, {"small", small}, {"overlap", overlap}, {"misuse", misuse},
+        {"facts", facts}, {"copies", copies}, {"small", small}, {"overlap", overlap}, {"unmapped", unmapped}, {"part", part}, {"misuse", misuse},
         {"freed", freed}, {"forked", forked}, {"threads", threads}, {"exits", exits},
     };
     CHECK(argc > 1);

@@ -4,7 +4,7 @@ use std::io;
 use std::ops::Range;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::super::dmabuf::whole_pages;
 use super::super::driver::Driver;
@@ -76,6 +76,21 @@ impl Mapping {
         Ok(Self { base: base.cast(), len, extent, rests_on, is_cut, unsure })
     }
 
+    /// The same pages of `of` under other addresses. The kernel does so for files of memory, not for a device's.
+    pub(super) fn twin(of: &Arc<Self>, extent: Extent) -> Result<Self, Refused> {
+        let mut twin = Self::reserve(extent)?;
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        // SAFETY: the old pages stay where they are, for no length of them is given; the new ones come to lie on our reservation.
+        let doubled = unsafe { libc::mremap(of.at(extent.start).cast(), 0, twin.len, flags, twin.base) };
+        if doubled == libc::MAP_FAILED {
+            let error = io::Error::last_os_error();
+            return Err(Refused::new(format!("the window cannot be mapped a second time ({error})")));
+        }
+        twin.unsure.clone_from(&of.unsure);
+        twin.keep(Arc::clone(of));
+        twin.finish()
+    }
+
     pub(in super::super) fn base(&self) -> *mut u8 {
         self.base
     }
@@ -134,6 +149,40 @@ impl Mapping {
         }
     }
 
+    /// Lets `len` bytes from `at` on be accessed again.
+    ///
+    /// # Errors
+    /// They were cut off, or the kernel refuses.
+    pub(in super::super) fn show(&self, at: *mut u8, len: usize) -> io::Result<()> {
+        if self.is_cut() {
+            // What lies there now is no GPU memory.
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        self.protect(at, len, libc::PROT_READ | libc::PROT_WRITE)
+    }
+
+    /// From now on every access to `len` bytes from `at` on faults, until they are shown again. The driver keeps what they rest on.
+    pub(in super::super) fn hide(&self, at: *mut u8, len: usize) {
+        // Where the CPU has the fault L1TF, a kernel may refuse it to ordinary users: then they are gone for good.
+        if self.protect(at, len, libc::PROT_NONE).is_err() {
+            let start = self.extent.start + (at.addr() - self.base.addr()) as u64;
+            self.cut_off(&(start..start + len as u64));
+        }
+    }
+
+    fn protect(&self, at: *mut u8, len: usize, protection: libc::c_int) -> io::Result<()> {
+        let offset = at.addr().wrapping_sub(self.base.addr());
+        if offset > self.len || len > self.len - offset {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        if len == 0 {
+            return Ok(());
+        }
+        // SAFETY: the pages are of our mapping, and whoever accesses them is guarded, or is the program that we show them to.
+        let done = unsafe { libc::mprotect(at.cast(), len, protection) } == 0;
+        if done { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
     /// Whether some of it was cut off.
     pub(super) fn is_cut(&self) -> bool {
         self.is_cut.load(Ordering::Acquire)
@@ -187,7 +236,7 @@ mod tests {
     /// A part that was freed faults, the rest does not; what it rests on goes with the last of it.
     #[test]
     fn what_is_cut_off_faults() {
-        struct Owner(std::sync::Arc<AtomicBool>);
+        struct Owner(Arc<AtomicBool>);
         impl Drop for Owner {
             fn drop(&mut self) {
                 self.0.store(true, Ordering::Relaxed);
@@ -195,8 +244,8 @@ mod tests {
         }
         crate::guard::ensure_installed().unwrap();
         let extent = Extent { start: 0x7000_0000, end: 0x7001_0000 };
-        let (mut mapping, gone) = (Mapping::reserve(extent).unwrap(), std::sync::Arc::default());
-        mapping.keep(Owner(std::sync::Arc::clone(&gone)));
+        let (mut mapping, gone) = (Mapping::reserve(extent).unwrap(), Arc::default());
+        mapping.keep(Owner(Arc::clone(&gone)));
         // SAFETY: the reservation is ours.
         unsafe { libc::mprotect(mapping.base.cast(), mapping.len, libc::PROT_READ | libc::PROT_WRITE) };
         let (mapping, half) = (mapping.finish().unwrap(), 0x8000);
@@ -208,6 +257,27 @@ mod tests {
         mapping.cut_off(&(0..u64::MAX));
         assert_eq!((faults(0), faults(half), gone.load(Ordering::Relaxed)), (true, true, true));
         mapping.cut_off(&(0..u64::MAX));
+    }
+
+    /// What is hidden faults and comes back; what was cut off does not, though the kernel would let it: nothing of the GPU is there.
+    #[test]
+    fn what_is_hidden_faults_until_it_is_shown() {
+        crate::guard::ensure_installed().unwrap();
+        let mapping =
+            Mapping::reserve(Extent { start: 0x7000_0000, end: 0x7001_0000 }).unwrap().finish().unwrap();
+        let (base, half) = (mapping.base(), 0x8000);
+        let faults = |offset: usize| mapping.window().store(offset, &[1; 64]).is_err();
+        mapping.show(base, 2 * half).unwrap();
+        mapping.hide(base.wrapping_add(half), half);
+        assert_eq!((faults(0), faults(half)), (false, true));
+        mapping.hide(base, 2 * half);
+        assert_eq!((faults(0), faults(half)), (true, true));
+        mapping.show(base, half).unwrap();
+        assert_eq!((faults(0), faults(half)), (false, true));
+        assert!(mapping.show(base.wrapping_add(half), half + 1).is_err(), "beyond its end");
+        assert!(mapping.show(base.wrapping_sub(half), half).is_err(), "before it");
+        mapping.cut_off(&(0..u64::MAX));
+        assert!(mapping.show(base, half).is_err() && faults(0));
     }
 
     #[test]
