@@ -9,7 +9,7 @@ use super::exchange::{Work, exchange_regions};
 use super::gpu;
 use super::gpu_naive::Naive;
 use super::gpu_visible::Visible;
-use super::ring::Ring;
+use super::ring::{GUARD_BYTE, Ring};
 use super::round::Round;
 
 /// What came of one timed part.
@@ -121,6 +121,7 @@ impl Side for End<'_> {
         let (Work { op, kind, .. }, messages) = (self.work, round.messages);
         let both = kind == Kind::Bidirectional;
         let arrived = match op {
+            Op::Atomic if self.asks && round.checked => return check_answers(self, messages),
             Op::Atomic => return check_counter(self, messages),
             Op::Read if self.asks || both => messages,
             Op::Read => 0,
@@ -145,13 +146,30 @@ impl Side for End<'_> {
     }
 }
 
+/// Each answer is another number: what the counter held before one of the increments.
+fn check_answers(end: &End<'_>, messages: u64) -> Result<(), String> {
+    let answer =
+        |message| end.ring.region.read_u64(end.ring.target(message)).map_err(|error| error.to_string());
+    let mut found = (0..messages).map(answer).collect::<Result<Vec<_>, _>>()?;
+    // Over several queue pairs they come in any order.
+    found.sort_unstable();
+    let first = u64::from_ne_bytes([GUARD_BYTE; 8]);
+    match (0..messages).zip(found).find(|(at, found)| *found != first.wrapping_add(*at)) {
+        None => Ok(()),
+        Some((at, found)) => Err(format!(
+            "the answers of {messages} increments are not one of each: {found:#x} stands where {:#x} should",
+            first.wrapping_add(at)
+        )),
+    }
+}
+
 /// The counter stood at a word of guard bytes and was incremented once for each message.
 fn check_counter(end: &End<'_>, messages: u64) -> Result<(), String> {
     if end.asks {
         return Ok(());
     }
     let found = end.ring.region.read_u64(end.ring.target(0)).map_err(|error| error.to_string())?;
-    let expected = u64::from_ne_bytes([0xa5; 8]).wrapping_add(messages);
+    let expected = u64::from_ne_bytes([GUARD_BYTE; 8]).wrapping_add(messages);
     if found == expected {
         Ok(())
     } else {
