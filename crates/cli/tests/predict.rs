@@ -176,6 +176,60 @@ fn the_passes_of_one_run_are_parted_into_two() {
     std::fs::remove_file(&path).unwrap();
 }
 
+/// SEND streams of 256 KiB on two cores: no constant has it, all passes found it, and so will the next run.
+#[test]
+fn what_no_constant_explains_is_kept_and_named() {
+    let results: Vec<String> = [1_u32, 8, 512, 4096, 32768, 262_144, 1_048_576, 8_388_608]
+        .into_iter()
+        .flat_map(|size| {
+            let time = (3.5 + 0.00025 * f64::from(size)) * if size == 262_144 { 1.3 } else { 1.0 };
+            let rate = f64::from(size) / time / 1000.0;
+            let passes = |figure: f64| [0.98, 0.99, 1.01, 1.0, 1.0, 0.99, 1.02, 1.01].map(|factor| factor * figure);
+            let common = r#""op": "write", "qps": 1, "memory": "host", "path": "direct", "mtu": 4096, "wait": "cq""#;
+            [
+                format!(r#"{{"kind": "latency", "size": {size}, "p50_us": {time}, "passes": {:?}, {common}}}"#, passes(time)),
+                format!(r#"{{"kind": "bandwidth", "size": {size}, "gbytes_per_s": {rate}, "passes": {:?}, {common}}}"#, passes(rate)),
+            ]
+        })
+        .collect();
+    let [run, kept] = ["seen.json", "seen-kept.json"].map(file);
+    std::fs::write(&run, format!(r#"{{"schema": "nobounce-bench/1", "results": [{}]}}"#, results.join(",")))
+        .unwrap();
+    let [run, kept] = [&run, &kept].map(|path| path.to_str().unwrap().to_owned());
+    let halves = text(&["--calibrate", &run, "--split", "turns", "--save-calibration", &kept]);
+    for wanted in [
+        "with what was seen beyond",
+        "; seen beyond +",
+        "us of it seen beyond",
+        "16 of 16 within 15 %",
+        "the constants alone: 14 of 16",
+    ] {
+        assert!(halves.contains(wanted), "{wanted} is missing in\n{halves}");
+    }
+    let here =
+        ["--link", "loopback:1000", "--memory", "host", "--software", "nobounce", "--calibration", &kept];
+    let table = text(&[&here[..], &["--size", "8,256K"]].concat());
+    assert!(
+        table.contains("seen on this machine beyond the model") && table.contains("256 KiB +"),
+        "{table}"
+    );
+    let found: serde_json::Value =
+        serde_json::from_str(&text(&[&here[..], &["--size", "256K", "--json"]].concat())).unwrap();
+    let direct = &found["rows"][0]["direct"];
+    let seen = direct["shares"].as_array().unwrap().iter().find(|share| share["factor"] == "seen").unwrap();
+    assert!(seen["microseconds"].as_f64().unwrap() > 5.0 && direct["binds"] == "soft-nic", "{direct}");
+    assert!(direct["stream_seen_us"].as_f64().unwrap() > 5.0, "{direct}");
+
+    // Nothing of it is told of another machine, and nothing at all of one with an adapter.
+    let other = text(&[&["--machine", "dual-socket", "--size", "256K"], &here[..]].concat());
+    assert!(!other.contains("seen on this machine"), "{other}");
+    let refusal = refused(&["--machine", "dgx-h100", "--calibration", &kept]);
+    assert!(refusal.contains("software NIC") && refusal.contains("leave it out"), "{refusal}");
+    for path in [run, kept] {
+        std::fs::remove_file(path).unwrap();
+    }
+}
+
 #[test]
 fn a_plot_is_drawn() {
     let path = file("plot.svg");

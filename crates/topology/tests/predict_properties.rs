@@ -1,15 +1,18 @@
 //! Properties of the model: more never hurts, direct beats staging as a whole, and limits hold.
 
 use nobounce_topology::platform::Platform;
+use nobounce_topology::predict::calibration::{Bench, Calibration};
 use nobounce_topology::predict::fabric::{Fabric, Kind};
 use nobounce_topology::predict::factor::Factor;
 use nobounce_topology::predict::model::direct;
 use nobounce_topology::predict::parts::{Memory, Op, Parts, Software, Spec};
 use nobounce_topology::predict::report::{MAX_SIZE, report};
 use nobounce_topology::predict::slot::Slot;
+use nobounce_topology::predict::soft::Soft;
 use nobounce_topology::predict::staging::staged;
 use nobounce_topology::tree::Distance;
 use proptest::prelude::*;
+use proptest::strategy::ValueTree as _;
 
 fn software() -> impl Strategy<Value = Software> {
     prop::sample::select(vec![
@@ -100,6 +103,40 @@ fn sizes() -> impl Strategy<Value = u64> {
     prop_oneof![Just(0), Just(MAX_SIZE), (0_u32..=40).prop_map(|power| 1 << power), 0..=MAX_SIZE]
 }
 
+prop_compose! {
+    /// The software NIC of a machine whose passes found anything: sizes that stall or fly, alone or in most passes.
+    fn calibrated()(
+        base in 0.3..20.0_f64,
+        byte in 0.0..0.002_f64,
+        odd in prop::collection::vec(0.1..6.0_f64, 18),
+        passes in prop::collection::vec(0.5..2.0_f64, 0..12),
+    ) -> Parts {
+        let case = |(at, odd): (usize, &f64)| {
+            let size = [1_u64, 8, 64, 512, 4096, 32768, 262_144, 1 << 20, 8 << 20][at / 2];
+            #[allow(clippy::cast_precision_loss)]
+            let bytes = size as f64;
+            let time = (base + byte * bytes) * odd;
+            let (kind, name, figure) = match at % 2 {
+                0 => ("latency", "p50_us", time),
+                _ => ("bandwidth", "gbytes_per_s", bytes / time / 1000.0),
+            };
+            let passes: Vec<f64> = passes.iter().map(|factor| figure * factor).collect();
+            serde_json::json!({"op": "write", "kind": kind, "size": size, "qps": 1, "memory": "host", "path": "direct",
+                "mtu": 4096, "wait": "cq", "passes": passes, name: figure})
+        };
+        let results: Vec<_> = odd.iter().enumerate().map(case).collect();
+        let run = serde_json::json!({"schema": "nobounce-bench/1", "results": results}).to_string();
+        let calibration = Calibration::of(&[Bench::from_json(&run).unwrap()]).unwrap();
+        let spec = Spec {
+            link: "loopback:1000".parse().ok(),
+            memory: Some(Memory::Host),
+            software: Some(Software::Nobounce),
+            ..Spec::default()
+        };
+        Parts { soft: Soft::of_calibration(calibration), ..spec.resolve().unwrap() }
+    }
+}
+
 /// Time and rate of the direct way.
 fn figures(parts: &Parts, size: u64) -> (f64, f64) {
     let found = direct(parts, size).unwrap();
@@ -183,11 +220,55 @@ proptest! {
         }
     }
 
+    /// What was seen on a machine is added, and named; whatever it was, it is no more than the rest, and no longer message is quicker by it.
+    #[test]
+    fn what_was_seen_on_a_machine_keeps_the_properties(parts in calibrated(), size in sizes(), more in sizes()) {
+        let found = direct(&parts, size).unwrap();
+        let sum: f64 = found.shares.iter().map(|share| share.microseconds).sum();
+        prop_assert!((sum / found.microseconds.expected - 1.0).abs() < 1e-9 && sum > 0.0);
+        let seen = found.seen_us();
+        let rest = found.microseconds.expected - seen;
+        prop_assert!(seen <= rest * 1.000_001 && seen >= -rest / 1.999_99, "{seen} of {rest} us");
+        prop_assert!(found.binds != Factor::Seen || seen > 0.0);
+        prop_assert!(found.shares.iter().all(|share| share.microseconds > 0.0 || share.factor == Factor::Seen));
+        prop_assert!(found.shares.iter().all(|share| found.part(share) <= 1.0));
+        let (short, long) = (size.min(more), size.max(more));
+        prop_assert!(figures(&parts, short).0 <= figures(&parts, long).0 * 1.000_001);
+        if let Some(link) = parts.link.next() {
+            not_worse(&parts, &Parts { link, ..parts.clone() }, size)?;
+        }
+        not_worse(&parts, &Parts { dram: parts.dram * 2.0, ..parts.clone() }, size)?;
+    }
+
     #[test]
     fn longer_messages_take_longer_over_plain_verbs(parts in parts(), size in sizes(), more in sizes()) {
         let parts = Parts { software: Software::Verbs, ..parts };
         let (short, long) = (size.min(more), size.max(more));
         prop_assert!(figures(&parts, short).0 <= figures(&parts, long).0 * 1.000_001);
+    }
+}
+
+/// The best of many, so that a busy machine does not fail it; with a calibration that has seen something, and without.
+#[test]
+fn alone_a_prediction_takes_less_than_a_millisecond() {
+    let best = |parts: &Parts| {
+        let once = |_| {
+            let start = std::time::Instant::now();
+            let found = direct(std::hint::black_box(parts), 300_000).unwrap();
+            let way = staged(parts, 300_000, true);
+            std::hint::black_box((found, way));
+            start.elapsed()
+        };
+        (0..200).map(once).min().unwrap()
+    };
+    let gpu = Spec { link: Fabric::infiniband("ndr"), ..Spec::default() }.resolve().unwrap();
+    let mut runner = proptest::test_runner::TestRunner::deterministic();
+    let seen = |_| calibrated().new_tree(&mut runner).unwrap().current();
+    let has_seen = |parts: &Parts| direct(parts, 300_000).unwrap().seen_us() != 0.0;
+    let seen = (0..100).map(seen).find(has_seen).expect("some machine was seen to differ");
+    for parts in [gpu, seen] {
+        let took = best(&parts);
+        assert!(took < std::time::Duration::from_millis(1), "{took:?}");
     }
 }
 

@@ -20,8 +20,13 @@ use super::side::{Side, Timed};
 const ROUNDS: u64 = 5;
 /// Operations of the round that finds out how long an operation takes, unless they are large.
 const FIRST_ROUND: u64 = 256;
-/// Bytes of that round at most.
+/// Bytes of that round at most; with many passes fewer, or it would take longer than what is timed.
 const FIRST_ROUND_BYTES: u64 = 64 << 20;
+const FIRST_ROUND_LEAST_BYTES: u64 = 16 << 20;
+/// Messages of a round, however short its time is: the first and the last of a stream are alone for a while...
+const FEWEST: f64 = 8.0;
+/// ... unless they take longer than so many seconds.
+const FEWEST_SECONDS: f64 = 0.1;
 const MAX_ROUND: u64 = 4_000_000;
 /// Checked rounds of a case, once in a run: on a GPU more than one, so that new bytes also come to where others were before.
 const CHECKED_ROUNDS: u32 = 2;
@@ -75,15 +80,19 @@ pub(super) struct Bench {
     rounds: u64,
     /// Whether it is the first pass, in which messages are compared one by one.
     first_pass: bool,
+    /// Bytes of the round that finds out how long an operation takes, at most.
+    first_bytes: u64,
 }
 
 impl Bench {
     pub(super) fn new(ends: Ends, ours: PeerArgs, passes: u32) -> Self {
+        let (rounds, first_bytes) = (ROUNDS / u64::from(passes), FIRST_ROUND_BYTES / u64::from(passes));
         Self {
             ends: Some(ends),
             ours,
             other: None,
-            rounds: (ROUNDS / u64::from(passes)).max(1),
+            rounds: rounds.max(1),
+            first_bytes: first_bytes.max(FIRST_ROUND_LEAST_BYTES),
             first_pass: true,
         }
     }
@@ -115,7 +124,8 @@ impl Measure for Bench {
     }
 
     fn run(&mut self, case: &Case, progress: &dyn Fn(f64)) -> anyhow::Result<CaseResult> {
-        let (seed, rounds, first_pass) = (self.ours.seed, self.rounds, self.first_pass);
+        let (seed, rounds, first_bytes, first_pass) =
+            (self.ours.seed, self.rounds, self.first_bytes, self.first_pass);
         let ends = self.ends_for(case)?;
         let (before, links) = (counted(&ends.devices), sent_by_link(ends.first()));
         let connections = rails::ask(ends.connect(case)?, &ends.devices, case)?;
@@ -127,7 +137,7 @@ impl Measure for Bench {
 
         let mut session =
             Session { connection, side: side.as_ref(), round: 0, compared: 0, verified: Ok(()) };
-        let first = FIRST_ROUND.min(FIRST_ROUND_BYTES / size.max(1)).max(2 * u64::from(case.qps));
+        let first = FIRST_ROUND.min(first_bytes / size.max(1)).max(2 * u64::from(case.qps));
         let warm = session.round(if let Amount::Iters(n) = case.amount { first.min(n) } else { first })?;
         let per_operation = warm.seconds / warm.messages.max(1) as f64;
         let limit = if kind == Kind::GpuVisible { gpu_visible::MAX_ROUND } else { MAX_ROUND };
@@ -137,7 +147,8 @@ impl Measure for Bench {
                 let slice = time.as_secs_f64() / rounds as f64;
                 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
                 // positive, and clamped next
-                let messages = (slice / per_operation.max(1e-9)) as u64;
+                let messages =
+                    (slice.max(FEWEST_SECONDS.min(FEWEST * per_operation)) / per_operation.max(1e-9)) as u64;
                 vec![messages.max(u64::from(case.qps)); usize::try_from(rounds)?]
             }
         };

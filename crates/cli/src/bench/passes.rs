@@ -12,7 +12,7 @@ use super::stats::thin;
 /// Passes of an ordinary run.
 pub(super) const USUAL: u32 = 5;
 /// Passes at the most: more would be an evening.
-pub(super) const MAX: u32 = 100;
+pub(super) const MAX: u32 = 400;
 
 /// One result from those of all passes; none where there was no pass.
 pub(super) fn merged(passes: Vec<CaseOutcome>) -> Option<CaseOutcome> {

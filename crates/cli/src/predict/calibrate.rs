@@ -11,7 +11,7 @@ use nobounce_topology::predict::calibration::{
 use nobounce_topology::predict::report::{bytes, figure};
 
 use super::args::{Parted, PredictArgs};
-use super::{percent, write};
+use super::{percent, signed, write};
 use crate::doctor;
 
 /// How far a second run may be off unless told otherwise.
@@ -62,7 +62,7 @@ fn text(calibration: &Calibration, out: &mut dyn Write) -> anyhow::Result<()> {
     for fit in &calibration.fits {
         writeln!(
             out,
-            "{}: {} us + {} ns/byte in the first packet{}; {} us + {} ns/byte beyond it, + {} ns/byte beyond {}; worst residual {}",
+            "{}: {} us + {} ns/byte in the first packet{}; {} us + {} ns/byte beyond it, + {} ns/byte beyond {}; worst residual {}{}",
             fit.series,
             figure(fit.base_us),
             figure(fit.first_byte_ns),
@@ -71,21 +71,40 @@ fn text(calibration: &Calibration, out: &mut dyn Write) -> anyhow::Result<()> {
             figure(fit.byte_ns),
             figure(fit.far_byte_ns),
             bytes(fit.cache_bytes),
-            percent(fit.worst())
+            percent(fit.worst()),
+            if has_seen(fit) {
+                format!(", {} with what was seen beyond", percent(fit.worst_left()))
+            } else {
+                String::new()
+            }
         )?;
         for one in &fit.residuals {
             writeln!(
                 out,
-                "  {:>9}  measured {:>9} us, fitted {:>9} us, {:>8}{}",
+                "  {:>9}  measured {:>9} us, fitted {:>9} us, {:>8}{}{}",
                 bytes(one.size),
                 figure(one.measured_us),
                 figure(one.fitted_us),
                 percent(one.error()),
+                seen(one),
                 passes(one)
             )?;
         }
     }
     Ok(())
+}
+
+/// Whether anything was seen beyond the constants.
+fn has_seen(fit: &Fit) -> bool {
+    fit.residuals.iter().any(|one| one.seen_us != 0.0)
+}
+
+/// What is kept beyond the constants, and what is left then.
+fn seen(one: &Residual) -> String {
+    if one.seen_us == 0.0 {
+        return String::new();
+    }
+    format!("; seen beyond {} us, left {}", signed(one.seen_us), percent(one.left()))
 }
 
 /// What begins at some size of the first packet.
@@ -125,7 +144,7 @@ fn compare(
     let tolerance = args.tolerance.unwrap_or(TOLERANCE);
     let found = calibration.against(second);
     anyhow::ensure!(!found.is_empty(), "the two runs have no case in common");
-    let is_off = |one: &Residual| one.error().abs() > tolerance;
+    let is_off = |one: &Residual| one.left().abs() > tolerance;
     // How far the two runs differ by themselves, whatever is fitted to them.
     let apart = |series: &Series, one: &Residual| {
         calibration.measured_before(series, one.size).map(|before| one.measured_us / before - 1.0)
@@ -135,18 +154,27 @@ fn compare(
             apart(series, one).map_or(String::new(), |share| format!(" (the runs: {})", percent(share)));
         writeln!(
             out,
-            "{:<28} {:>9}  measured {:>9} us, expected {:>9} us, {:>8}{}{}",
+            "{:<28} {:>9}  measured {:>9} us, expected {:>9} us, {:>8}{}{}{}",
             series.to_string(),
             bytes(one.size),
             figure(one.measured_us),
-            figure(one.fitted_us),
-            percent(one.error()),
+            figure(one.expected_us()),
+            percent(one.left()),
+            if one.seen_us == 0.0 {
+                String::new()
+            } else {
+                format!("  ({} us of it seen beyond)", signed(one.seen_us))
+            },
             passes(one),
             if is_off(one) { format!("  off{runs}") } else { String::new() }
         )?;
     }
     let off: Vec<&Residual> = found.iter().map(|(_, one)| one).filter(|one| is_off(one)).collect();
     writeln!(out, "{} of {} within {:.0} %", found.len() - off.len(), found.len(), tolerance * 100.0)?;
+    if found.iter().any(|(_, one)| one.seen_us != 0.0) {
+        let near = found.iter().filter(|(_, one)| one.error().abs() <= tolerance).count();
+        writeln!(out, "without what was seen beyond, the constants alone: {near} of {}", found.len())?;
+    }
     let agree: Vec<f64> = found.iter().filter_map(|(series, one)| apart(series, one)).collect();
     if !agree.is_empty() {
         let near = agree.iter().filter(|share| share.abs() <= tolerance).count();

@@ -9,7 +9,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use nobounce_topology::facts::Facts;
 use nobounce_topology::machines;
 use nobounce_topology::predict::calibration::Calibration;
@@ -18,6 +18,7 @@ use nobounce_topology::predict::machine::{Choice, Found, parts_of};
 use nobounce_topology::predict::parts::{Parts, Spec};
 use nobounce_topology::predict::plot;
 use nobounce_topology::predict::report::{Report, figure, report};
+use nobounce_topology::predict::soft::Soft;
 
 use self::args::PredictArgs;
 pub(crate) use self::calibrate::load as load_calibration;
@@ -81,7 +82,17 @@ fn machine(args: &PredictArgs) -> anyhow::Result<Machine> {
 
 fn parts(args: &PredictArgs, machine: &Machine, calibration: Option<Calibration>) -> anyhow::Result<Parts> {
     let mut parts = args.parts.over(machine.found.spec.clone()).resolve()?;
-    parts.soft.calibration = calibration;
+    if calibration.is_some() && !parts.is_software_nic_here() {
+        bail!(
+            "--calibration has constants of the software NIC between two processes of one machine, and this prediction is of {}: leave it out, or say --software nobounce --link loopback:1000 --memory host",
+            parts.line()
+        );
+    }
+    // What was seen on one machine is that machine's alone; another may still be as this one in what the constants say.
+    let is_another = args.machine.is_some() || args.facts.is_some();
+    if let Some(found) = calibration {
+        parts.soft = Soft::of_calibration(if is_another { found.constants_only() } else { found });
+    }
     Ok(parts)
 }
 
@@ -117,9 +128,10 @@ fn write(path: &Path, text: &str) -> anyhow::Result<()> {
 /// A share as percent, with its sign.
 fn percent(share: f64) -> String {
     let value = share * 100.0;
-    if value.abs() < 0.05 {
-        "0 %".to_owned()
-    } else {
-        format!("{}{} %", if value < 0.0 { "-" } else { "+" }, figure(value.abs()))
-    }
+    if value.abs() < 0.05 { "0 %".to_owned() } else { format!("{} %", signed(value)) }
+}
+
+/// A figure with its sign.
+fn signed(value: f64) -> String {
+    format!("{}{}", if value < 0.0 { "-" } else { "+" }, figure(value.abs()))
 }

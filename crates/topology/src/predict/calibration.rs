@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::least_squares::robust;
 pub use super::measured::{Bench, LISTED_BELOW, Measured, Series, Split, middle};
 use super::route::float;
+use super::seen::{self, Point};
 
 /// The constants of one series.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -49,24 +50,39 @@ pub struct Residual {
     pub size: u64,
     /// Microseconds, measured.
     pub measured_us: f64,
-    /// Microseconds, by the fit.
+    /// Microseconds, by the constants.
     pub fitted_us: f64,
+    /// Microseconds beyond these that are kept, since the passes agree upon them; negative where it took less.
+    #[serde(default)]
+    pub seen_us: f64,
     /// Microseconds of the quickest and of the slowest pass, where there were several: how far runs of this machine differ by themselves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub passes_us: Option<(f64, f64)>,
 }
 
 impl Residual {
-    /// Measured against fitted, as a share: positive where it took longer.
+    /// Measured against the constants, as a share: positive where it took longer.
     #[must_use]
     pub fn error(&self) -> f64 {
         self.measured_us / self.fitted_us - 1.0
     }
 
-    /// Whether what was fitted lies between the quickest and the slowest pass.
+    /// Microseconds that are expected.
+    #[must_use]
+    pub fn expected_us(&self) -> f64 {
+        self.fitted_us + self.seen_us
+    }
+
+    /// Measured against expected, as a share: what is left of the error.
+    #[must_use]
+    pub fn left(&self) -> f64 {
+        self.measured_us / self.expected_us() - 1.0
+    }
+
+    /// Whether what was expected lies between the quickest and the slowest pass.
     #[must_use]
     pub fn is_within_passes(&self) -> bool {
-        self.passes_us.is_some_and(|(quickest, slowest)| (quickest..=slowest).contains(&self.fitted_us))
+        self.passes_us.is_some_and(|(quickest, slowest)| (quickest..=slowest).contains(&self.expected_us()))
     }
 }
 
@@ -78,15 +94,30 @@ pub const ONE_LINE: u64 = 8;
 /// its copy being the other.
 pub const CACHES: [u64; 3] = [1 << 20, 1 << 19, 1 << 18];
 
+/// Microseconds below which no machine posts and completes a message.
+const LEAST_BASE: f64 = 0.001;
+
 /// The cache of files that do not name it.
 fn one_mebibyte() -> u64 {
     CACHES[0]
 }
 
 impl Fit {
-    /// Microseconds of a message.
+    /// Microseconds of a message: by the constants, and what was seen beyond them.
     #[must_use]
     pub fn microseconds(&self, size: u64) -> f64 {
+        self.fitted(size) + self.seen(size)
+    }
+
+    /// Microseconds that this machine was seen to take beyond the constants; negative where it took less. Nothing where passes said nothing.
+    #[must_use]
+    pub fn seen(&self, size: u64) -> f64 {
+        seen::at(self, size)
+    }
+
+    /// Microseconds by the constants alone.
+    #[must_use]
+    pub fn fitted(&self, size: u64) -> f64 {
         terms(size, self.series.is_stream(), self.mtu, self.cache_bytes)
             .iter()
             .zip(self.constants())
@@ -99,10 +130,24 @@ impl Fit {
         [self.base_us, first, self.lines_us, self.lone_us, self.step_us, byte, far]
     }
 
-    /// The largest residual.
+    /// The largest residual of the constants.
     #[must_use]
     pub fn worst(&self) -> f64 {
         self.residuals.iter().map(|one| one.error().abs()).fold(0.0, f64::max)
+    }
+
+    /// The largest of what is left when what was seen is added.
+    #[must_use]
+    pub fn worst_left(&self) -> f64 {
+        self.residuals.iter().map(|one| one.left().abs()).fold(0.0, f64::max)
+    }
+
+    /// How far off a size may be as far as this run says: among the sizes that were measured what is left, beyond them what the constants leave.
+    #[must_use]
+    pub fn uncertainty(&self, size: u64) -> f64 {
+        let ends = self.residuals.first().zip(self.residuals.last());
+        let is_among = ends.is_some_and(|(first, last)| (first.size..=last.size).contains(&size));
+        if is_among { self.worst_left() } else { self.worst() }
     }
 }
 
@@ -188,7 +233,19 @@ impl Calibration {
         if found.fits.is_empty() || !found.fits.iter().all(finite) {
             return Err(wrong("its constants are none".to_owned()));
         }
+        if !found.fits.iter().all(seen::is_possible) {
+            return Err(wrong("what it says was seen beyond the constants cannot be".to_owned()));
+        }
         Ok(found)
+    }
+
+    /// The constants alone, for a machine that is like this one: what was seen on this one is left out.
+    #[must_use]
+    pub fn constants_only(mut self) -> Self {
+        for one in self.fits.iter_mut().flat_map(|fit| &mut fit.residuals) {
+            one.seen_us = 0.0;
+        }
+        self
     }
 
     /// The fit of a series.
@@ -215,7 +272,8 @@ impl Calibration {
                 let residual = Residual {
                     size: one.size,
                     measured_us: one.microseconds()?,
-                    fitted_us: fit.microseconds(one.size),
+                    fitted_us: fit.fitted(one.size),
+                    seen_us: fit.seen(one.size),
                     passes_us: range(&one.times_of_passes()),
                 };
                 Some((one.series(), residual))
@@ -225,7 +283,7 @@ impl Calibration {
 }
 
 fn fit(series: &Series, runs: &[Bench]) -> Option<Fit> {
-    let mut by_size: BTreeMap<u64, Point> = BTreeMap::new();
+    let mut by_size: BTreeMap<u64, Times> = BTreeMap::new();
     let mut mtu = None;
     for one in runs.iter().flat_map(|run| &run.results).filter(|one| &one.series() == series) {
         if let Some(time) = one.microseconds() {
@@ -239,8 +297,8 @@ fn fit(series: &Series, runs: &[Bench]) -> Option<Fit> {
         return None;
     }
     let mtu = mtu?;
-    let points: Vec<(u64, f64, _)> =
-        by_size.into_iter().map(|(size, point)| (size, median(point.times), range(&point.passes))).collect();
+    let points: Vec<(u64, f64, Vec<f64>)> =
+        by_size.into_iter().map(|(size, point)| (size, median(point.times), point.passes)).collect();
     let with = |cache: u64| {
         let row = |(size, time, _): &(u64, f64, _)| {
             terms(*size, series.is_stream(), mtu, cache).map(|term| term / time)
@@ -252,7 +310,8 @@ fn fit(series: &Series, runs: &[Bench]) -> Option<Fit> {
         CACHES.into_iter().map(with).min_by(|a, b| a.2.total_cmp(&b.2))?;
     let mut fit = Fit {
         series: series.clone(),
-        base_us,
+        // A message of no bytes takes some time, even where the bytes of the shortest explain all of theirs.
+        base_us: base_us.max(LEAST_BASE),
         first_byte_ns: first * 1000.0,
         lines_us,
         lone_us,
@@ -263,13 +322,25 @@ fn fit(series: &Series, runs: &[Bench]) -> Option<Fit> {
         mtu,
         residuals: Vec::new(),
     };
+    let seen = seen::kept(
+        &points
+            .iter()
+            .map(|(size, time, passes)| Point {
+                fitted: fit.fitted(*size),
+                measured: *time,
+                passes: passes.clone(),
+            })
+            .collect::<Vec<_>>(),
+    );
     fit.residuals = points
         .iter()
-        .map(|(size, time, passes_us)| Residual {
+        .zip(seen)
+        .map(|((size, time, passes), seen_us)| Residual {
             size: *size,
             measured_us: *time,
-            fitted_us: fit.microseconds(*size),
-            passes_us: *passes_us,
+            fitted_us: fit.fitted(*size),
+            seen_us,
+            passes_us: range(passes),
         })
         .collect();
     Some(fit)
@@ -277,7 +348,7 @@ fn fit(series: &Series, runs: &[Bench]) -> Option<Fit> {
 
 /// One size of all runs.
 #[derive(Default)]
-struct Point {
+struct Times {
     times: Vec<f64>,
     passes: Vec<f64>,
 }

@@ -42,6 +42,8 @@ pub enum Factor {
     SoftNic,
     /// Links between GPUs of one machine.
     GpuLinks,
+    /// What this machine was seen to take beyond all others, in a calibration. The only one that may be negative: less than they say.
+    Seen,
 }
 
 impl Factor {
@@ -66,6 +68,7 @@ impl Factor {
             Self::Handshake => "the rendezvous",
             Self::SoftNic => "the core of the software NIC",
             Self::GpuLinks => "links between the GPUs of a machine",
+            Self::Seen => "what was seen on this machine beyond the model",
         }
     }
 }
@@ -86,7 +89,7 @@ pub struct Stage {
 pub struct Share {
     /// What takes it.
     pub factor: Factor,
-    /// Microseconds.
+    /// Microseconds; negative only of [`Factor::Seen`].
     pub microseconds: f64,
 }
 

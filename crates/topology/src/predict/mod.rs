@@ -17,6 +17,7 @@ pub mod parts;
 pub mod plot;
 pub mod report;
 pub mod route;
+mod seen;
 pub mod slot;
 pub mod soft;
 mod software;

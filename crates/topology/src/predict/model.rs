@@ -24,6 +24,28 @@ pub struct Estimate {
     pub binds: Factor,
     /// What limits a stream of such messages.
     pub stream_binds: Factor,
+    /// Microseconds of a message's share of a stream that were seen on this machine beyond the model, where a calibration has some.
+    #[serde(skip_serializing_if = "is_nothing")]
+    pub stream_seen_us: f64,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes it so")]
+fn is_nothing(time: &f64) -> bool {
+    *time == 0.0
+}
+
+impl Estimate {
+    /// What a factor takes of a message: its part of all that takes time.
+    #[must_use]
+    pub fn part(&self, share: &Share) -> f64 {
+        share.microseconds / self.shares.iter().map(|one| one.microseconds.max(0.0)).sum::<f64>()
+    }
+
+    /// Microseconds of a message that were seen on this machine beyond the model.
+    #[must_use]
+    pub fn seen_us(&self) -> f64 {
+        self.shares.iter().find(|share| share.factor == Factor::Seen).map_or(0.0, |share| share.microseconds)
+    }
 }
 
 /// The direct way.
@@ -32,8 +54,9 @@ pub struct Estimate {
 /// Bytes cannot go the direct way, and why.
 pub fn direct(parts: &Parts, size: u64) -> Result<Estimate, NotDirect> {
     route::possible(parts, size)?;
-    if let Some((shares, each, _)) = soft::calibrated(parts, size) {
-        return Ok(finish(size, shares, soft::stream(size, each), parts));
+    if let Some(known) = soft::calibrated(parts, size) {
+        let stream = known.stream(size);
+        return Ok(finish(size, known.shares, stream, parts));
     }
     let protocol = protocol(parts, size);
     let stages = route::stages(parts, protocol.rails);
@@ -83,7 +106,7 @@ fn stream(stages: &[Stage], size: u64, protocol: &Protocol) -> Stream {
         binds = Factor::Software;
     }
     let most = slowest(stages).map_or(f64::INFINITY, |stage| stage.gbytes_per_s);
-    Stream { gbytes_per_s: float(size) / each / 1000.0, binds, most }
+    Stream { gbytes_per_s: float(size) / each / 1000.0, binds, most, seen_us: 0.0 }
 }
 
 /// What is known of a stream: GB/s, what limits it, and what the slowest stage could do at the most.
@@ -92,11 +115,15 @@ pub(super) struct Stream {
     pub(super) gbytes_per_s: f64,
     pub(super) binds: Factor,
     pub(super) most: f64,
+    /// Microseconds of each message that were seen beyond the model.
+    pub(super) seen_us: f64,
 }
 
 /// Puts an estimate together: sums up, sorts, and draws the band.
 pub(super) fn finish(size: u64, mut shares: Vec<Share>, stream: Stream, parts: &Parts) -> Estimate {
-    shares.retain(|share| share.microseconds > 0.0);
+    shares.retain(|share| {
+        share.microseconds > 0.0 || (share.factor == Factor::Seen && share.microseconds < 0.0)
+    });
     shares = merged(shares);
     shares.sort_by(|a, b| b.microseconds.total_cmp(&a.microseconds));
     let total: f64 = shares.iter().map(|share| share.microseconds).sum();
@@ -112,6 +139,7 @@ pub(super) fn finish(size: u64, mut shares: Vec<Share>, stream: Stream, parts: &
         shares,
         binds,
         stream_binds: stream.binds,
+        stream_seen_us: stream.seen_us,
     }
 }
 
@@ -128,9 +156,9 @@ fn merged(shares: Vec<Share>) -> Vec<Share> {
 
 /// How far off the model may be, downwards and upwards in time: what the published figures show, more where parts were guessed.
 fn spread(parts: &Parts, size: u64) -> (f64, f64) {
-    if let Some((.., residual)) = soft::calibrated(parts, size) {
+    if let Some(known) = soft::calibrated(parts, size) {
         // Two runs of one machine differ, too.
-        let spread = (residual + 0.05).min(0.9);
+        let spread = (known.uncertainty + 0.05).min(0.9);
         return (spread, spread);
     }
     // 20 % for short messages, 5 % from 1 MiB on; in between it falls with every doubling.

@@ -152,8 +152,7 @@ impl Report {
         }
         let binds = match &row.direct {
             Some(one) => {
-                let share =
-                    one.shares.first().map_or(0.0, |share| share.microseconds / one.microseconds.expected);
+                let share = one.shares.first().map_or(0.0, |share| one.part(share));
                 format!("{} ({:.0} %)", one.binds.words(), share * 100.0)
             }
             None => row.not_direct.clone().unwrap_or_default(),
@@ -162,11 +161,42 @@ impl Report {
         text
     }
 
+    /// What of the figures is no model's word, if anything: the largest such part of a message, and of a stream.
+    fn seen(&self) -> Option<String> {
+        let parts = |of: fn(&Estimate) -> (f64, f64)| {
+            let of_row = move |row: &Row| {
+                let one = row.direct.as_ref()?;
+                let (seen, all) = of(one);
+                Some((seen / all, seen, one.size)).filter(|(share, ..)| share.abs() >= 0.001)
+            };
+            self.rows.iter().filter_map(of_row).max_by(|a, b| a.0.abs().total_cmp(&b.0.abs()))
+        };
+        let alone = parts(|one| (one.seen_us(), one.microseconds.expected));
+        let stream = parts(|one| {
+            let each = super::route::float(one.size) / one.gbytes_per_s.expected / 1000.0;
+            (one.stream_seen_us, each)
+        });
+        let words =
+            [("one message", alone), ("in a stream", stream)].into_iter().filter_map(|(what, found)| {
+                let (share, seen, size) = found?;
+                let sign = if seen < 0.0 { "-" } else { "+" };
+                let (time, percent) = (figure(seen.abs()), figure(share.abs() * 100.0));
+                Some(format!("{what} of {} {sign}{time} us ({percent} % of its time)", bytes(size)))
+            });
+        let words: Vec<String> = words.collect();
+        (!words.is_empty()).then(|| {
+            format!("seen on this machine beyond the model, and added: at most {}", words.join("; "))
+        })
+    }
+
     fn conclusions(&self) -> String {
         let mut text = String::new();
         if let Some(one) = self.rows.last().and_then(|row| row.direct.as_ref()) {
             let _ =
                 writeln!(text, "a stream of {} is limited by {}", bytes(one.size), one.stream_binds.words());
+        }
+        if let Some(line) = self.seen() {
+            let _ = writeln!(text, "{line}");
         }
         if self.parts.memory == Memory::Gpu {
             let line = match (self.staged_wins_from, self.twice_as_fast_below) {

@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use super::calibration::{Calibration, Fit};
 use super::constants as c;
+use super::fabric::Kind;
 use super::factor::{Factor, Share};
 use super::model::Stream;
 use super::parts::{Memory, Op, Parts, Software};
@@ -30,6 +31,20 @@ impl Default for Soft {
 }
 
 impl Soft {
+    /// From constants that were fitted to a run. What they do not tell, as that which is staged or lies in GPU memory, is reckoned from what this
+    /// machine does with host memory.
+    #[must_use]
+    pub fn of_calibration(calibration: Calibration) -> Self {
+        const LONG: u64 = 8 << 20;
+        let known = both(&calibration, "write", "host").map(|(latency, stream)| Self {
+            base_us: latency.base_us,
+            gbytes_per_s: float(LONG) / stream.fitted(LONG) / 1000.0,
+            gap_us: stream.base_us,
+            calibration: None,
+        });
+        Self { calibration: Some(calibration), ..known.unwrap_or_default() }
+    }
+
     /// From what plain UDP does between two processes here: half a round trip in microseconds, and GB/s.
     #[must_use]
     pub fn of_raw(half_round_trip_us: f64, gbytes_per_s: f64) -> Self {
@@ -42,14 +57,52 @@ impl Soft {
     }
 }
 
-/// Microseconds of a message by factor, and of its share of a stream, where a run on this machine tells.
-pub(super) fn calibrated(parts: &Parts, size: u64) -> Option<(Vec<Share>, f64, f64)> {
-    if parts.software != Software::Nobounce {
+impl Parts {
+    /// Whether it is about two processes of one machine with the software NIC, which is what a calibration knows.
+    #[must_use]
+    pub fn is_software_nic_here(&self) -> bool {
+        self.software == Software::Nobounce && self.link.kind == Kind::Loopback
+    }
+}
+
+/// What a run on this machine tells of one size.
+#[derive(Debug)]
+pub(super) struct Calibrated {
+    /// Microseconds of a message, by factor.
+    pub(super) shares: Vec<Share>,
+    /// Microseconds of its share of a stream.
+    pub(super) each: f64,
+    /// Those of them that were seen beyond the constants.
+    pub(super) each_seen: f64,
+    /// How far off it may be, as a share.
+    pub(super) uncertainty: f64,
+}
+
+/// What a run on this machine tells, where there was one and it is about this: two processes, no wire.
+pub(super) fn calibrated(parts: &Parts, size: u64) -> Option<Calibrated> {
+    if !parts.is_software_nic_here() {
         return None;
     }
     let calibration = parts.soft.calibration.as_ref()?;
     let op = if parts.operation == Op::Read { "read" } else { "write" };
     let memory = if parts.memory == Memory::Host { "host" } else { "gpu direct" };
+    let (latency, stream) = both(calibration, op, memory)?;
+    let base = latency.base_us;
+    let shares = vec![
+        Share { factor: Factor::Software, microseconds: base },
+        Share { factor: Factor::SoftNic, microseconds: latency.fitted(size) - base },
+        Share { factor: Factor::Seen, microseconds: latency.seen(size) },
+    ];
+    Some(Calibrated {
+        shares,
+        each: stream.microseconds(size),
+        each_seen: stream.seen(size),
+        uncertainty: latency.uncertainty(size).max(stream.uncertainty(size)),
+    })
+}
+
+/// The constants of a message alone and of one in a stream, over UDP, or over shared memory where only that was measured.
+fn both<'a>(calibration: &'a Calibration, op: &str, memory: &str) -> Option<(&'a Fit, &'a Fit)> {
     let fit = |kind: &str| {
         let of_link = |link: &str| {
             let is_it = |fit: &&Fit| {
@@ -61,13 +114,7 @@ pub(super) fn calibrated(parts: &Parts, size: u64) -> Option<(Vec<Share>, f64, f
         };
         of_link("udp").or_else(|| of_link("shm"))
     };
-    let (latency, stream) = (fit("latency")?, fit("bandwidth")?);
-    let base = latency.base_us;
-    let shares = vec![
-        Share { factor: Factor::Software, microseconds: base },
-        Share { factor: Factor::SoftNic, microseconds: latency.microseconds(size) - base },
-    ];
-    Some((shares, stream.microseconds(size), latency.worst().max(stream.worst())))
+    Some((fit("latency")?, fit("bandwidth")?))
 }
 
 /// What a message of GPU memory waits for before the engine has its first bytes: loads through the window take a core's time, the copy engine
@@ -98,9 +145,16 @@ pub(super) fn rate(parts: &Parts) -> f64 {
     }
 }
 
-/// GB/s and what limits it, of messages that take this long each.
-pub(super) fn stream(size: u64, microseconds: f64) -> Stream {
-    Stream { gbytes_per_s: float(size) / microseconds / 1000.0, binds: Factor::SoftNic, most: f64::INFINITY }
+impl Calibrated {
+    /// GB/s and what limits it. What was seen is never more than the constants' part of the time.
+    pub(super) fn stream(&self, size: u64) -> Stream {
+        Stream {
+            gbytes_per_s: float(size) / self.each / 1000.0,
+            binds: Factor::SoftNic,
+            most: f64::INFINITY,
+            seen_us: self.each_seen,
+        }
+    }
 }
 
 #[cfg(test)]

@@ -36,7 +36,7 @@ pub fn staged(parts: &Parts, size: u64, pipelined: bool) -> Estimate {
         let total: f64 = shares.iter().map(|share| share.microseconds).sum();
         (bytes / total / 1000.0, factor)
     };
-    let stream = Stream { gbytes_per_s: stream.0, binds: stream.1, most: copy.min(network) };
+    let stream = Stream { gbytes_per_s: stream.0, binds: stream.1, most: copy.min(network), seen_us: 0.0 };
     finish(size, shares, stream, parts)
 }
 
