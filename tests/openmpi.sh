@@ -21,8 +21,8 @@ for transport in rc_verbs,ud_verbs,self ud_verbs,self; do
     done
 done
 
-for program in values speed dies; do
-    mpicc -O2 -Wall -Werror -o "$folder/$program" "tests/gpu/mpi/$program.c" -I tests/mpi/standin -ldl || { echo "$program.c could not be compiled"; exit 1; }
+for program in values speed dies dies_inside; do
+    mpicc -O2 -Wall -Werror -pthread -o "$folder/$program" "tests/gpu/mpi/$program.c" -I tests/mpi/standin -ldl || { echo "$program.c could not be compiled"; exit 1; }
 done
 mpicc -O2 -o "$folder/loses" tests/gpu/mpi/speed.c tests/mpi/loses.c -I tests/mpi/standin -ldl || { echo "loses.c could not be compiled"; exit 1; }
 export UCX_TLS=rc_verbs,ud_verbs,self UCX_RNDV_THRESH=8192
@@ -40,5 +40,12 @@ expect "rank 1: byte [0-9]+ of 1638400 is ee" "$folder/client" "speed.c, a messa
 ranks 3 "${mpi[@]}" --mca odls_base_sigkill_timeout 3 "$folder/dies" 33554432 && fail "a rank that dies ended well"
 expect "it dies with [0-9]+ of 33554432 bytes of a message in" "$folder/client" "a rank that dies"
 for rank in 0 1; do expect "rank $rank: good: after the death" "$folder/client" "a rank that dies"; done
-passed=$((passed + 4))
+# Inside a collective, and told of it within the adapter's retries; over UDP nothing else tells.
+for link in shm udp; do
+    NOBOUNCE_LINK=$link UCX_RC_TIMEOUT=100ms UCX_RC_RETRY_COUNT=3 ranks 2 "${mpi[@]}" --mca odls_base_sigkill_timeout 3 "$folder/dies_inside" gather && fail "a rank that dies in a collective, $link, ended well"
+    expect "it dies with [0-9]+ of 16777216 bytes of collective" "$folder/client" "a rank that dies in a collective, $link"
+    expect "rank 0: good: after the death" "$folder/client" "a rank that dies in a collective, $link"
+    expect "rank 0: good: nb0 reported the death as an error" "$folder/client" "a rank that dies in a collective, $link"
+done
+passed=$((passed + 6))
 done_all

@@ -26,7 +26,7 @@ class Company(enum.Enum):
 
 Job = collections.namedtuple("Job", "number name company run")
 # How many jobs of a kind run at once.
-WORKERS = {Company.ANY: 3, Company.RANKS: 2}
+WORKERS = {Company.ANY: 3, Company.RANKS: 3}
 
 
 class Clients:

@@ -16,8 +16,10 @@ import bounded
 from gpu_plan import Company
 
 COMPILE_LIMIT = 150
-# Name, program, PEs, options of `nobounce run`, what it must say, seconds.
-RIGHT, AFTER = "everything was right", "the others ended by themselves"
+# Name, program, PEs, options of `nobounce run`, all that it must say (regular expressions), seconds.
+RIGHT = ("everything was right",)
+# The one that lives has looked at its memory when the other had died, and again when NVSHMEM ended it.
+AFTER = ("PE 0: good: when the other had died, .*all memory is as it was", "PE 0: good: at its end, .*all memory is as it was", "the others ended by themselves")
 RUNS = (
     ("ops", "ops", 2, [], RIGHT, 40),
     ("order", "order", 2, [], RIGHT, 60),
@@ -87,6 +89,13 @@ class Compiled:
         command = ["nice", "-n", "10", nvcc(), "-rdc=true", "-arch=native", "-split-compile=0", "-o", program, source,
                    "-I", os.path.join(where, "include"), "-L", os.path.join(where, "lib"), "-lnvshmem_device", "-Xlinker", f"-l:{host}", "-lcuda", "-ldl"]
         return bounded.run(command, COMPILE_LIMIT, os.path.join(self.out, f"nvcc-{name}.txt"), {})
+
+
+def judge(code, output, says):
+    """What is wrong, or nothing."""
+    if code != 0:
+        return f"exit code {code} (None: stopped)"
+    return next((f"does not say /{one}/" for one in says if not re.search(one, output)), "")
 
 
 def refusals(said):

@@ -1,4 +1,4 @@
-/* What nb0 has counted in this process: bytes that came into its memory, by the way they took. For C and C++. */
+/* What nb0 has counted in this process: bytes that came into its memory or left it, by the way they took. For C and C++. */
 #ifndef COUNTED_H
 #define COUNTED_H
 
@@ -19,22 +19,43 @@ static inline unsigned long long counted_bytes(const char *in, const char *way) 
     return at ? strtoull(at + strlen(name), NULL, 10) : 0;
 }
 
-static inline struct counted count_in(void) {
-    static char said[1 << 16];
-    struct counted sum = {0, 0, 0, 0};
+/* What nb0 says of its devices in this process, or nothing. */
+static inline const char *counted_report(void) {
+    static __thread char said[1 << 16];
     size_t (*report)(char *, size_t) = NULL;
     /* Only where the program has it already: asking must not bring an adapter into a program that uses none. */
     void *library = dlopen("libibverbs.so.1", RTLD_LAZY | RTLD_NOLOAD), *found = library ? dlsym(library, "nobounce_report") : NULL;
     memcpy(&report, &found, sizeof report);
-    if (!report || report(said, sizeof said) >= sizeof said) return sum;
+    return report && report(said, sizeof said) < sizeof said ? said : NULL;
+}
+
+static inline struct counted counted_sum(const char *direction) {
+    struct counted sum = {0, 0, 0, 0};
+    const char *said = counted_report();
+    if (!said) return sum;
     /* One object for each device that is open. */
-    for (const char *at = strstr(said, "\"in\": "); at; at = strstr(at + 1, "\"in\": ")) {
+    for (const char *at = strstr(said, direction); at; at = strstr(at + 1, direction)) {
         sum.cpu += counted_bytes(at, "cpu");
         sum.window += counted_bytes(at, "window");
         sum.engine += counted_bytes(at, "copy-engine");
         sum.staged += counted_bytes(at, "staged");
     }
     return sum;
+}
+
+static inline struct counted count_in(void) { return counted_sum("\"in\": "); }
+
+/* The same for bytes that left. */
+static inline struct counted count_out(void) { return counted_sum("\"out\": "); }
+
+/* Whether requests have ended in an error on any of them, or were flushed by one. */
+static inline int counted_errors(void) {
+    const char *said = counted_report(), *errors = "\"errors\": {", *flushed = "\"flushed\": ";
+    for (const char *at = said ? strstr(said, errors) : NULL; at; at = strstr(at + 1, errors))
+        if (at[strlen(errors)] != '}') return 1;
+    for (const char *at = said ? strstr(said, flushed) : NULL; at; at = strstr(at + 1, flushed))
+        if (strtoull(at + strlen(flushed), NULL, 10)) return 1;
+    return 0;
 }
 
 static inline struct counted count_since(struct counted before) {

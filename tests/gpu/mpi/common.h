@@ -87,10 +87,15 @@ static inline int holds(const void *memory, const unsigned char *wanted, size_t 
     return 1;
 }
 
-/* Bytes that came in over nb0, whichever way. */
+/* Bytes that came in over nb0, and that left, whichever way. */
 static inline unsigned long long came_in(void) {
     struct counted in = count_in();
     return in.cpu + in.window + in.engine + in.staged;
+}
+
+static inline unsigned long long went_out(void) {
+    struct counted out = count_out();
+    return out.cpu + out.window + out.engine + out.staged;
 }
 
 static inline void tell_ways(void) {

@@ -6,66 +6,33 @@
  *     mpicc -O2 -o dies dies.c -I CUDA/include -L CUDA/lib64 -lcudart -ldl
  *     mpirun -np 2 --mca odls_base_sigkill_timeout 3 ./dies [BYTES]      so long mpirun waits before each of its signals to the others
  */
-#include "common.h"
-#include <poll.h>
-#include <signal.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
+#include "deaths.h"
 
-enum { GUARD = 1 << 20, FIRST = 5, MOST = 500 };
+enum { FIRST = 5, MOST = 500, LIMIT = 4 /* seconds */ };
 static size_t size = 64 << 20;
 
-/* What lies around the buffers of a rank: guard, sent, guard, received, guard. */
-static unsigned char *whole, *sent, *received;
-static unsigned char *before, *after; /* what `whole` must hold before the message that does not end, and behind it */
-static double seconds(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-}
-
-static size_t length(void) { return 3 * GUARD + 2 * size; }
-
 static void begin_round(unsigned round, int peer) {
-    size_t at_sent = GUARD, at_received = 2 * GUARD + size;
-    fill(after + at_sent, size, round * 64 + (unsigned)rank);
-    put(sent, after + at_sent, size);
+    fill(after_sent(), size, round * 64 + (unsigned)rank);
+    put(sent, after_sent(), size);
     memcpy(before, after, length());
-    fill(after + at_received, size, round * 64 + (unsigned)peer);
+    fill(after_received(), size, round * 64 + (unsigned)peer);
 }
 
-/* Whether every byte is what it was or what it was to become, and nothing has changed where no message goes. */
-static void look(const char *when) {
-    unsigned char *seen = malloc(length());
-    size_t fresh = 0, wrong = 0;
-    CHECK(seen);
-    CUDA(cudaMemcpy(seen, whole, length(), cudaMemcpyDefault));
-    for (size_t i = 0; i < length(); i++) {
-        int is_new = seen[i] == after[i];
-        if (!is_new && seen[i] != before[i] && !wrong++) fprintf(stderr, "rank %d: byte %zu of %zu is %02x, not %02x or %02x\n", rank, i, length(), seen[i], before[i], after[i]);
-        fresh += is_new && after[i] != before[i];
-    }
-    free(seen);
-    CHECK(!wrong);
-    printf("rank %d: good: %s: guards and what was sent are as they were, %zu bytes of the last message are in\n", rank, when, fresh);
-    tell_ways();
-}
-
-/* The last rank exchanges with one after the other of the others, and dies inside a message. */
+/* The last rank exchanges with one after the other of the others, and dies inside a message. Neither direction is through by then, whichever end moves the
+ * bytes: the other has asked its adapter for something that cannot be done any more. */
 static void die(void) {
     unsigned long long partly = 0, whole_bytes = size;
     for (unsigned round = 0; round < MOST; round++) {
         int peer = (int)(round % (unsigned)(ranks - 1));
         MPI_Request requests[2];
         begin_round(round, peer);
-        unsigned long long start = came_in();
+        unsigned long long start = came_in(), out = went_out();
         MPI_Irecv(received, (int)size, MPI_BYTE, peer, 1, MPI_COMM_WORLD, &requests[0]);
         MPI_Isend(sent, (int)size, MPI_BYTE, peer, 1, MPI_COMM_WORLD, &requests[1]);
         for (int is_done = 0; !is_done;) {
             MPI_Testall(2, requests, &is_done, MPI_STATUSES_IGNORE);
             partly = came_in() - start;
-            if (!is_done && round >= FIRST && partly >= whole_bytes / 4 && partly < whole_bytes) {
+            if (!is_done && round >= FIRST && partly >= whole_bytes / 4 && partly < whole_bytes && went_out() - out < whole_bytes) {
                 printf("rank %d: good: it dies with %llu of %llu bytes of a message in\n", rank, partly, whole_bytes);
                 fflush(stdout);
                 kill(getpid(), SIGKILL);
@@ -74,11 +41,6 @@ static void die(void) {
         CHECK(holds(whole, after, length()));
     }
     CHECK(!"a moment in the midst of a message");
-}
-
-static int is_gone(int process) {
-    struct pollfd ended = {.fd = process, .events = POLLIN};
-    return poll(&ended, 1, 0) == 1;
 }
 
 /* UCX ends a process that talked to the dead one. */
@@ -99,10 +61,14 @@ static void survive(int dead) {
         for (is_done = 0; !is_done && !is_gone(dead);) CHECK(MPI_Testall(2, requests, &is_done, MPI_STATUSES_IGNORE) == MPI_SUCCESS);
         if (is_done) CHECK(holds(whole, after, length()));
     }
+    double death = seconds();
     /* Whatever is still under way arrives, and the adapter gives up what cannot be. MPI is not asked meanwhile. */
     usleep(700000);
     look("after the death");
-    for (double end = seconds() + 1.5; code == MPI_SUCCESS && !is_done && seconds() < end;) code = MPI_Testall(2, requests, &is_done, MPI_STATUSES_IGNORE);
+    /* Over shared memory the adapter knows of the death; over UDP its retries must end (UCX_RC_TIMEOUT, UCX_RC_RETRY_COUNT). */
+    int is_told = 0;
+    for (double end = death + LIMIT; code == MPI_SUCCESS && !is_done && !is_told && seconds() < end; is_told = counted_errors()) code = MPI_Testall(2, requests, &is_done, MPI_STATUSES_IGNORE);
+    if (is_told) tell_error(death);
     printf("rank %d: MPI says %s\n", rank, code != MPI_SUCCESS ? "that it failed" : is_done ? "that all is done" : "nothing");
     look("at the end");
     _exit(3);
@@ -113,17 +79,10 @@ int main(int argc, char **argv) {
     CHECK(ranks > 1);
     if (argc > 1) size = strtoul(argv[1], NULL, 0);
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
-    whole = buffer(length());
-    sent = whole + GUARD;
-    received = sent + size + GUARD;
-    CHECK((before = malloc(length())) && (after = malloc(length())));
-    fill(after, length(), 12345u + (unsigned)rank);
-    put(whole, after, length());
-    int process = (int)getpid();
-    MPI_Bcast(&process, 1, MPI_INT, ranks - 1, MPI_COMM_WORLD);
+    make_buffers(size, size);
+    int dead = watch_last();
     if (rank == ranks - 1) die();
-    CHECK((process = (int)syscall(SYS_pidfd_open, process, 0)) >= 0);
     signal(SIGABRT, aborted);
     signal(SIGTERM, SIG_IGN);
-    survive(process);
+    survive(dead);
 }

@@ -74,7 +74,7 @@ static void measure(const char *what) {
     for (size_t s = 0; s < sizeof SIZES / sizeof *SIZES && SIZES[s] <= largest; s++) {
         size_t size = SIZES[s];
         int is_latency = !strcmp(what, "latency"), turns = turns_for(what, size);
-        checked(what, size, 2, 100 + (unsigned)s);
+        checked(what, size, size > 1 << 20 ? 1 : 2, 100 + (unsigned)s); /* to warm up */
         struct counted before = count_in();
         double seconds = checked(what, size, turns, 200 + (unsigned)s);
         MPI_Barrier(MPI_COMM_WORLD);

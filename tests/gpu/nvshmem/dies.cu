@@ -1,7 +1,8 @@
 // A PE that dies inside a collective. NVSHMEM promises nothing for that: whoever waits for the dead one in a kernel waits until the adapter gives up
 // sending to it, and then NVSHMEM ends the process; or for ever, if nothing was under way, or if its proxy thread waits for the answer to an atomic, for
 // then it does not look at the adapter's errors. What must hold: no memory has changed that the collective does not write, and a put to the dead one
-// comes back with an error, in bounded time. The last PE is killed while all of them gather; the others look at their own memory meanwhile.
+// comes back with an error, in bounded time. The last PE is killed while all of them gather; the others look at their own memory as soon as it is gone,
+// and again when they end, whoever ends them: over shared memory the adapter tells of the death after a tenth of a second, and NVSHMEM calls exit().
 //
 // Not under MPS: the kernel of a client that is killed loses the host memory it works on, and MPS gives its fault to all clients of the GPU. Without
 // MPS the kernels take turns on the GPU, and those of the living go on.
@@ -9,6 +10,10 @@
 //     nvcc -rdc=true -arch=native -o dies dies.cu -I NVSHMEM/include -L NVSHMEM/lib -lnvshmem_device -Xlinker -l:libnvshmem_host.so.3 -lcuda
 //     ./dies FOLDER [PES]
 #include "pes.cuh"
+
+#include <atomic>
+#include <poll.h>
+#include <sys/syscall.h>
 
 static const size_t N = 1 << 16, GUARD = 1 << 16;
 static const uint32_t ROUNDS = 20;
@@ -24,37 +29,39 @@ __global__ void gather(uint32_t *to, uint32_t *from, size_t n, volatile uint32_t
     }
 }
 
-// Whether bytes in GPU memory are what they were; a kernel that waits must not keep the copy from running.
-static std::vector<uint32_t> look(const uint32_t *at, size_t count, cudaStream_t stream) {
-    std::vector<uint32_t> found(count);
-    CUDA(cudaMemcpyAsync(found.data(), at, count * sizeof *at, cudaMemcpyDeviceToHost, stream));
-    CUDA(cudaStreamSynchronize(stream));
-    return found;
+// All memory of a PE in this job, and what it must hold.
+struct region {
+    const uint32_t *at;
+    std::vector<uint32_t> holds;
+};
+static std::vector<region> &regions = *new std::vector<region>; // never freed: threads look while the process ends
+static uint32_t *rounds;
+// Whoever ends the process looks last; CUDA is gone behind its back.
+static std::atomic<bool> is_ending;
+
+// Whether GPU memory is what it was. A stream for each call, for several threads look; and a kernel that waits must not keep the copy from running.
+static void look(const char *when, bool is_last) {
+    cudaStream_t stream;
+    bool is_right = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess;
+    for (const region &one : regions) {
+        std::vector<uint32_t> found(one.holds.size());
+        is_right = is_right && cudaMemcpyAsync(found.data(), one.at, found.size() * sizeof found[0], cudaMemcpyDeviceToHost, stream) == cudaSuccess &&
+                   cudaStreamSynchronize(stream) == cudaSuccess && found == one.holds;
+    }
+    while (!is_last && is_ending) pause(); // what it saw may be CUDA's end
+    CHECK(is_right);
+    printf("PE %d: good: %s, after %u rounds, all memory is as it was\n", me, when, *(volatile uint32_t *)rounds);
+    fflush(stdout);
 }
 
-static void run() {
-    uint32_t *before = symmetric<uint32_t>(GUARD), *to = symmetric<uint32_t>(N * (size_t)pes), *after = symmetric<uint32_t>(GUARD);
-    uint32_t *from = symmetric<uint32_t>(N), *rounds;
-    std::vector<uint32_t> guard(GUARD), mine(N), all(N * (size_t)pes);
-    for (size_t i = 0; i < GUARD; i++) guard[i] = 0xabcd0000u + (uint32_t)i;
-    for (size_t i = 0; i < N * (size_t)pes; i++) all[i] = (uint32_t)i;
-    for (size_t i = 0; i < N; i++) mine[i] = (uint32_t)((size_t)me * N + i);
-    upload(before, guard);
-    upload(after, guard);
-    upload(from, mine);
-    upload(to, all);
-    cudaStream_t kernels, copies;
-    CUDA(cudaStreamCreateWithFlags(&kernels, cudaStreamNonBlocking));
-    CUDA(cudaStreamCreateWithFlags(&copies, cudaStreamNonBlocking));
-    CUDA(cudaHostAlloc((void **)&rounds, sizeof *rounds, cudaHostAllocMapped));
-    *rounds = 0;
-    nvshmem_barrier_all();
-    gather<<<1, 256, 0, kernels>>>(to, from, N, rounds);
-    CUDA(cudaGetLastError());
-    for (int i = 0; i < 2000 && *(volatile uint32_t *)rounds < ROUNDS; i++) usleep(10000);
-    CHECK(*(volatile uint32_t *)rounds >= ROUNDS);
-    good("gathering");
-    if (me == pes - 1) kill(getpid(), SIGKILL);
+static void at_the_end() {
+    if (!is_ending.exchange(true)) look("at its end", true);
+}
+
+static void survive(int dead) {
+    pollfd gone = {dead, POLLIN, 0};
+    CHECK(poll(&gone, 1, 20000) == 1);
+    look("when the other had died", false);
     uint32_t last = 0;
     for (int quiet = 0; quiet < 10;) { // a second without another round
         usleep(100000);
@@ -62,19 +69,59 @@ static void run() {
         quiet = now == last ? quiet + 1 : 0;
         last = now;
     }
-    // Every place of the result has one right value, and whoever was to write it, dead or alive, writes nothing else.
-    CHECK(look(to, N * (size_t)pes, copies) == all && look(from, N, copies) == mine);
-    CHECK(look(before, GUARD, copies) == guard && look(after, GUARD, copies) == guard);
-    printf("PE %d: good: it waits after %u rounds, and all memory is as it was\n", me, last);
-    fflush(stdout);
+    look("a second later", false);
     // Whoever of the host's thread and NVSHMEM's own sees the adapter's error first: the put returns, or NVSHMEM ends the process.
     signal(SIGALRM, [](int) { _exit(77); });
     alarm(LIMIT);
     time_t begin = time(nullptr);
+    uint32_t *from = (uint32_t *)regions[0].at;
     nvshmem_uint32_put(from, from, 1, pes - 1);
+    while (is_ending) pause();
     printf("PE %d: good: a put to the dead one came back after %d s\n", me, (int)(time(nullptr) - begin));
-    fflush(stdout);
+    at_the_end();
     _exit(3);
+}
+
+static void run() {
+    uint32_t *before = symmetric<uint32_t>(GUARD), *to = symmetric<uint32_t>(N * (size_t)pes), *after = symmetric<uint32_t>(GUARD);
+    uint32_t *from = symmetric<uint32_t>(N);
+    std::vector<uint32_t> guard(GUARD), mine(N), all(N * (size_t)pes);
+    for (size_t i = 0; i < GUARD; i++) guard[i] = 0xabcd0000u + (uint32_t)i;
+    for (size_t i = 0; i < N * (size_t)pes; i++) all[i] = (uint32_t)i;
+    for (size_t i = 0; i < N; i++) mine[i] = (uint32_t)((size_t)me * N + i);
+    // Every place of the result has one right value, and whoever was to write it, dead or alive, writes nothing else.
+    regions = {{from, mine}, {before, guard}, {to, all}, {after, guard}};
+    for (const region &one : regions) upload((uint32_t *)one.at, one.holds);
+    cudaStream_t kernels;
+    CUDA(cudaStreamCreateWithFlags(&kernels, cudaStreamNonBlocking));
+    CUDA(cudaHostAlloc((void **)&rounds, sizeof *rounds, cudaHostAllocMapped));
+    *rounds = 0;
+    // Which process will die: the others see its end by themselves.
+    std::string place = folder + "/dying";
+    FILE *file = nullptr;
+    if (me == pes - 1) CHECK((file = fopen(place.c_str(), "w")) && fprintf(file, "%d", (int)getpid()) > 0 && !fclose(file));
+    nvshmem_barrier_all();
+    int dying = 0, process = -1;
+    if (me != pes - 1) {
+        CHECK((file = fopen(place.c_str(), "r")) && fscanf(file, "%d", &dying) == 1 && !fclose(file));
+        CHECK((process = (int)syscall(SYS_pidfd_open, dying, 0)) >= 0);
+        // The first to be called, before CUDA's own.
+        CHECK(atexit(at_the_end) == 0);
+        signal(SIGABRT, [](int) {
+            at_the_end();
+            _exit(3);
+        });
+    }
+    nvshmem_barrier_all();
+    gather<<<1, 256, 0, kernels>>>(to, from, N, rounds);
+    CUDA(cudaGetLastError());
+    // The one that dies goes on a little longer: what it told of the others' last rounds may still be on its way.
+    uint32_t wanted = ROUNDS + (me == pes - 1 ? 5 : 0);
+    for (int i = 0; i < 2000 && *(volatile uint32_t *)rounds < wanted; i++) usleep(10000);
+    CHECK(*(volatile uint32_t *)rounds >= wanted);
+    good("gathering");
+    if (me == pes - 1) kill(getpid(), SIGKILL);
+    survive(process);
 }
 
 static int judge(const std::vector<int> &statuses, const std::vector<double> &seconds) {

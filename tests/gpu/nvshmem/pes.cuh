@@ -30,6 +30,7 @@
     } while (0)
 
 static int me = -1, pes = 2;
+static std::string folder = "."; // where they meet
 static const char *reached = "start"; // what was good last
 
 // What a PE does once it is part of the job; each program has its own.
@@ -72,7 +73,7 @@ static inline void account(const char *what, struct counted before, unsigned lon
     if (!getenv("NOBOUNCE_WINDOW")) CHECK(in.staged == 0 && direct >= moved && direct <= 3 * moved + (1 << 20));
 }
 
-static inline void join(const std::string &folder) {
+static inline void join() {
     std::string path = folder + "/uid", ready = folder + "/uid.ready";
     CUDA(cudaSetDevice(0));
     nvshmemx_uniqueid_t id = NVSHMEMX_UNIQUEID_INITIALIZER;
@@ -94,11 +95,11 @@ static inline void join(const std::string &folder) {
 
 // Starts the PEs, or is one of them. `judge` has the last word on how they ended: their wait statuses, and seconds since the first of them ended.
 static int start(int argc, char **argv, int (*judge)(const std::vector<int> &statuses, const std::vector<double> &seconds), int grace) {
-    std::string folder = argc > 1 ? argv[1] : ".";
+    if (argc > 1) folder = argv[1];
     if (argc > 2) pes = atoi(argv[2]);
     if (argc > 3) {
         me = atoi(argv[3]);
-        join(folder);
+        join();
         run();
         return 0;
     }
