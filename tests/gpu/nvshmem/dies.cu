@@ -12,7 +12,10 @@
 #include "pes.cuh"
 
 #include <atomic>
-#include <poll.h>
+#include <chrono>
+#include <fcntl.h>
+#include <mutex>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 
 static const size_t N = 1 << 16, GUARD = 1 << 16;
@@ -36,11 +39,14 @@ struct region {
 };
 static std::vector<region> &regions = *new std::vector<region>; // never freed: threads look while the process ends
 static uint32_t *rounds;
-// Whoever ends the process looks last; CUDA is gone behind its back.
-static std::atomic<bool> is_ending;
+// The thread that ends the process looks last; CUDA is gone behind its back. 0 while there is none.
+static std::atomic<long> ender;
+static std::timed_mutex looking;
+// A word that all PEs see; the last one sets it when it dies.
+static volatile uint32_t *is_dead;
 
-// Whether GPU memory is what it was. A stream for each call, for several threads look; and a kernel that waits must not keep the copy from running.
-static void look(const char *when, bool is_last) {
+// Whether GPU memory is what it was. A stream of its own: a kernel that waits must not keep the copy from running.
+static void look(const char *when) {
     cudaStream_t stream;
     bool is_right = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess;
     for (const region &one : regions) {
@@ -48,20 +54,31 @@ static void look(const char *when, bool is_last) {
         is_right = is_right && cudaMemcpyAsync(found.data(), one.at, found.size() * sizeof found[0], cudaMemcpyDeviceToHost, stream) == cudaSuccess &&
                    cudaStreamSynchronize(stream) == cudaSuccess && found == one.holds;
     }
-    while (!is_last && is_ending) pause(); // what it saw may be CUDA's end
     CHECK(is_right);
     printf("PE %d: good: %s, after %u rounds, all memory is as it was\n", me, when, *(volatile uint32_t *)rounds);
     fflush(stdout);
 }
 
 static void at_the_end() {
-    if (!is_ending.exchange(true)) look("at its end", true);
+    long nobody = 0, self = syscall(SYS_gettid);
+    // Whoever looks now has the time to say what it saw, unless it is what was interrupted.
+    bool is_ours = looking.try_lock_for(std::chrono::seconds(5));
+    if (ender.compare_exchange_strong(nobody, self)) look("at its end");
+    if (is_ours) looking.unlock();
+    while (ender != self) pause(); // another ends it
 }
 
-static void survive(int dead) {
-    pollfd gone = {dead, POLLIN, 0};
-    CHECK(poll(&gone, 1, 20000) == 1);
-    look("when the other had died", false);
+static void look_meanwhile(const char *when) {
+    std::lock_guard<std::timed_mutex> alone(looking);
+    while (ender) pause(); // CUDA may be gone
+    look(when);
+}
+
+static void survive() {
+    for (int i = 0; i < 20000 && !*is_dead; i++) usleep(1000);
+    CHECK(*is_dead);
+    usleep(2000); // its last instruction
+    look_meanwhile("when the other had died");
     uint32_t last = 0;
     for (int quiet = 0; quiet < 10;) { // a second without another round
         usleep(100000);
@@ -69,14 +86,14 @@ static void survive(int dead) {
         quiet = now == last ? quiet + 1 : 0;
         last = now;
     }
-    look("a second later", false);
+    look_meanwhile("a second later");
     // Whoever of the host's thread and NVSHMEM's own sees the adapter's error first: the put returns, or NVSHMEM ends the process.
     signal(SIGALRM, [](int) { _exit(77); });
     alarm(LIMIT);
     time_t begin = time(nullptr);
     uint32_t *from = (uint32_t *)regions[0].at;
     nvshmem_uint32_put(from, from, 1, pes - 1);
-    while (is_ending) pause();
+    while (ender) pause();
     printf("PE %d: good: a put to the dead one came back after %d s\n", me, (int)(time(nullptr) - begin));
     at_the_end();
     _exit(3);
@@ -96,15 +113,11 @@ static void run() {
     CUDA(cudaStreamCreateWithFlags(&kernels, cudaStreamNonBlocking));
     CUDA(cudaHostAlloc((void **)&rounds, sizeof *rounds, cudaHostAllocMapped));
     *rounds = 0;
-    // Which process will die: the others see its end by themselves.
-    std::string place = folder + "/dying";
-    FILE *file = nullptr;
-    if (me == pes - 1) CHECK((file = fopen(place.c_str(), "w")) && fprintf(file, "%d", (int)getpid()) > 0 && !fclose(file));
+    int file = -1;
+    if (me == pes - 1) CHECK((file = open((folder + "/dead").c_str(), O_RDWR | O_CREAT | O_TRUNC, 0600)) >= 0 && !ftruncate(file, 4096));
     nvshmem_barrier_all();
-    int dying = 0, process = -1;
     if (me != pes - 1) {
-        CHECK((file = fopen(place.c_str(), "r")) && fscanf(file, "%d", &dying) == 1 && !fclose(file));
-        CHECK((process = (int)syscall(SYS_pidfd_open, dying, 0)) >= 0);
+        CHECK((file = open((folder + "/dead").c_str(), O_RDWR)) >= 0);
         // The first to be called, before CUDA's own.
         CHECK(atexit(at_the_end) == 0);
         signal(SIGABRT, [](int) {
@@ -112,6 +125,8 @@ static void run() {
             _exit(3);
         });
     }
+    is_dead = (volatile uint32_t *)mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    CHECK(is_dead != MAP_FAILED);
     nvshmem_barrier_all();
     gather<<<1, 256, 0, kernels>>>(to, from, N, rounds);
     CUDA(cudaGetLastError());
@@ -120,8 +135,11 @@ static void run() {
     for (int i = 0; i < 2000 && *(volatile uint32_t *)rounds < wanted; i++) usleep(10000);
     CHECK(*(volatile uint32_t *)rounds >= wanted);
     good("gathering");
-    if (me == pes - 1) kill(getpid(), SIGKILL);
-    survive(process);
+    if (me == pes - 1) {
+        *is_dead = 1;
+        kill(getpid(), SIGKILL);
+    }
+    survive();
 }
 
 static int judge(const std::vector<int> &statuses, const std::vector<double> &seconds) {
