@@ -179,7 +179,7 @@ def mpi(bundle, stack, out, command, ranks, options, variables, limit):
     if is_death:
         # Nobody answers in that folder; and those who live get the time to look at their memory.
         variables["CUDA_MPS_PIPE_DIRECTORY"] = os.path.dirname(out)
-        launch += ["--mca", "odls_base_sigkill_timeout", "3"]
+        launch += ["--mca", "odls_base_sigkill_timeout", "3" if command[0] == "dies" else "2"]
     code, said, seconds = bounded.run([os.path.join(bundle, "bin", "nobounce"), "run", *options, "--", *launch, *program], limit, out, variables)
     return judge_death(code, said, ranks, "reduce" not in command) if is_death else judge_ranks(code, said, variables, "--fault" in options), said, seconds
 

@@ -20,7 +20,7 @@ PLAYED = (
     "path/nvidia-cuda-mps-control", "path/nvidia-smi", "path/nvcc",
 )
 # What measures, and what must be the only client of MPS.
-ALONE = re.compile(r"gpu_litmus|gpu_kernels|gpu_traffic::(cycles|spinning)|gpu_speed|gdrapi-(speed|deaths)|gdrcopy_copylat|bench(?! .*nb0)|nccl (speed|killed)|mpi speed|mpi dies_inside alone|pair (?!ib_(read|send))")
+ALONE = re.compile(r"gpu_litmus|gpu_kernels|gpu_traffic::(cycles|spinning)|gpu_speed|gdrapi-(speed|deaths)|gdrcopy_copylat|bench(?! .*(nb0|--quick))|nccl (speed|killed)|mpi speed|mpi dies_inside alone|pair (?!ib_(read|send))")
 RANKS = re.compile(r"nccl|mpi (?!dies)|pair|nvshmem (?!dies)")
 # Enough of each kind; not every one of the pairs.
 KINDS = [word for kind in ("gpu_", "drop-in", "gdrapi: s", "gdrapi: VMM", "gdrapi: ends", "gdrcopy", "bench", "hard", "engines", "nccl", "nvshmem", "mpi", "ucx: ucp", "perftest: ib_s") for word in ("--only", kind)]
