@@ -42,7 +42,7 @@ expect "it dies with [0-9]+ of 33554432 bytes of a message in" "$folder/client" 
 for rank in 0 1; do expect "rank $rank: good: after the death" "$folder/client" "a rank that dies"; done
 # Inside a collective, and told of it within the adapter's retries; over UDP nothing else tells.
 for link in shm udp; do
-    NOBOUNCE_LINK=$link UCX_RC_TIMEOUT=100ms UCX_RC_RETRY_COUNT=3 ranks 2 "${mpi[@]}" --mca odls_base_sigkill_timeout 3 "$folder/dies_inside" gather && fail "a rank that dies in a collective, $link, ended well"
+    NOBOUNCE_LINK=$link UCX_RC_TIMEOUT=100ms UCX_RC_RETRY_COUNT=3 ranks 2 "${mpi[@]}" --mca odls_base_sigkill_timeout 3 "$folder/dies_inside" gather 16777216 && fail "a rank that dies in a collective, $link, ended well"
     expect "it dies with [0-9]+ of 16777216 bytes of collective" "$folder/client" "a rank that dies in a collective, $link"
     expect "rank 0: good: after the death" "$folder/client" "a rank that dies in a collective, $link"
     expect "rank 0: good: nb0 reported the death as an error" "$folder/client" "a rank that dies in a collective, $link"

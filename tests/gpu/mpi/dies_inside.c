@@ -12,7 +12,7 @@
 #include <stdatomic.h>
 
 enum { FIRST = 5, MOST = 500, LIMIT = 10 /* seconds */ };
-static size_t size = 16 << 20;
+static size_t size = 32 << 20;
 static int reduces, dead;
 /* Which collective this rank is in, 0 between two, and what had come in and left when it began. */
 static atomic_uint inside;
