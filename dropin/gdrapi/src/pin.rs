@@ -28,6 +28,8 @@ pub(crate) struct Pin {
     addr: u64,
     /// How many bytes of it the program sees; 0 while it is not mapped.
     mapped: AtomicUsize,
+    /// How often it was unmapped: a copy that faulted asks whether that was the reason, though it may be mapped again by then.
+    unmaps: AtomicUsize,
     /// Held by whoever maps or unmaps it.
     changes: Mutex<()>,
 }
@@ -53,7 +55,13 @@ impl Pin {
             return Err(Errno::EINVAL);
         }
         log::info(|| format!("gdrapi: pinned {memory}"));
-        Ok(Self { memory, addr, mapped: AtomicUsize::new(0), changes: Mutex::new(()) })
+        Ok(Self {
+            memory,
+            addr,
+            mapped: AtomicUsize::new(0),
+            unmaps: AtomicUsize::new(0),
+            changes: Mutex::new(()),
+        })
     }
 
     /// There always is one.
@@ -131,8 +139,10 @@ impl Pin {
             });
             return Err(Errno::EINVAL);
         }
-        // First, so that a copy which faults in the midst of it knows why.
+        // First, and in this order, so that a copy which faults in the midst of it knows why: whoever read the new count finds it not
+        // mapped, or mapped again.
         self.mapped.store(0, Ordering::Release);
+        self.unmaps.fetch_add(1, Ordering::Release);
         self.memory.hide();
         Ok(())
     }
@@ -185,11 +195,15 @@ impl Pin {
         from: *const c_void,
         len: usize,
     ) -> Result<(), Errno> {
+        let unmaps = self.unmaps.load(Ordering::Acquire);
         let Some((window, offset)) = self.both_ends(to.addr(), from, len)? else { return Ok(()) };
         // SAFETY: the program's memory, used by the copy routine only, which survives it where it is not there; `len` is less than the
         // window's length.
         let bytes = unsafe { slice::from_raw_parts(from.cast::<u8>(), len) };
-        window.store(offset, bytes).and_then(|()| window.complete()).map_err(|error| self.failed(error))
+        window
+            .store(offset, bytes)
+            .and_then(|()| window.complete())
+            .map_err(|error| self.failed(error, unmaps))
     }
 
     /// Copies out of GPU memory.
@@ -203,17 +217,20 @@ impl Pin {
         from: *const c_void,
         len: usize,
     ) -> Result<(), Errno> {
+        let unmaps = self.unmaps.load(Ordering::Acquire);
         let Some((window, offset)) = self.both_ends(from.addr(), to, len)? else { return Ok(()) };
         // SAFETY: as in `copy_to`.
         let bytes = unsafe { slice::from_raw_parts_mut(to.cast::<u8>(), len) };
-        window.load(offset, bytes).map_err(|error| self.failed(error))
+        window.load(offset, bytes).map_err(|error| self.failed(error, unmaps))
     }
 
+    /// `unmaps`: how often it had been unmapped before the copy looked where the bytes lie.
     #[cold]
-    fn failed(&self, error: AccessError) -> Errno {
+    fn failed(&self, error: AccessError, unmaps: usize) -> Errno {
         log::debug(|| format!("gdrapi: a copy failed: {error}"));
-        // Another thread may have unmapped it meanwhile.
-        if error.is_fault() && self.is_mapped() { Errno::EFAULT } else { Errno::EINVAL }
+        // Another thread may have unmapped it meanwhile, and mapped it again.
+        let is_as_it_was = self.unmaps.load(Ordering::Acquire) == unmaps;
+        if error.is_fault() && is_as_it_was { Errno::EFAULT } else { Errno::EINVAL }
     }
 }
 
