@@ -223,7 +223,14 @@ def judge_ranks(code, said, variables, is_lossy=False):
     return ""
 
 
-ERROR_TOLD = re.compile(r"good: nb0 reported the death as an error(?: after [\d.]+ s|: UCX ended it)|UCX +ERROR IB Async event on nb0: local work queue catastrophic error")
+BY_NB0 = re.compile(r"rank (\d+): good: nb0 reported the death as an error(?: after [\d.]+ s|: UCX ended it)")
+BY_UCX = re.compile(r"\[[^\s:]+:(\d+) *:\w+\].*UCX +ERROR IB Async event on nb0: local work queue catastrophic error")
+
+
+def told_of_it(said):
+    """The ranks that were told of an error: by a request that failed, or by an event, of which UCX's log says the process."""
+    rank_of = {process: rank for rank, process in re.findall(r"rank (\d+): process (\d+)", said)}
+    return set(BY_NB0.findall(said)) | {rank_of[process] for process in BY_UCX.findall(said) if process in rank_of}
 
 
 def judge_death(code, said, ranks, is_direct=True):
@@ -232,11 +239,12 @@ def judge_death(code, said, ranks, is_direct=True):
         return f"exit code {code} (None: it did not end)"
     if not re.search(r"it dies with \d+ of \d+ bytes", said):
         return "it did not die inside a message or a collective"
-    looked, counts = len(re.findall(r"good: after the death", said)), bytes_in(said)
+    # Ranks, not lines: whoever looked by itself looks again when UCX ends it.
+    looked, told, counts = len(set(re.findall(r"rank (\d+): good: after the death", said))), len(told_of_it(said)), bytes_in(said)
     if "FAILED" in said or looked != ranks - 1:
         return f"{looked} of {ranks - 1} others found their memory as it should be"
-    if not ERROR_TOLD.search(said):
-        return "nobody was told of an error"
+    if told != ranks - 1:
+        return f"{told} of {ranks - 1} others were told of an error"
     if is_direct and (not counts or any(staged or not direct for direct, staged in counts)):
         return f"not all through the window: (direct, staged) {counts}"
     return ""

@@ -64,6 +64,9 @@ static int watch_last(void) {
     MPI_Bcast(&process, 1, MPI_INT, ranks - 1, MPI_COMM_WORLD);
     if (rank == ranks - 1) return -1;
     CHECK((process = (int)syscall(SYS_pidfd_open, process, 0)) >= 0);
+    /* UCX's log names processes, not ranks. */
+    printf("rank %d: process %d\n", rank, (int)getpid());
+    fflush(stdout);
     return process;
 }
 
@@ -75,6 +78,14 @@ static int is_gone(int process) {
 static void tell_error(double since) {
     printf("rank %d: good: nb0 reported the death as an error after %.1f s\n", rank, seconds() - since);
     fflush(stdout);
+}
+
+/* For SIGABRT: UCX 1.13 ends whoever talked to the dead one when its adapter tells of the error. Nobody may have looked by then. */
+static void aborted(int number) {
+    (void)number;
+    printf(counted_errors() ? "rank %d: good: nb0 reported the death as an error: UCX ended it\n" : "rank %d: UCX ended it, of no error that nb0 counted\n", rank);
+    look("after the death");
+    _exit(3);
 }
 
 #endif

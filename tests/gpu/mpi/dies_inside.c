@@ -71,14 +71,6 @@ static void *watch(void *nothing) {
     return nothing; /* mpirun ends us now */
 }
 
-/* UCX 1.13 ends whoever talked to the dead one when its adapter tells of the error. */
-static void aborted(int number) {
-    (void)number;
-    printf("rank %d: good: nb0 reported the death as an error: UCX ended it\n", rank);
-    look("after the death");
-    _exit(3);
-}
-
 int main(int argc, char **argv) {
     pthread_t second;
     begin(argc, argv);
