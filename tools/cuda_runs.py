@@ -69,6 +69,8 @@ MPI = (
     ("a rank that dies", ["dies"], 2, ["--require", "direct"], {}, 40),
     ("a rank of 3 that dies", ["dies"], 3, [], {}, 40),
     ("a rank that dies, udp", ["dies"], 2, ["--link", "udp"], SOON, 40),
+    # One that exits says goodbye, and its peers take it for one that does not answer: the retries must end, as over UDP.
+    ("a rank that forks, and exits without MPI_Finalize", ["dies", str(64 << 20), "exits"], 2, ["--require", "direct"], SOON, 40),
     # On host memory of MPI's: Open MPI copies what it reduces out of the GPU first.
     ("a rank of 3 that dies in a reduction", ["dies_inside", "reduce"], 3, [], {}, 40),
     ("a rank that dies in a collective, udp", ["dies_inside", "gather"], 2, ["--link", "udp"], SOON, 40),
@@ -181,7 +183,7 @@ def mpi(bundle, stack, out, command, ranks, options, variables, limit):
         variables["CUDA_MPS_PIPE_DIRECTORY"] = os.path.dirname(out)
         launch += ["--mca", "odls_base_sigkill_timeout", "3" if command[0] == "dies" else "2"]
     code, said, seconds = bounded.run([os.path.join(bundle, "bin", "nobounce"), "run", *options, "--", *launch, *program], limit, out, variables)
-    return judge_death(code, said, ranks, "reduce" not in command) if is_death else judge_ranks(code, said, variables, "--fault" in options), said, seconds
+    return judge_death(code, said, ranks, "reduce" not in command, "exits" in command) if is_death else judge_ranks(code, said, variables, "--fault" in options), said, seconds
 
 
 def memory_in_use():
@@ -233,11 +235,11 @@ def told_of_it(said):
     return set(BY_NB0.findall(said)) | {rank_of[process] for process in BY_UCX.findall(said) if process in rank_of}
 
 
-def judge_death(code, said, ranks, is_direct=True):
-    """The last rank died inside a message or a collective; all others looked at their memory, into which bytes had come through the window, were told, and ended."""
-    if code in (0, None) or "signal 9" not in said:
+def judge_death(code, said, ranks, is_direct=True, exits=False):
+    """The last rank died, or exited, inside a message or a collective; all others looked at their memory, into which bytes had come through the window, were told, and ended."""
+    if code in (0, None) or ("exiting improperly" if exits else "signal 9") not in said:
         return f"exit code {code} (None: it did not end)"
-    if not re.search(r"it dies with \d+ of \d+ bytes", said):
+    if not re.search(rf"it {'exits' if exits else 'dies'} with \d+ of \d+ bytes", said):
         return "it did not die inside a message or a collective"
     # Ranks, not lines: whoever looked by itself looks again when UCX ends it.
     looked, told, counts = len(set(re.findall(r"rank (\d+): good: after the death", said))), len(told_of_it(said)), bytes_in(said)

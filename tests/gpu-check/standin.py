@@ -133,7 +133,7 @@ def mpirun():
     if program.startswith("dies"):
         others = range(int(ARGUMENTS[ARGUMENTS.index("-np") + 1]) - 1 - (WRONG == "torn"))
         if WRONG != "between":
-            print("good: it dies with 8 of 16 bytes of a message in")
+            print(f"good: it {'exits' if 'exits' in ARGUMENTS else 'dies'} with 8 of 16 bytes of a message in")
         for rank in others:
             looked = f"rank {rank}: good: after the death: guards are as they were\nrank {rank}: {'0 direct, 8' if WRONG == 'staged' else '8 direct, 0'} staged"
             print(f"rank {rank}: process {70 + rank}\n{looked}")
@@ -142,7 +142,7 @@ def mpirun():
                 print(f"rank 0: good: nb0 reported the death as an error: UCX ended it\n{looked}")
             elif rank and WRONG not in ("silent", "forgets"):
                 print(f"[1.5] [host-1:{70 + rank} :a]  ib_device.c:560  UCX  ERROR IB Async event on nb0: local work queue catastrophic error on QPN 0x1")
-        print("exited on signal 9")
+        print("exiting improperly" if "exits" in ARGUMENTS else "exited on signal 9")
         return 1
     print(f"every byte was right\n8 direct, 0 staged\nnobounce: 4 devices opened; {0 if WRONG == 'lossless' else 12} retransmissions; no errors")
     return 0
