@@ -65,6 +65,13 @@ fn afterwards(a: &End, b: &End, (at_a, at_b): (&Mr, &Mr), way: Way) {
     reconnect(a, b, Mtu::Mtu4096);
 }
 
+/// What memory holds, by the CPU's loads through its window.
+fn loaded(mr: &Mr, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    mr.gpu_memory().unwrap().window().unwrap().load(0, &mut bytes).unwrap();
+    bytes
+}
+
 /// VMM memory that outlived the reset: the window reaches it as before, for it needs no context. What the copy engine would move, whose
 /// streams went with the context, is moved right or ends in an error; no request says that it was done and was not.
 fn lives_on(a: &End, b: &End, (at_a, at_b): (&Mr, &Mr), way: Way, held: &[u8]) {
@@ -85,13 +92,20 @@ fn lives_on(a: &End, b: &End, (at_a, at_b): (&Mr, &Mr), way: Way, held: &[u8]) {
             let status = rig::status(a);
             println!("figure: VMM memory after a reset, {way:?}, {what}, {size} bytes: {status:?}");
             if status != Status::Success {
-                // By loads and stores nothing of CUDA is needed.
-                assert!(way != Way::Direct || size > 64, "{what}, {size} bytes: {status:?}");
+                // By stores, and by loads of short messages, nothing of CUDA is needed.
+                let needs_cuda = what != "WRITE into it" && size > 64;
+                assert!(way != Way::Direct || needs_cuda, "{what}, {size} bytes: {status:?}");
                 reconnect(a, b, Mtu::Mtu4096);
                 continue;
             }
             match what {
-                "WRITE into it" => written = true,
+                "WRITE into it" => {
+                    written = true;
+                    // A READ of it may end in an error: what was written is looked at without the NIC and without CUDA, too.
+                    if way == Way::Direct {
+                        assert!(loaded(at_b, size) == sent, "{what}, {size} bytes: other bytes are there");
+                    }
+                }
                 "READ of it" => assert!(!written || a.bytes(half, size) == sent, "{what}, {size} bytes"),
                 _ => assert!(b.bytes(0, size) == held[..size], "{what}, {size} bytes"),
             }
@@ -152,6 +166,14 @@ fn destroyed() {
     }
 }
 
+fn reset(rig: &Rig) {
+    let reset = rig.gpu.driver().relaxed(|api| {
+        // SAFETY: no copy is in flight; what the context had is used by nobody but the NIC, which asks first.
+        unsafe { api.primary_reset(rig.gpu.ordinal()) }
+    });
+    reset.map_err(|error: CudaError| error).unwrap();
+}
+
 #[test]
 fn device_reset() {
     let Some(mut rig) = Rig::new("contexts::device_reset") else { return };
@@ -176,11 +198,7 @@ fn device_reset() {
         let held = crate::common::patterns(6, 0, LEN);
         memories[0].put(&held);
         end_under_traffic((&a, &b), &at_b, way, || {
-            let reset = rig.gpu.driver().relaxed(|api| {
-                // SAFETY: no copy is in flight; what the context had is used by nobody but the NIC, which asks first.
-                unsafe { api.primary_reset(rig.gpu.ordinal()) }
-            });
-            reset.map_err(|error: CudaError| error).unwrap();
+            reset(&rig);
         });
         // VMM memory belongs to no context: whether a reset ends it is the driver's to say, and we go by that.
         let gone = [&at_a, &at_b].map(|mr| mr.gpu_memory().unwrap().check_alive().is_err());
@@ -202,4 +220,70 @@ fn device_reset() {
         drop((a, b));
         drop(memories);
     }
+}
+
+/// VMM memory that outlived a reset, once there is a context again: CUDA's own copy shows what was written through the window meanwhile,
+/// and the memory is registered and used again, also by the copy engine.
+#[test]
+fn memory_that_outlived_a_reset_is_used_again() {
+    const LONG: usize = 1 << 20;
+    let Some(mut rig) = Rig::new("contexts::memory_that_outlived_a_reset_is_used_again") else { return };
+    unforgiving(&rig);
+    if rig.is_stand_in() {
+        StandIn::load().vmm_survives_reset(1);
+    }
+    let (a, b) = pair("127.85.73.1", 2 << 20, Mtu::Mtu4096);
+    let memories = [(); 2].map(|()| Memory::new(&rig, Kind::Buffer, LEN));
+    let register = || [(&a, 0), (&b, 1)].map(|(end, n)| rig::register(end, &memories[n], Way::Direct));
+    let old = register();
+    memories[0].put(&crate::common::patterns(7, 0, LEN));
+    reset(&rig);
+    if old.iter().any(|mr| mr.gpu_memory().unwrap().check_alive().is_err()) {
+        println!("figure: NOT ENTERED: VMM memory is gone after a reset of the device");
+        assert!(!rig.is_stand_in());
+        return;
+    }
+    a.fill(31);
+    let (host, sent) = (a.sge(0, LONG as u32), a.bytes(0, LONG));
+    let into_old = Operation::Write(rig::remote(&old[1], 0));
+    a.qps[0].post_send(&SendRequest::new(1, into_old, &host)).unwrap();
+    rig::succeed(&a, 1);
+
+    rig.renew();
+    let context = rig.primary();
+    let shown = match rig::try_get(&rig.gpu, context, memories[1].addr, LONG) {
+        Ok(shown) => shown,
+        // It is the driver's to say whether a new context reaches it. The context may be of no more use then.
+        Err(error) => {
+            println!("figure: NOT ENTERED: CUDA does not copy VMM memory that outlived a reset: {error}");
+            assert!(!rig.is_stand_in(), "{error}");
+            return;
+        }
+    };
+    assert!(shown == sent, "what was written after the reset is not what CUDA shows");
+
+    // First beside the old registrations, then without them.
+    let (new, mut old) = (register(), Some(old));
+    for seed in [41, 42] {
+        rig.fill(memories[0].addr, LONG, seed);
+        let write = Operation::Write(rig::remote(&new[1], 64));
+        a.qps[0].post_send(&SendRequest::new(1, write, &rig::sge(&new[0], 0, LONG))).unwrap();
+        rig::succeed(&a, 1);
+        rig.check(memories[1].addr + 64, LONG, seed, "registered again");
+        let read = Operation::Read(rig::remote(&new[1], 64));
+        a.qps[0].post_send(&SendRequest::new(1, read, &host)).unwrap();
+        rig::succeed(&a, 1);
+        let mut expected = vec![0; LONG];
+        nobounce_memory::gpu::kernel::pattern(seed, &mut expected);
+        assert!(a.bytes(0, LONG) == expected, "READ of memory that was registered again");
+        let add = Operation::FetchAdd { remote: rig::remote(&new[1], 64), add: 5 };
+        a.qps[0].post_send(&SendRequest::new(1, add, &a.sge(0, 8))).unwrap();
+        rig::succeed(&a, 1);
+        let before = u64::from_le_bytes(expected[..8].try_into().unwrap());
+        assert_eq!(memories[1].get(64, 8), before.wrapping_add(5).to_le_bytes(), "an atomic");
+        println!("figure: VMM memory that outlived a reset, registered again: 1 MiB in and out are right");
+        old = None;
+    }
+    drop((old, new));
+    goes_on(&rig, &a, &b);
 }

@@ -241,13 +241,17 @@ fn put(gpu: &Gpu, context: Context, addr: u64, bytes: &[u8]) {
 }
 
 pub(crate) fn get(gpu: &Gpu, context: Context, addr: u64, len: usize) -> Vec<u8> {
+    try_get(gpu, context, addr, len).unwrap()
+}
+
+/// The same where CUDA may refuse.
+pub(crate) fn try_get(gpu: &Gpu, context: Context, addr: u64, len: usize) -> Result<Vec<u8>, CudaError> {
     let mut bytes = vec![0; len];
-    let copied = gpu.driver().in_context(context, |api| {
+    gpu.driver().in_context(context, |api| {
         // SAFETY: as above.
         unsafe { api.copy_from_device(bytes.as_mut_ptr().cast(), addr, len) }
-    });
-    copied.map_err(|error: CudaError| error).unwrap();
-    bytes
+    })?;
+    Ok(bytes)
 }
 
 #[track_caller]
