@@ -10,7 +10,7 @@ import time
 LONG = 0.1
 TESTS = {
     "gpu_litmus": ["order::flag", "torn::words"], "gpu_kernels": ["fills"], "gpu_paths": ["kinds"],
-    "gpu_traffic": ["atomics::add", "cycles::nothing", "spinning::goes_on", "sizes::direct", "freed::again"],
+    "gpu_traffic": ["atomics::add", "cycles::nothing", "spinning::goes_on", "sizes::direct", "freed::again", "freed::short_memory_given_out"],
 }
 ME, ARGUMENTS = os.path.basename(sys.argv[0]), sys.argv[1:]
 STATE, WRONG = os.environ["STANDIN_STATE"], os.environ.get("STANDIN_WRONG", "")
@@ -44,6 +44,8 @@ def failing_bench(spoilt):
     if WRONG == "blind":
         return 0
     told = "1 of 8 bytes are wrong, the first is byte 4", "1 of 1048576 bytes are wrong, the first is byte 524288"
+    # Of a hundred messages: no figures.
+    print("goal missed: WRITE bandwidth direct / host to host: 0.5\nshare over shm: 0.5")
     if spoilt == "message":
         told = ("it did not arrive",) * 2
     print(f"WRONG BYTES: write, direct 8 B latency: message 16 of 16 x: {told[0]}")
