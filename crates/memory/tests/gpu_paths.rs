@@ -180,6 +180,86 @@ fn hidden_gpu_is_told() {
     }
 }
 
+/// Shows a `/dev` of its own to a program: all nodes but `/dev/nvidiactl`, which is missing, or lies on a mount that forbids devices. In a
+/// user and mount namespace, so that nobody else sees it; where that may not be had it ends with 77. $1: an empty folder, $2: which.
+const OTHER_DEV: &str = r#"
+set -e
+trap 'test $? = 0 || exit 77' EXIT
+old=$1 which=$2
+shift 2
+mount --rbind /dev "$old"
+mount -t tmpfs none /dev
+for node in "$old"/*; do
+    name=${node##*/}
+    if [ "$name" = nvidiactl ]; then continue; fi
+    if [ -L "$node" ]; then
+        cp -d "$node" /dev/
+    elif [ -d "$node" ]; then
+        mkdir "/dev/$name"
+        mount --rbind "$node" "/dev/$name"
+    else
+        : > "/dev/$name"
+        mount --bind "$node" "/dev/$name"
+    fi
+done
+if [ "$which" = forbidden ]; then
+    node=$old/nvidiactl
+    if [ ! -e "$node" ]; then node=$old/null; fi
+    : > /dev/nvidiactl
+    mount --bind "$node" /dev/nvidiactl
+    mount -o remount,bind,nodev,nosuid,noexec /dev/nvidiactl
+fi
+trap - EXIT
+exec "$@"
+"#;
+
+/// The driver's control node is missing, or not permitted, as in a container that was not given it: whoever asks for a GPU, or registers
+/// memory, is told which node, why, and what to do.
+#[test]
+fn node_that_is_missing_or_forbidden_is_told() {
+    const WHICH: &str = "NOBOUNCE_TEST_NODE";
+    const CASES: [(&str, &str); 2] =
+        [("missing", "it does not exist here"), ("forbidden", "this user may not")];
+    if let Ok(which) = env::var(WHICH) {
+        let (_, words) = CASES.into_iter().find(|(name, _)| *name == which).unwrap();
+        let listed = Gpu::list().expect_err("CUDA has no device").to_string();
+        let registered = GpuMemory::register(0x7f00_0000_0000, 4096, &GpuOptions::default());
+        let registered = registered.expect_err("there is no GPU").to_string();
+        println!("\nfigure: /dev/nvidiactl {which}: {listed}\nfigure: registering: {registered}");
+        for told in [listed, registered] {
+            assert!(told.contains("/dev/nvidiactl cannot be opened") && told.contains(words), "{told}");
+        }
+        return;
+    }
+    let Some((_gpu, _alone)) = gpu_common::gpu(false) else { return };
+    let old = env::temp_dir().join(format!("nobounce-dev-{}", std::process::id()));
+    for (which, _) in CASES {
+        std::fs::create_dir_all(&old).unwrap();
+        let tried = Command::new("timeout")
+            .args(["30", "unshare", "-rm", "sh", "-c", OTHER_DEV, "sh"])
+            .args([old.as_os_str(), which.as_ref(), env::current_exe().unwrap().as_os_str()])
+            .args(["node_that_is_missing_or_forbidden_is_told", "--exact", "--nocapture"])
+            // The stand-in goes by its own variable.
+            .envs([(WHICH, which), ("FAKE_CUDA_DEVICES", "0")])
+            .output();
+        // What was mounted on it was seen by nobody but that program.
+        std::fs::remove_dir(&old).unwrap();
+        let tried = match tried {
+            Ok(tried) => tried,
+            Err(error) => {
+                return gpu_common::waive_for("namespaces", &format!("unshare cannot be run ({error})"));
+            }
+        };
+        let [told, errors] = [&tried.stdout, &tried.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+        told.lines().filter(|line| line.contains("figure: ")).for_each(|line| println!("{line}"));
+        if !told.contains("running 1 test") {
+            let reason = format!("a /dev of its own cannot be had ({})", errors.trim());
+            return gpu_common::waive_for("namespaces", &reason);
+        }
+        assert!(tried.status.success() && told.contains("registering: "), "{told}\n{errors}");
+    }
+}
+
 /// Resident memory and page tables of this process, in KiB.
 fn resident() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();

@@ -95,7 +95,8 @@ impl DriverError {
     /// `cuInit`, or a call that goes with it, failed.
     pub(super) fn init(error: CudaError) -> Self {
         // CUDA says the same of a GPU that was hidden on purpose and of a node that is missing or not for us: those are looked at.
-        let found = matches!(error.code, CudaError::NO_DEVICE | UNKNOWN).then(nodes::trouble).flatten();
+        let found = matches!(error.code, CudaError::NO_DEVICE | OPERATING_SYSTEM | UNKNOWN);
+        let found = found.then(nodes::trouble).flatten();
         let hidden =
             std::env::var("CUDA_VISIBLE_DEVICES").ok().filter(|_| error.code == CudaError::NO_DEVICE);
         let hidden = hidden.map(|value| {
@@ -107,6 +108,8 @@ impl DriverError {
     }
 }
 
+/// `CUDA_ERROR_OPERATING_SYSTEM`: a system call failed.
+const OPERATING_SYSTEM: u32 = 304;
 /// `CUDA_ERROR_UNKNOWN`.
 const UNKNOWN: u32 = 999;
 

@@ -31,12 +31,17 @@ pub(crate) fn required(name: &str) -> bool {
 
 /// Says that the test cannot run here, and fails where a GPU is required.
 pub(crate) fn waive<T>(reason: &str) -> Option<T> {
-    assert!(!required("gpu"), "a GPU is required, but {reason}");
-    println!("waived: gpu: {reason}");
+    waive_for("gpu", reason);
+    None
+}
+
+/// The same for want of something else: `name`, as in `REQUIRE`.
+pub(crate) fn waive_for(name: &str, reason: &str) {
+    assert!(!required(name), "{name} is required, but {reason}");
+    println!("waived: {name}: {reason}");
     if let Some(file) = std::env::var_os("NOBOUNCE_WAIVERS") {
         let file = std::fs::OpenOptions::new().create(true).append(true).open(file);
         // One write: tests of other processes append to it too.
-        file.unwrap().write_all(format!("gpu: {reason}\n").as_bytes()).unwrap();
+        file.unwrap().write_all(format!("{name}: {reason}\n").as_bytes()).unwrap();
     }
-    None
 }
