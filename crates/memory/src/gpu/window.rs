@@ -295,6 +295,15 @@ fn too_large(len: u64, bar1: u64, gpu: &impl fmt::Display) -> Option<String> {
     })
 }
 
+/// BAR1 is full, or most likely so: `found` is what was seen of it.
+fn no_room(gpu: &impl fmt::Display, bar1: Option<u64>, len: usize, found: impl fmt::Display) -> Refused {
+    let bar1 = bar1.map_or_else(|| "of unknown size".to_owned(), |size| format!("of {} MiB", size >> 20));
+    Refused::passing(format!(
+        "no room for {} KiB in the BAR1 of {gpu}, {bar1} ({found}); register less, close other windows, or switch on resizable BAR",
+        len >> 10
+    ))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,5 +1,5 @@
 // A stand-in for GDRCopy's kernel module, for tests only: loaded before other libraries, it answers for /dev/gdrdrv. What is pinned are
-// the stand-in driver's files. FAKE_GDRDRV_ROOM is how many bytes BAR1 has.
+// the stand-in driver's files. FAKE_GDRDRV_ROOM is how many bytes BAR1 has; FAKE_DMABUF_ROOM, how many of a dma-buf can be mapped at once.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -114,6 +114,16 @@ int ioctl(int fd, unsigned long request, ...)
     return real(fd, request, argument);
 }
 
+// A file that somebody else than the stand-in driver maps is one of its dma-bufs.
+static int is_full(size_t len, int flags, int fd, void *caller)
+{
+    const char *room = getenv("FAKE_DMABUF_ROOM");
+    Dl_info from;
+    if (!room || fd < 0 || !(flags & MAP_SHARED) || !(flags & MAP_FIXED) || len <= strtoull(room, NULL, 10))
+        return 0;
+    return dladdr(caller, &from) && from.dli_fname && !strstr(from.dli_fname, "fake_cuda");
+}
+
 #define MMAP(name)                                                                                     \
     void *name(void *at, size_t len, int protection, int flags, int fd, off_t offset)                  \
     {                                                                                                  \
@@ -127,6 +137,10 @@ int ioctl(int fd, unsigned long request, ...)
                 return MAP_FAILED;                                                                     \
             }                                                                                          \
             return real(at, len, protection, flags, pinned[handle].file, pinned[handle].offset);       \
+        }                                                                                              \
+        if (is_full(len, flags, fd, __builtin_return_address(0))) {                                    \
+            errno = ENOMEM;                                                                            \
+            return MAP_FAILED;                                                                         \
         }                                                                                              \
         return real(at, len, protection, flags, fd, offset);                                           \
     }

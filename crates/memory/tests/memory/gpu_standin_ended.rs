@@ -6,8 +6,9 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use crate::common::{MIB, Made, alone, eventually, mappings, open_files, register};
+use crate::gpu_standin_kinds::fake_gdrdrv;
 use fake_cuda::client::StandIn;
-use nobounce_memory::gpu::{Gone, GpuMemory};
+use nobounce_memory::gpu::{Gone, GpuMemory, Rung};
 
 /// Three rounds of the thread that looks.
 const A_WHILE: Duration = Duration::from_millis(60);
@@ -144,6 +145,32 @@ fn memory_of_a_device_that_was_reset_is_cut_off() {
         }
         let cuda = StandIn::program();
         lives(&looked_after(cuda.malloc(4 * MIB), 4 * MIB));
+    });
+}
+
+/// The same where the window is gdrdrv's, which keeps the pages pinned until it is closed.
+#[test]
+fn memory_by_gdrdrv_is_cut_off_with_its_context_and_its_device() {
+    let (name, module) = ("memory_by_gdrdrv_is_cut_off_with_its_context_and_its_device", fake_gdrdrv());
+    alone(&format!("gpu_standin_ended::{name}"), &[("LD_PRELOAD", &module)], || {
+        let cuda = StandIn::program();
+        cuda.refuse_dmabuf_mmap(1);
+        cuda.crash_on_dead_handles(1);
+        let by_gdrdrv = || {
+            let memory = looked_after(cuda.malloc(4 * MIB), 4 * MIB);
+            assert_eq!(memory.rung(), Some(Rung::Gdrdrv), "{memory}");
+            lives(&memory);
+            memory
+        };
+        let other = by_gdrdrv();
+        let mut context = 0;
+        assert_eq!(cuda.create_context(&mut context, 0, 0), 0);
+        let memory = by_gdrdrv();
+        assert_eq!(cuda.destroy_context(context), 0);
+        ends(&memory, "context");
+        lives(&other);
+        cuda.device_reset();
+        ends(&other, "");
     });
 }
 

@@ -2,6 +2,7 @@
 //! to do, and none ends the process.
 
 use crate::common::{MIB, Made, alone, eventually, register};
+use crate::gpu_standin_kinds::fake_gdrdrv;
 use fake_cuda::client::{StandIn, VARIABLE};
 use nobounce_memory::HostBuffer;
 use nobounce_memory::gpu::copy_engine::CopyEngine;
@@ -239,14 +240,26 @@ fn a_library_that_is_not_cuda() {
     });
 }
 
+/// The variable that hides a GPU is named, and the node that cannot be opened, whatever else there is.
+fn no_device() {
+    StandIn::load().set_device_count(0);
+    let error = Driver::get().unwrap_err();
+    assert!(error.to_string().contains("CUDA_VISIBLE_DEVICES is set to '9'"), "{error}");
+    let node_is_named = error.to_string().contains("/dev/nvidiactl cannot be opened (");
+    assert!(node_is_named || std::path::Path::new("/dev/nvidiactl").exists(), "{error}");
+    assert!(matches!(range_error(0x7000_0000, 64), RangeError::Driver(DriverError::Init { .. })));
+}
+
 #[test]
 fn no_device_to_be_seen() {
-    alone("gpu_standin_errors::no_device_to_be_seen", &[("CUDA_VISIBLE_DEVICES", "9")], || {
-        StandIn::load().set_device_count(0);
-        let error = Driver::get().unwrap_err();
-        assert!(error.to_string().contains("CUDA_VISIBLE_DEVICES is set to '9'"), "{error}");
-        assert!(matches!(range_error(0x7000_0000, 64), RangeError::Driver(DriverError::Init { .. })));
-    });
+    alone("gpu_standin_errors::no_device_to_be_seen", &[("CUDA_VISIBLE_DEVICES", "9")], no_device);
+}
+
+#[test]
+fn no_device_to_be_seen_beside_gdrdrv() {
+    let module = fake_gdrdrv();
+    let environment = [("CUDA_VISIBLE_DEVICES", "9"), ("LD_PRELOAD", module.as_str())];
+    alone("gpu_standin_errors::no_device_to_be_seen_beside_gdrdrv", &environment, no_device);
 }
 
 #[test]

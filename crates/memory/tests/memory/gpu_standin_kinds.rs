@@ -146,6 +146,10 @@ fn by_gdrdrv_with_bar1_full() {
         assert!(memory.window().is_none());
         let words = reason(&memory.paths().inbound);
         assert!(words.contains("gdrdrv cannot pin the memory (Cannot allocate memory"), "{words}");
+        assert!(
+            words.contains("no room for 32768 KiB in the BAR1 of") && words.contains("register less"),
+            "{words}"
+        );
         let options = GpuOptions { require: Require::Direct, ..GpuOptions::default() };
         let refused = GpuMemory::register(large, 32 * MIB, &options).unwrap_err();
         assert!(matches!(refused, RegisterError::NotDirect { .. }), "{refused}");
@@ -157,8 +161,55 @@ fn by_gdrdrv_with_bar1_full() {
     });
 }
 
+/// The same with a driver that lets the CPU map dma-bufs: what there is no room for goes by the copy engine, with the sizes and what to do;
+/// of an allocation that does not fit the part that is needed is mapped.
+#[test]
+fn with_dmabuf_mmap_and_bar1_full() {
+    let module = fake_gdrdrv();
+    let room = (16 * MIB).to_string();
+    let environment =
+        [("LD_PRELOAD", module.as_str()), ("FAKE_DMABUF_ROOM", &room), ("FAKE_GDRDRV_ROOM", &room)];
+    alone("gpu_standin_kinds::with_dmabuf_mmap_and_bar1_full", &environment, || {
+        let cuda = StandIn::program();
+        let large = cuda.malloc(32 * MIB);
+        let memory = register(large, 32 * MIB).unwrap();
+        assert!(memory.window().is_none());
+        let words = reason(&memory.paths().inbound);
+        let full = format!("no room for 32768 KiB in the BAR1 of {}, of unknown size", memory.gpu());
+        let said = format!(
+            "{full} (mmap of the dma-buf failed: Cannot allocate memory (os error 12)); register less"
+        );
+        assert!(words.contains(&said), "{words}");
+        assert!(memory.refusals()[0].may_pass);
+        let options = GpuOptions { require: Require::Direct, ..GpuOptions::default() };
+        let refused = GpuMemory::register(large, 32 * MIB, &options).unwrap_err();
+        assert!(matches!(refused, RegisterError::NotDirect { .. }), "{refused}");
+        let part = GpuMemory::register(large + 4096, MIB, &options).unwrap();
+        assert_eq!(part.rung(), Some(Rung::DmaBufMmap), "{part}");
+        part.window().unwrap().store(0, b"a part").unwrap();
+        assert_eq!(cuda.peek(large + 4096, 6), b"a part");
+    });
+}
+
+/// The switch of the environment holds where gdrdrv would give a window, too.
+#[test]
+fn by_gdrdrv_switched_off() {
+    let module = fake_gdrdrv();
+    let environment = [("LD_PRELOAD", module.as_str()), ("NOBOUNCE_WINDOW", "off")];
+    alone("gpu_standin_kinds::by_gdrdrv_switched_off", &environment, || {
+        let cuda = StandIn::program();
+        cuda.refuse_dmabuf_mmap(1);
+        let (addr, len) = Made::Malloc.make(cuda);
+        let memory = register(addr, len).unwrap();
+        assert!(memory.window().is_none());
+        for path in [&memory.paths().inbound, &memory.paths().outbound] {
+            assert!(reason(path).contains("NOBOUNCE_WINDOW=off"), "{memory}");
+        }
+    });
+}
+
 /// Builds the stand-in of GDRCopy's module.
-fn fake_gdrdrv() -> String {
+pub(crate) fn fake_gdrdrv() -> String {
     let folder = env!("CARGO_TARGET_TMPDIR");
     let library = format!("{folder}/fake-gdrdrv-{}.so", std::process::id());
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/memory/fake_gdrdrv.c");

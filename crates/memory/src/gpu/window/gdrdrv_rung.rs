@@ -8,8 +8,8 @@ use std::sync::Arc;
 use super::super::driver::Driver;
 use super::super::range::GpuRange;
 use super::super::rm::{map_fd, request};
-use super::Refused;
 use super::mapping::{Extent, Mapping};
+use super::{Refused, no_room};
 
 const NODE: &str = "/dev/gdrdrv";
 const MAGIC: u8 = 0xDA;
@@ -77,7 +77,12 @@ pub(super) fn map(range: &GpuRange, extent: Extent) -> Result<Mapping, Refused> 
             let reason = format!("gdrdrv cannot pin the memory ({error})");
             // Most often BAR1 is full: another time, or less of it, may do.
             let is_full = error.raw_os_error() == Some(libc::ENOMEM);
-            return Err(if is_full { Refused::passing(reason) } else { Refused::new(reason) });
+            let len = usize::try_from(piece.len()).unwrap_or(usize::MAX);
+            return Err(if is_full {
+                no_room(range.gpu(), range.gpu().bar1_size(), len, reason)
+            } else {
+                Refused::new(reason)
+            });
         }
         mapping.keep(Pinned { node: Arc::clone(&node), handle: pin.handle });
         let len = usize::try_from(piece.len()).map_err(Refused::new)?;

@@ -13,7 +13,7 @@ use super::super::error::CudaError;
 use super::super::range::{GpuRange, MemoryKind, Segment};
 use super::super::rm::{RmDevice, RmError, RmMemory};
 use super::mapping::{Extent, Mapping};
-use super::{Refused, piece_of};
+use super::{Refused, no_room, piece_of};
 use crate::page_size;
 
 pub(super) fn map(range: &GpuRange, extent: Extent) -> Result<Mapping, Refused> {
@@ -165,11 +165,7 @@ fn refused(gpu: &impl fmt::Display, bar1: Option<u64>, len: usize, error: &RmErr
     if !error.is_lack_of_space() {
         return Refused::new(error);
     }
-    let bar1 = bar1.map_or_else(|| "of unknown size".to_owned(), |size| format!("of {} MiB", size >> 20));
-    Refused::passing(format!(
-        "no room for {} KiB in the BAR1 of {gpu}, {bar1} ({error}); register less, close other windows, or switch on resizable BAR",
-        len >> 10
-    ))
+    no_room(gpu, bar1, len, error)
 }
 
 /// Our client of the resource manager for a GPU: one for the life of the process.
