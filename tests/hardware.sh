@@ -47,6 +47,27 @@ says '^path of GPU memory: direct \(dma-buf\)$' 0 "${gpu[@]}" -- "${on_gpu[@]}" 
 says '^path of GPU memory: direct \(peermem\)$' 0 "${gpu[@]}" NOBOUNCE_REFUSE=dma-buf -- "${on_gpu[@]}" --op write
 says '^path of GPU memory: staged \(dma-buf: .*; peermem: .*\)$' 0 "${gpu[@]}" NOBOUNCE_REFUSE=dma-buf,peermem -- "${on_gpu[@]}" --op send
 says 'a direct path is required' 2 "${gpu[@]}" NOBOUNCE_REFUSE=dma-buf,peermem NOBOUNCE_REQUIRE=direct -- "${on_gpu[@]}" --op send
+says '^  memory of GPU 0: direct \(dma-buf\)$' 0 "${gpu[@]}" -- --device nb0 --memory gpu --explain-device
+says '^  memory of GPU 0: staged \(dma-buf: .*; peermem: ' 0 "${gpu[@]}" NOBOUNCE_REFUSE=dma-buf,peermem -- --device nb0 --memory gpu --explain-device
+
+# What the drop-in itself counted says the same: as tools/gpu-check demands it on a real GPU.
+counts() { # counts direct|staged VARIABLE=VALUE... -- ARGUMENT...
+    local way=$1
+    local reports=$folder/counted-$way
+    shift
+    rm -rf "$reports"
+    mkdir "$reports"
+    says "^path of GPU memory: $way" 0 "${gpu[@]}" NOBOUNCE_REPORT="$reports" "$@" --json "$reports.json"
+    if python3 tools/hard_runs.py "$reports" "$reports.json" "$way" >"$folder/counted" 2>&1; then
+        passed=$((passed + 1))
+    else
+        fail "what the drop-in counted: $(cat "$folder/counted")"
+    fi
+}
+every=(--device nb0 --memory gpu --kind latency,bandwidth --size 8,64K --iters 20)
+counts direct -- "${every[@]}" --op write,read,send
+counts direct NOBOUNCE_REFUSE=dma-buf -- "${every[@]}" --op write,read,send
+counts staged NOBOUNCE_REFUSE=dma-buf,peermem -- "${every[@]}" --op send
 
 # Several devices are rails: one transfer is split over them, in both manners, of host memory and the GPU's.
 two=(NOBOUNCE_ADDR="$address,127.9.251.1")

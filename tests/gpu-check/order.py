@@ -12,7 +12,7 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 STANDIN = os.path.join(HERE, "standin.py")
-SCRIPTS = ("gpu-check", "bounded.py", "gpu_plan.py", "nccl_runs.py", "nvshmem_runs.py", "cuda_runs.py", "gdr_runs.py")
+SCRIPTS = ("gpu-check", "bounded.py", "gpu_plan.py", "nccl_runs.py", "nvshmem_runs.py", "cuda_runs.py", "gdr_runs.py", "hard_runs.py")
 PLAYED = (
     *(f"tests/{name}" for name in ("gpu_litmus", "gpu_kernels", "gpu_paths", "gpu_traffic")), "examples/gpu_facts", "examples/gpu_speed", "bin/nobounce", "nccl-rank",
     *(f"programs/{name}" for name in ("gpu", "transfers", "nccl-speed", "gdrapi-lives", "gdrapi-vmm", "gdrapi-deaths", "gdrapi-speed", "gdrcopy_sanity", "gdrcopy_copylat")),
@@ -33,6 +33,8 @@ WRONG = {
     "fails": {"gdrcopy: sanity": "failed: one_test"},
     "unexplained": {"gdrcopy: sanity, memory without a handle type": "failed: one_vmmalloc"},
     "staged": {"mpi: a rank that dies": "not all through the window"},
+    "stages": {"hard: dma-buf": "staged GPU memory that was registered"},
+    "idle": {"hard: dma-buf refused, peermem": "less went directly"},
     "between": {"mpi: a rank that dies, udp": "did not die inside"},
     "torn": {"mpi: a rank of 3 that dies": "1 of 2 others found"},
     "silent": {"mpi: a rank that dies, udp": "0 of 1 others were told", "mpi: a rank that dies in a collective, udp": "0 of 1 others were told", "mpi: a rank that forks, and exits without MPI_Finalize": "0 of 1 others were told"},

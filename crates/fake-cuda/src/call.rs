@@ -1,5 +1,6 @@
 //! The way into every function: the checks a driver makes first, and no panic out.
 
+use std::ffi::CString;
 use std::ops::{Deref, DerefMut};
 use std::panic::{self, AssertUnwindSafe};
 use std::process;
@@ -58,6 +59,11 @@ fn enter(name: &'static str, rule: Rule, body: impl FnOnce(&mut Call) -> Answer)
     let mut call = Call { world: Some(world::lock()), context: 0 };
     call.block_until(|_| !lane::are_calls_held());
     *call.calls.entry(name).or_default() += 1;
+    if let Some(watcher) = call.knobs.watcher
+        && let Ok(name) = CString::new(name)
+    {
+        watcher(name.as_ptr());
+    }
     if let Some(code) = call.knobs.failure_of(name) {
         return Err(Status(code));
     }

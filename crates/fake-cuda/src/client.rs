@@ -57,6 +57,8 @@ functions! {
     crash_on_dead_handles = "fake_cuda_crash_on_dead_handles" (on: i32);
     /// Whether VMM memory lives on when its device is reset.
     vmm_survives_reset = "fake_cuda_vmm_survives_reset" (on: i32);
+    /// Tells the name of each function that is called, on the thread that calls it.
+    watch_calls = "fake_cuda_watch_calls" (watcher: extern "C" fn(*const libc::c_char));
     /// How long each copy takes.
     set_copy_delay_us = "fake_cuda_set_copy_delay_us" (delay: u32);
     /// Makes calls that start copies wait (1) until told otherwise (0).

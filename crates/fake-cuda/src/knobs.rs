@@ -1,12 +1,16 @@
 //! What tests turn: functions found by `dlsym`, callable before `cuInit` and at any time.
 
 use std::collections::BTreeMap;
+use std::ffi::c_char;
 
 use crate::abi::Words;
 use crate::copy::{read_now, write_now};
 use crate::lane;
 use crate::status::{Answer, Status};
 use crate::world;
+
+/// Told the name of each function that is called, on the thread that calls it and before anything is done.
+pub(crate) type Watcher = extern "C" fn(*const c_char);
 
 #[derive(Debug)]
 pub(crate) struct Knobs {
@@ -17,6 +21,7 @@ pub(crate) struct Knobs {
     pub(crate) crash_on_dead: bool,
     pub(crate) vmm_survives: bool,
     pub(crate) attributes: BTreeMap<i32, i32>,
+    pub(crate) watcher: Option<Watcher>,
     failures: Vec<(String, u32)>,
 }
 
@@ -30,6 +35,7 @@ impl Knobs {
             crash_on_dead: false,
             vmm_survives: false,
             attributes: BTreeMap::new(),
+            watcher: None,
             failures: Vec::new(),
         }
     }
@@ -78,6 +84,12 @@ extern "C" fn fake_cuda_crash_on_dead_handles(on: i32) {
 #[unsafe(no_mangle)]
 extern "C" fn fake_cuda_vmm_survives_reset(on: i32) {
     world::lock().knobs.vmm_survives = on != 0;
+}
+
+/// Tells each call to somebody, who must not call anything here.
+#[unsafe(no_mangle)]
+extern "C" fn fake_cuda_watch_calls(watcher: Watcher) {
+    world::lock().knobs.watcher = Some(watcher);
 }
 
 /// How long each copy takes, in microseconds. 5 unless told.

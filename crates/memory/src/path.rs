@@ -61,15 +61,17 @@ impl fmt::Display for Reason {
 pub enum Path {
     /// The only resting place in host memory is the buffer handed to, or filled by, the link.
     Direct(Mechanism),
+    /// The same by the word of the device's driver: it took the memory, and why it could not be tried whether bytes come through.
+    Believed(Mechanism, Reason),
     /// There is one more host copy on the way, or the copy engine places bytes because no window could be had.
     Staged(Reason),
 }
 
 impl Path {
-    /// Whether it is direct.
+    /// Whether it is direct: proved, or as the driver says.
     #[must_use]
     pub const fn is_direct(&self) -> bool {
-        matches!(self, Self::Direct(_))
+        matches!(self, Self::Direct(_) | Self::Believed(..))
     }
 }
 
@@ -77,6 +79,9 @@ impl fmt::Display for Path {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Direct(mechanism) => write!(f, "direct ({})", mechanism.name()),
+            Self::Believed(mechanism, why) => {
+                write!(f, "direct ({}), believed, not proved: {why}", mechanism.name())
+            }
             Self::Staged(reason) => write!(f, "staged ({reason})"),
         }
     }
@@ -121,6 +126,7 @@ pub enum Require {
     /// Any path will do; which one it is, is known and counted.
     #[default]
     Any,
-    /// Both directions must be direct: the registration fails, with the reason, where they are not.
+    /// Both directions must be direct: the registration fails, with the reason, where they are not. A driver's word that could not be tried
+    /// is enough ([`Path::Believed`]): what is required is that nobody stages, and that is for the driver to break.
     Direct,
 }

@@ -1,13 +1,14 @@
 //! A connection: queue pairs to one peer, one completion queue, and the side channel that made them.
 
+use std::cell::Cell;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nobounce_nic::any::{self, Channel, Cq, Qp};
-use nobounce_nic::soft::{Mtu, QpAttr, QpState, Status, WorkKind};
+use nobounce_nic::soft::{Mtu, QpAttr, QpState, Status, WorkCompletion, WorkKind};
 
 use crate::Device;
 use crate::ailments::{Ailment, Ailments};
@@ -27,8 +28,18 @@ const SPIN: Duration = Duration::from_millis(1);
 /// How long the cause of a failure may take to show after it, with hardware. The side channel told of a killed peer at most 39 ms after rxe of
 /// Linux 6.1 had refused for it, in an emulated machine on a busy one.
 const LAST_WORD: Duration = Duration::from_millis(200);
+/// After so long without a completion the port itself is asked how it is: some drivers (rxe of Linux 6.1) let it go down without an event, and
+/// never end what it keeps.
+const SILENCE: Duration = Duration::from_secs(1);
 /// Completions fetched at once.
 const BATCH: usize = 64;
+/// Polls of a caller who drives the device himself for one look at the clock, and at all else that is not a completion.
+const POLLS: u32 = 4;
+
+thread_local! {
+    /// Room for completions that are fetched, kept from one time to the next.
+    static FETCHED: Cell<Vec<WorkCompletion>> = const { Cell::new(Vec::new()) };
+}
 
 /// A connection to a peer.
 ///
@@ -53,6 +64,12 @@ pub struct Connection {
     born: Instant,
     /// When it was last looked whether the peer is there, in microseconds since birth.
     looked: AtomicU64,
+    /// How often something was put into the book.
+    booked: AtomicU64,
+    /// Whether something completed since it was last looked.
+    heard: AtomicBool,
+    /// When something was last seen to have completed, or the port was asked how it is.
+    silent_since: AtomicU64,
 }
 
 impl Connection {
@@ -71,6 +88,9 @@ impl Connection {
             ailments: Ailments::default(),
             born: Instant::now(),
             looked: AtomicU64::new(0),
+            booked: AtomicU64::new(0),
+            heard: AtomicBool::new(false),
+            silent_since: AtomicU64::new(0),
         }
     }
 
@@ -290,10 +310,33 @@ impl Connection {
     }
 
     fn look_after_device(&self) {
-        let mut health = self.device.nic().look();
+        let (nic, now) = (self.device.nic(), self.since_birth(Instant::now()));
+        let mut health = nic.look();
+        // A port that is down says itself whether it still is: that it came back need not be an event either.
+        if self.is_silent(now) || health.port_down {
+            health = nic.examine();
+        }
         // Another connection's queue is not our trouble.
         health.queue_failed = health.queue_failed && self.cq.has_failed();
-        self.ailments.note(&health, self.since_birth(Instant::now()));
+        self.ailments.note(&health, now);
+    }
+
+    /// That the port is down, if it says so now.
+    pub(crate) fn port_lost(&self) -> Option<WaitError> {
+        let nic = self.device.nic();
+        let lost = || WaitError::PortLost { device: nic.name().to_owned(), pending: self.pending() };
+        nic.examine().port_down.then(lost)
+    }
+
+    /// Whether nothing has completed for so long that the port is to be asked; true once in that time.
+    fn is_silent(&self, now: u64) -> bool {
+        let since = self.silent_since.load(Ordering::Relaxed);
+        let is_silent = u128::from(now.saturating_sub(since)) >= SILENCE.as_micros();
+        let has_heard = self.heard.swap(false, Ordering::Relaxed);
+        if has_heard || is_silent {
+            self.silent_since.store(now, Ordering::Relaxed);
+        }
+        is_silent && !has_heard
     }
 
     fn ailment(&self) -> Option<WaitError> {
@@ -336,14 +379,24 @@ impl Connection {
         mut claim: impl FnMut(&mut Tickets) -> Option<Result<Ended, WaitError>>,
     ) -> Result<Completion, WaitError> {
         let start = Instant::now();
-        let mut armed = false;
+        let (mut armed, mut spins) = (false, true);
+        let (mut asked, mut polls) = (None, 0_u32);
         loop {
+            polls = polls.wrapping_add(1);
             self.collect()?;
-            let claimed = claim(&mut self.book());
-            if let Some(claimed) = claimed {
-                let ended = claimed?;
-                self.await_last_word(&ended);
-                return self.judge(&ended);
+            // The book is opened when there is something new in it, by us or by another thread that waits.
+            let booked = self.booked.load(Ordering::Acquire);
+            if asked != Some(booked) {
+                asked = Some(booked);
+                let claimed = claim(&mut self.book());
+                if let Some(claimed) = claimed {
+                    let ended = claimed?;
+                    self.await_last_word(&ended);
+                    return self.judge(&ended);
+                }
+            }
+            if spins && polls % POLLS != 1 {
+                continue;
             }
             let now = Instant::now();
             let waited = now - start;
@@ -356,9 +409,11 @@ impl Connection {
             if self.look_now_and_then(now) {
                 continue;
             }
-            if waited < SPIN {
-                std::hint::spin_loop();
-            } else if armed {
+            spins = waited < SPIN;
+            if spins {
+                continue;
+            }
+            if armed {
                 self.channel.wait(LOOK_EVERY.min(timeout - waited).max(Duration::from_millis(1)));
                 armed = false;
             } else {
@@ -371,11 +426,16 @@ impl Connection {
 
     /// Moves what completed into the book.
     fn collect(&self) -> Result<(), WaitError> {
-        let mut work = Vec::new();
-        if self.cq.poll(&mut work, BATCH)? > 0 {
+        let mut work = FETCHED.take();
+        let polled = self.cq.poll(&mut work, BATCH);
+        if !work.is_empty() {
+            self.heard.store(true, Ordering::Relaxed);
             let mut book = self.book();
-            work.iter().for_each(|completion| book.end(completion));
+            work.drain(..).for_each(|completion| book.end(&completion));
+            self.booked.fetch_add(1, Ordering::Release);
         }
+        FETCHED.set(work);
+        polled?;
         Ok(())
     }
 

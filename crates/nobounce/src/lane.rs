@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use nobounce_nic::any::{self, Qp};
+use nobounce_nic::any::{self, Mr, Qp};
 use nobounce_nic::soft::{self, Operation, RecvRequest, Remote, SendRequest, Sge, WorkKind};
 
 use crate::connection::Connection;
@@ -11,6 +11,8 @@ use crate::tickets::Ticket;
 
 /// Bytes of an atomic operation.
 const WORD: u64 = 8;
+/// Up to so many bytes are handed to a hardware NIC with the request, as far as it takes them: as perftest does.
+const MOST_INLINE: usize = 220;
 
 /// Why an operation was not begun. The connection is as it was.
 #[derive(Debug, thiserror::Error)]
@@ -105,7 +107,7 @@ impl<'a> Lane<'a> {
         offset: u64,
     ) -> Result<Ticket, PostError> {
         let sge = local_bytes(local, range)?;
-        self.post(Operation::Write(remote_bytes(remote, offset, sge.len.into())?), sge)
+        self.send_out(Operation::Write(remote_bytes(remote, offset, sge.len.into())?), local, sge)
     }
 
     /// The same, and ends one of the peer's receives with `immediate`.
@@ -119,7 +121,8 @@ impl<'a> Lane<'a> {
         immediate: u32,
     ) -> Result<Ticket, PostError> {
         let sge = local_bytes(local, range)?;
-        self.post(Operation::WriteImmediate(remote_bytes(remote, offset, sge.len.into())?, immediate), sge)
+        let operation = Operation::WriteImmediate(remote_bytes(remote, offset, sge.len.into())?, immediate);
+        self.send_out(operation, local, sge)
     }
 
     /// Fetches bytes at `offset` of the peer's region into `range` of `local`.
@@ -136,12 +139,12 @@ impl<'a> Lane<'a> {
 
     /// Sends the bytes `range` of `local` to the next receive that the peer has posted.
     pub fn send(&self, local: &Region, range: Range<usize>) -> Result<Ticket, PostError> {
-        self.post(Operation::Send, local_bytes(local, range)?)
+        self.send_out(Operation::Send, local, local_bytes(local, range)?)
     }
 
     /// The same with a number for the peer.
     pub fn send_imm(&self, local: &Region, range: Range<usize>, immediate: u32) -> Result<Ticket, PostError> {
-        self.post(Operation::SendImmediate(immediate), local_bytes(local, range)?)
+        self.send_out(Operation::SendImmediate(immediate), local, local_bytes(local, range)?)
     }
 
     /// Adds to the word at `offset` of the peer's region; what it held comes to `at` of `local`.
@@ -177,6 +180,25 @@ impl<'a> Lane<'a> {
         let sge = local_bytes(local, range)?;
         let post = |qp: &Qp, wr_id| qp.post_recv(&RecvRequest { wr_id, sges: list(&sge) });
         self.connection.open(self.index, WorkKind::Receive, post)
+    }
+
+    /// Posts what takes bytes out of a region. A hardware NIC gets few of them with the request: it would have to fetch them.
+    fn send_out(&self, op: Operation, local: &Region, sge: Sge) -> Result<Ticket, PostError> {
+        let (len, qp) = (sge.len as usize, self.qp());
+        let is_short = len > 0 && len <= MOST_INLINE.min(qp.limits().inline);
+        // A region of another device is refused as with longer messages, though nobody would ask for its key.
+        let is_ours = matches!((qp, local.mr()), (Qp::Hard(qp), Mr::Hard(mr)) if mr.is_known_to(qp));
+        if is_short && is_ours && !local.is_gpu() {
+            let mut room = [0; MOST_INLINE];
+            let bytes = &mut room[..len];
+            let at = usize::try_from(sge.addr - local.addr()).unwrap_or(usize::MAX);
+            // Memory that is not there is for the device to say.
+            if local.read_at(at, bytes).is_ok() {
+                let post = |qp: &Qp, wr_id| qp.post_send(&SendRequest::inline(wr_id, op, bytes));
+                return self.connection.open(self.index, op.kind(), post);
+            }
+        }
+        self.post(op, sge)
     }
 
     fn post(&self, op: Operation, sge: Sge) -> Result<Ticket, PostError> {

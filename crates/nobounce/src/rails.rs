@@ -318,9 +318,13 @@ impl Rails {
             let left = deadline.saturating_duration_since(Instant::now());
             let ended = self.rails[at].wait(*ticket, left.min(most));
             match ended {
-                // That the port is down is told early, and ends nothing: it may come back, or the share fails soon.
+                // That the port is down is told early and once, and ends nothing: it may come back, or the share fails soon.
                 Err(WaitError::PortLost { .. }) => continue,
                 Err(WaitError::Timeout { .. }) if left > most => break,
+                // Where it has not come back, some drivers end nothing at all: then that is the reason.
+                Err(timeout @ WaitError::Timeout { .. }) if result.is_ok() => {
+                    result = Err(self.rails[at].port_lost().unwrap_or(timeout));
+                }
                 Err(error) if result.is_ok() => result = Err(error),
                 _ => {}
             }

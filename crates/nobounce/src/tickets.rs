@@ -1,6 +1,7 @@
 //! Which operations are under way, and how those ended that nobody has asked about yet.
 
 use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
 use std::time::Instant;
 
 use nobounce_nic::soft::{Status, WorkCompletion, WorkKind};
@@ -46,13 +47,35 @@ impl Ended {
     }
 }
 
+/// Tickets are numbers of our own making, one after the other: nobody can make them meet, and spreading them is all that is needed.
+#[derive(Default)]
+struct Spread(u64);
+
+impl Hasher for Spread {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u64(self.0 ^ u64::from(*byte)));
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        // The map looks at the highest bits and at the lowest: an odd number with bits all over, and the upper half once more below.
+        let product = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 = product ^ (product >> 32);
+    }
+}
+
+type ByTicket<V> = HashMap<Ticket, V, BuildHasherDefault<Spread>>;
+
 /// The book of a connection's operations.
 #[derive(Debug)]
 pub(crate) struct Tickets {
     next: u64,
     /// Operations under way, their lanes, and what they are: a device need not say that of one that failed.
-    pending: HashMap<Ticket, (usize, WorkKind)>,
-    ended: HashMap<Ticket, Ended>,
+    pending: ByTicket<(usize, WorkKind)>,
+    ended: ByTicket<Ended>,
     /// In the order in which they ended; may name some that were asked for by ticket meanwhile.
     order: VecDeque<Ticket>,
     /// Tickets that are open or unclaimed: as many as the completion queue has entries, so that it cannot overflow even
@@ -64,7 +87,7 @@ pub(crate) struct Tickets {
 
 impl Tickets {
     pub(crate) fn new(limit: usize) -> Self {
-        let (pending, ended, order) = (HashMap::new(), HashMap::new(), VecDeque::new());
+        let (pending, ended, order) = (ByTicket::default(), ByTicket::default(), VecDeque::new());
         Self { next: 0, pending, ended, order, limit, has_succeeded: false }
     }
 

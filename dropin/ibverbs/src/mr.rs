@@ -154,6 +154,28 @@ fn is_no_dmabuf(fd: c_int) -> bool {
     (has_type || name.starts_with("anon_inode:")) && !name.contains("dmabuf")
 }
 
+/// What the kernel looks at before a driver does: address and offset lie at the same place of a page, and the range in the dma-buf.
+/// A descriptor that does not say how long it is (not every stand-in does) is believed.
+fn check_range(fd: c_int, offset: u64, length: usize, iova: u64) -> Result<(), String> {
+    let page = nobounce_memory::page_size() as u64;
+    if offset % page != iova % page {
+        return Err(format!("offset {offset:#x} and address {iova:#x} are at different places of a page"));
+    }
+    // SAFETY: the calls take numbers. A dma-buf can be asked for its end, and nothing reads where it stands.
+    let size = unsafe {
+        let end = libc::lseek(fd, 0, libc::SEEK_END);
+        libc::lseek(fd, 0, libc::SEEK_SET);
+        end
+    };
+    let end = offset.checked_add(length as u64);
+    match u64::try_from(size) {
+        Ok(size) if end.is_none_or(|end| end > size) => {
+            Err(format!("{length} bytes at {offset:#x} are not inside a dma-buf of {size} bytes"))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// `ibv_reg_dmabuf_mr`: GPU memory that the program exported. The descriptor is not needed: the memory is this process's own, and
 /// `iova` is the address by which CUDA knows it. Where it is not, nothing says which memory the program means.
 pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
@@ -175,6 +197,10 @@ pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
             log::warn(|| format!("ibv_reg_dmabuf_mr: descriptor {fd} is no dma-buf"));
             return Err(Errno::EINVAL);
         }
+        check_range(fd, offset, length, iova).map_err(|why| {
+            log::warn(|| format!("ibv_reg_dmabuf_mr: {why}"));
+            Errno::EINVAL
+        })?;
         let access = access_of(access.cast_unsigned())?;
         if is_switched_off("dma-buf") {
             return Err(Errno::EOPNOTSUPP);

@@ -234,7 +234,7 @@ pub(crate) struct CaseResult {
     pub(crate) link: String,
     /// Where the bytes lie: `host`, `gpu`, or `stand-in` where host memory plays the GPU's part.
     pub(crate) memory: String,
-    /// How they were placed there: `direct`, `staged (reason)`, or `naive staging`.
+    /// How they were placed there: `direct` (with `, believed, not proved: reason` where that is so), `staged (reason)`, or `naive staging`.
     pub(crate) path: String,
     /// What the NICs of both ends counted meanwhile.
     pub(crate) counted: Option<Counted>,

@@ -187,11 +187,12 @@ impl End<'_> {
         region.write_at(last(self.ring.target(0)), &[0])?;
         super::exchange::say(self.connection, &super::exchange::Step::Ready)?;
         super::exchange::hear_ready(self.connection)?;
-        let sges = self.local(0)?;
+        let (sges, operation) = (self.local(0)?, self.operation(0, false));
+        let awaited = last(self.ring.target(0));
         let wait_for = |number: u8, watch: &mut Watch<'_>| -> anyhow::Result<()> {
             let mut byte = [0];
             loop {
-                region.read_at(last(self.ring.target(0)), &mut byte)?;
+                region.read_at(awaited, &mut byte)?;
                 if byte[0] == number {
                     watch.moved();
                     return Ok(());
@@ -205,12 +206,14 @@ impl End<'_> {
             if !self.asks {
                 wait_for(number, &mut watch)?;
             }
-            region.write_at(last(self.ring.source(0)), &[number])?;
-            inline[size - 1] = number;
+            if is_inline {
+                inline[size - 1] = number;
+            } else {
+                region.write_at(last(self.ring.source(0)), &[number])?;
+            }
             unsent += 1;
             unasked += 1;
             let signaled = as_perftest || asks_for_completion(message, messages);
-            let operation = self.operation(0, false);
             let request = if is_inline {
                 SendRequest::inline(unasked, operation, &inline)
             } else {

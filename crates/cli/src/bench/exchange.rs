@@ -59,7 +59,7 @@ pub(super) fn hear(connection: &Connection) -> anyhow::Result<Step> {
         match connection.recv_message(LOOK_EVERY) {
             // The side channel may well lead over the cable that was just pulled: then nobody answers, and this is why.
             Err(MessageError::Timeout(_)) if start.elapsed() < PATIENCE => {
-                watch::check_device(connection, start.elapsed())?;
+                watch::check_device(connection)?;
             }
             Err(MessageError::Timeout(_)) => {
                 let silent = MessageError::Timeout(PATIENCE);

@@ -3,11 +3,14 @@
 use std::io::Write;
 
 use nobounce::hard::{self, Library};
-use nobounce::{AUTO, Device, DeviceChoice};
+use nobounce::{AUTO, Device, DeviceChoice, GpuOptions};
 
 use super::devices::Named;
 use super::peer;
 use super::plan::Plan;
+
+/// Bytes of GPU memory that are registered to see how.
+const PROBE: usize = 64 << 10;
 
 /// Puts the adapter that is nearest into a plan that asks for it, and says which and why.
 pub(super) fn resolve(plan: &mut Plan) -> anyhow::Result<Option<String>> {
@@ -98,9 +101,21 @@ fn print_used(plan: &Plan, name: &str, why: &str, out: &mut dyn Write) -> anyhow
                 for line in &hard.port().why_gid {
                     writeln!(out, "  {line}")?;
                 }
+                if let Some(gpu) = plan.gpu {
+                    print_gpu_memory(&device, gpu, out)?;
+                }
             }
         }
         Err(error) => writeln!(out, "  it cannot be used: {error:#}")?,
+    }
+    Ok(())
+}
+
+/// How the device reaches memory of a GPU: a little of it is registered, and the way is tried.
+fn print_gpu_memory(device: &Device, gpu: i32, out: &mut dyn Write) -> anyhow::Result<()> {
+    match device.register_gpu_on(gpu, PROBE, GpuOptions::default()) {
+        Ok(region) => writeln!(out, "  memory of GPU {gpu}: {}", region.paths())?,
+        Err(error) => writeln!(out, "  memory of GPU {gpu}: {error}")?,
     }
     Ok(())
 }

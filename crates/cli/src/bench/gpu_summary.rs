@@ -62,7 +62,7 @@ pub(super) fn contradictions(report: &Report) -> Vec<String> {
         let Some(counted) = &one.counted else { continue };
         let case = format!("{} {} {}", one.op, Bytes(one.size), one.kind);
         let staged = counted.staged_bytes();
-        if one.path == "direct" && staged > 0 {
+        if one.path.starts_with("direct") && staged > 0 {
             lines.push(format!("NOT DIRECT: {case} says direct, but the NIC counted {staged} staged bytes"));
         }
         if one.way() == Way::Staged && staged == 0 && one.size > 0 {

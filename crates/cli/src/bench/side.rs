@@ -78,12 +78,15 @@ pub(super) fn open<'a>(
     Ok(Box::new(End { connection, ring, peer, work, asks }))
 }
 
-/// The path of a region in one word, and the reason where it is not direct.
+/// The path of a region in one word, and the reason where it is not direct, or not for certain.
 pub(super) fn path_of(region: &Region) -> String {
     let paths = region.paths();
     // Where both are staged, it is for the same reason.
     match (&paths.inbound, &paths.outbound) {
         (Path::Staged(reason), _) | (_, Path::Staged(reason)) => format!("staged ({reason})"),
+        (Path::Believed(_, reason), _) | (_, Path::Believed(_, reason)) => {
+            format!("direct, believed, not proved: {reason}")
+        }
         _ => "direct".to_owned(),
     }
 }

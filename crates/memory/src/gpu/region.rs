@@ -72,7 +72,7 @@ pub enum RegisterError {
         /// What memory it is.
         kind: MemoryKind,
         /// The paths there are.
-        paths: Paths,
+        paths: Box<Paths>,
         /// Why there is no window.
         refusals: Vec<Refusal>,
     },
@@ -200,7 +200,13 @@ impl GpuMemory {
         }
         if options.require == Require::Direct && !memory.paths.are_direct() {
             let Self { range, paths, refusals, .. } = memory;
-            return Err(RegisterError::NotDirect { addr, len, kind: range.kind(), paths, refusals });
+            return Err(RegisterError::NotDirect {
+                addr,
+                len,
+                kind: range.kind(),
+                paths: Box::new(paths),
+                refusals,
+            });
         }
         // The window was found by address: the memory must have been the same throughout.
         memory.check_alive().map_err(|gone| RegisterError::Gone { addr, gone })?;

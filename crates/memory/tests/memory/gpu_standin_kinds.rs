@@ -23,7 +23,7 @@ fn kind_of(made: Made) -> MemoryKind {
 fn reason(path: &Path) -> &str {
     match path {
         Path::Staged(reason) => reason.as_str(),
-        Path::Direct(_) => panic!("the path is direct"),
+        Path::Direct(_) | Path::Believed(..) => panic!("the path is direct"),
     }
 }
 

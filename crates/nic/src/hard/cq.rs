@@ -99,7 +99,8 @@ pub(crate) struct CqInner {
     pub(crate) raw: NonNull<verbs::Cq>,
     poll: unsafe extern "C" fn(*mut verbs::Cq, c_int, *mut verbs::Wc) -> c_int,
     notify: unsafe extern "C" fn(*mut verbs::Cq, c_int) -> c_int,
-    channel: Option<Channel>,
+    /// Outlives the queue.
+    _channel: Option<Channel>,
 }
 
 // SAFETY: the functions of libibverbs may be called from any thread, on any object.
@@ -112,9 +113,8 @@ impl Drop for CqInner {
         if self.device.is_forked() {
             return; // the parent's
         }
-        if let Some(channel) = &self.channel {
-            channel.take(); // events that are not acknowledged would be waited for
-        }
+        // Events that were taken are acknowledged at once ([`Channel::take`]), and what nobody took goes with the queue: there is nothing
+        // to wait for, and events of other queues stay on the channel for whoever waits there.
         // SAFETY: made by `create`; queue pairs on it held us and are gone.
         unsafe { (self.device.inner.library.api.destroy_cq)(self.raw.as_ptr()) };
         // Another queue may come to lie where this one was.
@@ -163,8 +163,13 @@ impl Cq {
             unsafe { (device.inner.library.api.destroy_cq)(raw.as_ptr()) };
             return Err(device.refused("the table of the device: poll_cq"));
         };
-        let inner = CqInner { device: device.clone(), raw, poll, notify, channel: channel.cloned() };
+        let inner = CqInner { device: device.clone(), raw, poll, notify, _channel: channel.cloned() };
         Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// libibverbs' own object, for what is not offered here: it lives as long as this one, and must not be destroyed.
+    pub fn as_ptr(&self) -> *mut verbs::Cq {
+        self.inner.raw.as_ptr()
     }
 
     /// How many completions it holds.

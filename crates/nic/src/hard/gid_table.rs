@@ -113,13 +113,15 @@ fn read_gid(
     let gid = if code == 0 { unsafe { gid.raw } } else { [0; 16] };
     // Before rdma-core 32 the kernel's files alone knew what an entry speaks, and whose it is.
     let file = |what: &str| {
-        std::fs::read_to_string(format!("/sys/class/infiniband/{name}/ports/{port}/gid_attrs/{what}/{index}"))
-            .ok()
+        let path = library.kernel.join(format!("{name}/ports/{port}/gid_attrs/{what}/{index}"));
+        std::fs::read_to_string(path).ok()
     };
     let kind = file("types").and_then(|text| match text.trim() {
         "RoCE v2" => Some(GidKind::RoceV2),
         "IB/RoCE v1" => Some(GidKind::RoceV1),
         _ => None,
     });
-    (gid, kind, file("ndevs").and_then(|interface| interfaces::index_of(interface.trim())))
+    // An interface that is not here is another network namespace's, and so is the entry: no interface has the number 0.
+    let interface = file("ndevs").map(|name| interfaces::index_of(name.trim()).unwrap_or(0));
+    (gid, kind, interface)
 }

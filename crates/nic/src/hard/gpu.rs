@@ -41,8 +41,8 @@ pub(crate) fn register(
         let mut refusals = Vec::new();
         for rung in RUNGS {
             match climb(pd, &memory, access, rung) {
-                Ok(raw) => {
-                    let paths = Paths::both(Path::Direct(rung));
+                Ok((raw, path)) => {
+                    let paths = Paths::both(path);
                     return Ok(pd.region(raw, addr, len, paths, Some(memory), None));
                 }
                 Err(why) => refusals.push(format!("{}: {why}", rung.name())),
@@ -62,15 +62,17 @@ fn climb(
     memory: &Arc<GpuMemory>,
     access: Access,
     rung: Mechanism,
-) -> Result<NonNull<verbs::Mr>, String> {
+) -> Result<(NonNull<verbs::Mr>, Path), String> {
     let raw = try_rung(pd, memory, access, rung)?;
-    let verdict = proof::of(pd, memory.gpu(), rung);
-    if let Verdict::Lied(why) = verdict {
-        // SAFETY: just registered, and given to nobody.
-        unsafe { (pd.device().inner.library.api.dereg_mr)(raw.as_ptr()) };
-        return Err(why);
+    match proof::of(pd, memory.gpu(), rung) {
+        Verdict::Proved => Ok((raw, Path::Direct(rung))),
+        Verdict::Untried(why) => Ok((raw, Path::Believed(rung, Reason::new(why)))),
+        Verdict::Lied(why) => {
+            // SAFETY: just registered, and given to nobody.
+            unsafe { (pd.device().inner.library.api.dereg_mr)(raw.as_ptr()) };
+            Err(why)
+        }
     }
-    Ok(raw)
 }
 
 /// Registers the memory by one way, or says why that does not work.

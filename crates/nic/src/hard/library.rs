@@ -25,6 +25,9 @@ const PLACES: [&str; 8] = [
     "/usr/local/lib/libibverbs.so.1",
 ];
 
+/// The kernel's folder of RDMA devices.
+const KERNEL: &str = "/sys/class/infiniband";
+
 /// Why there is no libibverbs to drive a NIC with.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -128,6 +131,8 @@ table! {
 pub struct Library {
     path: PathBuf,
     why: String,
+    /// Where the kernel's files of its devices are.
+    pub(crate) kernel: PathBuf,
     pub(crate) api: Api,
 }
 
@@ -165,13 +170,13 @@ impl Library {
         let api =
             Api::find(handle).map_err(|function| LibraryError::Lacks { path: shown.clone(), function })?;
         tracing::debug!("libibverbs is {shown} ({why})");
-        Ok(Arc::new(Self { path, why, api }))
+        Ok(Arc::new(Self { path, why, kernel: KERNEL.into(), api }))
     }
 
     /// A table of somebody else's: stand-ins in tests.
     #[cfg(test)]
-    pub(crate) fn of_table(api: Api) -> Arc<Self> {
-        Arc::new(Self { path: "stand-in".into(), why: "a stand-in".to_owned(), api })
+    pub(crate) fn of_table(api: Api, kernel: PathBuf) -> Arc<Self> {
+        Arc::new(Self { path: "stand-in".into(), why: "a stand-in".to_owned(), kernel, api })
     }
 
     /// Which file it is.

@@ -272,6 +272,11 @@ impl Mr {
         &self.paths
     }
 
+    /// Whether requests of that queue pair may name it: it is in the same protection domain.
+    pub fn is_known_to(&self, qp: &Qp) -> bool {
+        Arc::ptr_eq(&self.handle.pd.inner, &qp.pd().inner)
+    }
+
     /// Whether requests go to a shadow of it in host memory: peers may not use it then.
     pub fn is_staged(&self) -> bool {
         self.shadow.is_some()

@@ -20,8 +20,6 @@ mod qp;
 mod stage;
 #[cfg(test)]
 mod standin;
-#[cfg(test)]
-mod standin_tests;
 
 pub use cq::{Channel, Cq};
 pub use device::{Device, Health, LinkLayer, Options, Port};

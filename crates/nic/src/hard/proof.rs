@@ -1,5 +1,5 @@
 //! Whether a way into GPU memory does what it says: bytes are written to memory of our own on that GPU, and read back, by the device
-//! itself through a connection to itself. Once for each GPU and way.
+//! itself through a connection to itself. Once for each GPU and way of a device that is open, whatever comes of it.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -23,6 +23,8 @@ use crate::soft::{QpLimits, SendRequest, Sge};
 
 /// Bytes that are moved: more than one page.
 const LEN: usize = 3 * 4096 + 512;
+/// Where they begin in the memory: inside a page, so that a driver that forgets the offset into a dma-buf writes elsewhere, and that inside our own memory.
+const BEGIN: usize = (64 << 10) + 256;
 /// How long one of them may take.
 const LIMIT: Duration = Duration::from_secs(5);
 /// How long bytes may take to be seen on the GPU after their completion.
@@ -57,10 +59,8 @@ pub(crate) fn of(pd: &Pd, gpu: &Arc<Gpu>, rung: Mechanism) -> Verdict {
     }
     let verdict = prove(pd, gpu, rung).unwrap_or_else(|verdict| verdict);
     tracing::debug!("{}: {} of {gpu}: {verdict:?}", pd.device().name(), rung.name());
-    // What could not be tried now may be tried the next time.
-    if !matches!(verdict, Verdict::Untried(_)) {
-        known.insert(key, verdict.clone());
-    }
+    // Also what could not be tried: a device that does not talk to itself would be waited for again with every registration.
+    known.insert(key, verdict.clone());
     verdict
 }
 
@@ -76,9 +76,9 @@ fn lied(rung: Mechanism, what: &str) -> Verdict {
 }
 
 fn prove(pd: &Pd, gpu: &Arc<Gpu>, rung: Mechanism) -> Result<Verdict, Verdict> {
-    let buffer = GpuBuffer::new(gpu, LEN).map_err(untried)?;
+    let buffer = GpuBuffer::new(gpu, BEGIN + LEN).map_err(untried)?;
     let options = GpuOptions { window: false, ..GpuOptions::default() };
-    let memory = Arc::new(GpuMemory::reach(buffer.addr(), LEN, &options).map_err(untried)?);
+    let memory = Arc::new(GpuMemory::reach(buffer.addr() + BEGIN as u64, LEN, &options).map_err(untried)?);
     let shadow = Shadow::new(Arc::clone(&memory)).map_err(untried)?;
     let host = HostBuffer::new(2 * LEN).map_err(untried)?;
     let pattern: Vec<u8> = (0..LEN).map(|at| u8::try_from((at * 31 + at / 251) % 256).unwrap_or(0)).collect();
@@ -90,7 +90,7 @@ fn prove(pd: &Pd, gpu: &Arc<Gpu>, rung: Mechanism) -> Result<Verdict, Verdict> {
     let here = Held::new(pd, here);
     let loopback = Loopback::make(pd).map_err(Verdict::Untried)?;
 
-    let remote = Remote { addr: buffer.addr(), rkey: there.rkey() };
+    let remote = Remote { addr: memory.addr(), rkey: there.rkey() };
     let len = u32::try_from(LEN).unwrap_or(0);
     let sge = |offset: usize| Sge { addr: host.addr() + offset as u64, len, lkey: here.lkey() };
     // First between two places of host memory: a device that does not even do that says nothing about the GPU's.

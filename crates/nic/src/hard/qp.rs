@@ -139,6 +139,15 @@ impl Qp {
         self.qpn
     }
 
+    pub(crate) fn pd(&self) -> &Pd {
+        &self.pd
+    }
+
+    /// libibverbs' own object, for what is not offered here: it lives as long as this one, and must not be destroyed.
+    pub fn as_ptr(&self) -> *mut verbs::Qp {
+        self.raw.as_ptr()
+    }
+
     /// How deep its queues are, and what they take.
     pub fn limits(&self) -> &QpLimits {
         &self.limits

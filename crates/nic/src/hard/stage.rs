@@ -149,6 +149,8 @@ struct Work {
     wanted: bool,
     /// Whether it is a READ or an atomic operation, and no receive.
     reads: bool,
+    /// Bytes of the whole list.
+    len: u32,
     /// Where what comes is to be placed, in the order of the list.
     inbound: Vec<(Arc<Shadow>, usize, usize)>,
 }
@@ -240,7 +242,8 @@ impl Staging {
         }
         if !inbound.is_empty() || self.has_marked(wr_id) {
             let slot = self.next.fetch_add(1, Ordering::Relaxed);
-            self.works().insert(slot, Arc::new(Work { wr_id, qpn, wanted: signaled, reads, inbound }));
+            let len = sges.iter().map(|sge| sge.len).sum();
+            self.works().insert(slot, Arc::new(Work { wr_id, qpn, wanted: signaled, reads, len, inbound }));
             staged.wr_id = MARK << 32 | u64::from(slot);
             staged.signaled = true;
             staged.slot = Some(slot);
@@ -285,8 +288,12 @@ impl Staging {
         // GPU: whoever sends from there meanwhile must not fetch the old ones over them.
         let Some(work) = self.works().get(&slot).cloned() else { return (*completion, false) };
         let mut original = WorkCompletion { wr_id: work.wr_id, ..*completion };
+        // What was read is as long as what was asked for, whatever a device says: some say nothing, and the bytes are here.
+        if work.reads && completion.status == Status::Success {
+            original.byte_len = work.len;
+        }
         if completion.status == Status::Success && completion.kind != WorkKind::ReceiveWriteImmediate {
-            let mut left = usize::try_from(completion.byte_len).unwrap_or(usize::MAX);
+            let mut left = usize::try_from(original.byte_len).unwrap_or(usize::MAX);
             for (shadow, offset, len) in &work.inbound {
                 let len = (*len).min(left);
                 left -= len;

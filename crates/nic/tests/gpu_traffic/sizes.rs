@@ -56,7 +56,7 @@ fn placed_as_registered(plan: &Plan, regions: &Regions, totals: &PathTotals, tim
     let (way, tally) = match regions.written.paths().inbound {
         Path::Direct(Mechanism::Window) => ("window", totals.window),
         Path::Staged(_) => ("staged", totals.staged),
-        Path::Direct(_) => panic!("{}", regions.written.paths()),
+        Path::Direct(_) | Path::Believed(..) => panic!("{}", regions.written.paths()),
     };
     assert_eq!(used(totals), [way]);
     assert_eq!((tally.bytes, tally.operations), (plan.bytes() * times, plan.messages() * times));
@@ -70,6 +70,7 @@ fn gathered_as_registered(plan: &Plan, regions: &Regions, totals: &PathTotals, t
         (Path::Staged(_), _) => vec!["staged"],
         (Path::Direct(_), true) => vec!["window", "copy-engine"],
         (Path::Direct(_), false) => vec!["copy-engine"],
+        (Path::Believed(..), _) => panic!("{}", regions.source.paths()),
     };
     assert_eq!(used(totals), ways);
     let bytes: u64 = totals.list().iter().map(|(_, tally)| tally.bytes).sum();

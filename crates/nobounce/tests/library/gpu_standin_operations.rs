@@ -305,6 +305,7 @@ fn paths_are_told() {
         match &direct.paths().inbound {
             Path::Direct(mechanism) => assert!(matches!(mechanism, Mechanism::DmaBuf | Mechanism::Peermem)),
             // The stand-in's memory is no GPU's, so that a real device reaches it in no way.
+            Path::Believed(_, why) => panic!("a device that talks to itself is believed: {why}"),
             Path::Staged(why) => {
                 let each = why.as_str().contains("dma-buf: ") && why.as_str().contains("peermem: ");
                 assert!(each && !is_dropin(), "{shown}");

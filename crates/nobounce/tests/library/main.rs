@@ -9,6 +9,7 @@ mod gpu_standin_late_receive;
 mod gpu_standin_operations;
 mod gpu_standin_slow_copies;
 mod handshake;
+mod moods;
 mod operations;
 mod rails;
 mod taken;

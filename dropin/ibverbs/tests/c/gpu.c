@@ -32,6 +32,7 @@ int main(int argc, char **argv) {
     make_pair(&a, &b, IBV_QPT_RC);
     /* The stand-in exports nothing: this is as good as a dma-buf to whoever looks at its name only. */
     int file = memfd_create("dmabuf", 0), none = open("/dev/null", O_RDONLY), event = eventfd(0, 0);
+    CHECK(!ftruncate(file, 1 << 20));
     CHECK(refused || (!ibv_reg_dmabuf_mr(a.pd, 0, 4096, 0x10000, file, IBV_ACCESS_LOCAL_WRITE) && errno == EOPNOTSUPP)); /* no CUDA yet */
     void *driver = dlopen(getenv("NOBOUNCE_CUDA"), RTLD_NOW);
     CHECK(driver);
@@ -54,11 +55,19 @@ int main(int argc, char **argv) {
     struct ibv_mr *at_a = ibv_reg_mr(a.pd, (void *)first, LENGTH, IBV_ACCESS_LOCAL_WRITE);
     struct ibv_mr *at_b = ibv_reg_dmabuf_mr(b.pd, 0, LENGTH, second, file, ALL_ACCESS);
     CHECK(at_a && at_b && at_b->addr == NULL && at_b->length == LENGTH);
+    /* As the kernel: offset and address at the same place of a page, and the range in the dma-buf. */
+    CHECK(!ibv_reg_dmabuf_mr(b.pd, 8, LENGTH, second, file, ALL_ACCESS) && errno == EINVAL);
+    CHECK(!ibv_reg_dmabuf_mr(b.pd, 0, LENGTH, second + 8, file, ALL_ACCESS) && errno == EINVAL);
+    CHECK(!ibv_reg_dmabuf_mr(b.pd, (1 << 20) - 4096, 8192, second, file, ALL_ACCESS) && errno == EINVAL);
+    CHECK(!ibv_reg_dmabuf_mr(b.pd, UINT64_MAX - 4095, LENGTH, second, file, ALL_ACCESS) && errno == EINVAL);
+    struct ibv_mr *inside = ibv_reg_dmabuf_mr(b.pd, (1 << 20) - 4096 + 8, 4088, second + 8, file, ALL_ACCESS);
+    CHECK(inside && !ibv_dereg_mr(inside));
     /* The descriptor may be closed at once. */
     CHECK(!close(file) && !ibv_reg_dmabuf_mr(b.pd, 0, LENGTH, second, file, ALL_ACCESS) && errno == EBADF);
     CHECK(!ibv_reg_dmabuf_mr(b.pd, 0, LENGTH, second, none, ALL_ACCESS) && errno == EINVAL);
     CHECK(!ibv_reg_dmabuf_mr(b.pd, 0, LENGTH, second, event, ALL_ACCESS) && errno == EINVAL);
     file = memfd_create("dmabuf", 0);
+    CHECK(!ftruncate(file, 1 << 20));
     CHECK(!ibv_reg_dmabuf_mr(b.pd, 0, 4096, (uintptr_t)b.memory + (1 << 21), file, ALL_ACCESS) && errno == EOPNOTSUPP);
 
     fill(&a, 0, LENGTH, 6);

@@ -3,7 +3,8 @@
 
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::path::PathBuf;
 use std::ptr;
 use std::sync::Arc;
 
@@ -12,13 +13,38 @@ use nobounce_verbs as verbs;
 
 use super::library::{Api, Library};
 
+mod gpu_tests;
+mod old_tests;
+mod tests;
+mod traffic;
+
+pub(crate) use traffic::arrive;
+use traffic::{poll_cq, post_recv, post_send};
+
 /// A call that a test looks at.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Call {
     Named(&'static str),
-    RegMr { addr: u64, len: usize, access: u32, relaxed: bool },
-    RegDmaBuf { offset: u64, len: usize, iova: u64, fd_len: u64, access: u32 },
-    Modify { state: u32, mask: u32, attr: Route },
+    /// One of CUDA's driver, by its name there.
+    Cuda(String),
+    RegMr {
+        addr: u64,
+        len: usize,
+        access: u32,
+        relaxed: bool,
+    },
+    RegDmaBuf {
+        offset: u64,
+        len: usize,
+        iova: u64,
+        fd_len: u64,
+        access: u32,
+    },
+    Modify {
+        state: u32,
+        mask: u32,
+        attr: Route,
+    },
 }
 
 /// What a transition says about the way to the peer.
@@ -33,6 +59,22 @@ pub(crate) struct Route {
     pub(crate) retries: u8,
 }
 
+/// What a driver does that registers GPU memory by dma-buf and does not mean it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Lie {
+    /// Bytes for it go nowhere.
+    Swallows,
+    /// It takes the memory for what begins with the descriptor, wherever the range in it begins.
+    ForgetsOffset,
+}
+
+/// A registration.
+#[derive(Clone, Copy)]
+struct Known {
+    is_dmabuf: bool,
+    offset: u64,
+}
+
 /// How the device behaves.
 pub(crate) struct World {
     pub(crate) calls: Vec<Call>,
@@ -43,18 +85,25 @@ pub(crate) struct World {
     pub(crate) peermem: c_int,
     pub(crate) modify: c_int,
     pub(crate) most_inline: u32,
-    /// Bytes into GPU memory that was registered by dma-buf go nowhere.
-    pub(crate) lies: bool,
+    /// Of registrations that ask for relaxed ordering.
+    pub(crate) relaxed: c_int,
+    pub(crate) lie: Option<Lie>,
+    /// It does not talk to itself: nothing that is sent is answered.
+    pub(crate) is_deaf: bool,
+    /// What it says of the length of a READ, where that is not the truth.
+    pub(crate) says_of_reads: Option<u32>,
     pub(crate) devices: c_int,
     pub(crate) port: verbs::PortAttr,
     pub(crate) gids: Vec<[u8; 16]>,
     pub(crate) events: VecDeque<(u32, usize)>,
+    /// Queues of which a completion was announced on their channel, and nobody took it yet.
+    pub(crate) announced: VecDeque<usize>,
     /// How many completions each poll asked for.
     pub(crate) polls: Vec<c_int>,
     /// The flags of requests that were posted.
     pub(crate) flags: Vec<u32>,
     pub(crate) is_gpu: fn(u64) -> bool,
-    regions: HashMap<u32, (bool, u32)>,
+    regions: HashMap<u32, Known>,
     completions: VecDeque<verbs::Wc>,
     receives: VecDeque<(u64, Vec<verbs::Sge>)>,
     next: u32,
@@ -81,11 +130,15 @@ impl World {
             peermem: 0,
             modify: 0,
             most_inline: 512,
-            lies: false,
+            relaxed: 0,
+            lie: None,
+            is_deaf: false,
+            says_of_reads: None,
             devices: 1,
             port,
             gids: vec![[0; 16], loopback],
             events: VecDeque::new(),
+            announced: VecDeque::new(),
             polls: Vec::new(),
             flags: Vec::new(),
             is_gpu: |_| false,
@@ -108,9 +161,34 @@ pub(crate) fn names() -> Vec<&'static str> {
     world(|world| world.calls.iter().filter_map(name).collect())
 }
 
-/// The library; `old` has no `ibv_reg_dmabuf_mr`.
-pub(crate) fn library(old: bool) -> Arc<Library> {
-    Library::of_table(Api {
+/// From now on CUDA's calls of this thread are among the recorded ones.
+pub(crate) fn record_cuda() {
+    extern "C" fn note(name: *const c_char) {
+        // SAFETY: the stand-in of CUDA hands in the name of the function, which ends in zero.
+        let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
+        // Where the world is in use it is ourselves who call, and not the code under test.
+        WORLD.with(|world| {
+            if let Ok(mut world) = world.try_borrow_mut() {
+                world.calls.push(Call::Cuda(name));
+            }
+        });
+    }
+    StandIn::load().watch_calls(note);
+}
+
+/// The library as of today.
+pub(crate) fn library() -> Arc<Library> {
+    Library::of_table(table(), "/nowhere".into())
+}
+
+/// One of before rdma-core 28, which has nothing that was added since. `kernel` is where the kernel's files of RDMA devices are.
+pub(crate) fn old_library(kernel: PathBuf) -> Arc<Library> {
+    let old = Api { reg_mr_iova2: None, reg_dmabuf_mr: None, query_gid_ex: None, ..table() };
+    Library::of_table(old, kernel)
+}
+
+fn table() -> Api {
+    Api {
         get_device_list,
         free_device_list,
         get_device_name,
@@ -135,9 +213,9 @@ pub(crate) fn library(old: bool) -> Arc<Library> {
         modify_qp,
         destroy_qp,
         reg_mr_iova2: Some(reg_mr_iova2),
-        reg_dmabuf_mr: (!old).then_some(reg_dmabuf_mr),
+        reg_dmabuf_mr: Some(reg_dmabuf_mr),
         query_gid_ex: Some(query_gid_ex),
-    })
+    }
 }
 
 fn note(name: &'static str) {
@@ -217,8 +295,12 @@ unsafe extern "C" fn query_port(_: *mut verbs::Context, _: u8, attr: *mut verbs:
     0
 }
 
-unsafe extern "C" fn query_gid(_: *mut verbs::Context, _: u8, _: c_int, _: *mut verbs::Gid) -> c_int {
-    -1
+unsafe extern "C" fn query_gid(_: *mut verbs::Context, _: u8, index: c_int, gid: *mut verbs::Gid) -> c_int {
+    let at = usize::try_from(index).unwrap();
+    let Some(raw) = world(|world| world.gids.get(at).copied()) else { return -1 };
+    // SAFETY: the caller's place.
+    unsafe { *gid = verbs::Gid { raw } };
+    0
 }
 
 unsafe extern "C" fn query_gid_ex(
@@ -247,11 +329,11 @@ unsafe extern "C" fn dealloc_pd(_: *mut verbs::Pd) -> c_int {
     0
 }
 
-fn region(is_dmabuf: bool, access: u32) -> *mut verbs::Mr {
+fn region(known: Known) -> *mut verbs::Mr {
     let mr = made::<verbs::Mr>();
     world(|world| {
         world.next += 1;
-        world.regions.insert(world.next, (is_dmabuf, access));
+        world.regions.insert(world.next, known);
         // SAFETY: just made.
         unsafe { ((*mr).lkey, (*mr).rkey) = (world.next, world.next) };
     });
@@ -262,13 +344,14 @@ fn register(addr: *mut c_void, len: usize, access: u32, relaxed: bool) -> *mut v
     let addr = addr.addr() as u64;
     let code = world(|world| {
         world.calls.push(Call::RegMr { addr, len, access, relaxed });
-        if (world.is_gpu)(addr) { world.peermem } else { world.host }
+        let refusal = if (world.is_gpu)(addr) { world.peermem } else { world.host };
+        if relaxed && refusal == 0 { world.relaxed } else { refusal }
     });
     if code != 0 {
         fail(code);
         return ptr::null_mut();
     }
-    region(false, access)
+    region(Known { is_dmabuf: false, offset: 0 })
 }
 
 unsafe extern "C" fn reg_mr(
@@ -307,13 +390,14 @@ unsafe extern "C" fn reg_dmabuf_mr(
     let fd_len = u64::try_from(status.st_size).unwrap();
     let code = world(|world| {
         world.calls.push(Call::RegDmaBuf { offset, len, iova, fd_len, access });
-        world.dmabuf
+        let asks = access & verbs::IBV_ACCESS_RELAXED_ORDERING != 0;
+        if asks && world.dmabuf == 0 { world.relaxed } else { world.dmabuf }
     });
     if code != 0 {
         fail(code);
         return ptr::null_mut();
     }
-    region(true, access)
+    region(Known { is_dmabuf: true, offset })
 }
 
 unsafe extern "C" fn dereg_mr(mr: *mut verbs::Mr) -> c_int {
@@ -339,10 +423,13 @@ unsafe extern "C" fn destroy_comp_channel(_: *mut verbs::CompChannel) -> c_int {
 
 unsafe extern "C" fn get_cq_event(
     _: *mut verbs::CompChannel,
-    _: *mut *mut verbs::Cq,
+    cq: *mut *mut verbs::Cq,
     _: *mut *mut c_void,
 ) -> c_int {
-    -1
+    let Some(at) = world(|world| world.announced.pop_front()) else { return -1 };
+    // SAFETY: the caller's place.
+    unsafe { *cq = ptr::with_exposed_provenance_mut(at) };
+    0
 }
 
 unsafe extern "C" fn ack_cq_events(_: *mut verbs::Cq, _: u32) {}
@@ -361,7 +448,9 @@ unsafe extern "C" fn create_cq(
     cq
 }
 
-unsafe extern "C" fn destroy_cq(_: *mut verbs::Cq) -> c_int {
+unsafe extern "C" fn destroy_cq(cq: *mut verbs::Cq) -> c_int {
+    // What was announced of it and not taken goes with it.
+    world(|world| world.announced.retain(|at| *at != cq.addr()));
     note("destroy_cq");
     0
 }
@@ -405,112 +494,5 @@ unsafe extern "C" fn destroy_qp(_: *mut verbs::Qp) -> c_int {
 }
 
 unsafe extern "C" fn req_notify(_: *mut verbs::Cq, _: c_int) -> c_int {
-    0
-}
-
-unsafe extern "C" fn poll_cq(_: *mut verbs::Cq, count: c_int, wcs: *mut verbs::Wc) -> c_int {
-    world(|world| world.polls.push(count));
-    let mut taken = 0;
-    while taken < count
-        && let Some(wc) = world(|world| world.completions.pop_front())
-    {
-        // SAFETY: the caller has room for as many.
-        unsafe { *wcs.offset(isize::try_from(taken).unwrap()) = wc };
-        taken += 1;
-    }
-    taken
-}
-
-fn load(addr: u64, len: usize) -> Vec<u8> {
-    if world(|world| (world.is_gpu)(addr)) {
-        return StandIn::program().peek(addr, len);
-    }
-    let from: *const u8 = ptr::with_exposed_provenance(usize::try_from(addr).unwrap());
-    // SAFETY: registered host memory of the test's, or of a shadow.
-    unsafe { std::slice::from_raw_parts(from, len) }.to_vec()
-}
-
-fn store(addr: u64, bytes: &[u8]) {
-    if world(|world| (world.is_gpu)(addr)) {
-        return StandIn::program().poke(addr, bytes);
-    }
-    let to: *mut u8 = ptr::with_exposed_provenance_mut(usize::try_from(addr).unwrap());
-    // SAFETY: as above.
-    unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
-}
-
-/// Bytes for the next receive, as if a peer had sent them.
-pub(crate) fn arrive(bytes: &[u8]) {
-    let (wr_id, sges) = world(|world| world.receives.pop_front()).expect("a receive");
-    let mut rest = bytes;
-    for sge in sges {
-        let (now, later) = rest.split_at(rest.len().min(sge.length as usize));
-        store(sge.addr, now);
-        rest = later;
-    }
-    complete(wr_id, verbs::IBV_WC_RECV, u32::try_from(bytes.len()).unwrap());
-}
-
-fn complete(wr_id: u64, opcode: u32, len: u32) {
-    // SAFETY: plain numbers, for which zeroes are valid.
-    let mut wc: verbs::Wc = unsafe { std::mem::zeroed() };
-    (wc.wr_id, wc.opcode, wc.byte_len) = (wr_id, opcode, len);
-    world(|world| world.completions.push_back(wc));
-}
-
-unsafe extern "C" fn post_send(
-    _: *mut verbs::Qp,
-    first: *mut verbs::SendWr,
-    _: *mut *mut verbs::SendWr,
-) -> c_int {
-    let mut at = first;
-    while !at.is_null() {
-        // SAFETY: the caller's request and its list.
-        let (wr, sges) = unsafe {
-            let wr = &*at;
-            (wr, std::slice::from_raw_parts(wr.sg_list, usize::try_from(wr.num_sge).unwrap()))
-        };
-        world(|world| world.flags.push(wr.send_flags));
-        // SAFETY: read for requests that have it.
-        let remote = unsafe { wr.wr.rdma };
-        let lies =
-            world(|world| world.lies && world.regions.get(&remote.rkey).is_some_and(|(dmabuf, _)| *dmabuf));
-        let (mut offset, mut len) = (0, 0);
-        for sge in sges {
-            let size = sge.length as usize;
-            match wr.opcode {
-                verbs::IBV_WR_RDMA_WRITE if !lies => {
-                    store(remote.remote_addr + offset, &load(sge.addr, size))
-                }
-                verbs::IBV_WR_RDMA_READ => store(sge.addr, &load(remote.remote_addr + offset, size)),
-                _ => {}
-            }
-            offset += u64::from(sge.length);
-            len += sge.length;
-        }
-        let opcode = match wr.opcode {
-            verbs::IBV_WR_RDMA_WRITE => verbs::IBV_WC_RDMA_WRITE,
-            verbs::IBV_WR_RDMA_READ => verbs::IBV_WC_RDMA_READ,
-            _ => verbs::IBV_WC_SEND,
-        };
-        if wr.send_flags & verbs::IBV_SEND_SIGNALED != 0 {
-            complete(wr.wr_id, opcode, len);
-        }
-        at = wr.next;
-    }
-    0
-}
-
-unsafe extern "C" fn post_recv(
-    _: *mut verbs::Qp,
-    wr: *mut verbs::RecvWr,
-    _: *mut *mut verbs::RecvWr,
-) -> c_int {
-    // SAFETY: the caller's request and its list.
-    let (wr_id, sges) = unsafe {
-        let wr = &*wr;
-        (wr.wr_id, std::slice::from_raw_parts(wr.sg_list, usize::try_from(wr.num_sge).unwrap()).to_vec())
-    };
-    world(|world| world.receives.push_back((wr_id, sges)));
     0
 }

@@ -1,164 +1,40 @@
-//! What is asked of libibverbs and CUDA, argument by argument, and what is made of their answers.
+//! What is asked of libibverbs, argument by argument, and what is made of its answers.
 
 use fake_cuda::client::StandIn;
 use nobounce_memory::HostBuffer;
 use nobounce_memory::gpu::GpuOptions;
-use nobounce_memory::path::{Mechanism, Path, Require};
-use nobounce_protocol::qp::{Access, Mtu, Operation, QpAttr, Remote, Status};
+use nobounce_protocol::qp::{Access, Mtu, Operation, QpAttr, Remote};
 use nobounce_protocol::wire::{Psn, Qpn};
 use nobounce_verbs as verbs;
 
-use super::standin::{self, Call, world};
-use super::{Device, Mr, OpenError, Options, Pd, RegisterError};
+use super::{Call, world};
+use crate::hard::{self, Device, Mr, OpenError, Options, Pd, PostError, RegisterError, standin};
 use crate::soft::{QpLimits, RecvRequest, SendRequest, Sge};
 
-const LEN: usize = 1 << 20;
-const ALL: u32 = verbs::IBV_ACCESS_LOCAL_WRITE
+pub(super) const LEN: usize = 1 << 20;
+pub(super) const ALL: u32 = verbs::IBV_ACCESS_LOCAL_WRITE
     | verbs::IBV_ACCESS_REMOTE_WRITE
     | verbs::IBV_ACCESS_REMOTE_READ
     | verbs::IBV_ACCESS_REMOTE_ATOMIC;
 
-fn open() -> Device {
-    Device::open_in(&standin::library(false), "fake0", &Options::default()).unwrap()
+pub(super) fn open() -> Device {
+    Device::open_in(&standin::library(), "fake0", &Options::default()).unwrap()
 }
 
 /// Memory of the stand-in GPU, which the device tells from the host's by its address.
-fn gpu_memory() -> u64 {
+pub(super) fn gpu_memory() -> u64 {
     let addr = StandIn::program().malloc(LEN);
     world(|world| world.is_gpu = |addr| StandIn::program().holds(addr));
     addr
 }
 
-fn register(pd: &Pd, addr: u64, len: usize, options: GpuOptions) -> Result<Mr, RegisterError> {
+pub(super) fn register(pd: &Pd, addr: u64, len: usize, options: GpuOptions) -> Result<Mr, RegisterError> {
     // SAFETY: memory of the stand-in, which nobody else uses.
     unsafe { pd.register_gpu(addr, len, Access::all(), &options) }
 }
 
-fn calls() -> Vec<Call> {
+pub(super) fn calls() -> Vec<Call> {
     world(|world| world.calls.clone())
-}
-
-#[test]
-fn a_dma_buf_is_registered_by_whole_pages_of_the_export_and_the_address_of_the_memory() {
-    let addr = gpu_memory() + 0x2340;
-    let pd = open().alloc_pd().unwrap();
-    // The stand-in does not export a part of what a window has mapped.
-    let options = GpuOptions { window: false, ..GpuOptions::default() };
-    let mr = register(&pd, addr, 5000, options).unwrap();
-    assert_eq!(mr.paths().inbound, Path::Direct(Mechanism::DmaBuf));
-    let Call::RegDmaBuf { offset, len, iova, fd_len, access } =
-        calls().into_iter().find(|call| matches!(call, Call::RegDmaBuf { .. })).unwrap()
-    else {
-        unreachable!()
-    };
-    assert_eq!((offset, len, iova), (0x340, 5000, addr));
-    assert_eq!(offset % 4096, iova % 4096, "the kernel insists on it");
-    assert_eq!((fd_len % 4096, fd_len >= offset + 5000), (0, true), "whole pages, and all of the range");
-    assert_eq!(access, ALL, "all rights, but for binding windows");
-    assert_eq!((mr.addr(), mr.len()), (addr, 5000));
-}
-
-#[test]
-fn each_rung_that_fails_gives_way_to_the_next_and_its_reason_is_kept() {
-    let addr = gpu_memory();
-    let pd = open().alloc_pd().unwrap();
-    for errno in [libc::EOPNOTSUPP, libc::EINVAL, libc::ENOMEM, libc::EPROTONOSUPPORT] {
-        world(|world| (world.dmabuf, world.peermem) = (errno, 0));
-        let mr = register(&pd, addr, LEN, GpuOptions::default()).unwrap();
-        assert_eq!(mr.paths().outbound, Path::Direct(Mechanism::Peermem), "errno {errno}");
-        assert!(
-            calls().contains(&Call::RegMr { addr, len: LEN, access: ALL, relaxed: false }),
-            "on the GPU's own address"
-        );
-    }
-    world(|world| (world.dmabuf, world.peermem) = (libc::EOPNOTSUPP, libc::EFAULT));
-    let mr = register(&pd, addr, LEN, GpuOptions::default()).unwrap();
-    let Path::Staged(reason) = &mr.paths().inbound else { panic!("{:?}", mr.paths()) };
-    for words in [
-        "dma-buf: ibv_reg_dmabuf_mr",
-        "does not take dma-bufs",
-        "peermem: ibv_reg_mr",
-        "nvidia-peermem is not loaded",
-    ] {
-        assert!(reason.as_str().contains(words), "{reason}");
-    }
-    // Peers would write into the shadow, and nobody would know: they may not.
-    let shadow = calls().into_iter().rev().find_map(|call| match call {
-        Call::RegMr { addr, access, .. } => Some((addr, access)),
-        _ => None,
-    });
-    assert_eq!(shadow.map(|(_, access)| access), Some(verbs::IBV_ACCESS_LOCAL_WRITE));
-    let direct = GpuOptions { require: Require::Direct, ..GpuOptions::default() };
-    let refused = register(&pd, addr, LEN, direct).unwrap_err();
-    assert!(matches!(&refused, RegisterError::NotDirect { why, .. } if why.contains("peermem")), "{refused}");
-}
-
-#[test]
-fn an_old_libibverbs_has_no_dma_buf_and_says_so() {
-    let addr = gpu_memory();
-    world(|world| world.peermem = libc::EFAULT);
-    let device = Device::open_in(&standin::library(true), "fake0", &Options::default()).unwrap();
-    let mr = register(&device.alloc_pd().unwrap(), addr, LEN, GpuOptions::default()).unwrap();
-    let words = mr.paths().to_string();
-    assert!(words.contains("has no ibv_reg_dmabuf_mr"), "{words}");
-    assert!(!calls().iter().any(|call| matches!(call, Call::RegDmaBuf { .. })));
-}
-
-#[test]
-fn a_provider_that_lies_is_found_out_before_anybody_s_bytes_are_lost() {
-    let addr = gpu_memory();
-    world(|world| (world.lies, world.peermem) = (true, libc::EFAULT));
-    let pd = open().alloc_pd().unwrap();
-    let mr = register(&pd, addr, LEN, GpuOptions::default()).unwrap();
-    let words = mr.paths().to_string();
-    assert!(words.starts_with("staged") && words.contains("promises what it does not do"), "{words}");
-    drop(mr);
-    world(|world| world.calls.clear());
-    let again = register(&pd, addr, LEN, GpuOptions::default()).unwrap();
-    assert!(!again.paths().inbound.is_direct());
-    assert!(!standin::names().contains(&"create_qp"), "it is proved once for each GPU");
-}
-
-#[test]
-fn staged_memory_is_fetched_before_it_leaves_and_placed_before_anybody_is_told() {
-    let (addr, gpu) = (gpu_memory(), StandIn::program());
-    world(|world| (world.dmabuf, world.peermem) = (libc::EOPNOTSUPP, libc::EFAULT));
-    let device = open();
-    let pd = device.alloc_pd().unwrap();
-    let staged = register(&pd, addr, LEN, GpuOptions::default()).unwrap();
-    let cq = device.create_cq(64, None).unwrap();
-    let qp = pd.create_qp(&cq, &cq, QpLimits::default()).unwrap();
-    let host = HostBuffer::new(LEN).unwrap();
-    // SAFETY: the buffer outlives the region.
-    let far = unsafe { pd.register(host.as_mut_ptr(), LEN, Access::all()) }.unwrap();
-    let remote = Remote { addr: host.addr(), rkey: far.rkey() };
-    let sge = |offset: u64, len| Sge { addr: addr + offset, len, lkey: staged.lkey() };
-    let bytes: Vec<u8> = (0..700_000_u32).map(|at| u8::try_from(at % 251).unwrap()).collect();
-    gpu.poke(addr + 100, &bytes);
-
-    qp.post_send(&SendRequest::new(5, Operation::Write(remote), &[sge(100, 700_000)])).unwrap();
-    let mut found = vec![0; bytes.len()];
-    host.read_at(0, &mut found).unwrap();
-    assert!(found == bytes, "what leaves is what the GPU has");
-
-    host.write_at(0, &vec![9; 2000]).unwrap();
-    let quiet = SendRequest { signaled: false, ..SendRequest::new(6, Operation::Read(remote), &[]) };
-    qp.post_send(&SendRequest { sges: &[sge(0, 1000)], ..quiet }).unwrap();
-    qp.post_send(&SendRequest::new(7, Operation::Read(remote), &[sge(2000, 1000)])).unwrap();
-    qp.post_recv(&RecvRequest { wr_id: 8, sges: &[sge(4000, 100), sge(5000, 100)] }).unwrap();
-    standin::arrive(&[3; 150]);
-    assert_ne!(gpu.peek(addr, 1000), vec![9; 1000], "not before the completion is polled");
-    let mut got = Vec::new();
-    cq.poll(&mut got, 64).unwrap();
-    let told: Vec<_> = got.iter().map(|one| (one.wr_id, one.status, one.byte_len)).collect();
-    assert_eq!(told, [(5, Status::Success, 0), (7, Status::Success, 1000), (8, Status::Success, 150)]);
-    assert_eq!(gpu.peek(addr, 1000), vec![9; 1000], "also of the one that asked for no completion");
-    assert_eq!(gpu.peek(addr + 2000, 1000), vec![9; 1000]);
-    assert_eq!((gpu.peek(addr + 4000, 100), gpu.peek(addr + 5000, 50)), (vec![3; 100], vec![3; 50]));
-    let counted = device.staged_counters();
-    assert_eq!((counted.outbound.staged.bytes, counted.inbound.staged.bytes), (700_000, 2150));
-    let outside = qp.post_send(&SendRequest::new(9, Operation::Write(remote), &[sge(LEN as u64 - 10, 20)]));
-    assert!(outside.is_err());
 }
 
 #[test]
@@ -226,7 +102,7 @@ fn ethernet_is_addressed_by_gid_and_infiniband_by_lid() {
 #[test]
 fn rights_and_ordering_are_what_was_asked_for() {
     let options = Options { relaxed_ordering: true, ..Options::default() };
-    let device = Device::open_in(&standin::library(false), "fake0", &options).unwrap();
+    let device = Device::open_in(&standin::library(), "fake0", &options).unwrap();
     let pd = device.alloc_pd().unwrap();
     let host = HostBuffer::new(4096).unwrap();
     // SAFETY: the buffer outlives the region.
@@ -242,16 +118,16 @@ fn rights_and_ordering_are_what_was_asked_for() {
 #[test]
 fn what_a_device_refuses_is_said_in_a_sentence() {
     world(|world| world.open = libc::EACCES);
-    let denied = Device::open_in(&standin::library(false), "fake0", &Options::default()).unwrap_err();
+    let denied = Device::open_in(&standin::library(), "fake0", &Options::default()).unwrap_err();
     assert!(
         matches!(denied, OpenError::Open { .. }) && denied.to_string().contains("does not let this user in"),
         "{denied}"
     );
     world(|world| (world.open, world.devices) = (0, 0));
-    let none = Device::open_in(&standin::library(false), "fake0", &Options::default()).unwrap_err();
+    let none = Device::open_in(&standin::library(), "fake0", &Options::default()).unwrap_err();
     assert!(matches!(none, OpenError::None { .. }), "{none}");
     world(|world| (world.devices, world.port.state) = (1, verbs::IBV_PORT_DOWN));
-    let down = Device::open_in(&standin::library(false), "fake0", &Options::default()).unwrap_err();
+    let down = Device::open_in(&standin::library(), "fake0", &Options::default()).unwrap_err();
     assert!(down.to_string().contains("port 1: down"), "{down}");
     world(|world| (world.port.state, world.host) = (verbs::IBV_PORT_ACTIVE, libc::ENOMEM));
     let device = open();
@@ -276,7 +152,7 @@ fn what_a_device_refuses_is_said_in_a_sentence() {
 #[test]
 fn events_tell_how_the_device_is() {
     let device = open();
-    assert_eq!(device.look(), super::Health::default());
+    assert_eq!(device.look(), hard::Health::default());
     world(|world| world.events.push_back((verbs::IBV_EVENT_PORT_ERR, 1)));
     assert!(device.look().port_down);
     world(|world| world.events.push_back((verbs::IBV_EVENT_PORT_ACTIVE, 1)));
@@ -288,42 +164,6 @@ fn events_tell_how_the_device_is() {
     let device = open();
     world(|world| world.port.state = verbs::IBV_PORT_DOWN);
     assert!(!device.look().port_down && device.examine().port_down, "no event yet, but the port says it");
-}
-
-#[test]
-fn what_leaves_behind_a_read_is_what_the_read_brings() {
-    let (addr, gpu) = (gpu_memory(), StandIn::program());
-    world(|world| (world.dmabuf, world.peermem) = (libc::EOPNOTSUPP, libc::EFAULT));
-    let device = open();
-    let pd = device.alloc_pd().unwrap();
-    let staged = register(&pd, addr, LEN, GpuOptions::default()).unwrap();
-    let cq = device.create_cq(64, None).unwrap();
-    let qp = pd.create_qp(&cq, &cq, QpLimits::default()).unwrap();
-    let host = HostBuffer::new(3000).unwrap();
-    // SAFETY: the buffer outlives the region.
-    let far = unsafe { pd.register(host.as_mut_ptr(), 3000, Access::all()) }.unwrap();
-    let remote = |at: u64| Remote { addr: host.addr() + at, rkey: far.rkey() };
-    let sge = |offset: u64, len| Sge { addr: addr + offset, len, lkey: staged.lkey() };
-    host.write_at(0, &[7; 1000]).unwrap();
-    gpu.poke(addr, &[1; 3000]);
-
-    // The bytes in the middle are read, and the device would see to the order: the completion is not polled in between.
-    qp.post_send(&SendRequest::new(1, Operation::Read(remote(0)), &[sge(1000, 1000)])).unwrap();
-    let fenced = SendRequest { fence: true, ..SendRequest::new(2, Operation::Write(remote(0)), &[]) };
-    qp.post_send(&SendRequest { sges: &[sge(500, 2000)], ..fenced }).unwrap();
-    let mut sent = vec![0; 2000];
-    host.read_at(0, &mut sent).unwrap();
-    let expected = [vec![1; 500], vec![7; 1000], vec![1; 500]].concat();
-    assert!(sent == expected, "the read's bytes, and around them the GPU's");
-    let mut got = Vec::new();
-    cq.poll(&mut got, 64).unwrap();
-    assert_eq!(got.iter().map(|one| one.wr_id).collect::<Vec<_>>(), [1, 2]);
-    assert_eq!(gpu.peek(addr + 1000, 1000), vec![7; 1000], "no fetch went over what was read");
-    // When it is over, the GPU's word counts again.
-    gpu.poke(addr + 1000, &[9; 1000]);
-    qp.post_send(&SendRequest::new(3, Operation::Write(remote(0)), &[sge(1000, 1000)])).unwrap();
-    host.read_at(0, &mut sent[..1000]).unwrap();
-    assert_eq!(sent[..1000], [9; 1000]);
 }
 
 #[test]
@@ -341,7 +181,7 @@ fn what_the_port_does_not_carry_at_once_is_refused_before_it_is_posted() {
     };
     for sges in [&[sge((1 << 20) + 1)][..], &[sge(1 << 20), sge(1)]] {
         let long = write(sges).unwrap_err();
-        assert!(matches!(long, super::PostError::TooLong { len: 1_048_577, max: 1_048_576, .. }), "{long}");
+        assert!(matches!(long, PostError::TooLong { len: 1_048_577, max: 1_048_576, .. }), "{long}");
         assert!(long.to_string().contains("fake0") && long.to_string().contains("several"), "{long}");
     }
     world(|world| world.port.max_msg_sz = 0);
@@ -412,9 +252,9 @@ fn the_port_s_own_word_counts_whatever_its_events_said() {
 
 #[test]
 fn the_list_says_what_each_device_is() {
-    let library = standin::library(false);
+    let library = standin::library();
     world(|world| (world.port.active_width, world.port.active_speed) = (2, 32));
-    let listed = super::list(&library).unwrap();
+    let listed = hard::list(&library).unwrap();
     let device = listed[0].as_ref().unwrap();
     assert_eq!((device.name.as_str(), device.attr.max_qp_wr, device.ports.len()), ("fake0", 1024, 1));
     let words = device.to_string();
@@ -425,7 +265,7 @@ fn the_list_says_what_each_device_is() {
     assert_eq!(standin::names(), ["open", "close"], "nothing stays open");
     for errno in [libc::EACCES, libc::ENOENT] {
         world(|world| world.open = errno);
-        let refused = super::list(&library).unwrap().remove(0).unwrap_err().to_string();
+        let refused = hard::list(&library).unwrap().remove(0).unwrap_err().to_string();
         assert!(refused.contains("fake0 cannot be opened"), "{refused}");
         let opened = Device::open_in(&library, "fake0", &Options::default()).unwrap_err().to_string();
         assert_eq!(refused, opened, "the list and whoever opens it say the same");
@@ -451,7 +291,7 @@ fn requests_are_signalled_fenced_and_inline_as_they_ask() {
     host.read_at(1000, &mut found).unwrap();
     assert_eq!((&found[..100], found[100]), (&bytes[..], 0), "bytes that are in no region");
     let long = qp.post_send(&SendRequest { inline: Some(&[0; 101]), ..write }).unwrap_err();
-    assert!(matches!(long, super::PostError::Limit { given: 101, max: 100, .. }), "{long}");
+    assert!(matches!(long, PostError::Limit { given: 101, max: 100, .. }), "{long}");
     // A list: one completion for all.
     let sges = [Sge { addr: host.addr(), len: 8, lkey: mr.lkey() }];
     let list: Vec<_> = (0..20)
@@ -494,7 +334,7 @@ fn a_gid_of_another_network_is_doubted_by_name() {
     world(|world| (world.gids[0], world.modify) = (other, libc::ENETUNREACH));
     let mut options = Options::default();
     options.gid.index = Some(0);
-    let device = Device::open_in(&standin::library(false), "fake0", &options).unwrap();
+    let device = Device::open_in(&standin::library(), "fake0", &options).unwrap();
     let peer = std::net::Ipv4Addr::LOCALHOST.into();
     let doubt = device.doubt_gid(peer).expect("no interface has the address");
     assert!(doubt.starts_with("GID 0, 203.0.113.7, is of no interface"), "{doubt}");
@@ -504,4 +344,18 @@ fn a_gid_of_another_network_is_doubted_by_name() {
     let refused = qp.modify(&to_rtr, 0).unwrap_err().to_string();
     assert!(refused.contains("203.0.113.7 to 127.0.0.1") && refused.contains(&doubt), "{refused}");
     assert_eq!(open().doubt_gid(peer), None, "the entry of loopback is the right one");
+}
+
+#[test]
+fn a_queue_that_goes_leaves_events_of_others_on_its_channel() {
+    let device = open();
+    let channel = device.create_channel().unwrap();
+    let [first, second] = [(); 2].map(|()| device.create_cq(8, Some(&channel)).unwrap());
+    let announce = |cq: &hard::Cq| cq.inner.raw.as_ptr().expose_provenance();
+    let both = [announce(&first), announce(&second)];
+    world(|world| world.announced.extend(both));
+    drop(first);
+    assert!(channel.take(), "the second one's");
+    assert!(!channel.take(), "and the first one's went with it");
+    drop(second);
 }

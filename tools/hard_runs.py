@@ -1,0 +1,63 @@
+"""What the drop-in itself counted under a bench of nic/hard: gpu-check and tests/hardware.sh hold the bench's word against it.
+
+    hard_runs.py REPORTS RESULTS direct|staged     exit code 1, and a sentence, where they do not agree
+
+REPORTS is the folder that NOBOUNCE_REPORT named, RESULTS what `bench --json` wrote."""
+
+import glob
+import json
+import os
+import sys
+
+# Ways of GPU memory in reports of a device; the others are the host's (cpu) and staged.
+DIRECT = ("window", "copy-engine")
+
+
+def counted(folder):
+    """Bytes by direction and way, of all devices; and how many left no report."""
+    moved = {}
+    for path in glob.glob(os.path.join(folder, "*.json")):
+        with open(path) as file:
+            report = json.load(file)
+        for direction in ("in", "out"):
+            for way, tally in report.get(direction, {}).items():
+                moved[direction, way] = moved.get((direction, way), 0) + tally["bytes"]
+    return moved, len(glob.glob(os.path.join(folder, "*.open")))
+
+
+def measured(results):
+    """The operations on GPU memory that the bench measured, and how many bytes they moved at least, by what it says of its path."""
+    with open(results) as file:
+        rows = [row for row in json.load(file)["results"] if row["memory"] != "host" and row["kind"] != "gpu-visible"]
+    rows = {way: [row for row in rows if row["path"].startswith(way)] for way in ("direct", "staged")}
+    return {way: ({row["op"] for row in some}, sum(row["size"] * row["iters"] for row in some), some) for way, some in rows.items()}
+
+
+def judge(folder, results, way):
+    """(what is wrong or nothing, what is to be told)"""
+    moved, silent = counted(folder)
+    operations, least, rows = measured(results)[way]
+    sums = {(direction, kind): sum(moved.get((direction, name), 0) for name in names)
+            for direction in ("in", "out") for kind, names in (("direct", DIRECT), ("staged", ("staged",)), ("host", ("cpu",)))}
+    told = ["counted by the drop-in: " + ", ".join(f"{direction} {kind} {count}" for (direction, kind), count in sums.items())
+            + f"; {', '.join(sorted(operations)) or 'nothing'} moved {least} bytes {way} at least"]
+    staged_by_us = sum(row["counted"][end][direction]["staged"]["bytes"] for row in rows if row.get("counted") for end in ("here", "there") for direction in ("inbound", "outbound"))
+    if silent:
+        wrong = f"{silent} devices of the drop-in left no report"
+    elif not least:
+        wrong = f"nothing was measured {way}"
+    elif sums["in", "staged"] or sums["out", "staged"]:
+        wrong = "the drop-in staged GPU memory that was registered with it"
+    elif way == "direct" and min(sums["in", "direct"], sums["out", "direct"]) < least:
+        wrong = "less went directly than was measured"
+    elif way == "staged" and (staged_by_us < least or min(sums["in", "host"], sums["out", "host"]) < least):
+        wrong = f"nic/hard staged {staged_by_us} bytes, less than were measured"
+    else:
+        wrong = ""
+    return wrong, told
+
+
+if __name__ == "__main__":
+    wrong, told = judge(*sys.argv[1:4])
+    print(*told, *([wrong] if wrong else []), sep="\n")
+    sys.exit(1 if wrong else 0)
