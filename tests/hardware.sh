@@ -18,7 +18,7 @@ says() { # says PATTERN EXIT-CODE VARIABLE=VALUE... -- ARGUMENT...: a bench that
     passed=$((passed + 1))
 }
 
-fine='^every byte verified'
+fine='^bytes verified'
 few=(--iters 50 --size 8,4K,64K)
 says "$fine" 0 NOBOUNCE_VERBS="$dropin" -- --device nb0 --op write,read,send --kind latency,bandwidth,bidirectional "${few[@]}"
 says "$fine" 0 NOBOUNCE_VERBS="$dropin" -- --device nb0 --op atomic --kind latency,rate --iters 50

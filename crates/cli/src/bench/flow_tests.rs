@@ -216,7 +216,7 @@ fn a_good_run_prints_writes_and_is_fine() {
     let (verdict, printed) = try_run(&plan, &mut Mock::new()).unwrap();
     assert_eq!(verdict, Verdict::Fine);
     assert!(printed.contains("write 1 MiB over udp: ") && printed.contains(" of raw"), "{printed}");
-    assert!(printed.contains("every byte verified"), "{printed}");
+    assert!(printed.contains("bytes verified"), "{printed}");
 
     let json = json(&folder.file("run.json"));
     assert_eq!(json["schema"], "nobounce-bench/1");

@@ -145,7 +145,8 @@ impl Side for Visible<'_> {
     }
 
     fn checkable(&self) -> u64 {
-        // Each flag is another number, and the kernel waits for one after the other.
+        // Each flag is another number, and the kernel waits for one after the other: none is left to be compared, and `compared` is 0.
+        // What is around the flag is read by the host (`check`).
         0
     }
 

@@ -117,6 +117,7 @@ pub(crate) fn main(args: &BenchArgs) -> anyhow::Result<Verdict> {
         let devices = peer::open_all(&device_of(&plan))?;
         peer::listen(&devices, addr, *port)?;
     }
+    round::Spoil::asked().map_err(anyhow::Error::msg)?;
     // Before the GPU: what cannot be opened is told at once. No device asks for CUDA before memory is registered.
     let devices = peer::open_all(&device_of(&plan))?;
     let gpu =

@@ -156,7 +156,7 @@ impl Ring {
         numbered: bool,
     ) -> Result<(), String> {
         let filled = arrived.min(self.slots());
-        if let Some(spoil) = Spoil::asked().filter(|_| round.checked && filled > 0) {
+        if let Some(spoil) = Spoil::asked()?.filter(|_| round.checked && filled > 0) {
             self.spoil(spoil, filled - 1).map_err(|error| format!("cannot spoil a message: {error}"))?;
         }
         if let Some((buffer, patterns)) = gpu::patterns_for(&self.region) {

@@ -38,12 +38,34 @@ pub(super) enum Spoil {
 }
 
 impl Spoil {
-    /// As the environment says; for tests of the check, on hardware that cannot be told to lose something.
-    pub(super) fn asked() -> Option<Self> {
-        match std::env::var("NOBOUNCE_BENCH_SPOIL").ok()?.as_str() {
-            "byte" => Some(Self::Byte),
-            "message" => Some(Self::Message),
-            _ => None,
+    /// As the environment says; for tests of the check, on hardware that cannot be told to lose something. A word that is neither would
+    /// spoil nothing, and whoever wrote it would take the check for blind: it is an error.
+    pub(super) fn asked() -> Result<Option<Self>, String> {
+        match std::env::var("NOBOUNCE_BENCH_SPOIL") {
+            Ok(word) => Self::named(&word).map(Some),
+            Err(_) => Ok(None),
+        }
+    }
+
+    fn named(word: &str) -> Result<Self, String> {
+        match word {
+            "byte" => Ok(Self::Byte),
+            "message" => Ok(Self::Message),
+            _ => Err(format!("NOBOUNCE_BENCH_SPOIL is '{word}': it is 'byte' or 'message', or not set")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_way_to_spoil_is_an_error() {
+        assert_eq!(Spoil::named("byte"), Ok(Spoil::Byte));
+        assert_eq!(Spoil::named("message"), Ok(Spoil::Message));
+        for wrong in ["bytes", "", "Byte"] {
+            assert!(Spoil::named(wrong).unwrap_err().contains("'byte' or 'message'"));
         }
     }
 }
