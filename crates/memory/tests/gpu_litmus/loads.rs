@@ -71,7 +71,7 @@ fn word_load_waits_for_a_flag_that_is_known_late() {
         &[(
             "no mfence before the load",
             Shows::Perhaps(
-                "this processor begins no load from write-combined memory before earlier loads are over",
+                "this processor begins no plain load from write-combined memory before earlier loads are over (streaming loads it does)",
             ),
             bare,
         )],

@@ -70,13 +70,17 @@ fn flag_write_comes_after_the_payload() {
 fn flag_copy_comes_after_the_payload() {
     const LEN: usize = 256 << 10;
     const FLAG: usize = LEN - 8;
+    // All of the stage: its copy takes longer than it takes to start the next one.
+    const LONG: usize = 2 << 20;
+    const LONG_FLAG: usize = LONG - 8;
     let Some(stage) = Stage::with_kernels() else { return };
-    let engine = CopyEngine::new(&stage.gpu, 4, LEN).unwrap();
+    let engine = CopyEngine::new(&stage.gpu, 4, LONG).unwrap();
     // Has a stream of its own.
-    let other = CopyEngine::new(&stage.gpu, 4, LEN).unwrap();
-    let mut message = Message::of_words(LEN / 8);
-    let mut play = |pieces: &[(&CopyEngine, Range<usize>)]| {
-        stage.play_reader(LEN / 8, Some(FLAG), 20_000, |i, _| {
+    let other = CopyEngine::new(&stage.gpu, 4, LONG).unwrap();
+    let play = |pieces: &[(&CopyEngine, Range<usize>)]| {
+        let len = pieces.last().map_or(0, |(_, range)| range.end);
+        let mut message = Message::of_words(len / 8);
+        stage.play_reader(len / 8, Some(len - 8), 20_000, |i, _| {
             let bytes = message.bytes(i);
             let chunks = pieces.iter().map(|(engine, range)| {
                 let mut chunk = engine.take_chunk().expect("a chunk is free");
@@ -97,6 +101,7 @@ fn flag_copy_comes_after_the_payload() {
     };
     let kept = play(&[(&engine, 0..FLAG), (&engine, FLAG..LEN)]);
     let two_streams = play(&[(&engine, 0..FLAG), (&other, FLAG..LEN)]);
+    let two_streams_long = play(&[(&engine, 0..LONG_FLAG), (&other, LONG_FLAG..LONG)]);
     let joined = play(&[(&engine, 0..LEN)]);
     judge(
         "old words when a flag copied after its 256 KiB is seen",
@@ -106,6 +111,11 @@ fn flag_copy_comes_after_the_payload() {
                 "the flag's copy on another stream",
                 Shows::Perhaps("both streams have the same engine, which takes one copy after the other"),
                 two_streams,
+            ),
+            (
+                "the same behind 2 MiB",
+                Shows::Perhaps("both streams have the same engine, which takes one copy after the other"),
+                two_streams_long,
             ),
             (
                 "flag and payload in one copy",
