@@ -38,9 +38,14 @@ const DEFAULTS: [(&str, &str); 3] = [
 ];
 
 /// On a machine with one GPU all channels of NCCL are flows over the network: four of them quarter the messages, and the device pays for each
-/// message; two of them keep several engines busy. (Several GPUs need their channels for what they do among themselves.)
-fn channels(given: &Given<'_>) -> Option<(&'static str, &'static str)> {
-    let most = if given.engines > 1 { "2" } else { "1" };
+/// message; two of them keep several engines busy. (Several GPUs need their channels for what they do among themselves.) Not where windows are switched
+/// off: the copy engine then places everything while NCCL's kernels wait for it, and with two channels PyTorch's collectives stood still on an H200.
+fn channels(
+    given: &Given<'_>,
+    now: impl Fn(&str) -> Option<OsString>,
+) -> Option<(&'static str, &'static str)> {
+    let has_window = now("NOBOUNCE_WINDOW").is_none_or(|window| window != "off");
+    let most = if given.engines > 1 && has_window { "2" } else { "1" };
     (given.gpus == 1).then_some(("NCCL_MAX_NCHANNELS", most))
 }
 
@@ -83,7 +88,7 @@ pub(crate) fn variables(
         ("NOBOUNCE_LOG", args.log.as_ref().map(OsString::from)),
     ];
     all.extend(typed.into_iter().filter_map(|(name, value)| Some((name, value?))));
-    let missing = DEFAULTS.into_iter().chain(channels(given));
+    let missing = DEFAULTS.into_iter().chain(channels(given, &now));
     for (name, value) in missing {
         if now(name).is_none() && !all.iter().any(|(set, _)| *set == name) {
             all.push((name, value.into()));
@@ -174,6 +179,10 @@ mod tests {
         };
         assert_eq!([channels(1, 1), channels(1, 2), channels(1, 4)].map(Option::unwrap), ["1", "2", "2"]);
         assert_eq!(channels(8, 2), None);
+        let off = variables(&RunArgs::default(), &GIVEN(1, 2), |name| {
+            (name == "NOBOUNCE_WINDOW").then(|| "off".into())
+        });
+        assert_eq!(value(&off, "NCCL_MAX_NCHANNELS"), Some("1"));
         let set = with(&RunArgs::default(), &[("NCCL_MAX_NCHANNELS", "8")]);
         assert_eq!(value(&set, "NCCL_MAX_NCHANNELS"), None);
     }
