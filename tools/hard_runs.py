@@ -56,8 +56,6 @@ def measured(results):
 def judge(folder, results, way):
     """(what is wrong or nothing, what is to be told)"""
     moved, ended, silent = counted(folder)
-    # Every byte is counted at both ends. Of one that was ended before it could report, the last quarter of a second is missing.
-    least_of = max if ended else min
     operations, least, rows = measured(results)[way]
     sums = {(direction, kind): sum(moved.get((direction, name), 0) for name in names)
             for direction in ("in", "out") for kind, names in (("direct", DIRECT), ("staged", ("staged",)), ("host", ("cpu",)))}
@@ -70,9 +68,9 @@ def judge(folder, results, way):
         wrong = f"nothing was measured {way}"
     elif sums["in", "staged"] or sums["out", "staged"]:
         wrong = "the drop-in staged GPU memory that was registered with it"
-    elif way == "direct" and least_of(sums["in", "direct"], sums["out", "direct"]) < least:
+    elif way == "direct" and min(sums["in", "direct"], sums["out", "direct"]) < least:
         wrong = "less went directly than was measured"
-    elif way == "staged" and (staged_by_us < least or least_of(sums["in", "host"], sums["out", "host"]) < least):
+    elif way == "staged" and (staged_by_us < least or min(sums["in", "host"], sums["out", "host"]) < least):
         wrong = f"nic/hard staged {staged_by_us} bytes, less than were measured"
     else:
         wrong = ""

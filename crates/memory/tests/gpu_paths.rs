@@ -117,6 +117,32 @@ fn every_kind_of_memory_has_the_path_of_the_table() {
     assert!(wrong.is_empty(), "not as docs/paths.md says: {wrong:?}");
 }
 
+/// More than was allocated is refused with what there is, and nothing is registered.
+#[test]
+fn a_range_that_leaves_its_allocation() {
+    let Some((gpu, _alone)) = gpu_common::gpu(false) else { return };
+    let context = gpu.primary().unwrap();
+    for (name, make) in memory::KINDS.into_iter().take(4) {
+        let memory = make(&gpu, context).unwrap();
+        // Up to where the next allocation could begin it is nobody's.
+        let room = memory.len.next_multiple_of(512);
+        for (offset, wanted) in
+            [(0, room + 1), (memory.len - 1, room - memory.len + 2), (memory.len / 2, 64 << 30)]
+        {
+            let refused = GpuMemory::register(memory.addr + offset as u64, wanted, &GpuOptions::default());
+            let told = refused.expect_err("it is longer than what was allocated").to_string();
+            if offset == 0 {
+                println!("figure: {name}, and one byte of what follows: {told}");
+            }
+            assert!(told.contains("at most "), "{name}: {told}");
+        }
+        assert!(
+            GpuMemory::register(memory.addr + memory.len as u64 - 1, 1, &GpuOptions::default()).is_ok(),
+            "{name}"
+        );
+    }
+}
+
 /// Memory that another process allocated and shares by CUDA IPC: no window with a driver that maps no dma-bufs, and the reason is said.
 #[test]
 fn memory_imported_by_ipc() {
