@@ -14,7 +14,7 @@ from machine import ADDRESS, GUEST, HOST
 BENCH = "nobounce bench --iters 10 --op write,read,send --kind latency,bandwidth --size 1,64K"
 FINE = r"^bytes verified"
 # The library's tests by theme: each is a process of its own, which says what it cannot do on this device.
-TESTS = ["operations::", "handshake::", "forked::", "rails::", "vanish::", "gpu_standin_access::", "gpu_standin_operations::", "gpu_standin_late_receive::",
+TESTS = ["operations::", "handshake::", "forked::", "rails::", "vanish::", "moods::", "gpu_standin_access::", "gpu_standin_operations::", "gpu_standin_late_receive::",
          "gpu_standin_slow_copies::"]
 ON_RXE0 = f"NOBOUNCE_DEVICE=rxe0 NOBOUNCE_TEST_DEVICE6=rxe0@{ADDRESS[6][GUEST]}"
 # A second device, rxe1, whose cable leads nowhere: it talks to itself.
