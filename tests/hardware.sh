@@ -45,9 +45,11 @@ gpu=(NOBOUNCE_VERBS="$dropin" NOBOUNCE_CUDA="$(realpath "$target/debug/libfake_c
 on_gpu=(--device nb0 --memory gpu --kind latency --size 4K --iters 20)
 says '^path of GPU memory: direct \(dma-buf\)$' 0 "${gpu[@]}" -- "${on_gpu[@]}" --op write,read
 says '^path of GPU memory: direct \(peermem\)$' 0 "${gpu[@]}" NOBOUNCE_REFUSE=dma-buf -- "${on_gpu[@]}" --op write
+says '^not by dma-buf: ibv_reg_dmabuf_mr: ' 0 "${gpu[@]}" NOBOUNCE_REFUSE=dma-buf -- "${on_gpu[@]}" --op write
 says '^path of GPU memory: staged \(dma-buf: .*; peermem: .*\)$' 0 "${gpu[@]}" NOBOUNCE_REFUSE=dma-buf,peermem -- "${on_gpu[@]}" --op send
 says 'a direct path is required' 2 "${gpu[@]}" NOBOUNCE_REFUSE=dma-buf,peermem NOBOUNCE_REQUIRE=direct -- "${on_gpu[@]}" --op send
 says '^  memory of GPU 0: direct \(dma-buf\)$' 0 "${gpu[@]}" -- --device nb0 --memory gpu --explain-device
+says '^  not by dma-buf: ibv_reg_dmabuf_mr: ' 0 "${gpu[@]}" NOBOUNCE_REFUSE=dma-buf -- --device nb0 --memory gpu --explain-device
 says '^  memory of GPU 0: staged \(dma-buf: .*; peermem: ' 0 "${gpu[@]}" NOBOUNCE_REFUSE=dma-buf,peermem -- --device nb0 --memory gpu --explain-device
 
 # What the drop-in itself counted says the same: as tools/gpu-check demands it on a real GPU.

@@ -364,6 +364,14 @@ impl Mr {
             Self::Hard(hard) => hard.is_staged(),
         }
     }
+
+    /// Why a hardware NIC did not take the ways into GPU memory before the one that it takes, or all direct ones.
+    pub fn refusals(&self) -> &[hard::Refusal] {
+        match self {
+            Self::Soft(_) => &[],
+            Self::Hard(hard) => hard.refusals(),
+        }
+    }
 }
 
 /// A completion channel.

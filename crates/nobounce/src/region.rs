@@ -196,6 +196,12 @@ impl Region {
         self.mr.paths()
     }
 
+    /// Why a hardware NIC did not take the ways into GPU memory before the one that it takes, or all direct ones: `dma-buf` refused, say,
+    /// where the path is `direct (peermem)`.
+    pub fn refusals(&self) -> &[hard::Refusal] {
+        self.mr.refusals()
+    }
+
     /// Whether the memory belongs to the region (as opposed to memory of the caller's).
     pub fn owns_memory(&self) -> bool {
         match &self.memory {
@@ -319,7 +325,12 @@ impl fmt::Debug for Region {
             Memory::Gpu { buffer: Some(buffer) } => write!(f, "on {}", buffer.gpu())?,
             Memory::Gpu { buffer: None } => f.write_str("GPU memory of others")?,
         }
-        write!(f, ": {})", self.paths())
+        write!(f, ": {}", self.paths())?;
+        // The path of staged memory has them.
+        if self.paths().are_direct() {
+            self.refusals().iter().try_for_each(|refusal| write!(f, "; not by {refusal}"))?;
+        }
+        f.write_str(")")
     }
 }
 

@@ -114,7 +114,12 @@ fn print_used(plan: &Plan, name: &str, why: &str, out: &mut dyn Write) -> anyhow
 /// How the device reaches memory of a GPU: a little of it is registered, and the way is tried.
 fn print_gpu_memory(device: &Device, gpu: i32, out: &mut dyn Write) -> anyhow::Result<()> {
     match device.register_gpu_on(gpu, PROBE, GpuOptions::default()) {
-        Ok(region) => writeln!(out, "  memory of GPU {gpu}: {}", region.paths())?,
+        Ok(region) => {
+            writeln!(out, "  memory of GPU {gpu}: {}", region.paths())?;
+            for refusal in super::gpu::passed_over(&region) {
+                writeln!(out, "  not by {refusal}")?;
+            }
+        }
         Err(error) => writeln!(out, "  memory of GPU {gpu}: {error}")?,
     }
     Ok(())

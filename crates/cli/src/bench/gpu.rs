@@ -47,6 +47,9 @@ pub(crate) struct GpuFacts {
     pub(crate) window: Option<String>,
     /// The paths of memory that was registered without further wishes.
     pub(crate) paths: String,
+    /// Why a hardware NIC did not take the direct ways before the one that it takes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) refusals: Vec<String>,
     /// What loads, stores and the copy engine cost here.
     pub(crate) calibration: String,
     /// How the two processes share it.
@@ -97,9 +100,12 @@ impl Setup {
             Some(_) => GpuMemory::reach(buffer.addr(), PROBE, &GpuOptions::default())?,
             None => GpuMemory::register(buffer.addr(), PROBE, &GpuOptions::default())?,
         };
-        let paths = match device.nic().hard() {
-            Some(_) => device.register_gpu_on(ordinal(), PROBE, GpuOptions::default())?.paths().clone(),
-            None => memory.paths().clone(),
+        let (paths, refusals) = match device.nic().hard() {
+            Some(_) => {
+                let region = device.register_gpu_on(ordinal(), PROBE, GpuOptions::default())?;
+                (region.paths().clone(), passed_over(&region))
+            }
+            None => (memory.paths().clone(), Vec::new()),
         };
         let calibration = Calibration::of(&gpu).context("cannot measure the ways into GPU memory")?;
         let kernels = kernels();
@@ -143,12 +149,19 @@ impl Setup {
             bar1_bytes: gpu.bar1_size(),
             window: memory.rung().map(|rung| rung.to_string()),
             paths: paths.to_string(),
+            refusals,
             calibration: calibration.to_string(),
             shared_by: if stand_in { "nothing is shared".to_owned() } else { shared_by },
             checked_on: if kernels.is_ok() { "gpu" } else { "host" }.to_owned(),
         };
         Ok(Self { facts, notes, _mps: mps })
     }
+}
+
+/// The direct ways that a region's device did not take, where it took another. The path of staged memory names them itself.
+pub(super) fn passed_over(region: &Region) -> Vec<String> {
+    let refusals = if region.paths().are_direct() { region.refusals() } else { &[] };
+    refusals.iter().map(ToString::to_string).collect()
 }
 
 /// Takes cases out of a plan, and says so.

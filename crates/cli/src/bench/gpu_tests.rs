@@ -36,6 +36,7 @@ fn facts(stand_in: bool) -> GpuFacts {
         bar1_bytes: Some(256 << 30),
         window: Some("resource manager".to_owned()),
         paths: "in direct (window), out direct (copy-engine)".to_owned(),
+        refusals: Vec::new(),
         calibration: "Example GPU: loads up to 4096 bytes, copy engine above".to_owned(),
         shared_by: "MPS was started for this run".to_owned(),
         checked_on: "gpu".to_owned(),
@@ -239,4 +240,18 @@ fn without_a_direct_path_the_summary_says_so() {
     assert!(lines[0].starts_with("no direct figures"), "{lines:?}");
     assert!(!lines.iter().any(|line| line.starts_with("goal")), "{lines:?}");
     assert!(!example_machine().to_string().contains("GPU"), "a run on host memory has none");
+}
+
+#[test]
+fn ways_that_were_not_taken_stand_under_the_path_and_in_the_json() {
+    let mut report = quick();
+    assert!(!table::render(&report).contains("not by"));
+    let gpu = report.machine.gpu.as_mut().unwrap();
+    gpu.paths = "direct (peermem)".to_owned();
+    gpu.refusals = vec!["dma-buf: ibv_reg_dmabuf_mr: Operation not supported".to_owned()];
+    let wanted = "\npath of GPU memory: direct (peermem)\nnot by dma-buf: ibv_reg_dmabuf_mr: Operation not supported\n";
+    let text = table::render(&report);
+    assert!(text.contains(wanted), "{text}");
+    let json = serde_json::to_value(&report.machine).unwrap();
+    assert_eq!(json["gpu"]["refusals"][0], "dma-buf: ibv_reg_dmabuf_mr: Operation not supported");
 }

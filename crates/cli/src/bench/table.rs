@@ -21,6 +21,9 @@ pub(crate) fn render(report: &Report) -> String {
     let mut text = format!("{}\n", report.machine);
     if let Some(gpu) = &report.machine.gpu {
         let _ = writeln!(text, "path of GPU memory: {}", gpu.paths);
+        for refusal in &gpu.refusals {
+            let _ = writeln!(text, "not by {refusal}");
+        }
         let _ = writeln!(text, "calibration: {}", gpu.calibration);
     }
     for note in &report.notes {

@@ -19,6 +19,7 @@ use super::library::Library;
 use super::list::List;
 use super::memory::Pd;
 use super::proof::Proofs;
+use super::refusal::Told;
 use super::stage::Staging;
 use crate::soft::{PathCounters, fork};
 
@@ -116,6 +117,7 @@ pub(crate) struct Inner {
     pub(crate) options: Options,
     pub(crate) staging: Staging,
     pub(crate) proofs: Proofs,
+    pub(crate) told: Told,
     /// The kernel's folder of it, where there was one when it was opened. Some drivers (rxe) let a device go only when nobody has it open
     /// any more, and tell nobody; the folder goes first.
     folder: Option<PathBuf>,
@@ -211,6 +213,7 @@ impl Device {
             options: options.clone(),
             staging: Staging::default(),
             proofs: Proofs::default(),
+            told: Told::default(),
             folder: folder.exists().then_some(folder),
             health: Mutex::default(),
             failed_queues: Mutex::default(),

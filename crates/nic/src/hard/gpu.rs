@@ -14,6 +14,7 @@ use nobounce_verbs as verbs;
 use super::error::RegisterError;
 use super::memory::{Mr, Pd, pointer};
 use super::proof::{self, Verdict};
+use super::refusal::Refusal;
 use super::stage::Shadow;
 
 /// The ways that are direct, in the order in which they are tried.
@@ -35,29 +36,48 @@ pub(crate) fn register(
         let paths = Paths::both(Path::Direct(Mechanism::Cpu));
         return Ok(pd.region(raw, host, len, paths, Some(memory), None));
     }
-    let why = if options.staged {
-        "staging was asked for".to_owned()
-    } else {
-        let mut refusals = Vec::new();
-        for rung in RUNGS {
-            match climb(pd, &memory, access, rung) {
-                Ok((raw, path)) => {
-                    let paths = Paths::both(path);
-                    return Ok(pd.region(raw, addr, len, paths, Some(memory), None));
-                }
-                Err(why) => refusals.push(format!("{}: {why}", rung.name())),
-            }
+    if options.staged {
+        let why = "staging was asked for".to_owned();
+        if options.require == Require::Direct {
+            return Err(not_direct(pd, addr, len, why));
         }
-        refusals.join("; ")
-    };
-    if options.require == Require::Direct {
-        return Err(RegisterError::NotDirect { device: pd.device().name().to_owned(), addr, len, why });
+        return staged(pd, memory, access, why);
     }
-    staged(pd, memory, access, why)
+    let (reached, refusals) = climb(pd, &memory, access);
+    pd.device().inner.told.warn(pd.device().name(), &refusals);
+    if let Some((raw, path)) = reached {
+        let mr = pd.region(raw, addr, len, Paths::both(path), Some(memory), None);
+        return Ok(mr.with_refusals(refusals));
+    }
+    let why = refusals.iter().map(Refusal::to_string).collect::<Vec<_>>().join("; ");
+    if options.require == Require::Direct {
+        return Err(not_direct(pd, addr, len, why));
+    }
+    Ok(staged(pd, memory, access, why)?.with_refusals(refusals))
+}
+
+fn not_direct(pd: &Pd, addr: u64, len: usize, why: String) -> RegisterError {
+    RegisterError::NotDirect { device: pd.device().name().to_owned(), addr, len, why }
+}
+
+/// The first rung that holds, if one does, and why those before it do not.
+fn climb(
+    pd: &Pd,
+    memory: &Arc<GpuMemory>,
+    access: Access,
+) -> (Option<(NonNull<verbs::Mr>, Path)>, Vec<Refusal>) {
+    let mut refusals = Vec::new();
+    for rung in RUNGS {
+        match step(pd, memory, access, rung) {
+            Ok(reached) => return (Some(reached), refusals),
+            Err(reason) => refusals.push(Refusal { rung, reason }),
+        }
+    }
+    (None, refusals)
 }
 
 /// One rung, proved with memory of our own before it is trusted with anybody else's.
-fn climb(
+fn step(
     pd: &Pd,
     memory: &Arc<GpuMemory>,
     access: Access,

@@ -15,6 +15,7 @@ use super::device::Device;
 use super::error::{CreateError, RegisterError, last};
 use super::gpu;
 use super::qp::Qp;
+use super::refusal::Refusal;
 use super::stage::Shadow;
 use crate::soft::QpLimits;
 
@@ -191,7 +192,7 @@ impl Pd {
             self.inner.device.inner.staging.add(lkey, shadow);
         }
         let handle = Handle { raw, lkey, staged: shadow.is_some(), pd: self.clone() };
-        Mr { lkey, rkey, addr, len, paths, handle, gpu, shadow }
+        Mr { lkey, rkey, addr, len, paths, refusals: Vec::new(), handle, gpu, shadow }
     }
 }
 
@@ -228,6 +229,7 @@ pub struct Mr {
     addr: u64,
     len: usize,
     paths: Paths,
+    refusals: Vec<Refusal>,
     // Fields drop in this order: the device forgets the memory before its descriptor, its window and its shadow go.
     handle: Handle,
     gpu: Option<Arc<GpuMemory>>,
@@ -237,11 +239,20 @@ pub struct Mr {
 impl fmt::Debug for Mr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = self.handle.pd.inner.device.name();
-        write!(f, "Mr({} bytes at {:#x} on {name}: {})", self.len, self.addr, self.paths)
+        write!(f, "Mr({} bytes at {:#x} on {name}: {}", self.len, self.addr, self.paths)?;
+        // The path of staged memory has them.
+        if self.paths.are_direct() {
+            self.refusals.iter().try_for_each(|refusal| write!(f, "; not by {refusal}"))?;
+        }
+        f.write_str(")")
     }
 }
 
 impl Mr {
+    pub(crate) fn with_refusals(self, refusals: Vec<Refusal>) -> Self {
+        Self { refusals, ..self }
+    }
+
     /// The key of local requests.
     pub fn lkey(&self) -> u32 {
         self.lkey
@@ -270,6 +281,11 @@ impl Mr {
     /// The way its bytes take.
     pub fn paths(&self) -> &Paths {
         &self.paths
+    }
+
+    /// Why the ways into GPU memory before the one that is taken, or all direct ones, were not.
+    pub fn refusals(&self) -> &[Refusal] {
+        &self.refusals
     }
 
     /// Whether requests of that queue pair may name it: it is in the same protection domain.

@@ -17,6 +17,7 @@ mod list;
 mod memory;
 mod proof;
 mod qp;
+mod refusal;
 mod stage;
 #[cfg(test)]
 mod standin;
@@ -29,3 +30,4 @@ pub use library::{Library, LibraryError};
 pub use list::{Listed, ListedPort, list, names};
 pub use memory::{Mr, Pd};
 pub use qp::Qp;
+pub use refusal::Refusal;

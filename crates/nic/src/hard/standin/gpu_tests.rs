@@ -1,14 +1,19 @@
 //! GPU memory: what is asked of libibverbs and CUDA, in which order, and what is made of their answers.
 
+use std::sync::{Arc, Mutex};
+
 use fake_cuda::client::StandIn;
 use nobounce_memory::HostBuffer;
 use nobounce_memory::gpu::GpuOptions;
 use nobounce_memory::path::{Mechanism, Path, Require};
 use nobounce_protocol::qp::{Access, Operation, Remote, Status};
 use nobounce_verbs as verbs;
+use tracing::field::Field;
+use tracing::{Event, Level, Metadata, Subscriber, span};
 
 use super::tests::{ALL, LEN, calls, gpu_memory, open, register};
 use super::{Call, Lie, world};
+use crate::hard::gpu::RUNGS;
 use crate::hard::{RegisterError, standin};
 use crate::soft::{QpLimits, RecvRequest, SendRequest, Sge};
 
@@ -44,6 +49,11 @@ fn each_rung_that_fails_gives_way_to_the_next_and_its_reason_is_kept() {
             calls().contains(&Call::RegMr { addr, len: LEN, access: ALL, relaxed: false }),
             "on the GPU's own address"
         );
+        let [refusal] = mr.refusals() else { panic!("{mr:?}") };
+        assert_eq!(refusal.rung, Mechanism::DmaBuf);
+        let said = format!("ibv_reg_dmabuf_mr: {}", std::io::Error::from_raw_os_error(errno));
+        assert!(refusal.reason.starts_with(&said), "{refusal}");
+        assert!(format!("{mr:?}").contains(&format!("direct (peermem); not by dma-buf: {said}")), "{mr:?}");
     }
     world(|world| (world.dmabuf, world.peermem) = (libc::EOPNOTSUPP, libc::EFAULT));
     let mr = register(&pd, addr, LEN, GpuOptions::default()).unwrap();
@@ -56,6 +66,8 @@ fn each_rung_that_fails_gives_way_to_the_next_and_its_reason_is_kept() {
     ] {
         assert!(reason.as_str().contains(words), "{reason}");
     }
+    assert_eq!(mr.refusals().iter().map(|refusal| refusal.rung).collect::<Vec<_>>(), RUNGS);
+    assert!(!format!("{mr:?}").contains("not by"), "the path has it: {mr:?}");
     // Peers would write into the shadow, and nobody would know: they may not.
     let shadow = calls().into_iter().rev().find_map(|call| match call {
         Call::RegMr { addr, access, .. } => Some((addr, access)),
@@ -85,6 +97,86 @@ fn a_provider_that_lies_is_found_out_before_anybody_s_bytes_are_lost() {
         assert!(!again.paths().inbound.is_direct());
         assert!(!standin::names().contains(&"create_qp"), "it is proved once for each GPU");
     }
+}
+
+#[test]
+fn a_lie_about_dma_bufs_is_told_though_peer_memory_works() {
+    let addr = gpu_memory();
+    for lie in [Lie::Swallows, Lie::ForgetsOffset] {
+        world(|world| world.lie = Some(lie));
+        let pd = open().alloc_pd().unwrap();
+        for _ in 0..2 {
+            let mr = register(&pd, addr, LEN, GpuOptions::default()).unwrap();
+            assert_eq!(mr.paths().to_string(), "direct (peermem)", "{lie:?}");
+            let [refusal] = mr.refusals() else { panic!("{lie:?}: {mr:?}") };
+            assert_eq!(refusal.rung, Mechanism::DmaBuf);
+            assert!(refusal.reason.contains("promises what it does not do"), "{lie:?}: {refusal}");
+        }
+    }
+}
+
+#[test]
+fn the_log_names_each_way_that_was_not_taken_once_for_a_device() {
+    let addr = gpu_memory();
+    let lines = Lines::default();
+    tracing::subscriber::with_default(lines.clone(), || {
+        for _ in 0..2 {
+            let pd = open().alloc_pd().unwrap();
+            world(|world| (world.dmabuf, world.peermem) = (0, 0));
+            drop(register(&pd, addr, LEN, GpuOptions::default()).unwrap());
+            assert_eq!(lines.take(), [""; 0], "the first way is taken");
+            world(|world| (world.dmabuf, world.peermem) = (libc::EOPNOTSUPP, 0));
+            for expected in [1, 0, 0] {
+                drop(register(&pd, addr, LEN, GpuOptions::default()).unwrap());
+                let told = lines.take();
+                assert_eq!(told.len(), expected, "{told:?}");
+                let words = "fake0: GPU memory is not registered by dma-buf: ibv_reg_dmabuf_mr: ";
+                assert!(told.iter().all(|line| line.starts_with(words)), "{told:?}");
+            }
+            world(|world| world.peermem = libc::EFAULT);
+            drop(register(&pd, addr, LEN, GpuOptions::default()).unwrap());
+            let told = lines.take();
+            assert!(told.len() == 1 && told[0].contains("not registered by peermem: "), "{told:?}");
+        }
+    });
+}
+
+/// The warnings of a thread.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<String>>>);
+
+impl Lines {
+    fn take(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.lock().unwrap())
+    }
+}
+
+impl Subscriber for Lines {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() == Level::WARN
+    }
+
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let mut line = String::new();
+        event.record(&mut |field: &Field, value: &dyn std::fmt::Debug| {
+            if field.name() == "message" {
+                line = format!("{value:?}");
+            }
+        });
+        self.0.lock().unwrap().push(line);
+    }
+
+    fn enter(&self, _: &span::Id) {}
+
+    fn exit(&self, _: &span::Id) {}
 }
 
 #[test]
