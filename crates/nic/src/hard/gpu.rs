@@ -138,7 +138,7 @@ fn dmabuf_reason(error: &std::io::Error) -> String {
 fn peermem_reason(error: &std::io::Error) -> String {
     let hint = match error.raw_os_error() {
         Some(libc::EFAULT | libc::EINVAL) => {
-            " (the kernel does not know the GPU's address: nvidia-peermem is not loaded)"
+            " (probably the kernel does not know the GPU's address: nvidia-peermem is not loaded, or the device's driver does not ask it)"
         }
         _ => "",
     };
