@@ -57,18 +57,15 @@ counts() { # counts direct|staged VARIABLE=VALUE... -- ARGUMENT...
     local way=$1
     local reports=$folder/counted-$way
     shift
-    local try
-    # On a busy machine the stand-in may be too slow for the drop-in's proof of a window, which then stages: what is asked is whether that is seen.
-    for try in 1 2 3; do
-        rm -rf "$reports"
-        mkdir "$reports"
-        says "^path of GPU memory: $way" 0 "${gpu[@]}" NOBOUNCE_REPORT="$reports" "$@" --json "$reports.json"
-        if python3 tools/hard_runs.py "$reports" "$reports.json" "$way" >"$folder/counted" 2>&1; then
-            passed=$((passed + 1))
-            return
-        fi
-    done
-    fail "what the drop-in counted, three times: $(cat "$folder/counted")"
+    rm -rf "$reports"
+    mkdir "$reports"
+    says "^path of GPU memory: $way" 0 "${gpu[@]}" NOBOUNCE_REPORT="$reports" "$@" --json "$reports.json"
+    # The proof of a way moves 12800 bytes at each end, into memory that has no window of the drop-in's here: the stand-in cannot export a page twice.
+    if python3 tools/hard_runs.py "$reports" "$reports.json" "$way" 25600 >"$folder/counted" 2>&1; then
+        passed=$((passed + 1))
+    else
+        fail "what the drop-in counted: $(cat "$folder/counted")"
+    fi
 }
 every=(--device nb0 --memory gpu --kind latency,bandwidth --size 8,64K --iters 20)
 counts direct -- "${every[@]}" --op write,read,send

@@ -1,8 +1,8 @@
 """What the drop-in itself counted under a bench of nic/hard: gpu-check and tests/hardware.sh hold the bench's word against it.
 
-    hard_runs.py REPORTS RESULTS direct|staged     exit code 1, and a sentence, where they do not agree
+    hard_runs.py REPORTS RESULTS direct|staged [BYTES]     exit code 1, and a sentence, where they do not agree
 
-REPORTS is the folder that NOBOUNCE_REPORT named, RESULTS what `bench --json` wrote."""
+REPORTS is the folder that NOBOUNCE_REPORT named, RESULTS what `bench --json` wrote; so many BYTES may be staged though memory is direct (none)."""
 
 import glob
 import json
@@ -14,9 +14,6 @@ import sys
 DIRECT = ("window", "copy-engine")
 
 
-# Bytes of the proofs of all ways and processes, at most. On the stand-in of CUDA their memory has no window of the drop-in's: its pages cannot be exported
-# twice. (On a GPU nothing was staged.)
-PROOFS = 64 << 10
 # Each of the two places in the file of what a device did so far (docs/run.md): a number, a length, a text.
 PLACE = 16 << 10
 
@@ -56,7 +53,7 @@ def measured(results):
     return {way: ({row["op"] for row in some}, sum(row["size"] * row["iters"] for row in some), some) for way, some in rows.items()}
 
 
-def judge(folder, results, way):
+def judge(folder, results, way, may_stage=0):
     """(what is wrong or nothing, what is to be told)"""
     moved, ended, silent = counted(folder)
     operations, least, rows = measured(results)[way]
@@ -69,7 +66,7 @@ def judge(folder, results, way):
         wrong = f"{silent} devices of the drop-in left no report"
     elif not least:
         wrong = f"nothing was measured {way}"
-    elif max(sums["in", "staged"], sums["out", "staged"]) > PROOFS:
+    elif max(sums["in", "staged"], sums["out", "staged"]) > may_stage:
         wrong = "the drop-in staged GPU memory that was registered with it"
     elif way == "direct" and min(sums["in", "direct"], sums["out", "direct"]) < least:
         wrong = "less went directly than was measured"
@@ -81,6 +78,6 @@ def judge(folder, results, way):
 
 
 if __name__ == "__main__":
-    wrong, told = judge(*sys.argv[1:4])
+    wrong, told = judge(*sys.argv[1:4], *map(int, sys.argv[4:]))
     print(*told, *([wrong] if wrong else []), sep="\n")
     sys.exit(1 if wrong else 0)

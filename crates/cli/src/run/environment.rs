@@ -39,7 +39,7 @@ const DEFAULTS: [(&str, &str); 3] = [
 
 /// On a machine with one GPU all channels of NCCL are flows over the network: four of them quarter the messages, and the device pays for each
 /// message; two of them keep several engines busy. (Several GPUs need their channels for what they do among themselves.) Not where windows are switched
-/// off: the copy engine then places everything while NCCL's kernels wait for it, and with two channels PyTorch's collectives stood still on an H200.
+/// off: with two channels PyTorch's collectives stood still on an H200 then, for a reason that is not known (docs/design/next.md); an earlier version had passed with one.
 fn channels(
     given: &Given<'_>,
     now: impl Fn(&str) -> Option<OsString>,

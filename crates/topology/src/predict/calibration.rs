@@ -376,20 +376,7 @@ mod tests {
 
     fn run_of(kind: &str, times: impl Fn(u64) -> f64) -> Bench {
         let results = [1, 8, 64, 512, 4096, 32768, 262_144, 1 << 20, 8 << 20]
-            .map(|size| Measured {
-                op: "write".to_owned(),
-                kind: kind.to_owned(),
-                size,
-                qps: 1,
-                memory: "host".to_owned(),
-                path: "direct".to_owned(),
-                link: "udp".to_owned(),
-                mtu: 4096,
-                wait: "cq".to_owned(),
-                p50_us: (kind == "latency").then(|| times(size)),
-                gbytes_per_s: (kind == "bandwidth").then(|| float(size) / times(size) / 1000.0),
-                passes: Vec::new(),
-            })
+            .map(|size| Measured::write(kind, size, times(size), &[]))
             .to_vec();
         Bench { schema: "nobounce-bench/1".to_owned(), results }
     }

@@ -55,6 +55,27 @@ pub struct Measured {
 }
 
 impl Measured {
+    /// WRITE of host memory over UDP that takes so long, in `latency` or as a share of `bandwidth`; passes that took these.
+    #[cfg(test)]
+    pub(super) fn write(kind: &str, size: u64, time: f64, passes: &[f64]) -> Self {
+        let is_latency = kind == "latency";
+        let figure = |time: f64| if is_latency { time } else { float(size) / time / 1000.0 };
+        Self {
+            op: "write".to_owned(),
+            kind: kind.to_owned(),
+            size,
+            qps: 1,
+            memory: "host".to_owned(),
+            path: "direct".to_owned(),
+            link: "udp".to_owned(),
+            mtu: 4096,
+            wait: "cq".to_owned(),
+            p50_us: is_latency.then_some(time),
+            gbytes_per_s: (!is_latency).then_some(figure(time)),
+            passes: passes.iter().map(|time| figure(*time)).collect(),
+        }
+    }
+
     /// Microseconds of one message: its latency, or its share of a stream.
     #[must_use]
     pub fn microseconds(&self) -> Option<f64> {

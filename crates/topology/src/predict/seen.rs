@@ -150,22 +150,8 @@ mod tests {
     /// A fit to passes that found `times` times these factors, in turn.
     fn fit(kind: &str, times: impl Fn(u64) -> f64, factors: &[f64]) -> Fit {
         let one = |size: u64| {
-            let (is_latency, time) = (kind == "latency", times(size));
-            let figure = |time: f64| if is_latency { time } else { float(size) / time / 1000.0 };
-            Measured {
-                op: "write".to_owned(),
-                kind: kind.to_owned(),
-                size,
-                qps: 1,
-                memory: "host".to_owned(),
-                path: "direct".to_owned(),
-                link: "udp".to_owned(),
-                mtu: 4096,
-                wait: "cq".to_owned(),
-                p50_us: is_latency.then_some(time),
-                gbytes_per_s: (!is_latency).then_some(figure(time)),
-                passes: factors.iter().map(|factor| figure(factor * time)).collect(),
-            }
+            let time = times(size);
+            Measured::write(kind, size, time, &factors.iter().map(|factor| factor * time).collect::<Vec<_>>())
         };
         let bench = Bench { schema: "nobounce-bench/1".to_owned(), results: SIZES.map(one).to_vec() };
         Calibration::of(&[bench]).unwrap().fits.remove(0)

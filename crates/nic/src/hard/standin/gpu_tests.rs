@@ -14,7 +14,7 @@ use tracing::{Dispatch, Event, Level, Metadata, Subscriber, span};
 use super::tests::{ALL, LEN, calls, gpu_memory, open, register};
 use super::{Call, Lie, world};
 use crate::hard::gpu::RUNGS;
-use crate::hard::{RegisterError, standin};
+use crate::hard::{Cq, Device, Mr, Qp, RegisterError, standin};
 use crate::soft::{QpLimits, RecvRequest, SendRequest, Sge};
 
 #[test]
@@ -269,18 +269,35 @@ fn orders(calls: &[Call]) -> Vec<&str> {
         .collect()
 }
 
+/// GPU memory of a device that takes it by no direct way, and host memory that stands for the other end's.
+struct StagedEnd {
+    device: Device,
+    staged: Mr,
+    cq: Cq,
+    qp: Qp,
+    far: Mr,
+    host: HostBuffer,
+}
+
+impl StagedEnd {
+    fn new(addr: u64) -> Self {
+        world(|world| (world.dmabuf, world.peermem) = (libc::EOPNOTSUPP, libc::EFAULT));
+        let device = open();
+        let pd = device.alloc_pd().unwrap();
+        let staged = register(&pd, addr, LEN, GpuOptions::default()).unwrap();
+        let cq = device.create_cq(64, None).unwrap();
+        let qp = pd.create_qp(&cq, &cq, QpLimits::default()).unwrap();
+        let host = HostBuffer::new(LEN).unwrap();
+        // SAFETY: the buffer outlives the region.
+        let far = unsafe { pd.register(host.as_mut_ptr(), LEN, Access::all()) }.unwrap();
+        Self { device, staged, cq, qp, far, host }
+    }
+}
+
 #[test]
 fn what_was_read_is_as_long_as_what_was_asked_for_whatever_the_device_says() {
     let (addr, gpu) = (gpu_memory(), StandIn::program());
-    world(|world| (world.dmabuf, world.peermem) = (libc::EOPNOTSUPP, libc::EFAULT));
-    let device = open();
-    let pd = device.alloc_pd().unwrap();
-    let staged = register(&pd, addr, LEN, GpuOptions::default()).unwrap();
-    let cq = device.create_cq(64, None).unwrap();
-    let qp = pd.create_qp(&cq, &cq, QpLimits::default()).unwrap();
-    let host = HostBuffer::new(3000).unwrap();
-    // SAFETY: the buffer outlives the region.
-    let far = unsafe { pd.register(host.as_mut_ptr(), 3000, Access::all()) }.unwrap();
+    let StagedEnd { staged, cq, qp, far, host, .. } = StagedEnd::new(addr);
     let remote = Remote { addr: host.addr(), rkey: far.rkey() };
     let list = [(0, 1000), (2000, 500)].map(|(at, len)| Sge { addr: addr + at, len, lkey: staged.lkey() });
     for (said, byte) in [(0, 1), (700, 2), (1 << 20, 3)] {
@@ -299,15 +316,7 @@ fn what_was_read_is_as_long_as_what_was_asked_for_whatever_the_device_says() {
 #[test]
 fn staged_memory_is_fetched_before_it_leaves_and_placed_before_anybody_is_told() {
     let (addr, gpu) = (gpu_memory(), StandIn::program());
-    world(|world| (world.dmabuf, world.peermem) = (libc::EOPNOTSUPP, libc::EFAULT));
-    let device = open();
-    let pd = device.alloc_pd().unwrap();
-    let staged = register(&pd, addr, LEN, GpuOptions::default()).unwrap();
-    let cq = device.create_cq(64, None).unwrap();
-    let qp = pd.create_qp(&cq, &cq, QpLimits::default()).unwrap();
-    let host = HostBuffer::new(LEN).unwrap();
-    // SAFETY: the buffer outlives the region.
-    let far = unsafe { pd.register(host.as_mut_ptr(), LEN, Access::all()) }.unwrap();
+    let StagedEnd { device, staged, cq, qp, far, host } = StagedEnd::new(addr);
     let remote = Remote { addr: host.addr(), rkey: far.rkey() };
     let sge = |offset: u64, len| Sge { addr: addr + offset, len, lkey: staged.lkey() };
     let bytes: Vec<u8> = (0..700_000_u32).map(|at| u8::try_from(at % 251).unwrap()).collect();
@@ -341,15 +350,7 @@ fn staged_memory_is_fetched_before_it_leaves_and_placed_before_anybody_is_told()
 #[test]
 fn what_leaves_behind_a_read_is_what_the_read_brings() {
     let (addr, gpu) = (gpu_memory(), StandIn::program());
-    world(|world| (world.dmabuf, world.peermem) = (libc::EOPNOTSUPP, libc::EFAULT));
-    let device = open();
-    let pd = device.alloc_pd().unwrap();
-    let staged = register(&pd, addr, LEN, GpuOptions::default()).unwrap();
-    let cq = device.create_cq(64, None).unwrap();
-    let qp = pd.create_qp(&cq, &cq, QpLimits::default()).unwrap();
-    let host = HostBuffer::new(3000).unwrap();
-    // SAFETY: the buffer outlives the region.
-    let far = unsafe { pd.register(host.as_mut_ptr(), 3000, Access::all()) }.unwrap();
+    let StagedEnd { staged, cq, qp, far, host, .. } = StagedEnd::new(addr);
     let remote = |at: u64| Remote { addr: host.addr() + at, rkey: far.rkey() };
     let sge = |offset: u64, len| Sge { addr: addr + offset, len, lkey: staged.lkey() };
     host.write_at(0, &[7; 1000]).unwrap();
