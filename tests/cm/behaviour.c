@@ -4,6 +4,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <poll.h>
+#include <pthread.h>
 #include <rdma/rdma_cma.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -69,6 +70,17 @@ static struct rdma_cm_id *listener(int port)
     return id;
 }
 
+static volatile int late_returned;
+
+static void *too_late(void *none)
+{
+    struct rdma_cm_event *event;
+
+    rdma_get_cm_event(channel, &event);
+    late_returned = 1;
+    return none;
+}
+
 int main(int argc, char **argv)
 {
     struct rdma_conn_param param = {.retry_count = 7, .qp_num = 5}, answer = {.qp_num = 6};
@@ -77,6 +89,7 @@ int main(int argc, char **argv)
     struct rdma_cm_event *event;
     struct rdma_event_channel *second;
     int one = 1, port;
+    pthread_t late;
     unsigned char tos = 32, timeout = 18;
 
     CHECK(argc == 2 || argc == 3);
@@ -193,6 +206,11 @@ int main(int argc, char **argv)
     }
     CHECK(wait(&port) > 0 && WIFEXITED(port) && WEXITSTATUS(port) == 0);
     rdma_destroy_event_channel(channel);
+
+    /* A thread that asks a moment too late (rping has one) gets no error before main has ended, and can be cancelled. */
+    CHECK(pthread_create(&late, NULL, too_late, NULL) == 0);
+    usleep(500000);
+    CHECK(!late_returned && pthread_cancel(late) == 0 && pthread_join(late, NULL) == 0);
     printf("all right\n");
     return 0;
 }

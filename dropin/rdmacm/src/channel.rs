@@ -1,7 +1,7 @@
 //! Event channels.
 
-use std::collections::HashMap;
-use std::ffi::{c_int, c_void};
+use std::collections::{HashMap, HashSet};
+use std::ffi::{c_int, c_ulong, c_void};
 use std::sync::{Mutex, PoisonError};
 
 use nobounce_nic::soft::CmChannel;
@@ -15,10 +15,20 @@ struct ChannelObject {
     channel: CmChannel,
 }
 
-/// Every channel there is, by its address, and the process that made it.
-static CHANNELS: Mutex<Option<HashMap<usize, (u32, CmChannel)>>> = Mutex::new(None);
+/// How long a thread that asks an ended channel for events is kept waiting, in milliseconds.
+const GONE: c_int = 5000;
 
-fn with<T>(what: impl FnOnce(&mut HashMap<usize, (u32, CmChannel)>) -> T) -> T {
+#[derive(Default)]
+struct Channels {
+    /// Every channel there is, by its address, and the process that made it.
+    alive: HashMap<usize, (u32, CmChannel)>,
+    /// Where there were some, and are none now.
+    ended: HashSet<usize>,
+}
+
+static CHANNELS: Mutex<Option<Channels>> = Mutex::new(None);
+
+fn with<T>(what: impl FnOnce(&mut Channels) -> T) -> T {
     what(CHANNELS.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default())
 }
 
@@ -27,20 +37,29 @@ pub(crate) fn create() -> Result<*mut EventChannel, Errno> {
     let channel = CmChannel::new()?;
     let raw = EventChannel { fd: channel.fd() };
     let object = Box::into_raw(Box::new(ChannelObject { raw, channel: channel.clone() }));
-    with(|channels| channels.insert(object.expose_provenance(), (std::process::id(), channel)));
+    let at = object.expose_provenance();
+    with(|channels| {
+        channels.ended.remove(&at);
+        channels.alive.insert(at, (std::process::id(), channel));
+    });
     Ok(object.cast())
 }
 
 /// The channel behind a pointer of C's.
 pub(crate) fn find(raw: *mut EventChannel) -> Result<CmChannel, Errno> {
-    let (process, channel) = with(|channels| channels.get(&raw.addr()).cloned()).ok_or(Errno::EINVAL)?;
+    let (process, channel) =
+        with(|channels| channels.alive.get(&raw.addr()).cloned()).ok_or(Errno::EINVAL)?;
     // What is told there is told to the parent: a child that read its descriptor would take that away.
     if process == std::process::id() { Ok(channel) } else { Err(Errno::EIO) }
 }
 
 /// Ends a channel.
 pub(crate) fn destroy(raw: *mut EventChannel) {
-    if with(|channels| channels.remove(&raw.addr())).is_some() {
+    let known = with(|channels| {
+        let known = channels.alive.remove(&raw.addr());
+        known.inspect(|_| _ = channels.ended.insert(raw.addr()))
+    });
+    if known.is_some() {
         // SAFETY: it was in the table, so `create` made it, and nobody else has taken it out.
         drop(unsafe { Box::from_raw(raw.cast::<ChannelObject>()) });
     }
@@ -65,6 +84,7 @@ pub(crate) unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut EventCh
 
 unsafe extern "C-unwind" {
     fn read(fd: c_int, to: *mut c_void, length: usize) -> isize;
+    fn poll(fds: *mut libc::pollfd, count: c_ulong, timeout: c_int) -> c_int;
 }
 
 /// Reads one notice from a descriptor: waits for it or not, and goes on after a signal or not, as the program has set its descriptor
@@ -74,4 +94,19 @@ pub(crate) fn read_notice(fd: c_int) -> bool {
     let mut notice = 0_u64;
     // SAFETY: eight bytes that can be written.
     unsafe { read(fd, (&raw mut notice).cast(), 8) == 8 }
+}
+
+/// Keeps a thread that asks a channel for events after its end. Programs end a channel under the thread that waits for its events
+/// (rping does, just before it leaves `main`): the kernel lets such a thread wait, whereas one that comes back a moment too late
+/// would get an error, and rping ends itself by that. So both wait. The thread may be cancelled in here, as in [`read_notice`].
+/// Errno stays as it was.
+pub(crate) fn linger_if_ended(raw: *mut EventChannel) {
+    // SAFETY: the thread's own errno, and no descriptors.
+    unsafe {
+        let errno = *libc::__errno_location();
+        if with(|channels| channels.ended.contains(&raw.addr())) {
+            poll(std::ptr::null_mut(), 0, GONE);
+        }
+        *libc::__errno_location() = errno;
+    }
 }

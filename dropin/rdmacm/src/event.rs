@@ -8,7 +8,7 @@ use std::sync::Arc;
 use nobounce_nic::soft::{CmNotice, Told};
 use nobounce_protocol::cm::{CommId, Event, Rep, Req, SidrRep, SidrReq, ip, reason, sidr_status};
 
-use crate::channel::{self, read_notice};
+use crate::channel::{self, linger_if_ended, read_notice};
 use crate::device;
 use crate::entry::{self, Errno};
 use crate::id::Id;
@@ -295,6 +295,7 @@ pub(crate) unsafe extern "C-unwind" fn rdma_get_cm_event(
     loop {
         let fd = entry::minus_one(|| Ok(channel::find(channel)?.fd()));
         if fd < 0 || !read_notice(fd) {
+            linger_if_ended(channel);
             return -1;
         }
         let found = entry::minus_one(|| {
@@ -306,7 +307,10 @@ pub(crate) unsafe extern "C-unwind" fn rdma_get_cm_event(
         match found {
             0 => {}
             1 => return 0,
-            _ => return -1,
+            _ => {
+                linger_if_ended(channel);
+                return -1;
+            }
         }
     }
 }
