@@ -25,6 +25,17 @@ pub(crate) fn is_spinning() -> bool {
     SPINNING.load(Ordering::SeqCst)
 }
 
+/// Streams of one priority share a queue.
+static FEW_QUEUES: AtomicBool = AtomicBool::new(false);
+
+pub(crate) fn set_few_queues(on: bool) {
+    FEW_QUEUES.store(on, Ordering::SeqCst);
+}
+
+pub(crate) fn has_few_queues() -> bool {
+    FEW_QUEUES.load(Ordering::SeqCst)
+}
+
 /// Calls that start copies wait.
 static HELD: AtomicBool = AtomicBool::new(false);
 

@@ -4,11 +4,15 @@ use std::sync::Arc;
 
 use crate::abi::{Out, size};
 use crate::call::{Call, Rule, call};
-use crate::lane::{Lane, Work, is_spinning};
+use crate::lane::{Lane, Work, has_few_queues, is_spinning};
 use crate::status::{Answer, Status};
 use crate::world::{Tag, World};
 
 const NON_BLOCKING: u32 = 1;
+
+/// The priorities there are; a lower number goes first.
+const LEAST: i32 = 0;
+const GREATEST: i32 = -5;
 
 #[derive(Debug)]
 pub(crate) struct Stream {
@@ -57,15 +61,32 @@ impl Call {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuStreamCreate(stream: Out<u64>, flags: u32) -> Status {
-    call("cuStreamCreate", Rule::ContextUncaptured, |call| {
-        if flags & !NON_BLOCKING != 0 {
-            return Err(Status::INVALID_VALUE);
-        }
-        let context = call.context();
-        let made = call.handle(Tag::Stream);
-        call.streams.insert(made, Stream { context, lane: Lane::start(flags & NON_BLOCKING == 0) });
-        stream.put(made)
+    call("cuStreamCreate", Rule::ContextUncaptured, |call| create(call, stream, flags, LEAST))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuStreamCreateWithPriority(stream: Out<u64>, flags: u32, priority: i32) -> Status {
+    call("cuStreamCreateWithPriority", Rule::ContextUncaptured, |call| create(call, stream, flags, priority))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuCtxGetStreamPriorityRange(least: Out<i32>, greatest: Out<i32>) -> Status {
+    call("cuCtxGetStreamPriorityRange", Rule::Context, |_| {
+        least.put(LEAST)?;
+        greatest.put(GREATEST)
     })
+}
+
+fn create(call: &mut Call, stream: Out<u64>, flags: u32, priority: i32) -> Answer<()> {
+    if flags & !NON_BLOCKING != 0 {
+        return Err(Status::INVALID_VALUE);
+    }
+    let context = call.context();
+    let made = call.handle(Tag::Stream);
+    // With one queue for each priority the default stream's work stands in front of what has its priority.
+    let blocking = flags & NON_BLOCKING == 0 || has_few_queues() && priority >= LEAST;
+    call.streams.insert(made, Stream { context, lane: Lane::start(blocking) });
+    stream.put(made)
 }
 
 #[unsafe(no_mangle)]

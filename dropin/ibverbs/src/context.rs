@@ -15,7 +15,7 @@ use crate::entry::{self, Errno};
 use crate::live::{Kind, Object, Users};
 use crate::qp::QpObject;
 use crate::srq::SrqObject;
-use crate::{attributes, cq, cq_ex, log, mr, mw, poll, port, post, qp_ex, srq};
+use crate::{attributes, cq, cq_ex, device_log, log, mr, mw, poll, port, post, qp_ex, srq};
 
 /// An open device. C sees the end of its first field.
 #[repr(C)]
@@ -128,6 +128,7 @@ fn table(device: *mut verbs::Device, soft: &Device) -> verbs::VerbsContext {
 pub(crate) unsafe extern "C" fn open_device(device: *mut verbs::Device) -> *mut verbs::Context {
     entry::pointer(|| {
         let ours = DeviceObject::find(device)?;
+        device_log::listen();
         let opened = Config::from_env()
             .map_err(Into::into)
             .and_then(|config| Device::open(&Config { addr: ours.addr, ..config }));

@@ -12,6 +12,7 @@ mod convert;
 mod cq;
 mod cq_ex;
 mod device_list;
+mod device_log;
 mod entry;
 mod export;
 mod kernel;

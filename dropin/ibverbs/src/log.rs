@@ -7,6 +7,8 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use tracing::level_filters::LevelFilter;
+
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Level {
     Silent,
@@ -28,6 +30,18 @@ fn level() -> Level {
     })
 }
 
+/// Whether anybody hears of warnings, of what was chosen, or of all.
+pub(crate) fn heard() -> LevelFilter {
+    match level() {
+        Level::Debug => LevelFilter::DEBUG,
+        Level::Info => LevelFilter::INFO,
+        Level::Warn => LevelFilter::WARN,
+        Level::Error | Level::Silent if std::env::var_os("NOBOUNCE_REPORT").is_some() => LevelFilter::WARN,
+        Level::Error => LevelFilter::ERROR,
+        Level::Silent => LevelFilter::OFF,
+    }
+}
+
 fn say(at: Level, line: impl FnOnce() -> String) {
     if level() >= at {
         // One write, so that lines of several threads do not mix. There is nobody to tell if it fails.
@@ -40,15 +54,24 @@ pub(crate) fn error(line: impl FnOnce() -> String) {
     say(Level::Error, line);
 }
 
-/// Something does not work, and this is why. `nobounce run` says it again in its last line.
+/// Something is refused, and this is why. `nobounce run` says it again in its last line.
 pub(crate) fn warn(line: impl FnOnce() -> String) {
+    warn_in("refused", line);
+}
+
+/// Something went wrong that nobody asked about just now, and this is why. `nobounce run` says it again in its last line.
+pub(crate) fn tell(line: impl FnOnce() -> String) {
+    warn_in("told", line);
+}
+
+fn warn_in(kind: &str, line: impl FnOnce() -> String) {
     let report = std::env::var_os("NOBOUNCE_REPORT").filter(|folder| !folder.is_empty());
     if report.is_none() && level() < Level::Warn {
         return;
     }
     let line = line();
     if let Some(folder) = report {
-        keep(Path::new(&folder), &line);
+        keep(Path::new(&folder), kind, &line);
     }
     say(Level::Warn, || line);
 }
@@ -56,10 +79,10 @@ pub(crate) fn warn(line: impl FnOnce() -> String) {
 /// Lines that one process leaves at most: a program may try something without end.
 const MOST_KEPT: u32 = 64;
 
-fn keep(folder: &Path, line: &str) {
+fn keep(folder: &Path, kind: &str, line: &str) {
     static KEPT: AtomicU32 = AtomicU32::new(0);
     if KEPT.fetch_add(1, Ordering::Relaxed) < MOST_KEPT {
-        let path = folder.join(format!("{}.refused", std::process::id()));
+        let path = folder.join(format!("{}.{kind}", std::process::id()));
         // One write, as below; and nobody to tell, either.
         if let Ok(mut file) = OpenOptions::new().append(true).create(true).open(path) {
             let _ = file.write_all(format!("{}\n", line.replace('\n', " ")).as_bytes());

@@ -157,6 +157,37 @@ fn gpu_memory_stand_in_is_refused_with_the_reason() {
     assert!(lines[2].starts_with("nobounce: ibv_reg_dmabuf_mr: "), "{said}");
 }
 
+/// Bytes that never reach the GPU fail their queue pair, and it is said whether CUDA or the GPU does not come to them.
+#[test]
+fn gpu_memory_stand_in_that_stands_still_is_told_of() {
+    if waived() {
+        return;
+    }
+    let folder = Folder::new("gpu-stuck");
+    let program = folder.compile_client("gpu");
+    let driver = library().with_file_name("libfake_cuda.so");
+    let (calls, queue) =
+        ("CUDA has not come back from a call for ", "the GPU has the copy and does not get to it: ");
+    std::thread::scope(|scope| {
+        for (knob, addr, why) in [
+            ("fake_cuda_hold_calls", "127.41.0.35", calls),
+            ("fake_cuda_set_copy_delay_us", "127.41.0.36", queue),
+        ] {
+            let mut command = folder.program(&program, addr);
+            command
+                .arg(knob)
+                .env("NOBOUNCE_CUDA", &driver)
+                .env("NOBOUNCE_LOG", "warn")
+                .env("NOBOUNCE_WINDOW", "off");
+            scope.spawn(move || {
+                let said = String::from_utf8(run(&mut command, 60).stderr).unwrap();
+                let line = format!("nobounce: bytes that arrived were not placed in the GPU in 10s: {why}");
+                assert!(said.lines().any(|said| said.starts_with(&line)), "{knob}: {said}");
+            });
+        }
+    });
+}
+
 #[test]
 fn names_and_paths_follow_the_view() {
     if waived() {

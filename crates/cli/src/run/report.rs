@@ -1,7 +1,8 @@
 //! What the devices of all processes say at the end, in one line.
 //!
 //! Each device leaves `PID-N.open` in the folder of the run while it is open and `PID-N.json` when it goes; where its process died
-//! instead, `PID-N.live` has what it did until shortly before. What our libraries refused is in `PID.refused`. docs/run.md has the format.
+//! instead, `PID-N.live` has what it did until shortly before. What our libraries refused is in `PID.refused`, and what else went wrong in
+//! `PID.told`. docs/run.md has the format.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,7 +13,7 @@ use nobounce::nic::soft::last_snapshot;
 use serde::Deserialize;
 
 /// Reasons in the last line; programs may try many things that no device has.
-const REFUSED_SHOWN: usize = 3;
+const SAID_SHOWN: usize = 4;
 
 /// The same for reasons why packets took UDP.
 const FALLBACKS_SHOWN: usize = 2;
@@ -47,8 +48,8 @@ pub(crate) struct Totals {
     silent: u64,
     /// Their processes died: what is known of them is from shortly before.
     cut_short: u64,
-    /// What was refused, and how often.
-    refused: BTreeMap<String, u64>,
+    /// What was refused or went wrong, and how often.
+    said: BTreeMap<String, u64>,
     sum: Device,
 }
 
@@ -66,9 +67,10 @@ pub(crate) fn read(folder: &Path) -> Totals {
                 totals.cut_short += u64::from(last.is_some());
                 last
             }
-            Some("refused") => {
+            Some(kind @ ("refused" | "told")) => {
+                let prefix = if kind == "refused" { "refused: " } else { "" };
                 for line in fs::read_to_string(&path).unwrap_or_default().lines() {
-                    *totals.refused.entry(line.to_owned()).or_default() += 1;
+                    *totals.said.entry(format!("{prefix}{line}")).or_default() += 1;
                 }
                 continue;
             }
@@ -129,7 +131,7 @@ impl fmt::Display for Totals {
             f.write_str(
                 "; what they moved is not known: their processes were killed, or left without a word",
             )?;
-            return self.write_refused(f);
+            return self.write_said(f);
         }
         for (direction, paths) in [("out", &self.sum.out), ("in", &self.sum.r#in)] {
             let parts: Vec<String> = paths
@@ -159,7 +161,7 @@ impl fmt::Display for Totals {
             write!(f, "; errors: {}", errors.join(", "))?;
         }
         self.write_fallbacks(f)?;
-        self.write_refused(f)
+        self.write_said(f)
     }
 }
 
@@ -174,13 +176,13 @@ impl Totals {
         Ok(())
     }
 
-    fn write_refused(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (nth, (line, count)) in self.refused.iter().enumerate() {
-            if nth == REFUSED_SHOWN {
-                let more = self.refused.len() - REFUSED_SHOWN;
+    fn write_said(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (nth, (line, count)) in self.said.iter().enumerate() {
+            if nth == SAID_SHOWN {
+                let more = self.said.len() - SAID_SHOWN;
                 return write!(f, "; and {more} more (`--log warn` shows them)");
             }
-            write!(f, "; refused: {line}")?;
+            write!(f, "; {line}")?;
             if *count > 1 {
                 write!(f, " ({count} times)")?;
             }
@@ -236,17 +238,17 @@ mod tests {
         fs::write(folder.join("10-0.open"), "").unwrap();
         fs::write(folder.join("10-0.live"), live).unwrap();
         fs::write(folder.join("8.refused"), "c\nb: no\na\nb: no\n").unwrap();
-        fs::write(folder.join("9.refused"), "e\nd\n").unwrap();
+        fs::write(folder.join("9.told"), "the GPU is stuck\nz\n").unwrap();
         let line = read(&folder).to_string();
         let begin = "4 devices opened (2 ended without a report, 1 of them counted until shortly before); out: 655 MB cpu in 10000 operations";
         assert!(line.starts_with(begin), "{line}");
         assert!(
             line.ends_with(
-                "; refused: a; refused: b: no (2 times); refused: c; and 2 more (`--log warn` shows them)"
+                "; refused: a; refused: b: no (2 times); refused: c; the GPU is stuck; and 1 more (`--log warn` shows them)"
             ),
             "{line}"
         );
-        for name in ["7-0.json", "8-0.json", "10-0.open", "8.refused", "9.refused"] {
+        for name in ["7-0.json", "8-0.json", "10-0.open", "8.refused", "9.told"] {
             fs::remove_file(folder.join(name)).unwrap();
         }
         assert!(

@@ -20,6 +20,7 @@ pub mod gpu_window;
 pub mod kernel;
 pub mod naive;
 mod nodes;
+mod own_stream;
 pub mod range;
 mod range_error;
 pub mod region;

@@ -451,10 +451,8 @@ fn build_fetched(
             regions.faults += 1;
             return Err(Nak::RemoteOperational);
         }
-        Some((Fetched::Stuck, _)) => {
-            tracing::warn!(
-                "the GPU's copy engine does not get to a fetch, and there is no window to load through"
-            );
+        Some((Fetched::Stuck(why), _)) => {
+            tracing::warn!("bytes to be sent were not fetched from the GPU in 10 s: {why}");
             regions.faults += 1;
             return Err(Nak::RemoteOperational);
         }

@@ -19,6 +19,7 @@ use super::fork;
 use super::helper::{CPUS_TO_SPIN, allowed_cpus};
 use super::region::RegisterError;
 use super::slices::ask_for_short_slices;
+use super::standstill::{Inside, Standstill};
 
 /// Bytes of payload that a chunk takes.
 pub(crate) const CHUNK: usize = 512 << 10;
@@ -114,6 +115,7 @@ struct Desk {
     posted: AtomicUsize,
     /// Fetches that are not over yet.
     fetches: AtomicUsize,
+    inside: Inside,
 }
 
 #[derive(Debug, Default)]
@@ -194,6 +196,11 @@ impl Copier {
         late
     }
 
+    /// What a copy that does not end stands behind.
+    pub(crate) fn standstill(&self) -> Standstill {
+        self.desk.desk.inside.standstill()
+    }
+
     /// Whether its context was destroyed. Asks CUDA: not under the engine's lock.
     pub(crate) fn is_gone(&self) -> bool {
         self.engines.place.is_gone()
@@ -263,7 +270,7 @@ struct Worker {
 impl Worker {
     fn run(mut self) {
         ask_for_short_slices();
-        self.engines.place.gpu().driver().keep_relaxed();
+        self.desk.inside.of(|| self.engines.place.gpu().driver().keep_relaxed());
         let mut moved = Instant::now();
         loop {
             let begun = self.begin();
@@ -294,11 +301,11 @@ impl Worker {
         };
         for (Job { work, memory, offset, len, chunk }, answer) in jobs {
             let Engines { fetch, place } = &*self.engines;
-            let (lane, started) = match work {
+            let (lane, started) = self.desk.inside.of(|| match work {
                 Work::Fetch(rows) => (0, fetch.start_read_rows(&memory, offset, len, rows, chunk)),
                 Work::Place => (1, place.start_write(&memory, offset, chunk, len)),
                 Work::Look => (2, place.start_read(&memory, offset, len, chunk)),
-            };
+            });
             let is_fetch = lane == 0;
             match started {
                 Ok(copy) => self.under_way[lane].push_back(UnderWay { copy, memory, answer, is_fetch }),
@@ -313,7 +320,7 @@ impl Worker {
         let mut any = false;
         for lane in 0..self.under_way.len() {
             while let Some(first) = self.under_way[lane].front() {
-                let over = match self.engine(lane).poll(&first.copy) {
+                let over = match self.desk.inside.of(|| self.engine(lane).poll(&first.copy)) {
                     Ok(false) => break,
                     Ok(true) => Ok(()),
                     Err(error) => Err(error),
@@ -377,7 +384,7 @@ impl Worker {
         // Chunks of copies that could not be asked after are used again only once they are known to be over: it is found out here, so
         // that whoever takes a chunk need not ask.
         let place = &self.engines.place;
-        self.lost.retain(|copy| !matches!(place.poll(copy), Ok(true)));
+        self.desk.inside.of(|| self.lost.retain(|copy| !matches!(place.poll(copy), Ok(true))));
         let mut waiting = lock(&self.desk.waiting);
         waiting.sleeps = true;
         while waiting.jobs.is_empty() && !waiting.closed {

@@ -11,6 +11,7 @@ use nobounce_memory::gpu::copy_engine::{CopyError, PinnedChunk, Rows};
 use nobounce_protocol::wire::{BTH_LEN, ICRC_LEN};
 
 use super::copier::{CHUNK, Copier, Copying, Job, Work};
+use super::standstill::Standstill;
 use crate::links::now_ns;
 
 /// A copy that is not over after this long waits for something: microseconds are usual, milliseconds on a busy machine. CUDA puts off all copies of a process while one of
@@ -84,7 +85,7 @@ pub(crate) enum Fetched {
     /// The copy engine does not get to it: load them.
     Late,
     /// They cannot be loaded, and the copy engine has not got to it for so long that it never will.
-    Stuck,
+    Stuck(Standstill),
     /// No chunk was free: ask again, and take one from somebody meanwhile.
     Starved,
     /// They cannot be read.
@@ -230,7 +231,7 @@ impl Feed {
                     want.copier.found_late();
                     Fetched::Late
                 }
-                age if age > STUCK_NS => Fetched::Stuck,
+                age if age > STUCK_NS => Fetched::Stuck(want.copier.standstill()),
                 _ => Fetched::Pending,
             },
             Err(error) => {

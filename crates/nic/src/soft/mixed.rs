@@ -95,7 +95,10 @@ impl Mixed {
         }
         let Some((copying, since)) = &self.fetching else { return Ok(Gathered::Pending) };
         match copying.take() {
-            None if now_ns().saturating_sub(*since) > STUCK_NS => Err(Nak::RemoteOperational),
+            None if now_ns().saturating_sub(*since) > STUCK_NS => {
+                tracing::warn!("bytes to be sent were not fetched from the GPU in 10 s");
+                Err(Nak::RemoteOperational)
+            }
             None => Ok(Gathered::Pending),
             Some(Err(error)) => {
                 tracing::warn!(%error, "GPU memory could not be read by the copy engine");

@@ -53,6 +53,7 @@ mod slices;
 mod snapshot;
 mod srq;
 mod stage;
+mod standstill;
 mod step;
 mod sync;
 mod tally;

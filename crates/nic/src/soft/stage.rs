@@ -16,6 +16,7 @@ use nobounce_protocol::wire::Psn;
 
 use super::copier::{CHUNK, Copier, Job, Work};
 use super::copiers::{CopierIndex, Copiers};
+use super::standstill::Standstill;
 use super::step::{Changing, LateChange, LateCopy, LateStore, Step, What};
 use super::target::{Change, Target};
 
@@ -240,7 +241,8 @@ impl Stage {
             match over {
                 None if first.since.elapsed() < STUCK => return,
                 None => {
-                    tracing::warn!("the GPU's copy engine has not finished a copy for {STUCK:?}");
+                    let why = first.what.standstill().unwrap_or(Standstill::Queue);
+                    tracing::warn!("bytes that arrived were not placed in the GPU in {STUCK:?}: {why}");
                     let qp = first.qp;
                     self.fail(qp);
                 }

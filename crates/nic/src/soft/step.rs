@@ -10,6 +10,7 @@ use nobounce_protocol::wire::Psn;
 
 use super::copier::{Copier, Copying, Job, Work};
 use super::stage::StepError;
+use super::standstill::Standstill;
 use super::target::{Change, Target};
 
 /// Most bytes that stores of one message are joined to.
@@ -42,6 +43,16 @@ impl What {
             Self::LateCopy(copy) => copy.bytes.len(),
             Self::Store(store) => store.bytes.len(),
             Self::Copy(..) | Self::Change(_) | Self::Over => 0,
+        }
+    }
+
+    /// What it stands behind, where it does not end.
+    pub(super) fn standstill(&self) -> Option<Standstill> {
+        match self {
+            Self::Copy(_, copier) => Some(copier.standstill()),
+            Self::LateCopy(copy) => Some(copy.copier.standstill()),
+            Self::Change(change) => change.copier.as_ref().map(|copier| copier.standstill()),
+            Self::Store(_) | Self::Over => None,
         }
     }
 

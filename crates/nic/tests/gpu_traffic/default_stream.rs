@@ -19,6 +19,8 @@ use crate::traffic::Plan;
 const SIZES: [usize; 5] = [8, 4096, 65_537, 262_145, 2 << 20];
 /// The kernel on the default stream ends by itself after this long: whoever waits for it takes as long.
 const SPIN: Duration = Duration::from_secs(2);
+/// More than there can be hardware queues.
+const STREAMS: usize = 40;
 const STOP: usize = 0;
 const STARTED: usize = 16;
 const PTX: &str = include_str!("../../../memory/src/gpu/kernel/handshake.ptx");
@@ -174,6 +176,59 @@ fn stuck_behind_a_kernel() {
         }
     }
     assert!(waited.is_empty(), "traffic waited for the default stream: {waited:?}");
+}
+
+/// Copies and memsets of others stand behind a kernel on many streams, which share one hardware queue where CUDA was told so (as under MPS there are
+/// few): ours do not stand behind them. NCCL's kernel and what PyTorch queues behind it are such a case, and the kernel waits for us.
+#[test]
+fn work_of_others_queued_behind_a_kernel() {
+    // SAFETY: the first thing of this process's only test, before CUDA or a thread of ours reads it.
+    unsafe { std::env::set_var("CUDA_DEVICE_MAX_CONNECTIONS", "1") };
+    let Some(rig) = Rig::new("default_stream::work_of_others_queued_behind_a_kernel") else { return };
+    if rig.is_stand_in() {
+        StandIn::load().few_queues(1);
+    }
+    let blocker = Blocker::new(&rig);
+    let scratch = Memory::new(&rig, Kind::Malloc, STREAMS * 4096);
+    let (mut host, mut streams) = (ptr::null_mut(), [Stream::NULL; STREAMS]);
+    // SAFETY: the calls write one address and one handle each. The streams wait for the default stream.
+    rig.cuda(|api| unsafe {
+        api.mem_host_alloc(&raw mut host, STREAMS * 4096, 0)?;
+        streams.iter_mut().try_for_each(|stream| api.stream_create(stream, 0))
+    });
+    let (a, b) = pair("127.85.35.1", 4096, Mtu::Mtu4096);
+    for way in Way::ALL {
+        let plan = Plan::new(&rig, Kind::Malloc, &SIZES);
+        plan.fill(&rig);
+        blocker.start(&rig, &scratch);
+        for (nth, stream) in streams.iter().enumerate() {
+            let (gpu, host) = (scratch.addr + nth as u64 * 4096, host.wrapping_byte_add(nth * 4096));
+            // SAFETY: each has 4096 bytes of both for itself, which live until it is over.
+            rig.cuda(|api| unsafe {
+                api.copy_from_device_async(host, gpu, 4096, *stream)?;
+                api.memset_async(gpu, 6, 4096, *stream)?;
+                api.copy_to_device_async(gpu, host, 4096, *stream)
+            });
+        }
+        let begin = Instant::now();
+        let regions = plan.register(&a, &b, way);
+        plan.run(&a, &b, &regions);
+        let took = begin.elapsed();
+        // SAFETY: asks.
+        let queried =
+            rig.gpu.driver().in_context(rig.primary(), |api| unsafe { api.stream_query(Stream::NULL) });
+        let stuck = queried.is_err_and(|error: CudaError| error.code == CudaError::NOT_READY);
+        blocker.stop();
+        // SAFETY: waits.
+        rig.cuda(|api| unsafe { api.ctx_synchronize() });
+        println!(
+            "figure: work of {STREAMS} streams behind a kernel, {way:?}: registered and moved in {took:.1?}"
+        );
+        assert!(stuck, "{way:?}: traffic took {took:.1?}, as long as the kernel that others wait for");
+        plan.check(&rig, &format!("{way:?}, beside work behind a kernel"));
+    }
+    // SAFETY: all is over, and the memory is used by nobody any more.
+    rig.cuda(|api| unsafe { api.mem_host_free(host) });
 }
 
 /// Another thread frees memory or copies synchronously behind a stuck kernel, and the driver makes all calls of the context wait with it: what goes

@@ -27,6 +27,28 @@ static void transfer(enum ibv_wr_opcode opcode, uint64_t local, uint32_t lkey, u
     wait_good(a.cq, 1, opcode == IBV_WR_RDMA_READ ? IBV_WC_RDMA_READ : IBV_WC_RDMA_WRITE);
 }
 
+/* Bytes arrive for memory without a window, and CUDA (its calls, or the GPU) does not come to them for as long as the device waits. */
+static void stuck(void *driver, const char *knob, uint64_t gpu) {
+    void (*turn)(int) = find(driver, knob);
+    struct ibv_mr *mr = ibv_reg_mr(b.pd, (void *)gpu, LENGTH, ALL_ACCESS);
+    struct ibv_sge sge = {.addr = (uintptr_t)a.memory, .length = 64, .lkey = a.mr->lkey};
+    struct ibv_send_wr wr = {.wr_id = 1, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED}, *bad;
+    struct ibv_wc wc;
+    CHECK(mr);
+    wr.wr.rdma.remote_addr = gpu;
+    wr.wr.rdma.rkey = mr->rkey;
+    turn(!strcmp(knob, "fake_cuda_hold_calls") ? 1 : 12500000);
+    CHECK(!ibv_post_send(a.qp, &wr, &bad));
+    while (!ibv_poll_cq(a.cq, 1, &wc)) usleep(1000);
+    CHECK(wc.status == IBV_WC_RETRY_EXC_ERR); /* it has less patience */
+    struct ibv_async_event event;
+    CHECK(!ibv_get_async_event(b.context, &event) && event.event_type == IBV_EVENT_QP_FATAL && event.element.qp == b.qp);
+    ibv_ack_async_event(&event);
+    turn(0);
+    CHECK(!ibv_dereg_mr(mr));
+    drop_pair(&a, &b);
+}
+
 int main(int argc, char **argv) {
     int refused = argc > 1 && !strcmp(argv[1], "refused"); /* the environment forbids what the memory would need */
     make_pair(&a, &b, IBV_QPT_RC);
@@ -50,6 +72,10 @@ int main(int argc, char **argv) {
         CHECK(!ibv_reg_dmabuf_mr(a.pd, 0, LENGTH, second, file, ALL_ACCESS) && errno == EOPNOTSUPP);
         CHECK(!ibv_reg_dmabuf_mr(a.pd, 0, 4096, (uintptr_t)a.memory, file, ALL_ACCESS) && errno == EOPNOTSUPP); /* the host's */
         drop_pair(&a, &b);
+        return 0;
+    }
+    if (argc > 1) {
+        stuck(driver, argv[1], second);
         return 0;
     }
     struct ibv_mr *at_a = ibv_reg_mr(a.pd, (void *)first, LENGTH, IBV_ACCESS_LOCAL_WRITE);

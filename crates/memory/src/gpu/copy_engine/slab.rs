@@ -8,6 +8,7 @@ use super::pinned::Pinned;
 use super::{CopyError, SharedPlace};
 use crate::gpu::api::{Api, Context, Event, Stream, consts};
 use crate::gpu::context::KeptContext;
+use crate::gpu::own_stream::own_stream;
 use crate::gpu::{CudaError, Driver, Gpu};
 
 /// Chunks start at multiples of this, so that vectors on our side are aligned.
@@ -130,7 +131,7 @@ impl Parts {
         let stride = chunk_len.max(1).checked_next_multiple_of(CHUNK_ALIGN).ok_or(CopyError::TooLarge)?;
         let len = stride.checked_mul(chunks).ok_or(CopyError::TooLarge)?;
         // Should one of these fail, those before it are left to the context: taking them down could wait for others.
-        let (reads, writes) = (stream(api)?, stream(api)?);
+        let (reads, writes) = (own_stream(api)?, own_stream(api)?);
         let slots = (0..chunks).map(|_| Slot::new(api)).collect::<Result<_, _>>()?;
         let memory = Pinned::new(api, len)?;
         let context = KeptContext::new(driver, context, Some(memory.at(0).expose_provenance() as u64))?;
@@ -195,12 +196,4 @@ impl Slot {
         unsafe { api.event_create(&raw mut event, consts::EVENT_DISABLE_TIMING) }?;
         Ok(Self { event, holders: AtomicUsize::new(0), flying: AtomicBool::new(false) })
     }
-}
-
-/// A stream that does not wait for the default stream, nor makes it wait.
-fn stream(api: &Api) -> Result<Stream, CudaError> {
-    let mut stream = Stream::NULL;
-    // SAFETY: the call writes one handle.
-    unsafe { api.stream_create(&raw mut stream, consts::STREAM_NON_BLOCKING) }?;
-    Ok(stream)
 }

@@ -11,6 +11,7 @@ use super::super::api::{Api, Context, Stream, consts};
 use super::super::context::KeptContext;
 use super::super::driver::Driver;
 use super::super::error::CudaError;
+use super::super::own_stream::own_stream;
 use super::Refused;
 
 /// Words copied at one time.
@@ -125,9 +126,7 @@ fn with_sampler(
 impl Sampler {
     /// To be called with the context current.
     fn new(driver: &Driver, api: &Api, context: Context) -> Result<Self, CudaError> {
-        let mut stream = Stream::NULL;
-        // SAFETY: the call writes one handle.
-        unsafe { api.stream_create(&raw mut stream, consts::STREAM_NON_BLOCKING) }?;
+        let stream = own_stream(api)?;
         let mut slab = std::ptr::null_mut();
         // SAFETY: the call writes one address.
         unsafe {

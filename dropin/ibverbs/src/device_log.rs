@@ -1,0 +1,77 @@
+//! What the device says, in the library's own log. It speaks through `tracing` to whoever listens, and in other people's programs nobody does.
+
+use std::fmt::{Debug, Write};
+use std::sync::Once;
+
+use tracing::field::{Field, Visit};
+use tracing::level_filters::LevelFilter;
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
+
+use crate::log;
+
+/// Listens from now on.
+pub(crate) fn listen() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        if log::heard() != LevelFilter::OFF {
+            // It fails where somebody listens already: then it is heard.
+            let _ = tracing::subscriber::set_global_default(DeviceLog);
+        }
+    });
+}
+
+struct DeviceLog;
+
+impl Subscriber for DeviceLog {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= log::heard()
+    }
+
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        Some(log::heard())
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        let mut line = Line::default();
+        event.record(&mut line);
+        match *event.metadata().level() {
+            Level::ERROR | Level::WARN => log::tell(|| line.whole()),
+            Level::INFO => log::info(|| line.whole()),
+            _ => log::debug(|| line.whole()),
+        }
+    }
+
+    // The device has events only.
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+/// The words of an event, and its values behind them.
+#[derive(Default)]
+struct Line {
+    words: String,
+    values: String,
+}
+
+impl Line {
+    fn whole(self) -> String {
+        self.words + &self.values
+    }
+}
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        // Strings take everything.
+        let _ = match field.name() {
+            "message" => write!(self.words, "{value:?}"),
+            "error" => write!(self.values, ": {value:?}"),
+            name => write!(self.values, " ({name} {value:?})"),
+        };
+    }
+}
