@@ -7,6 +7,7 @@
 #include "rig.h"
 
 #define LENGTH 300000
+#define HANDLE (2ul << 20)
 
 static struct side a, b;
 static int (*to_gpu)(uint64_t, const void *, size_t);
@@ -25,6 +26,36 @@ static void transfer(enum ibv_wr_opcode opcode, uint64_t local, uint32_t lkey, u
     wr.wr.rdma.rkey = rkey;
     CHECK(!ibv_post_send(a.qp, &wr, &bad));
     wait_good(a.cq, 1, opcode == IBV_WR_RDMA_READ ? IBV_WC_RDMA_READ : IBV_WC_RDMA_WRITE);
+}
+
+/* A range of virtual memory made of two handles, as PyTorch's expandable segments are: what lies across both is one registration. */
+static uint64_t two_handles(void *driver) {
+    struct { unsigned kind, handle_types; struct { unsigned kind; int id; } location; void *windows; uint8_t compression, gpu_direct; uint16_t usage; uint8_t none[4]; }
+        prop = {.kind = 1, .handle_types = 1, .location = {1, 0}, .gpu_direct = 1};
+    struct { unsigned kind; int id; unsigned flags; } access = {1, 0, 3};
+    int (*create)(uint64_t *, size_t, void *, uint64_t) = find(driver, "cuMemCreate");
+    int (*map)(uint64_t, size_t, size_t, uint64_t, uint64_t) = find(driver, "cuMemMap");
+    uint64_t start, handle;
+    CHECK(!((int (*)(uint64_t *, size_t, size_t, uint64_t, uint64_t))find(driver, "cuMemAddressReserve"))(&start, 2 * HANDLE, 0, 0, 0));
+    for (int i = 0; i < 2; i++) CHECK(!create(&handle, HANDLE, &prop, 0) && !map(start + i * HANDLE, HANDLE, 0, handle, 0));
+    CHECK(!((int (*)(uint64_t, size_t, void *, size_t))find(driver, "cuMemSetAccess"))(start, 2 * HANDLE, &access, 1));
+    return start;
+}
+
+static void across_handles(void *driver, uint64_t first, int file) {
+    uint64_t across = two_handles(driver) + HANDLE - (LENGTH / 2 & ~4095ul);
+    struct ibv_mr *from = ibv_reg_mr(a.pd, (void *)first, LENGTH, IBV_ACCESS_LOCAL_WRITE);
+    struct ibv_mr *to = ibv_reg_dmabuf_mr(b.pd, 8192, LENGTH, across, file, ALL_ACCESS);
+    CHECK(from && to);
+    fill(&a, 0, LENGTH, 9);
+    memset(b.memory, 0, LENGTH);
+    CHECK(!to_gpu(first, a.memory, LENGTH));
+    transfer(IBV_WR_RDMA_WRITE, first, from->lkey, across, to->rkey);
+    CHECK(!from_gpu(b.memory, across, LENGTH));
+    same(&a, 0, &b, 0, LENGTH);
+    transfer(IBV_WR_RDMA_READ, (uintptr_t)a.memory + 400000, a.mr->lkey, across, to->rkey);
+    same(&a, 0, &a, 400000, LENGTH);
+    CHECK(!ibv_dereg_mr(from) && !ibv_dereg_mr(to));
 }
 
 /* Bytes arrive for memory without a window, and CUDA (its calls, or the GPU) does not come to them for as long as the device waits. */
@@ -111,6 +142,9 @@ int main(int argc, char **argv) {
     transfer(IBV_WR_RDMA_READ, (uintptr_t)a.memory + 400000, a.mr->lkey, second, at_b->rkey);
     same(&a, 0, &a, 400000, LENGTH);
     CHECK(!ibv_dereg_mr(at_a) && !ibv_dereg_mr(at_b));
+    across_handles(driver, first, file);
+    length = report(said, sizeof said);
+    CHECK(length < sizeof said && strstr(said, "\"window\": {\"bytes\": 600000, \"operations\": 2}"));
     drop_pair(&a, &b);
     return 0;
 }
