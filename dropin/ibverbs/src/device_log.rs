@@ -14,29 +14,40 @@ use crate::log;
 pub(crate) fn listen() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        if log::heard() != LevelFilter::OFF {
+        if heard() != LevelFilter::OFF {
             // It fails where somebody listens already: then it is heard.
             let _ = tracing::subscriber::set_global_default(DeviceLog);
         }
     });
 }
 
+/// What somebody hears of. Under `nobounce run` that is every warning, in its last line.
+fn heard() -> LevelFilter {
+    match log::level() {
+        log::Level::Debug => LevelFilter::DEBUG,
+        log::Level::Info => LevelFilter::INFO,
+        log::Level::Warn => LevelFilter::WARN,
+        _ if std::env::var_os("NOBOUNCE_REPORT").is_some() => LevelFilter::WARN,
+        log::Level::Error | log::Level::Silent => LevelFilter::OFF,
+    }
+}
+
 struct DeviceLog;
 
 impl Subscriber for DeviceLog {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() <= log::heard()
+        *metadata.level() <= heard()
     }
 
     fn max_level_hint(&self) -> Option<LevelFilter> {
-        Some(log::heard())
+        Some(heard())
     }
 
     fn event(&self, event: &Event<'_>) {
         let mut line = Line::default();
         event.record(&mut line);
         match *event.metadata().level() {
-            Level::ERROR | Level::WARN => log::tell(|| line.whole()),
+            Level::ERROR | Level::WARN => log::warn_in("told", || line.whole()),
             Level::INFO => log::info(|| line.whole()),
             _ => log::debug(|| line.whole()),
         }

@@ -7,10 +7,8 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use tracing::level_filters::LevelFilter;
-
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Level {
+pub(crate) enum Level {
     Silent,
     Error,
     Warn,
@@ -18,7 +16,7 @@ enum Level {
     Debug,
 }
 
-fn level() -> Level {
+pub(crate) fn level() -> Level {
     static LEVEL: OnceLock<Level> = OnceLock::new();
     *LEVEL.get_or_init(|| match std::env::var("NOBOUNCE_LOG").as_deref() {
         Ok("debug" | "trace") => Level::Debug,
@@ -28,18 +26,6 @@ fn level() -> Level {
         Err(_) if std::env::var_os("NOBOUNCE_REPORT").is_some() => Level::Error,
         _ => Level::Silent,
     })
-}
-
-/// Whether anybody hears of warnings, of what was chosen, or of all.
-pub(crate) fn heard() -> LevelFilter {
-    match level() {
-        Level::Debug => LevelFilter::DEBUG,
-        Level::Info => LevelFilter::INFO,
-        Level::Warn => LevelFilter::WARN,
-        Level::Error | Level::Silent if std::env::var_os("NOBOUNCE_REPORT").is_some() => LevelFilter::WARN,
-        Level::Error => LevelFilter::ERROR,
-        Level::Silent => LevelFilter::OFF,
-    }
 }
 
 fn say(at: Level, line: impl FnOnce() -> String) {
@@ -59,12 +45,8 @@ pub(crate) fn warn(line: impl FnOnce() -> String) {
     warn_in("refused", line);
 }
 
-/// Something went wrong that nobody asked about just now, and this is why. `nobounce run` says it again in its last line.
-pub(crate) fn tell(line: impl FnOnce() -> String) {
-    warn_in("told", line);
-}
-
-fn warn_in(kind: &str, line: impl FnOnce() -> String) {
+/// A warning that `nobounce run` finds in the file of this kind.
+pub(crate) fn warn_in(kind: &str, line: impl FnOnce() -> String) {
     let report = std::env::var_os("NOBOUNCE_REPORT").filter(|folder| !folder.is_empty());
     if report.is_none() && level() < Level::Warn {
         return;
