@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -25,6 +26,8 @@ RANKS = re.compile(r"nccl|mpi (?!dies)|pair|nvshmem (?!dies)")
 # Enough of each kind; not every one of the pairs.
 KINDS = [word for kind in ("gpu_", "drop-in", "gdrapi: s", "gdrapi: VMM", "gdrapi: ends", "gdrcopy", "bench", "hard", "engines", "nccl", "nvshmem", "mpi", "ucx: ucp", "perftest: ib_s") for word in ("--only", kind)]
 DEATH = re.compile(r"nccl (abort|exits)")
+# Who is to be seen beside whom.
+MEETS = f"{RANKS.pattern}\t{RANKS.pattern}\nnvcc\t."
 # What stand-ins do badly, and the rows that fail of it with what they say.
 WRONG = {
     "blind": {"bench gpu: a byte is spoilt": "exit code 0", "bench gpu: a message is taken away": "exit code 0"},
@@ -120,22 +123,30 @@ def spoilt():
 
     plan, running, failed = gpu_plan.Plan(lambda name, error: failed.append((name, str(error)))), set(), []
 
-    def job(name, seconds, result):
+    at_once = gpu_plan.WORKERS[gpu_plan.Company.RANKS]
+    together = threading.Barrier(at_once, timeout=20)
+
+    def job(name, wait, result):
         def run():
             running.add(name)
-            time.sleep(seconds)
+            wait()
             running.discard(name)
             return result()
 
         plan.add(name, gpu_plan.Company.RANKS, run)
 
-    job("stopped", 0.1, lambda: True)
-    for nth in range(1, gpu_plan.WORKERS[gpu_plan.Company.RANKS]):
-        job(f"beside it {nth}", 0.5, lambda: False)
-    job("after it", 0.1, lambda: 1 / 0)
+    def until_hurt(number):
+        deadline = time.monotonic() + 20
+        while number not in plan.hurt and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    job("stopped", together.wait, lambda: True)
+    for nth in range(1, at_once):
+        job(f"beside it {nth}", lambda nth=nth: (together.wait(), until_hurt(nth)), lambda: False)
+    job("after it", lambda: None, lambda: 1 / 0)
     plan.carry_out(Mps)
     check(Mps.restarts == [set()], f"MPS was started anew beside {Mps.restarts}")
-    check(plan.hurt == {nth: "stopped" for nth in range(1, gpu_plan.WORKERS[gpu_plan.Company.RANKS])}, f"hurt: {plan.hurt}")
+    check(plan.hurt == {nth: "stopped" for nth in range(1, at_once)}, f"hurt: {plan.hurt}")
     check(failed == [("after it", "division by zero")], f"failed: {failed}")
 
 
@@ -143,7 +154,7 @@ def main():
     spoilt()
     with tempfile.TemporaryDirectory() as folder:
         make_bundle(folder)
-        code, output, rows, spans, under = run(folder, *KINDS)
+        code, output, rows, spans, under = run(folder, *KINDS, STANDIN_MEETS=MEETS)
         check(code == 0 and rows and all(result == "passed" for _, result in rows), f"exit code {code}", output)
         pairs = beside(spans)
         for one, other in pairs:
