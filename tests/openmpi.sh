@@ -32,11 +32,12 @@ ranks() { # ranks NUMBER PROGRAM OPTION...
 mpi=(--mca pml ucx --mca osc ucx --mca btl ^openib)
 ranks 2 "${mpi[@]}" "$folder/values" || fail "values.c"
 expect "every byte was right" "$folder/client" "values.c"
-ranks 2 "${mpi[@]}" "$folder/speed" up-to 65536 || fail "speed.c"
+# Few turns: both ranks spin, and on a busy machine with few CPUs each turn takes a time slice or two.
+ranks 2 "${mpi[@]}" "$folder/speed" up-to 65536 at-most 50 || fail "speed.c"
 expect "bidirectional device 65536 .* moved 25165824 host 25" "$folder/client" "speed.c"
 # One message of many, neither the first nor the last.
-LOSES=4096 ranks 2 "${mpi[@]}" "$folder/loses" up-to 8192 && fail "speed.c did not notice a message that was lost"
-expect "rank 1: byte [0-9]+ of 1638400 is ee" "$folder/client" "speed.c, a message that was lost"
+LOSES=4096 ranks 2 "${mpi[@]}" "$folder/loses" up-to 8192 at-most 50 && fail "speed.c did not notice a message that was lost"
+expect "rank 1: byte [0-9]+ of 204800 is ee" "$folder/client" "speed.c, a message that was lost"
 ranks 3 "${mpi[@]}" --mca odls_base_sigkill_timeout 3 "$folder/dies" 33554432 && fail "a rank that dies ended well"
 expect "it dies with [0-9]+ of 33554432 bytes of a message in" "$folder/client" "a rank that dies"
 for rank in 0 1; do expect "rank $rank: good: after the death" "$folder/client" "a rank that dies"; done
@@ -44,7 +45,8 @@ for rank in 0 1; do expect "rank $rank: good: after the death" "$folder/client" 
 UCX_RC_TIMEOUT=100ms UCX_RC_RETRY_COUNT=3 ranks 2 "${mpi[@]}" --mca odls_base_sigkill_timeout 3 "$folder/dies" 33554432 exits && fail "a rank that exits without MPI_Finalize ended well"
 expect "it exits with [0-9]+ of 33554432 bytes of a message in" "$folder/client" "a rank that exits without MPI_Finalize"
 expect "rank 0: good: after the death" "$folder/client" "a rank that exits without MPI_Finalize"
-expect "exiting improperly" "$folder/client" "a rank that exits without MPI_Finalize"
+# Its end takes a while on a busy machine: the other may have learnt of it by then, and have ended before it.
+expect "exiting improperly|Exit code: +3" "$folder/client" "a rank that exits without MPI_Finalize"
 # Inside a collective, and told of it within the adapter's retries; over UDP nothing else tells.
 for link in shm udp; do
     NOBOUNCE_LINK=$link UCX_RC_TIMEOUT=100ms UCX_RC_RETRY_COUNT=3 ranks 2 "${mpi[@]}" --mca odls_base_sigkill_timeout 3 "$folder/dies_inside" gather 16777216 && fail "a rank that dies in a collective, $link, ended well"

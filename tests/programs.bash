@@ -56,9 +56,12 @@ listening() { # listening PORT
     cat /proc/net/tcp /proc/net/tcp6 2>/dev/null | awk -v port="$hex" 'index($2 " ", port) && $4 == "0A" { found = 1 } END { exit !found }'
 }
 
-wait_for() { # wait_for PORT PROCESS: until somebody listens there, or the process is gone; at most ten seconds
-    local _
-    for _ in {1..200}; do
+# How often a server is looked for, twenty times a second: for half a minute, since a busy machine may let it wait for seconds.
+LOOKS=600
+
+wait_for() { # wait_for PORT PROCESS: until somebody listens there, or the process is gone
+    local look
+    for ((look = 0; look < LOOKS; look++)); do
         listening "$1" && return 0
         kill -0 "$2" 2>/dev/null || return 1
         sleep 0.05

@@ -15,7 +15,7 @@ offers() { # offers PORT [PORT_SPACE]: whether a process listens there
 }
 
 together() { # together PORT SPACE SERVER... -- CLIENT...: a server and its client, with an address and a port of their own
-    local port=$1 space=$2 server client code=0 what words=() _
+    local port=$1 space=$2 server client code=0 what words=() look
     shift 2
     while [ "$1" != -- ]; do words+=("$1"); shift; done
     shift
@@ -23,7 +23,7 @@ together() { # together PORT SPACE SERVER... -- CLIENT...: a server and its clie
     : >"$folder/client"
     run "${words[@]}" >"$folder/server" 2>&1 &
     server=$!
-    for _ in {1..200}; do
+    for ((look = 0; look < LOOKS; look++)); do
         if offers "$port" "$space" || ! kill -0 "$server" 2>/dev/null; then break; fi
         sleep 0.05
     done
@@ -114,7 +114,9 @@ elif ! "${network[@]}" sh -c "$make_network" >"$folder/client" 2>&1; then
     tools/waive rdmacm-libfabric "no network namespace with an interface can be made here: $(tail -n 1 "$folder/client")" || failed=1
 else
     pingpong="timeout --kill-after=5 $SECONDS_EACH '$nobounce' run --addr 10.77.0.1 -- fi_pingpong -p verbs -e msg -c -I 20"
-    "${network[@]}" bash -c "$make_network && { $pingpong >'$folder/server' 2>&1 & sleep 1; $pingpong 10.77.0.1 >'$folder/client' 2>&1 && wait \$!; }" || fail "fi_pingpong"
+    export LOOKS
+    export -f listening wait_for
+    "${network[@]}" bash -c "$make_network && { $pingpong >'$folder/server' 2>&1 & wait_for 47592 \$!; $pingpong 10.77.0.1 >'$folder/client' 2>&1 && wait \$!; }" || fail "fi_pingpong"
     expect '^1m +20 +=20' "$folder/client" "fi_pingpong"
     expect 'in: [1-9].* MB' "$folder/client" "fi_pingpong: not over nb0"
     passed=$((passed + 1))

@@ -72,6 +72,24 @@ fn the_link_is_the_one_asked_for() {
     }
 }
 
+/// The process that the bench starts for the other end is let end by itself: one that is killed leaves no report of what it did.
+#[test]
+fn both_ends_leave_their_reports() {
+    let folder = std::env::temp_dir().join(format!("nobounce-{}-reports", std::process::id()));
+    std::fs::create_dir(&folder).unwrap();
+    let mut command = nobounce("bench --op write --kind latency --size 8 --iters 100");
+    command.env("NOBOUNCE_REPORT", &folder);
+    let (code, _, stderr) = output(command);
+    let mut endings: Vec<String> = std::fs::read_dir(&folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path().extension().unwrap().to_string_lossy().into_owned())
+        .collect();
+    let _ = std::fs::remove_dir_all(&folder);
+    endings.sort();
+    assert_eq!(code, Some(0), "{stderr}");
+    assert!(endings.len() > 1 && endings.iter().all(|ending| ending == "json"), "{endings:?}");
+}
+
 /// Nobody said which: shared memory, since both ends are here; and what is judged also as it would be between machines.
 #[test]
 fn the_link_is_chosen_by_itself_and_said() {

@@ -4,7 +4,7 @@
  * over nb0.
  *
  *     mpicc -O2 -o speed speed.c -I CUDA/include -L CUDA/lib64 -lcudart -ldl
- *     mpirun -np 2 ./speed [device|host] [up-to BYTES] [latency|bandwidth|bidirectional]...
+ *     mpirun -np 2 ./speed [device|host] [up-to BYTES] [at-most TURNS] [latency|bandwidth|bidirectional]...
  */
 #include "common.h"
 
@@ -13,11 +13,13 @@ static const size_t SIZES[] = {1, 8, 64, 512, 4096, 8192, 16384, 32768, 65536, 2
 
 static unsigned char *out, *in, *pattern;
 static size_t largest = 64 << 20;
+static int most_turns = 400;
 
 /* Long messages need few turns to be measured, and short ones many. */
 static int turns_for(const char *what, size_t size) {
     int turns = size <= 8192 ? 400 : size <= 262144 ? 100 : size <= 4 << 20 ? 20 : 6;
-    return !strcmp(what, "latency") ? turns : turns / 10 + 2;
+    if (strcmp(what, "latency")) turns = turns / 10 + 2;
+    return turns < most_turns ? turns : most_turns;
 }
 
 /* How many messages of each direction are on their way at once. */
@@ -109,6 +111,8 @@ int main(int argc, char **argv) {
     int at = 1;
     if (at < argc && (!strcmp(argv[at], "device") || !strcmp(argv[at], "host"))) on_device = !strcmp(argv[at++], "device");
     if (at + 1 < argc && !strcmp(argv[at], "up-to")) largest = strtoul(argv[at + 1], NULL, 0), at += 2;
+    if (at + 1 < argc && !strcmp(argv[at], "at-most")) most_turns = atoi(argv[at + 1]), at += 2;
+    CHECK(most_turns > 0);
     out = buffer(room());
     in = buffer(room());
     CHECK((pattern = malloc(room())) != NULL);

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use nobounce::{ConnectOptions, Device, Listener};
@@ -14,6 +14,10 @@ use super::measure;
 
 /// The hidden subcommand under which we start ourselves again.
 pub(crate) const SUBCOMMAND: &str = "bench-peer";
+
+/// How long the other process may take to end by itself, and how often it is asked: it writes its reports then, which one that is killed does not.
+const LEAVES_WITHIN: Duration = Duration::from_secs(3);
+const LEFT_EVERY: Duration = Duration::from_millis(1);
 
 /// The device of one end, and how that process is told.
 #[derive(Debug, Clone, clap::Args)]
@@ -81,7 +85,11 @@ impl Child {
 impl Drop for Child {
     fn drop(&mut self) {
         drop(self.process.stdin.take());
-        let _ = self.process.kill(); // it may have ended by itself
+        let end = Instant::now() + LEAVES_WITHIN;
+        while matches!(self.process.try_wait(), Ok(None)) && Instant::now() < end {
+            std::thread::sleep(LEFT_EVERY);
+        }
+        let _ = self.process.kill(); // whatever keeps it
         let _ = self.process.wait();
     }
 }
