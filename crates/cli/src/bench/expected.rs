@@ -105,6 +105,10 @@ fn operation(one: &CaseOutcome) -> Operation {
 /// The software NIC, from what plain UDP does here.
 fn from_raw(report: &Report, one: &CaseOutcome) -> Option<Parts> {
     let raw = report.raw.as_ref().filter(|raw| raw.half_round_trip_us > 0.0 && raw.gbytes_per_s > 0.0)?;
+    // Of a busy machine, nothing.
+    if raw.latency_doubt().or(raw.bandwidth_doubt()).is_some() {
+        return None;
+    }
     let memory = memory(one);
     let spec = Spec {
         link: "loopback:1000".parse().ok(),
@@ -243,6 +247,9 @@ mod tests {
         assert!(shares.iter().any(|one| one.name == "write 8 B latency"), "{shares:?}");
         assert!(shares.iter().any(|one| one.name == "write 1 MiB bandwidth"), "{shares:?}");
         assert!(shares.iter().all(|one| one.share.is_finite() && one.share > 0.0));
+        let mut busy = report.clone();
+        busy.raw.as_mut().unwrap().ping_cpu_samples = vec![0.4];
+        assert_eq!(super::shares(&busy, None, &On::Soft), [], "plain UDP had no CPU");
         let without = Report { raw: None, ..report };
         assert_eq!(super::shares(&without, None, &On::Soft), []);
     }

@@ -108,6 +108,8 @@ fn example_raw() -> anyhow::Result<Raw> {
         half_round_trip_us: 2.5,
         gbytes_per_s_samples: vec![4.9, 5.0, 5.1],
         half_round_trip_us_samples: vec![2.4, 2.5, 2.6],
+        blast_cpu_samples: vec![1.0],
+        ping_cpu_samples: vec![1.0],
     })
 }
 

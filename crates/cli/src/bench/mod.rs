@@ -8,7 +8,7 @@
 //! | rails | a case over several devices |
 //! | exchange, ring, drive, watch | what they say, the memory they check, the timed part |
 //! | gpu, gpu_* | GPU memory: what there is, what is measured of it, how it is checked, and what to compare |
-//! | raw, raw_socket | what plain UDP does here |
+//! | raw, raw_socket, own_time | what plain UDP does here, and whether it had a CPU for it |
 //! | model, passes, stats, counted, machine, udp_counters | the report and its figures |
 //! | table, plot, axis, compare, expected, progress | the report for people |
 
@@ -33,6 +33,7 @@ mod gpu_visible;
 mod machine;
 mod measure;
 mod model;
+mod own_time;
 mod passes;
 pub(crate) mod peer;
 mod plan;

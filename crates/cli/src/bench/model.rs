@@ -91,6 +91,9 @@ pub(crate) struct CaseOutcome {
     /// Ours / raw: at most about 1 for bandwidth, at least about 1 for latency.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) of_raw: Option<f64>,
+    /// Why there is no `of_raw` though plain UDP was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) raw_doubt: Option<String>,
     /// Messages that were compared one by one, outside the timed part.
     #[serde(default)]
     pub(crate) compared: u64,
@@ -175,6 +178,7 @@ impl CaseOutcome {
                 outcome.samples = thin(samples, KEPT_SAMPLES);
                 let passes = if case.op.is_round_trip() { 2.0 } else { 1.0 };
                 outcome.of_raw = raw.map(|raw| found.p50 / (raw.half_round_trip_us * passes));
+                outcome.raw_doubt = raw.and_then(Raw::latency_doubt);
             }
             (Samples::Throughput(intervals), Kind::Bandwidth | Kind::Bidirectional | Kind::Rate) => {
                 let seconds: f64 = intervals.iter().map(|interval| interval.seconds).sum();
@@ -192,11 +196,12 @@ impl CaseOutcome {
                 } else {
                     outcome.gbytes_per_s = Some(total);
                     outcome.of_raw = raw.map(|raw| total / raw.gbytes_per_s);
+                    outcome.raw_doubt = raw.and_then(Raw::bandwidth_doubt);
                 }
             }
             _ => return Err(OutcomeError::WrongSamples { case: case.to_string() }),
         }
-        outcome.of_raw = outcome.of_raw.filter(|share| share.is_finite());
+        outcome.of_raw = outcome.of_raw.filter(|share| share.is_finite() && outcome.raw_doubt.is_none());
         outcome.round();
         Ok(outcome)
     }
@@ -238,6 +243,7 @@ impl CaseOutcome {
             gbytes_per_s: None,
             mops: None,
             of_raw: None,
+            raw_doubt: None,
             compared: result.compared,
             verified: result.verified.is_ok(),
             fault: result.verified.clone().err(),
@@ -298,6 +304,8 @@ mod tests {
             half_round_trip_us: 2.0,
             gbytes_per_s_samples: vec![],
             half_round_trip_us_samples: vec![],
+            blast_cpu_samples: vec![],
+            ping_cpu_samples: vec![],
         }
     }
 
@@ -322,6 +330,20 @@ mod tests {
         assert_eq!(found.samples, [1.0, 0.333333]);
         let rate = CaseOutcome::new(&case(Op::Write, Kind::Rate, 8), &samples, Some(&raw())).unwrap();
         assert_eq!((rate.mops, rate.of_raw, rate.gbytes_per_s), (Some(0.0005), None, None));
+    }
+
+    /// Plain UDP was measured on a busy machine, ours not: no 0.0011 x raw.
+    #[test]
+    fn a_share_of_nonsense_is_none_and_says_why() {
+        let busy = Raw { half_round_trip_us: 3600.0, ping_cpu_samples: vec![0.4], ..raw() };
+        let samples = result(Samples::Latency(vec![4.0]));
+        let latency = CaseOutcome::new(&case(Op::Write, Kind::Latency, 8), &samples, Some(&busy)).unwrap();
+        assert_eq!((latency.p50_us, latency.of_raw), (Some(4.0), None));
+        assert!(latency.raw_doubt.unwrap().contains("40 % of the CPU"));
+        let samples = result(Samples::Throughput(vec![Interval { seconds: 1.0, messages: 1000 }]));
+        let stream =
+            CaseOutcome::new(&case(Op::Write, Kind::Bandwidth, 1_000_000), &samples, Some(&busy)).unwrap();
+        assert_eq!((stream.of_raw, stream.raw_doubt), (Some(0.2), None), "the blast was fine");
     }
 
     #[test]

@@ -101,7 +101,8 @@ fn latency(report: &Report) -> Option<Panel> {
         lines.extend(line(report, format!("{name} p50"), color(op), true, p50));
         lines.extend(line(report, format!("{name} p99"), color(op), false, p99));
     }
-    let raw = report.raw.as_ref().map(|raw| (raw.half_round_trip_us, "plain UDP, 32 B"));
+    let raw = report.raw.as_ref().filter(|raw| raw.latency_doubt().is_none());
+    let raw = raw.map(|raw| (raw.half_round_trip_us, "plain UDP, 32 B"));
     let legend = SeriesLabelPosition::UpperLeft;
     (!lines.is_empty()).then_some(Panel { title: "Latency", unit: "µs", lines, raw, legend })
 }
@@ -119,7 +120,8 @@ fn bandwidth(report: &Report) -> Option<Panel> {
             }));
         }
     }
-    let raw = report.raw.as_ref().map(|raw| (raw.gbytes_per_s, "plain UDP, GSO"));
+    let raw = report.raw.as_ref().filter(|raw| raw.bandwidth_doubt().is_none());
+    let raw = raw.map(|raw| (raw.gbytes_per_s, "plain UDP, GSO"));
     // Below curves that saturate there is room.
     let legend = SeriesLabelPosition::LowerRight;
     (!lines.is_empty()).then_some(Panel { title: "Bandwidth", unit: "GB/s", lines, raw, legend })

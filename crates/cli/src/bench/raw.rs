@@ -14,8 +14,9 @@ use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 
 use super::model::{float, rounded};
+use super::own_time::OwnTime;
 use super::raw_socket;
-use super::stats::median;
+use super::stats::{mad, median};
 use super::table::figure;
 
 /// The hidden subcommand that runs [`child`].
@@ -36,6 +37,12 @@ const QUIET: Duration = Duration::from_millis(100);
 /// A ping that is not answered by then is lost; so is a peer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
+/// Whoever blasts or spins asks for a whole CPU. With less than this share of one, what is measured is the scheduler: with three quarters of
+/// one at each end half a round trip already comes out nearly twice as long, and on a busy machine a thousand times.
+const LEAST_OF_CPU: f64 = 0.8;
+/// A median deviation beyond this share of the median: there is no middle that says anything.
+const BEYOND_REASON: f64 = 0.5;
+
 /// The figures, and the rounds they are the medians of.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Raw {
@@ -47,6 +54,11 @@ pub(crate) struct Raw {
     pub(crate) gbytes_per_s_samples: Vec<f64>,
     /// The mean of each ping-pong round.
     pub(crate) half_round_trip_us_samples: Vec<f64>,
+    /// The share of a CPU that the sender had in each blast, and that the worse end had in each ping-pong round.
+    #[serde(default)]
+    pub(crate) blast_cpu_samples: Vec<f64>,
+    #[serde(default)]
+    pub(crate) ping_cpu_samples: Vec<f64>,
 }
 
 impl Raw {
@@ -54,11 +66,33 @@ impl Raw {
     pub(crate) fn and(mut self, later: Self) -> Self {
         self.gbytes_per_s_samples.extend(later.gbytes_per_s_samples);
         self.half_round_trip_us_samples.extend(later.half_round_trip_us_samples);
+        self.blast_cpu_samples.extend(later.blast_cpu_samples);
+        self.ping_cpu_samples.extend(later.ping_cpu_samples);
         let kept = |samples: &[f64], before| median(samples).map_or(before, rounded);
         self.gbytes_per_s = kept(&self.gbytes_per_s_samples, self.gbytes_per_s);
         self.half_round_trip_us = kept(&self.half_round_trip_us_samples, self.half_round_trip_us);
         self
     }
+
+    /// Why nothing can be set against this bandwidth, if so.
+    pub(crate) fn bandwidth_doubt(&self) -> Option<String> {
+        doubt(&self.blast_cpu_samples, &self.gbytes_per_s_samples, "GB/s")
+    }
+
+    /// Why nothing can be set against this half of a round trip, if so.
+    pub(crate) fn latency_doubt(&self) -> Option<String> {
+        doubt(&self.ping_cpu_samples, &self.half_round_trip_us_samples, "us")
+    }
+}
+
+fn doubt(shares: &[f64], samples: &[f64], unit: &str) -> Option<String> {
+    if let Some(share) = median(shares).filter(|share| *share < LEAST_OF_CPU) {
+        return Some(format!("plain UDP had {:.0} % of the CPU that it asked for", share * 100.0));
+    }
+    let (mad, middle) = mad(samples).zip(median(samples))?;
+    let (least, most) = samples.iter().fold((f64::MAX, f64::MIN), |(a, b), one| (a.min(*one), b.max(*one)));
+    (mad > middle * BEYOND_REASON)
+        .then(|| format!("plain UDP varied between {} and {} {unit}", figure(least), figure(most)))
 }
 
 impl std::fmt::Display for Raw {
@@ -123,25 +157,32 @@ fn drive(socket: &UdpSocket, mut orders: impl Write, mut answers: impl BufRead) 
     writeln!(orders, "blast")?;
     orders.flush()?;
     raw_socket::set_segment(socket, SEGMENT)?;
+    let time = OwnTime::begin();
     blast(socket)?;
+    let blast_cpu = time.share();
     let line = answer()?;
     let bandwidths: Vec<f64> = line.split_whitespace().filter_map(|figure| figure.parse().ok()).collect();
     raw_socket::set_segment(socket, 0)?;
     socket.set_nonblocking(true).context("cannot make the socket non-blocking")?;
-    let mut halves = Vec::new();
+    let (mut halves, mut ping_cpu) = (Vec::new(), Vec::new());
     for _ in 0..PING_ROUNDS {
         writeln!(orders, "ping")?;
         orders.flush()?;
         answer()?; // it is spinning now
+        let time = OwnTime::begin();
         halves.push(ping(socket)?);
+        let ours = time.share();
         socket.send(&[0]).context("cannot end the ping-pong")?;
-        answer()?;
+        let theirs: f64 = answer()?.parse().context("the second process did not say how it fared")?;
+        ping_cpu.push(ours.min(theirs));
     }
     Ok(Raw {
         gbytes_per_s: rounded(median(&bandwidths).context("nothing arrived in the blast")?),
         half_round_trip_us: rounded(median(&halves).context("no ping-pong was measured")?),
         gbytes_per_s_samples: bandwidths.into_iter().map(rounded).collect(),
         half_round_trip_us_samples: halves.into_iter().map(rounded).collect(),
+        blast_cpu_samples: vec![rounded(blast_cpu)],
+        ping_cpu_samples: ping_cpu.into_iter().map(rounded).collect(),
     })
 }
 
@@ -219,8 +260,9 @@ fn serve(peer: u16, orders: impl BufRead, mut answers: impl Write) -> anyhow::Re
                 socket.set_nonblocking(true).context("cannot make the socket non-blocking")?;
                 writeln!(answers, "ready")?;
                 answers.flush()?;
+                let time = OwnTime::begin();
                 echo(&socket)?;
-                writeln!(answers, "done")?;
+                writeln!(answers, "{}", time.share())?;
             }
             other => bail!("unknown order {other:?}"),
         }
@@ -294,7 +336,38 @@ mod tests {
         assert!(found.gbytes_per_s > 0.0 && found.half_round_trip_us > 0.0, "{found:?}");
         assert!(found.gbytes_per_s_samples.len() > 1, "{found:?}");
         assert_eq!(found.half_round_trip_us_samples.len(), 5);
+        assert_eq!((found.blast_cpu_samples.len(), found.ping_cpu_samples.len()), (1, 5));
+        let shares = found.blast_cpu_samples.iter().chain(&found.ping_cpu_samples);
+        assert!(shares.into_iter().all(|share| *share > 0.0 && *share <= 1.0), "{found:?}");
         assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
+    }
+
+    /// Both kinds of nonsense: steady, for want of a CPU, and unsteady.
+    #[test]
+    fn on_a_busy_machine_nothing_is_set_against_it() {
+        let quiet = Raw {
+            gbytes_per_s: 5.0,
+            half_round_trip_us: 2.5,
+            gbytes_per_s_samples: vec![4.0, 5.0, 6.0],
+            half_round_trip_us_samples: vec![2.0, 2.5, 5.0],
+            blast_cpu_samples: vec![0.99, 0.97],
+            ping_cpu_samples: vec![0.99, 0.3, 1.0],
+        };
+        assert_eq!((quiet.bandwidth_doubt(), quiet.latency_doubt()), (None, None));
+        let starved = Raw {
+            half_round_trip_us_samples: vec![3600.0, 3700.0, 3650.0],
+            ping_cpu_samples: vec![0.4, 0.43, 0.5],
+            ..quiet.clone()
+        };
+        assert_eq!(
+            starved.latency_doubt().as_deref(),
+            Some("plain UDP had 43 % of the CPU that it asked for")
+        );
+        assert_eq!(starved.bandwidth_doubt(), None);
+        let torn = Raw { gbytes_per_s_samples: vec![0.1, 0.2, 2.0, 5.0, 5.1], ..quiet.clone() };
+        assert_eq!(torn.bandwidth_doubt().as_deref(), Some("plain UDP varied between 0.10 and 5.10 GB/s"));
+        // Before and after the cases: half of the time is enough.
+        assert!(quiet.and(starved).latency_doubt().is_some());
     }
 
     #[test]

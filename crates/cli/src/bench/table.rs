@@ -31,6 +31,14 @@ pub(crate) fn render(report: &Report) -> String {
     }
     if let Some(raw) = &report.raw {
         let _ = writeln!(text, "raw (plain UDP between two processes here): {raw}");
+        for (what, doubt) in [("bandwidth", raw.bandwidth_doubt()), ("latency", raw.latency_doubt())] {
+            if let Some(doubt) = doubt {
+                let _ = writeln!(
+                    text,
+                    "no shares of raw {what}, and no prediction by it: {doubt}; run again when the machine is idle"
+                );
+            }
+        }
     }
     if let Some(link) = links(report) {
         let _ = writeln!(text, "{link}");
@@ -210,11 +218,11 @@ fn headlines(report: &Report) -> Vec<String> {
     };
     let over = |one: &CaseOutcome| format!("over {}", one.link);
     for (one, speed) in judged(Kind::Bandwidth, 1 << 20).filter_map(|one| Some((one, one.gbytes_per_s?))) {
-        let share = one.of_raw.map_or(String::new(), |share| format!(", {} of raw", figure(share)));
+        let share = share(one, "of");
         lines.push(format!("write 1 MiB {}: {} GB/s{share}", over(one), figure(speed)));
     }
     for (one, p50) in judged(Kind::Latency, 8).filter_map(|one| Some((one, one.p50_us?))) {
-        let share = one.of_raw.map_or(String::new(), |share| format!(", {} x raw", figure(share)));
+        let share = share(one, "x");
         lines.push(format!(
             "write 8 B latency {}, waiting on {}: {} us{share}",
             over(one),
@@ -234,6 +242,14 @@ fn headlines(report: &Report) -> Vec<String> {
         }
     }
     lines
+}
+
+fn share(one: &CaseOutcome, word: &str) -> String {
+    match (one.of_raw, &one.raw_doubt) {
+        (Some(share), _) => format!(", {} {word} raw", figure(share)),
+        (None, Some(doubt)) => format!(", no share of raw ({doubt})"),
+        (None, None) => String::new(),
+    }
 }
 
 /// Says so when the figures moved while they were taken: then a comparison means little.
@@ -301,6 +317,28 @@ mod tests {
         report.raw.as_mut().unwrap().gbytes_per_s_samples = vec![2.0, 4.0, 6.0];
         report.results.iter_mut().find(|one| one.kind == Kind::Rate).unwrap().samples = vec![1.0, 2.0, 3.0];
         assert!(unsteady(&report).unwrap().starts_with("unsteady: plain UDP and 1 case varied"));
+    }
+
+    /// In place of the share stands why there is none; and nothing is drawn or predicted by it.
+    #[test]
+    fn plain_udp_without_a_cpu_is_no_yardstick() {
+        let mut report = sample_report();
+        let raw = report.raw.as_mut().unwrap();
+        raw.ping_cpu_samples = vec![0.4];
+        let doubt = raw.latency_doubt();
+        for one in report.results.iter_mut().filter(|one| one.kind == Kind::Latency) {
+            (one.of_raw, one.raw_doubt) = (None, doubt.clone());
+        }
+        let text = render(&report);
+        assert!(
+            text.contains("no shares of raw latency, and no prediction by it: plain UDP had 40 %"),
+            "{text}"
+        );
+        assert!(
+            text.contains(" us, no share of raw (plain UDP had 40 % of the CPU that it asked for)"),
+            "{text}"
+        );
+        assert!(!text.contains(" x raw\n") && text.contains(" of raw\n"), "{text}");
     }
 
     #[test]
