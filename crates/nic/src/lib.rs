@@ -7,5 +7,6 @@
 
 pub mod any;
 pub mod hard;
+pub mod interfaces;
 pub mod links;
 pub mod soft;

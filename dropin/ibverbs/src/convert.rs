@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv6Addr};
 use std::ptr;
 
+use nobounce_nic::hard::state_code;
 use nobounce_nic::soft::{Access, Mtu, PostError, QpState, Treatment};
 use nobounce_verbs as verbs;
 
@@ -44,18 +45,6 @@ pub(crate) fn mtu_code(mtu: Mtu) -> u32 {
 
 pub(crate) fn mtu_of(code: u32) -> Result<Mtu, Errno> {
     Mtu::ALL.into_iter().find(|mtu| mtu_code(*mtu) == code).ok_or(Errno::EINVAL)
-}
-
-pub(crate) fn state_code(state: QpState) -> u32 {
-    match state {
-        QpState::Reset => verbs::IBV_QPS_RESET,
-        QpState::Init => verbs::IBV_QPS_INIT,
-        QpState::Rtr => verbs::IBV_QPS_RTR,
-        QpState::Rts => verbs::IBV_QPS_RTS,
-        QpState::Sqd => verbs::IBV_QPS_SQD,
-        QpState::Sqe => verbs::IBV_QPS_SQE,
-        QpState::Error => verbs::IBV_QPS_ERR,
-    }
 }
 
 pub(crate) fn state_of(code: u32) -> Result<QpState, Errno> {

@@ -1,9 +1,9 @@
 //! The one port of a device, its one GID and its one partition key.
 
-use std::ffi::{CStr, c_int};
+use std::ffi::c_int;
 use std::net::IpAddr;
-use std::ptr;
 
+use nobounce_nic::interfaces::{index_of, interface_of};
 use nobounce_protocol::qp::{MAX_MESSAGE, Mtu};
 use nobounce_verbs as verbs;
 
@@ -215,48 +215,7 @@ pub(crate) unsafe extern "C" fn get_pkey_index(context: *mut verbs::Context, por
 
 /// The number of the interface that has this address; 0 if none has.
 fn interface_index(addr: IpAddr) -> u32 {
-    if addr.is_loopback() {
-        // All of 127/8 is the loopback interface's, whether it is listed there or not.
-        // SAFETY: a C string.
-        return unsafe { libc::if_nametoindex(c"lo".as_ptr()) };
-    }
-    let mut list: *mut libc::ifaddrs = ptr::null_mut();
-    // SAFETY: `list` is a valid place for the result; it is freed below.
-    if unsafe { libc::getifaddrs(&raw mut list) } != 0 {
-        return 0;
-    }
-    let mut found = 0;
-    let mut at = list;
-    while !at.is_null() && found == 0 {
-        // SAFETY: `at` walks the list that getifaddrs made.
-        let entry = unsafe { &*at };
-        // SAFETY: the address is null or one of the list's.
-        if unsafe { ip_of(entry.ifa_addr) } == Some(addr) {
-            // SAFETY: the name is a C string of the list's.
-            found = unsafe { libc::if_nametoindex(CStr::from_ptr(entry.ifa_name).as_ptr()) };
-        }
-        at = entry.ifa_next;
-    }
-    // SAFETY: the list came from getifaddrs and is not used any more.
-    unsafe { libc::freeifaddrs(list) };
-    found
-}
-
-/// # Safety
-/// `addr` is null or points to a socket address as long as its family says.
-unsafe fn ip_of(addr: *const libc::sockaddr) -> Option<IpAddr> {
-    // SAFETY: as promised.
-    match i32::from(unsafe { addr.as_ref() }?.sa_family) {
-        libc::AF_INET => {
-            // SAFETY: the family says that it is a sockaddr_in.
-            let v4 = unsafe { &*addr.cast::<libc::sockaddr_in>() };
-            Some(std::net::Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr)).into())
-        }
-        libc::AF_INET6 => {
-            // SAFETY: the family says that it is a sockaddr_in6.
-            let v6 = unsafe { &*addr.cast::<libc::sockaddr_in6>() };
-            Some(std::net::Ipv6Addr::from(v6.sin6_addr.s6_addr).into())
-        }
-        _ => None,
-    }
+    // All of 127/8 is the loopback interface's, whether it is listed there or not.
+    let name = if addr.is_loopback() { Some("lo".to_owned()) } else { interface_of(addr) };
+    name.and_then(|name| index_of(&name)).unwrap_or(0)
 }

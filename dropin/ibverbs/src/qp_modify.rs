@@ -3,10 +3,11 @@
 use std::ffi::c_int;
 use std::sync::PoisonError;
 
+use nobounce_nic::hard::state_code;
 use nobounce_nic::soft::{Access, AttrMask, ModifyError, Psn, QpAttr, Qpn};
 use nobounce_verbs as verbs;
 
-use crate::convert::{addr_of, gid_of, mtu_code, mtu_of, state_code, state_of, treatment_of};
+use crate::convert::{addr_of, gid_of, mtu_code, mtu_of, state_of, treatment_of};
 use crate::entry::{self, Errno};
 use crate::live::Object;
 use crate::log;

@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use nobounce_nic::hard::loader_error;
 use nobounce_verbs as verbs;
 
 use crate::entry::Errno;
@@ -60,7 +61,7 @@ impl Library {
         let handle =
             unsafe { libc::dlmopen(libc::LM_ID_NEWLM, name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
-            log::warn(|| format!("real devices stay invisible: {}: {}", path.display(), last_error()));
+            log::warn(|| format!("real devices stay invisible: {}: {}", path.display(), loader_error()));
             return None;
         }
         let mut library = Self { handle, errno: None };
@@ -86,18 +87,6 @@ impl Library {
     fn function(&self, name: &CStr) -> Option<Any> {
         // SAFETY: every function may be called so (see `Any`).
         self.find(name).map(|found| unsafe { std::mem::transmute::<*mut c_void, Any>(found) })
-    }
-}
-
-fn last_error() -> String {
-    // SAFETY: dlerror returns null or a C string, valid until this thread's next call.
-    unsafe {
-        let text = libc::dlerror();
-        if text.is_null() {
-            "unknown error".to_owned()
-        } else {
-            CStr::from_ptr(text).to_string_lossy().into_owned()
-        }
     }
 }
 

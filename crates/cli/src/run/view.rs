@@ -141,7 +141,7 @@ fn interface_of(addr: &IpAddr) -> Option<String> {
     if addr.is_loopback() {
         return Some("lo".to_owned());
     }
-    nobounce::nic::links::udp::interface_of(*addr)
+    nobounce::nic::interfaces::interface_of(*addr)
 }
 
 #[cfg(test)]

@@ -10,8 +10,8 @@ use nobounce_verbs as verbs;
 use super::device::Options;
 use super::error::OpenError;
 use super::gid::{self, GidChoice, GidEntry, GidKind};
-use super::interfaces;
 use super::library::Library;
+use crate::interfaces;
 
 /// Where RoCE v2 is spoken.
 const ROCE_PORT: u16 = 4791;

@@ -165,7 +165,7 @@ impl Library {
         // SAFETY: a C string; the library's constructors run, as they would in any program that links with it.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
-            return Err(failed(last_error()));
+            return Err(failed(loader_error()));
         }
         let api =
             Api::find(handle).map_err(|function| LibraryError::Lacks { path: shown.clone(), function })?;
@@ -208,7 +208,8 @@ fn symbol(handle: *mut c_void, name: &CStr) -> Option<*mut c_void> {
     (!found.is_null()).then_some(found)
 }
 
-fn last_error() -> String {
+/// Why this thread's last call of the dynamic loader failed.
+pub fn loader_error() -> String {
     // SAFETY: dlerror returns null or a C string, valid until this thread's next call of the loader.
     unsafe {
         let text = libc::dlerror();

@@ -436,7 +436,8 @@ fn place(addr: IpAddr, lid: u16) -> String {
     if lid == 0 { addr.to_string() } else { format!("LID {lid:#x}") }
 }
 
-fn state_code(state: QpState) -> u32 {
+/// The number of a state in the verbs interface.
+pub fn state_code(state: QpState) -> u32 {
     match state {
         QpState::Reset => verbs::IBV_QPS_RESET,
         QpState::Init => verbs::IBV_QPS_INIT,

@@ -10,7 +10,6 @@ mod socket;
 mod transmit;
 
 pub use error::{Holder, OpenError};
-pub use interface::interface_of;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};

@@ -1,12 +1,12 @@
 //! How a device is opened.
 
-use std::ffi::{CStr, CString};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use super::helper::allowed_cpus;
 use super::units::MAX_ENGINES;
+use crate::interfaces;
 use crate::links::fault::{FaultConfig, ParseFaultError};
 
 /// How to open a device. [`Config::from_env`] reads what people type.
@@ -161,48 +161,12 @@ fn resolve_addr(text: &str) -> Result<IpAddr, ConfigError> {
         return Ok(addr);
     }
     let wrong = || ConfigError::Addr(text.to_owned());
-    let name = CString::new(text).map_err(|_| wrong())?;
-    let mut found = interface_addrs(&name);
+    let here = interfaces::addresses().into_iter().filter(|here| here.name == text);
+    let mut found: Vec<IpAddr> = here.map(|here| here.addr).collect();
     // A link-local address means nothing without its interface, which a packet does not carry.
     found.retain(|addr| !matches!(addr, IpAddr::V6(v6) if v6.is_unicast_link_local()));
     found.sort_by_key(IpAddr::is_ipv6);
     found.first().copied().ok_or_else(wrong)
-}
-
-fn interface_addrs(name: &CStr) -> Vec<IpAddr> {
-    let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
-    // SAFETY: `list` is a valid place for the result; it is freed below.
-    if unsafe { libc::getifaddrs(&raw mut list) } != 0 {
-        return Vec::new();
-    }
-    let mut found = Vec::new();
-    let mut at = list;
-    while !at.is_null() {
-        // SAFETY: `at` walks the list that getifaddrs made, whose entries are valid until freeifaddrs.
-        let entry = unsafe { &*at };
-        // SAFETY: ifa_name is a C string of that list.
-        let same = unsafe { CStr::from_ptr(entry.ifa_name) } == name;
-        if same && !entry.ifa_addr.is_null() {
-            // SAFETY: ifa_addr is not null, and its family says which structure it points to.
-            match i32::from(unsafe { (*entry.ifa_addr).sa_family }) {
-                libc::AF_INET => {
-                    // SAFETY: the family is AF_INET, so it is a sockaddr_in.
-                    let v4 = unsafe { &*entry.ifa_addr.cast::<libc::sockaddr_in>() };
-                    found.push(Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr)).into());
-                }
-                libc::AF_INET6 => {
-                    // SAFETY: the family is AF_INET6, so it is a sockaddr_in6.
-                    let v6 = unsafe { &*entry.ifa_addr.cast::<libc::sockaddr_in6>() };
-                    found.push(Ipv6Addr::from(v6.sin6_addr.s6_addr).into());
-                }
-                _ => {}
-            }
-        }
-        at = entry.ifa_next;
-    }
-    // SAFETY: the list came from getifaddrs and is not used any more.
-    unsafe { libc::freeifaddrs(list) };
-    found
 }
 
 #[cfg(test)]

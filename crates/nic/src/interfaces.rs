@@ -6,10 +6,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 /// An address, and the interface that has it.
 #[derive(Clone, Debug)]
 pub(crate) struct Here {
-    name: String,
+    pub(crate) name: String,
     /// The interface's number in this network namespace.
     index: Option<u32>,
-    addr: IpAddr,
+    pub(crate) addr: IpAddr,
 }
 
 /// Every address.
@@ -53,8 +53,13 @@ pub(crate) fn addresses() -> Vec<Here> {
     found
 }
 
+/// The name of the interface that has `addr`, as far as the system lists it.
+pub fn interface_of(addr: IpAddr) -> Option<String> {
+    addresses().into_iter().find(|here| here.addr == addr).map(|here| here.name)
+}
+
 /// The number of an interface of this network namespace.
-pub(crate) fn index_of(name: &str) -> Option<u32> {
+pub fn index_of(name: &str) -> Option<u32> {
     let name = CString::new(name).ok()?;
     // SAFETY: a C string.
     let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
@@ -102,5 +107,7 @@ mod tests {
         let index = index_of("lo").expect("a loopback interface");
         assert_eq!(having(&addresses(), Ipv4Addr::LOCALHOST.into(), Some(index)).as_deref(), Some("lo"));
         assert_eq!(index_of("no such interface"), None);
+        assert_eq!(interface_of(Ipv4Addr::LOCALHOST.into()).as_deref(), Some("lo"));
+        assert_eq!(interface_of(IpAddr::from([192, 0, 2, 77])), None);
     }
 }
