@@ -10,6 +10,11 @@ from cases import case
 AWAY = "unshare -n sh -c 'ip link set lo up; {}'"
 
 
+def listens(port):
+    """Waits, in the guest's shell, until somebody listens on a port."""
+    return f'for i in $(seq 400); do grep -qi ":{port:04x} 0*:0000 0A" /proc/net/tcp /proc/net/tcp6 && break; usleep 50000; done'
+
+
 def install(bench):
     """The command and the drop-in libraries, in the guest, without what only debuggers read."""
     machine = bench.machine
@@ -44,10 +49,10 @@ def adapters(bench):
         for tool in ("ibv_rc_pingpong -c -n 50", "ibv_ud_pingpong -c -n 50 -s 512", "ibv_srq_pingpong -c -n 50", "ibv_rc_pingpong -c -e -n 50"):
             one = f"nobounce run -- {tool} -d {device} -g {index} -p 18600"
             line = r"^nobounce: .*out: [1-9]" if device == "nb0" else r"^nobounce: no process opened"
-            words = AWAY.format(f"{one} >/tmp/server 2>&1 & sleep 1; {one} 127.0.0.1; code=$?; wait; cat /tmp/server; exit $code")
+            words = AWAY.format(f"{one} >/tmp/server 2>&1 & {listens(18600)}; {one} 127.0.0.1; code=$?; wait; cat /tmp/server; exit $code")
             expect(bench, f"{tool} on {device}", words, r"bytes in .* seconds", line)
     expect(bench, "perftest on rxe0", AWAY.format(
-        f"nobounce run -- ib_write_bw -F -n 20 -d rxe0 -x {gid} -p 18601 >/tmp/server 2>&1 & sleep 1; nobounce run -- ib_write_bw -F -n 20 -d rxe0 -x {gid} -p 18601 127.0.0.1"), "^ 65536 ")
+        f"nobounce run -- ib_write_bw -F -n 20 -d rxe0 -x {gid} -p 18601 >/tmp/server 2>&1 & {listens(18601)}; nobounce run -- ib_write_bw -F -n 20 -d rxe0 -x {gid} -p 18601 127.0.0.1"), "^ 65536 ")
     # Where the kernel has the port, nb0 says who it is.
     done = bench.machine.guest("nobounce run -- ibv_rc_pingpong -d nb0 -g 0", 30)
     bench.seen.append((bench.name, "host", "nb0 where rxe0 has the port", done.output.strip()[-300:]))

@@ -187,10 +187,7 @@ def hardware_rmmod(bench):
             bench.fail("the bench goes on without its driver", (GUEST, done))
     else:
         # The kernel keeps the driver for whoever has the device open: nobody must notice anything.
-        before = int(machine.guest("cat /sys/class/infiniband/rxe0/ports/1/hw_counters/sent_pkts", 10).output or 0)
-        time.sleep(1)
-        after = int(machine.guest("cat /sys/class/infiniband/rxe0/ports/1/hw_counters/sent_pkts", 10).output or 0)
-        if run.ended() or after <= before:
+        if run.ended() or machine.guest(BUSY.format("rxe0") + "; [ $((now - first)) -gt 2000 ]", 40).code:
             bench.fail("a driver that was not unloaded does not work any more", (GUEST, unload))
         machine.stop_side(GUEST)
         run.wait()
@@ -199,7 +196,7 @@ def hardware_rmmod(bench):
             bench.fail("rmmod with nobody there", (GUEST, again))
     fails(bench, "no driver", "nobounce bench --iters 5 --device rxe0", r"shows no RDMA device|gives no list of devices|there is no RDMA device")
     machine.guest("insmod /modules/rdma_rxe.ko; rdma link add rxe0 type rxe netdev eth0", 30)
-    time.sleep(1)
+    wait_up(bench, "rxe0")
     machine.gids.clear()
     expect(bench, "the driver is there again", "nobounce bench --iters 5 --op write --kind latency --size 8 --device rxe0", FINE)
 
@@ -264,6 +261,7 @@ def hardware_port(bench):
     machine.stop_side(HOST)
     server.wait()
     machine.gids.clear()
+    wait_up(bench, "rxe0")
     expect(bench, "up again", short, FINE)
 
 
@@ -287,6 +285,6 @@ def hardware_gone(bench):
     gone.wait()
     fails(bench, "no device at all", "nobounce bench --iters 5 --device rxe0", r"shows no RDMA device|gives no list of devices|there is no RDMA device")
     machine.guest("rdma link add rxe0 type rxe netdev eth0", 20)
-    time.sleep(1)
+    wait_up(bench, "rxe0")
     machine.gids.clear()
     expect(bench, "there again", "nobounce bench --iters 5 --op write --kind latency --size 8 --device rxe0", FINE)
