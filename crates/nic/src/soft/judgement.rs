@@ -6,8 +6,9 @@ const AT_WORK: u64 = 100;
 const MISSES: u32 = 2;
 /// The same, for an application that turned out to leave packets lying after the helper stepped back.
 const MAX_MISSES: u32 = 256;
-/// Looks in a row that found nothing left lying, after which that is forgotten.
-const FORGET_AFTER: u32 = 32;
+/// Looks in a row that found nothing left lying, after which that is forgotten: being left alone for so many milliseconds has gained an
+/// application more than the one that it costs when it was a mistake.
+const FORGET_AFTER: u32 = 8;
 
 /// What the helper saw of one round: it was woken, or looked by itself, and served.
 #[derive(Clone, Copy, Debug)]
@@ -16,6 +17,8 @@ pub(super) struct Round {
     pub(super) watching: bool,
     /// Packets it found.
     pub(super) found: usize,
+    /// Packets that woke it before, and that somebody else took.
+    pub(super) missed: u32,
     /// They lay there, and nobody was looking.
     pub(super) unattended: bool,
     /// Calls of the application that drove the engine since the round before.
@@ -35,7 +38,7 @@ pub(super) enum Verdict {
 /// What the rounds so far come to.
 #[derive(Debug)]
 pub(super) struct Judgement {
-    /// Rounds in a row that found nothing.
+    /// Wake-ups in a row at which somebody else was faster.
     misses: u32,
     /// How many of them it takes to step back. An application that polls for its own completions and then spins on memory is faster than
     /// the helper half of the time, and each time it is left alone costs it a millisecond.
@@ -50,14 +53,16 @@ impl Judgement {
     }
 
     pub(super) fn judge(&mut self, round: Round) -> Verdict {
-        let Round { watching, found, unattended, driven } = round;
-        self.misses = if found > 0 { 0 } else { self.misses.saturating_add(1) };
+        let Round { watching, found, missed, unattended, driven } = round;
+        // They came before what was found.
+        self.misses = self.misses.saturating_add(missed);
         if watching {
-            if self.misses < self.patience || driven == 0 {
-                return Verdict::Stay;
+            if self.misses >= self.patience && driven > 0 {
+                self.quiet = 0;
+                return Verdict::StepBack;
             }
-            self.quiet = 0;
-            return Verdict::StepBack;
+            self.misses = if found > 0 { 0 } else { self.misses };
+            return Verdict::Stay;
         }
         if driven == 0 || unattended || (found > 0 && driven < AT_WORK) {
             self.misses = 0;
@@ -79,13 +84,13 @@ mod tests {
     use super::*;
 
     /// Woken by a packet that somebody else took, who drove meanwhile.
-    const MISSED: Round = Round { watching: true, found: 0, unattended: false, driven: 5 };
+    const MISSED: Round = Round { watching: true, found: 0, missed: 1, unattended: false, driven: 5 };
     /// Woken by a packet that nobody else took.
-    const FOUND: Round = Round { watching: true, found: 1, unattended: false, driven: 5 };
+    const FOUND: Round = Round { watching: true, found: 1, missed: 0, unattended: false, driven: 5 };
     /// A look by itself: the application is at work.
-    const AT_WORK_STILL: Round = Round { watching: false, found: 0, unattended: false, driven: 5 };
+    const AT_WORK_STILL: Round = Round { watching: false, found: 0, missed: 1, unattended: false, driven: 5 };
     /// A look by itself: a packet lay there, and the application has called, but not for a while.
-    const LEFT_LYING: Round = Round { watching: false, found: 1, unattended: true, driven: 5 };
+    const LEFT_LYING: Round = Round { watching: false, found: 1, missed: 0, unattended: true, driven: 5 };
 
     /// Misses in a row until it steps back.
     fn patience(judgement: &mut Judgement) -> u32 {
@@ -104,6 +109,26 @@ mod tests {
             assert_eq!(judgement.judge(round), Verdict::Stay);
         }
         assert_eq!(judgement.judge(MISSED), Verdict::StepBack);
+    }
+
+    /// On a CPU that it shares with who polls it is woken by every packet and finds it gone, without ever leaving its call: it was so for
+    /// thousands of packets before they were counted.
+    #[test]
+    fn packets_that_were_gone_before_it_was_awake_count() {
+        let mut judgement = Judgement::new();
+        assert_eq!(judgement.judge(Round { missed: MISSES, ..FOUND }), Verdict::StepBack);
+        judgement.judge(LEFT_LYING);
+        assert_eq!(judgement.judge(Round { missed: 2 * MISSES - 1, ..MISSED }), Verdict::Stay);
+        assert_eq!(judgement.judge(MISSED), Verdict::StepBack);
+    }
+
+    /// One missed and one found by turns: whoever polls for its own completions, and waits in memory for the peer's messages.
+    #[test]
+    fn it_stays_with_who_leaves_it_every_second_packet() {
+        let mut judgement = Judgement::new();
+        for _ in 0..10 {
+            assert_eq!(judgement.judge(Round { missed: 1, ..FOUND }), Verdict::Stay);
+        }
     }
 
     #[test]
