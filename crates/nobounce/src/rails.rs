@@ -228,9 +228,7 @@ impl Rails {
         offset: u64,
         timeout: Duration,
     ) -> Result<(), RailError> {
-        self.transfer(local, range, remote, offset, timeout, |rail, local, share, remote, at| {
-            rail.write(local, share, remote, at)
-        })
+        self.transfer(Connection::write, local, range, remote, offset, timeout)
     }
 
     /// Reads bytes at `offset` of the peer's into `range` of ours, over all rails, and waits until all of it is here.
@@ -245,19 +243,18 @@ impl Rails {
         offset: u64,
         timeout: Duration,
     ) -> Result<(), RailError> {
-        self.transfer(local, range, remote, offset, timeout, |rail, local, share, remote, at| {
-            rail.read(local, share, remote, at)
-        })
+        self.transfer(Connection::read, local, range, remote, offset, timeout)
     }
 
+    /// Splits a transfer over all rails, each piece of which `begin` begins, and waits for its end.
     fn transfer(
         &self,
+        begin: impl Fn(&Connection, &Region, Range<usize>, &RemoteRegion, u64) -> Result<Ticket, PostError>,
         local: &RailRegion,
         range: Range<usize>,
         remote: &[RemoteRegion],
         offset: u64,
         timeout: Duration,
-        begin: impl Fn(&Connection, &Region, Range<usize>, &RemoteRegion, u64) -> Result<Ticket, PostError>,
     ) -> Result<(), RailError> {
         let deadline = Instant::now() + timeout;
         self.count(remote.len())?;

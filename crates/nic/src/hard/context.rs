@@ -2,29 +2,29 @@
 
 use std::ffi::CStr;
 use std::fs::File;
+use std::ops::Deref;
 use std::ptr::NonNull;
 
 use nobounce_verbs as verbs;
 
 use super::error::{OpenError, last, returned};
 use super::library::Library;
+use crate::soft::fork;
 
-/// An open device. It closes when this goes, unless it was [kept](Self::keep).
-pub(crate) struct Open<'a> {
-    library: &'a Library,
+/// An open device. It closes when this goes, in the process that opened it. `L` is how its library is held.
+pub(crate) struct Open<L: Deref<Target = Library>> {
+    pub(crate) library: L,
     context: NonNull<verbs::Context>,
     name: String,
     /// Its file in /dev/infiniband.
     pub(crate) node: String,
+    /// The process that opened it, counted in forks.
+    generation: u64,
 }
 
-impl<'a> Open<'a> {
+impl<L: Deref<Target = Library>> Open<L> {
     /// Opens a device of a list.
-    pub(crate) fn device(
-        library: &'a Library,
-        name: String,
-        device: *mut verbs::Device,
-    ) -> Result<Self, OpenError> {
+    pub(crate) fn device(library: L, name: String, device: *mut verbs::Device) -> Result<Self, OpenError> {
         // SAFETY: a device of the list; the name in it ends in zero.
         let node = unsafe { CStr::from_ptr((*device).dev_name.as_ptr()) }.to_string_lossy().into_owned();
         // SAFETY: a device of the list, which lives until after the call.
@@ -36,17 +36,25 @@ impl<'a> Open<'a> {
             let os = if vague { File::open(&node).err().unwrap_or(os) } else { os };
             return Err(OpenError::Open { device: name, node, os });
         };
-        Ok(Self { library, context, name, node })
+        Ok(Self { library, context, name, node, generation: fork::generation() })
     }
 
     /// The device itself.
-    pub(crate) fn context(&self) -> NonNull<verbs::Context> {
-        self.context
+    #[inline]
+    pub(crate) fn as_ptr(&self) -> *mut verbs::Context {
+        self.context.as_ptr()
     }
 
     /// Its name.
     pub(crate) fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Whether this is a child of the process that opened it. The descriptors behind it lead to the parent's objects: nothing may be
+    /// asked of them here, and least of all be destroyed.
+    #[inline]
+    pub(crate) fn is_forked(&self) -> bool {
+        fork::current() != self.generation
     }
 
     /// What it says about itself.
@@ -70,19 +78,14 @@ impl<'a> Open<'a> {
         let code = unsafe { (self.library.api.query_port)(context, number, &raw mut attr) };
         if code == 0 { Ok(attr) } else { Err(code) }
     }
-
-    /// The device for somebody who closes it himself.
-    pub(crate) fn keep(mut self) -> (NonNull<verbs::Context>, String) {
-        let kept = (self.context, std::mem::take(&mut self.name));
-        drop(std::mem::take(&mut self.node));
-        std::mem::forget(self); // nothing is left in it but the device
-        kept
-    }
 }
 
-impl Drop for Open<'_> {
+impl<L: Deref<Target = Library>> Drop for Open<L> {
     fn drop(&mut self) {
-        // SAFETY: opened by us, and nothing was made from it.
+        if self.is_forked() {
+            return;
+        }
+        // SAFETY: opened by us; every object made from it held us and is gone.
         unsafe { (self.library.api.close_device)(self.context.as_ptr()) };
     }
 }

@@ -36,7 +36,7 @@ impl Drop for ChannelInner {
             return; // the parent's
         }
         // SAFETY: made by `create`; queues on it held us and are gone.
-        unsafe { (self.device.inner.library.api.destroy_comp_channel)(self.raw.as_ptr()) };
+        unsafe { (self.device.inner.context.library.api.destroy_comp_channel)(self.raw.as_ptr()) };
     }
 }
 
@@ -56,7 +56,8 @@ impl Channel {
     pub(crate) fn create(device: &Device) -> Result<Self, CreateError> {
         device.check_process()?;
         // SAFETY: an open device.
-        let raw = unsafe { (device.inner.library.api.create_comp_channel)(device.inner.context.as_ptr()) };
+        let raw =
+            unsafe { (device.inner.context.library.api.create_comp_channel)(device.inner.context.as_ptr()) };
         let raw = NonNull::new(raw).ok_or_else(|| device.refused("ibv_create_comp_channel"))?;
         // SAFETY: a live channel; nobody else reads its descriptor.
         unsafe { set_nonblocking(raw.as_ref().fd) };
@@ -65,7 +66,7 @@ impl Channel {
 
     /// Takes all events there are; whether there were any. Never blocks.
     pub fn take(&self) -> bool {
-        let api = &self.inner.device.inner.library.api;
+        let api = &self.inner.device.inner.context.library.api;
         let mut any = false;
         if self.inner.device.is_forked() {
             return any; // the parent's events
@@ -116,7 +117,7 @@ impl Drop for CqInner {
         // Events that were taken are acknowledged at once ([`Channel::take`]), and what nobody took goes with the queue: there is nothing
         // to wait for, and events of other queues stay on the channel for whoever waits there.
         // SAFETY: made by `create`; queue pairs on it held us and are gone.
-        unsafe { (self.device.inner.library.api.destroy_cq)(self.raw.as_ptr()) };
+        unsafe { (self.device.inner.context.library.api.destroy_cq)(self.raw.as_ptr()) };
         // Another queue may come to lie where this one was.
         let mut failed = self.device.inner.failed_queues.lock().unwrap_or_else(PoisonError::into_inner);
         failed.retain(|at| *at != self.raw.as_ptr().addr());
@@ -153,14 +154,15 @@ impl Cq {
         let on = channel.map_or(ptr::null_mut(), |channel| channel.inner.raw.as_ptr());
         let context = device.inner.context.as_ptr();
         // SAFETY: an open device, and a channel of it or none.
-        let raw = unsafe { (device.inner.library.api.create_cq)(context, asked, ptr::null_mut(), on, 0) };
+        let raw =
+            unsafe { (device.inner.context.library.api.create_cq)(context, asked, ptr::null_mut(), on, 0) };
         let raw = NonNull::new(raw).ok_or_else(|| device.refused("ibv_create_cq"))?;
         // The way of C's inline functions: through the table of the queue's own context.
         // SAFETY: a live queue; its context lives as long.
         let ops = unsafe { &(*raw.as_ref().context).ops };
         let (Some(poll), Some(notify)) = (ops.poll_cq, ops.req_notify_cq) else {
             // SAFETY: just made.
-            unsafe { (device.inner.library.api.destroy_cq)(raw.as_ptr()) };
+            unsafe { (device.inner.context.library.api.destroy_cq)(raw.as_ptr()) };
             return Err(device.refused("the table of the device: poll_cq"));
         };
         let inner = CqInner { device: device.clone(), raw, poll, notify, _channel: channel.cloned() };

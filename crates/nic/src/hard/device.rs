@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::{Path, PathBuf};
-use std::ptr::{self, NonNull};
+use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use nobounce_protocol::qp::{MAX_MESSAGE, Mtu};
@@ -21,7 +21,7 @@ use super::memory::Pd;
 use super::proof::Proofs;
 use super::refusal::Told;
 use super::stage::Staging;
-use crate::soft::{PathCounters, fork};
+use crate::soft::PathCounters;
 
 /// The variable that names an entry of the GID table.
 const GID_INDEX: &str = "NOBOUNCE_GID_INDEX";
@@ -109,9 +109,6 @@ impl Health {
 }
 
 pub(crate) struct Inner {
-    pub(crate) library: Arc<Library>,
-    pub(crate) context: NonNull<verbs::Context>,
-    pub(crate) name: String,
     pub(crate) attr: verbs::DeviceAttr,
     pub(crate) port: Port,
     pub(crate) options: Options,
@@ -124,16 +121,14 @@ pub(crate) struct Inner {
     health: Mutex<Health>,
     /// Where the completion queues are that failed, as long as they are there.
     pub(crate) failed_queues: Mutex<Vec<usize>>,
-    /// The process that opened it, counted in forks.
-    generation: u64,
+    /// The device itself, which closes with this: after everything else.
+    pub(crate) context: Open<Arc<Library>>,
 }
 
 impl Inner {
-    /// Whether this is a child of the process that opened it. The descriptors behind it lead to the parent's objects: nothing may be
-    /// asked of them here, and least of all be destroyed.
     #[inline]
     pub(crate) fn is_forked(&self) -> bool {
-        fork::current() != self.generation
+        self.context.is_forked()
     }
 }
 
@@ -141,16 +136,6 @@ impl Inner {
 unsafe impl Send for Inner {}
 // SAFETY: as above.
 unsafe impl Sync for Inner {}
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        if self.is_forked() {
-            return;
-        }
-        // SAFETY: open; every object made from it held us and is gone.
-        unsafe { (self.library.api.close_device)(self.context.as_ptr()) };
-    }
-}
 
 /// A hardware NIC that is open. Clones share it; it closes when the last object made from it is gone.
 #[derive(Clone)]
@@ -160,7 +145,7 @@ pub struct Device {
 
 impl fmt::Debug for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Device({})", self.inner.name)
+        write!(f, "Device({})", self.name())
     }
 }
 
@@ -195,19 +180,15 @@ impl Device {
                 OpenError::NoSuch { name: name.to_owned(), there: there.join(", ") }
             });
         };
-        let open = Open::device(library, plain.to_owned(), device)?;
+        let open = Open::device(Arc::clone(library), plain.to_owned(), device)?;
         drop(list);
         let folder = Path::new("/sys/class/infiniband_verbs").join(&open.node);
         let attr = open.attr()?;
-        let port = find_port(library, &open, attr.phys_port_cnt, port, options)?;
-        let (context, name) = open.keep();
+        let port = find_port(&open, attr.phys_port_cnt, port, options)?;
         // Events are looked at, never waited for.
         // SAFETY: the device's own descriptor, which nobody else uses.
-        unsafe { set_nonblocking((*context.as_ptr()).async_fd) };
+        unsafe { set_nonblocking((*open.as_ptr()).async_fd) };
         let inner = Inner {
-            library: Arc::clone(library),
-            context,
-            name,
             attr,
             port,
             options: options.clone(),
@@ -217,14 +198,14 @@ impl Device {
             folder: folder.exists().then_some(folder),
             health: Mutex::default(),
             failed_queues: Mutex::default(),
-            generation: fork::generation(),
+            context: open,
         };
         Ok(Self { inner: Arc::new(inner) })
     }
 
     /// Its name.
     pub fn name(&self) -> &str {
-        &self.inner.name
+        self.inner.context.name()
     }
 
     /// The port that is used.
@@ -239,7 +220,7 @@ impl Device {
 
     /// The library that drives it.
     pub fn library(&self) -> &Library {
-        &self.inner.library
+        &self.inner.context.library
     }
 
     /// Where peers reach it: the address that its GID stands for.
@@ -300,12 +281,12 @@ impl Device {
     }
 
     pub(crate) fn refused(&self, call: &'static str) -> CreateError {
-        CreateError::Refused { call, device: self.inner.name.clone(), os: last() }
+        CreateError::Refused { call, device: self.name().to_owned(), os: last() }
     }
 
     /// What a forked child is told that makes something of its parent's device.
     pub(crate) fn check_process(&self) -> Result<(), CreateError> {
-        if self.inner.is_forked() { Err(CreateError::Forked(self.inner.name.clone())) } else { Ok(()) }
+        if self.inner.is_forked() { Err(CreateError::Forked(self.name().to_owned())) } else { Ok(()) }
     }
 
     /// As [`look`](Self::look), and asks the port itself: after a failure, for its event may come later. A system call.
@@ -314,16 +295,13 @@ impl Device {
         if health.forked {
             return health;
         }
-        // SAFETY: plain numbers, for which zeroes are valid.
-        let mut attr: verbs::PortAttr = unsafe { std::mem::zeroed() };
-        let (context, number) = (self.inner.context.as_ptr(), self.inner.port.number);
-        // SAFETY: an open device; there is room for more than any version writes.
-        let code = unsafe { (self.inner.library.api.query_port)(context, number, &raw mut attr) };
-        health.gone |= matches!(code, libc::EIO | libc::ENODEV | libc::ENXIO);
-        if code == 0 {
-            // The port's own word counts, whatever its events said before; and it is kept for the next look.
-            health.port_down = attr.state != verbs::IBV_PORT_ACTIVE;
-            self.inner.health.lock().unwrap_or_else(PoisonError::into_inner).port_down = health.port_down;
+        match self.inner.context.port(self.inner.port.number) {
+            Ok(attr) => {
+                // The port's own word counts, whatever its events said before; and it is kept for the next look.
+                health.port_down = attr.state != verbs::IBV_PORT_ACTIVE;
+                self.inner.health.lock().unwrap_or_else(PoisonError::into_inner).port_down = health.port_down;
+            }
+            Err(code) => health.gone |= matches!(code, libc::EIO | libc::ENODEV | libc::ENXIO),
         }
         health
     }
@@ -339,7 +317,7 @@ impl Device {
             return health.clone();
         }
         let mut failed = self.inner.failed_queues.lock().unwrap_or_else(PoisonError::into_inner);
-        let api = &self.inner.library.api;
+        let api = &self.inner.context.library.api;
         for _ in 0..64 {
             let mut event = verbs::AsyncEvent { element: ptr::null_mut(), event_type: 0 };
             // SAFETY: an open device; its descriptor does not block.
@@ -354,7 +332,7 @@ impl Device {
                 verbs::IBV_EVENT_CQ_ERR => failed.push(event.element.addr()),
                 _ => {}
             }
-            tracing::debug!("{}: asynchronous event {}", self.inner.name, event.event_type);
+            tracing::debug!("{}: asynchronous event {}", self.name(), event.event_type);
             // SAFETY: the event that was just given.
             unsafe { (api.ack_async_event)(&raw mut event) };
         }
@@ -393,13 +371,12 @@ fn why_none() -> String {
 
 /// The port asked for, or the first that is active.
 fn find_port(
-    library: &Library,
-    open: &Open<'_>,
+    open: &Open<Arc<Library>>,
     ports: u8,
     wanted: Option<u8>,
     options: &Options,
 ) -> Result<Port, OpenError> {
-    let (context, name) = (open.context(), open.name());
+    let name = open.name();
     if let Some(wanted) = wanted.filter(|wanted| !(1..=ports).contains(wanted)) {
         return Err(OpenError::NoSuchPort { name: format!("{name}:{wanted}"), ports: Some(ports) });
     }
@@ -417,7 +394,7 @@ fn find_port(
             continue;
         }
         let is_ib = is_infiniband(&attr);
-        let choice = gid_table::choose(library, context, name, number, &attr, is_ib, options)?;
+        let choice = gid_table::choose(open, number, &attr, is_ib, options)?;
         return Ok(Port {
             number,
             link_layer: if is_ib { LinkLayer::InfiniBand } else { LinkLayer::Ethernet },

@@ -3,10 +3,11 @@
 use std::ffi::c_int;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
-use std::ptr::NonNull;
+use std::sync::Arc;
 
 use nobounce_verbs as verbs;
 
+use super::context::Open;
 use super::device::Options;
 use super::error::OpenError;
 use super::gid::{self, GidChoice, GidEntry, GidKind};
@@ -20,15 +21,13 @@ const MAX_GIDS: u32 = 1024;
 
 /// The entry for a port; on InfiniBand the first, or the one that was asked for.
 pub(crate) fn choose(
-    library: &Library,
-    context: NonNull<verbs::Context>,
-    name: &str,
+    open: &Open<Arc<Library>>,
     port: u8,
     attr: &verbs::PortAttr,
     is_ib: bool,
     options: &Options,
 ) -> Result<GidChoice, OpenError> {
-    let table = gid_table(library, context, name, port, attr.gid_tbl_len);
+    let table = gid_table(open, port, attr.gid_tbl_len);
     if is_ib {
         // Inside a subnet the LID is all that counts; the first GID names the port to people and across subnets.
         let index = options.gid.index.unwrap_or(0);
@@ -40,7 +39,11 @@ pub(crate) fn choose(
         );
         return Ok(GidChoice { entry, explanation: vec![why] });
     }
-    gid::choose(&table, &options.gid).map_err(|why| OpenError::Gid { device: name.to_owned(), port, why })
+    gid::choose(&table, &options.gid).map_err(|why| OpenError::Gid {
+        device: open.name().to_owned(),
+        port,
+        why,
+    })
 }
 
 /// Why an entry may be the wrong one for a peer, by what the kernel's routes say.
@@ -57,17 +60,11 @@ fn source_towards(peer: IpAddr) -> io::Result<IpAddr> {
     Ok(socket.local_addr()?.ip())
 }
 
-fn gid_table(
-    library: &Library,
-    context: NonNull<verbs::Context>,
-    name: &str,
-    port: u8,
-    len: c_int,
-) -> Vec<GidEntry> {
+fn gid_table(open: &Open<Arc<Library>>, port: u8, len: c_int) -> Vec<GidEntry> {
     let here = interfaces::addresses();
     (0..u32::try_from(len).unwrap_or(0).min(MAX_GIDS))
         .map(|index| {
-            let (gid, kind, ifindex) = read_gid(library, context, name, port, index);
+            let (gid, kind, ifindex) = read_gid(open, port, index);
             let mut entry = GidEntry { index, gid, kind, interface: None };
             entry.interface = interfaces::having(&here, entry.addr(), ifindex);
             entry
@@ -75,19 +72,14 @@ fn gid_table(
         .collect()
 }
 
-fn read_gid(
-    library: &Library,
-    context: NonNull<verbs::Context>,
-    name: &str,
-    port: u8,
-    index: u32,
-) -> ([u8; 16], Option<GidKind>, Option<u32>) {
+fn read_gid(open: &Open<Arc<Library>>, port: u8, index: u32) -> ([u8; 16], Option<GidKind>, Option<u32>) {
+    let library = &open.library;
     if let Some(query) = library.api.query_gid_ex {
         // SAFETY: plain numbers, for which zeroes are valid.
         let mut entry: verbs::GidEntry = unsafe { std::mem::zeroed() };
         let size = size_of::<verbs::GidEntry>();
         // SAFETY: an open device and a valid place of the size said.
-        if unsafe { query(context.as_ptr(), port.into(), index, &raw mut entry, 0, size) } == 0 {
+        if unsafe { query(open.as_ptr(), port.into(), index, &raw mut entry, 0, size) } == 0 {
             let kind = match entry.gid_type {
                 verbs::IBV_GID_TYPE_IB => Some(GidKind::InfiniBand),
                 verbs::IBV_GID_TYPE_ROCE_V1 => Some(GidKind::RoceV1),
@@ -103,7 +95,7 @@ fn read_gid(
     // SAFETY: an open device and a valid place.
     let code = unsafe {
         (library.api.query_gid)(
-            context.as_ptr(),
+            open.as_ptr(),
             port,
             c_int::try_from(index).unwrap_or(c_int::MAX),
             &raw mut gid,
@@ -113,7 +105,7 @@ fn read_gid(
     let gid = if code == 0 { unsafe { gid.raw } } else { [0; 16] };
     // Before rdma-core 32 the kernel's files alone knew what an entry speaks, and whose it is.
     let file = |what: &str| {
-        let path = library.kernel.join(format!("{name}/ports/{port}/gid_attrs/{what}/{index}"));
+        let path = library.kernel.join(format!("{}/ports/{port}/gid_attrs/{what}/{index}", open.name()));
         std::fs::read_to_string(path).ok()
     };
     let kind = file("types").and_then(|text| match text.trim() {

@@ -89,7 +89,7 @@ fn step(
         Verdict::Untried(why) => Ok((raw, Path::Believed(rung, Reason::new(why)))),
         Verdict::Lied(why) => {
             // SAFETY: just registered, and given to nobody.
-            unsafe { (pd.device().inner.library.api.dereg_mr)(raw.as_ptr()) };
+            unsafe { (pd.device().inner.context.library.api.dereg_mr)(raw.as_ptr()) };
             Err(why)
         }
     }
@@ -105,7 +105,7 @@ pub(crate) fn try_rung(
     let (addr, len) = (memory.addr(), memory.len());
     match rung {
         Mechanism::DmaBuf => {
-            if pd.device().inner.library.api.reg_dmabuf_mr.is_none() {
+            if pd.device().inner.context.library.api.reg_dmabuf_mr.is_none() {
                 let path = pd.device().library().path().display();
                 return Err(format!("{path} has no ibv_reg_dmabuf_mr (rdma-core 34 was the first that had)"));
             }

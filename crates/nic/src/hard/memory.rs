@@ -35,7 +35,7 @@ impl Drop for PdInner {
             return; // the parent's
         }
         // SAFETY: made by `alloc`; regions and queue pairs in it held us and are gone.
-        unsafe { (self.device.inner.library.api.dealloc_pd)(self.raw.as_ptr()) };
+        unsafe { (self.device.inner.context.library.api.dealloc_pd)(self.raw.as_ptr()) };
     }
 }
 
@@ -55,7 +55,7 @@ impl Pd {
     pub(crate) fn alloc(device: &Device) -> Result<Self, CreateError> {
         device.check_process()?;
         // SAFETY: an open device.
-        let raw = unsafe { (device.inner.library.api.alloc_pd)(device.inner.context.as_ptr()) };
+        let raw = unsafe { (device.inner.context.library.api.alloc_pd)(device.inner.context.as_ptr()) };
         let raw = NonNull::new(raw).ok_or_else(|| device.refused("ibv_alloc_pd"))?;
         Ok(Self { inner: Arc::new(PdInner { device: device.clone(), raw }) })
     }
@@ -121,7 +121,7 @@ impl Pd {
         len: usize,
         access: Access,
     ) -> Result<NonNull<verbs::Mr>, std::io::Error> {
-        let api = &self.inner.device.inner.library.api;
+        let api = &self.inner.device.inner.context.library.api;
         let flags = self.flags(access);
         if self.inner.device.inner.options.relaxed_ordering
             && let Some(register) = api.reg_mr_iova2
@@ -147,7 +147,7 @@ impl Pd {
         fd: c_int,
         access: Access,
     ) -> Option<Result<NonNull<verbs::Mr>, std::io::Error>> {
-        let register = self.inner.device.inner.library.api.reg_dmabuf_mr?;
+        let register = self.inner.device.inner.context.library.api.reg_dmabuf_mr?;
         let flags = self.flags(access);
         let relaxed = self.inner.device.inner.options.relaxed_ordering;
         let tries = [flags | verbs::IBV_ACCESS_RELAXED_ORDERING, flags];
@@ -213,7 +213,7 @@ impl Drop for Handle {
             self.pd.inner.device.inner.staging.remove(self.lkey);
         }
         // SAFETY: registered by us, and not used again.
-        unsafe { (self.pd.inner.device.inner.library.api.dereg_mr)(self.raw.as_ptr()) };
+        unsafe { (self.pd.inner.device.inner.context.library.api.dereg_mr)(self.raw.as_ptr()) };
     }
 }
 

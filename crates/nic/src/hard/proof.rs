@@ -149,7 +149,7 @@ impl<'a> Held<'a> {
 impl Drop for Held<'_> {
     fn drop(&mut self) {
         // SAFETY: registered by us, and not used again.
-        unsafe { (self.pd.device().inner.library.api.dereg_mr)(self.raw.as_ptr()) };
+        unsafe { (self.pd.device().inner.context.library.api.dereg_mr)(self.raw.as_ptr()) };
     }
 }
 

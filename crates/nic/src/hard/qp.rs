@@ -50,7 +50,7 @@ impl Drop for Qp {
         // Before its number can be another's.
         self.pd.device().inner.staging.forget(self.qpn.get());
         // SAFETY: made by `create`, and not used again.
-        unsafe { (self.pd.device().inner.library.api.destroy_qp)(self.raw.as_ptr()) };
+        unsafe { (self.pd.device().inner.context.library.api.destroy_qp)(self.raw.as_ptr()) };
     }
 }
 
@@ -101,7 +101,8 @@ impl Qp {
                 sq_sig_all: limits.signal_all.into(),
             };
             // SAFETY: live objects of one device, and a valid structure.
-            let raw = unsafe { (device.inner.library.api.create_qp)(pd.inner.raw.as_ptr(), &raw mut init) };
+            let raw =
+                unsafe { (device.inner.context.library.api.create_qp)(pd.inner.raw.as_ptr(), &raw mut init) };
             match NonNull::new(raw) {
                 Some(raw) => {
                     let limits = QpLimits { inline, ..limits };
@@ -128,7 +129,7 @@ impl Qp {
         let (ops, qpn) = unsafe { (&(*raw.as_ref().context).ops, raw.as_ref().qp_num) };
         let (Some(post_send), Some(post_recv)) = (ops.post_send, ops.post_recv) else {
             // SAFETY: just made.
-            unsafe { (pd.device().inner.library.api.destroy_qp)(raw.as_ptr()) };
+            unsafe { (pd.device().inner.context.library.api.destroy_qp)(raw.as_ptr()) };
             return Err(pd.device().refused("the table of the device: post_send"));
         };
         Ok(Self { raw, post_send, post_recv, qpn: Qpn::new(qpn), limits, pd: pd.clone(), _cqs: cqs })
@@ -167,7 +168,8 @@ impl Qp {
         let mut raw = self.attributes(attr, lid);
         let mask = attr.mask.bits().cast_signed();
         // SAFETY: a live queue pair and a valid structure.
-        let code = unsafe { (device.inner.library.api.modify_qp)(self.raw.as_ptr(), &raw mut raw, mask) };
+        let code =
+            unsafe { (device.inner.context.library.api.modify_qp)(self.raw.as_ptr(), &raw mut raw, mask) };
         if code == 0 {
             return Ok(());
         }
