@@ -593,6 +593,34 @@ mod tests {
         assert!(!to.poll.is_ready(), "nothing that would wake us for ever");
     }
 
+    /// Pieces are long while the reader has enough to do, and short while it waits for them.
+    #[test]
+    fn a_reader_that_is_behind_gets_longer_pieces() {
+        let (mut from, mut to) = (link("127.66.2.6"), link("127.66.2.6"));
+        let ring = from.introduce(to.local(), to.slot()).unwrap();
+        assert_eq!(ring.longest_run(), 16 << 10);
+        let mut batch = TxBatch::new(from.capabilities());
+        let len = 12 + ring.longest_run() + 4;
+        for _ in 0..4 {
+            let room = batch.begin_run(&ring, len, 4).unwrap();
+            room.fill(0);
+            room[SLOT_BYTE] = to.slot();
+            batch.commit_crc(None);
+        }
+        assert_eq!(ring.longest_run(), 60 << 10);
+        from.send(&mut batch);
+        let long = batch.begin_run(&ring, 12 + ring.longest_run() + 4, 15).unwrap();
+        long.fill(0);
+        long[SLOT_BYTE] = to.slot();
+        batch.commit_crc(None);
+        from.send(&mut batch);
+        to.attend();
+        let mut sizes = Vec::new();
+        while to.receive(&mut |datagram| sizes.push((datagram.packets, datagram.bytes.len()))) > 0 {}
+        assert_eq!(sizes, [(4, len), (4, len), (4, len), (4, len), (15, 12 + (60 << 10) + 4)]);
+        assert_eq!(ring.longest_run(), 16 << 10);
+    }
+
     /// Queues one packet whose payload is a chunk's first bytes behind the headers.
     fn lend(batch: &mut TxBatch, ring: &Arc<NearRing>, slot: u8, chunk: &PinnedChunk) {
         let room = batch.begin_lent(ring, (12 + 4096 + 4, 12, 1), chunk, 64).unwrap();

@@ -37,10 +37,7 @@ pub(crate) fn packet_len(transmit: &Transmit) -> usize {
     header.len() + payload.len() as usize + usize::from(header.pad) + ICRC_LEN
 }
 
-/// Most bytes of payload that travel as one through a ring: they are read and placed while the next ones are written.
-const MOST_OF_A_RUN: usize = 16 * 1024;
-
-/// The same for bytes that the receiver reads where they lie.
+/// Most bytes that travel as one where the receiver reads them where they lie.
 const MOST_LENT: usize = 32 * 1024;
 
 /// Builds `count` more packets after `transmit`, each with the next sequence number and the next piece; `transmit`
@@ -112,7 +109,7 @@ fn build_run(
     count: u64,
 ) -> Result<u64, Nak> {
     let (head, piece) = (transmit.header.len(), transmit.payload.len() as usize);
-    let packets = usize::try_from(count).unwrap_or(1).min(MOST_OF_A_RUN / piece.max(1)).max(1);
+    let packets = usize::try_from(count).unwrap_or(1).min(ring.longest_run() / piece.max(1)).max(1);
     let mut next = *transmit;
     next.advance();
     let (origin, message) = (origin_of(entry, &next), message_of(entry, &next.payload));

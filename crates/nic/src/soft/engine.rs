@@ -35,9 +35,6 @@ use super::ways::{Ways, addressee};
 use crate::links::udp::OpenError;
 use crate::links::{Link, RxDatagram, Sealers, TxBatch, now_ns};
 
-/// Packets a queue pair may send before the next one has its turn: one full segmented send. (Two: 64 queue pairs
-/// together reach 0.6 of one instead of 0.9.)
-pub(super) const TURN: u64 = 15;
 /// Batches sent in one call.
 const MAX_BATCHES: usize = 16;
 
@@ -250,15 +247,25 @@ impl Engine {
         self.transmit(now_ns(), Answers::All);
     }
 
+    /// Packets that came and went so far.
+    pub(crate) fn moved(&self) -> u64 {
+        self.core.counters.rcvd_pkts.wrapping_add(self.core.counters.sent_pkts)
+    }
+
     /// When somebody last looked for packets, give or take a few idle calls.
     pub(crate) fn driven_at(&self) -> Nanos {
         self.core.driven_at
     }
 
+    /// Whether the GPU's copy engine has to be looked after.
+    pub(crate) fn awaits_copies(&self) -> bool {
+        !self.core.holding.is_empty() || self.core.regions.stage.is_busy()
+    }
+
     /// When somebody must drive the engine if nobody polls: at once (0) where the GPU's copy engine has to be looked after; what was
     /// merely put off has time.
     pub(crate) fn unattended_deadline(&self) -> Option<Nanos> {
-        if !self.core.holding.is_empty() || self.core.regions.stage.is_busy() {
+        if self.awaits_copies() {
             return Some(0);
         }
         if self.core.is_idle() { self.deadline() } else { Some(now_ns()) }
@@ -679,9 +686,9 @@ impl Core {
                         entry.tally.outbound.count(route, len, transmit.payload.rest() == 0);
                     }
                     let used = entry.qp.outstanding().saturating_sub(charged);
-                    // One less than its turn has left: the last one is looked at (see above).
+                    // One less than its turn has left where the last one is looked at (see above).
                     let most = (tx.room_for(packet_len(&transmit)) as u64)
-                        .min(entry.turn_left.saturating_sub(1))
+                        .min(entry.turn_left.saturating_sub(u64::from(shared)))
                         .min(ready_repeats(entry, &transmit, route));
                     let repeats = entry.qp.poll_repeat(now, &transmit, room.saturating_sub(used), most);
                     if repeats > 0 {
@@ -724,7 +731,7 @@ impl Core {
             holding.push(index);
         }
         if turn != Turn::BatchFull {
-            entry.turn_left = TURN;
+            entry.turn_left = entry.whole_turn(shared);
         }
         if turn == Turn::Done {
             if let Some(path) = entry.path

@@ -5,7 +5,8 @@
 //! it was woken and somebody else was faster, twice in a row, it sleeps on a timer, and looks again a millisecond later whether it is
 //! needed. Most such wake-ups it does not even see: the kernel finds the packet gone, and sleeps on. On a CPU that both share each costs whoever
 //! drives 4 us, so they are counted by the naps that the thread has taken.
-//! (A program that spins on memory polls its queue now and then, too; what counts is who gets the packets.)
+//! (A program that spins on memory polls its queue now and then, too; what counts is who gets the packets. In a stream of
+//! long messages whoever looks finds some: there it counts who moves by far the most.)
 //! An application that arms a completion queue says that it is going to sleep: the helper watches at once.
 
 use std::mem::MaybeUninit;
@@ -28,6 +29,8 @@ use crate::links::{Link, now_ns};
 
 /// A packet that is there while nobody has looked for so long is nobody's but the helper's.
 const UNATTENDED_NS: u64 = 30_000;
+/// The same for one that moves long messages, and is at work for as long as a whole one takes.
+const ABANDONED_NS: u64 = 300_000;
 /// How long it goes on polling after traffic, where there are CPUs to spare: longer than an application takes between two messages of one
 /// conversation. Much longer is worse: a thread that spins takes from the one that shares its core, and what NCCL's application needs to start a
 /// kernel was 23 us instead of 31 when this was 50 us instead of 300 (docs/measurements/nccl.md).
@@ -46,6 +49,8 @@ pub(crate) struct Helper {
     stop: Arc<AtomicBool>,
     /// Calls of the application that drove the engine.
     pub(crate) polls: Arc<AtomicU64>,
+    /// Packets that they took and sent.
+    pub(crate) moved: Arc<AtomicU64>,
     pub(crate) bell: Bell,
     /// It is driving the engine without pause.
     pub(crate) on_duty: Arc<AtomicBool>,
@@ -60,6 +65,7 @@ impl Helper {
         Ok(Self {
             stop: Arc::default(),
             polls: Arc::default(),
+            moved: Arc::default(),
             bell: Bell::new(EventFd::new()?),
             on_duty: Arc::default(),
             number,
@@ -87,6 +93,7 @@ impl Helper {
             bell: self.bell.clone(),
             stop: self.stop.clone(),
             polls: self.polls.clone(),
+            moved: self.moved.clone(),
             on_duty: self.on_duty.clone(),
             several: several.clone(),
             spins: allowed_cpus() >= CPUS_TO_SPIN,
@@ -129,10 +136,14 @@ struct Slept {
 struct Served {
     /// Packets it found.
     found: usize,
+    /// Packets that it took and sent.
+    moved: u64,
     /// When to come back.
     deadline: Option<u64>,
-    /// They lay there, and nobody was looking.
-    unattended: bool,
+    /// Where it found some: for how long nobody had looked.
+    alone_ns: u64,
+    /// The GPU's copies have to be looked after.
+    copies: bool,
     /// Somebody else was driving.
     busy: bool,
 }
@@ -147,6 +158,7 @@ struct Worker {
     bell: Bell,
     stop: Arc<AtomicBool>,
     polls: Arc<AtomicU64>,
+    moved: Arc<AtomicU64>,
     on_duty: Arc<AtomicBool>,
     several: Arc<AtomicBool>,
     spins: bool,
@@ -155,7 +167,8 @@ struct Worker {
 impl Worker {
     fn run(&self) {
         ask_for_short_slices();
-        let mut seen = self.polls.load(Ordering::Relaxed);
+        let (mut seen, mut seen_moved) =
+            (self.polls.load(Ordering::Relaxed), self.moved.load(Ordering::Relaxed));
         let (mut judgement, mut deadline, mut looks, mut polled) = (Judgement::new(), None, false, false);
         while !self.stop.load(Ordering::SeqCst) {
             let watching = self.bell.begin_round();
@@ -167,7 +180,7 @@ impl Worker {
             let Some(engine) = self.engine.upgrade() else { return };
             // Where it would not spin, it is asleep or about to be: nobody leaves it anything.
             self.on_duty.store(self.spins, Ordering::SeqCst);
-            let Served { found, deadline: next, unattended, busy } = self.serve(&engine);
+            let Served { found, moved: served, deadline: next, alone_ns, copies, busy } = self.serve(&engine);
             self.on_duty.store(false, Ordering::SeqCst);
             drop(engine);
             deadline = next;
@@ -179,15 +192,21 @@ impl Worker {
             let polls = self.polls.load(Ordering::Relaxed);
             let driven = polls.wrapping_sub(mem::replace(&mut seen, polls));
             polled = driven > 0;
+            let moved = self.moved.load(Ordering::Relaxed);
+            let moved = moved.wrapping_sub(mem::replace(&mut seen_moved, moved));
+            // Who looks after copies is welcome however much the application moves: what they hold back makes others wait.
+            let moved = if copies { 0 } else { moved };
             // An application that arms its queues calls us to watch; a timer of the protocol's is nobody's packet: neither says
             // anything about who is faster.
             let asked = called && self.bell.is_sleepy();
             looks = called;
-            if asked || (due && missed == 0) {
+            let (unattended, abandoned) = (alone_ns > UNATTENDED_NS, alone_ns > ABANDONED_NS);
+            let missed = missed.saturating_add(u32::from(found == 0 && !due));
+            let round = Round { watching, found, missed, served, unattended, abandoned, driven, moved };
+            if asked || (due && missed == 0 && !round.is_led()) {
                 continue;
             }
-            let missed = missed.saturating_add(u32::from(found == 0 && !due));
-            match judgement.judge(Round { watching, found, missed, unattended, driven }) {
+            match judgement.judge(round) {
                 Verdict::Stay => {}
                 Verdict::StepBack => self.bell.step_back(),
                 Verdict::StepUp => self.bell.step_up(),
@@ -198,7 +217,8 @@ impl Worker {
     /// Drives until there is nothing to do. Finds nothing when somebody else is driving.
     fn serve(&self, lock: &EngineLock) -> Served {
         let mut idle_since = None;
-        let mut served = Served { found: 0, deadline: None, unattended: false, busy: false };
+        let mut served =
+            Served { found: 0, moved: 0, deadline: None, alone_ns: 0, copies: false, busy: false };
         let polls = self.polls.load(Ordering::Relaxed);
         // Where there are several engines, those who poll leave this one to us.
         let gives_way =
@@ -218,11 +238,14 @@ impl Worker {
                 served.busy = true;
                 return served;
             };
-            let alone = round == 0 && now_ns().saturating_sub(engine.driven_at()) > UNATTENDED_NS;
+            let alone = if round == 0 { now_ns().saturating_sub(engine.driven_at()) } else { 0 };
             if round == 0 {
                 engine.link.attend();
             }
+            let before = engine.moved();
             let received = engine.progress();
+            served.moved += engine.moved().wrapping_sub(before);
+            served.copies |= engine.awaits_copies();
             served.deadline = engine.deadline();
             drop(engine);
             // Whoever waits for the lock (to post, or to register memory) must not wait for the end of the traffic.
@@ -230,7 +253,7 @@ impl Worker {
                 lock.make_way();
             }
             served.found += received;
-            served.unattended |= alone && received > 0;
+            served.alone_ns = served.alone_ns.max(if received > 0 { alone } else { 0 });
             if self.stop.load(Ordering::Relaxed) {
                 break;
             }
@@ -342,6 +365,7 @@ mod tests {
             bell: Bell::new(EventFd::new().unwrap()),
             stop: Arc::default(),
             polls: Arc::default(),
+            moved: Arc::default(),
             on_duty: Arc::default(),
             several: Arc::default(),
             spins: false,

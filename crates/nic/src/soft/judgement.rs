@@ -1,7 +1,9 @@
 //! Whether packets are the helper's business or the application's: judged by who finds them.
 
-/// Polls between two looks by which an application is at work, even if packets were left over when we looked.
+/// Polls between two looks by which an application is at work, even if packets were left over when we looked; or packets that its polls moved.
 const AT_WORK: u64 = 100;
+/// An application that moves so many times what the helper does needs no help: the helper finds packets because there are always some.
+const BY_FAR: u64 = 8;
 /// Wake-ups in a row at which somebody else was faster, before the helper steps back.
 const MISSES: u32 = 2;
 /// The same, for an application that turned out to leave packets lying after the helper stepped back.
@@ -19,10 +21,23 @@ pub(super) struct Round {
     pub(super) found: usize,
     /// Packets that woke it before, and that somebody else took.
     pub(super) missed: u32,
+    /// Packets that it took and sent.
+    pub(super) served: u64,
     /// They lay there, and nobody was looking.
     pub(super) unattended: bool,
+    /// For so long that nobody can be at work.
+    pub(super) abandoned: bool,
     /// Calls of the application that drove the engine since the round before.
     pub(super) driven: u64,
+    /// Packets that those calls took and sent.
+    pub(super) moved: u64,
+}
+
+impl Round {
+    /// Whether the application moves by far the most by itself.
+    pub(super) fn is_led(&self) -> bool {
+        self.moved >= BY_FAR * self.served.max(1)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,18 +68,21 @@ impl Judgement {
     }
 
     pub(super) fn judge(&mut self, round: Round) -> Verdict {
-        let Round { watching, found, missed, unattended, driven } = round;
-        // They came before what was found.
-        self.misses = self.misses.saturating_add(missed);
+        let Round { watching, found, missed, unattended, abandoned, driven, moved, .. } = round;
+        let is_led = round.is_led();
+        // They came before what was found, which is next to nothing where it is led.
+        self.misses = self.misses.saturating_add(missed.max(u32::from(is_led)));
         if watching {
             if self.misses >= self.patience && driven > 0 {
                 self.quiet = 0;
                 return Verdict::StepBack;
             }
-            self.misses = if found > 0 { 0 } else { self.misses };
+            self.misses = if found > 0 && !is_led { 0 } else { self.misses };
             return Verdict::Stay;
         }
-        if driven == 0 || unattended || (found > 0 && driven < AT_WORK) {
+        // In bulk traffic calls are few, and one of them may take as long as it takes to look abandoned.
+        let left_lying = abandoned || moved < AT_WORK && (unattended || (found > 0 && driven < AT_WORK));
+        if driven == 0 || left_lying {
             self.misses = 0;
             if unattended && driven > 0 {
                 self.patience = (self.patience * 2).min(MAX_MISSES);
@@ -84,13 +102,22 @@ mod tests {
     use super::*;
 
     /// Woken by a packet that somebody else took, who drove meanwhile.
-    const MISSED: Round = Round { watching: true, found: 0, missed: 1, unattended: false, driven: 5 };
+    const MISSED: Round = Round {
+        watching: true,
+        found: 0,
+        missed: 1,
+        served: 0,
+        unattended: false,
+        abandoned: false,
+        driven: 5,
+        moved: 0,
+    };
     /// Woken by a packet that nobody else took.
-    const FOUND: Round = Round { watching: true, found: 1, missed: 0, unattended: false, driven: 5 };
+    const FOUND: Round = Round { found: 1, missed: 0, served: 1, ..MISSED };
     /// A look by itself: the application is at work.
-    const AT_WORK_STILL: Round = Round { watching: false, found: 0, missed: 1, unattended: false, driven: 5 };
+    const AT_WORK_STILL: Round = Round { watching: false, ..MISSED };
     /// A look by itself: a packet lay there, and the application has called, but not for a while.
-    const LEFT_LYING: Round = Round { watching: false, found: 1, missed: 0, unattended: true, driven: 5 };
+    const LEFT_LYING: Round = Round { watching: false, unattended: true, ..FOUND };
 
     /// Misses in a row until it steps back.
     fn patience(judgement: &mut Judgement) -> u32 {
@@ -160,6 +187,28 @@ mod tests {
             patience(&mut judgement);
             assert_eq!(judgement.judge(round), Verdict::StepUp, "{round:?}");
             assert_eq!(judgement.judge(MISSED), Verdict::Stay, "misses are counted anew: {round:?}");
+        }
+    }
+
+    /// Long messages: a poll takes as long as a hundred that find nothing, and whoever looks finds packets.
+    #[test]
+    fn it_leaves_bulk_traffic_to_an_application_that_moves_it() {
+        let bulk = Round { found: 3, served: 12, driven: 20, moved: 400, ..FOUND };
+        let mut judgement = Judgement::new();
+        assert_eq!(judgement.judge(bulk), Verdict::Stay);
+        assert_eq!(judgement.judge(bulk), Verdict::StepBack, "what it finds is next to nothing");
+        for _ in 0..10 {
+            assert_eq!(judgement.judge(Round { watching: false, unattended: true, ..bulk }), Verdict::Stay);
+        }
+        let over = Round { watching: false, driven: 1, moved: 2, ..bulk };
+        assert_eq!(judgement.judge(over), Verdict::StepUp, "once it does not any more");
+        assert_eq!(judgement.judge(bulk), Verdict::Stay);
+        assert_eq!(judgement.judge(bulk), Verdict::StepBack);
+        let stopped = Round { watching: false, unattended: true, abandoned: true, ..bulk };
+        assert_eq!(judgement.judge(stopped), Verdict::StepUp, "or stopped a while ago");
+        let shared = Round { served: 200, ..bulk };
+        for _ in 0..10 {
+            assert_eq!(judgement.judge(shared), Verdict::Stay, "half of it is the helper's");
         }
     }
 

@@ -19,6 +19,7 @@ pub(crate) struct Unit {
     engine: Arc<EngineLock>,
     helper: Mutex<Helper>,
     polls: Arc<AtomicU64>,
+    moved: Arc<AtomicU64>,
     pub(crate) bell: Bell,
     on_duty: Arc<AtomicBool>,
     several: Arc<AtomicBool>,
@@ -36,6 +37,7 @@ impl Unit {
         Ok(Self {
             number,
             polls: helper.polls.clone(),
+            moved: helper.moved.clone(),
             bell: helper.bell.clone(),
             on_duty: helper.on_duty.clone(),
             several,
@@ -80,7 +82,12 @@ impl Unit {
         // A count that two threads raise at once may miss one: it only tells whether anybody polls.
         self.polls.store(self.polls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         if let Some(mut engine) = self.engine.try_lock() {
+            let before = engine.moved();
             engine.progress();
+            let moved = engine.moved().wrapping_sub(before);
+            if moved > 0 {
+                self.moved.store(self.moved.load(Ordering::Relaxed).wrapping_add(moved), Ordering::Relaxed);
+            }
             // It may have been the last poll before the caller sleeps.
             self.bell.ring_if_sleepy(|| engine.unattended_deadline());
         }
