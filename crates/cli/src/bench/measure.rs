@@ -112,7 +112,7 @@ impl Bench {
 
 impl Measure for Bench {
     fn renew(&mut self) -> anyhow::Result<()> {
-        // First away with the old: a device that is closed after a younger one of the same address leaves packets to the wrong process.
+        // First away with the old: a device that is closed after a younger one of the same address leaves packets to the wrong process for a while.
         let far = self.ends.take().and_then(|ends| ends.child.is_none().then_some(ends.target));
         (self.other, self.first_pass) = (None, false);
         let devices = peer::open_all(&self.ours)?;

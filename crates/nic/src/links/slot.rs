@@ -4,7 +4,7 @@
 //! whose name holds the address and the slot, so a slot is free again the moment its process is gone. The kernel
 //! steers packets by that byte to the n-th socket of the port, which is the slot's own as long as devices closed in
 //! reverse order of opening. Otherwise a packet may reach the wrong device, which hands it to its owner through that
-//! same Unix socket.
+//! same Unix socket, until the owner has set it right (`udp/steering.rs`).
 //!
 //! Whoever has a socket of the port therefore serves others too, and must look at it: a device joins when it gets its
 //! first queue pair, and with it a thread that looks.
@@ -105,6 +105,26 @@ impl ServiceName {
     }
 }
 
+/// Names by which slots publish the numbers that the kernel has given to their sockets.
+pub(super) const PLACES: &str = "nobounce/place";
+
+/// The name by which a slot publishes its socket's number, as long as it is that.
+#[derive(Debug)]
+pub(super) struct Place {
+    _name: NotInherited,
+}
+
+impl Place {
+    pub(super) fn publish(addr: IpAddr, slot: u8, number: u8) -> io::Result<Self> {
+        let name = NotInherited::open(|| {
+            let fd = unix_socket()?;
+            bind(&fd, &format!("{PLACES}/{addr}/{slot}/{number}"))?;
+            Ok(fd)
+        })?;
+        Ok(Self { _name: name })
+    }
+}
+
 /// What became of a handover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Handover {
@@ -152,6 +172,10 @@ impl Slot {
 
     pub(super) fn number(&self) -> u8 {
         self.number
+    }
+
+    pub(super) fn addr(&self) -> IpAddr {
+        self.addr
     }
 
     pub(super) fn fd(&self) -> RawFd {

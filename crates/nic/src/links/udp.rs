@@ -7,6 +7,7 @@ mod error;
 mod interface;
 mod receive;
 mod socket;
+mod steering;
 mod transmit;
 
 pub use error::{Holder, OpenError};
@@ -20,6 +21,7 @@ use nobounce_protocol::wire::{Opcode, ROCE_PORT};
 
 use self::receive::Receiver;
 use self::socket::{SockAddr, Socket};
+use self::steering::Steering;
 use self::transmit::Transmitter;
 use super::batch::SLOT_BYTE;
 use super::outbox::Outbox;
@@ -83,6 +85,7 @@ pub struct UdpLink {
     /// One for each source port; none on loopback, where everything leaves from the well-known port.
     senders: Vec<Socket>,
     slot: Slot,
+    steering: Steering,
     /// Services of the connection manager that this device offers.
     services: Services,
     outbox: Outbox,
@@ -104,13 +107,6 @@ struct Received {
     handover_lost: u64,
     handover_refused: u64,
     no_such_slot: u64,
-}
-
-impl Received {
-    /// All packets that were seen.
-    fn taken(&self) -> u64 {
-        self.packets + self.handed_over + self.handover_lost + self.no_such_slot
-    }
 }
 
 impl UdpLink {
@@ -160,6 +156,7 @@ impl UdpLink {
             listening: false,
             senders,
             slot,
+            steering: Steering::default(),
             services: Services::new().map_err(os("epoll_create1"))?,
             outbox: Outbox::default(),
             caps,
@@ -174,7 +171,7 @@ impl UdpLink {
     /// Takes what the kernel steered to us: delivers what is ours, and hands the rest to its owners.
     #[inline]
     fn receive_from_socket(&mut self, sink: &mut dyn FnMut(&RxDatagram<'_>)) -> usize {
-        let Self { socket, slot, outbox, receiver, rx, .. } = self;
+        let Self { socket, slot, steering, outbox, receiver, rx, .. } = self;
         let mut delivered = 0;
         receiver.receive(socket, |run| {
             each_run(run, |owner, part| match owner {
@@ -191,6 +188,7 @@ impl UdpLink {
                     };
                     *count += part.packets();
                 }),
+                None if steering.hear(&part) => {}
                 // What is too short to have an owner is ours to count as malformed.
                 _ => delivered += deliver(part, rx, sink),
             });
@@ -201,13 +199,14 @@ impl UdpLink {
     /// Takes what other devices on this address received for us.
     fn take_handovers(&mut self, sink: &mut dyn FnMut(&RxDatagram<'_>)) -> usize {
         let mut delivered = 0;
-        let Self { slot, services, receiver, rx, patience, .. } = self;
+        let Self { slot, services, receiver, rx, patience, steering, .. } = self;
         for _ in 0..HANDOVERS {
             match slot.take(receiver.buffer()) {
                 Some(run) => delivered += take_run(run, Some(slot.number()), rx, patience, sink),
                 None => break,
             }
         }
+        steering.note_handed(u64::try_from(delivered).unwrap_or(0));
         for service in services.bound() {
             for _ in 0..HANDOVERS {
                 match service.take(receiver.buffer()) {
@@ -246,7 +245,7 @@ impl Link for UdpLink {
         let name = SockAddr::new(addr, ROCE_PORT, self.scope);
         self.socket.bind(&name).map_err(|e| OpenError::from_bind(addr, e))?;
         // Steering is a help, not a need: without it packets are handed over.
-        if let Err(error) = self.socket.steer_by_slot() {
+        if let Err(error) = self.steering.join(&self.socket, &self.slot) {
             tracing::debug!(%error, "the kernel does not steer packets by slot; they are handed over instead");
         }
         self.listening = true;
@@ -266,12 +265,22 @@ impl Link for UdpLink {
         if !self.outbox.is_empty() {
             self.outbox.retry(&self.slot);
         }
+        if self.steering.has_changed() {
+            let handed = self.take_handovers(sink);
+            if self.steering.is_settling(handed == 0) {
+                return handed;
+            }
+        }
         let mut delivered = self.receive_from_socket(sink);
         if self.patience > 0 {
             self.patience -= 1;
         } else {
             self.patience = HANDOVER_EVERY;
             delivered += self.take_handovers(sink);
+        }
+        if !self.steering.is_idle() {
+            let to = SockAddr::new(self.caps.local, ROCE_PORT, self.scope);
+            self.steering.advance(&self.socket, &self.slot, &to, self.receiver.is_empty);
         }
         delivered
     }
@@ -352,9 +361,8 @@ impl Drop for UdpLink {
     fn drop(&mut self) {
         let mut calls = 0;
         while self.listening && calls < LAST_CALLS {
-            let before = self.rx.taken();
             self.receive_from_socket(&mut |_| {});
-            if self.rx.taken() == before {
+            if self.receiver.is_empty {
                 break;
             }
             calls += 1;

@@ -219,6 +219,32 @@ fn packets_reach_their_slot_after_another_device_closed() {
     reach_all(&mut from, &mut to, 8);
 }
 
+/// Devices that are handed many packets by others set the steering right: each for itself, and once more when another one closes or opens.
+#[test]
+fn a_device_that_closes_before_a_younger_one_leaves_no_packets_to_the_wrong_one() {
+    let mut from = open("127.24.2.1");
+    let mut to: Vec<_> = (0..4).map(|_| open("127.24.2.2")).collect();
+    for (closes, opens) in [(true, true), (true, false), (true, true), (false, true)] {
+        if closes {
+            drop(to.remove(0));
+        }
+        if opens {
+            to.push(open("127.24.2.2"));
+        }
+        let handed = |to: &[UdpLink]| to.iter().map(|l| counter(l, "handed_in")).sum::<u64>();
+        // Each attempt sets one device right, as soon as enough was handed to it; its next one waits a second.
+        let start = Instant::now();
+        let (mut rounds, mut quiet) = (0, 0);
+        while quiet < 20 {
+            assert!(start.elapsed() < LIMIT, "still handed over after {rounds} rounds");
+            let before = handed(&to);
+            reach_all(&mut from, &mut to, 40);
+            rounds += 1;
+            quiet = if handed(&to) == before { quiet + 1 } else { 0 };
+        }
+    }
+}
+
 #[test]
 fn packets_that_lie_with_a_device_that_closes_reach_their_slot() {
     let mut from = open("127.24.1.1");

@@ -34,6 +34,7 @@ mod reregister;
 mod shm;
 mod shm_datagrams;
 mod srq;
+mod steering;
 mod threads;
 mod treatment;
 mod vanish;

@@ -22,6 +22,8 @@ pub(super) struct Receiver {
     stride: usize,
     /// Whether the last call found as many datagrams as it asked for: then ask for several.
     busy: bool,
+    /// Whether the last call found nothing.
+    pub(super) is_empty: bool,
     /// Datagrams longer than any packet may be.
     pub(super) too_long: u64,
     pub(super) calls: u64,
@@ -32,7 +34,7 @@ impl Receiver {
         let (vectors, stride) = if merged { MERGED } else { SINGLE };
         let room = (vectors * stride).max(TAKE_BUFFER);
         let buffer = vec![0; room].into_boxed_slice();
-        Self { buffer, vectors, stride, busy: false, too_long: 0, calls: 0 }
+        Self { buffer, vectors, stride, busy: false, is_empty: true, too_long: 0, calls: 0 }
     }
 
     /// Room for a handover, between two calls of [`Receiver::receive`].
@@ -64,6 +66,7 @@ impl Receiver {
         // SAFETY: the message points at live room for the name, the control data and one part of the buffer.
         let got =
             unsafe { libc::syscall(libc::SYS_recvmsg, socket.fd(), &raw mut message, libc::MSG_DONTWAIT) };
+        self.is_empty = got < 0;
         let Ok(len) = usize::try_from(got) else { return };
         // A long merged datagram is the sign of bulk traffic; anything short is answered first.
         let segment = segment(&message);
@@ -101,7 +104,7 @@ impl Receiver {
             libc::recvmmsg(socket.fd(), messages.as_mut_ptr(), vectors, libc::MSG_DONTWAIT, ptr::null_mut())
         };
         let got = usize::try_from(got).unwrap_or(0);
-        self.busy = got > 1;
+        (self.busy, self.is_empty) = (got > 1, got == 0);
         for i in 0..got.min(self.vectors) {
             let header = &messages[i].msg_hdr;
             let len = messages[i].msg_len as usize;

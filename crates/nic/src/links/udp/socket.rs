@@ -1,11 +1,14 @@
 //! One UDP socket: addresses in the kernel's form, options, errors.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::mem;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use super::OpenError;
+use super::steering::{NUMBER_AT, PROBE_LEN};
+use crate::links::batch::SLOT_BYTE;
 
 /// An address and port in the form system calls take.
 #[derive(Clone, Copy)]
@@ -159,16 +162,32 @@ impl Socket {
         asked.ok().and_then(|hops| u8::try_from(hops).ok()).unwrap_or(0)
     }
 
-    /// Makes the whole group of sockets on this port choose by the high byte of the destination queue pair number.
-    pub(super) fn steer_by_slot(&self) -> io::Result<()> {
+    /// Makes the whole group of sockets on this port choose by the high byte of the destination queue pair number: the slot, and the
+    /// socket of that number, but for the slots that are at other numbers. Probes say the number.
+    pub(super) fn steer(&self, moved: &BTreeMap<u8, u8>) -> io::Result<()> {
+        const LD_LEN: u16 = 0x80;
         const LDB_ABS: u16 = 0x30;
+        const JEQ_K: u16 = 0x15;
+        const RET_K: u16 = 0x06;
         const RET_A: u16 = 0x16;
-        let mut code = [
-            libc::sock_filter { code: LDB_ABS, jt: 0, jf: 0, k: 5 },
-            libc::sock_filter { code: RET_A, jt: 0, jf: 0, k: 0 },
+        let instruction = |code, jf, k| libc::sock_filter { code, jt: 0, jf, k };
+        let load = |at| instruction(LDB_ABS, 0, u32::try_from(at).unwrap_or(0));
+        let answer = instruction(RET_A, 0, 0);
+        let mut code = vec![
+            instruction(LD_LEN, 0, 0),
+            instruction(JEQ_K, 2, u32::try_from(PROBE_LEN).unwrap_or(0)),
+            load(NUMBER_AT),
+            answer,
+            load(SLOT_BYTE),
         ];
-        let program = libc::sock_fprog { len: 2, filter: code.as_mut_ptr() };
-        // SAFETY: the program and its two instructions live through the call, which copies them.
+        for (slot, number) in moved.iter().filter(|(slot, number)| slot != number) {
+            code.push(instruction(JEQ_K, 1, u32::from(*slot)));
+            code.push(instruction(RET_K, 0, u32::from(*number)));
+        }
+        code.push(answer);
+        let len = u16::try_from(code.len()).map_err(io::Error::other)?;
+        let program = libc::sock_fprog { len, filter: code.as_mut_ptr() };
+        // SAFETY: the program and its instructions live through the call, which copies them.
         check(unsafe {
             libc::setsockopt(
                 self.fd(),
@@ -178,6 +197,15 @@ impl Socket {
                 size_of_len::<libc::sock_fprog>(),
             )
         })
+    }
+
+    /// Sends a few bytes; whether they leave is not told.
+    pub(super) fn send_to(&self, bytes: &[u8], to: &SockAddr) {
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        // SAFETY: the pointers and lengths describe live bytes and a live socket address.
+        unsafe {
+            libc::sendto(self.fd(), bytes.as_ptr().cast(), bytes.len(), flags, to.as_ptr(), to.len());
+        }
     }
 
     /// Datagrams the kernel dropped because the receive buffer was full.
