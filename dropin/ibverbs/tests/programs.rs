@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::path::Path;
 use std::process::Command;
 
 use common::{Folder, library, run, waived};
@@ -122,7 +123,13 @@ fn several_devices_and_nothing_said_unless_asked() {
     assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// On a stand-in for CUDA's driver.
+/// A program on a stand-in for CUDA's driver.
+fn on_stand_in(folder: &Folder, program: &Path, addr: &str) -> Command {
+    let mut command = folder.program(program, addr);
+    command.env("NOBOUNCE_CUDA", library().with_file_name("libfake_cuda.so"));
+    command
+}
+
 #[test]
 fn gpu_memory_stand_in_by_address_and_by_descriptor() {
     if waived() {
@@ -130,8 +137,7 @@ fn gpu_memory_stand_in_by_address_and_by_descriptor() {
     }
     let folder = Folder::new("gpu");
     let program = folder.compile_client("gpu");
-    let driver = library().with_file_name("libfake_cuda.so");
-    run(folder.program(&program, "127.41.0.12").env("NOBOUNCE_CUDA", driver), 60);
+    run(&mut on_stand_in(&folder, &program, "127.41.0.12"), 60);
 }
 
 /// A path that is not direct where one is required, and an address that no GPU knows: the reason is said.
@@ -142,9 +148,8 @@ fn gpu_memory_stand_in_is_refused_with_the_reason() {
     }
     let folder = Folder::new("gpu-refused");
     let program = folder.compile_client("gpu");
-    let driver = library().with_file_name("libfake_cuda.so");
-    let mut command = folder.program(&program, "127.41.0.34");
-    command.arg("refused").env("NOBOUNCE_CUDA", driver).env("NOBOUNCE_LOG", "warn");
+    let mut command = on_stand_in(&folder, &program, "127.41.0.34");
+    command.arg("refused").env("NOBOUNCE_LOG", "warn");
     command.env("NOBOUNCE_WINDOW", "off").env("NOBOUNCE_REQUIRE", "direct");
     let said = String::from_utf8(run(&mut command, 60).stderr).unwrap();
     let lines: Vec<_> = said.lines().collect();
@@ -165,7 +170,6 @@ fn gpu_memory_stand_in_that_stands_still_is_told_of() {
     }
     let folder = Folder::new("gpu-stuck");
     let program = folder.compile_client("gpu");
-    let driver = library().with_file_name("libfake_cuda.so");
     let (calls, queue) =
         ("CUDA has not come back from a call for ", "the GPU has the copy and does not get to it: ");
     std::thread::scope(|scope| {
@@ -173,12 +177,8 @@ fn gpu_memory_stand_in_that_stands_still_is_told_of() {
             ("fake_cuda_hold_calls", "127.41.0.35", calls),
             ("fake_cuda_set_copy_delay_us", "127.41.0.36", queue),
         ] {
-            let mut command = folder.program(&program, addr);
-            command
-                .arg(knob)
-                .env("NOBOUNCE_CUDA", &driver)
-                .env("NOBOUNCE_LOG", "warn")
-                .env("NOBOUNCE_WINDOW", "off");
+            let mut command = on_stand_in(&folder, &program, addr);
+            command.arg(knob).env("NOBOUNCE_LOG", "warn").env("NOBOUNCE_WINDOW", "off");
             scope.spawn(move || {
                 let said = String::from_utf8(run(&mut command, 60).stderr).unwrap();
                 let line = format!("nobounce: bytes that arrived were not placed in the GPU in 10s: {why}");

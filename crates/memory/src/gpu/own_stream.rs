@@ -13,15 +13,8 @@ pub(super) fn own_stream(api: &Api) -> Result<Stream, CudaError> {
     let mut stream = Stream::NULL;
     // SAFETY: the calls write two numbers and a handle.
     unsafe {
-        match api.stream_priorities(&raw mut least, &raw mut greatest) {
-            Ok(()) => {
-                api.stream_create_with_priority(&raw mut stream, consts::STREAM_NON_BLOCKING, greatest)?
-            }
-            Err(error) if error.code == CudaError::NOT_FOUND => {
-                api.stream_create(&raw mut stream, consts::STREAM_NON_BLOCKING)?;
-            }
-            Err(error) => return Err(error),
-        }
+        api.stream_priorities(&raw mut least, &raw mut greatest)?;
+        api.stream_create_with_priority(&raw mut stream, consts::STREAM_NON_BLOCKING, greatest)?;
     }
     Ok(stream)
 }
