@@ -69,7 +69,7 @@ functions! {
     set_device_count = "fake_cuda_set_device_count" (count: i32);
     /// Sets a device attribute.
     set_attribute = "fake_cuda_set_attribute" (number: i32, value: i32);
-    /// Lets streams made from now on share a queue with others of their priority (1), or not (0).
+    /// Lets streams made from now on share one queue with work that waits for the default stream (1), or not (0).
     few_queues = "fake_cuda_few_queues" (on: i32);
     /// Starts (1) or ends (0) a kernel that spins.
     spin = "fake_cuda_spin" (on: i32);

@@ -122,7 +122,7 @@ extern "C" fn fake_cuda_set_attribute(number: i32, value: i32) {
     world::lock().knobs.attributes.insert(number, value);
 }
 
-/// Streams made from now on share a queue with those of their priority, the default stream among them.
+/// Streams made from now on share one queue, in which work waits for the default stream.
 #[unsafe(no_mangle)]
 extern "C" fn fake_cuda_few_queues(on: i32) {
     lane::set_few_queues(on != 0);

@@ -25,7 +25,7 @@ pub(crate) fn is_spinning() -> bool {
     SPINNING.load(Ordering::SeqCst)
 }
 
-/// Streams of one priority share a queue.
+/// All streams share a queue.
 static FEW_QUEUES: AtomicBool = AtomicBool::new(false);
 
 pub(crate) fn set_few_queues(on: bool) {

@@ -10,10 +10,6 @@ use crate::world::{Tag, World};
 
 const NON_BLOCKING: u32 = 1;
 
-/// The priorities there are; a lower number goes first.
-const LEAST: i32 = 0;
-const GREATEST: i32 = -5;
-
 #[derive(Debug)]
 pub(crate) struct Stream {
     pub(crate) context: u64,
@@ -61,32 +57,17 @@ impl Call {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuStreamCreate(stream: Out<u64>, flags: u32) -> Status {
-    call("cuStreamCreate", Rule::ContextUncaptured, |call| create(call, stream, flags, LEAST))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cuStreamCreateWithPriority(stream: Out<u64>, flags: u32, priority: i32) -> Status {
-    call("cuStreamCreateWithPriority", Rule::ContextUncaptured, |call| create(call, stream, flags, priority))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cuCtxGetStreamPriorityRange(least: Out<i32>, greatest: Out<i32>) -> Status {
-    call("cuCtxGetStreamPriorityRange", Rule::Context, |_| {
-        least.put(LEAST)?;
-        greatest.put(GREATEST)
+    call("cuStreamCreate", Rule::ContextUncaptured, |call| {
+        if flags & !NON_BLOCKING != 0 {
+            return Err(Status::INVALID_VALUE);
+        }
+        let context = call.context();
+        let made = call.handle(Tag::Stream);
+        // Where there is one queue, whatever waits for the default stream stands in front of it.
+        let blocking = flags & NON_BLOCKING == 0 || has_few_queues();
+        call.streams.insert(made, Stream { context, lane: Lane::start(blocking) });
+        stream.put(made)
     })
-}
-
-fn create(call: &mut Call, stream: Out<u64>, flags: u32, priority: i32) -> Answer<()> {
-    if flags & !NON_BLOCKING != 0 {
-        return Err(Status::INVALID_VALUE);
-    }
-    let context = call.context();
-    let made = call.handle(Tag::Stream);
-    // With one queue for each priority the default stream's work stands in front of what has its priority.
-    let blocking = flags & NON_BLOCKING == 0 || has_few_queues() && priority >= LEAST;
-    call.streams.insert(made, Stream { context, lane: Lane::start(blocking) });
-    stream.put(made)
 }
 
 #[unsafe(no_mangle)]

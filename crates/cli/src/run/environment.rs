@@ -37,16 +37,16 @@ const DEFAULTS: [(&str, &str); 3] = [
     ("NCCL_GIN_TYPE", "2"),
 ];
 
-/// On a machine with one GPU all channels of NCCL are flows over the network: four of them quarter the messages, and the device pays for each
-/// message; two of them keep several engines busy. (Several GPUs need their channels for what they do among themselves.) Not where windows are switched
-/// off: with two channels PyTorch's collectives stood still on an H200 then, for a reason that is not known (docs/design/next.md); an earlier version had passed with one.
-fn channels(
-    given: &Given<'_>,
-    now: impl Fn(&str) -> Option<OsString>,
-) -> Option<(&'static str, &'static str)> {
-    let has_window = now("NOBOUNCE_WINDOW").is_none_or(|window| window != "off");
-    let most = if given.engines > 1 && has_window { "2" } else { "1" };
-    (given.gpus == 1).then_some(("NCCL_MAX_NCHANNELS", most))
+/// The same, on machines with GPUs.
+fn for_gpus(given: &Given<'_>) -> impl Iterator<Item = (&'static str, &'static str)> {
+    // Copies of ours stand still behind what waits for NCCL's kernel, and that for them, where they share a hardware queue with it: as many as there
+    // can be, instead of 8.
+    let queues = (given.gpus > 0).then_some(("CUDA_DEVICE_MAX_CONNECTIONS", "32"));
+    // With one GPU all channels of NCCL are flows over the network: four of them quarter the messages, and the device pays for each
+    // message; two of them keep several engines busy. (Several GPUs need their channels for what they do among themselves.)
+    let most = if given.engines > 1 { "2" } else { "1" };
+    let channels = (given.gpus == 1).then_some(("NCCL_MAX_NCHANNELS", most));
+    queues.into_iter().chain(channels)
 }
 
 /// What is wrong with what the user has set, if anything.
@@ -88,7 +88,7 @@ pub(crate) fn variables(
         ("NOBOUNCE_LOG", args.log.as_ref().map(OsString::from)),
     ];
     all.extend(typed.into_iter().filter_map(|(name, value)| Some((name, value?))));
-    let missing = DEFAULTS.into_iter().chain(channels(given, &now));
+    let missing = DEFAULTS.into_iter().chain(for_gpus(given));
     for (name, value) in missing {
         if now(name).is_none() && !all.iter().any(|(set, _)| *set == name) {
             all.push((name, value.into()));
@@ -179,12 +179,19 @@ mod tests {
         };
         assert_eq!([channels(1, 1), channels(1, 2), channels(1, 4)].map(Option::unwrap), ["1", "2", "2"]);
         assert_eq!(channels(8, 2), None);
-        let off = variables(&RunArgs::default(), &GIVEN(1, 2), |name| {
-            (name == "NOBOUNCE_WINDOW").then(|| "off".into())
-        });
-        assert_eq!(value(&off, "NCCL_MAX_NCHANNELS"), Some("1"));
         let set = with(&RunArgs::default(), &[("NCCL_MAX_NCHANNELS", "8")]);
         assert_eq!(value(&set, "NCCL_MAX_NCHANNELS"), None);
+    }
+
+    #[test]
+    fn a_machine_with_gpus_has_hardware_queues_for_copies() {
+        let queues = |gpus| {
+            let all = variables(&RunArgs::default(), &GIVEN(gpus, 1), |_| None);
+            value(&all, "CUDA_DEVICE_MAX_CONNECTIONS").map(str::to_owned)
+        };
+        assert_eq!([0, 1, 8].map(queues), [None, Some("32".into()), Some("32".into())]);
+        let set = with(&RunArgs::default(), &[("CUDA_DEVICE_MAX_CONNECTIONS", "1")]);
+        assert_eq!(value(&set, "CUDA_DEVICE_MAX_CONNECTIONS"), None);
     }
 
     #[test]

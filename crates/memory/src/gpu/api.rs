@@ -345,9 +345,6 @@ functions! {
     required copy_from_device = "cuMemcpyDtoH_v2" (to: *mut c_void, from: u64, len: usize);
     required memset_async = "cuMemsetD8Async" (pointer: u64, value: u8, len: usize, stream: Stream);
     required stream_create = "cuStreamCreate" (stream: *mut Stream, flags: c_uint);
-    required stream_create_with_priority = "cuStreamCreateWithPriority"
-        (stream: *mut Stream, flags: c_uint, priority: c_int);
-    required stream_priorities = "cuCtxGetStreamPriorityRange" (least: *mut c_int, greatest: *mut c_int);
     required stream_destroy = "cuStreamDestroy_v2" (stream: Stream);
     required stream_query = "cuStreamQuery" (stream: Stream);
     required stream_synchronize = "cuStreamSynchronize" (stream: Stream);
