@@ -38,10 +38,14 @@ const DEFAULTS: [(&str, &str); 3] = [
 ];
 
 /// The same, on machines with GPUs.
-fn for_gpus(given: &Given<'_>) -> impl Iterator<Item = (&'static str, &'static str)> {
-    // Copies of ours stand still behind what waits for NCCL's kernel, and that for them, where they share a hardware queue with it: as many as there
-    // can be, instead of 8.
-    let queues = (given.gpus > 0).then_some(("CUDA_DEVICE_MAX_CONNECTIONS", "32"));
+fn for_gpus(
+    given: &Given<'_>,
+    now: impl Fn(&str) -> Option<OsString>,
+) -> impl Iterator<Item = (&'static str, &'static str)> {
+    // Without windows everything is copied, and a copy stands still behind what waits for NCCL's kernel, and that for the copy, where they share a
+    // hardware queue: as many as there can be, instead of 8. (Not always, for a GPU has only so many for all its processes together.)
+    let is_copied = now("NOBOUNCE_WINDOW").is_some_and(|window| window == "off");
+    let queues = (given.gpus > 0 && is_copied).then_some(("CUDA_DEVICE_MAX_CONNECTIONS", "32"));
     // With one GPU all channels of NCCL are flows over the network: four of them quarter the messages, and the device pays for each
     // message; two of them keep several engines busy. (Several GPUs need their channels for what they do among themselves.)
     let most = if given.engines > 1 { "2" } else { "1" };
@@ -88,7 +92,7 @@ pub(crate) fn variables(
         ("NOBOUNCE_LOG", args.log.as_ref().map(OsString::from)),
     ];
     all.extend(typed.into_iter().filter_map(|(name, value)| Some((name, value?))));
-    let missing = DEFAULTS.into_iter().chain(for_gpus(given));
+    let missing = DEFAULTS.into_iter().chain(for_gpus(given, &now));
     for (name, value) in missing {
         if now(name).is_none() && !all.iter().any(|(set, _)| *set == name) {
             all.push((name, value.into()));
@@ -184,14 +188,17 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_with_gpus_has_hardware_queues_for_copies() {
-        let queues = |gpus| {
-            let all = variables(&RunArgs::default(), &GIVEN(gpus, 1), |_| None);
+    fn copies_have_hardware_queues_where_windows_are_switched_off() {
+        let queues = |gpus, set: &[(&str, &str)]| {
+            let find =
+                |name: &str| set.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).into());
+            let all = variables(&RunArgs::default(), &GIVEN(gpus, 1), find);
             value(&all, "CUDA_DEVICE_MAX_CONNECTIONS").map(str::to_owned)
         };
-        assert_eq!([0, 1, 8].map(queues), [None, Some("32".into()), Some("32".into())]);
-        let set = with(&RunArgs::default(), &[("CUDA_DEVICE_MAX_CONNECTIONS", "1")]);
-        assert_eq!(value(&set, "CUDA_DEVICE_MAX_CONNECTIONS"), None);
+        let off = ("NOBOUNCE_WINDOW", "off");
+        assert_eq!([0, 1, 8].map(|gpus| queues(gpus, &[off])), [None, Some("32".into()), Some("32".into())]);
+        assert_eq!(queues(1, &[]), None);
+        assert_eq!(queues(1, &[off, ("CUDA_DEVICE_MAX_CONNECTIONS", "1")]), None);
     }
 
     #[test]

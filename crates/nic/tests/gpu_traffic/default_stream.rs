@@ -80,6 +80,14 @@ impl Blocker {
         rig.cuda(|api| unsafe { api.memset_async(scratch.addr, 5, scratch.len, Stream::NULL) });
     }
 
+    /// Whether the default stream is still stuck: had traffic waited for it, the kernel would have come to its own end. (The stand-in's never does.)
+    fn is_stuck(rig: &Rig) -> bool {
+        // SAFETY: asks.
+        let queried =
+            rig.gpu.driver().in_context(rig.primary(), |api| unsafe { api.stream_query(Stream::NULL) });
+        queried.is_err_and(|error: CudaError| error.code == CudaError::NOT_READY)
+    }
+
     fn stop(&self) {
         match self {
             Self::Kernel(_, words) => words.set(STOP, 1),
@@ -153,13 +161,9 @@ fn stuck_behind_a_kernel() {
                 plan.run(&a, &b, &regions);
             }
             let took = begin_traffic.elapsed();
-            // SAFETY: asks.
-            let queried = rig.gpu.driver().in_context(rig.primary(), |api| unsafe {
-                if other == Other::Frees { Ok(()) } else { api.stream_query(Stream::NULL) }
-            });
-            let stuck = queried.is_err_and(|error: CudaError| error.code == CudaError::NOT_READY);
+            let stuck = other != Other::Frees && Blocker::is_stuck(rig);
             blocker.stop();
-            // Had traffic waited for it, the kernel would have come to its own end. What the driver holds while somebody frees or copies
+            // What the driver holds while somebody frees or copies
             // synchronously is its own business (on driver 580 all CUDA calls of the context wait with him), and said below; it must
             // only end.
             if !matches!(other, Other::Frees | Other::CopiesSynchronously) && !stuck {
@@ -239,15 +243,15 @@ fn windows_need_no_hardware_queue() {
     others.start(&rig, &blocker);
     let begin = Instant::now();
     plan.run(&a, &b, &regions);
-    let took = begin.elapsed();
+    let (took, stuck) = (begin.elapsed(), Blocker::is_stuck(&rig));
     blocker.stop();
     println!("figure: one hardware queue, full: moved in {took:.1?}");
-    assert!(took < SPIN / 2, "traffic took {took:.1?}, about as long as the kernel that others wait for");
+    assert!(stuck, "traffic took {took:.1?}, as long as the kernel that others wait for");
     others.free(&rig);
     plan.check(&rig, "beside work behind a kernel");
 }
 
-/// Where there are more hardware queues than streams that wait (`nobounce run` asks for 32), registering and copying go on, too. NCCL's kernel and what
+/// Where there are more hardware queues than streams that wait (`nobounce run` asks for 32 where windows are switched off), registering and copying go on, too. NCCL's kernel and what
 /// PyTorch queues behind it are such a case, and the kernel waits for us.
 #[test]
 fn copies_need_a_hardware_queue_of_their_own() {
@@ -263,17 +267,14 @@ fn copies_need_a_hardware_queue_of_their_own() {
         let begin = Instant::now();
         let regions = plan.register(&a, &b, way);
         plan.run(&a, &b, &regions);
-        let took = begin.elapsed();
+        let (took, stuck) = (begin.elapsed(), Blocker::is_stuck(&rig));
         blocker.stop();
         // SAFETY: waits.
         rig.cuda(|api| unsafe { api.ctx_synchronize() });
         println!(
             "figure: {STREAMS} streams behind a kernel, 32 hardware queues, {way:?}: registered and moved in {took:.1?}"
         );
-        assert!(
-            took < SPIN / 2,
-            "{way:?}: traffic took {took:.1?}, about as long as the kernel that others wait for"
-        );
+        assert!(stuck, "{way:?}: traffic took {took:.1?}, as long as the kernel that others wait for");
         plan.check(&rig, &format!("{way:?}, beside work behind a kernel"));
     }
     others.free(&rig);
