@@ -177,6 +177,12 @@ impl Worker {
             let Slept { due, missed } =
                 self.wait(watching, polled, [deadline, soon].into_iter().flatten().min());
             let called = self.bell.wake_up();
+            let doubts = watching && polled && !due && !self.spins && judgement.is_in_doubt();
+            let gave_way = doubts.then(|| {
+                let before = self.moved.load(Ordering::Relaxed);
+                self.rest();
+                self.moved.load(Ordering::Relaxed) != before
+            });
             let Some(engine) = self.engine.upgrade() else { return };
             // Where it would not spin, it is asleep or about to be: nobody leaves it anything.
             self.on_duty.store(self.spins, Ordering::SeqCst);
@@ -202,7 +208,8 @@ impl Worker {
             looks = called;
             let (unattended, abandoned) = (alone_ns > UNATTENDED_NS, alone_ns > ABANDONED_NS);
             let missed = missed.saturating_add(u32::from(found == 0 && !due));
-            let round = Round { watching, found, missed, served, unattended, abandoned, driven, moved };
+            let round =
+                Round { watching, gave_way, found, missed, served, unattended, abandoned, driven, moved };
             if asked || (due && missed == 0 && !round.is_led()) {
                 continue;
             }

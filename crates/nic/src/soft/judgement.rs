@@ -12,11 +12,16 @@ const MAX_MISSES: u32 = 256;
 /// application more than the one that it costs when it was a mistake.
 const FORGET_AFTER: u32 = 8;
 
+/// Finds in a row between two at which the helper lets the application have the CPU first.
+const TRY_EVERY: u32 = 16;
+
 /// What the helper saw of one round: it was woken, or looked by itself, and served.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Round {
     /// It watched the sockets: a packet woke it.
     pub(super) watching: bool,
+    /// It let the application have the CPU for a moment before it looked: whether that took packets meanwhile.
+    pub(super) gave_way: Option<bool>,
     /// Packets it found.
     pub(super) found: usize,
     /// Packets that woke it before, and that somebody else took.
@@ -60,20 +65,41 @@ pub(super) struct Judgement {
     patience: u32,
     /// Looks since stepping back at which the application was found at work.
     quiet: u32,
+    /// Rounds in a row that found packets, since the helper last gave way.
+    finds: u32,
+    /// How often in a row the application took the packets when the helper gave way.
+    beaten: u32,
 }
 
 impl Judgement {
     pub(super) const fn new() -> Self {
-        Self { misses: 0, patience: MISSES, quiet: 0 }
+        Self { misses: 0, patience: MISSES, quiet: 0, finds: 0, beaten: 0 }
+    }
+
+    /// Whether the helper, woken by a packet, had better let the application have the CPU before it looks. On a CPU that it shares with one who polls
+    /// it is first all the same, since it was woken, and cannot tell that nobody needed it.
+    pub(super) fn is_in_doubt(&self) -> bool {
+        self.finds >= TRY_EVERY
     }
 
     pub(super) fn judge(&mut self, round: Round) -> Verdict {
-        let Round { watching, found, missed, unattended, abandoned, driven, moved, .. } = round;
+        let Round { watching, gave_way, found, missed, unattended, abandoned, driven, moved, .. } = round;
+        if let Some(beaten) = gave_way {
+            self.finds = 0;
+            self.beaten = if beaten { self.beaten + 1 } else { 0 };
+            if self.beaten >= self.patience.ilog2() && driven > 0 {
+                (self.quiet, self.beaten) = (0, 0);
+                return Verdict::StepBack;
+            }
+        }
+        self.finds = if found > 0 { self.finds.saturating_add(1) } else { self.finds };
         let is_led = round.is_led();
         // They came before what was found, which is next to nothing where it is led.
         self.misses = self.misses.saturating_add(missed.max(u32::from(is_led)));
         if watching {
-            if self.misses >= self.patience && driven > 0 {
+            // One that left packets lying once and moves nearly all of them itself now would be disturbed for each of them.
+            let patience = if is_led { MISSES } else { self.patience };
+            if self.misses >= patience && driven > 0 {
                 self.quiet = 0;
                 return Verdict::StepBack;
             }
@@ -104,6 +130,7 @@ mod tests {
     /// Woken by a packet that somebody else took, who drove meanwhile.
     const MISSED: Round = Round {
         watching: true,
+        gave_way: None,
         found: 0,
         missed: 1,
         served: 0,
@@ -156,6 +183,37 @@ mod tests {
         for _ in 0..10 {
             assert_eq!(judgement.judge(Round { missed: 1, ..FOUND }), Verdict::Stay);
         }
+    }
+
+    /// Where both share a CPU it is first whenever a packet wakes it, with one who polls all the time, too.
+    #[test]
+    fn it_gives_way_now_and_then_and_sees_whether_it_is_needed() {
+        let found = |judgement: &mut Judgement| {
+            for _ in 0..TRY_EVERY {
+                assert!(!judgement.is_in_doubt());
+                assert_eq!(judgement.judge(FOUND), Verdict::Stay);
+            }
+            assert!(judgement.is_in_doubt());
+        };
+        let lay = Round { gave_way: Some(false), ..FOUND };
+        // What it finds after that is the next one.
+        let gone = Round { gave_way: Some(true), ..FOUND };
+        let mut judgement = Judgement::new();
+        found(&mut judgement);
+        assert_eq!(judgement.judge(lay), Verdict::Stay, "the packet lay there still");
+        for _ in 1..TRY_EVERY {
+            judgement.judge(FOUND);
+        }
+        assert!(judgement.is_in_doubt());
+        assert_eq!(judgement.judge(gone), Verdict::StepBack, "somebody else had taken it");
+        // One that left packets lying after that is given more tries.
+        judgement.judge(LEFT_LYING);
+        judgement.judge(LEFT_LYING);
+        for _ in 0..2 {
+            judgement.finds = TRY_EVERY;
+            assert_eq!(judgement.judge(gone), Verdict::Stay);
+        }
+        assert_eq!(judgement.judge(gone), Verdict::StepBack);
     }
 
     #[test]
