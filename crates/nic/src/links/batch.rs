@@ -18,7 +18,7 @@ use nobounce_protocol::wire::{BTH_LEN, ICRC_LEN, ROCE_PORT};
 
 use super::Capabilities;
 use super::sealers::Sealers;
-use super::shm::NearRing;
+use super::shm::{Hold, NearRing};
 
 /// Bytes of the slab: one full segmented send. A larger one would let the receiver idle while it is filled.
 const SLAB: usize = 66 * 1024;
@@ -168,7 +168,7 @@ pub struct TxBatch {
 #[derive(Debug, Default)]
 struct InRings {
     /// The rings, each once; the one used last is the last.
-    rings: Vec<Arc<NearRing>>,
+    rings: Vec<Hold>,
     packets: usize,
     bytes: usize,
     /// Bytes of them that lie in chunks.
@@ -188,6 +188,24 @@ struct OpenInRing {
     lent: Option<(u8, u32, PinnedChunk)>,
     /// Bytes in the ring.
     room: usize,
+}
+
+impl InRings {
+    /// The next packet goes into that ring, unless others are writing there.
+    #[inline]
+    fn turn_to(&mut self, ring: &Arc<NearRing>) -> Option<&mut Hold> {
+        let rings = &mut self.rings;
+        if rings.last().is_none_or(|last| !last.is_of(ring)) {
+            match rings.iter().position(|known| known.is_of(ring)) {
+                Some(known) => {
+                    let last = rings.len() - 1;
+                    rings.swap(known, last);
+                }
+                None => rings.push(ring.hold()?),
+            }
+        }
+        rings.last_mut()
+    }
 }
 
 impl TxBatch {
@@ -238,9 +256,9 @@ impl TxBatch {
         if let Some(near) = near
             && self.fits(len)
             && !self.near.spilled
-            && let Some(room) = near.reserve(len)
+            && let Some(room) = self.near.turn_to(near).and_then(|ring| ring.reserve(len))
         {
-            return Some((self.begin_in_ring(near, room, len, 1), None));
+            return Some((self.begin_in_ring(room, len, 1), None));
         }
         self.near.spilled |= near.is_some();
         let port = self.port(src_port_hint);
@@ -253,8 +271,13 @@ impl TxBatch {
         if self.near.spilled || !self.fits(len) {
             return None;
         }
-        let room = ring.reserve(len)?;
-        Some(self.begin_in_ring(ring, room, len, packets))
+        let room = self.near.turn_to(ring)?.reserve(len)?;
+        Some(self.begin_in_ring(room, len, packets))
+    }
+
+    /// Most bytes of payload that are to travel as one now, by that ring.
+    pub fn longest_run(&mut self, ring: &Arc<NearRing>) -> usize {
+        self.near.turn_to(ring).map_or(0, Hold::longest_run)
     }
 
     /// As [`begin_run`](Self::begin_run), for so many packets whose payloads lie in a row in a chunk, from `at` on: the room is for the
@@ -269,31 +292,23 @@ impl TxBatch {
         if self.near.spilled || !self.fits(len) || at + (len - head) > chunk.len() {
             return None;
         }
+        let ring = self.near.turn_to(ring)?;
         let (file, offset) = ring.lend(chunk, at)?;
         let room = ring.reserve(head)?;
         let lent = Some((file, offset, chunk.clone()));
-        Some(self.open_in_ring(ring, room, OpenInRing { len, packets, lent, room: head }))
+        Some(self.open_in_ring(room, OpenInRing { len, packets, lent, room: head }))
     }
 
-    fn begin_in_ring(&mut self, ring: &Arc<NearRing>, room: *mut u8, len: usize, packets: u16) -> &mut [u8] {
-        let room = self.open_in_ring(ring, room, OpenInRing { len, packets, lent: None, room: len });
+    #[inline]
+    fn begin_in_ring(&mut self, room: *mut u8, len: usize, packets: u16) -> &mut [u8] {
+        let room = self.open_in_ring(room, OpenInRing { len, packets, lent: None, room: len });
         // What is not sealed must not carry what lay there before.
         room[len - ICRC_LEN..].fill(0);
         room
     }
 
     #[inline]
-    fn open_in_ring(&mut self, ring: &Arc<NearRing>, room: *mut u8, open: OpenInRing) -> &mut [u8] {
-        let rings = &mut self.near.rings;
-        if rings.last().is_none_or(|last| !Arc::ptr_eq(last, ring)) {
-            match rings.iter().position(|known| Arc::ptr_eq(known, ring)) {
-                Some(known) => {
-                    let last = rings.len() - 1;
-                    rings.swap(known, last);
-                }
-                None => rings.push(Arc::clone(ring)),
-            }
-        }
+    fn open_in_ring(&mut self, room: *mut u8, open: OpenInRing) -> &mut [u8] {
         let len = open.room;
         self.near.open = Some(open);
         // SAFETY: so many bytes of the ring are ours until they are published, and the ring lives as long as the batch knows it. Its
@@ -397,7 +412,7 @@ impl TxBatch {
     /// As [`commit`](Self::commit), of a packet whose body has this CRC.
     pub fn commit_crc(&mut self, crc: Option<u32>) {
         if let Some(OpenInRing { len, packets, lent, room }) = self.near.open.take() {
-            if let Some(ring) = self.near.rings.last() {
+            if let Some(ring) = self.near.rings.last_mut() {
                 match lent {
                     None => ring.commit(len, packets),
                     Some((file, offset, chunk)) => {
@@ -446,11 +461,23 @@ impl TxBatch {
         }
     }
 
+    /// Lets a reader that looks see what was built in its ring so far, before it is told so by [`Link::send`](super::Link::send): it works on
+    /// that while we put our books in order.
+    #[inline]
+    pub fn show(&mut self) {
+        if let Some(ring) = self.near.rings.last_mut() {
+            ring.show();
+        }
+    }
+
     /// Forgets the packet begun last.
     pub fn abort(&mut self) {
         self.outside.truncate(self.committed_outside);
         self.open = None;
         self.near.open = None;
+        if self.near.packets == 0 {
+            self.let_go(); // nobody may come to send
+        }
     }
 
     /// Copies in a packet of another batch whose ICRC is already closed, and keeps that ICRC as right (or as wrong)
@@ -490,8 +517,13 @@ impl TxBatch {
     }
 
     /// The rings that packets were built in.
-    pub(super) fn rings(&self) -> &[Arc<NearRing>] {
-        &self.near.rings
+    pub(super) fn rings(&mut self) -> &mut [Hold] {
+        &mut self.near.rings
+    }
+
+    /// Lets others write those rings.
+    pub fn let_go(&mut self) {
+        self.near.rings.clear();
     }
 
     /// How many packets, and bytes, lie there, and how many of the bytes in chunks that the receivers read.

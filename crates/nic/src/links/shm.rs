@@ -21,6 +21,7 @@ mod ring;
 mod shown;
 
 pub use doorbells::Doorbells;
+pub(in crate::links) use near::Hold;
 pub use near::NearRing;
 
 use std::io;
@@ -172,6 +173,10 @@ pub struct ShmLink<L> {
     rest: Option<TxBatch>,
     buffer: Box<[u8]>,
     calls: u32,
+    /// Calls since the link inside was looked at.
+    since_inside: u32,
+    /// Something was sent since the last call.
+    sent: bool,
     /// Looks in a row at which nothing had come from the link inside.
     quiet_looks: u32,
     counted: Counted,
@@ -229,6 +234,8 @@ impl<L: Link> ShmLink<L> {
             rest: None,
             buffer: vec![0; MAX_PACKET].into_boxed_slice(),
             calls: 0,
+            since_inside: 0,
+            sent: false,
             quiet_looks: 0,
             counted: Counted::default(),
         })
@@ -266,18 +273,30 @@ impl<L: Link> ShmLink<L> {
     }
 
     /// Writes what has a ring and lies elsewhere; how many packets are left for the link inside.
-    fn write(&mut self, batch: &TxBatch) -> usize {
-        let mut left = 0;
-        for ring in batch.rings() {
-            let to = self.outgoing.iter_mut().find(|outgoing| Arc::ptr_eq(&outgoing.ring, ring));
-            if let Some(outgoing) = to {
-                outgoing.written = true;
+    fn write(&mut self, batch: &mut TxBatch) -> usize {
+        for hold in batch.rings() {
+            let Some(outgoing) = self.outgoing.iter().find(|outgoing| hold.is_of(&outgoing.ring)) else {
+                continue;
+            };
+            if hold.publish() {
+                self.counted.bells += 1;
+                meeting::ring_bell(&outgoing.connection);
             }
         }
         let (packets, bytes, lent) = batch.in_rings();
         self.counted.sent += packets as u64;
         self.counted.lent_bytes += lent as u64;
         self.counted.sent_bytes += bytes as u64;
+        if batch.packets().is_empty() {
+            return 0;
+        }
+        batch.let_go();
+        self.push(batch)
+    }
+
+    /// Writes what lies in the batch, behind what was built in the rings.
+    fn push(&mut self, batch: &TxBatch) -> usize {
+        let mut left = 0;
         for packet in batch.packets() {
             let parts = batch.parts(packet);
             let slot = parts[0].get(SLOT_BYTE).copied().unwrap_or(0);
@@ -287,7 +306,8 @@ impl<L: Link> ShmLink<L> {
                 continue;
             };
             let outgoing = &mut self.outgoing[at];
-            match outgoing.ring.push(parts, Label { number: packet.ip_id, sealed: packet.sealed }) {
+            let label = Label { number: packet.ip_id, sealed: packet.sealed };
+            match outgoing.ring.hold().map_or(Err(Trouble::Wait), |mut ring| ring.push(parts, label)) {
                 Ok(()) => {
                     outgoing.written = true;
                     self.counted.sent += 1;
@@ -300,7 +320,7 @@ impl<L: Link> ShmLink<L> {
         }
         for outgoing in self.outgoing.iter_mut().filter(|outgoing| outgoing.written) {
             outgoing.written = false;
-            if outgoing.ring.publish() {
+            if outgoing.ring.hold().is_some_and(|mut ring| ring.publish()) {
                 self.counted.bells += 1;
                 meeting::ring_bell(&outgoing.connection);
             }
@@ -474,7 +494,10 @@ impl<L: Link> Link for ShmLink<L> {
     }
 
     fn attend(&mut self) {
-        self.outgoing.iter().for_each(|outgoing| outgoing.ring.take_back());
+        self.outgoing
+            .iter()
+            .filter_map(|outgoing| outgoing.ring.hold())
+            .for_each(|mut ring| ring.take_back());
         if !self.poll.is_ready() {
             return;
         }
@@ -493,6 +516,7 @@ impl<L: Link> Link for ShmLink<L> {
     }
 
     fn send(&mut self, batch: &mut TxBatch) {
+        self.sent = true;
         if self.outgoing.is_empty() && batch.packets().iter().all(|packet| packet.sealed) {
             return self.inner.send(batch);
         }
@@ -526,9 +550,13 @@ impl<L: Link> Link for ShmLink<L> {
         let delivered = self.read(sink);
         // Rings that are busy must not keep the others from being heard.
         let every = if self.quiet_looks < QUIET_AFTER { INSIDE_EVERY } else { QUIET_INSIDE_EVERY };
-        if !self.calls.is_multiple_of(every) {
+        self.since_inside += 1;
+        // Whoever has just sent something waits for the answer, which takes longer than the system call: rather now than when the answer is due.
+        let due = if std::mem::take(&mut self.sent) && delivered == 0 { every * 3 / 4 } else { every };
+        if self.since_inside < due {
             return delivered;
         }
+        self.since_inside = 0;
         let from_inside = self.inner.receive(sink);
         self.quiet_looks = if from_inside > 0 { 0 } else { self.quiet_looks.saturating_add(1) };
         delivered + from_inside
@@ -593,23 +621,86 @@ mod tests {
         assert!(!to.poll.is_ready(), "nothing that would wake us for ever");
     }
 
+    /// Queues one packet without payload.
+    fn bare(batch: &mut TxBatch, ring: &Arc<NearRing>, to: &ShmLink<UdpLink>) {
+        let (room, _) = batch.begin_crc((to.local(), 0), 16, Some(ring)).unwrap();
+        room.fill(0);
+        room[SLOT_BYTE] = to.slot();
+        batch.commit_crc(None);
+    }
+
+    /// A reader that looks need not wait until the sender's books are in order.
+    #[test]
+    fn what_is_shown_is_read_before_it_is_sent() {
+        let (mut from, mut to) = (link("127.66.2.7"), link("127.66.2.7"));
+        let ring = from.introduce(to.local(), to.slot()).unwrap();
+        to.attend();
+        let mut batch = TxBatch::new(from.capabilities());
+        bare(&mut batch, &ring, &to);
+        assert_eq!(to.receive(&mut |_| {}), 0, "it is not complete as far as anybody knows");
+        batch.show();
+        assert_eq!(to.receive(&mut |_| {}), 1);
+        bare(&mut batch, &ring, &to);
+        from.send(&mut batch);
+        assert_eq!(to.receive(&mut |_| {}), 1, "once each");
+    }
+
+    #[test]
+    fn a_ring_is_written_by_one_at_a_time() {
+        let (mut from, to) = (link("127.66.2.8"), link("127.66.2.8"));
+        let ring = from.introduce(to.local(), to.slot()).unwrap();
+        let [mut batch, mut other] = [(); 2].map(|()| TxBatch::new(from.capabilities()));
+        bare(&mut batch, &ring, &to);
+        assert!(ring.hold().is_none());
+        assert!(other.begin_run(&ring, 16, 1).is_none(), "while others are writing there");
+        from.send(&mut batch);
+        assert!(other.begin_run(&ring, 16, 1).is_some());
+        other.abort();
+        assert!(ring.hold().is_some(), "who gives up lets go");
+    }
+
+    /// The system call is made while an answer is under way, not when it is due.
+    #[test]
+    fn sockets_are_looked_at_by_who_has_just_sent() {
+        let (mut from, mut to) = (link("127.66.2.9"), link("127.66.2.9"));
+        let ring = to.introduce(from.local(), from.slot()).unwrap();
+        from.attend();
+        let mut looks = |sends: bool| {
+            let mut batch = TxBatch::new(to.capabilities());
+            (1..).find(|_| {
+                if sends {
+                    bare(&mut batch, &ring, &from);
+                    to.send(&mut batch);
+                    from.sent = true;
+                    while from.read(&mut |_| {}) > 0 {}
+                }
+                from.receive(&mut |_| {});
+                from.since_inside == 0
+            })
+        };
+        assert_eq!(looks(false), Some(INSIDE_EVERY));
+        assert_eq!(looks(true), Some(INSIDE_EVERY * 3 / 4));
+    }
+
     /// Pieces are long while the reader has enough to do, and short while it waits for them.
     #[test]
     fn a_reader_that_is_behind_gets_longer_pieces() {
         let (mut from, mut to) = (link("127.66.2.6"), link("127.66.2.6"));
         let ring = from.introduce(to.local(), to.slot()).unwrap();
-        assert_eq!(ring.longest_run(), 16 << 10);
         let mut batch = TxBatch::new(from.capabilities());
-        let len = 12 + ring.longest_run() + 4;
+        let longest = |batch: &mut TxBatch| batch.longest_run(&ring);
+        assert_eq!(longest(&mut batch), 16 << 10);
+        let len = 12 + longest(&mut batch) + 4;
         for _ in 0..4 {
             let room = batch.begin_run(&ring, len, 4).unwrap();
             room.fill(0);
             room[SLOT_BYTE] = to.slot();
             batch.commit_crc(None);
         }
-        assert_eq!(ring.longest_run(), 60 << 10);
+        assert_eq!(longest(&mut batch), 60 << 10);
         from.send(&mut batch);
-        let long = batch.begin_run(&ring, 12 + ring.longest_run() + 4, 15).unwrap();
+        let len_of_long = 12 + longest(&mut batch) + 4;
+        let long = batch.begin_run(&ring, len_of_long, 15).unwrap();
         long.fill(0);
         long[SLOT_BYTE] = to.slot();
         batch.commit_crc(None);
@@ -618,7 +709,7 @@ mod tests {
         let mut sizes = Vec::new();
         while to.receive(&mut |datagram| sizes.push((datagram.packets, datagram.bytes.len()))) > 0 {}
         assert_eq!(sizes, [(4, len), (4, len), (4, len), (4, len), (15, 12 + (60 << 10) + 4)]);
-        assert_eq!(ring.longest_run(), 16 << 10);
+        assert_eq!(longest(&mut batch), 16 << 10);
     }
 
     /// Queues one packet whose payload is a chunk's first bytes behind the headers.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use nobounce_memory::gpu::copy_engine::Rows;
 use nobounce_memory::path::Mechanism;
 use nobounce_protocol::qp::{Access, Nak, Payload, Service, Transmit};
-use nobounce_protocol::wire::{BTH_LEN, ICRC_LEN, Marker, Psn, Reth};
+use nobounce_protocol::wire::{BTH_LEN, Header, ICRC_LEN, Marker, Psn, Reth};
 
 use super::entry::QpEntry;
 use super::feed::{self, Fetched, Lies, Origin, Want};
@@ -109,7 +109,7 @@ fn build_run(
     count: u64,
 ) -> Result<u64, Nak> {
     let (head, piece) = (transmit.header.len(), transmit.payload.len() as usize);
-    let packets = usize::try_from(count).unwrap_or(1).min(ring.longest_run() / piece.max(1)).max(1);
+    let packets = usize::try_from(count).unwrap_or(1).min(tx.longest_run(ring) / piece.max(1)).max(1);
     let mut next = *transmit;
     next.advance();
     let (origin, message) = (origin_of(entry, &next), message_of(entry, &next.payload));
@@ -237,6 +237,10 @@ pub(crate) fn build(
     regions: &mut Regions,
     transmit: &Transmit,
 ) -> Result<Built, Nak> {
+    if transmit.payload == Payload::None {
+        build_bare(entry, tx, &transmit.header);
+        return Ok(BY_CPU);
+    }
     if let Some(feeds) = &entry.feeds
         && let Some((origin, at)) = origin_of(entry, transmit)
         && feeds.of(origin).covers(origin, at)
@@ -247,6 +251,16 @@ pub(crate) fn build(
         Some(built) => Ok(built),
         None => build_fetched(entry, tx, regions, transmit),
     }
+}
+
+/// Builds a packet without payload.
+fn build_bare(entry: &QpEntry, tx: &mut TxBatch, header: &Header) {
+    let way = (*entry.qp.destination(), port_hint(entry));
+    // has_room() was asked; a packet lost here is repeated
+    let Some((room, start)) = tx.begin_crc(way, header.len() + ICRC_LEN, entry.ring.as_ref()) else { return };
+    let head = header.emit(room);
+    let crc = crc_on(start, &room[..head]);
+    tx.commit_crc(crc);
 }
 
 /// Builds a packet of bytes that the processor copies; nothing where they are to be fetched instead.
@@ -323,7 +337,9 @@ struct Room<'a> {
 }
 
 impl<'a> Room<'a> {
-    #[inline]
+    // Always inlined: on the stack it would be read back in other pieces than it was written in, while the headers are on their way to a ring
+    // whose lines the peer has (see `Way` in batch.rs).
+    #[inline(always)]
     fn begin(entry: &QpEntry, tx: &'a mut TxBatch, transmit: &Transmit) -> Option<Self> {
         let way = (*entry.qp.destination(), port_hint(entry));
         let (bytes, start) = tx.begin_crc(way, packet_len(transmit), entry.ring.as_ref())?;
@@ -339,12 +355,13 @@ impl<'a> Room<'a> {
         })
     }
 
+    #[inline(always)]
     fn payload(&mut self) -> &mut [u8] {
         &mut self.bytes[self.head..self.head + self.len]
     }
 
     /// Writes the padding and carries the CRC on over it.
-    #[inline]
+    #[inline(always)]
     fn pad(&mut self, crc: Option<u32>) -> Option<u32> {
         if self.pad == 0 {
             return crc;

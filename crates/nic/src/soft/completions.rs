@@ -95,11 +95,12 @@ impl<T> Completions<T> {
     }
 
     /// Takes at most `max` completions, and returns how many.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn take(&self, max: usize, each: &mut impl FnMut(T)) -> usize {
-        if self.is_empty() {
-            return 0;
-        }
+        if self.is_empty() { 0 } else { self.take_some(max, each) }
+    }
+
+    fn take_some(&self, max: usize, each: &mut impl FnMut(T)) -> usize {
         let mut state = self.lock();
         let count = max.min(state.queue.len());
         state.queue.drain(..count).for_each(each);

@@ -231,6 +231,7 @@ impl Engine {
                 self.core.fill_answers(now, travels || answers == Answers::All);
             }
             if self.core.tx.is_empty() {
+                self.core.tx.let_go();
                 return;
             }
             self.core.counters.sent_pkts += self.core.tx.count() as u64;
@@ -350,7 +351,7 @@ impl Core {
             self.counters.icrc_errors += 1;
             return;
         }
-        let header = parsed.header;
+        let header = &parsed.header;
         let index = header.dest_qpn.get() & 0xffff;
         let ours = header.dest_qpn.get() >> 16 == u32::from(self.slot);
         let Some(entry) = self.qps.get_mut(index as usize).and_then(Option::as_deref_mut).filter(|_| ours)
@@ -365,7 +366,7 @@ impl Core {
             self.counters.wrong_peer += 1;
             return;
         }
-        let payload = &datagram.whole.unwrap_or(datagram.bytes)[parsed.payload];
+        let payload = &datagram.whole.unwrap_or(datagram.bytes)[parsed.payload.clone()];
         entry.heard_long = payload.len() > LONG;
         let receives = match entry.srq.and_then(|srq| self.srqs.get(srq)) {
             None => &mut entry.receives,
@@ -386,7 +387,7 @@ impl Core {
             ticket: &mut entry.ticket,
             tally: &mut entry.tally.inbound,
         };
-        let run = (&header, u32::from(datagram.packets));
+        let run = (header, u32::from(datagram.packets));
         let handled = entry.qp.handle_run(now, run, payload.len(), &mut host);
         match handled {
             Handled::Taken => {}
@@ -437,7 +438,8 @@ impl Core {
             if replies {
                 entry.note_heard(now);
             }
-            if std::mem::take(&mut entry.answered) || entry.qp.has_urgent_replies() {
+            let sends = std::mem::take(&mut entry.answered) && entry.may_send();
+            if sends || entry.qp.has_urgent_replies() {
                 self.make_ready(index);
             } else if replies {
                 entry.owe(now, &mut self.owing);
@@ -616,7 +618,7 @@ impl Core {
             };
             self.owing.patient.pop_front();
             let Some(entry) = self.qps[index as usize].as_deref_mut() else { continue };
-            if due <= now {
+            if due <= now && entry.owes_something() {
                 entry.note_silence();
             }
             self.answer(now, index);
@@ -626,6 +628,9 @@ impl Core {
     fn answer(&mut self, now: Nanos, index: u32) {
         let Some(entry) = self.qps[index as usize].as_deref_mut() else { return };
         entry.owes_ack = false;
+        if !entry.owes_something() {
+            return; // it found a request to travel with
+        }
         match self.turn(now, index, true) {
             Turn::Done => {}
             Turn::More | Turn::BatchFull => self.make_ready(index),
@@ -634,7 +639,7 @@ impl Core {
 
     /// Lets one queue pair send.
     fn turn(&mut self, now: Nanos, index: u32, flush: bool) -> Turn {
-        let Self { qps, tx, regions, paths, owing, holding, starved, near, counters, .. } = self;
+        let Self { qps, tx, regions, paths, owing, holding, starved, near, counters, ready, .. } = self;
         let Some(entry) = qps[index as usize].as_deref_mut() else { return Turn::Done };
         let room = entry.path.map_or(0, |path| paths.room(path));
         let path = entry.path;
@@ -645,10 +650,16 @@ impl Core {
         let mut faulted = None;
         // The next answer, to a READ, has no payload yet: requests do not wait for that.
         let mut answer_waits = false;
+        // Answers that can wait travel with the first request that leaves.
+        let mut flush = flush;
         tx.treat(entry.qp.attr().treatment);
         while entry.turn_left > 0 {
             if !tx.has_room() {
                 turn = Turn::BatchFull;
+                break;
+            }
+            if flush && !entry.may_send() && !entry.qp.has_replies() {
+                turn = Turn::Done;
                 break;
             }
             let used = entry.qp.outstanding().saturating_sub(charged);
@@ -677,6 +688,7 @@ impl Core {
             }
             match build(entry, tx, regions, &transmit) {
                 Ok(Built::Done(route)) => {
+                    flush = true;
                     if unreliable {
                         entry.note_direction(&transmit.header, near);
                     }
@@ -684,6 +696,9 @@ impl Core {
                     let len = u64::from(transmit.payload.len());
                     if len > 0 && is_new {
                         entry.tally.outbound.count(route, len, transmit.payload.rest() == 0);
+                    }
+                    if transmit.payload.rest() == 0 {
+                        continue; // the last of its message
                     }
                     let used = entry.qp.outstanding().saturating_sub(charged);
                     // One less than its turn has left where the last one is looked at (see above).
@@ -717,6 +732,9 @@ impl Core {
                     break;
                 }
             }
+        }
+        if ready.is_empty() {
+            tx.show();
         }
         tx.treat(Treatment::default());
         if unreliable && turn != Turn::BatchFull {

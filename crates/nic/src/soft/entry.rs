@@ -443,6 +443,18 @@ impl QpEntry {
         }
     }
 
+    /// Whether it may have requests to send, now or later; it has none where this is false.
+    #[inline]
+    pub(super) fn may_send(&self) -> bool {
+        self.held.is_some() || self.qp.may_send()
+    }
+
+    /// Whether it may have answers to send.
+    #[inline]
+    pub(super) fn owes_something(&self) -> bool {
+        self.held.is_some() || self.qp.has_replies()
+    }
+
     /// A packet left: what it tells the peer, and whether it did for the first time.
     #[inline]
     pub(super) fn note_sent(&mut self, header: &Header) -> bool {

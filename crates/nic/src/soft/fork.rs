@@ -40,6 +40,7 @@ pub(crate) fn generation() -> u64 {
 }
 
 /// The generation without the one-time set-up, for hot paths.
+#[inline]
 pub(crate) fn current() -> u64 {
     GENERATION.load(Ordering::Relaxed)
 }

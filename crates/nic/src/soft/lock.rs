@@ -38,6 +38,7 @@ impl EngineLock {
     }
 
     /// Whether this process is a forked child, where no lock may be taken.
+    #[inline]
     pub(crate) fn is_forked(&self) -> bool {
         fork::current() != self.generation
     }

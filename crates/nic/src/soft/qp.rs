@@ -392,6 +392,9 @@ impl Qp {
         let Some(entry) = engine.core.entry(self.qpn) else {
             return Err(PostError::State(QpState::Reset));
         };
+        if let Some(ring) = &entry.ring {
+            ring.expect();
+        }
         let result = each(&mut |request| post_one(entry, &self.limits, v4, request));
         self.start_posted(engine);
         Ok(result)

@@ -551,11 +551,15 @@ impl Qp {
             QpState::Rtr | QpState::Error => self.responder.poll_transmit(&params, flush_acks),
             QpState::Rts | QpState::Sqd => {
                 let may_start = self.attr.state == QpState::Rts;
+                if self.responder.is_urgent() {
+                    return self.responder.poll_transmit(&params, false);
+                }
                 // Data before deferred acknowledgements: somebody may be waiting for the data.
-                self.responder
-                    .poll_transmit(&params, false)
-                    .or_else(|| self.requester.poll_transmit(now, &params, may_start, room))
-                    .or_else(|| self.responder.poll_transmit(&params, flush_acks))
+                let data = self.requester.poll_transmit(now, &params, may_start, room);
+                if data.is_some() || !flush_acks {
+                    return data;
+                }
+                self.responder.poll_transmit(&params, true)
             }
         }
     }
@@ -650,6 +654,13 @@ impl Qp {
     /// The peer's READs of which nothing has been answered yet, in the order in which they will be: what is slow to read can be read ahead.
     pub fn waiting_reads(&self) -> impl Iterator<Item = (Psn, Reth)> {
         self.responder.waiting_reads()
+    }
+
+    /// Whether requests may be left to send, or wait for something; if not, [`Self::poll_request`] and [`Self::poll_local`] give nothing until more is
+    /// posted, or a timeout is handled.
+    #[inline]
+    pub fn may_send(&self) -> bool {
+        self.unreliable.is_some() || self.requester.has_more()
     }
 
     /// Whether answers wait to be sent (with `flush_acks`).

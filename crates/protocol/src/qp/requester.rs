@@ -184,13 +184,15 @@ impl Requester {
         if self.next == self.top && !self.start_next(params, may_start) {
             return None;
         }
-        let wqe = self.sq[self.cursor];
+        // Not copied: it may have been posted just now, and what is read in other pieces than it was written in is slow to read.
+        let wqe = &self.sq[self.cursor];
+        let (cost, end_of_wqe) = (wqe.packet_cost(), wqe.end());
         let in_flight = self.next - self.una;
         let window = self.window.packets().min(MAX_OUTSTANDING);
         if in_flight >= window {
             return None;
         }
-        if wqe.packet_cost() > room {
+        if cost > room {
             self.path_limited = true;
             return None;
         }
@@ -199,8 +201,8 @@ impl Requester {
                 Some(&(_, end)) => end,
                 None if self.reads.len() >= usize::from(params.max_rd_atomic) => return None,
                 None => {
-                    let fits = (window - in_flight).min(room / wqe.packet_cost()).max(1);
-                    let end = wqe.end().min(self.next + fits.min(READ_CHUNK / u64::from(params.mtu)));
+                    let fits = (window - in_flight).min(room / cost).max(1);
+                    let end = end_of_wqe.min(self.next + fits.min(READ_CHUNK / u64::from(params.mtu)));
                     self.reads.push_back((self.next, end));
                     end
                 }
@@ -208,20 +210,26 @@ impl Requester {
             self.reads_asked += 1;
             let packets = end - self.next;
             let transmit = wqe.fetch_packet(self.next, packets, params);
-            self.note_sent(now, &wqe, packets, true);
+            self.note_sent(now, (cost, end_of_wqe), packets, true);
             transmit
         } else {
             // Nobody waits for an unsignalled request: it is acknowledged with a later one, or when a probe asks.
-            let last = self.next + 1 == wqe.end();
+            let last = self.next + 1 == end_of_wqe;
             let ack_req = (last && wqe.request.signaled)
                 || in_flight + 1 >= window
                 || (self.next + 1).is_multiple_of(ACK_EVERY)
-                || 2 * wqe.packet_cost() > room;
+                || 2 * cost > room;
             let transmit = wqe.data_packet(self.next, ack_req, params);
-            self.note_sent(now, &wqe, 1, ack_req);
+            self.note_sent(now, (cost, end_of_wqe), 1, ack_req);
             transmit
         };
         Some(transmit)
+    }
+
+    /// Whether there is anything left to send, be it that it has to wait.
+    #[inline]
+    pub(crate) fn has_more(&self) -> bool {
+        self.next < self.top || self.started < self.sq.len() || self.send_probe || self.rnr_until.is_some()
     }
 
     /// How many more packets like the one just polled may leave: full ones from the middle of the same message that
@@ -238,7 +246,7 @@ impl Requester {
         let count = most.min(to_last).min(to_ack).min(in_window).min(in_room);
         debug_assert!(u64::from(params.mtu) * (self.next - wqe.psn + count) < u64::from(wqe.request.len));
         if count > 0 {
-            self.note_sent(now, &wqe, count, false);
+            self.note_sent(now, (wqe.packet_cost(), wqe.end()), count, false);
         }
         count
     }
@@ -290,7 +298,8 @@ impl Requester {
         }
     }
 
-    fn note_sent(&mut self, now: Nanos, wqe: &Wqe, packets: u64, answered: bool) {
+    /// So many packets left, of a request with this cost of each and this end.
+    fn note_sent(&mut self, now: Nanos, (cost, end): (u64, u64), packets: u64, answered: bool) {
         if self.una == self.sent_top {
             // The timer runs from the first unanswered packet; one that is sent again must not restart it, or a peer
             // that is gone would never be given up.
@@ -300,10 +309,10 @@ impl Requester {
         if answered && self.timed.is_none() && self.next >= self.sent_top {
             self.timed = Some(Timed { psn: self.next, sent: now, again: false });
         }
-        self.outstanding += packets * wqe.packet_cost();
+        self.outstanding += packets * cost;
         self.next += packets;
         self.sent_top = self.sent_top.max(self.next);
-        if self.next == wqe.end() {
+        if self.next == end {
             self.cursor += 1;
             while self.cursor < self.started && self.sq[self.cursor].packets == 0 {
                 self.cursor += 1;
@@ -491,12 +500,12 @@ impl Requester {
     fn advance(&mut self, now: Nanos, upto: u64, params: &Params, out: &mut Out<'_>) {
         let before = self.una;
         while self.una < upto && self.started > 0 {
-            let wqe = self.sq[0];
-            if wqe.request.op.fetches() {
+            let (fetches, end) = (self.sq[0].request.op.fetches(), self.sq[0].end());
+            if fetches {
                 break;
             }
-            self.step(wqe.end().min(upto));
-            if self.una == wqe.end() {
+            self.step(end.min(upto));
+            if self.una == end {
                 self.retire(out);
             }
         }

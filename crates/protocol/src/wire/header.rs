@@ -192,6 +192,7 @@ impl Header {
 
     /// Bytes of the base transport header and the extension headers together.
     #[allow(clippy::len_without_is_empty)] // a header is never empty
+    #[inline]
     pub fn len(&self) -> usize {
         self.opcode.header_len()
     }

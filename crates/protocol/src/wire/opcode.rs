@@ -13,6 +13,20 @@ const WORD_LEN: usize = 4;
 /// Where the opcodes of unreliable connections begin in [`Opcode::ALL`].
 const FIRST_UC: usize = 23;
 
+/// What [`Opcode::header_len`] says, by number: every packet asks several times.
+const HEADER_LENS: [u8; 0x66] = {
+    let mut lens = [0; 0x66];
+    let mut at = 0;
+    while at < Opcode::ALL.len() {
+        let opcode = Opcode::ALL[at];
+        #[allow(clippy::cast_possible_truncation)] // 40 at most
+        let len = opcode.count_header_len() as u8;
+        lens[opcode as usize] = len;
+        at += 1;
+    }
+    lens
+};
+
 /// Where a packet stands in its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
@@ -182,7 +196,12 @@ impl Opcode {
     }
 
     /// Bytes of the base transport header and the extension headers of this opcode.
+    #[inline]
     pub const fn header_len(self) -> usize {
+        HEADER_LENS[self as usize] as usize
+    }
+
+    const fn count_header_len(self) -> usize {
         let mut len = BTH_LEN;
         if self.has_deth() {
             len += DETH_LEN;

@@ -226,3 +226,25 @@ fn packets_that_have_become_one_are_taken_as_many() {
     let sent = sim.pipes[0].counters().sent + sim.pipes[1].counters().sent;
     assert!(sent < 40, "{sent} packets");
 }
+
+/// It is not asked for packets whenever an answer comes.
+#[test]
+fn who_has_nothing_left_to_send_says_so() {
+    let mut sim = pair(&Setup::default());
+    assert!(!sim.ends[A].qp.may_send());
+    write(&mut sim, 8);
+    let a = &mut sim.ends[A];
+    assert!(a.qp.may_send());
+    let sent = a.qp.poll_transmit(0, u64::MAX, true).unwrap();
+    assert!(!a.qp.may_send(), "it waits for an answer, nothing else");
+    let due = a.qp.poll_timeout().unwrap();
+    a.qp.handle_timeout(due);
+    assert!(a.qp.may_send(), "it asks after its packet");
+    while a.qp.poll_transmit(due, u64::MAX, true).is_some() {}
+    assert!(!a.qp.may_send());
+    let mut wait = Header::new(Opcode::Ack, a.qpn, sent.header.psn);
+    wait.aeth.syndrome = Syndrome::RnrNak(1);
+    a.inject(due, &wait, &[]);
+    assert_eq!(a.qp.poll_transmit(due, u64::MAX, true), None);
+    assert!(a.qp.may_send(), "later");
+}
