@@ -501,9 +501,17 @@ impl TxBatch {
         SLAB - self.wire >= LARGEST_ROCE_PACKET && self.count() < MAX_PACKETS
     }
 
-    /// How many packets of `len` bytes it takes.
+    /// Whether its last segmented send takes no more bytes: one packet behind it would cost as much as all of them.
+    pub fn ends_with_full_send(&self) -> bool {
+        self.group.is_some_and(|group| group.packets > 1 && group.bytes + group.segment > MAX_GROUP)
+    }
+
+    /// How many packets of `len` bytes it takes, in the last segmented send where they are of its kind.
     pub fn room_for(&self, len: usize) -> usize {
-        ((SLAB - self.wire) / len.max(1)).min(MAX_PACKETS - self.count())
+        let len = len.max(1);
+        let in_group = self.group.filter(|group| group.segment == len && self.caps.max_segments > 1);
+        let in_group = in_group.map_or(usize::MAX, |group| (MAX_GROUP - group.bytes) / len);
+        ((SLAB - self.wire) / len).min(MAX_PACKETS - self.count()).min(in_group)
     }
 
     /// Whether nothing is in it.

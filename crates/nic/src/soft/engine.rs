@@ -644,6 +644,8 @@ impl Core {
         let room = entry.path.map_or(0, |path| paths.room(path));
         let path = entry.path;
         let shared = path.is_some_and(|path| paths.is_shared(path));
+        // (Others must not wait for room until this one's next turn to ask.)
+        entry.qp.ask_rarely(!shared && path.is_some_and(|path| paths.is_of_this_machine(path)));
         let charged = entry.charged;
         let unreliable = entry.qp.service() != Service::Rc;
         let mut turn = Turn::More;
@@ -653,8 +655,13 @@ impl Core {
         // Answers that can wait travel with the first request that leaves.
         let mut flush = flush;
         tx.treat(entry.qp.attr().treatment);
+        // What is left of the message of the packet built last.
+        let mut rest = 0;
+        let mtu = entry.qp.attr().path_mtu.bytes();
         while entry.turn_left > 0 {
-            if !tx.has_room() {
+            // The last packet of a message would begin a send of its own in the next batch, too.
+            let ends_next = (1..=mtu).contains(&rest);
+            if !tx.has_room() || (tx.ends_with_full_send() && !ends_next) {
                 turn = Turn::BatchFull;
                 break;
             }
@@ -716,6 +723,7 @@ impl Core {
                         let new = entry.note_repeats(&transmit.header, first, repeats);
                         entry.tally.outbound.count(route, new * len, false);
                     }
+                    rest = transmit.payload.rest();
                 }
                 Ok(Built::Pending { after, starved: no_chunk }) => {
                     entry.hold_packet(after, transmit);

@@ -33,6 +33,8 @@ struct Path {
     /// What the budget is where everything is repeated that is lost.
     usual: u64,
     under_way: u64,
+    /// It ends at a socket of this machine.
+    ends_here: bool,
     users: usize,
     /// Those of its users that send what nobody repeats: as long as there are any, the budget is smaller.
     careful: usize,
@@ -48,6 +50,7 @@ impl Default for Path {
             budget: BUDGET,
             usual: BUDGET,
             under_way: 0,
+            ends_here: false,
             users: 0,
             careful: 0,
             waiting: VecDeque::new(),
@@ -119,6 +122,7 @@ impl Paths {
     /// The other end is a socket of this machine, for which the kernel keeps so many bytes, a fifth of them for itself.
     pub(crate) fn ends_here(&mut self, path: PathIndex, room: u64) {
         self.paths[path.0].usual = (room / 5 * 4).clamp(BUDGET, ROOMY_BUDGET);
+        self.paths[path.0].ends_here = true;
         self.paths[path.0].set_budget();
     }
 
@@ -153,6 +157,11 @@ impl Paths {
             under_way if under_way + PIECE > budget => 0,
             under_way => budget - under_way,
         }
+    }
+
+    /// Whether its other end is a socket of this machine.
+    pub(crate) fn is_of_this_machine(&self, path: PathIndex) -> bool {
+        self.paths[path.0].ends_here
     }
 
     /// Whether several queue pairs use it.
@@ -195,6 +204,7 @@ mod tests {
             paths.ends_here(path, room);
             assert_eq!(left(&paths, path), budget, "{room}");
         }
+        assert!(paths.is_of_this_machine(path));
         let careful = paths.join(to, 1, false);
         assert_eq!(left(&paths, careful), CAREFUL_BUDGET, "what nobody repeats has less");
         paths.leave(careful, false);
@@ -204,6 +214,7 @@ mod tests {
         let again = paths.join(to, 1, true);
         paths.charge(again, 0, 1);
         assert_eq!(left(&paths, again), BUDGET, "whoever comes next is asked anew");
+        assert!(!paths.is_of_this_machine(again));
     }
 
     #[test]

@@ -213,6 +213,12 @@ impl Qp {
         }
     }
 
+    /// Whether an answer that frees a few packets costs more than it brings, as where both ends share the processors: then nobody asks for one
+    /// while another is on its way. Otherwise each one that comes lets the next few packets leave, the last of which asks again.
+    pub fn ask_rarely(&mut self, rarely: bool) {
+        self.requester.ask_rarely(rarely);
+    }
+
     /// Whether the last [`Self::poll_transmit`] held a packet back only because there was no room.
     pub fn is_path_limited(&self) -> bool {
         // One that failed meanwhile waits for nothing any more.

@@ -63,6 +63,10 @@ pub(crate) struct Requester {
     outstanding: u64,
     /// The last packet was held back only because the path had no room.
     path_limited: bool,
+    /// Where the window is full, no answer is asked for beside one that is on its way.
+    asks_rarely: bool,
+    /// One past the last packet that asked for an acknowledgement.
+    asked: u64,
     window: Window,
     rtt: Rtt,
     timed: Option<Timed>,
@@ -98,6 +102,8 @@ impl Requester {
             open_fetches: 0,
             outstanding: 0,
             path_limited: false,
+            asks_rarely: false,
+            asked: Psn::SPACE,
             window: Window::new(1024),
             rtt: Rtt::new(),
             timed: None,
@@ -118,6 +124,7 @@ impl Requester {
     pub(crate) fn connect(&mut self, sq_psn: Psn, params: &Params) {
         let first = Psn::SPACE + u64::from(sq_psn.get());
         (self.una, self.next, self.sent_top, self.top) = (first, first, first, first);
+        self.asked = first;
         self.window = Window::new(params.mtu);
         self.refill_retries(params);
     }
@@ -146,6 +153,10 @@ impl Requester {
     pub(crate) fn sent_last(&self, psn: Psn) -> bool {
         let psn = psn.extend(self.next);
         psn + 1 == self.next && psn >= self.una
+    }
+
+    pub(crate) const fn ask_rarely(&mut self, rarely: bool) {
+        self.asks_rarely = rarely;
     }
 
     pub(crate) const fn is_path_limited(&self) -> bool {
@@ -215,10 +226,10 @@ impl Requester {
         } else {
             // Nobody waits for an unsignalled request: it is acknowledged with a later one, or when a probe asks.
             let last = self.next + 1 == end_of_wqe;
+            let full = in_flight + 1 >= window || 2 * cost > room;
             let ack_req = (last && wqe.request.signaled)
-                || in_flight + 1 >= window
                 || (self.next + 1).is_multiple_of(ACK_EVERY)
-                || 2 * cost > room;
+                || (full && !(self.asks_rarely && self.asked > self.una));
             let transmit = wqe.data_packet(self.next, ack_req, params);
             self.note_sent(now, (cost, end_of_wqe), 1, ack_req);
             transmit
@@ -311,6 +322,9 @@ impl Requester {
         }
         self.outstanding += packets * cost;
         self.next += packets;
+        if answered {
+            self.asked = self.next;
+        }
         self.sent_top = self.sent_top.max(self.next);
         if self.next == end {
             self.cursor += 1;
@@ -609,6 +623,7 @@ impl Requester {
     /// Sends everything unanswered again.
     fn rewind(&mut self) {
         self.next = self.una;
+        self.asked = self.una;
         self.cursor = self.locate(self.next);
         self.outstanding = 0;
         self.time_again();

@@ -1,9 +1,9 @@
 //! Timers: how long an endpoint waits, how often it tries, when it gives up.
 
 use nobounce_protocol::qp::{Mtu, Operation, Status};
-use nobounce_protocol::sim::{A, B, Setup};
+use nobounce_protocol::sim::{A, B, Setup, Sim};
 use nobounce_protocol::timing::{MICROSECOND, MILLISECOND, SECOND, ack_timeout, rnr_timer};
-use nobounce_protocol::wire::Syndrome;
+use nobounce_protocol::wire::{Header, Opcode, Psn, Syndrome};
 
 use crate::world::*;
 
@@ -175,4 +175,40 @@ fn progress_refills_the_retries() {
     }
     assert_eq!(ended(&sim), [SUCCESS; 5]);
     assert_eq!(sim.ends[B].qp.state(), nobounce_protocol::qp::QpState::Rts);
+}
+
+/// The sequence numbers of packets that ask for an acknowledgement when there is room for `window` packets and, after each answer, for those
+/// that it freed.
+fn asks(rarely: bool, window: u64, answers: &[u32]) -> Vec<u32> {
+    let mut sim = pair(&Setup { mtu: Mtu::Mtu256, memory: (1 << 16) + 2 * Setup::GUARD, ..Setup::default() });
+    let remote = sim.ends[B].remote(0);
+    sim.ends[A].post(Operation::Write(remote), 0, 200 * 256).unwrap();
+    sim.ends[A].qp.ask_rarely(rarely);
+    let mut asked = Vec::new();
+    let mut go = |sim: &mut Sim| {
+        let packet = 256 + 512; // what each is taken to cost on the way
+        let qp = &mut sim.ends[A].qp;
+        while let left = (window * packet).saturating_sub(qp.outstanding())
+            && let Some(sent) = qp.poll_transmit(0, left, true)
+        {
+            asked.extend(sent.header.ack_req.then_some(sent.header.psn.get()));
+        }
+    };
+    go(&mut sim);
+    for &psn in answers {
+        let mut ack = Header::new(Opcode::Ack, sim.ends[A].qpn, Psn::new(psn));
+        ack.aeth.syndrome = Syndrome::Ack(31);
+        sim.ends[A].inject(0, &ack, &[]);
+        go(&mut sim);
+    }
+    asked
+}
+
+#[test]
+fn where_answers_are_dear_none_is_asked_for_beside_one_that_is_on_its_way() {
+    // Every thirtieth asks, and the last one that the window has room for, which the next answer frees anew.
+    assert_eq!(asks(false, 40, &[13, 31]), [13, 31, 43, 53, 71]);
+    assert_eq!(asks(true, 40, &[13]), [13, 43]);
+    assert_eq!(asks(true, 40, &[13, 43]), [13, 43, 73]);
+    assert_eq!(asks(true, 10, &[9, 19]), [9, 13, 29], "somebody has to ask");
 }

@@ -132,6 +132,25 @@ fn a_full_batch_says_so_and_takes_packets_again_once_cleared() {
 }
 
 #[test]
+fn long_packets_fill_one_segmented_send_and_no_packet_begins_another() {
+    let mut b = batch(64);
+    assert!(add(&mut b, THERE, 4112, 0));
+    assert_eq!((b.room_for(4112), b.ends_with_full_send()), (14, false));
+    (0..14).for_each(|i| assert!(add(&mut b, THERE, 4112, i)));
+    assert!(b.has_room() && b.ends_with_full_send());
+    assert_eq!((b.room_for(4112), b.group_end(0)), (0, 15));
+    // Longer by an address, as the first of a message: those behind it make a send of their own.
+    b.clear();
+    (0..2).for_each(|i| assert!(add(&mut b, THERE, 4128 - 16 * i, 0)));
+    assert_eq!((b.room_for(4112), b.ends_with_full_send()), (14, false));
+    // Without segmented sends there is nothing to be filled, and short packets fill theirs by their number.
+    for (mut b, len) in [(batch(1), 4112), (batch(64), 64)] {
+        (0..15).for_each(|_| assert!(add(&mut b, THERE, len, 0)));
+        assert!(b.room_for(len) > 0 && !b.ends_with_full_send(), "{len}");
+    }
+}
+
+#[test]
 fn moved_and_ungrouped_packets_keep_a_right_icrc() {
     let mut a = batch(64);
     (0..9).for_each(|i| assert!(add(&mut a, THERE, 300, i)));
