@@ -208,8 +208,19 @@ impl Worker {
             looks = called;
             let (unattended, abandoned) = (alone_ns > UNATTENDED_NS, alone_ns > ABANDONED_NS);
             let missed = missed.saturating_add(u32::from(found == 0 && !due));
-            let round =
-                Round { watching, gave_way, found, missed, served, unattended, abandoned, driven, moved };
+            let shares_cpus = !self.spins;
+            let round = Round {
+                watching,
+                shares_cpus,
+                gave_way,
+                found,
+                missed,
+                served,
+                unattended,
+                abandoned,
+                driven,
+                moved,
+            };
             if asked || (due && missed == 0 && !round.is_led()) {
                 continue;
             }

@@ -20,6 +20,8 @@ const TRY_EVERY: u32 = 16;
 pub(super) struct Round {
     /// It watched the sockets: a packet woke it.
     pub(super) watching: bool,
+    /// There are so few CPUs that the helper takes one away from the application.
+    pub(super) shares_cpus: bool,
     /// It let the application have the CPU for a moment before it looked: whether that took packets meanwhile.
     pub(super) gave_way: Option<bool>,
     /// Packets it found.
@@ -97,8 +99,9 @@ impl Judgement {
         // They came before what was found, which is next to nothing where it is led.
         self.misses = self.misses.saturating_add(missed.max(u32::from(is_led)));
         if watching {
-            // One that left packets lying once and moves nearly all of them itself now would be disturbed for each of them.
-            let patience = if is_led { MISSES } else { self.patience };
+            // One that left packets lying once and moves nearly all of them itself now would be disturbed for each of them. Where there are CPUs for both,
+            // nobody is disturbed, and stepping back from one that polls in fits and starts, as NCCL does, costs it a millisecond each time.
+            let patience = if is_led && round.shares_cpus { MISSES } else { self.patience };
             if self.misses >= patience && driven > 0 {
                 self.quiet = 0;
                 return Verdict::StepBack;
@@ -130,6 +133,7 @@ mod tests {
     /// Woken by a packet that somebody else took, who drove meanwhile.
     const MISSED: Round = Round {
         watching: true,
+        shares_cpus: true,
         gave_way: None,
         found: 0,
         missed: 1,
@@ -279,6 +283,18 @@ mod tests {
             judgement.judge(LEFT_LYING);
         }
         assert_eq!(seen, [2, 4, 8, 16, 32, 64, 128, 256, 256]);
+    }
+
+    #[test]
+    fn one_that_moves_nearly_all_is_left_alone_soon_only_where_cpus_are_shared() {
+        for (shares_cpus, rounds) in [(true, MISSES), (false, 4 * MISSES)] {
+            let mut judgement = Judgement::new();
+            judgement.judge(LEFT_LYING);
+            judgement.judge(LEFT_LYING);
+            let led = Round { moved: BY_FAR, shares_cpus, ..FOUND };
+            let stayed = (1..).find(|_| judgement.judge(led) == Verdict::StepBack);
+            assert_eq!(stayed, Some(rounds));
+        }
     }
 
     /// One that went to sleep altogether is no reason for patience: nothing was left lying while it was at work.
