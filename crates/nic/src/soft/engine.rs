@@ -4,6 +4,8 @@
 //! [`Engine::progress`] receives what is there, lets the protocol answer, and sends; its work is bounded, so that the
 //! lock is never held for long.
 
+mod turn;
+
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr};
@@ -11,18 +13,18 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, RwLock};
 
 use nobounce_protocol::cm::GSI_QPN;
-use nobounce_protocol::qp::{Handled, QpEvent, QpState, Status, Treatment};
+use nobounce_protocol::qp::{Handled, QpEvent, QpState, Status};
 use nobounce_protocol::timing::Nanos;
 use nobounce_protocol::wire::{Header, Malformed, Marker, Qpn, Service};
 
-use super::build::{Built, build, build_repeats, packet_len, port_hint, put_marker, ready_repeats};
+use super::build::put_marker;
 use super::counters::{self, Counters};
 use super::deaths::DEATH_TIMER;
-use super::entry::{Owing, QpEntry, complete, flushed, next_packet, next_request};
+use super::entry::{Owing, QpEntry, complete, flushed};
 use super::event::{AsyncEvent, Events};
 use super::gsi::Gsi;
 use super::host::PacketHost;
-use super::mw::{Windows, carry_out_local};
+use super::mw::Windows;
 use super::near::Near;
 use super::overflows::Overflows;
 use super::path::{PathIndex, Paths, Sharers};
@@ -584,208 +586,6 @@ impl Core {
         }
         false
     }
-
-    /// Fills the batch from the queue pairs that have something to send; whether it is full.
-    fn fill(&mut self, now: Nanos) -> bool {
-        while let Some(index) = self.ready.pop_front() {
-            let Some(entry) = self.qps[index as usize].as_deref_mut() else { continue };
-            entry.ready = false;
-            match self.turn(now, index, false) {
-                Turn::Done => {}
-                Turn::More => self.make_ready(index),
-                Turn::BatchFull => {
-                    // Its turn goes on with the next batch.
-                    if let Some(entry) = self.qps[index as usize].as_deref_mut() {
-                        entry.ready = true;
-                        self.ready.push_front(index);
-                    }
-                    return true;
-                }
-            }
-        }
-        false
-    }
-
-    /// Adds the answers that were put off; with `all`, those too that wait for a request to travel with.
-    fn fill_answers(&mut self, now: Nanos, all: bool) {
-        for index in std::mem::take(&mut self.owing.soon) {
-            self.answer(now, index);
-        }
-        // Each once: one that cannot say all it has to, for lack of bytes from a GPU, puts itself at the end again.
-        for _ in 0..self.owing.patient.len() {
-            let Some(&(due, index)) = self.owing.patient.front().filter(|(due, _)| all || *due <= now) else {
-                break;
-            };
-            self.owing.patient.pop_front();
-            let Some(entry) = self.qps[index as usize].as_deref_mut() else { continue };
-            if due <= now && entry.owes_something() {
-                entry.note_silence();
-            }
-            self.answer(now, index);
-        }
-    }
-
-    fn answer(&mut self, now: Nanos, index: u32) {
-        let Some(entry) = self.qps[index as usize].as_deref_mut() else { return };
-        entry.owes_ack = false;
-        if !entry.owes_something() {
-            return; // it found a request to travel with
-        }
-        match self.turn(now, index, true) {
-            Turn::Done => {}
-            Turn::More | Turn::BatchFull => self.make_ready(index),
-        }
-    }
-
-    /// Lets one queue pair send.
-    fn turn(&mut self, now: Nanos, index: u32, flush: bool) -> Turn {
-        let Self { qps, tx, regions, paths, owing, holding, starved, near, counters, ready, .. } = self;
-        let Some(entry) = qps[index as usize].as_deref_mut() else { return Turn::Done };
-        let room = entry.path.map_or(0, |path| paths.room(path));
-        let path = entry.path;
-        let shared = path.is_some_and(|path| paths.is_shared(path));
-        // (Others must not wait for room until this one's next turn to ask.)
-        entry.qp.ask_rarely(!shared && path.is_some_and(|path| paths.is_of_this_machine(path)));
-        let charged = entry.charged;
-        let unreliable = entry.qp.service() != Service::Rc;
-        let mut turn = Turn::More;
-        let mut faulted = None;
-        // The next answer, to a READ, has no payload yet: requests do not wait for that.
-        let mut answer_waits = false;
-        // Answers that can wait travel with the first request that leaves.
-        let mut flush = flush;
-        tx.treat(entry.qp.attr().treatment);
-        // What is left of the message of the packet built last.
-        let mut rest = 0;
-        let mtu = entry.qp.attr().path_mtu.bytes();
-        while entry.turn_left > 0 {
-            // The last packet of a message would begin a send of its own in the next batch, too.
-            let ends_next = (1..=mtu).contains(&rest);
-            if !tx.has_room() || (tx.ends_with_full_send() && !ends_next) {
-                turn = Turn::BatchFull;
-                break;
-            }
-            if flush && !entry.may_send() && !entry.qp.has_replies() {
-                turn = Turn::Done;
-                break;
-            }
-            let used = entry.qp.outstanding().saturating_sub(charged);
-            let left = room.saturating_sub(used);
-            let next = if answer_waits {
-                next_request(entry, &regions.stage, now, left)
-            } else {
-                next_packet(entry, &regions.stage, now, left, flush)
-            };
-            let Some(mut transmit) = next else {
-                if carry_out_local(entry, regions) {
-                    continue;
-                }
-                turn = Turn::Done;
-                break;
-            };
-            entry.turn_left -= 1;
-            if shared && entry.turn_left == 0 && transmit.header.opcode.is_acknowledged() {
-                // Others have their turn next: what this one has under way must not wait for its own next turn to
-                // be acknowledged, or it would hold back the room that all share.
-                transmit.header.ack_req = true;
-            }
-            if unreliable {
-                tx.treat(entry.qp.treatment());
-                entry.choose_way(&transmit.header);
-            }
-            match build(entry, tx, regions, &transmit) {
-                Ok(Built::Done(route)) => {
-                    flush = true;
-                    if unreliable {
-                        entry.note_direction(&transmit.header, near);
-                    }
-                    let is_new = entry.note_sent(&transmit.header);
-                    let len = u64::from(transmit.payload.len());
-                    if len > 0 && is_new {
-                        entry.tally.outbound.count(route, len, transmit.payload.rest() == 0);
-                    }
-                    if transmit.payload.rest() == 0 {
-                        continue; // the last of its message
-                    }
-                    let used = entry.qp.outstanding().saturating_sub(charged);
-                    // One less than its turn has left where the last one is looked at (see above).
-                    let most = (tx.room_for(packet_len(&transmit)) as u64)
-                        .min(entry.turn_left.saturating_sub(u64::from(shared)))
-                        .min(ready_repeats(entry, &transmit, route));
-                    let repeats = entry.qp.poll_repeat(now, &transmit, room.saturating_sub(used), most);
-                    if repeats > 0 {
-                        entry.turn_left -= repeats;
-                        let first = transmit.header.psn.next();
-                        if let Err(nak) = build_repeats(entry, tx, regions, &mut transmit, repeats) {
-                            faulted = Some((transmit, nak));
-                            break;
-                        }
-                        let new = entry.note_repeats(&transmit.header, first, repeats);
-                        entry.tally.outbound.count(route, new * len, false);
-                    }
-                    rest = transmit.payload.rest();
-                }
-                Ok(Built::Pending { after, starved: no_chunk }) => {
-                    entry.hold_packet(after, transmit);
-                    *starved |= no_chunk;
-                    if transmit.header.opcode.is_response() {
-                        answer_waits = true;
-                        continue;
-                    }
-                    turn = Turn::Done;
-                    break;
-                }
-                Err(nak) => {
-                    faulted = Some((transmit, nak));
-                    break;
-                }
-            }
-        }
-        if ready.is_empty() {
-            tx.show();
-        }
-        tx.treat(Treatment::default());
-        if unreliable && turn != Turn::BatchFull {
-            if !tx.has_room() {
-                turn = Turn::BatchFull;
-            } else if let Some((to, marker)) = entry.marker(now) {
-                put_marker(tx, to, port_hint(entry), &marker);
-                counters.sent_markers += 1;
-            }
-        }
-        if entry.joins_holding() {
-            holding.push(index);
-        }
-        if turn != Turn::BatchFull {
-            entry.turn_left = entry.whole_turn(shared);
-        }
-        if turn == Turn::Done {
-            if let Some(path) = entry.path
-                && entry.qp.is_path_limited()
-                && !entry.waiting
-            {
-                entry.waiting = true;
-                paths.wait(path, index);
-            }
-            if entry.qp.has_replies() {
-                entry.owe(now, owing);
-            }
-        }
-        if let Some((transmit, nak)) = faulted {
-            entry.qp.handle_gather_fault(&transmit, nak);
-            self.settle(index);
-        } else if entry.qp.has_completions() {
-            // Of an unreliable service: what has left is done.
-            self.settle(index);
-        } else {
-            self.recharge(index);
-        }
-        if let Some(path) = path {
-            self.wake_waiting(path);
-        }
-        self.arm(index);
-        turn
-    }
 }
 
 /// Which of the answers that can wait leave now.
@@ -796,13 +596,4 @@ pub(crate) enum Answers {
     /// Those that have waited long enough, too.
     Due,
     All,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Turn {
-    /// It has nothing more to send for now.
-    Done,
-    /// Its turn is over, but it has more.
-    More,
-    BatchFull,
 }

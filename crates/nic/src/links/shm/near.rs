@@ -15,7 +15,7 @@ use crate::soft::fork::NotInherited;
 /// Packets to a peer on this machine are built in the ring that it reads: no copy in between. What the GPU's copy engine fetched does
 /// not even go there: the peer reads it from where it lies.
 ///
-/// Whoever writes [holds](Self::hold) it, for a whole batch: a lock for each packet, and each step of it, would make the processor wait every time
+/// Whoever writes `hold`s it, for a whole batch: a lock for each packet, and each step of it, would make the processor wait every time
 /// until its stores have reached memory that the peer's processor has (70 ns of a message of 8 bytes). Nobody waits for it: those who send hold the engine.
 pub struct NearRing {
     held: AtomicBool,
