@@ -164,6 +164,12 @@ impl Paths {
         self.paths[path.0].ends_here
     }
 
+    /// Whether one queue pair has all of it: none beside it, and no other engine.
+    pub(crate) fn is_alone(&self, path: PathIndex) -> bool {
+        let Path { users, ref sharers, .. } = self.paths[path.0];
+        users == 1 && sharers.as_ref().is_none_or(|sharers| sharers.load(Ordering::Relaxed) <= 1)
+    }
+
     /// Whether several queue pairs use it.
     pub(crate) fn is_shared(&self, path: PathIndex) -> bool {
         self.paths[path.0].users > 1
@@ -241,10 +247,13 @@ mod tests {
         let path = one.join(to, 1, true);
         one.charge(path, 0, 1);
         assert_eq!(one.room(path) + 1, BUDGET);
+        assert!(one.is_alone(path));
         let (same, elsewhere) = (other.join(to, 1, true), other.join(to, 2, true));
         other.charge(elsewhere, 0, 1);
         assert_eq!((one.room(path) + 1, other.room(elsewhere) + 1), (BUDGET / 2, BUDGET));
+        assert!(!one.is_alone(path) && !one.is_shared(path) && other.is_alone(elsewhere));
         other.leave(same, true);
+        assert!(one.is_alone(path));
         assert_eq!(one.room(path) + 1, BUDGET);
         one.charge(path, 1, 0);
         one.leave(path, true);

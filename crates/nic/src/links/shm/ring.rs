@@ -274,13 +274,15 @@ fn prefetch(at: *const u8) {
 pub(super) struct Reader {
     memory: Arc<Memory>,
     head: u64,
+    /// How far the writer knows that we are.
+    released: u64,
     /// How far the writer was when we last looked.
     tail: u64,
 }
 
 impl Reader {
     pub(super) fn new(memory: Arc<Memory>) -> Self {
-        Self { memory, head: 0, tail: 0 }
+        Self { memory, head: 0, released: 0, tail: 0 }
     }
 
     pub(super) fn memory(&self) -> &Arc<Memory> {
@@ -348,9 +350,18 @@ impl Reader {
         self.head != self.tail || self.look() != Ok(false)
     }
 
-    /// Lets the writer have the room of what was read.
+    #[cfg(test)]
+    pub(super) fn position(&self) -> u64 {
+        self.head
+    }
+
+    /// Lets the writer have the room of what was read, the end of the ring that it skipped too.
+    #[inline]
     pub(super) fn release(&mut self) {
-        self.memory.u64_at(HEAD_AT).store(self.head, Ordering::Release);
+        if self.released != self.head {
+            self.released = self.head;
+            self.memory.u64_at(HEAD_AT).store(self.head, Ordering::Release);
+        }
     }
 }
 

@@ -78,8 +78,8 @@ impl Core {
         let room = entry.path.map_or(0, |path| paths.room(path));
         let path = entry.path;
         let shared = path.is_some_and(|path| paths.is_shared(path));
-        // (Others must not wait for room until this one's next turn to ask.)
-        entry.qp.ask_rarely(!shared && path.is_some_and(|path| paths.is_of_this_machine(path)));
+        // (Others must not wait for room until this one's next turn to ask; and where the room is divided, there may be none left without an answer.)
+        entry.qp.ask_rarely(path.is_some_and(|path| paths.is_alone(path) && paths.is_of_this_machine(path)));
         let charged = entry.charged;
         let unreliable = entry.qp.service() != Service::Rc;
         let mut turn = Turn::More;
@@ -95,7 +95,9 @@ impl Core {
         while entry.turn_left > 0 {
             // The last packet of a message would begin a send of its own in the next batch, too.
             let ends_next = (1..=mtu).contains(&rest);
-            if !tx.has_room() || (tx.ends_with_full_send() && !ends_next) {
+            // Answers leave with it all the same: they have waited for somebody to travel with.
+            let is_full = tx.ends_with_full_send() && !ends_next && !entry.qp.has_replies();
+            if !tx.has_room() || is_full {
                 turn = Turn::BatchFull;
                 break;
             }
@@ -138,7 +140,8 @@ impl Core {
                     if len > 0 && is_new {
                         entry.tally.outbound.count(route, len, transmit.payload.rest() == 0);
                     }
-                    if transmit.payload.rest() == 0 {
+                    rest = transmit.payload.rest();
+                    if rest == 0 {
                         continue; // the last of its message
                     }
                     let used = entry.qp.outstanding().saturating_sub(charged);

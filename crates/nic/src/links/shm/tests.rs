@@ -1,0 +1,218 @@
+//! The link between two processes, played by two links of one.
+
+use nobounce_memory::gpu::copy_engine::{CopyEngine, PinnedChunk};
+
+use super::super::udp::{UdpConfig, UdpLink};
+use super::*;
+
+fn link(addr: &str) -> ShmLink<UdpLink> {
+    let mut link = ShmLink::new(UdpLink::open(&UdpConfig::new(addr.parse().unwrap())).unwrap()).unwrap();
+    link.listen().unwrap();
+    link
+}
+
+#[test]
+fn the_last_packets_of_one_who_goes_are_read_before_it_is_forgotten() {
+    let (mut from, mut to) = (link("127.66.2.1"), link("127.66.2.1"));
+    assert!(from.introduce(to.local(), to.slot()).is_some());
+    let mut batch = TxBatch::new(from.capabilities());
+    let count = MOST_FROM_ONE + 1; // more than one look takes
+    for _ in 0..count {
+        let room = batch.begin(to.local(), 0, 64).unwrap();
+        room.fill(0);
+        room[SLOT_BYTE] = to.slot();
+        batch.commit();
+    }
+    from.send(&mut batch);
+    drop(from);
+    to.attend();
+    let mut seen = 0;
+    assert_eq!(to.receive(&mut |_| seen += 1), MOST_FROM_ONE);
+    to.attend();
+    to.receive(&mut |_| seen += 1);
+    assert_eq!((seen, to.incoming.len()), (count, 0));
+    assert!(!to.poll.is_ready(), "nothing that would wake us for ever");
+}
+
+/// Queues one packet without payload.
+fn bare(batch: &mut TxBatch, ring: &Arc<NearRing>, to: &ShmLink<UdpLink>) {
+    let (room, _) = batch.begin_crc((to.local(), 0), 16, Some(ring)).unwrap();
+    room.fill(0);
+    room[SLOT_BYTE] = to.slot();
+    batch.commit_crc(None);
+}
+
+/// A reader that looks need not wait until the sender's books are in order.
+#[test]
+fn what_is_shown_is_read_before_it_is_sent() {
+    let (mut from, mut to) = (link("127.66.2.7"), link("127.66.2.7"));
+    let ring = from.introduce(to.local(), to.slot()).unwrap();
+    to.attend();
+    let mut batch = TxBatch::new(from.capabilities());
+    bare(&mut batch, &ring, &to);
+    assert_eq!(to.receive(&mut |_| {}), 0, "it is not complete as far as anybody knows");
+    batch.show();
+    assert_eq!(to.receive(&mut |_| {}), 1);
+    bare(&mut batch, &ring, &to);
+    from.send(&mut batch);
+    assert_eq!(to.receive(&mut |_| {}), 1, "once each");
+}
+
+#[test]
+fn a_ring_is_written_by_one_at_a_time() {
+    let (mut from, to) = (link("127.66.2.8"), link("127.66.2.8"));
+    let ring = from.introduce(to.local(), to.slot()).unwrap();
+    let [mut batch, mut other] = [(); 2].map(|()| TxBatch::new(from.capabilities()));
+    bare(&mut batch, &ring, &to);
+    assert!(ring.hold().is_none());
+    assert!(other.begin_run(&ring, 16, 1).is_none(), "while others are writing there");
+    from.send(&mut batch);
+    assert!(other.begin_run(&ring, 16, 1).is_some());
+    other.abort();
+    assert!(ring.hold().is_some(), "who gives up lets go");
+}
+
+/// The system call is made while an answer is under way, not when it is due.
+#[test]
+fn sockets_are_looked_at_by_who_has_just_sent() {
+    let (mut from, mut to) = (link("127.66.2.9"), link("127.66.2.9"));
+    let ring = to.introduce(from.local(), from.slot()).unwrap();
+    from.attend();
+    let mut looks = |sends: bool| {
+        let mut batch = TxBatch::new(to.capabilities());
+        (1..).find(|_| {
+            if sends {
+                bare(&mut batch, &ring, &from);
+                to.send(&mut batch);
+                from.sent = true;
+                while from.read(&mut |_| {}) > 0 {}
+            }
+            from.receive(&mut |_| {});
+            from.since_inside == 0
+        })
+    };
+    assert_eq!(looks(false), Some(1), "whoever was woken looks there, too");
+    assert_eq!(looks(false), Some(INSIDE_EVERY));
+    assert_eq!(looks(true), Some(INSIDE_EVERY * 3 / 4));
+}
+
+/// A packet that was begun behind the end of a ring and given up leaves the skipped end behind, which is nobody's packet.
+#[test]
+fn a_skipped_end_alone_keeps_nobody_awake() {
+    let (mut from, mut to) = (link("127.66.2.10"), link("127.66.2.10"));
+    let ring = from.introduce(to.local(), to.slot()).unwrap();
+    to.attend();
+    let mut batch = TxBatch::new(from.capabilities());
+    for _ in 0..40_000 {
+        bare(&mut batch, &ring, &to);
+        batch.show();
+        assert_eq!(to.read(&mut |_| {}), 1);
+        batch.begin_run(&ring, 4000, 2).unwrap();
+        batch.abort();
+        from.send(&mut batch);
+        assert_eq!(to.read(&mut |_| {}), 0);
+        let reader = &mut to.incoming[0].ring.as_mut().unwrap().1;
+        assert_eq!(reader.memory().read_up_to(), reader.position());
+    }
+}
+
+/// Pieces are long while the reader has enough to do, and short while it waits for them.
+#[test]
+fn a_reader_that_is_behind_gets_longer_pieces() {
+    let (mut from, mut to) = (link("127.66.2.6"), link("127.66.2.6"));
+    let ring = from.introduce(to.local(), to.slot()).unwrap();
+    let mut batch = TxBatch::new(from.capabilities());
+    let longest = |batch: &mut TxBatch| batch.longest_run(&ring);
+    assert_eq!(longest(&mut batch), 16 << 10);
+    let len = 12 + longest(&mut batch) + 4;
+    for _ in 0..4 {
+        let room = batch.begin_run(&ring, len, 4).unwrap();
+        room.fill(0);
+        room[SLOT_BYTE] = to.slot();
+        batch.commit_crc(None);
+    }
+    assert_eq!(longest(&mut batch), 60 << 10);
+    from.send(&mut batch);
+    let len_of_long = 12 + longest(&mut batch) + 4;
+    let long = batch.begin_run(&ring, len_of_long, 15).unwrap();
+    long.fill(0);
+    long[SLOT_BYTE] = to.slot();
+    batch.commit_crc(None);
+    from.send(&mut batch);
+    to.attend();
+    let mut sizes = Vec::new();
+    while to.receive(&mut |datagram| sizes.push((datagram.packets, datagram.bytes.len()))) > 0 {}
+    assert_eq!(sizes, [(4, len), (4, len), (4, len), (4, len), (15, 12 + (60 << 10) + 4)]);
+    assert_eq!(longest(&mut batch), 16 << 10);
+}
+
+/// Queues one packet whose payload is a chunk's first bytes behind the headers.
+fn lend(batch: &mut TxBatch, ring: &Arc<NearRing>, slot: u8, chunk: &PinnedChunk) {
+    let room = batch.begin_lent(ring, (12 + 4096 + 4, 12, 1), chunk, 64).unwrap();
+    room.fill(0);
+    room[SLOT_BYTE] = slot;
+    batch.commit_crc(None);
+}
+
+/// Whoever has not read a chunk yet finds it as it was, even if the device that lent it is gone; then it is used again.
+#[test]
+fn a_chunk_stays_as_it_is_until_it_was_read() {
+    let _gpu = fake_cuda::client::StandIn::program();
+    let gpu = nobounce_memory::gpu::Gpu::by_ordinal(0).unwrap().unwrap();
+    let engine = CopyEngine::new(&gpu, 2, 8192).unwrap();
+    let (mut from, mut to) = (link("127.66.2.2"), link("127.66.2.2"));
+    let ring = from.introduce(to.local(), to.slot()).unwrap();
+    let mut chunk = engine.take_chunk().unwrap();
+    chunk.get_mut().unwrap().fill(7);
+    let mut batch = TxBatch::new(from.capabilities());
+    lend(&mut batch, &ring, to.slot(), &chunk);
+    from.send(&mut batch);
+    drop((chunk, batch));
+    let other = engine.take_chunk().expect("one of two is free");
+    assert!(engine.take_chunk().is_none(), "the other one is lent");
+    drop((ring, from));
+    assert!(engine.take_chunk().is_none(), "it still is");
+    to.attend();
+    let mut seen = 0;
+    to.receive(&mut |datagram| {
+        assert_eq!((datagram.bytes.len(), datagram.packets), (12 + 4096 + 4, 1));
+        assert!(datagram.whole.unwrap()[12..12 + 4096].iter().all(|byte| *byte == 7));
+        seen += 1;
+    });
+    assert_eq!(seen, 1);
+    drop(other);
+    // The next one who parts looks after what was left.
+    let mut next = link("127.66.2.3");
+    drop((next.introduce(to.local(), to.slot()), next));
+    assert!(engine.take_chunk().is_some() && engine.take_chunk().is_some());
+}
+
+/// Whoever still has the ring of a peer that is gone keeps the connection open: it must not wake us for ever.
+#[test]
+fn a_peer_that_is_gone_wakes_us_once() {
+    let (mut from, to) = (link("127.66.2.5"), link("127.66.2.5"));
+    let ring = from.introduce(to.local(), to.slot()).unwrap();
+    drop(to);
+    assert!(from.poll.is_ready());
+    from.attend();
+    assert!(from.departed().is_some() && from.outgoing.is_empty());
+    assert!(!from.poll.is_ready(), "it is gone, and that was heard");
+    drop(ring);
+}
+
+/// One that does not read keeps eight chunks, and not all there are.
+#[test]
+fn a_peer_that_does_not_read_does_not_get_all_chunks() {
+    let _gpu = fake_cuda::client::StandIn::program();
+    let gpu = nobounce_memory::gpu::Gpu::by_ordinal(0).unwrap().unwrap();
+    let engine = CopyEngine::new(&gpu, 10, 8192).unwrap();
+    let (mut from, to) = (link("127.66.2.4"), link("127.66.2.4"));
+    let ring = from.introduce(to.local(), to.slot()).unwrap();
+    let mut batch = TxBatch::new(from.capabilities());
+    for _ in 0..8 {
+        lend(&mut batch, &ring, to.slot(), &engine.take_chunk().unwrap());
+    }
+    let ninth = engine.take_chunk().unwrap();
+    assert!(batch.begin_lent(&ring, (12 + 4096 + 4, 12, 1), &ninth, 64).is_none());
+    from.send(&mut batch);
+}
