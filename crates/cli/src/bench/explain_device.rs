@@ -11,9 +11,15 @@ use super::plan::Plan;
 
 /// Bytes of GPU memory that are registered to see how.
 const PROBE: usize = 64 << 10;
+/// The software NIC, which is used where nobody names a device.
+const SOFTWARE: &str = "nb0";
 
-/// Puts the adapter that is nearest into a plan that asks for it, and says which and why.
+/// Puts the adapter that is nearest into a plan that asks for it, and says which and why; or that one lies idle, where none was asked for.
 pub(super) fn resolve(plan: &mut Plan) -> anyhow::Result<Option<String>> {
+    if plan.devices.are_none() && !Device::is_hardware(SOFTWARE) {
+        // (A GPU's place would have to be asked of CUDA, and any adapter will do for this.)
+        return Ok(idle(&DeviceChoice::of(None)));
+    }
     if !plan.devices.are_auto() {
         return Ok(None);
     }
@@ -24,6 +30,15 @@ pub(super) fn resolve(plan: &mut Plan) -> anyhow::Result<Option<String>> {
     let note = format!("device {AUTO} is {name}: {why}");
     plan.devices = Named::of(Some(&name), None);
     Ok(Some(note))
+}
+
+/// What is not used, where the software NIC is for want of a name.
+fn idle(choice: &DeviceChoice) -> Option<String> {
+    let name = choice.name.as_deref().filter(|name| *name != SOFTWARE)?;
+    Some(format!(
+        "{name} is not used: no device was named, so this is {SOFTWARE}, the software NIC; --device {AUTO} takes {name}, {}",
+        choice.why
+    ))
 }
 
 /// Says what there is, what would be used, and why.
@@ -81,7 +96,7 @@ fn used<'a>(plan: &'a Plan, choice: &'a DeviceChoice) -> Vec<(Option<&'a str>, &
     if plan.devices.are_auto() {
         vec![(choice.name.as_deref(), &choice.why)]
     } else if plan.devices.are_none() {
-        vec![(Some("nb0"), "none was named (--device, NOBOUNCE_DEVICE)")]
+        vec![(Some(SOFTWARE), "none was named (--device, NOBOUNCE_DEVICE)")]
     } else {
         plan.devices.names().iter().map(|name| (Some(name.as_str()), "it was named")).collect()
     }
@@ -131,6 +146,7 @@ mod tests {
     use super::super::case::Memory;
     use super::super::flow_tests::plan_of;
     use super::*;
+    use nobounce_topology::facts::Facts;
     use nobounce_topology::machines::machine;
 
     fn plan(gpu: Option<i32>, device: &str) -> Plan {
@@ -162,6 +178,14 @@ mod tests {
         chosen.sort();
         chosen.dedup();
         assert_eq!(chosen.len(), facts.gpus.len(), "one of its own for each GPU: {chosen:?}");
+    }
+
+    #[test]
+    fn an_adapter_that_lies_idle_is_told_of() {
+        let facts = machine("dgx-h100").unwrap();
+        let said = idle(&DeviceChoice::on(&facts, None, None)).unwrap();
+        assert!(said.contains("mlx5_") && said.contains("nb0") && said.contains("--device auto"), "{said}");
+        assert_eq!(idle(&DeviceChoice::on(&Facts::default(), None, None)), None);
     }
 
     #[test]
