@@ -169,7 +169,8 @@ impl Worker {
         ask_for_short_slices();
         let (mut seen, mut seen_moved) =
             (self.polls.load(Ordering::Relaxed), self.moved.load(Ordering::Relaxed));
-        let (mut judgement, mut deadline, mut looks, mut polled) = (Judgement::new(), None, false, false);
+        let (mut judgement, mut deadline, mut looks, mut polled) =
+            (Judgement::new(!self.spins), None, false, false);
         while !self.stop.load(Ordering::SeqCst) {
             let watching = self.bell.begin_round();
             // Who has just called will do so again: until then look now and then instead of being woken each time.
@@ -177,7 +178,7 @@ impl Worker {
             let Slept { due, missed } =
                 self.wait(watching, polled, [deadline, soon].into_iter().flatten().min());
             let called = self.bell.wake_up();
-            let doubts = watching && polled && !due && !self.spins && judgement.is_in_doubt();
+            let doubts = watching && polled && !due && judgement.is_in_doubt();
             let gave_way = doubts.then(|| {
                 let before = self.moved.load(Ordering::Relaxed);
                 self.rest();
@@ -208,19 +209,8 @@ impl Worker {
             looks = called;
             let (unattended, abandoned) = (alone_ns > UNATTENDED_NS, alone_ns > ABANDONED_NS);
             let missed = missed.saturating_add(u32::from(found == 0 && !due));
-            let shares_cpus = !self.spins;
-            let round = Round {
-                watching,
-                shares_cpus,
-                gave_way,
-                found,
-                missed,
-                served,
-                unattended,
-                abandoned,
-                driven,
-                moved,
-            };
+            let round =
+                Round { watching, gave_way, found, missed, served, unattended, abandoned, driven, moved };
             if asked || (due && missed == 0 && !round.is_led()) {
                 continue;
             }

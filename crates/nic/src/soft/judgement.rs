@@ -20,8 +20,6 @@ const TRY_EVERY: u32 = 16;
 pub(super) struct Round {
     /// It watched the sockets: a packet woke it.
     pub(super) watching: bool,
-    /// There are so few CPUs that the helper takes one away from the application.
-    pub(super) shares_cpus: bool,
     /// It let the application have the CPU for a moment before it looked: whether that took packets meanwhile.
     pub(super) gave_way: Option<bool>,
     /// Packets it found.
@@ -60,6 +58,8 @@ pub(super) enum Verdict {
 /// What the rounds so far come to.
 #[derive(Debug)]
 pub(super) struct Judgement {
+    /// There are so few CPUs that the helper takes one away from the application.
+    shares_cpus: bool,
     /// Wake-ups in a row at which somebody else was faster.
     misses: u32,
     /// How many of them it takes to step back. An application that polls for its own completions and then spins on memory is faster than
@@ -74,14 +74,14 @@ pub(super) struct Judgement {
 }
 
 impl Judgement {
-    pub(super) const fn new() -> Self {
-        Self { misses: 0, patience: MISSES, quiet: 0, finds: 0, beaten: 0 }
+    pub(super) const fn new(shares_cpus: bool) -> Self {
+        Self { shares_cpus, misses: 0, patience: MISSES, quiet: 0, finds: 0, beaten: 0 }
     }
 
     /// Whether the helper, woken by a packet, had better let the application have the CPU before it looks. On a CPU that it shares with one who polls
     /// it is first all the same, since it was woken, and cannot tell that nobody needed it.
     pub(super) fn is_in_doubt(&self) -> bool {
-        self.finds >= TRY_EVERY
+        self.shares_cpus && self.finds >= TRY_EVERY
     }
 
     pub(super) fn judge(&mut self, round: Round) -> Verdict {
@@ -101,7 +101,7 @@ impl Judgement {
         if watching {
             // One that left packets lying once and moves nearly all of them itself now would be disturbed for each of them. Where there are CPUs for both,
             // nobody is disturbed, and stepping back from one that polls in fits and starts, as NCCL does, costs it a millisecond each time.
-            let patience = if is_led && round.shares_cpus { MISSES } else { self.patience };
+            let patience = if is_led && self.shares_cpus { MISSES } else { self.patience };
             if self.misses >= patience && driven > 0 {
                 self.quiet = 0;
                 return Verdict::StepBack;
@@ -133,7 +133,6 @@ mod tests {
     /// Woken by a packet that somebody else took, who drove meanwhile.
     const MISSED: Round = Round {
         watching: true,
-        shares_cpus: true,
         gave_way: None,
         found: 0,
         missed: 1,
@@ -162,7 +161,7 @@ mod tests {
 
     #[test]
     fn it_steps_back_when_others_are_faster_twice_in_a_row() {
-        let mut judgement = Judgement::new();
+        let mut judgement = Judgement::new(true);
         for round in [MISSED, FOUND, MISSED, FOUND, MISSED] {
             assert_eq!(judgement.judge(round), Verdict::Stay);
         }
@@ -173,7 +172,7 @@ mod tests {
     /// thousands of packets before they were counted.
     #[test]
     fn packets_that_were_gone_before_it_was_awake_count() {
-        let mut judgement = Judgement::new();
+        let mut judgement = Judgement::new(true);
         assert_eq!(judgement.judge(Round { missed: MISSES, ..FOUND }), Verdict::StepBack);
         judgement.judge(LEFT_LYING);
         assert_eq!(judgement.judge(Round { missed: 2 * MISSES - 1, ..MISSED }), Verdict::Stay);
@@ -183,7 +182,7 @@ mod tests {
     /// One missed and one found by turns: whoever polls for its own completions, and waits in memory for the peer's messages.
     #[test]
     fn it_stays_with_who_leaves_it_every_second_packet() {
-        let mut judgement = Judgement::new();
+        let mut judgement = Judgement::new(true);
         for _ in 0..10 {
             assert_eq!(judgement.judge(Round { missed: 1, ..FOUND }), Verdict::Stay);
         }
@@ -202,7 +201,7 @@ mod tests {
         let lay = Round { gave_way: Some(false), ..FOUND };
         // What it finds after that is the next one.
         let gone = Round { gave_way: Some(true), ..FOUND };
-        let mut judgement = Judgement::new();
+        let mut judgement = Judgement::new(true);
         found(&mut judgement);
         assert_eq!(judgement.judge(lay), Verdict::Stay, "the packet lay there still");
         for _ in 1..TRY_EVERY {
@@ -222,7 +221,7 @@ mod tests {
 
     #[test]
     fn it_does_not_step_back_where_nobody_drives() {
-        let mut judgement = Judgement::new();
+        let mut judgement = Judgement::new(true);
         for _ in 0..10 {
             assert_eq!(judgement.judge(Round { driven: 0, ..MISSED }), Verdict::Stay);
         }
@@ -231,7 +230,7 @@ mod tests {
 
     #[test]
     fn it_stays_away_while_the_application_is_at_work() {
-        let mut judgement = Judgement::new();
+        let mut judgement = Judgement::new(true);
         patience(&mut judgement);
         assert_eq!(judgement.judge(AT_WORK_STILL), Verdict::Stay);
         // Packets were there when we looked, as they are now and then where many come; somebody who polls so often takes them.
@@ -245,7 +244,7 @@ mod tests {
             Round { found: 3, driven: AT_WORK - 1, ..AT_WORK_STILL },
             LEFT_LYING,
         ] {
-            let mut judgement = Judgement::new();
+            let mut judgement = Judgement::new(true);
             patience(&mut judgement);
             assert_eq!(judgement.judge(round), Verdict::StepUp, "{round:?}");
             assert_eq!(judgement.judge(MISSED), Verdict::Stay, "misses are counted anew: {round:?}");
@@ -256,7 +255,7 @@ mod tests {
     #[test]
     fn it_leaves_bulk_traffic_to_an_application_that_moves_it() {
         let bulk = Round { found: 3, served: 12, driven: 20, moved: 400, ..FOUND };
-        let mut judgement = Judgement::new();
+        let mut judgement = Judgement::new(true);
         assert_eq!(judgement.judge(bulk), Verdict::Stay);
         assert_eq!(judgement.judge(bulk), Verdict::StepBack, "what it finds is next to nothing");
         for _ in 0..10 {
@@ -276,7 +275,7 @@ mod tests {
 
     #[test]
     fn each_time_packets_were_left_lying_it_is_twice_as_patient() {
-        let mut judgement = Judgement::new();
+        let mut judgement = Judgement::new(true);
         let mut seen = Vec::new();
         for _ in 0..9 {
             seen.push(patience(&mut judgement));
@@ -288,10 +287,10 @@ mod tests {
     #[test]
     fn one_that_moves_nearly_all_is_left_alone_soon_only_where_cpus_are_shared() {
         for (shares_cpus, rounds) in [(true, MISSES), (false, 4 * MISSES)] {
-            let mut judgement = Judgement::new();
+            let mut judgement = Judgement::new(shares_cpus);
             judgement.judge(LEFT_LYING);
             judgement.judge(LEFT_LYING);
-            let led = Round { moved: BY_FAR, shares_cpus, ..FOUND };
+            let led = Round { moved: BY_FAR, ..FOUND };
             let stayed = (1..).find(|_| judgement.judge(led) == Verdict::StepBack);
             assert_eq!(stayed, Some(rounds));
         }
@@ -300,7 +299,7 @@ mod tests {
     /// One that went to sleep altogether is no reason for patience: nothing was left lying while it was at work.
     #[test]
     fn an_application_that_pauses_does_not_make_it_patient() {
-        let mut judgement = Judgement::new();
+        let mut judgement = Judgement::new(true);
         patience(&mut judgement);
         judgement.judge(Round { driven: 0, ..LEFT_LYING });
         assert_eq!(patience(&mut judgement), MISSES);
@@ -308,7 +307,7 @@ mod tests {
 
     #[test]
     fn patience_is_forgotten_after_looks_that_found_nothing() {
-        let mut judgement = Judgement::new();
+        let mut judgement = Judgement::new(true);
         patience(&mut judgement);
         judgement.judge(LEFT_LYING);
         assert_eq!(patience(&mut judgement), 2 * MISSES);

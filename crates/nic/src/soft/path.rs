@@ -159,15 +159,12 @@ impl Paths {
         }
     }
 
-    /// Whether its other end is a socket of this machine.
-    pub(crate) fn is_of_this_machine(&self, path: PathIndex) -> bool {
-        self.paths[path.0].ends_here
-    }
-
-    /// Whether one queue pair has all of it: none beside it, and no other engine.
-    pub(crate) fn is_alone(&self, path: PathIndex) -> bool {
-        let Path { users, ref sharers, .. } = self.paths[path.0];
-        users == 1 && sharers.as_ref().is_none_or(|sharers| sharers.load(Ordering::Relaxed) <= 1)
+    /// Whether answers that free a little of it cost more than they bring: both ends are on this machine, and one queue pair has all of it, none
+    /// beside it and no other engine. (Others must not wait for room until this one asks; and where it is divided, there may be none left without an answer.)
+    pub(crate) fn has_dear_answers(&self, path: PathIndex) -> bool {
+        let Path { users, ends_here, ref sharers, .. } = self.paths[path.0];
+        let is_divided = || sharers.as_ref().is_some_and(|sharers| sharers.load(Ordering::Relaxed) > 1);
+        ends_here && users == 1 && !is_divided()
     }
 
     /// Whether several queue pairs use it.
@@ -210,7 +207,7 @@ mod tests {
             paths.ends_here(path, room);
             assert_eq!(left(&paths, path), budget, "{room}");
         }
-        assert!(paths.is_of_this_machine(path));
+        assert!(paths.has_dear_answers(path));
         let careful = paths.join(to, 1, false);
         assert_eq!(left(&paths, careful), CAREFUL_BUDGET, "what nobody repeats has less");
         paths.leave(careful, false);
@@ -220,7 +217,7 @@ mod tests {
         let again = paths.join(to, 1, true);
         paths.charge(again, 0, 1);
         assert_eq!(left(&paths, again), BUDGET, "whoever comes next is asked anew");
-        assert!(!paths.is_of_this_machine(again));
+        assert!(!paths.has_dear_answers(again));
     }
 
     #[test]
@@ -247,13 +244,14 @@ mod tests {
         let path = one.join(to, 1, true);
         one.charge(path, 0, 1);
         assert_eq!(one.room(path) + 1, BUDGET);
-        assert!(one.is_alone(path));
+        one.ends_here(path, 0);
+        assert!(one.has_dear_answers(path));
         let (same, elsewhere) = (other.join(to, 1, true), other.join(to, 2, true));
         other.charge(elsewhere, 0, 1);
         assert_eq!((one.room(path) + 1, other.room(elsewhere) + 1), (BUDGET / 2, BUDGET));
-        assert!(!one.is_alone(path) && !one.is_shared(path) && other.is_alone(elsewhere));
+        assert!(!one.has_dear_answers(path) && !one.is_shared(path), "it is divided");
         other.leave(same, true);
-        assert!(one.is_alone(path));
+        assert!(one.has_dear_answers(path));
         assert_eq!(one.room(path) + 1, BUDGET);
         one.charge(path, 1, 0);
         one.leave(path, true);

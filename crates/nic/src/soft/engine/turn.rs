@@ -78,8 +78,7 @@ impl Core {
         let room = entry.path.map_or(0, |path| paths.room(path));
         let path = entry.path;
         let shared = path.is_some_and(|path| paths.is_shared(path));
-        // (Others must not wait for room until this one's next turn to ask; and where the room is divided, there may be none left without an answer.)
-        entry.qp.ask_rarely(path.is_some_and(|path| paths.is_alone(path) && paths.is_of_this_machine(path)));
+        entry.qp.ask_rarely(path.is_some_and(|path| paths.has_dear_answers(path)));
         let charged = entry.charged;
         let unreliable = entry.qp.service() != Service::Rc;
         let mut turn = Turn::More;
