@@ -19,7 +19,9 @@ use super::fork;
 use super::helper::{CPUS_TO_SPIN, allowed_cpus};
 use super::region::RegisterError;
 use super::slices::ask_for_short_slices;
+use super::spin::{Queueing, Spin};
 use super::standstill::{Inside, Standstill};
+use crate::links::now_ns;
 
 /// Bytes of payload that a chunk takes.
 pub(crate) const CHUNK: usize = 512 << 10;
@@ -30,8 +32,8 @@ const FETCH_CHUNK: usize = CHUNK + CHUNK / 16;
 const FETCH_CHUNKS: usize = 32;
 const PLACE_CHUNKS: usize = 16;
 
-/// How long the thread looks for more work before it sleeps, where there are CPUs to spare: being woken costs as much as a short copy.
-const SPIN: Duration = Duration::from_micros(100);
+/// How long the thread looks for more work before it sleeps at first, where there are CPUs to spare: being woken costs as much as a short copy.
+const SPIN_NS: u64 = 100_000;
 /// Pauses of the processor between two looks meanwhile: whoever shares its core has that much more of it.
 const PAUSES: u32 = 8;
 /// How long it spins while a copy is under way, and how often it looks otherwise.
@@ -170,7 +172,9 @@ impl Copier {
         waiting.memories.push(name(&job.memory));
         waiting.jobs.push_back((job, answer.clone()));
         desk.posted.store(waiting.jobs.len(), Ordering::Release);
-        if waiting.sleeps {
+        let sleeps = waiting.sleeps;
+        drop(waiting); // or whoever is woken waits for it at once
+        if sleeps {
             desk.more.notify_one();
         }
         Copying(answer)
@@ -271,17 +275,25 @@ impl Worker {
     fn run(mut self) {
         ask_for_short_slices();
         self.desk.inside.of(|| self.engines.place.gpu().driver().keep_relaxed());
-        let mut moved = Instant::now();
+        let (mut moved, mut spin) = (Instant::now(), Spin::new(SPIN_NS));
+        let queueing = self.spins.then(Queueing::of_this_thread);
         loop {
             let begun = self.begin();
             if begun | self.end() {
                 moved = Instant::now();
             } else if self.under_way.iter().any(|copies| !copies.is_empty()) {
                 self.wait_for_copy(moved);
-            } else if self.spins && moved.elapsed() < SPIN {
+            } else if self.spins && moved.elapsed() < Duration::from_nanos(spin.ns()) {
                 (0..PAUSES).for_each(|_| std::hint::spin_loop());
-            } else if !self.sleep() {
-                break;
+            } else {
+                let asleep = now_ns();
+                if !self.sleep() {
+                    break;
+                }
+                if let Some(queueing) = &queueing {
+                    let awake = now_ns();
+                    spin.note_woken(awake, awake.saturating_sub(asleep), || queueing.ns());
+                }
             }
         }
         drop(self);

@@ -24,6 +24,7 @@ use super::fork;
 use super::judgement::{Judgement, Round, Verdict};
 use super::lock::EngineLock;
 use super::slices::ask_for_short_slices;
+use super::spin::{Queueing, Spin};
 use crate::links::shm::Doorbells;
 use crate::links::{Link, now_ns};
 
@@ -31,8 +32,8 @@ use crate::links::{Link, now_ns};
 const UNATTENDED_NS: u64 = 30_000;
 /// The same for one that moves long messages, and is at work for as long as a whole one takes.
 const ABANDONED_NS: u64 = 300_000;
-/// How long it goes on polling after traffic, where there are CPUs to spare: longer than an application takes between two messages of one
-/// conversation. Much longer is worse: a thread that spins takes from the one that shares its core, and what NCCL's application needs to start a
+/// How long it goes on polling after traffic at first, where there are CPUs to spare: longer than an application takes between two messages of one
+/// conversation. Much longer is worse where nothing comes: a thread that spins takes from the one that shares its core, and what NCCL's application needs to start a
 /// kernel was 23 us instead of 31 when this was 50 us instead of 300 (docs/measurements/nccl.md).
 const SPIN_NS: u64 = 50_000;
 /// How long the helper keeps away when somebody else is driving.
@@ -171,12 +172,15 @@ impl Worker {
             (self.polls.load(Ordering::Relaxed), self.moved.load(Ordering::Relaxed));
         let (mut judgement, mut deadline, mut looks, mut polled) =
             (Judgement::new(!self.spins), None, false, false);
+        let (mut spin, queueing) = (Spin::new(SPIN_NS), self.spins.then(Queueing::of_this_thread));
         while !self.stop.load(Ordering::SeqCst) {
             let watching = self.bell.begin_round();
             // Who has just called will do so again: until then look now and then instead of being woken each time.
             let soon = looks.then(|| now_ns() + LOOK_EVERY_NS);
+            let asleep = now_ns();
             let Slept { due, missed } =
                 self.wait(watching, polled, [deadline, soon].into_iter().flatten().min());
+            let awake = now_ns();
             let called = self.bell.wake_up();
             let doubts = watching && polled && !due && judgement.is_in_doubt();
             let gave_way = doubts.then(|| {
@@ -187,10 +191,14 @@ impl Worker {
             let Some(engine) = self.engine.upgrade() else { return };
             // Where it would not spin, it is asleep or about to be: nobody leaves it anything.
             self.on_duty.store(self.spins, Ordering::SeqCst);
-            let Served { found, moved: served, deadline: next, alone_ns, copies, busy } = self.serve(&engine);
+            let Served { found, moved: served, deadline: next, alone_ns, copies, busy } =
+                self.serve(&engine, spin);
             self.on_duty.store(false, Ordering::SeqCst);
             drop(engine);
             deadline = next;
+            if let Some(queueing) = queueing.as_ref().filter(|_| watching && !due && served > 0) {
+                spin.note_woken(awake, awake.saturating_sub(asleep), || queueing.ns());
+            }
             if busy {
                 // Whoever drives may have been interrupted by us, on the only CPU there is for both: the packet that woke us lies there
                 // until we let go, and would wake us again at once.
@@ -223,7 +231,7 @@ impl Worker {
     }
 
     /// Drives until there is nothing to do. Finds nothing when somebody else is driving.
-    fn serve(&self, lock: &EngineLock) -> Served {
+    fn serve(&self, lock: &EngineLock, spin: Spin) -> Served {
         let mut idle_since = None;
         let mut served =
             Served { found: 0, moved: 0, deadline: None, alone_ns: 0, copies: false, busy: false };
@@ -238,7 +246,7 @@ impl Worker {
             let Some(mut engine) = lock.try_lock() else {
                 // Whoever drives has a CPU of its own: it will be our turn, if there is anything left to do then.
                 let goes_on = self.spins && !self.stop.load(Ordering::Relaxed) && !gives_way();
-                if goes_on && !is_over(&mut idle_since, SPIN_NS) {
+                if goes_on && !is_over(&mut idle_since, spin.ns()) {
                     (0..PAUSES).for_each(|_| std::hint::spin_loop());
                     continue;
                 }
@@ -272,7 +280,7 @@ impl Worker {
             if !self.spins {
                 break;
             }
-            if is_over(&mut idle_since, SPIN_NS) {
+            if is_over(&mut idle_since, spin.ns()) {
                 break;
             }
             std::hint::spin_loop();

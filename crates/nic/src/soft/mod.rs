@@ -51,6 +51,7 @@ mod report;
 mod scatter;
 mod slices;
 mod snapshot;
+mod spin;
 mod srq;
 mod stage;
 mod standstill;
