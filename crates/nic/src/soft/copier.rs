@@ -19,7 +19,7 @@ use super::fork;
 use super::helper::{CPUS_TO_SPIN, allowed_cpus};
 use super::region::RegisterError;
 use super::slices::ask_for_short_slices;
-use super::spin::{Queueing, Spin};
+use super::spin::Spin;
 use super::standstill::{Inside, Standstill};
 use crate::links::now_ns;
 
@@ -37,7 +37,7 @@ const SPIN_NS: u64 = 100_000;
 /// Pauses of the processor between two looks meanwhile: whoever shares its core has that much more of it.
 const PAUSES: u32 = 8;
 /// How long it spins while a copy is under way, and how often it looks otherwise.
-const BUSY: Duration = Duration::from_micros(200);
+const BUSY_NS: u64 = 200_000;
 const NAP: Duration = Duration::from_micros(10);
 
 /// How long deregistration waits for copies from and to the memory.
@@ -275,24 +275,22 @@ impl Worker {
     fn run(mut self) {
         ask_for_short_slices();
         self.desk.inside.of(|| self.engines.place.gpu().driver().keep_relaxed());
-        let (mut moved, mut spin) = (Instant::now(), Spin::new(SPIN_NS));
-        let queueing = self.spins.then(Queueing::of_this_thread);
+        let (mut moved, mut spin) = (now_ns(), self.spins.then(|| Spin::new(SPIN_NS)));
         loop {
             let begun = self.begin();
             if begun | self.end() {
-                moved = Instant::now();
+                moved = now_ns();
             } else if self.under_way.iter().any(|copies| !copies.is_empty()) {
                 self.wait_for_copy(moved);
-            } else if self.spins && moved.elapsed() < Duration::from_nanos(spin.ns()) {
+            } else if spin.as_mut().is_some_and(|spin| is_under(moved, spin)) {
                 (0..PAUSES).for_each(|_| std::hint::spin_loop());
             } else {
                 let asleep = now_ns();
                 if !self.sleep() {
                     break;
                 }
-                if let Some(queueing) = &queueing {
-                    let awake = now_ns();
-                    spin.note_woken(awake, awake.saturating_sub(asleep), || queueing.ns());
+                if let Some(spin) = &mut spin {
+                    spin.note_woken(now_ns().saturating_sub(asleep));
                 }
             }
         }
@@ -381,8 +379,8 @@ impl Worker {
         }
     }
 
-    fn wait_for_copy(&self, since: Instant) {
-        if since.elapsed() > BUSY {
+    fn wait_for_copy(&self, since: u64) {
+        if now_ns().saturating_sub(since) > BUSY_NS {
             std::thread::sleep(NAP);
         } else if self.spins {
             std::hint::spin_loop();
@@ -409,6 +407,12 @@ impl Worker {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether it looks for more still, having moved something last then.
+fn is_under(moved: u64, spin: &mut Spin) -> bool {
+    let now = now_ns();
+    now.saturating_sub(moved) < spin.ns(now)
 }
 
 /// Tells memories apart for as long as somebody holds them, as jobs do.

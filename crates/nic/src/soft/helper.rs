@@ -24,7 +24,7 @@ use super::fork;
 use super::judgement::{Judgement, Round, Verdict};
 use super::lock::EngineLock;
 use super::slices::ask_for_short_slices;
-use super::spin::{Queueing, Spin};
+use super::spin::Spin;
 use crate::links::shm::Doorbells;
 use crate::links::{Link, now_ns};
 
@@ -172,7 +172,7 @@ impl Worker {
             (self.polls.load(Ordering::Relaxed), self.moved.load(Ordering::Relaxed));
         let (mut judgement, mut deadline, mut looks, mut polled) =
             (Judgement::new(!self.spins), None, false, false);
-        let (mut spin, queueing) = (Spin::new(SPIN_NS), self.spins.then(Queueing::of_this_thread));
+        let mut spin = self.spins.then(|| Spin::new(SPIN_NS));
         while !self.stop.load(Ordering::SeqCst) {
             let watching = self.bell.begin_round();
             // Who has just called will do so again: until then look now and then instead of being woken each time.
@@ -192,12 +192,14 @@ impl Worker {
             // Where it would not spin, it is asleep or about to be: nobody leaves it anything.
             self.on_duty.store(self.spins, Ordering::SeqCst);
             let Served { found, moved: served, deadline: next, alone_ns, copies, busy } =
-                self.serve(&engine, spin);
+                self.serve(&engine, spin.as_mut());
             self.on_duty.store(false, Ordering::SeqCst);
             drop(engine);
             deadline = next;
-            if let Some(queueing) = queueing.as_ref().filter(|_| watching && !due && served > 0) {
-                spin.note_woken(awake, awake.saturating_sub(asleep), || queueing.ns());
+            match &mut spin {
+                Some(spin) if served == 0 => spin.note_in_vain(),
+                Some(spin) if watching && !due => spin.note_woken(awake.saturating_sub(asleep)),
+                _ => {}
             }
             if busy {
                 // Whoever drives may have been interrupted by us, on the only CPU there is for both: the packet that woke us lies there
@@ -231,7 +233,7 @@ impl Worker {
     }
 
     /// Drives until there is nothing to do. Finds nothing when somebody else is driving.
-    fn serve(&self, lock: &EngineLock, spin: Spin) -> Served {
+    fn serve(&self, lock: &EngineLock, mut spin: Option<&mut Spin>) -> Served {
         let mut idle_since = None;
         let mut served =
             Served { found: 0, moved: 0, deadline: None, alone_ns: 0, copies: false, busy: false };
@@ -245,8 +247,8 @@ impl Worker {
             }
             let Some(mut engine) = lock.try_lock() else {
                 // Whoever drives has a CPU of its own: it will be our turn, if there is anything left to do then.
-                let goes_on = self.spins && !self.stop.load(Ordering::Relaxed) && !gives_way();
-                if goes_on && !is_over(&mut idle_since, spin.ns()) {
+                let goes_on = !self.stop.load(Ordering::Relaxed) && !gives_way();
+                if spin.as_deref_mut().is_some_and(|spin| goes_on && !is_over(&mut idle_since, spin)) {
                     (0..PAUSES).for_each(|_| std::hint::spin_loop());
                     continue;
                 }
@@ -277,10 +279,7 @@ impl Worker {
                 idle_since = None;
                 continue;
             }
-            if !self.spins {
-                break;
-            }
-            if is_over(&mut idle_since, spin.ns()) {
+            if spin.as_deref_mut().is_none_or(|spin| is_over(&mut idle_since, spin)) {
                 break;
             }
             std::hint::spin_loop();
@@ -344,9 +343,9 @@ impl Worker {
 }
 
 /// Whether nothing has come for so long that it is not worth while to go on spinning.
-fn is_over(idle_since: &mut Option<u64>, limit: u64) -> bool {
+fn is_over(idle_since: &mut Option<u64>, spin: &mut Spin) -> bool {
     let now = now_ns();
-    now - *idle_since.get_or_insert(now) > limit
+    now - *idle_since.get_or_insert(now) > spin.ns(now)
 }
 
 /// How often this thread has gone to sleep so far.
