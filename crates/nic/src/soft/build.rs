@@ -418,7 +418,7 @@ fn build_fetched(
                 }
             }
         }
-        Payload::Region { rkey, addr, len, rest } => {
+        Payload::Region { rkey, addr, len, rest, .. } => {
             let piece = Piece { key: rkey, addr, at: addr, len: len as usize, behind: u64::from(rest) };
             (piece, Access::REMOTE_READ)
         }
@@ -440,7 +440,9 @@ fn build_fetched(
         let (memory, can_load) = (&gpu.memory, gpu.can_load());
         let want = Want { origin, at, len, behind, memory, copier, offset, can_load, rows };
         (feed.get(&want), gpu.staged_out)
-    })?;
+    });
+    // Memory that is gone: nobody will ask for what was fetched of it.
+    let got = got.inspect_err(|_| feed.clear())?;
     let (lies, staged) = match got {
         Some((Fetched::Ready(lies), staged)) => (lies, staged),
         Some((Fetched::Pending, _)) => {

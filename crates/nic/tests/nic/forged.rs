@@ -17,13 +17,13 @@ use nobounce_protocol::wire::{Deth, Header, ICRC_LEN, Opcode, ROCE_PORT, Reth, S
 const LEN: usize = 64 << 10;
 
 /// Someone with a socket of his own.
-struct Forger {
+pub(crate) struct Forger {
     socket: UdpSocket,
     flow: Flow,
 }
 
 impl Forger {
-    fn new(from: IpAddr, to: &End) -> Self {
+    pub(crate) fn new(from: IpAddr, to: &End) -> Self {
         let socket = UdpSocket::bind((from, 0)).unwrap();
         let always: libc::c_int = libc::IP_PMTUDISC_DO;
         // SAFETY: one live integer. With DF the identification, which the ICRC covers, is 0.
@@ -47,7 +47,7 @@ impl Forger {
     }
 
     /// A packet with a correct ICRC.
-    fn packet(&self, header: &Header, payload: &[u8]) -> Vec<u8> {
+    pub(crate) fn packet(&self, header: &Header, payload: &[u8]) -> Vec<u8> {
         let mut packet = vec![0; header.len()];
         header.emit(&mut packet);
         packet.extend_from_slice(payload);
@@ -99,7 +99,7 @@ fn two(a: &str, b: &str) -> (End, End) {
 
 /// Sends the packet until its cause is counted (a full socket buffer may swallow it), and checks that nothing else was.
 #[track_caller]
-fn counted(forger: &Forger, victim: &End, name: &str, packet: &[u8]) {
+pub(crate) fn counted(forger: &Forger, victim: &End, name: &str, packet: &[u8]) {
     let before = victim.counter(name);
     until(name, || {
         forger.send(packet);

@@ -5,9 +5,13 @@
 use std::time::{Duration, Instant};
 
 use crate::common::on_gpu::{LEN, OnGpu, Way};
-use crate::common::{ALL_ACCESS, End, MIB, config, connect, patterns, reconnect, until};
+use crate::common::{
+    ALL_ACCESS, End, MIB, check_write, config, connect, pair_with, patterns, reconnect, until,
+};
+use crate::forged::{Forger, counted};
 use fake_cuda::client::StandIn;
 use nobounce_nic::soft::{Mtu, Operation, QpLimits, SendRequest, Status};
+use nobounce_protocol::wire::{Header, Opcode, Reth};
 
 /// Far more than anything here takes while CUDA stands still, and less than it takes the peers to give up.
 const AT_ONCE: Duration = Duration::from_secs(1);
@@ -140,6 +144,36 @@ fn others_go_on_while_memory_and_queue_pairs_go() {
     // What was given to the copy engine came to its end, and was answered for.
     a.succeed(2);
     first.holds(0, &patterns(1, 0, 64));
+}
+
+/// Who read it has all of it, and asked once more while the answer was on its way: bytes that are fetched for that need never come, and memory
+/// that goes meanwhile ends no queue pair.
+#[test]
+fn memory_that_was_read_may_go_while_it_is_fetched_for_a_repeated_question() {
+    let gpu = StandIn::program();
+    let (a, b) = pair_with(&config("127.92.6.1"), &config("127.92.6.2"), MIB, Mtu::Mtu4096);
+    let memory = OnGpu::new(&b, gpu, Way::NoWindow);
+    memory.fill(3);
+    let [to] = a.sge(0, 100_000);
+    a.qps[0].post_send(&SendRequest::new(1, Operation::Read(memory.remote(0)), &[to])).unwrap();
+    a.succeed(1);
+    assert!(a.bytes(0, 100_000) == patterns(3, 0, 100_000));
+    gpu.hold_copies(1);
+    let peer = Forger::new(a.device.local(), &b);
+    let reth = Reth { addr: memory.addr, rkey: memory.mr.rkey(), len: 50_000 };
+    let again = Header::new(Opcode::ReadRequest, b.qps[0].qpn(), b.qps[0].attr().rq_psn);
+    let again = peer.packet(&Header { reth, ..again }, &[]);
+    counted(&peer, &b, "duplicate_request", &again);
+    std::thread::scope(|scope| {
+        let gone = scope.spawn(|| drop(memory));
+        // Refused when it comes: the memory is gone, and whoever saw that has tried to send what it was asked for before.
+        counted(&peer, &b, "refused_access", &again);
+        assert!(!gone.is_finished(), "nothing is being fetched");
+        check_write(&a, &b, 4, 1000);
+        gpu.hold_copies(0);
+        gone.join().unwrap();
+    });
+    check_write(&a, &b, 5, 1000);
 }
 
 #[test]

@@ -532,7 +532,10 @@ impl Qp {
                 self.requester.fail_at(serial, Status::LocalProtection, &mut out);
                 self.enter_error(None);
             }
-            Payload::Region { .. } => {
+            Payload::Region { again: true, .. } => {
+                self.responder.drop_replay(transmit.header.psn, &self.params);
+            }
+            Payload::Region { again: false, .. } => {
                 let taken = self.responder.fail_read(transmit.header.psn, nak, &self.params);
                 if let Taken::Fatal(event) = taken {
                     self.stop(event);

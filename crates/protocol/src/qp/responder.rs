@@ -508,7 +508,7 @@ impl Responder {
                 self.replies.pop_front();
                 Some(Transmit { header, payload: Payload::None })
             }
-            Reply::Read { psn, rkey, addr, len, sent, msn, .. } => {
+            Reply::Read { psn, rkey, addr, len, sent, msn, replay } => {
                 let piece = (*len - *sent).min(params.mtu);
                 let (first, last) = (*sent == 0, *sent + piece == *len);
                 let opcode = match (first, last) {
@@ -525,7 +525,8 @@ impl Responder {
                 let payload = if piece == 0 {
                     Payload::None
                 } else {
-                    Payload::Region { rkey: *rkey, addr: from, len: piece, rest: *len - *sent - piece }
+                    let (rest, again) = (*len - *sent - piece, *replay);
+                    Payload::Region { rkey: *rkey, addr: from, len: piece, rest, again }
                 };
                 *sent += piece;
                 if last {
@@ -559,6 +560,18 @@ impl Responder {
                 *original = before;
             }
         }
+    }
+
+    /// The memory of a READ that had been answered before cannot be read any more. The peer may have had what it asked for when the question
+    /// came again, and the memory may be gone since then because nobody needs it: silence, as where it is gone before the question comes.
+    pub(crate) fn drop_replay(&mut self, psn: Psn, params: &Params) {
+        let at = psn.extend(self.expected);
+        self.replies.retain(|reply| match *reply {
+            Reply::Read { psn, len, replay: true, .. } => {
+                !(psn..psn + packets_of(len, params.mtu)).contains(&at)
+            }
+            _ => true,
+        });
     }
 
     /// The memory of a READ answer could not be read after all.

@@ -11,9 +11,9 @@ pub enum Payload {
     /// `rest` bytes of the message follow it.
     #[allow(missing_docs)]
     Request { serial: u64, offset: u64, len: u32, rest: u32 },
-    /// A region the peer reads. `rest` bytes of the answer follow it.
+    /// A region the peer reads. `rest` bytes of the answer follow it; `again`: it was answered before.
     #[allow(missing_docs)]
-    Region { rkey: u32, addr: u64, len: u32, rest: u32 },
+    Region { rkey: u32, addr: u64, len: u32, rest: u32, again: bool },
 }
 
 impl Payload {

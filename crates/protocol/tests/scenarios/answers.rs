@@ -1,7 +1,7 @@
 //! What a responder owes while nothing can leave: requests come in, answers pile up.
 
-use nobounce_protocol::qp::{Mtu, QpState};
-use nobounce_protocol::sim::{A, B, Fate, Setup, Sim};
+use nobounce_protocol::qp::{Access, Mtu, Nak, Operation, Payload, QpState, Remote, Status};
+use nobounce_protocol::sim::{A, B, Fate, Region, Setup, Sim};
 use nobounce_protocol::timing::{MICROSECOND, MILLISECOND};
 use nobounce_protocol::wire::{Header, Opcode, Psn, Syndrome};
 
@@ -57,6 +57,40 @@ fn the_rest_of_a_read_is_answered_from_where_it_was_asked_for() {
     }
     ask(&mut sim, Opcode::ReadRequest, 2, 400); // the address does not matter here
     assert_eq!(answers(&mut sim, true), [(Opcode::ReadResponseFirst, 2), (Opcode::ReadResponseLast, 3)]);
+}
+
+/// The peer had its answer while its question was on the way once more, and the memory went because nobody needed it any longer: seen between
+/// two engines whose threads were late, where the queue pair ended for it and its peer heard nothing more.
+#[test]
+fn a_read_asked_again_ends_nothing_when_its_memory_has_gone_meanwhile() {
+    let mut sim = small();
+    let addr = sim.ends[B].addr(THERE);
+    sim.ends[B].memory.register(Region { rkey: 77, addr, len: 1000, access: Access::all() });
+    sim.ends[A].post(Operation::Read(Remote { addr, rkey: 77 }), HERE, 600).unwrap();
+    sim.drive();
+    let mut again = Header::new(Opcode::ReadRequest, sim.ends[B].qpn, Psn::new(0));
+    (again.reth.addr, again.reth.rkey, again.reth.len) = (addr, 77, 600);
+    sim.ends[B].inject(0, &again, &[]);
+    sim.ends[B].memory.deregister(77);
+    read(&mut sim, 1000);
+    write(&mut sim, 1000);
+    sim.drive();
+    assert_eq!(ended(&sim), [Status::Success; 3]);
+    assert_eq!(sim.ends[B].events, []);
+    assert_eq!(sim.ends[B].qp.state(), QpState::Rts);
+}
+
+#[test]
+fn a_read_asked_again_that_cannot_be_answered_keeps_no_later_one_from_it() {
+    let mut sim = small();
+    ask(&mut sim, Opcode::ReadRequest, 0, 300);
+    assert_eq!(answers(&mut sim, true).len(), 2);
+    ask(&mut sim, Opcode::ReadRequest, 0, 300);
+    ask(&mut sim, Opcode::ReadRequest, 2, 100);
+    let first = sim.ends[B].qp.poll_transmit(0, u64::MAX, true).unwrap();
+    assert!(matches!(first.payload, Payload::Region { again: true, .. }), "{first:?}");
+    sim.ends[B].qp.handle_gather_fault(&first, Nak::RemoteAccess);
+    assert_eq!(answers(&mut sim, true), [(Opcode::ReadResponseOnly, 2)]);
 }
 
 /// A piece of a WRITE of three packets; only the last one asks for an answer.
