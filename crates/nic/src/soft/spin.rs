@@ -1,6 +1,6 @@
 //! How long a thread goes on looking after traffic before it sleeps, where there are CPUs to spare.
 //!
-//! Being woken costs the sleeper 13 to 17 us, on a virtual machine whose host is busy several times that; and a conversation that has become so much slower has longer pauses, in which everybody falls asleep again: NCCL's
+//! Being woken costs the sleeper some 15 us, on a virtual machine whose host is busy several times that; and a conversation that has become so much slower has longer pauses, in which everybody falls asleep again: NCCL's
 //! operations took either 50 us or 150 to 300, run by run (docs/measurements/nccl.md). So who was woken so soon that looking would have found it looks for longer the next time, up to six times as long; who looked in
 //! vain looks for a shorter time. A thread that spins takes from whoever shares its core, so it is short at first, and for those who are seldom wanted; and where threads have to wait for a CPU there is none to spare.
 
