@@ -282,7 +282,7 @@ impl Worker {
                 moved = now_ns();
             } else if self.under_way.iter().any(|copies| !copies.is_empty()) {
                 self.wait_for_copy(moved);
-            } else if spin.as_mut().is_some_and(|spin| is_under(moved, spin)) {
+            } else if spin.as_mut().is_some_and(|spin| !spin.is_over(moved)) {
                 (0..PAUSES).for_each(|_| std::hint::spin_loop());
             } else {
                 let asleep = now_ns();
@@ -407,12 +407,6 @@ impl Worker {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Whether it looks for more still, having moved something last then.
-fn is_under(moved: u64, spin: &mut Spin) -> bool {
-    let now = now_ns();
-    now.saturating_sub(moved) < spin.ns(now)
 }
 
 /// Tells memories apart for as long as somebody holds them, as jobs do.

@@ -248,7 +248,10 @@ impl Worker {
             let Some(mut engine) = lock.try_lock() else {
                 // Whoever drives has a CPU of its own: it will be our turn, if there is anything left to do then.
                 let goes_on = !self.stop.load(Ordering::Relaxed) && !gives_way();
-                if spin.as_deref_mut().is_some_and(|spin| goes_on && !is_over(&mut idle_since, spin)) {
+                if spin
+                    .as_deref_mut()
+                    .is_some_and(|spin| goes_on && !spin.is_over(*idle_since.get_or_insert_with(now_ns)))
+                {
                     (0..PAUSES).for_each(|_| std::hint::spin_loop());
                     continue;
                 }
@@ -279,7 +282,7 @@ impl Worker {
                 idle_since = None;
                 continue;
             }
-            if spin.as_deref_mut().is_none_or(|spin| is_over(&mut idle_since, spin)) {
+            if spin.as_deref_mut().is_none_or(|spin| spin.is_over(*idle_since.get_or_insert_with(now_ns))) {
                 break;
             }
             std::hint::spin_loop();
@@ -340,12 +343,6 @@ impl Worker {
             doorbells.disarm();
         }
     }
-}
-
-/// Whether nothing has come for so long that it is not worth while to go on spinning.
-fn is_over(idle_since: &mut Option<u64>, spin: &mut Spin) -> bool {
-    let now = now_ns();
-    now - *idle_since.get_or_insert(now) > spin.ns(now)
 }
 
 /// How often this thread has gone to sleep so far.

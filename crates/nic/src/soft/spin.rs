@@ -9,6 +9,8 @@ use std::os::unix::fs::FileExt;
 
 use nobounce_protocol::timing::Nanos;
 
+use crate::links::now_ns;
+
 /// At most so many times as long as at first.
 const MOST: u64 = 6;
 /// Who waits for CPUs for more than one part in so many of its time has none to spare. (Seen: one in two hundred and less where there are CPUs enough, a third where there are not.)
@@ -33,13 +35,14 @@ impl Spin {
         Self { least, now: least, queueing: Queueing::of_this_thread(), counted_at: 0, waited: 0 }
     }
 
-    /// For so long it looks.
+    /// Whether nothing has come since then for so long that it is not worth while to look on.
     #[inline]
-    pub(super) fn ns(&mut self, now: Nanos) -> Nanos {
+    pub(super) fn is_over(&mut self, since: Nanos) -> bool {
+        let now = now_ns();
         if self.now > self.least && now.saturating_sub(self.counted_at) > COUNT_EVERY {
             self.count(now, self.queueing.ns());
         }
-        self.now
+        now.saturating_sub(since) > self.now
     }
 
     /// In all it has waited for CPUs for so long.

@@ -566,6 +566,7 @@ impl Responder {
     /// came again, and the memory may be gone since then because nobody needs it: silence, as where it is gone before the question comes.
     pub(crate) fn drop_replay(&mut self, psn: Psn, params: &Params) {
         let at = psn.extend(self.expected);
+        // (Not its `span`: the packet that failed counts as sent.)
         self.replies.retain(|reply| match *reply {
             Reply::Read { psn, len, replay: true, .. } => {
                 !(psn..psn + packets_of(len, params.mtu)).contains(&at)
