@@ -9,6 +9,7 @@ use nobounce_protocol::timing::Nanos;
 use nobounce_protocol::wire::{Header, Marker, Opcode, Psn, Qpn, Service, Syndrome};
 
 use super::cq::CqInner;
+use super::door::Credit;
 use super::feed::{Feed, Origin};
 use super::helper::{CPUS_TO_SPIN, allowed_cpus};
 use super::host::{PostedReceive, PostedSend};
@@ -84,6 +85,8 @@ pub(crate) struct QpEntry {
     /// Where its datagrams go to, if that is what it sends: `ring` is that of the packet built last then.
     pub(super) ways: Option<Box<Ways>>,
     pub(super) tally: PathCounters,
+    /// What may be left at the door for it.
+    pub(crate) credit: Arc<Credit>,
 }
 
 /// Packets a queue pair may send before the next one has its turn: one full segmented send. (Two: 64 queue pairs
@@ -264,6 +267,7 @@ impl QpEntry {
             held: None,
             ways: (service == Service::Ud).then(Box::default),
             tally: PathCounters::default(),
+            credit: Arc::default(),
         }
     }
 

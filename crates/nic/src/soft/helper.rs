@@ -194,6 +194,12 @@ impl Worker {
             let Served { found, moved: served, deadline: next, alone_ns, copies, busy } =
                 self.serve(&engine, spin.as_mut());
             self.on_duty.store(false, Ordering::SeqCst);
+            // Whoever left something at the door a moment ago took us for being on duty.
+            if engine.door.is_used()
+                && let Some(mut engine) = engine.lock()
+            {
+                engine.progress();
+            }
             drop(engine);
             deadline = next;
             match &mut spin {

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
+use super::door::Door;
 use super::engine::Engine;
 use super::fork;
 use super::helper::{CPUS_TO_SPIN, allowed_cpus};
@@ -24,6 +25,8 @@ pub(crate) struct EngineLock {
     /// Threads that found it taken and wait for it.
     wanted: Arc<AtomicUsize>,
     tries: u32,
+    /// What is posted while somebody else has it.
+    pub(crate) door: Door,
 }
 
 impl EngineLock {
@@ -34,6 +37,7 @@ impl EngineLock {
             engine: Mutex::new(engine),
             generation: fork::generation(),
             tries,
+            door: Door::default(),
         }
     }
 
@@ -66,10 +70,19 @@ impl EngineLock {
     #[inline]
     fn look(&self) -> Option<MutexGuard<'_, Engine>> {
         match self.engine.try_lock() {
-            Ok(engine) => Some(engine),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Ok(engine) => Some(self.enter(engine)),
+            Err(TryLockError::Poisoned(poisoned)) => Some(self.enter(poisoned.into_inner())),
             Err(TryLockError::WouldBlock) => None,
         }
+    }
+
+    /// Whoever has the lock lets in what was left at the door.
+    #[inline]
+    fn enter<'a>(&self, mut engine: MutexGuard<'a, Engine>) -> MutexGuard<'a, Engine> {
+        if self.door.is_used() {
+            self.door.open(&mut engine.core);
+        }
+        engine
     }
 
     /// Waits for it, and lets that be known.
@@ -80,7 +93,8 @@ impl EngineLock {
             std::hint::spin_loop();
             self.look()
         });
-        let engine = soon.unwrap_or_else(|| self.engine.lock().unwrap_or_else(PoisonError::into_inner));
+        let engine =
+            soon.unwrap_or_else(|| self.enter(self.engine.lock().unwrap_or_else(PoisonError::into_inner)));
         self.wanted.fetch_sub(1, Ordering::Relaxed);
         engine
     }

@@ -17,6 +17,7 @@ mod counters;
 mod cq;
 mod deaths;
 mod device;
+mod door;
 mod engine;
 mod entry;
 mod event;

@@ -15,6 +15,7 @@ pub use nobounce_protocol::qp::Operation;
 
 use super::cq::Cq;
 use super::device::{Pd, PdUse, Shared};
+use super::door::{Credit, Left, may_be_left};
 use super::engine::{Answers, Engine};
 use super::entry::QpEntry;
 use super::host::{PostedReceive, PostedSend};
@@ -183,6 +184,7 @@ pub struct Qp {
     qpn: Qpn,
     limits: QpLimits,
     shares: bool,
+    credit: Arc<Credit>,
     _taken: Taken,
     _pd: Arc<PdUse>,
     /// What it has to do with its completion queues.
@@ -244,6 +246,7 @@ impl Qp {
         {
             entry.share_receives(srq.index, receive_pd);
         }
+        let credit = entry.credit.clone();
         engine.core.qps[index as usize] = Some(Box::new(entry));
         if service == Service::Ud {
             // Datagrams go anywhere: what a device sends of them shares one path, from now on.
@@ -251,7 +254,7 @@ impl Qp {
         }
         drop(engine);
         let shares = srq.is_some();
-        Ok(Self { shared, unit, qpn, limits, shares, _taken: taken, _pd: pd.in_use(), _uses: uses })
+        Ok(Self { shared, unit, qpn, limits, shares, credit, _taken: taken, _pd: pd.in_use(), _uses: uses })
     }
 
     /// Its number.
@@ -294,7 +297,9 @@ impl Qp {
     /// # Errors
     /// The message says which transition does not exist, or which attribute is missing, not allowed or out of range.
     pub fn modify(&self, attr: &QpAttr) -> Result<(), ModifyError> {
+        self.credit.forget();
         let mut engine = self.unit.lock().ok_or(ModifyError::Forked)?;
+        self.credit.forget(); // by somebody who posted meanwhile
         let index = self.qpn.get() & 0xffff;
         let Some(entry) = engine.core.entry(self.qpn) else { return Ok(()) };
         let open = entry.qp.has_open_receive();
@@ -387,17 +392,58 @@ impl Qp {
         &self,
         each: impl FnOnce(&mut dyn FnMut(&SendRequest<'_>) -> Result<(), PostError>) -> R,
     ) -> Result<R, PostError> {
-        let Some(mut engine) = self.unit.lock() else { return Err(PostError::State(QpState::Error)) };
-        let v4 = engine.core.is_ipv4();
-        let Some(entry) = engine.core.entry(self.qpn) else {
+        let mut posting = if self.unit.has_thread_on_duty() {
+            let Some(engine) = self.unit.try_lock() else { return Ok(self.post_at_the_door(each)) };
+            engine
+        } else {
+            self.unit.lock().ok_or(PostError::State(QpState::Error))?
+        };
+        let v4 = posting.core.is_ipv4();
+        let Some(entry) = posting.core.entry(self.qpn) else {
             return Err(PostError::State(QpState::Reset));
         };
         if let Some(ring) = &entry.ring {
             ring.expect();
         }
         let result = each(&mut |request| post_one(entry, &self.limits, v4, request));
-        self.start_posted(engine);
+        self.start_posted(posting);
         Ok(result)
+    }
+
+    /// The same where somebody else has the lock: leaves what may be left, and waits for the lock otherwise.
+    fn post_at_the_door<R>(
+        &self,
+        each: impl FnOnce(&mut dyn FnMut(&SendRequest<'_>) -> Result<(), PostError>) -> R,
+    ) -> R {
+        let mut left = Vec::new();
+        let mut engine = None;
+        let result = each(&mut |request| {
+            if engine.is_none() && request.to.is_none() && may_be_left(&request.op) {
+                let send = checked(&self.limits, true, request)?;
+                if self.credit.sends.take() {
+                    let bytes = Bytes::of_request(request.inline, request.sges);
+                    left.push(Left::Send { send, bytes });
+                    return Ok(());
+                }
+            }
+            if engine.is_none() {
+                self.unit.engine().door.leave(self.qpn, &mut left);
+                engine = self.unit.lock();
+            }
+            let Some(engine) = &mut engine else { return Err(PostError::State(QpState::Error)) };
+            let v4 = engine.core.is_ipv4();
+            let Some(entry) = engine.core.entry(self.qpn) else {
+                return Err(PostError::State(QpState::Reset));
+            };
+            post_one(entry, &self.limits, v4, request)
+        });
+        if let Some(engine) = engine {
+            self.start_posted(engine);
+        } else if !left.is_empty() {
+            self.unit.engine().door.leave(self.qpn, &mut left);
+            self.unit.see_to_the_door();
+        }
+        result
     }
 
     /// Sends what may leave of what was posted just now.
@@ -414,6 +460,8 @@ impl Qp {
         if strangers {
             engine.meet_strangers(index);
         }
+        let Some(entry) = engine.core.entry(self.qpn) else { return };
+        self.credit.renew(entry, self.limits.recv_depth);
         engine.core.make_ready(index);
         self.unit.start(engine, now, self.shared.units.are_several());
     }
@@ -426,19 +474,33 @@ impl Qp {
         if self.shares {
             return Err(PostError::SharedReceives);
         }
-        let Some(mut engine) = self.unit.lock() else { return Err(PostError::State(QpState::Error)) };
+        let on_duty = self.unit.has_thread_on_duty();
+        let free = if on_duty { self.unit.try_lock() } else { None };
+        if on_duty
+            && free.is_none()
+            && request.sges.len() <= self.limits.recv_sges
+            && self.credit.receives.take()
+        {
+            self.unit.engine().door.leave(self.qpn, &mut vec![Left::Receive(PostedReceive::of(request))]);
+            self.unit.see_to_the_door();
+            return Ok(());
+        }
+        let Some(mut engine) = free.or_else(|| self.unit.lock()) else {
+            return Err(PostError::State(QpState::Error));
+        };
         let index = self.qpn.get() & 0xffff;
         let Some(entry) = engine.core.entry(self.qpn) else { return Err(PostError::State(QpState::Reset)) };
         if entry.qp.state() == QpState::Reset {
             return Err(PostError::State(QpState::Reset));
         }
-        if entry.receives.len() >= self.limits.recv_depth {
+        if entry.receives.len() + entry.credit.receives.left() >= self.limits.recv_depth {
             return Err(PostError::QueueFull(self.limits.recv_depth));
         }
         if request.sges.len() > self.limits.recv_sges {
             return Err(PostError::TooManySges { given: request.sges.len(), max: self.limits.recv_sges });
         }
         entry.receives.push_back(PostedReceive::of(request));
+        self.credit.renew(entry, self.limits.recv_depth);
         if entry.qp.state() == QpState::Error {
             engine.core.settle(index);
         }
@@ -486,6 +548,11 @@ fn post_one(
     request: &SendRequest<'_>,
 ) -> Result<(), PostError> {
     let send = checked(limits, v4, request)?;
+    // Others may be about to leave theirs at the door.
+    let left = entry.credit.sends.left();
+    if left > 0 && entry.qp.send_room() <= left {
+        return Err(PostError::QueueFull(limits.send_depth));
+    }
     let serial = match request.to {
         None => entry.qp.post(send)?,
         Some(to) => {
@@ -494,7 +561,7 @@ fn post_one(
             serial
         }
     };
-    let bytes = request.inline.map_or_else(|| Bytes::of(request.sges), |bytes| Bytes::Inline(bytes.into()));
+    let bytes = Bytes::of_request(request.inline, request.sges);
     // A fence orders it after READs before it, which may bring what it sends.
     let early = !request.fence && !request.op.fetches();
     entry.sends.push_back(PostedSend { serial, bytes, early });

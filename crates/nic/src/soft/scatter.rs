@@ -48,6 +48,11 @@ impl Bytes {
         }
     }
 
+    /// Of a request: the bytes themselves, or where they are.
+    pub(crate) fn of_request(inline: Option<&[u8]>, list: &[Sge]) -> Self {
+        inline.map_or_else(|| Self::of(list), |bytes| Self::Inline(bytes.into()))
+    }
+
     fn list(&self) -> &[Sge] {
         match self {
             Self::One(one) => std::slice::from_ref(one),

@@ -10,6 +10,7 @@ use super::engine::{Answers, Engine};
 use super::helper::Helper;
 use super::lock::EngineLock;
 use super::qp::CreateQpError;
+use crate::links::now_ns;
 
 /// One engine with what drives it.
 #[derive(Debug)]
@@ -97,6 +98,27 @@ impl Unit {
     #[inline]
     pub(crate) fn is_on_duty(&self) -> bool {
         self.on_duty.load(Ordering::SeqCst)
+    }
+
+    /// The engine, unless somebody has it.
+    #[inline]
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, Engine>> {
+        self.engine.try_lock()
+    }
+
+    /// Whether its own thread is driving it, and others leave it to that.
+    #[inline]
+    pub(crate) fn has_thread_on_duty(&self) -> bool {
+        self.several.load(Ordering::Relaxed) && self.is_on_duty() && !self.is_forked()
+    }
+
+    /// Something was left at the door of an engine whose thread was on duty. Whoever goes off duty looks once more afterwards; we look once more whether it is.
+    pub(crate) fn see_to_the_door(&self) {
+        if !self.is_on_duty()
+            && let Some(engine) = self.lock()
+        {
+            self.start(engine, now_ns(), false);
+        }
     }
 
     /// Something was posted: sends what may leave at once. Where the unit's own thread is on duty, `shared` work is left to it.
