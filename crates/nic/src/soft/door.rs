@@ -58,21 +58,30 @@ impl Door {
             match one {
                 Left::Send { send, bytes } => {
                     entry.credit.sends.admit();
-                    // It was right when it was left. A queue pair that was reset since then has lost what it had.
+                    // It was right when it was left, and room was kept for it. A queue pair that was reset since then has lost what it had.
                     let Ok(serial) = entry.qp.post(send) else { continue };
                     entry.sends.push_back(PostedSend { serial, early: !send.fence, bytes });
                     entry.note_posted(now);
+                    let index = entry.index();
+                    if entry.qp.has_completions() {
+                        core.settle(index);
+                    }
+                    core.make_ready(index);
                 }
                 Left::Receive(receive) => {
                     entry.credit.receives.admit();
-                    entry.receives.push_back(receive);
+                    match entry.qp.state() {
+                        QpState::Reset => {}
+                        state => {
+                            entry.receives.push_back(receive);
+                            let index = entry.index();
+                            if state == QpState::Error {
+                                core.settle(index);
+                            }
+                        }
+                    }
                 }
             }
-            let index = entry.index();
-            if entry.qp.has_completions() || entry.qp.state() == QpState::Error {
-                core.settle(index);
-            }
-            core.make_ready(index);
         }
     }
 }
@@ -85,6 +94,13 @@ pub(crate) struct Credit {
 }
 
 impl Credit {
+    /// Whoever posts under the lock closes the room first, or others would leave what finds the queue full; how many sends and receives are still to come in.
+    #[inline]
+    pub(crate) fn close(&self) -> (usize, usize) {
+        self.forget();
+        (self.sends.left(), self.receives.left())
+    }
+
     /// What is seen under the lock.
     #[inline]
     pub(crate) fn renew(&self, entry: &QpEntry, recv_depth: usize) {
@@ -93,7 +109,13 @@ impl Credit {
         self.receives.set(if is_ready { recv_depth.saturating_sub(entry.receives.len()) } else { 0 });
     }
 
-    /// The queue pair changes: nothing is left until somebody has posted under the lock.
+    /// Whether receives are to come in.
+    #[inline]
+    pub(crate) fn awaits_receives(&self) -> bool {
+        self.receives.left() > 0
+    }
+
+    /// Nothing is left from now on, until somebody has posted under the lock.
     pub(crate) fn forget(&self) {
         self.sends.set(0);
         self.receives.set(0);
@@ -113,7 +135,7 @@ pub(crate) struct Room(AtomicU64);
 impl Room {
     fn change(&self, mut change: impl FnMut(u32, u32) -> Option<(u32, u32)>) -> bool {
         let update = |word: u64| {
-            let (room, left) = ((word >> 32) as u32, word as u32);
+            let (room, left) = parts(word);
             change(room, left).map(|(room, left)| u64::from(room) << 32 | u64::from(left))
         };
         self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, update).is_ok()
@@ -136,9 +158,14 @@ impl Room {
 
     /// How many will come in.
     #[inline]
-    pub(crate) fn left(&self) -> usize {
-        (self.0.load(Ordering::Relaxed) as u32) as usize
+    fn left(&self) -> usize {
+        parts(self.0.load(Ordering::Relaxed)).1 as usize
     }
+}
+
+#[allow(clippy::cast_possible_truncation)] // each half of it
+const fn parts(word: u64) -> (u32, u32) {
+    ((word >> 32) as u32, word as u32)
 }
 
 #[cfg(test)]

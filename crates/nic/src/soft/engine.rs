@@ -20,6 +20,7 @@ use nobounce_protocol::wire::{Header, Malformed, Marker, Qpn, Service};
 use super::build::put_marker;
 use super::counters::{self, Counters};
 use super::deaths::DEATH_TIMER;
+use super::door::Door;
 use super::entry::{Owing, QpEntry, complete, flushed};
 use super::event::{AsyncEvent, Events};
 use super::gsi::Gsi;
@@ -110,6 +111,8 @@ pub(crate) struct Core {
     pub(super) peers: Peers,
     /// Precomputed ICRCs of the flows and packet lengths heard lately.
     pub(super) sealers: Sealers<(u16, IpAddr)>,
+    /// What was posted while somebody else had the lock.
+    pub(super) door: Arc<Door>,
     /// Calls in a row that received nothing.
     idle_calls: u32,
     /// When somebody last looked for packets, give or take a few idle calls.
@@ -147,6 +150,7 @@ impl Engine {
             timers: BinaryHeap::new(),
             peers: Peers::default(),
             sealers: Sealers::new(),
+            door: Arc::default(),
             idle_calls: 0,
             driven_at: 0,
         };
@@ -255,6 +259,11 @@ impl Engine {
         self.core.counters.rcvd_pkts.wrapping_add(self.core.counters.sent_pkts)
     }
 
+    /// Nothing waits to be sent.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.core.is_idle()
+    }
+
     /// When somebody last looked for packets, give or take a few idle calls.
     pub(crate) fn driven_at(&self) -> Nanos {
         self.core.driven_at
@@ -337,6 +346,15 @@ impl Core {
         }
     }
 
+    /// A receive that its poster has left at the door is there for what it was posted for.
+    #[inline]
+    fn fetch_receives(&mut self, index: u32) {
+        let Some(entry) = self.qps.get(index as usize).and_then(Option::as_deref) else { return };
+        if entry.receives.is_empty() && entry.credit.awaits_receives() {
+            self.door.clone().open(self);
+        }
+    }
+
     fn handle_datagram(&mut self, now: Nanos, datagram: &RxDatagram<'_>) {
         self.counters.rcvd_pkts += u64::from(datagram.packets);
         let parsed = match Header::parse(datagram.bytes) {
@@ -356,6 +374,7 @@ impl Core {
         let header = &parsed.header;
         let index = header.dest_qpn.get() & 0xffff;
         let ours = header.dest_qpn.get() >> 16 == u32::from(self.slot);
+        self.fetch_receives(index);
         let Some(entry) = self.qps.get_mut(index as usize).and_then(Option::as_deref_mut).filter(|_| ours)
         else {
             return self.handle_stray(datagram, &parsed);

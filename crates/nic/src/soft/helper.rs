@@ -149,6 +149,20 @@ struct Served {
     busy: bool,
 }
 
+impl Served {
+    /// Whoever left something to us a moment ago took us for being on duty.
+    fn look_once_more(&mut self, lock: &EngineLock) {
+        let Some(mut engine) = lock.lock() else { return };
+        if engine.is_idle() {
+            return;
+        }
+        let before = engine.moved();
+        self.found += engine.progress();
+        self.moved += engine.moved().wrapping_sub(before);
+        self.deadline = engine.deadline();
+    }
+}
+
 struct Worker {
     engine: Weak<EngineLock>,
     fds: Vec<RawFd>,
@@ -191,15 +205,12 @@ impl Worker {
             let Some(engine) = self.engine.upgrade() else { return };
             // Where it would not spin, it is asleep or about to be: nobody leaves it anything.
             self.on_duty.store(self.spins, Ordering::SeqCst);
-            let Served { found, moved: served, deadline: next, alone_ns, copies, busy } =
-                self.serve(&engine, spin.as_mut());
+            let mut served = self.serve(&engine, spin.as_mut());
             self.on_duty.store(false, Ordering::SeqCst);
-            // Whoever left something at the door a moment ago took us for being on duty.
-            if engine.door.is_used()
-                && let Some(mut engine) = engine.lock()
-            {
-                engine.progress();
+            if self.spins {
+                served.look_once_more(&engine);
             }
+            let Served { found, moved: served, deadline: next, alone_ns, copies, busy } = served;
             drop(engine);
             deadline = next;
             match &mut spin {

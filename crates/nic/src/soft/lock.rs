@@ -26,7 +26,7 @@ pub(crate) struct EngineLock {
     wanted: Arc<AtomicUsize>,
     tries: u32,
     /// What is posted while somebody else has it.
-    pub(crate) door: Door,
+    pub(crate) door: Arc<Door>,
 }
 
 impl EngineLock {
@@ -34,10 +34,10 @@ impl EngineLock {
         let tries = if allowed_cpus() >= CPUS_TO_SPIN { TRIES } else { 0 };
         Self {
             wanted: engine.wanted.clone(),
+            door: engine.core.door.clone(),
             engine: Mutex::new(engine),
             generation: fork::generation(),
             tries,
-            door: Door::default(),
         }
     }
 
@@ -72,6 +72,15 @@ impl EngineLock {
         match self.engine.try_lock() {
             Ok(engine) => Some(self.enter(engine)),
             Err(TryLockError::Poisoned(poisoned)) => Some(self.enter(poisoned.into_inner())),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// The same, and nothing is let in: for a thread that ends the process, and may be the one that was leaving something.
+    pub(crate) fn try_lock_as_it_is(&self) -> Option<MutexGuard<'_, Engine>> {
+        match self.engine.try_lock() {
+            Ok(engine) => Some(engine),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
             Err(TryLockError::WouldBlock) => None,
         }
     }

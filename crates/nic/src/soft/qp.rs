@@ -23,7 +23,7 @@ use super::limits::{DeviceLimits, Taken};
 use super::release::PATIENCE;
 use super::scatter::{Bytes, Sge};
 use super::srq::Srq;
-use super::unit::Resident;
+use super::unit::{Resident, Unit};
 use super::units::Use;
 use crate::links::now_ns;
 use crate::links::udp::OpenError;
@@ -373,12 +373,14 @@ impl Qp {
             let checked = checked.and_then(|send| entry.qp.check_post(&send, request.to.is_some()));
             checked.map_err(|error| (nth, error))?;
         }
-        let room = entry.qp.send_room();
+        let kept = self.close_the_door();
+        let room = entry.qp.send_room().saturating_sub(kept);
         if requests.len() > room {
+            self.credit.renew(entry, self.limits.recv_depth);
             return Err((room, PostError::QueueFull(self.limits.send_depth)));
         }
         let posted = requests.enumerate().try_for_each(|(nth, request)| {
-            post_one(entry, &self.limits, v4, request.borrow()).map_err(|error| (nth, error))
+            post_one(entry, &self.limits, v4, kept, request.borrow()).map_err(|error| (nth, error))
         });
         self.start_posted(engine);
         posted
@@ -392,21 +394,23 @@ impl Qp {
         &self,
         each: impl FnOnce(&mut dyn FnMut(&SendRequest<'_>) -> Result<(), PostError>) -> R,
     ) -> Result<R, PostError> {
-        let mut posting = if self.unit.has_thread_on_duty() {
+        let free = if self.unit.has_thread_on_duty() {
             let Some(engine) = self.unit.try_lock() else { return Ok(self.post_at_the_door(each)) };
-            engine
+            Some(engine)
         } else {
-            self.unit.lock().ok_or(PostError::State(QpState::Error))?
+            self.unit.lock()
         };
-        let v4 = posting.core.is_ipv4();
-        let Some(entry) = posting.core.entry(self.qpn) else {
+        let mut engine = free.ok_or(PostError::State(QpState::Error))?;
+        let v4 = engine.core.is_ipv4();
+        let Some(entry) = engine.core.entry(self.qpn) else {
             return Err(PostError::State(QpState::Reset));
         };
         if let Some(ring) = &entry.ring {
             ring.expect();
         }
-        let result = each(&mut |request| post_one(entry, &self.limits, v4, request));
-        self.start_posted(posting);
+        let kept = self.close_the_door();
+        let result = each(&mut |request| post_one(entry, &self.limits, v4, kept, request));
+        self.start_posted(engine);
         Ok(result)
     }
 
@@ -415,35 +419,38 @@ impl Qp {
         &self,
         each: impl FnOnce(&mut dyn FnMut(&SendRequest<'_>) -> Result<(), PostError>) -> R,
     ) -> R {
-        let mut left = Vec::new();
-        let mut engine = None;
+        let mut leaving = Leaving { unit: &self.unit, qpn: self.qpn, requests: Vec::new() };
+        let mut locked = None;
         let result = each(&mut |request| {
-            if engine.is_none() && request.to.is_none() && may_be_left(&request.op) {
+            if locked.is_none() && request.to.is_none() && may_be_left(&request.op) {
                 let send = checked(&self.limits, true, request)?;
                 if self.credit.sends.take() {
                     let bytes = Bytes::of_request(request.inline, request.sges);
-                    left.push(Left::Send { send, bytes });
+                    leaving.requests.push(Left::Send { send, bytes });
                     return Ok(());
                 }
             }
-            if engine.is_none() {
-                self.unit.engine().door.leave(self.qpn, &mut left);
-                engine = self.unit.lock();
+            if locked.is_none() {
+                leaving.leave(); // first, so that it comes in first
+                locked = self.unit.lock().map(|engine| (engine, self.close_the_door()));
             }
-            let Some(engine) = &mut engine else { return Err(PostError::State(QpState::Error)) };
+            let Some((engine, kept)) = &mut locked else { return Err(PostError::State(QpState::Error)) };
             let v4 = engine.core.is_ipv4();
             let Some(entry) = engine.core.entry(self.qpn) else {
                 return Err(PostError::State(QpState::Reset));
             };
-            post_one(entry, &self.limits, v4, request)
+            post_one(entry, &self.limits, v4, *kept, request)
         });
-        if let Some(engine) = engine {
+        if let Some((engine, _)) = locked {
             self.start_posted(engine);
-        } else if !left.is_empty() {
-            self.unit.engine().door.leave(self.qpn, &mut left);
-            self.unit.see_to_the_door();
         }
         result
+    }
+
+    /// Before something is posted under the lock: how many sends that others left, or are about to, room must be kept for.
+    #[inline]
+    fn close_the_door(&self) -> usize {
+        if self.shared.units.are_several() { self.credit.close().0 } else { 0 }
     }
 
     /// Sends what may leave of what was posted just now.
@@ -460,8 +467,11 @@ impl Qp {
         if strangers {
             engine.meet_strangers(index);
         }
-        let Some(entry) = engine.core.entry(self.qpn) else { return };
-        self.credit.renew(entry, self.limits.recv_depth);
+        if self.shared.units.are_several()
+            && let Some(entry) = engine.core.entry(self.qpn)
+        {
+            self.credit.renew(entry, self.limits.recv_depth);
+        }
         engine.core.make_ready(index);
         self.unit.start(engine, now, self.shared.units.are_several());
     }
@@ -476,31 +486,32 @@ impl Qp {
         }
         let on_duty = self.unit.has_thread_on_duty();
         let free = if on_duty { self.unit.try_lock() } else { None };
-        if on_duty
-            && free.is_none()
-            && request.sges.len() <= self.limits.recv_sges
-            && self.credit.receives.take()
-        {
-            self.unit.engine().door.leave(self.qpn, &mut vec![Left::Receive(PostedReceive::of(request))]);
-            self.unit.see_to_the_door();
+        let fits = request.sges.len() <= self.limits.recv_sges;
+        if on_duty && free.is_none() && fits && self.credit.receives.take() {
+            let requests = vec![Left::Receive(PostedReceive::of(request))];
+            drop(Leaving { unit: &self.unit, qpn: self.qpn, requests });
             return Ok(());
         }
         let Some(mut engine) = free.or_else(|| self.unit.lock()) else {
             return Err(PostError::State(QpState::Error));
         };
+        let several = self.shared.units.are_several();
+        let kept = if several { self.credit.close().1 } else { 0 };
         let index = self.qpn.get() & 0xffff;
         let Some(entry) = engine.core.entry(self.qpn) else { return Err(PostError::State(QpState::Reset)) };
         if entry.qp.state() == QpState::Reset {
             return Err(PostError::State(QpState::Reset));
         }
-        if entry.receives.len() + entry.credit.receives.left() >= self.limits.recv_depth {
+        if entry.receives.len() + kept >= self.limits.recv_depth {
             return Err(PostError::QueueFull(self.limits.recv_depth));
         }
         if request.sges.len() > self.limits.recv_sges {
             return Err(PostError::TooManySges { given: request.sges.len(), max: self.limits.recv_sges });
         }
         entry.receives.push_back(PostedReceive::of(request));
-        self.credit.renew(entry, self.limits.recv_depth);
+        if several {
+            self.credit.renew(entry, self.limits.recv_depth);
+        }
         if entry.qp.state() == QpState::Error {
             engine.core.settle(index);
         }
@@ -545,12 +556,11 @@ fn post_one(
     entry: &mut QpEntry,
     limits: &QpLimits,
     v4: bool,
+    kept: usize,
     request: &SendRequest<'_>,
 ) -> Result<(), PostError> {
     let send = checked(limits, v4, request)?;
-    // Others may be about to leave theirs at the door.
-    let left = entry.credit.sends.left();
-    if left > 0 && entry.qp.send_room() <= left {
+    if kept > 0 && entry.qp.send_room() <= kept {
         return Err(PostError::QueueFull(limits.send_depth));
     }
     let serial = match request.to {
@@ -566,6 +576,30 @@ fn post_one(
     let early = !request.fence && !request.op.fetches();
     entry.sends.push_back(PostedSend { serial, bytes, early });
     Ok(())
+}
+
+/// Requests of a call that are going to be left at the door when it ends, however it ends: they have been taken.
+struct Leaving<'a> {
+    unit: &'a Unit,
+    qpn: Qpn,
+    requests: Vec<Left>,
+}
+
+impl Leaving<'_> {
+    fn leave(&mut self) {
+        if !self.requests.is_empty() {
+            self.unit.engine().door.leave(self.qpn, &mut self.requests);
+        }
+    }
+}
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        if !self.requests.is_empty() {
+            self.leave();
+            self.unit.see_to_the_door();
+        }
+    }
 }
 
 impl Drop for Qp {
