@@ -242,8 +242,8 @@ impl Engine {
             }
             self.core.counters.sent_pkts += self.core.tx.count() as u64;
             self.link.send(&mut self.core.tx);
-            // A full batch takes as long as several posts: they must not wait for all of them.
-            if !full || self.wanted.load(Ordering::Relaxed) > 0 {
+            // A full batch takes as long as several posts: they must not wait for all of them, here or at the door.
+            if !full || self.wanted.load(Ordering::Relaxed) > 0 || self.core.door.is_used() {
                 return;
             }
         }

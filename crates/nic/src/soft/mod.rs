@@ -18,6 +18,8 @@ mod cq;
 mod deaths;
 mod device;
 mod door;
+#[cfg(test)]
+mod door_tests;
 mod engine;
 mod entry;
 mod event;

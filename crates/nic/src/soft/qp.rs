@@ -257,6 +257,11 @@ impl Qp {
         Ok(Self { shared, unit, qpn, limits, shares, credit, _taken: taken, _pd: pd.in_use(), _uses: uses })
     }
 
+    #[cfg(test)]
+    pub(super) fn unit(&self) -> &Unit {
+        &self.unit
+    }
+
     /// Its number.
     pub fn qpn(&self) -> Qpn {
         self.qpn
