@@ -6,7 +6,7 @@
 
 use std::mem;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use nobounce_protocol::qp::{Operation, QpState, SendRequest as ProtocolSend};
 use nobounce_protocol::wire::{Qpn, Service};
@@ -32,10 +32,10 @@ pub(crate) struct Door {
 }
 
 impl Door {
-    /// Leaves these, in this order.
-    pub(crate) fn leave(&self, qpn: Qpn, requests: &mut Vec<Left>) {
+    /// Leaves one, behind those that lie here.
+    pub(crate) fn leave(&self, qpn: Qpn, request: Left) {
         let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
-        left.extend(requests.drain(..).map(|one| (qpn, one)));
+        left.push((qpn, request));
         self.is_used.store(true, Ordering::SeqCst);
     }
 
@@ -49,41 +49,60 @@ impl Door {
     #[cold]
     pub(crate) fn open(&self, core: &mut Core) {
         let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        let_in(self.take(&mut left, core), left, core);
+    }
+
+    /// The same where nobody may be waited for.
+    pub(crate) fn open_if_free(&self, core: &mut Core) {
+        if let Ok(mut left) = self.left.try_lock() {
+            let_in(self.take(&mut left, core), left, core);
+        }
+    }
+
+    fn take(&self, left: &mut Vec<(Qpn, Left)>, core: &mut Core) -> Vec<(Qpn, Left)> {
         self.is_used.store(false, Ordering::SeqCst);
-        let all = mem::take(&mut *left);
-        drop(left);
-        let now = now_ns();
-        for (qpn, one) in all {
-            let Some(entry) = core.entry(qpn) else { continue };
-            match one {
-                Left::Send { send, bytes } => {
-                    entry.credit.sends.admit();
-                    // It was right when it was left, and room was kept for it. A queue pair that was reset since then has lost what it had.
-                    let Ok(serial) = entry.qp.post(send) else { continue };
-                    entry.sends.push_back(PostedSend { serial, early: !send.fence, bytes });
-                    entry.note_posted(now);
-                    let index = entry.index();
-                    if entry.qp.has_completions() {
-                        core.settle(index);
-                    }
-                    core.make_ready(index);
+        mem::replace(left, mem::take(&mut core.doormat))
+    }
+}
+
+fn let_in(mut all: Vec<(Qpn, Left)>, door: MutexGuard<'_, Vec<(Qpn, Left)>>, core: &mut Core) {
+    drop(door);
+    let now = now_ns();
+    for (qpn, one) in all.drain(..) {
+        let Some(entry) = core.entry(qpn) else { continue };
+        let index = entry.index();
+        match one {
+            Left::Send { send, bytes } => {
+                entry.credit.sends.admit();
+                let early = !send.fence;
+                // It was right when it was left, and room was kept for it. A queue pair that was reset since then has lost what it had.
+                let Ok(serial) = entry.qp.post(send) else {
+                    debug_assert!(matches!(entry.qp.state(), QpState::Reset | QpState::Init));
+                    continue;
+                };
+                entry.sends.push_back(PostedSend { serial, early, bytes });
+                entry.note_posted(now);
+                entry.renew_credit();
+                if entry.qp.has_completions() {
+                    core.settle(index);
                 }
-                Left::Receive(receive) => {
-                    entry.credit.receives.admit();
-                    match entry.qp.state() {
-                        QpState::Reset => {}
-                        state => {
-                            entry.receives.push_back(receive);
-                            let index = entry.index();
-                            if state == QpState::Error {
-                                core.settle(index);
-                            }
-                        }
-                    }
+                core.make_ready(index);
+            }
+            Left::Receive(receive) => {
+                entry.credit.receives.admit();
+                let state = entry.qp.state();
+                if state == QpState::Reset {
+                    continue;
+                }
+                entry.receives.push_back(receive);
+                entry.renew_credit();
+                if state == QpState::Error {
+                    core.settle(index);
                 }
             }
         }
     }
+    core.doormat = all;
 }
 
 /// For how many more requests a queue pair's queues have room, as far as those know who post.
@@ -101,24 +120,24 @@ impl Credit {
         (self.sends.left(), self.receives.left())
     }
 
-    /// What is seen under the lock.
-    #[inline]
-    pub(crate) fn renew(&self, entry: &QpEntry, recv_depth: usize) {
-        let is_ready = entry.qp.service() == Service::Rc && entry.qp.state() == QpState::Rts;
-        self.sends.set(if is_ready { entry.qp.send_room() } else { 0 });
-        self.receives.set(if is_ready { recv_depth.saturating_sub(entry.receives.len()) } else { 0 });
-    }
-
-    /// Whether receives are to come in.
-    #[inline]
-    pub(crate) fn awaits_receives(&self) -> bool {
-        self.receives.left() > 0
-    }
-
-    /// Nothing is left from now on, until somebody has posted under the lock.
+    /// Nothing is left from now on, until somebody has seen under the lock what room there is.
     pub(crate) fn forget(&self) {
         self.sends.set(0);
         self.receives.set(0);
+    }
+}
+
+impl QpEntry {
+    /// Says what room there is, to those who will not have the lock.
+    #[inline]
+    pub(crate) fn renew_credit(&self) {
+        let is_ready = self.qp.service() == Service::Rc && self.qp.state() == QpState::Rts;
+        self.credit.sends.set(if is_ready { self.qp.send_room() } else { 0 });
+        self.credit.receives.set(if is_ready {
+            self.recv_depth.saturating_sub(self.receives.len())
+        } else {
+            0
+        });
     }
 }
 
@@ -128,8 +147,10 @@ pub(crate) fn may_be_left(op: &Operation) -> bool {
     matches!(op, Send | SendImmediate(_) | Write(_) | WriteImmediate(..))
 }
 
-/// The room of one queue when it was last seen, and how many requests are left, or about to be, that will take of it. Several threads may post to one queue pair: both are one word.
+/// The room of one queue when it was last seen, and how many requests are left, or about to be, that will take of it. Several threads may post to one queue pair: both are one word. It has a line
+/// of the cache to itself: who posts sends is not the one who looks for receives.
 #[derive(Debug, Default)]
+#[repr(align(64))]
 pub(crate) struct Room(AtomicU64);
 
 impl Room {

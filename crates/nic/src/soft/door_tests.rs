@@ -22,11 +22,11 @@ const BYTES: usize = 4096;
 struct End {
     qp: Qp,
     /// It has a second engine open.
-    _other: Qp,
+    other: Option<Qp>,
     cq: Cq,
     mr: Mr,
     buffer: HostBuffer,
-    _pd: Pd,
+    pd: Pd,
     device: Device,
 }
 
@@ -39,9 +39,14 @@ impl End {
         // SAFETY: the region is dropped before the buffer, which nobody else has.
         let mr = unsafe { pd.register(buffer.as_mut_ptr(), buffer.len(), Access::all()) }.unwrap();
         let cq = device.create_cq(4096, None).unwrap();
-        let (qp, other) = (pd.create_qp(&cq, &cq, limits).unwrap(), pd.create_qp(&cq, &cq, limits).unwrap());
+        let qp = pd.create_qp(&cq, &cq, limits).unwrap();
         qp.modify(&QpAttr::to_init(Access::all())).unwrap();
-        Self { qp, _other: other, cq, mr, buffer, _pd: pd, device }
+        Self { qp, other: None, cq, mr, buffer, pd, device }
+    }
+
+    fn open_second_engine(&mut self) {
+        self.other = Some(self.pd.create_qp(&self.cq, &self.cq, QpLimits::default()).unwrap());
+        assert_eq!(self.device.engines(), 2);
     }
 
     fn join(&self, peer: &Self) {
@@ -120,7 +125,8 @@ fn pair(link: LinkChoice, limits: QpLimits) -> (End, End) {
 
 /// A queue pair's room is known once somebody has posted under the lock.
 fn acquainted(link: LinkChoice, limits: QpLimits) -> (End, End) {
-    let (a, b) = pair(link, limits);
+    let (mut a, mut b) = pair(link, limits);
+    [&mut a, &mut b].into_iter().for_each(End::open_second_engine);
     a.write(0, &b).unwrap();
     b.receive(0).unwrap();
     assert_eq!(a.numbers(1), [0]);
@@ -160,21 +166,19 @@ fn nobody_is_needed_besides_the_one_who_left_it() {
         let engine = a.unit().lock().unwrap();
         a.seems_on_duty(true);
         std::thread::scope(|scope| {
-            scope.spawn(|| {
-                let write = SendRequest::new(
-                    1,
-                    Operation::Write(Remote { addr: b.mr.addr(), rkey: b.mr.rkey() }),
-                    &[],
-                );
+            let poster = scope.spawn(|| {
+                let to = Remote { addr: b.mr.addr(), rkey: b.mr.rkey() };
                 let sge = a.sge(0, 64);
                 let posted = a.qp.post_list(|post| {
                     a.seems_on_duty(false);
-                    post(&SendRequest { sges: &sge, ..write })
+                    post(&SendRequest::new(1, Operation::Write(to), &sge))
                 });
                 posted.unwrap().unwrap();
             });
             std::thread::sleep(Duration::from_millis(50));
+            let went = poster.is_finished();
             drop(engine);
+            assert!(!went, "it left something and went, and nobody is there");
         });
         // Nobody polls: the bytes arrive all the same.
         let (mut arrived, end) = ([0; 64], Instant::now() + LIMIT);
@@ -190,11 +194,11 @@ fn nobody_is_needed_besides_the_one_who_left_it() {
 fn a_full_queue_is_said_as_ever() {
     let (a, b) =
         acquainted(LinkChoice::Auto, QpLimits { send_depth: 4, recv_depth: 3, ..QpLimits::default() });
+    let silence = b.unit().lock().unwrap(); // nothing completes meanwhile
     let (_, waited) = a.while_taken(|| (1..=9).try_for_each(|n| a.write(n, &b).map_err(|error| (n, error))));
-    let Some(Err((n, PostError::QueueFull(4)))) = waited else { panic!("{waited:?}") };
-    assert!(n >= 5, "of 4 that there was room for, {} were taken", n - 1);
-    let taken = usize::try_from(n - 1).unwrap();
-    assert_eq!(a.numbers(taken), (1..n).collect::<Vec<_>>());
+    drop(silence);
+    assert_eq!(waited, Some(Err((5, PostError::QueueFull(4)))));
+    assert_eq!(a.numbers(4), [1, 2, 3, 4]);
     a.write(20, &b).unwrap();
     assert_eq!(a.numbers(1), [20]);
     // One receive lies there already.
@@ -205,6 +209,7 @@ fn a_full_queue_is_said_as_ever() {
 #[test]
 fn all_or_none_counts_what_lies_at_the_door() {
     let (a, b) = acquainted(LinkChoice::Auto, QpLimits { send_depth: 4, ..QpLimits::default() });
+    let silence = b.unit().lock().unwrap(); // nothing completes meanwhile
     let engine = a.unit().lock().unwrap();
     a.seems_on_duty(true);
     elsewhere(|| (1..=2).for_each(|n| a.write(n, &b).unwrap()));
@@ -213,6 +218,7 @@ fn all_or_none_counts_what_lies_at_the_door() {
     let write = Operation::Write(Remote { addr: b.mr.addr(), rkey: b.mr.rkey() });
     let three = [10, 11, 12].map(|n| SendRequest::new(n, write, &sge));
     let refused = a.qp.post_all(three).unwrap_err();
+    drop(silence);
     assert!(matches!(refused, (2, PostError::QueueFull(4))), "{refused:?}");
     a.seems_on_duty(false);
     assert_eq!(a.numbers(2), [1, 2]);
@@ -262,14 +268,37 @@ fn a_queue_pair_that_was_reset_takes_nothing_in() {
 #[test]
 fn an_error_flushes_what_lies_at_the_door() {
     let (a, b) = acquainted(LinkChoice::Auto, QpLimits::default());
-    let engine = a.unit().lock().unwrap();
+    a.receive(0).unwrap();
+    let mut engine = a.unit().lock().unwrap();
     a.seems_on_duty(true);
     elsewhere(|| a.receive(1).and_then(|()| a.write(2, &b)).unwrap());
+    // Before anybody lets them in, as when a packet brings bad news.
+    let index = a.qp.qpn().get() & 0xffff;
+    engine.core.entry(a.qp.qpn()).unwrap().qp.modify(&QpAttr::to_state(QpState::Error)).unwrap();
+    engine.core.settle(index);
     drop(engine);
-    a.qp.modify(&QpAttr::to_state(QpState::Error)).unwrap();
     a.seems_on_duty(false);
-    let all = a.completions(2);
+    let all = a.completions(3);
     assert!(all.iter().all(|one| one.status == Status::Flushed), "{all:?}");
+    assert_eq!(all.iter().map(|one| one.wr_id).collect::<Vec<_>>(), [0, 1, 2]);
+}
+
+/// What room there was is not remembered from the time when nobody could leave anything.
+#[test]
+fn room_that_was_seen_before_there_were_several_engines_is_not_trusted() {
+    let (mut a, b) = pair(LinkChoice::Auto, QpLimits { send_depth: 4, ..QpLimits::default() });
+    let silence = b.unit().lock().unwrap(); // nothing completes meanwhile
+    (1..=2).for_each(|n| a.write(n, &b).unwrap());
+    let sge = a.sge(0, 64);
+    let write = Operation::Write(Remote { addr: b.mr.addr(), rkey: b.mr.rkey() });
+    let refused = a.qp.post_all([5, 6, 7].map(|n| SendRequest::new(n, write, &sge))).unwrap_err();
+    assert!(matches!(refused, (2, PostError::QueueFull(4))), "{refused:?}");
+    (3..=4).for_each(|n| a.write(n, &b).unwrap());
+    a.open_second_engine();
+    let (at_once, waited) = a.while_taken(|| a.write(8, &b));
+    drop(silence);
+    assert_eq!((at_once, waited), (None, Some(Err(PostError::QueueFull(4)))));
+    assert_eq!(a.numbers(4), [1, 2, 3, 4]);
 }
 
 /// Threads post to one queue pair while its engine's thread comes and goes, and somebody else has the lock now and then.

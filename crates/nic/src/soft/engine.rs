@@ -20,7 +20,7 @@ use nobounce_protocol::wire::{Header, Malformed, Marker, Qpn, Service};
 use super::build::put_marker;
 use super::counters::{self, Counters};
 use super::deaths::DEATH_TIMER;
-use super::door::Door;
+use super::door::{Door, Left};
 use super::entry::{Owing, QpEntry, complete, flushed};
 use super::event::{AsyncEvent, Events};
 use super::gsi::Gsi;
@@ -113,6 +113,8 @@ pub(crate) struct Core {
     pub(super) sealers: Sealers<(u16, IpAddr)>,
     /// What was posted while somebody else had the lock.
     pub(super) door: Arc<Door>,
+    /// What it is taken in with, kept for the next time.
+    pub(super) doormat: Vec<(Qpn, Left)>,
     /// Calls in a row that received nothing.
     idle_calls: u32,
     /// When somebody last looked for packets, give or take a few idle calls.
@@ -151,6 +153,7 @@ impl Engine {
             peers: Peers::default(),
             sealers: Sealers::new(),
             door: Arc::default(),
+            doormat: Vec::new(),
             idle_calls: 0,
             driven_at: 0,
         };
@@ -242,8 +245,9 @@ impl Engine {
             }
             self.core.counters.sent_pkts += self.core.tx.count() as u64;
             self.link.send(&mut self.core.tx);
-            // A full batch takes as long as several posts: they must not wait for all of them, here or at the door.
-            if !full || self.wanted.load(Ordering::Relaxed) > 0 || self.core.door.is_used() {
+            // A full batch takes as long as several posts: they must not wait for all of them, here or at the door. (Who wants all answers sent is going.)
+            let hurries = || self.wanted.load(Ordering::Relaxed) > 0 || self.core.door.is_used();
+            if !full || (answers != Answers::All && hurries()) {
                 return;
             }
         }
@@ -347,10 +351,10 @@ impl Core {
     }
 
     /// A receive that its poster has left at the door is there for what it was posted for.
-    #[inline]
+    #[cold]
     fn fetch_receives(&mut self, index: u32) {
         let Some(entry) = self.qps.get(index as usize).and_then(Option::as_deref) else { return };
-        if entry.receives.is_empty() && entry.credit.awaits_receives() {
+        if entry.receives.is_empty() {
             self.door.clone().open(self);
         }
     }
@@ -374,7 +378,9 @@ impl Core {
         let header = &parsed.header;
         let index = header.dest_qpn.get() & 0xffff;
         let ours = header.dest_qpn.get() >> 16 == u32::from(self.slot);
-        self.fetch_receives(index);
+        if self.door.is_used() && !header.opcode.is_response() {
+            self.fetch_receives(index);
+        }
         let Some(entry) = self.qps.get_mut(index as usize).and_then(Option::as_deref_mut).filter(|_| ours)
         else {
             return self.handle_stray(datagram, &parsed);

@@ -87,6 +87,8 @@ pub(crate) struct QpEntry {
     pub(super) tally: PathCounters,
     /// What may be left at the door for it.
     pub(crate) credit: Arc<Credit>,
+    /// Receives that it has room for.
+    pub(crate) recv_depth: usize,
 }
 
 /// Packets a queue pair may send before the next one has its turn: one full segmented send. (Two: 64 queue pairs
@@ -268,6 +270,7 @@ impl QpEntry {
             ways: (service == Service::Ud).then(Box::default),
             tally: PathCounters::default(),
             credit: Arc::default(),
+            recv_depth: 0,
         }
     }
 

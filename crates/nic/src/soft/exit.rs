@@ -118,7 +118,7 @@ fn finish(ending: &Ending, end: Instant) {
 /// Whoever holds the lock may be the very thread that exits, or wait for it.
 fn lock_until(engine: &EngineLock, end: Instant) -> Option<MutexGuard<'_, Engine>> {
     loop {
-        if let Some(engine) = engine.try_lock_as_it_is() {
+        if let Some(engine) = engine.try_lock_at_exit() {
             return Some(engine);
         }
         if Instant::now() >= end {

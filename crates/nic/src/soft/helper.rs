@@ -160,6 +160,7 @@ impl Served {
         self.found += engine.progress();
         self.moved += engine.moved().wrapping_sub(before);
         self.deadline = engine.deadline();
+        self.busy = false;
     }
 }
 
@@ -207,7 +208,8 @@ impl Worker {
             self.on_duty.store(self.spins, Ordering::SeqCst);
             let mut served = self.serve(&engine, spin.as_mut());
             self.on_duty.store(false, Ordering::SeqCst);
-            if self.spins {
+            // Where there is one engine, nobody leaves it anything.
+            if self.spins && self.several.load(Ordering::SeqCst) {
                 served.look_once_more(&engine);
             }
             let Served { found, moved: served, deadline: next, alone_ns, copies, busy } = served;

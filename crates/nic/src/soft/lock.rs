@@ -76,13 +76,15 @@ impl EngineLock {
         }
     }
 
-    /// The same, and nothing is let in: for a thread that ends the process, and may be the one that was leaving something.
-    pub(crate) fn try_lock_as_it_is(&self) -> Option<MutexGuard<'_, Engine>> {
-        match self.engine.try_lock() {
-            Ok(engine) => Some(engine),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
+    /// The same for a thread that ends the process, and may be the one that was leaving something: waits for nobody.
+    pub(crate) fn try_lock_at_exit(&self) -> Option<MutexGuard<'_, Engine>> {
+        let mut engine = match self.engine.try_lock() {
+            Ok(engine) => engine,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        self.door.open_if_free(&mut engine.core);
+        Some(engine)
     }
 
     /// Whoever has the lock lets in what was left at the door.

@@ -246,6 +246,7 @@ impl Qp {
         {
             entry.share_receives(srq.index, receive_pd);
         }
+        entry.recv_depth = limits.recv_depth;
         let credit = entry.credit.clone();
         engine.core.qps[index as usize] = Some(Box::new(entry));
         if service == Service::Ud {
@@ -381,7 +382,7 @@ impl Qp {
         let kept = self.close_the_door();
         let room = entry.qp.send_room().saturating_sub(kept);
         if requests.len() > room {
-            self.credit.renew(entry, self.limits.recv_depth);
+            self.open_the_door(entry);
             return Err((room, PostError::QueueFull(self.limits.send_depth)));
         }
         let posted = requests.enumerate().try_for_each(|(nth, request)| {
@@ -424,19 +425,18 @@ impl Qp {
         &self,
         each: impl FnOnce(&mut dyn FnMut(&SendRequest<'_>) -> Result<(), PostError>) -> R,
     ) -> R {
-        let mut leaving = Leaving { unit: &self.unit, qpn: self.qpn, requests: Vec::new() };
+        let mut leaving = Leaving { unit: &self.unit, qpn: self.qpn, left: false };
         let mut locked = None;
         let result = each(&mut |request| {
             if locked.is_none() && request.to.is_none() && may_be_left(&request.op) {
                 let send = checked(&self.limits, true, request)?;
                 if self.credit.sends.take() {
                     let bytes = Bytes::of_request(request.inline, request.sges);
-                    leaving.requests.push(Left::Send { send, bytes });
+                    leaving.leave(Left::Send { send, bytes });
                     return Ok(());
                 }
             }
             if locked.is_none() {
-                leaving.leave(); // first, so that it comes in first
                 locked = self.unit.lock().map(|engine| (engine, self.close_the_door()));
             }
             let Some((engine, kept)) = &mut locked else { return Err(PostError::State(QpState::Error)) };
@@ -458,6 +458,14 @@ impl Qp {
         if self.shared.units.are_several() { self.credit.close().0 } else { 0 }
     }
 
+    /// Afterwards: what room there is now.
+    #[inline]
+    fn open_the_door(&self, entry: &QpEntry) {
+        if self.shared.units.are_several() {
+            entry.renew_credit();
+        }
+    }
+
     /// Sends what may leave of what was posted just now.
     #[inline]
     fn start_posted(&self, mut engine: MutexGuard<'_, Engine>) {
@@ -472,10 +480,8 @@ impl Qp {
         if strangers {
             engine.meet_strangers(index);
         }
-        if self.shared.units.are_several()
-            && let Some(entry) = engine.core.entry(self.qpn)
-        {
-            self.credit.renew(entry, self.limits.recv_depth);
+        if let Some(entry) = engine.core.entry(self.qpn) {
+            self.open_the_door(entry);
         }
         engine.core.make_ready(index);
         self.unit.start(engine, now, self.shared.units.are_several());
@@ -493,35 +499,42 @@ impl Qp {
         let free = if on_duty { self.unit.try_lock() } else { None };
         let fits = request.sges.len() <= self.limits.recv_sges;
         if on_duty && free.is_none() && fits && self.credit.receives.take() {
-            let requests = vec![Left::Receive(PostedReceive::of(request))];
-            drop(Leaving { unit: &self.unit, qpn: self.qpn, requests });
+            let mut leaving = Leaving { unit: &self.unit, qpn: self.qpn, left: false };
+            leaving.leave(Left::Receive(PostedReceive::of(request)));
             return Ok(());
         }
         let Some(mut engine) = free.or_else(|| self.unit.lock()) else {
             return Err(PostError::State(QpState::Error));
         };
-        let several = self.shared.units.are_several();
-        let kept = if several { self.credit.close().1 } else { 0 };
+        let kept = if self.shared.units.are_several() { self.credit.close().1 } else { 0 };
         let index = self.qpn.get() & 0xffff;
         let Some(entry) = engine.core.entry(self.qpn) else { return Err(PostError::State(QpState::Reset)) };
-        if entry.qp.state() == QpState::Reset {
-            return Err(PostError::State(QpState::Reset));
-        }
-        if entry.receives.len() + kept >= self.limits.recv_depth {
-            return Err(PostError::QueueFull(self.limits.recv_depth));
-        }
-        if request.sges.len() > self.limits.recv_sges {
-            return Err(PostError::TooManySges { given: request.sges.len(), max: self.limits.recv_sges });
-        }
-        entry.receives.push_back(PostedReceive::of(request));
-        if several {
-            self.credit.renew(entry, self.limits.recv_depth);
-        }
-        if entry.qp.state() == QpState::Error {
+        let posted = receive_one(entry, &self.limits, kept, request);
+        self.open_the_door(entry);
+        if posted.is_ok() && entry.qp.state() == QpState::Error {
             engine.core.settle(index);
         }
-        Ok(())
+        posted
     }
+}
+
+fn receive_one(
+    entry: &mut QpEntry,
+    limits: &QpLimits,
+    kept: usize,
+    request: &RecvRequest<'_>,
+) -> Result<(), PostError> {
+    if entry.qp.state() == QpState::Reset {
+        return Err(PostError::State(QpState::Reset));
+    }
+    if entry.receives.len() + kept >= limits.recv_depth {
+        return Err(PostError::QueueFull(limits.recv_depth));
+    }
+    if request.sges.len() > limits.recv_sges {
+        return Err(PostError::TooManySges { given: request.sges.len(), max: limits.recv_sges });
+    }
+    entry.receives.push_back(PostedReceive::of(request));
+    Ok(())
 }
 
 /// The request as the protocol sees it, if it keeps the queue pair's limits.
@@ -583,25 +596,23 @@ fn post_one(
     Ok(())
 }
 
-/// Requests of a call that are going to be left at the door when it ends, however it ends: they have been taken.
+/// Who leaves requests at the door, and sees to it in the end that somebody finds them.
 struct Leaving<'a> {
     unit: &'a Unit,
     qpn: Qpn,
-    requests: Vec<Left>,
+    left: bool,
 }
 
 impl Leaving<'_> {
-    fn leave(&mut self) {
-        if !self.requests.is_empty() {
-            self.unit.engine().door.leave(self.qpn, &mut self.requests);
-        }
+    fn leave(&mut self, request: Left) {
+        self.unit.engine().door.leave(self.qpn, request);
+        self.left = true;
     }
 }
 
 impl Drop for Leaving<'_> {
     fn drop(&mut self) {
-        if !self.requests.is_empty() {
-            self.leave();
+        if self.left {
             self.unit.see_to_the_door();
         }
     }

@@ -118,7 +118,7 @@ impl Unit {
     /// Whether its own thread is driving it, and others leave it to that.
     #[inline]
     pub(crate) fn has_thread_on_duty(&self) -> bool {
-        self.several.load(Ordering::Relaxed) && self.is_on_duty() && !self.is_forked()
+        self.several.load(Ordering::SeqCst) && self.is_on_duty() && !self.is_forked()
     }
 
     /// Something was left at the door of an engine whose thread was on duty. Whoever goes off duty looks once more afterwards; we look once more whether it is.

@@ -170,7 +170,7 @@ impl Units {
         }
         let unit = Arc::new(Unit::new(number, engine, self.joint.several.clone())?);
         unit.listen()?;
-        self.joint.several.store(true, Ordering::Relaxed);
+        self.joint.several.store(true, Ordering::SeqCst);
         self.joint.overflows.wakes(&unit.bell);
         Ok(unit)
     }
