@@ -205,8 +205,12 @@ impl<L> ShmLink<L> {
         }
     }
 
-    /// Says goodbye to those who write to us, those among them who have come and were not heard yet.
+    /// Says goodbye to those who write to us, those among them who have come and were not heard yet. Nobody comes afterwards: who found the listener still
+    /// there, and nobody to greet it, would take us for killed.
     fn part(&mut self) {
+        if let Some(listener) = &self.listener {
+            meeting::close_doors(listener);
+        }
         self.take_new();
         for connection in self.incoming.iter().filter_map(|incoming| incoming.connection.as_ref()) {
             meeting::say_goodbye(connection);

@@ -9,6 +9,7 @@ use nobounce_protocol::qp::{Mtu, PostError};
 use nobounce_protocol::wire::Psn;
 
 use super::config::LinkChoice;
+use super::helper::{CPUS_TO_SPIN, allowed_cpus};
 use super::unit::Unit;
 use super::{
     Access, Config, Cq, Device, Mr, Operation, Pd, Qp, QpAttr, QpLimits, QpState, RecvRequest, Remote,
@@ -178,7 +179,11 @@ fn nobody_is_needed_besides_the_one_who_left_it() {
             std::thread::sleep(Duration::from_millis(50));
             let went = poster.is_finished();
             drop(engine);
-            assert!(!went, "it left something and went, and nobody is there");
+            // Where there are CPUs to spare, the engine's thread may be on duty after all.
+            assert!(
+                !went || allowed_cpus() >= CPUS_TO_SPIN,
+                "it left something and went, and nobody is there"
+            );
         });
         // Nobody polls: the bytes arrive all the same.
         let (mut arrived, end) = ([0; 64], Instant::now() + LIMIT);

@@ -120,6 +120,12 @@ pub(super) fn accept(listener: &OwnedFd) -> Option<NotInherited> {
     accepted.ok()
 }
 
+/// Nobody can connect from now on; those who have can still be accepted.
+pub(super) fn close_doors(listener: &OwnedFd) {
+    // SAFETY: takes no pointer.
+    unsafe { libc::shutdown(listener.as_raw_fd(), libc::SHUT_RD) };
+}
+
 /// Whether the process at the other end is of our user.
 pub(super) fn is_ours(connection: &OwnedFd) -> bool {
     let mut peer = libc::ucred { pid: 0, uid: libc::uid_t::MAX, gid: libc::gid_t::MAX };
@@ -213,13 +219,12 @@ pub(super) fn take(connection: &OwnedFd) -> Came {
     let got = unsafe { libc::recvmsg(connection.as_raw_fd(), &raw mut message, flags) };
     let file = descriptor(&message);
     match usize::try_from(got) {
-        Err(_) => {
-            let again = matches!(
-                io::Error::last_os_error().raw_os_error(),
-                Some(libc::EAGAIN | libc::EINTR | libc::ENOBUFS)
-            );
-            if again { Came::Nothing } else { Came::End }
-        }
+        Err(_) => match io::Error::last_os_error().raw_os_error() {
+            Some(libc::EAGAIN | libc::EINTR | libc::ENOBUFS) => Came::Nothing,
+            // It went and left a bell of ours unheard, which is said once. What it said before, its goodbye above all, is still there.
+            Some(libc::ECONNRESET) => take(connection),
+            _ => Came::End,
+        },
         Ok(0) => Came::End,
         Ok(1) => Came::Bell,
         Ok(3) if bytes.starts_with(&GOODBYE) => Came::Goodbye,
@@ -309,6 +314,34 @@ mod tests {
         assert!(matches!(take(&here), Came::Goodbye));
         drop(there);
         assert!(matches!(take(&here), Came::End));
+    }
+
+    #[test]
+    fn who_came_before_the_doors_were_closed_is_greeted_and_nobody_comes_later() {
+        let addr = "127.88.1.2".parse().unwrap();
+        let listener = listen(addr, 3).unwrap();
+        let there = connect(addr, 3).unwrap();
+        close_doors(&listener);
+        let refused = connect(addr, 3).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+        let here = accept(&listener).unwrap();
+        assert!(accept(&listener).is_none());
+        say_goodbye(&here);
+        drop((here, listener));
+        assert!(matches!(take(&there), Came::Goodbye));
+    }
+
+    #[test]
+    fn a_goodbye_is_heard_of_one_who_went_without_hearing_our_bell() {
+        let addr = "127.88.1.3".parse().unwrap();
+        let listener = listen(addr, 3).unwrap();
+        let there = connect(addr, 3).unwrap();
+        let here = accept(&listener).unwrap();
+        ring_bell(&there);
+        say_goodbye(&here);
+        drop(here);
+        assert!(matches!(take(&there), Came::Goodbye));
+        assert!(matches!(take(&there), Came::End));
     }
 
     #[test]
