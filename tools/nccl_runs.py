@@ -37,9 +37,9 @@ RUNS = (
     ("training", "training", "nb0", [], {}, 40),
     ("training udp", "training", "nb0", ["--link", "udp"], {}, 40),
     ("training, loss 0.1 %", "training", "nb0", ["--fault", LOSS, "--link", "udp"], {}, 40),
-    ("values, loss 0.1 %", "values-short", "nb0", ["--fault", LOSS], {}, 40),
-    ("values udp, loss 0.1 %", "values-short", "nb0", ["--fault", LOSS, "--link", "udp"], {}, 40),
-    ("values udp", "values-short", "nb0", ["--require", "direct", "--link", "udp"], {}, 40),
+    ("values, loss 0.1 %", "values", "nb0", ["--fault", LOSS], {}, 120),
+    ("values udp, loss 0.1 %", "values", "nb0", ["--fault", LOSS, "--link", "udp"], {}, 120),
+    ("values udp", "values", "nb0", ["--require", "direct", "--link", "udp"], {}, 90),
     # With our libgdrapi: NCCL keeps what its proxy and its kernels tell each other in GPU memory, and the proxy writes it through a mapping.
     ("values, gdrapi", "values-short", "nb0", [], {"NCCL_GDRCOPY_ENABLE": "1"}, 40),
     ("torchrun", "values-short", "nb0", [], {"LAUNCHER": "torchrun"}, 40),
@@ -48,6 +48,8 @@ RUNS = (
     ("abort", "abort", "nb0", [], {}, 40),
     ("killed", "killed", "nb0", [], SOON, 60),
     ("killed udp", "killed", "nb0", ["--link", "udp"], SOON, 60),
+    # Between processes of one machine the end of the other is seen, whatever time-outs are set.
+    ("killed, NCCL's own time-outs", "killed", "nb0", [], {}, 60),
     ("exits with everything open", "exits", "nb0", [], {}, 40),
     ("freed before deregistration", "freed", "nb0", [], {}, 40),
     ("workers forked after start", "forked", "nb0", [], {}, 40),
