@@ -492,7 +492,11 @@ impl Core {
                 entry.armed = None;
             }
             if entry.qp.poll_timeout().is_some_and(|due| due <= now) {
-                entry.qp.handle_timeout(now);
+                if entry.holds_request() {
+                    entry.qp.put_off(now);
+                } else {
+                    entry.qp.handle_timeout(now);
+                }
                 self.settle(index);
                 self.make_ready(index);
             } else {

@@ -362,6 +362,12 @@ impl QpEntry {
         }
     }
 
+    /// Whether the request packet that comes next waits for its payload.
+    pub(super) fn holds_request(&self) -> bool {
+        let request = self.held.as_ref().and_then(|held| held.request);
+        request.is_some_and(|(_, transmit)| self.qp.is_current(&transmit))
+    }
+
     /// A datagram was posted.
     #[inline]
     pub(crate) fn note_addressee(&mut self, to: &Datagram) {

@@ -246,3 +246,34 @@ fn threads_and_chunks_of_destroyed_contexts_go() {
     // The last one's is found out by the next registration.
     until("threads to end and their chunks to go", || (threads(), pinned()) == (1, one));
 }
+
+/// What was sent is not sent again because what comes next is fetched late: it is not the peer who is.
+#[test]
+fn nothing_is_sent_twice_while_its_own_bytes_are_late() {
+    let gpu = StandIn::program();
+    let (a, b) = ends("127.92.9.1", 1);
+    let here = OnGpu::new(&a, gpu, Way::NoWindow);
+    a.fill(1);
+    here.fill(2);
+    // Known to each other, so that the questions come soon.
+    (0..20).for_each(|_| check_write(&a, &b, 1, 64));
+    let before = b.counter("duplicate_request");
+    let still = Standstill::begin(gpu);
+    let [from] = a.sge(0, 100_000);
+    // Nobody waits for the first, so that nothing asks for an answer before the second, whose bytes are not there.
+    let write = |wr_id, remote, sge| SendRequest { signaled: false, ..SendRequest::new(wr_id, remote, sge) };
+    a.qps[0].post_send(&write(1, Operation::Write(b.remote(0)), &[from])).unwrap();
+    a.qps[0]
+        .post_send(&SendRequest::new(2, Operation::Write(b.remote(200_000)), &[here.sge(0, 50_000)]))
+        .unwrap();
+    let end = Instant::now() + Duration::from_millis(900);
+    while Instant::now() < end {
+        a.quiet();
+        b.quiet();
+    }
+    drop(still);
+    a.succeed(1);
+    assert!(b.bytes(200_000, 50_000) == patterns(2, 0, 50_000));
+    let again = ["rcvd_seq_err", "local_ack_timeout_err"].map(|name| a.counter(name));
+    assert_eq!((b.counter("duplicate_request") - before, again), (0, [0, 0]));
+}

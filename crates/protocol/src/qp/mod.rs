@@ -463,6 +463,15 @@ impl Qp {
         self.settle(answer);
     }
 
+    /// To be called instead of [`handle_timeout`](Self::handle_timeout) while the packet that was polled last, which is still
+    /// [current](Self::is_current), waits for its payload and has not left: it is not the peer who is late.
+    pub fn put_off(&mut self, now: Nanos) {
+        match &mut self.unreliable {
+            Some(unreliable) => unreliable.sender.handle_timeout(now),
+            None => self.requester.put_off(now),
+        }
+    }
+
     /// The process at the other end is no more, as is known from elsewhere: nothing it has not acknowledged by now ever will be, and nothing
     /// more will come. Whether that ended the queue pair; unreliable services do not know of ends.
     pub fn handle_peer_death(&mut self) -> bool {

@@ -683,6 +683,15 @@ impl Requester {
         Answer::Taken
     }
 
+    /// The packet that was polled last has not left yet. Until it does nobody can be late in answering it, and what it comes after is asked for with it.
+    pub(crate) fn put_off(&mut self, now: Nanos) {
+        self.last_progress = now;
+        self.probes = 0;
+        self.send_probe = false;
+        self.timed.take_if(|timed| timed.psn + 1 >= self.next);
+        self.arm_probe(now);
+    }
+
     /// Ends every request: the one at the front with `status` if it was begun, the others as flushed.
     pub(crate) fn fail(&mut self, status: Option<Status>, out: &mut Out<'_>) {
         let mut status = status;
