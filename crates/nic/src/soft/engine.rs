@@ -393,7 +393,18 @@ impl Core {
             self.counters.wrong_peer += 1;
             return;
         }
-        let payload = &datagram.whole.unwrap_or(datagram.bytes)[parsed.payload.clone()];
+        let mut payload = &datagram.whole.unwrap_or(datagram.bytes)[parsed.payload.clone()];
+        let mut packets = u32::from(datagram.packets);
+        let taken = entry.qp.taken_of_run(header, packets, payload.len());
+        let rest;
+        let header = if taken == 0 {
+            header
+        } else {
+            payload = &payload[taken as usize * (payload.len() / packets as usize)..];
+            packets -= taken;
+            rest = Header { psn: header.psn.plus(taken), ..*header };
+            &rest
+        };
         entry.heard_long = payload.len() > LONG;
         let receives = match entry.srq.and_then(|srq| self.srqs.get(srq)) {
             None => &mut entry.receives,
@@ -414,8 +425,7 @@ impl Core {
             ticket: &mut entry.ticket,
             tally: &mut entry.tally.inbound,
         };
-        let run = (header, u32::from(datagram.packets));
-        let handled = entry.qp.handle_run(now, run, payload.len(), &mut host);
+        let handled = entry.qp.handle_run(now, (header, packets), payload.len(), &mut host);
         match handled {
             Handled::Taken => {}
             Handled::WrongState => self.counters.wrong_state += 1,

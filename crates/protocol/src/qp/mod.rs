@@ -412,6 +412,17 @@ impl Qp {
         Handled::Taken
     }
 
+    /// How many packets of such a run were taken before, where others of it were not: what is sent again may begin before that which is awaited, and end
+    /// behind it. They are to be left out, or all of it counts as a duplicate.
+    #[inline]
+    pub fn taken_of_run(&self, header: &Header, packets: u32, payload_len: usize) -> u32 {
+        let is_one = packets < 2 || header.opcode.is_response() || self.unreliable.is_some();
+        if is_one || !self.is_run(header, packets, payload_len) {
+            return 0;
+        }
+        self.responder.taken_of(header.psn, packets)
+    }
+
     /// Whether so many packets can have become one.
     fn is_run(&self, header: &Header, packets: u32, payload_len: usize) -> bool {
         let middle =

@@ -144,6 +144,12 @@ impl Responder {
         }
     }
 
+    /// How many of so many packets from this one on were taken before, where others were not.
+    pub(crate) fn taken_of(&self, psn: Psn, packets: u32) -> u32 {
+        let taken = self.expected.saturating_sub(psn.extend(self.expected));
+        u32::try_from(taken).ok().filter(|taken| *taken < packets).unwrap_or(0)
+    }
+
     /// A request from the peer.
     pub(crate) fn handle_request(
         &mut self,

@@ -345,11 +345,15 @@ impl Endpoint {
             self.counters.malformed += 1;
             return;
         };
-        let payload = &datagram[parsed.payload];
-        let mut host = Handling { memory: &mut self.memory, payload };
+        let (mut header, mut payload) = (parsed.header, &datagram[parsed.payload]);
         let mtu = self.qp.attr().path_mtu.bytes() as usize;
-        let run = if self.runs { u32::try_from(payload.len() / mtu).unwrap_or(1).max(1) } else { 1 };
-        match self.qp.handle_run(now, (&parsed.header, run), payload.len(), &mut host) {
+        let mut run = if self.runs { u32::try_from(payload.len() / mtu).unwrap_or(1).max(1) } else { 1 };
+        let taken = self.qp.taken_of_run(&header, run, payload.len());
+        run -= taken;
+        header.psn = header.psn.plus(taken);
+        payload = &payload[taken as usize * mtu..];
+        let mut host = Handling { memory: &mut self.memory, payload };
+        match self.qp.handle_run(now, (&header, run), payload.len(), &mut host) {
             Handled::Taken => {}
             Handled::WrongState => self.counters.wrong_state += 1,
             Handled::Unsolicited => self.counters.unsolicited += 1,

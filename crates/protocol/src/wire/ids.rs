@@ -54,10 +54,16 @@ impl Psn {
         self.0
     }
 
+    /// The number so many packets after it.
+    #[must_use]
+    pub const fn plus(self, packets: u32) -> Self {
+        Self::new(self.0.wrapping_add(packets))
+    }
+
     /// The number after it.
     #[must_use]
     pub const fn next(self) -> Self {
-        Self::new(self.0.wrapping_add(1))
+        self.plus(1)
     }
 
     /// The wire form of a 64-bit sequence number.

@@ -3,7 +3,7 @@
 use nobounce_protocol::qp::{Handled, Mtu, Operation, Qp, QpAttr, QpConfig, QpState, Service};
 use nobounce_protocol::sim::{A, B, Handling, Memory, Rng, Setup};
 use nobounce_protocol::timing::MICROSECOND;
-use nobounce_protocol::wire::{Aeth, Header, Opcode, Psn, Qpn, Syndrome};
+use nobounce_protocol::wire::{Aeth, Header, Opcode, Psn, Qpn, Reth, Syndrome};
 
 use crate::world::*;
 
@@ -243,6 +243,35 @@ fn packets_that_cannot_have_become_one() {
     let header = Header::new(Opcode::WriteMiddle, sim.ends[B].qpn, Psn::new(0));
     sim.ends[B].qp.handle_packet(0, &header, 512, &mut host);
     assert_eq!((host.placed, sim.ends[B].qp.state()), (0, QpState::Error));
+}
+
+/// What is sent again may become one with what was not sent before.
+#[test]
+fn packets_that_became_one_with_some_that_were_taken() {
+    let mut sim = pair(&Setup { mtu: Mtu::Mtu256, psn: [0xff_fffe, 0], ..Setup::default() });
+    let (end, mut host) = (&mut sim.ends[B], Void::default());
+    let at = |n: u32| Psn::new(0xff_fffe).plus(n);
+    let mut first = Header::new(Opcode::WriteFirst, end.qpn, at(0));
+    first.reth = Reth { addr: 0, rkey: 1, len: 1 << 31 };
+    end.qp.handle_packet(0, &first, 256, &mut host);
+    let mut come = |from: u32, packets: u32, taken: u32| {
+        let header = Header::new(Opcode::WriteMiddle, end.qpn, at(from));
+        let len = packets as usize * 256;
+        assert_eq!(end.qp.taken_of_run(&header, packets, len), taken, "{packets} from {from} on");
+        let rest = Header { psn: header.psn.plus(taken), ..header };
+        end.qp.handle_run(0, (&rest, packets - taken), len - taken as usize * 256, &mut host);
+        (host.placed / 256, end.qp.counters().duplicate_request, end.qp.counters().out_of_seq_request)
+    };
+    assert_eq!(come(1, 3, 0), (4, 0, 0));
+    assert_eq!(come(2, 6, 2), (8, 0, 0), "two of them had come");
+    assert_eq!(come(1, 7, 0), (8, 1, 0), "all of them had");
+    assert_eq!(come(9, 2, 0), (8, 1, 1), "one before them has not");
+    assert_eq!(come(7, 2, 1), (9, 1, 1), "one is left");
+    // Others are not cut.
+    let header = Header::new(Opcode::WriteLast, end.qpn, at(7));
+    assert_eq!(end.qp.taken_of_run(&header, 4, 1024), 0);
+    let header = Header::new(Opcode::WriteMiddle, end.qpn, at(7));
+    assert_eq!(end.qp.taken_of_run(&header, 4, 1023), 0);
 }
 
 /// A host that has all the memory in the world and keeps none of it.
