@@ -137,6 +137,7 @@ pub(super) fn world<'a>(mock: &'a mut Mock, counters: &'a dyn Fn() -> Option<Udp
         counters,
         machine: example_machine(),
         notes: Vec::new(),
+        cpu_time: || None,
         command: "nobounce bench".to_owned(),
         started: "2026-01-02T03:04:05Z".to_owned(),
         progress: Progress::hidden(),
@@ -340,4 +341,20 @@ fn a_pass_in_between_that_fell_back_is_in_the_report() {
     assert_eq!(report.notes, ["in pass 2 of 3: udp, for there is no room"]);
     let shown = table::render(&report);
     assert!(shown.contains("udp in 1 of 3 passes") && shown.contains("in pass 2 of 3: udp, for"), "{shown}");
+}
+
+/// Of every second that passes between two looks a tenth.
+fn robbed() -> Option<CpuTime> {
+    static LOOKS: AtomicU32 = AtomicU32::new(0);
+    let looks = LOOKS.fetch_add(1, Ordering::Relaxed) + 1;
+    CpuTime::parse(&format!("cpu  {} 0 0 0 0 0 0 {} 0 0\n", looks * 90, looks * 10))
+}
+
+#[test]
+fn cpu_time_that_the_host_took_is_in_the_report() {
+    let plan = plan_of(&BenchArgs { quick: true, ..BenchArgs::default() });
+    let report =
+        measure(&plan, &mut World { cpu_time: robbed, ..world(&mut Mock::new(), &|| None) }).unwrap();
+    let shown = table::render(&report);
+    assert!(shown.contains("the host of this virtual machine took 10.0 % of the CPUs' time away"), "{shown}");
 }

@@ -47,6 +47,7 @@ mod round;
 mod side;
 pub(crate) mod size;
 mod stats;
+mod stolen;
 mod table;
 mod udp_counters;
 mod watch;
@@ -75,6 +76,7 @@ use self::peer::PeerArgs;
 use self::plan::{Ends, Plan};
 use self::progress::Progress;
 use self::raw::Raw;
+use self::stolen::CpuTime;
 use self::udp_counters::{KernelUdp, UdpCounters};
 
 /// How a run ended, as the exit code says it.
@@ -136,6 +138,7 @@ pub(crate) fn main(args: &BenchArgs) -> anyhow::Result<Verdict> {
         counters: &UdpCounters::now,
         machine,
         notes,
+        cpu_time: CpuTime::now,
         command: std::iter::once("nobounce".to_owned())
             .chain(std::env::args().skip(1))
             .collect::<Vec<_>>()
@@ -203,6 +206,7 @@ struct World<'a> {
     counters: &'a dyn Fn() -> Option<UdpCounters>,
     machine: Machine,
     notes: Vec<String>,
+    cpu_time: fn() -> Option<CpuTime>,
     command: String,
     started: String,
     progress: Progress,
@@ -273,6 +277,7 @@ fn run(plan: &Plan, world: &mut World<'_>, out: &mut dyn Write) -> anyhow::Resul
 }
 
 fn measure(plan: &Plan, world: &mut World<'_>) -> anyhow::Result<Report> {
+    let begun = (world.cpu_time)();
     let before_all = raw(plan, world);
     let before = (world.counters)();
     let mut measured: Vec<Vec<CaseResult>> = plan.cases.iter().map(|_| Vec::new()).collect();
@@ -301,6 +306,7 @@ fn measure(plan: &Plan, world: &mut World<'_>) -> anyhow::Result<Report> {
         Some(second) => first.and(second),
         None => first,
     });
+    notes.extend(CpuTime::note(begun, (world.cpu_time)()));
     let mut results = Vec::with_capacity(plan.cases.len());
     for (case, found) in plan.cases.iter().zip(&measured) {
         let outcomes = found.iter().map(|result| CaseOutcome::new(case, result, raw.as_ref()));

@@ -1,10 +1,14 @@
 //! Other users on the same machine. Apart from the other link tests: the processes started here hold copies of all open
 //! sockets until they run their program, and so delay the closing of sockets that those tests close.
 
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+
 use nobounce_nic::links::Link;
+use nobounce_nic::links::shm::ShmLink;
 use nobounce_nic::links::udp::{UdpConfig, UdpLink};
 
-fn counter(link: &UdpLink, name: &str) -> u64 {
+fn counter(link: &dyn Link, name: &str) -> u64 {
     link.counters().into_iter().find(|(n, _)| *n == name).unwrap_or_else(|| panic!("no counter {name}")).1
 }
 
@@ -23,7 +27,7 @@ fn a_handover_of_another_user_is_dropped() {
              s=socket.socket(socket.AF_UNIX,socket.SOCK_DGRAM)\n\
              s.sendto(b'nbh1\\x04\\x00\\x12\\xb7\\x00\\x00\\x00\\x20\\x0a\\x01\\x02\\x03'+bytes(44),'\\0nobounce/slot/127.30.0.2/0')"
         );
-        let status = std::process::Command::new("python3").args(["-c", &script]).status().unwrap();
+        let status = Command::new("python3").args(["-c", &script]).status().unwrap();
         assert!(status.success());
     };
     let mut got = 0;
@@ -42,7 +46,7 @@ fn a_port_held_by_another_user_gives_a_sentence_that_names_the_user() {
         println!("waived (only root can become another user to hold the port)");
         return;
     }
-    let mut holder = std::process::Command::new("python3")
+    let mut holder = Command::new("python3")
         .args([
             "-c",
             "import os,socket,sys\n\
@@ -53,13 +57,12 @@ fn a_port_held_by_another_user_gives_a_sentence_that_names_the_user() {
              print('held',flush=True)\n\
              sys.stdin.read()",
         ])
-        .stdin(std::process::Stdio::piped())
-        .stdout(std::process::Stdio::piped())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
         .spawn()
         .unwrap();
     let mut line = String::new();
-    std::io::BufRead::read_line(&mut std::io::BufReader::new(holder.stdout.take().unwrap()), &mut line)
-        .unwrap();
+    BufReader::new(holder.stdout.take().unwrap()).read_line(&mut line).unwrap();
     let result = UdpLink::open(&UdpConfig::new("127.29.0.1".parse().unwrap()));
     drop(holder.stdin.take());
     holder.wait().unwrap();
@@ -69,4 +72,81 @@ fn a_port_held_by_another_user_gives_a_sentence_that_names_the_user() {
         error.contains("UDP port 4791 on 127.29.0.1 is held by a program of another user (uid 65534"),
         "{error}"
     );
+}
+
+fn near(addr: &str) -> ShmLink<UdpLink> {
+    let mut link = ShmLink::new(UdpLink::open(&UdpConfig::new(addr.parse().unwrap())).unwrap()).unwrap();
+    link.listen().unwrap();
+    link
+}
+
+/// Shared memory is for processes of one user: whoever else connects is sent away, whatever it says.
+#[test]
+fn another_user_who_comes_by_shared_memory_is_sent_away() {
+    // SAFETY: geteuid reads one number of this process and cannot fail.
+    if unsafe { libc::geteuid() } != 0 {
+        println!("waived (only root can become another user)");
+        return;
+    }
+    let mut to = near("127.30.0.4");
+    let slot = to.slot();
+    let mut come = |uid: u32| {
+        let script = format!(
+            "import os,socket\n\
+             os.setuid({uid})\n\
+             s=socket.socket(socket.AF_UNIX,socket.SOCK_SEQPACKET)\n\
+             s.connect('\\0nobounce/shm/127.30.0.4/{slot}')\n\
+             print('came',flush=True)\n\
+             s.settimeout(1)\n\
+             try: print(s.recv(9),s.recv(9),flush=True)\n\
+             except TimeoutError: print('stays',flush=True)"
+        );
+        let mut guest = Command::new("python3").args(["-c", &script]).stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(guest.stdout.take().unwrap()).lines();
+        assert_eq!(lines.next().unwrap().unwrap(), "came");
+        to.attend();
+        let heard = lines.next().unwrap().unwrap();
+        guest.wait().unwrap();
+        (heard, counter(&to, "shm_refused"))
+    };
+    assert_eq!(come(65534), ("b'bye' b''".to_owned(), 1));
+    assert_eq!(come(0), ("stays".to_owned(), 1), "our own user may");
+}
+
+/// And nobody hands a ring to one who has taken the name of a peer.
+#[test]
+fn another_user_who_waits_under_a_peers_name_gets_no_ring() {
+    // SAFETY: geteuid reads one number of this process and cannot fail.
+    if unsafe { libc::geteuid() } != 0 {
+        println!("waived (only root can become another user)");
+        return;
+    }
+    let mut from = near("127.30.0.5");
+    let mut meet = |uid: u32, slot: u8| {
+        let script = format!(
+            "import os,socket,sys\n\
+             os.setuid({uid})\n\
+             s=socket.socket(socket.AF_UNIX,socket.SOCK_SEQPACKET)\n\
+             s.bind('\\0nobounce/shm/127.30.0.5/{slot}')\n\
+             s.listen()\n\
+             print('waits',flush=True)\n\
+             sys.stdin.read()"
+        );
+        let mut host = Command::new("python3")
+            .args(["-c", &script])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(host.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "waits\n");
+        let ring = from.introduce("127.30.0.5".parse().unwrap(), slot);
+        drop(host.stdin.take());
+        host.wait().unwrap();
+        ring.is_some()
+    };
+    let slot = 200;
+    assert!(!meet(65534, slot));
+    assert!(meet(0, slot + 1), "one of our own user gets it");
 }

@@ -475,11 +475,10 @@ impl Qp {
     }
 
     /// To be called instead of [`handle_timeout`](Self::handle_timeout) while the packet that was polled last, which is still
-    /// [current](Self::is_current), waits for its payload and has not left: it is not the peer who is late.
+    /// [current](Self::is_current), waits for its payload and has not left: nobody can be late in answering that one. It may have to be polled again.
     pub fn put_off(&mut self, now: Nanos) {
-        match &mut self.unreliable {
-            Some(unreliable) => unreliable.sender.handle_timeout(now),
-            None => self.requester.put_off(now),
+        if self.unreliable.is_some() || !self.requester.put_off(now) {
+            self.handle_timeout(now);
         }
     }
 

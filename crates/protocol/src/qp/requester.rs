@@ -683,13 +683,24 @@ impl Requester {
         Answer::Taken
     }
 
-    /// The packet that was polled last has not left yet. Until it does nobody can be late in answering it, and what it comes after is asked for with it.
-    pub(crate) fn put_off(&mut self, now: Nanos) {
-        self.last_progress = now;
-        self.probes = 0;
-        self.send_probe = false;
-        self.timed.take_if(|timed| timed.psn + 1 >= self.next);
-        self.arm_probe(now);
+    /// The packet that was polled last has not left. Where nothing else is unanswered, nobody is late but we, and all times begin anew. Otherwise it counts as
+    /// not polled, so that what did leave is asked after as ever; false then.
+    pub(crate) fn put_off(&mut self, now: Nanos) -> bool {
+        let Some(last) = self.next.checked_sub(1).filter(|last| *last >= self.una) else { return false };
+        self.timed.take_if(|timed| timed.psn >= last);
+        if last == self.una {
+            self.last_progress = now;
+            self.probes = 0;
+            self.send_probe = false;
+            self.arm_probe(now);
+            return true;
+        }
+        self.next = last;
+        self.asked = self.una;
+        self.cursor = self.locate(last);
+        let cost = self.sq.get(self.cursor).map_or(0, Wqe::packet_cost);
+        self.outstanding = self.outstanding.saturating_sub(cost);
+        false
     }
 
     /// Ends every request: the one at the front with `status` if it was begun, the others as flushed.
