@@ -28,7 +28,7 @@ impl CpuTime {
 
     /// What is to be told of the time between two looks.
     pub(crate) fn note(before: Option<Self>, after: Option<Self>) -> Option<String> {
-        let CpuTime { all, stolen } = after? - before?;
+        let Self { all, stolen } = after? - before?;
         #[allow(clippy::cast_precision_loss)] // a share
         let share = stolen as f64 / all.max(1) as f64;
         (share >= WORTH_TELLING).then(|| {
