@@ -48,25 +48,24 @@ impl Door {
     /// Lets in what lies here.
     #[cold]
     pub(crate) fn open(&self, core: &mut Core) {
-        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
-        let_in(self.take(&mut left, core), left, core);
+        let left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        let_in(self.take(left, core), core);
     }
 
     /// The same where nobody may be waited for.
     pub(crate) fn open_if_free(&self, core: &mut Core) {
-        if let Ok(mut left) = self.left.try_lock() {
-            let_in(self.take(&mut left, core), left, core);
+        if let Ok(left) = self.left.try_lock() {
+            let_in(self.take(left, core), core);
         }
     }
 
-    fn take(&self, left: &mut Vec<(Qpn, Left)>, core: &mut Core) -> Vec<(Qpn, Left)> {
+    fn take(&self, mut left: MutexGuard<'_, Vec<(Qpn, Left)>>, core: &mut Core) -> Vec<(Qpn, Left)> {
         self.is_used.store(false, Ordering::SeqCst);
-        mem::replace(left, mem::take(&mut core.doormat))
+        mem::replace(&mut left, mem::take(&mut core.doormat))
     }
 }
 
-fn let_in(mut all: Vec<(Qpn, Left)>, door: MutexGuard<'_, Vec<(Qpn, Left)>>, core: &mut Core) {
-    drop(door);
+fn let_in(mut all: Vec<(Qpn, Left)>, core: &mut Core) {
     let now = now_ns();
     for (qpn, one) in all.drain(..) {
         let Some(entry) = core.entry(qpn) else { continue };
@@ -82,7 +81,7 @@ fn let_in(mut all: Vec<(Qpn, Left)>, door: MutexGuard<'_, Vec<(Qpn, Left)>>, cor
                 };
                 entry.sends.push_back(PostedSend { serial, early, bytes });
                 entry.note_posted(now);
-                entry.renew_credit();
+                entry.show_send_room();
                 if entry.qp.has_completions() {
                     core.settle(index);
                 }
@@ -95,7 +94,7 @@ fn let_in(mut all: Vec<(Qpn, Left)>, door: MutexGuard<'_, Vec<(Qpn, Left)>>, cor
                     continue;
                 }
                 entry.receives.push_back(receive);
-                entry.renew_credit();
+                entry.show_receive_room();
                 if state == QpState::Error {
                     core.settle(index);
                 }
@@ -113,13 +112,6 @@ pub(crate) struct Credit {
 }
 
 impl Credit {
-    /// Whoever posts under the lock closes the room first, or others would leave what finds the queue full; how many sends and receives are still to come in.
-    #[inline]
-    pub(crate) fn close(&self) -> (usize, usize) {
-        self.forget();
-        (self.sends.left(), self.receives.left())
-    }
-
     /// Nothing is left from now on, until somebody has seen under the lock what room there is.
     pub(crate) fn forget(&self) {
         self.sends.set(0);
@@ -128,16 +120,22 @@ impl Credit {
 }
 
 impl QpEntry {
-    /// Says what room there is, to those who will not have the lock.
+    /// Says what room there is for sends, to those who will not have the lock.
     #[inline]
-    pub(crate) fn renew_credit(&self) {
-        let is_ready = self.qp.service() == Service::Rc && self.qp.state() == QpState::Rts;
-        self.credit.sends.set(if is_ready { self.qp.send_room() } else { 0 });
-        self.credit.receives.set(if is_ready {
-            self.recv_depth.saturating_sub(self.receives.len())
-        } else {
-            0
-        });
+    pub(crate) fn show_send_room(&self) {
+        self.credit.sends.set(if self.is_open_to_all() { self.qp.send_room() } else { 0 });
+    }
+
+    /// The same for receives.
+    #[inline]
+    pub(crate) fn show_receive_room(&self) {
+        let room = self.recv_depth.saturating_sub(self.receives.len());
+        self.credit.receives.set(if self.is_open_to_all() { room } else { 0 });
+    }
+
+    /// Whether requests for it may be left at the door.
+    fn is_open_to_all(&self) -> bool {
+        self.qp.service() == Service::Rc && self.qp.state() == QpState::Rts
     }
 }
 
@@ -165,6 +163,13 @@ impl Room {
     fn set(&self, room: usize) {
         let room = u32::try_from(room).unwrap_or(u32::MAX);
         self.change(|_, left| Some((room, left)));
+    }
+
+    /// Whoever posts under the lock closes it first, or others would leave what finds the queue full; how many are still to come in.
+    #[inline]
+    pub(crate) fn close(&self) -> usize {
+        self.set(0);
+        self.left()
     }
 
     /// One more request is going to be left, if there is room for it.

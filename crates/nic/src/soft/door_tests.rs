@@ -176,6 +176,12 @@ fn nobody_is_needed_besides_the_one_who_left_it() {
                 });
                 posted.unwrap().unwrap();
             });
+            let end = Instant::now() + LIMIT;
+            while !a.unit().engine().door.is_used() {
+                assert!(Instant::now() < end, "nothing was left");
+                std::thread::yield_now();
+            }
+            // By now it would have gone, if it were to go.
             std::thread::sleep(Duration::from_millis(50));
             let went = poster.is_finished();
             drop(engine);

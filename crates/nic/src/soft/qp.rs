@@ -455,14 +455,14 @@ impl Qp {
     /// Before something is posted under the lock: how many sends that others left, or are about to, room must be kept for.
     #[inline]
     fn close_the_door(&self) -> usize {
-        if self.shared.units.are_several() { self.credit.close().0 } else { 0 }
+        if self.shared.units.are_several() { self.credit.sends.close() } else { 0 }
     }
 
-    /// Afterwards: what room there is now.
+    /// Afterwards: what room there is for sends now.
     #[inline]
     fn open_the_door(&self, entry: &QpEntry) {
         if self.shared.units.are_several() {
-            entry.renew_credit();
+            entry.show_send_room();
         }
     }
 
@@ -506,11 +506,14 @@ impl Qp {
         let Some(mut engine) = free.or_else(|| self.unit.lock()) else {
             return Err(PostError::State(QpState::Error));
         };
-        let kept = if self.shared.units.are_several() { self.credit.close().1 } else { 0 };
+        let several = self.shared.units.are_several();
+        let kept = if several { self.credit.receives.close() } else { 0 };
         let index = self.qpn.get() & 0xffff;
         let Some(entry) = engine.core.entry(self.qpn) else { return Err(PostError::State(QpState::Reset)) };
         let posted = receive_one(entry, &self.limits, kept, request);
-        self.open_the_door(entry);
+        if several {
+            entry.show_receive_room();
+        }
         if posted.is_ok() && entry.qp.state() == QpState::Error {
             engine.core.settle(index);
         }
