@@ -92,6 +92,8 @@ pub(crate) struct Core {
     ready: VecDeque<u32>,
     owing: Owing,
     touched: Vec<u32>,
+    /// The last batch had no room for the answers that were put off.
+    answers_are_next: bool,
     /// Markers to be sent back, and where to.
     returns: Vec<(IpAddr, Marker)>,
     near: Near,
@@ -141,6 +143,7 @@ impl Engine {
             ready: VecDeque::new(),
             owing: Owing::default(),
             touched: Vec::new(),
+            answers_are_next: false,
             returns: Vec::new(),
             near: Near::default(),
             askers: Ways::default(),
@@ -234,7 +237,12 @@ impl Engine {
             if self.link.send_blocked() {
                 return; // the link says by next_deadline() when to try again
             }
+            if std::mem::take(&mut self.core.answers_are_next) {
+                self.core.fill_answers(now, false);
+            }
             let full = self.core.fill_returns() || self.core.fill(now);
+            // Where batches are full without end, as of one who answers long READs, the answers of others would never find room behind them.
+            self.core.answers_are_next = full;
             let travels = !self.core.tx.is_empty();
             if !full && (travels || answers != Answers::Travelling) {
                 self.core.fill_answers(now, travels || answers == Answers::All);

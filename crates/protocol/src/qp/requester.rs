@@ -213,7 +213,13 @@ impl Requester {
                 None if self.reads.len() >= usize::from(params.max_rd_atomic) => return None,
                 None => {
                     let fits = (window - in_flight).min(room / cost).max(1);
-                    let end = end_of_wqe.min(self.next + fits.min(READ_CHUNK / u64::from(params.mtu)));
+                    let wanted = (end_of_wqe - self.next).min(READ_CHUNK / u64::from(params.mtu));
+                    if in_flight > 0 && fits < wanted.min(window / 2) {
+                        // Room comes back packet by packet: whoever takes it at once asks ever after for a few packets at a time.
+                        // What is still to come leaves room for more, and its coming is another occasion.
+                        return None;
+                    }
+                    let end = self.next + fits.min(wanted);
                     self.reads.push_back((self.next, end));
                     end
                 }

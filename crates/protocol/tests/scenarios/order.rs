@@ -97,6 +97,22 @@ fn a_large_read_is_asked_for_in_pieces_and_arrives_whole() {
     assert!(sim.pipes[0].counters().sent >= 7, "128 KiB at a time");
 }
 
+/// Room comes back packet by packet, and is asked for in pieces that are worth it all the same.
+#[test]
+fn a_stream_of_reads_does_not_end_in_questions_for_single_packets() {
+    for (mtu, room) in [(Mtu::Mtu4096, 340 << 10), (Mtu::Mtu1024, 340 << 10), (Mtu::Mtu4096, 208 << 10)] {
+        let mut sim = pair(&Setup { mtu, room, memory: 2 << 20, ..small() });
+        let remote = sim.ends[B].remote(1 << 20);
+        for _ in 0..20 {
+            sim.ends[A].post(Operation::Read(remote), 0, 7 << 17).unwrap();
+        }
+        sim.drive();
+        assert_eq!(ended(&sim), vec![SUCCESS; 20]);
+        let asked = sim.pipes[0].counters().sent;
+        assert!((140..160).contains(&asked), "{asked} questions for 140 pieces of 128 KiB, room {room}");
+    }
+}
+
 #[test]
 fn a_drained_send_queue_says_so_after_the_last_answer() {
     let mut sim = pair(&small());
