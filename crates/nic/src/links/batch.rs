@@ -240,7 +240,7 @@ impl TxBatch {
     /// The room holds whatever was there before. `None`: the batch is full, send it first. An empty batch takes any
     /// length from a bare BTH to [`MAX_PACKET`].
     pub fn begin(&mut self, dst: IpAddr, src_port_hint: u16, len: usize) -> Option<&mut [u8]> {
-        self.begin_crc((dst, src_port_hint), len, None).map(|(room, _)| room)
+        self.begin_crc((&dst, src_port_hint), len, None).map(|(room, _)| room)
     }
 
     /// As [`begin`](Self::begin); also gives the CRC that comes before the packet's first byte, for those who compute
@@ -249,7 +249,7 @@ impl TxBatch {
     #[inline]
     pub fn begin_crc(
         &mut self,
-        (dst, src_port_hint): (IpAddr, u16),
+        (dst, src_port_hint): (&IpAddr, u16),
         len: usize,
         near: Option<&Arc<NearRing>>,
     ) -> Option<(&mut [u8], Option<u32>)> {
@@ -262,7 +262,7 @@ impl TxBatch {
         }
         self.near.spilled |= near.is_some();
         let port = self.port(src_port_hint);
-        self.begin_on(Way::new(&dst, port, self.treatment), len, len, near.is_none())
+        self.begin_on(Way::new(dst, port, self.treatment), len, len, near.is_none())
     }
 
     /// Room for so many packets that travel as one, `len` bytes with one header and one ICRC; only in a ring, and only as long as it
@@ -328,7 +328,7 @@ impl TxBatch {
     /// computed.
     pub fn begin_outside(
         &mut self,
-        (dst, src_port_hint): (IpAddr, u16),
+        (dst, src_port_hint): (&IpAddr, u16),
         len: usize,
         head: usize,
         chunk: &PinnedChunk,
@@ -338,14 +338,14 @@ impl TxBatch {
         let port = self.port(src_port_hint);
         let slab_len = len.checked_sub(range.len())?;
         self.push_outside(chunk, range, Some(head));
-        self.begin_on(Way::new(&dst, port, self.treatment), len, slab_len, true)
+        self.begin_on(Way::new(dst, port, self.treatment), len, slab_len, true)
     }
 
     /// Begins a packet of `len` bytes that lies whole in a chunk, from `start` on; its ICRC will be written there. Gives the CRC
     /// that comes before its first byte. The caller has written all but the ICRC.
     pub fn begin_inside(
         &mut self,
-        (dst, src_port_hint): (IpAddr, u16),
+        (dst, src_port_hint): (&IpAddr, u16),
         len: usize,
         chunk: &PinnedChunk,
         start: usize,
@@ -353,7 +353,7 @@ impl TxBatch {
         debug_assert!(start + len <= chunk.len());
         let port = self.port(src_port_hint);
         self.push_outside(chunk, start..start + len, None);
-        self.begin_on(Way::new(&dst, port, self.treatment), len, 0, true).map(|(_, crc)| crc)
+        self.begin_on(Way::new(dst, port, self.treatment), len, 0, true).map(|(_, crc)| crc)
     }
 
     fn push_outside(&mut self, chunk: &PinnedChunk, range: Range<usize>, head: Option<usize>) {
@@ -384,14 +384,14 @@ impl TxBatch {
             self.open = None;
             return None;
         }
-        let sealer = sealed.then(|| {
-            self.sealers.find(way, len, || Flow {
-                src: self.caps.local,
-                dst: way.dst(),
-                src_port: self.caps.source_ports[usize::from(way.port)],
-                dst_port: ROCE_PORT,
-            })
-        });
+        let caps = &self.caps;
+        let flow = move || Flow {
+            src: caps.local,
+            dst: way.dst(),
+            src_port: caps.source_ports[usize::from(way.port)],
+            dst_port: ROCE_PORT,
+        };
+        let sealer = if sealed { Some(self.sealers.find(way, len, flow)) } else { None };
         let start = sealer.map(|sealer| self.sealers.get(sealer).map_or(0, Sealer::start));
         self.open = Some(Open { way, len, slab_len, sealer });
         self.slab.get_mut(self.used..self.used + slab_len).map(|room| (room, start))

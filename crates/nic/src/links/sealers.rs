@@ -21,7 +21,8 @@ impl<K: Copy + PartialEq> Sealers<K> {
     }
 
     /// Where the sealer for packets of `len` bytes of this flow is, until the next call; makes it if it is not there.
-    #[inline]
+    // Always inlined: a key on the stack would be read back in other pieces than it was written in (see `Way` in batch.rs).
+    #[inline(always)]
     pub(crate) fn find(&mut self, key: K, len: usize, flow: impl FnOnce() -> Flow) -> usize {
         // The packet before is mostly of the same kind.
         if let Some((last, place)) = self.last
@@ -34,6 +35,7 @@ impl<K: Copy + PartialEq> Sealers<K> {
         place
     }
 
+    #[cold]
     fn look_up(&mut self, flow: Flow, len: usize) -> usize {
         let place = place_of(&flow, len);
         let kept = &mut self.kept[place];

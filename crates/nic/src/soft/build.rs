@@ -73,7 +73,7 @@ pub(crate) fn build_repeats(
     };
     let total = packet_len(transmit);
     let header_len = transmit.header.len();
-    let remote = *entry.qp.destination();
+    let remote = entry.qp.destination();
     let hint = port_hint(entry);
     let message = message_of(entry, &transmit.payload);
     let Some(send) = find_send(&entry.sends, serial) else { return Err(Nak::RemoteOperational) };
@@ -255,7 +255,7 @@ pub(crate) fn build(
 
 /// Builds a packet without payload.
 fn build_bare(entry: &QpEntry, tx: &mut TxBatch, header: &Header) {
-    let way = (*entry.qp.destination(), port_hint(entry));
+    let way = (entry.qp.destination(), port_hint(entry));
     // has_room() was asked; a packet lost here is repeated
     let Some((room, start)) = tx.begin_crc(way, header.len() + ICRC_LEN, entry.ring.as_ref()) else { return };
     let head = header.emit(room);
@@ -341,7 +341,7 @@ impl<'a> Room<'a> {
     // whose lines the peer has (see `Way` in batch.rs).
     #[inline(always)]
     fn begin(entry: &QpEntry, tx: &'a mut TxBatch, transmit: &Transmit) -> Option<Self> {
-        let way = (*entry.qp.destination(), port_hint(entry));
+        let way = (entry.qp.destination(), port_hint(entry));
         let (bytes, start) = tx.begin_crc(way, packet_len(transmit), entry.ring.as_ref())?;
         transmit.header.emit(bytes);
         let head = transmit.header.len();
@@ -573,7 +573,7 @@ fn build_outside(entry: &QpEntry, tx: &mut TxBatch, transmit: &Transmit, lies: &
         return build_copy(entry, tx, transmit, &chunk[payload], done);
     }
     let (head, len) = (transmit.header.len(), packet_len(transmit));
-    let way = (*entry.qp.destination(), port_hint(entry));
+    let way = (entry.qp.destination(), port_hint(entry));
     let full = payload.len() == entry.qp.attr().path_mtu.bytes() as usize;
     if head == BTH_LEN && full && *has_gaps {
         let start = at - BTH_LEN;

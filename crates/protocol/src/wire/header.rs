@@ -203,23 +203,16 @@ impl Header {
         let len = self.len();
         let Some(out) = out.get_mut(..len) else { return 0 };
         let Some((bth, extensions)) = out.split_first_chunk_mut::<BTH_LEN>() else { return 0 };
-        let [pkey_high, pkey_low] = self.pkey.to_be_bytes();
-        let [_, qpn_high, qpn_mid, qpn_low] = self.dest_qpn.get().to_be_bytes();
-        let [_, psn_high, psn_mid, psn_low] = self.psn.get().to_be_bytes();
-        *bth = [
-            self.opcode.to_byte(),
-            (u8::from(self.solicited) << 7) | ((self.pad & 3) << 4),
-            pkey_high,
-            pkey_low,
-            0,
-            qpn_high,
-            qpn_mid,
-            qpn_low,
-            u8::from(self.ack_req) << 7,
-            psn_high,
-            psn_mid,
-            psn_low,
+        // Word by word: whoever computes the CRC next reads words, and those of single bytes would have to wait until all stores before them are done.
+        let flags = (u32::from(self.solicited) << 7) | (u32::from(self.pad & 3) << 4);
+        let words = [
+            u32::from(self.opcode.to_byte()) << 24 | flags << 16 | u32::from(self.pkey),
+            self.dest_qpn.get() & 0xff_ffff,
+            u32::from(self.ack_req) << 31 | self.psn.get() & 0xff_ffff,
         ];
+        for (place, word) in bth.chunks_exact_mut(4).zip(words) {
+            place.copy_from_slice(&word.to_be_bytes());
+        }
         self.emit_extensions(extensions);
         len
     }

@@ -36,7 +36,7 @@ fn the_last_packets_of_one_who_goes_are_read_before_it_is_forgotten() {
 
 /// Queues one packet without payload.
 fn bare(batch: &mut TxBatch, ring: &Arc<NearRing>, to: &ShmLink<UdpLink>) {
-    let (room, _) = batch.begin_crc((to.local(), 0), 16, Some(ring)).unwrap();
+    let (room, _) = batch.begin_crc((&to.local(), 0), 16, Some(ring)).unwrap();
     room.fill(0);
     room[SLOT_BYTE] = to.slot();
     batch.commit_crc(None);
