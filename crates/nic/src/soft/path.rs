@@ -145,14 +145,16 @@ impl Paths {
         }
     }
 
-    /// Bytes that may still be sent. An idle path takes anything, or a large packet could never leave.
+    /// Bytes that may still be sent. An idle path takes anything, but for a socket of this machine, which would lose it: there one READ could ask
+    /// for more than fits.
     pub(crate) fn room(&self, path: PathIndex) -> u64 {
-        let Path { budget, under_way, ref sharers, .. } = self.paths[path.0];
+        let Path { budget, under_way, ref sharers, ends_here, .. } = self.paths[path.0];
         let budget = match sharers {
             None => budget,
             Some(sharers) => (budget / sharers.load(Ordering::Relaxed).max(1)).max(PIECE),
         };
         match under_way {
+            0 if ends_here => budget,
             0 => u64::MAX,
             under_way if under_way + PIECE > budget => 0,
             under_way => budget - under_way,
@@ -208,6 +210,9 @@ mod tests {
             assert_eq!(left(&paths, path), budget, "{room}");
         }
         assert!(paths.has_dear_answers(path));
+        paths.charge(path, 1, 0);
+        assert_eq!(paths.room(path), ROOMY_BUDGET, "one READ must not ask for more");
+        paths.charge(path, 0, 1);
         let careful = paths.join(to, 1, false);
         assert_eq!(left(&paths, careful), CAREFUL_BUDGET, "what nobody repeats has less");
         paths.leave(careful, false);

@@ -55,6 +55,11 @@ impl Forger {
         self.close(packet)
     }
 
+    /// Sends a packet whose last four bytes are to be its ICRC.
+    pub(crate) fn send_closed(&self, packet: Vec<u8>) {
+        self.send(&self.close(packet));
+    }
+
     fn close(&self, mut packet: Vec<u8>) -> Vec<u8> {
         self.flow.close(0, &mut packet);
         packet

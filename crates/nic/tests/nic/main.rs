@@ -24,6 +24,7 @@ mod limits;
 mod links_udp;
 mod links_users;
 mod many;
+mod noise;
 mod notices;
 mod objects;
 mod operations;

@@ -212,11 +212,15 @@ impl Requester {
                 Some(&(_, end)) => end,
                 None if self.reads.len() >= usize::from(params.max_rd_atomic) => return None,
                 None => {
-                    let fits = (window - in_flight).min(room / cost).max(1);
+                    let left = room / cost;
+                    let fits = (window - in_flight).min(left).max(1);
                     let wanted = (end_of_wqe - self.next).min(READ_CHUNK / u64::from(params.mtu));
-                    if in_flight > 0 && fits < wanted.min(window / 2) {
+                    // Of the window half, and of what the path takes two thirds: the rest is under way meanwhile.
+                    let enough = (window / 2).min(in_flight.saturating_add(left).saturating_mul(2) / 3);
+                    if self.reads_asked > 0 && fits < wanted.min(enough) {
                         // Room comes back packet by packet: whoever takes it at once asks ever after for a few packets at a time.
-                        // What is still to come leaves room for more, and its coming is another occasion.
+                        // Answers that are still to come leave room for more, and their coming is another occasion. (Of WRITEs nobody
+                        // may have asked to be told.)
                         return None;
                     }
                     let end = self.next + fits.min(wanted);

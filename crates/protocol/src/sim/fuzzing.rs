@@ -6,10 +6,10 @@ use std::net::{IpAddr, Ipv4Addr};
 pub use super::management::management;
 use super::plan::{self, Kind, Op, Plan};
 use super::{A, Conditions, Setup, Sim, unreliable};
-use crate::qp::{Mtu, Operation, QpState, Service};
+use crate::qp::{Mtu, Operation, QpState, Remote, Service};
 use crate::timing::MICROSECOND;
 use crate::wire::icrc::Flow;
-use crate::wire::{Header, Opcode, Psn, ROCE_PORT};
+use crate::wire::{Header, Opcode, Psn, Qpn, ROCE_PORT};
 
 /// Any bytes are a packet or a reason why not; and a packet is written as it was read.
 ///
@@ -63,7 +63,15 @@ fn forged(data: &[u8], service: Service) {
     }
     let mut bytes = Bytes(data);
     let mut now = 0;
-    let (mut in_psn, mut out_psn) = (0xff_fff8_u32, 0xff_fff0_u32);
+    let mut aim = Aim {
+        service,
+        qpn: end.qpn,
+        memory: end.remote(0),
+        mtu: Mtu::Mtu256.bytes(),
+        qkey: Setup::QKEY,
+        requests: 0xff_fff8,
+        answers: 0xff_fff0,
+    };
     while !bytes.0.is_empty() {
         let choice = bytes.byte();
         now += u64::from(choice >> 4) * MICROSECOND;
@@ -96,7 +104,10 @@ fn forged(data: &[u8], service: Service) {
                 let raw = bytes.take(len);
                 end.receive_trusted(now, raw);
             }
-            _ => forge(end, &mut bytes, now, &mut in_psn, &mut out_psn),
+            _ => {
+                let (header, payload) = aim.forge(&mut bytes);
+                end.inject(now, &header, &payload);
+            }
         }
         end.collect();
     }
@@ -121,50 +132,71 @@ fn forged(data: &[u8], service: Service) {
     assert!(!busy || end.qp.state() != QpState::Rts, "a queue pair whose peer is silent gives up");
 }
 
-/// Makes a packet that is mostly right, because a packet that is all wrong is dropped at the door.
-fn forge(end: &mut super::Endpoint, bytes: &mut Bytes<'_>, now: u64, in_psn: &mut u32, out_psn: &mut u32) {
-    let chosen = bytes.byte();
-    let opcode = Opcode::ALL[usize::from(chosen) % Opcode::ALL.len()];
-    // Of another service only now and then: it is dropped at the door.
-    let opcode = if chosen < 0xe0 { opcode.in_service(end.qp.service()).unwrap_or(opcode) } else { opcode };
-    let flags = bytes.byte();
-    let psn = if opcode.is_response() { &mut *out_psn } else { &mut *in_psn };
-    let step = match flags & 3 {
-        0 | 1 => 0,
-        2 => u32::from(bytes.byte()),
-        _ => u32::from(bytes.byte()).wrapping_neg(),
-    };
-    let mut header = Header::new(opcode, end.qpn, Psn::new(psn.wrapping_add(step)));
-    *psn = psn.wrapping_add(1);
-    header.ack_req = flags & 4 != 0;
-    header.solicited = flags & 8 != 0;
-    let remote = end.remote(u64::from(bytes.byte()) * 40);
-    let rkey = if flags & 0x30 == 0x30 { u32::from(bytes.byte()) } else { remote.rkey };
-    let len = match flags >> 6 {
-        0 => 256,
-        1 => usize::from(bytes.byte()),
-        2 => 0,
-        _ => usize::from(bytes.byte()) * 2,
-    };
-    let len = if opcode.has_payload() { len } else { 0 };
-    let extra = u32::from(bytes.byte()) * 16;
-    header.deth.qkey = if flags & 0x30 == 0x20 { extra } else { Setup::QKEY };
-    header.reth.addr = remote.addr;
-    header.reth.rkey = rkey;
-    header.reth.len =
-        u32::try_from(len).unwrap_or(0) + if opcode.place().ends() { extra & 0x110 } else { extra };
-    header.atomic.addr = remote.addr;
-    header.atomic.rkey = rkey;
-    header.atomic.swap_or_add = u64::from(extra);
-    header.invalidate = rkey;
-    header.immediate = extra;
-    header.pad = u8::try_from(len.wrapping_neg() & 3).unwrap_or(0);
-    if opcode.has_aeth() && flags & 0x10 != 0 {
-        header.aeth.syndrome = crate::wire::Syndrome::from_byte(bytes.byte());
-    }
-    end.inject(now, &header, &vec![flags; len]);
-    if opcode == Opcode::ReadRequest && header.reth.len > 0 {
-        *psn = psn.wrapping_add(header.reth.len.div_ceil(256) - 1);
+/// What a forger aims at, and what he knows of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Aim {
+    /// The service of the queue pair.
+    pub service: Service,
+    /// Its number.
+    pub qpn: Qpn,
+    /// Memory that it may reach, and the key to it.
+    pub memory: Remote,
+    /// Bytes of a full packet.
+    pub mtu: u32,
+    /// The key of its datagrams.
+    pub qkey: u32,
+    /// The sequence number of the next request that it awaits.
+    pub requests: u32,
+    /// The same of the next answer.
+    pub answers: u32,
+}
+
+impl Aim {
+    /// Makes a packet that is mostly right, because a packet that is all wrong is dropped at the door: its header, and its payload.
+    pub fn forge(&mut self, bytes: &mut Bytes<'_>) -> (Header, Vec<u8>) {
+        let chosen = bytes.byte();
+        let opcode = Opcode::ALL[usize::from(chosen) % Opcode::ALL.len()];
+        // Of another service only now and then: it is dropped at the door.
+        let opcode = if chosen < 0xe0 { opcode.in_service(self.service).unwrap_or(opcode) } else { opcode };
+        let flags = bytes.byte();
+        let psn = if opcode.is_response() { &mut self.answers } else { &mut self.requests };
+        let step = match flags & 3 {
+            0 | 1 => 0,
+            2 => u32::from(bytes.byte()),
+            _ => u32::from(bytes.byte()).wrapping_neg(),
+        };
+        let mut header = Header::new(opcode, self.qpn, Psn::new(psn.wrapping_add(step)));
+        *psn = psn.wrapping_add(1);
+        header.ack_req = flags & 4 != 0;
+        header.solicited = flags & 8 != 0;
+        let addr = self.memory.addr + u64::from(bytes.byte()) * 40;
+        let rkey = if flags & 0x30 == 0x30 { u32::from(bytes.byte()) } else { self.memory.rkey };
+        let len = match flags >> 6 {
+            0 => 256,
+            1 => usize::from(bytes.byte()),
+            2 => 0,
+            _ => usize::from(bytes.byte()) * 2,
+        };
+        let len = if opcode.has_payload() { len } else { 0 };
+        let extra = u32::from(bytes.byte()) * 16;
+        header.deth.qkey = if flags & 0x30 == 0x20 { extra } else { self.qkey };
+        header.reth.addr = addr;
+        header.reth.rkey = rkey;
+        header.reth.len =
+            u32::try_from(len).unwrap_or(0) + if opcode.place().ends() { extra & 0x110 } else { extra };
+        header.atomic.addr = addr;
+        header.atomic.rkey = rkey;
+        header.atomic.swap_or_add = u64::from(extra);
+        header.invalidate = rkey;
+        header.immediate = extra;
+        header.pad = u8::try_from(len.wrapping_neg() & 3).unwrap_or(0);
+        if opcode.has_aeth() && flags & 0x10 != 0 {
+            header.aeth.syndrome = crate::wire::Syndrome::from_byte(bytes.byte());
+        }
+        if opcode == Opcode::ReadRequest && header.reth.len > 0 {
+            *psn = psn.wrapping_add(header.reth.len.div_ceil(self.mtu) - 1);
+        }
+        (header, vec![flags; len])
     }
 }
 
@@ -244,14 +276,17 @@ pub fn plan_of(data: &[u8]) -> Plan {
 }
 
 /// Reads input; beyond its end there are zeros.
-pub(super) struct Bytes<'a>(pub(super) &'a [u8]);
+#[derive(Debug)]
+pub struct Bytes<'a>(pub &'a [u8]);
 
 impl<'a> Bytes<'a> {
-    pub(super) fn byte(&mut self) -> u8 {
+    /// The next one.
+    pub fn byte(&mut self) -> u8 {
         self.take(1).first().copied().unwrap_or(0)
     }
 
-    pub(super) fn take(&mut self, len: usize) -> &'a [u8] {
+    /// The next ones, as many as there are.
+    pub fn take(&mut self, len: usize) -> &'a [u8] {
         let (taken, rest) = self.0.split_at(len.min(self.0.len()));
         self.0 = rest;
         taken

@@ -1,0 +1,306 @@
+//! The fuzz corpora, and chance, at a whole device: on the link and with the engines that the tests run with, while others work. Somebody who has
+//! the peer's address says them, over the wire or through a ring of his own. (The fuzz targets have the parts: parser, queue pair, ring, neighbour.)
+#![allow(clippy::cast_possible_truncation)] // small constants
+
+use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use crate::common::unreliable::{DEEP, QKEY};
+use crate::common::{ALL_ACCESS, End, config, connect, link, pair_with, patterns, until};
+use crate::forged::Forger;
+use nobounce_memory::HostBuffer;
+use nobounce_nic::links::shm::{NearRing, ShmLink};
+use nobounce_nic::links::udp::{UdpConfig, UdpLink};
+use nobounce_nic::links::{Link, TxBatch};
+use nobounce_nic::soft::{
+    Cq, LinkChoice, Mr, Mtu, Operation, Pd, Psn, Qp, QpAttr, QpInit, QpLimits, QpState, Qpn, RecvRequest,
+    Remote, SendRequest, Service, Sge,
+};
+use nobounce_protocol::sim::Rng;
+use nobounce_protocol::sim::fuzzing::{Aim, Bytes};
+use nobounce_protocol::wire::ICRC_LEN;
+
+/// Queue pairs that work, and bytes that each of them moves.
+const WORKERS: usize = 4;
+const LEN: usize = 32 << 10;
+/// Registered memory that the forger knows, and what lies around it.
+const OPEN: usize = 16 << 10;
+const GUARD: usize = 4 << 10;
+/// Queue pairs that live on while the next ones suffer.
+const MOST_TARGETS: usize = 16;
+/// As in the simulation whose corpora these are.
+const MTU: Mtu = Mtu::Mtu256;
+
+/// Says packets.
+enum Mouth {
+    Wire(Forger),
+    Ring(Box<Ring>),
+}
+
+struct Ring {
+    link: ShmLink<UdpLink>,
+    /// To each engine of the other device that was spoken to.
+    rings: HashMap<u8, Arc<NearRing>>,
+    batch: TxBatch,
+    to: IpAddr,
+}
+
+impl Mouth {
+    fn new(from: &End, to: &End) -> Self {
+        if link() == LinkChoice::Udp {
+            return Self::Wire(Forger::new(from.device.local(), to));
+        }
+        let mut link = ShmLink::new(UdpLink::open(&UdpConfig::new(from.device.local())).unwrap()).unwrap();
+        link.listen().unwrap();
+        let batch = TxBatch::new(link.capabilities());
+        Self::Ring(Box::new(Ring { link, rings: HashMap::new(), batch, to: to.device.local() }))
+    }
+
+    /// One packet without its ICRC, to where that queue pair is; through a ring it may say that it is several.
+    fn say(&mut self, to: Qpn, mut bytes: Vec<u8>, packets: u16) {
+        bytes.resize(bytes.len() + ICRC_LEN, 0);
+        match self {
+            Self::Wire(forger) => forger.send_closed(bytes),
+            Self::Ring(mouth) => mouth.say((to.get() >> 16) as u8, &bytes, packets),
+        }
+    }
+}
+
+impl Ring {
+    fn say(&mut self, slot: u8, bytes: &[u8], packets: u16) {
+        let Self { link, rings, batch, to } = self;
+        let ring = rings.entry(slot).or_insert_with(|| link.introduce(*to, slot).unwrap());
+        until("room in the ring", || {
+            let room = batch.begin_run(ring, bytes.len(), packets);
+            let said = room.is_some();
+            if let Some(room) = room {
+                room.copy_from_slice(bytes);
+                batch.commit_crc(None);
+            }
+            link.send(batch);
+            said
+        });
+    }
+}
+
+/// Somebody whose peer is silent, for the forger to answer in its place. It has a domain of its own, and may die.
+struct Target {
+    qp: Qp,
+    cq: Cq,
+    mr: Mr,
+    buffer: HostBuffer,
+    _pd: Pd,
+}
+
+impl Target {
+    fn new(of: &End, peer: &End, service: Service) -> Self {
+        let pd = of.device.alloc_pd().unwrap();
+        let buffer = HostBuffer::new(OPEN + 2 * GUARD).unwrap();
+        buffer.write_at(0, &vec![0x33; buffer.len()]).unwrap();
+        // SAFETY: a part of the buffer, which outlives its region and is reached through windows only.
+        let mr = unsafe { pd.register(buffer.as_mut_ptr().add(GUARD), OPEN, ALL_ACCESS) }.unwrap();
+        let cq = of.device.create_cq(4096, None).unwrap();
+        let qp = pd
+            .create_qp_with(&QpInit { service, send_cq: &cq, recv_cq: &cq, srq: None, limits: DEEP })
+            .unwrap();
+        let (mine, theirs) = (Psn::new(0xff_fff0), Psn::new(0xff_fff8));
+        let nobody = Qpn::new(peer.qps[0].qpn().get() | 0xfff0);
+        let attributes = match service {
+            Service::Rc => [
+                QpAttr::to_init(ALL_ACCESS),
+                QpAttr::to_rtr(peer.device.local(), nobody, theirs, MTU),
+                QpAttr { timeout: 12, retry_cnt: 1, ..QpAttr::to_rts(mine) },
+            ],
+            Service::Uc => [
+                QpAttr::to_init(ALL_ACCESS),
+                QpAttr::uc_to_rtr(peer.device.local(), nobody, theirs, MTU),
+                QpAttr::unreliable_to_rts(mine),
+            ],
+            Service::Ud => {
+                [QpAttr::ud_to_init(QKEY), QpAttr::to_state(QpState::Rtr), QpAttr::unreliable_to_rts(mine)]
+            }
+        };
+        attributes.iter().for_each(|attr| qp.modify(attr).unwrap());
+        let target = Self { qp, cq, mr, buffer, _pd: pd };
+        for i in 0..4 {
+            let sges = target.sge(i * 600, 600);
+            target.qp.post_recv(&RecvRequest { wr_id: i, sges: &sges }).unwrap();
+        }
+        target
+    }
+
+    fn sge(&self, offset: u64, len: u32) -> [Sge; 1] {
+        [Sge { addr: self.mr.addr() + offset, len, lkey: self.mr.lkey() }]
+    }
+
+    /// Posts something that only the forger can answer. It may be refused.
+    fn ask(&self, bytes: &mut Bytes<'_>) {
+        let remote = Remote { addr: self.mr.addr(), rkey: self.mr.rkey() };
+        let op = match bytes.byte() % 4 {
+            0 => Operation::Write(remote),
+            1 => Operation::Read(remote),
+            2 => Operation::FetchAdd { remote, add: 1 },
+            _ => Operation::Send,
+        };
+        let len = if matches!(op, Operation::FetchAdd { .. }) { 8 } else { u32::from(bytes.byte()) * 5 };
+        let _ = self.qp.post_send(&SendRequest::new(9, op, &self.sge(0, len)));
+    }
+
+    /// Lets one input loose on it; how many packets that made.
+    fn suffer(&self, service: Service, data: &[u8], mouth: &mut Mouth) -> u32 {
+        let mut aim = Aim {
+            service,
+            qpn: self.qp.qpn(),
+            memory: Remote { addr: self.mr.addr(), rkey: self.mr.rkey() },
+            mtu: MTU.bytes(),
+            qkey: QKEY,
+            requests: 0xff_fff8,
+            answers: 0xff_fff0,
+        };
+        let (mut bytes, mut said, mut done) = (Bytes(data), 0, Vec::new());
+        while !bytes.0.is_empty() {
+            let choice = bytes.byte();
+            let packet = match choice % 8 {
+                0 => {
+                    self.ask(&mut bytes);
+                    continue;
+                }
+                1 | 2 => {
+                    self.cq.poll(&mut done, 64).unwrap();
+                    continue;
+                }
+                3 => {
+                    let len = usize::from(bytes.byte());
+                    let mut raw = bytes.take(len).to_vec();
+                    raw.resize(raw.len().max(12), 0);
+                    raw
+                }
+                _ => {
+                    let (header, payload) = aim.forge(&mut bytes);
+                    let mut packet = vec![0; header.len()];
+                    header.emit(&mut packet);
+                    packet.extend_from_slice(&payload);
+                    packet.resize(packet.len() + usize::from(header.pad), 0);
+                    packet
+                }
+            };
+            mouth.say(self.qp.qpn(), packet, if choice < 0xf0 { 1 } else { u16::from(choice) << 2 });
+            said += 1;
+        }
+        self.cq.poll(&mut done, 64).unwrap();
+        said
+    }
+
+    /// What lies around the memory that it may reach is as it was.
+    fn check(&self) {
+        for at in [0, GUARD + OPEN] {
+            let mut bytes = vec![0; GUARD];
+            self.buffer.read_at(at, &mut bytes).unwrap();
+            assert!(bytes.iter().all(|byte| *byte == 0x33), "memory beside the region changed");
+        }
+    }
+}
+
+/// Ends the others' work, also where a test fails: they would be waited for.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Every worker writes its part and reads it back, and every byte is compared.
+fn work(a: &End, b: &End, seed: u8) {
+    a.fill(seed);
+    let post = |i: usize, op, from: usize| {
+        a.qps[i].post_send(&SendRequest::new(i as u64, op, &a.sge(from as u64, LEN as u32))).unwrap();
+    };
+    (0..WORKERS).for_each(|i| post(i, Operation::Write(b.remote((i * LEN) as u64)), i * LEN));
+    a.succeed(WORKERS);
+    (0..WORKERS).for_each(|i| post(i, Operation::Read(b.remote((i * LEN) as u64)), (WORKERS + i) * LEN));
+    a.succeed(WORKERS);
+    let want = patterns(seed, 0, WORKERS * LEN);
+    assert!(b.bytes(0, WORKERS * LEN) == want, "what was written is not what arrived");
+    assert!(a.bytes(WORKERS * LEN, WORKERS * LEN) == want, "what was read is not what is there");
+}
+
+/// The inputs of a fuzz target, and as many of chance.
+fn inputs(target: &str) -> Vec<Vec<u8>> {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
+    let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().path()).collect();
+    files.sort();
+    assert!(files.len() >= 10, "only {} inputs for {target}", files.len());
+    let mut inputs: Vec<Vec<u8>> = files.iter().map(|file| std::fs::read(file).unwrap()).collect();
+    let mut random = Rng::new(2026);
+    let chance = |_: usize| (0..2000).map(|_| random.next() as u8).collect();
+    inputs.extend((0..inputs.len()).map(chance));
+    inputs
+}
+
+#[test]
+fn the_corpora_hurt_nobody_but_whom_they_are_aimed_at() {
+    let bytes = 2 * WORKERS * LEN;
+    let (mut a, mut b) = pair_with(&config("127.57.30.1"), &config("127.57.30.2"), bytes, Mtu::Mtu1024);
+    for i in 1..WORKERS {
+        a.add_qp(QpLimits::default());
+        b.add_qp(QpLimits::default());
+        connect(&a, i, &b, i, Mtu::Mtu1024);
+    }
+    let mut mouth = Mouth::new(&a, &b);
+    let (stop, rounds) = (AtomicBool::new(false), AtomicU32::new(0));
+    let heard = || b.device.counters().rcvd_pkts;
+    std::thread::scope(|scope| {
+        let (a, b, stop, rounds) = (&a, &b, &stop, &rounds);
+        let worker = scope.spawn(move || {
+            while !stop.load(Ordering::Relaxed) {
+                work(a, b, rounds.fetch_add(1, Ordering::Relaxed) as u8);
+            }
+        });
+        let ends = Stop(stop);
+        let mut targets = VecDeque::new();
+        let (mut said, before) = (0, heard());
+        for (corpus, input) in
+            ["responder", "receiver"].iter().flat_map(|name| inputs(name).into_iter().map(move |i| (name, i)))
+        {
+            // As the fuzz targets read them.
+            let (first, rest) = input.split_first().unwrap_or((&0, &[]));
+            let (service, input) = match (*corpus, first & 1) {
+                ("responder", _) => (Service::Rc, &input[..]),
+                (_, 0) => (Service::Uc, rest),
+                _ => (Service::Ud, rest),
+            };
+            let target = Target::new(b, a, service);
+            said += target.suffer(service, input, &mut mouth);
+            // Some of it is heard later.
+            targets.push_back(target);
+            if targets.len() > MOST_TARGETS {
+                targets.pop_front().unwrap().check();
+            }
+            assert!(!worker.is_finished(), "the others work on");
+        }
+        targets.iter().for_each(Target::check);
+        println!(
+            "{said} packets made up; {} heard with those of the workers; {:?}",
+            heard() - before,
+            b.device.counters()
+        );
+        assert!(said > 3000, "{said}");
+        let seen = rounds.load(Ordering::Relaxed);
+        until("the workers to go on", || rounds.load(Ordering::Relaxed) > seen + 1 || worker.is_finished());
+        drop(ends);
+        worker.join().unwrap();
+    });
+    let noticed = b.counter("unsolicited") + b.counter("duplicate_request") + b.counter("out_of_seq_request");
+    assert!(noticed > 100, "{noticed} packets reached a queue pair: {:?}", b.device.counters());
+    if link() != LinkChoice::Udp {
+        assert!(b.counter("shm_rx_packets") > 3000);
+    }
+    for end in [&a, &b] {
+        assert!(end.qps.iter().all(|qp| qp.state() == QpState::Rts), "who works has noticed nothing");
+    }
+    work(&a, &b, 0x77);
+}
