@@ -12,7 +12,7 @@ use std::time::Duration;
 const SLOW_US: u32 = 400_000;
 const LONG: Duration = Duration::from_secs(60);
 
-/// There, with every message sent more than once, and back: none is lost, none is taken twice, nothing stands still.
+/// There, with messages sent more than once, and back: none is lost, none is taken twice, nothing stands still.
 #[test]
 fn slow_copies_only_cost_time() {
     if waived_on_hardware("slow_copies_only_cost_time", "a hardware NIC places no bytes of peers' by copies")
