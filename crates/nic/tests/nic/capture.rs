@@ -13,9 +13,13 @@ use nobounce_protocol::wire::icrc::Verdict;
 use nobounce_protocol::wire::{Header, Marker, Opcode};
 
 const MTU: Mtu = Mtu::Mtu256;
+/// Where what was fetched goes: elsewhere than what is sent comes from, or whether a payload begins with 06 00 00 00, which tshark takes for an
+/// EtherType, would be a matter of time.
+const FETCHED: u64 = 2048;
 
 /// One, two and three packets of every operation, some refusals, and one READ of nothing.
 fn say_everything(a: &End, b: &End) {
+    [a, b].iter().for_each(|end| end.fill(0x5a));
     for len in [1, 256, 300, 700] {
         b.post_recv(1, 0, 700);
         b.post_recv(2, 0, 700);
@@ -24,9 +28,9 @@ fn say_everything(a: &End, b: &End) {
         a.post(Operation::SendImmediate(0x0102_0304), 0, len);
         a.post(Operation::WriteImmediate(b.remote(0), 5), 0, len);
         a.post(Operation::Write(b.remote(0)), 0, len);
-        a.post(Operation::Read(b.remote(0)), 0, len);
-        a.post(Operation::CompareSwap { remote: b.remote(8), compare: 1, swap: 2 }, 0, 8);
-        a.post(Operation::FetchAdd { remote: b.remote(8), add: 3 }, 0, 8);
+        a.post(Operation::Read(b.remote(0)), FETCHED, len);
+        a.post(Operation::CompareSwap { remote: b.remote(8), compare: 1, swap: 2 }, FETCHED, 8);
+        a.post(Operation::FetchAdd { remote: b.remote(8), add: 3 }, FETCHED, 8);
         a.succeed(7);
         b.succeed(3);
     }
