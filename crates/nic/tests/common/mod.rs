@@ -8,7 +8,7 @@ pub(crate) mod unreliable;
 use std::io::Write as _;
 use std::net::IpAddr;
 use std::process::Command;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use nobounce_memory::HostBuffer;
@@ -251,6 +251,15 @@ pub(crate) fn waive(name: &str, reason: &str) {
         let file = std::fs::OpenOptions::new().create(true).append(true).open(file);
         // One write: tests of other processes append to it too.
         file.unwrap().write_all(format!("{name}: {reason}\n").as_bytes()).unwrap();
+    }
+}
+
+/// Tells a thread to stop, also where an assertion fails: its scope waits for it.
+pub(crate) struct StopAtEnd<'a>(pub(crate) &'a AtomicBool);
+
+impl Drop for StopAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 

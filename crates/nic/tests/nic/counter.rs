@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::common::{LIMIT, pair};
+use crate::common::{LIMIT, StopAtEnd, pair};
 use nobounce_nic::soft::{Mtu, Operation, QpState, SendRequest, Status};
 
 const READS: usize = 1_000_000;
@@ -28,7 +28,6 @@ fn alone_a_counter_that_never_stands_still_is_read_a_million_times() {
                 }
             }
         });
-        // Also where an assertion fails: the scope waits for the thread.
         let _stop = StopAtEnd(&stop);
         read_on(&a, &b);
     });
@@ -36,14 +35,6 @@ fn alone_a_counter_that_never_stands_still_is_read_a_million_times() {
     assert_eq!((a.counter("icrc_solved"), b.counter("icrc_solved")), (0, 0));
     assert_eq!((a.qps[0].state(), b.qps[0].state()), (QpState::Rts, QpState::Rts));
     println!("{:?}", a.device.counters());
-}
-
-struct StopAtEnd<'a>(&'a AtomicBool);
-
-impl Drop for StopAtEnd<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 /// Keeps `DEPTH` READs under way. Each has a place of its own, looked at when it is complete and before it is reused.

@@ -3,13 +3,13 @@
 #![allow(clippy::cast_possible_truncation)] // small constants
 
 use std::collections::{HashMap, VecDeque};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::common::unreliable::{DEEP, QKEY};
-use crate::common::{ALL_ACCESS, End, config, connect, link, pair_with, patterns, until};
+use crate::common::{ALL_ACCESS, End, StopAtEnd, config, connect, link, pair_with, patterns, until};
 use crate::forged::Forger;
 use nobounce_memory::HostBuffer;
 use nobounce_nic::links::shm::{NearRing, ShmLink};
@@ -19,9 +19,10 @@ use nobounce_nic::soft::{
     Cq, LinkChoice, Mr, Mtu, Operation, Pd, Psn, Qp, QpAttr, QpInit, QpLimits, QpState, Qpn, RecvRequest,
     Remote, SendRequest, Service, Sge,
 };
-use nobounce_protocol::sim::Rng;
 use nobounce_protocol::sim::fuzzing::{Aim, Bytes};
-use nobounce_protocol::wire::ICRC_LEN;
+use nobounce_protocol::sim::{Rng, encode};
+use nobounce_protocol::wire::icrc::Flow;
+use nobounce_protocol::wire::{BTH_LEN, ICRC_LEN, ROCE_PORT};
 
 /// Queue pairs that work, and bytes that each of them moves.
 const WORKERS: usize = 4;
@@ -33,6 +34,13 @@ const GUARD: usize = 4 << 10;
 const MOST_TARGETS: usize = 16;
 /// As in the simulation whose corpora these are.
 const MTU: Mtu = Mtu::Mtu256;
+/// Packets are sealed when they are said.
+const NOWHERE: Flow = Flow {
+    src: IpAddr::V4(Ipv4Addr::LOCALHOST),
+    dst: IpAddr::V4(Ipv4Addr::LOCALHOST),
+    src_port: ROCE_PORT,
+    dst_port: ROCE_PORT,
+};
 
 /// Says packets.
 enum Mouth {
@@ -59,9 +67,8 @@ impl Mouth {
         Self::Ring(Box::new(Ring { link, rings: HashMap::new(), batch, to: to.device.local() }))
     }
 
-    /// One packet without its ICRC, to where that queue pair is; through a ring it may say that it is several.
-    fn say(&mut self, to: Qpn, mut bytes: Vec<u8>, packets: u16) {
-        bytes.resize(bytes.len() + ICRC_LEN, 0);
+    /// One packet, to where that queue pair is, with an ICRC that is right there; through a ring it may say that it is several.
+    fn say(&mut self, to: Qpn, bytes: Vec<u8>, packets: u16) {
         match self {
             Self::Wire(forger) => forger.send_closed(bytes),
             Self::Ring(mouth) => mouth.say((to.get() >> 16) as u8, &bytes, packets),
@@ -175,16 +182,12 @@ impl Target {
                 3 => {
                     let len = usize::from(bytes.byte());
                     let mut raw = bytes.take(len).to_vec();
-                    raw.resize(raw.len().max(12), 0);
+                    raw.resize(raw.len().max(BTH_LEN) + ICRC_LEN, 0);
                     raw
                 }
                 _ => {
                     let (header, payload) = aim.forge(&mut bytes);
-                    let mut packet = vec![0; header.len()];
-                    header.emit(&mut packet);
-                    packet.extend_from_slice(&payload);
-                    packet.resize(packet.len() + usize::from(header.pad), 0);
-                    packet
+                    encode(&header, &payload, &NOWHERE, 0)
                 }
             };
             mouth.say(self.qp.qpn(), packet, if choice < 0xf0 { 1 } else { u16::from(choice) << 2 });
@@ -201,15 +204,6 @@ impl Target {
             self.buffer.read_at(at, &mut bytes).unwrap();
             assert!(bytes.iter().all(|byte| *byte == 0x33), "memory beside the region changed");
         }
-    }
-}
-
-/// Ends the others' work, also where a test fails: they would be waited for.
-struct Stop<'a>(&'a AtomicBool);
-
-impl Drop for Stop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
     }
 }
 
@@ -260,7 +254,7 @@ fn the_corpora_hurt_nobody_but_whom_they_are_aimed_at() {
                 work(a, b, rounds.fetch_add(1, Ordering::Relaxed) as u8);
             }
         });
-        let ends = Stop(stop);
+        let ends = StopAtEnd(stop);
         let mut targets = VecDeque::new();
         let (mut said, before) = (0, heard());
         for (corpus, input) in
