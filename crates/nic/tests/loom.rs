@@ -7,17 +7,24 @@
 
 #![allow(dead_code, unreachable_pub)] // the models use a part of each file, and nobody uses them
 
-#[path = "../src/soft/bell.rs"]
-mod bell;
 #[path = "../src/soft/channel.rs"]
 mod channel;
 #[path = "../src/soft/completions.rs"]
 mod completions;
 #[path = "../src/soft/notices.rs"]
 mod notices;
+#[path = "../src/soft/progress"]
+mod progress {
+    pub(crate) mod waker;
+}
+#[path = "../src/soft/ring.rs"]
+mod ring;
 
 mod sync {
-    pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+    pub(crate) use loom::cell::UnsafeCell;
+    pub(crate) use loom::sync::atomic::{
+        AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence,
+    };
     pub(crate) use loom::sync::{Mutex, MutexGuard};
     pub(crate) use std::sync::PoisonError;
 }
@@ -96,16 +103,16 @@ use std::sync::Arc;
 
 use loom::thread;
 
-use bell::{Bell, LOOK_EVERY_NS};
 use channel::Channel;
 use completions::Completions;
 use eventfd::EventFd;
 use notices::Notices;
+use progress::waker::{TIMER_SLACK_NS, Waker};
+use ring::Ring;
 use sync::{AtomicBool, AtomicU64, Ordering};
 
-/// Now, and when the engine must be driven, by the models' clock.
-const NOW: u64 = 1;
-const DEADLINE: u64 = 5 * LOOK_EVERY_NS;
+/// When the engine must be driven, by the models' clock.
+const DEADLINE: u64 = 5 * TIMER_SLACK_NS;
 const CQ: u32 = 7;
 
 /// An engine of which only the deadline is known (0: none). Its lock is spelt out: loom does not try every order in which a `try_lock` of
@@ -124,31 +131,13 @@ impl Engine {
         Some(result)
     }
 
-    /// As posting does: waits for its turn, and rings afterwards.
-    fn post(&self, bell: &Bell) {
-        while self.try_drive(|deadline| deadline.store(DEADLINE, Ordering::Relaxed)).is_none() {
-            thread::yield_now();
-        }
-        bell.ring(Some(DEADLINE));
-    }
-
     fn deadline(deadline: &AtomicU64) -> Option<u64> {
         Some(deadline.load(Ordering::Relaxed)).filter(|at| *at > 0)
     }
 }
 
-fn bell() -> Bell {
-    Bell::new(EventFd::new().unwrap())
-}
-
-/// The helper goes to sleep with nothing to wait for: until when.
-fn helper_sleeps(bell: &Bell, engine: &Engine) -> Option<u64> {
-    assert!(bell.begin_round());
-    bell.fall_asleep(None, NOW, || engine.try_drive(Engine::deadline))
-}
-
-fn is_in_time(bell: &Bell, until: Option<u64>) -> bool {
-    bell.wake.is_raised() || until.is_some_and(|until| until <= DEADLINE + LOOK_EVERY_NS)
+fn waker() -> Arc<Waker> {
+    Arc::new(Waker::new(EventFd::new().unwrap()))
 }
 
 fn took(completions: &Completions<u32>) -> Vec<u32> {
@@ -157,88 +146,123 @@ fn took(completions: &Completions<u32>) -> Vec<u32> {
     out
 }
 
-/// Without the helper's second look at the engine, or with that look before it says how long it sleeps, nobody wakes it.
+/// An application posts under the lock, in `caller` mode. Fails if the engine thread looks at the deadline before it says how long it
+/// sleeps, or does not look at all, or if it sleeps for long where it could not look.
 #[test]
-fn the_helper_wakes_for_what_was_posted() {
+fn a_sleeping_thread_knows_of_every_deadline() {
     loom::model(|| {
-        let (bell, engine) = (bell(), Arc::new(Engine::default()));
+        let (waker, engine) = (waker(), Arc::new(Engine::default()));
         let poster = thread::spawn({
-            let (bell, engine) = (bell.clone(), engine.clone());
-            move || engine.post(&bell)
+            let (waker, engine) = (waker.clone(), engine.clone());
+            move || {
+                while engine.try_drive(|deadline| deadline.store(DEADLINE, Ordering::Relaxed)).is_none() {
+                    thread::yield_now();
+                }
+                waker.wake_by(Some(DEADLINE));
+            }
         });
-        let until = helper_sleeps(&bell, &engine);
+        waker.fall_asleep(None);
+        let known = engine.try_drive(Engine::deadline).unwrap_or(Some(TIMER_SLACK_NS));
         poster.join().unwrap();
-        assert!(is_in_time(&bell, until), "asleep until {until:?}");
+        let in_time = known.is_some_and(|until| until <= DEADLINE + TIMER_SLACK_NS);
+        assert!(in_time || waker.fd.is_raised(), "asleep until {known:?}");
     });
 }
 
-/// An application posts, polls, and then spins on memory; nobody knows that it sleeps, so that the poll does not ring. Without a short
-/// sleep after a look that failed (a fault that was there: a lost packet would have been lost for ever) the poll hides the deadline.
+/// An application submits, in `thread` mode. Fails without either of the two fences of the waker.
 #[test]
-fn a_poll_hides_no_deadline() {
+fn a_sleeping_thread_knows_of_every_submission() {
     loom::model(|| {
-        let (bell, engine) = (bell(), Arc::new(Engine::default()));
-        let application = thread::spawn({
-            let (bell, engine) = (bell.clone(), engine.clone());
+        let (waker, submissions) = (waker(), Arc::new(Ring::new(2)));
+        let poster = thread::spawn({
+            let (waker, submissions) = (waker.clone(), submissions.clone());
             move || {
-                engine.post(&bell);
-                engine.try_drive(|deadline| bell.ring_if_sleepy(|| Engine::deadline(deadline)));
+                submissions.push(1).unwrap();
+                waker.wake_if_asleep();
             }
         });
-        let until = helper_sleeps(&bell, &engine);
+        waker.fall_asleep(None);
+        let sleeps = submissions.is_empty();
+        poster.join().unwrap();
+        assert!(!sleeps || waker.fd.is_raised());
+    });
+}
+
+/// Fails if the thread looks whether it is asked to watch before it says that it stands by.
+#[test]
+fn a_thread_that_was_asked_to_watch_does_not_stand_by() {
+    loom::model(|| {
+        let waker = waker();
+        let application = thread::spawn({
+            let waker = waker.clone();
+            move || waker.ask_to_watch()
+        });
+        let stands_by = waker.stand_by();
         application.join().unwrap();
-        assert!(is_in_time(&bell, until), "asleep until {until:?}");
+        assert!(!stands_by || waker.fd.is_raised());
+        assert!(waker.take_watch());
     });
 }
 
-/// An application arms, polls once more, and sleeps: what that poll left to do is done in time. Fails if `ask_to_watch` does not
-/// note that the application sleeps, without the second look, and without the short sleep after one that failed.
+/// Fails if a producer publishes the slot before it has written the value, or a consumer frees it before it has read.
 #[test]
-fn the_helper_wakes_for_what_the_last_poll_left() {
+fn what_is_submitted_arrives_once() {
     loom::model(|| {
-        let (bell, engine) = (bell(), Arc::new(Engine::default()));
-        let application = thread::spawn({
-            let (bell, engine) = (bell.clone(), engine.clone());
-            move || {
-                bell.ask_to_watch();
-                let polled = engine.try_drive(|deadline| {
-                    deadline.store(DEADLINE, Ordering::Relaxed);
-                    bell.ring_if_sleepy(|| Engine::deadline(deadline));
-                });
-                polled.is_some()
-            }
+        let ring = Arc::new(Ring::new(2));
+        let producers = [1, 2].map(|value| {
+            let ring = ring.clone();
+            thread::spawn(move || ring.push(Box::new(value)).unwrap())
         });
-        let until = helper_sleeps(&bell, &engine);
-        let left_something = application.join().unwrap();
-        assert!(!left_something || is_in_time(&bell, until), "asleep until {until:?}");
+        let mut all = Vec::new();
+        ring.pop_each(2, |value| all.push(*value));
+        producers.into_iter().for_each(|producer| producer.join().unwrap());
+        ring.pop_each(2, |value| all.push(*value));
+        all.sort_unstable();
+        assert_eq!(all, [1, 2]);
+        assert!(ring.is_empty());
     });
 }
 
-/// Fails if `step_back` stores AWAY without looking whether somebody asked (a fault that was there: the event came a millisecond late),
-/// and if `ask_to_watch` does not wake a helper that is away.
+/// Two threads poll one completion queue, in a ring that has to be filled anew.
 #[test]
-fn a_helper_that_was_asked_to_watch_watches() {
-    for away in [false, true] {
-        loom::model(move || {
-            let bell = bell();
-            if away {
-                bell.step_back();
-            }
-            assert_eq!(bell.begin_round(), !away);
-            let application = thread::spawn({
-                let bell = bell.clone();
-                move || bell.ask_to_watch()
-            });
-            bell.wake_up();
-            bell.step_back();
-            let watches = bell.begin_round();
-            application.join().unwrap();
-            assert!(watches || bell.wake.is_raised());
+fn pollers_share_what_is_there() {
+    loom::model(|| {
+        let ring = Arc::new(Ring::new(2));
+        ring.push(1).unwrap();
+        ring.push(2).unwrap();
+        let other = thread::spawn({
+            let ring = ring.clone();
+            move || ring.pop()
         });
-    }
+        let ours = ring.pop();
+        let refilled = ring.push(3).is_ok();
+        let theirs = other.join().unwrap();
+        let mut all: Vec<_> = [ours, theirs].into_iter().flatten().collect();
+        ring.pop_each(4, |value| all.push(value));
+        all.sort_unstable();
+        assert_eq!(all, if refilled { vec![1, 2, 3] } else { vec![1, 2] });
+    });
 }
 
-/// Fails if `push` stores the count after it let go of the lock, or looks before it has the lock whether the queue is armed.
+/// The ring grows under a thread that polls the old one.
+#[test]
+fn a_ring_that_grows_loses_nothing() {
+    loom::model(|| {
+        let completions = Arc::new(Completions::with_places(CQ, 4, 2));
+        completions.push(1, false);
+        completions.push(2, false);
+        let engine = thread::spawn({
+            let completions = completions.clone();
+            move || assert!(completions.push(3, false))
+        });
+        let mut all = took(&completions);
+        engine.join().unwrap();
+        all.extend(took(&completions));
+        assert_eq!(all, [1, 2, 3]);
+    });
+}
+
+/// Fails if `push` looks whether the queue is armed before the completion can be seen.
 #[test]
 fn who_arms_and_polls_sees_the_completion_or_gets_the_event() {
     loom::model(|| {
@@ -257,9 +281,9 @@ fn who_arms_and_polls_sees_the_completion_or_gets_the_event() {
     });
 }
 
-/// Fails if `take` stores the count after it let go of the lock: the completion that came between is never found.
+/// Fails if a consumer takes a slot for empty that was filled in the last lap.
 #[test]
-fn the_count_strands_no_completion() {
+fn no_completion_is_stranded() {
     loom::model(|| {
         let completions = Arc::new(Completions::new(CQ, 4, None));
         let engine = thread::spawn({

@@ -1,7 +1,7 @@
 //! The connection manager of a device.
 
 use std::io;
-use std::sync::MutexGuard;
+use parking_lot::MutexGuard;
 
 use nobounce_protocol::cm::{Accept, Agent, AgentCounters, CmError, CommId, Config, Connect};
 use nobounce_protocol::wire::Qpn;
@@ -45,7 +45,7 @@ impl Device {
     /// It cannot.
     pub fn cm(&self) -> Result<Cm, CreateQpError> {
         self.listen()?;
-        let mut engine = self.shared.units.first().lock().ok_or(CreateQpError::Forked)?;
+        let mut engine = self.shared.engines.first().lock().ok_or(CreateQpError::Forked)?;
         let config = Config { slot: engine.link.slot(), ca_guid: guid(self), seed: seed() };
         engine.core.gsi.agent.get_or_insert_with(|| Box::new(LocalAgent::new(config)));
         drop(engine);
@@ -82,7 +82,7 @@ impl Cm {
 
     /// Does something with the agent, and sends what comes of it.
     fn with<T>(&self, what: impl FnOnce(&mut LocalAgent) -> Result<T, CmError>) -> Result<T, CmError> {
-        let mut engine = self.device.shared.units.first().lock().ok_or(CmError::Unknown)?;
+        let mut engine = self.device.shared.engines.first().lock().ok_or(CmError::Unknown)?;
         let result = engine.core.gsi.agent.as_deref_mut().ok_or(CmError::Unknown).and_then(what);
         self.finish(engine);
         result
@@ -92,8 +92,8 @@ impl Cm {
         engine.serve_gsi(now_ns());
         let deadline = engine.unattended_deadline();
         drop(engine);
-        // Nobody polls this device: the helper thread must know when to repeat what is said now.
-        self.device.shared.units.first().bell.ring(deadline);
+        // No poll may follow: the engine thread must know when to repeat what is sent now.
+        self.device.shared.engines.first().waker.wake_by(deadline);
     }
 
     /// Takes a service's name: no other process of this address can, until it is given back.
@@ -101,7 +101,7 @@ impl Cm {
     /// # Errors
     /// Somebody has it.
     pub fn bind(&self, service: u64) -> Result<(), BindError> {
-        let mut engine = self.device.shared.units.first().lock().ok_or(BindError::Forked)?;
+        let mut engine = self.device.shared.engines.first().lock().ok_or(BindError::Forked)?;
         let local = engine.link.local();
         match engine.link.bind_service(service) {
             Ok(true) => Ok(()),
@@ -112,7 +112,7 @@ impl Cm {
 
     /// Gives it back.
     pub fn unbind(&self, service: u64) {
-        if let Some(mut engine) = self.device.shared.units.first().lock() {
+        if let Some(mut engine) = self.device.shared.engines.first().lock() {
             engine.link.unbind_service(service);
         }
     }

@@ -1,12 +1,15 @@
-//! The queue inside a completion queue: the engine puts completions in, applications take them out and arm it.
+//! The queue inside a completion queue: engines put completions in, applications take them out and arm it.
 //!
-//! Everything is done under one lock, but for finding it empty, which whoever polls does all the time. `tests/loom.rs` tries every
-//! order.
-
-use std::collections::VecDeque;
+//! Taking is lock-free: a ring that consumers read without a system call. Putting, arming and everything rare is done under a lock that
+//! consumers never take. The ring grows as it fills, up to the depth of the queue; outgrown rings are kept until the queue goes, since a
+//! consumer may still be looking at one. `tests/loom.rs` tries every order.
 
 use super::channel::Channel;
-use super::sync::{AtomicBool, AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError};
+use super::ring::Ring;
+use super::sync::{AtomicBool, AtomicPtr, Mutex, MutexGuard, Ordering, PoisonError};
+
+/// Places of a new ring, where the queue is as deep.
+const FIRST_PLACES: usize = 256;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Armed {
@@ -16,17 +19,23 @@ enum Armed {
 }
 
 #[derive(Debug)]
-struct State<T> {
-    queue: VecDeque<T>,
+struct Producer<T> {
+    /// All rings there have been; the last one is in use.
+    #[allow(clippy::vec_box)] // consumers have their addresses
+    rings: Vec<Box<Ring<T>>>,
     depth: usize,
     armed: Armed,
     /// Where an armed queue announces itself, until its owner destroys it.
     channel: Option<Channel>,
-    /// Its owner has gone, its depth is 0, and nobody asks for what it would hold.
+    /// The owner is gone: the depth is 0, and nothing is told.
     closed: bool,
 }
 
-impl<T> State<T> {
+impl<T> Producer<T> {
+    fn ring(&self) -> &Ring<T> {
+        &self.rings[self.rings.len() - 1]
+    }
+
     fn announce(&self, id: u32) {
         if let Some(channel) = &self.channel {
             channel.push(id);
@@ -34,24 +43,51 @@ impl<T> State<T> {
     }
 }
 
+/// The queue.
 #[derive(Debug)]
 pub(crate) struct Completions<T> {
     pub(crate) id: u32,
-    /// How many completions there are, so that polling an empty queue takes no lock.
-    count: AtomicUsize,
+    /// The ring in use.
+    ring: AtomicPtr<Ring<T>>,
     /// Completions are lost. Set after the last one that is not.
     overflowed: AtomicBool,
-    state: Mutex<State<T>>,
+    /// As the producer's, for those who poll.
+    is_armed: AtomicBool,
+    producer: Mutex<Producer<T>>,
 }
 
-impl<T> Completions<T> {
+impl<T: Send> Completions<T> {
     pub(crate) fn new(id: u32, depth: usize, channel: Option<Channel>) -> Self {
-        let state = State { queue: VecDeque::new(), depth, armed: Armed::No, channel, closed: false };
-        Self { id, count: AtomicUsize::new(0), overflowed: AtomicBool::new(false), state: Mutex::new(state) }
+        Self::in_ring(id, depth, channel, Ring::new(depth.min(FIRST_PLACES)))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    /// A queue whose ring begins with so many places.
+    #[cfg(test)]
+    pub(crate) fn with_places(id: u32, depth: usize, places: usize) -> Self {
+        Self::in_ring(id, depth, None, Ring::new(places))
+    }
+
+    fn in_ring(id: u32, depth: usize, channel: Option<Channel>, ring: Ring<T>) -> Self {
+        let ring = Box::new(ring);
+        let address = std::ptr::from_ref(&*ring).cast_mut();
+        let producer = Producer { rings: vec![ring], depth, armed: Armed::No, channel, closed: false };
+        Self {
+            id,
+            ring: AtomicPtr::new(address),
+            overflowed: AtomicBool::new(false),
+            is_armed: AtomicBool::new(false),
+            producer: Mutex::new(producer),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Producer<T>> {
+        self.producer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    #[inline]
+    fn ring(&self) -> &Ring<T> {
+        // SAFETY: the address of a ring in `rings`, which are freed with `self` only, and never borrowed mutably.
+        unsafe { &*self.ring.load(Ordering::Acquire) }
     }
 
     pub(crate) fn depth(&self) -> usize {
@@ -62,72 +98,90 @@ impl<T> Completions<T> {
         self.overflowed.load(Ordering::Acquire)
     }
 
+    /// Whether the next completion is announced: the application is about to sleep.
+    #[inline]
+    pub(crate) fn is_armed(&self) -> bool {
+        self.is_armed.load(Ordering::Relaxed)
+    }
+
     /// Adds a completion; false when there was no room, for the first time. An urgent one is announced to those who asked for
     /// solicited ones only.
     #[inline]
     pub(crate) fn push(&self, completion: T, urgent: bool) -> bool {
-        let mut state = self.lock();
+        let mut producer = self.lock();
         // Once one is lost, none follows it: what is taken out would look complete, and the loss would be found out too late.
-        if state.queue.len() >= state.depth || self.overflowed.load(Ordering::Relaxed) {
-            if state.closed {
+        if producer.ring().len() >= producer.depth || self.overflowed.load(Ordering::Relaxed) {
+            if producer.closed {
                 return true;
             }
             let known = self.overflowed.swap(true, Ordering::Release);
-            // Whoever sleeps until something comes must learn that it never will.
+            // A sleeping application must learn that nothing will ever come.
             if !known {
-                state.announce(self.id);
+                producer.announce(self.id);
             }
             return known;
         }
-        state.queue.push_back(completion);
-        self.count.store(state.queue.len(), Ordering::Release);
-        if state.armed == Armed::Any || (state.armed == Armed::Solicited && urgent) {
-            state.armed = Armed::No;
-            state.announce(self.id);
+        self.put(&mut producer, completion);
+        if producer.armed == Armed::Any || (producer.armed == Armed::Solicited && urgent) {
+            self.set_armed(&mut producer, Armed::No);
+            producer.announce(self.id);
         }
         true
     }
 
-    /// Whether there are none: a look at one number.
+    fn set_armed(&self, producer: &mut Producer<T>, armed: Armed) {
+        producer.armed = armed;
+        self.is_armed.store(armed != Armed::No, Ordering::Relaxed);
+    }
+
     #[inline]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.count.load(Ordering::Acquire) == 0
+    fn put(&self, producer: &mut Producer<T>, completion: T) {
+        if let Err(completion) = producer.ring().push(completion) {
+            self.grow(producer, completion);
+        }
+    }
+
+    /// Continues in a ring of twice the size, which has `last` at its end. (A consumer that has not finished taking holds places, so
+    /// that the ring may need more of them than the queue is deep.)
+    #[cold]
+    fn grow(&self, producer: &mut Producer<T>, last: T) {
+        let larger = Box::new(Ring::new(producer.ring().places() * 2));
+        producer.ring().pop_each(usize::MAX, |completion| _ = larger.push(completion));
+        let _ = larger.push(last); // twice the size has room for one more
+        self.ring.store(std::ptr::from_ref(&*larger).cast_mut(), Ordering::Release);
+        producer.rings.push(larger);
     }
 
     /// Takes at most `max` completions, and returns how many.
     #[inline(always)]
     pub(crate) fn take(&self, max: usize, each: &mut impl FnMut(T)) -> usize {
-        if self.is_empty() { 0 } else { self.take_some(max, each) }
-    }
-
-    fn take_some(&self, max: usize, each: &mut impl FnMut(T)) -> usize {
-        let mut state = self.lock();
-        let count = max.min(state.queue.len());
-        state.queue.drain(..count).for_each(each);
-        self.count.store(state.queue.len(), Ordering::Release);
-        count
+        self.ring().pop_each(max, each)
     }
 
     /// As [`take`](Self::take); nothing when there are none, and never will be all there should.
     #[inline]
     pub(crate) fn take_unless_lost(&self, max: usize, each: &mut impl FnMut(T)) -> Option<usize> {
-        // Looked at first: what was there when it overflowed must be seen by the look after this.
+        // Loaded first: what was there when it overflowed must be seen by the look after this.
         let overflowed = self.is_overflowed();
         let taken = self.take(max, each);
         (taken > 0 || !overflowed).then_some(taken)
     }
 
-    /// Forgets the completions that `of` picks.
+    /// Forgets the completions that `of` picks. The others may be out of sight for a moment.
     pub(crate) fn forget(&self, of: impl Fn(&T) -> bool) {
-        let mut state = self.lock();
-        state.queue.retain(|completion| !of(completion));
-        self.count.store(state.queue.len(), Ordering::Release);
+        let mut producer = self.lock();
+        let mut kept = Vec::new();
+        producer.ring().pop_each(usize::MAX, |completion| kept.push(completion));
+        for completion in kept.into_iter().filter(|completion| !of(completion)) {
+            self.put(&mut producer, completion);
+        }
     }
 
     /// The next completion is announced, once (or the next urgent one).
     pub(crate) fn arm(&self, solicited_only: bool) {
-        let mut state = self.lock();
-        state.armed = if solicited_only && state.armed != Armed::Any { Armed::Solicited } else { Armed::Any };
+        let mut producer = self.lock();
+        let only = solicited_only && producer.armed != Armed::Any;
+        self.set_armed(&mut producer, if only { Armed::Solicited } else { Armed::Any });
     }
 
     /// Holds at most `depth` from now on.
@@ -135,22 +189,23 @@ impl<T> Completions<T> {
     /// # Errors
     /// It holds more than that: how many.
     pub(crate) fn resize(&self, depth: usize) -> Result<(), usize> {
-        let mut state = self.lock();
-        if state.queue.len() > depth {
-            return Err(state.queue.len());
+        let mut producer = self.lock();
+        let held = producer.ring().len();
+        if held > depth {
+            return Err(held);
         }
-        state.depth = depth;
+        producer.depth = depth;
         Ok(())
     }
 
-    /// Its owner goes: it takes and announces nothing any more, and what it announced is forgotten.
+    /// The owner goes: nothing is taken or announced any more, and what was announced is forgotten.
     pub(crate) fn close(&self) {
         // Under the lock, so that nothing is announced behind our back.
-        let mut state = self.lock();
-        if let Some(channel) = state.channel.take() {
+        let mut producer = self.lock();
+        if let Some(channel) = producer.channel.take() {
             channel.forget(self.id);
         }
-        (state.closed, state.depth, state.queue) = (true, 0, VecDeque::new());
-        self.count.store(0, Ordering::Release);
+        (producer.closed, producer.depth) = (true, 0);
+        producer.ring().pop_each(usize::MAX, drop);
     }
 }

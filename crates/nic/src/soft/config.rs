@@ -4,8 +4,9 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use super::helper::allowed_cpus;
-use super::units::MAX_ENGINES;
+use super::progress::Progress;
+use super::progress::cpu::allowed_cpus;
+use super::progress::set::MAX_ENGINES;
 use crate::interfaces;
 use crate::links::fault::{FaultConfig, ParseFaultError};
 
@@ -27,6 +28,8 @@ pub struct Config {
     /// How many engines drive the device at most, each with a thread of its own (1 to 8). `None`: by the CPUs that this process may run on,
     /// see [`Config::engines`].
     pub engines: Option<usize>,
+    /// Which thread drives the engines.
+    pub progress: Progress,
 }
 
 /// The way packets take.
@@ -63,6 +66,7 @@ impl Default for Config {
             gro: true,
             link: LinkChoice::default(),
             engines: None,
+            progress: Progress::default(),
         }
     }
 }
@@ -93,14 +97,17 @@ pub enum ConfigError {
     /// NOBOUNCE_ENGINES.
     #[error("{0:?} is no number of engines: 1 to {MAX_ENGINES} are (NOBOUNCE_ENGINES or --engines)")]
     Engines(String),
+    /// NOBOUNCE_PROGRESS.
+    #[error("invalid progress mode {0:?}: expected auto, thread or caller (NOBOUNCE_PROGRESS or --progress)")]
+    Progress(String),
     /// NOBOUNCE_FAULT.
     #[error("NOBOUNCE_FAULT: {0}")]
     Fault(#[from] ParseFaultError),
 }
 
 impl Config {
-    /// The default, changed by `NOBOUNCE_ADDR` (the first address of the list), `NOBOUNCE_FAULT`, `NOBOUNCE_PCAP`, `NOBOUNCE_LINK`
-    /// and `NOBOUNCE_ENGINES`.
+    /// The default, changed by `NOBOUNCE_ADDR` (the first address of the list), `NOBOUNCE_FAULT`, `NOBOUNCE_PCAP`, `NOBOUNCE_LINK`,
+    /// `NOBOUNCE_ENGINES` and `NOBOUNCE_PROGRESS`.
     ///
     /// # Errors
     /// Says which variable makes no sense, and why.
@@ -118,6 +125,9 @@ impl Config {
         }
         if let Ok(engines) = std::env::var("NOBOUNCE_ENGINES") {
             config.engines = Some(parse_engines(&engines)?);
+        }
+        if let Ok(progress) = std::env::var("NOBOUNCE_PROGRESS") {
+            config.progress = progress.parse()?;
         }
         config.pcap = std::env::var_os("NOBOUNCE_PCAP").map(PathBuf::from);
         Ok(config)

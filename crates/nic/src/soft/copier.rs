@@ -16,10 +16,9 @@ use nobounce_memory::signals::BlockedSignals;
 
 use super::copiers::ContextKey;
 use super::fork;
-use super::helper::{CPUS_TO_SPIN, allowed_cpus};
+use super::progress::cpu::{allowed_cpus, ask_for_short_slices};
+use super::progress::waker::Waker;
 use super::region::RegisterError;
-use super::slices::ask_for_short_slices;
-use super::spin::Spin;
 use super::standstill::{Inside, Standstill};
 use crate::links::now_ns;
 
@@ -32,8 +31,10 @@ const FETCH_CHUNK: usize = CHUNK + CHUNK / 16;
 const FETCH_CHUNKS: usize = 32;
 const PLACE_CHUNKS: usize = 16;
 
-/// How long the thread looks for more work before it sleeps at first, where there are CPUs to spare: being woken costs as much as a short copy.
-const SPIN_NS: u64 = 100_000;
+/// How long the thread spins for more work before it sleeps: being woken costs as much as a short copy.
+const SPIN_NS: u64 = 50_000;
+/// CPUs from which on it spins at all.
+const CPUS_TO_SPIN: usize = 4;
 /// Pauses of the processor between two looks meanwhile: whoever shares its core has that much more of it.
 const PAUSES: u32 = 8;
 /// How long it spins while a copy is under way, and how often it looks otherwise.
@@ -131,13 +132,18 @@ struct Waiting {
 
 impl Copier {
     /// Makes the engines and starts the thread, for memory of this context. Takes milliseconds: not under the engine's lock.
-    pub(crate) fn new(gpu: &Arc<Gpu>, context: ContextKey) -> Result<Arc<Self>, RegisterError> {
+    pub(crate) fn new(
+        gpu: &Arc<Gpu>,
+        context: ContextKey,
+        waker: &Arc<Waker>,
+    ) -> Result<Arc<Self>, RegisterError> {
         let make = |chunks, len| CopyEngine::in_context(gpu, context.handle(), chunks, len);
         let engines = Engines { fetch: make(FETCH_CHUNKS, FETCH_CHUNK)?, place: make(PLACE_CHUNKS, CHUNK)? };
         let (engines, desk) = (Arc::new(engines), Arc::<Desk>::default());
         let worker = Worker {
             engines: engines.clone(),
             desk: desk.clone(),
+            waker: waker.clone(),
             under_way: Default::default(),
             lost: Vec::new(),
             spins: allowed_cpus() >= CPUS_TO_SPIN,
@@ -264,6 +270,8 @@ struct UnderWay {
 struct Worker {
     engines: Arc<Engines>,
     desk: Arc<Desk>,
+    /// Wakes the engine thread, which may sleep until a copy is over.
+    waker: Arc<Waker>,
     /// Fetches, placements and looks, each in the order in which they were started, which is the order in which they end.
     under_way: [VecDeque<UnderWay>; 3],
     /// Copies that nobody can tell whether they are over: their chunks are the GPU's until then.
@@ -275,23 +283,17 @@ impl Worker {
     fn run(mut self) {
         ask_for_short_slices();
         self.desk.inside.of(|| self.engines.place.gpu().driver().keep_relaxed());
-        let (mut moved, mut spin) = (now_ns(), self.spins.then(|| Spin::new(SPIN_NS)));
+        let mut moved = now_ns();
         loop {
             let begun = self.begin();
             if begun | self.end() {
                 moved = now_ns();
             } else if self.under_way.iter().any(|copies| !copies.is_empty()) {
                 self.wait_for_copy(moved);
-            } else if spin.as_mut().is_some_and(|spin| !spin.is_over(moved)) {
+            } else if self.spins && now_ns().saturating_sub(moved) < SPIN_NS {
                 (0..PAUSES).for_each(|_| std::hint::spin_loop());
-            } else {
-                let asleep = now_ns();
-                if !self.sleep() {
-                    break;
-                }
-                if let Some(spin) = &mut spin {
-                    spin.note_woken(now_ns().saturating_sub(asleep));
-                }
+            } else if !self.sleep() {
+                break;
             }
         }
         drop(self);
@@ -377,6 +379,7 @@ impl Worker {
         if is_fetch {
             self.desk.fetches.fetch_sub(1, Ordering::Release);
         }
+        self.waker.wake_if_asleep();
     }
 
     fn wait_for_copy(&self, since: u64) {

@@ -11,7 +11,8 @@ use super::completions::Completions;
 use super::device::Shared;
 use super::event::AsyncEvent;
 use super::limits::{CreateError, DeviceLimits, Taken, check};
-use super::units::Users;
+use super::progress::mode::Mode;
+use super::progress::set::Users;
 
 /// A completion as the application sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,8 +163,9 @@ impl Cq {
         self.inner.resize(depth).map_err(|held| ResizeError::Holds { held, asked: depth })
     }
 
-    /// Takes at most `max` completions, appends them to `out`, and returns how many. An empty queue first
-    /// drives the device.
+    /// Takes at most `max` completions, appends them to `out`, and returns how many. Where the caller drives the device
+    /// ([`Progress::Caller`](super::Progress)), an empty queue does so first, and a caller that polls for longer than a round trip sleeps
+    /// for some microseconds.
     ///
     /// # Errors
     /// The queue overflowed (after what it still held was taken), or the process forked.
@@ -177,7 +179,6 @@ impl Cq {
     /// As for [`poll`](Self::poll).
     #[inline]
     pub fn poll_each(&self, max: usize, mut each: impl FnMut(WorkCompletion)) -> Result<usize, CqError> {
-        // First of all: the thread that held the queue's lock may not exist in a forked child.
         if self.shared.is_forked() {
             return Err(CqError::Forked);
         }
@@ -185,7 +186,10 @@ impl Cq {
         if taken > 0 || max == 0 {
             return Ok(taken);
         }
-        self.shared.units.drive_polled(&self.users, || !self.inner.is_empty());
+        if self.shared.engines.mode() == Mode::Caller {
+            // A caller that has armed the queue polls once more and sleeps: that is no attention.
+            self.shared.engines.drive_polled(&self.users, !self.inner.is_armed());
+        }
         let taken = self.inner.take_unless_lost(max, &mut each);
         taken.ok_or_else(|| CqError::Overflow { depth: self.depth() })
     }
@@ -198,7 +202,7 @@ impl Cq {
             return;
         }
         self.inner.arm(solicited_only);
-        self.shared.units.expect_sleep(&self.users);
+        self.shared.engines.expect_sleep(&self.users);
     }
 }
 

@@ -16,12 +16,13 @@ use super::event::{AsyncEvent, Events};
 use super::exit::Ending;
 use super::limits::{Count, CreateError, DeviceLimits, Taken};
 use super::mw::Windows;
+use super::progress::mode::{Mode, Progress};
+use super::progress::set::{EngineSet, LinkMaker};
 use super::qp::{CreateQpError, Qp, QpInit, QpLimits};
 use super::report::{Report, Totals};
 use super::snapshot::Keeper;
 use super::srq::{CreateSrqError, Srq, SrqLimits};
 use super::tally::PathCounters;
-use super::units::{LinkMaker, Units};
 use crate::links::Link;
 use crate::links::{pcap, udp};
 
@@ -49,12 +50,13 @@ pub enum OpenError {
 /// What all objects of a device share.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    pub(crate) units: Arc<Units>,
+    pub(crate) engines: Arc<EngineSet>,
     pub(crate) events: Arc<Events>,
     pub(crate) counts: Counts,
     windows: Arc<RwLock<Windows>>,
     ending: Arc<Ending>,
     next_id: AtomicU32,
+    pub(crate) is_ipv4: bool,
 }
 
 /// How many objects there are of those that no table counts for all engines.
@@ -68,7 +70,7 @@ pub(crate) struct Counts {
 
 impl Shared {
     pub(crate) fn is_forked(&self) -> bool {
-        self.units.first().is_forked()
+        self.engines.first().is_forked()
     }
 
     /// The memory windows. Not to be called in a forked child.
@@ -79,8 +81,8 @@ impl Shared {
     /// What all engines have done so far; nothing in a forked child.
     fn totals(&self) -> Option<Totals> {
         let mut sum = Totals::default();
-        for unit in self.units.iter() {
-            sum.add(&Totals::of(&*unit.lock()?));
+        for handle in self.engines.iter() {
+            sum.add(&Totals::of(&*handle.lock()?));
         }
         Some(sum)
     }
@@ -96,8 +98,8 @@ impl Drop for Shared {
             return;
         }
         let mut sum = Totals::default();
-        for unit in self.units.iter() {
-            if let Some(engine) = unit.close() {
+        for handle in self.engines.iter() {
+            if let Some(engine) = handle.close() {
                 sum.add(&Totals::of(&engine));
             }
         }
@@ -120,7 +122,7 @@ impl Device {
     /// Another user holds the port, the address is not ours, there is no free slot, ...: the message says what to do.
     pub fn open(config: &Config) -> Result<Self, OpenError> {
         let maker = LinkMaker::new(config)?;
-        Self::with(maker.link(0)?, (Some(maker), config.engines()))
+        Self::with(maker.link(0)?, (Some(maker), config.engines()), config.progress.mode())
     }
 
     /// A device with one engine, on a link of the caller's.
@@ -128,10 +130,14 @@ impl Device {
     /// # Errors
     /// The kernel refused a descriptor.
     pub fn with_link(link: Box<dyn Link>) -> Result<Self, OpenError> {
-        Self::with(link, (None, 1))
+        Self::with(link, (None, 1), Progress::default().mode())
     }
 
-    fn with(link: Box<dyn Link>, (maker, engines): (Option<LinkMaker>, usize)) -> Result<Self, OpenError> {
+    fn with(
+        link: Box<dyn Link>,
+        (maker, engines): (Option<LinkMaker>, usize),
+        mode: Mode,
+    ) -> Result<Self, OpenError> {
         let local = link.local();
         let max_mtu = Mtu::at_most(link.capabilities().max_path_mtu).unwrap_or(Mtu::Mtu256);
         let events = Arc::new(Events::new()?);
@@ -141,14 +147,13 @@ impl Device {
             windows: windows.clone(),
             overflows: Arc::default(),
             sharers: (engines > 1).then(Arc::default),
-            several: Arc::default(),
         };
         let report = Report::from_env(local);
         let keeper = report.as_ref().and_then(Report::snapshots).map(Keeper::new);
-        let units = Arc::new(Units::new(link, (maker, engines), joint, keeper)?);
-        let ending = Ending::new(units.clone(), report);
+        let engines = Arc::new(EngineSet::new(link, (maker, engines), mode, joint, keeper)?);
+        let ending = Ending::new(engines.clone(), report);
         let (counts, next_id) = (Counts::default(), AtomicU32::new(1));
-        let shared = Arc::new(Shared { units, events, counts, windows, ending, next_id });
+        let shared = Arc::new(Shared { engines, events, counts, windows, ending, next_id, is_ipv4: local.is_ipv4() });
         Ok(Self { shared, local, max_mtu })
     }
 
@@ -253,7 +258,12 @@ impl Device {
 
     /// How many engines drive it: one, until it has several queue pairs.
     pub fn engines(&self) -> usize {
-        self.shared.units.iter().count()
+        self.shared.engines.iter().count()
+    }
+
+    /// Which thread drives it: `thread` or `caller`.
+    pub fn progress(&self) -> &'static str {
+        self.shared.engines.mode().name()
     }
 
     /// What it has done so far, as the JSON object that it leaves as its report when it goes (docs/run.md); `None` in a forked child.
@@ -263,7 +273,7 @@ impl Device {
 
     /// Lets the device be reached, and has a thread look after it. From then on others may depend on that thread.
     pub(crate) fn listen(&self) -> Result<(), CreateQpError> {
-        self.shared.units.first().listen()
+        self.shared.engines.first().listen()
     }
 }
 

@@ -9,7 +9,6 @@ mod turn;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, RwLock};
 
 use nobounce_protocol::cm::GSI_QPN;
@@ -20,7 +19,6 @@ use nobounce_protocol::wire::{Header, Malformed, Marker, Qpn, Service};
 use super::build::put_marker;
 use super::counters::{self, Counters};
 use super::deaths::DEATH_TIMER;
-use super::door::{Door, Left};
 use super::entry::{Owing, QpEntry, complete, flushed};
 use super::event::{AsyncEvent, Events};
 use super::gsi::Gsi;
@@ -30,6 +28,10 @@ use super::near::Near;
 use super::overflows::Overflows;
 use super::path::{PathIndex, Paths, Sharers};
 use super::peer::Peers;
+use super::progress::SPIN_NS;
+use super::progress::mode::Mode;
+use super::progress::submission::Submissions;
+use super::progress::waker::{TIMER_SLACK_NS, Waker};
 use super::region::Regions;
 use super::snapshot::{Keeper, SNAPSHOT_TIMER};
 use super::srq::Srqs;
@@ -52,14 +54,25 @@ const MAX_PEERS: usize = 1024;
 /// Idle calls between two looks at the timers: a few microseconds of polling.
 const TIMERS_EVERY: u32 = 16;
 
+/// A caller that does something else for so long between two polls is not waiting.
+const POLL_GAP_NS: Nanos = SPIN_NS / 2;
+
+/// How long a polling caller has waited.
+#[derive(Debug, Default)]
+struct CallerWait {
+    since: Nanos,
+    polled_at: Nanos,
+}
+
 /// The link, and everything else: apart, so that packets can be handled while the link hands them out.
 #[derive(Debug)]
 pub(crate) struct Engine {
     pub(crate) link: Box<dyn Link>,
     pub(crate) core: Core,
     pub(super) keeper: Option<Keeper>,
-    /// How many wait for the lock around it: what may wait until they have had it is put off.
-    pub(super) wanted: Arc<AtomicUsize>,
+    /// Wakes the thread that drives it.
+    pub(crate) waker: Arc<Waker>,
+    caller: CallerWait,
 }
 
 /// What the engines of a device have in common.
@@ -70,8 +83,6 @@ pub(crate) struct Joint {
     pub(crate) overflows: Arc<Overflows>,
     /// How many of them send to the same sockets; `None` where there can be no others.
     pub(crate) sharers: Option<Arc<Sharers>>,
-    /// Whether there are several by now.
-    pub(crate) several: Arc<AtomicBool>,
 }
 
 #[derive(Debug)]
@@ -113,20 +124,26 @@ pub(crate) struct Core {
     pub(super) peers: Peers,
     /// Precomputed ICRCs of the flows and packet lengths heard lately.
     pub(super) sealers: Sealers<(u16, IpAddr)>,
-    /// What was posted while somebody else had the lock.
-    pub(super) door: Arc<Door>,
-    /// What it is taken in with, kept for the next time.
-    pub(super) doormat: Vec<(Qpn, Left)>,
+    /// Queue pairs with datagrams to peers that were not looked for yet.
+    pub(super) unresolved: Vec<u32>,
+    /// What was posted and not taken yet.
+    pub(super) submissions: Arc<Submissions>,
     /// Calls in a row that received nothing.
     idle_calls: u32,
-    /// When somebody last looked for packets, give or take a few idle calls.
-    driven_at: Nanos,
+    /// When packets last came or left.
+    active_at: Nanos,
 }
 
 impl Engine {
     /// The engine with that number of a device.
-    pub(crate) fn new(link: Box<dyn Link>, number: usize, joint: Joint) -> Self {
-        let Joint { events, windows, overflows, sharers, several: _ } = joint;
+    pub(crate) fn new(
+        link: Box<dyn Link>,
+        number: usize,
+        mode: Mode,
+        waker: Arc<Waker>,
+        joint: Joint,
+    ) -> Self {
+        let Joint { events, windows, overflows, sharers } = joint;
         let core = Core {
             local: link.local(),
             slot: link.slot(),
@@ -155,12 +172,12 @@ impl Engine {
             timers: BinaryHeap::new(),
             peers: Peers::default(),
             sealers: Sealers::new(),
-            door: Arc::default(),
-            doormat: Vec::new(),
+            unresolved: Vec::new(),
+            submissions: Arc::new(Submissions::new(mode == Mode::Thread)),
             idle_calls: 0,
-            driven_at: 0,
+            active_at: 0,
         };
-        Self { link, core, keeper: None, wanted: Arc::default() }
+        Self { link, core, keeper: None, waker, caller: CallerWait::default() }
     }
 
     /// The queue pair has a new peer: the link may have a shorter way there.
@@ -178,13 +195,15 @@ impl Engine {
         }
     }
 
-    /// Tries to meet those to whom the queue pair's datagrams go, before the first one is built: later ones must not overtake it.
+    /// Looks for a shorter way to those whom datagrams go to, before the first one is built: later ones must not overtake it.
     #[cold]
-    pub(crate) fn meet_strangers(&mut self, index: u32) {
+    fn meet_strangers(&mut self) {
         let Self { link, core, .. } = self;
-        let Some(entry) = core.qps[index as usize].as_deref_mut() else { return };
-        if let Some(ways) = &mut entry.ways {
-            ways.meet_strangers(&mut **link, &mut core.near);
+        while let Some(index) = core.unresolved.pop() {
+            let Some(entry) = core.qps[index as usize].as_deref_mut() else { continue };
+            if let Some(ways) = &mut entry.ways {
+                ways.meet_strangers(&mut **link, &mut core.near);
+            }
         }
     }
 
@@ -214,7 +233,9 @@ impl Engine {
             return 0;
         }
         let now = clock.unwrap_or_else(now_ns);
-        core.driven_at = now;
+        if received > 0 {
+            core.active_at = now;
+        }
         if core.askers.has_strangers() {
             core.askers.meet_strangers(&mut **link, &mut core.near);
         }
@@ -233,6 +254,9 @@ impl Engine {
 
     /// Sends what may leave, and of the answers that were put off those that `answers` says.
     pub(crate) fn transmit(&mut self, now: Nanos, answers: Answers) {
+        if !self.core.unresolved.is_empty() {
+            self.meet_strangers();
+        }
         for _ in 0..MAX_BATCHES {
             if self.link.send_blocked() {
                 return; // the link says by next_deadline() when to try again
@@ -252,10 +276,10 @@ impl Engine {
                 return;
             }
             self.core.counters.sent_pkts += self.core.tx.count() as u64;
+            self.core.active_at = now;
             self.link.send(&mut self.core.tx);
-            // A full batch takes as long as several posts: they must not wait for all of them, here or at the door. (Who wants all answers sent is going.)
-            let hurries = || self.wanted.load(Ordering::Relaxed) > 0 || self.core.door.is_used();
-            if !full || (answers != Answers::All && hurries()) {
+            // A full batch takes as long as several posts: they do not wait for all of them.
+            if !full || (answers != Answers::All && !self.core.submissions.is_empty()) {
                 return;
             }
         }
@@ -266,19 +290,17 @@ impl Engine {
         self.transmit(now_ns(), Answers::All);
     }
 
-    /// Packets that came and went so far.
-    pub(crate) fn moved(&self) -> u64 {
-        self.core.counters.rcvd_pkts.wrapping_add(self.core.counters.sent_pkts)
-    }
-
-    /// Nothing waits to be sent.
-    pub(crate) fn is_idle(&self) -> bool {
-        self.core.is_idle()
-    }
-
-    /// When somebody last looked for packets, give or take a few idle calls.
-    pub(crate) fn driven_at(&self) -> Nanos {
-        self.core.driven_at
+    /// `caller` mode: a caller polls. Whether it has polled without pause for a whole spin since packets last came or left.
+    #[inline]
+    pub(crate) fn has_waited(&mut self, now: Nanos) -> bool {
+        let CallerWait { since, polled_at } = &mut self.caller;
+        // A program that does something else between its polls is not waiting.
+        if now.saturating_sub(*polled_at) > POLL_GAP_NS {
+            *since = now;
+        }
+        *since = (*since).max(self.core.active_at);
+        *polled_at = now;
+        now.saturating_sub(*since) >= SPIN_NS
     }
 
     /// Whether the GPU's copy engine has to be looked after.
@@ -286,39 +308,33 @@ impl Engine {
         !self.core.holding.is_empty() || self.core.regions.stage.is_busy()
     }
 
-    /// When somebody must drive the engine if nobody polls: at once (0) where the GPU's copy engine has to be looked after; what was
-    /// merely put off has time.
+    /// When the engine must be driven if no poll follows: what was merely delayed has time. Copies wake the engine thread themselves.
     pub(crate) fn unattended_deadline(&self) -> Option<Nanos> {
-        if self.awaits_copies() {
-            return Some(0);
-        }
-        if self.core.is_idle() { self.deadline() } else { Some(now_ns()) }
+        if self.core.has_work() { Some(now_ns()) } else { self.deadline() }
     }
 
     /// When to come back if nothing arrives before: now if there is more to send.
     pub(crate) fn deadline(&self) -> Option<Nanos> {
-        if !self.core.is_idle() && !self.link.send_blocked() {
+        if self.core.has_work() && !self.link.send_blocked() {
             return Some(0);
         }
+        // A copy that is over wakes the engine thread; one that is stuck is found out by looking.
+        let copies = self.awaits_copies().then(|| now_ns() + TIMER_SLACK_NS);
         let timer = self.core.timers.peek().map(|Reverse((at, _))| *at);
         let answer = self.core.owing.patient.front().map(|(due, _)| *due);
-        [timer, answer, self.link.next_deadline()].into_iter().flatten().min()
+        [timer, answer, copies, self.link.next_deadline()].into_iter().flatten().min()
     }
 }
 
 impl Core {
-    /// Nothing waits to be sent.
+    /// Nothing is to be sent, and nothing waits for copies.
     fn is_idle(&self) -> bool {
-        self.ready.is_empty()
-            && self.returns.is_empty()
-            && self.owing.soon.is_empty()
-            && self.holding.is_empty()
-            && !self.regions.stage.is_busy()
+        !self.has_work() && self.holding.is_empty() && !self.regions.stage.is_busy()
     }
 
-    /// Whether its address is one of IPv4.
-    pub(crate) fn is_ipv4(&self) -> bool {
-        self.local.is_ipv4()
+    /// Something is to be sent.
+    fn has_work(&self) -> bool {
+        !self.ready.is_empty() || !self.returns.is_empty() || !self.owing.soon.is_empty()
     }
 
     pub(crate) fn qpn(&self, index: u32) -> Qpn {
@@ -358,15 +374,6 @@ impl Core {
         }
     }
 
-    /// A receive that its poster has left at the door is there for what it was posted for.
-    #[cold]
-    fn fetch_receives(&mut self, index: u32) {
-        let Some(entry) = self.qps.get(index as usize).and_then(Option::as_deref) else { return };
-        if entry.receives.is_empty() {
-            self.door.clone().open(self);
-        }
-    }
-
     fn handle_datagram(&mut self, now: Nanos, datagram: &RxDatagram<'_>) {
         self.counters.rcvd_pkts += u64::from(datagram.packets);
         // Left where it was written: moved, it would be read back in other pieces than it was written in, and so wait until the payload before it is stored
@@ -389,8 +396,9 @@ impl Core {
         let header = &parsed.header;
         let index = header.dest_qpn.get() & 0xffff;
         let ours = header.dest_qpn.get() >> 16 == u32::from(self.slot);
-        if self.door.is_used() && !header.opcode.is_response() {
-            self.fetch_receives(index);
+        // A receive that was posted before its message was sent is there for it.
+        if !header.opcode.is_response() {
+            self.take_submissions(|| now);
         }
         let Some(entry) = self.qps.get_mut(index as usize).and_then(Option::as_deref_mut).filter(|_| ours)
         else {
@@ -476,12 +484,13 @@ impl Core {
     /// Draws the consequences of the packets that came, once for each queue pair.
     fn settle_touched(&mut self, now: Nanos) {
         while let Some(index) = self.touched.pop() {
-            self.settle(index);
             let Some(entry) = self.qps[index as usize].as_deref_mut() else { continue };
-            entry.touched = false;
             if let Some(srq) = entry.srq {
                 self.srqs.check_limit(srq, &self.events);
             }
+            self.settle(index);
+            let Some(entry) = self.qps[index as usize].as_deref_mut() else { continue };
+            entry.touched = false;
             let replies = entry.qp.has_replies();
             if replies {
                 entry.note_heard(now);
@@ -549,6 +558,8 @@ impl Core {
         let Some(entry) = self.qps[index as usize].as_deref_mut() else { return };
         let mut overflowed = None;
         let stage = &self.regions.stage;
+        // Before the completions: an application that has one may post again.
+        entry.publish_room();
         while let Some(completion) = entry.qp.poll_completion() {
             if completion.status != Status::Success {
                 self.counters.count_failed(completion.status);
@@ -560,6 +571,7 @@ impl Core {
         }
         if entry.qp.state() == QpState::Error {
             while let Some(posted) = entry.receives.pop_front() {
+                entry.publish_room();
                 self.counters.count_failed(Status::Flushed);
                 overflowed = complete(entry, stage, flushed(&posted)).or(overflowed);
             }

@@ -9,15 +9,15 @@ use nobounce_protocol::timing::Nanos;
 use nobounce_protocol::wire::{Header, Marker, Opcode, Psn, Qpn, Service, Syndrome};
 
 use super::cq::CqInner;
-use super::door::Credit;
 use super::feed::{Feed, Origin};
-use super::helper::{CPUS_TO_SPIN, allowed_cpus};
 use super::host::{PostedReceive, PostedSend};
 use super::mixed::Mixed;
 use super::mw::Asker;
 use super::near::Near;
 use super::once::Once;
 use super::path::PathIndex;
+use super::progress::cpu::allowed_cpus;
+use super::progress::submission::Rooms;
 use super::srq::SrqIndex;
 use super::stage::{Owner, Stage};
 use super::tally::PathCounters;
@@ -85,10 +85,10 @@ pub(crate) struct QpEntry {
     /// Where its datagrams go to, if that is what it sends: `ring` is that of the packet built last then.
     pub(super) ways: Option<Box<Ways>>,
     pub(super) tally: PathCounters,
-    /// What may be left at the door for it.
-    pub(crate) credit: Arc<Credit>,
-    /// Receives that it has room for.
-    pub(crate) recv_depth: usize,
+    /// Its work queues as posters see them.
+    pub(crate) rooms: Arc<Rooms>,
+    /// Send requests that it has room for.
+    pub(crate) send_depth: usize,
 }
 
 /// Packets a queue pair may send before the next one has its turn: one full segmented send. (Two: 64 queue pairs
@@ -97,6 +97,9 @@ const TURN: u64 = 15;
 
 /// The same through shared memory, where it has the way for itself: a piece of a READ, whole.
 const NEAR_TURN: u64 = 32;
+
+/// CPUs from which on both ends of a connection run at the same time.
+const CPUS_FOR_BOTH: usize = 4;
 
 /// So many requests in a row that answer the peer's make a conversation.
 const TALKING: u8 = 4;
@@ -115,7 +118,7 @@ struct Patience {
 /// Where everybody has a CPU, who answers at once does so in a few microseconds; and a peer may have to hear that its message has arrived before it goes
 /// on to the next (NCCL's send and receive of 8 bytes: 22 us with 25 us, 19 with 6). On a small machine the other has to be scheduled first.
 static PATIENCE: LazyLock<Patience> = LazyLock::new(|| {
-    if allowed_cpus() >= CPUS_TO_SPIN {
+    if allowed_cpus() >= CPUS_FOR_BOTH {
         Patience { at_once: 50_000, wait: 6_000, wait_if_long: 25_000 }
     } else {
         Patience { at_once: 50_000, wait: 25_000, wait_if_long: 25_000 }
@@ -269,8 +272,8 @@ impl QpEntry {
             held: None,
             ways: (service == Service::Ud).then(Box::default),
             tally: PathCounters::default(),
-            credit: Arc::default(),
-            recv_depth: 0,
+            rooms: Arc::default(),
+            send_depth: 0,
         }
     }
 

@@ -7,14 +7,17 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Arc, MutexGuard, Once, Weak};
+use std::sync::{Arc, Once, Weak};
 use std::time::{Duration, Instant};
+
+use parking_lot::MutexGuard;
 
 use super::engine::Engine;
 use super::fork;
-use super::lock::EngineLock;
+use super::progress::lock::EngineLock;
+use super::progress::set::EngineSet;
 use super::report::{Report, Totals};
-use super::units::Units;
+use crate::links::now_ns;
 
 /// How long the end of a process is put off at most.
 const PATIENCE: Duration = Duration::from_millis(200);
@@ -22,19 +25,19 @@ const PATIENCE: Duration = Duration::from_millis(200);
 /// What is left to do for a device when it goes, or when the process exits before.
 #[derive(Debug)]
 pub(crate) struct Ending {
-    units: Arc<Units>,
+    engines: Arc<EngineSet>,
     report: Option<Report>,
 }
 
 impl Ending {
     /// From now on it is seen to when the process exits.
-    pub(crate) fn new(units: Arc<Units>, report: Option<Report>) -> Arc<Self> {
+    pub(crate) fn new(engines: Arc<EngineSet>, report: Option<Report>) -> Arc<Self> {
         static HOOK: Once = Once::new();
         HOOK.call_once(|| {
             // SAFETY: the function lives as long as this code is loaded, and never unwinds.
             unsafe { libc::atexit(at_exit) };
         });
-        let ending = Arc::new(Self { units, report });
+        let ending = Arc::new(Self { engines, report });
         remember(&ending);
         ending
     }
@@ -85,7 +88,7 @@ fn each_open(mut each: impl FnMut(&Ending)) {
 /// In a forked child, before anything else happens there: nobody reads its copies of its parent's sockets. Left open they would keep
 /// the slots of devices that the parent closes, and the kernel would go on steering packets to them, those of others among them.
 pub(super) fn let_go_of_links() {
-    each_open(|ending| ending.units.iter().for_each(|unit| fork::let_go(&unit.link)));
+    each_open(|ending| ending.engines.iter().for_each(|handle| fork::let_go(handle.link_fds())));
 }
 
 extern "C" fn at_exit() {
@@ -96,11 +99,11 @@ extern "C" fn at_exit() {
 
 fn finish(ending: &Ending, end: Instant) {
     let (mut totals, mut all) = (Totals::default(), true);
-    for unit in ending.units.iter() {
-        if unit.engine().generation() != fork::current() {
+    for handle in ending.engines.iter() {
+        if handle.engine().generation() != fork::current() {
             return;
         }
-        let Some(mut engine) = lock_until(unit.engine(), end) else {
+        let Some(mut engine) = lock_until(handle.engine(), end) else {
             all = false;
             continue;
         };
@@ -118,7 +121,8 @@ fn finish(ending: &Ending, end: Instant) {
 /// Whoever holds the lock may be the very thread that exits, or wait for it.
 fn lock_until(engine: &EngineLock, end: Instant) -> Option<MutexGuard<'_, Engine>> {
     loop {
-        if let Some(engine) = engine.try_lock_at_exit() {
+        if let Some(mut engine) = engine.try_lock() {
+            engine.core.take_submissions(now_ns);
             return Some(engine);
         }
         if Instant::now() >= end {

@@ -1,10 +1,9 @@
 //! The software NIC.
 //!
-//! One [`Device`] has one engine, or several: each with a link, behind a lock of its own, with a helper thread. Whoever posts or polls
-//! drives the engine of the queue pair; the helper serves those who do neither. Objects are made from the device ([`Pd`], [`Mr`], [`Cq`],
+//! One [`Device`] has one engine, or several: each with a link, a lock and a thread of its own. Either that thread drives the engine, or
+//! the threads of the application that post and poll do ([`Progress`]). Objects are made from the device ([`Pd`], [`Mr`], [`Cq`],
 //! [`Channel`], [`Qp`], [`Srq`], [`Mw`]) and keep it alive.
 
-mod bell;
 mod build;
 mod channel;
 mod cm;
@@ -17,9 +16,6 @@ mod counters;
 mod cq;
 mod deaths;
 mod device;
-mod door;
-#[cfg(test)]
-mod door_tests;
 mod engine;
 mod entry;
 mod event;
@@ -29,11 +25,8 @@ mod feed;
 pub(crate) mod fork;
 mod grh;
 mod gsi;
-mod helper;
 mod host;
-mod judgement;
 mod limits;
-mod lock;
 mod mixed;
 mod mw;
 mod near;
@@ -46,15 +39,15 @@ mod overflows;
 mod path;
 mod peer;
 mod probe;
+mod progress;
 mod qp;
 mod region;
 mod register;
 mod release;
 mod report;
+mod ring;
 mod scatter;
-mod slices;
 mod snapshot;
-mod spin;
 mod srq;
 mod stage;
 mod standstill;
@@ -62,8 +55,6 @@ mod step;
 mod sync;
 mod tally;
 mod target;
-mod unit;
-mod units;
 mod ways;
 
 pub use channel::Channel;
@@ -81,6 +72,7 @@ pub use nobounce_protocol::qp::{
     Remote, Service, Source, Status, TransitionError, Treatment, WorkKind,
 };
 pub use nobounce_protocol::wire::{Psn, Qpn};
+pub use progress::Progress;
 pub use qp::{CreateQpError, ModifyError, Operation, Qp, QpInit, QpLimits, RecvRequest, SendRequest};
 pub use region::{Mr, RegisterError};
 pub use register::{NewMemory, Rereg};

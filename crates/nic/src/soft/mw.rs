@@ -196,8 +196,8 @@ impl Pd {
     pub fn create_window(&self, kind: MwKind) -> Result<Mw, CreateError> {
         let shared = self.device.shared.clone();
         // Nobody registers anything meanwhile, and the first engine knows every key.
-        let registry = shared.units.registry().ok_or(CreateError::Forked)?;
-        let engine = shared.units.first().lock().ok_or(CreateError::Forked)?;
+        let registry = shared.engines.registry().ok_or(CreateError::Forked)?;
+        let engine = shared.engines.first().lock().ok_or(CreateError::Forked)?;
         let table = &engine.core.regions.table;
         let key = shared.windows().insert(self.id, kind, |key| !table.knows(key));
         drop((engine, registry));

@@ -1,13 +1,13 @@
 //! Which completion queues of a device have lost something: its engines tell each other.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use nobounce_protocol::qp::{QpAttr, QpEvent, QpState};
 
-use super::bell::Bell;
 use super::engine::Core;
 use super::event::AsyncEvent;
+use super::progress::waker::Waker;
 
 /// The completion queues that overflowed, in order: each is named once in its life.
 #[derive(Debug, Default)]
@@ -19,7 +19,7 @@ pub(crate) struct Overflows {
 #[derive(Debug, Default)]
 struct Told {
     cqs: Vec<u32>,
-    bells: Vec<Bell>,
+    wakers: Vec<Arc<Waker>>,
 }
 
 impl Overflows {
@@ -29,9 +29,9 @@ impl Overflows {
         self.count.load(Ordering::Acquire)
     }
 
-    /// This bell is rung when there is one more.
-    pub(crate) fn wakes(&self, bell: &Bell) {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner).bells.push(bell.clone());
+    /// This thread is woken when there is one more.
+    pub(crate) fn wakes(&self, waker: &Arc<Waker>) {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner).wakers.push(waker.clone());
     }
 
     /// One more.
@@ -39,7 +39,7 @@ impl Overflows {
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         told.cqs.push(cq);
         self.count.store(told.cqs.len(), Ordering::Release);
-        told.bells.iter().for_each(Bell::wake);
+        told.wakers.iter().for_each(|waker| waker.wake());
     }
 
     /// Those after the first `known`, which are known from now on.

@@ -2,7 +2,7 @@
 
 use std::borrow::Borrow;
 use std::io;
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 use std::time::Instant;
 
 use nobounce_protocol::qp::{
@@ -10,21 +10,23 @@ use nobounce_protocol::qp::{
     SendRequest as ProtocolSend, Service, TransitionError,
 };
 use nobounce_protocol::wire::Qpn;
+use parking_lot::MutexGuard;
 
 pub use nobounce_protocol::qp::Operation;
 
 use super::cq::Cq;
 use super::device::{Pd, PdUse, Shared};
-use super::door::{Credit, Left, may_be_left};
 use super::engine::{Answers, Engine};
 use super::entry::QpEntry;
-use super::host::{PostedReceive, PostedSend};
+use super::host::PostedReceive;
 use super::limits::{DeviceLimits, Taken};
+use super::progress::handle::Resident;
+use super::progress::mode::Mode;
+use super::progress::set::Use;
+use super::progress::submission::{Rooms, Submission};
 use super::release::PATIENCE;
 use super::scatter::{Bytes, Sge};
 use super::srq::Srq;
-use super::unit::{Resident, Unit};
-use super::units::Use;
 use crate::links::now_ns;
 use crate::links::udp::OpenError;
 
@@ -180,11 +182,12 @@ pub struct QpInit<'a> {
 pub struct Qp {
     shared: Arc<Shared>,
     /// Where it lives.
-    unit: Resident,
+    handle: Resident,
     qpn: Qpn,
+    service: Service,
     limits: QpLimits,
     shares: bool,
-    credit: Arc<Credit>,
+    rooms: Arc<Rooms>,
     _taken: Taken,
     _pd: Arc<PdUse>,
     /// What it has to do with its completion queues.
@@ -221,15 +224,18 @@ impl Qp {
         let taken = taken.map_err(|_| CreateQpError::TooMany)?;
         pd.device.listen()?;
         let begins = send_cq.users.is_unused() && recv_cq.users.is_unused();
-        let unit = match (srq, service) {
-            (Some(srq), _) => srq.unit().clone(),
+        let handle = match (srq, service) {
+            (Some(srq), _) => srq.handle().clone(),
             // All datagrams of a device share one path.
-            (None, Service::Ud) => shared.units.first().clone(),
-            (None, _) => shared.units.choose(begins)?,
+            (None, Service::Ud) => shared.engines.first().clone(),
+            (None, _) => shared.engines.choose(begins)?,
         };
-        let unit = unit.settle_in(begins);
-        let uses = [send_cq.users.join(&unit), recv_cq.users.join(&unit)];
-        let mut engine = unit.lock().ok_or(CreateQpError::Forked)?;
+        let handle = handle.settle_in(begins);
+        let uses = [send_cq.users.join(&handle), recv_cq.users.join(&handle)];
+        if shared.engines.mode() == Mode::Caller && (send_cq.inner.is_armed() || recv_cq.inner.is_armed()) {
+            handle.waker.ask_to_watch();
+        }
+        let mut engine = handle.lock().ok_or(CreateQpError::Forked)?;
         let index = engine.core.allocate(MAX_QPS).ok_or(CreateQpError::TooMany)?;
         let qpn = engine.core.qpn(index);
         let config = QpConfig {
@@ -246,8 +252,8 @@ impl Qp {
         {
             entry.share_receives(srq.index, receive_pd);
         }
-        entry.recv_depth = limits.recv_depth;
-        let credit = entry.credit.clone();
+        entry.send_depth = limits.send_depth;
+        let rooms = entry.rooms.clone();
         engine.core.qps[index as usize] = Some(Box::new(entry));
         if service == Service::Ud {
             // Datagrams go anywhere: what a device sends of them shares one path, from now on.
@@ -255,12 +261,23 @@ impl Qp {
         }
         drop(engine);
         let shares = srq.is_some();
-        Ok(Self { shared, unit, qpn, limits, shares, credit, _taken: taken, _pd: pd.in_use(), _uses: uses })
+        Ok(Self {
+            shared,
+            handle,
+            qpn,
+            service,
+            limits,
+            shares,
+            rooms,
+            _taken: taken,
+            _pd: pd.in_use(),
+            _uses: uses,
+        })
     }
 
     #[cfg(test)]
-    pub(super) fn unit(&self) -> &Unit {
-        &self.unit
+    pub(super) fn handle(&self) -> &Resident {
+        &self.handle
     }
 
     /// Its number.
@@ -295,7 +312,7 @@ impl Qp {
     }
 
     fn with<T>(&self, f: impl FnOnce(&mut QpEntry) -> T) -> Option<T> {
-        self.unit.lock()?.core.entry(self.qpn).map(f)
+        self.handle.lock()?.core.entry(self.qpn).map(f)
     }
 
     /// Changes attributes and state.
@@ -303,9 +320,18 @@ impl Qp {
     /// # Errors
     /// The message says which transition does not exist, or which attribute is missing, not allowed or out of range.
     pub fn modify(&self, attr: &QpAttr) -> Result<(), ModifyError> {
-        self.credit.forget();
-        let mut engine = self.unit.lock().ok_or(ModifyError::Forked)?;
-        self.credit.forget(); // by somebody who posted meanwhile
+        // What is posted from now on waits for the lock.
+        self.rooms.close();
+        let mut engine = self.handle.lock().ok_or(ModifyError::Forked)?;
+        let modified = self.modify_locked(&mut engine, attr);
+        if let Some(entry) = engine.core.entry(self.qpn) {
+            entry.publish_rules();
+        }
+        self.handle.let_go(engine);
+        modified
+    }
+
+    fn modify_locked(&self, engine: &mut Engine, attr: &QpAttr) -> Result<(), ModifyError> {
         let index = self.qpn.get() & 0xffff;
         let Some(entry) = engine.core.entry(self.qpn) else { return Ok(()) };
         let open = entry.qp.has_open_receive();
@@ -368,31 +394,30 @@ impl Qp {
         L: IntoIterator<Item: Borrow<SendRequest<'r>>, IntoIter: ExactSizeIterator + Clone>,
     {
         let requests = requests.into_iter();
-        let Some(mut engine) = self.unit.lock() else { return Err((0, PostError::State(QpState::Error))) };
-        let v4 = engine.core.is_ipv4();
+        let Some(mut engine) = self.handle.lock() else { return Err((0, PostError::State(QpState::Error))) };
         let Some(entry) = engine.core.entry(self.qpn) else {
             return Err((0, PostError::State(QpState::Reset)));
         };
         for (nth, request) in requests.clone().enumerate() {
             let request = request.borrow();
-            let checked = checked(&self.limits, v4, request);
+            let checked = self.checked(request);
             let checked = checked.and_then(|send| entry.qp.check_post(&send, request.to.is_some()));
             checked.map_err(|error| (nth, error))?;
         }
-        let kept = self.close_the_door();
-        let room = entry.qp.send_room().saturating_sub(kept);
-        if requests.len() > room {
-            self.open_the_door(entry);
-            return Err((room, PostError::QueueFull(self.limits.send_depth)));
+        let depth = self.limits.send_depth;
+        if !self.rooms.sends.take(requests.len(), depth) {
+            return Err((self.rooms.sends.free(depth), PostError::QueueFull(depth)));
         }
         let posted = requests.enumerate().try_for_each(|(nth, request)| {
-            post_one(entry, &self.limits, v4, kept, request.borrow()).map_err(|error| (nth, error))
+            let request = request.borrow();
+            let send = self.checked(request);
+            send.and_then(|send| self.post_admitted(entry, send, request)).map_err(|error| (nth, error))
         });
         self.start_posted(engine);
         posted
     }
 
-    /// Lets `each` post requests one by one, under one lock, then sends what may leave at once; what `each` returned.
+    /// Lets `each` post requests one by one, then sends what may leave at once; what `each` returned.
     ///
     /// # Errors
     /// The device is gone, and `each` was not called.
@@ -400,91 +425,58 @@ impl Qp {
         &self,
         each: impl FnOnce(&mut dyn FnMut(&SendRequest<'_>) -> Result<(), PostError>) -> R,
     ) -> Result<R, PostError> {
-        let free = if self.unit.has_thread_on_duty() {
-            let Some(engine) = self.unit.try_lock() else { return Ok(self.post_at_the_door(each)) };
-            Some(engine)
-        } else {
-            self.unit.lock()
-        };
-        let mut engine = free.ok_or(PostError::State(QpState::Error))?;
-        let v4 = engine.core.is_ipv4();
+        if self.handle.has_submissions() {
+            let submitter = Submitter { qp: self };
+            return Ok(each(&mut |request| submitter.post(request)));
+        }
+        let mut engine = self.handle.lock().ok_or(PostError::State(QpState::Error))?;
         let Some(entry) = engine.core.entry(self.qpn) else {
             return Err(PostError::State(QpState::Reset));
         };
         if let Some(ring) = &entry.ring {
             ring.expect();
         }
-        let kept = self.close_the_door();
-        let result = each(&mut |request| post_one(entry, &self.limits, v4, kept, request));
+        let result = each(&mut |request| self.post_locked(entry, request));
         self.start_posted(engine);
         Ok(result)
     }
 
-    /// The same where somebody else has the lock: leaves what may be left, and waits for the lock otherwise.
-    fn post_at_the_door<R>(
+    /// Posts one request under the lock.
+    #[inline]
+    fn post_locked(&self, entry: &mut QpEntry, request: &SendRequest<'_>) -> Result<(), PostError> {
+        let send = self.checked(request)?;
+        let depth = self.limits.send_depth;
+        if !self.rooms.sends.take(1, depth) {
+            // A wrong request is wrong whether or not there is room.
+            entry.qp.check_post(&send, request.to.is_some())?;
+            return Err(PostError::QueueFull(depth));
+        }
+        self.post_admitted(entry, send, request)
+    }
+
+    /// Posts one request that has a place.
+    #[inline]
+    fn post_admitted(
         &self,
-        each: impl FnOnce(&mut dyn FnMut(&SendRequest<'_>) -> Result<(), PostError>) -> R,
-    ) -> R {
-        let mut leaving = Leaving { unit: &self.unit, qpn: self.qpn, left: false };
-        let mut locked = None;
-        let result = each(&mut |request| {
-            if locked.is_none() && request.to.is_none() && may_be_left(&request.op) {
-                let send = checked(&self.limits, true, request)?;
-                if self.credit.sends.take() {
-                    let bytes = Bytes::of_request(request.inline, request.sges);
-                    leaving.leave(Left::Send { send, bytes });
-                    return Ok(());
-                }
-            }
-            if locked.is_none() {
-                locked = self.unit.lock().map(|engine| (engine, self.close_the_door()));
-            }
-            let Some((engine, kept)) = &mut locked else { return Err(PostError::State(QpState::Error)) };
-            let v4 = engine.core.is_ipv4();
-            let Some(entry) = engine.core.entry(self.qpn) else {
-                return Err(PostError::State(QpState::Reset));
-            };
-            post_one(entry, &self.limits, v4, *kept, request)
-        });
-        if let Some((engine, _)) = locked {
-            self.start_posted(engine);
+        entry: &mut QpEntry,
+        send: ProtocolSend,
+        request: &SendRequest<'_>,
+    ) -> Result<(), PostError> {
+        let bytes = Bytes::of_request(request.inline, request.sges);
+        let posted = entry.admit_send(send, bytes, request.to);
+        match posted {
+            Ok(()) => self.rooms.sends.admit(),
+            Err(_) => self.rooms.sends.give_back(),
         }
-        result
-    }
-
-    /// Before something is posted under the lock: how many sends that others left, or are about to, room must be kept for.
-    #[inline]
-    fn close_the_door(&self) -> usize {
-        if self.shared.units.are_several() { self.credit.sends.close() } else { 0 }
-    }
-
-    /// Afterwards: what room there is for sends now.
-    #[inline]
-    fn open_the_door(&self, entry: &QpEntry) {
-        if self.shared.units.are_several() {
-            entry.show_send_room();
-        }
+        posted
     }
 
     /// Sends what may leave of what was posted just now.
     #[inline]
     fn start_posted(&self, mut engine: MutexGuard<'_, Engine>) {
-        let index = self.qpn.get() & 0xffff;
         let now = now_ns();
-        let Some(entry) = engine.core.entry(self.qpn) else { return };
-        entry.note_posted(now);
-        let strangers = entry.has_strangers();
-        if entry.qp.has_completions() {
-            engine.core.settle(index);
-        }
-        if strangers {
-            engine.meet_strangers(index);
-        }
-        if let Some(entry) = engine.core.entry(self.qpn) {
-            self.open_the_door(entry);
-        }
-        engine.core.make_ready(index);
-        self.unit.start(engine, now, self.shared.units.are_several());
+        engine.core.note_posted(now, self.qpn.get() & 0xffff);
+        self.handle.start(engine, now);
     }
 
     /// Posts a receive.
@@ -495,49 +487,79 @@ impl Qp {
         if self.shares {
             return Err(PostError::SharedReceives);
         }
-        let on_duty = self.unit.has_thread_on_duty();
-        let free = if on_duty { self.unit.try_lock() } else { None };
-        let fits = request.sges.len() <= self.limits.recv_sges;
-        if on_duty && free.is_none() && fits && self.credit.receives.take() {
-            let mut leaving = Leaving { unit: &self.unit, qpn: self.qpn, left: false };
-            leaving.leave(Left::Receive(PostedReceive::of(request)));
-            return Ok(());
+        if request.sges.len() > self.limits.recv_sges {
+            return Err(PostError::TooManySges { given: request.sges.len(), max: self.limits.recv_sges });
         }
-        let Some(mut engine) = free.or_else(|| self.unit.lock()) else {
-            return Err(PostError::State(QpState::Error));
-        };
-        let several = self.shared.units.are_several();
-        let kept = if several { self.credit.receives.close() } else { 0 };
+        let depth = self.limits.recv_depth;
+        let mut receive = PostedReceive::of(request);
+        if self.handle.has_submissions() && self.rooms.may_receive() {
+            if !self.rooms.receives.take(1, depth) {
+                return Err(PostError::QueueFull(depth));
+            }
+            match self.handle.submit(Submission::Receive { qpn: self.qpn, receive }) {
+                Ok(()) => return Ok(()), // the engine looks here before it takes a receive
+                Err(Submission::Receive { receive: back, .. }) => receive = back,
+                Err(_) => return Err(PostError::State(QpState::Error)),
+            }
+            self.rooms.receives.give_back();
+        }
+        let mut engine = self.handle.lock().ok_or(PostError::State(QpState::Error))?;
         let index = self.qpn.get() & 0xffff;
         let Some(entry) = engine.core.entry(self.qpn) else { return Err(PostError::State(QpState::Reset)) };
-        let posted = receive_one(entry, &self.limits, kept, request);
-        if several {
-            entry.show_receive_room();
+        if entry.qp.state() == QpState::Reset {
+            return Err(PostError::State(QpState::Reset));
         }
-        if posted.is_ok() && entry.qp.state() == QpState::Error {
+        if !self.rooms.receives.take(1, depth) {
+            return Err(PostError::QueueFull(depth));
+        }
+        self.rooms.receives.admit();
+        entry.receives.push_back(receive);
+        if entry.qp.state() == QpState::Error {
             engine.core.settle(index);
         }
-        posted
+        Ok(())
+    }
+
+    /// The request as the protocol sees it, if it keeps the queue pair's limits.
+    #[inline]
+    fn checked(&self, request: &SendRequest<'_>) -> Result<ProtocolSend, PostError> {
+        checked(&self.limits, self.shared.is_ipv4, request)
     }
 }
 
-fn receive_one(
-    entry: &mut QpEntry,
-    limits: &QpLimits,
-    kept: usize,
-    request: &RecvRequest<'_>,
-) -> Result<(), PostError> {
-    if entry.qp.state() == QpState::Reset {
-        return Err(PostError::State(QpState::Reset));
+/// Puts requests into the submission queue, and wakes the engine thread in the end.
+struct Submitter<'a> {
+    qp: &'a Qp,
+}
+
+impl Submitter<'_> {
+    fn post(&self, request: &SendRequest<'_>) -> Result<(), PostError> {
+        let qp = self.qp;
+        let send = qp.checked(request)?;
+        if qp.rooms.may_submit(qp.service, &send, request.to.is_some()) {
+            let depth = qp.limits.send_depth;
+            if !qp.rooms.sends.take(1, depth) {
+                return Err(PostError::QueueFull(depth));
+            }
+            let bytes = Bytes::of_request(request.inline, request.sges);
+            if qp.handle.submit(Submission::Send { qpn: qp.qpn, send, bytes, to: request.to }).is_ok() {
+                return Ok(());
+            }
+            qp.rooms.sends.give_back();
+        }
+        // The submission queue is full, or the queue pair is not ready to send, or something is wrong with the request.
+        let mut engine = qp.handle.lock().ok_or(PostError::State(QpState::Error))?;
+        let Some(entry) = engine.core.entry(qp.qpn) else { return Err(PostError::State(QpState::Reset)) };
+        qp.post_locked(entry, request)?;
+        engine.core.note_posted(now_ns(), qp.qpn.get() & 0xffff);
+        Ok(())
     }
-    if entry.receives.len() + kept >= limits.recv_depth {
-        return Err(PostError::QueueFull(limits.recv_depth));
+}
+
+impl Drop for Submitter<'_> {
+    fn drop(&mut self) {
+        self.qp.handle.waker.wake_if_asleep();
     }
-    if request.sges.len() > limits.recv_sges {
-        return Err(PostError::TooManySges { given: request.sges.len(), max: limits.recv_sges });
-    }
-    entry.receives.push_back(PostedReceive::of(request));
-    Ok(())
 }
 
 /// The request as the protocol sees it, if it keeps the queue pair's limits.
@@ -572,59 +594,10 @@ fn checked(limits: &QpLimits, v4: bool, request: &SendRequest<'_>) -> Result<Pro
     })
 }
 
-#[inline]
-fn post_one(
-    entry: &mut QpEntry,
-    limits: &QpLimits,
-    v4: bool,
-    kept: usize,
-    request: &SendRequest<'_>,
-) -> Result<(), PostError> {
-    let send = checked(limits, v4, request)?;
-    if kept > 0 && entry.qp.send_room() <= kept {
-        return Err(PostError::QueueFull(limits.send_depth));
-    }
-    let serial = match request.to {
-        None => entry.qp.post(send)?,
-        Some(to) => {
-            let serial = entry.qp.post_to(send, to)?;
-            entry.note_addressee(&to);
-            serial
-        }
-    };
-    let bytes = Bytes::of_request(request.inline, request.sges);
-    // A fence orders it after READs before it, which may bring what it sends.
-    let early = !request.fence && !request.op.fetches();
-    entry.sends.push_back(PostedSend { serial, bytes, early });
-    Ok(())
-}
-
-/// Who leaves requests at the door, and sees to it in the end that somebody finds them.
-struct Leaving<'a> {
-    unit: &'a Unit,
-    qpn: Qpn,
-    left: bool,
-}
-
-impl Leaving<'_> {
-    fn leave(&mut self, request: Left) {
-        self.unit.engine().door.leave(self.qpn, request);
-        self.left = true;
-    }
-}
-
-impl Drop for Leaving<'_> {
-    fn drop(&mut self) {
-        if self.left {
-            self.unit.see_to_the_door();
-        }
-    }
-}
-
 impl Drop for Qp {
     fn drop(&mut self) {
         let begin = Instant::now();
-        while let Some(mut engine) = self.unit.lock() {
+        while let Some(mut engine) = self.handle.lock() {
             // An answer that was put off may be all that a peer is waiting for.
             if engine.settle_debts(self.qpn) || begin.elapsed() > PATIENCE {
                 engine.core.remove(self.qpn);

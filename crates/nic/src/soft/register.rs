@@ -105,13 +105,13 @@ impl Pd {
         let len = target.len();
         let region = Arc::new(Region::new(target, addr, access, self.id));
         let shared = self.device.shared.clone();
-        let registry = shared.units.registry().ok_or(RegisterError::Forked)?;
-        let mut engine = shared.units.first().lock().ok_or(RegisterError::Forked)?;
+        let registry = shared.engines.registry().ok_or(RegisterError::Forked)?;
+        let mut engine = shared.engines.first().lock().ok_or(RegisterError::Forked)?;
         engine.core.regions.note_paths(&paths);
         let key = engine.core.regions.insert(region.clone())?;
         drop(engine);
-        for unit in shared.units.iter().skip(1) {
-            let mut engine = unit.lock().ok_or(RegisterError::Forked)?;
+        for handle in shared.engines.iter().skip(1) {
+            let mut engine = handle.lock().ok_or(RegisterError::Forked)?;
             engine.core.regions.put(key, region.clone());
         }
         drop(registry);
@@ -133,7 +133,7 @@ impl Mr {
         {
             return Err(RegisterError::OtherDevice);
         }
-        let first = self.shared.units.first();
+        let first = self.shared.engines.first();
         let old = first.lock().ok_or(RegisterError::Forked)?.core.regions.get(self.key);
         let old = old.ok_or(RegisterError::Forked)?;
         let access = change.access.unwrap_or(old.access);
@@ -189,10 +189,10 @@ impl Shared {
         moves: bool,
         mut change: impl FnMut(&mut Regions) -> Option<Arc<Region>>,
     ) -> Option<()> {
-        let registry = self.units.registry()?;
+        let registry = self.engines.registry()?;
         let (mut before, mut copies) = (Vec::new(), Vec::new());
-        for unit in self.units.iter() {
-            let mut engine = unit.lock()?;
+        for handle in self.engines.iter() {
+            let mut engine = handle.lock()?;
             let old = change(&mut engine.core.regions);
             if moves {
                 copies.extend(settle_copies(&mut engine.core, old.as_deref()));
@@ -266,8 +266,8 @@ impl Memory {
 /// whose context was destroyed meanwhile are let go.
 fn copier_of(shared: &Shared, memory: &GpuMemory) -> Result<CopierIndex, RegisterError> {
     let context = ContextKey::of(memory)?;
-    let _registry = shared.units.registry().ok_or(RegisterError::Forked)?;
-    let first = shared.units.first().lock().ok_or(RegisterError::Forked)?;
+    let _registry = shared.engines.registry().ok_or(RegisterError::Forked)?;
+    let first = shared.engines.first().lock().ok_or(RegisterError::Forked)?;
     let copiers = &first.core.regions.stage.copiers;
     if let Some(known) = copiers.find(context) {
         return Ok(known);
@@ -277,14 +277,14 @@ fn copier_of(shared: &Shared, memory: &GpuMemory) -> Result<CopierIndex, Registe
     // CUDA is asked, and told to make things, without an engine's lock.
     let is_gone = |known: &Option<Known>| known.as_ref().is_some_and(|known| known.copier.is_gone());
     let gone: Vec<_> = all.into_iter().filter(|(_, known)| is_gone(known)).map(|(index, _)| index).collect();
-    let make = |unit| {
-        let copier = Copier::new(memory.gpu(), context)?;
-        Ok((unit, Known { gpu: memory.gpu().clone(), context, copier }))
-    };
-    let made: Result<Vec<_>, RegisterError> = shared.units.iter().map(make).collect();
+    let mut made = Vec::new();
+    for handle in shared.engines.iter() {
+        let copier = Copier::new(memory.gpu(), context, &handle.waker)?;
+        made.push((handle, Known { gpu: memory.gpu().clone(), context, copier }));
+    }
     let mut index = None;
-    for (unit, known) in made? {
-        let mut engine = unit.lock().ok_or(RegisterError::Forked)?;
+    for (handle, known) in made {
+        let mut engine = handle.lock().ok_or(RegisterError::Forked)?;
         let copiers = &mut engine.core.regions.stage.copiers;
         gone.iter().for_each(|gone| copiers.bury(*gone));
         let at = copiers.adopt(Some(known));

@@ -11,9 +11,10 @@ use super::device::{Pd, PdUse, Shared};
 use super::event::{AsyncEvent, Events};
 use super::host::PostedReceive;
 use super::limits::{CreateError, DeviceLimits, Taken, check};
+use super::progress::handle::{EngineHandle, Resident};
+use super::progress::submission::{Room, Submission};
 use super::qp::RecvRequest;
 use super::scatter::Bytes;
-use super::unit::{Resident, Unit};
 
 /// How large a shared receive queue is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,11 +46,12 @@ pub enum SrqLimitError {
 pub struct Srq {
     shared: Arc<Shared>,
     /// Where it lives, and its queue pairs with it.
-    unit: Resident,
+    handle: Resident,
     _taken: Taken,
     pub(crate) index: SrqIndex,
     id: u32,
     limits: SrqLimits,
+    room: Arc<Room>,
     _pd: Arc<PdUse>,
 }
 
@@ -66,15 +68,24 @@ impl Srq {
             return Err(CreateError::Forked);
         }
         let taken = shared.counts.srqs.take("shared receive queues", most.max_srqs)?;
-        let unit = shared.units.choose(false).map_err(|_| CreateError::Forked)?.settle_in(false);
+        let handle = shared.engines.choose(false).map_err(|_| CreateError::Forked)?.settle_in(false);
         let id = shared.next_id();
-        let entry = SrqEntry { id, pd: pd.id, receives: VecDeque::new(), limit: 0, users: 0, closed: false };
-        let index = unit.lock().ok_or(CreateError::Forked)?.core.srqs.insert(entry)?;
-        Ok(Self { shared, unit, _taken: taken, index, id, limits, _pd: pd.in_use() })
+        let room = Arc::<Room>::default();
+        let entry = SrqEntry {
+            id,
+            pd: pd.id,
+            receives: VecDeque::new(),
+            room: room.clone(),
+            limit: 0,
+            users: 0,
+            closed: false,
+        };
+        let index = handle.lock().ok_or(CreateError::Forked)?.core.srqs.insert(entry)?;
+        Ok(Self { shared, handle, _taken: taken, index, id, limits, room, _pd: pd.in_use() })
     }
 
-    pub(crate) fn unit(&self) -> &Arc<Unit> {
-        &self.unit
+    pub(crate) fn handle(&self) -> &Arc<EngineHandle> {
+        &self.handle
     }
 
     /// Its number in events.
@@ -127,26 +138,32 @@ impl Srq {
         if request.sges.len() > self.limits.sges {
             return Err(PostError::TooManySges { given: request.sges.len(), max: self.limits.sges });
         }
-        let posted = PostedReceive::of(request);
-        self.with(|entry, _| {
-            if entry.receives.len() >= self.limits.depth {
-                return Err(PostError::QueueFull(self.limits.depth));
+        if self.shared.is_forked() {
+            return Err(PostError::State(QpState::Error));
+        }
+        if !self.room.take(1, self.limits.depth) {
+            return Err(PostError::QueueFull(self.limits.depth));
+        }
+        let mut receive = PostedReceive::of(request);
+        if self.handle.has_submissions() {
+            match self.handle.submit(Submission::SharedReceive { srq: self.index, receive }) {
+                Ok(()) => return Ok(()), // no packet waits for it: the engine looks here when it needs one
+                Err(Submission::SharedReceive { receive: back, .. }) => receive = back,
+                Err(_) => return Err(PostError::State(QpState::Error)),
             }
-            entry.receives.push_back(posted);
-            Ok(())
-        })
-        .unwrap_or(Err(PostError::State(QpState::Error)))
+        }
+        self.with(|entry, _| entry.admit(receive)).ok_or(PostError::State(QpState::Error))
     }
 
     fn with<T>(&self, then: impl FnOnce(&mut SrqEntry, &Events) -> T) -> Option<T> {
-        let mut engine = self.unit.lock()?;
+        let mut engine = self.handle.lock()?;
         engine.core.srqs.get(self.index).map(|entry| then(entry, &self.shared.events))
     }
 }
 
 impl Drop for Srq {
     fn drop(&mut self) {
-        let Some(mut engine) = self.unit.lock() else { return };
+        let Some(mut engine) = self.handle.lock() else { return };
         engine.core.srqs.close(self.index);
         drop(engine);
         self.shared.events.forget(|event| *event == AsyncEvent::SrqLimitReached { srq: self.id });
@@ -171,6 +188,7 @@ pub(crate) struct SrqEntry {
     /// The domain that its receives' memory must belong to.
     pub(crate) pd: u32,
     pub(crate) receives: VecDeque<PostedReceive>,
+    room: Arc<Room>,
     limit: u32,
     /// Queue pairs that take from it.
     users: usize,
@@ -179,6 +197,14 @@ pub(crate) struct SrqEntry {
 }
 
 impl SrqEntry {
+    /// A receive that has a place has reached the engine.
+    pub(crate) fn admit(&mut self, receive: PostedReceive) {
+        self.room.admit();
+        if !self.closed {
+            self.receives.push_back(receive);
+        }
+    }
+
     /// Announces, once, that fewer receives are left than the limit says.
     #[inline]
     fn check_limit(&mut self, events: &Events) {
@@ -244,6 +270,7 @@ impl Srqs {
     #[inline]
     pub(crate) fn check_limit(&mut self, index: SrqIndex, events: &Events) {
         if let Some(entry) = self.get(index) {
+            entry.room.publish(entry.receives.len());
             entry.check_limit(events);
         }
     }

@@ -1,5 +1,25 @@
-//! What the files that do without a lock here and there (`bell.rs`, `completions.rs`, `notices.rs`) take from the standard library.
-//! `tests/loom.rs` builds the same files with loom's in their place, and tries every order of events.
+//! What the lock-free files (`progress/waker.rs`, `progress/submission.rs`, `completions.rs`, `notices.rs`) take from the standard
+//! library. `tests/loom.rs` builds the same files with loom's types in their place, and tries every order of events.
 
-pub(crate) use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+pub(crate) use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence};
 pub(crate) use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// As `std::cell::UnsafeCell`, with loom's interface.
+#[derive(Debug, Default)]
+pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
+
+impl<T> UnsafeCell<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self(std::cell::UnsafeCell::new(value))
+    }
+
+    #[inline(always)]
+    pub(crate) fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
+        f(self.0.get())
+    }
+
+    #[inline(always)]
+    pub(crate) fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
+        f(self.0.get())
+    }
+}

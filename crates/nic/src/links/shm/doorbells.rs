@@ -18,7 +18,8 @@ pub struct Doorbells {
 #[derive(Debug, Default)]
 struct Asleep {
     rings: Vec<Arc<Memory>>,
-    armed: bool,
+    /// How many threads sleep: the engine's own, and callers that poll.
+    sleepers: usize,
 }
 
 impl Doorbells {
@@ -30,18 +31,20 @@ impl Doorbells {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks to be woken by packets from now on; whether there are some already.
+    /// One more thread sleeps, until it disarms: asks to be woken by packets; whether there are some already.
     pub(crate) fn arm(&self) -> bool {
         let mut asleep = self.lock();
-        asleep.armed = true;
+        asleep.sleepers += 1;
         ask_all(&asleep.rings)
     }
 
-    /// Somebody is looking: nobody need wake us.
+    /// The thread is awake. The last one needs no wake-ups any more.
     pub(crate) fn disarm(&self) {
         let mut asleep = self.lock();
-        asleep.armed = false;
-        asleep.rings.iter().for_each(|ring| ring.need_not_be_woken());
+        asleep.sleepers -= 1;
+        if asleep.sleepers == 0 {
+            asleep.rings.iter().for_each(|ring| ring.need_not_be_woken());
+        }
     }
 
     /// From now on these write to us. Whoever came while we sleep must wake us, too.
@@ -53,7 +56,7 @@ impl Doorbells {
     /// A bell was heard that somebody else may have been meant to hear, who sleeps on: those who write must ring again.
     pub(super) fn renew(&self) {
         let asleep = self.lock();
-        if asleep.armed && ask_all(&asleep.rings) {
+        if asleep.sleepers > 0 && ask_all(&asleep.rings) {
             self.wake.raise();
         }
     }

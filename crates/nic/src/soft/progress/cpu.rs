@@ -1,10 +1,15 @@
-//! How the scheduler treats threads of ours.
+//! Allowed CPUs, and how the scheduler treats the engine threads.
 
-/// The time slice they ask for: the shortest the kernel takes.
+/// CPUs this process may run on.
+pub(crate) fn allowed_cpus() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
+/// The time slice that engine threads ask for: the shortest the kernel takes.
 const SLICE_NS: u64 = 100_000;
 
-/// Tells the scheduler that this thread works for microseconds at a time. From Linux 6.12 on, one that wakes up then preempts one with longer
-/// slices: an application that spins on memory, on the CPU where its packet arrived. Older kernels ignore it.
+/// Asks for short time slices. From Linux 6.12 on, a thread with a short slice preempts one with a longer slice when it wakes up: an
+/// application that spins on memory, on the CPU where its packet arrived. Older kernels ignore the request.
 pub(crate) fn ask_for_short_slices() {
     let attr = SchedAttr {
         size: 48,
@@ -18,7 +23,7 @@ pub(crate) fn ask_for_short_slices() {
     };
     // SAFETY: the structure has the size it says, in the kernel's layout, and is only read. 0 names this thread.
     unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0) };
-    // Its sleeps are short too: the kernel's slack of 50 us would be longer than they are.
+    // The default timer slack of 50 us is longer than the sleeps of an engine thread.
     // SAFETY: sets a property of this thread, and takes no pointers.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_000_u64, 0, 0, 0) };
 }

@@ -1,28 +1,35 @@
-//! The units of a device: which there are, how one more is opened, and who lives where.
+//! The engines of a device: which there are, how one more is opened, and which queue pair lives where.
 //!
-//! A device begins with one, and stays with it while it has one queue pair. Each further queue pair goes to the unit with the fewest; a
-//! unit is opened, with a link, a slot and a thread of its own, when the first queue pair comes to it. What never changes place:
-//! datagrams, shared receive queues with their queue pairs, and the connection manager, which is the first unit's.
+//! A device begins with one, and stays with it while it has one queue pair. Each further queue pair goes to the engine with the fewest;
+//! an engine is opened, with a link, a slot and a thread of its own, when the first queue pair comes to it. What never changes place:
+//! datagrams, shared receive queues with their queue pairs, and the connection manager, which is the first engine's.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use super::config::{Config, LinkChoice};
-use super::copier::Copier;
-use super::copiers::Known;
-use super::device::OpenError;
-use super::engine::{Engine, Joint};
-use super::qp::CreateQpError;
-use super::snapshot::Keeper;
-use super::unit::Unit;
+use super::handle::EngineHandle;
+use super::mode::Mode;
+use super::wait;
+use super::waker::Waker;
 use crate::links::Link;
 use crate::links::fault::FaultLink;
 use crate::links::pcap::{self, PcapLink, Recorder};
 use crate::links::shm::ShmLink;
 use crate::links::udp::{UdpConfig, UdpLink};
+use crate::soft::config::{Config, LinkChoice};
+use crate::soft::copier::Copier;
+use crate::soft::copiers::Known;
+use crate::soft::device::OpenError;
+use crate::soft::engine::{Engine, Joint};
+use crate::soft::eventfd::EventFd;
+use crate::soft::qp::CreateQpError;
+use crate::soft::snapshot::Keeper;
 
 /// Engines that a device has at most.
 pub(crate) const MAX_ENGINES: usize = 8;
+
+/// How long a polling caller sleeps at most before it returns to the application, which may have other things to look at.
+const CALLER_SLEEP_NS: u64 = 50_000;
 
 /// How the links of a device are made: each like the first.
 #[derive(Debug)]
@@ -38,7 +45,7 @@ impl LinkMaker {
         Ok(Self { config: config.clone(), recorder: recorder.transpose()? })
     }
 
-    /// The link of the unit with that number.
+    /// The link of the engine with that number.
     pub(crate) fn link(&self, number: usize) -> Result<Box<dyn Link>, OpenError> {
         let Self { config, recorder } = self;
         let udp = UdpConfig { addr: config.addr, gso: config.gso, gro: config.gro, ..UdpConfig::default() };
@@ -59,53 +66,54 @@ impl LinkMaker {
     }
 }
 
-/// The units of a device. Those that are there stay.
+/// The engines of a device. Those that are open stay open.
 #[derive(Debug)]
-pub(crate) struct Units {
-    first: Arc<Unit>,
+pub(crate) struct EngineSet {
+    first: Arc<EngineHandle>,
     /// In order; as many as there may be.
-    more: Vec<OnceLock<Arc<Unit>>>,
+    more: Vec<OnceLock<Arc<EngineHandle>>>,
     maker: Option<LinkMaker>,
+    mode: Mode,
     joint: Joint,
     keeper: Option<Keeper>,
-    /// Whoever changes what all units must know (regions, units) holds this, and may then take the lock of one engine after the other.
+    /// Held while something changes that all engines must know (regions, engines); the lock of one engine after the other is taken inside.
     registry: Mutex<()>,
 }
 
-impl Units {
+impl EngineSet {
     /// Those of a device that has one for now, on that link, and at most `most`.
     pub(crate) fn new(
         link: Box<dyn Link>,
         (maker, most): (Option<LinkMaker>, usize),
+        mode: Mode,
         joint: Joint,
         keeper: Option<Keeper>,
     ) -> Result<Self, OpenError> {
         let most = if maker.is_some() { most.clamp(1, MAX_ENGINES) } else { 1 };
-        let mut engine = Engine::new(link, 0, joint.clone());
+        let mut engine = Engine::new(link, 0, mode, new_waker()?, joint.clone());
         engine.keep_snapshots(keeper.clone());
-        let first = Arc::new(Unit::new(0, engine, joint.several.clone())?);
-        joint.overflows.wakes(&first.bell);
+        let first = Arc::new(EngineHandle::new(0, mode, engine));
+        joint.overflows.wakes(&first.waker);
         let more = (1..most).map(|_| OnceLock::new()).collect();
-        Ok(Self { first, more, maker, joint, keeper, registry: Mutex::new(()) })
+        Ok(Self { first, more, maker, mode, joint, keeper, registry: Mutex::new(()) })
     }
 
     #[inline]
-    pub(crate) fn first(&self) -> &Arc<Unit> {
+    pub(crate) fn first(&self) -> &Arc<EngineHandle> {
         &self.first
     }
 
     /// Those that are open. To be called from anywhere: no lock is taken.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<Unit>> + Clone {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<EngineHandle>> + Clone {
         std::iter::once(&self.first).chain(self.more.iter().map_while(OnceLock::get))
     }
 
-    /// Whether there are several.
-    #[inline]
-    pub(crate) fn are_several(&self) -> bool {
-        self.more.first().is_some_and(|second| second.get().is_some())
+    /// Which thread drives them.
+    pub(crate) fn mode(&self) -> Mode {
+        self.mode
     }
 
-    /// Nobody else changes what all units know until the result is dropped; `None` in a forked child, where nobody may wait for it.
+    /// What all engines know does not change until the result is dropped; `None` in a forked child, where the lock may be held for ever.
     pub(crate) fn registry(&self) -> Option<MutexGuard<'_, ()>> {
         if self.first.is_forked() {
             return None;
@@ -116,14 +124,14 @@ impl Units {
     /// The one of those that are open where the fewest live. Whoever is the first to use a completion queue goes where the fewest such live: programs
     /// have a queue for each thing that they do, and with it queue pairs that have little to do. (NCCL has one for what it sends and one for what it
     /// receives, the latter with a queue pair that only flushes: counted alike, both may end up in one engine, which halves the speed.)
-    pub(crate) fn least_loaded(&self, begins: bool) -> &Arc<Unit> {
-        let load = |unit: &&Arc<Unit>| (if begins { unit.conversations() } else { 0 }, unit.load());
+    pub(crate) fn least_loaded(&self, begins: bool) -> &Arc<EngineHandle> {
+        let load = |handle: &&Arc<EngineHandle>| (if begins { handle.conversations() } else { 0 }, handle.load());
         self.iter().min_by_key(load).unwrap_or(&self.first)
     }
 
     /// Where the next queue pair is to live, which may go anywhere; or the next shared receive queue. It `begins`, if it is the first to use a completion
     /// queue.
-    pub(crate) fn choose(&self, begins: bool) -> Result<Arc<Unit>, CreateQpError> {
+    pub(crate) fn choose(&self, begins: bool) -> Result<Arc<EngineHandle>, CreateQpError> {
         if self.more.is_empty() {
             return Ok(self.first.clone());
         }
@@ -134,7 +142,7 @@ impl Units {
         }
         match self.open_next() {
             None => Ok(least.clone()),
-            Some(Ok(unit)) => Ok(unit),
+            Some(Ok(handle)) => Ok(handle),
             Some(Err(error)) => {
                 // Those that are there do for all, as on a smaller machine.
                 tracing::warn!(%error, "no further engine could be opened: queue pairs share those there are");
@@ -144,15 +152,15 @@ impl Units {
     }
 
     /// Opens one more, if there may be one. The registry is held.
-    fn open_next(&self) -> Option<Result<Arc<Unit>, CreateQpError>> {
+    fn open_next(&self) -> Option<Result<Arc<EngineHandle>, CreateQpError>> {
         let maker = self.maker.as_ref()?;
-        let at = self.more.iter().position(|unit| unit.get().is_none())?;
-        Some(self.open(maker, at + 1).inspect(|unit| _ = self.more[at].set(unit.clone())))
+        let at = self.more.iter().position(|handle| handle.get().is_none())?;
+        Some(self.open(maker, at + 1).inspect(|handle| _ = self.more[at].set(handle.clone())))
     }
 
-    fn open(&self, maker: &LinkMaker, number: usize) -> Result<Arc<Unit>, CreateQpError> {
+    fn open(&self, maker: &LinkMaker, number: usize) -> Result<Arc<EngineHandle>, CreateQpError> {
         let link = maker.link(number).map_err(|error| CreateQpError::Engine(Box::new(error)))?;
-        let mut engine = Engine::new(link, number, self.joint.clone());
+        let mut engine = Engine::new(link, number, self.mode, new_waker()?, self.joint.clone());
         engine.keep_snapshots(self.keeper.as_ref().map(|keeper| keeper.of(number)));
         let contexts = {
             let first = self.first.lock().ok_or(CreateQpError::Forked)?;
@@ -163,37 +171,33 @@ impl Units {
             let known =
                 known.filter(|known| !known.copier.is_gone()).map(|Known { gpu, context, .. }| {
                     let copier =
-                        Copier::new(&gpu, context).map_err(|e| CreateQpError::Engine(Box::new(e)))?;
+                        Copier::new(&gpu, context, &engine.waker).map_err(|e| CreateQpError::Engine(Box::new(e)))?;
                     Ok::<_, CreateQpError>(Known { gpu, context, copier })
                 });
             engine.core.regions.stage.copiers.adopt(known.transpose()?);
         }
-        let unit = Arc::new(Unit::new(number, engine, self.joint.several.clone())?);
-        unit.listen()?;
-        self.joint.several.store(true, Ordering::SeqCst);
-        self.joint.overflows.wakes(&unit.bell);
-        Ok(unit)
+        let handle = Arc::new(EngineHandle::new(number, self.mode, engine));
+        handle.listen()?;
+        self.joint.overflows.wakes(&handle.waker);
+        Ok(handle)
     }
 }
 
-/// In how many queue pairs' lives a completion queue has a part, for each unit: whoever polls it drives those units.
+fn new_waker() -> std::io::Result<Arc<Waker>> {
+    Ok(Arc::new(Waker::new(EventFd::new()?)))
+}
+
+/// How many queue pairs of each engine use a completion queue: polling it drives those engines in `caller` mode.
 #[derive(Debug, Default)]
 pub(crate) struct Users {
     counts: [AtomicU32; MAX_ENGINES],
-    /// Somebody sleeps until something completes, now and then.
-    sleepy: AtomicBool,
-    /// Where the next poll begins.
-    turn: AtomicU32,
 }
 
 impl Users {
-    /// A queue pair of this unit uses the queue.
-    pub(crate) fn join(self: &Arc<Self>, unit: &Unit) -> Use {
-        self.counts[unit.number].fetch_add(1, Ordering::Relaxed);
-        if self.sleepy.load(Ordering::Relaxed) {
-            unit.bell.ask_to_watch();
-        }
-        Use { users: self.clone(), unit: unit.number }
+    /// A queue pair of this engine uses the queue.
+    pub(crate) fn join(self: &Arc<Self>, handle: &EngineHandle) -> Use {
+        self.counts[handle.number].fetch_add(1, Ordering::Relaxed);
+        Use { users: self.clone(), engine: handle.number }
     }
 
     /// Whether no queue pair uses the queue.
@@ -202,8 +206,8 @@ impl Users {
     }
 
     #[inline]
-    fn has(&self, unit: &Unit) -> bool {
-        self.counts[unit.number].load(Ordering::Relaxed) > 0
+    fn has(&self, handle: &EngineHandle) -> bool {
+        self.counts[handle.number].load(Ordering::Relaxed) > 0
     }
 }
 
@@ -211,56 +215,47 @@ impl Users {
 #[derive(Debug)]
 pub(crate) struct Use {
     users: Arc<Users>,
-    unit: usize,
+    engine: usize,
 }
 
 impl Drop for Use {
     fn drop(&mut self) {
-        self.users.counts[self.unit].fetch_sub(1, Ordering::Relaxed);
+        self.users.counts[self.engine].fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-impl Units {
-    /// Drives the units that have something to do with a completion queue that was found empty, until `is_over`.
+impl EngineSet {
+    /// The engines that a completion queue has to do with; all of them, where it has no queue pairs.
+    fn users<'a>(&'a self, users: &'a Users) -> impl Iterator<Item = &'a Arc<EngineHandle>> + Clone {
+        let all = self.more.is_empty() || users.is_unused();
+        self.iter().filter(move |handle| all || users.has(handle))
+    }
+
+    /// `caller` mode: a completion queue was found empty. Drives its engines; a caller that has waited for longer than a spin sleeps
+    /// until something arrives, for a bounded time.
     #[inline]
-    pub(crate) fn drive_polled(&self, users: &Users, is_over: impl Fn() -> bool) {
-        if self.are_several() { self.drive_several(users, is_over) } else { self.first.drive_polled() }
-    }
-
-    fn drive_several(&self, users: &Users, is_over: impl Fn() -> bool) {
-        let mut used = self.iter().filter(|unit| users.has(unit));
-        let (Some(one), None) = (used.next(), used.next()) else {
-            return self.drive_in_turn(users, is_over);
-        };
-        // Two that want one lock are in each other's way.
-        if !one.is_on_duty() {
-            one.drive_polled();
+    pub(crate) fn drive_polled(&self, users: &Users, is_attention: bool) {
+        let mut has_waited = true;
+        for handle in self.users(users) {
+            has_waited &= handle.drive_polled(is_attention);
+        }
+        if has_waited {
+            self.sleep_polled(users);
         }
     }
 
-    /// Each of the several that it has to do with, but those whose own threads are at it; another one is the first each time.
-    fn drive_in_turn(&self, users: &Users, is_over: impl Fn() -> bool) {
-        let turn = users.turn.load(Ordering::Relaxed);
-        users.turn.store(turn.wrapping_add(1), Ordering::Relaxed);
-        let count = self.iter().count();
-        let begin = turn as usize % count;
-        let nobody = !self.iter().any(|unit| users.has(unit));
-        for unit in self.iter().cycle().skip(begin).take(count) {
-            if nobody || (users.has(unit) && !unit.is_on_duty()) {
-                unit.drive_polled();
-                if is_over() {
-                    return;
-                }
-            }
+    #[cold]
+    fn sleep_polled(&self, users: &Users) {
+        wait::for_packets(self.users(users).map(|handle| &handle.link), CALLER_SLEEP_NS);
+        for handle in self.users(users) {
+            handle.drive_polled(true);
         }
     }
 
-    /// The caller will wait for an event of that queue instead of polling it.
+    /// `caller` mode: the application waits for an event of that queue instead of polling it.
     pub(crate) fn expect_sleep(&self, users: &Users) {
-        users.sleepy.store(true, Ordering::Relaxed);
-        let nobody = !self.iter().any(|unit| users.has(unit));
-        for unit in self.iter().filter(|unit| nobody || users.has(unit)) {
-            unit.bell.ask_to_watch();
+        if self.mode == Mode::Caller {
+            self.users(users).for_each(|handle| handle.waker.ask_to_watch());
         }
     }
 }

@@ -1,0 +1,187 @@
+//! One engine with its lock and its thread. A device has one, or several.
+
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use nobounce_protocol::timing::Nanos;
+use parking_lot::MutexGuard;
+
+use super::lock::{EngineLock, release};
+use super::mode::Mode;
+use super::submission::Submission;
+use super::thread::EngineThread;
+use super::wait::Arrivals;
+use super::waker::Waker;
+use crate::links::now_ns;
+use crate::soft::engine::{Answers, Engine};
+use crate::soft::qp::CreateQpError;
+
+/// One engine with its lock and its thread.
+#[derive(Debug)]
+pub(crate) struct EngineHandle {
+    /// Its place among the engines of the device.
+    pub(crate) number: usize,
+    mode: Mode,
+    engine: Arc<EngineLock>,
+    thread: Mutex<Option<EngineThread>>,
+    pub(crate) waker: Arc<Waker>,
+    /// Polls of the application that drove the engine.
+    polls: Arc<AtomicU64>,
+    /// Queue pairs and shared receive queues that live here.
+    load: AtomicUsize,
+    /// Those of them that were the first to use a completion queue.
+    conversations: AtomicUsize,
+    pub(crate) link: Arrivals,
+}
+
+impl EngineHandle {
+    pub(crate) fn new(number: usize, mode: Mode, engine: Engine) -> Self {
+        Self {
+            number,
+            mode,
+            thread: Mutex::new(None),
+            waker: engine.waker.clone(),
+            polls: Arc::default(),
+            load: AtomicUsize::new(0),
+            conversations: AtomicUsize::new(0),
+            link: Arrivals::of(&*engine.link),
+            engine: Arc::new(EngineLock::new(engine)),
+        }
+    }
+
+    pub(crate) fn engine(&self) -> &EngineLock {
+        &self.engine
+    }
+
+    /// The descriptors by which others reach it.
+    pub(crate) fn link_fds(&self) -> &[RawFd] {
+        self.link.packets()
+    }
+
+    pub(crate) fn is_forked(&self) -> bool {
+        self.engine.is_forked()
+    }
+
+    #[inline]
+    pub(crate) fn lock(&self) -> Option<MutexGuard<'_, Engine>> {
+        self.engine.lock()
+    }
+
+    /// Whether posts go into the submission queue.
+    #[inline]
+    pub(crate) fn has_submissions(&self) -> bool {
+        self.mode == Mode::Thread && !self.is_forked()
+    }
+
+    /// Lets the engine be reached, and starts its thread. From then on others may depend on that thread.
+    pub(crate) fn listen(&self) -> Result<(), CreateQpError> {
+        if self.is_forked() {
+            return Err(CreateQpError::Forked); // where the lock below may be held by a thread that does not exist
+        }
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if thread.is_some() {
+            return Ok(());
+        }
+        self.lock().ok_or(CreateQpError::Forked)?.listen()?;
+        let Self { number, mode, engine, link, waker, polls, .. } = self;
+        *thread = Some(EngineThread::start(*number, *mode, engine, link.clone(), waker, polls)?);
+        Ok(())
+    }
+
+    /// Puts a request into the submission queue.
+    ///
+    /// # Errors
+    /// There is no room: the request comes back.
+    #[inline]
+    #[allow(clippy::result_large_err)] // it is posted otherwise then
+    pub(crate) fn submit(&self, submission: Submission) -> Result<(), Submission> {
+        self.engine.submissions.push(submission)
+    }
+
+    /// Something was posted under the lock: sends what may leave at once, or leaves that to the engine thread.
+    #[inline]
+    pub(crate) fn start(&self, mut engine: MutexGuard<'_, Engine>, now: Nanos) {
+        if self.mode == Mode::Thread {
+            release(engine);
+            return self.waker.wake_if_asleep();
+        }
+        engine.transmit(now, Answers::Travelling);
+        self.let_go(engine);
+    }
+
+    /// Lets go of the engine; its thread comes back in time for what is due.
+    pub(crate) fn let_go(&self, engine: MutexGuard<'_, Engine>) {
+        let deadline = engine.unattended_deadline();
+        release(engine);
+        self.waker.wake_by(deadline);
+    }
+
+    /// `caller` mode: drives the engine for a caller that polls. Whether the caller has waited for so long that it should sleep.
+    #[inline]
+    pub(crate) fn drive_polled(&self, is_attention: bool) -> bool {
+        if is_attention {
+            // A count that two threads raise at once may miss one.
+            self.polls.store(self.polls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        }
+        let Some(mut engine) = self.engine.try_lock() else { return false };
+        engine.progress();
+        let has_waited = engine.has_waited(now_ns());
+        self.let_go(engine);
+        has_waited
+    }
+
+    /// How many queue pairs and shared receive queues live here.
+    pub(crate) fn load(&self) -> usize {
+        self.load.load(Ordering::Relaxed)
+    }
+
+    /// How many of them were the first to use a completion queue.
+    pub(crate) fn conversations(&self) -> usize {
+        self.conversations.load(Ordering::Relaxed)
+    }
+
+    /// One more lives here, until the result is dropped; `begins` a conversation, if it is the first to use a completion queue.
+    pub(crate) fn settle_in(self: &Arc<Self>, begins: bool) -> Resident {
+        self.load.fetch_add(1, Ordering::Relaxed);
+        self.conversations.fetch_add(usize::from(begins), Ordering::Relaxed);
+        Resident { handle: self.clone(), begins }
+    }
+
+    /// The device closes: stops the thread, and sends what was delayed, acknowledgements above all.
+    pub(crate) fn close(&self) -> Option<MutexGuard<'_, Engine>> {
+        self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let mut engine = self.lock()?;
+        engine.hang_up();
+        engine.drain();
+        Some(engine)
+    }
+
+    /// From now on nothing drives the engine but the test.
+    #[cfg(test)]
+    pub(crate) fn stop_thread(&self) {
+        self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+}
+
+/// A queue pair's or shared receive queue's place in an engine.
+#[derive(Debug)]
+pub(crate) struct Resident {
+    handle: Arc<EngineHandle>,
+    begins: bool,
+}
+
+impl std::ops::Deref for Resident {
+    type Target = Arc<EngineHandle>;
+
+    fn deref(&self) -> &Arc<EngineHandle> {
+        &self.handle
+    }
+}
+
+impl Drop for Resident {
+    fn drop(&mut self) {
+        self.handle.load.fetch_sub(1, Ordering::Relaxed);
+        self.handle.conversations.fetch_sub(usize::from(self.begins), Ordering::Relaxed);
+    }
+}

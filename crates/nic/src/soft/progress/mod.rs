@@ -1,0 +1,33 @@
+//! Who drives an engine, and how a thread waits.
+//!
+//! The mode is decided once, when the device opens. In both modes a waiting thread spins for about one round trip and then sleeps in
+//! the kernel, where a packet or a post wakes it at once: a thread that sleeps keeps its scheduling credit and runs as soon as it is
+//! woken, a thread that spins on a busy machine has spent it and waits for milliseconds (docs/design/progress.md).
+//!
+//! | file | what |
+//! |---|---|
+//! | `mode` | [`Progress`] as configured, [`Mode`] as decided |
+//! | `thread` | the engine thread: drives in `thread` mode, stands in for an absent caller in `caller` mode |
+//! | `waker` | how posters and copies wake a sleeping engine thread |
+//! | `submission` | the submission queue of `thread` mode, and the room in each work queue |
+//! | `attention` | `caller` mode: whether the application polls often enough to be left alone |
+//! | `wait` | sleeping on the descriptors of a link |
+//! | `lock`, `handle`, `set` | the engine's lock; an engine with its thread; the engines of a device |
+//! | `cpu` | allowed CPUs, scheduler slices |
+
+pub(crate) mod attention;
+pub(crate) mod cpu;
+pub(crate) mod handle;
+pub(crate) mod lock;
+pub(crate) mod mode;
+pub(crate) mod set;
+pub(crate) mod submission;
+mod thread;
+pub(crate) mod wait;
+pub(crate) mod waker;
+
+pub use mode::Progress;
+
+/// How long a thread spins after the last packet or post before it sleeps: about one round trip between two processes. Shorter misses
+/// the answer on a quiet machine, longer costs its own length where the peer shares the CPU (docs/measurements/progress.md).
+pub(crate) const SPIN_NS: u64 = 10_000;

@@ -1,0 +1,128 @@
+//! Sleeping on the descriptors of a link.
+
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use nobounce_protocol::timing::Nanos;
+
+use crate::links::Link;
+use crate::links::shm::Doorbells;
+
+/// What tells that something arrived on a link.
+#[derive(Clone, Debug)]
+pub(crate) struct Arrivals {
+    /// Readable when there are packets.
+    packets: Vec<RawFd>,
+    /// Readable when peers come, go or ring.
+    peers: Option<RawFd>,
+    /// How to be woken by packets that make no descriptor readable.
+    doorbells: Option<Arc<Doorbells>>,
+}
+
+impl Arrivals {
+    pub(crate) fn of(link: &dyn Link) -> Self {
+        Self { packets: link.wake_fds(), peers: link.rare_fd(), doorbells: link.doorbells() }
+    }
+
+    /// The descriptors of the link.
+    pub(crate) fn packets(&self) -> &[RawFd] {
+        &self.packets
+    }
+
+    /// Asks peers to ring from now on; false, and nothing asked, if packets are there already.
+    fn arm(&self) -> bool {
+        let Some(doorbells) = &self.doorbells else { return true };
+        let are_there = doorbells.arm();
+        if are_there {
+            doorbells.disarm();
+        }
+        !are_there
+    }
+
+    fn disarm(&self) {
+        if let Some(doorbells) = &self.doorbells {
+            doorbells.disarm();
+        }
+    }
+
+    fn add_to(&self, fds: &mut Descriptors, with_packets: bool) {
+        self.peers.iter().for_each(|fd| fds.add(*fd));
+        if with_packets {
+            self.packets.iter().for_each(|fd| fds.add(*fd));
+        }
+    }
+}
+
+/// Descriptors of at most 8 engines, and one more.
+struct Descriptors {
+    list: [libc::pollfd; Self::MOST],
+    count: usize,
+}
+
+impl Descriptors {
+    const MOST: usize = 33;
+
+    fn new() -> Self {
+        Self { list: [libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; Self::MOST], count: 0 }
+    }
+
+    fn add(&mut self, fd: RawFd) {
+        if let Some(place) = self.list.get_mut(self.count) {
+            place.fd = fd;
+            self.count += 1;
+        }
+    }
+
+    fn is_first_ready(&self) -> bool {
+        self.list[0].revents != 0
+    }
+
+    /// Sleeps until one of them is readable, at most `timeout`.
+    fn wait(&mut self, timeout: Option<Nanos>) {
+        let spec = timeout.map(|ns| libc::timespec {
+            tv_sec: i64::try_from(ns / 1_000_000_000).unwrap_or(i64::MAX),
+            tv_nsec: i64::try_from(ns % 1_000_000_000).unwrap_or(0),
+        });
+        let spec = spec.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+        // SAFETY: `list` has at least `count` pollfds, `spec` is null or a valid timespec, no signal mask.
+        unsafe {
+            libc::ppoll(self.list.as_mut_ptr(), self.count as libc::nfds_t, spec, std::ptr::null());
+        }
+    }
+}
+
+/// Sleeps until something arrives on one of the links, at most `timeout`. Returns at once if something is there already.
+pub(crate) fn for_packets<'a>(links: impl Iterator<Item = &'a Arrivals> + Clone, timeout: Nanos) {
+    let mut fds = Descriptors::new();
+    for (armed, link) in links.clone().enumerate() {
+        if !link.arm() {
+            links.take(armed).for_each(Arrivals::disarm);
+            return;
+        }
+        link.add_to(&mut fds, true);
+    }
+    fds.wait(Some(timeout));
+    links.for_each(Arrivals::disarm);
+}
+
+/// Sleeps until something arrives on the link, `wake` is readable, or the time is over; whether `wake` is readable.
+pub(crate) fn for_packets_or(wake: RawFd, link: &Arrivals, timeout: Option<Nanos>) -> bool {
+    let mut fds = Descriptors::new();
+    fds.add(wake);
+    if !link.arm() {
+        return false;
+    }
+    link.add_to(&mut fds, true);
+    fds.wait(timeout);
+    link.disarm();
+    fds.is_first_ready()
+}
+
+/// Sleeps until a peer comes or goes, `wake` is readable, or the time is over; whether `wake` is readable.
+pub(crate) fn for_peers_or(wake: RawFd, link: &Arrivals, timeout: Nanos) -> bool {
+    let mut fds = Descriptors::new();
+    fds.add(wake);
+    link.add_to(&mut fds, false);
+    fds.wait(Some(timeout));
+    fds.is_first_ready()
+}
