@@ -22,9 +22,7 @@ mod ring;
 
 mod sync {
     pub(crate) use loom::cell::UnsafeCell;
-    pub(crate) use loom::sync::atomic::{
-        AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence,
-    };
+    pub(crate) use loom::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence};
     pub(crate) use loom::sync::{Mutex, MutexGuard};
     pub(crate) use std::sync::PoisonError;
 }

@@ -1,7 +1,7 @@
 //! The connection manager of a device.
 
-use std::io;
 use parking_lot::MutexGuard;
+use std::io;
 
 use nobounce_protocol::cm::{Accept, Agent, AgentCounters, CmError, CommId, Config, Connect};
 use nobounce_protocol::wire::Qpn;

@@ -153,7 +153,8 @@ impl Device {
         let engines = Arc::new(EngineSet::new(link, (maker, engines), mode, joint, keeper)?);
         let ending = Ending::new(engines.clone(), report);
         let (counts, next_id) = (Counts::default(), AtomicU32::new(1));
-        let shared = Arc::new(Shared { engines, events, counts, windows, ending, next_id, is_ipv4: local.is_ipv4() });
+        let shared =
+            Arc::new(Shared { engines, events, counts, windows, ending, next_id, is_ipv4: local.is_ipv4() });
         Ok(Self { shared, local, max_mtu })
     }
 

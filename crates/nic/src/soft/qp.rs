@@ -323,6 +323,8 @@ impl Qp {
         // What is posted from now on waits for the lock.
         self.rooms.close();
         let mut engine = self.handle.lock().ok_or(ModifyError::Forked)?;
+        // What was posted before begins before: it is not left over when the send queue is drained.
+        engine.transmit(now_ns(), Answers::Travelling);
         let modified = self.modify_locked(&mut engine, attr);
         if let Some(entry) = engine.core.entry(self.qpn) {
             entry.publish_rules();

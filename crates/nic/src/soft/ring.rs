@@ -37,10 +37,8 @@ impl<T> Ring<T> {
     /// A queue of at least `room` places.
     pub(crate) fn new(room: usize) -> Self {
         let places = room.max(2).next_power_of_two();
-        let slot = |at| Slot {
-            sequence: AtomicUsize::new(at),
-            value: UnsafeCell::new(MaybeUninit::uninit()),
-        };
+        let slot =
+            |at| Slot { sequence: AtomicUsize::new(at), value: UnsafeCell::new(MaybeUninit::uninit()) };
         Self {
             slots: (0..places).map(slot).collect(),
             mask: places - 1,

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use nobounce_memory::HostBuffer;
 use nobounce_nic::soft::{
-    Access, AsyncEvent, Config, Cq, Device, LinkChoice, Mr, Mtu, Operation, Pd, Psn, Qp, QpAttr, QpLimits,
-    QpState, RecvRequest, Remote, SendRequest, Sge, Status, WorkCompletion,
+    Access, AsyncEvent, Config, Cq, Device, LinkChoice, Mr, Mtu, Operation, Pd, Progress, Psn, Qp, QpAttr,
+    QpLimits, QpState, RecvRequest, Remote, SendRequest, Sge, Status, WorkCompletion,
 };
 
 pub(crate) const ALL_ACCESS: Access = Access::all();
@@ -170,7 +170,8 @@ pub(crate) fn patterns(seed: u8, from: usize, len: usize) -> Vec<u8> {
 }
 
 pub(crate) fn config(addr: &str) -> Config {
-    Config { addr: addr.parse::<IpAddr>().unwrap(), link: link(), engines: engines(), ..Config::default() }
+    let addr = addr.parse::<IpAddr>().unwrap();
+    Config { addr, link: link(), engines: engines(), progress: progress(), ..Config::default() }
 }
 
 /// The way packets take: the whole matrix runs on either, and on the longer one unless it is said.
@@ -181,6 +182,11 @@ pub(crate) fn link() -> LinkChoice {
 /// The number of engines that the tests are to run with, if it is said.
 pub(crate) fn engines() -> Option<usize> {
     std::env::var("NOBOUNCE_ENGINES").ok().map(|engines| engines.parse().unwrap())
+}
+
+/// The progress mode that the tests are to run with, if it is said.
+pub(crate) fn progress() -> Progress {
+    std::env::var("NOBOUNCE_PROGRESS").map_or(Progress::Auto, |progress| progress.parse().unwrap())
 }
 
 /// Where the next connection's sequence numbers begin. The first one wraps soon; each is far from the one before, or

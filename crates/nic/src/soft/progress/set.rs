@@ -125,7 +125,8 @@ impl EngineSet {
     /// have a queue for each thing that they do, and with it queue pairs that have little to do. (NCCL has one for what it sends and one for what it
     /// receives, the latter with a queue pair that only flushes: counted alike, both may end up in one engine, which halves the speed.)
     pub(crate) fn least_loaded(&self, begins: bool) -> &Arc<EngineHandle> {
-        let load = |handle: &&Arc<EngineHandle>| (if begins { handle.conversations() } else { 0 }, handle.load());
+        let load =
+            |handle: &&Arc<EngineHandle>| (if begins { handle.conversations() } else { 0 }, handle.load());
         self.iter().min_by_key(load).unwrap_or(&self.first)
     }
 
@@ -170,8 +171,8 @@ impl EngineSet {
         for (_, known) in contexts {
             let known =
                 known.filter(|known| !known.copier.is_gone()).map(|Known { gpu, context, .. }| {
-                    let copier =
-                        Copier::new(&gpu, context, &engine.waker).map_err(|e| CreateQpError::Engine(Box::new(e)))?;
+                    let copier = Copier::new(&gpu, context, &engine.waker)
+                        .map_err(|e| CreateQpError::Engine(Box::new(e)))?;
                     Ok::<_, CreateQpError>(Known { gpu, context, copier })
                 });
             engine.core.regions.stage.copiers.adopt(known.transpose()?);
