@@ -50,6 +50,10 @@ enum Command {
     #[command(name = bench::peer::SUBCOMMAND, hide = true)]
     BenchPeer(bench::peer::PeerArgs),
 
+    /// A process that spins beside a bench; started by `bench --busy`
+    #[command(name = bench::busy::SUBCOMMAND, hide = true)]
+    BenchNeighbour,
+
     /// Whether a process can use the GPU; started by `bench`
     #[command(name = bench::gpu_mps::PROBE, hide = true)]
     GpuProbe,
@@ -81,6 +85,7 @@ fn command(command: Command) -> anyhow::Result<ExitCode> {
             bench::Verdict::Fine
         }
         Command::BenchPeer(args) => bench::peer::child(&args).map(|()| bench::Verdict::Fine)?,
+        Command::BenchNeighbour => bench::busy::spin().map(|()| bench::Verdict::Fine)?,
         Command::GpuProbe => bench::gpu_mps::probe().map(|()| bench::Verdict::Fine)?,
         Command::RawEcho(args) => bench::raw::child(&args).map(|()| bench::Verdict::Fine)?,
     };

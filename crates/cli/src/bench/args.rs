@@ -16,6 +16,7 @@ Examples:
   nobounce bench --op write --size 1..8M --json new.json --plot new.svg
   nobounce bench --quick --compare old.json         exit code 1 if something got slower
   nobounce bench --memory gpu --plot gpu.svg        GPU memory: direct against staged and naive staging
+  nobounce bench --busy 2 --op write,send --size 8,1M   beside two busy processes, against TCP
   nobounce bench --listen --addr eth0               on one machine, and on the other:
   nobounce bench --peer 10.0.0.7 --addr eth0
 
@@ -55,6 +56,14 @@ pub(crate) struct BenchArgs {
     /// Engines that drive the device at most, each with a thread: 1 to 8 [default: by the CPUs, or NOBOUNCE_ENGINES]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=8), help_heading = "How")]
     pub(crate) engines: Option<u8>,
+
+    /// Which thread drives the NIC: its own (thread), the one that posts and polls (caller), or auto: thread from 4 CPUs on [default: auto, or NOBOUNCE_PROGRESS]
+    #[arg(long, value_name = "MODE", value_parser = ["auto", "thread", "caller"], hide_possible_values = true, help_heading = "How")]
+    pub(crate) progress: Option<String>,
+
+    /// Run N spinning processes beside the measurement, and compare with TCP between the same two processes; 0: compare on a quiet machine
+    #[arg(long, value_name = "N", conflicts_with_all = ["peer", "listen"], value_parser = clap::value_parser!(u32).range(0..=256), help_heading = "How")]
+    pub(crate) busy: Option<u32>,
 
     /// Memory to measure: host, or gpu (direct, staged and naive, with host memory as the yardstick) [default: host]
     #[arg(long, value_name = "MEMORY", hide_possible_values = true, help_heading = "What")]

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::counted::Counted;
 use super::size::Bytes;
+use super::tcp::Tcp;
 
 /// The RDMA operation under test.
 #[derive(
@@ -242,8 +243,19 @@ pub(crate) struct CaseResult {
     pub(crate) mtu: u32,
     /// Messages with bytes and a place of their own that were compared one by one, outside the timed part.
     pub(crate) compared: u64,
+    /// CPU seconds of both ends in the timed part, and the messages of it in both directions.
+    pub(crate) cpu: CpuUse,
     /// Whether every byte and every guard zone held what it should, and if not, the first thing that did not.
     pub(crate) verified: Result<(), String>,
+}
+
+/// What the timed part cost.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct CpuUse {
+    /// CPU seconds of both ends.
+    pub(crate) seconds: f64,
+    /// Messages, in both directions.
+    pub(crate) messages: u64,
 }
 
 /// Samples as they were taken, in order.
@@ -276,6 +288,11 @@ pub(crate) trait Measure {
     /// Why packets took UDP, where they did although a shorter way was to be taken.
     fn fallbacks(&self) -> Vec<String> {
         Vec::new()
+    }
+
+    /// What TCP does between the same two processes.
+    fn tcp(&mut self) -> anyhow::Result<Option<Tcp>> {
+        Ok(None)
     }
 
     /// Begins another pass, with everything made anew that a run makes when it starts.

@@ -27,10 +27,13 @@ pub(super) struct Work {
     pub(super) seed: u64,
 }
 
-/// One step of the dialogue: over several devices first `Rails`, answered by `RailPorts`; then `Work`, regions are exchanged (or `Sorry`), then any number of (`Round`, `Ready`, timed part, `Checked`),
+/// One step of the dialogue: `Tcp`, answered by `TcpPort`, and no more. Or over several devices first `Rails`, answered by `RailPorts`; then `Work`, regions are exchanged (or `Sorry`), then any number of (`Round`, `Ready`, timed part, `Checked`),
 /// then `End`, answered by `Counted`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) enum Step {
+    /// TCP is to be measured; the answer says where it is waited for.
+    Tcp,
+    TcpPort(u16),
     /// So many devices are asked for, one connection each.
     Rails(u32),
     /// Where the others listen, in their order.
@@ -40,7 +43,8 @@ pub(super) enum Step {
     Ready,
     /// The timed part is over; said where no message of the case itself tells it.
     Over,
-    Checked(Result<(), String>),
+    /// What was wrong, if anything, and the CPU seconds of the timed part.
+    Checked(Result<(), String>, f64),
     End,
     /// What the NIC of the serving end counted since `Work`.
     Counted(EndCounted),
@@ -79,9 +83,9 @@ pub(super) fn hear_ready(connection: &Connection) -> anyhow::Result<()> {
     }
 }
 
-pub(super) fn hear_checked(connection: &Connection) -> anyhow::Result<Result<(), String>> {
+pub(super) fn hear_checked(connection: &Connection) -> anyhow::Result<(Result<(), String>, f64)> {
     match hear(connection)? {
-        Step::Checked(verdict) => Ok(verdict),
+        Step::Checked(verdict, cpu) => Ok((verdict, cpu)),
         other => bail!("the other end of the bench should have checked its memory, but says {other:?}"),
     }
 }

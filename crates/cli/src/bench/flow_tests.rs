@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::case::{Case, CaseResult, Interval, Kind, Op, Place, Samples, Wait};
+use super::case::{Case, CaseResult, CpuUse, Interval, Kind, Op, Place, Samples, Wait};
 use super::*;
 
 /// Measures by formula: 3 us plus 1 us per 4 KiB, at most 3 GB/s; `slowness` makes it worse.
@@ -81,6 +81,7 @@ impl Measure for Mock {
             },
             counted: case.place.is_gpu().then(|| gpu_tests::counted(case)),
             compared: 64,
+            cpu: CpuUse { seconds: 0.5, messages: 1_000_000 },
             verified: if self.wrong == Some(case.size) {
                 Err("byte 3 holds 1, not 2".to_owned())
             } else {

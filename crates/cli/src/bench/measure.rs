@@ -6,7 +6,8 @@ use anyhow::Context;
 use nobounce::hard::LinkLayer;
 use nobounce::{ConnectOptions, Connection, Device, Mtu};
 
-use super::case::{Amount, Case, CaseResult, Interval, Kind, Link, Measure, Samples};
+use super::busy::cpu_seconds;
+use super::case::{Amount, Case, CaseResult, CpuUse, Interval, Kind, Link, Measure, Samples};
 use super::counted::{Counted, EndCounted};
 use super::drive::WINDOW;
 use super::exchange::{Step, Work, hear, hear_checked, hear_counted, hear_ready, say};
@@ -15,6 +16,7 @@ use super::peer::{self, Child, PeerArgs};
 use super::rails;
 use super::round::Round;
 use super::side::{Side, Timed};
+use super::tcp::{self, Tcp};
 
 /// The timed part is cut into so many rounds where there is one pass only; memory is filled and checked between them.
 const ROUNDS: u64 = 5;
@@ -136,7 +138,7 @@ impl Measure for Bench {
         let side = connections.open(work, true, |_| ())?;
 
         let mut session =
-            Session { connection, side: side.as_ref(), round: 0, compared: 0, verified: Ok(()) };
+            Session { connection, side: side.as_ref(), round: 0, compared: 0, cpu: 0.0, verified: Ok(()) };
         let first = FIRST_ROUND.min(first_bytes / size.max(1)).max(2 * u64::from(case.qps));
         let warm = session.round(if let Amount::Iters(n) = case.amount { first.min(n) } else { first })?;
         let per_operation = warm.seconds / warm.messages.max(1) as f64;
@@ -153,10 +155,15 @@ impl Measure for Bench {
             }
         };
         let (mut latencies, mut intervals, mut iters) = (Vec::new(), Vec::new(), 0);
+        // A half round trip is one message there or back.
+        let ways = if kind.is_latency() && !op.is_round_trip() { 2 } else { 1 };
+        let mut cpu = CpuUse::default();
         for (done, messages) in (1_u32..).zip(plan.into_iter().filter(|n| *n > 0)) {
             let messages = messages.min(limit);
             let round = session.round(messages)?;
             iters += messages;
+            cpu.seconds += session.cpu;
+            cpu.messages += round.messages * ways;
             latencies.extend(round.latencies);
             intervals.push(Interval { seconds: round.seconds, messages: round.messages });
             progress(f64::from(done) / rounds as f64);
@@ -182,8 +189,19 @@ impl Measure for Bench {
             counted: Some(Counted { here: counted(&ends.devices).since(&before), there }),
             mtu: connection.mtu().bytes(),
             compared: session.compared,
+            cpu,
             verified: session.verified,
         })
+    }
+
+    fn tcp(&mut self) -> anyhow::Result<Option<Tcp>> {
+        let ends = self.ends.as_ref().context("the two ends of the bench could not be started again")?;
+        let connection = ends.first().connect(ends.target.as_str(), &ConnectOptions::default())?;
+        say(&connection, &Step::Tcp)?;
+        match hear(&connection)? {
+            Step::TcpPort(port) => tcp::measure(port).map(Some),
+            other => anyhow::bail!("the other end of the bench should wait for TCP, but says {other:?}"),
+        }
     }
 
     fn fallbacks(&self) -> Vec<String> {
@@ -222,6 +240,8 @@ struct Session<'a> {
     round: u32,
     /// Messages that were compared one by one.
     compared: u64,
+    /// CPU seconds of both ends in the timed part of the last round.
+    cpu: f64,
     /// The first thing that was wrong, at either end.
     verified: Result<(), String>,
 }
@@ -247,8 +267,11 @@ impl Session<'_> {
         side.prepare(round)?;
         say(self.connection, &Step::Round(round))?;
         hear_ready(self.connection)?;
+        let before = cpu_seconds();
         let timed = side.timed(round)?;
-        let theirs = hear_checked(self.connection)?;
+        let cpu = cpu_seconds() - before;
+        let (theirs, their_cpu) = hear_checked(self.connection)?;
+        self.cpu = cpu + their_cpu;
         let ours = side.check(round);
         if self.verified.is_ok() {
             self.verified = theirs.map_err(|what| format!("at the other end: {what}")).and(ours);
@@ -267,6 +290,11 @@ pub(super) fn serve(connection: Connection, devices: &[Device], here: IpAddr) ->
             let next = hear(connections.first())?;
             (connections, next)
         }
+        Step::Tcp => {
+            let (listener, port) = tcp::listen()?;
+            say(&connection, &Step::TcpPort(port))?;
+            return tcp::serve(&listener);
+        }
         step => (rails::Connections::One(Box::new(connection)), step),
     };
     let Step::Work(work) = work else {
@@ -283,8 +311,10 @@ pub(super) fn serve(connection: Connection, devices: &[Device], here: IpAddr) ->
             Step::Round(round) => {
                 side.prepare(round)?;
                 say(connection, &Step::Ready)?;
+                let before = cpu_seconds();
                 side.timed(round).context("the timed part failed at this end")?;
-                say(connection, &Step::Checked(side.check(round)))?;
+                let cpu = cpu_seconds() - before;
+                say(connection, &Step::Checked(side.check(round), cpu))?;
             }
             Step::End => {
                 return say(connection, &Step::Counted(counted(devices).since(&before)));

@@ -9,11 +9,13 @@
 //! | exchange, ring, drive, watch | what they say, the memory they check, the timed part |
 //! | gpu, gpu_* | GPU memory: what there is, what is measured of it, how it is checked, and what to compare |
 //! | raw, raw_socket, own_time | what plain UDP does here, and whether it had a CPU for it |
+//! | busy, tcp | neighbours that spin meanwhile, and what TCP does beside them |
 //! | model, passes, stats, counted, machine, udp_counters | the report and its figures |
 //! | table, plot, axis, compare, expected, progress | the report for people |
 
 pub(crate) mod args;
 mod axis;
+pub(crate) mod busy;
 mod case;
 mod compare;
 mod counted;
@@ -49,6 +51,7 @@ pub(crate) mod size;
 mod stats;
 mod stolen;
 mod table;
+mod tcp;
 mod udp_counters;
 mod watch;
 
@@ -67,6 +70,7 @@ use nobounce_topology::diagnose;
 use nobounce_topology::facts::Facts;
 
 use self::args::BenchArgs;
+use self::busy::Neighbours;
 use self::case::{Amount, CaseResult, Link, Measure, Memory};
 use self::expected::On;
 use self::machine::Machine;
@@ -77,6 +81,7 @@ use self::plan::{Ends, Plan};
 use self::progress::Progress;
 use self::raw::Raw;
 use self::stolen::CpuTime;
+use self::tcp::Tcp;
 use self::udp_counters::{KernelUdp, UdpCounters};
 
 /// How a run ended, as the exit code says it.
@@ -129,7 +134,17 @@ pub(crate) fn main(args: &BenchArgs) -> anyhow::Result<Verdict> {
     notes.extend(chosen);
     notes.extend(devices.iter().filter_map(|device| device.nic().hard()).map(describe));
     notes.extend(rails::note(&devices));
+    if plan.busy.is_some() {
+        notes.extend(
+            devices
+                .iter()
+                .filter_map(|device| device.nic().soft())
+                .map(|nic| format!("progress: {}", nic.progress()))
+                .next(),
+        );
+    }
     let mut measure = measurer(&plan, devices)?;
+    let _neighbours = Neighbours::start(plan.busy.unwrap_or(0))?;
     let mut machine = Machine::here();
     machine.gpu = gpu.as_ref().map(|gpu| gpu.facts.clone());
     let mut world = World {
@@ -161,7 +176,8 @@ fn device_of(plan: &Plan) -> PeerArgs {
     let (device, link) = (plan.devices.names().to_vec(), plan.link.clone());
     let addr = plan.addr.clone().or_else(|| own_loopback(plan));
     let gpu = plan.gpu.unwrap_or(0);
-    PeerArgs { device, gpu, addr, link, engines: plan.engines, loss: plan.loss, seed: plan.seed }
+    let (engines, progress) = (plan.engines, plan.progress.clone());
+    PeerArgs { device, gpu, addr, link, engines, progress, loss: plan.loss, seed: plan.seed }
 }
 
 /// An address of loopback that no other program's device has: whoever came and went there during the run would be part of what is measured.
@@ -281,12 +297,13 @@ fn measure(plan: &Plan, world: &mut World<'_>) -> anyhow::Result<Report> {
     let before_all = raw(plan, world);
     let before = (world.counters)();
     let mut measured: Vec<Vec<CaseResult>> = plan.cases.iter().map(|_| Vec::new()).collect();
-    let mut fallbacks = Vec::new();
+    let (mut fallbacks, mut tcps) = (Vec::new(), Vec::new());
     for pass in 0..plan.passes {
         if pass > 0 {
             world.measure.renew().context("cannot begin another pass")?;
         }
         let done = usize::try_from(pass)? * plan.cases.len();
+        let mut tcp = tcp(plan, world)?;
         for (index, (case, results)) in plan.cases.iter().zip(&mut measured).enumerate() {
             let progress = world.progress.case(done + index, case);
             tracing::debug!("measuring {case}");
@@ -295,6 +312,11 @@ fn measure(plan: &Plan, world: &mut World<'_>) -> anyhow::Result<Report> {
             progress(1.0);
             results.push(result);
         }
+        // Machines get faster and slower within seconds: TCP is measured at both ends of a pass.
+        if let Some(first) = tcp.take() {
+            tcp = self::tcp(plan, world)?.map(|second| first.and(second));
+        }
+        tcps.push(tcp);
         // The next pass has devices of its own, which know nothing of these.
         fallbacks.push(world.measure.fallbacks());
     }
@@ -309,7 +331,10 @@ fn measure(plan: &Plan, world: &mut World<'_>) -> anyhow::Result<Report> {
     notes.extend(CpuTime::note(begun, (world.cpu_time)()));
     let mut results = Vec::with_capacity(plan.cases.len());
     for (case, found) in plan.cases.iter().zip(&measured) {
-        let outcomes = found.iter().map(|result| CaseOutcome::new(case, result, raw.as_ref()));
+        let outcomes = found
+            .iter()
+            .zip(&tcps)
+            .map(|(result, tcp)| CaseOutcome::new(case, result, raw.as_ref(), tcp.as_ref()));
         results.extend(passes::merged(outcomes.collect::<Result<Vec<_>, _>>()?));
     }
     Ok(Report {
@@ -319,6 +344,8 @@ fn measure(plan: &Plan, world: &mut World<'_>) -> anyhow::Result<Report> {
         started: world.started.clone(),
         loss: (plan.loss > 0.0).then_some(plan.loss),
         raw,
+        busy: plan.busy,
+        tcp: tcps.into_iter().flatten().reduce(Tcp::and),
         kernel_udp: before.zip(after).map(|(before, after)| KernelUdp { before, after }),
         notes,
         results,
@@ -328,11 +355,21 @@ fn measure(plan: &Plan, world: &mut World<'_>) -> anyhow::Result<Report> {
 /// What plain UDP does here. Without it the results stand, only our share of it is unknown.
 fn raw(plan: &Plan, world: &World<'_>) -> Option<Raw> {
     // What plain UDP does is no yardstick for hardware.
-    if plan.ends != Ends::Here || plan.is_hardware() {
+    // Beside neighbours that spin, a plain UDP that spins measures the scheduler.
+    if plan.ends != Ends::Here || plan.is_hardware() || plan.busy.is_some() {
         return None;
     }
     world.progress.note("plain UDP");
     (world.raw)().inspect_err(|why| eprintln!("nobounce: no raw figures, so no shares of raw: {why:#}")).ok()
+}
+
+/// What TCP does between the two processes, where it is the yardstick.
+fn tcp(plan: &Plan, world: &mut World<'_>) -> anyhow::Result<Option<Tcp>> {
+    if plan.busy.is_none() {
+        return Ok(None);
+    }
+    world.progress.note("TCP");
+    world.measure.tcp().context("cannot measure TCP")
 }
 
 /// Opens a result file without touching what is in it, so that a wrong path is told before the run.

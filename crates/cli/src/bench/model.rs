@@ -4,11 +4,12 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::case::{Case, CaseResult, Kind, Op, Samples, Wait};
+use super::case::{Case, CaseResult, CpuUse, Kind, Op, Samples, Wait};
 use super::counted::Counted;
 use super::machine::Machine;
 use super::raw::Raw;
 use super::stats::{Percentiles, thin};
+use super::tcp::Tcp;
 use super::udp_counters::KernelUdp;
 
 /// Name and version of the JSON; the number changes when a reader of the old form would misread the new.
@@ -34,6 +35,12 @@ pub(crate) struct Report {
     /// What plain UDP does between two processes here; absent with `--peer`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) raw: Option<Raw>,
+    /// Processes that spun beside the measurement; absent without `--busy`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) busy: Option<u32>,
+    /// What TCP did between the same two processes; absent without `--busy`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) tcp: Option<Tcp>,
     /// What the kernel counted while the cases ran.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) kernel_udp: Option<KernelUdp>,
@@ -76,6 +83,9 @@ pub(crate) struct CaseOutcome {
     /// Median latency, microseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) p50_us: Option<f64>,
+    /// Mean latency, microseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) mean_us: Option<f64>,
     /// 99th percentile, microseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) p99_us: Option<f64>,
@@ -94,6 +104,15 @@ pub(crate) struct CaseOutcome {
     /// Why there is no `of_raw` though plain UDP was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) raw_doubt: Option<String>,
+    /// Ours / TCP of the same pass: bandwidth, or median latency.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) of_tcp: Option<f64>,
+    /// CPU seconds of both ends for 10^9 bytes of payload.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) cpu_s_per_gb: Option<f64>,
+    /// CPU seconds of both ends for 10^6 messages.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) cpu_s_per_mop: Option<f64>,
     /// Messages that were compared one by one, outside the timed part.
     #[serde(default)]
     pub(crate) compared: u64,
@@ -165,7 +184,12 @@ impl Report {
 
 impl CaseOutcome {
     /// Turns samples into the figures people compare.
-    pub(crate) fn new(case: &Case, result: &CaseResult, raw: Option<&Raw>) -> Result<Self, OutcomeError> {
+    pub(crate) fn new(
+        case: &Case,
+        result: &CaseResult,
+        raw: Option<&Raw>,
+        tcp: Option<&Tcp>,
+    ) -> Result<Self, OutcomeError> {
         let mut outcome = Self::empty(case, result);
         let no_samples = || OutcomeError::NoSamples { case: case.to_string() };
         match (&result.samples, case.kind) {
@@ -173,11 +197,13 @@ impl CaseOutcome {
                 let found = Percentiles::of(samples).ok_or_else(no_samples)?;
                 outcome.min_us = Some(found.min);
                 outcome.p50_us = Some(found.p50);
+                outcome.mean_us = Some(samples.iter().sum::<f64>() / float(samples.len() as u64));
                 outcome.p99_us = Some(found.p99);
                 outcome.p999_us = Some(found.p999);
                 outcome.samples = thin(samples, KEPT_SAMPLES);
                 let passes = if case.op.is_round_trip() { 2.0 } else { 1.0 };
                 outcome.of_raw = raw.map(|raw| found.p50 / (raw.half_round_trip_us * passes));
+                outcome.of_tcp = tcp.map(|tcp| found.p50 / (tcp.half_round_trip_us * passes));
                 outcome.raw_doubt = raw.and_then(Raw::latency_doubt);
             }
             (Samples::Throughput(intervals), Kind::Bandwidth | Kind::Bidirectional | Kind::Rate) => {
@@ -196,12 +222,17 @@ impl CaseOutcome {
                 } else {
                     outcome.gbytes_per_s = Some(total);
                     outcome.of_raw = raw.map(|raw| total / raw.gbytes_per_s);
+                    outcome.of_tcp = tcp.map(|tcp| total / tcp.gbytes_per_s);
                     outcome.raw_doubt = raw.and_then(Raw::bandwidth_doubt);
                 }
             }
             _ => return Err(OutcomeError::WrongSamples { case: case.to_string() }),
         }
         outcome.of_raw = outcome.of_raw.filter(|share| share.is_finite() && outcome.raw_doubt.is_none());
+        let CpuUse { seconds, messages } = result.cpu;
+        let per = |amount: f64| (amount > 0.0 && seconds > 0.0).then(|| seconds / amount);
+        outcome.cpu_s_per_gb = per(float(messages) * float(case.size) / 1e9);
+        outcome.cpu_s_per_mop = per(float(messages) / 1e6);
         outcome.round();
         Ok(outcome)
     }
@@ -217,9 +248,11 @@ impl CaseOutcome {
     }
 
     fn round(&mut self) {
-        let figures = [&mut self.min_us, &mut self.p50_us, &mut self.p99_us, &mut self.p999_us];
-        let others = [&mut self.gbytes_per_s, &mut self.mops, &mut self.of_raw];
-        let figures = figures.into_iter().chain(others).flatten();
+        let figures =
+            [&mut self.min_us, &mut self.p50_us, &mut self.mean_us, &mut self.p99_us, &mut self.p999_us];
+        let others = [&mut self.gbytes_per_s, &mut self.mops, &mut self.of_raw, &mut self.of_tcp];
+        let costs = [&mut self.cpu_s_per_gb, &mut self.cpu_s_per_mop];
+        let figures = figures.into_iter().chain(others).chain(costs).flatten();
         figures.chain(&mut self.samples).for_each(|figure| *figure = rounded(*figure));
     }
 
@@ -238,12 +271,16 @@ impl CaseOutcome {
             iters: result.iters,
             min_us: None,
             p50_us: None,
+            mean_us: None,
             p99_us: None,
             p999_us: None,
             gbytes_per_s: None,
             mops: None,
             of_raw: None,
             raw_doubt: None,
+            of_tcp: None,
+            cpu_s_per_gb: None,
+            cpu_s_per_mop: None,
             compared: result.compared,
             verified: result.verified.is_ok(),
             fault: result.verified.clone().err(),
@@ -294,6 +331,7 @@ mod tests {
             path: "direct".to_owned(),
             counted: None,
             compared: 64,
+            cpu: CpuUse { seconds: 0.5, messages: 1000 },
             verified: Ok(()),
         }
     }
@@ -312,9 +350,10 @@ mod tests {
     #[test]
     fn latency_of_a_read_is_set_against_two_passes() {
         let samples = result(Samples::Latency(vec![6.0, 4.0, 8.0]));
-        let write = CaseOutcome::new(&case(Op::Write, Kind::Latency, 8), &samples, Some(&raw())).unwrap();
+        let write =
+            CaseOutcome::new(&case(Op::Write, Kind::Latency, 8), &samples, Some(&raw()), None).unwrap();
         assert_eq!((write.min_us, write.p50_us, write.of_raw), (Some(4.0), Some(6.0), Some(3.0)));
-        let read = CaseOutcome::new(&case(Op::Read, Kind::Latency, 8), &samples, Some(&raw())).unwrap();
+        let read = CaseOutcome::new(&case(Op::Read, Kind::Latency, 8), &samples, Some(&raw()), None).unwrap();
         assert_eq!(read.of_raw, Some(1.5));
     }
 
@@ -324,11 +363,12 @@ mod tests {
             vec![Interval { seconds: 1.0, messages: 1000 }, Interval { seconds: 3.0, messages: 1000 }];
         let samples = result(Samples::Throughput(intervals));
         let found =
-            CaseOutcome::new(&case(Op::Write, Kind::Bandwidth, 1_000_000), &samples, Some(&raw())).unwrap();
+            CaseOutcome::new(&case(Op::Write, Kind::Bandwidth, 1_000_000), &samples, Some(&raw()), None)
+                .unwrap();
         assert_eq!(found.gbytes_per_s, Some(0.5));
         assert_eq!(found.of_raw, Some(0.1));
         assert_eq!(found.samples, [1.0, 0.333333]);
-        let rate = CaseOutcome::new(&case(Op::Write, Kind::Rate, 8), &samples, Some(&raw())).unwrap();
+        let rate = CaseOutcome::new(&case(Op::Write, Kind::Rate, 8), &samples, Some(&raw()), None).unwrap();
         assert_eq!((rate.mops, rate.of_raw, rate.gbytes_per_s), (Some(0.0005), None, None));
     }
 
@@ -337,19 +377,21 @@ mod tests {
     fn a_share_of_nonsense_is_none_and_says_why() {
         let busy = Raw { half_round_trip_us: 3600.0, ping_cpu_samples: vec![0.4], ..raw() };
         let samples = result(Samples::Latency(vec![4.0]));
-        let latency = CaseOutcome::new(&case(Op::Write, Kind::Latency, 8), &samples, Some(&busy)).unwrap();
+        let latency =
+            CaseOutcome::new(&case(Op::Write, Kind::Latency, 8), &samples, Some(&busy), None).unwrap();
         assert_eq!((latency.p50_us, latency.of_raw), (Some(4.0), None));
         assert!(latency.raw_doubt.unwrap().contains("40 % of the CPU"));
         let samples = result(Samples::Throughput(vec![Interval { seconds: 1.0, messages: 1000 }]));
         let stream =
-            CaseOutcome::new(&case(Op::Write, Kind::Bandwidth, 1_000_000), &samples, Some(&busy)).unwrap();
+            CaseOutcome::new(&case(Op::Write, Kind::Bandwidth, 1_000_000), &samples, Some(&busy), None)
+                .unwrap();
         assert_eq!((stream.of_raw, stream.raw_doubt), (Some(0.2), None), "the blast was fine");
     }
 
     #[test]
     fn what_is_no_result_is_refused() {
         let latency = result(Samples::Latency(vec![]));
-        let of = |kind, result: &CaseResult| CaseOutcome::new(&case(Op::Write, kind, 8), result, None);
+        let of = |kind, result: &CaseResult| CaseOutcome::new(&case(Op::Write, kind, 8), result, None, None);
         assert!(matches!(of(Kind::Latency, &latency), Err(OutcomeError::NoSamples { .. })));
         assert!(matches!(of(Kind::Rate, &latency), Err(OutcomeError::WrongSamples { .. })));
         let still = result(Samples::Throughput(vec![Interval { seconds: 0.0, messages: 9 }]));
@@ -359,7 +401,7 @@ mod tests {
     #[test]
     fn absent_fields_are_absent_in_the_json() {
         let samples = result(Samples::Throughput(vec![Interval { seconds: 1.0, messages: 1 }]));
-        let found = CaseOutcome::new(&case(Op::Send, Kind::Bidirectional, 64), &samples, None).unwrap();
+        let found = CaseOutcome::new(&case(Op::Send, Kind::Bidirectional, 64), &samples, None, None).unwrap();
         let json = serde_json::to_value(&found).unwrap();
         assert_eq!(json["kind"], "bidirectional");
         for absent in ["p50_us", "mops", "of_raw", "fault"] {

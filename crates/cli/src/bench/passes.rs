@@ -25,11 +25,15 @@ pub(super) fn merged(passes: Vec<CaseOutcome>) -> Option<CaseOutcome> {
     };
     one.min_us = passes.iter().filter_map(|pass| pass.min_us).reduce(f64::min);
     one.p50_us = all(|pass| pass.p50_us);
+    one.mean_us = all(|pass| pass.mean_us);
     one.p99_us = all(|pass| pass.p99_us);
     one.p999_us = all(|pass| pass.p999_us);
     one.gbytes_per_s = all(|pass| pass.gbytes_per_s);
     one.mops = all(|pass| pass.mops);
     one.of_raw = all(|pass| pass.of_raw);
+    one.of_tcp = all(|pass| pass.of_tcp);
+    one.cpu_s_per_gb = all(|pass| pass.cpu_s_per_gb);
+    one.cpu_s_per_mop = all(|pass| pass.cpu_s_per_mop);
     one.link = links(&passes);
     one.passes = passes.iter().filter_map(headline).collect();
     one.compared = passes.iter().map(|pass| pass.compared).sum();

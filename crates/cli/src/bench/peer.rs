@@ -37,6 +37,9 @@ pub(crate) struct PeerArgs {
     /// Engines at most
     #[arg(long)]
     pub(super) engines: Option<u8>,
+    /// Which thread drives the device
+    #[arg(long)]
+    pub(super) progress: Option<String>,
     /// Share of sent packets to lose
     #[arg(long, default_value_t = 0.0)]
     pub(super) loss: f64,
@@ -56,7 +59,7 @@ impl Child {
     pub(super) fn start(args: &PeerArgs) -> anyhow::Result<Self> {
         let myself = std::env::current_exe().context("cannot find the nobounce program to start it again")?;
         let mut command = Command::new(myself);
-        let PeerArgs { device, gpu, addr, link, engines, loss, seed } = args;
+        let PeerArgs { device, gpu, addr, link, engines, progress, loss, seed } = args;
         command.arg(SUBCOMMAND).arg(format!("--loss={loss}")).arg(format!("--seed={seed}"));
         command.arg(format!("--gpu={gpu}")).args(device.iter().map(|device| format!("--device={device}")));
         // What it names is in the arguments already.
@@ -64,6 +67,7 @@ impl Child {
         command.args(addr.iter().map(|addr| format!("--addr={addr}")));
         command.args(link.iter().map(|link| format!("--link={link}")));
         command.args(engines.iter().map(|engines| format!("--engines={engines}")));
+        command.args(progress.iter().map(|progress| format!("--progress={progress}")));
         // A capture of both ends in one file would be neither's.
         command.env_remove("NOBOUNCE_PCAP").stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = command.spawn().context("cannot start the other process of the bench")?;
@@ -149,8 +153,8 @@ pub(super) fn open(name: Option<&str>, args: &PeerArgs) -> anyhow::Result<Device
     if let Some(name) = name {
         if Device::is_hardware(name) {
             ensure!(
-                args.link.is_none() && args.engines.is_none() && args.loss == 0.0,
-                "--link, --engines and --loss are the software NIC's; {name} is hardware"
+                args.link.is_none() && args.engines.is_none() && args.progress.is_none() && args.loss == 0.0,
+                "--link, --engines, --progress and --loss are the software NIC's; {name} is hardware"
             );
             let mut options = nobounce::hard::Options::from_env()?;
             match args.addr.as_ref().map(|addr| (addr, addr.parse())) {
@@ -177,6 +181,9 @@ pub(super) fn open(name: Option<&str>, args: &PeerArgs) -> anyhow::Result<Device
     }
     if let Some(engines) = args.engines {
         config.engines = Some(engines.into());
+    }
+    if let Some(progress) = &args.progress {
+        config.progress = progress.parse()?;
     }
     if args.loss > 0.0 || config.fault.is_some() {
         let mut fault = config.fault.unwrap_or_default();

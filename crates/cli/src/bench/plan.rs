@@ -72,6 +72,10 @@ pub(crate) struct Plan {
     pub(crate) also: Option<Link>,
     /// How many engines drive the device at most; by the CPUs without.
     pub(crate) engines: Option<u8>,
+    /// Which thread drives the device; as the environment says without.
+    pub(crate) progress: Option<String>,
+    /// Neighbours that spin beside the measurement; with TCP as the yardstick.
+    pub(crate) busy: Option<u32>,
     /// Which memory the run is about.
     pub(crate) memory: Memory,
     /// The GPU whose memory it is, as CUDA counts them; none where it is the host's.
@@ -232,6 +236,8 @@ pub(crate) fn plan(args: &BenchArgs, environment: Option<&str>) -> Result<Plan, 
         addr: args.addr.clone(),
         link: args.link.first().cloned(),
         engines: args.engines,
+        progress: args.progress.clone(),
+        busy: args.busy,
         memory,
         gpu,
         cases,

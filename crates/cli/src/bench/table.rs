@@ -40,6 +40,14 @@ pub(crate) fn render(report: &Report) -> String {
             }
         }
     }
+    if let (Some(busy), Some(tcp)) = (report.busy, &report.tcp) {
+        let beside = match busy {
+            0 => "no neighbours".to_owned(),
+            1 => "1 neighbour that spins".to_owned(),
+            more => format!("{more} neighbours that spin"),
+        };
+        let _ = writeln!(text, "{beside}; TCP between the same two processes: {tcp}");
+    }
     if let Some(link) = links(report) {
         let _ = writeln!(text, "{link}");
     }
@@ -58,14 +66,27 @@ pub(crate) fn render(report: &Report) -> String {
 
 fn latency(report: &Report) -> Option<String> {
     let rows = rows(report, &[Kind::Latency, Kind::GpuVisible]);
-    let mut table = table(&["latency", "size", "min us", "p50 us", "p99 us", "p99.9 us", "x raw", "bytes"]);
+    let share = yardstick(report, "x");
+    let mut table = table(&[
+        "latency",
+        "size",
+        "min us",
+        "p50 us",
+        "mean us",
+        "p99 us",
+        "p99.9 us",
+        &share,
+        "CPU s/Mop",
+        "bytes",
+    ]);
     for one in &rows {
         let mut name = name(report, one);
         if one.wait != Wait::Cq {
             name.push_str(&format!(", {}", one.wait));
         }
         let mut cells = vec![name, Bytes(one.size).to_string()];
-        cells.extend([one.min_us, one.p50_us, one.p99_us, one.p999_us, one.of_raw].map(optional));
+        cells.extend([one.min_us, one.p50_us, one.mean_us, one.p99_us, one.p999_us].map(optional));
+        cells.extend([share_of(report, one), one.cpu_s_per_mop].map(optional));
         cells.push(bytes(one).to_owned());
         add(&mut table, cells);
     }
@@ -75,8 +96,18 @@ fn latency(report: &Report) -> Option<String> {
 /// One-way and two-way figures of the same case share a row.
 fn bandwidth(report: &Report) -> Option<String> {
     let rows = rows(report, &[Kind::Bandwidth, Kind::Bidirectional]);
-    let mut table =
-        table(&["bandwidth", "size", "QPs", "one way GB/s", "of raw", "both ways GB/s", "of raw", "bytes"]);
+    let share = yardstick(report, "of");
+    let mut table = table(&[
+        "bandwidth",
+        "size",
+        "QPs",
+        "one way GB/s",
+        &share,
+        "both ways GB/s",
+        &share,
+        "CPU s/GB",
+        "bytes",
+    ]);
     let mut shown = Vec::new();
     let key = |one: &CaseOutcome| {
         (one.op, one.size, one.qps, one.memory.clone(), one.path.clone(), one.link.clone())
@@ -92,8 +123,9 @@ fn bandwidth(report: &Report) -> Option<String> {
         let mut cells = vec![name(report, one), Bytes(one.size).to_string(), one.qps.to_string()];
         for outcome in pair {
             cells.push(optional(outcome.and_then(|outcome| outcome.gbytes_per_s)));
-            cells.push(optional(outcome.and_then(|outcome| outcome.of_raw)));
+            cells.push(optional(outcome.and_then(|outcome| share_of(report, outcome))));
         }
+        cells.push(optional(one.cpu_s_per_gb));
         let worst = pair.into_iter().flatten().find(|outcome| !outcome.verified).unwrap_or(one);
         cells.push(bytes(worst).to_owned());
         add(&mut table, cells);
@@ -103,12 +135,23 @@ fn bandwidth(report: &Report) -> Option<String> {
 
 fn rate(report: &Report) -> Option<String> {
     let rows = rows(report, &[Kind::Rate]);
-    let mut table = table(&["message rate", "size", "QPs", "Mmsg/s", "bytes"]);
+    let mut table = table(&["message rate", "size", "QPs", "Mmsg/s", "CPU s/Mop", "bytes"]);
     for one in &rows {
-        let cells = [name(report, one), Bytes(one.size).to_string(), one.qps.to_string(), optional(one.mops)];
-        add(&mut table, cells.into_iter().chain([bytes(one).to_owned()]).collect());
+        let mut cells = vec![name(report, one), Bytes(one.size).to_string(), one.qps.to_string()];
+        cells.extend([one.mops, one.cpu_s_per_mop].map(optional));
+        cells.push(bytes(one).to_owned());
+        add(&mut table, cells);
     }
     (!rows.is_empty()).then(|| table.trim_fmt())
+}
+
+/// What figures are set against.
+fn yardstick(report: &Report, word: &str) -> String {
+    format!("{word} {}", if report.tcp.is_some() { "tcp" } else { "raw" })
+}
+
+fn share_of(report: &Report, one: &CaseOutcome) -> Option<f64> {
+    if report.tcp.is_some() { one.of_tcp } else { one.of_raw }
 }
 
 /// Which link the figures are of.

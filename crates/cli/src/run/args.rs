@@ -38,6 +38,10 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=8))]
     pub(crate) engines: Option<u8>,
 
+    /// Which thread drives the NIC: its own (thread), the program's that post and poll (caller), or auto: thread from 4 CPUs on [default: NOBOUNCE_PROGRESS, or auto]
+    #[arg(long, value_name = "MODE", value_parser = ["auto", "thread", "caller"], hide_possible_values = true)]
+    pub(crate) progress: Option<String>,
+
     /// Record the packets of each process; %p stands for the process ID, which is put before the ending otherwise
     #[arg(long, value_name = "FILE")]
     pub(crate) pcap: Option<PathBuf>,

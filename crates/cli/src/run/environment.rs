@@ -87,6 +87,7 @@ pub(crate) fn variables(
         ("NOBOUNCE_FAULT", args.fault.as_ref().map(OsString::from)),
         ("NOBOUNCE_LINK", args.link.as_ref().map(OsString::from)),
         ("NOBOUNCE_ENGINES", args.engines.map(|engines| engines.to_string().into())),
+        ("NOBOUNCE_PROGRESS", args.progress.as_ref().map(OsString::from)),
         ("NOBOUNCE_PCAP", args.pcap.as_deref().map(|path| capture(path).into_os_string())),
         ("NOBOUNCE_REQUIRE", args.require.as_ref().map(OsString::from)),
         ("NOBOUNCE_LOG", args.log.as_ref().map(OsString::from)),

@@ -28,7 +28,7 @@ use super::near::Near;
 use super::overflows::Overflows;
 use super::path::{PathIndex, Paths, Sharers};
 use super::peer::Peers;
-use super::progress::SPIN_NS;
+use super::progress::CALLER_SPIN_NS;
 use super::progress::mode::Mode;
 use super::progress::submission::Submissions;
 use super::progress::waker::{TIMER_SLACK_NS, Waker};
@@ -55,7 +55,7 @@ const MAX_PEERS: usize = 1024;
 const TIMERS_EVERY: u32 = 16;
 
 /// A caller that does something else for so long between two polls is not waiting.
-const POLL_GAP_NS: Nanos = SPIN_NS / 2;
+const POLL_GAP_NS: Nanos = CALLER_SPIN_NS / 2;
 
 /// How long a polling caller has waited.
 #[derive(Debug, Default)]
@@ -300,7 +300,7 @@ impl Engine {
         }
         *since = (*since).max(self.core.active_at);
         *polled_at = now;
-        now.saturating_sub(*since) >= SPIN_NS
+        now.saturating_sub(*since) >= CALLER_SPIN_NS
     }
 
     /// Whether the GPU's copy engine has to be looked after.

@@ -12,13 +12,13 @@ use std::thread::JoinHandle;
 use nobounce_memory::signals::BlockedSignals;
 use nobounce_protocol::timing::Nanos;
 
-use super::SPIN_NS;
 use super::attention::{Attention, WINDOW_NS};
 use super::cpu::ask_for_short_slices;
 use super::lock::{EngineLock, release};
 use super::mode::Mode;
 use super::wait::{self, Arrivals};
 use super::waker::{TIMER_SLACK_NS, Waker};
+use super::{CALLER_SPIN_NS, THREAD_SPIN_NS};
 use crate::links::now_ns;
 use crate::soft::fork;
 
@@ -50,6 +50,10 @@ impl EngineThread {
             waker: waker.clone(),
             stop: stop.clone(),
             polls: polls.clone(),
+            spin: match mode {
+                Mode::Thread => THREAD_SPIN_NS,
+                Mode::Caller => CALLER_SPIN_NS,
+            },
         };
         let _blocked = BlockedSignals::new();
         let name = if number == 0 { "nobounce".into() } else { format!("nobounce-{number}") };
@@ -86,6 +90,8 @@ struct Driver {
     stop: Arc<AtomicBool>,
     /// Polls of the application that drove the engine.
     polls: Arc<AtomicU64>,
+    /// How long it spins before it sleeps.
+    spin: Nanos,
 }
 
 /// What one round of driving left.
@@ -153,7 +159,7 @@ impl Driver {
             if deadline.is_some_and(|at| at <= now) {
                 continue;
             }
-            let spin = if awaits_copies { COPY_SPIN_NS } else { SPIN_NS };
+            let spin = if awaits_copies { COPY_SPIN_NS } else { self.spin };
             if now.saturating_sub(*idle_since.get_or_insert(now)) >= spin {
                 return deadline;
             }
