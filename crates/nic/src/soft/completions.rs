@@ -152,6 +152,11 @@ impl<T: Send> Completions<T> {
         producer.rings.push(larger);
     }
 
+    /// Whether there are none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.ring().is_empty()
+    }
+
     /// Takes at most `max` completions, and returns how many.
     #[inline(always)]
     pub(crate) fn take(&self, max: usize, each: &mut impl FnMut(T)) -> usize {

@@ -188,7 +188,11 @@ impl Cq {
         }
         if self.shared.engines.mode() == Mode::Caller {
             // A caller that has armed the queue polls once more and sleeps: that is no attention.
-            self.shared.engines.drive_polled(&self.users, !self.inner.is_armed());
+            let is_attention = !self.inner.is_armed();
+            let has_waited = self.shared.engines.drive_polled(&self.users, is_attention);
+            if has_waited && is_attention && self.inner.is_empty() {
+                self.shared.engines.sleep_polled(&self.users);
+            }
         }
         let taken = self.inner.take_unless_lost(max, &mut each);
         taken.ok_or_else(|| CqError::Overflow { depth: self.depth() })

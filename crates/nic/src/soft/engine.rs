@@ -30,6 +30,7 @@ use super::path::{PathIndex, Paths, Sharers};
 use super::peer::Peers;
 use super::progress::CALLER_SPIN_NS;
 use super::progress::mode::Mode;
+use super::progress::spin::Spin;
 use super::progress::submission::Submissions;
 use super::progress::waker::{TIMER_SLACK_NS, Waker};
 use super::region::Regions;
@@ -58,10 +59,13 @@ const TIMERS_EVERY: u32 = 16;
 const POLL_GAP_NS: Nanos = CALLER_SPIN_NS / 2;
 
 /// How long a polling caller has waited.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct CallerWait {
-    since: Nanos,
+    spin: Spin,
+    /// When it polled last.
     polled_at: Nanos,
+    /// When packets had last come or left at that time.
+    active_at: Nanos,
 }
 
 /// The link, and everything else: apart, so that packets can be handled while the link hands them out.
@@ -177,7 +181,8 @@ impl Engine {
             idle_calls: 0,
             active_at: 0,
         };
-        Self { link, core, keeper: None, waker, caller: CallerWait::default() }
+        let caller = CallerWait { spin: Spin::adaptive(CALLER_SPIN_NS), polled_at: 0, active_at: 0 };
+        Self { link, core, keeper: None, waker, caller }
     }
 
     /// The queue pair has a new peer: the link may have a shorter way there.
@@ -290,17 +295,30 @@ impl Engine {
         self.transmit(now_ns(), Answers::All);
     }
 
-    /// `caller` mode: a caller polls. Whether it has polled without pause for a whole spin since packets last came or left.
+    /// `caller` mode: a caller polls. Whether it has polled without pause, and without packets, for so long that it should sleep.
     #[inline]
     pub(crate) fn has_waited(&mut self, now: Nanos) -> bool {
-        let CallerWait { since, polled_at } = &mut self.caller;
+        let CallerWait { spin, polled_at, active_at } = &mut self.caller;
         // A program that does something else between its polls is not waiting.
-        if now.saturating_sub(*polled_at) > POLL_GAP_NS {
-            *since = now;
-        }
-        *since = (*since).max(self.core.active_at);
+        let is_waiting = now.saturating_sub(*polled_at) <= POLL_GAP_NS;
         *polled_at = now;
-        now.saturating_sub(*since) >= CALLER_SPIN_NS
+        if !is_waiting || *active_at != self.core.active_at {
+            *active_at = self.core.active_at;
+            spin.found();
+            return false;
+        }
+        spin.is_over(now)
+    }
+
+    /// `caller` mode: the caller sleeps now, and comes back right after.
+    pub(crate) fn note_sleep(&mut self) {
+        self.caller.spin.slept();
+    }
+
+    /// `caller` mode: the caller has slept.
+    pub(crate) fn note_slept(&mut self, now: Nanos) {
+        self.caller.polled_at = now;
+        self.link.attend();
     }
 
     /// Whether the GPU's copy engine has to be looked after.

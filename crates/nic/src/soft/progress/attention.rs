@@ -1,5 +1,7 @@
 //! `caller` mode: whether the application polls often enough for the engine thread to stand by.
 
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
 use nobounce_protocol::timing::Nanos;
 
 /// The application is judged by its polls in so much time. It is also the longest that packets wait where it stops polling without
@@ -10,7 +12,41 @@ pub(crate) const WINDOW_NS: Nanos = 1_000_000;
 /// less often computes, or spins on memory.
 const POLLS: u64 = 10;
 
-/// Counts polls.
+/// What callers do, as far as the engine thread has to know.
+#[derive(Debug, Default)]
+pub(crate) struct Callers {
+    /// Polls that drove the engine. Two threads that count at once may count one.
+    polls: AtomicU64,
+    /// Threads that sleep on the link, inside a poll.
+    asleep: AtomicU32,
+}
+
+impl Callers {
+    #[inline]
+    pub(crate) fn count_poll(&self) {
+        self.polls.store(self.polls().wrapping_add(1), Ordering::Relaxed);
+    }
+
+    pub(crate) fn polls(&self) -> u64 {
+        self.polls.load(Ordering::Relaxed)
+    }
+
+    /// A caller sleeps, or is awake again.
+    pub(crate) fn fall_asleep(&self) {
+        self.asleep.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn wake_up(&self) {
+        self.asleep.fetch_sub(1, Ordering::Relaxed);
+        self.count_poll();
+    }
+
+    fn are_asleep(&self) -> bool {
+        self.asleep.load(Ordering::Relaxed) > 0
+    }
+}
+
+/// Whether callers attend to the engine.
 #[derive(Debug)]
 pub(crate) struct Attention {
     since: Nanos,
@@ -20,23 +56,25 @@ pub(crate) struct Attention {
 
 impl Attention {
     /// Nobody polls yet.
-    pub(crate) fn new(now: Nanos, polls: u64) -> Self {
-        Self { since: now, polls, is_paid: false }
+    pub(crate) fn new(now: Nanos, callers: &Callers) -> Self {
+        Self { since: now, polls: callers.polls(), is_paid: false }
     }
 
-    /// Whether the application attends to the device, from its polls so far.
-    pub(crate) fn is_paid(&mut self, now: Nanos, polls: u64) -> bool {
-        let passed = now.saturating_sub(self.since);
-        if passed >= WINDOW_NS {
-            self.is_paid = polls.wrapping_sub(self.polls) >= POLLS;
+    /// Whether callers attend to the engine, from what they did so far.
+    pub(crate) fn is_paid(&mut self, now: Nanos, callers: &Callers) -> bool {
+        // What the engine thread takes away from a caller that sleeps on the link does not wake that.
+        let is_asleep = callers.are_asleep();
+        if is_asleep || now.saturating_sub(self.since) >= WINDOW_NS {
+            let polls = callers.polls();
+            self.is_paid = is_asleep || polls.wrapping_sub(self.polls) >= POLLS;
             (self.since, self.polls) = (now, polls);
         }
         self.is_paid
     }
 
     /// A completion queue was armed: the application is going to sleep.
-    pub(crate) fn end(&mut self, now: Nanos, polls: u64) {
-        *self = Self::new(now, polls);
+    pub(crate) fn end(&mut self, now: Nanos, callers: &Callers) {
+        *self = Self::new(now, callers);
     }
 }
 
@@ -44,15 +82,35 @@ impl Attention {
 mod tests {
     use super::*;
 
+    fn poll(callers: &Callers, times: u64) {
+        (0..times).for_each(|_| callers.count_poll());
+    }
+
     #[test]
     fn a_polling_application_is_left_alone_until_it_stops() {
-        let mut attention = Attention::new(0, 0);
-        assert!(!attention.is_paid(WINDOW_NS / 2, 100), "too early to tell");
-        assert!(attention.is_paid(WINDOW_NS, 200));
-        assert!(attention.is_paid(WINDOW_NS + 1, 200), "until the next window ends");
-        assert!(!attention.is_paid(2 * WINDOW_NS, 200 + POLLS - 1), "a poll now and then is none");
-        assert!(attention.is_paid(3 * WINDOW_NS, 400));
-        attention.end(3 * WINDOW_NS, 400);
-        assert!(!attention.is_paid(3 * WINDOW_NS + 1, 500));
+        let callers = Callers::default();
+        let mut attention = Attention::new(0, &callers);
+        poll(&callers, 100);
+        assert!(!attention.is_paid(WINDOW_NS / 2, &callers), "too early to tell");
+        assert!(attention.is_paid(WINDOW_NS, &callers));
+        assert!(attention.is_paid(WINDOW_NS + 1, &callers), "until the next window ends");
+        poll(&callers, POLLS - 1);
+        assert!(!attention.is_paid(2 * WINDOW_NS, &callers), "a poll now and then is none");
+        poll(&callers, POLLS);
+        assert!(attention.is_paid(3 * WINDOW_NS, &callers));
+        poll(&callers, POLLS);
+        attention.end(3 * WINDOW_NS, &callers);
+        assert!(!attention.is_paid(3 * WINDOW_NS + 1, &callers));
+    }
+
+    #[test]
+    fn a_caller_that_sleeps_on_the_link_is_left_alone_at_once() {
+        let callers = Callers::default();
+        let mut attention = Attention::new(0, &callers);
+        callers.fall_asleep();
+        assert!(attention.is_paid(1, &callers));
+        callers.wake_up();
+        assert!(attention.is_paid(2, &callers), "for a window");
+        assert!(!attention.is_paid(1 + WINDOW_NS, &callers));
     }
 }

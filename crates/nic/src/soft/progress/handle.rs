@@ -1,12 +1,13 @@
 //! One engine with its lock and its thread. A device has one, or several.
 
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use nobounce_protocol::timing::Nanos;
 use parking_lot::MutexGuard;
 
+use super::attention::Callers;
 use super::lock::{EngineLock, release};
 use super::mode::Mode;
 use super::submission::Submission;
@@ -26,8 +27,7 @@ pub(crate) struct EngineHandle {
     engine: Arc<EngineLock>,
     thread: Mutex<Option<EngineThread>>,
     pub(crate) waker: Arc<Waker>,
-    /// Polls of the application that drove the engine.
-    polls: Arc<AtomicU64>,
+    pub(crate) callers: Arc<Callers>,
     /// Queue pairs and shared receive queues that live here.
     load: AtomicUsize,
     /// Those of them that were the first to use a completion queue.
@@ -42,7 +42,7 @@ impl EngineHandle {
             mode,
             thread: Mutex::new(None),
             waker: engine.waker.clone(),
-            polls: Arc::default(),
+            callers: Arc::default(),
             load: AtomicUsize::new(0),
             conversations: AtomicUsize::new(0),
             link: Arrivals::of(&*engine.link),
@@ -84,8 +84,8 @@ impl EngineHandle {
             return Ok(());
         }
         self.lock().ok_or(CreateQpError::Forked)?.listen()?;
-        let Self { number, mode, engine, link, waker, polls, .. } = self;
-        *thread = Some(EngineThread::start(*number, *mode, engine, link.clone(), waker, polls)?);
+        let Self { number, mode, engine, link, waker, callers, .. } = self;
+        *thread = Some(EngineThread::start(*number, *mode, engine, link.clone(), waker, callers)?);
         Ok(())
     }
 
@@ -121,14 +121,25 @@ impl EngineHandle {
     #[inline]
     pub(crate) fn drive_polled(&self, is_attention: bool) -> bool {
         if is_attention {
-            // A count that two threads raise at once may miss one.
-            self.polls.store(self.polls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+            self.callers.count_poll();
         }
         let Some(mut engine) = self.engine.try_lock() else { return false };
         engine.progress();
         let has_waited = engine.has_waited(now_ns());
+        if has_waited {
+            engine.note_sleep();
+        }
         self.let_go(engine);
         has_waited
+    }
+
+    /// `caller` mode: the same for a caller that has just slept.
+    pub(crate) fn drive_woken(&self) {
+        if let Some(mut engine) = self.engine.try_lock() {
+            engine.note_slept(now_ns());
+            engine.progress();
+            self.let_go(engine);
+        }
     }
 
     /// How many queue pairs and shared receive queues live here.

@@ -11,6 +11,7 @@
 //! | `waker` | how posters and copies wake a sleeping engine thread |
 //! | `submission` | the submission queue of `thread` mode, and the room in each work queue |
 //! | `attention` | `caller` mode: whether the application polls often enough to be left alone |
+//! | `spin` | how long a waiting thread spins |
 //! | `wait` | sleeping on the descriptors of a link |
 //! | `lock`, `handle`, `set` | the engine's lock; an engine with its thread; the engines of a device |
 //! | `cpu` | allowed CPUs, scheduler slices |
@@ -21,6 +22,7 @@ pub(crate) mod handle;
 pub(crate) mod lock;
 pub(crate) mod mode;
 pub(crate) mod set;
+pub(crate) mod spin;
 pub(crate) mod submission;
 mod thread;
 pub(crate) mod wait;

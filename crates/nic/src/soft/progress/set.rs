@@ -232,24 +232,25 @@ impl EngineSet {
         self.iter().filter(move |handle| all || users.has(handle))
     }
 
-    /// `caller` mode: a completion queue was found empty. Drives its engines; a caller that has waited for longer than a spin sleeps
-    /// until something arrives, for a bounded time.
+    /// `caller` mode: a completion queue was found empty. Drives its engines; whether the caller has waited for so long that it should
+    /// sleep.
     #[inline]
-    pub(crate) fn drive_polled(&self, users: &Users, is_attention: bool) {
+    pub(crate) fn drive_polled(&self, users: &Users, is_attention: bool) -> bool {
         let mut has_waited = true;
         for handle in self.users(users) {
             has_waited &= handle.drive_polled(is_attention);
         }
-        if has_waited {
-            self.sleep_polled(users);
-        }
+        has_waited
     }
 
+    /// `caller` mode: sleeps until something arrives, for a bounded time.
     #[cold]
-    fn sleep_polled(&self, users: &Users) {
+    pub(crate) fn sleep_polled(&self, users: &Users) {
+        self.users(users).for_each(|handle| handle.callers.fall_asleep());
         wait::for_packets(self.users(users).map(|handle| &handle.link), CALLER_SLEEP_NS);
         for handle in self.users(users) {
-            handle.drive_polled(true);
+            handle.callers.wake_up();
+            handle.drive_woken();
         }
     }
 

@@ -6,16 +6,17 @@
 use std::io;
 use std::mem;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use nobounce_memory::signals::BlockedSignals;
 use nobounce_protocol::timing::Nanos;
 
-use super::attention::{Attention, WINDOW_NS};
+use super::attention::{Attention, Callers, WINDOW_NS};
 use super::cpu::ask_for_short_slices;
 use super::lock::{EngineLock, release};
 use super::mode::Mode;
+use super::spin::Spin;
 use super::wait::{self, Arrivals};
 use super::waker::{TIMER_SLACK_NS, Waker};
 use super::{CALLER_SPIN_NS, THREAD_SPIN_NS};
@@ -41,7 +42,7 @@ impl EngineThread {
         engine: &Arc<EngineLock>,
         link: Arrivals,
         waker: &Arc<Waker>,
-        polls: &Arc<AtomicU64>,
+        callers: &Arc<Callers>,
     ) -> io::Result<Self> {
         let stop = Arc::<AtomicBool>::default();
         let driver = Driver {
@@ -49,11 +50,7 @@ impl EngineThread {
             link,
             waker: waker.clone(),
             stop: stop.clone(),
-            polls: polls.clone(),
-            spin: match mode {
-                Mode::Thread => THREAD_SPIN_NS,
-                Mode::Caller => CALLER_SPIN_NS,
-            },
+            callers: callers.clone(),
         };
         let _blocked = BlockedSignals::new();
         let name = if number == 0 { "nobounce".into() } else { format!("nobounce-{number}") };
@@ -88,10 +85,7 @@ struct Driver {
     link: Arrivals,
     waker: Arc<Waker>,
     stop: Arc<AtomicBool>,
-    /// Polls of the application that drove the engine.
-    polls: Arc<AtomicU64>,
-    /// How long it spins before it sleeps.
-    spin: Nanos,
+    callers: Arc<Callers>,
 }
 
 /// What one round of driving left.
@@ -108,43 +102,42 @@ impl Driver {
         self.stop.load(Ordering::Relaxed)
     }
 
-    fn polls(&self) -> u64 {
-        self.polls.load(Ordering::Relaxed)
-    }
-
     /// `thread` mode.
     fn run_alone(&self) {
+        let mut spin = Spin::fixed(THREAD_SPIN_NS);
         while !self.is_stopped() {
-            let deadline = self.drive(|| true);
+            let deadline = self.drive(&mut spin, || true);
             self.sleep(deadline);
         }
     }
 
     /// `caller` mode.
     fn stand_in(&self) {
-        let mut attention = Attention::new(now_ns(), self.polls());
+        let mut attention = Attention::new(now_ns(), &self.callers);
+        let mut spin = Spin::adaptive(CALLER_SPIN_NS);
         while !self.is_stopped() {
-            let (now, polls) = (now_ns(), self.polls());
+            let now = now_ns();
             if self.waker.take_watch() {
-                attention.end(now, polls);
+                attention.end(now, &self.callers);
             }
-            if attention.is_paid(now, polls) {
-                self.round(true);
-                if self.waker.stand_by() && wait::for_peers_or(self.waker.fd(), &self.link, WINDOW_NS) {
+            if attention.is_paid(now, &self.callers) {
+                self.glance();
+                if self.waker.stand_by() && wait::for_wake(self.waker.fd(), WINDOW_NS) {
                     self.waker.clear();
                 }
                 self.waker.stand_up();
             } else {
-                // Goes on as long as the application leaves it to us.
-                let deadline = self.drive(|| self.polls() == polls);
+                // Lets go at the first poll.
+                let polls = self.callers.polls();
+                let deadline = self.drive(&mut spin, || self.callers.polls() == polls);
                 self.sleep(deadline);
             }
         }
     }
 
     /// Drives until nothing has come for the length of a spin, or `goes_on` says no; when to come back.
-    fn drive(&self, goes_on: impl Fn() -> bool) -> Option<Nanos> {
-        let mut idle_since = None;
+    fn drive(&self, spin: &mut Spin, goes_on: impl Fn() -> bool) -> Option<Nanos> {
+        let mut copying_since = None;
         let mut is_first = true;
         loop {
             let Round { is_busy, awaits_copies, deadline } = self.round(mem::take(&mut is_first));
@@ -152,18 +145,29 @@ impl Driver {
                 return deadline;
             }
             if is_busy {
-                idle_since = None;
+                spin.found();
+                copying_since = None;
                 continue;
             }
             let now = now_ns();
             if deadline.is_some_and(|at| at <= now) {
                 continue;
             }
-            let spin = if awaits_copies { COPY_SPIN_NS } else { self.spin };
-            if now.saturating_sub(*idle_since.get_or_insert(now)) >= spin {
+            let is_copying = awaits_copies && now < *copying_since.get_or_insert(now) + COPY_SPIN_NS;
+            if !is_copying && spin.is_over(now) {
+                spin.slept();
                 return deadline;
             }
             std::hint::spin_loop();
+        }
+    }
+
+    /// One round, unless another thread drives: timers, and peers that come and go.
+    fn glance(&self) {
+        if let Some(mut engine) = self.engine.try_lock() {
+            engine.link.attend();
+            engine.progress();
+            release(engine);
         }
     }
 

@@ -45,11 +45,8 @@ impl Arrivals {
         }
     }
 
-    fn add_to(&self, fds: &mut Descriptors, with_packets: bool) {
-        self.peers.iter().for_each(|fd| fds.add(*fd));
-        if with_packets {
-            self.packets.iter().for_each(|fd| fds.add(*fd));
-        }
+    fn add_to(&self, fds: &mut Descriptors) {
+        self.peers.iter().chain(&self.packets).for_each(|fd| fds.add(*fd));
     }
 }
 
@@ -99,7 +96,7 @@ pub(crate) fn for_packets<'a>(links: impl Iterator<Item = &'a Arrivals> + Clone,
             links.take(armed).for_each(Arrivals::disarm);
             return;
         }
-        link.add_to(&mut fds, true);
+        link.add_to(&mut fds);
     }
     fds.wait(Some(timeout));
     links.for_each(Arrivals::disarm);
@@ -112,17 +109,16 @@ pub(crate) fn for_packets_or(wake: RawFd, link: &Arrivals, timeout: Option<Nanos
     if !link.arm() {
         return false;
     }
-    link.add_to(&mut fds, true);
+    link.add_to(&mut fds);
     fds.wait(timeout);
     link.disarm();
     fds.is_first_ready()
 }
 
-/// Sleeps until a peer comes or goes, `wake` is readable, or the time is over; whether `wake` is readable.
-pub(crate) fn for_peers_or(wake: RawFd, link: &Arrivals, timeout: Nanos) -> bool {
+/// Sleeps until `wake` is readable or the time is over; whether it is readable.
+pub(crate) fn for_wake(wake: RawFd, timeout: Nanos) -> bool {
     let mut fds = Descriptors::new();
     fds.add(wake);
-    link.add_to(&mut fds, false);
     fds.wait(Some(timeout));
     fds.is_first_ready()
 }
