@@ -40,6 +40,10 @@ macro_rules! forward {
             ($to).say_goodbye();
         }
 
+        fn wake_peers(&mut $self) {
+            ($to).wake_peers();
+        }
+
         fn attend(&mut $self) {
             ($to).attend();
         }

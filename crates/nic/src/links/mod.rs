@@ -148,6 +148,10 @@ pub trait Link: Send + fmt::Debug {
     /// left; every [`Link::receive`], and a `send` of an empty batch, tries again.
     fn send(&mut self, batch: &mut TxBatch);
 
+    /// Everything was sent for now: wakes peers that sleep. Each batch would wake them otherwise, and on a CPU that both share they would
+    /// run before the next one is written.
+    fn wake_peers(&mut self) {}
+
     /// Receives what is there, up to a bounded number of packets, and returns how many were handed to `sink`.
     fn receive(&mut self, sink: &mut dyn FnMut(&RxDatagram<'_>)) -> usize;
 

@@ -67,6 +67,8 @@ struct Outgoing {
     connection: Arc<NotInherited>,
     /// Something was written since the reader was last told.
     written: bool,
+    /// The reader sleeps, and is to be woken.
+    wakes: bool,
 }
 
 /// A peer who writes to us, once it has said which ring.
@@ -179,6 +181,8 @@ pub struct ShmLink<L> {
     since_inside: u32,
     /// Something was sent since the last call.
     sent: bool,
+    /// A reader is to be woken.
+    wakes: bool,
     /// Looks in a row at which nothing had come from the link inside.
     quiet_looks: u32,
     counted: Counted,
@@ -242,6 +246,7 @@ impl<L: Link> ShmLink<L> {
             calls: 0,
             since_inside: 0,
             sent: false,
+            wakes: false,
             quiet_looks: 0,
             counted: Counted::default(),
         })
@@ -263,6 +268,7 @@ impl<L: Link> ShmLink<L> {
             ring: Arc::clone(&ring),
             connection,
             written: false,
+            wakes: false,
         });
         Ok(ring)
     }
@@ -281,12 +287,12 @@ impl<L: Link> ShmLink<L> {
     /// Writes what has a ring and lies elsewhere; how many packets are left for the link inside.
     fn write(&mut self, batch: &mut TxBatch) -> usize {
         for hold in batch.rings() {
-            let Some(outgoing) = self.outgoing.iter().find(|outgoing| hold.is_of(&outgoing.ring)) else {
+            let Some(outgoing) = self.outgoing.iter_mut().find(|outgoing| hold.is_of(&outgoing.ring)) else {
                 continue;
             };
             if hold.publish() {
-                self.counted.bells += 1;
-                meeting::ring_bell(&outgoing.connection);
+                outgoing.wakes = true;
+                self.wakes = true;
             }
         }
         let (packets, bytes, lent) = batch.in_rings();
@@ -327,8 +333,8 @@ impl<L: Link> ShmLink<L> {
         for outgoing in self.outgoing.iter_mut().filter(|outgoing| outgoing.written) {
             outgoing.written = false;
             if outgoing.ring.hold().is_some_and(|mut ring| ring.publish()) {
-                self.counted.bells += 1;
-                meeting::ring_bell(&outgoing.connection);
+                outgoing.wakes = true;
+                self.wakes = true;
             }
         }
         left
@@ -513,6 +519,19 @@ impl<L: Link> Link for ShmLink<L> {
         self.take_new();
         self.hear();
         self.doorbells.renew();
+    }
+
+    fn wake_peers(&mut self) {
+        self.inner.wake_peers();
+        if !std::mem::take(&mut self.wakes) {
+            return;
+        }
+        for outgoing in &mut self.outgoing {
+            if std::mem::take(&mut outgoing.wakes) {
+                self.counted.bells += 1;
+                meeting::ring_bell(&outgoing.connection);
+            }
+        }
     }
 
     fn rare_fd(&self) -> Option<RawFd> {

@@ -227,6 +227,8 @@ impl Engine {
         let mut clock = None;
         let received =
             link.receive(&mut |datagram| core.handle_datagram(*clock.get_or_insert_with(now_ns), datagram));
+        // Packets that were delayed on purpose may have left just now.
+        link.wake_peers();
         while let Some(departed) = link.departed() {
             core.lose_peer(departed);
         }
@@ -262,6 +264,11 @@ impl Engine {
         if !self.core.unresolved.is_empty() {
             self.meet_strangers();
         }
+        self.transmit_batches(now, answers);
+        self.link.wake_peers();
+    }
+
+    fn transmit_batches(&mut self, now: Nanos, answers: Answers) {
         for _ in 0..MAX_BATCHES {
             if self.link.send_blocked() {
                 return; // the link says by next_deadline() when to try again

@@ -258,6 +258,7 @@ impl Engine {
             let full = gsi.fill(tx);
             counters.sent_pkts += u64::try_from(tx.packets().len()).unwrap_or(0);
             self.link.send(&mut self.core.tx);
+            self.link.wake_peers();
             if !full {
                 break;
             }
