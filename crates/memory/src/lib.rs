@@ -15,6 +15,7 @@ compile_error!(
 mod access_error;
 pub mod barrier;
 mod copy;
+mod foreign;
 pub mod gpu;
 pub mod guard;
 mod host_buffer;
@@ -25,6 +26,7 @@ pub mod signals;
 mod window;
 
 pub use access_error::AccessError;
+pub use foreign::{Sink, Source};
 pub use host_buffer::HostBuffer;
 pub use window::Window;
 

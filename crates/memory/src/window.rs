@@ -1,5 +1,6 @@
 //! A range of memory that is not ours alone.
 
+use crate::foreign::{Sink, Source};
 use crate::{AccessError, barrier, copy};
 
 /// Bytes at the end of a message that [`Window::store_last`] stores after all others.
@@ -65,7 +66,8 @@ impl Window {
 
     /// Copies `dst.len()` bytes at `offset` out of the window. After a fault, `dst` holds what could be read before it.
     #[inline]
-    pub fn load(&self, offset: usize, dst: &mut [u8]) -> Result<(), AccessError> {
+    pub fn load<'a>(&self, offset: usize, dst: impl Into<Sink<'a>>) -> Result<(), AccessError> {
+        let dst = dst.into();
         let from = self.at(offset, dst.len())?;
         // SAFETY: `dst` is ours; the window side is what `new` was promised.
         let rest = unsafe { copy::load(dst.as_mut_ptr(), from, dst.len()) };
@@ -76,7 +78,13 @@ impl Window {
     /// start of a message): what `crc32fast::Hasher::new_with_initial(crc)` would say about `dst`, also where somebody writes into
     /// the window meanwhile. Costs little more than the load alone.
     #[inline]
-    pub fn load_crc(&self, offset: usize, dst: &mut [u8], crc: u32) -> Result<u32, AccessError> {
+    pub fn load_crc<'a>(
+        &self,
+        offset: usize,
+        dst: impl Into<Sink<'a>>,
+        crc: u32,
+    ) -> Result<u32, AccessError> {
+        let dst = dst.into();
         let from = self.at(offset, dst.len())?;
         // SAFETY: `dst` is ours; the window side is what `new` was promised.
         let (rest, crc) = unsafe { copy::load_crc(dst.as_mut_ptr(), from, dst.len(), crc) };
@@ -85,7 +93,8 @@ impl Window {
 
     /// Copies `src` into the window at `offset`. After a fault, all bytes before it have been stored.
     #[inline]
-    pub fn store(&self, offset: usize, src: &[u8]) -> Result<(), AccessError> {
+    pub fn store<'a>(&self, offset: usize, src: impl Into<Source<'a>>) -> Result<(), AccessError> {
+        let src = src.into();
         let to = self.at(offset, src.len())?;
         // SAFETY: `src` is ours; the window side is what `new` was promised.
         let rest = unsafe { copy::store(to, src.as_ptr(), src.len()) };
@@ -95,7 +104,8 @@ impl Window {
     /// Copies the end of a message into the window: the last (at most 64) bytes go after all others, in ascending 8-byte words,
     /// so that a reader who sees the last byte sees everything before it, of this store and of all earlier ones.
     #[inline]
-    pub fn store_last(&self, offset: usize, src: &[u8]) -> Result<(), AccessError> {
+    pub fn store_last<'a>(&self, offset: usize, src: impl Into<Source<'a>>) -> Result<(), AccessError> {
+        let src = src.into();
         let to = self.at(offset, src.len())?;
         let first = if src.len() > LAST {
             // The cut lies on a word of the window, else that word would be torn.
@@ -104,7 +114,7 @@ impl Window {
         } else {
             0
         };
-        let (body, last) = src.split_at(first);
+        let (body, last) = (src.slice(0..first), src.skip(first));
         // SAFETY: `body` is ours; the window side is what `new` was promised.
         let rest = unsafe { copy::store(to, body.as_ptr(), body.len()) };
         finished(to, body.len(), rest)?;

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::wc::{self, Isa};
+use crate::foreign::{Sink, Source};
 use crate::window::finished;
 use crate::{AccessError, Window, barrier};
 
@@ -122,7 +123,8 @@ impl GpuWindow {
 
     /// Copies `src` into the window at `offset`. After a fault, all bytes before it have been stored.
     #[inline]
-    pub fn store(&self, offset: usize, src: &[u8]) -> Result<(), AccessError> {
+    pub fn store<'a>(&self, offset: usize, src: impl Into<Source<'a>>) -> Result<(), AccessError> {
+        let src = src.into();
         let to = self.range.at(offset, src.len())?;
         self.put(Isa::best(), to, src)
     }
@@ -130,14 +132,15 @@ impl GpuWindow {
     /// Copies the end of a message into the window: everything that was stored before by this thread, and all but the last (at
     /// most 64) bytes of `src`, are with the GPU before those last bytes.
     #[inline]
-    pub fn store_last(&self, offset: usize, src: &[u8]) -> Result<(), AccessError> {
+    pub fn store_last<'a>(&self, offset: usize, src: impl Into<Source<'a>>) -> Result<(), AccessError> {
+        let src = src.into();
         let to = self.range.at(offset, src.len())?;
         // The cut lies on a word of the window, else that word would be torn.
         let first = match src.len().checked_sub(LAST) {
             Some(cut) => cut + to.wrapping_add(cut).addr().wrapping_neg() % 8,
             None => 0,
         };
-        let (body, last) = src.split_at(first);
+        let (body, last) = (src.slice(0..first), src.skip(first));
         self.put(Isa::best(), to, body)?;
         barrier::before_last_bytes();
         self.put(Isa::best(), to.wrapping_add(first), last)
@@ -158,7 +161,7 @@ impl GpuWindow {
     }
 
     /// Copies `dst.len()` bytes at `offset` out of the window. After a fault, `dst` holds what could be read before it.
-    pub fn load(&self, offset: usize, dst: &mut [u8]) -> Result<(), AccessError> {
+    pub fn load<'a>(&self, offset: usize, dst: impl Into<Sink<'a>>) -> Result<(), AccessError> {
         self.load_by(Isa::best(), offset, dst)
     }
 
@@ -216,11 +219,12 @@ impl GpuWindow {
     /// [`store`](Self::store) by the instructions named, where the processor has them: for measurements and tests.
     pub fn store_by(&self, isa: Isa, offset: usize, src: &[u8]) -> Result<(), AccessError> {
         let to = self.range.at(offset, src.len())?;
-        self.put(isa.or_best(), to, src)
+        self.put(isa.or_best(), to, src.into())
     }
 
     /// [`load`](Self::load) by the instructions named, where the processor has them: for measurements and tests.
-    pub fn load_by(&self, isa: Isa, offset: usize, dst: &mut [u8]) -> Result<(), AccessError> {
+    pub fn load_by<'a>(&self, isa: Isa, offset: usize, dst: impl Into<Sink<'a>>) -> Result<(), AccessError> {
+        let dst = dst.into();
         let from = self.range.at(offset, dst.len())?;
         if dst.is_empty() {
             return Ok(());
@@ -233,7 +237,7 @@ impl GpuWindow {
     }
 
     #[inline]
-    fn put(&self, isa: Isa, to: *mut u8, src: &[u8]) -> Result<(), AccessError> {
+    fn put(&self, isa: Isa, to: *mut u8, src: Source<'_>) -> Result<(), AccessError> {
         if src.is_empty() {
             return Ok(());
         }

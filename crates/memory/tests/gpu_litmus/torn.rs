@@ -53,7 +53,7 @@ fn loaded_words_are_never_torn() {
         let step = usize::try_from(i % 1024).unwrap();
         let (first, words) = (step % 9, 1 + (step * 37) % (WORDS - 8));
         let found = &mut found[step % 8..][..words * 8 - 8];
-        stage.window().load(first * 8, found).unwrap();
+        stage.window().load(first * 8, &mut *found).unwrap();
         let (whole, _) = found.as_chunks::<8>();
         whole.iter().map(|bytes| u64::from_ne_bytes(*bytes)).collect()
     });

@@ -11,6 +11,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::Range;
 use std::sync::Arc;
 
+use nobounce_memory::Sink;
 use nobounce_memory::gpu::copy_engine::PinnedChunk;
 use nobounce_protocol::qp::Treatment;
 use nobounce_protocol::wire::icrc::{self, Flow, MASKED, Sealer};
@@ -240,7 +241,8 @@ impl TxBatch {
     /// The room holds whatever was there before. `None`: the batch is full, send it first. An empty batch takes any
     /// length from a bare BTH to [`MAX_PACKET`].
     pub fn begin(&mut self, dst: IpAddr, src_port_hint: u16, len: usize) -> Option<&mut [u8]> {
-        self.begin_crc((&dst, src_port_hint), len, None).map(|(room, _)| room)
+        let port = self.port(src_port_hint);
+        self.begin_on(Way::new(&dst, port, self.treatment), len, len, true).map(|(room, _)| room)
     }
 
     /// As [`begin`](Self::begin); also gives the CRC that comes before the packet's first byte, for those who compute
@@ -252,7 +254,7 @@ impl TxBatch {
         (dst, src_port_hint): (&IpAddr, u16),
         len: usize,
         near: Option<&Arc<NearRing>>,
-    ) -> Option<(&mut [u8], Option<u32>)> {
+    ) -> Option<(Sink<'_>, Option<u32>)> {
         if let Some(near) = near
             && self.fits(len)
             && !self.near.spilled
@@ -262,12 +264,13 @@ impl TxBatch {
         }
         self.near.spilled |= near.is_some();
         let port = self.port(src_port_hint);
-        self.begin_on(Way::new(dst, port, self.treatment), len, len, near.is_none())
+        let (room, crc) = self.begin_on(Way::new(dst, port, self.treatment), len, len, near.is_none())?;
+        Some((room.into(), crc))
     }
 
     /// Room for so many packets that travel as one, `len` bytes with one header and one ICRC; only in a ring, and only as long as it
     /// has room.
-    pub fn begin_run(&mut self, ring: &Arc<NearRing>, len: usize, packets: u16) -> Option<&mut [u8]> {
+    pub fn begin_run(&mut self, ring: &Arc<NearRing>, len: usize, packets: u16) -> Option<Sink<'_>> {
         if self.near.spilled || !self.fits(len) {
             return None;
         }
@@ -288,7 +291,7 @@ impl TxBatch {
         (len, head, packets): (usize, usize, u16),
         chunk: &PinnedChunk,
         at: usize,
-    ) -> Option<&mut [u8]> {
+    ) -> Option<Sink<'_>> {
         if self.near.spilled || !self.fits(len) || at + (len - head) > chunk.len() {
             return None;
         }
@@ -300,20 +303,19 @@ impl TxBatch {
     }
 
     #[inline]
-    fn begin_in_ring(&mut self, room: *mut u8, len: usize, packets: u16) -> &mut [u8] {
-        let room = self.open_in_ring(room, OpenInRing { len, packets, lent: None, room: len });
+    fn begin_in_ring(&mut self, room: *mut u8, len: usize, packets: u16) -> Sink<'_> {
+        let mut room = self.open_in_ring(room, OpenInRing { len, packets, lent: None, room: len });
         // What is not sealed must not carry what lay there before.
-        room[len - ICRC_LEN..].fill(0);
+        room.put(len - ICRC_LEN, &[0; ICRC_LEN]);
         room
     }
 
     #[inline]
-    fn open_in_ring(&mut self, room: *mut u8, open: OpenInRing) -> &mut [u8] {
+    fn open_in_ring(&mut self, room: *mut u8, open: OpenInRing) -> Sink<'_> {
         let len = open.room;
         self.near.open = Some(open);
-        // SAFETY: so many bytes of the ring are ours until they are published, and the ring lives as long as the batch knows it. Its
-        // reader may not look at them, let alone write; whatever it does, nothing is read back from here.
-        unsafe { std::slice::from_raw_parts_mut(room, len) }
+        // SAFETY: so many bytes of the ring are ours until they are published, and the ring lives as long as the batch knows it.
+        unsafe { Sink::new(room, len) }
     }
 
     /// Whether a packet of that length is one, and fits.

@@ -25,6 +25,8 @@ use std::net::IpAddr;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
+use nobounce_memory::Source;
+
 /// Source ports of one link: enough for ECMP to spread over the usual 2 to 8 parallel paths.
 pub const SOURCE_PORTS: usize = 8;
 
@@ -56,8 +58,8 @@ pub struct RxDatagram<'a> {
     /// The UDP payload: BTH to ICRC.
     pub bytes: &'a [u8],
     /// Where the packet really lies, if `bytes` holds no more than its headers (and otherwise what was there before). Its sender may
-    /// change it at any time: it is good for one copy of the payload, and for nothing that is looked at twice.
-    pub whole: Option<&'a [u8]>,
+    /// change it at any time: it is good for one copy of the payload.
+    pub whole: Option<Source<'a>>,
     /// The likeliest IPv4 identification (its place in the batch it came in).
     pub ip_id: u16,
     /// Whether it has an ICRC. Only what never left this machine may come without.

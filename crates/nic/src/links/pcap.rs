@@ -162,7 +162,7 @@ impl Drop for Record {
 
 /// The packets with the ICRCs that they would have on the wire: several may have become one in a ring.
 fn sealed(flow: &Flow, datagram: &RxDatagram<'_>) -> Vec<Vec<u8>> {
-    let whole = datagram.whole.unwrap_or(datagram.bytes);
+    let whole = datagram.whole.map_or_else(|| datagram.bytes.to_vec(), |whole| whole.to_vec());
     let close = |mut bytes: Vec<u8>| {
         flow.close(datagram.ip_id, &mut bytes);
         bytes
@@ -322,7 +322,7 @@ mod tests {
             src: THERE,
             src_port: ROCE_PORT,
             bytes: &whole,
-            whole: Some(&whole),
+            whole: Some((&whole).into()),
             ip_id: 0,
             sealed: false,
             packets: 3,

@@ -31,7 +31,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
-use nobounce_memory::shared_file;
+use nobounce_memory::{Source, shared_file};
 
 use self::fallbacks::Fallbacks;
 use self::meeting::{Came, Hello};
@@ -404,12 +404,11 @@ impl<L: Link> ShmLink<L> {
                         taken += 1;
                         bytes += len;
                         counted.received_bytes += len as u64;
-                        // SAFETY: so many bytes lie inside the ring, and the buffer has room for any packet. The writer may change them
+                        // SAFETY: so many bytes lie inside the ring, until they are released, below. The writer may change them
                         // meanwhile: then we have other bytes.
-                        unsafe { buffer.as_mut_ptr().copy_from_nonoverlapping(at, head) };
-                        // SAFETY: it stays there until it is released, below. See `RxDatagram` for what a writer that breaks the
-                        // rules can do: change the payload, which is its own, until it has been copied.
-                        let whole = whole.map(|whole| unsafe { std::slice::from_raw_parts(whole, len) });
+                        unsafe { Source::new(at, head) }.copy_to(&mut buffer[..head]);
+                        // SAFETY: it stays there until it is released, below. Its writer may change it until it has been copied.
+                        let whole = whole.map(|whole| unsafe { Source::new(whole, len) });
                         sink(&RxDatagram {
                             src: hello.src,
                             src_port: hello.src_port,

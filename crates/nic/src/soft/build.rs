@@ -4,6 +4,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use nobounce_memory::Sink;
 use nobounce_memory::gpu::copy_engine::Rows;
 use nobounce_memory::path::Mechanism;
 use nobounce_protocol::qp::{Access, Nak, Payload, Service, Transmit};
@@ -28,6 +29,9 @@ pub(crate) enum Built {
     /// Its payload is being fetched: try again once the copy `after` is over, and as often as it takes.
     Pending { after: u64, starved: bool },
 }
+
+/// More bytes than the headers of a packet ever have.
+const MOST_HEADERS: usize = 64;
 
 const BY_CPU: Built = Built::Done(Route::Direct(Mechanism::Cpu));
 
@@ -80,12 +84,12 @@ pub(crate) fn build_repeats(
     for _ in 0..count {
         transmit.advance();
         let Payload::Request { offset, len, .. } = transmit.payload else { return Ok(()) };
-        let Some((room, start)) = tx.begin_crc((remote, hint), total, entry.ring.as_ref()) else {
+        let Some((mut room, start)) = tx.begin_crc((remote, hint), total, entry.ring.as_ref()) else {
             return Ok(()); // room_for() was asked; a packet lost here is repeated
         };
-        transmit.header.emit(room);
-        let (head, payload) = room[..header_len + len as usize].split_at_mut(header_len);
-        match send.bytes.gather(regions, entry.pd, (offset, message), payload, crc_on(start, head)) {
+        let crc = emit(&transmit.header, &mut room, start);
+        let payload = room.slice(header_len..header_len + len as usize);
+        match send.bytes.gather(regions, entry.pd, (offset, message), payload, crc) {
             Ok((crc, _)) => tx.commit_crc(crc),
             Err(error) => {
                 tx.abort();
@@ -122,9 +126,9 @@ fn build_run(
         return Ok(0);
     }
     let number = u16::try_from(packets).unwrap_or(1);
-    let Some(room) = tx.begin_run(ring, head + packets * piece + ICRC_LEN, number) else { return Ok(0) };
-    next.header.emit(room);
-    let payload = &mut room[head..head + packets * piece];
+    let Some(mut room) = tx.begin_run(ring, head + packets * piece + ICRC_LEN, number) else { return Ok(0) };
+    emit(&next.header, &mut room, None);
+    let payload = room.slice(head..head + packets * piece);
     match gather(entry, regions, (next.payload, message), payload, None) {
         Ok(_) => tx.commit_crc(None),
         Err(error) => {
@@ -159,8 +163,8 @@ fn build_lent(entry: &QpEntry, tx: &mut TxBatch, first: &Transmit, packets: usiz
     let (head, payload) = (first.header.len(), packets * first.payload.len() as usize);
     let len = head + payload + usize::from(first.header.pad) + ICRC_LEN;
     let number = u16::try_from(packets).unwrap_or(1);
-    let Some(room) = tx.begin_lent(ring, (len, head, number), &lies.chunk, lies.at) else { return false };
-    first.header.emit(room);
+    let Some(mut room) = tx.begin_lent(ring, (len, head, number), &lies.chunk, lies.at) else { return false };
+    emit(&first.header, &mut room, None);
     tx.commit_crc(None);
     true
 }
@@ -257,9 +261,9 @@ pub(crate) fn build(
 fn build_bare(entry: &QpEntry, tx: &mut TxBatch, header: &Header) {
     let way = (entry.qp.destination(), port_hint(entry));
     // has_room() was asked; a packet lost here is repeated
-    let Some((room, start)) = tx.begin_crc(way, header.len() + ICRC_LEN, entry.ring.as_ref()) else { return };
-    let head = header.emit(room);
-    let crc = crc_on(start, &room[..head]);
+    let len = header.len() + ICRC_LEN;
+    let Some((mut room, start)) = tx.begin_crc(way, len, entry.ring.as_ref()) else { return };
+    let crc = emit(header, &mut room, start);
     tx.commit_crc(crc);
 }
 
@@ -298,7 +302,7 @@ fn gather(
     entry: &QpEntry,
     regions: &mut Regions,
     (payload, message): (Payload, Message),
-    out: &mut [u8],
+    out: Sink<'_>,
     crc: Option<u32>,
 ) -> Result<(Option<u32>, Route), GatherError> {
     match payload {
@@ -328,7 +332,7 @@ fn message_of(entry: &QpEntry, payload: &Payload) -> Message {
 
 /// The room of a packet in the batch, its headers written.
 struct Room<'a> {
-    bytes: &'a mut [u8],
+    bytes: Sink<'a>,
     head: usize,
     len: usize,
     pad: usize,
@@ -342,10 +346,9 @@ impl<'a> Room<'a> {
     #[inline(always)]
     fn begin(entry: &QpEntry, tx: &'a mut TxBatch, transmit: &Transmit) -> Option<Self> {
         let way = (entry.qp.destination(), port_hint(entry));
-        let (bytes, start) = tx.begin_crc(way, packet_len(transmit), entry.ring.as_ref())?;
-        transmit.header.emit(bytes);
+        let (mut bytes, start) = tx.begin_crc(way, packet_len(transmit), entry.ring.as_ref())?;
         let head = transmit.header.len();
-        let crc = crc_on(start, &bytes[..head]);
+        let crc = emit(&transmit.header, &mut bytes, start);
         Some(Self {
             head,
             len: transmit.payload.len() as usize,
@@ -356,8 +359,8 @@ impl<'a> Room<'a> {
     }
 
     #[inline(always)]
-    fn payload(&mut self) -> &mut [u8] {
-        &mut self.bytes[self.head..self.head + self.len]
+    fn payload(&mut self) -> Sink<'_> {
+        self.bytes.slice(self.head..self.head + self.len)
     }
 
     /// Writes the padding and carries the CRC on over it.
@@ -366,8 +369,8 @@ impl<'a> Room<'a> {
         if self.pad == 0 {
             return crc;
         }
-        let pad = &mut self.bytes[self.head + self.len..][..self.pad];
-        pad.fill(0);
+        let pad = &[0; 4][..self.pad];
+        self.bytes.put(self.head + self.len, pad);
         crc_on(crc, pad)
     }
 }
@@ -408,8 +411,12 @@ fn build_fetched(
     let (piece, access) = match transmit.payload {
         Payload::Request { serial, offset, len, .. } => {
             let send = find_send(&entry.sends, serial).ok_or(Nak::RemoteOperational)?;
-            match send.bytes.pieces(offset, len as usize)[..] {
-                [piece] => (piece, Access::empty()),
+            let two = {
+                let mut pieces = send.bytes.pieces(offset, len as usize);
+                (pieces.next(), pieces.next())
+            };
+            match two {
+                (Some(piece), None) => (piece, Access::empty()),
                 _ => {
                     entry.feeds.get_or_insert_default().loaded = Some(origin);
                     let loaded = build_gathered(entry, tx, regions, transmit, Message::LOADED)?;
@@ -512,7 +519,7 @@ fn prefetch_next(entry: &mut QpEntry, regions: &mut Regions, serial: u64, end: u
         return;
     }
     let Some(next) = find_send(sends, serial + 1).filter(|next| next.early) else { return };
-    let [piece] = next.bytes.pieces(0, 1)[..] else { return };
+    let Some(piece) = next.bytes.pieces(0, 1).next() else { return };
     let (len, whole) = (next.bytes.len(), usize::try_from(1 + piece.behind).unwrap_or(usize::MAX));
     // What cannot be had is told when it is asked for.
     let _ = regions.with_gpu(asker, (piece.key, piece.addr), whole, Access::empty(), |gpu, offset, stage| {
@@ -599,7 +606,7 @@ fn build_outside(entry: &QpEntry, tx: &mut TxBatch, transmit: &Transmit, lies: &
 /// One more copy of what was fetched.
 fn build_copy(entry: &QpEntry, tx: &mut TxBatch, transmit: &Transmit, bytes: &[u8], done: Built) -> Built {
     let Some(mut room) = Room::begin(entry, tx, transmit) else { return BY_CPU };
-    room.payload().copy_from_slice(bytes);
+    room.payload().put(0, bytes);
     let crc = crc_on(room.crc, bytes);
     let crc = room.pad(crc);
     tx.commit_crc(crc);
@@ -624,6 +631,15 @@ fn build_mixed(
             Err(nak)
         }
     }
+}
+
+/// Writes the headers of a packet into its room, and carries the CRC on over them.
+#[inline(always)]
+fn emit(header: &Header, room: &mut Sink<'_>, crc: Option<u32>) -> Option<u32> {
+    let mut bytes = [0; MOST_HEADERS];
+    let len = header.emit(&mut bytes);
+    room.put(0, &bytes[..len]);
+    crc_on(crc, &bytes[..len])
 }
 
 /// Carries a CRC on over more bytes, where one is wanted.

@@ -61,8 +61,9 @@ impl<T: Send> Completions<T> {
         Self::in_ring(id, depth, channel, Ring::new(depth.min(FIRST_PLACES)))
     }
 
-    /// A queue whose ring begins with so many places.
+    /// A queue whose ring begins with so many places, for `tests/loom.rs`.
     #[cfg(test)]
+    #[allow(dead_code)]
     pub(crate) fn with_places(id: u32, depth: usize, places: usize) -> Self {
         Self::in_ring(id, depth, None, Ring::new(places))
     }
@@ -110,7 +111,7 @@ impl<T: Send> Completions<T> {
     pub(crate) fn push(&self, completion: T, urgent: bool) -> bool {
         let mut producer = self.lock();
         // Once one is lost, none follows it: what is taken out would look complete, and the loss would be found out too late.
-        if producer.ring().len() >= producer.depth || self.overflowed.load(Ordering::Relaxed) {
+        if producer.ring().claimed() >= producer.depth || self.overflowed.load(Ordering::Relaxed) {
             if producer.closed {
                 return true;
             }
@@ -195,7 +196,7 @@ impl<T: Send> Completions<T> {
     /// It holds more than that: how many.
     pub(crate) fn resize(&self, depth: usize) -> Result<(), usize> {
         let mut producer = self.lock();
-        let held = producer.ring().len();
+        let held = producer.ring().claimed();
         if held > depth {
             return Err(held);
         }

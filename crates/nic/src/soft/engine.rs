@@ -437,14 +437,15 @@ impl Core {
             self.counters.wrong_peer += 1;
             return;
         }
-        let mut payload = &datagram.whole.unwrap_or(datagram.bytes)[parsed.payload.clone()];
+        let mut payload =
+            datagram.whole.unwrap_or_else(|| datagram.bytes.into()).slice(parsed.payload.clone());
         let mut packets = u32::from(datagram.packets);
         let taken = entry.qp.taken_of_run(header, packets, payload.len());
         let rest;
         let header = if taken == 0 {
             header
         } else {
-            payload = &payload[taken as usize * (payload.len() / packets as usize)..];
+            payload = payload.skip(taken as usize * (payload.len() / packets as usize));
             packets -= taken;
             rest = Header { psn: header.psn.plus(taken), ..*header };
             &rest

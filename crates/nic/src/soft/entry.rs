@@ -129,7 +129,7 @@ static PATIENCE: LazyLock<Patience> = LazyLock::new(|| {
 #[derive(Debug, Default)]
 pub(super) struct Owing {
     /// Until nothing more urgent is to be done.
-    pub(super) soon: Vec<u32>,
+    pub(super) soon: VecDeque<u32>,
     /// Until the time given, the earliest first.
     pub(super) patient: VecDeque<(Nanos, u32)>,
 }
@@ -455,7 +455,7 @@ impl QpEntry {
                 if self.heard_long && self.ring.is_none() { PATIENCE.wait_if_long } else { PATIENCE.wait };
             owing.patient.push_back((now + wait, self.index()));
         } else {
-            owing.soon.push(self.index());
+            owing.soon.push_back(self.index());
         }
     }
 
@@ -607,4 +607,56 @@ pub(super) fn deliver(entry: &QpEntry, completion: Completion) -> Option<u32> {
 
 pub(super) fn flushed(posted: &PostedReceive) -> Completion {
     Completion::flushed(posted.receive.wr_id, WorkKind::Receive)
+}
+
+#[cfg(test)]
+mod tests {
+    use nobounce_protocol::qp::{Mtu, QpConfig};
+
+    use super::*;
+
+    fn entry() -> QpEntry {
+        let qpn = Qpn::new(2);
+        let (service, port_mtu) = (Service::Rc, Mtu::Mtu1024);
+        let config = QpConfig { service, qpn, port_mtu, send_depth: 4, signal_all: false };
+        let cq = || Arc::new(CqInner::new(1, 4, None));
+        QpEntry::new(qpn, ProtocolQp::new(config), 0, cq(), cq())
+    }
+
+    /// The peer asks at `now`; the application answers with a request of its own after so long.
+    fn exchange(entry: &mut QpEntry, now: Nanos, after: Nanos) {
+        entry.note_heard(now);
+        entry.note_posted(now + after);
+    }
+
+    /// When the acknowledgement of what comes at `now` is due; `None`: as soon as there is nothing more urgent.
+    fn delay(entry: &mut QpEntry, now: Nanos) -> Option<Nanos> {
+        let mut owing = Owing::default();
+        entry.owes_ack = false;
+        entry.owe(now, &mut owing);
+        assert_eq!(owing.soon.len() + owing.patient.len(), 1);
+        owing.patient.front().map(|(due, _)| due - now)
+    }
+
+    #[test]
+    fn an_acknowledgement_waits_for_the_next_request_of_a_ping_pong() {
+        let mut entry = entry();
+        assert_eq!(delay(&mut entry, 0), None);
+        for round in 1..=u64::from(TALKING) {
+            assert_eq!(delay(&mut entry, round * 1000), None, "not a ping-pong yet");
+            exchange(&mut entry, round * 1000, 500);
+        }
+        assert_eq!(delay(&mut entry, 9000), Some(PATIENCE.wait));
+        exchange(&mut entry, 9000, PATIENCE.at_once);
+        assert_eq!(delay(&mut entry, 200_000), None, "the application takes its time");
+    }
+
+    #[test]
+    fn an_acknowledgement_that_waited_in_vain_ends_the_delay() {
+        let mut entry = entry();
+        (0..10).for_each(|round| exchange(&mut entry, round * 1000 + 1, 500));
+        assert!(delay(&mut entry, 20_000).is_some());
+        entry.note_silence();
+        assert_eq!(delay(&mut entry, 30_000), None);
+    }
 }

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::net::IpAddr;
 
+use nobounce_memory::Source;
 use nobounce_protocol::qp::{Access, Host, LocalFault, Nak, Receive};
 use nobounce_protocol::wire::Psn;
 
@@ -38,7 +39,7 @@ pub(crate) struct PacketHost<'a> {
     pub(crate) pd: u32,
     /// The domain that the memory of receives belongs to: a shared queue has its own.
     pub(crate) receive_pd: u32,
-    pub(crate) payload: &'a [u8],
+    pub(crate) payload: Source<'a>,
     /// The packet as it arrived, and the address it came to.
     pub(crate) datagram: &'a RxDatagram<'a>,
     pub(crate) local: &'a IpAddr,
@@ -110,7 +111,7 @@ impl Host for PacketHost<'_> {
         let grh = grh::of(self.datagram, *self.local);
         let current = self.current.as_ref().ok_or(LocalFault)?;
         let place = (self.receive_pd, self.owner().1);
-        let placed = current.bytes.scatter(self.regions, place, 0, &grh, self.payload.is_empty())?;
+        let placed = current.bytes.scatter(self.regions, place, 0, (&grh).into(), self.payload.is_empty())?;
         if let Some(ticket) = placed.ticket {
             *self.ticket = ticket;
         }
@@ -129,7 +130,7 @@ impl Host for PacketHost<'_> {
     fn place_atomic(&mut self, serial: u64, original: u64) -> Result<(), LocalFault> {
         let bytes = original.to_ne_bytes();
         let send = find_send(self.sends, serial).ok_or(LocalFault)?;
-        let placed = send.bytes.scatter(self.regions, self.owner(), 0, &bytes, true)?;
+        let placed = send.bytes.scatter(self.regions, self.owner(), 0, (&bytes).into(), true)?;
         self.count(placed, bytes.len(), true);
         Ok(())
     }

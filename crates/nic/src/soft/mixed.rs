@@ -1,6 +1,7 @@
 //! The rare packet whose payload comes from several places, some of them on a GPU and without a window: gathered piece by piece, by the
 //! copy engine where it must be, and copied once more.
 
+use nobounce_memory::Sink;
 use nobounce_protocol::qp::{Access, Nak};
 
 use super::copier::{Copying, Job, Work};
@@ -53,7 +54,7 @@ pub(crate) fn gather(
     });
     let send = find_send(&entry.sends, serial).ok_or(Nak::RemoteOperational)?;
     let mut end = 0;
-    for piece in send.bytes.pieces(at, len) {
+    for piece in send.bytes.pieces(at, len).collect::<Vec<_>>() {
         end += piece.len;
         if mixed.bytes.len() >= end {
             continue;
@@ -87,7 +88,7 @@ impl Mixed {
                 None => {
                     let (begin, message) = (self.bytes.len(), Message { len: u64::MAX, alone: false });
                     self.bytes.resize(begin + piece.len, 0);
-                    let out = &mut self.bytes[begin..];
+                    let out = Sink::from(&mut self.bytes[begin..]);
                     let loaded = regions.load_local(entry.pd, name, out, message, None);
                     return loaded.map(|_| Gathered::All(Vec::new())).map_err(|_| Nak::RemoteOperational);
                 }

@@ -9,6 +9,7 @@ use nobounce_memory::gpu::copy_engine::CopyError;
 use nobounce_memory::gpu::{self, CudaError, Gone};
 use nobounce_memory::path::{Path, Paths};
 use nobounce_memory::probe::RangeError;
+use nobounce_memory::{Sink, Source};
 use nobounce_protocol::qp::{Access, LocalFault, LocalWork, Nak};
 use nobounce_protocol::wire::Psn;
 
@@ -340,7 +341,7 @@ impl Regions {
         (pd, owner): (u32, Owner),
         key: u32,
         addr: u64,
-        bytes: &[u8],
+        bytes: Source<'_>,
         last: bool,
     ) -> Result<Placed, Nak> {
         let Self { table, windows, stage, faults, refused, .. } = self;
@@ -362,7 +363,7 @@ impl Regions {
         &mut self,
         asker: Asker,
         (key, addr): (u32, u64),
-        out: &mut [u8],
+        out: Sink<'_>,
         message: Message,
         crc: Option<u32>,
     ) -> Result<(Option<u32>, Route), GatherError> {
@@ -432,7 +433,7 @@ impl Regions {
         &mut self,
         pd: u32,
         (key, addr): (u32, u64),
-        out: &mut [u8],
+        out: Sink<'_>,
         message: Message,
         crc: Option<u32>,
     ) -> Result<(Option<u32>, Route), GatherError> {
@@ -449,7 +450,7 @@ impl Regions {
         (pd, owner): (u32, Owner),
         key: u32,
         addr: u64,
-        bytes: &[u8],
+        bytes: Source<'_>,
         last: bool,
     ) -> Result<Placed, LocalFault> {
         let Self { table, stage, faults, .. } = self;

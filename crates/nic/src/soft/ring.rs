@@ -66,7 +66,7 @@ impl<T> Ring<T> {
 
     /// How many were claimed by producers and not by consumers: those that are being written count.
     #[inline]
-    pub(crate) fn len(&self) -> usize {
+    pub(crate) fn claimed(&self) -> usize {
         let head = self.head.0.load(Ordering::Acquire);
         self.tail.0.load(Ordering::Acquire).wrapping_sub(head)
     }

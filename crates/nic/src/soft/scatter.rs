@@ -1,6 +1,7 @@
 //! Local scatter/gather lists.
 
 use nobounce_memory::path::Mechanism;
+use nobounce_memory::{Sink, Source};
 use nobounce_protocol::qp::{LocalFault, Nak};
 
 use super::build::crc_on;
@@ -36,36 +37,66 @@ pub(crate) struct Piece {
 #[derive(Debug)]
 pub(crate) enum Bytes {
     One(Sge),
+    Few([Sge; FEW], u8),
     Many(Box<[Sge]>),
-    Inline(Box<[u8]>),
+    /// The bytes themselves.
+    Short([u8; SHORT], u8),
+    Long(Box<[u8]>),
 }
 
+/// Lists, and bytes that are posted themselves, that a request holds without an allocation: as long as programs usually post.
+const FEW: usize = 4;
+const SHORT: usize = 64;
+
 impl Bytes {
+    #[inline]
     pub(crate) fn of(list: &[Sge]) -> Self {
-        match list {
-            [one] => Self::One(*one),
-            many => Self::Many(many.into()),
+        match *list {
+            [one] => Self::One(one),
+            [] | [_, _, ..] if list.len() <= FEW => {
+                let mut few = [Sge { addr: 0, len: 0, lkey: 0 }; FEW];
+                few[..list.len()].copy_from_slice(list);
+                Self::Few(few, u8::try_from(list.len()).unwrap_or(0))
+            }
+            _ => Self::Many(list.into()),
         }
     }
 
     /// Of a request: the bytes themselves, or where they are.
+    #[inline]
     pub(crate) fn of_request(inline: Option<&[u8]>, list: &[Sge]) -> Self {
-        inline.map_or_else(|| Self::of(list), |bytes| Self::Inline(bytes.into()))
+        let Some(bytes) = inline else { return Self::of(list) };
+        if bytes.len() > SHORT {
+            return Self::Long(bytes.into());
+        }
+        let mut short = [0; SHORT];
+        short[..bytes.len()].copy_from_slice(bytes);
+        Self::Short(short, u8::try_from(bytes.len()).unwrap_or(0))
     }
 
     fn list(&self) -> &[Sge] {
         match self {
             Self::One(one) => std::slice::from_ref(one),
+            Self::Few(few, count) => &few[..usize::from(*count)],
             Self::Many(many) => many,
-            Self::Inline(_) => &[],
+            Self::Short(..) | Self::Long(_) => &[],
+        }
+    }
+
+    /// The bytes themselves, if they were posted.
+    fn inline(&self) -> Option<&[u8]> {
+        match self {
+            Self::Short(bytes, len) => Some(&bytes[..usize::from(*len)]),
+            Self::Long(bytes) => Some(bytes),
+            Self::One(_) | Self::Few(..) | Self::Many(_) => None,
         }
     }
 
     /// Bytes of the whole message.
     pub(crate) fn len(&self) -> u64 {
-        match self {
-            Self::Inline(bytes) => bytes.len() as u64,
-            list => list.list().iter().map(|sge| u64::from(sge.len)).sum(),
+        match self.inline() {
+            Some(bytes) => bytes.len() as u64,
+            None => self.list().iter().map(|sge| u64::from(sge.len)).sum(),
         }
     }
 
@@ -76,20 +107,21 @@ impl Bytes {
         regions: &mut Regions,
         pd: u32,
         (offset, message): (u64, Message),
-        out: &mut [u8],
+        mut out: Sink<'_>,
         mut crc: Option<u32>,
     ) -> Result<(Option<u32>, Route), GatherError> {
         let mut route = Route::Direct(Mechanism::Cpu);
-        if let Self::Inline(bytes) = self {
+        if let Some(bytes) = self.inline() {
             let fault = GatherError::Fault(Nak::RemoteOperational);
             let from = usize::try_from(offset).map_err(|_| fault.clone())?;
-            out.copy_from_slice(bytes.get(from..from + out.len()).ok_or(fault)?);
-            return Ok((crc_on(crc, out), route));
+            let bytes = bytes.get(from..from + out.len()).ok_or(fault)?;
+            out.put(0, bytes);
+            return Ok((crc_on(crc, bytes), route));
         }
         let mut done = 0;
         let mut failed = None;
         let walked = self.walk(offset, out.len(), |addr, lkey, len| {
-            let piece = &mut out[done..done + len];
+            let piece = out.slice(done..done + len);
             done += len;
             match regions.load_local(pd, (lkey, addr), piece, message, crc) {
                 Ok(loaded) => (crc, route) = loaded,
@@ -110,13 +142,13 @@ impl Bytes {
         regions: &mut Regions,
         (pd, mut owner): (u32, Owner),
         offset: u64,
-        bytes: &[u8],
+        bytes: Source<'_>,
         last: bool,
     ) -> Result<Placed, LocalFault> {
         let mut placed = Placed { route: Route::Direct(Mechanism::Cpu), ticket: None };
         let mut done = 0;
         self.walk(offset, bytes.len(), |addr, lkey, len| {
-            let piece = &bytes[done..done + len];
+            let piece = bytes.slice(done..done + len);
             done += len;
             let ends = last && done == bytes.len();
             let next = regions.place_local((pd, owner), lkey, addr, piece, ends)?;
@@ -124,17 +156,20 @@ impl Bytes {
             placed = Placed { ticket: next.ticket.or(placed.ticket), ..next };
             Ok(())
         })?;
-        if last && let Self::Many(list) = self {
-            list.iter().try_for_each(|sge| regions.announce(pd, sge.lkey))?;
+        if last && matches!(self, Self::Few(..) | Self::Many(_)) {
+            self.list().iter().try_for_each(|sge| regions.announce(pd, sge.lkey))?;
         }
         Ok(placed)
     }
 
     /// How many bytes lie in one piece of memory from `offset` on.
     pub(crate) fn contiguous_from(&self, offset: u64) -> u64 {
-        let Self::Many(list) = self else { return u64::MAX };
+        if !matches!(self, Self::Few(..) | Self::Many(_)) {
+            return u64::MAX;
+        }
         let mut end = 0;
-        list.iter()
+        self.list()
+            .iter()
             .find_map(|sge| {
                 end += u64::from(sge.len);
                 (offset < end).then(|| end - offset)
@@ -144,25 +179,21 @@ impl Bytes {
 
     /// Where the `len` bytes from `offset` on lie: key, address and length of each piece, and how many more bytes of the list
     /// lie right behind it.
-    pub(crate) fn pieces(&self, offset: u64, len: usize) -> Vec<Piece> {
-        let mut pieces = Vec::new();
-        let mut start = 0;
+    pub(crate) fn pieces(&self, offset: u64, len: usize) -> impl Iterator<Item = Piece> + Clone {
         let end = offset + len as u64;
-        for sge in self.list() {
-            let stop = start + u64::from(sge.len);
-            let (from, to) = (offset.max(start), end.min(stop));
-            if from < to {
-                pieces.push(Piece {
-                    key: sge.lkey,
-                    addr: sge.addr.wrapping_add(from - start),
-                    at: from,
-                    len: usize::try_from(to - from).unwrap_or(0),
-                    behind: stop - to,
-                });
-            }
+        let mut start = 0;
+        self.list().iter().filter_map(move |sge| {
+            let (begin, stop) = (start, start + u64::from(sge.len));
             start = stop;
-        }
-        pieces
+            let (from, to) = (offset.max(begin), end.min(stop));
+            (from < to).then(|| Piece {
+                key: sge.lkey,
+                addr: sge.addr.wrapping_add(from - begin),
+                at: from,
+                len: usize::try_from(to - from).unwrap_or(0),
+                behind: stop - to,
+            })
+        })
     }
 
     /// Calls `each(address, key, length)` for the pieces that make up `len` bytes from `offset` on.

@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nobounce_memory::Source;
 use nobounce_memory::gpu::GpuMemory;
 use nobounce_memory::gpu::copy_engine::{CopyError, PinnedChunk};
 use nobounce_protocol::wire::Psn;
@@ -124,7 +125,7 @@ impl Stage {
         owner: Owner,
         (memory, copier): (&Arc<GpuMemory>, CopierIndex),
         mut offset: usize,
-        mut bytes: &[u8],
+        mut bytes: Source<'_>,
         last: bool,
     ) -> Result<u64, StageError> {
         let mut ticket = owner.after;
@@ -146,17 +147,19 @@ impl Stage {
             match &mut run.room {
                 Room::Pinned(chunk) => {
                     let Some(room) = chunk.get_mut() else { return Err(StageError::Failed) };
-                    room[run.filled..run.filled + len].copy_from_slice(&bytes[..len]);
+                    bytes.slice(0..len).copy_to(&mut room[run.filled..run.filled + len]);
                 }
                 Room::Heap(kept) => {
-                    kept.extend_from_slice(&bytes[..len]);
+                    let begin = kept.len();
+                    kept.resize(begin + len, 0);
+                    bytes.slice(0..len).copy_to(&mut kept[begin..]);
                     self.late_bytes += len;
                 }
             }
             run.filled += len;
             ticket = run.ticket;
             offset += len;
-            bytes = &bytes[len..];
+            bytes = bytes.skip(len);
         }
         // Bytes of one copy are placed in any order: the next message must not share it.
         if last {
@@ -171,7 +174,7 @@ impl Stage {
         owner: Owner,
         target: &Target,
         offset: usize,
-        bytes: &[u8],
+        bytes: Source<'_>,
         last: bool,
     ) -> Result<u64, StageError> {
         let mut store = LateStore { target: target.clone(), offset, bytes: self.keep(bytes)?, last };
@@ -330,7 +333,7 @@ impl Stage {
             self.poll();
             std::hint::spin_loop();
         }
-        self.keep(&[]).map(Room::Heap)
+        self.keep((&[]).into()).map(Room::Heap)
     }
 
     /// Whether a copy by this engine may be started although the step before it is not over: copies of one engine are over in the order
@@ -383,7 +386,7 @@ impl Stage {
     }
 
     /// A copy of bytes that cannot be placed yet.
-    fn keep(&mut self, bytes: &[u8]) -> Result<Vec<u8>, StageError> {
+    fn keep(&mut self, bytes: Source<'_>) -> Result<Vec<u8>, StageError> {
         if self.late_bytes + bytes.len() > MOST_LATE {
             return Err(StageError::Full);
         }

@@ -102,7 +102,7 @@ impl LateStore {
     }
 
     pub(super) fn carry_out(&self) -> Result<(), StepError> {
-        self.target.store(self.offset, &self.bytes, self.last)?;
+        self.target.store(self.offset, (&self.bytes).into(), self.last)?;
         // A part of a message may be followed by parts elsewhere, which announce nothing of this one.
         if !self.last {
             self.target.announce()?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use nobounce_memory::gpu::{Gone, GpuMemory, GpuWindow};
 use nobounce_memory::path::{Mechanism, Path};
-use nobounce_memory::{AccessError, Window};
+use nobounce_memory::{AccessError, Sink, Source, Window};
 use nobounce_protocol::wire::Psn;
 
 use super::build::crc_on;
@@ -113,6 +113,20 @@ impl GpuTarget {
     }
 }
 
+/// Loads through the window and carries `crc` on over what was loaded: by way of the stack, for a window is not read twice.
+fn load_crc(window: &GpuWindow, offset: usize, mut out: Sink<'_>, mut crc: u32) -> Result<u32, AccessError> {
+    let mut bytes = [0; 1024];
+    let mut done = 0;
+    while done < out.len() {
+        let piece = &mut bytes[..(out.len() - done).min(1024)];
+        window.load(offset + done, &mut *piece)?;
+        out.put(done, piece);
+        crc = crc_on(Some(crc), piece).unwrap_or(crc);
+        done += piece.len();
+    }
+    Ok(crc)
+}
+
 impl Target {
     pub(crate) fn len(&self) -> u64 {
         match self {
@@ -141,7 +155,7 @@ impl Target {
     pub(crate) fn load(
         &self,
         offset: usize,
-        out: &mut [u8],
+        out: Sink<'_>,
         message: Message,
         crc: Option<u32>,
     ) -> Result<(Option<u32>, Route), LoadError> {
@@ -154,13 +168,16 @@ impl Target {
             .map_err(LoadError::Access),
             Self::Gpu(gpu) => match gpu.window() {
                 Some(window) if gpu.loads(message) => {
-                    window.load(offset, out).map_err(|error| {
-                        match self.is_ended(error, offset, out.len()) {
-                            true => LoadError::Ended,
-                            false => LoadError::Access(error),
-                        }
+                    let len = out.len();
+                    let loaded = match crc {
+                        None => window.load(offset, out).map(|()| None),
+                        Some(crc) => load_crc(window, offset, out, crc).map(Some),
+                    };
+                    let crc = loaded.map_err(|error| match self.is_ended(error, offset, len) {
+                        true => LoadError::Ended,
+                        false => LoadError::Access(error),
                     })?;
-                    Ok((crc_on(crc, out), Route::Direct(Mechanism::Window)))
+                    Ok((crc, Route::Direct(Mechanism::Window)))
                 }
                 _ => Err(LoadError::Fetch),
             },
@@ -174,7 +191,7 @@ impl Target {
         stage: &mut Stage,
         owner: Owner,
         offset: usize,
-        bytes: &[u8],
+        bytes: Source<'_>,
         last: bool,
     ) -> Result<Placed, PlaceError> {
         let by = match self {
@@ -202,7 +219,7 @@ impl Target {
 
     /// Stores bytes of a message where no copy engine is needed; `last` ends it, and what announces it may follow at once.
     #[inline]
-    pub(super) fn store(&self, offset: usize, bytes: &[u8], last: bool) -> Result<(), AccessError> {
+    pub(super) fn store(&self, offset: usize, bytes: Source<'_>, last: bool) -> Result<(), AccessError> {
         match (self, last) {
             (Self::Host(window), true) => window.store_last(offset, bytes),
             (Self::Host(window), false) => window.store(offset, bytes),

@@ -83,8 +83,8 @@ impl Ring {
         until("room in the ring", || {
             let room = batch.begin_run(ring, bytes.len(), packets);
             let said = room.is_some();
-            if let Some(room) = room {
-                room.copy_from_slice(bytes);
+            if let Some(mut room) = room {
+                room.put(0, bytes);
                 batch.commit_crc(None);
             }
             link.send(batch);

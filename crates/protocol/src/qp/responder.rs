@@ -7,7 +7,7 @@ use super::completion::{Completion, Nak, QpEvent, Status};
 use super::requester::Out;
 use super::wqe::pad_of;
 use super::{Host, Params, Payload, Receive, Transmit};
-use crate::wire::{Aeth, Header, Opcode, Place, Psn, Reth, Syndrome};
+use crate::wire::{Aeth, Header, Opcode, OpcodeKind, Place, Psn, Reth, Syndrome};
 
 /// Credits are not used: the 5-bit code that says so.
 const NO_CREDITS: u8 = 31;
@@ -309,25 +309,25 @@ impl Responder {
         let opcode = header.opcode;
         let mut span = packets;
         let piece = payload_len / usize::try_from(packets).unwrap_or(1);
-        if opcode.is_send() {
-            check_payload(opcode, piece, params)?;
-            self.take_send(header, payload_len, host, out)?;
-        } else if opcode.is_write() {
-            check_payload(opcode, piece, params)?;
-            self.take_write(header, payload_len, params, host, out)?;
-        } else {
-            if !matches!(self.incoming, Incoming::None) {
-                return Err(Nak::InvalidRequest.into());
+        let kind = opcode.kind();
+        match kind {
+            OpcodeKind::Send => {
+                check_payload(opcode, piece, params)?;
+                self.take_send(header, payload_len, host, out)?;
             }
-            if self.fetches(false) >= usize::from(params.max_dest_rd_atomic) {
-                return Err(Nak::InvalidRequest.into());
+            OpcodeKind::Write => {
+                check_payload(opcode, piece, params)?;
+                self.take_write(header, payload_len, params, host, out)?;
             }
-            if opcode == Opcode::ReadRequest {
+            OpcodeKind::Read => {
+                self.check_fetch(params)?;
                 self.check_read(header, params, host)?;
                 span = packets_of(header.reth.len, params.mtu);
                 self.msn = self.msn.wrapping_add(1);
                 self.replies.push_back(read_reply(psn, header, self.msn, false));
-            } else {
+            }
+            OpcodeKind::Atomic => {
+                self.check_fetch(params)?;
                 let original = take_atomic(header, params, host)?;
                 self.msn = self.msn.wrapping_add(1);
                 while self.atomics.len() >= usize::from(params.max_dest_rd_atomic) {
@@ -336,12 +336,20 @@ impl Responder {
                 self.atomics.push_back((psn, original));
                 self.replies.push_back(Reply::Atomic { psn, original, msn: self.msn, replay: false });
             }
+            OpcodeKind::Response => return Err(Nak::InvalidRequest.into()),
         }
         self.expected = psn + span;
-        if header.ack_req && !matches!(opcode, Opcode::ReadRequest | Opcode::CompareSwap | Opcode::FetchAdd) {
+        if header.ack_req && matches!(kind, OpcodeKind::Send | OpcodeKind::Write) {
             self.push_ack(psn);
         }
         Ok(())
+    }
+
+    /// Whether a READ or an atomic may come now.
+    fn check_fetch(&self, params: &Params) -> Result<(), Refusal> {
+        let is_first = matches!(self.incoming, Incoming::None);
+        let has_room = self.fetches(false) < usize::from(params.max_dest_rd_atomic);
+        if is_first && has_room { Ok(()) } else { Err(Nak::InvalidRequest.into()) }
     }
 
     fn take_send(

@@ -10,8 +10,17 @@ const ATOMIC_ACK_LEN: usize = 8;
 /// Immediate data, or the key of a SEND with invalidate.
 const WORD_LEN: usize = 4;
 
-/// Where the opcodes of unreliable connections begin in [`Opcode::ALL`].
-const FIRST_UC: usize = 23;
+/// The opcodes by their numbers.
+static BY_NUMBER: [Option<Opcode>; 256] = {
+    let mut by_number = [None; 256];
+    let mut at = 0;
+    while at < Opcode::ALL.len() {
+        let opcode = Opcode::ALL[at];
+        by_number[opcode as usize] = Some(opcode);
+        at += 1;
+    }
+    by_number
+};
 
 /// What [`Opcode::header_len`] says, by number: every packet asks several times.
 const HEADER_LENS: [u8; 0x66] = {
@@ -121,7 +130,60 @@ pub enum Opcode {
     UdSendOnlyImm = 0x65,
 }
 
+/// What a packet asks for, or that it answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum OpcodeKind {
+    Send,
+    Write,
+    Read,
+    Atomic,
+    Response,
+}
+
 impl Opcode {
+    /// What it asks for, or that it answers.
+    pub const fn kind(self) -> OpcodeKind {
+        match self {
+            Self::SendFirst
+            | Self::SendMiddle
+            | Self::SendLast
+            | Self::SendLastImm
+            | Self::SendOnly
+            | Self::SendOnlyImm
+            | Self::SendLastInvalidate
+            | Self::SendOnlyInvalidate
+            | Self::UcSendFirst
+            | Self::UcSendMiddle
+            | Self::UcSendLast
+            | Self::UcSendLastImm
+            | Self::UcSendOnly
+            | Self::UcSendOnlyImm
+            | Self::UdSendOnly
+            | Self::UdSendOnlyImm => OpcodeKind::Send,
+            Self::WriteFirst
+            | Self::WriteMiddle
+            | Self::WriteLast
+            | Self::WriteLastImm
+            | Self::WriteOnly
+            | Self::WriteOnlyImm
+            | Self::UcWriteFirst
+            | Self::UcWriteMiddle
+            | Self::UcWriteLast
+            | Self::UcWriteLastImm
+            | Self::UcWriteOnly
+            | Self::UcWriteOnlyImm => OpcodeKind::Write,
+            Self::ReadRequest => OpcodeKind::Read,
+            Self::CompareSwap | Self::FetchAdd => OpcodeKind::Atomic,
+            Self::ReadResponseFirst
+            | Self::ReadResponseMiddle
+            | Self::ReadResponseLast
+            | Self::ReadResponseOnly
+            | Self::Ack
+            | Self::AtomicAck => OpcodeKind::Response,
+        }
+    }
+
     /// Every opcode, in the order of their numbers.
     pub const ALL: [Self; 37] = [
         Self::SendFirst,
@@ -165,15 +227,7 @@ impl Opcode {
 
     /// The opcode with this number, if we speak it.
     pub fn from_byte(byte: u8) -> Option<Self> {
-        match byte {
-            0x00..=0x14 => Some(Self::ALL[usize::from(byte)]),
-            0x16 => Some(Self::SendLastInvalidate),
-            0x17 => Some(Self::SendOnlyInvalidate),
-            0x20..=0x2b => Some(Self::ALL[FIRST_UC + usize::from(byte - 0x20)]),
-            0x64 => Some(Self::UdSendOnly),
-            0x65 => Some(Self::UdSendOnlyImm),
-            _ => None,
-        }
+        BY_NUMBER[usize::from(byte)]
     }
 
     /// The number on the wire.

@@ -12,6 +12,8 @@ use nobounce_memory::shared_file;
 use nobounce_protocol::wire::Header;
 
 use super::meeting::{self, Hello};
+use nobounce_memory::Source;
+
 use super::ring::{CAPACITY, FILE_LEN, Memory, TAIL_AT, Trouble};
 use super::{Counted, HEADERS, Incoming, MAX_PACKET};
 use crate::soft::fork::NotInherited;
@@ -185,7 +187,7 @@ impl Play<'_> {
                     let lies_well = in_ring(whole.addr(), lying.len) || incoming.files.have(whole, lying.len);
                     assert!(lies_well, "{} bytes at {whole:?}", lying.len);
                     // SAFETY: as above.
-                    let payload = unsafe { std::slice::from_raw_parts(whole, lying.len) };
+                    let payload = unsafe { Source::new(whole, lying.len) }.to_vec();
                     std::hint::black_box(payload.iter().fold(0, |sum, byte| sum ^ byte));
                 } else {
                     assert_eq!(lying.head, lying.len);

@@ -9,6 +9,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
+use nobounce_memory::Sink;
+
 use super::super::batch::MAX_PACKET;
 use super::mapping::Mapping;
 
@@ -147,7 +149,7 @@ impl Writer {
         for part in parts {
             // SAFETY: the room does not wrap around and is ours until it is published; the reader may not look at it, and if it
             // does, it sees bytes.
-            unsafe { to.copy_from_nonoverlapping(part.as_ptr(), part.len()) };
+            unsafe { Sink::new(to, part.len()) }.put(0, part);
             to = to.wrapping_add(part.len());
         }
         self.commit(len, label);

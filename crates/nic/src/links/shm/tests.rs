@@ -36,9 +36,9 @@ fn the_last_packets_of_one_who_goes_are_read_before_it_is_forgotten() {
 
 /// Queues one packet without payload.
 fn bare(batch: &mut TxBatch, ring: &Arc<NearRing>, to: &ShmLink<UdpLink>) {
-    let (room, _) = batch.begin_crc((&to.local(), 0), 16, Some(ring)).unwrap();
-    room.fill(0);
-    room[SLOT_BYTE] = to.slot();
+    let (mut room, _) = batch.begin_crc((&to.local(), 0), 16, Some(ring)).unwrap();
+    room.put(0, &vec![0; room.len()]);
+    room.put(SLOT_BYTE, &[to.slot()]);
     batch.commit_crc(None);
 }
 
@@ -126,17 +126,17 @@ fn a_reader_that_is_behind_gets_longer_pieces() {
     assert_eq!(longest(&mut batch), 16 << 10);
     let len = 12 + longest(&mut batch) + 4;
     for _ in 0..4 {
-        let room = batch.begin_run(&ring, len, 4).unwrap();
-        room.fill(0);
-        room[SLOT_BYTE] = to.slot();
+        let mut room = batch.begin_run(&ring, len, 4).unwrap();
+        room.put(0, &vec![0; room.len()]);
+        room.put(SLOT_BYTE, &[to.slot()]);
         batch.commit_crc(None);
     }
     assert_eq!(longest(&mut batch), 60 << 10);
     from.send(&mut batch);
     let len_of_long = 12 + longest(&mut batch) + 4;
-    let long = batch.begin_run(&ring, len_of_long, 15).unwrap();
-    long.fill(0);
-    long[SLOT_BYTE] = to.slot();
+    let mut long = batch.begin_run(&ring, len_of_long, 15).unwrap();
+    long.put(0, &vec![0; long.len()]);
+    long.put(SLOT_BYTE, &[to.slot()]);
     batch.commit_crc(None);
     from.send(&mut batch);
     to.attend();
@@ -148,9 +148,9 @@ fn a_reader_that_is_behind_gets_longer_pieces() {
 
 /// Queues one packet whose payload is a chunk's first bytes behind the headers.
 fn lend(batch: &mut TxBatch, ring: &Arc<NearRing>, slot: u8, chunk: &PinnedChunk) {
-    let room = batch.begin_lent(ring, (12 + 4096 + 4, 12, 1), chunk, 64).unwrap();
-    room.fill(0);
-    room[SLOT_BYTE] = slot;
+    let mut room = batch.begin_lent(ring, (12 + 4096 + 4, 12, 1), chunk, 64).unwrap();
+    room.put(0, &vec![0; room.len()]);
+    room.put(SLOT_BYTE, &[slot]);
     batch.commit_crc(None);
 }
 
@@ -176,7 +176,7 @@ fn a_chunk_stays_as_it_is_until_it_was_read() {
     let mut seen = 0;
     to.receive(&mut |datagram| {
         assert_eq!((datagram.bytes.len(), datagram.packets), (12 + 4096 + 4, 1));
-        assert!(datagram.whole.unwrap()[12..12 + 4096].iter().all(|byte| *byte == 7));
+        assert!(datagram.whole.unwrap().slice(12..12 + 4096).to_vec().iter().all(|byte| *byte == 7));
         seen += 1;
     });
     assert_eq!(seen, 1);

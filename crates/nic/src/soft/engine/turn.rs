@@ -42,10 +42,12 @@ impl Core {
 
     /// Adds the answers that were put off; with `all`, those too that wait for a request to travel with.
     pub(super) fn fill_answers(&mut self, now: Nanos, all: bool) {
-        for index in std::mem::take(&mut self.owing.soon) {
-            self.answer(now, index);
-        }
         // Each once: one that cannot say all it has to, for lack of bytes from a GPU, puts itself at the end again.
+        for _ in 0..self.owing.soon.len() {
+            if let Some(index) = self.owing.soon.pop_front() {
+                self.answer(now, index);
+            }
+        }
         for _ in 0..self.owing.patient.len() {
             let Some(&(due, index)) = self.owing.patient.front().filter(|(due, _)| all || *due <= now) else {
                 break;

@@ -24,6 +24,8 @@ pub(crate) mod mode;
 pub(crate) mod set;
 pub(crate) mod spin;
 pub(crate) mod submission;
+#[cfg(test)]
+mod submission_tests;
 mod thread;
 pub(crate) mod wait;
 pub(crate) mod waker;

@@ -63,7 +63,7 @@ impl Submissions {
 
     /// Whether nobody is putting something in either.
     fn is_settled(&self) -> bool {
-        self.0.as_ref().is_none_or(|ring| ring.len() == 0)
+        self.0.as_ref().is_none_or(|ring| ring.claimed() == 0)
     }
 }
 
