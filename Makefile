@@ -117,13 +117,13 @@ test-shm: ## The device's and the library's tests once more, with shared memory 
 
 # What can go wrong between engines, on both links; `NOBOUNCE_ENGINES=4 make test-code` tries everything.
 ENGINE_TESTS := operations posting faulty many fork forged lifetimes reregister srq windows threads report engines
-test-engines: ## The essential ones of the device's tests once more, with two engines
+test-engines: ## The essential ones of the device's tests once more, with two engines that their threads drive
 	@if cargo nextest --version >/dev/null 2>&1; then \
 		for link in udp shm; do \
-			NOBOUNCE_ENGINES=2 NOBOUNCE_LINK=$$link cargo nextest run $(LOCKED) --workspace --lib --bins --tests --no-fail-fast \
+			NOBOUNCE_PROGRESS=thread NOBOUNCE_ENGINES=2 NOBOUNCE_LINK=$$link cargo nextest run $(LOCKED) --workspace --lib --bins --tests --no-fail-fast \
 				-E 'binary_id(nobounce-nic::nic) and test(/^($(subst $(eval ) ,|,$(ENGINE_TESTS)))::/)'; \
 		done; \
-	else NOBOUNCE_ENGINES=2 cargo test $(LOCKED) -p nobounce-nic --test nic --no-fail-fast -- --test-threads=1 $(ENGINE_TESTS); fi
+	else NOBOUNCE_PROGRESS=thread NOBOUNCE_ENGINES=2 cargo test $(LOCKED) -p nobounce-nic --test nic --no-fail-fast -- --test-threads=1 $(ENGINE_TESTS); fi
 
 # One address for IPv4 and one for IPv6, which no other test has.
 DEBUG = $(or $(CARGO_TARGET_DIR),target)/debug

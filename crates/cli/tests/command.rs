@@ -158,3 +158,29 @@ fn passes_are_kept_one_by_one() {
     assert_eq!(code, Some(0), "{stderr}");
     assert!(stdout.contains("write latency, host") && stdout.contains("(passes "), "{stdout}");
 }
+
+/// Beside a neighbour TCP is the yardstick, whichever thread drives the NIC, and nothing is left behind.
+#[test]
+fn a_bench_beside_neighbours_is_set_against_tcp() {
+    for mode in ["thread", "caller"] {
+        let file = std::env::temp_dir().join(format!("nobounce-busy-{mode}-{}.json", std::process::id()));
+        let line = format!(
+            "bench --busy 1 --progress {mode} --link udp --op write --kind latency,bandwidth --size 8,64K --iters 100 --json {}",
+            file.display()
+        );
+        let (code, out, err) = output(nobounce(&line));
+        assert_eq!(code, Some(0), "{out}{err}");
+        assert!(out.contains("1 neighbour that spins; TCP between the same two processes: "), "{out}");
+        assert!(out.contains(&format!("progress: {mode}")) && out.contains("x tcp"), "{out}");
+        let json: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+        std::fs::remove_file(&file).unwrap();
+        assert_eq!(json["busy"], 1);
+        assert!(json["tcp"]["gbytes_per_s"].as_f64().unwrap() > 0.0, "{json}");
+        assert!(json.get("raw").is_none());
+        for one in json["results"].as_array().unwrap() {
+            for figure in ["of_tcp", "cpu_s_per_gb", "cpu_s_per_mop"] {
+                assert!(one[figure].as_f64().is_some_and(|figure| figure > 0.0), "{figure}: {one}");
+            }
+        }
+    }
+}
