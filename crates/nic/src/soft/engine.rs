@@ -586,6 +586,9 @@ impl Core {
         let stage = &self.regions.stage;
         // Before the completions: an application that has one may post again.
         entry.publish_room();
+        if let Some(srq) = entry.srq {
+            self.srqs.publish_room(srq);
+        }
         while let Some(completion) = entry.qp.poll_completion() {
             if completion.status != Status::Success {
                 self.counters.count_failed(completion.status);

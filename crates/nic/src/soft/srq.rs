@@ -270,8 +270,15 @@ impl Srqs {
     #[inline]
     pub(crate) fn check_limit(&mut self, index: SrqIndex, events: &Events) {
         if let Some(entry) = self.get(index) {
-            entry.room.publish(entry.receives.len());
             entry.check_limit(events);
+        }
+    }
+
+    /// Tells posters what room there is.
+    #[inline]
+    pub(crate) fn publish_room(&mut self, index: SrqIndex) {
+        if let Some(entry) = self.get(index) {
+            entry.room.publish(entry.receives.len());
         }
     }
 

@@ -19,6 +19,7 @@ mod gpu_standin_announced;
 mod gpu_standin_ended;
 mod gpu_standin_held;
 mod gpu_standin_trouble;
+mod idle;
 mod lifetimes;
 mod limits;
 mod links_udp;

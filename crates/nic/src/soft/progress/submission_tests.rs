@@ -266,6 +266,38 @@ fn shared_receives_are_submitted_too() {
     assert_eq!(numbers(&b, &a, 2), [2, 3]);
 }
 
+/// Each receive is posted again as soon as its completion is there, while the same queue pair sends: a shared queue that was full before
+/// has room for it, whichever of its users made the engine look.
+#[test]
+fn a_shared_receive_has_room_once_its_completion_is_there() {
+    const DEPTH: usize = 4;
+    let (mut a, mut b) = (End::open(LinkChoice::Auto), End::open(LinkChoice::Auto));
+    a.add_qp(QpLimits::default());
+    let srq = b.pd.create_srq(SrqLimits { depth: DEPTH, sges: 1 }).unwrap();
+    let (service, limits) = (crate::soft::Service::Rc, QpLimits::default());
+    let init = crate::soft::QpInit { service, send_cq: &b.cq, recv_cq: &b.cq, srq: Some(&srq), limits };
+    let qp = b.pd.create_qp_with(&init).unwrap();
+    qp.modify(&QpAttr::to_init(Access::all())).unwrap();
+    b.qps.push(qp);
+    a.join(&b, 0);
+    b.join(&a, 0);
+    let again = || srq.post_recv(&RecvRequest { wr_id: 7, sges: &b.sge(1024, 64) });
+    (0..DEPTH).for_each(|_| again().unwrap());
+    let (mut sent, mut done, mut heard, end) = (0, 0, 0, Instant::now() + LIMIT);
+    while heard < 5000 {
+        while sent - done < DEPTH && sent - heard < DEPTH && a.send(1).is_ok() {
+            sent += 1;
+        }
+        done += a.polled().len();
+        for one in b.polled().iter().filter(|one| one.wr_id == 7) {
+            assert_eq!((one.status, again()), (Status::Success, Ok(())));
+            heard += 1;
+            let _ = b.write(0, 9, 8, &a); // full is fine
+        }
+        assert!(Instant::now() < end, "{sent} sent, {done} done, {heard} heard");
+    }
+}
+
 /// A queue pair with 8 bytes to move has its turn beside one with 4 MiB: counted in rounds of the engines, not in time.
 #[test]
 fn a_short_message_does_not_wait_for_a_long_one() {

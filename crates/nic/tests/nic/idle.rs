@@ -1,0 +1,53 @@
+//! An idle device costs nothing: its threads are not woken while there is no traffic.
+
+use std::time::Duration;
+
+use nobounce_nic::soft::{Config, Mtu, Operation, Progress, QpLimits};
+
+use crate::common::{End, config, connect};
+
+/// How long it is looked at: `IDLE_SECONDS`, or less than a second.
+fn idle_for() -> Duration {
+    let seconds = std::env::var("IDLE_SECONDS").ok().and_then(|text| text.parse().ok());
+    seconds.map_or(Duration::from_millis(500), Duration::from_secs)
+}
+
+/// How often the engine threads of this process have been on a CPU, and for how many nanoseconds.
+fn engine_threads() -> (u64, u64) {
+    let mut sum = (0, 0);
+    for task in std::fs::read_dir("/proc/self/task").unwrap() {
+        let folder = task.unwrap().path();
+        let read = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap_or_default();
+        if !read("comm").starts_with("nobounce") {
+            continue;
+        }
+        let fields: Vec<u64> = read("schedstat").split_whitespace().map(|n| n.parse().unwrap()).collect();
+        if let [ran, _, times] = fields[..] {
+            sum = (sum.0 + times, sum.1 + ran);
+        }
+    }
+    sum
+}
+
+#[test]
+fn an_idle_device_is_left_asleep() {
+    for (number, progress) in [Progress::Thread, Progress::Caller].into_iter().enumerate() {
+        let at = Config { progress, ..config(&format!("127.97.9.{}", number + 1)) };
+        let (mut a, mut b) = (End::open(&at, 4096), End::open(&at, 4096));
+        a.add_qp(QpLimits::default());
+        b.add_qp(QpLimits::default());
+        connect(&a, 0, &b, 0, Mtu::Mtu1024);
+        for _ in 0..100 {
+            a.post(Operation::Write(b.remote(0)), 0, 64);
+            a.succeed(1);
+        }
+        // The last spins, and in `caller` mode the time until the thread knows that nobody polls.
+        std::thread::sleep(Duration::from_millis(100));
+        let before = engine_threads();
+        std::thread::sleep(idle_for());
+        let after = engine_threads();
+        let (times, ran) = (after.0 - before.0, after.1 - before.1);
+        println!("{progress:?}: {times} wake-ups, {ran} ns of CPU in {:?}", idle_for());
+        assert!(times <= 4, "{progress:?}: {times} wake-ups, {ran} ns of CPU in {:?}", idle_for());
+    }
+}
