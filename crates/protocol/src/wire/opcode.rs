@@ -347,15 +347,7 @@ impl Opcode {
 
     /// Whether a responder sends it (to a requester).
     pub const fn is_response(self) -> bool {
-        matches!(
-            self,
-            Self::ReadResponseFirst
-                | Self::ReadResponseMiddle
-                | Self::ReadResponseLast
-                | Self::ReadResponseOnly
-                | Self::Ack
-                | Self::AtomicAck
-        )
+        matches!(self.kind(), OpcodeKind::Response)
     }
 
     /// Whether it is a request that is acknowledged.
@@ -365,44 +357,12 @@ impl Opcode {
 
     /// Whether it is a part of a SEND.
     pub const fn is_send(self) -> bool {
-        matches!(
-            self,
-            Self::SendFirst
-                | Self::SendMiddle
-                | Self::SendLast
-                | Self::SendLastImm
-                | Self::SendOnly
-                | Self::SendOnlyImm
-                | Self::SendLastInvalidate
-                | Self::SendOnlyInvalidate
-                | Self::UcSendFirst
-                | Self::UcSendMiddle
-                | Self::UcSendLast
-                | Self::UcSendLastImm
-                | Self::UcSendOnly
-                | Self::UcSendOnlyImm
-                | Self::UdSendOnly
-                | Self::UdSendOnlyImm
-        )
+        matches!(self.kind(), OpcodeKind::Send)
     }
 
     /// Whether it is a part of a WRITE.
     pub const fn is_write(self) -> bool {
-        matches!(
-            self,
-            Self::WriteFirst
-                | Self::WriteMiddle
-                | Self::WriteLast
-                | Self::WriteLastImm
-                | Self::WriteOnly
-                | Self::WriteOnlyImm
-                | Self::UcWriteFirst
-                | Self::UcWriteMiddle
-                | Self::UcWriteLast
-                | Self::UcWriteLastImm
-                | Self::UcWriteOnly
-                | Self::UcWriteOnlyImm
-        )
+        matches!(self.kind(), OpcodeKind::Write)
     }
 
     /// Where the packet stands in its message.
