@@ -160,7 +160,7 @@ impl<'a> Sink<'a> {
     #[inline]
     pub fn put(&mut self, offset: usize, bytes: &[u8]) {
         let room = self.slice(offset..offset + bytes.len());
-        // SAFETY: the room is writable and nobody's in this process, as `new` was promised.
+        // SAFETY: the room is writable and unreferenced in this process, as `new` was promised.
         let rest = unsafe { copy::store(room.at, bytes.as_ptr(), bytes.len()) };
         debug_assert_eq!(rest, 0);
     }

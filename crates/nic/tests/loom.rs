@@ -25,6 +25,8 @@ mod sync {
     pub(crate) use loom::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence};
     pub(crate) use loom::sync::{Mutex, MutexGuard};
     pub(crate) use std::sync::PoisonError;
+
+    pub(crate) const FIRST_PLACES: usize = 2;
 }
 
 mod fork {
@@ -153,10 +155,18 @@ fn a_sleeping_thread_knows_of_every_deadline() {
         let poster = thread::spawn({
             let (waker, engine) = (waker.clone(), engine.clone());
             move || {
-                while engine.try_drive(|deadline| deadline.store(DEADLINE, Ordering::Relaxed)).is_none() {
-                    thread::yield_now();
-                }
-                waker.wake_by(Some(DEADLINE));
+                // As `EngineHandle::let_go`: asked under the lock, told after it.
+                let post = |deadline: &AtomicU64| {
+                    deadline.store(DEADLINE, Ordering::Relaxed);
+                    waker.is_asleep().then_some(DEADLINE)
+                };
+                let asleep = loop {
+                    match engine.try_drive(post) {
+                        Some(asleep) => break asleep,
+                        None => thread::yield_now(),
+                    }
+                };
+                waker.wake_by(asleep);
             }
         });
         waker.fall_asleep(None);
@@ -246,7 +256,7 @@ fn pollers_share_what_is_there() {
 #[test]
 fn a_ring_that_grows_loses_nothing() {
     loom::model(|| {
-        let completions = Arc::new(Completions::with_places(CQ, 4, 2));
+        let completions = Arc::new(Completions::new(CQ, 4, None));
         completions.push(1, false);
         completions.push(2, false);
         let engine = thread::spawn({

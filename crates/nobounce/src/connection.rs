@@ -23,7 +23,7 @@ use crate::wait::{WaitError, judge};
 
 /// How often it is looked whether the peer is still there.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
-/// How long a waiting caller drives the device himself before he sleeps and leaves it to the helper thread.
+/// How long `wait` polls before it arms the completion queue and sleeps.
 const SPIN: Duration = Duration::from_millis(1);
 /// How long the cause of a failure may take to show after it, with hardware. The side channel told of a killed peer at most 39 ms after rxe of
 /// Linux 6.1 had refused for it, in an emulated machine on a busy one.

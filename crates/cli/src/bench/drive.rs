@@ -170,7 +170,7 @@ impl End<'_> {
         Ok(samples)
     }
 
-    /// WRITE: each end spins on the last byte of its buffer; the device is driven by its helper thread. As perftest does it, each
+    /// WRITE: each end spins on the last byte of its buffer; the device is driven by its engine thread. As perftest does it, each
     /// end waits for the completion of its own message first, and so drives the device itself, and short messages are inline.
     fn ping_pong_on_memory(&self, messages: u64) -> anyhow::Result<Vec<f64>> {
         let (qp, region) = (self.connection.qp(0), &self.ring.region);

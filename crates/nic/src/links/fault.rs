@@ -230,6 +230,7 @@ impl<L: Link> Link for FaultLink<L> {
     fn receive(&mut self, sink: &mut dyn FnMut(&RxDatagram<'_>)) -> usize {
         if self.holds_any() {
             self.release((self.clock)());
+            self.inner.wake_peers();
         }
         self.inner.receive(sink)
     }

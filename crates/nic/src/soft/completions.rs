@@ -6,10 +6,7 @@
 
 use super::channel::Channel;
 use super::ring::Ring;
-use super::sync::{AtomicBool, AtomicPtr, Mutex, MutexGuard, Ordering, PoisonError};
-
-/// Places of a new ring, where the queue is as deep.
-const FIRST_PLACES: usize = 256;
+use super::sync::{AtomicBool, AtomicPtr, FIRST_PLACES, Mutex, MutexGuard, Ordering, PoisonError};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Armed {
@@ -27,7 +24,7 @@ struct Producer<T> {
     armed: Armed,
     /// Where an armed queue announces itself, until its owner destroys it.
     channel: Option<Channel>,
-    /// The owner is gone: the depth is 0, and nothing is told.
+    /// The owner is gone: the depth is 0, and an overflow is no event.
     closed: bool,
 }
 
@@ -58,18 +55,7 @@ pub(crate) struct Completions<T> {
 
 impl<T: Send> Completions<T> {
     pub(crate) fn new(id: u32, depth: usize, channel: Option<Channel>) -> Self {
-        Self::in_ring(id, depth, channel, Ring::new(depth.min(FIRST_PLACES)))
-    }
-
-    /// A queue whose ring begins with so many places, for `tests/loom.rs`.
-    #[cfg(test)]
-    #[allow(dead_code)]
-    pub(crate) fn with_places(id: u32, depth: usize, places: usize) -> Self {
-        Self::in_ring(id, depth, None, Ring::new(places))
-    }
-
-    fn in_ring(id: u32, depth: usize, channel: Option<Channel>, ring: Ring<T>) -> Self {
-        let ring = Box::new(ring);
+        let ring = Box::new(Ring::new(depth.min(FIRST_PLACES)));
         let address = std::ptr::from_ref(&*ring).cast_mut();
         let producer = Producer { rings: vec![ring], depth, armed: Armed::No, channel, closed: false };
         Self {

@@ -16,7 +16,7 @@ use nobounce_memory::signals::BlockedSignals;
 
 use super::copiers::ContextKey;
 use super::fork;
-use super::progress::cpu::{allowed_cpus, ask_for_short_slices};
+use super::progress::cpu::{ask_for_short_slices, has_many_cpus};
 use super::progress::waker::Waker;
 use super::region::RegisterError;
 use super::standstill::{Inside, Standstill};
@@ -33,8 +33,6 @@ const PLACE_CHUNKS: usize = 16;
 
 /// How long the thread spins for more work before it sleeps: being woken costs as much as a short copy.
 const SPIN_NS: u64 = 50_000;
-/// CPUs from which on it spins at all.
-const CPUS_TO_SPIN: usize = 4;
 /// Pauses of the processor between two looks meanwhile: whoever shares its core has that much more of it.
 const PAUSES: u32 = 8;
 /// How long it spins while a copy is under way, and how often it looks otherwise.
@@ -146,7 +144,7 @@ impl Copier {
             waker: waker.clone(),
             under_way: Default::default(),
             lost: Vec::new(),
-            spins: allowed_cpus() >= CPUS_TO_SPIN,
+            spins: has_many_cpus(),
         };
         let _blocked = BlockedSignals::new();
         std::thread::Builder::new()

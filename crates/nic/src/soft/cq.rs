@@ -189,9 +189,9 @@ impl Cq {
         if self.shared.engines.mode() == Mode::Caller {
             // A caller that has armed the queue polls once more and sleeps: that is no attention.
             let is_attention = !self.inner.is_armed();
-            let has_waited = self.shared.engines.drive_polled(&self.users, is_attention);
-            if has_waited && is_attention && self.inner.is_empty() {
-                self.shared.engines.sleep_polled(&self.users);
+            let sleeps = self.shared.engines.drive_polled(&self.users, is_attention);
+            if let Some(until) = sleeps.filter(|_| is_attention && self.inner.is_empty()) {
+                self.shared.engines.sleep_polled(&self.users, until);
             }
         }
         let taken = self.inner.take_unless_lost(max, &mut each);

@@ -1,7 +1,7 @@
 //! The engine: packets in, packets out, completions.
 //!
-//! A device has one, or several that know nothing of each other (`units.rs`). Everything here runs under the engine's lock, driven by whoever posts, polls, or by the helper thread. One
-//! [`Engine::progress`] receives what is there, lets the protocol answer, and sends; its work is bounded, so that the
+//! A device has one, or several that know nothing of each other (`progress/set.rs`). Everything here runs under the engine's lock, in the
+//! engine thread or in a thread that posts or polls (`progress/`). One [`Engine::progress`] receives what is there, lets the protocol answer, and sends; its work is bounded, so that the
 //! lock is never held for long.
 
 mod turn;
@@ -54,6 +54,9 @@ const MAX_RETURNS: usize = 64;
 const MAX_PEERS: usize = 1024;
 /// Idle calls between two looks at the timers: a few microseconds of polling.
 const TIMERS_EVERY: u32 = 16;
+
+/// How long a polling caller sleeps at most before it returns to the application, which may have other things to look at.
+const CALLER_SLEEP_NS: Nanos = 50_000;
 
 /// A caller that does something else for so long between two polls is not waiting.
 const POLL_GAP_NS: Nanos = CALLER_SPIN_NS / 2;
@@ -227,8 +230,6 @@ impl Engine {
         let mut clock = None;
         let received =
             link.receive(&mut |datagram| core.handle_datagram(*clock.get_or_insert_with(now_ns), datagram));
-        // Packets that were delayed on purpose may have left just now.
-        link.wake_peers();
         while let Some(departed) = link.departed() {
             core.lose_peer(departed);
         }
@@ -254,7 +255,7 @@ impl Engine {
         }
         let core = &mut self.core;
         core.release_held();
-        // Nothing came: nobody waits for anything more urgent than the answers we put off.
+        // Nothing came: the delayed acknowledgements are the most urgent packets.
         self.transmit(now, if received == 0 { Answers::Due } else { Answers::Travelling });
         received
     }
@@ -302,9 +303,9 @@ impl Engine {
         self.transmit(now_ns(), Answers::All);
     }
 
-    /// `caller` mode: a caller polls. Whether it has polled without pause, and without packets, for so long that it should sleep.
+    /// `caller` mode: a caller polls. Until when it should sleep, if it has polled without pause and without packets for a whole spin.
     #[inline]
-    pub(crate) fn has_waited(&mut self, now: Nanos) -> bool {
+    pub(crate) fn sleep_of_caller(&mut self, now: Nanos) -> Option<Nanos> {
         let CallerWait { spin, polled_at, active_at } = &mut self.caller;
         // A program that does something else between its polls is not waiting.
         let is_waiting = now.saturating_sub(*polled_at) <= POLL_GAP_NS;
@@ -312,18 +313,14 @@ impl Engine {
         if !is_waiting || *active_at != self.core.active_at {
             *active_at = self.core.active_at;
             spin.found();
-            return false;
+            return None;
         }
-        spin.is_over(now)
-    }
-
-    /// `caller` mode: the caller sleeps now, and comes back right after.
-    pub(crate) fn note_sleep(&mut self) {
-        self.caller.spin.slept();
+        spin.is_over(now).then(|| self.deadline().unwrap_or(Nanos::MAX).min(now + CALLER_SLEEP_NS))
     }
 
     /// `caller` mode: the caller has slept.
     pub(crate) fn note_slept(&mut self, now: Nanos) {
+        self.caller.spin.slept();
         self.caller.polled_at = now;
         self.link.attend();
     }
@@ -399,7 +396,7 @@ impl Core {
         }
     }
 
-    fn handle_datagram(&mut self, now: Nanos, datagram: &RxDatagram<'_>) {
+    pub(super) fn handle_datagram(&mut self, now: Nanos, datagram: &RxDatagram<'_>) {
         self.counters.rcvd_pkts += u64::from(datagram.packets);
         // Left where it was written: moved, it would be read back in other pieces than it was written in, and so wait until the payload before it is stored
         // (5 % of a receiver's time).

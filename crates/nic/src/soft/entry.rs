@@ -16,7 +16,7 @@ use super::mw::Asker;
 use super::near::Near;
 use super::once::Once;
 use super::path::PathIndex;
-use super::progress::cpu::allowed_cpus;
+use super::progress::cpu::has_many_cpus;
 use super::progress::submission::Rooms;
 use super::srq::SrqIndex;
 use super::stage::{Owner, Stage};
@@ -98,15 +98,12 @@ const TURN: u64 = 15;
 /// The same through shared memory, where it has the way for itself: a piece of a READ, whole.
 const NEAR_TURN: u64 = 32;
 
-/// CPUs from which on both ends of a connection run at the same time.
-const CPUS_FOR_BOTH: usize = 4;
-
 /// So many requests in a row that answer the peer's make a conversation.
 const TALKING: u8 = 4;
 
 /// How long an acknowledgement waits for a request to travel with.
 #[derive(Debug)]
-struct Patience {
+struct AckDelay {
     /// A request that is posted so soon after the peer's is an answer to it.
     at_once: Nanos,
     /// How long the acknowledgement waits for the one that will probably follow.
@@ -117,11 +114,11 @@ struct Patience {
 
 /// Where everybody has a CPU, who answers at once does so in a few microseconds; and a peer may have to hear that its message has arrived before it goes
 /// on to the next (NCCL's send and receive of 8 bytes: 22 us with 25 us, 19 with 6). On a small machine the other has to be scheduled first.
-static PATIENCE: LazyLock<Patience> = LazyLock::new(|| {
-    if allowed_cpus() >= CPUS_FOR_BOTH {
-        Patience { at_once: 50_000, wait: 6_000, wait_if_long: 25_000 }
+static ACK_DELAY: LazyLock<AckDelay> = LazyLock::new(|| {
+    if has_many_cpus() {
+        AckDelay { at_once: 50_000, wait: 6_000, wait_if_long: 25_000 }
     } else {
-        Patience { at_once: 50_000, wait: 25_000, wait_if_long: 25_000 }
+        AckDelay { at_once: 50_000, wait: 25_000, wait_if_long: 25_000 }
     }
 });
 
@@ -429,7 +426,7 @@ impl QpEntry {
     pub(crate) fn note_posted(&mut self, now: Nanos) {
         let heard = std::mem::take(&mut self.heard_at);
         if heard != 0 {
-            let at_once = now.saturating_sub(heard) < PATIENCE.at_once;
+            let at_once = now.saturating_sub(heard) < ACK_DELAY.at_once;
             self.talks = if at_once { self.talks.saturating_add(1) } else { 0 };
         }
     }
@@ -452,7 +449,7 @@ impl QpEntry {
             // By the time that a long message has arrived the next ones are under way: nobody waits for the answer to the first, and by UDP it is a
             // system call at both ends.
             let wait =
-                if self.heard_long && self.ring.is_none() { PATIENCE.wait_if_long } else { PATIENCE.wait };
+                if self.heard_long && self.ring.is_none() { ACK_DELAY.wait_if_long } else { ACK_DELAY.wait };
             owing.patient.push_back((now + wait, self.index()));
         } else {
             owing.soon.push_back(self.index());
@@ -646,8 +643,8 @@ mod tests {
             assert_eq!(delay(&mut entry, round * 1000), None, "not a ping-pong yet");
             exchange(&mut entry, round * 1000, 500);
         }
-        assert_eq!(delay(&mut entry, 9000), Some(PATIENCE.wait));
-        exchange(&mut entry, 9000, PATIENCE.at_once);
+        assert_eq!(delay(&mut entry, 9000), Some(ACK_DELAY.wait));
+        exchange(&mut entry, 9000, ACK_DELAY.at_once);
         assert_eq!(delay(&mut entry, 200_000), None, "the application takes its time");
     }
 

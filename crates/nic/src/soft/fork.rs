@@ -1,4 +1,4 @@
-//! After a fork the child has our memory but not our helper thread, and shares our sockets: the device is dead there.
+//! After a fork the child has our memory but not our engine threads, and shares our sockets: the device is dead there.
 
 use std::cell::UnsafeCell;
 use std::io;

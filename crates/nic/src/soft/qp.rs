@@ -91,8 +91,8 @@ pub enum CreateQpError {
     /// The device cannot be reached by others.
     #[error(transparent)]
     Listen(#[from] OpenError),
-    /// The helper thread could not be started.
-    #[error("cannot start the device's helper thread: {0}")]
+    /// The engine thread could not be started.
+    #[error("cannot start the engine thread: {0}")]
     Helper(#[from] io::Error),
     /// A further engine could not be opened.
     #[error(transparent)]

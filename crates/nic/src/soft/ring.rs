@@ -126,7 +126,7 @@ impl<T> Ring<T> {
         };
         for position in (0..count).map(|at| head.wrapping_add(at)) {
             let slot = self.slot(position);
-            // SAFETY: the slot was full when this thread claimed it, and is emptied by nobody else.
+            // SAFETY: the slot was full when this thread claimed it, and no other thread empties it.
             let value = slot.value.with(|place| unsafe { (*place).assume_init_read() });
             slot.sequence.store(position.wrapping_add(self.places()), Ordering::Release);
             each(value);

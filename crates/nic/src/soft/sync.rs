@@ -4,6 +4,9 @@
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence};
 pub(crate) use std::sync::{Mutex, MutexGuard, PoisonError};
 
+/// Places of a new completion ring, where the queue is as deep; it grows. Few in the models, which fill it.
+pub(crate) const FIRST_PLACES: usize = 256;
+
 /// As `std::cell::UnsafeCell`, with loom's interface.
 #[derive(Debug, Default)]
 pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);

@@ -32,7 +32,7 @@ fn the_last_word_is_acknowledged() {
     }
     a.qps[0].post_send(&SendRequest::new(99, Operation::Send, &a.sge(0, 8))).unwrap();
     hear(&b);
-    // Nobody polls at the other end any more: its engine thread answers.
+    // The other end does not poll any more: its engine thread answers.
     std::thread::sleep(Duration::from_millis(20));
     let mut got = Vec::new();
     until("the last acknowledgement", || {

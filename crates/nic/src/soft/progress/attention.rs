@@ -55,7 +55,7 @@ pub(crate) struct Attention {
 }
 
 impl Attention {
-    /// Nobody polls yet.
+    /// No poll so far.
     pub(crate) fn new(now: Nanos, callers: &Callers) -> Self {
         Self { since: now, polls: callers.polls(), is_paid: false }
     }

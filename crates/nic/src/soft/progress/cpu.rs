@@ -1,5 +1,18 @@
 //! Allowed CPUs, and how the scheduler treats the engine threads.
 
+/// CPUs from which on both ends of a connection, and the engine thread of each, run at the same time.
+const MANY_CPUS: usize = 4;
+
+/// Whether the process may run on so many CPUs.
+pub(crate) fn has_many_cpus() -> bool {
+    are_many(allowed_cpus())
+}
+
+/// Whether so many CPUs are enough for that.
+pub(crate) const fn are_many(cpus: usize) -> bool {
+    cpus >= MANY_CPUS
+}
+
 /// CPUs this process may run on.
 pub(crate) fn allowed_cpus() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)

@@ -112,25 +112,23 @@ impl EngineHandle {
 
     /// Lets go of the engine; its thread comes back in time for what is due.
     pub(crate) fn let_go(&self, engine: MutexGuard<'_, Engine>) {
-        let deadline = engine.unattended_deadline();
+        // A thread that falls asleep after this looks at the deadline itself.
+        let deadline = if self.waker.is_asleep() { engine.unattended_deadline() } else { None };
         release(engine);
         self.waker.wake_by(deadline);
     }
 
-    /// `caller` mode: drives the engine for a caller that polls. Whether the caller has waited for so long that it should sleep.
+    /// `caller` mode: drives the engine for a caller that polls. Until when the caller should sleep, if it has waited for long enough.
     #[inline]
-    pub(crate) fn drive_polled(&self, is_attention: bool) -> bool {
+    pub(crate) fn drive_polled(&self, is_attention: bool) -> Option<Nanos> {
         if is_attention {
             self.callers.count_poll();
         }
-        let Some(mut engine) = self.engine.try_lock() else { return false };
+        let mut engine = self.engine.try_lock()?;
         engine.progress();
-        let has_waited = engine.has_waited(now_ns());
-        if has_waited {
-            engine.note_sleep();
-        }
+        let until = engine.sleep_of_caller(now_ns());
         self.let_go(engine);
-        has_waited
+        until
     }
 
     /// `caller` mode: the same for a caller that has just slept.

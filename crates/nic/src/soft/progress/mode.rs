@@ -2,12 +2,8 @@
 
 use std::str::FromStr;
 
-use super::cpu::allowed_cpus;
+use super::cpu::{allowed_cpus, are_many};
 use crate::soft::config::ConfigError;
-
-/// CPUs from which on `auto` gives each engine a thread. Below, the engine thread and the application would share a CPU, and every
-/// message would cost two context switches.
-const THREAD_FROM_CPUS: usize = 4;
 
 /// Which thread drives the engines of a device, as configured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,7 +36,8 @@ impl Progress {
         match self {
             Self::Thread => Mode::Thread,
             Self::Caller => Mode::Caller,
-            Self::Auto if cpus >= THREAD_FROM_CPUS => Mode::Thread,
+            Self::Auto if are_many(cpus) => Mode::Thread,
+            // The engine thread would share a CPU with the application, and every message would cost two context switches.
             Self::Auto => Mode::Caller,
         }
     }

@@ -11,11 +11,13 @@ use super::handle::EngineHandle;
 use super::mode::Mode;
 use super::wait;
 use super::waker::Waker;
-use crate::links::Link;
+use nobounce_protocol::timing::Nanos;
+
 use crate::links::fault::FaultLink;
 use crate::links::pcap::{self, PcapLink, Recorder};
 use crate::links::shm::ShmLink;
 use crate::links::udp::{UdpConfig, UdpLink};
+use crate::links::{Link, now_ns};
 use crate::soft::config::{Config, LinkChoice};
 use crate::soft::copier::Copier;
 use crate::soft::copiers::Known;
@@ -27,9 +29,6 @@ use crate::soft::snapshot::Keeper;
 
 /// Engines that a device has at most.
 pub(crate) const MAX_ENGINES: usize = 8;
-
-/// How long a polling caller sleeps at most before it returns to the application, which may have other things to look at.
-const CALLER_SLEEP_NS: u64 = 50_000;
 
 /// How the links of a device are made: each like the first.
 #[derive(Debug)]
@@ -226,29 +225,39 @@ impl Drop for Use {
 }
 
 impl EngineSet {
-    /// The engines that a completion queue has to do with; all of them, where it has no queue pairs.
-    fn users<'a>(&'a self, users: &'a Users) -> impl Iterator<Item = &'a Arc<EngineHandle>> + Clone {
-        let all = self.more.is_empty() || users.is_unused();
-        self.iter().filter(move |handle| all || users.has(handle))
+    /// The engines that a completion queue has to do with at this moment; all of them, where it has no queue pairs.
+    fn users(&self, users: &Users) -> impl Iterator<Item = &Arc<EngineHandle>> + Clone {
+        let all = users.is_unused();
+        // Taken down once: an engine that a queue pair joins meanwhile is in all copies of the iterator, or in none.
+        let uses = self.iter().fold([false; MAX_ENGINES], |mut uses, handle| {
+            uses[handle.number] = all || users.has(handle);
+            uses
+        });
+        self.iter().filter(move |handle| uses[handle.number])
     }
 
-    /// `caller` mode: a completion queue was found empty. Drives its engines; whether the caller has waited for so long that it should
-    /// sleep.
+    /// `caller` mode: a completion queue was found empty. Drives its engines; until when the caller should sleep, if it has waited for
+    /// long enough on all of them.
     #[inline]
-    pub(crate) fn drive_polled(&self, users: &Users, is_attention: bool) -> bool {
-        let mut has_waited = true;
-        for handle in self.users(users) {
-            has_waited &= handle.drive_polled(is_attention);
+    pub(crate) fn drive_polled(&self, users: &Users, is_attention: bool) -> Option<Nanos> {
+        if self.more.is_empty() {
+            return self.first.drive_polled(is_attention);
         }
-        has_waited
+        let mut until = Some(Nanos::MAX);
+        for handle in self.users(users) {
+            let its = handle.drive_polled(is_attention);
+            until = until.zip(its).map(|(all, its)| all.min(its));
+        }
+        until
     }
 
-    /// `caller` mode: sleeps until something arrives, for a bounded time.
+    /// `caller` mode: sleeps until something arrives, or it is time.
     #[cold]
-    pub(crate) fn sleep_polled(&self, users: &Users) {
-        self.users(users).for_each(|handle| handle.callers.fall_asleep());
-        wait::for_packets(self.users(users).map(|handle| &handle.link), CALLER_SLEEP_NS);
-        for handle in self.users(users) {
+    pub(crate) fn sleep_polled(&self, users: &Users, until: Nanos) {
+        let engines = self.users(users);
+        engines.clone().for_each(|handle| handle.callers.fall_asleep());
+        wait::for_packets(engines.clone().map(|handle| &handle.link), until.saturating_sub(now_ns()));
+        for handle in engines {
             handle.callers.wake_up();
             handle.drive_woken();
         }

@@ -61,7 +61,7 @@ impl Submissions {
         self.0.as_ref()?.pop()
     }
 
-    /// Whether nobody is putting something in either.
+    /// Whether no thread is putting something in either.
     fn is_settled(&self) -> bool {
         self.0.as_ref().is_none_or(|ring| ring.claimed() == 0)
     }

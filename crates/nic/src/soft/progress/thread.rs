@@ -23,9 +23,6 @@ use super::{CALLER_SPIN_NS, THREAD_SPIN_NS};
 use crate::links::now_ns;
 use crate::soft::fork;
 
-/// How long the thread spins for the GPU's copy engine, which is asked by another thread, before it sleeps until that one wakes it.
-const COPY_SPIN_NS: Nanos = 200_000;
-
 /// A running engine thread. Dropping it stops the thread.
 #[derive(Debug)]
 pub(crate) struct EngineThread {
@@ -92,8 +89,6 @@ struct Driver {
 struct Round {
     /// Packets came, or requests were submitted, or more is to be sent at once.
     is_busy: bool,
-    /// Copies of the GPU's copy engine are under way.
-    awaits_copies: bool,
     deadline: Option<Nanos>,
 }
 
@@ -137,24 +132,21 @@ impl Driver {
 
     /// Drives until nothing has come for the length of a spin, or `goes_on` says no; when to come back.
     fn drive(&self, spin: &mut Spin, goes_on: impl Fn() -> bool) -> Option<Nanos> {
-        let mut copying_since = None;
         let mut is_first = true;
         loop {
-            let Round { is_busy, awaits_copies, deadline } = self.round(mem::take(&mut is_first));
+            let Round { is_busy, deadline } = self.round(mem::take(&mut is_first));
             if self.is_stopped() || !goes_on() {
                 return deadline;
             }
             if is_busy {
                 spin.found();
-                copying_since = None;
                 continue;
             }
             let now = now_ns();
             if deadline.is_some_and(|at| at <= now) {
                 continue;
             }
-            let is_copying = awaits_copies && now < *copying_since.get_or_insert(now) + COPY_SPIN_NS;
-            if !is_copying && spin.is_over(now) {
+            if spin.is_over(now) {
                 spin.slept();
                 return deadline;
             }
@@ -178,21 +170,17 @@ impl Driver {
         }
         let submitted = engine.core.take_submissions(now_ns);
         let received = engine.progress();
-        let round = Round {
-            is_busy: submitted || received > 0,
-            awaits_copies: engine.awaits_copies(),
-            deadline: engine.deadline(),
-        };
+        let round = Round { is_busy: submitted || received > 0, deadline: engine.deadline() };
         release(engine);
         round
     }
 
-    /// Sleeps until something arrives, somebody wakes us, or the deadline.
+    /// Sleeps until a packet, a wake-up or the deadline.
     fn sleep(&self, deadline: Option<Nanos>) {
         self.waker.fall_asleep(deadline);
         let has_work = !self.engine.submissions.is_empty();
-        // A thread that changed the engine's deadline before we fell asleep did not wake us. One that has the lock right now may not see
-        // us asleep either: then sleep for a moment only.
+        // A thread that changed the deadline before this one fell asleep did not wake it, and one that has the lock right now may not
+        // see it asleep: then the sleep is short.
         let known = self.engine.try_lock().map(|engine| engine.deadline());
         let known = known.unwrap_or_else(|| Some(now_ns().saturating_add(TIMER_SLACK_NS)));
         let deadline = [deadline, known].into_iter().flatten().min();

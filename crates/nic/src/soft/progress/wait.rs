@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use nobounce_protocol::timing::Nanos;
 
+use super::set::MAX_ENGINES;
+
 use crate::links::Link;
 use crate::links::shm::Doorbells;
 
@@ -57,7 +59,8 @@ struct Descriptors {
 }
 
 impl Descriptors {
-    const MOST: usize = 33;
+    /// Four of each engine, and a waker.
+    const MOST: usize = 4 * MAX_ENGINES + 1;
 
     fn new() -> Self {
         Self { list: [libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; Self::MOST], count: 0 }

@@ -44,7 +44,7 @@ impl Waker {
     #[inline]
     pub(crate) fn wake_if_asleep(&self) {
         fence(Ordering::SeqCst);
-        if self.sleeps_until.load(Ordering::Relaxed) != AWAKE {
+        if self.is_asleep() {
             self.rouse();
         }
     }
@@ -58,6 +58,12 @@ impl Waker {
         if latest < self.sleeps_until.load(Ordering::Relaxed) {
             self.rouse();
         }
+    }
+
+    /// Whether the thread sleeps, and a nearer deadline has to wake it.
+    #[inline]
+    pub(crate) fn is_asleep(&self) -> bool {
+        self.sleeps_until.load(Ordering::Relaxed) != AWAKE
     }
 
     /// Wakes the thread, whatever it waits for.
