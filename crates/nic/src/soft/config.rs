@@ -71,14 +71,15 @@ impl Default for Config {
     }
 }
 
-/// How many engines there are where so many CPUs may be used: applications need theirs, and so does the peer on the same machine. By UDP a byte costs
-/// several times as much as by shared memory, so that more threads pay sooner.
+/// How many engines there are where so many CPUs may be used. Through shared memory both ends run on these CPUs: the threads of both must
+/// find one while half of them are busy with something else. By UDP a byte costs several times as much, and the peer is most likely elsewhere.
 fn engines_for(cpus: usize, by_udp: bool) -> usize {
     match cpus {
         0..8 => 1,
-        8..16 => 2,
-        16..32 if !by_udp => 2,
-        16.. => 4,
+        8..16 if by_udp => 2,
+        16.. if by_udp => 4,
+        8..32 => 1,
+        32.. => 2,
     }
 }
 
@@ -133,8 +134,8 @@ impl Config {
         Ok(config)
     }
 
-    /// How many engines drive the device at most: as many as were asked for, or else 1 where the process may run on fewer than 8 CPUs, 2 from
-    /// 8 on and 4 from 32 on; from 16 on where peers are reached by UDP.
+    /// How many engines drive the device at most: as many as were asked for, or else 1 where the process may run on fewer than 32 CPUs, and 2
+    /// otherwise; where peers are reached by UDP, 1 below 8 CPUs, 2 below 16 and 4 otherwise.
     pub fn engines(&self) -> usize {
         // Whoever can be reached from elsewhere most likely is.
         let by_udp = self.link == LinkChoice::Udp || !self.addr.is_loopback();
@@ -186,7 +187,7 @@ mod tests {
     #[test]
     fn engines_by_the_cpus_or_by_a_number() {
         let cpus = [1, 2, 4, 7, 8, 15, 16, 31, 32, 192];
-        assert_eq!(cpus.map(|cpus| engines_for(cpus, false)), [1, 1, 1, 1, 2, 2, 2, 2, 4, 4]);
+        assert_eq!(cpus.map(|cpus| engines_for(cpus, false)), [1, 1, 1, 1, 1, 1, 1, 1, 2, 2]);
         assert_eq!(cpus.map(|cpus| engines_for(cpus, true)), [1, 1, 1, 1, 2, 2, 4, 4, 4, 4]);
         assert_eq!(parse_engines(" 3").unwrap(), 3);
         for wrong in ["0", "9", "-1", "two", ""] {
