@@ -9,4 +9,7 @@ pub mod any;
 pub mod hard;
 pub mod interfaces;
 pub mod links;
+mod process;
 pub mod soft;
+mod sync;
+pub mod work;

@@ -7,10 +7,8 @@ mod common;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use nobounce_nic::soft::{
-    Config, LinkChoice, Mtu, Operation, Progress, QpLimits, RecvRequest, SendRequest, Sge, Status,
-    WorkCompletion,
-};
+use nobounce_nic::soft::{Config, LinkChoice, Mtu, Progress, Status};
+use nobounce_nic::work::{Operation, QpLimits, RecvRequest, SendRequest, Sge, WorkCompletion};
 
 use crate::common::{End, config, connect};
 

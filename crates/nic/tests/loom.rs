@@ -7,94 +7,98 @@
 
 #![allow(dead_code, unreachable_pub)] // the models use a part of each file, and nobody uses them
 
-#[path = "../src/soft/channel.rs"]
-mod channel;
-#[path = "../src/soft/completions.rs"]
-mod completions;
-#[path = "../src/soft/notices.rs"]
-mod notices;
-#[path = "../src/soft/progress"]
-mod progress {
-    pub(crate) mod waker;
+#[path = "../src/soft"]
+mod soft {
+    pub(crate) mod engine {
+        pub(crate) mod completions;
+    }
+    pub(crate) mod events {
+        pub(crate) mod channel;
+    }
 }
-#[path = "../src/soft/ring.rs"]
-mod ring;
 
+#[path = "../src/sync"]
 mod sync {
     pub(crate) use loom::cell::UnsafeCell;
     pub(crate) use loom::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence};
     pub(crate) use loom::sync::{Mutex, MutexGuard};
     pub(crate) use std::sync::PoisonError;
 
+    pub(crate) mod notices;
+    pub(crate) mod ring;
+    pub(crate) mod waker;
+
     pub(crate) const FIRST_PLACES: usize = 2;
 }
 
-mod fork {
-    pub(crate) fn generation() -> u64 {
-        0
+mod process {
+    pub(crate) mod fork {
+        pub(crate) fn generation() -> u64 {
+            0
+        }
+
+        pub(crate) fn current() -> u64 {
+            0
+        }
     }
 
-    pub(crate) fn current() -> u64 {
-        0
-    }
-}
+    pub(crate) mod eventfd {
+        use std::io;
+        use std::os::fd::{AsRawFd, RawFd};
 
-mod eventfd {
-    use std::io;
-    use std::os::fd::{AsRawFd, RawFd};
+        use loom::sync::{Condvar, Mutex};
 
-    use loom::sync::{Condvar, Mutex};
-
-    /// As the kernel's: a number behind a lock.
-    #[derive(Debug)]
-    pub(crate) struct EventFd {
-        raised: Mutex<u64>,
-        more: Condvar,
-        counts: bool,
-    }
-
-    impl EventFd {
-        pub(crate) fn new() -> io::Result<Self> {
-            Ok(Self { raised: Mutex::new(0), more: Condvar::new(), counts: false })
+        /// As the kernel's: a number behind a lock.
+        #[derive(Debug)]
+        pub(crate) struct EventFd {
+            raised: Mutex<u64>,
+            more: Condvar,
+            counts: bool,
         }
 
-        pub(crate) fn counting() -> io::Result<Self> {
-            Ok(Self { counts: true, ..Self::new()? })
-        }
-
-        pub(crate) fn raise(&self) {
-            *self.raised.lock().unwrap() += 1;
-            self.more.notify_one();
-        }
-
-        pub(crate) fn take(&self) -> bool {
-            let mut raised = self.raised.lock().unwrap();
-            let was = *raised;
-            *raised = if self.counts { was.saturating_sub(1) } else { 0 };
-            was > 0
-        }
-
-        /// As read(2) on a descriptor that blocks. loom reports a reader whom nobody wakes.
-        pub(crate) fn read(&self) {
-            let mut raised = self.raised.lock().unwrap();
-            while *raised == 0 {
-                raised = self.more.wait(raised).unwrap();
+        impl EventFd {
+            pub(crate) fn new() -> io::Result<Self> {
+                Ok(Self { raised: Mutex::new(0), more: Condvar::new(), counts: false })
             }
-            *raised -= 1;
+
+            pub(crate) fn counting() -> io::Result<Self> {
+                Ok(Self { counts: true, ..Self::new()? })
+            }
+
+            pub(crate) fn raise(&self) {
+                *self.raised.lock().unwrap() += 1;
+                self.more.notify_one();
+            }
+
+            pub(crate) fn take(&self) -> bool {
+                let mut raised = self.raised.lock().unwrap();
+                let was = *raised;
+                *raised = if self.counts { was.saturating_sub(1) } else { 0 };
+                was > 0
+            }
+
+            /// As read(2) on a descriptor that blocks. loom reports a reader whom nobody wakes.
+            pub(crate) fn read(&self) {
+                let mut raised = self.raised.lock().unwrap();
+                while *raised == 0 {
+                    raised = self.more.wait(raised).unwrap();
+                }
+                *raised -= 1;
+            }
+
+            pub(crate) fn is_raised(&self) -> bool {
+                *self.raised.lock().unwrap() > 0
+            }
+
+            pub(crate) fn wait(&self, _ms: i32) -> bool {
+                self.is_raised()
+            }
         }
 
-        pub(crate) fn is_raised(&self) -> bool {
-            *self.raised.lock().unwrap() > 0
-        }
-
-        pub(crate) fn wait(&self, _ms: i32) -> bool {
-            self.is_raised()
-        }
-    }
-
-    impl AsRawFd for EventFd {
-        fn as_raw_fd(&self) -> RawFd {
-            -1
+        impl AsRawFd for EventFd {
+            fn as_raw_fd(&self) -> RawFd {
+                -1
+            }
         }
     }
 }
@@ -103,12 +107,12 @@ use std::sync::Arc;
 
 use loom::thread;
 
-use channel::Channel;
-use completions::Completions;
-use eventfd::EventFd;
-use notices::Notices;
-use progress::waker::{TIMER_SLACK_NS, Waker};
-use ring::Ring;
+use process::eventfd::EventFd;
+use soft::engine::completions::Completions;
+use soft::events::channel::Channel;
+use sync::notices::Notices;
+use sync::ring::Ring;
+use sync::waker::{TIMER_SLACK_NS, Waker};
 use sync::{AtomicBool, AtomicU64, Ordering};
 
 /// When the engine must be driven, by the models' clock.

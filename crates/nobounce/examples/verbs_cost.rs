@@ -9,7 +9,8 @@
 use std::time::{Duration, Instant};
 
 use nobounce::nic::any::{Cq, Qp};
-use nobounce::nic::soft::{Operation, Remote, SendRequest, Sge};
+use nobounce::nic::soft::Remote;
+use nobounce::nic::work::{Operation, SendRequest, Sge};
 use nobounce::{ConnectOptions, Connection, Device, Region, RemoteRegion};
 use nobounce_verbs as verbs;
 
@@ -60,7 +61,7 @@ impl Way<'_> {
         if wc.status == verbs::IBV_WC_SUCCESS { Ok(()) } else { Err(format!("status {}", wc.status).into()) }
     }
 
-    fn hard(&self, got: &mut Vec<nobounce::nic::soft::WorkCompletion>) -> Result<(), Error> {
+    fn hard(&self, got: &mut Vec<nobounce::nic::work::WorkCompletion>) -> Result<(), Error> {
         let operation = Operation::Write(Remote { addr: self.remote.addr, rkey: self.remote.rkey });
         let sges = [Sge { addr: self.local.addr(), len: self.len, lkey: self.local.mr().lkey() }];
         let request = match self.is_inline {

@@ -6,7 +6,8 @@ use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 use nobounce_nic::any::{Channel, Cq, Qp};
-use nobounce_nic::soft::{Access, Mtu, Psn, QpAttr, QpLimits, Qpn};
+use nobounce_nic::soft::{Access, Mtu, Psn, QpAttr, Qpn};
+use nobounce_nic::work::QpLimits;
 
 use crate::Device;
 use crate::connection::Connection;

@@ -8,7 +8,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nobounce_nic::any::{self, Channel, Cq, Qp};
-use nobounce_nic::soft::{Mtu, QpAttr, QpState, Status, WorkCompletion, WorkKind};
+use nobounce_nic::soft::{Mtu, QpAttr, QpState, Status, WorkKind};
+use nobounce_nic::work::WorkCompletion;
 
 use crate::Device;
 use crate::ailments::{Ailment, Ailments};

@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use nobounce_nic::any::{self, Mr, Qp};
-use nobounce_nic::soft::{self, Operation, RecvRequest, Remote, SendRequest, Sge, WorkKind};
+use nobounce_nic::soft::{self, Remote, WorkKind};
+use nobounce_nic::work::{Operation, RecvRequest, SendRequest, Sge};
 
 use crate::connection::Connection;
 use crate::region::{Region, RemoteRegion};

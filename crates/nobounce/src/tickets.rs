@@ -4,7 +4,8 @@ use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::time::Instant;
 
-use nobounce_nic::soft::{Status, WorkCompletion, WorkKind};
+use nobounce_nic::soft::{Status, WorkKind};
+use nobounce_nic::work::WorkCompletion;
 
 /// One operation of one connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -2,7 +2,8 @@
 
 use std::ffi::c_int;
 
-use nobounce_nic::soft::{WorkCompletion, WorkKind};
+use nobounce_nic::soft::WorkKind;
+use nobounce_nic::work::WorkCompletion;
 use nobounce_verbs as verbs;
 
 use crate::cq::CqObject;

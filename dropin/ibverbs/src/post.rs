@@ -4,9 +4,8 @@ use std::ffi::c_int;
 use std::mem::{MaybeUninit, offset_of};
 use std::slice;
 
-use nobounce_nic::soft::{
-    Datagram, LocalWork, MwKind, Operation, PostError, QpLimits, Qpn, RecvRequest, Remote, SendRequest, Sge,
-};
+use nobounce_nic::soft::{Datagram, LocalWork, MwKind, PostError, Qpn, Remote};
+use nobounce_nic::work::{Operation, QpLimits, RecvRequest, SendRequest, Sge};
 use nobounce_verbs as verbs;
 
 use crate::ah::AhObject;

@@ -5,7 +5,8 @@ use std::ffi::c_int;
 use std::sync::Mutex;
 
 use nobounce_nic::soft;
-use nobounce_nic::soft::{CreateQpError, QpInit, QpLimits};
+use nobounce_nic::soft::{CreateQpError, QpInit};
+use nobounce_nic::work::QpLimits;
 use nobounce_protocol::qp::Service;
 use nobounce_verbs as verbs;
 

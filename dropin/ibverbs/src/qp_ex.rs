@@ -4,7 +4,8 @@ use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
 
-use nobounce_nic::soft::{Datagram, LocalWork, Operation, QpLimits, Remote, SendRequest, Sge};
+use nobounce_nic::soft::{Datagram, LocalWork, Remote};
+use nobounce_nic::work::{Operation, QpLimits, SendRequest, Sge};
 use nobounce_verbs as verbs;
 
 use crate::convert::post_errno;

@@ -3,7 +3,8 @@
 use std::time::Instant;
 
 use anyhow::Context;
-use nobounce::nic::soft::{Operation, RecvRequest, Remote, SendRequest, Sge, WorkCompletion};
+use nobounce::nic::soft::Remote;
+use nobounce::nic::work::{Operation, RecvRequest, SendRequest, Sge, WorkCompletion};
 use nobounce::{Connection, RemoteRegion, WorkKind};
 use nobounce_topology::predict::calibration::LISTED_BELOW;
 

@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure};
-use nobounce::nic::soft::{Device, WorkCompletion};
+use nobounce::nic::soft::Device;
+use nobounce::nic::work::WorkCompletion;
 use nobounce::{Connection, Status, WaitError, WorkKind};
 
 /// A timed part in which nothing moves for so long is over.

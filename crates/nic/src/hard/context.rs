@@ -9,7 +9,7 @@ use nobounce_verbs as verbs;
 
 use super::error::{OpenError, last, returned};
 use super::library::Library;
-use crate::soft::fork;
+use crate::process::fork;
 
 /// An open device. It closes when this goes, in the process that opened it. `L` is how its library is held.
 pub(crate) struct Open<L: Deref<Target = Library>> {

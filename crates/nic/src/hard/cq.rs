@@ -13,7 +13,7 @@ use nobounce_verbs as verbs;
 
 use super::device::{Device, set_nonblocking};
 use super::error::{CqError, CreateError};
-use crate::soft::WorkCompletion;
+use crate::work::WorkCompletion;
 
 /// Completions taken with the first call, and with those that follow where it was full: most polls find nothing or one, and room for more
 /// would be cleared in vain.

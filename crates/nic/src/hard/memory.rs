@@ -17,7 +17,7 @@ use super::gpu;
 use super::qp::Qp;
 use super::refusal::Refusal;
 use super::stage::Shadow;
-use crate::soft::QpLimits;
+use crate::work::QpLimits;
 
 pub(crate) struct PdInner {
     pub(crate) device: Device,

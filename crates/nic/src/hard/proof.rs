@@ -19,7 +19,7 @@ use super::gpu::try_rung;
 use super::memory::Pd;
 use super::qp::Qp;
 use super::stage::Shadow;
-use crate::soft::{QpLimits, SendRequest, Sge};
+use crate::work::{QpLimits, SendRequest, Sge};
 
 /// Bytes that are moved: more than one page.
 const LEN: usize = 3 * 4096 + 512;

@@ -14,7 +14,7 @@ use super::cq::Cq;
 use super::device::gid_of;
 use super::error::{CreateError, ModifyError, PostError, last, returned};
 use super::memory::Pd;
-use crate::soft::{QpLimits, RecvRequest, SendRequest, Sge};
+use crate::work::{QpLimits, RecvRequest, SendRequest, Sge};
 
 /// Requests handed over with one call.
 const LIST: usize = 16;

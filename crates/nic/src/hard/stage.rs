@@ -18,7 +18,8 @@ use nobounce_memory::gpu::copy_engine::{Copy, CopyEngine, PinnedChunk};
 use nobounce_protocol::qp::{Operation, Status, WorkKind};
 
 use super::error::PostError;
-use crate::soft::{PathCounters, PathTotals, Sge, WorkCompletion};
+use crate::soft::{PathCounters, PathTotals};
+use crate::work::{Sge, WorkCompletion};
 
 /// Pieces of a copy, and so many under way at once.
 const PIECE: usize = 512 << 10;

@@ -41,7 +41,7 @@ use super::batch::{MAX_PACKET, SLOT_BYTE};
 use super::epoll::Epoll;
 use super::udp::OpenError;
 use super::{Capabilities, Departed, Link, RxDatagram, TxBatch};
-use crate::soft::fork::NotInherited;
+use crate::process::fork::NotInherited;
 
 /// Bytes that are copied out of the ring before they are looked at: more than headers ever have.
 const HEADERS: usize = 64;

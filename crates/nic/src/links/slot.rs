@@ -14,7 +14,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
-use crate::soft::fork::NotInherited;
+use crate::process::fork::NotInherited;
 
 /// Bytes before the packets of a handover: magic 4, family 1, slot 1, source port 2, first id 2, segment 2, address 16.
 const PREFIX: usize = 28;

@@ -4,11 +4,9 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use super::progress::Progress;
-use super::progress::cpu::allowed_cpus;
-use super::progress::set::MAX_ENGINES;
 use crate::interfaces;
 use crate::links::fault::{FaultConfig, ParseFaultError};
+use crate::process::cpu::allowed_cpus;
 
 /// How to open a device. [`Config::from_env`] reads what people type.
 #[derive(Clone, Debug)]
@@ -38,7 +36,7 @@ pub enum LinkChoice {
     /// UDP, for every peer.
     Udp,
     /// Shared memory to peers on this machine, UDP to the others, and to those where the kernel or a container forbids it
-    /// (see [`Device::fallbacks`](super::Device::fallbacks)).
+    /// (see [`Device::fallbacks`](crate::soft::Device::fallbacks)).
     #[default]
     Auto,
 }
@@ -80,6 +78,36 @@ fn engines_for(cpus: usize, by_udp: bool) -> usize {
         16.. if by_udp => 4,
         8..32 => 1,
         32.. => 2,
+    }
+}
+
+/// Engines that a device has at most.
+pub(crate) const MAX_ENGINES: usize = 8;
+
+/// Which thread drives the engines of a device, as configured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Progress {
+    /// [`Thread`](Self::Thread) where the process may run on 4 CPUs or more, otherwise [`Caller`](Self::Caller). Decided once, when
+    /// the device opens.
+    #[default]
+    Auto,
+    /// The engine thread alone. Posting enqueues, polling reads the completion queue; neither makes a system call while the engine
+    /// thread is awake.
+    Thread,
+    /// The thread that posts or polls. The engine thread takes over when a completion queue is armed or polls stop.
+    Caller,
+}
+
+impl FromStr for Progress {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        match text.trim() {
+            "auto" => Ok(Self::Auto),
+            "thread" => Ok(Self::Thread),
+            "caller" => Ok(Self::Caller),
+            _ => Err(ConfigError::Progress(text.to_owned())),
+        }
     }
 }
 
@@ -212,5 +240,13 @@ mod tests {
         assert!(resolve_addr("lo").unwrap().is_loopback());
         let error = resolve_addr("no-such-interface").unwrap_err().to_string();
         assert!(error.contains("no-such-interface") && error.contains("NOBOUNCE_ADDR"), "{error}");
+    }
+
+    #[test]
+    fn modes_by_their_names() {
+        let modes = ["auto", "thread", " caller"].map(|text| text.parse::<Progress>().unwrap());
+        assert_eq!(modes, [Progress::Auto, Progress::Thread, Progress::Caller]);
+        let error = "fast".parse::<Progress>().unwrap_err().to_string();
+        assert!(error.contains("\"fast\"") && error.contains("NOBOUNCE_PROGRESS"), "{error}");
     }
 }

@@ -5,8 +5,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use nobounce_protocol::qp::QpAttr;
 
-use super::qp::{MAX_QPS, QpLimits};
-use super::region::MAX_REGIONS;
+use crate::work::QpLimits;
+
+/// Queue pairs of one device: their numbers have 16 bits besides the slot, and two are reserved.
+pub(crate) const MAX_QPS: usize = 1 << 16;
+/// Regions of one device.
+pub(crate) const MAX_REGIONS: usize = 1 << 20;
 
 /// What a device offers at most; whoever asks for more is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,9 +13,10 @@ use std::time::{Duration, Instant};
 
 use nobounce_memory::HostBuffer;
 use nobounce_nic::soft::{
-    Access, AsyncEvent, Config, Cq, Device, LinkChoice, Mr, Mtu, Operation, Pd, Progress, Psn, Qp, QpAttr,
-    QpLimits, QpState, RecvRequest, Remote, SendRequest, Sge, Status, WorkCompletion,
+    Access, AsyncEvent, Config, Cq, Device, LinkChoice, Mr, Mtu, Pd, Progress, Psn, Qp, QpAttr, QpState,
+    Remote, Status,
 };
+use nobounce_nic::work::{Operation, QpLimits, RecvRequest, SendRequest, Sge, WorkCompletion};
 
 pub(crate) const ALL_ACCESS: Access = Access::all();
 pub(crate) const MIB: usize = 1 << 20;

@@ -1,9 +1,8 @@
 //! Ends with queue pairs of the unreliable services.
 
 use nobounce_nic::soft::Treatment;
-use nobounce_nic::soft::{
-    Config, Datagram, Mtu, Operation, Psn, Qp, QpAttr, QpInit, QpLimits, QpState, SendRequest, Service, Srq,
-};
+use nobounce_nic::soft::{Config, Datagram, Mtu, Psn, Qp, QpAttr, QpInit, QpState, Service, Srq};
+use nobounce_nic::work::{Operation, QpLimits, SendRequest};
 
 use super::{ALL_ACCESS, End, config};
 

@@ -3,7 +3,8 @@
 use std::collections::HashSet;
 use std::time::Instant;
 
-use nobounce_nic::soft::{Mtu, Operation, QpLimits, SendRequest, Status};
+use nobounce_nic::soft::{Mtu, Status};
+use nobounce_nic::work::{Operation, QpLimits, SendRequest};
 
 use crate::common::{End, config, connect};
 use crate::rig::{self, Kind, Memory, Rig, Way};

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use nobounce_nic::soft::{Mtu, Operation, Psn, QpAttr, QpLimits, RecvRequest, SendRequest};
+use nobounce_nic::soft::{Mtu, Psn, QpAttr};
+use nobounce_nic::work::{Operation, QpLimits, RecvRequest, SendRequest};
 
 use crate::common::pair;
 use crate::rig::{self, Kind, Memory, Rig, Way};

@@ -1,6 +1,7 @@
 //! Memory that is freed while it is registered: its owner's mistake, which must not crash anybody or reach anybody else's memory.
 
-use nobounce_nic::soft::{Mr, Mtu, Operation, RecvRequest, SendRequest, Status};
+use nobounce_nic::soft::{Mr, Mtu, Status};
+use nobounce_nic::work::{Operation, RecvRequest, SendRequest};
 
 use crate::common::{End, pair, reconnect};
 use crate::rig::{self, Kind, Memory, Rig, Way};

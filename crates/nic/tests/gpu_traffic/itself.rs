@@ -1,7 +1,8 @@
 //! A queue pair that is connected to itself, as programs use one to reach GPU memory of their own: UCX's perftest sets a word at the end of
 //! each of its buffers so, whatever their size.
 
-use nobounce_nic::soft::{Mr, Mtu, Operation, Psn, Qp, QpAttr, QpLimits, Remote, SendRequest};
+use nobounce_nic::soft::{Mr, Mtu, Psn, Qp, QpAttr, Remote};
+use nobounce_nic::work::{Operation, QpLimits, SendRequest};
 
 use crate::common::{ALL_ACCESS, End, config};
 use crate::rig::{self, Kind, Memory, Rig, Way};

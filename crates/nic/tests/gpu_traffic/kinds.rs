@@ -2,7 +2,8 @@
 
 use nobounce_memory::gpu::GpuOptions;
 use nobounce_memory::path::{Mechanism, Path};
-use nobounce_nic::soft::{Mtu, Operation, PathTotals, SendRequest};
+use nobounce_nic::soft::{Mtu, PathTotals};
+use nobounce_nic::work::{Operation, SendRequest};
 
 use crate::common::{ALL_ACCESS, pair};
 use crate::memory;

@@ -1,6 +1,7 @@
 //! Several registrations of one memory, and objects that are dropped in any order.
 
-use nobounce_nic::soft::{Mr, Mtu, Operation, SendRequest, Status};
+use nobounce_nic::soft::{Mr, Mtu, Status};
+use nobounce_nic::work::{Operation, SendRequest};
 
 use crate::common::{End, pair, reconnect};
 use crate::rig::{self, Kind, Memory, Rig, Way};

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use nobounce_memory::gpu::api::{Api, Context, Stream, consts};
 use nobounce_memory::gpu::kernel::{Patterns, pattern};
 use nobounce_memory::gpu::{CudaError, Gpu, GpuBuffer, GpuOptions};
-use nobounce_nic::soft::{Mr, Remote, Sge, Status, WorkCompletion};
+use nobounce_nic::soft::{Mr, Remote, Status};
+use nobounce_nic::work::{Sge, WorkCompletion};
 
 use crate::common::{ALL_ACCESS, End};
 use crate::gpu_common::{self, Alone};

@@ -3,7 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-use nobounce_nic::soft::{Mr, Operation, RecvRequest, SendRequest};
+use nobounce_nic::soft::Mr;
+use nobounce_nic::work::{Operation, RecvRequest, SendRequest};
 
 use crate::common::End;
 use crate::rig::{self, Kind, Memory, Rig, Way};

@@ -7,7 +7,8 @@ use std::path::PathBuf;
 
 use crate::common::unreliable::connect_uc;
 use crate::common::{End, config, pair_with, reconnect};
-use nobounce_nic::soft::{Config, Mtu, Operation, RecvRequest, Remote, SendRequest, Status};
+use nobounce_nic::soft::{Config, Mtu, Remote, Status};
+use nobounce_nic::work::{Operation, RecvRequest, SendRequest};
 use nobounce_protocol::pcap::Reader;
 use nobounce_protocol::wire::icrc::Verdict;
 use nobounce_protocol::wire::{Header, Marker, Opcode};

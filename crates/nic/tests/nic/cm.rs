@@ -8,7 +8,8 @@ use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use crate::common::{End, MIB, config};
-use nobounce_nic::soft::{BindError, Cm, CmChannel, Device, Psn, QpLimits, Qpn, Told};
+use nobounce_nic::soft::{BindError, Cm, CmChannel, Device, Psn, Qpn, Told};
+use nobounce_nic::work::QpLimits;
 use nobounce_protocol::cm::{
     Accept, CommId, Connect, Event, GSI_QKEY, GSI_QPN, Ids, Kind, MAD_LEN, Req, ip, reason,
 };

@@ -7,9 +7,9 @@ use crate::common::{ALL_ACCESS, End, MIB, config, patterns, register, until};
 use fake_cuda::client::StandIn;
 use nobounce_memory::HostBuffer;
 use nobounce_nic::soft::{
-    Access, Config, Mtu, Operation, PostError, QpAttr, QpState, RecvRequest, Remote, SendRequest, Service,
-    SrqLimits, Status, WorkKind,
+    Access, Config, Mtu, PostError, QpAttr, QpState, Remote, Service, SrqLimits, Status, WorkKind,
 };
+use nobounce_nic::work::{Operation, RecvRequest, SendRequest};
 
 /// Waits until `end` has taken what makes a counter or a byte change: nothing else tells that a WRITE arrived.
 #[track_caller]
@@ -177,7 +177,7 @@ fn memory_that_vanishes_stops_the_send_queue_only() {
     let (a, b) = uc_pair(&at, &at, MIB, Mtu::Mtu1024);
     let gone = HostBuffer::new(8192).unwrap();
     let mr = register(&a.pd, &gone, ALL_ACCESS);
-    let sge = [nobounce_nic::soft::Sge { addr: mr.addr(), len: 5000, lkey: mr.lkey() }];
+    let sge = [nobounce_nic::work::Sge { addr: mr.addr(), len: 5000, lkey: mr.lkey() }];
     drop(mr);
     a.qps[0].post_send(&SendRequest::new(1, Operation::Send, &sge)).unwrap();
     assert_eq!(a.status(), Status::LocalProtection);

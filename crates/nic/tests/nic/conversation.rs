@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use crate::common::{End, pair, until};
-use nobounce_nic::soft::{Mtu, Operation, SendRequest, WorkKind};
+use nobounce_nic::soft::{Mtu, WorkKind};
+use nobounce_nic::work::{Operation, SendRequest};
 
 fn say(from: &End) {
     from.post(Operation::Send, 0, 8);

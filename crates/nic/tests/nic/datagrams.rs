@@ -11,10 +11,8 @@ use fake_cuda::client::StandIn;
 use nobounce_nic::links::udp::{UdpConfig, UdpLink};
 use nobounce_nic::links::{Link, TxBatch};
 use nobounce_nic::soft::Treatment;
-use nobounce_nic::soft::{
-    Config, Datagram, Operation, PostError, QpState, Qpn, RecvRequest, SendRequest, Service, Source,
-    SrqLimits, Status,
-};
+use nobounce_nic::soft::{Config, Datagram, PostError, QpState, Qpn, Service, Source, SrqLimits, Status};
+use nobounce_nic::work::{Operation, RecvRequest, SendRequest};
 use nobounce_protocol::wire::Marker;
 
 const GRH: usize = 40;

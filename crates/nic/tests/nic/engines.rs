@@ -9,9 +9,10 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use crate::common::{ALL_ACCESS, End, MIB, config, connect, patterns, register, until};
 use nobounce_memory::HostBuffer;
 use nobounce_nic::soft::{
-    Access, AsyncEvent, Config, Device, LocalWork, Mtu, MwKind, Operation, QpAttr, QpEvent, QpInit, QpLimits,
-    QpState, RecvRequest, Remote, SendRequest, Service, SrqLimits, Status,
+    Access, AsyncEvent, Config, Device, LocalWork, Mtu, MwKind, QpAttr, QpEvent, QpInit, QpState, Remote,
+    Service, SrqLimits, Status,
 };
+use nobounce_nic::work::{Operation, QpLimits, RecvRequest, SendRequest};
 use nobounce_protocol::pcap::Reader;
 
 const MTU: Mtu = Mtu::Mtu4096;

@@ -3,7 +3,8 @@
 
 use crate::common::{End, config, pair_with, pattern, patterns};
 use nobounce_nic::links::fault::FaultConfig;
-use nobounce_nic::soft::{Config, Mtu, Operation, QpState, Status};
+use nobounce_nic::soft::{Config, Mtu, QpState, Status};
+use nobounce_nic::work::Operation;
 
 const LEN: usize = 1 << 20;
 

@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::common::unreliable::{QKEY, uc_pair, ud_end};
 use crate::common::{End, check_write, child, config, pair_with, patterns, resident, role, until};
-use nobounce_nic::soft::{Mtu, Operation, Psn, QpAttr, QpLimits, QpState, Qpn, Status};
+use nobounce_nic::soft::{Mtu, Psn, QpAttr, QpState, Qpn, Status};
+use nobounce_nic::work::{Operation, QpLimits};
 use nobounce_protocol::wire::icrc::Flow;
 use nobounce_protocol::wire::{Deth, Header, ICRC_LEN, Opcode, ROCE_PORT, Reth, Syndrome};
 
@@ -297,10 +298,10 @@ fn a_mad_peer_breaks_its_own_connection_only() {
             // A packet that was still under way may have killed it again by now.
             let _ = victim.modify(&QpAttr::to_rts(Psn::new(psn)));
             let sges = b.sge(0, 4096);
-            victim.post_recv(&nobounce_nic::soft::RecvRequest { wr_id: 1, sges: &sges }).unwrap();
+            victim.post_recv(&nobounce_nic::work::RecvRequest { wr_id: 1, sges: &sges }).unwrap();
             // Something to be answered wrongly.
             let read = Operation::Read(b.remote(0));
-            let _ = victim.post_send(&nobounce_nic::soft::SendRequest::new(2, read, &b.sge(0, 600)));
+            let _ = victim.post_send(&nobounce_nic::work::SendRequest::new(2, read, &b.sge(0, 600)));
         }
         let Some(opcode) = Opcode::from_byte((random.next() % 25) as u8) else { continue };
         let near = |r: u64| Psn::new((psn + (r % 8) as u32).wrapping_sub(2) & 0xff_ffff);

@@ -9,7 +9,8 @@ use crate::common::on_gpu::{OnGpu, Way};
 use crate::common::unreliable::{uc_pair, ud_end};
 use crate::common::{End, child, config, pair, patterns, role};
 use fake_cuda::client::StandIn;
-use nobounce_nic::soft::{Mtu, Operation, RecvRequest, SendRequest, Sge};
+use nobounce_nic::soft::Mtu;
+use nobounce_nic::work::{Operation, RecvRequest, SendRequest, Sge};
 
 /// Of one packet, of many, and of a last packet with few bytes.
 const SIZES: [usize; 6] = [1, 8, 64, 4096, 4097, 100_000];

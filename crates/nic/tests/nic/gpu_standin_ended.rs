@@ -6,7 +6,8 @@ use crate::common::on_gpu::{LEN, OnGpu, Way};
 use crate::common::{ALL_ACCESS, End, check_write, connect, pair, reconnect, until};
 use fake_cuda::client::StandIn;
 use nobounce_memory::gpu::{Gone, GpuOptions};
-use nobounce_nic::soft::{Mr, Mtu, Operation, QpLimits, RecvRequest, Remote, SendRequest, Sge, Status};
+use nobounce_nic::soft::{Mr, Mtu, Remote, Status};
+use nobounce_nic::work::{Operation, QpLimits, RecvRequest, SendRequest, Sge};
 
 /// Of one packet, of several by loads, and of many by the copy engine.
 const SIZES: [u32; 3] = [64, 20_000, 600_000];

@@ -6,10 +6,8 @@ use std::time::{Duration, Instant};
 use crate::common::on_gpu::{LEN, OnGpu, Way};
 use crate::common::{End, MIB, config, connect, patterns};
 use fake_cuda::client::StandIn;
-use nobounce_nic::soft::{
-    AsyncEvent, Mtu, Operation, QpAttr, QpEvent, QpInit, QpLimits, QpState, RecvRequest, SendRequest,
-    Service, Sge, SrqLimits, Status,
-};
+use nobounce_nic::soft::{AsyncEvent, Mtu, QpAttr, QpEvent, QpInit, QpState, Service, SrqLimits, Status};
+use nobounce_nic::work::{Operation, QpLimits, RecvRequest, SendRequest, Sge};
 
 fn ends(addr: &str, qps: usize, mtu: Mtu) -> (End, End) {
     let (mut a, mut b) = (End::open(&config(addr), MIB), End::open(&config(addr), MIB));

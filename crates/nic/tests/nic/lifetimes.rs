@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use crate::common::{ALL_ACCESS, End, config, connect, register, until};
 use nobounce_memory::HostBuffer;
-use nobounce_nic::soft::{Mtu, Operation, QpAttr, QpInit, QpLimits, RecvRequest, Service, SrqLimits};
+use nobounce_nic::soft::{Mtu, QpAttr, QpInit, Service, SrqLimits};
+use nobounce_nic::work::{Operation, QpLimits, RecvRequest};
 
 const LEN: usize = 256 << 10;
 

@@ -10,9 +10,8 @@ use crate::common::{
     ALL_ACCESS, End, MIB, check_write, child, config, connect, engines, pair_with, patterns, resident, role,
     until,
 };
-use nobounce_nic::soft::{
-    Config, Mtu, Operation, Psn, Qp, QpAttr, QpLimits, Qpn, RecvRequest, Remote, SendRequest, Status,
-};
+use nobounce_nic::soft::{Config, Mtu, Psn, Qp, QpAttr, Qpn, Remote, Status};
+use nobounce_nic::work::{Operation, QpLimits, RecvRequest, SendRequest};
 
 fn next_number(end: &mut End) -> u32 {
     end.add_qp(QpLimits::default());

@@ -16,9 +16,9 @@ use nobounce_nic::links::shm::{NearRing, ShmLink};
 use nobounce_nic::links::udp::{UdpConfig, UdpLink};
 use nobounce_nic::links::{Link, TxBatch};
 use nobounce_nic::soft::{
-    Cq, LinkChoice, Mr, Mtu, Operation, Pd, Psn, Qp, QpAttr, QpInit, QpLimits, QpState, Qpn, RecvRequest,
-    Remote, SendRequest, Service, Sge,
+    Cq, LinkChoice, Mr, Mtu, Pd, Psn, Qp, QpAttr, QpInit, QpState, Qpn, Remote, Service,
 };
+use nobounce_nic::work::{Operation, QpLimits, RecvRequest, SendRequest, Sge};
 use nobounce_protocol::sim::fuzzing::{Aim, Bytes};
 use nobounce_protocol::sim::{Rng, encode};
 use nobounce_protocol::wire::icrc::Flow;

@@ -5,10 +5,8 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::time::Duration;
 
 use crate::common::{End, LIMIT, config, connect, pair, until};
-use nobounce_nic::soft::{
-    AsyncEvent, Channel, Cq, CqError, Mtu, Operation, Psn, QpAttr, QpLimits, QpState, RecvRequest,
-    ResizeError, SendRequest, Status,
-};
+use nobounce_nic::soft::{AsyncEvent, Channel, Cq, CqError, Mtu, Psn, QpAttr, QpState, ResizeError, Status};
+use nobounce_nic::work::{Operation, QpLimits, RecvRequest, SendRequest};
 use nobounce_protocol::qp::QpEvent;
 
 const MTU: Mtu = Mtu::Mtu1024;

@@ -2,7 +2,8 @@
 #![allow(clippy::cast_possible_truncation)] // small constants
 
 use crate::common::{End, MIB, pair, pattern};
-use nobounce_nic::soft::{Mtu, Operation, Status, WorkKind};
+use nobounce_nic::soft::{Mtu, Status, WorkKind};
+use nobounce_nic::work::Operation;
 
 fn ok(end: &End) {
     for completion in end.completions(1) {

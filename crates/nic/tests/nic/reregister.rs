@@ -5,9 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::common::{ALL_ACCESS, End, pair, patterns, reconnect};
 use nobounce_memory::{HostBuffer, page_size};
-use nobounce_nic::soft::{
-    Access, Mr, Mtu, NewMemory, Operation, RegisterError, Remote, Rereg, SendRequest, Sge, Status,
-};
+use nobounce_nic::soft::{Access, Mr, Mtu, NewMemory, RegisterError, Remote, Rereg, Status};
+use nobounce_nic::work::{Operation, SendRequest, Sge};
 
 const MTU: Mtu = Mtu::Mtu1024;
 

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use crate::common::on_gpu::{OnGpu, Way};
 use crate::common::{End, MIB, config, pair_with, patterns, until};
 use fake_cuda::client::StandIn;
-use nobounce_nic::soft::{Config, LinkChoice, Mtu, Operation, SendRequest, Status};
+use nobounce_nic::soft::{Config, LinkChoice, Mtu, Status};
+use nobounce_nic::work::{Operation, SendRequest};
 
 fn near(addr: &str) -> Config {
     Config { link: LinkChoice::Auto, ..config(addr) }

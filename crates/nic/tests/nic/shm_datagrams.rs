@@ -2,7 +2,8 @@
 #![allow(clippy::cast_possible_truncation)] // small constants
 
 use crate::common::{End, MIB, config, patterns, until};
-use nobounce_nic::soft::{Config, LinkChoice, Operation, SendRequest, Source, Status};
+use nobounce_nic::soft::{Config, LinkChoice, Source, Status};
+use nobounce_nic::work::{Operation, SendRequest};
 
 const GRH: usize = 40;
 

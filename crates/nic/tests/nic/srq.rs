@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::common::{ALL_ACCESS, End, config, connect, patterns, register, until};
 use nobounce_memory::HostBuffer;
 use nobounce_nic::soft::{
-    AsyncEvent, CreateError, Mtu, Operation, PostError, QpAttr, QpEvent, QpInit, QpLimits, QpState,
-    RecvRequest, SendRequest, Service, Sge, Srq, SrqLimitError, SrqLimits, Status,
+    AsyncEvent, CreateError, Mtu, PostError, QpAttr, QpEvent, QpInit, QpState, Service, Srq, SrqLimitError,
+    SrqLimits, Status,
 };
+use nobounce_nic::work::{Operation, QpLimits, RecvRequest, SendRequest, Sge};
 
 const MTU: Mtu = Mtu::Mtu1024;
 const SMALL: SrqLimits = SrqLimits { depth: 64, sges: 2 };

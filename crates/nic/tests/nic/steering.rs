@@ -1,7 +1,8 @@
 //! Devices that go before younger ones of their address: the kernel steers packets by numbers that are not right any more, until whoever gets
 //! his from others sets it right.
 
-use nobounce_nic::soft::{LinkChoice, Mtu, Operation, QpLimits};
+use nobounce_nic::soft::{LinkChoice, Mtu};
+use nobounce_nic::work::{Operation, QpLimits};
 
 use crate::common::{End, MIB, config, connect, link, patterns, until};
 

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use crate::common::{ALL_ACCESS, End, LIMIT, config, connect, patterns, register};
 use nobounce_memory::HostBuffer;
 use nobounce_nic::soft::{
-    Cq, Device, Mtu, Operation, PostError, Qp, QpAttr, QpInit, QpLimits, QpState, RecvRequest, Remote,
-    SendRequest, Service, Sge, SrqLimits, Status, WorkCompletion,
+    Cq, Device, Mtu, PostError, Qp, QpAttr, QpInit, QpState, Remote, Service, SrqLimits, Status,
 };
+use nobounce_nic::work::{Operation, QpLimits, RecvRequest, SendRequest, Sge, WorkCompletion};
 
 const THREADS: usize = 4;
 const SHARE: usize = 64 << 10;

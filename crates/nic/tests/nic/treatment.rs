@@ -5,9 +5,8 @@ use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use crate::common::{End, config};
-use nobounce_nic::soft::{
-    Datagram, Mtu, Operation, Psn, QpAttr, QpLimits, Qpn, Remote, SendRequest, Treatment,
-};
+use nobounce_nic::soft::{Datagram, Mtu, Psn, QpAttr, Qpn, Remote, Treatment};
+use nobounce_nic::work::{Operation, QpLimits, SendRequest};
 use nobounce_protocol::wire::ROCE_PORT;
 
 const WANTED: Treatment = Treatment { traffic_class: 0x68, hop_limit: 33 };

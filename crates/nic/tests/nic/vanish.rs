@@ -5,9 +5,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::common::{ALL_ACCESS, End, MIB, check_write, config, connect, pair};
-use nobounce_nic::soft::{
-    AsyncEvent, Mr, Mtu, Operation, QpLimits, QpState, RecvRequest, Remote, SendRequest, Sge, Status,
-};
+use nobounce_nic::soft::{AsyncEvent, Mr, Mtu, QpState, Remote, Status};
+use nobounce_nic::work::{Operation, QpLimits, RecvRequest, SendRequest, Sge};
 use nobounce_protocol::qp::QpEvent;
 
 const MTU: Mtu = Mtu::Mtu1024;

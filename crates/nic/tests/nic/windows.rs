@@ -1,9 +1,8 @@
 //! Memory windows: what peers may do through them, who may take them back, and in which order that happens.
 
 use crate::common::{End, LIMIT, connect, pair, patterns, reconnect, register};
-use nobounce_nic::soft::{
-    Access, LocalWork, Mr, Mtu, Mw, MwKind, Operation, QpLimits, Remote, SendRequest, Status, WorkKind,
-};
+use nobounce_nic::soft::{Access, LocalWork, Mr, Mtu, Mw, MwKind, Remote, Status, WorkKind};
+use nobounce_nic::work::{Operation, QpLimits, SendRequest};
 
 const MTU: Mtu = Mtu::Mtu1024;
 const LEN: usize = 64 << 10;
@@ -74,7 +73,7 @@ fn a_window_has_bounds_rights_and_one_queue_pair() {
     refused(&a, &b, Operation::FetchAdd { remote: first, add: 1 }, 8);
     // It is no key of the program's own, either.
     assert_eq!(local(&b, bind(&b.mr, &mw, key, WRITES)), Status::Success);
-    let sge = nobounce_nic::soft::Sge { addr: b.mr.addr() + AT, len: 8, lkey: key };
+    let sge = nobounce_nic::work::Sge { addr: b.mr.addr() + AT, len: 8, lkey: key };
     b.qps[0].post_send(&SendRequest::new(1, Operation::Write(a.remote(0)), &[sge])).unwrap();
     assert_eq!(b.status(), Status::LocalProtection);
     reconnect(&a, &b, MTU);

@@ -15,7 +15,7 @@ use super::tests::{ALL, LEN, calls, gpu_memory, open, register};
 use super::{Call, Lie, world};
 use crate::hard::gpu::RUNGS;
 use crate::hard::{Cq, Device, Mr, Qp, RegisterError, standin};
-use crate::soft::{QpLimits, RecvRequest, SendRequest, Sge};
+use crate::work::{QpLimits, RecvRequest, SendRequest, Sge};
 
 #[test]
 fn a_dma_buf_is_registered_by_whole_pages_of_the_export_and_the_address_of_the_memory() {

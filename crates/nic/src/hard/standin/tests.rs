@@ -9,7 +9,7 @@ use nobounce_verbs as verbs;
 
 use super::{Call, world};
 use crate::hard::{self, Device, Mr, OpenError, Options, Pd, PostError, RegisterError, standin};
-use crate::soft::{QpLimits, RecvRequest, SendRequest, Sge};
+use crate::work::{QpLimits, RecvRequest, SendRequest, Sge};
 
 pub(super) const LEN: usize = 1 << 20;
 pub(super) const ALL: u32 = verbs::IBV_ACCESS_LOCAL_WRITE

@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::ring::Memory;
-use crate::soft::eventfd::EventFd;
+use crate::process::eventfd::EventFd;
 
 /// Those who write to us, to be told whether to wake us.
 #[derive(Debug)]

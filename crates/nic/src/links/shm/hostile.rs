@@ -16,7 +16,7 @@ use nobounce_memory::Source;
 
 use super::ring::{CAPACITY, FILE_LEN, Memory, TAIL_AT, Trouble};
 use super::{Counted, HEADERS, Incoming, MAX_PACKET};
-use crate::soft::fork::NotInherited;
+use crate::process::fork::NotInherited;
 
 /// One step: what, where, and a number.
 const STEP: usize = 11;

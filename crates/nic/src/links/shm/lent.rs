@@ -8,7 +8,7 @@ use nobounce_memory::gpu::copy_engine::PinnedChunk;
 
 use super::meeting::{self, Came};
 use super::ring::{Memory, Writer};
-use crate::soft::fork::{self, NotInherited};
+use crate::process::fork::{self, NotInherited};
 
 /// Files shown to one peer at most: one for each CUDA context whose memory is sent, so that more than a few are rare.
 pub(super) const MOST_FILES: usize = 32;

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use crate::soft::fork;
+use crate::process::fork;
 
 /// The mapping of a whole file, whose length and seals the caller has checked. Its bytes may change at any time: they are accessed by
 /// atomics and copied, never referred to for longer than a call.

@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use super::super::slot::unix_name;
-use crate::soft::fork::NotInherited;
+use crate::process::fork::NotInherited;
 
 /// What is said with a ring: magic 4, version 1, family 1, port 2, address 16.
 const HELLO: usize = 24;

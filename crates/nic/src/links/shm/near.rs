@@ -10,7 +10,7 @@ use nobounce_memory::gpu::copy_engine::PinnedChunk;
 use super::super::batch::MAX_PACKET;
 use super::lent::Lent;
 use super::ring::{self, Elsewhere, Label, Memory, Trouble, Writer};
-use crate::soft::fork::NotInherited;
+use crate::process::fork::NotInherited;
 
 /// Packets to a peer on this machine are built in the ring that it reads: no copy in between. What the GPU's copy engine fetched does
 /// not even go there: the peer reads it from where it lies.

@@ -4,10 +4,12 @@ use nobounce_protocol::qp::Treatment;
 use nobounce_protocol::timing::Nanos;
 use nobounce_protocol::wire::Service;
 
-use super::Core;
-use crate::soft::build::{Built, build, build_repeats, packet_len, port_hint, put_marker, ready_repeats};
-use crate::soft::entry::{next_packet, next_request};
-use crate::soft::mw::carry_out_local;
+use crate::soft::engine::Core;
+use crate::soft::engine::build::{
+    Built, build, build_repeats, packet_len, port_hint, put_marker, ready_repeats,
+};
+use crate::soft::engine::entry::{next_packet, next_request};
+use crate::soft::engine::memory_windows::carry_out_local;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Turn {
@@ -20,7 +22,7 @@ enum Turn {
 
 impl Core {
     /// Fills the batch from the queue pairs that have something to send; whether it is full.
-    pub(super) fn fill(&mut self, now: Nanos) -> bool {
+    pub(crate) fn fill(&mut self, now: Nanos) -> bool {
         while let Some(index) = self.ready.pop_front() {
             let Some(entry) = self.qps[index as usize].as_deref_mut() else { continue };
             entry.ready = false;
@@ -41,7 +43,7 @@ impl Core {
     }
 
     /// Adds the answers that were put off; with `all`, those too that wait for a request to travel with.
-    pub(super) fn fill_answers(&mut self, now: Nanos, all: bool) {
+    pub(crate) fn fill_answers(&mut self, now: Nanos, all: bool) {
         // Each once: one that cannot say all it has to, for lack of bytes from a GPU, puts itself at the end again.
         for _ in 0..self.owing.soon.len() {
             if let Some(index) = self.owing.soon.pop_front() {

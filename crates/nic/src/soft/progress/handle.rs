@@ -7,16 +7,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use nobounce_protocol::timing::Nanos;
 use parking_lot::MutexGuard;
 
-use super::attention::Callers;
-use super::lock::{EngineLock, release};
-use super::mode::Mode;
-use super::submission::Submission;
-use super::thread::EngineThread;
-use super::wait::Arrivals;
-use super::waker::Waker;
 use crate::links::now_ns;
+use crate::soft::engine::submission::Submission;
 use crate::soft::engine::{Answers, Engine};
-use crate::soft::qp::CreateQpError;
+use crate::soft::error::CreateQpError;
+use crate::soft::progress::attention::Callers;
+use crate::soft::progress::lock::{EngineLock, release};
+use crate::soft::progress::mode::Mode;
+use crate::soft::progress::thread::EngineThread;
+use crate::soft::progress::wait::Arrivals;
+use crate::sync::waker::Waker;
 
 /// One engine with its lock and its thread.
 #[derive(Debug)]

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
 
-use super::submission::Submissions;
 use crate::links::now_ns;
+use crate::process::fork;
 use crate::soft::engine::Engine;
-use crate::soft::fork;
+use crate::soft::engine::submission::Submissions;
 
 /// The engine behind its lock.
 #[derive(Debug)]

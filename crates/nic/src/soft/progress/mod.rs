@@ -17,26 +17,9 @@
 //! | `cpu` | allowed CPUs, scheduler slices |
 
 pub(crate) mod attention;
-pub(crate) mod cpu;
 pub(crate) mod handle;
 pub(crate) mod lock;
 pub(crate) mod mode;
 pub(crate) mod set;
-pub(crate) mod spin;
-pub(crate) mod submission;
-#[cfg(test)]
-mod submission_tests;
 mod thread;
 pub(crate) mod wait;
-pub(crate) mod waker;
-
-pub use mode::Progress;
-
-/// How long a caller that polls, and the thread that stands in for it, spin after the last packet or post before they sleep: about one
-/// round trip between two processes. Shorter misses the answer on a quiet machine, longer costs its own length where the peer shares the
-/// CPU (docs/measurements/progress.md).
-pub(crate) const CALLER_SPIN_NS: u64 = 10_000;
-
-/// The same for the engine thread of `thread` mode: about one turn of a program that waits for its GPU in between. On 16 CPUs NCCL's
-/// all-reduce of 8 B takes 15 us with it and 57 us with 10 us (docs/measurements/progress.md).
-pub(crate) const THREAD_SPIN_NS: u64 = 50_000;

@@ -7,10 +7,11 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use super::handle::EngineHandle;
-use super::mode::Mode;
-use super::wait;
-use super::waker::Waker;
+use crate::soft::config::MAX_ENGINES;
+use crate::soft::progress::handle::EngineHandle;
+use crate::soft::progress::mode::Mode;
+use crate::soft::progress::wait;
+use crate::sync::waker::Waker;
 use nobounce_protocol::timing::Nanos;
 
 use crate::links::fault::FaultLink;
@@ -18,17 +19,14 @@ use crate::links::pcap::{self, PcapLink, Recorder};
 use crate::links::shm::ShmLink;
 use crate::links::udp::{UdpConfig, UdpLink};
 use crate::links::{Link, now_ns};
+use crate::process::eventfd::EventFd;
 use crate::soft::config::{Config, LinkChoice};
-use crate::soft::copier::Copier;
-use crate::soft::copiers::Known;
-use crate::soft::device::OpenError;
+use crate::soft::engine::snapshot::Keeper;
 use crate::soft::engine::{Engine, Joint};
-use crate::soft::eventfd::EventFd;
-use crate::soft::qp::CreateQpError;
-use crate::soft::snapshot::Keeper;
-
-/// Engines that a device has at most.
-pub(crate) const MAX_ENGINES: usize = 8;
+use crate::soft::error::CreateQpError;
+use crate::soft::error::OpenError;
+use crate::soft::gpu::copier::Copier;
+use crate::soft::gpu::copiers::Known;
 
 /// How the links of a device are made: each like the first.
 #[derive(Debug)]
@@ -89,7 +87,7 @@ impl EngineSet {
         keeper: Option<Keeper>,
     ) -> Result<Self, OpenError> {
         let most = if maker.is_some() { most.clamp(1, MAX_ENGINES) } else { 1 };
-        let mut engine = Engine::new(link, 0, mode, new_waker()?, joint.clone());
+        let mut engine = Engine::new(link, 0, mode == Mode::Thread, new_waker()?, joint.clone());
         engine.keep_snapshots(keeper.clone());
         let first = Arc::new(EngineHandle::new(0, mode, engine));
         joint.overflows.wakes(&first.waker);
@@ -160,7 +158,8 @@ impl EngineSet {
 
     fn open(&self, maker: &LinkMaker, number: usize) -> Result<Arc<EngineHandle>, CreateQpError> {
         let link = maker.link(number).map_err(|error| CreateQpError::Engine(Box::new(error)))?;
-        let mut engine = Engine::new(link, number, self.mode, new_waker()?, self.joint.clone());
+        let mut engine =
+            Engine::new(link, number, self.mode == Mode::Thread, new_waker()?, self.joint.clone());
         engine.keep_snapshots(self.keeper.as_ref().map(|keeper| keeper.of(number)));
         let contexts = {
             let first = self.first.lock().ok_or(CreateQpError::Forked)?;

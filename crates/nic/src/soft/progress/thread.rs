@@ -12,16 +12,16 @@ use std::thread::JoinHandle;
 use nobounce_memory::signals::BlockedSignals;
 use nobounce_protocol::timing::Nanos;
 
-use super::attention::{Attention, Callers, WINDOW_NS};
-use super::cpu::ask_for_short_slices;
-use super::lock::{EngineLock, release};
-use super::mode::Mode;
-use super::spin::Spin;
-use super::wait::{self, Arrivals};
-use super::waker::{TIMER_SLACK_NS, Waker};
-use super::{CALLER_SPIN_NS, THREAD_SPIN_NS};
 use crate::links::now_ns;
-use crate::soft::fork;
+use crate::process::cpu::ask_for_short_slices;
+use crate::process::fork;
+use crate::soft::progress::attention::{Attention, Callers, WINDOW_NS};
+use crate::soft::progress::lock::{EngineLock, release};
+use crate::soft::progress::mode::Mode;
+use crate::soft::progress::wait::{self, Arrivals};
+use crate::sync::spin::Spin;
+use crate::sync::spin::{CALLER_SPIN_NS, THREAD_SPIN_NS};
+use crate::sync::waker::{TIMER_SLACK_NS, Waker};
 
 /// A running engine thread. Dropping it stops the thread.
 #[derive(Debug)]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use nobounce_protocol::timing::Nanos;
 
-use super::set::MAX_ENGINES;
+use crate::soft::config::MAX_ENGINES;
 
 use crate::links::Link;
 use crate::links::shm::Doorbells;

@@ -1,0 +1,142 @@
+//! After a fork the child has our memory but not our engine threads, and shares our sockets: the device is dead there.
+
+use std::cell::UnsafeCell;
+use std::io;
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Once, OnceLock};
+
+static GENERATION: AtomicU64 = AtomicU64::new(0);
+
+/// Runs in every forked child first.
+static IN_CHILD: OnceLock<fn()> = OnceLock::new();
+
+/// Sets what runs in every forked child first. It may touch atomics and descriptors, and take no lock.
+pub(crate) fn set_in_child(hook: fn()) {
+    let _ = IN_CHILD.set(hook); // there is one caller
+}
+
+extern "C" fn before() {
+    KEPT.acquire();
+}
+
+extern "C" fn in_parent() {
+    KEPT.release();
+}
+
+extern "C" fn in_child() {
+    GENERATION.fetch_add(1, Ordering::Relaxed);
+    if let Some(hook) = IN_CHILD.get() {
+        hook();
+    }
+    // SAFETY: `before` took the lock.
+    let_go(unsafe { &*KEPT.descriptors.get() });
+    KEPT.release();
+}
+
+/// The number of forks between this process and the one that loaded us.
+pub(crate) fn generation() -> u64 {
+    static WATCH: Once = Once::new();
+    WATCH.call_once(|| {
+        // SAFETY: the three only touch atomics, descriptors and a lock that nobody holds for long, which is safe around the fork of
+        // a threaded process.
+        unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
+    });
+    GENERATION.load(Ordering::Relaxed)
+}
+
+/// The generation without the one-time set-up, for hot paths.
+#[inline]
+pub(crate) fn current() -> u64 {
+    GENERATION.load(Ordering::Relaxed)
+}
+
+/// Puts something harmless in place of descriptors that a child has of its parent: left open, they would keep names and connections
+/// alive that the parent closes. The numbers stay taken, for the objects of the child's that own them close them some day.
+pub(crate) fn let_go(descriptors: &[RawFd]) {
+    if descriptors.is_empty() {
+        return;
+    }
+    // SAFETY: takes no pointers.
+    let nothing = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
+    if nothing < 0 {
+        return;
+    }
+    for &fd in descriptors {
+        // SAFETY: takes no pointers; `fd` is one of ours.
+        unsafe { libc::dup3(nothing, fd, libc::O_CLOEXEC) };
+    }
+    // SAFETY: opened above, and nobody else's.
+    unsafe { libc::close(nothing) };
+}
+
+/// The descriptors of all [`NotInherited`], behind a lock that a fork takes too: a child finds the list as it is.
+struct Kept {
+    held: AtomicBool,
+    descriptors: UnsafeCell<Vec<RawFd>>,
+}
+
+// SAFETY: the list is only touched by the holder of the lock.
+unsafe impl Sync for Kept {}
+
+static KEPT: Kept = Kept { held: AtomicBool::new(false), descriptors: UnsafeCell::new(Vec::new()) };
+
+impl Kept {
+    fn acquire(&self) {
+        while self.held.compare_exchange_weak(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            std::thread::yield_now();
+        }
+    }
+
+    fn release(&self) {
+        self.held.store(false, Ordering::Release);
+    }
+
+    fn with<T>(&self, f: impl FnOnce(&mut Vec<RawFd>) -> T) -> T {
+        self.acquire();
+        // SAFETY: we hold the lock.
+        let result = f(unsafe { &mut *self.descriptors.get() });
+        self.release();
+        result
+    }
+}
+
+/// A descriptor of this process alone: a forked child lets go of it before anything else happens there. What it stands for, a name or a
+/// connection, ends when the parent closes it, however long the child lives.
+#[derive(Debug)]
+pub(crate) struct NotInherited(ManuallyDrop<OwnedFd>);
+
+impl NotInherited {
+    /// Makes one by `open`, in the midst of which nobody forks. (It must not take long, nor make another one.)
+    pub(crate) fn open(open: impl FnOnce() -> io::Result<OwnedFd>) -> io::Result<Self> {
+        generation();
+        KEPT.with(|kept| {
+            let fd = open()?;
+            kept.push(fd.as_raw_fd());
+            Ok(Self(ManuallyDrop::new(fd)))
+        })
+    }
+}
+
+impl Deref for NotInherited {
+    type Target = OwnedFd;
+
+    fn deref(&self) -> &OwnedFd {
+        &self.0
+    }
+}
+
+impl Drop for NotInherited {
+    fn drop(&mut self) {
+        let fd = self.0.as_raw_fd();
+        KEPT.with(|kept| {
+            if let Some(at) = kept.iter().position(|one| *one == fd) {
+                kept.swap_remove(at);
+            }
+            // SAFETY: it is dropped here and never used again.
+            unsafe { ManuallyDrop::drop(&mut self.0) };
+        });
+    }
+}

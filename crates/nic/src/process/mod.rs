@@ -1,0 +1,5 @@
+//! This process: its forks, its CPUs, its event descriptors.
+
+pub(crate) mod cpu;
+pub(crate) mod eventfd;
+pub(crate) mod fork;

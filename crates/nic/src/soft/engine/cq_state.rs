@@ -1,0 +1,36 @@
+//! Completion queues as queue pairs see them.
+
+use nobounce_memory::barrier;
+use nobounce_protocol::qp::{Completion, Status};
+use nobounce_protocol::wire::Qpn;
+
+use crate::soft::engine::completions::Completions;
+use crate::work::WorkCompletion;
+
+/// What a completion queue and its queue pairs share.
+pub(crate) type CqInner = Completions<WorkCompletion>;
+
+impl CqInner {
+    /// Adds a completion of a queue pair; false when there was no room, for the first time.
+    pub(crate) fn deliver(&self, qpn: Qpn, completion: Completion) -> bool {
+        // Data first, then the completion that speaks of it.
+        barrier::before_completion();
+        let urgent = completion.solicited || completion.status != Status::Success;
+        let completion = WorkCompletion {
+            wr_id: completion.wr_id,
+            status: completion.status,
+            kind: completion.kind,
+            byte_len: completion.byte_len,
+            immediate: completion.immediate,
+            invalidated: completion.invalidated,
+            qpn,
+            source: completion.source,
+        };
+        self.push(completion, urgent)
+    }
+
+    /// Forgets completions of a queue pair that no longer exists.
+    pub(crate) fn forget_qp(&self, qpn: Qpn) {
+        self.forget(|completion| completion.qpn == qpn);
+    }
+}

@@ -1,0 +1,150 @@
+//! What the protocol may do with memory while it handles one packet.
+
+use std::collections::VecDeque;
+use std::net::IpAddr;
+
+use nobounce_memory::Source;
+use nobounce_protocol::qp::{Access, Host, LocalFault, Nak, Receive};
+use nobounce_protocol::wire::Psn;
+
+use crate::links::RxDatagram;
+use crate::soft::engine::grh;
+use crate::soft::engine::memory_windows::Asker;
+use crate::soft::engine::region::Regions;
+use crate::soft::engine::scatter::Bytes;
+use crate::soft::gpu::staging::Owner;
+use crate::soft::gpu::target::{Change, Placed};
+use crate::soft::tally::PathTotals;
+
+/// A posted send request's bytes, by serial number.
+#[derive(Debug)]
+pub(crate) struct PostedSend {
+    pub(crate) serial: u64,
+    pub(crate) bytes: Bytes,
+    /// Its bytes are sent, and may be read before its turn.
+    pub(crate) early: bool,
+}
+
+/// A posted receive.
+#[derive(Debug)]
+pub(crate) struct PostedReceive {
+    pub(crate) receive: Receive,
+    pub(crate) bytes: Bytes,
+}
+
+/// The queues and regions of one queue pair, with the packet at hand.
+#[derive(Debug)]
+pub(crate) struct PacketHost<'a> {
+    pub(crate) regions: &'a mut Regions,
+    pub(crate) pd: u32,
+    /// The domain that the memory of receives belongs to: a shared queue has its own.
+    pub(crate) receive_pd: u32,
+    pub(crate) payload: Source<'a>,
+    /// The packet as it arrived, and the address it came to.
+    pub(crate) datagram: &'a RxDatagram<'a>,
+    pub(crate) local: &'a IpAddr,
+    pub(crate) sends: &'a VecDeque<PostedSend>,
+    pub(crate) receives: &'a mut VecDeque<PostedReceive>,
+    pub(crate) current: &'a mut Option<PostedReceive>,
+    /// The packet's number.
+    pub(crate) psn: Psn,
+    /// The index of the queue pair, and the step that its last placed byte waits for.
+    pub(crate) qp: u32,
+    pub(crate) ticket: &'a mut u64,
+    pub(crate) tally: &'a mut PathTotals,
+}
+
+impl PacketHost<'_> {
+    fn owner(&self) -> (u32, Owner) {
+        (self.pd, Owner { qp: self.qp, after: *self.ticket })
+    }
+
+    fn change(&mut self, rkey: u32, addr: u64, change: Change) -> Result<u64, Nak> {
+        let (before, placed) = self.regions.change(self.owner(), rkey, addr, (change, self.psn))?;
+        self.count(placed, 8, true);
+        Ok(before)
+    }
+
+    fn count(&mut self, placed: Placed, len: usize, last: bool) {
+        self.tally.count(placed.route, len as u64, last);
+        if let Some(ticket) = placed.ticket {
+            *self.ticket = ticket;
+        }
+    }
+}
+
+/// Serial numbers in the queue are consecutive.
+pub(crate) fn find_send(sends: &VecDeque<PostedSend>, serial: u64) -> Option<&PostedSend> {
+    let first = sends.front()?.serial;
+    sends.get(usize::try_from(serial.checked_sub(first)?).ok()?)
+}
+
+impl Host for PacketHost<'_> {
+    fn check(&mut self, rkey: u32, addr: u64, len: u64, access: Access) -> Result<(), Nak> {
+        self.regions.check_remote(Asker { pd: self.pd, qp: self.qp }, rkey, addr, len, access)
+    }
+
+    fn place_remote(&mut self, rkey: u32, addr: u64, len: usize, last: bool) -> Result<(), Nak> {
+        debug_assert_eq!(len, self.payload.len());
+        let placed = self.regions.place_remote(self.owner(), rkey, addr, self.payload, last)?;
+        self.count(placed, len, last);
+        Ok(())
+    }
+
+    fn take_receive(&mut self) -> Option<Receive> {
+        let posted = self.receives.pop_front()?;
+        let receive = posted.receive;
+        *self.current = Some(posted);
+        Some(receive)
+    }
+
+    fn place_receive(&mut self, offset: u64, len: usize, last: bool) -> Result<(), LocalFault> {
+        debug_assert_eq!(len, self.payload.len());
+        let current = self.current.as_ref().ok_or(LocalFault)?;
+        let place = (self.receive_pd, self.owner().1);
+        let placed = current.bytes.scatter(self.regions, place, offset, self.payload, last)?;
+        self.count(placed, len, last);
+        Ok(())
+    }
+
+    fn place_grh(&mut self) -> Result<(), LocalFault> {
+        let grh = grh::of(self.datagram, *self.local);
+        let current = self.current.as_ref().ok_or(LocalFault)?;
+        let place = (self.receive_pd, self.owner().1);
+        let placed = current.bytes.scatter(self.regions, place, 0, (&grh).into(), self.payload.is_empty())?;
+        if let Some(ticket) = placed.ticket {
+            *self.ticket = ticket;
+        }
+        Ok(())
+    }
+
+    fn place_response(&mut self, serial: u64, offset: u64, len: usize, last: bool) -> Result<(), LocalFault> {
+        debug_assert_eq!(len, self.payload.len());
+        let send = find_send(self.sends, serial).ok_or(LocalFault)?;
+        let place = self.owner();
+        let placed = send.bytes.scatter(self.regions, place, offset, self.payload, last)?;
+        self.count(placed, len, last);
+        Ok(())
+    }
+
+    fn place_atomic(&mut self, serial: u64, original: u64) -> Result<(), LocalFault> {
+        let bytes = original.to_ne_bytes();
+        let send = find_send(self.sends, serial).ok_or(LocalFault)?;
+        let placed = send.bytes.scatter(self.regions, self.owner(), 0, (&bytes).into(), true)?;
+        self.count(placed, bytes.len(), true);
+        Ok(())
+    }
+
+    fn compare_swap(&mut self, rkey: u32, addr: u64, compare: u64, swap: u64) -> Result<u64, Nak> {
+        self.change(rkey, addr, Change::Swap { compare, swap })
+    }
+
+    fn fetch_add(&mut self, rkey: u32, addr: u64, add: u64) -> Result<u64, Nak> {
+        self.change(rkey, addr, Change::Add(add))
+    }
+
+    fn invalidate(&mut self, rkey: u32) -> Result<(), Nak> {
+        // Memory windows only, as the standard has it: an ordinary region that could be taken away by a peer would surprise its owner.
+        self.regions.invalidate(Asker { pd: self.pd, qp: self.qp }, rkey)
+    }
+}

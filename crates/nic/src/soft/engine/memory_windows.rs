@@ -1,0 +1,180 @@
+//! Memory windows: keys for parts of a region that are given out and taken back by requests of the send queue, or by a peer's SEND
+//! with invalidate, without registering anything.
+//!
+//! The upper 24 bits of a window's key are its own as long as it lives; the lower 8 are the program's, which changes them from binding
+//! to binding, so that a key of before does not fit.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use nobounce_protocol::qp::{Access, LocalWork};
+
+use crate::soft::engine::entry::QpEntry;
+use crate::soft::engine::region::{Region, Regions, random_u32};
+use crate::soft::limits::DeviceLimits;
+
+/// What peers may do through a window; other rights are the region's alone.
+const REMOTE: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
+
+/// The two kinds of windows, as the standard numbers them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MwKind {
+    /// For every queue pair of its domain, and for its owner alone to bind again or take back.
+    One,
+    /// For the queue pair that bound it; a peer may invalidate it. (2B in the standard.)
+    Two,
+}
+
+/// Who asks for memory: the domain and the index of its queue pair (among those of its engine, or of all engines).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asker {
+    pub(crate) pd: u32,
+    pub(crate) qp: u32,
+}
+
+impl Asker {
+    /// The same among the queue pairs of all engines of the device.
+    #[inline]
+    pub(crate) fn of_engine(self, number: usize) -> Self {
+        #[allow(clippy::cast_possible_truncation)] // there are a handful of engines
+        let number = number as u32;
+        Self { qp: number << 16 | self.qp, ..self }
+    }
+}
+
+/// What is behind a window's key for now.
+#[derive(Debug)]
+struct Bound {
+    key: u32,
+    region_key: u32,
+    region: Arc<Region>,
+    addr: u64,
+    len: u64,
+    access: Access,
+    /// Of the second kind: the queue pair that bound it.
+    qp: Option<u32>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Window {
+    pd: u32,
+    kind: MwKind,
+    bound: Option<Bound>,
+}
+
+/// The windows of a device, by the upper bits of their keys.
+#[derive(Debug, Default)]
+pub(crate) struct Windows(pub(crate) HashMap<u32, Window>);
+
+impl Windows {
+    /// Whether a key is one of theirs, bound or not.
+    pub(crate) fn owns(&self, key: u32) -> bool {
+        self.0.contains_key(&(key >> 8))
+    }
+
+    /// A new window's first key; `is_free` says whether a key is nobody else's.
+    pub(crate) fn insert(&mut self, pd: u32, kind: MwKind, is_free: impl Fn(u32) -> bool) -> Option<u32> {
+        if self.0.len() >= DeviceLimits::OURS.max_mws {
+            return None;
+        }
+        let index = loop {
+            let index = random_u32() >> 8;
+            let taken = self.0.contains_key(&index) || (0..256).any(|low| !is_free(index << 8 | low));
+            if index != 0 && !taken {
+                break index;
+            }
+        };
+        self.0.insert(index, Window { pd, kind, bound: None });
+        Some(index << 8)
+    }
+
+    /// The region, and the address in its own terms, that a peer may use through this key.
+    pub(crate) fn allowed(
+        &self,
+        asker: Asker,
+        key: u32,
+        addr: u64,
+        len: u64,
+        access: Access,
+    ) -> Option<&Arc<Region>> {
+        let window = self.0.get(&(key >> 8)).filter(|window| window.pd == asker.pd)?;
+        let bound = window.bound.as_ref().filter(|bound| bound.key == key)?;
+        let of_this = bound.qp.is_none_or(|qp| qp == asker.qp);
+        let inside = addr.checked_sub(bound.addr)?.checked_add(len)? <= bound.len;
+        (of_this && inside && bound.access.contains(access)).then_some(&bound.region)
+    }
+
+    /// Carries out a request of a queue pair's; false where it cannot be done. `region` finds a region by its key.
+    pub(crate) fn carry_out(
+        &mut self,
+        asker: Asker,
+        work: &LocalWork,
+        region: impl FnOnce(u32) -> Option<Arc<Region>>,
+    ) -> bool {
+        match *work {
+            LocalWork::Invalidate(key) => self.invalidate(asker, key),
+            LocalWork::Bind { window, rkey, region: region_key, addr, len, access } => {
+                let Some(window) = self.0.get_mut(&(window >> 8)).filter(|window| window.pd == asker.pd)
+                else {
+                    return false;
+                };
+                if window.kind == MwKind::One && len == 0 {
+                    window.bound = None;
+                    return true;
+                }
+                // What a peer may still use must be taken back first; the first kind is bound anew by its owner alone.
+                let is_free = window.bound.is_none() || window.kind == MwKind::One;
+                let found = region(region_key).filter(|region| may_bind(region, asker.pd, addr, len, access));
+                let (Some(region), true) = (found, is_free) else { return false };
+                let qp = (window.kind == MwKind::Two).then_some(asker.qp);
+                window.bound = Some(Bound { key: rkey, region_key, region, addr, len, access, qp });
+                true
+            }
+        }
+    }
+
+    /// Takes back what is behind a key, for its queue pair or for the peer; false where it is no key of a window of the second kind
+    /// that this queue pair bound.
+    pub(crate) fn invalidate(&mut self, asker: Asker, key: u32) -> bool {
+        let window = self.0.get_mut(&(key >> 8)).filter(|window| window.pd == asker.pd);
+        let is_that = |bound: &mut Bound| bound.key == key && bound.qp == Some(asker.qp);
+        window.and_then(|window| window.bound.take_if(is_that)).is_some()
+    }
+
+    /// A region goes, or becomes another: nothing of it stays behind windows.
+    pub(crate) fn leave_region(&mut self, key: u32) {
+        self.unbind(|bound| bound.region_key == key);
+    }
+
+    /// A queue pair goes, and with it what it bound.
+    pub(crate) fn leave_qp(&mut self, asker: Asker) {
+        self.unbind(|bound| bound.qp == Some(asker.qp));
+    }
+
+    fn unbind(&mut self, which: impl Fn(&Bound) -> bool) {
+        for window in self.0.values_mut() {
+            window.bound.take_if(|bound| which(bound));
+        }
+    }
+
+    /// Whether a window is bound to the region.
+    pub(crate) fn uses_region(&self, key: u32) -> bool {
+        self.0.values().any(|window| window.bound.as_ref().is_some_and(|bound| bound.region_key == key))
+    }
+}
+
+fn may_bind(region: &Region, pd: u32, addr: u64, len: u64, access: Access) -> bool {
+    let writes = access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
+    let rights = region.access.contains(Access::BIND_WINDOW)
+        && REMOTE.contains(access)
+        && (!writes || region.access.contains(Access::LOCAL_WRITE));
+    rights && region.pd == pd && len > 0 && region.offset(addr, len).is_some()
+}
+
+/// Binds a memory window, or takes one back, if that is the queue pair's next request.
+pub(crate) fn carry_out_local(entry: &mut QpEntry, regions: &mut Regions) -> bool {
+    let Some((serial, work)) = entry.qp.poll_local() else { return false };
+    let done = regions.carry_out(entry.asker(), &work);
+    entry.qp.handle_local(serial, &work, done);
+    true
+}

@@ -1,0 +1,710 @@
+//! The engine: packets in, packets out, completions.
+//!
+//! A device has one, or several that know nothing of each other (`progress/set.rs`). Everything here runs under the engine's lock, in the
+//! engine thread or in a thread that posts or polls (`progress/`). One [`Engine::progress`] receives what is there, lets the protocol answer, and sends; its work is bounded, so that the
+//! lock is never held for long.
+
+pub(crate) mod build;
+pub(crate) mod completions;
+pub(crate) mod cq_state;
+pub(crate) mod entry;
+pub(crate) mod grh;
+pub(crate) mod gsi;
+pub(crate) mod host;
+pub(crate) mod memory_windows;
+pub(crate) mod mixed;
+pub(crate) mod numbers;
+pub(crate) mod once;
+pub(crate) mod overflows;
+pub(crate) mod path;
+pub(crate) mod peer_death;
+pub(crate) mod peers;
+pub(crate) mod region;
+pub(crate) mod release;
+pub(crate) mod scatter;
+pub(crate) mod snapshot;
+pub(crate) mod srqs;
+pub(crate) mod submission;
+#[cfg(test)]
+mod submission_tests;
+pub(crate) mod totals;
+mod turn;
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::{Arc, RwLock};
+
+use nobounce_protocol::cm::GSI_QPN;
+use nobounce_protocol::qp::{Handled, QpEvent, QpState, Status};
+use nobounce_protocol::timing::Nanos;
+use nobounce_protocol::wire::{Header, Malformed, Marker, Qpn, Service};
+
+use crate::links::udp::OpenError;
+use crate::links::{Link, RxDatagram, Sealers, TxBatch, now_ns};
+use crate::soft::counters::{self, Counters};
+use crate::soft::engine::build::put_marker;
+use crate::soft::engine::entry::{Owing, QpEntry, complete, flushed};
+use crate::soft::engine::gsi::Gsi;
+use crate::soft::engine::host::PacketHost;
+use crate::soft::engine::memory_windows::Windows;
+use crate::soft::engine::overflows::Overflows;
+use crate::soft::engine::path::{PathIndex, Paths, Sharers};
+use crate::soft::engine::peer_death::DEATH_TIMER;
+use crate::soft::engine::peers::Peers;
+use crate::soft::engine::region::Regions;
+use crate::soft::engine::snapshot::{Keeper, SNAPSHOT_TIMER};
+use crate::soft::engine::srqs::Srqs;
+use crate::soft::engine::submission::Submissions;
+use crate::soft::events::event::{AsyncEvent, Events};
+use crate::soft::local::near::Near;
+use crate::soft::local::ways::{Ways, addressee};
+use crate::soft::tally::PathCounters;
+use crate::sync::spin::CALLER_SPIN_NS;
+use crate::sync::spin::Spin;
+use crate::sync::waker::{TIMER_SLACK_NS, Waker};
+
+/// Batches sent in one call.
+const MAX_BATCHES: usize = 16;
+
+/// Payload of a packet, or of packets that came as one, from which on a message is not one of many short ones.
+const LONG: usize = 1024;
+
+/// Markers kept until they leave; further ones are lost, and sent again by those who wait for them.
+const MAX_RETURNS: usize = 64;
+
+/// Peers whose bytes are counted apart after their queue pairs are gone.
+const MAX_PEERS: usize = 1024;
+/// Idle calls between two looks at the timers: a few microseconds of polling.
+const TIMERS_EVERY: u32 = 16;
+
+/// How long a polling caller sleeps at most before it returns to the application, which may have other things to look at.
+const CALLER_SLEEP_NS: Nanos = 50_000;
+
+/// A caller that does something else for so long between two polls is not waiting.
+const POLL_GAP_NS: Nanos = CALLER_SPIN_NS / 2;
+
+/// How long a polling caller has waited.
+#[derive(Debug)]
+struct CallerWait {
+    spin: Spin,
+    /// When it polled last.
+    polled_at: Nanos,
+    /// When packets had last come or left at that time.
+    active_at: Nanos,
+}
+
+/// The link, and everything else: apart, so that packets can be handled while the link hands them out.
+#[derive(Debug)]
+pub(crate) struct Engine {
+    pub(crate) link: Box<dyn Link>,
+    pub(crate) core: Core,
+    pub(crate) keeper: Option<Keeper>,
+    /// Wakes the thread that drives it.
+    pub(crate) waker: Arc<Waker>,
+    caller: CallerWait,
+}
+
+/// What the engines of a device have in common.
+#[derive(Clone, Debug)]
+pub(crate) struct Joint {
+    pub(crate) events: Arc<Events>,
+    pub(crate) windows: Arc<RwLock<Windows>>,
+    pub(crate) overflows: Arc<Overflows>,
+    /// How many of them send to the same sockets; `None` where there can be no others.
+    pub(crate) sharers: Option<Arc<Sharers>>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(crate) local: IpAddr,
+    slot: u8,
+    pub(crate) qps: Vec<Option<Box<QpEntry>>>,
+    pub(crate) free: VecDeque<u16>,
+    pub(crate) regions: Regions,
+    pub(crate) srqs: Srqs,
+    pub(crate) paths: Paths,
+    pub(crate) counters: Counters,
+    pub(crate) events: Arc<Events>,
+    pub(crate) overflows: Arc<Overflows>,
+    /// How many overflows of completion queues it knows of.
+    pub(crate) overflows_known: usize,
+    pub(crate) tx: TxBatch,
+    ready: VecDeque<u32>,
+    owing: Owing,
+    touched: Vec<u32>,
+    /// The last batch had no room for the answers that were put off.
+    answers_are_next: bool,
+    /// Markers to be sent back, and where to.
+    returns: Vec<(IpAddr, Marker)>,
+    near: Near,
+    /// Who sent markers here: they are sent back by the way that other packets would take.
+    pub(crate) askers: Ways,
+    /// Queue pair 1.
+    pub(crate) gsi: Gsi,
+    /// Queue pairs that wait for the GPU's copy engine.
+    pub(crate) holding: Vec<u32>,
+    /// One of them found no chunk to fetch into.
+    pub(crate) starved: bool,
+    /// The queue pair that chunks were taken from last.
+    pub(crate) robbed: usize,
+    /// What queue pairs that are gone moved, by peer.
+    pub(crate) moved: HashMap<IpAddr, PathCounters>,
+    pub(crate) timers: BinaryHeap<Reverse<(Nanos, u32)>>,
+    pub(crate) peers: Peers,
+    /// Precomputed ICRCs of the flows and packet lengths heard lately.
+    pub(crate) sealers: Sealers<(u16, IpAddr)>,
+    /// Queue pairs with datagrams to peers that were not looked for yet.
+    pub(crate) unresolved: Vec<u32>,
+    /// What was posted and not taken yet.
+    pub(crate) submissions: Arc<Submissions>,
+    /// Calls in a row that received nothing.
+    idle_calls: u32,
+    /// When packets last came or left.
+    active_at: Nanos,
+}
+
+impl Engine {
+    /// The engine with that number of a device.
+    pub(crate) fn new(
+        link: Box<dyn Link>,
+        number: usize,
+        has_submissions: bool,
+        waker: Arc<Waker>,
+        joint: Joint,
+    ) -> Self {
+        let Joint { events, windows, overflows, sharers } = joint;
+        let core = Core {
+            local: link.local(),
+            slot: link.slot(),
+            qps: Vec::new(),
+            free: VecDeque::new(),
+            regions: Regions::new(number, windows),
+            srqs: Srqs::default(),
+            paths: Paths::new(sharers),
+            counters: Counters::default(),
+            events,
+            overflows_known: overflows.count(),
+            overflows,
+            tx: TxBatch::new(link.capabilities()),
+            ready: VecDeque::new(),
+            owing: Owing::default(),
+            touched: Vec::new(),
+            answers_are_next: false,
+            returns: Vec::new(),
+            near: Near::default(),
+            askers: Ways::default(),
+            gsi: Gsi::default(),
+            holding: Vec::new(),
+            starved: false,
+            robbed: 0,
+            moved: HashMap::new(),
+            timers: BinaryHeap::new(),
+            peers: Peers::default(),
+            sealers: Sealers::new(),
+            unresolved: Vec::new(),
+            submissions: Arc::new(Submissions::new(has_submissions)),
+            idle_calls: 0,
+            active_at: 0,
+        };
+        let caller = CallerWait { spin: Spin::adaptive(CALLER_SPIN_NS), polled_at: 0, active_at: 0 };
+        Self { link, core, keeper: None, waker, caller }
+    }
+
+    /// The queue pair has a new peer: the link may have a shorter way there.
+    pub(crate) fn change_path(&mut self, index: u32) {
+        self.core.change_path(index);
+        let Some(entry) = self.core.qps[index as usize].as_deref_mut() else { return };
+        let (remote, slot) = entry.peer();
+        entry.ends_at = None;
+        // Datagrams go to whoever the request says (see `meet_strangers`); the address of the attributes is nobody's.
+        entry.ring = if entry.qp.service() == Service::Ud { None } else { self.link.introduce(remote, slot) };
+        if let (None, Some(path)) = (&entry.ring, entry.path)
+            && (remote.is_loopback() || remote == self.core.local)
+        {
+            self.core.paths.ends_here(path, self.link.receive_room());
+        }
+    }
+
+    /// Looks for a shorter way to those whom datagrams go to, before the first one is built: later ones must not overtake it.
+    #[cold]
+    fn meet_strangers(&mut self) {
+        let Self { link, core, .. } = self;
+        while let Some(index) = core.unresolved.pop() {
+            let Some(entry) = core.qps[index as usize].as_deref_mut() else { continue };
+            if let Some(ways) = &mut entry.ways {
+                ways.meet_strangers(&mut **link, &mut core.near);
+            }
+        }
+    }
+
+    /// Can be reached from now on.
+    pub(crate) fn listen(&mut self) -> Result<(), OpenError> {
+        self.link.listen()?;
+        self.core.slot = self.link.slot();
+        Ok(())
+    }
+
+    /// Receives, lets the protocol work, sends. Returns how many packets came in.
+    pub(crate) fn progress(&mut self) -> usize {
+        let Self { link, core, .. } = self;
+        // An application that polls asks far more often than packets come: the clock is read when one did, and for
+        // the timers now and then.
+        let mut clock = None;
+        let received =
+            link.receive(&mut |datagram| core.handle_datagram(*clock.get_or_insert_with(now_ns), datagram));
+        while let Some(departed) = link.departed() {
+            core.lose_peer(departed);
+        }
+        if core.overflows.count() != core.overflows_known {
+            core.hear_of_overflows();
+        }
+        core.idle_calls = if received == 0 { core.idle_calls.wrapping_add(1) } else { 0 };
+        if received == 0 && core.is_idle() && !core.idle_calls.is_multiple_of(TIMERS_EVERY) {
+            return 0;
+        }
+        let now = clock.unwrap_or_else(now_ns);
+        if received > 0 {
+            core.active_at = now;
+        }
+        if core.askers.has_strangers() {
+            core.askers.meet_strangers(&mut **link, &mut core.near);
+        }
+        core.settle_touched(now);
+        core.fire_timers(now);
+        if core.gsi.wanted {
+            self.serve_gsi(now);
+            self.keep_snapshot(now);
+        }
+        let core = &mut self.core;
+        core.release_held();
+        // Nothing came: the delayed acknowledgements are the most urgent packets.
+        self.transmit(now, if received == 0 { Answers::Due } else { Answers::Travelling });
+        received
+    }
+
+    /// Sends what may leave, and of the answers that were put off those that `answers` says.
+    pub(crate) fn transmit(&mut self, now: Nanos, answers: Answers) {
+        if !self.core.unresolved.is_empty() {
+            self.meet_strangers();
+        }
+        self.transmit_batches(now, answers);
+        self.link.wake_peers();
+    }
+
+    fn transmit_batches(&mut self, now: Nanos, answers: Answers) {
+        for _ in 0..MAX_BATCHES {
+            if self.link.send_blocked() {
+                return; // the link says by next_deadline() when to try again
+            }
+            if std::mem::take(&mut self.core.answers_are_next) {
+                self.core.fill_answers(now, false);
+            }
+            let full = self.core.fill_returns() || self.core.fill(now);
+            // Where batches are full without end, as of one who answers long READs, the answers of others would never find room behind them.
+            self.core.answers_are_next = full;
+            let travels = !self.core.tx.is_empty();
+            if !full && (travels || answers != Answers::Travelling) {
+                self.core.fill_answers(now, travels || answers == Answers::All);
+            }
+            if self.core.tx.is_empty() {
+                self.core.tx.let_go();
+                return;
+            }
+            self.core.counters.sent_pkts += self.core.tx.count() as u64;
+            self.core.active_at = now;
+            self.link.send(&mut self.core.tx);
+            // A full batch takes as long as several posts: they do not wait for all of them.
+            if !full || (answers != Answers::All && !self.core.submissions.is_empty()) {
+                return;
+            }
+        }
+    }
+
+    /// Sends the answers that were put off.
+    pub(crate) fn send_answers(&mut self) {
+        self.transmit(now_ns(), Answers::All);
+    }
+
+    /// `caller` mode: a caller polls. Until when it should sleep, if it has polled without pause and without packets for a whole spin.
+    #[inline]
+    pub(crate) fn sleep_of_caller(&mut self, now: Nanos) -> Option<Nanos> {
+        let CallerWait { spin, polled_at, active_at } = &mut self.caller;
+        // A program that does something else between its polls is not waiting.
+        let is_waiting = now.saturating_sub(*polled_at) <= POLL_GAP_NS;
+        *polled_at = now;
+        if !is_waiting || *active_at != self.core.active_at {
+            *active_at = self.core.active_at;
+            spin.found();
+            return None;
+        }
+        spin.is_over(now).then(|| self.deadline().unwrap_or(Nanos::MAX).min(now + CALLER_SLEEP_NS))
+    }
+
+    /// `caller` mode: the caller has slept.
+    pub(crate) fn note_slept(&mut self, now: Nanos) {
+        self.caller.spin.slept();
+        self.caller.polled_at = now;
+        self.link.attend();
+    }
+
+    /// Whether the GPU's copy engine has to be looked after.
+    pub(crate) fn awaits_copies(&self) -> bool {
+        !self.core.holding.is_empty() || self.core.regions.stage.is_busy()
+    }
+
+    /// When the engine must be driven if no poll follows: what was merely delayed has time. Copies wake the engine thread themselves.
+    pub(crate) fn unattended_deadline(&self) -> Option<Nanos> {
+        if self.core.has_work() { Some(now_ns()) } else { self.deadline() }
+    }
+
+    /// When to come back if nothing arrives before: now if there is more to send.
+    pub(crate) fn deadline(&self) -> Option<Nanos> {
+        if self.core.has_work() && !self.link.send_blocked() {
+            return Some(0);
+        }
+        // A copy that is over wakes the engine thread; one that is stuck is found out by looking.
+        let copies = self.awaits_copies().then(|| now_ns() + TIMER_SLACK_NS);
+        let timer = self.core.timers.peek().map(|Reverse((at, _))| *at);
+        let answer = self.core.owing.patient.front().map(|(due, _)| *due);
+        [timer, answer, copies, self.link.next_deadline()].into_iter().flatten().min()
+    }
+}
+
+impl Core {
+    /// Nothing is to be sent, and nothing waits for copies.
+    fn is_idle(&self) -> bool {
+        !self.has_work() && self.holding.is_empty() && !self.regions.stage.is_busy()
+    }
+
+    /// Something is to be sent.
+    fn has_work(&self) -> bool {
+        !self.ready.is_empty() || !self.returns.is_empty() || !self.owing.soon.is_empty()
+    }
+
+    pub(crate) fn qpn(&self, index: u32) -> Qpn {
+        Qpn::new(u32::from(self.slot) << 16 | index)
+    }
+
+    pub(crate) fn entry(&mut self, qpn: Qpn) -> Option<&mut QpEntry> {
+        self.qps.get_mut((qpn.get() & 0xffff) as usize)?.as_deref_mut()
+    }
+
+    pub(crate) fn remove(&mut self, qpn: Qpn) {
+        let index = qpn.get() & 0xffff;
+        let Some(mut entry) = self.qps.get_mut(index as usize).and_then(Option::take) else { return };
+        if let Some((srq, receive)) = entry.take_open_shared() {
+            self.srqs.give_back(srq, receive);
+        }
+        if let Some(srq) = entry.srq {
+            self.srqs.leave(srq);
+        }
+        self.events.forget(|event| matches!(event, AsyncEvent::Qp { qpn: of, .. } if *of == qpn));
+        self.regions.stage.forget_owner(index);
+        self.regions.unbind_qp(index);
+        counters::add(&mut self.counters.qps, entry.qp.counters());
+        // Somebody who invents peers must not make us remember them all.
+        let peer =
+            if self.moved.len() < MAX_PEERS { entry.qp.attr().remote } else { Ipv4Addr::UNSPECIFIED.into() };
+        self.moved.entry(peer).or_default().add(&entry.tally);
+        if let Some(path) = entry.path {
+            self.paths.charge(path, entry.charged, 0);
+            self.paths.leave(path, entry.qp.service() == Service::Rc);
+            self.wake_waiting(path);
+        }
+        entry.send_cq.forget_qp(qpn);
+        entry.recv_cq.forget_qp(qpn);
+        if let Ok(index) = u16::try_from(index) {
+            self.free.push_back(index);
+        }
+    }
+
+    pub(crate) fn handle_datagram(&mut self, now: Nanos, datagram: &RxDatagram<'_>) {
+        self.counters.rcvd_pkts += u64::from(datagram.packets);
+        // Left where it was written: moved, it would be read back in other pieces than it was written in, and so wait until the payload before it is stored
+        // (5 % of a receiver's time).
+        let parsed = &Header::parse(datagram.bytes);
+        let parsed = match parsed {
+            Ok(parsed) => parsed,
+            Err(malformed) => {
+                if *malformed == Malformed::UnknownOpcode && self.handle_marker(datagram) {
+                    return;
+                }
+                self.counters.malformed[malformed.index()] += 1;
+                return;
+            }
+        };
+        if datagram.sealed && !self.check_icrc(datagram) {
+            self.counters.icrc_errors += 1;
+            return;
+        }
+        let header = &parsed.header;
+        let index = header.dest_qpn.get() & 0xffff;
+        let ours = header.dest_qpn.get() >> 16 == u32::from(self.slot);
+        // A receive that was posted before its message was sent is there for it.
+        if !header.opcode.is_response() {
+            self.take_submissions(|| now);
+        }
+        let Some(entry) = self.qps.get_mut(index as usize).and_then(Option::as_deref_mut).filter(|_| ours)
+        else {
+            return self.handle_stray(datagram, parsed);
+        };
+        if matches!(entry.qp.state(), QpState::Reset | QpState::Init) {
+            self.counters.wrong_state += 1;
+            return;
+        }
+        if entry.qp.attr().remote != datagram.src && entry.qp.service() != Service::Ud {
+            self.counters.wrong_peer += 1;
+            return;
+        }
+        let mut payload =
+            datagram.whole.unwrap_or_else(|| datagram.bytes.into()).slice(parsed.payload.clone());
+        let mut packets = u32::from(datagram.packets);
+        let taken = entry.qp.taken_of_run(header, packets, payload.len());
+        let rest;
+        let header = if taken == 0 {
+            header
+        } else {
+            payload = payload.skip(taken as usize * (payload.len() / packets as usize));
+            packets -= taken;
+            rest = Header { psn: header.psn.plus(taken), ..*header };
+            &rest
+        };
+        entry.heard_long = payload.len() > LONG;
+        let receives = match entry.srq.and_then(|srq| self.srqs.get(srq)) {
+            None => &mut entry.receives,
+            Some(srq) => &mut srq.receives,
+        };
+        let mut host = PacketHost {
+            regions: &mut self.regions,
+            pd: entry.pd,
+            receive_pd: entry.receive_pd,
+            payload,
+            datagram,
+            local: &self.local,
+            sends: &entry.sends,
+            receives,
+            current: &mut entry.current,
+            psn: header.psn,
+            qp: index,
+            ticket: &mut entry.ticket,
+            tally: &mut entry.tally.inbound,
+        };
+        let handled = entry.qp.handle_run(now, (header, packets), payload.len(), &mut host);
+        match handled {
+            Handled::Taken => {}
+            Handled::WrongState => self.counters.wrong_state += 1,
+            Handled::Unsolicited => self.counters.unsolicited += 1,
+            Handled::WrongService => self.counters.wrong_service += 1,
+        }
+        entry.answered |= header.opcode.is_response();
+        if !entry.touched {
+            entry.touched = true;
+            self.touched.push(index);
+        }
+    }
+
+    /// Sends a marker of somebody on this machine back, or hears of one that came back; false if it is none.
+    #[cold]
+    fn handle_marker(&mut self, datagram: &RxDatagram<'_>) -> bool {
+        let Some(marker) = Marker::parse(datagram.bytes) else { return false };
+        if !self.near.contains(datagram.src) || !self.check_icrc(datagram) {
+            return false;
+        }
+        if !marker.returns {
+            if self.returns.len() < MAX_RETURNS {
+                self.askers.expect(addressee(datagram.src, marker.from));
+                self.returns.push((datagram.src, marker.returned()));
+            }
+        } else if let Some(entry) = self.entry(marker.to) {
+            entry.qp.handle_marker(marker.number);
+            entry.answered = true;
+            if !entry.touched {
+                entry.touched = true;
+                self.touched.push(marker.to.get() & 0xffff);
+            }
+        }
+        true
+    }
+
+    /// Draws the consequences of the packets that came, once for each queue pair.
+    fn settle_touched(&mut self, now: Nanos) {
+        while let Some(index) = self.touched.pop() {
+            let Some(entry) = self.qps[index as usize].as_deref_mut() else { continue };
+            if let Some(srq) = entry.srq {
+                self.srqs.check_limit(srq, &self.events);
+            }
+            self.settle(index);
+            let Some(entry) = self.qps[index as usize].as_deref_mut() else { continue };
+            entry.touched = false;
+            let replies = entry.qp.has_replies();
+            if replies {
+                entry.note_heard(now);
+            }
+            let sends = std::mem::take(&mut entry.answered) && entry.may_send();
+            if sends || entry.qp.has_urgent_replies() {
+                self.make_ready(index);
+            } else if replies {
+                entry.owe(now, &mut self.owing);
+            }
+        }
+    }
+
+    fn fire_timers(&mut self, now: Nanos) {
+        while let Some(&Reverse((at, index))) = self.timers.peek() {
+            if at > now {
+                return;
+            }
+            self.timers.pop();
+            let Some(entry) = self.qps.get_mut(index as usize).and_then(Option::as_deref_mut) else {
+                // Three timers are no queue pair's: that of the connection manager, of snapshots, which is looked at with it, and of deaths.
+                self.gsi.wanted |= index == GSI_QPN || index == SNAPSHOT_TIMER;
+                if index == DEATH_TIMER {
+                    self.bury(now);
+                }
+                continue;
+            };
+            if entry.armed == Some(at) {
+                entry.armed = None;
+            }
+            if entry.qp.poll_timeout().is_some_and(|due| due <= now) {
+                if entry.holds_request() {
+                    entry.qp.put_off(now);
+                } else {
+                    entry.qp.handle_timeout(now);
+                }
+                self.settle(index);
+                self.make_ready(index);
+            } else {
+                self.arm(index);
+            }
+        }
+    }
+
+    /// Puts the queue pair's next timeout on the heap, unless an earlier entry is there already.
+    fn arm(&mut self, index: u32) {
+        let Some(entry) = self.qps[index as usize].as_deref_mut() else { return };
+        let Some(at) = entry.qp.poll_timeout() else { return };
+        if entry.armed.is_none_or(|armed| at < armed) {
+            entry.armed = Some(at);
+            self.timers.push(Reverse((at, index)));
+        }
+    }
+
+    pub(crate) fn make_ready(&mut self, index: u32) {
+        let Some(entry) = self.qps[index as usize].as_deref_mut() else { return };
+        if !entry.ready {
+            entry.ready = true;
+            self.ready.push_back(index);
+        }
+    }
+
+    /// Takes out of the protocol what came of the last call: completions, events, freed requests and room.
+    pub(crate) fn settle(&mut self, index: u32) {
+        let Some(entry) = self.qps[index as usize].as_deref_mut() else { return };
+        let mut overflowed = None;
+        let stage = &self.regions.stage;
+        // Before the completions: an application that has one may post again.
+        entry.publish_room();
+        if let Some(srq) = entry.srq {
+            self.srqs.publish_room(srq);
+        }
+        while let Some(completion) = entry.qp.poll_completion() {
+            if completion.status != Status::Success {
+                self.counters.count_failed(completion.status);
+            }
+            overflowed = complete(entry, stage, completion).or(overflowed);
+        }
+        while let Some(event) = entry.qp.poll_event() {
+            self.events.push(AsyncEvent::Qp { qpn: entry.qpn, event });
+        }
+        if entry.qp.state() == QpState::Error {
+            while let Some(posted) = entry.receives.pop_front() {
+                entry.publish_room();
+                self.counters.count_failed(Status::Flushed);
+                overflowed = complete(entry, stage, flushed(&posted)).or(overflowed);
+            }
+            entry.current = None;
+            entry.feeds = None;
+            if entry.ends_sharing() {
+                self.events.push(AsyncEvent::Qp { qpn: entry.qpn, event: QpEvent::LastWqeReached });
+            }
+        }
+        if entry.joins_holding() {
+            self.holding.push(index);
+        }
+        let oldest = entry.qp.oldest_serial();
+        while entry.sends.front().is_some_and(|send| send.serial < oldest) {
+            entry.sends.pop_front();
+        }
+        self.recharge(index);
+        if let Some(cq) = overflowed {
+            self.stop_users_of(cq);
+        }
+    }
+
+    /// Brings the path's account up to date, and lets others have the room that was freed.
+    pub(crate) fn recharge(&mut self, index: u32) {
+        let Some(entry) = self.qps[index as usize].as_deref_mut() else { return };
+        let outstanding = entry.qp.outstanding();
+        let Some(path) = entry.path else { return };
+        let freed = outstanding < entry.charged;
+        self.paths.charge(path, entry.charged, outstanding);
+        entry.charged = outstanding;
+        if freed {
+            self.wake_waiting(path);
+        }
+    }
+
+    /// The queue pair has a new peer: what it sends is charged to another path from now on.
+    fn change_path(&mut self, index: u32) {
+        let Some(entry) = self.qps[index as usize].as_deref_mut() else { return };
+        let (remote, slot) = entry.peer();
+        let reliable = entry.qp.service() == Service::Rc;
+        let new = self.paths.join(remote, slot, reliable);
+        let old = entry.path.replace(new);
+        let charged = std::mem::take(&mut entry.charged);
+        // It does not wait on the old path any more, or it would never be put into the new one's queue.
+        entry.waiting = false;
+        if let Some(old) = old {
+            self.paths.charge(old, charged, 0);
+            self.paths.leave(old, reliable);
+            self.wake_waiting(old);
+        }
+    }
+
+    /// Lets the next queue pair that waits for room try again, if there is room. One is enough: when its turn is
+    /// over and room is left, the next one follows.
+    fn wake_waiting(&mut self, path: PathIndex) {
+        while let Some(index) = self.paths.wake(path) {
+            if let Some(entry) = self.qps.get_mut(index as usize).and_then(Option::as_deref_mut) {
+                entry.waiting = false;
+                self.make_ready(index);
+                return;
+            }
+        }
+    }
+
+    /// Sends markers back; whether the batch is full.
+    fn fill_returns(&mut self) -> bool {
+        while let Some((to, marker)) = self.returns.pop() {
+            if !self.tx.has_room() {
+                self.returns.push((to, marker));
+                return true;
+            }
+            put_marker(&mut self.tx, to, 0, &marker);
+            self.counters.sent_markers += 1;
+        }
+        false
+    }
+}
+
+/// Which of the answers that can wait leave now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answers {
+    /// Those that find a request to travel with.
+    Travelling,
+    /// Those that have waited long enough, too.
+    Due,
+    All,
+}

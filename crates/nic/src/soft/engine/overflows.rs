@@ -1,0 +1,85 @@
+//! Which completion queues of a device have lost something: its engines tell each other.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use nobounce_protocol::qp::{QpAttr, QpEvent, QpState};
+
+use crate::soft::engine::Core;
+use crate::soft::events::event::AsyncEvent;
+use crate::sync::waker::Waker;
+
+/// The completion queues that overflowed, in order: each is named once in its life.
+#[derive(Debug, Default)]
+pub(crate) struct Overflows {
+    count: AtomicUsize,
+    told: Mutex<Told>,
+}
+
+#[derive(Debug, Default)]
+struct Told {
+    cqs: Vec<u32>,
+    wakers: Vec<Arc<Waker>>,
+}
+
+impl Overflows {
+    /// How many there are: a look at one number.
+    #[inline]
+    pub(crate) fn count(&self) -> usize {
+        self.count.load(Ordering::Acquire)
+    }
+
+    /// This thread is woken when there is one more.
+    pub(crate) fn wakes(&self, waker: &Arc<Waker>) {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner).wakers.push(waker.clone());
+    }
+
+    /// One more.
+    pub(crate) fn tell(&self, cq: u32) {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        told.cqs.push(cq);
+        self.count.store(told.cqs.len(), Ordering::Release);
+        told.wakers.iter().for_each(|waker| waker.wake());
+    }
+
+    /// Those after the first `known`, which are known from now on.
+    pub(crate) fn since(&self, known: &mut usize) -> Vec<u32> {
+        let told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let news = told.cqs.get(*known..).unwrap_or_default().to_vec();
+        *known = told.cqs.len();
+        news
+    }
+}
+
+impl Core {
+    /// A completion queue lost something: its queue pairs cannot go on as if nothing had happened.
+    pub(crate) fn stop_users_of(&mut self, cq: u32) {
+        self.events.push(AsyncEvent::CqOverflow { cq });
+        // The other engines hear of it in their own time, and we once more.
+        self.overflows.tell(cq);
+        self.stop_own_users_of(cq);
+    }
+
+    /// A completion queue lost something, perhaps of another engine's.
+    #[cold]
+    pub(crate) fn hear_of_overflows(&mut self) {
+        for cq in self.overflows.since(&mut self.overflows_known) {
+            self.stop_own_users_of(cq);
+        }
+    }
+
+    fn stop_own_users_of(&mut self, cq: u32) {
+        for index in 0..self.qps.len() {
+            let Some(entry) = self.qps[index].as_deref_mut() else { continue };
+            let uses = entry.send_cq.id == cq || entry.recv_cq.id == cq;
+            if uses && !matches!(entry.qp.state(), QpState::Error | QpState::Reset) {
+                let to_error = QpAttr::to_state(QpState::Error);
+                let _ = entry.qp.modify(&to_error); // any state may go to the error state
+                self.events.push(AsyncEvent::Qp { qpn: entry.qpn, event: QpEvent::Fatal });
+                if let Ok(index) = u32::try_from(index) {
+                    self.settle(index);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! The shared receive queues of an engine. The receives lie behind the engine's lock, which handling a packet takes anyway.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use nobounce_protocol::qp::Receive;
+
+use crate::soft::engine::host::PostedReceive;
+use crate::soft::engine::scatter::Bytes;
+use crate::soft::engine::submission::Room;
+use crate::soft::events::event::{AsyncEvent, Events};
+use crate::soft::limits::{CreateError, DeviceLimits};
+use crate::work::RecvRequest;
+
+impl PostedReceive {
+    pub(crate) fn of(request: &RecvRequest<'_>) -> Self {
+        let capacity = request.sges.iter().map(|sge| u64::from(sge.len)).sum();
+        let receive = Receive { wr_id: request.wr_id, capacity };
+        Self { receive, bytes: Bytes::of(request.sges) }
+    }
+}
+
+/// Where a shared receive queue is in the device's table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SrqIndex(usize);
+
+#[derive(Debug)]
+pub(crate) struct SrqEntry {
+    pub(crate) id: u32,
+    /// The domain that its receives' memory must belong to.
+    pub(crate) pd: u32,
+    pub(crate) receives: VecDeque<PostedReceive>,
+    pub(crate) room: Arc<Room>,
+    pub(crate) limit: u32,
+    /// Queue pairs that take from it.
+    pub(crate) users: usize,
+    /// Its owner has gone; it stays for its users, and is empty.
+    pub(crate) closed: bool,
+}
+
+impl SrqEntry {
+    /// A receive that has a place has reached the engine.
+    pub(crate) fn admit(&mut self, receive: PostedReceive) {
+        self.room.admit();
+        if !self.closed {
+            self.receives.push_back(receive);
+        }
+    }
+
+    /// Announces, once, that fewer receives are left than the limit says.
+    #[inline]
+    pub(crate) fn check_limit(&mut self, events: &Events) {
+        if self.limit > 0 && self.receives.len() < self.limit as usize {
+            self.limit = 0;
+            events.push(AsyncEvent::SrqLimitReached { srq: self.id });
+        }
+    }
+}
+
+/// The shared receive queues of a device.
+#[derive(Debug, Default)]
+pub(crate) struct Srqs {
+    table: Vec<Option<Box<SrqEntry>>>,
+    free: Vec<usize>,
+}
+
+impl Srqs {
+    pub(crate) fn insert(&mut self, entry: SrqEntry) -> Result<SrqIndex, CreateError> {
+        let max = DeviceLimits::OURS.max_srqs;
+        let index = match self.free.pop() {
+            Some(index) => index,
+            None if self.table.len() < max => {
+                self.table.push(None);
+                self.table.len() - 1
+            }
+            None => return Err(CreateError::TooMany { name: "shared receive queues", max }),
+        };
+        self.table[index] = Some(Box::new(entry));
+        Ok(SrqIndex(index))
+    }
+
+    #[inline]
+    pub(crate) fn get(&mut self, SrqIndex(index): SrqIndex) -> Option<&mut SrqEntry> {
+        self.table.get_mut(index)?.as_deref_mut()
+    }
+
+    /// A queue pair takes its receives there from now on; the domain of their memory.
+    pub(crate) fn join(&mut self, index: SrqIndex) -> Option<u32> {
+        let entry = self.get(index)?;
+        entry.users += 1;
+        Some(entry.pd)
+    }
+
+    /// A queue pair goes.
+    pub(crate) fn leave(&mut self, index: SrqIndex) {
+        if let Some(entry) = self.get(index) {
+            entry.users -= 1;
+            self.remove_unused(index);
+        }
+    }
+
+    /// A receive was taken for a message that will never be complete, and nobody will hear of it: the next one may have it.
+    pub(crate) fn give_back(&mut self, index: SrqIndex, receive: PostedReceive) {
+        if let Some(entry) = self.get(index)
+            && !entry.closed
+        {
+            entry.receives.push_front(receive);
+        }
+    }
+
+    /// Receives were taken.
+    #[inline]
+    pub(crate) fn check_limit(&mut self, index: SrqIndex, events: &Events) {
+        if let Some(entry) = self.get(index) {
+            entry.check_limit(events);
+        }
+    }
+
+    /// Tells posters what room there is.
+    #[inline]
+    pub(crate) fn publish_room(&mut self, index: SrqIndex) {
+        if let Some(entry) = self.get(index) {
+            entry.room.publish(entry.receives.len());
+        }
+    }
+
+    /// Its owner goes.
+    pub(crate) fn close(&mut self, index: SrqIndex) {
+        if let Some(entry) = self.get(index) {
+            entry.closed = true;
+            entry.limit = 0;
+            entry.receives = VecDeque::new();
+            self.remove_unused(index);
+        }
+    }
+
+    fn remove_unused(&mut self, SrqIndex(index): SrqIndex) {
+        if self.table[index].as_ref().is_some_and(|entry| entry.closed && entry.users == 0) {
+            self.table[index] = None;
+            self.free.push(index);
+        }
+    }
+}

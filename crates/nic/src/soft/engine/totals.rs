@@ -1,0 +1,160 @@
+//! What the engines of a device have done, and the report that says it.
+
+use std::collections::{BTreeSet, HashMap};
+use std::ffi::{OsStr, OsString};
+use std::fmt::Write as _;
+use std::net::IpAddr;
+use std::path::Path;
+
+use nobounce_protocol::qp::Status;
+
+use crate::soft::counters::{self, Counters};
+use crate::soft::engine::{Core, Engine};
+use crate::soft::tally::{PathCounters, PathTotals, Tally};
+
+/// What the engines of a device have done, together.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Totals {
+    pub(crate) counters: Counters,
+    /// By peer and by the way it took.
+    pub(crate) moved: HashMap<IpAddr, PathCounters>,
+    staged: BTreeSet<String>,
+    /// Why packets to peers on this machine take UDP.
+    pub(crate) fallbacks: BTreeSet<String>,
+    pub(crate) link: Vec<(&'static str, u64)>,
+}
+
+impl Totals {
+    pub(crate) fn of(engine: &Engine) -> Self {
+        Self {
+            counters: engine.core.totals(),
+            moved: engine.core.moved_by_peer(),
+            staged: engine.core.regions.staged.clone(),
+            fallbacks: engine.link.fallbacks().into_iter().collect(),
+            link: engine.link.counters(),
+        }
+    }
+
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.counters.add(&other.counters);
+        other.moved.iter().for_each(|(peer, moved)| self.moved.entry(*peer).or_default().add(moved));
+        self.staged.extend(other.staged.iter().cloned());
+        self.fallbacks.extend(other.fallbacks.iter().cloned());
+        for (name, count) in &other.link {
+            match self.link.iter_mut().find(|(known, _)| known == name) {
+                Some((_, sum)) => *sum += count,
+                None => self.link.push((name, *count)),
+            }
+        }
+    }
+
+    /// A number that grows with whatever happens.
+    pub(crate) fn packets(&self) -> u64 {
+        self.counters.sent_pkts + self.counters.rcvd_pkts
+    }
+}
+
+impl Core {
+    /// What was moved, by peer and by the way it took.
+    fn moved_by_peer(&self) -> HashMap<IpAddr, PathCounters> {
+        let mut moved = self.moved.clone();
+        for entry in self.qps.iter().flatten() {
+            moved.entry(entry.qp.attr().remote).or_default().add(&entry.tally);
+        }
+        moved
+    }
+
+    /// Everything counted so far.
+    fn totals(&self) -> Counters {
+        let mut total = self.counters;
+        total.refused_access = self.regions.refused;
+        total.memory_faults = self.regions.faults;
+        for moved in self.moved_by_peer().values() {
+            total.placed_bytes += moved.inbound.bytes();
+            total.gathered_bytes += moved.outbound.bytes();
+        }
+        for entry in self.qps.iter().flatten() {
+            counters::add(&mut total.qps, entry.qp.counters());
+        }
+        total
+    }
+}
+
+/// What a device at `local` has done so far, as its report will say it.
+pub(crate) fn so_far(local: IpAddr, totals: &Totals) -> String {
+    text_of(&head(local), totals)
+}
+
+/// The fields that are known from the beginning.
+pub(crate) fn head(local: IpAddr) -> String {
+    let (pid, program) = (std::process::id(), text(&program_name().to_string_lossy()));
+    format!("\"version\": 1, \"pid\": {pid}, \"program\": {program}, \"address\": \"{local}\"")
+}
+
+pub(crate) fn text_of(head: &str, totals: &Totals) -> String {
+    let counters = &totals.counters;
+    let mut moved = PathCounters::default();
+    totals.moved.values().for_each(|one| moved.add(one));
+    let errors = Status::ALL.into_iter().filter(|status| *status != Status::Flushed);
+    let errors = errors.map(|status| (format!("{status:?}"), counters.failed(status)));
+    let quoted =
+        |reasons: &BTreeSet<String>| reasons.iter().map(|reason| text(reason)).collect::<Vec<_>>().join(", ");
+    let lines = [
+        head.to_owned(),
+        format!("\"in\": {}", paths(&moved.inbound)),
+        format!("\"out\": {}", paths(&moved.outbound)),
+        format!("\"staged_because\": [{}]", quoted(&totals.staged)),
+        format!("\"udp_because\": [{}]", quoted(&totals.fallbacks)),
+        format!("\"packets_sent\": {}", counters.sent_pkts),
+        format!("\"packets_received\": {}", counters.rcvd_pkts),
+        format!("\"packets_dropped\": {}", counters.dropped()),
+        format!("\"retransmissions\": {}", counters.retransmissions()),
+        format!("\"errors\": {}", numbers(errors.filter(|(_, count)| *count > 0))),
+        format!("\"flushed\": {}", counters.failed(Status::Flushed)),
+        format!("\"counters\": {}", numbers(counters.list())),
+        format!("\"link\": {}", numbers(totals.link.iter().copied())),
+    ];
+    format!("{{\n  {}\n}}\n", lines.join(",\n  "))
+}
+
+fn program_name() -> OsString {
+    let first = std::env::args_os().next().unwrap_or_default();
+    Path::new(&first).file_name().map_or_else(|| OsString::from("?"), OsStr::to_owned)
+}
+
+fn paths(totals: &PathTotals) -> String {
+    let one = |(name, tally): (&str, Tally)| {
+        format!("\"{name}\": {{\"bytes\": {}, \"operations\": {}}}", tally.bytes, tally.operations)
+    };
+    format!("{{{}}}", totals.list().map(one).join(", "))
+}
+
+fn numbers(list: impl IntoIterator<Item = (impl AsRef<str>, u64)>) -> String {
+    let one = |(name, value): (_, u64)| format!("{}: {value}", text(AsRef::as_ref(&name)));
+    let list: Vec<String> = list.into_iter().map(one).collect();
+    format!("{{{}}}", list.join(", "))
+}
+
+/// A JSON string.
+fn text(words: &str) -> String {
+    let mut quoted = String::from('"');
+    for c in words.chars() {
+        match c {
+            '"' | '\\' => quoted.extend(['\\', c]),
+            c if c < ' ' => _ = write!(quoted, "\\u{:04x}", u32::from(c)),
+            c => quoted.push(c),
+        }
+    }
+    quoted.push('"');
+    quoted
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_quoted() {
+        assert_eq!(text("a \"b\"\\\n"), r#""a \"b\"\\\u000a""#);
+    }
+}

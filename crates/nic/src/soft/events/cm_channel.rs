@@ -1,0 +1,84 @@
+//! Where one is told what became of communications.
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+
+use nobounce_protocol::cm::Event;
+
+use crate::sync::notices::Notices;
+
+/// Something to be told.
+#[derive(Clone, Debug)]
+pub struct CmNotice {
+    /// What the user gave for the one whom it concerns.
+    pub tag: u64,
+    /// What happened.
+    pub told: Told,
+}
+
+/// What happened.
+#[derive(Clone, Debug)]
+pub enum Told {
+    /// To a communication of the device with this address.
+    #[allow(missing_docs)]
+    Event { local: IpAddr, event: Event },
+    /// What the user told itself.
+    #[allow(missing_docs)]
+    Own { kind: u32, status: i32 },
+}
+
+/// A queue of notices with a descriptor that can be polled.
+#[derive(Clone, Debug)]
+pub struct CmChannel(pub(crate) Arc<Notices<CmNotice>>);
+
+impl CmChannel {
+    /// A new one.
+    ///
+    /// # Errors
+    /// The kernel refuses a descriptor.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self(Arc::new(Notices::new()?)))
+    }
+
+    /// The next notice, for a caller who has just read 8 bytes from [`fd`](Self::fd). Nothing if it was forgotten meanwhile:
+    /// then read again.
+    pub fn claim(&self) -> Option<CmNotice> {
+        self.0.claim()
+    }
+
+    /// A descriptor that is readable while there are notices. Each reading of 8 bytes stands for one of them; it blocks while
+    /// there are none, unless `O_NONBLOCK` is set.
+    pub fn fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+
+    /// Tells itself something.
+    pub fn tell(&self, tag: u64, kind: u32, status: i32) {
+        self.0.push(CmNotice { tag, told: Told::Own { kind, status } }, usize::MAX);
+    }
+
+    /// Forgets what `of` picks.
+    pub fn forget(&self, of: impl Fn(&CmNotice) -> bool) {
+        self.0.forget(of);
+    }
+
+    /// Gives what `of` picks to another channel, in order.
+    pub fn give(&self, to: &Self, of: impl Fn(&CmNotice) -> bool) {
+        let given = std::cell::RefCell::new(Vec::new());
+        self.0.forget(|notice| {
+            let picked = of(notice);
+            if picked {
+                given.borrow_mut().push(notice.clone());
+            }
+            picked
+        });
+        given.into_inner().into_iter().for_each(|notice| to.0.push(notice, usize::MAX));
+    }
+
+    /// Whether both are one.
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}

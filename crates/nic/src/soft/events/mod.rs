@@ -1,0 +1,5 @@
+//! What the device tells the application: completion channels, asynchronous events, connection-manager events.
+
+pub(crate) mod channel;
+pub(crate) mod cm_channel;
+pub(crate) mod event;

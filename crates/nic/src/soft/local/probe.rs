@@ -1,0 +1,102 @@
+//! Whether anybody speaks RoCE at an address: a packet to a queue pair that nobody has, and what the host's kernel says to it.
+//!
+//! The packet is whole and sealed. A shorter one, or one without an ICRC, is dropped by every device, too, but not before some have read
+//! beyond its end: an empty datagram over IPv6 ended a Linux 7.2 with the kernel's own RoCE.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::AsRawFd;
+
+use nobounce_protocol::wire::icrc::Flow;
+use nobounce_protocol::wire::{BTH_LEN, Deth, Header, ICRC_LEN, Opcode, Psn, Qpn, ROCE_PORT};
+
+/// The packet: a datagram without payload.
+const LEN: usize = BTH_LEN + 8 + ICRC_LEN;
+
+/// A socket to ask with.
+#[derive(Debug)]
+pub(crate) struct Probe {
+    socket: UdpSocket,
+    to: SocketAddr,
+    packet: [u8; LEN],
+}
+
+impl Probe {
+    pub(crate) fn new(local: IpAddr, peer: IpAddr) -> io::Result<Self> {
+        let socket = UdpSocket::bind((local, 0))?;
+        socket.set_nonblocking(true)?;
+        // Errors come back although it is not connected: a connected socket numbers its packets, and the ICRC covers that number. So does
+        // one that lets its packets be cut in pieces.
+        match peer {
+            IpAddr::V4(_) => {
+                set(&socket, libc::IPPROTO_IP, libc::IP_RECVERR, 1)?;
+                set(&socket, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?;
+            }
+            IpAddr::V6(_) => set(&socket, libc::IPPROTO_IPV6, libc::IPV6_RECVERR, 1)?,
+        }
+        let mut packet = [0; LEN];
+        // Queue pair 0 is InfiniBand's own management, which Ethernet does not have.
+        let mut header = Header::new(Opcode::UdSendOnly, Qpn::new(0), Psn::new(0));
+        header.deth = Deth { qkey: 0, source: Qpn::new(0) };
+        header.emit(&mut packet);
+        let src_port = socket.local_addr()?.port();
+        Flow { src: local, dst: peer, src_port, dst_port: ROCE_PORT }.close(0, &mut packet);
+        Ok(Self { socket, to: (peer, ROCE_PORT).into(), packet })
+    }
+
+    /// Asks once more; whether the host has said that nobody is there.
+    pub(crate) fn is_refused(&self) -> bool {
+        let refused = |e: io::Error| e.kind() == io::ErrorKind::ConnectionRefused;
+        self.socket.send_to(&self.packet, self.to).is_err_and(refused)
+            || self.socket.take_error().is_ok_and(|e| e.is_some_and(refused))
+    }
+}
+
+fn set(socket: &UdpSocket, level: libc::c_int, name: libc::c_int, value: libc::c_int) -> io::Result<()> {
+    // SAFETY: the pointer and length describe one live number.
+    let set = unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const value).cast(), 4) };
+    if set < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use nobounce_protocol::wire::icrc::Verdict;
+
+    use super::*;
+
+    /// The ICRC covers the number that the kernel gives a packet: 0, as long as it may not be cut in pieces. (`make interop` sees the packets
+    /// themselves and checks theirs.)
+    #[test]
+    fn the_kernel_does_not_number_it() {
+        let probe = Probe::new("127.66.9.1".parse().unwrap(), "127.66.9.2".parse().unwrap()).unwrap();
+        let (mut value, mut len): (libc::c_int, libc::socklen_t) = (0, 4);
+        let (level, name) = (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER);
+        let to = (&raw mut value).cast();
+        // SAFETY: the pointers describe one live number and its length.
+        let got = unsafe { libc::getsockopt(probe.socket.as_raw_fd(), level, name, to, &raw mut len) };
+        assert_eq!((got, value), (0, libc::IP_PMTUDISC_DO));
+        assert!(probe.socket.peer_addr().is_err(), "nor is it connected");
+    }
+
+    /// A host that is up and has no such socket says so; one that has gets a packet that is right.
+    #[test]
+    fn nobody_is_there_or_somebody_gets_a_whole_packet() {
+        for (local, peer) in [("127.66.9.1", "127.66.9.2"), ("::1", "::1")] {
+            let (local, peer): (IpAddr, IpAddr) = (local.parse().unwrap(), peer.parse().unwrap());
+            let probe = Probe::new(local, peer).unwrap();
+            let Ok(there) = UdpSocket::bind((peer, ROCE_PORT)) else { continue };
+            assert!(!probe.is_refused());
+            let mut bytes = [0; 100];
+            let (len, from) = there.recv_from(&mut bytes).unwrap();
+            assert_eq!(len, LEN);
+            let flow = Flow { src: local, dst: peer, src_port: from.port(), dst_port: ROCE_PORT };
+            assert!(matches!(flow.verify(0, &bytes[..len]), Verdict::Valid { ip_id: Some(0) | None }));
+            drop(there);
+            let begin = std::time::Instant::now();
+            while !probe.is_refused() {
+                assert!(begin.elapsed().as_secs() < 10, "{peer}: no answer of the kernel");
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+        }
+    }
+}

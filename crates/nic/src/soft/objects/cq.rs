@@ -1,0 +1,174 @@
+//! Completion queues.
+
+use std::sync::Arc;
+
+use crate::soft::engine::cq_state::CqInner;
+use crate::soft::events::channel::Channel;
+use crate::soft::events::event::AsyncEvent;
+use crate::soft::limits::{CreateError, DeviceLimits, Taken, check};
+use crate::soft::objects::device::Shared;
+use crate::soft::progress::mode::Mode;
+use crate::soft::progress::set::Users;
+use crate::work::WorkCompletion;
+
+/// Why a completion queue cannot be polled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CqError {
+    /// More completed than fits.
+    #[error(
+        "the completion queue overflowed its {depth} entries: completions are lost; make it deeper or poll more often"
+    )]
+    Overflow {
+        #[allow(missing_docs)]
+        depth: usize,
+    },
+    /// The device is gone.
+    #[error("the device was opened before a fork: the child must open its own")]
+    Forked,
+}
+
+/// Why a completion queue could not be resized. It stays as it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ResizeError {
+    /// The depth is out of range.
+    #[error(transparent)]
+    Depth(#[from] CreateError),
+    /// Completions that are there would be lost.
+    #[error("the completion queue holds {held} completions and cannot shrink to {asked} entries: poll first")]
+    #[allow(missing_docs)]
+    Holds { held: usize, asked: usize },
+    /// It has lost some already.
+    #[error("the completion queue overflowed: completions are lost, destroy it")]
+    Overflowed,
+}
+
+impl ResizeError {
+    /// The error number a verbs program expects.
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::Depth(error) => error.errno(),
+            Self::Holds { .. } | Self::Overflowed => libc::EINVAL,
+        }
+    }
+}
+
+/// A completion queue. Queue pairs that use it when it is dropped go on without anybody to tell.
+#[derive(Debug)]
+pub struct Cq {
+    shared: Arc<Shared>,
+    pub(crate) inner: Arc<CqInner>,
+    /// Whose queue pairs use it.
+    pub(crate) users: Arc<Users>,
+    _taken: Taken,
+}
+
+impl Cq {
+    pub(crate) fn create(
+        shared: &Arc<Shared>,
+        depth: usize,
+        channel: Option<&Channel>,
+    ) -> Result<Self, CreateError> {
+        check_depth(depth)?;
+        let taken = shared.counts.cqs.take("completion queues", DeviceLimits::OURS.max_cqs)?;
+        let inner = Arc::new(CqInner::new(shared.next_id(), depth, channel.cloned()));
+        Ok(Self { shared: shared.clone(), inner, users: Arc::default(), _taken: taken })
+    }
+
+    /// Its number in events.
+    pub fn id(&self) -> u32 {
+        self.inner.id
+    }
+
+    /// Whether it belongs to this device.
+    pub(crate) fn is_of(&self, device: &Arc<Shared>) -> bool {
+        Arc::ptr_eq(&self.shared, device)
+    }
+
+    /// How many completions it holds at most.
+    pub fn depth(&self) -> usize {
+        if self.shared.is_forked() { 0 } else { self.inner.depth() }
+    }
+
+    /// Whether queue pairs use it: a program that destroys it now makes a mistake.
+    pub fn is_busy(&self) -> bool {
+        Arc::strong_count(&self.inner) > 1
+    }
+
+    /// Changes how many completions it holds at most. Those that are there stay.
+    ///
+    /// # Errors
+    /// It holds more completions than that, it has lost some already, or the depth is out of range.
+    pub fn resize(&self, depth: usize) -> Result<(), ResizeError> {
+        check_depth(depth)?;
+        if self.shared.is_forked() {
+            return Err(CreateError::Forked.into());
+        }
+        if self.inner.is_overflowed() {
+            return Err(ResizeError::Overflowed);
+        }
+        self.inner.resize(depth).map_err(|held| ResizeError::Holds { held, asked: depth })
+    }
+
+    /// Takes at most `max` completions, appends them to `out`, and returns how many. Where the caller drives the device
+    /// ([`Progress::Caller`](crate::soft::Progress)), an empty queue does so first, and a caller that polls for longer than a round trip sleeps
+    /// for some microseconds.
+    ///
+    /// # Errors
+    /// The queue overflowed (after what it still held was taken), or the process forked.
+    pub fn poll(&self, out: &mut Vec<WorkCompletion>, max: usize) -> Result<usize, CqError> {
+        self.poll_each(max, |completion| out.push(completion))
+    }
+
+    /// As [`poll`](Self::poll), handing each completion to `each`.
+    ///
+    /// # Errors
+    /// As for [`poll`](Self::poll).
+    #[inline]
+    pub fn poll_each(&self, max: usize, mut each: impl FnMut(WorkCompletion)) -> Result<usize, CqError> {
+        if self.shared.is_forked() {
+            return Err(CqError::Forked);
+        }
+        let taken = self.inner.take(max, &mut each);
+        if taken > 0 || max == 0 {
+            return Ok(taken);
+        }
+        if self.shared.engines.mode() == Mode::Caller {
+            // A caller that has armed the queue polls once more and sleeps: that is no attention.
+            let is_attention = !self.inner.is_armed();
+            let sleeps = self.shared.engines.drive_polled(&self.users, is_attention);
+            if let Some(until) = sleeps.filter(|_| is_attention && self.inner.is_empty()) {
+                self.shared.engines.sleep_polled(&self.users, until);
+            }
+        }
+        let taken = self.inner.take_unless_lost(max, &mut each);
+        taken.ok_or_else(|| CqError::Overflow { depth: self.depth() })
+    }
+
+    /// Raises the channel once, at the next completion (or the next solicited or failed one).
+    ///
+    /// As with every NIC, poll once more after arming: what came before is not announced.
+    pub fn request_notify(&self, solicited_only: bool) {
+        if self.shared.is_forked() {
+            return;
+        }
+        self.inner.arm(solicited_only);
+        self.shared.engines.expect_sleep(&self.users);
+    }
+}
+
+impl Drop for Cq {
+    fn drop(&mut self) {
+        if self.shared.is_forked() {
+            return;
+        }
+        let id = self.inner.id;
+        self.inner.close();
+        self.shared.events.forget(|event| *event == AsyncEvent::CqOverflow { cq: id });
+    }
+}
+
+fn check_depth(depth: usize) -> Result<(), CreateError> {
+    check("the depth of the completion queue", depth, DeviceLimits::OURS.max_cq_depth)
+}

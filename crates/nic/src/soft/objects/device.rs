@@ -1,0 +1,318 @@
+//! The device: opens links, owns the engines, makes everything else.
+
+use std::io;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
+
+use nobounce_protocol::qp::{Mtu, Service};
+
+use crate::links::Link;
+use crate::soft::config::Config;
+use crate::soft::config::Progress;
+use crate::soft::counters::Counters;
+use crate::soft::engine::Joint;
+use crate::soft::engine::memory_windows::Windows;
+use crate::soft::engine::snapshot::Keeper;
+use crate::soft::engine::totals;
+use crate::soft::engine::totals::Totals;
+use crate::soft::error::CreateQpError;
+use crate::soft::error::OpenError;
+use crate::soft::events::channel::Channel;
+use crate::soft::events::event::{AsyncEvent, Events};
+use crate::soft::lifecycle::exit::Ending;
+use crate::soft::lifecycle::report::Report;
+use crate::soft::limits::{Count, CreateError, DeviceLimits, Taken};
+use crate::soft::objects::cq::Cq;
+use crate::soft::objects::qp::{Qp, QpInit};
+use crate::soft::objects::srq::{CreateSrqError, Srq, SrqLimits};
+use crate::soft::progress::mode::Mode;
+use crate::soft::progress::set::{EngineSet, LinkMaker};
+use crate::soft::tally::PathCounters;
+use crate::work::QpLimits;
+
+/// What all objects of a device share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) engines: Arc<EngineSet>,
+    pub(crate) events: Arc<Events>,
+    pub(crate) counts: Counts,
+    windows: Arc<RwLock<Windows>>,
+    ending: Arc<Ending>,
+    next_id: AtomicU32,
+    pub(crate) is_ipv4: bool,
+}
+
+/// How many objects there are of those that no table counts for all engines.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) pds: Count,
+    pub(crate) cqs: Count,
+    pub(crate) qps: Count,
+    pub(crate) srqs: Count,
+}
+
+impl Shared {
+    pub(crate) fn is_forked(&self) -> bool {
+        self.engines.first().is_forked()
+    }
+
+    /// The memory windows. Not to be called in a forked child.
+    pub(crate) fn windows(&self) -> RwLockWriteGuard<'_, Windows> {
+        self.windows.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What all engines have done so far; nothing in a forked child.
+    fn totals(&self) -> Option<Totals> {
+        let mut sum = Totals::default();
+        for handle in self.engines.iter() {
+            sum.add(&Totals::of(&*handle.lock()?));
+        }
+        Some(sum)
+    }
+
+    pub(crate) fn next_id(&self) -> u32 {
+        self.next_id.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if self.is_forked() {
+            return;
+        }
+        let mut sum = Totals::default();
+        for handle in self.engines.iter() {
+            if let Some(engine) = handle.close() {
+                sum.add(&Totals::of(&engine));
+            }
+        }
+        self.ending.report(&sum);
+    }
+}
+
+/// A software RDMA NIC.
+#[derive(Clone, Debug)]
+pub struct Device {
+    pub(crate) shared: Arc<Shared>,
+    local: IpAddr,
+    max_mtu: Mtu,
+}
+
+impl Device {
+    /// Opens a device.
+    ///
+    /// # Errors
+    /// Another user holds the port, the address is not ours, there is no free slot, ...: the message says what to do.
+    pub fn open(config: &Config) -> Result<Self, OpenError> {
+        let maker = LinkMaker::new(config)?;
+        Self::with(maker.link(0)?, (Some(maker), config.engines()), config.progress.mode())
+    }
+
+    /// A device with one engine, on a link of the caller's.
+    ///
+    /// # Errors
+    /// The kernel refused a descriptor.
+    pub fn with_link(link: Box<dyn Link>) -> Result<Self, OpenError> {
+        Self::with(link, (None, 1), Progress::default().mode())
+    }
+
+    fn with(
+        link: Box<dyn Link>,
+        (maker, engines): (Option<LinkMaker>, usize),
+        mode: Mode,
+    ) -> Result<Self, OpenError> {
+        let local = link.local();
+        let max_mtu = Mtu::at_most(link.capabilities().max_path_mtu).unwrap_or(Mtu::Mtu256);
+        let events = Arc::new(Events::new()?);
+        let windows = Arc::new(RwLock::default());
+        let joint = Joint {
+            events: events.clone(),
+            windows: windows.clone(),
+            overflows: Arc::default(),
+            sharers: (engines > 1).then(Arc::default),
+        };
+        let report = Report::from_env(local);
+        let keeper = report.as_ref().and_then(Report::snapshots).map(Keeper::new);
+        let engines = Arc::new(EngineSet::new(link, (maker, engines), mode, joint, keeper)?);
+        let ending = Ending::new(engines.clone(), report);
+        let (counts, next_id) = (Counts::default(), AtomicU32::new(1));
+        let shared =
+            Arc::new(Shared { engines, events, counts, windows, ending, next_id, is_ipv4: local.is_ipv4() });
+        Ok(Self { shared, local, max_mtu })
+    }
+
+    /// The address it is reached at.
+    pub fn local(&self) -> IpAddr {
+        self.local
+    }
+
+    /// The largest path MTU whose packets fit the interface.
+    pub fn max_mtu(&self) -> Mtu {
+        self.max_mtu
+    }
+
+    /// What it offers at most.
+    pub fn limits(&self) -> DeviceLimits {
+        DeviceLimits::OURS
+    }
+
+    /// A protection domain: regions and queue pairs of different domains do not see each other.
+    ///
+    /// # Errors
+    /// There are too many.
+    pub fn alloc_pd(&self) -> Result<Pd, CreateError> {
+        if self.shared.is_forked() {
+            return Err(CreateError::Forked);
+        }
+        let taken = self.shared.counts.pds.take("protection domains", DeviceLimits::OURS.max_pds)?;
+        let handle = Arc::new(PdHandle { uses: Arc::new(PdUse { _taken: taken }) });
+        Ok(Pd { device: self.clone(), id: self.shared.next_id(), handle })
+    }
+
+    /// A completion channel.
+    ///
+    /// # Errors
+    /// The kernel refused a descriptor.
+    pub fn create_channel(&self) -> io::Result<Channel> {
+        Channel::new()
+    }
+
+    /// A completion queue of `depth` entries.
+    ///
+    /// # Errors
+    /// The depth is out of range, or there are too many.
+    pub fn create_cq(&self, depth: usize, channel: Option<&Channel>) -> Result<Cq, CreateError> {
+        if self.shared.is_forked() {
+            return Err(CreateError::Forked);
+        }
+        Cq::create(&self.shared, depth, channel)
+    }
+
+    /// Whether this process is a child of the one that opened the device, where the device is dead.
+    pub fn is_forked(&self) -> bool {
+        self.shared.is_forked()
+    }
+
+    /// The next asynchronous event.
+    pub fn next_event(&self) -> Option<AsyncEvent> {
+        self.shared.events.next()
+    }
+
+    /// As [`next_event`](Self::next_event), for a caller who has just read 8 bytes from [`event_fd`](Self::event_fd). Nothing if
+    /// the object that the event was of went meanwhile: then read again.
+    pub fn claim_event(&self) -> Option<AsyncEvent> {
+        self.shared.events.claim()
+    }
+
+    /// A descriptor that is readable while there are asynchronous events. Each reading of 8 bytes stands for one of them; it
+    /// blocks while there are none, unless `O_NONBLOCK` is set.
+    pub fn event_fd(&self) -> std::os::fd::RawFd {
+        self.shared.events.raw_fd()
+    }
+
+    /// What was counted so far.
+    pub fn counters(&self) -> Counters {
+        self.shared.totals().unwrap_or_default().counters
+    }
+
+    /// Bytes and operations so far, by the way they took.
+    pub fn path_counters(&self) -> PathCounters {
+        let mut sum = PathCounters::default();
+        self.peer_path_counters().iter().for_each(|(_, one)| sum.add(one));
+        sum
+    }
+
+    /// The same for each peer.
+    pub fn peer_path_counters(&self) -> Vec<(IpAddr, PathCounters)> {
+        let mut list: Vec<_> = self.shared.totals().unwrap_or_default().moved.into_iter().collect();
+        list.sort_by_key(|(peer, _)| *peer);
+        list
+    }
+
+    /// What its links counted so far.
+    pub fn link_counters(&self) -> Vec<(&'static str, u64)> {
+        self.shared.totals().unwrap_or_default().link
+    }
+
+    /// Why packets to peers on this machine take UDP, where they do although shared memory was to be taken: a sentence for each reason.
+    /// The same is logged when it happens.
+    pub fn fallbacks(&self) -> Vec<String> {
+        self.shared.totals().unwrap_or_default().fallbacks.into_iter().collect()
+    }
+
+    /// How many engines drive it: one, until it has several queue pairs.
+    pub fn engines(&self) -> usize {
+        self.shared.engines.iter().count()
+    }
+
+    /// Which thread drives it: `thread` or `caller`.
+    pub fn progress(&self) -> &'static str {
+        self.shared.engines.mode().name()
+    }
+
+    /// What it has done so far, as the JSON object that it leaves as its report when it goes (docs/run.md); `None` in a forked child.
+    pub fn report(&self) -> Option<String> {
+        self.shared.totals().map(|totals| totals::so_far(self.local, &totals))
+    }
+
+    /// Lets the device be reached, and has a thread look after it. From then on others may depend on that thread.
+    pub(crate) fn listen(&self) -> Result<(), CreateQpError> {
+        self.shared.engines.first().listen()
+    }
+}
+
+/// A protection domain.
+#[derive(Clone, Debug)]
+pub struct Pd {
+    pub(crate) device: Device,
+    pub(crate) id: u32,
+    handle: Arc<PdHandle>,
+}
+
+/// What the clones of a domain share.
+#[derive(Debug)]
+struct PdHandle {
+    uses: Arc<PdUse>,
+}
+
+/// Held by the domain and by every object made of it.
+#[derive(Debug)]
+pub(crate) struct PdUse {
+    _taken: Taken,
+}
+
+impl Pd {
+    /// Whether regions, queue pairs or shared receive queues of it exist: a program that deallocates it now makes a mistake.
+    pub fn is_busy(&self) -> bool {
+        Arc::strong_count(&self.handle.uses) > 1
+    }
+
+    pub(crate) fn in_use(&self) -> Arc<PdUse> {
+        self.handle.uses.clone()
+    }
+
+    /// Makes a reliable-connection queue pair with a receive queue of its own.
+    ///
+    /// # Errors
+    /// A limit is exceeded.
+    pub fn create_qp(&self, send_cq: &Cq, recv_cq: &Cq, limits: QpLimits) -> Result<Qp, CreateQpError> {
+        self.create_qp_with(&QpInit { service: Service::Rc, send_cq, recv_cq, srq: None, limits })
+    }
+
+    /// Makes a queue pair.
+    ///
+    /// # Errors
+    /// A limit is exceeded.
+    pub fn create_qp_with(&self, init: &QpInit<'_>) -> Result<Qp, CreateQpError> {
+        Qp::create(self, init)
+    }
+
+    /// Makes a shared receive queue.
+    ///
+    /// # Errors
+    /// A limit is exceeded.
+    pub fn create_srq(&self, limits: SrqLimits) -> Result<Srq, CreateSrqError> {
+        Srq::create(self, limits)
+    }
+}

@@ -1,0 +1,58 @@
+//! Memory regions as objects.
+
+use std::sync::Arc;
+
+use nobounce_memory::gpu;
+use nobounce_memory::path::Paths;
+
+use crate::soft::objects::device::{PdUse, Shared};
+
+/// A registered memory region. Dropping it deregisters: from then on no packet touches the memory.
+#[derive(Debug)]
+pub struct Mr {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) key: u32,
+    pub(crate) addr: u64,
+    pub(crate) len: u64,
+    pub(crate) paths: Paths,
+    pub(crate) gpu: Option<Arc<gpu::GpuMemory>>,
+    /// Its domain is in use.
+    pub(crate) pd: Arc<PdUse>,
+}
+
+impl Mr {
+    /// The way its bytes take, per direction.
+    pub fn paths(&self) -> &Paths {
+        &self.paths
+    }
+
+    /// The memory behind a region that CUDA knows, as the device reaches it.
+    pub fn gpu_memory(&self) -> Option<&Arc<gpu::GpuMemory>> {
+        self.gpu.as_ref()
+    }
+
+    /// The key for local scatter/gather lists.
+    pub fn lkey(&self) -> u32 {
+        self.key
+    }
+
+    /// The key for the peer.
+    pub fn rkey(&self) -> u32 {
+        self.key
+    }
+
+    /// The address of its first byte, as requests name it.
+    pub fn addr(&self) -> u64 {
+        self.addr
+    }
+
+    /// Its bytes.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}

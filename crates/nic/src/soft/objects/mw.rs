@@ -1,0 +1,63 @@
+//! Memory windows as objects.
+
+use std::sync::Arc;
+
+use crate::soft::engine::memory_windows::MwKind;
+use crate::soft::limits::{CreateError, DeviceLimits};
+use crate::soft::objects::device::{Pd, PdUse, Shared};
+use crate::soft::objects::mr::Mr;
+
+/// A memory window. Dropping it takes back what is behind it.
+#[derive(Debug)]
+pub struct Mw {
+    shared: Arc<Shared>,
+    key: u32,
+    kind: MwKind,
+    _pd: Arc<PdUse>,
+}
+
+impl Pd {
+    /// Makes a memory window with nothing behind it. It is bound by [`LocalWork::Bind`] on a reliable queue pair of the same domain.
+    ///
+    /// # Errors
+    /// There are too many.
+    pub fn create_window(&self, kind: MwKind) -> Result<Mw, CreateError> {
+        let shared = self.device.shared.clone();
+        // Nobody registers anything meanwhile, and the first engine knows every key.
+        let registry = shared.engines.registry().ok_or(CreateError::Forked)?;
+        let engine = shared.engines.first().lock().ok_or(CreateError::Forked)?;
+        let table = &engine.core.regions.table;
+        let key = shared.windows().insert(self.id, kind, |key| !table.knows(key));
+        drop((engine, registry));
+        let max = DeviceLimits::OURS.max_mws;
+        let key = key.ok_or(CreateError::TooMany { name: "memory windows", max })?;
+        Ok(Mw { shared, key, kind, _pd: self.in_use() })
+    }
+}
+
+impl Mw {
+    /// Its first key. Those that it is bound by differ in the lower 8 bits at most.
+    pub fn rkey(&self) -> u32 {
+        self.key
+    }
+
+    /// Its kind.
+    pub fn kind(&self) -> MwKind {
+        self.kind
+    }
+}
+
+impl Drop for Mw {
+    fn drop(&mut self) {
+        if !self.shared.is_forked() {
+            self.shared.windows().0.remove(&(self.key >> 8));
+        }
+    }
+}
+
+impl Mr {
+    /// Whether memory windows are bound to it: a program that deregisters it now makes a mistake, and they lose what is behind them.
+    pub fn has_windows(&self) -> bool {
+        !self.shared.is_forked() && self.shared.windows().uses_region(self.key)
+    }
+}

@@ -1,0 +1,492 @@
+//! Queue pairs.
+
+use std::borrow::Borrow;
+use std::sync::Arc;
+use std::time::Instant;
+
+use nobounce_protocol::qp::{
+    AttrMask, MAX_MESSAGE, PostError, Qp as ProtocolQp, QpAttr, QpConfig, QpCounters, QpState,
+    SendRequest as ProtocolSend, Service, TransitionError,
+};
+use nobounce_protocol::wire::Qpn;
+use parking_lot::MutexGuard;
+
+use crate::links::now_ns;
+use crate::soft::engine::entry::QpEntry;
+use crate::soft::engine::host::PostedReceive;
+use crate::soft::engine::release::PATIENCE;
+use crate::soft::engine::scatter::Bytes;
+use crate::soft::engine::submission::{Rooms, Submission};
+use crate::soft::engine::{Answers, Engine};
+use crate::soft::error::CreateQpError;
+use crate::soft::limits::MAX_QPS;
+use crate::soft::limits::{DeviceLimits, Taken};
+use crate::soft::objects::cq::Cq;
+use crate::soft::objects::device::{Pd, PdUse, Shared};
+use crate::soft::objects::srq::Srq;
+use crate::soft::progress::handle::Resident;
+use crate::soft::progress::mode::Mode;
+use crate::soft::progress::set::Use;
+use crate::work::{QpLimits, RecvRequest, SendRequest};
+
+/// Why a queue pair could not be modified.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ModifyError {
+    /// The transition or its attributes are wrong.
+    #[error(transparent)]
+    Transition(#[from] TransitionError),
+    /// The device is gone.
+    #[error("the device was opened before a fork: the child must open its own")]
+    Forked,
+}
+
+/// How a queue pair is made.
+#[derive(Clone, Copy, Debug)]
+pub struct QpInit<'a> {
+    /// What it speaks.
+    pub service: Service,
+    /// Where its sends complete.
+    pub send_cq: &'a Cq,
+    /// Where its receives complete.
+    pub recv_cq: &'a Cq,
+    /// The shared queue it takes its receives from; `limits` of receives then mean nothing.
+    pub srq: Option<&'a Srq>,
+    /// How deep its queues are.
+    pub limits: QpLimits,
+}
+
+/// A queue pair. Dropping it destroys it.
+#[derive(Debug)]
+pub struct Qp {
+    shared: Arc<Shared>,
+    /// Where it lives.
+    handle: Resident,
+    qpn: Qpn,
+    service: Service,
+    limits: QpLimits,
+    shares: bool,
+    rooms: Arc<Rooms>,
+    _taken: Taken,
+    _pd: Arc<PdUse>,
+    /// What it has to do with its completion queues.
+    _uses: [Use; 2],
+}
+
+impl Qp {
+    pub(crate) fn create(pd: &Pd, init: &QpInit<'_>) -> Result<Self, CreateQpError> {
+        let QpInit { service, send_cq, recv_cq, srq, mut limits } = *init;
+        let most = QpLimits::MAX;
+        if srq.is_some() {
+            (limits.recv_depth, limits.recv_sges) = (0, 0);
+        }
+        for (name, asked, max) in [
+            ("send queue depth", limits.send_depth, most.send_depth),
+            ("receive queue depth", limits.recv_depth, most.recv_depth),
+            ("send scatter/gather elements", limits.send_sges, most.send_sges),
+            ("receive scatter/gather elements", limits.recv_sges, most.recv_sges),
+            ("inline bytes", limits.inline, most.inline),
+        ] {
+            if asked > max {
+                return Err(CreateQpError::Limit { name, asked, max });
+            }
+        }
+        let shared = pd.device.shared.clone();
+        let ours = send_cq.is_of(&shared) && recv_cq.is_of(&shared);
+        if !ours || srq.is_some_and(|srq| !srq.is_of(&shared)) {
+            return Err(CreateQpError::OtherDevice);
+        }
+        if shared.is_forked() {
+            return Err(CreateQpError::Forked);
+        }
+        let taken = shared.counts.qps.take("queue pairs", DeviceLimits::OURS.max_qps);
+        let taken = taken.map_err(|_| CreateQpError::TooMany)?;
+        pd.device.listen()?;
+        let begins = send_cq.users.is_unused() && recv_cq.users.is_unused();
+        let handle = match (srq, service) {
+            (Some(srq), _) => srq.handle().clone(),
+            // All datagrams of a device share one path.
+            (None, Service::Ud) => shared.engines.first().clone(),
+            (None, _) => shared.engines.choose(begins)?,
+        };
+        let handle = handle.settle_in(begins);
+        let uses = [send_cq.users.join(&handle), recv_cq.users.join(&handle)];
+        if shared.engines.mode() == Mode::Caller && (send_cq.inner.is_armed() || recv_cq.inner.is_armed()) {
+            handle.waker.ask_to_watch();
+        }
+        let mut engine = handle.lock().ok_or(CreateQpError::Forked)?;
+        let index = engine.core.allocate(MAX_QPS).ok_or(CreateQpError::TooMany)?;
+        let qpn = engine.core.qpn(index);
+        let config = QpConfig {
+            service,
+            qpn,
+            port_mtu: pd.device.max_mtu(),
+            send_depth: limits.send_depth,
+            signal_all: limits.signal_all,
+        };
+        let (send_cq, recv_cq) = (send_cq.inner.clone(), recv_cq.inner.clone());
+        let mut entry = QpEntry::new(qpn, ProtocolQp::new(config), pd.id, send_cq, recv_cq);
+        if let Some(srq) = srq
+            && let Some(receive_pd) = engine.core.srqs.join(srq.index)
+        {
+            entry.share_receives(srq.index, receive_pd);
+        }
+        entry.send_depth = limits.send_depth;
+        let rooms = entry.rooms.clone();
+        engine.core.qps[index as usize] = Some(Box::new(entry));
+        if service == Service::Ud {
+            // Datagrams go anywhere: what a device sends of them shares one path, from now on.
+            engine.change_path(index);
+        }
+        drop(engine);
+        let shares = srq.is_some();
+        Ok(Self {
+            shared,
+            handle,
+            qpn,
+            service,
+            limits,
+            shares,
+            rooms,
+            _taken: taken,
+            _pd: pd.in_use(),
+            _uses: uses,
+        })
+    }
+
+    #[cfg(test)]
+    pub(crate) fn handle(&self) -> &Resident {
+        &self.handle
+    }
+
+    /// Its number.
+    pub fn qpn(&self) -> Qpn {
+        self.qpn
+    }
+
+    /// Its limits.
+    pub fn limits(&self) -> &QpLimits {
+        &self.limits
+    }
+
+    /// The state it is in (in a forked child, where nothing works any more: the error state).
+    pub fn state(&self) -> QpState {
+        self.attr().state
+    }
+
+    /// Its attributes.
+    pub fn attr(&self) -> QpAttr {
+        let dead = || QpAttr { state: QpState::Error, ..QpAttr::default() };
+        self.with(|entry| entry.qp.attr().clone()).unwrap_or_else(dead)
+    }
+
+    /// Whether it is in SQD, and work that was begun is not over yet.
+    pub fn is_draining(&self) -> bool {
+        self.with(|entry| entry.qp.is_draining()).unwrap_or(false)
+    }
+
+    /// What it counted.
+    pub fn counters(&self) -> QpCounters {
+        self.with(|entry| *entry.qp.counters()).unwrap_or_default()
+    }
+
+    fn with<T>(&self, f: impl FnOnce(&mut QpEntry) -> T) -> Option<T> {
+        self.handle.lock()?.core.entry(self.qpn).map(f)
+    }
+
+    /// Changes attributes and state.
+    ///
+    /// # Errors
+    /// The message says which transition does not exist, or which attribute is missing, not allowed or out of range.
+    pub fn modify(&self, attr: &QpAttr) -> Result<(), ModifyError> {
+        // What is posted from now on waits for the lock.
+        self.rooms.close();
+        let mut engine = self.handle.lock().ok_or(ModifyError::Forked)?;
+        // What was posted before begins before: it is not left over when the send queue is drained.
+        engine.transmit(now_ns(), Answers::Travelling);
+        let modified = self.modify_locked(&mut engine, attr);
+        if let Some(entry) = engine.core.entry(self.qpn) {
+            entry.publish_rules();
+        }
+        self.handle.let_go(engine);
+        modified
+    }
+
+    fn modify_locked(&self, engine: &mut Engine, attr: &QpAttr) -> Result<(), ModifyError> {
+        let index = self.qpn.get() & 0xffff;
+        let Some(entry) = engine.core.entry(self.qpn) else { return Ok(()) };
+        let open = entry.qp.has_open_receive();
+        entry.qp.modify(attr)?;
+        if attr.mask.contains(AttrMask::AV) || attr.mask.contains(AttrMask::DEST_QPN) {
+            engine.change_path(index);
+        }
+        let core = &mut engine.core;
+        if attr.mask.contains(AttrMask::STATE)
+            && attr.state == QpState::Reset
+            && let Some(entry) = core.entry(self.qpn)
+        {
+            entry.sends.clear();
+            entry.receives.clear();
+            let unfinished = entry.current.take().filter(|_| open).zip(entry.srq);
+            entry.said_last = false;
+            entry.drop_held();
+            entry.send_cq.forget_qp(self.qpn);
+            entry.recv_cq.forget_qp(self.qpn);
+            core.regions.unbind_qp(index);
+            core.regions.stage.forget_owner(index);
+            if let Some((receive, srq)) = unfinished {
+                core.srqs.give_back(srq, receive);
+            }
+        }
+        core.settle(index);
+        core.make_ready(index);
+        engine.transmit(now_ns(), Answers::Travelling);
+        Ok(())
+    }
+
+    /// Posts a send request and sends what may leave at once.
+    ///
+    /// # Errors
+    /// See [`PostError`].
+    pub fn post_send(&self, request: &SendRequest<'_>) -> Result<(), PostError> {
+        self.post_sends(std::slice::from_ref(request)).map_err(|(_, error)| error)
+    }
+
+    /// Posts several send requests, then sends what may leave at once.
+    ///
+    /// # Errors
+    /// The number of requests that were taken, and why the next one was not.
+    pub fn post_sends(&self, requests: &[SendRequest<'_>]) -> Result<(), (usize, PostError)> {
+        self.post_list(|post| {
+            for (taken, request) in requests.iter().enumerate() {
+                post(request).map_err(|error| (taken, error))?;
+            }
+            Ok(())
+        })
+        .unwrap_or_else(|error| Err((0, error)))
+    }
+
+    /// Posts all of these send requests, or none.
+    ///
+    /// # Errors
+    /// The number of the first request that was not right (or that there was no room for), and why.
+    pub fn post_all<'r, L>(&self, requests: L) -> Result<(), (usize, PostError)>
+    where
+        L: IntoIterator<Item: Borrow<SendRequest<'r>>, IntoIter: ExactSizeIterator + Clone>,
+    {
+        let requests = requests.into_iter();
+        let Some(mut engine) = self.handle.lock() else { return Err((0, PostError::State(QpState::Error))) };
+        let Some(entry) = engine.core.entry(self.qpn) else {
+            return Err((0, PostError::State(QpState::Reset)));
+        };
+        for (nth, request) in requests.clone().enumerate() {
+            let request = request.borrow();
+            let checked = self.checked(request);
+            let checked = checked.and_then(|send| entry.qp.check_post(&send, request.to.is_some()));
+            checked.map_err(|error| (nth, error))?;
+        }
+        let depth = self.limits.send_depth;
+        if !self.rooms.sends.take(requests.len(), depth) {
+            return Err((self.rooms.sends.free(depth), PostError::QueueFull(depth)));
+        }
+        let posted = requests.enumerate().try_for_each(|(nth, request)| {
+            let request = request.borrow();
+            let send = self.checked(request);
+            send.and_then(|send| self.post_admitted(entry, send, request)).map_err(|error| (nth, error))
+        });
+        self.start_posted(engine);
+        posted
+    }
+
+    /// Lets `each` post requests one by one, then sends what may leave at once; what `each` returned.
+    ///
+    /// # Errors
+    /// The device is gone, and `each` was not called.
+    pub fn post_list<R>(
+        &self,
+        each: impl FnOnce(&mut dyn FnMut(&SendRequest<'_>) -> Result<(), PostError>) -> R,
+    ) -> Result<R, PostError> {
+        if self.handle.has_submissions() {
+            let submitter = Submitter { qp: self };
+            return Ok(each(&mut |request| submitter.post(request)));
+        }
+        let mut engine = self.handle.lock().ok_or(PostError::State(QpState::Error))?;
+        let Some(entry) = engine.core.entry(self.qpn) else {
+            return Err(PostError::State(QpState::Reset));
+        };
+        if let Some(ring) = &entry.ring {
+            ring.expect();
+        }
+        let result = each(&mut |request| self.post_locked(entry, request));
+        self.start_posted(engine);
+        Ok(result)
+    }
+
+    /// Posts one request under the lock.
+    #[inline]
+    fn post_locked(&self, entry: &mut QpEntry, request: &SendRequest<'_>) -> Result<(), PostError> {
+        let send = self.checked(request)?;
+        let depth = self.limits.send_depth;
+        if !self.rooms.sends.take(1, depth) {
+            // A wrong request is wrong whether or not there is room.
+            entry.qp.check_post(&send, request.to.is_some())?;
+            return Err(PostError::QueueFull(depth));
+        }
+        self.post_admitted(entry, send, request)
+    }
+
+    /// Posts one request that has a place.
+    #[inline]
+    fn post_admitted(
+        &self,
+        entry: &mut QpEntry,
+        send: ProtocolSend,
+        request: &SendRequest<'_>,
+    ) -> Result<(), PostError> {
+        let bytes = Bytes::of_request(request.inline, request.sges);
+        let posted = entry.admit_send(send, bytes, request.to);
+        match posted {
+            Ok(()) => self.rooms.sends.admit(),
+            Err(_) => self.rooms.sends.give_back(),
+        }
+        posted
+    }
+
+    /// Sends what may leave of what was posted just now.
+    #[inline]
+    fn start_posted(&self, mut engine: MutexGuard<'_, Engine>) {
+        let now = now_ns();
+        engine.core.note_posted(now, self.qpn.get() & 0xffff);
+        self.handle.start(engine, now);
+    }
+
+    /// Posts a receive.
+    ///
+    /// # Errors
+    /// The queue is full, the list too long, the queue pair is in RESET, or it takes its receives from a shared queue.
+    pub fn post_recv(&self, request: &RecvRequest<'_>) -> Result<(), PostError> {
+        if self.shares {
+            return Err(PostError::SharedReceives);
+        }
+        if request.sges.len() > self.limits.recv_sges {
+            return Err(PostError::TooManySges { given: request.sges.len(), max: self.limits.recv_sges });
+        }
+        let depth = self.limits.recv_depth;
+        let mut receive = PostedReceive::of(request);
+        if self.handle.has_submissions() && self.rooms.may_receive() {
+            if !self.rooms.receives.take(1, depth) {
+                return Err(PostError::QueueFull(depth));
+            }
+            match self.handle.submit(Submission::Receive { qpn: self.qpn, receive }) {
+                Ok(()) => return Ok(()), // the engine looks here before it takes a receive
+                Err(Submission::Receive { receive: back, .. }) => receive = back,
+                Err(_) => return Err(PostError::State(QpState::Error)),
+            }
+            self.rooms.receives.give_back();
+        }
+        let mut engine = self.handle.lock().ok_or(PostError::State(QpState::Error))?;
+        let index = self.qpn.get() & 0xffff;
+        let Some(entry) = engine.core.entry(self.qpn) else { return Err(PostError::State(QpState::Reset)) };
+        if entry.qp.state() == QpState::Reset {
+            return Err(PostError::State(QpState::Reset));
+        }
+        if !self.rooms.receives.take(1, depth) {
+            return Err(PostError::QueueFull(depth));
+        }
+        self.rooms.receives.admit();
+        entry.receives.push_back(receive);
+        if entry.qp.state() == QpState::Error {
+            engine.core.settle(index);
+        }
+        Ok(())
+    }
+
+    /// The request as the protocol sees it, if it keeps the queue pair's limits.
+    #[inline]
+    fn checked(&self, request: &SendRequest<'_>) -> Result<ProtocolSend, PostError> {
+        checked(&self.limits, self.shared.is_ipv4, request)
+    }
+}
+
+/// Puts requests into the submission queue, and wakes the engine thread in the end.
+struct Submitter<'a> {
+    qp: &'a Qp,
+}
+
+impl Submitter<'_> {
+    fn post(&self, request: &SendRequest<'_>) -> Result<(), PostError> {
+        let qp = self.qp;
+        let send = qp.checked(request)?;
+        if qp.rooms.may_submit(qp.service, &send, request.to.is_some()) {
+            let depth = qp.limits.send_depth;
+            if !qp.rooms.sends.take(1, depth) {
+                return Err(PostError::QueueFull(depth));
+            }
+            let bytes = Bytes::of_request(request.inline, request.sges);
+            if qp.handle.submit(Submission::Send { qpn: qp.qpn, send, bytes, to: request.to }).is_ok() {
+                return Ok(());
+            }
+            qp.rooms.sends.give_back();
+        }
+        // The submission queue is full, or the queue pair is not ready to send, or something is wrong with the request.
+        let mut engine = qp.handle.lock().ok_or(PostError::State(QpState::Error))?;
+        let Some(entry) = engine.core.entry(qp.qpn) else { return Err(PostError::State(QpState::Reset)) };
+        qp.post_locked(entry, request)?;
+        engine.core.note_posted(now_ns(), qp.qpn.get() & 0xffff);
+        Ok(())
+    }
+}
+
+impl Drop for Submitter<'_> {
+    fn drop(&mut self) {
+        self.qp.handle.waker.wake_if_asleep();
+    }
+}
+
+/// The request as the protocol sees it, if it keeps the queue pair's limits.
+#[inline]
+fn checked(limits: &QpLimits, v4: bool, request: &SendRequest<'_>) -> Result<ProtocolSend, PostError> {
+    if request.sges.len() > limits.send_sges {
+        return Err(PostError::TooManySges { given: request.sges.len(), max: limits.send_sges });
+    }
+    let total = match request.inline {
+        None => request.sges.iter().map(|sge| u64::from(sge.len)).sum(),
+        // What is fetched cannot go to where nobody would look for it, and bytes come from one place.
+        Some(_) if request.op.fetches() || !request.sges.is_empty() => {
+            return Err(PostError::InlineMisused);
+        }
+        Some(bytes) if bytes.len() > limits.inline => {
+            return Err(PostError::InlineTooLong { given: bytes.len() as u64, max: limits.inline });
+        }
+        Some(bytes) => bytes.len() as u64,
+    };
+    if let Some(to) = request.to
+        && to.remote.is_ipv4() != v4
+    {
+        return Err(PostError::Unreachable(to.remote));
+    }
+    Ok(ProtocolSend {
+        wr_id: request.wr_id,
+        op: request.op,
+        len: u32::try_from(total).ok().filter(|len| *len <= MAX_MESSAGE).ok_or(PostError::TooLong(total))?,
+        signaled: request.signaled,
+        solicited: request.solicited,
+        fence: request.fence,
+    })
+}
+
+impl Drop for Qp {
+    fn drop(&mut self) {
+        let begin = Instant::now();
+        while let Some(mut engine) = self.handle.lock() {
+            // An answer that was put off may be all that a peer is waiting for.
+            if engine.settle_debts(self.qpn) || begin.elapsed() > PATIENCE {
+                engine.core.remove(self.qpn);
+                return;
+            }
+            // Others may go on meanwhile: copies may wait for kernels, and these for what others bring.
+            drop(engine);
+            std::thread::yield_now();
+        }
+    }
+}

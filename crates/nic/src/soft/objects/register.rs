@@ -1,0 +1,320 @@
+//! Registering memory: what is checked and prepared before a region gets its key, or gets other memory behind it.
+
+use std::sync::Arc;
+
+use nobounce_memory::gpu::calibration::{Calibration, USUAL_CROSSOVER};
+use nobounce_memory::gpu::{GpuMemory, GpuOptions};
+use nobounce_memory::path::{Mechanism, Path, Paths};
+use nobounce_memory::{Window, guard, page_size, probe};
+use nobounce_protocol::qp::Access;
+
+use crate::soft::engine::Core;
+use crate::soft::engine::region::{Region, Regions};
+use crate::soft::error::RegisterError;
+use crate::soft::gpu::copier::{Copier, Copies};
+use crate::soft::gpu::copiers::{ContextKey, CopierIndex, Known};
+use crate::soft::gpu::target::{GpuTarget, Target};
+use crate::soft::limits::DeviceLimits;
+use crate::soft::objects::device::{Pd, Shared};
+use crate::soft::objects::mr::Mr;
+
+/// What is to change about a region; what is `None` stays.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Rereg<'a> {
+    /// The domain it belongs to.
+    pub pd: Option<&'a Pd>,
+    /// The memory behind it.
+    pub memory: Option<NewMemory<'a>>,
+    /// What may be done with it.
+    pub access: Option<Access>,
+}
+
+/// Other memory for a region. It is named by its own address from then on.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)]
+pub enum NewMemory<'a> {
+    /// As for [`Pd::register`].
+    Host { addr: *mut u8, len: usize },
+    /// As for [`Pd::register_gpu`].
+    Gpu { addr: u64, len: usize, options: &'a GpuOptions },
+}
+
+impl Pd {
+    /// Registers `len` bytes at `addr`. A region of no bytes is one, too.
+    ///
+    /// # Safety
+    /// Until the region is dropped, the memory is read and, as `access` allows, written by the device and by peers:
+    /// no Rust reference to it may be live when that matters. (It may be unmapped meanwhile; then requests fail.)
+    ///
+    /// # Errors
+    /// The range is not mapped with these rights (EFAULT), or the rights contradict each other (EINVAL).
+    pub unsafe fn register(&self, addr: *mut u8, len: usize, access: Access) -> Result<Mr, RegisterError> {
+        check_rights(access)?;
+        // SAFETY: the caller promises what is asked for.
+        self.insert(unsafe { Memory::host(addr, len, access) }?, addr.addr() as u64, access)
+    }
+
+    /// As [`register`](Self::register), but requests name the first byte `iova`, and the others accordingly.
+    ///
+    /// # Safety
+    /// As for [`register`](Self::register).
+    ///
+    /// # Errors
+    /// As for [`register`](Self::register); or `iova` does not lie in its page as `addr` does in its own, or is so large that
+    /// the range wraps (EINVAL).
+    pub unsafe fn register_at(
+        &self,
+        addr: *mut u8,
+        len: usize,
+        iova: u64,
+        access: Access,
+    ) -> Result<Mr, RegisterError> {
+        let host = addr.addr() as u64;
+        let same_place = (host ^ iova) & (page_size() as u64 - 1) == 0;
+        if !same_place || iova.checked_add(len as u64).is_none() {
+            return Err(RegisterError::Iova { addr: host, len: len as u64, iova });
+        }
+        check_rights(access)?;
+        // SAFETY: the caller promises what is asked for.
+        self.insert(unsafe { Memory::host(addr, len, access) }?, iova, access)
+    }
+
+    /// Registers `len` bytes of memory that CUDA knows, at the address by which CUDA knows it.
+    ///
+    /// The region carries the way its bytes take ([`Mr::paths`]). For lack of a direct one it fails only where
+    /// `options` (or `NOBOUNCE_REQUIRE=direct`) ask for it.
+    ///
+    /// # Safety
+    /// As for [`register`](Self::register): until the region is dropped, the memory is read and, as `access` allows, written
+    /// by the device and by peers. It may be freed meanwhile; then requests fail.
+    ///
+    /// # Errors
+    /// The address is not CUDA's, the range crosses its allocation, there is no driver, a direct path was required, ...: the
+    /// message says what to do.
+    pub unsafe fn register_gpu(
+        &self,
+        addr: u64,
+        len: usize,
+        access: Access,
+        options: &GpuOptions,
+    ) -> Result<Mr, RegisterError> {
+        check_rights(access)?;
+        self.insert(Memory::gpu(&self.device.shared, addr, len, options)?, addr, access)
+    }
+
+    fn insert(&self, memory: Memory, addr: u64, access: Access) -> Result<Mr, RegisterError> {
+        let Memory { target, paths, gpu } = memory;
+        let len = target.len();
+        let region = Arc::new(Region::new(target, addr, access, self.id));
+        let shared = self.device.shared.clone();
+        let registry = shared.engines.registry().ok_or(RegisterError::Forked)?;
+        let mut engine = shared.engines.first().lock().ok_or(RegisterError::Forked)?;
+        engine.core.regions.note_paths(&paths);
+        let key = engine.core.regions.insert(region.clone())?;
+        drop(engine);
+        for handle in shared.engines.iter().skip(1) {
+            let mut engine = handle.lock().ok_or(RegisterError::Forked)?;
+            engine.core.regions.put(key, region.clone());
+        }
+        drop(registry);
+        Ok(Mr { shared, key, addr, len, paths, gpu, pd: self.in_use() })
+    }
+}
+
+impl Mr {
+    /// Changes what the region is, at once and under the same keys: every packet finds either the old or the new.
+    ///
+    /// # Safety
+    /// As for [`Pd::register`], of the new memory and rights.
+    ///
+    /// # Errors
+    /// As for registering. The region stays as it was.
+    pub unsafe fn rereg(&mut self, change: &Rereg<'_>) -> Result<(), RegisterError> {
+        if let Some(pd) = change.pd
+            && !Arc::ptr_eq(&pd.device.shared, &self.shared)
+        {
+            return Err(RegisterError::OtherDevice);
+        }
+        let first = self.shared.engines.first();
+        let old = first.lock().ok_or(RegisterError::Forked)?.core.regions.get(self.key);
+        let old = old.ok_or(RegisterError::Forked)?;
+        let access = change.access.unwrap_or(old.access);
+        check_rights(access)?;
+        let (memory, addr) = match change.memory {
+            None => {
+                if let (Target::Host(window), None) = (&old.target, &self.gpu) {
+                    let writes = access.contains(Access::LOCAL_WRITE);
+                    probe::check_range(window.base_addr(), window.len() as u64, writes)?;
+                }
+                let (target, paths) = (old.target.clone(), self.paths.clone());
+                (Memory { target, paths, gpu: self.gpu.clone() }, self.addr)
+            }
+            Some(NewMemory::Host { addr, len }) => {
+                // SAFETY: the caller promises what is asked for.
+                (unsafe { Memory::host(addr, len, access) }?, addr.addr() as u64)
+            }
+            Some(NewMemory::Gpu { addr, len, options }) => {
+                (Memory::gpu(&self.shared, addr, len, options)?, addr)
+            }
+        };
+        let Memory { target, paths, gpu } = memory;
+        (self.addr, self.len, self.paths, self.gpu) = (addr, target.len(), paths, gpu);
+        let region = Region::new(target, addr, access, change.pd.map_or(old.pd, |pd| pd.id));
+        drop(old);
+        let region = Arc::new(region);
+        let paths = &self.paths;
+        self.shared
+            .change_region(self.key, change.memory.is_some(), |regions| {
+                regions.note_paths(paths);
+                regions.put(self.key, region.clone())
+            })
+            .ok_or(RegisterError::Forked)?;
+        if let Some(pd) = change.pd {
+            self.pd = pd.in_use();
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Mr {
+    fn drop(&mut self) {
+        let _ = self.shared.change_region(self.key, true, |regions| regions.remove(self.key));
+    }
+}
+
+impl Shared {
+    /// Has every engine do with the region behind a key what `change` does, which gives back the region that was there; `moves` says whether
+    /// its memory is not the device's any more when this returns. `None` in a forked child.
+    fn change_region(
+        &self,
+        key: u32,
+        moves: bool,
+        mut change: impl FnMut(&mut Regions) -> Option<Arc<Region>>,
+    ) -> Option<()> {
+        let registry = self.engines.registry()?;
+        let (mut before, mut copies) = (Vec::new(), Vec::new());
+        for handle in self.engines.iter() {
+            let mut engine = handle.lock()?;
+            let old = change(&mut engine.core.regions);
+            if moves {
+                copies.extend(settle_copies(&mut engine.core, old.as_deref()));
+            }
+            before.push(old);
+        }
+        // No engine can bind a window onto it any more.
+        self.windows().leave_region(key);
+        // Others may go on while copies are waited for and the mapping is taken down.
+        drop(registry);
+        copies.iter().for_each(Copies::wait);
+        drop(before);
+        Some(())
+    }
+}
+
+/// The region is gone: nothing is placed in its memory any more, nor, once the copies are waited for, does the GPU copy into or out of it.
+fn settle_copies(core: &mut Core, region: Option<&Region>) -> Option<Copies> {
+    let target = &region?.target;
+    core.regions.stage.forget(target);
+    match target {
+        Target::Host(_) => None,
+        Target::Gpu(gpu) => {
+            core.regions.stage.copiers.get(gpu.copier).map(|copier| copier.copies_of(&gpu.memory))
+        }
+    }
+}
+
+/// Memory that was looked at and made ready for a region.
+struct Memory {
+    target: Target,
+    paths: Paths,
+    gpu: Option<Arc<GpuMemory>>,
+}
+
+impl Memory {
+    /// # Safety
+    /// As for [`Pd::register`].
+    unsafe fn host(addr: *mut u8, len: usize, access: Access) -> Result<Self, RegisterError> {
+        check_len(len)?;
+        guard::ensure_installed()?;
+        probe::check_range(addr.addr() as u64, len as u64, access.contains(Access::LOCAL_WRITE))?;
+        // SAFETY: the caller promises what Window::new asks for.
+        let window = unsafe { Window::new(addr, len) };
+        let paths = Paths::both(Path::Direct(Mechanism::Cpu));
+        Ok(Self { target: Target::Host(window), paths, gpu: None })
+    }
+
+    fn gpu(shared: &Shared, addr: u64, len: usize, options: &GpuOptions) -> Result<Self, RegisterError> {
+        check_len(len)?;
+        let memory = Arc::new(GpuMemory::register(addr, len, options)?);
+        if let Err(error) = memory.end_when_freed() {
+            tracing::warn!(%error, "no thread to look after GPU memory: should it be freed while it is registered, nobody notices");
+        }
+        let paths = memory.paths().clone();
+        if let Some(window) = memory.host() {
+            return Ok(Self { target: Target::Host(window), paths, gpu: Some(memory) });
+        }
+        // Made ahead and without the lock: data must not wait for either.
+        let crossover = match memory.window() {
+            Some(_) if paths.outbound.is_direct() => crossover(&memory),
+            _ => 0,
+        };
+        let copier = copier_of(shared, &memory)?;
+        let target = Target::Gpu(GpuTarget::new(memory.clone(), copier, crossover));
+        Ok(Self { target, paths, gpu: Some(memory) })
+    }
+}
+
+/// Who copies for memory of this context. Each engine of the device has its own; all of them know the same contexts, in the same order. Those
+/// whose context was destroyed meanwhile are let go.
+fn copier_of(shared: &Shared, memory: &GpuMemory) -> Result<CopierIndex, RegisterError> {
+    let context = ContextKey::of(memory)?;
+    let _registry = shared.engines.registry().ok_or(RegisterError::Forked)?;
+    let first = shared.engines.first().lock().ok_or(RegisterError::Forked)?;
+    let copiers = &first.core.regions.stage.copiers;
+    if let Some(known) = copiers.find(context) {
+        return Ok(known);
+    }
+    let all = copiers.all();
+    drop(first);
+    // CUDA is asked, and told to make things, without an engine's lock.
+    let is_gone = |known: &Option<Known>| known.as_ref().is_some_and(|known| known.copier.is_gone());
+    let gone: Vec<_> = all.into_iter().filter(|(_, known)| is_gone(known)).map(|(index, _)| index).collect();
+    let mut made = Vec::new();
+    for handle in shared.engines.iter() {
+        let copier = Copier::new(memory.gpu(), context, &handle.waker)?;
+        made.push((handle, Known { gpu: memory.gpu().clone(), context, copier }));
+    }
+    let mut index = None;
+    for (handle, known) in made {
+        let mut engine = handle.lock().ok_or(RegisterError::Forked)?;
+        let copiers = &mut engine.core.regions.stage.copiers;
+        gone.iter().for_each(|gone| copiers.bury(*gone));
+        let at = copiers.adopt(Some(known));
+        index.get_or_insert(at);
+    }
+    index.ok_or(RegisterError::Forked)
+}
+
+/// Up to which length loads are the faster way out. Where that cannot be measured (a GPU without free memory), what is usual.
+fn crossover(memory: &GpuMemory) -> usize {
+    match Calibration::of(memory.gpu()) {
+        Ok(found) => found.load_crossover,
+        Err(error) => {
+            tracing::warn!(%error, "what the ways into GPU memory cost could not be measured");
+            USUAL_CROSSOVER
+        }
+    }
+}
+
+fn check_len(len: usize) -> Result<(), RegisterError> {
+    let max = DeviceLimits::OURS.max_mr_size;
+    if len as u64 <= max { Ok(()) } else { Err(RegisterError::TooLong { len: len as u64, max }) }
+}
+
+fn check_rights(access: Access) -> Result<(), RegisterError> {
+    let remote_writes = Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+    if access.intersects(remote_writes) && !access.contains(Access::LOCAL_WRITE) {
+        return Err(RegisterError::Rights);
+    }
+    Ok(())
+}

@@ -1,0 +1,171 @@
+//! Shared receive queues: receives that several queue pairs take from.
+//!
+//! The receives lie in the engine, behind the lock that whoever handles a packet holds anyway.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use nobounce_protocol::qp::{PostError, QpState};
+
+use crate::soft::engine::host::PostedReceive;
+use crate::soft::engine::srqs::{SrqEntry, SrqIndex};
+use crate::soft::engine::submission::{Room, Submission};
+use crate::soft::events::event::{AsyncEvent, Events};
+use crate::soft::limits::{CreateError, DeviceLimits, Taken, check};
+use crate::soft::objects::device::{Pd, PdUse, Shared};
+use crate::soft::progress::handle::{EngineHandle, Resident};
+use crate::work::RecvRequest;
+
+/// How large a shared receive queue is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SrqLimits {
+    /// Receives outstanding.
+    pub depth: usize,
+    /// Elements of a receive's scatter list.
+    pub sges: usize,
+}
+
+/// Why a shared receive queue could not be made.
+pub type CreateSrqError = CreateError;
+
+/// Why a shared receive queue's limit could not be set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SrqLimitError {
+    /// It could never hold that many.
+    #[error("the limit is {asked}; the shared receive queue holds at most {depth} receives")]
+    #[allow(missing_docs)]
+    Depth { asked: u32, depth: usize },
+    /// The device is gone.
+    #[error("the device was opened before a fork: the child must open its own")]
+    Forked,
+}
+
+/// A shared receive queue. Queue pairs that use it when it is dropped find it empty from then on.
+#[derive(Debug)]
+pub struct Srq {
+    shared: Arc<Shared>,
+    /// Where it lives, and its queue pairs with it.
+    handle: Resident,
+    _taken: Taken,
+    pub(crate) index: SrqIndex,
+    id: u32,
+    limits: SrqLimits,
+    room: Arc<Room>,
+    _pd: Arc<PdUse>,
+}
+
+impl Srq {
+    pub(crate) fn create(pd: &Pd, limits: SrqLimits) -> Result<Self, CreateSrqError> {
+        let most = DeviceLimits::OURS;
+        check("the depth of the shared receive queue", limits.depth, most.max_srq_depth)?;
+        if limits.sges > most.max_sges {
+            let name = "the number of scatter/gather elements";
+            return Err(CreateError::Limit { name, asked: limits.sges, max: most.max_sges });
+        }
+        let shared = pd.device.shared.clone();
+        if shared.is_forked() {
+            return Err(CreateError::Forked);
+        }
+        let taken = shared.counts.srqs.take("shared receive queues", most.max_srqs)?;
+        let handle = shared.engines.choose(false).map_err(|_| CreateError::Forked)?.settle_in(false);
+        let id = shared.next_id();
+        let room = Arc::<Room>::default();
+        let entry = SrqEntry {
+            id,
+            pd: pd.id,
+            receives: VecDeque::new(),
+            room: room.clone(),
+            limit: 0,
+            users: 0,
+            closed: false,
+        };
+        let index = handle.lock().ok_or(CreateError::Forked)?.core.srqs.insert(entry)?;
+        Ok(Self { shared, handle, _taken: taken, index, id, limits, room, _pd: pd.in_use() })
+    }
+
+    pub(crate) fn handle(&self) -> &Arc<EngineHandle> {
+        &self.handle
+    }
+
+    /// Its number in events.
+    pub fn id(&self) -> u32 {
+        self.id
+    }
+
+    /// Whether it belongs to this device.
+    pub(crate) fn is_of(&self, device: &Arc<Shared>) -> bool {
+        Arc::ptr_eq(&self.shared, device)
+    }
+
+    /// Its limits.
+    pub fn limits(&self) -> &SrqLimits {
+        &self.limits
+    }
+
+    /// Whether queue pairs use it: a program that destroys it now makes a mistake.
+    pub fn is_busy(&self) -> bool {
+        self.with(|entry, _| entry.users > 0).unwrap_or(false)
+    }
+
+    /// The limit that is set; 0 when none is, or when it was reached.
+    pub fn limit(&self) -> u32 {
+        self.with(|entry, _| entry.limit).unwrap_or(0)
+    }
+
+    /// Asks for one [`AsyncEvent::SrqLimitReached`] when fewer than `limit` receives are left (at once, if that is so now); 0
+    /// takes it back.
+    ///
+    /// # Errors
+    /// The limit is larger than the queue.
+    pub fn set_limit(&self, limit: u32) -> Result<(), SrqLimitError> {
+        let depth = self.limits.depth;
+        if usize::try_from(limit).is_ok_and(|limit| limit > depth) {
+            return Err(SrqLimitError::Depth { asked: limit, depth });
+        }
+        self.with(|entry, events| {
+            entry.limit = limit;
+            entry.check_limit(events);
+        })
+        .ok_or(SrqLimitError::Forked)
+    }
+
+    /// Posts a receive.
+    ///
+    /// # Errors
+    /// The queue is full, or the list too long.
+    pub fn post_recv(&self, request: &RecvRequest<'_>) -> Result<(), PostError> {
+        if request.sges.len() > self.limits.sges {
+            return Err(PostError::TooManySges { given: request.sges.len(), max: self.limits.sges });
+        }
+        if self.shared.is_forked() {
+            return Err(PostError::State(QpState::Error));
+        }
+        if !self.room.take(1, self.limits.depth) {
+            return Err(PostError::QueueFull(self.limits.depth));
+        }
+        let mut receive = PostedReceive::of(request);
+        if self.handle.has_submissions() {
+            match self.handle.submit(Submission::SharedReceive { srq: self.index, receive }) {
+                Ok(()) => return Ok(()), // no packet waits for it: the engine looks here when it needs one
+                Err(Submission::SharedReceive { receive: back, .. }) => receive = back,
+                Err(_) => return Err(PostError::State(QpState::Error)),
+            }
+        }
+        self.with(|entry, _| entry.admit(receive)).ok_or(PostError::State(QpState::Error))
+    }
+
+    fn with<T>(&self, then: impl FnOnce(&mut SrqEntry, &Events) -> T) -> Option<T> {
+        let mut engine = self.handle.lock()?;
+        engine.core.srqs.get(self.index).map(|entry| then(entry, &self.shared.events))
+    }
+}
+
+impl Drop for Srq {
+    fn drop(&mut self) {
+        let Some(mut engine) = self.handle.lock() else { return };
+        engine.core.srqs.close(self.index);
+        drop(engine);
+        self.shared.events.forget(|event| *event == AsyncEvent::SrqLimitReached { srq: self.id });
+    }
+}
