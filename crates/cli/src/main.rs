@@ -7,6 +7,7 @@ mod doctor;
 mod log;
 mod predict;
 mod run;
+mod size;
 
 use std::io::Write;
 use std::process::ExitCode;

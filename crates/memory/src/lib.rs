@@ -25,6 +25,8 @@ pub mod shared_file;
 pub mod signals;
 mod window;
 
+pub use copy::wc;
+
 pub use access_error::AccessError;
 pub use foreign::{Sink, Source};
 pub use host_buffer::HostBuffer;

@@ -15,6 +15,7 @@
 pub mod cm;
 pub mod pcap;
 pub mod qp;
+pub mod rng;
 pub mod sim;
 pub mod timing;
 pub mod wire;

@@ -7,8 +7,8 @@
 mod border;
 mod calls;
 mod layout;
-#[path = "../../ibverbs/src/log.rs"]
-mod log;
 mod pin;
 mod slab;
 mod table;
+
+use nobounce_dropin::log;

@@ -13,11 +13,9 @@ mod cq;
 mod cq_ex;
 mod device_list;
 mod device_log;
-mod entry;
 mod export;
 mod kernel;
 mod live;
-mod log;
 mod mr;
 mod mw;
 mod pd;
@@ -35,3 +33,5 @@ mod strings;
 mod sysfs;
 mod system;
 mod unsupported;
+
+use nobounce_dropin::{entry, log};

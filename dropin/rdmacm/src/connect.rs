@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use nobounce_protocol::cm::{Accept, CmError, CommId, Connect, ip, private_len, reason, sidr_status};
+use nobounce_protocol::cm::{Accept, CommId, Connect, ip, private_len, reason, sidr_status};
 use nobounce_protocol::wire::Qpn;
 
 use crate::device::{self, Device};
@@ -19,17 +19,6 @@ const MIN_BACKLOG: usize = 128;
 const MAX_RETRIES: u8 = 7;
 /// Something happened over a connection that was accepted; `IBV_EVENT_COMM_EST`.
 const COMM_ESTABLISHED: c_int = 4;
-
-impl From<CmError> for Errno {
-    fn from(error: CmError) -> Self {
-        log::info(|| format!("librdmacm: {error}"));
-        Self(match error {
-            CmError::InUse => libc::EADDRINUSE,
-            CmError::TooMany => libc::ENOMEM,
-            _ => libc::EINVAL,
-        })
-    }
-}
 
 /// The parameters that a program gave, or those that stand for none.
 ///

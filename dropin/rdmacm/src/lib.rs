@@ -8,20 +8,16 @@ mod calls;
 mod channel;
 mod connect;
 mod device;
-#[path = "../../stubs/endings.rs"]
-mod endings;
 mod endpoint;
-#[allow(dead_code, reason = "made for libibverbs, which has functions of more kinds")]
-#[path = "../../ibverbs/src/entry.rs"]
-mod entry;
 mod event;
 mod id;
 mod layout;
-#[allow(dead_code, reason = "as above")]
-#[path = "../../ibverbs/src/log.rs"]
-mod log;
 mod qp;
 mod resolve;
+#[cfg(test)]
+mod tests;
+
+use nobounce_dropin::{endings, entry, log};
 
 use channel::{rdma_create_event_channel, rdma_destroy_event_channel};
 use connect::{
@@ -39,7 +35,5 @@ use qp::{
 };
 use resolve::{rdma_bind_addr, rdma_resolve_addr, rdma_resolve_route, rdma_set_option};
 
-/// What is not offered: multicast, ECE, sockets over RDMA.
-const ERRNO: i32 = libc::EOPNOTSUPP;
-
+// Not offered: multicast, ECE, sockets over RDMA.
 include!(concat!(env!("OUT_DIR"), "/exports.rs"));

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::case::{Kind, Memory, Op, Wait};
-use super::size::Sizes;
+use crate::size::Sizes;
 
 /// TCP port on which `--listen` and `--peer` meet unless another is named.
 pub(crate) const DEFAULT_PORT: u16 = 14791;

@@ -6,7 +6,7 @@ use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint};
 use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::Ranged;
 
-use super::size::Bytes;
+use crate::size::Bytes;
 
 /// The largest power of two an axis of sizes shows.
 const MAX_POWER: u32 = 31;

@@ -6,8 +6,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::counted::Counted;
-use super::size::Bytes;
 use super::tcp::Tcp;
+use crate::size::Bytes;
 
 /// The RDMA operation under test.
 #[derive(

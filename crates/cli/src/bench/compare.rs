@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::case::{Kind, Op, Wait};
 use super::model::{CaseOutcome, Report, SCHEMA};
-use super::size::Bytes;
+use crate::size::Bytes;
 
 /// Bytes of an earlier run that we are willing to read.
 const MAX_FILE: u64 = 256 << 20;

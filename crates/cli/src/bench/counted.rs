@@ -5,7 +5,7 @@ use std::fmt;
 use nobounce::{PathCounters, PathTotals, Tally};
 use serde::{Deserialize, Serialize};
 
-use super::size::Bytes;
+use crate::size::Bytes;
 
 /// What both ends' NICs counted, in one case or in a whole run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -10,8 +10,8 @@ use nobounce_topology::predict::soft::Soft;
 
 use super::case::{Kind, Op, Wait};
 use super::model::{CaseOutcome, Report, Way};
-use super::size::Bytes;
 use super::table::figure;
+use crate::size::Bytes;
 
 /// Below this share of the prediction something is wrong. Predictions from plain UDP are off by a third at the most on machines we know.
 const FAR_BELOW: f64 = 0.6;

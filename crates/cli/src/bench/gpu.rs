@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::case::{Case, Kind, Op, Place};
 use super::gpu_mps::Mps;
 use super::plan::{Ends, Plan};
-use super::size::Bytes;
+use crate::size::Bytes;
 
 /// Bytes of the allocation by which the path is found out before anything is measured.
 const PROBE: usize = 1 << 20;

@@ -7,8 +7,8 @@ use std::ops::RangeInclusive;
 use super::case::{Kind, Op};
 use super::counted::Counted;
 use super::model::{CaseOutcome, Report, Way};
-use super::size::Bytes;
 use super::table::figure;
+use crate::size::Bytes;
 
 /// Latencies by which direct is judged: up to this size.
 const SHORT: u64 = 4 << 10;

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 
 use super::gpu::GpuFacts;
-use super::size::Bytes;
+use crate::size::Bytes;
 
 /// Where a run took place, without the host's name.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]

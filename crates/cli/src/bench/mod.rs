@@ -47,7 +47,6 @@ mod raw_socket;
 mod ring;
 mod round;
 mod side;
-pub(crate) mod size;
 mod stats;
 mod stolen;
 mod table;

@@ -8,7 +8,7 @@ use super::case::{Amount, Case, Kind, Link, Memory, Op, Place, Wait};
 use super::devices::Named;
 use super::gpu_plan;
 use super::passes;
-use super::size::Bytes;
+use crate::size::Bytes;
 
 /// Queue pairs one case may use.
 pub(crate) const MAX_QPS: u32 = 4096;

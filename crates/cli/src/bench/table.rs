@@ -7,8 +7,8 @@ use comfy_table::{Cell, CellAlignment, ContentArrangement, LineStyle, Table, Tab
 use super::case::{Kind, Op, Wait};
 use super::gpu_summary;
 use super::model::{CaseOutcome, Report};
-use super::size::Bytes;
 use super::stats::{mad, median};
+use crate::size::Bytes;
 
 /// One rule, under the header: rules between the rows would double the length and say nothing.
 const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::new('─', '─', '─', '─'));

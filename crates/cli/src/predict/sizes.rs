@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use nobounce_topology::predict::report::MAX_SIZE;
 
-use crate::bench::size::doubling;
+use crate::size::doubling;
 
 /// One amount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

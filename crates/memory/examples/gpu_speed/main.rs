@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use nobounce_memory::gpu::calibration::Calibration;
 use nobounce_memory::gpu::copy_engine::{Copy, CopyEngine, PinnedChunk};
-use nobounce_memory::gpu::wc::Isa;
 use nobounce_memory::gpu::{Gpu, GpuBuffer, GpuMemory, GpuOptions, GpuWindow};
+use nobounce_memory::wc::Isa;
 
 // Allocates as other people's programs do.
 #[path = "../gpu_facts/memory.rs"]

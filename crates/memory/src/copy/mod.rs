@@ -9,6 +9,7 @@ mod crc;
 pub(crate) mod fixup;
 #[cfg(any(test, not(target_arch = "x86_64")))]
 pub(crate) mod portable;
+pub mod wc;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
@@ -28,5 +29,5 @@ pub(crate) use x86_64::{
 pub(crate) fn find_fixup(instruction: u64) -> Option<u64> {
     x86_64::find_fixup(instruction)
         .or_else(|| crc::find_fixup(instruction))
-        .or_else(|| crate::gpu::wc::find_fixup(instruction))
+        .or_else(|| wc::find_fixup(instruction))
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::wc::{self, Isa};
+use crate::copy::wc::{self, Isa};
 use crate::foreign::{Sink, Source};
 use crate::window::finished;
 use crate::{AccessError, Window, barrier};

@@ -26,7 +26,6 @@ mod range_error;
 pub mod region;
 mod rm;
 mod watch;
-pub mod wc;
 pub mod window;
 
 pub use allocation::GpuBuffer;

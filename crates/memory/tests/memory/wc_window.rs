@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use nobounce_memory::gpu::GpuWindow;
-use nobounce_memory::gpu::wc::Isa;
+use nobounce_memory::wc::Isa;
 use nobounce_memory::{AccessError, HostBuffer, guard, page_size};
 
 fn over(buffer: &Arc<HostBuffer>, start: usize, len: usize) -> GpuWindow {

@@ -11,7 +11,7 @@ use super::event::Event;
 use super::mad::{Kind, Mad};
 use super::message::{About, Ids, Rej, Rep, Req, SidrRep, SidrReq, private_len};
 use super::{reason, sidr_status};
-use crate::sim::Rng;
+use crate::rng::Rng;
 use crate::timing::Nanos;
 use crate::wire::{DEFAULT_PKEY, Qpn};
 

@@ -14,14 +14,14 @@ mod management;
 mod memory;
 mod network;
 pub mod plan;
-mod rng;
+
 mod trace;
 pub mod unreliable;
 
+pub use crate::rng::Rng;
 pub use endpoint::{Endpoint, EndpointCounters, Setup, encode};
 pub use memory::{Handling, Memory, Region};
 pub use network::{Conditions, Fate, Pipe, PipeCounters, Script, WIRE_OVERHEAD};
-pub use rng::Rng;
 
 use crate::timing::Nanos;
 

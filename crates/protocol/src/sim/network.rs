@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 use std::fmt;
 
-use super::rng::Rng;
+use crate::rng::Rng;
 use crate::timing::{MICROSECOND, Nanos, SECOND};
 use crate::wire::Header;
 

@@ -7,16 +7,23 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Level {
+/// What is said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    /// Nothing.
     Silent,
+    /// Why there is no device.
     Error,
+    /// What is refused, too.
     Warn,
+    /// What was chosen, too.
     Info,
+    /// Every refused call, too.
     Debug,
 }
 
-pub(crate) fn level() -> Level {
+/// What `NOBOUNCE_LOG` asks for.
+pub fn level() -> Level {
     static LEVEL: OnceLock<Level> = OnceLock::new();
     *LEVEL.get_or_init(|| match std::env::var("NOBOUNCE_LOG").as_deref() {
         Ok("debug" | "trace") => Level::Debug,
@@ -36,17 +43,17 @@ fn say(at: Level, line: impl FnOnce() -> String) {
 }
 
 /// There is no device for the program, and this is why.
-pub(crate) fn error(line: impl FnOnce() -> String) {
+pub fn error(line: impl FnOnce() -> String) {
     say(Level::Error, line);
 }
 
 /// Something is refused, and this is why. `nobounce run` says it again in its last line.
-pub(crate) fn warn(line: impl FnOnce() -> String) {
+pub fn warn(line: impl FnOnce() -> String) {
     warn_in("refused", line);
 }
 
 /// A warning that `nobounce run` finds in the file of this kind.
-pub(crate) fn warn_in(kind: &str, line: impl FnOnce() -> String) {
+pub fn warn_in(kind: &str, line: impl FnOnce() -> String) {
     let report = std::env::var_os("NOBOUNCE_REPORT").filter(|folder| !folder.is_empty());
     if report.is_none() && level() < Level::Warn {
         return;
@@ -73,11 +80,11 @@ fn keep(folder: &Path, kind: &str, line: &str) {
 }
 
 /// Something was chosen that one may want to know.
-pub(crate) fn info(line: impl FnOnce() -> String) {
+pub fn info(line: impl FnOnce() -> String) {
     say(Level::Info, line);
 }
 
 /// A call of the program was refused, and this is why.
-pub(crate) fn debug(line: impl FnOnce() -> String) {
+pub fn debug(line: impl FnOnce() -> String) {
     say(Level::Debug, line);
 }

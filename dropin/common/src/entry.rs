@@ -4,23 +4,33 @@ use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 
+#[cfg(feature = "nic")]
 use nobounce_nic::soft::CreateError;
+#[cfg(feature = "nic")]
+use nobounce_protocol::cm::CmError;
 
 use crate::log;
 
 /// An error number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Errno(pub(crate) c_int);
+pub struct Errno(pub c_int);
 
 impl Errno {
-    pub(crate) const EINVAL: Self = Self(libc::EINVAL);
-    pub(crate) const EBUSY: Self = Self(libc::EBUSY);
-    pub(crate) const ENOMEM: Self = Self(libc::ENOMEM);
-    pub(crate) const EADDRINUSE: Self = Self(libc::EADDRINUSE);
-    pub(crate) const EIO: Self = Self(libc::EIO);
-    pub(crate) const EOPNOTSUPP: Self = Self(libc::EOPNOTSUPP);
+    #[allow(missing_docs)]
+    pub const EINVAL: Self = Self(libc::EINVAL);
+    #[allow(missing_docs)]
+    pub const EBUSY: Self = Self(libc::EBUSY);
+    #[allow(missing_docs)]
+    pub const ENOMEM: Self = Self(libc::ENOMEM);
+    #[allow(missing_docs)]
+    pub const EADDRINUSE: Self = Self(libc::EADDRINUSE);
+    #[allow(missing_docs)]
+    pub const EIO: Self = Self(libc::EIO);
+    #[allow(missing_docs)]
+    pub const EOPNOTSUPP: Self = Self(libc::EOPNOTSUPP);
 
-    pub(crate) fn set(self) {
+    /// Sets this thread's errno.
+    pub fn set(self) {
         // SAFETY: the location is this thread's own.
         unsafe { *libc::__errno_location() = self.0 };
     }
@@ -32,10 +42,23 @@ impl From<std::io::Error> for Errno {
     }
 }
 
+#[cfg(feature = "nic")]
 impl From<CreateError> for Errno {
     fn from(error: CreateError) -> Self {
         log::warn(|| error.to_string());
         Self(error.errno())
+    }
+}
+
+#[cfg(feature = "nic")]
+impl From<CmError> for Errno {
+    fn from(error: CmError) -> Self {
+        log::info(|| format!("librdmacm: {error}"));
+        Self(match error {
+            CmError::InUse => libc::EADDRINUSE,
+            CmError::TooMany => libc::ENOMEM,
+            _ => libc::EINVAL,
+        })
     }
 }
 
@@ -69,7 +92,7 @@ impl Drop for Uncancelled {
 
 /// Runs `body`; a panic in it is EIO.
 #[inline]
-pub(crate) fn guarded<T>(body: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
+pub fn guarded<T>(body: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
     let _uncancelled = Uncancelled::new();
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
         log::error(|| {
@@ -80,7 +103,7 @@ pub(crate) fn guarded<T>(body: impl FnOnce() -> Result<T, Errno>) -> Result<T, E
 }
 
 /// For functions that return a pointer, or NULL and errno.
-pub(crate) fn pointer<T>(body: impl FnOnce() -> Result<*mut T, Errno>) -> *mut T {
+pub fn pointer<T>(body: impl FnOnce() -> Result<*mut T, Errno>) -> *mut T {
     guarded(body).unwrap_or_else(|errno| {
         errno.set();
         ptr::null_mut()
@@ -89,7 +112,7 @@ pub(crate) fn pointer<T>(body: impl FnOnce() -> Result<*mut T, Errno>) -> *mut T
 
 /// For functions that return 0 or an error number.
 #[inline]
-pub(crate) fn code(body: impl FnOnce() -> Result<(), Errno>) -> c_int {
+pub fn code(body: impl FnOnce() -> Result<(), Errno>) -> c_int {
     match guarded(body) {
         Ok(()) => 0,
         Err(errno) => {
@@ -100,7 +123,7 @@ pub(crate) fn code(body: impl FnOnce() -> Result<(), Errno>) -> c_int {
 }
 
 /// For functions that return something not negative, or -1 and errno.
-pub(crate) fn minus_one(body: impl FnOnce() -> Result<c_int, Errno>) -> c_int {
+pub fn minus_one(body: impl FnOnce() -> Result<c_int, Errno>) -> c_int {
     guarded(body).unwrap_or_else(|errno| {
         errno.set();
         -1
@@ -108,7 +131,7 @@ pub(crate) fn minus_one(body: impl FnOnce() -> Result<c_int, Errno>) -> c_int {
 }
 
 /// For functions that return nothing.
-pub(crate) fn silent(body: impl FnOnce() -> Result<(), Errno>) {
+pub fn silent(body: impl FnOnce() -> Result<(), Errno>) {
     if let Err(errno) = guarded(body) {
         errno.set();
     }

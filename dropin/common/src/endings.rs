@@ -1,7 +1,8 @@
 //! How a function ends that is not offered. Arguments are not looked at, so one function serves every signature; callers that
 //! expect an `int` take the lower half of what is returned.
 
-use super::ERRNO;
+/// Not offered.
+const ERRNO: i32 = libc::EOPNOTSUPP;
 
 fn set_errno() {
     // SAFETY: the pointer is the calling thread's errno, valid as long as the thread.
@@ -9,28 +10,24 @@ fn set_errno() {
 }
 
 /// Returns the error number, as most verbs do.
-#[allow(dead_code, reason = "not every stub has functions of every kind")]
-pub(crate) extern "C" fn errno() -> isize {
+pub extern "C" fn errno() -> isize {
     set_errno();
     ERRNO as isize
 }
 
 /// Returns no object; errno says why.
-#[allow(dead_code, reason = "not every stub has functions of every kind")]
-pub(crate) extern "C" fn null() -> isize {
+pub extern "C" fn null() -> isize {
     set_errno();
     0
 }
 
 /// Returns -1; errno says why.
-#[allow(dead_code, reason = "not every stub has functions of every kind")]
-pub(crate) extern "C" fn minus() -> isize {
+pub extern "C" fn minus() -> isize {
     set_errno();
     -1
 }
 
 /// Returns nothing, or false.
-#[allow(dead_code, reason = "not every stub has functions of every kind")]
-pub(crate) extern "C" fn zero() -> isize {
+pub extern "C" fn zero() -> isize {
     0
 }

@@ -1,6 +1,6 @@
 //! Copies to and from write-combined memory: a window through BAR1, of which nothing is cached and stores do not keep their order.
 //!
-//! The routines know nothing of order: [`GpuWindow`](super::GpuWindow) fences around them.
+//! The routines know nothing of order: [`GpuWindow`](crate::gpu::GpuWindow) fences around them.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -61,7 +61,7 @@ impl Isa {
 
     /// This one where the processor has it, else the best.
     #[must_use]
-    pub(super) fn or_best(self) -> Self {
+    pub(crate) fn or_best(self) -> Self {
         if self.is_available() { self } else { Self::best() }
     }
 }

@@ -1,0 +1,160 @@
+"""The rooms of each crate, lowest first: what `check-tree` holds the imports of its modules against.
+
+A room is a module with everything below it, or several modules that belong together. A module may use its own room and lower ones. A
+room that is not in the table is reported, and so is an import that points upward.
+"""
+
+import os
+import re
+
+# Crate: [(room, its modules)], lowest first. "" is the crate's root, which may use everything.
+ROOMS = {
+    "crates/protocol": [("time", {"timing", "rng"}), ("wire", {"wire"}), ("qp", {"qp"}), ("cm", {"cm"}), ("capture", {"pcap"}), ("simulator", {"sim"})],
+    "crates/memory": [
+        ("words", {"access_error", "barrier", "path", "signals"}), ("copies", {"copy"}), ("host memory", {"foreign", "window", "guard", "probe"}),
+        ("gpu", {"gpu"}), ("buffers", {"host_buffer", "shared_file"}),
+    ],
+    "crates/nic": [
+        ("process", {"process"}), ("sync", {"sync"}), ("work", {"work"}), ("interfaces", {"interfaces"}), ("links", {"links"}),
+        ("settings", {"soft::limits", "soft::config", "soft::error"}), ("counters", {"soft::tally", "soft::counters", "soft::crc"}),
+        ("events", {"soft::events"}), ("gpu", {"soft::gpu"}), ("local", {"soft::local"}), ("engine", {"soft::engine"}),
+        ("progress", {"soft::progress"}), ("lifecycle", {"soft::lifecycle"}), ("objects", {"soft::objects"}), ("cm", {"soft::cm"}), ("soft", {"soft"}),
+        ("hard", {"hard"}), ("any", {"any"}),
+    ],
+    "crates/nobounce": [
+        ("words", {"access", "ailments", "choose", "control", "farewell", "tickets", "shares"}), ("memory", {"gpu_access", "region"}),
+        ("handshake", {"handshake", "wait"}), ("connection", {"connection", "connect", "lane"}), ("messages", {"message", "rails"}),
+        ("listener", {"listener"}), ("device", {"device"}),
+    ],
+    "crates/topology": [
+        ("facts", {"cpu_list", "clean", "facts", "sysfs", "fuzzing", "machines"}), ("tree", {"ladder", "usable", "tree", "analysis", "bandwidth", "names", "platform", "nearest"}),
+        ("predict", {"predict"}), ("findings", {"explain", "finding", "verdict"}), ("checks", {"ucx", "nccl", "checks", "lost", "diagnosis"}),
+        ("reports", {"report", "draw", "log"}),
+    ],
+    "crates/verbs": [("layouts", {"address", "completion", "context", "cq_ex", "device", "event", "kernel", "memory", "port", "qp", "qp_ex", "srq", "work"})],
+    # The driver's calls and its state know each other: one object, as in CUDA's own library.
+    "crates/fake-cuda": [
+        ("words", {"abi", "status", "backing", "space", "client"}),
+        ("driver", {"call", "capture", "context", "copy", "device", "event", "export", "knobs", "lane", "malloc", "memory", "spoil", "stream", "vmm", "world"}),
+        ("more calls", {"host", "ipc", "kernel", "pointer"}),
+    ],
+    "crates/cli": [("words", {"log", "size"}), ("doctor", {"doctor"}), ("predict", {"predict"}), ("bench", {"bench"}), ("run", {"run"})],
+    "dropin/common": [("log", {"log"}), ("border", {"entry", "endings"})],
+    "dropin/gdrapi": [("border", {"border", "layout", "slab"}), ("pins", {"pin", "table"}), ("calls", {"calls"})],
+    "dropin/paths": [("view", {"view", "original"}), ("calls", {"calls"})],
+    # Verbs objects hold each other by pointers that C programs follow in every direction.
+    "dropin/ibverbs": [
+        ("border", {"device_log", "strings", "rates", "export", "private", "kernel", "sysfs", "unsupported"}),
+        ("devices", {"live", "convert", "device_list", "system"}),
+        ("objects", {"ah", "channel", "context", "cq", "cq_ex", "mr", "mw", "pd", "poll", "port", "post", "qp", "qp_ex", "srq"}),
+        ("calls", {"async_event", "attributes", "qp_modify", "report"}),
+    ],
+    "dropin/rdmacm": [
+        ("border", {"address", "calls", "layout"}), ("devices", {"device", "channel"}), ("ids", {"id", "qp"}), ("events", {"event"}),
+        ("calls", {"connect", "resolve", "endpoint"}),
+    ],
+}
+
+
+def modules_of(names, source):
+    """{module path: file} of a crate."""
+    found = {}
+    for name in names:
+        if not name.startswith(source + "/") or not name.endswith(".rs"):
+            continue
+        module = name[len(source) + 1:-3].removesuffix("/mod").replace("/", "::")
+        found["" if module in ("lib", "main", "mod") else module] = name
+    return found
+
+
+TESTS = re.compile(r"#\[cfg\((?:all\()?(?:test|loom)\b[^\]]*\]\s*(?:pub(?:\(\w+\))? )?mod \w+ \{.*", re.S)
+PATH = re.compile(r"\b(crate|self|super(?:::super)*)((?:::\w+)+)(?:::\{((?:[^{}]|\{[^{}]*\})*)\})?")
+
+
+def imports_of(text, module, modules):
+    """The modules that a file names, by `use` or in the midst of code. Its tests may name everything."""
+    text = TESTS.sub("", text)
+    text = re.sub(r"//.*", "", text)
+    here = module.split("::") if module else []
+    found = set()
+    for start, path, group in PATH.findall(text):
+        if start == "crate":
+            base = []
+        elif start == "self":
+            base = here
+        else:
+            base = here[:max(0, len(here) - start.count("super"))]
+        base = base + path.strip(":").split("::")
+        tails = [re.split(r"\W", tail.strip())[0] for tail in re.sub(r"\{[^{}]*\}", "", group).split(",")] if group else [""]
+        for tail in tails:
+            full = base + [tail] if tail else base
+            for length in range(len(full), 0, -1):
+                named = "::".join(full[:length])
+                if named in modules:
+                    found.add(named)
+                    break
+    return found - {module}
+
+
+def room_of(module, rooms):
+    """(place, name) of the room that a module belongs to, or None."""
+    parts = module.split("::")
+    for length in range(len(parts), 0, -1):
+        prefix = "::".join(parts[:length])
+        for place, (name, members) in enumerate(rooms):
+            if prefix in members:
+                return place, name
+    return None
+
+
+def upward(modules, imports, rooms):
+    """What is wrong with the imports of a crate: [text]."""
+    problems = []
+    for module in sorted(modules):
+        if not module or module.endswith("tests") or "::tests::" in module:
+            continue
+        mine = room_of(module, rooms)
+        if mine is None:
+            problems.append(f"{modules[module]}: belongs to no room; add it to tools/rooms.py")
+            continue
+        for other in sorted(imports[module]):
+            theirs = room_of(other, rooms)
+            if theirs and theirs[0] > mine[0]:
+                problems.append(f"{modules[module]}: room {mine[1]} imports {other} of room {theirs[1]}, which is above it")
+    return problems
+
+
+def check(names, text_of):
+    """Problems of all crates."""
+    problems = []
+    for manifest in names:
+        if not re.fullmatch(r"(?:crates|dropin)/.+/Cargo\.toml", manifest):
+            continue
+        crate = os.path.dirname(manifest)
+        modules = modules_of(names, f"{crate}/src")
+        if len(modules) < 3:
+            continue
+        if crate not in ROOMS:
+            problems.append(f"{crate}: has no rooms in tools/rooms.py")
+            continue
+        imports = {module: imports_of(text_of(name) or "", module, modules) for module, name in modules.items()}
+        problems += upward(modules, imports, ROOMS[crate])
+    return problems
+
+
+def self_test(expect):
+    modules = {name: f"src/{name}.rs" for name in ("", "low", "low::part", "high", "lost")}
+    rooms = [("low", {"low"}), ("high", {"high"})]
+    texts = {
+        "": "use crate::high::X;",
+        "low": "use crate::low::part::Y;\n#[cfg(test)]\nmod tests {\n    use crate::high::X;\n}\n",
+        "low::part": "fn f() { crate::high::g() }\n// crate::high\n",
+        "high": "use crate::{low, low::part};\nuse super::low::Z;",
+        "lost": "",
+    }
+    imports = {module: imports_of(text, module, modules) for module, text in texts.items()}
+    expect(imports["high"], {"low"}, "imports through super")
+    expect(imports["low"], {"low::part"}, "imports of tests do not count")
+    found = upward(modules, imports, rooms)
+    expect(len(found), 2, "an upward import and a module without a room")
+    expect("low/part" in found[1].replace("::", "/") or "low::part" in found[1] or "part" in found[1], True, "named by its file")
