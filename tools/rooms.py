@@ -27,9 +27,15 @@ ROOMS = {
         ("listener", {"listener"}), ("device", {"device"}),
     ],
     "crates/topology": [
-        ("facts", {"cpu_list", "clean", "facts", "sysfs", "fuzzing", "machines"}), ("tree", {"ladder", "usable", "tree", "analysis", "bandwidth", "names", "platform", "nearest"}),
-        ("predict", {"predict"}), ("findings", {"explain", "finding", "verdict"}), ("checks", {"ucx", "nccl", "checks", "lost", "diagnosis"}),
-        ("reports", {"report", "draw", "log"}),
+        ("facts", {"cpu_list", "clean", "facts", "sysfs", "machines"}), ("tree", {"ladder", "usable", "tree", "analysis", "bandwidth", "platform", "nearest"}),
+    ],
+    # The parts of a transfer, the estimate and its reports name each other's types.
+    "crates/predict": [
+        ("numbers", {"constants", "factor", "least_squares"}),
+        ("model", {"fabric", "slot", "parts", "machine", "route", "software", "soft", "model", "staging", "window", "cluster", "measured", "calibration", "seen", "report", "upgrade", "plot"}),
+    ],
+    "crates/diagnose": [
+        ("findings", {"explain", "finding"}), ("names", {"names"}), ("verdicts", {"verdict", "ucx", "nccl"}), ("checks", {"checks", "lost", "diagnosis"}), ("reports", {"report", "draw", "log", "fuzzing"}),
     ],
     "crates/verbs": [("layouts", {"address", "completion", "context", "cq_ex", "device", "event", "kernel", "memory", "port", "qp", "qp_ex", "srq", "work"})],
     # The driver's calls and its state know each other: one object, as in CUDA's own library.

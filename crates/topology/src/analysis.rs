@@ -6,32 +6,41 @@ use crate::tree::{Distance, Tree};
 
 /// Everything that checks and verdicts look at.
 #[derive(Debug)]
-pub(crate) struct Analysis<'a> {
-    pub(crate) facts: &'a Facts,
-    pub(crate) tree: Tree<'a>,
+pub struct Analysis<'a> {
+    /// What they are.
+    pub facts: &'a Facts,
+    /// The PCI tree.
+    pub tree: Tree<'a>,
     /// Every GPU with every adapter, GPU by GPU.
-    pub(crate) pairs: Vec<Pair<'a>>,
+    pub pairs: Vec<Pair<'a>>,
 }
 
 /// A GPU and an adapter.
 #[derive(Debug)]
-pub(crate) struct Pair<'a> {
-    pub(crate) gpu: &'a Gpu,
-    pub(crate) nic: &'a Nic,
-    pub(crate) distance: Option<Distance>,
+pub struct Pair<'a> {
+    /// The GPU.
+    pub gpu: &'a Gpu,
+    /// The adapter.
+    pub nic: &'a Nic,
+    /// How far apart they are, where that is known.
+    pub distance: Option<Distance>,
     /// Ports on the way.
-    pub(crate) bridges: Vec<&'a str>,
-    pub(crate) export: Answer,
-    pub(crate) import: Answer,
-    pub(crate) peermem: Answer,
+    pub bridges: Vec<&'a str>,
+    /// Whether the GPU's driver exports dma-bufs.
+    pub export: Answer,
+    /// Whether the adapter's driver imports them.
+    pub import: Answer,
+    /// Whether nvidia-peermem serves.
+    pub peermem: Answer,
     /// The process certainly cannot open the adapter.
-    pub(crate) closed: bool,
+    pub closed: bool,
     /// Memory was registered for this pair, really: the way.
-    pub(crate) proven: Option<&'a str>,
+    pub proven: Option<&'a str>,
 }
 
 impl<'a> Analysis<'a> {
-    pub(crate) fn of(facts: &'a Facts) -> Self {
+    /// Puts the facts together.
+    pub fn of(facts: &'a Facts) -> Self {
         let tree = Tree::new(facts);
         let exports: Vec<_> =
             facts.gpus.iter().map(|gpu| (ladder::export(facts, gpu), ladder::peermem(facts, gpu))).collect();
@@ -46,14 +55,14 @@ impl<'a> Analysis<'a> {
     }
 
     /// Pairs of one GPU, nearest adapter first; among equals the faster port, then the order of the facts.
-    pub(crate) fn pairs_of(&self, gpu: &str) -> Vec<&Pair<'a>> {
+    pub fn pairs_of(&self, gpu: &str) -> Vec<&Pair<'a>> {
         let mut pairs: Vec<_> = self.pairs.iter().filter(|pair| pair.gpu.address == gpu).collect();
         pairs.sort_by(|a, b| a.rank().partial_cmp(&b.rank()).unwrap_or(std::cmp::Ordering::Equal));
         pairs
     }
 
     /// The best adapter of each GPU. Adapters of equal rank are given out in turn, so that two GPUs do not share one while another is idle.
-    pub(crate) fn best(&self) -> Vec<Option<&Pair<'a>>> {
+    pub fn best(&self) -> Vec<Option<&Pair<'a>>> {
         let mut taken: Vec<(&str, u32)> = Vec::new();
         let mut best = Vec::new();
         for gpu in &self.facts.gpus {
@@ -84,12 +93,12 @@ impl<'a> Analysis<'a> {
     }
 
     /// Whether no pair of these needs what an answer of the ladder would give: each has another way.
-    pub(crate) fn all_have(&self, way: impl Fn(&Pair<'a>) -> bool) -> bool {
+    pub fn all_have(&self, way: impl Fn(&Pair<'a>) -> bool) -> bool {
         !self.pairs.is_empty() && self.pairs.iter().filter(|pair| !pair.nic.is_software()).all(way)
     }
 
     /// Whether there is any hardware adapter to talk about.
-    pub(crate) fn has_hardware_nic(&self) -> bool {
+    pub fn has_hardware_nic(&self) -> bool {
         self.facts.nics.iter().any(|nic| !nic.is_software())
     }
 }
@@ -151,19 +160,19 @@ impl<'a> Pair<'a> {
     }
 
     /// Whether its registration was refused although others of the GPU are not.
-    pub(crate) fn refused_alone(&self) -> bool {
+    pub fn refused_alone(&self) -> bool {
         [&self.export, &self.peermem]
             .iter()
             .any(|answer| matches!(answer, Answer::No("registration-pair", _)))
     }
 
     /// Whether dma-buf works for it.
-    pub(crate) fn dma_buf(&self) -> bool {
+    pub fn dma_buf(&self) -> bool {
         self.proven == Some("dma-buf") || (self.export.is_yes() && self.import.is_yes())
     }
 
     /// Whether dma-buf certainly does not work for it.
-    pub(crate) fn no_dma_buf(&self) -> bool {
+    pub fn no_dma_buf(&self) -> bool {
         self.proven != Some("dma-buf") && (self.export.is_no() || self.import.is_no())
     }
 

@@ -17,7 +17,7 @@ const EPROTONOSUPPORT: i32 = 93;
 
 /// Whether something can be had.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Answer {
+pub enum Answer {
     /// Yes, and how it is known.
     Yes(String),
     /// No: the finding that explains it, and why in short.
@@ -27,17 +27,19 @@ pub(crate) enum Answer {
 }
 
 impl Answer {
-    pub(crate) fn is_yes(&self) -> bool {
+    /// Yes.
+    pub fn is_yes(&self) -> bool {
         matches!(self, Self::Yes(_))
     }
 
-    pub(crate) fn is_no(&self) -> bool {
+    /// No.
+    pub fn is_no(&self) -> bool {
         matches!(self, Self::No(..))
     }
 }
 
 /// Whether a registration failed for good: want of memory, or of room in BAR1, says nothing of the way.
-pub(crate) fn is_refused(facts: &Facts, registration: &Registration) -> bool {
+pub fn is_refused(facts: &Facts, registration: &Registration) -> bool {
     const ENOMEM: i32 = 12;
     /// Room for this much is always there where the way works at all.
     const SMALL: u64 = 4 << 20;
@@ -50,7 +52,7 @@ pub(crate) fn is_refused(facts: &Facts, registration: &Registration) -> bool {
 }
 
 /// Whether memory of the GPU can be exported as a dma-buf.
-pub(crate) fn export(facts: &Facts, gpu: &Gpu) -> Answer {
+pub fn export(facts: &Facts, gpu: &Gpu) -> Answer {
     if let Some(probe) = gpu.export_probe.known() {
         if probe.ok {
             return Answer::Yes("exported by probe".to_owned());
@@ -118,13 +120,13 @@ fn why_no_export(facts: &Facts, gpu: &Gpu) -> Option<(&'static str, String)> {
 }
 
 /// Where an export or a registration failed, and the kernel has no way between devices: that is why, as far as files tell.
-pub(crate) fn no_p2pdma(facts: &Facts) -> Option<(&'static str, String)> {
+pub fn no_p2pdma(facts: &Facts) -> Option<(&'static str, String)> {
     let missing = facts.kernel.has_option("PCI_P2PDMA") == Some(false);
     missing.then(|| ("kernel-no-p2pdma", "the kernel was built without PCI_P2PDMA".to_owned()))
 }
 
 /// Whether the adapter takes dma-bufs.
-pub(crate) fn import(facts: &Facts, nic: &Nic) -> Answer {
+pub fn import(facts: &Facts, nic: &Nic) -> Answer {
     const ID: &str = "dmabuf-nic";
     if nic.is_software() {
         return Answer::No("software-nic", "a software adapter has no DMA of its own".to_owned());
@@ -165,12 +167,12 @@ fn why_no_import(facts: &Facts) -> Option<(&'static str, String)> {
 }
 
 /// Drivers whose registrations do not ask the peer-memory interface of ib_core, whoever is registered there.
-pub(crate) fn driver_without_peer_memory(nic: &Nic) -> Option<&str> {
+pub fn driver_without_peer_memory(nic: &Nic) -> Option<&str> {
     nic.driver.as_deref().filter(|driver| matches!(*driver, "hfi1" | "qib" | "efa" | "usnic_verbs" | "erdma"))
 }
 
 /// Whether peer memory works: a module of the GPU's that is registered with the adapters' core.
-pub(crate) fn peermem(facts: &Facts, gpu: &Gpu) -> Answer {
+pub fn peermem(facts: &Facts, gpu: &Gpu) -> Answer {
     let kernel = &facts.kernel;
     if gpu.vendor == GpuVendor::Nvidia && gpu.gpudirect_rdma.get() == Some(false) {
         return Answer::No("gpu-class", "the driver offers no GPUDirect RDMA for this GPU".to_owned());

@@ -7,7 +7,7 @@ const EPERM: i32 = 1;
 const EACCES: i32 = 13;
 
 /// Whether the process can open an adapter.
-pub(crate) fn nic(facts: &Facts, nic: &Nic) -> Answer {
+pub fn nic(facts: &Facts, nic: &Nic) -> Answer {
     if let Some(probe) = nic.open_probe.known()
         && probe.ok
     {
@@ -50,7 +50,7 @@ pub(crate) fn nic(facts: &Facts, nic: &Nic) -> Answer {
 }
 
 /// Whether the process can use a GPU.
-pub(crate) fn gpu(facts: &Facts, gpu: &Gpu) -> Answer {
+pub fn gpu(facts: &Facts, gpu: &Gpu) -> Answer {
     if gpu.vendor != GpuVendor::Nvidia {
         return Answer::Unknown("only NVIDIA's driver is asked".to_owned());
     }

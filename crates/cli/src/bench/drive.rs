@@ -6,7 +6,7 @@ use anyhow::Context;
 use nobounce::nic::soft::Remote;
 use nobounce::nic::work::{Operation, RecvRequest, SendRequest, Sge, WorkCompletion};
 use nobounce::{Connection, RemoteRegion, WorkKind};
-use nobounce_topology::predict::calibration::LISTED_BELOW;
+use nobounce_predict::calibration::LISTED_BELOW;
 
 use super::case::{Op, Wait};
 use super::exchange::Work;

@@ -1,12 +1,12 @@
 //! A run against what was to be expected of it: its share of the prediction, and why it is far below, if it is.
 
+use nobounce_diagnose::finding::{Effect, Finding, Severity};
+use nobounce_predict::calibration::{Calibration, Series};
+use nobounce_predict::machine::at_its_best;
+use nobounce_predict::model::direct;
+use nobounce_predict::parts::{Memory, Op as Operation, Parts, Software, Spec};
+use nobounce_predict::soft::Soft;
 use nobounce_topology::facts::Facts;
-use nobounce_topology::finding::{Effect, Finding, Severity};
-use nobounce_topology::predict::calibration::{Calibration, Series};
-use nobounce_topology::predict::machine::at_its_best;
-use nobounce_topology::predict::model::direct;
-use nobounce_topology::predict::parts::{Memory, Op as Operation, Parts, Software, Spec};
-use nobounce_topology::predict::soft::Soft;
 
 use super::case::{Kind, Op, Wait};
 use super::model::{CaseOutcome, Report, Way};
@@ -231,7 +231,8 @@ fn explains(finding: &Finding, on: &On, gpu: bool) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use nobounce_topology::{diagnose, machines};
+    use nobounce_diagnose::diagnose;
+    use nobounce_topology::machines;
 
     use super::super::flow_tests::sample_report;
     use super::*;

@@ -65,7 +65,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use nobounce::{Device, hard};
-use nobounce_topology::diagnose;
+use nobounce_diagnose::diagnose;
 use nobounce_topology::facts::Facts;
 
 use self::args::BenchArgs;

@@ -4,7 +4,7 @@
 //! seconds, and some of it is drawn when a process starts (where its memory lies, which CPU it gets). So everything is measured several times
 //! for a shorter while, all cases of one pass before the next one, between new processes each time.
 
-use nobounce_topology::predict::calibration::middle;
+use nobounce_predict::calibration::middle;
 
 use super::model::{CaseOutcome, KEPT_SAMPLES, rounded};
 use super::stats::thin;

@@ -6,9 +6,9 @@ use std::path::Path;
 
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use nobounce_topology::Diagnosis;
+use nobounce_diagnose::Diagnosis;
+use nobounce_diagnose::log::{self, LogReport};
 use nobounce_topology::facts::Facts;
-use nobounce_topology::log::{self, LogReport};
 
 use super::args::DoctorArgs;
 

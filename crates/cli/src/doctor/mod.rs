@@ -15,10 +15,11 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use nobounce_topology::draw::{self, Topology};
+use nobounce_diagnose::draw::{self, Topology};
+use nobounce_diagnose::{Style, diagnose, explain, report};
 use nobounce_topology::facts::{Facts, MAX_FILE};
 use nobounce_topology::sysfs::Root;
-use nobounce_topology::{Style, clean, diagnose, explain, machines, report};
+use nobounce_topology::{clean, machines};
 
 use self::args::{DoctorArgs, Source, TopoArgs};
 

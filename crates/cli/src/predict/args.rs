@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
+use nobounce_predict::fabric::Fabric;
+use nobounce_predict::parts::{Memory, Op, Software, Spec};
+use nobounce_predict::slot::Slot;
 use nobounce_topology::platform::Platform;
-use nobounce_topology::predict::fabric::Fabric;
-use nobounce_topology::predict::parts::{Memory, Op, Software, Spec};
-use nobounce_topology::predict::slot::Slot;
 use nobounce_topology::tree::Distance;
 use serde::de::DeserializeOwned;
 

@@ -5,10 +5,10 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
-use nobounce_topology::predict::calibration::{
+use nobounce_predict::calibration::{
     Bench, Calibration, Fit, LISTED_BELOW, ONE_LINE, Residual, Series, Split,
 };
-use nobounce_topology::predict::report::{bytes, figure};
+use nobounce_predict::report::{bytes, figure};
 
 use super::args::{Parted, PredictArgs};
 use super::{percent, signed, write};

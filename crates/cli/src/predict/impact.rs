@@ -3,11 +3,11 @@
 use std::io::Write;
 use std::process::ExitCode;
 
+use nobounce_predict::cluster::{ASSUMPTIONS, Cluster, Impact, impact};
+use nobounce_predict::parts::Parts;
+use nobounce_predict::report::{bytes, figure};
+use nobounce_predict::window;
 use nobounce_topology::facts::Facts;
-use nobounce_topology::predict::cluster::{ASSUMPTIONS, Cluster, Impact, impact};
-use nobounce_topology::predict::parts::Parts;
-use nobounce_topology::predict::report::{bytes, figure};
-use nobounce_topology::predict::window;
 
 use super::Machine;
 use super::args::PredictArgs;

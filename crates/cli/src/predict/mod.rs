@@ -10,15 +10,15 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
+use nobounce_predict::calibration::Calibration;
+use nobounce_predict::constants;
+use nobounce_predict::machine::{Choice, Found, parts_of};
+use nobounce_predict::parts::{Parts, Spec};
+use nobounce_predict::plot;
+use nobounce_predict::report::{Report, figure, report};
+use nobounce_predict::soft::Soft;
 use nobounce_topology::facts::Facts;
 use nobounce_topology::machines;
-use nobounce_topology::predict::calibration::Calibration;
-use nobounce_topology::predict::constants;
-use nobounce_topology::predict::machine::{Choice, Found, parts_of};
-use nobounce_topology::predict::parts::{Parts, Spec};
-use nobounce_topology::predict::plot;
-use nobounce_topology::predict::report::{Report, figure, report};
-use nobounce_topology::predict::soft::Soft;
 
 use self::args::PredictArgs;
 pub(crate) use self::calibrate::load as load_calibration;

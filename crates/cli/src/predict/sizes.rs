@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use nobounce_topology::predict::report::MAX_SIZE;
+use nobounce_predict::report::MAX_SIZE;
 
 use crate::size::doubling;
 

@@ -46,7 +46,7 @@ pub struct Kernel {
 }
 
 /// Why the clients of the peer-memory interface are not known where the kernel shows no folder of them: newer OFEDs show none.
-pub(crate) const NO_FOLDER: &str = "no such folder";
+pub const NO_FOLDER: &str = "no such folder";
 
 /// A loaded module.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -113,7 +113,7 @@ impl Kernel {
 }
 
 /// The first two numbers of a version.
-pub(crate) fn version_pair(text: &str) -> Option<(u32, u32)> {
+pub fn version_pair(text: &str) -> Option<(u32, u32)> {
     let mut parts = text.split(|c: char| !c.is_ascii_digit());
     Some((parts.next()?.parse().ok()?, parts.next().and_then(|part| part.parse().ok()).unwrap_or(0)))
 }

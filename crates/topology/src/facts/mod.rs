@@ -19,7 +19,7 @@ use crate::clean;
 
 pub use gpu::{Gpu, GpuVendor};
 pub use kernel::{Kernel, Module, NvidiaModule};
-pub(crate) use kernel::{NO_FOLDER, version_pair};
+pub use kernel::{NO_FOLDER, version_pair};
 pub use machine::{Cpu, Machine, NumaNode};
 pub use nic::{Gid, Netdev, Nic, Port};
 pub use pci::{Acs, Bar, ConfigSpace, Iommu, Link, PciDevice};

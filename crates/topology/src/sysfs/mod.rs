@@ -3,11 +3,11 @@
 //! Only files are read here. What needs a library (NVML, CUDA, libibverbs) or an experiment is filled in by the command.
 
 mod config_space;
-pub(crate) mod gzip;
+pub mod gzip;
 mod infiniband;
 mod kernel;
 mod machine;
-pub(crate) mod pci;
+pub mod pci;
 mod process;
 mod root;
 mod settings;

@@ -123,7 +123,7 @@ fn bars(resource: &str) -> Vec<Bar> {
 }
 
 /// BAR1: the largest region that may be prefetched, or the largest one of more than 128 MiB where a hypervisor hides that bit.
-pub(crate) fn bar1(device: &PciDevice) -> Option<u64> {
+pub fn bar1(device: &PciDevice) -> Option<u64> {
     let largest =
         |wanted: fn(&Bar) -> bool| device.bars.iter().filter(|bar| wanted(bar)).map(|bar| bar.bytes).max();
     largest(|bar| bar.prefetchable).or_else(|| largest(|bar| bar.bytes >= 128 << 20))
@@ -148,7 +148,7 @@ pub(super) fn gpus(devices: &[PciDevice]) -> Vec<Gpu> {
 }
 
 /// `0000:1b:00.0`; domains may be longer.
-pub(crate) fn is_address(name: &str) -> bool {
+pub fn is_address(name: &str) -> bool {
     let mut parts = name.split(':');
     let (Some(domain), Some(bus), Some(rest), None) =
         (parts.next(), parts.next(), parts.next(), parts.next())

@@ -1,0 +1,197 @@
+//! Drivers: is each device driven by what it should be, and do library and module belong together?
+
+use super::{list, one_or};
+use crate::finding::{Finding, Severity};
+use nobounce_topology::analysis::Analysis;
+use nobounce_topology::facts::{GpuVendor, Nic, PciDevice};
+use nobounce_topology::ladder::Answer;
+use nobounce_topology::usable;
+
+pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
+    let mut found = Vec::new();
+    gpus(analysis, &mut found);
+    versions(analysis, &mut found);
+    adapters(analysis, &mut found);
+    instance(analysis, &mut found);
+    found
+}
+
+/// Amazon's machines with its adapters and without GPUDirect: the name of the product is the type of the instance.
+fn instance(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    const WITHOUT: [&str; 7] = ["g4dn.", "g5.", "g5g.", "g6.", "g6e.", "gr6.", "p3dn."];
+    let facts = analysis.facts;
+    let Some(product) = facts.machine.product.known() else { return };
+    let names: Vec<_> =
+        facts.nics.iter().filter(|nic| crate::nccl::is_efa(nic)).map(|nic| nic.name.clone()).collect();
+    if names.is_empty() || facts.gpus.is_empty() || !WITHOUT.iter().any(|begin| product.starts_with(begin)) {
+        return;
+    }
+    found.push(
+        Finding::new("efa-instance", Severity::Warning, format!("{product} has EFA, but no GPUDirect RDMA"))
+            .why("Its adapters cannot reach GPU memory, whatever GPUs and drivers could: everything is staged through host memory, at a few GB/s.")
+            .seen("/sys/class/dmi/id/product_name", product.clone())
+            .fix("use an instance of the P series from p4d on")
+            .blocks()
+            .on(names),
+    );
+}
+
+fn gpus(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let facts = analysis.facts;
+    for id in ["nvidia-driver", "gpu-passed-through", "no-dev-nvidia"] {
+        let hit: Vec<_> = facts
+            .gpus
+            .iter()
+            .filter_map(|gpu| match usable::gpu(facts, gpu) {
+                Answer::No(found, why) if found == id => Some((gpu, why)),
+                _ => None,
+            })
+            .collect();
+        let Some((_, why)) = hit.first() else { continue };
+        let addresses: Vec<_> = hit.iter().map(|(gpu, _)| gpu.address.clone()).collect();
+        let names = list(&addresses);
+        let finding = match id {
+            "nvidia-driver" => {
+                let nouveau = why.starts_with("nouveau");
+                let finding = Finding::new("nvidia-driver", Severity::Error, format!("NVIDIA's driver does not hold {names}: {why}"))
+                    .why("Without it there is no CUDA and no GPUDirect on these GPUs.")
+                    .seen(format!("/sys/bus/pci/devices/{}/driver", addresses[0]), why.clone());
+                let finding = if nouveau {
+                    finding.fix("echo 'blacklist nouveau' | sudo tee /etc/modprobe.d/no-nouveau.conf && sudo update-initramfs -u").reboot()
+                } else {
+                    finding.fix("sudo modprobe nvidia && nvidia-smi").root()
+                };
+                finding.blocks()
+            }
+            "gpu-passed-through" => Finding::new("gpu-passed-through", Severity::Info, format!("{names}: {why}"))
+                .why("Programs on this machine cannot use them; the virtual machine can.")
+                .seen(format!("/sys/bus/pci/devices/{}/driver", addresses[0]), "vfio-pci")
+                .blocks(),
+            _ => Finding::new("no-dev-nvidia", Severity::Error, "GPUs are plugged and driven, but this process has no /dev/nvidiactl")
+                .why("A container without the device files sees no GPU: CUDA fails with 'no device'.")
+                .seen("/dev", "no nvidiactl")
+                .fix("docker run --gpus all ...   (or --device nvidia.com/gpu=all with CDI; in Kubernetes request nvidia.com/gpu)")
+                .blocks(),
+        };
+        found.push(finding.on(addresses));
+    }
+}
+
+fn versions(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let facts = analysis.facts;
+    if !facts.gpus.iter().any(|gpu| gpu.vendor == GpuVendor::Nvidia) {
+        return;
+    }
+    let module = facts.kernel.nvidia.known().and_then(Option::as_ref);
+    let library = facts.libraries.nvml.known().and_then(Option::as_ref);
+    if let (Some(module), Some(library)) = (module, library) {
+        let differs = library.version.as_ref().is_some_and(|version| *version != module.version);
+        let told =
+            library.error.as_deref().is_some_and(|error| error.to_ascii_lowercase().contains("mismatch"));
+        if differs || told {
+            let version = library.version.as_deref().unwrap_or("another");
+            found.push(
+                Finding::new(
+                    "driver-mismatch",
+                    Severity::Error,
+                    format!("the driver's library ({version}) and the loaded module ({}) do not belong together", module.version),
+                )
+                .why("NVML and CUDA refuse to start; it happens after an upgrade without a reboot, or with a library from another image.")
+                .seen("/proc/driver/nvidia/version", module.version.clone())
+                .seen("libnvidia-ml.so.1", library.error.clone().or(library.version.clone()).unwrap_or_default())
+                .fix("sudo rmmod nvidia_peermem nvidia_uvm nvidia_drm nvidia_modeset nvidia && sudo modprobe nvidia   (or reboot)")
+                .reboot()
+                .blocks()
+                .on(facts.gpus.iter().map(|gpu| gpu.address.clone())),
+            );
+        }
+    }
+}
+
+/// Adapters that the tree shows and verbs does not.
+fn adapters(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let facts = analysis.facts;
+    let known = |device: &PciDevice| {
+        facts.nics.iter().any(|nic: &Nic| nic.address.as_deref() == Some(&device.address))
+    };
+    let silent: Vec<&PciDevice> = facts
+        .pci
+        .iter()
+        .filter(|device| {
+            device.is_network()
+                && speaks_rdma(device)
+                && !known(device)
+                && device.driver.as_deref() != Some("vfio-pci")
+        })
+        .collect();
+    let all_silent = !silent.is_empty() && facts.nics.iter().all(Nic::is_software);
+    if all_silent && facts.is_container() && facts.kernel.is_loaded("mlx5_ib") == Some(true) {
+        found.push(
+            Finding::new("nic-other-namespace", Severity::Error, "the adapters' RDMA devices belong to another network namespace")
+                .why("RDMA devices in exclusive mode are seen only where their interfaces are: this container sees none, and programs fall back to TCP.")
+                .seen("/sys/class/infiniband", "empty, although mlx5_ib is loaded")
+                .fix("docker run --network host ...   (or move the device: sudo rdma dev set mlx5_0 netns NAME)")
+                .root()
+                .blocks(),
+        );
+    } else if all_silent {
+        let names: Vec<_> = silent.iter().map(|device| device.address.clone()).collect();
+        let driven = silent.iter().any(|device| device.driver.is_some());
+        let (why, fix) = if driven {
+            (
+                "their network driver is loaded, its RDMA part is not",
+                "sudo modprobe mlx5_ib ib_uverbs rdma_ucm   (bnxt_re, irdma, efa for other makes)",
+            )
+        } else {
+            (
+                "no driver holds them",
+                "sudo modprobe mlx5_core mlx5_ib ib_uverbs   (bnxt_en bnxt_re, ice irdma, efa for other makes)",
+            )
+        };
+        found.push(
+            Finding::new(
+                "nic-no-rdma",
+                Severity::Error,
+                format!("{} could do RDMA, but {why}", list(&names)),
+            )
+            .why("NCCL and UCX find no RDMA device and use TCP sockets without a word.")
+            .seen("/sys/class/infiniband", "no device")
+            .fix(fix)
+            .root()
+            .blocks()
+            .on(names),
+        );
+    } else if facts.nics.is_empty() {
+        found.push(
+            Finding::new("no-nic", Severity::Info, "there is no RDMA adapter in this machine")
+                .why("Programs use TCP. The software NIC of nobounce gives them verbs, with GPU memory as its target.")
+                .seen("/sys/class/infiniband", "no device")
+                .fix("nobounce run -- PROGRAM"),
+        );
+    }
+    let software: Vec<_> = facts
+        .nics
+        .iter()
+        .filter(|nic| nic.is_software() && nic.driver.as_deref() != Some("nobounce"))
+        .collect();
+    if !software.is_empty() && !facts.gpus.is_empty() {
+        let names: Vec<_> = software.iter().map(|nic| nic.name.clone()).collect();
+        found.push(
+            Finding::new("software-nic", Severity::Info, format!("{} {} of the kernel's software: GPU memory is out of reach", list(&names), one_or(&names, "is", "are")))
+                .why("rxe and siw take no dma-buf and no peer memory, so GPU buffers are staged through host memory.")
+                .seen(format!("/sys/class/infiniband/{}", names[0]), software[0].driver.clone().unwrap_or_default())
+                .fix("nobounce run -- PROGRAM   (a software adapter that does reach GPU memory)")
+                .on(names),
+        );
+    }
+}
+
+/// Makers whose adapters of the network class all do RDMA, or the models that do.
+fn speaks_rdma(device: &PciDevice) -> bool {
+    match device.vendor {
+        0x15b3 => true,
+        // Elastic Fabric Adapter.
+        0x1d0f => matches!(device.device, 0xefa0..=0xefa9),
+        _ => device.class >> 8 == 0x0207,
+    }
+}

@@ -1,0 +1,282 @@
+//! What the GPU itself allows: its class, BAR1, MIG, confidential computing; and the CPU's window onto it.
+
+use super::{bytes, list};
+use crate::finding::{Finding, Severity};
+use nobounce_topology::analysis::Analysis;
+use nobounce_topology::facts::{Gpu, GpuVendor};
+
+/// BAR1 below this share of the memory is small: larger registrations than BAR1 fail.
+const SMALL: u64 = 4;
+/// What the driver keeps of BAR1 for itself.
+const RESERVED: u64 = 36 << 20;
+
+pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
+    let mut found = Vec::new();
+    class(analysis, &mut found);
+    bar1(analysis, &mut found);
+    modes(analysis, &mut found);
+    window(analysis, &mut found);
+    unread(analysis, &mut found);
+    found
+}
+
+fn addresses(gpus: &[&Gpu]) -> Vec<String> {
+    gpus.iter().map(|gpu| gpu.address.clone()).collect()
+}
+
+fn class(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let gpus: Vec<&Gpu> =
+        analysis.facts.gpus.iter().filter(|gpu| gpu.gpudirect_rdma.get() == Some(false)).collect();
+    let Some(first) = gpus.first() else { return };
+    let severity = if analysis.has_hardware_nic() { Severity::Warning } else { Severity::Info };
+    let virtual_gpu = analysis.facts.is_virtual() && !is_consumer(first.title());
+    let fix = if virtual_gpu {
+        "ask the operator for a GPU passed through as a whole, or a vGPU type with GPUDirect support"
+    } else {
+        "use a data-centre or RTX professional GPU for GPUDirect; here stage on purpose (NCCL and UCX do), or use nobounce run, whose window works where the driver allows it"
+    };
+    found.push(
+        Finding::new("gpu-class", severity, format!("{}: the driver offers no GPUDirect RDMA for it", first.title()))
+            .why("GeForce and TITAN cards, GPUs that share the memory of the processor (GB10), and some virtual GPUs are left out by the driver; registering their memory fails (EFAULT, 'couldn't allocate MR') whatever modules are loaded.")
+            .seen("CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED (116)", "0")
+            .fix(fix)
+            .blocks()
+            .on(addresses(&gpus)),
+    );
+}
+
+fn is_consumer(name: &str) -> bool {
+    name.contains("GeForce") || name.contains("TITAN")
+}
+
+/// GPUs whose BAR1 covers their memory as they are made.
+fn is_data_centre(name: &str) -> bool {
+    ["V100", "A100", "A800", "H100", "H200", "H800", "H20", "B100", "B200", "B300", "GH200", "GB200", "GB300"]
+        .iter()
+        .any(|model| name.split(|c: char| !c.is_ascii_alphanumeric()).any(|word| word == *model))
+}
+
+fn bar1(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let facts = analysis.facts;
+    let small: Vec<&Gpu> = facts
+        .gpus
+        .iter()
+        .filter(|gpu| match (gpu.bar1_bytes.get(), gpu.memory_bytes.get()) {
+            (Some(bar), Some(memory)) => bar < memory / SMALL,
+            (Some(bar), None) => bar <= 256 << 20,
+            (None, _) => false,
+        })
+        .collect();
+    if let Some(first) = small.first() {
+        let bar = first.bar1_bytes.get().unwrap_or(0);
+        let larger = facts
+            .pci_device(&first.address)
+            .and_then(|device| device.config.known()?.resizable_bar_max)
+            .filter(|largest| *largest > bar);
+        let hurt = facts.registrations.iter().any(|r| {
+            !r.probe.ok
+                && r.bytes > bar.saturating_sub(RESERVED)
+                && small.iter().any(|gpu| gpu.address == r.gpu)
+        });
+        // These come with a BAR1 as large as their memory: a small one is the firmware's doing.
+        let shrunk = small.iter().any(|gpu| is_data_centre(gpu.title()));
+        let severity = if hurt || ((larger.is_some() || shrunk) && analysis.has_hardware_nic()) {
+            Severity::Warning
+        } else {
+            Severity::Info
+        };
+        let memory = first
+            .memory_bytes
+            .get()
+            .map_or_else(|| "its memory".to_owned(), |memory| format!("its {} of memory", bytes(memory)));
+        let finding = Finding::new("bar1-small", severity, format!("{}: BAR1 is {}, a window onto {memory}", first.title(), bytes(bar)))
+            .why(format!(
+                "All memory that adapters reach at one time must fit: about {} in all registrations together. Larger ones fail (ENOMEM), and UCX or an engine that registers all of a pool crashes.",
+                bytes(bar.saturating_sub(RESERVED))
+            ))
+            .seen("BAR1", bytes(bar));
+        let finding = match larger {
+            Some(largest) => finding
+                .seen("resizable BAR", format!("up to {}", bytes(largest)))
+                .fix("switch on 'Above 4G decoding' and 'Resizable BAR' in the firmware (BIOS) setup")
+                .reboot(),
+            None => finding.fix("register smaller buffers (a window at a time), or let the library stage: UCX_IB_GPU_DIRECT_RDMA=n, NCCL_NET_GDR_LEVEL=LOC"),
+        };
+        found.push(finding.on(addresses(&small)));
+    }
+    let full: Vec<&Gpu> = facts
+        .gpus
+        .iter()
+        .filter(|gpu| matches!((gpu.bar1_bytes.get(), gpu.bar1_used_bytes.get()), (Some(all), Some(used)) if all > 0 && used > all / 20 * 19))
+        .collect();
+    if let Some(first) = full.first() {
+        found.push(
+            Finding::new("bar1-full", Severity::Warning, format!("{}: BAR1 is nearly full", first.title()))
+                .why("New registrations fail with ENOMEM. Something holds mappings: another process, a leaking registration cache, GDRCopy and dma-buf mapping the same memory twice.")
+                .seen("BAR1 in use", format!("{} of {}", bytes(first.bar1_used_bytes.get().unwrap_or(0)), bytes(first.bar1_bytes.get().unwrap_or(0))))
+                .fix("nvidia-smi -q -d MEMORY; end the processes that hold it")
+                .slows()
+                .on(addresses(&full)),
+        );
+    }
+    let none: Vec<&Gpu> = facts
+        .gpus
+        .iter()
+        .filter(|gpu| {
+            gpu.bar1_bytes.known().is_none()
+                && facts
+                    .pci_device(&gpu.address)
+                    .is_some_and(|device| device.bars.is_empty() && device.driver.is_none())
+        })
+        .filter(|gpu| {
+            gpu.vendor == GpuVendor::Nvidia && facts.kernel.nvidia.known().is_some_and(Option::is_some)
+        })
+        .collect();
+    if !none.is_empty() {
+        found.push(
+            Finding::new(
+                "bar1-unassigned",
+                Severity::Error,
+                format!("{}: the firmware assigned no memory regions", list(&addresses(&none))),
+            )
+            .why("The driver cannot start the GPU ('BAR1 is 0M @ 0x0' in the kernel's log).")
+            .seen(format!("/sys/bus/pci/devices/{}/resource", none[0].address), "no region")
+            .fix("switch on 'Above 4G decoding' in the firmware setup; or start the kernel with pci=realloc")
+            .reboot()
+            .blocks()
+            .on(addresses(&none)),
+        );
+    }
+}
+
+fn modes(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let facts = analysis.facts;
+    let mig: Vec<&Gpu> = facts.gpus.iter().filter(|gpu| gpu.mig.get() == Some(true)).collect();
+    if !mig.is_empty() {
+        found.push(
+            Finding::new("mig", Severity::Info, format!("{}: divided into instances (MIG)", list(&addresses(&mig))))
+                .why("GPUDirect RDMA works from an instance, but instances cannot reach each other: NCCL between two instances of one GPU does not work, and each has a part of BAR1.")
+                .seen("MIG mode", "enabled")
+                .fix("sudo nvidia-smi -mig 0   (if the division is not wanted)")
+                .root()
+                .on(addresses(&mig)),
+        );
+    }
+    let confidential: Vec<&Gpu> =
+        facts.gpus.iter().filter(|gpu| gpu.confidential.get() == Some(true)).collect();
+    if !confidential.is_empty() {
+        found.push(
+            Finding::new("confidential", Severity::Warning, format!("{}: confidential computing is on", list(&addresses(&confidential))))
+                .why("Its memory is closed to other devices: everything goes through encrypted bounce buffers in host memory.")
+                .seen("confidential computing", "on")
+                .fix("if it is not wanted: switch it off with NVIDIA's gpu-admin-tools (nvidia_gpu_tools.py --set-cc-mode=off)")
+                .reboot()
+                .blocks()
+                .on(addresses(&confidential)),
+        );
+    }
+}
+
+fn window(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let facts = analysis.facts;
+    if !facts.gpus.iter().any(|gpu| gpu.vendor == GpuVendor::Nvidia) {
+        return;
+    }
+    let loaded = facts.kernel.is_loaded("gdrdrv");
+    let node = facts.devices.known().map(|nodes| nodes.iter().find(|node| node.path == "/dev/gdrdrv"));
+    if loaded == Some(true)
+        && let Some(node) = node
+    {
+        match node {
+            None => found.push(
+                Finding::new("gdrdrv-node", Severity::Warning, "gdrdrv is loaded, but this process has no /dev/gdrdrv")
+                    .why("GDRCopy fails to open; UCX and NVSHMEM do short messages by slow copies, MPI by none.")
+                    .seen("/dev/gdrdrv", "not there")
+                    .fix("docker run --device /dev/gdrdrv ...   (Kubernetes: mount it, or driver.gdrcopy.enabled of the GPU operator)")
+            ),
+            Some(node) if !node.open.ok => found.push(
+                Finding::new("gdrdrv-node", Severity::Warning, format!("/dev/gdrdrv cannot be opened: {}", node.open.detail))
+                    .why("GDRCopy fails to open; UCX and NVSHMEM do short messages by slow copies.")
+                    .seen("/dev/gdrdrv", node.open.detail.clone())
+                    .fix("sudo chmod 0666 /dev/gdrdrv   (and let the container's device cgroup have it)")
+                    .root(),
+            ),
+            Some(_) => {}
+        }
+    }
+    let blocked: Vec<&Gpu> =
+        facts.gpus.iter().filter(|gpu| gpu.window_probe.known().is_some_and(|probe| !probe.ok)).collect();
+    if let Some(first) = blocked.first()
+        && loaded != Some(true)
+    {
+        found.push(
+            Finding::new(
+                "no-window",
+                Severity::Info,
+                format!("{}: the CPU has no window onto its memory", list(&addresses(&blocked))),
+            )
+            .why("nobounce then places bytes by the copy engine (staged), and GDRCopy does not work either.")
+            .seen(
+                "window probe",
+                first.window_probe.known().map(|probe| probe.detail.clone()).unwrap_or_default(),
+            )
+            .fix("sudo modprobe gdrdrv   (from GDRCopy)")
+            .root()
+            .on(addresses(&blocked)),
+        );
+    }
+}
+
+/// The driver did not tell about a GPU that it holds.
+fn unread(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let facts = analysis.facts;
+    let silent: Vec<&Gpu> = facts
+        .gpus
+        .iter()
+        .filter(|gpu| gpu.vendor == GpuVendor::Nvidia && gpu.gpudirect_rdma.known().is_none())
+        .filter(|gpu| {
+            facts.pci_device(&gpu.address).is_none_or(|device| device.driver.as_deref() == Some("nvidia"))
+        })
+        .filter(|_| {
+            facts.devices.known().is_none_or(|nodes| nodes.iter().any(|node| node.path == "/dev/nvidiactl"))
+        })
+        .collect();
+    // CUDA starts on GPUs behind NVSwitches only when the fabric manager has set them up.
+    let waits = |gpu: &&Gpu| {
+        let why = gpu.gpudirect_rdma.why_not().unwrap_or_default().to_ascii_uppercase();
+        ["SYSTEM_NOT_READY", "SYSTEM NOT YET INITIALIZED", "(802)", "ERROR 802"]
+            .iter()
+            .any(|word| why.contains(word))
+    };
+    let (waiting, silent): (Vec<&Gpu>, Vec<&Gpu>) = silent.into_iter().partition(waits);
+    if let Some(first) = waiting.first() {
+        found.push(
+            Finding::new(
+                "fabric-manager",
+                Severity::Error,
+                "CUDA does not start: the NVSwitch fabric is not set up",
+            )
+            .why(
+                "Until the fabric manager runs, in the version of the driver, no program can use these GPUs.",
+            )
+            .seen("CUDA", first.gpudirect_rdma.why_not().unwrap_or_default())
+            .fix("sudo systemctl enable --now nvidia-fabricmanager; nvidia-smi -q | grep -A2 Fabric")
+            .root()
+            .blocks()
+            .on(addresses(&waiting)),
+        );
+    }
+    if let Some(first) = silent.first() {
+        found.push(
+            Finding::new(
+                "gpu-unread",
+                Severity::Unknown,
+                format!("{}: CUDA did not say what the GPU can", list(&addresses(&silent))),
+            )
+            .why("Whether it offers GPUDirect RDMA and dma-buf is not known.")
+            .seen("CUDA", first.gpudirect_rdma.why_not().unwrap_or_default())
+            .fix("run nobounce doctor where libcuda.so.1 is, with the GPU visible (CUDA_VISIBLE_DEVICES)")
+            .on(addresses(&silent)),
+        );
+    }
+}

@@ -1,0 +1,136 @@
+//! The IOMMU: passed through, translating, or off; and address translation services.
+
+use super::list;
+use crate::finding::{Finding, Severity};
+use nobounce_topology::analysis::Analysis;
+use nobounce_topology::facts::PciDevice;
+
+pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
+    let mut found = Vec::new();
+    if analysis.pairs.is_empty() || !analysis.has_hardware_nic() {
+        return found;
+    }
+    translation(analysis, &mut found);
+    found
+}
+
+/// Whether an IOMMU translates the addresses of a device; none where that is not known.
+fn translates(analysis: &Analysis<'_>, device: &PciDevice) -> Option<bool> {
+    let kernel = &analysis.facts.kernel;
+    match device.iommu.known()? {
+        None => Some(false),
+        Some(iommu) => match iommu.kind.as_deref() {
+            Some("identity" | "auto-identity") => Some(false),
+            Some(kind) if kind.starts_with("DMA") => Some(true),
+            Some(_) => Some(false),
+            // The kernel does not tell the kind of the group: its command line does, if it says anything.
+            None => match (kernel.parameter("iommu"), kernel.parameter("iommu.passthrough")) {
+                (Some("pt"), _) | (_, Some("1" | "on" | "y")) => Some(false),
+                (Some("off"), _) => Some(false),
+                _ => kernel.has_option("IOMMU_DEFAULT_PASSTHROUGH").map(|passthrough| !passthrough),
+            },
+        },
+    }
+}
+
+fn translation(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let facts = analysis.facts;
+    let ends: Vec<&PciDevice> = facts
+        .gpus
+        .iter()
+        .map(|gpu| gpu.address.as_str())
+        .chain(facts.nics.iter().filter(|nic| !nic.is_software()).filter_map(|nic| nic.address.as_deref()))
+        .filter_map(|address| facts.pci_device(address))
+        .collect();
+    let name = |device: &PciDevice| {
+        facts
+            .nics
+            .iter()
+            .find(|nic| nic.address.as_deref() == Some(&device.address))
+            .map_or_else(|| device.address.clone(), |nic| nic.name.clone())
+    };
+    let translated: Vec<&PciDevice> =
+        ends.iter().filter(|device| translates(analysis, device) == Some(true)).copied().collect();
+    let unread: Vec<&PciDevice> =
+        ends.iter().filter(|device| translates(analysis, device).is_none()).copied().collect();
+    if let Some(first) = translated.first() {
+        let names: Vec<_> = translated.iter().map(|device| name(device)).collect();
+        let group = first.iommu.known().and_then(Option::as_ref);
+        // Adapters that translate by themselves, below switches that let translated packets pass, lose nothing.
+        let nics: Vec<&&PciDevice> = translated.iter().filter(|device| device.is_network()).collect();
+        let ats = !nics.is_empty()
+            && nics.iter().all(|device| device.config.known().is_some_and(|config| config.ats == Some(true)));
+        let amd = facts.machine.cpu.vendor == "AuthenticAMD";
+        let arm = facts.machine.arch == "aarch64";
+        let parameter = if arm {
+            "iommu.passthrough=1"
+        } else if amd {
+            "iommu=pt"
+        } else {
+            "intel_iommu=on iommu=pt"
+        };
+        let severity = if ats { Severity::Info } else { Severity::Warning };
+        let finding = Finding::new("iommu-translates", severity, format!("the IOMMU translates the addresses of {}", list(&names)))
+            .why("Packets between devices go through the IOMMU in the processor, even below one switch: bandwidth falls to a fraction (6 GB/s instead of 20 and more have been seen), and transfers hang on some machines.")
+            .seen(
+                group.map_or_else(String::new, |group| format!("/sys/kernel/iommu_groups/{}/type", group.group)),
+                group.and_then(|group| group.kind.clone()).unwrap_or_else(|| "not told; the command line has no iommu=pt".to_owned()),
+            )
+            .seen("/proc/cmdline", facts.kernel.command_line.known().map_or_else(|| "unread".to_owned(), |line| iommu_words(line)))
+            .fix(format!("add {parameter} to GRUB_CMDLINE_LINUX in /etc/default/grub; sudo update-grub; sudo reboot"))
+            .reboot()
+            .on(translated.iter().map(|device| device.address.clone()).chain(names));
+        found.push(if ats { finding } else { finding.slows() });
+        let off: Vec<String> = nics
+            .iter()
+            .filter(|device| device.config.known().is_some_and(|config| config.ats == Some(false)))
+            .map(|device| name(device))
+            .collect();
+        if !off.is_empty() && facts.is_virtual() {
+            found.push(ats_off(&off));
+        }
+    } else if facts.is_virtual() {
+        let off: Vec<String> = facts
+            .nics
+            .iter()
+            .filter(|nic| {
+                let config = nic
+                    .address
+                    .as_deref()
+                    .and_then(|address| facts.pci_device(address))
+                    .and_then(|device| device.config.known());
+                config.is_some_and(|config| config.ats == Some(false))
+            })
+            .map(|nic| nic.name.clone())
+            .collect();
+        if !off.is_empty() {
+            found.push(ats_off(&off));
+        }
+    }
+    if let Some(first) = unread.first() {
+        let names: Vec<_> = unread.iter().map(|device| name(device)).collect();
+        let why = first.iommu.why_not().unwrap_or("the kernel does not tell the kind of the group");
+        found.push(
+            Finding::new("iommu-unread", Severity::Unknown, format!("whether an IOMMU translates for {} is not known", list(&names)))
+                .why("If it does, packets between devices go through the processor, at a fraction of the bandwidth.")
+                .seen(format!("/sys/bus/pci/devices/{}/iommu_group", first.address), why)
+                .fix("sudo dmesg | grep -i iommu; cat /sys/kernel/iommu_groups/*/type")
+                .on(names),
+        );
+    }
+}
+
+fn ats_off(names: &[String]) -> Finding {
+    Finding::new("ats-off", Severity::Warning, format!("{}: address translation services (ATS) are off", list(names)))
+        .why("In a virtual machine the host's IOMMU translates every packet between devices, and only ATS lets them go straight through the switch: half of the bandwidth and less without.")
+        .seen(format!("{} ATSCtl", names[0]), "Enable-")
+        .fix("on the host: mlxconfig -d DEVICE set ATS_ENABLED=1, reset the adapter, keep ACS with Direct Translated on the switch; then start the guest again")
+        .reboot()
+        .slows()
+        .on(names.to_vec())
+}
+
+fn iommu_words(line: &str) -> String {
+    let words: Vec<&str> = line.split_whitespace().filter(|word| word.contains("iommu")).collect();
+    if words.is_empty() { "no word about an IOMMU".to_owned() } else { words.join(" ") }
+}

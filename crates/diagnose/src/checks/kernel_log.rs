@@ -1,0 +1,73 @@
+//! What the kernel said about it all.
+
+use crate::finding::{Finding, Severity};
+use nobounce_topology::analysis::Analysis;
+
+pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
+    let mut found = Vec::new();
+    let Some(lines) = analysis.facts.kernel.log.known() else { return found };
+    let line_with = |words: &[&str]| {
+        lines.iter().find(|line| words.iter().all(|word| line.to_ascii_lowercase().contains(word)))
+    };
+    let peermem = |words: &[&str]| {
+        lines.iter().find(|line| {
+            let line = line.to_ascii_lowercase();
+            (line.contains("peermem") || line.contains("nv_peer_mem"))
+                && words.iter().any(|word| line.contains(word))
+        })
+    };
+    let works = analysis.pairs.iter().any(|pair| pair.peermem.is_yes());
+    if let Some(line) =
+        peermem(&["unknown symbol", "disagrees about version", "invalid argument", "exec format"])
+        && !works
+    {
+        let severity = if analysis.all_have(nobounce_topology::analysis::Pair::dma_buf) {
+            Severity::Info
+        } else {
+            Severity::Error
+        };
+        let other = if line.contains("nvidia_p2p") { "NVIDIA driver" } else { "ib_core" };
+        found.push(
+            Finding::new("peermem-symbols", severity, format!("the peer-memory module was built against another {other} than the one that is loaded"))
+                .why("It cannot be loaded, or does nothing: an upgrade (of OFED, DOCA, the network operator or the GPU's driver) changed what it was built with.")
+                .seen("kernel log", line.trim())
+                .fix("reinstall the NVIDIA driver after OFED/DOCA (sudo dkms autoinstall --force; or restart the driver container of the GPU operator), then sudo modprobe nvidia_peermem")
+                .root(),
+        );
+    }
+    if let Some(line) = line_with(&["dmar", "fault"])
+        .or_else(|| line_with(&["amd-vi", "io_page_fault"]))
+        .or_else(|| line_with(&["arm-smmu", "event"]))
+    {
+        found.push(
+            Finding::new("iommu-faults", Severity::Warning, "the IOMMU refused accesses of a device")
+                .why("Transfers between devices end in errors (status 4, syndrome 0x51) or hang.")
+                .seen("kernel log", line.trim())
+                .fix("iommu=pt on the kernel's command line; sudo reboot")
+                .reboot(),
+        );
+    }
+    if let Some(line) = line_with(&["aer", "error"])
+        .filter(|line| line.contains("pcieport") || line.contains("PCIe Bus Error"))
+    {
+        found.push(
+            Finding::new("pcie-errors", Severity::Warning, "the PCIe bus reported errors")
+                .why("Links that err resend and slow down, or train to a lower speed.")
+                .seen("kernel log", line.trim())
+                .fix("reseat the card or riser; sudo lspci -vvv -s ADDRESS | grep -A3 UESta")
+                .root(),
+        );
+    }
+    if let Some(line) = line_with(&["bar1 is 0m"])
+        .or_else(|| line_with(&["this pci i/o region assigned to your nvidia device is invalid"]))
+    {
+        found.push(
+            Finding::new("bar1-unassigned", Severity::Error, "the firmware assigned no BAR1 to a GPU")
+                .why("The driver cannot start the GPU.")
+                .seen("kernel log", line.trim())
+                .fix("switch on 'Above 4G decoding' in the firmware setup; or start the kernel with pci=realloc")
+                .reboot(),
+        );
+    }
+    found
+}

@@ -1,0 +1,241 @@
+//! Settings of NCCL (and RCCL) that defeat GPUDirect.
+
+use super::list;
+use super::settings::{able, dma_buf_off, left_out, relaxed, set, too_old};
+use crate::finding::{Finding, Severity};
+use crate::names::Filter;
+use crate::nccl::{self, Level, Network};
+use nobounce_topology::analysis::Analysis;
+use nobounce_topology::facts::{Nic, Variable};
+
+pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
+    let mut found = Vec::new();
+    if !analysis.has_hardware_nic() {
+        return found;
+    }
+    network(analysis, &mut found);
+    level(analysis, &mut found);
+    filter(analysis, &mut found);
+    switches(analysis, &mut found);
+    bond(analysis, &mut found);
+    let version = analysis.facts.libraries.nccl.known().and_then(|nccl| nccl.as_ref()?.version.as_deref());
+    // A plugin registers memory in its own way.
+    let own = |nic: &Nic| !nccl::is_efa(nic) && nccl::network(analysis.facts, nic) == Network::Adapters;
+    let misses = |pair: &nobounce_topology::analysis::Pair<'_>| {
+        nccl::misses(analysis.facts, pair).filter(|_| own(pair.nic))
+    };
+    found.extend(too_old(analysis, "nccl-too-old", "NCCL", version, misses));
+    found
+}
+
+fn variable<'a>(analysis: &Analysis<'a>, name: &str) -> Option<Variable<'a>> {
+    analysis.facts.variable(name)
+}
+
+/// Bonded ports: one queue pair uses one of them.
+fn bond(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let facts = analysis.facts;
+    let names: Vec<_> =
+        hardware(analysis).filter(|nic| nic.name.contains("bond")).map(|nic| nic.name.clone()).collect();
+    let pairs = variable(analysis, "NCCL_IB_QPS_PER_CONNECTION")
+        .and_then(|variable| variable.value.trim().parse::<u32>().ok());
+    if names.is_empty() || pairs.is_some_and(|pairs| pairs > 1) || facts.gpus.is_empty() {
+        return;
+    }
+    found.push(
+        Finding::new("nccl-bond", Severity::Warning, format!("{}: NCCL uses one queue pair for a connection, and that one port of the bond", list(&names)))
+            .why("The ports of a bond share queue pairs out among them: with one only, half of the bandwidth is idle.")
+            .seen("NCCL_IB_QPS_PER_CONNECTION", pairs.map_or_else(|| "not set (1)".to_owned(), |pairs| pairs.to_string()))
+            .fix("NCCL_IB_QPS_PER_CONNECTION=4 NCCL_IB_SPLIT_DATA_ON_QPS=0   (or no bond: NCCL uses several ports by itself)")
+            .slows(),
+    );
+}
+
+/// Adapters that are hardware.
+fn hardware<'a>(analysis: &Analysis<'a>) -> impl Iterator<Item = &'a Nic> {
+    analysis.facts.nics.iter().filter(|nic| !nic.is_software())
+}
+
+fn network(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let facts = analysis.facts;
+    let sockets = |nic: &Nic| matches!(nccl::network(facts, nic), Network::Sockets(_));
+    if nccl::is_on(facts, "NCCL_IB_DISABLE") == Some(true)
+        && hardware(analysis).any(|nic| !nccl::is_efa(nic) && sockets(nic))
+        && let Some(variable) = variable(analysis, "NCCL_IB_DISABLE")
+    {
+        let finding = Finding::new(
+            "nccl-ib-disable",
+            Severity::Error,
+            "NCCL_IB_DISABLE keeps NCCL from using the adapters",
+        )
+        .why("All traffic between machines goes over TCP sockets: a tenth of the bandwidth.");
+        found.push(set(finding, variable));
+    }
+    if let Some(net) = variable(analysis, "NCCL_NET")
+        && net.value.trim().eq_ignore_ascii_case("socket")
+    {
+        let finding = Finding::new(
+            "nccl-net-socket",
+            Severity::Error,
+            "NCCL_NET=Socket keeps NCCL from using the adapters",
+        )
+        .why("All traffic between machines goes over TCP sockets.");
+        found.push(set(finding, net));
+    }
+    plugin(analysis, found);
+    if nccl::is_on(facts, "NCCL_IB_CUDA_SUPPORT") == Some(false)
+        && let Some(variable) = variable(analysis, "NCCL_IB_CUDA_SUPPORT")
+    {
+        let finding = Finding::new(
+            "nccl-gdr-level",
+            Severity::Error,
+            "NCCL_IB_CUDA_SUPPORT=0 switches GPUDirect off (NCCL before 2.4)",
+        )
+        .why("GPU memory is staged through the host.");
+        found.push(set(finding, variable));
+    }
+}
+
+/// Networks of plugins, and adapters that need one.
+fn plugin(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let facts = analysis.facts;
+    let efa = hardware(analysis).any(nccl::is_efa);
+    let without = [("NCCL_NET_PLUGIN", "none"), ("NCCL_NET", "ib")].into_iter().find_map(|(name, off)| {
+        variable(analysis, name).filter(|variable| variable.value.trim().eq_ignore_ascii_case(off))
+    });
+    if let Some(variable) = without.filter(|_| efa) {
+        let finding = Finding::new(
+            "nccl-efa-plugin",
+            Severity::Error,
+            format!("{}={}: NCCL cannot use EFA without its plugin", variable.name, variable.value),
+        )
+        .why("NCCL falls back to TCP sockets; EFA needs aws-ofi-nccl.");
+        found.push(set(finding, variable));
+    }
+    let other = hardware(analysis).find_map(|nic| match nccl::network(facts, nic) {
+        Network::Ucx(variable) => Some((variable, "What UCX does with GPU memory counts for NCCL, too; the distance rule of NCCL does as well.")),
+        Network::Plugin(variable) => Some((variable, "Whether the plugin uses these adapters, and GPUDirect, is not known here: look for GDRDMA in NCCL's log (doctor --nccl-log).")),
+        Network::Adapters | Network::Sockets(_) => None,
+    });
+    if let Some((variable, why)) = other {
+        found.push(
+            Finding::new("nccl-plugin", Severity::Info, format!("NCCL's network is a plugin's: {variable}"))
+                .why(why)
+                .seen("variable", variable)
+                .fix("NCCL_NET=IB   (for NCCL's own use of the adapters)"),
+        );
+    }
+}
+
+fn level(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let facts = analysis.facts;
+    for name in ["NCCL_NET_GDR_LEVEL", "NCCL_IB_GDR_LEVEL"] {
+        let Some(variable) = variable(analysis, name) else { continue };
+        let Some(level) = Level::parse(variable.value) else {
+            found.push(
+                set(
+                    Finding::new("nccl-level-ignored", Severity::Warning, format!("{variable} is not understood by NCCL, and ignored"))
+                        .why("The default (PXB) holds. Names are upper case: LOC, PIX, PXB, PHB, SYS; NODE is not one of them."),
+                    variable,
+                )
+                .fix("NCCL_NET_GDR_LEVEL=PHB   (or SYS)"),
+            );
+            continue;
+        };
+        let stopped: Vec<_> =
+            able(analysis).into_iter().filter(|pair| nccl::distance(facts, pair) > level).collect();
+        if stopped.is_empty() {
+            continue;
+        }
+        let names: Vec<_> = stopped.iter().map(|pair| pair.gpu.address.clone()).collect();
+        let need = stopped.iter().map(|pair| nccl::distance(facts, pair)).max().unwrap_or(Level::Sys);
+        // Where the default would not have allowed it either, the setting is no change for the worse.
+        let default_allows = stopped.iter().any(|pair| nccl::distance(facts, pair) <= Level::P2c);
+        let severity = if default_allows { Severity::Error } else { Severity::Info };
+        let finding = Finding::new("nccl-gdr-level", severity, format!("{variable} keeps NCCL from GPUDirect on {}", list(&names)))
+            .why(format!("The setting allows distances up to {}, and the nearest adapter is at {}: GPU memory is staged through the host.", level.name(), need.name()));
+        found.push(set(finding, variable).fix(format!("{name}={}", need.name())).on(names));
+    }
+}
+
+fn filter(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let facts = analysis.facts;
+    let Some(variable) = variable(analysis, "NCCL_IB_HCA") else { return };
+    let filter = Filter::nccl(variable.value);
+    let nics: Vec<_> = hardware(analysis).filter(|nic| !nccl::is_efa(nic)).collect();
+    if nics.is_empty() {
+        return;
+    }
+    if !nics.iter().any(|nic| filter.takes(nic)) {
+        found.push(set(
+            Finding::new("nccl-hca-none", Severity::Error, format!("{variable} leaves no adapter"))
+                .why("NCCL finds no RDMA device and uses TCP sockets.")
+                .seen("adapters", nics.iter().map(|nic| nic.name.as_str()).collect::<Vec<_>>().join(" ")),
+            variable,
+        ));
+        return;
+    }
+    found.extend(left_out(analysis, variable, &filter, "nccl-hca-far", "NCCL"));
+    let blanks = filter.with_blanks();
+    if !blanks.is_empty() {
+        found.push(
+            Finding::new("nccl-hca-blank", Severity::Warning, format!("{variable} has blanks between its names"))
+                .why("NCCL takes a blank for a part of the name: adapters behind one are not matched, and their rails stay idle.")
+                .seen(variable.source, format!("NCCL_IB_HCA={}", variable.value))
+                .fix(format!("NCCL_IB_HCA={}", variable.value.replace(' ', ""))),
+        );
+    }
+    let unknown = filter.unknown(|name| {
+        // Those are told above.
+        let name = name.trim();
+        facts
+            .nics
+            .iter()
+            .any(|nic| if filter.is_exact() { nic.name == name } else { nic.name.starts_with(name) })
+    });
+    if !unknown.is_empty() {
+        found.push(
+            Finding::new(
+                "nccl-hca-unknown",
+                Severity::Info,
+                format!("NCCL_IB_HCA names {}, which this machine does not have", list(&unknown)),
+            )
+            .why("Names differ between machines; an adapter may be missing, or a rail left out.")
+            .seen(variable.source, format!("NCCL_IB_HCA={}", variable.value)),
+        );
+    }
+}
+
+fn switches(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let facts = analysis.facts;
+    if nccl::is_on(facts, "NCCL_DMABUF_ENABLE") == Some(false)
+        && let Some(variable) = variable(analysis, "NCCL_DMABUF_ENABLE")
+    {
+        found.push(dma_buf_off("nccl-dmabuf", "NCCL", variable, &able(analysis)));
+    }
+    if nccl::is_on(facts, "NCCL_NET_GDR_READ") == Some(false)
+        && let Some(variable) = variable(analysis, "NCCL_NET_GDR_READ")
+    {
+        let finding = Finding::new(
+            "nccl-gdr-read",
+            Severity::Warning,
+            "NCCL_NET_GDR_READ=0: GPU memory is received directly, but sent through the host",
+        )
+        .why("On Ampere and newer reading GPU memory is as good as writing it; sends lose up to a half.");
+        found.push(set(finding, variable));
+    }
+    if nccl::is_on(facts, "NCCL_NET_GDR_C2C") == Some(false)
+        && facts.gpus.iter().any(|gpu| gpu.coherent_link.get() == Some(true))
+        && let Some(variable) = variable(analysis, "NCCL_NET_GDR_C2C")
+    {
+        let finding =
+            Finding::new("nccl-c2c", Severity::Warning, "NCCL_NET_GDR_C2C=0 switches GPUDirect off on Grace")
+                .why("About 20 % of all-reduce bandwidth on GH200.");
+        found.push(set(finding, variable));
+    }
+    if let Some(variable) = variable(analysis, "NCCL_IB_PCI_RELAXED_ORDERING")
+        && variable.value.trim() == "0"
+    {
+        found.push(relaxed(analysis, variable));
+    }
+}

@@ -1,0 +1,119 @@
+//! Settings of other programs, and of allocators.
+
+use super::settings::set;
+use crate::finding::{Finding, Severity};
+use crate::nccl;
+use nobounce_topology::analysis::Analysis;
+
+pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
+    let mut found = Vec::new();
+    if !analysis.has_hardware_nic() {
+        return found;
+    }
+    switches(analysis, &mut found);
+    fabric(analysis, &mut found);
+    allocator(analysis, &mut found);
+    ibgda(analysis, &mut found);
+    found
+}
+
+/// A variable, the values that switch GPUDirect or RDMA off, and what then happens.
+const SWITCHES: [(&str, &[&str], &str); 10] = [
+    ("MV2_USE_GPUDIRECT_RDMA", &["0"], "MVAPICH2 stages GPU memory"),
+    ("MV2_USE_GDRCOPY", &["0"], "MVAPICH2 does short GPU messages by slow copies"),
+    ("OMPI_MCA_btl_openib_want_cuda_gdr", &["0", "false"], "Open MPI's openib stages GPU memory"),
+    ("FI_EFA_USE_DEVICE_RDMA", &["0"], "libfabric's EFA provider emulates RDMA reads and writes"),
+    ("FI_HMEM_CUDA_USE_GDRCOPY", &["0"], "libfabric does short GPU messages by slow copies"),
+    ("MOONCAKE_PROTOCOL", &["tcp"], "Mooncake uses TCP"),
+    (
+        "OMPI_MCA_btl",
+        &["tcp", "tcp,self", "self,tcp", "tcp,self,vader", "self,vader,tcp", "vader,self,tcp"],
+        "Open MPI uses TCP where UCX is not chosen",
+    ),
+    ("MC_FORCE_TCP", &["1", "true"], "Mooncake uses TCP"),
+    ("NVSHMEM_DISABLE_IB", &["1", "true"], "NVSHMEM does not use the adapters"),
+    ("NVSHMEM_REMOTE_TRANSPORT", &["none"], "NVSHMEM does not use the adapters"),
+];
+
+fn switches(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    for (name, off, effect) in SWITCHES {
+        let Some(variable) = analysis.facts.variable(name) else { continue };
+        if off.contains(&variable.value.trim().to_ascii_lowercase().as_str()) {
+            let finding = Finding::new("env-off", Severity::Error, format!("{variable}: {effect}"))
+                .why("It was switched off by hand, and nothing else will say so.");
+            found.push(set(finding, variable));
+        }
+    }
+}
+
+/// libfabric's provider: a list that names none for the adapters leaves TCP.
+fn fabric(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    const RDMA: [&str; 8] = ["efa", "verbs", "psm", "psm2", "psm3", "opx", "cxi", "shm"];
+    let facts = analysis.facts;
+    let Some(variable) = facts.variable("FI_PROVIDER") else { return };
+    let text = variable.value.trim().to_ascii_lowercase();
+    let named = text.split([',', ';', '+']).any(|name| RDMA.contains(&name.trim()));
+    // On Amazon's adapters NCCL goes over libfabric as well.
+    let efa = facts.nics.iter().any(nccl::is_efa);
+    let out = if efa {
+        nccl::fabric_without_efa(facts).is_some()
+    } else {
+        !text.starts_with('^') && !text.is_empty() && !named
+    };
+    if !out {
+        return;
+    }
+    let effect =
+        if efa { "libfabric, and NCCL's plugin with it, does not use EFA" } else { "libfabric uses TCP" };
+    let finding = Finding::new("env-off", Severity::Error, format!("{variable}: {effect}"))
+        .why("It was switched off by hand, and nothing else will say so.");
+    let finding = if efa { finding.of_library("NCCL") } else { finding };
+    found.push(set(finding, variable));
+}
+
+/// Memory that grows in segments: what is registered must cover all of them.
+fn allocator(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let facts = analysis.facts;
+    for name in ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"] {
+        let Some(variable) = facts.variable(name) else { continue };
+        if !variable.value.to_ascii_lowercase().replace(' ', "").contains("expandable_segments:true") {
+            continue;
+        }
+        let refused = facts.gpus.iter().any(|gpu| gpu.gpudirect_rdma_vmm.get() == Some(false));
+        let severity = if refused { Severity::Error } else { Severity::Info };
+        let finding = Finding::new("expandable-segments", severity, "PyTorch's memory grows in segments (expandable_segments)")
+            .why(if refused {
+                "The driver offers no GPUDirect for such memory on this GPU (attribute 110 is 0): registering it fails."
+            } else {
+                "A tensor may span several allocations: engines that ask for one address range register only the first (EINVAL, or errors beyond it). NCCL copes; Mooncake before August 2026, and programs that use cuMemGetAddressRange, do not."
+            });
+        found.push(set(finding, variable));
+    }
+}
+
+/// GPU-initiated operations need a parameter of the driver.
+fn ibgda(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let facts = analysis.facts;
+    let Some(variable) = facts.variable("NVSHMEM_IB_ENABLE_IBGDA") else { return };
+    if matches!(variable.value.trim().to_ascii_lowercase().as_str(), "0" | "false" | "n") {
+        return;
+    }
+    let Some(Some(module)) = facts.kernel.nvidia.known() else { return };
+    let registry =
+        module.parameters.get("RegistryDwords").is_some_and(|words| words.contains("PeerMappingOverride=1"));
+    let assisted = facts
+        .variable("NVSHMEM_IBGDA_NIC_HANDLER")
+        .is_some_and(|variable| variable.value.trim().eq_ignore_ascii_case("cpu"));
+    if registry || assisted {
+        return;
+    }
+    found.push(
+        Finding::new("ibgda-parameter", Severity::Error, "GPU-initiated operations (IBGDA) are asked for, but the driver does not let GPUs ring the adapter's doorbell")
+            .why("The transport fails to start, and NVSHMEM or DeepEP end with it ('init failed for transport: IBGDA').")
+            .seen(variable.source, format!("{}={}", variable.name, variable.value))
+            .seen("/proc/driver/nvidia/params: RegistryDwords", module.parameters.get("RegistryDwords").cloned().unwrap_or_else(|| "empty".to_owned()))
+            .fix("echo 'options nvidia NVreg_EnableStreamMemOPs=1 NVreg_RegistryDwords=\"PeerMappingOverride=1;\"' | sudo tee /etc/modprobe.d/nvidia.conf; sudo update-initramfs -u")
+            .fix("without root: NVSHMEM_IBGDA_NIC_HANDLER=cpu (NVSHMEM 3.4 and newer)")
+            .reboot(),
+    );
+}

@@ -1,0 +1,368 @@
+//! PCIe: access control, link speed and width, packet and request sizes, relaxed ordering.
+
+use std::collections::BTreeSet;
+
+use super::list;
+use crate::finding::{Finding, Severity};
+use nobounce_topology::analysis::Analysis;
+use nobounce_topology::bandwidth;
+use nobounce_topology::facts::{Acs, Link, PciDevice};
+use nobounce_topology::platform::Platform;
+
+pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
+    let mut found = Vec::new();
+    access_control(analysis, &mut found);
+    links(analysis, &mut found);
+    rates(analysis, &mut found);
+    sizes(analysis, &mut found);
+    relaxed_ordering(analysis, &mut found);
+    unread(analysis, &mut found);
+    found
+}
+
+/// Adapters whose settings nobody could read.
+fn unread(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let facts = analysis.facts;
+    if facts.gpus.is_empty() {
+        return;
+    }
+    let blind: Vec<_> = facts
+        .nics
+        .iter()
+        .filter(|nic| !nic.is_software())
+        .filter_map(|nic| Some((nic, facts.pci_device(nic.address.as_deref()?)?.config.why_not()?)))
+        .collect();
+    let Some((first, why)) = blind.first() else { return };
+    let names: Vec<_> = blind.iter().map(|(nic, _)| nic.name.clone()).collect();
+    found.push(
+        Finding::new(
+            "pcie-unread",
+            Severity::Unknown,
+            format!("relaxed ordering, request sizes and ATS could not be read for {}", list(&names)),
+        )
+        .why("Strict ordering or small requests cost up to half of the bandwidth.")
+        .seen(format!("configuration space of {}", first.name), *why)
+        .fix("sudo nobounce doctor")
+        .root()
+        .on(names),
+    );
+}
+
+/// Bridges between GPUs and adapters that meet below the processor: there, and only there, access control sends packets a longer way.
+fn access_control(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let near: Vec<_> = analysis
+        .pairs
+        .iter()
+        .filter(|pair| pair.distance.is_some_and(nobounce_topology::tree::Distance::is_below_switch))
+        .collect();
+    let mut redirecting: Vec<(&PciDevice, Acs)> = Vec::new();
+    let mut unread: Vec<&PciDevice> = Vec::new();
+    let mut seen = BTreeSet::new();
+    let mut hit: BTreeSet<String> = BTreeSet::new();
+    for pair in &near {
+        // The port at the turn decides nothing: its own bits are for what comes from above.
+        let Some(nic) = pair.nic.address.as_deref() else { continue };
+        for port in analysis.tree.between(&pair.gpu.address, nic).ports {
+            let redirects = match port.config.known() {
+                Some(config) => config.acs.filter(|acs| acs.redirects()),
+                None => {
+                    if seen.insert(&port.address) {
+                        unread.push(port);
+                    }
+                    continue;
+                }
+            };
+            // An adapter that translates addresses itself may pass where the port lets translated packets through.
+            let translates = analysis
+                .tree
+                .get(nic)
+                .and_then(|device| device.config.known())
+                .is_some_and(|config| config.ats == Some(true));
+            if let Some(acs) = redirects.filter(|acs| !(translates && acs.passes_translated())) {
+                hit.insert(pair.gpu.address.clone());
+                hit.insert(pair.nic.name.clone());
+                if seen.insert(&port.address) {
+                    redirecting.push((port, acs));
+                }
+            }
+        }
+    }
+    if let Some((first, acs)) = redirecting.first() {
+        let bridges: Vec<_> = redirecting.iter().map(|(port, _)| port.address.clone()).collect();
+        let commands: Vec<_> = bridges
+            .iter()
+            .take(4)
+            .map(|address| format!("sudo setpci -s {address} ECAP_ACS+0x6.w=0000"))
+            .collect();
+        let mut finding = Finding::new("acs-redirect", Severity::Warning, format!("access control (ACS) on {} sends packets between GPU and adapter up to the processor", list(&bridges)))
+            .why("They meet below one switch, but every packet makes a detour through the root complex: from a tenth (writes, newer processors) to half of the bandwidth (reads) is lost, and with an IOMMU that translates there are errors.")
+            .seen(format!("lspci -vvv -s {}: ACSCtl", first.address), format!("{:#06x}", acs.control));
+        for command in commands {
+            finding = finding.fix(command);
+        }
+        if bridges.len() > 4 {
+            finding = finding.fix(format!("... and the same for the other {}", bridges.len() - 4));
+        }
+        found.push(
+            finding
+                .fix("to stay: switch ACS off in the firmware setup. Virtual machines need it: there keep it, with ATS on the adapter")
+                .root()
+                .slows()
+                .on(bridges),
+        );
+    }
+    if let Some(first) = unread.first() {
+        let bridges: Vec<_> = unread.iter().map(|port| port.address.clone()).collect();
+        found.push(
+            Finding::new("acs-unread", Severity::Unknown, format!("whether access control (ACS) is on could not be read for {}", list(&bridges)))
+                .why("If it is, packets between GPU and adapter go through the processor: from a tenth (writes, newer processors) to half of the bandwidth (reads) is lost.")
+                .seen(format!("/sys/bus/pci/devices/{}/config", first.address), first.config.why_not().unwrap_or_default())
+                .fix("sudo nobounce doctor")
+                .root()
+                .on(bridges),
+        );
+    }
+}
+
+/// What a link could do: the device and the port above it, whichever is less.
+fn could(analysis: &Analysis<'_>, device: &PciDevice, link: &Link) -> (f64, u32) {
+    let above =
+        device.parent.as_deref().and_then(|parent| analysis.tree.get(parent)).and_then(|port| port.link);
+    match above {
+        // The port's own link is the one down to the device, where the port is a downstream one: what it can do limits.
+        Some(port) => (link.max_speed.min(port.max_speed), link.max_width.min(port.max_width.max(1))),
+        None => (link.max_speed, link.max_width),
+    }
+}
+
+fn links(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let facts = analysis.facts;
+    // Hypervisors invent links.
+    let mut degraded: Vec<(&PciDevice, Link, f64, u32)> = Vec::new();
+    let mut idle: Vec<&PciDevice> = Vec::new();
+    let mut slot: Vec<(&PciDevice, Link, f64, u32)> = Vec::new();
+    let ends: BTreeSet<&str> = facts
+        .gpus
+        .iter()
+        .map(|gpu| gpu.address.as_str())
+        .chain(facts.nics.iter().filter_map(|nic| nic.address.as_deref()))
+        .collect();
+    let ways: BTreeSet<&str> = analysis.pairs.iter().flat_map(|pair| pair.bridges.iter().copied()).collect();
+    for device in facts
+        .pci
+        .iter()
+        .filter(|device| ends.contains(device.address.as_str()) || ways.contains(device.address.as_str()))
+    {
+        let Some(link) = device.link else { continue };
+        let (speed, width) = could(analysis, device, &link);
+        if facts.is_virtual() && link.speed * f64::from(link.width) < 8.0 {
+            continue;
+        }
+        let slower = link.speed < speed * 0.99;
+        let narrower = link.width < width;
+        let gpu = facts.gpus.iter().find(|gpu| gpu.address == device.address);
+        let sleeps = gpu.is_some_and(|gpu| gpu.performance_state.get().is_none_or(|state| state > 2));
+        // The port above a sleeping GPU sleeps with it.
+        let above_sleeper = device.is_bridge()
+            && facts.pci.iter().any(|child| {
+                child.parent.as_deref() == Some(&device.address)
+                    && facts.gpus.iter().any(|gpu| {
+                        gpu.address == child.address
+                            && gpu.performance_state.get().is_none_or(|state| state > 2)
+                    })
+            });
+        if narrower || (slower && !sleeps && !above_sleeper) {
+            // Bridges report the same link as what is below them: say it once, of the device.
+            let below = |child: &PciDevice| {
+                child.parent.as_deref() == Some(&device.address) && ends.contains(child.address.as_str())
+            };
+            if !(device.is_bridge() && facts.pci.iter().any(below)) {
+                degraded.push((device, link, speed, width));
+            }
+        } else if slower && sleeps {
+            idle.push(device);
+        } else if (link.max_speed > speed * 1.01 || link.max_width > width) && !device.is_bridge() {
+            slot.push((device, link, speed, width));
+        }
+    }
+    let label = |device: &PciDevice| {
+        facts
+            .nics
+            .iter()
+            .find(|nic| nic.address.as_deref() == Some(&device.address))
+            .map_or_else(|| device.address.clone(), |nic| nic.name.clone())
+    };
+    if let Some((first, link, speed, width)) = degraded.first() {
+        let names: Vec<_> = degraded.iter().map(|(device, ..)| label(device)).collect();
+        let (now, should) = (bandwidth::link_now(link, 256), bandwidth::pcie(*speed, *width, 256));
+        found.push(
+            Finding::new(
+                "pcie-degraded",
+                Severity::Warning,
+                format!("{}: PCIe runs at {} x{} instead of {} x{}", list(&names), bandwidth::generation(link.speed), link.width, bandwidth::generation(*speed), width),
+            )
+            .why(format!("At best {now:.1} of {should:.1} GB/s. A dirty contact, a bad riser, a wrong slot or a failed training after power-on."))
+            .seen(format!("/sys/bus/pci/devices/{}/current_link_speed", first.address), format!("{} GT/s x{} (can do {} GT/s x{})", link.speed, link.width, link.max_speed, link.max_width))
+            .fix("power the machine off and on (not only reboot); reseat the card or riser; check bifurcation and link speed in the firmware setup; sudo lspci -vvv -s ADDRESS | grep LnkSta")
+            .reboot()
+            .slows()
+            .on(degraded.iter().map(|(device, ..)| device.address.clone()).chain(names)),
+        );
+    }
+    if !idle.is_empty() {
+        let names: Vec<_> = idle.iter().map(|device| device.address.clone()).collect();
+        found.push(
+            Finding::new("gpu-link-idle", Severity::Info, format!("{}: the link is slow now because the GPU sleeps", list(&names)))
+                .why("Idle GPUs lower the speed of their link and raise it under load; look again while something runs.")
+                .seen(format!("/sys/bus/pci/devices/{}/current_link_speed", names[0]), idle[0].link.map_or_else(String::new, |link| format!("{} GT/s", link.speed)))
+                .on(names),
+        );
+    }
+    if let Some((first, link, speed, width)) = slot.first() {
+        let names: Vec<_> = slot.iter().map(|(device, ..)| label(device)).collect();
+        found.push(
+            Finding::new(
+                "pcie-slot",
+                Severity::Info,
+                format!(
+                    "{}: could do {} x{}, its slot {} x{}",
+                    list(&names),
+                    bandwidth::generation(link.max_speed),
+                    link.max_width,
+                    bandwidth::generation(*speed),
+                    width
+                ),
+            )
+            .why("The slot sets the limit; nothing is broken.")
+            .seen(
+                format!("/sys/bus/pci/devices/{}/max_link_speed", first.address),
+                format!("{} GT/s x{}", link.max_speed, link.max_width),
+            )
+            .fix("move the card to a faster slot if there is one")
+            .on(names),
+        );
+    }
+}
+
+/// Adapters whose network link is faster than their slot.
+fn rates(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let slower: Vec<_> = analysis
+        .facts
+        .nics
+        .iter()
+        .filter_map(|nic| {
+            let device = analysis.facts.pci_device(nic.address.as_deref()?)?;
+            let link = device.link?;
+            let payload = device.config.known().and_then(|config| config.max_payload).unwrap_or(256);
+            let pcie = bandwidth::link_now(&link, payload);
+            let network = nic
+                .ports
+                .iter()
+                .filter(|port| port.is_active())
+                .filter_map(bandwidth::port)
+                .fold(0.0, f64::max);
+            (pcie < network * 0.95
+                && !(analysis.facts.is_virtual() && link.speed * f64::from(link.width) < 8.0))
+                .then_some((nic, link, pcie, network))
+        })
+        .collect();
+    let Some((first, link, pcie, network)) = slower.first() else { return };
+    let names: Vec<_> = slower.iter().map(|(nic, ..)| nic.name.clone()).collect();
+    found.push(
+        Finding::new("nic-behind-slot", Severity::Warning, format!("{}: the network could carry {network:.1} GB/s, its PCIe link {pcie:.1}", list(&names)))
+            .why("The PCIe link is the limit: more can never arrive.")
+            .seen(format!("/sys/bus/pci/devices/{}", first.address.as_deref().unwrap_or_default()), format!("{} GT/s x{}", link.speed, link.width))
+            .fix("use a slot with more lanes or a newer generation; cards with two halves (socket direct) need both used")
+            .slows()
+            .on(names),
+    );
+}
+
+fn sizes(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let facts = analysis.facts;
+    let small: Vec<_> = facts
+        .nics
+        .iter()
+        .filter(|nic| !nic.is_software())
+        .filter_map(|nic| {
+            let device = facts.pci_device(nic.address.as_deref()?)?;
+            let config = device.config.known()?;
+            let (now, most) = (config.max_payload?, config.max_payload_supported?);
+            // All ports of the way must agree: the least of them is what can be had.
+            let way = analysis.tree.bridges_above(&device.address);
+            let most = way
+                .iter()
+                .filter_map(|port| port.config.known()?.max_payload_supported)
+                .fold(most, u32::min)
+                .min(512);
+            (now < most && now < 256).then_some((nic, now, most))
+        })
+        .collect();
+    if let Some((first, now, most)) = small.first() {
+        let names: Vec<_> = small.iter().map(|(nic, ..)| nic.name.clone()).collect();
+        found.push(
+            Finding::new("max-payload", Severity::Info, format!("{}: PCIe packets carry {now} bytes, {most} are possible", list(&names)))
+                .why("Headers take 19 % of the link instead of 10 %.")
+                .seen(format!("{} DevCtl: MaxPayload", first.name), format!("{now} bytes"))
+                .fix("set 'Max Payload Size' to auto or 256 in the firmware setup, or start the kernel with pci=pcie_bus_perf")
+                .reboot()
+                .on(names),
+        );
+    }
+    let requests: Vec<_> = facts
+        .nics
+        .iter()
+        .filter(|nic| !nic.is_software())
+        .filter_map(|nic| {
+            let request = facts.pci_device(nic.address.as_deref()?)?.config.known()?.max_read_request?;
+            let rate = nic.port().and_then(|port| port.rate_gbps.known().copied()).unwrap_or(0.0);
+            (request < 512 || (request == 512 && rate >= 200.0)).then_some((nic, request))
+        })
+        .collect();
+    if let Some((first, request)) = requests.first() {
+        let names: Vec<_> = requests.iter().map(|(nic, _)| nic.name.clone()).collect();
+        let severity = if *request < 512 { Severity::Warning } else { Severity::Info };
+        let finding = Finding::new("max-read-request", severity, format!("{}: reads ask for only {request} bytes at a time", list(&names)))
+            .why("Sending reads from memory: with small requests the adapter waits for round trips, and fast links are not filled.")
+            .seen(format!("{} DevCtl: MaxReadReq", first.name), format!("{request} bytes"))
+            .fix(format!("sudo setpci -s {} CAP_EXP+8.w=5000:7000   (4096 bytes; until the next boot)", first.address.as_deref().unwrap_or("ADDRESS")))
+            .root();
+        found.push(if severity == Severity::Warning { finding.slows() } else { finding }.on(names));
+    }
+}
+
+fn relaxed_ordering(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let facts = analysis.facts;
+    let strict: Vec<_> = facts
+        .nics
+        .iter()
+        .filter(|nic| !nic.is_software())
+        .filter(|nic| {
+            let config = nic
+                .address
+                .as_deref()
+                .and_then(|address| facts.pci_device(address))
+                .and_then(|device| device.config.known());
+            config.is_some_and(|config| config.relaxed_ordering == Some(false))
+        })
+        .collect();
+    let Some(first) = strict.first() else { return };
+    let platform = Platform::of(&facts.machine.cpu);
+    let names: Vec<_> = strict.iter().map(|nic| nic.name.clone()).collect();
+    let loss = match platform.strict_order() {
+        Some(limit) => format!(
+            "On {} writes in strict order reach about {limit:.0} GB/s, whatever the link could.",
+            platform.name()
+        ),
+        None => "Writes in strict order wait for each other: up to half of the bandwidth.".to_owned(),
+    };
+    found.push(
+        Finding::new("relaxed-ordering", Severity::Warning, format!("{}: relaxed ordering is switched off in the device", list(&names)))
+            .why(loss)
+            .seen(format!("{} DevCtl: RlxdOrd", first.name), "-")
+            .fix(format!("sudo setpci -s {} CAP_EXP+8.w=0010:0010   (to stay: PCI_WR_ORDERING=1 by mlxconfig, and the firmware setup)", first.address.as_deref().unwrap_or("ADDRESS")))
+            .root()
+            .slows()
+            .on(names),
+    );
+}

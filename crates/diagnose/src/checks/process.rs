@@ -1,0 +1,248 @@
+//! What the process may do: device files, locked memory, CPUs.
+
+use std::collections::BTreeSet;
+
+use super::{bytes, list, one_or};
+use crate::finding::{Finding, Severity};
+use nobounce_topology::analysis::Analysis;
+use nobounce_topology::cpu_list;
+use nobounce_topology::ladder::Answer;
+use nobounce_topology::usable;
+
+/// Below this, queues of one adapter alone do not fit.
+const TOO_LITTLE: u64 = 64 << 20;
+
+pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
+    let mut found = Vec::new();
+    device_files(analysis, &mut found);
+    connection_manager(analysis, &mut found);
+    memlock(analysis, &mut found);
+    cpus(analysis, &mut found);
+    found
+}
+
+fn device_files(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let facts = analysis.facts;
+    let unread: Vec<_> = facts
+        .nics
+        .iter()
+        .filter_map(|nic| match usable::nic(facts, nic) {
+            Answer::Unknown(why) => Some((nic.name.clone(), why)),
+            _ => None,
+        })
+        .collect();
+    if let Some((_, why)) = unread.first() {
+        let names: Vec<_> = unread.iter().map(|(name, _)| name.clone()).collect();
+        found.push(
+            Finding::new(
+                "dev-unread",
+                Severity::Unknown,
+                format!("whether {} can be opened is not known", list(&names)),
+            )
+            .why("Without its device file programs use TCP.")
+            .seen("/dev/infiniband", why.clone())
+            .fix("ls -l /dev/infiniband")
+            .on(names),
+        );
+    }
+    let mut seen = BTreeSet::new();
+    for nic in &facts.nics {
+        let Answer::No(id, why) = usable::nic(facts, nic) else { continue };
+        if !seen.insert(id) {
+            continue;
+        }
+        let hit: Vec<String> = facts
+            .nics
+            .iter()
+            .filter(|nic| matches!(usable::nic(facts, nic), Answer::No(other, _) if other == id))
+            .map(|nic| nic.name.clone())
+            .collect();
+        let who = list(&hit);
+        // Where others work, those that do not may be meant for somebody else: a container is often given one adapter only.
+        let some_work = facts.nics.iter().any(|nic| usable::nic(facts, nic).is_yes());
+        let severity = if some_work { Severity::Warning } else { Severity::Error };
+        let finding = match id {
+            "no-dev-infiniband" => Finding::new("no-dev-infiniband", severity, format!("{who}: /sys shows {}, but {why}", one_or(&hit, "it", "them")))
+                .why("NCCL and UCX cannot open the adapter and use TCP without a word: a tenth of the bandwidth, ten times the latency.")
+                .seen("/dev/infiniband", why.clone())
+                .fix("docker run --device /dev/infiniband --cap-add IPC_LOCK --ulimit memlock=-1 ...   (Kubernetes: an RDMA device plugin and its resource in the pod)"),
+            "dev-permission" => Finding::new("dev-permission", severity, format!("{who}: {why}"))
+                .why("Ordinary users may not open the adapter: NCCL and UCX use TCP.")
+                .seen("open", why.clone())
+                .fix("sudo chmod 0666 /dev/infiniband/uverbs* /dev/infiniband/rdma_cm   (to stay: the udev rules of rdma-core, or the group rdma)")
+                .root(),
+            "device-cgroup" => Finding::new("device-cgroup", severity, format!("{who}: {why}"))
+                .why("The file is there, but the device cgroup of the container refuses it: a bind mount alone is not enough.")
+                .seen("open", why.clone())
+                .fix("docker run --device /dev/infiniband/uverbs0 ... instead of -v /dev/infiniband   (or --device-cgroup-rule 'c 231:* rwm')"),
+            "no-libibverbs" => Finding::new("no-libibverbs", severity, "libibverbs is not installed here: programs cannot use the adapters")
+                .why("NCCL loads it when it starts, finds nothing and uses TCP sockets without a word; so do UCX and libfabric.")
+                .seen("libibverbs.so.1", "not found")
+                .fix("apt install libibverbs1 ibverbs-providers   (dnf: libibverbs rdma-core; in the container's image)")
+                .root(),
+            "no-uverbs" => Finding::new("no-uverbs", severity, format!("{who}: {why}"))
+                .why("Programs in user space cannot reach the adapter.")
+                .seen(format!("/sys/class/infiniband/{}/device/infiniband_verbs", hit[0]), why.clone())
+                .fix("sudo modprobe ib_uverbs rdma_ucm && echo ib_uverbs | sudo tee /etc/modules-load.d/rdma.conf")
+                .root(),
+            _ => Finding::new("nic-open", severity, format!("{who} cannot be opened: {why}"))
+                .why("NCCL and UCX leave the adapter out and use TCP if no other is left.")
+                .seen("ibv_open_device", why.clone())
+                .fix("ibv_devinfo -v   (is the provider installed? rdma-core's or OFED's ibverbs-providers must match the kernel's driver)"),
+        };
+        found.push(finding.blocks().on(hit));
+    }
+}
+
+/// Connections by address need a file of their own.
+fn connection_manager(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let facts = analysis.facts;
+    let Some(nodes) = facts.devices.known() else { return };
+    let opens = |path: &str| nodes.iter().find(|node| node.path == path).map(|node| node.open.ok);
+    let usable = facts.nics.iter().any(|nic| {
+        !nic.is_software() && nic.driver.as_deref() != Some("efa") && usable::nic(facts, nic).is_yes()
+    });
+    let loaded = facts.kernel.is_loaded("rdma_ucm");
+    let file = opens("/dev/infiniband/rdma_cm");
+    if !usable || file == Some(true) && loaded != Some(false) {
+        return;
+    }
+    let (seen, fix) = match (loaded, file) {
+        (Some(false), _) => (
+            "rdma_ucm is not loaded",
+            "sudo modprobe rdma_ucm && echo rdma_ucm | sudo tee /etc/modules-load.d/rdma-cm.conf",
+        ),
+        (_, Some(false)) => (
+            "it cannot be opened",
+            "sudo chmod 0666 /dev/infiniband/rdma_cm   (and let the container's device cgroup have it)",
+        ),
+        _ => (
+            "it is not there",
+            "docker run --device /dev/infiniband/rdma_cm ...   (Kubernetes: the RDMA device plugin gives it with the adapter)",
+        ),
+    };
+    found.push(
+        Finding::new("rdma-cm", Severity::Info, format!("connections by address (rdma_cm) do not work: {seen}"))
+            .why("NCCL does not need it. Programs that connect by address do: perftest -R, UCX's rdmacm, NVMe over fabrics, MPI in some builds.")
+            .seen("/dev/infiniband/rdma_cm", seen)
+            .fix(fix)
+            .root(),
+    );
+}
+
+fn memlock(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let facts = analysis.facts;
+    if !analysis.has_hardware_nic() {
+        return;
+    }
+    let process = &facts.process;
+    let namespaced = process.user_namespace.get() == Some(true);
+    let exempt = process.ipc_lock.get() == Some(true) && !namespaced;
+    let container = facts.is_container();
+    let mut fixes: Vec<&str> = Vec::new();
+    if container {
+        fixes.push("docker run --ulimit memlock=-1:-1 --cap-add IPC_LOCK ...");
+        fixes.push("Kubernetes: IPC_LOCK has no effect for users other than root: set LimitMEMLOCK=infinity for containerd or CRI-O");
+    } else {
+        fixes.push("echo '* soft memlock unlimited\n* hard memlock unlimited' | sudo tee /etc/security/limits.d/rdma.conf   (log in again; for services LimitMEMLOCK=infinity)");
+    }
+    let limit = process.memlock_bytes.known().copied();
+    let failed = process.mlock_probe.known().filter(|probe| !probe.ok);
+    if let Some(probe) = failed
+        && namespaced
+        && limit.flatten().is_none_or(|limit| limit >= TOO_LITTLE)
+    {
+        found.push(
+            Finding::new("memlock-userns", Severity::Error, "locking memory fails in this user namespace, whatever the limit says")
+                .why("Rootless containers inherit the limit of the user outside; CAP_IPC_LOCK inside means nothing to drivers. Creating queues and regions fails with ENOMEM.")
+                .seen("mlock", probe.detail.clone())
+                .seen("/proc/self/uid_map", "a namespace of its own")
+                .fix("raise the limit of the user outside: LimitMEMLOCK=infinity in user@.service, then log in again")
+                .root()
+                .blocks()
+                .on(facts.nics.iter().map(|nic| nic.name.clone())),
+        );
+        return;
+    }
+    match limit {
+        Some(Some(limit)) if !exempt => {
+            let severity =
+                if limit < TOO_LITTLE || failed.is_some() { Severity::Error } else { Severity::Warning };
+            let mut finding = Finding::new("memlock", severity, format!("only {} of memory may be locked", bytes(limit)))
+                .why("Adapters lock what they are given. Beyond the limit creating queues and registering memory fails with 'Cannot allocate memory', and NCCL or UCX end or fall back to TCP.")
+                .seen("/proc/self/limits: Max locked memory", bytes(limit))
+                .seen("CAP_IPC_LOCK", if process.ipc_lock.get() == Some(true) { "held, but only inside a user namespace" } else { "not in effect" });
+            if let Some(probe) = failed {
+                finding = finding.seen("mlock", probe.detail.clone());
+            }
+            for fix in &fixes {
+                finding = finding.fix(*fix);
+            }
+            finding = finding.root();
+            if severity == Severity::Error {
+                finding = finding.blocks().on(facts.nics.iter().map(|nic| nic.name.clone()));
+            }
+            found.push(finding);
+        }
+        // No limit, and yet locking fails: a cgroup, a seccomp rule or want of memory.
+        Some(_) if failed.is_some() => found.push(
+            Finding::new("memlock", Severity::Error, "locking memory fails, although no limit forbids it")
+                .why("Adapters lock what they are given: creating queues and registering memory fails in the same way.")
+                .seen("mlock", failed.map(|probe| probe.detail.clone()).unwrap_or_default())
+                .seen("/proc/self/limits: Max locked memory", limit.flatten().map_or_else(|| "unlimited".to_owned(), bytes))
+                .fix("look for what refuses it: the container's memory limit, its seccomp profile, free memory of the machine")
+                .blocks()
+                .on(facts.nics.iter().map(|nic| nic.name.clone())),
+        ),
+        Some(_) => {}
+        None => found.push(
+            Finding::new("memlock-unread", Severity::Unknown, "how much memory may be locked is not known")
+                .why("A small limit makes registrations fail.")
+                .seen("/proc/self/limits", process.memlock_bytes.why_not().unwrap_or_default())
+                .fix("ulimit -l"),
+        ),
+    }
+}
+
+/// A process that may not run near the devices it will use.
+fn cpus(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let facts = analysis.facts;
+    let Some(allowed) = facts.process.cpus.known().and_then(|text| cpu_list::parse(text)) else { return };
+    if facts.machine.numa.len() < 2 || allowed.is_empty() {
+        return;
+    }
+    let nodes: Vec<i32> = facts
+        .machine
+        .numa
+        .iter()
+        .filter(|node| cpu_list::parse(&node.cpus).is_some_and(|cpus| !cpus.is_disjoint(&allowed)))
+        .map(|node| node.id)
+        .collect();
+    let node_of = |address: &str| {
+        facts.pci_device(address).and_then(|device| device.numa_node.get()).filter(|node| *node >= 0)
+    };
+    let placed: Vec<(&str, i32)> =
+        facts.gpus.iter().filter_map(|gpu| Some((gpu.address.as_str(), node_of(&gpu.address)?))).collect();
+    let far: Vec<&str> =
+        placed.iter().filter(|(_, node)| !nodes.contains(node)).map(|(address, _)| *address).collect();
+    if far.is_empty() {
+        return;
+    }
+    if far.len() < placed.len() {
+        found.push(
+            Finding::new("cpu-binding", Severity::Info, format!("this process may only run on CPUs far from {}", list(&far)))
+                .why("Right for a process that uses the near GPUs only; for the others threads cross the sockets for every message.")
+                .seen("/proc/self/status: Cpus_allowed_list", facts.process.cpus.known().cloned().unwrap_or_default()),
+        );
+        return;
+    }
+    found.push(
+        Finding::new("cpu-binding", Severity::Warning, "this process may only run on CPUs far from every GPU")
+            .why("Threads that post and poll cross the sockets for every message, and host buffers lie in the far memory: latency rises by a third and more.")
+            .seen("/proc/self/status: Cpus_allowed_list", facts.process.cpus.known().cloned().unwrap_or_default())
+            .seen("memory nodes of the GPUs", list(&placed.iter().map(|(_, node)| node.to_string()).collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>()))
+            .fix(format!("numactl --cpunodebind={0} --membind={0} PROGRAM   (containers: --cpuset-cpus; Slurm: --cpu-bind)", placed[0].1))
+            .slows()
+            .on(facts.gpus.iter().map(|gpu| gpu.address.clone())),
+    );
+}

@@ -1,0 +1,301 @@
+//! GPU memory registered with an adapter: peer memory and dma-buf, and which of the two is missing why.
+
+use std::collections::BTreeMap;
+
+use super::{list, one_or};
+use crate::finding::{Finding, Severity};
+use nobounce_topology::analysis::{Analysis, Pair};
+use nobounce_topology::facts::GpuVendor;
+use nobounce_topology::ladder::Answer;
+
+pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
+    let mut found = Vec::new();
+    if !analysis.has_hardware_nic() || analysis.facts.gpus.is_empty() {
+        return found;
+    }
+    // Each cause once, with the pairs it concerns.
+    let mut causes: BTreeMap<&'static str, Cause<'_>> = BTreeMap::new();
+    for pair in analysis.pairs.iter().filter(|pair| !pair.nic.is_software()) {
+        for (answer, side) in
+            [(&pair.peermem, Side::Peermem), (&pair.export, Side::Gpu), (&pair.import, Side::Nic)]
+        {
+            // A pair that does not go together says nothing of the GPU's other ways: those are told of the other pairs.
+            let apart = pair.refused_alone() && !matches!(answer, Answer::No("registration-pair", _));
+            if let (Answer::No(id, why), false) = (answer, apart) {
+                // A pair that was registered by dma-buf, really, proves its two sides.
+                if pair.proven == Some("dma-buf") && !matches!(side, Side::Peermem) {
+                    continue;
+                }
+                causes.entry(id).or_insert_with(|| Cause { why, side, pairs: Vec::new() }).pairs.push(pair);
+            }
+        }
+    }
+    for (id, cause) in &causes {
+        found.extend(finding(analysis, id, cause));
+    }
+    unproven(analysis, &mut found);
+    modules(analysis, &mut found);
+    found
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Side {
+    Peermem,
+    Gpu,
+    Nic,
+}
+
+#[derive(Debug)]
+struct Cause<'a> {
+    why: &'a str,
+    side: Side,
+    pairs: Vec<&'a Pair<'a>>,
+}
+
+impl Cause<'_> {
+    /// Information where each of its pairs has another way; a warning where it may have; an error where it has none.
+    fn severity(&self) -> Severity {
+        let worst = self.pairs.iter().map(|pair| match self.side {
+            Side::Peermem if pair.dma_buf() => Severity::Info,
+            Side::Peermem if pair.no_dma_buf() => Severity::Error,
+            Side::Peermem => Severity::Warning,
+            Side::Gpu | Side::Nic if pair.peermem.is_yes() => Severity::Info,
+            Side::Gpu | Side::Nic if pair.peermem.is_no() => Severity::Error,
+            Side::Gpu | Side::Nic => Severity::Warning,
+        });
+        worst.max().unwrap_or(Severity::Info)
+    }
+
+    fn devices(&self) -> Vec<String> {
+        let mut names: Vec<String> = self
+            .pairs
+            .iter()
+            .map(|pair| match self.side {
+                Side::Nic => pair.nic.name.clone(),
+                Side::Peermem | Side::Gpu => pair.gpu.address.clone(),
+            })
+            .collect();
+        names.sort();
+        names.dedup();
+        names
+    }
+}
+
+const STAGED: &str = "Without peer memory and without dma-buf every byte is copied through host memory: a half to a third of the bandwidth, and three to five times the latency of short messages.";
+const OTHER_WAY: &str = "The other way works here. Programs that know only this one (older NCCL, perftest without --use_cuda_dmabuf, NVSHMEM's IBGDA) still stage or fail.";
+
+fn finding(analysis: &Analysis<'_>, id: &str, cause: &Cause<'_>) -> Option<Finding> {
+    let facts = analysis.facts;
+    let severity = match cause.severity() {
+        // Each GPU has its best adapter all the same.
+        severity if id == "registration-pair" => {
+            let best = analysis.best();
+            let hurt = best.iter().flatten().any(|best| {
+                cause
+                    .pairs
+                    .iter()
+                    .any(|pair| pair.gpu.address == best.gpu.address && pair.nic.name == best.nic.name)
+            });
+            if hurt { severity } else { severity.min(Severity::Warning) }
+        }
+        severity => severity,
+    };
+    let why = if severity == Severity::Info { OTHER_WAY } else { STAGED };
+    let names = cause.devices();
+    let who = list(&names);
+    let finding = match id {
+        "peermem-not-loaded" => {
+            let installed = facts.kernel.installed.known().map(|list| list.iter().any(|name| name == "nvidia_peermem"));
+            let finding = Finding::new("peermem-not-loaded", severity, "nvidia_peermem is not loaded")
+                .why(why)
+                .seen("/sys/module/nvidia_peermem", "not there");
+            match (facts.is_container(), installed, facts.kernel.peer_memory_api.get()) {
+                (true, ..) => finding.fix("on the host, not in the container: sudo modprobe nvidia_peermem && echo nvidia_peermem | sudo tee /etc/modules-load.d/nvidia-peermem.conf").root(),
+                (_, Some(false), _) => finding
+                    .seen(format!("/lib/modules/{}", facts.kernel.release), "no nvidia_peermem")
+                    .fix("it is not installed for this kernel: reinstall the NVIDIA driver after OFED/DOCA, so that it finds the headers of ib_core; then sudo modprobe nvidia_peermem")
+                    .root(),
+                (_, _, Some(false)) => finding
+                    .seen("/proc/kallsyms", "no ib_register_peer_memory_client")
+                    .fix("ib_core has no peer-memory interface: install DOCA-OFED and reinstall the NVIDIA driver, or use the open kernel module, whose dma-buf needs neither")
+                    .root(),
+                _ => finding.fix("sudo modprobe nvidia_peermem && echo nvidia_peermem | sudo tee /etc/modules-load.d/nvidia-peermem.conf").root(),
+            }
+        }
+        "peermem-not-registered" => Finding::new("peermem-not-registered", severity, format!("nvidia_peermem is loaded and does nothing: {}", cause.why))
+            .why(format!("NCCL and UCX look for the module's file only: they will try, and fail or stage. {why}"))
+            .seen("/sys/module/nvidia_peermem", "loaded")
+            .seen("/sys/kernel/mm/memory_peers", facts.kernel.peer_memory_clients.known().map_or_else(|| "unread".to_owned(), |c| if c.is_empty() { "no client".to_owned() } else { c.join(" ") }))
+            .fix("sudo rmmod nvidia_peermem; sudo modprobe nvidia_peermem; sudo dmesg | tail   (then reinstall the NVIDIA driver after OFED/DOCA, so that the module is built against this ib_core)")
+            .root(),
+        "peermem-no-api" => Finding::new("peermem-no-api", severity, "the kernel's ib_core has no peer-memory interface")
+            .why(why)
+            .seen("/proc/kallsyms", "no ib_register_peer_memory_client")
+            .fix("use dma-buf (kernel 5.12 or newer on both sides), or install OFED/DOCA's drivers")
+            .root(),
+        "registration-pair" => {
+            let pairs: Vec<_> = cause.pairs.iter().map(|pair| format!("{} with {}", pair.gpu.address, pair.nic.name)).collect();
+            Finding::new("registration-pair", severity, format!("memory cannot be registered for {}, though it can with another adapter", list(&pairs)))
+                .why("The platform does not let this adapter reach this GPU (access control, IOMMU, another root complex). Engines that register with every adapter fail on it; NCCL and UCX, which take the near one, do not.")
+                .seen("registration", cause.why)
+                .fix("let each process use its near adapter only (NCCL_IB_HCA, UCX_NET_DEVICES, the list of devices of the engine)")
+        }
+        "peermem-nic" => Finding::new("peermem-nic", severity, format!("the adapters' driver does not use peer memory: {}", cause.why))
+            .why(format!("A module that is loaded and registered does nothing for these adapters. {why}"))
+            .seen("driver", cause.why)
+            .fix("use the maker's own way: PSM2 or PSM3 with CUDA for Omni-Path (NCCL_NET with its plugin), dma-buf for the others"),
+        "peermem-amd" => {
+            let new_kernel = facts.kernel.version().is_some_and(|version| version >= (6, 3));
+            let finding = Finding::new("peermem-amd", severity, "amdgpu is not registered with ib_core")
+                .why(why)
+                .seen("/sys/kernel/mm/memory_peers", "no amdkfd");
+            if new_kernel {
+                finding
+                    .seen("uname -r", facts.kernel.release.clone())
+                    .fix("from kernel 6.3 on amdgpu cannot use OFED's interface: let programs use dma-buf (NCCL_DMABUF_ENABLE=1 for RCCL)")
+            } else {
+                finding.fix("reinstall amdgpu-dkms after OFED, so that it is built with its interface").reboot()
+            }
+        }
+        "closed-module" => Finding::new("closed-module", severity, "the closed kernel module of NVIDIA is loaded: it exports no dma-bufs")
+            .why(why)
+            .seen("/proc/driver/nvidia/version", module_line(analysis))
+            .fix("install the open module of the same version: sudo apt install nvidia-open   (dnf: nvidia-driver:open-dkms)")
+            .reboot(),
+        "driver-too-old" => Finding::new("driver-too-old", severity, format!("{}: no dma-bufs before 515", cause.why))
+            .why(why)
+            .seen("/proc/driver/nvidia/version", module_line(analysis))
+            .fix("upgrade to a current driver with the open kernel module")
+            .reboot(),
+        "gpu-too-old" => Finding::new("gpu-too-old", severity, format!("{who}: older than Turing, so the open module does not drive {} and there are no dma-bufs", one_or(&names, "it", "them")))
+            .why(why)
+            .seen("compute capability", cause.pairs.first().and_then(|pair| pair.gpu.compute_capability.get()).map_or_else(String::new, |cc| format!("{}.{}", cc / 10, cc % 10)))
+            .fix("use nvidia_peermem for this GPU: sudo modprobe nvidia_peermem")
+            .root(),
+        "kernel-no-dmabuf" => Finding::new("kernel-no-dmabuf", severity, "the kernel was built without dma-buf")
+            .why(why)
+            .seen("CONFIG_DMA_SHARED_BUFFER", "n")
+            .fix("use a kernel of the distribution, or build with CONFIG_DMA_SHARED_BUFFER=y")
+            .reboot(),
+        "kernel-no-p2pdma" => Finding::new("kernel-no-p2pdma", severity, cause.why)
+            .why(format!("Memory of one device is handed to another by way of CONFIG_PCI_P2PDMA; amdgpu wants CONFIG_DMABUF_MOVE_NOTIFY and CONFIG_HSA_AMD_P2P, too. {why}"))
+            .seen("kernel options", cause.why)
+            .fix("use a kernel that has these options, or OFED's drivers with peer memory (nvidia_peermem, amdgpu-dkms)")
+            .reboot(),
+        "kernel-too-old" => Finding::new("kernel-too-old", severity, format!("{}: its verbs take no dma-bufs", cause.why))
+            .why(why)
+            .seen("uname -r", facts.kernel.release.clone())
+            .fix("use kernel 5.12 or newer, or OFED/DOCA's drivers, or nvidia_peermem")
+            .reboot(),
+        "verbs-too-old" => Finding::new("verbs-too-old", severity, "libibverbs is older than rdma-core 34: it has no ibv_reg_dmabuf_mr")
+            .why(why)
+            .seen("libibverbs.so.1", "no ibv_reg_dmabuf_mr")
+            .fix("install rdma-core 34 or newer (in the container's image, too)")
+            .root(),
+        "dmabuf-nic" => Finding::new("dmabuf-nic", severity, format!("{who} {} no dma-bufs", one_or(&names, "takes", "take")))
+            .why(format!("Its driver in this kernel does not implement it, or the kernel is too old. {why}"))
+            .seen(format!("ibv_reg_dmabuf_mr on {}", names.first().map_or("", String::as_str)), cause.why)
+            .fix("upgrade the adapter's driver (DOCA-OFED 5.6 or newer, or kernel 5.12 and newer for mlx5), or use nvidia_peermem")
+            .root(),
+        "dmabuf-export" => Finding::new("dmabuf-export", severity, format!("{who}: memory cannot be exported as a dma-buf"))
+            .why(why)
+            .seen("cuMemGetHandleForAddressRange", cause.why)
+            .fix("use the open kernel module, 515 or newer, with a CUDA 11.7 or newer driver library; virtual GPUs need support of the host's driver")
+            .root(),
+        // Explained by the check of GPUs and drivers.
+        _ => return None,
+    };
+    if id == "registration-pair" {
+        return Some(finding);
+    }
+    let finding = if severity >= Severity::Warning { finding.blocks() } else { finding };
+    Some(finding.on(names))
+}
+
+fn module_line(analysis: &Analysis<'_>) -> String {
+    analysis.facts.kernel.nvidia.known().and_then(Option::as_ref).map_or_else(String::new, |module| {
+        let kind = match module.open {
+            Some(true) => "open",
+            Some(false) => "closed",
+            None => "unknown kind",
+        };
+        format!("{} ({kind})", module.version)
+    })
+}
+
+/// Nothing works for sure, nothing is refused for sure.
+fn unproven(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let open: Vec<&Pair<'_>> = analysis
+        .pairs
+        .iter()
+        .filter(|pair| {
+            !pair.nic.is_software() && pair.proven.is_none() && !pair.dma_buf() && !pair.peermem.is_yes()
+        })
+        .filter(|pair| !(pair.no_dma_buf() && pair.peermem.is_no()))
+        .collect();
+    let Some(first) = open.first() else { return };
+    let mut reasons: Vec<String> = Vec::new();
+    for answer in [&first.export, &first.import, &first.peermem] {
+        if let Answer::Unknown(why) = answer
+            && !reasons.contains(why)
+        {
+            reasons.push(why.clone());
+        }
+    }
+    let mut names: Vec<String> = open.iter().map(|pair| pair.gpu.address.clone()).collect();
+    names.dedup();
+    found.push(
+        Finding::new(
+            "registration-unproven",
+            Severity::Unknown,
+            "whether GPU memory can be registered with the adapters was not proved",
+        )
+        .why("The facts do not decide it; the verdict for these pairs is uncertain.")
+        .seen("probes", reasons.join("; "))
+        .fix("nobounce doctor   (on the machine, where CUDA and the adapters can be opened)")
+        .on(names),
+    );
+}
+
+/// Old and doubled modules, and those that are gone after the next boot.
+fn modules(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let facts = analysis.facts;
+    let kernel = &facts.kernel;
+    if !facts.gpus.iter().any(|gpu| gpu.vendor == GpuVendor::Nvidia) {
+        return;
+    }
+    let loaded = |name: &str| kernel.is_loaded(name) == Some(true);
+    if loaded("nv_peer_mem") {
+        let both = loaded("nvidia_peermem");
+        let title = if both {
+            "nv_peer_mem and nvidia_peermem are both loaded"
+        } else {
+            "the old nv_peer_mem is loaded"
+        };
+        found.push(
+            Finding::new("old-nv-peer-mem", if both { Severity::Warning } else { Severity::Info }, title)
+                .why("nv_peer_mem is no longer kept up and breaks with new drivers and OFEDs; nvidia_peermem, which comes with the driver since 470, took its place.")
+                .seen("/sys/module/nv_peer_mem", "loaded")
+                .fix("sudo systemctl disable --now nv_peer_mem; sudo apt remove nvidia-peer-memory; sudo modprobe nvidia_peermem")
+                .root(),
+        );
+    }
+    let needs_it = !analysis.all_have(Pair::dma_buf);
+    if loaded("nvidia_peermem")
+        && needs_it
+        && kernel.at_boot.known().is_some_and(|names| !names.iter().any(|name| name == "nvidia_peermem"))
+        && !facts.is_container()
+    {
+        found.push(
+            Finding::new(
+                "peermem-not-at-boot",
+                Severity::Info,
+                "nvidia_peermem is loaded now, but nothing loads it at boot",
+            )
+            .why("After the next boot GPUDirect is off until somebody loads it by hand.")
+            .seen("/etc/modules-load.d", "no nvidia_peermem")
+            .fix("echo nvidia_peermem | sudo tee /etc/modules-load.d/nvidia-peermem.conf")
+            .root(),
+        );
+    }
+}

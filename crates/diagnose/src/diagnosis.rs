@@ -1,0 +1,46 @@
+//! Facts in, findings and verdicts out.
+
+use serde::Serialize;
+
+use crate::checks;
+use crate::finding::{Finding, Severity};
+use crate::lost;
+use crate::verdict::{self, Verdict};
+use nobounce_topology::analysis::Analysis;
+use nobounce_topology::facts::{Facts, SCHEMA};
+
+/// Everything that can be said of a machine.
+#[derive(Clone, Debug, Serialize)]
+pub struct Diagnosis {
+    /// Version of this form; that of the facts.
+    pub schema: u32,
+    /// The name of the machine, if the facts have it.
+    pub host: Option<String>,
+    /// Findings, the gravest first.
+    pub findings: Vec<Finding>,
+    /// Every GPU with every adapter.
+    pub verdicts: Vec<Verdict>,
+    /// Whether a pair that could be direct is not: exit code 1.
+    pub direct_is_lost: bool,
+}
+
+/// Runs all checks.
+#[must_use]
+pub fn diagnose(facts: &Facts) -> Diagnosis {
+    let analysis = Analysis::of(facts);
+    let findings = checks::run(&analysis);
+    let verdicts = verdict::of(&analysis, &findings);
+    let direct_is_lost = facts.gpus.iter().any(|gpu| lost::is_lost(gpu, &verdicts, &findings));
+    Diagnosis { schema: SCHEMA, host: facts.host.clone(), findings, verdicts, direct_is_lost }
+}
+
+impl Diagnosis {
+    /// The names of the findings, sorted, each once, with their severity.
+    #[must_use]
+    pub fn ids(&self) -> Vec<(&'static str, Severity)> {
+        let mut ids: Vec<_> = self.findings.iter().map(|finding| (finding.id, finding.severity)).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        ids
+    }
+}

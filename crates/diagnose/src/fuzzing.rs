@@ -1,0 +1,39 @@
+//! What the fuzzer calls: any bytes are facts, a log, a configuration space, a packed file, or a reason why not.
+
+use crate::{Style, diagnose, draw, log, report};
+use nobounce_topology::facts::Facts;
+use nobounce_topology::sysfs;
+
+/// Gives the bytes to one of the readers, chosen by the first byte, and what it made of them to all that comes after.
+pub fn readers(data: &[u8]) {
+    let Some((which, rest)) = data.split_first() else { return };
+    match which % 5 {
+        0 => {
+            let _ = sysfs::parse_config_space(rest);
+        }
+        1 => {
+            let Ok(facts) = Facts::from_json(&String::from_utf8_lossy(rest)) else { return };
+            let facts = Facts::from_json(&facts.to_json()).unwrap_or(facts).redacted();
+            let diagnosis = diagnose(&facts);
+            let style = Style { color: true, width: 80, all: true };
+            let _ = report(&facts, &diagnosis, style);
+            let topology = draw::Topology::of(&facts);
+            let _ = (draw::text(&topology, style), draw::svg(&topology));
+        }
+        2 => {
+            if let Ok(read) = log::read_nccl(rest, |_| {}) {
+                let facts = Facts::default();
+                let _ = log::join_nccl(&read, &facts, &diagnose(&facts)).text();
+            }
+        }
+        4 => {
+            let _ = sysfs::gzip::unpack(rest);
+        }
+        _ => {
+            if let Ok(read) = log::read_ucx(rest, |_| {}) {
+                let facts = Facts::default();
+                let _ = log::join_ucx(&read, &facts, &diagnose(&facts)).text();
+            }
+        }
+    }
+}

@@ -1,0 +1,23 @@
+//! Why GPUDirect is off.
+//!
+//! * [`diagnose`]: facts in, findings and verdicts out. Pure: the same facts give the same answer anywhere.
+//! * [`draw`]: the PCI tree on a terminal and as SVG, with what was found.
+//! * [`log`]: logs of NCCL and UCX, which tell what was done and not what could be.
+#![forbid(unsafe_code)]
+
+mod checks;
+mod diagnosis;
+pub mod draw;
+pub mod explain;
+pub mod finding;
+pub mod fuzzing;
+pub mod log;
+mod lost;
+mod names;
+mod nccl;
+mod report;
+mod ucx;
+pub mod verdict;
+
+pub use diagnosis::{Diagnosis, diagnose};
+pub use report::{Style, report};

@@ -1,0 +1,381 @@
+//! Logs joined with findings: which connections were direct, which were not, and why.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+use super::{NcclLog, Seen, UcxLog};
+use crate::diagnosis::Diagnosis;
+use crate::finding::Severity;
+use crate::verdict::PathKind;
+use nobounce_topology::clean_lines;
+use nobounce_topology::facts::{Facts, Library, Read};
+
+/// What a log comes to.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct LogReport {
+    /// Whose log: `NCCL` or `UCX`.
+    pub program: &'static str,
+    /// Lines of that program's.
+    pub lines: u64,
+    /// Connections by how they go: `direct`, `staged`, `sockets`, `local`.
+    pub totals: BTreeMap<&'static str, u64>,
+    /// Connections over the network that are not direct, put together by host, GPU and adapter.
+    pub not_direct: Vec<LogRow>,
+    /// What went wrong, by what it means.
+    pub problems: Vec<(String, Seen)>,
+    /// Findings on this machine that explain it.
+    pub findings: Vec<&'static str>,
+    /// Settings that the log names and that matter.
+    pub settings: Vec<String>,
+    /// Whether something that could be direct was not.
+    pub direct_is_lost: bool,
+    /// Further words.
+    pub notes: Vec<String>,
+}
+
+/// Connections that are not direct.
+#[derive(Clone, Debug, Serialize)]
+pub struct LogRow {
+    /// The host, if the log names it.
+    pub host: String,
+    /// The rank, for NCCL.
+    pub rank: Option<u32>,
+    /// PCI address of the GPU, if it is known.
+    pub gpu: Option<String>,
+    /// The adapter, if it is known.
+    pub adapter: Option<String>,
+    /// `NET/IB`, `NET/Socket`, or UCX's lane.
+    pub way: String,
+    /// How many.
+    pub count: u64,
+    /// Why, as far as this machine's facts tell.
+    pub why: Vec<String>,
+}
+
+/// Settings that NCCL names in its log and that keep it from GPUDirect, with the value that does.
+const DEFEATING: [(&str, &str); 6] = [
+    ("NCCL_IB_DISABLE", "1"),
+    ("NCCL_NET", "Socket"),
+    ("NCCL_NET_GDR_LEVEL", "LOC"),
+    ("NCCL_NET_GDR_READ", "0"),
+    ("NCCL_DMABUF_ENABLE", "0"),
+    ("NCCL_P2P_DISABLE", "1"),
+];
+
+/// A log of NCCL's with what is known of this machine.
+#[must_use]
+pub fn join_nccl(log: &NcclLog, facts: &Facts, diagnosis: &Diagnosis) -> LogReport {
+    let mut report = LogReport { program: "NCCL", lines: log.lines, ..LogReport::default() };
+    let hosts: BTreeSet<&str> = log.links.keys().map(|link| link.host.as_str()).collect();
+    // These facts speak for a host of the log if they are its own, or if there is no other.
+    let ours = |host: &str| {
+        facts
+            .host
+            .as_deref()
+            .is_none_or(|name| name == host || hosts.len() <= 1 || short(name) == short(host))
+    };
+    // The job's settings and version count, not those of the shell that doctor runs in.
+    let job = job_of(log, facts, &ours);
+    let again = job.as_ref().map(crate::diagnose);
+    let diagnosis = again.as_ref().unwrap_or(diagnosis);
+    let mut rows: BTreeMap<(String, u32, Option<String>, String), u64> = BTreeMap::new();
+    for (link, &count) in &log.links {
+        let transport = &link.transport;
+        let kind = if !transport.is_network() {
+            "local"
+        } else if !transport.is_rdma() {
+            "sockets"
+        } else if transport.gdrdma {
+            "direct"
+        } else {
+            "staged"
+        };
+        *report.totals.entry(kind).or_default() += count;
+        if matches!(kind, "sockets" | "staged") {
+            let adapter = link
+                .device
+                .and_then(|device| log.adapters.get(&link.host)?.get(usize::try_from(device).ok()?))
+                .cloned();
+            let adapter = if kind == "sockets" { None } else { adapter };
+            *rows.entry((link.host.clone(), link.rank, adapter, transport.name.clone())).or_default() +=
+                count;
+        }
+    }
+    for ((host, rank, adapter, way), count) in rows {
+        let gpu = log.ranks.get(&rank).map(|rank| rank.gpu.clone());
+        let mut why = Vec::new();
+        let off = |name: &Option<String>| {
+            name.as_ref().and_then(|name| log.gpu_direct.get(&(host.clone(), name.clone())))
+        };
+        if off(&adapter) == Some(&false) {
+            why.push("NCCL says: GPU Direct RDMA Disabled for this adapter".to_owned());
+        }
+        if ours(&host) {
+            let pairs = diagnosis
+                .verdicts
+                .iter()
+                .filter(|verdict| gpu.as_deref().is_none_or(|gpu| gpu == verdict.gpu));
+            let pair = pairs
+                .clone()
+                .find(|verdict| {
+                    // Merged adapters are `mlx5_0+mlx5_1`.
+                    adapter.as_deref().is_some_and(|names| names.split('+').any(|name| name == verdict.nic))
+                })
+                .or_else(|| pairs.clone().find(|v| v.best));
+            if let Some(verdict) = pair {
+                if verdict.path == PathKind::Staged {
+                    why.extend(verdict.reasons.iter().cloned());
+                } else if verdict.nccl.kind != crate::verdict::UseKind::Direct {
+                    why.push(verdict.nccl.text.clone());
+                }
+            }
+        }
+        report.not_direct.push(LogRow { host, rank: Some(rank), gpu, adapter, way, count, why });
+    }
+    for ((host, name), value) in &log.variables {
+        if DEFEATING.iter().any(|(known, bad)| {
+            known == name
+                && (value.eq_ignore_ascii_case(bad) || (*known == "NCCL_NET_GDR_LEVEL" && value == "0"))
+        }) {
+            report.settings.push(format!("{name}={value}{}", of_host(host)));
+        }
+    }
+    report.settings.dedup();
+    report.problems =
+        log.problems.iter().map(|(meaning, seen)| ((*meaning).to_owned(), seen.clone())).collect();
+    if log.links.is_empty() {
+        report.notes.push(if log.lines == 0 {
+            "no line of NCCL's: was it run with NCCL_DEBUG=INFO?".to_owned()
+        } else {
+            "NCCL logged no connection: run with NCCL_DEBUG=INFO, and NCCL_DEBUG_SUBSYS unset or with INIT,NET,GRAPH".to_owned()
+        });
+    }
+    let mut elsewhere: Vec<&str> = report
+        .not_direct
+        .iter()
+        .map(|row| row.host.as_str())
+        .filter(|host| !host.is_empty() && !ours(host))
+        .collect();
+    elsewhere.dedup();
+    if !elsewhere.is_empty() {
+        report.notes.push(format!(
+            "the findings are of {}; for {} run doctor there",
+            facts.host.as_deref().unwrap_or("this machine"),
+            crate::checks::list(&elsewhere)
+        ));
+    }
+    if log.forgotten > 0 {
+        report.notes.push(format!("{} things were too many to remember", log.forgotten));
+    }
+    let lost = report.totals.get("staged").copied().unwrap_or(0)
+        + report.totals.get("sockets").copied().unwrap_or(0);
+    report.direct_is_lost = lost > 0;
+    explain(
+        &mut report,
+        diagnosis,
+        &[
+            "nccl", "peermem", "dmabuf", "closed", "driver", "no-dev", "dev", "memlock", "gid", "port",
+            "gpu", "nic", "kernel",
+        ],
+    );
+    report
+}
+
+/// The facts as the job saw them: its version of NCCL, and the variables that NCCL says it was given. None where the log tells neither.
+fn job_of(log: &NcclLog, facts: &Facts, ours: &dyn Fn(&str) -> bool) -> Option<Facts> {
+    let version = log.versions.keys().next().filter(|_| log.versions.len() == 1);
+    let told: Vec<_> = log
+        .variables
+        .iter()
+        .filter(|((host, name), _)| ours(host) && nobounce_topology::sysfs::matters(name))
+        .map(|((_, name), value)| (name.clone(), value.clone()))
+        .collect();
+    if version.is_none() && told.is_empty() {
+        return None;
+    }
+    let mut job = facts.clone();
+    job.environment.extend(told);
+    if let Some(version) = version {
+        let version = version.split('+').next().map(str::to_owned);
+        job.libraries.nccl = Read::Yes(Some(Library { version, ..Library::default() }));
+    }
+    Some(job)
+}
+
+/// A log of UCX's with what is known of this machine.
+#[must_use]
+pub fn join_ucx(log: &UcxLog, facts: &Facts, diagnosis: &Diagnosis) -> LogReport {
+    let mut job = facts.clone();
+    job.environment.extend(
+        log.variables.clone().into_iter().filter(|(name, _)| nobounce_topology::sysfs::matters(name)),
+    );
+    let again = (!log.variables.is_empty()).then(|| crate::diagnose(&job));
+    let diagnosis = again.as_ref().unwrap_or(diagnosis);
+    let mut report = LogReport { program: "UCX", lines: log.lines, ..LogReport::default() };
+    for (used, &count) in &log.uses {
+        let kind = if used.is_tcp() {
+            "sockets"
+        } else if used.is_direct() {
+            "direct"
+        } else if used.is_network() {
+            "staged"
+        } else {
+            "local"
+        };
+        *report.totals.entry(kind).or_default() += count;
+        // Short messages are always copied; it is the long ones that count.
+        let long = used.range.ends_with("inf") || used.range.contains('K') || used.range.contains('M');
+        if kind == "sockets" || (kind == "staged" && long) {
+            let adapter = used
+                .lane
+                .split('/')
+                .nth(1)
+                .map(|lane| lane.split([':', ' ']).next().unwrap_or_default().to_owned());
+            let pair = diagnosis.verdicts.iter().find(|verdict| {
+                adapter.as_deref() == Some(&verdict.nic)
+                    && verdict.ucx.kind != crate::verdict::UseKind::Direct
+            });
+            report.not_direct.push(LogRow {
+                host: String::new(),
+                rank: None,
+                gpu: None,
+                adapter,
+                way: format!("{}, {}: {} over {}", used.operation, used.range, used.protocol, used.lane),
+                count,
+                why: pair.map(|verdict| verdict.ucx.text.clone()).into_iter().collect(),
+            });
+        }
+    }
+    const MATTER: [&str; 6] = [
+        "UCX_TLS",
+        "UCX_NET_DEVICES",
+        "UCX_IB_GPU_DIRECT_RDMA",
+        "UCX_CUDA_COPY_DMABUF",
+        "UCX_RNDV_SCHEME",
+        "UCX_IB_PCI_RELAXED_ORDERING",
+    ];
+    report.settings =
+        MATTER.iter().filter_map(|name| Some(format!("{name}={}", log.variables.get(*name)?))).collect();
+    let tcp: u64 =
+        log.lanes.iter().filter(|(lane, _)| lane.starts_with("tcp/")).map(|(_, count)| count).sum();
+    let rdma: u64 =
+        log.lanes.iter().filter(|(lane, _)| !lane.starts_with("tcp/")).map(|(_, count)| count).sum();
+    if tcp > 0 && rdma == 0 {
+        report.notes.push(format!("all {tcp} connections between machines use TCP"));
+    }
+    for ((device, what), found) in &log.detected {
+        if !found {
+            report.notes.push(format!("{device}: UCX did not find {what}"));
+        }
+    }
+    report.notes.truncate(32);
+    if log.uses.is_empty() {
+        report.notes.push(
+            "UCX logged no protocol for GPU memory: run with UCX_PROTO_INFO=y UCX_LOG_LEVEL=info".to_owned(),
+        );
+    }
+    if log.forgotten > 0 {
+        report.notes.push(format!("{} things were too many to remember", log.forgotten));
+    }
+    report.problems = log.problems.values().map(|seen| (seen.example.clone(), seen.clone())).collect();
+    report.direct_is_lost = !report.not_direct.is_empty() || (tcp > 0 && rdma == 0);
+    explain(
+        &mut report,
+        diagnosis,
+        &[
+            "ucx", "peermem", "dmabuf", "closed", "driver", "no-dev", "dev", "memlock", "gid", "port", "gpu",
+            "nic", "kernel",
+        ],
+    );
+    report
+}
+
+/// Findings above information that can be a cause.
+fn explain(report: &mut LogReport, diagnosis: &Diagnosis, causes: &[&str]) {
+    if report.direct_is_lost {
+        report.findings = diagnosis
+            .findings
+            .iter()
+            .filter(|finding| finding.severity >= Severity::Unknown || finding.id == "nccl-distance")
+            .filter(|finding| causes.iter().any(|begin| finding.id.starts_with(begin)))
+            .map(|finding| finding.id)
+            .collect();
+    }
+}
+
+fn times(count: u64) -> String {
+    if count == 1 { "once".to_owned() } else { format!("{count} times") }
+}
+
+fn short(host: &str) -> &str {
+    host.split('.').next().unwrap_or(host)
+}
+
+fn of_host(host: &str) -> String {
+    if host.is_empty() { String::new() } else { format!(" on {host}") }
+}
+
+impl LogReport {
+    /// The report for people.
+    #[must_use]
+    pub fn text(&self) -> String {
+        /// Rows that are written out.
+        const ROWS: usize = 24;
+        let mut out = String::new();
+        let count = |kind: &str| self.totals.get(kind).copied().unwrap_or(0);
+        let _ = writeln!(
+            out,
+            "{} log, {} lines: {} direct (GPUDirect), {} staged through host memory, {} over sockets, {} inside a machine",
+            self.program,
+            self.lines,
+            count("direct"),
+            count("staged"),
+            count("sockets"),
+            count("local")
+        );
+        for row in self.not_direct.iter().take(ROWS) {
+            let mut parts = Vec::new();
+            if !row.host.is_empty() {
+                parts.push(row.host.clone());
+            }
+            if let Some(rank) = row.rank {
+                parts.push(format!("rank {rank}"));
+            }
+            if let Some(gpu) = &row.gpu {
+                parts.push(format!("GPU {gpu}"));
+            }
+            if let Some(adapter) = &row.adapter {
+                parts.push(adapter.clone());
+            }
+            let why = if row.why.is_empty() { String::new() } else { format!(": {}", row.why.join("; ")) };
+            let _ = writeln!(
+                out,
+                "  not direct: {} via {} ({}){why}",
+                parts.join(", "),
+                row.way,
+                times(row.count)
+            );
+        }
+        if self.not_direct.len() > ROWS {
+            let _ = writeln!(out, "  ... and {} more", self.not_direct.len() - ROWS);
+        }
+        for setting in &self.settings {
+            let _ = writeln!(out, "  set: {setting}");
+        }
+        for (meaning, seen) in self.problems.iter().take(ROWS) {
+            let _ = writeln!(out, "  {}: {meaning}", times(seen.count));
+            if !seen.example.is_empty() && seen.example != *meaning {
+                let _ = writeln!(out, "      {}", seen.example);
+            }
+        }
+        if !self.findings.is_empty() {
+            let _ = writeln!(out, "  findings here that explain it: {}", self.findings.join(", "));
+        }
+        for note in &self.notes {
+            let _ = writeln!(out, "  note: {note}");
+        }
+        clean_lines(&out)
+    }
+}

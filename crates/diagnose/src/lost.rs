@@ -1,0 +1,38 @@
+//! Whether a GPU that could be direct is not: what exit code 1 stands for.
+
+use crate::finding::{Effect, Finding, Severity};
+use crate::verdict::{PathKind, UseKind, Verdict, concerns_names};
+use nobounce_topology::facts::Gpu;
+
+/// Nothing to put right: the GPU cannot, or somebody wanted its memory closed.
+const NO_FIX: [&str; 3] = ["gpu-class", "confidential", "efa-instance"];
+
+/// Whether the GPU's best path, or what NCCL or UCX makes of it, is lost to something that can be put right.
+pub(crate) fn is_lost(gpu: &Gpu, verdicts: &[Verdict], findings: &[Finding]) -> bool {
+    let Some(best) = verdicts.iter().find(|verdict| verdict.best && verdict.gpu == gpu.address) else {
+        // No adapter can be used at all, although the tree shows some.
+        return findings
+            .iter()
+            .any(|finding| finding.effect == Effect::Blocks && finding.severity == Severity::Error);
+    };
+    let about = |finding: &&Finding| concerns_names(finding, &best.gpu, &best.nic);
+    let grave = |finding: &&Finding| finding.severity >= Severity::Warning && about(finding);
+    if findings.iter().filter(about).any(|finding| NO_FIX.contains(&finding.id)) {
+        return false;
+    }
+    if best.path == PathKind::Staged {
+        return findings
+            .iter()
+            .filter(grave)
+            .any(|finding| finding.effect == Effect::Blocks && finding.library.is_none());
+    }
+    // A far adapter instead of the best one is slow, not lost.
+    let by = |library: &str, kind: UseKind| {
+        matches!(kind, UseKind::Staged | UseKind::None)
+            && findings
+                .iter()
+                .filter(grave)
+                .any(|finding| finding.library == Some(library) && finding.effect != Effect::Slows)
+    };
+    by("NCCL", best.nccl.kind) || by("UCX", best.ucx.kind)
+}

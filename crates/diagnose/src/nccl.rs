@@ -1,0 +1,298 @@
+//! What NCCL will do with a pair: its distance rule and its variables.
+//!
+//! As read in NCCL 2.4 to 2.30: GPUDirect is used where the adapter and the GPU can (peer-memory module by file, dma-buf by probe), and where
+//! they are no further apart than `NCCL_NET_GDR_LEVEL`, PXB by default. Where the version is not known, that of a current one is taken.
+
+use crate::names::{Filter, left_out};
+use crate::verdict::Use;
+use nobounce_topology::analysis::{Analysis, Pair};
+use nobounce_topology::facts::{Facts, GpuVendor, Nic, Variable, version_pair};
+use nobounce_topology::ladder::Answer;
+use nobounce_topology::tree::Distance;
+use nobounce_topology::usable;
+
+/// NCCL's scale of distances, as far as it matters for adapters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Level {
+    Loc,
+    Nvl,
+    Nvb,
+    C2c,
+    Pix,
+    Pxb,
+    /// Over the coherent link to the processor, then PCIe (Grace).
+    P2c,
+    Pxn,
+    Phb,
+    Sys,
+}
+
+impl Level {
+    const NAMES: [(&str, Self); 10] = [
+        ("LOC", Self::Loc),
+        ("NVL", Self::Nvl),
+        ("NVB", Self::Nvb),
+        ("C2C", Self::C2c),
+        ("PIX", Self::Pix),
+        ("PXB", Self::Pxb),
+        ("P2C", Self::P2c),
+        ("PXN", Self::Pxn),
+        ("PHB", Self::Phb),
+        ("SYS", Self::Sys),
+    ];
+
+    pub(crate) fn name(self) -> &'static str {
+        Self::NAMES.iter().find(|(_, level)| *level == self).map_or("?", |(name, _)| name)
+    }
+
+    /// As NCCL reads it: exact names, or a number of the old scale. Anything else is ignored.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        if let Some((_, level)) = Self::NAMES.iter().find(|(name, _)| *name == text) {
+            return Some(*level);
+        }
+        let digits: String = text.chars().take_while(char::is_ascii_digit).collect();
+        let old = [Self::Loc, Self::Pix, Self::Pxb, Self::Phb, Self::Sys];
+        let number: usize = digits.parse().ok()?;
+        Some(*old.get(number).unwrap_or(&Self::Sys))
+    }
+}
+
+/// The level that is set, if NCCL understands it.
+pub(crate) fn level(facts: &Facts) -> Option<Level> {
+    named_level(facts).map(|(_, level)| level)
+}
+
+/// The same with its variable: the new name, else the old one.
+fn named_level(facts: &Facts) -> Option<(&'static str, Level)> {
+    ["NCCL_NET_GDR_LEVEL", "NCCL_IB_GDR_LEVEL"]
+        .into_iter()
+        .find_map(|name| Some((name, Level::parse(facts.variable(name)?.value)?)))
+}
+
+/// The version that a program would load, if it is known.
+pub(crate) fn version(facts: &Facts) -> Option<(u32, u32)> {
+    version_pair(facts.libraries.nccl.known()?.as_ref()?.version.as_deref()?)
+}
+
+/// Whether the version is known to be older than this one.
+pub(crate) fn is_before(facts: &Facts, wanted: (u32, u32)) -> bool {
+    version(facts).is_some_and(|version| version < wanted)
+}
+
+/// Why this version does not find a way to register that is open for the pair; none where it finds one, or where there is none.
+pub(crate) fn misses(facts: &Facts, pair: &Pair<'_>) -> Option<&'static str> {
+    // RCCL is counted in the same way, but has rules of its own.
+    if pair.gpu.vendor != GpuVendor::Nvidia {
+        return None;
+    }
+    let (no_dma_buf, no_module) = (knows_no_dma_buf(facts), misses_module(facts));
+    let open = pair.dma_buf() || pair.peermem.is_yes();
+    let found = (pair.dma_buf() && !no_dma_buf) || (pair.peermem.is_yes() && !no_module);
+    match (open && !found, pair.peermem.is_yes()) {
+        (false, _) => None,
+        (true, true) => Some(
+            "does not find nvidia_peermem: before 2.23 it looks for /sys/kernel/mm/memory_peers/nv_mem only",
+        ),
+        (true, false) => Some("knows no dma-bufs (2.13 does)"),
+    }
+}
+
+fn knows_no_dma_buf(facts: &Facts) -> bool {
+    is_before(facts, (2, 13))
+}
+
+/// Before 2.23 the module itself was not looked for, only its folder among the clients of ib_core.
+fn misses_module(facts: &Facts) -> bool {
+    is_before(facts, (2, 23)) && facts.kernel.shows_nvidia_client() == Some(false)
+}
+
+/// How far the pair is on NCCL's scale. Two host bridges of one node are one processor to NCCL.
+pub(crate) fn distance(facts: &Facts, pair: &Pair<'_>) -> Level {
+    match pair.distance {
+        Some(Distance::Pix) => Level::Pix,
+        Some(Distance::Pxb) => Level::Pxb,
+        Some(Distance::Phb | Distance::Node) if pair.gpu.coherent_link.get() == Some(true) => coherent(facts),
+        Some(Distance::Phb | Distance::Node) => Level::Phb,
+        // A machine without memory nodes is one processor.
+        Some(Distance::Sys) if facts.machine.numa.len() <= 1 => Level::Phb,
+        Some(Distance::Sys) => Level::Sys,
+        // An adapter without a PCI address hangs on the first processor.
+        None => Level::Phb,
+    }
+}
+
+/// How far an adapter of the processor is from a GPU with a coherent link to it (Grace): 2.26 learned to use it, 2.27 does by itself, and
+/// 2.30 has a level for it.
+fn coherent(facts: &Facts) -> Level {
+    let wanted = is_on(facts, "NCCL_NET_GDR_C2C");
+    match version(facts) {
+        Some(version) if version < (2, 26) => Level::Phb,
+        Some((2, 26)) => match wanted {
+            Some(true) => Level::C2c,
+            _ => Level::Phb,
+        },
+        Some(version) if version < (2, 30) && wanted != Some(false) => Level::C2c,
+        _ => Level::P2c,
+    }
+}
+
+/// A variable that NCCL takes as a number, not 0.
+pub(crate) fn is_on(facts: &Facts, name: &str) -> Option<bool> {
+    let text = facts.variable(name)?.value.trim();
+    let digits = text.trim_start_matches("0x");
+    Some(
+        i64::from_str_radix(digits, if text.starts_with("0x") { 16 } else { 10 })
+            .is_ok_and(|value| value != 0),
+    )
+}
+
+/// The network that NCCL's variables choose.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Network {
+    /// The adapters, by NCCL itself or by a plugin with the same rules.
+    Adapters,
+    /// TCP, and the variable that says so.
+    Sockets(String),
+    /// UCX, by a plugin.
+    Ucx(String),
+    /// A plugin whose rules are not known here.
+    Plugin(String),
+}
+
+/// The network for an adapter, by `NCCL_NET`, `NCCL_IB_DISABLE` and the variables of plugins.
+pub(crate) fn network(facts: &Facts, nic: &Nic) -> Network {
+    let text = |name: &str| facts.variable(name).filter(|variable| !variable.value.trim().is_empty());
+    let net = text("NCCL_NET");
+    if let Some(net) = net
+        && net.value.trim().eq_ignore_ascii_case("socket")
+    {
+        return Network::Sockets(net.to_string());
+    }
+    // Amazon's adapters are the plugin's alone: what concerns NCCL's own verbs does not concern them.
+    if is_efa(nic) {
+        let own = net.filter(|net| net.value.trim().eq_ignore_ascii_case("ib"));
+        let none = text("NCCL_NET_PLUGIN").filter(|plugin| plugin.value.trim().eq_ignore_ascii_case("none"));
+        return match own.or(none).or_else(|| fabric_without_efa(facts)) {
+            Some(variable) => Network::Sockets(variable.to_string()),
+            None => Network::Adapters,
+        };
+    }
+    let by_plugin = |variable: Variable<'_>| {
+        let name = variable.value.trim().to_ascii_lowercase();
+        let like_ib = ["ib", "none", "gib"].contains(&name.as_str())
+            || ["ibext", "rdma-sharp", "rdma_sharp", "spcx", "mlnx"].iter().any(|part| name.contains(part));
+        match name.as_str() {
+            _ if like_ib => None,
+            "ucx" => Some(Network::Ucx(variable.to_string())),
+            _ => Some(Network::Plugin(variable.to_string())),
+        }
+    };
+    if let Some(network) = net.and_then(by_plugin) {
+        return network;
+    }
+    if is_on(facts, "NCCL_IB_DISABLE") == Some(true)
+        && let Some(variable) = facts.variable("NCCL_IB_DISABLE")
+    {
+        return Network::Sockets(variable.to_string());
+    }
+    // A network that is named decides; without one the plugin comes first.
+    let named = net.is_some();
+    ["NCCL_PLUGIN_P2P", "NCCL_NET_PLUGIN"]
+        .into_iter()
+        .filter(|_| !named)
+        .find_map(|name| by_plugin(text(name)?))
+        .unwrap_or(Network::Adapters)
+}
+
+/// Amazon's Elastic Fabric Adapter.
+pub(crate) fn is_efa(nic: &Nic) -> bool {
+    nic.driver.as_deref() == Some("efa")
+}
+
+/// `FI_PROVIDER` where it leaves out EFA's provider of libfabric.
+pub(crate) fn fabric_without_efa(facts: &Facts) -> Option<Variable<'_>> {
+    let variable = facts.variable("FI_PROVIDER")?;
+    let text = variable.value.trim().to_ascii_lowercase();
+    let names = |list: &str| list.split([',', ';']).any(|name| name.trim() == "efa");
+    let out = match text.strip_prefix('^') {
+        Some(list) => names(list),
+        None => !text.is_empty() && !names(&text),
+    };
+    out.then_some(variable)
+}
+
+/// What NCCL does with this pair.
+pub(crate) fn plan(analysis: &Analysis<'_>, pair: &Pair<'_>) -> Use {
+    let facts = analysis.facts;
+    match network(facts, pair.nic) {
+        Network::Adapters => {}
+        Network::Sockets(why) => return Use::none(format!("sockets: {why}")),
+        Network::Ucx(why) => {
+            let ucx = crate::ucx::plan(analysis, pair);
+            return Use { kind: ucx.kind, text: format!("by UCX ({why}): {}", ucx.text) };
+        }
+        Network::Plugin(why) => return Use::unknown(format!("its plugin decides: {why}")),
+    }
+    if let Some(variable) = facts.variable("NCCL_IB_HCA").filter(|_| !is_efa(pair.nic)) {
+        let filter = Filter::nccl(variable.value);
+        if !filter.takes(pair.nic) {
+            return Use::none(left_out(analysis, pair, &filter, &variable.to_string()));
+        }
+    }
+    if let Answer::No(_, why) = usable::nic(facts, pair.nic) {
+        return Use::none(format!("cannot use {}: {why}", pair.nic.name));
+    }
+    if pair.nic.ports.iter().all(|port| !port.may_be_active()) {
+        return Use::none(format!("does not use {}: no port is active", pair.nic.name));
+    }
+    if let Some(why) = misses(facts, pair) {
+        return Use::staged(format!("this version {why}"));
+    }
+    let dma_buf_allowed = is_on(facts, "NCCL_DMABUF_ENABLE") != Some(false) && !knows_no_dma_buf(facts);
+    let by_file =
+        ["nvidia_peermem", "nv_peer_mem"].iter().any(|name| facts.kernel.is_loaded(name) == Some(true));
+    let can = (dma_buf_allowed && pair.dma_buf()) || pair.peermem.is_yes();
+    if !can && by_file && pair.peermem.is_no() && (pair.no_dma_buf() || !dma_buf_allowed) {
+        return Use::staged("believes the loaded module, and its registration fails");
+    }
+    let certainly_not = (pair.no_dma_buf() || !dma_buf_allowed) && pair.peermem.is_no();
+    if !can && certainly_not {
+        let why = if dma_buf_allowed {
+            "no way to register GPU memory"
+        } else {
+            "NCCL_DMABUF_ENABLE=0, and no peer-memory module"
+        };
+        return Use::staged(why);
+    }
+    let far = distance(facts, pair);
+    let coherent_allowed = is_on(facts, "NCCL_NET_GDR_C2C") != Some(false);
+    // Only a coherent link has a level between PXB and PHB.
+    let coherent = coherent_allowed && pair.gpu.coherent_link.get() == Some(true);
+    let default = if coherent && !is_before(facts, (2, 30)) { Level::P2c } else { Level::Pxb };
+    let allowed = level(facts).unwrap_or(default);
+    if facts.variable("NCCL_TOPO_FILE").is_some() {
+        return Use::unknown("distances come from NCCL_TOPO_FILE");
+    }
+    if pair.distance.is_none() && pair.nic.address.is_some() && allowed < Level::Sys {
+        return Use::unknown("how far they are apart is not known");
+    }
+    if far > allowed {
+        let which = named_level(facts).map_or("the default", |(name, _)| name);
+        return Use::staged(format!("distance {} is beyond {} ({which})", far.name(), allowed.name()));
+    }
+    if is_on(facts, "NCCL_NET_GDR_READ") == Some(false) {
+        return Use::half("receives directly, sends staged: NCCL_NET_GDR_READ=0");
+    }
+    if facts.variable("NCCL_NET_GDR_READ").is_none()
+        && pair.gpu.compute_capability.get().is_some_and(|cc| cc < 80)
+        && facts.gpus.len() > 1
+        && pair.gpu.nvlinks.get().unwrap_or(0) == 0
+    {
+        return Use::half("receives directly, sends staged: a GPU before Ampere without NVLink");
+    }
+    if can {
+        Use::direct("GDRDMA")
+    } else {
+        Use::unknown("GDRDMA if registration works, which was not probed")
+    }
+}

@@ -1,0 +1,372 @@
+//! What comes of it for each GPU and adapter.
+
+use serde::Serialize;
+
+use crate::finding::{Effect, Finding, Severity};
+use crate::{nccl, ucx};
+use nobounce_predict::machine;
+use nobounce_predict::model::direct;
+use nobounce_predict::parts::{Parts, Spec};
+use nobounce_predict::slot::Slot;
+use nobounce_predict::staging::staged;
+use nobounce_topology::analysis::{Analysis, Pair};
+use nobounce_topology::facts::Port;
+use nobounce_topology::ladder::Answer;
+use nobounce_topology::tree::Distance;
+use nobounce_topology::usable;
+
+/// The way bytes take between a GPU and an adapter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PathKind {
+    /// The adapter reads and writes GPU memory.
+    Direct,
+    /// It does, but slower than it could.
+    Slow,
+    /// The facts do not say.
+    Unknown,
+    /// Through host memory.
+    Staged,
+}
+
+impl PathKind {
+    /// Its name for people.
+    #[must_use]
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::Direct => "direct",
+            Self::Slow => "direct but slow",
+            Self::Unknown => "unknown",
+            Self::Staged => "staged",
+        }
+    }
+}
+
+/// What a library does with a pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum UseKind {
+    /// Directly.
+    Direct,
+    /// One direction directly.
+    Half,
+    /// Through host memory, over the adapter.
+    Staged,
+    /// Not over this adapter.
+    None,
+    /// It depends on what is not known.
+    Unknown,
+}
+
+/// What a library does with a pair, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Use {
+    /// In short.
+    pub kind: UseKind,
+    /// For people.
+    pub text: String,
+}
+
+impl Use {
+    fn of(kind: UseKind, text: impl Into<String>) -> Self {
+        Self { kind, text: text.into() }
+    }
+
+    pub(crate) fn direct(text: impl Into<String>) -> Self {
+        Self::of(UseKind::Direct, text)
+    }
+
+    pub(crate) fn half(text: impl Into<String>) -> Self {
+        Self::of(UseKind::Half, text)
+    }
+
+    pub(crate) fn staged(text: impl Into<String>) -> Self {
+        Self::of(UseKind::Staged, text)
+    }
+
+    pub(crate) fn none(text: impl Into<String>) -> Self {
+        Self::of(UseKind::None, text)
+    }
+
+    pub(crate) fn unknown(text: impl Into<String>) -> Self {
+        Self::of(UseKind::Unknown, text)
+    }
+}
+
+/// The verdict for one GPU and one adapter.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Verdict {
+    /// PCI address of the GPU.
+    pub gpu: String,
+    /// The GPU's number, if it has one.
+    pub gpu_index: Option<u32>,
+    /// Name of the adapter.
+    pub nic: String,
+    /// How far they are apart; none for an adapter without a PCI address.
+    pub distance: Option<Distance>,
+    /// Whether it is the adapter to use for this GPU.
+    pub best: bool,
+    /// The way.
+    pub path: PathKind,
+    /// By what: `dma-buf`, `peermem`, `window`.
+    pub by: Option<String>,
+    /// Whether memory was registered for this pair, really.
+    pub proven: bool,
+    /// Why it is not simply direct.
+    pub reasons: Vec<String>,
+    /// GB/s to expect of long messages, by the predictor, where the facts tell; staged ones, where they are staged.
+    pub expected_gbs: Option<f64>,
+    /// GB/s of the same pair with GPUDirect, its links and settings as they should be.
+    pub possible_gbs: Option<f64>,
+    /// What NCCL will do.
+    pub nccl: Use,
+    /// What UCX will do.
+    pub ucx: Use,
+}
+
+impl Verdict {
+    /// The share of what is possible that is lost, where both are known and it is worth a word.
+    #[must_use]
+    pub fn loss(&self) -> Option<f64> {
+        let loss = 1.0 - self.expected_gbs? / self.possible_gbs?;
+        (loss > 0.02).then_some(loss)
+    }
+}
+
+/// The verdict for every pair.
+pub(crate) fn of(analysis: &Analysis<'_>, findings: &[Finding]) -> Vec<Verdict> {
+    let best: Vec<(&str, &str)> = analysis
+        .best()
+        .into_iter()
+        .flatten()
+        .map(|pair| (pair.gpu.address.as_str(), pair.nic.name.as_str()))
+        .collect();
+    analysis
+        .pairs
+        .iter()
+        .map(|pair| {
+            let (path, by, reasons) = path(analysis, pair, findings);
+            let (expected_gbs, possible_gbs) = expected(analysis, pair, path, findings);
+            let bound = |plan: Use, library: &str| bound(plan, library, path, &reasons, pair, findings);
+            Verdict {
+                gpu: pair.gpu.address.clone(),
+                gpu_index: pair.gpu.index,
+                nic: pair.nic.name.clone(),
+                distance: pair.distance,
+                best: best.contains(&(&pair.gpu.address, &pair.nic.name)),
+                path,
+                by,
+                proven: pair.proven.is_some(),
+                expected_gbs,
+                possible_gbs,
+                nccl: bound(nccl::plan(analysis, pair), "NCCL"),
+                ucx: bound(ucx::plan(analysis, pair), "UCX"),
+                reasons,
+            }
+        })
+        .collect()
+}
+
+/// A plan within what the path allows: no library goes directly where the hardware does not, nor against a setting of its own.
+fn bound(
+    plan: Use,
+    library: &str,
+    path: PathKind,
+    reasons: &[String],
+    pair: &Pair<'_>,
+    findings: &[Finding],
+) -> Use {
+    if matches!(plan.kind, UseKind::None | UseKind::Staged) {
+        return plan;
+    }
+    let own = findings.iter().find(|finding| {
+        finding.library == Some(library) && finding.effect == Effect::Blocks && concerns(finding, pair)
+    });
+    if let Some(finding) = own {
+        return Use::none(format!("cannot connect by {}: {}", pair.nic.name, finding.title));
+    }
+    let why = || reasons.join("; ");
+    match path {
+        PathKind::Staged => Use::staged(why()),
+        PathKind::Unknown if plan.kind != UseKind::Unknown => Use::unknown(why()),
+        _ => plan,
+    }
+}
+
+/// The same by names; a finding that names no device is about all.
+pub(crate) fn concerns_names(finding: &Finding, gpu: &str, nic: &str) -> bool {
+    finding.devices.is_empty() || finding.devices.iter().any(|device| device == gpu || device == nic)
+}
+
+fn concerns(finding: &Finding, pair: &Pair<'_>) -> bool {
+    finding.devices.iter().any(|device| {
+        *device == pair.gpu.address
+            || *device == pair.nic.name
+            || Some(device.as_str()) == pair.nic.address.as_deref()
+            || pair.bridges.contains(&device.as_str())
+    })
+}
+
+fn path(
+    analysis: &Analysis<'_>,
+    pair: &Pair<'_>,
+    findings: &[Finding],
+) -> (PathKind, Option<String>, Vec<String>) {
+    let facts = analysis.facts;
+    // Our own software adapter: the CPU's window onto the GPU is its way.
+    if pair.nic.driver.as_deref() == Some("nobounce") {
+        return match pair.gpu.window_probe.known() {
+            Some(probe) if probe.ok => (PathKind::Direct, Some("window".to_owned()), Vec::new()),
+            Some(probe) => (PathKind::Staged, None, vec![probe.detail.clone()]),
+            None => (PathKind::Unknown, None, vec!["the window was not probed".to_owned()]),
+        };
+    }
+    let mut blocks: Vec<String> = Vec::new();
+    for answer in [usable::gpu(facts, pair.gpu), usable::nic(facts, pair.nic)] {
+        if let Answer::No(_, why) = answer {
+            blocks.push(why);
+        }
+    }
+    // Findings about registration block only where the ladder says so: another way may be open.
+    let ladder = [
+        "peermem",
+        "dmabuf",
+        "closed-module",
+        "driver-too-old",
+        "kernel-",
+        "verbs-too-old",
+        "gpu-too-old",
+        "no-dev",
+        "dev-permission",
+        "device-cgroup",
+        "no-uverbs",
+        "nic-open",
+        "nvidia-driver",
+        "gpu-passed",
+    ];
+    for finding in findings.iter().filter(|finding| {
+        let blocks = finding.effect == Effect::Blocks && finding.severity >= Severity::Warning;
+        finding.library.is_none() && (blocks || finding.id == "port-down")
+    }) {
+        if concerns(finding, pair) && !ladder.iter().any(|begin| finding.id.starts_with(begin)) {
+            blocks.push(finding.title.clone());
+        }
+    }
+    if !blocks.is_empty() {
+        return (PathKind::Staged, None, blocks);
+    }
+    if pair.proven.is_none()
+        && !pair.nic.ports.iter().any(Port::is_active)
+        && pair.nic.ports.iter().any(Port::may_be_active)
+    {
+        return (PathKind::Unknown, None, vec!["the state of its port could not be read".to_owned()]);
+    }
+    let by = match pair.proven {
+        Some(way) => Some(way),
+        None if pair.dma_buf() => Some("dma-buf"),
+        None if pair.peermem.is_yes() => Some("peermem"),
+        None => None,
+    };
+    let Some(by) = by else {
+        let mut reasons = Vec::new();
+        let mut unknown = false;
+        for answer in [&pair.export, &pair.import, &pair.peermem] {
+            match answer {
+                Answer::No(_, why) => reasons.push(why.clone()),
+                Answer::Unknown(why) => {
+                    unknown = true;
+                    reasons.push(why.clone());
+                }
+                Answer::Yes(_) => {}
+            }
+        }
+        reasons.dedup();
+        let certain = pair.no_dma_buf() && pair.peermem.is_no();
+        return (if certain || !unknown { PathKind::Staged } else { PathKind::Unknown }, None, reasons);
+    };
+    let mut slow: Vec<String> = findings
+        .iter()
+        .filter(|finding| {
+            // What one library is told to do is its plan's matter.
+            finding.effect == Effect::Slows
+                && finding.library.is_none()
+                && finding.severity >= Severity::Warning
+                && concerns(finding, pair)
+        })
+        // Bridges of other pairs may share a finding with ours.
+        .filter(|finding| {
+            finding.id != "acs-redirect" || pair.distance.is_some_and(Distance::is_below_switch)
+        })
+        .filter(|finding| finding.id != "far-nic" || pair.distance == Some(Distance::Sys))
+        .map(|finding| finding.title.clone())
+        .collect();
+    if pair.distance == Some(Distance::Sys) && !slow.iter().any(|reason| reason.contains("socket")) {
+        let sure = pair
+            .nic
+            .address
+            .as_deref()
+            .is_some_and(|nic| analysis.tree.distance_is_sure(&pair.gpu.address, nic));
+        let words = if sure {
+            "it crosses the link between sockets"
+        } else {
+            "it may cross the link between sockets: memory nodes are not known"
+        };
+        slow.push(words.to_owned());
+    }
+    let kind = if slow.is_empty() { PathKind::Direct } else { PathKind::Slow };
+    (kind, Some(by.to_owned()), slow)
+}
+
+/// GB/s to expect of the pair as it is, and as it could be: both by the predictor, for long messages.
+fn expected(
+    analysis: &Analysis<'_>,
+    pair: &Pair<'_>,
+    path: PathKind,
+    findings: &[Finding],
+) -> (Option<f64>, Option<f64>) {
+    if path == PathKind::Unknown || pair.nic.is_software() || pair.distance.is_none() {
+        return (None, None);
+    }
+    let has = |id: &str| findings.iter().any(|finding| finding.id == id && concerns(finding, pair));
+    let mut now = machine::of_pair(analysis, pair).spec;
+    if has("relaxed-ordering") || has("relaxed-ordering-env") {
+        now.relaxed_ordering = Some(false);
+    }
+    let facts = analysis.facts;
+    let link = |address: &str| facts.pci_device(address).and_then(|device| device.link);
+    // A GPU that is awake has the speed that it shows.
+    if let (true, Some(link)) = (
+        pair.gpu.performance_state.get().is_some_and(|state| state <= 2) && now.gpu.is_some(),
+        link(&pair.gpu.address),
+    ) {
+        now.gpu = Slot::of_speed(link.speed, link.width).or(now.gpu);
+    }
+    // The same devices in the same places, with their links and settings as they should be.
+    let could = Spec {
+        relaxed_ordering: Some(true),
+        max_read_request: Some(4096),
+        nic: pair
+            .nic
+            .address
+            .as_deref()
+            .and_then(link)
+            .and_then(|link| Slot::of_speed(link.max_speed, link.max_width))
+            .or(now.nic),
+        gpu: link(&pair.gpu.address)
+            .filter(|_| now.gpu.is_some())
+            .and_then(|link| Slot::of_speed(link.max_speed, link.max_width))
+            .or(now.gpu),
+        distance: pair.distance.filter(|_| now.distance.is_some()),
+        ..now.clone()
+    }
+    .within_platform();
+    let rate = |spec: &Spec, is_direct: bool| {
+        let parts = Parts { bar1: None, ..spec.resolve().ok()? };
+        let estimate = if is_direct { direct(&parts, LONG).ok()? } else { staged(&parts, LONG, true) };
+        Some(estimate.gbytes_per_s.expected)
+    };
+    (rate(&now, path != PathKind::Staged), rate(&could, true))
+}
+
+/// A message long enough to show what the way carries.
+const LONG: u64 = 64 << 20;

@@ -1,0 +1,365 @@
+//! What GPUDirect is worth in a cluster: time of a step, GPU-hours and money, with it and without.
+
+use serde::Serialize;
+
+use super::constants as c;
+use super::factor::{Factor, Stage, in_series, slowest};
+use super::model::direct;
+use super::parts::{Memory, Parts, Software};
+use super::route::{self, NotDirect, float};
+use super::staging;
+
+/// A cluster and its work.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Cluster {
+    /// Machines.
+    pub nodes: u32,
+    /// GPUs of each.
+    pub gpus_per_node: u32,
+    /// Adapters of each.
+    pub nics_per_node: u32,
+    /// Bytes of each GPU that a step exchanges: gradients, parameters, tokens or a KV cache.
+    pub bytes: u64,
+    /// Milliseconds that a step computes.
+    pub compute_ms: f64,
+    /// Share of the computing during which bytes can travel, 0 to 1.
+    pub overlap: f64,
+    /// What a GPU costs in an hour.
+    pub price: f64,
+    /// GB/s between GPUs of one machine in one direction; none: over PCIe.
+    pub nvlink: Option<f64>,
+}
+
+/// How bytes are exchanged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Pattern {
+    /// Everybody gets the sum, round a ring.
+    RingAllReduce,
+    /// The same, up and down a tree.
+    TreeAllReduce,
+    /// Everybody gets everything.
+    AllGather,
+    /// Everybody gets a share of the sum.
+    ReduceScatter,
+    /// Everybody sends a share to everybody.
+    AllToAll,
+    /// One GPU hands its KV cache to another.
+    KvHandOver,
+}
+
+impl Pattern {
+    /// All of them.
+    pub const ALL: [Self; 6] = [
+        Self::RingAllReduce,
+        Self::TreeAllReduce,
+        Self::AllGather,
+        Self::ReduceScatter,
+        Self::AllToAll,
+        Self::KvHandOver,
+    ];
+
+    /// Its name for people.
+    #[must_use]
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::RingAllReduce => "all-reduce, ring",
+            Self::TreeAllReduce => "all-reduce, tree",
+            Self::AllGather => "all-gather",
+            Self::ReduceScatter => "reduce-scatter",
+            Self::AllToAll => "all-to-all",
+            Self::KvHandOver => "KV hand-over",
+        }
+    }
+}
+
+/// A step with one kind of exchange.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Step {
+    /// Milliseconds of the exchange.
+    pub exchange_ms: f64,
+    /// Of them, those that no computing hides.
+    pub exposed_ms: f64,
+    /// The whole step.
+    pub step_ms: f64,
+    /// What limits the exchange.
+    pub binds: Factor,
+}
+
+/// One kind of exchange, both ways.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Impact {
+    /// The kind.
+    pub pattern: Pattern,
+    /// With GPUDirect.
+    pub direct: Step,
+    /// Through host memory.
+    pub staged: Step,
+    /// GPU-hours of a month that staging costs beyond the direct way, at the same number of steps.
+    pub gpu_hours: f64,
+    /// What they cost.
+    pub money: f64,
+}
+
+/// A cluster that does not exist.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ClusterError {
+    /// One machine has no network between its GPUs.
+    #[error(
+        "a cluster has at least two nodes, and {0} were named: bytes inside one machine do not pass the network"
+    )]
+    Nodes(u32),
+    /// More than anybody has.
+    #[error("{what} of {count}: more than {most} are not reckoned with")]
+    TooMany {
+        /// What.
+        what: &'static str,
+        /// How many.
+        count: u32,
+        /// At the most.
+        most: u32,
+    },
+    /// Nothing computes.
+    #[error("nodes without GPUs: --gpus-per-node must be 1 or more")]
+    NoGpus,
+    /// Nothing carries the bytes.
+    #[error("rails without adapters: --nics-per-node must be 1 or more")]
+    NoNics,
+    /// Not a length of time.
+    #[error("a step cannot compute for {0} ms")]
+    Compute(f64),
+    /// Not a share.
+    #[error("the overlap is a share of the computing, from 0 to 1 (or 0 % to 100 %), and {0} is none")]
+    Overlap(f64),
+    /// Not a price.
+    #[error("a GPU-hour cannot cost {0}")]
+    Price(f64),
+    /// There is no direct way to compare with.
+    #[error("there is no direct way to compare with: {0}")]
+    NotDirect(#[from] NotDirect),
+    /// Host memory needs none.
+    #[error("GPUDirect is about GPU memory, and the transfer is of host memory")]
+    Host,
+}
+
+/// Hours of a month.
+const MONTH: f64 = 730.0;
+
+/// What the figures rest on, for people.
+pub const ASSUMPTIONS: [&str; 8] = [
+    "every step exchanges the bytes once; all nodes do it at once, and the network is not oversubscribed",
+    "ring: 2(p-1)/p of the bytes at the rate of a node's adapters together, or of NVLink where that is slower; tree: the same at 92 %, where the adapters of two nodes carry half of it and those of three nodes three quarters",
+    "all-gather and reduce-scatter: (p-1)/p; all-to-all: the share for other nodes, (N-1)/N, through the adapters of the node",
+    "each pass through the network takes 14 us, through NVLink 3.4 us (NCCL's own planning values), the same for both ways; a ring hides it behind the second slice of each chunk",
+    "staged: a node's traffic crosses its DRAM twice in each direction, and a copying kernel uses the GPU's slot both ways",
+    "KV hand-over: one GPU to one other over its share of the adapters; copy engine and chunks when staged",
+    "the exchange hides behind `overlap` of the computing; what is left makes the step longer",
+    "a month has 730 hours; GPU-hours are those beyond what the same number of steps takes with GPUDirect",
+];
+
+/// What GPUDirect is worth here, for each kind of exchange.
+///
+/// # Errors
+/// The cluster does not exist, or there is nothing to compare.
+pub fn impact(parts: &Parts, cluster: &Cluster) -> Result<Vec<Impact>, ClusterError> {
+    check(cluster)?;
+    if parts.memory == Memory::Host {
+        return Err(ClusterError::Host);
+    }
+    route::possible(parts, cluster.bytes)?;
+    Pattern::ALL.into_iter().map(|pattern| one(parts, cluster, pattern)).collect()
+}
+
+fn check(cluster: &Cluster) -> Result<(), ClusterError> {
+    for (what, count, most) in [
+        ("nodes", cluster.nodes, 1 << 20),
+        ("GPUs of one node", cluster.gpus_per_node, 64),
+        ("adapters of one node", cluster.nics_per_node, 64),
+    ] {
+        if count > most {
+            return Err(ClusterError::TooMany { what, count, most });
+        }
+    }
+    match cluster {
+        Cluster { nodes: 0 | 1, .. } => Err(ClusterError::Nodes(cluster.nodes)),
+        Cluster { gpus_per_node: 0, .. } => Err(ClusterError::NoGpus),
+        Cluster { nics_per_node: 0, .. } => Err(ClusterError::NoNics),
+        Cluster { compute_ms, .. } if !(compute_ms.is_finite() && *compute_ms >= 0.0) => {
+            Err(ClusterError::Compute(*compute_ms))
+        }
+        Cluster { overlap, .. } if !(0.0..=1.0).contains(overlap) => Err(ClusterError::Overlap(*overlap)),
+        Cluster { price, .. } if !(price.is_finite() && *price >= 0.0) => Err(ClusterError::Price(*price)),
+        _ => Ok(()),
+    }
+}
+
+fn one(parts: &Parts, cluster: &Cluster, pattern: Pattern) -> Result<Impact, ClusterError> {
+    let (direct_us, staged_us) = match pattern {
+        Pattern::KvHandOver => hand_over(parts, cluster)?,
+        _ => (exchange(parts, cluster, pattern, true), exchange(parts, cluster, pattern, false)),
+    };
+    let step = |(microseconds, binds): Timed| {
+        let exchange_ms = microseconds / 1000.0;
+        let exposed_ms = (exchange_ms - cluster.overlap * cluster.compute_ms).max(0.0);
+        Step { exchange_ms, exposed_ms, step_ms: cluster.compute_ms + exposed_ms, binds }
+    };
+    let (direct, staged) = (step(direct_us), step(staged_us));
+    let gpus = f64::from(cluster.nodes) * f64::from(cluster.gpus_per_node);
+    let longer = if direct.step_ms > 0.0 { staged.step_ms / direct.step_ms - 1.0 } else { 0.0 };
+    // What a month of direct steps takes longer when staged.
+    let gpu_hours = gpus * MONTH * longer.max(0.0);
+    Ok(Impact { pattern, direct, staged, gpu_hours, money: gpu_hours * cluster.price })
+}
+
+/// Microseconds of a collective, and what limits it.
+fn exchange(parts: &Parts, cluster: &Cluster, pattern: Pattern, is_direct: bool) -> Timed {
+    let (nodes, gpus) = (f64::from(cluster.nodes), f64::from(cluster.gpus_per_node));
+    let all = nodes * gpus;
+    let passes = if pattern == Pattern::TreeAllReduce { tree_passes(cluster.nodes) } else { 2.0 };
+    let (rate, binds) = node_rate(parts, cluster, is_direct, passes / 2.0);
+    let bytes = float(cluster.bytes);
+    let flow = |share: f64, rate: f64| bytes * share / rate / 1000.0;
+    let near = if cluster.gpus_per_node > 1 { c::NCCL_NVLINK } else { 0.0 };
+    let share = (all - 1.0) / all;
+    // A step sends a chunk in slices, and the next GPU goes on with the first of them: what a step waits for is hidden while the rest flows.
+    let ring = |rounds: f64| {
+        let flowing = flow(rounds * share, rate);
+        let waiting = rounds * (nodes * c::NCCL_NET + (all - nodes) * near);
+        flowing.max(flowing / c::NCCL_SLICES + waiting)
+    };
+    let time = match pattern {
+        Pattern::RingAllReduce => ring(2.0),
+        Pattern::TreeAllReduce => {
+            let levels = nodes.log2().ceil();
+            flow(2.0 * share, rate * c::NCCL_TREE) + 2.0 * (levels * c::NCCL_NET + (gpus - 1.0) * near)
+        }
+        Pattern::AllGather | Pattern::ReduceScatter => ring(1.0),
+        // Every GPU of the node sends through the node's adapters what is for other nodes.
+        Pattern::AllToAll | Pattern::KvHandOver => {
+            flow(gpus * (nodes - 1.0) / nodes, rate) + c::NCCL_NET * (nodes - 1.0).min(64.0)
+        }
+    };
+    (time + c::NCCL_BASE, binds)
+}
+
+/// How often the bytes pass the adapters of the busiest node of two trees that carry half of them each, up and down. Two nodes: each is the other's
+/// root once. Three: the one in the middle has a child and a parent in one tree, and one neighbour in the other. More: two children and a parent.
+const fn tree_passes(nodes: u32) -> f64 {
+    match nodes {
+        0..=2 => 1.0,
+        3 => 1.5,
+        _ => 2.0,
+    }
+}
+
+/// GB/s of a node in each direction while both are busy; `load` is how often the bytes pass its adapters, against a ring.
+fn node_rate(parts: &Parts, cluster: &Cluster, is_direct: bool, load: f64) -> (f64, Factor) {
+    let node = Parts {
+        rails: cluster.nics_per_node,
+        gpus: cluster.gpus_per_node,
+        software: Software::Nccl,
+        sharers: 1,
+        ..parts.clone()
+    };
+    let mut stages = if is_direct {
+        route::stages(&node, node.rails)
+    } else {
+        let mut stages = route::stages(&node.on_host(), node.rails);
+        stages.retain(|stage| stage.factor != Factor::Dram);
+        // Into the buffer and out of it, in each direction.
+        let stage = |factor, gbytes_per_s| Stage { factor, gbytes_per_s, count: 1 };
+        stages.push(stage(Factor::Dram, node.dram / (2.0 * c::DRAM_PASSES)));
+        stages.push(stage(Factor::GpuCopy, staging::copy_rate(&node)));
+        stages
+    };
+    for stage in &mut stages {
+        stage.gbytes_per_s /= load;
+    }
+    let between = cluster.nvlink.or_else(|| parts.gpu.map(|slot| slot.kernel_copy()));
+    if let (true, Some(gbytes_per_s)) = (cluster.gpus_per_node > 1, between) {
+        stages.push(Stage { factor: Factor::GpuLinks, gbytes_per_s, count: 1 });
+    }
+    let binds = slowest(&stages).map_or(Factor::Wire, |stage| stage.factor);
+    (in_series(&stages), binds)
+}
+
+/// Microseconds, and what takes most of them.
+type Timed = (f64, Factor);
+
+/// One hand-over, direct and staged.
+fn hand_over(parts: &Parts, cluster: &Cluster) -> Result<(Timed, Timed), NotDirect> {
+    let rails = (cluster.nics_per_node / cluster.gpus_per_node).max(1);
+    let sharers = (cluster.gpus_per_node / cluster.nics_per_node).max(1);
+    let pair = Parts { rails, sharers, gpus: 1, software: Software::Nixl, ..parts.clone() };
+    let way = direct(&pair, cluster.bytes)?;
+    // All GPUs of a node hand over at once, and share its memory.
+    let crowded = Parts { dram: pair.dram / f64::from(cluster.gpus_per_node), ..pair };
+    let other = staging::staged(&crowded, cluster.bytes, true);
+    Ok(((way.microseconds.expected, way.binds), (other.microseconds.expected, other.binds)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::machine::{Choice, parts_of};
+    use super::*;
+    use nobounce_topology::machines;
+
+    fn h100() -> Parts {
+        let facts = machines::machine("dgx-h100").unwrap();
+        parts_of(&facts, &Choice::default()).unwrap().spec.resolve().unwrap()
+    }
+
+    fn cluster() -> Cluster {
+        Cluster {
+            nodes: 8,
+            gpus_per_node: 8,
+            nics_per_node: 8,
+            bytes: 14_000_000_000,
+            compute_ms: 400.0,
+            overlap: 0.0,
+            price: 2.5,
+            nvlink: Some(370.8),
+        }
+    }
+
+    #[test]
+    fn the_direct_way_is_never_slower_and_staging_is_bound_by_memory_or_copies() {
+        for one in impact(&h100(), &cluster()).unwrap() {
+            assert!(one.staged.exchange_ms >= one.direct.exchange_ms, "{one:?}");
+            assert!(one.gpu_hours >= 0.0 && one.money >= 0.0);
+        }
+        let ring = impact(&h100(), &cluster()).unwrap()[0];
+        assert_eq!(ring.staged.binds, Factor::Dram);
+        // 2 x 63/64 x 14 GB at about 360 GB/s.
+        assert!((70.0..85.0).contains(&ring.direct.exchange_ms), "{ring:?}");
+        assert!(ring.staged.exchange_ms > 1.8 * ring.direct.exchange_ms, "{ring:?}");
+    }
+
+    #[test]
+    fn what_is_hidden_costs_nothing() {
+        let hidden = Cluster { overlap: 1.0, compute_ms: 10_000.0, ..cluster() };
+        assert!(impact(&h100(), &hidden).unwrap().iter().all(|one| one.money.abs() < 1e-9));
+    }
+
+    #[test]
+    fn impossible_clusters_are_explained() {
+        let wrong = |change: fn(&mut Cluster)| {
+            let mut cluster = cluster();
+            change(&mut cluster);
+            impact(&h100(), &cluster).unwrap_err().to_string()
+        };
+        for (found, wanted) in [
+            (wrong(|cluster| cluster.nodes = 1), "at least two"),
+            (wrong(|cluster| cluster.gpus_per_node = 0), "without GPUs"),
+            (wrong(|cluster| cluster.nics_per_node = 0), "rails without adapters"),
+            (wrong(|cluster| cluster.price = -1.0), "cannot cost -1"),
+            (wrong(|cluster| cluster.overlap = 1.5), "0 to 1"),
+            (wrong(|cluster| cluster.overlap = f64::NAN), "0 to 1"),
+            (wrong(|cluster| cluster.compute_ms = -3.0), "-3"),
+            (wrong(|cluster| cluster.nics_per_node = 1000), "1000"),
+        ] {
+            assert!(found.contains(wanted), "{found}");
+        }
+    }
+}

@@ -1,0 +1,27 @@
+//! What to expect: latency and bandwidth of a transfer, direct and staged, from what is plugged where.
+//!
+//! A [`parts::Spec`] is what was said; [`parts::Parts`] is a transfer that can be predicted. [`model::direct`] and [`staging::staged`] predict.
+//! Every factor gives a time or a rate, so that the result can say which of them binds. docs/predict.md has the formulae, the constants and
+//! how far published figures are from them.
+#![forbid(unsafe_code)]
+
+pub mod calibration;
+pub mod cluster;
+pub mod constants;
+pub mod fabric;
+pub mod factor;
+mod least_squares;
+pub mod machine;
+mod measured;
+pub mod model;
+pub mod parts;
+pub mod plot;
+pub mod report;
+pub mod route;
+mod seen;
+pub mod slot;
+pub mod soft;
+mod software;
+pub mod staging;
+pub mod upgrade;
+pub mod window;

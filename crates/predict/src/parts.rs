@@ -1,0 +1,532 @@
+//! What a transfer goes through: typed or read as a [`Spec`], checked and completed as [`Parts`].
+
+use serde::{Deserialize, Serialize};
+
+use super::constants as c;
+use super::fabric::Fabric;
+use super::slot::Slot;
+use super::soft::Soft;
+use nobounce_topology::platform::Platform;
+use nobounce_topology::tree::Distance;
+
+/// Who posts the transfers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Software {
+    /// The verbs themselves: perftest, or a library that adds next to nothing.
+    #[default]
+    Verbs,
+    /// MPI over UCX.
+    Mpi,
+    /// NIXL over UCX.
+    Nixl,
+    /// NCCL, point to point.
+    Nccl,
+    /// This project's software NIC: a core at each end moves the bytes.
+    Nobounce,
+}
+
+/// Where the bytes lie, at both ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Memory {
+    /// On a GPU.
+    #[default]
+    Gpu,
+    /// In host memory.
+    Host,
+}
+
+/// The operation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Op {
+    /// The sender pushes; SEND costs the same.
+    #[default]
+    Write,
+    /// The receiver asks.
+    Read,
+}
+
+/// A transfer as it is typed, or as a row of figures describes it: what is left out is completed and said.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Spec {
+    /// `ib:ndr`, `rocev2:400`, ...
+    pub link: Option<Fabric>,
+    /// Path MTU in bytes.
+    pub mtu: Option<u32>,
+    /// Switches of the network between the ends.
+    pub hops: Option<u32>,
+    /// Adapters that work together.
+    pub rails: Option<u32>,
+    /// Slot of each adapter.
+    pub nic: Option<Slot>,
+    /// Slot of each GPU.
+    pub gpu: Option<Slot>,
+    /// The GPU hangs on a coherent link to the processor (NVLink-C2C, or it shares the processor's memory), not on PCIe.
+    pub coherent: Option<bool>,
+    /// GPUs that take part at each end.
+    pub gpus: Option<u32>,
+    /// Where the bytes lie.
+    pub memory: Option<Memory>,
+    /// Between GPU and adapter.
+    pub distance: Option<Distance>,
+    /// The processor.
+    pub platform: Option<Platform>,
+    /// Whether writes may pass each other.
+    pub relaxed_ordering: Option<bool>,
+    /// MaxPayload of PCIe, bytes.
+    pub max_payload: Option<u32>,
+    /// MaxReadReq of the adapter, bytes.
+    pub max_read_request: Option<u32>,
+    /// BAR1 of the GPU, bytes.
+    pub bar1: Option<u64>,
+    /// GB/s of the host's memory at each end.
+    pub dram: Option<f64>,
+    /// Who posts.
+    pub software: Option<Software>,
+    /// Queue pairs at work on each rail.
+    pub queue_pairs: Option<u32>,
+    /// The operation.
+    pub operation: Option<Op>,
+    /// Chunk of a staged transfer, bytes.
+    pub chunk: Option<u64>,
+    /// How many nominal GB/s of GPU traffic share this adapter: GPUs that send through it at once.
+    pub sharers: Option<u32>,
+}
+
+/// A transfer that can be predicted.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Parts {
+    /// The link of each rail.
+    pub link: Fabric,
+    /// Path MTU.
+    pub mtu: u32,
+    /// Switches between the ends.
+    pub hops: u32,
+    /// Adapters that work together.
+    pub rails: u32,
+    /// Slot of each adapter.
+    pub nic: Slot,
+    /// Slot of each GPU; none where it is coherent with the processor.
+    pub gpu: Option<Slot>,
+    /// GPUs that take part.
+    pub gpus: u32,
+    /// Where the bytes lie.
+    pub memory: Memory,
+    /// Between GPU and adapter.
+    pub distance: Distance,
+    /// The processor.
+    pub platform: Platform,
+    /// Whether writes may pass each other.
+    pub relaxed_ordering: bool,
+    /// MaxPayload.
+    pub max_payload: u32,
+    /// MaxReadReq of the adapter.
+    pub max_read_request: u32,
+    /// BAR1 of the GPU, where it is known.
+    pub bar1: Option<u64>,
+    /// GB/s of host memory.
+    pub dram: f64,
+    /// Who posts.
+    pub software: Software,
+    /// Queue pairs on each rail; 0: enough of them.
+    pub queue_pairs: u32,
+    /// The operation.
+    pub operation: Op,
+    /// Chunk of a staged transfer.
+    pub chunk: u64,
+    /// GPUs that share an adapter.
+    pub sharers: u32,
+    /// What is known of the software NIC here.
+    pub soft: Soft,
+    /// What was not said, and what was taken instead.
+    pub assumed: Vec<String>,
+}
+
+/// Parts that do not exist or do not fit together.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PartsError {
+    /// No such link.
+    #[error(
+        "{0:?} is no link: write ib:sdr, ib:ddr, ib:qdr, ib:fdr10, ib:fdr, ib:edr, ib:hdr, ib:ndr, ib:xdr, or rocev1:, rocev2:, rocev2-ipv6:, iwarp: or efa: with Gb/s, such as rocev2:400"
+    )]
+    Fabric(String),
+    /// Faster than any.
+    #[error("no port has {gbps} Gb/s; the fastest that was announced has {most}")]
+    TooFast {
+        /// Asked for.
+        gbps: f64,
+        /// The most.
+        most: f64,
+    },
+    /// No such slot.
+    #[error("{0:?} is no PCIe link: write a generation and lanes, such as gen5x16")]
+    Slot(String),
+    /// No such generation.
+    #[error("there is no PCIe Gen{0}: generations are 1 to 7")]
+    Generation(u32),
+    /// No such width.
+    #[error("PCIe links have 1, 2, 4, 8, 12 or 16 lanes, not {0}")]
+    Lanes(u32),
+    /// The processor's slots are slower.
+    #[error(
+        "{slot} behind {processor} cannot be: its own slots have PCIe Gen{most} at the most; only below a PCIe switch (--distance PIX) can a link be faster"
+    )]
+    TooNew {
+        /// What was said.
+        slot: Slot,
+        /// The processor.
+        processor: &'static str,
+        /// Its generation.
+        most: u32,
+    },
+    /// No link was named.
+    #[error(
+        "no link is named: say which network, such as --link ib:ndr or --link rocev2:100, or name a machine"
+    )]
+    NoLink,
+    /// No adapters.
+    #[error("rails without adapters: 0 rails carry nothing; leave the option out for one")]
+    NoRails,
+    /// More than any machine has.
+    #[error("{what} of {count}: no machine has more than {most}")]
+    TooMany {
+        /// What there is too much of.
+        what: &'static str,
+        /// How many.
+        count: u32,
+        /// How many there may be.
+        most: u32,
+    },
+    /// RDMA has these packet sizes only.
+    #[error(
+        "a path MTU of {0} does not exist: RoCE and InfiniBand have 256, 512, 1024, 2048 or 4096; with Ethernet's 1500 it is 1024"
+    )]
+    Mtu(u32),
+    /// PCIe has these packet sizes only.
+    #[error("{what} of {bytes} does not exist: PCIe has 128, 256, 512, 1024, 2048 and 4096 bytes")]
+    PcieSize {
+        /// Which.
+        what: &'static str,
+        /// What was said.
+        bytes: u32,
+    },
+    /// Nothing can be moved through it.
+    #[error("{what} must be more than 0, and {value} is not")]
+    NotPositive {
+        /// What.
+        what: &'static str,
+        /// What was said.
+        value: f64,
+    },
+    /// A GPU of the processor's own memory has no distance to cross.
+    #[error(
+        "a coherent GPU hangs on the processor, not on a PCIe slot: name the slot, or leave --coherent on"
+    )]
+    CoherentSlot,
+    /// Host memory has no GPU.
+    #[error("{0} is about GPU memory, and the transfer is of host memory")]
+    NoGpu(&'static str),
+}
+
+/// Rails of one transfer at the most: as many as the largest machines have adapters, with room.
+pub const MAX_RAILS: u32 = 64;
+
+impl Spec {
+    /// Checks the parts, and completes what was not said by what is usual.
+    ///
+    /// # Errors
+    /// Something does not exist or does not fit: the message says what.
+    pub fn resolve(&self) -> Result<Parts, PartsError> {
+        let link = self.link.ok_or(PartsError::NoLink)?;
+        let mut assumed = Vec::new();
+        let memory = self.memory.unwrap_or_default();
+        self.check_counts()?;
+        let mtu = self.mtu(link, &mut assumed)?;
+        let coherent = self.coherent.unwrap_or(false);
+        match (memory, coherent) {
+            (Memory::Host, true) => return Err(PartsError::NoGpu("--coherent")),
+            (Memory::Host, false) if self.gpu.is_some() => return Err(PartsError::NoGpu("--gpu")),
+            (Memory::Gpu, true) if self.gpu.is_some() => return Err(PartsError::CoherentSlot),
+            _ => {}
+        }
+        let most = self.fastest_slot();
+        let nic = or(
+            self.nic,
+            || usual_slot(link).at_most(most),
+            &mut assumed,
+            |slot| format!("the adapter is on {slot}, which fits its link"),
+        );
+        let gpu = match memory {
+            Memory::Gpu if !coherent => Some(or(
+                self.gpu,
+                || nic,
+                &mut assumed,
+                |slot| format!("the GPU is on {slot}, like the adapter"),
+            )),
+            _ => None,
+        };
+        let gpu_memory = memory == Memory::Gpu && !coherent;
+        let distance = if gpu_memory {
+            or(
+                self.distance,
+                || Distance::Pix,
+                &mut assumed,
+                |_| "GPU and adapter are below one PCIe switch (PIX)".to_owned(),
+            )
+        } else {
+            self.distance.unwrap_or(Distance::Phb)
+        };
+        let platform = self.platform.unwrap_or(Platform::Other);
+        if gpu_memory && !distance.is_below_switch() && self.platform.is_none() {
+            assumed.push("the processor is not known: no limit of its own is reckoned with".to_owned());
+        }
+        if let Some(slot) = [Some(nic), gpu].into_iter().flatten().find(|slot| slot.generation > most) {
+            return Err(PartsError::TooNew { slot, processor: platform.name(), most });
+        }
+        let max_payload = pcie_size(self.max_payload, 256, "a MaxPayload")?;
+        if self.max_payload.is_none() {
+            assumed.push("MaxPayload is 256 bytes, as on most servers".to_owned());
+        }
+        let max_read_request = pcie_size(self.max_read_request, 4096, "a MaxReadReq")?;
+        if self.max_read_request.is_none() {
+            assumed.push("MaxReadReq of the adapter is 4096 bytes, as its vendors advise".to_owned());
+        }
+        let dram = positive("the bandwidth of host memory", self.dram)?.unwrap_or(200.0);
+        if link.kind == super::fabric::Kind::Loopback {
+            // No adapter, no slot: none of that matters.
+            assumed = vec![
+                "the software NIC is as fast as on a machine of two cores, unless a calibration says better"
+                    .to_owned(),
+            ];
+            if memory == Memory::Gpu {
+                assumed.push("GPU memory is loaded and fetched as on an H200".to_owned());
+            }
+        }
+        Ok(Parts {
+            link,
+            mtu,
+            hops: self.hops.unwrap_or(1),
+            rails: self.rails.unwrap_or(1),
+            nic,
+            gpu,
+            gpus: self.gpus.unwrap_or(1),
+            memory,
+            distance,
+            platform,
+            relaxed_ordering: self.relaxed_ordering.unwrap_or(true),
+            max_payload,
+            max_read_request,
+            bar1: self.bar1,
+            dram,
+            software: self.software.unwrap_or_default(),
+            queue_pairs: self.queue_pairs.unwrap_or(0),
+            operation: self.operation.unwrap_or_default(),
+            chunk: self.chunk(),
+            sharers: self.sharers.unwrap_or(1),
+            soft: Soft::default(),
+            assumed,
+        })
+    }
+
+    /// The generation that slots may have: where GPU and adapter hang on the processor, the processor's.
+    fn fastest_slot(&self) -> u32 {
+        let gpu_memory = self.memory != Some(Memory::Host) && self.coherent != Some(true);
+        let through = gpu_memory && self.distance.is_some_and(|distance| !distance.is_below_switch());
+        self.platform.and_then(Platform::fastest_slot).filter(|_| through).unwrap_or(u32::MAX)
+    }
+
+    /// Slots as fast as the processor's, where devices say that they could do more.
+    #[must_use]
+    pub fn within_platform(self) -> Self {
+        let most = self.fastest_slot();
+        let slower = |slot: Option<Slot>| slot.map(|slot| slot.at_most(most));
+        Self { nic: slower(self.nic), gpu: slower(self.gpu), ..self }
+    }
+
+    fn chunk(&self) -> u64 {
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a whole number of bytes")]
+        let usual = c::CHUNK as u64;
+        self.chunk.unwrap_or(usual).max(1)
+    }
+
+    fn check_counts(&self) -> Result<(), PartsError> {
+        if self.rails == Some(0) {
+            return Err(PartsError::NoRails);
+        }
+        for (what, count, most) in [
+            ("rails", self.rails, MAX_RAILS),
+            ("GPUs of one machine", self.gpus, MAX_RAILS),
+            ("GPUs at one adapter", self.sharers, MAX_RAILS),
+            ("switches between two machines", self.hops, 64),
+            ("queue pairs", self.queue_pairs, 1 << 24),
+        ] {
+            match count {
+                Some(count) if count > most => return Err(PartsError::TooMany { what, count, most }),
+                _ => {}
+            }
+        }
+        for (what, count) in [("the number of GPUs", self.gpus), ("the GPUs at one adapter", self.sharers)] {
+            if count == Some(0) {
+                return Err(PartsError::NotPositive { what, value: 0.0 });
+            }
+        }
+        if self.chunk == Some(0) {
+            return Err(PartsError::NotPositive { what: "the chunk of a staged transfer", value: 0.0 });
+        }
+        Ok(())
+    }
+
+    fn mtu(&self, link: Fabric, assumed: &mut Vec<String>) -> Result<u32, PartsError> {
+        use super::fabric::Kind;
+        let usual = link.usual_mtu();
+        let Some(mtu) = self.mtu else {
+            assumed.push(match link.kind {
+                Kind::RoceV1 | Kind::RoceV2 | Kind::RoceV2Ipv6 => {
+                    format!("the path MTU is {usual}; with Ethernet's 1500 bytes it would be 1024")
+                }
+                _ => format!("the path MTU is {usual}"),
+            });
+            return Ok(usual);
+        };
+        let exists = match link.kind {
+            Kind::Iwarp | Kind::Efa => (256..=9216).contains(&mtu),
+            _ => matches!(mtu, 256 | 512 | 1024 | 2048 | 4096),
+        };
+        if exists { Ok(mtu) } else { Err(PartsError::Mtu(mtu)) }
+    }
+}
+
+fn or<T: Copy>(
+    said: Option<T>,
+    usual: impl FnOnce() -> T,
+    assumed: &mut Vec<String>,
+    words: impl FnOnce(T) -> String,
+) -> T {
+    said.unwrap_or_else(|| {
+        let value = usual();
+        assumed.push(words(value));
+        value
+    })
+}
+
+fn positive(what: &'static str, value: Option<f64>) -> Result<Option<f64>, PartsError> {
+    match value {
+        Some(value) if !(value.is_finite() && value > 0.0) => Err(PartsError::NotPositive { what, value }),
+        other => Ok(other),
+    }
+}
+
+fn pcie_size(said: Option<u32>, usual: u32, what: &'static str) -> Result<u32, PartsError> {
+    match said {
+        None => Ok(usual),
+        Some(bytes @ (128 | 256 | 512 | 1024 | 2048 | 4096)) => Ok(bytes),
+        Some(bytes) => Err(PartsError::PcieSize { what, bytes }),
+    }
+}
+
+/// The slot that adapters of this rate are made for.
+fn usual_slot(link: Fabric) -> Slot {
+    let (generation, lanes) = match link.gbps {
+        rate if rate <= 16.0 => (2, 8),
+        rate if rate < 60.0 => (3, 8),
+        rate if rate <= 100.0 => (3, 16),
+        rate if rate <= 200.0 => (4, 16),
+        rate if rate <= 400.0 => (5, 16),
+        _ => (6, 16),
+    };
+    Slot { generation, lanes }
+}
+
+impl Parts {
+    /// Whether bytes pass between GPU and adapter over PCIe.
+    #[must_use]
+    pub const fn gpu_over_pcie(&self) -> bool {
+        matches!(self.memory, Memory::Gpu) && self.gpu.is_some()
+    }
+
+    /// The same transfer of host memory: what staging does in the middle.
+    #[must_use]
+    pub fn on_host(&self) -> Self {
+        Self { memory: Memory::Host, gpu: None, distance: Distance::Phb, ..self.clone() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec() -> Spec {
+        Spec { link: Fabric::infiniband("ndr"), ..Spec::default() }
+    }
+
+    #[test]
+    fn what_is_not_said_is_completed_and_said() {
+        let parts = spec().resolve().unwrap();
+        assert_eq!((parts.mtu, parts.nic.to_string()), (4096, "Gen5 x16".to_owned()));
+        assert!(parts.assumed.iter().any(|line| line.contains("PIX")));
+        let said = Spec {
+            mtu: Some(4096),
+            nic: Some(parts.nic),
+            gpu: parts.gpu,
+            distance: Some(Distance::Pix),
+            max_payload: Some(256),
+            max_read_request: Some(4096),
+            ..spec()
+        };
+        assert_eq!(said.resolve().unwrap().assumed, Vec::<String>::new());
+    }
+
+    #[test]
+    fn impossible_parts_are_explained() {
+        let wrong = |change: fn(&mut Spec)| {
+            let mut spec = spec();
+            change(&mut spec);
+            spec.resolve().unwrap_err().to_string()
+        };
+        let of = [
+            wrong(|spec| spec.link = None),
+            wrong(|spec| spec.rails = Some(0)),
+            wrong(|spec| spec.rails = Some(65)),
+            wrong(|spec| spec.mtu = Some(1500)),
+            wrong(|spec| spec.max_payload = Some(100)),
+            wrong(|spec| spec.dram = Some(-1.0)),
+            wrong(|spec| spec.dram = Some(f64::NAN)),
+            wrong(|spec| spec.gpus = Some(0)),
+            wrong(|spec| spec.chunk = Some(0)),
+            wrong(|spec| {
+                spec.distance = Some(Distance::Node);
+                spec.platform = Some(Platform::XeonOld);
+                spec.gpu = Slot::new(5, 16).ok();
+            }),
+            wrong(|spec| {
+                spec.memory = Some(Memory::Host);
+                spec.gpu = Slot::new(5, 16).ok();
+            }),
+            wrong(|spec| {
+                spec.coherent = Some(true);
+                spec.gpu = Slot::new(5, 16).ok();
+            }),
+        ];
+        let words = [
+            "no link is named",
+            "rails without adapters",
+            "no machine has more than 64",
+            "it is 1024",
+            "MaxPayload of 100",
+            "host memory must be more than 0",
+            "host memory must be more than 0",
+            "number of GPUs",
+            "chunk",
+            "Gen3 at the most",
+            "host memory",
+            "coherent",
+        ];
+        for (found, wanted) in of.iter().zip(words) {
+            assert!(found.contains(wanted), "{found:?} does not say {wanted:?}");
+        }
+    }
+}

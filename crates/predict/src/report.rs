@@ -1,0 +1,356 @@
+//! A whole prediction: every size, both ways, where they cross, what to change. The source of table, JSON and plot.
+
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+use super::model::{Estimate, direct};
+use super::parts::{Memory, Parts};
+use super::staging::staged;
+use super::upgrade::{Upgrade, upgrades};
+
+/// A whole prediction.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    /// Always [`SCHEMA`].
+    pub schema: &'static str,
+    /// What is predicted.
+    pub title: String,
+    /// The parts, with what was assumed.
+    pub parts: Parts,
+    /// One entry for each size.
+    pub rows: Vec<Row>,
+    /// Bytes from which on staging in chunks is faster than the direct way, if ever.
+    pub staged_wins_from: Option<u64>,
+    /// Bytes below which the direct way is at least twice as fast as staging.
+    pub twice_as_fast_below: Option<u64>,
+    /// What could be changed for the largest size, the most first.
+    pub upgrades: Vec<Upgrade>,
+}
+
+/// Name and version of the JSON.
+pub const SCHEMA: &str = "nobounce-predict/1";
+
+/// One size.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Row {
+    /// Bytes.
+    pub size: u64,
+    /// The direct way; none where bytes cannot take it.
+    pub direct: Option<Estimate>,
+    /// Why not.
+    pub not_direct: Option<String>,
+    /// Staged in chunks; none for host memory.
+    pub staged: Option<Estimate>,
+    /// Staged as a whole, one step after the other; none for host memory.
+    pub unpipelined: Option<Estimate>,
+}
+
+/// Largest size that is predicted.
+pub const MAX_SIZE: u64 = 1 << 40;
+
+/// Predicts.
+#[must_use]
+pub fn report(title: &str, parts: &Parts, sizes: &[u64]) -> Report {
+    let rows: Vec<Row> = sizes.iter().map(|size| row(parts, (*size).min(MAX_SIZE))).collect();
+    let largest = sizes.iter().max().copied().unwrap_or(1 << 20);
+    let powers = (0..=40).map(|power| 1_u64 << power);
+    let is_gpu = parts.memory == Memory::Gpu;
+    let times = |size: u64| {
+        let way = direct(parts, size).ok().map(|one| one.microseconds.expected);
+        (way, staged(parts, size, true).microseconds.expected)
+    };
+    let staged_wins = |size: u64| matches!(times(size), (Some(direct), staged) if staged < direct);
+    let staged_wins_from = powers
+        .clone()
+        .filter(|_| is_gpu)
+        .find(|size| staged_wins(*size))
+        .map(|size| first(size / 2, size, staged_wins));
+    let twice_as_fast_below = powers
+        .filter(|_| is_gpu)
+        .take_while(|size| matches!(times(*size), (Some(direct), staged) if staged >= 2.0 * direct))
+        .last();
+    Report {
+        schema: SCHEMA,
+        title: title.to_owned(),
+        rows,
+        staged_wins_from,
+        twice_as_fast_below,
+        upgrades: upgrades(parts, largest),
+        parts: parts.clone(),
+    }
+}
+
+/// The first size above `low` for which it is so, if it is so for `high`; to a hundredth.
+fn first(mut low: u64, mut high: u64, is_so: impl Fn(u64) -> bool) -> u64 {
+    while high - low > (high / 100).max(1) {
+        let middle = u64::midpoint(low, high);
+        if is_so(middle) { high = middle } else { low = middle }
+    }
+    high
+}
+
+fn row(parts: &Parts, size: u64) -> Row {
+    let way = direct(parts, size);
+    let is_gpu = parts.memory == Memory::Gpu;
+    Row {
+        size,
+        not_direct: way.as_ref().err().map(ToString::to_string),
+        direct: way.ok(),
+        staged: is_gpu.then(|| staged(parts, size, true)),
+        unpipelined: is_gpu.then(|| staged(parts, size, false)),
+    }
+}
+
+impl Report {
+    /// For people.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let mut text = format!(
+            "{}\n{}\n\n",
+            nobounce_topology::clean(&self.title),
+            nobounce_topology::clean(&self.parts.line())
+        );
+        let is_gpu = self.parts.memory == Memory::Gpu;
+        let way = if is_gpu { "direct" } else { "time" };
+        let _ = write!(
+            text,
+            "{:>9}  {:>9} {:>17}  {:>8} {:>15}",
+            "size",
+            format!("{way} us"),
+            "band",
+            "GB/s",
+            "band"
+        );
+        if is_gpu {
+            let _ = write!(text, "  {:>10} {:>8} {:>7}", "staged us", "GB/s", "direct");
+        }
+        let _ = writeln!(text, "  most of the time goes to");
+        for row in &self.rows {
+            text.push_str(&self.line(row));
+        }
+        text.push('\n');
+        text.push_str(&self.conclusions());
+        text
+    }
+
+    fn line(&self, row: &Row) -> String {
+        let mut text = format!("{:>9}  ", bytes(row.size));
+        match &row.direct {
+            Some(one) => {
+                let (time, rate) = (one.microseconds, one.gbytes_per_s);
+                let _ = write!(text, "{:>9} {:>17}  ", figure(time.expected), band(time.low, time.high));
+                let _ = write!(text, "{:>8} {:>15}", figure(rate.expected), band(rate.low, rate.high));
+            }
+            None => {
+                let _ = write!(text, "{:>9} {:>17}  {:>8} {:>15}", "-", "-", "-", "-");
+            }
+        }
+        if let Some(staged) = &row.staged {
+            let (time, rate) = (staged.microseconds.expected, staged.gbytes_per_s.expected);
+            let gain = row
+                .direct
+                .as_ref()
+                .map_or("-".to_owned(), |one| format!("{} x", figure(time / one.microseconds.expected)));
+            let _ = write!(text, "  {:>10} {:>8} {gain:>7}", figure(time), figure(rate));
+        }
+        let binds = match &row.direct {
+            Some(one) => {
+                let share = one.shares.first().map_or(0.0, |share| one.part(share));
+                format!("{} ({:.0} %)", one.binds.words(), share * 100.0)
+            }
+            None => row.not_direct.clone().unwrap_or_default(),
+        };
+        let _ = writeln!(text, "  {binds}");
+        text
+    }
+
+    /// What of the figures is no model's word, if anything: the largest such part of a message, and of a stream.
+    fn seen(&self) -> Option<String> {
+        let parts = |of: fn(&Estimate) -> (f64, f64)| {
+            let of_row = move |row: &Row| {
+                let one = row.direct.as_ref()?;
+                let (seen, all) = of(one);
+                Some((seen / all, seen, one.size)).filter(|(share, ..)| share.abs() >= 0.001)
+            };
+            self.rows.iter().filter_map(of_row).max_by(|a, b| a.0.abs().total_cmp(&b.0.abs()))
+        };
+        let alone = parts(|one| (one.seen_us(), one.microseconds.expected));
+        let stream = parts(|one| {
+            let each = super::route::float(one.size) / one.gbytes_per_s.expected / 1000.0;
+            (one.stream_seen_us, each)
+        });
+        let words =
+            [("one message", alone), ("in a stream", stream)].into_iter().filter_map(|(what, found)| {
+                let (share, seen, size) = found?;
+                let sign = if seen < 0.0 { "-" } else { "+" };
+                let (time, percent) = (figure(seen.abs()), figure(share.abs() * 100.0));
+                Some(format!("{what} of {} {sign}{time} us ({percent} % of its time)", bytes(size)))
+            });
+        let words: Vec<String> = words.collect();
+        (!words.is_empty()).then(|| {
+            format!("seen on this machine beyond the model, and added: at most {}", words.join("; "))
+        })
+    }
+
+    fn conclusions(&self) -> String {
+        let mut text = String::new();
+        if let Some(one) = self.rows.last().and_then(|row| row.direct.as_ref()) {
+            let _ =
+                writeln!(text, "a stream of {} is limited by {}", bytes(one.size), one.stream_binds.words());
+        }
+        if let Some(line) = self.seen() {
+            let _ = writeln!(text, "{line}");
+        }
+        if self.parts.memory == Memory::Gpu {
+            let line = match (self.staged_wins_from, self.twice_as_fast_below) {
+                (Some(size), _) => {
+                    format!(
+                        "from {} on staging in chunks is faster than the direct way: see what could be changed",
+                        bytes(size)
+                    )
+                }
+                (None, Some(size)) => {
+                    format!(
+                        "the direct way is faster at every size, and at least twice as fast up to {}",
+                        bytes(size)
+                    )
+                }
+                (None, None) if self.rows.iter().all(|row| row.direct.is_none()) => {
+                    "there is no direct way here".to_owned()
+                }
+                (None, None) => "the direct way is faster at every size".to_owned(),
+            };
+            let _ = writeln!(text, "{line}");
+        }
+        for one in self.upgrades.iter().take(4) {
+            let kind = if one.free { "a setting" } else { "an upgrade" };
+            let _ = writeln!(
+                text,
+                "{kind}: {}: {} to {} GB/s, {} to {} us",
+                one.change,
+                figure(one.gbytes_before),
+                figure(one.gbytes_after),
+                figure(one.microseconds_before),
+                figure(one.microseconds_after)
+            );
+        }
+        if !self.parts.assumed.is_empty() {
+            let _ = writeln!(text, "assumed: {}", nobounce_topology::clean(&self.parts.assumed.join("; ")));
+        }
+        text
+    }
+}
+
+impl Parts {
+    /// The parts in one line.
+    #[must_use]
+    pub fn line(&self) -> String {
+        let rails = if self.rails > 1 { format!("{} x ", self.rails) } else { String::new() };
+        let gpu = match (self.memory, self.gpu) {
+            (Memory::Host, _) => "host memory".to_owned(),
+            (Memory::Gpu, Some(slot)) => format!("GPU on {slot}, {}", self.distance.words()),
+            (Memory::Gpu, None) => "GPU coherent with the processor".to_owned(),
+        };
+        if self.link.kind == super::fabric::Kind::Loopback {
+            return format!("software NIC, no wire, MTU {}", self.mtu);
+        }
+        let order = if self.relaxed_ordering { "" } else { ", strict ordering" };
+        format!(
+            "{rails}{} (MTU {}), adapter on {}, {gpu}, MaxPayload {}, MaxReadReq {}{order}",
+            self.link, self.mtu, self.nic, self.max_payload, self.max_read_request
+        )
+    }
+}
+
+/// A figure with three digits.
+#[must_use]
+pub fn figure(value: f64) -> String {
+    match value {
+        value if !value.is_finite() => "-".to_owned(),
+        0.0 => "0".to_owned(),
+        value if value < 0.01 => format!("{value:.2e}"),
+        value if value < 1.0 => format!("{value:.3}"),
+        value if value < 10.0 => format!("{value:.2}"),
+        value if value < 100.0 => format!("{value:.1}"),
+        value if value < 1e7 => format!("{value:.0}"),
+        value => format!("{value:.2e}"),
+    }
+}
+
+fn band(low: f64, high: f64) -> String {
+    format!("{} - {}", figure(low), figure(high))
+}
+
+/// A size with the largest unit that fits.
+#[must_use]
+pub fn bytes(size: u64) -> String {
+    let units = [(1_u64 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+    match units.iter().find(|(unit, _)| size >= *unit) {
+        None => format!("{size} B"),
+        Some((unit, name)) if size.is_multiple_of(*unit) => format!("{} {name}", size / unit),
+        Some((unit, name)) => {
+            let tenths = u128::from(size) * 10 / u128::from(*unit);
+            format!("{}.{} {name}", tenths / 10, tenths % 10)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fabric::Fabric;
+    use super::super::parts::Spec;
+    use super::*;
+
+    #[test]
+    fn a_report_names_what_binds_and_what_to_change() {
+        let parts = Spec { link: Fabric::infiniband("ndr"), ..Spec::default() }.resolve().unwrap();
+        let report = report("two machines", &parts, &[8, 4096, 1 << 20, 1 << 30]);
+        let text = report.text();
+        for wanted in
+            ["two machines", "InfiniBand NDR", "PCIe reads", "the network link", "an upgrade:", "assumed:"]
+        {
+            assert!(text.contains(wanted), "{wanted} is missing in\n{text}");
+        }
+        assert_eq!(report.staged_wins_from, None);
+        let json = serde_json::to_value(&report).unwrap();
+        assert_eq!(json["schema"], SCHEMA);
+        assert_eq!(json["rows"][3]["direct"]["binds"], "wire");
+        let host = Spec { memory: Some(Memory::Host), link: Fabric::infiniband("edr"), ..Spec::default() };
+        let text = super::report("host", &host.resolve().unwrap(), &[8]).text();
+        assert!(!text.contains("staged"), "{text}");
+    }
+
+    #[test]
+    fn the_crossover_is_where_both_ways_take_as_long() {
+        let spec = Spec {
+            link: Fabric::infiniband("ndr"),
+            distance: Some(nobounce_topology::tree::Distance::Node),
+            platform: Some(nobounce_topology::platform::Platform::EmeraldRapids),
+            relaxed_ordering: Some(false),
+            ..Spec::default()
+        };
+        let parts = spec.resolve().unwrap();
+        let size = report("strict", &parts, &[8]).staged_wins_from.unwrap();
+        let ratio = staged(&parts, size, true).microseconds.expected
+            / direct(&parts, size).unwrap().microseconds.expected;
+        assert!((0.98..=1.0).contains(&ratio), "{size}: {ratio}");
+    }
+
+    #[test]
+    fn a_window_that_is_too_small_is_said() {
+        let spec = Spec { link: Fabric::infiniband("edr"), bar1: Some(256 << 20), ..Spec::default() };
+        let report = report("small", &spec.resolve().unwrap(), &[1 << 20, 1 << 30]);
+        assert!(report.rows[0].direct.is_some() && report.rows[1].direct.is_none());
+        assert!(report.text().contains("BAR1"));
+    }
+
+    #[test]
+    fn figures_and_sizes_are_short() {
+        assert_eq!(
+            [0.0, 0.001, 0.5, 2.345, 23.45, 234.5].map(figure),
+            ["0", "1.00e-3", "0.500", "2.35", "23.4", "234"]
+        );
+        assert_eq!([8, 1 << 40, 1536].map(bytes), ["8 B", "1 TiB", "1.5 KiB"]);
+    }
+}

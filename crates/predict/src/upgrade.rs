@@ -1,0 +1,145 @@
+//! What would change most: the next upgrade or setting, by what it buys.
+
+use serde::Serialize;
+
+use super::model::direct;
+use super::parts::{MAX_RAILS, Memory, Parts};
+use super::staging::staged;
+use nobounce_topology::tree::Distance;
+
+/// Something that could be changed.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Upgrade {
+    /// What, for people.
+    pub change: String,
+    /// Whether it is a setting, or something to buy or move.
+    pub free: bool,
+    /// GB/s of a stream before.
+    pub gbytes_before: f64,
+    /// And after.
+    pub gbytes_after: f64,
+    /// Microseconds of one message before.
+    pub microseconds_before: f64,
+    /// And after.
+    pub microseconds_after: f64,
+}
+
+impl Upgrade {
+    /// How many times as fast a stream gets.
+    #[must_use]
+    pub fn factor(&self) -> f64 {
+        if self.gbytes_before > 0.0 { self.gbytes_after / self.gbytes_before } else { 1.0 }
+    }
+}
+
+/// Everything that would make messages of this size at least 2 % faster, the most first.
+#[must_use]
+pub fn upgrades(parts: &Parts, size: u64) -> Vec<Upgrade> {
+    let figures = |parts: &Parts| {
+        let estimate = direct(parts, size).unwrap_or_else(|_| staged(parts, size, true));
+        (estimate.gbytes_per_s.expected, estimate.microseconds.expected)
+    };
+    let (gbytes_before, microseconds_before) = figures(parts);
+    let gain = |one: &Upgrade| one.factor().max(one.microseconds_before / one.microseconds_after);
+    let mut found: Vec<Upgrade> = Vec::new();
+    for (change, free, parts) in changes(parts) {
+        let (gbytes_after, microseconds_after) = figures(&parts);
+        let one =
+            Upgrade { change, free, gbytes_before, gbytes_after, microseconds_before, microseconds_after };
+        // What adds parts to a change before it must also add something to what that one buys.
+        let needless = found
+            .iter()
+            .any(|known| one.change.starts_with(&known.change) && gain(&one) < gain(known) * 1.02);
+        if gain(&one) > 1.02 && !needless {
+            found.push(one);
+        }
+    }
+    found.sort_by(|a, b| gain(b).total_cmp(&gain(a)));
+    found
+}
+
+fn changes(parts: &Parts) -> Vec<(String, bool, Parts)> {
+    let mut found = Vec::new();
+    let mut add = |change: String, free: bool, edit: &dyn Fn(&mut Parts)| {
+        let mut changed = parts.clone();
+        edit(&mut changed);
+        found.push((change, free, changed));
+    };
+    if let Some(link) = parts.link.next() {
+        add(link.to_string(), false, &|parts| parts.link = link);
+        if let Some(slot) = parts.nic.next() {
+            // The two that hold each other back, together: a faster link needs the slot for it.
+            let words = format!("{link} with adapters on {slot}");
+            add(words, false, &|parts| (parts.link, parts.nic) = (link, slot));
+            if let Some(gpu) = parts.gpu.and_then(super::slot::Slot::next) {
+                let words = format!("{link} with adapters on {slot} and GPUs on {gpu}");
+                add(words, false, &|parts| (parts.link, parts.nic, parts.gpu) = (link, slot, Some(gpu)));
+            }
+        }
+    }
+    if let Some(slot) = parts.nic.next() {
+        add(format!("the adapter on {slot} instead of {}", parts.nic), false, &|parts| parts.nic = slot);
+    }
+    if let Some(slot) = parts.gpu.and_then(super::slot::Slot::next) {
+        add(format!("the GPU on {slot}"), false, &|parts| parts.gpu = Some(slot));
+    }
+    if parts.gpu_over_pcie() && !parts.distance.is_below_switch() {
+        add("GPU and adapter below one PCIe switch".to_owned(), false, &|parts| {
+            parts.distance = Distance::Pix
+        });
+    }
+    if parts.rails < MAX_RAILS {
+        let rails = parts.rails * 2;
+        if rails <= MAX_RAILS {
+            add(format!("{rails} rails instead of {}", parts.rails), false, &|parts| parts.rails = rails);
+        }
+    }
+    if !parts.relaxed_ordering {
+        add("relaxed ordering".to_owned(), true, &|parts| parts.relaxed_ordering = true);
+    }
+    if parts.max_read_request < 4096 {
+        add("MaxReadReq of 4096 bytes".to_owned(), true, &|parts| parts.max_read_request = 4096);
+    }
+    if parts.max_payload < 512 {
+        let bytes = parts.max_payload * 2;
+        add(format!("MaxPayload of {bytes} bytes"), true, &|parts| parts.max_payload = bytes);
+    }
+    if parts.mtu < parts.link.usual_mtu() {
+        let mtu = parts.link.usual_mtu();
+        add(format!("a path MTU of {mtu} (Ethernet's of 9000)"), true, &|parts| parts.mtu = mtu);
+    }
+    if parts.queue_pairs == 1 {
+        add("several queue pairs".to_owned(), true, &|parts| parts.queue_pairs = 4);
+    }
+    if parts.memory == Memory::Gpu && parts.bar1.is_some() {
+        add("a BAR1 as large as the GPU's memory".to_owned(), false, &|parts| parts.bar1 = None);
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fabric::Fabric;
+    use super::super::parts::Spec;
+    use super::*;
+
+    #[test]
+    fn what_binds_is_what_is_advised() {
+        let spec = Spec { link: Fabric::infiniband("ndr"), ..Spec::default() };
+        let strict = Spec {
+            distance: Some(Distance::Node),
+            platform: Some(nobounce_topology::platform::Platform::EmeraldRapids),
+            relaxed_ordering: Some(false),
+            ..spec.clone()
+        };
+        let found = upgrades(&strict.resolve().unwrap(), 8 << 20);
+        let free = found.iter().find(|one| one.free).unwrap();
+        assert_eq!(free.change, "relaxed ordering");
+        assert!(free.factor() > 2.0);
+        let small = Spec { mtu: Some(1024), link: "rocev2:100".parse().ok(), ..spec.clone() };
+        assert!(upgrades(&small.resolve().unwrap(), 8 << 20).iter().any(|one| one.change.contains("MTU")));
+        let good = upgrades(&spec.resolve().unwrap(), 8 << 20);
+        assert!(good.iter().any(|one| one.change.contains("XDR")), "{good:?}");
+        assert!(good.iter().all(|one| one.change != "relaxed ordering"));
+    }
+}

@@ -1,0 +1,321 @@
+//! Properties of the model: more never hurts, direct beats staging as a whole, and limits hold.
+
+use nobounce_predict::calibration::{Bench, Calibration};
+use nobounce_predict::fabric::{Fabric, Kind};
+use nobounce_predict::factor::Factor;
+use nobounce_predict::model::direct;
+use nobounce_predict::parts::{Memory, Op, Parts, Software, Spec};
+use nobounce_predict::report::{MAX_SIZE, report};
+use nobounce_predict::slot::Slot;
+use nobounce_predict::soft::Soft;
+use nobounce_predict::staging::staged;
+use nobounce_topology::platform::Platform;
+use nobounce_topology::tree::Distance;
+use proptest::prelude::*;
+use proptest::strategy::ValueTree as _;
+
+fn software() -> impl Strategy<Value = Software> {
+    prop::sample::select(vec![
+        Software::Verbs,
+        Software::Mpi,
+        Software::Nixl,
+        Software::Nccl,
+        Software::Nobounce,
+    ])
+}
+
+fn link() -> impl Strategy<Value = Fabric> {
+    let names = ["sdr", "ddr", "qdr", "fdr10", "fdr", "edr", "hdr", "ndr", "xdr"];
+    let infiniband = prop::sample::select(names.to_vec()).prop_map(|name| Fabric::infiniband(name).unwrap());
+    let kinds = vec![Kind::RoceV1, Kind::RoceV2, Kind::RoceV2Ipv6, Kind::Iwarp, Kind::Efa];
+    let rates = vec![10.0, 25.0, 40.0, 50.0, 100.0, 200.0, 400.0, 800.0];
+    let ethernet = (prop::sample::select(kinds), prop::sample::select(rates));
+    prop_oneof![infiniband, ethernet.prop_map(|(kind, gbps)| Fabric { kind, gbps })]
+}
+
+fn slot() -> impl Strategy<Value = Slot> {
+    (1_u32..=7, prop::sample::select(vec![1_u32, 2, 4, 8, 16]))
+        .prop_map(|(generation, lanes)| Slot { generation, lanes })
+}
+
+fn platform() -> impl Strategy<Value = Platform> {
+    prop::sample::select(vec![
+        Platform::XeonOld,
+        Platform::XeonSkylake,
+        Platform::SapphireRapids,
+        Platform::EmeraldRapids,
+        Platform::Zen,
+        Platform::Grace,
+        Platform::Other,
+    ])
+}
+
+fn parts() -> impl Strategy<Value = Parts> {
+    parts_in(vec![Memory::Gpu, Memory::Host])
+}
+
+prop_compose! {
+    fn parts_in(memories: Vec<Memory>)(
+        memory in prop::sample::select(memories),
+        link in link(),
+        (nic, gpu) in (slot(), slot()),
+        (rails, gpus, sharers, hops) in (1_u32..=64, 1_u32..=8, 1_u32..=4, 0_u32..=5),
+        distance in prop::sample::select(Distance::ALL.to_vec()),
+        platform in platform(),
+        software in software(),
+        (relaxed, read, queue_pairs) in (any::<bool>(), any::<bool>(), 0_u32..=4),
+        (payload, request, mtu) in (0_u32..=2, 0_u32..=5, 0_u32..=4),
+        dram in 20.0..1000.0_f64,
+    ) -> Parts {
+        let mtu = match link.kind { Kind::Iwarp | Kind::Efa => 1460, _ => 256 << mtu };
+        // What hangs on a processor's slots is no faster than they are.
+        let most = platform.fastest_slot().filter(|_| !distance.is_below_switch()).unwrap_or(u32::MAX);
+        let (nic, gpu) = (nic.at_most(most), gpu.at_most(most));
+        Spec {
+            link: Some(link),
+            mtu: Some(mtu),
+            hops: Some(hops),
+            rails: Some(rails),
+            nic: Some(nic),
+            gpu: (memory == Memory::Gpu).then_some(gpu),
+            coherent: None,
+            gpus: Some(gpus),
+            memory: Some(memory),
+            distance: Some(distance),
+            platform: Some(platform),
+            relaxed_ordering: Some(relaxed),
+            max_payload: Some(128 << payload),
+            max_read_request: Some(128 << request),
+            bar1: None,
+            dram: Some(dram),
+            software: Some(software),
+            queue_pairs: Some(queue_pairs),
+            operation: Some(if read { Op::Read } else { Op::Write }),
+            chunk: None,
+            sharers: Some(sharers),
+        }
+        .resolve()
+        .unwrap()
+    }
+}
+
+fn sizes() -> impl Strategy<Value = u64> {
+    prop_oneof![Just(0), Just(MAX_SIZE), (0_u32..=40).prop_map(|power| 1 << power), 0..=MAX_SIZE]
+}
+
+prop_compose! {
+    /// The software NIC of a machine whose passes found anything: sizes that stall or fly, alone or in most passes.
+    fn calibrated()(
+        base in 0.3..20.0_f64,
+        byte in 0.0..0.002_f64,
+        odd in prop::collection::vec(0.1..6.0_f64, 18),
+        passes in prop::collection::vec(0.5..2.0_f64, 0..12),
+    ) -> Parts {
+        let case = |(at, odd): (usize, &f64)| {
+            let size = [1_u64, 8, 64, 512, 4096, 32768, 262_144, 1 << 20, 8 << 20][at / 2];
+            #[allow(clippy::cast_precision_loss)]
+            let bytes = size as f64;
+            let time = (base + byte * bytes) * odd;
+            let (kind, name, figure) = match at % 2 {
+                0 => ("latency", "p50_us", time),
+                _ => ("bandwidth", "gbytes_per_s", bytes / time / 1000.0),
+            };
+            let passes: Vec<f64> = passes.iter().map(|factor| figure * factor).collect();
+            serde_json::json!({"op": "write", "kind": kind, "size": size, "qps": 1, "memory": "host", "path": "direct",
+                "mtu": 4096, "wait": "cq", "passes": passes, name: figure})
+        };
+        let results: Vec<_> = odd.iter().enumerate().map(case).collect();
+        let run = serde_json::json!({"schema": "nobounce-bench/1", "results": results}).to_string();
+        let calibration = Calibration::of(&[Bench::from_json(&run).unwrap()]).unwrap();
+        let spec = Spec {
+            link: "loopback:1000".parse().ok(),
+            memory: Some(Memory::Host),
+            software: Some(Software::Nobounce),
+            ..Spec::default()
+        };
+        Parts { soft: Soft::of_calibration(calibration), ..spec.resolve().unwrap() }
+    }
+}
+
+/// Time and rate of the direct way.
+fn figures(parts: &Parts, size: u64) -> (f64, f64) {
+    let found = direct(parts, size).unwrap();
+    (found.microseconds.expected, found.gbytes_per_s.expected)
+}
+
+/// Whether long messages are bound by reads that are too short for the way to the GPU, by an order of writes that the processor keeps for GPUs only, or by
+/// a processor that is slow with reads between devices.
+fn loses_between_devices(parts: &Parts) -> bool {
+    match direct(parts, MAX_SIZE).unwrap().stream_binds {
+        Factor::ReadWindow => true,
+        Factor::StrictOrder => parts.platform.strict_order_of_host().is_none(),
+        Factor::RootComplex => parts.platform.peer_read().is_some(),
+        _ => false,
+    }
+}
+
+/// Whether a change that gives more of something did not make anything worse.
+fn not_worse(before: &Parts, after: &Parts, size: u64) -> Result<(), TestCaseError> {
+    let ((time, rate), (new_time, new_rate)) = (figures(before, size), figures(after, size));
+    prop_assert!(new_time <= time * 1.000_001, "{time} us became {new_time}");
+    prop_assert!(new_rate >= rate * 0.999_999, "{rate} GB/s became {new_rate}");
+    let (old, new) = (staged(before, size, true), staged(after, size, true));
+    prop_assert!(new.microseconds.expected <= old.microseconds.expected * 1.000_001, "staged");
+    prop_assert!(new.gbytes_per_s.expected >= old.gbytes_per_s.expected * 0.999_999, "staged");
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn more_bandwidth_never_lowers_the_prediction(parts in parts(), size in sizes()) {
+        if let Some(link) = parts.link.next() {
+            not_worse(&parts, &Parts { link, ..parts.clone() }, size)?;
+        }
+        if let Some(nic) = parts.nic.next() {
+            not_worse(&parts, &Parts { nic, ..parts.clone() }, size)?;
+        }
+        if let Some(gpu) = parts.gpu.and_then(Slot::next) {
+            not_worse(&parts, &Parts { gpu: Some(gpu), ..parts.clone() }, size)?;
+        }
+        not_worse(&parts, &Parts { dram: parts.dram * 2.0, ..parts.clone() }, size)?;
+        not_worse(&parts, &Parts { rails: parts.rails * 2, ..parts.clone() }, size)?;
+        not_worse(&parts, &Parts { relaxed_ordering: true, ..parts.clone() }, size)?;
+        not_worse(&parts, &Parts { max_read_request: 4096, ..parts.clone() }, size)?;
+    }
+
+    /// Unless the direct way is bound by something that only traffic between devices meets. Which parts these are is in docs/predict.md.
+    #[test]
+    fn direct_is_never_slower_than_staging_as_a_whole(parts in parts_in(vec![Memory::Gpu]), size in sizes()) {
+        let (time, _) = figures(&parts, size);
+        let whole = staged(&parts, size, false).microseconds.expected;
+        let slower = time > whole * 1.000_001;
+        prop_assert!(!slower || loses_between_devices(&parts), "direct {time} us, staged {whole} us");
+    }
+
+    /// With the settings that vendors advise there is no exception, but for a processor that is slow with reads between devices.
+    #[test]
+    fn direct_is_never_slower_with_settings_as_they_should_be(parts in parts_in(vec![Memory::Gpu]), size in sizes()) {
+        prop_assume!(parts.platform.peer_read().is_none());
+        let parts = Parts { relaxed_ordering: true, max_read_request: 4096, ..parts };
+        let whole = staged(&parts, size, false).microseconds.expected;
+        prop_assert!(figures(&parts, size).0 <= whole * 1.000_001);
+    }
+
+    #[test]
+    fn every_figure_is_one_and_bands_hold_it(parts in parts(), size in sizes()) {
+        let found = report("any", &parts, &[size]);
+        let row = &found.rows[0];
+        for one in [&row.direct, &row.staged, &row.unpipelined].into_iter().flatten() {
+            let time = one.microseconds;
+            prop_assert!(time.expected.is_finite() && time.expected > 0.0, "{one:?}");
+            prop_assert!(time.low <= time.expected && time.expected <= time.high);
+            let rate = one.gbytes_per_s;
+            prop_assert!(rate.expected.is_finite() && rate.expected >= 0.0, "{one:?}");
+            prop_assert!(rate.low <= rate.expected && rate.expected <= rate.high);
+            prop_assert!((size == 0) == (rate.expected == 0.0), "{one:?}");
+            let sum: f64 = one.shares.iter().map(|share| share.microseconds).sum();
+            prop_assert!((sum / time.expected - 1.0).abs() < 1e-9);
+        }
+    }
+
+    /// What was seen on a machine is added, and named; whatever it was, it is no more than the rest, and no longer message is quicker by it.
+    #[test]
+    fn what_was_seen_on_a_machine_keeps_the_properties(parts in calibrated(), size in sizes(), more in sizes()) {
+        let found = direct(&parts, size).unwrap();
+        let sum: f64 = found.shares.iter().map(|share| share.microseconds).sum();
+        prop_assert!((sum / found.microseconds.expected - 1.0).abs() < 1e-9 && sum > 0.0);
+        let seen = found.seen_us();
+        let rest = found.microseconds.expected - seen;
+        prop_assert!(seen <= rest * 1.000_001 && seen >= -rest / 1.999_99, "{seen} of {rest} us");
+        prop_assert!(found.binds != Factor::Seen || seen > 0.0);
+        prop_assert!(found.shares.iter().all(|share| share.microseconds > 0.0 || share.factor == Factor::Seen));
+        prop_assert!(found.shares.iter().all(|share| found.part(share) <= 1.0));
+        let (short, long) = (size.min(more), size.max(more));
+        prop_assert!(figures(&parts, short).0 <= figures(&parts, long).0 * 1.000_001);
+        if let Some(link) = parts.link.next() {
+            not_worse(&parts, &Parts { link, ..parts.clone() }, size)?;
+        }
+        not_worse(&parts, &Parts { dram: parts.dram * 2.0, ..parts.clone() }, size)?;
+    }
+
+    #[test]
+    fn longer_messages_take_longer_over_plain_verbs(parts in parts(), size in sizes(), more in sizes()) {
+        let parts = Parts { software: Software::Verbs, ..parts };
+        let (short, long) = (size.min(more), size.max(more));
+        prop_assert!(figures(&parts, short).0 <= figures(&parts, long).0 * 1.000_001);
+    }
+}
+
+/// The best of many, so that a busy machine does not fail it; with a calibration that has seen something, and without.
+#[test]
+fn alone_a_prediction_takes_less_than_a_millisecond() {
+    let best = |parts: &Parts| {
+        let once = |_| {
+            let start = std::time::Instant::now();
+            let found = direct(std::hint::black_box(parts), 300_000).unwrap();
+            let way = staged(parts, 300_000, true);
+            std::hint::black_box((found, way));
+            start.elapsed()
+        };
+        (0..200).map(once).min().unwrap()
+    };
+    let gpu = Spec { link: Fabric::infiniband("ndr"), ..Spec::default() }.resolve().unwrap();
+    let mut runner = proptest::test_runner::TestRunner::deterministic();
+    let seen = |_| calibrated().new_tree(&mut runner).unwrap().current();
+    let has_seen = |parts: &Parts| direct(parts, 300_000).unwrap().seen_us() != 0.0;
+    let seen = (0..100).map(seen).find(has_seen).expect("some machine was seen to differ");
+    for parts in [gpu, seen] {
+        let took = best(&parts);
+        assert!(took < std::time::Duration::from_millis(1), "{took:?}");
+    }
+}
+
+/// The table of docs/predict.md: the longest read requests with which the direct way loses against staging as a whole.
+#[test]
+fn short_read_requests_lose_as_documented() {
+    let longest = |link: &str, generation: u32, distance: Distance| {
+        let loses = |request: &u32| {
+            let spec = Spec {
+                link: Fabric::infiniband(link),
+                nic: Slot::new(generation, 16).ok(),
+                gpu: Slot::new(generation, 16).ok(),
+                distance: Some(distance),
+                max_read_request: Some(*request),
+                ..Spec::default()
+            };
+            let parts = spec.resolve().unwrap();
+            figures(&parts, 1 << 30).0 > staged(&parts, 1 << 30, false).microseconds.expected
+        };
+        [128, 256, 512, 1024, 2048, 4096].into_iter().filter(loses).max().unwrap_or(0)
+    };
+    for (link, generation, wanted) in [
+        ("edr", 3, [0, 0, 128]),
+        ("hdr", 4, [128, 128, 256]),
+        ("ndr", 5, [256, 256, 512]),
+        ("xdr", 6, [512, 512, 1024]),
+    ] {
+        let found =
+            [Distance::Pix, Distance::Phb, Distance::Sys].map(|distance| longest(link, generation, distance));
+        assert_eq!(found, wanted, "{link} on Gen{generation}");
+    }
+}
+
+#[test]
+fn limits_hold() {
+    let one_lane = Spec { link: Fabric::infiniband("ndr"), nic: Slot::new(5, 1).ok(), ..Spec::default() };
+    let found = direct(&one_lane.resolve().unwrap(), 1 << 30).unwrap();
+    assert!((3.0..3.6).contains(&found.gbytes_per_s.expected), "{found:?}");
+    let rails = Spec {
+        link: Fabric::infiniband("ndr"),
+        rails: Some(64),
+        memory: Some(Memory::Host),
+        dram: Some(10_000.0),
+        ..Spec::default()
+    };
+    let found = direct(&rails.resolve().unwrap(), 1 << 40).unwrap();
+    assert!((3000.0..3179.0).contains(&found.gbytes_per_s.expected), "{found:?}");
+    let empty = direct(&rails.resolve().unwrap(), 0).unwrap();
+    assert!(empty.gbytes_per_s.expected == 0.0 && empty.microseconds.expected > 0.5);
+}
