@@ -22,12 +22,12 @@ ROOMS = {
         ("hard", {"hard"}), ("any", {"any"}),
     ],
     "crates/nobounce": [
-        ("words", {"access", "ailments", "choose", "control", "farewell", "tickets", "shares"}), ("memory", {"gpu_access", "region"}),
+        ("words", {"access", "health", "choose", "control", "peer_gone", "tickets", "shares"}), ("memory", {"gpu_access", "region"}),
         ("handshake", {"handshake", "wait"}), ("connection", {"connection", "connect", "lane"}), ("messages", {"message", "rails"}),
         ("listener", {"listener"}), ("device", {"device"}),
     ],
     "crates/topology": [
-        ("facts", {"cpu_list", "clean", "facts", "sysfs", "machines"}), ("tree", {"ladder", "usable", "tree", "analysis", "bandwidth", "platform", "nearest"}),
+        ("facts", {"cpu_list", "clean", "facts", "sysfs", "machines"}), ("tree", {"methods", "usable", "tree", "analysis", "bandwidth", "platform", "nearest"}),
     ],
     # The parts of a transfer, the estimate and its reports name each other's types.
     "crates/predict": [

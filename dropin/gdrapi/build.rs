@@ -1,4 +1,4 @@
-//! Gives the library its name, and keeps it in memory once it is there: a signal handler and a fork handler lie in it.
+//! Sets the library's soname, and `-z nodelete`: it contains a signal handler and a fork handler.
 
 fn main() {
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libgdrapi.so.2");

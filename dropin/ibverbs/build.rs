@@ -1,4 +1,4 @@
-//! Gives the library its name, its symbol versions, and keeps it in memory once it is there (threads run in it).
+//! Sets the library's soname, its symbol versions, and `-z nodelete` (threads run in it).
 
 fn main() {
     let nodes =

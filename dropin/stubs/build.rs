@@ -1,7 +1,7 @@
 //! Turns a stub's names.txt into exported symbols: one line `VERSION ENDING NAME` for each.
 //!
-//! rustc versions no symbol of a cdylib by itself. A trampoline in assembly with `.symver` and a version script of empty
-//! nodes does it; it needs lld, which is Rust's own linker on x86_64 Linux.
+//! rustc does not version the symbols of a cdylib. A trampoline in assembly with `.symver` and a
+//! version script of empty nodes does; it needs lld, which is Rust's own linker on x86_64 Linux.
 
 use std::fmt::Write;
 use std::path::PathBuf;

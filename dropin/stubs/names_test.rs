@@ -3,7 +3,7 @@
 use std::ffi::{CStr, CString, c_void};
 use std::path::PathBuf;
 
-/// Arguments are not looked at, so that any signature will do.
+/// Arguments are ignored, so that any signature works.
 type Function = unsafe extern "C" fn() -> isize;
 
 struct Library {
@@ -40,7 +40,8 @@ impl Library {
             // SAFETY: the handle is open, the name is a C string.
             None => unsafe { libc::dlsym(self.handle, name.as_ptr()) },
         };
-        // SAFETY: every exported name is a function that looks at no argument, or that the caller below knows.
+        // SAFETY: every exported name is a function that ignores its arguments, or that the caller
+        // below knows.
         (!found.is_null()).then(|| unsafe { std::mem::transmute::<*mut c_void, Function>(found) })
     }
 }
@@ -90,10 +91,10 @@ fn every_name_has_its_version_and_fails_cleanly() {
 fn versions_are_kept_apart() {
     let library = Library::open();
     let (version, _, name) = rows().last().expect("names");
-    assert!(library.find(name, Some("NOBOUNCE_0.0")).is_none(), "{name} has a version that nobody gave it");
+    assert!(library.find(name, Some("NOBOUNCE_0.0")).is_none(), "{name} has an unexpected symbol version");
     assert!(library.find(name, None).is_some(), "{version} is not the default of {name}");
     assert!(
         library.find(&format!("nb.{name}.{version}"), None).is_none(),
-        "trampolines are nobody's business"
+        "trampolines must not be exported"
     );
 }

@@ -1,4 +1,5 @@
-//! Whatever messages the connection manager gets, and whatever its user does. The work is in `nobounce_protocol::sim::fuzzing`.
+//! Arbitrary messages to the connection manager, and arbitrary calls of its user. The target is in
+//! `nobounce_protocol::sim::fuzzing`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| nobounce_protocol::sim::fuzzing::management(data));

@@ -1,4 +1,5 @@
-//! Any operations over any network end as the oracle says. The work is in `nobounce_protocol::sim::fuzzing`, where the tests find it too.
+//! Arbitrary operations over an arbitrary network match the oracle. The target is in
+//! `nobounce_protocol::sim::fuzzing`, shared with the tests.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| nobounce_protocol::sim::fuzzing::operations(data));

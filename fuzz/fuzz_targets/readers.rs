@@ -1,4 +1,5 @@
-//! Any bytes are facts, a log, a configuration space, or a reason why not. The work is in `nobounce_diagnose::fuzzing`.
+//! Arbitrary bytes parse to facts, a log, a configuration space, or an error. The target is in
+//! `nobounce_diagnose::fuzzing`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| nobounce_diagnose::fuzzing::readers(data));

@@ -1,4 +1,5 @@
-//! Whatever packets a peer forges, a queue pair stays whole. The work is in `nobounce_protocol::sim::fuzzing`, where the tests find it too.
+//! A queue pair keeps its invariants under forged packets. The target is in
+//! `nobounce_protocol::sim::fuzzing`, shared with the tests.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| nobounce_protocol::sim::fuzzing::responder(data));

@@ -65,7 +65,7 @@ fn main() -> ExitCode {
     let outcome = log::start().map_err(anyhow::Error::from).and_then(|()| command(cli.command));
     match outcome {
         Ok(code) => code,
-        // The reader went away (`nobounce bench | head`): nobody is left to be told of an error.
+        // Broken pipe: the reader of stdout has exited (`nobounce bench | head`). Exit silently.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("nobounce: {error:#}");

@@ -62,7 +62,8 @@ impl std::str::FromStr for Sizes {
     }
 }
 
-/// From one size, not 0, to another in powers of two. Both were named, so both are there even when doubling steps over the upper one.
+/// From one size, not 0, to another in powers of two. Both were named, so both are there even when
+/// doubling steps over the upper one.
 pub(crate) fn doubling(from: u64, to: u64) -> Vec<u64> {
     let mut sizes: Vec<u64> = std::iter::successors(Some(from), |size| size.checked_mul(2))
         .take_while(|size| *size <= to)

@@ -72,7 +72,8 @@ fn the_link_is_the_one_asked_for() {
     }
 }
 
-/// The process that the bench starts for the other end is let end by itself: one that is killed leaves no report of what it did.
+/// The process that the bench starts for the other end is let end by itself: one that is killed
+/// leaves no report of what it did.
 #[test]
 fn both_ends_leave_their_reports() {
     let folder = std::env::temp_dir().join(format!("nobounce-{}-reports", std::process::id()));
@@ -90,7 +91,8 @@ fn both_ends_leave_their_reports() {
     assert!(endings.len() > 1 && endings.iter().all(|ending| ending == "json"), "{endings:?}");
 }
 
-/// Nobody said which: shared memory, since both ends are here; and what is judged also as it would be between machines.
+/// No link is given: both ends are on this host, so shared memory is chosen. The rated cases also
+/// run over the link that separate machines would use.
 #[test]
 fn the_link_is_chosen_by_itself_and_said() {
     let file = std::env::temp_dir().join(format!("nobounce-{}-auto.json", std::process::id()));
@@ -138,7 +140,8 @@ fn plain_udp_is_measured_between_two_processes() {
     assert!(speed.is_some_and(|speed| speed > 0.0), "{stdout}");
 }
 
-/// Three passes between new processes are three figures, and what a calibration says of them is shown beside the residual.
+/// Three passes between new processes are three figures, and what a calibration says of them is
+/// shown beside the residual.
 #[test]
 fn passes_are_kept_one_by_one() {
     let json = std::env::temp_dir().join(format!("nobounce-{}-passes.json", std::process::id()));
@@ -159,7 +162,8 @@ fn passes_are_kept_one_by_one() {
     assert!(stdout.contains("write latency, host") && stdout.contains("(passes "), "{stdout}");
 }
 
-/// Beside a neighbour TCP is the yardstick, whichever thread drives the NIC, and nothing is left behind.
+/// Beside a neighbour TCP is the yardstick, whichever thread drives the NIC, and nothing is left
+/// behind.
 #[test]
 fn a_bench_beside_neighbours_is_set_against_tcp() {
     for mode in ["thread", "caller"] {

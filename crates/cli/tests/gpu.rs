@@ -1,4 +1,5 @@
-//! `nobounce bench --memory gpu` as people call it, with the stand-in driver in the place of libcuda.
+//! `nobounce bench --memory gpu` as people call it, with the stand-in driver in the place of
+//! libcuda.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -26,7 +27,7 @@ fn nobounce(line: &str) -> Command {
         command.env_remove(ours);
     }
     command.env("NOBOUNCE_CUDA", StandIn::path());
-    // Over UDP unless it is said: the table of cases and links (`make test-matrix`) has both.
+    // Over UDP by default: the table of cases and links (`make test-matrix`) has both.
     if std::env::var_os("NOBOUNCE_LINK").is_none() {
         command.env("NOBOUNCE_LINK", "udp");
     }
@@ -101,7 +102,8 @@ fn direct_staged_naive_and_host_in_one_run() {
     assert_eq!(results.len(), 16);
     for one in results {
         let path = one["path"].as_str().unwrap();
-        // Each in a place of its own, in two rounds on the GPU: 64 short ones, and several of the long ones, too.
+        // Each in a place of its own, in two rounds on the GPU: 64 short ones, and several of the
+        // long ones, too.
         let (compared, rounds) = (one["compared"].as_u64().unwrap(), if path == "direct" { 1 } else { 2 });
         assert!(compared >= rounds * 8, "{compared} messages were compared: {one}");
         let staged = bytes(one, "here", "staged") + bytes(one, "there", "staged");
@@ -167,9 +169,10 @@ fn first_word(round: u64, slot: u64) -> u64 {
     pattern_word(1 ^ (round << 40) ^ (slot << 32), 0)
 }
 
-/// One message of several is lost or changed on its way, and its completion comes as if all were well: the row fails, and says which byte.
-/// What is lost behind the first message of its place, in the timed part, is not seen there; so this is done in the checked rounds, which
-/// come after the six others of a case.
+/// One message of several is lost or changed on its way, and its completion comes as if all were
+/// well: the row fails, and says which byte. What is lost behind the first message of its place, in
+/// the timed part, is not seen there; so this is done in the checked rounds, which come after the
+/// six others of a case.
 #[test]
 fn a_message_that_is_lost_or_changed_fails_its_row() {
     let line =
@@ -199,14 +202,15 @@ fn a_message_that_is_lost_or_changed_fails_its_row() {
         };
         let staged = told_of("stand-in staged").expect(&stdout);
         assert!(staged.contains(told), "{staged}");
-        // These rows make no copy to the device. (A naive program's does, of what it puts into its own memory.)
+        // These rows make no copy to the device. (A naive program's does, of what it puts into its
+        // own memory.)
         assert_eq!((told_of("stand-in direct"), told_of("host")), (None, None), "{stdout}");
         assert!(!stdout.contains("bytes verified"), "{stdout}");
     }
 }
 
-/// The same where the path cannot be made to lose something (a window, a real GPU): what arrived is spoilt before it is compared, at
-/// whichever end it arrived.
+/// The same where the path cannot be made to lose something (a window, a real GPU): what arrived is
+/// spoilt before it is compared, at whichever end it arrived.
 #[test]
 fn every_row_sees_what_is_spoilt() {
     for (how, told, line, rows) in [
@@ -221,7 +225,7 @@ fn every_row_sees_what_is_spoilt() {
         assert_eq!(wrong.len(), rows, "{line}: {stdout}");
         assert!(wrong.iter().all(|line| line.contains(told)), "{line}: {stdout}");
     }
-    // A word that nobody knows would spoil nothing, and the check would look blind.
+    // An unknown word is an error: it would inject nothing, and the check would look blind.
     let (code, _, stderr) =
         output(nobounce("bench --memory gpu --quick --iters 20").env("NOBOUNCE_BENCH_SPOIL", "bytes"));
     assert_eq!(code, Some(2), "{stderr}");
@@ -279,7 +283,7 @@ fn no_gpu_is_one_line_and_2() {
     assert_eq!(stderr.trim_end().lines().count(), 1, "{stderr}");
 }
 
-/// The GPU that is named is the one that is measured, at both ends; one that is not there is told.
+/// The named GPU is the one that is measured, at both ends; a missing one is an error.
 #[test]
 fn the_gpu_that_is_named_is_measured() {
     let folder = Folder::new("second");
@@ -313,7 +317,8 @@ fn wrong_usage_is_2_with_a_sentence() {
     }
 }
 
-/// MPS is started in a folder of its own, and ended when it turns out to be of no use; nothing is left behind.
+/// MPS is started in a folder of its own, and ended when it turns out to be of no use; nothing is
+/// left behind.
 #[test]
 fn mps_is_started_and_ended() {
     let folder = Folder::new("mps");

@@ -176,7 +176,8 @@ fn the_passes_of_one_run_are_parted_into_two() {
     std::fs::remove_file(&path).unwrap();
 }
 
-/// SEND streams of 256 KiB on two cores: no constant has it, all passes found it, and so will the next run.
+/// SEND streams of 256 KiB on two cores: no constant has it, all passes found it, and so will the
+/// next run.
 #[test]
 fn what_no_constant_explains_is_kept_and_named() {
     let results: Vec<String> = [1_u32, 8, 512, 4096, 32768, 262_144, 1_048_576, 8_388_608]
@@ -220,7 +221,7 @@ fn what_no_constant_explains_is_kept_and_named() {
     assert!(seen["microseconds"].as_f64().unwrap() > 5.0 && direct["binds"] == "soft-nic", "{direct}");
     assert!(direct["stream_seen_us"].as_f64().unwrap() > 5.0, "{direct}");
 
-    // Nothing of it is told of another machine, and nothing at all of one with an adapter.
+    // None of it is reported for another machine, and nothing at all for one with an adapter.
     let other = text(&[&["--machine", "dual-socket", "--size", "256K"], &here[..]].concat());
     assert!(!other.contains("seen on this machine"), "{other}");
     let refusal = refused(&["--machine", "dgx-h100", "--calibration", &kept]);

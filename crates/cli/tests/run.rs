@@ -1,11 +1,13 @@
-//! `nobounce run` as people call it: exit codes, signals, what the command sees, and that nothing is left behind.
+//! `nobounce run` as people call it: exit codes, signals, what the command sees, and that nothing
+//! is left behind.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
-/// A drop-in folder with the real preload library and no verbs library behind its name, and a place for temporary files.
+/// A drop-in folder with the real preload library and no verbs library behind its name, and a place
+/// for temporary files.
 struct Rig {
     folder: PathBuf,
 }
@@ -73,7 +75,8 @@ fn send(child: &Child, signal: &str) {
 
 /// Starts it and waits for the first line of its output.
 fn start(mut command: Command) -> (Child, String) {
-    // Whoever reads its input waits: it stays open as long as the child is held, where a test's own may be at its end.
+    // A command that reads stdin blocks: the pipe stays open while the child is held. The test's
+    // own stdin may be at end of file.
     command.stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut child = command.spawn().expect("the command starts");
     let mut line = String::new();
@@ -183,7 +186,8 @@ fn a_missing_dropin_folder_is_said() {
 /// What [`look_past_the_c_library`] is to open.
 const LOOK: &str = "RUN_TEST_LOOK";
 
-/// Run by the test below as the command: opens files as a program does that makes its system calls by hand.
+/// Run by the test below as the command: opens files as a program does that makes its system calls
+/// by hand.
 #[test]
 fn look_past_the_c_library() {
     let Ok(paths) = std::env::var(LOOK) else { return };
@@ -227,7 +231,8 @@ fn with_mounts_the_view_is_there_for_system_calls_too() {
     assert!(seen.contains(&format!("{} is not there", ours[0])), "{seen}{told}");
     assert!(seen.contains("/dev/null is there"), "{seen}{told}");
 
-    // The command is who it was, signals and exit codes are as ever, and nothing stays mounted or behind.
+    // The command keeps its user ID, signals and exit codes work as usual, and no mount or file is
+    // left behind.
     let script = "id -u; exit 42";
     let (code, inside, told) = rig.run(&["--mounts", "--", "sh", "-c", script]);
     let outside = Command::new("id").arg("-u").output().unwrap().stdout;

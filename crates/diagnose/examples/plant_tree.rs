@@ -1,4 +1,5 @@
-//! Writes the `/sys`, `/proc` and `/dev` of a known machine below a folder, for `nobounce doctor --root DIR`.
+//! Writes the `/sys`, `/proc` and `/dev` of a known machine below a folder, for `nobounce doctor
+//! --root DIR`.
 
 #[path = "../tests/common/plant.rs"]
 mod plant;

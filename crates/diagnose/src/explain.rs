@@ -28,7 +28,7 @@ explanations! {
     "acs-redirect", "ACS on a bridge below the processor sends packets between devices up to it",
     "PCIe access control services (ACS) let a switch forbid that devices below it talk to each other directly. With Request Redirect, Completion Redirect or Upstream Forwarding set on a port between GPU and adapter, every packet goes up to the root complex and down again, though both sit below one switch. That halves the bandwidth; with an IOMMU that translates, transfers may fail.\nBy hand: sudo lspci -vvv | grep -E '^[0-9a-f]|ACSCtl', and look for ReqRedir+ CmpltRedir+ UpstreamFwd+ on the ports between them. Ports that lead to the processor anyway do not matter.\nFix: clear the bits with setpci after every boot, or switch ACS off in the firmware setup. Do not on hosts of virtual machines, where it keeps guests apart: there use ATS with Direct Translated.";
     "acs-unread", "ACS could not be read",
-    "The ACS bits lie beyond the first 64 bytes of the configuration space, and only root may read those. Without them nobody can say whether packets take the detour. Run sudo nobounce doctor, or ask the operator for the output of sudo lspci -vvv.";
+    "The ACS bits lie beyond the first 64 bytes of the configuration space, and only root may read those. Without them it is unknown whether packets take the detour. Run sudo nobounce doctor, or ask the operator for the output of sudo lspci -vvv.";
     "ats-off", "ATS is off on an adapter in a virtual machine",
     "In a guest every address that a device uses is translated by the host's IOMMU. With address translation services (ATS) the adapter asks once, remembers, and sends packets with translated addresses, which switches with ACS Direct Translated let pass straight to the GPU. Without ATS each packet goes through the processor.\nFix, on the host: mlxconfig -d DEVICE set ATS_ENABLED=1, reset the adapter, give the guest ats=on.";
     "bar1-full", "BAR1 of a GPU is nearly full",
@@ -80,7 +80,7 @@ explanations! {
     "gid-none", "No RoCE address can be used",
     "The GID table is empty, or holds only entries of other namespaces. The interface is down, has no address here, or the device is shared with another namespace.";
     "gid-unread", "The GID table could not be read",
-    "/sys/class/infiniband/*/ports/*/gids could not be read, so nobody can say which RoCE address will be used.";
+    "/sys/class/infiniband/*/ports/*/gids could not be read, so the RoCE address that will be used is unknown.";
     "gid-v1-only", "Only RoCE v1",
     "RoCE v1 has its own Ethernet type and stays within one subnet; RoCE v2 is UDP and is routed. Peers must use the same. The adapter offers v2 once the interface has an IP address, unless it was configured to v1.";
     "gpu-class", "The driver offers no GPUDirect RDMA for this GPU",
@@ -219,7 +219,7 @@ explanations! {
     "librdmacm opens /dev/infiniband/rdma_cm, a file of the module rdma_ucm. Programs that exchange queue pair numbers themselves (NCCL, perftest without -R) do not need it.";
     "registration-pair", "Memory can be registered with some adapters only",
     "The probe registered memory of the GPU with one adapter, and another refused it. The driver or the platform does not allow it for this pair: different root complexes, ACS, an IOMMU. Engines that register each buffer with every adapter (Mooncake) stop there.";
-    "registration-unproven", "Nobody tried to register GPU memory",
+    "registration-unproven", "Registration of GPU memory was not tried",
     "Nothing speaks against it, and nothing proves it. doctor on the machine itself probes both sides; doctor --prove moves bytes.";
     "relaxed-ordering", "Relaxed ordering is off in the device",
     "Bit 4 of the device control register lets the adapter mark packets that need not stay in order. Processors of many cores carry those much faster.";

@@ -1,4 +1,4 @@
-//! A finding: what is wrong, why it matters, how it is known, what to do.
+//! A finding: the problem, its effect, the evidence, and the fix.
 
 use std::fmt;
 
@@ -10,9 +10,9 @@ use serde::Serialize;
 pub enum Severity {
     /// Good to know; nothing needs to be done.
     Info,
-    /// Something that matters could not be read: it may be fine or not.
+    /// A relevant fact could not be read: it may be fine or not.
     Unknown,
-    /// It works, but slower than it could, or not for everybody; or it cannot work here at all.
+    /// It works, but slower than possible, or not for every user; or it cannot work here at all.
     Warning,
     /// Something stops what could work.
     Error,
@@ -44,7 +44,7 @@ pub enum Effect {
     /// Nothing that the verdict would show.
     #[default]
     Nothing,
-    /// Bytes go the direct way, but slower than they could.
+    /// The path is direct, but slower than it could be.
     Slows,
     /// Bytes cannot go the direct way.
     Blocks,
@@ -62,7 +62,7 @@ pub struct Evidence {
 /// One finding.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// Its name, which does not change: `peermem-not-loaded`.
+    /// Its stable name: `peermem-not-loaded`.
     pub id: &'static str,
     /// How much it matters here.
     pub severity: Severity,
@@ -82,7 +82,7 @@ pub struct Finding {
     pub devices: Vec<String>,
     /// What it does to pairs of these devices.
     pub effect: Effect,
-    /// The one library that it is about, where the hardware's path is not touched by it: `NCCL`, `UCX`, ...
+    /// The one library that it concerns, if the hardware path is unaffected: `NCCL`, `UCX`, ...
     #[serde(skip_serializing_if = "Option::is_none")]
     pub library: Option<&'static str>,
 }

@@ -1,10 +1,11 @@
-//! What the fuzzer calls: any bytes are facts, a log, a configuration space, a packed file, or a reason why not.
+//! Fuzzing entry points: any bytes are facts, a log, a configuration space, a packed file, or an
+//! error.
 
 use crate::{Style, diagnose, draw, log, report};
 use nobounce_topology::facts::Facts;
 use nobounce_topology::sysfs;
 
-/// Gives the bytes to one of the readers, chosen by the first byte, and what it made of them to all that comes after.
+/// Feeds the bytes to a parser, chosen by the first byte, and its result to all later stages.
 pub fn readers(data: &[u8]) {
     let Some((which, rest)) = data.split_first() else { return };
     match which % 5 {

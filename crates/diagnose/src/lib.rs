@@ -1,8 +1,9 @@
 //! Why GPUDirect is off.
 //!
-//! * [`diagnose`]: facts in, findings and verdicts out. Pure: the same facts give the same answer anywhere.
+//! * [`diagnose`]: facts in, findings and verdicts out. Pure: the same facts give the same answer
+//!   anywhere.
 //! * [`draw`]: the PCI tree on a terminal and as SVG, with what was found.
-//! * [`log`]: logs of NCCL and UCX, which tell what was done and not what could be.
+//! * [`log`]: logs of NCCL and UCX, which show what was done and not what is possible.
 #![forbid(unsafe_code)]
 
 mod checks;

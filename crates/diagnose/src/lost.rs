@@ -1,13 +1,14 @@
-//! Whether a GPU that could be direct is not: what exit code 1 stands for.
+//! Whether a GPU lacks a direct path that it could have: the meaning of exit code 1.
 
 use crate::finding::{Effect, Finding, Severity};
 use crate::verdict::{PathKind, UseKind, Verdict, concerns_names};
 use nobounce_topology::facts::Gpu;
 
-/// Nothing to put right: the GPU cannot, or somebody wanted its memory closed.
+/// Nothing to fix: the GPU lacks the feature, or confidential computing closes its memory on
+/// purpose.
 const NO_FIX: [&str; 3] = ["gpu-class", "confidential", "efa-instance"];
 
-/// Whether the GPU's best path, or what NCCL or UCX makes of it, is lost to something that can be put right.
+/// Whether the GPU's best path, or its use by NCCL or UCX, is lost to a fixable problem.
 pub(crate) fn is_lost(gpu: &Gpu, verdicts: &[Verdict], findings: &[Finding]) -> bool {
     let Some(best) = verdicts.iter().find(|verdict| verdict.best && verdict.gpu == gpu.address) else {
         // No adapter can be used at all, although the tree shows some.

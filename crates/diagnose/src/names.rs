@@ -10,13 +10,13 @@ pub(crate) struct Filter {
     names: Vec<(String, Option<u32>)>,
     exclude: bool,
     exact: bool,
-    /// A name without a port stands for none of them (UCX).
+    /// A name without a port matches none of its ports (UCX).
     wants_port: bool,
 }
 
 impl Filter {
-    /// `NCCL_IB_HCA`: names or their beginnings, with ports; `^` excludes, `=` wants whole names. Blanks belong to the names; a list of
-    /// nothing takes all.
+    /// `NCCL_IB_HCA`: names or their beginnings, with ports; `^` excludes, `=` wants whole names.
+    /// Blanks belong to the names; a list of nothing takes all.
     pub(crate) fn nccl(text: &str) -> Self {
         let (exclude, rest) = text.strip_prefix('^').map_or((false, text), |rest| (true, rest));
         let (exact, rest) = rest.strip_prefix('=').map_or((false, rest), |rest| (true, rest));
@@ -36,7 +36,7 @@ impl Filter {
         Self { names, exclude, exact: true, wants_port: true }
     }
 
-    /// Whether an adapter passes with a port that carries traffic; where none does, with any.
+    /// Whether an adapter matches with an active port; if it has none, with any.
     pub(crate) fn takes(&self, nic: &Nic) -> bool {
         let active = nic.ports.iter().any(nobounce_topology::facts::Port::is_active);
         let mut ports = nic.ports.iter().filter(|port| !active || port.is_active());
@@ -74,7 +74,7 @@ impl Filter {
     }
 }
 
-/// Why a library does not use the adapter of a pair, and which one it is left with for the GPU.
+/// Why a library does not use the adapter of a pair, and which one remains for the GPU.
 pub(crate) fn left_out(analysis: &Analysis<'_>, pair: &Pair<'_>, filter: &Filter, variable: &str) -> String {
     let instead = analysis
         .pairs_of(&pair.gpu.address)

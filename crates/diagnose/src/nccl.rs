@@ -1,13 +1,14 @@
 //! What NCCL will do with a pair: its distance rule and its variables.
 //!
-//! As read in NCCL 2.4 to 2.30: GPUDirect is used where the adapter and the GPU can (peer-memory module by file, dma-buf by probe), and where
-//! they are no further apart than `NCCL_NET_GDR_LEVEL`, PXB by default. Where the version is not known, that of a current one is taken.
+//! As read in NCCL 2.4 to 2.30: GPUDirect needs support by adapter and GPU (peer-memory module by
+//! file, dma-buf by probe). Their distance must not exceed `NCCL_NET_GDR_LEVEL`, PXB by default. An
+//! unknown version counts as a current one.
 
 use crate::names::{Filter, left_out};
 use crate::verdict::Use;
 use nobounce_topology::analysis::{Analysis, Pair};
 use nobounce_topology::facts::{Facts, GpuVendor, Nic, Variable, version_pair};
-use nobounce_topology::ladder::Answer;
+use nobounce_topology::methods::Answer;
 use nobounce_topology::tree::Distance;
 use nobounce_topology::usable;
 
@@ -79,9 +80,10 @@ pub(crate) fn is_before(facts: &Facts, wanted: (u32, u32)) -> bool {
     version(facts).is_some_and(|version| version < wanted)
 }
 
-/// Why this version does not find a way to register that is open for the pair; none where it finds one, or where there is none.
+/// Why this version misses a registration method that works for the pair; `None` if it finds one,
+/// or if none works.
 pub(crate) fn misses(facts: &Facts, pair: &Pair<'_>) -> Option<&'static str> {
-    // RCCL is counted in the same way, but has rules of its own.
+    // RCCL has the same version scheme, but its own rules.
     if pair.gpu.vendor != GpuVendor::Nvidia {
         return None;
     }
@@ -101,12 +103,13 @@ fn knows_no_dma_buf(facts: &Facts) -> bool {
     is_before(facts, (2, 13))
 }
 
-/// Before 2.23 the module itself was not looked for, only its folder among the clients of ib_core.
+/// Before 2.23 NCCL did not look for the module itself, only for its folder among the clients of
+/// ib_core.
 fn misses_module(facts: &Facts) -> bool {
     is_before(facts, (2, 23)) && facts.kernel.shows_nvidia_client() == Some(false)
 }
 
-/// How far the pair is on NCCL's scale. Two host bridges of one node are one processor to NCCL.
+/// Distance of the pair on NCCL's scale. NCCL counts two host bridges of one node as one CPU.
 pub(crate) fn distance(facts: &Facts, pair: &Pair<'_>) -> Level {
     match pair.distance {
         Some(Distance::Pix) => Level::Pix,
@@ -116,13 +119,13 @@ pub(crate) fn distance(facts: &Facts, pair: &Pair<'_>) -> Level {
         // A machine without memory nodes is one processor.
         Some(Distance::Sys) if facts.machine.numa.len() <= 1 => Level::Phb,
         Some(Distance::Sys) => Level::Sys,
-        // An adapter without a PCI address hangs on the first processor.
+        // An adapter without a PCI address is attached to the first CPU.
         None => Level::Phb,
     }
 }
 
-/// How far an adapter of the processor is from a GPU with a coherent link to it (Grace): 2.26 learned to use it, 2.27 does by itself, and
-/// 2.30 has a level for it.
+/// Distance of a CPU-attached adapter from a GPU with a coherent link (Grace). 2.26 can use it,
+/// 2.27 does so by default, and 2.30 has a level for it.
 fn coherent(facts: &Facts) -> Level {
     let wanted = is_on(facts, "NCCL_NET_GDR_C2C");
     match version(facts) {
@@ -168,7 +171,7 @@ pub(crate) fn network(facts: &Facts, nic: &Nic) -> Network {
     {
         return Network::Sockets(net.to_string());
     }
-    // Amazon's adapters are the plugin's alone: what concerns NCCL's own verbs does not concern them.
+    // EFA adapters belong to the plugin alone: settings of NCCL's own verbs transport do not apply.
     if is_efa(nic) {
         let own = net.filter(|net| net.value.trim().eq_ignore_ascii_case("ib"));
         let none = text("NCCL_NET_PLUGIN").filter(|plugin| plugin.value.trim().eq_ignore_ascii_case("none"));
@@ -195,7 +198,7 @@ pub(crate) fn network(facts: &Facts, nic: &Nic) -> Network {
     {
         return Network::Sockets(variable.to_string());
     }
-    // A network that is named decides; without one the plugin comes first.
+    // A named network decides; otherwise the plugin comes first.
     let named = net.is_some();
     ["NCCL_PLUGIN_P2P", "NCCL_NET_PLUGIN"]
         .into_iter()
@@ -209,7 +212,7 @@ pub(crate) fn is_efa(nic: &Nic) -> bool {
     nic.driver.as_deref() == Some("efa")
 }
 
-/// `FI_PROVIDER` where it leaves out EFA's provider of libfabric.
+/// `FI_PROVIDER` if it excludes libfabric's EFA provider.
 pub(crate) fn fabric_without_efa(facts: &Facts) -> Option<Variable<'_>> {
     let variable = facts.variable("FI_PROVIDER")?;
     let text = variable.value.trim().to_ascii_lowercase();

@@ -118,7 +118,7 @@ fn full(out: &mut String, finding: &Finding, style: Style) {
             (0, true, false) => "   [root]",
             _ => "",
         };
-        // Commands are meant to be copied: they are not broken.
+        // Commands are meant to be copied: do not wrap them.
         let _ = writeln!(
             out,
             "{}{}{}",
@@ -129,7 +129,8 @@ fn full(out: &mut String, finding: &Finding, style: Style) {
     }
 }
 
-/// `text` after `head`, broken at blanks; `at` is how wide the head looks, `indent` where further lines begin.
+/// `text` after `head`, broken at blanks; `at` is how wide the head looks, `indent` where further
+/// lines begin.
 fn wrapped(out: &mut String, head: &str, text: &str, at: usize, indent: usize, style: Style) {
     out.push_str(head);
     let mut column = at;
@@ -245,7 +246,8 @@ fn general(text: &str, verdict: &Verdict) -> String {
     }
 }
 
-/// Names are replaced where they stand as words of their own: not within longer names, the value of a variable, or a list of names.
+/// Names are replaced where they stand as words of their own: not within longer names, the value of
+/// a variable, or a list of names.
 fn without_name(text: &str, name: &str) -> String {
     let within = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
     let mut out = String::new();

@@ -1,13 +1,15 @@
 //! What UCX will do with a pair: transports, devices, and its estimate of distances.
 //!
-//! As read in UCX 1.8 to 1.22 (a current one where the version is not known): memory of a GPU is registered with the adapter where a peer-memory module is there by its file, or where both
-//! sides do dma-buf; for long messages the estimated bandwidth of the way then decides between direct and staged.
+//! As read in UCX 1.8 to 1.22 (a current one where the version is unknown). GPU memory is
+//! registered with the adapter if a peer-memory module exists by its file, or if both sides support
+//! dma-buf. For long messages the estimated bandwidth of the path then decides between direct and
+//! staged.
 
 use crate::names::{Filter, left_out};
 use crate::verdict::Use;
 use nobounce_topology::analysis::{Analysis, Pair};
 use nobounce_topology::facts::{Facts, GpuVendor, Variable, version_pair};
-use nobounce_topology::ladder::Answer;
+use nobounce_topology::methods::Answer;
 use nobounce_topology::tree::Distance;
 use nobounce_topology::usable;
 
@@ -62,7 +64,8 @@ fn is_before(facts: &Facts, wanted: (u32, u32)) -> bool {
     version(facts).is_some_and(|version| version < wanted)
 }
 
-/// Why this version does not find a way to register that is open for the pair; none where it finds one, or where there is none.
+/// Why this version misses a registration method that works for the pair; `None` if it finds one,
+/// or if none works.
 pub(crate) fn misses(facts: &Facts, pair: &Pair<'_>) -> Option<&'static str> {
     if pair.gpu.vendor != GpuVendor::Nvidia {
         return None;
@@ -79,7 +82,7 @@ pub(crate) fn misses(facts: &Facts, pair: &Pair<'_>) -> Option<&'static str> {
     }
 }
 
-/// `UCX_RNDV_SCHEME` where it makes long messages of GPU memory go through host buffers.
+/// `UCX_RNDV_SCHEME` if it stages long messages of GPU memory through host buffers.
 pub(crate) fn staging_scheme(facts: &Facts) -> Option<Variable<'_>> {
     facts
         .variable("UCX_RNDV_SCHEME")

@@ -11,7 +11,7 @@ use nobounce_predict::slot::Slot;
 use nobounce_predict::staging::staged;
 use nobounce_topology::analysis::{Analysis, Pair};
 use nobounce_topology::facts::Port;
-use nobounce_topology::ladder::Answer;
+use nobounce_topology::methods::Answer;
 use nobounce_topology::tree::Distance;
 use nobounce_topology::usable;
 
@@ -102,7 +102,7 @@ pub struct Verdict {
     pub gpu_index: Option<u32>,
     /// Name of the adapter.
     pub nic: String,
-    /// How far they are apart; none for an adapter without a PCI address.
+    /// Their distance; `None` for an adapter without a PCI address.
     pub distance: Option<Distance>,
     /// Whether it is the adapter to use for this GPU.
     pub best: bool,
@@ -110,11 +110,12 @@ pub struct Verdict {
     pub path: PathKind,
     /// By what: `dma-buf`, `peermem`, `window`.
     pub by: Option<String>,
-    /// Whether memory was registered for this pair, really.
+    /// Whether memory of this pair was actually registered.
     pub proven: bool,
     /// Why it is not simply direct.
     pub reasons: Vec<String>,
-    /// GB/s to expect of long messages, by the predictor, where the facts tell; staged ones, where they are staged.
+    /// Expected GB/s of long messages, by the predictor, where the facts suffice; staged ones,
+    /// where they are staged.
     pub expected_gbs: Option<f64>,
     /// GB/s of the same pair with GPUDirect, its links and settings as they should be.
     pub possible_gbs: Option<f64>,
@@ -125,7 +126,7 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// The share of what is possible that is lost, where both are known and it is worth a word.
+    /// The share of the possible rate that is lost, where both are known and it is significant.
     #[must_use]
     pub fn loss(&self) -> Option<f64> {
         let loss = 1.0 - self.expected_gbs? / self.possible_gbs?;
@@ -167,7 +168,8 @@ pub(crate) fn of(analysis: &Analysis<'_>, findings: &[Finding]) -> Vec<Verdict> 
         .collect()
 }
 
-/// A plan within what the path allows: no library goes directly where the hardware does not, nor against a setting of its own.
+/// Limits a plan to the path: no library is direct where the hardware is not, nor against its own
+/// setting.
 fn bound(
     plan: Use,
     library: &str,
@@ -213,7 +215,7 @@ fn path(
     findings: &[Finding],
 ) -> (PathKind, Option<String>, Vec<String>) {
     let facts = analysis.facts;
-    // Our own software adapter: the CPU's window onto the GPU is its way.
+    // Our software adapter: it uses the CPU's window onto the GPU (BAR1).
     if pair.nic.driver.as_deref() == Some("nobounce") {
         return match pair.gpu.window_probe.known() {
             Some(probe) if probe.ok => (PathKind::Direct, Some("window".to_owned()), Vec::new()),
@@ -227,8 +229,8 @@ fn path(
             blocks.push(why);
         }
     }
-    // Findings about registration block only where the ladder says so: another way may be open.
-    let ladder = [
+    // Findings about registration block only if every method fails: another one may work.
+    let methods = [
         "peermem",
         "dmabuf",
         "closed-module",
@@ -248,7 +250,7 @@ fn path(
         let blocks = finding.effect == Effect::Blocks && finding.severity >= Severity::Warning;
         finding.library.is_none() && (blocks || finding.id == "port-down")
     }) {
-        if concerns(finding, pair) && !ladder.iter().any(|begin| finding.id.starts_with(begin)) {
+        if concerns(finding, pair) && !methods.iter().any(|begin| finding.id.starts_with(begin)) {
             blocks.push(finding.title.clone());
         }
     }
@@ -287,7 +289,7 @@ fn path(
     let mut slow: Vec<String> = findings
         .iter()
         .filter(|finding| {
-            // What one library is told to do is its plan's matter.
+            // Settings of one library concern only its own plan.
             finding.effect == Effect::Slows
                 && finding.library.is_none()
                 && finding.severity >= Severity::Warning
@@ -317,7 +319,8 @@ fn path(
     (kind, Some(by.to_owned()), slow)
 }
 
-/// GB/s to expect of the pair as it is, and as it could be: both by the predictor, for long messages.
+/// GB/s to expect of the pair as it is, and as it could be: both by the predictor, for long
+/// messages.
 fn expected(
     analysis: &Analysis<'_>,
     pair: &Pair<'_>,
@@ -368,5 +371,5 @@ fn expected(
     (rate(&now, path != PathKind::Staged), rate(&could, true))
 }
 
-/// A message long enough to show what the way carries.
+/// A message long enough to show the bandwidth of the path.
 const LONG: u64 = 64 << 20;

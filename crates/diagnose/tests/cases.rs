@@ -1,8 +1,10 @@
-//! Machines with one thing wrong, after public threads: each is a healthy machine changed, and all that is found is written down.
+//! Machines with one thing wrong, after public threads: each is a healthy machine changed, and all
+//! that is found is written down.
 //!
-//! `cases/*.json` hold lists of cases. `base` names a machine of `nobounce_topology::machines`; `set` and `remove` change its facts by path,
-//! where `*` means all, `name=mlx5_0` those with that field, `-` a new one at the end; `finds` is the complete set of findings.
-//! What a thread does not tell (versions, models, the rest of the machine) is the base's or ours.
+//! `cases/*.json` hold lists of cases. `base` names a machine of `nobounce_topology::machines`;
+//! `set` and `remove` change its facts by path, where `*` means all, `name=mlx5_0` those with that
+//! field, `-` a new one at the end; `finds` is the complete set of findings. What a thread does not
+//! tell (versions, models, the rest of the machine) is the base's or ours.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -115,7 +117,8 @@ fn apply(case: &Case) -> Facts {
     Facts::from_json(&json.to_string()).unwrap_or_else(|error| panic!("{}: {error}", case.thread))
 }
 
-/// `/devices/path=~1dev~1x`: takes elements of a list away; a `*` at the end of the wanted text stands for any end.
+/// `/devices/path=~1dev~1x`: takes elements of a list away; a `*` at the end of the wanted text
+/// stands for any end.
 fn remove_elements(json: &mut Value, path: &[String]) -> bool {
     let Some((last, front)) = path.split_last() else { return false };
     let Some((field, wanted)) = last.split_once('=') else { return false };
@@ -240,7 +243,8 @@ fn there_are_enough_cases_each_with_its_thread() {
 
 #[test]
 fn facts_that_are_missing_never_become_fine() {
-    // Take each readable fact of a healthy machine away: the verdict may become unknown, but nothing may be claimed that was not before.
+    // Remove each readable fact of a healthy machine: the verdict may become unknown, but no new
+    // claim may appear.
     for name in machines::NAMES {
         let facts = machines::machine(name).unwrap();
         let before: BTreeSet<_> = diagnose(&facts).ids().into_iter().collect();

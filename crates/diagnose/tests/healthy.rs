@@ -5,7 +5,7 @@ use nobounce_diagnose::finding::Severity;
 use nobounce_diagnose::verdict::PathKind;
 use nobounce_topology::machines;
 
-/// What is said of a machine: complete.
+/// The complete report for a machine.
 fn said(name: &str) -> Vec<String> {
     let facts = machines::machine(name).unwrap();
     diagnose(&facts).ids().into_iter().map(|(id, severity)| format!("{severity} {id}")).collect()

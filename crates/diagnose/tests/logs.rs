@@ -9,7 +9,8 @@ fn nccl(text: &str, facts: &Facts) -> log::LogReport {
     log::join_nccl(&read, facts, &diagnose(facts))
 }
 
-/// NVIDIA/nccl#897: one node direct, the other not; two hosts in one file, with what mpirun and a clock put before.
+/// NVIDIA/nccl#897: one node direct, the other not; two hosts in one file, with what mpirun and a
+/// clock put before.
 #[test]
 fn one_node_is_direct_and_the_other_is_not() {
     let text = "\
@@ -178,7 +179,8 @@ fn merged_adapters_have_their_names() {
     assert_eq!(found.adapters["h"], ["mlx5_0+mlx5_1", "mlx5_4"]);
 }
 
-/// NVIDIA/nccl#1676 by its log alone: the job's NCCL is older than the one that is installed, and its settings are not the shell's.
+/// NVIDIA/nccl#1676 by its log alone: the job's NCCL is older than the one that is installed, and
+/// its settings are not the shell's.
 #[test]
 fn version_and_settings_of_the_job_count() {
     let mut facts = machines::machine("dgx-h100").unwrap();
@@ -212,7 +214,8 @@ fn version_and_settings_of_the_job_count() {
     assert_eq!(nccl(text, &facts).findings, ["nccl-gdr-level"]);
 }
 
-/// NVIDIA/nccl#426, #660 and nv_peer_memory#56: errors and reasons in the words of old and new versions.
+/// NVIDIA/nccl#426, #660 and nv_peer_memory#56: errors and reasons in the words of old and new
+/// versions.
 #[test]
 fn errors_are_known_in_all_their_forms() {
     let text = "h:1:2 [0] NCCL WARN NET/IB : Got completion with error 12, opcode 0, len 0, vendor err 129\n\

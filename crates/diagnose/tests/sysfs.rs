@@ -1,4 +1,5 @@
-//! Facts from files: whole machines planted below a folder and read again, and trees that are broken or meant to harm.
+//! Facts from files: whole machines planted below a folder and read again, and trees that are
+//! broken or meant to harm.
 
 #[path = "common/plant.rs"]
 mod plant;
@@ -75,7 +76,8 @@ fn machines_come_back_from_their_files() {
         if let Read::Yes(nodes) = &mut found.devices {
             nodes.sort_by(|a, b| a.path.cmp(&b.path));
         }
-        // The table of options names those that are not set, and IB ports have an interface that no file names.
+        // The table of options names those that are not set, and IB ports have an interface that no
+        // file names.
         if let (Read::Yes(found), Read::Yes(known)) = (&mut found.kernel.options, &known.kernel.options) {
             found.retain(|name, _| known.contains_key(name));
         }
@@ -128,7 +130,8 @@ fn broken_trees_are_survived() {
     let known = machines::machine("hgx-h100-roce").unwrap();
     plant::plant(&known, &folder.0).unwrap();
     let devices = folder.0.join("sys/bus/pci/devices");
-    // A link to itself, a link to nowhere, a folder instead of a file, a name that is no address, bytes that are no text.
+    // A link to itself, a link to nowhere, a folder instead of a file, a name that is no address,
+    // bytes that are no text.
     symlink("0000:ff:1f.7", devices.join("0000:ff:1f.7")).unwrap();
     symlink("../../../nowhere", devices.join("0000:ff:1f.6")).unwrap();
     fs::create_dir_all(devices.join("0000:ff:1f.5/class")).unwrap();
@@ -146,7 +149,7 @@ fn broken_trees_are_survived() {
     fs::write(folder.0.join("proc/self/limits"), "Max locked memory  lots").unwrap();
     fs::write(folder.0.join("proc/cpuinfo"), vec![b'a'; 1 << 20]).unwrap();
     fs::write(folder.0.join("sys/devices/system/node/node0/cpulist"), "0-4000000000").unwrap();
-    // A FIFO blocks whoever opens it.
+    // Opening a FIFO blocks.
     let fifo = gpu.join("vendor");
     fs::remove_file(&fifo).unwrap();
     let made = std::process::Command::new("mkfifo").arg(&fifo).status().unwrap();

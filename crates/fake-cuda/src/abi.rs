@@ -16,7 +16,8 @@ impl<T> Out<T> {
         if self.0.is_null() {
             return Err(Status::INVALID_VALUE);
         }
-        // SAFETY: not null, and a C caller gives room for a T there. Alignment is not relied on: some outputs are `void *`.
+        // SAFETY: not null, and the C caller provides space for a T there. Alignment is not relied
+        // on: some outputs are `void *`.
         unsafe { self.0.write_unaligned(value) };
         Ok(())
     }
@@ -27,7 +28,7 @@ impl<T> Out<T> {
     }
 }
 
-/// What a call reads, or reads and writes.
+/// Input, or in-out, argument of a call.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub(crate) struct In<T>(*mut T);
@@ -43,7 +44,7 @@ impl<T: Copy> In<T> {
         if self.0.is_null() {
             return Err(Status::INVALID_VALUE);
         }
-        // SAFETY: not null, and a C caller gives `count` readable values there.
+        // SAFETY: not null, and the C caller passes `count` readable values there.
         Ok(unsafe { slice::from_raw_parts(self.0, count) }.to_vec())
     }
 
@@ -64,18 +65,18 @@ impl Words {
         if self.0.is_null() {
             return String::new();
         }
-        // SAFETY: not null, and a C caller gives a string there.
+        // SAFETY: not null, and the C caller passes a string there.
         unsafe { CStr::from_ptr(self.0) }.to_str().unwrap_or_default().to_owned()
     }
 }
 
-/// Room for a string of `len` bytes, the final zero included.
+/// Space for a string of `len` bytes, including the NUL.
 pub(crate) fn put_words(room: *mut c_char, len: i32, words: &CStr) -> Answer {
     let bytes = words.to_bytes_with_nul();
     if room.is_null() || usize::try_from(len).is_ok_and(|len| len < bytes.len()) || len < 0 {
         return Err(Status::INVALID_VALUE);
     }
-    // SAFETY: the caller gives `len` writable bytes, and the string fits.
+    // SAFETY: the caller passes `len` writable bytes, and the string fits.
     unsafe { room.cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     Ok(())
 }

@@ -13,10 +13,11 @@ use crate::status::{Answer, Status};
 /// The unit in which ranges are exported.
 pub(crate) const PAGE: usize = 4096;
 
-/// Bytes that device addresses stand for.
+/// Host bytes behind device addresses.
 ///
-/// They lie in one memfd at first. A range exported as a dma-buf must begin at offset 0 of its file, so its pages move into a memfd
-/// of their own when they are first exported. Pages whose export is still open or mapped stay where they are.
+/// They live in one memfd at first. A range exported as a dma-buf must begin at offset 0 of its
+/// file. So the first export moves its pages into a memfd of their own. Pages whose export is still
+/// open or mapped stay where they are.
 #[derive(Debug)]
 pub(crate) struct Backing {
     view: *mut u8,
@@ -36,9 +37,9 @@ struct Segment {
     offset: usize,
     len: usize,
     file: OwnedFd,
-    /// Somebody was given it.
+    /// Exported: another holder has a descriptor or handle.
     shared: bool,
-    /// And may have it for as long as we live.
+    /// The holder may keep it for the life of the process.
     for_ever: bool,
 }
 
@@ -85,8 +86,8 @@ impl Backing {
     pub(crate) fn read(&self, offset: usize, to: *mut u8, len: usize) {
         let segments = self.segments.read().expect("no copy panics");
         if !segments.gone && self.holds(offset, len) {
-            // SAFETY: the range lies inside the view; `to` is the caller's. Another window may change the bytes meanwhile: they
-            // are only bytes.
+            // SAFETY: the range lies inside the view; `to` is the caller's. Concurrent writes
+            // through another window only change byte values.
             unsafe { to.copy_from(self.view.wrapping_add(offset), len) };
         }
     }
@@ -109,17 +110,20 @@ impl Backing {
         }
     }
 
-    /// Takes the bytes away from those who know their address: a driver frees pinned memory with its context.
+    /// Makes the bytes inaccessible at their address: a driver frees pinned memory with its
+    /// context.
     pub(crate) fn vanish(&self) {
         let mut segments = self.segments.write().expect("no copy panics");
         segments.gone = true;
-        // SAFETY: the view is ours; no copy is under way, for we hold the lock.
+        // SAFETY: the view is ours; no copy is in flight, for we hold the lock.
         unsafe { libc::mprotect(self.view.cast(), self.len, libc::PROT_NONE) };
     }
 
-    /// A file whose offset 0 is the byte at `offset`. It may be longer than asked for, unless `exact`.
+    /// A file whose offset 0 is the byte at `offset`. It may be longer than requested, unless
+    /// `exact`.
     ///
-    /// Refused where the range cuts through pages of another export that is still open or mapped: they cannot be in two files.
+    /// Refused where the range cuts through pages of another export that is still open or mapped:
+    /// they cannot be in two files.
     pub(crate) fn export(&self, offset: usize, len: usize, exact: bool) -> Answer<OwnedFd> {
         if len == 0 || !self.holds(offset, len) {
             return Err(Status::INVALID_VALUE);
@@ -137,7 +141,7 @@ impl Backing {
         if list.iter().any(|segment| touched(segment) && self.is_taken(segment)) {
             return Err(Status::NOT_SUPPORTED);
         }
-        // The range gets a file of its own; so does what is left behind it, to begin at offset 0 too.
+        // The range gets a file of its own; so does the rest behind it, to begin at offset 0 too.
         let mut fresh = vec![self.move_out(offset, len, true)?];
         let rest = list.iter().filter(|&segment| touched(segment)).map(Segment::end).max().unwrap_or(end);
         if rest > end {
@@ -153,12 +157,12 @@ impl Backing {
         Ok(given)
     }
 
-    /// The one file that holds everything, for those who want it whole.
+    /// The one file that holds everything, for an export of the whole range.
     pub(crate) fn share_whole(&self) -> Answer<i32> {
         let mut segments = self.segments.write().expect("no copy panics");
         match &mut segments.list[..] {
             [only] => {
-                // Another process may hold it, which nobody can see from here.
+                // Another process may hold it, which cannot be detected from here.
                 (only.shared, only.for_ever) = (true, true);
                 Ok(only.file.as_raw_fd())
             }
@@ -186,7 +190,7 @@ impl Backing {
             let file = memfd(len)?;
             let fresh = map(&file, len, ptr::null_mut())?;
             let old = self.view.wrapping_add(offset);
-            // SAFETY: both mappings are ours and of this length; no copy is under way.
+            // SAFETY: both mappings are ours and of this length; no copy is in flight.
             unsafe {
                 fresh.copy_from_nonoverlapping(old, len);
                 libc::munmap(fresh.cast(), len);
@@ -223,7 +227,8 @@ fn is_mapped_elsewhere(file: u64, own: Range<usize>) -> bool {
 
 impl Drop for Backing {
     fn drop(&mut self) {
-        // SAFETY: the mapping ends with its owner; nobody else knows it, or (pinned memory) it was freed by its user.
+        // SAFETY: the mapping ends with its owner; its address was never shared, or (pinned memory)
+        // its user freed it.
         unsafe { libc::munmap(self.view.cast(), self.len) };
     }
 }
@@ -235,7 +240,7 @@ fn memfd(len: usize) -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: a fresh descriptor that nobody else owns.
+    // SAFETY: a fresh descriptor without another owner.
     let file = unsafe { File::from_raw_fd(fd) };
     file.set_len(len as u64)?;
     Ok(file.into())
@@ -278,7 +283,7 @@ mod tests {
         assert_eq!(bytes(&backing, PAGE), 77);
         assert!(export(PAGE, PAGE).is_ok(), "the same range again");
         assert!(export(2 * PAGE, 2 * PAGE).is_ok(), "the pages behind it");
-        assert!(export(3 * PAGE, PAGE).is_ok(), "a part of pages that nobody holds any more");
+        assert!(export(3 * PAGE, PAGE).is_ok(), "a part of pages without a holder");
         assert_eq!(export(0, 2 * PAGE).unwrap_err(), Status::NOT_SUPPORTED, "across pages that are mapped");
         // SAFETY: the mapping made above.
         unsafe { libc::munmap(window.cast(), PAGE) };

@@ -1,4 +1,4 @@
-//! The way into every function: the checks a driver makes first, and no panic out.
+//! The entry of every function: a driver's first checks, and a panic barrier.
 
 use std::ffi::CString;
 use std::ops::{Deref, DerefMut};
@@ -13,7 +13,7 @@ use crate::lane;
 use crate::status::{Answer, Status};
 use crate::world::{self, World};
 
-/// What a function demands.
+/// Preconditions of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rule {
     /// Nothing but an initialised driver.
@@ -31,10 +31,10 @@ pub(crate) enum Rule {
 /// The process that initialised the driver; a child of it may not call.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
-/// Waited on, with the world's lock given up, by calls that block.
+/// Blocking calls wait on it, with the state's lock released.
 static LATER: Condvar = Condvar::new();
 
-/// One call under way: the world, locked.
+/// One call in progress: the state, locked.
 pub(crate) struct Call {
     world: Option<MutexGuard<'static, World>>,
     context: u64,

@@ -1,4 +1,4 @@
-//! Stream captures, and who may do what while one is under way.
+//! Stream captures, and the calls that are allowed during one.
 
 use std::cell::Cell;
 use std::thread::{self, ThreadId};
@@ -16,22 +16,23 @@ thread_local! {
     static MODE: Cell<u32> = const { Cell::new(GLOBAL) };
 }
 
-/// A capture under way on a stream.
+/// An active capture on a stream.
 #[derive(Debug)]
 pub(crate) struct Capture {
     pub(crate) stream: u64,
     mode: u32,
     thread: ThreadId,
-    /// The stream waits for the default stream, and the other way round.
+    /// The stream synchronises with the default stream.
     blocking: bool,
     broken: bool,
 }
 
 impl World {
-    /// Refuses what is unsafe during a capture, and breaks the captures it would disturb.
+    /// Refuses calls that are unsafe during a stream capture, and invalidates the captures they
+    /// would disturb.
     ///
-    /// A thread in the GLOBAL mode, the default, minds its own captures and the GLOBAL captures of others; one in the
-    /// THREAD_LOCAL mode minds its own; one in the RELAXED mode minds none.
+    /// A thread in GLOBAL mode, the default, respects its own captures and the GLOBAL captures of
+    /// other threads. One in THREAD_LOCAL mode respects its own; one in RELAXED mode respects none.
     pub(crate) fn forbid_in_capture(&mut self) -> Answer {
         let mode = MODE.get();
         if mode == RELAXED {
@@ -44,7 +45,8 @@ impl World {
         self.break_captures(minded)
     }
 
-    /// Refuses work on the default stream while a stream that waits for it is captured, whatever the thread's mode.
+    /// Refuses work on the default stream while a stream that waits for it is captured, whatever
+    /// the thread's mode.
     pub(crate) fn forbid_default_stream(&mut self) -> Answer {
         self.break_captures(|capture| capture.blocking).map_err(|_| Status::CAPTURE_IMPLICIT)
     }

@@ -1,7 +1,9 @@
-//! The other side: loads the stand-in's shared library in a test, turns its knobs, and calls it as other people's programs do.
+//! The client: loads the stand-in's shared library in a test, sets its knobs, and calls it as a
+//! CUDA program does.
 //!
-//! A test links this module and loads the library beside it; the library's world is the one that counts, so everything here goes
-//! through `dlsym`. The names of methods and the codes they return are CUDA's.
+//! A test links this module and loads the library beside it. The library's copy of the state
+//! counts, so every call here goes through `dlsym`. The names of methods and the codes they return
+//! are CUDA's.
 
 use std::env;
 use std::ffi::{CStr, CString, c_void};
@@ -26,7 +28,8 @@ pub struct StandIn {
     library: *mut c_void,
 }
 
-// SAFETY: the handle of a library that is never unloaded; its functions may be called from any thread.
+// SAFETY: the handle of a library that is never unloaded; its functions may be called from any
+// thread.
 unsafe impl Send for StandIn {}
 // SAFETY: as above.
 unsafe impl Sync for StandIn {}
@@ -37,8 +40,8 @@ macro_rules! functions {
             $(#[$doc])*
             #[allow(clippy::must_use_candidate, reason = "many codes do not matter to a test")]
             pub fn $method(&self, $($arg: $type),*) $(-> $answer)? {
-                // SAFETY: the library is ours, built with this module, and has the function with this signature; references are
-                // pointers to C.
+                // SAFETY: the library is ours, built with this module, and has the function with
+                // this signature; references are pointers to C.
                 let function: extern "C" fn($($type),*) $(-> $answer)? = unsafe { mem::transmute(self.find($symbol)) };
                 function($($arg),*)
             }
@@ -49,33 +52,34 @@ macro_rules! functions {
 functions! {
     /// Whether dma-bufs refuse to be mapped.
     refuse_dmabuf_mmap = "fake_cuda_refuse_dmabuf_mmap" (on: i32);
-    /// Whether dma-bufs are of other memory than was asked for.
+    /// Whether dma-bufs export other memory than requested.
     export_wrong_memory = "fake_cuda_export_wrong_memory" (on: i32);
     /// Whether this process may import its own IPC handles.
     allow_self_import = "fake_cuda_allow_self_import" (on: i32);
     /// Whether the process ends when a handle of a destroyed context is used.
     crash_on_dead_handles = "fake_cuda_crash_on_dead_handles" (on: i32);
-    /// Whether VMM memory lives on when its device is reset.
+    /// Whether VMM memory survives a reset of its device.
     vmm_survives_reset = "fake_cuda_vmm_survives_reset" (on: i32);
-    /// Tells the name of each function that is called, on the thread that calls it.
+    /// Reports the name of each called function, on the calling thread.
     watch_calls = "fake_cuda_watch_calls" (watcher: extern "C" fn(*const libc::c_char));
-    /// How long each copy takes.
+    /// Duration of each copy.
     set_copy_delay_us = "fake_cuda_set_copy_delay_us" (delay: u32);
-    /// Makes calls that start copies wait (1) until told otherwise (0).
+    /// Blocks calls that start copies (1), or releases them (0).
     hold_copies = "fake_cuda_hold_copies" (on: i32);
-    /// Makes all calls wait (1) until told otherwise (0).
+    /// Blocks all calls (1), or releases them (0).
     hold_calls = "fake_cuda_hold_calls" (on: i32);
-    /// How many devices there are.
+    /// Number of devices.
     set_device_count = "fake_cuda_set_device_count" (count: i32);
     /// Sets a device attribute.
     set_attribute = "fake_cuda_set_attribute" (number: i32, value: i32);
-    /// Lets streams made from now on share one queue with work that waits for the default stream (1), or not (0).
+    /// Lets streams created from now on share one queue with work that waits for the default stream
+    /// (1), or not (0).
     few_queues = "fake_cuda_few_queues" (on: i32);
     /// Starts (1) or ends (0) a kernel that spins.
     spin = "fake_cuda_spin" (on: i32);
-    /// Takes back the failures of [`fail_next`](Self::fail_next) that have not come about.
+    /// Cancels the pending failures of [`fail_next`](Self::fail_next).
     forget_failures = "fake_cuda_forget_failures" ();
-    /// How many failures of [`fail_next`](Self::fail_next) have not come about.
+    /// Number of pending failures of [`fail_next`](Self::fail_next).
     failures = "fake_cuda_failures" () -> u64;
     /// Resets every device.
     device_reset = "fake_cuda_device_reset" ();
@@ -190,8 +194,8 @@ pub struct Vmm {
 }
 
 impl StandIn {
-    /// Loads the library that was built with this test, and names it in [`VARIABLE`] so that the code under test loads it too.
-    /// Call it before that code first asks for its driver.
+    /// Loads the library that was built with this test, and sets [`VARIABLE`] so that the code
+    /// under test loads it too. Call it before that code first loads its driver.
     ///
     /// # Panics
     /// Where the library is not beside the test's executable.
@@ -200,7 +204,8 @@ impl StandIn {
         static LOADED: OnceLock<StandIn> = OnceLock::new();
         LOADED.get_or_init(|| {
             let path = Self::path();
-            // SAFETY: done once, before the code under test runs in this process; Rust's own readers take std's lock.
+            // SAFETY: done once, before the code under test runs in this process; Rust's own
+            // readers take std's lock.
             unsafe { env::set_var(VARIABLE, &path) };
             let name = CString::new(path.as_os_str().as_bytes()).expect("a path has no zero byte");
             // SAFETY: a library of ours, whose constructors do nothing.
@@ -226,7 +231,8 @@ impl StandIn {
             .expect("libfake_cuda.so beside the test: a dev-dependency on nobounce-fake-cuda builds it")
     }
 
-    /// Loads it, initialises it, and makes the first device's primary context current on this thread, as a CUDA program does.
+    /// Loads it, initialises it, and makes the first device's primary context current on this
+    /// thread, as a CUDA program does.
     ///
     /// # Panics
     /// Where that fails.
@@ -249,7 +255,8 @@ impl StandIn {
         found
     }
 
-    /// How many `what` there are: contexts, allocations, handles, reservations, streams, events, host, fds, captures.
+    /// How many `what` there are: contexts, allocations, handles, reservations, streams, events,
+    /// host, fds, captures.
     ///
     /// # Panics
     /// For any other word.
@@ -272,7 +279,7 @@ impl StandIn {
             .collect()
     }
 
-    /// How often a function was called.
+    /// Call count of a function.
     #[must_use]
     pub fn calls(&self, name: &CStr) -> u64 {
         // SAFETY: as in `functions!`.
@@ -335,7 +342,7 @@ impl StandIn {
         pointer
     }
 
-    /// A stream that must come to be.
+    /// Creates a stream.
     ///
     /// # Panics
     /// Where it does not.
@@ -346,8 +353,8 @@ impl StandIn {
         stream
     }
 
-    /// VMM memory of `handles` mappings, each of `each` bytes (a multiple of 2 MiB), one after the other. The handles are released at
-    /// once, as expandable segments do it; the mappings keep them.
+    /// VMM memory of `handles` consecutive mappings, each of `each` bytes (a multiple of 2 MiB).
+    /// The handles are released at once, as expandable segments do; the mappings keep them.
     ///
     /// # Panics
     /// Where the stand-in refuses.

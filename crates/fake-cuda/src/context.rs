@@ -16,7 +16,8 @@ thread_local! {
 #[derive(Debug)]
 pub(crate) struct Contexts {
     live: BTreeMap<u64, Live>,
-    /// The handle of each device's primary context, which stays the same for the life of the process.
+    /// The handle of each device's primary context, which stays the same for the life of the
+    /// process.
     primary: BTreeMap<i32, u64>,
     dead: BTreeSet<u64>,
 }
@@ -46,7 +47,7 @@ impl Contexts {
         self.dead.contains(&context)
     }
 
-    /// Nothing where the context lives, else the error that names its state.
+    /// `Ok` where the context is alive, else the error that names its state.
     fn check(&self, context: u64) -> Answer {
         if self.live.contains_key(&context) {
             Ok(())
@@ -58,7 +59,7 @@ impl Contexts {
     }
 }
 
-/// The context on top of this thread's stack, if it lives.
+/// The context on top of this thread's stack, if it is alive.
 pub(crate) fn current(world: &World) -> Answer<u64> {
     let top = STACK.with_borrow(|stack| stack.last().copied()).filter(|&context| context != 0);
     let context = top.ok_or(Status::INVALID_CONTEXT)?;
@@ -148,7 +149,8 @@ impl World {
         }
     }
 
-    /// Frees memory whose context died. Host memory becomes untouchable, but its address is not used again.
+    /// Frees memory whose context was destroyed. Host memory becomes inaccessible, but its address
+    /// is not reused.
     fn lose(&mut self, start: usize) {
         let Some(entry) = self.take_out(start) else { return };
         if matches!(entry.kind, Kind::Pinned | Kind::Managed)

@@ -24,7 +24,7 @@ extern "C" fn cuMemcpyHtoDAsync_v2(to: u64, from: *const u8, len: usize, stream:
             Some(from) => Work::Write { from, to: pieces },
             None => {
                 // Pageable memory is read before the call returns.
-                // SAFETY: the caller of the copy gives `len` readable bytes.
+                // SAFETY: the caller of the copy passes `len` readable bytes.
                 let bytes = unsafe { slice::from_raw_parts(from, len) };
                 Work::WriteBytes { from: bytes.to_vec(), to: pieces }
             }
@@ -62,11 +62,11 @@ extern "C" fn cuMemcpyDtoHAsync_v2(to: *mut u8, from: u64, len: usize, stream: u
 #[repr(C)]
 struct Rows([usize; 16]);
 
-/// Rows from device memory into pinned memory, which is all that anybody asks for.
+/// Rows from device memory into pinned memory; no caller uses another direction.
 #[unsafe(no_mangle)]
 extern "C" fn cuMemcpy2DAsync_v2(copy: *const Rows, stream: u64) -> Status {
     call("cuMemcpy2DAsync_v2", Rule::Context, |call| {
-        // SAFETY: the caller passes a description, as CUDA asks for.
+        // SAFETY: the caller passes a description, as CUDA requires.
         let Some(Rows(words)) = (unsafe { copy.as_ref() }) else { return Err(Status::INVALID_VALUE) };
         let [_, _, from_kind, _, from, _, from_pitch, _, _, to_kind, to, _, _, to_pitch, width, height] =
             *words;
@@ -128,7 +128,8 @@ extern "C" fn cuMemcpyDtoH_v2(to: *mut u8, from: u64, len: usize) -> Status {
     })
 }
 
-/// Synchronous copies take their turn on the default stream, behind the kernels there and on all streams that are not NON_BLOCKING.
+/// Synchronous copies queue on the default stream, behind its kernels and those of all streams that
+/// are not NON_BLOCKING.
 fn wait_for_default_stream(call: &mut Call) -> Answer {
     call.forbid_default_stream()?;
     call.block_until(|world| {

@@ -11,14 +11,15 @@ pub(crate) const TOTAL_MEMORY: usize = 64 << 30;
 
 const NAME: &str = "stand-in GPU (host memory)";
 
-/// The PCI address of the first device: a domain that no machine has, so that no real device is taken for it.
+/// The PCI address of the first device: a domain that no machine has, so that it never matches a
+/// real device.
 const DOMAIN: i32 = 0xFFFF;
 const BUS: i32 = 0xFA;
 
-/// The variable that says how many there are.
+/// The environment variable with the device count.
 const DEVICES: &str = "FAKE_CUDA_DEVICES";
 
-/// What devices answer where no knob says otherwise: the H200's answers as far as they matter here.
+/// Default device attributes: the H200's as far as they matter here.
 fn attribute(number: i32, device: i32) -> i32 {
     match number {
         // PCI bus, device and domain.
@@ -31,7 +32,8 @@ fn attribute(number: i32, device: i32) -> i32 {
         41 | 83 => 1,
         75 => 9,
         76 => 0,
-        // Virtual memory management and its POSIX file descriptors, GPUDirect RDMA with it, memory pools, GPUDirect RDMA, dma-buf.
+        // Virtual memory management and its POSIX file descriptors, GPUDirect RDMA with it, memory
+        // pools, GPUDirect RDMA, dma-buf.
         102 | 103 | 110 | 115 | 116 | 124 => 1,
         // Ordering of GPUDirect RDMA writes: seen by all devices without a flush.
         118 => 100,
@@ -45,7 +47,8 @@ extern "C" fn cuInit(flags: u32) -> Status {
         if flags != 0 {
             return Err(Status::INVALID_VALUE);
         }
-        // A command that a test starts has nobody to turn its knobs.
+        // A command that a test starts cannot call the knobs, so the count comes from the
+        // environment.
         if let Some(count) = std::env::var(DEVICES).ok().and_then(|count| count.parse().ok()) {
             call.knobs.devices = i32::clamp(count, 0, 4);
         }
@@ -60,7 +63,7 @@ extern "C" fn cuInit(flags: u32) -> Status {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuDriverGetVersion(version: Out<i32>) -> Status {
-    // CPU mappings of dma-bufs came with CUDA 13.3.
+    // CUDA 13.3 introduced CPU mappings of dma-bufs.
     call("cuDriverGetVersion", Rule::Always, |call| {
         version.put(if call.knobs.refuse_mmap { 13000 } else { 13030 })
     })

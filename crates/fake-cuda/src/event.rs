@@ -1,4 +1,4 @@
-//! Events: how far a stream has come.
+//! Events: the progress of a stream.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,7 +15,7 @@ pub(crate) struct Event {
     /// How often it was recorded, and which record its stream has passed.
     recorded: AtomicU64,
     passed: AtomicU64,
-    /// It was last recorded into a capture: there is nothing to ask.
+    /// It was last recorded into a capture: it cannot be queried.
     captured: AtomicBool,
 }
 

@@ -17,7 +17,7 @@ use crate::world::{self, World};
 const DMA_BUF_FD: u32 = 1;
 const MAPPING_TYPE_PCIE: u64 = 1;
 
-/// Gives a file away and remembers that we did, so that one that is never closed is seen.
+/// Hands out a file descriptor and records it, so that a leaked one is detected.
 pub(crate) fn give(world: &mut World, file: OwnedFd) -> i32 {
     let name = name_of(file.as_raw_fd());
     let number = file.into_raw_fd();
@@ -26,13 +26,13 @@ pub(crate) fn give(world: &mut World, file: OwnedFd) -> i32 {
 }
 
 impl World {
-    /// Files given away that are still open.
+    /// Exported descriptors that are still open.
     pub(crate) fn files_out(&self) -> usize {
         self.given.iter().filter(|&(&number, name)| name_of(number) == *name).count()
     }
 }
 
-/// What a descriptor is: its link in /proc and the file's own number.
+/// Identity of a descriptor: its link in /proc and the file's inode number.
 fn name_of(fd: i32) -> String {
     let path = format!("/proc/self/fd/{fd}");
     match (fs::read_link(&path), fs::metadata(&path)) {
@@ -63,8 +63,9 @@ extern "C" fn cuMemGetHandleForAddressRange(
     })
 }
 
-/// What the kernel module of GDRCopy pins: any device memory, whatever the driver lets others map. For the module's stand-in of the
-/// tests: the file that holds the memory and where in it `pointer` lies; -1 where there is no such memory. The file stays ours.
+/// What the kernel module of GDRCopy pins: any device memory, regardless of what the driver
+/// exports. For the tests' stand-in of the module: the file that holds the memory and the offset of
+/// `pointer` in it. Returns -1 where there is no such memory. The file stays ours.
 #[unsafe(no_mangle)]
 extern "C" fn fake_cuda_pinned_file(pointer: u64, len: usize, offset: *mut u64) -> i32 {
     let world = world::lock();
@@ -99,7 +100,8 @@ struct Pages {
     shared_block: bool,
 }
 
-/// The bytes of a range of whole pages. An allocation may begin or end inside a page; the page's other bytes are its neighbours'.
+/// The bytes of a range of whole pages. An allocation may begin or end inside a page; the page's
+/// other bytes belong to its neighbours.
 fn range_of(call: &Call, at: usize, len: usize) -> Answer<Pages> {
     let last = at.checked_add(len).ok_or(Status::INVALID_VALUE)?;
     let entry = call
@@ -122,13 +124,14 @@ fn range_of(call: &Call, at: usize, len: usize) -> Answer<Pages> {
     Ok(Pages { backing: Arc::clone(backing), offset: at - first, shared_block })
 }
 
-/// A file that cannot be mapped, as the dma-bufs of drivers up to 580 cannot (they answer ENOTSUPP, this one ENODEV).
+/// A file that cannot be mapped, like the dma-bufs of drivers up to 580 (they return ENOTSUPP, this
+/// one ENODEV).
 fn unmappable() -> io::Result<OwnedFd> {
     // SAFETY: eventfd has no preconditions.
     let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: a fresh descriptor that nobody else owns.
+    // SAFETY: a fresh descriptor without another owner.
     Ok(unsafe { File::from_raw_fd(fd) }.into())
 }

@@ -14,8 +14,9 @@ use crate::status::Status;
 /// Marks a handle as ours.
 const MARK: u32 = 0x57A4_D114;
 
-/// The words of a handle, laid out as those of driver 580 where it matters: size, pages of the block, offset in the block, and two
-/// numbers that name the owner (there a resource manager client and object, here a process and its file).
+/// The words of an IPC handle, laid out as those of driver 580 where it matters: size, pages of the
+/// block, offset in the block, and two numbers that identify the owner. There these are a resource
+/// manager client and object, here a process and its file.
 #[unsafe(no_mangle)]
 extern "C" fn cuIpcGetMemHandle(handle: Out<IpcHandle>, pointer: u64) -> Status {
     call("cuIpcGetMemHandle", Rule::Context, |call| {
@@ -45,7 +46,7 @@ extern "C" fn cuIpcOpenMemHandle_v2(pointer: Out<u64>, handle: IpcHandle, _flags
         if words[0] != MARK {
             return Err(Status::INVALID_VALUE);
         }
-        // A process cannot import its own memory, unless a test asks for it.
+        // A process cannot import its own memory, unless a test enables it.
         if words[12] == process::id() && !call.knobs.self_import {
             return Err(Status::INVALID_CONTEXT);
         }

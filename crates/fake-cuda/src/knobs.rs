@@ -1,4 +1,4 @@
-//! What tests turn: functions found by `dlsym`, callable before `cuInit` and at any time.
+//! Knobs for tests: functions found by `dlsym`, callable before `cuInit` and at any time.
 
 use std::collections::BTreeMap;
 use std::ffi::c_char;
@@ -9,7 +9,8 @@ use crate::lane;
 use crate::status::{Answer, Status};
 use crate::world;
 
-/// Told the name of each function that is called, on the thread that calls it and before anything is done.
+/// Called with the name of each function, on the calling thread and before the function does
+/// anything.
 pub(crate) type Watcher = extern "C" fn(*const c_char);
 
 #[derive(Debug)]
@@ -40,7 +41,8 @@ impl Knobs {
         }
     }
 
-    /// What a real driver does with a handle whose context is gone: it follows it. The process ends here, for tests to see.
+    /// A real driver dereferences a handle whose context is gone. Here the process aborts, so that
+    /// tests detect it.
     pub(crate) fn use_of_dead(&self, what: &str) {
         if self.crash_on_dead {
             eprintln!("stand-in: {what} of a destroyed context was passed to the driver");
@@ -55,62 +57,67 @@ impl Knobs {
     }
 }
 
-/// Whether exported dma-bufs refuse to be mapped, as those of drivers up to 580 do. The driver's version changes with it.
+/// Whether mmap of exported dma-bufs fails, as with drivers up to 580. The driver's version changes
+/// with it.
 #[unsafe(no_mangle)]
 extern "C" fn fake_cuda_refuse_dmabuf_mmap(on: i32) {
     world::lock().knobs.refuse_mmap = on != 0;
 }
 
-/// Whether dma-bufs are exported of other memory than was asked for: a proof of the window must notice.
+/// Whether dma-bufs export other memory than requested: the window verification must detect it.
 #[unsafe(no_mangle)]
 extern "C" fn fake_cuda_export_wrong_memory(on: i32) {
     world::lock().knobs.wrong_export = on != 0;
 }
 
-/// Whether a process may import its own IPC handles, which CUDA forbids: a test in one process gets imported memory this way.
+/// Whether a process may import its own IPC handles, which CUDA forbids: a single-process test gets
+/// imported memory this way.
 #[unsafe(no_mangle)]
 extern "C" fn fake_cuda_allow_self_import(on: i32) {
     world::lock().knobs.self_import = on != 0;
 }
 
-/// Whether the process ends when a destroyed context is made current or asked after (a primary one may be asked after), or a stream or
-/// event of one is used: a real driver may crash then.
+/// Whether the process aborts on use of a destroyed context: made current, queried (a primary one
+/// may be queried), or by one of its streams or events. A real driver may crash then.
 #[unsafe(no_mangle)]
 extern "C" fn fake_cuda_crash_on_dead_handles(on: i32) {
     world::lock().knobs.crash_on_dead = on != 0;
 }
 
-/// Whether VMM memory, which belongs to no context, lives on when its device is reset, as on an H200 with driver 580.
+/// Whether VMM memory, which belongs to no context, survives a reset of its device, as on an H200
+/// with driver 580.
 #[unsafe(no_mangle)]
 extern "C" fn fake_cuda_vmm_survives_reset(on: i32) {
     world::lock().knobs.vmm_survives = on != 0;
 }
 
-/// Tells each call to somebody, who must not call anything here.
+/// Reports each call to `watcher`, which must not call into this library.
 #[unsafe(no_mangle)]
 extern "C" fn fake_cuda_watch_calls(watcher: Watcher) {
     world::lock().knobs.watcher = Some(watcher);
 }
 
-/// How long each copy takes, in microseconds. 5 unless told.
+/// Duration of each copy, in microseconds. Default: 5.
 #[unsafe(no_mangle)]
 extern "C" fn fake_cuda_set_copy_delay_us(delay: u32) {
     lane::set_delay_us(u64::from(delay));
 }
 
-/// Whether calls that start asynchronous copies wait, as they do while another thread of the process loads a kernel or frees memory.
+/// Whether calls that start asynchronous copies block, as they do while another thread loads a
+/// kernel or frees memory.
 #[unsafe(no_mangle)]
 extern "C" fn fake_cuda_hold_copies(on: i32) {
     lane::set_held(on != 0);
 }
 
-/// Whether all calls wait, as they may while another thread of the process is inside the driver behind a kernel.
+/// Whether all calls block, as they may while another thread of the process waits inside the driver
+/// for a kernel.
 #[unsafe(no_mangle)]
 extern "C" fn fake_cuda_hold_calls(on: i32) {
     lane::set_calls_held(on != 0);
 }
 
-/// How many devices there are, from now on. With none, `cuInit` finds no device.
+/// Sets the number of devices. With none, `cuInit` finds no device.
 #[unsafe(no_mangle)]
 extern "C" fn fake_cuda_set_device_count(count: i32) {
     world::lock().knobs.devices = count.clamp(0, 4);
@@ -134,7 +141,7 @@ extern "C" fn fake_cuda_spin(on: i32) {
     lane::set_spinning(on != 0);
 }
 
-/// Resets every device, as somebody's `cudaDeviceReset` would.
+/// Resets every device, as `cudaDeviceReset` does.
 #[unsafe(no_mangle)]
 extern "C" fn fake_cuda_device_reset() {
     let mut world = world::lock();
@@ -149,25 +156,26 @@ extern "C" fn fake_cuda_fail_next(name: Words, code: u32) {
     world::lock().knobs.failures.push((name.take(), code));
 }
 
-/// Takes back the failures that have not come about yet.
+/// Cancels pending failures.
 #[unsafe(no_mangle)]
 extern "C" fn fake_cuda_forget_failures() {
     world::lock().knobs.failures.clear();
 }
 
-/// How many failures have not come about yet.
+/// Number of pending failures.
 #[unsafe(no_mangle)]
 extern "C" fn fake_cuda_failures() -> u64 {
     world::lock().knobs.failures.len() as u64
 }
 
-/// How often a function was called.
+/// Call count of a function.
 #[unsafe(no_mangle)]
 extern "C" fn fake_cuda_calls(name: Words) -> u64 {
     world::lock().calls.get(name.take().as_str()).copied().unwrap_or(0)
 }
 
-/// How many there are: contexts, allocations, handles, reservations, streams, events, host, fds, captures. -1: no such word.
+/// How many there are: contexts, allocations, handles, reservations, streams, events, host, fds,
+/// captures. -1: no such word.
 #[unsafe(no_mangle)]
 extern "C" fn fake_cuda_live(what: Words) -> i64 {
     let world = world::lock();

@@ -1,4 +1,4 @@
-//! The work queue behind a stream: a thread that does one thing after another, later than it was asked.
+//! The work queue behind a stream: a thread that runs its items in order, asynchronously.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,7 +14,7 @@ use crate::world;
 /// A kernel spins on the default stream.
 static SPINNING: AtomicBool = AtomicBool::new(false);
 
-/// How long each copy waits before it is done.
+/// Delay of each copy.
 static DELAY_US: AtomicU64 = AtomicU64::new(5);
 
 pub(crate) fn set_spinning(on: bool) {
@@ -62,7 +62,7 @@ pub(crate) fn set_delay_us(delay: u64) {
     DELAY_US.store(delay, Ordering::SeqCst);
 }
 
-/// One thing to do.
+/// One work item.
 #[derive(Debug)]
 pub(crate) enum Work {
     /// Device memory to pinned host memory.
@@ -77,7 +77,7 @@ pub(crate) enum Work {
         from: Place,
         to: Vec<Piece>,
     },
-    /// Bytes taken from pageable memory when the copy was asked for.
+    /// Bytes taken from pageable memory when the copy was submitted.
     WriteBytes {
         from: Vec<u8>,
         to: Vec<Piece>,
@@ -93,7 +93,7 @@ pub(crate) enum Work {
     },
     /// The event is over when all before it is.
     Record(Arc<Event>, u64),
-    /// What follows waits for the event.
+    /// Later items wait for the event.
     Wait(Arc<Event>, u64),
     /// Pool memory.
     Free(usize),
@@ -119,7 +119,7 @@ impl Lane {
     pub(crate) fn start(blocking: bool) -> Arc<Self> {
         let lane = Arc::new(Self { blocking, queue: Mutex::default(), changed: Condvar::new() });
         let mine = Arc::clone(&lane);
-        // Without the thread nothing would ever be done; a test that cannot start one is to fail loudly.
+        // Without the thread no work would ever run: a test that cannot start one must fail.
         thread::Builder::new().name("stand-in-gpu".to_owned()).spawn(move || mine.run()).expect("a thread");
         lane
     }
@@ -129,7 +129,7 @@ impl Lane {
         self.changed.notify_all();
     }
 
-    /// True where all that was asked for is done.
+    /// True where all submitted work is done.
     pub(crate) fn is_idle(&self) -> bool {
         let queue = self.lock();
         queue.work.is_empty() && !queue.busy
@@ -262,7 +262,7 @@ fn fill(place: &Place, value: u8, len: usize) {
 
 fn delay() {
     let delay = Duration::from_micros(DELAY_US.load(Ordering::SeqCst));
-    // A sleep takes some 60 us more than asked, which would hide a short delay.
+    // A sleep takes some 60 us longer than requested, which would hide a short delay.
     if delay >= Duration::from_micros(100) {
         thread::sleep(delay);
         return;

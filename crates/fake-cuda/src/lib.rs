@@ -1,15 +1,19 @@
 //! A stand-in for libcuda that serves memory from memfd: for tests only.
 //!
-//! It exports CUDA's driver functions with their C signatures and is loaded as libcuda would be. It has no GPU: kernels are refused.
-//! What it imitates with care is what a real driver *forbids*, so that a test fails where code breaks a rule:
+//! It exports CUDA's driver functions with their C signatures and is loaded as libcuda would be. It
+//! has no GPU: kernel launches are refused. It models above all what a real driver *forbids*, so
+//! that a test fails where code breaks a rule:
 //!
-//! * a device address is not mapped: who dereferences one faults;
+//! * a device address is not mapped: dereferencing one faults;
 //! * calls that need a current context are refused without one, and after a device reset;
-//! * during a stream capture, calls of threads that are not in the RELAXED mode fail and break the capture;
-//! * while a kernel spins (see the knobs), freeing and synchronous copies block, as does work on the default stream;
+//! * during a stream capture, calls of threads that are not in RELAXED mode fail and invalidate the
+//!   capture;
+//! * while a kernel spins (see the knobs), freeing and synchronous copies block, as does work on
+//!   the default stream;
 //! * copies are asynchronous: they are not over when the call returns.
 //!
-//! Tests steer it by the `fake_cuda_*` functions of `knobs.rs`, which [`client`] finds by `dlsym`. It marks itself by the symbol `nobounce_stand_in`.
+//! Tests control it by the `fake_cuda_*` functions of `knobs.rs`, which [`client`] finds by
+//! `dlsym`. The symbol `nobounce_stand_in` marks it.
 
 #![allow(non_snake_case, reason = "the names are CUDA's")]
 
@@ -38,6 +42,6 @@ mod stream;
 mod vmm;
 mod world;
 
-/// Marks the library as a stand-in: whoever loads it must not call its memory a GPU's.
+/// Marks the library as a stand-in: a process that loads it must not report its memory as a GPU's.
 #[unsafe(no_mangle)]
 static nobounce_stand_in: i32 = 1;

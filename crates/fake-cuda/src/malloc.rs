@@ -12,7 +12,8 @@ use crate::space::Space;
 use crate::status::{Answer, Status};
 use crate::world::World;
 
-/// Smaller allocations share blocks of this size, at multiples of [`GRAIN`]; larger ones get whole blocks.
+/// Smaller allocations share blocks of this size, at multiples of [`GRAIN`]; larger ones get whole
+/// blocks.
 pub(crate) const BLOCK: usize = 2 << 20;
 const SHARED_BELOW: usize = 1 << 20;
 const GRAIN: usize = 512;
@@ -27,8 +28,8 @@ pub(crate) struct Chunk {
     pool: bool,
 }
 
-/// The room that a small allocation takes in its block: tiny ones share a page, longer ones begin inside a page of their own. So
-/// exported pages belong to one allocation, or are one page.
+/// The space that a small allocation takes in its block: tiny ones share a page, longer ones begin
+/// inside a page of their own. So exported pages belong to one allocation, or are one page.
 struct Room {
     len: usize,
     align: usize,
@@ -86,7 +87,7 @@ impl World {
         };
         let start = start + room.lead;
         let backing = Arc::clone(&self.chunks[&base].backing);
-        // Memory is not cleared by CUDA, and nobody may rely on it: a byte that is not zero shows who does.
+        // CUDA does not zero new memory. A nonzero fill exposes programs that rely on zeros.
         backing.fill(start - base, 0xA5, len);
         self.add_memory(start, len, kind, context, device, Some(backing), start - base, Home::Chunk(base));
         Ok(start as u64)
@@ -110,7 +111,7 @@ impl World {
     }
 }
 
-/// The start of an allocation of one of these kinds, as it must be given to be freed.
+/// The start of an allocation of one of these kinds, as required for freeing it.
 pub(crate) fn start_of(call: &Call, pointer: u64, kinds: &[Kind]) -> Answer<usize> {
     let start = size(pointer)?;
     match call.memory.get(&start) {
@@ -136,7 +137,8 @@ extern "C" fn cuMemFree_v2(pointer: u64) -> Status {
         }
         let kinds = [Kind::Malloc, Kind::Pool, Kind::Managed];
         start_of(call, pointer, &kinds)?;
-        // The device finishes first, for it may still be using the memory: this is what hangs while a kernel spins.
+        // Synchronise the device first, since it may still use the memory: this blocks while a
+        // kernel spins.
         call.synchronise();
         let start = start_of(call, pointer, &kinds)?;
         call.take_out(start);

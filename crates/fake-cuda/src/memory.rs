@@ -1,4 +1,4 @@
-//! What is memory to CUDA: every range with its kind, its identity and the bytes behind it.
+//! CUDA's memory ranges: each with its kind, its identity and its backing bytes.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use crate::backing::Backing;
 use crate::status::{Answer, Status};
 use crate::world::World;
 
-/// How memory came to be.
+/// The call that created the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// `cuMemAlloc`.
@@ -26,7 +26,7 @@ pub(crate) enum Kind {
     Registered,
 }
 
-/// Where the addresses came from, and so where they go back to.
+/// The allocator that the addresses came from and return to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Home {
     /// The block of small allocations that starts at this address.
@@ -81,7 +81,7 @@ impl Entry {
 #[derive(Clone, Debug)]
 pub(crate) enum Place {
     Backing(Arc<Backing>, usize),
-    /// Plain host memory, whose owner keeps it while a copy is under way.
+    /// Plain host memory, whose owner keeps it while a copy is in flight.
     Host(usize),
 }
 
@@ -104,7 +104,7 @@ impl Place {
         }
     }
 
-    /// The same place, further on.
+    /// The same place, advanced.
     pub(crate) fn later(&self, by: usize) -> Self {
         match self {
             Self::Backing(backing, offset) => Self::Backing(Arc::clone(backing), offset + by),
@@ -140,7 +140,7 @@ impl World {
             .insert(start, Entry { start, len, kind, id, context, device, backing, offset, open, home });
     }
 
-    /// Removes a range and gives its addresses back.
+    /// Removes a range and frees its addresses.
     pub(crate) fn take_out(&mut self, start: usize) -> Option<Entry> {
         let entry = self.memory.remove(&start)?;
         match entry.home {
@@ -154,7 +154,8 @@ impl World {
         Some(entry)
     }
 
-    /// The pieces of a range that the device may touch. It may go on from one VMM mapping into the next, but not into nothing.
+    /// The pieces of a range that the device may access. It may continue from one VMM mapping into
+    /// the next, but not into a gap.
     pub(crate) fn pieces(&self, addr: u64, len: usize) -> Answer<Vec<Piece>> {
         let mut at = size(addr)?;
         let mut left = len;

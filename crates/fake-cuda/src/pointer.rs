@@ -1,4 +1,4 @@
-//! What an address is.
+//! Pointer attributes.
 
 use std::ffi::c_void;
 
@@ -82,7 +82,8 @@ extern "C" fn cuPointerGetAttribute(room: *mut c_void, number: u32, pointer: u64
     })
 }
 
-/// As CUDA's: an unknown pointer, or an attribute that does not apply, is no error here; the values are zero.
+/// As CUDA's: an unknown pointer, or an attribute that does not apply, is no error here; the values
+/// are zero.
 #[unsafe(no_mangle)]
 extern "C" fn cuPointerGetAttributes(
     count: u32,
@@ -106,7 +107,7 @@ extern "C" fn cuPointerGetAttributes(
     })
 }
 
-/// How wide an attribute is.
+/// Width of an attribute.
 fn width(number: u32) -> Answer<Value> {
     match number {
         2 | 6 | 8 | 9 | 10 | 13 | 15 | 16 => Ok(Value::Word(0)),

@@ -1,8 +1,9 @@
-//! Ranges of numbers given out and taken back, lowest first: addresses and offsets.
+//! Range allocator, lowest first: addresses and offsets.
 
 use std::collections::BTreeMap;
 
-/// The free part of a range. What was freed last is found first again where it fits, so that addresses are reused soon.
+/// The free part of a range. Allocates last-in-first-out where it fits, so that addresses are
+/// reused soon.
 #[derive(Debug)]
 pub(crate) struct Space {
     /// Start and length of every free piece; neighbours are joined.
@@ -50,7 +51,7 @@ impl Space {
         self.free.insert(start, len);
     }
 
-    /// True where nothing of the `len` numbers it began with is given out.
+    /// True where none of its initial `len` numbers is allocated.
     pub(crate) fn is_whole(&self, len: usize) -> bool {
         self.free.values().sum::<usize>() == len
     }

@@ -1,7 +1,9 @@
-//! Copies that go wrong without anybody being told, in processes that nobody turns knobs in: a check of bytes must notice.
+//! Silent copy corruption for processes that cannot call the knobs: a check of the bytes must
+//! detect it.
 //!
-//! `FAKE_CUDA_SPOIL=lose:e220a8397b1dcdaf:1` leaves out the second copy to the device (one is let pass) whose first 8 bytes are that
-//! little-endian word; `flip` in the place of `lose` changes the byte in its middle.
+//! `FAKE_CUDA_SPOIL=lose:e220a8397b1dcdaf:1` drops the second copy to the device (it lets one pass)
+//! whose first 8 bytes are that little-endian word. `flip` in place of `lose` changes the byte in
+//! its middle.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,7 +12,7 @@ use crate::memory::Place;
 
 const VARIABLE: &str = "FAKE_CUDA_SPOIL";
 
-/// What becomes of a copy to the device.
+/// Fate of a copy to the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     Good,
@@ -25,7 +27,7 @@ struct Asked {
     let_pass: u64,
 }
 
-/// What becomes of a copy of so many bytes.
+/// Fate of a copy with these bytes.
 pub(crate) fn fate(from: &Place, len: usize) -> Fate {
     static ASKED: OnceLock<Option<Asked>> = OnceLock::new();
     static SEEN: AtomicU64 = AtomicU64::new(0);

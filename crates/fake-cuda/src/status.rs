@@ -9,7 +9,7 @@ use crate::abi::Out;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Status(pub(crate) u32);
 
-/// What a call answers before it is turned into a [`Status`].
+/// Result of a call before its conversion to a [`Status`].
 pub(crate) type Answer<T = ()> = Result<T, Status>;
 
 macro_rules! statuses {

@@ -17,12 +17,12 @@ pub(crate) struct Stream {
 }
 
 impl World {
-    /// A stream that somebody made.
+    /// A stream that the program created.
     pub(crate) fn stream(&self, handle: u64) -> Answer<&Stream> {
         self.streams.get(&handle).ok_or_else(|| self.missing(handle))
     }
 
-    /// Streams that somebody made, without the default ones.
+    /// Streams that the program created, without the default ones.
     pub(crate) fn streams_made(&self) -> usize {
         self.streams.keys().filter(|&&handle| !is_default(handle)).count()
     }
@@ -74,7 +74,7 @@ extern "C" fn cuStreamCreate(stream: Out<u64>, flags: u32) -> Status {
 extern "C" fn cuStreamDestroy_v2(stream: u64) -> Status {
     call("cuStreamDestroy_v2", Rule::ContextUncaptured, |call| {
         call.stream(stream)?;
-        // It returns at once; what was asked for is still done.
+        // It returns at once; submitted work still completes.
         if let Some(gone) = call.streams.remove(&stream) {
             gone.lane.close();
         }
@@ -92,7 +92,7 @@ extern "C" fn cuStreamQuery(stream: u64) -> Status {
     })
 }
 
-/// Into pinned host memory, which is all that anybody asks for.
+/// Into pinned host memory; no caller uses another destination.
 #[unsafe(no_mangle)]
 extern "C" fn cuStreamWriteValue32_v2(stream: u64, pointer: u64, value: u32, _flags: u32) -> Status {
     call("cuStreamWriteValue32_v2", Rule::Context, |call| {

@@ -1,4 +1,5 @@
-//! Virtual memory management: handles of physical memory, reserved addresses, and mappings of the one into the other.
+//! Virtual memory management: handles of physical memory, reserved addresses, and mappings of the
+//! one into the other.
 
 use std::ffi::c_void;
 use std::sync::Arc;

@@ -16,10 +16,11 @@ use crate::status::{Answer, Status};
 use crate::stream::Stream;
 use crate::vmm::Handle;
 
-/// Length of the device's address range. No byte of it is mapped: who takes a device address for a pointer faults.
+/// Length of the device's address range. No byte of it is mapped: dereferencing a device address
+/// faults.
 const ADDRESSES: usize = 1 << 38;
 
-/// What a handle names, kept in its high bits so that one kind is not taken for another.
+/// Kind of a handle, kept in its high bits so that kinds cannot be confused.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Tag {
     Context = 0x51,
@@ -47,7 +48,7 @@ pub(crate) struct World {
     pub(crate) captures: Vec<Capture>,
     /// Streams and events that died with their context.
     pub(crate) lost: BTreeSet<u64>,
-    /// Descriptors handed out, with what /proc said they are.
+    /// Exported descriptors, with their identity from /proc.
     pub(crate) given: BTreeMap<i32, String>,
     pub(crate) calls: BTreeMap<&'static str, u64>,
     next: u64,
@@ -100,7 +101,7 @@ impl World {
         self.next
     }
 
-    /// A handle never used before. It is no address: who dereferences it faults.
+    /// A handle never used before. It is no address: dereferencing it faults.
     pub(crate) fn handle(&mut self, tag: Tag) -> u64 {
         ((tag as u64) << 56) | (self.number() << 8)
     }

@@ -1,6 +1,6 @@
-//! The rules of a driver that the stand-in imitates: code under test is judged by them, so they are tested themselves.
+//! Tests the driver rules that the stand-in models: other tests rely on them.
 //!
-//! The stand-in is one world for the whole process; tests that turn its knobs take turns.
+//! The stand-in has one global state per process; tests that set its knobs are serialised.
 
 use std::sync::mpsc;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -63,7 +63,7 @@ fn a_device_address_is_not_a_pointer() {
     let (from, mut to) = (usize::try_from(memory).unwrap(), [0u8; 8]);
     let local = libc::iovec { iov_base: to.as_mut_ptr().cast(), iov_len: 8 };
     let remote = libc::iovec { iov_base: std::ptr::with_exposed_provenance_mut(from), iov_len: 8 };
-    // SAFETY: the kernel reads the remote side for us, and says so where it cannot.
+    // SAFETY: the kernel reads the remote side for us, and returns an error where it cannot.
     let read =
         unsafe { libc::process_vm_readv(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0) };
     assert_eq!(read, -1);
@@ -139,7 +139,8 @@ fn a_capture_is_broken_by_threads_that_are_not_relaxed() {
     let (captured, other) = (cuda.stream(NON_BLOCKING), cuda.stream(NON_BLOCKING));
     let mut context = 0;
     assert_eq!(cuda.current(&mut context), 0);
-    // Mode of the capture, mode of the asking thread, whether that thread is the capturing one; then whether it is allowed.
+    // Capture mode, mode of the calling thread, whether that thread is the capturing one; then
+    // whether the call is allowed.
     for (capture, mode, same_thread, allowed) in [
         (GLOBAL, GLOBAL, true, false),
         (GLOBAL, GLOBAL, false, false),
@@ -182,7 +183,7 @@ fn all_calls_wait_while_they_are_held() {
     cuda.hold_calls(1);
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || sender.send(cuda.attribute(&mut 0, 7, memory)).unwrap());
-    // What tests do themselves goes on.
+    // The tests' own work continues.
     cuda.poke(memory, &[5; 8]);
     assert_eq!(cuda.peek(memory, 8), [5; 8]);
     assert!(receiver.recv_timeout(Duration::from_millis(20)).is_err());
@@ -246,7 +247,7 @@ fn kinds_of_memory_are_shared_as_a_driver_shares_them() {
     assert_eq!(cuda.ipc_handle(&mut handle, pool), INVALID_VALUE);
     assert_eq!(cuda.export_range(&mut fd, pool, 4 * MIB, 1, 0), 0);
     assert_eq!(cuda.live(c"fds"), 1);
-    // SAFETY: the descriptor that was given to us.
+    // SAFETY: the descriptor that we received.
     assert_eq!(unsafe { libc::close(fd) }, 0);
     assert_eq!(cuda.live(c"fds"), 0);
     assert_eq!(cuda.free_async(pool, stream), 0);
@@ -271,7 +272,7 @@ fn kinds_of_memory_are_shared_as_a_driver_shares_them() {
         assert_eq!(cuda.export_handle(&mut fd, out, 1, 0), wanted);
         assert_eq!(cuda.release(out), 0);
     }
-    // SAFETY: the descriptor that was given to us.
+    // SAFETY: the descriptor that we received.
     assert_eq!(unsafe { libc::close(fd) }, 0);
     assert_eq!(
         cuda.export_range(&mut fd, private.addr, private.len, 1, 0),
@@ -300,7 +301,7 @@ fn a_reset_ends_everything_but_the_handle() {
     assert_eq!(cuda.query_stream(stream), DESTROYED);
     assert_eq!(cuda.attribute(&mut out, 7, memory), INVALID_VALUE);
     assert_eq!(cuda.push(context), DESTROYED);
-    // Somebody uses the device again: the handle is the same, the context is not.
+    // The device is used again: the handle is the same, the context is not.
     let mut again = 0;
     assert_eq!(cuda.retain_primary(&mut again, 0), 0);
     assert_eq!(again, context);

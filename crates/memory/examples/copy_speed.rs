@@ -1,9 +1,11 @@
-//! How fast guarded copies are, against memcpy: `cargo run --release -p nobounce-memory --example copy_speed`.
+//! Throughput of guarded copies, against memcpy. Run it by
+//! `cargo run --release -p nobounce-memory --example copy_speed`.
 //!
-//! Small sizes walk through 512 KiB on either side, which stay in the L2 cache of server processors. Each figure is the best of
-//! several runs. The second block shifts the private side by 12 bytes, as a payload behind its header in a packet slab; the third has
-//! a window at an odd address and a private side at a multiple of 16. "load+crc" is `Window::load_crc`, "crc" is crc32fast over the
-//! private side alone.
+//! Small sizes walk through 512 KiB on either side, which stay in the L2 cache of server
+//! processors. Each figure is the best of several runs. The second block shifts the private side by
+//! 12 bytes, as a payload behind its header in a packet slab. The third has a window at an odd
+//! address and a private side at a multiple of 16. "load+crc" is `Window::load_crc`, "crc" is
+//! crc32fast over the private side alone.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -25,7 +27,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let span = SPAN.max(size);
             let buffer = HostBuffer::new(span + window_shift)?;
             let private = HostBuffer::new(span + shift)?;
-            // SAFETY: both buffers outlive the closures below; the slice into `private` is the only access to it meanwhile.
+            // SAFETY: both buffers outlive the closures below; the slice into `private` is the only
+            // access to it meanwhile.
             let (window, slab): (Window, &mut [u8]) = unsafe {
                 (
                     Window::new(buffer.as_mut_ptr().add(window_shift), span),

@@ -1,4 +1,4 @@
-//! What can go wrong when a window is touched.
+//! Errors of window accesses.
 
 use thiserror::Error;
 
@@ -6,14 +6,14 @@ use thiserror::Error;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum AccessError {
-    /// The range asked for is not inside the window; nothing was touched.
+    /// The requested range is not inside the window; nothing was accessed.
     #[error(
         "{len} bytes at offset {offset:#x} do not fit in a window of {window} bytes; nothing was touched"
     )]
     OutOfBounds {
-        /// Offset asked for, in bytes from the start of the window.
+        /// Requested offset, in bytes from the start of the window.
         offset: usize,
-        /// Bytes asked for.
+        /// Requested bytes.
         len: usize,
         /// Length of the window.
         window: usize,
@@ -24,7 +24,8 @@ pub enum AccessError {
         /// The address in this process.
         address: u64,
     },
-    /// The memory is not there any more, or not with this right. What lies before the address was copied, the rest was not.
+    /// The memory is no longer mapped, or not with this permission. Bytes before the address were
+    /// copied, the rest was not.
     #[error(
         "memory at {address:#x} is no longer mapped, or not with this right: \
          it was unmapped, protected or truncated after it was registered"

@@ -1,8 +1,8 @@
 //! Bytes that another process may change at any time.
 //!
-//! A Rust reference promises that what it points to does not change, or changes through it alone. A packet ring in memory that is shared
-//! with another process keeps no such promise: its bytes are named by these types, and copied by the copy routines of this crate, which
-//! are written in assembly and do not care.
+//! A Rust reference guarantees that its target does not change, or changes through it alone. A
+//! packet ring in shared memory cannot guarantee that. These types name its bytes, and the copy
+//! routines of this crate, written in assembly, copy them without references.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -27,7 +27,7 @@ impl<'a> Source<'a> {
         Self { at, len, lives: PhantomData }
     }
 
-    /// How many they are.
+    /// Their number.
     #[inline]
     pub const fn len(&self) -> usize {
         self.len
@@ -56,7 +56,7 @@ impl<'a> Source<'a> {
         Self { at: self.at.wrapping_add(range.start), len: range.end - range.start, lives: PhantomData }
     }
 
-    /// Those behind the first `count`.
+    /// The bytes behind the first `count`.
     ///
     /// # Panics
     /// They are fewer.
@@ -73,7 +73,7 @@ impl<'a> Source<'a> {
     #[inline]
     pub fn copy_to(&self, to: &mut [u8]) {
         assert_eq!(to.len(), self.len);
-        // SAFETY: `to` is ours and has room; the bytes are readable, as `new` was promised.
+        // SAFETY: `to` is ours and long enough; the bytes are readable, as `new` was promised.
         let rest = unsafe { copy::load(to.as_mut_ptr(), self.at, self.len) };
         debug_assert_eq!(rest, 0);
     }
@@ -107,7 +107,7 @@ impl<'a> From<&'a Vec<u8>> for Source<'a> {
     }
 }
 
-/// Room to copy into. What is read back may be something else.
+/// Space to copy into. A later read may return other bytes.
 #[derive(Debug)]
 pub struct Sink<'a> {
     at: *mut u8,
@@ -116,10 +116,11 @@ pub struct Sink<'a> {
 }
 
 impl<'a> Sink<'a> {
-    /// Room for the `len` bytes from `at` on.
+    /// Writable space: the `len` bytes from `at` on.
     ///
     /// # Safety
-    /// They stay writable for as long as `'a`, and nothing in this process refers to them meanwhile.
+    /// They stay writable for as long as `'a`, and nothing in this process refers to them
+    /// meanwhile.
     #[inline]
     pub const unsafe fn new(at: *mut u8, len: usize) -> Self {
         Self { at, len, lives: PhantomData }
@@ -160,7 +161,7 @@ impl<'a> Sink<'a> {
     #[inline]
     pub fn put(&mut self, offset: usize, bytes: &[u8]) {
         let room = self.slice(offset..offset + bytes.len());
-        // SAFETY: the room is writable and unreferenced in this process, as `new` was promised.
+        // SAFETY: the space is writable and unreferenced in this process, as `new` was promised.
         let rest = unsafe { copy::store(room.at, bytes.as_ptr(), bytes.len()) };
         debug_assert_eq!(rest, 0);
     }

@@ -5,8 +5,8 @@ use std::ptr;
 
 use crate::{AccessError, Window, page_size};
 
-/// Zeroed, page-aligned memory, unmapped when dropped. Its bytes are accessed through a [`Window`] only, so that a device may
-/// write them at any time.
+/// Zeroed, page-aligned memory, unmapped when dropped. Its bytes are accessed through a [`Window`]
+/// only, so that a device may write them at any time.
 #[derive(Debug)]
 pub struct HostBuffer {
     /// The whole mapping, guard pages included.
@@ -16,7 +16,8 @@ pub struct HostBuffer {
     len: usize,
 }
 
-// SAFETY: the buffer owns its mapping, and all safe access goes through a `Window`, for which concurrent access is expected.
+// SAFETY: the buffer owns its mapping, and all safe access goes through a `Window`, for which
+// concurrent access is expected.
 unsafe impl Send for HostBuffer {}
 // SAFETY: as above.
 unsafe impl Sync for HostBuffer {}
@@ -27,7 +28,8 @@ impl HostBuffer {
         Self::map(len, 0)
     }
 
-    /// `len` bytes, rounded up to whole pages, between two pages that nobody may touch: an access just outside faults.
+    /// `len` bytes, rounded up to whole pages, between two guard pages: an access just outside
+    /// faults.
     pub fn guarded(len: usize) -> io::Result<Self> {
         let page = page_size();
         Self::map(len.checked_next_multiple_of(page).ok_or(io::ErrorKind::OutOfMemory)?, page)
@@ -38,7 +40,8 @@ impl HostBuffer {
         let mapping_len = inner.checked_add(2 * guard).ok_or(io::ErrorKind::OutOfMemory)?;
         let outer = if guard > 0 { libc::PROT_NONE } else { libc::PROT_READ | libc::PROT_WRITE };
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: a fresh anonymous mapping at an address of the kernel's choice touches nothing that exists.
+        // SAFETY: a fresh anonymous mapping at an address of the kernel's choice touches nothing
+        // that exists.
         let mapping = unsafe { libc::mmap(ptr::null_mut(), mapping_len, outer, flags, -1, 0) };
         if mapping == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
@@ -46,7 +49,8 @@ impl HostBuffer {
         let mapping = mapping.cast::<u8>();
         let buffer = Self { mapping, mapping_len, base: mapping.wrapping_add(guard), len };
         if guard > 0 {
-            // SAFETY: the range lies inside the mapping just made, which nobody else knows.
+            // SAFETY: the range lies inside the mapping just made, whose address was not shared
+            // yet.
             let opened =
                 unsafe { libc::mprotect(buffer.base.cast(), inner, libc::PROT_READ | libc::PROT_WRITE) };
             if opened != 0 {
@@ -83,8 +87,8 @@ impl HostBuffer {
     /// A window onto the whole buffer.
     ///
     /// # Safety
-    /// A window does not keep the buffer alive: do not use it, or a copy of it, after the buffer is dropped, for its addresses may
-    /// then belong to something else.
+    /// A window does not keep the buffer alive: do not use it, or a copy of it, after the buffer is
+    /// dropped, for its addresses may then belong to something else.
     #[must_use]
     pub unsafe fn window(&self) -> Window {
         self.as_window()
@@ -101,16 +105,17 @@ impl HostBuffer {
     }
 
     fn as_window(&self) -> Window {
-        // SAFETY: the buffer's own mapping, to which no reference is ever made; callers inside this type use it while `self` lives,
-        // callers outside have promised so.
+        // SAFETY: the buffer's own mapping, to which no reference is ever made; callers inside this
+        // type use it while `self` lives, callers outside have promised so.
         unsafe { Window::new(self.base, self.len) }
     }
 }
 
 impl Drop for HostBuffer {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours and ends with us; windows onto it are no longer used (the promise of `window`).
-        // Unmapping a mapping that exists can fail only for lack of kernel memory; then it is leaked.
+        // SAFETY: the mapping is ours and ends with us; windows onto it are no longer used (the
+        // promise of `window`). Unmapping a mapping that exists can fail only for lack of kernel
+        // memory; then it is leaked.
         unsafe { libc::munmap(self.mapping.cast(), self.mapping_len) };
     }
 }

@@ -1,11 +1,14 @@
-//! Where the bytes live: memory windows that others may change or take away, and copies that survive it.
+//! Memory access: windows onto memory that may change or be unmapped concurrently, and copies that
+//! survive it.
 //!
-//! * [`Window`]: a range of memory that a device, another process or another thread may write, unmap or truncate at any time.
-//!   Its loads and stores never make a reference into it, and end in [`AccessError`] where the memory is gone.
-//! * [`guard`]: the fault guard that makes this so.
-//! * [`probe`]: whether a range is mapped with the rights wanted, asked once at registration.
-//! * [`barrier`]: ordering points, named after what they keep in order.
-//! * [`HostBuffer`]: page-aligned memory of our own; [`shared_file`]: memory that another process maps, too.
+//! * [`Window`]: a range of memory that a device, another process or another thread may write,
+//!   unmap or truncate at any time. Its loads and stores never make a reference into it, and return
+//!   [`AccessError`] where the memory is gone.
+//! * [`guard`]: the fault guard behind that.
+//! * [`probe`]: checks once, at registration, that a range is mapped with the required permissions.
+//! * [`barrier`]: memory ordering points, named after the order they keep.
+//! * [`HostBuffer`]: our own page-aligned memory; [`shared_file`]: memory that another process
+//!   maps, too.
 
 #[cfg(not(target_os = "linux"))]
 compile_error!(

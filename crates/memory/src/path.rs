@@ -1,9 +1,9 @@
-//! The way bytes take between memory and the wire: a fact that every registration carries, per direction.
+//! The data path between memory and the wire: a property of every registration, per direction.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// What moves bytes between memory and the buffer handed to, or filled by, the link.
+/// The mechanism that moves bytes between memory and the link's buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mechanism {
     /// Host memory, copied by the CPU.
@@ -56,19 +56,20 @@ impl fmt::Display for Reason {
     }
 }
 
-/// The way bytes take, in one direction.
+/// The data path in one direction.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Path {
     /// The only resting place in host memory is the buffer handed to, or filled by, the link.
     Direct(Mechanism),
-    /// The same by the word of the device's driver: it took the memory, and why it could not be tried whether bytes come through.
+    /// Direct by the claim of the device's driver: it accepted the memory. The reason says why a
+    /// transfer could not be tested.
     Believed(Mechanism, Reason),
-    /// There is one more host copy on the way, or the copy engine places bytes because no window could be had.
+    /// One more host copy, or the copy engine places bytes because no window could be mapped.
     Staged(Reason),
 }
 
 impl Path {
-    /// Whether it is direct: proved, or as the driver says.
+    /// Whether it is direct: verified, or claimed by the driver.
     #[must_use]
     pub const fn is_direct(&self) -> bool {
         matches!(self, Self::Direct(_) | Self::Believed(..))
@@ -87,17 +88,18 @@ impl fmt::Display for Path {
     }
 }
 
-/// The ways of one registration, per direction.
+/// The data paths of one registration, per direction.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Paths {
     /// From the wire into the memory.
     pub inbound: Path,
-    /// From the memory to the wire. Where the copy engine serves long messages, short ones may still take the window.
+    /// From the memory to the wire. Where the copy engine serves long messages, short ones may
+    /// still use the window.
     pub outbound: Path,
 }
 
 impl Paths {
-    /// The same way in both directions.
+    /// The same path in both directions.
     #[must_use]
     pub fn both(path: Path) -> Self {
         Self { inbound: path.clone(), outbound: path }
@@ -120,13 +122,14 @@ impl fmt::Display for Paths {
     }
 }
 
-/// What a registration must have.
+/// Requirements on a registration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Require {
     /// Any path will do; which one it is, is known and counted.
     #[default]
     Any,
-    /// Both directions must be direct: the registration fails, with the reason, where they are not. A driver's word that could not be tried
-    /// is enough ([`Path::Believed`]): what is required is that nobody stages, and that is for the driver to break.
+    /// Both directions must be direct: otherwise the registration fails, with the reason. A
+    /// driver's claim that could not be tested suffices ([`Path::Believed`]): this library must not
+    /// stage, and only the driver could break that.
     Direct,
 }

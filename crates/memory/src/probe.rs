@@ -1,4 +1,4 @@
-//! Is this range mapped, with the rights wanted? Asked once, when memory is registered.
+//! Checks once, at registration, that a range is mapped with the required permissions.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
@@ -43,7 +43,7 @@ pub enum RangeError {
     Unbacked {
         /// Address of the first such page.
         page: u64,
-        /// What the kernel answered.
+        /// The kernel's error.
         source: io::Error,
     },
     /// The kernel could not answer at all.
@@ -65,17 +65,18 @@ impl RangeError {
         match self {
             Self::Overflow { .. } => libc::EINVAL,
             Self::Unmapped { .. } | Self::Protected { .. } => libc::EFAULT,
-            // Memory pressure and poisoned pages keep their name; a truncated file is a bad address like any other.
+            // Memory pressure and poisoned pages keep their errno; a truncated file is EFAULT.
             Self::Unbacked { source, .. } => source.raw_os_error().unwrap_or(libc::EFAULT),
             Self::Unknown { source, .. } => source.raw_os_error().unwrap_or(libc::ENOSYS),
         }
     }
 }
 
-/// Checks that all pages touched by `len` bytes at `addr` are mapped and readable, or writable if `write`; and, like a
-/// registration with a real NIC, brings them in. An empty range is always fine.
+/// Checks that all pages touched by `len` bytes at `addr` are mapped and readable, or writable if
+/// `write`. Like a registration with a hardware NIC, it faults them in. An empty range is always
+/// fine.
 ///
-/// This says how things are now; memory may still vanish later, which is what [`guard`](crate::guard) is for.
+/// This is a snapshot; memory may still be unmapped later, which [`guard`](crate::guard) handles.
 pub fn check_range(addr: u64, len: u64, write: bool) -> Result<(), RangeError> {
     let end = addr.checked_add(len).ok_or(RangeError::Overflow { addr, len })?;
     if len == 0 {
@@ -87,7 +88,8 @@ pub fn check_range(addr: u64, len: u64, write: bool) -> Result<(), RangeError> {
     let whole = pages.checked_mul(page).ok_or(RangeError::Overflow { addr, len })?;
     match populate(first, whole, write) {
         Ok(()) => Ok(()),
-        // Not mapped (or no memory left), no right or a device mapping, or a kernel older than 5.14: the list tells them apart.
+        // Not mapped (or out of memory), no permission or a device mapping, or a kernel older than
+        // 5.14: the list of mappings tells them apart.
         Err(source) if matches!(source.raw_os_error(), Some(libc::ENOMEM)) => {
             Err(listed(first, end, write).err().unwrap_or_else(|| unbacked(first, pages, write, source)))
         }
@@ -103,13 +105,14 @@ fn populate(start: u64, len: u64, write: bool) -> io::Result<()> {
     let bad = |_| io::Error::from_raw_os_error(libc::ENOMEM);
     let (start, len) = (usize::try_from(start).map_err(bad)?, usize::try_from(len).map_err(bad)?);
     loop {
-        // SAFETY: populating reads page tables and brings pages in as an access would; it changes no contents, whatever the range.
+        // SAFETY: populating reads page tables and brings pages in as an access would; it changes
+        // no contents, whatever the range.
         let answer = unsafe { libc::madvise(std::ptr::without_provenance_mut(start), len, advice) };
         if answer == 0 {
             return Ok(());
         }
         let error = io::Error::last_os_error();
-        // A signal ends the call early with the pages so far brought in: the next round goes further.
+        // A signal ends the call early, with some pages populated: the next iteration continues.
         if error.kind() != io::ErrorKind::Interrupted {
             return Err(error);
         }
@@ -157,7 +160,8 @@ fn listed(first: u64, end: u64, write: bool) -> Result<(), RangeError> {
     Err(RangeError::Unmapped { page: reached })
 }
 
-/// Whether the CPU may read the byte at `addr`, by the list of mappings; not where the list cannot be read.
+/// Whether the CPU may read the byte at `addr`, by /proc/self/maps; false where that cannot be
+/// read.
 pub(crate) fn is_readable(addr: u64) -> bool {
     addr.checked_add(1).is_some_and(|end| listed(addr, end, false).is_ok())
 }
@@ -199,7 +203,7 @@ mod tests {
         assert_eq!(Mapping::parse(b"nonsense rw-p"), None);
     }
 
-    /// The way of older kernels, which this machine's kernel would not take by itself.
+    /// The method for older kernels, which this machine's kernel would not use by itself.
     #[test]
     fn the_list_answers_like_the_kernel() {
         let page = page_size() as u64;
@@ -211,7 +215,7 @@ mod tests {
         );
         assert!(matches!(listed(0, 1, false), Err(RangeError::Unmapped { page: 0 })));
         let middle = buffer.as_mut_ptr().wrapping_add(page_size());
-        // SAFETY: the middle page of a buffer of ours that nobody uses.
+        // SAFETY: the middle page of a buffer of ours that is not in use.
         assert_eq!(unsafe { libc::munmap(middle.cast(), page_size()) }, 0);
         assert!(
             matches!(listed(start, end, false), Err(RangeError::Unmapped { page: hole }) if hole == start + page)

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-/// What must be impossible from now on: a file cut short under a mapping would end the process that reads there.
+/// Required seals: a file truncated under a mapping would kill the process that reads there.
 const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
 /// A file of so many zero bytes, sealed.
@@ -16,7 +16,7 @@ pub fn create(len: usize) -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: a fresh descriptor that nobody else owns.
+    // SAFETY: a fresh descriptor without another owner.
     let file = unsafe { OwnedFd::from_raw_fd(fd) };
     let len = libc::off_t::try_from(len).map_err(io::Error::other)?;
     // SAFETY: the calls take a descriptor and numbers.
@@ -26,7 +26,8 @@ pub fn create(len: usize) -> io::Result<OwnedFd> {
     Ok(file)
 }
 
-/// Whether somebody else's file is as long as it must be, sealed, and of ordinary pages: where huge ones run out, reading ends the process.
+/// Whether a peer's file has the required length, is sealed, and has ordinary pages. Where huge
+/// pages run out, a read kills the process.
 #[must_use]
 pub fn is_sound(file: &OwnedFd, len: usize) -> bool {
     // SAFETY: the call takes a descriptor and a number.

@@ -2,8 +2,9 @@
 
 use std::mem;
 
-/// Signals are the application's business: a thread started under this guard gets none of them, but for the two by
-/// which vanished memory announces itself (they are always meant for the thread that touched it).
+/// Signals belong to the application: a thread started under this guard blocks all of them but
+/// SIGSEGV and SIGBUS. Those report unmapped memory, and the kernel always directs them to the
+/// faulting thread.
 #[derive(Debug)]
 pub struct BlockedSignals(libc::sigset_t);
 

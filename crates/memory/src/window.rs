@@ -6,23 +6,26 @@ use crate::{AccessError, barrier, copy};
 /// Bytes at the end of a message that [`Window::store_last`] stores after all others.
 const LAST: usize = 64;
 
-/// A range of this process's memory that others may read, write, unmap or truncate at any time.
+/// A range of this process's memory that may be read, written, unmapped or truncated concurrently
+/// at any time.
 ///
-/// No reference into it is ever made: every access is a bounds-checked copy or an 8-byte atomic, done by routines that the
-/// compiler cannot see into, and memory that is gone gives [`AccessError::Faulted`] (after
-/// [`guard::ensure_installed`](crate::guard::ensure_installed); without it such an access kills the process).
+/// No reference into it is ever made: every access is a bounds-checked copy or an 8-byte atomic,
+/// done by routines that are opaque to the compiler. Unmapped memory returns
+/// [`AccessError::Faulted`] (after [`guard::ensure_installed`](crate::guard::ensure_installed);
+/// without it such an access kills the process).
 ///
-/// An aligned 8-byte word of the window that lies whole inside a load or store is moved at once, never torn; the same holds for
-/// naturally aligned 1-, 2- and 4-byte units at its ends. (Exception: processors other than x86_64, see the crate's README.)
-/// Nothing else is promised about the order in which the bytes of one access are moved, except for [`store_last`](Self::store_last).
+/// An aligned 8-byte word of the window that lies whole inside a load or store is never torn. The
+/// same holds for naturally aligned 1-, 2- and 4-byte units at its ends. (Exception: architectures
+/// other than x86_64, see the crate's README.) The bytes of one access move in no guaranteed order,
+/// except for [`store_last`](Self::store_last).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
     base: *mut u8,
     len: usize,
 }
 
-// SAFETY: a window is an address and a length; all accesses are made by routines for which concurrent access by others is the
-// expected case, and the promise given to `new` covers all threads.
+// SAFETY: a window is an address and a length; all accesses use routines that are designed for
+// concurrent access, and the promise given to `new` covers all threads.
 unsafe impl Send for Window {}
 // SAFETY: as above; `&Window` offers nothing that `Window` does not.
 unsafe impl Sync for Window {}
@@ -31,10 +34,11 @@ impl Window {
     /// A window onto `len` bytes at `base`.
     ///
     /// # Safety
-    /// For as long as this window or a copy of it is used, whatever is mapped in the range may be read and, where stores are made,
-    /// written by us: no Rust reference to it is live meanwhile, and nobody relies on it staying unchanged. The range may be
-    /// partly or wholly unmapped, now or later; but once it is, and the address may be reused for something else, the window must
-    /// not be used any more.
+    /// For as long as this window or a copy of it is used, we may read whatever is mapped in the
+    /// range and, where stores are made, write it. No Rust reference to it is live meanwhile, and
+    /// no code relies on it staying unchanged. The range may be partly or wholly unmapped, now or
+    /// later. But once it is, and the address may be reused for something else, the window must not
+    /// be used any more.
     #[must_use]
     pub unsafe fn new(base: *mut u8, len: usize) -> Self {
         Self { base, len }
@@ -64,7 +68,8 @@ impl Window {
         self.base
     }
 
-    /// Copies `dst.len()` bytes at `offset` out of the window. After a fault, `dst` holds what could be read before it.
+    /// Copies `dst.len()` bytes at `offset` out of the window. After a fault, `dst` holds what
+    /// could be read before it.
     #[inline]
     pub fn load<'a>(&self, offset: usize, dst: impl Into<Sink<'a>>) -> Result<(), AccessError> {
         let dst = dst.into();
@@ -74,9 +79,10 @@ impl Window {
         finished(from, dst.len(), rest)
     }
 
-    /// Copies as [`load`](Self::load) does, and returns the CRC-32 (IEEE) of the bytes that `dst` now holds, going on from `crc` (0 at the
-    /// start of a message): what `crc32fast::Hasher::new_with_initial(crc)` would say about `dst`, also where somebody writes into
-    /// the window meanwhile. Costs little more than the load alone.
+    /// Copies as [`load`](Self::load) does, and returns the CRC-32 (IEEE) of the bytes that `dst`
+    /// now holds, continuing from `crc` (0 at the start of a message). The result equals
+    /// `crc32fast::Hasher::new_with_initial(crc)` over `dst`, also under concurrent writes to the
+    /// window. Costs little more than the load alone.
     #[inline]
     pub fn load_crc<'a>(
         &self,
@@ -91,7 +97,8 @@ impl Window {
         finished(from, dst.len(), rest).map(|()| crc)
     }
 
-    /// Copies `src` into the window at `offset`. After a fault, all bytes before it have been stored.
+    /// Copies `src` into the window at `offset`. After a fault, all bytes before it have been
+    /// stored.
     #[inline]
     pub fn store<'a>(&self, offset: usize, src: impl Into<Source<'a>>) -> Result<(), AccessError> {
         let src = src.into();
@@ -101,8 +108,9 @@ impl Window {
         finished(to, src.len(), rest)
     }
 
-    /// Copies the end of a message into the window: the last (at most 64) bytes go after all others, in ascending 8-byte words,
-    /// so that a reader who sees the last byte sees everything before it, of this store and of all earlier ones.
+    /// Copies the end of a message into the window: the last (at most 64) bytes go after all
+    /// others, in ascending 8-byte words. A reader that sees the last byte therefore sees
+    /// everything before it, of this store and of all earlier ones.
     #[inline]
     pub fn store_last<'a>(&self, offset: usize, src: impl Into<Source<'a>>) -> Result<(), AccessError> {
         let src = src.into();
@@ -141,8 +149,8 @@ impl Window {
         if unsafe { copy::store_u64(word, value) } { Ok(()) } else { Err(faulted(word.cast(), 0)) }
     }
 
-    /// Adds to the word at `offset`, wrapping, and returns what it held: atomic to all processors of this host.
-    /// The address must be a multiple of 8.
+    /// Adds to the word at `offset`, wrapping, and returns the old value: atomic to all processors
+    /// of this host. The address must be a multiple of 8.
     #[inline]
     pub fn fetch_add(&self, offset: usize, add: u64) -> Result<u64, AccessError> {
         let word = self.word(offset)?;
@@ -150,8 +158,9 @@ impl Window {
         unsafe { copy::fetch_add(word, add) }.ok_or_else(|| faulted(word.cast(), 0))
     }
 
-    /// Puts `swap` into the word at `offset` if it holds `compare`, and returns what it held: atomic to all processors of this
-    /// host. The address must be a multiple of 8. Needs the right to write even where the comparison fails.
+    /// Stores `swap` into the word at `offset` if it holds `compare`, and returns the old value:
+    /// atomic to all processors of this host. The address must be a multiple of 8. Needs write
+    /// permission even where the comparison fails.
     #[inline]
     pub fn compare_swap(&self, offset: usize, compare: u64, swap: u64) -> Result<u64, AccessError> {
         let word = self.word(offset)?;
@@ -180,7 +189,7 @@ impl Window {
     }
 }
 
-/// What a copy of `len` bytes came to that left `rest` of them.
+/// Result of a copy of `len` bytes that left `rest` of them.
 #[inline]
 pub(crate) fn finished(start: *mut u8, len: usize, rest: usize) -> Result<(), AccessError> {
     if rest == 0 { Ok(()) } else { Err(faulted(start, len - rest)) }

@@ -1,4 +1,5 @@
-//! Our kernels on a real GPU: what they fill and check is what the CPU computes, and those that wait can be ended.
+//! Our kernels on a real GPU: they fill and check the same pattern as the CPU, and those that wait
+//! can be stopped.
 
 mod gpu_common;
 
@@ -84,20 +85,22 @@ fn kernel_polling_gpu_memory_sees_the_flag() {
     times.sort();
     println!("figure: store, seen by a polling kernel, seen by the CPU: median {:?}", times[times.len() / 2]);
     drop(wait);
-    // One that nobody answers ends when it is dropped.
+    // A wait without an answer ends when it is dropped.
     let started = Instant::now();
     drop(kernel.start(&buffer, 256, 1, 1).unwrap());
     assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
     assert!(kernel.start(&buffer, 4092, 1, 1).is_err());
 }
 
-/// Registration, deregistration and a stream of our own go on while a kernel occupies every multiprocessor.
+/// Registration, deregistration and a stream of our own make progress while a kernel occupies every
+/// multiprocessor.
 #[test]
 fn nothing_of_ours_waits_for_a_spinning_kernel() {
     let Some((gpu, _alone)) = gpu_common::gpu(true) else { return };
     let mut kernel = SpinKernel::load(&gpu).unwrap();
     let buffer = GpuBuffer::new(&gpu, 4 << 20).unwrap();
-    // The proof of the window is made once for each process, on memory of its own, before anything spins or not: both must do.
+    // The window is verified once per process, on its own memory, whether or not a kernel spins:
+    // both must work.
     let spin = kernel.start(Duration::from_secs(10)).unwrap();
     let started = Instant::now();
     for _ in 0..10 {

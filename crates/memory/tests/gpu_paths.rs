@@ -1,7 +1,7 @@
-//! Each kind of memory on a real GPU: the path it gets, and bytes that arrive both ways where there is a window. The cells of
-//! docs/paths.md, for the driver at hand.
+//! Each kind of memory on a real GPU: its path, and transfers in both directions where there is a
+//! window. The cells of docs/paths.md, for the driver at hand.
 
-// Allocates as other people's programs do; `gpu_facts` prints more about the same memory.
+// Allocates as CUDA programs do; `gpu_facts` prints more about the same memory.
 #[path = "../examples/gpu_facts/memory.rs"]
 #[allow(dead_code, reason = "the example uses more of it")]
 mod memory;
@@ -15,10 +15,10 @@ use std::time::{Duration, Instant};
 use nobounce_memory::gpu::api::Context;
 use nobounce_memory::gpu::calibration::Calibration;
 use nobounce_memory::gpu::copy_engine::CopyEngine;
-use nobounce_memory::gpu::{CudaError, Gpu, GpuMemory, GpuOptions, Rung};
+use nobounce_memory::gpu::{CudaError, Gpu, GpuMemory, GpuOptions, Method};
 use nobounce_memory::path::{Mechanism, Path, Require};
 
-/// What is expected of a kind, by the name it has in the list.
+/// Expected result of a kind, by its name in the list.
 #[derive(Debug, PartialEq, Eq)]
 enum Expected {
     /// A window, with any driver.
@@ -47,7 +47,8 @@ fn expected(name: &str) -> Expected {
     }
 }
 
-/// What the reason must say where there is no window, with drivers that map no dma-bufs (580): docs/paths.md has the same words.
+/// Required parts of the reason where there is no window, with drivers that map no dma-bufs (580):
+/// docs/paths.md has the same words.
 fn reason(name: &str) -> &'static [&'static str] {
     match name {
         "VMM, not exportable" => &["cannot be exported", "POSIX_FILE_DESCRIPTOR"],
@@ -65,7 +66,8 @@ fn every_kind_of_memory_has_the_path_of_the_table() {
     for (name, make) in memory::KINDS {
         let memory = match make(&gpu, context) {
             Ok(memory) => memory,
-            // cuMemMap of a part of a handle: drivers up to 580 at least map whole handles only, so that there is nothing to register.
+            // cuMemMap of a part of a handle: drivers up to 580 at least map whole handles only, so
+            // that there is nothing to register.
             Err(error) if expected(name) == Expected::Either && error.code == CudaError::NOT_SUPPORTED => {
                 println!("figure: {name}: there is no such memory with this driver: {error}");
                 continue;
@@ -82,9 +84,9 @@ fn every_kind_of_memory_has_the_path_of_the_table() {
                 continue;
             }
         };
-        newer |= matches!(registered.rung(), Some(Rung::DmaBufMmap | Rung::Gdrdrv));
-        let rung = registered.rung().map_or_else(String::new, |rung| format!(", by {rung}"));
-        println!("figure: {name}: {}{rung}", registered.paths());
+        newer |= matches!(registered.method(), Some(Method::DmaBufMmap | Method::Gdrdrv));
+        let method = registered.method().map_or_else(String::new, |method| format!(", by {method}"));
+        println!("figure: {name}: {}{method}", registered.paths());
         let window = registered.window().is_some();
         let right = match expected(name) {
             Expected::Window => window,
@@ -97,11 +99,14 @@ fn every_kind_of_memory_has_the_path_of_the_table() {
         if !right {
             wrong.push(name);
         }
-        // One rung gives them all; only what that one refuses is left to gdrdrv.
+        // One method maps them all; only memory that it refuses is left to gdrdrv.
         if expected(name) == Expected::Window {
-            let first =
-                if newer && registered.rung() != Some(Rung::Rm) { Rung::DmaBufMmap } else { Rung::Rm };
-            assert_eq!(registered.rung(), Some(first), "{name}: {:?}", registered.refusals());
+            let first = if newer && registered.method() != Some(Method::Rm) {
+                Method::DmaBufMmap
+            } else {
+                Method::Rm
+            };
+            assert_eq!(registered.method(), Some(first), "{name}: {:?}", registered.refusals());
         }
         if !window && !newer {
             let said = registered.paths().inbound.to_string();
@@ -124,7 +129,7 @@ fn a_range_that_leaves_its_allocation() {
     let context = gpu.primary().unwrap();
     for (name, make) in memory::KINDS.into_iter().take(4) {
         let memory = make(&gpu, context).unwrap();
-        // Up to where the next allocation could begin it is nobody's.
+        // The bytes up to the next possible allocation are unused.
         let room = memory.len.next_multiple_of(512);
         for (offset, wanted) in
             [(0, room + 1), (memory.len - 1, room - memory.len + 2), (memory.len / 2, 64 << 30)]
@@ -143,7 +148,8 @@ fn a_range_that_leaves_its_allocation() {
     }
 }
 
-/// Memory that another process allocated and shares by CUDA IPC: no window with a driver that maps no dma-bufs, and the reason is said.
+/// Memory that another process allocated and shares by CUDA IPC: no window with a driver that maps
+/// no dma-bufs, and a reason.
 #[test]
 fn memory_imported_by_ipc() {
     const HANDLE: &str = "NOBOUNCE_TEST_IPC_HANDLE";
@@ -170,7 +176,7 @@ fn memory_imported_by_ipc() {
     if registered.window().is_some() {
         assert_eq!(memory::check_both_ways(&memory, &registered), "right");
     } else {
-        assert_eq!(registered.refusals().len(), Rung::ALL.len());
+        assert_eq!(registered.refusals().len(), Method::ALL.len());
         assert!(registered.paths().inbound.to_string().contains("imported by IPC"));
     }
     let direct = GpuOptions { require: Require::Direct, ..GpuOptions::default() };
@@ -178,7 +184,8 @@ fn memory_imported_by_ipc() {
     assert_eq!(required.is_ok(), registered.paths().are_direct(), "{required:?}");
 }
 
-/// CUDA shows no GPU to this process (`CUDA_VISIBLE_DEVICES=`): whoever asks for one, or registers memory, is told so and what to do.
+/// CUDA exposes no GPU to this process (`CUDA_VISIBLE_DEVICES=`): opening one, or registering
+/// memory, returns an error that says so and names the remedy.
 #[test]
 fn hidden_gpu_is_told() {
     const HIDDEN: &str = "NOBOUNCE_TEST_HIDDEN";
@@ -206,8 +213,9 @@ fn hidden_gpu_is_told() {
     }
 }
 
-/// Shows a `/dev` of its own to a program: all nodes but `/dev/nvidiactl`, which is missing, or lies on a mount that forbids devices. In a
-/// user and mount namespace, so that nobody else sees it; where that may not be had it ends with 77. $1: an empty folder, $2: which.
+/// Gives a program a `/dev` of its own: all nodes but `/dev/nvidiactl`, which is missing, or lies
+/// on a mount that forbids devices. Uses a user and mount namespace, invisible to other processes;
+/// exits with 77 where that is not permitted. $1: an empty folder, $2: which.
 const OTHER_DEV: &str = r#"
 set -e
 trap 'test $? = 0 || exit 77' EXIT
@@ -239,8 +247,8 @@ trap - EXIT
 exec "$@"
 "#;
 
-/// The driver's control node is missing, or not permitted, as in a container that was not given it: whoever asks for a GPU, or registers
-/// memory, is told which node, why, and what to do.
+/// The driver's control node is missing, or not permitted, as in a container without it. Opening a
+/// GPU, or registering memory, returns an error with the node, the reason and the remedy.
 #[test]
 fn node_that_is_missing_or_forbidden_is_told() {
     const WHICH: &str = "NOBOUNCE_TEST_NODE";
@@ -268,7 +276,7 @@ fn node_that_is_missing_or_forbidden_is_told() {
             // The stand-in goes by its own variable.
             .envs([(WHICH, which), ("FAKE_CUDA_DEVICES", "0")])
             .output();
-        // What was mounted on it was seen by nobody but that program.
+        // The mounts on it were visible to that program only.
         std::fs::remove_dir(&old).unwrap();
         let tried = match tried {
             Ok(tried) => tried,
@@ -296,7 +304,8 @@ fn resident() -> usize {
     of("VmRSS:") + of("VmPTE:")
 }
 
-/// What a registered range costs in host memory besides its mapping, which has 8 bytes of page tables for each page of 4 KiB.
+/// Host memory cost of a registered range besides its mapping, which has 8 bytes of page tables for
+/// each page of 4 KiB.
 #[test]
 fn a_registration_costs_little_host_memory() {
     const LEN: usize = 1 << 30;
@@ -320,7 +329,8 @@ fn the_calibration_is_quick() {
     assert!(calibration.is_whole && calibration.took < Duration::from_millis(50), "{calibration}");
 }
 
-/// The window taken away by an option: staged in both directions, and refused where direct is required.
+/// The window switched off by an option: staged in both directions, and refused where direct is
+/// required.
 #[test]
 fn without_the_window_all_is_staged() {
     let Some((gpu, _alone)) = gpu_common::gpu(false) else { return };
@@ -334,7 +344,8 @@ fn without_the_window_all_is_staged() {
     assert!(required.is_err_and(|error| error.to_string().contains("switched off")));
 }
 
-/// A context that somebody destroys takes its memory along: each later use of the registration is an error, and the process goes on.
+/// A destroyed context takes its memory along: each later use of the registration is an error, and
+/// the process goes on.
 #[test]
 fn memory_of_a_destroyed_context() {
     let Some((gpu, _alone)) = gpu_common::gpu(false) else { return };
@@ -356,7 +367,7 @@ fn memory_of_a_destroyed_context() {
     while !engine.poll(&copy).unwrap() {
         assert!(start.elapsed() < Duration::from_secs(5));
     }
-    // SAFETY: the copy is over, and nobody else knows the context.
+    // SAFETY: the copy is over, and the context has no other user.
     driver.relaxed(|api| unsafe { api.ctx_destroy(context) }).map_err(|error: CudaError| error).unwrap();
     let gone = registered.check_alive().unwrap_err();
     println!("figure: after its context was destroyed: {gone}");
@@ -364,7 +375,7 @@ fn memory_of_a_destroyed_context() {
     assert!(GpuMemory::register(memory.addr, memory.len, &GpuOptions::default()).is_err());
     assert!(registered.range().context_now().is_err());
     drop((copy, engine, registered, memory));
-    // The next engine and registration look through what the dead context has left behind.
+    // The next engine and registration scan what the destroyed context has left behind.
     let memory = memory::cuda_malloc(&gpu, gpu.primary().unwrap(), 4 << 20).unwrap();
     let registered = GpuMemory::register(memory.addr, memory.len, &GpuOptions::default()).unwrap();
     let engine = CopyEngine::new(&gpu, 2, 4096).unwrap();

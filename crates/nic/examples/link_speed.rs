@@ -1,5 +1,5 @@
-//! How much of what plain sockets can do is left when packets go through a [`UdpLink`]: ping-pong and bulk, each first
-//! with plain sockets and then with two links, two processes on loopback.
+//! Overhead of a [`UdpLink`] against plain sockets. Measures ping-pong and bulk, first with plain
+//! sockets and then with two links, between two processes on loopback.
 //!
 //! `cargo run --release -p nobounce-nic --example link_speed`
 
@@ -21,7 +21,7 @@ const BATCH: usize = 15;
 const WARM_UP: u32 = 20_000;
 const PINGS: u32 = 200_000;
 const BULK: Duration = Duration::from_secs(2);
-/// A partner that says nothing for so long is gone, or the traffic has ended.
+/// Receive timeout: the partner is gone, or the traffic has ended.
 const SILENCE: Duration = Duration::from_millis(300);
 const GIVE_UP: Duration = Duration::from_secs(20);
 

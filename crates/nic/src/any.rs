@@ -1,7 +1,8 @@
-//! Either NIC: the software one or a hardware one, behind the same objects, requests and completions.
+//! Either NIC: the software one or a hardware one, behind the same objects, requests and
+//! completions.
 //!
-//! Each object is a choice of two, made once where the device is opened; a call on it is one comparison more than a call on the object
-//! inside. Nothing here is on the way of a packet.
+//! Each object is an enum of two, chosen once when the device is opened; a call costs one
+//! comparison more. Nothing here is on the data path.
 
 use std::io;
 use std::net::IpAddr;
@@ -193,7 +194,7 @@ impl Device {
         }
     }
 
-    /// How a hardware device is; the software NIC is always well.
+    /// Health of a hardware device; the software NIC is always healthy.
     pub fn look(&self) -> hard::Health {
         match self {
             Self::Soft(_) => hard::Health::default(),
@@ -209,8 +210,8 @@ impl Device {
         }
     }
 
-    /// Bytes and operations so far, by the way they took. A hardware NIC moves its bytes by itself, uncounted, but for those that
-    /// were staged.
+    /// Bytes and operations so far, by data path. A hardware NIC moves its bytes by itself,
+    /// uncounted, except for staged ones.
     pub fn path_counters(&self) -> PathCounters {
         match self {
             Self::Soft(soft) => soft.path_counters(),
@@ -223,7 +224,7 @@ impl Device {
         self.soft().map(soft::Device::link_counters).unwrap_or_default()
     }
 
-    /// Why packets to peers on this machine take UDP, where they could take shared memory; nothing on hardware.
+    /// Why packets to same-host peers take UDP instead of shared memory; empty on hardware.
     pub fn fallbacks(&self) -> Vec<String> {
         self.soft().map(soft::Device::fallbacks).unwrap_or_default()
     }
@@ -273,8 +274,8 @@ impl Pd {
     /// Registers host memory.
     ///
     /// # Safety
-    /// Until the region is dropped, the device and peers read and, as `access` allows, write the memory: no Rust reference to it may
-    /// be live meanwhile.
+    /// Until the region is dropped, the device and peers read and, as `access` allows, write the
+    /// memory: no Rust reference to it may be live meanwhile.
     #[allow(missing_docs)]
     pub unsafe fn register(&self, base: *mut u8, len: usize, access: Access) -> Result<Mr, RegisterError> {
         Ok(match self {
@@ -352,13 +353,14 @@ impl Mr {
         fn addr(&self) -> u64;
         /// Its length in bytes.
         fn len(&self) -> u64;
-        /// The way its bytes take.
+        /// Its data path.
         fn paths(&self) -> &Paths;
         /// The GPU memory behind it, if it is.
         fn gpu_memory(&self) -> Option<&Arc<GpuMemory>>;
     }
 
-    /// Whether peers may not use it, whatever its rights: GPU memory that a hardware NIC cannot reach and stages for its own requests.
+    /// Whether peers may not use it, whatever its rights: GPU memory that a hardware NIC cannot
+    /// reach and stages for its own requests.
     pub fn is_closed(&self) -> bool {
         match self {
             Self::Soft(_) => false,
@@ -366,7 +368,7 @@ impl Mr {
         }
     }
 
-    /// Why a hardware NIC did not take the ways into GPU memory before the one that it takes, or all direct ones.
+    /// Why a hardware NIC refused the methods before the one in use, or all direct methods.
     pub fn refusals(&self) -> &[hard::Refusal] {
         match self {
             Self::Soft(_) => &[],
@@ -408,7 +410,8 @@ impl Cq {
         fn request_notify(&self, solicited_only: bool);
     }
 
-    /// Whether a hardware device said that completions of it are lost; the software NIC says so when it is polled.
+    /// Whether a hardware device said that completions of it are lost; the software NIC says so
+    /// when it is polled.
     pub fn has_failed(&self) -> bool {
         match self {
             Self::Soft(_) => false,

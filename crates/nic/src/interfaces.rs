@@ -1,4 +1,4 @@
-//! The addresses of this network namespace, and whose they are.
+//! The addresses of this network namespace and their interfaces.
 
 use std::ffi::{CStr, CString};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -21,7 +21,8 @@ pub(crate) fn addresses() -> Vec<Here> {
     }
     let (mut found, mut at) = (Vec::new(), list);
     while !at.is_null() {
-        // SAFETY: `at` walks the list that getifaddrs made, whose entries are valid until freeifaddrs.
+        // SAFETY: `at` walks the list that getifaddrs made, whose entries are valid until
+        // freeifaddrs.
         let entry = unsafe { &*at };
         at = entry.ifa_next;
         if entry.ifa_addr.is_null() {
@@ -66,9 +67,9 @@ pub fn index_of(name: &str) -> Option<u32> {
     (index != 0).then_some(index)
 }
 
-/// The interface that has an address; loopback has all of its network's. Where the entry of a GID table says which interface it is of
-/// (`ifindex`), it must be that one: VLANs of one adapter have one link-local address, and the same addresses may be in another
-/// network namespace.
+/// The interface that has an address; loopback has its whole network. A GID table entry with an
+/// `ifindex` must match that interface: VLANs of one adapter share a link-local address, and
+/// another network namespace may have the same addresses.
 pub(crate) fn having(addresses: &[Here], addr: IpAddr, ifindex: Option<u32>) -> Option<String> {
     let its_own = |here: &&Here| ifindex.is_none() || here.index.is_none() || here.index == ifindex;
     let exact = addresses.iter().filter(its_own).find(|here| here.addr == addr);
@@ -97,7 +98,7 @@ mod tests {
         let of = |addr: &str, index| having(&all, addr.parse().unwrap(), index);
         assert_eq!(of("fe80::1", Some(7)).as_deref(), Some("eth0.100"));
         assert_eq!(of("fe80::1", Some(2)).as_deref(), Some("eth0"));
-        assert_eq!(of("fe80::1", None).as_deref(), Some("eth0"), "the first, where nobody says more");
+        assert_eq!(of("fe80::1", None).as_deref(), Some("eth0"), "the first, without an index");
         assert_eq!(of("10.0.0.7", Some(9)), None, "that of another network namespace");
         assert_eq!(of("127.9.8.7", Some(1)).as_deref(), Some("lo"));
     }

@@ -40,7 +40,8 @@ impl Default for QpLimits {
     }
 }
 
-/// One element of a scatter/gather list, laid out as in the verbs interface, so that a program's own list can be used in place.
+/// One element of a scatter/gather list, laid out as in the verbs interface, so that a program's
+/// own list can be used in place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Sge {
@@ -67,8 +68,8 @@ pub struct SendRequest<'a> {
     pub solicited: bool,
     /// Wait for earlier READs and atomics.
     pub fence: bool,
-    /// The bytes themselves, instead of `sges`: copied now, so that they may be reused at once, and need not be
-    /// registered. READs and atomics have none.
+    /// The bytes themselves, instead of `sges`: copied now, so that they may be reused at once, and
+    /// need not be registered. READs and atomics have none.
     pub inline: Option<&'a [u8]>,
     /// Where a datagram goes; others go to the peer.
     pub to: Option<Datagram>,
@@ -80,7 +81,7 @@ impl<'a> SendRequest<'a> {
         Self { wr_id, op, sges, signaled: true, solicited: false, fence: false, inline: None, to: None }
     }
 
-    /// The same, as a datagram to somebody.
+    /// The same, as a UD datagram to this destination.
     pub fn to(self, to: Datagram) -> Self {
         Self { to: Some(to), ..self }
     }

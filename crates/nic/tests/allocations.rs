@@ -1,4 +1,5 @@
-//! Moving messages allocates nothing: counted over a run that is warm, with everything that the process does.
+//! Moving messages allocates nothing: counted over a run that is warm, with everything that the
+//! process does.
 //!
 //! A test of its own, because the allocator counts for the whole process.
 
@@ -80,7 +81,8 @@ fn messages_move_without_allocations() {
             let before = ALLOCATIONS.load(Ordering::Relaxed);
             (0..ROUNDS).for_each(|_| round(&a, &b, &mut got));
             let count = ALLOCATIONS.load(Ordering::Relaxed) - before;
-            // A queue may still grow once; four messages of some 50 packets a round would be 15,000.
+            // A queue may still grow once; four messages of some 50 packets a round would be
+            // 15,000.
             assert!(count < ROUNDS / 10, "{count} allocations in {ROUNDS} rounds, {link:?}, {progress:?}");
         }
     }

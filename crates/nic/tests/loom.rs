@@ -1,11 +1,12 @@
-//! What does without a lock, tried in every order that threads and memory allow.
+//! Loom models of the lock-free code: every interleaving that threads and the memory model allow.
 //!
-//! loom runs a model again and again, each time with another order of events and another choice of what a relaxed load may see.
-//! The files below are the device's own, built once more: with loom's locks and atomics, an eventfd that is a counter, and no forks.
-//! A model ends where a thread would go to sleep: it asserts that whoever sleeps was told, or was going to look in time.
-//! Each says what was taken out of the code to see it fail.
+//! loom runs a model again and again, each time with another order of events and another choice of
+//! what a relaxed load may see. The files below are the device's own, built once more: with loom's
+//! locks and atomics, an eventfd that is a counter, and no forks. A model ends where a thread would
+//! go to sleep: it asserts that the sleeping thread was woken, or has a deadline in time. Each
+//! documents the mutation of the code that makes it fail.
 
-#![allow(dead_code, unreachable_pub)] // the models use a part of each file, and nobody uses them
+#![allow(dead_code, unreachable_pub)] // the models use a part of each file, and have no callers
 
 #[path = "../src/soft"]
 mod soft {
@@ -77,7 +78,7 @@ mod process {
                 was > 0
             }
 
-            /// As read(2) on a descriptor that blocks. loom reports a reader whom nobody wakes.
+            /// As read(2) on a descriptor that blocks. loom reports a reader that is never woken.
             pub(crate) fn read(&self) {
                 let mut raised = self.raised.lock().unwrap();
                 while *raised == 0 {
@@ -119,8 +120,8 @@ use sync::{AtomicBool, AtomicU64, Ordering};
 const DEADLINE: u64 = 5 * TIMER_SLACK_NS;
 const CQ: u32 = 7;
 
-/// An engine of which only the deadline is known (0: none). Its lock is spelt out: loom does not try every order in which a `try_lock` of
-/// its own mutex fails.
+/// An engine of which only the deadline is known (0: none). Its lock is spelt out: loom does not
+/// try every order in which a `try_lock` of its own mutex fails.
 #[derive(Debug, Default)]
 struct Engine {
     held: AtomicBool,
@@ -150,8 +151,9 @@ fn took(completions: &Completions<u32>) -> Vec<u32> {
     out
 }
 
-/// An application posts under the lock, in `caller` mode. Fails if the engine thread looks at the deadline before it says how long it
-/// sleeps, or does not look at all, or if it sleeps for long where it could not look.
+/// An application posts under the lock, in `caller` mode. Fails if the engine thread reads the
+/// deadline before it publishes its sleep deadline, or does not read it at all. Also fails if it
+/// sleeps for long where it could not read it.
 #[test]
 fn a_sleeping_thread_knows_of_every_deadline() {
     loom::model(|| {
@@ -200,7 +202,7 @@ fn a_sleeping_thread_knows_of_every_submission() {
     });
 }
 
-/// Fails if the thread looks whether it is asked to watch before it says that it stands by.
+/// Fails if the thread checks for a watch request before it publishes that it stands by.
 #[test]
 fn a_thread_that_was_asked_to_watch_does_not_stand_by() {
     loom::model(|| {
@@ -216,7 +218,8 @@ fn a_thread_that_was_asked_to_watch_does_not_stand_by() {
     });
 }
 
-/// Fails if a producer publishes the slot before it has written the value, or a consumer frees it before it has read.
+/// Fails if a producer publishes the slot before it has written the value, or a consumer frees it
+/// before it has read.
 #[test]
 fn what_is_submitted_arrives_once() {
     loom::model(|| {
@@ -274,7 +277,7 @@ fn a_ring_that_grows_loses_nothing() {
     });
 }
 
-/// Fails if `push` looks whether the queue is armed before the completion can be seen.
+/// Fails if `push` checks whether the queue is armed before the completion is visible.
 #[test]
 fn who_arms_and_polls_sees_the_completion_or_gets_the_event() {
     loom::model(|| {
@@ -312,8 +315,9 @@ fn no_completion_is_stranded() {
     });
 }
 
-/// Fails if `take_unless_lost` looks for the overflow after it looked for completions (a fault that was there: a program that takes the
-/// error as the end loses what the queue held), or if the flag is set or read with relaxed ordering.
+/// Fails if `take_unless_lost` checks for the overflow after it checked for completions: a program
+/// that stops at the error would lose queued completions. Also fails if the flag is set or read
+/// with relaxed ordering.
 #[test]
 fn an_overflow_is_told_after_what_the_queue_held() {
     loom::model(|| {
@@ -334,7 +338,7 @@ fn an_overflow_is_told_after_what_the_queue_held() {
     });
 }
 
-/// Fails if `push` announces after it let go of the lock.
+/// Fails if `push` announces after it released the lock.
 #[test]
 fn a_closed_queue_announces_nothing() {
     loom::model(|| {
@@ -352,8 +356,9 @@ fn a_closed_queue_announces_nothing() {
     });
 }
 
-/// Readers block in read(2) and then claim. Fails if `push` raises the descriptor before it takes the lock (a reader finds nothing, and the
-/// notice is nobody's), or if `forget` takes nothing from the descriptor (it is readable for ever).
+/// Readers block in read(2) and then claim. Fails if `push` raises the descriptor before it takes
+/// the lock (a reader finds nothing, and the notice is lost). Also fails if `forget` takes nothing
+/// from the descriptor (it stays readable for ever).
 #[test]
 fn readings_and_notices_stay_in_step() {
     const GOING: u32 = 1;
@@ -380,7 +385,8 @@ fn readings_and_notices_stay_in_step() {
     });
 }
 
-/// Fails if the oldest makes room and the descriptor is raised all the same, or if `next` takes from the descriptor before it has the lock.
+/// Fails if the oldest notice is dropped and the descriptor is raised all the same. Also fails if
+/// `next` takes from the descriptor before it has the lock.
 #[test]
 fn a_full_queue_stays_in_step() {
     loom::model(|| {

@@ -1,5 +1,6 @@
-//! Two terminals: `cargo run --example pingpong` in the first, `cargo run --example pingpong HOST:PORT` in the second.
-//! On two machines, set NOBOUNCE_ADDR to an address or interface on both, and give the first `listen ADDR:PORT`.
+//! Two terminals: `cargo run --example pingpong` in the first, `cargo run --example pingpong
+//! HOST:PORT` in the second. On two machines, set NOBOUNCE_ADDR to an address or interface on both,
+//! and give the first `listen ADDR:PORT`.
 
 use std::error::Error;
 use std::time::{Duration, Instant};

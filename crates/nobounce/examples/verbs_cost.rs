@@ -1,10 +1,12 @@
-//! What this library costs above raw verbs: one queue pair of one hardware device, to itself, driven in three ways by turns. By the
-//! table of libibverbs as C's inline functions do it, by `nic::hard`, and by [`Connection`]. Each message is posted, and its completion polled
-//! for, before the next one: nothing but the calls differs, and whoever else takes the CPU takes it from all three.
+//! What this library costs above raw verbs, on a queue pair of a hardware device. Three methods
+//! drive it by turns: the function table of libibverbs, as C's inline functions do, `nic::hard`,
+//! and [`Connection`]. Each message is posted and its completion polled before the next one. Only
+//! the calls differ, and other load on the CPU affects all three alike.
 //!
 //!     NOBOUNCE_VERBS=target/release/dropin/libibverbs.so.1 NOBOUNCE_DEVICE=nb0 cargo run --release --example verbs_cost [ROUNDS]
 //!
-//! Prints the best and the median round of each, in nanoseconds a message, and what they are above raw verbs. `NOBOUNCE_DEVICE=mlx5_0` measures an adapter.
+//! Prints the best and the median round of each, in nanoseconds a message, and what they are above
+//! raw verbs. `NOBOUNCE_DEVICE=mlx5_0` measures an adapter.
 
 use std::time::{Duration, Instant};
 
@@ -104,7 +106,7 @@ fn main() -> Result<(), Error> {
     let device = Device::open()?;
     let listener = device.listen("127.0.0.1:0")?;
     let (at, near) = (listener.local_addr(), device.clone());
-    // One device for both ends: whoever polls here serves both of them.
+    // One device serves both ends: polling here drives both of them.
     let active = std::thread::spawn(move || near.connect(at, &ConnectOptions::default()));
     let passive = listener.accept(SOON)?;
     let connection = active.join().map_err(|_| "the connecting thread panicked")??;
@@ -121,7 +123,7 @@ fn main() -> Result<(), Error> {
         let mut times = [const { Vec::new() }; 3];
         let mut got = Vec::with_capacity(64);
         for turn in 0..rounds {
-            // Whoever is first has the caches as the last one left them: each in its turn.
+            // The first method inherits the caches of the previous one, so rotate the order.
             for at in (0..3).map(|at| (at + turn) % 3) {
                 times[at].push(match at {
                     0 => round(|| way.raw())?,
@@ -131,7 +133,8 @@ fn main() -> Result<(), Error> {
             }
         }
         for (name, ours) in ["raw verbs", "nic::hard", "Connection"].into_iter().zip(&times) {
-            // The rounds of one turn lie beside each other in time: their ratio is what loads of others leave alone.
+            // The rounds of one turn lie beside each other in time: their ratio is what loads of
+            // others leave alone.
             let ratios = ours.iter().zip(&times[0]).map(|(ours, raw)| ours / raw).collect();
             let (best, median) = (sorted(ours.clone())[0], middle(ours.clone()));
             let above = |ratio: f64| (ratio - 1.0) * 100.0;

@@ -4,18 +4,18 @@ use std::time::Duration;
 
 use nobounce_memory::gpu::copy_engine::CopyError;
 
-/// Why bytes of a [`Region`](crate::Region) were not read or written, or not to the end.
+/// Why bytes of a [`Region`](crate::Region) were not read or written, or only in part.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AccessError {
-    /// The range asked for is not inside the region; nothing was touched.
+    /// The requested range is not inside the region; nothing was touched.
     #[error(
         "{len} bytes at offset {offset:#x} are not inside a region of {region} bytes; nothing was touched"
     )]
     OutOfBounds {
-        /// Offset asked for.
+        /// Requested offset.
         offset: usize,
-        /// Bytes asked for.
+        /// Requested bytes.
         len: usize,
         /// Length of the region.
         region: usize,
@@ -26,7 +26,8 @@ pub enum AccessError {
         /// The address.
         address: u64,
     },
-    /// The memory is not there any more, or not with this right. What lies before the address was copied, the rest was not.
+    /// The memory is gone, or lacks this access right. Bytes before the address were copied, the
+    /// rest was not.
     #[error(
         "memory at {address:#x} is no longer mapped, or not with this right: \
          it was unmapped, protected or truncated after it was registered"
@@ -35,10 +36,11 @@ pub enum AccessError {
         /// The first address that could not be accessed, in this process.
         address: u64,
     },
-    /// GPU memory that has no window, or too much of it: the GPU's copy engine was asked, and refused.
+    /// GPU memory without a BAR1 window, or too much of it for one: the GPU's copy engine refused
+    /// the copy.
     #[error("the GPU's copy engine was asked to move the bytes: {0}")]
     Copy(#[from] CopyError),
-    /// The GPU's copy engine did not move anything for long. It may still do so.
+    /// The GPU's copy engine timed out. It may still complete the copy.
     #[error(
         "the GPU's copy engine did not finish {len} bytes within {limit:?}, and may still be at it: \
          other work keeps it busy, or the GPU does not answer any more (see nvidia-smi)"
@@ -46,10 +48,10 @@ pub enum AccessError {
     Slow {
         /// Bytes of the whole access.
         len: usize,
-        /// How long was waited for one piece of it.
+        /// Timeout for one piece.
         limit: Duration,
     },
-    /// Something that is not known to this version.
+    /// An error that this version does not know.
     #[error(transparent)]
     Other(nobounce_memory::AccessError),
 }

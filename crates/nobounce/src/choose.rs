@@ -1,4 +1,5 @@
-//! Which device `auto` is: the adapter that is nearest to a GPU, or the fastest; the software NIC where there is none at all.
+//! The device behind `auto`: the adapter nearest to a GPU, or the fastest. Without any adapter it
+//! is the software NIC.
 
 use std::collections::BTreeMap;
 
@@ -9,15 +10,15 @@ use nobounce_topology::facts::{Facts, Nic};
 use nobounce_topology::nearest;
 use nobounce_topology::sysfs::{self, Root, Surroundings};
 
-/// The word for «whichever is nearest».
+/// The name that selects the nearest device.
 pub const AUTO: &str = "auto";
 /// The software NIC.
 const SOFTWARE: &str = "nb0";
 
-/// A device, and why it.
+/// A device, and the reason for the choice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceChoice {
-    /// Its name; none where there are adapters, and none of them can be used.
+    /// Its name; `None` if there are adapters but none is usable.
     pub name: Option<String>,
     /// Why this one, or why none.
     pub why: String,
@@ -26,8 +27,8 @@ pub struct DeviceChoice {
 }
 
 impl DeviceChoice {
-    /// What `auto` is on this machine: for memory of the GPU that CUDA counts as `gpu`, or for host memory. Looks at files, and opens
-    /// nothing; only a GPU's place on the bus is asked of CUDA.
+    /// What `auto` is on this machine: for memory of CUDA device `gpu`, or for host memory. It
+    /// reads files and opens no device; only the GPU's PCI address comes from CUDA.
     pub fn of(gpu: Option<i32>) -> Self {
         if Library::is_named() {
             return Self::of_named_library();
@@ -41,7 +42,7 @@ impl DeviceChoice {
         Self::on(&facts, gpu, place.as_deref())
     }
 
-    /// The same on a machine that is described by facts, where the GPU is plugged at the PCI address `place`, if that is known.
+    /// The same for a machine described by facts. `place` is the GPU's PCI address, if known.
     pub fn on(facts: &Facts, gpu: Option<i32>, place: Option<&str>) -> Self {
         let choice = nearest::nic_for(facts, place);
         let hardware = facts.nics.iter().any(|nic| !Nic::is_software(nic));
@@ -57,7 +58,7 @@ impl DeviceChoice {
         Self { name, why, adapters: choice.lines }
     }
 
-    /// The files of this machine say nothing about a libibverbs of somebody's own: its first device is taken.
+    /// For an explicitly named libibverbs, sysfs says nothing: take its first device.
     fn of_named_library() -> Self {
         let none = |why: String| Self { name: None, why, adapters: Vec::new() };
         let names = Library::load().map_err(|error| error.to_string());
@@ -71,7 +72,7 @@ impl DeviceChoice {
         }
     }
 
-    /// The name, or an error with all of it.
+    /// The name, or an error with the reason and all adapters.
     pub(crate) fn into_name(self) -> Result<String, OpenError> {
         tracing::debug!("device {AUTO}: {:?}, {} ({})", self.name, self.why, self.adapters.join("; "));
         let (why, adapters) = (self.why, self.adapters.join("; "));

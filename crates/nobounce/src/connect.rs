@@ -1,4 +1,4 @@
-//! The connecting side, and what both sides do to make queue pairs.
+//! The connecting side, and the setup of queue pairs that both sides share.
 
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -14,26 +14,28 @@ use crate::connection::Connection;
 use crate::control::Control;
 use crate::handshake::{self, HandshakeError, Hello, MAX_QPS, QpHalf};
 
-/// READs and atomics outstanding on each queue pair, either way.
+/// Outstanding READs and atomics per queue pair, in each direction.
 const MAX_RD_ATOMIC: u8 = 16;
 
 /// How to connect. The defaults suit most.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectOptions {
-    /// Queue pairs, the connection's lanes: 1 to 4096. The listening side makes as many.
+    /// Queue pairs, the connection's lanes: 1 to 4096. The listening side creates as many.
     pub qps: usize,
-    /// The largest path MTU; what the interface carries if `None`. The smaller of both ends counts.
+    /// The largest path MTU; `None` takes what the interface carries. The smaller of both ends
+    /// applies.
     pub mtu: Option<Mtu>,
-    /// Operations outstanding on each lane: as many sends and as many receives.
+    /// Outstanding operations per lane: as many sends and as many receives.
     pub depth: usize,
-    /// Time to connect and shake hands, all steps together (without the resolving of a host name).
+    /// Total time to connect and complete the handshake, without name resolution.
     pub timeout: Duration,
-    /// The local ack timeout as the standard encodes it: 4.096 us times 2^code. 16 is 268 ms.
+    /// The local ACK timeout as the standard encodes it: 4.096 us times 2^code. 16 is 268 ms.
     pub ack_timeout: u8,
-    /// How often the timeout may pass before an operation fails: 0 to 7. With the defaults a peer that fell silent is
-    /// given up after 8 times 268 ms, 2.1 s.
+    /// Retransmission timeouts before an operation fails: 0 to 7. With the defaults a silent peer
+    /// fails after 8 times 268 ms, 2.1 s.
     pub retries: u8,
-    /// How often a SEND is tried again while the peer has no receive posted: 0 to 6; 7 means for as long as it takes.
+    /// RNR retries: how often a SEND is repeated while the peer has no receive posted: 0 to 6; 7
+    /// means without limit.
     pub rnr_retries: u8,
 }
 
@@ -51,14 +53,14 @@ impl Default for ConnectOptions {
     }
 }
 
-/// Why no connection came about.
+/// Why the connection failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// The options make no sense.
+    /// The number of queue pairs is out of range.
     #[error("{asked} queue pairs are asked for; a connection has 1 to {MAX_QPS}")]
     Lanes {
-        /// How many were asked for.
+        /// The requested number.
         asked: usize,
     },
     /// The name could not be resolved.
@@ -71,15 +73,15 @@ pub enum ConnectError {
     Tcp {
         /// The address that was tried last.
         addr: SocketAddr,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// The two ends did not agree.
+    /// The handshake failed.
     #[error("connected to {addr}, but: {source}")]
     Handshake {
-        /// Who answered.
+        /// The peer's address.
         addr: SocketAddr,
-        /// What was wrong.
+        /// The cause.
         source: HandshakeError,
     },
 }
@@ -96,7 +98,7 @@ pub(crate) fn connect(
     let deadline = Instant::now() + options.timeout;
     let mut failed = None;
     for addr in addrs {
-        // Zero is refused by the kernel's interface; the shortest time makes it fail as it should.
+        // The kernel's interface refuses zero; the shortest timeout fails as intended.
         let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         match TcpStream::connect_timeout(&addr, left) {
             Ok(stream) => {
@@ -143,14 +145,14 @@ pub(crate) fn open_control(stream: TcpStream) -> Result<Control, HandshakeError>
     Control::new(stream).map_err(|source| HandshakeError::Io { step: "we prepared it", source })
 }
 
-/// The queue pairs of a connection in the making.
+/// The queue pairs of a connection that is being set up.
 #[derive(Debug)]
 pub(crate) struct Lanes {
     pub(crate) qps: Vec<Qp>,
     pub(crate) cq: Cq,
     pub(crate) channel: Channel,
     halves: Vec<QpHalf>,
-    /// READs and atomics outstanding on each queue pair, either way.
+    /// Outstanding READs and atomics per queue pair, in each direction.
     rd_atomic: u8,
 }
 
@@ -164,7 +166,7 @@ impl Lanes {
         let limits = QpLimits { send_depth: options.depth, recv_depth: options.depth, ..QpLimits::default() };
         let channel = device.nic().create_channel().map_err(|error| failed(&error))?;
         let rd_atomic = MAX_RD_ATOMIC.min(device.nic().max_rd_atomic());
-        // Everything that can be posted fits, so it cannot overflow.
+        // Room for everything that can be posted, so the queue cannot overflow.
         let depth = options.depth.saturating_mul(2).saturating_mul(count);
         let cq = device.nic().create_cq(depth, Some(&channel)).map_err(|error| failed(&error))?;
         let mut lanes = Self {
@@ -195,7 +197,7 @@ impl Lanes {
         }
     }
 
-    /// Makes them ready to receive and send, each towards its counterpart. `theirs.mtu` is what was agreed on.
+    /// Moves them to RTR and RTS, each towards its counterpart. `theirs.mtu` is the agreed MTU.
     pub(crate) fn raise(&mut self, options: &ConnectOptions, theirs: &Hello) -> Result<(), HandshakeError> {
         let failed = |error: &dyn std::fmt::Display| HandshakeError::QueuePair(error.to_string());
         let mtu = Mtu::from_bytes(theirs.mtu)
@@ -217,8 +219,8 @@ impl Lanes {
     }
 }
 
-/// Unpredictable enough that a packet of an earlier connection, or a stranger's, does not fit: the standard library's hash
-/// keys come from the kernel.
+/// Unpredictable enough that a packet of an earlier connection or a forged one does not match. The
+/// standard library's hash keys come from the kernel.
 fn random_psn() -> Psn {
     Psn::of(RandomState::new().hash_one(0_u8))
 }

@@ -1,4 +1,5 @@
-//! A connection: queue pairs to one peer, one completion queue, and the side channel that made them.
+//! A connection: queue pairs to one peer, one completion queue, and the side channel that set them
+//! up.
 
 use std::cell::Cell;
 use std::net::{IpAddr, SocketAddr};
@@ -12,45 +13,47 @@ use nobounce_nic::soft::{Mtu, QpAttr, QpState, Status, WorkKind};
 use nobounce_nic::work::WorkCompletion;
 
 use crate::Device;
-use crate::ailments::{Ailment, Ailments};
 use crate::connect::Lanes;
 use crate::control::Control;
-use crate::farewell::Farewell;
 use crate::handshake::Hello;
+use crate::health::{Fault, HealthMonitor};
 use crate::lane::{Lane, PostError};
+use crate::peer_gone::PeerGone;
 use crate::region::{Region, RemoteRegion};
 use crate::tickets::{Completion, Ended, Ticket, Tickets};
 use crate::wait::{WaitError, judge};
 
-/// How often it is looked whether the peer is still there.
+/// Interval of the peer liveness check.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// How long `wait` polls before it arms the completion queue and sleeps.
 const SPIN: Duration = Duration::from_millis(1);
-/// How long the cause of a failure may take to show after it, with hardware. The side channel told of a killed peer at most 39 ms after rxe of
-/// Linux 6.1 had refused for it, in an emulated machine on a busy one.
+/// How long the cause of a hardware failure may take to show. The side channel reported a killed
+/// peer at most 39 ms after rxe of Linux 6.1 had refused on its behalf. That was in an emulated
+/// machine on a busy host.
 const LAST_WORD: Duration = Duration::from_millis(200);
-/// After so long without a completion the port itself is asked how it is: some drivers (rxe of Linux 6.1) let it go down without an event, and
-/// never end what it keeps.
+/// Query the port after this long without a completion. Some drivers (rxe of Linux 6.1) let it go
+/// down without an event, and never complete what it holds.
 const SILENCE: Duration = Duration::from_secs(1);
-/// Completions fetched at once.
+/// Completions fetched per poll.
 const BATCH: usize = 64;
-/// Polls of a caller who drives the device himself for one look at the clock, and at all else that is not a completion.
+/// In a caller that drives the device itself: polls per check of the clock and of everything else.
 const POLLS: u32 = 4;
 
 thread_local! {
-    /// Room for completions that are fetched, kept from one time to the next.
+    /// Buffer for fetched completions, reused between polls.
     static FETCHED: Cell<Vec<WorkCompletion>> = const { Cell::new(Vec::new()) };
 }
 
 /// A connection to a peer.
 ///
-/// Operations return a [`Ticket`] at once; [`wait`](Self::wait), [`wait_any`](Self::wait_any) or [`poll`](Self::poll) tell
-/// how it ended. A failed operation stops its lane: later operations there fail too. When the peer closes or dies, all
-/// operations fail with [`WaitError::PeerGone`] within milliseconds; when it falls silent (a dead network), within the time
-/// that [`ConnectOptions`](crate::ConnectOptions) gives, 2.1 s by default.
+/// Operations return a [`Ticket`] at once; [`wait`](Self::wait), [`wait_any`](Self::wait_any) or
+/// [`poll`](Self::poll) return the result. A failed operation stops its lane: later operations
+/// there fail too. When the peer closes or dies, all operations fail with [`WaitError::PeerGone`]
+/// within milliseconds. When it falls silent (a dead network), they fail within the time that
+/// [`ConnectOptions`](crate::ConnectOptions) gives, 2.1 s by default.
 #[derive(Debug)]
 pub struct Connection {
-    // Dropped first: what the queue pairs still owe leaves before the side channel says that we are gone.
+    // Dropped first: pending packets of the queue pairs leave before the side channel closes.
     qps: Vec<Qp>,
     cq: Cq,
     channel: Channel,
@@ -59,17 +62,17 @@ pub struct Connection {
     device: Device,
     peer: IpAddr,
     mtu: Mtu,
-    farewell: Farewell,
-    /// What the device was last seen to suffer from.
-    ailments: Ailments,
+    peer_gone: PeerGone,
+    /// The last known health of the device.
+    health: HealthMonitor,
     born: Instant,
-    /// When it was last looked whether the peer is there, in microseconds since birth.
+    /// Time of the last peer liveness check, in microseconds since `born`.
     looked: AtomicU64,
-    /// How often something was put into the book.
+    /// Number of entries added to the tickets.
     booked: AtomicU64,
-    /// Whether something completed since it was last looked.
+    /// Whether anything completed since the last check.
     heard: AtomicBool,
-    /// When something was last seen to have completed, or the port was asked how it is.
+    /// Time of the last completion, or of the last query of the port.
     silent_since: AtomicU64,
 }
 
@@ -85,8 +88,8 @@ impl Connection {
             device: device.clone(),
             peer: theirs.addr,
             mtu: Mtu::from_bytes(theirs.mtu).unwrap_or(Mtu::Mtu256),
-            farewell: Farewell::default(),
-            ailments: Ailments::default(),
+            peer_gone: PeerGone::default(),
+            health: HealthMonitor::default(),
             born: Instant::now(),
             looked: AtomicU64::new(0),
             booked: AtomicU64::new(0),
@@ -100,27 +103,27 @@ impl Connection {
         &self.device
     }
 
-    /// Where the peer's device is.
+    /// The address of the peer's device.
     pub fn peer(&self) -> IpAddr {
         self.peer
     }
 
-    /// The peer's end of the side channel; `None` when it is gone.
+    /// The peer's end of the side channel; `None` once it is gone.
     pub fn peer_control_addr(&self) -> Option<SocketAddr> {
         self.control.stream().peer_addr().ok()
     }
 
-    /// The path MTU both ends agreed on.
+    /// The negotiated path MTU.
     pub fn mtu(&self) -> Mtu {
         self.mtu
     }
 
-    /// How many lanes it has.
+    /// Number of lanes.
     pub fn lanes(&self) -> usize {
         self.qps.len()
     }
 
-    /// One of its lanes, from 0 on.
+    /// A lane, counted from 0.
     ///
     /// # Panics
     /// There is no such lane.
@@ -129,8 +132,8 @@ impl Connection {
         Lane::new(self, index)
     }
 
-    /// The queue pair of a lane, for work requests made by hand. Do not mix the two on one connection: `wait` and `poll` take
-    /// every completion, and drop those that are not theirs.
+    /// The queue pair of a lane, for raw work requests. Do not mix both on one connection: `wait`
+    /// and `poll` take every completion and drop unknown ones.
     ///
     /// # Panics
     /// There is no such lane.
@@ -143,12 +146,12 @@ impl Connection {
         &self.cq
     }
 
-    /// The channel of the completion queue, to sleep on.
+    /// The completion channel of the completion queue, to sleep on.
     pub fn channel(&self) -> &Channel {
         &self.channel
     }
 
-    /// [`Lane::write`] on lane 0; so for all operations here.
+    /// [`Lane::write`] on lane 0; the same applies to all operations here.
     #[allow(missing_docs)]
     pub fn write(
         &self,
@@ -223,10 +226,12 @@ impl Connection {
         self.lane(0).compare_swap(local, at, remote, offset, compare, swap)
     }
 
-    /// Waits for one operation, at most `timeout`. It drives the device for about a millisecond, then sleeps.
+    /// Waits for one operation, at most `timeout`. Drives the device for about a millisecond, then
+    /// sleeps.
     ///
     /// # Errors
-    /// It failed, the peer is gone, or the time is over (then it is still under way, and can be waited for again).
+    /// It failed, the peer is gone, or the timeout expired. After a timeout it is still in flight
+    /// and can be waited for again.
     pub fn wait(&self, ticket: Ticket, timeout: Duration) -> Result<Completion, WaitError> {
         self.wait_for(timeout, |book| match book.claim(ticket) {
             Some(ended) => Some(Ok(ended)),
@@ -235,10 +240,10 @@ impl Connection {
         })
     }
 
-    /// Waits for whichever operation ends next, on any lane.
+    /// Waits for the next operation to complete, on any lane.
     ///
     /// # Errors
-    /// As for [`wait`](Self::wait); or nothing is under way.
+    /// As for [`wait`](Self::wait); or nothing is in flight.
     pub fn wait_any(&self, timeout: Duration) -> Result<Completion, WaitError> {
         self.wait_for(timeout, |book| match book.claim_any() {
             Some(ended) => Some(Ok(ended)),
@@ -247,7 +252,7 @@ impl Connection {
         })
     }
 
-    /// The next operation that has ended, if any; drives the device, and never blocks.
+    /// The next completed operation, if any. Drives the device, and never blocks.
     ///
     /// # Errors
     /// An operation failed, or the peer is gone.
@@ -260,51 +265,54 @@ impl Connection {
         self.collect()?;
         let claimed = self.book().claim_any();
         if claimed.is_none()
-            && let Some(ailment) = self.ailment()
+            && let Some(fault) = self.fault()
         {
-            return Err(ailment);
+            return Err(fault);
         }
         claimed.map(|ended| self.judge(&ended)).transpose()
     }
 
-    /// Operations under way.
+    /// Operations in flight.
     pub fn pending(&self) -> usize {
         self.book().pending()
     }
 
-    /// Looks whether the peer has closed or died; if so, everything under way is flushed. Costs a few system calls: for loops
-    /// that poll the completion queue by hand, every few milliseconds.
+    /// Checks whether the peer has closed or died; if so, flushes everything in flight. Costs a few
+    /// system calls. Loops that poll the completion queue directly call it every few milliseconds.
     pub fn is_peer_gone(&self) -> bool {
-        if self.farewell.is_said() {
+        if self.peer_gone.is_said() {
             return true;
         }
         if !self.control.look_closed() {
             return false;
         }
-        // What the peer finished before it went is finished: it is in the queue already, in front of what is flushed now.
-        self.farewell.say(|| self.qps.iter().for_each(flush));
+        // Operations that the peer completed before it went are already in the queue, ahead of the
+        // flushed ones.
+        self.peer_gone.say(|| self.qps.iter().for_each(flush));
         true
     }
 
-    /// Looks whether the device went away under us: then nothing completes any more. The software NIC never does.
+    /// Checks whether the device is gone: then nothing completes any more. The software NIC never
+    /// is.
     pub fn is_device_gone(&self) -> bool {
         self.look_after_device();
-        self.ailments.gone.load(Ordering::Acquire)
+        self.health.gone.load(Ordering::Acquire)
     }
 
-    /// What is wrong with the device itself, looked at now: it is gone, its port is down for longer than a hiccup lasts (told once), or it lost
-    /// completions. For loops that poll the completion queue by hand, every few milliseconds; [`wait`](Self::wait) and
-    /// [`poll`](Self::poll) look by themselves.
+    /// Checks the health of the device now. It may be gone, its port down for longer than a link
+    /// flap (reported once), or completions lost. Loops that poll the completion queue directly
+    /// call it every few milliseconds. [`wait`](Self::wait) and [`poll`](Self::poll) check by
+    /// themselves.
     ///
     /// # Errors
-    /// What it is, in a sentence.
+    /// The problem found.
     pub fn check_device(&self) -> Result<(), WaitError> {
         self.look_after_device();
-        self.ailment().map_or(Ok(()), Err)
+        self.fault().map_or(Ok(()), Err)
     }
 
-    /// What speaks for a wrong GID of a hardware device, where nothing of ours has come through to the peer so far. For loops that poll the
-    /// completion queue by hand, when something ends in [`Status::RetryExceeded`].
+    /// Evidence for a wrong GID of a hardware device, while nothing has reached the peer so far.
+    /// Loops that poll the completion queue directly call it on [`Status::RetryExceeded`].
     pub fn doubt_gid(&self) -> Option<String> {
         let hard = self.device.nic().hard()?;
         if self.book().has_succeeded { None } else { hard.doubt_gid(self.peer) }
@@ -313,23 +321,24 @@ impl Connection {
     fn look_after_device(&self) {
         let (nic, now) = (self.device.nic(), self.since_birth(Instant::now()));
         let mut health = nic.look();
-        // A port that is down says itself whether it still is: that it came back need not be an event either.
+        // Query a port that is down: its return need not raise an event either.
         if self.is_silent(now) || health.port_down {
             health = nic.examine();
         }
-        // Another connection's queue is not our trouble.
+        // Ignore a failed queue of another connection.
         health.queue_failed = health.queue_failed && self.cq.has_failed();
-        self.ailments.note(&health, now);
+        self.health.note(&health, now);
     }
 
-    /// That the port is down, if it says so now.
+    /// The error for a port that is down now.
     pub(crate) fn port_lost(&self) -> Option<WaitError> {
         let nic = self.device.nic();
         let lost = || WaitError::PortLost { device: nic.name().to_owned(), pending: self.pending() };
         nic.examine().port_down.then(lost)
     }
 
-    /// Whether nothing has completed for so long that the port is to be asked; true once in that time.
+    /// Whether nothing has completed for so long that the port must be queried; true once per
+    /// interval.
     fn is_silent(&self, now: u64) -> bool {
         let since = self.silent_since.load(Ordering::Relaxed);
         let is_silent = u128::from(now.saturating_sub(since)) >= SILENCE.as_micros();
@@ -340,13 +349,13 @@ impl Connection {
         is_silent && !has_heard
     }
 
-    fn ailment(&self) -> Option<WaitError> {
-        let ailment = self.ailments.now()?;
+    fn fault(&self) -> Option<WaitError> {
+        let fault = self.health.now()?;
         let (device, pending) = (self.device.nic().name().to_owned(), self.pending());
-        Some(match ailment {
-            Ailment::Gone => WaitError::DeviceGone { device, pending },
-            Ailment::QueueFailed => WaitError::QueueFailed { device, pending },
-            Ailment::PortLost => WaitError::PortLost { device, pending },
+        Some(match fault {
+            Fault::Gone => WaitError::DeviceGone { device, pending },
+            Fault::QueueFailed => WaitError::QueueFailed { device, pending },
+            Fault::PortLost => WaitError::PortLost { device, pending },
         })
     }
 
@@ -354,8 +363,8 @@ impl Connection {
         u64::try_from((now - self.born).as_micros()).unwrap_or(u64::MAX)
     }
 
-    /// Posts with a fresh ticket. The ticket is in the book before the device knows of the work, for another thread may
-    /// fetch the completion before we return.
+    /// Posts with a fresh ticket. The ticket is recorded before the device gets the work: another
+    /// thread may fetch the completion before this call returns.
     pub(crate) fn open(
         &self,
         lane: usize,
@@ -366,7 +375,7 @@ impl Connection {
         let ticket = book.open(lane, kind).ok_or(PostError::Unclaimed { count: book.limit })?;
         drop(book);
         post(&self.qps[lane], ticket.0).inspect_err(|_| self.book().cancel(ticket))?;
-        self.farewell.after_post(|| flush(&self.qps[lane]));
+        self.peer_gone.after_post(|| flush(&self.qps[lane]));
         Ok(ticket)
     }
 
@@ -385,7 +394,7 @@ impl Connection {
         loop {
             polls = polls.wrapping_add(1);
             self.collect()?;
-            // The book is opened when there is something new in it, by us or by another thread that waits.
+            // Search the tickets only after a change, by this thread or by another one that waits.
             let booked = self.booked.load(Ordering::Acquire);
             if asked != Some(booked) {
                 asked = Some(booked);
@@ -401,8 +410,8 @@ impl Connection {
             }
             let now = Instant::now();
             let waited = now - start;
-            if let Some(ailment) = self.ailment() {
-                return Err(ailment);
+            if let Some(fault) = self.fault() {
+                return Err(fault);
             }
             if waited >= timeout {
                 return Err(WaitError::Timeout { timeout, pending: self.pending() });
@@ -418,14 +427,14 @@ impl Connection {
                 self.channel.wait(LOOK_EVERY.min(timeout - waited).max(Duration::from_millis(1)));
                 armed = false;
             } else {
-                // What came before arming is not announced: look once more, then sleep.
+                // Completions before arming raise no event: poll once more, then sleep.
                 self.cq.request_notify(false);
                 armed = true;
             }
         }
     }
 
-    /// Moves what completed into the book.
+    /// Moves completions into the tickets.
     fn collect(&self) -> Result<(), WaitError> {
         let mut work = FETCHED.take();
         let polled = self.cq.poll(&mut work, BATCH);
@@ -440,7 +449,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Looks after the peer if it is time to; whether it has just been found gone.
+    /// Checks the peer if the interval has passed; returns whether it was just found gone.
     fn look_now_and_then(&self, now: Instant) -> bool {
         let since_birth = self.since_birth(now);
         let looked = self.looked.load(Ordering::Relaxed);
@@ -449,12 +458,14 @@ impl Connection {
         }
         self.looked.store(since_birth, Ordering::Relaxed);
         self.look_after_device();
-        !self.farewell.is_said() && self.is_peer_gone()
+        !self.peer_gone.is_said() && self.is_peer_gone()
     }
 
-    /// Some failures of hardware have a cause that shows a little later: a NIC refuses for a process that just died before the side channel
-    /// tells of its death, and a request fails before its port is said to be down. That is waited for a moment, counted from the failure: what
-    /// fails together waits together, and what is asked about later not at all. A software NIC refuses for nobody but a process that lives.
+    /// Some hardware failures have a cause that shows a little later. A NIC may refuse on behalf of
+    /// a dead process before the side channel reports the death. A request may fail before its port
+    /// is reported down. Wait a moment for the cause, counted from the failure. Failures that occur
+    /// together share the wait; later queries do not wait. A software NIC refuses only for a live
+    /// process.
     fn await_last_word(&self, ended: &Ended) {
         let (Some(failed), Some(hard)) = (ended.failed, self.device.nic().hard()) else { return };
         let is_open = || {
@@ -463,8 +474,8 @@ impl Connection {
         };
         while failed.elapsed() < LAST_WORD && is_open() {
             std::thread::sleep(Duration::from_millis(1));
-            // Others that fail now do not begin to wait when their turn comes.
-            let _ = self.collect(); // whoever waits next hears of it
+            // Collect other failures now, so that they do not start their own wait later.
+            let _ = self.collect(); // the next wait reports it
         }
     }
 
@@ -472,7 +483,7 @@ impl Connection {
         if matches!(ended.status, Status::RetryExceeded | Status::Flushed) || ended.is_local_trouble() {
             let (health, device) = (self.device.nic().examine(), || self.device.nic().name().to_owned());
             if health.gone {
-                self.ailments.gone.store(true, Ordering::Release);
+                self.health.gone.store(true, Ordering::Release);
                 return Err(WaitError::DeviceGone { device: device(), pending: self.pending() });
             }
             if health.port_down {
@@ -490,7 +501,7 @@ impl Connection {
     }
 }
 
-/// Ends what is under way on a queue pair: from every state, and again.
+/// Flushes a queue pair: from every state, and repeatedly.
 fn flush(qp: &Qp) {
     let _ = qp.modify(&QpAttr::to_state(QpState::Error), 0);
 }

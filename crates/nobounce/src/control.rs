@@ -1,7 +1,8 @@
-//! The TCP side channel: a preamble, then length-prefixed frames with a limit and a deadline on everything.
+//! The TCP side channel: a preamble, then length-prefixed frames, all with a size limit and a
+//! deadline.
 //!
-//! The socket blocks, with timeouts. A look at whether the peer is still there must not block, so it turns blocking off
-//! for a moment: only under the reader's lock, and the writer expects it.
+//! The socket blocks, with timeouts. The liveness check must not block, so it makes the socket
+//! nonblocking for a moment. It does so only under the reader's lock, and the writer expects it.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -9,18 +10,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The longest message of the application.
+/// The longest application message.
 pub(crate) const MAX_MESSAGE: usize = 1 << 20;
 /// The longest frame: a message and its kind.
 const MAX_FRAME: usize = MAX_MESSAGE + 1;
-/// Frames that wait for the application, in bytes; beyond, TCP makes the peer wait.
+/// Bytes of frames that may wait for the application; beyond that, TCP flow control stops the peer.
 const MAX_WAITING: usize = 4 << 20;
-/// Bytes read at once.
+/// Bytes per read.
 const CHUNK: usize = 64 << 10;
-/// The kernel rounds socket timeouts to its tick, and zero would mean none at all.
+/// The kernel rounds socket timeouts to its tick, and zero would mean no timeout.
 const SHORTEST: Duration = Duration::from_millis(1);
 
-/// What went wrong on the side channel.
+/// Errors of the side channel.
 #[derive(Debug)]
 pub(crate) enum ControlError {
     Closed,
@@ -42,11 +43,12 @@ impl From<io::Error> for ControlError {
     }
 }
 
-/// What was read and not yet taken. Frames are cut off on demand, for the limit depends on who asks.
+/// Received bytes that are not consumed yet. Frames are parsed on demand, because the size limit
+/// depends on the caller.
 #[derive(Debug, Default)]
 struct Inbox {
     bytes: Vec<u8>,
-    /// Bytes at the front that were taken already.
+    /// Bytes at the front that are consumed already.
     taken: usize,
 }
 
@@ -71,7 +73,7 @@ impl Inbox {
         Ok(rest.get(..len))
     }
 
-    /// Takes the first frame, which is `len` bytes long.
+    /// Removes the first frame, which is `len` bytes long.
     fn take(&mut self, len: usize) -> Vec<u8> {
         let start = self.taken + 4;
         self.taken = start + len;
@@ -117,7 +119,7 @@ impl Control {
         Ok(())
     }
 
-    /// Writes all of it.
+    /// Writes all bytes.
     pub(crate) fn write_raw(&self, mut bytes: &[u8], deadline: Instant) -> Result<(), ControlError> {
         while !bytes.is_empty() {
             self.stream.set_write_timeout(Some(left(deadline)?))?;
@@ -125,7 +127,7 @@ impl Control {
                 Ok(0) => return Err(ControlError::Closed),
                 Ok(written) => bytes = &bytes[written..],
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // Time is over, or somebody looked after the peer just now and the socket did not block.
+                // Timed out, or a concurrent liveness check made the socket nonblocking.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::thread::sleep(SHORTEST),
                 Err(error) => return Err(error.into()),
             }
@@ -133,8 +135,8 @@ impl Control {
         Ok(())
     }
 
-    /// Sends one frame made of `head` and `body`. Whoever gives up in the middle of a frame closes the channel, for
-    /// what came after would be nonsense to the peer.
+    /// Sends one frame made of `head` and `body`. Giving up in the middle of a frame closes the
+    /// channel: the peer could not parse the bytes that follow.
     pub(crate) fn send(&self, head: &[u8], body: &[u8], deadline: Instant) -> Result<(), ControlError> {
         let len = head.len() + body.len();
         let prefix = u32::try_from(len).ok().filter(|_| len <= MAX_FRAME);
@@ -149,7 +151,7 @@ impl Control {
         self.receive_if(max, deadline, |_| true).map(|frame| frame.unwrap_or_default())
     }
 
-    /// The next frame if `wanted` says so; `None` leaves it where it is.
+    /// The next frame if `wanted` accepts it; `None` leaves it in the buffer.
     pub(crate) fn receive_if(
         &self,
         max: usize,
@@ -167,14 +169,14 @@ impl Control {
             }
             self.stream.set_read_timeout(Some(left(deadline)?))?;
             match self.read_some(&mut inbox) {
-                // A timeout of the kernel's may end a little early: the deadline decides.
+                // A kernel timeout may end a little early: the deadline decides.
                 Ok(()) | Err(ControlError::Timeout) => {}
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// The next frame of the application's.
+    /// The next application frame.
     pub(crate) fn receive_message(
         &self,
         deadline: Instant,
@@ -183,7 +185,7 @@ impl Control {
         self.receive_if(MAX_FRAME, deadline, wanted)
     }
 
-    /// One read, whatever it brings.
+    /// One read, however many bytes it returns.
     fn read_some(&self, inbox: &mut Inbox) -> Result<(), ControlError> {
         let mut chunk = [0; CHUNK];
         match (&self.stream).read(&mut chunk) {
@@ -206,13 +208,13 @@ impl Control {
         }
     }
 
-    /// Whether the peer has closed or died. Never blocks; takes in what has arrived, so that an end behind unread
-    /// messages is seen too.
+    /// Whether the peer has closed or died. Never blocks. Buffers what has arrived, so that an end
+    /// behind unread messages is seen too.
     pub(crate) fn look_closed(&self) -> bool {
         if self.closed.load(Ordering::Relaxed) {
             return true;
         }
-        // Somebody is reading: he will see the end.
+        // Another thread is reading and will see the end of the stream.
         let Ok(mut inbox) = self.inbox.try_lock() else { return false };
         if self.stream.set_nonblocking(true).is_err() {
             return false;
@@ -228,7 +230,7 @@ impl Control {
         self.closed.load(Ordering::Relaxed)
     }
 
-    /// Ends the channel; the peer sees it.
+    /// Closes the channel; the peer sees it.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
         let _ = self.stream.shutdown(Shutdown::Both); // not connected any more: the same

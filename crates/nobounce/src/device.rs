@@ -18,8 +18,8 @@ const VARIABLE: &str = "NOBOUNCE_DEVICE";
 
 /// A NIC. Clones share it; it closes when the last object made from it is gone.
 ///
-/// All regions of a device are open, as far as their rights go, to every peer that was given (or guessed) their key: keys are
-/// 32 random bits. Open two devices to keep two groups of peers apart.
+/// Every peer with the key of a region may use it within its access rights. Keys are 32 random bits
+/// and may be guessed. Open two devices to isolate two groups of peers.
 #[derive(Clone, Debug)]
 pub struct Device {
     nic: any::Device,
@@ -27,16 +27,18 @@ pub struct Device {
 }
 
 impl Device {
-    /// Opens the device that `NOBOUNCE_DEVICE` names, see [`open_named`](Self::open_named); the software NIC if it is not set.
+    /// Opens the device that `NOBOUNCE_DEVICE` names, see [`open_named`](Self::open_named); the
+    /// software NIC if it is not set.
     ///
     /// # Errors
-    /// A variable makes no sense, another user holds the port, ...: the message says what to do.
+    /// A variable is invalid, another user holds the port, ...: the message says what to do.
     pub fn open() -> Result<Self, OpenError> {
         Self::open_named(std::env::var(VARIABLE).as_deref().unwrap_or("nb0"))
     }
 
-    /// Opens the device that suits memory of the GPU that CUDA counts as `gpu`: the one that `NOBOUNCE_DEVICE` names; without it, or where it
-    /// says `auto`, the adapter that is nearest by PCI, and the software NIC where there is none ([`DeviceChoice`] says why).
+    /// Opens the device for memory of CUDA device `gpu`: the one that `NOBOUNCE_DEVICE` names. If
+    /// that is unset or `auto`, it is the nearest adapter by PCIe, or the software NIC where there
+    /// is none ([`DeviceChoice`] says why).
     ///
     /// # Errors
     /// As for [`open_named`](Self::open_named).
@@ -47,10 +49,12 @@ impl Device {
         }
     }
 
-    /// Opens a device by its name: `nb0`, `nb1`, ... are the software NIC as `NOBOUNCE_ADDR` (addresses or interfaces; loopback if not
-    /// set), `NOBOUNCE_FAULT`, `NOBOUNCE_PCAP` and `NOBOUNCE_LINK` say; others, such as `mlx5_0` or `mlx5_0:2`, a port of a NIC of the system's
-    /// libibverbs. Where `NOBOUNCE_VERBS` names another libibverbs, all are looked for there. `auto` is the fastest adapter that can be used,
-    /// and the software NIC where there is none ([`DeviceChoice`]; for memory of a GPU see [`open_near_gpu`](Self::open_near_gpu)).
+    /// Opens a device by its name. `nb0`, `nb1`, ... are software NICs, configured by
+    /// `NOBOUNCE_ADDR` (addresses or interfaces; default loopback), `NOBOUNCE_FAULT`,
+    /// `NOBOUNCE_PCAP` and `NOBOUNCE_LINK`. Other names, such as `mlx5_0` or `mlx5_0:2`, are ports
+    /// of NICs of the system's libibverbs. If `NOBOUNCE_VERBS` names another libibverbs, all names
+    /// are looked up there. `auto` is the fastest usable adapter, or the software NIC where there
+    /// is none ([`DeviceChoice`]; for memory of a GPU see [`open_near_gpu`](Self::open_near_gpu)).
     ///
     /// # Errors
     /// There is no such device, it cannot be opened, ...: the message says what to do.
@@ -70,7 +74,7 @@ impl Device {
         }
     }
 
-    /// Whether a device of that name is a NIC of a libibverbs, and not the software NIC.
+    /// Whether a device of that name is a NIC of a libibverbs and not the software NIC.
     pub fn is_hardware(name: &str) -> bool {
         soft_number(name).is_none() || hard::Library::is_named()
     }
@@ -78,7 +82,8 @@ impl Device {
     /// Opens a NIC of the system's libibverbs.
     ///
     /// # Errors
-    /// There is no libibverbs, no such device, no right to open it, no active port, ...: the message says what to do.
+    /// There is no libibverbs, no such device, no permission to open it, no active port, ...: the
+    /// message says what to do.
     pub fn open_hardware(name: &str, options: &hard::Options) -> Result<Self, OpenError> {
         Self::from_any(any::Device::Hard(hard::Device::open(name, options)?))
     }
@@ -86,12 +91,12 @@ impl Device {
     /// Opens the software NIC.
     ///
     /// # Errors
-    /// Another user holds the port, the address is not ours, ...: the message says what to do.
+    /// Another user holds the port, the address is not local, ...: the message says what to do.
     pub fn open_with(config: &Config) -> Result<Self, OpenError> {
         Self::from_any(any::Device::Soft(soft::Device::open(config)?))
     }
 
-    /// A device on a NIC that was opened by hand.
+    /// A device on an open software NIC.
     ///
     /// # Errors
     /// The NIC has too many protection domains already.
@@ -99,7 +104,7 @@ impl Device {
         Self::from_any(any::Device::Soft(nic))
     }
 
-    /// The same of either sort.
+    /// A device on an open NIC of either kind.
     ///
     /// # Errors
     /// As for [`from_nic`](Self::from_nic).
@@ -107,7 +112,7 @@ impl Device {
         Ok(Self { pd: nic.alloc_pd()?, nic })
     }
 
-    /// The NIC underneath.
+    /// The underlying NIC.
     pub fn nic(&self) -> &any::Device {
         &self.nic
     }
@@ -120,28 +125,29 @@ impl Device {
     /// Zeroed, page-aligned host memory that peers may read, write and operate on atomically.
     ///
     /// # Errors
-    /// There is not that much memory, or the device has too many regions.
+    /// Out of memory, or the device has too many regions.
     pub fn register(&self, len: usize) -> Result<Region, RegisterError> {
         self.register_with(len, Region::ALL)
     }
 
-    /// The same with fewer rights.
+    /// As [`register`](Self::register), with fewer access rights.
     ///
     /// # Errors
-    /// As for [`register`](Self::register); or the rights contradict each other.
+    /// As for [`register`](Self::register); or the access rights contradict each other.
     pub fn register_with(&self, len: usize, access: Access) -> Result<Region, RegisterError> {
         Region::allocate(&self.pd, len, access)
     }
 
-    /// Registers memory that exists.
+    /// Registers existing memory.
     ///
     /// # Safety
-    /// Until the region is dropped, the memory is read and, as `access` allows, written by this process through the region, by
-    /// the device, and by peers: no Rust reference to it may be live meanwhile. It may be unmapped (operations then fail), but
-    /// its addresses must not come to belong to something else.
+    /// Until the region is dropped, this process (through the region), the device and peers read
+    /// the memory and, as `access` allows, write it. No Rust reference to it may be live meanwhile.
+    /// It may be unmapped (operations then fail), but its addresses must not be reused for
+    /// something else.
     ///
     /// # Errors
-    /// The range is not mapped with these rights, or the rights contradict each other.
+    /// The range is not mapped with these access rights, or they contradict each other.
     pub unsafe fn register_raw(
         &self,
         base: *mut u8,
@@ -152,19 +158,20 @@ impl Device {
         unsafe { Region::of_raw(&self.pd, base, len, access) }
     }
 
-    /// Memory of the first GPU that peers may read, write and operate on atomically. It is not zeroed.
+    /// Memory of the first GPU that peers may read, write and operate on atomically. It is not
+    /// zeroed.
     ///
-    /// The region's [`paths`](Region::paths) say which way its bytes take. `NOBOUNCE_WINDOW=off` and `NOBOUNCE_REQUIRE=direct` in the
-    /// environment have their say, see [`GpuOptions`].
+    /// The region's [`paths`](Region::paths) say which path its bytes take. `NOBOUNCE_WINDOW=off`
+    /// and `NOBOUNCE_REQUIRE=direct` in the environment apply, see [`GpuOptions`].
     ///
     /// # Errors
-    /// There is no GPU, or not that much memory; a direct path is required, and there is none.
+    /// There is no GPU, it is out of memory, or a direct path is required and there is none.
     pub fn register_gpu(&self, len: usize) -> Result<Region, RegisterError> {
         self.register_gpu_on(0, len, GpuOptions::default())
     }
 
-    /// The same on the GPU that CUDA counts as `ordinal`, with options: [`Require::Direct`](crate::Require) fails, with the reason,
-    /// where the path would be staged.
+    /// The same on CUDA device `ordinal`, with options: [`Require::Direct`](crate::Require) fails,
+    /// with the reason, if the path would be staged.
     ///
     /// # Errors
     /// As for [`register_gpu`](Self::register_gpu).
@@ -177,15 +184,17 @@ impl Device {
         Region::allocate_gpu(&self.pd, ordinal, len, &options)
     }
 
-    /// Registers memory that CUDA knows (`cudaMalloc`, a tensor, pinned host memory, ...) and that somebody else allocated.
+    /// Registers memory that CUDA knows (`cudaMalloc`, a tensor, pinned host memory, ...) and that
+    /// other code allocated.
     ///
     /// # Safety
-    /// Until the region is dropped, the memory is read and, as `access` allows, written by this process through the region, by the
-    /// device, and by peers: whatever uses it meanwhile must expect that. Free it after the region is dropped.
+    /// Until the region is dropped, this process (through the region), the device and peers read
+    /// the memory and, as `access` allows, write it. Concurrent users of the memory must expect
+    /// that. Free it after the region is dropped.
     ///
     /// # Errors
-    /// It is not GPU memory, crosses the end of its allocation, was freed, ...: the message says what was found. Or a direct path is
-    /// required, and there is none.
+    /// It is not GPU memory, crosses the end of its allocation, was freed, ...: the message says
+    /// what was found. Or a direct path is required and there is none.
     pub unsafe fn register_gpu_raw(
         &self,
         addr: u64,
@@ -197,15 +206,16 @@ impl Device {
         unsafe { Region::of_gpu_raw(&self.pd, addr, len, access, options) }
     }
 
-    /// Waits for peers at a TCP address such as `"127.0.0.1:0"` (port 0: any; see [`Listener::local_addr`]).
+    /// Listens for peers at a TCP address such as `"127.0.0.1:0"` (port 0: any; see
+    /// [`Listener::local_addr`]).
     ///
     /// # Errors
-    /// The address is not ours, or taken.
+    /// The address is not local, or in use.
     pub fn listen(&self, addr: impl ToSocketAddrs) -> Result<Listener, ListenError> {
         self.listen_with(addr, &ConnectOptions::default())
     }
 
-    /// The same with options; how many queue pairs there are is the connecting side's choice.
+    /// The same with options; the connecting side chooses the number of queue pairs.
     ///
     /// # Errors
     /// As for [`listen`](Self::listen).
@@ -220,7 +230,8 @@ impl Device {
     /// Connects to a peer that listens at a TCP address such as `"host:port"`.
     ///
     /// # Errors
-    /// Nobody listens there, what listens is not nobounce or of another version, it refused, or the time is over.
+    /// Nothing listens there, the listener is not nobounce or has another version, it refused, or
+    /// the timeout expired.
     pub fn connect(
         &self,
         addr: impl ToSocketAddrs,
@@ -230,7 +241,7 @@ impl Device {
     }
 }
 
-/// Which of the software NICs a name is.
+/// The number of a software NIC, from its name.
 fn soft_number(name: &str) -> Option<usize> {
     name.strip_prefix("nb").and_then(|number| number.parse().ok())
 }

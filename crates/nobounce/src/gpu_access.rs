@@ -1,10 +1,11 @@
-//! The application's own reads and writes of GPU memory: by the window where that is the faster way, else by the copy engine, waited
-//! for.
+//! The application's own reads and writes of GPU memory: through the BAR1 window where that is
+//! faster, else by the copy engine, synchronously.
 //!
-//! The window is the device's own, if it has one (none where staging was asked for): each of the two sees by its flag what the other
-//! has stored, and a copy settles it first. Other threads may be at it at the same time, though, and the flag is down from the moment
-//! at which one of them begins a load, not from its end. So where the flag alone would decide, we make the load ourselves
-//! (`read_back`, about 1 us).
+//! The window is the device's own, if it has one (none where staging was requested). Each of the
+//! two sees by its flag what the other has stored, and a copy settles it first. Other threads may
+//! use it at the same time, though. The flag is down from the start of a thread's load, not from
+//! its end. So where the flag alone would decide, this code makes the load itself (`read_back`,
+//! about 1 us).
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -15,13 +16,13 @@ use nobounce_memory::gpu::{GpuMemory, GpuWindow};
 
 use crate::access::AccessError;
 
-/// Pinned memory for one access: pieces of this length, so many of them under way. Accesses at the same time have their own, and leave
-/// it to the next ones.
+/// Pinned memory for one access: pieces of this length, with a fixed number in flight. Concurrent
+/// accesses have their own, and return it to the pool.
 const PIECE: usize = 512 << 10;
 const PIECES: usize = 4;
-/// So long one piece may take: thousands of times what the largest needs.
+/// Timeout for one piece: thousands of times what the largest needs.
 const LIMIT: Duration = Duration::from_secs(10);
-/// A piece that takes longer than this is waited for with patience for other threads.
+/// Spin this long for a piece; after that, yield to other threads.
 const SPIN: Duration = Duration::from_micros(200);
 
 /// Copies bytes out of GPU memory.
@@ -55,7 +56,7 @@ pub(crate) fn read(memory: &GpuMemory, offset: usize, bytes: &mut [u8]) -> Resul
     Ok(())
 }
 
-/// Copies bytes into GPU memory; when it returns, kernels, the copy engine and peers see them.
+/// Copies bytes into GPU memory; on return they are visible to kernels, the copy engine and peers.
 pub(crate) fn write(memory: &GpuMemory, offset: usize, bytes: &[u8]) -> Result<(), AccessError> {
     check(memory, offset, bytes.len())?;
     if let Some(window) = memory.window() {
@@ -92,7 +93,7 @@ pub(crate) fn read_u64(memory: &GpuMemory, offset: usize) -> Result<u64, AccessE
     }
 }
 
-/// Writes an aligned word; when it returns, others see it.
+/// Writes an aligned word; on return it is visible to others.
 pub(crate) fn write_u64(memory: &GpuMemory, offset: usize, value: u64) -> Result<(), AccessError> {
     match word_window(memory, offset)? {
         Some(window) => {
@@ -103,7 +104,8 @@ pub(crate) fn write_u64(memory: &GpuMemory, offset: usize, value: u64) -> Result
     }
 }
 
-/// After stores: everybody sees them, also the copies that the application makes by itself, of which the window never hears.
+/// After stores: makes them visible to all, including copies that the application starts without
+/// the window.
 fn finish(window: &GpuWindow) -> Result<(), AccessError> {
     window.complete()?;
     Ok(window.read_back()?)
@@ -126,20 +128,20 @@ fn crossover(memory: &GpuMemory) -> usize {
     Calibration::of(memory.gpu()).map_or(USUAL_CROSSOVER, |found| found.load_crossover)
 }
 
-/// An engine for one access. It costs little: engines that ended leave what they were made of to the next.
+/// A copy engine for one access. It is cheap: finished engines return their resources for reuse.
 fn engine(memory: &GpuMemory) -> Result<CopyEngine, AccessError> {
-    // Whoever freed the memory is told so, and not what CUDA thinks of its address.
+    // Report freed memory as such, before CUDA fails on its address.
     memory.check_alive().map_err(CopyError::from)?;
     let context = memory.range().context_now().map_err(CopyError::from)?;
     Ok(CopyEngine::in_context(memory.gpu(), context, PIECES, PIECE)?)
 }
 
-/// A chunk, if there is one; where none of ours is under way, one is waited for.
+/// A chunk, if one is free; waits for one if this access has none in flight.
 fn chunk(engine: &CopyEngine, none_under_way: bool, len: usize) -> Result<Option<PinnedChunk>, AccessError> {
     if none_under_way { patient_chunk(engine, len).map(Some) } else { Ok(engine.take_chunk()) }
 }
 
-/// Chunks are missing only where an earlier access gave up on copies that are still going on.
+/// Chunks run out only after an earlier access timed out on copies that are still in flight.
 fn patient_chunk(engine: &CopyEngine, len: usize) -> Result<PinnedChunk, AccessError> {
     let mut found = None;
     patiently(len, || {
@@ -149,7 +151,7 @@ fn patient_chunk(engine: &CopyEngine, len: usize) -> Result<PinnedChunk, AccessE
     found.ok_or(AccessError::Slow { len, limit: LIMIT })
 }
 
-/// Waits for a copy and gives its chunk back.
+/// Waits for a copy and returns its chunk.
 fn wait(engine: &CopyEngine, copy: Copy, len: usize) -> Result<PinnedChunk, AccessError> {
     patiently(len, || Ok(engine.poll(&copy)?))?;
     copy.into_chunk().map_err(|_| AccessError::Slow { len, limit: LIMIT })

@@ -1,4 +1,4 @@
-//! What the two ends tell each other before there is a connection.
+//! The handshake: what the two ends exchange before there is a connection.
 //!
 //! ```text
 //! connecting side                     listening side
@@ -6,8 +6,9 @@
 //!                                <-   preamble, Answer::Accepted(Hello) or Answer::Refused(why)
 //! Ready (an empty frame)         ->
 //! ```
-//! The preamble is 8 bytes of magic and a version in 4 bytes, little-endian. Frames are postcard, their length in 4 bytes
-//! before them. The listening side answers a wrong version with its own preamble, so that both ends can say what is wrong.
+//! The preamble is 8 bytes of magic and a 4-byte version, little-endian. Frames are postcard with a
+//! 4-byte length prefix. The listening side answers a wrong version with its own preamble, so that
+//! both ends can report the mismatch.
 
 use std::io;
 use std::net::IpAddr;
@@ -21,26 +22,27 @@ use crate::control::{Control, ControlError};
 
 /// The version of this handshake and of the frames after it.
 pub const HANDSHAKE_VERSION: u32 = 3;
-/// Queue pairs of one connection.
+/// Most queue pairs of one connection.
 pub const MAX_QPS: usize = 4096;
 
 const MAGIC: [u8; 8] = *b"nobounce";
-/// The longest frame of the handshake: a stranger makes us hold no more. 4096 queue pairs need half of it.
+/// The longest handshake frame: bounds the memory for an unauthenticated client. 4096 queue pairs
+/// need half of it.
 const MAX_HELLO: usize = 64 << 10;
-/// The longest reason of a refusal.
+/// The longest reason in a refusal.
 const MAX_REASON: usize = 1024;
 
-/// Why the two ends did not come together.
+/// Why the handshake failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HandshakeError {
-    /// Something else talks there.
+    /// The other end speaks another protocol.
     #[error("the other end does not speak nobounce: it began with {began:?}; check the port")]
     NotNobounce {
-        /// What it began with.
+        /// Its first bytes.
         began: String,
     },
-    /// Another version talks there.
+    /// The other end has another version.
     #[error(
         "the other end speaks version {theirs} of the handshake, this one speaks {ours}: update the older of the two"
     )]
@@ -50,28 +52,28 @@ pub enum HandshakeError {
         /// The version of the other end.
         theirs: u32,
     },
-    /// It did not go on in time.
+    /// The other end timed out.
     #[error("the other end connected but fell silent while {step}: time is over")]
     Timeout {
-        /// What we were waiting for.
+        /// The pending step.
         step: &'static str,
     },
-    /// It hung up.
+    /// The other end closed the connection.
     #[error("the other end hung up while {step}")]
     Closed {
-        /// What we were waiting for.
+        /// The pending step.
         step: &'static str,
     },
-    /// It said something that makes no sense.
+    /// The other end sent an invalid handshake.
     #[error("the other end sent a handshake that makes no sense: {what}")]
     Malformed {
-        /// What exactly.
+        /// What is invalid.
         what: &'static str,
     },
-    /// It said no.
+    /// The other end refused.
     #[error("the other end refused: {reason}")]
     Refused {
-        /// Its words.
+        /// Its reason.
         reason: String,
     },
     /// One device uses IPv4 and the other IPv6.
@@ -79,17 +81,17 @@ pub enum HandshakeError {
         "our device is at {ours}, the other end's at {theirs}: open both on IPv4 or both on IPv6 (NOBOUNCE_ADDR)"
     )]
     Family {
-        /// Where our device is.
+        /// The address of our device.
         ours: IpAddr,
-        /// Where the other end's device is.
+        /// The address of the other end's device.
         theirs: IpAddr,
     },
     /// One device is on InfiniBand and the other on Ethernet.
     #[error("our device is on {ours}, the other end's on {theirs}: no packet gets from one to the other")]
     LinkLayer {
-        /// What our device is on.
+        /// The link layer of our device.
         ours: &'static str,
-        /// What the other end's is on.
+        /// The link layer of the other end's.
         theirs: &'static str,
     },
     /// A device on loopback cannot be reached from another machine.
@@ -98,20 +100,20 @@ pub enum HandshakeError {
          a device on loopback is not reached from outside; set NOBOUNCE_ADDR to an address or interface on both machines"
     )]
     Loopback {
-        /// Where our device is.
+        /// The address of our device.
         ours: IpAddr,
-        /// Where the other end's device is.
+        /// The address of the other end's device.
         theirs: IpAddr,
     },
-    /// Our own device could not make the queue pairs.
+    /// Our device could not create the queue pairs.
     #[error("cannot make the connection's queue pairs: {0}")]
     QueuePair(String),
     /// The side channel failed.
     #[error("the TCP side channel failed while {step}: {source}")]
     Io {
-        /// What we were doing.
+        /// The current step.
         step: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }
@@ -134,22 +136,22 @@ pub(crate) struct QpHalf {
     pub(crate) psn: u32,
 }
 
-/// What one end offers.
+/// The offer of one end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Hello {
-    /// Where the device is.
+    /// The address of the device.
     pub(crate) addr: IpAddr,
     /// Its local identifier on an InfiniBand subnet; 0 on Ethernet.
     pub(crate) lid: u16,
     /// The largest path MTU, in bytes.
     pub(crate) mtu: u32,
-    /// READs and atomics it answers at a time, for each queue pair.
+    /// READs and atomics that it answers concurrently, per queue pair.
     pub(crate) max_rd_atomic: u8,
     pub(crate) qps: Vec<QpHalf>,
 }
 
 impl Hello {
-    /// What everybody must hold to; who does not is refused before anything is made for him.
+    /// Rules for every offer. An invalid one is refused before any resource is allocated for it.
     pub(crate) fn check(&self) -> Result<(), HandshakeError> {
         let malformed = |what| Err(HandshakeError::Malformed { what });
         if self.qps.is_empty() || self.qps.len() > MAX_QPS {
@@ -171,12 +173,12 @@ impl Hello {
         }
         let broadcast = matches!(self.addr, IpAddr::V4(v4) if v4.is_broadcast());
         if self.addr.is_unspecified() || self.addr.is_multicast() || broadcast {
-            return malformed("its device has an address that is nobody's");
+            return malformed("its device has no unicast address");
         }
         Ok(())
     }
 
-    /// Whether the two devices can reach each other, as far as their addresses tell.
+    /// Whether the two devices can reach each other, judging by their addresses.
     pub(crate) fn check_reachable(
         &self,
         device: &any::Device,
@@ -254,7 +256,8 @@ pub(crate) fn accept(control: &Control, hello: Hello, deadline: Instant) -> Resu
     }
 }
 
-/// Listening side, instead: tells the other end why not. It may be gone already, so errors do not matter.
+/// Listening side, instead: sends the reason for a refusal. The other end may be gone already, so
+/// errors are ignored.
 pub(crate) fn refuse(control: &Control, why: &HandshakeError, deadline: Instant) {
     let reason = why.to_string().chars().take(MAX_REASON / 4).collect();
     if let Ok(answer) = encode(&Answer::Refused(reason)) {
@@ -272,7 +275,7 @@ pub(crate) fn receive_answer(control: &Control, deadline: Instant) -> Result<Hel
             hello.check()?;
             Ok(hello)
         }
-        // For people to read: no control characters of a stranger's on their terminal.
+        // For people to read: drop control characters that a client could send to the terminal.
         Answer::Refused(reason) => Err(HandshakeError::Refused {
             reason: reason.chars().filter(|c| !c.is_control()).take(MAX_REASON).collect(),
         }),
@@ -293,7 +296,7 @@ fn preamble() -> [u8; 12] {
 
 fn receive_preamble(control: &Control, deadline: Instant) -> Result<(), HandshakeError> {
     let at = |error| HandshakeError::at(WAIT_PREAMBLE, error);
-    // In two steps: who speaks something else may have fewer than 12 bytes to say, and then waits for us.
+    // In two steps: another protocol may send fewer than 12 bytes and then wait for us.
     let (mut magic, mut version) = ([0; 8], [0; 4]);
     control.read_raw(&mut magic, deadline).map_err(at)?;
     if magic != MAGIC {

@@ -12,45 +12,46 @@ use crate::tickets::Ticket;
 
 /// Bytes of an atomic operation.
 const WORD: u64 = 8;
-/// Up to so many bytes are handed to a hardware NIC with the request, as far as it takes them: as perftest does.
+/// Up to this many bytes are sent inline, if the hardware NIC supports it; perftest uses the same
+/// limit.
 const MOST_INLINE: usize = 220;
 
-/// Why an operation was not begun. The connection is as it was.
+/// Why an operation was not posted. The connection is unchanged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PostError {
     /// The local bytes are not inside the region.
     #[error("bytes {}..{} are not inside the local region of {region} bytes", range.start, range.end)]
     LocalRange {
-        /// What was asked for.
+        /// The requested range.
         range: Range<usize>,
-        /// How long the region is.
+        /// Length of the region.
         region: usize,
     },
     /// The remote bytes are not inside the peer's region.
     #[error("{len} bytes at offset {offset} are not inside the peer's region of {region} bytes")]
     RemoteRange {
-        /// Where they would begin.
+        /// Offset of the first byte.
         offset: u64,
-        /// How many there are.
+        /// Number of bytes.
         len: u64,
-        /// How long the peer's region is.
+        /// Length of the peer's region.
         region: u64,
     },
     /// The peer's memory is on a GPU that its NIC cannot reach.
     #[error(
-        "the peer's region is GPU memory that its hardware NIC cannot reach: it is staged for the peer's own requests, and nobody else's. \
+        "the peer's region is GPU memory that its hardware NIC cannot reach: it is staged, and only the peer's own requests may use it. \
          Send to a receive of the peer's, let the peer write or read, or register host memory there (the region's path says at the peer \
          why it is staged)"
     )]
     RemoteClosed,
-    /// Atomics work on whole words.
+    /// Atomics need an aligned 8-byte word.
     #[error("an atomic operation works on an 8-byte word whose address is a multiple of 8; {addr:#x} is not")]
     Misaligned {
         /// The remote address.
         addr: u64,
     },
-    /// Nobody asks for results.
+    /// Too many operations are in flight or unclaimed.
     #[error(
         "{count} operations are under way or have ended unasked: call wait, wait_any or poll before you post more"
     )]
@@ -64,7 +65,7 @@ pub enum PostError {
 }
 
 impl PostError {
-    /// Whether it helps to wait for an earlier operation and try again.
+    /// Whether to wait for an earlier operation and try again.
     pub fn is_full(&self) -> bool {
         match self {
             Self::Unclaimed { .. } => true,
@@ -74,7 +75,7 @@ impl PostError {
     }
 }
 
-/// One queue pair of a connection. Operations of one lane are carried out in order; lanes know nothing of each other.
+/// One queue pair of a connection. Operations of one lane execute in order; lanes are independent.
 #[derive(Clone, Copy, Debug)]
 pub struct Lane<'a> {
     connection: &'a Connection,
@@ -86,12 +87,12 @@ impl<'a> Lane<'a> {
         Self { connection, index }
     }
 
-    /// Its number in the connection.
+    /// Its index in the connection.
     pub fn index(&self) -> usize {
         self.index
     }
 
-    /// The device's own object.
+    /// The underlying queue pair.
     pub fn qp(&self) -> &'a Qp {
         self.connection.qp(self.index)
     }
@@ -99,7 +100,7 @@ impl<'a> Lane<'a> {
     /// Copies the bytes `range` of `local` to `offset` of the peer's region.
     ///
     /// # Errors
-    /// See [`PostError`]; so for all operations.
+    /// See [`PostError`]; the same applies to all operations.
     pub fn write(
         &self,
         local: &Region,
@@ -111,7 +112,7 @@ impl<'a> Lane<'a> {
         self.send_out(Operation::Write(remote_bytes(remote, offset, sge.len.into())?), local, sge)
     }
 
-    /// The same, and ends one of the peer's receives with `immediate`.
+    /// As [`write`](Self::write), and completes one of the peer's receives with `immediate`.
     #[allow(missing_docs)]
     pub fn write_imm(
         &self,
@@ -143,12 +144,12 @@ impl<'a> Lane<'a> {
         self.send_out(Operation::Send, local, local_bytes(local, range)?)
     }
 
-    /// The same with a number for the peer.
+    /// As [`send`](Self::send), with immediate data for the peer.
     pub fn send_imm(&self, local: &Region, range: Range<usize>, immediate: u32) -> Result<Ticket, PostError> {
         self.send_out(Operation::SendImmediate(immediate), local, local_bytes(local, range)?)
     }
 
-    /// Adds to the word at `offset` of the peer's region; what it held comes to `at` of `local`.
+    /// Adds to the word at `offset` of the peer's region; its old value goes to `at` of `local`.
     pub fn fetch_add(
         &self,
         local: &Region,
@@ -161,7 +162,8 @@ impl<'a> Lane<'a> {
         self.post(Operation::FetchAdd { remote: remote_word(remote, offset)?, add }, sge)
     }
 
-    /// Puts `swap` into the word at `offset` of the peer's region if it holds `compare`; what it held comes to `at` of `local`.
+    /// Stores `swap` in the word at `offset` of the peer's region if it equals `compare`; its old
+    /// value goes to `at` of `local`.
     pub fn compare_swap(
         &self,
         local: &Region,
@@ -175,25 +177,27 @@ impl<'a> Lane<'a> {
         self.post(Operation::CompareSwap { remote: remote_word(remote, offset)?, compare, swap }, sge)
     }
 
-    /// Posts a receive: the peer's next SEND on this lane goes to `range` of `local`, and its next WRITE with immediate
-    /// ends it without touching the range (which may be empty).
+    /// Posts a receive. The peer's next SEND on this lane goes to `range` of `local`. Its next
+    /// WRITE with immediate completes the receive without touching the range (which may be empty).
     pub fn recv(&self, local: &Region, range: Range<usize>) -> Result<Ticket, PostError> {
         let sge = local_bytes(local, range)?;
         let post = |qp: &Qp, wr_id| qp.post_recv(&RecvRequest { wr_id, sges: list(&sge) });
         self.connection.open(self.index, WorkKind::Receive, post)
     }
 
-    /// Posts what takes bytes out of a region. A hardware NIC gets few of them with the request: it would have to fetch them.
+    /// Posts a request that sends bytes of a region. Short messages go to a hardware NIC inline,
+    /// which saves its DMA read.
     fn send_out(&self, op: Operation, local: &Region, sge: Sge) -> Result<Ticket, PostError> {
         let (len, qp) = (sge.len as usize, self.qp());
         let is_short = len > 0 && len <= MOST_INLINE.min(qp.limits().inline);
-        // A region of another device is refused as with longer messages, though nobody would ask for its key.
+        // Refuse a region of another device as for longer messages, though inline data needs no
+        // key.
         let is_ours = matches!((qp, local.mr()), (Qp::Hard(qp), Mr::Hard(mr)) if mr.is_known_to(qp));
         if is_short && is_ours && !local.is_gpu() {
             let mut room = [0; MOST_INLINE];
             let bytes = &mut room[..len];
             let at = usize::try_from(sge.addr - local.addr()).unwrap_or(usize::MAX);
-            // Memory that is not there is for the device to say.
+            // The device reports missing memory.
             if local.read_at(at, bytes).is_ok() {
                 let post = |qp: &Qp, wr_id| qp.post_send(&SendRequest::inline(wr_id, op, bytes));
                 return self.connection.open(self.index, op.kind(), post);
@@ -208,7 +212,7 @@ impl<'a> Lane<'a> {
     }
 }
 
-/// No bytes are no list: then the key is not looked at.
+/// An empty range has no list: then the key is not checked.
 fn list(sge: &Sge) -> &[Sge] {
     if sge.len == 0 { &[] } else { std::slice::from_ref(sge) }
 }
@@ -230,7 +234,7 @@ fn remote_bytes(remote: &RemoteRegion, offset: u64, len: u64) -> Result<Remote, 
     if remote.closed && len > 0 {
         return Err(PostError::RemoteClosed);
     }
-    // What the peer told us may be nonsense: no sum may overflow.
+    // The peer's values may be invalid: no sum may overflow.
     let inside = offset.checked_add(len).is_some_and(|end| end <= remote.len);
     match remote.addr.checked_add(offset).filter(|_| inside) {
         Some(addr) => Ok(Remote { addr, rkey: remote.rkey }),

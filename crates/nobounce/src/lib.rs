@@ -1,9 +1,11 @@
 //! Move memory between machines by RDMA, with or without an RDMA NIC.
 //!
-//! Open a [`Device`], register memory ([`Region`]), connect to a peer ([`Connection`]), and write to, read from or operate
-//! atomically on the peer's memory while its program does something else. The device is a NIC of the system's libibverbs, or else a
-//! software NIC that speaks RoCEv2: the CPU moves the bytes then. Memory of a GPU is registered and used in the same way ([`Device::register_gpu`]); which way
-//! its bytes take is known ([`Region::paths`]) and counted ([`PathCounters`]).
+//! Open a [`Device`], register memory ([`Region`]), and connect to a peer ([`Connection`]). Then
+//! write to, read from or operate atomically on the peer's memory while its program does something
+//! else. The device is a NIC of the system's libibverbs, or else a software NIC that speaks RoCEv2,
+//! where the CPU moves the bytes. GPU memory is registered and used in the same way
+//! ([`Device::register_gpu`]). The path of its bytes is known ([`Region::paths`]) and counted
+//! ([`PathCounters`]).
 //!
 //! Both ends of a connection in one program:
 //!
@@ -51,19 +53,19 @@
 #![deny(unsafe_code)]
 
 mod access;
-mod ailments;
 mod choose;
 mod connect;
 mod connection;
 mod control;
 #[allow(unsafe_code)] // `register_raw` hands on what its caller promises
 mod device;
-mod farewell;
 mod gpu_access;
 mod handshake;
+mod health;
 mod lane;
 mod listener;
 mod message;
+mod peer_gone;
 #[allow(unsafe_code)] // the same memory is registered with several devices
 mod rails;
 #[allow(unsafe_code)] // registering memory is a promise about it

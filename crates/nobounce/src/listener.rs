@@ -9,10 +9,10 @@ use crate::connect::{ConnectOptions, Lanes, open_control};
 use crate::connection::Connection;
 use crate::handshake::{self, HandshakeError, Hello};
 
-/// How often a waiting listener looks.
+/// Poll interval of a waiting listener.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
-/// Why nobody can be listened to.
+/// Why listening failed.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen: {0}; the address is written host:port, must be one of this machine's, and free")]
 pub struct ListenError(#[from] io::Error);
@@ -21,15 +21,15 @@ pub struct ListenError(#[from] io::Error);
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AcceptError {
-    /// Nobody came.
-    #[error("nobody connected within {0:?}")]
+    /// No peer connected in time.
+    #[error("no peer connected within {0:?}")]
     Timeout(Duration),
-    /// Somebody came, but no connection came about.
+    /// A peer connected, but the handshake failed.
     #[error("{peer} connected, but: {source}")]
     Handshake {
-        /// Who came.
+        /// The peer's address.
         peer: SocketAddr,
-        /// What was wrong.
+        /// The cause.
         source: HandshakeError,
     },
     /// The kernel refused.
@@ -37,7 +37,7 @@ pub enum AcceptError {
     Io(#[from] io::Error),
 }
 
-/// Waits for peers to connect.
+/// Listens for peers.
 #[derive(Debug)]
 pub struct Listener {
     device: Device,
@@ -58,17 +58,17 @@ impl Listener {
         Ok(Self { device: device.clone(), socket, local, options: options.clone() })
     }
 
-    /// Where it listens.
+    /// The address it listens on.
     pub fn local_addr(&self) -> SocketAddr {
         self.local
     }
 
-    /// The next peer. Waits at most `timeout` for one to come, then at most [`ConnectOptions::timeout`] for it to shake
-    /// hands. Peers are taken one after the other: whoever accepts from strangers makes the latter short, or accepts in
-    /// several threads.
+    /// Accepts the next peer. Waits at most `timeout` for a TCP connection, then at most
+    /// [`ConnectOptions::timeout`] for its handshake. Handshakes are sequential. With untrusted
+    /// clients, shorten the handshake timeout or accept in several threads.
     ///
     /// # Errors
-    /// Nobody came, or who came did not do as agreed; call again to go on.
+    /// No peer connected, or its handshake failed. Call again to continue.
     pub fn accept(&self, timeout: Duration) -> Result<Connection, AcceptError> {
         let deadline = Instant::now() + timeout;
         loop {
@@ -78,7 +78,7 @@ impl Listener {
                         .shake_hands(stream)
                         .map_err(|source| AcceptError::Handshake { peer, source });
                 }
-                // Who hung up before we looked never was here.
+                // The client closed the connection before it was accepted: ignore it.
                 Err(error)
                     if matches!(
                         error.kind(),

@@ -7,7 +7,7 @@ use crate::connection::Connection;
 use crate::control::{ControlError, MAX_MESSAGE};
 use crate::region::{Region, RemoteRegion};
 
-/// How long a message may wait for a peer that does not read.
+/// Send timeout for a peer that does not read.
 const SEND_WITHIN: Duration = Duration::from_secs(10);
 
 /// The first byte of a frame.
@@ -21,7 +21,7 @@ pub enum MessageError {
     /// The peer closed the connection, or its process ended.
     #[error("the peer is gone: it closed the connection or its process ended")]
     PeerGone,
-    /// Nothing came, or the peer did not read.
+    /// No message arrived, or the peer did not read.
     #[error("the peer neither sent nor took a message within {0:?}")]
     Timeout(Duration),
     /// The message is too long.
@@ -29,20 +29,20 @@ pub enum MessageError {
         "a message of {len} bytes is longer than the {max} bytes of the side channel: send it as an operation instead"
     )]
     TooLong {
-        /// How long it is.
+        /// Its length.
         len: usize,
-        /// How long it may be.
+        /// The limit.
         max: usize,
     },
-    /// The next one is of the other sort, and stays where it is.
+    /// The next frame is of the other kind, and stays queued.
     #[error("the peer sent {came} where {wanted} was expected: both ends must agree on the order")]
     Order {
-        /// What came.
+        /// The kind that arrived.
         came: &'static str,
-        /// What was expected.
+        /// The expected kind.
         wanted: &'static str,
     },
-    /// A region descriptor that makes no sense.
+    /// An invalid region descriptor.
     #[error("the peer sent a region descriptor that cannot be read")]
     Malformed,
     /// The side channel failed.
@@ -65,10 +65,12 @@ impl Connection {
     /// The longest message.
     pub const MAX_MESSAGE: usize = MAX_MESSAGE;
 
-    /// Sends a message of at most 1 MiB on the side channel, in order with the others there, but not with operations.
+    /// Sends a message of at most 1 MiB on the side channel. Messages are ordered with each other,
+    /// but not with operations.
     ///
     /// # Errors
-    /// It is too long, or the peer is gone or has not read for 10 s (the side channel is then closed).
+    /// It is too long, or the peer is gone or has not read for 10 s (the side channel is then
+    /// closed).
     pub fn send_message(&self, message: &[u8]) -> Result<(), MessageError> {
         self.send_frame(MESSAGE, message)
     }
@@ -81,7 +83,7 @@ impl Connection {
         self.recv_frame(MESSAGE, timeout)
     }
 
-    /// Tells the peer where a region is, and its key.
+    /// Sends the peer the address and key of a region.
     ///
     /// # Errors
     /// As for [`send_message`](Self::send_message).
@@ -90,7 +92,7 @@ impl Connection {
         self.send_frame(REGION, &bytes)
     }
 
-    /// The region that the peer tells us about next.
+    /// The next region descriptor from the peer.
     ///
     /// # Errors
     /// None came in time (call again), the peer is gone, or a message comes first.
@@ -99,7 +101,7 @@ impl Connection {
         postcard::from_bytes(&frame).map_err(|_| MessageError::Malformed)
     }
 
-    /// Both at once: tells the peer about ours and hears about its.
+    /// Sends our region descriptor and receives the peer's.
     ///
     /// # Errors
     /// As for [`send_region`](Self::send_region) and [`recv_region`](Self::recv_region).

@@ -1,7 +1,9 @@
-//! Several NICs for one transfer: it is split over connections, the rails, by the speed of their ports.
+//! Multi-rail transfers: splits a transfer over several NICs (one connection each) by the speed of
+//! their ports.
 //!
-//! Memory, the host's or a GPU's, is registered with every rail's device. A rail that fails fails the whole transfer, when the others have ended, and is named;
-//! nothing is repeated on another one.
+//! Host or GPU memory is registered with every rail's device. If a rail fails, the whole transfer
+//! fails once the other rails have ended. The error names the rail; nothing is retried on another
+//! one.
 
 use std::collections::VecDeque;
 use std::iter::Peekable;
@@ -19,7 +21,7 @@ use crate::shares::{pieces, split};
 use crate::tickets::Ticket;
 use crate::wait::WaitError;
 
-/// How long one rail that is full is waited for while others may have room again.
+/// How long to wait for one full rail while others may have room again.
 const TURN: Duration = Duration::from_millis(1);
 
 /// Connections to one peer over several NICs.
@@ -27,7 +29,7 @@ const TURN: Duration = Duration::from_millis(1);
 pub struct Rails {
     rails: Vec<Connection>,
     speeds: Vec<u64>,
-    /// Bytes of the longest message, where it is less than ports carry.
+    /// The longest message in bytes, if below what the ports carry.
     longest: u32,
 }
 
@@ -39,46 +41,46 @@ pub struct RailRegion {
     first: Arc<Region>,
 }
 
-/// The same of a peer: one region for each rail, in their order.
+/// The peer's counterpart: one region for each rail, in the same order.
 pub type RemoteRailRegion = Vec<RemoteRegion>;
 
-/// Why there are no rails, or a transfer over them failed.
+/// Why rails could not be set up, or a transfer over them failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RailError {
-    /// No connection, or no region for each.
+    /// No connection, or not one region for each.
     #[error("{given} are given for {rails} rails")]
     Count {
-        /// How many were given.
+        /// The given number.
         given: usize,
-        /// How many rails there are.
+        /// The number of rails.
         rails: usize,
     },
     /// A device did not register the memory.
     #[error("rail {rail} ({device}) cannot use the memory: {error}")]
     Register {
-        /// Which rail, from 0 on.
+        /// Index of the rail, from 0.
         rail: usize,
         /// Its device.
         device: String,
-        /// Why.
+        /// The cause.
         error: RegisterError,
     },
-    /// The memory is somebody else's.
+    /// The region borrows its memory and does not own it.
     #[error(
-        "the memory does not belong to the region, so that nobody knows how long it lives: register it with each rail by hand"
+        "the region does not own the memory, so its lifetime is unknown: register it with each rail by hand"
     )]
     Borrowed,
-    /// A share of the transfer could not be begun.
+    /// A share of the transfer could not be posted.
     #[error("rail {rail} ({device} to {peer}) did not take its share: {error}; the transfer failed")]
     Post {
-        /// Which rail, from 0 on.
+        /// Index of the rail, from 0.
         rail: usize,
         /// Its device.
         device: String,
-        /// Where it leads.
+        /// Its peer.
         peer: String,
-        /// Why.
+        /// The cause.
         error: PostError,
     },
     /// A share of the transfer failed.
@@ -86,30 +88,31 @@ pub enum RailError {
         "rail {rail} ({device} to {peer}) failed: {error}; the transfer failed, and parts of it may have arrived"
     )]
     Failed {
-        /// Which rail, from 0 on.
+        /// Index of the rail, from 0.
         rail: usize,
         /// Its device.
         device: String,
-        /// Where it leads.
+        /// Its peer.
         peer: String,
-        /// Why.
+        /// The cause.
         error: WaitError,
     },
-    /// The two ends could not tell each other about their memory.
+    /// The two ends could not exchange region descriptors.
     #[error("rail {rail}: {error}")]
     Message {
-        /// Which rail, from 0 on.
+        /// Index of the rail, from 0.
         rail: usize,
-        /// Why.
+        /// The cause.
         error: MessageError,
     },
 }
 
 impl Rails {
-    /// Rails of connections that exist, each on a device of its own; both ends must put them into the same order.
+    /// Rails over existing connections, each on a device of its own. Both ends must use the same
+    /// order.
     ///
     /// # Errors
-    /// There is none.
+    /// The list is empty.
     pub fn new(rails: Vec<Connection>) -> Result<Self, RailError> {
         if rails.is_empty() {
             return Err(RailError::Count { given: 0, rails: 1 });
@@ -121,16 +124,16 @@ impl Rails {
         Ok(Self { rails, speeds, longest: u32::MAX })
     }
 
-    /// The same with speeds that were measured, in any unit, instead of what the ports say.
+    /// Sets measured speeds, in any unit, instead of the ports' speeds.
     ///
     /// # Errors
-    /// There is not one for each rail.
+    /// The number of speeds differs from the number of rails.
     pub fn with_speeds(self, speeds: Vec<u64>) -> Result<Self, RailError> {
         self.count(speeds.len())?;
         Ok(Self { speeds, ..self })
     }
 
-    /// The same with messages of at most `longest` bytes. Without this they are as long as each port carries.
+    /// Limits messages to `longest` bytes. The default is what each port carries.
     #[must_use]
     pub fn with_pieces(self, longest: u32) -> Self {
         Self { longest, ..self }
@@ -149,17 +152,18 @@ impl Rails {
     /// Host memory that every rail's peers may use.
     ///
     /// # Errors
-    /// A device refused: which, and why.
+    /// A device refused: the error says which, and why.
     pub fn register(&self, len: usize) -> Result<RailRegion, RailError> {
         let first = self.rails[0].device().register(len).map_err(|error| self.refused(0, error))?;
         self.share(Arc::new(first), &GpuOptions::default())
     }
 
-    /// Memory of the GPU that CUDA counts as `ordinal`, registered with the device of every rail. Each has a path of its own
-    /// ([`RailRegion::regions`]).
+    /// Memory of CUDA device `ordinal`, registered with the device of every rail. Each has its own
+    /// path ([`RailRegion::regions`]).
     ///
     /// # Errors
-    /// As for [`register`](Self::register); also where a direct path is required, and one of the rails has none.
+    /// As for [`register`](Self::register); also where a direct path is required, and one of the
+    /// rails has none.
     pub fn register_gpu(
         &self,
         ordinal: i32,
@@ -170,19 +174,22 @@ impl Rails {
         self.share(Arc::new(first.map_err(|error| self.refused(0, error))?), &options)
     }
 
-    /// Registers memory with every rail that the first rail's device knows already, and whose region it is; GPU memory with `options`.
+    /// Registers a region of the first rail's device, which must own its memory, with every other
+    /// rail; GPU memory with `options`.
     ///
     /// # Errors
-    /// As for [`register`](Self::register); or it does not belong to the region.
+    /// As for [`register`](Self::register); or the region does not own its memory.
     pub fn share(&self, first: Arc<Region>, options: &GpuOptions) -> Result<RailRegion, RailError> {
         let others = self.rails.iter().enumerate().skip(1).map(|(at, rail)| {
             let device = rail.device();
             let region = if first.gpu_buffer().is_some() {
-                // SAFETY: memory of the first region, which outlives the others; no Rust reference to GPU memory can exist.
+                // SAFETY: memory of the first region, which outlives the others; no Rust reference
+                // to GPU memory can exist.
                 unsafe { device.register_gpu_raw(first.addr(), first.len(), Region::ALL, options) }
             } else {
                 let base = first.host_buffer().ok_or(RailError::Borrowed)?.as_mut_ptr();
-                // SAFETY: memory of the first region, which outlives the others and is reached through windows only.
+                // SAFETY: memory of the first region, which outlives the others and is reached
+                // through windows only.
                 unsafe { device.register_raw(base, first.len(), Region::ALL) }
             };
             region.map_err(|error| self.refused(at, error))
@@ -194,16 +201,16 @@ impl Rails {
         RailError::Register { rail, device: self.name(rail).0, error }
     }
 
-    /// The speeds by which transfers are split, in the order of the rails: megabits per second unless
-    /// [others were given](Self::with_speeds), 0 where nothing is known.
+    /// The speeds that determine the split, in rail order: megabits per second unless [set
+    /// otherwise](Self::with_speeds), 0 where unknown.
     pub fn speeds(&self) -> &[u64] {
         &self.speeds
     }
 
-    /// Tells the peer about our memory, and hears about its.
+    /// Exchanges region descriptors with the peer.
     ///
     /// # Errors
-    /// The peer is gone, or does something else.
+    /// The peer is gone, or sent another kind of message.
     pub fn exchange(&self, ours: &RailRegion, timeout: Duration) -> Result<RemoteRailRegion, RailError> {
         self.count(ours.regions().count())?;
         let regions = ours.regions().zip(&self.rails).enumerate();
@@ -216,10 +223,12 @@ impl Rails {
             .collect()
     }
 
-    /// Writes the bytes `range` of ours to `offset` of the peer's, over all rails, and waits until all of it is there.
+    /// Writes the bytes `range` of our memory to `offset` of the peer's, over all rails, and waits
+    /// for completion.
     ///
     /// # Errors
-    /// Names the rail that failed. By then nothing of the transfer is under way any more, unless it is that `timeout` which is over.
+    /// Names the rail that failed. Nothing of the transfer is in flight by then, except after a
+    /// timeout.
     pub fn write(
         &self,
         local: &RailRegion,
@@ -231,7 +240,8 @@ impl Rails {
         self.transfer(Connection::write, local, range, remote, offset, timeout)
     }
 
-    /// Reads bytes at `offset` of the peer's into `range` of ours, over all rails, and waits until all of it is here.
+    /// Reads bytes at `offset` of the peer's memory into `range` of ours, over all rails, and waits
+    /// for completion.
     ///
     /// # Errors
     /// As for [`write`](Self::write).
@@ -246,7 +256,7 @@ impl Rails {
         self.transfer(Connection::read, local, range, remote, offset, timeout)
     }
 
-    /// Splits a transfer over all rails, each piece of which `begin` begins, and waits for its end.
+    /// Splits a transfer over all rails, posts each piece with `begin`, and waits for completion.
     fn transfer(
         &self,
         begin: impl Fn(&Connection, &Region, Range<usize>, &RemoteRegion, u64) -> Result<Ticket, PostError>,
@@ -281,7 +291,8 @@ impl Rails {
                     failed.get_or_insert(RailError::Post { rail: at, device, peer, error });
                 }
             }
-            // After a failure nothing more is begun. What was is waited for: whoever hears of it may free the memory.
+            // After a failure post nothing more. Wait for posted operations: after the error the
+            // caller may free the memory.
             if failed.is_some() {
                 tracks.iter_mut().for_each(Track::stop);
             }
@@ -291,7 +302,7 @@ impl Rails {
             }
             let is_filling = tracks.iter_mut().any(|track| track.left.peek().is_some());
             for (at, track) in tracks.iter_mut().enumerate() {
-                // Where others may run dry meanwhile, nobody is waited for at length.
+                // Wait briefly for each rail while another one may run dry.
                 let most = if is_filling && waiting > 1 { TURN } else { timeout };
                 if let Err(error) = self.wait_for_room(at, track, deadline, most) {
                     let (device, peer) = self.name(at);
@@ -301,7 +312,7 @@ impl Rails {
         }
     }
 
-    /// Waits until the piece that was begun first has ended, at most `most`, and takes all that have ended with it.
+    /// Waits at most `most` for the oldest posted piece, and takes all that completed with it.
     fn wait_for_room(
         &self,
         at: usize,
@@ -315,10 +326,12 @@ impl Rails {
             let left = deadline.saturating_duration_since(Instant::now());
             let ended = self.rails[at].wait(*ticket, left.min(most));
             match ended {
-                // That the port is down is told early and once, and ends nothing: it may come back, or the share fails soon.
+                // A port that is down is reported early and once, and ends nothing: it may come
+                // back, or the share fails soon.
                 Err(WaitError::PortLost { .. }) => continue,
                 Err(WaitError::Timeout { .. }) if left > most => break,
-                // Where it has not come back, some drivers end nothing at all: then that is the reason.
+                // If it has not come back, some drivers complete nothing at all: report the port as
+                // the reason.
                 Err(timeout @ WaitError::Timeout { .. }) if result.is_ok() => {
                     result = Err(self.rails[at].port_lost().unwrap_or(timeout));
                 }
@@ -334,14 +347,14 @@ impl Rails {
     fn name(&self, rail: usize) -> (String, String) {
         let rail = &self.rails[rail];
         let nic = rail.device().nic();
-        // Software NICs have one name, and differ by their addresses.
+        // Software NICs share one name and differ by their addresses.
         let at = nic.soft().map(|_| format!(" at {}", nic.local())).unwrap_or_default();
         (format!("{}{at}", nic.name()), rail.peer().to_string())
     }
 }
 
 impl RailRegion {
-    /// The memory, by the device of the first rail: for reading and writing it.
+    /// The memory through the first rail's device, for reading and writing it.
     pub fn memory(&self) -> &Region {
         &self.first
     }
@@ -354,19 +367,20 @@ impl RailRegion {
 
 /// One rail's part of a transfer.
 struct Track<I: Iterator<Item = Range<usize>>> {
-    /// What is still to be begun.
+    /// Pieces still to be posted.
     left: Peekable<I>,
-    /// What is under way, in order.
+    /// Operations in flight, in order.
     begun: VecDeque<Ticket>,
 }
 
 impl<I: Iterator<Item = Range<usize>>> Track<I> {
-    /// Begins as many pieces as the queue holds.
+    /// Posts as many pieces as the queue holds.
     fn post(&mut self, begin: impl Fn(Range<usize>) -> Result<Ticket, PostError>) -> Result<(), PostError> {
         while let Some(piece) = self.left.peek() {
             match begin(piece.clone()) {
                 Ok(ticket) => self.begun.push_back(ticket),
-                // There will be room when one of ours has ended; a queue that others filled is none of ours to empty.
+                // A completion of our own frees a slot. A queue that others filled is not ours to
+                // drain.
                 Err(error) if error.is_full() && !self.begun.is_empty() => return Ok(()),
                 Err(error) => return Err(error),
             }

@@ -1,4 +1,4 @@
-//! Memory that peers and the device may touch.
+//! Registered memory.
 
 use std::fmt;
 use std::io;
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::access::AccessError;
 use crate::gpu_access;
 
-/// Bytes that [`Region::fill`] stores at once, in host memory and on a GPU.
+/// Bytes that [`Region::fill`] stores at a time, in host memory and on a GPU.
 const FILL: usize = 4096;
 const FILL_GPU: usize = 512 << 10;
 
@@ -23,14 +23,14 @@ const FILL_GPU: usize = 512 << 10;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegisterError {
-    /// The kernel gave no memory.
+    /// Out of host memory.
     #[error(
         "cannot map {len} bytes of host memory: {source}; ask for less, or see ulimit -v and the memory cgroup"
     )]
     Allocate {
-        /// Bytes asked for.
+        /// Requested bytes.
         len: usize,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// There is no CUDA driver, or it does not work.
@@ -41,21 +41,21 @@ pub enum RegisterError {
         "there is no GPU {ordinal}: CUDA shows {count} to this process, counted from 0 (see CUDA_VISIBLE_DEVICES)"
     )]
     NoGpu {
-        /// The number asked for.
+        /// The requested ordinal.
         ordinal: i32,
-        /// How many there are.
+        /// The number of GPUs.
         count: usize,
     },
-    /// The GPU gave no memory.
+    /// Out of GPU memory.
     #[error(
         "cannot allocate {len} bytes on {gpu}: {source}; ask for less, or see with nvidia-smi who holds its memory"
     )]
     AllocateGpu {
-        /// Bytes asked for.
+        /// Requested bytes.
         len: usize,
-        /// Which GPU.
+        /// The GPU.
         gpu: String,
-        /// What CUDA said.
+        /// The CUDA error.
         source: CudaError,
     },
     /// The device refused.
@@ -64,7 +64,7 @@ pub enum RegisterError {
     /// The hardware device refused.
     #[error(transparent)]
     Hardware(#[from] hard::RegisterError),
-    /// Something that is not known to this version.
+    /// An error that this version does not know.
     #[error(transparent)]
     Other(any::RegisterError),
 }
@@ -79,12 +79,12 @@ impl From<any::RegisterError> for RegisterError {
     }
 }
 
-/// A registered range of memory, of the host or of a GPU.
+/// A registered range of host or GPU memory.
 ///
-/// The device and peers may change it at any time, so its bytes are copied in and out, never borrowed. Dropping a region
-/// that an unfinished operation uses is safe: the operation then fails.
+/// The device and peers may change it at any time, so its bytes are copied in and out, never
+/// borrowed. Dropping a region that an operation in flight uses is safe: the operation then fails.
 pub struct Region {
-    // Fields drop in this order: the device forgets the memory before the memory goes.
+    // Fields drop in this order: memory is deregistered before it is freed.
     mr: Mr,
     memory: Memory,
 }
@@ -94,19 +94,20 @@ enum Memory {
         window: Window,
         buffer: Option<HostBuffer>,
     },
-    /// Reached through the region's `mr`, as the device reaches it.
+    /// Accessed through the region's `mr`, as by the device.
     Gpu {
         buffer: Option<GpuBuffer>,
     },
 }
 
 impl Region {
-    /// What a peer may do with a region that was registered without saying: everything.
+    /// Default access rights of peers: everything.
     pub const ALL: Access = Access::all();
 
     pub(crate) fn allocate(pd: &Pd, len: usize, access: Access) -> Result<Self, RegisterError> {
         let memory = HostBuffer::new(len).map_err(|source| RegisterError::Allocate { len, source })?;
-        // SAFETY: the buffer lives as long as the region, is reached through windows only, and outlives `mr` and `window`.
+        // SAFETY: the buffer lives as long as the region, is reached through windows only, and
+        // outlives `mr` and `window`.
         let mut region = unsafe { Self::of_raw(pd, memory.as_mut_ptr(), len, access)? };
         if let Memory::Host { buffer, .. } = &mut region.memory {
             *buffer = Some(memory);
@@ -143,7 +144,8 @@ impl Region {
             gpu: gpu.to_string(),
             source,
         })?;
-        // SAFETY: the buffer lives as long as the region, and outlives `mr`; no Rust reference to GPU memory can exist.
+        // SAFETY: the buffer lives as long as the region, and outlives `mr`; no Rust reference to
+        // GPU memory can exist.
         let region = unsafe { Self::of_gpu_raw(pd, buffer.addr(), len, Self::ALL, options)? };
         Ok(Self { memory: Memory::Gpu { buffer: Some(buffer) }, ..region })
     }
@@ -164,7 +166,7 @@ impl Region {
 
     /// Its length in bytes.
     pub fn len(&self) -> usize {
-        // It came as one.
+        // It was created from a `usize`.
         usize::try_from(self.mr.len()).unwrap_or(usize::MAX)
     }
 
@@ -178,31 +180,32 @@ impl Region {
         self.mr.addr()
     }
 
-    /// What a peer needs to reach it. Whoever holds this may use the region as its rights allow, for as long as it lives; unless it
-    /// [is closed](Self::is_closed).
+    /// What a peer needs to reach it. Every holder may use the region within its access rights for
+    /// as long as it lives, unless it [is closed](Self::is_closed).
     pub fn remote(&self) -> RemoteRegion {
         let closed = self.is_closed();
         RemoteRegion { addr: self.mr.addr(), len: self.mr.len(), rkey: self.mr.rkey(), closed }
     }
 
-    /// Whether peers may not use it, whatever its rights: GPU memory that a hardware NIC cannot reach is staged for our own requests
-    /// only ([`paths`](Self::paths) says why). SENDs and receives work, and so do our own WRITEs and READs on a peer's memory.
+    /// Whether peers may not use it, whatever its access rights. GPU memory that a hardware NIC
+    /// cannot reach is staged for our own requests only ([`paths`](Self::paths) says why). SENDs
+    /// and receives work, and so do our own WRITEs and READs on a peer's memory.
     pub fn is_closed(&self) -> bool {
         self.mr.is_closed()
     }
 
-    /// The way its bytes take, per direction.
+    /// The path of its bytes, per direction.
     pub fn paths(&self) -> &Paths {
         self.mr.paths()
     }
 
-    /// Why a hardware NIC did not take the ways into GPU memory before the one that it takes, or all direct ones: `dma-buf` refused, say,
-    /// where the path is `direct (peermem)`.
+    /// Why a hardware NIC did not use the preferred methods for GPU memory, or any direct one.
+    /// Example: `dma-buf` refused, where the path is `direct (peermem)`.
     pub fn refusals(&self) -> &[hard::Refusal] {
         self.mr.refusals()
     }
 
-    /// Whether the memory belongs to the region (as opposed to memory of the caller's).
+    /// Whether the region owns its memory (as opposed to the caller).
     pub fn owns_memory(&self) -> bool {
         match &self.memory {
             Memory::Host { buffer, .. } => buffer.is_some(),
@@ -210,17 +213,17 @@ impl Region {
         }
     }
 
-    /// The device's own object, for work requests made by hand.
+    /// The underlying memory region, for raw work requests.
     pub fn mr(&self) -> &Mr {
         &self.mr
     }
 
-    /// Whether it is memory that CUDA knows.
+    /// Whether it is CUDA memory.
     pub fn is_gpu(&self) -> bool {
         matches!(self.memory, Memory::Gpu { .. })
     }
 
-    /// The allocation behind a region of GPU memory that owns it: what kernels of ours are launched on.
+    /// The allocation of a region that owns its GPU memory, to launch kernels on.
     pub fn gpu_buffer(&self) -> Option<&GpuBuffer> {
         match &self.memory {
             Memory::Gpu { buffer } => buffer.as_ref(),
@@ -228,7 +231,7 @@ impl Region {
         }
     }
 
-    /// The allocation behind a region of host memory that owns it.
+    /// The allocation of a region that owns its host memory.
     pub fn host_buffer(&self) -> Option<&HostBuffer> {
         match &self.memory {
             Memory::Host { buffer, .. } => buffer.as_ref(),
@@ -236,11 +239,12 @@ impl Region {
         }
     }
 
-    /// Copies `bytes.len()` bytes at `offset` out of it. From a GPU: by loads through the window where they are few, else by the
-    /// copy engine.
+    /// Copies `bytes.len()` bytes at `offset` out of it. From a GPU: short reads by loads through
+    /// the BAR1 window, others by the copy engine.
     ///
     /// # Errors
-    /// They are not inside the region, or the memory has vanished; from a GPU also: its copy engine failed or does not answer.
+    /// The range is not inside the region, or the memory is gone. For a GPU also: its copy engine
+    /// failed or timed out.
     pub fn read_at(&self, offset: usize, bytes: &mut [u8]) -> Result<(), AccessError> {
         match self.place() {
             Place::Cpu(window) => Ok(window.load(offset, bytes)?),
@@ -248,8 +252,8 @@ impl Region {
         }
     }
 
-    /// Copies `bytes` into it at `offset`. Into a GPU: by stores through the window, else by the copy engine; when the call returns,
-    /// kernels see them.
+    /// Copies `bytes` into it at `offset`. Into a GPU: by stores through the BAR1 window, else by
+    /// the copy engine. On return, kernels see them.
     ///
     /// # Errors
     /// As for [`read_at`](Self::read_at).
@@ -260,7 +264,7 @@ impl Region {
         }
     }
 
-    /// Reads the 8-byte word at `offset` (a multiple of 8) at once, as atomics see it.
+    /// Reads the 8-byte word at `offset` (a multiple of 8) with a single access, as atomics do.
     ///
     /// # Errors
     /// As for [`read_at`](Self::read_at); or it is not aligned.
@@ -271,7 +275,7 @@ impl Region {
         }
     }
 
-    /// Writes the 8-byte word at `offset` (a multiple of 8) at once, as atomics see it.
+    /// Writes the 8-byte word at `offset` (a multiple of 8) with a single access, as atomics do.
     ///
     /// # Errors
     /// As for [`read_at`](Self::read_at); or it is not aligned.
@@ -285,7 +289,8 @@ impl Region {
     /// Sets every byte of `range`.
     ///
     /// # Errors
-    /// As for [`read_at`](Self::read_at); a range that is not inside the region is not written at all.
+    /// As for [`read_at`](Self::read_at); a range that is not inside the region leaves it
+    /// unchanged.
     pub fn fill(&self, range: Range<usize>, byte: u8) -> Result<(), AccessError> {
         if range.start > range.end || range.end > self.len() {
             let len = range.end.saturating_sub(range.start);
@@ -302,7 +307,8 @@ impl Region {
         Ok(())
     }
 
-    /// Who reaches the bytes for the application. Pinned host memory is the CPU's own, though CUDA allocated it.
+    /// How the application accesses the bytes. Pinned host memory belongs to the CPU, though CUDA
+    /// allocated it.
     fn place(&self) -> Place<'_> {
         match (&self.memory, self.mr.gpu_memory()) {
             (Memory::Host { window, .. }, _) => Place::Cpu(*window),
@@ -334,7 +340,7 @@ impl fmt::Debug for Region {
     }
 }
 
-/// A peer's region: where it is and the key to it. Plain data, to be sent as the application likes.
+/// A peer's region: its address and key. Plain data, to be sent by any channel.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RemoteRegion {
     /// The address of its first byte in the peer's process, or on its GPU.
@@ -343,13 +349,14 @@ pub struct RemoteRegion {
     pub len: u64,
     /// The key.
     pub rkey: u32,
-    /// The peer's hardware NIC cannot reach it, so that nobody but the peer may use it ([`Region::is_closed`]).
+    /// The peer's hardware NIC cannot reach it, so only the peer may use it
+    /// ([`Region::is_closed`]).
     pub closed: bool,
 }
 
 impl fmt::Debug for RemoteRegion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The key is all that guards the memory: it does not belong into logs.
+        // The key is the only protection of the memory: keep it out of logs.
         write!(f, "RemoteRegion({} bytes at {:#x})", self.len, self.addr)
     }
 }

@@ -1,20 +1,20 @@
-//! How a transfer is cut: a share for each rail, and pieces of a share.
+//! How a transfer is split: a share for each rail, and pieces of a share.
 
 use std::ops::Range;
 
-/// Shares begin at multiples of this, so that no two rails write to one line of a cache.
+/// Shares begin at multiples of this, so that no two rails write to one cache line.
 const ALIGN: usize = 4096;
-/// A speed for ports that say none, so that all of them get the same.
+/// Default speed of ports that report none, so that all of them get the same share.
 const UNKNOWN_SPEED: u64 = 10_000;
 
-/// A share as messages that its rail's port carries.
+/// Splits a share into messages that its rail's port carries.
 pub(crate) fn pieces(share: Range<usize>, longest: u32) -> impl Iterator<Item = Range<usize>> {
     let longest = usize::try_from(longest).unwrap_or(usize::MAX).max(1);
     let step = if longest > ALIGN { longest / ALIGN * ALIGN } else { longest };
     share.clone().step_by(step).map(move |start| start..share.end.min(start.saturating_add(step)))
 }
 
-/// Shares of a transfer in the order of the rails, by their speeds; whole pages, but for the end.
+/// Shares of a transfer in rail order, weighted by speed; whole pages, except at the end.
 pub(crate) fn split(len: usize, speeds: &[u64]) -> Vec<Range<usize>> {
     let speeds: Vec<u128> =
         speeds.iter().map(|speed| if *speed == 0 { UNKNOWN_SPEED } else { *speed }.into()).collect();

@@ -1,4 +1,4 @@
-//! Which operations are under way, and how those ended that nobody has asked about yet.
+//! Operations in flight, and the unclaimed results of those that ended.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -15,15 +15,15 @@ pub struct Ticket(pub(crate) u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Completion {
-    /// Which one.
+    /// Its ticket.
     pub ticket: Ticket,
     /// The lane it was posted on.
     pub lane: usize,
-    /// What it was.
+    /// Its kind.
     pub kind: WorkKind,
     /// Bytes received, read or fetched.
     pub len: u32,
-    /// The immediate value that came with a receive.
+    /// The immediate data of a receive.
     pub immediate: Option<u32>,
 }
 
@@ -32,23 +32,24 @@ pub struct Completion {
 pub(crate) struct Ended {
     pub(crate) completion: Completion,
     pub(crate) status: Status,
-    /// When it was seen to have failed, if it has.
+    /// When its failure was seen, if it failed.
     pub(crate) failed: Option<Instant>,
 }
 
 impl Ended {
-    /// Whether something is wrong at this end that a device has no word for.
+    /// Whether it failed at this end for a reason that the device cannot name.
     pub(crate) fn is_local_trouble(&self) -> bool {
         matches!(self.status, Status::LocalQpOperation | Status::Fatal | Status::General)
     }
 
-    /// Whether the peer's device refused, which it also does for a process whose memory is gone.
+    /// Whether the peer's device refused, as it also does for a process whose memory is gone.
     pub(crate) fn is_refused(&self) -> bool {
         matches!(self.status, Status::RemoteAccess | Status::RemoteOperation)
     }
 }
 
-/// Tickets are numbers of our own making, one after the other: nobody can make them meet, and spreading them is all that is needed.
+/// Tickets are consecutive numbers of our own making. A peer cannot provoke hash collisions, so a
+/// multiplicative spread suffices.
 #[derive(Default)]
 struct Spread(u64);
 
@@ -62,7 +63,8 @@ impl Hasher for Spread {
     }
 
     fn write_u64(&mut self, number: u64) {
-        // The map looks at the highest bits and at the lowest: an odd number with bits all over, and the upper half once more below.
+        // The map uses the highest and the lowest bits. Multiply by an odd constant with bits all
+        // over, then fold the upper half into the lower.
         let product = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         self.0 = product ^ (product >> 32);
     }
@@ -70,19 +72,21 @@ impl Hasher for Spread {
 
 type ByTicket<V> = HashMap<Ticket, V, BuildHasherDefault<Spread>>;
 
-/// The book of a connection's operations.
+/// The tickets of a connection.
 #[derive(Debug)]
 pub(crate) struct Tickets {
     next: u64,
-    /// Operations under way, their lanes, and what they are: a device need not say that of one that failed.
+    /// Operations in flight, their lanes, and their kinds: a device need not report the kind of a
+    /// failed one.
     pending: ByTicket<(usize, WorkKind)>,
     ended: ByTicket<Ended>,
-    /// In the order in which they ended; may name some that were asked for by ticket meanwhile.
+    /// In order of completion; may contain tickets that were claimed meanwhile.
     order: VecDeque<Ticket>,
-    /// Tickets that are open or unclaimed: as many as the completion queue has entries, so that it cannot overflow even
-    /// where operations end faster than they are asked about (on a lane that has failed, at once).
+    /// Limit of tickets in flight or unclaimed. It equals the size of the completion queue, which
+    /// therefore cannot overflow. That holds even if operations end faster than they are claimed
+    /// (on a failed lane, at once).
     pub(crate) limit: usize,
-    /// Whether anything has come through.
+    /// Whether any operation has succeeded.
     pub(crate) has_succeeded: bool,
 }
 
@@ -103,7 +107,7 @@ impl Tickets {
         Some(ticket)
     }
 
-    /// The operation was not taken after all.
+    /// The operation was not posted after all.
     pub(crate) fn cancel(&mut self, ticket: Ticket) {
         self.pending.remove(&ticket);
     }
@@ -116,7 +120,7 @@ impl Tickets {
         self.pending.len()
     }
 
-    /// Books a completion. Work that was posted by hand is not in the book, and is passed over.
+    /// Records a completion. Raw work requests have no ticket and are ignored.
     pub(crate) fn end(&mut self, work: &WorkCompletion) {
         let ticket = Ticket(work.wr_id);
         let Some((lane, posted)) = self.pending.remove(&ticket) else { return };
@@ -126,13 +130,13 @@ impl Tickets {
         let failed = (work.status != Status::Success).then(Instant::now);
         self.ended.insert(ticket, Ended { completion, status: work.status, failed });
         self.order.push_back(ticket);
-        // Every second entry is stale at most: the queue stays within twice the results.
+        // At most every second entry is stale: the queue stays within twice the results.
         if self.order.len() > 2 * self.ended.len() + 16 {
             self.order.retain(|ticket| self.ended.contains_key(ticket));
         }
     }
 
-    /// How this one ended, if it has.
+    /// The result of this one, if it has ended.
     pub(crate) fn claim(&mut self, ticket: Ticket) -> Option<Ended> {
         let ended = self.ended.remove(&ticket);
         if self.order.front() == Some(&ticket) {
@@ -141,7 +145,7 @@ impl Tickets {
         ended
     }
 
-    /// How the next one ended that nobody has asked about.
+    /// The next unclaimed result.
     pub(crate) fn claim_any(&mut self) -> Option<Ended> {
         loop {
             let ticket = self.order.pop_front()?;
@@ -178,7 +182,7 @@ mod tests {
         for &ticket in tickets.iter().rev() {
             book.end(&done(ticket));
         }
-        book.end(&done(Ticket(99))); // somebody else's
+        book.end(&done(Ticket(99))); // another connection's
         assert_eq!(book.claim(tickets[1]).unwrap().completion.lane, 1);
         assert!(book.claim(tickets[1]).is_none());
         let rest: Vec<_> = std::iter::from_fn(|| book.claim_any()).map(|e| e.completion.lane).collect();

@@ -1,4 +1,4 @@
-//! How operations end that do not end well.
+//! Errors of operations.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -12,26 +12,26 @@ use crate::tickets::{Completion, Ended, Ticket};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WaitError {
-    /// It is still under way.
+    /// It is still in flight.
     #[error(
         "no result within {timeout:?}; {pending} operations are still under way, and can be waited for again"
     )]
     Timeout {
-        /// How long was waited.
+        /// The timeout.
         timeout: Duration,
-        /// Operations under way.
+        /// Operations in flight.
         pending: usize,
     },
     /// It failed, and its lane has stopped.
     #[error("{kind:?} on lane {lane} failed: {}; the lane has stopped, connect again to go on", sentence(*status))]
     Failed {
-        /// Which one.
+        /// Its ticket.
         ticket: Ticket,
         /// The lane it was posted on.
         lane: usize,
-        /// What it was.
+        /// Its kind.
         kind: WorkKind,
-        /// How it ended.
+        /// Its status.
         status: Status,
     },
     /// The peer closed the connection, or its process ended.
@@ -39,45 +39,45 @@ pub enum WaitError {
         "the peer is gone: it closed the connection or its process ended, with this {kind:?} on lane {lane} under way"
     )]
     PeerGone {
-        /// Which operation.
+        /// Its ticket.
         ticket: Ticket,
         /// The lane it was posted on.
         lane: usize,
-        /// What it was.
+        /// Its kind.
         kind: WorkKind,
     },
-    /// Nothing ever came back, and what speaks for a wrong GID.
+    /// No response ever arrived, and there is evidence for a wrong GID.
     #[error(
         "{kind:?} on lane {lane} failed: nothing ever came back from {peer}, and {doubt}; the lane has stopped, connect again to go on"
     )]
     WrongGid {
-        /// Which operation.
+        /// Its ticket.
         ticket: Ticket,
         /// The lane it was posted on.
         lane: usize,
-        /// What it was.
+        /// Its kind.
         kind: WorkKind,
-        /// Where the peer's device is.
+        /// The address of the peer's device.
         peer: IpAddr,
-        /// The GID, and what speaks against it.
+        /// The GID, and the evidence against it.
         doubt: String,
     },
-    /// Our own port went down under it.
+    /// Our port went down during the operation.
     #[error(
         "{kind:?} on lane {lane} failed: the port of {device} is down (is the cable in, and the interface up?); the lane has stopped, \
          connect again when it is back"
     )]
     PortDown {
-        /// Which operation.
+        /// Its ticket.
         ticket: Ticket,
         /// The lane it was posted on.
         lane: usize,
-        /// What it was.
+        /// Its kind.
         kind: WorkKind,
         /// The device's name.
         device: String,
     },
-    /// Our own port is down, and nothing has failed yet. It is told once for each time that the port goes down.
+    /// Our port is down, and nothing has failed yet. Reported once each time the port goes down.
     #[error(
         "the port of {device} is down (is the cable in, and the interface up?), with {pending} operations under way: they go on if it comes \
          back before their retries are spent, and can be waited for again"
@@ -85,10 +85,10 @@ pub enum WaitError {
     PortLost {
         /// The device's name.
         device: String,
-        /// Operations under way.
+        /// Operations in flight.
         pending: usize,
     },
-    /// The device lost completions: nobody knows what became of the operations under way.
+    /// The device lost completions: the outcome of the operations in flight is unknown.
     #[error(
         "a completion queue of {device} failed, with {pending} operations under way: their completions are lost (see dmesg); connect again \
          to go on"
@@ -96,19 +96,19 @@ pub enum WaitError {
     QueueFailed {
         /// The device's name.
         device: String,
-        /// Operations under way.
+        /// Operations in flight.
         pending: usize,
     },
-    /// The ticket was asked about before, or is another connection's.
+    /// The ticket was claimed before, or belongs to another connection.
     #[error("{ticket:?} is not under way on this connection: a result is given out once")]
     UnknownTicket {
         /// The ticket.
         ticket: Ticket,
     },
-    /// There is nothing to wait for.
+    /// Nothing is in flight.
     #[error("nothing is under way on this connection")]
     NothingPending,
-    /// The device went away under the connection: nothing of it will complete any more.
+    /// The device is gone: nothing on this connection will complete any more.
     #[error(
         "{device} is gone, with {pending} operations under way: its driver was unloaded, it was unplugged or reset (see dmesg); \
          open a device again to go on"
@@ -116,7 +116,7 @@ pub enum WaitError {
     DeviceGone {
         /// The device's name.
         device: String,
-        /// Operations under way.
+        /// Operations in flight.
         pending: usize,
     },
     /// The completion queue failed.
@@ -125,7 +125,7 @@ pub enum WaitError {
 }
 
 impl WaitError {
-    /// The operation that ended so, if it was one that ended.
+    /// The operation that this error ended, if any.
     pub fn ticket(&self) -> Option<Ticket> {
         match self {
             Self::Failed { ticket, .. }
@@ -137,12 +137,12 @@ impl WaitError {
     }
 }
 
-/// The result of an operation; `peer_gone` looks whether there still is a peer.
+/// The result of an operation; `peer_gone` checks for a live peer.
 pub(crate) fn judge(ended: &Ended, peer_gone: impl Fn() -> bool) -> Result<Completion, WaitError> {
     let Completion { ticket, lane, kind, .. } = ended.completion;
     match ended.status {
         Status::Success => Ok(ended.completion),
-        // A peer that is gone shows itself by silence, by our own flushing, or by a NIC that refuses for it.
+        // A dead peer shows as silence, as our own flush, or as a refusal by its NIC.
         Status::Flushed | Status::RetryExceeded if peer_gone() => {
             Err(WaitError::PeerGone { ticket, lane, kind })
         }

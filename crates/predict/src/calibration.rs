@@ -1,8 +1,9 @@
 //! Constants of one machine, fitted from a bench run on it.
 //!
-//! The time of a message is a sum, as everywhere in the model: a base, the bytes of the first packet, a step where there is a second one, the
-//! bytes beyond the first, and those beyond what a cache holds. A message alone waits for its second cache line; in a stream it costs more
-//! where it is posted by itself and not in a list. They are fitted so that relative errors are least; none may be negative.
+//! The time of a message is a sum, as everywhere in the model: a base, the bytes of the first
+//! packet, a step for a second one. Bytes beyond the first packet and bytes beyond the cache add to
+//! it. A lone message waits for its second cache line; in a stream it costs more if it is posted by
+//! itself and not in a list. The fit minimises relative errors; no constant may be negative.
 
 use std::collections::BTreeMap;
 
@@ -22,19 +23,21 @@ pub struct Fit {
     pub base_us: f64,
     /// Nanoseconds for each byte of the first packet.
     pub first_byte_ns: f64,
-    /// Microseconds more for a message alone that has more than [`ONE_LINE`] bytes: the other core's second cache line is waited for, too.
+    /// Extra microseconds of a lone message with more than [`ONE_LINE`] bytes: it also waits for
+    /// the other core's second cache line.
     #[serde(default)]
     pub lines_us: f64,
-    /// Microseconds more for each message of a stream from [`LISTED_BELOW`] bytes on: posted by itself, with a completion of its own.
+    /// Extra microseconds of each message of a stream from [`LISTED_BELOW`] bytes on: posted by
+    /// itself, with a completion of its own.
     #[serde(default)]
     pub lone_us: f64,
-    /// Microseconds more for messages of several packets.
+    /// Extra microseconds of messages with several packets.
     pub step_us: f64,
     /// Nanoseconds for each byte beyond the first packet.
     pub byte_ns: f64,
     /// Nanoseconds more for each byte beyond the cache.
     pub far_byte_ns: f64,
-    /// Bytes that the cache is taken to hold of a message: the one of [`CACHES`] that fits best.
+    /// Bytes of a message that the cache is assumed to hold: the best fit of [`CACHES`].
     #[serde(default = "one_mebibyte")]
     pub cache_bytes: u64,
     /// Path MTU: where the step is.
@@ -52,10 +55,12 @@ pub struct Residual {
     pub measured_us: f64,
     /// Microseconds, by the constants.
     pub fitted_us: f64,
-    /// Microseconds beyond these that are kept, since the passes agree upon them; negative where it took less.
+    /// Residual microseconds that are kept, because the passes agree on them; negative if it took
+    /// less.
     #[serde(default)]
     pub seen_us: f64,
-    /// Microseconds of the quickest and of the slowest pass, where there were several: how far runs of this machine differ by themselves.
+    /// Microseconds of the fastest and the slowest pass, where there were several: the run-to-run
+    /// spread of this machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub passes_us: Option<(f64, f64)>,
 }
@@ -79,19 +84,19 @@ impl Residual {
         self.measured_us / self.expected_us() - 1.0
     }
 
-    /// Whether what was expected lies between the quickest and the slowest pass.
+    /// Whether the expectation lies between the fastest and the slowest pass.
     #[must_use]
     pub fn is_within_passes(&self) -> bool {
         self.passes_us.is_some_and(|(quickest, slowest)| (quickest..=slowest).contains(&self.expected_us()))
     }
 }
 
-/// Bytes of a message that lie in one cache line together with all headers: of 64 bytes in a ring of shared memory 20 are the ring's, and a
-/// WRITE with immediate data, the longest, has 36 of headers and check.
+/// Bytes of a message that share one cache line with all headers. Of 64 bytes in a shared-memory
+/// ring 20 are the ring's. A WRITE with immediate data, the longest, has 36 of headers and ICRC.
 pub const ONE_LINE: u64 = 8;
 
-/// Bytes beyond which a message may fall out of a core's own cache: 512 KiB (Zen) to 2 MiB (Sapphire Rapids), of which the message has half,
-/// its copy being the other.
+/// Bytes beyond which a message may fall out of a core's own cache: 512 KiB (Zen) to 2 MiB
+/// (Sapphire Rapids), of which the message has half, its copy being the other.
 pub const CACHES: [u64; 3] = [1 << 20, 1 << 19, 1 << 18];
 
 /// Microseconds below which no machine posts and completes a message.
@@ -109,7 +114,8 @@ impl Fit {
         self.fitted(size) + self.seen(size)
     }
 
-    /// Microseconds that this machine was seen to take beyond the constants; negative where it took less. Nothing where passes said nothing.
+    /// Microseconds that this machine was seen to take beyond the constants; negative where it took
+    /// less. Nothing where passes said nothing.
     #[must_use]
     pub fn seen(&self, size: u64) -> f64 {
         seen::at(self, size)
@@ -142,7 +148,8 @@ impl Fit {
         self.residuals.iter().map(|one| one.left().abs()).fold(0.0, f64::max)
     }
 
-    /// How far off a size may be as far as this run says: among the sizes that were measured what is left, beyond them what the constants leave.
+    /// How far off a size may be as far as this run says: among the sizes that were measured what
+    /// is left, beyond them what the constants leave.
     #[must_use]
     pub fn uncertainty(&self, size: u64) -> f64 {
         let ends = self.residuals.first().zip(self.residuals.last());
@@ -239,7 +246,8 @@ impl Calibration {
         Ok(found)
     }
 
-    /// The constants alone, for a machine that is like this one: what was seen on this one is left out.
+    /// The constants alone, for a machine that is like this one: what was seen on this one is left
+    /// out.
     #[must_use]
     pub fn constants_only(mut self) -> Self {
         for one in self.fits.iter_mut().flat_map(|fit| &mut fit.residuals) {
@@ -310,7 +318,8 @@ fn fit(series: &Series, runs: &[Bench]) -> Option<Fit> {
         CACHES.into_iter().map(with).min_by(|a, b| a.2.total_cmp(&b.2))?;
     let mut fit = Fit {
         series: series.clone(),
-        // A message of no bytes takes some time, even where the bytes of the shortest explain all of theirs.
+        // A message of no bytes takes some time, even where the bytes of the shortest explain all
+        // of theirs.
         base_us: base_us.max(LEAST_BASE),
         first_byte_ns: first * 1000.0,
         lines_us,
@@ -401,7 +410,7 @@ mod tests {
         let calibration = Calibration::of(&[run_of("bandwidth", made)]).unwrap();
         let fit = &calibration.fits[0];
         assert!(fit.worst() < 0.01 && (fit.lone_us - 3.0).abs() < 0.1, "{fit:?}");
-        assert!((fit.microseconds(2048) / made(2048) - 1.0).abs() < 0.02, "a size that nobody measured");
+        assert!((fit.microseconds(2048) / made(2048) - 1.0).abs() < 0.02, "a size that was not measured");
         // One message at a time is posted alone at every size: there such a jump is not explained.
         let alone = Calibration::of(&[run(made)]).unwrap();
         assert!(alone.fits[0].lone_us == 0.0 && alone.fits[0].worst() > 0.1, "{:?}", alone.fits[0]);
@@ -447,7 +456,8 @@ mod tests {
 
     #[test]
     fn the_longest_size_is_not_given_up_for_a_cache_that_ends_early() {
-        // READ over shared memory on two cores: 1 MiB is a little slower than a line, 8 MiB half as fast.
+        // READ over shared memory on two cores: 1 MiB is a little slower than a line, 8 MiB half as
+        // fast.
         let measured = [2.22, 2.21, 2.38, 2.72, 3.80, 8.35, 36.6, 159.0, 1868.0];
         let mut bench = run(|_| 1.0);
         for (one, time) in bench.results.iter_mut().zip(measured) {

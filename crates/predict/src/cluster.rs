@@ -110,7 +110,7 @@ pub enum ClusterError {
         "a cluster has at least two nodes, and {0} were named: bytes inside one machine do not pass the network"
     )]
     Nodes(u32),
-    /// More than anybody has.
+    /// More than any real cluster has.
     #[error("{what} of {count}: more than {most} are not reckoned with")]
     TooMany {
         /// What.
@@ -222,7 +222,8 @@ fn exchange(parts: &Parts, cluster: &Cluster, pattern: Pattern, is_direct: bool)
     let flow = |share: f64, rate: f64| bytes * share / rate / 1000.0;
     let near = if cluster.gpus_per_node > 1 { c::NCCL_NVLINK } else { 0.0 };
     let share = (all - 1.0) / all;
-    // A step sends a chunk in slices, and the next GPU goes on with the first of them: what a step waits for is hidden while the rest flows.
+    // A step sends a chunk in slices, and the next GPU goes on with the first of them: what a step
+    // waits for is hidden while the rest flows.
     let ring = |rounds: f64| {
         let flowing = flow(rounds * share, rate);
         let waiting = rounds * (nodes * c::NCCL_NET + (all - nodes) * near);
@@ -243,8 +244,9 @@ fn exchange(parts: &Parts, cluster: &Cluster, pattern: Pattern, is_direct: bool)
     (time + c::NCCL_BASE, binds)
 }
 
-/// How often the bytes pass the adapters of the busiest node of two trees that carry half of them each, up and down. Two nodes: each is the other's
-/// root once. Three: the one in the middle has a child and a parent in one tree, and one neighbour in the other. More: two children and a parent.
+/// How often the bytes pass the adapters of the busiest node of two trees that carry half of them
+/// each, up and down. Two nodes: each is the other's root once. Three: the one in the middle has a
+/// child and a parent in one tree, and one neighbour in the other. More: two children and a parent.
 const fn tree_passes(nodes: u32) -> f64 {
     match nodes {
         0..=2 => 1.0,
@@ -253,7 +255,8 @@ const fn tree_passes(nodes: u32) -> f64 {
     }
 }
 
-/// GB/s of a node in each direction while both are busy; `load` is how often the bytes pass its adapters, against a ring.
+/// GB/s of a node in each direction while both are busy; `load` is how often the bytes pass its
+/// adapters, against a ring.
 fn node_rate(parts: &Parts, cluster: &Cluster, is_direct: bool, load: f64) -> (f64, Factor) {
     let node = Parts {
         rails: cluster.nics_per_node,

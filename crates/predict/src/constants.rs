@@ -1,4 +1,5 @@
-//! Every constant of the model, with its source. The table of docs/predict.md is made from this list.
+//! Every constant of the model, with its source. The table of docs/predict.md is made from this
+//! list.
 
 use serde::Serialize;
 
@@ -11,7 +12,8 @@ pub struct Constant {
     pub value: f64,
     /// The unit.
     pub unit: &'static str,
-    /// Whether it was chosen so that published figures come out right. The others stand in the source that is named.
+    /// Whether it was chosen so that published figures come out right. The others stand in the
+    /// source that is named.
     pub fitted: bool,
     /// Where it comes from.
     pub source: &'static str,
@@ -30,7 +32,8 @@ macro_rules! constants {
 }
 
 constants! {
-    /// How sharply stages in series fall to the slowest of them: rates are added up as powers of this exponent.
+    /// How sharply stages in series fall to the slowest of them: rates are added up as powers of
+    /// this exponent.
     SERIES_EXPONENT: 16.0, "", fitted, "streams over EDR, HDR and NDR: neighbours that are nearly as slow cost 1 to 5 %";
     /// What one flow alone gets of what several get together.
     LONE_FLOW: 0.972, "", fitted, "ping-pong against stream over EDR, HDR and NDR, one queue pair against several";

@@ -76,13 +76,15 @@ impl Fabric {
             // Local header 8, transport header 12, two checksums 6, delimiters 2.
             Kind::InfiniBand => 28.0,
             Kind::InfiniBandGlobal => 68.0,
-            // Ethernet 38 with preamble, checksum and gap; global header 40, transport header 12, checksum 4.
+            // Ethernet 38 with preamble, checksum and gap; global header 40, transport header 12,
+            // checksum 4.
             Kind::RoceV1 => 94.0,
             Kind::RoceV2 => 82.0,
             Kind::RoceV2Ipv6 => 102.0,
             // Ethernet 38, IP and TCP 40, framing 6, placement header 14.
             Kind::Iwarp => 98.0,
-            // Ethernet 38, IP and UDP 28, the adapter's own header; not published, taken as RoCEv2's.
+            // Ethernet 38, IP and UDP 28, the adapter's own header; not published, taken as
+            // RoCEv2's.
             Kind::Efa | Kind::Loopback => 82.0,
         }
     }
@@ -110,7 +112,7 @@ impl Fabric {
         }
     }
 
-    /// The packet size to reckon with where nobody named one.
+    /// The packet size to assume where none is given.
     #[must_use]
     pub const fn usual_mtu(self) -> u32 {
         match self.kind {
@@ -216,7 +218,7 @@ impl FromStr for Fabric {
     }
 }
 
-/// The fastest port that anybody has announced: XDR with eight lanes.
+/// The fastest port announced by any vendor: XDR with eight lanes.
 const MAX_GBPS: f64 = 1600.0;
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::constants as c;
 
-/// A part of the way that takes time or limits the stream.
+/// A part of the path that takes time or limits the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Factor {
@@ -18,13 +18,13 @@ pub enum Factor {
     GpuSlot,
     /// Waiting for the answer of a PCIe read.
     PcieRead,
-    /// Reads under way at once: requests are too short for the distance.
+    /// Outstanding PCIe reads: too few bytes in flight for the round trip.
     ReadWindow,
     /// The link between sockets.
     Sockets,
     /// Writes that may not pass each other.
     StrictOrder,
-    /// The processor cuts packets between devices to 64 bytes.
+    /// The CPU splits packets between devices into 64 bytes.
     RootComplex,
     /// Host memory.
     Dram,
@@ -42,7 +42,7 @@ pub enum Factor {
     SoftNic,
     /// Links between GPUs of one machine.
     GpuLinks,
-    /// What this machine was seen to take beyond all others, in a calibration. The only one that may be negative: less than they say.
+    /// The residual of this machine, from a calibration. It is the only one that may be negative.
     Seen,
 }
 
@@ -93,11 +93,12 @@ pub struct Share {
     pub microseconds: f64,
 }
 
-/// GB/s of stages in series. Never above the slowest; below it where others are nearly as slow, for each waits at times.
+/// GB/s of stages in series. Never above the slowest; below it where others are nearly as slow,
+/// since stages wait for each other at times.
 #[must_use]
 pub fn in_series(stages: &[Stage]) -> f64 {
     let Some(slowest) = slowest(stages) else { return f64::INFINITY };
-    // Reckoned relative to the slowest, so that powers stay within what a float holds.
+    // Computed relative to the slowest, so that powers stay in the range of a float.
     let sum: f64 = stages
         .iter()
         .map(|stage| {

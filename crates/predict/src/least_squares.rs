@@ -1,17 +1,19 @@
-//! Constants that are not negative, by the least squares of relative errors.
+//! Non-negative least squares of relative errors.
 //!
-//! A row has what the constants of one figure are multiplied with, divided by the figure: it is met where their sum is 1.
+//! A row holds the factors of the constants for one figure, divided by the figure: a perfect fit
+//! sums to 1.
 
-/// Errors beyond this share count no more than errors of this share: one size that stalled shall not bend the others.
+/// Errors beyond this share weigh no more than this share: one stalled size must not bend the
+/// others.
 ///
-/// Two runs of the same bench on a quiet machine of 16 CPUs differed by 7 % (UDP) and 9 % (shared memory), as the root of the mean square
-/// of 54 cases: more than that is no error of the fit.
+/// Two runs of the same bench on a quiet machine of 16 CPUs differed by 7 % (UDP) and 9 % (shared
+/// memory). That is the root mean square of 54 cases; a larger error is not the fit's.
 const LARGE: f64 = 0.1;
 
 /// Rounds in which the weights settle.
 const ROUNDS: u32 = 20;
 
-/// The constants by the least squares of errors that are small, and what is left of the errors.
+/// Robust least squares; returns the constants and the remaining cost.
 pub(super) fn robust<const TERMS: usize>(rows: &[[f64; TERMS]]) -> ([f64; TERMS], f64) {
     let error = |row: &[f64; TERMS], constants: &[f64; TERMS]| sum(row, constants) - 1.0;
     let mut weights = vec![1.0; rows.len()];
@@ -22,7 +24,8 @@ pub(super) fn robust<const TERMS: usize>(rows: &[[f64; TERMS]]) -> ([f64; TERMS]
         }
         constants = non_negative(rows, &weights);
     }
-    // Large errors bend nothing, but they are there: of two fits the one that gives up a size is the worse.
+    // Huber cost: large errors do not bend the fit, but still count. Of two fits, the one that
+    // sacrifices a size is worse.
     let cost = |error: f64| if error <= LARGE { error * error } else { LARGE * (2.0 * error - LARGE) };
     let left = rows.iter().map(|row| cost(error(row, &constants).abs())).sum();
     (constants, left)
@@ -32,12 +35,13 @@ fn sum<const TERMS: usize>(row: &[f64; TERMS], constants: &[f64; TERMS]) -> f64 
     row.iter().zip(constants).map(|(term, constant)| term * constant).sum()
 }
 
-/// The constants, none of them negative, whose sums come nearest to 1 in every row.
+/// The non-negative constants whose sums come nearest to 1 in every row.
 ///
-/// The way of Lawson and Hanson: constants are let in one after the other, the one that helps most first; where one that is in would become
-/// negative, all go as far as none does, and it is out again.
+/// The Lawson-Hanson algorithm: constants enter the active set one by one, the most useful first.
+/// If one in the set would become negative, all move only as far as none does, and it leaves the
+/// set.
 fn non_negative<const TERMS: usize>(rows: &[[f64; TERMS]], weights: &[f64]) -> [f64; TERMS] {
-    // Terms differ by as much as a message and a byte do: each is measured by its largest.
+    // Terms differ in scale as much as a message and a byte: normalise each by its largest.
     let scale: [f64; TERMS] =
         std::array::from_fn(|at| rows.iter().map(|row| row[at].abs()).fold(f64::MIN_POSITIVE, f64::max));
     let scaled: Vec<[f64; TERMS]> =
@@ -51,7 +55,7 @@ fn non_negative<const TERMS: usize>(rows: &[[f64; TERMS]], weights: &[f64]) -> [
 
     let mut constants = [0.0; TERMS];
     let (mut inside, mut useless): (Vec<usize>, Vec<usize>) = (Vec::new(), Vec::new());
-    // Each is let in a few times at the most; the bound is for figures that are no numbers.
+    // Each enters a few times at most; the bound guards against NaN.
     for _ in 0..10 * TERMS {
         let gain = |at: &usize| wanted[*at] - sum(&products[*at], &constants);
         let is_new = |at: &usize| !inside.contains(at) && !useless.contains(at);
@@ -87,7 +91,7 @@ fn non_negative<const TERMS: usize>(rows: &[[f64; TERMS]], weights: &[f64]) -> [
     std::array::from_fn(|at| constants[at].max(0.0) / scale[at])
 }
 
-/// The constants inside without regard to their sign; none where two of them cannot be told apart.
+/// Unconstrained solution for the active set; `None` if the system is singular.
 fn solve<const TERMS: usize>(
     products: &[[f64; TERMS]; TERMS],
     wanted: &[f64; TERMS],

@@ -1,8 +1,10 @@
-//! What to expect: latency and bandwidth of a transfer, direct and staged, from what is plugged where.
+//! What to expect: latency and bandwidth of a transfer, direct and staged, from what is plugged
+//! where.
 //!
-//! A [`parts::Spec`] is what was said; [`parts::Parts`] is a transfer that can be predicted. [`model::direct`] and [`staging::staged`] predict.
-//! Every factor gives a time or a rate, so that the result can say which of them binds. docs/predict.md has the formulae, the constants and
-//! how far published figures are from them.
+//! A [`parts::Spec`] is the input; [`parts::Parts`] is a transfer that can be predicted.
+//! [`model::direct`] and [`staging::staged`] predict. Every factor gives a time or a rate, so that
+//! the result can name the bottleneck. docs/predict.md has the formulae, the constants and their
+//! error against published figures.
 #![forbid(unsafe_code)]
 
 pub mod calibration;

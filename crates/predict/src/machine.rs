@@ -49,7 +49,8 @@ pub enum ChoiceError {
     },
 }
 
-/// The parts of a machine. Without an adapter it is the software NIC between two processes, and the title says so.
+/// The parts of a machine. Without an adapter it is the software NIC between two processes, and the
+/// title says so.
 ///
 /// # Errors
 /// A GPU or adapter was named that is not there.
@@ -96,7 +97,7 @@ pub fn of_pair(analysis: &Analysis<'_>, pair: &Pair<'_>) -> Found {
     if coherent {
         spec.coherent = Some(true);
     } else {
-        // A sleeping GPU's link wakes up: its best speed counts, as wide as it is.
+        // A sleeping GPU's link wakes up: use its maximum speed at its current width.
         let link = facts.pci_device(&pair.gpu.address).and_then(|device| device.link);
         spec.gpu = link.and_then(|link| Slot::of_speed(link.max_speed, link.width));
         spec.distance = pair.distance.map(|distance| redirected(&analysis.tree, pair, distance));
@@ -111,8 +112,9 @@ pub fn of_pair(analysis: &Analysis<'_>, pair: &Pair<'_>) -> Found {
     }
 }
 
-/// What one adapter could do between two machines like this one, its link and settings being as they should: what a run on it is held against. None
-/// where there is no such adapter or nothing is known of it, as of those that are software.
+/// The potential of one adapter between two machines like this one, with its link and settings as
+/// they should be. Runs are compared with it. `None` without such an adapter, or if nothing is
+/// known of it, as of software ones.
 #[must_use]
 pub fn at_its_best(facts: &Facts, nic: &str, memory: Memory) -> Option<Spec> {
     let analysis = Analysis::of(facts);
@@ -130,7 +132,7 @@ pub fn at_its_best(facts: &Facts, nic: &str, memory: Memory) -> Option<Spec> {
     Some(Spec { nic: slot.or(settings.nic), ..settings }.within_platform())
 }
 
-/// Packets below one switch that access control sends up go through the processor.
+/// ACS redirect: packets below one switch go up through the CPU.
 fn redirected(tree: &Tree<'_>, pair: &Pair<'_>, distance: Distance) -> Distance {
     let sent_up = |address: &&str| {
         let config = tree.get(address).and_then(|bridge| bridge.config.known());

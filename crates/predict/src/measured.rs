@@ -1,14 +1,16 @@
-//! What a bench measured, as far as constants are fitted to it.
+//! Results of a bench, as far as constants are fitted to them.
 
 use serde::{Deserialize, Serialize};
 
 use super::calibration::CalibrationError;
 use super::route::float;
 
-/// Results of one run that are read: more than any bench has cases, few enough to go through them for each series.
+/// Results of one run that are read: more than any bench has cases, few enough to go through them
+/// for each series.
 const MAX_RESULTS: usize = 5000;
 
-/// Bytes from which on a stream of the bench posts each message by itself and asks for its completion; shorter ones go in lists.
+/// Size from which a stream of the bench posts and signals each message by itself; shorter ones go
+/// in lists.
 pub const LISTED_BELOW: u64 = 4096;
 
 /// The part of a bench's JSON that is read here.
@@ -55,7 +57,8 @@ pub struct Measured {
 }
 
 impl Measured {
-    /// WRITE of host memory over UDP that takes so long, in `latency` or as a share of `bandwidth`; passes that took these.
+    /// WRITE of host memory over UDP that takes so long, in `latency` or as a share of `bandwidth`;
+    /// passes that took these.
     #[cfg(test)]
     pub(super) fn write(kind: &str, size: u64, time: f64, passes: &[f64]) -> Self {
         let is_latency = kind == "latency";
@@ -170,10 +173,10 @@ impl std::fmt::Display for Series {
     }
 }
 
-/// How the passes of one run are parted into two runs.
+/// How the passes of one run are divided into two runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Split {
-    /// They take turns: what the machine does for minutes befalls both.
+    /// Alternating: drift over minutes affects both.
     Turns,
     /// The first half and the second: one run after the other.
     Halves,
@@ -205,7 +208,8 @@ impl Bench {
         Ok(bench)
     }
 
-    /// Two runs of one. Every pass has devices and a second process of its own, so that passes are nearly as runs are.
+    /// Divides one run into two. Every pass has fresh devices and a fresh second process, so passes
+    /// are nearly independent runs.
     ///
     /// # Errors
     /// A case has one pass only.
@@ -224,9 +228,11 @@ impl Bench {
     }
 }
 
-/// The mean of all but the tenth at either end (at least one of three or more); `None` without samples. This is what the bench makes of passes.
+/// Trimmed mean: without a tenth at either end (at least one of three or more); `None` without
+/// samples. The bench merges passes by it.
 ///
-/// Many of them are in one of two states: a median would jump from one state to the other with the least change of their shares.
+/// Passes are often bimodal: a median would jump between the two modes with the least change of
+/// their shares.
 #[must_use]
 pub fn middle(samples: &[f64]) -> Option<f64> {
     let mut sorted = samples.to_vec();

@@ -24,7 +24,8 @@ pub struct Estimate {
     pub binds: Factor,
     /// What limits a stream of such messages.
     pub stream_binds: Factor,
-    /// Microseconds of a message's share of a stream that were seen on this machine beyond the model, where a calibration has some.
+    /// Microseconds of a message's share of a stream that were seen on this machine beyond the
+    /// model, where a calibration has some.
     #[serde(skip_serializing_if = "is_nothing")]
     pub stream_seen_us: f64,
 }
@@ -94,7 +95,8 @@ fn stream(stages: &[Stage], size: u64, protocol: &Protocol) -> Stream {
     }
     let flowing = float(size) / rate / 1000.0;
     let each = if protocol.overlaps {
-        // Posting goes on while bytes flow: the longer of the two, rounded off like stages in series.
+        // Posting overlaps with the transfer: take the longer of the two, smoothed like stages in
+        // series.
         let longest = flowing.max(protocol.gap);
         let sum =
             (flowing / longest).powf(c::SERIES_EXPONENT) + (protocol.gap / longest).powf(c::SERIES_EXPONENT);
@@ -109,7 +111,8 @@ fn stream(stages: &[Stage], size: u64, protocol: &Protocol) -> Stream {
     Stream { gbytes_per_s: float(size) / each / 1000.0, binds, most, seen_us: 0.0 }
 }
 
-/// What is known of a stream: GB/s, what limits it, and what the slowest stage could do at the most.
+/// What is known of a stream: GB/s, what limits it, and what the slowest stage could do at the
+/// most.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stream {
     pub(super) gbytes_per_s: f64,
@@ -154,7 +157,8 @@ fn merged(shares: Vec<Share>) -> Vec<Share> {
     found
 }
 
-/// How far off the model may be, downwards and upwards in time: what the published figures show, more where parts were guessed.
+/// Uncertainty of the model, downwards and upwards in time: from the published figures, more where
+/// parts were guessed.
 fn spread(parts: &Parts, size: u64) -> (f64, f64) {
     if let Some(known) = soft::calibrated(parts, size) {
         // Two runs of one machine differ, too.

@@ -1,4 +1,4 @@
-//! What a transfer goes through: typed or read as a [`Spec`], checked and completed as [`Parts`].
+//! The components of a transfer: given or read as a [`Spec`], checked and completed as [`Parts`].
 
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +9,7 @@ use super::soft::Soft;
 use nobounce_topology::platform::Platform;
 use nobounce_topology::tree::Distance;
 
-/// Who posts the transfers.
+/// The software that posts the transfers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Software {
@@ -48,7 +48,8 @@ pub enum Op {
     Read,
 }
 
-/// A transfer as it is typed, or as a row of figures describes it: what is left out is completed and said.
+/// A transfer as given on the command line, or as a row of figures describes it. Missing parts are
+/// completed and reported.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Spec {
@@ -64,7 +65,8 @@ pub struct Spec {
     pub nic: Option<Slot>,
     /// Slot of each GPU.
     pub gpu: Option<Slot>,
-    /// The GPU hangs on a coherent link to the processor (NVLink-C2C, or it shares the processor's memory), not on PCIe.
+    /// The GPU is attached to a coherent link to the CPU (NVLink-C2C, or it shares the CPU's
+    /// memory), not to PCIe.
     pub coherent: Option<bool>,
     /// GPUs that take part at each end.
     pub gpus: Option<u32>,
@@ -84,7 +86,7 @@ pub struct Spec {
     pub bar1: Option<u64>,
     /// GB/s of the host's memory at each end.
     pub dram: Option<f64>,
-    /// Who posts.
+    /// The software that posts.
     pub software: Option<Software>,
     /// Queue pairs at work on each rail.
     pub queue_pairs: Option<u32>,
@@ -129,7 +131,7 @@ pub struct Parts {
     pub bar1: Option<u64>,
     /// GB/s of host memory.
     pub dram: f64,
-    /// Who posts.
+    /// The software that posts.
     pub software: Software,
     /// Queue pairs on each rail; 0: enough of them.
     pub queue_pairs: u32,
@@ -176,7 +178,7 @@ pub enum PartsError {
         "{slot} behind {processor} cannot be: its own slots have PCIe Gen{most} at the most; only below a PCIe switch (--distance PIX) can a link be faster"
     )]
     TooNew {
-        /// What was said.
+        /// The given slot.
         slot: Slot,
         /// The processor.
         processor: &'static str,
@@ -211,7 +213,7 @@ pub enum PartsError {
     PcieSize {
         /// Which.
         what: &'static str,
-        /// What was said.
+        /// The given size.
         bytes: u32,
     },
     /// Nothing can be moved through it.
@@ -219,7 +221,7 @@ pub enum PartsError {
     NotPositive {
         /// What.
         what: &'static str,
-        /// What was said.
+        /// The given value.
         value: f64,
     },
     /// A GPU of the processor's own memory has no distance to cross.
@@ -236,7 +238,7 @@ pub enum PartsError {
 pub const MAX_RAILS: u32 = 64;
 
 impl Spec {
-    /// Checks the parts, and completes what was not said by what is usual.
+    /// Checks the parts, and completes missing ones with usual values.
     ///
     /// # Errors
     /// Something does not exist or does not fit: the message says what.
@@ -332,7 +334,7 @@ impl Spec {
         })
     }
 
-    /// The generation that slots may have: where GPU and adapter hang on the processor, the processor's.
+    /// The fastest generation of slots: the CPU's, where GPU and adapter are attached to the CPU.
     fn fastest_slot(&self) -> u32 {
         let gpu_memory = self.memory != Some(Memory::Host) && self.coherent != Some(true);
         let through = gpu_memory && self.distance.is_some_and(|distance| !distance.is_below_switch());

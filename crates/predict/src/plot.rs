@@ -14,7 +14,7 @@ const PANEL: f64 = 540.0;
 const INK: &str = "#222222";
 const FAINT: &str = "#e3e3e3";
 const GREY: &str = "#666666";
-/// Told apart by people who do not see red and green, too.
+/// Colour-blind safe.
 const DIRECT: &str = "#0072b2";
 const STAGED: &str = "#d55e00";
 const WHOLE: &str = "#999999";

@@ -1,4 +1,5 @@
-//! A whole prediction: every size, both ways, where they cross, what to change. The source of table, JSON and plot.
+//! A whole prediction: every size, both ways, where they cross, what to change. The source of
+//! table, JSON and plot.
 
 use std::fmt::Write as _;
 
@@ -165,7 +166,8 @@ impl Report {
         text
     }
 
-    /// What of the figures is no model's word, if anything: the largest such part of a message, and of a stream.
+    /// What of the figures is no model's word, if anything: the largest such part of a message, and
+    /// of a stream.
     fn seen(&self) -> Option<String> {
         let parts = |of: fn(&Estimate) -> (f64, f64)| {
             let of_row = move |row: &Row| {

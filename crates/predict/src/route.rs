@@ -1,4 +1,4 @@
-//! The direct way of a transfer: its stages, and what one message waits for.
+//! The direct path of a transfer: its stages, and the delays of one message.
 
 use super::constants as c;
 use super::factor::{Factor, Share, Stage};
@@ -92,7 +92,7 @@ pub(super) fn stages(parts: &Parts, rails: u32) -> Vec<Stage> {
     stages
 }
 
-/// What a processor adds that has to carry packets between devices.
+/// What a CPU adds when it must forward packets between devices.
 fn processor(parts: &Parts, gpus: f64, adapters: f64) -> Vec<Stage> {
     let mut stages = Vec::new();
     let mut stage = |factor, gbytes_per_s| stages.push(Stage { factor, gbytes_per_s, count: 1 });

@@ -1,26 +1,29 @@
-//! What a machine was seen to take beyond the fitted constants: a factor of its own, for each size that was measured.
+//! Residuals of a machine beyond the fitted constants: a factor of its own, for each measured size.
 //!
-//! Constants describe what is common to all sizes; a machine does some sizes better or worse for reasons that no constant has. What the
-//! passes of a run agree upon is kept as time that is added or taken away, and named so. It is bounded, it follows the fitted curve between
-//! sizes, and it is gone an eightfold beyond the sizes that were measured. A longer message never becomes quicker by it than a shorter one.
+//! Constants describe what is common to all sizes. A machine handles some sizes better or worse for
+//! reasons that no constant covers. Residuals that the passes of a run agree on are kept as a named
+//! time, positive or negative. They are bounded, follow the fitted curve between sizes, and vanish
+//! a factor of eight beyond the measured sizes. They never make a longer message faster than a
+//! shorter one.
 
 use super::calibration::Fit;
 use super::measured::middle;
 use super::route::float;
 
-/// Passes from which on they say how far they differ. Fewer may have met one stall, and nothing is kept of them.
+/// Fewest passes that give a spread. Fewer may have met one stall, and nothing is kept of them.
 const ENOUGH: usize = 3;
 
-/// A pass is taken to be off by this share before any other is known: few passes that agree by chance count for less.
+/// Prior error of a pass, as a share: few passes that agree by chance count for less.
 const SURMISE: f64 = 0.1;
 
-/// What is kept is at the most this share of the fitted time, where it is more, and where it is less.
+/// Bounds of a residual as a share of the fitted time, upwards and downwards.
 const MOST: (f64, f64) = (1.0, 0.5);
 
-/// A smaller share of the fitted time is not worth a name.
+/// Smaller residuals, as a share of the fitted time, are dropped.
 const LEAST: f64 = 0.01;
 
-/// Nothing is known beyond this multiple of the largest size that was measured, and below this part of the smallest.
+/// Range of validity: up to this multiple of the largest measured size, and down to this fraction
+/// of the smallest.
 const REACH: u64 = 8;
 
 /// One size that was measured.
@@ -35,7 +38,8 @@ pub(super) struct Point {
 }
 
 impl Point {
-    /// By how much the middle of such passes differs from run to run, as a share; `None` where there are too few to say.
+    /// Run-to-run uncertainty of the trimmed mean of such passes, as a share; `None` with too few
+    /// passes.
     fn uncertainty(&self) -> Option<f64> {
         let logs: Vec<f64> = self.passes.iter().map(|time| time.ln()).collect();
         let count = u32::try_from(logs.len()).ok().filter(|_| logs.len() >= ENOUGH).map(f64::from)?;
@@ -44,8 +48,8 @@ impl Point {
         Some(spread.sqrt() / count)
     }
 
-    /// Microseconds with what is kept: half of a difference that is as large as the uncertainty, little of a smaller one, nearly all of one
-    /// that is far beyond.
+    /// Microseconds with shrinkage: half of a residual as large as the uncertainty is kept, little
+    /// of a smaller one, nearly all of a much larger one.
     fn expected(&self) -> f64 {
         let Some(uncertainty) = self.uncertainty() else { return self.fitted };
         let share = self.measured / self.fitted - 1.0;
@@ -61,7 +65,7 @@ pub(super) fn kept(points: &[Point]) -> Vec<f64> {
     points.iter().zip(expected).map(|(point, expected)| expected - point.fitted).collect()
 }
 
-/// The nearest list that never falls: neighbours that fall share their mean.
+/// Isotonic regression: the nearest non-decreasing list; falling neighbours share their mean.
 fn rising(values: impl Iterator<Item = f64>) -> Vec<f64> {
     let mut pools: Vec<(f64, u32)> = Vec::new();
     for value in values {
@@ -163,7 +167,8 @@ mod tests {
         4.0 + 0.0003 * float(size)
     }
 
-    /// SEND streams of 256 KiB over UDP on two cores: 16 % slower than the constants say, and all passes agree.
+    /// SEND streams of 256 KiB over UDP on two cores: 16 % slower than the constants say, and all
+    /// passes agree.
     fn bump(size: u64) -> f64 {
         line(size) * if size == 262_144 { 1.3 } else { 1.0 }
     }

@@ -74,8 +74,8 @@ impl Slot {
         self.carries(256) * c::COPY_ENGINE
     }
 
-    /// GB/s of a kernel that copies to or from host memory over this slot while it does the other, too: requests for reads travel
-    /// with the writes.
+    /// GB/s of a kernel that copies to or from host memory over this slot while it does the other,
+    /// too: requests for reads travel with the writes.
     #[must_use]
     pub fn kernel_copy(self) -> f64 {
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a constant of 64")]

@@ -1,4 +1,5 @@
-//! The software NIC: what a core does for each message and byte, on a machine of which more or less is known.
+//! The software NIC: what a core does for each message and byte, on a machine of which more or less
+//! is known.
 
 use serde::Serialize;
 
@@ -31,8 +32,8 @@ impl Default for Soft {
 }
 
 impl Soft {
-    /// From constants that were fitted to a run. What they do not tell, as that which is staged or lies in GPU memory, is reckoned from what this
-    /// machine does with host memory.
+    /// From constants that were fitted to a run. What they lack, such as staged transfers or GPU
+    /// memory, is derived from this machine's host-memory figures.
     #[must_use]
     pub fn of_calibration(calibration: Calibration) -> Self {
         const LONG: u64 = 8 << 20;
@@ -45,7 +46,8 @@ impl Soft {
         Self { calibration: Some(calibration), ..known.unwrap_or_default() }
     }
 
-    /// From what plain UDP does between two processes here: half a round trip in microseconds, and GB/s.
+    /// From what plain UDP does between two processes here: half a round trip in microseconds, and
+    /// GB/s.
     #[must_use]
     pub fn of_raw(half_round_trip_us: f64, gbytes_per_s: f64) -> Self {
         Self {
@@ -58,7 +60,8 @@ impl Soft {
 }
 
 impl Parts {
-    /// Whether it is about two processes of one machine with the software NIC, which is what a calibration knows.
+    /// Whether it is about two processes of one machine with the software NIC, which is what a
+    /// calibration knows.
     #[must_use]
     pub fn is_software_nic_here(&self) -> bool {
         self.software == Software::Nobounce && self.link.kind == Kind::Loopback
@@ -78,7 +81,8 @@ pub(super) struct Calibrated {
     pub(super) uncertainty: f64,
 }
 
-/// What a run on this machine tells, where there was one and it is about this: two processes, no wire.
+/// What a run on this machine tells, where there was one and it is about this: two processes, no
+/// wire.
 pub(super) fn calibrated(parts: &Parts, size: u64) -> Option<Calibrated> {
     if !parts.is_software_nic_here() {
         return None;
@@ -101,7 +105,8 @@ pub(super) fn calibrated(parts: &Parts, size: u64) -> Option<Calibrated> {
     })
 }
 
-/// The constants of a message alone and of one in a stream, over UDP, or over shared memory where only that was measured.
+/// The constants of a message alone and of one in a stream, over UDP, or over shared memory where
+/// only that was measured.
 fn both<'a>(calibration: &'a Calibration, op: &str, memory: &str) -> Option<(&'a Fit, &'a Fit)> {
     let fit = |kind: &str| {
         let of_link = |link: &str| {
@@ -117,8 +122,9 @@ fn both<'a>(calibration: &'a Calibration, op: &str, memory: &str) -> Option<(&'a
     Some((fit("latency")?, fit("bandwidth")?))
 }
 
-/// What a message of GPU memory waits for before the engine has its first bytes: loads through the window take a core's time, the copy engine
-/// has to be started. Nothing for host memory, and for real adapters.
+/// What a message of GPU memory waits for before the engine has its first bytes: loads through the
+/// window take a core's time, the copy engine has to be started. Nothing for host memory, and for
+/// real adapters.
 pub(super) fn fetch(parts: &Parts, size: u64) -> Option<Share> {
     if parts.software != Software::Nobounce || parts.memory == Memory::Host || size == 0 {
         return None;
@@ -131,7 +137,8 @@ pub(super) fn fetch(parts: &Parts, size: u64) -> Option<Share> {
     })
 }
 
-/// Microseconds between two messages of a stream: what the engine's core does for each, loads included. Copies are fetched ahead.
+/// Microseconds between two messages of a stream: what the engine's core does for each, loads
+/// included. Copies are fetched ahead.
 pub(super) fn gap(parts: &Parts, size: u64) -> f64 {
     let loads = fetch(parts, size).filter(|share| share.factor == Factor::PcieRead);
     parts.soft.gap_us + loads.map_or(0.0, |share| share.microseconds)
@@ -163,7 +170,8 @@ mod tests {
     use super::super::parts::Spec;
     use super::*;
 
-    /// docs/measurements/2026-11-15-h200.md, commit 843c7f7: WRITE on an H200, in the same run as plain UDP.
+    /// docs/measurements/2026-11-15-h200.md, commit 843c7f7: WRITE on an H200, in the same run as
+    /// plain UDP.
     #[test]
     fn gpu_memory_is_as_on_the_machine_it_was_measured_on() {
         let spec = |memory| Spec {

@@ -19,7 +19,8 @@ pub(super) struct Protocol {
     pub(super) lone: bool,
     /// Rails that one message of this size takes.
     pub(super) rails: u32,
-    /// A core copies the bytes first, in pieces, while the wire carries those before: it takes the wire's place if it is slower.
+    /// A core copies the bytes first, in pieces, while the wire carries those before: it takes the
+    /// wire's place if it is slower.
     pub(super) copied: bool,
 }
 
@@ -39,7 +40,8 @@ pub(super) fn protocol(parts: &Parts, size: u64) -> Protocol {
             rails = split(parts.rails, bytes);
             let limit = if parts.memory == Memory::Gpu { c::MPI_EAGER_GPU } else { c::MPI_EAGER_HOST };
             if bytes > limit {
-                // Three short messages more: word that there is something, the receiver's request to read it, word that it is done.
+                // Three short messages more: word that there is something, the receiver's request
+                // to read it, word that it is done.
                 let pass = parts.link.base_latency() + f64::from(parts.hops) * c::SWITCH_HOP;
                 shares.push(share(Factor::Handshake, 3.0 * (pass + 2.0 * (c::VERBS_CALL + c::MPI_CALL))));
                 gap += c::MPI_GAP;

@@ -11,7 +11,8 @@ use nobounce_topology::tree::Distance;
 /// GB/s of a copy on a coherent link.
 const COHERENT_COPY: f64 = 360.0;
 
-/// The staged way with chunks that overlap (`pipelined`), or each step after the other with the whole message.
+/// The staged way with chunks that overlap (`pipelined`), or each step after the other with the
+/// whole message.
 #[must_use]
 pub fn staged(parts: &Parts, size: u64, pipelined: bool) -> Estimate {
     let (network, network_factor) = network(parts, protocol(parts, size).rails);

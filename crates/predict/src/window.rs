@@ -1,4 +1,5 @@
-//! A core that moves bytes through a GPU's window, and GPUs that are wired to each other: parts of ways that need no adapter.
+//! A core that moves bytes through a GPU's window, and GPUs that are wired to each other: parts of
+//! ways that need no adapter.
 
 use super::constants as c;
 use super::route::float;

@@ -68,7 +68,7 @@ prop_compose! {
         dram in 20.0..1000.0_f64,
     ) -> Parts {
         let mtu = match link.kind { Kind::Iwarp | Kind::Efa => 1460, _ => 256 << mtu };
-        // What hangs on a processor's slots is no faster than they are.
+        // Devices attached to a CPU's slots are no faster than the slots.
         let most = platform.fastest_slot().filter(|_| !distance.is_below_switch()).unwrap_or(u32::MAX);
         let (nic, gpu) = (nic.at_most(most), gpu.at_most(most));
         Spec {
@@ -104,7 +104,8 @@ fn sizes() -> impl Strategy<Value = u64> {
 }
 
 prop_compose! {
-    /// The software NIC of a machine whose passes found anything: sizes that stall or fly, alone or in most passes.
+    /// The software NIC of a machine whose passes found anything: sizes that stall or fly, alone or
+    /// in most passes.
     fn calibrated()(
         base in 0.3..20.0_f64,
         byte in 0.0..0.002_f64,
@@ -143,8 +144,9 @@ fn figures(parts: &Parts, size: u64) -> (f64, f64) {
     (found.microseconds.expected, found.gbytes_per_s.expected)
 }
 
-/// Whether long messages are bound by reads that are too short for the way to the GPU, by an order of writes that the processor keeps for GPUs only, or by
-/// a processor that is slow with reads between devices.
+/// Whether long messages are bound by reads that are too short for the way to the GPU, by an order
+/// of writes that the processor keeps for GPUs only, or by a processor that is slow with reads
+/// between devices.
 fn loses_between_devices(parts: &Parts) -> bool {
     match direct(parts, MAX_SIZE).unwrap().stream_binds {
         Factor::ReadWindow => true,
@@ -185,7 +187,8 @@ proptest! {
         not_worse(&parts, &Parts { max_read_request: 4096, ..parts.clone() }, size)?;
     }
 
-    /// Unless the direct way is bound by something that only traffic between devices meets. Which parts these are is in docs/predict.md.
+    /// Unless the direct way is bound by something that only traffic between devices meets. Which
+    /// parts these are is in docs/predict.md.
     #[test]
     fn direct_is_never_slower_than_staging_as_a_whole(parts in parts_in(vec![Memory::Gpu]), size in sizes()) {
         let (time, _) = figures(&parts, size);
@@ -194,7 +197,8 @@ proptest! {
         prop_assert!(!slower || loses_between_devices(&parts), "direct {time} us, staged {whole} us");
     }
 
-    /// With the settings that vendors advise there is no exception, but for a processor that is slow with reads between devices.
+    /// With the settings that vendors advise there is no exception, but for a processor that is
+    /// slow with reads between devices.
     #[test]
     fn direct_is_never_slower_with_settings_as_they_should_be(parts in parts_in(vec![Memory::Gpu]), size in sizes()) {
         prop_assume!(parts.platform.peer_read().is_none());
@@ -220,7 +224,8 @@ proptest! {
         }
     }
 
-    /// What was seen on a machine is added, and named; whatever it was, it is no more than the rest, and no longer message is quicker by it.
+    /// What was seen on a machine is added, and named; whatever it was, it is no more than the
+    /// rest, and no longer message is quicker by it.
     #[test]
     fn what_was_seen_on_a_machine_keeps_the_properties(parts in calibrated(), size in sizes(), more in sizes()) {
         let found = direct(&parts, size).unwrap();
@@ -248,7 +253,8 @@ proptest! {
     }
 }
 
-/// The best of many, so that a busy machine does not fail it; with a calibration that has seen something, and without.
+/// The best of many, so that a busy machine does not fail it; with a calibration that has seen
+/// something, and without.
 #[test]
 fn alone_a_prediction_takes_less_than_a_millisecond() {
     let best = |parts: &Parts| {
@@ -272,7 +278,8 @@ fn alone_a_prediction_takes_less_than_a_millisecond() {
     }
 }
 
-/// The table of docs/predict.md: the longest read requests with which the direct way loses against staging as a whole.
+/// The table of docs/predict.md: the longest read requests with which the direct way loses against
+/// staging as a whole.
 #[test]
 fn short_read_requests_lose_as_documented() {
     let longest = |link: &str, generation: u32, distance: Distance| {

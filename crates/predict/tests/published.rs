@@ -104,7 +104,7 @@ fn limit(size: u64) -> f64 {
     if size >= 1 << 20 { 5.0 } else { 20.0 }
 }
 
-/// One point of a row, judged.
+/// One point of a row, rated.
 struct Judged {
     measured: f64,
     predicted: f64,

@@ -1,7 +1,7 @@
-//! RoCEv2 without IO: what is said on the wire, and when.
+//! RoCEv2 without IO: the wire format and the protocol state machines.
 //!
-//! This crate opens no socket, reads no clock and holds no payload. It says *where* bytes come from or go to
-//! (a work request and an offset, or a remote key and an address); the caller moves them.
+//! This crate opens no socket, reads no clock and holds no payload. It says *where* bytes come from
+//! or go to (a work request and an offset, or a remote key and an address); the caller moves them.
 //!
 //! - [`cm`]: how two sides agree on a connection.
 //! - [`qp`]: one queue pair: states, requester, responder.

@@ -25,8 +25,8 @@ impl Rng {
         if n == 0 { 0 } else { self.next() % n }
     }
 
-    /// True `ppm` times in a million. No draw is made when the answer is certain, so that switching a fault off
-    /// leaves the others where they were.
+    /// True `ppm` times in a million. No draw is made when the answer is certain, so that switching
+    /// a fault off leaves the others where they were.
     pub const fn chance(&mut self, ppm: u32) -> bool {
         match ppm {
             0 => false,

@@ -1,12 +1,13 @@
-//! The kernel's own packets (rdma_rxe, Linux 6.1, 6.12 and 7.2): each must parse, and its ICRC must be what we compute.
+//! The kernel's own packets (rdma_rxe, Linux 6.1, 6.12 and 7.2): each must parse, and its ICRC must
+//! be what we compute.
 //!
-//! Unreliable connections (opcodes from 0x20 on) and datagrams (from 0x64 on, the connection manager's among them) are
-//! in them too.
+//! Unreliable connections (opcodes from 0x20 on) and datagrams (from 0x64 on, the connection
+//! manager's among them) are in them too.
 
 use std::collections::BTreeMap;
 
 use nobounce_protocol::pcap::{Packet, Reader, Writer};
-use nobounce_protocol::wire::icrc::{Sealer, Verdict, change_id};
+use nobounce_protocol::wire::icrc::{IcrcCheck, IcrcWriter, change_id};
 use nobounce_protocol::wire::{Header, IdPolicy, IdVerdict, MAX_HEADER_LEN, Qpn, Service, Syndrome};
 
 const IPV4: &[u8] = include_bytes!("data/rxe.pcap");
@@ -58,16 +59,16 @@ fn every_icrc_is_what_we_compute() {
         let body = &packet[..packet.len() - 4];
         let sent = u32::from_le_bytes(*packet.last_chunk().unwrap());
         assert_eq!(flow.icrc(ip_id, body), sent);
-        let sealer = Sealer::new(flow, packet.len());
-        assert_eq!(sealer.icrc(ip_id, body), sent);
+        let icrc_writer = IcrcWriter::new(flow, packet.len());
+        assert_eq!(icrc_writer.icrc(ip_id, body), sent);
 
-        let want = Verdict::Valid { ip_id: flow.is_ipv4().then_some(ip_id) };
+        let want = IcrcCheck::Valid { ip_id: flow.is_ipv4().then_some(ip_id) };
         assert_eq!(flow.verify(ip_id, packet), want);
-        assert_eq!(sealer.verify(ip_id, packet), want);
+        assert_eq!(icrc_writer.verify(ip_id, packet), want);
 
         let mut closed = packet.to_vec();
         closed[body.len()..].fill(0);
-        sealer.close(ip_id, &mut closed);
+        icrc_writer.close(ip_id, &mut closed);
         assert_eq!(closed, packet);
     }
 }
@@ -75,10 +76,10 @@ fn every_icrc_is_what_we_compute() {
 #[test]
 fn the_kernels_identification_is_solved_for() {
     for Packet { flow, ip_id, packet, .. } in [IPV4, MTU_4096].into_iter().flat_map(packets) {
-        let want = Verdict::Valid { ip_id: Some(ip_id) };
+        let want = IcrcCheck::Valid { ip_id: Some(ip_id) };
         for guess in [0, 1, ip_id ^ 1, ip_id ^ 0x8000, !ip_id] {
             assert_eq!(flow.verify(guess, packet), want);
-            assert_eq!(Sealer::new(flow, packet.len()).verify(guess, packet), want);
+            assert_eq!(IcrcWriter::new(flow, packet.len()).verify(guess, packet), want);
         }
         let body = &packet[..packet.len() - 4];
         assert_eq!(change_id(flow.icrc(ip_id, body), body.len(), ip_id, 5), flow.icrc(5, body));
@@ -93,7 +94,7 @@ fn the_kernel_is_believed_and_mostly_near() {
         for packet in packets(file) {
             let policy = peers.entry(packet.flow.src).or_default();
             let guess = policy.guess(0);
-            let Verdict::Valid { ip_id: Some(id) } = packet.flow.verify(guess, packet.packet) else {
+            let IcrcCheck::Valid { ip_id: Some(id) } = packet.flow.verify(guess, packet.packet) else {
                 panic!("an ICRC that does not verify")
             };
             let verdict = policy.accept(id);
@@ -128,7 +129,8 @@ fn datagrams_mean_what_the_kernel_meant() {
         if header.opcode.service() != Service::Ud {
             continue;
         }
-        // The connection manager speaks from queue pair 1 to queue pair 1 by the standard's well-known key.
+        // The connection manager speaks from queue pair 1 to queue pair 1 by the standard's
+        // well-known key.
         let is_management = header.dest_qpn == Qpn::new(1);
         assert_eq!(is_management, header.deth.source == Qpn::new(1));
         assert_eq!(is_management, header.deth.qkey == 0x8001_0000);
@@ -170,7 +172,8 @@ fn what_the_writer_writes_the_reader_reads() {
     }
 }
 
-/// The frames around the kernel's packets, but for the MAC addresses and what we choose otherwise, are those we make.
+/// The frames around the kernel's packets, but for the MAC addresses and what we choose otherwise,
+/// are those we make.
 #[test]
 fn the_writers_ip_header_is_the_kernels() {
     let first = packets(IPV4)[0];

@@ -55,7 +55,8 @@ fn management() {
     replay("management", fuzzing::management);
 }
 
-/// Makes the first corpora: packets of the captures, one of each opcode and file; random bytes for the others.
+/// Makes the first corpora: packets of the captures, one of each opcode and file; random bytes for
+/// the others.
 #[test]
 #[ignore = "writes into fuzz/corpus"]
 fn make_corpora() {

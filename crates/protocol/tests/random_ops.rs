@@ -1,5 +1,5 @@
-//! Random operations by both sides over a bad network, against an oracle. A failure shrinks to a short list of
-//! operations, which is then kept below as a `regression_*` test.
+//! Random operations by both sides over a bad network, against an oracle. A failure shrinks to a
+//! short list of operations, which is then kept below as a `regression_*` test.
 
 use nobounce_protocol::qp::{Mtu, Service};
 use nobounce_protocol::sim::plan::{Kind, Op, Plan, run};
@@ -86,8 +86,8 @@ fn post(side: u8, kind: Kind, len: u16) -> Op {
     Op::Post { side, kind, len, at: 0, signaled: true, fence: false }
 }
 
-/// While the receiver was not ready, packets that were overtaken used up the retries meant for losses, although each
-/// RNR NAK proved that the peer had everything up to there.
+/// While the receiver was not ready, packets that were overtaken used up the retries meant for
+/// losses, although each RNR NAK proved that the peer had everything up to there.
 #[test]
 fn regression_overtaken_packets_while_the_receiver_is_not_ready() {
     for seed in 0..200 {

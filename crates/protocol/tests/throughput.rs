@@ -1,4 +1,5 @@
-//! How much arrives, on the virtual clock: one connection against loss, and several that share a bottleneck.
+//! How much arrives, on the virtual clock: one connection against loss, and several that share a
+//! bottleneck.
 //!
 //! The table is a snapshot: a change of window, timers or repetition shows up as a diff of numbers.
 

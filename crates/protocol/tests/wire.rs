@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use nobounce_protocol::pcap::Reader;
-use nobounce_protocol::wire::icrc::{Flow, Sealer, Verdict, change_id};
+use nobounce_protocol::wire::icrc::{Flow, IcrcCheck, IcrcWriter, change_id};
 use nobounce_protocol::wire::{
     Aeth, AtomicEth, Deth, Header, ICRC_LEN, MAX_HEADER_LEN, Opcode, Psn, Qpn, Reth, Syndrome,
 };
@@ -104,10 +104,10 @@ proptest! {
                 prop_assert!(parsed.payload.start <= parsed.payload.end);
                 prop_assert!(parsed.payload.end + ICRC_LEN <= packet.len());
             }
-            let sealer = Sealer::new(flow, packet.len());
-            prop_assert_eq!(flow.verify(id, &packet), sealer.verify(id, &packet));
+            let icrc_writer = IcrcWriter::new(flow, packet.len());
+            prop_assert_eq!(flow.verify(id, &packet), icrc_writer.verify(id, &packet));
             let mut closed = packet.clone();
-            sealer.close(id, &mut closed);
+            icrc_writer.close(id, &mut closed);
             // The second time as something the parser looks further into.
             if let Some(bth) = packet.first_chunk_mut::<4>() {
                 *bth = [opcode, bth[1] & 0xf0, 0xff, 0xff];
@@ -129,13 +129,13 @@ proptest! {
     #[test]
     fn a_flipped_bit_never_verifies_over_ipv6(flow in ipv6_flow(), mut packet in bytes(16..2000), bit: usize) {
         flow.close(0, &mut packet);
-        prop_assert_eq!(flow.verify(0, &packet), Verdict::Valid { ip_id: None });
+        prop_assert_eq!(flow.verify(0, &packet), IcrcCheck::Valid { ip_id: None });
         let bit = bit % (8 * packet.len());
         packet[bit / 8] ^= 1 << (bit % 8);
         // Byte 4 holds congestion marks, which routers may set.
-        let want = if bit / 8 == 4 { Verdict::Valid { ip_id: None } } else { Verdict::Bad };
+        let want = if bit / 8 == 4 { IcrcCheck::Valid { ip_id: None } } else { IcrcCheck::Bad };
         prop_assert_eq!(flow.verify(0, &packet), want);
-        prop_assert_eq!(Sealer::new(flow, packet.len()).verify(0, &packet), want);
+        prop_assert_eq!(IcrcWriter::new(flow, packet.len()).verify(0, &packet), want);
     }
 
     #[test]
@@ -146,22 +146,22 @@ proptest! {
         let bit = bit % (8 * packet.len());
         prop_assume!(bit / 8 != 4);
         packet[bit / 8] ^= 1 << (bit % 8);
-        prop_assert_ne!(flow.verify(id, &packet), Verdict::Valid { ip_id: Some(id) });
+        prop_assert_ne!(flow.verify(id, &packet), IcrcCheck::Valid { ip_id: Some(id) });
     }
 
     #[test]
     fn a_changed_id_is_as_if_computed_anew(flow in ipv4_flow(), body in bytes(12..5000), from: u16, to: u16) {
         let (old, new) = (flow.icrc(from, &body), flow.icrc(to, &body));
         prop_assert_eq!(change_id(old, body.len(), from, to), new);
-        let sealer = Sealer::new(flow, body.len() + ICRC_LEN);
-        prop_assert_eq!(sealer.change_id(old, from, to), new);
-        prop_assert_eq!(sealer.icrc(to, &body), new);
+        let icrc_writer = IcrcWriter::new(flow, body.len() + ICRC_LEN);
+        prop_assert_eq!(icrc_writer.change_id(old, from, to), new);
+        prop_assert_eq!(icrc_writer.icrc(to, &body), new);
     }
 
     #[test]
     fn any_id_is_solved_for(flow in ipv4_flow(), mut packet in bytes(16..5000), id: u16, guess: u16) {
         flow.close(id, &mut packet);
-        prop_assert_eq!(flow.verify(guess, &packet), Verdict::Valid { ip_id: Some(id) });
-        prop_assert_eq!(Sealer::new(flow, packet.len()).verify(guess, &packet), Verdict::Valid { ip_id: Some(id) });
+        prop_assert_eq!(flow.verify(guess, &packet), IcrcCheck::Valid { ip_id: Some(id) });
+        prop_assert_eq!(IcrcWriter::new(flow, packet.len()).verify(guess, &packet), IcrcCheck::Valid { ip_id: Some(id) });
     }
 }

@@ -1,10 +1,11 @@
-//! The facts put together: pairs of GPU and adapter, their distance, and the ways between them.
+//! Facts combined: pairs of GPU and adapter, their distance, and the methods to register GPU
+//! memory.
 
 use crate::facts::{Facts, Gpu, Nic};
-use crate::ladder::{self, Answer};
+use crate::methods::{self, Answer};
 use crate::tree::{Distance, Tree};
 
-/// Everything that checks and verdicts look at.
+/// Input of all checks and of the path for each pair.
 #[derive(Debug)]
 pub struct Analysis<'a> {
     /// What they are.
@@ -34,7 +35,7 @@ pub struct Pair<'a> {
     pub peermem: Answer,
     /// The process certainly cannot open the adapter.
     pub closed: bool,
-    /// Memory was registered for this pair, really: the way.
+    /// The method by which memory of this pair was actually registered.
     pub proven: Option<&'a str>,
 }
 
@@ -42,9 +43,12 @@ impl<'a> Analysis<'a> {
     /// Puts the facts together.
     pub fn of(facts: &'a Facts) -> Self {
         let tree = Tree::new(facts);
-        let exports: Vec<_> =
-            facts.gpus.iter().map(|gpu| (ladder::export(facts, gpu), ladder::peermem(facts, gpu))).collect();
-        let imports: Vec<_> = facts.nics.iter().map(|nic| ladder::import(facts, nic)).collect();
+        let exports: Vec<_> = facts
+            .gpus
+            .iter()
+            .map(|gpu| (methods::export(facts, gpu), methods::peermem(facts, gpu)))
+            .collect();
+        let imports: Vec<_> = facts.nics.iter().map(|nic| methods::import(facts, nic)).collect();
         let mut pairs = Vec::new();
         for (gpu, (export, peermem)) in facts.gpus.iter().zip(&exports) {
             for (nic, import) in facts.nics.iter().zip(&imports) {
@@ -54,14 +58,16 @@ impl<'a> Analysis<'a> {
         Self { facts, tree, pairs }
     }
 
-    /// Pairs of one GPU, nearest adapter first; among equals the faster port, then the order of the facts.
+    /// Pairs of one GPU, nearest adapter first; among equals the faster port, then the order of the
+    /// facts.
     pub fn pairs_of(&self, gpu: &str) -> Vec<&Pair<'a>> {
         let mut pairs: Vec<_> = self.pairs.iter().filter(|pair| pair.gpu.address == gpu).collect();
         pairs.sort_by(|a, b| a.rank().partial_cmp(&b.rank()).unwrap_or(std::cmp::Ordering::Equal));
         pairs
     }
 
-    /// The best adapter of each GPU. Adapters of equal rank are given out in turn, so that two GPUs do not share one while another is idle.
+    /// The best adapter of each GPU. Adapters of equal rank are assigned round-robin, so that two
+    /// GPUs do not share one while another is idle.
     pub fn best(&self) -> Vec<Option<&Pair<'a>>> {
         let mut taken: Vec<(&str, u32)> = Vec::new();
         let mut best = Vec::new();
@@ -69,7 +75,7 @@ impl<'a> Analysis<'a> {
             let pairs = self.pairs_of(&gpu.address);
             let uses =
                 |name: &str| taken.iter().find(|(taken, _)| *taken == name).map_or(0, |(_, count)| *count);
-            // Sorted by rank: those behind the first that are as near and as fast are as good.
+            // Sorted by rank: candidates as near and as fast as the first are equivalent.
             let chosen = pairs
                 .iter()
                 .filter(|pair| {
@@ -92,12 +98,12 @@ impl<'a> Analysis<'a> {
         best
     }
 
-    /// Whether no pair of these needs what an answer of the ladder would give: each has another way.
+    /// Whether every hardware pair satisfies `way`, so that none needs the method in question.
     pub fn all_have(&self, way: impl Fn(&Pair<'a>) -> bool) -> bool {
         !self.pairs.is_empty() && self.pairs.iter().filter(|pair| !pair.nic.is_software()).all(way)
     }
 
-    /// Whether there is any hardware adapter to talk about.
+    /// Whether there is any hardware adapter.
     pub fn has_hardware_nic(&self) -> bool {
         self.facts.nics.iter().any(|nic| !nic.is_software())
     }
@@ -117,7 +123,7 @@ impl<'a> Pair<'a> {
             .address
             .as_deref()
             .map(|address| (tree.distance(&gpu.address, address), tree.between(&gpu.address, address)));
-        // The port at which the way turns is not passed: its own link leads to the processor.
+        // The common upstream bridge is not crossed: its own link leads to the CPU.
         let (distance, bridges) = way.map_or((None, Vec::new()), |(distance, between)| {
             (distance, between.ports.iter().map(|port| port.address.as_str()).collect())
         });
@@ -125,9 +131,9 @@ impl<'a> Pair<'a> {
             facts.registrations.iter().find(|r| r.way == way && r.gpu == gpu.address && r.nic == nic.name)
         };
         let proven = ["dma-buf", "peermem"].into_iter().find(|way| of_pair(way).is_some_and(|r| r.probe.ok));
-        // A probe of this very pair outweighs what either side says of itself.
+        // A probe of this pair outweighs what either side reports by itself.
         let mut export = export.clone();
-        // The way works for others: it is this pair that does not go together.
+        // The method works for other pairs: this combination is at fault.
         let elsewhere = |way: &str| {
             facts.registrations.iter().any(|r| r.way == way && r.probe.ok && r.gpu == gpu.address)
         };
@@ -135,21 +141,21 @@ impl<'a> Pair<'a> {
             let id = if elsewhere(way) { "registration-pair" } else { id };
             Answer::No(id, format!("registering failed: {}", failed.probe.detail))
         };
-        if let Some(failed) = of_pair("dma-buf").filter(|r| ladder::is_refused(facts, r)) {
-            let id = ladder::no_p2pdma(facts).map_or("dmabuf-export", |(id, _)| id);
+        if let Some(failed) = of_pair("dma-buf").filter(|r| methods::is_refused(facts, r)) {
+            let id = methods::no_p2pdma(facts).map_or("dmabuf-export", |(id, _)| id);
             export = refused("dma-buf", id, failed);
         }
         let peermem = match of_pair("peermem") {
             Some(r) if r.probe.ok => Answer::Yes("registered by probe".to_owned()),
-            Some(r) if ladder::is_refused(facts, r) && !peermem.is_no() => {
+            Some(r) if methods::is_refused(facts, r) && !peermem.is_no() => {
                 refused("peermem", "peermem-not-registered", r)
             }
             _ if nic.is_software() => {
                 Answer::No("software-nic", "a software adapter has no DMA of its own".to_owned())
             }
-            // Where no module is loaded either, that is the first thing to say.
+            // If no module is loaded either, report that first.
             _ if !peermem.is_no()
-                && let Some(driver) = ladder::driver_without_peer_memory(nic) =>
+                && let Some(driver) = methods::driver_without_peer_memory(nic) =>
             {
                 Answer::No("peermem-nic", format!("{driver} does not use the peer-memory interface"))
             }
@@ -159,7 +165,7 @@ impl<'a> Pair<'a> {
         Self { gpu, nic, distance, bridges, export, import: import.clone(), peermem, closed, proven }
     }
 
-    /// Whether its registration was refused although others of the GPU are not.
+    /// Whether its registration was refused although others of the GPU succeed.
     pub fn refused_alone(&self) -> bool {
         [&self.export, &self.peermem]
             .iter()
@@ -183,7 +189,8 @@ impl<'a> Pair<'a> {
     }
 
     fn class(&self) -> (u32, Distance) {
-        // An adapter that carries nothing, or that cannot be opened, is no choice while another is there.
+        // An adapter without an active port, or that cannot be opened, is no choice while another
+        // exists.
         let idle = self.closed || !self.nic.ports.iter().any(crate::facts::Port::may_be_active);
         (u32::from(idle) + 2 * u32::from(self.nic.is_software()), self.distance.unwrap_or(Distance::Sys))
     }

@@ -4,7 +4,8 @@ use crate::facts::{Link, Port};
 
 /// GB/s of payload over a PCIe link with packets of `payload` bytes.
 ///
-/// Bytes of each packet beside the payload: framing, sequence, header, checksum; and one flow-control packet pair for every four.
+/// Overhead of each packet: framing, sequence number, header, checksum; and one flow-control packet
+/// pair for every four.
 #[must_use]
 pub fn pcie(speed: f64, width: u32, payload: u32) -> f64 {
     let lanes = f64::from(width);
@@ -23,12 +24,12 @@ pub fn link_now(link: &Link, payload: u32) -> f64 {
     pcie(link.speed, link.width, payload)
 }
 
-/// GB/s of payload that the network carries, by rate, packet size and kind.
+/// GB/s of payload on the network, by rate, packet size and kind.
 #[must_use]
 pub fn port(port: &Port) -> Option<f64> {
     let rate = *port.rate_gbps.known()?;
     let mtu = f64::from(port.active_mtu.get().unwrap_or(4096));
-    // Bytes of each packet beside the payload: RoCEv2 over IPv4; InfiniBand without a global header.
+    // Overhead of each packet: RoCEv2 over IPv4; InfiniBand without a GRH.
     let fixed = if port.is_ethernet() { 82.0 } else { 28.0 };
     Some(rate / 8.0 * mtu / (mtu + fixed))
 }

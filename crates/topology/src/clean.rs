@@ -1,12 +1,12 @@
-//! Text of others on a terminal: names, values and log lines must not steer it.
+//! Sanitises foreign text for a terminal: names, values and log lines must not control it.
 
-/// Control characters (escapes, line ends, C1) and those that turn the direction of writing are shown as `\u{fffd}`.
+/// Replaces control characters (escapes, line ends, C1) and bidirectional controls by `\u{fffd}`.
 #[must_use]
 pub fn clean(text: &str) -> String {
     text.chars().map(|c| if is_unfit(c) { char::REPLACEMENT_CHARACTER } else { c }).collect()
 }
 
-/// The same for text of several lines, whose ends stay.
+/// The same for multi-line text, whose line ends stay.
 #[must_use]
 pub fn clean_lines(text: &str) -> String {
     text.split('\n').map(clean).collect::<Vec<_>>().join("\n")

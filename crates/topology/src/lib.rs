@@ -1,8 +1,9 @@
 //! What is plugged where.
 //!
-//! * [`facts`]: everything that is known of one machine; read by [`sysfs`] and by probes of the command, saved and replayed as a file.
-//! * [`tree`]: the PCI tree and distances. [`analysis`]: facts put together.
-//! * [`machines`]: known machines as facts, for tests, examples and trying things out.
+//! * [`facts`]: everything that is known of one machine; read by [`sysfs`] and by probes of the
+//!   command, saved and replayed as a file.
+//! * [`tree`]: the PCI tree and distances. [`analysis`]: facts combined.
+//! * [`machines`]: known machines as facts, for tests, examples and experiments.
 #![forbid(unsafe_code)]
 
 pub mod analysis;
@@ -10,8 +11,8 @@ pub mod bandwidth;
 mod clean;
 pub mod cpu_list;
 pub mod facts;
-pub mod ladder;
 pub mod machines;
+pub mod methods;
 pub mod nearest;
 pub mod platform;
 pub mod sysfs;

@@ -1,4 +1,5 @@
-//! Which adapter for which GPU: the nearest by PCI, of those that work and are as near the faster; with a line for each that says why.
+//! Chooses an adapter for a GPU: the nearest by PCIe that works, and among equals the faster. Each
+//! adapter gets a line with the reason.
 
 use crate::analysis::{Analysis, Pair};
 use crate::facts::{Facts, Nic, Port};
@@ -6,13 +7,14 @@ use crate::facts::{Facts, Nic, Port};
 /// An adapter, and why it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Choice {
-    /// Its name; none where no hardware adapter can be used.
+    /// Its name; `None` if no hardware adapter is usable.
     pub nic: Option<String>,
     /// One line for each adapter, best first.
     pub lines: Vec<String>,
 }
 
-/// The adapter for memory of a GPU, by the GPU's PCI address; or, without one, the fastest for memory of the host.
+/// The adapter for memory of a GPU, by the GPU's PCI address; without one, the fastest for host
+/// memory.
 #[must_use]
 pub fn nic_for(facts: &Facts, gpu: Option<&str>) -> Choice {
     let Some(gpu) = gpu else { return fastest(facts) };

@@ -1,10 +1,10 @@
-//! What is known of processors: how they carry packets from one device to another.
+//! CPU properties for peer-to-peer traffic: how they forward packets from one device to another.
 
 use serde::{Deserialize, Serialize};
 
 use crate::facts::Cpu;
 
-/// A kind of processor, as far as it matters for traffic between devices.
+/// A CPU class, as far as it matters for traffic between devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Platform {
@@ -48,7 +48,7 @@ impl Platform {
         }
     }
 
-    /// GB/s between sockets that planning reckons with, if there is such a figure.
+    /// GB/s between sockets to plan with, if such a figure exists.
     #[must_use]
     pub const fn between_sockets(self) -> Option<f64> {
         match self {
@@ -61,7 +61,8 @@ impl Platform {
         }
     }
 
-    /// GB/s of one socket's memory with all its channels, by the data sheets of the kind's larger models.
+    /// GB/s of one socket's memory with all its channels, from the data sheets of the larger
+    /// models.
     #[must_use]
     pub const fn memory_per_socket(self) -> f64 {
         match self {
@@ -80,7 +81,8 @@ impl Platform {
         }
     }
 
-    /// GB/s of writes into a GPU through the processor without relaxed ordering, where that was measured: by one adapter.
+    /// GB/s of writes into a GPU through the CPU without relaxed ordering, where measured: by one
+    /// adapter.
     #[must_use]
     pub const fn strict_order(self) -> Option<f64> {
         match self {
@@ -90,8 +92,9 @@ impl Platform {
         }
     }
 
-    /// The same for host memory. On AMD's the figure is of all that adapters write (ucx#8062); Intel's write host memory as fast in order
-    /// (ucx#11532 takes relaxed ordering back for all but GPU memory).
+    /// The same for host memory. On AMD's the figure is of all that adapters write (ucx#8062);
+    /// Intel's write host memory as fast in order (ucx#11532 takes relaxed ordering back for all
+    /// but GPU memory).
     #[must_use]
     pub const fn strict_order_of_host(self) -> Option<f64> {
         match self {
@@ -100,8 +103,9 @@ impl Platform {
         }
     }
 
-    /// The fastest PCIe that its own slots have, where that is settled: what hangs on them has no faster link. From the makers' data sheets: Gen3
-    /// up to Broadwell, Gen4 from Ice Lake on (which is in one class with Skylake), Gen5 on Sapphire Rapids and Grace.
+    /// The fastest PCIe generation of the CPU's own slots, where known: devices attached to them
+    /// have no faster link. From the makers' data sheets: Gen3 up to Broadwell, Gen4 from Ice Lake
+    /// on (which is in one class with Skylake), Gen5 on Sapphire Rapids and Grace.
     #[must_use]
     pub const fn fastest_slot(self) -> Option<u32> {
         match self {
@@ -112,7 +116,8 @@ impl Platform {
         }
     }
 
-    /// GB/s of reads from one device to another through its root ports, where they are known to be slow.
+    /// GB/s of reads from one device to another through the root ports, where those are known to be
+    /// slow.
     #[must_use]
     pub const fn peer_read(self) -> Option<f64> {
         match self {

@@ -1,4 +1,4 @@
-//! The PCI tree, and how far two devices of it are from each other.
+//! The PCI tree, and the distance between two of its devices.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::facts::{Facts, PciDevice};
 
-/// How far two devices are apart, nearest first. The names are those of `nvidia-smi topo` and NCCL.
+/// Distance between two devices, nearest first. The names are those of `nvidia-smi topo` and NCCL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Distance {
@@ -71,7 +71,7 @@ pub struct Tree<'a> {
     by_address: BTreeMap<&'a str, &'a PciDevice>,
 }
 
-/// Most bridges above a device: buses are numbered by a byte, and a broken tree may loop.
+/// Most bridges above a device: bus numbers are one byte, and a broken tree may loop.
 const MAX_DEPTH: usize = 64;
 
 impl<'a> Tree<'a> {
@@ -103,7 +103,7 @@ impl<'a> Tree<'a> {
         found
     }
 
-    /// The bridges between two devices, from the one to the other, and whether the way turns below the processor.
+    /// The bridges between two devices, and whether the path turns below the CPU.
     #[must_use]
     pub fn between(&self, a: &str, b: &str) -> Between<'a> {
         let (up, down) = (self.bridges_above(a), self.bridges_above(b));
@@ -127,13 +127,14 @@ impl<'a> Tree<'a> {
         }
     }
 
-    /// How far two devices are apart; none where one of them is not in the tree.
+    /// Distance between two devices; `None` if one of them is not in the tree.
     #[must_use]
     pub fn distance(&self, a: &str, b: &str) -> Option<Distance> {
         let (one, other) = (self.get(a)?, self.get(b)?);
         let between = self.between(a, b);
         if between.turn.is_some() {
-            // A switch is one port upwards and several downwards: two devices below one switch have one port each between them and the turn.
+            // A PCIe switch has one upstream port and several downstream ports. Two devices below
+            // one switch have one port each before the turn.
             return Some(if between.up <= 1 && between.down <= 1 { Distance::Pix } else { Distance::Pxb });
         }
         if !one.root.is_empty() && one.root == other.root {
@@ -143,13 +144,13 @@ impl<'a> Tree<'a> {
         match (node(one), node(other)) {
             (Some(a), Some(b)) if a == b => Some(Distance::Node),
             (Some(_), Some(_)) => Some(Distance::Sys),
-            // The firmware does not say. With one memory node there is nothing to cross.
+            // The firmware does not say. With one NUMA node there is nothing to cross.
             _ if self.facts.machine.numa.len() <= 1 => Some(Distance::Node),
             _ => Some(Distance::Sys),
         }
     }
 
-    /// Whether the distance is known, or guessed for want of a memory node in the facts.
+    /// Whether the distance is known, or guessed because the facts lack a NUMA node.
     #[must_use]
     pub fn distance_is_sure(&self, a: &str, b: &str) -> bool {
         let (Some(one), Some(other)) = (self.get(a), self.get(b)) else { return false };
@@ -164,9 +165,9 @@ impl<'a> Tree<'a> {
 /// The way between two devices.
 #[derive(Debug)]
 pub struct Between<'a> {
-    /// The ports that are passed, without the bridge at which the way turns.
+    /// The ports on the path, without the common upstream bridge.
     pub ports: Vec<&'a PciDevice>,
-    /// The bridge at which it turns downwards; none where that is the processor.
+    /// The common upstream bridge; `None` if the path turns in the CPU.
     pub turn: Option<&'a PciDevice>,
     up: usize,
     down: usize,

@@ -1,7 +1,7 @@
 //! Whether the process can use a device at all: driver, device file, permission.
 
 use crate::facts::{Facts, Gpu, GpuVendor, Nic};
-use crate::ladder::Answer;
+use crate::methods::Answer;
 
 const EPERM: i32 = 1;
 const EACCES: i32 = 13;

@@ -1,4 +1,4 @@
-//! An open device, with the tables through which programs call without a symbol.
+//! An open device, with the function tables through which programs call without a symbol.
 
 use std::ffi::{c_int, c_void};
 
@@ -55,7 +55,7 @@ pub struct Context {
     pub abi_compat: *mut c_void,
 }
 
-/// Says that a [`Context`] lies at the end of a [`VerbsContext`].
+/// Marks a [`Context`] as the end of a [`VerbsContext`].
 pub const ABI_IS_EXTENDED: *mut c_void = std::ptr::without_provenance_mut(usize::MAX);
 
 /// `struct verbs_context`. It grows at its beginning, so that all offsets from [`Context`] stay.
@@ -108,7 +108,8 @@ pub struct VerbsContext {
     pub open_xrcd: Slot,
     pub close_xrcd: Slot,
     pub abi_placeholder3: u64,
-    /// Bytes of the whole structure: older programs look here whether a function may be there.
+    /// Size of the whole structure in bytes: older programs use it to test whether a function
+    /// exists.
     pub sz: usize,
     pub context: Context,
 }

@@ -1,8 +1,10 @@
-//! What the kernel's connection manager hands to user space, and what programs make of it.
+//! Structures that the kernel's connection manager passes to user space, and their user-space
+//! forms.
 
 use crate::{AhAttr, Gid};
 
-/// `struct ib_uverbs_qp_attr`. (Its addresses, `struct ib_uverbs_ah_attr`, are laid out as `struct ibv_ah_attr`.)
+/// `struct ib_uverbs_qp_attr`. (Its addresses, `struct ib_uverbs_ah_attr`, are laid out as `struct
+/// ibv_ah_attr`.)
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct KernelQpAttr {

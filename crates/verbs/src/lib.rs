@@ -1,9 +1,10 @@
 //! The verbs interface as C lays it out: structures, constants and function tables, and no logic.
 //!
-//! Written once, for the library that is called (our drop-in) and for the one that calls (a driver of real NICs). Fields and
-//! constants have the names of `infiniband/verbs.h`; types drop the prefix: `struct ibv_qp` is [`Qp`]. Enumerations of C are
-//! plain integers here, since any number may come from the other side. Layouts are those of rdma-core 65, which older programs
-//! share: what grew did so at its end (or, for [`VerbsContext`], at its beginning). The tests compare every offset with C.
+//! Shared by the library that is called (our drop-in) and the one that calls (a driver of real
+//! NICs). Fields and constants have the names of `infiniband/verbs.h`; types drop the prefix:
+//! `struct ibv_qp` is [`Qp`]. C enumerations are plain integers here, since the other side may pass
+//! any number. Layouts are those of rdma-core 65, which older programs share. Structures grew at
+//! their end (or, for [`VerbsContext`], at their beginning). The tests compare every offset with C.
 
 #![allow(missing_docs)] // fields and constants are the standard's: its manual pages describe them
 #![allow(missing_debug_implementations)] // raw layouts, full of pointers and unions: nothing to print
@@ -37,7 +38,7 @@ pub use qp_ex::*;
 pub use srq::*;
 pub use work::*;
 
-/// A function pointer of a table that nobody here calls or fills.
+/// A function pointer of a table that this crate neither calls nor fills.
 pub type Slot = Option<unsafe extern "C" fn()>;
 
 /// A structure that is only pointed to.

@@ -31,7 +31,8 @@ pub struct PortAttr {
     pub active_speed_ex: u32,
 }
 
-/// Bytes of a port's attributes that the exported `ibv_query_port` fills: all there were when it was made.
+/// Bytes of the port attributes that the exported `ibv_query_port` fills: the size of the original
+/// structure.
 pub const COMPAT_PORT_ATTR_SIZE: usize = 48;
 
 pub const IBV_MTU_256: u32 = 1;

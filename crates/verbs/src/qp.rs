@@ -64,7 +64,8 @@ pub struct RxHashConf {
     pub rx_hash_fields_mask: u64,
 }
 
-/// `struct ibv_qp_init_attr_ex`. Its first fields are those of `struct ibv_qp_init_attr`, less the padding at the end.
+/// `struct ibv_qp_init_attr_ex`. Its first fields are those of `struct ibv_qp_init_attr`, less the
+/// padding at the end.
 #[repr(C)]
 pub struct QpInitAttrEx {
     pub qp_context: *mut c_void,

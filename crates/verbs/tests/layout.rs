@@ -1,6 +1,6 @@
-//! Every size, offset and constant, as C has it: by the headers of this system, if it has them, and by numbers that the same program
-//! printed with the headers of rdma-core 65 (`rdma-core-65.txt`; `LAYOUT_HEADERS=folder LAYOUT_WRITE=file cargo test -p nobounce-verbs`
-//! makes such a file).
+//! Every size, offset and constant, as C has it: by the headers of this system, if it has them, and
+//! by numbers that the same program printed with the headers of rdma-core 65 (`rdma-core-65.txt`;
+//! `LAYOUT_HEADERS=folder LAYOUT_WRITE=file cargo test -p nobounce-verbs` makes such a file).
 
 use std::fmt::Write as _;
 use std::mem::offset_of;

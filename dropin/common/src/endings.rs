@@ -1,5 +1,5 @@
-//! How a function ends that is not offered. Arguments are not looked at, so one function serves every signature; callers that
-//! expect an `int` take the lower half of what is returned.
+//! Return values of unsupported functions. They ignore their arguments, so one function serves
+//! every signature; callers that expect an `int` take the lower half of the result.
 
 /// Not offered.
 const ERRNO: i32 = libc::EOPNOTSUPP;
@@ -15,13 +15,13 @@ pub extern "C" fn errno() -> isize {
     ERRNO as isize
 }
 
-/// Returns no object; errno says why.
+/// Returns NULL and sets errno.
 pub extern "C" fn null() -> isize {
     set_errno();
     0
 }
 
-/// Returns -1; errno says why.
+/// Returns -1 and sets errno.
 pub extern "C" fn minus() -> isize {
     set_errno();
     -1

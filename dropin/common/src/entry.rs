@@ -1,4 +1,4 @@
-//! The border between C and us: no panic crosses it, no thread is cancelled inside, errors become error numbers.
+//! The C boundary: no panic crosses it, no thread is cancelled inside, errors become errno values.
 
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -68,8 +68,9 @@ unsafe extern "C" {
 
 const PTHREAD_CANCEL_DISABLE: c_int = 1;
 
-/// A thread that was cancelled would be unwound through our frames at the next system call, with locks held. So it is not
-/// while this lives; calls that wait (see `channel.rs`) allow it where they hold nothing.
+/// A cancelled thread would be unwound through our frames at the next system call, with locks held.
+/// So cancellation is disabled while this lives; blocking calls (see `channel.rs`) enable it where
+/// they hold nothing.
 struct Uncancelled(c_int);
 
 impl Uncancelled {

@@ -1,4 +1,4 @@
-//! What the drop-in libraries share.
+//! Common parts of the drop-in libraries.
 
 pub mod endings;
 pub mod entry;

@@ -1,5 +1,5 @@
-//! What we say on standard error, one plain line each: what `NOBOUNCE_LOG` asks for. Where it asks for nothing we are silent, as a
-//! library should be; but under `nobounce run` the user is told why something does not work at all.
+//! The log on standard error, one plain line each, at the level of `NOBOUNCE_LOG`. Without it the
+//! library is silent; but under `nobounce run` it reports why something does not work at all.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -7,22 +7,22 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// What is said.
+/// Log level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
     /// Nothing.
     Silent,
     /// Why there is no device.
     Error,
-    /// What is refused, too.
+    /// Also refusals.
     Warn,
-    /// What was chosen, too.
+    /// Also choices.
     Info,
     /// Every refused call, too.
     Debug,
 }
 
-/// What `NOBOUNCE_LOG` asks for.
+/// The level set by `NOBOUNCE_LOG`.
 pub fn level() -> Level {
     static LEVEL: OnceLock<Level> = OnceLock::new();
     *LEVEL.get_or_init(|| match std::env::var("NOBOUNCE_LOG").as_deref() {
@@ -37,7 +37,8 @@ pub fn level() -> Level {
 
 fn say(at: Level, line: impl FnOnce() -> String) {
     if level() >= at {
-        // One write, so that lines of several threads do not mix. There is nobody to tell if it fails.
+        // One write, so that lines of several threads do not mix. A failure cannot be reported
+        // anywhere.
         let _ = std::io::stderr().write_all(format!("nobounce: {}\n", line()).as_bytes());
     }
 }
@@ -47,7 +48,7 @@ pub fn error(line: impl FnOnce() -> String) {
     say(Level::Error, line);
 }
 
-/// Something is refused, and this is why. `nobounce run` says it again in its last line.
+/// Logs a refusal with its reason. `nobounce run` repeats it in its last line.
 pub fn warn(line: impl FnOnce() -> String) {
     warn_in("refused", line);
 }
@@ -72,7 +73,7 @@ fn keep(folder: &Path, kind: &str, line: &str) {
     static KEPT: AtomicU32 = AtomicU32::new(0);
     if KEPT.fetch_add(1, Ordering::Relaxed) < MOST_KEPT {
         let path = folder.join(format!("{}.{kind}", std::process::id()));
-        // One write, as below; and nobody to tell, either.
+        // One write, as below; a failure cannot be reported, either.
         if let Ok(mut file) = OpenOptions::new().append(true).create(true).open(path) {
             let _ = file.write_all(format!("{}\n", line.replace('\n', " ")).as_bytes());
         }

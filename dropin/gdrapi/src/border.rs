@@ -1,4 +1,4 @@
-//! The border between C and us: no panic crosses it, no thread is cancelled inside, errors become error numbers.
+//! The C boundary: no panic crosses it, no thread is cancelled inside, errors become errno values.
 
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -52,7 +52,8 @@ unsafe extern "C" {
 
 const PTHREAD_CANCEL_DISABLE: c_int = 1;
 
-/// For functions that may make system calls: a thread that was cancelled in one would be unwound through our frames, with locks held.
+/// For functions that may make system calls: a thread cancelled in one would be unwound through our
+/// frames, with locks held.
 pub(crate) fn uncancelled<T>(body: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
     let mut old = 0;
     // SAFETY: `old` is a valid place for the result.

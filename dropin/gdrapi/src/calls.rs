@@ -21,7 +21,7 @@ fn number(handle: MemoryHandle) -> Number {
     Number(handle.h)
 }
 
-/// Writes what a call gives to where C wants it.
+/// Writes a result to the caller's output pointer.
 ///
 /// # Safety
 /// `to` is null or a place for a `T`.
@@ -34,7 +34,8 @@ unsafe fn put<T>(to: *mut T, value: T) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Opens the library. NULL, and errno, where no buffer could ever be pinned: there is no CUDA, or the user wants no windows.
+/// Opens the library. NULL and errno where no buffer could ever be pinned: there is no CUDA, or
+/// windows are switched off.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn gdr_open() -> *mut c_void {
     let opened = uncancelled(|| {
@@ -107,7 +108,8 @@ pub(crate) extern "C" fn gdr_unpin_buffer(g: *mut c_void, handle: MemoryHandle) 
     code(uncancelled(|| table::remove(g, number(handle)).map(drop)))
 }
 
-/// Whether the mapping ended since the memory was freed: never, since mappings outlive it (persistent).
+/// Whether the mapping ended because the memory was freed: never, since mappings outlive it
+/// (persistent).
 ///
 /// # Safety
 /// As C's contract says: `flag` is a place for an int.
@@ -141,7 +143,7 @@ pub(crate) unsafe extern "C" fn gdr_get_info(
     }))
 }
 
-/// What a buffer is.
+/// Properties of a buffer.
 ///
 /// # Safety
 /// As C's contract says: `info` is a place for the structure.
@@ -189,7 +191,7 @@ pub(crate) extern "C" fn gdr_map_v2(
     flags: c_int,
 ) -> c_int {
     code(uncancelled(|| {
-        // Whoever has it mapped is told that first.
+        // A mapped buffer reports that first.
         if table::pin_of(g, number(handle))?.is_mapped() {
             log::debug(|| "gdrapi: the buffer is mapped already".to_owned());
             return Err(Errno::EAGAIN);
@@ -255,7 +257,8 @@ pub(crate) unsafe extern "C" fn gdr_runtime_get_version(major: *mut c_int, minor
     let _ = unsafe { put(major, VERSION.0).and_then(|()| put(minor, VERSION.1)) };
 }
 
-/// The version of the kernel module that belongs to this library; there is none, and nobody need look for an older one.
+/// The version of the kernel module that belongs to this library. There is no module; the answer
+/// stops a search for an older one.
 ///
 /// # Safety
 /// As C's contract says: places for two ints.
@@ -272,7 +275,8 @@ pub(crate) unsafe extern "C" fn gdr_driver_get_version(
     }))
 }
 
-/// What the library does. Mappings outlive the memory's freeing (persistent), and always go through BAR1.
+/// Attributes of the library. Mappings outlive the memory's freeing (persistent), and always go
+/// through BAR1.
 ///
 /// # Safety
 /// As C's contract says: `v` is a place for an int.
@@ -282,7 +286,8 @@ pub(crate) unsafe extern "C" fn gdr_get_attribute(g: *mut c_void, attr: c_uint, 
         table::check_open(g)?;
         let value = match attr {
             ATTR_USE_PERSISTENT_MAPPING | ATTR_SUPPORT_PIN_FLAG_FORCE_PCIE => Some(1),
-            // Which way a window takes is decided for each buffer; programs that ask want to know whether a child is kept out.
+            // The window method is chosen per buffer; programs use this attribute to learn whether
+            // a child inherits the mapping.
             ATTR_USING_DMA_BUF_MMAP => Some(0),
             _ => None,
         };

@@ -1,8 +1,10 @@
-//! A drop-in `libgdrapi.so.2`: GDRCopy's API, version 2.6, on the window onto GPU memory (`nobounce_memory::gpu`), without gdrdrv.
+//! A drop-in `libgdrapi.so.2`: GDRCopy's API, version 2.6, on the BAR1 window onto GPU memory
+//! (`nobounce_memory::gpu`), without gdrdrv.
 //!
-//! Thin: a pinned buffer is a registration with its window, a map is the window's address, a copy is one of the window's routines.
-//! Handles are numbers that are looked up (`table.rs`), so that one used after its end is refused. Where GDRCopy leaves open what
-//! happens, gdrdrv with persistent mappings is the model. Loading the library does nothing.
+//! Thin: a pinned buffer is a registration with its window, a map is the window's address, a copy
+//! is one of the window's routines. Handles are numbers that are looked up (`table.rs`), so that a
+//! stale one is refused. Where GDRCopy leaves the behaviour open, gdrdrv with persistent mappings
+//! is the model. Loading the library does nothing.
 
 mod border;
 mod calls;

@@ -19,28 +19,32 @@ use crate::log;
 /// So often a buffer is tried to be pinned while the reason against it may pass.
 const ATTEMPTS: usize = 4;
 
-/// A pinned buffer. It has a window of its own from the beginning: mapping gives the address away, and unmapping makes it fault.
+/// A pinned buffer. It has its own window from the start: mapping exposes the address, and
+/// unmapping makes it fault.
 #[derive(Debug)]
 pub(crate) struct Pin {
     /// The pages, with their window.
     memory: GpuMemory,
-    /// The address that was asked for.
+    /// The requested address.
     addr: u64,
-    /// How many bytes of it the program sees; 0 while it is not mapped.
+    /// Number of bytes mapped for the program; 0 while it is not mapped.
     mapped: AtomicUsize,
-    /// How often it was unmapped: a copy that faulted asks whether that was the reason, though it may be mapped again by then.
+    /// Number of unmaps: a copy that faulted checks whether that was the reason, though it may be
+    /// mapped again by then.
     unmaps: AtomicUsize,
-    /// Held by whoever maps or unmaps it.
+    /// Held while the buffer is mapped or unmapped.
     changes: Mutex<()>,
 }
 
 impl Pin {
-    /// Pins the GPU pages of `size` bytes at `addr`. The memory stays, once pinned, though its owner may free it.
+    /// Pins the GPU pages of `size` bytes at `addr`. Pinned memory stays alive, though its owner
+    /// may free it.
     pub(crate) fn new(addr: u64, size: usize) -> Result<Self, Errno> {
         let options = GpuOptions { require: Require::Direct, ..GpuOptions::default() };
         let mut memory = GpuMemory::register_gpu_pages(addr, size, &options);
         for _ in 1..ATTEMPTS {
-            // A window is compared with its memory by copies of the GPU's, and those of a busy one may take too long.
+            // The window is compared with its memory by GPU copies, which may time out on a busy
+            // GPU.
             if !memory.as_ref().is_err_and(may_pass) {
                 break;
             }
@@ -128,8 +132,8 @@ impl Pin {
         Ok(window.as_mut_ptr().cast())
     }
 
-    /// Takes the mapping back: whoever still touches it faults. Its addresses stay ours until the buffer is unpinned, so that nothing
-    /// else comes to lie there.
+    /// Revokes the mapping: later accesses fault. Its addresses stay reserved until the buffer is
+    /// unpinned, so that nothing else is mapped there.
     pub(crate) fn unmap(&self, va: *mut c_void, size: usize) -> Result<(), Errno> {
         let is_ours = va.cast() == self.window()?.as_mut_ptr() && (1..=self.memory.len()).contains(&size);
         let _one_at_a_time = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
@@ -139,8 +143,8 @@ impl Pin {
             });
             return Err(Errno::EINVAL);
         }
-        // First, and in this order, so that a copy which faults in the midst of it knows why: whoever read the new count finds it not
-        // mapped, or mapped again.
+        // First, and in this order, so that a copy that faults meanwhile finds the cause: a reader
+        // of the new count finds the buffer unmapped, or mapped again.
         self.mapped.store(0, Ordering::Release);
         self.unmaps.fetch_add(1, Ordering::Release);
         self.memory.hide();
@@ -167,7 +171,8 @@ impl Pin {
         Err(Errno::EINVAL)
     }
 
-    /// Where in the window a copy of `len` bytes at `at` begins, if the program's end of it is there; nothing where it has no bytes.
+    /// Offset in the window of a copy of `len` bytes at `at`, if the program's address lies there;
+    /// `None` for an empty copy.
     #[inline]
     fn both_ends(
         &self,
@@ -184,7 +189,7 @@ impl Pin {
         }
     }
 
-    /// Copies into GPU memory. Whoever learns of it after the return sees it there.
+    /// Copies into GPU memory. A notification sent after the return finds the data in place.
     ///
     /// # Safety
     /// `from` is what the program says it is: `len` bytes that may be read.
@@ -197,8 +202,8 @@ impl Pin {
     ) -> Result<(), Errno> {
         let unmaps = self.unmaps.load(Ordering::Acquire);
         let Some((window, offset)) = self.both_ends(to.addr(), from, len)? else { return Ok(()) };
-        // SAFETY: the program's memory, used by the copy routine only, which survives it where it is not there; `len` is less than the
-        // window's length.
+        // SAFETY: the program's memory, used by the copy routine only, which survives a fault on
+        // it; `len` is less than the window's length.
         let bytes = unsafe { slice::from_raw_parts(from.cast::<u8>(), len) };
         window
             .store(offset, bytes)
@@ -224,7 +229,7 @@ impl Pin {
         window.load(offset, bytes).map_err(|error| self.failed(error, unmaps))
     }
 
-    /// `unmaps`: how often it had been unmapped before the copy looked where the bytes lie.
+    /// `unmaps`: how often it had been unmapped before the copy computed its offset.
     #[cold]
     fn failed(&self, error: AccessError, unmaps: usize) -> Errno {
         log::debug(|| format!("gdrapi: a copy failed: {error}"));
@@ -238,7 +243,7 @@ fn may_pass(error: &RegisterError) -> bool {
     matches!(error, RegisterError::NotDirect { refusals, .. } if refusals.iter().any(|refusal| refusal.may_pass))
 }
 
-/// Why nothing was pinned, told to the user, and as gdrdrv says it.
+/// Logs why the pin failed, and maps the reason to gdrdrv's errno.
 #[cold]
 fn refused(error: &RegisterError) -> Errno {
     static TOLD: AtomicBool = AtomicBool::new(false);
@@ -252,7 +257,7 @@ fn refused(error: &RegisterError) -> Errno {
         _ => Errno::EINVAL,
     };
     let line = || format!("gdrapi: the buffer is not pinned: {error}");
-    // Programs do without, or end, and seldom say why: once the user is told without having asked.
+    // Programs fall back, or exit, and seldom report why: log the first failure as an error.
     let is_news = !matches!(error, RegisterError::Range(_)) && !TOLD.swap(true, Ordering::Relaxed);
     if is_news {
         log::error(line)

@@ -1,6 +1,8 @@
-//! Objects by number. A number is never used again while anybody could still remember it: a freed place changes its generation.
+//! Objects by handle number. Freeing a slot changes its generation, so a stale number matches no
+//! new object until the generation wraps.
 
-/// Generations have so many bits; the bits above them say in how many forks' child the number was given.
+/// Number of generation bits; the bits above them hold the fork depth of the process that issued
+/// the number.
 const GENERATION_BITS: u32 = 24;
 const GENERATIONS: u32 = 1 << GENERATION_BITS;
 
@@ -13,7 +15,7 @@ impl Number {
         Self(u64::from(fork) << 56 | u64::from(generation) << 32 | (u64::from(place) + 1))
     }
 
-    /// In how many forks' child it was given.
+    /// Fork depth of the process that issued it.
     pub(crate) fn fork(self) -> u8 {
         self.0.to_be_bytes()[0]
     }
@@ -44,7 +46,7 @@ impl<T> Slab<T> {
         Self { fork, places: Vec::new(), free: Vec::new() }
     }
 
-    /// Keeps an object and gives its number; nothing where there are too many.
+    /// Stores an object and returns its number; `None` where there are too many.
     pub(crate) fn insert(&mut self, object: T) -> Option<Number> {
         let place = match self.free.pop() {
             Some(place) => place,

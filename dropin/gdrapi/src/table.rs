@@ -1,7 +1,7 @@
-//! Everything that is open and pinned in this process, by number.
+//! All open handles and pinned buffers of this process, by number.
 //!
-//! A child starts with a table of its own: the parent's may be locked by a thread that the child does not have, and the parent's
-//! buffers are not the child's, as with gdrdrv (EACCES).
+//! A forked child starts with an empty table: the parent's may be locked by a thread that the child
+//! does not have. The parent's buffers are not the child's, as with gdrdrv (EACCES).
 
 use std::ffi::c_void;
 use std::ptr;
@@ -13,26 +13,26 @@ use crate::log;
 use crate::pin::Pin;
 use crate::slab::{Number, Slab};
 
-/// How many forks lie between the first process and this one.
+/// Fork depth: number of forks between the first process and this one.
 static FORKS: AtomicU8 = AtomicU8::new(0);
 /// Null until it is needed, and again in a child.
 static TABLE: AtomicPtr<RwLock<Table>> = AtomicPtr::new(ptr::null_mut());
 
 struct Table {
-    /// What `gdr_open` gave.
+    /// The result of `gdr_open`.
     opens: Slab<()>,
     pins: Slab<Entry>,
 }
 
 struct Entry {
-    /// Who pinned it.
+    /// The open handle that pinned it.
     open: Number,
     pin: Arc<Pin>,
 }
 
 extern "C" fn after_fork() {
     FORKS.fetch_add(1, Ordering::Relaxed);
-    // What the parent had is left as it is: nothing of it may be touched here.
+    // The parent's table is leaked: a child must not touch it.
     TABLE.store(ptr::null_mut(), Ordering::Release);
 }
 
@@ -53,15 +53,15 @@ fn new_table() -> &'static RwLock<Table> {
     match TABLE.compare_exchange(ptr::null_mut(), ours, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => {
             if fork == 0 {
-                // SAFETY: the handler stores to two statics, and stays in memory with this library. Should there be no room for it,
-                // a child is refused by the driver instead.
+                // SAFETY: the handler stores to two statics, and stays in memory with this library.
+                // If there is no memory for it, the driver refuses a child instead.
                 unsafe { libc::pthread_atfork(None, None, Some(after_fork)) };
             }
             // SAFETY: just made, and never freed from here on.
             unsafe { &*ours }
         }
         Err(theirs) => {
-            // SAFETY: ours was not shared with anybody.
+            // SAFETY: ours was never shared.
             drop(unsafe { Box::from_raw(ours) });
             // SAFETY: a table is never freed.
             unsafe { &*theirs }
@@ -122,7 +122,7 @@ pub(crate) fn close(open: *mut c_void) -> Result<(), Errno> {
     closed.map(drop).ok_or_else(|| unknown("gdr_t", number))
 }
 
-/// Keeps what was pinned, and gives its handle.
+/// Stores a pinned buffer, and returns its handle.
 pub(crate) fn add(open: *mut c_void, pin: Pin) -> Result<Number, Errno> {
     let number = number_of(open);
     let entry = Entry { open: number, pin: Arc::new(pin) };
@@ -134,7 +134,8 @@ pub(crate) fn add(open: *mut c_void, pin: Pin) -> Result<Number, Errno> {
     added.unwrap_or_else(|| Err(unknown("gdr_t", number)))
 }
 
-/// What is pinned under a handle. It stays until the caller lets it go, though it be unpinned meanwhile.
+/// The buffer pinned under a handle. It stays alive until the caller drops it, even if it is
+/// unpinned meanwhile.
 #[inline]
 pub(crate) fn pin(handle: Number) -> Result<Arc<Pin>, Errno> {
     read(|table| table.pins.get(handle).map(|entry| Arc::clone(&entry.pin)))

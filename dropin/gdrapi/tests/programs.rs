@@ -1,4 +1,4 @@
-//! C programs that know GDRCopy's interface only, with our library and a stand-in for CUDA's driver.
+//! C programs against GDRCopy's API, with our library and a stand-in for CUDA's driver.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -10,7 +10,7 @@ fn library(name: &str) -> PathBuf {
     test.with_file_name(name)
 }
 
-/// A folder for one test, with the library under the name that programs ask for. Removed at the end.
+/// A folder for one test, with the library under its soname. Removed at the end.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -52,7 +52,7 @@ impl Drop for Folder {
     }
 }
 
-/// Runs a program, at most a minute; whatever it says is shown when it fails, and given when it does not.
+/// Runs a program, at most a minute; prints its output when it fails, and returns it otherwise.
 fn run(command: &mut Command) -> String {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let end = Instant::now() + Duration::from_secs(60);
@@ -159,13 +159,15 @@ fn memory_created_exportable_is_pinned_mapped_and_outlives_its_owner() {
     vmm("exportable");
 }
 
-/// The stand-in's dma-bufs can be mapped, as those of newer drivers; where they cannot, the same program asks for the refusal.
+/// The stand-in's dma-bufs can be mapped, like those of newer drivers; otherwise the same program
+/// expects the refusal.
 #[test]
 fn memory_created_without_a_handle_type_is_pinned_or_refused() {
     assert!(vmm("private").contains("pinned: "));
 }
 
-/// A process that ends this way with buffers in five eighths of a BAR1 of 64 MiB, as the stand-in for NVML sees it.
+/// A process that ends by method `way` with buffers in five eighths of a BAR1 of 64 MiB, as the
+/// stand-in for NVML reports it.
 fn death(way: &str, kept_mib: &str) -> Output {
     let folder = Folder::new(&format!("deaths-{way}-{kept_mib}"));
     let nvml = folder.compile("nvml", &["-shared", "-fPIC"]);
@@ -194,7 +196,7 @@ fn bar1_that_stays_in_use_is_noticed() {
     assert!(!output.status.success() && wrong.contains("FAILED: is_as(before, after)"), "{wrong}");
 }
 
-/// One process lives through all of it.
+/// One process covers the whole life cycle.
 #[test]
 fn one_after_the_other() {
     life("all");
@@ -211,7 +213,8 @@ fn the_speed_program_of_the_gpu_check_runs() {
     );
 }
 
-/// Without CUDA, or where windows are switched off, programs are told at once, and go on without.
+/// Without CUDA, or where windows are switched off, open fails at once, and programs continue
+/// without.
 #[test]
 fn it_does_not_open_where_nothing_can_be_pinned() {
     let folder = Folder::new("closed");
@@ -226,7 +229,8 @@ fn it_does_not_open_where_nothing_can_be_pinned() {
     assert!(said.contains("NOBOUNCE_WINDOW=off"), "{said}");
 }
 
-/// A driver that lets nobody map: as gdrdrv says it, and the reason is told even where nobody asked for a log.
+/// A driver that refuses every mapping: the same error as gdrdrv's, and the reason is logged even
+/// without a log level.
 #[test]
 fn no_window_is_an_error_with_its_reason() {
     let folder = Folder::new("refused");
@@ -240,7 +244,7 @@ fn no_window_is_an_error_with_its_reason() {
     assert!(silent.is_empty(), "{silent}");
 }
 
-/// Programs that are linked with the library ask for it by this name.
+/// Programs that are linked with the library load it by this soname.
 #[test]
 fn its_name_is_that_of_gdrcopys() {
     let output =

@@ -4,7 +4,7 @@ use std::cell::UnsafeCell;
 use std::ffi::c_int;
 use std::net::IpAddr;
 
-use nobounce_nic::soft::Treatment;
+use nobounce_nic::soft::IpOptions;
 use nobounce_verbs as verbs;
 
 use crate::convert::{addr_of, treatment_of};
@@ -17,7 +17,7 @@ use crate::port::PORT;
 pub(crate) struct AhObject {
     raw: UnsafeCell<verbs::Ah>,
     pub(crate) remote: IpAddr,
-    pub(crate) treatment: Treatment,
+    pub(crate) ip_options: IpOptions,
     _pd: Use,
     _context: Use,
 }
@@ -40,22 +40,23 @@ fn create(pd: *mut verbs::Pd, attr: &verbs::AhAttr) -> Result<*mut verbs::Ah, Er
         return Err(Errno::ENOMEM);
     }
     let raw = verbs::Ah { context: ours.context.raw(), pd, handle: 0 };
-    let treatment = treatment_of(&attr.grh);
+    let ip_options = treatment_of(&attr.grh);
     let raw = UnsafeCell::new(raw);
-    Ok(AhObject { raw, remote, treatment, _pd: ours.users.join(), _context: of_context }.publish())
+    Ok(AhObject { raw, remote, ip_options, _pd: ours.users.join(), _context: of_context }.publish())
 }
 
 /// `ibv_create_ah`.
 pub(crate) unsafe extern "C" fn create_ah(pd: *mut verbs::Pd, attr: *mut verbs::AhAttr) -> *mut verbs::Ah {
-    // SAFETY: the caller hands in a valid structure.
+    // SAFETY: the caller passes a valid structure.
     entry::pointer(|| create(pd, unsafe { attr.as_ref() }.ok_or(Errno::EINVAL)?))
 }
 
-/// The way back to whoever sent a datagram, by the header in front of it. A completion without one says nothing of it: then the
-/// pointer to it may be anything.
+/// Address of the sender of a datagram, from the GRH in front of it. Without a GRH flag in the
+/// completion, the pointer to it may be anything.
 ///
 /// # Safety
-/// `wc` is valid, and so is `grh` if the completion says that there is one; it may lie anywhere in a buffer.
+/// `wc` is valid, and so is `grh` if the completion says that there is one; it may lie anywhere in
+/// a buffer.
 unsafe fn answer(wc: *const verbs::Wc, grh: *const verbs::Grh, port: u8) -> Result<verbs::AhAttr, Errno> {
     // SAFETY: as promised.
     let wc = unsafe { wc.as_ref() }.ok_or(Errno::EINVAL)?;
@@ -64,7 +65,7 @@ unsafe fn answer(wc: *const verbs::Wc, grh: *const verbs::Grh, port: u8) -> Resu
     }
     // SAFETY: as promised.
     let grh = unsafe { grh.read_unaligned() };
-    // SAFETY: any 40 bytes may be looked at as bytes.
+    // SAFETY: any 40 bytes may be read as bytes.
     let bytes: &[u8; 40] = unsafe { &*(&raw const grh).cast() };
     // An IPv4 header stands in the last 20 bytes, with nothing before it.
     let is_v4 = bytes[..20].iter().all(|byte| *byte == 0) && bytes[20] >> 4 == 4;
@@ -96,7 +97,7 @@ pub(crate) unsafe extern "C" fn init_ah_from_wc(
     attr: *mut verbs::AhAttr,
 ) -> c_int {
     entry::minus_one(|| {
-        // SAFETY: the caller hands in valid structures.
+        // SAFETY: the caller passes valid structures.
         unsafe { *attr = answer(wc, grh, port)? };
         Ok(0)
     })
@@ -118,9 +119,9 @@ pub(crate) unsafe extern "C" fn destroy_ah(ah: *mut verbs::Ah) -> c_int {
     entry::code(|| AhObject::retract(ah).map(drop))
 }
 
-/// `ibv_resolve_eth_l2_from_gid`. Where our packets go in Ethernet is the kernel's business, which tells nobody; a program can do
-/// nothing with the answer but put it into an address of ours, which ignores it. So it gets one that is well formed: made of the
-/// GID, locally administered.
+/// `ibv_resolve_eth_l2_from_gid`. The kernel resolves Ethernet addresses and does not expose them.
+/// A program can only put the answer into an address handle of ours, which ignores it. So it gets a
+/// well-formed one: derived from the GID, locally administered.
 pub(crate) unsafe extern "C" fn resolve_eth_l2_from_gid(
     _context: *mut verbs::Context,
     attr: *mut verbs::AhAttr,
@@ -128,7 +129,7 @@ pub(crate) unsafe extern "C" fn resolve_eth_l2_from_gid(
     vlan: *mut u16,
 ) -> c_int {
     entry::code(|| {
-        // SAFETY: the caller hands in a valid structure; any sixteen bytes are a GID.
+        // SAFETY: the caller passes a valid structure; any sixteen bytes are a GID.
         let gid = unsafe { (*attr).grh.dgid.raw };
         let made = [0x02, 0, gid[12], gid[13], gid[14], gid[15]];
         // SAFETY: the caller has room for six bytes, and for the number unless it is null.

@@ -26,10 +26,11 @@ fn qp_event(event: QpEvent) -> u32 {
     }
 }
 
-/// What was read for, counted as delivered, if its object still exists.
+/// The event of a notice, counted as delivered, if its object still exists.
 fn claim(context: &ContextObject) -> Option<verbs::AsyncEvent> {
     let event = context.soft.claim_event()?;
-    // Counted under the lock under which objects are removed: one is either found here or not waited for there.
+    // Counted under the lock that also guards removal: an object is either found here or not waited
+    // for there.
     let objects = context.objects();
     let (element, event_type) = match event {
         AsyncEvent::Qp { qpn, event } => {
@@ -64,7 +65,7 @@ pub(crate) unsafe extern "C-unwind" fn get_async_event(
     };
     wait_for(fd, || {
         let Some(found) = claim(ContextObject::find(context)?) else { return Ok(false) };
-        // SAFETY: the caller hands in a valid place.
+        // SAFETY: the caller passes a valid place.
         unsafe { *event = found };
         Ok(true)
     })
@@ -76,7 +77,7 @@ pub(crate) unsafe extern "C" fn ack_async_event(event: *mut verbs::AsyncEvent) {
         if system::forward_event(c"ibv_ack_async_event", event) {
             return Ok(());
         }
-        // SAFETY: the caller hands in an event that it got from us.
+        // SAFETY: the caller passes an event that it got from us.
         let event = unsafe { *event };
         match event.event_type {
             verbs::IBV_EVENT_CQ_ERR => CqObject::find(event.element.cast())?.async_acks.acknowledge(1),

@@ -1,4 +1,4 @@
-//! What the device can do.
+//! Device capabilities.
 
 use std::ffi::c_int;
 
@@ -75,7 +75,7 @@ pub(crate) unsafe extern "C" fn query_device(
 ) -> c_int {
     entry::code(|| {
         let context = ContextObject::find(context)?;
-        // SAFETY: the caller hands in a valid place.
+        // SAFETY: the caller passes a valid place.
         unsafe { *attr = attributes(context) };
         Ok(())
     })

@@ -52,10 +52,11 @@ pub(crate) unsafe extern "C" fn destroy_comp_channel(channel: *mut verbs::CompCh
     })
 }
 
-/// What was read for, if its queue still exists.
+/// The queue of a notice, if it still exists.
 fn claim(channel: &ChannelObject) -> Option<&'static CqObject> {
     let id = channel.soft.claim()?;
-    // Counted under the lock under which a queue is removed: it is either found here or not waited for there.
+    // Counted under the lock that also guards removal: a queue is either found here or not waited
+    // for there.
     let objects = channel.context.objects();
     let cq = objects.cqs.get(&id)?;
     cq.comp_acks.delivered();
@@ -66,16 +67,18 @@ unsafe extern "C-unwind" {
     fn read(fd: c_int, to: *mut c_void, length: usize) -> isize;
 }
 
-/// Reads one notice from a descriptor: waits for it or not, and goes on after a signal or not, as the program has set its
-/// descriptor and its signals. False, and errno, when there was none. The thread may be cancelled in here, which unwinds it from
-/// here on: neither this function nor its callers may own anything.
+/// Reads one notice from a descriptor. O_NONBLOCK and SA_RESTART, as the program has set them,
+/// decide whether it waits and resumes after a signal. False, and errno, when there was none. The
+/// thread may be cancelled in here, which unwinds it: neither this function nor its callers may own
+/// anything.
 pub(crate) fn read_notice(fd: c_int) -> bool {
     let mut notice = 0_u64;
     // SAFETY: eight bytes that can be written.
     unsafe { read(fd, (&raw mut notice).cast(), 8) == 8 }
 }
 
-/// Waits for events until `take` finds that one is still of interest: 0, or -1 and errno. `fd` says where to wait.
+/// Waits for events until `take` accepts one: 0, or -1 and errno. `fd` is the descriptor to wait
+/// on.
 pub(crate) fn wait_for(
     fd: impl Fn() -> Result<c_int, Errno>,
     take: impl Fn() -> Result<bool, Errno>,
@@ -106,7 +109,7 @@ pub(crate) unsafe extern "C-unwind" fn get_cq_event(
     };
     wait_for(fd, || {
         let Some(found) = claim(ChannelObject::find(channel)?) else { return Ok(false) };
-        // SAFETY: the caller hands in valid places.
+        // SAFETY: the caller passes valid places.
         unsafe {
             *cq = found.raw();
             *cq_context = (*found.raw()).cq_context;

@@ -29,7 +29,7 @@ pub(crate) struct ContextObject {
     objects: Mutex<Objects>,
 }
 
-/// What events speak of, by the numbers they use.
+/// Objects that events refer to, by the events' numbers.
 #[derive(Default)]
 pub(crate) struct Objects {
     pub(crate) qps: HashMap<u32, &'static QpObject>,
@@ -54,13 +54,15 @@ impl ContextObject {
         self.objects.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// EIO in a forked child, where the device is dead and locks may be held by threads that do not exist.
+    /// EIO in a forked child, where the device is dead and locks may be held by threads that do not
+    /// exist.
     pub(crate) fn alive(&self) -> Result<(), Errno> {
         if self.soft.is_forked() { Err(Errno::EIO) } else { Ok(()) }
     }
 }
 
-/// Events of one kind that were handed to the program, and those it acknowledged: an object is only destroyed when the two agree.
+/// Events of one kind delivered to the program, and those it acknowledged: an object is only
+/// destroyed when the two agree.
 #[derive(Debug, Default)]
 pub(crate) struct Acks {
     unacknowledged: Mutex<u32>,
@@ -90,11 +92,12 @@ impl Acks {
     }
 }
 
-/// What drivers of rdma-core may look at behind `priv`: nothing.
+/// Driver-private data behind `priv` that rdma-core's drivers may read: zeroes.
 static NO_PRIVATE: [u64; 512] = [0; 512];
 
 fn table(device: *mut verbs::Device, soft: &Device) -> verbs::VerbsContext {
-    // SAFETY: all fields are numbers, pointers, optional function pointers and a mutex, for all of which zeroes are valid.
+    // SAFETY: all fields are numbers, pointers, optional function pointers and a mutex, for all of
+    // which zeroes are valid.
     let mut table: verbs::VerbsContext = unsafe { std::mem::zeroed() };
     table.sz = size_of::<verbs::VerbsContext>();
     table.priv_ = NO_PRIVATE.as_ptr().cast_mut().cast();
@@ -161,7 +164,8 @@ fn error_number(error: &(dyn std::error::Error + 'static)) -> c_int {
     libc::EINVAL
 }
 
-/// `ibv_close_device`. Objects that the program did not destroy stay as they are, as the manual page says.
+/// `ibv_close_device`. Objects that the program did not destroy stay as they are, as the manual
+/// page says.
 pub(crate) unsafe extern "C" fn close_device(context: *mut verbs::Context) -> c_int {
     entry::code(|| {
         let closed = ContextObject::retract(context)?;

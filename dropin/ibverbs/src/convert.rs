@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::ptr;
 
 use nobounce_nic::hard::state_code;
-use nobounce_nic::soft::{Access, Mtu, PostError, QpState, Treatment};
+use nobounce_nic::soft::{Access, IpOptions, Mtu, PostError, QpState};
 use nobounce_verbs as verbs;
 
 use crate::entry::Errno;
@@ -24,13 +24,13 @@ pub(crate) fn addr_of(gid: &verbs::Gid) -> IpAddr {
     Ipv6Addr::from(unsafe { gid.raw }).to_canonical()
 }
 
-/// How packets on that route are treated.
+/// IP options (traffic class, hop limit) of packets on that route.
 ///
-/// Hop limits of 0, 1 and 255 are what programs write down that mean nothing by it (ping-pongs, perftest, NCCL); the kernel, too, takes
-/// the limit of its own routes instead.
-pub(crate) fn treatment_of(route: &verbs::GlobalRoute) -> Treatment {
+/// Programs write hop limits of 0, 1 and 255 without meaning (ping-pongs, perftest, NCCL); the
+/// kernel, too, uses the limit of its own routes instead.
+pub(crate) fn treatment_of(route: &verbs::GlobalRoute) -> IpOptions {
     let meant = !matches!(route.hop_limit, 0 | 1 | u8::MAX);
-    Treatment { traffic_class: route.traffic_class, hop_limit: if meant { route.hop_limit } else { 0 } }
+    IpOptions { traffic_class: route.traffic_class, hop_limit: if meant { route.hop_limit } else { 0 } }
 }
 
 pub(crate) fn mtu_code(mtu: Mtu) -> u32 {
@@ -51,7 +51,8 @@ pub(crate) fn state_of(code: u32) -> Result<QpState, Errno> {
     QpState::ALL.into_iter().find(|state| state_code(*state) == code).ok_or(Errno::EINVAL)
 }
 
-/// The rights of a region. Bits of the optional range are hints; what else we do not have is refused.
+/// Access flags of a region. Bits of the optional range are hints; other unsupported flags are
+/// refused.
 pub(crate) fn access_of(flags: u32) -> Result<Access, Errno> {
     // A hint about pages, and one about where addresses begin, which the caller has seen to.
     let harmless =
@@ -62,8 +63,8 @@ pub(crate) fn access_of(flags: u32) -> Result<Access, Errno> {
     Access::from_bits(flags & !harmless).ok_or(Errno::EINVAL)
 }
 
-/// Answers with a structure whose length the caller knows from its own headers, older or newer than ours: as much of `ours` as there is
-/// room for, and zeroes in what only a newer one has.
+/// Copies out a structure whose length the caller knows from its own headers, older or newer than
+/// ours. Writes as much of `ours` as fits, and zeroes in the fields that only a newer one has.
 ///
 /// # Safety
 /// `to` has `size` bytes.

@@ -43,7 +43,7 @@ impl CqObject {
     }
 }
 
-/// What a queue is made of.
+/// Creation parameters of a queue.
 pub(crate) struct CqRequest {
     pub(crate) depth: u32,
     pub(crate) cq_context: *mut c_void,
@@ -51,11 +51,11 @@ pub(crate) struct CqRequest {
     pub(crate) vector: u32,
 }
 
-/// Queues have at least so many entries. Adapters round up too, and programs have come to need it: `ib_send_lat -e` asks for one entry
-/// and leaves a completion there while the next one comes.
+/// Minimum number of entries of a queue. Adapters round up too, and programs rely on it:
+/// `ib_send_lat -e` requests one entry and leaves a completion there while the next one arrives.
 const SMALLEST: usize = 64;
 
-/// Makes a queue, and tells the events about it.
+/// Creates a queue, and registers it for events.
 pub(crate) fn create(
     context: &'static ContextObject,
     request: &CqRequest,
@@ -71,7 +71,8 @@ pub(crate) fn create(
         return Err(Errno::EINVAL);
     }
     let soft = context.soft.create_cq(depth, channel.map(|channel| &channel.soft))?;
-    // SAFETY: numbers, pointers, optional function pointers, and a mutex and a condition, for all of which zeroes are valid.
+    // SAFETY: numbers, pointers, optional function pointers, and a mutex and a condition, for all
+    // of which zeroes are valid.
     let mut raw: verbs::CqEx = unsafe { std::mem::zeroed() };
     raw.base.context = context.raw();
     raw.base.channel = request.channel;

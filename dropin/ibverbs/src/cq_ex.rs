@@ -1,4 +1,4 @@
-//! Extended completion queues: completions looked at one by one, in place.
+//! Extended completion queues: completions read one by one, in place.
 
 use std::cell::UnsafeCell;
 use std::ffi::c_int;
@@ -12,7 +12,7 @@ use crate::entry::{self, Errno};
 use crate::live::Object;
 use crate::poll::wc_of;
 
-/// A lock that is taken in one call of the program's and given back in another.
+/// A lock that one call of the program takes and another releases.
 #[derive(Debug, Default)]
 pub(crate) struct CallLock(AtomicBool);
 
@@ -28,7 +28,7 @@ impl CallLock {
     }
 }
 
-/// The completion that the program looks at, between `start_poll` and `end_poll`.
+/// The completion that the program reads, between `start_poll` and `end_poll`.
 pub(crate) struct Polling {
     lock: CallLock,
     wc: UnsafeCell<verbs::Wc>,
@@ -48,7 +48,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
 ) -> *mut verbs::CqEx {
     entry::pointer(|| {
         let context = ContextObject::find(context)?;
-        // SAFETY: the caller hands in a valid structure.
+        // SAFETY: the caller passes a valid structure.
         let attr = unsafe { attr.as_ref() }.ok_or(Errno::EINVAL)?;
         let has_flags = attr.comp_mask & verbs::IBV_CQ_INIT_ATTR_MASK_FLAGS != 0;
         let unknown = attr.comp_mask & !verbs::IBV_CQ_INIT_ATTR_MASK_FLAGS != 0
@@ -60,7 +60,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
         let (depth, cq_context) = (attr.cqe, attr.cq_context);
         let request = CqRequest { depth, cq_context, channel: attr.channel, vector: attr.comp_vector };
         let raw = cq::create(context, &request)?.raw_ex();
-        // SAFETY: just made, and not yet given to anybody.
+        // SAFETY: just made, and not yet shared.
         let ex = unsafe { &mut *raw };
         ex.start_poll = Some(start_poll);
         ex.next_poll = Some(next_poll);
@@ -89,7 +89,7 @@ unsafe fn advance(cq: *mut verbs::CqEx) -> c_int {
     let taken = entry::guarded(|| {
         let taken = ours.soft.poll_each(1, |completion| {
             let wc = wc_of(ours, &completion);
-            // SAFETY: the lock is held, so nobody else looks at these.
+            // SAFETY: the lock is held, so these have no other reader.
             unsafe {
                 *ours.polling.wc.get() = wc;
                 (*cq).status = wc.status;

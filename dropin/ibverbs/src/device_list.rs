@@ -14,12 +14,13 @@ use crate::entry::{self, Errno};
 use crate::live::{self, Kind, Object};
 use crate::{log, system};
 
-/// A device as C sees it, and the address it stands for. Made once for each address, and never freed: programs keep pointers to
-/// devices beyond the list they came in.
+/// A device in its C layout, and its IP address. Made once for each address, and never freed:
+/// programs keep pointers to devices beyond the list they came in.
 #[repr(C)]
 pub(crate) struct DeviceObject {
     raw: verbs::Device,
-    /// Where drivers of rdma-core keep a table of theirs, by which they recognise their own devices: ours is nobody's.
+    /// Where drivers of rdma-core keep their ops table, by which they recognise their own devices:
+    /// ours matches no driver.
     ops: *const u8,
     pub(crate) addr: IpAddr,
     index: usize,
@@ -57,7 +58,8 @@ impl DeviceObject {
         }
     }
 
-    /// The GUID in the byte order of the wire, made of the address in the manner of EUI-64: the same at every start.
+    /// The GUID in network byte order, derived from the address in the manner of EUI-64: the same
+    /// at every start.
     pub(crate) fn guid(&self) -> u64 {
         let bytes = match self.addr {
             IpAddr::V4(v4) => {
@@ -79,7 +81,8 @@ impl DeviceObject {
     }
 }
 
-/// The name of the device's file in the view that `nobounce run` made: beside real devices, the first numbers are theirs.
+/// The name of the device's file in the view that `nobounce run` made: beside real devices, which
+/// take the first numbers.
 fn node_in_view(view: &str, name: &str) -> Option<String> {
     if view.is_empty() {
         return None;
@@ -132,7 +135,7 @@ pub(crate) unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut 
         // SAFETY: there is room for all of them.
         unsafe { ptr::copy_nonoverlapping(devices.as_ptr(), list, devices.len()) };
         if !count.is_null() {
-            // SAFETY: the caller hands in a valid place, or null.
+            // SAFETY: the caller passes a valid place, or null.
             unsafe { *count = c_int::try_from(devices.len()).unwrap_or(c_int::MAX) };
         }
         live::add_with(list, Kind::List, system_list);
@@ -145,7 +148,8 @@ pub(crate) unsafe extern "C" fn free_device_list(list: *mut *mut verbs::Device) 
     entry::silent(|| {
         let system_list = live::take(list, Kind::List).ok_or(Errno::EINVAL)?;
         system::free_devices(system_list);
-        // SAFETY: it was in the table, so `get_device_list` allocated it, and nobody has freed it.
+        // SAFETY: it was in the table, so `get_device_list` allocated it, and it has not been
+        // freed.
         unsafe { libc::free(list.cast()) };
         Ok(())
     });
@@ -156,7 +160,7 @@ pub(crate) unsafe extern "C" fn get_device_name(device: *mut verbs::Device) -> *
     if device.is_null() {
         return ptr::null();
     }
-    // SAFETY: the caller hands in a device, whose name has the same place in everybody's.
+    // SAFETY: the caller passes a device; its name has the same offset in every implementation.
     unsafe { (&raw const (*device).name).cast() }
 }
 

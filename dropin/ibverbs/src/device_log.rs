@@ -1,4 +1,5 @@
-//! What the device says, in the library's own log. It speaks through `tracing` to whoever listens, and in other people's programs nobody does.
+//! Forwards the device's `tracing` events to the library's own log, because most programs install
+//! no subscriber.
 
 use std::fmt::{Debug, Write};
 use std::sync::Once;
@@ -15,13 +16,14 @@ pub(crate) fn listen() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         if heard() != LevelFilter::OFF {
-            // It fails where somebody listens already: then it is heard.
+            // It fails where the program has installed a subscriber, which then gets the events.
             let _ = tracing::subscriber::set_global_default(DeviceLog);
         }
     });
 }
 
-/// What somebody hears of. Under `nobounce run` that is every warning, in its last line.
+/// The most verbose level that is logged. Under `nobounce run` that includes every warning, for its
+/// last line.
 fn heard() -> LevelFilter {
     match log::level() {
         log::Level::Debug => LevelFilter::DEBUG,

@@ -1,7 +1,7 @@
-//! The public symbols, with the versions of rdma-core 65.
+//! The public symbols, with the symbol versions of rdma-core 65.
 //!
-//! Rust cannot give a symbol a version. So each symbol is a jump to the function, written in the assembler's language, with the
-//! version the assembler gives it; the linker knows the versions from `nodes.map`.
+//! Rust does not support symbol versioning. So each symbol is a jump to the function, in assembly,
+//! with a `.symver` directive; the linker knows the versions from `nodes.map`.
 
 use std::ffi::CStr;
 
@@ -10,7 +10,8 @@ use crate::{
     qp_modify, rates, report, srq, strings, sysfs, system, unsupported,
 };
 
-/// `$name@@$node` is `$function`. One that is `about` an object is the system's, if the object, its first argument, is.
+/// `$name@@$node` is `$function`. One that is `about` an object is the system's, if the object, its
+/// first argument, is.
 macro_rules! export {
     ($node:literal: $($($about:ident)? @ $name:ident = $function:path),* $(,)?) => {
         $(export!(one $node, $($about)? @ $name = $function);)*
@@ -31,7 +32,8 @@ macro_rules! export {
             if let Some(result) = system::forward(NAME, [a, b, c, d, e, f]) {
                 return result;
             }
-            // SAFETY: all our functions may be called so (see `Any`), with the program's own arguments.
+            // SAFETY: all our functions may be called so (see `Any`), with the program's own
+            // arguments.
             unsafe {
                 let function = std::mem::transmute::<*const (), system::Any>($function as *const ());
                 function(a, b, c, d, e, f)
@@ -137,7 +139,7 @@ export!("IBVERBS_1.1":
     @mbps_to_ibv_rate = rates::mbps_to_rate,
 );
 
-// Ours, and nobody else's: a program that wants it looks it up by name.
+// A symbol of this library only: a program that wants it looks it up by name.
 export!("NOBOUNCE_1.0": @nobounce_report = report::report);
 export!("IBVERBS_1.5": about @ibv_get_pkey_index = port::get_pkey_index);
 export!("IBVERBS_1.6": about @ibv_qp_to_qp_ex = qp_ex::qp_to_qp_ex);

@@ -1,4 +1,5 @@
-//! `ibv_copy_*_kern`: between the kernel's structures and the program's. Only a librdmacm that talks to the kernel calls them.
+//! `ibv_copy_*_kern`: between the kernel's structures and the program's. Only a librdmacm that uses
+//! the kernel calls them.
 
 use nobounce_verbs as verbs;
 
@@ -22,13 +23,13 @@ fn address(from: &verbs::KernelAhAttr) -> verbs::AhAttr {
 
 /// `ibv_copy_ah_attr_from_kern`.
 pub(crate) unsafe extern "C" fn copy_ah_attr(to: *mut verbs::AhAttr, from: *const verbs::KernelAhAttr) {
-    // SAFETY: the caller hands in valid structures.
+    // SAFETY: the caller passes valid structures.
     unsafe { *to = address(&*from) };
 }
 
 /// `ibv_copy_qp_attr_from_kern`.
 pub(crate) unsafe extern "C" fn copy_qp_attr(to: *mut verbs::QpAttr, from: *const verbs::KernelQpAttr) {
-    // SAFETY: the caller hands in valid structures.
+    // SAFETY: the caller passes valid structures.
     let (to, from) = unsafe { (&mut *to, &*from) };
     to.qp_state = from.qp_state;
     to.cur_qp_state = from.cur_qp_state;
@@ -65,7 +66,7 @@ pub(crate) unsafe extern "C" fn copy_qp_attr(to: *mut verbs::QpAttr, from: *cons
 
 /// `ibv_copy_path_rec_from_kern`.
 pub(crate) unsafe extern "C" fn copy_path_from(to: *mut verbs::PathRec, from: *const verbs::KernelPathRec) {
-    // SAFETY: the caller hands in valid structures.
+    // SAFETY: the caller passes valid structures.
     let from = unsafe { &*from };
     let path = verbs::PathRec {
         dgid: verbs::Gid { raw: from.dgid },
@@ -94,7 +95,7 @@ pub(crate) unsafe extern "C" fn copy_path_from(to: *mut verbs::PathRec, from: *c
 
 /// `ibv_copy_path_rec_to_kern`.
 pub(crate) unsafe extern "C" fn copy_path_to(to: *mut verbs::KernelPathRec, from: *const verbs::PathRec) {
-    // SAFETY: the caller hands in valid structures.
+    // SAFETY: the caller passes valid structures.
     let from = unsafe { &*from };
     // SAFETY: any sixteen bytes are a GID.
     let (dgid, sgid) = unsafe { (from.dgid.raw, from.sgid.raw) };

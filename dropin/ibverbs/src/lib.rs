@@ -1,7 +1,8 @@
-//! A drop-in `libibverbs.so.1`: other people's RDMA programs on the software NIC.
+//! A drop-in `libibverbs.so.1`: runs unmodified RDMA programs on the software NIC.
 //!
-//! Thin: each function finds our object behind a pointer of C's, calls down, and says how it went as the manual pages say. The
-//! data path (`post.rs`, `poll.rs`) looks nothing up. Loading the library does nothing.
+//! Thin: each function finds our object behind a C pointer, calls down, and returns errors as the
+//! manual pages specify. The data path (`post.rs`, `poll.rs`) looks nothing up. Loading the library
+//! does nothing.
 
 mod ah;
 mod async_event;

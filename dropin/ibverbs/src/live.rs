@@ -1,8 +1,9 @@
-//! Which pointers are ours, and alive.
+//! Tracks which pointers are ours, and alive.
 //!
-//! A program may destroy an object twice, or hand in one of another library. Looking the pointer up (never on the data path)
-//! tells without touching memory that may be gone. The memory of what was destroyed is not used again for a while: otherwise a new
-//! object could lie where the program still thinks the old one is, and destroying the old one again would destroy the new one.
+//! A program may destroy an object twice, or pass one of another library. A table lookup (never on
+//! the data path) detects that without touching freed memory. Freed memory is quarantined for a
+//! while. Otherwise a new object could reuse a stale pointer's address, and a second destroy of the
+//! old one would destroy the new one.
 
 use std::alloc::Layout;
 use std::cell::UnsafeCell;
@@ -14,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::entry::Errno;
 
-/// What a pointer points to.
+/// Kind of object behind a pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     List,
@@ -45,8 +46,8 @@ pub(crate) trait Object: Sized + 'static {
         raw
     }
 
-    /// Our object behind a pointer of C's. It lives as long as C does not destroy it, which C must not do in another thread
-    /// during the call.
+    /// Our object behind a C pointer. It lives until C destroys it, which C must not do in another
+    /// thread during the call.
     fn find(raw: *mut Self::Raw) -> Result<&'static Self, Errno> {
         if !is(raw, Self::KIND) {
             return Err(Errno::EINVAL);
@@ -55,7 +56,7 @@ pub(crate) trait Object: Sized + 'static {
         Ok(unsafe { Self::trust(raw) })
     }
 
-    /// The same without a look at the table.
+    /// The same without a table lookup.
     ///
     /// # Safety
     /// `raw` was made by `publish`, and is not freed.
@@ -75,8 +76,8 @@ pub(crate) trait Object: Sized + 'static {
     }
 }
 
-/// An object that C has no more: it was made by `publish`, and is in the table no more. Dropping it drops the object at once, and
-/// puts its memory at the end of the queue of those that are freed.
+/// An object that C no longer holds: `publish` made it, and it has left the table. Dropping it
+/// drops the object at once, and puts its memory at the end of the quarantine queue.
 #[derive(Debug)]
 pub(crate) struct Retracted<T>(NonNull<T>);
 
@@ -84,20 +85,21 @@ impl<T> Deref for Retracted<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        // SAFETY: it was taken from the table, so nobody else drops it.
+        // SAFETY: it was taken from the table, so no other thread drops it.
         unsafe { self.0.as_ref() }
     }
 }
 
 impl<T> Drop for Retracted<T> {
     fn drop(&mut self) {
-        // SAFETY: it was taken from the table, so nobody else drops it, and nobody uses it after this.
+        // SAFETY: it was taken from the table, so no other thread drops it, and it is not used
+        // after this.
         unsafe { self.0.drop_in_place() };
         rest(Block { at: self.0.cast(), layout: Layout::new::<T>() });
     }
 }
 
-/// How many blocks of memory rest before they are freed.
+/// Length of the quarantine: blocks kept before they are freed.
 const RESTING: usize = 1024;
 
 /// Memory of an object that was destroyed.
@@ -113,12 +115,13 @@ fn rest(block: Block) {
         if known.resting.len() > RESTING { known.resting.pop_front() } else { None }
     });
     if let Some(Block { at, layout }) = oldest {
-        // SAFETY: a box of an object with this layout was there; the object was dropped, and the block was in the queue only once.
+        // SAFETY: a box of an object with this layout was there; the object was dropped, and the
+        // block was in the queue only once.
         unsafe { std::alloc::dealloc(at.as_ptr(), layout) };
     }
 }
 
-/// How many others need an object.
+/// Reference count: dependants of an object.
 #[derive(Debug, Default)]
 pub(crate) struct Users(AtomicUsize);
 
@@ -147,7 +150,7 @@ impl Drop for Use {
     }
 }
 
-/// What is alive, and what rests.
+/// Live objects, and quarantined memory.
 #[derive(Default)]
 struct Known {
     live: HashMap<usize, (Kind, usize)>,
@@ -179,7 +182,7 @@ impl Table {
     fn with<T>(&self, f: impl FnOnce(&mut Known) -> T) -> T {
         static WATCH: Once = Once::new();
         WATCH.call_once(|| {
-            // SAFETY: the three only take and give back the lock, which nobody holds for long.
+            // SAFETY: the three only take and release the lock, which is never held for long.
             unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork)) };
         });
         self.acquire();
@@ -223,13 +226,14 @@ pub(crate) fn take<T>(pointer: *mut T, kind: Kind) -> Option<usize> {
     })
 }
 
-/// What `of` gives for each object of a kind. Nobody destroys one meanwhile; so it must not take long, nor call us.
+/// Maps `of` over all live objects of a kind. None is destroyed meanwhile, so `of` must be short
+/// and must not call us.
 pub(crate) fn each<O: Object, T>(of: impl Fn(&O) -> T) -> Vec<T> {
     TABLE.with(|known| {
         let ours = known.live.iter().filter(|(_, (kind, _))| *kind == O::KIND);
         let raw = ours.map(|(address, _)| std::ptr::with_exposed_provenance_mut(*address));
-        // SAFETY: it is in the table, so it was made by `publish`; what is taken out of the table is freed after that, and cannot be
-        // taken out while we hold the lock.
+        // SAFETY: it is in the table, so it was made by `publish`; objects are freed after their
+        // removal from the table, which cannot happen while we hold the lock.
         raw.map(|raw| of(unsafe { O::trust(raw) })).collect()
     })
 }
@@ -238,8 +242,8 @@ fn is<T>(pointer: *mut T, kind: Kind) -> bool {
     TABLE.with(|known| known.live.get(&pointer.addr()).is_some_and(|(found, _)| *found == kind))
 }
 
-/// Whether a pointer is of any kind that is ours, or was lately: a program that destroys something twice must not be handed on to a library that never
-/// knew it. No pointer at all is ours, too, to be refused.
+/// Whether a pointer is of any of our kinds, or was lately: a double destroy must not be forwarded
+/// to a library that never knew the object. A null pointer is ours, too, to be refused.
 pub(crate) fn is_ours(address: usize) -> bool {
     let rests = |block: &Block| {
         let begin = block.at.addr().get();

@@ -52,14 +52,16 @@ fn publish(
 /// Whether the program uses CUDA: we do not load its driver for a program that does not.
 fn cuda_is_loaded() -> bool {
     let is_loaded = |name: &CStr| {
-        // SAFETY: a C string; NOLOAD only looks, and takes a reference that is never given back: the driver stays anyway.
+        // SAFETY: a C string; NOLOAD only looks it up, and takes a reference that is never
+        // released: the driver stays anyway.
         !unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) }.is_null()
     };
     let named = std::env::var_os("NOBOUNCE_CUDA").and_then(|path| CString::new(path.as_bytes()).ok());
     is_loaded(c"libcuda.so.1") || named.is_some_and(|path| is_loaded(&path))
 }
 
-/// Whether a way to register GPU memory is switched off: `NOBOUNCE_REFUSE=dma-buf,peermem`, for trying what a program does then.
+/// Whether a method to register GPU memory is switched off: `NOBOUNCE_REFUSE=dma-buf,peermem`, to
+/// test a program's fallback.
 fn is_switched_off(way: &str) -> bool {
     let list = std::env::var_os("NOBOUNCE_REFUSE").unwrap_or_default();
     let off = list.to_string_lossy().split(',').any(|word| word.trim() == way);
@@ -85,7 +87,8 @@ fn register(
     ours.context.alive()?;
     let access = access_of(flags)?;
     let iova = if flags & verbs::IBV_ACCESS_ZERO_BASED != 0 { 0 } else { iova };
-    // SAFETY: that is what the program asks for: the device and peers use its memory until it deregisters.
+    // SAFETY: registration grants this: the device and peers use the program's memory until it
+    // deregisters.
     let mr = match unsafe { ours.soft.register_at(addr.cast(), length, iova, access) } {
         Err(RegisterError::Range(_))
             if cuda_is_loaded() && iova == addr.addr() as u64 && !is_switched_off("peermem") =>
@@ -104,7 +107,7 @@ fn register_gpu(
     length: usize,
     access: Access,
 ) -> Result<soft::Mr, Errno> {
-    // SAFETY: that is what the program asks for.
+    // SAFETY: the program registers its own memory, which grants this access.
     let mr = unsafe { pd.soft.register_gpu(addr, length, access, &GpuOptions::default()) }
         .map_err(|error| refused(call, &error))?;
     log::info(|| format!("{length} bytes of GPU memory at {addr:#x}: {:?}", mr.paths()));
@@ -143,7 +146,8 @@ pub(crate) unsafe extern "C" fn reg_mr_iova2(
     entry::pointer(|| register(pd, addr, length, iova, access))
 }
 
-/// Whether a descriptor is something else than a dma-buf, for sure: those are files without a type, and their name says what they are.
+/// Whether a descriptor is certainly not a dma-buf: those are files without a type, and their name
+/// identifies them.
 fn is_no_dmabuf(fd: c_int) -> bool {
     // SAFETY: plain numbers, for which zeroes are valid.
     let mut status: libc::stat = unsafe { std::mem::zeroed() };
@@ -154,14 +158,16 @@ fn is_no_dmabuf(fd: c_int) -> bool {
     (has_type || name.starts_with("anon_inode:")) && !name.contains("dmabuf")
 }
 
-/// What the kernel looks at before a driver does: address and offset lie at the same place of a page, and the range in the dma-buf.
-/// A descriptor that does not say how long it is (not every stand-in does) is believed.
+/// The kernel's checks ahead of a driver: address and offset agree modulo the page size, and the
+/// range lies in the dma-buf. A descriptor without a known length (not every stand-in has one) is
+/// accepted.
 fn check_range(fd: c_int, offset: u64, length: usize, iova: u64) -> Result<(), String> {
     let page = nobounce_memory::page_size() as u64;
     if offset % page != iova % page {
         return Err(format!("offset {offset:#x} and address {iova:#x} are at different places of a page"));
     }
-    // SAFETY: the calls take numbers. A dma-buf can be asked for its end, and nothing reads where it stands.
+    // SAFETY: the calls take numbers. A dma-buf supports a seek to its end, and nothing uses its
+    // file position.
     let size = unsafe {
         let end = libc::lseek(fd, 0, libc::SEEK_END);
         libc::lseek(fd, 0, libc::SEEK_SET);
@@ -176,8 +182,9 @@ fn check_range(fd: c_int, offset: u64, length: usize, iova: u64) -> Result<(), S
     }
 }
 
-/// `ibv_reg_dmabuf_mr`: GPU memory that the program exported. The descriptor is not needed: the memory is this process's own, and
-/// `iova` is the address by which CUDA knows it. Where it is not, nothing says which memory the program means.
+/// `ibv_reg_dmabuf_mr`: GPU memory that the program exported. The descriptor is not needed: the
+/// memory is this process's own, and `iova` is its CUDA address. Where it is not, the memory cannot
+/// be identified.
 pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
     pd: *mut verbs::Pd,
     offset: u64,
@@ -257,7 +264,7 @@ pub(crate) unsafe extern "C" fn rereg_mr(
         let memory = moves.then_some(NewMemory::Host { addr: addr.cast(), len: length });
         let change = Rereg { pd: new_pd.map(|pd| &pd.soft), memory, access: new_access.transpose()? };
         let mut inner = ours.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: that is what the program asks for.
+        // SAFETY: the program registers its own memory, which grants this access.
         let mut done = unsafe { inner.0.rereg(&change) };
         if matches!(done, Err(RegisterError::Range(_))) && moves && cuda_is_loaded() {
             let options = GpuOptions::default();
@@ -287,12 +294,12 @@ pub(crate) unsafe extern "C" fn rereg_mr(
     }
 }
 
-/// `ibv_reg_mr_ex`: one of the other ways to register, by the bits of the mask.
+/// `ibv_reg_mr_ex`: one of the other registration calls, by the bits of the mask.
 pub(crate) unsafe extern "C" fn reg_mr_ex(
     pd: *mut verbs::Pd,
     attr: *mut verbs::MrInitAttr,
 ) -> *mut verbs::Mr {
-    // SAFETY: the caller hands in a valid structure.
+    // SAFETY: the caller passes a valid structure.
     let Some(attr) = (unsafe { attr.as_ref() }) else { return entry::pointer(|| Err(Errno::EINVAL)) };
     let has = |bit: u64| attr.comp_mask & bit != 0;
     let known = verbs::IBV_REG_MR_MASK_IOVA

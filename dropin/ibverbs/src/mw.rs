@@ -84,7 +84,7 @@ pub(crate) unsafe extern "C" fn bind_mw(
     request: *mut verbs::MwBind,
 ) -> c_int {
     entry::code(|| {
-        // SAFETY: the caller hands in valid structures, of ours, or null.
+        // SAFETY: the caller passes valid structures, of ours, or null.
         let (Some(request), true) = (unsafe { request.as_ref() }, !mw.is_null()) else {
             return Err(Errno::EINVAL);
         };
@@ -104,7 +104,7 @@ pub(crate) unsafe extern "C" fn bind_mw(
     })
 }
 
-/// What the program says of a window to be bound by `ibv_wr_bind_mw`.
+/// Converts the parameters of `ibv_wr_bind_mw`.
 ///
 /// # Safety
 /// As for [`bind`].

@@ -11,8 +11,8 @@ use crate::entry::{self, Errno};
 use crate::live::Object;
 use crate::log;
 
-/// The service level of a received datagram. RoCE has none, and adapters put there what kind of header is in front: UDP (8) over
-/// IPv6 (1) or IPv4 (2). UCX before 1.14 drops datagrams that do not say it.
+/// The service level of a received datagram. RoCE has none, and adapters report the kind of header
+/// there: UDP (8) over IPv6 (1) or IPv4 (2). UCX before 1.14 drops datagrams without it.
 fn header_kind(cq: &CqObject) -> u8 {
     if cq.context.device.addr.is_ipv4() { 8 | 2 } else { 8 | 1 }
 }
@@ -36,7 +36,7 @@ pub(crate) fn wc_of(cq: &CqObject, completion: &WorkCompletion) -> verbs::Wc {
         (None, Some(key)) => (key, verbs::IBV_WC_WITH_INV),
         (None, None) => (0, 0),
     };
-    // Datagrams come with the header in front, whose room is always there.
+    // A received datagram has the GRH in front, for which space is always reserved.
     let (src_qp, wc_flags, sl) = match completion.source {
         Some(source) => (source.qpn.get(), extra | verbs::IBV_WC_GRH, header_kind(cq)),
         None => (0, extra, 0),
@@ -66,7 +66,7 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut verbs::Cq, entries: c_int, wc: 
         let max = usize::try_from(entries).map_err(|_| Errno::EINVAL)?;
         let mut at = wc;
         let taken = cq.soft.poll_each(max, |completion| {
-            // SAFETY: the caller has room for `entries` completions, and no more come.
+            // SAFETY: the caller has space for `entries` completions, and no more are written.
             unsafe {
                 *at = wc_of(cq, &completion);
                 at = at.add(1);

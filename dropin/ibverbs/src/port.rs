@@ -22,7 +22,7 @@ const SPEED_10: u8 = 4;
 const SPEED_100_MBPS: u64 = 400;
 /// The link is up.
 const PHYS_STATE_LINK_UP: u8 = 5;
-/// How the kernel's files number RoCE v2, which is not how the interface does.
+/// The kernel's sysfs number of RoCE v2, which differs from the API's.
 const SYSFS_ROCE_V2: u32 = 1;
 
 fn check(port: u32, index: u32) -> Result<(), Errno> {
@@ -92,7 +92,7 @@ pub(crate) unsafe extern "C" fn query_port_speed(
     entry::code(|| {
         ContextObject::find(context)?;
         check(port, 0)?;
-        // SAFETY: the caller hands in a valid place.
+        // SAFETY: the caller passes a valid place.
         unsafe { *speed = SPEED_100_MBPS };
         Ok(())
     })
@@ -108,7 +108,7 @@ pub(crate) unsafe extern "C" fn query_gid(
     entry::minus_one(|| {
         let context = ContextObject::find(context)?;
         check(port.into(), u32::try_from(index).map_err(|_| Errno::EINVAL)?)?;
-        // SAFETY: the caller hands in a valid place, aligned or not.
+        // SAFETY: the caller passes a valid place, aligned or not.
         unsafe { gid.write_unaligned(gid_of(context.soft.local())) };
         Ok(0)
     })
@@ -182,7 +182,7 @@ pub(crate) unsafe extern "C" fn query_gid_type(
     entry::minus_one(|| {
         ContextObject::find(context)?;
         check(port.into(), index)?;
-        // SAFETY: the caller hands in a valid place.
+        // SAFETY: the caller passes a valid place.
         unsafe { *kind = SYSFS_ROCE_V2 };
         Ok(0)
     })
@@ -198,7 +198,7 @@ pub(crate) unsafe extern "C" fn query_pkey(
     entry::minus_one(|| {
         ContextObject::find(context)?;
         check(port.into(), u32::try_from(index).map_err(|_| Errno::EINVAL)?)?;
-        // SAFETY: the caller hands in a valid place.
+        // SAFETY: the caller passes a valid place.
         unsafe { *pkey = PKEY };
         Ok(0)
     })

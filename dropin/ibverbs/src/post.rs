@@ -1,4 +1,5 @@
-//! The data path, outwards: work requests. They are read where the program has them; nothing is allocated for them here.
+//! The send side of the data path: work requests. They are read in place; nothing is allocated for
+//! them here.
 
 use std::ffi::c_int;
 use std::mem::{MaybeUninit, offset_of};
@@ -23,10 +24,10 @@ const _: () = assert!(offset_of!(Sge, addr) == offset_of!(verbs::Sge, addr));
 const _: () = assert!(offset_of!(Sge, len) == offset_of!(verbs::Sge, length));
 const _: () = assert!(offset_of!(Sge, lkey) == offset_of!(verbs::Sge, lkey));
 
-/// How one request is posted.
+/// The function that posts one request.
 type Post<'a> = &'a mut dyn FnMut(&SendRequest<'_>) -> Result<(), PostError>;
 
-/// Room for inline data that lies in several places.
+/// Buffer for inline data from several elements.
 type Scratch = [MaybeUninit<u8>; QpLimits::MAX.inline];
 
 /// # Safety
@@ -46,7 +47,7 @@ unsafe fn sges<'a>(list: *const verbs::Sge, count: c_int) -> Result<&'a [Sge], E
 
 #[inline]
 fn operation(wr: &verbs::SendWr, binds: MwKind) -> Result<Operation, Errno> {
-    // SAFETY: which part of the union counts follows from the opcode; all are numbers, valid whatever they are.
+    // SAFETY: the opcode selects the part of the union; all are numbers, valid whatever they are.
     let remote = || unsafe { Remote { addr: wr.wr.rdma.remote_addr, rkey: wr.wr.rdma.rkey } };
     // SAFETY: as above.
     let atomic = || unsafe { wr.wr.atomic };
@@ -118,7 +119,8 @@ pub(crate) unsafe extern "C" fn post_send(
         let posted = qp.soft.post_list(|post| {
             // SAFETY: the program's list is valid, and ends in null.
             while let Some(wr) = unsafe { at.as_ref() } {
-                // SAFETY: the program's list has as many elements as it says, in memory that it can read.
+                // SAFETY: the program's list has as many elements as it says, in memory that it can
+                // read.
                 unsafe { post_one(qp, wr, MwKind::Two, post) }?;
                 at = wr.next;
             }
@@ -127,7 +129,7 @@ pub(crate) unsafe extern "C" fn post_send(
         posted.map_err(|_| Errno::EIO)?
     });
     if code != 0 && !bad.is_null() {
-        // SAFETY: the caller hands in a valid place.
+        // SAFETY: the caller passes a valid place.
         unsafe { *bad = at };
     }
     code
@@ -151,7 +153,8 @@ pub(crate) fn check_flags(flags: u32) -> Result<(), Errno> {
 }
 
 /// # Safety
-/// The list of `wr` has as many elements as it says, inline data can be read, and its address handle is one.
+/// The list of `wr` has as many elements as it says, inline data can be read, and its address
+/// handle is one.
 #[inline]
 unsafe fn post_one(qp: &QpObject, wr: &verbs::SendWr, binds: MwKind, post: Post<'_>) -> Result<(), Errno> {
     // SAFETY: as promised.
@@ -204,8 +207,8 @@ pub(crate) unsafe fn datagram(ah: *mut verbs::Ah, qpn: u32, qkey: u32) -> Result
         return Err(Errno::EINVAL);
     }
     // SAFETY: as promised.
-    let AhObject { remote, treatment, .. } = *unsafe { AhObject::trust(ah) };
-    Ok(Datagram { remote, dest_qpn: Qpn::new(qpn), qkey, treatment })
+    let AhObject { remote, ip_options, .. } = *unsafe { AhObject::trust(ah) };
+    Ok(Datagram { remote, dest_qpn: Qpn::new(qpn), qkey, ip_options })
 }
 
 /// `ibv_post_recv`, by the table.
@@ -254,7 +257,7 @@ unsafe fn post_receives(
         Ok(())
     });
     if code != 0 && !bad.is_null() {
-        // SAFETY: the caller hands in a valid place.
+        // SAFETY: the caller passes a valid place.
         unsafe { *bad = at };
     }
     code

@@ -1,7 +1,8 @@
-//! The private symbols: what rdma-core's own drivers import.
+//! The private symbols that rdma-core's own drivers import.
 //!
-//! A program linked with such a driver's library (libmlx5, libefa) must load, though no driver ever gets one of our devices. So
-//! every private symbol of every private version is there and refuses. One is used by programs, too: `ibv_query_gid_type`.
+//! A program linked with such a driver's library (libmlx5, libefa) must load, though no driver ever
+//! gets one of our devices. So every private symbol of every private version exists and fails.
+//! Programs use one, too: `ibv_query_gid_type`.
 
 use crate::export::symbol;
 use crate::{port, strings, unsupported};
@@ -22,7 +23,7 @@ macro_rules! private {
     };
 }
 
-/// A driver's constructor hands itself in; nobody asks for it.
+/// A driver's constructor calls this to register itself; the call does nothing here.
 macro_rules! register_driver {
     ($($node:literal),*) => {
         $(symbol!(

@@ -25,9 +25,9 @@ pub(crate) struct QpObject {
     raw: UnsafeCell<verbs::QpEx>,
     pub(crate) soft: soft::Qp,
     pub(crate) context: &'static ContextObject,
-    /// As it was asked for.
+    /// As requested.
     pub(crate) init: verbs::QpInitAttr,
-    /// The route of the last modify call, which the program may ask for.
+    /// The route of the last modify call, which the program may query.
     pub(crate) route: Mutex<Option<verbs::AhAttr>>,
     pub(crate) acks: Acks,
     /// Of the extended interface: what is being built.
@@ -63,7 +63,7 @@ fn limits(init: &verbs::QpInitAttr) -> Result<QpLimits, Errno> {
     })
 }
 
-/// Makes a queue pair, and tells the events about it.
+/// Creates a queue pair, and registers it for events.
 pub(crate) fn create(pd: *mut verbs::Pd, init: &verbs::QpInitAttr) -> Result<&'static QpObject, Errno> {
     let ours = PdObject::find(pd)?;
     let context = ours.context;
@@ -95,7 +95,8 @@ pub(crate) fn create(pd: *mut verbs::Pd, init: &verbs::QpInitAttr) -> Result<&'s
             _ => Errno::ENOMEM,
         }
     })?;
-    // SAFETY: numbers, pointers, optional function pointers, and a mutex and a condition, for all of which zeroes are valid.
+    // SAFETY: numbers, pointers, optional function pointers, and a mutex and a condition, for all
+    // of which zeroes are valid.
     let mut raw: verbs::QpEx = unsafe { std::mem::zeroed() };
     let qpn = soft.qpn().get();
     let base = &mut raw.qp_base;
@@ -132,7 +133,8 @@ pub(crate) unsafe extern "C" fn create_qp(
     init: *mut verbs::QpInitAttr,
 ) -> *mut verbs::Qp {
     entry::pointer(|| {
-        // SAFETY: the caller hands in a valid structure. What it asked for is granted exactly, so it stays as it is.
+        // SAFETY: the caller passes a valid structure. Requested capabilities are granted exactly,
+        // so it stays as it is.
         let init = unsafe { init.as_ref() }.ok_or(Errno::EINVAL)?;
         Ok(create(pd, init)?.raw())
     })

@@ -17,19 +17,19 @@ use crate::mw;
 use crate::post::{check_flags, datagram};
 use crate::qp::{self, QpObject};
 
-/// What a connection can send.
+/// Operations of connected queue pairs.
 const CONNECTED: u64 = verbs::IBV_QP_EX_WITH_RDMA_WRITE
     | verbs::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
     | verbs::IBV_QP_EX_WITH_SEND
     | verbs::IBV_QP_EX_WITH_SEND_WITH_IMM;
-/// What only a reliable one can.
+/// Operations of reliable queue pairs only.
 const RELIABLE: u64 = verbs::IBV_QP_EX_WITH_RDMA_READ
     | verbs::IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
     | verbs::IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
     | verbs::IBV_QP_EX_WITH_SEND_WITH_INV
     | verbs::IBV_QP_EX_WITH_BIND_MW
     | verbs::IBV_QP_EX_WITH_LOCAL_INV;
-/// What goes in a datagram.
+/// Operations of datagram queue pairs.
 const DATAGRAM: u64 = verbs::IBV_QP_EX_WITH_SEND | verbs::IBV_QP_EX_WITH_SEND_WITH_IMM;
 
 /// The requests between `ibv_wr_start` and `ibv_wr_complete`.
@@ -98,7 +98,8 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
     attr: *mut verbs::QpInitAttrEx,
 ) -> *mut verbs::Qp {
     entry::pointer(|| {
-        // SAFETY: the caller hands in a valid structure. What it asked for is granted exactly, so it stays as it is.
+        // SAFETY: the caller passes a valid structure. Requested capabilities are granted exactly,
+        // so it stays as it is.
         let attr = unsafe { attr.as_ref() }.ok_or(Errno::EINVAL)?;
         let has = |bit: u32| attr.comp_mask & bit != 0;
         let known = verbs::IBV_QP_INIT_ATTR_PD
@@ -132,7 +133,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
         };
         let qp = qp::create(attr.pd, &init)?;
         if builds {
-            // SAFETY: just made, and not yet given to anybody.
+            // SAFETY: just made, and not yet shared.
             fill(unsafe { &mut *qp.raw_ex() });
         }
         Ok(qp.raw())
@@ -215,7 +216,7 @@ unsafe extern "C" fn wr_abort(qp: *mut verbs::QpEx) {
     unsafe { QpObject::trust(qp.cast()) }.building.lock.release();
 }
 
-/// Posts all of the requests; where one is wrong or there is no room for all, none.
+/// Posts all of the requests, or none where one is invalid or the queue is too full.
 unsafe extern "C" fn wr_complete(qp: *mut verbs::QpEx) -> c_int {
     // SAFETY: this function is only in queue pairs of ours.
     let qp = unsafe { QpObject::trust(qp.cast()) };
@@ -281,7 +282,7 @@ unsafe extern "C" fn wr_bind_mw(
     rkey: u32,
     info: *const verbs::MwBindInfo,
 ) {
-    // SAFETY: the program hands in a window of this device's, and what to put behind it.
+    // SAFETY: the program passes a window of this device's, and what to put behind it.
     let work = unsafe { mw::bind_ex(window, rkey, info) };
     // SAFETY: as above.
     unsafe {
@@ -298,7 +299,7 @@ unsafe extern "C" fn wr_local_inv(qp: *mut verbs::QpEx, key: u32) {
 }
 
 unsafe extern "C" fn wr_set_ud_addr(qp: *mut verbs::QpEx, ah: *mut verbs::Ah, qpn: u32, qkey: u32) {
-    // SAFETY: the program hands in an address handle.
+    // SAFETY: the program passes an address handle.
     let to = unsafe { datagram(ah, qpn, qkey) };
     // SAFETY: as above.
     unsafe {

@@ -1,4 +1,4 @@
-//! Queue pairs: changed and asked.
+//! Queue pairs: modify and query.
 
 use std::ffi::c_int;
 use std::sync::PoisonError;
@@ -70,7 +70,7 @@ fn attributes(attr: &verbs::QpAttr, mask: u32) -> Result<QpAttr, Errno> {
     }
     if has(verbs::IBV_QP_AV) {
         ours.remote = addr_of(&attr.ah_attr.grh.dgid);
-        ours.treatment = treatment_of(&attr.ah_attr.grh);
+        ours.ip_options = treatment_of(&attr.ah_attr.grh);
     }
     ours.qkey = attr.qkey;
     ours.en_sqd_async_notify = attr.en_sqd_async_notify != 0;
@@ -94,7 +94,7 @@ pub(crate) unsafe extern "C" fn modify_qp(
 ) -> c_int {
     entry::code(|| {
         let ours = QpObject::find(qp)?;
-        // SAFETY: the caller hands in a valid structure.
+        // SAFETY: the caller passes a valid structure.
         let attr = unsafe { attr.as_ref() }.ok_or(Errno::EINVAL)?;
         let mask = mask.cast_unsigned();
         check(ours, attr, mask)?;
@@ -150,7 +150,7 @@ pub(crate) unsafe extern "C" fn query_qp(
         out.timeout = now.timeout;
         out.retry_cnt = now.retry_cnt;
         out.rnr_retry = now.rnr_retry;
-        // SAFETY: the caller hands in valid places; the state is our own structure's.
+        // SAFETY: the caller passes valid places; the state is our own structure's.
         unsafe {
             (&raw mut (*qp).state).write_volatile(out.qp_state);
             *attr = out;

@@ -1,14 +1,15 @@
-//! What the devices of this process have done so far, for the process itself.
+//! The report of this process's devices, for the process itself.
 
 use std::ffi::c_char;
 
 use crate::context::ContextObject;
 use crate::live;
 
-/// `size_t nobounce_report(char *to, size_t room)`: a JSON array with the report of each open device (docs/run.md), ended by a zero byte,
-/// cut off where the room ends. Returns how many bytes it takes without the zero byte, as `snprintf` does.
+/// `size_t nobounce_report(char *to, size_t room)`: a JSON array with the report of each open
+/// device (docs/run.md), NUL-terminated, truncated to `room`. Returns its full length without the
+/// NUL, as `snprintf` does.
 pub(crate) unsafe extern "C" fn report(to: *mut c_char, room: usize) -> usize {
-    // Cloned first: a report waits for whoever drives the device.
+    // Cloned first: a report waits for the thread that drives the device.
     let devices = live::each(|context: &ContextObject| context.soft.clone());
     let reports: Vec<String> = devices.iter().filter_map(|device| device.report()).collect();
     let all = format!("[{}]", reports.join(","));

@@ -42,14 +42,15 @@ pub(crate) unsafe extern "C" fn create_srq(
         let ours = PdObject::find(pd)?;
         let context = ours.context;
         context.alive()?;
-        // SAFETY: the caller hands in a valid structure.
+        // SAFETY: the caller passes a valid structure.
         let init = unsafe { init.as_ref() }.ok_or(Errno::EINVAL)?;
         let size = |n: u32| usize::try_from(n).map_err(|_| Errno::EINVAL);
-        // What is asked for is granted exactly, so it stays as it is.
+        // Requested limits are granted exactly, so it stays as it is.
         let limits = SrqLimits { depth: size(init.attr.max_wr)?, sges: size(init.attr.max_sge)? };
         let soft = ours.soft.create_srq(limits)?;
         let id = soft.id();
-        // SAFETY: numbers, pointers, and a mutex and a condition, for all of which zeroes are valid.
+        // SAFETY: numbers, pointers, and a mutex and a condition, for all of which zeroes are
+        // valid.
         let mut raw: verbs::Srq = unsafe { std::mem::zeroed() };
         raw.context = context.raw();
         raw.srq_context = init.srq_context;
@@ -64,7 +65,8 @@ pub(crate) unsafe extern "C" fn create_srq(
     })
 }
 
-/// `ibv_create_srq_ex`, by the table: only what is no basic queue comes here, and there is nothing else.
+/// `ibv_create_srq_ex`, by the table: only extended kinds of queue arrive here, and none is
+/// supported.
 pub(crate) unsafe extern "C" fn create_srq_ex(
     _context: *mut verbs::Context,
     _init: *mut verbs::SrqInitAttrEx,
@@ -76,7 +78,7 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
 pub(crate) unsafe extern "C" fn get_srq_num(srq: *mut verbs::Srq, number: *mut u32) -> c_int {
     entry::code(|| {
         let srq = SrqObject::find(srq)?;
-        // SAFETY: the caller hands in a valid place.
+        // SAFETY: the caller passes a valid place.
         unsafe { *number = srq.soft.id() };
         Ok(())
     })
@@ -90,7 +92,7 @@ pub(crate) unsafe extern "C" fn modify_srq(
 ) -> c_int {
     entry::code(|| {
         let srq = SrqObject::find(srq)?;
-        // SAFETY: the caller hands in a valid structure.
+        // SAFETY: the caller passes a valid structure.
         let attr = unsafe { attr.as_ref() }.ok_or(Errno::EINVAL)?;
         if mask & verbs::IBV_SRQ_MAX_WR != 0 {
             return Err(Errno::EOPNOTSUPP);
@@ -113,7 +115,7 @@ pub(crate) unsafe extern "C" fn query_srq(srq: *mut verbs::Srq, attr: *mut verbs
             max_sge: size(limits.sges),
             srq_limit: srq.soft.limit(),
         };
-        // SAFETY: the caller hands in a valid place.
+        // SAFETY: the caller passes a valid place.
         unsafe { *attr = now };
         Ok(())
     })

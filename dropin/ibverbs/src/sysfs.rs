@@ -22,7 +22,7 @@ pub(crate) unsafe extern "C" fn get_sysfs_path() -> *const c_char {
     .as_ptr()
 }
 
-/// `ibv_read_sysfs_file`: at most `size` bytes of a file, without the line's end; their number, or -1.
+/// `ibv_read_sysfs_file`: at most `size` bytes of a file, without the newline; their number, or -1.
 pub(crate) unsafe extern "C" fn read_sysfs_file(
     folder: *const c_char,
     file: *const c_char,
@@ -33,7 +33,7 @@ pub(crate) unsafe extern "C" fn read_sysfs_file(
         if folder.is_null() || file.is_null() || buffer.is_null() {
             return Err(Errno::EINVAL);
         }
-        // SAFETY: the caller hands in C strings.
+        // SAFETY: the caller passes C strings.
         let (folder, file) = unsafe { (CStr::from_ptr(folder), CStr::from_ptr(file)) };
         let path = Path::new(OsStr::from_bytes(folder.to_bytes())).join(OsStr::from_bytes(file.to_bytes()));
         let mut bytes = Vec::new();

@@ -1,11 +1,12 @@
 //! The system's own libibverbs, so that real devices of the machine stay visible beside ours.
 //!
-//! It is loaded only where there are real devices, and into a namespace of its own (`dlmopen`). Beside us it would not work: its
-//! drivers need a `libibverbs.so.1`, would find ours, which bears that name and was there first, and would register with us instead
-//! of with it. The namespace has a C library of its own, too, and so an errno of its own, which is carried over after each call.
+//! It is loaded only where there are real devices, and into a linker namespace of its own
+//! (`dlmopen`). In ours it would not work: its drivers need a `libibverbs.so.1`, and would find
+//! ours, which has that soname and was loaded first. They would register with us instead. The
+//! namespace has its own C library, and so its own errno, which is copied after each call.
 //!
-//! A program's call about an object that is not ours goes there unchanged. (Calls that go through an object's own table never come
-//! here at all.)
+//! A program's call on an object that is not ours is forwarded unchanged. (Calls through an
+//! object's own ops table never arrive here.)
 
 use std::ffi::{CStr, CString, OsStr, c_int, c_void};
 use std::fs::File;
@@ -34,8 +35,9 @@ const PLACES: [&str; 7] = [
     "/usr/lib/libibverbs.so.1",
 ];
 
-/// Every function of the interface takes at most six arguments, all of them integers or pointers, and returns one or nothing. So
-/// all can be called as this one: registers that a function does not know of, it does not look at.
+/// Every function of the interface takes at most six arguments, all of them integers or pointers,
+/// and returns one or nothing. So all can be called as this one: a function ignores surplus
+/// argument registers.
 pub(crate) type Any = unsafe extern "C-unwind" fn(usize, usize, usize, usize, usize, usize) -> usize;
 
 struct Library {
@@ -51,13 +53,14 @@ unsafe impl Sync for Library {}
 static LIBRARY: OnceLock<Option<Library>> = OnceLock::new();
 /// Whether there is one: all that a call about our own objects pays for.
 static LOADED: AtomicBool = AtomicBool::new(false);
-/// Whether the program said that it will fork, which the library must know before it does anything.
+/// Whether the program announced a fork, which the library must know before any other call.
 static FORKS: AtomicBool = AtomicBool::new(false);
 
 impl Library {
     fn open(path: &Path) -> Option<Self> {
         let name = CString::new(path.as_os_str().as_bytes()).ok()?;
-        // SAFETY: a C string; the library's constructors run, as they would in any program that links with it.
+        // SAFETY: a C string; the library's constructors run, as they would in any program that
+        // links with it.
         let handle =
             unsafe { libc::dlmopen(libc::LM_ID_NEWLM, name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
@@ -118,7 +121,7 @@ fn installed() -> Option<PathBuf> {
 fn own_path() -> Option<PathBuf> {
     // SAFETY: plain pointers, for which zeroes are valid.
     let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
-    // SAFETY: any address may be asked about; `info` is a valid place.
+    // SAFETY: dladdr accepts any address; `info` is a valid place.
     if unsafe { libc::dladdr((&raw const LOADED).cast(), &raw mut info) } == 0 || info.dli_fname.is_null() {
         return None;
     }
@@ -127,8 +130,9 @@ fn own_path() -> Option<PathBuf> {
     Some(PathBuf::from(OsStr::from_bytes(name.to_bytes())))
 }
 
-/// Whether the kernel has devices of its own. The folder is read by bare system calls: the functions of the C library may be
-/// rewired to the view that clients get. (Where the view is mounted, it shows our own devices: they do not count.)
+/// Whether the kernel has devices of its own. Reads the folder by raw system calls: the C library's
+/// functions may be redirected to the view that clients get. (Where the view is mounted, it shows
+/// our own devices: they do not count.)
 fn has_real_devices() -> bool {
     let path = c"/sys/class/infiniband";
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
@@ -138,14 +142,15 @@ fn has_real_devices() -> bool {
     if fd < 0 {
         return false;
     }
-    // SAFETY: just opened, and nobody else's.
+    // SAFETY: just opened, without another owner.
     let folder = unsafe { File::from_raw_fd(fd) };
     let mut buffer = [0_u8; 4096];
     // SAFETY: the buffer is as long as we say.
     let filled =
         unsafe { libc::syscall(libc::SYS_getdents64, folder.as_raw_fd(), buffer.as_mut_ptr(), buffer.len()) };
     let mut rest = buffer.get(..usize::try_from(filled).unwrap_or(0)).unwrap_or_default();
-    // Each entry: inode and offset of 8 bytes each, its length of 2, a type of 1, and a name that ends in zero.
+    // Each entry: inode and offset of 8 bytes each, its length of 2, a type of 1, and a
+    // NUL-terminated name.
     while let Some((head, tail)) = rest.split_at_checked(19) {
         let length = usize::from(u16::from_ne_bytes([head[16], head[17]]));
         let name = tail.split(|byte| *byte == 0).next().unwrap_or_default();
@@ -194,7 +199,8 @@ pub(crate) fn free_devices(list: usize) {
     }
 }
 
-/// `ibv_fork_init`: our own memory may be shared with a child as it is; real devices may need to be told.
+/// `ibv_fork_init`: our own memory may be shared with a child as it is; real devices may need the
+/// call.
 pub(crate) unsafe extern "C" fn fork_init() -> c_int {
     FORKS.store(true, Ordering::Release);
     let library = LIBRARY.get().and_then(Option::as_ref);
@@ -202,23 +208,26 @@ pub(crate) unsafe extern "C" fn fork_init() -> c_int {
     function.map_or(0, |(library, function)| int(call(library, function, [0; 6])))
 }
 
-/// The answer of the system's function of this name, if its library is loaded, or there is something to load it for.
+/// Calls the system's function of this name, if its library is loaded, or there is a device to load
+/// it for.
 fn ask(name: &CStr, arguments: [usize; 6]) -> Option<usize> {
     let library = library()?;
     Some(call(library, library.function(name)?, arguments))
 }
 
-/// An `int` that came in a whole register.
+/// An `int` returned in a whole register.
 fn int(register: usize) -> c_int {
     u32::try_from(register & 0xffff_ffff).unwrap_or(0).cast_signed()
 }
 
-/// `ibv_is_fork_initialized`: what the system's says, where there are real devices; ours alone need nothing (IBV_FORK_UNNEEDED).
+/// `ibv_is_fork_initialized`: the system's answer, where there are real devices; ours need nothing
+/// (IBV_FORK_UNNEEDED).
 pub(crate) unsafe extern "C" fn is_fork_initialized() -> c_int {
     ask(c"ibv_is_fork_initialized", [0; 6]).map_or(2, int)
 }
 
-/// `ibv_dontfork_range`: memory of ours may be shared with a child; for that of real devices the system's library sees to it.
+/// `ibv_dontfork_range`: our memory may be shared with a child; the system's library handles that
+/// of real devices.
 pub(crate) unsafe extern "C" fn dontfork_range(base: usize, size: usize) -> c_int {
     ask(c"ibv_dontfork_range", [base, size, 0, 0, 0, 0]).map_or(0, int)
 }
@@ -228,7 +237,8 @@ pub(crate) unsafe extern "C" fn dofork_range(base: usize, size: usize) -> c_int 
     ask(c"ibv_dofork_range", [base, size, 0, 0, 0, 0]).map_or(0, int)
 }
 
-/// `ibv_import_device`: the descriptor is one of the kernel's, so the device is the system's, or none.
+/// `ibv_import_device`: the descriptor belongs to the kernel's driver, so the device is the
+/// system's, or none.
 pub(crate) unsafe extern "C" fn import_device(fd: c_int) -> *mut c_void {
     let register = usize::try_from(fd.cast_unsigned()).unwrap_or(usize::MAX);
     match ask(c"ibv_import_device", [register, 0, 0, 0, 0, 0]) {
@@ -254,7 +264,7 @@ pub(crate) fn forward_event(name: &CStr, event: *const verbs::AsyncEvent) -> boo
     if !LOADED.load(Ordering::Acquire) || event.is_null() {
         return false;
     }
-    // SAFETY: the program hands in an event that it got.
+    // SAFETY: the program passes an event that it got.
     let object = unsafe { (*event).element }.addr();
     forward_unless_ours(name, object, [event.expose_provenance(), 0, 0, 0, 0, 0]).is_some()
 }

@@ -1,4 +1,4 @@
-//! What this device does not offer, and says so; and what there is nothing to do for.
+//! Unsupported functions, which return an error; and functions without an effect here.
 
 use std::ffi::{c_int, c_void};
 

@@ -1,4 +1,5 @@
-//! C programs that misuse the library, end in every way, work with many threads, and see real devices beside ours.
+//! C programs that misuse the library, exit in every manner, use many threads, and see real devices
+//! beside ours.
 
 mod common;
 
@@ -140,7 +141,8 @@ fn gpu_memory_stand_in_by_address_and_by_descriptor() {
     run(&mut on_stand_in(&folder, &program, "127.41.0.12"), 60);
 }
 
-/// A path that is not direct where one is required, and an address that no GPU knows: the reason is said.
+/// A path that is not direct where one is required, and an address that no GPU knows: the log has
+/// the reason.
 #[test]
 fn gpu_memory_stand_in_is_refused_with_the_reason() {
     if waived() {
@@ -162,7 +164,8 @@ fn gpu_memory_stand_in_is_refused_with_the_reason() {
     assert!(lines[2].starts_with("nobounce: ibv_reg_dmabuf_mr: "), "{said}");
 }
 
-/// Bytes that never reach the GPU fail their queue pair, and it is said whether CUDA or the GPU does not come to them.
+/// Bytes that never reach the GPU fail their queue pair, and the log says whether CUDA or the GPU
+/// is stuck.
 #[test]
 fn gpu_memory_stand_in_that_stands_still_is_told_of() {
     if waived() {
@@ -204,7 +207,7 @@ fn names_and_paths_follow_the_view() {
         "nb0 uverbs0 /sys/class/infiniband_verbs/uverbs0 /sys/class/infiniband/nb0 027f29fffe000d01\n\
          nb1 uverbs1 /sys/class/infiniband_verbs/uverbs1 /sys/class/infiniband/nb1 027f29fffe000e01\n"
     );
-    // Beside a real device, whose numbers come first.
+    // Beside a real device, which takes the first numbers.
     let view = folder.path().join("view");
     for (node, device) in [("uverbs0", "mlx5_0"), ("uverbs1", "nb0"), ("uverbs2", "nb1")] {
         let place = view.join("sys/class/infiniband_verbs").join(node);

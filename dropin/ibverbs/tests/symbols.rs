@@ -7,7 +7,7 @@ use std::ffi::{CString, c_void};
 
 use common::{Folder, library, run, waived};
 
-/// The public symbols of rdma-core 65, and the version by which programs ask for each.
+/// The public symbols of rdma-core 65, and the symbol version that programs are linked with.
 const PUBLIC: &[(&str, &[&str])] = &[
     (
         "IBVERBS_1.0",
@@ -119,7 +119,8 @@ const PUBLIC: &[(&str, &[&str])] = &[
 ];
 
 const PRIVATE_NODES: [&str; 5] = ["34", "57", "59", "64", "65"];
-/// The private symbols of rdma-core 65, which its own drivers ask for. Older drivers find all of them in their own version, too.
+/// The private symbols of rdma-core 65, which its own drivers import. Older drivers find all of
+/// them in their own version, too.
 const PRIVATE: &[&str] = &[
     "__ioctl_final_num_attrs",
     "__verbs_log",

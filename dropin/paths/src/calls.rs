@@ -7,8 +7,9 @@ use libc::{mode_t, size_t, ssize_t};
 use crate::original::Original;
 use crate::view::{Room, see};
 
-/// One line for each call: its name, its arguments with a semicolon where the path stands, what it returns, and what it returns
-/// (with ENOSYS) where the C library has no such function. A program linked with this C library never gets there.
+/// One line for each call: its name, its arguments with a semicolon in place of the path, and its
+/// return type. Last comes its return value (with ENOSYS) where the C library lacks the function. A
+/// program linked with this C library never gets there.
 macro_rules! calls {
     ($($name:ident($($before:ident: $kind:ty),*; $($after:ident: $other:ty),*) -> $result:ty, $missing:expr;)*) => {
         $(
@@ -21,9 +22,11 @@ macro_rules! calls {
                     return $missing;
                 };
                 let mut room = Room::new();
-                // SAFETY: the caller keeps the contract of the C library's function, so `path` is a C string or null.
+                // SAFETY: the caller keeps the contract of the C library's function, so `path` is a
+                // C string or null.
                 let path = unsafe { see(path, &mut room) };
-                // SAFETY: the same arguments but for the path, which is a C string in our room or the caller's own.
+                // SAFETY: the same arguments but for the path, which is a C string in our room or
+                // the caller's own.
                 unsafe { original($($before,)* path, $($after),*) }
             }
         )*
@@ -39,13 +42,14 @@ macro_rules! calls {
                             Err(_) => panic!("a name has no NUL inside"),
                         },
                     );
-                    // SAFETY: null is None; anything else is the C library's function of that name and signature.
+                    // SAFETY: null is None; anything else is the C library's function of that name
+                    // and signature.
                     unsafe { std::mem::transmute::<*mut c_void, Option<unsafe extern "C" fn($($kind,)* *const c_char, $($other),*) -> $result>>(ORIGINAL.get()) }
                 }
             )*
         }
 
-        /// Looks all of them up, so that no later call does.
+        /// Resolves all of them, so that no later call does.
         pub(crate) fn resolve_all() {
             $(originals::$name();)*
         }
@@ -55,8 +59,9 @@ macro_rules! calls {
 type Filter = Option<unsafe extern "C" fn(*const c_void) -> c_int>;
 type Order = Option<unsafe extern "C" fn(*const c_void, *const c_void) -> c_int>;
 
-// `open` and its kin are variadic in C. The mode stands in the register of a third (fourth) argument either way, on every
-// processor Linux knows us on, and whoever gives no mode has its register passed on unread.
+// `open` and its variants are variadic in C. The mode is in the register of a third (fourth)
+// argument either way, on every architecture we support on Linux. A call without a mode has that
+// register passed on unread.
 calls! {
     open(; flags: c_int, mode: mode_t) -> c_int, -1;
     open64(; flags: c_int, mode: mode_t) -> c_int, -1;

@@ -1,9 +1,9 @@
-//! libnobounce-paths.so, to be preloaded: a program that opens /sys/class/infiniband or /dev/infiniband is shown the folders
-//! that `nobounce run` made for it.
+//! libnobounce-paths.so, an LD_PRELOAD library: redirects paths below /sys/class/infiniband and
+//! /dev/infiniband to the folders that `nobounce run` made for the program.
 //!
-//! Only calls that take a path are here, and only a path with one of our prefixes is changed; everything else reaches the C
-//! library as it came. No memory is allocated and errno is left as the C library sets it. A library that is reached by dlopen
-//! cannot stand before the C library, hence the preload.
+//! It interposes only calls that take a path, and changes only paths with one of our prefixes;
+//! everything else reaches the C library unchanged. It allocates no memory and leaves errno as the
+//! C library sets it. A library loaded by dlopen cannot interpose the C library, hence the preload.
 
 mod calls;
 mod original;

@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// A function of the C library, looked up once.
+/// A function of the C library, resolved once.
 pub(crate) struct Original {
     name: &'static CStr,
     found: AtomicPtr<c_void>,

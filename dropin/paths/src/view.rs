@@ -12,7 +12,7 @@ const PATH_MAX: usize = 4096;
 /// The folder's own path; a longer one is not taken.
 const ROOT_MAX: usize = 512;
 
-/// What is shown below the view. A longer name (`/sys/class/infiniband_mad`) is another folder.
+/// Redirected prefixes. A longer name (`/sys/class/infiniband_mad`) is another folder.
 const PREFIXES: [&[u8]; 3] = [b"/sys/class/infiniband", b"/sys/class/infiniband_verbs", b"/dev/infiniband"];
 
 const UNKNOWN: u8 = 0;
@@ -27,22 +27,24 @@ struct Root {
     length: UnsafeCell<usize>,
 }
 
-// SAFETY: only the caller that moved `state` from UNKNOWN to BUSY writes, and others read only after READY.
+// SAFETY: only the caller that moved `state` from UNKNOWN to BUSY writes, and others read only
+// after READY.
 unsafe impl Sync for Root {}
 
 static ROOT: Root =
     Root { state: AtomicU8::new(UNKNOWN), bytes: UnsafeCell::new([0; ROOT_MAX]), length: UnsafeCell::new(0) };
 
-/// Looks into the environment, once.
+/// Reads the environment, once.
 pub(crate) fn find() {
     if ROOT.state.compare_exchange(UNKNOWN, BUSY, Ordering::Acquire, Ordering::Relaxed).is_err() {
         return;
     }
-    // SAFETY: the name is a C string; what getenv gives stays as it is while we copy, for this runs before main.
+    // SAFETY: the name is a C string; the result of getenv stays valid while we copy, for this runs
+    // before main.
     let named = unsafe { libc::getenv(VARIABLE.as_ptr()) };
     let mut state = NONE;
     if !named.is_null() {
-        // SAFETY: getenv gives a C string.
+        // SAFETY: getenv returns a C string.
         let named = unsafe { CStr::from_ptr(named) }.to_bytes();
         if named.first() == Some(&b'/') && named.len() <= ROOT_MAX {
             // SAFETY: this caller alone is BUSY.
@@ -65,7 +67,7 @@ fn root() -> Option<&'static [u8]> {
         .then(|| unsafe { &(&*ROOT.bytes.get())[..*ROOT.length.get()] })
 }
 
-/// Room for a changed path, on the caller's stack.
+/// Buffer for a changed path, on the caller's stack.
 pub(crate) struct Room(MaybeUninit<[u8; PATH_MAX]>);
 
 impl Room {
@@ -114,7 +116,7 @@ unsafe fn below_view(path: *const c_char, room: &mut Room) -> *const c_char {
         return path; // the kernel will say ENAMETOOLONG, or that there is no such file
     }
     let start: *mut u8 = room.0.as_mut_ptr().cast();
-    // SAFETY: both parts fit into the room, as checked, and the room is nobody else's.
+    // SAFETY: both parts fit into the buffer, as checked, and the buffer has no other user.
     unsafe {
         start.copy_from_nonoverlapping(root.as_ptr(), root.len());
         start.add(root.len()).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());

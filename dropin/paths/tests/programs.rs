@@ -1,4 +1,5 @@
-//! A C program, and tools of the system, see the view where it exists and the system everywhere else.
+//! A C program, and tools of the system, see the view where it exists and the system everywhere
+//! else.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -7,7 +7,7 @@ use nobounce_verbs as verbs;
 
 use crate::entry::Errno;
 
-/// Reads an address of IP.
+/// Reads an IP address.
 ///
 /// # Safety
 /// It points to an address as long as its family says.

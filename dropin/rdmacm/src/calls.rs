@@ -1,4 +1,5 @@
-//! The functions of libibverbs that this library calls: of the one that the program has loaded, which is ours.
+//! The functions of libibverbs that this library calls: of the one that the program has loaded,
+//! which is ours.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
@@ -21,7 +22,7 @@ macro_rules! calls {
                 Some(Self {
                     $($name: {
                         let found = find(handle, $symbol)?;
-                        // SAFETY: the manual page of the function gives it this signature.
+                        // SAFETY: the function's manual page documents this signature.
                         unsafe {
                             std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) -> $result>(found)
                         }
@@ -61,8 +62,8 @@ fn find(handle: *mut c_void, name: &CStr) -> Option<*mut c_void> {
 pub(crate) fn calls() -> Result<&'static Calls, Errno> {
     static CALLS: OnceLock<Option<Calls>> = OnceLock::new();
     let found = CALLS.get_or_init(|| {
-        // By the name that programs are linked with: who has loaded it gets the same one, and who has not finds ours, which lies
-        // beside this library.
+        // By the soname that programs are linked with: a program that has loaded it gets the same
+        // one. Otherwise the loader finds ours, which lies beside this library.
         // SAFETY: a C string; the library is never closed.
         let handle = unsafe { libc::dlopen(c"libibverbs.so.1".as_ptr(), libc::RTLD_NOW) };
         if handle.is_null() {

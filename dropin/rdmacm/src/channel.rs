@@ -15,7 +15,7 @@ struct ChannelObject {
     channel: CmChannel,
 }
 
-/// How long a thread that asks an ended channel for events is kept waiting, in milliseconds.
+/// How long a thread that requests events of a destroyed channel is blocked, in milliseconds.
 const GONE: c_int = 5000;
 
 #[derive(Default)]
@@ -49,7 +49,7 @@ pub(crate) fn create() -> Result<*mut EventChannel, Errno> {
 pub(crate) fn find(raw: *mut EventChannel) -> Result<CmChannel, Errno> {
     let (process, channel) =
         with(|channels| channels.alive.get(&raw.addr()).cloned()).ok_or(Errno::EINVAL)?;
-    // What is told there is told to the parent: a child that read its descriptor would take that away.
+    // Events there belong to the parent: a child that read its descriptor would consume them.
     if process == std::process::id() { Ok(channel) } else { Err(Errno::EIO) }
 }
 
@@ -60,7 +60,7 @@ pub(crate) fn destroy(raw: *mut EventChannel) {
         known.inspect(|_| _ = channels.ended.insert(raw.addr()))
     });
     if known.is_some() {
-        // SAFETY: it was in the table, so `create` made it, and nobody else has taken it out.
+        // SAFETY: it was in the table, so `create` made it, and no other thread has taken it out.
         drop(unsafe { Box::from_raw(raw.cast::<ChannelObject>()) });
     }
 }
@@ -68,7 +68,7 @@ pub(crate) fn destroy(raw: *mut EventChannel) {
 /// `rdma_create_event_channel`.
 pub(crate) unsafe extern "C" fn rdma_create_event_channel() -> *mut EventChannel {
     entry::pointer(|| {
-        // Whoever makes a channel wants connections: if there can be none, this is where it is told.
+        // A channel exists for connections: report a missing device here.
         crate::device::devices(|_| true)?.first().ok_or(Errno(libc::ENODEV))?;
         create()
     })
@@ -87,18 +87,20 @@ unsafe extern "C-unwind" {
     fn poll(fds: *mut libc::pollfd, count: c_ulong, timeout: c_int) -> c_int;
 }
 
-/// Reads one notice from a descriptor: waits for it or not, and goes on after a signal or not, as the program has set its descriptor
-/// and its signals. False, and errno, when there was none. The thread may be cancelled in here, which unwinds it from here on:
-/// neither this function nor its callers may own anything.
+/// Reads one notice from a descriptor. O_NONBLOCK and SA_RESTART, as the program has set them,
+/// decide whether it waits and resumes after a signal. False, and errno, when there was none. The
+/// thread may be cancelled in here, which unwinds it: neither this function nor its callers may own
+/// anything.
 pub(crate) fn read_notice(fd: c_int) -> bool {
     let mut notice = 0_u64;
     // SAFETY: eight bytes that can be written.
     unsafe { read(fd, (&raw mut notice).cast(), 8) == 8 }
 }
 
-/// Keeps a thread that asks a channel for events after its end. Programs end a channel under the thread that waits for its events
-/// (rping does, just before it leaves `main`): the kernel lets such a thread wait, whereas one that comes back a moment too late
-/// would get an error, and rping ends itself by that. So both wait. The thread may be cancelled in here, as in [`read_notice`].
+/// Blocks a thread that requests events of a destroyed channel. Programs destroy a channel under
+/// the thread that waits for its events (rping does, just before it leaves `main`). The kernel
+/// keeps such a thread waiting. A thread that returns a moment too late would get an error, and
+/// rping exits by that. So both wait. The thread may be cancelled in here, as in [`read_notice`].
 /// Errno stays as it was.
 pub(crate) fn linger_if_ended(raw: *mut EventChannel) {
     // SAFETY: the thread's own errno, and no descriptors.

@@ -1,4 +1,4 @@
-//! Connections: asked for, accepted, refused, ended.
+//! Connections: connect, accept, reject, disconnect.
 
 use std::ffi::{c_int, c_void};
 
@@ -12,7 +12,8 @@ use crate::id::{Id, State};
 use crate::layout::{CmId, ConnParam, MAX_RESOURCES, UDP_QKEY};
 use crate::{log, qp};
 
-/// Requests that may wait for a listener's program at most, and at least: what is above is asked for again a moment later.
+/// Bounds of a listener's backlog: requests beyond it are dropped, and the peer retries a moment
+/// later.
 const MAX_BACKLOG: usize = 1024;
 const MIN_BACKLOG: usize = 128;
 /// Counters of retries have three bits.
@@ -54,7 +55,7 @@ unsafe fn bytes(data: *const c_void, len: u8, room: usize) -> Result<Vec<u8>, Er
     Ok(unsafe { std::slice::from_raw_parts(data.cast(), len) }.to_vec())
 }
 
-/// What of `max` was asked for.
+/// The requested value; EINVAL above `max`. `MAX_RESOURCES` requests `max`.
 fn granted(asked: u8, max: u8) -> Result<u8, Errno> {
     match asked {
         MAX_RESOURCES => Ok(max),
@@ -80,7 +81,7 @@ fn standing(state: &State) -> Result<(&'static Device, CommId), Errno> {
 pub(crate) unsafe extern "C" fn rdma_connect(id: *mut CmId, given: *mut ConnParam) -> c_int {
     entry::minus_one(|| {
         let id = Id::find(id)?;
-        // SAFETY: the caller hands in a valid structure, or null.
+        // SAFETY: the caller passes a valid structure, or null.
         let given = unsafe { parameters(given) };
         begin(&id, &given)?;
         complete(&id)?;
@@ -179,7 +180,7 @@ pub(crate) unsafe extern "C" fn rdma_listen(id: *mut CmId, backlog: c_int) -> c_
 pub(crate) unsafe extern "C" fn rdma_accept(id: *mut CmId, given: *mut ConnParam) -> c_int {
     entry::minus_one(|| {
         let id = Id::find(id)?;
-        // SAFETY: the caller hands in a valid structure, or null.
+        // SAFETY: the caller passes a valid structure, or null.
         let given = unsafe { parameters(given) };
         let (qpn, srq) = number_and_srq(&id, &given);
         let (device, comm) = standing(&id.state())?;
@@ -194,7 +195,7 @@ pub(crate) unsafe extern "C" fn rdma_accept(id: *mut CmId, given: *mut ConnParam
         let private = unsafe { bytes(given.private_data, given.private_data_len, private_len::REP)? };
         let mut state = id.state();
         let link = &mut state.link;
-        // As much as the other side asked for, where nothing is said; else what is said.
+        // `MAX_RESOURCES` stands for what the remote side requested.
         let chosen = |asked: u8, offered: u8, max: u8| {
             if asked == MAX_RESOURCES { Ok(offered) } else { granted(asked, max) }
         };
@@ -213,7 +214,7 @@ pub(crate) unsafe extern "C" fn rdma_accept(id: *mut CmId, given: *mut ConnParam
             private,
         };
         drop(state);
-        // Before the answer, for requests may come right after it.
+        // Before the reply, for requests may arrive right after it.
         qp::connect(&id)?;
         device.cm()?.accept(comm, accept)?;
         complete(&id)?;
@@ -251,7 +252,7 @@ pub(crate) unsafe extern "C" fn rdma_establish(id: *mut CmId) -> c_int {
     })
 }
 
-/// `rdma_notify`: something came over the connection before the word that it stands.
+/// `rdma_notify`: data arrived over the connection before the RTU.
 pub(crate) unsafe extern "C" fn rdma_notify(id: *mut CmId, event: c_int) -> c_int {
     entry::minus_one(|| {
         let id = Id::find(id)?;

@@ -19,9 +19,10 @@ pub(crate) struct Device {
     pub(crate) addr: IpAddr,
     /// As libibverbs opened it: queue pairs are made here.
     pub(crate) context: *mut verbs::Context,
-    /// The domain that those get who bring none.
+    /// The default protection domain, for programs that pass none.
     pub(crate) pd: *mut verbs::Pd,
-    /// Management datagrams come and go here, beside the program's own traffic; from the first connection on.
+    /// The connection manager's datagrams, beside the program's own traffic; from the first
+    /// connection on.
     cm: Mutex<Option<Cm>>,
     pub(crate) max_responder_resources: u8,
     pub(crate) max_initiator_depth: u8,
@@ -40,7 +41,7 @@ impl Device {
             return if cm.device().is_forked() { Err(Errno::EIO) } else { Ok(cm.clone()) };
         }
         let config = Config::from_env().map_err(|error| refuse(&error))?;
-        // What is said here takes the network's way, whatever the traffic does.
+        // Connection management always uses the UDP link, whatever link the traffic takes.
         let config = Config { addr: self.addr, link: LinkChoice::Udp, engines: Some(1), ..config };
         let soft = SoftDevice::open(&config).map_err(|error| refuse(&error))?;
         let opened = soft.cm().map_err(|error| refuse(&error))?;
@@ -140,7 +141,8 @@ pub(crate) fn device_at(addr: IpAddr) -> Result<&'static Device, Errno> {
     devices(|other| other == addr)?.first().copied().ok_or(Errno(libc::ENODEV))
 }
 
-/// What an address of this machine's own stands for: where no device has a loopback address, it is the first device.
+/// Maps an address of this host to a device's: where no device has a loopback address, it is the
+/// first device.
 pub(crate) fn local_addr(addr: IpAddr) -> IpAddr {
     let addrs = addrs();
     if !addr.is_loopback() || addrs.iter().any(IpAddr::is_loopback) {
@@ -184,7 +186,7 @@ pub(crate) unsafe extern "C" fn rdma_get_devices(count: *mut c_int) -> *mut *mut
             unsafe { *list.add(at) = device.context };
         }
         if !count.is_null() {
-            // SAFETY: the caller gives a place for the count, or null.
+            // SAFETY: the caller passes a place for the count, or null.
             unsafe { *count = c_int::try_from(devices.len()).unwrap_or(c_int::MAX) };
         }
         Ok(list)

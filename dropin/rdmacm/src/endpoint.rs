@@ -13,13 +13,13 @@ use crate::layout::{AddrInfo, CmId, PS_TCP, PS_UDP, RAI_FAMILY, RAI_NUMERICHOST,
 use crate::resolve::{known_qp_type, rdma_bind_addr, rdma_resolve_addr, rdma_resolve_route};
 use crate::{address, device, qp};
 
-/// How long resolving may take, in milliseconds; it takes none.
+/// Timeout of address resolution in milliseconds; it completes at once.
 const TIMEOUT_MS: c_int = 2000;
 
 /// A copy of an address that `rdma_freeaddrinfo` frees.
 fn copy(of: SocketAddr) -> Result<(*mut libc::sockaddr, libc::socklen_t), Errno> {
     let storage = address::storage(of);
-    // SAFETY: calloc takes numbers; the storage is as long as what is asked for.
+    // SAFETY: calloc takes numbers; the storage has the requested length.
     unsafe {
         let to = libc::calloc(1, size_of_val(&storage)).cast::<libc::sockaddr_storage>();
         if to.is_null() {
@@ -30,7 +30,8 @@ fn copy(of: SocketAddr) -> Result<(*mut libc::sockaddr, libc::socklen_t), Errno>
     }
 }
 
-/// What `rdma_getaddrinfo` says about a failure: 0 for success, -1 and errno, or the resolver's code.
+/// Return value of `rdma_getaddrinfo` for a failure: 0 for success, -1 and errno, or the resolver's
+/// code.
 enum Failure {
     Errno(Errno),
     Resolver(c_int),
@@ -42,7 +43,7 @@ impl From<Errno> for Failure {
     }
 }
 
-/// Asks the resolver for the first address of a name.
+/// Queries the resolver for the first address of a name.
 fn look_up(
     node: *const c_char,
     service: *const c_char,
@@ -143,7 +144,7 @@ pub(crate) unsafe extern "C" fn rdma_getaddrinfo(
     result: *mut *mut AddrInfo,
 ) -> c_int {
     entry::guarded(|| {
-        // SAFETY: the caller gives a place for the result, and a valid structure or null.
+        // SAFETY: the caller passes a place for the result, and a valid structure or null.
         unsafe {
             *result = ptr::null_mut();
             match resolve(node, service, hints.as_ref()) {
@@ -226,7 +227,7 @@ pub(crate) unsafe extern "C" fn rdma_create_ep(
     attr: *mut verbs::QpInitAttr,
 ) -> c_int {
     entry::minus_one(|| {
-        // SAFETY: the caller hands in valid structures; the last may be left out.
+        // SAFETY: the caller passes valid structures; the last may be left out.
         unsafe {
             let info = info.as_ref().ok_or(Errno::EINVAL)?;
             let port_space = u32::try_from(info.port_space).map_err(|_| Errno::EINVAL)?;
@@ -246,7 +247,7 @@ pub(crate) unsafe extern "C" fn rdma_destroy_ep(id: *mut CmId) {
     entry::silent(|| {
         let ours = Id::find(id)?;
         qp::destroy(&ours, calls()?);
-        // SAFETY: the caller hands in an identifier, which it does not use any more.
+        // SAFETY: the caller passes an identifier, which it does not use any more.
         unsafe { qp::rdma_destroy_srq(id) };
         ours.end();
         Ok(())

@@ -27,11 +27,11 @@ const INVALID_MTU: u16 = 26;
 struct EventObject {
     raw: CmEvent,
     private: Vec<u8>,
-    /// Who may not go before it is acknowledged.
+    /// The identifier, which must stay alive until the event is acknowledged.
     of: Arc<Id>,
 }
 
-/// What an event says, before it is given to the program.
+/// The contents of an event, before its delivery to the program.
 struct Draft {
     id: Arc<Id>,
     listener: Option<Arc<Id>>,
@@ -85,7 +85,7 @@ fn no_conn() -> ConnParam {
     unsafe { std::mem::zeroed() }
 }
 
-/// What the program is told by a notice; nothing if it is of no interest any more.
+/// The event for a notice; `None` if it is no longer relevant.
 fn draft(notice: CmNotice) -> Result<Option<Draft>, Errno> {
     let CmNotice { tag, told } = notice;
     let (local, event) = match told {
@@ -121,13 +121,13 @@ fn draft(notice: CmNotice) -> Result<Option<Draft>, Errno> {
     }))
 }
 
-/// Somebody who asks, as the program gets to know it, and whom it asks.
+/// A connection request: the new identifier for the program, and the listener that it came to.
 struct Asked {
     id: Arc<Id>,
     listener: Arc<Id>,
 }
 
-/// A new identifier for somebody who asks a listener.
+/// Creates the identifier for a connection request to a listener.
 fn asked(
     tag: u64,
     local: IpAddr,
@@ -188,7 +188,7 @@ fn request(tag: u64, local: IpAddr, comm: CommId, req: &Req) -> Result<Option<Dr
     }
     link.retry_count = req.retry_count;
     link.rnr_retry_count = req.rnr_retry_count;
-    // What the other side begins we respond to, and the other way round.
+    // The remote side's initiator depth bounds our responder resources, and vice versa.
     link.responder_resources = req.initiator_depth.min(device.max_responder_resources);
     link.initiator_depth = req.responder_resources.min(device.max_initiator_depth);
     link.traffic_class = req.traffic_class;
@@ -227,7 +227,8 @@ fn sidr_request(
     Ok(Some(Draft { listener: Some(listener), ..draft }))
 }
 
-/// The other side accepts: the queue pair, if we have it, is connected before the program hears of it.
+/// The remote side accepts: the queue pair, if we have it, is connected before the program gets the
+/// event.
 fn reply(id: Arc<Id>, comm: CommId, rep: Rep) -> Draft {
     let mut state = id.state();
     let device = state.device;
@@ -300,7 +301,7 @@ pub(crate) unsafe extern "C-unwind" fn rdma_get_cm_event(
         }
         let found = entry::minus_one(|| {
             let Some(found) = take(channel)? else { return Ok(0) };
-            // SAFETY: the caller hands in a place for the event.
+            // SAFETY: the caller passes a place for the event.
             unsafe { *event = found };
             Ok(1)
         });
@@ -317,7 +318,7 @@ pub(crate) unsafe extern "C-unwind" fn rdma_get_cm_event(
 
 /// The program has seen an event.
 pub(crate) fn acknowledge(event: *mut CmEvent) {
-    // SAFETY: the program hands back what `give` gave it, once.
+    // SAFETY: the program passes back a pointer from `give`, once.
     let object = unsafe { Box::from_raw(event.cast::<EventObject>()) };
     object.of.acknowledge();
 }
@@ -333,7 +334,7 @@ pub(crate) unsafe extern "C" fn rdma_ack_cm_event(event: *mut CmEvent) -> c_int 
     })
 }
 
-/// Waits for the next event of an identifier whose calls wait for what they begin; an error if that failed.
+/// Waits for the next event of a synchronous identifier; an error if the operation failed.
 pub(crate) fn complete(id: &Id) -> Result<(), Errno> {
     let (sync, channel) = {
         let state = id.state();
@@ -349,7 +350,7 @@ pub(crate) fn complete(id: &Id) -> Result<(), Errno> {
     }
     let event = wait(channel)?;
     *last = event;
-    // SAFETY: it was just given to us.
+    // SAFETY: we have just received it.
     let (kind, status) = unsafe { ((*event).event, (*event).status) };
     match (kind, status) {
         (_, 0) => Ok(()),
@@ -408,7 +409,7 @@ pub(crate) unsafe extern "C" fn rdma_get_request(listener: *mut CmId, id: *mut *
             return Err(Errno::EINVAL);
         }
         let event = wait(channel)?;
-        // SAFETY: it was just given to us.
+        // SAFETY: we have just received it.
         let (kind, status, new) = unsafe { ((*event).event, (*event).status, (*event).id) };
         if status != 0 || kind != EVENT_CONNECT_REQUEST {
             acknowledge(event);

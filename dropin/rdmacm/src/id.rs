@@ -19,27 +19,28 @@ use crate::entry::{self, Errno};
 use crate::layout::{CmId, EventChannel, PS_IB, PS_IPOIB, PS_TCP, PS_UDP};
 use crate::{address, channel, event, log};
 
-/// Ports that are given to those who ask for none: the system's usual range.
+/// Ephemeral ports: the system's usual range.
 const FIRST_PORT: u16 = 32_768;
 const PORTS: u16 = 28_232;
-/// How many are tried.
+/// Number of ports tried.
 const PORT_TRIES: u16 = 4096;
 
 /// An identifier.
 pub(crate) struct Id {
     raw: Box<UnsafeCell<CmId>>,
     state: Mutex<State>,
-    /// Events that the program was given and has not acknowledged.
+    /// Events delivered to the program and not yet acknowledged.
     unacknowledged: Mutex<u32>,
     acknowledged: Condvar,
 }
 
-// SAFETY: the part that C sees is changed where C expects it, in calls about this identifier; the rest is behind locks.
+// SAFETY: the C part changes only where C expects it, in calls on this identifier; the rest is
+// behind locks.
 unsafe impl Send for Id {}
 // SAFETY: as above.
 unsafe impl Sync for Id {}
 
-/// What we know of an identifier.
+/// State of an identifier.
 pub(crate) struct State {
     pub(crate) channel: CmChannel,
     pub(crate) channel_raw: *mut EventChannel,
@@ -55,20 +56,20 @@ pub(crate) struct State {
     pub(crate) link: Link,
     pub(crate) reuse_addr: bool,
     pub(crate) v6_only: bool,
-    /// It did not come to a connection, and the program knows.
+    /// The connection attempt failed, and the program was notified.
     pub(crate) failed: bool,
-    /// What `rdma_get_request` makes queue pairs with.
+    /// Queue pair attributes for `rdma_get_request`.
     pub(crate) endpoint: Option<(*mut verbs::Pd, verbs::QpInitAttr)>,
-    /// Private data that `rdma_connect` sends where it is given none.
+    /// Default private data of `rdma_connect`.
     pub(crate) connect_data: Vec<u8>,
 }
 
-/// What both sides agreed on.
+/// Negotiated parameters.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Link {
     pub(crate) remote: Option<IpAddr>,
     pub(crate) remote_qpn: Qpn,
-    /// The first packet sequence number that we said, and the one that the other side said.
+    /// Announced starting PSNs, by us and by the remote side; each is for the other one's sends.
     pub(crate) local_psn: Psn,
     pub(crate) remote_psn: Psn,
     pub(crate) mtu: u8,
@@ -80,7 +81,7 @@ pub(crate) struct Link {
     pub(crate) traffic_class: u8,
 }
 
-/// The ack timeout where nobody asks for another: 0.54 s, as the kernel has it.
+/// The default ack timeout: 0.54 s, as in the kernel.
 pub(crate) const ACK_TIMEOUT: u8 = 17;
 
 impl Default for Link {
@@ -109,7 +110,8 @@ fn random() -> u32 {
     u32::from_ne_bytes(bytes)
 }
 
-/// Every identifier there is, by its address; and those of communications that others began, by these.
+/// All identifiers by address; and those of communications that remote sides began, by
+/// communication.
 #[derive(Default)]
 struct Table {
     ids: HashMap<usize, Arc<Id>>,
@@ -178,7 +180,7 @@ impl Id {
         with(|table| table.comms.get(&(local, comm)).and_then(|address| table.ids.get(address)).cloned())
     }
 
-    /// It stands for a communication that somebody else began.
+    /// Binds it to a communication that the remote side began.
     pub(crate) fn stand_for(&self, local: IpAddr, comm: CommId) {
         let address = self.raw().addr();
         with(|table| table.comms.insert((local, comm), address));
@@ -188,7 +190,7 @@ impl Id {
         self.raw.get()
     }
 
-    /// What it is called in notices.
+    /// Its tag in notices.
     pub(crate) fn tag(&self) -> u64 {
         self.raw().addr() as u64
     }
@@ -264,7 +266,8 @@ impl Id {
                 .map(|_| next_port())
                 .find_map(|port| self.bind_port(state, &devices, port).ok().map(|()| port))
                 .ok_or(Errno::EADDRINUSE)?,
-            // Whoever wants to share a port may, until it listens, but not with one who does not.
+            // With SO_REUSEADDR semantics a port may be shared until it listens, but not with an
+            // identifier that lacks the option.
             port if state.reuse_addr => {
                 self.bind_port(state, &devices, port)?;
                 unbind(state);
@@ -303,7 +306,7 @@ impl Id {
         Ok(())
     }
 
-    /// An event of it is given to the program.
+    /// Counts an event delivered to the program.
     pub(crate) fn give_event(&self) {
         *self.unacknowledged.lock().unwrap_or_else(PoisonError::into_inner) += 1;
     }
@@ -321,7 +324,7 @@ impl Id {
         }
     }
 
-    /// What is told of this identifier, and of nobody else.
+    /// Whether a notice belongs to this identifier alone.
     fn is_own(&self, local: Option<IpAddr>, comm: Option<CommId>, notice: &CmNotice) -> bool {
         match &notice.told {
             Told::Own { .. } => notice.tag == self.tag(),
@@ -332,7 +335,7 @@ impl Id {
         }
     }
 
-    /// Ends it: nothing is told of it any more.
+    /// Ends it: no further event is delivered.
     pub(crate) fn end(&self) {
         let mut state = self.state();
         let cms: Vec<_> =
@@ -348,7 +351,7 @@ impl Id {
         {
             cm.release(comm);
         }
-        // Those who asked a listener that is no more are refused.
+        // Reject pending requests to a listener that is gone.
         let refused = std::cell::RefCell::new(Vec::new());
         state.channel.forget(|notice| {
             let own = self.is_own(local, comm, notice);
@@ -388,7 +391,7 @@ impl Id {
         }
     }
 
-    /// Moves it to another channel, with what it has not been told yet.
+    /// Moves it to another channel, with its undelivered events.
     fn migrate(&self, to_raw: *mut EventChannel, sync: bool) -> Result<(), Errno> {
         let to = channel::find(to_raw)?;
         let mut state = self.state();
@@ -422,7 +425,7 @@ impl Id {
     }
 }
 
-/// Gives all names back.
+/// Releases all bound services.
 fn unbind(state: &mut State) {
     for (device, service) in state.bound.drain(..) {
         if let Ok(cm) = device.cm() {
@@ -431,7 +434,7 @@ fn unbind(state: &mut State) {
     }
 }
 
-/// A port for somebody who did not ask for one; whether it is free must still be seen.
+/// A candidate for an ephemeral port; the caller must still check that it is free.
 pub(crate) fn next_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     static START: std::sync::OnceLock<u16> = std::sync::OnceLock::new();
@@ -474,7 +477,7 @@ pub(crate) unsafe extern "C" fn rdma_create_id(
 ) -> c_int {
     entry::minus_one(|| {
         let made = create(channel, context, ps, None)?;
-        // SAFETY: the caller hands in a place for the result.
+        // SAFETY: the caller passes a place for the result.
         unsafe { *id = made.raw() };
         Ok(0)
     })

@@ -1,7 +1,8 @@
-//! A drop-in `librdmacm.so.1`: connections of other people's RDMA programs on the software NIC.
+//! A drop-in `librdmacm.so.1`: connections of unmodified RDMA programs on the software NIC.
 //!
-//! Thin: an identifier of C's stands for a communication of the NIC's connection manager (`nobounce_nic::soft::Cm`), whose messages
-//! are the standard's; queue pairs are those of our libibverbs, which the program has loaded. Loading the library does nothing.
+//! Thin: a C identifier stands for a communication of the NIC's connection manager
+//! (`nobounce_nic::soft::Cm`), which speaks the standard's messages. Queue pairs are those of our
+//! libibverbs, which the program has loaded. Loading the library does nothing.
 
 mod address;
 mod calls;

@@ -11,11 +11,12 @@ use crate::entry::{self, Errno};
 use crate::id::{Id, State};
 use crate::layout::{CmId, UDP_QKEY};
 
-/// How long a requester waits that found no receive: 0.64 ms. (The kernel's says 0 here, which is 655 ms.)
+/// RNR timer: how long a requester waits that found no receive, 0.64 ms. (The kernel's is 0 here,
+/// which is 655 ms.)
 const MIN_RNR_TIMER: u8 = 12;
 const HOP_LIMIT: u8 = 64;
 
-/// How the other side is reached.
+/// Route to the remote side.
 pub(crate) fn route(state: &State) -> Result<verbs::AhAttr, Errno> {
     let remote = state.link.remote.ok_or(Errno::EINVAL)?;
     Ok(verbs::AhAttr {
@@ -69,7 +70,7 @@ fn attributes(id: &Id, qp_state: u32) -> Result<(verbs::QpAttr, u32), Errno> {
             attr.ah_attr = route(&state)?;
             attr.path_mtu = link.mtu.into();
             attr.dest_qp_num = link.remote_qpn.get();
-            // A side says from which number on the *other* one is to send.
+            // Each side announces the *other* side's starting PSN.
             attr.rq_psn = link.local_psn.get();
             attr.max_dest_rd_atomic = link.responder_resources;
             attr.min_rnr_timer = MIN_RNR_TIMER;
@@ -191,7 +192,7 @@ pub(crate) unsafe fn create(
         return Err(Errno::EINVAL);
     }
     let pd = if pd.is_null() { raw.pd } else { pd };
-    // SAFETY: the program hands in a domain, or we have our own.
+    // SAFETY: the program passes a domain, or we have our own.
     if pd.is_null() || unsafe { (*pd).context } != raw.verbs {
         return Err(Errno::EINVAL);
     }
@@ -233,7 +234,7 @@ pub(crate) unsafe extern "C" fn rdma_create_qp(
 ) -> c_int {
     entry::minus_one(|| {
         let id = Id::find(id)?;
-        // SAFETY: the caller hands in a valid structure.
+        // SAFETY: the caller passes a valid structure.
         let attr = unsafe { attr.as_mut() }.ok_or(Errno::EINVAL)?;
         let create_qp = calls()?.create_qp;
         // SAFETY: as above; a domain and a structure for libibverbs.
@@ -246,7 +247,7 @@ pub(crate) unsafe extern "C" fn rdma_create_qp(
 pub(crate) unsafe extern "C" fn rdma_create_qp_ex(id: *mut CmId, ex: *mut verbs::QpInitAttrEx) -> c_int {
     entry::minus_one(|| {
         let id = Id::find(id)?;
-        // SAFETY: the caller hands in a valid structure.
+        // SAFETY: the caller passes a valid structure.
         let ex = unsafe { ex.as_mut() }.ok_or(Errno::EINVAL)?;
         let pd = if ex.comp_mask & verbs::IBV_QP_INIT_ATTR_PD == 0 { ptr::null_mut() } else { ex.pd };
         let mut plain = verbs::QpInitAttr {
@@ -258,7 +259,8 @@ pub(crate) unsafe extern "C" fn rdma_create_qp_ex(id: *mut CmId, ex: *mut verbs:
             qp_type: ex.qp_type,
             sq_sig_all: ex.sq_sig_all,
         };
-        // SAFETY: the program's structures, and the context of its identifier, whose table libibverbs has filled.
+        // SAFETY: the program's structures, and the context of its identifier, whose table
+        // libibverbs has filled.
         unsafe {
             let context = (*id.raw()).verbs;
             let table = context
@@ -301,7 +303,7 @@ pub(crate) unsafe extern "C" fn rdma_create_srq(
 /// `rdma_create_srq_ex`: as far as it is a plain one.
 pub(crate) unsafe extern "C" fn rdma_create_srq_ex(id: *mut CmId, ex: *mut verbs::SrqInitAttrEx) -> c_int {
     entry::minus_one(|| {
-        // SAFETY: the caller hands in a valid structure.
+        // SAFETY: the caller passes a valid structure.
         let ex = unsafe { ex.as_mut() }.ok_or(Errno::EINVAL)?;
         if ex.comp_mask & verbs::IBV_SRQ_INIT_ATTR_TYPE != 0 && ex.srq_type != verbs::IBV_SRQT_BASIC {
             return Err(Errno::EOPNOTSUPP);
@@ -338,7 +340,7 @@ pub(crate) unsafe extern "C" fn rdma_init_qp_attr(
 ) -> c_int {
     entry::minus_one(|| {
         let id = Id::find(id)?;
-        // SAFETY: the caller hands in valid places.
+        // SAFETY: the caller passes valid places.
         unsafe {
             let (filled, which) = attributes(&id, (*attr).qp_state)?;
             *attr = filled;

@@ -18,7 +18,7 @@ use crate::{address, device};
 pub(crate) unsafe extern "C" fn rdma_bind_addr(id: *mut CmId, addr: *mut libc::sockaddr) -> c_int {
     entry::minus_one(|| {
         let id = Id::find(id)?;
-        // SAFETY: the caller hands in an address.
+        // SAFETY: the caller passes an address.
         let to = unsafe { address::read(addr)? };
         id.bind(&mut id.state(), to)?;
         Ok(0)
@@ -30,7 +30,7 @@ fn resolve_addr(id: &Id, src: Option<SocketAddr>, dst: SocketAddr) -> Result<(),
     if state.listening || state.comm.is_some() {
         return Err(Errno::EINVAL);
     }
-    // Nobody in particular is this machine, as with TCP.
+    // The unspecified address means this host, as with TCP.
     let dst = match dst.ip() {
         ip if !ip.is_unspecified() => dst,
         IpAddr::V4(_) => SocketAddr::new(Ipv4Addr::LOCALHOST.into(), dst.port()),
@@ -71,7 +71,7 @@ pub(crate) unsafe extern "C" fn rdma_resolve_addr(
 ) -> c_int {
     entry::minus_one(|| {
         let id = Id::find(id)?;
-        // SAFETY: the caller hands in addresses; the first may be left out.
+        // SAFETY: the caller passes addresses; the first may be left out.
         let (src, dst) =
             unsafe { (if src.is_null() { None } else { Some(address::read(src)?) }, address::read(dst)?) };
         resolve_addr(&id, src, dst)?;
@@ -83,7 +83,7 @@ pub(crate) unsafe extern "C" fn rdma_resolve_addr(
 fn resolve_route(id: &Id) -> Result<(), Errno> {
     let state = id.state();
     let (Some(device), Some(dst)) = (state.device, state.dst) else { return Err(Errno::EINVAL) };
-    // SAFETY: our own structure, in a call about it; calloc gives room for one record, or null.
+    // SAFETY: our own structure, in a call about it; calloc returns space for one record, or null.
     unsafe {
         let route = &mut (*id.raw()).route;
         if route.path_rec.is_null() {
@@ -131,7 +131,7 @@ pub(crate) unsafe extern "C" fn rdma_set_option(
     entry::minus_one(|| {
         let id = Id::find(id)?;
         let mut state = id.state();
-        // SAFETY: the caller hands in `len` bytes; as many are read as the option has.
+        // SAFETY: the caller passes `len` bytes; as many are read as the option has.
         let (byte, number) = unsafe {
             (
                 (len == 1).then(|| value.cast::<u8>().read()),
@@ -146,7 +146,7 @@ pub(crate) unsafe extern "C" fn rdma_set_option(
                 state.link.ack_timeout = timeout;
             }
             (OPTION_ID, OPTION_ID_TOS..=OPTION_ID_ACK_TIMEOUT, ..) => return Err(Errno::EINVAL),
-            // Paths are the network's business.
+            // The network determines paths.
             _ => return Err(Errno(libc::ENOSYS)),
         }
         Ok(0)

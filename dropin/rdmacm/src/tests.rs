@@ -1,4 +1,5 @@
-//! What needs no device: addresses, identifiers, channels, options. What does is tests/rdmacm.sh and tests/cm.
+//! Tests without a device: addresses, identifiers, channels, options. The others are
+//! tests/rdmacm.sh and tests/cm.
 
 use std::net::SocketAddr;
 use std::ptr;
@@ -36,7 +37,7 @@ impl Party {
     }
 
     fn port(&self) -> u16 {
-        // SAFETY: an identifier that lives.
+        // SAFETY: a live identifier.
         u16::from_be(unsafe { rdma_get_src_port(self.id) })
     }
 }
@@ -68,7 +69,7 @@ fn addresses_keep_what_they_say() {
 
 #[test]
 fn other_families_and_null_are_refused() {
-    // SAFETY: null is looked at first.
+    // SAFETY: null is checked first.
     assert_eq!(unsafe { address::read(ptr::null()) }, Err(Errno::EINVAL));
     let mut storage = address::storage("127.0.0.1:1".parse().unwrap());
     storage.ss_family = 1; // AF_UNIX
@@ -79,7 +80,7 @@ fn other_families_and_null_are_refused() {
 #[test]
 fn identifiers_and_channels_that_are_none_are_refused() {
     let stale = Box::into_raw(Box::new([0_u64; 128])).cast::<CmId>();
-    // SAFETY: identifiers are looked up and not followed.
+    // SAFETY: identifiers are looked up and not dereferenced.
     unsafe {
         assert_eq!((rdma_listen(stale, 1), errno()), (-1, libc::EINVAL));
         assert_eq!((rdma_connect(stale, ptr::null_mut()), errno()), (-1, libc::EINVAL));
@@ -106,7 +107,7 @@ fn identifiers_and_channels_that_are_none_are_refused() {
 fn calls_out_of_order_are_refused() {
     let party = Party::new();
     assert_eq!(party.port(), 0, "it is not bound");
-    // SAFETY: an identifier that lives; no parameters stand for the usual ones.
+    // SAFETY: a live identifier; null parameters select the defaults.
     unsafe {
         assert_eq!(rdma_connect(party.id, ptr::null_mut()), -1, "nothing was resolved");
         assert_eq!(rdma_accept(party.id, ptr::null_mut()), -1, "nothing was asked for");
@@ -118,7 +119,7 @@ fn calls_out_of_order_are_refused() {
 fn options_are_checked() {
     let party = Party::new();
     let set = |level, name, value: &[u8]| {
-        // SAFETY: an identifier that lives, as many bytes as are said.
+        // SAFETY: a live identifier, and the stated number of bytes.
         unsafe { rdma_set_option(party.id, level, name, value.as_ptr().cast_mut().cast(), value.len()) }
     };
     assert_eq!(set(OPTION_ID, OPTION_ID_TOS, &[32]), 0);
@@ -135,7 +136,8 @@ fn numeric_addresses_are_looked_up() {
     let mut hints: AddrInfo = unsafe { std::mem::zeroed() };
     hints.flags = RAI_PASSIVE | RAI_NUMERICHOST;
     hints.port_space = PS_TCP.cast_signed();
-    // SAFETY: C strings, hints, and a place for the result, which is freed by the function made for it.
+    // SAFETY: C strings, hints, and a place for the result, which is freed by the function made for
+    // it.
     unsafe {
         assert_eq!(
             rdma_getaddrinfo(c"127.0.0.1".as_ptr(), c"7471".as_ptr(), &raw const hints, &raw mut info),
@@ -154,7 +156,7 @@ fn numeric_addresses_are_looked_up() {
 
 #[test]
 fn events_and_types_have_names() {
-    // SAFETY: a C string that lives for ever.
+    // SAFETY: a static C string.
     let name = |event| unsafe { std::ffi::CStr::from_ptr(rdma_event_str(event)) }.to_str().unwrap();
     assert_eq!(name(EVENT_ESTABLISHED), "RDMA_CM_EVENT_ESTABLISHED");
     assert_eq!(name(999), "UNKNOWN EVENT");

@@ -1,4 +1,5 @@
-//! `nobounce bench` as it is typed. Parsing has no side effects; [`super::plan`] says what it means.
+//! `nobounce bench` as it is typed. Parsing has no side effects; [`super::plan`] says what it
+//! means.
 
 use std::path::PathBuf;
 
@@ -24,8 +25,9 @@ Exit codes: 0 fine, 1 a comparison or a verification failed, 2 wrong usage or br
 
 /// Measure latency, bandwidth and message rate, and our share of what the wire can do.
 ///
-/// Without arguments it starts a second process on this machine, runs write, read and send from 1 B to 8 MiB
-/// between the two, checks every byte, and sets the results against what plain UDP does here ("raw").
+/// Without arguments it starts a second process on this machine, runs write, read and send from 1 B
+/// to 8 MiB between the two, checks every byte, and sets the results against what plain UDP does
+/// here ("raw").
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct BenchArgs {
@@ -41,7 +43,9 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "ADDR", help_heading = "Where")]
     pub(crate) addr: Option<String>,
 
-    /// Device of this machine: nb0 is the software NIC, others (mlx5_0, mlx5_0:2, rxe0) are the system's, auto is the nearest of them; several (mlx5_0,mlx5_1) are rails [default: nb0, or NOBOUNCE_DEVICE]
+    /// Device of this machine: nb0 is the software NIC, others (mlx5_0, mlx5_0:2, rxe0) are the
+    /// system's, auto is the nearest of them; several (mlx5_0,mlx5_1) are rails [default: nb0, or
+    /// NOBOUNCE_DEVICE]
     #[arg(long, value_name = "NAME", help_heading = "Where")]
     pub(crate) device: Option<String>,
 
@@ -49,27 +53,34 @@ pub(crate) struct BenchArgs {
     #[arg(long, help_heading = "Where")]
     pub(crate) explain_device: bool,
 
-    /// Way that packets take between ends on this machine: udp, or auto (or shm), which is shared memory where that can be had; of two (udp,shm) the second is shown for the figures that matter most [default: auto, or NOBOUNCE_LINK; a run without either shows write of 8 B and of 1 MiB over udp, too]
+    /// Link between ends on this machine: udp, or auto (or shm), which is shared memory where
+    /// available; of two (udp,shm) the second is used for the headline figures only [default: auto,
+    /// or NOBOUNCE_LINK; a run without either also shows write of 8 B and of 1 MiB over udp]
     #[arg(long, value_name = "LINK", value_delimiter = ',', value_parser = ["udp", "shm", "auto"], hide_possible_values = true, help_heading = "Where")]
     pub(crate) link: Vec<String>,
 
-    /// Engines that drive the device at most, each with a thread: 1 to 8 [default: by the CPUs, or NOBOUNCE_ENGINES]
+    /// Engines that drive the device at most, each with a thread: 1 to 8 [default: by the CPUs, or
+    /// NOBOUNCE_ENGINES]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=8), help_heading = "How")]
     pub(crate) engines: Option<u8>,
 
-    /// Which thread drives the NIC: its own (thread), the one that posts and polls (caller), or auto: thread from 4 CPUs on [default: auto, or NOBOUNCE_PROGRESS]
+    /// Which thread drives the NIC: its own (thread), the one that posts and polls (caller), or
+    /// auto: thread from 4 CPUs on [default: auto, or NOBOUNCE_PROGRESS]
     #[arg(long, value_name = "MODE", value_parser = ["auto", "thread", "caller"], hide_possible_values = true, help_heading = "How")]
     pub(crate) progress: Option<String>,
 
-    /// Run N spinning processes beside the measurement, and compare with TCP between the same two processes; 0: compare on a quiet machine
+    /// Run N spinning processes beside the measurement, and compare with TCP between the same two
+    /// processes; 0: compare on a quiet machine
     #[arg(long, value_name = "N", conflicts_with_all = ["peer", "listen"], value_parser = clap::value_parser!(u32).range(0..=256), help_heading = "How")]
     pub(crate) busy: Option<u32>,
 
-    /// Memory to measure: host, or gpu (direct, staged and naive, with host memory as the yardstick) [default: host]
+    /// Memory to measure: host, or gpu (direct, staged and naive, with host memory as the
+    /// yardstick) [default: host]
     #[arg(long, value_name = "MEMORY", hide_possible_values = true, help_heading = "What")]
     pub(crate) memory: Option<Memory>,
 
-    /// GPU whose memory is measured, as CUDA counts them, and for which --device auto chooses; on either machine its own [default: 0]
+    /// GPU whose memory is measured, as CUDA counts them, and for which --device auto chooses; on
+    /// either machine its own [default: 0]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(0..), help_heading = "What")]
     pub(crate) gpu: Option<i32>,
 
@@ -101,8 +112,8 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "N", help_heading = "How")]
     pub(crate) iters: Option<u64>,
 
-    /// Go through all cases so many times, between new processes each time and in as much time as once; their mean but for the extremes counts [default: 5, or 1 with
-    /// --quick, --iters, --memory gpu, --device and --peer]
+    /// Number of passes; each uses fresh processes, total time unchanged. Reports the trimmed mean
+    /// [default: 5, or 1 with --quick, --iters, --memory gpu, --device and --peer]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(super::passes::MAX)), help_heading = "How")]
     pub(crate) passes: Option<u32>,
 
@@ -138,7 +149,8 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "SHARE", requires = "compare", help_heading = "Results")]
     pub(crate) tolerance: Option<String>,
 
-    /// Constants that `nobounce predict --calibrate` kept of this machine: what to expect of the run
+    /// Constants that `nobounce predict --calibrate` kept of this machine: what to expect of the
+    /// run
     #[arg(long, value_name = "FILE", help_heading = "Results")]
     pub(crate) calibration: Option<PathBuf>,
 }

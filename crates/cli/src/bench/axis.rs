@@ -25,15 +25,15 @@ impl std::fmt::Debug for Axis {
 }
 
 impl Axis {
-    /// Sizes by their logarithm to base two; ticks at powers of two, thinned so that labels have air.
+    /// Sizes on a log2 axis; ticks at powers of two, thinned so that labels do not collide.
     pub(crate) fn of_sizes(range: Range<f64>) -> Self {
-        // Steps of 5 and 10 fall on 1 B, 1 KiB, 1 MiB and what lies in the middle of them.
+        // Steps of 5 and 10 hit 1 B, 1 KiB, 1 MiB and their midpoints.
         let step = [1, 2, 5, 10].into_iter().find(|step| (range.end - range.start) / f64::from(*step) <= 9.0);
         let ticks = (0..=MAX_POWER).step_by(usize::try_from(step.unwrap_or(10)).unwrap_or(1)).map(f64::from);
         Self { ticks: ticks.filter(|tick| range.contains(tick)).collect(), inner: range.into() }
     }
 
-    /// Figures by their logarithm to base ten; ticks at 1, 2, 5 in each decade, or at 1 only over many decades.
+    /// Figures on a log10 axis; ticks at 1, 2, 5 in each decade, or at 1 only over many decades.
     pub(crate) fn of_figures(range: Range<f64>) -> Self {
         let steps: &[f64] = if range.end - range.start > 4.5 { &[1.0] } else { &[1.0, 2.0, 5.0] };
         let decades = (-9..=9).map(|decade| 10f64.powi(decade));

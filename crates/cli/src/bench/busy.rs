@@ -1,4 +1,4 @@
-//! Neighbours: processes that spin beside the measurement, at normal priority.
+//! Background load: processes that spin during the measurement, at normal priority.
 
 use std::io::Read;
 use std::process::{Child, Command, Stdio};
@@ -34,7 +34,8 @@ impl Drop for Neighbours {
     }
 }
 
-/// A neighbour: spins until its standard input ends, which is when the bench does, however that happens.
+/// A load process: spins until end of file on its standard input, which any end of the bench
+/// causes.
 pub(crate) fn spin() -> anyhow::Result<()> {
     let watcher = std::thread::spawn(|| {
         let mut nothing = [0];

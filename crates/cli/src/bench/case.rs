@@ -1,4 +1,4 @@
-//! One thing to measure, what came of it, and the boundary to whoever measures.
+//! One benchmark case, its result, and the [`Measure`] trait that runs it.
 
 use std::fmt;
 use std::time::Duration;
@@ -26,7 +26,8 @@ pub(crate) enum Op {
 }
 
 impl Op {
-    /// Whether one operation already is a round trip, so that its latency compares with two wire passes.
+    /// Whether one operation is a round trip, so that its latency compares with two one-way
+    /// latencies.
     pub(crate) fn is_round_trip(self) -> bool {
         matches!(self, Self::Read | Self::Atomic)
     }
@@ -49,7 +50,8 @@ impl fmt::Display for Op {
 )]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Kind {
-    /// One operation at a time: half a ping-pong for write and send, the whole operation for read and atomic
+    /// One operation at a time: half a ping-pong for write and send, the whole operation for read
+    /// and atomic
     Latency,
     /// One direction, many operations in flight
     Bandwidth,
@@ -81,7 +83,7 @@ impl fmt::Display for Kind {
     }
 }
 
-/// How the target of a latency test learns that the message is there.
+/// How the target of a latency test detects the message.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, clap::ValueEnum, Serialize, Deserialize,
 )]
@@ -89,14 +91,16 @@ impl fmt::Display for Kind {
 pub(crate) enum Wait {
     /// Poll a completion queue
     Cq,
-    /// Spin on the last byte of the buffer; nobody polls, and the device is driven by its own thread
+    /// Spin on the last byte of the buffer without polling a completion queue; the device's own
+    /// thread drives it
     Memory,
-    /// Poll for the completion of the own message, then spin on the last byte of the buffer, as ib_write_lat does
+    /// Poll for the completion of the own message, then spin on the last byte of the buffer, as
+    /// ib_write_lat does
     Perftest,
 }
 
 impl Wait {
-    /// How it is said behind the name of a case.
+    /// Text behind the name of a case.
     pub(crate) fn words(self) -> &'static str {
         match self {
             Self::Cq => "",
@@ -131,7 +135,7 @@ pub(crate) enum Memory {
     Gpu,
 }
 
-/// Where messages lie, and how they are to get between there and the wire.
+/// Where messages are stored, and how they get between there and the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub(crate) enum Place {
     /// Host memory.
@@ -141,7 +145,8 @@ pub(crate) enum Place {
     Direct,
     /// GPU memory, staged by the NIC through pinned memory.
     Staged,
-    /// GPU memory, staged by the application: `cudaMemcpy` from and to pageable memory at both ends.
+    /// GPU memory, staged by the application: `cudaMemcpy` from and to pageable memory at both
+    /// ends.
     Naive,
 }
 
@@ -233,19 +238,21 @@ pub(crate) struct CaseResult {
     pub(crate) iters: u64,
     /// The link the bytes went over: `udp` or `shm`.
     pub(crate) link: String,
-    /// Where the bytes lie: `host`, `gpu`, or `stand-in` where host memory plays the GPU's part.
+    /// Where the bytes are: `host`, `gpu`, or `stand-in` where host memory emulates the GPU's.
     pub(crate) memory: String,
-    /// How they were placed there: `direct` (with `, believed, not proved: reason` where that is so), `staged (reason)`, or `naive staging`.
+    /// Their path: `direct` (with `, believed, not proved: reason` where that applies), `staged
+    /// (reason)`, or `naive staging`.
     pub(crate) path: String,
     /// What the NICs of both ends counted meanwhile.
     pub(crate) counted: Option<Counted>,
     /// The path MTU both ends agreed on, in bytes.
     pub(crate) mtu: u32,
-    /// Messages with bytes and a place of their own that were compared one by one, outside the timed part.
+    /// Messages in distinct slots with distinct bytes that were compared one by one, outside the
+    /// timed part.
     pub(crate) compared: u64,
-    /// CPU seconds of both ends in the timed part, and the messages of it in both directions.
+    /// CPU seconds of both ends in the timed part, and its messages in both directions.
     pub(crate) cpu: CpuUse,
-    /// Whether every byte and every guard zone held what it should, and if not, the first thing that did not.
+    /// Whether every byte and every guard zone is correct; otherwise the first error.
     pub(crate) verified: Result<(), String>,
 }
 
@@ -261,14 +268,14 @@ pub(crate) struct CpuUse {
 /// Samples as they were taken, in order.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Samples {
-    /// One value per operation, in microseconds: half a ping-pong for write and send, the whole operation for
-    /// read and atomic. For [`Kind::Latency`] and [`Kind::GpuVisible`].
+    /// One value per operation, in microseconds: half a ping-pong for write and send, the whole
+    /// operation for read and atomic. For [`Kind::Latency`] and [`Kind::GpuVisible`].
     Latency(Vec<f64>),
     /// One entry per interval of the timed part. For every other kind.
     Throughput(Vec<Interval>),
 }
 
-/// What was done in one stretch of the timed part, over all queue pairs (and both directions).
+/// Work done in one interval of the timed part, over all queue pairs (and both directions).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Interval {
     /// How long it took.
@@ -277,15 +284,15 @@ pub(crate) struct Interval {
     pub(crate) messages: u64,
 }
 
-/// Whoever measures: the library between two processes, or a mock in tests.
+/// Runs benchmark cases: the library between two processes, or a mock in tests.
 pub(crate) trait Measure {
-    /// Measures one case. `progress` is told the finished share, 0 to 1, as often as is convenient.
+    /// Measures one case. `progress` gets the finished share, 0 to 1, as often as is convenient.
     ///
-    /// An error means that nothing could be measured (exit code 2); wrong bytes are a result with `verified`
-    /// set to what was wrong (exit code 1).
+    /// An error means that nothing could be measured (exit code 2). Wrong bytes are a result whose
+    /// `verified` holds the error (exit code 1).
     fn run(&mut self, case: &Case, progress: &dyn Fn(f64)) -> anyhow::Result<CaseResult>;
 
-    /// Why packets took UDP, where they did although a shorter way was to be taken.
+    /// Why packets used UDP where a faster link was requested.
     fn fallbacks(&self) -> Vec<String> {
         Vec::new()
     }
@@ -295,7 +302,7 @@ pub(crate) trait Measure {
         Ok(None)
     }
 
-    /// Begins another pass, with everything made anew that a run makes when it starts.
+    /// Starts another pass with everything re-created, as at the start of a run.
     fn renew(&mut self) -> anyhow::Result<()> {
         Ok(())
     }

@@ -66,7 +66,7 @@ pub(crate) fn load(path: &Path) -> Result<Report, CompareError> {
 
 fn parse(text: &[u8], path: &str) -> Result<Report, CompareError> {
     let wrong = |source| CompareError::Parse { path: path.to_owned(), source };
-    // The schema first: another one may well lack the fields of this one.
+    // Check the schema first: another one may lack the fields of this one.
     let loose: serde_json::Value = serde_json::from_slice(text).map_err(wrong)?;
     match loose.get("schema").and_then(serde_json::Value::as_str) {
         Some(SCHEMA) | None => {}
@@ -168,7 +168,7 @@ fn change(old: &CaseOutcome, new: &CaseOutcome) -> Option<Change> {
         Kind::Rate => ("Mmsg/s", old.mops?, new.mops?),
     };
     let ratio = new_value / old_value;
-    // A file may say anything; only two positive figures can be compared.
+    // A file may contain anything; only two positive figures can be compared.
     if !(old_value > 0.0 && new_value > 0.0 && ratio.is_finite()) {
         return None;
     }

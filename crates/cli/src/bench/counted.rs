@@ -1,4 +1,4 @@
-//! What the NICs counted: bytes and operations, by the way they took.
+//! NIC counters: bytes and operations, by path.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::size::Bytes;
 
-/// What both ends' NICs counted, in one case or in a whole run.
+/// Counters of both ends' NICs, in one case or in a whole run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Counted {
     /// The end that asks.
@@ -32,7 +32,7 @@ pub(crate) struct Ways {
     pub(crate) cpu: Moved,
     /// GPU memory through the window.
     pub(crate) window: Moved,
-    /// GPU memory by the copy engine, straight from the link's buffer.
+    /// GPU memory by the copy engine, directly from the link's buffer.
     pub(crate) copy_engine: Moved,
     /// GPU memory by an adapter's own DMA, registered by dma-buf.
     #[serde(default)]

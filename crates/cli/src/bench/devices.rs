@@ -1,12 +1,12 @@
-//! Which devices of this end were named: worked out once, when the plan is made.
+//! The named devices of this end, resolved once when the plan is made.
 
 use nobounce::{AUTO, Device};
 
 /// The variable that names them where no argument does.
 pub(super) const VARIABLE: &str = "NOBOUNCE_DEVICE";
 
-/// The devices of this end as they were named: one, or the rails of every transfer (`mlx5_0,mlx5_1`). None where nobody named any: then it
-/// is the software NIC.
+/// Devices of this end as given on the command line: one, or the rails of every transfer
+/// (`mlx5_0,mlx5_1`). Empty selects the software NIC.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Named(Vec<String>);
 
@@ -22,7 +22,7 @@ impl Named {
         &self.0
     }
 
-    /// Whether nobody named any.
+    /// Whether the list is empty.
     pub(super) fn are_none(&self) -> bool {
         self.0.is_empty()
     }

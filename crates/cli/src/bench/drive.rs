@@ -1,4 +1,4 @@
-//! The timed part: what both ends do between «ready» and «checked».
+//! The timed part: what both ends do between `Ready` and `Checked`.
 
 use std::time::Instant;
 
@@ -13,13 +13,13 @@ use super::exchange::Work;
 use super::ring::Ring;
 use super::watch::{Watch, is_receive};
 
-/// Requests that may be outstanding on one queue pair; the connection is made for twice as many.
+/// Outstanding requests per queue pair; the connection has room for twice as many.
 pub(super) const WINDOW: u64 = 64;
-/// Bytes that one queue pair keeps outstanding at least, in streams of large messages.
+/// Bytes that each queue pair keeps outstanding at least, in streams of large messages.
 const STREAM_BYTES: u64 = 4 << 20;
-/// Where a stream posts in lists, it asks for one completion of each.
+/// A stream that posts lists signals one request per list.
 const LIST: usize = 16;
-/// In a ping-pong every so many requests ask for a completion, so that the send queue does not fill.
+/// A ping-pong signals every Nth request, so that the send queue does not fill.
 const SIGNAL_EVERY: u64 = 16;
 /// Up to so many bytes ib_write_lat sends inline.
 const PERFTEST_INLINE: usize = 220;
@@ -43,7 +43,8 @@ impl End<'_> {
         Ok([Sge { addr: mr.addr() + offset as u64, len, lkey: mr.lkey() }])
     }
 
-    /// Stamps a message that is about to be sent. (A READ fetches what the other end has, which nobody numbers.)
+    /// Stamps a message before it is sent. A READ fetches the other end's bytes, which carry no
+    /// stamp.
     fn number(&self, message: u64) -> anyhow::Result<()> {
         if matches!(self.work.op, Op::Write | Op::Send) { self.ring.stamp(message) } else { Ok(()) }
     }
@@ -67,7 +68,8 @@ impl End<'_> {
         }
     }
 
-    /// The local list of message number `message`: its source, or where its answer goes.
+    /// The scatter/gather list of message number `message`: its source, or the place of its
+    /// response.
     fn local(&self, message: u64) -> anyhow::Result<[Sge; 1]> {
         match self.work.op {
             Op::Write | Op::Send => self.sge(self.ring.source(message)),
@@ -75,14 +77,14 @@ impl End<'_> {
         }
     }
 
-    /// Posts a receive for message number `message`. Its completion bears the number of the queue pair.
+    /// Posts a receive for message number `message`. Its `wr_id` is the index of the queue pair.
     fn post_receive(&self, qp: usize, message: u64) -> anyhow::Result<()> {
         let sges = self.sge(self.ring.target(message))?;
         let list: &[Sge] = if self.work.op == Op::Send { &sges } else { &[] };
         Ok(self.connection.qp(qp).post_recv(&RecvRequest { wr_id: qp as u64, sges: list })?)
     }
 
-    /// One operation at a time; the asking end gets a sample in microseconds for each.
+    /// One operation at a time; the requesting end gets a sample in microseconds for each.
     pub(super) fn latency(&self, messages: u64) -> anyhow::Result<Vec<f64>> {
         match (self.work.op, self.work.wait) {
             (Op::Read | Op::Atomic, _) if self.asks => self.one_by_one(messages),
@@ -109,7 +111,8 @@ impl End<'_> {
         Ok(samples)
     }
 
-    /// SEND, or WRITE with immediate data: each end polls its completion queue for the other's message.
+    /// SEND, or WRITE with immediate data: each end polls its completion queue for the other's
+    /// message.
     fn ping_pong(&self, messages: u64) -> anyhow::Result<Vec<f64>> {
         let qp = self.connection.qp(0);
         let mut samples = Vec::with_capacity(usize::try_from(messages).unwrap_or(0));
@@ -131,7 +134,7 @@ impl End<'_> {
             }
             Ok(())
         };
-        // Stamped while the message before it is under way, where that one lies elsewhere.
+        // Stamp it while the previous message is in flight, if that one has another slot.
         let early = self.ring.slots() > 1;
         if early {
             self.number(0)?;
@@ -152,7 +155,7 @@ impl End<'_> {
                 SendRequest { signaled, ..SendRequest::new(unasked, self.operation(message, true), &sges) };
             qp.post_send(&request)?;
             unasked = if signaled { 0 } else { unasked };
-            // While the message is under way, and not while the other end waits for it.
+            // While the message is in flight, and not while the other end waits for it.
             if message + ahead < messages {
                 self.post_receive(0, message + ahead)?;
             }
@@ -161,7 +164,7 @@ impl End<'_> {
             }
             if self.asks {
                 wait_for(message + 1, &mut unsent)?;
-                // One look at the clock for each round trip, as with perftest: it is part of what is measured.
+                // One clock read per round trip, as in perftest: it is part of the measurement.
                 let now = Instant::now();
                 samples.push((now - start).as_secs_f64() / 2.0 * 1e6);
                 start = now;
@@ -171,8 +174,9 @@ impl End<'_> {
         Ok(samples)
     }
 
-    /// WRITE: each end spins on the last byte of its buffer; the device is driven by its engine thread. As perftest does it, each
-    /// end waits for the completion of its own message first, and so drives the device itself, and short messages are inline.
+    /// WRITE: each end spins on the last byte of its buffer; the engine thread drives the device.
+    /// In perftest mode, each end first polls for the completion of its own message, and so drives
+    /// the device itself. Short messages are inline.
     fn ping_pong_on_memory(&self, messages: u64) -> anyhow::Result<Vec<f64>> {
         let (qp, region) = (self.connection.qp(0), &self.ring.region);
         let size = usize::try_from(self.work.size)?;
@@ -184,7 +188,7 @@ impl End<'_> {
         let mut inline = vec![0; size];
         let is_inline = as_perftest && size <= PERFTEST_INLINE.min(qp.limits().inline);
         region.read_at(self.ring.source(0), &mut inline)?;
-        // The last byte counts from 1; what lies there first (a guard byte) must not be taken for a message.
+        // The last byte counts from 1; the guard byte there must not be taken for a message.
         region.write_at(last(self.ring.target(0)), &[0])?;
         super::exchange::say(self.connection, &super::exchange::Step::Ready)?;
         super::exchange::hear_ready(self.connection)?;
@@ -223,7 +227,7 @@ impl End<'_> {
             qp.post_send(&request)?;
             if signaled {
                 unasked = 0;
-                // Where nobody waits as perftest does, room in the send queue is all that is asked of the completion queue.
+                // Without perftest mode, poll the completion queue only to free send-queue slots.
                 while watch.poll(&mut got)? == 0 && as_perftest {}
                 unsent -= got.iter().map(|completion| completion.wr_id).sum::<u64>();
             }
@@ -238,8 +242,8 @@ impl End<'_> {
         Ok(samples)
     }
 
-    /// Waits for the completions of a ping-pong's last requests. The very last one asked for one, and so drives the device until its
-    /// message has left.
+    /// Waits for the completions of a ping-pong's last requests. The last one is signaled, so
+    /// polling drives the device until its message has left.
     fn settle(&self, mut unsent: u64) -> anyhow::Result<()> {
         let (mut got, mut watch) = (Vec::with_capacity(64), Watch::new(self.connection));
         while unsent > 0 {
@@ -249,7 +253,7 @@ impl End<'_> {
         Ok(())
     }
 
-    /// Tells the other end, in band and after everything else, that this was all.
+    /// Sends the final message in band, behind everything else.
     fn say_done(&self, got: &mut Vec<WorkCompletion>, watch: &mut Watch<'_>) -> anyhow::Result<()> {
         let remote = Remote { addr: self.peer.addr, rkey: self.peer.rkey };
         self.connection.qp(0).post_send(&SendRequest::new(0, Operation::WriteImmediate(remote, 0), &[]))?;
@@ -257,15 +261,16 @@ impl End<'_> {
         Ok(())
     }
 
-    /// Is driven until the other end is done; `receives` messages are to be taken before.
+    /// Drives the device until the other end is done, taking `receives` messages before.
     fn serve(&self, receives: u64) -> anyhow::Result<Vec<f64>> {
         self.stream(0, receives)?;
         Ok(Vec::new())
     }
 
-    /// Sends `sends` messages over all queue pairs, as many outstanding as makes sense, while taking `receives` (only
-    /// counted for SENDs) and waiting for the other end's last word if it sends too. Returns the seconds until our
-    /// own messages were done and, in both directions, the other end's as well.
+    /// Sends `sends` messages over all queue pairs with a useful number outstanding, while taking
+    /// `receives` (counted for SENDs only). If the other end sends too, waits for its final
+    /// message. Returns the seconds until our own messages were done and, in both directions, the
+    /// other end's as well.
     pub(super) fn stream(&self, sends: u64, receives: u64) -> anyhow::Result<f64> {
         let awaits_done = receives > 0 || sends == 0;
         let qps = self.connection.lanes() as u64;
@@ -274,7 +279,7 @@ impl End<'_> {
             (0..qps).map(|qp| Lane { to_send: share(sends, qp), ..Lane::default() }).collect();
         if awaits_done {
             for (lane, qp) in lanes.iter_mut().zip(0..) {
-                // One more on the first queue pair, for the last word.
+                // One more on the first queue pair, for the final message.
                 let messages = if self.work.op == Op::Send { share(receives, qp) } else { 0 };
                 lane.to_receive = messages + u64::from(qp == 0);
             }
@@ -289,7 +294,7 @@ impl End<'_> {
         let mut next = 0;
         while left > 0 || awaited > 0 || !said {
             if left == 0 && !said {
-                // Our part is over; the last word is outside the time.
+                // Our part is over; the final message is outside the measured time.
                 seconds = start.elapsed().as_secs_f64();
                 said = true;
                 let remote = Remote { addr: self.peer.addr, rkey: self.peer.rkey };
@@ -327,10 +332,11 @@ impl End<'_> {
         Ok(seconds)
     }
 
-    /// Posts receives, in the order of the messages, until all are posted or as many are outstanding as may be.
+    /// Posts receives in message order, until all are posted or the limit of outstanding ones is
+    /// reached.
     ///
-    /// Outstanding until their completion was taken: the device has done with a receive before that, and would let us post more than
-    /// the completion queue has room for.
+    /// A receive counts as outstanding until its completion is polled. The device frees it earlier,
+    /// and would accept more than the completion queue has room for.
     fn top_up_receives(&self, lanes: &mut [Lane], qps: u64) -> anyhow::Result<()> {
         for (qp, lane) in lanes.iter_mut().enumerate() {
             while lane.posted < lane.to_receive && lane.posted - lane.received < 2 * WINDOW {
@@ -371,8 +377,8 @@ impl End<'_> {
     }
 }
 
-/// Whether a request of a ping-pong asks for a completion: some, so that the send queue does not fill, and the last. Its number says
-/// for how many it stands.
+/// Whether a ping-pong request is signaled: some, so that the send queue does not fill, and the
+/// last. Its number says for how many it stands.
 pub(super) fn asks_for_completion(message: u64, messages: u64) -> bool {
     let count = message + 1;
     count.is_multiple_of(SIGNAL_EVERY) || count == messages

@@ -1,4 +1,4 @@
-//! What the two ends of a bench say to each other on the side channel, between the timed parts.
+//! Messages between the two ends of a bench on the side channel, between the timed parts.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use super::round::Round;
 use super::watch;
 
 /// How long one end waits for the other to prepare or check a round.
-const PATIENCE: Duration = Duration::from_secs(60);
+const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Meanwhile it looks so often whether its own device is well.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
@@ -27,11 +27,13 @@ pub(super) struct Work {
     pub(super) seed: u64,
 }
 
-/// One step of the dialogue: `Tcp`, answered by `TcpPort`, and no more. Or over several devices first `Rails`, answered by `RailPorts`; then `Work`, regions are exchanged (or `Sorry`), then any number of (`Round`, `Ready`, timed part, `Checked`),
-/// then `End`, answered by `Counted`.
+/// One step of the protocol: `Tcp`, answered by `TcpPort`, and no more. Over several devices it
+/// starts with `Rails`, answered by `RailPorts`. Then come `Work` and the exchange of regions (or
+/// `Sorry`). Any number of (`Round`, `Ready`, timed part, `Checked`) follow, then `End`, answered
+/// by `Counted`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) enum Step {
-    /// TCP is to be measured; the answer says where it is waited for.
+    /// Measure TCP; the answer names the port.
     Tcp,
     TcpPort(u16),
     /// So many devices are asked for, one connection each.
@@ -41,9 +43,9 @@ pub(super) enum Step {
     Work(Work),
     Round(Round),
     Ready,
-    /// The timed part is over; said where no message of the case itself tells it.
+    /// The timed part is over; sent where no message of the case itself says so.
     Over,
-    /// What was wrong, if anything, and the CPU seconds of the timed part.
+    /// The error, if any, and the CPU seconds of the timed part.
     Checked(Result<(), String>, f64),
     End,
     /// What the NIC of the serving end counted since `Work`.
@@ -61,12 +63,13 @@ pub(super) fn hear(connection: &Connection) -> anyhow::Result<Step> {
     let start = Instant::now();
     let bytes = loop {
         match connection.recv_message(LOOK_EVERY) {
-            // The side channel may well lead over the cable that was just pulled: then nobody answers, and this is why.
-            Err(MessageError::Timeout(_)) if start.elapsed() < PATIENCE => {
+            // The side channel may use the cable that was just pulled. A timeout is then expected:
+            // retry.
+            Err(MessageError::Timeout(_)) if start.elapsed() < EXCHANGE_TIMEOUT => {
                 watch::check_device(connection)?;
             }
             Err(MessageError::Timeout(_)) => {
-                let silent = MessageError::Timeout(PATIENCE);
+                let silent = MessageError::Timeout(EXCHANGE_TIMEOUT);
                 return Err(silent).context("the other end of the bench does not answer");
             }
             heard => break heard.context("the other end of the bench does not answer")?,
@@ -90,9 +93,9 @@ pub(super) fn hear_checked(connection: &Connection) -> anyhow::Result<(Result<()
     }
 }
 
-/// Tells the other end about our region and hears about its, or why it has none.
+/// Sends our region descriptor and receives the other end's, or why it has none.
 pub(super) fn exchange_regions(connection: &Connection, ours: &Region) -> anyhow::Result<RemoteRegion> {
-    match connection.exchange_region(ours, PATIENCE) {
+    match connection.exchange_region(ours, EXCHANGE_TIMEOUT) {
         Ok(theirs) => Ok(theirs),
         // Something else than a region came: it says why.
         Err(error @ MessageError::Order { .. }) => match hear(connection)? {

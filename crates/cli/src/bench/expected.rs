@@ -1,4 +1,4 @@
-//! A run against what was to be expected of it: its share of the prediction, and why it is far below, if it is.
+//! A run against its expectation: its share of the prediction, and the cause if it is far below.
 
 use nobounce_diagnose::finding::{Effect, Finding, Severity};
 use nobounce_predict::calibration::{Calibration, Series};
@@ -13,7 +13,8 @@ use super::model::{CaseOutcome, Report, Way};
 use super::table::figure;
 use crate::size::Bytes;
 
-/// Below this share of the prediction something is wrong. Predictions from plain UDP are off by a third at the most on machines we know.
+/// A lower share of the prediction indicates a fault. Predictions from plain UDP are off by a third
+/// at most on known machines.
 const FAR_BELOW: f64 = 0.6;
 
 /// One figure and what was expected.
@@ -43,8 +44,9 @@ pub(super) enum On {
     },
 }
 
-/// The figures by which a run is judged, against what is expected of them: by the constants of this machine if somebody kept them, else by
-/// what plain UDP does here, or by what the adapter could do. Without any of these there is nothing to expect.
+/// The figures that rate a run, each against its expectation. The expectation comes from this
+/// machine's calibration if one is stored. Otherwise it comes from plain UDP on this machine, or
+/// from the adapter's limits. Without any of these the list is empty.
 pub(super) fn shares(report: &Report, calibration: Option<&Calibration>, on: &On) -> Vec<Share> {
     let judged = |one: &&CaseOutcome| {
         let headline = matches!((one.kind, one.size), (Kind::Latency, 8) | (Kind::Bandwidth, 1_048_576));
@@ -139,7 +141,7 @@ fn by_model(one: &CaseOutcome, parts: &Parts) -> Option<f64> {
     })
 }
 
-/// What is printed; `doctor` is asked only where something is far below.
+/// The printed lines; `doctor` runs only if a figure is far below.
 pub(super) fn lines(
     shares: &[Share],
     on: &On,
@@ -203,7 +205,7 @@ fn explains(finding: &Finding, on: &On, gpu: bool) -> bool {
         || match on {
             // Where it may run, and for GPU memory the window.
             On::Soft => gpu && matters && (slows || of_gpus.contains(&finding.id)),
-            // What is wrong with this adapter and its way, and with GPUs where they take part.
+            // Findings about this adapter and its path, and about GPUs where they take part.
             On::Adapter { name, facts, .. } => {
                 let nic = facts.as_deref().and_then(|facts| facts.nics.iter().find(|nic| &nic.name == name));
                 let address = nic.and_then(|nic| nic.address.as_ref());
@@ -259,7 +261,7 @@ mod tests {
     fn what_is_far_below_is_explained_and_nothing_else_asks() {
         let share =
             |share| Share { name: "write 1 MiB bandwidth".to_owned(), share, expected: "4 GB/s".to_owned() };
-        let fine = lines(&[share(0.9)], &On::Soft, false, || panic!("nobody needs the doctor"));
+        let fine = lines(&[share(0.9)], &On::Soft, false, || panic!("the doctor must not run"));
         assert_eq!(fine, ["write 1 MiB bandwidth: 0.90 of the prediction (4 GB/s)"]);
         let slow = lines(&[share(0.3)], &On::Soft, false, || vec![finding()]);
         assert!(slow[1].contains("explained by: one CPU for both ends (cpu-binding)"), "{slow:?}");
@@ -267,7 +269,8 @@ mod tests {
         assert!(riddle[1].contains("something else running"), "{riddle:?}");
     }
 
-    /// A run on an adapter of a machine that we know: as fast as it should be, and with a slot that lost lanes.
+    /// A run on an adapter of a machine that we know: as fast as it should be, and with a slot that
+    /// lost lanes.
     #[test]
     fn an_adapter_is_held_against_its_parts_and_its_findings() {
         let mut facts = machines::machine("dgx-h100").unwrap();
@@ -287,7 +290,7 @@ mod tests {
         set(&mut report, 46.0);
         let fine = shares(&report, None, &on(&facts));
         assert!(!fine.is_empty() && fine.iter().all(|one| (0.9..1.1).contains(&one.share)), "{fine:?}");
-        assert!(lines(&fine, &on(&facts), false, || panic!("nobody needs the doctor")).len() == fine.len());
+        assert!(lines(&fine, &on(&facts), false, || panic!("the doctor must not run")).len() == fine.len());
 
         let address = facts.nics.iter().find(|nic| nic.name == "mlx5_0").and_then(|nic| nic.address.clone());
         for device in facts.pci.iter_mut().filter(|device| Some(&device.address) == address.as_ref()) {

@@ -11,13 +11,14 @@ use super::plan::Plan;
 
 /// Bytes of GPU memory that are registered to see how.
 const PROBE: usize = 64 << 10;
-/// The software NIC, which is used where nobody names a device.
+/// The software NIC, the default device.
 const SOFTWARE: &str = "nb0";
 
-/// Puts the adapter that is nearest into a plan that asks for it, and says which and why; or that one lies idle, where none was asked for.
+/// Resolves `auto` in a plan to the nearest adapter, and reports which and why. Without `auto`,
+/// reports an idle adapter.
 pub(super) fn resolve(plan: &mut Plan) -> anyhow::Result<Option<String>> {
     if plan.devices.are_none() && !Device::is_hardware(SOFTWARE) {
-        // (A GPU's place would have to be asked of CUDA, and any adapter will do for this.)
+        // (The GPU's location would need CUDA, and any adapter will do here.)
         return Ok(idle(&DeviceChoice::of(None)));
     }
     if !plan.devices.are_auto() {
@@ -32,7 +33,7 @@ pub(super) fn resolve(plan: &mut Plan) -> anyhow::Result<Option<String>> {
     Ok(Some(note))
 }
 
-/// What is not used, where the software NIC is for want of a name.
+/// Reports adapters that stay unused because the software NIC is the default.
 fn idle(choice: &DeviceChoice) -> Option<String> {
     let name = choice.name.as_deref().filter(|name| *name != SOFTWARE)?;
     Some(format!(
@@ -91,7 +92,7 @@ fn print_library(out: &mut dyn Write) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The devices that would be used, one for each rail, and why; none where `auto` finds none.
+/// The devices that would be used, one for each rail, and why; empty if `auto` finds none.
 fn used<'a>(plan: &'a Plan, choice: &'a DeviceChoice) -> Vec<(Option<&'a str>, &'a str)> {
     if plan.devices.are_auto() {
         vec![(choice.name.as_deref(), &choice.why)]
@@ -126,7 +127,7 @@ fn print_used(plan: &Plan, name: &str, why: &str, out: &mut dyn Write) -> anyhow
     Ok(())
 }
 
-/// How the device reaches memory of a GPU: a little of it is registered, and the way is tried.
+/// How the device reaches GPU memory: registers a little of it and tries the path.
 fn print_gpu_memory(device: &Device, gpu: i32, out: &mut dyn Write) -> anyhow::Result<()> {
     match device.register_gpu_on(gpu, PROBE, GpuOptions::default()) {
         Ok(region) => {

@@ -1,4 +1,4 @@
-//! From a plan to table, JSON, plot, comparison and verdict, without a NIC.
+//! From a plan to table, JSON, plot, comparison and exit status, without a NIC.
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ pub(super) struct Mock {
     slowness: f64,
     wrong: Option<u64>,
     broken: bool,
-    /// The pass that takes another link than the others, if one does.
+    /// The pass that uses another link than the others, if any.
     falls_back: Option<u32>,
     pass: u32,
 }
@@ -114,7 +114,7 @@ fn example_raw() -> anyhow::Result<Raw> {
     })
 }
 
-/// Runs a plan against a mock; verdict and what was printed.
+/// Runs a plan against a mock; returns the outcome and what was printed.
 pub(super) fn try_run(plan: &Plan, mock: &mut Mock) -> anyhow::Result<(Verdict, String)> {
     let counted = Cell::new(0);
     let counters = || {
@@ -172,7 +172,8 @@ pub(crate) fn sample_report() -> Report {
     measure(&plan, &mut world(&mut mock, &counters)).expect("the mock measures")
 }
 
-/// The default run by the mock, drawn to the file named by `NOBOUNCE_TEST_PLOT` for people to look at.
+/// The default run by the mock, drawn to the file named by `NOBOUNCE_TEST_PLOT` for people to look
+/// at.
 #[test]
 fn the_default_run_draws() {
     let counters = || Some(UdpCounters::default());

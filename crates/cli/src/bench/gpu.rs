@@ -1,4 +1,5 @@
-//! The GPU of a bench: whether there is one, what it is, and the kernels that fill and check its memory.
+//! The GPU of a bench: whether there is one, what it is, and the kernels that fill and check its
+//! memory.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -15,10 +16,10 @@ use super::gpu_mps::Mps;
 use super::plan::{Ends, Plan};
 use crate::size::Bytes;
 
-/// Bytes of the allocation by which the path is found out before anything is measured.
+/// Size of the allocation that probes the path before the measurement.
 const PROBE: usize = 1 << 20;
 
-/// What a run on GPU memory needs, and what is to be said about it.
+/// What a run on GPU memory needs, and its notes.
 #[derive(Debug)]
 pub(super) struct Setup {
     pub(super) facts: GpuFacts,
@@ -28,7 +29,7 @@ pub(super) struct Setup {
     _mps: Option<Mps>,
 }
 
-/// Facts about the GPU that a measurement means nothing without.
+/// Facts about the GPU without which a measurement means nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct GpuFacts {
     /// Its name.
@@ -42,12 +43,12 @@ pub(crate) struct GpuFacts {
     /// Size of BAR1, through which the CPU reaches its memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) bar1_bytes: Option<u64>,
-    /// Who gave the window onto its memory, if there is one.
+    /// The provider of the BAR1 window onto its memory, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) window: Option<String>,
-    /// The paths of memory that was registered without further wishes.
+    /// The paths of memory that was registered with default options.
     pub(crate) paths: String,
-    /// Why a hardware NIC did not take the direct ways before the one that it takes.
+    /// Why a hardware NIC did not use the preferred direct methods.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) refusals: Vec<String>,
     /// What loads, stores and the copy engine cost here.
@@ -80,9 +81,10 @@ pub(super) enum GpuError {
 }
 
 impl Setup {
-    /// Looks for the GPU, finds out its path, and takes out of the plan what cannot be measured on it.
+    /// Finds the GPU, determines its path, and removes cases from the plan that cannot be measured
+    /// on it.
     pub(super) fn prepare(plan: &mut Plan, device: &Device) -> anyhow::Result<Self> {
-        // Before anything asks for CUDA: a process joins MPS when it makes its first context.
+        // Before the first CUDA call: a process joins MPS when it creates its first context.
         let two_processes = plan.ends == Ends::Here;
         let (mps, shared_by) = if two_processes { Mps::start() } else { (None, "one process".to_owned()) };
         let gpu = chosen().map_err(GpuError::None)?;
@@ -95,7 +97,7 @@ impl Setup {
             );
         }
         let buffer = GpuBuffer::new(&gpu, PROBE).context("cannot allocate GPU memory")?;
-        // With what the environment says about windows and requirements: better refused now than after a minute.
+        // Apply the environment's windows and requirements: fail now rather than after a minute.
         let memory = match device.nic().hard() {
             Some(_) => GpuMemory::reach(buffer.addr(), PROBE, &GpuOptions::default())?,
             None => GpuMemory::register(buffer.addr(), PROBE, &GpuOptions::default())?,
@@ -123,7 +125,8 @@ impl Setup {
                 .push(format!("{} does not reach GPU memory, which is staged: {reason}", hard.name()));
         }
         if device.nic().hard().is_some() {
-            // The device places bytes where it is told to: in a shadow of staged memory, behind the back of whoever looks at the GPU.
+            // A hardware device writes into the shadow buffer of staged memory. A kernel that polls
+            // GPU memory never sees those bytes.
             let staged = |case: &Case| {
                 case.place == Place::Staged || (case.place == Place::Direct && !paths.are_direct())
             };
@@ -147,7 +150,7 @@ impl Setup {
             pci_address: gpu.pci_address().to_owned(),
             cuda: format!("{}.{}", version / 1000, version % 1000 / 10),
             bar1_bytes: gpu.bar1_size(),
-            window: memory.rung().map(|rung| rung.to_string()),
+            window: memory.method().map(|method| method.to_string()),
             paths: paths.to_string(),
             refusals,
             calibration: calibration.to_string(),
@@ -158,7 +161,8 @@ impl Setup {
     }
 }
 
-/// The direct ways that a region's device did not take, where it took another. The path of staged memory names them itself.
+/// The direct methods that a region's device skipped for another one. The path of staged memory
+/// names them itself.
 pub(super) fn passed_over(region: &Region) -> Vec<String> {
     let refusals = if region.paths().are_direct() { region.refusals() } else { &[] };
     refusals.iter().map(ToString::to_string).collect()
@@ -183,7 +187,7 @@ impl LeaveOut<'_> {
 /// The GPU of this process, as CUDA counts them.
 static ORDINAL: OnceLock<i32> = OnceLock::new();
 
-/// Says which GPU this process uses, before it uses any. A process that is told nothing uses the first.
+/// Selects the GPU of this process, before it uses any. The default is the first.
 pub(super) fn choose(ordinal: i32) {
     let _ = ORDINAL.set(ordinal); // the first word counts
 }
@@ -207,7 +211,7 @@ pub(super) fn chosen() -> Result<Arc<Gpu>, String> {
     })
 }
 
-/// Whether everything but a direct path is refused, whatever is asked for: then there is nothing staged to compare with.
+/// Whether only direct paths are allowed: then there is nothing staged to compare with.
 fn requires_direct() -> bool {
     std::env::var_os("NOBOUNCE_REQUIRE").is_some_and(|word| word.eq_ignore_ascii_case("direct"))
 }
@@ -232,7 +236,7 @@ pub(super) struct Kernels {
 pub(super) fn kernels() -> Result<&'static Kernels, &'static KernelError> {
     static KERNELS: OnceLock<Result<Kernels, KernelError>> = OnceLock::new();
     let load = || {
-        // Whoever asks has registered memory on it, or is about to fail anyway.
+        // The caller has registered memory on the GPU, or is about to fail anyway.
         let none = |_| {
             KernelError::Cuda(nobounce::memory::gpu::CudaError {
                 call: "cuDeviceGetCount",
@@ -246,7 +250,7 @@ pub(super) fn kernels() -> Result<&'static Kernels, &'static KernelError> {
     KERNELS.get_or_init(load).as_ref()
 }
 
-/// What fills and checks a region where it lies: a GPU region whose GPU runs kernels.
+/// The fill and check kernels for a region, if it is GPU memory and its GPU runs kernels.
 pub(super) fn patterns_for(region: &Region) -> Option<(&GpuBuffer, &'static Patterns)> {
     let buffer = region.gpu_buffer()?;
     Some((buffer, &kernels().ok()?.patterns))

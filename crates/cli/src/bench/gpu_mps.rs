@@ -1,7 +1,9 @@
-//! NVIDIA's multi-process service: with it, two processes use one GPU at the same time; without it, they take turns.
+//! NVIDIA's multi-process service: with it, two processes use one GPU at the same time; without it,
+//! they take turns.
 //!
-//! A private one is started for the run, in a folder of its own, and ends with us however we end: a small process watches over it whose
-//! standard input we hold, out of reach of the terminal's Ctrl-C.
+//! Each run starts a private instance in a folder of its own, which ends with the run, however that
+//! ends. A small watcher process holds our pipe as its standard input, and is shielded from the
+//! terminal's Ctrl-C.
 
 use std::io::Write;
 use std::os::unix::process::CommandExt;
@@ -14,10 +16,10 @@ const PIPES: &str = "CUDA_MPS_PIPE_DIRECTORY";
 const LOGS: &str = "CUDA_MPS_LOG_DIRECTORY";
 /// Where it is unless the environment says otherwise.
 const USUAL_PIPES: &str = "/tmp/nvidia-mps";
-/// The hidden subcommand that tries whether a GPU can be used through it.
+/// The hidden subcommand that tests whether a GPU works through MPS.
 pub(crate) const PROBE: &str = "gpu-probe";
 /// How long starting and trying may take.
-const PATIENCE: Duration = Duration::from_secs(20);
+const MPS_TIMEOUT: Duration = Duration::from_secs(20);
 
 const TAKE_TURNS: &str = "the two processes take turns on it, which costs milliseconds for each";
 
@@ -29,7 +31,7 @@ pub(super) struct Mps {
 }
 
 impl Mps {
-    /// Starts one if that makes sense, and says how the GPU is shared.
+    /// Starts MPS if that makes sense, and reports how the GPU is shared.
     pub(super) fn start() -> (Option<Self>, String) {
         if std::env::var_os("NOBOUNCE_CUDA").is_some() {
             return (None, "another driver was named (NOBOUNCE_CUDA); no MPS was started".to_owned());
@@ -81,10 +83,10 @@ fn start() -> Result<Mps, String> {
         Err(error) => {
             let _ = ask(&pipes, "quit");
             remove();
-            return Err(format!("no MPS, for nobody could watch over it ({error})"));
+            return Err(format!("no MPS: cannot start its watcher ({error})"));
         }
     };
-    // A service that starts may still refuse its clients (in some containers): that must not cost us the run.
+    // MPS may start and still refuse its clients (in some containers): that must not abort the run.
     if !works(&pipes) {
         return Err("no MPS, for a process could not use the GPU through it".to_owned());
     }
@@ -93,7 +95,7 @@ fn start() -> Result<Mps, String> {
     Ok(mps)
 }
 
-/// Starts the process that ends the service: when its input ends, which is when we end or let go.
+/// Starts the watcher that ends MPS at end of file on its input: when we exit or close it.
 fn keep(folder: &Path, pipes: &Path) -> std::io::Result<std::process::Child> {
     let script = format!("cat >/dev/null; echo quit | {CONTROL} >/dev/null 2>&1; rm -rf \"$1\"");
     Command::new("sh")
@@ -121,7 +123,7 @@ fn ask(pipes: &Path, command: &str) -> std::io::Result<bool> {
     ends_well(&mut control)
 }
 
-/// Whether a process of ours gets a context on the GPU through the service.
+/// Whether a child process gets a context on the GPU through MPS.
 fn works(pipes: &Path) -> bool {
     let probe = std::env::current_exe().and_then(|myself| {
         Command::new(myself)
@@ -142,7 +144,7 @@ fn ends_well(process: &mut std::process::Child) -> std::io::Result<bool> {
         if let Some(status) = process.try_wait()? {
             return Ok(status.success());
         }
-        if start.elapsed() > PATIENCE {
+        if start.elapsed() > MPS_TIMEOUT {
             process.kill()?;
             process.wait()?;
             return Ok(false);

@@ -1,8 +1,8 @@
-//! Staging as an application does it that knows nothing better: `cudaMemcpy` to pageable host memory, an RDMA WRITE with immediate from
-//! there, and `cudaMemcpy` out of pageable host memory at the other end.
+//! Naive staging: `cudaMemcpy` to pageable host memory, an RDMA WRITE with immediate from there,
+//! and `cudaMemcpy` out of pageable host memory at the other end.
 //!
-//! It has two buffers for each direction, so that one message is copied while another is on its way, and waits for the other end's word
-//! before it fills a buffer again.
+//! Double buffering in each direction: one message is copied while another is in flight. The sender
+//! waits for the other end's credit before it reuses a buffer.
 
 use std::cell::Cell;
 use std::time::Instant;
@@ -24,7 +24,7 @@ use super::watch::{Watch, is_receive};
 
 /// Buffers for each direction.
 const BUFFERS: u64 = 2;
-/// Receives kept posted: each message and each word that a buffer is free ends one.
+/// Posted receives: each message and each credit consumes one.
 const RECEIVES: u64 = 4 * BUFFERS;
 /// The immediate values.
 const MESSAGE: u32 = 1;
@@ -33,7 +33,7 @@ const FREE: u32 = 2;
 /// One end of a naive program.
 pub(super) struct Naive<'a> {
     connection: &'a Connection,
-    /// The messages, in GPU memory. It is registered and not used so: the device never touches it.
+    /// The messages, in GPU memory. It is registered, but the device never touches it.
     ring: Ring,
     /// The buffers: those to send from, then those to receive into.
     host: Region,
@@ -88,7 +88,7 @@ impl<'a> Naive<'a> {
         Ok(())
     }
 
-    /// Takes what completed, and counts the receives that are gone.
+    /// Polls completions, and counts the consumed receives.
     fn poll(&self, got: &mut Vec<WorkCompletion>, watch: &mut Watch<'_>) -> anyhow::Result<()> {
         watch.poll(got)?;
         let ended = got.iter().filter(|completion| is_receive(completion)).count() as u64;
@@ -147,7 +147,7 @@ impl<'a> Naive<'a> {
             }
             self.send(message)?;
             unsent += 1;
-            // While the message is under way, and not while the other end waits for it.
+            // While the message is in flight, and not while the other end waits for it.
             self.post_receives()?;
             if self.asks {
                 wait_for(message + 1, &mut unsent)?;
@@ -162,7 +162,7 @@ impl<'a> Naive<'a> {
         Ok(samples)
     }
 
-    /// Sends and takes messages until all are where they belong; the seconds until then.
+    /// Sends and receives until all messages are in place; returns the seconds.
     fn stream(&self, sends: u64, receives: u64) -> anyhow::Result<f64> {
         let (mut got, mut watch) = (Vec::with_capacity(64), Watch::new(self.connection));
         let (mut sent, mut freed, mut taken, mut under_way) = (0, 0, 0, 0_u64);
@@ -213,7 +213,7 @@ impl Side for Naive<'_> {
             let messages = sends + receives;
             Timed { seconds: self.stream(sends, receives)?, messages, latencies: Vec::new() }
         };
-        // The copies may be under way a little longer; whoever checks must find them done.
+        // Copies may still be in flight. The check that follows needs them complete.
         naive::settle(self.buffers()?.0)?;
         Ok(timed)
     }

@@ -1,4 +1,5 @@
-//! What `--memory gpu` measures: GPU memory by the best path, against staging, against naive staging, and against host memory.
+//! What `--memory gpu` measures: GPU memory by the best path, against staging, against naive
+//! staging, and against host memory.
 
 use std::time::Duration;
 
@@ -14,14 +15,16 @@ const QUICK_LATENCY_SIZES: &[u64] = &[8, 4 << 10];
 const QUICK_BANDWIDTH_SIZES: &[u64] = &[1 << 20];
 /// A flag that a kernel polls.
 const FLAG: u64 = 8;
-/// For the figures by which we are judged.
+/// For the headline figures.
 const HEADLINE_TIME: Duration = Duration::from_secs(1);
 
-/// The ways that are compared, in this order, right after one another: what else the machine does meanwhile hits all of them.
+/// The compared paths, in this order and back to back, so that other load on the machine affects
+/// all of them.
 const COMPARISON: &[Place] = &[Place::Direct, Place::Staged, Place::Naive, Place::Host];
 /// Naive staging is a program that writes.
 const WITHOUT_NAIVE: &[Place] = &[Place::Direct, Place::Staged, Place::Host];
-/// What shows the shares of the other operations, and of writes over another link: each in microseconds or GB/s.
+/// Sizes for the shares of the other operations, and of writes over another link: each in
+/// microseconds or GB/s.
 const SHORT_ENOUGH: &[u64] = &[8, 4 << 10];
 const LONG_ENOUGH: &[u64] = &[1 << 20, 8 << 20];
 
@@ -48,7 +51,7 @@ pub(super) fn cases(wanted: &Wanted) -> Result<Vec<Case>, PlanError> {
     let mut cases = Vec::new();
     for &kind in &wanted.kinds {
         if kind == Kind::GpuVisible {
-            // Naive staging is left out: its copies would wait for the kernel that waits for them.
+            // Naive staging is left out: its copies would deadlock with the polling kernel.
             for place in [Place::Direct, Place::Staged] {
                 cases.push(wanted.case(Op::Write, kind, place, FLAG, 1));
             }
@@ -58,7 +61,7 @@ pub(super) fn cases(wanted: &Wanted) -> Result<Vec<Case>, PlanError> {
             for size in wanted.sizes_of(op, kind) {
                 for &place in wanted.places(op, kind, size) {
                     for &qps in if kind == Kind::Latency { &[1][..] } else { &wanted.qps } {
-                        // What a naive program does, it does with one queue pair, and one message at a time.
+                        // A naive program uses one queue pair, and one message at a time.
                         if place == Place::Naive && (qps > 1 || size == 0 || kind == Kind::Rate) {
                             continue;
                         }
@@ -103,7 +106,8 @@ impl Wanted {
         sizes.iter().copied().filter(|size| *size > 0 || !bulk).collect()
     }
 
-    /// Writes are compared, at some sizes or at those that were typed; reads and sends at fewer; atomics show the direct path only.
+    /// Writes are compared at some sizes, or at the given ones; reads and sends at fewer. Atomics
+    /// show the direct path only.
     fn places(&self, op: Op, kind: Kind, size: u64) -> &'static [Place] {
         let typed = !self.sizes.is_empty();
         match op {
@@ -122,7 +126,8 @@ fn tells_shares(kind: Kind, size: u64) -> bool {
     }
 }
 
-/// The writes of a plan that show what another link makes of the shares: direct, staged and host, right after one another.
+/// The writes of a plan that show the shares over another link: direct, staged and host, back to
+/// back.
 pub(super) fn over(link: Link, cases: &[Case]) -> Vec<Case> {
     let wanted = |case: &&Case| {
         let (place, qps) = (WITHOUT_NAIVE.contains(&case.place), case.qps == 1);

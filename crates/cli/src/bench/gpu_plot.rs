@@ -1,4 +1,4 @@
-//! The lines of a plot about GPU memory: one for each way that bytes took.
+//! The lines of a plot about GPU memory: one for each path.
 
 use plotters::style::RGBColor;
 
@@ -33,7 +33,7 @@ pub(super) fn bandwidth(report: &Report) -> Vec<Line> {
     all
 }
 
-/// Writes are what all ways were measured with; without them, whatever there is.
+/// Writes were measured on all paths; without them, use any operation.
 fn lines(
     report: &Report,
     kind: Kind,
@@ -59,7 +59,7 @@ fn lines(
     found
 }
 
-/// Told apart by people who do not see red and green, too.
+/// Colour-blind safe.
 fn color(way: Way) -> RGBColor {
     match way {
         Way::Direct => RGBColor(0x00, 0x72, 0xb2),

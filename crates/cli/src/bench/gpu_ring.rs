@@ -1,4 +1,4 @@
-//! Filling and checking message slots where they lie: on the GPU, by kernels. No byte comes to the host for it.
+//! Fills and checks message slots in place: kernels on the GPU do it, and no byte goes to the host.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use super::ring::{GUARD, GUARD_BYTE, Ring, untouched};
 use super::round::Round;
 
 impl Ring {
-    /// Puts this round's pattern into the source slots, and guard bytes everywhere else.
+    /// Writes this round's pattern into the source slots, and guard bytes everywhere else.
     pub(super) fn prepare_on_gpu(
         &self,
         buffer: &GpuBuffer,
@@ -25,7 +25,8 @@ impl Ring {
         })
     }
 
-    /// Checks that the first `filled` slots hold this round's messages, and that nothing else changed.
+    /// Checks that the first `filled` slots hold this round's messages, and that nothing else
+    /// changed.
     pub(super) fn check_on_gpu(
         &self,
         buffer: &GpuBuffer,

@@ -1,5 +1,5 @@
-//! What a run on GPU memory comes to: direct against staged, against naive staging and against host memory, and whether the counters of
-//! the NIC agree with what the results say.
+//! Summary of a run on GPU memory: direct against staged, against naive staging and against host
+//! memory. Also checks that the NIC counters agree with the results.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -10,9 +10,9 @@ use super::model::{CaseOutcome, Report, Way};
 use super::table::figure;
 use crate::size::Bytes;
 
-/// Latencies by which direct is judged: up to this size.
+/// Latencies up to this size rate the direct path.
 const SHORT: u64 = 4 << 10;
-/// Bandwidths by which it is judged: from this size on.
+/// Bandwidths from this size on rate it.
 const LONG: u64 = 1 << 20;
 /// At most this share of staging's latency.
 const LATENCY_GOAL: f64 = 0.5;
@@ -72,10 +72,10 @@ pub(super) fn contradictions(report: &Report) -> Vec<String> {
     lines
 }
 
-/// The operations whose shares are told, where they were measured.
+/// The operations whose shares are reported, where they were measured.
 const OPS: [Op; 3] = [Op::Write, Op::Read, Op::Send];
 
-/// What is asked of direct, against another way, over sizes of which the worst one counts.
+/// A goal for the direct path against another one, over a range of sizes; the worst size counts.
 struct Goal {
     kind: Kind,
     range: RangeInclusive<u64>,
@@ -137,7 +137,7 @@ impl fmt::Display for Share {
     }
 }
 
-/// Links that some of the results took besides the one of most.
+/// Links of results that differ from the main one.
 fn other_links(report: &Report) -> Vec<&str> {
     let mut others: Vec<&str> = report.results.iter().map(|one| one.link.as_str()).collect();
     others.retain(|link| Some(*link) != report.main_link());
@@ -168,7 +168,8 @@ impl Figures<'_> {
         pair.filter(|(_, other)| *other > 0.0)
     }
 
-    /// The three figures of NVIDIA's product brief: latency, bandwidth one way, bandwidth both ways.
+    /// The three figures of NVIDIA's product brief: latency, unidirectional and bidirectional
+    /// bandwidth.
     fn three(&self, other: Way) -> Vec<String> {
         let three = [
             (Kind::Latency, 8, "latency of 8 B", "us"),
@@ -178,7 +179,7 @@ impl Figures<'_> {
         let name = if other == Way::Naive { "naive staging" } else { "staged" };
         let lines = three.into_iter().filter_map(|(kind, size, what, unit)| {
             let (direct, staged) = self.pair(Op::Write, kind, size, other)?;
-            // More is better for a bandwidth, less for a latency: either way a factor above 1 is direct's.
+            // Higher is better for bandwidth, lower for latency: a factor above 1 favours direct.
             let factor = if kind.is_latency() { staged / direct } else { direct / staged };
             let (direct, staged) = (figure(direct), figure(staged));
             Some(format!(
@@ -189,7 +190,7 @@ impl Figures<'_> {
         lines.collect()
     }
 
-    /// One for each goal that can be judged.
+    /// One share for each goal that can be rated.
     fn shares(&self, op: Op) -> Vec<Share> {
         let judged = GOALS.iter().filter_map(|goal| {
             let sizes = self.sizes(op, goal.kind).into_iter().filter(|size| goal.range.contains(size));

@@ -1,5 +1,6 @@
-//! How long it takes until a kernel sees what arrives: a flag goes from GPU memory to GPU memory, where a kernel polls for it and tells
-//! its host, which sends the next flag back. Half of a round trip is one result.
+//! Latency until a kernel sees what arrives. A flag goes from GPU memory to GPU memory. A kernel
+//! polls for it and notifies its host, which sends the next flag back. Half of a round trip is one
+//! result.
 
 use std::time::Instant;
 
@@ -18,11 +19,11 @@ use super::round::Round;
 use super::side::{Side, Timed, path_of};
 use super::watch::{Watch, is_receive};
 
-/// Messages in one round at most: every one has a word of its own to be sent from, written before the round.
+/// Most messages per round: each has its own source word, written before the round.
 pub(super) const MAX_ROUND: u64 = MESSAGES as u64;
 const MESSAGES: usize = 100_000;
 const WORD: usize = 8;
-/// Where the flags to send lie: one after the other from the start.
+/// The flags to send: consecutive from the start.
 const FLAGS: usize = (MESSAGES * WORD).next_multiple_of(4096);
 /// Where the flag arrives, between guard bytes.
 const TARGET: usize = FLAGS + GUARD;
@@ -55,7 +56,7 @@ impl<'a> Visible<'a> {
         self.region.gpu_buffer().context("GPU memory of our own has a buffer")
     }
 
-    /// Posts a flag; where `stands_for` some requests, it asks for a completion.
+    /// Posts a flag; with `stands_for`, the request is signaled.
     fn post(&self, message: u64, stands_for: Option<u64>) -> anyhow::Result<()> {
         let mr = self.region.mr();
         let sges = [Sge { addr: mr.addr() + message * WORD as u64, len: 8, lkey: mr.lkey() }];
@@ -95,7 +96,7 @@ impl<'a> Visible<'a> {
                 samples.push(start.elapsed().as_secs_f64() / 2.0 * 1e6);
             }
         }
-        // The last one asked for a completion: until then its flag may not have left.
+        // The last one is signaled: until its completion, its flag may not have left.
         while unsent > 0 {
             watch.poll(&mut got)?;
             unsent -= got.iter().filter(|one| !is_receive(one)).map(|one| one.wr_id).sum::<u64>();
@@ -104,7 +105,7 @@ impl<'a> Visible<'a> {
     }
 }
 
-/// The first flag of a round; those of different rounds never meet.
+/// The first flag of a round; flags of different rounds never collide.
 fn first_of(round: Round) -> u64 {
     (u64::from(round.index) + 1) << 32
 }
@@ -121,11 +122,11 @@ impl Side for Visible<'_> {
     fn timed(&self, round: Round) -> anyhow::Result<Timed> {
         let (kernels, first, messages) = (gpu::kernels()?, first_of(round), round.messages);
         let kernel = kernels.flag.start(self.buffer()?, TARGET, first, messages)?;
-        // Both kernels are on their way to the GPU before the first flag is.
+        // Both kernels are launched before the first flag is sent.
         say(self.connection, &Step::Ready)?;
         hear_ready(self.connection)?;
         let samples = self.ping_pong(&kernel, first, messages)?;
-        // The last flag of the side that answers is the last of all; the one that asks has seen it.
+        // The answering side's last flag is the last of all; the requesting side has seen it.
         drop(kernel);
         Ok(Timed::of_latencies(samples, true))
     }
@@ -146,8 +147,8 @@ impl Side for Visible<'_> {
     }
 
     fn checkable(&self) -> u64 {
-        // Each flag is another number, and the kernel waits for one after the other: none is left to be compared, and `compared` is 0.
-        // What is around the flag is read by the host (`check`).
+        // Each flag is a distinct number, and the kernel waits for one after the other. None is
+        // left to compare, so `compared` is 0. The host reads the bytes around the flag (`check`).
         0
     }
 

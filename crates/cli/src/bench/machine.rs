@@ -1,4 +1,4 @@
-//! Facts about this machine that a measurement means nothing without.
+//! Facts about this machine without which a measurement means nothing.
 
 use std::fmt;
 use std::fs;
@@ -108,7 +108,8 @@ fn memory_bytes(meminfo: &str) -> Option<u64> {
 fn allowed_cpus() -> Vec<usize> {
     // SAFETY: an all-zero cpu_set_t is a valid, empty set.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: the set is ours, writable, and exactly as large as we say; pid 0 is the calling thread.
+    // SAFETY: the set is ours, writable, and exactly as large as we say; pid 0 is the calling
+    // thread.
     let failed = unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set) } != 0;
     if failed {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! Measures one case after the other between two processes, by the library.
+//! Measures one case after the other between two processes, through the library.
 
 use std::net::IpAddr;
 
@@ -18,19 +18,21 @@ use super::round::Round;
 use super::side::{Side, Timed};
 use super::tcp::{self, Tcp};
 
-/// The timed part is cut into so many rounds where there is one pass only; memory is filled and checked between them.
+/// Rounds of the timed part if there is a single pass; memory is filled and checked between them.
 const ROUNDS: u64 = 5;
 /// Operations of the round that finds out how long an operation takes, unless they are large.
 const FIRST_ROUND: u64 = 256;
-/// Bytes of that round at most; with many passes fewer, or it would take longer than what is timed.
+/// Most bytes of that round; fewer with many passes, or it would take longer than the timed part.
 const FIRST_ROUND_BYTES: u64 = 64 << 20;
 const FIRST_ROUND_LEAST_BYTES: u64 = 16 << 20;
-/// Messages of a round, however short its time is: the first and the last of a stream are alone for a while...
+/// Fewest messages of a round, however short: the first and the last of a stream run alone for a
+/// while...
 const FEWEST: f64 = 8.0;
 /// ... unless they take longer than so many seconds.
 const FEWEST_SECONDS: f64 = 0.1;
 const MAX_ROUND: u64 = 4_000_000;
-/// Checked rounds of a case, once in a run: on a GPU more than one, so that new bytes also come to where others were before.
+/// Checked rounds of a case, once per run. On a GPU more than one, so that new bytes also overwrite
+/// old ones.
 const CHECKED_ROUNDS: u32 = 2;
 const CHECKED_ROUNDS_HOST: u32 = 1;
 
@@ -39,7 +41,7 @@ pub(super) struct Ends {
     /// One, or the rails of every transfer.
     devices: Vec<Device>,
     target: String,
-    /// The other process, where we started it ourselves; it ends with us.
+    /// The other process, if we started it; it ends with us.
     child: Option<Child>,
 }
 
@@ -49,7 +51,7 @@ impl Ends {
         Self { devices, target, child: None }
     }
 
-    /// A process of this machine that is started for it, with devices like ours.
+    /// Starts the other process on this machine, with devices like ours.
     pub(super) fn here(devices: Vec<Device>, ours: &PeerArgs) -> anyhow::Result<Self> {
         // Another seed, or both ends would lose the same packets.
         let child = Child::start(&PeerArgs { seed: ours.seed.wrapping_add(1), ..ours.clone() })?;
@@ -114,7 +116,8 @@ impl Bench {
 
 impl Measure for Bench {
     fn renew(&mut self) -> anyhow::Result<()> {
-        // First away with the old: a device that is closed after a younger one of the same address leaves packets to the wrong process for a while.
+        // Drop the old device first. One that closes after a younger one of the same address leaves
+        // packets to the wrong process for a while.
         let far = self.ends.take().and_then(|ends| ends.child.is_none().then_some(ends.target));
         (self.other, self.first_pass) = (None, false);
         let devices = peer::open_all(&self.ours)?;
@@ -217,7 +220,7 @@ fn sent_by_link(device: &Device) -> [u64; 2] {
         .map(|name| counters.iter().find(|(counter, _)| *counter == name).map_or(0, |(_, count)| *count))
 }
 
-/// The link that packets took between two looks at the counters.
+/// The link that packets took between two readings of the counters.
 fn link_between(before: &[u64; 2], after: &[u64; 2]) -> String {
     let moved = [0, 1].map(|at| after[at] > before[at]);
     match moved {
@@ -263,7 +266,8 @@ impl Session<'_> {
     fn play(&mut self, messages: u64, checked: bool) -> anyhow::Result<Timed> {
         let (side, round) = (self.side, Round { index: self.round, messages, checked });
         self.round += 1;
-        // First fill, then speak: the other end starts as soon as it has heard and filled its own.
+        // Fill first, then send: the other end starts as soon as it has the message and has filled
+        // its own.
         side.prepare(round)?;
         say(self.connection, &Step::Round(round))?;
         hear_ready(self.connection)?;
@@ -280,8 +284,8 @@ impl Session<'_> {
     }
 }
 
-/// The other end: does what the asking end says, until it says «end» or goes away.
-/// Over several devices, the others are listened to at `here`.
+/// The serving end: follows the requesting end until it sends «end» or disconnects. With several
+/// devices, the others listen at `here`.
 pub(super) fn serve(connection: Connection, devices: &[Device], here: IpAddr) -> anyhow::Result<()> {
     let before = counted(devices);
     let (connections, work) = match hear(&connection)? {
@@ -302,7 +306,7 @@ pub(super) fn serve(connection: Connection, devices: &[Device], here: IpAddr) ->
     };
     let connection = connections.first();
     let refuse = |why: &anyhow::Error| {
-        // Whoever asked is told, if he still listens; we say it here too.
+        // Report the refusal to the requesting end if it still listens; it is logged here too.
         let _ = say(connection, &Step::Sorry(format!("{why:#}")));
     };
     let side = connections.open(work, false, refuse)?;

@@ -101,7 +101,7 @@ impl From<Verdict> for ExitCode {
     }
 }
 
-/// The command: arguments in, verdict out. An error is exit code 2.
+/// The command: arguments in, outcome out. An error is exit code 2.
 pub(crate) fn main(args: &BenchArgs) -> anyhow::Result<Verdict> {
     let mut plan = plan::plan(args, std::env::var(devices::VARIABLE).ok().as_deref())?;
     let mut out = std::io::stdout().lock();
@@ -125,7 +125,8 @@ pub(crate) fn main(args: &BenchArgs) -> anyhow::Result<Verdict> {
         peer::listen(&devices, addr, *port)?;
     }
     round::Spoil::asked().map_err(anyhow::Error::msg)?;
-    // Before the GPU: what cannot be opened is told at once. No device asks for CUDA before memory is registered.
+    // Before the GPU: report a device that cannot be opened at once. No device needs CUDA before
+    // memory is registered.
     let devices = peer::open_all(&device_of(&plan))?;
     let gpu =
         (plan.memory == Memory::Gpu).then(|| gpu::Setup::prepare(&mut plan, &devices[0])).transpose()?;
@@ -164,7 +165,7 @@ pub(crate) fn main(args: &BenchArgs) -> anyhow::Result<Verdict> {
     run(&plan, &mut world, &mut out)
 }
 
-/// Whether nobody said which link is meant: then it is chosen by itself.
+/// Whether the link is chosen automatically: the command line names none.
 fn chooses_link(plan: &Plan) -> bool {
     let said = plan.link.is_some() || std::env::var_os("NOBOUNCE_LINK").is_some();
     !said && plan.ends == Ends::Here && plan.memory == Memory::Host && !plan.is_hardware()
@@ -179,7 +180,8 @@ fn device_of(plan: &Plan) -> PeerArgs {
     PeerArgs { device, gpu, addr, link, engines, progress, loss: plan.loss, seed: plan.seed }
 }
 
-/// An address of loopback that no other program's device has: whoever came and went there during the run would be part of what is measured.
+/// A loopback address that no other program's device uses. Peers that come and go at a shared
+/// address would disturb the measurement.
 fn own_loopback(plan: &Plan) -> Option<String> {
     let is_ours = plan.ends == Ends::Here && plan.devices.are_none();
     let [.., high, middle, low] = std::process::id().to_be_bytes();
@@ -187,7 +189,7 @@ fn own_loopback(plan: &Plan) -> Option<String> {
         .then(|| format!("127.{}.{middle}.{low}", 64 + high % 64))
 }
 
-/// Whoever measures this plan.
+/// The [`Measure`] implementation for this plan.
 fn measurer(plan: &Plan, devices: Vec<Device>) -> anyhow::Result<Box<dyn Measure>> {
     let ours = device_of(plan);
     let ends = match &plan.ends {
@@ -214,7 +216,7 @@ fn describe(device: &hard::Device) -> String {
     )
 }
 
-/// Everything a run touches besides its plan, so that tests can stand in for it.
+/// The dependencies of a run besides its plan, replaceable in tests.
 struct World<'a> {
     measure: &'a mut dyn Measure,
     raw: fn() -> anyhow::Result<Raw>,
@@ -230,7 +232,7 @@ struct World<'a> {
 }
 
 fn run(plan: &Plan, world: &mut World<'_>, out: &mut dyn Write) -> anyhow::Result<Verdict> {
-    // Whatever can be refused is refused before a minute is spent on measuring.
+    // Fail on bad input before spending a minute on measuring.
     let old = plan.compare.as_deref().map(compare::load).transpose()?;
     let calibration = plan.calibration.as_deref().map(crate::predict::load_calibration).transpose()?;
     for path in [&plan.json, &plan.plot].into_iter().flatten() {
@@ -311,18 +313,18 @@ fn measure(plan: &Plan, world: &mut World<'_>) -> anyhow::Result<Report> {
             progress(1.0);
             results.push(result);
         }
-        // Machines get faster and slower within seconds: TCP is measured at both ends of a pass.
+        // Machine speed drifts within seconds: measure TCP at both ends of a pass.
         if let Some(first) = tcp.take() {
             tcp = self::tcp(plan, world)?.map(|second| first.and(second));
         }
         tcps.push(tcp);
-        // The next pass has devices of its own, which know nothing of these.
+        // The next pass has new devices with new counters.
         fallbacks.push(world.measure.fallbacks());
     }
     let mut notes = world.notes.clone();
     notes.extend(passes::fallbacks(&fallbacks));
     let after = (world.counters)();
-    // Machines get faster and slower within a minute: plain UDP is measured at both ends of the run.
+    // Machine speed drifts within a minute: measure plain UDP at both ends of the run.
     let raw = before_all.map(|first| match raw(plan, world) {
         Some(second) => first.and(second),
         None => first,
@@ -351,10 +353,10 @@ fn measure(plan: &Plan, world: &mut World<'_>) -> anyhow::Result<Report> {
     })
 }
 
-/// What plain UDP does here. Without it the results stand, only our share of it is unknown.
+/// Measures plain UDP. Without it the results are valid; only our share of it is unknown.
 fn raw(plan: &Plan, world: &World<'_>) -> Option<Raw> {
-    // What plain UDP does is no yardstick for hardware.
-    // Beside neighbours that spin, a plain UDP that spins measures the scheduler.
+    // Plain UDP is no yardstick for hardware. With background load, a spinning plain UDP measures
+    // the scheduler.
     if plan.ends != Ends::Here || plan.is_hardware() || plan.busy.is_some() {
         return None;
     }
@@ -362,7 +364,7 @@ fn raw(plan: &Plan, world: &World<'_>) -> Option<Raw> {
     (world.raw)().inspect_err(|why| eprintln!("nobounce: no raw figures, so no shares of raw: {why:#}")).ok()
 }
 
-/// What TCP does between the two processes, where it is the yardstick.
+/// Measures TCP between the two processes, where it is the yardstick.
 fn tcp(plan: &Plan, world: &mut World<'_>) -> anyhow::Result<Option<Tcp>> {
     if plan.busy.is_none() {
         return Ok(None);
@@ -371,7 +373,7 @@ fn tcp(plan: &Plan, world: &mut World<'_>) -> anyhow::Result<Option<Tcp>> {
     world.measure.tcp().context("cannot measure TCP")
 }
 
-/// Opens a result file without touching what is in it, so that a wrong path is told before the run.
+/// Opens a result file without changing it, so that a wrong path is reported before the run.
 fn writable(path: &Path) -> anyhow::Result<()> {
     let existed = path.exists();
     let opened = std::fs::OpenOptions::new().append(true).create(true).open(path);
@@ -395,11 +397,7 @@ fn explain(plan: &Plan, out: &mut dyn Write) -> anyhow::Result<()> {
     };
     writeln!(out, "{ends}; {} cases, every byte checked outside the timed part", plan.cases.len())?;
     if plan.passes > 1 {
-        writeln!(
-            out,
-            "{} passes through all of them, between new processes each time; their mean but for the extremes counts",
-            plan.passes
-        )?;
+        writeln!(out, "{} passes, each with fresh processes; the trimmed mean counts", plan.passes)?;
     }
     if plan.memory == Memory::Gpu {
         writeln!(

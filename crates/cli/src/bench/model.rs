@@ -1,4 +1,4 @@
-//! What a run leaves behind: the JSON, and the one source of table, plot and comparison.
+//! The report of a run: the JSON, and the single source of table, plot and comparison.
 
 use std::fmt;
 
@@ -12,7 +12,8 @@ use super::stats::{Percentiles, thin};
 use super::tcp::Tcp;
 use super::udp_counters::KernelUdp;
 
-/// Name and version of the JSON; the number changes when a reader of the old form would misread the new.
+/// Name and version of the JSON; the number changes when a reader of the old form would misread the
+/// new.
 pub(crate) const SCHEMA: &str = "nobounce-bench/1";
 
 /// Latency samples kept for one case; percentiles are taken over all of them before.
@@ -23,7 +24,7 @@ pub(crate) const KEPT_SAMPLES: usize = 4096;
 pub(crate) struct Report {
     /// Always [`SCHEMA`].
     pub(crate) schema: String,
-    /// Where it ran. The host's name is left out on purpose: these files are passed around.
+    /// Where it ran. The host name is omitted on purpose: these files are shared.
     pub(crate) machine: Machine,
     /// How it was called.
     pub(crate) command: String,
@@ -38,7 +39,7 @@ pub(crate) struct Report {
     /// Processes that spun beside the measurement; absent without `--busy`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) busy: Option<u32>,
-    /// What TCP did between the same two processes; absent without `--busy`.
+    /// TCP between the same two processes; absent without `--busy`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) tcp: Option<Tcp>,
     /// What the kernel counted while the cases ran.
@@ -92,7 +93,7 @@ pub(crate) struct CaseOutcome {
     /// 99.9th percentile, microseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) p999_us: Option<f64>,
-    /// 10^9 payload bytes per second, both directions added up where there are two.
+    /// 10^9 payload bytes per second, the sum of both directions where there are two.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) gbytes_per_s: Option<f64>,
     /// 10^6 messages per second.
@@ -121,10 +122,12 @@ pub(crate) struct CaseOutcome {
     /// What was wrong first, if anything.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) fault: Option<String>,
-    /// The figure of each pass, where there were several: the median latency, the bandwidth, or the rate.
+    /// The figure of each pass, where there were several: the median latency, the bandwidth, or the
+    /// rate.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) passes: Vec<f64>,
-    /// In the unit of the result. Latency: at most [`KEPT_SAMPLES`], evenly chosen. Else: one per interval.
+    /// In the unit of the result. Latency: at most [`KEPT_SAMPLES`], evenly chosen. Else: one per
+    /// interval.
     pub(crate) samples: Vec<f64>,
 }
 
@@ -170,7 +173,7 @@ pub(crate) enum OutcomeError {
 }
 
 impl Report {
-    /// The link that its cases took, but for those that say otherwise.
+    /// The link of its cases, except for those that say otherwise.
     pub(crate) fn main_link(&self) -> Option<&str> {
         self.results.first().map(|one| one.link.as_str())
     }
@@ -290,13 +293,13 @@ impl CaseOutcome {
     }
 }
 
-/// Counts and sizes become figures; what is lost beyond 2^53 is below any clock's resolution.
+/// Counts and sizes become floats; the loss beyond 2^53 is below any clock's resolution.
 #[allow(clippy::cast_precision_loss)]
 pub(crate) fn float(count: u64) -> f64 {
     count as f64
 }
 
-/// Six digits: more than any clock gives here, a third of the file, and what is written reads back the same.
+/// Six digits: more than any clock gives here, a third of the file size, and a stable round trip.
 pub(crate) fn rounded(value: f64) -> f64 {
     format!("{value:.5e}").parse().unwrap_or(value)
 }

@@ -15,7 +15,7 @@ impl OwnTime {
         Self { began: Instant::now(), used: used() }
     }
 
-    /// The share of the time until now in which this thread ran: 1 for one that spins on a CPU of its own.
+    /// The CPU share of this thread so far: 1 for one that spins on a CPU of its own.
     pub(crate) fn share(&self) -> f64 {
         let ran = used().saturating_sub(self.used).as_secs_f64();
         (ran / self.began.elapsed().as_secs_f64().max(1e-9)).min(1.0)

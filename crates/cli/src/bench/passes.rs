@@ -1,8 +1,9 @@
-//! Several passes through a plan become one result for each case: the mean of the passes but for the extremes, and what each of them found.
+//! Merges several passes into one result per case: the trimmed mean, and the figure of each pass.
 //!
-//! A case that is measured once for a while says how steady those moments were, not what the next run will find: machines change within
-//! seconds, and some of it is drawn when a process starts (where its memory lies, which CPU it gets). So everything is measured several times
-//! for a shorter while, all cases of one pass before the next one, between new processes each time.
+//! One long measurement shows how steady that moment was, not what the next run will find. Machines
+//! drift within seconds, and some factors are fixed at process start (memory placement, CPU). So
+//! every case is measured several times for a shorter time. A pass covers all cases, and each pass
+//! uses fresh processes.
 
 use nobounce_predict::calibration::middle;
 
@@ -14,7 +15,7 @@ pub(super) const USUAL: u32 = 5;
 /// Passes at the most: more would be an evening.
 pub(super) const MAX: u32 = 400;
 
-/// One result from those of all passes; none where there was no pass.
+/// Merges the results of all passes; `None` without a pass.
 pub(super) fn merged(passes: Vec<CaseOutcome>) -> Option<CaseOutcome> {
     let mut one = passes.first()?.clone();
     if passes.len() == 1 {
@@ -52,7 +53,7 @@ pub(super) fn merged(passes: Vec<CaseOutcome>) -> Option<CaseOutcome> {
     Some(one)
 }
 
-/// The link that a case took; where passes took different ones, how many took which.
+/// The link of a case; if passes differ, how many used which.
 fn links(passes: &[CaseOutcome]) -> String {
     let mut counts: Vec<(&str, usize)> = Vec::new();
     for pass in passes {
@@ -70,7 +71,8 @@ fn links(passes: &[CaseOutcome]) -> String {
     }
 }
 
-/// Why packets took a longer way, in one line for each reason; those of some passes only say of which.
+/// Why packets used a slower link, one line per reason; reasons of some passes only name those
+/// passes.
 pub(super) fn fallbacks(passes: &[Vec<String>]) -> Vec<String> {
     let mut reasons: Vec<&String> = Vec::new();
     for reason in passes.iter().flatten() {

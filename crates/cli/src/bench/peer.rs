@@ -1,4 +1,5 @@
-//! The other end of a bench: a process that we start ourselves, or one on another machine (`--listen`).
+//! The other end of a bench: a process that we start ourselves, or one on another machine
+//! (`--listen`).
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
@@ -15,11 +16,12 @@ use super::measure;
 /// The hidden subcommand under which we start ourselves again.
 pub(crate) const SUBCOMMAND: &str = "bench-peer";
 
-/// How long the other process may take to end by itself, and how often it is asked: it writes its reports then, which one that is killed does not.
+/// How long the other process may take to exit by itself, and the poll interval. It writes its
+/// reports on exit; a killed one does not.
 const LEAVES_WITHIN: Duration = Duration::from_secs(3);
 const LEFT_EVERY: Duration = Duration::from_millis(1);
 
-/// The device of one end, and how that process is told.
+/// The device of one end, and its command-line arguments.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct PeerArgs {
     /// The devices by their names; none: the software NIC
@@ -31,7 +33,7 @@ pub(crate) struct PeerArgs {
     /// Address or interface of the device
     #[arg(long)]
     pub(super) addr: Option<String>,
-    /// The way packets take
+    /// The link
     #[arg(long)]
     pub(super) link: Option<String>,
     /// Engines at most
@@ -48,7 +50,7 @@ pub(crate) struct PeerArgs {
     pub(super) seed: u64,
 }
 
-/// The process we started. It ends when its standard input does, which is when we end, however that happens.
+/// The child process. It exits at end of file on its standard input, which any exit of ours causes.
 #[derive(Debug)]
 pub(super) struct Child {
     process: std::process::Child,
@@ -105,7 +107,7 @@ pub(crate) fn child(args: &PeerArgs) -> anyhow::Result<()> {
     let listener = devices[0].listen_with("127.0.0.1:0", &options())?;
     println!("{}", listener.local_addr().port());
     std::thread::spawn(|| {
-        // Whoever started us holds the other side of this pipe.
+        // The parent process holds the other end of this pipe.
         let mut nothing = [0];
         while matches!(std::io::stdin().read(&mut nothing), Ok(n) if n > 0) {}
         std::process::exit(0);
@@ -113,7 +115,7 @@ pub(crate) fn child(args: &PeerArgs) -> anyhow::Result<()> {
     serve_all(&listener, &devices)
 }
 
-/// `--listen`: serves whoever asks, one after the other, until it is interrupted.
+/// `--listen`: serves one client after the other until it is interrupted.
 pub(super) fn listen(devices: &[Device], addr: &str, port: u16) -> anyhow::Result<()> {
     let listener = devices[0].listen_with((addr, port), &options())?;
     let at: Vec<String> = devices.iter().map(|device| device.nic().local().to_string()).collect();
@@ -148,7 +150,8 @@ pub(super) fn open_all(args: &PeerArgs) -> anyhow::Result<Vec<Device>> {
     args.device.iter().map(|name| open(Some(name), args)).collect()
 }
 
-/// Opens the device of that name, or the software NIC, as the environment and the other arguments say.
+/// Opens the device of that name, or the software NIC, as the environment and the other arguments
+/// say.
 pub(super) fn open(name: Option<&str>, args: &PeerArgs) -> anyhow::Result<Device> {
     if let Some(name) = name {
         if Device::is_hardware(name) {
@@ -190,7 +193,7 @@ pub(super) fn open(name: Option<&str>, args: &PeerArgs) -> anyhow::Result<Device
         if args.loss > 0.0 {
             fault.loss = args.loss;
         }
-        // Each end has a seed of its own, or both would lose the same packets.
+        // Each end has its own seed, or both would lose the same packets.
         fault.seed = fault.seed.wrapping_add(args.seed);
         config.fault = Some(fault);
     }

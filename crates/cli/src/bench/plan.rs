@@ -12,7 +12,8 @@ use crate::size::Bytes;
 
 /// Queue pairs one case may use.
 pub(crate) const MAX_QPS: u32 = 4096;
-/// Bytes one case may register on each side: beyond this a typing slip would swap the machine to death.
+/// Most bytes that one case may register on each side: beyond this, a typo would make the machine
+/// swap.
 pub(crate) const MAX_REGISTERED: u64 = 8 << 30;
 
 const OPS: &[Op] = &[Op::Write, Op::Read, Op::Send];
@@ -28,12 +29,13 @@ const QUICK_BANDWIDTH_SIZES: [u64; 2] = [64 << 10, 1 << 20];
 const RATE_SIZE: u64 = 8;
 pub(super) const TIME: Duration = Duration::from_millis(400);
 const QUICK_TIME: Duration = Duration::from_millis(250);
-/// Of one case in one pass: less would be begun and ended more than measured.
+/// Shortest time of one case in one pass: with less, setup would dominate.
 ///
-/// Most of what differs is drawn with each pass or lasts longer than this, so that many short passes say more than fewer long ones: passes of 10 ms
-/// differed from each other no more than those of 40 ms did (two busy cores, UDP, 40 passes each).
+/// Most variation comes with each pass or lasts longer than this. So many short passes tell more
+/// than fewer long ones. Passes of 10 ms varied no more than those of 40 ms (two busy cores, UDP,
+/// 40 passes each).
 const SHORTEST: Duration = Duration::from_millis(15);
-/// For the few figures by which we are judged: as long as plain UDP is measured for.
+/// For the few headline figures: as long as plain UDP is measured.
 const HEADLINE_TIME: Duration = Duration::from_secs(2);
 
 /// Where the two ends are.
@@ -48,7 +50,7 @@ pub(crate) enum Ends {
         /// Its TCP port.
         port: u16,
     },
-    /// We serve whoever asks at this address.
+    /// Serve clients at this address.
     Listen {
         /// Address to listen on.
         addr: String,
@@ -66,21 +68,21 @@ pub(crate) struct Plan {
     pub(crate) devices: Named,
     /// Address or interface of the device; loopback without.
     pub(crate) addr: Option<String>,
-    /// The way packets take; as the environment says without, or chosen by itself.
+    /// The link; the default comes from the environment, or is chosen automatically.
     pub(crate) link: Option<String>,
-    /// Another one, over which the figures by which we are judged are shown, too.
+    /// A second link, over which the headline figures are shown too.
     pub(crate) also: Option<Link>,
-    /// How many engines drive the device at most; by the CPUs without.
+    /// Most engines that drive the device; the default depends on the CPUs.
     pub(crate) engines: Option<u8>,
-    /// Which thread drives the device; as the environment says without.
+    /// The thread that drives the device; the default comes from the environment.
     pub(crate) progress: Option<String>,
-    /// Neighbours that spin beside the measurement; with TCP as the yardstick.
+    /// Background load processes; TCP is then the yardstick.
     pub(crate) busy: Option<u32>,
     /// Which memory the run is about.
     pub(crate) memory: Memory,
-    /// The GPU whose memory it is, as CUDA counts them; none where it is the host's.
+    /// The GPU whose memory is measured, as a CUDA ordinal; `None` for host memory.
     pub(crate) gpu: Option<i32>,
-    /// What to measure, in order; empty for [`Ends::Listen`], where the asking side decides.
+    /// What to measure, in order; empty for [`Ends::Listen`], where the requesting side decides.
     pub(crate) cases: Vec<Case>,
     /// How often all of it is measured.
     pub(crate) passes: u32,
@@ -106,8 +108,8 @@ impl Plan {
         self.devices.have_hardware()
     }
 
-    /// Has the figures by which we are judged measured over another link, too. Between machines there is nothing shorter than UDP, and raw is plain
-    /// UDP; between processes of one machine there is shared memory.
+    /// Measures the headline figures over a second link, too. Between machines nothing is shorter
+    /// than UDP, and raw is plain UDP. Processes of one machine have shared memory.
     pub(crate) fn show_over(&mut self, link: Link) {
         if self.memory == Memory::Gpu {
             let more = gpu_plan::over(link, &self.cases);
@@ -150,7 +152,7 @@ pub(crate) enum PlanError {
     /// Atomics move no bulk data.
     #[error("--op atomic has a latency and a rate, but no {0}; use --kind latency or --kind rate")]
     AtomicKind(Kind),
-    /// Nobody can see a read arrive in memory, or a send before its completion.
+    /// A READ's arrival is not visible in memory, and neither is a SEND before its completion.
     #[error(
         "--wait memory and perftest are for the latency of writes; add --op write --kind latency, or use --wait cq"
     )]
@@ -377,22 +379,23 @@ fn cases(args: &BenchArgs, devices: &Named) -> Result<Vec<Case>, PlanError> {
     Ok(cases)
 }
 
-/// Several where they cost nothing: between two processes of ours, on the software NIC and by time. A GPU's processes take seconds to start, and another
-/// machine's are not ours.
+/// Several passes where they are cheap: between two local processes, on the software NIC, and
+/// limited by time. GPU processes take seconds to start, and processes of another machine are not
+/// ours.
 fn usual_passes(args: &BenchArgs, devices: &Named) -> u32 {
     let elsewhere = args.peer.is_some() || !devices.are_none() || args.memory == Some(Memory::Gpu);
     let once = args.quick || args.iters.is_some() || elsewhere;
     if once { 1 } else { passes::USUAL }
 }
 
-/// How long the figures by which we are judged are measured.
+/// How long the headline figures are measured.
 fn headline(op: Op, kind: Kind, size: u64) -> Option<Amount> {
     let judged =
         matches!((op, kind, size), (Op::Write, Kind::Latency, 8) | (Op::Write, Kind::Bandwidth, 0x10_0000));
     judged.then_some(Amount::Time(HEADLINE_TIME))
 }
 
-/// Refuses what was typed and cannot be meant; defaults that do not apply are left out silently instead.
+/// Rejects contradictory arguments; defaults that do not apply are dropped silently instead.
 fn refuse_contradictions(
     args: &BenchArgs,
     ops: &[Op],

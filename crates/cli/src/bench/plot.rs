@@ -1,7 +1,7 @@
 //! Latency and bandwidth against message size, as an SVG with logarithmic axes.
 //!
-//! Both axes are drawn as linear axes over logarithms, so that ticks fall where people look for them: sizes at
-//! powers of two, figures at 1, 2 and 5 times powers of ten.
+//! Both axes are linear axes over logarithms, so that ticks fall on familiar values. Sizes have
+//! powers of two, figures 1, 2 and 5 times powers of ten.
 
 use std::ops::Range;
 
@@ -145,7 +145,7 @@ pub(super) fn line(
     strong: bool,
     value: impl Fn(&CaseOutcome) -> Option<f64>,
 ) -> Option<Line> {
-    // A logarithm has no place for zero: neither for empty messages nor for figures that are none.
+    // A logarithmic axis has no zero: skip empty messages and missing figures.
     let usable = |one: &CaseOutcome| {
         value(one)
             .filter(|value| value.is_finite() && *value > 0.0 && one.size > 0)
@@ -156,7 +156,7 @@ pub(super) fn line(
     (!points.is_empty()).then_some(Line { name, color, strong, points })
 }
 
-/// Told apart by people who do not see red and green, too.
+/// Colour-blind safe.
 fn color(op: Op) -> RGBColor {
     match op {
         Op::Write => RGBColor(0x00, 0x72, 0xb2),
@@ -208,7 +208,8 @@ fn draw(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel) -> Result<(), 
         let style = if strong { color.stroke_width(3) } else { color.mix(0.5).stroke_width(2) };
         let points: Vec<_> =
             line.points.iter().map(|(size, value)| (float(*size).log2(), value.log10())).collect();
-        // One measured size makes no line: a ring, which stays visible around another operation's point.
+        // A single size makes no line: draw a ring, which stays visible around another operation's
+        // point.
         let alone = points.len() == 1;
         let (radius, dot) = match (alone, strong) {
             (true, _) => (7, color.stroke_width(2)),

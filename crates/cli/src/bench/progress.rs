@@ -41,7 +41,7 @@ impl Progress {
         self.bar.set_message(what);
     }
 
-    /// Begins a case and returns what to tell its finished share, 0 to 1.
+    /// Starts a case and returns a callback for its finished share, 0 to 1.
     pub(crate) fn case(&self, index: usize, case: &Case) -> impl Fn(f64) {
         self.bar.set_message(case.to_string());
         let start = u64::try_from(index).unwrap_or(0) * STEPS;
@@ -54,7 +54,7 @@ impl Progress {
     }
 }
 
-/// Whole steps of a share; whatever a measurer says, the bar stays within its case.
+/// Whole steps of a share, clamped so that the bar stays within its case.
 fn steps(share: f64) -> u64 {
     (0..=STEPS)
         .rev()

@@ -16,7 +16,7 @@ use super::side::{self, Side, Timed, path_of};
 
 /// How long a rail may take to come about.
 const SOON: Duration = Duration::from_secs(10);
-/// How long one transfer may take: a rail that fails says so long before.
+/// Timeout of one transfer: a failing rail reports long before.
 const TRANSFER: Duration = Duration::from_secs(60);
 
 /// The connection of a case, or one for each rail.
@@ -37,7 +37,7 @@ pub(super) fn note(devices: &[Device]) -> Option<String> {
     })
 }
 
-/// Asks the other end for as many connections as there are devices.
+/// Requests as many connections from the other end as there are devices.
 pub(super) fn ask(first: Connection, devices: &[Device], case: &Case) -> anyhow::Result<Connections> {
     if devices.len() < 2 {
         return Ok(Connections::One(Box::new(first)));
@@ -59,7 +59,8 @@ pub(super) fn ask(first: Connection, devices: &[Device], case: &Case) -> anyhow:
     Ok(Connections::Several(Rails::new(rails)?))
 }
 
-/// Answers that: the other devices listen at ports of their own, until the asking end has come to each.
+/// Answers that: the other devices listen at ports of their own, until the requesting end has
+/// connected to each.
 pub(super) fn answer(
     first: Connection,
     count: u32,

@@ -1,9 +1,9 @@
-//! What plain UDP does between two processes of this machine: the floor our own figures stand on.
+//! Plain UDP between two processes of this machine: the baseline of our own figures.
 //!
-//! Blast: one process sends GSO batches of 15 x 4132 bytes without pause, the other (GRO) receives and discards;
-//! counted is what arrived. Ping-pong: 32 bytes, both sides spin on a non-blocking receive. One thread each, no
-//! privilege, loopback only, ports chosen by the kernel. We start ourselves with a hidden subcommand for the other
-//! process, and talk to it by lines on its stdin and stdout.
+//! Blast: one process sends GSO batches of 15 x 4132 bytes without pause. The other (GRO) receives,
+//! counts and discards. Ping-pong: 32 bytes, both sides spin on a non-blocking receive. One thread
+//! each, no privilege, loopback only, ports chosen by the kernel. The other process is this program
+//! with a hidden subcommand, controlled by lines on its stdin and stdout.
 
 use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::net::{Ipv4Addr, UdpSocket};
@@ -26,8 +26,8 @@ pub(crate) const SUBCOMMAND: &str = "raw-echo";
 const SEGMENT: usize = 4132;
 const BATCH: usize = 15;
 const PING: usize = 32;
-/// One long blast, cut into intervals where it arrives: five rounds of 200 ms with pauses between them came out
-/// below one of 2 s on the same 2 CPUs.
+/// One long blast, divided into intervals by the receiver. Five rounds of 200 ms with pauses
+/// between them gave less than one of 2 s on the same 2 CPUs.
 const BLAST_TIME: Duration = Duration::from_millis(1200);
 const BLAST_INTERVAL: Duration = Duration::from_millis(150);
 const PING_ROUNDS: u32 = 5;
@@ -35,12 +35,13 @@ const PING_TIME: Duration = Duration::from_millis(100);
 /// A blast is over when nothing has come for this long.
 const QUIET: Duration = Duration::from_millis(100);
 /// A ping that is not answered by then is lost; so is a peer.
-const PATIENCE: Duration = Duration::from_secs(2);
+const RAW_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Whoever blasts or spins asks for a whole CPU. With less than this share of one, what is measured is the scheduler: with three quarters of
-/// one at each end half a round trip already comes out nearly twice as long, and on a busy machine a thousand times.
+/// Least share of a CPU that a blasting or spinning thread needs. With less, the scheduler is what
+/// is measured. At three quarters of a CPU on each end, half a round trip already takes nearly
+/// twice as long. On a busy machine it takes a thousand times as long.
 const LEAST_OF_CPU: f64 = 0.8;
-/// A median deviation beyond this share of the median: there is no middle that says anything.
+/// A median deviation beyond this share of the median makes the median meaningless.
 const BEYOND_REASON: f64 = 0.5;
 
 /// The figures, and the rounds they are the medians of.
@@ -54,7 +55,7 @@ pub(crate) struct Raw {
     pub(crate) gbytes_per_s_samples: Vec<f64>,
     /// The mean of each ping-pong round.
     pub(crate) half_round_trip_us_samples: Vec<f64>,
-    /// The share of a CPU that the sender had in each blast, and that the worse end had in each ping-pong round.
+    /// The sender's CPU share in each blast, and the worse end's in each ping-pong round.
     #[serde(default)]
     pub(crate) blast_cpu_samples: Vec<f64>,
     #[serde(default)]
@@ -79,7 +80,7 @@ impl Raw {
         doubt(&self.blast_cpu_samples, &self.gbytes_per_s_samples, "GB/s")
     }
 
-    /// Why nothing can be set against this half of a round trip, if so.
+    /// Why this latency is no valid baseline, if so.
     pub(crate) fn latency_doubt(&self) -> Option<String> {
         doubt(&self.ping_cpu_samples, &self.half_round_trip_us_samples, "us")
     }
@@ -106,7 +107,7 @@ impl std::fmt::Display for Raw {
     }
 }
 
-/// What the other process is told on its command line.
+/// Command-line arguments of the other process.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct ChildArgs {
     /// Loopback port of the parent's socket
@@ -128,7 +129,7 @@ pub(crate) fn measure() -> anyhow::Result<Raw> {
     drive(&socket, orders, BufReader::new(answers))
 }
 
-/// The second process: does what the lines on stdin say until there are no more.
+/// The second process: executes the lines on stdin until end of file.
 pub(crate) fn child(args: &ChildArgs) -> anyhow::Result<()> {
     serve(args.port, std::io::stdin().lock(), std::io::stdout())
 }
@@ -187,8 +188,8 @@ fn drive(socket: &UdpSocket, mut orders: impl Write, mut answers: impl BufRead) 
 }
 
 fn blast(socket: &UdpSocket) -> anyhow::Result<()> {
-    // Large enough that the allocator maps it: pages that were never written are one page of zeros, as in the
-    // program that defines raw, so that sending reads from the first-level cache.
+    // Large enough that the allocator maps it. Unwritten pages share one zero page, as in the
+    // program that defines raw, so that sending reads from the L1 cache.
     let zeros = vec![0; 1 << 20];
     let batch = &zeros[..SEGMENT * BATCH];
     let started = Instant::now();
@@ -197,7 +198,7 @@ fn blast(socket: &UdpSocket) -> anyhow::Result<()> {
         match socket.send(batch) {
             Ok(_) => sent += 1,
             Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) => {}
-            // A full queue below the socket is a moment's matter once something has gone out.
+            // ENOBUFS is transient once something has gone out.
             Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) && sent > 0 => {}
             Err(error) => return Err(error).context("cannot send UDP batches (UDP_SEGMENT)"),
         }
@@ -213,7 +214,7 @@ fn ping(socket: &UdpSocket) -> anyhow::Result<f64> {
     loop {
         socket.send(&message).context("cannot send a ping")?;
         if receive(socket)?.is_none() {
-            bail!("a ping over loopback was not answered within {PATIENCE:?}");
+            bail!("a ping over loopback was not answered within {RAW_TIMEOUT:?}");
         }
         rounds += 1;
         if rounds.is_multiple_of(64) && started.elapsed() >= PING_TIME {
@@ -222,7 +223,7 @@ fn ping(socket: &UdpSocket) -> anyhow::Result<f64> {
     }
 }
 
-/// Spins until a datagram comes; its length, or `None` when patience is at its end.
+/// Spins until a datagram arrives; returns its length, or `None` on timeout.
 fn receive(socket: &UdpSocket) -> anyhow::Result<Option<usize>> {
     let mut buffer = [0; 64];
     let mut deadline = None;
@@ -234,9 +235,9 @@ fn receive(socket: &UdpSocket) -> anyhow::Result<Option<usize>> {
             Err(error) => return Err(error).context("cannot receive a ping"),
         }
         spins = spins.wrapping_add(1);
-        // The clock costs as much as a failed receive, so it is asked rarely.
+        // Reading the clock costs as much as a failed receive, so read it rarely.
         if spins.is_multiple_of(4096)
-            && Instant::now() > *deadline.get_or_insert_with(|| Instant::now() + PATIENCE)
+            && Instant::now() > *deadline.get_or_insert_with(|| Instant::now() + RAW_TIMEOUT)
         {
             return Ok(None);
         }
@@ -271,7 +272,7 @@ fn serve(peer: u16, orders: impl BufRead, mut answers: impl Write) -> anyhow::Re
     Ok(())
 }
 
-/// Receives and discards until it is quiet; 10^9 bytes per second in each full interval.
+/// Receives and discards until traffic stops; 10^9 bytes per second in each full interval.
 fn swallow(socket: &UdpSocket) -> anyhow::Result<Vec<f64>> {
     socket.set_read_timeout(Some(QUIET)).context("cannot set a receive timeout")?;
     let mut buffer = vec![0; 1 << 16];
@@ -293,7 +294,7 @@ fn swallow(socket: &UdpSocket) -> anyhow::Result<Vec<f64>> {
             }
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                if interval.is_some() || asked.elapsed() > PATIENCE {
+                if interval.is_some() || asked.elapsed() > RAW_TIMEOUT {
                     return Ok(figures);
                 }
             }
@@ -302,7 +303,7 @@ fn swallow(socket: &UdpSocket) -> anyhow::Result<Vec<f64>> {
     }
 }
 
-/// Answers pings until a datagram of one byte, or until nobody pings any more.
+/// Answers pings until a one-byte datagram arrives, or until pings stop.
 fn echo(socket: &UdpSocket) -> anyhow::Result<()> {
     let message = [2; PING];
     while let Some(length) = receive(socket)? {
@@ -311,7 +312,7 @@ fn echo(socket: &UdpSocket) -> anyhow::Result<()> {
         }
         socket.send(&message).context("cannot answer a ping")?;
     }
-    bail!("no ping came within {PATIENCE:?}")
+    bail!("no ping came within {RAW_TIMEOUT:?}")
 }
 
 #[cfg(test)]
@@ -320,7 +321,8 @@ mod tests {
 
     use super::*;
 
-    /// The whole exchange, with a thread in place of the second process (the figures mean less, the flow is the same).
+    /// The whole exchange, with a thread in place of the second process (the figures mean less, the
+    /// flow is the same).
     #[test]
     fn both_figures_are_measured_and_bounded_in_time() {
         let started = Instant::now();
@@ -342,7 +344,7 @@ mod tests {
         assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
     }
 
-    /// Both kinds of nonsense: steady, for want of a CPU, and unsteady.
+    /// Both invalid baselines: steady for lack of a CPU, and unsteady.
     #[test]
     fn on_a_busy_machine_nothing_is_set_against_it() {
         let quiet = Raw {

@@ -6,19 +6,19 @@ use std::os::fd::AsRawFd;
 
 use anyhow::Context;
 
-/// Asked for in both directions; an ordinary user gets what `rmem_max` and `wmem_max` allow.
+/// Requested in both directions; an ordinary user gets what `rmem_max` and `wmem_max` allow.
 const SOCKET_BUFFER: libc::c_int = 4 << 20;
 
 /// A UDP socket on a loopback port of the kernel's choice, with large buffers.
 pub(crate) fn open() -> anyhow::Result<UdpSocket> {
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).context("cannot open a UDP socket on loopback")?;
-    // Being refused only costs bandwidth, on both sides of the comparison alike.
+    // A refusal only costs bandwidth, on both sides of the comparison alike.
     let _ = set(&socket, libc::SOL_SOCKET, libc::SO_RCVBUF, SOCKET_BUFFER);
     let _ = set(&socket, libc::SOL_SOCKET, libc::SO_SNDBUF, SOCKET_BUFFER);
     Ok(socket)
 }
 
-/// Lets the kernel cut each send into datagrams of this size; 0 turns that off.
+/// UDP GSO: the kernel segments each send into datagrams of this size; 0 turns that off.
 pub(crate) fn set_segment(socket: &UdpSocket, bytes: usize) -> anyhow::Result<()> {
     let bytes = libc::c_int::try_from(bytes).context("a segment this large does not exist")?;
     set(socket, libc::SOL_UDP, libc::UDP_SEGMENT, bytes)
@@ -33,7 +33,8 @@ pub(crate) fn receive_coalesced(socket: &UdpSocket) -> anyhow::Result<()> {
 
 fn set(socket: &UdpSocket, level: libc::c_int, name: libc::c_int, value: libc::c_int) -> io::Result<()> {
     let length = libc::socklen_t::try_from(size_of::<libc::c_int>()).map_err(io::Error::other)?;
-    // SAFETY: the descriptor is open as long as `socket` is borrowed; the value is an int of the length we say.
+    // SAFETY: the descriptor is open as long as `socket` is borrowed; the value is an int of the
+    // length we say.
     let failed =
         unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const value).cast(), length) };
     if failed == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }

@@ -1,7 +1,8 @@
-//! The memory of one end: message slots with a pattern to send, slots to be filled, and guard zones between them.
+//! The memory of one end: message slots with a pattern to send, slots to be filled, and guard zones
+//! between them.
 //!
-//! Both ends lay their memory out alike and know the pattern, so each checks on its own what arrived. Filling and
-//! checking happen before and after the timed part.
+//! Both ends use the same layout and know the pattern, so each checks on its own what arrived.
+//! Filling and checking happen outside the timed part.
 
 use anyhow::Context;
 use nobounce::memory::gpu::kernel::pattern;
@@ -18,11 +19,12 @@ pub(super) const GUARD: usize = 64;
 pub(super) const GUARD_BYTE: u8 = 0xa5;
 /// Bytes of a message's number.
 const STAMP: usize = 8;
-/// Slots are so many that they take about this much memory (as with perftest, the message stays in the cache: the
-/// link is measured, not the memory), but at least one and at most [`MAX_SLOTS`].
+/// Size of the slots together, with at least one and at most [`MAX_SLOTS`]. As in perftest,
+/// messages stay in the cache: the link is measured, not the memory.
 const AREA: usize = 256 << 10;
 const MAX_SLOTS: usize = 64;
-/// Checked rounds have at most so many slots; and for long messages so many, where they take no more than this much memory.
+/// Most slots of checked rounds. Long messages have `LONG_SLOTS`, if those take at most `LONG_AREA`
+/// bytes.
 const CHECKED_SLOTS: usize = 16;
 const LONG_SLOTS: usize = 8;
 const LONG_AREA: usize = 32 << 20;
@@ -42,11 +44,11 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    /// Memory for messages of `size` bytes; with `stamped`, they are numbered (which needs that they arrive in the
-    /// order in which they are sent, that is over one queue pair).
+    /// Memory for messages of `size` bytes. With `stamped`, they carry sequence numbers, which
+    /// needs in-order arrival, that is a single queue pair.
     ///
-    /// In GPU memory they are not: whoever stamped them would add to the time of every message what the bench is not about. What is lost
-    /// there behind another message is found in checked rounds.
+    /// Messages in GPU memory carry no stamp: stamping would add unrelated time to every message.
+    /// Checked rounds find a message that is lost there behind another one.
     pub(super) fn new(
         device: &Device,
         place: Place,
@@ -106,7 +108,7 @@ impl Ring {
         self.area() + self.source(message)
     }
 
-    /// Where it arrives at the peer, whose memory is laid out alike.
+    /// Its place in the peer's memory, which has the same layout.
     pub(super) fn remote_target(&self, peer: &RemoteRegion, message: u64) -> u64 {
         peer.addr + self.target(message) as u64
     }
@@ -116,7 +118,7 @@ impl Ring {
         peer.addr + self.source(message) as u64
     }
 
-    /// Puts this round's pattern into the source slots, and guard bytes everywhere else.
+    /// Writes this round's pattern into the source slots, and guard bytes everywhere else.
     pub(super) fn prepare(&self, round: Round) -> anyhow::Result<()> {
         self.slots.set(if round.checked { self.checked_slots } else { self.timed_slots });
         if let Some((buffer, patterns)) = gpu::patterns_for(&self.region) {
@@ -133,12 +135,12 @@ impl Ring {
         Ok(())
     }
 
-    /// Whether messages are numbered: they must have room for a number, and come in order.
+    /// Whether messages carry sequence numbers: they must have room for one, and arrive in order.
     fn stamps(&self) -> bool {
         self.stamped && self.size >= STAMP
     }
 
-    /// Writes the number of the message that is about to be sent over the first bytes of its pattern.
+    /// Writes the message's sequence number over the first bytes of its pattern.
     pub(super) fn stamp(&self, message: u64) -> anyhow::Result<()> {
         if self.stamps() {
             self.region.write_u64(self.source(message), message)?;
@@ -146,8 +148,9 @@ impl Ring {
         Ok(())
     }
 
-    /// Checks that `arrived` messages of this round are here whole, the last one of each slot last, and that nothing
-    /// else changed. With `ignore_last` the last byte of each was used to count; `numbered` messages were stamped.
+    /// Checks that `arrived` messages of this round are complete, the last one of each slot last,
+    /// and that nothing else changed. With `ignore_last` the last byte of each was a counter;
+    /// `numbered` messages were stamped.
     pub(super) fn check(
         &self,
         round: Round,
@@ -203,7 +206,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Spoils the message in a slot, so that one sees the check fail.
+    /// Corrupts the message in a slot, to prove that the check fails.
     fn spoil(&self, how: Spoil, slot: u64) -> Result<(), nobounce::AccessError> {
         let (at, middle) = (self.target(slot), self.target(slot) + self.size / 2);
         match how {
@@ -221,13 +224,13 @@ impl Ring {
         pattern(self.pattern_seed(round, slot), out);
     }
 
-    /// What tells the patterns of slots, rounds and runs from each other.
+    /// Seed that distinguishes the patterns of slots, rounds and runs.
     pub(super) fn pattern_seed(&self, round: Round, slot: u64) -> u64 {
         self.seed ^ (u64::from(round.index) << 40) ^ (slot << 32)
     }
 }
 
-/// What is said of a message whose place holds nothing but guard bytes.
+/// The error for a message whose slot holds only guard bytes.
 pub(super) fn untouched(size: usize) -> String {
     format!("it did not arrive, its {size} bytes are as they were before (from byte 0 on)")
 }
@@ -298,7 +301,7 @@ mod tests {
             ring.region.write_at(beyond, &[GUARD_BYTE]).unwrap();
             if size > 0 {
                 assert!(ring.check(timed(4), 2, false, false).is_err(), "another round's bytes");
-                assert!(ring.check(timed(3), 1, false, false).is_err(), "a message nobody sent");
+                assert!(ring.check(timed(3), 1, false, false).is_err(), "a message that was never sent");
                 assert!(ring.check(timed(3), 3, false, false).is_err(), "a message that is missing");
                 let mut last = [0];
                 ring.region.read_at(ring.target(0) + ring.size - 1, &mut last).unwrap();
@@ -309,7 +312,8 @@ mod tests {
         }
     }
 
-    /// In a checked round long messages have several slots, too, and one that was lost or changed is named with its byte.
+    /// In a checked round long messages have several slots, too, and one that was lost or changed
+    /// is named with its byte.
     #[test]
     fn each_message_of_a_checked_round_is_compared() {
         for (size, slots) in [(8, 16), (256 << 10, 8), (8 << 20, 4), (40 << 20, 1)] {

@@ -1,4 +1,4 @@
-//! One round of a case: how many messages, and whether each has a place and bytes of its own.
+//! One round of a case: the number of messages, and whether each has its own slot and bytes.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +9,8 @@ pub(super) struct Round {
     pub(super) index: u32,
     /// Messages in each direction.
     pub(super) messages: u64,
-    /// Not timed, and no more messages than there are places: none covers another one's bytes, so that each of them is compared.
+    /// Not timed, and with no more messages than slots: no message overwrites another, so that each
+    /// is compared.
     pub(super) checked: bool,
 }
 
@@ -28,7 +29,7 @@ impl Round {
     }
 }
 
-/// What is done to the last message of a checked round before it is compared, so that one sees the check fail.
+/// Fault that is injected into the last message of a checked round, to prove that the check fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Spoil {
     /// One byte in its middle is changed.
@@ -38,8 +39,9 @@ pub(super) enum Spoil {
 }
 
 impl Spoil {
-    /// As the environment says; for tests of the check, on hardware that cannot be told to lose something. A word that is neither would
-    /// spoil nothing, and whoever wrote it would take the check for blind: it is an error.
+    /// Reads the fault to inject from the environment. It tests the check on hardware that cannot
+    /// be told to lose data. An unknown word is an error: it would inject nothing, and the check
+    /// would look blind.
     pub(super) fn asked() -> Result<Option<Self>, String> {
         match std::env::var("NOBOUNCE_BENCH_SPOIL") {
             Ok(word) => Self::named(&word).map(Some),

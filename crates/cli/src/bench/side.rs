@@ -1,4 +1,4 @@
-//! One end of a case, whatever it does: memory, the timed part, and the check of what arrived.
+//! One end of a case of any kind: memory, the timed part, and the check of what arrived.
 
 use anyhow::ensure;
 use nobounce::{Connection, Path, Region};
@@ -41,9 +41,9 @@ pub(super) trait Side {
     fn prepare(&self, round: Round) -> anyhow::Result<()>;
     /// The timed part, with the other end at its own.
     fn timed(&self, round: Round) -> anyhow::Result<Timed>;
-    /// Checks what must have arrived at this end in that round; outside the time.
+    /// Checks what must have arrived at this end in that round; outside the timed part.
     fn check(&self, round: Round) -> Result<(), String>;
-    /// Messages of a checked round; 0 where there is none, since each message of every round is looked at.
+    /// Messages of a checked round; 0 where every round checks each message.
     fn checkable(&self) -> u64;
     /// How messages get from and to the memory: `direct`, `staged (reason)`, or `naive staging`.
     fn path(&self) -> String;
@@ -51,7 +51,8 @@ pub(super) trait Side {
     fn memory(&self) -> &'static str;
 }
 
-/// Registers this end's memory, hears about the other's, and is then ready for rounds. `refuse` is told why there is no memory.
+/// Registers this end's memory, receives the other end's descriptor, and is then ready for rounds.
+/// `refuse` gets the reason if there is no memory.
 pub(super) fn open<'a>(
     connection: &'a Connection,
     work: Work,
@@ -70,7 +71,8 @@ pub(super) fn open<'a>(
     }
     let ring = ring.inspect_err(refuse)?;
     let peer = exchange_regions(connection, &ring.region)?;
-    // Whose memory the other end reaches for: the serving end's, and the asking end's where it answers in kind.
+    // Whose memory the other end accesses: the serving end's, and the requesting end's if both
+    // directions run.
     let (served, asking) =
         if asks { (peer.closed, ring.region.is_closed()) } else { (ring.region.is_closed(), peer.closed) };
     let answers = work.kind == Kind::Bidirectional || (work.kind == Kind::Latency && work.op == Op::Write);
@@ -149,7 +151,7 @@ impl Side for End<'_> {
     }
 }
 
-/// Each answer is another number: what the counter held before one of the increments.
+/// Each response is a distinct number: the counter's value before one of the increments.
 fn check_answers(end: &End<'_>, messages: u64) -> Result<(), String> {
     let answer =
         |message| end.ring.region.read_u64(end.ring.target(message)).map_err(|error| error.to_string());
@@ -166,7 +168,7 @@ fn check_answers(end: &End<'_>, messages: u64) -> Result<(), String> {
     }
 }
 
-/// The counter stood at a word of guard bytes and was incremented once for each message.
+/// The counter started as a word of guard bytes and was incremented once per message.
 fn check_counter(end: &End<'_>, messages: u64) -> Result<(), String> {
     if end.asks {
         return Ok(());

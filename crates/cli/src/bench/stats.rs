@@ -33,14 +33,14 @@ pub(crate) fn median(samples: &[f64]) -> Option<f64> {
     sorted.get(sorted.len() / 2 - 1).map(|lower| f64::midpoint(*lower, upper))
 }
 
-/// The median distance from the median: a spread that one wild sample does not move.
+/// Median absolute deviation: a spread that is robust against outliers.
 pub(crate) fn mad(samples: &[f64]) -> Option<f64> {
     let middle = median(samples)?;
     let distances: Vec<f64> = samples.iter().map(|sample| (sample - middle).abs()).collect();
     median(&distances)
 }
 
-/// At most `limit` samples, evenly chosen in the order they were taken, so that drift stays visible.
+/// At most `limit` samples, evenly chosen in order, so that drift stays visible.
 pub(crate) fn thin(samples: &[f64], limit: usize) -> Vec<f64> {
     if samples.len() <= limit {
         return samples.to_vec();

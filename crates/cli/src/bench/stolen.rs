@@ -1,11 +1,13 @@
-//! CPU time that the host of a virtual machine took away: threads that spin then stand still, and all figures wander.
+//! Steal time: CPU time that the hypervisor took away. Spinning threads then stall, and all figures
+//! vary.
 
 use std::ops::Sub;
 
-/// From so much on it is told. Of 83 starts of NCCL on virtual machines those with 0.75 % and more were up to four times as slow as the others.
+/// Steal time is reported from this share on. Of 83 starts of NCCL on virtual machines, those with
+/// 0.75 % and more were up to four times as slow as the others.
 const WORTH_TELLING: f64 = 0.005;
 
-/// What all CPUs have done since the machine was started, in ticks.
+/// Ticks of all CPUs since boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CpuTime {
     all: u64,
@@ -20,7 +22,8 @@ impl CpuTime {
 
     pub(super) fn parse(stat: &str) -> Option<Self> {
         let line = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
-        // user, nice, system, idle, iowait, irq, softirq, steal; guests are counted among users, too.
+        // user, nice, system, idle, iowait, irq, softirq, steal; guests are counted among users,
+        // too.
         let ticks: Vec<u64> =
             line.split_whitespace().take(8).map(str::parse).collect::<Result<_, _>>().ok()?;
         Some(Self { all: ticks.iter().sum(), stolen: *ticks.get(7)? })

@@ -1,4 +1,4 @@
-//! The results for people: tables by kind, then one line for each thing worth remembering.
+//! The results for people: tables by kind, then one summary line each.
 
 use std::fmt::Write as _;
 
@@ -10,7 +10,7 @@ use super::model::{CaseOutcome, Report};
 use super::stats::{mad, median};
 use crate::size::Bytes;
 
-/// One rule, under the header: rules between the rows would double the length and say nothing.
+/// One rule, under the header: rules between the rows would double the length and add nothing.
 const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::new('─', '─', '─', '─'));
 
 /// Median deviation, as a share of the median, beyond which a figure is called unsteady.
@@ -167,8 +167,8 @@ fn links(report: &Report) -> Option<String> {
     Some(format!("link: {words}{but}"))
 }
 
-/// What a row is called: with its link, where the first took another; in a run about GPU memory, also where the bytes lie and how
-/// they got there.
+/// The name of a row: with its link, if it differs from the first one's. In a run about GPU memory,
+/// also with memory and path.
 fn name(report: &Report, one: &CaseOutcome) -> String {
     let name = kind_of_row(report, one);
     if report.main_link() == Some(one.link.as_str()) { name } else { format!("{name}, {}", one.link) }
@@ -251,7 +251,7 @@ pub(crate) fn verdicts(report: &Report) -> Vec<String> {
     lines
 }
 
-/// The figures by which a run on host memory is judged.
+/// The headline figures of a run on host memory.
 fn headlines(report: &Report) -> Vec<String> {
     let mut lines = Vec::new();
     let judged = |kind, size| {
@@ -295,7 +295,7 @@ fn share(one: &CaseOutcome, word: &str) -> String {
     }
 }
 
-/// Says so when the figures moved while they were taken: then a comparison means little.
+/// Warns if the figures drifted during the run: a comparison then means little.
 fn unsteady(report: &Report) -> Option<String> {
     let spread =
         |samples: &[f64]| mad(samples).zip(median(samples)).map_or(0.0, |(mad, middle)| mad / middle);
@@ -362,7 +362,7 @@ mod tests {
         assert!(unsteady(&report).unwrap().starts_with("unsteady: plain UDP and 1 case varied"));
     }
 
-    /// In place of the share stands why there is none; and nothing is drawn or predicted by it.
+    /// The reason stands in place of the share, and nothing is drawn or predicted by it.
     #[test]
     fn plain_udp_without_a_cpu_is_no_yardstick() {
         let mut report = sample_report();

@@ -1,7 +1,8 @@
-//! The yardstick of `--busy`: one TCP stream and one TCP ping-pong between the two processes of the bench.
+//! The yardstick of `--busy`: one TCP stream and one TCP ping-pong between the two processes of the
+//! bench.
 //!
-//! Both ends block, as programs that use sockets do: a receiver sleeps in the kernel until something comes. What TCP reaches beside the
-//! same neighbours is what users would have without RDMA.
+//! Both ends block, as socket programs do: a receiver sleeps in the kernel until data arrives. TCP
+//! under the same load is what users would have without RDMA.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};

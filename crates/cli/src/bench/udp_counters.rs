@@ -1,4 +1,4 @@
-//! The kernel's own count of UDP datagrams: the evidence that `link: "udp"` is true.
+//! The kernel's UDP datagram counters: the evidence that `link: "udp"` is true.
 
 use serde::{Deserialize, Serialize};
 

@@ -10,13 +10,13 @@ use nobounce::{Connection, Status, WaitError, WorkKind};
 /// A timed part in which nothing moves for so long is over.
 const STALLED: Duration = Duration::from_secs(30);
 
-/// Whoever has not looked for so long was stopped himself.
+/// A longer gap between two polls means that this process itself was stopped.
 const QUIET: Duration = Duration::from_secs(5);
 
 /// Looks that find nothing before it is noted when that began.
 const FEW: u32 = 1 << 10;
 
-/// Waits without end are for nobody: looks now and then whether anything still moves.
+/// Stall detector: bounds a wait by checking now and then whether anything still moves.
 pub(super) struct Watch<'a> {
     connection: &'a Connection,
     since: Instant,
@@ -35,12 +35,12 @@ impl<'a> Watch<'a> {
 
     pub(super) fn look(&mut self) -> anyhow::Result<()> {
         self.looks += 1;
-        // Not at the first look: most waits are over after a few, and the clock would be read in each of them.
+        // Not at the first poll: most waits end after a few, and each would read the clock.
         if self.looks == FEW {
             self.since = Instant::now();
         }
         if self.looks.is_multiple_of(1 << 14) {
-            // Whoever was stopped himself (Ctrl-Z, SIGSTOP) has not waited.
+            // This process was stopped (Ctrl-Z, SIGSTOP): the gap does not count as waiting.
             if self.looks > 1 << 14 && self.looked.elapsed() > QUIET {
                 self.since = Instant::now();
             }
@@ -58,7 +58,7 @@ impl<'a> Watch<'a> {
         Ok(())
     }
 
-    /// Takes what completed into `got`; fails when anything failed.
+    /// Polls completions into `got`; fails when any of them failed.
     pub(super) fn poll(&mut self, got: &mut Vec<WorkCompletion>) -> anyhow::Result<usize> {
         got.clear();
         let count = self.connection.cq().poll(got, 64)?;
@@ -89,7 +89,7 @@ impl<'a> Watch<'a> {
 
 /// Looks whether our own device is well.
 pub(super) fn check_device(connection: &Connection) -> anyhow::Result<()> {
-    // Requests are posted by hand, so that the connection does not know how many are under way.
+    // Requests are raw, so the connection does not know how many are in flight.
     match connection.check_device() {
         Err(WaitError::PortLost { device, .. }) => {
             bail!("the port of {device} is down: is the cable in, and the interface up?")

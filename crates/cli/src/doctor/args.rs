@@ -6,8 +6,8 @@ const EXAMPLES: &str = "\
 Examples:
   nobounce doctor                                   this machine, as this process sees it
   sudo nobounce doctor                              with what only root can read (ACS, relaxed ordering)
-  nobounce doctor --save facts.json --anonymous     facts to send to somebody else
-  nobounce doctor --facts facts.json                somebody else's facts
+  nobounce doctor --save facts.json --anonymous     facts that are safe to share
+  nobounce doctor --facts facts.json                facts of another machine
   nobounce doctor --nccl-log job.log                which connections used GPUDirect, and why the others did not
   nobounce doctor --prove                           move bytes, and see which way they took
   nobounce doctor --explain acs-redirect            the long text of a check
@@ -16,8 +16,9 @@ Exit codes: 0 fine, 1 a pair of GPU and adapter that could be direct is not, 2 w
 
 /// Say why GPUDirect is off, and what to do.
 ///
-/// Reads the machine, tries what can be tried (exporting GPU memory, registering it with every adapter), and says for every GPU and
-/// adapter: direct, direct but slow, or staged, and why. Nothing is changed.
+/// Reads the machine, tries what can be tried (exporting GPU memory, registering it with every
+/// adapter), and says for every GPU and adapter: direct, direct but slow, or staged, and why.
+/// Nothing is changed.
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct DoctorArgs {
@@ -36,11 +37,11 @@ pub(crate) struct DoctorArgs {
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Every pair, and everything about information, too
+    /// Show every GPU/NIC pair, and findings of severity info
     #[arg(long)]
     pub(crate) all: bool,
 
-    /// Move bytes and hold the way they take against the verdict; both ends here, on the software NIC
+    /// Move bytes and compare their path with the verdict; both ends here, on the software NIC
     #[arg(long, conflicts_with_all = ["facts", "root", "save", "example"])]
     pub(crate) prove: bool,
 
@@ -76,7 +77,8 @@ pub(crate) struct Source {
     #[arg(long, value_name = "DIR")]
     pub(crate) root: Option<PathBuf>,
 
-    /// A known machine instead: dgx-a100, dgx-h100, dgx-b200, hgx-h100-roce, dual-socket, vm-flat, container, gh200, workstation, mi300x, p5-efa
+    /// A known machine instead: dgx-a100, dgx-h100, dgx-b200, hgx-h100-roce, dual-socket, vm-flat,
+    /// container, gh200, workstation, mi300x, p5-efa
     #[arg(long, value_name = "NAME", conflicts_with_all = ["facts", "root"])]
     pub(crate) example: Option<String>,
 

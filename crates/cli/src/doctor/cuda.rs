@@ -1,4 +1,4 @@
-//! What CUDA knows of GPUs, and what happens when memory of them is exported and mapped.
+//! GPU facts from CUDA, and the results of exporting and mapping GPU memory.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use super::verbs;
 /// Bytes that are allocated, exported, mapped and registered on each GPU.
 const LEN: usize = 2 << 20;
 
-/// Fills in what CUDA says, and tries what can be tried; then the adapters, with the memory of all GPUs.
+/// Adds CUDA's facts and runs the probes; then probes the adapters with the memory of all GPUs.
 pub(super) fn fill(facts: &mut Facts, probe: bool) {
     let gpus = match Driver::get().and_then(|driver| Ok((driver, Gpu::list()?))) {
         Ok((driver, gpus)) => {
@@ -32,7 +32,7 @@ pub(super) fn fill(facts: &mut Facts, probe: bool) {
     };
     let mut tried = Vec::new();
     for cuda in &gpus {
-        // A stand-in, or a GPU that the tree does not show, is a fact too.
+        // A stand-in, or a GPU missing from the PCI tree, is a fact too.
         if !facts.gpus.iter().any(|gpu| gpu.address == cuda.pci_address()) {
             let gpu = nobounce_topology::facts::Gpu {
                 address: cuda.pci_address().to_owned(),
@@ -96,13 +96,13 @@ fn try_gpu(cuda: &Arc<Gpu>, gpu: &mut nobounce_topology::facts::Gpu) -> Option<T
     });
     let options = GpuOptions { window: true, staged: false, ..GpuOptions::default() };
     gpu.window_probe = match GpuMemory::register(buffer.addr(), LEN, &options) {
-        Ok(memory) => Read::Yes(match memory.rung() {
-            Some(rung) => Probe::worked(rung.name()),
+        Ok(memory) => Read::Yes(match memory.method() {
+            Some(method) => Probe::worked(method.name()),
             None => {
                 let reasons: Vec<String> = memory
                     .refusals()
                     .iter()
-                    .map(|refusal| format!("{}: {}", refusal.rung.name(), refusal.reason))
+                    .map(|refusal| format!("{}: {}", refusal.method.name(), refusal.reason))
                     .collect();
                 Probe::failed(None, reasons.join("; "))
             }

@@ -1,4 +1,4 @@
-//! Priority flow control of an interface: the kernel tells it by netlink, to everybody.
+//! Priority flow control (PFC) of an interface, by netlink without privilege.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -17,7 +17,7 @@ const HEADER: usize = 16;
 /// The header of this family behind the common one.
 const DCB_HEADER: usize = 4;
 /// How long the kernel may take; it answers at once.
-const PATIENCE: Duration = Duration::from_millis(200);
+const TOOL_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Fills in whether flow control is on, for every interface of an adapter.
 pub(super) fn fill(facts: &mut Facts) {
@@ -38,9 +38,9 @@ fn ask(interface: &str) -> io::Result<u8> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the descriptor was just made, and nobody else has it.
+    // SAFETY: the descriptor was just created and has no other owner.
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-    let patience = libc::timeval { tv_sec: 0, tv_usec: PATIENCE.subsec_micros().into() };
+    let patience = libc::timeval { tv_sec: 0, tv_usec: TOOL_TIMEOUT.subsec_micros().into() };
     let length = libc::socklen_t::try_from(size_of_val(&patience)).map_err(io::Error::other)?;
     // SAFETY: the option is a `timeval`, and lives during the call.
     let set = unsafe {

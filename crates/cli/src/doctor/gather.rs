@@ -1,4 +1,4 @@
-//! The facts of this machine, put together: files, libraries, experiments.
+//! Gathers the facts of this machine: files, libraries, experiments.
 
 use std::io;
 
@@ -8,7 +8,7 @@ use nobounce_topology::sysfs::{self, Root, Surroundings};
 
 use super::{cuda, flow_control, nvml};
 
-/// Memory that is locked to see whether the limit means what it says, in bytes.
+/// Bytes to lock, to test whether the locked-memory limit is effective.
 const LOCKED: usize = 72 << 20;
 /// Lines of the kernel's log that are kept.
 const MAX_LINES: usize = 200;
@@ -17,7 +17,8 @@ const MAX_LINES: usize = 200;
 const WORDS: [&str; 9] =
     ["peermem", "nv_peer_mem", "peer_memory", "dmar:", "amd-vi", "arm-smmu", "aer:", "bar1 is", "i/o region"];
 
-/// Reads everything. Below another root than `/` only files are read: nothing else there is of this machine.
+/// Reads everything. Below another root than `/` only files are read: libraries and probes would
+/// describe this machine.
 pub(super) fn gather(root: &Root, probe: bool) -> anyhow::Result<Facts> {
     let environment: std::collections::BTreeMap<String, String> = match root.is_live() {
         true => std::env::vars_os()
@@ -96,7 +97,7 @@ fn try_lock() -> Probe {
             Probe::failed(error.raw_os_error(), format!("{} MiB: {error}", LOCKED >> 20))
         }
     };
-    // SAFETY: as above; nobody uses it.
+    // SAFETY: as above; the mapping has no other user.
     unsafe { libc::munmap(memory, LOCKED) };
     probe
 }

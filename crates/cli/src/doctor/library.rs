@@ -1,8 +1,8 @@
-//! Libraries that may or may not be there, opened when they are asked.
+//! Optional libraries, opened on demand.
 
 use std::ffi::{CStr, c_void};
 
-/// A library of the system's. It stays loaded: others may have taken addresses from it.
+/// A system library. It stays loaded: other code may hold addresses from it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Library {
     handle: *mut c_void,
@@ -13,7 +13,8 @@ impl Library {
     pub(super) fn open(names: &[&CStr]) -> Result<Self, String> {
         let mut told = String::from("no name was given");
         for name in names {
-            // SAFETY: a C string. The library's constructors run, as they would in any program that links with it.
+            // SAFETY: a C string. The library's constructors run, as they would in any program that
+            // links with it.
             let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
             if !handle.is_null() {
                 return Ok(Self { handle });
@@ -36,7 +37,7 @@ impl Library {
     }
 }
 
-/// A function of a library by its C type; none where the library does not have it.
+/// A function of a library by its C type; `None` if the library lacks it.
 macro_rules! function {
     ($library:expr, $name:literal, $type:ty) => {
         $library.find($name).map(|address| {

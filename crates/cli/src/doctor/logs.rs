@@ -1,4 +1,4 @@
-//! Logs that are given to `doctor`: read as they stream, with a bar where somebody watches.
+//! Logs given to `doctor`: streamed, with a progress bar on a terminal.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Stdin};
@@ -14,7 +14,7 @@ use super::args::DoctorArgs;
 
 /// Bytes read at a time.
 const BUFFER: usize = 1 << 20;
-/// Shorter logs are read before anybody would look at a bar.
+/// Shorter logs are read before a progress bar would be noticed.
 const LONG: u64 = 64 << 20;
 
 /// The logs that were named, joined with what was found.

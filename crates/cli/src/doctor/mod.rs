@@ -1,4 +1,5 @@
-//! `nobounce doctor` and `nobounce topo`: facts are gathered here, judged in `nobounce-topology`.
+//! `nobounce doctor` and `nobounce topo`: facts are gathered here and analysed in
+//! `nobounce-diagnose`.
 
 pub(crate) mod args;
 mod cuda;

@@ -1,4 +1,4 @@
-//! What NVIDIA's management library knows of GPUs: names, BAR1, MIG, confidential computing, performance states.
+//! GPU facts from NVML: names, BAR1, MIG, confidential computing, performance states.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr;
@@ -25,7 +25,8 @@ struct PciInfo {
     address: [c_char; 32],
 }
 
-/// `nvmlBAR1Memory_t` and `nvmlMemory_t`: total, free, used; and for BAR1 total, free, used in the same order.
+/// `nvmlBAR1Memory_t` and `nvmlMemory_t`: total, free, used; and for BAR1 total, free, used in the
+/// same order.
 #[repr(C)]
 #[derive(Default)]
 struct Memory {
@@ -34,7 +35,7 @@ struct Memory {
     used: u64,
 }
 
-/// Fills in what NVML knows, and what can be said of the library itself.
+/// Adds NVML's facts, and those about the library itself.
 pub(super) fn fill(facts: &mut Facts) {
     let library = match Library::open(&[c"libnvidia-ml.so.1"]) {
         Ok(library) => library,
@@ -58,7 +59,7 @@ pub(super) fn fill(facts: &mut Facts) {
         return;
     }
     if let Some(version) = function!(library, c"nvmlSystemGetDriverVersion", Text) {
-        // SAFETY: the buffer has room for as many characters as are told.
+        // SAFETY: the buffer has room for the number of characters that is passed.
         fact.version = text(|buffer, len| unsafe { version(buffer, len) });
     }
     facts.libraries.nvml = Read::Yes(Some(fact));
@@ -122,7 +123,7 @@ fn address(library: Library, device: Device) -> Option<String> {
 
 fn fill_gpu(library: Library, device: Device, gpu: &mut Gpu) {
     if let Some(name) = function!(library, c"nvmlDeviceGetName", DeviceText) {
-        // SAFETY: the buffer has room for as many characters as are told.
+        // SAFETY: the buffer has room for the number of characters that is passed.
         if let Some(name) = text(|buffer, len| unsafe { name(device, buffer, len) }) {
             gpu.name = Read::Yes(name);
         }
@@ -194,7 +195,7 @@ fn fill_gpu(library: Library, device: Device, gpu: &mut Gpu) {
     }
 }
 
-/// Whether confidential computing is on; none where the library does not know of it.
+/// Whether confidential computing is on; `None` if the library does not know it.
 fn confidential(library: Library) -> Option<bool> {
     let state_of = function!(
         library,

@@ -1,7 +1,8 @@
-//! `doctor --prove`: memory is registered and bytes are moved, and the way they took is held against the verdict.
+//! `doctor --prove`: registers memory, moves bytes, and compares their path with the diagnosis.
 //!
-//! Both ends are in this process, or the other one is at `--peer` (`doctor --prove --serve` there). The devices are the software NIC and, in
-//! this process, every adapter with an active port, which talks to itself.
+//! Both ends are in this process, or the other one is at `--peer` (`doctor --prove --serve` there).
+//! The devices are the software NIC and, in this process, every adapter with an active port, which
+//! talks to itself.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -14,7 +15,7 @@ use serde::Serialize;
 
 const SOON: Duration = Duration::from_secs(20);
 /// How long a server waits for its peer.
-const PATIENCE: Duration = Duration::from_secs(300);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(300);
 /// Bytes of the memory on each end, and of one WRITE.
 const LEN: usize = 16 << 20;
 const PIECE: usize = 1 << 20;
@@ -38,7 +39,7 @@ pub(super) struct Proof {
     pub(super) gbs: f64,
     /// The ways out of the memory, by bytes.
     pub(super) out: String,
-    /// The ways into the memory, by bytes; of this end's device where the other is far.
+    /// The paths into the memory, by bytes; those of this end's device if the other end is remote.
     pub(super) inward: String,
     /// What the probes had promised.
     pub(super) promised: String,
@@ -86,7 +87,7 @@ impl Place {
         }
     }
 
-    /// What the facts promise: whether bytes go into it directly, and in words.
+    /// The diagnosis from the facts: whether bytes reach it directly, and in words.
     fn promised(&self, facts: &Facts) -> (bool, String) {
         let Self::Gpu { address, .. } = self else { return (true, "direct (cpu)".to_owned()) };
         let probe =
@@ -99,7 +100,7 @@ impl Place {
     }
 }
 
-/// Every memory there is: each GPU, or the host's where there is none.
+/// Every memory to test: each GPU, or the host's where there is none.
 fn places(facts: &Facts) -> Vec<Place> {
     let gpus = Gpu::list().unwrap_or_default();
     let places: Vec<Place> = gpus
@@ -117,8 +118,8 @@ fn places(facts: &Facts) -> Vec<Place> {
     if places.is_empty() { vec![Place::Host] } else { places }
 }
 
-/// Moves bytes between two devices of this process, for each memory: of the software NIC, and of each adapter. One that cannot is told
-/// about; none that can is an error.
+/// Moves bytes between two devices of this process, for each kind of memory: with the software NIC,
+/// and with each adapter. An adapter that cannot is reported; if none can, that is an error.
 pub(super) fn here(facts: &Facts) -> anyhow::Result<Vec<Proof>> {
     let (mut proofs, mut failed) = (Vec::new(), None);
     for name in devices(facts) {
@@ -174,11 +175,11 @@ fn on(facts: &Facts, name: &str) -> anyhow::Result<Vec<Proof>> {
         let staged = inbound.staged.bytes > before.staged.bytes;
         proof.kept = proof.verified && staged != place.promised(facts).0;
         if near.nic().hard().is_some() {
-            // The adapter moved the bytes by itself: how is what the registration says.
+            // The adapter moved the bytes by DMA: the registration gives the path.
             (proof.out, proof.inward) = (target.paths().to_string(), target.paths().to_string());
             (proof.promised, proof.kept) = (target.paths().to_string(), proof.verified);
         }
-        // What the far end holds is looked at there, too, and not only by what a READ brings back.
+        // Check the far end's memory itself, too, and not only what a READ returns.
         let mut bytes = vec![0; PIECE];
         target.read_at(LEN - PIECE, &mut bytes)?;
         proof.verified &= bytes == pattern(LEN - PIECE);
@@ -206,22 +207,22 @@ pub(super) fn with_peer(facts: &Facts, peer: &str) -> anyhow::Result<Vec<Proof>>
     Ok(proofs)
 }
 
-/// Offers memory to one peer after the other until nobody comes for a while.
+/// Exports memory to one peer after the other, until none connects for a while.
 pub(super) fn serve(facts: &Facts, addr: &str) -> anyhow::Result<()> {
     let device =
         Device::open().context("the software NIC cannot be opened; NOBOUNCE_ADDR names the interface")?;
     let listener = device.listen(addr).with_context(|| format!("cannot listen at {addr}"))?;
     eprintln!(
-        "nobounce: serving at {}; ends when nobody comes for {} s",
+        "nobounce: serving at {}; ends after {} s without a client",
         listener.local_addr(),
-        PATIENCE.as_secs()
+        PROBE_TIMEOUT.as_secs()
     );
     let place = places(facts).into_iter().next().unwrap_or(Place::Host);
-    while let Ok(conn) = listener.accept(PATIENCE) {
+    while let Ok(conn) = listener.accept(PROBE_TIMEOUT) {
         let region = place.register(&device)?;
         conn.send_region(&region)?;
         let before = device.nic().path_counters().inbound;
-        // The peer's word that it is done; if it went away instead, the next one is waited for.
+        // The peer's final message; if it disconnected instead, wait for the next peer.
         if conn.recv_message(SOON * 3).is_ok() {
             let told = format!("{} ({})", ways(&device.nic().path_counters().inbound, &before), place.name());
             let _ = conn.send_message(told.as_bytes());

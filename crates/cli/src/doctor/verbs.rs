@@ -1,4 +1,5 @@
-//! What libibverbs knows of adapters, by trying: open, dma-buf, packet size; and registering GPU memory.
+//! Adapter facts from libibverbs, by experiment: open, dma-buf, packet size, and registration of
+//! GPU memory.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::io;
@@ -186,7 +187,8 @@ fn try_memory(api: &Api, pd: Pointer, at: usize, name: &str, memory: &[Memory<'_
             note("dma-buf", region, "ibv_reg_dmabuf_mr");
         }
         let pointer = ptr::with_exposed_provenance_mut(usize::try_from(memory.address).unwrap_or(0));
-        // SAFETY: live memory of this length, to which nobody writes through the region: it is released at once.
+        // SAFETY: live memory of this length. Nothing writes to it through the region, which is
+        // released at once.
         let region = unsafe { (api.reg_mr)(pd, pointer, memory.len, access) };
         note("peermem", region, "ibv_reg_mr");
     }

@@ -25,12 +25,14 @@ Exit codes: 0 fine, 1 a run is further from its calibration than --tolerance, 2 
 
 /// Say what to expect: latency and bandwidth against size, direct and staged, and what limits them.
 ///
-/// A machine (this one, a known one, or one whose facts were saved) gives the parts; options change single parts or name them all. What
-/// is neither known nor said is assumed, and the last line says what. docs/predict.md explains the model and how good it is.
+/// A machine (this one, a known one, or one whose facts were saved) gives the parts; options change
+/// single parts or name them all. What is neither known nor said is assumed, and the last line says
+/// what. docs/predict.md explains the model and how good it is.
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(after_help = EXAMPLES, group = clap::ArgGroup::new("second").args(["against", "split"]))]
 pub(crate) struct PredictArgs {
-    /// A known machine: dgx-a100, dgx-h100, dgx-b200, hgx-h100-roce, dual-socket, workstation, gh200, mi300x, p5-efa, vm-flat, container
+    /// A known machine: dgx-a100, dgx-h100, dgx-b200, hgx-h100-roce, dual-socket, workstation,
+    /// gh200, mi300x, p5-efa, vm-flat, container
     #[arg(long, value_name = "NAME", conflicts_with = "facts", help_heading = "Machine")]
     pub(crate) machine: Option<String>,
 
@@ -68,8 +70,8 @@ pub(crate) struct PredictArgs {
     #[command(flatten)]
     pub(crate) cluster: ClusterArgs,
 
-    /// Fit the constants of this machine to a run of `nobounce bench --json`, and show how far each size is off; of several runs the
-    /// median of each case counts
+    /// Fit the constants of this machine to a run of `nobounce bench --json`, and show how far each
+    /// size is off; of several runs the median of each case counts
     #[arg(long, value_name = "BENCH.json", num_args = 1.., conflicts_with = "calibration", help_heading = "Calibration")]
     pub(crate) calibrate: Vec<PathBuf>,
 
@@ -77,8 +79,8 @@ pub(crate) struct PredictArgs {
     #[arg(long, value_name = "BENCH.json", help_heading = "Calibration")]
     pub(crate) against: Option<PathBuf>,
 
-    /// Take the passes of one run for two: the constants are fitted to every second pass (turns) or to the first half (halves), and the
-    /// other passes are held against them
+    /// Take the passes of one run for two: the constants are fitted to every second pass (turns) or
+    /// to the first half (halves), and the other passes are held against them
     #[arg(
         long,
         value_name = "HOW",
@@ -156,7 +158,8 @@ pub(crate) struct PartArgs {
     #[arg(long, value_name = "DISTANCE", value_parser = upper::<Distance>)]
     pub(crate) distance: Option<Distance>,
 
-    /// The processor: intel-client, xeon-old, xeon-skylake, sapphire-rapids, emerald-rapids, zen, grace or other
+    /// The processor: intel-client, xeon-old, xeon-skylake, sapphire-rapids, emerald-rapids, zen,
+    /// grace or other
     #[arg(long, value_name = "PROCESSOR", value_parser = word::<Platform>)]
     pub(crate) platform: Option<Platform>,
 

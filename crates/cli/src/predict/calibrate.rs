@@ -1,4 +1,4 @@
-//! The constants of this machine, from a bench run; and another run against them.
+//! Fits the constants of this machine to a bench run, and compares another run with them.
 
 use std::io::Write;
 use std::path::Path;
@@ -37,7 +37,7 @@ pub(super) fn main(args: &PredictArgs, out: &mut dyn Write) -> anyhow::Result<Ex
     second.map_or(Ok(ExitCode::SUCCESS), |second| compare(&calibration, &second, args, out))
 }
 
-/// Keeps one half of each run's passes; the other halves are the second run.
+/// Keeps one half of each run's passes; the other halves form the second run.
 fn part(runs: &mut [Bench], how: Parted) -> anyhow::Result<Bench> {
     let [run] = runs else { bail!("--split makes two runs of one: name one file after --calibrate") };
     let how = match how {
@@ -134,7 +134,7 @@ pub(super) fn against(
     compare(calibration, &bench(second)?, args, out)
 }
 
-/// Another run against the constants: exit code 1 where a size is further off than allowed.
+/// Compares another run with the constants: exit code 1 if a size is further off than allowed.
 fn compare(
     calibration: &Calibration,
     second: &Bench,
@@ -145,7 +145,7 @@ fn compare(
     let found = calibration.against(second);
     anyhow::ensure!(!found.is_empty(), "the two runs have no case in common");
     let is_off = |one: &Residual| one.left().abs() > tolerance;
-    // How far the two runs differ by themselves, whatever is fitted to them.
+    // The run-to-run difference, independent of the fit.
     let apart = |series: &Series, one: &Residual| {
         calibration.measured_before(series, one.size).map(|before| one.measured_us / before - 1.0)
     };

@@ -1,4 +1,4 @@
-//! `nobounce predict`: parts are put together here, the model is in `nobounce-topology`.
+//! `nobounce predict`: the parts are assembled here, the model is in `nobounce-predict`.
 
 pub(crate) mod args;
 mod calibrate;
@@ -67,7 +67,7 @@ fn machine(args: &PredictArgs) -> anyhow::Result<Machine> {
         (None, Some(path)) => {
             Facts::from_json(&doctor::read(path)?).with_context(|| path.display().to_string())?
         }
-        // A named link makes a machine of its own; nothing of this one is wanted then.
+        // A named link describes a machine of its own; nothing of this one applies then.
         (None, None) if args.parts.link.is_some() => {
             return Ok(Machine {
                 facts: None,
@@ -88,7 +88,7 @@ fn parts(args: &PredictArgs, machine: &Machine, calibration: Option<Calibration>
             parts.line()
         );
     }
-    // What was seen on one machine is that machine's alone; another may still be as this one in what the constants say.
+    // Residuals belong to one machine alone; another one may still share its constants.
     let is_another = args.machine.is_some() || args.facts.is_some();
     if let Some(found) = calibration {
         parts.soft = Soft::of_calibration(if is_another { found.constants_only() } else { found });

@@ -17,32 +17,37 @@ Exit codes: the command's own; 128 + n if signal n ended it; 127 no such command
 
 /// Run a program that uses RDMA, with a software NIC in place of a real one.
 ///
-/// The program finds a device nb0 through libibverbs, as if a RoCE adapter were in the machine. Nothing is installed, no
-/// privilege is needed, and the program needs no change.
+/// The program finds a device nb0 through libibverbs, as if a RoCE adapter were in the machine.
+/// Nothing is installed, no privilege is needed, and the program needs no change.
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct RunArgs {
-    /// Address or interface of nb0; several, separated by commas, for nb0, nb1, ... [default: NOBOUNCE_ADDR, or loopback]
+    /// Address or interface of nb0; several, separated by commas, for nb0, nb1, ... [default:
+    /// NOBOUNCE_ADDR, or loopback]
     #[arg(long, value_name = "ADDR,...")]
     pub(crate) addr: Option<String>,
 
-    /// A bad network on purpose, such as loss=0.01,seed=7
+    /// Inject network faults, for example loss=0.01,seed=7
     #[arg(long, value_name = "FAULT")]
     pub(crate) fault: Option<String>,
 
-    /// The way packets take: udp, or shm (shared memory) to processes on this machine and UDP to others [default: shm]
+    /// Link: udp, or shm (shared memory) to processes on this machine and UDP to others [default:
+    /// shm]
     #[arg(long, value_name = "LINK", value_parser = ["udp", "shm", "auto"])]
     pub(crate) link: Option<String>,
 
-    /// Engines that drive each device at most, each with a thread: 1 to 8 [default: by the CPUs, or NOBOUNCE_ENGINES]
+    /// Engines that drive each device at most, each with a thread: 1 to 8 [default: by the CPUs, or
+    /// NOBOUNCE_ENGINES]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=8))]
     pub(crate) engines: Option<u8>,
 
-    /// Which thread drives the NIC: its own (thread), the program's that post and poll (caller), or auto: thread from 4 CPUs on [default: NOBOUNCE_PROGRESS, or auto]
+    /// Which thread drives the NIC: its own (thread), the program's that post and poll (caller), or
+    /// auto: thread from 4 CPUs on [default: NOBOUNCE_PROGRESS, or auto]
     #[arg(long, value_name = "MODE", value_parser = ["auto", "thread", "caller"], hide_possible_values = true)]
     pub(crate) progress: Option<String>,
 
-    /// Record the packets of each process; %p stands for the process ID, which is put before the ending otherwise
+    /// Record the packets of each process; %p stands for the process ID, which is put before the
+    /// ending otherwise
     #[arg(long, value_name = "FILE")]
     pub(crate) pcap: Option<PathBuf>,
 
@@ -54,7 +59,8 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "LEVEL")]
     pub(crate) log: Option<String>,
 
-    /// Show the InfiniBand folders in a mount namespace, too: for programs that read them past the C library, such as those in Go
+    /// Show the InfiniBand folders in a mount namespace, too: for programs that read them past the
+    /// C library, such as those in Go
     #[arg(long)]
     pub(crate) mounts: bool,
 

@@ -1,4 +1,4 @@
-//! Starts the command, hands it our signals, and takes its end over as ours.
+//! Starts the command, forwards our signals to it, and exits as it does.
 
 use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 use super::mounts::{Mounts, MountsError};
 
-/// Signals that are ours: the kernel's word about what a process did itself, job control, which a terminal hands to the whole group, and those that
-/// nobody can take. All others that anybody may send us are meant for the command.
+/// Signals that are not forwarded. These are synchronous faults of the process itself, job control,
+/// which a terminal sends to the whole process group, and signals that cannot be caught. All others
+/// are forwarded to the command.
 const OURS: [libc::c_int; 14] = [
     libc::SIGKILL,
     libc::SIGSTOP,
@@ -30,7 +31,8 @@ fn forwarded() -> impl Iterator<Item = libc::c_int> {
     (1..=libc::SIGRTMAX()).filter(|signal| !OURS.contains(signal))
 }
 
-/// The signals that are taken by [`Signals::wait`] from now on, instead of ending us with our folder left behind.
+/// Signals that [`Signals::wait`] handles from now on, instead of killing us with our folder left
+/// behind.
 pub(crate) struct Signals {
     set: libc::sigset_t,
     /// What was blocked before, which the command starts with.
@@ -38,11 +40,12 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Blocks them in this thread: call it before any other is started.
+    /// Blocks them in this thread: call it before another thread starts.
     pub(crate) fn block() -> Self {
         // SAFETY: a sigset_t is plain data, and sigemptyset makes it a valid one.
         let (mut set, mut before): (libc::sigset_t, libc::sigset_t) = unsafe { std::mem::zeroed() };
-        // SAFETY: the sets are ours and valid; a number that the C library keeps for itself is refused by sigaddset.
+        // SAFETY: the sets are ours and valid; a number that the C library keeps for itself is
+        // refused by sigaddset.
         unsafe {
             libc::sigemptyset(&raw mut set);
             for signal in forwarded() {
@@ -54,7 +57,7 @@ impl Signals {
         Self { set, before }
     }
 
-    /// Waits until the child has ended, handing on what comes in the meantime.
+    /// Waits until the child has ended, forwarding signals meanwhile.
     pub(crate) fn wait(&self, child: &mut Child) -> io::Result<ExitStatus> {
         loop {
             if let Some(status) = child.try_wait()? {
@@ -64,7 +67,7 @@ impl Signals {
             let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
             // SAFETY: the set is valid, and `info` is a place for the answer.
             let signal = unsafe { libc::sigwaitinfo(&raw const self.set, &raw mut info) };
-            // The terminal's own signals (Ctrl-C) go to the whole group: the command has it already.
+            // Terminal signals (Ctrl-C) go to the whole process group: the command has it already.
             let from_terminal = info.si_code == libc::SI_KERNEL;
             if signal > 0 && signal != libc::SIGCHLD && !from_terminal {
                 let pid = libc::pid_t::try_from(child.id()).expect("a process ID");
@@ -105,8 +108,8 @@ impl StartError {
     }
 }
 
-/// Starts it, with the signals blocked that were blocked when we were started: a blocked signal is inherited. With `mounts`, in a
-/// mount namespace of its own.
+/// Starts it with the signal mask that we inherited, because a blocked signal is inherited again.
+/// With `mounts`, in a mount namespace of its own.
 pub(crate) fn start(
     command: &mut Command,
     signals: &Signals,
@@ -119,13 +122,15 @@ pub(crate) fn start(
         if let Some(mounts) = &todo {
             mounts.perform()?;
         }
-        // SAFETY: the set was filled by pthread_sigmask; sigprocmask may be called between fork and exec.
+        // SAFETY: the set was filled by pthread_sigmask; sigprocmask may be called between fork and
+        // exec.
         match unsafe { libc::sigprocmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }
     };
-    // SAFETY: between fork and exec only the calls above are made, which allocate nothing and take no lock.
+    // SAFETY: between fork and exec only the calls above are made, which allocate nothing and take
+    // no lock.
     unsafe { command.pre_exec(prepare) };
     command.spawn().map_err(|source| {
         let failed = match &mounts {

@@ -1,4 +1,4 @@
-//! The folder with the libraries that programs are given in place of the system's.
+//! The folder with the libraries that replace the system's for a program.
 
 use std::path::{Path, PathBuf};
 
@@ -29,7 +29,7 @@ fn list(folders: &[PathBuf]) -> String {
     folders.iter().map(|folder| folder.display().to_string()).collect::<Vec<_>>().join(", ")
 }
 
-/// Finds the folder: the one that was named, or the one beside the command (as built, as installed).
+/// Finds the folder: the named one, or the one next to the executable (as built, as installed).
 pub(crate) fn find(named: Option<PathBuf>, executable: &Path) -> Result<PathBuf, DropinError> {
     let candidates = match named {
         Some(folder) => vec![folder],

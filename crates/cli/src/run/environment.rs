@@ -1,4 +1,5 @@
-//! The variables that the command gets. docs/run.md has the same list with the reasons; keep both.
+//! The environment of the command. docs/run.md has the same list with the reasons; keep both in
+//! sync.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -28,12 +29,12 @@ pub(crate) fn gpus() -> usize {
 
 /// Set unless the user has set them: name, value.
 const DEFAULTS: [(&str, &str); 3] = [
-    // Between processes of one machine there is no need for a wire.
+    // Processes of one machine use shared memory.
     ("NOBOUNCE_LINK", "auto"),
-    // NCCL sees nb0 at the CPU, farther from any GPU than it takes GPU memory from by default.
+    // NCCL sees nb0 at the CPU (distance SYS), beyond its default limit for GPUDirect.
     ("NCCL_NET_GDR_LEVEL", "SYS"),
-    // NCCL 2.28.7 and 2.28.9 choose the way of GPU-initiated operations themselves and crash where no adapter is one of mlx5's;
-    // 2, the proxy, serves every adapter.
+    // NCCL 2.28.7 and 2.28.9 select the GIN type themselves and crash if no adapter is an mlx5.
+    // Type 2, the proxy, works with every adapter.
     ("NCCL_GIN_TYPE", "2"),
 ];
 
@@ -42,12 +43,15 @@ fn for_gpus(
     given: &Given<'_>,
     now: impl Fn(&str) -> Option<OsString>,
 ) -> impl Iterator<Item = (&'static str, &'static str)> {
-    // Without windows everything is copied, and a copy stands still behind what waits for NCCL's kernel, and that for the copy, where they share a
-    // hardware queue: as many as there can be, instead of 8. (Not always, for a GPU has only so many for all its processes together.)
+    // Without BAR1 windows everything is copied. A copy that shares a hardware queue with work
+    // behind NCCL's kernel deadlocks, since that kernel waits for the copy. So use the maximum
+    // number of queues instead of 8. (Not by default: a GPU has a limited number for all its
+    // processes.)
     let is_copied = now("NOBOUNCE_WINDOW").is_some_and(|window| window == "off");
     let queues = (given.gpus > 0 && is_copied).then_some(("CUDA_DEVICE_MAX_CONNECTIONS", "32"));
-    // With one GPU all channels of NCCL are flows over the network: four of them quarter the messages, and the device pays for each
-    // message; two of them keep several engines busy. (Several GPUs need their channels for what they do among themselves.)
+    // With one GPU all channels of NCCL are network flows. Four of them quarter the messages, and
+    // the device has a cost per message. Two keep several engines busy. (Several GPUs need their
+    // channels for traffic among themselves.)
     let most = if given.engines > 1 { "2" } else { "1" };
     let channels = (given.gpus == 1).then_some(("NCCL_MAX_NCHANNELS", most));
     queues.into_iter().chain(channels)
@@ -56,7 +60,8 @@ fn for_gpus(
 /// What is wrong with what the user has set, if anything.
 pub(crate) fn warning(now: impl Fn(&str) -> Option<OsString>) -> Option<String> {
     let asked = now("NCCL_PROTO")?.to_string_lossy().to_ascii_uppercase();
-    // A list for all collectives or for one (`allreduce:LL`), parted by semicolons; `^` is for all but those named, which NCCL takes for a wish, too.
+    // A list for all collectives or for one (`allreduce:LL`), separated by semicolons. `^` means
+    // all but those named, which also counts as a request.
     let forced = asked.split(';').any(|part| {
         let list = part.rsplit(':').next().unwrap_or_default().trim();
         let (list, wanted) = list.strip_prefix('^').map_or((list, true), |others| (others, false));
@@ -102,7 +107,7 @@ pub(crate) fn variables(
     all
 }
 
-/// `first`, then what was there; not twice in a run inside a run.
+/// Puts `first` in front of the previous value, but not twice in a nested run.
 fn in_front(first: &Path, before: Option<OsString>) -> OsString {
     let mut all = first.as_os_str().to_owned();
     let Some(before) = before.filter(|before| !before.is_empty()) else { return all };
@@ -118,7 +123,8 @@ fn in_front(first: &Path, before: Option<OsString>) -> OsString {
     all
 }
 
-/// One file for each process: `%p`, which the device replaces, before the ending unless the user put it elsewhere.
+/// One file per process: inserts `%p`, which the device replaces, before the extension unless the
+/// user placed it elsewhere.
 fn capture(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     if path.as_os_str().as_encoded_bytes().windows(2).any(|two| two == b"%p") {

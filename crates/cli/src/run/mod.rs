@@ -1,7 +1,8 @@
 //! `nobounce run`: other people's RDMA programs, unmodified, on a device nb0.
 //!
-//! The order of a run: what was typed is checked, the drop-in folder found, the folder of the run made with the view in it;
-//! then the command is started, signals go to it, and its end is ours. docs/run.md tells users.
+//! The order of a run: check the arguments, find the drop-in folder, create the folder of the run
+//! with the view in it. Then start the command, forward signals to it, and exit as it does.
+//! docs/run.md is the user documentation.
 
 pub(crate) mod args;
 mod child;
@@ -70,13 +71,13 @@ pub(crate) fn main(args: &RunArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(child::code(status)))
 }
 
-/// How many engines the command's devices will have at most. (What makes no sense is said by the device.)
+/// Most engines that the command's devices will have. (The device reports invalid values.)
 fn engines(args: &RunArgs) -> usize {
     let config = Config::from_env().unwrap_or_default();
     Config { engines: args.engines.map(usize::from).or(config.engines), ..config }.engines()
 }
 
-/// Whatever the device would refuse is refused here, once, before anything is started.
+/// Rejects here, once and before anything starts, whatever the device would reject.
 fn check(args: &RunArgs) -> anyhow::Result<Vec<IpAddr>> {
     if let Some(option) = args.command.first().filter(|word| word.as_encoded_bytes().starts_with(b"-")) {
         anyhow::bail!("there is no option {}; `nobounce run --help` lists them", option.display());
@@ -93,7 +94,7 @@ fn check(args: &RunArgs) -> anyhow::Result<Vec<IpAddr>> {
         None => vec![Config::default().addr],
     };
     for addr in &addrs {
-        // Any port will do: whether the address is one of this machine is all that is asked.
+        // Any port will do: this only tests whether the address is local.
         if let Err(error) = std::net::UdpSocket::bind((*addr, 0)) {
             anyhow::bail!(
                 "{addr} cannot be used here: {error}. `ip address` lists the addresses of this machine"

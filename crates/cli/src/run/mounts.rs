@@ -1,9 +1,11 @@
-//! The third way to show the InfiniBand folders: a mount namespace, for programs that make system calls by hand.
+//! The third method to show the InfiniBand folders: a mount namespace, for programs that make raw
+//! system calls.
 //!
-//! Neither /sys nor /dev takes new folders from us. So a folder is covered by a small tmpfs in which everything that was there is
-//! mounted again, with ours beside it. What is to be done is written down before the command is forked off, and done in the new
-//! process, where nothing may be allocated. Only that process and its children see the mounts, which go with the last of them.
-//! We stay outside: whoever removes the folder of a run must never walk into a mounted /dev.
+//! /sys and /dev do not accept new folders. So a small tmpfs covers a folder, with its former
+//! contents bind-mounted next to ours. The mounts are planned before the fork. The new process
+//! performs them, where allocation is not allowed. Only that process and its children see the
+//! mounts, which disappear with the last of them. The parent stays outside: removing a run's folder
+//! must never descend into a mounted /dev.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::fs::{self, File};
@@ -42,7 +44,8 @@ fn hint(error: &io::Error) -> &'static str {
 /// One thing to do in the new process.
 #[derive(Debug)]
 enum Step {
-    /// A mount namespace, with a user namespace around it unless we are privileged; who we are stays the same.
+    /// A mount namespace, inside a user namespace unless we are privileged; user and group IDs stay
+    /// the same.
     Namespace {
         uids: String,
         gids: String,
@@ -86,7 +89,7 @@ impl Step {
     }
 }
 
-/// Everything to do, and the pipe through which the new process says where it failed.
+/// All steps, and the pipe through which the new process reports a failure.
 #[derive(Debug)]
 pub(crate) struct Mounts {
     steps: Vec<Step>,
@@ -95,8 +98,8 @@ pub(crate) struct Mounts {
 }
 
 impl Mounts {
-    /// Finds out what to do so that the folders in `view` are seen where `system` has or would have them. `cover` is the name of
-    /// a folder to build in.
+    /// Plans how to show the folders of `view` where `system` has or would have them. `cover` is
+    /// the name of a folder to build in.
     pub(crate) fn plan(view: &Path, cover: &Path, system: &System<'_>) -> Result<Self, MountsError> {
         let (told, tell) = pipe().map_err(|source| MountsError::new("no pipe", source))?;
         let mut plan = Plan { steps: vec![namespace()], cover };
@@ -114,7 +117,8 @@ impl Mounts {
         Ok(Self { steps: plan.steps, told, tell })
     }
 
-    /// Does it all, in the process that will be the command; where it fails, says so through the pipe. Neither allocates nor locks.
+    /// Performs all steps in the process that becomes the command; reports a failure through the
+    /// pipe. Neither allocates nor locks.
     pub(crate) fn perform(&self) -> io::Result<()> {
         for (number, step) in self.steps.iter().enumerate() {
             if let Err(error) = perform(step) {
@@ -127,7 +131,8 @@ impl Mounts {
         Ok(())
     }
 
-    /// Why the command was not started, if it was for us. Called when the new process is gone: what it said is there by now.
+    /// Why the command did not start, if the mounts were the cause. Call it when the new process is
+    /// gone: its report is complete by then.
     pub(crate) fn failure(&self, source: io::Error) -> Result<MountsError, io::Error> {
         let mut number = [0; size_of::<usize>()];
         match (&self.told).read_exact(&mut number).map(|()| self.steps.get(usize::from_ne_bytes(number))) {
@@ -144,7 +149,8 @@ struct Plan<'a> {
 }
 
 impl Plan<'_> {
-    /// Shows the folders `names` of `ours` in `theirs`, beside what is there. One that is there already keeps what it has.
+    /// Shows the folders `names` of `ours` in `theirs`, next to what is there. An existing folder
+    /// keeps its contents.
     fn show(&mut self, ours: &Path, theirs: &Path, names: &[&str]) -> io::Result<()> {
         let mut missing = Vec::new();
         for name in names {
@@ -161,7 +167,7 @@ impl Plan<'_> {
         if missing.is_empty() { Ok(()) } else { self.cover(ours, theirs, &missing) }
     }
 
-    /// Puts a folder over `theirs` that has everything in it, and `new` from `ours`.
+    /// Covers `theirs` with a folder that has all its contents, and `new` from `ours`.
     fn cover(&mut self, ours: &Path, theirs: &Path, new: &[&OsStr]) -> io::Result<()> {
         let cover = text(self.cover);
         self.steps.push(Step::Tmpfs(cover.clone()));
@@ -208,7 +214,7 @@ fn pipe() -> io::Result<(File, OwnedFd)> {
     let mut ends = [0; 2];
     // SAFETY: there is room for two descriptors.
     check(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC | libc::O_NONBLOCK) })?;
-    // SAFETY: both are new, and nobody else's.
+    // SAFETY: both descriptors are new and have no other owner.
     Ok(unsafe { (File::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])) })
 }
 
@@ -243,7 +249,7 @@ fn enter(uids: &str, gids: &str) -> io::Result<()> {
         write(c"/proc/self/uid_map", uids)?;
         write(c"/proc/self/gid_map", gids)?;
     }
-    // What others mount later is seen here; what is mounted here is seen by nobody else.
+    // Slave propagation: later mounts of the host appear here; mounts made here stay private.
     mount(None, c"/", None, libc::MS_REC | libc::MS_SLAVE, None)
 }
 

@@ -1,4 +1,5 @@
-//! What NCCL reads besides the environment: files of `NAME=value` lines, which lose against the environment. What the user has set there we must not set.
+//! NCCL's configuration files: `NAME=value` lines, which the environment overrides. Values that the
+//! user has set there must not be overridden.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -11,7 +12,8 @@ const EVERYBODY: &str = "/etc/nccl.conf";
 pub(crate) struct NcclConf(Vec<(String, String)>);
 
 impl NcclConf {
-    /// Reads the files that NCCL would read: the one named by `NCCL_CONF_FILE`, or else the user's own, and then everybody's.
+    /// Reads the files that NCCL would read: the one named by `NCCL_CONF_FILE`, or else the user's
+    /// own, and then the system-wide one.
     pub(crate) fn read(now: impl Fn(&str) -> Option<OsString>) -> Self {
         let named = now("NCCL_CONF_FILE").filter(|file| !file.is_empty()).map(PathBuf::from);
         let own = named.or_else(|| Some(Path::new(&now("HOME")?).join(".nccl.conf")));
@@ -60,7 +62,8 @@ mod tests {
         assert_eq!(conf.get("NCCL_DEBUG"), None);
     }
 
-    /// NCCL puts whatever is there into its environment, but after the libraries are loaded: only its own names are settings.
+    /// NCCL puts all entries into its environment, but after the libraries are loaded: only its own
+    /// names are settings.
     #[test]
     fn only_what_is_nccl_s_own_is_taken() {
         assert_eq!(of(&["LD_PRELOAD=x.so\n"]).get("LD_PRELOAD"), None);

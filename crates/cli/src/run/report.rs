@@ -1,8 +1,9 @@
-//! What the devices of all processes say at the end, in one line.
+//! One-line summary of the reports of all processes' devices.
 //!
-//! Each device leaves `PID-N.open` in the folder of the run while it is open and `PID-N.json` when it goes; where its process died
-//! instead, `PID-N.live` has what it did until shortly before. What our libraries refused is in `PID.refused`, and what else went wrong in
-//! `PID.told`. docs/run.md has the format.
+//! Each device has `PID-N.open` in the folder of the run while it is open, and writes `PID-N.json`
+//! when it closes. If its process died, `PID-N.live` has its counters until shortly before.
+//! `PID.refused` lists what our libraries refused, and `PID.told` other errors. docs/run.md has the
+//! format.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,13 +13,13 @@ use std::path::Path;
 use nobounce::nic::soft::last_snapshot;
 use serde::Deserialize;
 
-/// Reasons in the last line; programs may try many things that no device has.
+/// Most reasons in the last line; programs may try many things that no device has.
 const SAID_SHOWN: usize = 4;
 
 /// The same for reasons why packets took UDP.
 const FALLBACKS_SHOWN: usize = 2;
 
-/// What one device did in its life. What a report does not say is nothing.
+/// The report of one device. Missing fields count as zero.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Device {
@@ -26,8 +27,8 @@ struct Device {
     r#in: BTreeMap<String, Moved>,
     /// By path, from memory to the wire.
     out: BTreeMap<String, Moved>,
-    staged_because: Vec<String>,
-    udp_because: Vec<String>,
+    staged_reason: Vec<String>,
+    udp_reason: Vec<String>,
     retransmissions: u64,
     errors: BTreeMap<String, u64>,
 }
@@ -46,14 +47,14 @@ pub(crate) struct Totals {
     devices: u64,
     /// Opened, and no word of what became of them.
     silent: u64,
-    /// Their processes died: what is known of them is from shortly before.
+    /// Devices whose processes died: their figures are from shortly before.
     cut_short: u64,
     /// What was refused or went wrong, and how often.
     said: BTreeMap<String, u64>,
     sum: Device,
 }
 
-/// Adds up what is in the folder. A report that makes no sense counts as none.
+/// Sums the reports in the folder. An invalid one is ignored.
 pub(crate) fn read(folder: &Path) -> Totals {
     let mut totals = Totals::default();
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
@@ -98,7 +99,7 @@ impl Device {
             *self.errors.entry(name).or_default() += count;
         }
         for (to, from) in
-            [(&mut self.staged_because, other.staged_because), (&mut self.udp_because, other.udp_because)]
+            [(&mut self.staged_reason, other.staged_reason), (&mut self.udp_reason, other.udp_reason)]
         {
             for reason in from {
                 if !to.contains(&reason) {
@@ -144,8 +145,8 @@ impl fmt::Display for Totals {
             let moved = if parts.is_empty() { "nothing".to_owned() } else { parts.join(", ") };
             write!(f, "; {direction}: {moved}")?;
         }
-        if !self.sum.staged_because.is_empty() {
-            write!(f, " (staged: {})", self.sum.staged_because.join("; "))?;
+        if !self.sum.staged_reason.is_empty() {
+            write!(f, " (staged: {})", self.sum.staged_reason.join("; "))?;
         }
         write!(f, "; {}", counted(self.sum.retransmissions, "retransmission"))?;
         let errors: Vec<String> = self
@@ -168,7 +169,7 @@ impl fmt::Display for Totals {
 impl Totals {
     /// Why shared memory was not taken, where it could have been.
     fn write_fallbacks(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let all = &self.sum.udp_because;
+        let all = &self.sum.udp_reason;
         all.iter().take(FALLBACKS_SHOWN).try_for_each(|reason| write!(f, "; {reason}"))?;
         if all.len() > FALLBACKS_SHOWN {
             write!(f, "; and {} more such", all.len() - FALLBACKS_SHOWN)?;
@@ -221,7 +222,7 @@ mod tests {
         fs::create_dir_all(&folder).unwrap();
         assert!(read(&folder).to_string().starts_with("no process opened a device"));
         let sender = r#"{"version":1,"pid":7,"out":{"cpu":{"bytes":327680000,"operations":5000},"staged":{"bytes":0,"operations":0}},"retransmissions":1,"errors":{}}"#;
-        let receiver = r#"{"in":{"cpu":{"bytes":327680000,"operations":5000},"staged":{"bytes":12,"operations":1}},"staged_because":["no window"],"udp_because":["no shared memory with anybody"],"errors":{"RetryExceeded":2},"unknown":[]}"#;
+        let receiver = r#"{"in":{"cpu":{"bytes":327680000,"operations":5000},"staged":{"bytes":12,"operations":1}},"staged_reason":["no window"],"udp_reason":["no shared memory with any peer"],"errors":{"RetryExceeded":2},"unknown":[]}"#;
         fs::write(folder.join("7-0.json"), sender).unwrap();
         fs::write(folder.join("8-0.json"), receiver).unwrap();
         fs::write(folder.join("9-0.open"), "").unwrap();
@@ -230,9 +231,9 @@ mod tests {
             read(&folder).to_string(),
             "3 devices opened (1 ended without a report); out: 328 MB cpu in 5000 operations; \
              in: 328 MB cpu in 5000 operations, 12 B staged in 1 operation (staged: no window); 1 retransmission; \
-             errors: RetryExceeded 2; no shared memory with anybody"
+             errors: RetryExceeded 2; no shared memory with any peer"
         );
-        // One that died while it worked, and what was refused to the others.
+        // A process that died at work, and what was refused to the others.
         let mut live = [1_u64.to_ne_bytes(), (sender.len() as u64).to_ne_bytes()].concat();
         live.extend_from_slice(sender.as_bytes());
         fs::write(folder.join("10-0.open"), "").unwrap();

@@ -1,4 +1,5 @@
-//! The folder of one run: private, and gone after it. A run that was killed leaves its folder behind; the next one removes it.
+//! The folder of one run: private, and removed after it. A killed run leaves its folder behind; the
+//! next run removes it.
 
 use std::fs::{self, File};
 use std::io;
@@ -7,19 +8,19 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 const PREFIX: &str = "nobounce-run-";
-/// Names that are taken are passed over; so many in a row means that something else is wrong.
+/// Names in use are skipped; so many in a row indicate another problem.
 const ATTEMPTS: u32 = 100;
 
-/// A folder that is locked as long as this lives, and removed with it.
+/// A folder that is locked for the lifetime of this value, and removed with it.
 #[derive(Debug)]
 pub(crate) struct Scratch {
     path: PathBuf,
-    /// The lock says that the folder is in use. Children do not inherit it.
+    /// The lock marks the folder as in use. Children do not inherit it.
     _lock: File,
 }
 
 impl Scratch {
-    /// Makes one below `parent`, after removing what killed runs of this user left there.
+    /// Creates one below `parent`, after removing leftovers of this user's killed runs.
     pub(crate) fn new(parent: &Path) -> io::Result<Self> {
         remove_leftovers(parent);
         for attempt in 0..ATTEMPTS {
@@ -30,7 +31,8 @@ impl Scratch {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
                 Err(error) => return Err(error),
             }
-            // A cleaning run may have seen the folder before it was locked, or even opened, and removed it: then another one is made.
+            // A concurrent cleanup may have removed the folder before it was locked, or even
+            // opened: then create another one.
             let lock = match File::open(&path) {
                 Ok(lock) => lock,
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
@@ -54,7 +56,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Removes the folders of runs that are over. Whatever is in doubt stays.
+/// Removes the folders of finished runs. Anything doubtful stays.
 fn remove_leftovers(parent: &Path) {
     // SAFETY: geteuid only returns a number.
     let me = unsafe { libc::geteuid() };
@@ -63,7 +65,7 @@ fn remove_leftovers(parent: &Path) {
             continue;
         }
         let path = entry.path();
-        // Not through a link, and nobody else's.
+        // Not a symlink, and owned by this user.
         let ours = fs::symlink_metadata(&path).is_ok_and(|facts| facts.is_dir() && facts.uid() == me);
         if !ours {
             continue;

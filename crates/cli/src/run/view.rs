@@ -1,7 +1,8 @@
-//! The InfiniBand folders as programs expect them: /sys/class/infiniband, /sys/class/infiniband_verbs, /dev/infiniband.
+//! The InfiniBand folders as programs expect them: /sys/class/infiniband,
+//! /sys/class/infiniband_verbs, /dev/infiniband.
 //!
-//! The tree is laid out as the kernel does it: the class folder holds links into /sys/devices. Devices that the machine really
-//! has stay visible: they are linked beside ours.
+//! The tree has the kernel's layout: the class folder holds links into /sys/devices. Real devices
+//! of the machine stay visible: they are linked next to ours.
 
 use std::fs;
 use std::io;
@@ -9,8 +10,8 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-/// Identifies the device to programs that look for adapters they know. Both numbers are nobody's: 0x1d0f and the like would
-/// wake code for other people's hardware.
+/// Vendor and device IDs for programs that look for adapters they know. Neither is assigned: a real
+/// ID such as 0x1d0f would activate code for other hardware.
 const VENDOR: &str = "0x6e62";
 const PART: &str = "0x0001";
 
@@ -54,7 +55,7 @@ pub(crate) fn make(root: &Path, addrs: &[IpAddr], system: &System<'_>) -> io::Re
         symlink(format!("../../devices/virtual/nobounce/{name}/infiniband/{name}"), class.join(&name))?;
         write(&verbs.join(&node), &[("ibdev", &name), ("abi_version", "1")])?;
         symlink(format!("../../../devices/virtual/nobounce/{name}"), verbs.join(&node).join("device"))?;
-        // Programs ask only whether a character device is there that they may open.
+        // Programs only test for a character device that they may open.
         symlink("/dev/null", nodes.join(&node))?;
     }
     Ok(())
@@ -136,7 +137,7 @@ fn gid(addr: &IpAddr) -> String {
     Ipv6Addr::segments(&v6).map(|group| format!("{group:04x}")).join(":")
 }
 
-/// The interface that has the address. All of 127.0.0.0/8 is the loopback's, listed or not.
+/// The interface that has the address. All of 127.0.0.0/8 belongs to loopback, listed or not.
 fn interface_of(addr: &IpAddr) -> Option<String> {
     if addr.is_loopback() {
         return Some("lo".to_owned());

@@ -1,10 +1,10 @@
-//! Drivers: is each device driven by what it should be, and do library and module belong together?
+//! Drivers: does each device have the right one, and do library and kernel module match?
 
 use super::{list, one_or};
 use crate::finding::{Finding, Severity};
 use nobounce_topology::analysis::Analysis;
 use nobounce_topology::facts::{GpuVendor, Nic, PciDevice};
-use nobounce_topology::ladder::Answer;
+use nobounce_topology::methods::Answer;
 use nobounce_topology::usable;
 
 pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
@@ -16,7 +16,7 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
     found
 }
 
-/// Amazon's machines with its adapters and without GPUDirect: the name of the product is the type of the instance.
+/// AWS machines with EFA but without GPUDirect: the product name is the instance type.
 fn instance(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     const WITHOUT: [&str; 7] = ["g4dn.", "g5.", "g5g.", "g6.", "g6e.", "gr6.", "p3dn."];
     let facts = analysis.facts;
@@ -186,7 +186,7 @@ fn adapters(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     }
 }
 
-/// Makers whose adapters of the network class all do RDMA, or the models that do.
+/// Vendors whose network adapters all support RDMA, or the models that do.
 fn speaks_rdma(device: &PciDevice) -> bool {
     match device.vendor {
         0x15b3 => true,

@@ -1,4 +1,4 @@
-//! RoCE addresses: which entries of the GID table there are, and which one programs will take.
+//! RoCE addresses: the entries of the GID table, and the one that programs will use.
 
 use super::list;
 use crate::finding::{Finding, Severity};
@@ -39,7 +39,7 @@ struct Setting<'a> {
     source: &'a str,
     name: &'a str,
     program: &'static str,
-    /// Somebody set it, and it is no default.
+    /// Set explicitly, not a default.
     chosen: bool,
 }
 
@@ -177,7 +177,7 @@ fn tables(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     }
 }
 
-/// The entry that one should take: RoCE v2 with an IPv4 address, else any routed v2.
+/// The recommended entry: RoCE v2 with an IPv4 address, else any routable v2.
 fn best(gids: &[Gid]) -> Option<&Gid> {
     let v2 = || gids.iter().filter(|gid| gid.is_v2());
     v2().find(|gid| gid.is_ipv4()).or_else(|| v2().find(|gid| !gid.is_link_local())).or_else(|| v2().next())
@@ -224,7 +224,8 @@ fn index(analysis: &Analysis<'_>, wanted: i64, set: &Setting<'_>, found: &mut Ve
             set.name, set.program
         ),
     };
-    // A default that is RoCE v1 still reaches the neighbours of a flat network; an index that somebody set was meant for another table.
+    // A default RoCE v1 GID still reaches the neighbours of a flat network. An index that was set
+    // explicitly was meant for another GID table.
     let stops = set.chosen || wrong.iter().any(|(_, why, _)| why.starts_with("no such"));
     let finding = Finding::new(
         "gid-index",

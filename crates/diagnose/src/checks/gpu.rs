@@ -1,4 +1,5 @@
-//! What the GPU itself allows: its class, BAR1, MIG, confidential computing; and the CPU's window onto it.
+//! What the GPU itself allows: its class, BAR1, MIG, confidential computing; and the CPU's window
+//! onto it.
 
 use super::{bytes, list};
 use crate::finding::{Finding, Severity};

@@ -1,4 +1,4 @@
-//! The IOMMU: passed through, translating, or off; and address translation services.
+//! The IOMMU: passthrough, translating, or off; and ATS (address translation services).
 
 use super::list;
 use crate::finding::{Finding, Severity};
@@ -23,7 +23,7 @@ fn translates(analysis: &Analysis<'_>, device: &PciDevice) -> Option<bool> {
             Some("identity" | "auto-identity") => Some(false),
             Some(kind) if kind.starts_with("DMA") => Some(true),
             Some(_) => Some(false),
-            // The kernel does not tell the kind of the group: its command line does, if it says anything.
+            // The kernel does not report the domain type: fall back to its command line.
             None => match (kernel.parameter("iommu"), kernel.parameter("iommu.passthrough")) {
                 (Some("pt"), _) | (_, Some("1" | "on" | "y")) => Some(false),
                 (Some("off"), _) => Some(false),
@@ -56,7 +56,8 @@ fn translation(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     if let Some(first) = translated.first() {
         let names: Vec<_> = translated.iter().map(|device| name(device)).collect();
         let group = first.iommu.known().and_then(Option::as_ref);
-        // Adapters that translate by themselves, below switches that let translated packets pass, lose nothing.
+        // Adapters with ATS, below switches that let translated packets pass (Direct Translated
+        // P2P), lose nothing.
         let nics: Vec<&&PciDevice> = translated.iter().filter(|device| device.is_network()).collect();
         let ats = !nics.is_empty()
             && nics.iter().all(|device| device.config.known().is_some_and(|config| config.ats == Some(true)));

@@ -1,4 +1,4 @@
-//! The checks: facts in, findings out; no reading, no guessing where a fact is missing.
+//! The checks: facts in, findings out; no IO, no guesses where a fact is missing.
 
 mod driver;
 mod gid;
@@ -18,7 +18,7 @@ mod ucx_env;
 use crate::finding::Finding;
 use nobounce_topology::analysis::Analysis;
 
-/// All findings, the gravest first; among equals in the order of the checks.
+/// All findings, most severe first; among equals in the order of the checks.
 pub(crate) fn run(analysis: &Analysis<'_>) -> Vec<Finding> {
     let checks: [fn(&Analysis<'_>) -> Vec<Finding>; 13] = [
         driver::check,

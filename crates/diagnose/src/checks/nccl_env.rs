@@ -149,7 +149,8 @@ fn level(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         }
         let names: Vec<_> = stopped.iter().map(|pair| pair.gpu.address.clone()).collect();
         let need = stopped.iter().map(|pair| nccl::distance(facts, pair)).max().unwrap_or(Level::Sys);
-        // Where the default would not have allowed it either, the setting is no change for the worse.
+        // Where the default would not have allowed it either, the setting is no change for the
+        // worse.
         let default_allows = stopped.iter().any(|pair| nccl::distance(facts, pair) <= Level::P2c);
         let severity = if default_allows { Severity::Error } else { Severity::Info };
         let finding = Finding::new("nccl-gdr-level", severity, format!("{variable} keeps NCCL from GPUDirect on {}", list(&names)))
@@ -186,7 +187,7 @@ fn filter(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         );
     }
     let unknown = filter.unknown(|name| {
-        // Those are told above.
+        // Those are reported above.
         let name = name.trim();
         facts
             .nics

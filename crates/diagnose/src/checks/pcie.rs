@@ -1,4 +1,4 @@
-//! PCIe: access control, link speed and width, packet and request sizes, relaxed ordering.
+//! PCIe: ACS, link speed and width, payload and read request sizes, relaxed ordering.
 
 use std::collections::BTreeSet;
 
@@ -20,7 +20,7 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
     found
 }
 
-/// Adapters whose settings nobody could read.
+/// Adapters whose PCIe settings could not be read.
 fn unread(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let facts = analysis.facts;
     if facts.gpus.is_empty() {
@@ -48,7 +48,8 @@ fn unread(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     );
 }
 
-/// Bridges between GPUs and adapters that meet below the processor: there, and only there, access control sends packets a longer way.
+/// PCIe switch ports between GPUs and adapters with a common upstream switch. Only there does ACS
+/// redirect packets to the root complex.
 fn access_control(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let near: Vec<_> = analysis
         .pairs
@@ -60,7 +61,7 @@ fn access_control(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let mut seen = BTreeSet::new();
     let mut hit: BTreeSet<String> = BTreeSet::new();
     for pair in &near {
-        // The port at the turn decides nothing: its own bits are for what comes from above.
+        // The port at the turn does not matter: its ACS bits apply to packets from above.
         let Some(nic) = pair.nic.address.as_deref() else { continue };
         for port in analysis.tree.between(&pair.gpu.address, nic).ports {
             let redirects = match port.config.known() {
@@ -72,7 +73,7 @@ fn access_control(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                     continue;
                 }
             };
-            // An adapter that translates addresses itself may pass where the port lets translated packets through.
+            // An adapter with ATS may bypass the redirect if the port has Direct Translated P2P.
             let translates = analysis
                 .tree
                 .get(nic)
@@ -124,12 +125,13 @@ fn access_control(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     }
 }
 
-/// What a link could do: the device and the port above it, whichever is less.
+/// The maximum of a link: the lesser of the device and the port above it.
 fn could(analysis: &Analysis<'_>, device: &PciDevice, link: &Link) -> (f64, u32) {
     let above =
         device.parent.as_deref().and_then(|parent| analysis.tree.get(parent)).and_then(|port| port.link);
     match above {
-        // The port's own link is the one down to the device, where the port is a downstream one: what it can do limits.
+        // The port's own link is the one down to the device, where the port is a downstream one:
+        // what it can do limits.
         Some(port) => (link.max_speed.min(port.max_speed), link.max_width.min(port.max_width.max(1))),
         None => (link.max_speed, link.max_width),
     }
@@ -172,7 +174,8 @@ fn links(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                     })
             });
         if narrower || (slower && !sleeps && !above_sleeper) {
-            // Bridges report the same link as what is below them: say it once, of the device.
+            // Bridges report the same link as the device below them: report it once, for the
+            // device.
             let below = |child: &PciDevice| {
                 child.parent.as_deref() == Some(&device.address) && ends.contains(child.address.as_str())
             };
@@ -288,7 +291,7 @@ fn sizes(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             let device = facts.pci_device(nic.address.as_deref()?)?;
             let config = device.config.known()?;
             let (now, most) = (config.max_payload?, config.max_payload_supported?);
-            // All ports of the way must agree: the least of them is what can be had.
+            // All ports on the path must agree: the minimum applies.
             let way = analysis.tree.bridges_above(&device.address);
             let most = way
                 .iter()

@@ -1,4 +1,4 @@
-//! Where things are plugged: distance, sockets, virtual machines, processors that carry badly.
+//! Placement: distance, sockets, virtual machines, CPUs with poor peer-to-peer forwarding.
 
 use super::list;
 use crate::finding::{Finding, Severity};
@@ -150,7 +150,7 @@ fn nodes(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     );
 }
 
-/// Processors that carry packets between devices badly or not at all.
+/// CPUs that forward packets between devices poorly or not at all.
 fn processor(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let facts = analysis.facts;
     if facts.is_virtual() {

@@ -82,7 +82,7 @@ fn states(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         .nics
         .iter()
         .filter(|nic| !nic.is_software() && !nic.ports.is_empty())
-        // A state that could not be read is no link that is down.
+        // An unreadable state does not count as a link that is down.
         .filter(|nic| nic.ports.iter().any(|port| !port.state.is_empty()))
         .filter(|nic| {
             nic.ports.iter().all(|port| {
@@ -96,7 +96,7 @@ fn states(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let names: Vec<_> = down.iter().map(|nic| nic.name.clone()).collect();
     let none_left =
         analysis.facts.nics.iter().filter(|nic| !nic.is_software()).count() == down.len() + waiting.len();
-    // An unused port is normal; one that a GPU has nothing nearer than is not.
+    // An unused port is normal, unless a GPU has no nearer one.
     let missed = analysis.facts.gpus.iter().any(|gpu| {
         let nearest = |up: bool| {
             analysis
@@ -152,7 +152,7 @@ fn rates(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         let Some(&rate) = port.rate_gbps.known() else { continue };
         let sibling = model(nic).and_then(|model| best.get(&model).copied()).unwrap_or(rate);
         let made_for = model(nic).and_then(|(vendor, device)| made_for(vendor, device));
-        // Slower models of one chip are sold: those that fit into an older slot may be such ones.
+        // Slower models of one chip exist: cards that fit an older slot may be such models.
         let fast_slot = device(nic).and_then(|device| device.link).is_some_and(|link| link.max_speed >= 32.0);
         if let Some(most) = made_for
             && rate < most / 2.0 - 1.0

@@ -6,10 +6,10 @@ use super::{bytes, list, one_or};
 use crate::finding::{Finding, Severity};
 use nobounce_topology::analysis::Analysis;
 use nobounce_topology::cpu_list;
-use nobounce_topology::ladder::Answer;
+use nobounce_topology::methods::Answer;
 use nobounce_topology::usable;
 
-/// Below this, queues of one adapter alone do not fit.
+/// With less, the queues of one adapter alone do not fit.
 const TOO_LITTLE: u64 = 64 << 20;
 
 pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
@@ -58,7 +58,8 @@ fn device_files(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             .map(|nic| nic.name.clone())
             .collect();
         let who = list(&hit);
-        // Where others work, those that do not may be meant for somebody else: a container is often given one adapter only.
+        // Where some adapters work, the others may belong to another tenant: a container often gets
+        // only one adapter.
         let some_work = facts.nics.iter().any(|nic| usable::nic(facts, nic).is_yes());
         let severity = if some_work { Severity::Warning } else { Severity::Error };
         let finding = match id {
@@ -184,7 +185,7 @@ fn memlock(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             }
             found.push(finding);
         }
-        // No limit, and yet locking fails: a cgroup, a seccomp rule or want of memory.
+        // No limit, and yet locking fails: a cgroup, a seccomp rule or a lack of memory.
         Some(_) if failed.is_some() => found.push(
             Finding::new("memlock", Severity::Error, "locking memory fails, although no limit forbids it")
                 .why("Adapters lock what they are given: creating queues and registering memory fails in the same way.")

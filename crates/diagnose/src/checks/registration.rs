@@ -1,4 +1,5 @@
-//! GPU memory registered with an adapter: peer memory and dma-buf, and which of the two is missing why.
+//! Registration of GPU memory with an adapter: peer memory and dma-buf, which of the two is
+//! missing, and why.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +7,7 @@ use super::{list, one_or};
 use crate::finding::{Finding, Severity};
 use nobounce_topology::analysis::{Analysis, Pair};
 use nobounce_topology::facts::GpuVendor;
-use nobounce_topology::ladder::Answer;
+use nobounce_topology::methods::Answer;
 
 pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
     let mut found = Vec::new();
@@ -19,10 +20,11 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
         for (answer, side) in
             [(&pair.peermem, Side::Peermem), (&pair.export, Side::Gpu), (&pair.import, Side::Nic)]
         {
-            // A pair that does not go together says nothing of the GPU's other ways: those are told of the other pairs.
+            // A pair that is refused alone says nothing about the GPU's other methods: the other
+            // pairs report those.
             let apart = pair.refused_alone() && !matches!(answer, Answer::No("registration-pair", _));
             if let (Answer::No(id, why), false) = (answer, apart) {
-                // A pair that was registered by dma-buf, really, proves its two sides.
+                // A pair that was actually registered by dma-buf proves both of its sides.
                 if pair.proven == Some("dma-buf") && !matches!(side, Side::Peermem) {
                     continue;
                 }
@@ -53,7 +55,8 @@ struct Cause<'a> {
 }
 
 impl Cause<'_> {
-    /// Information where each of its pairs has another way; a warning where it may have; an error where it has none.
+    /// Info if each of its pairs has another method, a warning if it may have, an error if it has
+    /// none.
     fn severity(&self) -> Severity {
         let worst = self.pairs.iter().map(|pair| match self.side {
             Side::Peermem if pair.dma_buf() => Severity::Info,
@@ -223,7 +226,7 @@ fn module_line(analysis: &Analysis<'_>) -> String {
     })
 }
 
-/// Nothing works for sure, nothing is refused for sure.
+/// No method is proven, and none is refused for certain.
 fn unproven(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let open: Vec<&Pair<'_>> = analysis
         .pairs
@@ -292,7 +295,7 @@ fn modules(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                 Severity::Info,
                 "nvidia_peermem is loaded now, but nothing loads it at boot",
             )
-            .why("After the next boot GPUDirect is off until somebody loads it by hand.")
+            .why("After the next boot GPUDirect is off until the module is loaded by hand.")
             .seen("/etc/modules-load.d", "no nvidia_peermem")
             .fix("echo nvidia_peermem | sudo tee /etc/modules-load.d/nvidia-peermem.conf")
             .root(),

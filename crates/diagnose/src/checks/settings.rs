@@ -1,4 +1,4 @@
-//! What the checks of NCCL's and UCX's settings have in common.
+//! Shared code of the checks of NCCL's and UCX's settings.
 
 use super::list;
 use crate::finding::{Finding, Severity};
@@ -7,7 +7,7 @@ use nobounce_topology::analysis::{Analysis, Pair};
 use nobounce_topology::facts::{Port, Variable};
 use nobounce_topology::platform::Platform;
 
-/// A finding about a variable: where it is set, and how it is taken back.
+/// A finding about a variable: where it is set, and how to undo it.
 pub(super) fn set(finding: Finding, variable: Variable<'_>) -> Finding {
     let place = if variable.source == "environment" {
         format!("unset {}", variable.name)
@@ -17,7 +17,7 @@ pub(super) fn set(finding: Finding, variable: Variable<'_>) -> Finding {
     finding.seen(variable.source, format!("{}={}", variable.name, variable.value)).fix(place)
 }
 
-/// Best pairs that could be direct, if only the library let them.
+/// Best pairs that could be direct if the library allowed it.
 pub(super) fn able<'a, 'b>(analysis: &'b Analysis<'a>) -> Vec<&'b Pair<'a>> {
     analysis
         .best()
@@ -57,7 +57,7 @@ pub(super) fn too_old(
     )
 }
 
-/// dma-buf switched off by a variable: no matter where peer memory does it.
+/// dma-buf switched off by a variable: harmless where peer memory works.
 pub(super) fn dma_buf_off(
     id: &'static str,
     library: &str,

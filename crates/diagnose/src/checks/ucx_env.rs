@@ -133,7 +133,8 @@ fn switches(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     }
 }
 
-/// UCX before 1.21 does not know that Emerald Rapids wants relaxed ordering, nor that Zen does before 1.13.
+/// UCX before 1.21 does not know that Emerald Rapids wants relaxed ordering, nor that Zen does
+/// before 1.13.
 fn old_default(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let facts = analysis.facts;
     let Some(version) = ucx::version(facts) else { return };

@@ -54,7 +54,7 @@ pub struct Branch {
 pub struct Topology {
     /// What the vendor calls it.
     pub product: Option<String>,
-    /// Memory nodes with what hangs on them.
+    /// Memory nodes with the devices attached to them.
     pub nodes: Vec<Branch>,
     /// GPUs and adapters.
     pub matrix: Matrix,

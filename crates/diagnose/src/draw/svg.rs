@@ -1,4 +1,5 @@
-//! The machine as a picture: a panel for each memory node, boxes in boxes for what is below one switch, and the matrix of distances.
+//! The machine as a picture: a panel for each memory node, boxes in boxes for what is below one
+//! switch, and the matrix of distances.
 
 use std::fmt::Write as _;
 
@@ -115,13 +116,14 @@ fn panel(node: &Branch) -> Block {
     Block { svg, width, height }
 }
 
-/// A root bus: what hangs on it, one below the other where there are switches, side by side where there are not.
+/// A root bus with the devices attached to it: stacked where there are switches, else side by side.
 fn group(root: &Branch) -> Block {
     let blocks: Vec<Block> = root.children.iter().map(block).collect();
     flow(blocks)
 }
 
-/// Ports with one thing below say nothing by themselves; the root port is named with what hangs on it.
+/// A port with a single child adds nothing by itself; the root port is named together with the
+/// device attached to it.
 fn shown(branch: &Branch) -> (&Branch, Option<&str>) {
     let (mut at, mut root) = (branch, None);
     while matches!(at.kind, Kind::Port | Kind::RootPort) && at.children.len() == 1 {
@@ -139,7 +141,8 @@ fn block(branch: &Branch) -> Block {
         return leaf(branch, root);
     }
     let mut children: Vec<&Branch> = branch.children.iter().collect();
-    // Devices before further switches, so that lines fill up; GPUs first, for they are what one looks for.
+    // Devices before further switches, so that lines fill up; GPUs first, for they are what one
+    // looks for.
     children.sort_by_key(|child| match shown(child).0 {
         below if !below.children.is_empty() => 3,
         below if below.kind == Kind::Gpu => 0,

@@ -2,7 +2,7 @@
 
 use std::io::{self, BufRead};
 
-/// Longest line that is looked at, in bytes; of longer ones the beginning is.
+/// Longest line that is parsed, in bytes; longer ones are truncated.
 pub const MAX_LINE: usize = 64 << 10;
 /// Between two words about the progress, in bytes.
 const PROGRESS: u64 = 1 << 20;

@@ -1,4 +1,4 @@
-//! Logs of NCCL and UCX: what was done, not what could be.
+//! Logs of NCCL and UCX: what was done, not what is possible.
 //!
 //! Read line by line in bounded memory: a log of many ranks and many hours may have gigabytes.
 
@@ -16,7 +16,7 @@ pub use nccl::{NcclLog, Rank, Transport};
 pub use report::{LogReport, LogRow, join_nccl, join_ucx};
 pub use ucx::{UcxLog, UcxUse};
 
-/// Distinct things that are remembered of each kind. What comes beyond is counted only.
+/// Distinct entries that are kept of each kind. Further ones are only counted.
 pub(crate) const MAX_KEPT: usize = 65_536;
 
 /// How often something was seen, and the first example of it.
@@ -28,7 +28,7 @@ pub struct Seen {
     pub example: String,
 }
 
-/// Reads a log to its end. `progress` is told from time to time how many bytes were read.
+/// Reads a log to its end. `progress` gets the number of bytes read, from time to time.
 ///
 /// # Errors
 /// The log cannot be read.

@@ -1,4 +1,5 @@
-//! What NCCL logs with `NCCL_DEBUG=INFO`: which connections are direct, on which adapter, and what went wrong.
+//! What NCCL logs with `NCCL_DEBUG=INFO`: which connections are direct, on which adapter, and what
+//! went wrong.
 
 use std::collections::BTreeMap;
 
@@ -166,7 +167,8 @@ impl NcclLog {
         }
     }
 
-    /// `Channel 00/0 : 1[1] -> 8[0] [send] via NET/IB/0/GDRDMA`, older `Ring 00 : 7[7000] -> 8[4000] [receive] via NET/IB/0`.
+    /// `Channel 00/0 : 1[1] -> 8[0] [send] via NET/IB/0/GDRDMA`, older `Ring 00 : 7[7000] ->
+    /// 8[4000] [receive] via NET/IB/0`.
     fn connection(&mut self, host: &str, head: &str, way: &str) {
         let Some((from, to)) = head.split_once("->") else { return };
         let number =
@@ -183,7 +185,8 @@ impl NcclLog {
     fn using(&mut self, host: &str, text: &str) {
         let list = text.split(';').next().unwrap_or_default();
         let mut names: Vec<String> = Vec::new();
-        // Adapters that NCCL merged stand in braces and count as one: `[0]={[0] mlx5_0:1/RoCE, [1] mlx5_1:1/RoCE}`.
+        // Adapters that NCCL merged stand in braces and count as one: `[0]={[0] mlx5_0:1/RoCE, [1]
+        // mlx5_1:1/RoCE}`.
         let (mut merged, mut first) = (false, true);
         for part in list.split('[') {
             let Some((number, rest)) = part.split_once(']') else { continue };
@@ -265,7 +268,8 @@ fn transport(way: &str) -> (Transport, Option<u32>) {
     (Transport { name, gdrdma: way.contains("GDRDMA") }, None)
 }
 
-/// The host at the beginning of a message: `gh-1:7038:7041 [0] `, after whatever mpirun, a scheduler or a clock put before it.
+/// The host at the beginning of a message: `gh-1:7038:7041 [0] `, after whatever mpirun, a
+/// scheduler or a clock put before it.
 fn host(before: &str) -> &str {
     let words = before.trim_end().rsplit(char::is_whitespace);
     for word in words.take(4) {

@@ -69,14 +69,14 @@ const DEFEATING: [(&str, &str); 6] = [
 pub fn join_nccl(log: &NcclLog, facts: &Facts, diagnosis: &Diagnosis) -> LogReport {
     let mut report = LogReport { program: "NCCL", lines: log.lines, ..LogReport::default() };
     let hosts: BTreeSet<&str> = log.links.keys().map(|link| link.host.as_str()).collect();
-    // These facts speak for a host of the log if they are its own, or if there is no other.
+    // These facts apply to a host of the log if they are its own, or if there is no other.
     let ours = |host: &str| {
         facts
             .host
             .as_deref()
             .is_none_or(|name| name == host || hosts.len() <= 1 || short(name) == short(host))
     };
-    // The job's settings and version count, not those of the shell that doctor runs in.
+    // The settings and version of the job apply, not those of the shell that doctor runs in.
     let job = job_of(log, facts, &ours);
     let again = job.as_ref().map(crate::diagnose);
     let diagnosis = again.as_ref().unwrap_or(diagnosis);
@@ -183,7 +183,8 @@ pub fn join_nccl(log: &NcclLog, facts: &Facts, diagnosis: &Diagnosis) -> LogRepo
     report
 }
 
-/// The facts as the job saw them: its version of NCCL, and the variables that NCCL says it was given. None where the log tells neither.
+/// The facts as the job saw them: its NCCL version, and the variables that NCCL logged. `None` if
+/// the log has neither.
 fn job_of(log: &NcclLog, facts: &Facts, ours: &dyn Fn(&str) -> bool) -> Option<Facts> {
     let version = log.versions.keys().next().filter(|_| log.versions.len() == 1);
     let told: Vec<_> = log

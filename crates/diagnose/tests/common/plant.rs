@@ -1,4 +1,5 @@
-//! The files of a machine, written below a folder as its kernel would show them: the other direction of `sysfs::read`.
+//! The files of a machine, written below a folder as its kernel would show them: the other
+//! direction of `sysfs::read`.
 
 use std::fs;
 use std::io;

@@ -1,4 +1,4 @@
-//! Contexts that are destroyed: what goes with them, and what the driver does with handles that are left over.
+//! Destroyed contexts: what goes with them, and how the driver treats stale handles.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use nobounce_memory::gpu::{CudaError, Gpu, GpuMemory, GpuOptions};
 
 use crate::{Answer, describe, memory};
 
-/// What is tried with the handle of a destroyed context, each in a process of its own, for the driver may not survive it.
+/// Uses of a destroyed context's handle, each in a process of its own, since the driver may crash.
 const TRIALS: [&str; 5] = ["nothing", "id", "id-later", "push", "stream"];
 
 /// Memory of a context that is not the primary one, before and after its end.
@@ -69,7 +69,7 @@ pub(crate) fn dangling(trial: &str) -> Answer {
     let answer = match trial {
         "id" => driver.context_id(context).map(|id| format!("id {id}")),
         "id-later" => {
-            // Gives the memory that the context had to others.
+            // Reallocates the memory that the context had.
             let others: Vec<Vec<u8>> =
                 (6..26).flat_map(|bits| [vec![0xA5; 1 << bits], vec![0xA5; 3 << bits]]).collect();
             let another = create(&gpu)?;
@@ -93,7 +93,8 @@ pub(crate) fn dangling(trial: &str) -> Answer {
 
 fn create(gpu: &Gpu) -> Result<Context, CudaError> {
     let mut context = Context::NULL;
-    // SAFETY: the calls write one handle; the new context is popped again, so that this thread is left as it was.
+    // SAFETY: the calls write one handle; the new context is popped again, so that this thread is
+    // left as it was.
     gpu.driver().relaxed(|api| unsafe {
         api.ctx_create(&raw mut context, 0, gpu.ordinal())?;
         let mut popped = Context::NULL;

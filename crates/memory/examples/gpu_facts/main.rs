@@ -1,7 +1,9 @@
-//! Prints what this machine's GPUs and their driver allow: devices, and for each kind of memory its path, the refused rungs and what
-//! registering costs. Everything is done on memory of its own.
+//! Prints what this machine's GPUs and their driver allow. It lists devices, and for each kind of
+//! memory its path, the refused window methods and the cost of registration. Everything is done on
+//! memory of its own.
 //!
-//! `gpu_facts` prints all; with one word of `devices kinds ipc context capture spin reuse cycles time reset` that part only.
+//! `gpu_facts` prints all; with one word of `devices kinds ipc context capture spin reuse cycles
+//! time reset` that part only.
 
 mod contexts;
 mod memory;
@@ -32,7 +34,7 @@ fn main() -> ExitCode {
 
 fn run() -> Answer {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    // What this program starts itself as.
+    // Roles in which this program starts itself.
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["import", handle] => return import(handle),
         ["dangling", trial] => return contexts::dangling(trial),
@@ -99,7 +101,7 @@ fn kinds(gpu: &Arc<Gpu>) -> Answer {
     Ok(())
 }
 
-/// Registers it twice, prints what came of it, and moves words both ways.
+/// Registers it twice, prints the result, and copies words in both directions.
 fn describe(memory: &Memory) {
     let start = Instant::now();
     let first = GpuMemory::register(memory.addr, memory.len, &GpuOptions::default());

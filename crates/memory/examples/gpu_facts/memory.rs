@@ -1,4 +1,4 @@
-//! Memory of every kind, allocated as other people's programs do.
+//! Memory of every kind, allocated as CUDA programs do.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,7 +39,7 @@ pub(crate) const KINDS: [(&str, Make); 12] = [
 
 type Release = Box<dyn Fn(&Api, u64) -> Result<(), CudaError>>;
 
-/// An allocation, given back when dropped.
+/// An allocation, freed when dropped.
 pub(crate) struct Memory {
     pub(crate) addr: u64,
     pub(crate) len: usize,
@@ -72,8 +72,9 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // Its context may have been destroyed meanwhile, and the memory with it: then there is nothing to free, and no context to do
-        // it in. Never pass a context to the driver that may be gone.
+        // Its context may have been destroyed meanwhile, and the memory with it: then there is
+        // nothing to free, and no context to do it in. Never pass a context to the driver that may
+        // be gone.
         if self.buffer_id().is_err() {
             return;
         }
@@ -105,7 +106,8 @@ pub(crate) fn vmm(gpu: &Arc<Gpu>, context: Context, len: usize) -> Result<Memory
     mapped(gpu, context, &[len], true, len)
 }
 
-/// Handles of the sizes given, mapped side by side until `len` bytes are reached; the first is cut where they would be too many.
+/// Handles of the given sizes, mapped contiguously until `len` bytes are reached; the first is cut
+/// to fit.
 fn mapped(
     gpu: &Arc<Gpu>,
     context: Context,
@@ -123,7 +125,8 @@ fn mapped(
         .collect();
     let mut addr = 0;
     gpu.driver().in_context(context, |api| {
-        // SAFETY: a reservation of our own; each handle is mapped once inside it, and its mapping keeps it.
+        // SAFETY: a reservation of our own; each handle is mapped once inside it, and its mapping
+        // keeps it.
         unsafe {
             api.mem_reserve(&raw mut addr, len, 0, 0, 0)?;
             let mut at = addr;
@@ -204,14 +207,15 @@ pub(crate) fn imported(gpu: &Arc<Gpu>, context: Context, handle: &str) -> Result
     Ok(Memory::new(gpu, context, addr, 4 * MIB, |api, addr| unsafe { api.ipc_close(addr) }))
 }
 
-/// The words of its IPC handle, if the driver gives one.
+/// The words of its IPC handle, if the driver provides one.
 pub(crate) fn ipc_words(memory: &Memory) -> Option<[u32; 16]> {
     let mut handle = IpcHandle([0; 16]);
     // SAFETY: the call writes one handle.
     memory.calls(|api| unsafe { api.ipc_get(&raw mut handle, memory.addr) }).ok().map(|()| handle.0)
 }
 
-/// Moves bytes through the window and by the GPU's copies, at both ends and in the middle, in both directions.
+/// Copies bytes through the window and by the copy engine, at both ends and in the middle, in both
+/// directions.
 pub(crate) fn check_both_ways(memory: &Memory, registered: &GpuMemory) -> String {
     let part = memory.len.min(1000);
     let answer = [0, (memory.len - part) / 2, memory.len - part]
@@ -229,7 +233,8 @@ fn check_part(memory: &Memory, registered: &GpuMemory, offset: usize, part: usiz
         .store_last(offset, &out)
         .and_then(|()| window.read_back())
         .map_err(|error| format!("store: {error}"))?;
-    // SAFETY: the host side is a vector of that length, and is not touched before the copy is over; the memory is ours.
+    // SAFETY: the host side is a vector of that length, and is not touched before the copy is over;
+    // the memory is ours.
     on_a_stream(memory, |api, stream| unsafe {
         api.copy_from_device_async(back.as_mut_ptr().cast(), at, part, stream)
     })
@@ -259,8 +264,9 @@ fn check_part(memory: &Memory, registered: &GpuMemory, offset: usize, part: usiz
     }
 }
 
-/// Copies on a stream of their own, and waits until they are over. A synchronous copy from pageable memory would not do: it returns
-/// when the bytes are in the driver's own buffer and still on their way, and a load through the window is in no stream's order.
+/// Copies on a stream of their own, and waits for completion. A synchronous copy from pageable
+/// memory does not suffice: it returns while the bytes are still in flight from the driver's
+/// staging buffer. Stream order does not cover a load through the window.
 fn on_a_stream(
     memory: &Memory,
     copy: impl FnOnce(&Api, Stream) -> Result<(), CudaError>,

@@ -1,4 +1,5 @@
-//! What registering takes while somebody's kernel occupies the whole GPU, and which of its steps take long.
+//! Registration latency while another kernel occupies the whole GPU, and which of its steps take
+//! long.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use crate::memory::{self, Memory};
 
 /// Words that the comparison of a registration copies.
 const WORDS: u64 = 16;
-const PATIENCE: Duration = Duration::from_secs(1);
+const SPIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// In a process of its own, so that the proof of the windows is made while the kernel spins.
 pub(crate) fn spin(gpu: &Arc<Gpu>) -> Answer {
@@ -70,7 +71,7 @@ fn steps(gpu: &Arc<Gpu>, memory: &Memory) -> Answer {
     say("VMM memory given back", start);
     let (mut stream, mut slab) = (Stream::NULL, std::ptr::null_mut());
     let start = Instant::now();
-    // SAFETY: the calls write one handle and one address; neither is given back, which would wait.
+    // SAFETY: the calls write one handle and one address; neither is freed, which would wait.
     gpu.driver().in_context(context, |api| unsafe {
         api.stream_create(&raw mut stream, consts::STREAM_NON_BLOCKING)?;
         api.mem_host_alloc(&raw mut slab, 1 << 16, consts::MEMHOSTALLOC_PORTABLE)
@@ -111,7 +112,7 @@ fn steps(gpu: &Arc<Gpu>, memory: &Memory) -> Answer {
     Ok(())
 }
 
-/// Times how long copies take to ask for, and to come.
+/// Measures how long copies take to submit, and to complete.
 fn timed(
     gpu: &Gpu,
     context: Context,
@@ -130,8 +131,8 @@ fn timed(
             if error.code != CudaError::NOT_READY {
                 return Err(error.into());
             }
-            if start.elapsed() > PATIENCE {
-                println!("  {what}: asked for in {asked:?}, not there after {PATIENCE:?}");
+            if start.elapsed() > SPIN_TIMEOUT {
+                println!("  {what}: asked for in {asked:?}, not there after {SPIN_TIMEOUT:?}");
                 return Ok(());
             }
             std::thread::yield_now();

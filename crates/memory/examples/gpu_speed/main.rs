@@ -1,9 +1,12 @@
-//! How fast GPU memory is reached from here: stores and loads through the window by each instruction set, the copy engine, atomics, and
-//! the calibration. `cargo run --release -p nobounce-memory --example gpu_speed`, or the binary alone on a machine with a GPU.
+//! Throughput and latency of GPU memory access: stores and loads through the window by each
+//! instruction set, the copy engine, atomics, and the calibration. Run it by
+//! `cargo run --release -p nobounce-memory --example gpu_speed`, or the binary alone on a machine
+//! with a GPU.
 //!
-//! Each figure is the median of several rounds on memory of our own, and the bytes are compared at the end of each block. Four figures are
-//! asked for (`figure` lines): the best of a few tries counts, and one that is missed on a GPU ends the run with 1, as wrong bytes do. Without a
-//! GPU one line says so; `REQUIRE=gpu` makes that a failure.
+//! Each figure is the median of several rounds on memory of our own, and the bytes are compared at
+//! the end of each block. Four figures have a target (`figure` lines). The best of a few tries
+//! counts. A missed target on a GPU exits with 1, as wrong bytes do. Without a GPU one line says
+//! so; `REQUIRE=gpu` makes that a failure.
 
 use std::collections::VecDeque;
 use std::error::Error;
@@ -16,7 +19,7 @@ use nobounce_memory::gpu::copy_engine::{Copy, CopyEngine, PinnedChunk};
 use nobounce_memory::gpu::{Gpu, GpuBuffer, GpuMemory, GpuOptions, GpuWindow};
 use nobounce_memory::wc::Isa;
 
-// Allocates as other people's programs do.
+// Allocates as CUDA programs do.
 #[path = "../gpu_facts/memory.rs"]
 #[allow(dead_code, reason = "the other example uses more of it")]
 mod memory;
@@ -30,9 +33,9 @@ const CHUNKS: usize = 8;
 const ROUNDS: usize = 7;
 /// Bytes that one round moves at least, so that short operations are timed many at a time.
 const ROUND_BYTES: usize = 16 << 10;
-/// What is registered for the figures that are asked for.
+/// Bytes registered for the figures with a target.
 const REGISTERED: usize = 1 << 30;
-/// How often a figure is tried before it is missed: the machine has others to serve, too.
+/// Tries before a target counts as missed: the machine may be shared.
 const TRIES: usize = 5;
 
 fn main() -> ExitCode {
@@ -54,16 +57,17 @@ fn main() -> ExitCode {
     if missed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// The figures that are asked for.
+/// The figures with a target.
 #[derive(Default)]
 struct Figures {
     missed: usize,
-    /// Host memory plays the GPU's part, so that nothing is asked for.
+    /// Host memory stands in for the GPU's, so that no target applies.
     stand_in: bool,
 }
 
 impl Figures {
-    /// Tries until the figure is `good`, at most [`TRIES`] times; `less` says whether less is better.
+    /// Repeats until the figure is `good`, at most [`TRIES`] times; `less` says whether less is
+    /// better.
     fn ask(
         &mut self,
         name: &str,
@@ -130,7 +134,8 @@ fn show(gpu: &Arc<Gpu>) -> Outcome<Figures> {
     Ok(figures)
 }
 
-/// What registering a GiB takes, in time and in host memory besides the mapping: page tables are no memory of ours.
+/// Cost of registering a GiB, in time and in host memory besides the mapping: page tables do not
+/// count.
 fn registering(gpu: &Arc<Gpu>, figures: &mut Figures) -> Outcome<()> {
     println!();
     let makers: [(&str, memory::MakeSized); 2] = [("cudaMalloc", memory::cuda_malloc), ("VMM", memory::vmm)];
@@ -169,14 +174,15 @@ fn registering(gpu: &Arc<Gpu>, figures: &mut Figures) -> Outcome<()> {
     Ok(())
 }
 
-/// Memory of this process that is nobody else's, in KiB.
+/// Private memory of this process, in KiB.
 fn own_kib() -> Outcome<f64> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).ok_or("no RssAnon")?;
     Ok(line.split_whitespace().next().ok_or("no number")?.parse()?)
 }
 
-/// Each store with its fences, as a message: the last 64 bytes after the others, then the completion.
+/// Each store with its fences, as a message: the last 64 bytes after the others, then the
+/// completion.
 fn stores(window: &GpuWindow, memory: &GpuMemory, engine: &CopyEngine, figures: &mut Figures) -> Outcome<()> {
     let sizes = [8, 64, 256, 1 << 10, 4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, LARGEST];
     let source = pattern(LARGEST + 4096, 1);
@@ -271,7 +277,7 @@ fn copies(memory: &GpuMemory, engine: &CopyEngine) -> Outcome<()> {
         }
         println!();
     }
-    // What starting costs us, with nothing waited for in between.
+    // Submission cost, without a wait in between.
     let mut times = Vec::new();
     for _ in 0..ROUNDS {
         let chunks: Vec<PinnedChunk> = std::iter::from_fn(|| engine.take_chunk()).collect();

@@ -1,6 +1,8 @@
-//! How the end of a short copy is learnt: by an event that is recorded behind it and asked after, as the copy engine does it; by a word that the
-//! GPU writes to pinned memory behind it (`cuStreamWriteValue32`), on which the CPU spins; or by a synchronous copy, as naive programs make them. To the GPU such a
-//! copy returns when the driver has taken the bytes, and they may be under way still: so it is also shown with the wait for them.
+//! Completion detection of a short copy, by three methods. First, an event recorded behind it and
+//! polled, as the copy engine does. Second, a word that the GPU writes to pinned memory behind it
+//! (`cuStreamWriteValue32`), on which the CPU spins. Third, a synchronous copy, as in naive
+//! programs. To the GPU such a copy returns when the driver has taken the bytes. They may still be
+//! in flight, so it is also measured with the wait for them.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -15,10 +17,10 @@ use crate::{Outcome, ROUNDS, head};
 
 const SIZES: [usize; 4] = [8, 512, 4 << 10, 32 << 10];
 const COPIES: u32 = 200;
-/// A word that is not there by then never comes.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// Timeout for a word to arrive.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What one copy needs.
+/// Resources of one copy.
 struct Parts<'a> {
     api: &'a Api,
     stream: Stream,
@@ -42,7 +44,8 @@ pub(crate) fn show(gpu: &Arc<Gpu>, memory: u64) -> Outcome<()> {
     let (words, mut pageable) = (PinnedWords::new(gpu, 1)?, vec![0u8; SIZES[3]]);
     let tried = gpu.driver().in_context(gpu.primary()?, |api| {
         let (mut stream, mut event, mut pinned) = (Stream::NULL, Event::NULL, ptr::null_mut());
-        // SAFETY: the calls write one handle or address each; all of it is left to the end of the process.
+        // SAFETY: the calls write one handle or address each; all of it is left to the end of the
+        // process.
         unsafe {
             api.stream_create(&raw mut stream, consts::STREAM_NON_BLOCKING)?;
             api.event_create(&raw mut event, consts::EVENT_DISABLE_TIMING)?;
@@ -96,7 +99,8 @@ impl Parts<'_> {
 
     fn copy(&self, told: Told, reads: bool, size: usize, turn: u32) -> Result<(), CudaError> {
         let Self { api, stream, event, words, pinned, pageable, gpu } = *self;
-        // SAFETY: both sides have `size` bytes and are ours; the copy is over before this returns, or the process gives up.
+        // SAFETY: both sides have `size` bytes and are ours; the copy is over before this returns,
+        // or the process gives up.
         unsafe {
             match (told, reads) {
                 (Told::Synchronous, true) => {
@@ -126,7 +130,7 @@ impl Parts<'_> {
         let start = Instant::now();
         while words.get(0) != u64::from(turn) {
             std::hint::spin_loop();
-            if start.elapsed() > PATIENCE {
+            if start.elapsed() > REPLY_TIMEOUT {
                 return Err(CudaError { call: "the word", code: CudaError::NOT_READY, name: "did not come" });
             }
         }

@@ -1,11 +1,15 @@
-//! Guarded loads that compute the CRC-32 (IEEE 802.3, as in zlib, Ethernet and the ICRC of RoCE) of the bytes on their way.
+//! Guarded loads that compute the CRC-32 (IEEE 802.3, as in zlib, Ethernet and the ICRC of RoCE) of
+//! the bytes they copy.
 //!
-//! The CRC is taken from the registers that are stored to the private side, so that it fits these bytes even if somebody changes
-//! the window meanwhile. Method: folding by carry-less multiplication (Gopal and others, "Fast CRC computation for generic polynomials
-//! using PCLMULQDQ", Intel 2009); vectors are aligned on the side of the window, for the reason given in `x86_64.rs`.
+//! The CRC is computed from the registers that are stored to the private side. It therefore matches
+//! these bytes even under concurrent writes to the window. Method: folding by carry-less
+//! multiplication (Gopal and others, "Fast CRC computation for generic polynomials using
+//! PCLMULQDQ", Intel 2009). Vectors are aligned on the window's side, for the reason given in
+//! `x86_64.rs`.
 //!
-//! * 64-byte vectors (AVX-512 with VBMI and VPCLMULQDQ: Ice Lake, Zen 4 and later): head and tail are masked parts of aligned blocks.
-//! * 16-byte vectors (PCLMULQDQ): the few bytes of head and tail are copied and summed apart.
+//! * 64-byte vectors (AVX-512 with VBMI and VPCLMULQDQ: Ice Lake, Zen 4 and later): head and tail
+//!   are masked parts of aligned blocks.
+//! * 16-byte vectors (PCLMULQDQ): the few bytes of head and tail are copied and summed separately.
 //! * Short loads, and processors with neither: a plain load, then the CRC of the private side.
 
 use std::arch::global_asm;
@@ -30,16 +34,18 @@ const SHORT: usize = 128;
 
 /// Where to go on after a fault at `instruction`, if that is one of this file's. Async-signal-safe.
 pub(super) fn find_fixup(instruction: u64) -> Option<u64> {
-    // SAFETY: the table is defined in the assembly with this layout and number of entries, and is never written.
+    // SAFETY: the table is defined in the assembly with this layout and number of entries, and is
+    // never written.
     fixup::find(unsafe { &FIXUPS }, instruction)
 }
 
-/// Copies out of the window, and gives the CRC-32 of what was copied, going on from `crc`.
+/// Copies out of the window, and returns the CRC-32 of the copied bytes, continuing from `crc`.
 ///
-/// The CRC means nothing where bytes were left.
+/// The CRC is meaningless after a partial copy.
 ///
 /// # Safety
-/// `dst` is valid for writes of `len` bytes. `src` may be anything, but whatever is mapped there may be read.
+/// `dst` is valid for writes of `len` bytes. `src` may be anything, but whatever is mapped there
+/// may be read.
 #[inline]
 pub(crate) unsafe fn load_crc(dst: *mut u8, src: *const u8, len: usize, crc: u32) -> (usize, u32) {
     let width = if len < SHORT { Width::None } else { width() };
@@ -72,8 +78,10 @@ unsafe fn folded(routine: Folded, dst: *mut u8, src: *const u8, len: usize, crc:
     let rest = unsafe { routine(dst, src, len, !crc, &raw mut state) };
     match u32::try_from(state) {
         Ok(state) => (rest, !state),
-        // A fault; but if the memory is back by now, all bytes have come, and their sum is still to be made.
-        // SAFETY: `dst` is valid for `len` bytes, of which those before `rest` have just been written.
+        // A fault; but if the memory is mapped again by now, all bytes have arrived, and their CRC
+        // is still to be computed.
+        // SAFETY: `dst` is valid for `len` bytes, of which those before `rest` have just been
+        // written.
         Err(_) => (rest, unsafe { sum(dst, len - rest, crc) }),
     }
 }
@@ -85,7 +93,8 @@ unsafe fn folded(routine: Folded, dst: *mut u8, src: *const u8, len: usize, crc:
 unsafe fn in_three(dst: *mut u8, src: *const u8, len: usize, crc: u32) -> (usize, u32) {
     let head = src.addr().wrapping_neg() % 16;
     let body = (len - head) & !15;
-    // SAFETY: the three parts make up the caller's range; the body is aligned, and long enough since `len` is at least 128.
+    // SAFETY: the three parts make up the caller's range; the body is aligned, and long enough
+    // since `len` is at least 128.
     unsafe {
         let (rest, crc) = in_two_passes(dst, src, head, crc);
         if rest > 0 {
@@ -182,7 +191,8 @@ mod tests {
                     let dst_shift = [0, 16, 1, 12, 48, 63, 30, 8][(src_shift / every + len) % 8];
                     let crc = u32::try_from(len * 0x0007_0101 + src_shift).unwrap();
                     let mut copy = vec![0xEE; len + 192];
-                    // SAFETY: both sides lie inside vectors that are long enough; the width is one of this processor's.
+                    // SAFETY: both sides lie inside vectors that are long enough; the width is one
+                    // of this processor's.
                     let (rest, got) = unsafe {
                         let (dst, src) =
                             (copy.as_mut_ptr().add(64 + dst_shift), source.as_ptr().add(src_shift));
@@ -212,7 +222,8 @@ mod tests {
                     let (len, start) = (reach + beyond, buffer.len() - reach);
                     let mut copy = vec![0xEE; len + 128];
                     let src = buffer.as_mut_ptr().wrapping_add(start);
-                    // SAFETY: the private side is long enough; the window ends in a guard page of ours.
+                    // SAFETY: the private side is long enough; the window ends in a guard page of
+                    // ours.
                     let (rest, _) = unsafe { load_crc_by(width, copy.as_mut_ptr().add(64), src, len, 0) };
                     assert_eq!(rest, beyond, "{reach} + {beyond}, {width:?}");
                     assert!(copy[64..][..reach] == source[start..], "{reach} + {beyond}, {width:?}");

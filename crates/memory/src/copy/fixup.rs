@@ -1,6 +1,8 @@
-//! Tables of instructions that may fault: each file of guarded routines brings its own, and the fault guard looks through all.
+//! Fix-up tables of instructions that may fault: each file of guarded routines has its own, and the
+//! fault guard searches all.
 
-/// One entry of a table: a range of instructions and where to go on after a fault in it, all relative to the table.
+/// One entry of a table: a range of instructions and the resume address after a fault in it, all
+/// relative to the table.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Fixup {
@@ -9,7 +11,8 @@ pub(crate) struct Fixup {
     resume: i32,
 }
 
-/// Where to go on after a fault at `instruction`, by the first entry of the table that covers it. Async-signal-safe.
+/// The resume address after a fault at `instruction`, by the first entry that covers it.
+/// Async-signal-safe.
 pub(crate) fn find(table: &'static [Fixup], instruction: u64) -> Option<u64> {
     let base = table.as_ptr().addr() as u64;
     let at = |offset: i32| base.wrapping_add_signed(i64::from(offset));

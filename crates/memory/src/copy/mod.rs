@@ -1,7 +1,9 @@
-//! The routines that touch memory which may vanish. Two backends of one shape, used by [`Window`](crate::Window)
-//! and, for single words, by [`GpuWindow`](crate::gpu::GpuWindow).
+//! The routines that access memory which may be unmapped at any time. Two backends with one
+//! interface, used by [`Window`](crate::Window) and, for single words, by
+//! [`GpuWindow`](crate::gpu::GpuWindow).
 //!
-//! Copies return how many bytes were *not* copied (0: all were). 8-byte accesses return `None` or `false` on a fault.
+//! Copies return how many bytes were *not* copied (0: all were). 8-byte accesses return `None` or
+//! `false` on a fault.
 
 #[cfg(target_arch = "x86_64")]
 mod crc;
@@ -24,7 +26,8 @@ pub(crate) use x86_64::{
     compare_swap, fetch_add, load, load_u64, store, store as store_ascending, store_u64,
 };
 
-/// Where to go on after a fault at `instruction`, if that is one of the guarded routines. Async-signal-safe.
+/// The resume address after a fault at `instruction`, if that is in a guarded routine.
+/// Async-signal-safe.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn find_fixup(instruction: u64) -> Option<u64> {
     x86_64::find_fixup(instruction)

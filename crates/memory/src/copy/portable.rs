@@ -1,7 +1,9 @@
-//! Guarded copies by the kernel: `process_vm_readv` and `process_vm_writev` on ourselves. For processors without routines of
-//! their own here; about 1 us per copy (64 bytes, virtual machine), and no promise that a word of the window is moved at once.
+//! Guarded copies by the kernel: `process_vm_readv` and `process_vm_writev` on this process. For
+//! architectures without assembly routines here. About 1 us per copy (64 bytes, virtual machine),
+//! without single-copy atomicity of words.
 //!
-//! 8-byte accesses ask the kernel first and then use the processor's atomics: memory that vanishes in between kills the process.
+//! 8-byte accesses probe through the kernel first and then use atomics: memory that is unmapped in
+//! between kills the process.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,14 +12,15 @@ use crate::{barrier, probe};
 /// Copies out of the window.
 ///
 /// # Safety
-/// `dst` is valid for writes of `len` bytes. `src` may be anything, but whatever is mapped there may be read.
+/// `dst` is valid for writes of `len` bytes. `src` may be anything, but whatever is mapped there
+/// may be read.
 pub(crate) unsafe fn load(dst: *mut u8, src: *const u8, len: usize) -> usize {
     let (window, private) = (src.cast_mut(), dst);
     // SAFETY: the caller's promise; the kernel checks the window side.
     unsafe { transfer(libc::process_vm_readv, private, window, len) }
 }
 
-/// Copies out of the window, and gives the CRC-32 of what was copied, going on from `crc`.
+/// Copies out of the window, and returns the CRC-32 of the copied bytes, continuing from `crc`.
 ///
 /// # Safety
 /// As for [`load`].
@@ -25,7 +28,8 @@ pub(crate) unsafe fn load_crc(dst: *mut u8, src: *const u8, len: usize, crc: u32
     // SAFETY: the caller's promise.
     let rest = unsafe { load(dst, src, len) };
     let mut hasher = crc32fast::Hasher::new_with_initial(crc);
-    // SAFETY: `dst` is valid for `len` bytes, of which these have just been written, and nobody else writes them.
+    // SAFETY: `dst` is valid for `len` bytes, these have just been written, and there is no other
+    // writer.
     hasher.update(unsafe { std::slice::from_raw_parts(dst, len - rest) });
     (rest, hasher.finalize())
 }
@@ -33,7 +37,8 @@ pub(crate) unsafe fn load_crc(dst: *mut u8, src: *const u8, len: usize, crc: u32
 /// Copies into the window.
 ///
 /// # Safety
-/// `src` is valid for reads of `len` bytes. `dst` may be anything, but whatever is mapped there may be written.
+/// `src` is valid for reads of `len` bytes. `dst` may be anything, but whatever is mapped there may
+/// be written.
 pub(crate) unsafe fn store(dst: *mut u8, src: *const u8, len: usize) -> usize {
     let (window, private) = (dst, src.cast_mut());
     // SAFETY: the caller's promise; process_vm_writev only reads the private side.
@@ -108,13 +113,15 @@ type Transfer = unsafe extern "C" fn(
 ) -> libc::ssize_t;
 
 /// # Safety
-/// `private` is valid for `len` bytes in the direction of `call`; whatever is mapped at `window` may be accessed.
+/// `private` is valid for `len` bytes in the direction of `call`; whatever is mapped at `window`
+/// may be accessed.
 unsafe fn transfer(call: Transfer, private: *mut u8, window: *mut u8, len: usize) -> usize {
     let mut done = 0;
     while done < len {
         let local = libc::iovec { iov_base: private.wrapping_add(done).cast(), iov_len: len - done };
         let remote = libc::iovec { iov_base: window.wrapping_add(done).cast(), iov_len: len - done };
-        // SAFETY: the iovecs live through the call; the private side is valid, the window side is checked by the kernel.
+        // SAFETY: the iovecs live through the call; the private side is valid, the window side is
+        // checked by the kernel.
         let moved = unsafe { call(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0) };
         match usize::try_from(moved) {
             Ok(0) | Err(_) => break,
@@ -136,7 +143,8 @@ mod tests {
         let base = buffer.as_mut_ptr();
         let source: Vec<u8> = (0..=255).cycle().take(page).collect();
         let mut back = vec![0u8; page + 16];
-        // SAFETY: the private sides are vectors of sufficient length; beyond the buffer lies its guard page.
+        // SAFETY: the private sides are vectors of sufficient length; beyond the buffer lies its
+        // guard page.
         unsafe {
             assert_eq!(store(base, source.as_ptr(), page), 0);
             assert_eq!(load(back.as_mut_ptr(), base, page + 16), 16);

@@ -1,6 +1,6 @@
-//! Copies to and from write-combined memory: a window through BAR1, of which nothing is cached and stores do not keep their order.
+//! Copies to and from write-combining memory: a BAR1 window, which is uncached and weakly ordered.
 //!
-//! The routines know nothing of order: [`GpuWindow`](crate::gpu::GpuWindow) fences around them.
+//! The routines do not order anything: [`GpuWindow`](crate::gpu::GpuWindow) adds the fences.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -17,7 +17,8 @@ pub(crate) use x86_64::find_fixup;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Isa {
-    /// 16-byte vectors; loads are ordinary ones. Every x86_64 has it. (On other processors: words of 8 bytes.)
+    /// 16-byte vectors with ordinary loads. Every x86_64 has it. (On other architectures: words of
+    /// 8 bytes.)
     Sse2,
     /// 16-byte vectors, with non-temporal loads.
     Sse41,
@@ -80,8 +81,8 @@ impl fmt::Display for Isa {
 /// Copies into the window; returns how many bytes were left after a fault.
 ///
 /// # Safety
-/// `src` is valid for reads of `len` bytes. `dst` may be anything, but whatever is mapped there may be written. The processor has
-/// `isa`.
+/// `src` is valid for reads of `len` bytes. `dst` may be anything, but whatever is mapped there may
+/// be written. The processor has `isa`.
 #[inline]
 pub(crate) unsafe fn store(isa: Isa, dst: *mut u8, src: *const u8, len: usize) -> usize {
     #[cfg(not(target_arch = "x86_64"))]
@@ -92,12 +93,12 @@ pub(crate) unsafe fn store(isa: Isa, dst: *mut u8, src: *const u8, len: usize) -
     unsafe { routines::store(isa, dst, src, len) }
 }
 
-/// Copies out of the window; returns how many bytes were left after a fault. May read to the ends of the 64-byte lines that the
-/// range begins and ends in.
+/// Copies out of the window; returns how many bytes were left after a fault. May read to the ends
+/// of the 64-byte lines that the range begins and ends in.
 ///
 /// # Safety
-/// `dst` is valid for writes of `len` bytes. `src` may be anything, but whatever is mapped there may be read. The processor has
-/// `isa`.
+/// `dst` is valid for writes of `len` bytes. `src` may be anything, but whatever is mapped there
+/// may be read. The processor has `isa`.
 #[inline]
 pub(crate) unsafe fn load(isa: Isa, dst: *mut u8, src: *const u8, len: usize) -> usize {
     #[cfg(not(target_arch = "x86_64"))]

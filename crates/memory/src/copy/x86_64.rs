@@ -1,17 +1,21 @@
-//! Guarded copies in assembly: the fault guard recognises a fault by its instruction pointer and resumes at a fix-up label.
+//! Guarded copies in assembly: the fault guard recognises a fault by its instruction pointer and
+//! resumes at a fix-up label.
 //!
-//! Shape of a copy, where the *window side* is the source of a load and the destination of a store:
-//! * head and tail by 1, 2 and 4 bytes, so that every access is naturally aligned on the window side;
-//! * the aligned rest by 8-byte words, from 128 bytes on by vectors aligned on the window side, from 4 KiB on by `rep movsq` where both
-//!   sides agree modulo 8.
+//! Structure of a copy, where the *window side* is the source of a load and the destination of a
+//! store:
+//! * head and tail by 1, 2 and 4 bytes, so that every access is naturally aligned on the window
+//!   side;
+//! * the aligned rest by 8-byte words, from 128 bytes on by vectors aligned on the window side,
+//!   from 4 KiB on by `rep movsq` where both sides agree modulo 8.
 //!
-//! So an aligned 8-byte word of the window is always moved by one access that contains it whole. Processors move each aligned 8
-//! bytes of an aligned vector at once (16 bytes are guaranteed where there is AVX; older ones split vectors into 8-byte halves).
-//! Up to 127 bytes are stored in ascending order of address.
+//! So one access always moves an aligned 8-byte word of the window whole. Processors move each
+//! aligned 8 bytes of an aligned vector at once (16 bytes are guaranteed with AVX; older ones split
+//! vectors into 8-byte halves). Up to 127 bytes are stored in ascending order of address.
 //!
-//! Measured on a Sapphire Rapids class Xeon, 4 KiB out of L2, GB/s: memcpy 37, `rep movsq` 36 (but 15 where the two sides disagree
-//! modulo 8, which is how packet payloads lie in a slab), `rep movsb` 35 (no promise about words), 32-byte vectors 37, 16-byte
-//! vectors 23, 8-byte words 20. `rep movsq` has a start-up cost that loses below 1 KiB and wins again from 64 KiB on.
+//! Measured on a Sapphire Rapids class Xeon, 4 KiB out of L2, GB/s: memcpy 37, `rep movsq` 36 (but
+//! 15 where the two sides disagree modulo 8, as packet payloads in a slab do), `rep movsb` 35
+//! (words may tear), 32-byte vectors 37, 16-byte vectors 23, 8-byte words 20. `rep movsq` has a
+//! start-up cost that loses below 1 KiB and wins again from 64 KiB on.
 
 use std::arch::global_asm;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -39,14 +43,16 @@ unsafe extern "C" {
 
 /// Where to go on after a fault at `instruction`, if that is one of this file's. Async-signal-safe.
 pub(super) fn find_fixup(instruction: u64) -> Option<u64> {
-    // SAFETY: the table is defined in the assembly with this layout and number of entries, and is never written.
+    // SAFETY: the table is defined in the assembly with this layout and number of entries, and is
+    // never written.
     fixup::find(unsafe { &FIXUPS }, instruction)
 }
 
 /// Copies out of the window.
 ///
 /// # Safety
-/// `dst` is valid for writes of `len` bytes. `src` may be anything, but whatever is mapped there may be read.
+/// `dst` is valid for writes of `len` bytes. `src` may be anything, but whatever is mapped there
+/// may be read.
 #[inline]
 pub(crate) unsafe fn load(dst: *mut u8, src: *const u8, len: usize) -> usize {
     // SAFETY: the caller's promise; faults on the window side are fixed up.
@@ -56,7 +62,8 @@ pub(crate) unsafe fn load(dst: *mut u8, src: *const u8, len: usize) -> usize {
 /// Copies into the window, up to 127 bytes in ascending order of address.
 ///
 /// # Safety
-/// `src` is valid for reads of `len` bytes. `dst` may be anything, but whatever is mapped there may be written.
+/// `src` is valid for reads of `len` bytes. `dst` may be anything, but whatever is mapped there may
+/// be written.
 #[inline]
 pub(crate) unsafe fn store(dst: *mut u8, src: *const u8, len: usize) -> usize {
     // SAFETY: the caller's promise; faults on the window side are fixed up.
@@ -98,7 +105,8 @@ pub(crate) unsafe fn compare_swap(address: *mut u64, compare: u64, swap: u64) ->
     (unsafe { raw_compare_swap(address, compare, swap, &raw mut old) } == 0).then_some(old)
 }
 
-/// 1 where 32-byte vectors may be used (the processor has AVX and the system saves its registers), else 0.
+/// 1 where 32-byte vectors may be used (the processor has AVX and the system saves its registers),
+/// else 0.
 #[inline]
 fn wide() -> u32 {
     const UNKNOWN: u8 = 2;

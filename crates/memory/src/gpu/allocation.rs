@@ -8,10 +8,11 @@ use super::context::KeptContext;
 use super::device::Gpu;
 use super::error::CudaError;
 
-/// GPU memory that other devices and the CPU can reach: a VMM allocation that is exportable by file descriptor.
+/// GPU memory that other devices and the CPU can access: a VMM allocation that is exportable by
+/// file descriptor.
 ///
-/// Its length is rounded up to the GPU's granularity (2 MiB). Dropping it never waits for the GPU, unlike `cudaFree`; work that
-/// still uses it then must be over.
+/// Its length is rounded up to the GPU's granularity (2 MiB). Dropping it never waits for the GPU,
+/// unlike `cudaFree`; work that uses it must be over by then.
 #[derive(Debug)]
 pub struct GpuBuffer {
     gpu: Arc<Gpu>,
@@ -27,7 +28,7 @@ impl GpuBuffer {
         Self::new_in(gpu, gpu.primary()?, len)
     }
 
-    /// The same through a context that exists already.
+    /// The same through an existing context.
     pub(super) fn new_in(gpu: &Arc<Gpu>, context: Context, len: usize) -> Result<Self, CudaError> {
         // VMM memory belongs to no context and is no witness of one.
         let kept = KeptContext::new(gpu.driver(), context, None)?;
@@ -45,7 +46,8 @@ impl GpuBuffer {
             // SAFETY: the call reads the properties and writes one handle.
             unsafe { api.mem_create(&raw mut handle, mapped_len, &raw const prop, 0) }?;
             let mapped = map(api, handle, mapped_len, &prop);
-            // SAFETY: the mapping, where there is one, keeps the memory; the handle is not used again.
+            // SAFETY: the mapping, where there is one, keeps the memory; the handle is not used
+            // again.
             let _ = unsafe { api.mem_release(handle) };
             Ok(Self { gpu: Arc::clone(gpu), context: kept, addr: mapped?, len, mapped_len })
         })
@@ -57,7 +59,7 @@ impl GpuBuffer {
         self.addr
     }
 
-    /// Its length in bytes, as asked for.
+    /// Its requested length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
@@ -75,7 +77,7 @@ impl GpuBuffer {
         &self.gpu
     }
 
-    /// A context in which it can be used, for as long as that lives.
+    /// A context in which it can be used, while that is alive.
     #[must_use]
     pub fn context(&self) -> Context {
         self.context.handle()
@@ -84,9 +86,10 @@ impl GpuBuffer {
 
 impl Drop for GpuBuffer {
     fn drop(&mut self) {
-        // Errors mean that the context is gone: after a reset the addresses may be somebody else's, and are left alone.
+        // Errors mean that the context is gone. After a reset the addresses may be reallocated, so
+        // leave them alone.
         let _ = self.context.run(self.gpu.driver(), |api| {
-            // SAFETY: the range is ours and was mapped as one; nobody uses it any more.
+            // SAFETY: the range is ours, was mapped as one, and is no longer in use.
             unsafe {
                 api.mem_unmap(self.addr, self.mapped_len)?;
                 api.mem_address_free(self.addr, self.mapped_len)
@@ -109,7 +112,7 @@ fn map(api: &Api, handle: AllocationHandle, len: usize, prop: &AllocationProp) -
     let access = AccessDesc { location: prop.location, flags: 3 };
     // SAFETY: the range is mapped; one description is passed.
     if let Err(error) = unsafe { api.mem_set_access(addr, len, &raw const access, 1) } {
-        // SAFETY: the mapping and the reservation are ours and nobody knows them yet.
+        // SAFETY: the mapping and the reservation are ours and their address was not shared yet.
         let _ = unsafe { api.mem_unmap(addr, len).and_then(|()| api.mem_address_free(addr, len)) };
         return Err(error);
     }
@@ -119,12 +122,12 @@ fn map(api: &Api, handle: AllocationHandle, len: usize, prop: &AllocationProp) -
 /// The VMM allocation mapped at `addr` as a file descriptor. To be called with a context current.
 pub(super) fn export_fd(api: &Api, addr: u64) -> Result<OwnedFd, CudaError> {
     let mut handle = 0;
-    // SAFETY: the call writes one handle, which is given back below.
+    // SAFETY: the call writes one handle, which is released below.
     unsafe { api.mem_retain_handle(&raw mut handle, addr) }?;
     let mut fd: RawFd = -1;
     // SAFETY: the handle is live; for this type of handle the call writes an int.
     let answer = unsafe { api.mem_export((&raw mut fd).cast(), handle, consts::HANDLE_TYPE_POSIX_FD, 0) };
-    // SAFETY: gives back the reference taken above.
+    // SAFETY: releases the reference taken above.
     let _ = unsafe { api.mem_release(handle) };
     answer?;
     if fd < 0 {

@@ -1,7 +1,8 @@
 //! The functions of the CUDA driver that we call, by their C signatures.
 //!
-//! Each becomes a method that gives `Result<(), CudaError>`. They are called inside
-//! [`Driver::in_context`](super::Driver::in_context) or [`Driver::relaxed`](super::Driver::relaxed), which hand out the table.
+//! Each becomes a method that returns `Result<(), CudaError>`. They are called inside
+//! [`Driver::in_context`](super::Driver::in_context) or
+//! [`Driver::relaxed`](super::Driver::relaxed), which provide the table.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fmt;
@@ -64,7 +65,7 @@ pub struct RowCopy {
     pub src_x: usize,
     /// See above.
     pub src_y: usize,
-    /// What kind of memory the source is: [`RowCopy::DEVICE`].
+    /// Memory type of the source: [`RowCopy::DEVICE`].
     pub src_kind: c_uint,
     /// Unused: the source is a device's.
     pub src_host: *const c_void,
@@ -78,7 +79,7 @@ pub struct RowCopy {
     pub dst_x: usize,
     /// See above.
     pub dst_y: usize,
-    /// What kind of memory the destination is: [`RowCopy::HOST`].
+    /// Memory type of the destination: [`RowCopy::HOST`].
     pub dst_kind: c_uint,
     /// The destination.
     pub dst_host: *mut c_void,
@@ -150,17 +151,17 @@ impl AllocationProp {
     }
 }
 
-/// Who may access a mapped VMM range, and how.
+/// Access rights of a device to a mapped VMM range.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AccessDesc {
-    /// Who.
+    /// The device.
     pub location: MemLocation,
     /// 3 = read and write.
     pub flags: c_uint,
 }
 
-/// What `cuIpcGetMemHandle` gives.
+/// The result of `cuIpcGetMemHandle`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IpcHandle(pub [u32; 16]);
@@ -238,10 +239,12 @@ macro_rules! functions {
         }
 
         impl Api {
-            /// Finds every function, or names the first one that is needed and absent.
+            /// Resolves every function, or returns the name of the first required one that is
+            /// absent.
             ///
             /// # Safety
-            /// `find` gives addresses of functions with the signatures that CUDA's header declares for these names.
+            /// `find` gives addresses of functions with the signatures that CUDA's header declares
+            /// for these names.
             pub(super) unsafe fn load(find: impl Fn(&CStr) -> *mut c_void) -> Result<Self, &'static str> {
                 Ok(Self {$(
                     $name: {
@@ -249,7 +252,8 @@ macro_rules! functions {
                             Ok(symbol) => symbol,
                             Err(_) => panic!("a symbol's name"),
                         };
-                        // SAFETY: a null pointer becomes None, any other is a function of this type: the caller's promise.
+                        // SAFETY: a null pointer becomes None, any other is a function of this
+                        // type: the caller's promise.
                         let found = unsafe {
                             std::mem::transmute::<*mut c_void, Option<unsafe extern "C" fn($($type),*) -> c_uint>>(
                                 find(SYMBOL),
@@ -264,7 +268,8 @@ macro_rules! functions {
                 #[doc = concat!("`", $symbol, "`.")]
                 ///
                 /// # Safety
-                /// As for the C function: pointers are valid for what it reads and writes, handles are live.
+                /// As for the C function: pointers are valid for what it reads and writes, handles
+                /// are live.
                 #[inline]
                 #[allow(clippy::too_many_arguments, reason = "the C function has them")]
                 pub unsafe fn $name(&self, $($arg: $type),*) -> Result<(), CudaError> {

@@ -1,4 +1,5 @@
-//! What loads, stores and the copy engine cost on this machine: measured once per GPU, on memory of our own, in a few milliseconds.
+//! Cost of loads, stores and the copy engine on this machine: measured once per GPU, on our own
+//! memory, in a few milliseconds.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,24 +19,27 @@ const LONG: usize = 1 << 20;
 const ROUNDS: usize = 5;
 /// Copies in flight while the engine's rate is taken.
 const IN_FLIGHT: usize = 3;
-/// After this long no further measurement is begun: the GPU is busy, and what is known by then must do.
-/// How often a measurement that was cut short is made again.
+/// Retries of a measurement that was cut short.
 const MOST_TRIES: u32 = 3;
+/// Time budget. Past it no further measurement starts: the GPU is busy, and the results so far
+/// count.
 const BUDGET: Duration = Duration::from_millis(25);
-/// After this long a single copy is given up.
-const PATIENCE: Duration = Duration::from_millis(10);
-/// A copy that takes longer than this is waited for with patience for other threads.
+/// Timeout of a single copy.
+const COPY_TIMEOUT: Duration = Duration::from_millis(10);
+/// Past this time the wait for a copy yields the CPU to other threads.
 const YIELD_AFTER: Duration = Duration::from_micros(100);
 /// Taken where nothing could be compared: what an H200 behind PCIe 5.0 shows.
 pub const USUAL_CROSSOVER: usize = 4096;
 
-/// What the ways between host and GPU memory cost here.
+/// Cost of the routes between host and GPU memory on this machine.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Calibration {
-    /// Whether every comparison could be made in time. Where not, the crossover is a usual one, or rests on a few lengths.
+    /// Whether every comparison finished in time. If not, the crossover is a default, or rests on a
+    /// few lengths.
     pub is_whole: bool,
-    /// Up to this many bytes a gather by loads through the window is no slower than one by the copy engine. 0 without a window.
+    /// Up to this many bytes a gather by loads through the window is no slower than one by the copy
+    /// engine. 0 without a window.
     pub load_crossover: usize,
     /// Time of a load of 64 bytes through the window.
     pub load_latency: Option<Duration>,
@@ -49,7 +53,7 @@ pub struct Calibration {
     pub copy_latency: Option<Duration>,
     /// Bytes per second of copies of 1 MiB from the GPU, several in flight.
     pub copy_rate: Option<f64>,
-    /// How long the measurement took, without allocating and registering its memory.
+    /// Duration of the measurement, without allocating and registering its memory.
     pub took: Duration,
     /// The name of the GPU.
     pub gpu: String,
@@ -74,8 +78,9 @@ pub enum CalibrationError {
 }
 
 impl Calibration {
-    /// The figures of this GPU: measured at the first call, which allocates 3 MiB of its memory for the time being, and remembered for
-    /// the life of the process. What a busy GPU kept from being measured whole is tried again at the next calls, a few times.
+    /// The figures of this GPU, measured at the first call and cached for the life of the process.
+    /// The measurement temporarily allocates 3 MiB of GPU memory. Later calls retry, a few times, a
+    /// measurement that a busy GPU cut short.
     pub fn of(gpu: &Arc<Gpu>) -> Result<Self, CalibrationError> {
         static KNOWN: Mutex<Vec<(i32, u32, Calibration)>> = Mutex::new(Vec::new());
         // Held while measuring: two measurements at a time would disturb each other.
@@ -139,7 +144,7 @@ impl<'a> Bench<'a> {
 
     fn run(mut self) -> Result<Calibration, CalibrationError> {
         let window = self.memory.window();
-        // The first use of each way pays for page tables and wakes the engine; it is not counted.
+        // The first use of each route pays for page tables and wakes the engine; it is not counted.
         self.copy(64)?;
         let mut compared = Vec::new();
         let mut copy_latency = None;
@@ -241,13 +246,13 @@ impl<'a> Bench<'a> {
         Ok(Some(rate(LONG * COPIES, start.elapsed())))
     }
 
-    /// Waits for a copy, with an end: other people's copies may keep the engine busy for seconds.
+    /// Waits for a copy, with a timeout: the program's copies may keep the engine busy for seconds.
     fn finish(&self, copy: Copy) -> Result<Option<PinnedChunk>, CalibrationError> {
         let start = Instant::now();
         while !self.engine.poll(&copy)? {
             match start.elapsed() {
-                long if long > PATIENCE => return Ok(None),
-                // Longer than any copy that is not held up: let others have the processor.
+                long if long > COPY_TIMEOUT => return Ok(None),
+                // Longer than any copy on an idle engine: yield the CPU.
                 long if long > YIELD_AFTER => std::thread::yield_now(),
                 _ => std::hint::spin_loop(),
             }
@@ -261,15 +266,15 @@ fn rate(bytes: usize, time: Duration) -> f64 {
     u32::try_from(bytes).map_or(f64::NAN, f64::from) / time.as_secs_f64().max(1e-9)
 }
 
-/// Where loads begin to lose: between the last size at which they take no longer and the next, in proportion. In whole lines.
-/// The sizes ascend. `None` where there is nothing to compare.
+/// Where loads begin to lose: interpolated between the last size at which they take no longer and
+/// the next. In whole lines. The sizes ascend. `None` where there is nothing to compare.
 fn crossover(compared: &[(usize, Duration, Duration)]) -> Option<usize> {
     let (first, ..) = *compared.first()?;
     let Some(lost) = compared.iter().position(|(_, load, copy)| load > copy) else {
         return compared.last().map(|&(size, ..)| size);
     };
     let Some(&(below, load, copy)) = lost.checked_sub(1).map(|won| &compared[won]) else {
-        // Even the shortest load loses: still, a single line is better not turned into two driver calls.
+        // Even the shortest load loses: still, a single line does not justify two driver calls.
         return Some(first.min(64));
     };
     let (above, load_above, copy_above) = compared[lost];
@@ -289,14 +294,15 @@ mod tests {
 
     #[test]
     fn the_crossover_lies_between_the_sizes_that_enclose_it() {
-        // As on the H200: loads 1 us for each 64 bytes in flight, the engine 7 us whatever the size.
+        // As on the H200: loads 1 us for each 64 bytes in flight, the engine 7 us whatever the
+        // size.
         let compared =
             [(64, us(1), us(7)), (4096, us(5), us(7)), (8192, us(11), us(7)), (16384, us(22), us(8))];
         assert_eq!(crossover(&compared), Some(4096 + 4096 * 2 / 6 / 64 * 64));
         assert_eq!(crossover(&compared[2..]), Some(64));
         assert_eq!(crossover(&compared[..2]), Some(4096));
         assert_eq!(crossover(&[]), None);
-        // A tie goes to the load, and what comes after the first loss does not count.
+        // A tie goes to the load, and sizes after the first loss do not count.
         assert_eq!(crossover(&[(64, us(1), us(1)), (128, us(2), us(1)), (256, us(1), us(9))]), Some(64));
     }
 

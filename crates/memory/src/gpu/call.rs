@@ -1,4 +1,5 @@
-//! How CUDA is called inside other people's processes: no capture of theirs is broken, and their current context is left alone.
+//! CUDA calls inside the program's process: they invalidate none of its stream captures and
+//! preserve its current context.
 
 use std::cell::Cell;
 use std::mem;
@@ -8,19 +9,20 @@ use super::driver::Driver;
 use super::error::CudaError;
 
 thread_local! {
-    /// This thread is ours, and its capture mode RELAXED as long as it lives.
+    /// This thread is ours, and its capture mode stays RELAXED until it ends.
     static STAYS_RELAXED: Cell<bool> = const { Cell::new(false) };
 }
 
 impl Driver {
-    /// Runs `calls` with `context` current on this thread and this thread's capture mode exchanged to RELAXED; both are put back
-    /// afterwards, also after an error or a panic.
+    /// Runs `calls` with `context` current on this thread and the thread's capture mode exchanged
+    /// to RELAXED. Restores both afterwards, also after an error or a panic.
     ///
-    /// Without the exchange, a query or an allocation fails during anybody's global-mode stream capture *and breaks that capture*.
+    /// Without the exchange, a query or an allocation fails during any global-mode stream capture
+    /// in the process *and invalidates that capture*.
     ///
-    /// The context must live, as one does that was just found by the attributes of memory, or that [`Gpu::primary`](super::Gpu::primary)
-    /// just gave: the driver does not survive every handle of a destroyed one. Contexts that are kept for later are asked after at
-    /// each use (`context.rs`).
+    /// The context must be alive: just found by the attributes of memory, or just returned by
+    /// [`Gpu::primary`](super::Gpu::primary). The driver does not survive every handle of a
+    /// destroyed context. Contexts that are kept for later are checked at each use (`context.rs`).
     pub fn in_context<T, E: From<CudaError>>(
         &self,
         context: Context,
@@ -29,7 +31,7 @@ impl Driver {
         self.relaxed(|_| self.with_current(context, calls))
     }
 
-    /// The same for a caller who is relaxed already.
+    /// The same for a caller in RELAXED mode already.
     pub(super) fn with_current<T, E: From<CudaError>>(
         &self,
         context: Context,
@@ -40,7 +42,8 @@ impl Driver {
         calls(api)
     }
 
-    /// Runs `calls` with this thread's capture mode exchanged to RELAXED, in whatever context is current: for calls that need none.
+    /// Runs `calls` with this thread's capture mode exchanged to RELAXED, in whatever context is
+    /// current: for calls that need none.
     pub fn relaxed<T, E: From<CudaError>>(&self, calls: impl FnOnce(&Api) -> Result<T, E>) -> Result<T, E> {
         if Self::is_forked() {
             return Err(forked().into());
@@ -50,8 +53,8 @@ impl Driver {
         calls(api)
     }
 
-    /// Exchanges this thread's capture mode to RELAXED once and for all: for threads of our own, which then need not do so around every
-    /// call. Where that fails, they go on as before.
+    /// Exchanges this thread's capture mode to RELAXED permanently: for our own threads, which then
+    /// skip the exchange around every call. If that fails, they continue as before.
     pub fn keep_relaxed(&self) {
         if !Self::is_forked()
             && let Ok(relaxed) = Relaxed::exchange(self.api())
@@ -61,18 +64,19 @@ impl Driver {
         }
     }
 
-    /// The identity of a context: a number that is never used again, where the driver can tell (CUDA 12 and later; else 0).
+    /// The identity of a context: a number that is never reused, where the driver provides it (CUDA
+    /// 12 and later; else 0).
     ///
-    /// A context's handle may be reused after the context was destroyed; streams and events made in it are then gone though the
-    /// handle looks alive.
+    /// A context's handle may be reused after the context was destroyed. Its streams and events are
+    /// then gone although the handle looks valid.
     pub fn context_id(&self, context: Context) -> Result<u64, CudaError> {
         self.relaxed(|_| self.id_of(context))
     }
 
-    /// The same for a caller who is relaxed already.
+    /// The same for a caller in RELAXED mode already.
     pub(super) fn id_of(&self, context: Context) -> Result<u64, CudaError> {
         let mut id = 0;
-        // SAFETY: the call writes one number; an unknown handle gives an error.
+        // SAFETY: the call writes one number; an unknown handle returns an error.
         match unsafe { self.api().ctx_id(context, &raw mut id) } {
             Ok(()) => Ok(id),
             Err(error) if error.code == CudaError::NOT_FOUND => Ok(0),
@@ -117,7 +121,7 @@ struct Current<'a>(&'a Api);
 
 impl<'a> Current<'a> {
     fn push(api: &'a Api, context: Context) -> Result<Self, CudaError> {
-        // SAFETY: the context lives: see `in_context`.
+        // SAFETY: the context is alive: see `in_context`.
         unsafe { api.ctx_push(context) }?;
         Ok(Self(api))
     }

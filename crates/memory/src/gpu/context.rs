@@ -5,19 +5,22 @@ use super::driver::Driver;
 use super::error::CudaError;
 use super::range;
 
-/// A context whose handle is kept, and what shows that it still lives.
+/// A stored context handle, with the means to check that the context is still alive.
 ///
-/// The rule: once a context may be gone, neither its handle nor that of a stream or event made in it is passed to the driver again.
-/// CUDA leaves open what happens then, and a program that did so on an H200 with driver 580 ended by a segmentation fault. A context
-/// that others made can be destroyed at any time, so each use of a kept one asks first, by a short call:
+/// The rule: once a context may be gone, never pass its handle, or that of its streams and events,
+/// to the driver again. CUDA leaves the result undefined; on an H200 with driver 580 it was a
+/// segmentation fault. A context of the program can be destroyed at any time, so each use of a
+/// stored handle first makes a short query:
 ///
-/// * after a *witness*: memory that was allocated in the context and dies with it. The question passes an address, which may be
-///   anything, and `BUFFER_ID` tells the memory from a later one at the same address;
-/// * without a witness, after the context's identity (`cuCtxGetId`). That must do for primary contexts of ours: a reset of the device
-///   ends those, but their handle stays one that the driver knows.
+/// * for a *witness*: memory that was allocated in the context and dies with it. The query passes
+///   an address, which may be anything, and `BUFFER_ID` distinguishes the memory from a later
+///   allocation at the same address;
+/// * without a witness, for the context's identity (`cuCtxGetId`). That must suffice for our own
+///   primary contexts: a device reset ends those, but the driver still knows their handle.
 ///
-/// A range of memory needs neither where its attributes were just read: its context is the one they name. Between the question and
-/// the call another thread may still destroy the context; whoever does that under a copy in flight breaks CUDA's own rule.
+/// A memory range whose attributes were just read needs neither: the attributes name its context.
+/// Between the query and the call another thread may still destroy the context. Doing that under a
+/// copy in flight violates CUDA's own rule.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct KeptContext {
     handle: Context,
@@ -27,10 +30,11 @@ pub(super) struct KeptContext {
 }
 
 impl KeptContext {
-    /// Keeps a context that lives now. `witness` is the address of memory that was allocated or pinned in it.
+    /// Stores a context that is alive now. `witness` is the address of memory that was allocated or
+    /// pinned in it.
     pub(super) fn new(driver: &Driver, handle: Context, witness: Option<u64>) -> Result<Self, CudaError> {
         let id = driver.context_id(handle)?;
-        // Memory without a number tells nothing.
+        // Memory without a buffer ID cannot serve as a witness.
         let witness = witness.and_then(|addr| {
             let id = driver.relaxed(|api| range::buffer_id(api, addr)).ok()?;
             (id != 0).then_some((addr, id))
@@ -43,12 +47,13 @@ impl KeptContext {
         self.handle
     }
 
-    /// Whether it still lives.
+    /// Whether it is still alive.
     pub(super) fn is_alive(&self, driver: &Driver) -> bool {
         driver.relaxed(|api| self.check(driver, api)).is_ok()
     }
 
-    /// Whether it is known to be gone, and with it what the driver knew of its witness. Not where the driver could not answer.
+    /// Whether it is known to be gone, and with it the driver's record of its witness. False where
+    /// the driver could not answer.
     pub(super) fn is_gone(&self, driver: &Driver) -> bool {
         let answer = driver.relaxed(|api| match self.witness {
             Some(witness) => is_there(api, witness),
@@ -57,7 +62,7 @@ impl KeptContext {
         answer.is_err_and(|error| error.code == CudaError::CONTEXT_IS_DESTROYED)
     }
 
-    /// Runs `calls` in the context as [`Driver::in_context`] does, if it still lives.
+    /// Runs `calls` in the context as [`Driver::in_context`] does, if it is still alive.
     pub(super) fn run<T, E: From<CudaError>>(
         &self,
         driver: &Driver,

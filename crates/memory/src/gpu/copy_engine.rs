@@ -1,4 +1,5 @@
-//! Copies by the GPU's own engine, between GPU memory and pinned chunks of host memory, without ever waiting.
+//! Copies by the GPU's copy engine, between GPU memory and pinned chunks of host memory, without
+//! ever blocking.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,32 +20,34 @@ use slab::Slab;
 
 /// Copies by one GPU's copy engine.
 ///
-/// Everything is made ahead: pinned chunks, an event for each, and two streams of its own, one per direction, which neither wait for
-/// the default stream nor make it wait. So no call waits for kernels (but CUDA itself makes all calls wait while another thread frees memory,
-/// copies synchronously or loads a kernel for the first time), and nothing is
-/// freed: when the engine and all its chunks are gone, they wait for the next engine of the same shape.
+/// Everything is preallocated: pinned chunks, an event for each, and two non-blocking streams, one
+/// per direction. So no call waits for kernels. (CUDA itself blocks all calls while another thread
+/// frees memory, copies synchronously or loads a kernel for the first time.) Nothing is freed: when
+/// the engine and all its chunks are gone, the next engine of the same shape reuses them.
 ///
-/// Order of use: [`take_chunk`](Self::take_chunk), [`start_read`](Self::start_read) or [`start_write`](Self::start_write),
-/// [`poll`](Self::poll) until true, [`Copy::into_chunk`]. Copies of one direction are over in the order they were started.
+/// Order of use: [`take_chunk`](Self::take_chunk), [`start_read`](Self::start_read) or
+/// [`start_write`](Self::start_write), [`poll`](Self::poll) until true, [`Copy::into_chunk`].
+/// Copies of one direction complete in the order they were started.
 #[derive(Debug)]
 pub struct CopyEngine {
     gpu: Arc<Gpu>,
     slab: Arc<Slab>,
 }
 
-/// Why a copy was not started, or did not come to its end.
+/// Why a copy was not started, or did not complete.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum CopyError {
-    /// The range asked for is not inside the registered memory, or longer than the chunk; nothing was started.
+    /// The requested range is not inside the registered memory, or longer than the chunk; no copy
+    /// was started.
     #[error(
         "a copy of {len} bytes at offset {offset:#x} does not fit: the memory has {memory} bytes, the chunk {chunk}; \
          nothing was started"
     )]
     OutOfBounds {
-        /// Offset asked for.
+        /// Requested offset.
         offset: usize,
-        /// Bytes asked for.
+        /// Requested bytes.
         len: usize,
         /// Length of the registered memory.
         memory: usize,
@@ -54,16 +57,17 @@ pub enum CopyError {
     /// The chunk is still shared, in flight, or another engine's; nothing was started.
     #[error("the chunk cannot take part in this copy: it {state}; nothing was started")]
     ChunkInUse {
-        /// In what way.
+        /// Its state.
         state: &'static str,
     },
-    /// The memory was freed, or its address belongs to another allocation by now; nothing was started.
+    /// The memory was freed, or its address belongs to another allocation by now; no copy was
+    /// started.
     #[error(transparent)]
     Gone(#[from] Gone),
     /// Stores made through the window before could not be settled.
     #[error("stores made through the window could not be settled before the copy: {0}")]
     Window(#[from] AccessError),
-    /// So much memory cannot be asked for.
+    /// The requested size overflows.
     #[error(
         "the chunks of the copy engine would be larger than the address space; ask for fewer or smaller ones"
     )]
@@ -71,7 +75,7 @@ pub enum CopyError {
     /// The driver refused, or the copy failed.
     #[error("the GPU's copy engine cannot be used: {error}{}", advice(.error))]
     Cuda {
-        /// What the driver said.
+        /// The driver's error.
         error: CudaError,
     },
 }
@@ -92,7 +96,8 @@ fn advice(error: &CudaError) -> &'static str {
     }
 }
 
-/// A copy under way, or over. Dropping it does not stop it; its chunk is used again only when it is over.
+/// A copy in flight, or complete. Dropping it does not cancel it; its chunk is reused only after
+/// completion.
 #[derive(Debug)]
 #[must_use = "a copy is under way, and its chunk is in it"]
 pub struct Copy {
@@ -101,7 +106,7 @@ pub struct Copy {
 }
 
 impl Copy {
-    /// How many bytes it moves.
+    /// Its length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
@@ -113,7 +118,7 @@ impl Copy {
         self.len == 0
     }
 
-    /// Its chunk, once [`CopyEngine::poll`] has said true; the copy itself before that.
+    /// Its chunk, once [`CopyEngine::poll`] has returned true; the copy itself before that.
     pub fn into_chunk(self) -> Result<PinnedChunk, Self> {
         let slot = &self.chunk.slab().parts().slots[self.chunk.index()];
         if slot.flying.load(Ordering::Acquire) { Err(self) } else { Ok(self.chunk) }
@@ -121,13 +126,14 @@ impl Copy {
 }
 
 impl CopyEngine {
-    /// An engine with `chunks` chunks of `chunk_len` bytes, in the GPU's primary context (which it creates where there is none).
+    /// An engine with `chunks` chunks of `chunk_len` bytes, in the GPU's primary context (which it
+    /// creates where there is none).
     pub fn new(gpu: &Arc<Gpu>, chunks: usize, chunk_len: usize) -> Result<Self, CopyError> {
         Self::in_context(gpu, gpu.primary()?, chunks, chunk_len)
     }
 
-    /// An engine in another context of the same GPU, for memory that was allocated there. The context must live now; should it be
-    /// destroyed later, calls give an error.
+    /// An engine in another context of the same GPU, for memory that was allocated there. The
+    /// context must be alive now; if it is destroyed later, calls return an error.
     pub fn in_context(
         gpu: &Arc<Gpu>,
         context: Context,
@@ -156,13 +162,13 @@ impl CopyEngine {
         parts.context.is_gone(parts.driver)
     }
 
-    /// Gives back the host memory of engines that are gone and whose context was destroyed. What is of a living context is kept for the
-    /// next engine.
+    /// Frees the host memory of dropped engines whose context was destroyed. That of live contexts
+    /// is kept for the next engine.
     pub fn bury_idle() {
         slab::bury_idle();
     }
 
-    /// A chunk that nobody holds and no copy touches, or none at the moment.
+    /// A chunk without holders and without a copy in flight, or `None` at the moment.
     #[must_use]
     pub fn take_chunk(&self) -> Option<PinnedChunk> {
         self.slab.parts().claim().map(|index| PinnedChunk::claimed(self.slab.clone(), index))
@@ -170,7 +176,8 @@ impl CopyEngine {
 
     /// Starts copying `len` bytes at `offset` of the memory to the start of the chunk.
     ///
-    /// Sees what was stored through the memory's window before: where there is something to settle, one load (about 1 us).
+    /// Sees earlier stores through the memory's window: unsettled stores cost one load (about 1
+    /// us).
     pub fn start_read(
         &self,
         memory: &GpuMemory,
@@ -182,11 +189,12 @@ impl CopyEngine {
         if !chunk.is_unique() {
             return Err(CopyError::ChunkInUse { state: "has clones, who would see it change" });
         }
-        // SAFETY: the memory is alive, the range inside it, and the chunk nobody else's.
+        // SAFETY: the memory is alive, the range inside it, and the chunk has no other holder.
         unsafe { self.start(Direction::Read, address, len, chunk) }
     }
 
-    /// Starts copying `len` bytes at `offset` of the memory into rows of the chunk, so that something else fits between them.
+    /// Starts copying `len` bytes at `offset` of the memory into rows of the chunk, with gaps
+    /// between them.
     pub fn start_read_rows(
         &self,
         memory: &GpuMemory,
@@ -202,11 +210,13 @@ impl CopyEngine {
         if !chunk.is_unique() {
             return Err(CopyError::ChunkInUse { state: "has clones, who would see it change" });
         }
-        // SAFETY: the memory is alive, the range inside it, all rows inside the chunk, and the chunk nobody else's.
+        // SAFETY: the memory is alive, the range inside it, all rows inside the chunk, and the
+        // chunk has no other holder.
         unsafe { self.start(Direction::ReadRows(rows), address, len, chunk) }
     }
 
-    /// Starts copying the first `len` bytes of the chunk to `offset` of the memory. Clones of the chunk may be read meanwhile.
+    /// Starts copying the first `len` bytes of the chunk to `offset` of the memory. Clones of the
+    /// chunk may be read meanwhile.
     pub fn start_write(
         &self,
         memory: &GpuMemory,
@@ -215,11 +225,11 @@ impl CopyEngine {
         len: usize,
     ) -> Result<Copy, CopyError> {
         let address = check(memory, offset, len, &chunk)?;
-        // SAFETY: the memory is alive, the range inside it, and the chunk is not written by anybody.
+        // SAFETY: the memory is alive, the range inside it, and the chunk has no writer.
         unsafe { self.start(Direction::Write, address, len, chunk) }
     }
 
-    /// Whether no copy is under way, those included that somebody gave up on. Never waits.
+    /// Whether no copy is in flight, abandoned ones included. Never waits.
     pub fn is_idle(&self) -> Result<bool, CopyError> {
         let parts = self.slab.parts();
         (0..parts.slots.len()).try_fold(true, |idle, index| Ok(parts.is_over(index)? && idle))
@@ -231,7 +241,8 @@ impl CopyEngine {
     }
 
     /// # Safety
-    /// `address` is GPU memory of at least `len` bytes, and so is the chunk; who reads a chunk is its only holder.
+    /// `address` is GPU memory of at least `len` bytes, and so is the chunk; a read requires the
+    /// chunk's only holder.
     unsafe fn start(
         &self,
         direction: Direction,
@@ -248,14 +259,15 @@ impl CopyEngine {
         let parts = self.slab.parts();
         let slot = &parts.slots[chunk.index()];
         let host = parts.chunk(chunk.index());
-        // Clones of a chunk may each be told to start a copy; its one event serves one at a time.
+        // Clones of a chunk may each start a copy; its one event serves one at a time.
         if slot.flying.swap(true, Ordering::AcqRel) {
             return Err(CopyError::ChunkInUse { state: "takes part in another copy" });
         }
         let mut started = false;
-        // The memory that is copied was found alive, but its context need not be ours: ours is asked after here.
+        // The copied memory was found alive, but its context need not be ours: check ours here.
         let outcome = parts.context.run(parts.driver, |api| {
-            // SAFETY: the caller's promise about both sides; streams and events live as long as the context.
+            // SAFETY: the caller's promise about both sides; streams and events live as long as the
+            // context.
             unsafe {
                 let stream = match direction {
                     Direction::Read => {
@@ -279,7 +291,8 @@ impl CopyEngine {
             Ok(()) => Ok(Copy { chunk, len }),
             Err(error) => {
                 if started {
-                    // It may be under way, and there is no event to tell when it is over: the chunk is lost.
+                    // The copy may be in flight, without an event for its completion: leak the
+                    // chunk.
                     mem::forget(chunk);
                 } else {
                     slot.flying.store(false, Ordering::Release);
@@ -297,7 +310,7 @@ enum Direction {
     Write,
 }
 
-/// How bytes lie in a chunk that something is added to before and after each row of them.
+/// Layout of a chunk with gaps before and after each row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rows {
     /// Bytes of a row.
@@ -324,7 +337,8 @@ impl Rows {
 }
 
 /// # Safety
-/// `address` is GPU memory of at least `len` bytes, and the rows lie inside pinned memory at `host`.
+/// `address` is GPU memory of at least `len` bytes, and the rows lie inside pinned memory at
+/// `host`.
 unsafe fn read_rows(
     api: &Api,
     host: *mut u8,
@@ -353,7 +367,8 @@ unsafe fn read_rows(
         width: rows.width,
         height,
     };
-    // SAFETY: the caller's promise about both sides; the driver reads the description during the call.
+    // SAFETY: the caller's promise about both sides; the driver reads the description during the
+    // call.
     unsafe {
         if height > 0 {
             api.copy_rows_async(&raw const copy, stream)?;
@@ -368,7 +383,8 @@ unsafe fn read_rows(
     Ok(())
 }
 
-/// The address of a range that may be copied now: inside its bounds, settled, and still the allocation that was registered.
+/// The address of a range that may be copied now: within bounds, settled, and still the registered
+/// allocation.
 fn check(memory: &GpuMemory, offset: usize, len: usize, chunk: &PinnedChunk) -> Result<u64, CopyError> {
     let fits = offset.checked_add(len).is_some_and(|end| end <= memory.len()) && len <= chunk.len();
     if !fits {
@@ -377,7 +393,7 @@ fn check(memory: &GpuMemory, offset: usize, len: usize, chunk: &PinnedChunk) -> 
     if let Some(window) = memory.window() {
         window.settle()?;
     }
-    // Last, as close to the copy as can be: an address that was freed may be somebody else's by now.
+    // Last, as close to the copy as possible: a freed address may be reallocated by now.
     memory.check_alive_at(offset, len)?;
     Ok(memory.addr() + offset as u64)
 }

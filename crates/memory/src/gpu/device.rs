@@ -10,9 +10,10 @@ use super::driver::Driver;
 use super::error::{CudaError, DriverError};
 use super::gpu_window::Unsettled;
 
-/// One GPU that CUDA shows to this process.
+/// One GPU that CUDA exposes to this process.
 ///
-/// Knowing it creates no context; [`primary`](Self::primary) does, and is called where memory is allocated, registered or copied.
+/// Creating this creates no context; [`primary`](Self::primary) does, when memory is allocated,
+/// registered or copied.
 #[derive(Debug)]
 pub struct Gpu {
     driver: &'static Driver,
@@ -68,7 +69,8 @@ impl Gpu {
             unsafe { api.device_name(buffer, len, device) }
         })?;
         let mut uuid = [0; 16];
-        // SAFETY: the calls write 16 bytes. The second version names a slice of a divided GPU where the first names the whole.
+        // SAFETY: the calls write 16 bytes. The second version identifies a MIG slice where the
+        // first identifies the whole GPU.
         unsafe {
             api.device_uuid_v2(&raw mut uuid, device).or_else(|_| api.device_uuid(&raw mut uuid, device))
         }?;
@@ -136,13 +138,14 @@ impl Gpu {
         &self.pci_address
     }
 
-    /// The N of its `/dev/nvidiaN`, if the kernel module tells.
+    /// The N of its `/dev/nvidiaN`, if the kernel module reports it.
     #[must_use]
     pub fn minor(&self) -> Option<u32> {
         self.minor
     }
 
-    /// The size of its BAR1, in bytes: what the CPU can see of its memory at one time. From sysfs, if that shows it.
+    /// The size of its BAR1 in bytes: how much of its memory the CPU can map at one time. From
+    /// sysfs, if available there.
     #[must_use]
     pub fn bar1_size(&self) -> Option<u64> {
         self.bar1_size
@@ -172,16 +175,16 @@ impl Gpu {
         self.dma_buf
     }
 
-    /// Attribute 118: to whom stores from outside are visible in order. 0: to nobody until they are flushed by a read; 100: to this
-    /// GPU; 200: to all GPUs.
+    /// Attribute 118: the scope in which remote stores are visible in order. 0: none, until a read
+    /// flushes them; 100: this GPU; 200: all GPUs.
     #[must_use]
     pub fn writes_ordering(&self) -> u32 {
         self.writes_ordering
     }
 
-    /// Its primary context, the one that the CUDA runtime uses. Retained at the first call, which creates it where there is none,
-    /// and kept for the life of the process: giving it back could destroy it under work that is still going on. After
-    /// `cudaDeviceReset` it is retained anew.
+    /// Its primary context, the one that the CUDA runtime uses. Retained at the first call, which
+    /// creates it where there is none. Kept for the life of the process: releasing it could destroy
+    /// it under running work. After `cudaDeviceReset` it is retained anew.
     pub fn primary(&self) -> Result<Context, CudaError> {
         let mut primary = self.primary.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if let Some((context, id)) = *primary
@@ -235,16 +238,18 @@ fn bar1_size_of(pci_address: &str) -> Option<u64> {
     parse_bar1(&fs::read_to_string(format!("/sys/bus/pci/devices/{pci_address}/resource")).ok()?)
 }
 
-/// BAR1 in the kernel's list of a device's regions: the largest memory region that may be prefetched. Its place in the list differs
-/// by generation, for a 64-bit region takes two places and the one before it may be of either kind. A hypervisor may show no region
-/// as prefetchable: then the largest of 64 bits, if it is too large for registers.
+/// BAR1 in the kernel's list of a device's regions: the largest prefetchable memory region. Its
+/// index differs by generation: a 64-bit region takes two entries, and the one before it may be of
+/// either kind. A hypervisor may report no region as prefetchable: then the largest of 64 bits, if
+/// it is too large for registers.
 fn parse_bar1(resource: &str) -> Option<u64> {
     const REGIONS: usize = 6;
     const MEMORY: u64 = 0x200;
     const PREFETCH: u64 = 0x2000;
     const WIDE: u64 = 0x10_0000;
     const BEYOND_REGISTERS: u64 = 128 << 20;
-    // Behind the six regions come the ROM and those of virtual functions, which may be larger and are not ours.
+    // Behind the six regions come the ROM and those of virtual functions, which may be larger and
+    // are not ours.
     let regions: Vec<(u64, u64)> = resource
         .lines()
         .take(REGIONS)
@@ -273,7 +278,8 @@ mod tests {
 
     #[test]
     fn bar1_is_the_largest_region_that_may_be_prefetched() {
-        // A Hopper: all regions of 64 bits, two places each; behind the ROM those of virtual functions.
+        // A Hopper: all regions of 64 bits, two places each; behind the ROM those of virtual
+        // functions.
         let hopper = "0x0000380040000000 0x0000380043ffffff 0x000000000014220c\n\
                       0x0000000000000000 0x0000000000000000 0x0000000000000000\n\
                       0x0000384000000000 0x0000387fffffffff 0x000000000014220c\n\
@@ -283,7 +289,8 @@ mod tests {
                       0x0000000000000000 0x0000000000000000 0x0000000000000000\n\
                       0x0000400000000000 0x00005fffffffffff 0x000000000014220c\n";
         assert_eq!(parse_bar1(hopper), Some(256 << 30));
-        // An older card: registers of 32 bits first, then BAR1 with 256 MiB, an aperture of 32 MiB, ports.
+        // An older card: registers of 32 bits first, then BAR1 with 256 MiB, an aperture of 32 MiB,
+        // ports.
         let older = "0x00000000f6000000 0x00000000f6ffffff 0x0000000000040200\n\
                      0x00000000e0000000 0x00000000efffffff 0x000000000014220c\n\
                      0x0000000000000000 0x0000000000000000 0x0000000000000000\n\

@@ -10,7 +10,7 @@ use crate::page_size;
 
 /// A range of GPU memory exported as a dma-buf.
 ///
-/// CUDA exports whole pages of the host only: the exported range is the one asked for, widened to pages.
+/// CUDA exports whole host pages only: the exported range is the requested one, widened to pages.
 #[derive(Debug)]
 pub struct DmaBuf {
     fd: OwnedFd,

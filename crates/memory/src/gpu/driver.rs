@@ -1,4 +1,4 @@
-//! The CUDA driver, loaded when it is first asked for.
+//! The CUDA driver, loaded on first use.
 
 use std::env;
 use std::ffi::{CStr, CString, c_void};
@@ -18,9 +18,10 @@ static FORKED: AtomicBool = AtomicBool::new(false);
 
 /// The CUDA driver of this process: one table of functions, loaded once and never unloaded.
 ///
-/// A `libcuda.so.1` that the process has loaded already is taken; else it is loaded. `NOBOUNCE_CUDA=path` names another library.
-/// `cuInit` is called, but no context is created: a process that has none keeps none until memory is allocated or registered.
-/// Calls are made through [`in_context`](Self::in_context) and [`relaxed`](Self::relaxed) only.
+/// Uses a `libcuda.so.1` that the process has already loaded; otherwise loads it.
+/// `NOBOUNCE_CUDA=path` selects another library. `cuInit` is called, but no context is created
+/// until memory is allocated or registered. Calls go through [`in_context`](Self::in_context) and
+/// [`relaxed`](Self::relaxed) only.
 #[derive(Debug)]
 pub struct Driver {
     api: Api,
@@ -33,19 +34,21 @@ impl Driver {
     /// The driver, loaded and initialised at the first call.
     pub fn get() -> Result<&'static Self, DriverError> {
         static DRIVER: OnceLock<Result<Driver, DriverError>> = OnceLock::new();
-        // Before the lock: a child forked while another thread loaded the driver would wait for that thread for ever.
+        // Before the lock: a child forked while another thread loaded the driver would deadlock.
         if Self::is_forked() {
             return Err(DriverError::Forked);
         }
         DRIVER.get_or_init(Self::load).as_ref().map_err(Clone::clone)
     }
 
-    /// Whether there is a driver to load, and if not, why. Nothing is initialised: a process may still fork and use CUDA in its child.
+    /// Whether there is a driver to load, and if not, why. Initialises nothing: a process may still
+    /// fork and use CUDA in its child.
     pub fn is_installed() -> Result<(), DriverError> {
         open_library().map(|_| ())
     }
 
-    /// The version of CUDA that the driver supports, as 1000 x major + 10 x minor: 13000 is CUDA 13.0.
+    /// The version of CUDA that the driver supports, as 1000 x major + 10 x minor: 13000 is CUDA
+    /// 13.0.
     #[must_use]
     pub fn version(&self) -> u32 {
         self.version
@@ -57,7 +60,8 @@ impl Driver {
         &self.library
     }
 
-    /// True where the library is the stand-in of the tests: its "GPU" is host memory, and reports must say so.
+    /// True where the library is the stand-in of the tests: its "GPU" is host memory, and reports
+    /// must say so.
     #[must_use]
     pub fn is_stand_in(&self) -> bool {
         self.stand_in
@@ -73,15 +77,16 @@ impl Driver {
     }
 
     fn load() -> Result<Self, DriverError> {
-        // SAFETY: the handler stores to a static, which is all that may be done after a fork. Should the registration fail for lack
-        // of memory, the driver itself still refuses calls in a child.
+        // SAFETY: the handler stores to a static, which is permitted after a fork. If the
+        // registration fails for lack of memory, the driver itself still refuses calls in a child.
         unsafe { libc::pthread_atfork(None, None, Some(mark_forked)) };
         let (handle, library) = open_library()?;
         let find = |symbol: &CStr| {
             // SAFETY: the handle is a live library's; the symbol ends in a zero byte.
             unsafe { libc::dlsym(handle, symbol.as_ptr()) }
         };
-        // SAFETY: the library is libcuda, or one that was named to us as its equal; the signatures are those of its header.
+        // SAFETY: the library is libcuda, or one that the user configured as its equal; the
+        // signatures are those of its header.
         let api = unsafe { Api::load(find) }
             .map_err(|symbol| DriverError::Symbol { library: library.clone(), symbol })?;
         let stand_in = !find(c"nobounce_stand_in").is_null();
@@ -117,12 +122,14 @@ fn open_library() -> Result<(*mut c_void, String), DriverError> {
 }
 
 fn open(path: &CStr, flags: libc::c_int) -> Result<*mut c_void, String> {
-    // SAFETY: the path ends in a zero byte. The library's constructors run; it is the system's driver, or named by the user.
+    // SAFETY: the path ends in a zero byte. The library's constructors run; it is the system's
+    // driver, or named by the user.
     let handle = unsafe { libc::dlopen(path.as_ptr(), flags) };
     if !handle.is_null() {
         return Ok(handle);
     }
-    // SAFETY: dlerror gives null or a string that lives until this thread's next call of the loader.
+    // SAFETY: dlerror gives null or a string that lives until this thread's next call of the
+    // loader.
     let detail = unsafe { libc::dlerror() };
     if detail.is_null() {
         return Err("the loader gave no reason".to_owned());

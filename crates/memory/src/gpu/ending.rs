@@ -1,4 +1,4 @@
-//! What of a registration is not there any more, and why.
+//! Parts of a registration that are gone, and why.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,8 +8,9 @@ use super::error::CudaError;
 use super::region::Gone;
 
 impl Gone {
-    /// Whether CUDA said that the memory is gone, as opposed to giving no answer: while the process exits, in a forked child, after a
-    /// kernel's fault. A copy by address is refused either way; a window is taken away for the first only.
+    /// Whether CUDA reported that the memory is gone, as opposed to failing to answer: during
+    /// process exit, in a forked child, after a kernel fault. A copy by address is refused either
+    /// way; a window is revoked for the first only.
     pub(super) fn is_certain(&self) -> bool {
         match self {
             Self::Freed { error, .. } => error.code == CudaError::INVALID_VALUE,
@@ -34,7 +35,7 @@ impl Gone {
 /// The parts of one registration that have ended, by GPU address.
 #[derive(Debug, Default)]
 pub(super) struct Endings {
-    /// Looked at for every packet.
+    /// Checked for every packet.
     any: AtomicBool,
     parts: RwLock<Vec<(Range<u64>, Gone)>>,
 }
@@ -71,7 +72,7 @@ mod tests {
         CudaError { call: "cuPointerGetAttribute", code, name: "" }
     }
 
-    /// A driver that could not answer must not cost anybody living memory.
+    /// A failed driver query must not end memory that is still alive.
     #[test]
     fn only_what_cuda_says_is_certain() {
         let addr = 0x1000;

@@ -1,4 +1,4 @@
-//! What the CUDA driver says when it refuses, and why there may be no driver at all.
+//! Errors of the CUDA driver, and of loading it.
 
 use std::fmt;
 
@@ -18,7 +18,7 @@ pub struct CudaError {
 }
 
 impl CudaError {
-    /// An argument is not what the call wants; pointer queries say so of memory that was freed or never existed.
+    /// Invalid argument; pointer queries return it for memory that was freed or never existed.
     pub const INVALID_VALUE: u32 = 1;
     /// The driver is not initialised, as in a child of the process that initialised it.
     pub const NOT_INITIALIZED: u32 = 3;
@@ -30,7 +30,7 @@ impl CudaError {
     pub const INVALID_CONTEXT: u32 = 201;
     /// The driver does not have this function.
     pub const NOT_FOUND: u32 = 500;
-    /// Work is still under way: an answer rather than a failure.
+    /// Work is still in flight: a status rather than a failure.
     pub const NOT_READY: u32 = 600;
     /// The context was destroyed, for instance by `cudaDeviceReset`.
     pub const CONTEXT_IS_DESTROYED: u32 = 709;
@@ -62,7 +62,7 @@ pub enum DriverError {
          or give a container its driver libraries (--gpus all)"
     )]
     Missing {
-        /// What the loader said.
+        /// The loader's message.
         detail: String,
     },
     /// The library does not have a function that is needed.
@@ -80,7 +80,7 @@ pub enum DriverError {
     Init {
         /// The call's error.
         error: CudaError,
-        /// What was found to be wrong, and what to do.
+        /// The problem, and the remedy.
         advice: String,
     },
     /// This process was forked from one that had initialised CUDA.
@@ -94,7 +94,8 @@ pub enum DriverError {
 impl DriverError {
     /// `cuInit`, or a call that goes with it, failed.
     pub(super) fn init(error: CudaError) -> Self {
-        // CUDA says the same of a GPU that was hidden on purpose and of a node that is missing or not for us: those are looked at.
+        // CUDA returns the same code for a hidden GPU and for a missing or forbidden device node:
+        // check the nodes.
         let found = matches!(error.code, CudaError::NO_DEVICE | OPERATING_SYSTEM | UNKNOWN);
         let found = found.then(nodes::trouble).flatten();
         let hidden =
@@ -113,7 +114,7 @@ const OPERATING_SYSTEM: u32 = 304;
 /// `CUDA_ERROR_UNKNOWN`.
 const UNKNOWN: u32 = 999;
 
-/// What to do about a `cuInit` that failed.
+/// The remedy for a failed `cuInit`.
 fn init_advice(code: u32) -> &'static str {
     match code {
         34 => {

@@ -13,23 +13,28 @@ use crate::{AccessError, Window, barrier};
 /// Bytes at the end of a message that [`GpuWindow::store_last`] stores after all others.
 const LAST: usize = 64;
 
-/// One atomic at a time in this process, whichever window it goes through: two devices may have windows onto the same bytes, and
-/// nothing on the bus makes a read and a write one.
+/// Serialises atomics in this process, across all windows: two devices may have windows onto the
+/// same bytes, and the bus offers no atomic read-modify-write.
 static ATOMICS: Mutex<()> = Mutex::new(());
 
 /// A registered range of GPU memory, mapped through BAR1.
 ///
-/// Like [`Window`] it never makes a reference into the range, checks bounds, and gives [`AccessError::Faulted`] where
-/// the mapping is gone. Aligned 8-byte words are never torn. Otherwise it is another kind of memory, with rules of its own:
+/// Like [`Window`] it never makes a reference into the range, checks bounds, and returns
+/// [`AccessError::Faulted`] where the mapping is gone. Aligned 8-byte words are never torn.
+/// Otherwise its memory type differs (write-combining), with rules of its own:
 ///
-/// * *Stores* reach the GPU in any order. [`store_last`](Self::store_last) sends all but the last 64 bytes ahead of those;
-///   [`complete`](Self::complete) comes between the stores of a message and whatever tells somebody about it.
-/// * *Loads* take about 1 us for each 64 bytes at a time and see what the GPU has written before they were asked for.
-/// * *Other ways* into the same memory, such as the copy engine, see our stores after [`settle`](Self::settle), also of another window
-///   onto the same GPU once the stores were [completed](Self::complete).
+/// * *Stores* reach the GPU in any order. [`store_last`](Self::store_last) orders all other bytes
+///   before the last 64. Call [`complete`](Self::complete) between the stores of a message and its
+///   notification.
+/// * *Loads* take about 1 us for each 64 bytes at a time and see what the GPU wrote before they
+///   were issued.
+/// * *Other routes* into the same memory, such as the copy engine, see our stores after
+///   [`settle`](Self::settle). That covers stores of another window onto the same GPU once they
+///   were [completed](Self::complete).
 /// * *Atomics* are atomic among those that go through windows of this process, not against the GPU.
 ///
-/// It is never written outside its range. Loads fetch whole 64-byte lines, which may reach beyond it on either side.
+/// It never writes outside its range. Loads fetch whole 64-byte lines, which may reach beyond it on
+/// either side.
 pub struct GpuWindow {
     /// The range as ordinary memory: its bounds, and single words.
     range: Window,
@@ -37,13 +42,14 @@ pub struct GpuWindow {
     flush_by_load: bool,
     /// Stores through this window that no load has settled yet.
     unsettled: Unsettled,
-    /// Those through all windows onto this GPU: a load through any of them settles the stores through all, which take the same way.
+    /// Those through all windows onto this GPU: a load through any of them flushes the stores
+    /// through all, which share the route.
     on_gpu: Arc<Unsettled>,
     /// Keeps the range mapped.
     _mapping: Arc<dyn Any + Send + Sync>,
 }
 
-/// Whether there are stores that other ways into the memory may not see yet.
+/// Whether there are stores that other routes into the memory may not see yet.
 #[derive(Debug, Default)]
 pub(super) struct Unsettled {
     /// Stored to since the last load was begun.
@@ -60,7 +66,7 @@ impl Unsettled {
 
     #[inline]
     fn is_dirty(&self) -> bool {
-        // In this order: whoever takes the flag down has counted itself before.
+        // In this order: a load increments `loading` before it clears `dirty`.
         self.dirty.load(Ordering::Acquire) || self.loading.load(Ordering::Acquire) > 0
     }
 
@@ -73,18 +79,21 @@ impl Unsettled {
         if failed {
             self.stored();
         }
-        // Not before it is back: another thread must not take for settled what this load is still pushing on.
+        // Not before the load is back: another thread must not treat stores as settled that this
+        // load is still flushing.
         self.loading.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
 impl GpuWindow {
-    /// A window onto `len` bytes at `base`, which stay mapped for as long as `mapping` lives. `flush_by_load` where the GPU sees
-    /// stores only after a load through the same window (attribute 118 is 0).
+    /// A window onto `len` bytes at `base`, which stay mapped for as long as `mapping` lives.
+    /// `flush_by_load` where the GPU sees stores only after a load through the same window
+    /// (attribute 118 is 0).
     ///
     /// # Safety
-    /// The range may be read and written by us while the window is used, and the 64-byte lines it begins and ends in may be read; no
-    /// Rust reference to it is live. Should the mapping vanish, its addresses are not reused while `mapping` lives.
+    /// The range may be read and written by us while the window is used, and the 64-byte lines it
+    /// begins and ends in may be read; no Rust reference to it is live. Should the mapping vanish,
+    /// its addresses are not reused while `mapping` lives.
     #[must_use]
     pub unsafe fn new(
         base: *mut u8,
@@ -92,7 +101,7 @@ impl GpuWindow {
         mapping: Arc<dyn Any + Send + Sync>,
         flush_by_load: bool,
     ) -> Self {
-        // SAFETY: the caller promises what a window asks for.
+        // SAFETY: the caller promises what a window requires.
         let range = unsafe { Window::new(base, len) };
         let (unsettled, on_gpu) = (Unsettled::default(), Arc::default());
         Self { range, flush_by_load, unsettled, on_gpu, _mapping: mapping }
@@ -121,7 +130,8 @@ impl GpuWindow {
         self.range.as_mut_ptr()
     }
 
-    /// Copies `src` into the window at `offset`. After a fault, all bytes before it have been stored.
+    /// Copies `src` into the window at `offset`. After a fault, all bytes before it have been
+    /// stored.
     #[inline]
     pub fn store<'a>(&self, offset: usize, src: impl Into<Source<'a>>) -> Result<(), AccessError> {
         let src = src.into();
@@ -129,8 +139,8 @@ impl GpuWindow {
         self.put(Isa::best(), to, src)
     }
 
-    /// Copies the end of a message into the window: everything that was stored before by this thread, and all but the last (at
-    /// most 64) bytes of `src`, are with the GPU before those last bytes.
+    /// Copies the end of a message into the window. The last (at most 64) bytes of `src` reach the
+    /// GPU after all its other bytes, and after all earlier stores of this thread.
     #[inline]
     pub fn store_last<'a>(&self, offset: usize, src: impl Into<Source<'a>>) -> Result<(), AccessError> {
         let src = src.into();
@@ -146,21 +156,24 @@ impl GpuWindow {
         self.put(Isa::best(), to.wrapping_add(first), last)
     }
 
-    /// Between the stores of a message and whatever announces it (an acknowledgement, a completion, an event): afterwards the GPU
-    /// sees them. Costs a fence, and a load where the GPU needs one.
+    /// Call it between the stores of a message and its notification (an acknowledgement, a
+    /// completion, an event): afterwards the GPU sees them. Costs a fence, and a load where the GPU
+    /// needs one.
     #[inline]
     pub fn complete(&self) -> Result<(), AccessError> {
         barrier::before_completion();
         if self.flush_by_load {
             return self.read_back();
         }
-        // Again, and this time after the stores have left: a settling load by another thread may have been too early for them.
+        // Again, now that the stores have left: a settling load by another thread may have been too
+        // early for them.
         self.unsettled.stored();
         self.on_gpu.stored();
         Ok(())
     }
 
-    /// Copies `dst.len()` bytes at `offset` out of the window. After a fault, `dst` holds what could be read before it.
+    /// Copies `dst.len()` bytes at `offset` out of the window. After a fault, `dst` holds what
+    /// could be read before it.
     pub fn load<'a>(&self, offset: usize, dst: impl Into<Sink<'a>>) -> Result<(), AccessError> {
         self.load_by(Isa::best(), offset, dst)
     }
@@ -174,27 +187,30 @@ impl GpuWindow {
     /// Writes the word at `offset` at once. The address must be a multiple of 8.
     #[inline]
     pub fn store_u64(&self, offset: usize, value: u64) -> Result<(), AccessError> {
-        // What is refused leaves nothing to settle.
+        // A refused store leaves nothing to settle.
         self.range.word(offset)?;
         let stored = self.range.store_u64(offset, value);
         self.unsettled.stored();
         stored
     }
 
-    /// Adds to the word at `offset`, wrapping, and returns what it held. The address must be a multiple of 8.
+    /// Adds to the word at `offset`, wrapping, and returns what it held. The address must be a
+    /// multiple of 8.
     ///
-    /// Atomic among the atomics of all windows of this process (as `IBV_ATOMIC_HCA` promises for one device), not against the GPU.
+    /// Atomic among the atomics of all windows of this process (as `IBV_ATOMIC_HCA` promises for
+    /// one device), not against the GPU.
     pub fn fetch_add(&self, offset: usize, add: u64) -> Result<u64, AccessError> {
         self.atomic(offset, |old| Some(old.wrapping_add(add)))
     }
 
-    /// Puts `swap` into the word at `offset` if it holds `compare`, and returns what it held. The address must be a multiple of 8.
-    /// Atomic as [`fetch_add`](Self::fetch_add) is.
+    /// Puts `swap` into the word at `offset` if it holds `compare`, and returns what it held. The
+    /// address must be a multiple of 8. Atomic as [`fetch_add`](Self::fetch_add) is.
     pub fn compare_swap(&self, offset: usize, compare: u64, swap: u64) -> Result<u64, AccessError> {
         self.atomic(offset, |old| (old == compare).then_some(swap))
     }
 
-    /// One load through the window, which comes back only after all stores made before it have arrived. About 1 us.
+    /// One load through the window, which returns only after all earlier stores have arrived (PCIe
+    /// ordering). About 1 us.
     pub fn read_back(&self) -> Result<(), AccessError> {
         if self.is_empty() {
             return Ok(());
@@ -202,27 +218,30 @@ impl GpuWindow {
         self.settled(|| self.range.load(0, &mut [0]))
     }
 
-    /// Makes our stores visible to other ways into the memory (the copy engine, a NIC): a [`read_back`](Self::read_back) if there were
-    /// any since the last load, and nothing else.
+    /// Makes our stores visible on other routes into the memory (the copy engine, a NIC). Costs a
+    /// [`read_back`](Self::read_back) if there were any since the last load, and nothing otherwise.
     #[inline]
     pub fn settle(&self) -> Result<(), AccessError> {
         if self.is_dirty() { self.read_back() } else { Ok(()) }
     }
 
-    /// Whether there may be stores that no load has settled: some since the last one, or before one that is not back yet.
+    /// Whether there may be unsettled stores: some since the last load, or before a load that is
+    /// not back yet.
     #[inline]
     #[must_use]
     pub fn is_dirty(&self) -> bool {
         self.unsettled.is_dirty() || self.on_gpu.is_dirty()
     }
 
-    /// [`store`](Self::store) by the instructions named, where the processor has them: for measurements and tests.
+    /// [`store`](Self::store) by the instructions named, where the processor has them: for
+    /// measurements and tests.
     pub fn store_by(&self, isa: Isa, offset: usize, src: &[u8]) -> Result<(), AccessError> {
         let to = self.range.at(offset, src.len())?;
         self.put(isa.or_best(), to, src.into())
     }
 
-    /// [`load`](Self::load) by the instructions named, where the processor has them: for measurements and tests.
+    /// [`load`](Self::load) by the instructions named, where the processor has them: for
+    /// measurements and tests.
     pub fn load_by<'a>(&self, isa: Isa, offset: usize, dst: impl Into<Sink<'a>>) -> Result<(), AccessError> {
         let dst = dst.into();
         let from = self.range.at(offset, dst.len())?;
@@ -230,7 +249,8 @@ impl GpuWindow {
             return Ok(());
         }
         self.settled(|| {
-            // SAFETY: `dst` is ours; the window side is what `new` was promised; the processor has what `or_best` gives.
+            // SAFETY: `dst` is ours; the window side is what `new` was promised; the processor has
+            // what `or_best` gives.
             let rest = unsafe { wc::load(isa.or_best(), dst.as_mut_ptr(), from, dst.len()) };
             finished(from, dst.len(), rest)
         })
@@ -241,9 +261,11 @@ impl GpuWindow {
         if src.is_empty() {
             return Ok(());
         }
-        // SAFETY: `src` is ours; the window side is what `new` was promised; callers pass an `isa` the processor has.
+        // SAFETY: `src` is ours; the window side is what `new` was promised; callers pass an `isa`
+        // the processor has.
         let rest = unsafe { wc::store(isa, to, src.as_ptr(), src.len()) };
-        // After the stores: a load that another thread makes in between must not be taken for one that came after them.
+        // After the stores: a concurrent load by another thread must not count as one that came
+        // after them.
         self.unsettled.stored();
         finished(to, src.len(), rest)
     }
@@ -265,7 +287,8 @@ impl GpuWindow {
         let old = self.load_u64(offset)?;
         if let Some(new) = change(old) {
             self.store_u64(offset, new)?;
-            // Before the lock is given up: the next one must read this value, and the GPU see it before the answer leaves.
+            // Before the unlock: the next atomic must read this value, and the GPU must see it
+            // before the response leaves.
             self.complete()?;
         }
         Ok(old)

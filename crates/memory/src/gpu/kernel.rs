@@ -1,8 +1,9 @@
-//! Kernels of our own: for benches and tests, which check on the GPU what arrived there. No data path uses them.
+//! Our own kernels, for benchmarks and tests that verify data on the GPU. No data path uses them.
 //!
-//! They are kept as PTX text (`kernel/*.ptx`, made from the `.cu` beside it), which the driver compiles for the GPU at hand.
-//! Everything here is brought to the GPU when it is loaded: a kernel's first launch may wait for the whole context, and would then
-//! wait for ever for a kernel that spins. So load before anything spins; afterwards no launch waits for anything.
+//! They are kept as PTX text (`kernel/*.ptx`, made from the `.cu` beside it), which the driver
+//! compiles for the GPU at hand. Loading is eager: a kernel's first launch may synchronise the
+//! whole context, and would then deadlock with a kernel that spins. So load before anything spins;
+//! later launches never block.
 
 mod flag_wait;
 mod patterns;
@@ -41,14 +42,14 @@ pub enum KernelError {
         /// The call's error.
         error: CudaError,
     },
-    /// A buffer is shorter than the range asked for; nothing was launched.
+    /// A buffer is shorter than the requested range; nothing was launched.
     #[error(
         "{len} bytes at offset {offset:#x} do not fit in a GPU buffer of {buffer} bytes; nothing was launched"
     )]
     OutOfBounds {
-        /// Offset asked for, in bytes.
+        /// Requested offset, in bytes.
         offset: usize,
-        /// Bytes asked for.
+        /// Requested bytes.
         len: usize,
         /// Length of the buffer.
         buffer: usize,
@@ -58,12 +59,12 @@ pub enum KernelError {
     TooLong {
         /// The work.
         what: &'static str,
-        /// The time it was given.
+        /// Its time limit.
         limit: Duration,
     },
 }
 
-/// What to do about PTX that was refused.
+/// The remedy for refused PTX.
 fn load_advice(code: u32) -> &'static str {
     match code {
         209 | 218 => "the GPU is older than Volta (sm_70), which they are written for",
@@ -76,7 +77,8 @@ fn load_advice(code: u32) -> &'static str {
 
 /// Kernels loaded together from one PTX text, in the GPU's primary context.
 ///
-/// Never unloaded: that would wait for every kernel of the context. A process loads the few that it needs once.
+/// Never unloaded: that would wait for every kernel of the context. A process loads the few that it
+/// needs once.
 #[derive(Debug)]
 pub struct Module {
     gpu: Arc<Gpu>,
@@ -102,12 +104,14 @@ impl Module {
         Ok(Self { gpu: Arc::clone(gpu), context, handle, warm_up })
     }
 
-    /// The kernel called `name`, brought to the GPU now by a launch with all arguments zero: our kernels then do nothing.
+    /// The kernel called `name`, loaded onto the GPU now by a launch with all arguments zero, which
+    /// does nothing.
     pub fn kernel(&self, name: &str) -> Result<Kernel, KernelError> {
         let text = CString::new(name.replace('\0', "")).unwrap_or_default();
         let mut function = api::Function::NULL;
         self.context.run(self.gpu.driver(), |api| {
-            // SAFETY: the module is never unloaded, the name ends in a zero byte; the call writes one handle.
+            // SAFETY: the module is never unloaded, the name ends in a zero byte; the call writes
+            // one handle.
             unsafe { api.module_function(&raw mut function, self.handle, text.as_ptr()) }
         })?;
         let kernel =
@@ -128,11 +132,13 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// Queues a launch of `grid` blocks of `block` threads on `stream`, and does not wait for anything. All arguments of our kernels
-    /// are 64-bit words; those left out are zero. More than eight are an error of the driver's kind.
+    /// Queues a launch of `grid` blocks of `block` threads on `stream`, without blocking. All
+    /// arguments of our kernels are 64-bit words; omitted ones are zero. More than eight are an
+    /// error of the driver's kind.
     ///
     /// # Safety
-    /// The arguments are what the kernel takes, and the memory they name stays valid until the launch is over.
+    /// The arguments are what the kernel takes, and the memory they name stays valid until the
+    /// launch is over.
     pub unsafe fn launch(
         &self,
         stream: &Stream,
@@ -149,13 +155,14 @@ impl Kernel {
         }
         let mut words = [0u64; MAX_ARGUMENTS];
         words[..arguments.len()].copy_from_slice(arguments);
-        // The driver reads as many as the kernel has; it never sees the others.
+        // The driver reads as many as the kernel has; it ignores the others.
         let mut places = words.each_mut().map(|word| ptr::from_mut(word).cast::<c_void>());
         let (blocks, threads): (c_uint, c_uint) = (grid, block);
         // A reset may have ended the context of either.
         let launch = |api: &Api| {
-            // SAFETY: the function's module is never unloaded, `places` names at least as many words as the kernel has parameters,
-            // and the driver copies them before it returns. What they mean is the caller's promise.
+            // SAFETY: the function's module is never unloaded, `places` names at least as many
+            // words as the kernel has parameters, and the driver copies them before it returns.
+            // What they mean is the caller's promise.
             unsafe {
                 let (function, places) = (self.function, places.as_mut_ptr());
                 api.launch_kernel(
@@ -189,7 +196,8 @@ impl fmt::Debug for Kernel {
     }
 }
 
-/// A queue of work in the GPU's primary context that neither waits for the default stream nor makes it wait.
+/// A non-blocking stream in the GPU's primary context: it does not synchronise with the default
+/// stream.
 #[derive(Debug)]
 pub struct Stream {
     gpu: Arc<Gpu>,
@@ -219,12 +227,12 @@ impl Stream {
         }
     }
 
-    /// Waits, by asking again and again, until all work queued so far is over; gives up after `limit`, naming `what`.
+    /// Polls until all work queued so far is complete; times out after `limit`, naming `what`.
     pub fn wait(&self, what: &'static str, limit: Duration) -> Result<(), KernelError> {
         wait_until(what, limit, || Ok(self.is_idle()?))
     }
 
-    /// Calls of the driver on this stream, in its context, if that still lives.
+    /// Driver calls on this stream, in its context, if that is still alive.
     fn with<T>(&self, calls: impl FnOnce(&Api, api::Stream) -> Result<T, CudaError>) -> Result<T, CudaError> {
         self.context.run(self.gpu.driver(), |api| calls(api, self.handle))
     }
@@ -232,8 +240,9 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // Does not wait: the driver takes the stream apart when its work is over.
-        // SAFETY: the handle is ours and not used again. A context that is gone has taken the stream with it, and is not asked.
+        // Does not wait: the driver destroys the stream when its work is complete.
+        // SAFETY: the handle is ours and not used again. A destroyed context has taken the stream
+        // with it, and is not called.
         let _ = self.with(|api, stream| unsafe { api.stream_destroy(stream) });
     }
 }
@@ -249,7 +258,7 @@ fn with<T>(gpu: &Gpu, calls: impl FnOnce(&Api) -> Result<T, CudaError>) -> Resul
     gpu.driver().in_context(context, calls)
 }
 
-/// Asks again and again until the answer is yes; gives up after `limit`.
+/// Polls until the answer is yes; times out after `limit`.
 fn wait_until(
     what: &'static str,
     limit: Duration,

@@ -1,9 +1,13 @@
-//! GPU memory: found, allocated, registered, and reached by the CPU through BAR1.
+//! GPU memory: lookup, allocation, registration, and CPU access through BAR1.
 //!
-//! * [`Driver`]: the CUDA driver, loaded at run time; all calls go through it and keep its rules (`call.rs`).
-//! * [`Gpu`]: a device. [`GpuRange`]: what a pointer is. [`GpuBuffer`]: memory of our own, made for RDMA.
-//! * [`GpuMemory`]: one registration, with its [`GpuWindow`] if one could be had, its paths, and the reasons where it could not.
-//! * [`CopyEngine`](copy_engine::CopyEngine): copies by the GPU. [`calibration`]: from which length on they win against loads.
+//! * [`Driver`]: the CUDA driver, loaded at run time; all calls go through it and keep its rules
+//!   (`call.rs`).
+//! * [`Gpu`]: a device. [`GpuRange`]: what a pointer is. [`GpuBuffer`]: our own memory, allocated
+//!   for RDMA.
+//! * [`GpuMemory`]: one registration, with its [`GpuWindow`] if it could be mapped, its paths, and
+//!   the reasons otherwise.
+//! * [`CopyEngine`](copy_engine::CopyEngine): copies by the GPU. [`calibration`]: from which length
+//!   on they beat loads.
 
 pub mod allocation;
 pub mod api;
@@ -35,4 +39,4 @@ pub use error::{CudaError, DriverError};
 pub use gpu_window::GpuWindow;
 pub use range::{GPU_PAGE, GpuRange, MemoryKind, RangeError};
 pub use region::{Gone, GpuMemory, GpuOptions, RegisterError};
-pub use window::{Refusal, Rung};
+pub use window::{Method, Refusal};

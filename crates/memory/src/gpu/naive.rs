@@ -1,6 +1,7 @@
-//! Staging as programs do it that know nothing better: `cudaMemcpy` between GPU memory and ordinary, pageable host memory.
+//! Naive staging: `cudaMemcpy` between GPU memory and ordinary, pageable host memory.
 //!
-//! For comparisons only. These calls wait for the GPU, and for kernels of others that spin: no data path uses them.
+//! For comparisons only. These calls wait for the GPU, and for spinning kernels of the program: no
+//! data path uses them.
 
 use thiserror::Error;
 
@@ -25,7 +26,7 @@ pub enum NaiveError {
         gpu_offset: usize,
         /// Offset in the host buffer.
         host_offset: usize,
-        /// Bytes asked for.
+        /// Requested bytes.
         len: usize,
         /// Length of the GPU buffer.
         gpu: usize,
@@ -45,13 +46,14 @@ pub fn copy_to_host(
     check(gpu, gpu_offset, host, host_offset, len)?;
     let (from, to) = (gpu.addr() + gpu_offset as u64, host.as_mut_ptr().wrapping_add(host_offset));
     run(gpu, |api| {
-        // SAFETY: both ranges are inside buffers that are borrowed until the copy is over; to neither are there references.
+        // SAFETY: both ranges are inside buffers that are borrowed until the copy is over; to
+        // neither are there references.
         unsafe { api.copy_from_device(to.cast(), from, len) }
     })
 }
 
-/// Copies from pageable host memory to the GPU. As with `cudaMemcpy`, the last bytes may still be under way when it returns;
-/// [`settle`] waits for them.
+/// Copies from pageable host memory to the GPU. As with `cudaMemcpy`, the last bytes may still be
+/// in flight when it returns; [`settle`] waits for them.
 pub fn copy_to_gpu(
     gpu: &GpuBuffer,
     gpu_offset: usize,
@@ -62,7 +64,8 @@ pub fn copy_to_gpu(
     check(gpu, gpu_offset, host, host_offset, len)?;
     let (to, from) = (gpu.addr() + gpu_offset as u64, host.as_mut_ptr().wrapping_add(host_offset));
     run(gpu, |api| {
-        // SAFETY: as in `copy_to_host`; the driver is done with the host's side when the call returns.
+        // SAFETY: as in `copy_to_host`; the driver is done with the host's side when the call
+        // returns.
         unsafe { api.copy_to_device(to, from.cast(), len) }
     })
 }

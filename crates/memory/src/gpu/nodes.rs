@@ -1,10 +1,12 @@
-//! The device nodes of the NVIDIA driver. Where one is missing, or not for us, CUDA says only that there is no device.
+//! The device nodes of the NVIDIA driver. Where one is missing or forbidden, CUDA only reports that
+//! there is no device.
 
 use std::fs::{self, OpenOptions};
 use std::io;
 use std::path::Path;
 
-/// What is wrong with the nodes of the driver here, in a sentence that says what to do; nothing where all can be opened.
+/// What is wrong with the driver's nodes here, in a sentence with the remedy; `None` where all can
+/// be opened.
 pub(super) fn trouble() -> Option<String> {
     trouble_in(Path::new("/dev"))
 }
@@ -36,7 +38,7 @@ fn numbered(folder: &Path) -> Vec<String> {
     names
 }
 
-/// What to do about a device node that cannot be opened.
+/// The remedy for a device node that cannot be opened.
 pub(super) fn advice(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::NotFound => {

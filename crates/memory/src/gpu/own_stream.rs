@@ -3,11 +3,12 @@
 use super::CudaError;
 use super::api::{Api, Stream, consts};
 
-/// A stream, in the current context, that does not wait for the default stream, nor makes it wait.
+/// A non-blocking stream in the current context: it does not synchronise with the default stream.
 ///
-/// It may still share a hardware queue with streams of the application, and stand behind what waits there: CUDA has 8 queues by default
-/// (`CUDA_DEVICE_MAX_CONNECTIONS`). A greater priority, another context, a graph or a kernel instead of a copy do not get around it (H200,
-/// driver 580); more queues than streams that wait do.
+/// It may still share a hardware queue with streams of the application, with head-of-line blocking:
+/// CUDA has 8 queues by default (`CUDA_DEVICE_MAX_CONNECTIONS`). A higher priority, another
+/// context, a graph or a kernel instead of a copy do not avoid it (H200, driver 580). More queues
+/// than waiting streams do.
 pub(super) fn own_stream(api: &Api) -> Result<Stream, CudaError> {
     let mut stream = Stream::NULL;
     // SAFETY: the call writes one handle.

@@ -1,4 +1,4 @@
-//! What a pointer is: which GPU's memory, of which kind, and where its allocation begins and ends.
+//! Pointer lookup: the GPU, the kind of memory, and the bounds of its allocation.
 
 use std::ffi::{c_uint, c_void};
 use std::fmt;
@@ -11,14 +11,15 @@ use super::error::CudaError;
 pub use super::range_error::RangeError;
 use super::range_error::{failed, unknown};
 
-/// What kernel modules pin GPU memory in.
+/// Page size in which kernel modules pin GPU memory.
 pub const GPU_PAGE: u64 = 64 << 10;
 /// `cudaMalloc` memory begins at multiples of this.
 const ALLOCATION_ALIGNMENT: u64 = 512;
-/// CUDA promises that every allocation begins at a multiple of this: up to the next one, what lies behind an allocation is nobody's.
+/// Alignment that CUDA guarantees for every allocation: the bytes from an allocation's end to the
+/// next multiple are unused.
 const PROMISED_ALIGNMENT: u64 = 256;
 
-/// How memory that CUDA knows was made, as far as it matters for reaching it.
+/// Origin of memory that CUDA knows, as far as it matters for access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MemoryKind {
@@ -73,7 +74,7 @@ pub struct Segment {
     pub base: u64,
     /// Its length in bytes.
     pub size: u64,
-    /// CUDA's number for it, never used again in this process. 0 where CUDA gives none.
+    /// CUDA's buffer ID, never reused in this process. 0 where CUDA has none.
     pub buffer_id: u64,
 }
 
@@ -98,7 +99,7 @@ pub struct GpuRange {
     segments: Vec<Segment>,
 }
 
-/// Pointer attributes as CUDA gives them; all zero for memory that it does not know.
+/// Pointer attributes from CUDA; all zero for memory that it does not know.
 #[derive(Debug)]
 struct Attributes {
     context: Context,
@@ -114,10 +115,10 @@ struct Attributes {
 }
 
 impl GpuRange {
-    /// What the `len` bytes at `addr` are.
+    /// Identifies the `len` bytes at `addr`.
     ///
-    /// Pointer queries need no context; where the kind of memory does, the memory's own context is used, else this thread's on
-    /// the same GPU, and the primary context only if there is no other.
+    /// Pointer queries need no context. Kinds of memory that do need one use the memory's own
+    /// context, else this thread's on the same GPU, else the primary context.
     pub fn of(addr: u64, len: usize) -> Result<Self, RangeError> {
         let end = u64::try_from(len)
             .ok()
@@ -166,11 +167,13 @@ impl GpuRange {
         Ok(range)
     }
 
-    /// The whole GPU pages of 64 KiB that the `len` bytes at `addr` lie in, as kernel modules pin them for RDMA.
+    /// The whole GPU pages of 64 KiB that the `len` bytes at `addr` lie in, as kernel modules pin
+    /// them for RDMA.
     ///
-    /// Small allocations share pages, and a program that rounds its range to pages may name an address that belongs to nobody or to
-    /// a neighbour. The range then stands for the allocation that holds `addr`, or the first one after it in the same page, and reaches
-    /// beyond that allocation on either side: whether it can be mapped is for the driver's object to say.
+    /// Small allocations share pages, and a program that rounds its range to pages may pass an
+    /// unallocated or a neighbouring address. The range then stands for the allocation that holds
+    /// `addr`, or the first one after it in the same page. It reaches beyond that allocation on
+    /// either side; the driver's memory object decides whether it can be mapped.
     pub fn of_gpu_pages(addr: u64, len: usize) -> Result<Self, RangeError> {
         let no_range = RangeError::Empty { addr, len };
         let end = u64::try_from(len)
@@ -212,7 +215,7 @@ impl GpuRange {
         self.len == 0
     }
 
-    /// What kind of memory it is.
+    /// Kind of memory.
     #[must_use]
     pub fn kind(&self) -> MemoryKind {
         self.kind
@@ -224,14 +227,16 @@ impl GpuRange {
         &self.gpu
     }
 
-    /// A context in which it can be used, as it was when the range was looked at: null for pinned host memory that no context owns.
-    /// It may have been destroyed since then; [`context_now`](Self::context_now) asks.
+    /// A context in which it could be used at lookup time: null for pinned host memory that no
+    /// context owns. It may have been destroyed since then; [`context_now`](Self::context_now)
+    /// checks.
     #[must_use]
     pub fn context(&self) -> Context {
         self.context
     }
 
-    /// A context in which it can be used now, found without touching the handle of the earlier one. Fails where the memory is gone.
+    /// A context in which it can be used now, found without using the earlier handle. Fails where
+    /// the memory is gone.
     pub fn context_now(&self) -> Result<Context, CudaError> {
         let driver = self.gpu.driver();
         let (found, id) =
@@ -282,11 +287,12 @@ impl GpuRange {
         &self.segments
     }
 
-    /// What it is, and the allocations it touches up to `end`.
+    /// Its kind, and the allocations it touches up to `end`.
     fn classify(&mut self, api: &Api, attributes: &Attributes, end: u64) -> Result<(), CudaError> {
         self.segments.push(segment_at(api, self.addr)?);
         let Some(prop) = vmm_properties(api, self.addr) else {
-            // Memory of a pool can be told by its pool; what is neither that nor fit for IPC came in by IPC, as far as is known.
+            // A pool identifies its memory; memory that is neither that nor eligible for IPC was
+            // imported by IPC, as far as is known.
             self.kind = if attributes.pool != 0 {
                 MemoryKind::Pool
             } else if attributes.legacy_ipc {
@@ -306,7 +312,7 @@ impl GpuRange {
         };
         let mut next = self.segments[0].end();
         while next < end {
-            // The run ends where nothing is mapped, or where something else than VMM memory of this GPU is.
+            // The run ends at a gap, or at anything but VMM memory of this GPU.
             let Some(prop) = vmm_properties(api, next) else { break };
             let segment = segment_at(api, next)?;
             if prop.location != self.location() || segment.base != next || segment.size == 0 {
@@ -323,7 +329,8 @@ impl GpuRange {
         AllocationProp::device(self.gpu.ordinal(), false, false).location
     }
 
-    /// VMM and pool memory belongs to no context: take the caller's, if it is on this GPU, before making one.
+    /// VMM and pool memory belongs to no context: take the caller's, if it is on this GPU, before
+    /// making one.
     fn find_context(&self, own: Context) -> Result<Context, CudaError> {
         if !own.is_null() {
             return Ok(own);
@@ -335,7 +342,7 @@ impl GpuRange {
             if !context.is_null() {
                 // SAFETY: the call writes one int.
                 match unsafe { api.ctx_device(&raw mut device) } {
-                    // Somebody destroyed it and left it current here.
+                    // The context was destroyed but left current on this thread.
                     Err(error) if error.context_is_gone() => {}
                     answer => answer?,
                 }
@@ -345,7 +352,8 @@ impl GpuRange {
         current.map_or_else(|| self.gpu.primary(), Ok)
     }
 
-    /// Up to where a range may reach: programs round what they register up (UCX to 16 bytes), and adapters, which know pages only, let them.
+    /// How far a range may reach: programs round registrations up (UCX to 16 bytes), and
+    /// page-granular adapters accept that.
     fn room_end(&self) -> u64 {
         let end = self.segments.last().map_or(0, Segment::end);
         end.checked_next_multiple_of(PROMISED_ALIGNMENT).unwrap_or(end)
@@ -392,12 +400,13 @@ fn query(api: &Api, addr: u64) -> Result<Attributes, CudaError> {
     let attributes = wanted.map(|(attribute, _)| attribute);
     let values = wanted.map(|(_, value)| value);
     let ask = |count: c_uint| {
-        // SAFETY: the arrays have at least `count` entries, each value with room for what its attribute gives (at most 8 bytes).
+        // SAFETY: the arrays have at least `count` entries, each value with room for what its
+        // attribute gives (at most 8 bytes).
         unsafe { api.pointer_attributes(count, attributes.as_ptr(), values.as_ptr(), addr) }
     };
     // Pools are the last attribute: drivers before CUDA 11.3 do not know it.
     ask(10).or_else(|_| ask(9))?;
-    // The driver writes a boolean as an int or a byte; in both cases its lowest byte tells.
+    // The driver writes a boolean as an int or a byte; in both cases the lowest byte holds it.
     Ok(Attributes {
         context,
         memory_type,
@@ -412,8 +421,9 @@ fn query(api: &Api, addr: u64) -> Result<Attributes, CudaError> {
     })
 }
 
-/// CUDA's number for the allocation at `addr`: needs no context, and fails once the memory is freed. Where buffers have no number,
-/// as VMM mappings may not, the number of the physical memory, where the driver knows that.
+/// CUDA's buffer ID for the allocation at `addr`: needs no context, and fails once the memory is
+/// freed. Where buffers have no ID, as VMM mappings may not, that of the physical memory, where the
+/// driver knows it.
 pub(super) fn buffer_id(api: &Api, addr: u64) -> Result<u64, CudaError> {
     let ask = |attribute: c_uint| {
         let mut id = 0u64;
@@ -434,7 +444,8 @@ fn segment_at(api: &Api, addr: u64) -> Result<Segment, CudaError> {
     Ok(Segment { base, size: size as u64, buffer_id: buffer_id(api, addr)? })
 }
 
-/// Host memory that was registered piecemeal may have no range in CUDA's books; then what was asked for is taken as it is.
+/// Host memory that was registered piecemeal may have no range in CUDA's records; then the
+/// requested range is used as is.
 fn segment_of_attributes(addr: u64, end: u64, attributes: &Attributes) -> Segment {
     let (base, size) =
         if attributes.size == 0 { (addr, end - addr) } else { (attributes.start, attributes.size as u64) };
@@ -444,12 +455,13 @@ fn segment_of_attributes(addr: u64, end: u64, attributes: &Attributes) -> Segmen
 /// The properties of the VMM allocation mapped at `addr`, if it is one.
 fn vmm_properties(api: &Api, addr: u64) -> Option<AllocationProp> {
     let mut handle = 0;
-    // SAFETY: the call writes one handle, which is given back below.
+    // SAFETY: the call writes one handle, which is released below.
     unsafe { api.mem_retain_handle(&raw mut handle, addr) }.ok()?;
     let mut prop = AllocationProp::device(0, false, false);
     // SAFETY: the handle is live; the call writes the properties.
     let answer = unsafe { api.mem_handle_prop(&raw mut prop, handle) };
-    // SAFETY: gives back the reference taken above; it never waits, since the mapping holds the memory.
+    // SAFETY: releases the reference taken above; it never waits, since the mapping holds the
+    // memory.
     let _ = unsafe { api.mem_release(handle) };
     answer.ok().map(|()| prop)
 }

@@ -17,9 +17,9 @@ pub enum RangeError {
         "{len} bytes at {addr:#x} are no range: give at least one byte, and an end that does not wrap around"
     )]
     Empty {
-        /// Address asked for.
+        /// Requested address.
         addr: u64,
-        /// Length asked for.
+        /// Requested length.
         len: usize,
     },
     /// CUDA does not know the address, and the CPU can read it.
@@ -30,7 +30,7 @@ pub enum RangeError {
         /// The address.
         addr: u64,
     },
-    /// CUDA does not know the address, nor does anybody else.
+    /// CUDA does not know the address, and neither does the kernel.
     #[error(
         "there is no memory at {addr:#x}: it was freed, or its context was destroyed, or it is an address of another process; \
          pass a pointer from an allocation of this process that still lives"
@@ -39,7 +39,8 @@ pub enum RangeError {
         /// The address.
         addr: u64,
     },
-    /// CUDA does not know the address, and has no context in this process that memory could belong to.
+    /// CUDA does not know the address, and has no context in this process that memory could belong
+    /// to.
     #[error(
         "there is no memory at {addr:#x}, and no CUDA context in this process: it was destroyed (cudaDeviceReset, cuCtxDestroy) and its \
          memory with it, or nothing was allocated yet; allocate, then register"
@@ -54,13 +55,13 @@ pub enum RangeError {
          register at most {} bytes from there", .base.saturating_add(*.size).saturating_sub(*.addr)
     )]
     Crosses {
-        /// Address asked for.
+        /// Requested address.
         addr: u64,
-        /// Length asked for.
+        /// Requested length.
         len: usize,
         /// Where the allocation (or the run of VMM mappings) begins.
         base: u64,
-        /// How long it is.
+        /// Its length.
         size: u64,
     },
     /// The memory's GPU is not among those that CUDA shows.
@@ -81,7 +82,7 @@ pub enum RangeError {
     ContextGone {
         /// The address.
         addr: u64,
-        /// What CUDA said.
+        /// CUDA's error.
         error: CudaError,
     },
     /// CUDA could not say what the memory is.
@@ -89,7 +90,7 @@ pub enum RangeError {
     Query {
         /// The address.
         addr: u64,
-        /// What CUDA said.
+        /// CUDA's error.
         error: CudaError,
     },
     /// There is no CUDA here.
@@ -97,7 +98,8 @@ pub enum RangeError {
     Driver(#[from] DriverError),
 }
 
-/// What an address is that CUDA does not know. It answers alike for whatever that may be, so others are asked.
+/// Classifies an address that CUDA does not know. CUDA's answer is always the same, so other
+/// sources are queried.
 pub(super) fn unknown(addr: u64) -> RangeError {
     if probe::is_readable(addr) {
         RangeError::HostMemory { addr }
@@ -108,7 +110,8 @@ pub(super) fn unknown(addr: u64) -> RangeError {
     }
 }
 
-/// Whether memory may belong to a context of this process: this thread has one, or a GPU's primary one is there. Who is not sure says yes.
+/// Whether memory may belong to a context of this process: this thread has one, or a GPU's primary
+/// one exists. True when uncertain.
 fn has_context() -> bool {
     let Ok(driver) = Driver::get() else { return true };
     let is_current: Result<_, CudaError> = driver.relaxed(|api| {
@@ -120,7 +123,7 @@ fn has_context() -> bool {
         }
         // SAFETY: the call writes one int.
         match unsafe { api.ctx_device(&raw mut device) } {
-            // Somebody destroyed it and left it current here.
+            // The context was destroyed but left current on this thread.
             Err(error) if error.context_is_gone() => Ok(false),
             answer => answer.map(|()| true),
         }

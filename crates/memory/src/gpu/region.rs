@@ -1,4 +1,5 @@
-//! One registration of GPU memory: where it is, how it can be reached, and whether it is still the same memory.
+//! One registration of GPU memory: its location, its paths, and whether it is still the same
+//! memory.
 
 use std::env;
 use std::fmt;
@@ -16,7 +17,7 @@ use super::error::{CudaError, DriverError};
 use super::gpu_window::GpuWindow;
 use super::range::{self, GpuRange, MemoryKind, RangeError, Segment};
 use super::watch::{self, LookedAfter};
-use super::window::{self, Mapping, Owner, Refusal, Rung};
+use super::window::{self, Mapping, Method, Owner, Refusal};
 use crate::guard::{self, InstallError};
 use crate::path::{Mechanism, Path, Paths, Reason, Require};
 use crate::{Window, page_size};
@@ -24,12 +25,13 @@ use crate::{Window, page_size};
 const WINDOW: &str = "NOBOUNCE_WINDOW";
 const REQUIRE: &str = "NOBOUNCE_REQUIRE";
 
-/// What is wanted of a registration.
+/// Options of a registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GpuOptions {
-    /// Look for a window. `NOBOUNCE_WINDOW=off` in the environment says no, whatever is asked for here.
+    /// Map a window. `NOBOUNCE_WINDOW=off` in the environment overrides this.
     pub window: bool,
-    /// What the paths must be. `NOBOUNCE_REQUIRE=direct` in the environment requires direct ones, whatever is asked for here.
+    /// Required paths. `NOBOUNCE_REQUIRE=direct` in the environment requires direct ones and
+    /// overrides this.
     pub require: Require,
     /// Stage on purpose, to compare.
     pub staged: bool,
@@ -42,7 +44,7 @@ impl Default for GpuOptions {
 }
 
 impl GpuOptions {
-    /// With what the environment says.
+    /// With the environment's settings.
     #[must_use]
     pub fn with_environment(self) -> Self {
         let says =
@@ -65,11 +67,11 @@ pub enum RegisterError {
     /// A direct path was required, and there is none.
     #[error("a direct path is required for {len} bytes at {addr:#x} ({kind}), but the path is: {paths}")]
     NotDirect {
-        /// Address asked for.
+        /// Requested address.
         addr: u64,
-        /// Length asked for.
+        /// Requested length.
         len: usize,
-        /// What memory it is.
+        /// Kind of memory.
         kind: MemoryKind,
         /// The paths there are.
         paths: Box<Paths>,
@@ -81,7 +83,7 @@ pub enum RegisterError {
     Gone {
         /// The address.
         addr: u64,
-        /// What was found.
+        /// Why it is gone.
         gone: Gone,
     },
     /// A fault on the window could not be caught.
@@ -104,7 +106,7 @@ pub enum Gone {
     Freed {
         /// The first address that is gone.
         addr: u64,
-        /// What CUDA said.
+        /// CUDA's error.
         error: CudaError,
     },
     /// Its allocation was freed, and the address belongs to another one.
@@ -125,26 +127,26 @@ pub enum Gone {
     Context {
         /// The address.
         addr: u64,
-        /// What CUDA said.
+        /// CUDA's error.
         error: CudaError,
     },
 }
 
 /// GPU memory, or pinned host memory, that was registered.
 ///
-/// A window keeps the physical memory alive after its owner has freed it: nothing dangles. But nobody sees what is stored there any more
-/// ([`end_when_freed`](Self::end_when_freed)), and the address may by then mean other memory, so that copies by address must ask
-/// [`check_alive`](Self::check_alive) first.
+/// A window keeps the physical memory alive after its owner has freed it: nothing dangles. But
+/// stores to it are lost ([`end_when_freed`](Self::end_when_freed)), and the address may be
+/// reallocated. Copies by address must therefore call [`check_alive`](Self::check_alive) first.
 #[derive(Debug)]
 pub struct GpuMemory {
     range: GpuRange,
-    rung: Option<Rung>,
+    method: Option<Method>,
     window: Option<GpuWindow>,
     mapping: Option<Arc<Mapping>>,
     owner: Owner,
     endings: Endings,
     looked_after: OnceLock<LookedAfter>,
-    /// Shows whether its context still lives, where that can be known.
+    /// Shows whether its context is still alive, where that can be known.
     witness: Option<KeptContext>,
     host: Option<Window>,
     paths: Paths,
@@ -154,21 +156,22 @@ pub struct GpuMemory {
 impl GpuMemory {
     /// Registers the `len` bytes at `addr`, memory of any kind that CUDA knows.
     ///
-    /// It never waits for the GPU, breaks no capture and writes nothing. For lack of a window it fails only where
-    /// [`Require::Direct`] is asked for.
+    /// It never waits for the GPU, invalidates no stream capture and writes nothing. Without a
+    /// window it fails only under [`Require::Direct`].
     pub fn register(addr: u64, len: usize, options: &GpuOptions) -> Result<Self, RegisterError> {
         Self::build(GpuRange::of(addr, len)?, options.with_environment(), Owner::Everybody)
     }
 
-    /// Registers the whole GPU pages that the `len` bytes at `addr` lie in, as kernel modules do: [`GpuRange::of_gpu_pages`]. The window
-    /// is a mapping of its own, which can be [hidden](Self::hide).
+    /// Registers the whole GPU pages that the `len` bytes at `addr` lie in, as kernel modules do:
+    /// [`GpuRange::of_gpu_pages`]. The window is a mapping of its own, which can be
+    /// [hidden](Self::hide).
     pub fn register_gpu_pages(addr: u64, len: usize, options: &GpuOptions) -> Result<Self, RegisterError> {
         let range = GpuRange::of_gpu_pages(addr, len)?;
         Self::build(range, options.with_environment(), Owner::Registration)
     }
 
-    /// As [`register`](Self::register), for memory that a network adapter reaches by itself: the window is for this process's own
-    /// loads and stores only, so that nothing is required of its path.
+    /// As [`register`](Self::register), for memory that a network adapter accesses by itself. The
+    /// window serves this process's own loads and stores only, so that its path is not constrained.
     pub fn reach(addr: u64, len: usize, options: &GpuOptions) -> Result<Self, RegisterError> {
         let window = options.with_environment().window;
         let options = GpuOptions { window, ..GpuOptions::default() };
@@ -179,7 +182,7 @@ impl GpuMemory {
         let (addr, len) = (range.addr(), range.len());
         guard::ensure_installed()?;
         let mut memory = Self {
-            rung: None,
+            method: None,
             window: None,
             mapping: None,
             owner,
@@ -237,14 +240,14 @@ impl GpuMemory {
         self.range.gpu()
     }
 
-    /// A context in which it can be used, as it was at the registration. It may be gone by now: ask
-    /// [`GpuRange::context_now`] before it is used.
+    /// A context in which it could be used at the registration. It may be gone by now: call
+    /// [`GpuRange::context_now`] before any use.
     #[must_use]
     pub fn context(&self) -> Context {
         self.range.context()
     }
 
-    /// What it is.
+    /// Its range.
     #[must_use]
     pub fn range(&self) -> &GpuRange {
         &self.range
@@ -256,10 +259,10 @@ impl GpuMemory {
         self.window.as_ref()
     }
 
-    /// The rung that gave the window.
+    /// The method that mapped the window.
     #[must_use]
-    pub fn rung(&self) -> Option<Rung> {
-        self.rung
+    pub fn method(&self) -> Option<Method> {
+        self.method
     }
 
     /// Pinned host memory as the CPU sees it: ordinary memory.
@@ -268,22 +271,24 @@ impl GpuMemory {
         self.host
     }
 
-    /// The way bytes take, per direction.
+    /// The data path, per direction.
     #[must_use]
     pub fn paths(&self) -> &Paths {
         &self.paths
     }
 
-    /// Why the rungs before the one that gave a window, or all of them, gave none.
+    /// Why the earlier methods in the fallback order, or all of them, mapped no window.
     #[must_use]
     pub fn refusals(&self) -> &[Refusal] {
         &self.refusals
     }
 
-    /// Lets the first `len` bytes of a window of its own be accessed, and nothing behind them; `len` is whole pages.
+    /// Makes the first `len` bytes of a window of its own accessible, and nothing behind them;
+    /// `len` is whole pages.
     ///
     /// # Errors
-    /// There is no such window, it is shorter than that, or the kernel does not show again what was hidden.
+    /// There is no such window, it is shorter than that, or the kernel refuses to restore the
+    /// access.
     pub fn show(&self, len: usize) -> io::Result<()> {
         let (mapping, base) = self.own_mapping().ok_or(io::ErrorKind::Unsupported)?;
         let rest = self.len().checked_sub(len).ok_or(io::ErrorKind::InvalidInput)?;
@@ -294,8 +299,8 @@ impl GpuMemory {
         Ok(())
     }
 
-    /// From now on every access through a window of its own faults, by whichever address, until it is shown again. The memory stays
-    /// registered.
+    /// From now on every access through a window of its own faults, by whichever address, until it
+    /// is shown again. The memory stays registered.
     pub fn hide(&self) {
         if let Some((mapping, base)) = self.own_mapping() {
             mapping.hide(base, self.len());
@@ -307,11 +312,12 @@ impl GpuMemory {
         Some((mapping, self.window.as_ref()?.as_mut_ptr()))
     }
 
-    /// Has it looked at now and then from now on, if it has a window: some 20 ms after (a part of) it was freed, its context destroyed or
-    /// its device reset, that part of the window is gone, every access through it fails, and [`ended`](Self::ended) says why.
+    /// Starts the watcher for it, if it has a window. Some 20 ms after (a part of) it was freed,
+    /// its context destroyed or its device reset, that part of the window is revoked. Every access
+    /// through it then fails, and [`ended`](Self::ended) returns the reason.
     ///
     /// # Errors
-    /// There can be no thread that looks.
+    /// The watcher thread cannot be started.
     pub fn end_when_freed(self: &Arc<Self>) -> io::Result<()> {
         if self.window.is_some() && self.looked_after.get().is_none() {
             let _ = self.looked_after.set(watch::add(self)?);
@@ -325,7 +331,8 @@ impl GpuMemory {
         self.ended_at(0, self.len())
     }
 
-    /// The same for `len` bytes at `offset`. Asks nobody: for every packet.
+    /// The same for `len` bytes at `offset`. Makes no driver call, so it is cheap enough for every
+    /// packet.
     #[inline]
     #[must_use]
     pub fn ended_at(&self, offset: usize, len: usize) -> Option<Gone> {
@@ -333,12 +340,13 @@ impl GpuMemory {
         self.endings.among(&(start..start.saturating_add(len as u64)))
     }
 
-    /// Why one of its segments is gone, if CUDA says so.
+    /// Why one of its segments is gone, if CUDA reports so.
     pub(super) fn certainly_gone(&self, segment: usize) -> Option<Gone> {
         self.ask_after(self.range.segments().get(segment)?).err().filter(Gone::is_certain)
     }
 
-    /// Notes that a segment is gone. Its window is cut off next: an access that faults then finds the reason.
+    /// Records that a segment is gone. Its window is revoked next: an access that faults then finds
+    /// the reason.
     pub(super) fn note_end(&self, segment: usize, gone: Gone) {
         if let Some(part) = self.part(segment) {
             self.endings.add(part.clone(), gone.from(part.start.max(self.addr())));
@@ -352,19 +360,20 @@ impl GpuMemory {
         }
     }
 
-    /// The addresses that go with a segment: all that is mapped of one allocation belongs to it, also the pages around it.
+    /// The addresses of a segment: all mapped pages of one allocation, also those around it.
     fn part(&self, segment: usize) -> Option<Range<u64>> {
         let found = self.range.segments().get(segment)?;
         Some(if self.range.segments().len() == 1 { 0..u64::MAX } else { found.base..found.end() })
     }
 
-    /// Whether the memory is still the one that was registered. One query of the driver per allocation, well under 1 us; no context
-    /// is needed and nothing waits.
+    /// Whether the memory is still the registered one. One driver query per allocation, well under
+    /// 1 us; it needs no context and never blocks.
     pub fn check_alive(&self) -> Result<(), Gone> {
         self.check_alive_at(0, self.len())
     }
 
-    /// The same for `len` bytes at `offset`: of a range of many VMM handles only those touched are asked after.
+    /// The same for `len` bytes at `offset`: of a range of many VMM handles only those touched are
+    /// queried.
     pub fn check_alive_at(&self, offset: usize, len: usize) -> Result<(), Gone> {
         let start = self.addr().saturating_add(offset as u64);
         let end = start.saturating_add(len as u64);
@@ -373,7 +382,7 @@ impl GpuMemory {
         segments[first..]
             .iter()
             .take_while(|segment| segment.base < end)
-            // Memory without a number cannot be told from its successor.
+            // Memory without a buffer ID cannot be distinguished from its successor.
             .filter(|segment| segment.buffer_id != 0)
             .try_for_each(|segment| self.ask_after(segment))
     }
@@ -386,7 +395,8 @@ impl GpuMemory {
             Err(error) if error.context_is_gone() || error.code == CudaError::NOT_INITIALIZED => {
                 Err(Gone::Context { addr, error })
             }
-            // CUDA answers alike for memory that was freed and for memory whose context was destroyed.
+            // CUDA returns the same error for freed memory and for memory whose context was
+            // destroyed.
             Err(error) if self.witness.is_some_and(|context| context.is_gone(self.gpu().driver())) => {
                 Err(Gone::Context { addr, error })
             }
@@ -394,11 +404,11 @@ impl GpuMemory {
         }
     }
 
-    /// Looks for a window, and tells the paths that follow.
+    /// Maps a window, and returns the resulting paths.
     fn find_window(&mut self, wanted: bool) -> Paths {
         let copy_engine = Path::Direct(Mechanism::CopyEngine);
         if !wanted {
-            // Whoever takes the window away wants to see what staging is like: all of it, in both directions.
+            // Switching the window off serves to observe staging, so both directions are staged.
             let reason = Reason::new("the window is switched off (NOBOUNCE_WINDOW=off, or by an option)");
             return Paths::both(Path::Staged(reason));
         }
@@ -411,19 +421,20 @@ impl GpuMemory {
         let base = opened.base();
         self.mapping = Some(opened.mapping.clone());
         self.witness = window::witness_of(self.context());
-        self.rung = Some(opened.rung);
-        // SAFETY: the mapping holds the range and the pages around it, was compared with the memory, and lives as long as the
-        // window; whoever registers memory lets us read and write it.
+        self.method = Some(opened.method);
+        // SAFETY: the mapping holds the range and the pages around it, was compared with the
+        // memory, and lives as long as the window; registration permits us to read and write the
+        // memory.
         let window = unsafe { GpuWindow::new(base, self.len(), opened.mapping, flush_by_load) };
         self.window = Some(window.among(self.gpu().unsettled().clone()));
         Paths { inbound: Path::Direct(Mechanism::Window), outbound: copy_engine }
     }
 
-    /// Why there is no window, in one sentence: what each rung said.
+    /// Why there is no window, in one sentence: the refusal of each method.
     fn reason(&self) -> Reason {
         let mut words: Vec<String> = Vec::new();
         for refusal in &self.refusals {
-            // Rungs that have the same reason say it once.
+            // Methods with the same reason share one mention.
             if self.refusals.iter().all(|other| other.reason == refusal.reason) {
                 words = vec![refusal.reason.clone()];
                 break;
@@ -437,16 +448,17 @@ impl GpuMemory {
 impl fmt::Display for GpuMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} bytes at {:#x} on {} ({}): ", self.len(), self.addr(), self.gpu(), self.range.kind())?;
-        match self.rung {
-            Some(rung) => write!(f, "{}, window by {rung}", self.paths),
+        match self.method {
+            Some(method) => write!(f, "{}, window by {method}", self.paths),
             None => write!(f, "{}", self.paths),
         }
     }
 }
 
-/// Pinned memory is mapped by whoever pinned it.
+/// Pinned host memory is already mapped in this process.
 fn host_window(addr: u64, len: usize) -> Option<Window> {
     let addr = usize::try_from(addr).ok().filter(|&addr| addr >= page_size())?;
-    // SAFETY: the memory is registered with us: its owner lets us read and write it, and it is used as a window only.
+    // SAFETY: the memory is registered with us: its owner lets us read and write it, and it is used
+    // as a window only.
     Some(unsafe { Window::new(std::ptr::with_exposed_provenance_mut(addr), len) })
 }

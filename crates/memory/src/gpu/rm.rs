@@ -1,7 +1,9 @@
-//! A client of the driver's resource manager: memory objects of this process brought in by name, and mapped through BAR1.
+//! A client of the driver's resource manager: imports memory objects of this process by handle and
+//! maps them through BAR1.
 //!
-//! An ordinary user may do this: the device nodes are open to all, and the resource manager lets a process share and map what it
-//! owns. Every object made here is freed when its Rust owner is dropped; the kernel frees the rest when the process ends.
+//! This needs no privileges: the device nodes are open to all, and the resource manager lets a
+//! process share and map its own objects. Every object made here is freed when its Rust owner is
+//! dropped; the kernel frees the rest at process exit.
 
 mod abi;
 mod status;
@@ -18,11 +20,12 @@ use thiserror::Error;
 use super::driver::Driver;
 use super::nodes;
 
-/// The first name of an object that we choose; the resource manager keeps names per client, so any will do.
+/// The first object handle that we choose; the resource manager keeps handles per client, so any
+/// value works.
 const FIRST_NAME: u32 = 0x6E62_0000;
 const CONTROL_NODE: &str = "/dev/nvidiactl";
 
-/// Why the resource manager did not do what was asked.
+/// Why a resource manager request failed.
 #[derive(Debug, Error)]
 pub(super) enum RmError {
     /// A device node cannot be opened.
@@ -39,7 +42,7 @@ pub(super) enum RmError {
         "the exported descriptor has {count} objects, the first of type {kind}; GPU memory, type 1, was expected"
     )]
     NotVideoMemory { count: u16, kind: u8 },
-    /// An exported descriptor does not tell its device.
+    /// An exported descriptor does not reveal its device.
     #[error("the driver does not tell which of its devices an exported allocation lies on")]
     NoInstance,
     /// `mmap` failed.
@@ -72,8 +75,9 @@ pub(super) struct RmDevice {
 }
 
 impl RmDevice {
-    /// The GPU behind `/dev/nvidia<minor>`, which the resource manager counts as `instance_of(exported)`: the descriptor of a VMM
-    /// allocation on it tells, since neither CUDA's number nor the minor number does.
+    /// The GPU behind `/dev/nvidia<minor>`, whose resource manager instance is
+    /// `instance_of(exported)`. The descriptor of a VMM allocation on it reveals the instance;
+    /// neither CUDA's ordinal nor the minor number does.
     pub(super) fn open(minor: u32, exported: BorrowedFd<'_>) -> Result<Arc<Self>, RmError> {
         Self::open_nodes(CONTROL_NODE, format!("/dev/nvidia{minor}"), exported)
     }
@@ -116,13 +120,14 @@ impl RmDevice {
         self.export_info(exported).map(|info| info.device_instance)
     }
 
-    /// Memory that the driver exported as a file descriptor. The descriptor is not needed afterwards.
+    /// Imports memory that the driver exported as a file descriptor. The descriptor is not needed
+    /// afterwards.
     pub(super) fn import(self: &Arc<Self>, exported: BorrowedFd<'_>) -> Result<Arc<RmMemory>, RmError> {
         let info = self.export_info(exported)?;
         if info.max_objects == 0 {
             return Err(RmError::NotVideoMemory { count: 0, kind: 0 });
         }
-        // The first object is asked for only; its size then tells whether it is all there is.
+        // Only the first object is requested; its size then shows whether it is all there is.
         let name = self.name();
         let mut import = abi::ImportObjects {
             fd: exported.as_raw_fd(),
@@ -174,8 +179,8 @@ impl RmDevice {
         Ok(info)
     }
 
-    /// A name for an object that nobody in this client has. After 2^32 registrations they come round again; the resource manager
-    /// refuses a name that is still taken.
+    /// An object handle that is unused in this client. Handles wrap after 2^32 registrations; the
+    /// resource manager refuses one that is still in use.
     fn name(&self) -> u32 {
         self.next_name.fetch_add(1, Ordering::Relaxed)
     }
@@ -191,7 +196,8 @@ impl RmDevice {
             params_size: u32::try_from(size).unwrap_or(u32::MAX),
             ..Default::default()
         };
-        // SAFETY: the structure is the one this number takes; it points to `params`, which has the length it states.
+        // SAFETY: the structure is the one this number takes; it points to `params`, which has the
+        // length it states.
         unsafe { ioctl(&self.control, abi::ALLOC, &raw mut alloc, "ALLOC") }?;
         check(alloc.status, "ALLOC")?;
         Ok(alloc.new)
@@ -213,13 +219,15 @@ impl RmDevice {
             params_size: u32::try_from(size_of::<T>()).unwrap_or(u32::MAX),
             status: 0,
         };
-        // SAFETY: the structure is the one this number takes; it points to `params`, whose type is the command's.
+        // SAFETY: the structure is the one this number takes; it points to `params`, whose type is
+        // the command's.
         unsafe { ioctl(&self.control, abi::CONTROL, &raw mut control, call) }?;
         check(control.status, call)
     }
 }
 
-/// A memory object in our client. It keeps the physical memory alive, even after its owner has freed it.
+/// A memory object in our client. It keeps the physical memory alive, even after its owner has
+/// freed it.
 #[derive(Debug)]
 pub(super) struct RmMemory {
     device: Arc<RmDevice>,
@@ -242,7 +250,8 @@ impl RmMemory {
     /// Maps `len` bytes from `offset` on at `at`, over whatever is mapped there.
     ///
     /// # Safety
-    /// The range `at..at + len` belongs to the caller and nobody uses it; both are multiples of the page size.
+    /// The range `at..at + len` belongs to the caller and is unused; both are multiples of the page
+    /// size.
     pub(super) unsafe fn map_at(
         self: &Arc<Self>,
         offset: u64,
@@ -279,7 +288,8 @@ impl Drop for RmMemory {
         }
         let mut free =
             abi::Free { root: self.device.client, parent: self.device.device, object: self.name, status: 0 };
-        // SAFETY: the structure is the one this number takes. A failure leaves the object to the end of the process.
+        // SAFETY: the structure is the one this number takes. A failure leaves the object to the
+        // end of the process.
         let _ = unsafe { ioctl(&self.device.control, abi::FREE, &raw mut free, "FREE") };
     }
 }
@@ -306,7 +316,8 @@ impl Drop for RmMapping {
             status: 0,
             flags: 0,
         };
-        // SAFETY: the structure is the one this number takes. A failure leaves the space to the object's end, which follows.
+        // SAFETY: the structure is the one this number takes. A failure leaves the space to the
+        // object's end, which follows.
         let _ = unsafe { ioctl(&device.control, abi::UNMAP_MEMORY, &raw mut unmap, "UNMAP_MEMORY") };
     }
 }
@@ -314,7 +325,7 @@ impl Drop for RmMapping {
 /// Maps `len` bytes of `fd` from `offset` on, shared, readable and writable, at `at`.
 ///
 /// # Safety
-/// The range `at..at + len` belongs to the caller and nobody uses it.
+/// The range `at..at + len` belongs to the caller and is unused.
 pub(super) unsafe fn map_fd(fd: &OwnedFd, offset: i64, len: usize, at: *mut u8) -> io::Result<()> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_SHARED | libc::MAP_FIXED;
@@ -379,7 +390,8 @@ mod tests {
         assert!(full.to_string().contains("BAR1"), "{full}");
     }
 
-    /// A container without the control node, without the GPU's, or with something else under their names.
+    /// A container without the control node, without the GPU's, or with other files under their
+    /// names.
     #[test]
     fn missing_nodes_are_named() {
         let exported = File::open("/dev/null").unwrap();
@@ -404,7 +416,7 @@ mod tests {
             OpenOptions::new().create(true).write(true).truncate(true).mode(0o200).open(&path).unwrap();
         let words = std::thread::scope(|scope| {
             let opening = scope.spawn(|| {
-                // SAFETY: gives up root's rights to files in this thread only, which ends here.
+                // SAFETY: drops root's file access rights in this thread only, which ends here.
                 unsafe { libc::setfsuid(65534) };
                 let node = path.to_str().unwrap();
                 RmDevice::open_nodes(node, node.to_owned(), file.as_fd()).unwrap_err().to_string()

@@ -1,12 +1,16 @@
-//! Memory that is freed while our window still reaches it: looked at now and then, and cut off.
+//! Detects memory that is freed while our window still maps it, by periodic queries, and revokes
+//! the mapping.
 //!
-//! A window keeps the driver's memory object alive, so that what was freed belongs to nobody else for as long as we can reach it; but
-//! bytes that are stored there reach nobody either, and whoever sent them must hear that. Short allocations of `cudaMalloc` are parts of
-//! an object, which CUDA gives to the next who asks. No call tells us when memory is freed, its context destroyed or the device reset, and
-//! asking before each store would wait for CUDA's locks, which others may hold until their kernels end. So a thread asks.
+//! A window keeps the driver's memory object alive, so freed memory is not reused for as long as we
+//! can reach it. But stores to it are lost, and the sender must get an error. Short allocations of
+//! `cudaMalloc` are parts of an object, which CUDA reuses for the next allocation. No callback
+//! reports that memory is freed, its context destroyed or the device reset. A query before each
+//! store would wait for CUDA's locks, which other threads may hold until their kernels end. So a
+//! thread polls.
 //!
-//! It asks once for each allocation, however many registrations share it, by a query that needs no context and waits for no kernel;
-//! it holds no registration meanwhile, so that none is kept from going; and a round takes no longer than [`ROUND`].
+//! It queries each allocation once, however many registrations share it, by a call that needs no
+//! context and waits for no kernel. It holds no registration meanwhile, so that none is kept alive.
+//! A round takes no longer than [`ROUND`].
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -21,17 +25,18 @@ use super::range;
 use super::region::GpuMemory;
 use crate::signals::BlockedSignals;
 
-/// How often. Until then what arrives for short allocations that were freed may reach whoever has them now, as with an adapter that
-/// knows the memory by dma-buf.
+/// Polling interval. Until the next round, packets for freed short allocations may reach the
+/// memory's next owner, as with an adapter that knows the memory by dma-buf.
 const EVERY: Duration = Duration::from_millis(20);
-/// Allocations that are not reached in this time are asked after in the next round: the thread takes a twentieth of a CPU at most.
+/// Time budget of a round. The rest is queried in the next round: the thread takes a twentieth of a
+/// CPU at most.
 const ROUND: Duration = Duration::from_millis(1);
-/// Allocations looked up at a time, under the lock.
+/// Allocations looked up in one batch, under the lock.
 const BATCH: usize = 64;
-/// Rounds with nothing to look after, until the thread ends: programs register and deregister again and again.
+/// Empty rounds until the thread ends: programs register and deregister again and again.
 const IDLE_ROUNDS: u32 = 50;
-/// How long the end of the process waits for a question that was put to CUDA.
-const PATIENCE: Duration = Duration::from_millis(100);
+/// How long process exit waits for a pending CUDA query.
+const QUERY_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Where an allocation begins, and its number.
 type Allocation = (u64, u64);
@@ -50,9 +55,9 @@ struct Watch {
 struct Watched {
     /// By allocation and registration, so that those of one allocation follow each other.
     watches: BTreeMap<(Allocation, usize), Watch>,
-    /// There was something to look after since the last round, though it may be gone again.
+    /// There was a watched registration since the last round, though it may be gone again.
     in_use: bool,
-    /// Somebody looks.
+    /// The watcher thread runs.
     looked_after: bool,
 }
 
@@ -63,14 +68,14 @@ fn lock() -> MutexGuard<'static, Watched> {
     WATCHED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A registration is looked after for as long as this lives.
+/// A registration is watched for as long as this lives.
 #[derive(Debug)]
 pub(super) struct LookedAfter {
     allocations: Vec<Allocation>,
     memory: usize,
 }
 
-/// From now on this memory is looked at.
+/// Watches this memory from now on.
 pub(super) fn add(memory: &Arc<GpuMemory>) -> io::Result<LookedAfter> {
     let name = Arc::as_ptr(memory).addr();
     let mut watched = lock();
@@ -91,7 +96,8 @@ pub(super) fn add(memory: &Arc<GpuMemory>) -> io::Result<LookedAfter> {
 
 impl Drop for LookedAfter {
     fn drop(&mut self) {
-        // Nobody looks in a forked child, and the lock may be held by a thread that is not there.
+        // A forked child has no watcher thread, and a thread that does not exist there may hold the
+        // lock.
         if Driver::is_forked() {
             return;
         }
@@ -158,7 +164,8 @@ fn look() {
     }
 }
 
-/// Asks after all allocations behind `last`, or as many as there is time for; the last one in that case.
+/// Queries all allocations behind `last`, or as many as the budget allows; returns the last one in
+/// that case.
 fn round(driver: &Driver, mut last: Option<Allocation>) -> Option<Allocation> {
     let begin = Instant::now();
     loop {
@@ -184,7 +191,7 @@ fn seems_gone(driver: &Driver, (_, number): Allocation, addr: u64) -> bool {
     }
 }
 
-/// Ends all registrations of an allocation, if CUDA says once more that it is gone.
+/// Ends all registrations of an allocation, if CUDA confirms that it is gone.
 fn end_all_of(allocation: Allocation) {
     let watches = lock().all_of(allocation);
     let memories: Vec<_> =
@@ -192,7 +199,7 @@ fn end_all_of(allocation: Allocation) {
     let Some(gone) = memories.first().and_then(|(memory, segment)| memory.certainly_gone(*segment)) else {
         return;
     };
-    // They may share a mapping: whoever finds it cut off must find the reason.
+    // They may share a mapping: record the reason everywhere before any of them is revoked.
     memories.iter().for_each(|(memory, segment)| memory.note_end(*segment, gone));
     for (memory, segment) in memories {
         memory.cut_off(segment);
@@ -200,7 +207,7 @@ fn end_all_of(allocation: Allocation) {
     }
 }
 
-/// The process exits: the driver is taken down by those who come after us, and must not be asked any more.
+/// The process exits: later exit handlers shut the driver down, so it must not be called any more.
 static EXITING: AtomicBool = AtomicBool::new(false);
 /// A question was put to the driver.
 static ASKING: AtomicBool = AtomicBool::new(false);
@@ -211,7 +218,7 @@ impl Asking {
     fn begin() -> Option<Self> {
         ASKING.store(true, Ordering::SeqCst);
         let asking = Self(());
-        // After the flag: whoever exits sets its own first and then waits for ours.
+        // After the flag: the exit handler sets `EXITING` first and then waits for `ASKING`.
         (!EXITING.load(Ordering::SeqCst)).then_some(asking)
     }
 }
@@ -227,7 +234,7 @@ extern "C" fn at_exit() {
         return;
     }
     EXITING.store(true, Ordering::SeqCst);
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + QUERY_TIMEOUT;
     while ASKING.load(Ordering::SeqCst) && Instant::now() < end {
         std::thread::sleep(Duration::from_micros(100));
     }

@@ -1,11 +1,13 @@
-//! The CPU's window onto GPU memory: the ways to get one, tried in order, each proved before it is used.
+//! The CPU's BAR1 window onto GPU memory: the methods to map one, tried in fallback order, each
+//! verified before use.
 //!
-//! *Rungs.* A dma-buf that the driver lets the CPU map (newer drivers); the resource manager's own mapping; the `gdrdrv` module, if
-//! somebody installed it; none. Every refusal is kept with its reason.
+//! *Methods.* A dma-buf that the driver lets the CPU map (newer drivers); the resource manager's
+//! own mapping; the `gdrdrv` module, if installed; none. Every refusal is kept with its reason.
 //!
-//! *Proof.* What the rungs rest on is partly private to the driver. So each way is proved once per process and GPU on memory of our
-//! own (`proof.rs`), and each window is compared with its memory, by reading only, before it is handed out (`compare.rs`). Memory
-//! that we did not allocate is never written to find out.
+//! *Verification.* The methods rest partly on private driver interfaces. So each is verified once
+//! per process and GPU on memory of our own (`proof.rs`). Each window is compared with its memory,
+//! by reads only, before it is handed out (`compare.rs`). Memory that we did not allocate is never
+//! written for this check.
 
 mod compare;
 mod dmabuf_rung;
@@ -24,16 +26,17 @@ use mapping::Extent;
 pub(super) use mapping::Mapping;
 pub(super) use sampler::witness_of;
 
-/// An allocation up to this size is mapped whole, so that registrations within it share one mapping.
+/// An allocation up to this size is mapped whole, so that registrations within it share one
+/// mapping.
 const WHOLE_UP_TO: u64 = 64 << 20;
 /// A larger one too, if the range is at least one part in so many of it.
 const WHOLE_PARTS: u64 = 4;
 /// Parts of allocations are mapped in multiples of this, the GPU's second page size.
 const PART_ALIGNMENT: u64 = 64 << 10;
 
-/// A way to get a window, in the order they are tried.
+/// A method to map a window, in fallback order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Rung {
+pub enum Method {
     /// `mmap` of a dma-buf that CUDA exports.
     DmaBufMmap,
     /// The resource manager maps the memory through BAR1.
@@ -42,7 +45,7 @@ pub enum Rung {
     Gdrdrv,
 }
 
-impl Rung {
+impl Method {
     /// All, in the order they are tried.
     pub const ALL: [Self; 3] = [Self::DmaBufMmap, Self::Rm, Self::Gdrdrv];
 
@@ -57,17 +60,17 @@ impl Rung {
     }
 }
 
-impl fmt::Display for Rung {
+impl fmt::Display for Method {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }
 
-/// Why a rung gave no window.
+/// Why a method mapped no window.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// The rung.
-    pub rung: Rung,
+    /// The method.
+    pub method: Method,
     /// The reason, for people.
     pub reason: String,
     /// Space ran out, or the GPU was busy: another time or a smaller range may do.
@@ -76,7 +79,7 @@ pub struct Refusal {
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.rung, self.reason)
+        write!(f, "{}: {}", self.method, self.reason)
     }
 }
 
@@ -101,7 +104,7 @@ impl Refused {
 /// A window that was found.
 #[derive(Debug)]
 pub(super) struct Opened {
-    pub(super) rung: Rung,
+    pub(super) method: Method,
     pub(super) mapping: Arc<Mapping>,
     /// Where the range begins in the mapping.
     pub(super) offset: usize,
@@ -117,36 +120,37 @@ impl Opened {
 /// Whose a mapping is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
-    /// All registrations within one allocation may have it: they look through it only.
+    /// All registrations within one allocation may share it: they only access it.
     Everybody,
     /// One registration's, which may hide it.
     Registration,
 }
 
-/// Finds a window onto `range`, and says why the rungs before it gave none.
+/// Maps a window onto `range`, and returns why the earlier methods failed.
 pub(super) fn open(range: &GpuRange, owner: Owner) -> (Option<Opened>, Vec<Refusal>) {
     let mut refusals = Vec::new();
     let mut state = lock_state();
-    for rung in Rung::ALL {
-        match open_by(&mut state, rung, range, owner) {
+    for method in Method::ALL {
+        match open_by(&mut state, method, range, owner) {
             Ok(opened) => return (Some(opened), refusals),
             Err(refused) => {
-                refusals.push(Refusal { rung, reason: refused.reason, may_pass: refused.passing })
+                refusals.push(Refusal { method, reason: refused.reason, may_pass: refused.passing })
             }
         }
     }
     (None, refusals)
 }
 
-/// What windows share in this process.
+/// State shared by all windows of this process.
 #[derive(Default)]
 struct State {
     proofs: proof::Proofs,
     mappings: HashMap<MappingKey, Vec<Weak<Mapping>>>,
 }
 
-/// One allocation, under one rung. A buffer's number is never used again, so that an address that was freed and reused differs.
-type MappingKey = (Rung, i32, u64, u64);
+/// One allocation, under one method. A buffer ID is never reused, so that a freed and reused
+/// address differs.
+type MappingKey = (Method, i32, u64, u64);
 
 /// One lock for all: registration is rare, and the proof must run once.
 fn lock_state() -> MutexGuard<'static, State> {
@@ -174,48 +178,49 @@ impl State {
     }
 }
 
-fn open_by(state: &mut State, rung: Rung, range: &GpuRange, owner: Owner) -> Result<Opened, Refused> {
-    if let Some(reason) = out_of_question(rung, range) {
+fn open_by(state: &mut State, method: Method, range: &GpuRange, owner: Owner) -> Result<Opened, Refused> {
+    if let Some(reason) = out_of_question(method, range) {
         return Err(Refused::new(reason));
     }
-    proof::ensure(&mut state.proofs, rung, range)?;
+    proof::ensure(&mut state.proofs, method, range)?;
     let needed = part_of(range);
     let mapping = match (owner, range.segments()) {
         (Owner::Everybody, [segment]) if segment.buffer_id != 0 => {
-            shared(state, rung, range, *segment, needed)?
+            shared(state, method, range, *segment, needed)?
         }
         // The stand-in's files cannot hold one page twice, but a mapping of them can be doubled.
         (Owner::Registration, [segment]) if range.gpu().driver().is_stand_in() => {
-            Arc::new(Mapping::twin(&shared(state, rung, range, *segment, needed)?, needed)?)
+            Arc::new(Mapping::twin(&shared(state, method, range, *segment, needed)?, needed)?)
         }
-        _ => Arc::new(map(rung, range, needed)?),
+        _ => Arc::new(map(method, range, needed)?),
     };
     compare::check(range, &mapping)?;
     let offset = usize::try_from(range.addr() - mapping.extent().start)
         .map_err(|_| Refused::new("the range does not fit in this process's addresses"))?;
-    Ok(Opened { rung, mapping, offset })
+    Ok(Opened { method, mapping, offset })
 }
 
 /// The mapping that registrations within one allocation share.
 fn shared(
     state: &mut State,
-    rung: Rung,
+    method: Method,
     range: &GpuRange,
     segment: Segment,
     needed: Extent,
 ) -> Result<Arc<Mapping>, Refused> {
-    let key = (rung, range.ordinal(), segment.base, segment.buffer_id);
+    let key = (method, range.ordinal(), segment.base, segment.buffer_id);
     if let Some(mapping) = state.cached(key, needed) {
         return Ok(mapping);
     }
-    let mapping = Arc::new(map_generously(rung, range, segment, needed)?);
+    let mapping = Arc::new(map_generously(method, range, segment, needed)?);
     state.keep(key, &mapping);
     Ok(mapping)
 }
 
-/// Maps the whole allocation where that costs little, so that its other parts need no mapping of their own; else what is needed.
+/// Maps the whole allocation where that costs little, so that its other parts need no mapping of
+/// their own; else the requested part.
 fn map_generously(
-    rung: Rung,
+    method: Method,
     range: &GpuRange,
     segment: Segment,
     needed: Extent,
@@ -227,10 +232,10 @@ fn map_generously(
     // A small BAR1 is for what is needed.
     let has_room = range.gpu().bar1_size().is_none_or(|bar1| segment.size <= bar1 / 8);
     let wanted = (whole != needed && is_cheap && has_room).then_some(whole);
-    first_that_fits(wanted, needed, |extent| map(rung, range, extent))
+    first_that_fits(wanted, needed, |extent| map(method, range, extent))
 }
 
-/// Maps what is wanted, or what is needed where there is no room for that.
+/// Maps the preferred extent, or the required one where that does not fit.
 fn first_that_fits<T>(
     wanted: Option<Extent>,
     needed: Extent,
@@ -245,11 +250,11 @@ fn first_that_fits<T>(
     map(needed)
 }
 
-fn map(rung: Rung, range: &GpuRange, extent: Extent) -> Result<Mapping, Refused> {
-    match rung {
-        Rung::DmaBufMmap => dmabuf_rung::map(range, extent),
-        Rung::Rm => rm_rung::map(range, extent),
-        Rung::Gdrdrv => gdrdrv_rung::map(range, extent),
+fn map(method: Method, range: &GpuRange, extent: Extent) -> Result<Mapping, Refused> {
+    match method {
+        Method::DmaBufMmap => dmabuf_rung::map(range, extent),
+        Method::Rm => rm_rung::map(range, extent),
+        Method::Gdrdrv => gdrdrv_rung::map(range, extent),
     }
 }
 
@@ -264,8 +269,8 @@ fn part_of(range: &GpuRange) -> Extent {
     }
 }
 
-/// What of `extent` is to be mapped from the driver's object behind `segment`. Where there is one segment only it is everything: what
-/// lies in the extent beyond the segment is the rest of the same object.
+/// The part of `extent` to map from the driver's object behind `segment`. With one segment only it
+/// is everything: the extent beyond the segment is the rest of the same object.
 fn piece_of(range: &GpuRange, segment: &Segment, extent: Extent) -> Option<Extent> {
     match range.segments() {
         [_] => Some(extent),
@@ -273,13 +278,13 @@ fn piece_of(range: &GpuRange, segment: &Segment, extent: Extent) -> Option<Exten
     }
 }
 
-/// Why a rung need not be tried for this memory at all.
-fn out_of_question(rung: Rung, range: &GpuRange) -> Option<String> {
+/// Why a method cannot apply to this memory at all.
+fn out_of_question(method: Method, range: &GpuRange) -> Option<String> {
     let gpu = range.gpu();
     if range.kind() == MemoryKind::Managed {
         return Some("managed memory moves between host and GPU and has no fixed place to map".to_owned());
     }
-    if gpu.driver().is_stand_in() && rung == Rung::Rm {
+    if gpu.driver().is_stand_in() && method == Method::Rm {
         return Some("the stand-in driver of the tests has no resource manager".to_owned());
     }
     too_large(range.len() as u64, gpu.bar1_size()?, gpu)
@@ -310,9 +315,9 @@ mod tests {
 
     #[test]
     fn rungs_are_tried_from_the_cleanest_to_the_last() {
-        assert!(Rung::ALL.is_sorted());
+        assert!(Method::ALL.is_sorted());
         let reason = "the module is not loaded".to_owned();
-        let refusal = Refusal { rung: Rung::Gdrdrv, reason, may_pass: false };
+        let refusal = Refusal { method: Method::Gdrdrv, reason, may_pass: false };
         assert_eq!(refusal.to_string(), "gdrdrv: the module is not loaded");
     }
 
@@ -325,7 +330,8 @@ mod tests {
         assert_eq!(too_large(256 << 20, 256 << 20, &"GPU 0"), None);
     }
 
-    /// BAR1 has no room for the whole allocation: what is needed of it may still fit. Other refusals are final.
+    /// BAR1 has no space for the whole allocation: the requested part may still fit. Other refusals
+    /// are final.
     #[test]
     fn a_full_bar1_gets_the_part_that_is_needed() {
         let (whole, needed) = (Extent { start: 0, end: 1 << 30 }, Extent { start: 0x10000, end: 0x20000 });

@@ -10,7 +10,8 @@ use super::history::{History, LIMIT};
 use super::nesting;
 use crate::copy;
 
-/// A memory error found in the background and told at an arbitrary place in the program: not a fault of the code it interrupts.
+/// A memory error found in the background and reported asynchronously (action optional): not a
+/// fault of the interrupted code.
 const BUS_MCEERR_AO: i32 = 5;
 
 static SEGV: History = History::new();
@@ -41,7 +42,7 @@ fn install(signal: i32, name: &'static str, history: &History) -> Result<(), Ins
     ours.sa_sigaction = ours_address();
     ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | (found.sa_flags & libc::SA_RESTART);
     let replaced = disposition(signal, Some(&ours)).map_err(refused)?;
-    // Somebody may have come in between the two calls.
+    // Another handler may have been installed between the two calls.
     if is_ours(&replaced) { Ok(()) } else { remember(&replaced) }
 }
 
@@ -49,11 +50,12 @@ fn refused(source: io::Error) -> InstallError {
     InstallError::Refused { call: "sigaction", source }
 }
 
-/// Reads, and replaces if `new` is given, what happens on a signal.
+/// Reads a signal's disposition, and replaces it if `new` is given.
 fn disposition(signal: i32, new: Option<&libc::sigaction>) -> io::Result<libc::sigaction> {
     // SAFETY: sigaction is plain data.
     let mut old: libc::sigaction = unsafe { mem::zeroed() };
-    // SAFETY: both structures live through the call, and a new handler, if given, is one that may run at any time.
+    // SAFETY: both structures live through the call, and a new handler, if given, is one that may
+    // run at any time.
     let answer = unsafe { libc::sigaction(signal, new.map_or(ptr::null(), ptr::from_ref), &raw mut old) };
     if answer == 0 { Ok(old) } else { Err(io::Error::last_os_error()) }
 }
@@ -115,12 +117,12 @@ fn pass_on(signal: i32, is_fault: bool, info: *mut libc::siginfo_t, context: *mu
     visit.leave();
 }
 
-/// Calls a handler with the signals blocked that it asked to have blocked.
+/// Calls a handler with its signal mask applied.
 fn call(action: &libc::sigaction, signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: sigset_t is plain data; both are filled before they are read.
     let (mut before, mut own) = unsafe { mem::zeroed::<(libc::sigset_t, libc::sigset_t)>() };
-    // SAFETY: the sets live through the calls, all of which are async-signal-safe. Ours blocks its own signal and no other, so
-    // unblocking that one is all that SA_NODEFER takes.
+    // SAFETY: the sets live through the calls, all of which are async-signal-safe. Ours blocks its
+    // own signal and no other, so unblocking that one is all that SA_NODEFER takes.
     unsafe {
         libc::pthread_sigmask(libc::SIG_BLOCK, &raw const action.sa_mask, &raw mut before);
         if action.sa_flags & libc::SA_NODEFER != 0
@@ -133,11 +135,13 @@ fn call(action: &libc::sigaction, signal: i32, info: *mut libc::siginfo_t, conte
     }
     if action.sa_flags & libc::SA_SIGINFO != 0 {
         type Informed = extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void);
-        // SAFETY: whoever installed this address with SA_SIGINFO vouched for a handler of three arguments.
+        // SAFETY: this address was installed with SA_SIGINFO, which requires a handler of three
+        // arguments.
         let handler = unsafe { mem::transmute::<usize, Informed>(action.sa_sigaction) };
         handler(signal, info, context);
     } else {
-        // SAFETY: whoever installed this address without SA_SIGINFO vouched for a handler of one argument.
+        // SAFETY: this address was installed without SA_SIGINFO, which requires a handler of one
+        // argument.
         let handler = unsafe { mem::transmute::<usize, extern "C" fn(i32)>(action.sa_sigaction) };
         handler(signal);
     }
@@ -145,8 +149,9 @@ fn call(action: &libc::sigaction, signal: i32, info: *mut libc::siginfo_t, conte
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, ptr::null_mut()) };
 }
 
-/// Restores the default action and lets the signal happen once more: a fault by itself when its instruction is repeated, so that
-/// the core shows the true place; a signal that was sent by sending it again, with the same sender.
+/// Restores the default action and raises the signal again. A fault repeats by itself with its
+/// instruction, so that the core dump shows the true location. A sent signal is sent again, with
+/// the same sender.
 fn take_default(signal: i32, is_fault: bool, info: *mut libc::siginfo_t) {
     // SAFETY: sigaction is plain data, and zero is SIG_DFL.
     let default: libc::sigaction = unsafe { mem::zeroed() };

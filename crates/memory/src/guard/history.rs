@@ -1,9 +1,11 @@
-//! Who held a signal before us: written under a lock when the guard is installed, read without one in the handler.
+//! Previous signal handlers: written under a lock when the guard is installed, read without one in
+//! the handler.
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// Different handlers remembered per signal. Real processes show one or two (a runtime, a crash reporter).
+/// Different handlers remembered per signal. Real processes have one or two (a runtime, a crash
+/// reporter).
 pub(super) const LIMIT: usize = 16;
 
 /// All dispositions found below ours, each once, oldest first.
@@ -29,7 +31,7 @@ impl History {
         }
     }
 
-    /// Remembers who holds the signal now. False if there is no room.
+    /// Remembers the current handler of the signal. False if the table is full.
     ///
     /// # Safety
     /// One caller at a time.
@@ -37,23 +39,25 @@ impl History {
         let count = self.count.load(Ordering::Acquire);
         let known = (0..count).find(|&index| self.entry(index).is_some_and(|entry| same(entry, found)));
         if let Some(index) = known {
-            // Somebody has set it anew, so its one call is due again.
+            // The handler was installed anew, so its one call is due again.
             self.spent[index].store(false, Ordering::Release);
             self.top.store(index, Ordering::Release);
             return true;
         }
         let Some(free) = self.entries.get(count) else { return false };
-        // SAFETY: nobody reads entries from `count` on, and the caller is the only writer.
+        // SAFETY: entries from `count` on have no reader, and the caller is the only writer.
         unsafe { *free.get() = Some(*found) };
         self.count.store(count + 1, Ordering::Release);
         self.top.store(count, Ordering::Release);
         true
     }
 
-    /// The disposition to pass the signal to: at level 0 the one we took it from; at each further level (it has chained back to us)
-    /// the next older one, and round again. `None`, the default action, where that leads nowhere.
+    /// The disposition to chain to: at level 0 the one we replaced; at each further level (it has
+    /// chained back to us) the next older one, cyclically. `None`, the default action, where that
+    /// leads nowhere.
     ///
-    /// Going round matters where two copies of this crate live in one process and each has seen the other.
+    /// The cycle matters where two copies of this crate live in one process and each has seen the
+    /// other.
     pub(super) fn at(&self, level: usize) -> Option<libc::sigaction> {
         let count = self.count.load(Ordering::Acquire);
         if count == 0 || level >= 2 * LIMIT {

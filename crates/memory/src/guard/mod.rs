@@ -1,18 +1,24 @@
-//! The fault guard: a copy that meets unmapped, protected or truncated memory ends in an error instead of the process's death.
+//! The fault guard: a copy that touches unmapped, protected or truncated memory returns an error
+//! instead of killing the process.
 //!
-//! *Mechanism (x86_64).* A handler for SIGSEGV and SIGBUS looks where the fault happened. Inside the copy routines of this crate
-//! it lets the thread go on at a fix-up label that reports how far the copy got; anywhere else it passes the signal to whoever
-//! held it before us, just as if we were not there. It allocates nothing and takes no lock.
+//! *Mechanism (x86_64).* A handler for SIGSEGV and SIGBUS checks the faulting instruction. Inside
+//! the copy routines of this crate it resumes the thread at a fix-up label that reports how far the
+//! copy got. Anywhere else it chains to the previous handler, as if it were not installed. It
+//! allocates nothing and takes no lock.
 //!
-//! *Cost.* Nothing on the data path: no instruction is added to a copy. A copy that does fault costs a signal, about 4 us on a virtual machine.
-//! [`ensure_installed`] costs two system calls, under 1 us.
+//! *Cost.* Nothing on the data path: no instruction is added to a copy. A copy that does fault
+//! costs a signal, about 4 us on a virtual machine. [`ensure_installed`] costs two system calls,
+//! under 1 us.
 //!
 //! *Limits.*
-//! * A program that takes SIGSEGV or SIGBUS after us and does not chain gets our faults, until the next [`ensure_installed`].
-//! * A thread that blocks these signals is killed by the kernel when it faults, whatever the handler: threads that copy must
-//!   let them through, see [`admit_faults`].
-//! * A handler we chain to runs on the alternate signal stack where the thread has one, even if it did not ask for that.
-//! * The library that contains this code must not be unloaded once the guard is installed (link it with `-z nodelete`).
+//! * A program that installs a SIGSEGV or SIGBUS handler after us and does not chain gets our
+//!   faults, until the next [`ensure_installed`].
+//! * A thread that blocks these signals is killed by the kernel when it faults, whatever the
+//!   handler: threads that copy must unblock them, see [`admit_faults`].
+//! * A handler we chain to runs on the alternate signal stack where the thread has one, even if it
+//!   did not ask for that.
+//! * The library that contains this code must not be unloaded once the guard is installed (link it
+//!   with `-z nodelete`).
 //!
 //! *Other processors.* The kernel makes the copies (`process_vm_readv`) and no signal is taken.
 
@@ -36,7 +42,7 @@ pub enum InstallError {
     Refused {
         /// The call.
         call: &'static str,
-        /// What it answered.
+        /// Its error.
         source: io::Error,
     },
     /// Too many different handlers were put above ours.
@@ -47,14 +53,15 @@ pub enum InstallError {
     TooManyHandlers {
         /// `SIGSEGV` or `SIGBUS`.
         signal: &'static str,
-        /// How many are remembered.
+        /// Number of remembered handlers.
         limit: usize,
     },
 }
 
-/// Puts the guard in place, or back on top if somebody has taken the signals since. Call it whenever memory is registered.
+/// Installs the guard, or puts it back on top if another handler has replaced it. Call it whenever
+/// memory is registered.
 ///
-/// What is found is remembered and chained to, also where it chains to us in turn.
+/// Handlers found in place are remembered and chained to, also where they chain to us in turn.
 pub fn ensure_installed() -> Result<(), InstallError> {
     #[cfg(target_arch = "x86_64")]
     return handler::ensure_installed();
@@ -62,8 +69,8 @@ pub fn ensure_installed() -> Result<(), InstallError> {
     return probe_kernel_copies();
 }
 
-/// Lets SIGSEGV and SIGBUS through to this thread. Call it in threads of our own that block all other signals: a fault on a
-/// thread that blocks them kills the process.
+/// Unblocks SIGSEGV and SIGBUS on this thread. Call it in our own threads that block all other
+/// signals: a fault on a thread that blocks them kills the process.
 pub fn admit_faults() -> io::Result<()> {
     // SAFETY: sigset_t is plain data; it is filled by sigemptyset before it is used.
     let mut faults: libc::sigset_t = unsafe { std::mem::zeroed() };
@@ -77,7 +84,7 @@ pub fn admit_faults() -> io::Result<()> {
     if answer == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(answer)) }
 }
 
-/// A sandbox may forbid the system call that all copies rest on; better to learn that at registration.
+/// A sandbox may forbid the system call that all copies use; detect that at registration.
 #[cfg(not(target_arch = "x86_64"))]
 fn probe_kernel_copies() -> Result<(), InstallError> {
     let (from, mut to) = ([1u8; 8], [0u8; 8]);

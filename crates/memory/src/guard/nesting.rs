@@ -1,15 +1,16 @@
-//! Which threads are passing a signal on at the moment, and how often it has come back.
+//! Tracks which threads are chaining a signal at the moment, and how often it has come back.
 //!
-//! If we put ourselves above a handler that chains to us, the two would call each other for ever. So each visit of one fault is
-//! counted, and each further visit goes to an older handler. Plain statics instead of thread-locals, whose first use may allocate.
+//! A handler that chains to us, installed below us, would recurse with us for ever. So each entry
+//! for one fault is counted, and each further entry goes to an older handler. Plain statics instead
+//! of thread-locals, whose first use may allocate.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// Threads that can be in a chained handler at once and still be told apart; more are passed on uncounted.
+/// Threads that can be in a chained handler at once and be tracked; further ones chain uncounted.
 const SLOTS: usize = 64;
 
 struct Slot {
-    /// Thread and signal, 0 if free. Whoever has claimed the slot is the only one to touch the rest.
+    /// Thread and signal, 0 if free. Only the claimant of the slot touches the rest.
     owner: AtomicU64,
     frame: AtomicUsize,
     context: AtomicUsize,
@@ -29,15 +30,16 @@ static TABLE: [Slot; SLOTS] = [const {
 pub(super) struct Visit {
     pub(super) level: usize,
     slot: Option<&'static Slot>,
-    /// What the slot held before: frame, context, level.
+    /// Previous contents of the slot: frame, context, level.
     outer: Option<(usize, usize, usize)>,
 }
 
-/// Enters the handler. `frame` is an address in its stack frame, `context` identifies the interrupted state, `sent` says that the
-/// signal was raised by a program and not by a fault.
+/// Enters the handler. `frame` is an address in its stack frame, `context` identifies the
+/// interrupted state. `sent` says that the signal was raised by a program and not by a fault.
 ///
-/// A visit is inside another one if it lies deeper in the stack and is about the same interrupted state, or was raised from within.
-/// A handler left by `siglongjmp` leaves its slot behind: a new fault then has another state or the same depth, and counts afresh.
+/// An entry is nested if it lies deeper in the stack and has the same interrupted state, or was
+/// raised from within. A handler left by `siglongjmp` leaves its slot behind. A new fault then has
+/// another state or the same depth, and starts a new count.
 pub(super) fn enter(thread: u32, signal: u32, frame: usize, context: usize, sent: bool) -> Visit {
     let owner = u64::from(thread) << 32 | u64::from(signal);
     let Some((slot, claimed)) = find(owner) else { return Visit { level: 0, slot: None, outer: None } };

@@ -1,4 +1,4 @@
-//! What the tests with the stand-in driver share.
+//! Common parts of the tests with the stand-in driver.
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
@@ -18,10 +18,11 @@ pub(crate) const MIB: usize = 1 << 20;
 /// Names the test that a child process is to run.
 const ALONE: &str = "NOBOUNCE_TEST_ALONE";
 /// A test that takes longer hangs.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Runs `body` in a process of its own: a driver is loaded once in a process, and its world cannot be reset. `name` is the test's own
-/// name; `environment` is set for it, and what this process has of ours is not.
+/// Runs `body` in a process of its own: a driver is loaded once per process, and its state cannot
+/// be reset. `name` is the test's own name; `environment` is set for it, and our variables of this
+/// process are removed.
 pub(crate) fn alone(name: &str, environment: &[(&str, &str)], body: impl FnOnce()) {
     if env::var(ALONE).is_ok_and(|chosen| chosen == name) {
         body();
@@ -43,7 +44,7 @@ pub(crate) fn alone(name: &str, environment: &[(&str, &str)], body: impl FnOnce(
         if let Some(status) = child.try_wait().unwrap() {
             break Some(status);
         }
-        if start.elapsed() > PATIENCE {
+        if start.elapsed() > TEST_TIMEOUT {
             child.kill().unwrap();
             child.wait().unwrap();
             break None;
@@ -71,7 +72,8 @@ pub(crate) fn register(addr: u64, len: usize) -> Result<GpuMemory, RegisterError
     GpuMemory::register(addr, len, &GpuOptions::default())
 }
 
-/// Runs `work` on a thread of its own and fails if it has not ended in `limit`: what was to return at once has blocked.
+/// Runs `work` on a thread of its own and fails if it has not ended in `limit`: a non-blocking call
+/// has blocked.
 pub(crate) fn within<T: Send + 'static>(
     limit: Duration,
     what: &str,
@@ -90,11 +92,11 @@ pub(crate) fn within<T: Send + 'static>(
     }
 }
 
-/// Polls until `done`; what takes longer than a minute never comes.
+/// Polls until `done`, with a timeout of a minute.
 pub(crate) fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
-        assert!(start.elapsed() < PATIENCE, "{what} did not come");
+        assert!(start.elapsed() < TEST_TIMEOUT, "{what} did not come");
         thread::yield_now();
     }
 }
@@ -137,12 +139,13 @@ impl Made {
         Self::Pinned,
     ];
 
-    /// Whether a driver that lets the CPU map dma-bufs gives a window onto it.
+    /// Whether a driver that lets the CPU map dma-bufs yields a window onto it.
     pub(crate) fn has_window(self) -> bool {
         !matches!(self, Self::Imported | Self::Managed | Self::Pinned)
     }
 
-    /// Makes it: address and length. A context must be current. It is not freed: the process ends soon.
+    /// Makes it: address and length. A context must be current. It is not freed: the process ends
+    /// soon.
     pub(crate) fn make(self, cuda: &StandIn) -> (u64, usize) {
         let mut addr = 0;
         let mut code = 0;

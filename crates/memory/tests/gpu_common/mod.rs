@@ -1,4 +1,4 @@
-//! What the tests on a real GPU share: the GPU, or the waiver where there is none.
+//! Common parts of the tests on a real GPU: the GPU, or the waiver where there is none.
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
@@ -7,13 +7,15 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use nobounce_memory::gpu::Gpu;
 
-/// One test at a time, also where they share a process: their kernels spin, and some occupy the whole GPU.
+/// One test at a time, also where they share a process: their kernels spin, and some occupy the
+/// whole GPU.
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// Keeps other tests of this process waiting.
 pub(crate) struct Alone(#[allow(dead_code, reason = "held, not read")] MutexGuard<'static, ()>);
 
-/// The first GPU; `None`, with the waiver printed, where there is none. With `kernels`, the stand-in driver does not count.
+/// The first GPU; `None`, with the waiver printed, where there is none. With `kernels`, the
+/// stand-in driver does not count.
 pub(crate) fn gpu(kernels: bool) -> Option<(Arc<Gpu>, Alone)> {
     let alone = Alone(ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner()));
     match Gpu::list() {
@@ -29,7 +31,7 @@ pub(crate) fn required(name: &str) -> bool {
     std::env::var("REQUIRE").unwrap_or_default().split(',').any(|word| word == name)
 }
 
-/// Says that the test cannot run here, and fails where a GPU is required.
+/// Reports that the test cannot run here, and fails where a GPU is required.
 pub(crate) fn waive<T>(reason: &str) -> Option<T> {
     waive_for("gpu", reason);
     None

@@ -1,4 +1,5 @@
-//! Atomics through the window are atomic among each other, whoever makes them on this host. (They are not against the GPU's own.)
+//! Atomics through the window are atomic among each other, across all threads of this host. (They
+//! are not against the GPU's own.)
 
 use std::sync::Barrier;
 

@@ -1,4 +1,5 @@
-//! Who sees a completion sees the message: the completion is a word of host memory, the message lies on the GPU.
+//! An observer of a completion sees the message: the completion is a word of host memory, the
+//! message is in GPU memory.
 
 use nobounce_memory::barrier;
 use nobounce_memory::gpu::copy_engine::CopyEngine;
@@ -10,7 +11,8 @@ use crate::stage::{GO, Message, Shows, Stage, judge};
 #[test]
 fn completion_comes_after_the_stores() {
     let Some(stage) = Stage::with_kernels() else { return };
-    // Whole lines leave on their own; the rest of a line stays in its buffer until something drives it out.
+    // Full lines leave on their own; a partial line stays in its write-combining buffer until a
+    // fence flushes it.
     for (words, most) in [(5, 100_000), (512, 100_000), (8192, 10_000)] {
         let mut message = Message::of_words(words);
         let kept = stage.play_reader(words, None, most, |i, host| {

@@ -1,4 +1,4 @@
-//! The copy engine reads what was stored through the window before, and what the GPU wrote before its flag.
+//! The copy engine reads earlier stores through the window, and what the GPU wrote before its flag.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -10,19 +10,21 @@ use crate::stage::{Count, GO, Message, Shows, Stage, judge, play};
 
 const LEN: usize = 16 << 10;
 const BY_THEMSELVES: Shows = Shows::Perhaps("whole lines leave the processor by themselves");
-/// Why no read-back is missed: whatever tells the engine to begin comes over the link that the stores took, and PCIe lets neither a
-/// posted write (the doorbell) nor the answer to a read (the GPU's, of the commands) pass posted writes before it.
+/// Why no missing read-back shows: the engine's start signal takes the same link as the stores.
+/// PCIe lets neither a posted write (the doorbell) nor a read completion (of the GPU's command
+/// fetch) pass earlier posted writes.
 const SAME_LINK: Shows = Shows::Perhaps(
     "the engine's doorbell comes over the same link, behind the stores, which PCIe keeps in order",
 );
 
-/// One thread stores, another starts the copy. The product's read-back is inside `start_read`, and made where the product's own
-/// stores have asked for it: the tests' own stores have not.
+/// One thread stores, another starts the copy. The product's read-back is inside `start_read`, and
+/// happens where the product's own stores require it: the tests' own stores do not.
 #[test]
 fn copy_engine_reads_what_the_window_stored() {
     let Some(stage) = Stage::with_kernels() else { return };
     let engine = CopyEngine::new(&stage.gpu, 4, LEN).unwrap();
-    // The part of a line that a message ends with stays in its buffer until something drives it out.
+    // The partial line at the end of a message stays in its write-combining buffer until a fence
+    // flushes it.
     for words in [5, LEN / 8 - 3] {
         let mut message = Message::of_words(words);
         let kept = gathers(&stage, &engine, words, |i| stage.place(0, message.bytes(i)), || {});
@@ -42,7 +44,7 @@ fn copy_engine_reads_what_the_window_stored() {
         let unfenced = own(|| {}, true);
         let unread = own(sequences::sfence, false);
         let bare = own(|| {}, false);
-        // Others keep the way to the GPU full.
+        // Concurrent stores keep the link to the GPU saturated.
         let crowded = beside_stores(&stage, || own(sequences::sfence, false));
         judge(
             &format!("old words of {} bytes read by the copy engine after stores", words * 8),
@@ -83,7 +85,8 @@ impl Drop for Over<'_> {
     }
 }
 
-/// One thread stores a message; another, after `before_copy`, has the copy engine fetch it. Counts the words that were old.
+/// One thread stores a message; another, after `before_copy`, has the copy engine fetch it. Counts
+/// stale words.
 fn gathers(
     stage: &Stage,
     engine: &CopyEngine,
@@ -123,7 +126,7 @@ fn copy_engine_reads_what_the_gpu_wrote_before_its_flag() {
 fn old_words(stage: &Stage, engine: &CopyEngine, words: usize, i: u64) -> u64 {
     let chunk = engine.take_chunk().expect("a chunk is free");
     let copy = engine.start_read(&stage.memory, 0, words * 8, chunk).unwrap();
-    // Fails without the read-back even where the bytes would have come.
+    // Fails without the read-back even where the bytes would have arrived.
     assert!(!stage.window().is_dirty(), "start_read did not settle the stores");
     while !engine.poll(&copy).unwrap() {}
     let chunk = copy.into_chunk().expect("the copy is over");

@@ -9,7 +9,8 @@ use crate::stage::{Count, Message, Shows, Stage, judge};
 #[test]
 fn kernel_launched_after_the_completion_sees_the_message() {
     let Some(stage) = Stage::with_kernels() else { return };
-    // The part of a line that a message ends with stays in its buffer until something drives it out.
+    // The partial line at the end of a message stays in its write-combining buffer until a fence
+    // flushes it.
     for words in [5, 517] {
         let mut message = Message::of_words(words);
         let kept = launches(&stage, words, |i| stage.place(0, message.bytes(i)));
@@ -22,7 +23,8 @@ fn kernel_launched_after_the_completion_sees_the_message() {
     }
 }
 
-/// What NCCL flushes with: the answer of a READ of one byte, and nothing else, says that everything before it is in GPU memory.
+/// NCCL's flush: the response to a READ of one byte alone guarantees that everything before it is
+/// in GPU memory.
 #[test]
 fn read_of_a_byte_flushes_what_was_stored() {
     let Some(stage) = Stage::with_kernels() else { return };
@@ -42,7 +44,7 @@ fn read_of_a_byte_flushes_what_was_stored() {
     }
 }
 
-/// One thread stores a message, another launches a kernel that looks at it: counts the words that it found old.
+/// One thread stores a message, another launches a kernel that checks it: counts stale words.
 fn launches(stage: &Stage, words: usize, store: impl FnMut(u64) + Send) -> Count {
     let kernel = stage.kernel("look");
     let stream = Stream::new(&stage.gpu).unwrap();

@@ -1,4 +1,5 @@
-//! Who sees the GPU's flag and then reads through the window reads what the GPU wrote before the flag.
+//! A reader that sees the GPU's flag and then loads through the window gets what the GPU wrote
+//! before the flag.
 
 use std::time::Instant;
 
@@ -56,8 +57,8 @@ fn word_loads_come_after_the_gpus_flag() {
     );
 }
 
-/// The same where the flag is known late, so that the processor may begin the load of the word before the one of the flag is over: write-combined
-/// memory may be read out of turn.
+/// The same where the flag arrives late: the processor may load the word speculatively before the
+/// flag's load is complete. Write-combining memory may be read out of order.
 #[test]
 fn word_load_waits_for_a_flag_that_is_known_late() {
     let Some(stage) = Stage::with_kernels() else { return };
@@ -78,8 +79,8 @@ fn word_load_waits_for_a_flag_that_is_known_late() {
     );
 }
 
-/// Plays rounds against `writer`: reads the flag late and a word behind it, again and again until the flag is there. Counts words that were
-/// old then.
+/// Plays rounds against `writer`: reads the flag late and a word behind it, again and again until
+/// the flag is set. Counts words that were stale then.
 fn read_after_late_flag(stage: &Stage, load: impl Fn(usize) -> u64) -> Count {
     const MOST: u64 = 50_000;
     let running = stage.start("writer", |_| vec![stage.on_gpu(0), WORDS as u64, MOST]);
@@ -103,7 +104,8 @@ fn read_after_late_flag(stage: &Stage, load: impl Fn(usize) -> u64) -> Count {
     Count { rounds, violations }
 }
 
-/// Plays rounds against `writer`: it writes the message, then the flag; `load` reads the message. Counts messages with an old word.
+/// Plays rounds against `writer`: it writes the message, then the flag; `load` reads the message.
+/// Counts messages with a stale word.
 fn read(stage: &Stage, mut load: impl FnMut(&mut [u64; WORDS])) -> Count {
     const MOST: u64 = 200_000;
     let running = stage.start("writer", |_| vec![stage.on_gpu(0), WORDS as u64, MOST]);

@@ -1,9 +1,9 @@
 //! Litmus tests: one for each rule of docs/visibility.md, on a real GPU.
 //!
-//! Each plays the rule as the product does, and counts what an observer finds old, torn or lost: there must be none. Then it plays
-//! it once more with the fence (or the read-back, the wait, the lock) taken out of a copy of the sequence that these tests keep for
-//! themselves. What that shows is printed; a machine may hide it. With `litmus` in `REQUIRE`, a violation that is known to show on
-//! an H200 must show.
+//! Each runs the rule's sequence as the product does, and counts stale, torn or lost words at an
+//! observer: there must be none. Then it runs a test-only copy of the sequence without the fence
+//! (or the read-back, the wait, the lock). The result is printed; a machine may hide the violation.
+//! With `litmus` in `REQUIRE`, a violation that is known to show on an H200 must show.
 //!
 //! Lines that start with `litmus:` are the result; `tools/gpu-check` puts them into its table.
 #![cfg(target_arch = "x86_64")]

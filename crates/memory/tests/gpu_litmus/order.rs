@@ -1,4 +1,5 @@
-//! Who sees the last byte of a message sees all of it; who sees a flag sees everything that was written before it.
+//! A reader of a message's last byte sees all of it; a reader of a flag sees everything that was
+//! written before it.
 
 use std::ops::Range;
 
@@ -44,7 +45,8 @@ fn flag_write_comes_after_the_payload() {
     let Some(stage) = Stage::with_kernels() else { return };
     let mut message = Message::of_words(WORDS);
     let kept = stage.play_reader(WORDS, Some(FLAG), 100_000, |i, _| {
-        // The product completes the first message too, which is one more fence: here the flag's own stands alone.
+        // The product completes the first message too, which is one more fence: here the flag's own
+        // fence stands alone.
         stage.window().store_last(0, message.bytes(i)).unwrap();
         stage.window().store_last(FLAG, &i.to_ne_bytes()).unwrap();
         stage.window().complete().unwrap();
@@ -64,8 +66,8 @@ fn flag_write_comes_after_the_payload() {
     );
 }
 
-/// The same where the copy engine places both: one stream copies one after the other. Two streams do not; and inside one copy there is
-/// no order that anybody promises.
+/// The same where the copy engine places both: one stream orders its copies. Two streams do not,
+/// and inside one copy no order is guaranteed.
 #[test]
 fn flag_copy_comes_after_the_payload() {
     const LEN: usize = 256 << 10;
@@ -120,7 +122,7 @@ fn flag_copy_comes_after_the_payload() {
             (
                 "flag and payload in one copy",
                 Shows::Perhaps(
-                    "this engine writes a copy from its first byte to its last, which nobody promises",
+                    "this engine writes a copy from its first byte to its last, which is not guaranteed",
                 ),
                 joined,
             ),

@@ -1,6 +1,8 @@
-//! Two threads, as those that drive the engine: one stores a message, the other hears of it and goes on.
+//! Two threads, as those that drive the engine: one stores a message, the other is notified and
+//! continues.
 //!
-//! One thread alone would hide a fence that is missing: what it does next (a launch, a copy, a lock) drives its own stores out.
+//! One thread alone would hide a missing fence: its next step (a launch, a copy, a lock) flushes
+//! its own stores.
 
 use std::hint::spin_loop;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +11,7 @@ use std::time::Instant;
 use crate::sequences;
 use crate::stage::{ROUND, play};
 
-/// Asks the storing thread to end.
+/// Stops the storing thread.
 const END: u64 = u64::MAX;
 
 /// A word on lines of its own.
@@ -17,8 +19,8 @@ const END: u64 = u64::MAX;
 struct Word(AtomicU64);
 
 impl Word {
-    /// Release and acquire are plain moves on x86_64, without a lock: they order ordinary memory, and not what is stored through a
-    /// write-combined window.
+    /// Release and acquire are plain moves on x86_64, without a lock prefix: they order ordinary
+    /// memory, but not stores through a write-combining window.
     fn set(&self, value: u64) {
         self.0.store(value, Ordering::Release);
     }
@@ -28,11 +30,11 @@ impl Word {
     }
 }
 
-/// What the two say to each other.
+/// Words shared by the two threads.
 struct Relay {
-    /// The round that is to be stored; asked for when the one before is over.
+    /// The round to store; requested when the previous one is over.
     asked: Word,
-    /// The round that is stored, for all that the other thread is told.
+    /// The stored round, the only notification to the other thread.
     told: Word,
 }
 
@@ -45,8 +47,8 @@ impl Drop for Ending<'_> {
     }
 }
 
-/// Plays rounds: `store` stores the message of a round on a thread of its own, which then does nothing but look for the next one;
-/// `go_on` follows on this thread. Says how many rounds there were.
+/// Plays rounds: `store` stores the message of a round on a thread of its own, which then only
+/// polls for the next one; `go_on` follows on this thread. Returns the number of rounds.
 pub(crate) fn play_relay(most: u64, store: impl FnMut(u64) + Send, mut go_on: impl FnMut(u64)) -> u64 {
     let relay = Relay { asked: Word(AtomicU64::new(0)), told: Word(AtomicU64::new(0)) };
     std::thread::scope(|scope| {
@@ -67,7 +69,7 @@ impl Relay {
             while self.asked.get() < i {
                 spin_loop();
             }
-            // The round before is over. What is still on its way must not be counted as this round's.
+            // The previous round is over. Stores still in flight must not count as this round's.
             sequences::sfence();
             if self.asked.get() == END {
                 return;
@@ -94,7 +96,7 @@ impl Relay {
     }
 }
 
-/// A relay that lost a round, or told of one too early, would blame the machine.
+/// A relay that lost a round, or announced one too early, would blame the machine.
 #[test]
 fn rounds_are_stored_before_they_are_told() {
     let stored = AtomicU64::new(0);

@@ -1,5 +1,6 @@
-//! The tests' own copies of the sequences of loads and stores that the product makes, instruction by instruction, with the fence as
-//! a switch. They are not the product's code, so that taking a fence out here takes nothing out there.
+//! The tests' own copies of the product's load and store sequences, instruction by instruction,
+//! with a switchable fence. They are separate from the product's code, so that removing a fence
+//! here removes nothing there.
 //!
 //! Addresses are multiples of 8, lengths too.
 
@@ -85,7 +86,8 @@ unsafe fn store_line_at_once(to: *mut u8, from: *const u64) {
     }
 }
 
-/// A message as `store_last` stores it: all but the last 64 bytes, the fence, the last 64 bytes. Drained at the end.
+/// A message as `store_last` stores it: all but the last 64 bytes, the fence, the last 64 bytes.
+/// Drained at the end.
 ///
 /// # Safety
 /// As for [`store`].
@@ -105,7 +107,8 @@ pub(crate) unsafe fn store_message(to: *mut u8, from: &[u64], fence: Fence) {
 /// Non-temporal loads of whole lines.
 ///
 /// # Safety
-/// `from` is a mapped window onto at least `to.len()` words, on a line of 64 bytes; `to` holds whole lines.
+/// `from` is a mapped window onto at least `to.len()` words, on a line of 64 bytes; `to` holds
+/// whole lines.
 pub(crate) unsafe fn load(to: &mut [u64], from: *const u8, fence: Fence) {
     if fence == Fence::Kept {
         mfence();
@@ -113,7 +116,8 @@ pub(crate) unsafe fn load(to: &mut [u64], from: *const u8, fence: Fence) {
     let (lines, _) = to.as_chunks_mut::<8>();
     for (at, line) in lines.iter_mut().enumerate() {
         for part in 0..4 {
-            // SAFETY: 16 bytes on a multiple of 16 inside the window, by the caller's promise; SSE4.1 is as old as any GPU's host.
+            // SAFETY: 16 bytes on a multiple of 16 inside the window, by the caller's promise;
+            // SSE4.1 is as old as any GPU's host.
             unsafe {
                 let (from, to) = (from.add(at * LINE + part * 16), line.as_mut_ptr().add(part * 2));
                 asm!(
@@ -127,8 +131,9 @@ pub(crate) unsafe fn load(to: &mut [u64], from: *const u8, fence: Fence) {
     }
 }
 
-/// Loads a word of ordinary memory late: its address comes out of a chain of square roots, a microsecond long, and what follows in the
-/// program and does not need it may begin before. The processor keeps some 400 instructions in flight; these are fewer.
+/// Loads a word of ordinary memory late: its address depends on a chain of square roots, a
+/// microsecond long. Independent later instructions may execute before it. The processor keeps some
+/// 400 instructions in flight; these are fewer.
 ///
 /// # Safety
 /// `from` names a word.
@@ -157,7 +162,8 @@ pub(crate) unsafe fn load_late(from: *const u64) -> u64 {
     value
 }
 
-/// Words stored as two halves each, first all the low ones of a line, then all the high ones: torn, if anybody looks in between.
+/// Words stored as two halves each, first all the low ones of a line, then all the high ones: torn
+/// for a reader in between.
 ///
 /// # Safety
 /// As for [`store`].

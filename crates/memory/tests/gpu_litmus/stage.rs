@@ -1,4 +1,5 @@
-//! What every litmus test needs: a GPU, memory on it with a window, the kernels, and words shared with them.
+//! Common setup of the litmus tests: a GPU, memory on it with a window, the kernels, and words
+//! shared with them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -51,7 +52,7 @@ impl Stage {
         Some(stage)
     }
 
-    /// A stage with a window only, which the stand-in driver can give too.
+    /// A stage with a window only, which the stand-in driver can provide too.
     pub(crate) fn without_kernels() -> Option<Self> {
         Self::set(false)
     }
@@ -80,7 +81,8 @@ impl Stage {
         self.memory.addr() + offset as u64
     }
 
-    /// Places a message as the NIC does (`Target::place` of crates/nic): packet by packet, the last one last, and completed.
+    /// Places a message as the NIC does (`Target::place` of crates/nic): packet by packet, the last
+    /// one last, and completed.
     pub(crate) fn place(&self, offset: usize, message: &[u8]) {
         let cut = message.len().saturating_sub(1) / PACKET * PACKET;
         let (body, last) = message.split_at(cut);
@@ -103,7 +105,8 @@ impl Stage {
         self.module.as_ref().unwrap().kernel(name).unwrap()
     }
 
-    /// Zeroes the memory and starts a kernel; its last argument is the address of the shared words. `arguments` gets them too.
+    /// Zeroes the memory and starts a kernel; its last argument is the address of the shared words.
+    /// `arguments` gets them too.
     pub(crate) fn start(&self, name: &str, arguments: impl FnOnce(&PinnedWords) -> Vec<u64>) -> Running {
         self.clear();
         let kernel = self.kernel(name);
@@ -111,13 +114,15 @@ impl Stage {
         let stream = Stream::new(&self.gpu).unwrap();
         let mut arguments = arguments(&words);
         arguments.push(words.address(0));
-        // SAFETY: the kernels of litmus.cu take these arguments; memory and words outlive them, since `Running` ends them.
+        // SAFETY: the kernels of litmus.cu take these arguments; memory and words outlive them,
+        // since `Running` ends them.
         unsafe { kernel.launch(&stream, 1, BLOCK, &arguments) }.unwrap();
         Running { words, stream }
     }
 
-    /// Plays rounds against `reader`: it waits for the flag, then counts words of the message that are old. `flag` is a place in GPU
-    /// memory, or the shared word GO where there is none; `store` stores round i's message and flag.
+    /// Plays rounds against `reader`: it waits for the flag, then counts stale words of the
+    /// message. `flag` is an offset in GPU memory, or the shared word GO where there is none;
+    /// `store` stores round i's message and flag.
     pub(crate) fn play_reader(
         &self,
         words: usize,
@@ -157,12 +162,12 @@ impl Running {
         }
     }
 
-    /// The word by which the kernel tells that its round is written.
+    /// The word by which the kernel announces that its round is written.
     pub(crate) fn flag(&self) -> *const u64 {
         self.words.as_ptr().cast::<u64>().wrapping_add(ACK)
     }
 
-    /// Tells the kernel to stop and waits until it has.
+    /// Stops the kernel and waits for its end.
     pub(crate) fn stop(&self) {
         self.words.set(STOP, 1);
         self.stream.wait("a litmus kernel", ROUND).unwrap();
@@ -174,7 +179,7 @@ impl Running {
     }
 
     /// Where the first old word of a message was.
-    #[allow(dead_code, reason = "for whoever looks for the cause of a violation")]
+    #[allow(dead_code, reason = "helps to find the cause of a violation")]
     pub(crate) fn first(&self) -> u64 {
         self.words.get(FIRST)
     }
@@ -187,7 +192,7 @@ impl Drop for Running {
     }
 }
 
-/// Plays rounds 1, 2, ... until there were `most` or time is over, and says how many there were.
+/// Plays rounds 1, 2, ... up to `most` or the time limit, and returns their number.
 pub(crate) fn play(most: u64, mut round: impl FnMut(u64)) -> u64 {
     let started = Instant::now();
     for i in 1..=most {
@@ -226,7 +231,7 @@ pub(crate) fn bytes(words: &[u64]) -> &[u8] {
     unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), size_of_val(words)) }
 }
 
-/// What was played, and what an observer found wrong.
+/// Rounds played, and violations found by an observer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Count {
     pub(crate) rounds: u64,
@@ -239,17 +244,18 @@ impl fmt::Display for Count {
     }
 }
 
-/// What is known of a violation.
+/// Expectation for a violation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shows {
     /// It shows on an H200, or always.
     Known,
-    /// It is allowed to happen, and nobody has seen it, or not in every run. The reason is said where nothing shows: what of the
-    /// machine keeps the order by itself, so that taking the fence out proves nothing.
+    /// Allowed to happen, but never observed, or not in every run. The reason is printed where
+    /// nothing shows: which property of the machine keeps the order by itself, so that removing the
+    /// fence proves nothing.
     Perhaps(&'static str),
 }
 
-/// Prints what was found and fails where the rule did not hold. `taken_out` says what was taken out.
+/// Prints the result and fails where the rule did not hold. `taken_out` names what was removed.
 pub(crate) fn judge(rule: &str, kept: Count, taken_out: &[(&str, Shows, Count)]) {
     let mut line = format!("litmus: {rule}: {kept}");
     for (what, shows, count) in taken_out {

@@ -1,4 +1,5 @@
-//! An aligned 8-byte word of GPU memory is never seen torn, neither our stores by the GPU nor the GPU's stores by our loads.
+//! An aligned 8-byte word of GPU memory is never torn, neither our stores seen by the GPU nor the
+//! GPU's stores seen by our loads.
 
 use crate::sequences;
 use crate::stage::{Count, Shows, Stage, bytes, judge, play};

@@ -1,5 +1,5 @@
-//! The guard among other people's handlers. Each scenario runs in a process of its own (this test binary again) and is judged by
-//! how that process ends.
+//! The guard among the program's own handlers. Each scenario runs in a process of its own (this
+//! test binary again); its exit status is the result.
 
 #![cfg(target_arch = "x86_64")]
 
@@ -91,7 +91,8 @@ extern "C" fn exit_by_mask(signal: i32, _: *mut libc::siginfo_t, _: *mut libc::c
 
 extern "C" fn open_the_page(_: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
     CALLS.fetch_add(1, Ordering::Relaxed);
-    // SAFETY: the scenario faults on its own guard page only; making it accessible lets the instruction succeed.
+    // SAFETY: the scenario faults on its own guard page only; making it accessible lets the
+    // instruction succeed.
     unsafe {
         let page = (*info).si_addr().map_addr(|address| address & !(page_size() - 1));
         libc::mprotect(page, page_size(), libc::PROT_READ | libc::PROT_WRITE);
@@ -195,7 +196,7 @@ fn run(scenario: &str) {
     }
 }
 
-/// The first fault is repaired by a handler that is good for one; the second takes the default action.
+/// The first fault is repaired by a one-shot handler; the second takes the default action.
 fn crash_after_one_rescue() -> ! {
     let buffer = HostBuffer::guarded(page_size()).unwrap();
     let beyond = buffer.as_mut_ptr().wrapping_add(page_size());
@@ -250,7 +251,7 @@ fn handlers_before_and_after_ours_get_their_own_faults() {
         ("before, returning", 45),
         // It sees our fault and the other one, and passes both on.
         ("after, chaining", 52),
-        // It sees the other one only, and passes it on to us, who pass it to the oldest.
+        // It sees the other one only, and chains to us, and we chain to the oldest.
         ("after, chaining, and we come back on top", 51),
         ("after, not chaining, and we come back on top", 42),
     ] {

@@ -1,4 +1,5 @@
-//! `Window::load_crc`: the sum fits the bytes that arrived, whatever happens to the window meanwhile.
+//! `Window::load_crc`: the CRC matches the bytes that arrived, under concurrent writes to the
+//! window.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -37,7 +38,8 @@ fn it_is_bounded_and_guarded_like_a_load() {
     assert_eq!(window.load_crc(3, &mut copy[3..], 0), Err(fault));
 }
 
-/// Another thread inverts the words all the time: the sum must be that of the bytes which came, and no word may be torn.
+/// Another thread inverts the words continuously: the CRC must match the copied bytes, and no word
+/// may be torn.
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn a_window_that_changes_neither_spoils_the_sum_nor_tears_words() {

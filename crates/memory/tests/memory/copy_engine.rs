@@ -1,5 +1,5 @@
-//! The copy engine on the stand-in driver: bytes both ways, chunks that are used again only when nobody can see it, nothing that waits,
-//! nothing that breaks a capture, nothing left behind.
+//! The copy engine on the stand-in driver: bytes in both directions; chunks reused only once they
+//! have no reader; no call that blocks; none that invalidates a stream capture; no leaks.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -96,7 +96,7 @@ fn a_chunk_is_used_again_only_when_nobody_can_see_it() {
         drop(clone);
         assert!(engine.take_chunk().is_some());
 
-        // A copy under way, of which a clone is left, then nothing.
+        // A copy in flight, of which a clone is left, then nothing.
         cuda.set_copy_delay_us(30_000);
         let mut chunk = filled(&engine, b"second");
         let copy = engine.start_write(&memory, 0, chunk.clone(), 6).unwrap();
@@ -141,7 +141,7 @@ fn copies_that_cannot_be_made_are_not_started() {
         assert_eq!(cuda.free(memory.addr()), 0);
         let freed = engine.start_read(&memory, 0, 10, chunk()).unwrap_err();
         assert!(matches!(freed, CopyError::Gone(Gone::Freed { .. } | Gone::Reused { .. })), "{freed}");
-        // Somebody else's memory at the same address must not be touched.
+        // Reallocated memory at the same address must not be touched.
         let (again, len) = Made::Malloc.make(cuda);
         let poked = bytes(len, 9);
         cuda.poke(again, &poked);
@@ -162,7 +162,8 @@ fn a_driver_that_refuses_is_an_error_and_loses_no_chunk_that_is_free() {
         assert!(error.to_string().contains("cuMemcpyDtoHAsync_v2"), "{error}");
         let both = [engine.take_chunk().unwrap(), engine.take_chunk().unwrap()];
         drop(both);
-        // The copy is under way and cannot be followed: its chunk is not given out again, the other one is.
+        // The copy is in flight and has no event: its chunk is not handed out again, the other one
+        // is.
         cuda.fail_next(c"cuEventRecord", 700);
         engine.start_read(&memory, 0, 10, engine.take_chunk().unwrap()).unwrap_err();
         let left = engine.take_chunk();
@@ -273,7 +274,8 @@ fn a_calibration_is_made_once_and_says_what_it_found() {
         let calibration = Calibration::of(&gpu()).unwrap();
         println!("{calibration}");
         assert!(calibration.load_crossover > 0 && calibration.load_crossover <= 64 << 10);
-        // The stand-in's copies share the processors with other tests; on a GPU this takes a few milliseconds.
+        // The stand-in's copies share the processors with other tests; on a GPU this takes a few
+        // milliseconds.
         assert!(calibration.took < Duration::from_millis(500), "{calibration}");
         if !calibration.is_whole {
             return; // the machine was so busy that some sizes were left out: it is made again, and finds something else
@@ -281,7 +283,7 @@ fn a_calibration_is_made_once_and_says_what_it_found() {
         let (reads, live) = (cuda.calls(c"cuMemcpyDtoHAsync_v2"), cuda.live(c"reservations"));
         assert_eq!(Calibration::of(&gpu()).unwrap(), calibration);
         assert_eq!(reads, cuda.calls(c"cuMemcpyDtoHAsync_v2"), "it was measured again");
-        // Its scratch memory is gone, and memory of our own is as good as others'.
+        // Its scratch memory is gone, and our own memory works like the program's.
         let buffer = GpuBuffer::new(&gpu(), MIB).unwrap();
         assert_eq!(cuda.live(c"reservations"), live + 1);
         drop(buffer);

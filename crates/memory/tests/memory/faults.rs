@@ -11,11 +11,12 @@ fn bytes(len: usize) -> Vec<u8> {
     (0..len).map(|i| u8::try_from(i * 31 % 251 + 1).unwrap()).collect()
 }
 
-/// A window onto a buffer with a page before and behind it that nobody may touch.
+/// A window onto a buffer with a guard page before and behind it.
 fn with_margins(buffer: &HostBuffer) -> Window {
     let page = page_size();
     guard::ensure_installed().unwrap();
-    // SAFETY: the buffer's own memory and its guard pages; each test uses it while the buffer lives.
+    // SAFETY: the buffer's own memory and its guard pages; each test uses it while the buffer
+    // lives.
     unsafe { Window::new(buffer.as_mut_ptr().wrapping_sub(page), buffer.len() + 2 * page) }
 }
 
@@ -33,7 +34,8 @@ fn copies_stop_where_the_memory_stops() {
     let window = with_margins(&buffer);
     let end = buffer.addr() + buffer.len() as u64;
     let source = bytes(5 * page);
-    // The lengths reach every kind of loop, the distances every alignment; the private side is shifted against the window too.
+    // The lengths cover every kind of loop, the distances every alignment; the private side is
+    // shifted against the window too.
     for reach in (1..200).chain([1000, 4095, 4096, 4099, 3 * page]) {
         for beyond in [1, 2, 3, 4, 7, 8, 9, 31, 64, 130, 4096] {
             for shift in [0, 1, 4] {
@@ -114,7 +116,7 @@ fn a_file_truncated_under_its_mapping_is_a_fault() {
     // SAFETY: a plain system call; the name is a constant.
     let fd = unsafe { libc::memfd_create(c"truncated".as_ptr(), libc::MFD_CLOEXEC) };
     assert!(fd >= 0, "{}", io::Error::last_os_error());
-    // SAFETY: the descriptor was just made and is nobody else's.
+    // SAFETY: the descriptor was just made and has no other owner.
     let file = std::fs::File::from(unsafe { OwnedFd::from_raw_fd(fd) });
     file.set_len(4 * page as u64).unwrap();
     let rights = libc::PROT_READ | libc::PROT_WRITE;
@@ -142,7 +144,8 @@ fn memory_taken_away_by_another_thread() {
     let len = 64 * page_size();
     let buffer = HostBuffer::new(len).unwrap();
     guard::ensure_installed().unwrap();
-    // SAFETY: the buffer outlives all use. The other thread takes the rights and gives them back, so that the addresses stay ours.
+    // SAFETY: the buffer outlives all use. The other thread removes and restores the permissions,
+    // so that the addresses stay ours.
     let window = unsafe { buffer.window() };
     let done = AtomicBool::new(false);
     let (mut faults, mut whole, mut other) = (0, 0, None);
@@ -152,7 +155,8 @@ fn memory_taken_away_by_another_thread() {
             let rights = libc::PROT_READ | libc::PROT_WRITE;
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
             while !done.load(Ordering::Relaxed) {
-                // SAFETY: replaces pages of our own mapping, first by nothing that can be accessed, then by fresh zeros.
+                // SAFETY: replaces pages of our own mapping, first by inaccessible ones, then by
+                // fresh zeros.
                 unsafe {
                     libc::mmap(base.add(len / 2).cast(), len / 2, libc::PROT_NONE, flags, -1, 0);
                     std::thread::yield_now();

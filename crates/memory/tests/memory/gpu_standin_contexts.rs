@@ -1,5 +1,6 @@
-//! Contexts of others that are destroyed: neither their handles nor those of streams and events made in them are given to the driver
-//! again, which a real one does not survive. The stand-in ends the process here when that happens.
+//! Destroyed contexts of the program: their handles, and those of their streams and events, never
+//! reach the driver again. A real driver may crash on them. The stand-in ends the process when that
+//! happens.
 
 use crate::common::{MIB, Made, alone, eventually, register};
 use fake_cuda::client::StandIn;
@@ -18,7 +19,8 @@ fn own_context(cuda: &StandIn) -> (u64, GpuMemory) {
     (context, memory)
 }
 
-/// The engine's parts are in the context of the memory, all of them used once and one copy under way when it is destroyed.
+/// The engine's parts are in the memory's context, all of them used once and one copy in flight
+/// when it is destroyed.
 #[test]
 fn a_destroyed_context_is_not_used_again() {
     alone("gpu_standin_contexts::a_destroyed_context_is_not_used_again", &[], || {
@@ -56,7 +58,8 @@ fn a_destroyed_context_is_not_used_again() {
             while engine.take_chunk().is_some_and(|chunk| chunk.len() != 4096) {}
             drop((engine, memory));
         }
-        // Idle parts of the dead contexts are looked through by the next engine, and samplers by the next registration.
+        // The next engine scans idle parts of the destroyed contexts, and the next registration the
+        // samplers.
         let cuda = StandIn::program();
         let (addr, len) = Made::Malloc.make(cuda);
         let fresh = register(addr, len).unwrap();
@@ -67,7 +70,7 @@ fn a_destroyed_context_is_not_used_again() {
     });
 }
 
-/// The memory lives, in the primary context, but the engine's context does not.
+/// The memory is alive, in the primary context, but the engine's context is not.
 #[test]
 fn an_engine_of_a_destroyed_context() {
     alone("gpu_standin_contexts::an_engine_of_a_destroyed_context", &[], || {
@@ -110,7 +113,8 @@ fn vmm_memory_registered_in_a_destroyed_context() {
     });
 }
 
-/// A reset ends the primary context: memory of ours is given up with it, and its handle is not pushed before it is retained again.
+/// A reset ends the primary context: our own memory goes with it, and its handle is not pushed
+/// before it is retained again.
 #[test]
 fn memory_of_our_own_after_a_reset() {
     alone("gpu_standin_contexts::memory_of_our_own_after_a_reset", &[], || {
@@ -126,7 +130,8 @@ fn memory_of_our_own_after_a_reset() {
         cuda.device_reset();
         assert!(memory.check_alive().is_err());
         assert!(engine.start_read(&memory, 0, 64, copy.into_chunk().unwrap()).is_err());
-        // Retained again by somebody, it has the same handle; a stream of the old one is gone all the same.
+        // Retained again by the program, it has the same handle; a stream of the old one is gone
+        // all the same.
         assert_eq!(cuda.retain_primary(&mut 0, 0), 0);
         assert!(stream.is_idle().is_err());
         drop((memory, buffer, engine, stream));

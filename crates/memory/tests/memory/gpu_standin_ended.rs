@@ -1,5 +1,5 @@
-//! Memory that is freed while it is registered, and looked after: its window does not outlive it by long, whatever took it away, and
-//! nothing but its end takes the window away.
+//! Registered memory that is freed under the watcher: its window is revoked soon after, whatever
+//! freed the memory, and for no other reason.
 
 use std::sync::Arc;
 use std::thread::sleep;
@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use crate::common::{MIB, Made, alone, eventually, mappings, open_files, register};
 use crate::gpu_standin_kinds::fake_gdrdrv;
 use fake_cuda::client::StandIn;
-use nobounce_memory::gpu::{Gone, GpuMemory, Rung};
+use nobounce_memory::gpu::{Gone, GpuMemory, Method};
 
-/// Three rounds of the thread that looks.
+/// Three rounds of the watcher thread.
 const A_WHILE: Duration = Duration::from_millis(60);
 
-/// Registers memory and has it looked after.
+/// Registers memory and has it watched.
 #[track_caller]
 fn looked_after(addr: u64, len: usize) -> Arc<GpuMemory> {
     let memory = Arc::new(register(addr, len).unwrap());
@@ -46,7 +46,8 @@ fn ends(memory: &GpuMemory, why: &str) -> Gone {
     gone
 }
 
-/// Short ones are parts of a chunk, which CUDA gives out again; long ones are kept by the window, and what is stored there is lost.
+/// Short allocations are parts of a chunk, which CUDA reuses; the window keeps long ones alive, and
+/// stores to them are lost.
 #[test]
 fn memory_that_was_freed_is_cut_off() {
     alone("gpu_standin_ended::memory_that_was_freed_is_cut_off", &[], || {
@@ -158,7 +159,7 @@ fn memory_by_gdrdrv_is_cut_off_with_its_context_and_its_device() {
         cuda.crash_on_dead_handles(1);
         let by_gdrdrv = || {
             let memory = looked_after(cuda.malloc(4 * MIB), 4 * MIB);
-            assert_eq!(memory.rung(), Some(Rung::Gdrdrv), "{memory}");
+            assert_eq!(memory.method(), Some(Method::Gdrdrv), "{memory}");
             lives(&memory);
             memory
         };
@@ -174,7 +175,7 @@ fn memory_by_gdrdrv_is_cut_off_with_its_context_and_its_device() {
     });
 }
 
-/// Whatever else a question fails with says nothing about the memory; nor does one answer alone.
+/// Any other query error says nothing about the memory; nor does one answer alone.
 #[test]
 fn a_driver_that_cannot_answer_takes_nothing_away() {
     alone("gpu_standin_ended::a_driver_that_cannot_answer_takes_nothing_away", &[], || {
@@ -182,7 +183,7 @@ fn a_driver_that_cannot_answer_takes_nothing_away() {
         let addr = cuda.malloc(4 * MIB);
         let memory = looked_after(addr, 4 * MIB);
         for code in [1, 3, 4, 201, 700, 719, 999] {
-            // Some are used up by the question in the first round, others by the one that makes sure.
+            // The query of the first round consumes some failures, the confirming query the others.
             for _ in 0..(if code == 1 { 1 } else { 3 }) {
                 cuda.fail_next(c"cuPointerGetAttribute", code);
             }
@@ -190,13 +191,13 @@ fn a_driver_that_cannot_answer_takes_nothing_away() {
             sleep(A_WHILE);
             lives(&memory);
         }
-        // It is looked after still.
+        // It is still watched.
         assert_eq!(cuda.free(addr), 0);
         ends(&memory, "was freed");
     });
 }
 
-/// Others' captures go on, and no context is made for the thread's sake.
+/// The program's captures stay valid, and the thread creates no context.
 #[test]
 fn looking_breaks_no_capture_and_makes_no_context() {
     alone("gpu_standin_ended::looking_breaks_no_capture_and_makes_no_context", &[], || {
@@ -212,7 +213,8 @@ fn looking_breaks_no_capture_and_makes_no_context() {
     });
 }
 
-/// However many registrations an allocation has, it is asked after once in a round; and those that go leave nothing behind.
+/// An allocation with many registrations is queried once per round; and deregistration leaves
+/// nothing behind.
 #[test]
 fn registrations_of_one_allocation_are_asked_after_together() {
     alone("gpu_standin_ended::registrations_of_one_allocation_are_asked_after_together", &[], || {
@@ -238,7 +240,7 @@ fn registrations_of_one_allocation_are_asked_after_together() {
     });
 }
 
-/// More allocations than are looked up at a time, and each is noticed.
+/// More allocations than one batch, and each is detected.
 #[test]
 fn many_allocations_are_all_looked_after() {
     alone("gpu_standin_ended::many_allocations_are_all_looked_after", &[], || {
@@ -254,7 +256,7 @@ fn many_allocations_are_all_looked_after() {
     });
 }
 
-/// The window gives the driver its memory back as soon as it ends, not only when its owner deregisters.
+/// A revoked window releases the driver's memory at once, not only at deregistration.
 #[test]
 fn what_was_freed_is_not_kept() {
     alone("gpu_standin_ended::what_was_freed_is_not_kept", &[], || {
@@ -272,7 +274,8 @@ fn what_was_freed_is_not_kept() {
     });
 }
 
-/// A child drops what its parent had looked after, whatever the thread was at; the parent's is looked after still.
+/// A child drops the parent's watched registrations, whatever state the thread was in; the parent's
+/// stay watched.
 #[test]
 fn a_forked_child_lets_go() {
     alone("gpu_standin_ended::a_forked_child_lets_go", &[], || {
@@ -302,7 +305,8 @@ fn a_forked_child_lets_go() {
     });
 }
 
-/// A process that exits takes its driver down: nothing is asked of it any more when those who do that have their turn.
+/// At process exit the driver shuts down: the watcher makes no call once the driver's exit handler
+/// runs.
 #[test]
 fn an_exiting_process_asks_nothing_more() {
     extern "C" fn after_ours() {
@@ -316,7 +320,8 @@ fn an_exiting_process_asks_nothing_more() {
     }
     alone("gpu_standin_ended::an_exiting_process_asks_nothing_more", &[], || {
         let cuda = StandIn::program();
-        // SAFETY: the function lives as long as the process. It is registered first, as a driver's is, and so runs last.
+        // SAFETY: the function lives as long as the process. It is registered first, as a driver's
+        // is, and so runs last.
         assert_eq!(unsafe { libc::atexit(after_ours) }, 0);
         let memory = looked_after(cuda.malloc(4 * MIB), 4 * MIB);
         let asked = cuda.calls(c"cuPointerGetAttribute");

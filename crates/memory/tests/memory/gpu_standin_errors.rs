@@ -1,5 +1,5 @@
-//! Memory that is not there, not any more, or not what it was; a driver that is absent or refuses. Each gives an error that says what
-//! to do, and none ends the process.
+//! Memory that is absent, freed or replaced; a driver that is absent or refuses. Each returns an
+//! error with the remedy, and none ends the process.
 
 use crate::common::{MIB, Made, alone, eventually, register};
 use crate::gpu_standin_kinds::fake_gdrdrv;
@@ -39,7 +39,8 @@ fn memory_that_is_not_the_gpus() {
     });
 }
 
-/// UCX rounds what it registers up to 16 bytes: what lies behind an allocation, before the next one can begin, may be part of a region.
+/// UCX rounds registrations up to 16 bytes: a region may include the unused bytes between an
+/// allocation and the next possible one.
 #[test]
 fn a_range_that_is_rounded_up() {
     alone("gpu_standin_errors::a_range_that_is_rounded_up", &[], || {
@@ -64,7 +65,7 @@ fn a_range_that_leaves_its_allocation() {
         let cuda = StandIn::program();
         for made in Made::ALL {
             let (addr, len) = made.make(cuda);
-            // Up to where the next allocation could begin, it is nobody's: the test above.
+            // The bytes up to the next possible allocation are unused: the test above.
             let room = len.next_multiple_of(256);
             for (offset, wanted) in [(0, room + 1), (len - 1, room - len + 2), (1, room), (len / 2, 64 << 30)]
             {
@@ -106,7 +107,8 @@ fn memory_freed_and_its_address_used_again() {
         let chunk = engine.take_chunk().unwrap();
         assert!(engine.start_write(&old, 0, chunk, 64).is_err(), "a copy by address would hit the new owner");
 
-        // The old window still shows the old bytes, whoever has the address now: nothing of theirs is touched.
+        // The old window still shows the old bytes after the address was reallocated: the new
+        // allocation is not touched.
         let window = old.window().unwrap();
         window.store(0, &[0x44; 4096]).unwrap();
         assert_eq!(cuda.peek(again, 4096), [0x33; 4096]);
@@ -185,7 +187,7 @@ fn a_device_that_was_reset() {
         assert!(held.iter().all(|byte| *byte == held[0]), "a chunk that is held can still be read");
         assert!(engine.start_read(&memory, 0, 64, held).is_err());
 
-        // Somebody uses the device again; so can we.
+        // The program uses the device again; so can we.
         cuda.set_copy_delay_us(5);
         let cuda = StandIn::program();
         let (addr, len) = Made::Malloc.make(cuda);
@@ -240,7 +242,8 @@ fn a_library_that_is_not_cuda() {
     });
 }
 
-/// The variable that hides a GPU is named, and the node that cannot be opened, whatever else there is.
+/// The error names the variable that hides a GPU, and the node that cannot be opened, whatever else
+/// there is.
 fn no_device() {
     StandIn::load().set_device_count(0);
     let error = Driver::get().unwrap_err();
@@ -272,7 +275,8 @@ fn a_driver_that_cannot_start() {
     });
 }
 
-/// Every call that a registration makes may fail. Then it fails, or does without a window; the next one is as good as ever.
+/// Every call of a registration may fail. Then it fails, or continues without a window; the next
+/// registration works.
 #[test]
 fn any_call_may_fail() {
     alone("gpu_standin_errors::any_call_may_fail", &[], || {
@@ -298,7 +302,8 @@ fn any_call_may_fail() {
                 for code in [2, 201, 709, 999] {
                     cuda.fail_next(call, code);
                     let outcome = register(addr, len).map(|memory| memory.to_string());
-                    // Where this kind of memory does without the call, the failure is still to come.
+                    // Where this kind of memory does not need the call, the failure is still
+                    // pending.
                     cuda.forget_failures();
                     let mut mode = 0;
                     assert_eq!(cuda.exchange_mode(&mut mode), 0);
@@ -325,7 +330,8 @@ fn a_forked_child_is_told_and_the_parent_goes_on() {
         let engine = CopyEngine::new(memory.gpu(), 2, 4096).unwrap();
         let chunk = engine.take_chunk().unwrap();
         window.store(0, &[0x21; 64]).unwrap();
-        // SAFETY: the child calls into the crate, which promises to stand that, writes nothing, and ends with _exit.
+        // SAFETY: the child calls into the crate, which supports that, writes nothing, and ends
+        // with _exit.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let told = matches!(Driver::get(), Err(DriverError::Forked))
@@ -390,7 +396,7 @@ fn any_order_of_closing() {
     });
 }
 
-/// Every context is gone: nothing can be registered before somebody makes one, and the error says so.
+/// Every context is gone: registration fails until the program creates one, and the error says so.
 #[test]
 fn memory_after_a_reset() {
     alone("gpu_standin_errors::memory_after_a_reset", &[], || {

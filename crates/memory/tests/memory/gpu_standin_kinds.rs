@@ -1,9 +1,9 @@
-//! Every kind of memory gives the path it should, with the reason where that is not direct: one test for each cell of the table
-//! memory kind x driver, as far as the stand-in driver goes.
+//! Every kind of memory gets its expected path, with the reason where that is not direct. One test
+//! covers each cell of the table memory kind x driver, as far as the stand-in driver goes.
 
 use crate::common::{MIB, Made, alone, register};
 use fake_cuda::client::StandIn;
-use nobounce_memory::gpu::{GPU_PAGE, GpuMemory, GpuOptions, MemoryKind, RegisterError, Rung};
+use nobounce_memory::gpu::{GPU_PAGE, GpuMemory, GpuOptions, MemoryKind, Method, RegisterError};
 use nobounce_memory::path::{Mechanism, Path, Require};
 
 fn kind_of(made: Made) -> MemoryKind {
@@ -36,7 +36,7 @@ fn with_dmabuf_mmap() {
             let (addr, len) = made.make(cuda);
             let memory = register(addr, len).unwrap_or_else(|error| panic!("{made:?}: {error}"));
             assert_eq!(memory.range().kind(), kind_of(made), "{made:?}");
-            // Nobody may take it for a GPU.
+            // It must not be mistaken for a GPU.
             assert!(memory.gpu().driver().is_stand_in());
             assert!(memory.to_string().contains("stand-in GPU (host memory)"), "{memory}");
             assert_eq!((memory.addr(), memory.len()), (addr, len));
@@ -53,11 +53,11 @@ fn with_dmabuf_mmap() {
                     let wanted =
                         if made == Made::Managed { "managed memory moves" } else { "imported by IPC" };
                     assert!(reason(inbound).contains(wanted), "{made:?}: {inbound}");
-                    assert_eq!(memory.refusals().len(), Rung::ALL.len());
+                    assert_eq!(memory.refusals().len(), Method::ALL.len());
                 }
                 _ => {
                     assert_eq!(*inbound, Path::Direct(Mechanism::Window), "{made:?}: {inbound}");
-                    assert_eq!(memory.rung(), Some(Rung::DmaBufMmap));
+                    assert_eq!(memory.method(), Some(Method::DmaBufMmap));
                     assert!(memory.paths().are_direct());
                     assert!(memory.refusals().is_empty());
                 }
@@ -66,7 +66,8 @@ fn with_dmabuf_mmap() {
     });
 }
 
-/// A driver of the 580 series, with no other rung: the copy engine serves, and the reason names each rung.
+/// A driver of the 580 series, without another window method: the copy engine serves, and the
+/// reason names each method.
 #[test]
 fn without_dmabuf_mmap() {
     alone("gpu_standin_kinds::without_dmabuf_mmap", &[], || {
@@ -77,11 +78,11 @@ fn without_dmabuf_mmap() {
             let memory = register(addr, len).unwrap_or_else(|error| panic!("{made:?}: {error}"));
             assert_eq!(memory.range().kind(), kind_of(made));
             assert!(memory.window().is_none());
-            assert_eq!(memory.rung(), None);
+            assert_eq!(memory.method(), None);
             let words = reason(&memory.paths().inbound);
             assert!(words.contains(kind_of(made).name()), "{made:?}: {words}");
-            let rungs: Vec<Rung> = memory.refusals().iter().map(|refusal| refusal.rung).collect();
-            assert_eq!(rungs, Rung::ALL, "{made:?}");
+            let methods: Vec<Method> = memory.refusals().iter().map(|refusal| refusal.method).collect();
+            assert_eq!(methods, Method::ALL, "{made:?}");
             assert!(memory.refusals().iter().all(|refusal| !refusal.reason.is_empty()));
             if made != Made::Managed && made != Made::Imported {
                 assert!(words.contains("mmap of the dma-buf failed"), "{made:?}: {words}");
@@ -98,8 +99,8 @@ fn without_dmabuf_mmap() {
     });
 }
 
-/// The same driver with GDRCopy's module beside it: that gives a window onto all device memory that has a place. The module is a stand-in,
-/// a library that is loaded before others and answers for `/dev/gdrdrv`.
+/// The same driver with GDRCopy's module: that gives a window onto all device memory with a
+/// physical location. The module is a stand-in, a preloaded library that implements `/dev/gdrdrv`.
 #[test]
 fn by_gdrdrv() {
     let module = fake_gdrdrv();
@@ -115,7 +116,7 @@ fn by_gdrdrv() {
                 Made::Pinned => assert_eq!(memory.paths().inbound, Path::Direct(Mechanism::Cpu)),
                 Made::Managed => assert!(reason(&memory.paths().inbound).contains("managed memory moves")),
                 _ => {
-                    assert_eq!(memory.rung(), Some(Rung::Gdrdrv), "{made:?}: {memory}");
+                    assert_eq!(memory.method(), Some(Method::Gdrdrv), "{made:?}: {memory}");
                     assert_eq!(memory.paths().inbound, Path::Direct(Mechanism::Window), "{made:?}");
                     let window = memory.window().unwrap();
                     window.store_last(100, &[0x42; 500]).unwrap();
@@ -129,7 +130,8 @@ fn by_gdrdrv() {
     });
 }
 
-/// BAR1 is full: registration goes on by the copy engine, says why, and is refused where direct is required.
+/// BAR1 is full: registration falls back to the copy engine, reports why, and fails where direct is
+/// required.
 #[test]
 fn by_gdrdrv_with_bar1_full() {
     let module = fake_gdrdrv();
@@ -140,7 +142,7 @@ fn by_gdrdrv_with_bar1_full() {
         cuda.refuse_dmabuf_mmap(1);
         let small = cuda.malloc(MIB);
         let fits = register(small, MIB).unwrap();
-        assert_eq!(fits.rung(), Some(Rung::Gdrdrv), "{fits}");
+        assert_eq!(fits.method(), Some(Method::Gdrdrv), "{fits}");
         let large = cuda.malloc(32 * MIB);
         let memory = register(large, 32 * MIB).unwrap();
         assert!(memory.window().is_none());
@@ -154,15 +156,16 @@ fn by_gdrdrv_with_bar1_full() {
         let refused = GpuMemory::register(large, 32 * MIB, &options).unwrap_err();
         assert!(matches!(refused, RegisterError::NotDirect { .. }), "{refused}");
         drop(fits);
-        // Its room was given back.
+        // Its space was freed.
         for _ in 0..40 {
-            assert_eq!(register(cuda.malloc(2 * MIB), 2 * MIB).unwrap().rung(), Some(Rung::Gdrdrv));
+            assert_eq!(register(cuda.malloc(2 * MIB), 2 * MIB).unwrap().method(), Some(Method::Gdrdrv));
         }
     });
 }
 
-/// The same with a driver that lets the CPU map dma-bufs: what there is no room for goes by the copy engine, with the sizes and what to do;
-/// of an allocation that does not fit the part that is needed is mapped.
+/// The same with a driver that lets the CPU map dma-bufs. Memory that does not fit uses the copy
+/// engine, with the sizes and the remedy in the reason. Of an allocation that does not fit, the
+/// requested part is mapped.
 #[test]
 fn with_dmabuf_mmap_and_bar1_full() {
     let module = fake_gdrdrv();
@@ -185,13 +188,13 @@ fn with_dmabuf_mmap_and_bar1_full() {
         let refused = GpuMemory::register(large, 32 * MIB, &options).unwrap_err();
         assert!(matches!(refused, RegisterError::NotDirect { .. }), "{refused}");
         let part = GpuMemory::register(large + 4096, MIB, &options).unwrap();
-        assert_eq!(part.rung(), Some(Rung::DmaBufMmap), "{part}");
+        assert_eq!(part.method(), Some(Method::DmaBufMmap), "{part}");
         part.window().unwrap().store(0, b"a part").unwrap();
         assert_eq!(cuda.peek(large + 4096, 6), b"a part");
     });
 }
 
-/// The switch of the environment holds where gdrdrv would give a window, too.
+/// The environment's switch also applies where gdrdrv would provide a window.
 #[test]
 fn by_gdrdrv_switched_off() {
     let module = fake_gdrdrv();
@@ -221,7 +224,7 @@ pub(crate) fn fake_gdrdrv() -> String {
     library
 }
 
-/// What goes through the window is what the GPU sees, up to the ends of the range and not beyond them.
+/// The GPU sees stores through the window, up to the ends of the range and not beyond them.
 #[test]
 fn the_window_shows_the_memory() {
     alone("gpu_standin_kinds::the_window_shows_the_memory", &[], || {
@@ -229,7 +232,8 @@ fn the_window_shows_the_memory() {
         for made in [Made::Malloc, Made::Small, Made::Vmm, Made::VmmPrivate, Made::VmmSeveral, Made::Pool] {
             let (base, size) = made.make(cuda);
             cuda.poke(base, &vec![0xEE; size]);
-            // Inside the allocation, so that there are neighbours; across the seam of several handles.
+            // Inside the allocation, so that there are neighbours; across the seam of several
+            // handles.
             for (offset, len) in [(0, size), (8, 64), (1000, 1), (4093, 5001), (size / 2 - 100, 200)] {
                 let addr = base + offset as u64;
                 let memory = register(addr, len).unwrap_or_else(|error| panic!("{made:?}: {error}"));
@@ -259,7 +263,7 @@ fn the_window_shows_the_memory() {
     });
 }
 
-/// Registration looks at live tensors: it must not write a byte of them.
+/// Registration reads live tensors: it must not write a byte of them.
 #[test]
 fn registering_writes_nothing() {
     alone("gpu_standin_kinds::registering_writes_nothing", &[], || {
@@ -277,23 +281,24 @@ fn registering_writes_nothing() {
     });
 }
 
-/// A driver whose dma-buf shows other memory than it should is found out, and the window is not used.
+/// A driver whose dma-buf maps the wrong memory is detected, and the window is not used.
 #[test]
 fn a_window_onto_other_memory_is_found_out() {
     alone("gpu_standin_kinds::a_window_onto_other_memory_is_found_out", &[], || {
         let cuda = StandIn::program();
         cuda.export_wrong_memory(1);
-        // The other memory is zero as well: by looking at this memory alone nobody could tell.
+        // The other memory is zero as well: this memory alone does not show the difference.
         let addr = cuda.malloc(4 * MIB);
         cuda.poke(addr, &vec![0; 4 * MIB]);
         let memory = register(addr, 4 * MIB).unwrap();
         assert!(memory.window().is_none(), "{memory}");
-        assert_eq!(memory.refusals()[0].rung, Rung::DmaBufMmap);
+        assert_eq!(memory.refusals()[0].method, Method::DmaBufMmap);
         assert!(!memory.paths().inbound.is_direct());
     });
 }
 
-/// The same, where the driver begins to lie after its way was proved: each window is compared for itself.
+/// The same, where the driver misbehaves only after its method was verified: each window is
+/// compared for itself.
 #[test]
 fn a_later_window_onto_other_memory_is_found_out() {
     alone("gpu_standin_kinds::a_later_window_onto_other_memory_is_found_out", &[], || {
@@ -368,8 +373,9 @@ fn off_and_required_fails_closed() {
     });
 }
 
-/// Small allocations share GPU pages. What is asked for by page is the whole page, though it begins before the allocation or with
-/// nobody's memory, and stands for the allocation that holds the address, or the next one.
+/// Small allocations share GPU pages. A request by page covers the whole page, though it begins
+/// before the allocation or with unused memory. It stands for the allocation that holds the
+/// address, or the next one.
 #[test]
 fn whole_gpu_pages() {
     alone("gpu_standin_kinds::whole_gpu_pages", &[], || {
@@ -388,12 +394,12 @@ fn whole_gpu_pages() {
             memory.window().unwrap().store(offset, b"a neighbour does not notice").unwrap();
             assert_eq!(cuda.peek(small[1], 27), b"a neighbour does not notice");
         }
-        // The first one's bytes, asked for by an address that belongs to nobody any more.
+        // The first one's bytes, requested by an address that is no longer allocated.
         assert_eq!(cuda.free(small[0]), 0);
         let memory = GpuMemory::register_gpu_pages(small[0], 65536, &options).unwrap();
         assert_eq!(memory.range().base(), small[1]);
         assert!(memory.check_alive().is_ok());
-        // A page that nobody has anything in.
+        // A page without any allocation.
         assert!(GpuMemory::register_gpu_pages(page + 4 * GPU_PAGE, 512, &options).is_err());
         let large = Made::Malloc.make(cuda);
         let memory = GpuMemory::register_gpu_pages(large.0, large.1, &options).unwrap();
@@ -402,7 +408,8 @@ fn whole_gpu_pages() {
     });
 }
 
-/// Windows of whole GPU pages are one registration's each: hiding one hides nothing of others onto the same bytes, nor of ordinary ones.
+/// Each window of whole GPU pages belongs to one registration: hiding it hides no other window onto
+/// the same bytes.
 #[test]
 fn a_window_of_its_own_is_hidden_alone() {
     alone("gpu_standin_kinds::a_window_of_its_own_is_hidden_alone", &[], || {
@@ -430,7 +437,7 @@ fn a_window_of_its_own_is_hidden_alone() {
         in_whole.store(2 << 20, b"now this").unwrap();
         assert_eq!(cuda.peek(addr + (2 << 20), 8), b"now this");
         assert!(whole.show((4 << 20) + 4096).is_err());
-        // What others look through cannot be hidden.
+        // A shared window cannot be hidden.
         shared.hide();
         assert!(shared.show(4096).is_err() && in_shared.store(0, b"seen").is_ok());
     });

@@ -1,4 +1,5 @@
-//! We are guests in other people's processes: their captures, their kernels, their contexts and their handles are left as they were.
+//! We run inside the program's process: its stream captures, kernels, contexts and handles stay
+//! undisturbed.
 
 use std::thread;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use nobounce_memory::gpu::{Driver, Gpu, GpuBuffer, GpuMemory, GpuOptions};
 
 const NON_BLOCKING: u32 = 1;
 
-/// All that we do with memory, from registering to deregistering, with every byte looked at.
+/// All operations on memory, from registration to deregistration, with every byte compared.
 fn everything(cuda: &StandIn, places: &[Place]) {
     for &(made, addr, len) in places {
         for options in [GpuOptions::default(), GpuOptions { window: false, ..GpuOptions::default() }] {
@@ -36,7 +37,7 @@ fn everything(cuda: &StandIn, places: &[Place]) {
             let read = engine.start_read(&memory, 0, 4096, engine.take_chunk().unwrap()).unwrap();
             eventually("the read", || engine.poll(&read).unwrap());
             assert_eq!(read.into_chunk().unwrap()[5..1005], [0x62; 1000]);
-            // One that is still under way when all is dropped.
+            // One that is still in flight when all is dropped.
             drop(engine.start_read(&memory, 0, 4096, engine.take_chunk().unwrap()).unwrap());
         }
     }
@@ -117,7 +118,7 @@ fn a_global_capture_on_another_thread() {
     });
 }
 
-/// The test of the test: what other people's careless calls do to a capture.
+/// The test of the test: careless calls invalidate a capture.
 #[test]
 fn a_careless_call_breaks_a_capture() {
     alone("gpu_standin_manners::a_careless_call_breaks_a_capture", &[], || {
@@ -135,7 +136,7 @@ fn nothing_waits_for_a_spinning_kernel() {
     alone("gpu_standin_manners::nothing_waits_for_a_spinning_kernel", &[], || {
         let cuda = StandIn::program();
         let places = make_all(cuda);
-        // Work of others on the default stream is stuck too.
+        // The program's work on the default stream is blocked too.
         let mut event = 0;
         assert_eq!(cuda.create_event(&mut event, 0), 0);
         cuda.spin(1);
@@ -227,7 +228,7 @@ fn the_callers_thread_is_left_as_it_was() {
 fn many_threads_at_once() {
     alone("gpu_standin_manners::many_threads_at_once", &[], || {
         let cuda = StandIn::program();
-        // Each thread has its own memory, for `everything` looks at what it wrote.
+        // Each thread has its own memory, for `everything` compares what it wrote.
         let places: Vec<_> = (0..4).map(|_| make_all(cuda)).collect();
         thread::scope(|scope| {
             for places in &places {
@@ -275,7 +276,7 @@ fn ten_thousand_registrations_leave_nothing_behind() {
     });
 }
 
-/// The same where no window can be had: refused rungs leave nothing behind either.
+/// The same where no window can be mapped: refused methods leave nothing behind either.
 #[test]
 fn refused_windows_leave_nothing_behind() {
     alone("gpu_standin_manners::refused_windows_leave_nothing_behind", &[], || {
@@ -291,7 +292,7 @@ fn refused_windows_leave_nothing_behind() {
     });
 }
 
-/// Engines come and go; what they need is kept for the next of the same shape and not piled up.
+/// Engines are created and dropped; their resources are reused by shape and do not accumulate.
 #[test]
 fn copy_engines_do_not_pile_up() {
     alone("gpu_standin_manners::copy_engines_do_not_pile_up", &[], || {
@@ -310,7 +311,8 @@ fn copy_engines_do_not_pile_up() {
     });
 }
 
-/// A chunk whose copy is still under way is not given to anybody else, whoever was dropped meanwhile.
+/// A chunk whose copy is still in flight is not handed out again, whichever holder was dropped
+/// meanwhile.
 #[test]
 fn a_chunk_in_flight_is_not_used_again() {
     alone("gpu_standin_manners::a_chunk_in_flight_is_not_used_again", &[], || {
@@ -327,7 +329,8 @@ fn a_chunk_in_flight_is_not_used_again() {
         assert!(engine.take_chunk().is_none(), "its one chunk is still being written");
         eventually("the chunk", || engine.take_chunk().is_some());
 
-        // An engine that goes while its chunk is in flight: the next one must not hand the chunk out either.
+        // An engine is dropped while its chunk is in flight: the next one must not hand the chunk
+        // out either.
         drop(engine.start_read(&memory, 0, 4096, engine.take_chunk().unwrap()).unwrap());
         drop(engine);
         let next = CopyEngine::new(memory.gpu(), 1, 4096).unwrap();

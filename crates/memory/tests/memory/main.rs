@@ -1,4 +1,5 @@
-//! Memory of the host, and of a GPU on the stand-in driver, by theme. The tests that need a GPU are programs of their own.
+//! Host memory, and GPU memory on the stand-in driver, by theme. The tests that need a GPU are
+//! programs of their own.
 
 #[path = "../common/mod.rs"]
 mod common;

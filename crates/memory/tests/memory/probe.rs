@@ -54,7 +54,7 @@ fn the_first_bad_page_is_named() {
     assert_eq!(error.errno(), libc::EFAULT);
 
     let base = buffer.as_mut_ptr();
-    // SAFETY: pages of a buffer of ours that nobody uses.
+    // SAFETY: pages of a buffer of ours that are not in use.
     unsafe {
         assert_eq!(libc::mprotect(base.add(page_size()).cast(), page_size(), libc::PROT_READ), 0);
     }
@@ -83,7 +83,7 @@ fn a_mapping_longer_than_its_file() {
     let page = page_size();
     // SAFETY: a plain system call; the name is a constant.
     let fd = unsafe { libc::memfd_create(c"short".as_ptr(), libc::MFD_CLOEXEC) };
-    // SAFETY: the descriptor was just made and is nobody else's.
+    // SAFETY: the descriptor was just made and has no other owner.
     let file = std::fs::File::from(unsafe { OwnedFd::from_raw_fd(fd) });
     file.set_len(3 * page as u64).unwrap();
     let rights = libc::PROT_READ | libc::PROT_WRITE;

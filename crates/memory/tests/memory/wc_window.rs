@@ -1,6 +1,7 @@
-//! `GpuWindow` on ordinary memory: bounds, bytes, words, faults, atomics and the record of what must be read back.
+//! `GpuWindow` on ordinary memory: bounds, bytes, words, faults, atomics and the record of
+//! unsettled stores.
 //!
-//! What only a GPU can show (order, stale loads) is in the litmus tests.
+//! Properties that need a GPU (ordering, stale loads) are in the litmus tests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

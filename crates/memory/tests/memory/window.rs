@@ -1,4 +1,4 @@
-//! What a window promises while its memory is there.
+//! Guarantees of a window while its memory is mapped.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -82,7 +82,8 @@ fn atomics_do_what_the_standard_says() {
 fn adds_of_several_threads_and_of_the_program_itself_all_count() {
     const EACH: u64 = 100_000;
     let buffer = HostBuffer::new(8).unwrap();
-    // SAFETY: the buffer outlives the window and the reference to its one word, and all access to it is atomic.
+    // SAFETY: the buffer outlives the window and the reference to its one word, and all access to
+    // it is atomic.
     let (window, word) = unsafe { (buffer.window(), AtomicU64::from_ptr(buffer.as_mut_ptr().cast())) };
     thread::scope(|scope| {
         scope.spawn(move || (0..EACH).for_each(|_| _ = window.fetch_add(0, 1).unwrap()));
@@ -114,7 +115,7 @@ fn loads_never_tear_a_word() {
     // SAFETY: the buffer outlives the window.
     let window = unsafe { buffer.window() };
     let done = std::sync::atomic::AtomicBool::new(false);
-    // Judged after the other thread was told to end: a failed assertion must not leave it running.
+    // Asserted after the other thread was stopped: a failed assertion must not leave it running.
     let mut torn = None;
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -163,7 +164,8 @@ fn stores_never_tear_a_word() {
         while !done.load(Ordering::Relaxed) {
             for word in 0..1024 {
                 let seen = window.load_u64(word * 8).unwrap();
-                // Where a message of 120 or 24 bytes ended, older words remain; each of them is whole all the same.
+                // Where a message of 120 or 24 bytes ended, older words remain; each of them is
+                // whole all the same.
                 assert!(seen == 0 || seen == u64::MAX, "torn: {seen:x}");
             }
         }

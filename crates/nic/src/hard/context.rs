@@ -1,4 +1,4 @@
-//! A device that was opened: the one way in, and what it says about itself, with the reasons where it does not.
+//! An open device: opening, attribute queries, and readable errors.
 
 use std::ffi::CStr;
 use std::fs::File;
@@ -11,7 +11,7 @@ use super::error::{OpenError, last, returned};
 use super::library::Library;
 use crate::process::fork;
 
-/// An open device. It closes when this goes, in the process that opened it. `L` is how its library is held.
+/// An open device, closed on drop in the process that opened it. `L` is how its library is held.
 pub(crate) struct Open<L: Deref<Target = Library>> {
     pub(crate) library: L,
     context: NonNull<verbs::Context>,
@@ -31,7 +31,8 @@ impl<L: Deref<Target = Library>> Open<L> {
         let context = NonNull::new(unsafe { (library.api.open_device)(device) });
         let Some(context) = context else {
             let (os, node) = (last(), format!("/dev/infiniband/{node}"));
-            // libibverbs says «no such file» whatever the file said: it is asked itself.
+            // libibverbs reports "no such file" for every failure: open the file ourselves for the
+            // cause.
             let vague = os.raw_os_error() == Some(libc::ENOENT);
             let os = if vague { File::open(&node).err().unwrap_or(os) } else { os };
             return Err(OpenError::Open { device: name, node, os });
@@ -50,14 +51,14 @@ impl<L: Deref<Target = Library>> Open<L> {
         &self.name
     }
 
-    /// Whether this is a child of the process that opened it. The descriptors behind it lead to the parent's objects: nothing may be
-    /// asked of them here, and least of all be destroyed.
+    /// Whether this is a forked child of the process that opened it. Its descriptors refer to the
+    /// parent's objects: do not use them here, least of all destroy them.
     #[inline]
     pub(crate) fn is_forked(&self) -> bool {
         fork::current() != self.generation
     }
 
-    /// What it says about itself.
+    /// Its attributes.
     pub(crate) fn attr(&self) -> Result<verbs::DeviceAttr, OpenError> {
         // SAFETY: plain numbers, for which zeroes are valid.
         let mut attr: verbs::DeviceAttr = unsafe { std::mem::zeroed() };
@@ -69,7 +70,7 @@ impl<L: Deref<Target = Library>> Open<L> {
         Err(OpenError::Query { device: self.name.clone(), call: "ibv_query_device", os: returned(code) })
     }
 
-    /// What one of its ports says, or the error number.
+    /// The attributes of a port, or the error number.
     pub(crate) fn port(&self, number: u8) -> Result<verbs::PortAttr, i32> {
         // SAFETY: plain numbers, for which zeroes are valid.
         let mut attr: verbs::PortAttr = unsafe { std::mem::zeroed() };

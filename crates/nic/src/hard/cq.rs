@@ -15,8 +15,8 @@ use super::device::{Device, set_nonblocking};
 use super::error::{CqError, CreateError};
 use crate::work::WorkCompletion;
 
-/// Completions taken with the first call, and with those that follow where it was full: most polls find nothing or one, and room for more
-/// would be cleared in vain.
+/// Completions per first call, and per further call after a full one. Most polls find none or one;
+/// zeroing a larger array would be wasted.
 const FEW: usize = 4;
 const BATCH: usize = 32;
 
@@ -59,12 +59,12 @@ impl Channel {
         let raw =
             unsafe { (device.inner.context.library.api.create_comp_channel)(device.inner.context.as_ptr()) };
         let raw = NonNull::new(raw).ok_or_else(|| device.refused("ibv_create_comp_channel"))?;
-        // SAFETY: a live channel; nobody else reads its descriptor.
+        // SAFETY: a live channel; its descriptor has no other reader.
         unsafe { set_nonblocking(raw.as_ref().fd) };
         Ok(Self { inner: Arc::new(ChannelInner { device: device.clone(), raw }) })
     }
 
-    /// Takes all events there are; whether there were any. Never blocks.
+    /// Takes all pending events. Returns whether there were any. Never blocks.
     pub fn take(&self) -> bool {
         let api = &self.inner.device.inner.context.library.api;
         let mut any = false;
@@ -83,7 +83,7 @@ impl Channel {
         }
     }
 
-    /// Waits for an event, at most `timeout`; whether one came (all there are, are taken).
+    /// Waits at most `timeout` for an event. Returns whether one came; takes all pending events.
     pub fn wait(&self, timeout: Duration) -> bool {
         // SAFETY: a live channel.
         let fd = unsafe { self.inner.raw.as_ref().fd };
@@ -114,11 +114,11 @@ impl Drop for CqInner {
         if self.device.is_forked() {
             return; // the parent's
         }
-        // Events that were taken are acknowledged at once ([`Channel::take`]), and what nobody took goes with the queue: there is nothing
-        // to wait for, and events of other queues stay on the channel for whoever waits there.
+        // [`Channel::take`] acknowledges events at once, and destroying the CQ discards those not
+        // taken: nothing to wait for. Events of other CQs stay on the channel for its waiters.
         // SAFETY: made by `create`; queue pairs on it held us and are gone.
         unsafe { (self.device.inner.context.library.api.destroy_cq)(self.raw.as_ptr()) };
-        // Another queue may come to lie where this one was.
+        // A new CQ may reuse this address.
         let mut failed = self.device.inner.failed_queues.lock().unwrap_or_else(PoisonError::into_inner);
         failed.retain(|at| *at != self.raw.as_ptr().addr());
     }
@@ -157,7 +157,7 @@ impl Cq {
         let raw =
             unsafe { (device.inner.context.library.api.create_cq)(context, asked, ptr::null_mut(), on, 0) };
         let raw = NonNull::new(raw).ok_or_else(|| device.refused("ibv_create_cq"))?;
-        // The way of C's inline functions: through the table of the queue's own context.
+        // As the inline functions of verbs.h: through the ops table of the CQ's own context.
         // SAFETY: a live queue; its context lives as long.
         let ops = unsafe { &(*raw.as_ref().context).ops };
         let (Some(poll), Some(notify)) = (ops.poll_cq, ops.req_notify_cq) else {
@@ -169,7 +169,8 @@ impl Cq {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// libibverbs' own object, for what is not offered here: it lives as long as this one, and must not be destroyed.
+    /// The libibverbs object, for calls not offered here: it lives as long as this one, and must
+    /// not be destroyed.
     pub fn as_ptr(&self) -> *mut verbs::Cq {
         self.inner.raw.as_ptr()
     }
@@ -180,7 +181,7 @@ impl Cq {
         usize::try_from(unsafe { self.inner.raw.as_ref().cqe }).unwrap_or(0)
     }
 
-    /// Whether the device said, in an event that was looked at ([`Device::look`]), that completions of it are lost.
+    /// Whether an asynchronous event seen by [`Device::look`] reported lost completions of this CQ.
     pub fn has_failed(&self) -> bool {
         if self.inner.device.is_forked() {
             return false;
@@ -202,7 +203,7 @@ impl Cq {
         while taken < max {
             let want = most.min(max - taken);
             most = BATCH;
-            // Zeroes, not whatever lies here: of a request that failed a device need not fill everything.
+            // Zeroed: for a failed request a device need not fill every field.
             wcs[..want].fill_with(MaybeUninit::zeroed);
             let wanted = c_int::try_from(want).unwrap_or(1);
             // SAFETY: a live queue, and room for as many as are wanted.
@@ -210,7 +211,8 @@ impl Cq {
             let got = usize::try_from(got)
                 .map_err(|_| CqError::Failed { device: self.inner.device.name().to_owned(), code: got })?;
             for wc in &wcs[..got.min(want)] {
-                // SAFETY: plain numbers, for which zeroes are valid; the device filled as many as it said.
+                // SAFETY: plain numbers, for which zeroes are valid; the device filled as many as
+                // it said.
                 let wc = unsafe { wc.assume_init_ref() };
                 let staging = &self.inner.device.inner.staging;
                 let mut completion = completion_of(wc);
@@ -241,7 +243,7 @@ impl Cq {
     }
 }
 
-/// A completion of the device's, as ours say it.
+/// Converts a device completion to ours.
 fn completion_of(wc: &verbs::Wc) -> WorkCompletion {
     let status = status_of(wc.status);
     let kind = match wc.opcode {
@@ -257,7 +259,7 @@ fn completion_of(wc: &verbs::Wc) -> WorkCompletion {
         _ => WorkKind::Send,
     };
     let has = |flag: u32| status == Status::Success && wc.wc_flags & flag != 0;
-    // A device says a length where it received something, and may say anything elsewhere.
+    // The length is defined for receives only; elsewhere it may be anything.
     let moved =
         !matches!(kind, WorkKind::Send | WorkKind::Write | WorkKind::BindWindow | WorkKind::LocalInvalidate);
     WorkCompletion {
@@ -280,7 +282,7 @@ fn status_of(code: u32) -> Status {
         _ => Status::ALL
             .into_iter()
             .find(|status| *status as u32 == code)
-            // Whatever else a driver says is a failure, and never success.
+            // An unknown status is a failure, never success.
             .unwrap_or(Status::General),
     }
 }

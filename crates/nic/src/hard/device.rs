@@ -33,8 +33,8 @@ const RELAXED: &str = "NOBOUNCE_RELAXED_ORDERING";
 pub struct Options {
     /// Which entry of the GID table.
     pub gid: GidWish,
-    /// Let writes into memory pass each other on the bus, where the device offers it. What is received may then be seen in any order
-    /// before its completion: nobody may wait on memory.
+    /// Relaxed PCIe ordering, where the device offers it. Received bytes may become visible in any
+    /// order before their completion: programs must not poll memory for arrival.
     pub relaxed_ordering: bool,
 }
 
@@ -88,14 +88,15 @@ pub struct Port {
     pub why_gid: Vec<String>,
 }
 
-/// What happened to a device besides completions.
+/// Health of a device, from its asynchronous events.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Health {
     /// It is gone: nothing will complete any more.
     pub gone: bool,
     /// The port went down, and has not come back.
     pub port_down: bool,
-    /// A completion queue that is still there failed: completions are lost. Which, it says itself ([`Cq::has_failed`]).
+    /// A completion queue that is still there failed: completions are lost. Which, it says itself
+    /// ([`Cq::has_failed`]).
     pub queue_failed: bool,
     /// It was opened before a fork, and this is the child: it is the parent's.
     pub forked: bool,
@@ -115,11 +116,11 @@ pub(crate) struct Inner {
     pub(crate) staging: Staging,
     pub(crate) proofs: Proofs,
     pub(crate) told: Told,
-    /// The kernel's folder of it, where there was one when it was opened. Some drivers (rxe) let a device go only when nobody has it open
-    /// any more, and tell nobody; the folder goes first.
+    /// Its sysfs folder, if it existed at open. Some drivers (rxe) remove a device only after its
+    /// last user closes it, without an event; the folder disappears first.
     folder: Option<PathBuf>,
     health: Mutex<Health>,
-    /// Where the completion queues are that failed, as long as they are there.
+    /// Addresses of failed CQs that still exist.
     pub(crate) failed_queues: Mutex<Vec<usize>>,
     /// The device itself, which closes with this: after everything else.
     pub(crate) context: Open<Arc<Library>>,
@@ -132,12 +133,14 @@ impl Inner {
     }
 }
 
-// SAFETY: the functions of libibverbs may be called from any thread, on any object; fields of ours have locks of their own.
+// SAFETY: the functions of libibverbs may be called from any thread, on any object; fields of ours
+// have locks of their own.
 unsafe impl Send for Inner {}
 // SAFETY: as above.
 unsafe impl Sync for Inner {}
 
-/// A hardware NIC that is open. Clones share it; it closes when the last object made from it is gone.
+/// A hardware NIC that is open. Clones share it; it closes when the last object made from it is
+/// gone.
 #[derive(Clone)]
 pub struct Device {
     pub(crate) inner: Arc<Inner>,
@@ -150,10 +153,12 @@ impl fmt::Debug for Device {
 }
 
 impl Device {
-    /// Opens a device of the system's libibverbs by its name: `mlx5_0`, or `mlx5_0:2` for its second port.
+    /// Opens a device of the system's libibverbs by its name: `mlx5_0`, or `mlx5_0:2` for its
+    /// second port.
     ///
     /// # Errors
-    /// There is no libibverbs, no such device, no active port, no usable GID, or no right to open it: the message says what to do.
+    /// There is no libibverbs, no such device, no active port, no usable GID, or no right to open
+    /// it: the message says what to do.
     pub fn open(name: &str, options: &Options) -> Result<Self, OpenError> {
         Self::open_in(&Library::load()?, name, options)
     }
@@ -185,8 +190,8 @@ impl Device {
         let folder = Path::new("/sys/class/infiniband_verbs").join(&open.node);
         let attr = open.attr()?;
         let port = find_port(&open, attr.phys_port_cnt, port, options)?;
-        // Events are looked at, never waited for.
-        // SAFETY: the device's own descriptor, which nobody else uses.
+        // Events are polled, never waited for.
+        // SAFETY: the device's own descriptor, which has no other user.
         unsafe { set_nonblocking((*open.as_ptr()).async_fd) };
         let inner = Inner {
             attr,
@@ -223,13 +228,13 @@ impl Device {
         &self.inner.context.library
     }
 
-    /// Where peers reach it: the address that its GID stands for.
+    /// The address of its GID, at which peers reach it.
     pub fn local(&self) -> IpAddr {
         self.inner.port.gid.addr()
     }
 
-    /// Why the GID that is used may be the wrong one for a peer that never answered, in words; none where nothing speaks against it. Asks
-    /// the kernel's routes, and sends nothing.
+    /// Why the GID in use may be wrong for a peer that never replied; `None` without such evidence.
+    /// Consults the kernel's routes and sends nothing.
     pub fn doubt_gid(&self, peer: IpAddr) -> Option<String> {
         let port = self.port();
         (port.link_layer == LinkLayer::Ethernet).then(|| gid_table::doubt(&port.gid, peer)).flatten()
@@ -251,7 +256,7 @@ impl Device {
         self.inner.attr.atomic_cap != verbs::IBV_ATOMIC_NONE
     }
 
-    /// Bytes that took the longer way, by a copy in host memory. The others the device moves by itself, uncounted.
+    /// Bytes staged through host memory. The device moves all others by itself, uncounted.
     pub fn staged_counters(&self) -> PathCounters {
         self.inner.staging.counters()
     }
@@ -284,12 +289,13 @@ impl Device {
         CreateError::Refused { call, device: self.name().to_owned(), os: last() }
     }
 
-    /// What a forked child is told that makes something of its parent's device.
+    /// The error for a forked child that uses its parent's device.
     pub(crate) fn check_process(&self) -> Result<(), CreateError> {
         if self.inner.is_forked() { Err(CreateError::Forked(self.name().to_owned())) } else { Ok(()) }
     }
 
-    /// As [`look`](Self::look), and asks the port itself: after a failure, for its event may come later. A system call.
+    /// As [`look`](Self::look), and also queries the port: after a failure, because its event may
+    /// come later. Costs a system call.
     pub fn examine(&self) -> Health {
         let mut health = self.look();
         if health.forked {
@@ -297,7 +303,7 @@ impl Device {
         }
         match self.inner.context.port(self.inner.port.number) {
             Ok(attr) => {
-                // The port's own word counts, whatever its events said before; and it is kept for the next look.
+                // The queried state overrides earlier events, and is kept for the next `look`.
                 health.port_down = attr.state != verbs::IBV_PORT_ACTIVE;
                 self.inner.health.lock().unwrap_or_else(PoisonError::into_inner).port_down = health.port_down;
             }
@@ -306,7 +312,7 @@ impl Device {
         health
     }
 
-    /// Takes the asynchronous events there are, and says how the device is. Never waits.
+    /// Takes pending asynchronous events and returns the device's health. Never blocks.
     pub fn look(&self) -> Health {
         if self.inner.is_forked() {
             return Health { forked: true, ..Health::default() };
@@ -349,7 +355,7 @@ pub(crate) fn set_nonblocking(fd: c_int) {
     }
 }
 
-/// Why a libibverbs has nothing to show.
+/// Why a libibverbs lists no device.
 fn why_none() -> String {
     let there: Vec<String> = std::fs::read_dir("/sys/class/infiniband")
         .map(|entries| {
@@ -437,7 +443,7 @@ fn max_message(said: u32) -> u32 {
     if said == 0 { MAX_MESSAGE } else { said.min(MAX_MESSAGE) }
 }
 
-/// Megabits per second: as the kernel's file says, for the function that is called here knows no lanes of more than 100 Gb/s.
+/// Megabits per second, from sysfs: the verbs query knows no lanes above 100 Gb/s.
 pub(crate) fn speed(name: &str, port: u8, attr: &verbs::PortAttr) -> u64 {
     let file = std::fs::read_to_string(format!("/sys/class/infiniband/{name}/ports/{port}/rate"));
     file.ok().and_then(|text| rate(&text)).unwrap_or_else(|| megabits(attr))

@@ -1,4 +1,4 @@
-//! What goes wrong with a hardware NIC, in sentences: libibverbs says an error number at most.
+//! Errors of a hardware NIC, in sentences: libibverbs gives an error number at most.
 
 use std::io;
 
@@ -161,7 +161,7 @@ pub enum RegisterError {
         addr: u64,
         /// How many.
         len: usize,
-        /// Why each rung failed.
+        /// Why each method failed.
         why: String,
     },
     /// No host memory for staging.
@@ -220,7 +220,7 @@ pub enum PostError {
     /// This is a child of the process that opened the device.
     #[error("{0} {FORKED}")]
     Forked(String),
-    /// Something this device is not asked for.
+    /// An operation not offered on this device.
     #[error("{0} is not offered on hardware devices")]
     NotOffered(&'static str),
     /// The copy between GPU memory and the host memory it is staged in failed.
@@ -250,7 +250,7 @@ pub enum CqError {
     Forked(String),
 }
 
-/// What a forked child is told, after the name of the device.
+/// The error text for a forked child, after the name of the device.
 const FORKED: &str = "was opened before a fork: it is the parent's, and the child must open its own";
 
 pub(crate) fn last() -> io::Error {
@@ -297,7 +297,7 @@ fn register_hint(os: &io::Error) -> String {
     }
 }
 
-/// Devices pin what is registered: the usual reason for ENOMEM is the limit on that, not memory.
+/// Devices pin registered memory: the usual cause of ENOMEM is RLIMIT_MEMLOCK, not lack of memory.
 fn memlock_hint() -> String {
     let limit = memlock();
     if limit == libc::RLIM_INFINITY {
@@ -325,7 +325,7 @@ pub(crate) fn memlock() -> u64 {
 fn modify_hint(os: &io::Error, state: &str, towards: &str) -> String {
     match (os.raw_os_error(), state) {
         (Some(libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH), _) => format!(
-            "; nobody answers at that address ({towards}): is it an address of the peer's RDMA interface, and reachable from here? (NOBOUNCE_GID_INDEX names another of ours)"
+            "; no answer from that address ({towards}): is it an address of the peer's RDMA interface, and reachable from here? (NOBOUNCE_GID_INDEX names another of ours)"
         ),
         (Some(libc::EINVAL), "RTR") => format!(
             "; the addresses do not go together ({towards}): the GID may be one of another network, or gone from the table since \
@@ -359,7 +359,7 @@ mod tests {
             let towards = "10.0.0.1 to 10.0.0.2".to_owned();
             ModifyError { device: "rxe0".to_owned(), state, towards, os: errno(code) }.to_string()
         };
-        assert!(modify(libc::ETIMEDOUT, "RTR").contains("nobody answers"));
+        assert!(modify(libc::ETIMEDOUT, "RTR").contains("no answer from that address"));
         assert!(modify(libc::EINVAL, "RTR").contains("NOBOUNCE_GID_INDEX"));
         assert!(modify(libc::ENODEV, "RTS").contains("the device is gone"));
     }

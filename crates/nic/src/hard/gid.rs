@@ -1,17 +1,17 @@
-//! Which entry of a port's GID table a connection uses: by a rule that can be told.
+//! Selects the GID table entry of a connection, by an explainable rule.
 
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 
-/// What an entry of the table speaks.
+/// The protocol of a GID table entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GidKind {
-    /// InfiniBand's own.
+    /// InfiniBand.
     InfiniBand,
-    /// RoCE in frames of its own, which no router passes and no software NIC speaks.
+    /// RoCE v1: Ethernet frames, not routable, not supported by software NICs.
     RoceV1,
-    /// RoCE over UDP.
+    /// RoCE v2, over UDP.
     RoceV2,
 }
 
@@ -28,45 +28,46 @@ impl fmt::Display for GidKind {
 /// One entry of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GidEntry {
-    /// Its place.
+    /// Its index.
     pub index: u32,
-    /// The GID; all zero where the place is empty.
+    /// The GID; all zero where the entry is empty.
     pub gid: [u8; 16],
-    /// What it speaks, where that is known.
+    /// Its protocol, if known.
     pub kind: Option<GidKind>,
     /// The interface of this network namespace that has its address.
     pub interface: Option<String>,
 }
 
 impl GidEntry {
-    /// The address that it stands for: an IPv4 address where it is a mapped one.
+    /// The address of the GID: IPv4 where it is IPv4-mapped.
     pub fn addr(&self) -> IpAddr {
         Ipv6Addr::from(self.gid).to_canonical()
     }
 
     fn is_empty(&self) -> bool {
-        // A hole, or the interface identifier is missing: an interface that is gone leaves the prefix.
+        // An empty entry, or one without interface identifier: a removed interface leaves the
+        // prefix.
         self.gid[8..] == [0; 8] && self.gid[..8].iter().skip(2).all(|byte| *byte == 0)
     }
 }
 
-/// What is asked for.
+/// The caller's selection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GidWish {
-    /// This place and no other.
+    /// This index and no other.
     pub index: Option<u32>,
     /// The entry of this address.
     pub addr: Option<IpAddr>,
-    /// One of this interface's.
+    /// An entry of this interface.
     pub interface: Option<String>,
 }
 
-/// The entry that is used, and why.
+/// The selected entry, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GidChoice {
     /// The entry.
     pub entry: GidEntry,
-    /// One line for each entry of the table: what it is, and why it is used or not.
+    /// One line per table entry: its kind, and why it is used or not.
     pub explanation: Vec<String>,
 }
 
@@ -78,7 +79,7 @@ pub struct NoGid {
     pub explanation: Vec<String>,
 }
 
-/// How good an entry is; the smallest is taken, of equals the first.
+/// Rank of an entry: the smallest wins, among equals the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Rank {
     Mapped,
@@ -88,8 +89,9 @@ enum Rank {
     V1,
 }
 
-/// Chooses for a port of Ethernet: RoCE v2 before v1; IPv4 before IPv6, a global address before a link-local one; never one whose
-/// address no interface of this network namespace has (in containers the table shows those of others too).
+/// Selects for an Ethernet port: RoCE v2 before v1, IPv4 before IPv6, global before link-local.
+/// Never an entry whose address no interface of this network namespace has (in containers the table
+/// shows those of other namespaces too).
 pub fn choose(table: &[GidEntry], wish: &GidWish) -> Result<GidChoice, NoGid> {
     let judged: Vec<(&GidEntry, Result<Rank, String>)> =
         table.iter().map(|entry| (entry, judge(entry, wish))).collect();
@@ -116,8 +118,9 @@ pub fn choose(table: &[GidEntry], wish: &GidWish) -> Result<GidChoice, NoGid> {
     }
 }
 
-/// Why an entry that is in the table may be the wrong one for a peer from which nothing ever came back. `source` is the address from which
-/// this machine itself would send to it. Several addresses may well lead to one peer, so that this is asked after a failure only.
+/// Why the entry may be wrong for a peer that never replied. `source` is the kernel's source
+/// address for that peer. Several addresses may reach one peer, so this is called only after a
+/// failure.
 pub(crate) fn doubt(entry: &GidEntry, peer: IpAddr, source: io::Result<IpAddr>) -> Option<String> {
     let ours = entry.addr();
     let why = match (entry.kind, &entry.interface, source) {
@@ -125,7 +128,7 @@ pub(crate) fn doubt(entry: &GidEntry, peer: IpAddr, source: io::Result<IpAddr>) 
             "speaks RoCE v1, which no router passes and no software NIC speaks".to_owned()
         }
         (_, None, _) => "is of no interface of this network namespace".to_owned(),
-        // Every address of loopback reaches every other, and link-local ones have a route for each interface.
+        // Loopback addresses all reach each other, and link-local ones have a route per interface.
         _ if ours.is_loopback() && peer.is_loopback() || is_link_local(peer) => return None,
         (_, _, Ok(source)) if source == ours => return None,
         (_, _, Ok(source)) => {
@@ -168,13 +171,13 @@ fn judge(entry: &GidEntry, wish: &GidWish) -> Result<Rank, String> {
     {
         return Err(format!("interface {wanted} was asked for"));
     }
-    // Whoever names an entry by its place knows more than the rule.
+    // An explicit index overrides the rule.
     if entry.interface.is_none() && wish.index.is_none() {
         return Err("no interface of this network namespace has the address".to_owned());
     }
     Ok(match (entry.kind, entry.addr()) {
         (Some(GidKind::RoceV1 | GidKind::InfiniBand), _) => Rank::V1,
-        // It may be of version 1: one that says that it is not comes first.
+        // It may be RoCE v1: an entry known to be v2 comes first.
         (None, _) => Rank::Unknown,
         (_, IpAddr::V4(_)) => Rank::Mapped,
         (_, addr) if is_link_local(addr) => Rank::LinkLocal,
@@ -192,7 +195,7 @@ fn explain(entry: &GidEntry, rank: &Result<Rank, String>, is_best: bool) -> Stri
                 Rank::Mapped => "an IPv4 address",
                 Rank::Global => "an IPv6 address",
                 Rank::LinkLocal => "a link-local address, which no router passes",
-                Rank::Unknown => "nobody says which version of RoCE it speaks",
+                Rank::Unknown => "RoCE version unknown",
                 Rank::V1 => "RoCE v1, which no router passes and no software NIC speaks",
             };
             format!("{}: {what}", if is_best { "used" } else { "usable, but another comes before it" })

@@ -1,4 +1,4 @@
-//! The GID table of a port, read, and the entry that is used of it.
+//! Reads the GID table of a port and selects the entry to use.
 
 use std::ffi::c_int;
 use std::io;
@@ -16,7 +16,7 @@ use crate::interfaces;
 
 /// Where RoCE v2 is spoken.
 const ROCE_PORT: u16 = 4791;
-/// As many entries of a table are looked at.
+/// Maximum number of entries read.
 const MAX_GIDS: u32 = 1024;
 
 /// The entry for a port; on InfiniBand the first, or the one that was asked for.
@@ -29,7 +29,8 @@ pub(crate) fn choose(
 ) -> Result<GidChoice, OpenError> {
     let table = gid_table(open, port, attr.gid_tbl_len);
     if is_ib {
-        // Inside a subnet the LID is all that counts; the first GID names the port to people and across subnets.
+        // Inside a subnet only the LID matters; the first GID names the port in messages and across
+        // subnets.
         let index = options.gid.index.unwrap_or(0);
         let none = GidEntry { index, gid: [0; 16], kind: Some(GidKind::InfiniBand), interface: None };
         let entry = table.into_iter().find(|entry| entry.index == index).unwrap_or(none);
@@ -51,7 +52,7 @@ pub(crate) fn doubt(entry: &GidEntry, peer: IpAddr) -> Option<String> {
     gid::doubt(entry, peer, source_towards(peer))
 }
 
-/// The address from which this machine sends to a peer of itself. Nothing is sent.
+/// The kernel's source address for a peer. Sends nothing.
 fn source_towards(peer: IpAddr) -> io::Result<IpAddr> {
     let any: IpAddr =
         if peer.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
@@ -103,7 +104,7 @@ fn read_gid(open: &Open<Arc<Library>>, port: u8, index: u32) -> ([u8; 16], Optio
     };
     // SAFETY: every bit pattern is a valid array of bytes.
     let gid = if code == 0 { unsafe { gid.raw } } else { [0; 16] };
-    // Before rdma-core 32 the kernel's files alone knew what an entry speaks, and whose it is.
+    // Before rdma-core 32 only sysfs told the protocol and interface of an entry.
     let file = |what: &str| {
         let path = library.kernel.join(format!("{}/ports/{port}/gid_attrs/{what}/{index}", open.name()));
         std::fs::read_to_string(path).ok()
@@ -113,7 +114,8 @@ fn read_gid(open: &Open<Arc<Library>>, port: u8, index: u32) -> ([u8; 16], Optio
         "IB/RoCE v1" => Some(GidKind::RoceV1),
         _ => None,
     });
-    // An interface that is not here is another network namespace's, and so is the entry: no interface has the number 0.
+    // An interface not found here belongs to another network namespace, and so does the entry:
+    // index 0 matches no interface.
     let interface = file("ndevs").map(|name| interfaces::index_of(name.trim()).unwrap_or(0));
     (gid, kind, interface)
 }

@@ -1,5 +1,5 @@
-//! GPU memory on a hardware device, by the first way that works: dma-buf, then peer memory, then staged in host memory. Each is tried,
-//! and what it said is kept.
+//! GPU memory on a hardware device, by the first method that works: dma-buf, then peer memory, then
+//! staging in host memory. Each is tried in turn, and its refusal is kept.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::NonNull;
@@ -13,11 +13,11 @@ use nobounce_verbs as verbs;
 
 use super::error::RegisterError;
 use super::memory::{Mr, Pd, pointer};
-use super::proof::{self, Verdict};
+use super::proof::{self, ProofResult};
 use super::refusal::Refusal;
 use super::stage::Shadow;
 
-/// The ways that are direct, in the order in which they are tried.
+/// The direct methods, in fallback order.
 pub(crate) const RUNGS: [Mechanism; 2] = [Mechanism::DmaBuf, Mechanism::Peermem];
 
 pub(crate) fn register(
@@ -30,7 +30,7 @@ pub(crate) fn register(
     let options = options.with_environment();
     let memory = Arc::new(GpuMemory::reach(addr, len, &options)?);
     if let Some(host) = memory.range().host_addr() {
-        // Pinned host memory, which CUDA allocated: memory of the host all the same.
+        // Pinned host memory that CUDA allocated is host memory.
         let raw =
             pd.register_range(pointer(host), len, access).map_err(|source| pd.refused(host, len, source))?;
         let paths = Paths::both(Path::Direct(Mechanism::Cpu));
@@ -60,50 +60,51 @@ fn not_direct(pd: &Pd, addr: u64, len: usize, why: String) -> RegisterError {
     RegisterError::NotDirect { device: pd.device().name().to_owned(), addr, len, why }
 }
 
-/// The first rung that holds, if one does, and why those before it do not.
+/// The first method that works, if any, and the refusals before it.
 fn climb(
     pd: &Pd,
     memory: &Arc<GpuMemory>,
     access: Access,
 ) -> (Option<(NonNull<verbs::Mr>, Path)>, Vec<Refusal>) {
     let mut refusals = Vec::new();
-    for rung in RUNGS {
-        match step(pd, memory, access, rung) {
+    for method in RUNGS {
+        match step(pd, memory, access, method) {
             Ok(reached) => return (Some(reached), refusals),
-            Err(reason) => refusals.push(Refusal { rung, reason }),
+            Err(reason) => refusals.push(Refusal { method, reason }),
         }
     }
     (None, refusals)
 }
 
-/// One rung, proved with memory of our own before it is trusted with anybody else's.
+/// Tries one method, proved with a test allocation before it is trusted with the application's
+/// memory.
 fn step(
     pd: &Pd,
     memory: &Arc<GpuMemory>,
     access: Access,
-    rung: Mechanism,
+    method: Mechanism,
 ) -> Result<(NonNull<verbs::Mr>, Path), String> {
-    let raw = try_rung(pd, memory, access, rung)?;
-    match proof::of(pd, memory.gpu(), rung) {
-        Verdict::Proved => Ok((raw, Path::Direct(rung))),
-        Verdict::Untried(why) => Ok((raw, Path::Believed(rung, Reason::new(why)))),
-        Verdict::Lied(why) => {
-            // SAFETY: just registered, and given to nobody.
+    let raw = try_rung(pd, memory, access, method)?;
+    match proof::of(pd, memory.gpu(), method) {
+        ProofResult::Proved => Ok((raw, Path::Direct(method))),
+        ProofResult::Untried(why) => Ok((raw, Path::Believed(method, Reason::new(why)))),
+        ProofResult::Lied(why) => {
+            // SAFETY: just registered; no other reference exists.
             unsafe { (pd.device().inner.context.library.api.dereg_mr)(raw.as_ptr()) };
             Err(why)
         }
     }
 }
 
-/// Registers the memory by one way, or says why that does not work.
+/// Registers the memory by one method, or returns the reason for the failure.
 pub(crate) fn try_rung(
     pd: &Pd,
     memory: &GpuMemory,
     access: Access,
-    rung: Mechanism,
+    method: Mechanism,
 ) -> Result<NonNull<verbs::Mr>, String> {
     let (addr, len) = (memory.addr(), memory.len());
-    match rung {
+    match method {
         Mechanism::DmaBuf => {
             if pd.device().inner.context.library.api.reg_dmabuf_mr.is_none() {
                 let path = pd.device().library().path().display();
@@ -111,7 +112,8 @@ pub(crate) fn try_rung(
             }
             let exported = DmaBuf::export(memory.range())
                 .map_err(|error| format!("CUDA does not export the memory: {error}"))?;
-            // The export begins at a page, so that offset and address lie at the same place in one: the kernel insists on it.
+            // The export is page-aligned, so that offset and address agree modulo the page size, as
+            // the kernel requires.
             let offset = addr - exported.start();
             pd.register_dmabuf(offset, len, addr, exported.as_fd().as_raw_fd(), access)
                 .unwrap_or_else(|| Err(std::io::Error::from_raw_os_error(libc::EOPNOTSUPP)))
@@ -145,7 +147,8 @@ fn peermem_reason(error: &std::io::Error) -> String {
     format!("ibv_reg_mr: {error}{hint}")
 }
 
-/// A shadow in host memory. Peers have no rights on it: what they wrote there would not reach the GPU.
+/// A staging buffer (shadow) in host memory. Peers have no access rights: their writes would not
+/// reach the GPU.
 fn staged(pd: &Pd, memory: Arc<GpuMemory>, access: Access, why: String) -> Result<Mr, RegisterError> {
     let (addr, len) = (memory.addr(), memory.len());
     let shadow =

@@ -1,6 +1,6 @@
 //! The system's libibverbs: which file it is, and the functions of it that are called.
 //!
-//! It is opened by its absolute path: by its name we could get our own drop-in, which bears it too.
+//! It is opened by its absolute path: the bare name could resolve to our own drop-in library.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fmt;
@@ -68,7 +68,8 @@ fn places() -> String {
 
 macro_rules! table {
     (required { $($field:ident = $symbol:literal : fn($($argument:ty),*) $(-> $result:ty)?;)* } optional { $($maybe:ident = $maybe_symbol:literal : fn($($maybe_argument:ty),*) -> $maybe_result:ty;)* }) => {
-        /// The functions, by the names of libibverbs without their prefix. (Posting and polling are in the table of each open device.)
+        /// The functions, by the names of libibverbs without their prefix. (Posting and polling are
+        /// in the table of each open device.)
         #[derive(Clone, Copy)]
         pub(crate) struct Api {
             $(pub(crate) $field: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
@@ -153,7 +154,7 @@ impl Library {
         Self::load_from(path, why)
     }
 
-    /// Whether another file than the system's is named: then every device is looked for there.
+    /// Whether `NOBOUNCE_VERBS` names another file: then all devices come from there.
     pub fn is_named() -> bool {
         std::env::var_os(VARIABLE).is_some_and(|value| !value.is_empty())
     }
@@ -162,7 +163,8 @@ impl Library {
         let shown = path.display().to_string();
         let failed = |told: String| LibraryError::Load { path: shown.clone(), told };
         let name = CString::new(path.as_os_str().as_bytes()).map_err(|error| failed(error.to_string()))?;
-        // SAFETY: a C string; the library's constructors run, as they would in any program that links with it.
+        // SAFETY: a C string; the library's constructors run, as they would in any program that
+        // links with it.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
             return Err(failed(loader_error()));
@@ -173,7 +175,7 @@ impl Library {
         Ok(Arc::new(Self { path, why, kernel: KERNEL.into(), api }))
     }
 
-    /// A table of somebody else's: stand-ins in tests.
+    /// A given function table: for stand-ins in tests.
     #[cfg(test)]
     pub(crate) fn of_table(api: Api, kernel: PathBuf) -> Arc<Self> {
         Arc::new(Self { path: "stand-in".into(), why: "a stand-in".to_owned(), kernel, api })
@@ -210,7 +212,8 @@ fn symbol(handle: *mut c_void, name: &CStr) -> Option<*mut c_void> {
 
 /// Why this thread's last call of the dynamic loader failed.
 pub fn loader_error() -> String {
-    // SAFETY: dlerror returns null or a C string, valid until this thread's next call of the loader.
+    // SAFETY: dlerror returns null or a C string, valid until this thread's next call of the
+    // loader.
     unsafe {
         let text = libc::dlerror();
         if text.is_null() {

@@ -11,7 +11,7 @@ use super::device::{LinkLayer, is_infiniband, mtu_of, speed, state_name};
 use super::error::{OpenError, last};
 use super::library::Library;
 
-/// As many devices of a list are looked at; a longer list is damaged.
+/// Maximum number of devices in a list; a longer list is corrupt.
 const MAX_DEVICES: usize = 256;
 
 /// A device of the list, as it describes itself.
@@ -66,7 +66,7 @@ impl fmt::Display for Listed {
     }
 }
 
-/// All devices with what they say about themselves; one that cannot be opened says why.
+/// All devices with their attributes, or the reason why one cannot be opened.
 ///
 /// # Errors
 /// libibverbs gives no list. (An empty list is none.)
@@ -100,7 +100,7 @@ pub fn names(library: &Library) -> Result<Vec<String>, OpenError> {
     Ok(list.devices().map(|(name, _)| name).collect())
 }
 
-/// A list of devices, which goes as it came.
+/// A device list, freed on drop.
 pub(crate) struct List<'a> {
     library: &'a Library,
     list: *mut *mut verbs::Device,

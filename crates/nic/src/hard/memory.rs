@@ -68,8 +68,8 @@ impl Pd {
     /// Registers host memory.
     ///
     /// # Safety
-    /// Until the region is dropped, the device and peers read and, as `access` allows, write the memory: no Rust reference to it may
-    /// be live meanwhile, and it must stay mapped.
+    /// Until the region is dropped, the device and peers read and, as `access` allows, write the
+    /// memory: no Rust reference to it may be live meanwhile, and it must stay mapped.
     ///
     /// # Errors
     /// The device refused: not mapped, too much for the limit on locked memory, ...
@@ -83,10 +83,12 @@ impl Pd {
         Ok(self.region(raw, addr, len, paths, None, None))
     }
 
-    /// Registers memory that CUDA knows, by the first way that works: dma-buf, peer memory, or staged in host memory.
+    /// Registers memory that CUDA knows, by the first method that works: dma-buf, peer memory, or
+    /// staging in host memory.
     ///
     /// # Safety
-    /// As for [`register`](Self::register); GPU memory must not be freed before the region is dropped.
+    /// As for [`register`](Self::register); GPU memory must not be freed before the region is
+    /// dropped.
     ///
     /// # Errors
     /// It is no GPU memory; or a direct path is required, and there is none.
@@ -114,7 +116,8 @@ impl Pd {
         Qp::create(self, send_cq, recv_cq, limits)
     }
 
-    /// `ibv_reg_mr`, or with relaxed ordering, where that is asked for and offered, `ibv_reg_mr_iova2`.
+    /// `ibv_reg_mr`, or with relaxed ordering, where that is asked for and offered,
+    /// `ibv_reg_mr_iova2`.
     pub(crate) fn register_range(
         &self,
         base: *mut c_void,
@@ -153,7 +156,8 @@ impl Pd {
         let tries = [flags | verbs::IBV_ACCESS_RELAXED_ORDERING, flags];
         let mut told = None;
         for flags in tries.into_iter().skip(usize::from(!relaxed)) {
-            // SAFETY: the caller of `register_gpu` promises what the device may do with the memory behind the descriptor.
+            // SAFETY: the caller of `register_gpu` promises what the device may do with the memory
+            // behind the descriptor.
             let raw =
                 unsafe { register(self.inner.raw.as_ptr(), offset, len, iova, fd, flags.cast_signed()) };
             match NonNull::new(raw) {
@@ -164,7 +168,8 @@ impl Pd {
         told.map(Err)
     }
 
-    /// What the device can do of these rights. Windows are not bound on hardware devices.
+    /// The subset of these access rights that the device supports. Memory windows are not bound on
+    /// hardware devices.
     pub(crate) fn flags(&self, access: Access) -> u32 {
         let mut offered = access - Access::BIND_WINDOW;
         if !self.inner.device.has_atomics() {
@@ -230,7 +235,7 @@ pub struct Mr {
     len: usize,
     paths: Paths,
     refusals: Vec<Refusal>,
-    // Fields drop in this order: the device forgets the memory before its descriptor, its window and its shadow go.
+    // Fields drop in this order: deregistration before the descriptor, the window and the shadow.
     handle: Handle,
     gpu: Option<Arc<GpuMemory>>,
     shadow: Option<Arc<Shadow>>,
@@ -278,12 +283,12 @@ impl Mr {
         self.len == 0
     }
 
-    /// The way its bytes take.
+    /// Its data path.
     pub fn paths(&self) -> &Paths {
         &self.paths
     }
 
-    /// Why the ways into GPU memory before the one that is taken, or all direct ones, were not.
+    /// Why the methods before the one in use, or all direct methods, were refused.
     pub fn refusals(&self) -> &[Refusal] {
         &self.refusals
     }
@@ -293,7 +298,7 @@ impl Mr {
         Arc::ptr_eq(&self.handle.pd.inner, &qp.pd().inner)
     }
 
-    /// Whether requests go to a shadow of it in host memory: peers may not use it then.
+    /// Whether it is staged through a shadow in host memory: peers may not use it then.
     pub fn is_staged(&self) -> bool {
         self.shadow.is_some()
     }

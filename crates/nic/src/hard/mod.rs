@@ -1,8 +1,8 @@
 //! Hardware NICs, by the system's libibverbs.
 //!
-//! The same objects as the software NIC's ([`Device`], [`Pd`], [`Mr`], [`Cq`], [`Channel`], [`Qp`]) with the same requests and
-//! completions; each holds what it was made from, so that everything goes in the right order. What has no meaning here (datagrams,
-//! shared receive queues, memory windows) is not offered.
+//! The same objects as the software NIC's ([`Device`], [`Pd`], [`Mr`], [`Cq`], [`Channel`], [`Qp`])
+//! with the same requests and completions. Each holds its parents, so that objects are destroyed in
+//! the right order. Datagrams, shared receive queues and memory windows are not offered here.
 
 mod context;
 mod cq;

@@ -1,5 +1,6 @@
-//! Whether a way into GPU memory does what it says: bytes are written to memory of our own on that GPU, and read back, by the device
-//! itself through a connection to itself. Once for each GPU and way of a device that is open, whatever comes of it.
+//! Proof that a direct method reaches GPU memory. The device writes bytes to a test allocation on
+//! that GPU and reads them back, over a loopback connection. Runs once per GPU and method of an
+//! open device, whatever the result.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -21,29 +22,30 @@ use super::qp::Qp;
 use super::stage::Shadow;
 use crate::work::{QpLimits, SendRequest, Sge};
 
-/// Bytes that are moved: more than one page.
+/// Bytes transferred: more than one page.
 const LEN: usize = 3 * 4096 + 512;
-/// Where they begin in the memory: inside a page, so that a driver that forgets the offset into a dma-buf writes elsewhere, and that inside our own memory.
+/// Offset of the bytes in the allocation, not page-aligned: a driver that ignores the dma-buf
+/// offset writes elsewhere, still inside our allocation.
 const BEGIN: usize = (64 << 10) + 256;
-/// How long one of them may take.
+/// Timeout of one transfer.
 const LIMIT: Duration = Duration::from_secs(5);
-/// How long bytes may take to be seen on the GPU after their completion.
+/// Timeout for the bytes to become visible on the GPU after their completion.
 const SEEN: Duration = Duration::from_millis(200);
 
-/// What came of it.
+/// Result of a proof.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum ProofResult {
     /// The bytes were right.
     Proved,
-    /// It could not be tried, so that the registration must be believed.
+    /// The proof could not run: the registration is trusted.
     Untried(String),
-    /// It registered the memory, and the bytes did not come through.
+    /// The registration succeeded, but the bytes did not arrive.
     Lied(String),
 }
 
-/// What is known so far.
+/// Results so far.
 #[derive(Default)]
-pub(crate) struct Proofs(Mutex<HashMap<(String, &'static str), Verdict>>);
+pub(crate) struct Proofs(Mutex<HashMap<(String, &'static str), ProofResult>>);
 
 impl fmt::Debug for Proofs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -51,31 +53,32 @@ impl fmt::Debug for Proofs {
     }
 }
 
-pub(crate) fn of(pd: &Pd, gpu: &Arc<Gpu>, rung: Mechanism) -> Verdict {
+pub(crate) fn of(pd: &Pd, gpu: &Arc<Gpu>, method: Mechanism) -> ProofResult {
     let mut known = pd.device().inner.proofs.0.lock().unwrap_or_else(PoisonError::into_inner);
-    let key = (gpu.pci_address().to_owned(), rung.name());
+    let key = (gpu.pci_address().to_owned(), method.name());
     if let Some(verdict) = known.get(&key) {
         return verdict.clone();
     }
-    let verdict = prove(pd, gpu, rung).unwrap_or_else(|verdict| verdict);
-    tracing::debug!("{}: {} of {gpu}: {verdict:?}", pd.device().name(), rung.name());
-    // Also what could not be tried: a device that does not talk to itself would be waited for again with every registration.
+    let verdict = prove(pd, gpu, method).unwrap_or_else(|verdict| verdict);
+    tracing::debug!("{}: {} of {gpu}: {verdict:?}", pd.device().name(), method.name());
+    // Cache failures to run, too: a device without loopback would otherwise cost a timeout per
+    // registration.
     known.insert(key, verdict.clone());
     verdict
 }
 
-fn untried(error: impl fmt::Display) -> Verdict {
-    Verdict::Untried(error.to_string())
+fn untried(error: impl fmt::Display) -> ProofResult {
+    ProofResult::Untried(error.to_string())
 }
 
-fn lied(rung: Mechanism, what: &str) -> Verdict {
-    Verdict::Lied(format!(
+fn lied(method: Mechanism, what: &str) -> ProofResult {
+    ProofResult::Lied(format!(
         "the device registered GPU memory by {}, but {what}: its driver promises what it does not do",
-        rung.name()
+        method.name()
     ))
 }
 
-fn prove(pd: &Pd, gpu: &Arc<Gpu>, rung: Mechanism) -> Result<Verdict, Verdict> {
+fn prove(pd: &Pd, gpu: &Arc<Gpu>, method: Mechanism) -> Result<ProofResult, ProofResult> {
     let buffer = GpuBuffer::new(gpu, BEGIN + LEN).map_err(untried)?;
     let options = GpuOptions { window: false, ..GpuOptions::default() };
     let memory = Arc::new(GpuMemory::reach(buffer.addr() + BEGIN as u64, LEN, &options).map_err(untried)?);
@@ -83,44 +86,45 @@ fn prove(pd: &Pd, gpu: &Arc<Gpu>, rung: Mechanism) -> Result<Verdict, Verdict> {
     let host = HostBuffer::new(2 * LEN).map_err(untried)?;
     let pattern: Vec<u8> = (0..LEN).map(|at| u8::try_from((at * 31 + at / 251) % 256).unwrap_or(0)).collect();
     host.write_at(0, &pattern).map_err(untried)?;
-    // Dropped in this order: the device forgets the memory before it goes.
+    // Drop order: deregister before the memory is freed.
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
-    let there = Held::new(pd, try_rung(pd, &memory, access, rung).map_err(untried)?);
+    let there = Held::new(pd, try_rung(pd, &memory, access, method).map_err(untried)?);
     let here = pd.register_range(host.as_mut_ptr().cast(), host.len(), access).map_err(untried)?;
     let here = Held::new(pd, here);
-    let loopback = Loopback::make(pd).map_err(Verdict::Untried)?;
+    let loopback = Loopback::make(pd).map_err(ProofResult::Untried)?;
 
     let remote = Remote { addr: memory.addr(), rkey: there.rkey() };
     let len = u32::try_from(LEN).unwrap_or(0);
     let sge = |offset: usize| Sge { addr: host.addr() + offset as u64, len, lkey: here.lkey() };
-    // First between two places of host memory: a device that does not even do that says nothing about the GPU's.
+    // Control run between two host buffers first: if that fails, the proof says nothing about the
+    // GPU.
     let beside = Remote { addr: host.addr() + LEN as u64, rkey: here.rkey() };
     loopback
         .run(Operation::Write(beside), sge(0))
         .map_err(|trouble| untried(format!("the device does not talk to itself ({trouble})")))?;
     loopback
         .run(Operation::Write(remote), sge(0))
-        .map_err(|trouble| trouble.judge(rung, "a write to it ended in"))?;
+        .map_err(|trouble| trouble.judge(method, "a write to it ended in"))?;
     let start = Instant::now();
     let mut found = vec![0; LEN];
     loop {
-        shadow.fetch(0, LEN).map_err(Verdict::Untried)?;
+        shadow.fetch(0, LEN).map_err(ProofResult::Untried)?;
         shadow.buffer.read_at(0, &mut found).map_err(untried)?;
         if found == pattern {
             break;
         }
         if start.elapsed() > SEEN {
-            return Err(lied(rung, "bytes that it wrote there did not arrive"));
+            return Err(lied(method, "bytes that it wrote there did not arrive"));
         }
     }
     loopback
         .run(Operation::Read(remote), sge(LEN))
-        .map_err(|trouble| trouble.judge(rung, "a read from it ended in"))?;
+        .map_err(|trouble| trouble.judge(method, "a read from it ended in"))?;
     host.read_at(LEN, &mut found).map_err(untried)?;
     if found == pattern {
-        Ok(Verdict::Proved)
+        Ok(ProofResult::Proved)
     } else {
-        Err(lied(rung, "bytes that it read there are others"))
+        Err(lied(method, "bytes that it read there are others"))
     }
 }
 
@@ -153,19 +157,19 @@ impl Drop for Held<'_> {
     }
 }
 
-/// Why a request of a proof has no result.
+/// Why a request of a proof failed.
 enum Trouble {
-    /// It did not work at all.
+    /// It could not be posted or polled.
     Nothing(String),
-    /// It ended so.
+    /// It completed with this status.
     Ended(Status),
 }
 
 impl Trouble {
-    fn judge(self, rung: Mechanism, what: &str) -> Verdict {
+    fn judge(self, method: Mechanism, what: &str) -> ProofResult {
         match self {
-            Self::Nothing(why) => lied(rung, &format!("{what} nothing: {why}")),
-            Self::Ended(status) => lied(rung, &format!("{what} {status:?}")),
+            Self::Nothing(why) => lied(method, &format!("{what} nothing: {why}")),
+            Self::Ended(status) => lied(method, &format!("{what} {status:?}")),
         }
     }
 }

@@ -16,11 +16,11 @@ use super::error::{CreateError, ModifyError, PostError, last, returned};
 use super::memory::Pd;
 use crate::work::{QpLimits, RecvRequest, SendRequest, Sge};
 
-/// Requests handed over with one call.
+/// Requests posted per call.
 const LIST: usize = 16;
-/// Hops that packets may pass.
+/// Hop limit of packets.
 const HOP_LIMIT: u8 = 64;
-/// Some drivers (rxe) take a retry count of 7 for «without end», which nobody wants who waits.
+/// Some drivers (rxe) treat a retry count of 7 as infinite, which would hang a waiting caller.
 const MOST_RETRIES: u8 = 6;
 
 type PostSend = unsafe extern "C" fn(*mut verbs::Qp, *mut verbs::SendWr, *mut *mut verbs::SendWr) -> c_int;
@@ -47,7 +47,7 @@ impl Drop for Qp {
         if self.pd.device().is_forked() {
             return; // the parent's
         }
-        // Before its number can be another's.
+        // Before the QP number can be reused.
         self.pd.device().inner.staging.forget(self.qpn.get());
         // SAFETY: made by `create`, and not used again.
         unsafe { (self.pd.device().inner.context.library.api.destroy_qp)(self.raw.as_ptr()) };
@@ -78,7 +78,7 @@ impl Qp {
                 return Err(CreateError::Limit { what, asked, max, device: device.name().to_owned() });
             }
         }
-        // Devices do not say how much inline data they take: they are asked for less until they agree.
+        // Devices do not report their inline limit: request less until creation succeeds.
         let mut told = None;
         for inline in [limits.inline, 64, 0] {
             if inline > limits.inline {
@@ -124,7 +124,8 @@ impl Qp {
         limits: QpLimits,
         cqs: [Cq; 2],
     ) -> Result<Self, CreateError> {
-        // The way of C's inline functions: through the table of the queue pair's own context.
+        // As the inline functions of verbs.h: through the ops table of the queue pair's own
+        // context.
         // SAFETY: a live queue pair; its context lives as long.
         let (ops, qpn) = unsafe { (&(*raw.as_ref().context).ops, raw.as_ref().qp_num) };
         let (Some(post_send), Some(post_recv)) = (ops.post_send, ops.post_recv) else {
@@ -144,7 +145,8 @@ impl Qp {
         &self.pd
     }
 
-    /// libibverbs' own object, for what is not offered here: it lives as long as this one, and must not be destroyed.
+    /// The libibverbs object, for calls not offered here: it lives as long as this one, and must
+    /// not be destroyed.
     pub fn as_ptr(&self) -> *mut verbs::Qp {
         self.raw.as_ptr()
     }
@@ -207,11 +209,11 @@ impl Qp {
             raw.ah_attr.is_global = 1;
             raw.ah_attr.grh.dgid = gid_of(attr.remote);
             raw.ah_attr.grh.sgid_index = u8::try_from(port.gid.index).unwrap_or(0);
-            raw.ah_attr.grh.hop_limit = match attr.treatment.hop_limit {
+            raw.ah_attr.grh.hop_limit = match attr.ip_options.hop_limit {
                 0 => HOP_LIMIT,
                 hops => hops,
             };
-            raw.ah_attr.grh.traffic_class = attr.treatment.traffic_class;
+            raw.ah_attr.grh.traffic_class = attr.ip_options.traffic_class;
         }
         raw
     }
@@ -288,7 +290,7 @@ impl Qp {
     }
 
     fn post_staged(&self, request: &SendRequest<'_>) -> Result<(), PostError> {
-        // Before gigabytes are copied in vain.
+        // Check before staging copies gigabytes in vain.
         self.check_process()?;
         self.check_length(request.sges)?;
         let staging = &self.pd.device().inner.staging;
@@ -382,7 +384,8 @@ impl Qp {
         Ok(())
     }
 
-    /// What is longer than the port carries would fail late and without a word, or stop the queue pair.
+    /// A message longer than the port's maximum would fail late and silently, or stop the queue
+    /// pair.
     #[inline]
     fn check_length(&self, sges: &[Sge]) -> Result<(), PostError> {
         let len = sges.iter().map(|sge| u64::from(sge.len)).sum();

@@ -1,4 +1,5 @@
-//! Why a way into GPU memory was not taken. Kept with the registration, also where a later way worked; the log has it once.
+//! Why a method of access to GPU memory was refused. Kept with the registration, also where a later
+//! method worked; logged once.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -6,31 +7,31 @@ use std::sync::{Mutex, PoisonError};
 
 use nobounce_memory::path::Mechanism;
 
-/// A way into GPU memory that a hardware NIC did not take, and why.
+/// A refused method of access to GPU memory, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// The way.
-    pub rung: Mechanism,
-    /// What the device, its driver or CUDA said; or what was found out when it was tried.
+    /// The method.
+    pub method: Mechanism,
+    /// The error of the device, its driver or CUDA, or the result of the proof.
     pub reason: String,
 }
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.rung.name(), self.reason)
+        write!(f, "{}: {}", self.method.name(), self.reason)
     }
 }
 
-/// Which ways of a device the log has named already: a program registers memory thousands of times.
+/// Methods of a device already logged as refused: a program registers memory thousands of times.
 #[derive(Debug, Default)]
 pub(crate) struct Told(Mutex<HashSet<Mechanism>>);
 
 impl Told {
-    /// Says in the log, once for each way, that the device did not take it.
+    /// Logs a refusal once per method.
     pub(crate) fn warn(&self, device: &str, refusals: &[Refusal]) {
         let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for refusal in refusals {
-            if told.insert(refusal.rung) {
+            if told.insert(refusal.method) {
                 tracing::warn!("{device}: GPU memory is not registered by {refusal}");
             }
         }

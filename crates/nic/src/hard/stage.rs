@@ -1,8 +1,10 @@
-//! GPU memory that the device cannot reach: a shadow of it in host memory is registered instead, and bytes are copied between the two.
+//! Staging for GPU memory that the device cannot reach: a shadow buffer in host memory is
+//! registered instead, and bytes are copied between the two.
 //!
-//! Requests are posted on the shadow. What leaves is fetched from the GPU before the request is posted; what comes is placed on the GPU
-//! when its completion is polled, before anybody is told. So such memory can be the local side of everything. Peers' own requests
-//! would reach the shadow, behind our back: the region gives them no rights.
+//! Requests are posted on the shadow. Outgoing bytes are copied from the GPU before the post.
+//! Incoming bytes are copied to the GPU when the completion is polled, before the caller sees it.
+//! Such memory can be the local side of every operation. Peers' requests would reach only the
+//! shadow, unnoticed: the region grants them no access.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -21,15 +23,15 @@ use super::error::PostError;
 use crate::soft::{PathCounters, PathTotals};
 use crate::work::{Sge, WorkCompletion};
 
-/// Pieces of a copy, and so many under way at once.
+/// Piece size of a copy, and pieces in flight.
 const PIECE: usize = 512 << 10;
 const PIECES: usize = 4;
-/// So long one piece may take: thousands of times what the largest needs.
+/// Timeout of one piece: thousands of times what the largest needs.
 const LIMIT: Duration = Duration::from_secs(10);
-/// The upper half of the numbers of requests that have something to do when they complete.
+/// Upper half of the wr_id of requests with work to do on completion.
 const MARK: u64 = 0x6e62_5354;
 
-/// The host memory that stands for a region of a GPU.
+/// The shadow of a GPU region in host memory.
 pub(crate) struct Shadow {
     memory: Arc<GpuMemory>,
     pub(crate) buffer: HostBuffer,
@@ -46,7 +48,7 @@ impl Shadow {
         Ok(Self { buffer: HostBuffer::new(memory.len())?, memory })
     }
 
-    /// Where an address of the GPU's lies in it.
+    /// Shadow address of a GPU address.
     fn offset(&self, addr: u64, len: usize) -> Option<usize> {
         let offset = usize::try_from(addr.checked_sub(self.memory.addr())?).ok()?;
         (offset.checked_add(len)? <= self.memory.len()).then_some(offset)
@@ -58,7 +60,7 @@ impl Shadow {
         CopyEngine::in_context(self.memory.gpu(), context, PIECES, PIECE).map_err(|error| error.to_string())
     }
 
-    /// From the GPU, in pieces of which several are under way.
+    /// Copies from the GPU, pipelined in pieces.
     pub(crate) fn fetch(&self, offset: usize, len: usize) -> Result<(), String> {
         if let Some(window) = self.memory.window() {
             window.read_back().map_err(|error| error.to_string())?;
@@ -85,7 +87,7 @@ impl Shadow {
         Ok(())
     }
 
-    /// To the GPU.
+    /// Copies to the GPU.
     fn place(&self, offset: usize, len: usize) -> Result<(), String> {
         let engine = self.engine()?;
         let mut under_way: VecDeque<Copy> = VecDeque::new();
@@ -142,7 +144,7 @@ fn patiently(mut done: impl FnMut() -> Result<bool, String>) -> Result<(), Strin
     Ok(())
 }
 
-/// One request that has something to do when it completes.
+/// A request with work to do on completion.
 struct Work {
     wr_id: u64,
     qpn: u32,
@@ -152,11 +154,11 @@ struct Work {
     reads: bool,
     /// Bytes of the whole list.
     len: u32,
-    /// Where what comes is to be placed, in the order of the list.
+    /// Destinations of incoming bytes, in list order.
     inbound: Vec<(Arc<Shadow>, usize, usize)>,
 }
 
-/// What a request is posted as.
+/// The request as posted.
 pub(crate) struct Staged {
     pub(crate) wr_id: u64,
     pub(crate) signaled: bool,
@@ -167,7 +169,7 @@ pub(crate) struct Staged {
 /// The staged regions of a device, and the requests that use them.
 #[derive(Default)]
 pub(crate) struct Staging {
-    /// How many regions there are: all that other requests pay for is a look at it.
+    /// Number of staged regions: the only cost for other requests is one load.
     count: AtomicUsize,
     regions: RwLock<HashMap<u32, Weak<Shadow>>>,
     next: AtomicU32,
@@ -190,12 +192,12 @@ impl Staging {
         self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Bytes that took the longer way.
+    /// Staged bytes.
     pub(crate) fn counters(&self) -> PathCounters {
         *self.moved.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a request must be looked at.
+    /// Whether a request may use a staged region.
     #[inline]
     pub(crate) fn concerns(&self, wr_id: u64) -> bool {
         self.count.load(Ordering::Acquire) > 0 || self.has_marked(wr_id)
@@ -203,12 +205,13 @@ impl Staging {
 
     /// Whether a completion may be one of ours.
     #[inline]
-    #[allow(clippy::unused_self)] // it reads as what it is
+    #[allow(clippy::unused_self)] // reads as a method
     pub(crate) fn has_marked(&self, wr_id: u64) -> bool {
         wr_id >> 32 == MARK
     }
 
-    /// Fetches what leaves, and notes where what comes is to go. `op` is none for a receive.
+    /// Copies outgoing bytes from the GPU, and records the destinations of incoming ones. `op` is
+    /// `None` for a receive.
     pub(crate) fn prepare(
         &self,
         qpn: u32,
@@ -252,8 +255,9 @@ impl Staging {
         Ok(staged)
     }
 
-    /// The parts of a range that no READ is under way into. The others are newer in the shadow, or will be: a request behind a fence
-    /// takes them from there, as the device would from the memory itself, and a fetch would put old bytes over them.
+    /// The parts of a range without a READ in flight. The other parts are newer in the shadow, or
+    /// will be: a fenced request takes them from there. A copy from the GPU would overwrite them
+    /// with stale bytes.
     fn not_awaited(&self, shadow: &Arc<Shadow>, range: Range<usize>) -> Vec<Range<usize>> {
         let mut parts = vec![range];
         for work in self.works().values().filter(|work| work.reads) {
@@ -270,26 +274,28 @@ impl Staging {
         parts
     }
 
-    /// The request was not taken after all.
+    /// The post failed: forgets the request.
     pub(crate) fn cancel(&self, staged: &Staged) {
         if let Some(slot) = staged.slot {
             self.works().remove(&slot);
         }
     }
 
-    /// The queue pair goes, and completions of it may never be polled.
+    /// The queue pair is destroyed; its completions may never be polled.
     pub(crate) fn forget(&self, qpn: u32) {
         self.works().retain(|_, work| work.qpn != qpn);
     }
 
-    /// Places what came, and gives the completion as the application is to see it, and whether it is.
+    /// Copies incoming bytes to the GPU. Returns the completion for the application, and whether
+    /// the application gets it.
     pub(crate) fn finish(&self, completion: &WorkCompletion) -> (WorkCompletion, bool) {
         let slot = u32::try_from(completion.wr_id & u64::from(u32::MAX)).unwrap_or(0);
-        // Every request with the mark has a slot, but for those of queue pairs that are gone. It stays known until its bytes are on the
-        // GPU: whoever sends from there meanwhile must not fetch the old ones over them.
+        // Every marked request has a slot, except those of destroyed queue pairs. The slot stays
+        // until its bytes are on the GPU: a concurrent send from there must not copy stale bytes
+        // over them.
         let Some(work) = self.works().get(&slot).cloned() else { return (*completion, false) };
         let mut original = WorkCompletion { wr_id: work.wr_id, ..*completion };
-        // What was read is as long as what was asked for, whatever a device says: some say nothing, and the bytes are here.
+        // A READ returns the requested length, whatever the device reports: some report nothing.
         if work.reads && completion.status == Status::Success {
             original.byte_len = work.len;
         }
@@ -302,7 +308,7 @@ impl Staging {
                     continue;
                 }
                 if let Err(error) = shadow.place(*offset, len) {
-                    // The bytes are here, but not where the application looks for them.
+                    // The bytes are in the shadow, but not on the GPU.
                     tracing::warn!("what arrived could not be placed in GPU memory: {error}");
                     original.status = Status::LocalAccess;
                     break;

@@ -1,9 +1,10 @@
-//! A batch of packets on its way out.
+//! A batch of outgoing packets.
 //!
-//! Packets are built one after the other in one slab. Neighbours of one size, one destination and one source port
-//! form a *group* that leaves in a single segmented send, without another copy. The kernel numbers the segments of
-//! such a send 0, 1, 2, ... in the IPv4 identification field, and the ICRC covers that field: so the grouping is
-//! decided when a packet is committed, and the ICRC is closed at that moment, for that place.
+//! Packets are built one after the other in one slab. Consecutive packets of one size, destination
+//! and source port form a *group* that leaves in a single GSO send, without another copy. The
+//! kernel numbers the segments of such a send 0, 1, 2, ... in the IPv4 identification field, which
+//! the ICRC covers. The group is therefore chosen when a packet is committed, and the ICRC is
+//! written at that moment.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -13,55 +14,60 @@ use std::sync::Arc;
 
 use nobounce_memory::Sink;
 use nobounce_memory::gpu::copy_engine::PinnedChunk;
-use nobounce_protocol::qp::Treatment;
-use nobounce_protocol::wire::icrc::{self, Flow, MASKED, Sealer};
+use nobounce_protocol::qp::IpOptions;
+use nobounce_protocol::wire::icrc::{self, Flow, IcrcWriter, MASKED};
 use nobounce_protocol::wire::{BTH_LEN, ICRC_LEN, ROCE_PORT};
 
 use super::Capabilities;
-use super::sealers::Sealers;
-use super::shm::{Hold, NearRing};
+use super::icrc_writers::IcrcWriters;
+use super::shm::{Hold, PeerRing};
 
-/// Bytes of the slab: one full segmented send. A larger one would let the receiver idle while it is filled.
+/// Bytes of the slab: one full GSO send. A larger slab would leave the receiver idle while it is
+/// filled.
 const SLAB: usize = 66 * 1024;
-/// Unused bytes at the start of a packet buffer. Headers are 4 modulo 8 bytes long and so is the ICRC, so with this
-/// lead the payload of every full packet lies on a multiple of 16: copies run at 38 GB/s instead of 23.
+/// Unused bytes at the start of a packet buffer. Headers and ICRC are 4 modulo 8 bytes long, so
+/// this lead aligns the payload of every full packet to 16. Copies then run at 38 GB/s instead of
+/// 23.
 pub(super) const LEAD: usize = 4;
-/// Most packets in one batch, whatever their size.
+/// Maximum number of packets in one batch.
 const MAX_PACKETS: usize = 1024;
-/// Most bytes in one segmented send. The kernel's limit over IPv4 is 0xfff0 less the IP and UDP headers.
+/// Maximum bytes in one GSO send. The kernel's limit over IPv4 is 0xfff0 less the IP and UDP
+/// headers.
 const MAX_GROUP: usize = 0xfff0 - 20 - 8;
 /// The longest packet that can be sent.
 pub const MAX_PACKET: usize = MAX_GROUP;
 /// The longest packet of the protocol: headers, the largest path MTU, ICRC.
 const LARGEST_ROCE_PACKET: usize = 40 + 4096 + ICRC_LEN;
-/// Where in a packet the high byte of the destination queue pair number lies: the slot of the receiver.
+/// Offset of the high byte of the destination QP number in a packet: the slot of the receiver.
 pub(super) const SLOT_BYTE: usize = 5;
 
 /// One packet of a [`TxBatch`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TxPacket {
-    /// Where it begins in the slab.
+    /// Offset in the slab.
     pub start: u32,
     /// Its bytes, BTH to ICRC.
     pub len: u32,
-    /// Where it goes.
+    /// Destination address.
     pub dst: IpAddr,
-    /// The UDP port it leaves from.
+    /// UDP source port.
     pub src_port: u16,
-    /// Which of the link's source ports that is.
+    /// Index of that port among the link's source ports.
     pub(super) port: u8,
-    /// Its place in its group, which is also its IPv4 identification. A group begins where this is 0.
+    /// Its place in its group, which is also its IPv4 identification. A group begins where this is
+    /// 0.
     pub ip_id: u16,
-    /// Whether it has an ICRC. Packets without one must not leave this machine.
+    /// Whether it has an ICRC. Packets without one must not leave this host.
     pub sealed: bool,
-    /// Which of the payloads outside the slab is its own; the slab then holds only what comes before and after it.
+    /// Index of its payload outside the slab, if any; the slab then holds only the bytes before and
+    /// after it.
     pub(super) outside: Option<u16>,
-    /// How it is to be treated on its way.
-    pub(super) treatment: Treatment,
+    /// IP options (traffic class, hop limit).
+    pub(super) ip_options: IpOptions,
 }
 
 impl TxPacket {
-    /// Where its bytes lie in the slab, if its payload lies there too.
+    /// Its range in the slab, if its payload is there too.
     pub(super) fn range(&self) -> Range<usize> {
         let start = self.start as usize;
         start..start + self.len as usize
@@ -73,29 +79,29 @@ impl TxPacket {
     }
 }
 
-/// A destination and a source port, in words. An [`IpAddr`] is 17 bytes at odd places: read back shortly after it was
-/// written, in other pieces than it was written in, it makes the processor wait until all stores before it are done,
-/// here those of a whole payload (5 % of a sender's time).
+/// A destination and a source port, as machine words. An [`IpAddr`] is 17 unaligned bytes: loading
+/// it soon after the store causes a store-forwarding stall. The load then waits for all earlier
+/// stores, here those of a whole payload (5 % of a sender's time).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Way {
+struct Destination {
     high: u64,
     low: u64,
     v4: bool,
     port: u8,
-    treatment: Treatment,
+    ip_options: IpOptions,
 }
 
-impl Way {
+impl Destination {
     #[inline(always)]
-    fn new(dst: &IpAddr, port: u8, treatment: Treatment) -> Self {
+    fn new(dst: &IpAddr, port: u8, ip_options: IpOptions) -> Self {
         match dst {
-            IpAddr::V4(a) => Self { high: 0, low: u64::from(a.to_bits()), v4: true, port, treatment },
+            IpAddr::V4(a) => Self { high: 0, low: u64::from(a.to_bits()), v4: true, port, ip_options },
             IpAddr::V6(a) => {
                 let [high, low] = [0, 8].map(|at| {
                     let octets = a.octets();
                     u64::from_be_bytes(std::array::from_fn(|i| octets[at + i]))
                 });
-                Self { high, low, v4: false, port, treatment }
+                Self { high, low, v4: false, port, ip_options }
             }
         }
     }
@@ -112,34 +118,34 @@ impl Way {
 /// The group that the next packet may join.
 #[derive(Clone, Copy, Debug)]
 struct Group {
-    way: Way,
+    way: Destination,
     slot: u8,
     segment: usize,
     packets: usize,
     bytes: usize,
 }
 
-/// A payload that lies outside the slab: bytes that the GPU's copy engine put where the link takes them from. Nobody changes
-/// them while the batch holds their chunk.
+/// A payload outside the slab: bytes that the GPU's copy engine wrote to a chunk, sent from there.
+/// They stay unchanged while the batch holds the chunk.
 #[derive(Clone, Debug)]
 struct Outside {
-    /// Which of the batch's chunks.
+    /// Index of the chunk in the batch.
     chunk: usize,
     range: Range<usize>,
-    /// Bytes of the packet before it. `None`: the range is the whole packet.
+    /// Header bytes before it. `None`: the range is the whole packet.
     head: Option<usize>,
 }
 
 /// A packet begun and not yet committed.
 #[derive(Clone, Copy, Debug)]
 struct Open {
-    way: Way,
+    way: Destination,
     /// Its bytes on the wire.
     len: usize,
     /// Its bytes in the slab.
     slab_len: usize,
-    /// Which of the sealers closes it; none where it needs no ICRC.
-    sealer: Option<usize>,
+    /// Index of the sealer that writes its ICRC; `None` where it needs none.
+    icrc_writer: Option<usize>,
 }
 
 /// A reusable slab into which packets are built, one after the other.
@@ -149,52 +155,52 @@ pub struct TxBatch {
     used: usize,
     /// Bytes on the wire of all packets in it.
     wire: usize,
-    /// Payloads that lie elsewhere; that of an open packet is the last.
+    /// Payloads outside the slab; that of an open packet is the last.
     outside: Vec<Outside>,
-    /// Where those lie, each once for all payloads in a row.
+    /// Their chunks, each once for consecutive payloads.
     chunks: Vec<PinnedChunk>,
     /// How many of them belong to packets of the batch.
     committed_outside: usize,
     open: Option<Open>,
     packets: Vec<TxPacket>,
     group: Option<Group>,
-    sealers: Sealers<Way>,
-    /// How the packets that are begun next are to be treated on their way.
-    treatment: Treatment,
+    icrc_writers: IcrcWriters<Destination>,
+    /// IP options of the packets begun next.
+    ip_options: IpOptions,
     /// Packets that were built in the rings of their receivers.
     near: InRings,
 }
 
-/// Packets that lie in rings, which nobody has been told of yet.
+/// Packets in rings that were not published yet.
 #[derive(Debug, Default)]
 struct InRings {
     /// The rings, each once; the one used last is the last.
     rings: Vec<Hold>,
     packets: usize,
     bytes: usize,
-    /// Bytes of them that lie in chunks.
-    lent: usize,
-    /// One that was begun, in the last ring.
+    /// Bytes of them in leased chunks.
+    leased: usize,
+    /// The open packet, in the last ring.
     open: Option<OpenInRing>,
-    /// A ring was full, and what did not fit waits here: what comes next must not overtake it.
+    /// A ring was full and a packet went into the slab instead: later packets must not overtake it.
     spilled: bool,
 }
 
-/// A packet in a ring, begun and not yet committed, or several that travel as one.
+/// A packet or run in a ring, begun and not yet committed.
 #[derive(Debug)]
 struct OpenInRing {
     len: usize,
     packets: u16,
-    /// Where its payload lies, if not in the ring: the bytes there, from the headers on, and the chunk.
-    lent: Option<(u8, u32, PinnedChunk)>,
+    /// Its payload outside the ring, if any: the bytes behind the headers, and the chunk.
+    leased: Option<(u8, u32, PinnedChunk)>,
     /// Bytes in the ring.
     room: usize,
 }
 
 impl InRings {
-    /// The next packet goes into that ring, unless others are writing there.
+    /// Selects that ring for the next packet, unless another writer holds it.
     #[inline]
-    fn turn_to(&mut self, ring: &Arc<NearRing>) -> Option<&mut Hold> {
+    fn turn_to(&mut self, ring: &Arc<PeerRing>) -> Option<&mut Hold> {
         let rings = &mut self.rings;
         if rings.last().is_none_or(|last| !last.is_of(ring)) {
             match rings.iter().position(|known| known.is_of(ring)) {
@@ -223,37 +229,38 @@ impl TxBatch {
             open: None,
             packets: Vec::with_capacity(64),
             group: None,
-            sealers: Sealers::new(),
-            treatment: Treatment::default(),
+            icrc_writers: IcrcWriters::new(),
+            ip_options: IpOptions::default(),
             near: InRings::default(),
         }
     }
 
-    /// How the packets that are begun from now on are to be treated on their way. A hop limit that they would have anyway is not asked for:
-    /// a packet for which the kernel must be told something leaves alone, with control data of its own.
-    pub fn treat(&mut self, treatment: Treatment) {
-        let usual = treatment.hop_limit == self.caps.usual_hops;
-        self.treatment = Treatment { hop_limit: if usual { 0 } else { treatment.hop_limit }, ..treatment };
+    /// Sets the IP options of the packets begun from now on. The default hop limit is not
+    /// requested: a packet with control data of its own leaves outside GSO batches.
+    pub fn treat(&mut self, ip_options: IpOptions) {
+        let usual = ip_options.hop_limit == self.caps.usual_hops;
+        self.ip_options = IpOptions { hop_limit: if usual { 0 } else { ip_options.hop_limit }, ..ip_options };
     }
 
     /// Room for one packet of `len` bytes, ICRC included; the caller fills all but the last four.
     ///
-    /// The room holds whatever was there before. `None`: the batch is full, send it first. An empty batch takes any
-    /// length from a bare BTH to [`MAX_PACKET`].
+    /// The room has stale contents. `None`: the batch is full, send it first. An empty batch takes
+    /// any length from a bare BTH to [`MAX_PACKET`].
     pub fn begin(&mut self, dst: IpAddr, src_port_hint: u16, len: usize) -> Option<&mut [u8]> {
         let port = self.port(src_port_hint);
-        self.begin_on(Way::new(&dst, port, self.treatment), len, len, true).map(|(room, _)| room)
+        self.begin_on(Destination::new(&dst, port, self.ip_options), len, len, true).map(|(room, _)| room)
     }
 
-    /// As [`begin`](Self::begin); also gives the CRC that comes before the packet's first byte, for those who compute
-    /// it over the body while they fill it, and hand it to [`commit_crc`](Self::commit_crc). None where the receiver is `near`: the
-    /// packet stays on this machine, and the room is in the ring, if that is not full.
+    /// As [`begin`](Self::begin); also returns the initial CRC of the packet. The caller computes
+    /// the CRC while it fills the body and passes it to [`commit_crc`](Self::commit_crc). `None`
+    /// for a same-host peer (`near`): the packet needs no ICRC, and the room is in the ring unless
+    /// that is full.
     #[inline]
     pub fn begin_crc(
         &mut self,
         (dst, src_port_hint): (&IpAddr, u16),
         len: usize,
-        near: Option<&Arc<NearRing>>,
+        near: Option<&Arc<PeerRing>>,
     ) -> Option<(Sink<'_>, Option<u32>)> {
         if let Some(near) = near
             && self.fits(len)
@@ -264,13 +271,14 @@ impl TxBatch {
         }
         self.near.spilled |= near.is_some();
         let port = self.port(src_port_hint);
-        let (room, crc) = self.begin_on(Way::new(dst, port, self.treatment), len, len, near.is_none())?;
+        let (room, crc) =
+            self.begin_on(Destination::new(dst, port, self.ip_options), len, len, near.is_none())?;
         Some((room.into(), crc))
     }
 
-    /// Room for so many packets that travel as one, `len` bytes with one header and one ICRC; only in a ring, and only as long as it
-    /// has room.
-    pub fn begin_run(&mut self, ring: &Arc<NearRing>, len: usize, packets: u16) -> Option<Sink<'_>> {
+    /// Room for a run of packets, `len` bytes with one header and one ICRC; only in a ring with
+    /// room.
+    pub fn begin_run(&mut self, ring: &Arc<PeerRing>, len: usize, packets: u16) -> Option<Sink<'_>> {
         if self.near.spilled || !self.fits(len) {
             return None;
         }
@@ -278,16 +286,17 @@ impl TxBatch {
         Some(self.begin_in_ring(room, len, packets))
     }
 
-    /// Most bytes of payload that are to travel as one now, by that ring.
-    pub fn longest_run(&mut self, ring: &Arc<NearRing>) -> usize {
+    /// Current maximum payload of one run in that ring.
+    pub fn longest_run(&mut self, ring: &Arc<PeerRing>) -> usize {
         self.near.turn_to(ring).map_or(0, Hold::longest_run)
     }
 
-    /// As [`begin_run`](Self::begin_run), for so many packets whose payloads lie in a row in a chunk, from `at` on: the room is for the
-    /// headers, `head` bytes; the receiver reads everything else where it lies.
-    pub fn begin_lent(
+    /// As [`begin_run`](Self::begin_run), for packets whose payloads are contiguous in a chunk,
+    /// from `at` on. The room is for the headers, `head` bytes; the receiver reads the payload in
+    /// place.
+    pub fn begin_leased(
         &mut self,
-        ring: &Arc<NearRing>,
+        ring: &Arc<PeerRing>,
         (len, head, packets): (usize, usize, u16),
         chunk: &PinnedChunk,
         at: usize,
@@ -296,16 +305,16 @@ impl TxBatch {
             return None;
         }
         let ring = self.near.turn_to(ring)?;
-        let (file, offset) = ring.lend(chunk, at)?;
+        let (file, offset) = ring.lease(chunk, at)?;
         let room = ring.reserve(head)?;
-        let lent = Some((file, offset, chunk.clone()));
-        Some(self.open_in_ring(room, OpenInRing { len, packets, lent, room: head }))
+        let leased = Some((file, offset, chunk.clone()));
+        Some(self.open_in_ring(room, OpenInRing { len, packets, leased, room: head }))
     }
 
     #[inline]
     fn begin_in_ring(&mut self, room: *mut u8, len: usize, packets: u16) -> Sink<'_> {
-        let mut room = self.open_in_ring(room, OpenInRing { len, packets, lent: None, room: len });
-        // What is not sealed must not carry what lay there before.
+        let mut room = self.open_in_ring(room, OpenInRing { len, packets, leased: None, room: len });
+        // Zero the ICRC so that stale bytes are not sent.
         room.put(len - ICRC_LEN, &[0; ICRC_LEN]);
         room
     }
@@ -314,20 +323,21 @@ impl TxBatch {
     fn open_in_ring(&mut self, room: *mut u8, open: OpenInRing) -> Sink<'_> {
         let len = open.room;
         self.near.open = Some(open);
-        // SAFETY: so many bytes of the ring are ours until they are published, and the ring lives as long as the batch knows it.
+        // SAFETY: these bytes of the ring are ours until they are published, and the ring lives as
+        // long as the batch refers to it.
         unsafe { Sink::new(room, len) }
     }
 
-    /// Whether a packet of that length is one, and fits.
+    /// Whether that packet length is valid and fits.
     #[inline(always)]
     fn fits(&self, len: usize) -> bool {
         debug_assert!((BTH_LEN + ICRC_LEN..=MAX_PACKET).contains(&len), "a packet of {len} bytes");
         (BTH_LEN + ICRC_LEN..=MAX_PACKET.min(SLAB - self.wire)).contains(&len) && self.count() < MAX_PACKETS
     }
 
-    /// As [`begin_crc`](Self::begin_crc), for a packet of `len` bytes whose payload is that `range` of the chunk: the room is
-    /// for the headers, `head` bytes, the padding and the ICRC. The payload counts as part of the body when its CRC is
-    /// computed.
+    /// As [`begin_crc`](Self::begin_crc), for a packet of `len` bytes whose payload is that `range`
+    /// of the chunk. The room is for the headers (`head` bytes), the padding and the ICRC. The CRC
+    /// of the body includes the payload.
     pub fn begin_outside(
         &mut self,
         (dst, src_port_hint): (&IpAddr, u16),
@@ -340,11 +350,11 @@ impl TxBatch {
         let port = self.port(src_port_hint);
         let slab_len = len.checked_sub(range.len())?;
         self.push_outside(chunk, range, Some(head));
-        self.begin_on(Way::new(dst, port, self.treatment), len, slab_len, true)
+        self.begin_on(Destination::new(dst, port, self.ip_options), len, slab_len, true)
     }
 
-    /// Begins a packet of `len` bytes that lies whole in a chunk, from `start` on; its ICRC will be written there. Gives the CRC
-    /// that comes before its first byte. The caller has written all but the ICRC.
+    /// Begins a packet of `len` bytes that is entirely in a chunk, from `start` on; its ICRC is
+    /// written there. Returns the initial CRC. The caller has written all but the ICRC.
     pub fn begin_inside(
         &mut self,
         (dst, src_port_hint): (&IpAddr, u16),
@@ -355,7 +365,7 @@ impl TxBatch {
         debug_assert!(start + len <= chunk.len());
         let port = self.port(src_port_hint);
         self.push_outside(chunk, start..start + len, None);
-        self.begin_on(Way::new(dst, port, self.treatment), len, 0, true).map(|(_, crc)| crc)
+        self.begin_on(Destination::new(dst, port, self.ip_options), len, 0, true).map(|(_, crc)| crc)
     }
 
     fn push_outside(&mut self, chunk: &PinnedChunk, range: Range<usize>, head: Option<usize>) {
@@ -369,15 +379,16 @@ impl TxBatch {
     fn port(&self, hint: u16) -> u8 {
         let ports = self.caps.source_ports.len();
         let port = u8::try_from(usize::from(hint) % ports).unwrap_or(0);
-        // Hints that lead to one port must not part a group.
+        // Hints that map to one port must not split a group.
         if self.caps.source_ports[usize::from(port)] == self.caps.source_ports[0] { 0 } else { port }
     }
 
-    // Inlined, the way stays in registers: on the stack it would be read back in larger pieces than it was written.
+    // Inlined, so that the `Destination` stays in registers: on the stack it would cause store-forwarding
+    // stalls.
     #[inline(always)]
     fn begin_on(
         &mut self,
-        way: Way,
+        way: Destination,
         len: usize,
         slab_len: usize,
         sealed: bool,
@@ -393,34 +404,36 @@ impl TxBatch {
             src_port: caps.source_ports[usize::from(way.port)],
             dst_port: ROCE_PORT,
         };
-        let sealer = if sealed { Some(self.sealers.find(way, len, flow)) } else { None };
-        let start = sealer.map(|sealer| self.sealers.get(sealer).map_or(0, Sealer::start));
-        self.open = Some(Open { way, len, slab_len, sealer });
+        let icrc_writer = if sealed { Some(self.icrc_writers.find(way, len, flow)) } else { None };
+        let start =
+            icrc_writer.map(|icrc_writer| self.icrc_writers.get(icrc_writer).map_or(0, IcrcWriter::start));
+        self.open = Some(Open { way, len, slab_len, icrc_writer });
         self.slab.get_mut(self.used..self.used + slab_len).map(|room| (room, start))
     }
 
-    /// Takes the packet begun last into the batch: decides its group and closes its ICRC.
+    /// Commits the packet begun last: chooses its group and writes its ICRC.
     pub fn commit(&mut self) {
         let Some(open) = self.open else { return self.commit_crc(None) };
         debug_assert_eq!(open.len, open.slab_len, "whose payload lies elsewhere is committed with its CRC");
-        let crc = open.sealer.and_then(|sealer| self.sealers.get(sealer)).map(|sealer| {
-            let mut crc = crc32fast::Hasher::new_with_initial(sealer.start());
-            crc.update(&self.slab[self.used..self.used + open.len - ICRC_LEN]);
-            crc.finalize()
-        });
+        let crc =
+            open.icrc_writer.and_then(|icrc_writer| self.icrc_writers.get(icrc_writer)).map(|icrc_writer| {
+                let mut crc = crc32fast::Hasher::new_with_initial(icrc_writer.start());
+                crc.update(&self.slab[self.used..self.used + open.len - ICRC_LEN]);
+                crc.finalize()
+            });
         self.commit_crc(crc);
     }
 
     /// As [`commit`](Self::commit), of a packet whose body has this CRC.
     pub fn commit_crc(&mut self, crc: Option<u32>) {
-        if let Some(OpenInRing { len, packets, lent, room }) = self.near.open.take() {
+        if let Some(OpenInRing { len, packets, leased, room }) = self.near.open.take() {
             if let Some(ring) = self.near.rings.last_mut() {
-                match lent {
+                match leased {
                     None => ring.commit(len, packets),
                     Some((file, offset, chunk)) => {
                         let behind = u32::try_from(len - room).unwrap_or(0);
-                        self.near.lent += len - room;
-                        ring.commit_lent((room, packets), (file, offset), behind, chunk);
+                        self.near.leased += len - room;
+                        ring.commit_leased((room, packets), (file, offset), behind, chunk);
                     }
                 }
             }
@@ -433,9 +446,12 @@ impl TxBatch {
         let at = self.used;
         let masked = self.open_byte(&open, MASKED);
         let ip_id = self.place(&open);
-        let sealer = open.sealer.and_then(|sealer| self.sealers.get(sealer));
-        // What is not sealed must not carry what lay there before.
-        let icrc = sealer.zip(crc).map_or(0, |(sealer, crc)| sealer.finish(crc, masked, ip_id)).to_le_bytes();
+        let icrc_writer = open.icrc_writer.and_then(|icrc_writer| self.icrc_writers.get(icrc_writer));
+        // Zero the ICRC so that stale bytes are not sent.
+        let icrc = icrc_writer
+            .zip(crc)
+            .map_or(0, |(icrc_writer, crc)| icrc_writer.finish(crc, masked, ip_id))
+            .to_le_bytes();
         if open.slab_len == 0 {
             if let Some(outside) = self.outside.last() {
                 self.write_icrc(outside, icrc);
@@ -455,16 +471,17 @@ impl TxBatch {
         outside.and_then(|outside| self.payload(outside).get(at).copied()).unwrap_or(0)
     }
 
-    /// Writes the ICRC of a packet that lies whole in a chunk.
+    /// Writes the ICRC of a packet that is entirely in a chunk.
     fn write_icrc(&self, outside: &Outside, icrc: [u8; ICRC_LEN]) {
         if let Some(chunk) = self.chunks.get(outside.chunk) {
-            // SAFETY: references into chunks are made for the time of a call only, and this is another.
+            // SAFETY: references into chunks are made for the time of a call only, and this is
+            // another.
             unsafe { chunk.write_between(outside.range.end - ICRC_LEN, &icrc) };
         }
     }
 
-    /// Lets a reader that looks see what was built in its ring so far, before it is told so by [`Link::send`](super::Link::send): it works on
-    /// that while we put our books in order.
+    /// Makes packets in rings visible to polling readers before [`Link::send`](super::Link::send):
+    /// the reader works while the sender does its bookkeeping.
     #[inline]
     pub fn show(&mut self) {
         if let Some(ring) = self.near.rings.last_mut() {
@@ -472,20 +489,20 @@ impl TxBatch {
         }
     }
 
-    /// Forgets the packet begun last.
+    /// Discards the packet begun last.
     pub fn abort(&mut self) {
         self.outside.truncate(self.committed_outside);
         self.open = None;
         self.near.open = None;
         if self.near.packets == 0 {
-            self.let_go(); // nobody may come to send
+            self.let_go(); // no send may follow
         }
     }
 
-    /// Copies in a packet of another batch whose ICRC is already closed, and keeps that ICRC as right (or as wrong)
-    /// as it was although the packet's place may change. Whether there was room.
+    /// Copies a packet of another batch whose ICRC is already written. The ICRC is adapted to the
+    /// new place and stays as valid (or invalid) as it was. Returns whether there was room.
     pub(super) fn push(&mut self, from: &TxPacket, bytes: &[u8]) -> bool {
-        let way = Way::new(&from.dst, from.port, from.treatment);
+        let way = Destination::new(&from.dst, from.port, from.ip_options);
         let Some((room, _)) = self.begin_on(way, bytes.len(), bytes.len(), true) else {
             return false;
         };
@@ -498,17 +515,17 @@ impl TxBatch {
         true
     }
 
-    /// Whether it takes one more packet of the largest path MTU.
+    /// Whether it has room for one more packet of the largest path MTU.
     pub fn has_room(&self) -> bool {
         SLAB - self.wire >= LARGEST_ROCE_PACKET && self.count() < MAX_PACKETS
     }
 
-    /// Whether its last segmented send takes no more bytes: one packet behind it would cost as much as all of them.
+    /// Whether its last GSO send is full: one more packet would cost a send of its own.
     pub fn ends_with_full_send(&self) -> bool {
         self.group.is_some_and(|group| group.packets > 1 && group.bytes + group.segment > MAX_GROUP)
     }
 
-    /// How many packets of `len` bytes it takes, in the last segmented send where they are of its kind.
+    /// How many packets of `len` bytes fit, in the last GSO send where they match its group.
     pub fn room_for(&self, len: usize) -> usize {
         let len = len.max(1);
         let in_group = self.group.filter(|group| group.segment == len && self.caps.max_segments > 1);
@@ -531,14 +548,14 @@ impl TxBatch {
         &mut self.near.rings
     }
 
-    /// Lets others write those rings.
+    /// Releases those rings to other writers.
     pub fn let_go(&mut self) {
         self.near.rings.clear();
     }
 
-    /// How many packets, and bytes, lie there, and how many of the bytes in chunks that the receivers read.
+    /// Packets and bytes in rings, and how many of the bytes are in leased chunks.
     pub(super) fn in_rings(&self) -> (usize, usize, usize) {
-        (self.near.packets, self.near.bytes, self.near.lent)
+        (self.near.packets, self.near.bytes, self.near.leased)
     }
 
     /// The packets in it, in order, but for those in rings.
@@ -554,8 +571,8 @@ impl TxBatch {
         }
     }
 
-    /// The bytes of one of its packets, where they lie: all of it, or what comes before the payload, the payload, and
-    /// what comes after.
+    /// The bytes of one of its packets, in place: all of it, or the headers, the payload and the
+    /// trailer.
     pub(super) fn parts(&self, packet: &TxPacket) -> [&[u8]; 3] {
         let outside = packet.outside.and_then(|index| self.outside.get(usize::from(index)));
         let Some(outside) = outside else { return [&self.slab[packet.range()], &[], &[]] };
@@ -570,14 +587,15 @@ impl TxBatch {
         self.chunks.get(outside.chunk).and_then(|chunk| chunk.get(outside.range.clone())).unwrap_or(&[])
     }
 
-    /// Whether a payload in these packets lies elsewhere.
+    /// Whether one of these packets has its payload outside the slab.
     pub(super) fn is_scattered(&self, first: usize, end: usize) -> bool {
         !self.outside.is_empty() && self.packets[first..end].iter().any(|packet| packet.outside.is_some())
     }
 
-    /// Whether the group from packet `first` on leaves by itself: it lies in several places, or asks for a treatment.
+    /// Whether the group from packet `first` on leaves by itself: it is scattered, or has IP
+    /// options.
     pub(super) fn leaves_alone(&self, first: usize, end: usize) -> bool {
-        self.packets[first].treatment != Treatment::default() || self.is_scattered(first, end)
+        self.packets[first].ip_options != IpOptions::default() || self.is_scattered(first, end)
     }
 
     /// The capabilities it groups by.
@@ -609,7 +627,7 @@ impl TxBatch {
         first + 1 + rest.iter().position(|p| p.ip_id == 0).unwrap_or(rest.len())
     }
 
-    /// Makes groups of one of the packets from `first` to `end`, for a path that refuses segmented sends.
+    /// Splits the packets from `first` to `end` into groups of one, for a path that refuses GSO.
     pub(super) fn ungroup(&mut self, first: usize, end: usize) {
         for index in first..end {
             let packet = self.packets[index];
@@ -629,8 +647,8 @@ impl TxBatch {
         }
     }
 
-    /// Adapts the ICRC that ends at `end` of the slab, of a packet of `len` bytes, to another IPv4 identification.
-    /// IPv6 has none.
+    /// Adapts the ICRC that ends at `end` of the slab, of a packet of `len` bytes, to another IPv4
+    /// identification. IPv6 has no such field.
     fn move_id(&mut self, end: usize, len: usize, dst: IpAddr, from: u16, to: u16) {
         if from == to || dst.is_ipv6() {
             return;
@@ -639,16 +657,18 @@ impl TxBatch {
         *tail = icrc::change_id(u32::from_le_bytes(*tail), len - ICRC_LEN, from, to).to_le_bytes();
     }
 
-    /// Gives a packet its place; returns its number in its group.
+    /// Assigns a packet to a group; returns its index there.
     fn place(&mut self, open: &Open) -> u16 {
-        let Open { way, len, slab_len, sealer } = *open;
+        let Open { way, len, slab_len, icrc_writer } = *open;
         let outside = (slab_len < len).then(|| u16::try_from(self.committed_outside).unwrap_or(u16::MAX));
         self.committed_outside += usize::from(outside.is_some());
         let slot = self.open_byte(open, SLOT_BYTE);
         let joined = self.group.as_mut().filter(|g| {
-            // The receiver's kernel steers a segmented send as a whole, so it may hold packets of one slot only.
+            // The receiver's kernel steers a GSO send as a whole, so it must hold packets of one
+            // slot only.
             (g.way, g.slot) == (way, slot)
-                // A shorter one is the last. (A request and an answer behind it: the peer finds both at once.)
+                // A shorter packet is the last. (A request with an answer piggybacked behind it:
+                // the peer gets both at once.)
                 && len <= g.segment
                 && g.packets < self.caps.max_segments
                 && g.bytes + len <= MAX_GROUP
@@ -677,9 +697,9 @@ impl TxBatch {
             src_port: self.caps.source_ports[usize::from(way.port)],
             port: way.port,
             ip_id,
-            sealed: sealer.is_some(),
+            sealed: icrc_writer.is_some(),
             outside,
-            treatment: way.treatment,
+            ip_options: way.ip_options,
         });
         self.used += slab_len;
         self.wire += len;

@@ -1,9 +1,9 @@
-//! A set of descriptors that is a descriptor itself: readable when one of them is.
+//! An epoll set: a descriptor that is readable when one of its members is.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-/// The set. What is closed leaves it by itself.
+/// The set. Closed descriptors leave it by themselves.
 #[derive(Debug)]
 pub(super) struct Epoll(OwnedFd);
 
@@ -15,11 +15,11 @@ impl Epoll {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: `fd` was just opened and nobody else owns it.
+        // SAFETY: `fd` was just opened and has no other owner.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    /// Adds one: it counts as readable, too, when its other end is gone.
+    /// Adds a descriptor; it is also readable when its peer is gone.
     pub(super) fn add(&self, fd: RawFd) -> io::Result<()> {
         let events = (libc::EPOLLIN | libc::EPOLLRDHUP).cast_unsigned();
         let mut event = libc::epoll_event { events, u64: 0 };
@@ -30,9 +30,10 @@ impl Epoll {
         Ok(())
     }
 
-    /// Takes one out that others may keep open.
+    /// Removes a descriptor that other owners may keep open.
     pub(super) fn remove(&self, fd: RawFd) {
-        // SAFETY: two descriptors; no event is needed to take one out. One that is not in the set changes nothing.
+        // SAFETY: two descriptors; no event is needed to take one out. One that is not in the set
+        // changes nothing.
         unsafe { libc::epoll_ctl(self.fd(), libc::EPOLL_CTL_DEL, fd, std::ptr::null_mut()) };
     }
 
@@ -43,7 +44,7 @@ impl Epoll {
         unsafe { libc::epoll_wait(self.fd(), &raw mut event, 1, 0) != 0 }
     }
 
-    /// What becomes readable.
+    /// The descriptor of the set.
     pub(super) fn fd(&self) -> RawFd {
         self.0.as_raw_fd()
     }

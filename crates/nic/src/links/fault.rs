@@ -1,7 +1,7 @@
-//! A link that does to packets what bad networks do, reproducibly.
+//! A link that injects network faults, reproducibly.
 //!
-//! It acts on what is sent, after the ICRC was closed. Packets that lose or change their place in a group get the
-//! ICRC of their new place, so that a fault is exactly the one asked for.
+//! Faults act on sent packets, after the ICRC was written. A packet that changes its place in a GSO
+//! group gets the ICRC of the new place, so that only the requested fault occurs.
 
 mod config;
 
@@ -12,32 +12,33 @@ use std::collections::BinaryHeap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::shm::NearRing;
+use super::shm::PeerRing;
 use super::{Link, RxDatagram, TxBatch, TxPacket, now_ns};
 
-/// Packets held back at most, for delay and reordering each; the oldest leaves early when one more comes.
+/// Maximum number of packets held, for delay and reordering each; beyond it the oldest leaves
+/// early.
 const MAX_HELD: usize = 4096;
-/// So many packets at most overtake a reordered one ...
+/// Maximum number of packets that overtake a reordered one.
 const MAX_OVERTAKEN: u64 = 8;
-/// ... and when nobody overtakes it, it leaves after so many nanoseconds.
+/// A reordered packet that no other packet overtakes leaves after this many nanoseconds.
 const REORDER_NS: u64 = 1_000_000;
-/// The BTH byte that the ICRC does not cover: a bit flipped there would be no fault that anybody could see.
+/// The BTH byte that the ICRC does not cover: a bit flip there would go undetected.
 const UNCOVERED_BYTE: u64 = 4;
 
-/// Wraps a link and mistreats what is sent through it.
+/// Wraps a link and injects faults into sent packets.
 #[derive(Debug)]
 pub struct FaultLink<L> {
     inner: L,
     config: FaultConfig,
     random: Random,
     clock: fn() -> u64,
-    /// What leaves next.
+    /// The batch that leaves next.
     out: TxBatch,
     /// Delayed packets, the earliest on top.
     delayed: BinaryHeap<Reverse<Delayed>>,
     /// Packets waiting to be overtaken, in the order they came.
     overtaken: Vec<Overtaken>,
-    /// Gives packets with one time the order they came in.
+    /// Sequence number: keeps packets with equal times in order.
     serial: u64,
     counts: Counts,
 }
@@ -81,7 +82,7 @@ impl PartialOrd for Delayed {
 struct Overtaken {
     /// Packets that must pass first.
     by: u64,
-    /// When it leaves in any case.
+    /// Deadline at which it leaves in any case.
     at: u64,
     held: Held,
 }
@@ -109,7 +110,8 @@ impl<L: Link> FaultLink<L> {
     /// Decides the fate of one packet.
     fn mistreat(&mut self, packet: &TxPacket, bytes: &[u8], now: u64) {
         let FaultConfig { loss, dup, reorder, corrupt, .. } = self.config;
-        // Every packet takes the same random numbers whatever happens to it: one fault does not move the others.
+        // Every packet consumes the same number of random values, so that one fault does not shift
+        // the others.
         let (lost, twice, late, flipped) = (
             self.random.chance(loss),
             self.random.chance(dup),
@@ -147,7 +149,7 @@ impl<L: Link> FaultLink<L> {
         }
     }
 
-    /// Lets a packet go by those that wait to be overtaken, and lets go those that have been.
+    /// Counts a packet as overtaking, and releases held packets that have been overtaken.
     fn pass(&mut self, packet: &TxPacket, bytes: &[u8], now: u64) {
         self.delay(packet, bytes, now);
         if self.overtaken.is_empty() {
@@ -160,7 +162,7 @@ impl<L: Link> FaultLink<L> {
         }
     }
 
-    /// Holds a packet back as long as every packet is.
+    /// Applies the configured delay to a packet.
     fn delay(&mut self, packet: &TxPacket, bytes: &[u8], now: u64) {
         if self.config.delay_ns == 0 && self.config.jitter_ns == 0 {
             return self.emit(packet, bytes);
@@ -209,8 +211,8 @@ impl<L: Link> FaultLink<L> {
 impl<L: Link> Link for FaultLink<L> {
     forward!(self => self.inner; identity, opening, nearness, services, waiting);
 
-    /// Packets are sealed all the same: what is done to them must show.
-    fn introduce(&mut self, remote: IpAddr, slot: u8) -> Option<Arc<NearRing>> {
+    /// Returns no ring, so that packets have an ICRC: corruption must be detectable.
+    fn introduce(&mut self, remote: IpAddr, slot: u8) -> Option<Arc<PeerRing>> {
         self.inner.introduce(remote, slot);
         None
     }
@@ -254,7 +256,7 @@ impl<L: Link> Link for FaultLink<L> {
     }
 }
 
-/// Flips one bit of the packet, anywhere the ICRC sees.
+/// Flips one bit of the packet, anywhere the ICRC covers.
 fn flip(packet: &mut [u8], random: u64) {
     let len = u64::try_from(packet.len()).unwrap_or(0);
     if len <= UNCOVERED_BYTE + 1 {

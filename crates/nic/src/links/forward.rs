@@ -1,4 +1,4 @@
-//! What a link that wraps another one leaves to it, by groups of the methods of [`Link`](super::Link).
+//! Methods of [`Link`](super::Link) that a wrapping link forwards to the inner one, by group.
 
 /// `forward!(self => self.inner; identity, services);` writes the methods of these groups.
 macro_rules! forward {

@@ -1,4 +1,5 @@
-//! Links carry packets: `udp` is the wire, `pcap` and `fault` wrap any link and are links themselves.
+//! Links carry packets: `udp` is the wire; `shm`, `pcap` and `fault` wrap any link and are links
+//! themselves.
 
 #[macro_use]
 mod forward;
@@ -6,9 +7,9 @@ mod forward;
 mod batch;
 mod epoll;
 pub mod fault;
+mod icrc_writers;
 mod outbox;
 pub mod pcap;
-mod sealers;
 mod services;
 pub mod shm;
 mod slot;
@@ -17,7 +18,7 @@ mod stub;
 pub mod udp;
 
 pub use batch::{MAX_PACKET, TxBatch, TxPacket};
-pub(crate) use sealers::Sealers;
+pub(crate) use icrc_writers::IcrcWriters;
 
 use std::fmt;
 use std::io;
@@ -35,67 +36,69 @@ pub const SOURCE_PORTS: usize = 8;
 pub struct Capabilities {
     /// The address packets leave from; the ICRC covers it.
     pub local: IpAddr,
-    /// The UDP ports packets leave from, which the ICRC covers too: a hint picks one of them. All are the same where
-    /// there is nothing to spread over (loopback).
+    /// UDP source ports, which the ICRC covers too: a hint picks one of them. All are equal on
+    /// loopback, where ECMP has no paths to spread over.
     pub source_ports: [u16; SOURCE_PORTS],
-    /// Packets of one size that leave in one system call (1: the kernel lacks segmentation offload).
+    /// Maximum number of GSO segments in one system call (1: the kernel lacks UDP GSO).
     pub max_segments: usize,
-    /// Whether several packets may arrive in one buffer.
+    /// Whether GRO may merge several packets into one buffer.
     pub receive_offload: bool,
     /// The largest path MTU (256..4096) whose packets fit the interface.
     pub max_path_mtu: u32,
-    /// The hop limit of packets that ask for none; 0 where that is not known.
+    /// Default hop limit of packets that request none; 0 where unknown.
     pub usual_hops: u8,
 }
 
 /// One packet as it arrived.
 #[derive(Debug)]
 pub struct RxDatagram<'a> {
-    /// Who sent it.
+    /// Source address.
     pub src: IpAddr,
-    /// From which UDP port.
+    /// UDP source port.
     pub src_port: u16,
     /// The UDP payload: BTH to ICRC.
     pub bytes: &'a [u8],
-    /// Where the packet really lies, if `bytes` holds no more than its headers (and otherwise what was there before). Its sender may
-    /// change it at any time: it is good for one copy of the payload.
+    /// The packet in place, if `bytes` holds only its headers (followed by stale bytes). The sender
+    /// may change it at any time: use it for one copy of the payload.
     pub whole: Option<Source<'a>>,
-    /// The likeliest IPv4 identification (its place in the batch it came in).
+    /// The likeliest IPv4 identification (its position in the GRO batch).
     pub ip_id: u16,
-    /// Whether it has an ICRC. Only what never left this machine may come without.
+    /// Whether it has an ICRC. Only packets that never left this host may lack one.
     pub sealed: bool,
-    /// How many packets have become this one: only where it is not sealed can it be another number than 1, and then any.
+    /// Number of packets coalesced into this one: always 1 with an ICRC; untrusted, any value,
+    /// without.
     pub packets: u16,
 }
 
 /// Which device on this address a management datagram is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MadOwner {
-    /// The one with this slot.
+    /// The device with this slot.
     Slot(u8),
-    /// The one that offers this service.
+    /// The device that offers this service.
     Service(u64),
 }
 
-/// Somebody on this machine to whom the shorter way has ended.
+/// A same-host peer whose shared-memory ring has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Departed {
     /// Its address and slot.
     pub peer: (IpAddr, u8),
-    /// Its process ended without a word.
+    /// Its process exited without a goodbye.
     pub died: bool,
 }
 
-/// A way for packets to leave and arrive. Everything is non-blocking.
+/// Sends and receives packets. Every call is non-blocking.
 pub trait Link: Send + fmt::Debug {
     /// The address packets are sent from and received at.
     fn local(&self) -> IpAddr;
 
-    /// Receives from now on; before, nobody can reach it, and its slot is not known. Whoever listens must call
-    /// [`Link::receive`] when a descriptor becomes readable: packets of others may come there, too.
+    /// Starts to receive. Before this call no peer can reach the device, and its slot is unknown. A
+    /// listening device must call [`Link::receive`] when a descriptor becomes readable: packets for
+    /// other devices may arrive there, too.
     ///
     /// # Errors
-    /// All slots are taken, or somebody else holds the port.
+    /// All slots are taken, or another program holds the port.
     fn listen(&mut self) -> Result<(), udp::OpenError> {
         Ok(())
     }
@@ -103,65 +106,70 @@ pub trait Link: Send + fmt::Debug {
     /// The high byte of every queue pair number of this device.
     fn slot(&self) -> u8;
 
-    /// What was probed.
+    /// The probed capabilities.
     fn capabilities(&self) -> Capabilities;
 
-    /// Bytes that the kernel keeps for us until they are received, its own overhead included. Others on this machine have as many: the limit is the
-    /// machine's. 0: not known.
+    /// Size of the socket receive buffer in bytes, kernel overhead included. Other devices on this
+    /// host have the same: the limit is system-wide. 0: unknown.
     fn receive_room(&self) -> u64 {
         0
     }
 
-    /// Somebody will send to that slot of that address: a link that has a shorter way there finds it now. The ring in which packets
-    /// may be built then, without an ICRC, until [`Link::departed`] names that peer.
-    fn introduce(&mut self, _remote: IpAddr, _slot: u8) -> Option<Arc<shm::NearRing>> {
+    /// A queue pair is going to send to that slot of that address: a shared-memory link connects to
+    /// it now. Returns the ring in which packets are built, without an ICRC, until
+    /// [`Link::departed`] names that peer.
+    fn introduce(&mut self, _remote: IpAddr, _slot: u8) -> Option<Arc<shm::PeerRing>> {
         None
     }
 
-    /// Somebody to whom the shorter way has ended.
+    /// The next same-host peer whose ring has ended.
     fn departed(&mut self) -> Option<Departed> {
         None
     }
 
-    /// Why peers on this machine are reached by a longer way than there could be, a sentence for each reason.
+    /// Why same-host peers are reached by UDP instead of shared memory, one sentence per reason.
     fn fallbacks(&self) -> Vec<String> {
         Vec::new()
     }
 
-    /// Tells those who are near that we go: whoever goes without a word was killed.
+    /// Announces an orderly shutdown to same-host peers; without a goodbye they report us as
+    /// killed.
     fn say_goodbye(&mut self) {}
 
-    /// Looks after what is rare: who comes and goes. To be called when [`Link::rare_fd`] is readable.
+    /// Handles rare events: new and closed connections. Call it when [`Link::rare_fd`] is readable.
     fn attend(&mut self) {}
 
-    /// A descriptor that becomes readable when [`Link::attend`] has something to do; whoever sleeps must always watch it.
+    /// A descriptor that becomes readable when [`Link::attend`] has work; a sleeping thread must
+    /// always watch it.
     fn rare_fd(&self) -> Option<RawFd> {
         None
     }
 
-    /// How to be woken by packets that make no descriptor readable.
+    /// Doorbells for packets that make no descriptor readable.
     fn doorbells(&self) -> Option<Arc<shm::Doorbells>> {
         None
     }
 
-    /// Sends the batch and empties it. Packets the kernel refuses are counted and lost: the protocol repeats them.
+    /// Sends the batch and empties it. Packets that the kernel refuses are counted and dropped: the
+    /// protocol retransmits them.
     ///
-    /// Where the kernel's send buffer is full the link keeps one batch and [`Link::send_blocked`] is true until it has
-    /// left; every [`Link::receive`], and a `send` of an empty batch, tries again.
+    /// When the send buffer is full, the link keeps one batch and [`Link::send_blocked`] is true
+    /// until that batch has left. Every [`Link::receive`], and a `send` of an empty batch, retries.
     fn send(&mut self, batch: &mut TxBatch);
 
-    /// Everything was sent for now: wakes peers that sleep. Each batch would wake them otherwise, and on a CPU that both share they would
-    /// run before the next one is written.
+    /// Ends a burst of sends: wakes sleeping peers once. A wake-up per batch would let a peer on
+    /// the same CPU preempt us before the next batch is written.
     fn wake_peers(&mut self) {}
 
-    /// Receives what is there, up to a bounded number of packets, and returns how many were handed to `sink`.
+    /// Receives available packets, up to a bound, and returns how many were passed to `sink`.
     fn receive(&mut self, sink: &mut dyn FnMut(&RxDatagram<'_>)) -> usize;
 
-    /// Descriptors that become readable when [`Link::receive`] has something to do.
+    /// Descriptors that become readable when [`Link::receive`] has work.
     fn wake_fds(&self) -> Vec<RawFd>;
 
-    /// When [`Link::receive`] or [`Link::send`] must be called again even if no descriptor becomes readable
-    /// (nanoseconds of [`now_ns`]): while packets are delayed on purpose, or wait for room in the send buffer.
+    /// Deadline (nanoseconds of [`now_ns`]) for the next [`Link::receive`] or [`Link::send`] even
+    /// if no descriptor becomes readable. Set while packets are delayed by fault injection or wait
+    /// for room in the send buffer.
     fn next_deadline(&self) -> Option<u64> {
         None
     }
@@ -169,13 +177,13 @@ pub trait Link: Send + fmt::Debug {
     /// Counters by name, in a fixed order.
     fn counters(&self) -> Vec<(&'static str, u64)>;
 
-    /// Whether packets of an earlier batch still wait for room; the engine then waits instead of building packets
-    /// (a further batch would be counted and lost).
+    /// Whether packets of an earlier batch still wait for room. The engine then waits instead of
+    /// building packets (a further batch would be counted and dropped).
     fn send_blocked(&self) -> bool {
         false
     }
 
-    /// Management datagrams that begin something with this service are for this device from now on; false where another
+    /// Claims the service ID: its management datagrams go to this device. False if another device
     /// has it.
     ///
     /// # Errors
@@ -184,7 +192,7 @@ pub trait Link: Send + fmt::Debug {
         Ok(true)
     }
 
-    /// They are not any more.
+    /// Releases the service ID.
     fn unbind_service(&mut self, _service: u64) {}
 
     /// Whether this device has bound the service.
@@ -192,7 +200,7 @@ pub trait Link: Send + fmt::Debug {
         false
     }
 
-    /// Gives a management datagram to the device that it is for; false where there is none.
+    /// Passes a management datagram to its owner; false where there is none.
     fn hand_over_mad(&mut self, _owner: MadOwner, _datagram: &RxDatagram<'_>) -> bool {
         false
     }
@@ -201,7 +209,7 @@ pub trait Link: Send + fmt::Debug {
 impl<L: Link + ?Sized> Link for Box<L> {
     forward!(self => **self; identity, opening, nearness, services, waiting);
 
-    fn introduce(&mut self, remote: IpAddr, slot: u8) -> Option<Arc<shm::NearRing>> {
+    fn introduce(&mut self, remote: IpAddr, slot: u8) -> Option<Arc<shm::PeerRing>> {
         (**self).introduce(remote, slot)
     }
 

@@ -1,22 +1,22 @@
-//! Handovers that wait, because the queue of the packets' owner is full.
+//! Handovers that wait because the owner's queue is full.
 //!
-//! The kernel's default lets ten wait in a Unix socket (`net.unix.max_dgram_qlen`), few against what fits the socket that
-//! the packets came to. Whoever got them by mistake keeps the others for a moment: the services that repeat nothing would
-//! lose messages otherwise.
+//! By default the kernel queues ten datagrams in a Unix socket (`net.unix.max_dgram_qlen`), few
+//! against the UDP socket that received the packets. The receiving device keeps the others for a
+//! moment: services without retransmission would lose messages otherwise.
 
 use std::collections::VecDeque;
 
 use super::now_ns;
-use super::slot::{Handover, Owner, Run, Slot};
+use super::slot::{Handover, Run, Slot, SlotOwner};
 
-/// Bytes kept at most. Beyond, packets are lost, as those of a receiver are that does not keep up.
+/// Maximum bytes kept. Beyond it packets are dropped, as with a full socket buffer.
 const MAX_BYTES: usize = 1 << 20;
-/// How long to wait before a full queue is tried again, in nanoseconds.
+/// Retry interval for a full queue, in nanoseconds.
 const RETRY_NS: u64 = 50_000;
 
 #[derive(Debug)]
 struct Letter {
-    owner: Owner,
+    owner: SlotOwner,
     run: Run<'static>,
     bytes: Vec<u8>,
 }
@@ -26,13 +26,13 @@ pub(super) struct Outbox {
     letters: VecDeque<Letter>,
     bytes: usize,
     retry_at: u64,
-    /// Packets that were kept, and lost all the same: their owner is gone.
+    /// Packets that were kept and dropped: their owner is gone.
     pub(super) lost: u64,
 }
 
 impl Outbox {
     /// Hands packets to their owner, now or a little later, in order.
-    pub(super) fn hand_over(&mut self, from: &Slot, owner: Owner, run: &Run<'_>) -> Handover {
+    pub(super) fn hand_over(&mut self, from: &Slot, owner: SlotOwner, run: &Run<'_>) -> Handover {
         if !self.letters.iter().any(|letter| letter.owner == owner) {
             match from.hand_over(owner, run) {
                 Handover::Full => self.retry_at = now_ns() + RETRY_NS,
@@ -52,7 +52,7 @@ impl Outbox {
         self.letters.is_empty()
     }
 
-    /// When to call [`Outbox::retry`] next.
+    /// Deadline of the next [`Outbox::retry`].
     pub(super) fn next_retry(&self) -> Option<u64> {
         (!self.is_empty()).then_some(self.retry_at)
     }
@@ -64,7 +64,7 @@ impl Outbox {
             return;
         }
         self.retry_at = now + RETRY_NS;
-        let mut full: Vec<Owner> = Vec::new();
+        let mut full: Vec<SlotOwner> = Vec::new();
         let Self { letters, bytes, lost, .. } = self;
         letters.retain(|letter| {
             let run = Run { bytes: &letter.bytes, ..letter.run };
@@ -103,7 +103,7 @@ mod tests {
         let letters: Vec<_> = (0..200_u8).map(|n| vec![n; 2000]).collect();
         let run = |bytes| Run { src: [127, 0, 0, 1].into(), src_port: 1, ip_id: 0, segment: 100, bytes };
         for bytes in &letters {
-            assert_eq!(outbox.hand_over(&from, Owner::Slot(to.number()), &run(bytes)), Handover::Done);
+            assert_eq!(outbox.hand_over(&from, SlotOwner::Slot(to.number()), &run(bytes)), Handover::Done);
         }
         assert!(outbox.next_retry().is_some(), "more than fit the queue");
         let mut buffer = vec![0; TAKE_BUFFER];
@@ -124,7 +124,7 @@ mod tests {
         let mut outbox = Outbox::default();
         let bytes = vec![1; 60_000];
         let run = Run { src: [127, 0, 0, 1].into(), src_port: 1, ip_id: 0, segment: 1000, bytes: &bytes };
-        while outbox.hand_over(&from, Owner::Slot(to.number()), &run) == Handover::Done {}
+        while outbox.hand_over(&from, SlotOwner::Slot(to.number()), &run) == Handover::Done {}
         assert!(outbox.bytes <= MAX_BYTES && outbox.bytes > MAX_BYTES - 60_000);
         let kept = outbox.letters.len() as u64;
         drop(to);

@@ -1,4 +1,4 @@
-//! A link that keeps a record: every packet sent and received goes to a capture file that tshark and Wireshark read.
+//! A capturing link: writes every packet sent and received to a pcap file for tshark and Wireshark.
 
 use std::fs::File;
 use std::io::{self, BufWriter};
@@ -11,16 +11,16 @@ use nobounce_protocol::pcap::Writer;
 use nobounce_protocol::wire::icrc::Flow;
 use nobounce_protocol::wire::{Header, ICRC_LEN, Parsed, ROCE_PORT};
 
-use super::shm::NearRing;
+use super::shm::PeerRing;
 use super::{Link, RxDatagram, TxBatch};
 
 /// The size at which a capture stops unless told otherwise: 256 MiB.
 pub const DEFAULT_LIMIT: u64 = 256 << 20;
-/// What is recorded reaches the file within so many nanoseconds of traffic.
+/// Flush interval in nanoseconds, while there is traffic.
 const FLUSH_NS: u64 = 1_000_000_000;
 /// File header: magic, version, zone, snap length, link type.
 const FILE_HEADER: u64 = 24;
-/// At most so many bytes a packet besides its own: record, Ethernet, IPv6 and UDP headers.
+/// Maximum overhead per packet in bytes: record, Ethernet, IPv6 and UDP headers.
 const PER_PACKET: u64 = 16 + 14 + 40 + 8;
 
 /// The capture file could not be made.
@@ -59,9 +59,9 @@ struct Record {
 }
 
 impl Recorder {
-    /// Makes the file at `path`, for what is sent from and received at `local`, of at most `limit` bytes. `%p` in the path stands for the
-    /// process ID, so that several processes started alike do not share a file, nor several devices of one process: the second one's is
-    /// PID.1.
+    /// Makes the file at `path`, for what is sent from and received at `local`, of at most `limit`
+    /// bytes. `%p` in the path stands for the process ID, so that several processes do not share a
+    /// file. Further devices of one process get a number, from PID.1 on.
     ///
     /// # Errors
     /// The file cannot be made.
@@ -97,7 +97,8 @@ impl<L: Link> PcapLink<L> {
     }
 }
 
-/// The path with the process ID in it, and a number after that if this process has used the name before.
+/// The path with the process ID substituted, and a number appended if this process has used the
+/// name before.
 fn path_of_process(path: &Path) -> PathBuf {
     static USED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
     let Some(text) = path.to_str().filter(|text| text.contains("%p")) else { return path.to_owned() };
@@ -142,10 +143,10 @@ impl Record {
         done.is_ok()
     }
 
-    /// Ends the capture with the packet at hand.
+    /// Ends the capture with the current packet.
     fn stop(&mut self) {
         if let Some(mut writer) = self.writer.take() {
-            let _ = writer.flush(); // already said, or about to be seen: nothing else can be done
+            let _ = writer.flush(); // already logged, or visible in the file: nothing else can be done
         }
     }
 }
@@ -160,7 +161,7 @@ impl Drop for Record {
     }
 }
 
-/// The packets with the ICRCs that they would have on the wire: several may have become one in a ring.
+/// The packets with their ICRCs as on the wire: a run in a ring is split again.
 fn sealed(flow: &Flow, datagram: &RxDatagram<'_>) -> Vec<Vec<u8>> {
     let whole = datagram.whole.map_or_else(|| datagram.bytes.to_vec(), |whole| whole.to_vec());
     let close = |mut bytes: Vec<u8>| {
@@ -184,8 +185,8 @@ fn sealed(flow: &Flow, datagram: &RxDatagram<'_>) -> Vec<Vec<u8>> {
 impl<L: Link> Link for PcapLink<L> {
     forward!(self => self.inner; identity, opening, nearness, services, waiting);
 
-    /// Packets are sealed all the same: whoever reads the capture expects it.
-    fn introduce(&mut self, remote: IpAddr, slot: u8) -> Option<Arc<NearRing>> {
+    /// Returns no ring, so that packets have an ICRC: readers of the capture expect one.
+    fn introduce(&mut self, remote: IpAddr, slot: u8) -> Option<Arc<PeerRing>> {
         self.inner.introduce(remote, slot);
         None
     }
@@ -207,7 +208,7 @@ impl<L: Link> Link for PcapLink<L> {
         let Self { inner, recorder, packets, missed } = self;
         let mut time = None;
         inner.receive(&mut |datagram| {
-            // Not while the packet is handled: that takes longer.
+            // Timestamp before the packet is handled, which takes longer.
             let mut record = recorder.lock();
             let flow = Flow {
                 src: datagram.src,
@@ -250,7 +251,7 @@ fn wall_ns() -> u64 {
 #[cfg(test)]
 mod tests {
     use nobounce_protocol::pcap::Reader;
-    use nobounce_protocol::wire::icrc::Verdict;
+    use nobounce_protocol::wire::icrc::IcrcCheck;
     use nobounce_protocol::wire::{BTH_LEN, Opcode, Psn, Qpn};
 
     use super::*;
@@ -307,7 +308,7 @@ mod tests {
         assert_eq!(packets.iter().map(|p| number_of(p.packet)).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 99]);
         assert_eq!(packets.iter().map(|p| p.ip_id).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 0]);
         for p in &packets {
-            assert_eq!(p.flow.verify(p.ip_id, p.packet), Verdict::Valid { ip_id: Some(p.ip_id) });
+            assert_eq!(p.flow.verify(p.ip_id, p.packet), IcrcCheck::Valid { ip_id: Some(p.ip_id) });
         }
         assert_eq!((packets[0].flow.src, packets[5].flow.src), (HERE, THERE));
     }
@@ -330,7 +331,7 @@ mod tests {
         let packets = sealed(&flow, &datagram);
         assert_eq!(packets.len(), 3);
         for (n, packet) in packets.iter().enumerate() {
-            assert_eq!(flow.verify(0, packet), Verdict::Valid { ip_id: Some(0) });
+            assert_eq!(flow.verify(0, packet), IcrcCheck::Valid { ip_id: Some(0) });
             let Parsed { header, payload } = Header::parse(packet).unwrap();
             let psn = (0xff_ffff + u32::try_from(n).unwrap()) & 0xff_ffff;
             assert_eq!((header.psn.get(), payload.len()), (psn, 256));

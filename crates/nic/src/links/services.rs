@@ -1,4 +1,4 @@
-//! The services of the connection manager that a device offers: their names, and what is handed over to them.
+//! Connection-manager services that a device offers: their socket names, and handovers to them.
 
 use std::io;
 use std::net::IpAddr;
@@ -7,9 +7,10 @@ use std::os::fd::RawFd;
 use super::epoll::Epoll;
 use super::slot::ServiceName;
 
-/// Names of services, and one descriptor that is readable when something was handed over to any of them.
+/// Service names, and one descriptor that is readable on a handover to any of them.
 ///
-/// That is an epoll set: a thread that waits for the names themselves would keep them taken, after they were closed, until it wakes.
+/// That descriptor is an epoll set: a thread that polls the sockets themselves would keep closed
+/// names taken until it wakes.
 #[derive(Debug)]
 pub(super) struct Services {
     set: Epoll,
@@ -22,7 +23,7 @@ impl Services {
         Ok(Self { set: Epoll::new()?, bound: Vec::new() })
     }
 
-    /// Takes the name of a service; false where somebody has it.
+    /// Claims the name of a service; false if it is taken.
     pub(super) fn bind(&mut self, addr: IpAddr, service: u64) -> io::Result<bool> {
         let Some(name) = ServiceName::bind(addr, service)? else { return Ok(false) };
         self.set.add(name.fd())?;
@@ -30,7 +31,7 @@ impl Services {
         Ok(true)
     }
 
-    /// Gives a name back, at once: closing it takes it out of the set.
+    /// Releases a name at once: closing it removes it from the set.
     pub(super) fn unbind(&mut self, service: u64) {
         self.bound.retain(|bound| bound.service != service);
     }
@@ -39,7 +40,7 @@ impl Services {
         &self.bound
     }
 
-    /// What becomes readable.
+    /// The descriptor that becomes readable.
     pub(super) fn fd(&self) -> RawFd {
         self.set.fd()
     }

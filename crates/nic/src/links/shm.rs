@@ -1,30 +1,33 @@
-//! A shorter way to peers on this machine: the same packets through rings in shared memory, everything else by the link inside.
+//! Shared-memory link for same-host peers: the same packets through rings in shared memory. All
+//! other traffic takes the inner link.
 //!
-//! Whoever is going to send to a peer tries to meet it ([`Link::introduce`]): a connection by a Unix socket over which it hands a
-//! ring that it will write and the peer will read (`shm/meeting.rs`, `shm/ring.rs`). Each direction is its sender's business, so that
-//! two devices that send to each other have two rings. Where nobody can be met (another machine, user or network namespace) packets
-//! take the link inside; where a peer of this machine refuses, that is said. When the other end goes, the kernel ends the connection: the
-//! ring is given up, and what follows takes the link inside again. Whoever goes on purpose says goodbye first; who does not was killed, and that is
-//! told with its departure ([`Link::departed`]).
+//! A sender connects to its peer over a Unix socket ([`Link::introduce`]) and passes it a ring by
+//! descriptor (`shm/meeting.rs`, `shm/ring.rs`). The sender writes that ring, the peer reads it.
+//! Rings are unidirectional: two devices that send to each other have two. Packets take the inner
+//! link where no peer accepts: another machine, user or network namespace. A same-host peer that
+//! refuses is logged as a fallback. The kernel closes the connection when the peer exits: the
+//! sender drops the ring, and later packets take the inner link again. An orderly shutdown sends a
+//! goodbye message first. A close without one means that the peer was killed, and
+//! [`Link::departed`] reports it.
 
 mod doorbells;
+mod exports;
 mod fallbacks;
 #[doc(hidden)]
 pub mod fuzzing;
 #[doc(hidden)]
 pub mod hostile;
-mod lent;
+mod leases;
 mod mapping;
 mod meeting;
-mod near;
+mod peer_ring;
 mod ring;
-mod shown;
 #[cfg(test)]
 mod tests;
 
 pub use doorbells::Doorbells;
-pub(in crate::links) use near::Hold;
-pub use near::NearRing;
+pub(in crate::links) use peer_ring::Hold;
+pub use peer_ring::PeerRing;
 
 use std::io;
 use std::net::IpAddr;
@@ -33,56 +36,59 @@ use std::sync::Arc;
 
 use nobounce_memory::{Source, shared_file};
 
+use self::exports::ExportedFiles;
 use self::fallbacks::Fallbacks;
 use self::meeting::{Came, Hello};
 use self::ring::{Label, Memory, Packet, Reader, Trouble};
-use self::shown::ShownFiles;
 use super::batch::{MAX_PACKET, SLOT_BYTE};
 use super::epoll::Epoll;
 use super::udp::OpenError;
 use super::{Capabilities, Departed, Link, RxDatagram, TxBatch};
 use crate::process::fork::NotInherited;
 
-/// Bytes that are copied out of the ring before they are looked at: more than headers ever have.
+/// Bytes copied out of the ring before they are parsed: more than the longest headers.
 const HEADERS: usize = 64;
-/// Packets, and bytes, taken from one ring before the next one has its turn, and before answers are sent: a writer that waits for them
-/// must not find the ring empty first.
+/// Round-robin quantum, in packets and bytes: taken from one ring before the next ring is polled
+/// and before replies are sent. A writer that waits for replies must not see its ring drained
+/// first.
 const MOST_FROM_ONE: usize = 32;
 const MOST_BYTES_FROM_ONE: usize = 64 << 10;
-/// Calls between two looks at the link inside, which costs a system call as long as several polls of a ring; and where nothing has come from
-/// there for as many looks as `QUIET_AFTER`.
+/// Calls between two polls of the inner link: its system call costs as much as several polls of a
+/// ring. The quiet interval applies after `QUIET_AFTER` polls of the inner link that found nothing.
 const INSIDE_EVERY: u32 = 8;
 const QUIET_INSIDE_EVERY: u32 = 64;
 const QUIET_AFTER: u32 = 64;
-/// Calls between two looks for those who come and go, for an application that polls and leaves nobody else time to look.
+/// Calls between two checks for new and closed connections, for an application that polls without
+/// pause and leaves no other thread time to check.
 const ATTEND_EVERY: u32 = 1024;
-/// Rings at most in each direction. Each is 2 MiB of addresses, and memory as far as it is used.
+/// Maximum number of rings per direction. Each takes 2 MiB of address space; pages are allocated on
+/// use.
 const MOST_RINGS: usize = 256;
 
-/// A peer to whom we write.
+/// A same-host peer that we write to.
 #[derive(Debug)]
 struct Outgoing {
     to: (IpAddr, u8),
-    ring: Arc<NearRing>,
+    ring: Arc<PeerRing>,
     connection: Arc<NotInherited>,
-    /// Something was written since the reader was last told.
+    /// Packets were written since the last publish.
     written: bool,
-    /// The reader sleeps, and is to be woken.
+    /// The reader sleeps and needs a wake-up.
     wakes: bool,
 }
 
-/// A peer who writes to us, once it has said which ring.
+/// A same-host peer that writes to us; `ring` is set once it has passed one.
 #[derive(Debug, Default)]
 struct Incoming {
-    /// `None`: it is gone. What it wrote before is still read.
+    /// `None`: the peer is gone. Packets that it wrote before are still read.
     connection: Option<NotInherited>,
     ring: Option<(Hello, Reader)>,
-    /// What its packets may refer to.
-    files: ShownFiles,
+    /// Exported files that its packets may refer to.
+    files: ExportedFiles,
 }
 
 impl Incoming {
-    /// Hears what the other end has to say; whether that was its ring.
+    /// Drains the messages of the connection. Returns whether a ring arrived.
     fn hear(&mut self, counted: &mut Counted) -> bool {
         let mut rings = false;
         while let Some(connection) = &self.connection {
@@ -123,7 +129,7 @@ impl Incoming {
             return Ok(Lying { at, head, whole: stays.then_some(at), len, label });
         };
         if !self.files.knows(elsewhere.file) {
-            // It was shown before the packet was written.
+            // The peer exported the file before it wrote the packet.
             self.hear(counted);
             *heard = true;
         }
@@ -134,12 +140,12 @@ impl Incoming {
     }
 }
 
-/// A packet that lies in a ring, or its payload elsewhere.
+/// A packet in a ring; its payload may be in an exported file.
 struct Lying {
     at: *const u8,
-    /// So many bytes of it are to be copied before anything is looked at.
+    /// Bytes to copy before parsing.
     head: usize,
-    /// Where all of it lies, but for headers, which are not to be read there.
+    /// Start of the whole packet in place. Headers must not be parsed there.
     whole: Option<*const u8>,
     len: usize,
     label: Label,
@@ -154,36 +160,36 @@ struct Counted {
     lost_departed: u64,
     received: u64,
     received_bytes: u64,
-    bells: u64,
+    wakeups: u64,
     broken: u64,
     refused: u64,
 }
 
-/// The link inside, and rings to those who are near.
+/// The inner link, and rings to same-host peers.
 #[derive(Debug)]
 pub struct ShmLink<L> {
     inner: L,
     listener: Option<NotInherited>,
-    /// Readable when somebody comes, goes or rings.
+    /// Readable on a new connection, a closed one or a doorbell.
     poll: Epoll,
     outgoing: Vec<Outgoing>,
     incoming: Vec<Incoming>,
-    /// The peer written to last: most often the next one, too.
+    /// Index of the peer written to last, most often the next one too.
     last: usize,
     doorbells: Arc<Doorbells>,
     departed: Vec<Departed>,
     fallbacks: Fallbacks,
-    /// Packets of a mixed batch that take the link inside.
+    /// Packets of a mixed batch that take the inner link.
     rest: Option<TxBatch>,
     buffer: Box<[u8]>,
     calls: u32,
-    /// Calls since the link inside was looked at.
+    /// Calls since the inner link was polled.
     since_inside: u32,
     /// Something was sent since the last call.
     sent: bool,
-    /// A reader is to be woken.
+    /// Some reader needs a wake-up.
     wakes: bool,
-    /// Looks in a row at which nothing had come from the link inside.
+    /// Consecutive polls of the inner link that found nothing.
     quiet_looks: u32,
     counted: Counted,
 }
@@ -209,8 +215,9 @@ impl<L> ShmLink<L> {
         }
     }
 
-    /// Says goodbye to those who write to us, those among them who have come and were not heard yet. Nobody comes afterwards: who found the listener still
-    /// there, and nobody to greet it, would take us for killed.
+    /// Sends goodbye to all writers, including connections that were not accepted yet. Shuts the
+    /// listener down first: a connection that the closing socket drops without a goodbye would look
+    /// like a killed process.
     fn part(&mut self) {
         if let Some(listener) = &self.listener {
             meeting::close_doors(listener);
@@ -223,7 +230,7 @@ impl<L> ShmLink<L> {
 }
 
 impl<L: Link> ShmLink<L> {
-    /// The link inside, with the shorter way where there is one.
+    /// Wraps the inner link; same-host peers are reached through shared memory where possible.
     ///
     /// # Errors
     /// The kernel refused a descriptor.
@@ -252,14 +259,14 @@ impl<L: Link> ShmLink<L> {
         })
     }
 
-    fn meet(&mut self, remote: IpAddr, slot: u8) -> io::Result<Arc<NearRing>> {
+    fn meet(&mut self, remote: IpAddr, slot: u8) -> io::Result<Arc<PeerRing>> {
         let connection = meeting::connect(remote, slot)?;
         if !meeting::is_ours(&connection) {
             return Err(io::Error::other("it is of another user"));
         }
         let file = shared_file::create(ring::FILE_LEN)?;
         let connection = Arc::new(connection);
-        let ring = Arc::new(NearRing::new(Memory::map(&file)?, Arc::clone(&connection)));
+        let ring = Arc::new(PeerRing::new(Memory::map(&file)?, Arc::clone(&connection)));
         let Capabilities { local, source_ports, .. } = self.inner.capabilities();
         meeting::send_ring(&connection, Hello { src: local, src_port: source_ports[0] }, file.as_raw_fd())?;
         self.poll.add(connection.as_raw_fd())?;
@@ -273,7 +280,7 @@ impl<L: Link> ShmLink<L> {
         Ok(ring)
     }
 
-    /// Which ring leads there.
+    /// Index of the ring to that peer.
     #[inline]
     fn find(&mut self, to: (IpAddr, u8)) -> Option<usize> {
         if self.outgoing.get(self.last).is_some_and(|outgoing| outgoing.to == to) {
@@ -284,7 +291,8 @@ impl<L: Link> ShmLink<L> {
         Some(found)
     }
 
-    /// Writes what has a ring and lies elsewhere; how many packets are left for the link inside.
+    /// Publishes packets built in rings and copies the others that have a ring. Returns how many
+    /// packets are left for the inner link.
     fn write(&mut self, batch: &mut TxBatch) -> usize {
         for hold in batch.rings() {
             let Some(outgoing) = self.outgoing.iter_mut().find(|outgoing| hold.is_of(&outgoing.ring)) else {
@@ -295,9 +303,9 @@ impl<L: Link> ShmLink<L> {
                 self.wakes = true;
             }
         }
-        let (packets, bytes, lent) = batch.in_rings();
+        let (packets, bytes, leased) = batch.in_rings();
         self.counted.sent += packets as u64;
-        self.counted.lent_bytes += lent as u64;
+        self.counted.lent_bytes += leased as u64;
         self.counted.sent_bytes += bytes as u64;
         if batch.packets().is_empty() {
             return 0;
@@ -306,7 +314,7 @@ impl<L: Link> ShmLink<L> {
         self.push(batch)
     }
 
-    /// Writes what lies in the batch, behind what was built in the rings.
+    /// Copies the packets of the batch into their rings, behind those that were built in place.
     fn push(&mut self, batch: &TxBatch) -> usize {
         let mut left = 0;
         for packet in batch.packets() {
@@ -325,7 +333,7 @@ impl<L: Link> ShmLink<L> {
                     self.counted.sent += 1;
                     self.counted.sent_bytes += u64::from(packet.len);
                 }
-                // As a full socket buffer would: the protocol repeats it.
+                // Dropped, as with a full socket buffer: the protocol retransmits.
                 Err(Trouble::Wait) => self.counted.lost_full += 1,
                 Err(Trouble::Broken) => self.part_with(at),
             }
@@ -340,16 +348,16 @@ impl<L: Link> ShmLink<L> {
         left
     }
 
-    /// Gives up a ring that we write.
+    /// Drops a ring that we write.
     fn part_with(&mut self, at: usize) {
         self.counted.broken += 1;
         let gone = self.outgoing.swap_remove(at);
-        // Those who still have the ring keep the connection, which must not wake us any more.
+        // Remaining references to the ring keep the connection open; it must not wake us any more.
         self.poll.remove(gone.connection.as_raw_fd());
         self.departed.push(Departed { peer: gone.to, died: false });
     }
 
-    /// Hears what those who write to us have to say.
+    /// Drains the connections of all peers.
     fn hear(&mut self) {
         let mut changed = false;
         for incoming in &mut self.incoming {
@@ -359,7 +367,7 @@ impl<L: Link> ShmLink<L> {
             self.renew_doorbells();
         }
         self.forget_departed();
-        // Nothing but a goodbye is ever said to the writer: a connection of ours that can be read has ended.
+        // A reader sends nothing but a goodbye: an outgoing connection that is readable has ended.
         let (departed, poll) = (&mut self.departed, &self.poll);
         self.outgoing.retain(|outgoing| {
             let died = match meeting::take(&outgoing.connection) {
@@ -373,7 +381,7 @@ impl<L: Link> ShmLink<L> {
         });
     }
 
-    /// Forgets those who write to us and are gone, once all that they wrote has been read.
+    /// Removes peers that are gone once their rings are drained.
     fn forget_departed(&mut self) {
         let before = self.incoming.len();
         self.incoming.retain_mut(|incoming| {
@@ -404,10 +412,11 @@ impl<L: Link> ShmLink<L> {
                         taken += 1;
                         bytes += len;
                         counted.received_bytes += len as u64;
-                        // SAFETY: so many bytes lie inside the ring, until they are released, below. The writer may change them
-                        // meanwhile: then we have other bytes.
+                        // SAFETY: `head` bytes lie inside the ring until they are released, below.
+                        // The writer may change them meanwhile: the copy then holds other bytes.
                         unsafe { Source::new(at, head) }.copy_to(&mut buffer[..head]);
-                        // SAFETY: it stays there until it is released, below. Its writer may change it until it has been copied.
+                        // SAFETY: it stays there until it is released, below. Its writer may change
+                        // it until it has been copied.
                         let whole = whole.map(|whole| unsafe { Source::new(whole, len) });
                         sink(&RxDatagram {
                             src: hello.src,
@@ -421,7 +430,8 @@ impl<L: Link> ShmLink<L> {
                     }
                     Err(Trouble::Wait) => break,
                     Err(Trouble::Broken) => {
-                        // The connection goes too: the writer learns that nobody reads.
+                        // Close the connection too, so that the writer learns that its ring has no
+                        // reader.
                         incoming.connection.iter().for_each(|connection| meeting::say_goodbye(connection));
                         *incoming = Incoming::default();
                         broken = true;
@@ -474,8 +484,8 @@ impl<L: Link> Link for ShmLink<L> {
         Ok(())
     }
 
-    fn introduce(&mut self, remote: IpAddr, slot: u8) -> Option<Arc<NearRing>> {
-        // Those whom we are going to send to have most often come already.
+    fn introduce(&mut self, remote: IpAddr, slot: u8) -> Option<Arc<PeerRing>> {
+        // The peer has most often connected to us already.
         self.attend();
         if let Some(at) = self.find((remote, slot)) {
             return Some(Arc::clone(&self.outgoing[at].ring));
@@ -505,7 +515,7 @@ impl<L: Link> Link for ShmLink<L> {
     }
 
     fn attend(&mut self) {
-        // Whoever was woken may have been woken by a packet there.
+        // A packet on the inner link may have caused the wake-up.
         self.since_inside = QUIET_INSIDE_EVERY;
         self.outgoing
             .iter()
@@ -527,8 +537,8 @@ impl<L: Link> Link for ShmLink<L> {
         }
         for outgoing in &mut self.outgoing {
             if std::mem::take(&mut outgoing.wakes) {
-                self.counted.bells += 1;
-                meeting::ring_bell(&outgoing.connection);
+                self.counted.wakeups += 1;
+                meeting::ring_doorbell(&outgoing.connection);
             }
         }
     }
@@ -574,10 +584,11 @@ impl<L: Link> Link for ShmLink<L> {
             return self.inner.receive(sink);
         }
         let delivered = self.read(sink);
-        // Rings that are busy must not keep the others from being heard.
+        // Busy rings must not starve the inner link.
         let every = if self.quiet_looks < QUIET_AFTER { INSIDE_EVERY } else { QUIET_INSIDE_EVERY };
         self.since_inside += 1;
-        // Whoever has just sent something waits for the answer, which takes longer than the system call: rather now than when the answer is due.
+        // After a send, poll the inner link early: the reply takes longer than the system call, so
+        // the call overlaps the round trip.
         let due = if std::mem::take(&mut self.sent) && delivered == 0 { every * 3 / 4 } else { every };
         if self.since_inside < due {
             return delivered;
@@ -598,10 +609,10 @@ impl<L: Link> Link for ShmLink<L> {
         all.extend([
             ("shm_tx_packets", counted.sent),
             ("shm_tx_bytes", counted.sent_bytes),
-            ("shm_tx_lent_bytes", counted.lent_bytes),
+            ("shm_leased_bytes", counted.lent_bytes),
             ("shm_tx_lost_full", counted.lost_full),
             ("shm_tx_lost_departed", counted.lost_departed),
-            ("shm_tx_bells", counted.bells),
+            ("shm_wakeups", counted.wakeups),
             ("shm_rx_packets", counted.received),
             ("shm_rx_bytes", counted.received_bytes),
             ("shm_broken", counted.broken),

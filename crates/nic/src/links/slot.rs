@@ -1,13 +1,14 @@
 //! Slots: how several devices share one address.
 //!
-//! A device's slot is the high byte of all its queue pair numbers. It is claimed by binding an abstract Unix socket
-//! whose name holds the address and the slot, so a slot is free again the moment its process is gone. The kernel
-//! steers packets by that byte to the n-th socket of the port, which is the slot's own as long as devices closed in
-//! reverse order of opening. Otherwise a packet may reach the wrong device, which hands it to its owner through that
-//! same Unix socket, until the owner has set it right (`udp/steering.rs`).
+//! A device's slot is the high byte of all its queue pair numbers. A device claims it by binding an
+//! abstract Unix socket named after the address and the slot. A slot is therefore free again the
+//! moment its process is gone. The kernel steers packets by that byte to the n-th socket of the
+//! port. That is the slot's own socket as long as devices close in reverse order of opening.
+//! Otherwise a packet may reach the wrong device, which hands it to its owner through that same
+//! Unix socket. The owner then corrects the steering (`udp/steering.rs`).
 //!
-//! Whoever has a socket of the port therefore serves others too, and must look at it: a device joins when it gets its
-//! first queue pair, and with it a thread that looks.
+//! A device with a socket of the port therefore receives for others too, and must poll it. It joins
+//! the port when it gets its first queue pair, and with it a thread that polls.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -16,15 +17,16 @@ use std::time::{Duration, Instant};
 
 use crate::process::fork::NotInherited;
 
-/// Bytes before the packets of a handover: magic 4, family 1, slot 1, source port 2, first id 2, segment 2, address 16.
+/// Bytes before the packets of a handover: magic 4, family 1, slot 1, source port 2, first id 2,
+/// segment 2, address 16.
 const PREFIX: usize = 28;
 const MAGIC: [u8; 4] = *b"nbh1";
 /// The most packet bytes in one handover: what one receive can hold.
 const MAX_BYTES: usize = 65_536;
-/// Room asked for on the handing side; the kernel caps it.
+/// Send buffer requested for handovers; the kernel caps it.
 const SEND_BUFFER: i32 = 1 << 20;
 
-/// How long one who joins may keep others from joining. It takes microseconds.
+/// How long a joining device may block others from joining. It takes microseconds.
 const LONGEST_TURN: Duration = Duration::from_millis(50);
 
 /// Several packets of one size (the last may be shorter) from one sender.
@@ -46,17 +48,17 @@ impl Run<'_> {
     }
 }
 
-/// Whom a handover is for.
+/// The owner that a handover is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Owner {
+pub(super) enum SlotOwner {
     /// The device with this slot.
     Slot(u8),
     /// The device that offers this service of the connection manager.
     Service(u64),
 }
 
-impl Owner {
-    /// The name it has bound.
+impl SlotOwner {
+    /// Its socket name.
     fn name(self, addr: IpAddr) -> String {
         match self {
             Self::Slot(slot) => slot_name(addr, slot),
@@ -64,7 +66,7 @@ impl Owner {
         }
     }
 
-    /// How it recognises what is for it.
+    /// The tag of its handovers.
     fn byte(self) -> u8 {
         match self {
             Self::Slot(slot) => slot,
@@ -73,22 +75,22 @@ impl Owner {
     }
 }
 
-/// A service's name of an address, and what is handed over to it.
+/// The socket name of a service at an address, and its handovers.
 #[derive(Debug)]
 pub(super) struct ServiceName {
-    /// A child that is forked while the name is bound would keep it taken.
+    /// Not inherited: a forked child would keep the name taken.
     fd: NotInherited,
     pub(super) service: u64,
     uid: libc::uid_t,
 }
 
 impl ServiceName {
-    /// Takes the name; nothing where somebody has it.
+    /// Claims the name; `None` if it is taken.
     pub(super) fn bind(addr: IpAddr, service: u64) -> io::Result<Option<Self>> {
         let (mut bound, mut uid) = (false, 0);
         let fd = NotInherited::open(|| {
             let slot = Slot::new(addr)?;
-            bound = bind(&slot.fd, &Owner::Service(service).name(addr))?;
+            bound = bind(&slot.fd, &SlotOwner::Service(service).name(addr))?;
             uid = slot.uid;
             Ok(slot.fd)
         })?;
@@ -101,14 +103,14 @@ impl ServiceName {
 
     /// As [`Slot::take`].
     pub(super) fn take<'b>(&self, buffer: &'b mut [u8]) -> Option<Option<Run<'b>>> {
-        take(&self.fd, self.uid, Owner::Service(self.service), buffer)
+        take(&self.fd, self.uid, SlotOwner::Service(self.service), buffer)
     }
 }
 
-/// Names by which slots publish the numbers that the kernel has given to their sockets.
+/// Prefix of the names by which slots publish the kernel's index of their sockets.
 pub(super) const PLACES: &str = "nobounce/place";
 
-/// The name by which a slot publishes its socket's number, as long as it is that.
+/// The name by which a slot publishes its socket's index, while that is valid.
 #[derive(Debug)]
 pub(super) struct Place {
     _name: NotInherited,
@@ -125,7 +127,7 @@ impl Place {
     }
 }
 
-/// What became of a handover.
+/// Result of a handover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Handover {
     Done,
@@ -150,10 +152,10 @@ impl Slot {
     /// The socket alone; its number is not claimed yet.
     pub(super) fn new(addr: IpAddr) -> io::Result<Self> {
         let fd = unix_socket()?;
-        // With credentials on every datagram, those of other users can be told apart and dropped: a handover claims a
-        // source address that UDP would not let them forge. Only handed packets pay for the check.
+        // Credentials on every datagram let us drop handovers of other users: a handover claims a
+        // source address that UDP would not let them spoof. Only handovers pay for the check.
         set_int(&fd, libc::SO_PASSCRED, 1)?;
-        let _ = set_int(&fd, libc::SO_SNDBUF, SEND_BUFFER); // a smaller buffer only makes more wait
+        let _ = set_int(&fd, libc::SO_SNDBUF, SEND_BUFFER); // a smaller buffer only queues more
         // SAFETY: geteuid reads one number of this process and cannot fail.
         let uid = unsafe { libc::geteuid() };
         Ok(Self { fd, addr, number: 0, uid })
@@ -183,7 +185,7 @@ impl Slot {
     }
 
     /// Hands packets to their owner.
-    pub(super) fn hand_over(&self, owner: Owner, run: &Run<'_>) -> Handover {
+    pub(super) fn hand_over(&self, owner: SlotOwner, run: &Run<'_>) -> Handover {
         let Some(mut prefix) = encode(owner.byte(), run) else { return Handover::Lost };
         let (mut name, len) = unix_name(&owner.name(self.addr));
         let mut parts = [
@@ -196,7 +198,8 @@ impl Slot {
         message.msg_namelen = len;
         message.msg_iov = parts.as_mut_ptr();
         message.msg_iovlen = parts.len();
-        // SAFETY: the message points at a live address and two live buffers, which the kernel only reads.
+        // SAFETY: the message points at a live address and two live buffers, which the kernel only
+        // reads.
         let sent =
             unsafe { libc::sendmsg(self.fd(), &raw const message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
         if sent >= 0 {
@@ -209,15 +212,21 @@ impl Slot {
         }
     }
 
-    /// Takes one handover into `buffer`, if there is one. The inner `None`: it was not for us, and is dropped.
+    /// Receives one handover into `buffer`, if there is one. Inner `None`: it was not for us and is
+    /// dropped.
     pub(super) fn take<'b>(&self, buffer: &'b mut [u8]) -> Option<Option<Run<'b>>> {
-        take(&self.fd, self.uid, Owner::Slot(self.number), buffer)
+        take(&self.fd, self.uid, SlotOwner::Slot(self.number), buffer)
     }
 }
 
-fn take<'b>(fd: &OwnedFd, uid: libc::uid_t, owner: Owner, buffer: &'b mut [u8]) -> Option<Option<Run<'b>>> {
+fn take<'b>(
+    fd: &OwnedFd,
+    uid: libc::uid_t,
+    owner: SlotOwner,
+    buffer: &'b mut [u8],
+) -> Option<Option<Run<'b>>> {
     let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
-    // Room for the credentials alone: descriptors that somebody attaches find none and are dropped by the kernel.
+    // Room for the credentials alone: the kernel drops any attached descriptors.
     let mut control = [0_u64; 4];
     // SAFETY: msghdr is plain integers and pointers; zeros (null, 0) are valid.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
@@ -237,7 +246,7 @@ fn take<'b>(fd: &OwnedFd, uid: libc::uid_t, owner: Owner, buffer: &'b mut [u8]) 
     Some(buffer.get(..got).and_then(|bytes| decode(owner.byte(), bytes)))
 }
 
-/// Bytes a buffer for [`Slot::take`] must have.
+/// Buffer size that [`Slot::take`] requires.
 pub(super) const TAKE_BUFFER: usize = PREFIX + MAX_BYTES;
 
 fn encode(slot: u8, run: &Run<'_>) -> Option<[u8; PREFIX]> {
@@ -263,7 +272,7 @@ fn encode(slot: u8, run: &Run<'_>) -> Option<[u8; PREFIX]> {
     Some(out)
 }
 
-/// Reads a handover; any bytes may come.
+/// Decodes a handover; the bytes are untrusted.
 fn decode(slot: u8, datagram: &[u8]) -> Option<Run<'_>> {
     let (prefix, bytes) = datagram.split_first_chunk::<PREFIX>()?;
     let u16_at = |at: usize| u16::from_be_bytes([prefix[at], prefix[at + 1]]);
@@ -282,7 +291,8 @@ fn decode(slot: u8, datagram: &[u8]) -> Option<Run<'_>> {
 
 /// The user whose process sent the message, as the kernel vouches.
 fn sender(message: &libc::msghdr) -> Option<libc::uid_t> {
-    // SAFETY: the kernel filled the control area and its length; CMSG_FIRSTHDR gives null or a header inside it.
+    // SAFETY: the kernel filled the control area and its length; CMSG_FIRSTHDR gives null or a
+    // header inside it.
     let header = unsafe { libc::CMSG_FIRSTHDR(message).as_ref() }?;
     if (header.cmsg_level, header.cmsg_type) != (libc::SOL_SOCKET, libc::SCM_CREDENTIALS) {
         return None;
@@ -292,15 +302,15 @@ fn sender(message: &libc::msghdr) -> Option<libc::uid_t> {
     Some(credentials.uid)
 }
 
-/// The turn to join an address: slots and sockets of the port are taken in the same order, or the kernel would steer
-/// wrongly from the start. It ends when this is dropped, or its process is gone.
+/// Lock for joining an address. Slots and sockets of the port must be taken in the same order, or
+/// the kernel steers wrongly from the start. Released on drop or process exit.
 #[derive(Debug)]
 pub(super) struct Turn {
     _name: Option<OwnedFd>,
 }
 
 impl Turn {
-    /// Waits for it, but not for ever: a process that was stopped in the midst of its turn must not stop others.
+    /// Acquires it with a timeout: a process stopped while it holds the lock must not block others.
     pub(super) fn wait(addr: IpAddr) -> io::Result<Self> {
         let fd = unix_socket()?;
         let end = Instant::now() + LONGEST_TURN;
@@ -321,11 +331,11 @@ fn unix_socket() -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: `fd` was just opened and nobody else owns it.
+    // SAFETY: `fd` was just opened and has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Takes an abstract name; false where somebody has it.
+/// Binds an abstract name; false if it is taken.
 fn bind(fd: &OwnedFd, name: &str) -> io::Result<bool> {
     let (name, len) = unix_name(name);
     // SAFETY: the pointer and length describe a live Unix socket address.
@@ -336,7 +346,7 @@ fn bind(fd: &OwnedFd, name: &str) -> io::Result<bool> {
     if error.raw_os_error() == Some(libc::EADDRINUSE) { Ok(false) } else { Err(error) }
 }
 
-/// The name that stands for a slot of an address.
+/// The socket name of a slot of an address.
 fn slot_name(addr: IpAddr, slot: u8) -> String {
     format!("nobounce/slot/{addr}/{slot}")
 }
@@ -405,20 +415,20 @@ mod tests {
         let mut buffer = vec![0; TAKE_BUFFER];
         assert!(b.take(&mut buffer).is_none());
         let packets = vec![0xa5; 100];
-        assert_eq!(a.hand_over(Owner::Slot(1), &run(&packets)), Handover::Done);
+        assert_eq!(a.hand_over(SlotOwner::Slot(1), &run(&packets)), Handover::Done);
         assert_eq!(b.take(&mut buffer), Some(Some(run(&packets))));
         assert_eq!(run(&packets).packets(), 3);
         let v6 = Run { src: "fe80::1".parse().unwrap(), ..run(&packets) };
-        assert_eq!(a.hand_over(Owner::Slot(1), &v6), Handover::Done);
+        assert_eq!(a.hand_over(SlotOwner::Slot(1), &v6), Handover::Done);
         assert_eq!(b.take(&mut buffer), Some(Some(v6)));
-        assert_eq!(a.hand_over(Owner::Slot(7), &run(&packets)), Handover::NoOwner);
+        assert_eq!(a.hand_over(SlotOwner::Slot(7), &run(&packets)), Handover::NoOwner);
     }
 
     #[test]
     fn a_full_queue_says_so_and_never_blocks() {
         let (a, b) = (claimed(4), claimed(4));
         let packets = vec![1; 60_000];
-        let outcomes: Vec<_> = (0..2000).map(|_| a.hand_over(Owner::Slot(1), &run(&packets))).collect();
+        let outcomes: Vec<_> = (0..2000).map(|_| a.hand_over(SlotOwner::Slot(1), &run(&packets))).collect();
         assert_eq!(outcomes[0], Handover::Done);
         assert_eq!(outcomes.last(), Some(&Handover::Full));
         let mut buffer = vec![0; TAKE_BUFFER];

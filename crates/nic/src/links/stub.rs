@@ -5,7 +5,7 @@ use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
 
 use nobounce_protocol::wire::ROCE_PORT;
-use nobounce_protocol::wire::icrc::Verdict;
+use nobounce_protocol::wire::icrc::IcrcCheck;
 
 use super::{Capabilities, Link, RxDatagram, SOURCE_PORTS, TxBatch, TxPacket};
 
@@ -98,5 +98,5 @@ pub(super) fn number_of(bytes: &[u8]) -> u32 {
 
 /// Whether the packet's ICRC is right for the place it was sent at.
 pub(super) fn is_closed(packet: &TxPacket, bytes: &[u8]) -> bool {
-    packet.flow(HERE).verify(packet.ip_id, bytes) == Verdict::Valid { ip_id: Some(packet.ip_id) }
+    packet.flow(HERE).verify(packet.ip_id, bytes) == IcrcCheck::Valid { ip_id: Some(packet.ip_id) }
 }

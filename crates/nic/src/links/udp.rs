@@ -1,7 +1,7 @@
 //! The wire: RoCEv2 on UDP port 4791, without privilege.
 //!
-//! Sockets are unconnected and send with DF, so the IPv4 identification that the ICRC covers is known beforehand:
-//! 0, or the place of the packet in its segmented send.
+//! Sockets are unconnected and send with DF, so the IPv4 identification that the ICRC covers is
+//! predictable: 0, or the segment's index in its GSO send.
 
 mod error;
 mod interface;
@@ -26,12 +26,13 @@ use self::transmit::Transmitter;
 use super::batch::SLOT_BYTE;
 use super::outbox::Outbox;
 use super::services::Services;
-use super::slot::{Handover, Owner, Run, Slot, Turn};
+use super::slot::{Handover, Run, Slot, SlotOwner, Turn};
 use super::{Capabilities, Link, MadOwner, RxDatagram, SOURCE_PORTS, TxBatch};
 
 /// Bytes of socket buffer asked for; the kernel gives what `rmem_max` and `wmem_max` allow.
 const SOCKET_BUFFER: i32 = 4 << 20;
-/// Packets in one segmented send: the oldest kernels' limit, and receivers take identifications below it for granted.
+/// Maximum GSO segments per send: the limit of the oldest kernels. Receivers assume identifications
+/// below it.
 const MAX_SEGMENTS: usize = 64;
 /// Ports that RoCEv2 senders use.
 const FIRST_SOURCE_PORT: u16 = 0xc000;
@@ -39,16 +40,16 @@ const FIRST_SOURCE_PORT: u16 = 0xc000;
 const PORT_STEP: u16 = 0x800;
 /// How many of them are tried.
 const PORT_TRIES: u16 = 64;
-/// While no packet was handed in, the Unix socket is asked only every so many empty calls: a system call saved.
+/// Empty calls between two polls of the Unix socket while no handover arrives: saves a system call.
 const HANDOVER_EVERY: u32 = 32;
-/// Handovers taken in one call.
+/// Maximum handovers received per call.
 const HANDOVERS: usize = 16;
 
-/// Calls by which a link that goes empties its socket: more than a full buffer takes.
+/// Calls with which a closing link drains its socket: more than a full buffer takes.
 const LAST_CALLS: u32 = 1024;
-/// How often a link that goes tries to hand over what is left, ...
+/// Attempts of a closing link to hand over the remaining packets.
 const LAST_RETRIES: u32 = 10;
-/// ... and after which time.
+/// Pause between these attempts.
 const LAST_RETRY_AFTER: Duration = Duration::from_micros(100);
 
 /// How to open a [`UdpLink`].
@@ -65,7 +66,7 @@ pub struct UdpConfig {
 }
 
 impl UdpConfig {
-    /// The usual way to open a link on `addr`.
+    /// The default configuration for `addr`.
     pub fn new(addr: IpAddr) -> Self {
         Self { addr, ..Self::default() }
     }
@@ -82,7 +83,8 @@ impl Default for UdpConfig {
 pub struct UdpLink {
     socket: Socket,
     listening: bool,
-    /// One for each source port; none on loopback, where everything leaves from the well-known port.
+    /// One for each source port; none on loopback, where everything leaves from the well-known
+    /// port.
     senders: Vec<Socket>,
     slot: Slot,
     steering: Steering,
@@ -93,7 +95,7 @@ pub struct UdpLink {
     transmitter: Transmitter,
     receiver: Receiver,
     rx: Received,
-    /// Empty calls until the Unix socket is asked again.
+    /// Empty calls until the next poll of the Unix socket.
     patience: u32,
     scope: u32,
 }
@@ -103,7 +105,7 @@ struct Received {
     packets: u64,
     bytes: u64,
     handed_over: u64,
-    handed_in: u64,
+    steered_in: u64,
     handover_lost: u64,
     handover_refused: u64,
     no_such_slot: u64,
@@ -123,14 +125,14 @@ impl UdpLink {
     /// Opens a link that does not listen yet.
     ///
     /// # Errors
-    /// The address is not ours, or somebody holds its port who will not share it.
+    /// The address is not local, or another program holds its port without sharing it.
     pub fn prepare(config: &UdpConfig) -> Result<Self, OpenError> {
         let addr = config.addr;
         if addr.is_unspecified() {
             return Err(OpenError::Unspecified { addr });
         }
         let os = |call| move |source| OpenError::Os { addr, call, source };
-        // Any port tells whether the address is ours.
+        // Binding any port tells whether the address is local.
         Socket::new(addr)?
             .bind(&SockAddr::new(addr, 0, config.scope))
             .map_err(|e| OpenError::from_bind(addr, e))?;
@@ -168,7 +170,8 @@ impl UdpLink {
         })
     }
 
-    /// Takes what the kernel steered to us: delivers what is ours, and hands the rest to its owners.
+    /// Receives from the UDP socket: delivers packets of this slot and hands the others to their
+    /// owners.
     #[inline]
     fn receive_from_socket(&mut self, sink: &mut dyn FnMut(&RxDatagram<'_>)) -> usize {
         let Self { socket, slot, steering, outbox, receiver, rx, .. } = self;
@@ -177,11 +180,11 @@ impl UdpLink {
             each_run(run, |owner, part| match owner {
                 Some(owner) if owner != slot.number() => each_kind(part, |is_mad, part| {
                     if is_mad {
-                        // Its bytes say whose it is, and the engine reads them.
+                        // The engine parses the bytes and finds the owner.
                         delivered += deliver(part, rx, sink);
                         return;
                     }
-                    let count = match outbox.hand_over(slot, Owner::Slot(owner), &part) {
+                    let count = match outbox.hand_over(slot, SlotOwner::Slot(owner), &part) {
                         Handover::Done => &mut rx.handed_over,
                         Handover::NoOwner => &mut rx.no_such_slot,
                         Handover::Full | Handover::Lost => &mut rx.handover_lost,
@@ -189,14 +192,14 @@ impl UdpLink {
                     *count += part.packets();
                 }),
                 None if steering.hear(&part) => {}
-                // What is too short to have an owner is ours to count as malformed.
+                // A packet too short to name an owner counts as malformed here.
                 _ => delivered += deliver(part, rx, sink),
             });
         });
         delivered
     }
 
-    /// Takes what other devices on this address received for us.
+    /// Receives packets that other devices on this address got for us.
     fn take_handovers(&mut self, sink: &mut dyn FnMut(&RxDatagram<'_>)) -> usize {
         let mut delivered = 0;
         let Self { slot, services, receiver, rx, patience, steering, .. } = self;
@@ -244,7 +247,7 @@ impl Link for UdpLink {
         }
         let name = SockAddr::new(addr, ROCE_PORT, self.scope);
         self.socket.bind(&name).map_err(|e| OpenError::from_bind(addr, e))?;
-        // Steering is a help, not a need: without it packets are handed over.
+        // Steering is an optimisation: without it packets are handed over.
         if let Err(error) = self.steering.join(&self.socket, &self.slot) {
             tracing::debug!(%error, "the kernel does not steer packets by slot; they are handed over instead");
         }
@@ -308,8 +311,8 @@ impl Link for UdpLink {
 
     fn hand_over_mad(&mut self, owner: MadOwner, datagram: &RxDatagram<'_>) -> bool {
         let owner = match owner {
-            MadOwner::Slot(slot) => Owner::Slot(slot),
-            MadOwner::Service(service) => Owner::Service(service),
+            MadOwner::Slot(slot) => SlotOwner::Slot(slot),
+            MadOwner::Service(service) => SlotOwner::Service(service),
         };
         let RxDatagram { src, src_port, ip_id, bytes, .. } = *datagram;
         let run = Run { src, src_port, ip_id, segment: bytes.len(), bytes };
@@ -344,7 +347,7 @@ impl Link for UdpLink {
             ("udp_rx_lost_queue_full", self.socket.drops()),
             ("udp_rx_too_long", self.receiver.too_long),
             ("handed_over", rx.handed_over),
-            ("handed_in", rx.handed_in),
+            ("steered_in", rx.steered_in),
             ("handover_lost", rx.handover_lost + self.outbox.lost),
             ("handover_refused", rx.handover_refused),
             ("no_such_slot", rx.no_such_slot),
@@ -357,7 +360,7 @@ impl Link for UdpLink {
 }
 
 impl Drop for UdpLink {
-    /// What was steered here by mistake is still its owner's.
+    /// Packets that were steered here by mistake still go to their owner.
     fn drop(&mut self) {
         let mut calls = 0;
         while self.listening && calls < LAST_CALLS {
@@ -382,8 +385,8 @@ const ACKNOWLEDGE: u8 = Opcode::Ack as u8;
 
 /// Gives each packet of the run to the sink; returns how many.
 fn deliver(run: Run<'_>, rx: &mut Received, sink: &mut dyn FnMut(&RxDatagram<'_>)) -> usize {
-    // One for all packets of the run: written anew for each, its address would be read back while the stores of the
-    // payload before it are still under way, in other pieces than it was written, and wait for all of them.
+    // One value for all packets of the run. Written anew for each, its address would cause a
+    // store-forwarding stall behind the payload stores of the packet before.
     let mut datagram = RxDatagram {
         src: run.src,
         src_port: run.src_port,
@@ -400,8 +403,8 @@ fn deliver(run: Run<'_>, rx: &mut Received, sink: &mut dyn FnMut(&RxDatagram<'_>
     }
     let segment = run.segment.max(1);
     let mut rest = run.bytes;
-    // An acknowledgement that travels behind a request is older than it: applications that sleep until something completes expect
-    // their own request to be over before the peer's answer to it is there.
+    // An ACK behind a request in the same run is older than the request. Applications that sleep on
+    // completions expect their own request to complete before the peer's reply arrives.
     let last = run.bytes.len().saturating_sub(1) / segment;
     if last > 0
         && let (before, bytes) = rest.split_at(last * segment)
@@ -425,7 +428,7 @@ fn deliver(run: Run<'_>, rx: &mut Received, sink: &mut dyn FnMut(&RxDatagram<'_>
     n
 }
 
-/// Cuts a run into runs of one owner each. Senders of ours do not mix owners, others may.
+/// Splits a run into runs of one owner each. Our own senders do not mix owners, others may.
 fn each_run<'a>(run: Run<'a>, mut each: impl FnMut(Option<u8>, Run<'a>)) {
     let segment = run.segment.max(1);
     let owner = |at: usize| {
@@ -443,7 +446,7 @@ fn each_run<'a>(run: Run<'a>, mut each: impl FnMut(Option<u8>, Run<'a>)) {
     each(owner(start), part(&run, start, run.bytes.len()));
 }
 
-/// Cuts a run into management datagrams and other packets.
+/// Splits a run into management datagrams and other packets.
 fn each_kind<'a>(run: Run<'a>, mut each: impl FnMut(bool, Run<'a>)) {
     let segment = run.segment.max(1);
     let is_mad = |at: usize| run.bytes.get(at + SLOT_BYTE..at + SLOT_BYTE + 3) == Some(&[0, 0, 1]);
@@ -458,8 +461,8 @@ fn each_kind<'a>(run: Run<'a>, mut each: impl FnMut(bool, Run<'a>)) {
     each(is_mad(start), part(&run, start, run.bytes.len()));
 }
 
-/// Delivers a handover: packets of this slot, and management datagrams, whose bytes say whose they are. Packets of other slots are dropped,
-/// never passed on again: no packet can go round in circles.
+/// Delivers a handover: packets of this slot, and management datagrams. Packets of other slots are
+/// dropped, never forwarded again: this prevents loops.
 fn take_run(
     run: Option<Run<'_>>,
     slot: Option<u8>,
@@ -485,8 +488,8 @@ fn take_run(
             }
         });
     });
-    rx.handed_in += u64::try_from(delivered).unwrap_or(0);
-    // Where one came others will: ask every time for a while.
+    rx.steered_in += u64::try_from(delivered).unwrap_or(0);
+    // One handover announces more: poll on every call for a while.
     *patience = 0;
     delivered
 }
@@ -496,20 +499,20 @@ fn part<'a>(run: &Run<'a>, start: usize, end: usize) -> Run<'a> {
     Run { ip_id: run.ip_id.wrapping_add(skipped), bytes: run.bytes.get(start..end).unwrap_or(&[]), ..*run }
 }
 
-/// Buffers as large as this user may have. Smaller ones only lose more.
+/// The largest socket buffers that this user may have. Smaller ones only drop more.
 fn enlarge(socket: &Socket) {
     let _ = socket.set(libc::SOL_SOCKET, libc::SO_RCVBUF, SOCKET_BUFFER);
     let _ = socket.set(libc::SOL_SOCKET, libc::SO_SNDBUF, SOCKET_BUFFER);
 }
 
-/// Sockets that packets leave from, so that routers which spread flows by port have several to spread.
+/// Sending sockets, one per source port, so that ECMP has several flows to spread.
 fn open_senders(config: &UdpConfig) -> Result<(Vec<Socket>, [u16; SOURCE_PORTS]), OpenError> {
     let addr = config.addr;
     let mut senders = Vec::with_capacity(SOURCE_PORTS);
     let mut ports = [0; SOURCE_PORTS];
     for (base, port) in (FIRST_SOURCE_PORT..=u16::MAX).step_by(usize::from(PORT_STEP)).zip(&mut ports) {
         let socket = Socket::new(addr)?;
-        let _ = socket.set(libc::SOL_SOCKET, libc::SO_RCVBUF, 0); // the least the kernel gives: nothing is for it
+        let _ = socket.set(libc::SOL_SOCKET, libc::SO_RCVBUF, 0); // the kernel's minimum: it receives nothing
         let _ = socket.set(libc::SOL_SOCKET, libc::SO_SNDBUF, SOCKET_BUFFER);
         // Other programs may have some of these ports; we share ours with our own devices only.
         let bound =

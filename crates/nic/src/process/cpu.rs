@@ -1,14 +1,15 @@
 //! Allowed CPUs, and how the scheduler treats the engine threads.
 
-/// CPUs from which on both ends of a connection, and the engine thread of each, run at the same time.
+/// Minimum number of CPUs on which both ends of a connection and their engine threads run in
+/// parallel.
 const MANY_CPUS: usize = 4;
 
-/// Whether the process may run on so many CPUs.
+/// Whether the process may run on that many CPUs.
 pub(crate) fn has_many_cpus() -> bool {
     are_many(allowed_cpus())
 }
 
-/// Whether so many CPUs are enough for that.
+/// Whether that many CPUs suffice.
 pub(crate) const fn are_many(cpus: usize) -> bool {
     cpus >= MANY_CPUS
 }
@@ -21,8 +22,9 @@ pub(crate) fn allowed_cpus() -> usize {
 /// The time slice that engine threads ask for: the shortest the kernel takes.
 const SLICE_NS: u64 = 100_000;
 
-/// Asks for short time slices. From Linux 6.12 on, a thread with a short slice preempts one with a longer slice when it wakes up: an
-/// application that spins on memory, on the CPU where its packet arrived. Older kernels ignore the request.
+/// Requests short time slices. From Linux 6.12 on, a waking thread with a short slice preempts one
+/// with a longer slice, such as an application that spins on memory on the same CPU. Older kernels
+/// ignore the request.
 pub(crate) fn ask_for_short_slices() {
     let attr = SchedAttr {
         size: 48,
@@ -34,7 +36,8 @@ pub(crate) fn ask_for_short_slices() {
         deadline: 0,
         period: 0,
     };
-    // SAFETY: the structure has the size it says, in the kernel's layout, and is only read. 0 names this thread.
+    // SAFETY: the structure has the size it says, in the kernel's layout, and is only read. 0 names
+    // this thread.
     unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0) };
     // The default timer slack of 50 us is longer than the sleeps of an engine thread.
     // SAFETY: sets a property of this thread, and takes no pointers.

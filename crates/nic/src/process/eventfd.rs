@@ -3,17 +3,18 @@
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-/// A counter in the kernel that can be polled.
+/// An eventfd: a kernel counter that can be polled.
 #[derive(Debug)]
 pub(crate) struct EventFd(OwnedFd);
 
 impl EventFd {
-    /// Reading it takes all that was raised, and never blocks.
+    /// A read takes the whole count and never blocks.
     pub(crate) fn new() -> io::Result<Self> {
         Self::with_flags(libc::EFD_NONBLOCK)
     }
 
-    /// Reading it takes one of what was raised, and blocks while there is none, unless somebody sets `O_NONBLOCK`.
+    /// Semaphore mode: a read takes one and blocks while the count is 0, unless `O_NONBLOCK` is
+    /// set.
     pub(crate) fn counting() -> io::Result<Self> {
         Self::with_flags(libc::EFD_SEMAPHORE)
     }
@@ -24,17 +25,19 @@ impl EventFd {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the call succeeded, so `fd` is an open descriptor that nobody else owns.
+        // SAFETY: the call succeeded, so `fd` is an open descriptor that has no other owner.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
     pub(crate) fn raise(&self) {
         let one = 1_u64.to_ne_bytes();
-        // SAFETY: `one` is 8 readable bytes. The only failure is a full counter, which is readable all the same.
+        // SAFETY: `one` is 8 readable bytes. The only failure is a full counter, which is readable
+        // all the same.
         unsafe { libc::write(self.0.as_raw_fd(), one.as_ptr().cast(), 8) };
     }
 
-    /// Takes what was raised (of a counting one, one); whether anything was. Never blocks, whatever the descriptor is set to.
+    /// Takes the count (in semaphore mode, one). Returns whether it was nonzero. Never blocks,
+    /// whatever the descriptor's flags.
     pub(crate) fn take(&self) -> bool {
         let mut count = [0_u8; 8];
         let io = libc::iovec { iov_base: count.as_mut_ptr().cast(), iov_len: count.len() };
@@ -52,7 +55,7 @@ impl EventFd {
         self.wait(0)
     }
 
-    /// Waits at most so many milliseconds; whether something was raised.
+    /// Waits at most that many milliseconds. Returns whether the count is nonzero.
     pub(crate) fn wait(&self, ms: i32) -> bool {
         let mut poll = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: one valid pollfd.

@@ -1,4 +1,5 @@
-//! After a fork the child has our memory but not our engine threads, and shares our sockets: the device is dead there.
+//! Fork handling: the child has our memory and sockets but not our engine threads, so the device is
+//! dead there.
 
 use std::cell::UnsafeCell;
 use std::io;
@@ -13,7 +14,8 @@ static GENERATION: AtomicU64 = AtomicU64::new(0);
 /// Runs in every forked child first.
 static IN_CHILD: OnceLock<fn()> = OnceLock::new();
 
-/// Sets what runs in every forked child first. It may touch atomics and descriptors, and take no lock.
+/// Sets what runs in every forked child first. It may touch atomics and descriptors, and take no
+/// lock.
 pub(crate) fn set_in_child(hook: fn()) {
     let _ = IN_CHILD.set(hook); // there is one caller
 }
@@ -40,8 +42,8 @@ extern "C" fn in_child() {
 pub(crate) fn generation() -> u64 {
     static WATCH: Once = Once::new();
     WATCH.call_once(|| {
-        // SAFETY: the three only touch atomics, descriptors and a lock that nobody holds for long, which is safe around the fork of
-        // a threaded process.
+        // SAFETY: the three only touch atomics, descriptors and a lock that is never held for long,
+        // which is safe around the fork of a threaded process.
         unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
     });
     GENERATION.load(Ordering::Relaxed)
@@ -53,8 +55,9 @@ pub(crate) fn current() -> u64 {
     GENERATION.load(Ordering::Relaxed)
 }
 
-/// Puts something harmless in place of descriptors that a child has of its parent: left open, they would keep names and connections
-/// alive that the parent closes. The numbers stay taken, for the objects of the child's that own them close them some day.
+/// Replaces inherited descriptors in a child by harmless ones: left open, they would keep names and
+/// connections alive that the parent closes. The numbers stay in use, because the child's objects
+/// that own them close them later.
 pub(crate) fn let_go(descriptors: &[RawFd]) {
     if descriptors.is_empty() {
         return;
@@ -68,11 +71,12 @@ pub(crate) fn let_go(descriptors: &[RawFd]) {
         // SAFETY: takes no pointers; `fd` is one of ours.
         unsafe { libc::dup3(nothing, fd, libc::O_CLOEXEC) };
     }
-    // SAFETY: opened above, and nobody else's.
+    // SAFETY: opened above, with no other owner.
     unsafe { libc::close(nothing) };
 }
 
-/// The descriptors of all [`NotInherited`], behind a lock that a fork takes too: a child finds the list as it is.
+/// The descriptors of all [`NotInherited`], behind a lock that fork takes too: the child sees a
+/// consistent list.
 struct Kept {
     held: AtomicBool,
     descriptors: UnsafeCell<Vec<RawFd>>,
@@ -103,13 +107,14 @@ impl Kept {
     }
 }
 
-/// A descriptor of this process alone: a forked child lets go of it before anything else happens there. What it stands for, a name or a
-/// connection, ends when the parent closes it, however long the child lives.
+/// A descriptor that a forked child closes before anything else happens there. Its socket name or
+/// connection ends when the parent closes it, however long the child lives.
 #[derive(Debug)]
 pub(crate) struct NotInherited(ManuallyDrop<OwnedFd>);
 
 impl NotInherited {
-    /// Makes one by `open`, in the midst of which nobody forks. (It must not take long, nor make another one.)
+    /// Opens a descriptor by `open`, with forks of this process held off meanwhile. (`open` must
+    /// not take long, nor open another `NotInherited`.)
     pub(crate) fn open(open: impl FnOnce() -> io::Result<OwnedFd>) -> io::Result<Self> {
         generation();
         KEPT.with(|kept| {

@@ -1,4 +1,4 @@
-//! How a device is opened.
+//! Device configuration.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
@@ -8,35 +8,35 @@ use crate::interfaces;
 use crate::links::fault::{FaultConfig, ParseFaultError};
 use crate::process::cpu::allowed_cpus;
 
-/// How to open a device. [`Config::from_env`] reads what people type.
+/// How to open a device. [`Config::from_env`] reads the environment.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The address to be reached at. Loopback unless told otherwise: nobody is let in from the network by default.
+    /// The device's address. Default: loopback, which accepts no packets from the network.
     pub addr: IpAddr,
-    /// Faults to inject into what is sent.
+    /// Faults to inject into sent packets.
     pub fault: Option<FaultConfig>,
     /// Where to write a capture of everything sent and received.
     pub pcap: Option<PathBuf>,
-    /// Segmented sends, where the kernel has them.
+    /// Segmented sends (GSO), if the kernel has them.
     pub gso: bool,
-    /// Merged receives, where the kernel has them.
+    /// Merged receives (GRO), if the kernel has them.
     pub gro: bool,
-    /// The way packets take.
+    /// The link that packets take.
     pub link: LinkChoice,
-    /// How many engines drive the device at most, each with a thread of its own (1 to 8). `None`: by the CPUs that this process may run on,
-    /// see [`Config::engines`].
+    /// How many engines drive the device at most, each with its own thread (1 to 8). `None`: by the
+    /// CPUs that this process may run on, see [`Config::engines`].
     pub engines: Option<usize>,
     /// Which thread drives the engines.
     pub progress: Progress,
 }
 
-/// The way packets take.
+/// The link that packets take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LinkChoice {
     /// UDP, for every peer.
     Udp,
-    /// Shared memory to peers on this machine, UDP to the others, and to those where the kernel or a container forbids it
-    /// (see [`Device::fallbacks`](crate::soft::Device::fallbacks)).
+    /// Shared memory to same-host peers. UDP to other hosts, and where the kernel or a container
+    /// forbids shared memory (see [`Device::fallbacks`](crate::soft::Device::fallbacks)).
     #[default]
     Auto,
 }
@@ -47,7 +47,7 @@ impl FromStr for LinkChoice {
     fn from_str(text: &str) -> Result<Self, ConfigError> {
         match text {
             "udp" => Ok(Self::Udp),
-            // There is nobody whom shared memory alone would do for.
+            // No setup works with shared memory alone, so both mean the same.
             "auto" | "shm" => Ok(Self::Auto),
             _ => Err(ConfigError::Link(text.to_owned())),
         }
@@ -69,8 +69,9 @@ impl Default for Config {
     }
 }
 
-/// How many engines there are where so many CPUs may be used. Through shared memory both ends run on these CPUs: the threads of both must
-/// find one while half of them are busy with something else. By UDP a byte costs several times as much, and the peer is most likely elsewhere.
+/// The number of engines for this many allowed CPUs. With shared memory both ends run on these
+/// CPUs. The threads of both must find a free one while half of them are busy. By UDP a byte costs
+/// several times as much, and the peer is most likely on another host.
 fn engines_for(cpus: usize, by_udp: bool) -> usize {
     match cpus {
         0..8 => 1,
@@ -81,20 +82,21 @@ fn engines_for(cpus: usize, by_udp: bool) -> usize {
     }
 }
 
-/// Engines that a device has at most.
+/// Engines per device, at most.
 pub(crate) const MAX_ENGINES: usize = 8;
 
 /// Which thread drives the engines of a device, as configured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Progress {
-    /// [`Thread`](Self::Thread) where the process may run on 4 CPUs or more, otherwise [`Caller`](Self::Caller). Decided once, when
-    /// the device opens.
+    /// [`Thread`](Self::Thread) where the process may run on 4 CPUs or more, otherwise
+    /// [`Caller`](Self::Caller). Decided once, when the device opens.
     #[default]
     Auto,
-    /// The engine thread alone. Posting enqueues, polling reads the completion queue; neither makes a system call while the engine
-    /// thread is awake.
+    /// The engine thread alone. Posting enqueues, polling reads the completion queue; neither makes
+    /// a system call while the engine thread is awake.
     Thread,
-    /// The thread that posts or polls. The engine thread takes over when a completion queue is armed or polls stop.
+    /// The thread that posts or polls. The engine thread takes over when a completion queue is
+    /// armed or polls stop.
     Caller,
 }
 
@@ -111,7 +113,7 @@ impl FromStr for Progress {
     }
 }
 
-/// An environment variable that makes no sense.
+/// An invalid environment variable.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
@@ -135,11 +137,11 @@ pub enum ConfigError {
 }
 
 impl Config {
-    /// The default, changed by `NOBOUNCE_ADDR` (the first address of the list), `NOBOUNCE_FAULT`, `NOBOUNCE_PCAP`, `NOBOUNCE_LINK`,
-    /// `NOBOUNCE_ENGINES` and `NOBOUNCE_PROGRESS`.
+    /// The default, changed by `NOBOUNCE_ADDR` (the first address of the list), `NOBOUNCE_FAULT`,
+    /// `NOBOUNCE_PCAP`, `NOBOUNCE_LINK`, `NOBOUNCE_ENGINES` and `NOBOUNCE_PROGRESS`.
     ///
     /// # Errors
-    /// Says which variable makes no sense, and why.
+    /// Reports which variable is invalid, and why.
     pub fn from_env() -> Result<Self, ConfigError> {
         let mut config = Self::default();
         if let Ok(list) = std::env::var("NOBOUNCE_ADDR") {
@@ -162,15 +164,17 @@ impl Config {
         Ok(config)
     }
 
-    /// How many engines drive the device at most: as many as were asked for, or else 1 where the process may run on fewer than 32 CPUs, and 2
-    /// otherwise; where peers are reached by UDP, 1 below 8 CPUs, 2 below 16 and 4 otherwise.
+    /// How many engines drive the device at most. A configured number wins. Otherwise: 1 if the
+    /// process may run on fewer than 32 CPUs, else 2. For UDP peers: 1 below 8 CPUs, 2 below 16,
+    /// else 4.
     pub fn engines(&self) -> usize {
-        // Whoever can be reached from elsewhere most likely is.
+        // A device that is reachable from other hosts most likely has peers there.
         let by_udp = self.link == LinkChoice::Udp || !self.addr.is_loopback();
         self.engines.unwrap_or_else(|| engines_for(allowed_cpus(), by_udp)).clamp(1, MAX_ENGINES)
     }
 
-    /// The addresses of `NOBOUNCE_ADDR`, a list with commas between them: one device each, `nb0`, `nb1`, ... in that order.
+    /// The addresses of `NOBOUNCE_ADDR`, a list with commas between them: one device each, `nb0`,
+    /// `nb1`, ... in that order.
     ///
     /// # Errors
     /// One of them is neither an address nor an interface.
@@ -179,7 +183,7 @@ impl Config {
         list.split(',').map(|addr| resolve_addr(addr.trim())).collect()
     }
 
-    /// The same on another address: an IP address, or the name of an interface.
+    /// The same with another address: an IP address, or the name of an interface.
     ///
     /// # Errors
     /// It is neither.
@@ -188,7 +192,7 @@ impl Config {
     }
 }
 
-/// A number of engines.
+/// Parses a number of engines.
 fn parse_engines(text: &str) -> Result<usize, ConfigError> {
     let engines = text.trim().parse().ok().filter(|count| (1..=MAX_ENGINES).contains(count));
     engines.ok_or_else(|| ConfigError::Engines(text.to_owned()))
@@ -202,7 +206,7 @@ fn resolve_addr(text: &str) -> Result<IpAddr, ConfigError> {
     let wrong = || ConfigError::Addr(text.to_owned());
     let here = interfaces::addresses().into_iter().filter(|here| here.name == text);
     let mut found: Vec<IpAddr> = here.map(|here| here.addr).collect();
-    // A link-local address means nothing without its interface, which a packet does not carry.
+    // A link-local address is ambiguous without its interface, which a packet does not carry.
     found.retain(|addr| !matches!(addr, IpAddr::V6(v6) if v6.is_unicast_link_local()));
     found.sort_by_key(IpAddr::is_ipv6);
     found.first().copied().ok_or_else(wrong)

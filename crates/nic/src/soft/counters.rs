@@ -1,4 +1,4 @@
-//! What the device counted. Names follow the kernel's `hw_counters` where the meaning is the same.
+//! Device counters. Names follow the kernel's `hw_counters` where the meaning is the same.
 
 use nobounce_protocol::qp::{QpCounters, Status};
 use nobounce_protocol::wire::Malformed;
@@ -9,41 +9,42 @@ use nobounce_protocol::wire::Malformed;
 pub struct Counters {
     pub sent_pkts: u64,
     pub rcvd_pkts: u64,
-    /// Among those sent: markers, our own and those of others on their way back.
+    /// Among those sent: markers, this device's and returned ones of peers.
     pub sent_markers: u64,
     /// Payload bytes placed into or read from registered memory.
     pub placed_bytes: u64,
     pub gathered_bytes: u64,
     /// Dropped: the invariant CRC was wrong.
     pub icrc_errors: u64,
-    /// Taken although the IPv4 identification had to be solved for (16 of the 32 CRC bits still check).
+    /// Accepted although the IPv4 identification had to be solved for (16 of the 32 CRC bits still
+    /// check).
     pub icrc_solved: u64,
     /// Dropped: no such queue pair.
     pub no_such_qp: u64,
     /// Dropped: not from the queue pair's peer.
     pub wrong_peer: u64,
-    /// Dropped: the queue pair takes no such packet in its state.
+    /// Dropped: the queue pair does not accept such a packet in its state.
     pub wrong_state: u64,
-    /// Dropped: of another transport service than the queue pair's.
+    /// Dropped: the transport service differs from the queue pair's.
     pub wrong_service: u64,
-    /// Dropped: an answer to nothing that was asked.
+    /// Dropped: a response without a matching request.
     pub unsolicited: u64,
     /// Dropped as malformed, by cause.
     pub malformed: [u64; Malformed::ALL.len()],
-    /// Requests refused because a key, range or right was wrong.
+    /// Requests rejected because of a wrong key, range or access right.
     pub refused_access: u64,
-    /// Registered memory that had vanished when it was touched.
+    /// Accesses to registered memory that had vanished.
     pub memory_faults: u64,
-    /// Work that did not succeed, in the order of [`Status::ALL`].
+    /// Failed work requests, in the order of [`Status::ALL`].
     failed: [u64; Status::ALL.len()],
-    /// Sums over all queue pairs, those destroyed included.
+    /// Sums over all queue pairs, including destroyed ones.
     pub qps: QpCounters,
 }
 
 impl Counters {
-    /// Adds what another engine of the same device counted.
+    /// Adds the counters of another engine of the same device.
     pub(crate) fn add(&mut self, other: &Self) {
-        // Named one by one, so that a counter that is new cannot be forgotten here.
+        // Destructured, so that the compiler reports a new counter that is missing here.
         let Self {
             sent_pkts,
             rcvd_pkts,
@@ -122,12 +123,13 @@ impl Counters {
         counts.filter(|(one, _)| **one == status).for_each(|(_, count)| *count += 1);
     }
 
-    /// How much work ended so.
+    /// Number of work requests that ended with this status.
     pub fn failed(&self, status: Status) -> u64 {
         Status::ALL.iter().zip(self.failed).filter(|(one, _)| **one == status).map(|(_, count)| count).sum()
     }
 
-    /// How often something was sent again: because the peer missed it, an answer showed that it was lost, or none came.
+    /// Number of retransmissions: after a NAK, after a response that showed a loss, or after a
+    /// timeout.
     pub fn retransmissions(&self) -> u64 {
         self.qps.rcvd_seq_err + self.qps.implied_nak_seq_err + self.qps.local_ack_timeout_err
     }
@@ -144,7 +146,7 @@ impl Counters {
     }
 }
 
-/// Adds what one queue pair counted.
+/// Adds the counters of one queue pair.
 pub(crate) fn add(sum: &mut QpCounters, one: &QpCounters) {
     sum.duplicate_request += one.duplicate_request;
     sum.out_of_seq_request += one.out_of_seq_request;

@@ -1,4 +1,4 @@
-//! Why a device could not be opened, memory not registered, a queue pair not created.
+//! Errors of opening a device, registering memory and creating a queue pair.
 
 use std::io;
 
@@ -17,13 +17,13 @@ pub enum OpenError {
     /// The link could not be opened.
     #[error(transparent)]
     Udp(#[from] udp::OpenError),
-    /// The capture file could not be made.
+    /// The capture file could not be created.
     #[error(transparent)]
     Pcap(#[from] pcap::CreateError),
-    /// A setting makes no sense.
+    /// A setting is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// It was opened, but the first objects could not be made.
+    /// It was opened, but the first objects could not be created.
     #[error(transparent)]
     Create(#[from] CreateError),
     /// The kernel refused a descriptor.
@@ -35,7 +35,7 @@ pub enum OpenError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegisterError {
-    /// The range is not mapped, or not with the rights asked for.
+    /// The range is not mapped, or not with the requested rights.
     #[error("cannot register memory: {0}")]
     Range(#[from] RangeError),
     /// Remote write and atomics need local write.
@@ -45,7 +45,7 @@ pub enum RegisterError {
     #[error("the range has {len} bytes; a region has at most {max}")]
     #[allow(missing_docs)]
     TooLong { len: u64, max: u64 },
-    /// The address that requests are to use does not suit the memory.
+    /// The requested I/O virtual address does not suit the memory.
     #[error(
         "{len} bytes at {addr:#x} cannot be named by {iova:#x}: both must lie at the same place in a page, and the range must not wrap"
     )]
@@ -71,7 +71,7 @@ pub enum RegisterError {
         "no thread could be started for the GPU's copy engine ({0}): the process has too many (ulimit -u, pids of its cgroup)"
     )]
     Thread(io::Error),
-    /// CUDA refused.
+    /// CUDA reported an error.
     #[error(transparent)]
     Cuda(#[from] CudaError),
     /// The device is gone.
@@ -93,7 +93,7 @@ impl RegisterError {
     }
 }
 
-/// Why a queue pair could not be made.
+/// Why a queue pair could not be created.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CreateQpError {
@@ -107,13 +107,13 @@ pub enum CreateQpError {
         #[allow(missing_docs)]
         max: usize,
     },
-    /// A queue that it is to use belongs to another device.
+    /// A queue for it belongs to another device.
     #[error("a completion queue or shared receive queue is not of the device that the queue pair is of")]
     OtherDevice,
     /// All numbers are taken.
     #[error("the device has {MAX_QPS} queue pairs already: destroy some")]
     TooMany,
-    /// The device cannot be reached by others.
+    /// The device cannot be made reachable.
     #[error(transparent)]
     Listen(#[from] udp::OpenError),
     /// The engine thread could not be started.

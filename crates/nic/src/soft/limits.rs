@@ -1,4 +1,4 @@
-//! How much of everything a device offers, and keeping count of it.
+//! Device limits, and counting objects against them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,7 +12,7 @@ pub(crate) const MAX_QPS: usize = 1 << 16;
 /// Regions of one device.
 pub(crate) const MAX_REGIONS: usize = 1 << 20;
 
-/// What a device offers at most; whoever asks for more is refused.
+/// Upper limits of a device; requests beyond them fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // the names say it
 #[non_exhaustive]
@@ -31,11 +31,11 @@ pub struct DeviceLimits {
     pub max_sges: usize,
     /// Bytes copied into one send request.
     pub max_inline: usize,
-    /// READs and atomics outstanding, either way.
+    /// READs and atomics outstanding, in each direction.
     pub max_rd_atomic: u8,
     pub max_srqs: usize,
     pub max_srq_depth: usize,
-    /// Address handles are only data: whoever keeps them counts them.
+    /// Address handles are only data: the verbs layer that keeps them counts them.
     pub max_ahs: usize,
 }
 
@@ -58,7 +58,7 @@ impl DeviceLimits {
     };
 }
 
-/// Why a domain, a completion queue or a shared receive queue could not be made.
+/// Why a domain, a completion queue or a shared receive queue could not be created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CreateError {
@@ -91,12 +91,12 @@ pub(crate) fn check(name: &'static str, asked: usize, max: usize) -> Result<(), 
     if (1..=max).contains(&asked) { Ok(()) } else { Err(CreateError::Limit { name, asked, max }) }
 }
 
-/// How many objects of a kind there are.
+/// The number of objects of a kind.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Count(Arc<AtomicUsize>);
 
 impl Count {
-    /// One more, until the result is dropped.
+    /// Counts one more, until the result is dropped.
     pub(crate) fn take(&self, name: &'static str, max: usize) -> Result<Taken, CreateError> {
         let more = |count| (count < max).then_some(count + 1);
         match self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) {
@@ -106,7 +106,7 @@ impl Count {
     }
 }
 
-/// One of the objects a device offers; given back when dropped.
+/// One of the objects a device offers; uncounted when dropped.
 #[derive(Debug)]
 pub(crate) struct Taken(Arc<AtomicUsize>);
 

@@ -1,8 +1,9 @@
 //! The software NIC.
 //!
-//! One [`Device`] has one engine, or several: each with a link, a lock and a thread of its own. Either that thread drives the engine, or
-//! the threads of the application that post and poll do ([`Progress`]). Objects are made from the device ([`Pd`], [`Mr`], [`Cq`],
-//! [`Channel`], [`Qp`], [`Srq`], [`Mw`]) and keep it alive.
+//! One [`Device`] has one or more engines, each with its own link, lock and thread. Either that
+//! thread drives the engine, or the application threads that post and poll do ([`Progress`]).
+//! Objects are created from the device ([`Pd`], [`Mr`], [`Cq`], [`Channel`], [`Qp`], [`Srq`],
+//! [`Mw`]) and keep it alive.
 
 mod cm;
 mod config;
@@ -30,8 +31,8 @@ pub use events::cm_channel::{CmChannel, CmNotice, Told};
 pub use events::event::AsyncEvent;
 pub use limits::{CreateError, DeviceLimits};
 pub use nobounce_protocol::qp::{
-    Access, AttrMask, Datagram, GRH_LEN, LocalWork, Mtu, PostError, QpAttr, QpCounters, QpEvent, QpState,
-    Remote, Service, Source, Status, TransitionError, Treatment, WorkKind,
+    Access, AttrMask, Datagram, GRH_LEN, IpOptions, LocalWork, Mtu, PostError, QpAttr, QpCounters, QpEvent,
+    QpState, Remote, Service, Source, Status, TransitionError, WorkKind,
 };
 pub use nobounce_protocol::wire::{Psn, Qpn};
 pub use objects::cq::{Cq, CqError, ResizeError};

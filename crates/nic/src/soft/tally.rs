@@ -1,13 +1,13 @@
-//! Bytes and operations, by the way they took.
+//! Bytes and operations, by route.
 
 use nobounce_memory::path::Mechanism;
 
-/// What was moved one way.
+/// What was moved on one route.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Bytes of payload.
     pub bytes: u64,
-    /// Messages whose last byte went this way.
+    /// Messages whose last byte took this route.
     pub operations: u64,
 }
 
@@ -18,7 +18,7 @@ impl Tally {
     }
 }
 
-/// What was moved in one direction, by every way.
+/// What was moved in one direction, by route.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PathTotals {
     /// Host memory, copied by the CPU.
@@ -31,11 +31,11 @@ pub struct PathTotals {
     pub dma_buf: Tally,
     /// GPU memory by a network adapter's own DMA, registered by nvidia-peermem.
     pub peermem: Tally,
-    /// GPU memory with one more host copy on the way, or placed by the copy engine for lack of a window.
+    /// GPU memory with one more host copy, or placed by the copy engine for lack of a window.
     pub staged: Tally,
 }
 
-/// What was moved in both directions, by every way.
+/// What was moved in both directions, by route.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PathCounters {
     /// From the wire into registered memory.
@@ -44,22 +44,22 @@ pub struct PathCounters {
     pub outbound: PathTotals,
 }
 
-/// The way some bytes took.
+/// The route that bytes took.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Route {
+pub(crate) enum BytePath {
     Direct(Mechanism),
     Staged,
 }
 
 impl PathTotals {
-    pub(crate) fn count(&mut self, route: Route, bytes: u64, ends_message: bool) {
+    pub(crate) fn count(&mut self, route: BytePath, bytes: u64, ends_message: bool) {
         let tally = match route {
-            Route::Direct(Mechanism::Window) => &mut self.window,
-            Route::Direct(Mechanism::CopyEngine) => &mut self.copy_engine,
-            Route::Direct(Mechanism::DmaBuf) => &mut self.dma_buf,
-            Route::Direct(Mechanism::Peermem) => &mut self.peermem,
-            Route::Direct(Mechanism::Cpu) => &mut self.cpu,
-            Route::Staged => &mut self.staged,
+            BytePath::Direct(Mechanism::Window) => &mut self.window,
+            BytePath::Direct(Mechanism::CopyEngine) => &mut self.copy_engine,
+            BytePath::Direct(Mechanism::DmaBuf) => &mut self.dma_buf,
+            BytePath::Direct(Mechanism::Peermem) => &mut self.peermem,
+            BytePath::Direct(Mechanism::Cpu) => &mut self.cpu,
+            BytePath::Staged => &mut self.staged,
         };
         tally.bytes += bytes;
         tally.operations += u64::from(ends_message);
@@ -77,7 +77,7 @@ impl PathTotals {
         ]
     }
 
-    /// All of it, whichever way.
+    /// Bytes on all routes.
     pub fn bytes(&self) -> u64 {
         self.list().iter().map(|(_, tally)| tally.bytes).sum()
     }
@@ -105,16 +105,16 @@ mod tests {
 
     #[test]
     fn every_way_has_its_own_count() {
-        let ways = [
-            Route::Direct(Mechanism::Cpu),
-            Route::Direct(Mechanism::Window),
-            Route::Direct(Mechanism::CopyEngine),
-            Route::Direct(Mechanism::DmaBuf),
-            Route::Direct(Mechanism::Peermem),
-            Route::Staged,
+        let routes = [
+            BytePath::Direct(Mechanism::Cpu),
+            BytePath::Direct(Mechanism::Window),
+            BytePath::Direct(Mechanism::CopyEngine),
+            BytePath::Direct(Mechanism::DmaBuf),
+            BytePath::Direct(Mechanism::Peermem),
+            BytePath::Staged,
         ];
         let mut totals = PathTotals::default();
-        for (bytes, way) in (1..).zip(ways) {
+        for (bytes, way) in (1..).zip(routes) {
             totals.count(way, bytes, true);
         }
         let mut twice = totals;

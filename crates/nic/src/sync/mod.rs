@@ -1,5 +1,6 @@
-//! What the lock-free files (`progress/waker.rs`, `progress/submission.rs`, `completions.rs`, `notices.rs`) take from the standard
-//! library. `tests/loom.rs` builds the same files with loom's types in their place, and tries every order of events.
+//! The standard-library types that the lock-free files (`waker.rs`, `notices.rs`, `ring.rs` here;
+//! `submission.rs`, `completions.rs` of `soft/engine`) use. `tests/loom.rs` builds the same files
+//! with loom's types in their place, and tries every order of events.
 
 pub(crate) mod notices;
 #[cfg(test)]
@@ -11,7 +12,8 @@ pub(crate) mod waker;
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence};
 pub(crate) use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Places of a new completion ring, where the queue is as deep; it grows. Few in the models, which fill it.
+/// Initial size of a completion ring, if the queue is as deep; it grows. Small in the models, which
+/// fill it.
 pub(crate) const FIRST_PLACES: usize = 256;
 
 /// As `std::cell::UnsafeCell`, with loom's interface.

@@ -8,11 +8,12 @@ use crate::process::eventfd::EventFd;
 use crate::process::fork;
 use crate::sync::{Mutex, PoisonError};
 
-/// What happened, in order, and a descriptor that counts it: each reading stands for one notice.
+/// A FIFO of notices with a semaphore eventfd that counts them: each read stands for one notice.
 ///
-/// A caller either takes a notice ([`next`](Self::next)), which never blocks; or it reads 8 bytes from the descriptor itself,
-/// blocking or not as that is set, and then claims what it read for ([`claim`](Self::claim)). Nothing is there to claim if the
-/// notice was forgotten meanwhile: then it reads again.
+/// A caller either takes a notice ([`next`](Self::next)), which never blocks. Or it reads 8 bytes
+/// from the descriptor itself, which blocks unless `O_NONBLOCK` is set, and then claims its notice
+/// ([`claim`](Self::claim)). The claim finds nothing if the notice was forgotten meanwhile: the
+/// caller then reads again.
 #[derive(Debug)]
 pub(crate) struct Notices<T> {
     pub(crate) fd: EventFd,
@@ -23,13 +24,13 @@ pub(crate) struct Notices<T> {
 #[derive(Debug)]
 struct Queue<T> {
     notices: VecDeque<T>,
-    /// Notices that went although a reader had read for one already: so many claims come away with nothing, or the descriptor would count
-    /// one too many.
+    /// Notices that were forgotten after a reader had consumed their count: as many claims return
+    /// nothing, or the descriptor would count one too many.
     overtaken: usize,
 }
 
 impl<T> Queue<T> {
-    /// A notice went without having been claimed.
+    /// A notice was removed without a claim.
     fn take_back(&mut self, fd: &EventFd) {
         self.overtaken += usize::from(!fd.take());
     }
@@ -44,14 +45,14 @@ impl<T> Notices<T> {
         })
     }
 
-    /// Runs `then` on the queue. A forked child gets nothing: the lock may be held by a thread that does not exist there, and
-    /// the descriptor is the parent's too.
+    /// Runs `then` on the queue. A forked child gets nothing: the lock may be held by a thread that
+    /// does not exist there, and the descriptor is the parent's too.
     fn with<R>(&self, then: impl FnOnce(&mut Queue<T>) -> R) -> Option<R> {
         (fork::current() == self.generation)
             .then(|| then(&mut self.queue.lock().unwrap_or_else(PoisonError::into_inner)))
     }
 
-    /// Adds a notice; the oldest of `max` makes room for it.
+    /// Adds a notice; drops the oldest beyond `max`.
     pub(crate) fn push(&self, notice: T, max: usize) {
         self.with(|queue| {
             if queue.notices.len() >= max {
@@ -74,7 +75,7 @@ impl<T> Notices<T> {
         })?
     }
 
-    /// Takes the oldest notice for a caller who has read the descriptor already.
+    /// Takes the oldest notice for a caller that has read the descriptor already.
     pub(crate) fn claim(&self) -> Option<T> {
         self.with(|queue| match queue.overtaken.checked_sub(1) {
             Some(left) => {
@@ -85,7 +86,7 @@ impl<T> Notices<T> {
         })?
     }
 
-    /// Takes all there are; whether there were any.
+    /// Takes all notices. Returns whether there were any.
     pub(crate) fn take_all(&self) -> bool {
         std::iter::from_fn(|| self.next()).count() > 0
     }

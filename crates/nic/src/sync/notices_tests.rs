@@ -1,4 +1,5 @@
-//! Notices and the kernel's own counter; `tests/loom.rs` has the same file with a counter of its own.
+//! Notices and the kernel's own counter; `tests/loom.rs` has the same file with a counter of its
+//! own.
 
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicUsize, Ordering};

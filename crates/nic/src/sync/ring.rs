@@ -1,8 +1,8 @@
 //! A bounded lock-free queue: several producers, several consumers.
 //!
-//! Each slot has a sequence number that says whose turn it is: the position itself while it is free, the position plus one while it is
-//! full, the position of the next lap once it was emptied. A producer or consumer claims positions by moving the tail or the head, and
-//! then has those slots to itself.
+//! Each slot has a sequence number: its position while it is free, the position plus one while it
+//! is full. Emptying it sets the position of the next lap. A producer or consumer claims positions
+//! by moving the tail or the head, and then has those slots to itself.
 
 use std::mem::MaybeUninit;
 
@@ -28,7 +28,8 @@ pub(crate) struct Ring<T> {
     tail: Padded<AtomicUsize>,
 }
 
-// SAFETY: a value is reached by the thread alone that claimed its slot, and moves from one thread to another with it.
+// SAFETY: a value is reached by the thread alone that claimed its slot, and moves from one thread
+// to another with it.
 unsafe impl<T: Send> Send for Ring<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for Ring<T> {}
@@ -126,7 +127,8 @@ impl<T> Ring<T> {
         };
         for position in (0..count).map(|at| head.wrapping_add(at)) {
             let slot = self.slot(position);
-            // SAFETY: the slot was full when this thread claimed it, and no other thread empties it.
+            // SAFETY: the slot was full when this thread claimed it, and no other thread empties
+            // it.
             let value = slot.value.with(|place| unsafe { (*place).assume_init_read() });
             slot.sequence.store(position.wrapping_add(self.places()), Ordering::Release);
             each(value);

@@ -2,23 +2,26 @@
 
 use nobounce_protocol::timing::Nanos;
 
-/// How long a caller that polls, and the thread that stands in for it, spin after the last packet or post before they sleep: about one
-/// round trip between two processes. Shorter misses the answer on a quiet machine, longer costs its own length where the peer shares the
-/// CPU (docs/measurements/progress.md).
+/// Spin time of a polling caller, or of the engine thread in its place, after the last packet or
+/// post. It is about one round trip between two processes. A shorter spin misses the reply on an
+/// idle machine. A longer one costs its own length where the peer shares the CPU
+/// (docs/measurements/progress.md).
 pub(crate) const CALLER_SPIN_NS: u64 = 10_000;
 
-/// The same for the engine thread of `thread` mode: about one turn of a program that waits for its GPU in between. On 16 CPUs NCCL's
-/// all-reduce of 8 B takes 15 us with it and 57 us with 10 us (docs/measurements/progress.md).
+/// The same for the engine thread of `thread` mode: about one iteration of a program that waits for
+/// its GPU in between. On 16 CPUs NCCL's all-reduce of 8 B takes 15 us with it and 57 us with 10 us
+/// (docs/measurements/progress.md).
 pub(crate) const THREAD_SPIN_NS: u64 = 50_000;
 
-/// Waits without a spin after fruitless ones, at most. Where the peer shares the CPU a spin only keeps it from running.
+/// Maximum backoff: waits without a spin after fruitless ones. Where the peer shares the CPU, a
+/// spin only keeps it from running.
 const MOST_SKIPPED: u32 = 32;
 
-/// A spin that finds out whether it is worth while again is so many times as long.
+/// Length factor of the spin that ends a backoff and tests whether spinning pays again.
 const PROBE: Nanos = 4;
 
-/// Decides before each wait how long to spin. After a fruitless spin the next wait does without, then the next two, and so on; a spin that
-/// finds something ends that.
+/// Adaptive spin with backoff: decides before each wait how long to spin. After a fruitless spin
+/// the next wait skips it, then the next two, and so on; a successful spin resets the backoff.
 #[derive(Debug)]
 pub(crate) struct Spin {
     usual: Nanos,
@@ -27,17 +30,17 @@ pub(crate) struct Spin {
     skip: u32,
     /// Waits to skip after the next fruitless spin.
     backoff: u32,
-    /// The wait that is going on: when it began, and how long it spins.
+    /// The current wait: its start and its spin time.
     wait: Option<(Nanos, Nanos)>,
 }
 
 impl Spin {
-    /// Spins for so long, and seldom where that is fruitless.
+    /// Spins for this long, with backoff after fruitless spins.
     pub(crate) fn adaptive(usual: Nanos) -> Self {
         Self { usual, adapts: true, skip: 0, backoff: 0, wait: None }
     }
 
-    /// Spins for so long each time.
+    /// Spins for this long each time.
     pub(crate) fn fixed(usual: Nanos) -> Self {
         Self { adapts: false, ..Self::adaptive(usual) }
     }
@@ -78,7 +81,7 @@ impl Spin {
             self.skip -= 1;
             return 0;
         }
-        // A peer that sleeps as well takes longer to answer.
+        // A sleeping peer takes longer to reply.
         if self.backoff > 0 { PROBE * self.usual } else { self.usual }
     }
 }

@@ -1,15 +1,16 @@
 //! Wakes a sleeping engine thread.
 //!
-//! The thread publishes until when it sleeps, then looks once more for work; those who make work look afterwards whether it sleeps. So
-//! one of the two sees the other. `tests/loom.rs` tries every order.
+//! The thread publishes its sleep deadline, then checks once more for work. Producers publish work,
+//! then check whether the thread sleeps. So one of the two sees the other. `tests/loom.rs` tries
+//! every order.
 
 use std::os::fd::RawFd;
 
 use crate::process::eventfd::EventFd;
 use crate::sync::{AtomicBool, AtomicU64, Ordering, fence};
 
-/// Protocol timers may run this much late where the only thread that knows of them is the application's: it spares a system call at
-/// most posts. Timers are milliseconds and more.
+/// Slack of protocol timers that only the application thread knows of: saves a system call on most
+/// posts. Timers are milliseconds and more.
 pub(crate) const TIMER_SLACK_NS: u64 = 1_000_000;
 
 /// The engine thread is awake, or wakes by itself before anything is due.
@@ -29,7 +30,7 @@ pub(crate) struct Waker {
     stands_by: AtomicBool,
 }
 
-/// For those who post, poll, arm and copy.
+/// For threads that post, poll, arm and copy.
 impl Waker {
     pub(crate) fn new(fd: EventFd) -> Self {
         Self {
@@ -49,8 +50,8 @@ impl Waker {
         }
     }
 
-    /// The engine, whose lock the caller has or just had, must be driven at `deadline` (0: at once): wakes the thread if it would sleep
-    /// for longer than that and the slack.
+    /// The engine must be driven at `deadline` (0: at once): wakes the thread if it would sleep
+    /// past that plus the slack. The caller holds or just held the engine lock.
     #[inline]
     pub(crate) fn wake_by(&self, deadline: Option<u64>) {
         let Some(deadline) = deadline else { return };
@@ -71,7 +72,8 @@ impl Waker {
         self.fd.raise();
     }
 
-    /// The application is going to sleep until something completes: the thread must watch the link from now on.
+    /// The application is going to sleep until something completes: the thread must watch the link
+    /// from now on.
     pub(crate) fn ask_to_watch(&self) {
         self.watch.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -96,7 +98,8 @@ impl Waker {
         std::os::fd::AsRawFd::as_raw_fd(&self.fd)
     }
 
-    /// The thread is going to sleep until `deadline`. It must look for work once more afterwards, and not sleep if there is some.
+    /// The thread is going to sleep until `deadline`. It must check for work once more afterwards,
+    /// and not sleep if there is some.
     pub(crate) fn fall_asleep(&self, deadline: Option<u64>) {
         self.sleeps_until.store(deadline.unwrap_or(NO_DEADLINE).max(1), Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -117,7 +120,8 @@ impl Waker {
         self.watch.load(Ordering::Relaxed) && self.watch.swap(false, Ordering::AcqRel)
     }
 
-    /// The thread leaves the link to the application; false if a completion queue was armed meanwhile.
+    /// The thread leaves the link to the application; false if a completion queue was armed
+    /// meanwhile.
     pub(crate) fn stand_by(&self) -> bool {
         self.stands_by.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);

@@ -140,7 +140,8 @@ impl End {
         all.iter().find(|(n, _)| *n == name).unwrap_or_else(|| panic!("no counter {name} in {all:?}")).1
     }
 
-    /// Nothing left but markers, which the helper thread may send at any time: so both are read at one moment.
+    /// Only markers were sent. The engine thread may send them at any time, so both counters are
+    /// read at once.
     pub(crate) fn only_markers_sent(&self) {
         let counters = self.device.counters();
         assert_eq!(counters.sent_pkts, counters.sent_markers);
@@ -148,7 +149,8 @@ impl End {
 }
 
 pub(crate) fn register(pd: &Pd, buffer: &HostBuffer, access: Access) -> Mr {
-    // SAFETY: tests touch their buffers through windows only, and drop the region before the buffer.
+    // SAFETY: tests touch their buffers through windows only, and drop the region before the
+    // buffer.
     unsafe { pd.register(buffer.as_mut_ptr(), buffer.len(), access) }.unwrap()
 }
 
@@ -175,23 +177,23 @@ pub(crate) fn config(addr: &str) -> Config {
     Config { addr, link: link(), engines: engines(), progress: progress(), ..Config::default() }
 }
 
-/// The way packets take: the whole matrix runs on either, and on the longer one unless it is said.
+/// The link of the tests: the whole matrix runs on either, by default on UDP.
 pub(crate) fn link() -> LinkChoice {
     std::env::var("NOBOUNCE_LINK").map_or(LinkChoice::Udp, |link| link.parse().unwrap())
 }
 
-/// The number of engines that the tests are to run with, if it is said.
+/// The number of engines of the tests, if configured.
 pub(crate) fn engines() -> Option<usize> {
     std::env::var("NOBOUNCE_ENGINES").ok().map(|engines| engines.parse().unwrap())
 }
 
-/// The progress mode that the tests are to run with, if it is said.
+/// The progress mode of the tests, if configured.
 pub(crate) fn progress() -> Progress {
     std::env::var("NOBOUNCE_PROGRESS").map_or(Progress::Auto, |progress| progress.parse().unwrap())
 }
 
-/// Where the next connection's sequence numbers begin. The first one wraps soon; each is far from the one before, or
-/// packets of an earlier life of a queue pair could be taken for its own.
+/// Where the next connection's sequence numbers begin. The first one wraps soon. Each is far from
+/// the one before, or stale packets of a reset queue pair could be accepted.
 static NEXT_PSN: AtomicU32 = AtomicU32::new(0xff_fff0);
 
 /// Connects queue pair `i` of one end with queue pair `j` of the other.
@@ -215,7 +217,8 @@ pub(crate) fn pair(addr: &str, bytes: usize, mtu: Mtu) -> (End, End) {
 pub(crate) fn pair_with(ca: &Config, cb: &Config, bytes: usize, mtu: Mtu) -> (End, End) {
     let (mut a, mut b) = (End::open(ca, bytes), End::open(cb, bytes));
     if ca.engines.is_some_and(|engines| engines > 1) {
-        // It takes the place in the first engine: one end's queue pairs begin in the second one, the other's in the first.
+        // It takes the place in the first engine: one end's queue pairs begin in the second one,
+        // the other's in the first.
         a.ballast = Some(a.pd.create_qp(&a.cq, &a.cq, QpLimits::default()).unwrap());
     }
     a.add_qp(QpLimits::default());

@@ -60,7 +60,7 @@ impl OnGpu {
     }
 }
 
-/// Memory of a stream-ordered pool, which the driver does not let anybody map.
+/// Memory of a stream-ordered pool, which the driver does not let other code map.
 pub(crate) fn pool(gpu: &StandIn) -> u64 {
     let mut addr = 0;
     let stream = gpu.stream(1);

@@ -1,6 +1,6 @@
 //! Ends with queue pairs of the unreliable services.
 
-use nobounce_nic::soft::Treatment;
+use nobounce_nic::soft::IpOptions;
 use nobounce_nic::soft::{Config, Datagram, Mtu, Psn, Qp, QpAttr, QpInit, QpState, Service, Srq};
 use nobounce_nic::work::{Operation, QpLimits, SendRequest};
 
@@ -50,7 +50,7 @@ impl End {
             remote: self.device.local(),
             dest_qpn: self.last_qp().qpn(),
             qkey: QKEY,
-            treatment: Treatment::default(),
+            ip_options: IpOptions::default(),
         }
     }
 

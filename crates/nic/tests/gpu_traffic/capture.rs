@@ -1,4 +1,5 @@
-//! A stream capture in global mode, on this thread or another: registration, traffic and deregistration go on, and it is not broken.
+//! A stream capture in global mode, on this thread or another: registration, traffic and
+//! deregistration go on, and it is not broken.
 
 use std::sync::mpsc::channel;
 use std::thread;
@@ -13,7 +14,8 @@ use crate::traffic::Plan;
 
 const SIZES: [usize; 5] = [8, 4096, 20_000, 262_145, 1 << 20];
 
-/// A capture of a memset, as a program that makes a CUDA graph has it. It ends on the thread that began it.
+/// A capture of a memset, as a program that makes a CUDA graph has it. It ends on the thread that
+/// began it.
 struct Capture<'a> {
     gpu: &'a Gpu,
     stream: Stream,
@@ -100,7 +102,7 @@ fn on_another_thread() {
     }
 }
 
-/// The same capture breaks when somebody is not relaxed: what the tests above rely on.
+/// The same capture breaks when a thread is not in relaxed mode: what the tests above rely on.
 #[test]
 fn would_have_been_broken() {
     let Some(rig) = Rig::new("capture::would_have_been_broken") else { return };

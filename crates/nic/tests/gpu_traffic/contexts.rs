@@ -13,7 +13,8 @@ use crate::rig::{self, Kind, Memory, Rig, Way};
 const LEN: usize = 2 << 20;
 const SIZES: [usize; 3] = [64, 20_000, 1 << 20];
 
-/// The stand-in is to be as unforgiving as a real driver: handles of a context that is gone end the process.
+/// The stand-in is to be as unforgiving as a real driver: handles of a context that is gone end the
+/// process.
 fn unforgiving(rig: &Rig) {
     if rig.is_stand_in() {
         StandIn::load().crash_on_dead_handles(1);
@@ -32,7 +33,8 @@ fn create(gpu: &Gpu) -> Context {
     context
 }
 
-/// WRITEs, READs and atomics into, and WRITEs out of, memory that is gone: each ends, and none says that it was done.
+/// WRITEs, READs and atomics into, and WRITEs out of, memory that is gone: each ends, and none says
+/// that it was done.
 fn afterwards(a: &End, b: &End, (at_a, at_b): (&Mr, &Mr), way: Way) {
     if way == Way::Direct {
         for mr in [at_a, at_b] {
@@ -73,8 +75,9 @@ fn loaded(mr: &Mr, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// VMM memory that outlived the reset: the window reaches it as before, for it needs no context. What the copy engine would move, whose
-/// streams went with the context, is moved right or ends in an error; no request says that it was done and was not.
+/// VMM memory that outlived the reset: the window reaches it as before, for it needs no context.
+/// Copy-engine transfers, whose streams were destroyed with the context, succeed or fail with an
+/// error. No request reports success without the bytes.
 fn lives_on(a: &End, b: &End, (at_a, at_b): (&Mr, &Mr), way: Way, held: &[u8]) {
     for (turn, size) in SIZES.into_iter().enumerate() {
         let (seed, half) = (20 + turn as u8, LEN / 2);
@@ -102,7 +105,8 @@ fn lives_on(a: &End, b: &End, (at_a, at_b): (&Mr, &Mr), way: Way, held: &[u8]) {
             match what {
                 "WRITE into it" => {
                     written = true;
-                    // A READ of it may end in an error: what was written is looked at without the NIC and without CUDA, too.
+                    // A READ of it may end in an error: the written bytes are checked without the
+                    // NIC and without CUDA, too.
                     if way == Way::Direct {
                         assert!(loaded(at_b, size) == sent, "{what}, {size} bytes: other bytes are there");
                     }
@@ -114,8 +118,8 @@ fn lives_on(a: &End, b: &End, (at_a, at_b): (&Mr, &Mr), way: Way, held: &[u8]) {
     }
 }
 
-/// Direct WRITEs from host memory are under way all the while: they need nothing of CUDA. (A copy in flight when its context is
-/// destroyed breaks CUDA's own rule.)
+/// Direct WRITEs from host memory are in flight all the while: they need nothing of CUDA. (A copy
+/// in flight when its context is destroyed breaks CUDA's own rule.)
 #[track_caller]
 fn end_under_traffic((a, b): (&End, &End), at_b: &Mr, way: Way, end: impl FnOnce()) {
     let write = Operation::Write(rig::remote(at_b, 0));
@@ -155,7 +159,7 @@ fn destroyed() {
         assert!(memories[1].get(0, LEN) == bytes, "{way:?}: from and to memory of a context of its own");
         end_under_traffic((&a, &b), &at_b, way, || {
             let destroyed = rig.gpu.driver().relaxed(|api| {
-                // SAFETY: no copy is in flight, and nobody else knows the context.
+                // SAFETY: no copy is in flight, and the context has no other users.
                 unsafe { api.ctx_destroy(context) }
             });
             destroyed.map_err(|error: CudaError| error).unwrap();
@@ -169,7 +173,8 @@ fn destroyed() {
 
 fn reset(rig: &Rig) {
     let reset = rig.gpu.driver().relaxed(|api| {
-        // SAFETY: no copy is in flight; what the context had is used by nobody but the NIC, which asks first.
+        // SAFETY: no copy is in flight; objects of the context are used only by the NIC, which
+        // checks first.
         unsafe { api.primary_reset(rig.gpu.ordinal()) }
     });
     reset.map_err(|error: CudaError| error).unwrap();
@@ -201,7 +206,8 @@ fn device_reset() {
         end_under_traffic((&a, &b), &at_b, way, || {
             reset(&rig);
         });
-        // VMM memory belongs to no context: whether a reset ends it is the driver's to say, and we go by that.
+        // VMM memory belongs to no context: whether a reset ends it is the driver's to say, and we
+        // go by that.
         let gone = [&at_a, &at_b].map(|mr| mr.gpu_memory().unwrap().check_alive().is_err());
         println!(
             "figure: after a reset of the device {kind:?} is {}",
@@ -223,8 +229,9 @@ fn device_reset() {
     }
 }
 
-/// VMM memory that outlived a reset, once there is a context again: CUDA's own copy shows what was written through the window meanwhile,
-/// and the memory is registered and used again, also by the copy engine.
+/// VMM memory that outlived a reset, once there is a context again. CUDA's own copy shows the bytes
+/// written through the window meanwhile. The memory is registered and used again, also by the copy
+/// engine.
 #[test]
 fn memory_that_outlived_a_reset_is_used_again() {
     const LONG: usize = 1 << 20;
@@ -252,16 +259,17 @@ fn memory_that_outlived_a_reset_is_used_again() {
 
     rig.renew();
     let context = rig.primary();
-    let shown = match rig::try_get(&rig.gpu, context, memories[1].addr, LONG) {
-        Ok(shown) => shown,
-        // It is the driver's to say whether a new context reaches it. The context may be of no more use then.
+    let exported = match rig::try_get(&rig.gpu, context, memories[1].addr, LONG) {
+        Ok(exported) => exported,
+        // It is the driver's to say whether a new context reaches it. The context may be of no more
+        // use then.
         Err(error) => {
             println!("figure: NOT ENTERED: CUDA does not copy VMM memory that outlived a reset: {error}");
             assert!(!rig.is_stand_in(), "{error}");
             return;
         }
     };
-    assert!(shown == sent, "what was written after the reset is not what CUDA shows");
+    assert!(exported == sent, "what was written after the reset is not what CUDA shows");
 
     // First beside the old registrations, then without them.
     let (new, mut old) = (register(), Some(old));

@@ -11,13 +11,14 @@ use crate::occupancy::Occupancy;
 use crate::rig::{self, Kind, Memory, Rig, Way};
 
 const CYCLES: usize = 10_000;
-/// After so many everything that is kept was made once.
+/// Warm-up cycles, after which all caches are filled.
 const WARM: usize = 100;
 const LEN: usize = 2 << 20;
-/// So often the memory is new, and freed afterwards: what a registration kept of it would be missing on the GPU, 2 MiB each time.
+/// So often the memory is new, and freed afterwards: what a registration kept of it would be
+/// missing on the GPU, 2 MiB each time.
 const RENEWALS: usize = 400;
 const RENEWALS_WARM: usize = 40;
-/// What others may take meanwhile.
+/// Tolerance for memory that other processes take meanwhile.
 const SLACK: u64 = 32 << 20;
 /// Until what was given back is free again.
 const SOON: Duration = Duration::from_secs(2);
@@ -105,7 +106,8 @@ fn nothing_is_left_behind() {
     println!(
         "figure: with memory that is new each time: {before:?} after {RENEWALS_WARM}, {after:?} after {RENEWALS}"
     );
-    // The driver keeps a few things of its own (above); what we left behind would be one for each, and a page at least.
+    // The driver keeps a few things of its own (above); what we left behind would be one for each,
+    // and a page at least.
     let few = (RENEWALS - RENEWALS_WARM) / 8;
     assert!(after.0 <= before.0 + few, "descriptors");
     assert!(after.1 <= before.1 + few, "mappings");

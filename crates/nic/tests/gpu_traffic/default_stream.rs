@@ -1,4 +1,5 @@
-//! Work of others on the default stream, and threads of theirs that wait for it: traffic goes on, for its streams are its own.
+//! Application work on the default stream, and threads that wait for it: traffic goes on, because
+//! the NIC has its own streams.
 
 use std::ffi::{CString, c_void};
 use std::ptr;
@@ -18,9 +19,10 @@ use crate::rig::{self, Kind, Memory, Rig, Way};
 use crate::traffic::Plan;
 
 const SIZES: [usize; 5] = [8, 4096, 65_537, 262_145, 2 << 20];
-/// The kernel on the default stream ends by itself after this long: whoever waits for it takes as long.
+/// The kernel on the default stream ends by itself after this long: a thread that waits for it
+/// takes as long.
 const SPIN: Duration = Duration::from_secs(2);
-/// Streams of others: as many as CUDA has hardware queues by default.
+/// Application streams: as many as CUDA has hardware queues by default.
 const STREAMS: usize = 8;
 const STOP: usize = 0;
 const STARTED: usize = 16;
@@ -55,7 +57,8 @@ impl Blocker {
     fn launch(&self, rig: &Rig, mut words: [u64; 3]) {
         let Self::Kernel(function, _) = self else { return };
         let mut places = words.each_mut().map(|word| ptr::from_mut(word).cast::<c_void>());
-        // SAFETY: the kernel has three words as arguments, copied before the call returns; the words they name are never freed.
+        // SAFETY: the kernel has three words as arguments, copied before the call returns; the
+        // words they name are never freed.
         rig.cuda(|api| unsafe {
             let stream = Stream::NULL;
             api.launch_kernel(*function, 1, 1, 1, 32, 1, 1, 0, stream, places.as_mut_ptr(), ptr::null_mut())
@@ -81,7 +84,8 @@ impl Blocker {
         rig.cuda(|api| unsafe { api.memset_async(scratch.addr, 5, scratch.len, Stream::NULL) });
     }
 
-    /// Whether the default stream is still stuck: had traffic waited for it, the kernel would have come to its own end. (The stand-in's never does.)
+    /// Whether the default stream is still stuck: had traffic waited for it, the kernel would have
+    /// come to its own end. (The stand-in's never does.)
     fn is_stuck(rig: &Rig) -> bool {
         // SAFETY: asks.
         let queried =
@@ -97,7 +101,7 @@ impl Blocker {
     }
 }
 
-/// What a thread of somebody else's does meanwhile.
+/// What another application thread does meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Other {
     Nothing,
@@ -129,7 +133,8 @@ impl Other {
     }
 }
 
-/// The default stream is stuck behind a kernel, and another thread waits for it in each of the ways that programs have.
+/// The default stream is stuck behind a kernel, and another thread waits for it in each of the ways
+/// that programs have.
 #[test]
 fn stuck_behind_a_kernel() {
     let Some(rig) = Rig::new("default_stream::stuck_behind_a_kernel") else { return };
@@ -154,7 +159,7 @@ fn stuck_behind_a_kernel() {
         let (rig, scratch) = (&rig, &scratch);
         let took = thread::scope(|scope| {
             scope.spawn(move || other.run(rig, scratch));
-            // Nobody can see when it has come to wait inside the driver.
+            // There is no way to observe that it waits inside the driver.
             thread::sleep(Duration::from_millis(30));
             let begin_traffic = Instant::now();
             for (way, plan) in &plans {
@@ -164,9 +169,9 @@ fn stuck_behind_a_kernel() {
             let took = begin_traffic.elapsed();
             let stuck = other != Other::Frees && Blocker::is_stuck(rig);
             blocker.stop();
-            // What the driver holds while somebody frees or copies
-            // synchronously is its own business (on driver 580 all CUDA calls of the context wait with him), and said below; it must
-            // only end.
+            // Locks that the driver holds during a free or synchronous copy are beyond our control:
+            // on driver 580 all CUDA calls of the context wait. The time is reported below; the
+            // traffic must only end.
             if !matches!(other, Other::Frees | Other::CopiesSynchronously) && !stuck {
                 waited.push(format!("{other:?}: the default stream was not stuck any more after {took:.1?}"));
             }
@@ -183,7 +188,7 @@ fn stuck_behind_a_kernel() {
     assert!(waited.is_empty(), "traffic waited for the default stream: {waited:?}");
 }
 
-/// Streams of others, on which copies and a memset wait for the default stream.
+/// Application streams on which copies and a memset wait for the default stream.
 struct Queued {
     streams: [Stream; STREAMS],
     scratch: Memory,
@@ -193,7 +198,8 @@ struct Queued {
 impl Queued {
     fn new(rig: &Rig) -> Self {
         let (mut host, mut streams) = (ptr::null_mut(), [Stream::NULL; STREAMS]);
-        // SAFETY: the calls write one address and one handle each. The streams wait for the default stream.
+        // SAFETY: the calls write one address and one handle each. The streams wait for the default
+        // stream.
         rig.cuda(|api| unsafe {
             api.mem_host_alloc(&raw mut host, STREAMS * 4096, 0)?;
             streams.iter_mut().try_for_each(|stream| api.stream_create(stream, 0))
@@ -225,11 +231,12 @@ impl Queued {
     }
 }
 
-/// Work of others stands behind a kernel and fills the hardware queues (CUDA was told to have one): our copies stand behind it, and what has a window
-/// needs none.
+/// Application work waits behind a kernel and fills the hardware queues (CUDA is configured for
+/// one): head-of-line blocking for our copies. Memory with a window needs none.
 #[test]
 fn windows_need_no_hardware_queue() {
-    // SAFETY: the first thing of this process's only test, before CUDA or a thread of ours reads it.
+    // SAFETY: the first thing of this process's only test, before CUDA or a thread of ours reads
+    // it.
     unsafe { std::env::set_var("CUDA_DEVICE_MAX_CONNECTIONS", "1") };
     let Some(rig) = Rig::new("default_stream::windows_need_no_hardware_queue") else { return };
     if rig.is_stand_in() {
@@ -252,11 +259,13 @@ fn windows_need_no_hardware_queue() {
     plan.check(&rig, "beside work behind a kernel");
 }
 
-/// Where there are more hardware queues than streams that wait (`nobounce run` asks for 32 where windows are switched off), registering and copying go on, too. NCCL's kernel and what
-/// PyTorch queues behind it are such a case, and the kernel waits for us.
+/// Where there are more hardware queues than streams that wait (`nobounce run` asks for 32 where
+/// windows are switched off), registering and copying go on, too. NCCL's kernel and what PyTorch
+/// queues behind it are such a case, and the kernel waits for us.
 #[test]
 fn copies_need_a_hardware_queue_of_their_own() {
-    // SAFETY: the first thing of this process's only test, before CUDA or a thread of ours reads it.
+    // SAFETY: the first thing of this process's only test, before CUDA or a thread of ours reads
+    // it.
     unsafe { std::env::set_var("CUDA_DEVICE_MAX_CONNECTIONS", "32") };
     let Some(rig) = Rig::new("default_stream::copies_need_a_hardware_queue_of_their_own") else { return };
     let (blocker, others) = (Blocker::new(&rig), Queued::new(&rig));
@@ -281,8 +290,9 @@ fn copies_need_a_hardware_queue_of_their_own() {
     others.free(&rig);
 }
 
-/// Another thread frees memory or copies synchronously behind a stuck kernel, and the driver makes all calls of the context wait with it: what goes
-/// through windows goes on, in both directions, however long the messages are.
+/// Another thread frees memory or copies synchronously behind a stuck kernel, and the driver blocks
+/// all calls of the context. Traffic through windows goes on, in both directions, for messages of
+/// any length.
 #[test]
 fn windows_need_no_calls() {
     let Some(rig) = Rig::new("default_stream::windows_need_no_calls") else { return };
@@ -354,7 +364,8 @@ fn busy_without_end() {
     assert!(rounds.load(Ordering::Relaxed) > 3, "the default stream did nothing");
 }
 
-/// Somebody moves gigabytes by the same copy engines, in both directions: ours take their turn, and nothing fails for having waited.
+/// The application moves gigabytes through the same copy engines, in both directions: our copies
+/// take turns, and nothing fails because of the wait.
 #[test]
 fn long_copies_of_others() {
     let Some(rig) = Rig::new("default_stream::long_copies_of_others") else { return };
@@ -372,7 +383,8 @@ fn long_copies_of_others() {
         plan.fill(&rig);
         let regions = plan.register(&a, &b, way);
         let begin = Instant::now();
-        // SAFETY: both sides are `len` bytes, and live until the copies are over; what they hold does not matter.
+        // SAFETY: both sides are `len` bytes, and live until the copies are over; what they hold
+        // does not matter.
         rig.cuda(|api| unsafe {
             for _ in 0..copies {
                 api.copy_to_device_async(memory.addr, host, len, Stream::NULL)?;
@@ -402,7 +414,7 @@ fn long_copies_of_others() {
         );
         plan.check(&rig, &format!("{way:?}, beside long copies"));
     }
-    // SAFETY: the copies are over, and the memory is used by nobody any more.
+    // SAFETY: the copies are over, and the memory has no users any more.
     rig.cuda(|api| unsafe { api.stream_destroy(other).and(api.mem_host_free(host)) });
 }
 

@@ -1,4 +1,5 @@
-//! A READ of one byte is a flush, as NCCL uses it: when it has completed, a kernel sees all that was written before.
+//! A READ of one byte is a flush, as NCCL uses it: when it has completed, a kernel sees all that
+//! was written before.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +16,7 @@ const PIECES: [(usize, usize); 5] =
 const TOTAL: usize = 624_144;
 const ROUNDS: u64 = 150;
 
-/// The sender's READ, on the queue pair of its WRITEs; nobody asks for their own completions.
+/// The sender's READ, on the queue pair of its WRITEs, which are unsignalled.
 #[test]
 fn by_the_sender() {
     let Some(rig) = Rig::new("flush::by_the_sender") else { return };
@@ -39,7 +40,8 @@ fn by_the_sender() {
     }
 }
 
-/// The receiver's READ of its own memory, on a queue pair that is connected to itself, after the immediate of the last WRITE.
+/// The receiver's READ of its own memory, on a queue pair that is connected to itself, after the
+/// immediate of the last WRITE.
 #[test]
 fn by_the_receiver() {
     let Some(rig) = Rig::new("flush::by_the_receiver") else { return };

@@ -1,4 +1,5 @@
-//! A fork under GPU regions: the child can drop everything and end, and takes nothing away from its parent.
+//! A fork under GPU regions: the child can drop everything and end, and takes nothing away from its
+//! parent.
 
 use nobounce_nic::soft::{CqError, Mtu, RegisterError};
 use nobounce_nic::work::{Operation, RecvRequest, SendRequest};
@@ -28,7 +29,7 @@ fn child_ends_and_parent_goes_on() {
         let child = unsafe { libc::fork() };
         assert!(child >= 0);
         if child == 0 {
-            // SAFETY: nobody uses the memory through it: it is refused.
+            // SAFETY: the memory is not used through it: registration is refused.
             let again = unsafe { a.pd.register_gpu(from.addr, LEN, ALL_ACCESS, &way.options()) };
             let checks = [
                 again.is_err(),

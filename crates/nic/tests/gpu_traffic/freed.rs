@@ -1,4 +1,5 @@
-//! Memory that is freed while it is registered: its owner's mistake, which must not crash anybody or reach anybody else's memory.
+//! Memory freed while registered: an application error that must not crash any process or reach
+//! other memory.
 
 use nobounce_nic::soft::{Mr, Mtu, Status};
 use nobounce_nic::work::{Operation, RecvRequest, SendRequest};
@@ -9,11 +10,11 @@ use crate::rig::{self, Kind, Memory, Rig, Way};
 const LEN: usize = 4 << 20;
 /// Longer than any crossover: gathered by the copy engine.
 const LONG: usize = 1 << 20;
-/// Requests under way.
+/// Requests in flight.
 const DEPTH: usize = 16;
 
-/// Keeps [`DEPTH`] requests under way, calls `then` in the middle of it, and gives the statuses of all. A queue pair that fails takes
-/// no more requests: then there are fewer.
+/// Keeps [`DEPTH`] requests in flight, calls `then` meanwhile, and returns all statuses. A failed
+/// queue pair takes no more requests: then there are fewer.
 fn under_way(end: &End, total: usize, request: &SendRequest<'_>, mut then: impl FnMut()) -> Vec<Status> {
     let mut statuses = Vec::new();
     let (mut posted, mut then_done, mut refused) = (0, false, false);
@@ -41,8 +42,8 @@ fn between(end: &End, total: usize, request: &SendRequest<'_>, mut then: impl Fn
     statuses
 }
 
-/// The window onto memory that is freed under traffic ends soon after, and with it everything that arrives; whatever went well before
-/// went to pages that are nobody else's.
+/// The window onto memory freed under traffic ends soon after, and later arrivals are refused.
+/// Earlier successes went to pages that have no other owner.
 #[test]
 fn target_of_a_direct_registration() {
     let Some(rig) = Rig::new("freed::target_of_a_direct_registration") else { return };
@@ -55,7 +56,7 @@ fn target_of_a_direct_registration() {
         let from = rig::sge(&at_a, 0, 100_000);
         let statuses = under_way(&a, 400, &SendRequest::new(1, write, &from), || target.free().unwrap());
         let good = statuses.iter().take_while(|status| **status == Status::Success).count();
-        assert!(at_b.gpu_memory().unwrap().check_alive().is_err(), "it was freed, and nobody noticed");
+        assert!(at_b.gpu_memory().unwrap().check_alive().is_err(), "the free went undetected");
         let took = rig::await_end(&at_b);
         println!(
             "figure: {kind:?} freed under 400 direct WRITEs: {good} went well; cut off at most {took:.0?} after the last"
@@ -87,7 +88,7 @@ pub(crate) fn refused(a: &End, b: &End, at_b: &Mr) {
             reconnect(a, b, Mtu::Mtu4096);
         }
     }
-    // A receive that was posted with it: its owner is told, and the sender too.
+    // A posted receive with it fails on both sides: at the receiver and at the sender.
     b.qps[0].post_recv(&RecvRequest { wr_id: 7, sges: &rig::sge(at_b, 0, 4096) }).unwrap();
     a.qps[0].post_send(&SendRequest::new(1, Operation::Send, &a.sge(0, 512))).unwrap();
     assert_eq!(rig::status(b), Status::LocalProtection);
@@ -137,8 +138,9 @@ pub(crate) fn uses_refused(a: &End, b: &End, (at_a, at_b): (&Mr, &Mr)) {
     }
 }
 
-/// Without a window everything goes by address: an error, once the memory is gone. It is freed between two messages: who frees it
-/// under a copy breaks CUDA's own rule, and on driver 580 the copy engine then faults and the context is lost (error 719).
+/// Without a window everything goes by address: an error, once the memory is gone. It is freed
+/// between two messages: a free under a copy breaks CUDA's own rule. On driver 580 the copy engine
+/// then faults and the context is lost (error 719).
 #[test]
 fn without_a_window() {
     let Some(rig) = Rig::new("freed::without_a_window") else { return };
@@ -186,7 +188,8 @@ fn without_a_window() {
     }
 }
 
-/// The address of freed memory is given to somebody else: a registration of the old one must not reach the new one.
+/// The address of freed memory is reused: a registration of the old memory must not reach the new
+/// one.
 #[test]
 fn address_is_reused() {
     let Some(rig) = Rig::new("freed::address_is_reused") else { return };
@@ -216,7 +219,8 @@ fn address_is_reused() {
             }
         );
         let Some(new) = reused else {
-            // The stand-in and drivers seen so far give the address out again; one that does not leaves nothing to try.
+            // The stand-in and drivers seen so far give the address out again; one that does not
+            // leaves nothing to try.
             assert!(!rig.is_stand_in(), "{way:?}: the stand-in gives out freed addresses again");
             continue;
         };
@@ -236,12 +240,7 @@ fn address_is_reused() {
         a.qps[0].post_send(&SendRequest::new(1, add, &a.sge(0, 8))).unwrap();
         let status = rig::status(&a);
         assert!(status != Status::Success, "{way:?}: {status:?}");
-        rig.check(
-            new.addr,
-            LEN,
-            77,
-            &format!("{way:?}: memory of somebody else at the address of old memory"),
-        );
+        rig.check(new.addr, LEN, 77, &format!("{way:?}: new memory at the address of freed memory"));
 
         // The new memory, registered, is reached, also while the old registration is still there.
         reconnect(&a, &b, Mtu::Mtu4096);
@@ -256,8 +255,9 @@ fn address_is_reused() {
     }
 }
 
-/// A short allocation is part of a chunk, which CUDA gives out again although our window keeps the chunk: the registration ends soon
-/// after the memory was freed, and what arrives then is refused. So it is with long ones.
+/// A short allocation is part of a chunk, which CUDA reuses although our window maps the chunk. The
+/// registration ends soon after the free, and later arrivals are refused. The same holds for long
+/// ones.
 #[test]
 fn allocation_of_any_length_is_cut_off() {
     let Some(rig) = Rig::new("freed::allocation_of_any_length_is_cut_off") else { return };
@@ -279,18 +279,20 @@ fn allocation_of_any_length_is_cut_off() {
         rig.fill(new.addr, len, 77);
         a.qps[0].post_send(&SendRequest::new(1, write, &a.sge(0, 8192))).unwrap();
         assert_eq!(rig::status(&a), Status::RemoteAccess, "{len} bytes");
-        rig.check(new.addr, len, 77, "memory of somebody else in the chunk of old memory");
+        rig.check(new.addr, len, 77, "new memory in the chunk of freed memory");
         reconnect(&a, &b, Mtu::Mtu4096);
     }
     goes_on(&rig, &a, &b);
 }
 
-/// The gap that is left (docs/visibility.md, «What is not promised»): a short allocation is freed, and its place given out again at once,
-/// before the thread that asks after memory has come round. What arrives then may reach the new owner, as with an adapter that knows the
-/// memory by dma-buf; it stays inside the place that was registered, and it ends within the time that is said there.
+/// The remaining gap (docs/visibility.md, «What is not promised»): a freed short allocation is
+/// reused at once, before the GPU-memory watcher's next round. Arrivals may then reach the new
+/// owner, as with a NIC that maps the memory by dma-buf. They stay inside the registered range, and
+/// end within the documented time.
 #[test]
 fn short_memory_given_out_again_at_once() {
-    // The rounds of `gpu/watch.rs` are 20 ms apart; a busy machine wakes threads late.
+    // The rounds of the watcher (`gpu/watch.rs` of `nobounce-memory`) are 20 ms apart; a busy
+    // machine wakes threads late.
     const SOON: std::time::Duration = std::time::Duration::from_millis(500);
     const SHORT: usize = 8192;
     const ROUNDS: usize = 10;
@@ -300,7 +302,7 @@ fn short_memory_given_out_again_at_once() {
     let sent = a.bytes(0, SHORT);
     let (mut reused, mut reached, mut missed, mut refused_at_once, mut neighbours) = (0, 0, 0, 0, 0);
     for _ in 0..ROUNDS {
-        // A neighbour in the same chunk, which nobody registered: it must never change.
+        // An unregistered neighbour in the same chunk: it must never change.
         let mut memory = Memory::new(&rig, Kind::Malloc, SHORT);
         let neighbour = Memory::new(&rig, Kind::Malloc, SHORT);
         rig.fill(neighbour.addr, SHORT, 55);
@@ -315,7 +317,8 @@ fn short_memory_given_out_again_at_once() {
         a.qps[0].post_send(&SendRequest::new(1, write, &a.sge(0, SHORT as u32))).unwrap();
         match rig::status(&a) {
             Status::Success if new.addr == addr => {
-                // All of it; or nothing, where the address means another place of the GPU's memory now.
+                // All of it; or nothing, where the address means another place of the GPU's memory
+                // now.
                 let found = new.get(0, SHORT);
                 if found == sent {
                     reached += 1;

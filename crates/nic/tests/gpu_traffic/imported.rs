@@ -1,4 +1,5 @@
-//! Memory that another process allocated and shares by CUDA IPC, as both ends of traffic: what arrives for it is seen by its owner.
+//! Memory that another process allocated and shares by CUDA IPC, as both ends of traffic: what
+//! arrives for it is seen by its owner.
 
 use std::env;
 

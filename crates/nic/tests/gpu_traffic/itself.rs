@@ -1,5 +1,5 @@
-//! A queue pair that is connected to itself, as programs use one to reach GPU memory of their own: UCX's perftest sets a word at the end of
-//! each of its buffers so, whatever their size.
+//! A loopback queue pair, connected to itself, with which programs reach their own GPU memory.
+//! UCX's perftest sets a word at the end of each of its buffers that way, whatever their size.
 
 use nobounce_nic::soft::{Mr, Mtu, Psn, Qp, QpAttr, Remote};
 use nobounce_nic::work::{Operation, QpLimits, SendRequest};
@@ -25,7 +25,8 @@ fn rounded(rig: &Rig, end: &End, len: usize) -> (Memory, Mr) {
     (memory, region)
 }
 
-/// A word is written, the write is flushed by an empty one that names no memory, and the word is read back.
+/// A word is written, the write is flushed by an empty one that names no memory, and the word is
+/// read back.
 #[test]
 fn words_at_the_end_of_buffers_of_all_sizes() {
     let Some(rig) = Rig::new("itself::words_at_the_end_of_buffers_of_all_sizes") else { return };

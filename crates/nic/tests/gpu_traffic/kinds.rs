@@ -1,4 +1,5 @@
-//! Every kind of memory as both ends of traffic: the bytes arrive, by the way that the registration says.
+//! Every kind of memory as both ends of traffic: the bytes arrive, by the path that the
+//! registration names.
 
 use nobounce_memory::gpu::GpuOptions;
 use nobounce_memory::path::{Mechanism, Path};
@@ -9,9 +10,11 @@ use crate::common::{ALL_ACCESS, pair};
 use crate::memory;
 use crate::rig::{self, Rig};
 
-/// Around a word, a packet, and what the copy engine fetches; what is longer than the memory is cut.
+/// Around a word, a packet, and what the copy engine fetches; what is longer than the memory is
+/// cut.
 const SIZES: [usize; 4] = [8, 4096, 70_000, 1_000_001];
-/// What [`go_the_way_that_was_said`] leaves in memory that is long enough: the seed of its pattern, and its bytes.
+/// What [`go_the_way_that_was_said`] leaves in memory that is long enough: the seed of its pattern,
+/// and its bytes.
 pub(crate) const LAST: (u8, usize) = (4, SIZES[3]);
 
 fn names(totals: &PathTotals) -> Vec<&'static str> {
@@ -26,12 +29,13 @@ fn expected(path: &Path) -> &'static [&'static str] {
         // Short ones are loaded through the window, where there is one.
         Path::Direct(_) => &["window", "copy-engine"],
         Path::Staged(_) => &["staged"],
-        Path::Believed(..) => panic!("the software NIC believes nobody"),
+        Path::Believed(..) => panic!("the software NIC has no unproved path"),
     }
 }
 
-/// Sends into the memory and out of it, in both directions and at all [`SIZES`]; the counters of the device, which has no other traffic, must
-/// agree with the path that the registration says. Leaves the bytes of the last round there.
+/// Sends into the memory and out of it, in both directions and at all [`SIZES`]. The counters of
+/// the device, which has no other traffic, must match the path of the registration. Leaves the
+/// bytes of the last round there.
 pub(crate) fn go_the_way_that_was_said(name: &str, local: &str, addr: u64, whole: usize) {
     let (a, b) = pair(local, 2 << 20, Mtu::Mtu4096);
     // SAFETY: tests touch the memory by copies only.
@@ -72,7 +76,7 @@ fn bytes_go_the_way_that_was_said() {
     for (number, (name, make)) in memory::KINDS.into_iter().enumerate() {
         let Ok(made) = make(&rig.gpu, rig.primary()) else { continue };
         if !name.starts_with("not CUDA's") {
-            // One device for each: their counters tell the ways apart.
+            // One device for each: their counters tell the paths apart.
             go_the_way_that_was_said(name, &format!("127.85.90.{}", number + 1), made.addr, made.len);
         }
     }

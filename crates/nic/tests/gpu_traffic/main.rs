@@ -1,8 +1,9 @@
-//! Traffic between regions of memory on a real GPU: right bytes and known paths, whatever other people's kernels, captures and
-//! streams do meanwhile, and errors instead of crashes where memory or its context goes away.
+//! Traffic between regions of memory on a real GPU. Bytes and paths must be right beside any
+//! application kernels, captures and streams. Memory or a context that goes away gives errors, not
+//! crashes.
 //!
-//! The stand-in driver runs most of it too (`NOBOUNCE_CUDA=.../libfake_cuda.so`): bytes are then filled and checked by copies instead
-//! of kernels, and nothing is said about a GPU.
+//! The stand-in driver runs most of it too (`NOBOUNCE_CUDA=.../libfake_cuda.so`): copies instead of
+//! kernels then fill and check the bytes, and the results say nothing about a GPU.
 #![allow(clippy::cast_possible_truncation)] // sizes and counts of tests
 
 #[path = "../common/mod.rs"]

@@ -1,4 +1,4 @@
-//! How much of the GPU's memory and of BAR1 is taken, by everybody.
+//! Total use of GPU memory and BAR1, by all processes.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
@@ -38,7 +38,8 @@ struct Bar1 {
 
 fn bar1_used(pci_address: &str) -> Option<u64> {
     let address = CString::new(pci_address).ok()?;
-    // SAFETY: the library's functions have these signatures; it is never closed, and the handle is used while it is open.
+    // SAFETY: the library's functions have these signatures; it is never closed, and the handle is
+    // used while it is open.
     unsafe {
         let library = libc::dlopen(c"libnvidia-ml.so.1".as_ptr(), libc::RTLD_NOW);
         if library.is_null() {

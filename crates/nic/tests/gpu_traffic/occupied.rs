@@ -1,4 +1,4 @@
-//! A GPU without room for anybody else's kernels.
+//! A GPU without room for further kernels.
 
 use std::time::Duration;
 

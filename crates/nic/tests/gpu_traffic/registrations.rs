@@ -104,7 +104,7 @@ fn dropped_in_any_order() {
         rig.fill(from.addr, LEN, round << 40);
         write(&a, &at_a, &at_b, (0, 0, LEN));
         rig.check(to.addr, LEN, round << 40, &format!("round {round}"));
-        // Half of the time with a message under way.
+        // Half of the time with a message in flight.
         if round % 2 == 0 {
             let op = Operation::Write(rig::remote(&at_b, 0));
             a.qps[0].post_send(&SendRequest::new(1, op, &rig::sge(&at_a, 0, LEN))).unwrap();

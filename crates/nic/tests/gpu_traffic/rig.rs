@@ -1,4 +1,4 @@
-//! What every test here needs: the GPU, memory on it, somebody who fills and checks it there, and an end to all patience.
+//! Test rig: the GPU, memory on it, kernels that fill and check it, and timeouts.
 
 use std::io::Write as _;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ const WATCHDOG: Duration = Duration::from_secs(20);
 /// The same with the stand-in, whose copies need a CPU and wait for it.
 const WATCHDOG_OF_STAND_IN: Duration = Duration::from_secs(60);
 /// An operation that takes longer never ends.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const KERNEL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A GPU, for one test at a time.
 pub(crate) struct Rig {
@@ -31,7 +31,8 @@ pub(crate) struct Rig {
 }
 
 impl Rig {
-    /// `None`, with the waiver printed, where there is no GPU. The process ends should the test, `name`, not end in time.
+    /// `None`, with the waiver printed, where there is no GPU. The process ends should the test,
+    /// `name`, not end in time.
     pub(crate) fn new(name: &'static str) -> Option<Self> {
         let (gpu, alone) = gpu_common::gpu(false)?;
         let limit = if gpu.driver().is_stand_in() { WATCHDOG_OF_STAND_IN } else { WATCHDOG };
@@ -99,7 +100,8 @@ fn pattern_of(seed: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Ends the process when the sender is still there after `limit`: a hang inside the driver cannot be ended otherwise.
+/// Ends the process when the sender is still there after `limit`: a hang inside the driver cannot
+/// be ended otherwise.
 fn watch(name: &'static str, limit: Duration) -> Sender<()> {
     let (sender, receiver) = channel::<()>();
     thread::spawn(move || {
@@ -186,7 +188,7 @@ impl Memory {
         Self { addr, len, gpu, context, owner: Owner::Driver { kind, id } }
     }
 
-    /// Gives it back, whoever uses it.
+    /// Frees it, even while it is in use.
     pub(crate) fn free(&mut self) -> Result<(), CudaError> {
         match std::mem::replace(&mut self.owner, Owner::Freed) {
             // With its context it would be gone, and that must not be asked for then.
@@ -261,13 +263,14 @@ pub(crate) fn register(end: &End, memory: &Memory, way: Way) -> Mr {
     unsafe { end.pd.register_gpu(memory.addr, memory.len, ALL_ACCESS, &way.options()) }.unwrap()
 }
 
-/// Waits until the device has noticed that the memory behind a region is gone, as it must within [`PATIENCE`]: how long that took.
+/// Waits until the device has noticed that the memory behind a region is gone, as it must within
+/// [`KERNEL_TIMEOUT`]: how long that took.
 #[track_caller]
 pub(crate) fn await_end(mr: &Mr) -> Duration {
     let (memory, begin) = (mr.gpu_memory().unwrap(), Instant::now());
     while memory.ended().is_none() {
         assert!(
-            begin.elapsed() < PATIENCE,
+            begin.elapsed() < KERNEL_TIMEOUT,
             "memory that is gone is still reached; CUDA says: {:?}",
             memory.check_alive()
         );
@@ -284,7 +287,7 @@ pub(crate) fn remote(mr: &Mr, offset: usize) -> Remote {
     Remote { addr: mr.addr() + offset as u64, rkey: mr.rkey() }
 }
 
-/// `count` completions of an end, within [`PATIENCE`].
+/// `count` completions of an end, within [`KERNEL_TIMEOUT`].
 #[track_caller]
 pub(crate) fn completions(end: &End, count: usize) -> Vec<WorkCompletion> {
     let mut got = Vec::new();
@@ -293,8 +296,8 @@ pub(crate) fn completions(end: &End, count: usize) -> Vec<WorkCompletion> {
         let left = count - got.len();
         end.cq.poll(&mut got, left).unwrap();
         assert!(
-            begin.elapsed() < PATIENCE,
-            "{} of {count} completions after {PATIENCE:?}: {got:?}; {:?}",
+            begin.elapsed() < KERNEL_TIMEOUT,
+            "{} of {count} completions after {KERNEL_TIMEOUT:?}: {got:?}; {:?}",
             got.len(),
             end.device.counters()
         );

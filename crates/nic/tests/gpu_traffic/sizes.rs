@@ -1,4 +1,5 @@
-//! Messages of every size, from GPU to GPU: right bytes, nothing beside them, and the way that the registration names.
+//! Messages of every size, from GPU to GPU: right bytes, nothing beside them, and the path that the
+//! registration names.
 
 use fake_cuda::client::StandIn;
 use nobounce_memory::gpu::calibration::Calibration;
@@ -50,7 +51,7 @@ fn every_size(name: &'static str, net: u8, kind: Kind, way: Way, direct: bool) {
     }
 }
 
-/// What arrived, `times` over, went the way that the registration says, and no other.
+/// Received bytes, `times` over, took the path of the registration, and no other.
 #[track_caller]
 fn placed_as_registered(plan: &Plan, regions: &Regions, totals: &PathTotals, times: u64) {
     let (way, tally) = match regions.written.paths().inbound {
@@ -62,7 +63,8 @@ fn placed_as_registered(plan: &Plan, regions: &Regions, totals: &PathTotals, tim
     assert_eq!((tally.bytes, tally.operations), (plan.bytes() * times, plan.messages() * times));
 }
 
-/// What was sent went the way that the registration says; some of it perhaps twice, where packets were lost.
+/// Sent bytes took the path of the registration; some of them perhaps twice, where packets were
+/// lost.
 #[track_caller]
 fn gathered_as_registered(plan: &Plan, regions: &Regions, totals: &PathTotals, times: u64) {
     let window = regions.source.gpu_memory().is_some_and(|memory| memory.window().is_some());
@@ -87,7 +89,7 @@ fn direct_cuda_malloc() {
     every_size("direct_cuda_malloc", 2, Kind::Malloc, Way::Direct, true);
 }
 
-/// Memory of a pool, which drivers before CUDA 13.3 let nobody map.
+/// Memory of a pool, which drivers before CUDA 13.3 do not let other code map.
 #[test]
 fn whatever_a_pool_gets() {
     every_size("whatever_a_pool_gets", 3, Kind::Pool, Way::Direct, false);

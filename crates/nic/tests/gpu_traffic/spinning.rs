@@ -1,4 +1,5 @@
-//! Somebody's kernel occupies every multiprocessor, perhaps waiting for our network: nothing of ours may wait for it.
+//! An application kernel occupies every multiprocessor, perhaps waiting for our network: the NIC
+//! must not wait for it.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,7 @@ use crate::rig::{Kind, Rig, Way};
 use crate::traffic::Plan;
 
 const SIZES: [usize; 8] = [1, 64, 4096, 4097, 65_536, 262_145, 1 << 20, 3 << 20];
-/// So long everything may take: seconds less than the kernel spins.
+/// Time limit of everything: seconds less than the kernel spins.
 const LIMIT: Duration = Duration::from_secs(5);
 
 #[test]
@@ -43,8 +44,8 @@ fn traffic_goes_on() {
     }
 }
 
-/// The first registration of the process proves the recipe, calibrates, and allocates chunks: also that while kernels spin. And what
-/// was made is taken down before they end.
+/// The first registration of the process proves the recipe, calibrates, and allocates chunks: also
+/// that while kernels spin. And what was made is taken down before they end.
 #[test]
 fn first_registration_and_last_deregistration() {
     let Some(rig) = Rig::new("spinning::first_registration_and_last_deregistration") else { return };

@@ -1,5 +1,5 @@
-//! A plan of messages of several sizes between four memories, so that everything can be filled before and checked after: the
-//! traffic itself then needs nothing of the GPU but what the NIC does.
+//! A plan of messages of several sizes between four memories, filled before and checked after. The
+//! traffic itself then needs no GPU work except the NIC's own.
 
 use std::time::{Duration, Instant};
 
@@ -68,7 +68,8 @@ impl Field {
     }
 }
 
-/// Messages from `source` to `written` by WRITE, from there to `read` by READ, and from `source` to `sent` by SEND.
+/// Messages from `source` to `written` by WRITE, from there to `read` by READ, and from `source` to
+/// `sent` by SEND.
 pub(crate) struct Plan {
     pub(crate) source: Field,
     pub(crate) written: Field,

@@ -1,5 +1,6 @@
-//! A capture of our own traffic holds every packet with a correct ICRC, and every opcode of every service. With
-//! `NOBOUNCE_TEST_CAPTURES` naming a folder the captures stay there, for tests/tshark.sh.
+//! A capture of our own traffic holds every packet with a correct ICRC, and every opcode of every
+//! service. With `NOBOUNCE_TEST_CAPTURES` naming a folder the captures stay there, for
+//! tests/tshark.sh.
 #![allow(clippy::cast_possible_truncation)] // small constants
 
 use std::collections::BTreeSet;
@@ -10,12 +11,12 @@ use crate::common::{End, config, pair_with, reconnect};
 use nobounce_nic::soft::{Config, Mtu, Remote, Status};
 use nobounce_nic::work::{Operation, RecvRequest, SendRequest};
 use nobounce_protocol::pcap::Reader;
-use nobounce_protocol::wire::icrc::Verdict;
+use nobounce_protocol::wire::icrc::IcrcCheck;
 use nobounce_protocol::wire::{Header, Marker, Opcode};
 
 const MTU: Mtu = Mtu::Mtu256;
-/// Where what was fetched goes: elsewhere than what is sent comes from, or whether a payload begins with 06 00 00 00, which tshark takes for an
-/// EtherType, would be a matter of time.
+/// Offset of fetched values, apart from the bytes that are sent. Otherwise a payload could by
+/// chance begin with 06 00 00 00, which tshark takes for an EtherType.
 const FETCHED: u64 = 2048;
 
 /// One, two and three packets of every operation, some refusals, and one READ of nothing.
@@ -86,7 +87,8 @@ fn say_the_unreliable(a: &mut End, b: &mut End) {
 
 fn capture(addr: &str, name: &str) {
     let all: BTreeSet<u8> = (0..=255).filter(|byte| Opcode::from_byte(*byte).is_some()).collect();
-    // On a busy machine a READ that had to be repeated asks for single packets, and its answer has no middle.
+    // On a busy machine a READ that had to be repeated asks for single packets, and its answer has
+    // no middle.
     let found = (0..5).map(|_| record(addr, name)).find(|opcodes| *opcodes == all);
     let found = found.unwrap_or_else(|| record(addr, name));
     assert_eq!(found, all, "every opcode was said");
@@ -109,7 +111,7 @@ fn record(addr: &str, name: &str) -> BTreeSet<u8> {
         let packet = packet.unwrap();
         let verdict = packet.flow.verify(packet.ip_id, packet.packet);
         let expected = if packet.flow.is_ipv4() { Some(packet.ip_id) } else { None };
-        assert_eq!(verdict, Verdict::Valid { ip_id: expected }, "packet {packets} of {name}");
+        assert_eq!(verdict, IcrcCheck::Valid { ip_id: expected }, "packet {packets} of {name}");
         packets += 1;
         // Now and then a sender asks how far the receiver is, in packets of our own.
         if Marker::parse(packet.packet).is_none() {

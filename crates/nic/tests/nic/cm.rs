@@ -1,4 +1,5 @@
-//! The connection manager over real sockets: routing between devices, refusals, storms, forged and replayed messages.
+//! The connection manager over real sockets: routing between devices, refusals, storms, forged and
+//! replayed messages.
 #![allow(clippy::cast_possible_truncation)] // small constants
 
 use std::collections::HashSet;
@@ -17,7 +18,7 @@ use nobounce_protocol::wire::icrc::Flow;
 use nobounce_protocol::wire::{Deth, Header, ICRC_LEN, Opcode, ROCE_PORT};
 
 const SERVICE: u64 = 0x0106_04d2;
-const PATIENCE: Duration = Duration::from_secs(20);
+const EVENT_TIMEOUT: Duration = Duration::from_secs(20);
 
 struct Side {
     cm: Cm,
@@ -68,7 +69,7 @@ impl Side {
     }
 
     fn event(&self) -> Event {
-        self.event_within(PATIENCE).expect("an event within 20 s")
+        self.event_within(EVENT_TIMEOUT).expect("an event within 20 s")
     }
 
     /// Accepts the next request.
@@ -138,7 +139,8 @@ fn devices_of_one_address_and_of_two() {
     }
 }
 
-/// Messages come to the device with slot 0, or to whoever has its socket: it hands them to those they are for.
+/// CM messages arrive at the device with slot 0, or at the holder of its socket, which hands them
+/// to their owners.
 #[test]
 fn a_device_without_connection_manager_hands_messages_over() {
     let mut plain = End::open(&config("127.61.1.1"), MIB);
@@ -148,7 +150,7 @@ fn a_device_without_connection_manager_hands_messages_over() {
     let handed: u64 =
         plain.device.link_counters().iter().filter(|(n, _)| *n == "handed_over").map(|(_, n)| n).sum();
     assert!(handed >= 5, "{handed} messages were handed over");
-    // Slot 0 goes: now others get what was for it.
+    // Slot 0 closes: other devices now get its packets.
     drop(plain);
     converse(&a, &b);
 }
@@ -165,11 +167,11 @@ fn a_dead_listener_refuses_wherever_it_is_looked_for() {
     };
     let a = Side::open("127.61.2.1");
     let b = Side::open("127.61.2.2");
-    refused(&a, "127.61.2.2"); // a device is there, and nobody listens
+    refused(&a, "127.61.2.2"); // a device without a listener
     refused(&a, "127.61.2.1"); // it is our own
-    refused(&a, "127.61.2.3"); // nobody is there at all
+    refused(&a, "127.61.2.3"); // no device at all
     b.cm.bind(SERVICE).unwrap();
-    refused(&a, "127.61.2.2"); // the name is taken, and nobody listens
+    refused(&a, "127.61.2.2"); // a service that is bound, without a listener
 }
 
 #[test]
@@ -199,7 +201,8 @@ fn a_taken_service_is_taken_until_it_is_given_back() {
     }
 }
 
-/// Names that were bound before a fork are free when the parent gives them back, however long the child lives.
+/// Names that were bound before a fork are free when the parent gives them back, however long the
+/// child lives.
 #[test]
 fn a_forked_child_keeps_no_service() {
     let (a, b) = (Side::open("127.61.4.3"), Side::open("127.61.4.3"));
@@ -245,7 +248,8 @@ fn a_storm_of_256_at_once() {
         while up.len() < 256 {
             match b.event() {
                 Event::Request { id, .. } => {
-                    // A queue pair of its own for each: one that stands in a connection would be refused as stale.
+                    // A queue pair of its own for each: one that stands in a connection would be
+                    // refused as stale.
                     qpn += 1;
                     b.cm.accept(id, answer(qpn)).unwrap();
                 }
@@ -259,7 +263,7 @@ fn a_storm_of_256_at_once() {
             b.cm.release(id);
         }
     });
-    assert!(started.elapsed() < PATIENCE, "{:?}", started.elapsed());
+    assert!(started.elapsed() < EVENT_TIMEOUT, "{:?}", started.elapsed());
     forgotten(&b);
 }
 
@@ -269,7 +273,7 @@ fn b_address() -> IpAddr {
 
 /// What ended is forgotten after a while.
 fn forgotten(side: &Side) {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + EVENT_TIMEOUT;
     while side.cm.communications() > 0 {
         assert!(Instant::now() < end, "{} communications are left", side.cm.communications());
         std::thread::sleep(Duration::from_millis(20));
@@ -302,7 +306,7 @@ fn a_device_that_goes_tells_the_other_side() {
     assert!(matches!(b.event(), Event::Disconnected { silent: false, .. }));
 }
 
-/// Somebody who writes messages himself.
+/// Sends hand-made CM messages.
 struct Forger {
     socket: UdpSocket,
     flow: Flow,
@@ -399,7 +403,7 @@ fn malformed_forged_and_replayed_messages_change_nothing() {
     let Event::Request { id, .. } = b.event() else { panic!("no request") };
     assert_eq!(b.event_within(Duration::from_millis(200)), None, "once");
     b.cm.accept(id, answer(1)).unwrap();
-    // Somebody else cannot speak for its peer.
+    // Messages from an address other than the peer's have no effect.
     let stranger = Forger::new([127, 61, 8, 10].into(), b.local()).unwrap();
     for kind in [Kind::Rtu, Kind::Drep] {
         stranger.send(GSI_QKEY, Ids { local: 6, remote: id.0 }.emit(kind, 77).bytes());

@@ -11,7 +11,8 @@ use nobounce_nic::soft::{
 };
 use nobounce_nic::work::{Operation, RecvRequest, SendRequest};
 
-/// Waits until `end` has taken what makes a counter or a byte change: nothing else tells that a WRITE arrived.
+/// Waits until `end` has taken what makes a counter or a byte change: nothing else tells that a
+/// WRITE arrived.
 #[track_caller]
 fn wait_for(end: &End, offset: usize, expected: &[u8]) {
     let mut none = Vec::new();

@@ -1,4 +1,4 @@
-//! Two applications that take turns: an acknowledgement that waits for a request to travel with leaves all the same.
+//! Ping-pong pattern: a delayed ACK that waits to piggyback on a request leaves all the same.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ fn hear(end: &End) {
     end.post_recv(0, 64, 64);
 }
 
-/// The answer waits for a request, but not for long: who stops talking is acknowledged all the same.
+/// The delayed ACK is bounded: it leaves even if no request follows.
 #[test]
 fn the_last_word_is_acknowledged() {
     let (a, b) = pair("127.66.0.2", 4096, Mtu::Mtu1024);

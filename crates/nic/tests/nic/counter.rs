@@ -8,7 +8,8 @@ use nobounce_nic::soft::{Mtu, QpState, Status};
 use nobounce_nic::work::{Operation, SendRequest};
 
 const READS: usize = 1_000_000;
-/// Bytes of each READ: the counter eight times, so that a packet whose bytes are read twice would show.
+/// Bytes of each READ: the counter eight times, so that a packet whose bytes are read twice would
+/// show.
 const LEN: usize = 64;
 const DEPTH: usize = 64;
 
@@ -38,7 +39,8 @@ fn alone_a_counter_that_never_stands_still_is_read_a_million_times() {
     println!("{:?}", a.device.counters());
 }
 
-/// Keeps `DEPTH` READs under way. Each has a place of its own, looked at when it is complete and before it is reused.
+/// Keeps `DEPTH` READs in flight. Each has a place of its own, checked when it is complete and
+/// before it is reused.
 fn read_on(a: &crate::common::End, b: &crate::common::End) {
     let start = std::time::Instant::now();
     let (mut posted, mut done, mut last, mut moved) = (0, 0, 0_u64, 0_u64);
@@ -59,8 +61,8 @@ fn read_on(a: &crate::common::End, b: &crate::common::End) {
             let bytes = a.bytes(done % DEPTH * LEN, LEN);
             let words: Vec<u64> =
                 bytes.chunks_exact(8).map(|w| u64::from_ne_bytes(w.try_into().unwrap())).collect();
-            // The writer goes through the words in order, and every word is written whole: none can run ahead of the
-            // first as read before.
+            // The writer goes through the words in order, and every word is written whole: none can
+            // run ahead of the first as read before.
             assert!(words[0] >= last && words.iter().all(|word| *word + 1 >= last), "{words:?} after {last}");
             moved += u64::from(words[0] != last);
             last = words[0];

@@ -10,7 +10,7 @@ use crate::common::{End, MIB, config, patterns, until};
 use fake_cuda::client::StandIn;
 use nobounce_nic::links::udp::{UdpConfig, UdpLink};
 use nobounce_nic::links::{Link, TxBatch};
-use nobounce_nic::soft::Treatment;
+use nobounce_nic::soft::IpOptions;
 use nobounce_nic::soft::{Config, Datagram, PostError, QpState, Qpn, Service, Source, SrqLimits, Status};
 use nobounce_nic::work::{Operation, RecvRequest, SendRequest};
 use nobounce_protocol::wire::Marker;
@@ -60,7 +60,7 @@ fn a_receiver_that_is_away_loses_nothing() {
     let mut from = End::open(&config("127.63.4.1"), MIB);
     from.add_ud(None);
     let at =
-        Datagram { remote: receiver, dest_qpn: Qpn::new(7), qkey: QKEY, treatment: Treatment::default() };
+        Datagram { remote: receiver, dest_qpn: Qpn::new(7), qkey: QKEY, ip_options: IpOptions::default() };
     let sges = from.sge(0, 64);
     let mut batch = TxBatch::new(to.capabilities());
     let (mut posted, mut arrived, mut sent) = (0, 0, Vec::new());
@@ -71,7 +71,7 @@ fn a_receiver_that_is_away_loses_nothing() {
             posted += 1;
         }
         from.cq.poll(&mut sent, 500).unwrap();
-        // It looks after a long while only, and sends markers back then.
+        // It polls only after a long time, and sends markers back then.
         if looked.elapsed() > Duration::from_millis(3) {
             looked = Instant::now();
             while to.receive(&mut |datagram| match Marker::parse(datagram.bytes) {
@@ -102,7 +102,8 @@ fn one_queue_pair_speaks_with_many() {
     }
     (0..rounds * others.len() as u64).for_each(|n| hub.post_recv(n, 100_000 + n * 300, 300));
     hub.fill(9);
-    // All in one list, so that packets to different places share a batch; among them are two of one place in a row.
+    // All in one list, so that packets to different places share a batch; among them are two of one
+    // place in a row.
     let sges: Vec<_> = (0..rounds).map(|n| hub.sge(n, 200)).collect();
     let requests: Vec<_> = sges
         .iter()
@@ -184,8 +185,8 @@ fn what_is_not_for_it_is_dropped_and_counted() {
     b.post_recv(1, 0, 100);
     send(Datagram { qkey: QKEY + 1, ..b.at() });
     counted("qkey_violations");
-    let nobody = Qpn::new(b.qps[0].qpn().get() + 100);
-    send(Datagram { dest_qpn: nobody, ..b.at() });
+    let absent = Qpn::new(b.qps[0].qpn().get() + 100);
+    send(Datagram { dest_qpn: absent, ..b.at() });
     counted("no_such_qp");
     // Its own key, which is the right one.
     send(Datagram { qkey: 0x8000_0000, ..b.at() });
@@ -211,7 +212,8 @@ fn inline_data_lists_and_shared_receives() {
     let mut b = End::open(&config("127.63.6.1"), MIB);
     let srq = b.pd.create_srq(SrqLimits { depth: 8, sges: 3 }).unwrap();
     b.add_ud(Some(&srq));
-    // The header and the payload go to different places, as many programs have it; the payload to two.
+    // The header and the payload go to different places, as many programs have it; the payload to
+    // two.
     let lists = [b.sge(0, 40)[0], b.sge(1000, 5)[0], b.sge(2000, 100)[0]];
     srq.post_recv(&RecvRequest { wr_id: 4, sges: &lists }).unwrap();
     a.qps[0].post_send(&SendRequest::inline(1, Operation::Send, b"hello world").to(b.at())).unwrap();

@@ -1,4 +1,4 @@
-//! A peer on this machine that ends: killed, it takes its queue pairs with it; one that leaves does not.
+//! Same-host peer death: a killed peer fails the connected queue pairs; an orderly exit does not.
 #![allow(clippy::cast_possible_truncation)] // small constants
 
 use std::io::{BufRead, BufReader, Write};
@@ -22,7 +22,7 @@ fn join(end: &End, addr: &str, peer: u32) {
     end.qps[0].modify(&QpAttr { timeout: 14, ..QpAttr::to_rts(Psn::new(5)) }).unwrap();
 }
 
-/// A child: connects, sends one message, and ends as its role says, when it is told to.
+/// A child: connects, sends one message, and on command exits as its role says.
 fn guest(how: &str) {
     let (way, addr) = how.split_once(' ').unwrap();
     let mut end = End::open(&near(addr), LEN as usize);
@@ -63,7 +63,7 @@ fn waiting(addr: &str) -> End {
     here
 }
 
-/// Whoever only waits learns of it: nothing of its own is under way that could fail.
+/// A pure receiver learns of the peer's death: it has no request in flight that could fail.
 #[test]
 fn a_peer_that_is_killed_is_missed() {
     if let Some(how) = role() {
@@ -83,7 +83,7 @@ fn a_peer_that_is_killed_is_missed() {
     while here.event() != fatal {}
 }
 
-/// Without a word of its own, but with ours: its process ended in order.
+/// An orderly exit: the application says nothing, but the library sends the goodbye.
 #[test]
 fn a_peer_that_leaves_is_not() {
     for (n, how) in ["exits", "leaves"].into_iter().enumerate() {

@@ -1,5 +1,5 @@
-//! Several engines drive one device: who lives where, and what all of them know. The other tests run with several, too:
-//! `NOBOUNCE_ENGINES=2` (`make test-engines`).
+//! Several engines drive one device: placement of queue pairs, and shared state. The other tests
+//! run with several, too: `NOBOUNCE_ENGINES=2` (`make test-engines`).
 #![allow(clippy::cast_possible_truncation)] // small constants
 
 use std::collections::BTreeSet;
@@ -21,7 +21,7 @@ fn with_engines(addr: &str, engines: usize) -> Config {
     Config { engines: Some(engines), ..config(addr) }
 }
 
-/// Two ends of so many engines each, and so many queue pairs between them.
+/// Two ends with that many engines each, and that many queue pairs between them.
 fn ends(addr: &str, engines: usize, qps: usize, bytes: usize) -> (End, End) {
     let [mut a, mut b] = [(); 2].map(|()| End::open(&with_engines(addr, engines), bytes));
     for i in 0..qps {
@@ -32,7 +32,7 @@ fn ends(addr: &str, engines: usize, qps: usize, bytes: usize) -> (End, End) {
     (a, b)
 }
 
-/// The slots that the queue pairs of an end live in.
+/// The slots of the queue pairs of an end.
 fn slots(end: &End) -> BTreeSet<u32> {
     end.qps.iter().map(|qp| qp.qpn().get() >> 16).collect()
 }
@@ -59,7 +59,8 @@ fn queue_pairs_are_spread_and_one_needs_one_engine() {
     assert_eq!(next, first);
 }
 
-/// As NCCL makes them: what it receives has a queue, with a queue pair for the bytes and one that hardly ever has to do anything; what it sends has another.
+/// As NCCL creates them: the receive side has one CQ, with a QP for the data and one that is almost
+/// idle; the send side has another CQ.
 #[test]
 fn each_completion_queue_begins_in_another_engine() {
     for order in [[0, 0, 1], [1, 0, 0], [0, 1, 0]] {
@@ -136,7 +137,8 @@ fn memory_windows_are_the_device_s_not_an_engine_s() {
     bind(0);
     post(&a, 1, Operation::Write(Remote { addr: b.mr.addr(), rkey }), 0, 8);
     assert_eq!(a.status(), Status::RemoteAccess);
-    // Of the second kind, it is for the queue pair that bound it: one of the same place in another engine is another.
+    // Of the second kind, it is for the queue pair that bound it: one of the same place in another
+    // engine is another.
     let mw = b.pd.create_window(MwKind::Two).unwrap();
     let rkey = mw.rkey() + 1;
     let (window, region, addr, access) = (mw.rkey(), b.mr.lkey(), b.mr.addr(), Access::REMOTE_WRITE);

@@ -1,4 +1,5 @@
-//! A network that loses, repeats, reorders, damages and delays: everything still arrives, once and whole.
+//! Fault injection: with loss, duplication, reordering, corruption and delay everything still
+//! arrives, once and intact.
 #![allow(clippy::cast_possible_truncation)] // small constants
 
 use crate::common::{End, config, pair_with, pattern, patterns};
@@ -8,8 +9,9 @@ use nobounce_nic::work::Operation;
 
 const LEN: usize = 1 << 20;
 
-/// Every operation, several times, in both directions, all bytes checked; the faults must have happened.
-fn survive(addr: &str, fault: &str, shown: &[(&str, &str)]) {
+/// Every operation, several times, in both directions, all bytes checked; the faults must have
+/// happened.
+fn survive(addr: &str, fault: &str, exported: &[(&str, &str)]) {
     let fault: FaultConfig = fault.parse().unwrap();
     let faulty = |seed| Config { fault: Some(FaultConfig { seed, ..fault }), ..config(addr) };
     let (a, b) = pair_with(&faulty(7), &faulty(8), LEN, Mtu::Mtu1024);
@@ -22,7 +24,7 @@ fn survive(addr: &str, fault: &str, shown: &[(&str, &str)]) {
     for end in [&a, &b] {
         assert_eq!(end.qps[0].state(), QpState::Rts);
         counted_once(end);
-        for (done, consequence) in shown {
+        for (done, consequence) in exported {
             assert!(end.counter(done) > 0, "{done} never happened: {:?}", end.device.link_counters());
             let seen = a.counter(consequence) + b.counter(consequence);
             assert!(seen > 0, "{consequence} shows nothing: {:?}", end.device.counters());
@@ -30,7 +32,8 @@ fn survive(addr: &str, fault: &str, shown: &[(&str, &str)]) {
     }
 }
 
-/// WRITEs before anything else: what is sent again is not counted again, neither bytes nor operations.
+/// WRITEs before anything else: what is sent again is not counted again, neither bytes nor
+/// operations.
 fn write_and_count(a: &End, b: &End) {
     let before = b.device.path_counters().inbound.cpu;
     for _ in 0..20 {
@@ -42,8 +45,9 @@ fn write_and_count(a: &End, b: &End) {
     assert_eq!((placed.bytes - before.bytes, placed.operations - before.operations), (1_000_000, 20), "in");
 }
 
-/// The same for all together: the WRITEs above, and in each round three messages and the answer to a READ; 16 atomics came, and 16 came back, too.
-/// The answering side of a READ sees more operations, for long ones are asked for in pieces.
+/// The same for all together: the WRITEs above, and in each round three messages and the answer to
+/// a READ; 16 atomics came, and 16 came back, too. The answering side of a READ sees more
+/// operations, for long ones are asked for in pieces.
 fn counted_once(end: &End) {
     let moved = end.device.path_counters();
     assert_eq!(moved.outbound.cpu.bytes, 1_000_000 + 3 * 700_000, "out");
@@ -56,7 +60,8 @@ fn exchange(a: &End, b: &End, round: u8) {
     a.fill(seed);
     b.fill(0xe0 + round);
     let len = 200_000;
-    // A WRITE, a SEND, a WRITE with immediate data, a READ, and atomics behind them, all under way at once.
+    // A WRITE, a SEND, a WRITE with immediate data, a READ, and atomics behind them, all in flight
+    // at once.
     b.post_recv(1, half, len);
     b.post_recv(2, 0, 0);
     a.post(Operation::Write(b.remote(0)), 0, len);
@@ -121,12 +126,12 @@ fn jitter_that_lets_packets_overtake() {
 #[test]
 fn all_together() {
     let all = "loss=0.01,dup=0.01,reorder=0.01,corrupt=0.01,delay=20us,jitter=30us";
-    let shown = [
+    let exported = [
         ("fault_lost", "out_of_seq_request"),
         ("fault_duplicated", "duplicate_request"),
         ("fault_reordered", "out_of_seq_request"),
         ("fault_corrupted", "icrc_errors"),
         ("fault_delayed", "rcvd_pkts"),
     ];
-    survive("127.56.0.7", all, &shown);
+    survive("127.56.0.7", all, &exported);
 }

@@ -1,5 +1,5 @@
-//! Packets nobody asked for: malformed, truncated, forged, replayed. Each is counted under its cause, and nothing else
-//! happens.
+//! Unsolicited packets: malformed, truncated, forged, replayed. Each is counted under its cause,
+//! and nothing else happens.
 #![allow(clippy::cast_possible_truncation)] // small constants
 
 use std::net::{IpAddr, UdpSocket};
@@ -67,7 +67,7 @@ impl Forger {
     }
 }
 
-/// The unreliable services answer nobody, so what is wrong must be seen in the counters.
+/// The unreliable services send no answers, so errors must show in the counters.
 #[test]
 fn packets_for_unreliable_queue_pairs_are_judged_too() {
     let (_a, b) = uc_pair(&config("127.57.20.1"), &config("127.57.20.2"), LEN, Mtu::Mtu1024);
@@ -92,7 +92,7 @@ fn packets_for_unreliable_queue_pairs_are_judged_too() {
     let mut damaged = near_d.packet(&header(Opcode::UdSendOnly, &d), &[0; 8]);
     damaged[20] ^= 1;
     counted(&near_d, &d, "icrc_errors", &damaged);
-    // And what is right is heard, from whomever it comes.
+    // Valid packets are accepted from any source.
     d.post_recv(1, 0, 100);
     near_d.send(&near_d.packet(&header(Opcode::UdSendOnly, &d), &[7; 8]));
     let got = d.completions(1)[0];
@@ -103,7 +103,8 @@ fn two(a: &str, b: &str) -> (End, End) {
     pair_with(&config(a), &config(b), LEN, Mtu::Mtu1024)
 }
 
-/// Sends the packet until its cause is counted (a full socket buffer may swallow it), and checks that nothing else was.
+/// Sends the packet until its cause is counted (a full socket buffer may swallow it), and checks
+/// that nothing else was.
 #[track_caller]
 pub(crate) fn counted(forger: &Forger, victim: &End, name: &str, packet: &[u8]) {
     let before = victim.counter(name);
@@ -189,7 +190,8 @@ fn every_cause_is_counted_under_its_name_while_traffic_goes_on() {
     assert!(b.device.next_event().is_none() && a.device.next_event().is_none());
 }
 
-/// Whoever may write to our Unix socket can hand us packets, but no more than the network could.
+/// A process that may write to our Unix socket can hand over packets, but gains no more than a
+/// sender on the network.
 #[test]
 fn garbage_in_the_handover_socket_is_refused() {
     let (a, b) = two("127.57.1.1", "127.57.1.2");
@@ -274,7 +276,7 @@ fn a_flood_of_anything_takes_no_memory() {
     assert!(grown < 4 << 20, "{grown} bytes more");
 }
 
-/// A peer that is allowed to talk to us and talks nonsense: header fields at random, every ICRC right.
+/// A connected peer that sends random header fields with valid ICRCs.
 #[test]
 fn a_mad_peer_breaks_its_own_connection_only() {
     let (a, mut b) = two("127.57.3.1", "127.57.3.2");
@@ -295,7 +297,7 @@ fn a_mad_peer_breaks_its_own_connection_only() {
             victim.modify(&QpAttr::to_init(crate::common::ALL_ACCESS)).unwrap();
             let rtr = QpAttr::to_rtr(mad.flow.src, Qpn::new(0x55), Psn::new(psn), Mtu::Mtu256);
             victim.modify(&rtr).unwrap();
-            // A packet that was still under way may have killed it again by now.
+            // A packet that was still in flight may have failed it again by now.
             let _ = victim.modify(&QpAttr::to_rts(Psn::new(psn)));
             let sges = b.sge(0, 4096);
             victim.post_recv(&nobounce_nic::work::RecvRequest { wr_id: 1, sges: &sges }).unwrap();
@@ -308,7 +310,8 @@ fn a_mad_peer_breaks_its_own_connection_only() {
         let mut header = Header::new(opcode, victim.qpn(), near(random.next()));
         header.ack_req = random.next().is_multiple_of(2);
         header.solicited = random.next().is_multiple_of(2);
-        // The key is right half of the time, the address always outside the region or before its last page.
+        // The key is right half of the time, the address always outside the region or before its
+        // last page.
         header.reth = Reth {
             addr: b.mr.addr() + [0, LEN as u64 - 4, u64::MAX - b.mr.addr()][random.next() as usize % 3],
             rkey: if random.next().is_multiple_of(2) { b.mr.rkey() } else { random.next() as u32 },
@@ -333,7 +336,7 @@ fn a_mad_peer_breaks_its_own_connection_only() {
     println!("the connection died {deaths} times; {:?}", b.device.counters());
     println!("resident memory grew by {}", resident().saturating_sub(before));
     assert!(deaths > 10);
-    // What still lies in the socket, which is looked at less often beside shared memory, must not come after the last check.
+    // Drain the socket, which is polled less often beside shared memory, before the last check.
     victim.modify(&QpAttr::to_state(QpState::Reset)).unwrap();
     // Between its two ends the region was open to it: outside of what it named, nothing changed.
     assert!(b.bytes(8192, LEN - 8192 - 8) == patterns(0x5a, 8192, LEN - 8192 - 8));

@@ -1,4 +1,5 @@
-//! After a fork the device is dead in the child, which learns so at once; the parent notices nothing.
+//! After a fork the device is dead in the child, which learns so at once; the parent notices
+//! nothing.
 #![allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap)] // small constants
 
 use std::io::{Read, Write};

@@ -1,5 +1,5 @@
-//! Regions of GPU memory, on a stand-in for the driver whose device memory is a memfd: the same code as on a GPU, but the
-//! copy engine is a thread and the window ordinary memory.
+//! Regions of GPU memory, on a stand-in driver whose device memory is a memfd. The code is the same
+//! as on a GPU, but the copy engine is a thread and the window ordinary memory.
 #![allow(clippy::cast_possible_truncation)] // sizes of tests
 
 use crate::common::on_gpu::{LEN, OnGpu, Way, pool, used};
@@ -83,7 +83,8 @@ fn a_region_moves_between_the_host_and_the_gpu() {
     assert_eq!(write(there.remote(0)), Status::Success);
     there.holds(0, &patterns(4, 0, 100_000));
     let host = NewMemory::Host { addr: b.buffer.as_mut_ptr(), len: LEN };
-    // SAFETY: the end's own buffer, which the test touches through windows only, and which goes after the region.
+    // SAFETY: the end's own buffer, which the test touches through windows only, and which goes
+    // after the region.
     unsafe { there.mr.rereg(&Rereg { memory: Some(host), ..Rereg::default() }) }.unwrap();
     assert_eq!(there.mr.paths().inbound, Path::Direct(Mechanism::Cpu));
     assert!(there.mr.gpu_memory().is_none());
@@ -96,7 +97,7 @@ fn a_region_moves_between_the_host_and_the_gpu() {
     // SAFETY: the test touches the memory through the stand-in only.
     unsafe { there.mr.rereg(&Rereg { memory: Some(on_gpu), ..Rereg::default() }) }.unwrap();
     assert!(!there.mr.paths().inbound.is_direct());
-    // Rights alone leave the memory and its way.
+    // A change of access rights keeps the memory and its data path.
     // SAFETY: as above.
     unsafe { there.mr.rereg(&Rereg { access: Some(ALL_ACCESS), ..Rereg::default() }) }.unwrap();
     assert_eq!(write(there.remote(0)), Status::Success);
@@ -118,7 +119,8 @@ fn sends_from_several_pieces_of_host_and_gpu_arrive_in_several_pieces() {
         a.fill(7);
         at_a.fill(9);
         let [host] = a.sge(5, 3001);
-        // The long piece is fetched in several parts, which end where packets do though it does not begin where one does.
+        // The long piece is fetched in several parts, which end where packets do though it does not
+        // begin where one does.
         let from = [at_a.sge(3, 90_001), host, at_a.sge(200_000, 700_007), at_a.sge(1_400_001, 1)];
         let [there] = b.sge(0, 100_003);
         let to = [at_b.sge(1, 50_000), there, at_b.sge(100_000, 643_007)];
@@ -282,7 +284,7 @@ fn direct_is_required_and_staged_is_refused_with_the_reason() {
     gpu.refuse_dmabuf_mmap(1);
     let addr = pool(gpu);
     let options = GpuOptions { require: Require::Direct, ..GpuOptions::default() };
-    // SAFETY: nobody uses the memory.
+    // SAFETY: the memory has no users.
     let refused = unsafe { end.pd.register_gpu(addr, LEN, ALL_ACCESS, &options) }.unwrap_err().to_string();
     assert!(refused.contains("direct path is required") && refused.contains("no window"), "{refused}");
     // SAFETY: as above.

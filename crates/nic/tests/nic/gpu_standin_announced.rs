@@ -1,8 +1,9 @@
-//! Rules 2, 3, 9 and 10 of docs/visibility.md, as the device keeps them: before anybody hears of a message, `GpuWindow::complete` was called
-//! for every window that the message was stored through.
+//! Rules 2, 3, 9 and 10 of docs/visibility.md: before a message is announced, the device has called
+//! `GpuWindow::complete` for every window that the message was stored through.
 //!
-//! The stand-in's GPU says here that it gives no write ordering (attribute 118 is 0). `complete` then ends in a load through that window, and
-//! a window onto which something was stored after its last load says so: it `is_dirty`. Nothing else here loads through them.
+//! The stand-in's GPU says here that it gives no write ordering (attribute 118 is 0). `complete`
+//! then ends in a load through that window, and a window onto which something was stored after its
+//! last load says so: it `is_dirty`. Nothing else here loads through them.
 #![allow(clippy::cast_possible_truncation)] // sizes of tests
 
 use crate::common::on_gpu::{OnGpu, Way};
@@ -28,7 +29,7 @@ fn unordered(test: &str, body: impl FnOnce(&'static StandIn)) {
     assert!(output.status.success() && out.contains("1 passed"), "{out}\n{err}");
 }
 
-/// The message has been told of: nothing of it is on its way any more.
+/// The message was announced: none of its stores is in flight any more.
 #[track_caller]
 fn is_announced(memory: &OnGpu, what: &str) {
     let window = memory.mr.gpu_memory().unwrap().window().unwrap();
@@ -70,7 +71,7 @@ fn every_message_is_completed_before_it_is_told_of() {
                     b.qps[0].post_recv(&RecvRequest { wr_id: 1, sges: &[there.sge(at, size)] }).unwrap();
                 }
                 a.qps[0].post_send(&SendRequest::new(1, op, &host)).unwrap();
-                // Whoever polls drives the device: once each end is the first to hear of it.
+                // The polling end drives the device: each end polls first once.
                 if receives && round % 2 == 0 {
                     b.succeed(1);
                     is_announced(&there, &format!("{what}, to the receiver"));
@@ -132,7 +133,7 @@ fn every_window_of_a_list_is_completed() {
     });
 }
 
-/// Messages behind a copy of the copy engine are stored when it is over, and told of after that.
+/// Messages behind a copy of the copy engine are stored after it, and announced after that.
 #[test]
 fn messages_that_had_to_wait_are_completed() {
     unordered("messages_that_had_to_wait_are_completed", |gpu| {

@@ -1,5 +1,6 @@
-//! GPU memory that its owner frees, or whose context goes, while it is registered and has a window: from soon after on every request that
-//! names it fails and says why, and nobody else notices. On a stand-in for the driver; `gpu_traffic` does the same on a GPU.
+//! GPU memory that its owner frees, or whose context is destroyed, while it is registered and has a
+//! window. Soon after, every request that names it fails with the reason, and other traffic is
+//! unaffected. Runs on a stand-in driver; `gpu_traffic` does the same on a GPU.
 #![allow(clippy::cast_possible_truncation)] // sizes of tests
 
 use crate::common::on_gpu::{LEN, OnGpu, Way};
@@ -12,7 +13,7 @@ use nobounce_nic::work::{Operation, QpLimits, RecvRequest, SendRequest, Sge};
 /// Of one packet, of several by loads, and of many by the copy engine.
 const SIZES: [u32; 3] = [64, 20_000, 600_000];
 
-/// Two ends with a second connection, for those who have nothing to do with it.
+/// Two ends with a second connection, for unaffected traffic.
 fn ends(addr: &str) -> (End, End) {
     let (mut a, mut b) = pair(addr, 1 << 20, Mtu::Mtu4096);
     a.add_qp(QpLimits::default());
@@ -95,7 +96,8 @@ fn freed_memory_is_refused_and_others_go_on() {
     others_go_on(&a, &b, &OnGpu::new(&b, gpu, Way::Window));
 }
 
-/// Under traffic: some requests go well, one fails, those behind it are flushed; and nothing of whoever has the address now is touched.
+/// Under traffic: some requests succeed, one fails, those behind it are flushed. Memory of the new
+/// owner of the address stays untouched.
 #[test]
 fn memory_freed_under_traffic_is_refused() {
     let gpu = StandIn::program();

@@ -1,5 +1,6 @@
-//! CUDA stands still, as it does while another thread of the application is inside it behind a kernel: on a stand-in for the driver. What
-//! needs no copy engine goes on, and the rest is done when CUDA comes back.
+//! CUDA calls block, as they do while another application thread is inside the driver behind a
+//! kernel: on a stand-in driver. Traffic without copy engine goes on, and the rest completes when
+//! CUDA returns.
 #![allow(clippy::cast_possible_truncation)] // sizes of tests
 
 use std::time::{Duration, Instant};
@@ -14,7 +15,8 @@ use nobounce_nic::soft::{Config, Mtu, Status};
 use nobounce_nic::work::{Operation, QpLimits, SendRequest};
 use nobounce_protocol::wire::{Header, Opcode, Reth};
 
-/// Far more than anything here takes while CUDA stands still, and less than it takes the peers to give up.
+/// Far more than anything here takes while CUDA stands still, and less than it takes the peers to
+/// give up.
 const AT_ONCE: Duration = Duration::from_secs(1);
 
 fn ends(addr: &str, qps: usize) -> (End, End) {
@@ -27,7 +29,8 @@ fn ends(addr: &str, qps: usize) -> (End, End) {
     (a, b)
 }
 
-/// GPU memory with a window: on a machine that is very busy the proof may take too long now and then.
+/// GPU memory with a window: on a machine that is very busy the proof may take too long now and
+/// then.
 fn with_window(end: &End, gpu: &'static StandIn) -> OnGpu {
     for _ in 0..20 {
         let memory = OnGpu::new(end, gpu, Way::Window);
@@ -67,7 +70,9 @@ fn others_go_on_while_placement_stands_still() {
     b.buffer.write_at(0, &[0; 64]).unwrap();
     let still = Standstill::begin(gpu);
     let start = Instant::now();
-    // (Few bytes: what is not acknowledged keeps its room on the path to the peer, which all share.) More messages than there are chunks, a long one, a flag elsewhere, atomics on both, and one that comes after all that.
+    // More messages than there are chunks, a long one, a flag elsewhere, atomics on both, and one
+    // message behind all that. (Few bytes: unacknowledged bytes count against the shared in-flight
+    // limit of the path to the peer.)
     let [from] = a.sge(0, 64);
     let [long] = a.sge(0, 30_000);
     let ([first], [second]) = (a.sge(400_000, 8), a.sge(400_008, 8));
@@ -82,7 +87,8 @@ fn others_go_on_while_placement_stands_still() {
     for (i, (op, sge)) in list.iter().enumerate() {
         a.qps[0].post_send(&SendRequest::new(100 + i as u64, *op, std::slice::from_ref(sge))).unwrap();
     }
-    // Nothing of that is done; what needs no copy engine is, in both directions and by the same devices.
+    // Nothing of that is done; what needs no copy engine is, in both directions and by the same
+    // devices.
     for round in 0..20_u64 {
         let [host] = a.sge(0, 64);
         a.qps[1].post_send(&SendRequest::new(1, Operation::Write(b.remote(4096)), &[host])).unwrap();
@@ -147,8 +153,8 @@ fn others_go_on_while_memory_and_queue_pairs_go() {
     first.holds(0, &patterns(1, 0, 64));
 }
 
-/// Who read it has all of it, and asked once more while the answer was on its way: bytes that are fetched for that need never come, and memory
-/// that goes meanwhile ends no queue pair.
+/// A READ is repeated while its response is in flight. Bytes fetched for the duplicate need never
+/// arrive, and memory that is freed meanwhile fails no queue pair.
 #[test]
 fn memory_that_was_read_may_go_while_it_is_fetched_for_a_repeated_question() {
     let gpu = StandIn::program();
@@ -167,7 +173,8 @@ fn memory_that_was_read_may_go_while_it_is_fetched_for_a_repeated_question() {
     counted(&peer, &b, "duplicate_request", &again);
     std::thread::scope(|scope| {
         let gone = scope.spawn(|| drop(memory));
-        // Refused when it comes: the memory is gone, and whoever saw that has tried to send what it was asked for before.
+        // Refused on arrival: the memory is gone, and the responder that saw it has tried to send
+        // the earlier response.
         counted(&peer, &b, "refused_access", &again);
         assert!(!gone.is_finished(), "nothing is being fetched");
         check_write(&a, &b, 4, 1000);
@@ -235,7 +242,7 @@ fn threads_and_chunks_of_destroyed_contexts_go() {
         let mut context = 0;
         assert_eq!(gpu.create_context(&mut context, 0, 0), 0);
         let addr = gpu.malloc(LEN);
-        // SAFETY: nobody uses the memory.
+        // SAFETY: the memory has no users.
         let mr = unsafe { end.pd.register_gpu(addr, LEN, ALL_ACCESS, &Way::Staged.options()) }.unwrap();
         drop(mr);
         assert_eq!(gpu.destroy_context(context), 0);
@@ -248,7 +255,8 @@ fn threads_and_chunks_of_destroyed_contexts_go() {
     until("threads to end and their chunks to go", || (threads(), pinned()) == (1, one));
 }
 
-/// A WRITE from host memory that nobody waits for, so that nothing asks for an answer, and behind it one from GPU memory, whose bytes are not there.
+/// An unsignalled WRITE from host memory, which requests no ACK, followed by one from GPU memory
+/// whose bytes are not fetched yet.
 fn post_late(a: &End, b: &End, here: &OnGpu) {
     let [from] = a.sge(0, 100_000);
     let first = SendRequest::new(1, Operation::Write(b.remote(0)), std::slice::from_ref(&from));
@@ -257,7 +265,8 @@ fn post_late(a: &End, b: &End, here: &OnGpu) {
     a.qps[0].post_send(&SendRequest::new(2, Operation::Write(b.remote(200_000)), &late)).unwrap();
 }
 
-/// It is not the peer who is late where bytes to be sent are: nobody spends retries on that, or sends everything again.
+/// A sender that waits for its own bytes spends no retries and retransmits nothing: the peer is not
+/// late.
 #[test]
 fn a_sender_waits_for_its_own_bytes_without_blaming_the_peer() {
     let gpu = StandIn::program();
@@ -284,7 +293,8 @@ fn a_sender_waits_for_its_own_bytes_without_blaming_the_peer() {
     assert!(repeated <= asked && asked < 40, "{repeated} packets came twice, {asked} questions");
 }
 
-/// What left before bytes that are late arrives, be it that the last of it was lost, so that nobody but the sender can know.
+/// Packets sent before late bytes arrive even if the last of them was lost, which only the sender
+/// can detect.
 #[test]
 fn what_left_before_late_bytes_is_asked_after() {
     let gpu = StandIn::program();

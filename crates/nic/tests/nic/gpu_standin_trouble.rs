@@ -1,4 +1,4 @@
-//! What goes wrong when the GPU is slow, fails, or is wanted by many at once: on a stand-in for the driver.
+//! A GPU that is slow, fails, or is contended: on a stand-in driver.
 #![allow(clippy::cast_possible_truncation)] // sizes of tests
 
 use std::time::{Duration, Instant};
@@ -171,7 +171,8 @@ fn what_the_copy_engine_does_not_get_to_is_loaded() {
     assert!(took < Duration::from_secs(2), "{took:?}");
     assert_eq!(b.bytes(0, 600_000), patterns(3, 0, 600_000));
     crate::common::until("messages to be fetched again", || write() == (0, 600_000));
-    // As if another thread kept the driver's lock and waited for that kernel: not even the call comes back.
+    // As if another thread kept the driver's lock and waited for that kernel: not even the call
+    // comes back.
     gpu.hold_copies(1);
     at_a.fill(4);
     let (first, second) = (write(), write());
@@ -191,7 +192,8 @@ fn memory_is_deregistered_while_fetches_stand_still() {
     let sge = [at_a.sge(0, 600_000)];
     a.qps[0].post_send(&SendRequest::new(1, Operation::Write(b.remote(0)), &sge)).unwrap();
     a.succeed(1);
-    // What has no fetch goes at once; what has one waits for it, and keeps nobody else from being served.
+    // Memory without a copy in flight is released at once; the rest waits for its copy without
+    // blocking other traffic.
     let start = Instant::now();
     drop(other);
     assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
@@ -426,7 +428,8 @@ fn lossy_link() {
     }
 }
 
-/// An answer that waits for its payload once kept all requests of its queue pair waiting, for as long as the peer went on reading.
+/// Regression: a response that waits for its payload must not block all requests of its queue pair
+/// while the peer keeps reading.
 #[test]
 fn requests_do_not_wait_for_what_the_peer_reads() {
     const READS: usize = 60;

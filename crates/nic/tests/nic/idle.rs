@@ -7,7 +7,7 @@ use nobounce_nic::work::{Operation, QpLimits};
 
 use crate::common::{End, config, connect};
 
-/// How long it is looked at: `IDLE_SECONDS`, or less than a second.
+/// Observation time: `IDLE_SECONDS`, or less than a second.
 fn idle_for() -> Duration {
     let seconds = std::env::var("IDLE_SECONDS").ok().and_then(|text| text.parse().ok());
     seconds.map_or(Duration::from_millis(500), Duration::from_secs)
@@ -42,7 +42,8 @@ fn an_idle_device_is_left_asleep() {
             a.post(Operation::Write(b.remote(0)), 0, 64);
             a.succeed(1);
         }
-        // The last spins, and in `caller` mode the time until the thread knows that nobody polls.
+        // Covers the last spins, and in `caller` mode the time until the thread knows that the
+        // application does not poll.
         std::thread::sleep(Duration::from_millis(100));
         let before = engine_threads();
         std::thread::sleep(idle_for());

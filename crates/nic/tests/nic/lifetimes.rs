@@ -25,7 +25,8 @@ fn shuffle<T>(list: &mut [T], seed: &mut u64) {
     }
 }
 
-/// One device with everything there is, and traffic under way to `peer`; as objects that can be dropped in any order.
+/// One device with everything there is, and traffic in flight to `peer`; as objects that can be
+/// dropped in any order.
 fn everything(peer: &End, addr: &str) -> Vec<Box<dyn Any>> {
     let mut end = End::open(&config(addr), LEN);
     let channel = end.device.create_channel().unwrap();
@@ -104,7 +105,7 @@ fn a_queue_that_went_before_its_queue_pairs_hinders_nobody() {
         a.post(Operation::Send, 0, 8);
         a.succeed(1);
     }
-    assert_eq!(b.device.next_event(), None, "nobody is there to miss them");
+    assert_eq!(b.device.next_event(), None, "a dropped CQ raises no event");
     b.post(Operation::Write(a.remote(0)), 0, 8);
     b.succeed(1);
 }

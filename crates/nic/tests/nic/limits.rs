@@ -72,7 +72,7 @@ fn queues_of_the_largest_size_take_all_they_should() {
     let receive = RecvRequest { wr_id: 1, sges: &sges };
     (0..most.max_qp_depth).for_each(|_| qp.post_recv(&receive).unwrap());
     assert_eq!(qp.post_recv(&receive), Err(PostError::QueueFull(most.max_qp_depth)));
-    // To somebody who never answers: nothing of it completes.
+    // To a peer that never answers: none of it completes.
     qp.modify(&QpAttr::to_rtr(end.device.local(), qp.qpn(), Psn::new(1), Mtu::Mtu1024)).unwrap();
     qp.modify(&QpAttr::to_rts(Psn::new(77))).unwrap();
     let inline = vec![1; most.max_inline];

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use nobounce_nic::links::udp::{OpenError, UdpConfig, UdpLink};
 use nobounce_nic::links::{Link, TxBatch};
 use nobounce_protocol::wire::ROCE_PORT;
-use nobounce_protocol::wire::icrc::{Flow, Verdict};
+use nobounce_protocol::wire::icrc::{Flow, IcrcCheck};
 
 /// Longer than any of these exchanges takes: a test that waits so long has failed.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -40,8 +40,9 @@ fn collect(link: &mut UdpLink, src: IpAddr, want: usize) -> Vec<(u32, usize)> {
         link.receive(&mut |d| {
             assert_eq!(d.src, src);
             let flow = Flow { src, dst: local, src_port: d.src_port, dst_port: ROCE_PORT };
-            // The guess is right where the kernel keeps the batch together; where it does not, the id is solved for.
-            assert!(matches!(flow.verify(d.ip_id, d.bytes), Verdict::Valid { .. }), "ICRC of {d:?}");
+            // The guess is right where the kernel keeps the batch together; where it does not, the
+            // id is solved for.
+            assert!(matches!(flow.verify(d.ip_id, d.bytes), IcrcCheck::Valid { .. }), "ICRC of {d:?}");
             let number = number_of(d.bytes);
             for (i, byte) in d.bytes[..d.bytes.len() - 4].iter().enumerate().skip(12) {
                 assert_eq!(usize::from(*byte), (i + number as usize) % 251, "byte {i} of packet {number}");
@@ -96,7 +97,7 @@ fn packets_of_all_sizes_arrive_whole_and_in_order() {
     }
 }
 
-/// The kernel's rdma_rxe sends so: over IPv6 a socket drops such datagrams unless it says that it wants them.
+/// rdma_rxe sends a zero UDP checksum: over IPv6 a socket drops such datagrams unless it opts in.
 #[test]
 fn a_udp_checksum_of_zero_is_taken_over_ipv6() {
     use std::os::fd::AsRawFd;
@@ -156,14 +157,15 @@ fn the_guessed_identification_is_right_on_loopback() {
                 src_port: d.src_port,
                 dst_port: ROCE_PORT,
             };
-            assert_eq!(flow.verify(d.ip_id, d.bytes), Verdict::Valid { ip_id: Some(d.ip_id) });
+            assert_eq!(flow.verify(d.ip_id, d.bytes), IcrcCheck::Valid { ip_id: Some(d.ip_id) });
             ids.push(d.ip_id);
         });
     }
     assert_eq!(ids, want);
 }
 
-/// Sends `each` packets from `from` to every one of `to`, and checks that they and no others arrive there.
+/// Sends `each` packets from `from` to every one of `to`, and checks that they and no others arrive
+/// there.
 fn reach_all(from: &mut UdpLink, to: &mut [UdpLink], each: u32) {
     let mut batch = TxBatch::new(from.capabilities());
     for n in 0..each {
@@ -201,10 +203,11 @@ fn packets_reach_the_slot_they_are_for() {
 fn packets_reach_their_slot_after_another_device_closed() {
     let mut from = open("127.24.0.1");
     let mut to: Vec<_> = (0..3).map(|_| open("127.24.0.2")).collect();
-    // The kernel now numbers the remaining sockets otherwise than their slots.
+    // The kernel's numbers of the remaining sockets now differ from their slots.
     drop(to.remove(0));
     let sum = |to: &[UdpLink], name| to.iter().map(|l| counter(l, name)).sum::<u64>();
-    // Where no socket has the number of a slot, the kernel chooses by a hash of the addresses: every other sender meets the right one.
+    // Where no socket has the number of a slot, the kernel picks one by address hash: every other
+    // sender reaches the right one.
     for sender in 10..40 {
         reach_all(&mut open(&format!("127.24.0.{sender}")), &mut to, 8);
         if sum(&to, "handed_over") > 0 {
@@ -212,14 +215,15 @@ fn packets_reach_their_slot_after_another_device_closed() {
         }
     }
     assert!(sum(&to, "handed_over") > 0, "this test is about packets that were steered wrongly");
-    assert_eq!(sum(&to, "handed_over"), sum(&to, "handed_in"));
-    // Whoever opens next takes the free slot, and all still reach theirs.
+    assert_eq!(sum(&to, "handed_over"), sum(&to, "steered_in"));
+    // The next device to open takes the free slot, and packets still reach all devices.
     to.push(open("127.24.0.2"));
     assert_eq!(to.iter().map(Link::slot).collect::<Vec<_>>(), [1, 2, 0]);
     reach_all(&mut from, &mut to, 8);
 }
 
-/// Devices that are handed many packets by others set the steering right: each for itself, and once more when another one closes or opens.
+/// Devices that receive many handovers correct the steering: each for itself, and again when
+/// another one closes or opens.
 #[test]
 fn a_device_that_closes_before_a_younger_one_leaves_no_packets_to_the_wrong_one() {
     let mut from = open("127.24.2.1");
@@ -231,8 +235,9 @@ fn a_device_that_closes_before_a_younger_one_leaves_no_packets_to_the_wrong_one(
         if opens {
             to.push(open("127.24.2.2"));
         }
-        let handed = |to: &[UdpLink]| to.iter().map(|l| counter(l, "handed_in")).sum::<u64>();
-        // Each attempt sets one device right, as soon as enough was handed to it; its next one waits a second.
+        let handed = |to: &[UdpLink]| to.iter().map(|l| counter(l, "steered_in")).sum::<u64>();
+        // Each attempt corrects one device, once it has received enough handovers; its next attempt
+        // waits a second.
         let start = Instant::now();
         let (mut rounds, mut quiet) = (0, 0);
         while quiet < 20 {
@@ -257,7 +262,7 @@ fn packets_that_lie_with_a_device_that_closes_reach_their_slot() {
     drop(thief);
     let numbers: Vec<_> = collect(&mut owner, from.local(), 40).into_iter().map(|(n, _)| n).collect();
     assert_eq!(numbers, (0..40).collect::<Vec<_>>());
-    assert_eq!(counter(&owner, "handed_in"), 40, "this test is about packets that were steered wrongly");
+    assert_eq!(counter(&owner, "steered_in"), 40, "this test is about packets that were steered wrongly");
 }
 
 #[test]
@@ -303,7 +308,7 @@ fn a_handed_packet_wakes_the_owner() {
     let first = open("127.27.0.2");
     let mut owner = open("127.27.0.2");
     drop(first);
-    // Slot 0 again, but second in the kernel's list: it gets what is for slot 1.
+    // Slot 0 again, but second in the kernel's list: it gets packets for slot 1.
     let mut thief = open("127.27.0.2");
     let mut batch = TxBatch::new(from.capabilities());
     assert!(put(&mut batch, owner.local(), owner.slot(), 5, 60));
@@ -326,8 +331,8 @@ fn a_handed_packet_wakes_the_owner() {
 
 #[test]
 fn on_other_addresses_packets_leave_from_several_ports() {
-    // An address of this machine that is not loopback; connecting a UDP socket sends nothing, and what we send to our
-    // own address stays inside the kernel.
+    // A local address that is not loopback. Connecting a UDP socket sends nothing, and packets to
+    // our own address stay inside the kernel.
     let own = std::net::UdpSocket::bind("0.0.0.0:0").and_then(|s| {
         s.connect("192.0.2.1:9")?;
         s.local_addr()
@@ -355,7 +360,7 @@ fn on_other_addresses_packets_leave_from_several_ports() {
         assert!(start.elapsed() < LIMIT, "{ports:?} {:?}", from.counters());
         to.receive(&mut |d| {
             let flow = Flow { src: d.src, dst: addr, src_port: d.src_port, dst_port: ROCE_PORT };
-            assert!(matches!(flow.verify(d.ip_id, d.bytes), Verdict::Valid { .. }));
+            assert!(matches!(flow.verify(d.ip_id, d.bytes), IcrcCheck::Valid { .. }));
             ports.push(d.src_port);
         });
     }

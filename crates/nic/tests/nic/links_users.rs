@@ -1,5 +1,6 @@
-//! Other users on the same machine. Apart from the other link tests: the processes started here hold copies of all open
-//! sockets until they run their program, and so delay the closing of sockets that those tests close.
+//! Other users on the same machine. Separate from the other link tests: the processes started here
+//! hold copies of all open sockets until exec. They would delay the closing of sockets in those
+//! tests.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -36,7 +37,7 @@ fn a_handover_of_another_user_is_dropped() {
     assert_eq!((got, counter(&to, "handover_refused")), (0, 1));
     forged(0);
     (0..100).for_each(|_| got += to.receive(&mut |d| assert_eq!(d.src.to_string(), "10.1.2.3")));
-    assert_eq!((got, counter(&to, "handed_in")), (1, 1), "the same bytes from our own user are taken");
+    assert_eq!((got, counter(&to, "steered_in")), (1, 1), "the same bytes from our own user are taken");
 }
 
 #[test]
@@ -80,7 +81,8 @@ fn near(addr: &str) -> ShmLink<UdpLink> {
     link
 }
 
-/// Shared memory is for processes of one user: whoever else connects is sent away, whatever it says.
+/// Shared memory is for processes of one user: connections of other users are refused, whatever
+/// they send.
 #[test]
 fn another_user_who_comes_by_shared_memory_is_sent_away() {
     // SAFETY: geteuid reads one number of this process and cannot fail.
@@ -113,7 +115,7 @@ fn another_user_who_comes_by_shared_memory_is_sent_away() {
     assert_eq!(come(0), ("stays".to_owned(), 1), "our own user may");
 }
 
-/// And nobody hands a ring to one who has taken the name of a peer.
+/// A sender passes no ring to another user that has bound a peer's name.
 #[test]
 fn another_user_who_waits_under_a_peers_name_gets_no_ring() {
     // SAFETY: geteuid reads one number of this process and cannot fail.

@@ -1,4 +1,5 @@
-//! The device, by theme. One program instead of one for each file: most of the time to build them went into linking the same libraries.
+//! The device, by theme. One program instead of one for each file: most of the time to build them
+//! went into linking the same libraries.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -20,6 +21,7 @@ mod gpu_standin_ended;
 mod gpu_standin_held;
 mod gpu_standin_trouble;
 mod idle;
+mod ip_options;
 mod lifetimes;
 mod limits;
 mod links_udp;
@@ -38,6 +40,5 @@ mod shm_datagrams;
 mod srq;
 mod steering;
 mod threads;
-mod treatment;
 mod vanish;
 mod windows;

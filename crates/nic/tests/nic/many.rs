@@ -18,7 +18,8 @@ fn next_number(end: &mut End) -> u32 {
     end.qps.pop().unwrap().qpn().get()
 }
 
-/// Two devices begin at numbers of their own: the one behind gives out numbers until both have arrived at the same.
+/// Two devices begin at numbers of their own: the one behind gives out numbers until both have
+/// arrived at the same.
 fn give_equal_numbers(a: &mut End, b: &mut End) {
     let (mut at, mut other) = (next_number(a), next_number(b));
     while at != other {
@@ -80,8 +81,8 @@ fn crossed_numbers_on_one_address_and_equal_numbers_on_two() {
     }
 }
 
-/// The kernel steers by the order in which sockets came to the port, which is another one after a device closed: packets may
-/// come to anybody who has a socket there. One who has no queue pair looks at none.
+/// The kernel steers by the order of the sockets on the port, which changes when a device closes.
+/// Packets may then reach any device with a socket there. A device without queue pairs polls none.
 #[test]
 fn regression_a_device_without_queue_pairs_gets_nobodys_packets() {
     let addr = config("127.59.3.1");
@@ -90,7 +91,8 @@ fn regression_a_device_without_queue_pairs_gets_nobodys_packets() {
         end.add_qp(QpLimits::default());
         end
     });
-    // Now the second of the two that are left has the third slot, and one who came third would get its packets.
+    // Now the second of the remaining two has the third slot, and a third device would get its
+    // packets.
     drop(first);
     let idle = End::open(&addr, 4096);
     connect(&a, 0, &b, 0, Mtu::Mtu1024);
@@ -136,7 +138,8 @@ fn join(qp: &Qp, addr: &str, peer: Qpn) {
 const SHARED_ADDR: &str = "127.59.2.1";
 const PIECE: usize = 64 << 10;
 
-/// A child: writes to its part of the hub, reads it back, compares, and says how often it did, until its input ends.
+/// A child: writes to its part of the hub, reads it back, compares, and says how often it did,
+/// until its input ends.
 fn guest() {
     let mut end = End::open(&config(SHARED_ADDR), 2 * PIECE);
     let qp = end.add_qp(QpLimits::default());

@@ -1,5 +1,6 @@
-//! The fuzz corpora, and chance, at a whole device: on the link and with the engines that the tests run with, while others work. Somebody who has
-//! the peer's address says them, over the wire or through a ring of his own. (The fuzz targets have the parts: parser, queue pair, ring, neighbour.)
+//! Fuzz corpora and random input against a whole device, on the configured link and engines, beside
+//! regular traffic. A forger with the peer's address sends them, over the wire or through a ring of
+//! its own. (The fuzz targets test the parts: parser, queue pair, ring, neighbour.)
 #![allow(clippy::cast_possible_truncation)] // small constants
 
 use std::collections::{HashMap, VecDeque};
@@ -12,7 +13,7 @@ use crate::common::unreliable::{DEEP, QKEY};
 use crate::common::{ALL_ACCESS, End, StopAtEnd, config, connect, link, pair_with, patterns, until};
 use crate::forged::Forger;
 use nobounce_memory::HostBuffer;
-use nobounce_nic::links::shm::{NearRing, ShmLink};
+use nobounce_nic::links::shm::{PeerRing, ShmLink};
 use nobounce_nic::links::udp::{UdpConfig, UdpLink};
 use nobounce_nic::links::{Link, TxBatch};
 use nobounce_nic::soft::{
@@ -34,7 +35,7 @@ const GUARD: usize = 4 << 10;
 const MOST_TARGETS: usize = 16;
 /// As in the simulation whose corpora these are.
 const MTU: Mtu = Mtu::Mtu256;
-/// Packets are sealed when they are said.
+/// The ICRC is written when a packet is sent.
 const NOWHERE: Flow = Flow {
     src: IpAddr::V4(Ipv4Addr::LOCALHOST),
     dst: IpAddr::V4(Ipv4Addr::LOCALHOST),
@@ -42,7 +43,7 @@ const NOWHERE: Flow = Flow {
     dst_port: ROCE_PORT,
 };
 
-/// Says packets.
+/// Sends packets.
 enum Mouth {
     Wire(Forger),
     Ring(Box<Ring>),
@@ -51,7 +52,7 @@ enum Mouth {
 struct Ring {
     link: ShmLink<UdpLink>,
     /// To each engine of the other device that was spoken to.
-    rings: HashMap<u8, Arc<NearRing>>,
+    rings: HashMap<u8, Arc<PeerRing>>,
     batch: TxBatch,
     to: IpAddr,
 }
@@ -67,7 +68,8 @@ impl Mouth {
         Self::Ring(Box::new(Ring { link, rings: HashMap::new(), batch, to: to.device.local() }))
     }
 
-    /// One packet, to where that queue pair is, with an ICRC that is right there; through a ring it may say that it is several.
+    /// One packet to that queue pair, with a valid ICRC; through a ring it may claim to be a run of
+    /// several.
     fn say(&mut self, to: Qpn, bytes: Vec<u8>, packets: u16) {
         match self {
             Self::Wire(forger) => forger.send_closed(bytes),
@@ -93,7 +95,8 @@ impl Ring {
     }
 }
 
-/// Somebody whose peer is silent, for the forger to answer in its place. It has a domain of its own, and may die.
+/// A queue pair with a silent peer, whose place the forger takes. It has a protection domain of its
+/// own, and may fail.
 struct Target {
     qp: Qp,
     cq: Cq,
@@ -107,23 +110,24 @@ impl Target {
         let pd = of.device.alloc_pd().unwrap();
         let buffer = HostBuffer::new(OPEN + 2 * GUARD).unwrap();
         buffer.write_at(0, &vec![0x33; buffer.len()]).unwrap();
-        // SAFETY: a part of the buffer, which outlives its region and is reached through windows only.
+        // SAFETY: a part of the buffer, which outlives its region and is reached through windows
+        // only.
         let mr = unsafe { pd.register(buffer.as_mut_ptr().add(GUARD), OPEN, ALL_ACCESS) }.unwrap();
         let cq = of.device.create_cq(4096, None).unwrap();
         let qp = pd
             .create_qp_with(&QpInit { service, send_cq: &cq, recv_cq: &cq, srq: None, limits: DEEP })
             .unwrap();
         let (mine, theirs) = (Psn::new(0xff_fff0), Psn::new(0xff_fff8));
-        let nobody = Qpn::new(peer.qps[0].qpn().get() | 0xfff0);
+        let absent = Qpn::new(peer.qps[0].qpn().get() | 0xfff0);
         let attributes = match service {
             Service::Rc => [
                 QpAttr::to_init(ALL_ACCESS),
-                QpAttr::to_rtr(peer.device.local(), nobody, theirs, MTU),
+                QpAttr::to_rtr(peer.device.local(), absent, theirs, MTU),
                 QpAttr { timeout: 12, retry_cnt: 1, ..QpAttr::to_rts(mine) },
             ],
             Service::Uc => [
                 QpAttr::to_init(ALL_ACCESS),
-                QpAttr::uc_to_rtr(peer.device.local(), nobody, theirs, MTU),
+                QpAttr::uc_to_rtr(peer.device.local(), absent, theirs, MTU),
                 QpAttr::unreliable_to_rts(mine),
             ],
             Service::Ud => {
@@ -156,7 +160,7 @@ impl Target {
         let _ = self.qp.post_send(&SendRequest::new(9, op, &self.sge(0, len)));
     }
 
-    /// Lets one input loose on it; how many packets that made.
+    /// Sends one input to it. Returns the number of packets.
     fn suffer(&self, service: Service, data: &[u8], mouth: &mut Mouth) -> u32 {
         let mut aim = Aim {
             service,
@@ -197,7 +201,7 @@ impl Target {
         said
     }
 
-    /// What lies around the memory that it may reach is as it was.
+    /// Memory around the exposed region is unchanged.
     fn check(&self) {
         for at in [0, GUARD + OPEN] {
             let mut bytes = vec![0; GUARD];
@@ -222,7 +226,7 @@ fn work(a: &End, b: &End, seed: u8) {
     assert!(a.bytes(WORKERS * LEN, WORKERS * LEN) == want, "what was read is not what is there");
 }
 
-/// The inputs of a fuzz target, and as many of chance.
+/// The inputs of a fuzz target, and as many random ones.
 fn inputs(target: &str) -> Vec<Vec<u8>> {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
     let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().path()).collect();
@@ -269,7 +273,7 @@ fn the_corpora_hurt_nobody_but_whom_they_are_aimed_at() {
             };
             let target = Target::new(b, a, service);
             said += target.suffer(service, input, &mut mouth);
-            // Some of it is heard later.
+            // Some packets are received later.
             targets.push_back(target);
             if targets.len() > MOST_TARGETS {
                 targets.pop_front().unwrap().check();

@@ -1,4 +1,4 @@
-//! How an application is told: completion channels, solicited events, asynchronous events, overflow.
+//! Notification: completion channels, solicited events, asynchronous events, overflow.
 #![allow(clippy::cast_possible_truncation)] // small constants
 
 use std::os::fd::{AsRawFd, RawFd};
@@ -50,7 +50,7 @@ fn an_armed_queue_raises_its_channel_once() {
     assert_eq!(polled(&b.cq), 1);
     b.cq.request_notify(false);
     assert!(!channel.take(), "what came before is not announced");
-    // From here on nobody polls this end: its helper thread alone must notice.
+    // From here on the application does not poll this end: the engine thread alone must notice.
     send(&a, false);
     assert!(channel.wait(LIMIT), "armed, and a completion came");
     send(&a, false);
@@ -134,7 +134,7 @@ fn every_event_says_which_queue_and_is_counted_by_the_descriptor() {
     other.request_notify(true);
     complete_other();
     arm_and_send();
-    // It blocks until it is told not to: these are there.
+    // It blocks unless O_NONBLOCK is set: these events are pending.
     for cq in [&b.cq, &other, &b.cq] {
         assert_eq!(read_fd(fd).unwrap(), 8);
         assert_eq!(channel.claim(), Some(cq.id()));
@@ -170,7 +170,8 @@ fn events_of_a_queue_that_goes_are_forgotten() {
     drop(other);
     assert_eq!((channel.next(), channel.next()), (Some(b.cq.id()), None));
     assert!(!readable(fd));
-    // Somebody had read for an event that was forgotten: nothing to claim, and the count is right.
+    // A reader had consumed the count of a forgotten event: nothing to claim, and the count is
+    // right.
     b.cq.request_notify(false);
     b.qps[0].post_recv(&RecvRequest { wr_id: 2, sges: &b.sge(0, 8) }).unwrap();
     send(&a, false);
@@ -234,7 +235,7 @@ fn a_full_completion_queue_is_an_event_an_error_and_the_end_of_its_queue_pairs()
     assert_eq!(b.event(), AsyncEvent::CqOverflow { cq: b.cq.id() });
     assert_eq!(b.event(), AsyncEvent::Qp { qpn: b.qps[0].qpn(), event: QpEvent::Fatal });
     assert_eq!(b.qps[0].state(), QpState::Error);
-    assert!(channel.wait(LIMIT), "whoever sleeps on it is woken");
+    assert!(channel.wait(LIMIT), "an overflow wakes its sleepers");
     let mut got = Vec::new();
     assert_eq!(b.cq.poll(&mut got, 10), Ok(2), "what had room is still there");
     assert_eq!((got[0].wr_id, got[1].wr_id), (0, 1));

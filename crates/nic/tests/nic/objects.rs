@@ -33,7 +33,7 @@ fn memory_that_is_not_there_is_refused_with_its_page() {
     let buffer = HostBuffer::guarded(4 * page).unwrap();
     // SAFETY: nothing is done with the regions; all of these are refused.
     let register = |at: *mut u8, len, access| unsafe { end.pd.register(at, len, access) };
-    // SAFETY: the third page of a buffer of ours that nobody uses.
+    // SAFETY: the third page of a buffer of ours that has no users.
     assert_eq!(unsafe { libc::munmap(buffer.as_mut_ptr().wrapping_add(2 * page).cast(), page) }, 0);
     let hole = format!("{:#x}", buffer.addr() + 2 * page as u64);
     let error = register(buffer.as_mut_ptr(), 4 * page, ALL_ACCESS).unwrap_err();
@@ -50,7 +50,7 @@ fn memory_that_is_not_there_is_refused_with_its_page() {
 fn read_only_memory_takes_no_write_access() {
     let end = End::open(&config("127.50.0.3"), 4096);
     let buffer = HostBuffer::new(2 * page_size()).unwrap();
-    // SAFETY: a buffer of ours that nobody writes.
+    // SAFETY: a buffer of ours that has no writers.
     let done = unsafe { libc::mprotect(buffer.as_mut_ptr().cast(), 2 * page_size(), libc::PROT_READ) };
     assert_eq!(done, 0);
     // SAFETY: the buffer outlives the regions, and is not written.
@@ -142,7 +142,7 @@ fn refused_transitions_name_their_attributes_and_change_nothing() {
 fn a_queue_pair_taken_back_starts_anew() {
     let (a, b) = pair("127.50.0.8", MIB, Mtu::Mtu1024);
     for round in 0..5 {
-        // Work of the old life is under way when it ends.
+        // Requests are in flight at the reset.
         for _ in 0..10 {
             a.post(Operation::Write(b.remote(0)), 0, 100_000);
         }
@@ -191,7 +191,8 @@ fn a_peer_that_vanished_gives_an_error_in_bounded_time() {
     assert!(start.elapsed() < LIMIT / 4, "{:?}", start.elapsed());
 }
 
-/// Every object keeps the device alive: they may be dropped in any order, and the last one closes it.
+/// Every object keeps the device alive: they may be dropped in any order, and the last one closes
+/// it.
 #[test]
 fn objects_can_be_dropped_in_any_order() {
     for order in 0..6_u8 {
@@ -210,7 +211,7 @@ fn objects_can_be_dropped_in_any_order() {
             parts[(i * step + usize::from(order)) % 5] = None;
         }
         drop((parts, buffer, b));
-        // Closed now, not when the helper thread gets round to it.
+        // Closed now, not when the engine thread gets round to it.
         let unix = std::fs::read_to_string("/proc/net/unix").unwrap();
         assert!(!unix.contains("nobounce/slot/127.50.0.11/"), "order {order}");
     }

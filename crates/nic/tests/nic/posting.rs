@@ -15,7 +15,8 @@ fn with_limits(addr: &str, limits: QpLimits) -> (End, End) {
     (a, b)
 }
 
-/// Cuts the range into pieces of these lengths, in reverse order in memory, so that the order of the list counts.
+/// Cuts the range into pieces of these lengths, in reverse order in memory, so that the order of
+/// the list counts.
 fn list(end: &End, base: u64, lens: &[u32]) -> Vec<Sge> {
     let mut at = base + lens.iter().map(|len| u64::from(*len)).sum::<u64>();
     let piece = |len: &u32| {
@@ -150,7 +151,7 @@ fn a_full_queue_refuses_and_takes_again_when_it_has_room() {
     let limits = QpLimits { send_depth: 4, recv_depth: 3, ..QpLimits::default() };
     let (a, b) = with_limits("127.51.0.6", limits);
     let (sge, remote) = (a.sge(0, 8), b.remote(0));
-    // Nobody receives these: they stay outstanding.
+    // The peer has no receives posted: these stay outstanding.
     let requests = [SendRequest::new(1, Operation::Send, &sge); 6];
     let (taken, error) = a.qps[0].post_sends(&requests).unwrap_err();
     assert_eq!((taken, error), (4, PostError::QueueFull(4)));
@@ -219,7 +220,8 @@ fn signal_all_reports_every_success() {
     assert_eq!(a.completions(5).iter().map(|c| c.wr_id).collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
 }
 
-/// Without the fence the WRITE would be gathered before the READ brought the bytes that it shall write.
+/// Without the fence the WRITE would be gathered before the READ brought the bytes that it shall
+/// write.
 #[test]
 fn a_fence_waits_for_what_is_read() {
     let (a, b) = pair("127.51.0.10", 2 * MIB, Mtu::Mtu256);

@@ -1,4 +1,5 @@
-//! What a peer may not do: it is refused as the standard says, nothing outside changes, and the device lives on.
+//! What a peer may not do: it is refused as the standard says, nothing outside changes, and the
+//! device lives on.
 #![allow(clippy::cast_possible_truncation)] // small constants
 
 use crate::common::{ALL_ACCESS, End, check_write, config, connect, patterns, register};

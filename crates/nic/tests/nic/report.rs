@@ -1,4 +1,4 @@
-//! What a device leaves for whoever started the program.
+//! The report file that a device leaves at exit.
 #![allow(clippy::cast_possible_wrap)] // process numbers
 
 use std::collections::BTreeMap;
@@ -16,7 +16,8 @@ fn folder(name: &str) -> PathBuf {
     folder
 }
 
-/// Names (without the process number) and contents of the files there, each byte a character: not all of them are text.
+/// Names (without the process number) and contents of the files there, each byte a character: not
+/// all of them are text.
 fn files(folder: &Path, pid: u32) -> BTreeMap<String, String> {
     let read = |entry: std::io::Result<std::fs::DirEntry>| {
         let path = entry.unwrap().path();
@@ -61,7 +62,7 @@ fn in_role(role: &str) {
             std::process::exit(0);
         }
         "exits holding" => {
-            // Somebody polls without pause while the process ends.
+            // A thread polls without pause while the process ends.
             let a: &'static _ = Box::leak(Box::new(a));
             std::mem::forget(b);
             std::thread::spawn(|| {
@@ -72,18 +73,20 @@ fn in_role(role: &str) {
             std::process::exit(0);
         }
         "forks" => {
-            // SAFETY: the child calls exit, which runs what was registered for it: that is what is tested.
+            // SAFETY: the child calls exit, which runs what was registered for it: that is what is
+            // tested.
             let child = unsafe { libc::fork() };
             if child == 0 {
                 std::process::exit(0);
             }
             assert_eq!(outcome(child), 0);
             std::mem::forget((a, b));
-            // SAFETY: ends the process without running anything: what is there by now was left by the child.
+            // SAFETY: ends the process without running anything: what is there by now was left by
+            // the child.
             unsafe { libc::_exit(0) };
         }
         "dies later" => {
-            // Long enough for both devices to keep what they did; nobody polls.
+            // Long enough for both devices to write their reports; no thread polls.
             std::thread::sleep(std::time::Duration::from_secs(3));
             // SAFETY: no pointers.
             unsafe { libc::raise(libc::SIGKILL) };
@@ -110,7 +113,7 @@ fn a_device_that_is_closed_leaves_its_totals() {
         );
         assert!(report.contains("\"program\": \"nic-"), "{report}");
         assert_eq!(field(report, "retransmissions"), "0");
-        assert_eq!(field(report, "staged_because"), "[]");
+        assert_eq!(field(report, "staged_reason"), "[]");
     }
     assert!(
         field(a, "out").starts_with("{\"cpu\": {\"bytes\": 4008, \"operations\": 2}, \"window\": {"),

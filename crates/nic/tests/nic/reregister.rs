@@ -11,7 +11,8 @@ use nobounce_nic::work::{Operation, SendRequest, Sge};
 const MTU: Mtu = Mtu::Mtu1024;
 
 fn rereg(mr: &mut Mr, change: &Rereg<'_>) -> Result<(), RegisterError> {
-    // SAFETY: tests touch their buffers through windows only, and drop the region before the buffer.
+    // SAFETY: tests touch their buffers through windows only, and drop the region before the
+    // buffer.
     unsafe { mr.rereg(change) }
 }
 
@@ -115,7 +116,7 @@ fn other_memory_comes_behind_the_same_key_or_the_old_stays() {
     assert_eq!(write(&a, &b, b.remote(0)), Status::Success);
     // More rights than the mapping has are refused without a new range, too.
     rereg(&mut b.mr, &Rereg { access: Some(Access::REMOTE_READ), ..Rereg::default() }).unwrap();
-    // SAFETY: a buffer of ours that nobody writes.
+    // SAFETY: a buffer of ours that has no writers.
     assert_eq!(unsafe { libc::mprotect(other.as_mut_ptr().cast(), other.len(), libc::PROT_READ) }, 0);
     let more = Rereg { access: Some(ALL_ACCESS), ..Rereg::default() };
     assert_eq!(rereg(&mut b.mr, &more).unwrap_err().errno(), libc::EFAULT);

@@ -1,4 +1,5 @@
-//! Packets between processes of one machine through shared memory. The other tests run on it, too: `NOBOUNCE_LINK=shm`.
+//! Packets between same-host peers through shared memory. The other tests run on it, too:
+//! `NOBOUNCE_LINK=shm`.
 #![allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap)] // small constants
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -43,7 +44,7 @@ fn two_devices_that_are_near_send_no_datagram() {
     }
 }
 
-/// Each direction takes the way that its sender knows.
+/// Each direction takes the link that its sender selects.
 #[test]
 fn one_who_knows_no_shared_memory_is_reached_by_udp() {
     let (a, b) = pair_with(&near("127.66.1.2"), &far("127.66.1.2"), MIB, Mtu::Mtu1024);
@@ -61,7 +62,7 @@ fn occupy(name: &str) -> OwnedFd {
     // SAFETY: no pointers are passed; the result is checked.
     let fd = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0) };
     assert!(fd >= 0);
-    // SAFETY: `fd` was just opened and nobody else owns it.
+    // SAFETY: `fd` was just opened and has no other owner.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     // SAFETY: sockaddr_un is plain integers; zeros are a valid value.
     let mut addr: libc::sockaddr_un = unsafe { std::mem::zeroed() };
@@ -76,10 +77,10 @@ fn occupy(name: &str) -> OwnedFd {
     fd
 }
 
-/// Whoever cannot have shared memory sends by UDP, and says why.
+/// Without shared memory a device sends by UDP, and reports the reason.
 #[test]
 fn where_it_cannot_be_had_packets_take_udp_and_the_reason_is_kept() {
-    // Somebody has all the names under which devices of that address could be met.
+    // Occupy all socket names of that address.
     let taken: Vec<OwnedFd> =
         (0..=255).map(|slot| occupy(&format!("nobounce/shm/127.66.1.30/{slot}"))).collect();
     let (a, b) = pair_with(&near("127.66.1.30"), &near("127.66.1.30"), MIB, Mtu::Mtu4096);
@@ -90,7 +91,7 @@ fn where_it_cannot_be_had_packets_take_udp_and_the_reason_is_kept() {
         assert!(counter(end, "udp_tx_packets") > 0);
         let reasons = end.device.fallbacks();
         assert!(reasons.len() == 1 && reasons[0].contains("all packets take UDP: "), "{reasons:?}");
-        assert!(end.device.report().unwrap().contains("\"udp_because\": [\"no shared memory with anybody"));
+        assert!(end.device.report().unwrap().contains("\"udp_reason\": [\"no shared memory with any peer"));
     }
     drop(taken);
     let (a, b) = pair_with(&near("127.66.1.31"), &far("127.66.1.31"), MIB, Mtu::Mtu4096);
@@ -98,7 +99,7 @@ fn where_it_cannot_be_had_packets_take_udp_and_the_reason_is_kept() {
     assert!(b.device.fallbacks().is_empty(), "it was told to take UDP");
 }
 
-/// No copy by a processor on the sender's side: the receiver reads the chunk that the copy engine filled.
+/// No CPU copy on the sender's side: the receiver reads the chunk that the copy engine filled.
 #[test]
 fn what_the_copy_engine_fetched_is_read_where_it_lies() {
     let gpu = StandIn::program();
@@ -109,20 +110,21 @@ fn what_the_copy_engine_fetched_is_read_where_it_lies() {
         let (at_a, at_b) = (OnGpu::new(&a, gpu, Way::NoWindow), OnGpu::new(&b, gpu, Way::Window));
         for (round, len) in [20_001, 65_537, 700_003, 1_500_000].into_iter().enumerate() {
             at_a.fill(u8::try_from(round).unwrap() + 1);
-            let before = counter(&a, "shm_tx_lent_bytes");
+            let before = counter(&a, "shm_leased_bytes");
             let write = Operation::Write(at_b.remote(3));
             a.qps[0].post_send(&SendRequest::new(1, write, &[at_a.sge(5, len)])).unwrap();
             a.succeed(1);
             at_b.holds(3, &patterns(u8::try_from(round).unwrap() + 1, 5, len));
-            let lent = counter(&a, "shm_tx_lent_bytes") - before;
-            assert!(lent >= len as u64 / 2, "{lent} of {len} bytes");
+            let leased = counter(&a, "shm_leased_bytes") - before;
+            assert!(leased >= len as u64 / 2, "{leased} of {len} bytes");
         }
         assert_eq!(counter(&a, "udp_tx_packets"), 0);
     }
 }
 
-/// The same for what a peer READs: several packets are handed over as one, and the next pieces of a long READ are fetched while this one is
-/// answered. (Without that, each piece of 128 KiB begins with a short fetch of its own.)
+/// The same for READs of a peer: several packets travel as one run. The next pieces of a long READ
+/// are prefetched while this one is answered. (Without that, each piece of 128 KiB begins with a
+/// short fetch of its own.)
 #[test]
 fn what_is_read_from_a_gpu_is_fetched_ahead_and_answered_in_runs() {
     let gpu = StandIn::program();
@@ -143,10 +145,10 @@ fn what_is_read_from_a_gpu_is_fetched_ahead_and_answered_in_runs() {
         println!("{fetches} fetches, {headers} bytes of headers for {} packets", LEN.div_ceil(4096));
         fetches <= 18 && headers < 4000
     });
-    assert!(counter(&b, "shm_tx_lent_bytes") > 0);
+    assert!(counter(&b, "shm_leased_bytes") > 0);
 }
 
-/// Nobody polls at the other end: its helper thread is woken by the bell.
+/// The other application does not poll: the doorbell wakes its engine thread.
 #[test]
 fn one_who_sleeps_is_woken() {
     let (a, b) = pair_with(&near("127.66.1.3"), &near("127.66.1.3"), 8192, Mtu::Mtu4096);
@@ -154,10 +156,11 @@ fn one_who_sleeps_is_woken() {
         write(&a, &b, 5000);
         std::thread::sleep(Duration::from_micros(300));
     }
-    assert!(counter(&a, "shm_tx_bells") > 0);
+    assert!(counter(&a, "shm_wakeups") > 0);
 }
 
-/// The other device goes: the ring is given up, and the protocol finds out that nobody answers.
+/// The other device closes: the ring is dropped, and the protocol detects that the peer does not
+/// answer.
 #[test]
 fn one_who_goes_is_missed_in_time_and_replaced() {
     let (a, b) = pair_with(&near("127.66.1.4"), &near("127.66.1.4"), MIB, Mtu::Mtu4096);
@@ -168,13 +171,13 @@ fn one_who_goes_is_missed_in_time_and_replaced() {
     a.qps[0].post_send(&SendRequest::new(1, gone, &a.sge(0, 5000))).unwrap();
     assert_eq!(a.status(), Status::RetryExceeded);
     assert!(begin.elapsed() < Duration::from_secs(20));
-    // Another one takes its slot: a ring of its own.
+    // Another device takes its slot, with a ring of its own.
     let (c, d) = pair_with(&near("127.66.1.4"), &near("127.66.1.4"), MIB, Mtu::Mtu4096);
     write(&c, &d, 5000);
     assert_eq!(counter(&c, "udp_tx_packets"), 0);
 }
 
-/// What is lost or damaged on purpose is noticed there, too.
+/// Injected loss and corruption are detected there, too.
 #[test]
 fn faults_are_survived() {
     let fault = "loss=0.02,corrupt=0.02,dup=0.02,reorder=0.02,seed=3".parse().unwrap();

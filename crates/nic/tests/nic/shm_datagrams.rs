@@ -1,4 +1,5 @@
-//! Datagrams between devices of one machine through shared memory. (The tests of `datagrams.rs` run on it, too: `NOBOUNCE_LINK=shm`.)
+//! Datagrams between same-host peers through shared memory. (The tests of `datagrams.rs` run on it,
+//! too: `NOBOUNCE_LINK=shm`.)
 #![allow(clippy::cast_possible_truncation)] // small constants
 
 use crate::common::{End, MIB, config, patterns, until};
@@ -53,7 +54,7 @@ fn datagrams_to_one_who_is_near_take_the_ring() {
     }
 }
 
-/// Those who only receive send markers back, and they do so by a ring of their own.
+/// Pure receivers send markers back, through a ring of their own.
 #[test]
 fn many_in_one_direction_send_no_datagram_and_lose_none() {
     const MESSAGES: usize = 5000;
@@ -111,7 +112,7 @@ fn each_receiver_is_reached_by_its_own_way() {
     }
 }
 
-/// Without a receive a datagram is lost, also there, and nobody else suffers.
+/// Without a posted receive a datagram is dropped here, too, and other traffic is unaffected.
 #[test]
 fn what_finds_no_receive_is_lost_and_counted() {
     let (a, b) = (near("127.66.3.5"), near("127.66.3.5"));
@@ -125,7 +126,8 @@ fn what_finds_no_receive_is_lost_and_counted() {
     assert_eq!(counter(&a, "udp_tx_packets"), 0);
 }
 
-/// The receiver goes, and another one has its slot: what was sent in between is lost, and what follows takes a new ring.
+/// The receiver goes, and another one has its slot: what was sent in between is lost, and what
+/// follows takes a new ring.
 #[test]
 fn one_who_goes_is_forgotten_and_its_successor_is_met() {
     let (a, b) = (near("127.66.3.6"), near("127.66.3.7"));
@@ -136,18 +138,19 @@ fn one_who_goes_is_forgotten_and_its_successor_is_met() {
         a.last_qp().post_send(&SendRequest::new(1, Operation::Send, &a.sge(0, 8)).to(gone)).unwrap();
         a.succeed(1);
     };
-    until("packets to nobody take UDP again", || {
+    until("packets to a closed device take UDP again", || {
         send();
         counter(&a, "udp_tx_packets") > 0
     });
     let c = near("127.66.3.7");
     assert_eq!(c.last_qp().qpn().get() >> 16, slot, "the slot is free again");
-    // Who is there is asked when something is sent after the old one was missed; at the latest then.
+    // The new device is resolved at the latest on the first send after the old one was found gone.
     exchange(&a, &c, 2, 100);
     exchange(&c, &a, 3, 100);
 }
 
-/// Faults and captures wrap it as they wrap UDP: packets are sealed then, and damage shows.
+/// Fault and capture links wrap it as they wrap UDP: packets then have an ICRC, and corruption is
+/// detected.
 #[test]
 fn faults_are_injected_there_too() {
     let fault = "corrupt=0.1,seed=5".parse().unwrap();

@@ -1,4 +1,5 @@
-//! Shared receive queues: who takes, in which order, what is announced, and what becomes of receives when users go.
+//! Shared receive queues (SRQ): order of receives, limit events, and receives left behind when
+//! queue pairs go.
 #![allow(clippy::cast_possible_truncation)] // small constants
 
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,16 +1,16 @@
-//! Devices that go before younger ones of their address: the kernel steers packets by numbers that are not right any more, until whoever gets
-//! his from others sets it right.
+//! A device that closes before younger ones of its address leaves stale socket numbers. The kernel
+//! mis-steers packets until a device that receives handovers corrects the program.
 
 use nobounce_nic::soft::{LinkChoice, Mtu};
 use nobounce_nic::work::{Operation, QpLimits};
 
 use crate::common::{End, MIB, config, connect, link, patterns, until};
 
-/// Two devices get each other's packets; both have traffic, which goes on, and before long nobody hands anything over.
+/// Two devices get each other's packets. Their traffic goes on, and handovers soon stop.
 #[test]
 fn traffic_goes_on_while_the_steering_is_set_right() {
     if link() != LinkChoice::Udp {
-        return; // packets in shared memory are steered by nobody
+        return; // packets in shared memory are not steered
     }
     const LEN: u32 = 200_000;
     let at = config("127.66.7.1");
@@ -21,7 +21,8 @@ fn traffic_goes_on_while_the_steering_is_set_right() {
     };
     let (first, second) = (open(), open());
     drop(first);
-    // The second is the first of the kernel's list now, and who comes next has the slot of that number.
+    // The second is now first in the kernel's list, and the next device gets the slot of that
+    // number.
     let ends = [second, open()];
     let mut senders: Vec<End> = (2..4).map(|n| End::open(&config(&format!("127.66.7.{n}")), MIB)).collect();
     for (sender, end) in senders.iter_mut().zip(&ends) {
@@ -29,7 +30,7 @@ fn traffic_goes_on_while_the_steering_is_set_right() {
         connect(sender, 0, end, 0, Mtu::Mtu4096);
     }
     let (mut round, mut quiet) = (0_u8, 0);
-    let handed = || ends.iter().map(|end| end.counter("handed_in")).sum::<u64>();
+    let handed = || ends.iter().map(|end| end.counter("steered_in")).sum::<u64>();
     until("packets that come to their device directly", || {
         let before = handed();
         round = round.wrapping_add(1);

@@ -31,7 +31,8 @@ fn take(cq: &Cq, count: usize) -> Vec<WorkCompletion> {
     got
 }
 
-/// One thread's traffic: writes, reads back, sends and checks, in a part of the regions that is its own.
+/// One thread's traffic: writes, reads back, sends and checks, in a part of the regions that is its
+/// own.
 fn work(a: &End, b: &End, index: usize, cqs: &[(Cq, Cq)], until: Instant) -> u64 {
     let (qa, qb) = (&a.qps[index], &b.qps[index]);
     let (cq_a, cq_b) = &cqs[index];

@@ -1,4 +1,5 @@
-//! Registered memory that is unmapped or truncated under traffic: an error completion or a refusal, never a crash.
+//! Registered memory that is unmapped or truncated under traffic: an error completion or a refusal,
+//! never a crash.
 #![allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap)] // small constants
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -12,8 +13,8 @@ use nobounce_protocol::qp::QpEvent;
 const MTU: Mtu = Mtu::Mtu1024;
 const LEN: usize = MIB;
 
-/// Memory that can be taken away in the middle. It lies where the kernel puts nothing by itself: addresses that were
-/// unmapped are not given to somebody else while the traffic still goes there.
+/// Memory that can be taken away in the middle. It lies where the kernel puts nothing by itself:
+/// addresses that were unmapped are not reused while traffic still goes there.
 struct Fragile {
     base: *mut u8,
     file: Option<OwnedFd>,
@@ -43,7 +44,7 @@ impl Fragile {
         // SAFETY: a constant name; the result is checked and owned.
         let fd = unsafe { libc::memfd_create(c"fragile".as_ptr(), libc::MFD_CLOEXEC) };
         assert!(fd >= 0);
-        // SAFETY: just opened, and nobody else owns it.
+        // SAFETY: just opened, with no other owner.
         let file = unsafe { OwnedFd::from_raw_fd(fd) };
         // SAFETY: no pointers.
         assert_eq!(unsafe { libc::ftruncate(fd, LEN as i64) }, 0);
@@ -168,7 +169,8 @@ fn at_both_ends_of_a_read() {
         assert_eq!(a.status(), Status::LocalProtection, "where the bytes go to");
         drop(here);
         still_work(&mut a, &mut b);
-        // Few enough bytes that no answer before the refusal gets lost: asked for again, it would meet silence.
+        // Few enough bytes that no answer before the refusal gets lost: asked for again, it would
+        // meet silence.
         let border = Remote { addr: there.addr() + LEN as u64 / 2 - 20_000, ..remote(&there) };
         a.post(Operation::Read(border), 0, 40_000);
         assert_eq!(a.status(), Status::RemoteOperation, "where they come from");
@@ -207,7 +209,8 @@ fn while_packets_are_under_way() {
             a.post(Operation::Write(remote(&mr)), 0, LEN as u32);
         }
         fragile.vanish();
-        // On a machine that does other things, too, all of them may have arrived by now; this one cannot.
+        // On a machine that does other things, too, all of them may have arrived by now; this one
+        // cannot.
         a.post(Operation::Write(remote(&mr)), 0, LEN as u32);
         let got = a.completions(41);
         let failed = got.iter().find(|c| c.status != Status::Success).map(|c| c.status);

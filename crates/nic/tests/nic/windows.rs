@@ -1,4 +1,4 @@
-//! Memory windows: what peers may do through them, who may take them back, and in which order that happens.
+//! Memory windows: remote access, invalidation rights, and ordering.
 
 use crate::common::{End, LIMIT, connect, pair, patterns, reconnect, register};
 use nobounce_nic::soft::{Access, LocalWork, Mr, Mtu, Mw, MwKind, Remote, Status, WorkKind};
@@ -77,7 +77,8 @@ fn a_window_has_bounds_rights_and_one_queue_pair() {
     b.qps[0].post_send(&SendRequest::new(1, Operation::Write(a.remote(0)), &[sge])).unwrap();
     assert_eq!(b.status(), Status::LocalProtection);
     reconnect(&a, &b, MTU);
-    // Another connection between the same ends may not use it; one that took it back, as all do that are reset, may bind it anew.
+    // Another connection between the same ends may not use it; one that took it back, as all do
+    // that are reset, may bind it anew.
     assert_eq!(local(&b, bind(&b.mr, &mw, key, WRITES)), Status::Success);
     a.add_qp(QpLimits::default());
     b.add_qp(QpLimits::default());
@@ -135,7 +136,8 @@ fn what_cannot_be_bound_fails_and_stops_the_queue() {
     drop((plain, read_only, foreign));
 }
 
-/// Local work takes its turn among what is sent, and is reported in order, also when packets are lost and sent again.
+/// Local requests execute and complete in order with sends, also when packets are lost and
+/// retransmitted.
 #[test]
 fn local_work_keeps_its_place_in_the_queue() {
     let faulty = nobounce_nic::soft::Config {

@@ -1,6 +1,7 @@
-//! What the tests share: the devices they run on. By themselves that is the software NIC, each test at an address of its own. With
-//! `NOBOUNCE_DEVICE` they run on the device it names, a NIC of a libibverbs: `rxe0`, `mlx5_0`, or our own drop-in as `nb0` of
-//! `NOBOUNCE_VERBS`. A test that cannot run there says why.
+//! What the tests share: the devices they run on. By themselves that is the software NIC, each test
+//! at an address of its own. With `NOBOUNCE_DEVICE` they run on the device it names, a NIC of a
+//! libibverbs: `rxe0`, `mlx5_0`, or our own drop-in as `nb0` of `NOBOUNCE_VERBS`. A test that
+//! cannot run there says why.
 #![allow(dead_code)] // not every test uses everything
 
 use std::io::Write;
@@ -10,7 +11,8 @@ use nobounce::{Config, ConnectOptions, Connection, Device, hard};
 
 /// Longer than anything that works takes.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
-/// The device for IPv6, where another one is named for IPv4: its name, or name@address for one of its addresses.
+/// The device for IPv6, where another one is named for IPv4: its name, or name@address for one of
+/// its addresses.
 const OVER_IPV6: &str = "NOBOUNCE_TEST_DEVICE6";
 
 /// The device that is named, if one is.
@@ -18,7 +20,8 @@ pub(crate) fn named() -> Option<String> {
     std::env::var("NOBOUNCE_DEVICE").ok().filter(|name| !name.is_empty())
 }
 
-/// Whether the device is a NIC of a libibverbs. Our own drop-in is one, too, for all that the library sees of it.
+/// Whether the device is a NIC of a libibverbs. Our own drop-in is one, too, for all that the
+/// library sees of it.
 pub(crate) fn is_hardware() -> bool {
     named().is_some_and(|name| Device::is_hardware(&name))
 }
@@ -28,8 +31,8 @@ pub(crate) fn is_dropin() -> bool {
     is_hardware() && named().is_some_and(|name| name.starts_with("nb"))
 }
 
-/// A test that cannot run on the named device says why: it is a waiver of `make test`, and a line of this process's output, which the
-/// test harness does not keep to itself.
+/// A test that cannot run on the named device says why: it is a waiver of `make test`, and a line
+/// of this process's output, which the test harness does not keep to itself.
 pub(crate) fn waive(test: &str, reason: &str) {
     let required = std::env::var("REQUIRE").unwrap_or_default();
     assert!(
@@ -77,7 +80,8 @@ pub(crate) fn device(addr: &str) -> Device {
     }
 }
 
-/// How its devices are opened: on the link and with the engines that the environment says, so that all of this runs on all of them.
+/// How its devices are opened: on the link and with the engines that the environment says, so that
+/// all of this runs on all of them.
 pub(crate) fn config(addr: &str) -> Config {
     Config::from_env().unwrap().at(addr).unwrap()
 }

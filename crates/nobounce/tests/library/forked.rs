@@ -3,13 +3,14 @@
 use crate::common::{SOON, is_hardware, pair, pattern};
 use nobounce::ConnectOptions;
 
-/// The child is told, lets go of everything, and its parent goes on as if nothing had been.
+/// The child gets an error and releases everything; its parent goes on undisturbed.
 #[test]
 fn a_child_is_told_and_its_parent_goes_on() {
     let (a, b) = pair("127.175.0.1", &ConnectOptions::default());
     let (local, target) = (a.device().register(100_000).unwrap(), b.device().register(100_000).unwrap());
     let under_way = a.recv(&local, 0..8).unwrap();
-    // SAFETY: the child allocates, which the allocators of today's C libraries allow, and ends without running anything of the parent's.
+    // SAFETY: the child allocates, which the allocators of today's C libraries allow, and ends
+    // without running anything of the parent's.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let told = |words: String| words.contains("fork");

@@ -1,4 +1,5 @@
-//! The application's own reads and writes of GPU regions, and what registering GPU memory refuses; with the stand-in driver.
+//! The application's own reads and writes of GPU regions, and what registering GPU memory refuses;
+//! with the stand-in driver.
 
 use crate::common::{SOON, device, is_dropin, is_hardware, pair, pattern, waived_on_hardware};
 use fake_cuda::client::StandIn;
@@ -55,7 +56,7 @@ fn memory_of_others() {
     let cuda = StandIn::program();
     let device = device("127.75.0.2");
     let addr = cuda.malloc(100_000);
-    // SAFETY: memory of the stand-in that nobody else uses, freed after the region.
+    // SAFETY: memory of the stand-in without another user, freed after the region.
     let region =
         unsafe { device.register_gpu_raw(addr + 100, 5000, Access::all(), &GpuOptions::default()) }.unwrap();
     assert_eq!((region.addr(), region.len(), region.owns_memory()), (addr + 100, 5000, false));
@@ -123,7 +124,8 @@ fn required_direct_fails_closed() {
     let direct = GpuOptions { require: Require::Direct, ..GpuOptions::default() };
     match device.register_gpu_on(0, MIB, direct) {
         Ok(region) => assert!(region.paths().are_direct()),
-        // The stand-in's memory is no GPU's: a real device reaches it in no way, and says what each one said.
+        // The stand-in's memory is not GPU memory: a real device cannot reach it, and reports why
+        // each method failed.
         Err(error) if is_hardware() && !is_dropin() => {
             let told = error.to_string();
             let words = ["a direct path is required", "dma-buf: ", "peermem: "];
@@ -152,7 +154,7 @@ fn freed_memory_is_an_error() {
     let cuda = StandIn::program();
     let device = device("127.75.0.5");
     let addr = cuda.malloc(4 * MIB);
-    // No window: through one, freed memory can be read until it is somebody else's.
+    // No BAR1 window: through one, freed memory stays readable until it is reused.
     let staged = GpuOptions { staged: true, window: false, ..GpuOptions::default() };
     // SAFETY: memory of the stand-in; that it is freed too early is what is tested.
     let region = unsafe { device.register_gpu_raw(addr, 4 * MIB, Access::all(), &staged) }.unwrap();

@@ -6,7 +6,8 @@ use crate::common::{SOON, pair, pattern};
 use fake_cuda::client::StandIn;
 use nobounce::{ConnectOptions, GpuOptions, WaitError};
 
-/// The receiver says «not ready» and takes the message when it is sent again, whichever way it is placed.
+/// The receiver says «not ready» and takes the message when it is sent again, whichever way it is
+/// placed.
 #[test]
 fn a_message_that_comes_before_its_receive_is_taken_later() {
     let cuda = StandIn::load();

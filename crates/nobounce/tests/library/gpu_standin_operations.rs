@@ -1,4 +1,5 @@
-//! Every operation on GPU memory, played by the stand-in driver: direct and staged, at sizes around everything that changes the way.
+//! Every operation on GPU memory, played by the stand-in driver: direct and staged, at sizes around
+//! everything that changes the way.
 
 use std::time::Instant;
 
@@ -29,14 +30,14 @@ fn ends(addr: &str) -> (&'static StandIn, Connection, Connection) {
     (cuda, a, b)
 }
 
-/// Whether the stand-in's memory can be reached at all: it is no GPU's, so that a real device reaches it in no way. Our own NIC does, by
-/// itself and as hardware, and must.
+/// Whether the stand-in's memory is reachable at all. It is not GPU memory, so a real device cannot
+/// reach it. Our own NIC, direct or as the drop-in, must.
 fn must_be_direct() -> bool {
     !is_hardware() || is_dropin()
 }
 
-/// The ways in which peers may use memory: what hardware stages, only its owner may, and whoever tries is told. Where there is none, the
-/// test says so.
+/// The GPU options under which the peer may use memory. Memory staged for hardware is open to its
+/// owner only; the peer gets an error. If none is left, the test says so.
 fn reachable(test: &str, a: &Connection, b: &Connection) -> Vec<GpuOptions> {
     let open = |options: &GpuOptions| {
         let (ours, target) = (a.device().register(8).unwrap(), region(b, 4096, *options));
@@ -80,7 +81,8 @@ fn lengths() -> Vec<usize> {
     lengths
 }
 
-/// Whether the bytes are there and their neighbours untouched: as the GPU sees it, and as the application does.
+/// Whether the bytes are there and their neighbours untouched: as the GPU sees it, and as the
+/// application does.
 fn check(cuda: &StandIn, region: &Region, at: usize, bytes: &[u8], what: &str) {
     let seen = cuda.peek(region.addr() + at as u64 - 8, bytes.len() + 16);
     assert!(seen[8..8 + bytes.len()] == *bytes, "{what}: the GPU sees other bytes");
@@ -99,7 +101,8 @@ fn write_and_read_at_every_size_and_path() {
         return;
     }
     for (seed, options) in (1..).zip(ALL) {
-        // From and to staged memory of ours, and staged memory of the peer's where its device stages for us.
+        // From and to staged memory of ours, and staged memory of the peer's where its device
+        // stages for us.
         let target = if open.contains(&options) { options } else { DIRECT };
         let (local, target) = (region(&a, 4 * MIB, options), region(&b, 2 * MIB, target));
         for (i, len) in (0..).zip(lengths()) {
@@ -240,7 +243,8 @@ fn post(conn: &Connection, request: &SendRequest<'_>) {
     assert_eq!(got[0].status, Status::Success, "{request:?}");
 }
 
-/// Every byte is counted once, by the way it took; nothing is counted as staged on a direct path, and nothing else on a staged one.
+/// Every byte is counted once, by the way it took; nothing is counted as staged on a direct path,
+/// and nothing else on a staged one.
 #[test]
 fn bytes_are_counted_by_path() {
     if waived_on_hardware("bytes_are_counted_by_path", "a hardware NIC moves bytes by itself, uncounted") {
@@ -322,11 +326,12 @@ fn paths_are_told() {
     assert!(!staged.paths().inbound.is_direct() && !staged.paths().outbound.is_direct());
 }
 
-/// Whoever posts and then waits elsewhere must not be needed again: the device's own thread sees to what the copy engine fetches.
+/// A caller that posts and then waits elsewhere is not needed again. The device's own thread
+/// completes what the copy engine fetches.
 #[test]
-fn nobody_needs_to_poll_after_a_post() {
+fn no_poll_is_needed_after_a_post() {
     let (_cuda, a, b) = ends("127.74.0.7");
-    for options in reachable("nobody_needs_to_poll_after_a_post", &a, &b) {
+    for options in reachable("no_poll_is_needed_after_a_post", &a, &b) {
         let (local, inbox) = (region(&a, MIB, options), region(&b, MIB, options));
         for len in [8, 100_000, MIB] {
             let receive = b.recv(&inbox, 0..0).unwrap();
@@ -339,7 +344,7 @@ fn nobody_needs_to_poll_after_a_post() {
     }
 }
 
-/// A region that goes away under traffic fails the operation, and nothing else.
+/// Dropping a region under traffic fails the operation, and nothing else.
 #[test]
 fn a_region_dropped_under_traffic() {
     for (addr, options) in ["127.74.0.8", "127.74.0.9", "127.74.0.10"].into_iter().zip(ALL) {

@@ -1,7 +1,9 @@
-//! A copy engine that is slower than the protocol's patience: messages are sent again while their copies are still going on.
+//! A copy engine slower than the retransmission timer: messages are retransmitted while their
+//! copies are still in flight.
 //!
-//! There they come from host memory, which is at hand at once when they are sent again. Back they come from GPU memory, where a sender waits for its own
-//! copy, and for another one before it can repeat anything.
+//! There they come from host memory, which is at hand at once when they are sent again. Back they
+//! come from GPU memory, where a sender waits for its own copy, and for another one before it can
+//! repeat anything.
 
 use crate::common::{pair, pattern, waived_on_hardware};
 use fake_cuda::client::StandIn;
@@ -12,7 +14,8 @@ use std::time::Duration;
 const SLOW_US: u32 = 400_000;
 const LONG: Duration = Duration::from_secs(60);
 
-/// There, with messages sent more than once, and back: none is lost, none is taken twice, nothing stands still.
+/// There, with messages sent more than once, and back: none is lost, none is taken twice, nothing
+/// stands still.
 #[test]
 fn slow_copies_only_cost_time() {
     if waived_on_hardware("slow_copies_only_cost_time", "a hardware NIC places no bytes of peers' by copies")

@@ -1,4 +1,4 @@
-//! Strangers, old versions and silence at the side channel.
+//! Foreign protocols, old versions and silence on the side channel.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -14,7 +14,8 @@ fn hasty() -> ConnectOptions {
     ConnectOptions { timeout: BRIEF, ..ConnectOptions::default() }
 }
 
-/// What a listener makes of somebody who says `bytes`; the stranger stays on the line unless `hangs_up`.
+/// The listener's error for a client that sends `bytes`. The client keeps the connection open
+/// unless `hangs_up`.
 fn accept_stranger(bytes: &[u8], hangs_up: bool) -> (HandshakeError, Duration) {
     let listener = device("127.72.0.1").listen_with("127.0.0.1:0", &hasty()).unwrap();
     let mut stranger = TcpStream::connect(listener.local_addr()).unwrap();
@@ -155,7 +156,7 @@ fn the_listener_goes_on_after_a_stranger() {
 }
 
 #[test]
-fn nobody_comes_and_nobody_is_there() {
+fn accept_times_out_and_connect_is_refused() {
     let listener = device("127.72.0.5").listen("127.0.0.1:0").unwrap();
     let at = listener.local_addr();
     let start = Instant::now();
@@ -190,7 +191,7 @@ fn options_out_of_range() {
         let error = device("127.72.0.7").connect("127.0.0.1:1", &options).unwrap_err();
         assert!(matches!(error, ConnectError::Lanes { .. }), "{error}");
     }
-    // The listening side cannot make queues that deep, and the connecting side hears why.
+    // The listening side cannot create queues that deep, and the connecting side gets the reason.
     let deep = ConnectOptions { depth: 1 << 20, ..ConnectOptions::default() };
     let listener = device("127.72.0.7").listen_with("127.0.0.1:0", &deep).unwrap();
     let at = listener.local_addr();

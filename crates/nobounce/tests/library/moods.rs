@@ -1,5 +1,6 @@
-//! A device with moods: its port goes down and no event says so, its GID is of another network. Our own drop-in, behind a libibverbs of the
-//! test's own (`moody.c`) that changes what it says. Each test is a process of its own, for a libibverbs is loaded once.
+//! A device with moods: its port goes down and no event says so, its GID is of another network. Our
+//! own drop-in, behind a libibverbs of the test's own (`moody.c`) that changes what it says. Each
+//! test is a process of its own, for a libibverbs is loaded once.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -101,10 +102,10 @@ fn a_port_that_goes_down_without_an_event_is_told_and_the_rail_named() {
     assert!(error.to_string().contains("the port of nb0 is down"), "{error}");
     // A second of silence, and then longer than a hiccup lasts.
     assert!(took > Duration::from_secs(1) && took < Duration::from_secs(5), "{took:?}");
-    // It is told once for each time.
+    // It is reported once each time.
     let again = a.wait(stuck, Duration::from_millis(1500)).unwrap_err();
     assert!(matches!(again, WaitError::Timeout { .. }), "{again}");
-    // Whoever polls hears of it as well; and a port that is back, without an event too, is well.
+    // Polling reports it as well. A port that is back counts as healthy, even without an event.
     let polled = Instant::now();
     let told = loop {
         assert!(polled.elapsed() < SOON);

@@ -147,7 +147,8 @@ fn a_region_of_another_device_is_not_known_here() {
     assert!(is_protection_error(&error), "{error}");
 }
 
-/// What a device says of local memory that it may not use. The standard has a word for it, which the kernel's rxe does not always use.
+/// What a device says of local memory that it may not use. The standard has a word for it, which
+/// the kernel's rxe does not always use.
 fn is_protection_error(error: &WaitError) -> bool {
     let WaitError::Failed { status, .. } = error else { return false };
     *status == Status::LocalProtection || (is_hardware() && !is_dropin())
@@ -160,7 +161,8 @@ fn sixty_four_mebibytes_arrive_whole() {
     let (local, target) = (a.device().register(LEN).unwrap(), b.device().register(LEN).unwrap());
     let bytes = pattern(LEN, 2);
     local.write_at(0, &bytes).unwrap();
-    // At once, where the port carries that; a longer message is refused, and the error says how long it may be.
+    // At once, where the port carries that; a longer message is refused, and the error says how
+    // long it may be.
     let most = a.device().nic().max_message() as usize;
     if most < LEN {
         let refused = a.write(&local, 0..LEN, &target.remote(), 0).unwrap_err().to_string();
@@ -266,7 +268,7 @@ fn a_full_queue_says_so_and_goes_on() {
     let full = (0..more).find_map(|_| b.recv(&inbox, 0..8).err()).expect("an end of the queue");
     let used_up = is_hardware() && matches!(full, PostError::Unclaimed { .. });
     assert!(full.is_full() && (full.to_string().contains("full") || used_up), "{full}");
-    // Results that nobody asks for do not pile up without end.
+    // Unclaimed results do not accumulate without bound.
     let never = a.recv(&local, 0..8).unwrap();
     let unclaimed = loop {
         match a.write(&local, 0..8, &inbox.remote(), 0) {
@@ -319,7 +321,8 @@ fn a_wrong_key_stops_the_lane_and_only_the_lane() {
     a.wait(other, SOON).unwrap();
 }
 
-/// Whether the peer died is not waited for on the software NIC, and with hardware once for all that failed together.
+/// Whether the peer died is not waited for on the software NIC, and with hardware once for all that
+/// failed together.
 #[test]
 fn refusals_of_a_peer_that_lives_are_told_at_once() {
     const LANES: usize = 8;

@@ -53,7 +53,8 @@ fn a_transfer_is_split_and_comes_together_again() {
     ));
 }
 
-/// Queues of four, and more pieces than a thousand: what does not fit into a queue waits for room, and is no failure.
+/// Queues of four, and more pieces than a thousand: what does not fit into a queue waits for room,
+/// and is no failure.
 #[test]
 fn a_transfer_of_more_messages_than_the_queues_hold() {
     const PIECE: u32 = 4096;
@@ -73,7 +74,8 @@ fn a_transfer_of_more_messages_than_the_queues_hold() {
     a.read(&ours, 0..len, &remote, 0, SOON).unwrap();
     ours.memory().read_at(0, &mut found).unwrap();
     assert!(found == bytes);
-    // A rail that fails with most of its pieces still to come ends the transfer, and leaves nothing under way.
+    // A rail that fails with most of its pieces still to come ends the transfer, and leaves nothing
+    // under way.
     remote[1].rkey ^= 0xffff;
     let error = a.write(&ours, 0..len, &remote, 0, SOON).unwrap_err();
     assert!(matches!(&error, RailError::Failed { rail: 1, .. }), "{error}");
@@ -102,7 +104,8 @@ fn memory_of_a_gpu_is_registered_with_every_rail() {
     let cuda = StandIn::load();
     let (a, b) = rails(["127.173.0.5", "127.173.0.6"]);
     let direct = GpuOptions { require: Require::Direct, ..GpuOptions::default() };
-    // The stand-in's memory is no GPU's, so that a real device reaches it in no way. Our own drop-in does, and must.
+    // The stand-in's memory is not GPU memory, so a real device cannot reach it. Our own drop-in
+    // must.
     if is_hardware() && !is_dropin() {
         let refused = a.register_gpu(0, 4096, direct).unwrap_err().to_string();
         assert!(refused.contains("dma-buf: ") && refused.contains("peermem: "), "{refused}");

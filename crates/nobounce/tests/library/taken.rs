@@ -1,5 +1,6 @@
-//! The device, or its port, is taken away under traffic and given back: an error that names it, in time, and the process goes on. How it
-//! is taken the environment says (`NOBOUNCE_TEST_TAKE`, `NOBOUNCE_TEST_RETURN`, commands of a shell): tests/vm/hardware.py does.
+//! The device, or its port, is taken away under traffic and given back: an error that names it, in
+//! time, and the process goes on. How it is taken the environment says (`NOBOUNCE_TEST_TAKE`,
+//! `NOBOUNCE_TEST_RETURN`, commands of a shell): tests/vm/hardware.py does.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -23,7 +24,7 @@ fn a_device_that_is_taken_away_is_named_and_the_process_goes_on() {
     let Ok(take) = std::env::var(TAKE) else {
         waive(
             "a_device_that_is_taken_away",
-            "nobody says how it is taken (NOBOUNCE_TEST_TAKE; in the guest, hardware-taken does)",
+            "NOBOUNCE_TEST_TAKE does not say how to remove the device (in the guest, hardware-taken does)",
         );
         return;
     };
@@ -35,9 +36,9 @@ fn a_device_that_is_taken_away_is_named_and_the_process_goes_on() {
     drop(peer);
     let deserted = Instant::now();
     while !left.is_peer_gone() {
-        assert!(deserted.elapsed() < SOON, "the peer is gone, and nobody notices");
+        assert!(deserted.elapsed() < SOON, "the peer is gone, and that goes undetected");
     }
-    // Whoever only waits for something to come must hear of it, too.
+    // A wait for a receive alone must report it, too.
     let receive = a.recv(&local, 0..8).unwrap();
     let mut taker = None;
     let start = Instant::now();
@@ -81,11 +82,12 @@ fn a_device_that_is_taken_away_is_named_and_the_process_goes_on() {
             assert!(receive.contains(&name), "{receive}");
             let start = Instant::now();
             while !matches!(left.poll(), Err(WaitError::DeviceGone { .. })) {
-                assert!(start.elapsed() < BOUND, "where the peer is gone, nobody looks after the device");
+                assert!(start.elapsed() < BOUND, "no thread watches the device once the peer is gone");
             }
         }
     }
-    // The process goes on: it lets go of everything without hanging, and whatever else it does works.
+    // The process goes on: it lets go of everything without hanging, and whatever else it does
+    // works.
     drop((local, target, a, b, left));
     assert!(taker.unwrap().wait().unwrap().success(), "{take}");
     let other = Device::open_with(&Config { addr: "127.174.0.2".parse().unwrap(), ..Config::default() });

@@ -1,4 +1,5 @@
-//! Peers that close, die or fall silent in the middle of traffic: an error in bounded time, never a hang.
+//! Peers that close, die or fall silent in the middle of traffic: an error in bounded time, never a
+//! hang.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -10,7 +11,8 @@ use nobounce::{Config, ConnectOptions, Connection, Device, MessageError, PostErr
 /// Where the child's device is; unset in the parent.
 const CHILD: &str = "NOBOUNCE_TEST_VANISH";
 
-/// Not a test of its own: what the second process does. It offers memory, and waits for an end that it does not choose.
+/// Not a test of its own: what the second process does. It offers memory, and waits for an end that
+/// it does not choose.
 #[test]
 fn child() {
     let Ok(addr) = std::env::var(CHILD) else { return };
@@ -22,7 +24,8 @@ fn child() {
     let _ = conn.recv_message(3 * SOON);
 }
 
-/// Ends the process whatever the test does. Its output stays open, or the process would die of that.
+/// Ends the process whatever the test does. Its output stays open, or the process would die of
+/// that.
 struct Peer(Child, #[allow(dead_code)] BufReader<ChildStdout>);
 
 impl Drop for Peer {

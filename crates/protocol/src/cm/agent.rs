@@ -1,4 +1,4 @@
-//! One side of the connection manager.
+//! One side of the connection manager (CM).
 
 mod ends;
 mod incoming;
@@ -15,41 +15,42 @@ use crate::rng::Rng;
 use crate::timing::Nanos;
 use crate::wire::{DEFAULT_PKEY, Qpn};
 
-/// Communications at most, those that are only remembered included.
+/// Maximum number of communications, including ended ones that are still kept.
 const MAX_COMMUNICATIONS: usize = 16_384;
-/// Connections in TIMEWAIT at most; those that would leave it first are forgotten earlier.
+/// Maximum number of connections in TIMEWAIT. Beyond it, the one that would leave first is dropped
+/// early.
 const MAX_TIMEWAIT: usize = 4_096;
-/// How long we ask others to wait for our user: 8.6 s at a time.
+/// Service timeout that our MRA announces while the user decides: 8.6 s at a time.
 const SERVICE_TIMEOUT: u8 = 21;
-/// How long the answer to a question for a service is kept.
+/// How long a SIDR REP is kept for retransmission.
 const KEEP_SIDR_ANSWER: Nanos = 4096 << RESPONSE_TIMEOUT;
 
-/// What an agent must know.
+/// Configuration of an agent.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// The high byte of all numbers it gives away.
+    /// The high byte of all communication IDs that it issues.
     pub slot: u8,
     /// The GUID of the adapter.
     pub ca_guid: u64,
-    /// For numbers that others should not guess by accident.
+    /// Seeds the IDs, so that stale messages do not match by accident.
     pub seed: u64,
 }
 
-/// Why something cannot be done.
+/// Why a call failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CmError {
-    /// There is no such communication, or not any more.
+    /// The communication does not exist, or has ended.
     #[error("there is no such communication, or it is over")]
     Unknown,
-    /// Not in this state.
+    /// Wrong state.
     #[error("this cannot be done now: the communication is in another state")]
     WrongState,
     /// The private data is longer than the message has room for.
     #[error("{given} bytes of private data do not fit the {room} that this message has room for")]
     #[allow(missing_docs)]
     PrivateData { given: usize, room: usize },
-    /// Somebody listens to that service.
+    /// The service already has a listener.
     #[error("this service is listened to already")]
     InUse,
     /// There are too many.
@@ -57,19 +58,19 @@ pub enum CmError {
     TooMany,
 }
 
-/// What was counted.
+/// Message counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct AgentCounters {
     pub sent: u64,
     pub received: u64,
-    /// Among those sent: said before.
+    /// Of those sent: retransmissions.
     pub repeated: u64,
-    /// Among those received: heard before.
+    /// Of those received: duplicates.
     pub duplicates: u64,
-    /// Not understood, from somebody else, or about nothing that is known.
+    /// Malformed, from the wrong peer, or for no known communication.
     pub dropped: u64,
-    /// Requests not taken because too many wait for their user.
+    /// Requests dropped because the listener's backlog is full.
     pub overrun: u64,
 }
 
@@ -81,23 +82,25 @@ struct Listener {
 
 /// One side of the connection manager.
 ///
-/// `listen`, `connect`, `accept`, `establish`, `reject`, `disconnect`, `release` are the user's, `handle_message` and
-/// `handle_timeout` the world's; after each, poll [`poll_event`](Self::poll_event) and [`poll_transmit`](Self::poll_transmit)
-/// until they are empty, then [`poll_timeout`](Self::poll_timeout).
+/// The user calls `listen`, `connect`, `accept`, `establish`, `reject`, `disconnect` and `release`.
+/// The network side calls `handle_message` and `handle_timeout`. After each call, poll
+/// [`poll_event`](Self::poll_event) and [`poll_transmit`](Self::poll_transmit) until they are
+/// empty, then [`poll_timeout`](Self::poll_timeout).
 #[derive(Debug)]
 pub struct Agent {
     config: Config,
     rng: Rng,
     next_id: u32,
     communications: HashMap<u32, Communication>,
-    /// Those that began with a message of the peer's, by its number; connections and datagram services apart.
+    /// Communications that the peer started, by its communication ID; the flag separates
+    /// connections from SIDR.
     asked: HashMap<(IpAddr, u32, bool), u32>,
     /// Connections by the peer's queue pair.
     queue_pairs: HashMap<(IpAddr, Qpn), u32>,
     listeners: HashMap<u64, Listener>,
     timers: BTreeSet<(Nanos, u32)>,
     timewait: usize,
-    /// The word that a connection has ended, said a short while ago: when, to whom, about what, in which exchange.
+    /// DREPs sent a short while ago: time, destination, IDs, transaction ID.
     farewells: VecDeque<(Nanos, IpAddr, Ids, u64)>,
     out: VecDeque<(IpAddr, Mad)>,
     events: VecDeque<Event>,
@@ -105,7 +108,7 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// An agent that knows nobody.
+    /// An agent without communications.
     pub fn new(config: Config) -> Self {
         let mut rng = Rng::new(config.seed);
         let next_id = u32::try_from(rng.below(1 << 24)).unwrap_or(0);
@@ -131,7 +134,7 @@ impl Agent {
         self.events.pop_front()
     }
 
-    /// The next message to send, and to whom.
+    /// The next message to send, and its destination.
     pub fn poll_transmit(&mut self) -> Option<(IpAddr, Mad)> {
         self.out.pop_front()
     }
@@ -141,25 +144,25 @@ impl Agent {
         self.timers.first().map(|(at, _)| *at)
     }
 
-    /// What was counted so far.
+    /// The counters so far.
     pub fn counters(&self) -> AgentCounters {
         self.counters
     }
 
-    /// How many communications are known, those that are only remembered included.
+    /// Number of known communications, including ended ones that are still kept.
     pub fn len(&self) -> usize {
         self.communications.len()
     }
 
-    /// Whether none is.
+    /// Whether there are no communications.
     pub fn is_empty(&self) -> bool {
         self.communications.is_empty()
     }
 
-    /// Takes requests for a service; `backlog` of them may wait for the user.
+    /// Listens for a service; at most `backlog` requests wait for the user.
     ///
     /// # Errors
-    /// It is listened to already.
+    /// The service already has a listener.
     pub fn listen(&mut self, service: u64, backlog: usize) -> Result<(), CmError> {
         if self.listeners.contains_key(&service) {
             return Err(CmError::InUse);
@@ -168,17 +171,17 @@ impl Agent {
         Ok(())
     }
 
-    /// Takes no more requests for a service. Those that wait for the user stay.
+    /// Stops listening for a service. Requests that wait for the user stay.
     pub fn unlisten(&mut self, service: u64) {
         self.listeners.remove(&service);
     }
 
-    /// Whether a service is listened to.
+    /// Whether a service has a listener.
     pub fn listens(&self, service: u64) -> bool {
         self.listeners.contains_key(&service)
     }
 
-    /// Asks for a connection.
+    /// Requests a connection: sends a REQ.
     ///
     /// # Errors
     /// Too much private data, or too many communications.
@@ -221,7 +224,7 @@ impl Agent {
         Ok(CommId(id))
     }
 
-    /// Asks for the queue pair of a datagram service.
+    /// Requests the queue pair of a datagram service: sends a SIDR REQ.
     ///
     /// # Errors
     /// Too much private data, or too many communications.
@@ -248,10 +251,10 @@ impl Agent {
         self.arm(id);
     }
 
-    /// Accepts a connection that was asked for.
+    /// Accepts a connection request: sends a REP.
     ///
     /// # Errors
-    /// Nobody waits for that, or too much private data.
+    /// Wrong state, or too much private data.
     pub fn accept(&mut self, now: Nanos, id: CommId, accept: Accept) -> Result<(), CmError> {
         check(&accept.private, private_len::REP)?;
         let ca_guid = self.config.ca_guid;
@@ -281,10 +284,10 @@ impl Agent {
         })
     }
 
-    /// Answers a question for a datagram service: its queue pair, or why there is none.
+    /// Answers a SIDR REQ with the service's queue pair, or the reason why there is none.
     ///
     /// # Errors
-    /// Nobody waits for that, or too much private data.
+    /// Wrong state, or too much private data.
     pub fn answer_service(
         &mut self,
         now: Nanos,
@@ -311,10 +314,10 @@ impl Agent {
         })
     }
 
-    /// The queue pair is connected: tells the other side, which has accepted.
+    /// The queue pair is connected: sends an RTU to the accepting side.
     ///
     /// # Errors
-    /// Nobody waits for that.
+    /// Wrong state.
     pub fn establish(&mut self, id: CommId) -> Result<(), CmError> {
         self.change(id, |this, communication| {
             if communication.state != State::RepReceived {
@@ -326,7 +329,7 @@ impl Agent {
         })
     }
 
-    /// A packet came over the connection before the word that it stands: it does.
+    /// A packet arrived on the connection before the RTU: it counts as established.
     ///
     /// # Errors
     /// There is no such connection.
@@ -340,10 +343,10 @@ impl Agent {
         })
     }
 
-    /// Refuses what was asked for, or an answer to what we asked for.
+    /// Rejects a connection request, or a REP to our own request.
     ///
     /// # Errors
-    /// Nobody waits for that, or too much private data.
+    /// Wrong state, or too much private data.
     pub fn reject(&mut self, id: CommId, reason: u16, private: Vec<u8>) -> Result<(), CmError> {
         check(&private, private_len::REJ)?;
         self.change(id, |this, communication| {
@@ -362,12 +365,13 @@ impl Agent {
         let rej = Rej { ids: communication.ids, about, reason, private };
         let mad = rej.emit(communication.transaction);
         communication.rest(State::Over);
-        // If it is lost, we are asked again.
+        // If the REJ is lost, the peer's retransmission triggers it again.
         communication.said = Some(mad.clone());
         self.send(communication.peer, mad);
     }
 
-    /// The user lets go: it hears nothing more of this communication. One that stands is ended, one that waits is refused.
+    /// The user drops its handle and gets no more events. An established connection is ended, a
+    /// pending request rejected.
     pub fn release(&mut self, now: Nanos, id: CommId) {
         let transaction = self.rng.next();
         let _ = self.change(id, |this, communication| {
@@ -390,7 +394,7 @@ impl Agent {
                     this.send(communication.peer, rep.emit(communication.transaction));
                 }
                 State::Established | State::RepSent => this.hang_up(now, communication, transaction),
-                // Whoever answers now is told that nobody waits for it.
+                // A late answer is rejected: its communication no longer exists.
                 State::ReqSent | State::SidrReqSent => communication.rest(State::Over),
                 State::DreqSent | State::TimeWait | State::SidrRepSent | State::Over => {}
             }
@@ -399,7 +403,7 @@ impl Agent {
         self.events.retain(|event| event.id() != id);
     }
 
-    /// Nobody is there to answer: as far as can be known, the host is up and no process listens.
+    /// The request was refused. As far as can be known, the host is up and no process listens.
     pub fn handle_refused(&mut self, id: CommId) {
         let _ = self.change(id, |this, communication| {
             match communication.state {
@@ -418,14 +422,14 @@ impl Agent {
         });
     }
 
-    /// Those who wait for the first answer of `peer`.
+    /// Communications that wait for the first answer from `peer`.
     pub fn waiting_for(&self, peer: IpAddr) -> Vec<CommId> {
         let waits =
             |c: &&Communication| c.peer == peer && matches!(c.state, State::ReqSent | State::SidrReqSent);
         self.communications.values().filter(waits).map(Communication::id).collect()
     }
 
-    /// The time has come that [`poll_timeout`](Self::poll_timeout) named.
+    /// Handles the deadline that [`poll_timeout`](Self::poll_timeout) returned.
     pub fn handle_timeout(&mut self, now: Nanos) {
         while let Some(&(at, id)) = self.timers.first()
             && at <= now
@@ -447,7 +451,8 @@ impl Agent {
                 communication.rest(State::Over);
             }
             State::SidrRepSent => {
-                // What was said stays: the one who asked may not have heard it, and asks again later than this.
+                // Keep the last message: the peer may have missed it and may retransmit its request
+                // later than this.
                 (communication.state, communication.due) = (State::Over, None);
             }
             State::ReqSent | State::RepSent | State::DreqSent | State::SidrReqSent => {
@@ -480,10 +485,10 @@ impl Agent {
         }
     }
 
-    /// Does something with the communication that a message of `from` is about, if there is one.
+    /// Applies `what` to the communication that a message from `from` names, if it exists.
     fn about(&mut self, from: IpAddr, ids: Ids, what: impl FnOnce(&mut Self, &mut Communication)) {
         let known = self.communications.get(&ids.remote).is_some_and(|communication| {
-            // The peer's number is not known before its first answer.
+            // The peer's communication ID is unknown before its first answer.
             let named =
                 ids.local == communication.ids.remote || communication.ids.remote == 0 || ids.local == 0;
             communication.peer == from && named
@@ -498,7 +503,8 @@ impl Agent {
         });
     }
 
-    /// Takes the communication out, has it changed, and puts it back with its timer, unless nobody needs it any more.
+    /// Takes the communication out, changes it, and puts it back with its timer, unless it has
+    /// ended.
     fn change(
         &mut self,
         id: CommId,
@@ -529,7 +535,7 @@ impl Agent {
         result
     }
 
-    /// Forgets the connection that would leave TIMEWAIT first.
+    /// Drops the connection that would leave TIMEWAIT first.
     fn shorten_timewait(&mut self) {
         let oldest = self.timers.iter().find(|(_, id)| {
             self.communications.get(id).is_some_and(|communication| communication.state == State::TimeWait)
@@ -556,7 +562,7 @@ impl Agent {
         }
     }
 
-    /// Its user has answered: another request may wait in its place.
+    /// The user has answered: frees a backlog slot of the listener.
     fn answered(&mut self, communication: &mut Communication) {
         if let Some(listener) = communication.pending.take().and_then(|s| self.listeners.get_mut(&s)) {
             listener.pending = listener.pending.saturating_sub(1);
@@ -594,9 +600,9 @@ impl Agent {
     }
 }
 
-/// 400 Gb/s by the standard's code: nothing is throttled.
+/// The standard's code for 400 Gb/s: no throttling.
 const PACKET_RATE: u8 = 18;
-/// More than one hop, so that LIDs do not count.
+/// More than one hop, so that LIDs are ignored.
 const HOP_LIMIT: u8 = 64;
 
 fn check(private: &[u8], room: usize) -> Result<(), CmError> {

@@ -1,4 +1,4 @@
-//! One communication: a connection on its way in or out, or a question for a datagram service.
+//! One communication: an outgoing or incoming connection, or a SIDR exchange.
 
 use std::net::IpAddr;
 
@@ -8,28 +8,29 @@ use super::reason;
 use crate::timing::{MILLISECOND, Nanos, SECOND};
 use crate::wire::{Psn, Qpn};
 
-/// The longest an answer may take by the standard's code: 4.3 s, as the kernel's `rdma_cm` has it.
+/// CM response timeout, as the standard's code: 4.3 s, as in the kernel's `rdma_cm`.
 pub(super) const RESPONSE_TIMEOUT: u8 = 20;
-/// The wait before the first repetition; each one after it waits twice as long, up to the time above.
+/// Timeout before the first retransmission. Exponential backoff doubles it up to
+/// [`RESPONSE_TIMEOUT`].
 pub(super) const FIRST_TIMEOUT: u8 = 16;
-/// Repetitions of a message before the other side counts as unreachable.
+/// Retransmissions of a message before the peer counts as unreachable.
 pub(super) const MAX_CM_RETRIES: u8 = 15;
-/// The longest time an MRA can ask for: 68 s.
+/// The longest service timeout of an MRA: 68 s.
 const LONGEST_SERVICE: u8 = 24;
-/// How often a service that nobody offers is asked for again, ...
+/// How often a REQ is repeated to a service without a listener, ...
 const ABSENCES: u8 = 4;
-/// ... and one whose side believes our queue pair to be in use, ...
+/// ... and to a peer that takes our queue pair for one in use (stale connection), ...
 const STALE_ANSWERS: u8 = 6;
-/// ... and after which time at first; each time it is twice as long, 1.5 and 6.3 s together.
+/// ... and the first delay. It doubles each time: 1.5 s and 6.3 s in total.
 const FIRST_ABSENCE: Nanos = 100 * MILLISECOND;
-/// The most time that a connection is remembered for.
+/// The longest time that a connection stays in TIMEWAIT.
 const LONGEST_TIMEWAIT: Nanos = 5 * SECOND;
 
-/// The number by which we know a communication. Its high byte is the slot of the device.
+/// Local communication ID. Its high byte is the slot of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CommId(pub u32);
 
-/// A connection to ask for.
+/// Parameters of a REQ.
 #[derive(Clone, Debug)]
 #[allow(missing_docs)] // the fields of a REQ
 pub struct Connect {
@@ -52,7 +53,7 @@ pub struct Connect {
     pub private: Vec<u8>,
 }
 
-/// How a connection is accepted.
+/// Parameters of a REP.
 #[derive(Clone, Debug)]
 #[allow(missing_docs)] // the fields of a REP
 pub struct Accept {
@@ -66,29 +67,29 @@ pub struct Accept {
     pub private: Vec<u8>,
 }
 
-/// Where a communication stands.
+/// State of a communication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// We asked.
+    /// REQ sent.
     ReqSent,
-    /// We were answered, and our user has not said what it makes of it.
+    /// REP received; the user has not decided yet.
     RepReceived,
-    /// We were asked, and our user has not answered.
+    /// REQ received; the user has not answered yet.
     ReqReceived,
-    /// We accepted.
+    /// REP sent.
     RepSent,
     Established,
-    /// We want it to end.
+    /// DREQ sent.
     DreqSent,
-    /// It ended; packets of it may still be under way.
+    /// Ended; packets of the connection may still be in flight.
     TimeWait,
-    /// It ended or never stood, and only our user has not let go of it.
+    /// Ended or never established; only the user's handle remains.
     Over,
-    /// We asked for a datagram service.
+    /// SIDR REQ sent.
     SidrReqSent,
-    /// We were asked for one, and our user has not answered.
+    /// SIDR REQ received; the user has not answered yet.
     SidrReqReceived,
-    /// We answered, and answer again if we are asked again.
+    /// SIDR REP sent, and kept for retransmission.
     SidrRepSent,
 }
 
@@ -97,22 +98,22 @@ pub(super) struct Communication {
     pub(super) peer: IpAddr,
     pub(super) ids: Ids,
     pub(super) state: State,
-    /// The number of the exchange under way, which answers repeat.
+    /// Transaction ID of the current exchange; answers repeat it.
     pub(super) transaction: u64,
-    /// What was said last, to be said again.
+    /// The last message, kept for retransmission.
     pub(super) said: Option<Mad>,
     retries_left: u8,
     timeout: u8,
-    /// How often nobody offered the service, or our queue pair was thought to be in use.
+    /// How often the service had no listener, or the peer took our queue pair for one in use.
     absences: u8,
-    /// When to act if nothing comes.
+    /// Deadline without an answer.
     pub(super) due: Option<Nanos>,
     pub(super) remote_qpn: Qpn,
-    /// The listener's service, while it waits for its user.
+    /// The listener's service, while the request occupies a backlog slot.
     pub(super) pending: Option<u64>,
-    /// Its user does not want to hear of it any more.
+    /// The user has dropped its handle.
     pub(super) released: bool,
-    /// The ack timeout code of its packets.
+    /// The local ACK timeout code of its packets.
     pub(super) local_ack_timeout: u8,
 }
 
@@ -139,7 +140,7 @@ impl Communication {
         CommId(self.ids.local)
     }
 
-    /// Says something that must be answered.
+    /// Records a message that needs an answer, and arms the retransmission timer.
     pub(super) fn expect_answer(&mut self, now: Nanos, said: Mad) {
         self.said = Some(said);
         self.retries_left = MAX_CM_RETRIES;
@@ -147,7 +148,7 @@ impl Communication {
         self.due = Some(now + nanos(self.timeout));
     }
 
-    /// The answer did not come in time: whether to say it again.
+    /// The answer is late: whether to retransmit.
     pub(super) fn retry(&mut self, now: Nanos) -> bool {
         if self.retries_left == 0 {
             return false;
@@ -158,9 +159,10 @@ impl Communication {
         true
     }
 
-    /// We are refused: whether to ask again. A program that ends one listener and begins the next (perftest does) is between the two for a
-    /// moment, and its clients do not ask twice. A side that believes our queue pair to stand in a connection, one of a process that
-    /// died, ends that now and takes us then.
+    /// Whether to repeat a rejected REQ. A program that closes one listener and opens the next
+    /// (perftest does) briefly has none, and its clients do not retry. A peer may hold a stale
+    /// connection of a dead process on our queue pair number. It ends that one on the first REQ and
+    /// accepts a later one.
     pub(super) fn may_ask_again(&self, reason: u16) -> bool {
         match reason {
             reason::INVALID_SERVICE_ID => self.absences < ABSENCES,
@@ -169,25 +171,25 @@ impl Communication {
         }
     }
 
-    /// Asks again a little later.
+    /// Repeats the REQ after a delay.
     pub(super) fn ask_again(&mut self, now: Nanos) {
         self.due = Some(now + (FIRST_ABSENCE << self.absences));
         self.absences += 1;
     }
 
-    /// The other side has it and needs time.
+    /// The peer sent an MRA: extend the deadline.
     pub(super) fn be_patient(&mut self, now: Nanos, service_timeout: u8) {
         self.due = Some(now + nanos(service_timeout.min(LONGEST_SERVICE)) + nanos(RESPONSE_TIMEOUT));
     }
 
-    /// Nothing is waited for any more.
+    /// Stops the timer.
     pub(super) fn rest(&mut self, state: State) {
         self.state = state;
         self.said = None;
         self.due = None;
     }
 
-    /// Remembers it for as long as a packet may live, twice.
+    /// Enters TIMEWAIT for twice the local ACK timeout, at most [`LONGEST_TIMEWAIT`].
     pub(super) fn wait_out(&mut self, now: Nanos) {
         self.rest(State::TimeWait);
         let twice = nanos(self.local_ack_timeout.clamp(1, 30) + 1);
@@ -195,7 +197,7 @@ impl Communication {
     }
 }
 
-/// The time of a code: 4.096 us times 2^code.
+/// Decodes a timeout: 4.096 us times 2^code.
 fn nanos(code: u8) -> Nanos {
     4096 << code.min(31)
 }

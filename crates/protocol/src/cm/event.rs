@@ -9,23 +9,23 @@ use super::message::{Rep, Req, SidrRep, SidrReq};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Event {
-    /// Somebody wants a connection with a service that is listened to: accept or reject it.
+    /// A REQ for a service with a listener: accept or reject it.
     Request { id: CommId, from: IpAddr, req: Box<Req> },
-    /// Somebody asks for the queue pair of a datagram service.
+    /// A SIDR REQ: a peer asks for the queue pair of a datagram service.
     SidrRequest { id: CommId, from: IpAddr, req: SidrReq },
-    /// The other side accepts: connect the queue pair, and say so by [`establish`](super::Agent::establish).
+    /// REP received: connect the queue pair, then call [`establish`](super::Agent::establish).
     Reply { id: CommId, rep: Rep },
-    /// The answer to a question for a datagram service; see its status.
+    /// SIDR REP received; see its status.
     SidrReply { id: CommId, rep: SidrRep },
-    /// The other side has what we said: the connection stands.
+    /// RTU received: the connection is established.
     Established { id: CommId },
     /// The other side refuses.
     Rejected { id: CommId, reason: u16, private: Vec<u8> },
     /// The other side does not answer.
     Unreachable { id: CommId },
-    /// The connection ends: the other side said so, or has answered ours; `silent` if it did not answer.
+    /// The connection ended: a DREQ arrived, or a DREP to ours; `silent` if no DREP arrived.
     Disconnected { id: CommId, silent: bool },
-    /// No packet of the connection can be under way any more.
+    /// End of TIMEWAIT: no packet of the connection can be in flight any more.
     TimewaitExit { id: CommId },
 }
 

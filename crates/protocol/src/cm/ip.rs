@@ -1,4 +1,5 @@
-//! Addresses and ports of IP over the connection manager: service numbers, and the header that private data begins with.
+//! Addresses and ports of IP over the connection manager: service numbers, and the header that
+//! private data begins with.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -15,10 +16,10 @@ pub fn service_port(service: u64) -> u16 {
     u16::try_from(service & 0xffff).unwrap_or(0)
 }
 
-/// Who asks whom, as the kernel's `rdma_cm` says it.
+/// The IP addresses of a connection request, as the kernel's `rdma_cm` puts them into private data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IpHeader {
-    /// The port of the one who asks.
+    /// The port of the requesting side.
     pub port: u16,
     /// Its address.
     pub src: IpAddr,

@@ -1,4 +1,4 @@
-//! Management datagrams as bytes: 256 of them, the header first, fields of any number of bits.
+//! Management datagrams (MADs) as bytes: 256 of them, the header first, with bit fields.
 
 use std::fmt;
 
@@ -54,7 +54,8 @@ impl Kind {
     }
 }
 
-/// A field of a message: the byte it begins in, the bit of that byte (0 is the highest), how many bits.
+/// A field of a message: the byte it begins in, the bit of that byte (0 is the highest), how many
+/// bits.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Field(pub(super) usize, pub(super) usize, pub(super) usize);
 
@@ -72,7 +73,8 @@ impl Mad {
         mad
     }
 
-    /// Reads one; `None` if the bytes are not a message of this class and version. What follows the 256 bytes is not looked at.
+    /// Parses one; `None` if the bytes are not a message of this class and version. Bytes after the
+    /// first 256 are ignored.
     pub fn parse(bytes: &[u8]) -> Option<(Kind, Self)> {
         let mad = Self(*bytes.first_chunk()?);
         if mad.0[..4] != [BASE_VERSION, CLASS, CLASS_VERSION, METHOD_SEND] {

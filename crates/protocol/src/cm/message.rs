@@ -1,4 +1,5 @@
-//! The messages, field by field. Offsets are those of the standard (volume 1, chapter 12), counted from the end of the header.
+//! The messages, field by field. Offsets are those of the standard (volume 1, chapter 12), counted
+//! from the end of the header.
 
 use super::mad::{Field, Kind, Mad};
 use crate::wire::{DEFAULT_PKEY, Psn, Qpn};
@@ -40,7 +41,7 @@ pub enum Message {
     Apr(Ids),
 }
 
-/// The numbers by which the two sides know a communication; `local` is the sender's.
+/// The communication IDs of both sides; `local` is the sender's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Ids {
@@ -58,11 +59,11 @@ pub struct Req {
     pub qpn: Qpn,
     /// 0 reliable connection, 1 unreliable connection.
     pub transport: u8,
-    /// The number from which on the receiver is to send.
+    /// The first PSN that the receiver is to send.
     pub starting_psn: Psn,
     pub responder_resources: u8,
     pub initiator_depth: u8,
-    /// How long the receiver may take to answer, and the sender to answer that, as codes of 4.096 us times 2^n.
+    /// Response timeouts of the receiver and of the sender, as codes of 4.096 us times 2^n.
     pub remote_response_timeout: u8,
     pub local_response_timeout: u8,
     pub max_cm_retries: u8,
@@ -115,11 +116,11 @@ mod req {
     pub(super) const PRIVATE: usize = 140;
 }
 
-/// Whoever routes fills the LIDs in; there are none on Ethernet.
+/// Permissive LID: a router fills in the LIDs; Ethernet has none.
 const PERMISSIVE_LID: u64 = 0xffff;
 
 impl Req {
-    /// The message, as an exchange with this number has it.
+    /// Encodes the message with this transaction ID.
     pub fn emit(&self, transaction: u64) -> Mad {
         let mut mad = Mad::new(Kind::Req, transaction);
         mad.set(LOCAL_ID, self.local_id.into());
@@ -195,7 +196,7 @@ fn gid(mad: &Mad, at: usize) -> [u8; 16] {
 pub struct Rep {
     pub ids: Ids,
     pub qpn: Qpn,
-    /// The number from which on the receiver is to send.
+    /// The first PSN that the receiver is to send.
     pub starting_psn: Psn,
     pub responder_resources: u8,
     pub initiator_depth: u8,
@@ -226,7 +227,7 @@ mod rep {
 const FAILOVER_NOT_SUPPORTED: u64 = 1;
 
 impl Rep {
-    /// The message, as an exchange with this number has it.
+    /// Encodes the message with this transaction ID.
     pub fn emit(&self, transaction: u64) -> Mad {
         let mut mad = self.ids.emit(Kind::Rep, transaction);
         mad.set(rep::QPN, self.qpn.get().into());
@@ -265,7 +266,7 @@ impl Ids {
         Self { local: mad.word(LOCAL_ID), remote: mad.word(REMOTE_ID) }
     }
 
-    /// A message of this kind that says nothing but these numbers.
+    /// Encodes a message of this kind that carries only these IDs.
     pub fn emit(self, kind: Kind, transaction: u64) -> Mad {
         let mut mad = Mad::new(kind, transaction);
         mad.set(LOCAL_ID, self.local.into());
@@ -323,7 +324,7 @@ const REJ_REASON: Field = Field(10, 0, 16);
 const REJ_PRIVATE: usize = 84;
 
 impl Rej {
-    /// The message, as an exchange with this number has it.
+    /// Encodes the message with this transaction ID.
     pub fn emit(&self, transaction: u64) -> Mad {
         let mut mad = self.ids.emit(Kind::Rej, transaction);
         mad.set(ABOUT, self.about.code());
@@ -355,7 +356,7 @@ pub struct Mra {
 const MRA_TIMEOUT: Field = Field(9, 0, 5);
 
 impl Mra {
-    /// The message, as an exchange with this number has it.
+    /// Encodes the message with this transaction ID.
     pub fn emit(&self, transaction: u64) -> Mad {
         let mut mad = self.ids.emit(Kind::Mra, transaction);
         mad.set(ABOUT, self.about.code());
@@ -370,14 +371,14 @@ impl Mra {
 
 const DREQ_QPN: Field = Field(8, 0, 24);
 
-/// A request to end a connection, with the number of the receiver's queue pair.
+/// A DREQ, with the number of the receiver's queue pair.
 pub fn emit_dreq(ids: Ids, remote_qpn: Qpn, transaction: u64) -> Mad {
     let mut mad = ids.emit(Kind::Dreq, transaction);
     mad.set(DREQ_QPN, remote_qpn.get().into());
     mad
 }
 
-/// An answer to a request for an alternate path: not supported.
+/// An APR to a LAP: alternate paths are not supported.
 pub(super) fn emit_apr(ids: Ids, transaction: u64) -> Mad {
     const STATUS: Field = Field(9, 0, 8);
     const NOT_SUPPORTED: u64 = 2;
@@ -386,7 +387,7 @@ pub(super) fn emit_apr(ids: Ids, transaction: u64) -> Mad {
     mad
 }
 
-/// A question for the queue pair of a datagram service.
+/// SIDR REQ: asks for the queue pair of a datagram service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct SidrReq {
@@ -405,7 +406,7 @@ impl SidrReq {
         Self { request, pkey: DEFAULT_PKEY, service, private }
     }
 
-    /// The message, as an exchange with this number has it.
+    /// Encodes the message with this transaction ID.
     pub fn emit(&self, transaction: u64) -> Mad {
         let mut mad = Mad::new(Kind::SidrReq, transaction);
         mad.set(LOCAL_ID, self.request.into());
@@ -448,7 +449,7 @@ mod sidr_rep {
 }
 
 impl SidrRep {
-    /// The message, as an exchange with this number has it.
+    /// Encodes the message with this transaction ID.
     pub fn emit(&self, transaction: u64) -> Mad {
         let mut mad = Mad::new(Kind::SidrRep, transaction);
         mad.set(LOCAL_ID, self.request.into());
@@ -473,7 +474,7 @@ impl SidrRep {
 }
 
 impl Message {
-    /// Reads a message of this kind; any bytes are one.
+    /// Decodes a message of this kind; any bytes are valid.
     pub fn read(kind: Kind, mad: &Mad) -> Self {
         match kind {
             Kind::Req => Self::Req(Box::new(Req::parse(mad))),

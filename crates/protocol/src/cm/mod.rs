@@ -1,8 +1,9 @@
-//! The connection manager of InfiniBand: how two sides agree on a connection, by messages on queue pair 1.
+//! The InfiniBand connection manager (CM): connection setup by MADs on queue pair 1.
 //!
-//! [`Agent`] is one side, without IO: it is handed messages and the time, and gives messages, events and timers back. Messages
-//! are repeated until they are answered, duplicates of them are answered again, and a connection that ended is remembered for
-//! a while ([`Agent`]: TIMEWAIT). [`ip`] is what the kernel's `rdma_cm` adds: addresses and ports of IP.
+//! [`Agent`] is one side, without IO: it takes messages and the time, and returns messages, events
+//! and timers. It retransmits messages until they are answered, answers duplicates again, and keeps
+//! an ended connection in TIMEWAIT. [`ip`] is what the kernel's `rdma_cm` adds: IP addresses and
+//! ports.
 
 mod agent;
 mod communication;
@@ -19,7 +20,7 @@ pub use mad::{GSI_QKEY, GSI_QPN, Kind, MAD_LEN, Mad};
 pub use message::{About, Ids, Message, Mra, Rej, Rep, Req, SidrRep, SidrReq, emit_dreq, private_len};
 pub use route::{Route, refusal};
 
-/// Why a request was refused; the standard's numbers.
+/// Reject reasons; the standard's numbers.
 pub mod reason {
     #![allow(missing_docs)]
     pub const NO_RESOURCES: u16 = 3;
@@ -32,7 +33,7 @@ pub mod reason {
     pub const CONSUMER: u16 = 28;
 }
 
-/// How a question for a datagram service ended; the standard's numbers.
+/// SIDR status; the standard's numbers.
 pub mod sidr_status {
     #![allow(missing_docs)]
     pub const SUCCESS: u8 = 0;

@@ -1,16 +1,17 @@
-//! Who a message is for, where several processes share one queue pair 1; and what to say when there is nobody.
+//! Dispatch of CM messages where several processes share queue pair 1, and the refusal of a message
+//! without a recipient.
 
 use super::mad::{Kind, Mad};
 use super::message::{About, Ids, Message, Rej, SidrRep};
 use super::{reason, sidr_status};
 use crate::wire::Qpn;
 
-/// Whom a message is for.
+/// The recipient of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Route {
-    /// Whoever offers this service: it begins something.
+    /// The listener of this service: the message starts a communication.
     Service(u64),
-    /// Whoever gave away this number: it goes on with something.
+    /// The process that issued this communication ID: the message continues a communication.
     Communication(u32),
 }
 
@@ -33,7 +34,8 @@ impl Route {
     }
 }
 
-/// What to answer to a message whose addressee does not exist; nothing to those that ask for no answer.
+/// What to answer to a message whose addressee does not exist; nothing to those that ask for no
+/// answer.
 pub fn refusal(message: &Message, transaction: &Mad) -> Option<Mad> {
     let transaction = transaction.transaction();
     let rej = |ids: Ids, about, reason| {

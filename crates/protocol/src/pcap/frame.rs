@@ -15,7 +15,8 @@ const HOP_LIMIT: u8 = 64;
 /// Made-up addresses, marked as locally administered: a socket shows none.
 const MACS: [u8; 12] = [2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1];
 
-/// The flow, the IPv4 identification (0 over IPv6) and the UDP payload of a frame, if it holds a whole RoCEv2 packet.
+/// The flow, the IPv4 identification (0 over IPv6) and the UDP payload of a frame, if it holds a
+/// whole RoCEv2 packet.
 pub(super) fn parse(frame: &[u8]) -> Option<(Flow, u16, &[u8])> {
     let mut rest = frame.get(12..)?;
     let mut ethertype = take_u16(&mut rest)?;
@@ -63,7 +64,8 @@ fn parse_udp(src: IpAddr, dst: IpAddr, mut udp: &[u8]) -> Option<(Flow, &[u8])> 
     (dst_port == ROCE_PORT && len == whole).then_some((Flow { src, dst, src_port, dst_port }, udp))
 }
 
-/// Writes the Ethernet, IP and UDP headers for `packet` to the end of `out`. None if no IP packet is that long.
+/// Writes the Ethernet, IP and UDP headers for `packet` to the end of `out`. None if no IP packet
+/// is that long.
 pub(super) fn emit(out: &mut Vec<u8>, flow: &Flow, ip_id: u16, packet: &[u8]) -> Option<()> {
     let udp_len = u16::try_from(packet.len().checked_add(UDP_LEN)?).ok()?;
     let mut udp = [0; UDP_LEN];

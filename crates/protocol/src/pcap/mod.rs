@@ -1,7 +1,7 @@
 //! Captures: classic pcap files with RoCEv2 packets in Ethernet frames.
 //!
-//! A [`Writer`] makes up the frames around packets that went through a socket, so that Wireshark and tshark show them;
-//! a [`Reader`] gives back the packets of such a file, or of one that tcpdump wrote.
+//! A [`Writer`] synthesises frames around packets that went through a socket, so that Wireshark and
+//! tshark show them. A [`Reader`] returns the packets of such a file, or of one that tcpdump wrote.
 
 mod frame;
 mod reader;

@@ -40,7 +40,8 @@ pub enum ReadError {
     },
 }
 
-/// The RoCEv2 packets of a capture, in order. Frames that hold anything else, or not all of a packet, are skipped.
+/// The RoCEv2 packets of a capture, in order. Frames that hold anything else, or not all of a
+/// packet, are skipped.
 #[derive(Clone, Debug)]
 pub struct Reader<'a> {
     file: &'a [u8],

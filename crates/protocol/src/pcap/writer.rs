@@ -1,4 +1,4 @@
-//! Writes packets into a capture, with frames made up around them.
+//! Writes packets into a capture, with synthetic frames around them.
 
 use std::io::{self, Write};
 
@@ -27,17 +27,18 @@ impl<W: Write> Writer<W> {
         header.extend_from_slice(&MAGIC_NANOS.to_le_bytes());
         header.extend_from_slice(&2_u16.to_le_bytes()); // version 2.4
         header.extend_from_slice(&4_u16.to_le_bytes());
-        header.extend_from_slice(&[0; 8]); // time zone and accuracy: nobody uses them
+        header.extend_from_slice(&[0; 8]); // time zone and accuracy: unused
         header.extend_from_slice(&SNAP_LEN.to_le_bytes());
         header.extend_from_slice(&ETHERNET.to_le_bytes());
         out.write_all(&header)?;
         Ok(Self { out, headers: Vec::with_capacity(MAX_HEADERS) })
     }
 
-    /// Writes one packet (base transport header to ICRC) that was sent or received `time_ns` nanoseconds after 1970.
+    /// Writes one packet (base transport header to ICRC) that was sent or received `time_ns`
+    /// nanoseconds after 1970.
     ///
-    /// `ip_id` is the identification its ICRC was closed with; it does not matter over IPv6. A packet longer than an
-    /// IP packet can be is refused with [`io::ErrorKind::InvalidInput`].
+    /// `ip_id` is the identification that its ICRC covers; it is ignored over IPv6. A packet longer
+    /// than an IP packet can be is refused with [`io::ErrorKind::InvalidInput`].
     pub fn write_packet(&mut self, time_ns: u64, flow: &Flow, ip_id: u16, packet: &[u8]) -> io::Result<()> {
         self.headers.clear();
         self.headers.extend_from_slice(&[0; RECORD_HEADER]);
@@ -57,7 +58,7 @@ impl<W: Write> Writer<W> {
         self.out.write_all(packet)
     }
 
-    /// Hands everything written on to where it goes.
+    /// Flushes the underlying writer.
     pub fn flush(&mut self) -> io::Result<()> {
         self.out.flush()
     }

@@ -1,4 +1,4 @@
-//! Attributes of a queue pair, as a modify call hands them over.
+//! Attributes of a queue pair, as passed to a modify call.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -8,7 +8,7 @@ use super::state::{AttrMask, QpState, TransitionError};
 use crate::wire::{Psn, Qpn};
 
 bitflags! {
-    /// What may be done with memory or through a queue pair. The bits are those of the verbs interface.
+    /// Access rights of memory or of a queue pair. The bits are those of the verbs interface.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
     pub struct Access: u32 {
         /// The device may write it on behalf of this process (receives, READ results).
@@ -24,10 +24,11 @@ bitflags! {
     }
 }
 
-/// How routers are to treat packets: what stands in their IP headers. Both are 0 where the system's own values will do.
+/// IP options of packets. 0 selects the system's default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Treatment {
-    /// The traffic class of IPv6, the type of service of IPv4: six bits of class, two of congestion notification.
+pub struct IpOptions {
+    /// The traffic class of IPv6, the type of service of IPv4: six bits of class, two of congestion
+    /// notification.
     pub traffic_class: u8,
     /// How many routers they may pass.
     pub hop_limit: u8,
@@ -65,7 +66,7 @@ impl Mtu {
     }
 }
 
-/// The values of a modify call; `mask` says which of them count.
+/// The values of a modify call; `mask` selects those that are set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // the names are the standard's
 pub struct QpAttr {
@@ -81,7 +82,7 @@ pub struct QpAttr {
     /// Where the peer is.
     pub remote: IpAddr,
     /// How packets to it are treated on their way.
-    pub treatment: Treatment,
+    pub ip_options: IpOptions,
     pub dest_qpn: Qpn,
     pub rq_psn: Psn,
     pub sq_psn: Psn,
@@ -109,7 +110,7 @@ impl Default for QpAttr {
             qkey: 0,
             path_mtu: Mtu::Mtu1024,
             remote: IpAddr::V4(Ipv4Addr::LOCALHOST),
-            treatment: Treatment::default(),
+            ip_options: IpOptions::default(),
             dest_qpn: Qpn::default(),
             rq_psn: Psn::default(),
             sq_psn: Psn::default(),
@@ -169,7 +170,7 @@ impl QpAttr {
         Self { mask, state: QpState::Init, qkey, ..Self::default() }
     }
 
-    /// To RTS, where nothing is ever repeated: unreliable connections and datagrams.
+    /// To RTS, for services without retransmission: unreliable connections and datagrams.
     pub fn unreliable_to_rts(sq_psn: Psn) -> Self {
         Self { mask: AttrMask::STATE | AttrMask::SQ_PSN, ..Self::to_rts(sq_psn) }
     }
@@ -179,7 +180,7 @@ impl QpAttr {
         Self { mask: AttrMask::STATE, state, ..Self::default() }
     }
 
-    /// Checks the values that count against their ranges.
+    /// Checks the selected values against their ranges.
     ///
     /// # Errors
     /// Names the attribute, its value and its range.
@@ -201,7 +202,7 @@ impl QpAttr {
         Ok(())
     }
 
-    /// Takes over from `new` the values that count there.
+    /// Copies the selected values from `new`.
     pub fn merge(&mut self, new: &Self) {
         let mask = new.mask;
         macro_rules! take {
@@ -215,7 +216,7 @@ impl QpAttr {
             ACCESS_FLAGS => access,
             QKEY => qkey,
             AV => remote,
-            AV => treatment,
+            AV => ip_options,
             PATH_MTU => path_mtu,
             TIMEOUT => timeout,
             RETRY_CNT => retry_cnt,

@@ -152,7 +152,8 @@ pub enum QpEvent {
     CommunicationEstablished,
     /// The send queue has drained.
     SendQueueDrained,
-    /// In the error state, it takes no more receives from the queue it shares with others. (Said by who runs that queue.)
+    /// The queue pair is in the error state and takes no more receives from its shared receive
+    /// queue. (The owner of that queue reports this.)
     LastWqeReached,
 }
 
@@ -168,7 +169,7 @@ pub enum Nak {
     RemoteAccess = 2,
     /// The responder could not carry it out.
     RemoteOperational = 3,
-    /// Only in reliable datagrams, which nobody uses.
+    /// Only for reliable datagrams, which are not in use.
     InvalidRdRequest = 4,
 }
 

@@ -1,4 +1,4 @@
-//! The receiving half of the datagram service: every packet is a message and stands for itself.
+//! The receiver of the datagram service: every packet is a complete message.
 
 use super::completion::{Completion, Source, Status};
 use super::requester::Out;
@@ -6,11 +6,11 @@ use super::uc_receiver::Broken;
 use super::{Host, Params};
 use crate::wire::Header;
 
-/// Bytes before the payload of a received datagram: the IP header it came with. An IPv6 header fills them; an IPv4
-/// header is their end, after 20 zeros.
+/// Bytes before the payload of a received datagram: the IP header it came with. An IPv6 header
+/// fills them; an IPv4 header is their end, after 20 zeros.
 pub const GRH_LEN: u64 = 40;
 
-/// Takes a datagram, or drops it: nobody is told.
+/// Takes a datagram, or drops it silently.
 pub(crate) fn take_datagram(
     header: &Header,
     payload_len: usize,

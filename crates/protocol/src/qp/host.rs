@@ -1,4 +1,4 @@
-//! The side that runs a queue pair, as the protocol sees it: memory and receives.
+//! The host of a queue pair, as the protocol sees it: memory and receives.
 
 use super::attr::Access;
 use super::completion::Nak;
@@ -16,9 +16,9 @@ pub struct Receive {
     pub capacity: u64,
 }
 
-/// The memory and the receive queue of the side that runs this queue pair.
+/// The memory and the receive queue of a queue pair's host.
 ///
-/// `place_*` put the payload of the packet that is being handled somewhere; `last` says that it ends the message.
+/// `place_*` place the payload of the current packet; `last` marks the end of the message.
 pub trait Host {
     /// Whether the peer may do `access` with `len` bytes at `addr` by this key.
     ///
@@ -26,7 +26,8 @@ pub trait Host {
     /// The refusal to send.
     fn check(&mut self, rkey: u32, addr: u64, len: u64, access: Access) -> Result<(), Nak>;
 
-    /// The payload belongs at `addr` of the region behind `rkey` (checked again: the region may be gone by now).
+    /// The payload belongs at `addr` of the region behind `rkey` (checked again: the region may be
+    /// gone by now).
     ///
     /// # Errors
     /// The refusal to send.
@@ -41,7 +42,8 @@ pub trait Host {
     /// The receive's memory could not be written.
     fn place_receive(&mut self, offset: u64, len: usize, last: bool) -> Result<(), LocalFault>;
 
-    /// The IP header of the packet belongs into the first [`GRH_LEN`](super::GRH_LEN) bytes of the current receive: it is a datagram.
+    /// The IP header of the packet belongs into the first [`GRH_LEN`](super::GRH_LEN) bytes of the
+    /// current receive: it is a datagram.
     ///
     /// # Errors
     /// The receive's memory could not be written.
@@ -59,8 +61,9 @@ pub trait Host {
     /// The request's memory could not be written.
     fn place_atomic(&mut self, serial: u64, original: u64) -> Result<(), LocalFault>;
 
-    /// Compares and swaps 8 bytes of a region; returns the value before, or any value where that is told later
-    /// ([`Qp::handle_changed`](super::Qp::handle_changed)) and the answer is held back until then.
+    /// Compares and swaps 8 bytes of a region and returns the value before. It may return any value
+    /// and report the real one later ([`Qp::handle_changed`](super::Qp::handle_changed)); the
+    /// response is held back until then.
     ///
     /// # Errors
     /// The refusal to send.

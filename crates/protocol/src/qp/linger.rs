@@ -1,30 +1,32 @@
-//! What was sent lately and may still lie in the receiver's socket buffer.
+//! Packets sent recently that may still occupy the receiver's socket buffer.
 //!
-//! Nobody acknowledges the packets of unreliable services, so nobody says when they have left the receiver's buffer,
-//! which holds a few hundred KiB. A sender that went as fast as it can would overflow it with every long message. So
-//! packets count as lying there, and all senders to one socket share the room in it.
+//! Unreliable services have no acknowledgements, so the sender cannot know when packets have left
+//! the receiver's socket buffer. That buffer holds a few hundred KiB. A sender at full speed would
+//! overflow it with every long message. So packets count as queued there, and all senders to one
+//! socket share its room.
 //!
-//! A receiver on the same machine is one of ours, and is asked: now and then a *marker* is sent behind the packets, and
-//! comes back when the receiver has come to it. Until then they count. One that does not come back is sent again; after
-//! a while without any the receiver counts as deaf. Packets to the deaf, and to other machines, count for a fixed time.
+//! A receiver on the same host runs nobounce and can be queried. Now and then a *marker* follows
+//! the packets, and the receiver echoes it. Until then the packets count. A lost marker is sent
+//! again. After a while without any echo the receiver counts as deaf. Packets to deaf receivers,
+//! and to other hosts, count for a fixed time.
 
 use std::collections::VecDeque;
 
 use crate::timing::{MICROSECOND, MILLISECOND, Nanos, SECOND};
 
-/// How long a packet counts as lying in the buffer of a receiver that cannot be asked. One that is awake empties a
-/// buffer that is full in about 100 us; with the 208 KiB of a path this lets 0.7 GB/s through.
+/// How long a packet counts against the buffer of a receiver that cannot be queried. A running
+/// receiver empties a full buffer in about 100 us. With 208 KiB per path this allows 0.7 GB/s.
 pub(crate) const LINGER: Nanos = 300 * MICROSECOND;
-/// Packets sent within this time are counted together.
+/// Packets sent within this time share one entry.
 const GRAIN: Nanos = LINGER / 8;
-/// Bytes behind which a marker is sent.
+/// Bytes between two markers.
 const MARK_EVERY: u64 = 48 << 10;
-/// When a marker is sent again for the first time; twice as long each time after.
+/// Delay before a marker is first sent again; exponential backoff doubles it.
 const MARK_AGAIN: Nanos = MILLISECOND;
-/// How long a receiver that has answered is waited for. One that is merely not scheduled comes back sooner.
-const PATIENCE: Nanos = SECOND;
-/// How long one is waited for that never has.
-const FIRST_PATIENCE: Nanos = 200 * MILLISECOND;
+/// Timeout for a receiver that has answered before. One that is merely descheduled answers sooner.
+const LINGER_TIMEOUT: Nanos = SECOND;
+/// Timeout for a receiver that has never answered.
+const FIRST_LINGER_TIMEOUT: Nanos = 200 * MILLISECOND;
 
 #[derive(Clone, Copy, Debug)]
 struct Part {
@@ -35,7 +37,7 @@ struct Part {
     marker: u32,
 }
 
-/// What is known of the receiver.
+/// What is known about the receiver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Receiver {
     #[default]
@@ -48,38 +50,38 @@ enum Receiver {
 pub(crate) struct Linger {
     sum: u64,
     parts: VecDeque<Part>,
-    /// The receiver can be asked.
+    /// The receiver answers markers.
     near: bool,
     receiver: Receiver,
-    /// The number of the last marker.
+    /// Number of the last marker.
     marker: u32,
-    /// Bytes since then.
+    /// Bytes since the last marker.
     unmarked: u64,
-    /// When to send one behind those, though they are few: others may wait for the room they take.
+    /// When to send a marker behind those few bytes: other senders may wait for their room.
     mark_at: Option<Nanos>,
-    /// When to send another one if the last does not come back.
+    /// When to send another marker if the last one is not echoed.
     again: Option<Nanos>,
     repeats: u32,
 }
 
 impl Linger {
-    /// Bytes that may still be there.
+    /// Bytes that may still be in the buffer.
     pub(crate) const fn bytes(&self) -> u64 {
         self.sum
     }
 
-    /// Whether the receiver of what is sent from now on can be asked.
+    /// Whether the receiver of later packets answers markers.
     pub(crate) fn set_near(&mut self, near: bool) {
         if near && !self.near {
             self.near = true;
-            // The packet that showed where things go was counted before.
+            // The packet that revealed the receiver was counted before.
             let patience = self.patience();
             self.parts.iter_mut().for_each(|part| part.gone = part.sent + patience);
         }
         self.near = near;
     }
 
-    /// So many bytes leave now.
+    /// Accounts for bytes that leave now.
     pub(crate) fn add(&mut self, now: Nanos, bytes: u64) {
         self.sum += bytes;
         if self.unmarked == 0 {
@@ -99,13 +101,14 @@ impl Linger {
     fn patience(&self) -> Nanos {
         match self.receiver {
             _ if !self.near => LINGER,
-            Receiver::Unknown => FIRST_PATIENCE,
-            Receiver::Answers => PATIENCE,
+            Receiver::Unknown => FIRST_LINGER_TIMEOUT,
+            Receiver::Answers => LINGER_TIMEOUT,
             Receiver::Deaf => LINGER,
         }
     }
 
-    /// The number of a marker that is to be sent now, behind everything else. `waits`: there is more to send, but no room.
+    /// The marker to send now, behind everything else. `waits`: more data is queued, but there is
+    /// no room.
     pub(crate) fn poll_marker(&mut self, now: Nanos, waits: bool) -> Option<u32> {
         let is_due = |at: Option<Nanos>| at.is_some_and(|at| at <= now);
         let new = self.unmarked >= MARK_EVERY || (waits && self.unmarked > 0) || is_due(self.mark_at);
@@ -120,7 +123,7 @@ impl Linger {
         Some(self.marker)
     }
 
-    /// A marker came back: what was sent before it is gone.
+    /// A marker came back: the receiver has taken everything sent before it.
     pub(crate) fn handle_marker(&mut self, number: u32) {
         let behind = |other: u32| number.wrapping_sub(other) < 1 << 31;
         if !behind(self.marker.wrapping_sub(1 << 16)) || (number != self.marker && behind(self.marker)) {
@@ -139,12 +142,12 @@ impl Linger {
         }
     }
 
-    /// Time has passed.
+    /// Drops entries whose time has passed.
     pub(crate) fn expire(&mut self, now: Nanos) {
         while let Some(first) = self.parts.front()
             && first.gone <= now
         {
-            // It was waited for, and no marker behind it came back.
+            // A marker was expected, and none behind it came back.
             let waited = first.gone - first.sent > LINGER;
             if self.near && waited && first.marker != self.marker.wrapping_add(1) {
                 self.receiver = Receiver::Deaf;
@@ -160,7 +163,7 @@ impl Linger {
         }
     }
 
-    /// When time changes something: the next bytes are gone, or a marker is to be sent again.
+    /// The next deadline: bytes expire, or a marker must be sent again.
     pub(crate) fn next(&self) -> Option<Nanos> {
         let first = self.parts.front()?.gone;
         let marks = if self.near { [self.again, self.mark_at] } else { [None; 2] };
@@ -179,7 +182,7 @@ mod tests {
             linger.expire(now * 100);
             linger.add(now * 100, 1);
             assert!(linger.parts.len() <= 10);
-            assert_eq!(linger.poll_marker(now * 100, true), None, "nobody to ask");
+            assert_eq!(linger.poll_marker(now * 100, true), None, "no receiver to ask");
         }
         let kept = LINGER / 100;
         assert!((kept * 8 / 10..=kept * 12 / 10).contains(&linger.bytes()), "{}", linger.bytes());
@@ -195,7 +198,7 @@ mod tests {
         linger.add(0, MARK_EVERY);
         linger.set_near(true);
         let marker = linger.poll_marker(1, false).unwrap();
-        linger.expire(FIRST_PATIENCE - 1);
+        linger.expire(FIRST_LINGER_TIMEOUT - 1);
         assert_eq!((linger.bytes(), linger.receiver), (MARK_EVERY, Receiver::Unknown));
         linger.handle_marker(marker);
         assert_eq!((linger.bytes(), linger.receiver), (0, Receiver::Answers));
@@ -217,11 +220,11 @@ mod tests {
         let second = linger.poll_marker(2, true).unwrap();
         linger.add(3, 8);
         assert_eq!(linger.next(), Some(3 + LINGER), "few are asked for when time has passed");
-        linger.expire(FIRST_PATIENCE - 1);
+        linger.expire(FIRST_LINGER_TIMEOUT - 1);
         assert_eq!(linger.bytes(), MARK_EVERY + 78);
         linger.handle_marker(second.wrapping_add(1));
         linger.handle_marker(first.wrapping_sub(1 << 20));
-        assert_eq!(linger.bytes(), MARK_EVERY + 78, "markers that nobody sent");
+        assert_eq!(linger.bytes(), MARK_EVERY + 78, "markers that were never sent");
         linger.handle_marker(first);
         assert_eq!(linger.bytes(), 78);
         linger.handle_marker(second);
@@ -255,7 +258,7 @@ mod tests {
             now = linger.next().unwrap();
             linger.expire(now);
         }
-        assert_eq!(now, FIRST_PATIENCE);
+        assert_eq!(now, FIRST_LINGER_TIMEOUT);
         assert!((5..12).contains(&markers), "{markers}");
         linger.add(now, MARK_EVERY);
         assert!(linger.poll_marker(now, false).is_some(), "it is still asked");
@@ -263,7 +266,7 @@ mod tests {
         assert_eq!(linger.bytes(), 0);
         linger.handle_marker(linger.marker);
         linger.add(now, 1);
-        linger.expire(now + PATIENCE - 1);
+        linger.expire(now + LINGER_TIMEOUT - 1);
         assert_eq!(linger.bytes(), 1, "it was heard at last");
     }
 }

@@ -2,16 +2,20 @@
 //!
 //! Methods come in four kinds:
 //! - getters: [`Qp::state`], [`Qp::attr`], [`Qp::outstanding`], [`Qp::counters`];
-//! - what the world does: [`Qp::handle_packet`], [`Qp::handle_timeout`], [`Qp::handle_gather_fault`];
-//! - what the user does: [`Qp::modify`], [`Qp::post`], [`Qp::post_to`];
-//! - what comes out: [`Qp::poll_transmit`], [`Qp::poll_completion`], [`Qp::poll_event`], [`Qp::poll_timeout`].
+//! - inputs from the network and the device: [`Qp::handle_packet`], [`Qp::handle_timeout`],
+//!   [`Qp::handle_gather_fault`];
+//! - calls of the user: [`Qp::modify`], [`Qp::post`], [`Qp::post_to`];
+//! - outputs: [`Qp::poll_transmit`], [`Qp::poll_completion`], [`Qp::poll_event`],
+//!   [`Qp::poll_timeout`].
 //!
-//! After any of the first three, poll in this order: completions and events until none are left, then packets until
-//! none may leave, then the timeout. Unreliable services complete what has left, so look for completions after the packets
-//! too. Memory is reached only through [`Host`], and only inside `handle_packet`.
+//! After any call of the second or third kind, poll in this order: completions and events until
+//! none are left, packets until none may leave, then the timeout. Unreliable services complete
+//! requests as packets leave, so poll completions after the packets too. Memory is reached only
+//! through [`Host`], and only inside `handle_packet`.
 
 mod attr;
 mod completion;
+mod config;
 mod datagram;
 mod host;
 mod linger;
@@ -29,8 +33,9 @@ mod wqe;
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr};
 
-pub use attr::{Access, Mtu, QpAttr, Treatment};
+pub use attr::{Access, IpOptions, Mtu, QpAttr};
 pub use completion::{Completion, Nak, QpEvent, Source, Status, WorkKind};
+pub use config::{QpConfig, QpCounters};
 pub use datagram::GRH_LEN;
 pub use host::{Host, LocalFault, Receive};
 pub use request::{Datagram, LocalWork, MAX_MESSAGE, Operation, PostError, Remote, SendRequest};
@@ -38,99 +43,28 @@ pub use state::{AttrMask, QpState, Service, TransitionError, check_transition};
 pub use transmit::{Payload, Transmit};
 
 use crate::timing::Nanos;
-use crate::wire::{Header, Opcode, Psn, Qpn, Reth};
+use crate::wire::{Header, Opcode, Psn, Reth};
+use config::Params;
 use datagram::take_datagram;
 use requester::{Answer, Out, Requester};
 use responder::{Responder, Taken};
 
 use unreliable::Unreliable;
 
-/// What became of a packet.
+/// Outcome of a received packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Handled {
-    /// It was for this queue pair, in this state.
+    /// The queue pair accepted it.
     Taken,
-    /// The queue pair is in a state in which it takes no such packet.
+    /// The queue pair's state does not allow such a packet.
     WrongState,
-    /// An answer to nothing that was asked.
+    /// A response without an outstanding request.
     Unsolicited,
-    /// A packet of another transport service than the queue pair's.
+    /// The packet belongs to another transport service.
     WrongService,
 }
 
-/// Counters of one queue pair, named as the kernel names them where it has the same.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub struct QpCounters {
-    pub duplicate_request: u64,
-    pub out_of_seq_request: u64,
-    pub rcvd_rnr_err: u64,
-    pub send_rnr_err: u64,
-    pub rcvd_seq_err: u64,
-    pub implied_nak_seq_err: u64,
-    pub local_ack_timeout_err: u64,
-    /// Questions after a possibly lost tail; not retries.
-    pub probes: u64,
-    /// Repeated atomics whose result was no longer kept.
-    pub lost_atomic_replay: u64,
-    /// Unreliable services: messages dropped because no receive was posted.
-    pub out_of_buffer: u64,
-    /// Datagrams dropped because their key was wrong.
-    pub qkey_violations: u64,
-    /// Unreliable services: messages dropped because they were not whole, not allowed, or did not fit.
-    pub dropped_messages: u64,
-}
-
-/// What a connection was agreed to be: the attributes as the two halves use them.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Params {
-    pub(crate) qpn: Qpn,
-    pub(crate) qkey: u32,
-    pub(crate) dest_qpn: Qpn,
-    pub(crate) mtu: u32,
-    pub(crate) access: Access,
-    pub(crate) max_rd_atomic: u8,
-    pub(crate) max_dest_rd_atomic: u8,
-    pub(crate) min_rnr_timer: u8,
-    pub(crate) timeout: u8,
-    pub(crate) retry_cnt: u8,
-    pub(crate) rnr_retry: u8,
-}
-
-impl Params {
-    fn of(config: &QpConfig, attr: &QpAttr) -> Self {
-        Self {
-            qpn: config.qpn,
-            qkey: attr.qkey,
-            dest_qpn: attr.dest_qpn,
-            mtu: attr.path_mtu.bytes(),
-            access: attr.access,
-            max_rd_atomic: attr.max_rd_atomic,
-            max_dest_rd_atomic: attr.max_dest_rd_atomic,
-            min_rnr_timer: attr.min_rnr_timer,
-            timeout: attr.timeout,
-            retry_cnt: attr.retry_cnt,
-            rnr_retry: attr.rnr_retry,
-        }
-    }
-}
-
-/// How a queue pair is made.
-#[derive(Clone, Copy, Debug)]
-pub struct QpConfig {
-    /// What it offers.
-    pub service: Service,
-    /// Its number, which datagrams carry.
-    pub qpn: Qpn,
-    /// The largest path MTU of the port: that of datagrams.
-    pub port_mtu: Mtu,
-    /// Send requests that may be outstanding.
-    pub send_depth: usize,
-    /// Report every success, whatever the request says.
-    pub signal_all: bool,
-}
-
-/// A queue pair. The module's text gives the order in which to call it.
+/// A queue pair. The module documentation gives the call order.
 #[derive(Debug)]
 pub struct Qp {
     config: QpConfig,
@@ -138,7 +72,7 @@ pub struct Qp {
     params: Params,
     requester: Requester,
     responder: Responder,
-    /// What does the work of those two where nothing is acknowledged.
+    /// Replaces requester and responder for unreliable services.
     unreliable: Option<Box<Unreliable>>,
     completions: VecDeque<Completion>,
     events: VecDeque<QpEvent>,
@@ -172,27 +106,28 @@ impl Qp {
         }
     }
 
-    /// The state it is in.
+    /// Its state.
     pub const fn state(&self) -> QpState {
         self.attr.state
     }
 
-    /// What it offers.
+    /// Its transport service.
     pub const fn service(&self) -> Service {
         self.config.service
     }
 
-    /// Where the packet polled last goes. (By reference: an address that was copied just before is slow to read.)
+    /// Destination of the packet polled last. (By reference: reading an address copied just before
+    /// causes a store-forwarding stall.)
     #[inline]
     pub fn destination(&self) -> &IpAddr {
         let datagram = self.unreliable.as_ref().and_then(|unreliable| unreliable.sender.destination());
         datagram.unwrap_or(&self.attr.remote)
     }
 
-    /// How the packet polled last is treated on its way.
-    pub fn treatment(&self) -> Treatment {
-        let datagram = self.unreliable.as_ref().and_then(|unreliable| unreliable.sender.treatment());
-        datagram.unwrap_or(self.attr.treatment)
+    /// IP options (traffic class, hop limit) of the packet polled last.
+    pub fn ip_options(&self) -> IpOptions {
+        let datagram = self.unreliable.as_ref().and_then(|unreliable| unreliable.sender.ip_options());
+        datagram.unwrap_or(self.attr.ip_options)
     }
 
     /// Its attributes.
@@ -200,12 +135,12 @@ impl Qp {
         &self.attr
     }
 
-    /// What it counted.
+    /// Its counters.
     pub const fn counters(&self) -> &QpCounters {
         &self.counters
     }
 
-    /// Bytes that may lie in a socket buffer because of it.
+    /// Bytes that may occupy the receiver's socket buffer because of it.
     pub fn outstanding(&self) -> u64 {
         match &self.unreliable {
             None => self.requester.outstanding(),
@@ -213,15 +148,16 @@ impl Qp {
         }
     }
 
-    /// Whether an answer that frees a few packets costs more than it brings, as where both ends share the processors: then nobody asks for one
-    /// while another is on its way. Otherwise each one that comes lets the next few packets leave, the last of which asks again.
+    /// Limits ACK requests to one in flight. Use it where an ACK that frees a few packets costs
+    /// more than it gains, as where both ends share the CPUs. Otherwise each ACK releases a few
+    /// packets, the last of which requests an ACK again.
     pub fn ask_rarely(&mut self, rarely: bool) {
         self.requester.ask_rarely(rarely);
     }
 
-    /// Whether the last [`Self::poll_transmit`] held a packet back only because there was no room.
+    /// Whether the last [`Self::poll_transmit`] held a packet back only for lack of room.
     pub fn is_path_limited(&self) -> bool {
-        // One that failed meanwhile waits for nothing any more.
+        // A queue pair that failed meanwhile waits for nothing.
         matches!(self.attr.state, QpState::Rts | QpState::Sqd)
             && match &self.unreliable {
                 None => self.requester.is_path_limited(),
@@ -229,7 +165,7 @@ impl Qp {
             }
     }
 
-    /// Whether a receive was taken for a message that is still coming in.
+    /// Whether a receive is in use for a message that is still arriving.
     pub fn has_open_receive(&self) -> bool {
         match &self.unreliable {
             None => self.responder.has_open_receive(),
@@ -237,7 +173,7 @@ impl Qp {
         }
     }
 
-    /// Every send request with a smaller serial number is over.
+    /// All send requests with a smaller serial number are complete.
     pub fn oldest_serial(&self) -> u64 {
         match &self.unreliable {
             None => self.requester.oldest_serial(),
@@ -248,7 +184,8 @@ impl Qp {
     /// Changes attributes and state.
     ///
     /// # Errors
-    /// The transition does not exist, attributes are missing or not allowed, or a value is out of range.
+    /// The transition does not exist, attributes are missing or not allowed, or a value is out of
+    /// range.
     pub fn modify(&mut self, new: &QpAttr) -> Result<(), TransitionError> {
         let from = self.attr.state;
         let to = if new.mask.contains(AttrMask::STATE) { new.state } else { from };
@@ -284,15 +221,16 @@ impl Qp {
         Ok(())
     }
 
-    /// Takes a send request; returns its serial number, by which [`Payload::Request`] and [`Host`] name it.
+    /// Posts a send request and returns its serial number, which [`Payload::Request`] and [`Host`]
+    /// use.
     ///
     /// # Errors
-    /// See [`PostError`]. In the error state a request is taken and flushed at once.
+    /// See [`PostError`]. In the error state a request is accepted and flushed at once.
     pub fn post(&mut self, request: SendRequest) -> Result<u64, PostError> {
         self.take(request, None)
     }
 
-    /// Takes a send request of a datagram queue pair; otherwise as [`Self::post`].
+    /// Posts a send request to a datagram queue pair; otherwise as [`Self::post`].
     ///
     /// # Errors
     /// See [`PostError`].
@@ -300,7 +238,7 @@ impl Qp {
         self.take(request, Some(to))
     }
 
-    /// Whether a request, with an address or without one, would be taken if there were room.
+    /// Whether a request, with or without an address, would be accepted if there were room.
     ///
     /// # Errors
     /// See [`PostError`].
@@ -331,7 +269,7 @@ impl Qp {
         Ok(())
     }
 
-    /// How many send requests there is room for.
+    /// Free slots of the send queue.
     pub fn send_room(&self) -> usize {
         let posted = match &self.unreliable {
             None => self.requester.posted(),
@@ -355,7 +293,7 @@ impl Qp {
         Ok(serial)
     }
 
-    /// A packet for this queue pair arrived; its ICRC was right.
+    /// Handles a packet for this queue pair; its ICRC has been checked.
     pub fn handle_packet(
         &mut self,
         now: Nanos,
@@ -366,8 +304,9 @@ impl Qp {
         self.handle_run(now, (header, 1), payload_len, host)
     }
 
-    /// As [`handle_packet`](Self::handle_packet), for `packets` of them that have become one: full ones from the middle of a message
-    /// of a reliable connection, with sequence numbers in a row from the header's on, and their payload behind each other.
+    /// As [`handle_packet`](Self::handle_packet), for a run of `packets` that were merged. They are
+    /// full packets from the middle of a message of a reliable connection. Their PSNs are
+    /// consecutive from the header's on, and their payloads are concatenated.
     pub fn handle_run(
         &mut self,
         now: Nanos,
@@ -412,8 +351,9 @@ impl Qp {
         Handled::Taken
     }
 
-    /// How many packets of such a run were taken before, where others of it were not: what is sent again may begin before that which is awaited, and end
-    /// behind it. They are to be left out, or all of it counts as a duplicate.
+    /// How many packets at the start of a run are duplicates, if others are new. A retransmission
+    /// may begin before the expected PSN and end behind it. The caller must skip the duplicates, or
+    /// the whole run counts as one.
     #[inline]
     pub fn taken_of_run(&self, header: &Header, packets: u32, payload_len: usize) -> u32 {
         let is_one = packets < 2 || header.opcode.is_response() || self.unreliable.is_some();
@@ -423,7 +363,7 @@ impl Qp {
         self.responder.taken_of(header.psn, packets)
     }
 
-    /// Whether so many packets can have become one.
+    /// Whether so many packets can form a run.
     fn is_run(&self, header: &Header, packets: u32, payload_len: usize) -> bool {
         let middle =
             matches!(header.opcode, Opcode::SendMiddle | Opcode::WriteMiddle | Opcode::ReadResponseMiddle);
@@ -459,7 +399,7 @@ impl Qp {
         }
     }
 
-    /// The time of [`Self::poll_timeout`] has come.
+    /// Handles the deadline that [`Self::poll_timeout`] returned.
     pub fn handle_timeout(&mut self, now: Nanos) {
         if let Some(unreliable) = &mut self.unreliable {
             unreliable.sender.handle_timeout(now);
@@ -474,16 +414,18 @@ impl Qp {
         self.settle(answer);
     }
 
-    /// To be called instead of [`handle_timeout`](Self::handle_timeout) while the packet that was polled last, which is still
-    /// [current](Self::is_current), waits for its payload and has not left: nobody can be late in answering that one. It may have to be polled again.
+    /// Call this instead of [`handle_timeout`](Self::handle_timeout) while the packet polled last
+    /// is still [current](Self::is_current) and waits for its payload. That packet has not left, so
+    /// its ACK cannot be late. It may have to be polled again.
     pub fn put_off(&mut self, now: Nanos) {
         if self.unreliable.is_some() || !self.requester.put_off(now) {
             self.handle_timeout(now);
         }
     }
 
-    /// The process at the other end is no more, as is known from elsewhere: nothing it has not acknowledged by now ever will be, and nothing
-    /// more will come. Whether that ended the queue pair; unreliable services do not know of ends.
+    /// The peer process has died, as reported by another channel. It will send no more ACKs and no
+    /// more packets. Returns whether that ended the queue pair; unreliable services are not
+    /// connected.
     pub fn handle_peer_death(&mut self) -> bool {
         let connected = matches!(self.attr.state, QpState::Rtr | QpState::Rts | QpState::Sqd);
         if !connected || self.unreliable.is_some() {
@@ -494,27 +436,28 @@ impl Qp {
         true
     }
 
-    /// Whether the receiver of what an unreliable service sends from now on sends [`Marker`](crate::wire::Marker)s back.
+    /// Whether the receiver of later unreliable packets echoes [`Marker`](crate::wire::Marker)s.
     pub fn set_near(&mut self, near: bool) {
         if let Some(unreliable) = &mut self.unreliable {
             unreliable.sender.set_near(near);
         }
     }
 
-    /// The number of a marker to be sent now, behind everything that was polled. To be asked when nothing more may leave.
+    /// The marker to send now, behind everything polled so far. Call it when nothing more may
+    /// leave.
     pub fn poll_marker(&mut self, now: Nanos) -> Option<u32> {
         self.unreliable.as_mut()?.sender.poll_marker(now)
     }
 
-    /// A marker came back: the receiver of an unreliable service has come to it.
+    /// A marker came back: the receiver of an unreliable service has processed it.
     pub fn handle_marker(&mut self, number: u32) {
         if let Some(unreliable) = &mut self.unreliable {
             unreliable.sender.handle_marker(number);
         }
     }
 
-    /// Payload that was taken did not reach its memory after all: that of packet `psn`, or of one behind it. The peer is told,
-    /// and nothing from there on is acknowledged.
+    /// Accepted payload of packet `psn`, or of a later one, did not reach its memory. Sends a NAK
+    /// and acknowledges nothing from there on.
     pub fn handle_placement_fault(&mut self, psn: Psn) {
         if matches!(self.attr.state, QpState::Reset | QpState::Init) {
             return;
@@ -533,13 +476,14 @@ impl Qp {
         }
     }
 
-    /// The atomic with this number, for which [`Host`] had given any value, was carried out: the value before. No answer to it may have
-    /// left until now.
+    /// The atomic with this PSN is done; `before` is the value before it. [`Host`] had returned a
+    /// placeholder, and no response has left until now.
     pub fn handle_changed(&mut self, psn: Psn, before: u64) {
         self.responder.handle_changed(psn, before);
     }
 
-    /// The payload of `transmit` could not be read; the packet was not sent. `nak` is what a peer that READs is told.
+    /// The payload of `transmit` could not be read, and the packet was not sent. `nak` goes to a
+    /// peer whose READ this answers.
     pub fn handle_gather_fault(&mut self, transmit: &Transmit, nak: Nak) {
         match transmit.payload {
             Payload::None => {}
@@ -565,10 +509,12 @@ impl Qp {
 
     /// The next packet to send, if one may leave now.
     ///
-    /// `room` is how many bytes the path to the peer still takes. Without `flush_acks`, acknowledgements that can
-    /// wait do: call again with it before blocking, and whenever something else leaves anyway.
+    /// `room` is how many bytes the path to the peer still takes. Without `flush_acks`, delayed
+    /// ACKs stay queued. Call again with it before blocking, and whenever another packet leaves
+    /// anyway (piggyback).
     ///
-    /// Gather the payload of a packet before asking for the next: an unreliable service is then done with it.
+    /// Gather the payload of a packet before the next poll: an unreliable service then retires the
+    /// request.
     pub fn poll_transmit(&mut self, now: Nanos, room: u64, flush_acks: bool) -> Option<Transmit> {
         if self.unreliable.is_some() {
             return self.poll_unreliable(now, room);
@@ -582,7 +528,7 @@ impl Qp {
                 if self.responder.is_urgent() {
                     return self.responder.poll_transmit(&params, false);
                 }
-                // Data before deferred acknowledgements: somebody may be waiting for the data.
+                // Data before delayed ACKs: the peer may be waiting for the data.
                 let data = self.requester.poll_transmit(now, &params, may_start, room);
                 if data.is_some() || !flush_acks {
                     return data;
@@ -592,7 +538,7 @@ impl Qp {
         }
     }
 
-    /// The next answer to send, if one may leave now: for a caller whose requests have to wait for something else.
+    /// The next response to send, if one may leave now. For callers that must hold back requests.
     pub fn poll_answer(&mut self, flush_acks: bool) -> Option<Transmit> {
         let params = self.params;
         match self.attr.state {
@@ -601,7 +547,8 @@ impl Qp {
         }
     }
 
-    /// The next request packet to send, if one may leave now: for a caller whose answers have to wait for something else.
+    /// The next request packet to send, if one may leave now. For callers that must hold back
+    /// responses.
     pub fn poll_request(&mut self, now: Nanos, room: u64) -> Option<Transmit> {
         if self.unreliable.is_some() {
             return self.poll_unreliable(now, room);
@@ -615,13 +562,13 @@ impl Qp {
         }
     }
 
-    /// The next request whose work stays on this side, if its turn has come: to be asked when nothing more may leave, and answered by
-    /// [`Self::handle_local`].
+    /// The next request with local work, if its turn has come. Call it when nothing more may leave;
+    /// finish with [`Self::handle_local`].
     pub fn poll_local(&self) -> Option<(u64, LocalWork)> {
         if self.attr.state == QpState::Rts { self.requester.poll_local() } else { None }
     }
 
-    /// The request with this serial number, which [`Self::poll_local`] gave, was carried out, or could not be.
+    /// The request with this serial number, from [`Self::poll_local`], was carried out or failed.
     pub fn handle_local(&mut self, serial: u64, work: &LocalWork, done: bool) {
         let mut out = Out { completions: &mut self.completions, counters: &mut self.counters };
         if done {
@@ -645,8 +592,8 @@ impl Qp {
         transmit
     }
 
-    /// Whether `transmit` is the request packet that was polled last and is still to be sent: it is not once the queue pair has
-    /// gone back to an earlier packet, has heard of its arrival, or has failed.
+    /// Whether `transmit` is the request packet polled last and still has to be sent. It does not
+    /// after a go-back-N rewind, an ACK for it, or a failure.
     pub fn is_current(&self, transmit: &Transmit) -> bool {
         matches!(self.attr.state, QpState::Rts | QpState::Sqd)
             && match &self.unreliable {
@@ -655,11 +602,12 @@ impl Qp {
             }
     }
 
-    /// How many more packets may leave that are like the one that [`Self::poll_transmit`] just gave: from the middle
-    /// of the same message, each with the next sequence number and the next piece of the payload, and otherwise the
-    /// same in every bit of their headers. At most `most`; they count as sent.
+    /// How many more packets like the one from [`Self::poll_transmit`] may leave. They come from
+    /// the middle of the same message and have consecutive PSNs and consecutive payload. All other
+    /// header bits are equal. At most `most`; they count as sent.
     ///
-    /// Long messages are made of little else, and a header that is copied is cheaper than one that is thought about.
+    /// Long messages consist mostly of such packets, and copying a header is cheaper than building
+    /// one.
     pub fn poll_repeat(&mut self, now: Nanos, transmit: &Transmit, room: u64, most: u64) -> u64 {
         if transmit.header.opcode == Opcode::ReadResponseMiddle {
             return self.responder.poll_repeat(transmit.header.psn, &self.params, most);
@@ -679,29 +627,30 @@ impl Qp {
         self.requester.poll_repeat(now, &params, room, most)
     }
 
-    /// The peer's READs of which nothing has been answered yet, in the order in which they will be: what is slow to read can be read ahead.
+    /// The peer's READs without any response yet, in order: a caller can prefetch memory that is
+    /// slow to read.
     pub fn waiting_reads(&self) -> impl Iterator<Item = (Psn, Reth)> {
         self.responder.waiting_reads()
     }
 
-    /// Whether requests may be left to send, or wait for something; if not, [`Self::poll_request`] and [`Self::poll_local`] give nothing until more is
-    /// posted, or a timeout is handled.
+    /// Whether requests may be left to send or are blocked. If not, [`Self::poll_request`] and
+    /// [`Self::poll_local`] return nothing until the next post or timeout.
     #[inline]
     pub fn may_send(&self) -> bool {
         self.unreliable.is_some() || self.requester.has_more()
     }
 
-    /// Whether answers wait to be sent (with `flush_acks`).
+    /// Whether responses are queued (with `flush_acks`).
     pub fn has_replies(&self) -> bool {
         self.responder.has_replies()
     }
 
-    /// Whether answers wait that should leave at once.
+    /// Whether responses are queued that should leave at once.
     pub fn has_urgent_replies(&self) -> bool {
         self.responder.is_urgent()
     }
 
-    /// Whether completions wait.
+    /// Whether completions are queued.
     pub fn has_completions(&self) -> bool {
         !self.completions.is_empty()
     }
@@ -716,7 +665,7 @@ impl Qp {
         self.events.pop_front()
     }
 
-    /// When [`Self::handle_timeout`] must be called, if nothing happens before.
+    /// When to call [`Self::handle_timeout`], if nothing happens before.
     pub fn poll_timeout(&self) -> Option<Nanos> {
         if let Some(unreliable) = &self.unreliable {
             return unreliable.sender.poll_timeout();
@@ -737,7 +686,7 @@ impl Qp {
         }
     }
 
-    /// The responder refused something for good.
+    /// The responder sent a fatal NAK.
     fn stop(&mut self, event: QpEvent) {
         self.events.push_back(event);
         self.enter_error(None);
@@ -774,7 +723,7 @@ impl Qp {
         }
     }
 
-    /// Whether it is to be drained, and work that was begun is not over yet.
+    /// Whether the queue pair is draining (SQD) and started work is not complete.
     pub fn is_draining(&self) -> bool {
         let is_drained = match &self.unreliable {
             None => self.requester.is_drained(),

@@ -1,8 +1,9 @@
-//! Work requests of the send queue, as the protocol sees them: lengths and remote places, no local memory.
+//! Work requests of the send queue, as the protocol sees them: lengths and remote addresses, no
+//! local memory.
 
 use std::net::IpAddr;
 
-use super::attr::{Access, Treatment};
+use super::attr::{Access, IpOptions};
 use super::completion::{Status, WorkKind};
 use super::state::Service;
 use crate::wire::{Opcode, Qpn};
@@ -26,19 +27,21 @@ pub struct Datagram {
     pub remote: IpAddr,
     /// The queue pair there.
     pub dest_qpn: Qpn,
-    /// The key it asks for. With the highest bit set: the sending queue pair's own key instead, as the standard says.
+    /// Its Q_Key. With the highest bit set, the sending queue pair's own Q_Key is used instead, as
+    /// the standard says.
     pub qkey: u32,
     /// How it is treated on its way.
-    pub treatment: Treatment,
+    pub ip_options: IpOptions,
 }
 
-/// Work of the send queue that stays on this side: it changes what a key means to peers, in its turn, and nothing is sent.
+/// Local work of the send queue: it changes the meaning of a key for peers, in order, and sends
+/// nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LocalWork {
-    /// Gives a memory window the key `rkey`, and part of a region behind it.
+    /// Binds a memory window: `rkey` now names part of a region.
     #[allow(missing_docs)] // the names are the standard's
     Bind { window: u32, rkey: u32, region: u32, addr: u64, len: u64, access: Access },
-    /// Takes what is behind this key of a memory window away.
+    /// Invalidates this key of a memory window.
     Invalidate(u32),
 }
 
@@ -68,7 +71,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// Whether it is answered with data, and so counts against `max_rd_atomic`.
+    /// Whether its response carries data, so that it counts against `max_rd_atomic`.
     pub const fn fetches(&self) -> bool {
         matches!(self, Self::Read(_) | Self::CompareSwap { .. } | Self::FetchAdd { .. })
     }
@@ -124,7 +127,7 @@ impl Operation {
                 false,
                 false,
             ) => Opcode::SendMiddle,
-            // Work that stays here has no packets: nobody asks.
+            // Local work has no packets: the result is not used.
             (Self::Send | Self::Local(_), true, true) => Opcode::SendOnly,
             (Self::Send | Self::Local(_), false, true) => Opcode::SendLast,
             (Self::SendImmediate(_), true, true) => Opcode::SendOnlyImm,

@@ -1,7 +1,7 @@
-//! The sending half of a reliable connection: cuts requests into packets, repeats what got lost, retires what was
-//! acknowledged.
+//! The requester of a reliable connection: segments requests into packets, retransmits lost ones
+//! (go-back-N), retires acknowledged ones.
 //!
-//! Sequence numbers are 64 bits wide here. Of the send queue a prefix is *started* (has sequence numbers):
+//! PSNs are 64 bits wide here. A prefix of the send queue is *started* (has PSNs):
 //!
 //! ```text
 //!   sq:   [ started ............................ ][ waiting ]
@@ -22,20 +22,20 @@ use super::{Host, Params, QpCounters, Transmit};
 use crate::timing::{self, Nanos};
 use crate::wire::{Header, Opcode, Psn, Syndrome};
 
-/// Outstanding packets stay below half of the sequence space, or old and new could not be told apart.
+/// The PSN window: less than half of the PSN space, or old and new PSNs would be ambiguous.
 const MAX_OUTSTANDING: u64 = (1 << 23) - 1;
-/// A READ is asked for in pieces of at most this many bytes: the answer to a request cannot be slowed down once
-/// asked for, so the size of the question is what keeps the asker's own socket buffer from overflowing.
+/// Largest READ request in bytes; longer READs are split. The response to a request cannot be
+/// slowed down, so its size keeps the requester's socket buffer from overflowing.
 const READ_CHUNK: u64 = 128 << 10;
-/// In a long message an acknowledgement is asked for this often (packets).
+/// Packets of a long message between two ACK requests.
 const ACK_EVERY: u64 = 30;
 
-/// What became of an answer.
+/// Outcome of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
-    /// It was of use, or a harmless repetition.
+    /// It was useful, or a harmless duplicate.
     Taken,
-    /// It answers nothing that was asked.
+    /// It matches no outstanding request.
     Unsolicited,
     /// The request at the front failed; the queue pair must go to the error state.
     Failed(Status),
@@ -52,20 +52,21 @@ pub(crate) struct Requester {
     next: u64,
     sent_top: u64,
     top: u64,
-    /// READ and atomic requests that are not fully answered: first and one past the last sequence number. A repeated
-    /// request keeps the boundaries of the first one, because the peer may have taken that one.
+    /// READ and atomic requests without a complete response: first PSN and one past the last. A
+    /// retransmitted request keeps these boundaries, because the peer may have accepted the first
+    /// copy.
     reads: VecDeque<(u64, u64)>,
-    /// How many of `reads` have been asked for since the last rewind.
+    /// How many of `reads` were requested since the last rewind.
     reads_asked: usize,
-    /// Started READs and atomics that are not complete, for fences.
+    /// Started READs and atomics that are incomplete, for fences.
     open_fetches: usize,
-    /// Bytes that may lie in somebody's socket buffer because of us.
+    /// Bytes that may occupy the receiver's socket buffer because of this queue pair.
     outstanding: u64,
-    /// The last packet was held back only because the path had no room.
+    /// The last packet was held back only for lack of room on the path.
     path_limited: bool,
-    /// Where the window is full, no answer is asked for beside one that is on its way.
+    /// With a full window, keep at most one ACK request in flight.
     asks_rarely: bool,
-    /// One past the last packet that asked for an acknowledgement.
+    /// One past the last packet with an ACK request.
     asked: u64,
     window: Window,
     rtt: Rtt,
@@ -77,11 +78,11 @@ pub(crate) struct Requester {
     rnr_until: Option<Nanos>,
     retries: u8,
     rnr_retries: u8,
-    /// The window before it was closed because of silence, in case nothing was lost after all.
+    /// The window before silence closed it, to restore if nothing was lost.
     undo: Option<Window>,
-    /// Losses before this sequence number have already shrunk the window.
+    /// Losses before this PSN have already shrunk the window.
     recovery: u64,
-    /// The place and time of the last rewind, so that one loss does not cause two.
+    /// PSN and time of the last rewind, so that one loss does not cause two.
     rewound: Option<(u64, Nanos)>,
 }
 
@@ -120,7 +121,7 @@ impl Requester {
         }
     }
 
-    /// The connection's numbers are known.
+    /// Sets the PSNs and parameters of the connection.
     pub(crate) fn connect(&mut self, sq_psn: Psn, params: &Params) {
         let first = Psn::SPACE + u64::from(sq_psn.get());
         (self.una, self.next, self.sent_top, self.top) = (first, first, first, first);
@@ -129,7 +130,7 @@ impl Requester {
         self.refill_retries(params);
     }
 
-    /// Takes a request. The caller has checked the state.
+    /// Posts a request. The caller has checked the state.
     pub(crate) fn post(&mut self, request: SendRequest) -> Result<u64, PostError> {
         if self.sq.len() >= self.depth {
             return Err(PostError::QueueFull(self.depth));
@@ -140,7 +141,7 @@ impl Requester {
         Ok(serial)
     }
 
-    /// Requests that are not over.
+    /// Incomplete requests.
     pub(crate) fn posted(&self) -> usize {
         self.sq.len()
     }
@@ -149,7 +150,7 @@ impl Requester {
         self.outstanding
     }
 
-    /// Whether this is the sequence number sent last, and not answered yet.
+    /// Whether this PSN was sent last and is unacknowledged.
     pub(crate) fn sent_last(&self, psn: Psn) -> bool {
         let psn = psn.extend(self.next);
         psn + 1 == self.next && psn >= self.una
@@ -163,7 +164,7 @@ impl Requester {
         self.path_limited
     }
 
-    /// The serial of the oldest request that is not over.
+    /// The serial number of the oldest incomplete request.
     pub(crate) fn oldest_serial(&self) -> u64 {
         self.sq.front().map_or(self.next_serial, |wqe| wqe.serial)
     }
@@ -195,7 +196,8 @@ impl Requester {
         if self.next == self.top && !self.start_next(params, may_start) {
             return None;
         }
-        // Not copied: it may have been posted just now, and what is read in other pieces than it was written in is slow to read.
+        // By reference: it may have been posted just now, and copying it would cause a
+        // store-forwarding stall.
         let wqe = &self.sq[self.cursor];
         let (cost, end_of_wqe) = (wqe.packet_cost(), wqe.end());
         let in_flight = self.next - self.una;
@@ -215,12 +217,14 @@ impl Requester {
                     let left = room / cost;
                     let fits = (window - in_flight).min(left).max(1);
                     let wanted = (end_of_wqe - self.next).min(READ_CHUNK / u64::from(params.mtu));
-                    // Of the window half, and of what the path takes two thirds: the rest is under way meanwhile.
+                    // Half of the window, and two thirds of what the path takes: the rest is in
+                    // flight meanwhile.
                     let enough = (window / 2).min(in_flight.saturating_add(left).saturating_mul(2) / 3);
                     if self.reads_asked > 0 && fits < wanted.min(enough) {
-                        // Room comes back packet by packet: whoever takes it at once asks ever after for a few packets at a time.
-                        // Answers that are still to come leave room for more, and their coming is another occasion. (Of WRITEs nobody
-                        // may have asked to be told.)
+                        // Room comes back packet by packet. A READ that takes it at once would
+                        // fetch a few packets at a time from then on. Responses still to come free
+                        // more room and trigger another attempt. (WRITEs may have no ACK request
+                        // pending.)
                         return None;
                     }
                     let end = self.next + fits.min(wanted);
@@ -234,7 +238,8 @@ impl Requester {
             self.note_sent(now, (cost, end_of_wqe), packets, true);
             transmit
         } else {
-            // Nobody waits for an unsignalled request: it is acknowledged with a later one, or when a probe asks.
+            // An unsignaled request needs no ACK of its own. A later ACK covers it, or a probe
+            // requests one.
             let last = self.next + 1 == end_of_wqe;
             let full = in_flight + 1 >= window || 2 * cost > room;
             let ack_req = (last && wqe.request.signaled)
@@ -247,14 +252,15 @@ impl Requester {
         Some(transmit)
     }
 
-    /// Whether there is anything left to send, be it that it has to wait.
+    /// Whether anything is left to send, even if it is blocked.
     #[inline]
     pub(crate) fn has_more(&self) -> bool {
         self.next < self.top || self.started < self.sq.len() || self.send_probe || self.rnr_until.is_some()
     }
 
-    /// How many more packets like the one just polled may leave: full ones from the middle of the same message that
-    /// ask for no acknowledgement, each with the next sequence number and the next piece. They count as sent.
+    /// How many more packets like the one just polled may leave: full ones from the middle of the
+    /// same message, without an ACK request. Their PSNs and payload are consecutive. They count as
+    /// sent.
     pub(crate) fn poll_repeat(&mut self, now: Nanos, params: &Params, room: u64, most: u64) -> u64 {
         let Some(wqe) = self.sq.get(self.cursor).copied().filter(|_| self.next < self.top) else { return 0 };
         if wqe.request.op.fetches() || self.next == wqe.psn || self.rnr_until.is_some() || self.send_probe {
@@ -272,7 +278,7 @@ impl Requester {
         count
     }
 
-    /// Gives the next waiting request its sequence numbers.
+    /// Assigns PSNs to the next waiting request.
     fn start_next(&mut self, params: &Params, may_start: bool) -> bool {
         if !may_start || self.started == self.sq.len() {
             return false;
@@ -296,14 +302,16 @@ impl Requester {
         true
     }
 
-    /// The next request, if it is to be carried out on this side and its turn has come; [`Self::handle_local`] ends it.
+    /// The next request, if its work is local and its turn has come; [`Self::handle_local`] ends
+    /// it.
     pub(crate) fn poll_local(&self) -> Option<(u64, LocalWork)> {
         let wqe = self.sq.get(self.started).filter(|_| self.next == self.top)?;
         let waits = self.rnr_until.is_some() || (wqe.request.fence && self.open_fetches > 0);
         wqe.request.op.local().filter(|_| !waits).map(|work| (wqe.serial, *work))
     }
 
-    /// The request that [`Self::poll_local`] gave was carried out. It takes no sequence number, and its end is reported in its turn.
+    /// The request from [`Self::poll_local`] was carried out. It takes no PSN, and completes in
+    /// order.
     pub(crate) fn handle_local(&mut self, out: &mut Out<'_>) {
         let wqe = &mut self.sq[self.started];
         (wqe.psn, wqe.packets) = (self.top, 0);
@@ -312,18 +320,18 @@ impl Requester {
         self.retire_local(out);
     }
 
-    /// Reports the requests at the front that were carried out on this side.
+    /// Completes the local requests at the front.
     fn retire_local(&mut self, out: &mut Out<'_>) {
         while self.started > 0 && self.sq[0].packets == 0 {
             self.pop(out);
         }
     }
 
-    /// So many packets left, of a request with this cost of each and this end.
+    /// Accounts for packets that left, of a request with this cost per packet and this end.
     fn note_sent(&mut self, now: Nanos, (cost, end): (u64, u64), packets: u64, answered: bool) {
         if self.una == self.sent_top {
-            // The timer runs from the first unanswered packet; one that is sent again must not restart it, or a peer
-            // that is gone would never be given up.
+            // The retransmission timer runs from the first unacknowledged packet. A retransmission
+            // must not restart it, or a dead peer would never time out.
             self.last_progress = now;
             self.probes = 0;
         }
@@ -345,15 +353,16 @@ impl Requester {
         self.arm_probe(now);
     }
 
-    /// A transport timeout shorter than a probe makes the probe pointless; it is armed all the same and loses.
+    /// A transport timeout shorter than the probe makes the probe pointless. It is armed all the
+    /// same, and the timeout fires first.
     fn arm_probe(&mut self, now: Nanos) {
         self.probe_at = (self.una < self.next).then(|| now + self.rtt.probe_delay(self.probes));
     }
 
-    /// Asks for the last thing sent to be acknowledged again.
+    /// Requests an ACK for the last packet sent (tail-loss probe).
     ///
-    /// The first question repeats the last packet; when that did not help, or when data is awaited, everything
-    /// unanswered is sent again. Neither counts as a retry.
+    /// The first probe repeats the last packet. A later one, or one that awaits READ data,
+    /// retransmits everything unacknowledged. Neither counts as a retry.
     fn probe(&mut self, params: &Params) -> Option<Transmit> {
         if self.una == self.next {
             return None;
@@ -368,7 +377,7 @@ impl Requester {
         Some(wqe.data_packet(last, true, params))
     }
 
-    /// An answer from the peer: ACK, NAK, READ response, atomic response.
+    /// Handles a response: ACK, NAK, READ response, atomic response.
     pub(crate) fn handle_answer(
         &mut self,
         now: Nanos,
@@ -412,7 +421,8 @@ impl Requester {
                     }
                     let until = now + timing::rnr_timer(code);
                     self.rnr_until = Some(until);
-                    // The packet arrived and the peer lives: what it asked us to wait is neither silence nor loss.
+                    // RNR NAK: the packet arrived and the peer lives. The RNR delay is neither
+                    // silence nor loss.
                     self.last_progress = until;
                     self.retries = params.retry_cnt;
                     self.rewind();
@@ -461,7 +471,8 @@ impl Requester {
             Nak::InvalidRequest | Nak::InvalidRdRequest => Status::RemoteInvalidRequest,
         };
         if self.una < psn {
-            // The refusal is for a later request, but data of an earlier one is missing: ask for that again first.
+            // The NAK is for a later request, but data of an earlier one is missing: request that
+            // first.
             self.data_lost(now, out);
             return Answer::Taken;
         }
@@ -520,7 +531,7 @@ impl Requester {
         Answer::Taken
     }
 
-    /// Everything before `upto` is acknowledged; data that is awaited stops it.
+    /// Acknowledges everything before `upto`; missing READ data stops it.
     fn advance(&mut self, now: Nanos, upto: u64, params: &Params, out: &mut Out<'_>) {
         let before = self.una;
         while self.una < upto && self.started > 0 {
@@ -561,10 +572,11 @@ impl Requester {
         }
     }
 
-    /// An acknowledgement may overtake a rewind.
+    /// An ACK may overtake a rewind.
     fn resync(&mut self) {
         if self.next < self.una {
-            // What was not sent again has arrived: nothing was lost, the peer was only away for a while.
+            // Packets that were not retransmitted have arrived: nothing was lost, the peer was only
+            // descheduled.
             if let Some(window) = self.undo.take() {
                 self.window = window;
             }
@@ -587,8 +599,9 @@ impl Requester {
             }
         }
         if self.probes > 1 {
-            // It took longer than thought. Whichever copy was answered, the next question may wait as long; without
-            // this, a peer that is slow from now on would be asked again and again.
+            // The round trip took longer than estimated. Sample it, whichever copy was answered:
+            // the next probe may wait as long. Otherwise a peer that becomes slow would be probed
+            // again and again.
             self.rtt.sample(now.saturating_sub(self.last_progress));
         }
         let in_use = 2 * (self.next + packets - self.una) >= self.window.packets();
@@ -611,7 +624,8 @@ impl Requester {
         left
     }
 
-    /// An answer overtook data that should have come before it: that data is lost, and is asked for once.
+    /// A response overtook data that should have come before it: that data is lost. Request it
+    /// once.
     fn data_lost(&mut self, now: Nanos, out: &mut Out<'_>) {
         if self.rewound.is_some_and(|(at, _)| at == self.una) {
             return;
@@ -630,7 +644,7 @@ impl Requester {
         }
     }
 
-    /// Sends everything unanswered again.
+    /// Go-back-N: retransmits everything unacknowledged.
     fn rewind(&mut self) {
         self.next = self.una;
         self.asked = self.una;
@@ -640,7 +654,7 @@ impl Requester {
         self.reads_asked = 0;
     }
 
-    /// The packet whose answer is timed is sent again: the answer can be to either copy of it.
+    /// The packet under RTT measurement is retransmitted: the answer may be to either copy.
     fn time_again(&mut self) {
         if let Some(timed) = &mut self.timed {
             timed.again = true;
@@ -662,7 +676,7 @@ impl Requester {
         Some(self.last_progress + timing::ack_timeout(params.timeout)?)
     }
 
-    /// Time has passed. Fails when the last retry is spent.
+    /// Handles a deadline. Fails when the retries are used up.
     pub(crate) fn handle_timeout(&mut self, now: Nanos, params: &Params, out: &mut Out<'_>) -> Answer {
         if self.rnr_until.is_some() || self.una == self.next {
             return Answer::Taken; // poll_transmit looks at the RNR timer itself
@@ -681,8 +695,9 @@ impl Requester {
             out.counters.probes += 1;
             self.probes += 1;
             if self.probes > 1 && self.una >= self.recovery {
-                // Either much is lost, or the peer is away from its CPU and everything still lies in its buffer:
-                // to send it all again would bury it. A little is asked after, and an answer opens the window again.
+                // Either much is lost, or the peer is descheduled and everything still sits in its
+                // buffer. Retransmitting all of it would overflow that buffer. Probe with a small
+                // window; an ACK restores it.
                 self.undo = Some(self.window.clone());
                 self.window.on_timeout();
                 self.recovery = self.sent_top;
@@ -693,8 +708,9 @@ impl Requester {
         Answer::Taken
     }
 
-    /// The packet that was polled last has not left. Where nothing else is unanswered, nobody is late but we, and all times begin anew. Otherwise it counts as
-    /// not polled, so that what did leave is asked after as ever; false then.
+    /// The packet polled last has not left. If nothing else is unacknowledged, restart all timers:
+    /// the delay is local. Otherwise treat it as not polled, so that the retransmission timer still
+    /// covers the packets that left, and return false.
     pub(crate) fn put_off(&mut self, now: Nanos) -> bool {
         let Some(last) = self.next.checked_sub(1).filter(|last| *last >= self.una) else { return false };
         self.timed.take_if(|timed| timed.psn >= last);
@@ -713,7 +729,7 @@ impl Requester {
         false
     }
 
-    /// Ends every request: the one at the front with `status` if it was begun, the others as flushed.
+    /// Ends every request: the front one with `status` if it was started, the others as flushed.
     pub(crate) fn fail(&mut self, status: Option<Status>, out: &mut Out<'_>) {
         let mut status = status;
         while let Some(wqe) = self.sq.pop_front() {
@@ -731,9 +747,9 @@ impl Requester {
         self.probe_at = None;
     }
 
-    /// Local memory of a request could not be read: what came before it is still good.
+    /// Local memory of a request could not be read. Earlier requests are not at fault.
     ///
-    /// The requests before it may be unanswered; a NIC may flush them, and so do we.
+    /// Earlier requests may be unacknowledged. A NIC may flush them, and this one does.
     pub(crate) fn fail_at(&mut self, serial: u64, status: Status, out: &mut Out<'_>) {
         while self.sq.front().is_some_and(|w| w.serial != serial) {
             if let Some(wqe) = self.sq.pop_front() {
@@ -744,17 +760,17 @@ impl Requester {
     }
 }
 
-/// A packet whose answer is waited for, to know the round trip.
+/// A packet whose ACK is timed, to measure the round trip.
 #[derive(Clone, Copy, Debug)]
 struct Timed {
     psn: u64,
-    /// When it was sent for the first time.
+    /// When it was first sent.
     sent: Nanos,
-    /// It was sent again since, or may have been.
+    /// It was retransmitted since, or may have been.
     again: bool,
 }
 
-/// Where the requester and the responder put results.
+/// Where requester and responder put completions and counters.
 #[derive(Debug)]
 pub(crate) struct Out<'a> {
     pub(crate) completions: &'a mut VecDeque<Completion>,

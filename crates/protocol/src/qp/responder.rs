@@ -1,4 +1,5 @@
-//! The receiving half of a reliable connection: takes requests in order, refuses what is wrong, answers.
+//! The responder of a reliable connection: accepts requests in order, sends NAKs for invalid ones,
+//! responds.
 
 use std::collections::VecDeque;
 
@@ -9,12 +10,12 @@ use super::wqe::pad_of;
 use super::{Host, Params, Payload, Receive, Transmit};
 use crate::wire::{Aeth, Header, Opcode, OpcodeKind, Place, Psn, Reth, Syndrome};
 
-/// Credits are not used: the 5-bit code that says so.
+/// AETH credit code for "credits not used".
 const NO_CREDITS: u8 = 31;
-/// An answer is sent at once when this many packets have come since the last (otherwise the caller may bundle it).
+/// Packets after which a delayed ACK is sent at once. Before that, the caller may piggyback it.
 const ACK_URGENT: u32 = 8;
 
-/// The message whose packets are coming in.
+/// The message that is arriving.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Incoming {
     None,
@@ -22,7 +23,7 @@ pub(crate) enum Incoming {
     Write { rkey: u32, addr: u64, remaining: u64, total: u32 },
 }
 
-/// An answer that waits to be sent.
+/// A queued response.
 #[derive(Clone, Copy, Debug)]
 enum Reply {
     Ack { psn: u64 },
@@ -31,7 +32,7 @@ enum Reply {
 }
 
 impl Reply {
-    /// First and one past the last sequence number that it still answers.
+    /// First PSN and one past the last that it still answers.
     fn span(&self, mtu: u32) -> (u64, u64) {
         match *self {
             Self::Ack { psn } | Self::Atomic { psn, .. } => (psn, psn + 1),
@@ -41,7 +42,7 @@ impl Reply {
         }
     }
 
-    /// Leaves out what comes before this sequence number; whether anything is left.
+    /// Skips what comes before this PSN; returns whether anything is left.
     fn skip_to(&mut self, to: u64, mtu: u32) -> bool {
         match self {
             Self::Read { psn, len, sent, .. } => {
@@ -54,7 +55,7 @@ impl Reply {
         }
     }
 
-    /// Whether it answers a READ or an atomic; and if so, one that had been answered before.
+    /// For a READ or atomic response: whether it answers a duplicate request.
     const fn replay(&self) -> Option<bool> {
         match *self {
             Self::Ack { .. } => None,
@@ -63,12 +64,12 @@ impl Reply {
     }
 }
 
-/// What became of a request.
+/// Outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Taken {
-    /// It was carried out, repeated or refused; the queue pair lives on.
+    /// It was executed, replayed or refused; the queue pair lives on.
     Alive,
-    /// It was refused, and the queue pair must go to the error state.
+    /// It got a fatal NAK, and the queue pair must go to the error state.
     Fatal(QpEvent),
 }
 
@@ -77,19 +78,20 @@ pub(crate) struct Responder {
     expected: u64,
     msn: u32,
     incoming: Incoming,
-    /// In the order of their sequence numbers, which is the order the peer needs them in.
+    /// In PSN order, which is the order the peer needs.
     replies: VecDeque<Reply>,
-    /// What is refused, said after all `replies`. It moves on once the packet it refuses has been taken after all.
+    /// The pending NAK, sent after all `replies`. It moves on once the packet that it refuses was
+    /// accepted after all.
     refusal: Option<(u64, Syndrome)>,
-    /// Results of the last atomics, so that a repeated request is answered and not carried out again.
+    /// Results of the last atomics, so that a duplicate request is answered and not executed again.
     atomics: VecDeque<(u64, u64)>,
-    /// A gap was reported; the highest sequence number seen since then in this pass of the peer.
+    /// A gap was reported: the highest PSN since then in this pass of the peer.
     gap_reported: Option<u64>,
-    /// One past the highest sequence number that was dropped behind a gap.
+    /// One past the highest PSN that was dropped behind a gap.
     dropped: u64,
-    /// The refusal that ended this queue pair.
+    /// The NAK that ended this queue pair.
     fatal: Option<(u64, Syndrome)>,
-    /// Packets taken since an acknowledgement last left.
+    /// Packets accepted since the last ACK left.
     unacknowledged: u32,
 }
 
@@ -113,7 +115,7 @@ impl Responder {
         *self = Self { expected: Psn::SPACE + u64::from(rq_psn.get()), ..Self::new() };
     }
 
-    /// Whether an answer should leave now rather than be bundled with what comes next.
+    /// Whether a response should leave now instead of waiting for a piggyback.
     pub(crate) fn is_urgent(&self) -> bool {
         self.refusal.is_some()
             || match self.replies.front() {
@@ -127,7 +129,7 @@ impl Responder {
         !self.replies.is_empty() || self.refusal.is_some()
     }
 
-    /// READs and atomics that wait to be answered, for the first time or again.
+    /// Queued READ and atomic responses, first ones or replays.
     fn fetches(&self, replay: bool) -> usize {
         self.replies.iter().filter(|reply| reply.replay() == Some(replay)).count()
     }
@@ -136,7 +138,7 @@ impl Responder {
         matches!(self.incoming, Incoming::Send { .. })
     }
 
-    /// The receive that was taken for a message still coming in; no more of it will come.
+    /// The receive in use for a message that is still arriving; the rest of it will not come.
     pub(crate) fn take_open_receive(&mut self) -> Option<Receive> {
         match std::mem::replace(&mut self.incoming, Incoming::None) {
             Incoming::Send { receive, .. } => Some(receive),
@@ -144,13 +146,13 @@ impl Responder {
         }
     }
 
-    /// How many of so many packets from this one on were taken before, where others were not.
+    /// How many of so many packets from this one on are duplicates, if others are new.
     pub(crate) fn taken_of(&self, psn: Psn, packets: u32) -> u32 {
         let taken = self.expected.saturating_sub(psn.extend(self.expected));
         u32::try_from(taken).ok().filter(|taken| *taken < packets).unwrap_or(0)
     }
 
-    /// A request from the peer.
+    /// Handles a request from the peer.
     pub(crate) fn handle_request(
         &mut self,
         (header, packets): (&Header, u64),
@@ -181,7 +183,8 @@ impl Responder {
             Err(Refusal::NotReady) => {
                 out.counters.send_rnr_err += 1;
                 self.refusal = Some((psn, Syndrome::RnrNak(params.min_rnr_timer)));
-                // Everything behind it will come out of order; the peer knows, so no gap is reported for it.
+                // Everything behind it arrives out of order. The peer knows, so report no gap for
+                // it.
                 self.gap_reported = Some(psn);
                 Taken::Alive
             }
@@ -200,10 +203,10 @@ impl Responder {
         })
     }
 
-    /// The queue pair is in the error state; the peer may not have heard why.
+    /// The queue pair is in the error state; the peer may have missed the NAK.
     pub(crate) fn repeat_refusal(&mut self, header: &Header) {
-        // Only the request that was refused and those behind it: an earlier READ whose answer was lost did nothing
-        // wrong, and its sender must not be told that it did.
+        // Repeat the NAK only for the refused request and later ones. An earlier READ whose
+        // response was lost is not at fault.
         if let Some((psn, syndrome)) = self.fatal
             && header.psn.extend(psn) >= psn
         {
@@ -211,7 +214,8 @@ impl Responder {
         }
     }
 
-    /// One report per gap, and one more whenever the peer starts over and the gap is still there.
+    /// One PSN sequence error NAK per gap, and one more whenever the peer starts over and the gap
+    /// is still there.
     fn report_gap(&mut self, psn: u64) {
         let again = self.gap_reported.is_none_or(|highest| psn <= highest);
         self.gap_reported = Some(psn);
@@ -220,8 +224,8 @@ impl Responder {
         }
     }
 
-    /// What was refused has been taken before the refusal could leave. Packets that came between the two are lost all the same: the peer
-    /// is told from where on, or it would hear of it only when it asks.
+    /// The refused packet was accepted before its NAK could leave. Packets between the two are lost
+    /// all the same. Move the NAK to them, or the peer would learn of the loss only by its timeout.
     fn move_refusal(&mut self) {
         if self.refusal.take().is_some() && self.dropped > self.expected {
             self.gap_reported = Some(self.dropped - 1);
@@ -253,23 +257,25 @@ impl Responder {
                     out.counters.lost_atomic_replay += 1;
                 }
             }
-            // Whoever repeats a message repeats its end, and asks there. An answer to each of its packets would tell nothing more; and the
-            // kernel's RoCE, told in the middle of a repetition that all has arrived, completes the request and then stops for ever
-            // (docs/interop.md).
+            // A retransmitted message includes its last packet, which requests the ACK. An ACK for
+            // each of its packets would add nothing. Worse, the kernel's RoCE stops for ever if an
+            // ACK in the middle of a retransmission completes the request (docs/interop.md).
             _ if header.ack_req || header.opcode.place().ends() => self.push_ack(self.expected - 1),
             _ => {}
         }
         Taken::Alive
     }
 
-    /// Puts a repeated answer in its place, instead of what it repeats if that has not gone out yet.
+    /// Queues a replayed response in PSN order, in place of the original if that has not left yet.
     ///
-    /// A peer may ask again in pieces: what is left behind the piece is still answered, before anything later is. Repetitions count
-    /// apart from first answers: a network that repeats old requests must not make us refuse new ones, nor can it make the queue longer
-    /// than twice what was agreed.
+    /// A peer may repeat a READ in pieces: the rest behind the piece is still answered, before
+    /// anything later. Replays and first responses have separate limits. A network that duplicates
+    /// old requests must not make us refuse new ones. It cannot make the queue longer than twice
+    /// the agreed depth either.
     fn answer_again(&mut self, mut again: Reply, params: &Params) {
         let (start, end) = again.span(params.mtu);
-        // One in the middle of what has not gone out yet overtook the question for what comes before: all of it is on its way.
+        // A piece in the middle of a response that has not left overtook the request for the part
+        // before it: all of it is queued.
         let reaches = |(s, e)| s < start && start < e;
         if self.replies.iter().any(|reply| reply.replay().is_some() && reaches(reply.span(params.mtu))) {
             return;
@@ -291,7 +297,7 @@ impl Responder {
             }
         }
         self.replies.retain_mut(|reply| !overlaps(reply) || reply.skip_to(end, params.mtu));
-        // An acknowledgement covers all before it, and itself: no answer to what it covers may come after it.
+        // An ACK covers its PSN and all before it: no response that it covers may follow it.
         let later = |reply: &Reply| reply.span(params.mtu).0 >= start + u64::from(reply.replay().is_some());
         let at = self.replies.iter().position(later);
         self.replies.insert(at.unwrap_or(self.replies.len()), again);
@@ -345,7 +351,7 @@ impl Responder {
         Ok(())
     }
 
-    /// Whether a READ or an atomic may come now.
+    /// Whether a READ or an atomic is allowed now.
     fn check_fetch(&self, params: &Params) -> Result<(), Refusal> {
         let is_first = matches!(self.incoming, Incoming::None);
         let has_room = self.fetches(false) < usize::from(params.max_dest_rd_atomic);
@@ -365,7 +371,7 @@ impl Responder {
             (false, Incoming::Send { receive, received }) => (receive, received),
             _ => return Err(Nak::InvalidRequest.into()),
         };
-        // From here on the receive is ours: whatever goes wrong, it must be reported.
+        // From here on the receive is consumed: any failure must complete it.
         self.incoming = Incoming::Send { receive, received };
         let total = received + payload_len as u64;
         if total > receive.capacity {
@@ -435,7 +441,8 @@ impl Responder {
         if !is_piece_of(remaining, len, place) {
             return Err(Nak::InvalidRequest.into());
         }
-        // A receive must be there before the last byte moves: the packet will come again if it is not.
+        // The receive must exist before the last byte moves. Without one, an RNR NAK makes the
+        // packet come again.
         let receive =
             if opcode.has_immediate() { Some(host.take_receive().ok_or(Refusal::NotReady)?) } else { None };
         if payload_len > 0
@@ -470,8 +477,7 @@ impl Responder {
         Ok(())
     }
 
-    /// An acknowledgement covers all before it, so there is never more than one in the queue, however often a peer
-    /// repeats itself.
+    /// ACKs are cumulative: at most one is queued, however often a peer retransmits.
     fn push_ack(&mut self, psn: u64) {
         if let Some(Reply::Ack { psn: last }) = self.replies.back_mut() {
             *last = (*last).max(psn);
@@ -481,8 +487,8 @@ impl Responder {
         }
     }
 
-    /// How many more packets may leave of the READ whose answer with this sequence number, in its middle, left last: at most `most`,
-    /// and not the last one.
+    /// How many more packets of a READ response may leave after the one with this PSN, from its
+    /// middle: at most `most`, and not the last one.
     pub(crate) fn poll_repeat(&mut self, last: Psn, params: &Params, most: u64) -> u64 {
         let Some(Reply::Read { psn, len, sent, .. }) = self.replies.front_mut() else { return 0 };
         let next = *psn + u64::from(*sent / params.mtu);
@@ -494,7 +500,7 @@ impl Responder {
         whole
     }
 
-    /// The next answer. Without `flush`, an acknowledgement that can wait does.
+    /// The next response. Without `flush`, a delayed ACK stays queued.
     pub(crate) fn poll_transmit(&mut self, params: &Params, flush: bool) -> Option<Transmit> {
         if !flush && !self.is_urgent() {
             return None;
@@ -552,7 +558,7 @@ impl Responder {
         }
     }
 
-    /// READs of which nothing has been answered yet, in the order in which they will be.
+    /// READs without any response yet, in order.
     pub(crate) fn waiting_reads(&self) -> impl Iterator<Item = (Psn, Reth)> {
         self.replies.iter().filter_map(|reply| match *reply {
             Reply::Read { psn, rkey, addr, len, sent: 0, .. } => {
@@ -562,7 +568,7 @@ impl Responder {
         })
     }
 
-    /// The atomic with this number was carried out: its answers, this one and repeated ones, tell the value before.
+    /// The atomic with this PSN is done: its response and its replays carry the value before.
     pub(crate) fn handle_changed(&mut self, psn: Psn, before: u64) {
         for (_, original) in self.atomics.iter_mut().filter(|(at, _)| Psn::of(*at) == psn) {
             *original = before;
@@ -576,8 +582,9 @@ impl Responder {
         }
     }
 
-    /// The memory of a READ that had been answered before cannot be read any more. The peer may have had what it asked for when the question
-    /// came again, and the memory may be gone since then because nobody needs it: silence, as where it is gone before the question comes.
+    /// The memory of a READ that was answered before is no longer readable. The peer may have had
+    /// its response when the duplicate request arrived, and may have released the memory since.
+    /// Stay silent, as where the memory is gone before the request arrives.
     pub(crate) fn drop_replay(&mut self, psn: Psn, params: &Params) {
         let at = psn.extend(self.expected);
         // (Not its `span`: the packet that failed counts as sent.)
@@ -589,10 +596,10 @@ impl Responder {
         });
     }
 
-    /// The memory of a READ answer could not be read after all.
+    /// The memory of a READ response could not be read after all.
     pub(crate) fn fail_read(&mut self, psn: Psn, nak: Nak, params: &Params) -> Taken {
         let psn = psn.extend(self.expected);
-        // The answer that failed, and all behind it; what comes before still goes out.
+        // Drop the failed response and all behind it; earlier ones still leave.
         self.replies.retain(|reply| reply.span(params.mtu).1 <= psn);
         self.refuse(psn, nak)
     }
@@ -622,13 +629,14 @@ fn check_payload(opcode: Opcode, len: usize, params: &Params) -> Result<(), Refu
     if fits_place(opcode.place(), len, params) { Ok(()) } else { Err(Nak::InvalidRequest.into()) }
 }
 
-/// Packets but the last are full; the last of several is not empty.
+/// All packets but the last are full; the last of several is not empty.
 pub(crate) fn fits_place(place: Place, len: usize, params: &Params) -> bool {
     let mtu = params.mtu as usize;
     if place.ends() { len <= mtu && (place.starts() || len > 0) } else { len == mtu }
 }
 
-/// Whether so many bytes may come next of a WRITE with so many left: all of them at its end, and not before.
+/// Whether so many bytes may come next in a WRITE with so many left: all of them at its end, and
+/// not before.
 pub(crate) const fn is_piece_of(remaining: u64, len: u64, place: Place) -> bool {
     if place.ends() { len == remaining } else { len < remaining }
 }

@@ -1,4 +1,4 @@
-//! Round-trip times, and when to probe for a lost tail.
+//! Round-trip times, and the tail-loss probe timer.
 
 use crate::timing::{MICROSECOND, MILLISECOND, Nanos, SECOND};
 
@@ -10,7 +10,7 @@ pub(crate) struct Rtt {
     measured: bool,
 }
 
-/// Before anything was measured: long enough for a machine that is busy starting up.
+/// Initial estimate: long enough for a machine that is busy starting up.
 const FIRST_GUESS: Nanos = 2 * MILLISECOND;
 /// Below this the timers of an operating system are noise.
 const SHORTEST_PROBE: Nanos = 50 * MICROSECOND;
@@ -32,9 +32,9 @@ impl Rtt {
         self.smoothed = (7 * self.smoothed + rtt) / 8;
     }
 
-    /// A round trip took no longer than this, and perhaps much less: which of several copies was answered is not known. Without such
-    /// samples, a path that loses or reorders so much that hardly a packet is answered at once would keep a first estimate, which may
-    /// be of a time when the peer was away, for ever.
+    /// An upper bound of a round trip: which of several copies was answered is unknown. Without
+    /// such samples, a path with heavy loss or reordering would keep its first estimate for ever.
+    /// That one may stem from a time when the peer was descheduled.
     pub(crate) fn at_most(&mut self, rtt: Nanos) {
         if rtt < self.smoothed {
             self.sample(rtt);
@@ -45,7 +45,7 @@ impl Rtt {
         self.smoothed
     }
 
-    /// How long to wait for an acknowledgement before asking again, after `probes` earlier questions.
+    /// Probe timeout after `probes` earlier probes.
     pub(crate) fn probe_delay(&self, probes: u32) -> Nanos {
         let base = 2 * self.smoothed + 4 * self.deviation;
         (base.max(SHORTEST_PROBE) << probes.min(10)).min(LONGEST_PROBE)

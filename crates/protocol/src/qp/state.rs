@@ -40,7 +40,7 @@ impl AttrMask {
 /// The state of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum QpState {
-    /// Just made, or taken back: no work is accepted.
+    /// New or reset: no work is accepted.
     #[default]
     Reset,
     /// Receives may be posted.
@@ -49,7 +49,7 @@ pub enum QpState {
     Rtr,
     /// Ready to send: the requester works too.
     Rts,
-    /// Send queue drained: what was begun is finished, nothing new is begun.
+    /// Send queue drained: started work completes, nothing new starts.
     Sqd,
     /// Send queue error (unconnected services only).
     Sqe,
@@ -138,7 +138,8 @@ const fn all(masks: &[AttrMask]) -> AttrMask {
 use AttrMask as A;
 use QpState::{Error, Init, Reset, Rtr, Rts, Sqd, Sqe};
 
-/// The transitions of the InfiniBand specification. `any -> Reset` and `any -> Error` need nothing and are not listed.
+/// The transitions of the InfiniBand specification. `any -> Reset` and `any -> Error` need nothing
+/// and are not listed.
 const fn rules(service: Service) -> &'static [Rule] {
     match service {
         Service::Rc => RC,

@@ -11,7 +11,8 @@ pub enum Payload {
     /// `rest` bytes of the message follow it.
     #[allow(missing_docs)]
     Request { serial: u64, offset: u64, len: u32, rest: u32 },
-    /// A region the peer reads. `rest` bytes of the answer follow it; `again`: it was answered before.
+    /// A region the peer reads. `rest` bytes of the answer follow it; `again`: it was answered
+    /// before.
     #[allow(missing_docs)]
     Region { rkey: u32, addr: u64, len: u32, rest: u32, again: bool },
 }
@@ -64,7 +65,8 @@ pub struct Transmit {
 }
 
 impl Transmit {
-    /// Moves on to the next packet of the same message, like this one but for its sequence number and its piece of the payload.
+    /// Moves on to the next packet of the same message, like this one but for its sequence number
+    /// and its piece of the payload.
     pub fn advance(&mut self) {
         self.header.psn = self.header.psn.next();
         self.payload.advance();

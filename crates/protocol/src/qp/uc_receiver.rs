@@ -1,7 +1,8 @@
-//! The receiving half of an unreliable connection: whole messages in the order they were sent, or nothing.
+//! The receiver of an unreliable connection: complete messages in order, or nothing.
 //!
-//! Nothing is answered. When a packet is missing, or a message cannot be taken, the rest of that message is dropped; the
-//! next one that begins is taken whatever its sequence number. The receive a dropped message had taken serves the next.
+//! It sends no responses. If a packet is missing, or a message cannot be accepted, the rest of that
+//! message is dropped. The next first packet is accepted whatever its PSN. The receive of a dropped
+//! message serves the next one.
 
 use super::attr::Access;
 use super::completion::{Completion, Status, WorkKind};
@@ -10,12 +11,13 @@ use super::responder::{Incoming, fits_place, is_piece_of};
 use super::{Host, MAX_MESSAGE, Params, Receive};
 use crate::wire::{Header, Psn};
 
-/// Packets this far behind the expected one are late or repeated, and dropped: messages arrive once and in order.
-/// Further behind is a peer that has begun anew, which the service allows.
+/// Packets this far behind the expected PSN are late or duplicates, and dropped: messages arrive
+/// once and in order. Further behind means that the peer has started over, which the service
+/// allows.
 const LATE: u64 = 4096;
 
-/// Local memory gave way under a receive, or it was too short for a datagram; its completion is written. The queue pair
-/// must go to the error state.
+/// Local memory of a receive failed, or it was too short for a datagram; its completion is written.
+/// The queue pair must go to the error state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Broken;
 
@@ -29,7 +31,7 @@ enum Refusal {
 #[derive(Debug)]
 pub(crate) struct UcReceiver {
     expected: u64,
-    /// The first sequence number heard: none before it can be late.
+    /// The first PSN received: none before it can be late.
     since: u64,
     incoming: Incoming,
     /// Taken for a message that was dropped; the next one gets it.
@@ -46,12 +48,12 @@ impl UcReceiver {
         *self = Self { expected: first, since: first, ..Self::new() };
     }
 
-    /// Whether a message still coming in, or one that was dropped, has taken a receive.
+    /// Whether a partial or dropped message holds a receive.
     pub(crate) const fn has_open_receive(&self) -> bool {
         self.spare.is_some() || matches!(self.incoming, Incoming::Send { .. })
     }
 
-    /// The receive that a message still coming in, or one that was dropped, had taken; no more will come.
+    /// The receive that a partial or dropped message holds; no more packets will come.
     pub(crate) fn take_open_receive(&mut self) -> Option<Receive> {
         self.keep_receive();
         self.spare.take()
@@ -193,7 +195,8 @@ impl UcReceiver {
             return Err(Refusal::Dropped);
         }
         self.incoming = Incoming::None;
-        // Without a receive the last packet is not placed: then nobody is told of a message that is whole.
+        // Without a posted receive the last packet is not placed: no completion then reports a
+        // whole message.
         let receive = if header.opcode.has_immediate() { Some(self.next_receive(host, out)?) } else { None };
         if payload_len > 0 && host.place_remote(rkey, addr, payload_len, place.ends()).is_err() {
             self.spare = receive.or(self.spare);

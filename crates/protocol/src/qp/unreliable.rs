@@ -1,7 +1,9 @@
-//! The sending half of the unreliable services: cuts requests into packets, and is done with them when they have left.
+//! The sender of the unreliable services: segments requests into packets, and completes them once
+//! they have left.
 //!
-//! A request is over when all its packets were built: nobody will ask for one again. The caller gathers the payload of
-//! a packet before it asks for the next packet (or reports that it could not), so a request is retired when it asks.
+//! A request is complete when all its packets are built: there is no retransmission. The caller
+//! gathers the payload of a packet, or reports that it could not, before it polls the next packet.
+//! So a request is retired at that next poll.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -12,11 +14,11 @@ use super::request::{Datagram, PostError, SendRequest};
 use super::requester::Out;
 use super::uc_receiver::UcReceiver;
 use super::wqe::Wqe;
-use super::{Params, Transmit, Treatment};
+use super::{IpOptions, Params, Transmit};
 use crate::timing::Nanos;
 use crate::wire::{Deth, Psn, Service};
 
-/// What stands in place of requester and responder where nothing is acknowledged.
+/// Replaces requester and responder for services without acknowledgements.
 #[derive(Debug)]
 pub(crate) struct Unreliable {
     pub(crate) sender: Sender,
@@ -45,7 +47,7 @@ pub(crate) struct Sender {
     next_serial: u64,
     /// The next sequence number.
     next: u64,
-    /// The request at the front has its sequence numbers.
+    /// The request at the front has its PSNs.
     begun: bool,
     linger: Linger,
     path_limited: bool,
@@ -70,7 +72,7 @@ impl Sender {
         self.next = Psn::SPACE + u64::from(sq_psn.get());
     }
 
-    /// Takes a request. The caller has checked it and the state.
+    /// Posts a request. The caller has checked it and the state.
     pub(crate) fn post(&mut self, request: SendRequest, to: Option<Datagram>) -> Result<u64, PostError> {
         if self.sq.len() >= self.depth {
             return Err(PostError::QueueFull(self.depth));
@@ -108,12 +110,12 @@ impl Sender {
         self.sq.front()?.to.as_ref().map(|to| &to.remote)
     }
 
-    /// How it is treated on its way, if it does not go to the peer.
-    pub(crate) fn treatment(&self) -> Option<Treatment> {
-        self.sq.front()?.to.as_ref().map(|to| to.treatment)
+    /// Its IP options, if it does not go to the peer.
+    pub(crate) fn ip_options(&self) -> Option<IpOptions> {
+        self.sq.front()?.to.as_ref().map(|to| to.ip_options)
     }
 
-    /// Whether this is the sequence number polled last.
+    /// Whether this PSN was polled last.
     pub(crate) fn sent_last(&self, psn: Psn) -> bool {
         self.begun && psn.extend(self.next) + 1 == self.next
     }
@@ -148,8 +150,8 @@ impl Sender {
         Some(transmit)
     }
 
-    /// How many more packets like the one just polled may leave: full ones from the middle of the same message. They
-    /// count as sent.
+    /// How many more packets like the one just polled may leave: full ones from the middle of the
+    /// same message. They count as sent.
     pub(crate) fn poll_repeat(&mut self, now: Nanos, room: u64, most: u64) -> u64 {
         let Some(front) = self.sq.front().filter(|_| self.begun) else { return 0 };
         let to_last = (front.wqe.end() - 1).saturating_sub(self.next);
@@ -163,7 +165,7 @@ impl Sender {
         count
     }
 
-    /// The request at the front; it is begun if it may be.
+    /// The request at the front; started if that is allowed.
     fn front(&mut self, params: &Params, may_start: bool) -> Option<(Wqe, Option<Datagram>)> {
         let front = self.sq.front_mut()?;
         if !self.begun {
@@ -177,7 +179,7 @@ impl Sender {
         Some((front.wqe, front.to))
     }
 
-    /// Is done with the request whose last packet was built.
+    /// Retires the request whose last packet was built.
     fn retire(&mut self, out: &mut Out<'_>) {
         if self.begun && self.sq.front().is_some_and(|front| self.next == front.wqe.end()) {
             self.begun = false;
@@ -209,7 +211,8 @@ impl Sender {
         self.linger.handle_marker(number);
     }
 
-    /// The last packet polled could not be built: its request fails, and those behind it are flushed.
+    /// The last packet polled could not be built: its request fails, and those behind it are
+    /// flushed.
     pub(crate) fn fail_front(&mut self, status: Status, out: &mut Out<'_>) {
         self.begun = false;
         if let Some(front) = self.sq.pop_front() {
@@ -218,7 +221,8 @@ impl Sender {
         self.flush(out);
     }
 
-    /// Ends every request. Whether the last packet polled has left is not known: its request may be among them.
+    /// Ends every request. Whether the last packet polled has left is not known: its request may be
+    /// among them.
     pub(crate) fn flush(&mut self, out: &mut Out<'_>) {
         self.begun = false;
         while let Some(front) = self.sq.pop_front() {

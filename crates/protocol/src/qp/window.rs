@@ -1,16 +1,16 @@
-//! How many packets a requester may have in flight.
+//! The congestion window: how many packets a requester may have in flight.
 //!
-//! The window grows by slow start and then by one packet per round trip, and shrinks at most once per round trip
-//! when a loss is seen, as TCP's does: flows that share a bottleneck converge to equal shares. It never falls below
-//! [`SMALLEST`], so a flow always makes progress.
+//! The window grows by slow start and then by one packet per round trip, and shrinks at most once
+//! per round trip when a loss is seen, as TCP's does: flows that share a bottleneck converge to
+//! equal shares. It never falls below [`SMALLEST`], so a flow always makes progress.
 
-/// Packets in flight even after any number of losses.
+/// Packets in flight after any number of losses.
 const SMALLEST: u32 = 2;
 /// Packets in flight at the start.
 const FIRST: u32 = 32;
-/// Bytes in flight at the most. A soft NIC that has more than this unacknowledged is filling buffers, not pipes.
+/// Most bytes in flight. Beyond this, a software NIC fills buffers, not the pipe.
 const LARGEST_BYTES: u32 = 1 << 20;
-/// Units of 1/256 packet, so that growth by one packet per window needs no floating point.
+/// Fixed point, 1/256 packet: growth by one packet per window needs no floating point.
 const ONE: u32 = 256;
 
 #[derive(Clone, Debug)]
@@ -31,7 +31,7 @@ impl Window {
         (self.size / ONE) as u64
     }
 
-    /// Packets were acknowledged while the window was (nearly) in use.
+    /// Packets were acknowledged; `in_use`: the window was (nearly) full.
     pub(crate) fn on_ack(&mut self, packets: u64, in_use: bool) {
         if !in_use {
             return;
@@ -47,13 +47,13 @@ impl Window {
         self.size = (self.size + grow).min(self.largest);
     }
 
-    /// A packet was lost, the first of this round trip.
+    /// First packet loss of this round trip.
     pub(crate) fn on_loss(&mut self) {
         self.size = (self.size / 10 * 7).max(SMALLEST * ONE);
         self.threshold = self.size;
     }
 
-    /// Nothing came back for a whole timeout.
+    /// Retransmission timeout.
     pub(crate) fn on_timeout(&mut self) {
         self.threshold = (self.size / 2).max(2 * SMALLEST * ONE);
         self.size = SMALLEST * ONE;

@@ -25,8 +25,8 @@ impl Wqe {
 
     /// The same for every packet of a request, so that what was added can be taken away exactly.
     ///
-    /// A packet that travels alone lies in a buffer of its own, whose size the kernel rounds up to a power of two;
-    /// packets that travel together share pages.
+    /// A packet that travels alone lies in a buffer of its own, whose size the kernel rounds up to
+    /// a power of two; packets that travel together share pages.
     pub(crate) fn packet_cost(&self) -> u64 {
         let len = u64::from(self.request.len);
         match self.packets {

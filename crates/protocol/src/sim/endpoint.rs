@@ -4,13 +4,13 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr};
 
 use super::memory::{Handling, Memory, Region};
-use crate::qp::Treatment;
+use crate::qp::IpOptions;
 use crate::qp::{
     Access, AttrMask, Completion, Datagram, Handled, Mtu, Nak, Operation, Payload, PostError, Qp, QpAttr,
     QpConfig, QpEvent, QpState, Remote, SendRequest, Service, Status, Transmit, WorkKind,
 };
 use crate::timing::Nanos;
-use crate::wire::icrc::{Flow, Verdict};
+use crate::wire::icrc::{Flow, IcrcCheck};
 use crate::wire::{Header, ICRC_LEN, Psn, Qpn, ROCE_PORT};
 
 /// How both ends of a connection are made.
@@ -35,7 +35,7 @@ pub struct Setup {
     pub memory: usize,
     /// What a path takes, in bytes.
     pub room: u64,
-    /// Packets that repeat each other travel as one, as they do through shared memory.
+    /// Runs of similar packets travel as one, as they do through shared memory.
     pub runs: bool,
 }
 
@@ -68,7 +68,8 @@ impl Default for Setup {
     }
 }
 
-/// Datagrams an endpoint did not hand to its queue pair, by cause, and what the queue pair said to the others.
+/// Datagrams that an endpoint did not pass to its queue pair, by cause, and the queue pair's
+/// outcome for the others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct EndpointCounters {
@@ -134,7 +135,7 @@ impl Endpoint {
                 remote: address(1 - side),
                 dest_qpn: peer,
                 qkey: Setup::QKEY,
-                treatment: Treatment::default(),
+                ip_options: IpOptions::default(),
             },
             rkey: 0x1000 + number,
             completions: Vec::new(),
@@ -215,7 +216,8 @@ impl Endpoint {
         Remote { addr: self.addr(offset), rkey: self.rkey }
     }
 
-    /// Posts a signalled request whose local bytes begin `local` bytes into the region; returns its `wr_id`.
+    /// Posts a signalled request whose local bytes begin `local` bytes into the region; returns its
+    /// `wr_id`.
     ///
     /// # Errors
     /// See [`Qp::post`].
@@ -260,7 +262,8 @@ impl Endpoint {
         self.completions.iter().filter(|c| c.is_receive()).copied().collect()
     }
 
-    /// Takes completions and events out of the queue pair. In the error state, receives are flushed, as a device does.
+    /// Takes completions and events out of the queue pair. In the error state, receives are
+    /// flushed, as a device does.
     pub(crate) fn collect(&mut self) {
         while let Some(completion) = self.qp.poll_completion() {
             self.completions.push(completion);
@@ -281,7 +284,8 @@ impl Endpoint {
         Flow { src, dst, src_port: 0xc000, dst_port: ROCE_PORT }
     }
 
-    /// The next packet as bytes, if one may leave; a payload that cannot be read is reported to the queue pair.
+    /// The next packet as bytes, if one may leave; a payload that cannot be read is reported to the
+    /// queue pair.
     pub(crate) fn next_packet(&mut self, now: Nanos) -> Option<(Header, u16, Vec<u8>)> {
         let room = self.room.saturating_sub(self.qp.outstanding());
         loop {
@@ -332,7 +336,7 @@ impl Endpoint {
 
     /// A datagram arrived.
     pub(crate) fn receive(&mut self, now: Nanos, ip_id: u16, datagram: &[u8]) {
-        if self.flow(false).verify(ip_id, datagram) != (Verdict::Valid { ip_id: Some(ip_id) }) {
+        if self.flow(false).verify(ip_id, datagram) != (IcrcCheck::Valid { ip_id: Some(ip_id) }) {
             self.counters.icrc_errors += 1;
             return;
         }
@@ -362,7 +366,7 @@ impl Endpoint {
         self.collect();
     }
 
-    /// A packet from nowhere arrives, with a right ICRC.
+    /// A packet from an unknown source arrives, with a valid ICRC.
     pub fn inject(&mut self, now: Nanos, header: &Header, payload: &[u8]) {
         let flow = self.flow(false);
         let bytes = encode(header, payload, &flow, 0);

@@ -1,5 +1,5 @@
-//! What the fuzz targets do with their bytes. They are ordinary functions, so that the corpora are replayed by
-//! ordinary tests. Each panics when it has found something.
+//! The fuzz targets. They are ordinary functions, so that ordinary tests replay the corpora. Each
+//! panics on a finding.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -11,7 +11,7 @@ use crate::timing::MICROSECOND;
 use crate::wire::icrc::Flow;
 use crate::wire::{Header, Opcode, Psn, Qpn, ROCE_PORT};
 
-/// Any bytes are a packet or a reason why not; and a packet is written as it was read.
+/// Any bytes are a packet or an error, and a packet round-trips.
 ///
 /// # Panics
 /// That is not so.
@@ -26,7 +26,8 @@ pub fn parser(data: &[u8]) {
     assert_eq!(reread.as_ref(), Ok(&parsed), "from {data:02x?} to {again:02x?}");
 }
 
-/// Whatever packets a peer forges, nothing panics, nothing outside the region changes, nothing grows without bound.
+/// Whatever packets a peer forges, nothing panics, nothing outside the region changes, nothing
+/// grows without bound.
 ///
 /// # Panics
 /// One of these is not so.
@@ -119,7 +120,8 @@ fn forged(data: &[u8], service: Service) {
         after[before.len() - guard..],
         "memory behind the region changed"
     );
-    // All that is owed: 2 x 4 answers of at most the region, acknowledgements, and one window of requests.
+    // Upper bound of pending packets: 2 x 4 responses of at most the region, ACKs, and one window
+    // of requests.
     let owed = std::iter::from_fn(|| end.next_packet(now)).take(100_000).count();
     assert!(owed < 20_000, "{owed} packets were owed");
     for _ in 0..10_000 {
@@ -132,7 +134,7 @@ fn forged(data: &[u8], service: Service) {
     assert!(!busy || end.qp.state() != QpState::Rts, "a queue pair whose peer is silent gives up");
 }
 
-/// What a forger aims at, and what he knows of it.
+/// The target of a forged packet, and what the forger knows of it.
 #[derive(Clone, Copy, Debug)]
 pub struct Aim {
     /// The service of the queue pair.
@@ -152,11 +154,11 @@ pub struct Aim {
 }
 
 impl Aim {
-    /// Makes a packet that is mostly right, because a packet that is all wrong is dropped at the door: its header, and its payload.
+    /// Makes a mostly valid packet, header and payload: a wholly invalid one is dropped on arrival.
     pub fn forge(&mut self, bytes: &mut Bytes<'_>) -> (Header, Vec<u8>) {
         let chosen = bytes.byte();
         let opcode = Opcode::ALL[usize::from(chosen) % Opcode::ALL.len()];
-        // Of another service only now and then: it is dropped at the door.
+        // Rarely of another service: such a packet is dropped on arrival.
         let opcode = if chosen < 0xe0 { opcode.in_service(self.service).unwrap_or(opcode) } else { opcode };
         let flags = bytes.byte();
         let psn = if opcode.is_response() { &mut self.answers } else { &mut self.requests };

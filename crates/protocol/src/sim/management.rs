@@ -80,8 +80,8 @@ fn forge(bytes: &mut Bytes<'_>, ids: &[u32]) -> Mad {
     }
 }
 
-/// Whatever messages come, forged, damaged or replayed, and whatever the user does: nothing panics, nothing grows without bound, and
-/// what the user lets go of is forgotten.
+/// Whatever messages come, forged, damaged or replayed, and whatever the user does: nothing panics,
+/// nothing grows without bound, and what the user lets go of is forgotten.
 ///
 /// # Panics
 /// One of these is not so.

@@ -1,12 +1,14 @@
-//! Endpoints and a network on a virtual clock: what the tests, the fuzz targets and the throughput table run on.
+//! Endpoints and a network on a virtual clock: what the tests, the fuzz targets and the throughput
+//! table run on.
 //!
 //! ```text
 //!   endpoint 0 --\                    /-- endpoint 1      even endpoints send through pipe 0,
 //!   endpoint 2 ----  pipe 0 / pipe 1  ---- endpoint 3     odd ones through pipe 1;
 //!   endpoint 4 --/                    \-- endpoint 5      0-1, 2-3, 4-5 are connected
 //! ```
-//! Packets really become bytes, with an ICRC, and are parsed again. Time stands still while packets are handled and
-//! then jumps to the next arrival or timer, so a second costs nothing; the same seed gives the same run.
+//! Packets really become bytes, with an ICRC, and are parsed again. Time stands still while packets
+//! are handled and then jumps to the next arrival or timer, so a second costs nothing; the same
+//! seed gives the same run.
 
 mod endpoint;
 pub mod fuzzing;

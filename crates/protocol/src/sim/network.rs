@@ -1,4 +1,4 @@
-//! A pipe: one direction of a simulated network, as bad as it is told to be.
+//! A pipe: one direction of a simulated network with configurable faults.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -136,7 +136,8 @@ impl Pipe {
         }
     }
 
-    /// Lets `script` decide about every packet from now on, counted from 0; it replaces an earlier one.
+    /// Lets `script` decide about every packet from now on, counted from 0; it replaces an earlier
+    /// one.
     pub fn script(&mut self, script: impl FnMut(u64, &Header) -> Fate + 'static) {
         let from = self.counters.sent;
         let mut script = script;
@@ -224,7 +225,8 @@ impl Pipe {
     }
 }
 
-/// The destination's number stays as it is: the damage must be found by the ICRC, not by the routing.
+/// The destination's number stays as it is: the damage must be found by the ICRC, not by the
+/// routing.
 fn flip_a_bit(bytes: &mut [u8], rng: &mut Rng) {
     let bit = rng.below(bytes.len() as u64 * 8);
     let index = usize::try_from(bit / 8).unwrap_or(0);

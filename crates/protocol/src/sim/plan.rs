@@ -1,7 +1,8 @@
-//! Operation sequences by both sides over a bad network, and the oracle that says how they must end.
+//! Operation sequences by both sides over a bad network, and the oracle that says how they must
+//! end.
 //!
-//! The two sides never write the same bytes, and nothing that is read is written, so the end does not depend on who
-//! is faster: a plan has exactly one right outcome. Each side's region is cut into areas:
+//! The two sides never write the same bytes, and no bytes are both read and written. So timing does
+//! not matter: a plan has exactly one right outcome. Each side's region is divided into areas:
 //!
 //! | area | read | written |
 //! |---|---|---|
@@ -43,7 +44,7 @@ pub enum Kind {
     Read,
     CompareSwap,
     FetchAdd,
-    /// A WRITE by a key nobody has: it ends the connection.
+    /// A WRITE with an unknown rkey: it ends the connection.
     Bad,
 }
 
@@ -221,7 +222,8 @@ impl Run {
         };
         let len = if kind == Kind::Bad { len.max(1) } else { len };
         let request = SendRequest { wr_id: 0, op, len: u32::from(len), signaled, solicited: false, fence };
-        // A connection that has failed takes requests and flushes them; a full queue cannot be: it is deep enough.
+        // A connection that has failed takes requests and flushes them; a full queue cannot be: it
+        // is deep enough.
         if let Ok(wr_id) = self.sim.ends[side].post_request(request, local) {
             self.expected[side].sends.push((wr_id, signaled));
             self.expect(side, kind, &request, local, slot);
@@ -326,13 +328,15 @@ fn judge_done(end: &Endpoint, expected: &Expected) -> Result<(), String> {
     }
 }
 
-/// The connection broke: some requests succeeded, at most one says why it did not, the rest was flushed, all once.
+/// The connection broke: some requests succeeded, at most one says why it did not, the rest was
+/// flushed, all once.
 fn judge_failed(end: &Endpoint, expected: &Expected) -> Result<(), String> {
     let got = end.sends();
     let mut left = expected.sends.iter().enumerate();
     let mut broken = false;
     for (id, status) in &got {
-        // Those that were skipped succeeded in silence, which only unsignalled ones may, and only before the failure.
+        // Those that were skipped succeeded in silence, which only unsignalled ones may, and only
+        // before the failure.
         let found = loop {
             match left.next() {
                 Some((place, (next, _))) if next == id => break Some(place),
@@ -353,7 +357,8 @@ fn judge_failed(end: &Endpoint, expected: &Expected) -> Result<(), String> {
         }
         broken |= *status != Status::Success;
     }
-    // What is left must be unsignalled; and if this end failed, nothing may be left behind the failure.
+    // What is left must be unsignalled; and if this end failed, nothing may be left behind the
+    // failure.
     if end.qp.state() == QpState::Error && (left.any(|(_, (_, signaled))| *signaled || broken)) {
         return Err(format!("not every request was reported: {got:?} of {:?}", expected.sends));
     }
@@ -365,7 +370,7 @@ fn judge_failed(end: &Endpoint, expected: &Expected) -> Result<(), String> {
     Ok(())
 }
 
-/// What nobody may write is as it was, whatever else went wrong.
+/// Memory without remote write access is unchanged, whatever else failed.
 fn check_untouched(end: &Endpoint, expected: &Expected) -> Result<(), String> {
     let bytes = end.memory.bytes();
     let guard = Setup::GUARD;

@@ -1,7 +1,8 @@
-//! Messages of the unreliable services over a bad network, and the oracle that says what may have become of them.
+//! Messages of the unreliable services over a bad network, and the oracle that says what may have
+//! become of them.
 //!
-//! The operations are those of [`plan`](super::plan). Each side's region is cut into areas of slots, one for each message,
-//! so that it can be told of every byte who wrote it:
+//! The operations are those of [`plan`](super::plan). Each side's region is divided into areas of
+//! slots, one for each message. So every byte reveals which message wrote it:
 //!
 //! | area | read | written |
 //! |---|---|---|
@@ -35,7 +36,8 @@ struct Message {
 }
 
 impl Message {
-    /// What its receive is told, but for the receive's own number and the source; `None` if it takes none.
+    /// The completion of its receive, without the receive's own number and the source; `None` if it
+    /// takes none.
     fn told(&self) -> Option<(WorkKind, u32, Option<u32>)> {
         match self.op {
             Operation::Send => Some((WorkKind::Receive, self.len, None)),
@@ -184,7 +186,8 @@ impl Run {
         Ok(())
     }
 
-    /// Every receive holds a whole message: the next ones of a connection, any of datagrams. Which ones, in order.
+    /// Every receive holds a whole message: the next ones of a connection, any of datagrams. Which
+    /// ones, in order.
     fn judge_received(&self, from: usize, to: usize) -> Result<Vec<usize>, String> {
         let (receiver, messages) = (&self.sim.ends[to], &self.sides[from].messages);
         let mut whole = Vec::new();
@@ -216,7 +219,8 @@ impl Run {
         told && has_header && placed && got.source.is_some() == (self.service == Service::Ud)
     }
 
-    /// Every packet of a WRITE is there or is not; those of one that was told all are. Nothing else changed.
+    /// Every packet of a WRITE arrived whole or not at all; a WRITE with a completion arrived
+    /// whole. Nothing else changed.
     fn judge_writes(&self, from: usize, to: usize, whole: &[usize]) -> Result<(), String> {
         let (receiver, before) = (&self.sim.ends[to], &self.sides[to].before);
         let mut expected = before.clone();
@@ -240,7 +244,7 @@ impl Run {
         let end = received + usize::try_from(AREA).unwrap_or(0);
         let after = receiver.memory.bytes();
         if after[..received] != expected[..received] || after[end..] != expected[end..] {
-            return Err("memory changed that nobody wrote, or by less than a packet".to_owned());
+            return Err("memory changed without a write, or by less than a packet".to_owned());
         }
         Ok(())
     }

@@ -1,8 +1,9 @@
 //! Arithmetic behind CRC-32: polynomials over GF(2), modulo the generator.
 //!
-//! A CRC register is such a polynomial, and feeding it one zero byte multiplies it by x^8. So the effect of a change
-//! anywhere in a packet can be carried to the packet's end, or back, by one multiplication, without its bytes.
-//! Bits are reflected as in the CRC: bit 31 is x^0, bit 0 is x^31.
+//! A CRC register is such a polynomial, and feeding it one zero byte multiplies it by x^8. So the
+//! effect of a change anywhere in a packet can be carried to the packet's end, or back, by one
+//! multiplication, without its bytes. Bits are reflected as in the CRC: bit 31 is x^0, bit 0 is
+//! x^31.
 
 const GENERATOR: u32 = 0xedb8_8320;
 const ONE: u32 = 1 << 31;
@@ -14,7 +15,8 @@ const ORDER: u64 = u32::MAX as u64;
 /// `POWERS[k][j]` = x^(8 * 64^k * j): one table row for each 6-bit digit of a byte count.
 static POWERS: [[u32; 64]; 6] = powers();
 
-/// The product of two polynomials. Takes as many steps as `a` has bits from the top down to its lowest set one.
+/// The product of two polynomials. Takes as many steps as `a` has bits from the top down to its
+/// lowest set one.
 pub(super) const fn mul(mut a: u32, mut b: u32) -> u32 {
     let mut product = 0;
     while a != 0 {

@@ -44,8 +44,8 @@ pub enum Syndrome {
     Ack(u8),
     /// The receiver was not ready: the 5-bit timer code.
     RnrNak(u8),
-    /// Negative, with the 5-bit code as the wire has it (0 PSN sequence error, 1 invalid request, 2 remote access
-    /// error, 3 remote operational error, 4 invalid RD request).
+    /// Negative, with the 5-bit code as the wire has it (0 PSN sequence error, 1 invalid request, 2
+    /// remote access error, 3 remote operational error, 4 invalid RD request).
     Nak(u8),
     /// Reserved by the standard: the raw syndrome byte.
     Reserved(u8),
@@ -54,7 +54,7 @@ pub enum Syndrome {
 /// Acknowledge extended header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Aeth {
-    /// What is said.
+    /// The syndrome: ACK, RNR NAK or NAK.
     pub syndrome: Syndrome,
     /// Message sequence number, 24 bits.
     pub msn: u32,
@@ -93,7 +93,8 @@ pub struct Header {
     pub original: u64,
 }
 
-/// A parsed packet: its headers, and where in the datagram its payload lies (padding and ICRC left out).
+/// A parsed packet: its headers, and where in the datagram its payload lies (padding and ICRC left
+/// out).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parsed {
     /// The headers.
@@ -153,16 +154,18 @@ impl Header {
         }
     }
 
-    /// Reads a packet: a UDP payload from the base transport header to the ICRC, which is not checked here
-    /// (see [`icrc`](super::icrc)).
+    /// Reads a packet: a UDP payload from the base transport header to the ICRC, which is not
+    /// checked here (see [`icrc`](super::icrc)).
     ///
-    /// Reserved bits, the migration bit and the congestion marks are ignored, as the standard asks of a receiver.
+    /// Reserved bits, the migration bit and the congestion marks are ignored, as the standard asks
+    /// of a receiver.
     pub fn parse(datagram: &[u8]) -> Result<Parsed, Malformed> {
         let Some(body_len) = datagram.len().checked_sub(ICRC_LEN) else { return Err(Malformed::TooShort) };
         let Some((bth, mut rest)) = datagram[..body_len].split_first_chunk::<BTH_LEN>() else {
             return Err(Malformed::TooShort);
         };
-        // What the packet *is* comes before what is wrong inside it: the cause counted is then the useful one.
+        // What the packet *is* comes before what is wrong inside it: the cause counted is then the
+        // useful one.
         if bth[1] & 0x0f != 0 {
             return Err(Malformed::TransportVersion);
         }
@@ -197,13 +200,15 @@ impl Header {
         self.opcode.header_len()
     }
 
-    /// Writes the headers to the front of `out` and says how many bytes they took: [`Header::len`], or 0 (and
-    /// nothing is written) if `out` is too short. Numbers wider than their field lose their high bits.
+    /// Writes the headers to the front of `out` and says how many bytes they took: [`Header::len`],
+    /// or 0 (and nothing is written) if `out` is too short. Numbers wider than their field lose
+    /// their high bits.
     pub fn emit(&self, out: &mut [u8]) -> usize {
         let len = self.len();
         let Some(out) = out.get_mut(..len) else { return 0 };
         let Some((bth, extensions)) = out.split_first_chunk_mut::<BTH_LEN>() else { return 0 };
-        // Word by word: whoever computes the CRC next reads words, and those of single bytes would have to wait until all stores before them are done.
+        // Store whole words: the CRC reads words next. Reading a word back after single-byte stores
+        // would cause a store-forwarding stall.
         let flags = (u32::from(self.solicited) << 7) | (u32::from(self.pad & 3) << 4);
         let words = [
             u32::from(self.opcode.to_byte()) << 24 | flags << 16 | u32::from(self.pkey),
@@ -217,7 +222,8 @@ impl Header {
         len
     }
 
-    /// Reads the extension headers of `self.opcode`, taking them off `rest`. None if they do not fit.
+    /// Reads the extension headers of `self.opcode`, taking them off `rest`. None if they do not
+    /// fit.
     fn parse_extensions(&mut self, rest: &mut &[u8]) -> Option<()> {
         let opcode = self.opcode;
         if opcode.has_deth() {
@@ -301,8 +307,8 @@ fn take_u64(rest: &mut &[u8]) -> Option<u64> {
     Some(u64::from_be_bytes(*bytes))
 }
 
-/// Writes `bytes` to the front of `out` and moves `out` past them; nothing happens if they do not fit, which the
-/// length check in [`Header::emit`] rules out.
+/// Writes `bytes` to the front of `out` and moves `out` past them; nothing happens if they do not
+/// fit, which the length check in [`Header::emit`] rules out.
 fn put<const N: usize>(out: &mut &mut [u8], bytes: [u8; N]) {
     if let Some((front, after)) = std::mem::take(out).split_first_chunk_mut() {
         *front = bytes;

@@ -1,10 +1,11 @@
-//! The invariant CRC: what ends every packet and proves that it arrived as it was sent, under its addresses.
+//! The invariant CRC: what ends every packet and proves that it arrived as it was sent, under its
+//! addresses.
 //!
-//! It is CRC-32/IEEE over a pseudo header (eight 0xff, the IP and UDP headers with everything a router may change set
-//! to ones) and the packet, and is sent little-endian. Over IPv4 it covers the identification field, which the
-//! receiver of a UDP socket never sees; but a CRC is linear, so [`Flow::verify`] can solve for it. A packet whose
-//! identification was solved for is checked by 16 bits instead of 32: whether to take it is for
-//! [`IdPolicy`](super::IdPolicy) to say.
+//! It is CRC-32/IEEE over a pseudo header (eight 0xff, the IP and UDP headers with everything a
+//! router may change set to ones) and the packet, and is sent little-endian. Over IPv4 it covers
+//! the identification field, which the receiver of a UDP socket never sees; but a CRC is linear, so
+//! [`Flow::verify`] can solve for it. A packet whose identification was solved for is checked by 16
+//! bits instead of 32: whether to take it is for [`IdPolicy`](super::IdPolicy) to say.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -19,10 +20,12 @@ const UDP_PROTOCOL: u8 = 17;
 const DONT_FRAGMENT: [u8; 2] = [0x40, 0x00];
 /// Bytes of the pseudo header from the IPv4 identification on.
 const FROM_ID: usize = 24;
-/// Where in the base transport header the byte lies (congestion marks and reserved bits) that counts as ones.
+/// Where in the base transport header the byte lies (congestion marks and reserved bits) that
+/// counts as ones.
 pub const MASKED: usize = 4;
 
-/// Who sends to whom: all of the IP and UDP headers that the ICRC covers, but the length and the identification.
+/// The flow: all fields of the IP and UDP headers that the ICRC covers, except the length and the
+/// identification.
 ///
 /// IPv4 addresses in IPv6 clothes count as IPv4: that is how their packets look on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -39,10 +42,11 @@ pub struct Flow {
 
 /// What the check of an ICRC found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Verdict {
+pub enum IcrcCheck {
     /// The packet is as it was sent.
     Valid {
-        /// The IPv4 identification it was sent with, guessed or solved for. None over IPv6, which has none.
+        /// The IPv4 identification it was sent with, guessed or solved for. None over IPv6, which
+        /// has none.
         ip_id: Option<u16>,
     },
     /// No identification makes the ICRC right: the packet was damaged or forged.
@@ -55,8 +59,8 @@ impl Flow {
         self.addresses().is_ok()
     }
 
-    /// The ICRC of a packet whose bytes from the base transport header to the padding are `body`. `ip_id` does not
-    /// matter over IPv6.
+    /// The ICRC of a packet whose bytes from the base transport header to the padding are `body`.
+    /// `ip_id` does not matter over IPv6.
     pub fn icrc(&self, ip_id: u16, body: &[u8]) -> u32 {
         let mut prefix = Prefix::new(self, ip_id, body.len());
         // The transport header goes along on the stack, because one of its bytes counts as ones.
@@ -72,8 +76,8 @@ impl Flow {
         hasher.finalize()
     }
 
-    /// Writes the ICRC into the last four bytes of `packet`, which runs from the base transport header to them.
-    /// What is too short to be a packet stays as it is.
+    /// Writes the ICRC into the last four bytes of `packet`, which runs from the base transport
+    /// header to them. What is too short to be a packet stays as it is.
     pub fn close(&self, ip_id: u16, packet: &mut [u8]) {
         if let Some((body, icrc)) = split_mut(packet) {
             *icrc = self.icrc(ip_id, body).to_le_bytes();
@@ -81,8 +85,8 @@ impl Flow {
     }
 
     /// Checks the ICRC of `packet`, taking `ip_id_guess` for the identification first.
-    pub fn verify(&self, ip_id_guess: u16, packet: &[u8]) -> Verdict {
-        let Some((body, sent)) = split(packet) else { return Verdict::Bad };
+    pub fn verify(&self, ip_id_guess: u16, packet: &[u8]) -> IcrcCheck {
+        let Some((body, sent)) = split(packet) else { return IcrcCheck::Bad };
         let difference = sent ^ self.icrc(ip_id_guess, body);
         judge(self.is_ipv4(), ip_id_guess, difference, || gf::backward(body.len() + FROM_ID))
     }
@@ -96,12 +100,13 @@ impl Flow {
     }
 }
 
-/// A flow and a packet length, with all precomputed that they decide: closing or checking a packet costs one pass
-/// over it and a few instructions, without copying any of it.
+/// A flow and a packet length, with all precomputed that they decide: closing or checking a packet
+/// costs one pass over it and a few instructions, without copying any of it.
 ///
-/// Making one costs as much as closing a few packets; keep it for as long as packets of that length come.
+/// Making one costs as much as closing a few packets; keep it for as long as packets of that length
+/// come.
 #[derive(Clone, Copy, Debug)]
-pub struct Sealer {
+pub struct IcrcWriter {
     flow: Flow,
     ipv4: bool,
     packet_len: usize,
@@ -117,11 +122,13 @@ pub struct Sealer {
     to_id: u32,
 }
 
-impl Sealer {
-    /// Prepares for packets of `packet_len` bytes, from the base transport header to the ICRC included.
+impl IcrcWriter {
+    /// Prepares for packets of `packet_len` bytes, from the base transport header to the ICRC
+    /// included.
     pub fn new(flow: Flow, packet_len: usize) -> Self {
         let body_len = packet_len.saturating_sub(ICRC_LEN);
-        // A register is changed at its low end, but multiplication is shortest from the top: hence + 3 and + 2 bytes.
+        // A register is changed at its low end, but multiplication is shortest from the top:
+        // hence + 3 and + 2 bytes.
         let from_masked = gf::forward(body_len.saturating_sub(MASKED) + 3);
         Self {
             flow,
@@ -155,13 +162,13 @@ impl Sealer {
         self.finish(hasher.finalize(), body[MASKED], ip_id)
     }
 
-    /// The CRC before the body's first byte, for those who compute it while they build the body.
+    /// The CRC before the body's first byte, for callers that compute it while they build the body.
     pub fn start(&self) -> u32 {
         self.start
     }
 
-    /// The ICRC of a packet of the prepared length, from the plain CRC of its body (begun at [`Self::start`]) and the
-    /// body's fifth byte, which counts as ones.
+    /// The ICRC of a packet of the prepared length, from the plain CRC of its body (begun at
+    /// [`Self::start`]) and the body's fifth byte, which counts as ones.
     pub fn finish(&self, crc: u32, masked: u8, ip_id: u16) -> u32 {
         let unmasked = match masked {
             0 => self.unmasked_zero,
@@ -178,11 +185,11 @@ impl Sealer {
     }
 
     /// As [`Flow::verify`].
-    pub fn verify(&self, ip_id_guess: u16, packet: &[u8]) -> Verdict {
+    pub fn verify(&self, ip_id_guess: u16, packet: &[u8]) -> IcrcCheck {
         if packet.len() != self.packet_len {
             return self.flow.verify(ip_id_guess, packet);
         }
-        let Some((body, sent)) = split(packet) else { return Verdict::Bad };
+        let Some((body, sent)) = split(packet) else { return IcrcCheck::Bad };
         judge(self.ipv4, ip_id_guess, sent ^ self.icrc(ip_id_guess, body), || self.to_id)
     }
 
@@ -196,23 +203,25 @@ impl Sealer {
     }
 }
 
-/// The ICRC of an IPv4 packet with a body of `body_len` bytes after its identification went from `from` to `to`.
+/// The ICRC of an IPv4 packet with a body of `body_len` bytes after its identification went from
+/// `from` to `to`.
 pub fn change_id(crc: u32, body_len: usize, from: u16, to: u16) -> u32 {
     let change = u32::from((from ^ to).swap_bytes()) << 16;
     crc ^ gf::mul(change, gf::forward(body_len.saturating_add(FROM_ID + 2)))
 }
 
-/// Judges a packet by the `difference` between the ICRC it has and the one it has with the guessed identification.
-fn judge(ipv4: bool, guess: u16, difference: u32, to_id: impl FnOnce() -> u32) -> Verdict {
+/// Checks a packet by the `difference` between its ICRC and the one for the guessed identification.
+fn judge(ipv4: bool, guess: u16, difference: u32, to_id: impl FnOnce() -> u32) -> IcrcCheck {
     match (ipv4, difference) {
-        (false, 0) => Verdict::Valid { ip_id: None },
-        (false, _) => Verdict::Bad,
-        (true, 0) => Verdict::Valid { ip_id: Some(guess) },
-        // Carried back to where the identification enters the register, a difference that comes from a wrong guess
-        // alone is the guess's error, in the 16 bits that enter next; any other is anything.
+        (false, 0) => IcrcCheck::Valid { ip_id: None },
+        (false, _) => IcrcCheck::Bad,
+        (true, 0) => IcrcCheck::Valid { ip_id: Some(guess) },
+        // Carried back to where the identification enters the register, a difference that comes
+        // from a wrong guess alone is the guess's error, in the 16 bits that enter next; any other
+        // is anything.
         (true, _) => match u16::try_from(gf::mul(difference, to_id())) {
-            Ok(error) => Verdict::Valid { ip_id: Some(guess ^ error.swap_bytes()) },
-            Err(_) => Verdict::Bad,
+            Ok(error) => IcrcCheck::Valid { ip_id: Some(guess ^ error.swap_bytes()) },
+            Err(_) => IcrcCheck::Bad,
         },
     }
 }
@@ -243,7 +252,8 @@ struct Prefix {
 
 impl Prefix {
     fn new(flow: &Flow, ip_id: u16, body_len: usize) -> Self {
-        // No IP packet is longer than the largest number; such a body cannot be sent, and its ICRC means nothing.
+        // No IP packet is longer than the largest number; such a body cannot be sent, and its ICRC
+        // means nothing.
         let be = |len: usize| u16::try_from(len).unwrap_or(u16::MAX).to_be_bytes();
         let udp_len = body_len.saturating_add(UDP_LEN + ICRC_LEN);
         let mut prefix = Self { bytes: [0xff; MAX_PREFIX], len: 8 };
@@ -296,12 +306,12 @@ mod tests {
     #[test]
     fn every_identification_is_solved_for() {
         let mut packet = [0x5a; 60];
-        let sealer = Sealer::new(FLOW, packet.len());
+        let icrc_writer = IcrcWriter::new(FLOW, packet.len());
         for id in 0..=u16::MAX {
-            sealer.close(id, &mut packet);
-            assert_eq!(sealer.verify(0x1234, &packet), Verdict::Valid { ip_id: Some(id) });
+            icrc_writer.close(id, &mut packet);
+            assert_eq!(icrc_writer.verify(0x1234, &packet), IcrcCheck::Valid { ip_id: Some(id) });
         }
-        assert_eq!(FLOW.verify(7, &packet), Verdict::Valid { ip_id: Some(u16::MAX) });
+        assert_eq!(FLOW.verify(7, &packet), IcrcCheck::Valid { ip_id: Some(u16::MAX) });
     }
 
     #[test]
@@ -309,8 +319,8 @@ mod tests {
         let mut packet = [0; 48];
         FLOW.close(3, &mut packet);
         packet[MASKED] = 0xc0;
-        assert_eq!(FLOW.verify(3, &packet), Verdict::Valid { ip_id: Some(3) });
-        assert_eq!(Sealer::new(FLOW, 48).verify(3, &packet), Verdict::Valid { ip_id: Some(3) });
+        assert_eq!(FLOW.verify(3, &packet), IcrcCheck::Valid { ip_id: Some(3) });
+        assert_eq!(IcrcWriter::new(FLOW, 48).verify(3, &packet), IcrcCheck::Valid { ip_id: Some(3) });
     }
 
     #[test]
@@ -325,17 +335,17 @@ mod tests {
         for len in 0..BTH_LEN + ICRC_LEN {
             let mut packet = vec![0; len];
             FLOW.close(0, &mut packet);
-            Sealer::new(FLOW, len).close(0, &mut packet);
+            IcrcWriter::new(FLOW, len).close(0, &mut packet);
             assert_eq!(packet, vec![0; len]);
-            assert_eq!(FLOW.verify(0, &packet), Verdict::Bad);
-            assert_eq!(Sealer::new(FLOW, len).verify(0, &packet), Verdict::Bad);
+            assert_eq!(FLOW.verify(0, &packet), IcrcCheck::Bad);
+            assert_eq!(IcrcWriter::new(FLOW, len).verify(0, &packet), IcrcCheck::Bad);
         }
     }
 
     #[test]
     fn a_packet_too_long_for_ip_does_not_panic() {
         let mut packet = vec![0; 70_000];
-        Sealer::new(FLOW, packet.len()).close(1, &mut packet);
-        assert_eq!(FLOW.verify(1, &packet), Verdict::Valid { ip_id: Some(1) });
+        IcrcWriter::new(FLOW, packet.len()).close(1, &mut packet);
+        assert_eq!(FLOW.verify(1, &packet), IcrcCheck::Valid { ip_id: Some(1) });
     }
 }

@@ -1,9 +1,10 @@
 //! Which IPv4 identifications are believed of a peer.
 //!
-//! The identification is under the ICRC but hidden from the receiver. Our own senders use small ones (the index of
-//! the packet in its batch), so that all 32 bits of the ICRC check. Kernels and hardware count through all 65536, and
-//! of their packets we must solve for it, which leaves 16 bits that check. So a peer is watched, and one that is
-//! known for small identifications is held to them.
+//! The identification is under the ICRC but hidden from the receiver. Our own senders use small
+//! ones (the index of the packet in its batch), so that all 32 bits of the ICRC check. Kernels and
+//! hardware count through all 65536, and of their packets we must solve for it, which leaves 16
+//! bits that check. So a peer is watched, and one that is known for small identifications is held
+//! to them.
 
 /// What the identification of a valid packet says about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -14,7 +15,8 @@ pub enum IdVerdict {
     Near,
     /// Any other, by a peer that counts. Accept the packet, and count it.
     Solved,
-    /// Not small, by a peer known for small ones: the packet was damaged and the solution is chance. Drop it.
+    /// Not small, by a peer known for small ones: the packet was damaged and the solution is
+    /// chance. Drop it.
     Refused,
 }
 
@@ -47,15 +49,15 @@ impl IdPolicy {
     pub const MAX_SMALL: u16 = 63;
     /// How far ahead of the last identification one is still near: the peer also sends to others.
     pub const NEAR: u16 = 1024;
-    /// So many refusals in a row and the peer is taken to count after all. A kernel's counter may have passed 0
-    /// when we met it; and a damaged packet has a solution only once in 65536 times, so that this many
-    /// in a row do not come from damage.
+    /// So many refusals in a row and the peer is taken to count after all. A kernel's counter may
+    /// have passed 0 when we met it; and a damaged packet has a solution only once in 65536 times,
+    /// so that this many in a row do not come from damage.
     pub const REFUSALS: u8 = 4;
-    /// So many small ones in a row and a peer that counted is taken to have been replaced by one of ours. More than a
-    /// counter gives on its way past 0.
+    /// So many small ones in a row and a peer that counted is taken to have been replaced by one of
+    /// ours. More than a counter gives on its way past 0.
     pub const SMALL_RUN: u8 = 128;
 
-    /// Judges the identification of a packet whose ICRC is right with it, and remembers it.
+    /// Classifies the identification of a packet with a matching ICRC, and records it.
     pub fn accept(&mut self, ip_id: u16) -> IdVerdict {
         let small = ip_id <= Self::MAX_SMALL;
         let verdict = match self.habit {
@@ -66,7 +68,8 @@ impl IdPolicy {
             Habit::Counting => IdVerdict::Solved,
         };
         let (fits, other, limit) = match self.habit {
-            // Every batch of our senders begins with 0; a kernel's counter may stand at another small number when we meet it.
+            // Every batch of our senders begins with 0; a kernel's counter may stand at another
+            // small number when we meet it.
             Habit::Unknown => (small && ip_id != 0, if small { Habit::Small } else { Habit::Counting }, 1),
             Habit::Small => (small, Habit::Counting, Self::REFUSALS),
             Habit::Counting => (!small, Habit::Small, Self::SMALL_RUN),
@@ -132,7 +135,8 @@ mod tests {
         assert_eq!(policy.accept(7049), IdVerdict::Solved);
     }
 
-    /// Seen with Linux 6.1: four datagrams were lost when its counter, at 43 when we met it, came to 64.
+    /// Seen with Linux 6.1: four datagrams were lost when its counter, at 43 when we met it, came
+    /// to 64.
     #[test]
     fn a_counter_that_stood_at_a_small_number_is_not_refused() {
         for start in 1..=IdPolicy::MAX_SMALL {

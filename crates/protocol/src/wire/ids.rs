@@ -35,8 +35,8 @@ impl fmt::Display for Qpn {
 
 /// A packet sequence number as the wire carries it: 24 bits, wrapping, printed in hex.
 ///
-/// Inside the state machines sequence numbers are 64 bits wide and never wrap; [`Psn::extend`] and [`Psn::of`]
-/// are the only two places where the two meet.
+/// Inside the state machines sequence numbers are 64 bits wide and never wrap; [`Psn::extend`] and
+/// [`Psn::of`] are the only two places where the two meet.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Psn(u32);
 

@@ -1,6 +1,7 @@
 //! Why a datagram is not a packet.
 
-/// Why a datagram is not a packet of ours. Each is counted under its [`name`](Malformed::name) and dropped.
+/// Why a datagram is not a packet of ours. Each is counted under its [`name`](Malformed::name) and
+/// dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 #[repr(u8)]

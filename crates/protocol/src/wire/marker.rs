@@ -1,7 +1,8 @@
 //! Markers: packets of our own between devices on one machine, where nothing is acknowledged.
 //!
-//! One is sent behind others; whoever receives it sends it back at once. It comes back when the receiver has come to
-//! it, and so to all before it. They have opcodes of the range that the standard leaves to manufacturers.
+//! A marker follows other packets; the receiver echoes it at once. Its return proves that the
+//! receiver has processed the marker and all packets before it. Markers use opcodes of the
+//! manufacturer-specific range of the standard.
 
 use super::{DEFAULT_PKEY, ICRC_LEN, Qpn};
 

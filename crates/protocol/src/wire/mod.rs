@@ -1,6 +1,7 @@
 //! Packets: bytes on one side, meaning on the other.
 //!
-//! [`Header::parse`] and [`Header::emit`] never panic on any input; [`icrc`] closes and checks the invariant CRC.
+//! [`Header::parse`] and [`Header::emit`] never panic on any input; [`icrc`] closes and checks the
+//! invariant CRC.
 
 mod gf;
 mod header;

@@ -68,7 +68,7 @@ pub enum Service {
     Rc,
     /// Unreliable connection: packets to one peer, in order or not at all, never acknowledged.
     Uc,
-    /// Unreliable datagrams: each message is one packet, to anybody.
+    /// Unreliable datagrams: each message is one packet, to any peer.
     Ud,
 }
 
@@ -86,7 +86,8 @@ impl Service {
     }
 }
 
-/// The opcodes of all services; those without a prefix are the reliable connection's. Numbers are the wire's.
+/// The opcodes of all services; those without a prefix are the reliable connection's. Numbers are
+/// the wire's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 #[allow(missing_docs)] // the names are the standard's

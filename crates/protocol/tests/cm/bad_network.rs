@@ -1,4 +1,4 @@
-//! Messages that are lost, doubled, late, or come from nobody.
+//! Messages that are lost, duplicated, delayed, or come from an unknown peer.
 
 use nobounce_protocol::cm::{Event, Kind};
 use nobounce_protocol::timing::{MILLISECOND, SECOND};
@@ -6,7 +6,7 @@ use nobounce_protocol::wire::Qpn;
 
 use crate::world::{A, B, SERVICE, World, bad, rejected};
 
-/// Both users do what is to be done, as soon as they hear of it.
+/// Both users answer every event at once.
 fn serve(world: &mut World, seconds: u64) -> (usize, usize) {
     let (mut up, mut replies) = (0, 0);
     for _ in 0..seconds * 10 {
@@ -53,7 +53,7 @@ fn each_message_may_come_twice() {
 }
 
 #[test]
-fn nobody_answers() {
+fn no_answer_arrives() {
     let mut world = World::new();
     world.fate = Box::new(|_, _, _| vec![]);
     let a = world.connect();
@@ -74,7 +74,7 @@ fn the_first_repetitions_come_soon() {
 }
 
 #[test]
-fn somebody_who_takes_a_minute_to_answer_is_waited_for() {
+fn a_peer_that_takes_a_minute_to_answer_is_waited_for() {
     let mut world = World::new();
     world.agents[B].listen(SERVICE, 8).unwrap();
     let a = world.connect();
@@ -94,7 +94,7 @@ fn somebody_who_takes_a_minute_to_answer_is_waited_for() {
 }
 
 #[test]
-fn whoever_accepted_and_hears_nothing_gives_up_and_says_so() {
+fn an_accepting_side_that_hears_nothing_gives_up_and_says_so() {
     let mut world = World::new();
     world.agents[B].listen(SERVICE, 8).unwrap();
     let a = world.connect();
@@ -112,7 +112,7 @@ fn whoever_accepted_and_hears_nothing_gives_up_and_says_so() {
 }
 
 #[test]
-fn an_answer_to_somebody_who_let_go_is_refused() {
+fn an_answer_to_a_released_request_is_refused() {
     let mut world = World::new();
     world.agents[B].listen(SERVICE, 8).unwrap();
     let a = world.connect();

@@ -76,7 +76,7 @@ fn the_other_side_is_dead() {
 }
 
 #[test]
-fn whoever_has_forgotten_it_agrees_that_it_ends() {
+fn a_side_that_has_forgotten_it_agrees_that_it_ends() {
     let mut world = World::new();
     let (a, b) = world.established();
     world.agents[B].release(world.now, b);
@@ -119,7 +119,8 @@ fn a_process_that_goes_tells_everybody() {
     assert_eq!(world.events[B], [Event::Disconnected { id: b, silent: false }]);
 }
 
-/// What a process that died leaves with its peers: it asks from the queue pair of a connection that they believe to stand.
+/// Stale connection: a dead process left its peers an established connection, and a new REQ comes
+/// from the same queue pair.
 #[test]
 fn a_queue_pair_that_asks_again_is_refused_as_stale_and_taken_when_its_old_connection_has_ended() {
     let mut world = World::new();
@@ -158,7 +159,7 @@ fn an_answer_with_a_queue_pair_that_stands_in_a_connection_is_refused_as_stale()
 fn a_process_that_goes_says_its_last_words_again() {
     let mut world = World::new();
     let (a, b) = world.established();
-    // The answer is lost, and so is the first of the last words.
+    // The DREP is lost, and so is the first of its final copies.
     world.fate =
         Box::new(|by, kind, n| if (by, kind) == (B, Kind::Drep) && n < 2 { vec![] } else { vec![0] });
     world.agents[A].disconnect(world.now, a).unwrap();

@@ -1,5 +1,5 @@
-//! The kernel's own messages, of the captures: each is read, and written as it was read. The last capture is one of nb0 with the kernel,
-//! first as client, then as server.
+//! The kernel's own messages, of the captures: each is read, and written as it was read. The last
+//! capture is one of nb0 with the kernel, first as client, then as server.
 
 use nobounce_protocol::cm::{GSI_QKEY, GSI_QPN, Kind, Mad, Message, Route, emit_dreq, ip};
 use nobounce_protocol::pcap::Reader;

@@ -39,11 +39,11 @@ fn numbers_begin_with_the_slot() {
 }
 
 #[test]
-fn nobody_listens() {
+fn no_listener() {
     let mut world = World::new();
     let a = world.connect();
     world.run(1450 * MILLISECOND);
-    assert_eq!(world.events[A], [], "somebody may come");
+    assert_eq!(world.events[A], [], "a listener may still appear");
     world.run(100 * MILLISECOND);
     assert_eq!(world.count(A, Kind::Req), 5);
     assert_eq!(world.events[A].iter().map(rejected).collect::<Vec<_>>(), [Some(reason::INVALID_SERVICE_ID)]);
@@ -120,7 +120,7 @@ fn private_data_that_does_not_fit_is_refused_with_the_limits() {
     let b = world.events[B][0].id();
     assert!(world.agents[B].accept(1, b, answer(&[0; private_len::REP + 1])).is_err());
     assert!(world.agents[B].reject(b, CONSUMER, vec![0; private_len::REJ + 1]).is_err());
-    assert_eq!(world.agents[A].establish(a), Err(CmError::WrongState), "nobody has answered");
+    assert_eq!(world.agents[A].establish(a), Err(CmError::WrongState), "no REP has arrived");
     world.agents[B].accept(world.now, b, answer(&[2; private_len::REP])).unwrap();
     world.run(MILLISECOND);
     assert!(
@@ -171,7 +171,7 @@ fn a_datagram_service_is_asked_for_and_answers() {
     world.assert_forgotten();
 }
 
-/// The answer is lost for longer than one who asks waits between two questions.
+/// The answer stays lost for longer than the requester's retransmission interval.
 #[test]
 fn the_answer_of_a_datagram_service_is_said_again_as_long_as_it_is_kept() {
     let mut world = World::new();
@@ -200,7 +200,7 @@ fn an_unreliable_connection_is_refused() {
 }
 
 #[test]
-fn a_datagram_service_that_nobody_offers_says_so() {
+fn a_datagram_service_without_a_listener_says_so() {
     let mut world = World::new();
     world.agents[A].ask_service(world.now, address(B), 5, Vec::new()).unwrap();
     world.run(MILLISECOND);

@@ -23,7 +23,7 @@ pub(crate) struct World {
     /// Messages under way, by the time they arrive.
     under_way: BTreeMap<(Nanos, u64), (usize, Mad)>,
     pub(crate) events: [Vec<Event>; 2],
-    /// Every message that was sent: by whom, and which.
+    /// Every message sent: the sender and the kind.
     pub(crate) sent: Vec<(usize, Kind)>,
     pub(crate) fate: Fate,
     serial: u64,

@@ -1,4 +1,4 @@
-//! What a responder owes while nothing can leave: requests come in, answers pile up.
+//! Pending responses while nothing can leave: requests arrive, responses queue up.
 
 use nobounce_protocol::qp::{Access, Mtu, Nak, Operation, Payload, QpState, Remote, Status};
 use nobounce_protocol::sim::{A, B, Fate, Region, Setup, Sim};
@@ -59,8 +59,9 @@ fn the_rest_of_a_read_is_answered_from_where_it_was_asked_for() {
     assert_eq!(answers(&mut sim, true), [(Opcode::ReadResponseFirst, 2), (Opcode::ReadResponseLast, 3)]);
 }
 
-/// The peer had its answer while its question was on the way once more, and the memory went because nobody needed it any longer: seen between
-/// two engines whose threads were late, where the queue pair ended for it and its peer heard nothing more.
+/// The peer had its READ response while its duplicate request was in flight, and then released the
+/// memory. This was seen between two engines with late threads: the queue pair ended, and its peer
+/// heard nothing more.
 #[test]
 fn a_read_asked_again_ends_nothing_when_its_memory_has_gone_meanwhile() {
     let mut sim = small();
@@ -226,8 +227,8 @@ fn many_acknowledgements_become_one() {
 
 #[test]
 fn a_receiver_that_is_not_ready_is_not_mistaken_for_loss_when_packets_are_overtaken() {
-    // Three packets come in reverse: each time the peer reports a gap, and then that it is not ready. Only the first
-    // would use up retries.
+    // Three packets come in reverse: each time the peer reports a gap, and then that it is not
+    // ready. Only the first would use up retries.
     let mut sim = pair(&Setup { min_rnr_timer: 2, ..Setup::default() });
     write(&mut sim, 10); // the round trip is known, so that a second report is not taken for an echo of the first
     sim.drive();

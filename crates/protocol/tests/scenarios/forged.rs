@@ -1,4 +1,4 @@
-//! Packets nobody asked for: nothing happens.
+//! Unsolicited packets: they have no effect.
 
 use nobounce_protocol::qp::{Handled, Mtu, Operation, Qp, QpAttr, QpConfig, QpState, Service};
 use nobounce_protocol::sim::{A, B, Handling, Memory, Rng, Setup};
@@ -324,7 +324,8 @@ mod void {
 
 #[test]
 fn two_to_the_thirty_first_bytes_in_packets_of_256() {
-    // 2^23 packets: half of all sequence numbers. Headers are handed over directly, there are no bytes.
+    // 2^23 packets: half of all sequence numbers. Headers are handed over directly, there are no
+    // bytes.
     for is_write in [true, false] {
         let mut sim = pair(&Setup { mtu: Mtu::Mtu256, psn: [0x90_0000, 0], ..Setup::default() });
         let mut ends: Vec<Qp> = sim.ends.drain(..).map(|end| end.qp).collect();

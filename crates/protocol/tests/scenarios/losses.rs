@@ -212,8 +212,8 @@ fn everything_goes_wrong_at_once() {
 
 #[test]
 fn an_old_read_request_is_repeated_while_new_ones_wait() {
-    // The peer has promised to answer two at a time. The network brings old questions again and again; they must not
-    // make it refuse the two new ones.
+    // The peer has promised to answer two at a time. The network brings old questions again and
+    // again; they must not make it refuse the two new ones.
     let setup = Setup { max_rd_atomic: 2, max_dest_rd_atomic: 2, ..small() };
     let mut sim = pair(&setup);
     let twice = |_, h: &Header| if h.opcode == Opcode::ReadRequest { Fate::Duplicate } else { Fate::Pass };

@@ -10,7 +10,8 @@ fn sizes(mtu: Mtu) -> [u32; 8] {
     [0, 1, 3, m - 1, m, m + 1, 2 * m, 21 * m + 5]
 }
 
-/// Runs `check` at every MTU and size, from a sequence number that wraps inside the longest message.
+/// Runs `check` at every MTU and size, from a sequence number that wraps inside the longest
+/// message.
 fn everywhere(check: fn(Setup, u32)) {
     for mtu in Mtu::ALL {
         for len in sizes(mtu) {

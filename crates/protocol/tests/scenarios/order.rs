@@ -114,7 +114,8 @@ fn a_stream_of_reads_does_not_end_in_questions_for_single_packets() {
     }
 }
 
-/// Whoever has little room all in all does not wait until nothing is under way: the wire would be idle for a round trip each time.
+/// A READ with a small total window does not wait until nothing is in flight. Otherwise the link
+/// would idle for a round trip each time.
 #[test]
 fn reads_with_little_room_are_asked_for_while_others_are_under_way() {
     let setup = Setup { mtu: Mtu::Mtu4096, room: 113 << 10, memory: 2 << 20, ..small() };
@@ -128,9 +129,9 @@ fn reads_with_little_room_are_asked_for_while_others_are_under_way() {
     assert!(questions < 32, "{questions}");
 }
 
-/// A WRITE of which nobody asked to be told is answered by nobody: a READ behind it does not wait for that.
+/// An unsignaled WRITE gets no ACK of its own: a READ behind it does not wait for one.
 #[test]
-fn a_read_behind_writes_that_nobody_answers_is_asked_at_once() {
+fn a_read_behind_unacknowledged_writes_is_asked_at_once() {
     let mut sim =
         pair(&Setup { mtu: Mtu::Mtu4096, signal_all: false, psn: [14, 0], memory: 1 << 20, ..small() });
     let (write, read) =

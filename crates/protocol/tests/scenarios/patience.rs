@@ -1,4 +1,4 @@
-//! Timers: how long an endpoint waits, how often it tries, when it gives up.
+//! Timers: retransmission timeout, number of retries, and the final failure.
 
 use nobounce_protocol::qp::{Mtu, Operation, Status};
 use nobounce_protocol::sim::{A, B, Setup, Sim};
@@ -177,8 +177,8 @@ fn progress_refills_the_retries() {
     assert_eq!(sim.ends[B].qp.state(), nobounce_protocol::qp::QpState::Rts);
 }
 
-/// The sequence numbers of packets that ask for an acknowledgement when there is room for `window` packets and, after each answer, for those
-/// that it freed.
+/// The sequence numbers of packets that ask for an acknowledgement when there is room for `window`
+/// packets and, after each answer, for those that it freed.
 fn asks(rarely: bool, window: u64, answers: &[u32]) -> Vec<u32> {
     let mut sim = pair(&Setup { mtu: Mtu::Mtu256, memory: (1 << 16) + 2 * Setup::GUARD, ..Setup::default() });
     let remote = sim.ends[B].remote(0);
@@ -206,9 +206,10 @@ fn asks(rarely: bool, window: u64, answers: &[u32]) -> Vec<u32> {
 
 #[test]
 fn where_answers_are_dear_none_is_asked_for_beside_one_that_is_on_its_way() {
-    // Every thirtieth asks, and the last one that the window has room for, which the next answer frees anew.
+    // Every thirtieth asks, and the last one that the window has room for, which the next answer
+    // frees anew.
     assert_eq!(asks(false, 40, &[13, 31]), [13, 31, 43, 53, 71]);
     assert_eq!(asks(true, 40, &[13]), [13, 43]);
     assert_eq!(asks(true, 40, &[13, 43]), [13, 43, 73]);
-    assert_eq!(asks(true, 10, &[9, 19]), [9, 13, 29], "somebody has to ask");
+    assert_eq!(asks(true, 10, &[9, 19]), [9, 13, 29], "an ACK request must remain");
 }

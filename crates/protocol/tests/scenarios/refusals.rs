@@ -6,7 +6,8 @@ use nobounce_protocol::wire::{Header, Opcode, Psn, Reth, Syndrome};
 
 use crate::world::*;
 
-/// `op` is refused: A learns `status`, B raises `event`, both are in the error state, B's memory is untouched.
+/// `op` is refused: A learns `status`, B raises `event`, both are in the error state, B's memory is
+/// untouched.
 fn refused(mut sim: Sim, op: Operation, len: u32, status: Status, event: QpEvent) {
     let before = sim.ends[B].memory.clone();
     let id = sim.ends[A].post(op, HERE, len).unwrap();

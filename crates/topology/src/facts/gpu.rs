@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Probe, Read};
 
-/// Who made a GPU.
+/// GPU vendor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum GpuVendor {
@@ -23,13 +23,13 @@ pub enum GpuVendor {
 pub struct Gpu {
     /// Its PCI address.
     pub address: String,
-    /// Who made it.
+    /// Its vendor.
     #[serde(default)]
     pub vendor: GpuVendor,
     /// Its name: `NVIDIA H100 80GB HBM3`.
     #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
     pub name: Read<String>,
-    /// Its number for the driver (NVML's order, which is the order of PCI addresses).
+    /// Its index for the driver (NVML's order, which is the order of PCI addresses).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub index: Option<u32>,
     /// Compute capability times ten: 90 for 9.0.
@@ -38,7 +38,7 @@ pub struct Gpu {
     /// Its memory, in bytes.
     #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
     pub memory_bytes: Read<u64>,
-    /// BAR1, the part of its memory that other devices can reach at one time, in bytes.
+    /// BAR1, the aperture through which other devices reach its memory, in bytes.
     #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
     pub bar1_bytes: Read<u64>,
     /// How much of BAR1 is in use.
@@ -59,7 +59,7 @@ pub struct Gpu {
     /// Whether confidential computing is on.
     #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
     pub confidential: Read<bool>,
-    /// Performance state, 0 (busy) to 15 (idle): an idle GPU slows its link down.
+    /// Performance state, 0 (busy) to 15 (idle): an idle GPU downtrains its link.
     #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
     pub performance_state: Read<u32>,
     /// Whether NVLink or C2C joins it to the processor (GH200, GB200).
@@ -71,13 +71,14 @@ pub struct Gpu {
     /// Memory of it was exported as a dma-buf, really.
     #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
     pub export_probe: Read<Probe>,
-    /// The CPU mapped its memory with nothing installed (the resource manager's window, or mmap of a dma-buf), really.
+    /// The CPU mapped its memory in a test with nothing installed (the resource manager's window,
+    /// or mmap of a dma-buf).
     #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
     pub window_probe: Read<Probe>,
 }
 
 impl Gpu {
-    /// Its name, or its address where the driver did not tell.
+    /// Its name, or its address where the driver reported none.
     #[must_use]
     pub fn title(&self) -> &str {
         self.name.known().unwrap_or(&self.address)

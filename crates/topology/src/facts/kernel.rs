@@ -25,10 +25,12 @@ pub struct Kernel {
     /// Modules that matter here and could be loaded: they are installed for this kernel.
     #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
     pub installed: Read<Vec<String>>,
-    /// Modules that are loaded at every boot (`modules-load.d` and the like), as far as they matter here.
+    /// Modules that are loaded at every boot (`modules-load.d` and the like), as far as they matter
+    /// here.
     #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
     pub at_boot: Read<Vec<String>>,
-    /// Who registered with the peer-memory interface of OFED's ib_core: the folders of `/sys/kernel/mm/memory_peers`.
+    /// Clients of the peer-memory interface of OFED's ib_core: the folders of
+    /// `/sys/kernel/mm/memory_peers`.
     #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
     pub peer_memory_clients: Read<Vec<String>>,
     /// Whether ib_core has that interface (`ib_register_peer_memory_client` in `/proc/kallsyms`).
@@ -45,7 +47,8 @@ pub struct Kernel {
     pub log: Read<Vec<String>>,
 }
 
-/// Why the clients of the peer-memory interface are not known where the kernel shows no folder of them: newer OFEDs show none.
+/// Why the clients of the peer-memory interface are not known where the kernel shows no folder of
+/// them: newer OFEDs show none.
 pub const NO_FOLDER: &str = "no such folder";
 
 /// A loaded module.
@@ -84,7 +87,8 @@ impl Kernel {
         self.modules.known().map(|modules| modules.contains_key(module))
     }
 
-    /// Whether the peer-memory interface shows NVIDIA's module in its folder, where older libraries look for it.
+    /// Whether the peer-memory interface shows NVIDIA's module in its folder, where older libraries
+    /// look for it.
     #[must_use]
     pub fn shows_nvidia_client(&self) -> Option<bool> {
         match self.peer_memory_clients.known() {
@@ -102,7 +106,8 @@ impl Kernel {
         Some(options.get(option).is_some_and(|value| value == "y" || value == "m"))
     }
 
-    /// A word of the command line, such as `iommu` for `iommu=pt`: its value, empty if it has none. The last one counts.
+    /// A word of the command line, such as `iommu` for `iommu=pt`: its value, empty if it has none.
+    /// The last one counts.
     #[must_use]
     pub fn parameter(&self, name: &str) -> Option<&str> {
         self.command_line.known()?.split_whitespace().rev().find_map(|word| {

@@ -1,6 +1,7 @@
-//! The facts of one machine: everything the checks look at, and nothing else.
+//! The facts of one machine: everything the checks use, and nothing else.
 //!
-//! Facts are read once (`sysfs`, and probes of the command), can be saved, sent and replayed. docs/doctor.md describes the file.
+//! Facts are read once (`sysfs`, and probes of the command), can be saved, sent and replayed.
+//! docs/doctor.md describes the file.
 
 mod gpu;
 mod kernel;
@@ -26,13 +27,15 @@ pub use pci::{Acs, Bar, ConfigSpace, Iommu, Link, PciDevice};
 pub use process::{DeviceNode, Libraries, Library, Process, Ucx};
 pub use read::{Read, Unread};
 
-/// The version of the facts file that this program writes and reads. It changes with every change of a field.
+/// The version of the facts file that this program writes and reads. It changes with every change
+/// of a field.
 pub const SCHEMA: u32 = 1;
 
 /// What kind of file it is: the first field of every facts file.
 pub const KIND: &str = "nobounce facts";
 
-/// Largest facts file that is read, in bytes. A machine with 16 GPUs and 32 adapters needs less than 1 MiB.
+/// Largest facts file that is read, in bytes. A machine with 16 GPUs and 32 adapters needs less
+/// than 1 MiB.
 pub const MAX_FILE: u64 = 64 << 20;
 
 /// How a probe ended.
@@ -61,7 +64,7 @@ impl Probe {
     }
 }
 
-/// Memory of one GPU registered with one adapter, really.
+/// Result of actually registering memory of one GPU with one adapter.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Registration {
@@ -106,13 +109,14 @@ pub struct Facts {
     /// The RDMA adapters, as `/sys/class/infiniband` lists them.
     #[serde(default)]
     pub nics: Vec<Nic>,
-    /// What happened when memory of a GPU was registered with an adapter.
+    /// Results of registering GPU memory with adapters.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub registrations: Vec<Registration>,
-    /// Device files that matter, those that exist: `/dev/infiniband/*`, `/dev/nvidia*`, `/dev/gdrdrv`.
+    /// Device files that matter, those that exist: `/dev/infiniband/*`, `/dev/nvidia*`,
+    /// `/dev/gdrdrv`.
     #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
     pub devices: Read<Vec<DeviceNode>>,
-    /// The process that asked: its limits, rights and CPUs.
+    /// The inspecting process: its limits, rights and CPUs.
     #[serde(default)]
     pub process: Process,
     /// Variables of the environment that matter: `NCCL_*`, `UCX_*` and others of the kind.
@@ -175,7 +179,7 @@ pub enum FactsError {
     Version {
         /// The version of the file.
         found: u64,
-        /// Who wrote it.
+        /// The program that wrote it.
         by: String,
     },
     /// It is larger than any machine needs.
@@ -187,12 +191,12 @@ impl Facts {
     /// Facts from the text of a file.
     ///
     /// # Errors
-    /// It was cut off, is something else, or of another version: the message says which.
+    /// The file is truncated, of another kind, or of another version: the message says which.
     pub fn from_json(text: &str) -> Result<Self, FactsError> {
         if text.len() as u64 > MAX_FILE {
             return Err(FactsError::TooLarge);
         }
-        // Kind and version first: the fields of another version would only give a riddle.
+        // Kind and version first: errors about fields of another version would only confuse.
         let raw: serde_json::Value = serde_json::from_str(text).map_err(Self::explain)?;
         if raw.get("kind").and_then(serde_json::Value::as_str) != Some(KIND) {
             return Err(FactsError::NotFacts);
@@ -202,7 +206,7 @@ impl Facts {
             let by = raw.get("written_by").and_then(serde_json::Value::as_str).unwrap_or("not recorded");
             return Err(FactsError::Version { found, by: by.to_owned() });
         }
-        // From the text again and not from the value: so errors name a line.
+        // Parse the text again, not the value, so that errors name a line.
         serde_json::from_str(text).map_err(Self::explain)
     }
 

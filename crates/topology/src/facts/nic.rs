@@ -30,7 +30,8 @@ pub struct Nic {
     /// libibverbs opened it, really.
     #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
     pub open_probe: Read<Probe>,
-    /// Whether it takes dma-bufs: `ibv_reg_dmabuf_mr` with no descriptor must end in EBADF, not in EOPNOTSUPP.
+    /// Whether it imports dma-bufs: `ibv_reg_dmabuf_mr` without a descriptor must fail with EBADF,
+    /// not with EOPNOTSUPP.
     #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
     pub dma_buf_probe: Read<Probe>,
 }
@@ -62,7 +63,8 @@ pub struct Port {
     /// Its network interface.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub netdev: Option<Netdev>,
-    /// Entries of the GID table that are in use. Entries that could not be read (of other namespaces) are counted below.
+    /// Entries of the GID table that are in use. Entries that could not be read (of other
+    /// namespaces) are counted below.
     #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
     pub gids: Read<Vec<Gid>>,
     /// Entries whose type could not be read although their value could.
@@ -85,10 +87,10 @@ pub struct Netdev {
     /// Whether it is up.
     #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
     pub up: Read<bool>,
-    /// Whether priority flow control is on for any priority.
+    /// Whether PFC (priority flow control) is on for any priority.
     #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
     pub pfc: Read<bool>,
-    /// Whether RoCE's reaction to ECN marks is on for any priority.
+    /// Whether RoCE's reaction to ECN marks (DCQCN) is on for any priority.
     #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
     pub ecn: Read<bool>,
 }
@@ -161,7 +163,7 @@ impl Nic {
         self.ports.iter().find(|port| port.is_active()).or(self.ports.first())
     }
 
-    /// A device that is software: nothing can write into GPU memory by itself there.
+    /// A software device: no DMA into GPU memory is possible.
     #[must_use]
     pub fn is_software(&self) -> bool {
         matches!(self.driver.as_deref(), Some("rdma_rxe" | "rxe" | "siw" | "nobounce"))

@@ -28,7 +28,7 @@ pub struct PciDevice {
     /// The driver that holds it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub driver: Option<String>,
-    /// The memory node it is near to; -1 where the firmware does not say.
+    /// Its NUMA node; -1 where the firmware does not say.
     #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
     pub numa_node: Read<i32>,
     /// Its link upwards.
@@ -37,10 +37,11 @@ pub struct PciDevice {
     /// Its memory regions.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub bars: Vec<Bar>,
-    /// What its configuration space says; without root only the first 64 bytes can be read, and that is not enough.
+    /// Its configuration space; without root only the first 64 bytes are readable, which is not
+    /// enough.
     #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
     pub config: Read<ConfigSpace>,
-    /// Its IOMMU group; null where it has none, for then no IOMMU translates.
+    /// Its IOMMU group; null where it has none, and no IOMMU translates.
     #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
     pub iommu: Read<Option<Iommu>>,
     /// The physical function, if this is a virtual one.
@@ -48,7 +49,7 @@ pub struct PciDevice {
     pub virtual_function_of: Option<String>,
 }
 
-/// A PCIe link: what it runs at, and what the device could.
+/// A PCIe link: its current and its maximum speed and width.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Link {
@@ -88,13 +89,13 @@ pub struct ConfigSpace {
     /// Largest read request, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_read_request: Option<u32>,
-    /// Whether the device may mark its packets as relaxed in order.
+    /// Whether the device may set relaxed ordering on its packets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub relaxed_ordering: Option<bool>,
-    /// Access control services; null where the device has none.
+    /// ACS (access control services); null where the device has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub acs: Option<Acs>,
-    /// Address translation services: whether they are on; null where the device has none.
+    /// Whether ATS (address translation services) is on; null where the device has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ats: Option<bool>,
     /// Largest size that BAR1 can be resized to, in bytes; null where it cannot be.
@@ -102,7 +103,7 @@ pub struct ConfigSpace {
     pub resizable_bar_max: Option<u64>,
 }
 
-/// The access control bits of a bridge or function, as set.
+/// The ACS bits of a bridge or function, as set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Acs {
@@ -112,19 +113,19 @@ pub struct Acs {
 }
 
 impl Acs {
-    /// Request Redirect, Completion Redirect and Upstream Forwarding: with any of them, packets between two devices below this port go up
-    /// to the root complex instead of straight across.
+    /// Request Redirect, Completion Redirect and Upstream Forwarding. With any of them, packets
+    /// between two devices below this port go up to the root complex instead of peer-to-peer.
     pub const REDIRECT: u32 = 0x04 | 0x08 | 0x10;
-    /// Direct Translated: packets whose addresses are translated already may still go straight across.
+    /// Direct Translated P2P: packets with translated addresses (ATS) still go peer-to-peer.
     pub const DIRECT_TRANSLATED: u32 = 0x40;
 
-    /// Whether packets with translated addresses may go straight across all the same.
+    /// Whether packets with translated addresses still go peer-to-peer.
     #[must_use]
     pub const fn passes_translated(self) -> bool {
         self.control & Self::DIRECT_TRANSLATED != 0
     }
 
-    /// Whether packets between devices are sent up to the root complex.
+    /// Whether ACS redirects peer-to-peer packets to the root complex.
     #[must_use]
     pub const fn redirects(self) -> bool {
         self.control & Self::REDIRECT != 0
@@ -137,7 +138,8 @@ impl Acs {
 pub struct Iommu {
     /// The group's number.
     pub group: u32,
-    /// `identity` (passed through), `DMA`, `DMA-FQ` (translated), `unmanaged`, `blocked`; none where the kernel does not tell.
+    /// `identity` (passed through), `DMA`, `DMA-FQ` (translated), `unmanaged`, `blocked`; none
+    /// where the kernel does not tell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kind: Option<String>,
 }
@@ -176,7 +178,7 @@ impl PciDevice {
     }
 }
 
-/// Numbers that people know in hexadecimal. A plain number is read too.
+/// Numbers that are usually written in hexadecimal. A plain number is read too.
 pub(crate) mod hex {
     use serde::{Deserialize, Deserializer, Serializer, de};
 

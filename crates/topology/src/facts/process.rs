@@ -1,4 +1,4 @@
-//! The process that asked, and the libraries it would load.
+//! The inspecting process, and the libraries it would load.
 
 use serde::{Deserialize, Serialize};
 

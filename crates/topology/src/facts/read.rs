@@ -6,8 +6,9 @@ use serde::{Deserialize, Deserializer, Serialize, de};
 
 /// A fact, or why it is not known.
 ///
-/// In the facts file a known fact is written plainly; one that could not be read is `{"unread": "why"}`; one that is left out was not
-/// asked for. A check that meets an unknown fact says so: it never takes it for a good one.
+/// In the facts file a known fact is written plainly. One that could not be read is `{"unread":
+/// "why"}`. One that is left out was not queried. A check reports an unknown fact as such, and
+/// never takes it for a good one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Read<T> {
@@ -25,7 +26,8 @@ pub struct Unread {
 }
 
 impl<'de> Deserialize<'de> for Unread {
-    /// From a map alone: a derived reader would also take a list of one text, which may be a fact.
+    /// From a map alone: a derived deserializer would also accept a list of one text, which may be
+    /// a fact.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let mut fields = BTreeMap::<String, String>::deserialize(deserializer)?;
         match (fields.remove("unread"), fields.is_empty()) {
@@ -35,7 +37,7 @@ impl<'de> Deserialize<'de> for Unread {
     }
 }
 
-/// The reason where nobody asked.
+/// The reason for a fact that was not queried.
 const NOT_RECORDED: &str = "not recorded";
 
 impl<T> Default for Read<T> {
@@ -68,7 +70,7 @@ impl<T> Read<T> {
         }
     }
 
-    /// True where nobody asked: such a fact is left out of the file.
+    /// True for a fact that was not queried: it is left out of the file.
     #[must_use]
     pub fn is_not_recorded(&self) -> bool {
         self.why_not() == Some(NOT_RECORDED)

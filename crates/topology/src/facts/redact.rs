@@ -1,10 +1,10 @@
-//! Leaving out what names a machine or a network, before facts are sent to somebody.
+//! Redacts what names a machine or a network, before facts are shared.
 
 use super::{Facts, Gid, Read};
 
 impl Facts {
-    /// The same facts without host name, addresses, names of interfaces, and the paths and names in variables and log lines. What the checks
-    /// look at stays: they find the same.
+    /// The same facts without host name, addresses, interface names, and the paths and names in
+    /// variables and log lines. What the checks use stays: they give the same findings.
     #[must_use]
     pub fn redacted(mut self) -> Self {
         self.host = None;
@@ -84,12 +84,13 @@ const READ: [&str; 34] = [
     "UCX_TLS",
 ];
 
-/// A value as it may be shown. Of variables that no check reads, and of those that may hold paths, only numbers and switches stay.
+/// A value that is safe to share. Variables that no check reads, and those that may hold paths,
+/// keep only numbers and switches.
 fn setting(name: &str, value: &str) -> String {
     let plain = value.parse::<i64>().is_ok()
         || ["", "y", "n", "yes", "no", "on", "off", "try", "auto", "true", "false", "none"]
             .contains(&value.to_ascii_lowercase().as_str());
-    // The plugin may be a path: its last part tells which one it is.
+    // The plugin may be a path: its last part identifies it.
     let plugin = name == "NCCL_NET_PLUGIN";
     if plain || READ.contains(&name) || plugin {
         let value = if plugin { value.rsplit('/').next().unwrap_or_default() } else { value };
@@ -98,7 +99,8 @@ fn setting(name: &str, value: &str) -> String {
     "set".to_owned()
 }
 
-/// What of a line of the kernel's log says something to a check: everything else may be a name, and becomes `…`.
+/// The words of a kernel log line that a check uses. Everything else may be a name, and becomes
+/// `…`.
 fn known_words(line: &str) -> String {
     const WORDS: [&str; 46] = [
         "a",
@@ -177,7 +179,8 @@ fn form(gid: &Gid) -> &'static str {
     }
 }
 
-/// The words of the kernel's command line that the checks look at: none of them names a machine or a disk.
+/// The words of the kernel command line that the checks use: none of them names a machine or a
+/// disk.
 fn is_harmless(word: &str) -> bool {
     let key = word.split(['=', '.']).next().unwrap_or_default();
     [
@@ -203,7 +206,7 @@ fn hide_address(word: &str) -> String {
     if is_address { word.replace(bare, "ADDRESS") } else { word.to_owned() }
 }
 
-/// A file in somebody's home loses the name of the home.
+/// Hides the user name in the path of a home directory.
 fn hide_home(path: &str) -> String {
     match path.strip_prefix('/').and_then(|rest| rest.split_once('/')) {
         Some(("etc" | "usr" | "opt", _)) | None => path.to_owned(),

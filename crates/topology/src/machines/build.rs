@@ -145,7 +145,8 @@ impl Build {
         address.to_owned()
     }
 
-    /// A root port, a switch on it, and one device on each of its ports; buses are numbered from `bus` on.
+    /// A root port, a switch on it, and one device on each of its ports; buses are numbered from
+    /// `bus` on.
     pub(super) fn switch(&mut self, bus: u32, port: &str, numa: i32, speed: f64, slots: &[Slot]) {
         let root = format!("pci0000:{bus:02x}");
         let top = self.bridge(&format!("0000:{bus:02x}:{port}"), None, &root, numa, speed);

@@ -3,7 +3,8 @@
 use super::build::{A100, Build, Card, GIB, H100, Net, Slot, epyc, xeon};
 use crate::facts::{Facts, GpuVendor, Read};
 
-/// Eight A100 in pairs below four switches, each with two adapters of 200 Gb/s; two sockets of EPYC.
+/// Eight A100 in pairs below four switches, each with two adapters of 200 Gb/s; two sockets of
+/// EPYC.
 pub(super) fn dgx_a100() -> Facts {
     let cpu = epyc(25, 49, "AMD EPYC 7742 64-Core Processor");
     let mut build = Build::new("DGXA100 920-23687-2530-000", cpu, 2, 64);

@@ -72,7 +72,8 @@ pub(super) fn gh200() -> Facts {
     facts
 }
 
-/// A desk with a professional card whose BAR1 is 256 MiB and cannot grow, and an adapter of 25 Gb/s.
+/// A desk with a professional card whose BAR1 is 256 MiB and cannot grow, and an adapter of 25
+/// Gb/s.
 pub(super) fn workstation() -> Facts {
     let mut build = Build::new("Precision 7920", xeon(85, "Intel(R) Xeon(R) Gold 6230 CPU @ 2.10GHz"), 1, 20);
     let card = Card {

@@ -1,7 +1,7 @@
 //! The PCI configuration space of a function, as far as the checks need it.
 //!
-//! Capabilities are chains of offsets in bytes that a device, a hypervisor or a broken file chose: every step is checked, and every walk is
-//! bounded.
+//! Capabilities are chains of byte offsets from a device, a hypervisor or a broken file. Every step
+//! is checked, and every walk is bounded.
 
 use crate::facts::{Acs, ConfigSpace};
 
@@ -17,7 +17,7 @@ const RESIZABLE_BAR: u16 = 0x0015;
 /// Why the bytes do not say enough.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(super) enum ConfigError {
-    /// Only the header, as the kernel gives it to those who are not root.
+    /// Only the header, which is all that the kernel gives to users other than root.
     #[error("only the first {0} bytes of the configuration space can be read; root can read all")]
     HeaderOnly(usize),
     /// The extended part is missing: old device, or one behind a bridge that hides it.
@@ -59,7 +59,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<ConfigSpace, ConfigError> {
     Ok(found)
 }
 
-/// The largest size that any of the resizable regions can have. Bit 4 + n of a region's capabilities stands for 2^n MiB.
+/// The largest size of any resizable BAR. Bit 4 + n of a BAR's capabilities stands for 2^n MiB.
 fn largest_bar(bytes: &[u8], at: usize) -> Option<u64> {
     let regions = (u32_at(bytes, at + 8)? >> 5 & 7).min(6);
     (0..regions)

@@ -5,7 +5,8 @@ use miniz_oxide::inflate::decompress_to_vec_with_limit;
 /// Most bytes that are unpacked; the options of a kernel are 300 KiB.
 const MAX: usize = 16 << 20;
 
-/// The text in a file of gzip's; none where it is something else, damaged, or larger than any such file.
+/// The text in a file of gzip's; none where it is something else, damaged, or larger than any such
+/// file.
 pub fn unpack(bytes: &[u8]) -> Option<String> {
     let flags = match bytes.get(..10)? {
         [0x1f, 0x8b, 8, flags, ..] => *flags,

@@ -9,9 +9,9 @@ use crate::facts::{Gid, Netdev, Nic, Port, Read};
 const CLASS: &str = "/sys/class/infiniband";
 const MAX_NICS: usize = 256;
 const MAX_PORTS: usize = 16;
-/// Entries of the GID table that are looked at. mlx5 has 255.
+/// GID table entries that are read. mlx5 has 255.
 const MAX_GIDS: u32 = 512;
-/// Counters that tell of a network that loses packets, or of a link that breaks.
+/// Counters of packet loss in the network, or of link errors.
 const COUNTERS: [&str; 9] = [
     "out_of_sequence",
     "packet_seq_err",
@@ -92,7 +92,7 @@ fn port(root: &Root, folder: &str, number: u32) -> Port {
     });
     let counters = counters(root, &file(""));
     let mut netdev = name.map(|name| netdev(root, name));
-    // Where no file tells, notifications that were sent or heeded do.
+    // If no file says so, CNPs that were sent or handled do.
     let notified = ["np_cnp_sent", "rp_cnp_handled"].iter().any(|name| counters.contains_key(*name));
     if let Some(netdev) = netdev.as_mut().filter(|netdev| notified && netdev.ecn.known().is_none()) {
         netdev.ecn = Read::Yes(true);

@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader};
 use super::{Root, gzip};
 use crate::facts::{Kernel, Module, NvidiaModule, Read};
 
-/// Modules that matter: drivers of GPUs and adapters, and what lets them meet.
+/// Relevant modules: drivers of GPUs and adapters, and what connects them.
 const MODULES: [&str; 27] = [
     "amdgpu",
     "amdkfd",
@@ -168,13 +168,14 @@ fn at_boot(root: &Root) -> Read<Vec<String>> {
 fn peer_memory_clients(root: &Root) -> Read<Vec<String>> {
     match root.names("/sys/kernel/mm/memory_peers") {
         Ok(names) => Read::Yes(names),
-        // Newer OFEDs show no folder, whoever is registered.
+        // Newer OFEDs have no such folder, whatever client is registered.
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Read::no(crate::facts::NO_FOLDER),
         Err(error) => Read::no(error.to_string()),
     }
 }
 
-/// OFED's ib_core exports a function that the kernel's own does not have. Newer ones no longer show a folder.
+/// OFED's ib_core exports a function that the kernel's own does not have. Newer ones no longer show
+/// a folder.
 fn peer_memory_api(root: &Root, ib_core: bool) -> Read<bool> {
     if root.exists("/sys/kernel/mm/memory_peers") {
         return Read::Yes(true);
@@ -185,7 +186,8 @@ fn peer_memory_api(root: &Root, ib_core: bool) -> Read<bool> {
     let Ok(file) = std::fs::File::open(root.join("/proc/kallsyms")) else {
         return Read::no("/proc/kallsyms cannot be read");
     };
-    // Some ten megabytes that the kernel writes while we read: line by line, and no further than needed.
+    // Some ten megabytes that the kernel generates on the fly: read line by line, and no further
+    // than needed.
     let mut lines = 0_u64;
     for line in BufReader::with_capacity(1 << 16, file).split(b'\n').take(4_000_000) {
         let Ok(line) = line else { return Read::no("/proc/kallsyms cannot be read") };
@@ -237,7 +239,8 @@ fn nvidia(root: &Root) -> Read<Option<NvidiaModule>> {
     }))
 }
 
-/// OFED's modules carry a version with a release date or a long number; those of the kernel have none, or had `5.0-0`.
+/// OFED's modules carry a version with a release date or a long number; those of the kernel have
+/// none, or had `5.0-0`.
 fn ofed(root: &Root, mlx5: bool) -> Read<Option<String>> {
     if !mlx5 {
         return Read::Yes(None);

@@ -1,6 +1,8 @@
-//! Facts from files: `/sys`, `/proc`, `/dev`, `/etc`, of this machine or of a copy of somebody's.
+//! Facts from files: `/sys`, `/proc`, `/dev`, `/etc`, of this machine or of a copy of another
+//! one's.
 //!
-//! Only files are read here. What needs a library (NVML, CUDA, libibverbs) or an experiment is filled in by the command.
+//! Only files are read here. The command adds what needs a library (NVML, CUDA, libibverbs) or an
+//! experiment.
 
 mod config_space;
 pub mod gzip;
@@ -20,7 +22,7 @@ pub use config_fuzz::parse_config_space;
 pub use root::Root;
 pub use settings::matters;
 
-/// What of the facts comes from the environment of a process.
+/// The facts that come from the environment of a process.
 #[derive(Clone, Debug, Default)]
 pub struct Surroundings {
     /// Variables; only those that matter are kept.
@@ -40,7 +42,8 @@ pub enum SysfsError {
 /// Reads everything that files tell.
 ///
 /// # Errors
-/// There is nothing of the kind below the root. Single files that cannot be read become unknown facts.
+/// There is nothing of the kind below the root. Single files that cannot be read become unknown
+/// facts.
 pub fn read(root: &Root, surroundings: &Surroundings) -> Result<Facts, SysfsError> {
     if !root.exists("/sys/bus/pci")
         && !root.exists("/proc/sys")

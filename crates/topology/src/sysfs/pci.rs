@@ -21,7 +21,7 @@ pub(super) fn devices(root: &Root) -> io::Result<Vec<PciDevice>> {
         let device = PciDevice { address: name.clone(), class, vendor, ..PciDevice::default() };
         if device.is_gpu() || device.is_network() || device.is_nvme() {
             let ancestors = ancestors(root, name).1;
-            // A graphics unit of Intel's that sits on the root bus is part of the processor.
+            // An Intel GPU on the root bus is part of the CPU.
             if device.is_gpu() && vendor == 0x8086 && ancestors.is_empty() {
                 continue;
             }
@@ -91,7 +91,8 @@ fn link(root: &Root, address: &str) -> Option<Link> {
         width: file("current_link_width")?.parse().ok()?,
         max_width: file("max_link_width")?.parse().ok()?,
     };
-    // 255 lanes is how the kernel says that the register held nonsense; devices inside a processor have no lanes at all.
+    // 255 lanes is how the kernel reports an invalid register; devices inside a CPU have no lanes
+    // at all.
     (link.width > 0 && link.width <= 32 && link.max_width <= 32).then_some(link)
 }
 
@@ -101,7 +102,8 @@ fn speed(text: &str) -> Option<f64> {
     (value.is_finite() && value > 0.0 && value < 1000.0).then_some(value)
 }
 
-/// The memory regions of a device. Behind the first six come the ROM and those of virtual functions.
+/// The memory regions of a device. Behind the first six come the ROM and those of virtual
+/// functions.
 fn bars(resource: &str) -> Vec<Bar> {
     const MEMORY: u64 = 0x200;
     const PREFETCH: u64 = 0x2000;
@@ -122,14 +124,15 @@ fn bars(resource: &str) -> Vec<Bar> {
         .collect()
 }
 
-/// BAR1: the largest region that may be prefetched, or the largest one of more than 128 MiB where a hypervisor hides that bit.
+/// BAR1: the largest prefetchable BAR, or the largest one of more than 128 MiB where a hypervisor
+/// hides that bit.
 pub fn bar1(device: &PciDevice) -> Option<u64> {
     let largest =
         |wanted: fn(&Bar) -> bool| device.bars.iter().filter(|bar| wanted(bar)).map(|bar| bar.bytes).max();
     largest(|bar| bar.prefetchable).or_else(|| largest(|bar| bar.bytes >= 128 << 20))
 }
 
-/// The GPUs of the tree, as far as the tree tells. What their driver knows is filled in by whoever can ask it.
+/// The GPUs of the PCI tree. Only what sysfs shows is set; the caller adds what the driver reports.
 pub(super) fn gpus(devices: &[PciDevice]) -> Vec<Gpu> {
     devices
         .iter()

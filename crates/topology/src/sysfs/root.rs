@@ -1,16 +1,17 @@
-//! Reading small files below a root folder: `/`, or a copy of somebody's `/sys` and `/proc`.
+//! Reading small files below a root folder: `/`, or a copy of another machine's `/sys` and `/proc`.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Component, Path, PathBuf};
 
-/// Most bytes taken from one file. Files of sysfs have a page at the most; the largest of procfs that we read is `kallsyms`.
+/// Most bytes taken from one file. Files of sysfs have a page at the most; the largest of procfs
+/// that we read is `kallsyms`.
 const MAX_FILE: u64 = 32 << 20;
 /// Most entries taken from one folder.
 const MAX_ENTRIES: usize = 8192;
 
-/// A root folder. Nothing outside of it is read on purpose, and no file of it is trusted.
+/// A root folder. Nothing outside of it is read on purpose, and none of its files is trusted.
 #[derive(Clone, Debug)]
 pub struct Root {
     path: PathBuf,
@@ -40,7 +41,8 @@ impl Root {
         self.join(path).exists()
     }
 
-    /// The bytes of a file. Whatever is no plain file (a FIFO would block for ever) and whatever is too large is an error.
+    /// The bytes of a file. Anything that is no regular file (a FIFO would block for ever) or too
+    /// large is an error.
     pub fn bytes(&self, path: &str) -> io::Result<Vec<u8>> {
         let path = self.join(path);
         if !fs::metadata(&path)?.is_file() {

@@ -79,7 +79,8 @@ const LIBRARY_FOLDERS: [&str; 9] = [
     "/usr/local/cuda/lib64",
 ];
 
-/// The first UCX in the usual places: its version by pkg-config, Debian's list of packages or Python's, its transports by the modules beside it.
+/// The first UCX in the usual places: its version by pkg-config, Debian's list of packages or
+/// Python's, its transports by the modules beside it.
 pub(super) fn ucx(root: &Root, surroundings: &Surroundings) -> Read<Option<Ucx>> {
     for folder in LIBRARY_FOLDERS {
         if !root.exists(&format!("{folder}/libucp.so.0")) {
@@ -118,7 +119,8 @@ fn modules(root: &Root, folder: &str) -> Vec<String> {
     found
 }
 
-/// NCCL as a program would find it: that of the Python environment in use, of the system, of the system's Python; by the names of files.
+/// NCCL as a program would find it: that of the Python environment in use, of the system, of the
+/// system's Python; by the names of files.
 pub(super) fn nccl(root: &Root, surroundings: &Surroundings) -> Read<Option<Library>> {
     let library = |version| Read::Yes(Some(Library { version, ..Library::default() }));
     let of_python = |folders: Vec<String>| {

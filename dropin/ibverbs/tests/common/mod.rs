@@ -22,7 +22,7 @@ pub(crate) fn library() -> PathBuf {
     test.parent().unwrap().join("libibverbs.so")
 }
 
-/// A folder for one test, with the library under the name that programs ask for. Removed at the end.
+/// A folder for one test, with the library under its soname. Removed at the end.
 pub(crate) struct Folder(PathBuf);
 
 impl Folder {
@@ -71,7 +71,7 @@ impl Drop for Folder {
     }
 }
 
-/// Runs a program, at most so many seconds; whatever it says is shown when it fails.
+/// Runs a program, at most so many seconds; prints its output when it fails.
 pub(crate) fn run(command: &mut Command, seconds: u64) -> Output {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let end = Instant::now() + Duration::from_secs(seconds);

@@ -1,6 +1,7 @@
-//! libefa.so.1 with all its names and nothing behind them.
+//! libefa.so.1 with all its symbols and no implementation.
 //!
-//! perftest and libfabric are linked with it and ask `efadv_query_device` of every device they see: no device here is one.
+//! perftest and libfabric are linked with it and call `efadv_query_device` on every device: none
+//! here is an EFA device.
 
 use nobounce_dropin::endings;
 

@@ -1,6 +1,7 @@
-//! libmlx5.so.1 with all its names and nothing behind them.
+//! libmlx5.so.1 with all its symbols and no implementation.
 //!
-//! perftest, UCX and others are linked with it and ask `mlx5dv_is_supported` of every device they see: no device here is one.
+//! perftest, UCX and others are linked with it and call `mlx5dv_is_supported` on every device: none
+//! here is an mlx5 device.
 
 use nobounce_dropin::endings;
 

@@ -1,4 +1,5 @@
-//! Copies for processors without routines of their own here: aligned 8-byte words by volatile accesses, and no guard against faults.
+//! Copies for architectures without assembly routines here: aligned 8-byte words by volatile
+//! accesses, without a fault guard.
 
 use std::ptr;
 
@@ -10,7 +11,8 @@ pub(super) unsafe fn store(_isa: Isa, dst: *mut u8, src: *const u8, len: usize) 
     let mut done = 0;
     while done < len {
         let to = dst.wrapping_add(done);
-        // SAFETY: `done` is below `len`, and a word is moved only where it fits and the window side is aligned.
+        // SAFETY: `done` is below `len`, and a word is moved only where it fits and the window side
+        // is aligned.
         unsafe {
             if to.addr().is_multiple_of(8) && len - done >= 8 {
                 ptr::write_volatile(to.cast::<u64>(), ptr::read_unaligned(src.add(done).cast()));

@@ -1,15 +1,16 @@
-//! Guarded copies in assembly for write-combined memory.
+//! Guarded copies in assembly for write-combining memory.
 //!
-//! *Stores.* The processor collects stores to such memory in buffers of one 64-byte line and sends a line that was written whole as
-//! one transaction. So every line of the destination is written whole, by non-temporal vectors, wherever the range covers it; the
-//! first and the last line, where it does not, by one masked store (AVX-512) or by ascending pieces that are naturally aligned.
-//! The destination is never read.
+//! *Stores.* The processor collects stores in write-combining buffers of one 64-byte line and sends
+//! a full line as one transaction. So every line that the range covers is written whole, by
+//! non-temporal vectors. Partial first and last lines take one masked store (AVX-512) or ascending,
+//! naturally aligned pieces. The destination is never read.
 //!
-//! *Loads.* Nothing is cached and each load is a round trip of about 1 us, whatever it fetches up to one line. So whole lines are
-//! fetched, by non-temporal loads where the processor has them (a line comes at once and its parts are taken from a buffer), also
-//! where only a part is wanted: the rest of an aligned line lies in the same page, and reading it has no effect.
+//! *Loads.* Nothing is cached, and each load is a round trip of about 1 us, whatever it fetches up
+//! to one line. So whole lines are fetched, by non-temporal loads where available: a line arrives
+//! at once and its parts come from a fill buffer. That includes partial lines: the rest of an
+//! aligned line lies in the same page, and reading it has no effect.
 //!
-//! Either way an aligned 8-byte word of the window is moved by one access that contains it whole.
+//! Either way one access moves an aligned 8-byte word of the window whole.
 
 use std::arch::global_asm;
 use std::ptr;
@@ -48,7 +49,8 @@ struct Line([u8; LINE]);
 
 /// Where to go on after a fault at `instruction`, if that is one of this file's. Async-signal-safe.
 pub(crate) fn find_fixup(instruction: u64) -> Option<u64> {
-    // SAFETY: the table is defined in the assembly with this layout and number of entries, and is never written.
+    // SAFETY: the table is defined in the assembly with this layout and number of entries, and is
+    // never written.
     fixup::find(unsafe { &FIXUPS }, instruction)
 }
 
@@ -91,7 +93,8 @@ pub(super) unsafe fn load(isa: Isa, dst: *mut u8, src: *const u8, len: usize) ->
     let head = if lead == 0 { 0 } else { (LINE - lead).min(len) };
     let body = (len - head) & !(LINE - 1);
     let tail = len - head - body;
-    // SAFETY: head, body and tail make up the caller's range; the lines they lie in are in the same pages.
+    // SAFETY: head, body and tail make up the caller's range; the lines they lie in are in the same
+    // pages.
     unsafe {
         if head > 0 && !load_part(lines, dst, src.wrapping_sub(lead), lead, head) {
             return len;
@@ -108,10 +111,11 @@ pub(super) unsafe fn load(isa: Isa, dst: *mut u8, src: *const u8, len: usize) ->
     0
 }
 
-/// Fetches one line and hands out `len` bytes of it, from `start` on. False after a fault.
+/// Fetches one line and copies out `len` bytes of it, from `start` on. False after a fault.
 ///
 /// # Safety
-/// `line` is a multiple of 64 and may be read; `dst` is valid for writes of `len` bytes; `start + len` is at most 64.
+/// `line` is a multiple of 64 and may be read; `dst` is valid for writes of `len` bytes; `start +
+/// len` is at most 64.
 unsafe fn load_part(lines: Copy, dst: *mut u8, line: *const u8, start: usize, len: usize) -> bool {
     let mut fetched = Line([0; LINE]);
     // SAFETY: `fetched` has room for the line; the rest is the caller's promise.
@@ -138,7 +142,7 @@ mod tests {
         let source = bytes(9000);
         for isa in Isa::available() {
             for len in (0..600).chain([1000, 4095, 4096, 4097, 8200]) {
-                // All positions in the line on the side of the window, and some for the private side.
+                // All positions within the line on the window side, and some for the private side.
                 for window_shift in (0..64).step_by(if len < 200 { 1 } else { 3 }) {
                     let private_shift = [0, 1, 8, 12, 16, 33][(window_shift + len) % 6];
                     let mut stored = vec![0xEE; len + 256];
@@ -182,7 +186,8 @@ mod tests {
                     let (len, start) = (reach + beyond, buffer.len() - reach);
                     let window = buffer.as_mut_ptr().wrapping_add(start);
                     buffer.write_at(start, &vec![0; reach]).unwrap();
-                    // SAFETY: the private sides are long enough; the window ends in a guard page of ours.
+                    // SAFETY: the private sides are long enough; the window ends in a guard page of
+                    // ours.
                     let rest = unsafe { store(isa, window, source.as_ptr(), len) };
                     assert_eq!(rest, beyond, "store of {reach} + {beyond}, {isa}");
                     let mut stored = vec![0; reach];

@@ -14,7 +14,7 @@ use super::slab::Slab;
 pub struct SharedPlace<'a> {
     /// The file. One is used for many chunks.
     pub file: BorrowedFd<'a>,
-    /// Tells it from all other files of this process, also later ones.
+    /// Distinguishes it from all other files of this process, also later ones.
     pub name: u64,
     /// Its length in bytes.
     pub file_len: usize,
@@ -22,8 +22,8 @@ pub struct SharedPlace<'a> {
     pub offset: usize,
 }
 
-/// A chunk of pinned host memory: its bytes, shared among its clones. The engine uses the memory again once all of them are gone and
-/// the copy it took part in is over.
+/// A chunk of pinned host memory: its bytes, shared among its clones. The engine reuses the memory
+/// once all of them are gone and its copy is complete.
 pub struct PinnedChunk {
     slab: Arc<Slab>,
     index: usize,
@@ -41,22 +41,26 @@ impl PinnedChunk {
         if !self.is_unique() || parts.slots[self.index].flying.load(Ordering::Acquire) {
             return None;
         }
-        // SAFETY: memory of the slab, which we keep; nobody else holds the chunk, and no copy touches it.
+        // SAFETY: memory of the slab, which we keep alive; we are the only holder of the chunk, and
+        // no copy touches it.
         Some(unsafe { slice::from_raw_parts_mut(parts.chunk(self.index), parts.chunk_len) })
     }
 
-    /// Writes bytes that no copy touches, such as those between [`Rows`](super::Rows), although there may be clones.
+    /// Writes bytes that no copy touches, such as those between [`Rows`](super::Rows), although
+    /// there may be clones.
     ///
     /// # Safety
-    /// Nobody holds a reference to these bytes.
+    /// No reference to these bytes exists.
     pub unsafe fn write_between(&self, at: usize, bytes: &[u8]) {
         let parts = self.slab.parts();
         assert!(at.checked_add(bytes.len()).is_some_and(|end| end <= parts.chunk_len), "outside the chunk");
-        // SAFETY: inside the chunk; the caller promises that no reference to the bytes exists, and they are ours otherwise.
+        // SAFETY: inside the chunk; the caller promises that no reference to the bytes exists, and
+        // they are ours otherwise.
         unsafe { parts.chunk(self.index).add(at).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     }
 
-    /// Where it lies, for another process that is to read it. Whoever tells one keeps a clone of the chunk until that one has read.
+    /// Location of the chunk, for a process that is to read it. The caller keeps a clone until that
+    /// process has read.
     #[must_use]
     pub fn place(&self) -> Option<SharedPlace<'_>> {
         self.slab.parts().place_of(self.index)
@@ -81,8 +85,8 @@ impl Deref for PinnedChunk {
 
     fn deref(&self) -> &[u8] {
         let parts = self.slab.parts();
-        // SAFETY: memory of the slab, which we keep. It is written only while nobody else can reach it: by `get_mut`, and by copies
-        // that have taken the only holder of the chunk.
+        // SAFETY: memory of the slab, which we keep alive. Writes need exclusive access: `get_mut`,
+        // and copies that have taken the only holder of the chunk.
         unsafe { slice::from_raw_parts(parts.chunk(self.index), parts.chunk_len) }
     }
 }

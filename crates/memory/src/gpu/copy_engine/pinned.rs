@@ -15,19 +15,20 @@ static NEXT_NAME: AtomicU64 = AtomicU64::new(0);
 
 /// A range of pinned host memory.
 ///
-/// Memory of our own that the driver pins, where it can: should the context be destroyed (`cudaDeviceReset`), it stays mapped, and
-/// whoever still reads a chunk of it does not crash. It is a file in memory, so that another process can read it, too. Otherwise memory from `cuMemHostAlloc`, which goes with its context.
+/// Preferably our own memory, pinned by the driver. It stays mapped when the context is destroyed
+/// (`cudaDeviceReset`), so late readers of a chunk do not crash. It is a memfd, so that another
+/// process can read it. The fallback is memory from `cuMemHostAlloc`, which goes with its context.
 ///
-/// Never freed while its context lives: giving it back would wait for kernels that others have running.
+/// Never freed while its context lives: freeing it would wait for running kernels of the program.
 #[derive(Debug)]
 pub(super) struct Pinned {
     base: *mut u8,
     len: usize,
-    /// What it is a mapping of, where it is ours, and a number that tells it from all others.
+    /// The mapped file, where it is ours, and its unique number.
     file: Option<(OwnedFd, u64)>,
 }
 
-// SAFETY: an address range; who may touch which part of it, and when, is the slab's business.
+// SAFETY: an address range; the slab controls access to each part of it.
 unsafe impl Send for Pinned {}
 // SAFETY: as above.
 unsafe impl Sync for Pinned {}
@@ -60,7 +61,7 @@ impl Pinned {
         }
         let name = NEXT_NAME.fetch_add(1, Ordering::Relaxed);
         let own = Self { base: base.cast(), len, file: Some((file, name)) };
-        // A child that is forked has no business here.
+        // A forked child does not inherit the mapping.
         // SAFETY: advice about our own mapping.
         let kept = unsafe { libc::madvise(base, len, libc::MADV_DONTFORK) } == 0;
         if kept {
@@ -71,10 +72,11 @@ impl Pinned {
         }
     }
 
-    /// Gives the memory back once its context, and with it the driver's interest, is gone, or was never there.
+    /// Unmaps the memory once its context, and with it the driver's pinning, is gone or never
+    /// existed.
     pub(super) fn unmap(self) {
         if self.file.is_some() {
-            // SAFETY: our own mapping, which nobody uses any more.
+            // SAFETY: our own mapping, which is no longer in use.
             unsafe { libc::munmap(self.base.cast(), self.len) };
         }
     }

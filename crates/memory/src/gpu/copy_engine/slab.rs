@@ -1,4 +1,5 @@
-//! What a copy engine needs made ahead: streams, pinned memory cut into chunks, and an event for each.
+//! Preallocated resources of a copy engine: streams, pinned memory cut into chunks, and an event
+//! for each.
 
 use std::mem;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -14,11 +15,12 @@ use crate::gpu::{CudaError, Driver, Gpu};
 /// Chunks start at multiples of this, so that vectors on our side are aligned.
 const CHUNK_ALIGN: usize = 4096;
 
-/// Slabs that no engine uses at the moment, kept for the next one: freeing pinned memory or streams may wait for other people's
-/// kernels. Bounded by the largest number of engines that were alive at one time.
+/// Slabs without an engine, kept for the next one: freeing pinned memory or streams may wait for
+/// the program's kernels. Bounded by the largest number of engines that were alive at one time.
 static IDLE: Mutex<Vec<Parts>> = Mutex::new(Vec::new());
 
-/// The slab of one engine. Lives for as long as the engine or one of its chunks does; then its parts wait for another engine.
+/// The slab of one engine. Lives as long as the engine or one of its chunks; then another engine
+/// may reuse its parts.
 #[derive(Debug)]
 pub(super) struct Slab {
     /// There until the drop.
@@ -28,7 +30,7 @@ pub(super) struct Slab {
 #[derive(Debug)]
 pub(super) struct Parts {
     pub(super) driver: &'static Driver,
-    /// With the pinned memory as its witness: streams and events are used only after it was asked.
+    /// With the pinned memory as its witness: streams and events are used only after a check of it.
     pub(super) context: KeptContext,
     /// From the GPU to us.
     pub(super) reads: Stream,
@@ -47,7 +49,7 @@ pub(super) struct Parts {
 #[derive(Debug)]
 pub(super) struct Slot {
     pub(super) event: Event,
-    /// How many hold it; 0 where nobody does.
+    /// Number of holders; 0: free.
     pub(super) holders: AtomicUsize,
     /// A copy to or from it was started and not yet seen to be over.
     pub(super) flying: AtomicBool,
@@ -92,18 +94,20 @@ impl Slab {
 
 impl Drop for Slab {
     fn drop(&mut self) {
-        // Copies may still fly: whoever takes the slab next looks at the events before a chunk is used again.
+        // Copies may still be in flight: the next user of the slab checks the events before it
+        // reuses a chunk.
         IDLE.lock().unwrap_or_else(PoisonError::into_inner).extend(self.parts.take());
     }
 }
 
-/// Forgets slabs that nobody uses and whose context is gone.
+/// Drops unused slabs whose context is gone.
 pub(super) fn bury_idle() {
     with_idle(|_| ());
 }
 
-/// Calls `use_them` with the slabs that nobody uses and whose context lives. CUDA is asked without the lock, which is taken by whoever
-/// drops a slab: the driver may make a call wait for kernels, and these for whom the dropper keeps waiting.
+/// Calls `use_them` with the unused slabs whose context is alive. CUDA is queried without the lock,
+/// which dropping a slab takes. The driver may block a call until kernels end, and those kernels
+/// may wait for the thread that drops the slab.
 fn with_idle<T>(use_them: impl FnOnce(&mut Vec<Parts>) -> T) -> T {
     let lock = || IDLE.lock().unwrap_or_else(PoisonError::into_inner);
     let mut idle = mem::take(&mut *lock());
@@ -113,7 +117,8 @@ fn with_idle<T>(use_them: impl FnOnce(&mut Vec<Parts>) -> T) -> T {
     result
 }
 
-/// Forgets slabs whose context is gone: their streams and events went with it, and its handle may be another context's by now.
+/// Drops slabs whose context is gone: their streams and events went with it, and its handle may be
+/// reused by now.
 fn bury(idle: &mut Vec<Parts>) {
     for parts in idle.extract_if(.., |parts| parts.context.is_gone(parts.driver)) {
         parts.memory.unmap();
@@ -130,7 +135,8 @@ impl Parts {
     ) -> Result<Self, CopyError> {
         let stride = chunk_len.max(1).checked_next_multiple_of(CHUNK_ALIGN).ok_or(CopyError::TooLarge)?;
         let len = stride.checked_mul(chunks).ok_or(CopyError::TooLarge)?;
-        // Should one of these fail, those before it are left to the context: taking them down could wait for others.
+        // If one of these fails, the earlier ones are left to the context: destroying them could
+        // block.
         let (reads, writes) = (own_stream(api)?, own_stream(api)?);
         let slots = (0..chunks).map(|_| Slot::new(api)).collect::<Result<_, _>>()?;
         let memory = Pinned::new(api, len)?;
@@ -139,7 +145,7 @@ impl Parts {
         Ok(Self { driver, context, reads, writes, slots, memory, stride, chunk_len, next })
     }
 
-    /// Claims a chunk that nobody holds and no copy touches.
+    /// Claims a chunk without holders and without a copy in flight.
     pub(super) fn claim(&self) -> Option<usize> {
         let count = self.slots.len();
         let first = self.next.load(Ordering::Relaxed);
@@ -153,7 +159,7 @@ impl Parts {
         if slot.holders.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
             return false;
         }
-        // Somebody gave up on a copy before it was over: the memory is the GPU's until then.
+        // A copy was abandoned before it was over: the GPU owns the memory until then.
         let free = !slot.flying.load(Ordering::Acquire) || self.is_over(index).unwrap_or(false);
         if !free {
             slot.holders.store(0, Ordering::Release);
@@ -161,13 +167,13 @@ impl Parts {
         free
     }
 
-    /// Asks whether the copy of this chunk is over. Does not wait.
+    /// Whether the copy of this chunk is complete. Does not wait.
     pub(super) fn is_over(&self, index: usize) -> Result<bool, CudaError> {
         let slot = &self.slots[index];
         if !slot.flying.load(Ordering::Acquire) {
             return Ok(true);
         }
-        // SAFETY: the event lives as long as the context, which is asked after first.
+        // SAFETY: the event lives as long as the context, which is checked first.
         match self.context.run(self.driver, |api| unsafe { api.event_query(slot.event) }) {
             Ok(()) => {
                 slot.flying.store(false, Ordering::Release);

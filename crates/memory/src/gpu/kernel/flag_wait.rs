@@ -1,4 +1,5 @@
-//! A kernel that polls GPU memory for a flag and answers in host memory: what GPU-visible latency is measured with.
+//! A kernel that polls GPU memory for a flag and answers in host memory: measures GPU-visible
+//! latency.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,11 +8,11 @@ use super::{Kernel, KernelError, Module, PinnedWords, Stream};
 use crate::gpu::{Gpu, GpuBuffer};
 
 const PTX: &str = include_str!("handshake.ptx");
-/// Words on cache lines of their own: the kernel looks at one and writes the other.
+/// Words on cache lines of their own: the kernel polls one and writes the other.
 const STOP: usize = 0;
 const SEEN: usize = 16;
 const WORDS: usize = 32;
-/// A kernel that was told to stop looks at the stop word every few milliseconds.
+/// Bound on stopping: the kernel polls the stop word every few milliseconds.
 const LIMIT: Duration = Duration::from_secs(5);
 
 /// The polling kernel, ready to be launched.
@@ -28,8 +29,8 @@ impl FlagKernel {
         Ok(Self { gpu: Arc::clone(gpu), kernel })
     }
 
-    /// Starts one thread on the GPU that waits until the word at `offset` of `buffer` holds `first`, then `first + 1`, and so on for
-    /// `rounds` rounds, and answers each as soon as it sees it.
+    /// Starts one GPU thread that polls the word at `offset` of `buffer` for `first`, then `first +
+    /// 1`, and so on for `rounds` rounds. It answers each as soon as it sees it.
     pub fn start<'a>(
         &self,
         buffer: &'a GpuBuffer,
@@ -44,7 +45,8 @@ impl FlagKernel {
         let stream = Stream::new(&self.gpu)?;
         let arguments =
             [buffer.addr() + offset as u64, words.address(SEEN), words.address(STOP), first, rounds];
-        // SAFETY: the kernel's arguments; the flag lies in a buffer that is borrowed until it has stopped, the words are never freed.
+        // SAFETY: the kernel's arguments; the flag lies in a buffer that is borrowed until it has
+        // stopped, the words are never freed.
         unsafe { self.kernel.launch(&stream, 1, 1, &arguments) }?;
         Ok(FlagWait { words, stream, _buffer: buffer })
     }

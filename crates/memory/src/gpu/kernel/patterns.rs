@@ -1,4 +1,4 @@
-//! Bytes that the CPU and the GPU can both compute, so that each end checks what arrived where it lies.
+//! Bytes that the CPU and the GPU can both compute, so that each end verifies data in place.
 
 use std::fmt;
 use std::ops::Range;
@@ -20,9 +20,11 @@ const WORD: usize = 8;
 const WRONG: usize = 0;
 const FIRST: usize = 1;
 
-/// Word `index` of the pattern `seed`: `SplitMix64`'s finisher, in which every input bit changes half of the output bits.
+/// Word `index` of the pattern `seed`: `SplitMix64`'s finisher, in which every input bit changes
+/// half of the output bits.
 ///
-/// Seeds that are to give unrelated patterns differ in their high bits: `pattern_word(s, i + 1)` is `pattern_word(s + 1, i)`.
+/// Seeds that are to give unrelated patterns differ in their high bits: `pattern_word(s, i + 1)` is
+/// `pattern_word(s + 1, i)`.
 #[must_use]
 pub const fn pattern_word(seed: u64, index: u64) -> u64 {
     let mut x = seed.wrapping_add(index).wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -31,14 +33,15 @@ pub const fn pattern_word(seed: u64, index: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// Fills `out` with the pattern from its beginning; a last piece shorter than a word gets the word's first bytes.
+/// Fills `out` with the pattern from its beginning; a last piece shorter than a word gets the
+/// word's first bytes.
 pub fn pattern(seed: u64, out: &mut [u8]) {
     for (index, chunk) in (0u64..).zip(out.chunks_mut(WORD)) {
         chunk.copy_from_slice(&pattern_word(seed, index).to_le_bytes()[..chunk.len()]);
     }
 }
 
-/// What a check on the GPU found.
+/// Result of a check on the GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Finding {
     /// Bytes that differ.
@@ -64,14 +67,16 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Fills and checks GPU memory on the GPU. Every call waits until its work is over, but never for other work on the GPU's streams.
+/// Fills and checks GPU memory on the GPU. Every call waits for its own work, but never for other
+/// work on the GPU's streams.
 #[derive(Debug)]
 pub struct Patterns {
     fill: Kernel,
     check: Kernel,
     check_byte: Kernel,
     stream: Stream,
-    /// Where kernels add up what they find: two words of GPU memory, since many threads add at once.
+    /// Where kernels accumulate their findings: two words of GPU memory, since many threads add at
+    /// once.
     found: GpuBuffer,
     /// Where it is copied to.
     host: PinnedWords,
@@ -92,11 +97,13 @@ impl Patterns {
         })
     }
 
-    /// Writes the pattern of `seed` into a range of a buffer: byte 0 of the pattern at the start of the range.
+    /// Writes the pattern of `seed` into a range of a buffer: byte 0 of the pattern at the start of
+    /// the range.
     pub fn fill(&self, buffer: &GpuBuffer, range: Range<usize>, seed: u64) -> Result<(), KernelError> {
         let (address, len) = place(buffer, &range)?;
-        // SAFETY: inside a live buffer that is borrowed until the work is over. (Should it take too long and the buffer go, the GPU
-        // refuses the access: no memory of this process is concerned.)
+        // SAFETY: inside a live buffer that is borrowed until the work is over. (Should it take too
+        // long and the buffer go, the GPU refuses the access: no memory of this process is
+        // concerned.)
         unsafe { self.fill_at(address, len, seed) }
     }
 
@@ -132,10 +139,11 @@ impl Patterns {
         unsafe { self.finding(&self.check_byte, address, len, u64::from(value)) }
     }
 
-    /// As [`fill`](Self::fill), for memory that somebody else allocated.
+    /// As [`fill`](Self::fill), for memory that the caller allocated elsewhere.
     ///
     /// # Safety
-    /// `len` bytes at `address` are memory that this GPU's primary context may write, and stay so until the call returns.
+    /// `len` bytes at `address` are memory that this GPU's primary context may write, and stay so
+    /// until the call returns.
     pub unsafe fn fill_at(&self, address: u64, len: usize, seed: u64) -> Result<(), KernelError> {
         if len == 0 {
             return Ok(());
@@ -145,10 +153,11 @@ impl Patterns {
         self.stream.wait("filling GPU memory", LIMIT)
     }
 
-    /// As [`check`](Self::check), for memory that somebody else allocated.
+    /// As [`check`](Self::check), for memory that the caller allocated elsewhere.
     ///
     /// # Safety
-    /// `len` bytes at `address` are memory that this GPU's primary context may read, and stay so until the call returns.
+    /// `len` bytes at `address` are memory that this GPU's primary context may read, and stay so
+    /// until the call returns.
     pub unsafe fn check_at(&self, address: u64, len: usize, seed: u64) -> Result<Finding, KernelError> {
         // SAFETY: the caller's promise.
         unsafe { self.finding(&self.check, address, len, seed) }
@@ -174,7 +183,8 @@ impl Patterns {
             // SAFETY: the caller's promise for the range; `found` as above.
             unsafe { kernel.launch(&self.stream, grid(len), BLOCK, &[address, len as u64, what, found]) }?;
             self.stream.with(|api, stream| {
-                // SAFETY: both sides are two words; the host's are never freed, and accessed as atomics only.
+                // SAFETY: both sides are two words; the host's are never freed, and accessed as
+                // atomics only.
                 unsafe { api.copy_from_device_async(self.host.as_ptr(), found, 2 * WORD, stream) }
             })?;
             self.stream.wait("checking GPU memory", LIMIT)?;
@@ -208,8 +218,8 @@ mod tests {
 
     #[test]
     fn the_pattern_is_splitmix() {
-        // The first outputs of SplitMix64 with seed 0 are those of its finisher at multiples of the golden number; the first of
-        // them is ours at index 0.
+        // The first outputs of SplitMix64 with seed 0 are those of its finisher at multiples of the
+        // golden number; the first of them is ours at index 0.
         assert_eq!(pattern_word(0, 0), 0xe220_a839_7b1d_cdaf);
         assert_eq!(pattern_word(5, 3), pattern_word(4, 4));
         let mut bytes = [0; 20];

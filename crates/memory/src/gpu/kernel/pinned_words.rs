@@ -38,12 +38,13 @@ impl PinnedWords {
             code: CudaError::INVALID_VALUE,
             name: "success, but no memory",
         })?;
-        // SAFETY: `count` words were allocated, and nobody else knows them yet. The driver aligns to pages.
+        // SAFETY: `count` words were allocated, and their address was not shared yet. The driver
+        // aligns to pages.
         unsafe { ptr::write_bytes(words.as_ptr(), 0, count) };
         Ok(Self { words, count })
     }
 
-    /// The first word, for copies by the driver and for those who read it in their own way. It is never freed.
+    /// The first word, for copies by the driver and for direct reads. It is never freed.
     #[must_use]
     pub fn as_ptr(&self) -> *mut c_void {
         self.words.as_ptr().cast()
@@ -58,7 +59,7 @@ impl PinnedWords {
         ptr::from_ref(self.word(index)).addr() as u64
     }
 
-    /// What word `index` holds, with everything that was written before it (acquire).
+    /// Loads word `index`, with everything that was written before it (acquire).
     ///
     /// # Panics
     /// Where there is no such word.

@@ -1,4 +1,5 @@
-//! A kernel that occupies the whole GPU until it is told to stop, as other people's kernels do while they wait for the network.
+//! A kernel that occupies the whole GPU until it is stopped, like kernels that wait for the
+//! network.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use crate::gpu::{CudaError, Gpu};
 
 const PTX: &str = include_str!("handshake.ptx");
 const STOP: usize = 0;
-/// Each block's own word says that it has started.
+/// Each block sets its own word when it has started.
 const STARTED: usize = 16;
 /// Divides the threads that a multiprocessor of any kind can hold: nothing is left over.
 const BLOCK: u32 = 512;
@@ -37,14 +38,16 @@ impl SpinKernel {
         Ok(Self { gpu: Arc::clone(gpu), kernel, blocks, words, stream: Stream::new(gpu)? })
     }
 
-    /// Fills every multiprocessor with spinning threads, and returns when all of them spin. Other work on the GPU must end first.
-    /// They end when the result is dropped, and by themselves after `limit`, should whoever started them be stuck.
+    /// Fills every multiprocessor with spinning threads, and returns when all of them spin. Other
+    /// work on the GPU must end first. They end when the result is dropped, or after `limit`, in
+    /// case the thread that started them is stuck.
     pub fn start(&mut self, limit: Duration) -> Result<Spin<'_>, KernelError> {
         self.words.set(STOP, 0);
         (0..self.blocks as usize).for_each(|block| self.words.set(STARTED + block, 0));
         let limit = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
         let arguments = [self.words.address(STOP), self.words.address(STARTED), limit];
-        // SAFETY: the kernel's arguments; the words are never freed, and there is one for each block.
+        // SAFETY: the kernel's arguments; the words are never freed, and there is one for each
+        // block.
         unsafe { self.kernel.launch(&self.stream, self.blocks, BLOCK, &arguments) }?;
         let spin = Spin { kernel: self };
         super::wait_until("starting a kernel on all multiprocessors", LIMIT, || {
@@ -60,14 +63,14 @@ impl SpinKernel {
     }
 }
 
-/// A GPU without room for anything else. Dropping it ends that.
+/// A fully occupied GPU. Dropping it stops the kernel.
 #[derive(Debug)]
 pub struct Spin<'a> {
     kernel: &'a SpinKernel,
 }
 
 impl Spin<'_> {
-    /// How many blocks spin.
+    /// Number of spinning blocks.
     #[must_use]
     pub fn started(&self) -> u32 {
         let words = (0..self.kernel.blocks).zip(STARTED..);

@@ -1,6 +1,8 @@
-//! The resource manager's ioctls: numbers and layouts, which are public in NVIDIA's open kernel modules.
+//! The resource manager's ioctls: numbers and layouts, which are public in NVIDIA's open kernel
+//! modules.
 //!
-//! All are `_IOWR('F', number, struct)` on the control device, except `REGISTER_FD`, which goes to the device's own node.
+//! All are `_IOWR('F', number, struct)` on the control device, except `REGISTER_FD`, which goes to
+//! the device's own node.
 
 #![allow(clippy::missing_docs_in_private_items, reason = "the fields are named as the interface names them")]
 
@@ -17,7 +19,7 @@ pub(super) const CLASS_CLIENT: u32 = 0x41;
 pub(super) const CLASS_DEVICE: u32 = 0x80;
 pub(super) const CLASS_SUBDEVICE: u32 = 0x2080;
 
-/// What lies behind an exported descriptor.
+/// The object behind an exported descriptor.
 pub(super) const CMD_EXPORT_INFO: u32 = 0x3D08;
 /// Brings exported objects into a client.
 pub(super) const CMD_IMPORT_OBJECTS: u32 = 0x3D0C;

@@ -1,6 +1,6 @@
 //! The resource manager's answers in words.
 
-/// What a status means, for those that a mapping can meet.
+/// Meaning of a status, for those that a mapping can return.
 pub(super) fn words(status: u32) -> &'static str {
     match status {
         0x03 => "the system is busy",

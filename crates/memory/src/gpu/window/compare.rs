@@ -1,4 +1,4 @@
-//! Is a window a window onto this memory? Asked by reading alone.
+//! Verifies, by reads alone, that a window maps the right memory.
 
 use std::collections::HashSet;
 use std::sync::atomic::{Ordering, fence};
@@ -8,16 +8,16 @@ use super::Refused;
 use super::mapping::{Extent, Mapping};
 use super::sampler;
 
-/// Words looked at across a range, besides those at the ends of its segments.
+/// Words compared across a range, besides those at the ends of its segments.
 const SPREAD: u64 = 14;
-/// Words looked at where only the contents tell which part of an object is mapped.
+/// Words compared where only the contents show which part of an object is mapped.
 const UNSURE_SPREAD: u64 = 62;
-/// So many different words must be among those: memory that is all alike proves nothing.
+/// Required number of different words: uniform memory proves nothing.
 const UNSURE_DIFFERENT: usize = 4;
-/// Others may write the memory while we look: a word that agrees once has agreed.
+/// The program may write the memory concurrently: one agreement per word suffices.
 const ROUNDS: usize = 6;
 
-/// Compares sampled words of the range with what the GPU's own copies give.
+/// Compares sampled words of the range with the results of GPU copies.
 pub(super) fn check(range: &GpuRange, mapping: &Mapping) -> Result<(), Refused> {
     let registered = Extent { start: range.addr(), end: range.addr() + range.len() as u64 };
     let mut addresses = Vec::new();
@@ -51,7 +51,8 @@ pub(super) fn check(range: &GpuRange, mapping: &Mapping) -> Result<(), Refused> 
     Ok(())
 }
 
-/// Adds the addresses of aligned words inside `part`: the first, the last, and `spread` between them.
+/// Adds the addresses of aligned words inside `part`: the first, the last, and `spread` between
+/// them.
 fn spread_words(part: Extent, spread: u64, addresses: &mut Vec<u64>) {
     let first = part.start.next_multiple_of(8);
     let Some(last) = (part.end / 8 * 8).checked_sub(8).filter(|&last| last >= first) else { return };
@@ -65,7 +66,7 @@ fn spread_words(part: Extent, spread: u64, addresses: &mut Vec<u64>) {
     addresses.dedup();
 }
 
-/// Gives the words, each of which was the same on both sides at some moment.
+/// Returns the words, each of which was the same on both sides at some moment.
 fn agree(range: &GpuRange, mapping: &Mapping, addresses: &[u64]) -> Result<Vec<u64>, Refused> {
     let mut seen = vec![0; addresses.len()];
     let mut left: Vec<usize> = (0..addresses.len()).collect();
@@ -113,7 +114,7 @@ pub(super) fn load(mapping: &Mapping, addresses: &[u64]) -> Result<Vec<u64>, Ref
         .collect()
 }
 
-/// Loads from write-combined memory may be served from what was fetched earlier, unless they are fenced.
+/// Loads from write-combining memory may hit stale fill buffers, unless they are fenced.
 fn fence_loads() {
     fence(Ordering::SeqCst);
     #[cfg(target_arch = "x86_64")]

@@ -1,4 +1,5 @@
-//! The first rung: CUDA exports the memory as a dma-buf, and the CPU maps that.
+//! The first method in the fallback order: CUDA exports the memory as a dma-buf, and the CPU maps
+//! that.
 
 use std::fmt;
 use std::io;
@@ -19,7 +20,7 @@ pub(super) fn map(range: &GpuRange, extent: Extent) -> Result<Mapping, Refused> 
         let len = usize::try_from(piece.len()).map_err(Refused::new)?;
         let exported = DmaBuf::export_pages(range.gpu().driver(), range.context(), piece.start, len)
             .map_err(Refused::new)?;
-        // SAFETY: the piece lies inside our own reservation, which nobody uses yet.
+        // SAFETY: the piece lies inside our own reservation, which is still unused.
         unsafe { map_fd(exported.owned(), 0, len, mapping.at(piece.start)) }
             .map_err(|error| refused(range.gpu(), range.gpu().bar1_size(), len, &error))?;
         // The descriptor may go: the mapping keeps the export.

@@ -1,4 +1,4 @@
-//! The last rung: the `gdrdrv` module of GDRCopy, where somebody installed it.
+//! The last method in the fallback order: the `gdrdrv` module of GDRCopy, where installed.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -54,7 +54,8 @@ pub(super) fn map(range: &GpuRange, extent: Extent) -> Result<Mapping, Refused> 
         ))
     })?;
     let node = Arc::new(OwnedFd::from(node));
-    // The module maps what it pinned from its beginning on: whole pages of the GPU, though the memory begins inside one.
+    // The module maps its pinned pages from their start: whole GPU pages, though the memory begins
+    // inside one.
     let extent = Extent {
         start: extent.start / GPU_PAGE * GPU_PAGE,
         end: extent.end.checked_next_multiple_of(GPU_PAGE).ok_or_else(|| Refused::new("no such address"))?,
@@ -92,7 +93,7 @@ pub(super) fn map(range: &GpuRange, extent: Extent) -> Result<Mapping, Refused> 
             .ok_or_else(|| {
                 Refused::new(format!("gdrdrv gave the handle {:#x}, which is no offset", pin.handle))
             })?;
-        // SAFETY: the piece lies inside our own reservation, which nobody uses yet.
+        // SAFETY: the piece lies inside our own reservation, which is still unused.
         unsafe { map_fd(&node, offset, len, mapping.at(piece.start)) }
             .map_err(|error| Refused::new(format!("mmap by gdrdrv failed ({error})")))?;
     }

@@ -34,15 +34,15 @@ impl Extent {
         self.start <= other.start && other.end <= self.end
     }
 
-    /// What both have, if anything.
+    /// The intersection, if any.
     pub(super) fn overlap(self, other: Self) -> Option<Self> {
         let both = Self { start: self.start.max(other.start), end: self.end.min(other.end) };
         (both.start < both.end).then_some(both)
     }
 }
 
-/// Addresses of this process under which an extent of GPU memory is seen. Not inherited by a child. Unmapped when dropped; what it
-/// rests on goes after.
+/// Addresses of this process that map an extent of GPU memory. Not inherited by a child. Unmapped
+/// when dropped; its backing object is released afterwards.
 pub(in super::super) struct Mapping {
     base: *mut u8,
     len: usize,
@@ -55,7 +55,8 @@ pub(in super::super) struct Mapping {
     unsure: Vec<Extent>,
 }
 
-// SAFETY: an address, a length and owners that may be used from any thread; the memory is accessed through windows only.
+// SAFETY: an address, a length and owners that may be used from any thread; the memory is accessed
+// through windows only.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -76,11 +77,13 @@ impl Mapping {
         Ok(Self { base: base.cast(), len, extent, rests_on, is_cut, unsure })
     }
 
-    /// The same pages of `of` under other addresses. The kernel does so for files of memory, not for a device's.
+    /// Maps the same pages of `of` at other addresses. The kernel supports this for memory files,
+    /// not for a device's.
     pub(super) fn twin(of: &Arc<Self>, extent: Extent) -> Result<Self, Refused> {
         let mut twin = Self::reserve(extent)?;
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-        // SAFETY: the old pages stay where they are, for no length of them is given; the new ones come to lie on our reservation.
+        // SAFETY: a length of 0 leaves the old pages in place; the new ones replace our own
+        // reservation.
         let doubled = unsafe { libc::mremap(of.at(extent.start).cast(), 0, twin.len, flags, twin.base) };
         if doubled == libc::MAP_FAILED {
             let error = io::Error::last_os_error();
@@ -118,7 +121,8 @@ impl Mapping {
         &self.unsure
     }
 
-    /// Ends the making: a child would inherit the window otherwise, and go on storing into memory that is not its own.
+    /// Excludes the mapping from fork: a child would otherwise inherit the window and store into
+    /// memory that is not its own.
     pub(super) fn finish(self) -> Result<Self, Refused> {
         // SAFETY: the range is our mapping; the advice changes what fork does only.
         if unsafe { libc::madvise(self.base.cast(), self.len, libc::MADV_DONTFORK) } != 0 {
@@ -128,7 +132,8 @@ impl Mapping {
         Ok(self)
     }
 
-    /// From now on every access to these GPU addresses faults. Where that is all of them, the driver gets its memory back.
+    /// From now on every access to these GPU addresses faults. Once all of them are revoked, the
+    /// driver gets its memory back.
     pub(in super::super) fn cut_off(&self, addresses: &Range<u64>) {
         let part = Extent { start: addresses.start, end: addresses.end }.overlap(self.extent);
         let Some((part, len)) = part.and_then(|part| Some((part, usize::try_from(part.len()).ok()?))) else {
@@ -137,14 +142,15 @@ impl Mapping {
         self.is_cut.store(true, Ordering::Release);
         let at = self.at(part.start).cast();
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
-        // SAFETY: the mapping is ours, and whoever accesses it is guarded; nothing else lies there. The addresses stay ours.
+        // SAFETY: the mapping is ours, and every access to it is guarded; nothing else lies there.
+        // The addresses stay ours.
         let replaced = unsafe { libc::mmap(at, len, libc::PROT_NONE, flags, -1, 0) } != libc::MAP_FAILED;
         if !replaced {
             // SAFETY: as above.
             unsafe { libc::mprotect(at, len, libc::PROT_NONE) };
         } else if part == self.extent {
             let owners = std::mem::take(&mut *self.rests_on.lock().unwrap_or_else(PoisonError::into_inner));
-            // Without the lock: they tell the driver.
+            // Without the lock: dropping them calls the driver.
             drop(owners);
         }
     }
@@ -155,15 +161,17 @@ impl Mapping {
     /// They were cut off, or the kernel refuses.
     pub(in super::super) fn show(&self, at: *mut u8, len: usize) -> io::Result<()> {
         if self.is_cut() {
-            // What lies there now is no GPU memory.
+            // These pages no longer map GPU memory.
             return Err(io::ErrorKind::PermissionDenied.into());
         }
         self.protect(at, len, libc::PROT_READ | libc::PROT_WRITE)
     }
 
-    /// From now on every access to `len` bytes from `at` on faults, until they are shown again. The driver keeps what they rest on.
+    /// From now on every access to `len` bytes from `at` on faults, until they are shown again. The
+    /// driver's object stays.
     pub(in super::super) fn hide(&self, at: *mut u8, len: usize) {
-        // Where the CPU has the fault L1TF, a kernel may refuse it to ordinary users: then they are gone for good.
+        // On CPUs with L1TF, a kernel may refuse this to ordinary users: then the pages are revoked
+        // for good.
         if self.protect(at, len, libc::PROT_NONE).is_err() {
             let start = self.extent.start + (at.addr() - self.base.addr()) as u64;
             self.cut_off(&(start..start + len as u64));
@@ -178,7 +186,8 @@ impl Mapping {
         if len == 0 {
             return Ok(());
         }
-        // SAFETY: the pages are of our mapping, and whoever accesses them is guarded, or is the program that we show them to.
+        // SAFETY: the pages are of our mapping. Every access to them is guarded, or comes from the
+        // program that we export them to.
         let done = unsafe { libc::mprotect(at.cast(), len, protection) } == 0;
         if done { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
@@ -188,10 +197,10 @@ impl Mapping {
         self.is_cut.load(Ordering::Acquire)
     }
 
-    /// A window onto the whole, for the proof and the comparison: not longer used than this lives.
+    /// A window onto the whole, for verification: not used beyond the life of `self`.
     pub(super) fn window(&self) -> Window {
-        // SAFETY: the mapping is ours and no reference to it is ever made; callers inside this module use it while `self` lives, and
-        // store only into memory of our own.
+        // SAFETY: the mapping is ours and no reference to it is ever made; callers inside this
+        // module use it while `self` lives, and store only into memory of our own.
         unsafe { Window::new(self.base, self.len) }
     }
 }
@@ -259,7 +268,8 @@ mod tests {
         mapping.cut_off(&(0..u64::MAX));
     }
 
-    /// What is hidden faults and comes back; what was cut off does not, though the kernel would let it: nothing of the GPU is there.
+    /// Hidden pages fault and come back. Revoked ones do not, though the kernel would allow it: no
+    /// GPU memory backs them.
     #[test]
     fn what_is_hidden_faults_until_it_is_shown() {
         crate::guard::ensure_installed().unwrap();

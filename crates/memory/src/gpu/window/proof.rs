@@ -1,9 +1,11 @@
-//! Each way to a window is proved once per process and GPU, on memory of our own, before it is used for anybody else's.
+//! Verifies each window method once per process and GPU, on our own memory, before it maps memory
+//! of the program.
 //!
-//! First the GPU writes words that nobody can guess and the windows must show them: only then is it known that they lie on our own
-//! memory, and only then is anything stored through them, which the GPU must then show in turn. The GPU's part is done when its stream
-//! says so, not when the call returns. All windows are looked at together, so that we wait for copies twice for all and not twice for
-//! each: with a kernel on all of an H200 the first registration took 549 ms when each was waited for by itself.
+//! First the GPU writes random words, which the windows must show: only this proves that they map
+//! our own memory. Only then are words stored through the windows, which the GPU must show in turn.
+//! The GPU's part is done when its stream completes, not when the call returns. All windows are
+//! verified together, so that we wait for copies twice in total and not twice for each. With a
+//! kernel on all of an H200 the first registration took 549 ms when each waited by itself.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -12,20 +14,20 @@ use super::super::api::Context;
 use super::super::error::CudaError;
 use super::super::range::{self, GpuRange, MemoryKind, RangeError};
 use super::mapping::{Extent, Mapping};
-use super::{PART_ALIGNMENT, Refused, Rung, compare, sampler};
+use super::{Method, PART_ALIGNMENT, Refused, compare, sampler};
 use crate::barrier;
 
 /// Two pages of the GPU, so that the second is seen to follow the first.
 const LARGE: usize = 4 << 20;
 /// Small allocations share a chunk: of several, at most one begins where the chunk does.
 const SMALL: [usize; 3] = [4096, 70_000, 256];
-/// Words written and looked at in each direction.
+/// Words written and compared in each direction.
 const WORDS: u64 = 16;
 
-/// What has been tried, by rung, GPU and kind of memory.
+/// Results so far, by method, GPU and kind of memory.
 #[derive(Default)]
 pub(super) struct Proofs {
-    done: HashMap<(Rung, i32, Recipe), Result<(), Refused>>,
+    done: HashMap<(Method, i32, Recipe), Result<(), Refused>>,
     /// Memory allocated for the proof, by GPU. It is never freed: `cuMemFree` waits for the GPU.
     scratch: HashMap<i32, Scratch>,
 }
@@ -43,34 +45,34 @@ struct Scratch {
     allocated: Vec<(u64, usize, u64)>,
 }
 
-/// Makes sure that `rung` was proved for memory like that of `range` on its GPU.
-pub(super) fn ensure(proofs: &mut Proofs, rung: Rung, range: &GpuRange) -> Result<(), Refused> {
+/// Ensures that `method` was verified for memory like that of `range` on its GPU.
+pub(super) fn ensure(proofs: &mut Proofs, method: Method, range: &GpuRange) -> Result<(), Refused> {
     let recipe = match range.kind() {
         MemoryKind::VmmExportable | MemoryKind::VmmPrivate | MemoryKind::VmmSeveral => Recipe::Vmm,
         _ => Recipe::Allocated,
     };
-    let key = (rung, range.ordinal(), recipe);
+    let key = (method, range.ordinal(), recipe);
     if let Some(answer) = proofs.done.get(&key) {
         return answer.clone();
     }
-    let answer = prove(proofs, rung, recipe, range).map_err(|refused| Refused {
+    let answer = prove(proofs, method, recipe, range).map_err(|refused| Refused {
         reason: format!("not usable on a scratch allocation: {}", refused.reason),
         ..refused
     });
-    // What may pass is tried again at the next registration.
+    // Transient failures are retried at the next registration.
     if !matches!(&answer, Err(refused) if refused.passing) {
         proofs.done.insert(key, answer.clone());
     }
     answer
 }
 
-fn prove(proofs: &mut Proofs, rung: Rung, recipe: Recipe, like: &GpuRange) -> Result<(), Refused> {
+fn prove(proofs: &mut Proofs, method: Method, recipe: Recipe, like: &GpuRange) -> Result<(), Refused> {
     match recipe {
         Recipe::Vmm => {
             let buffer = GpuBuffer::new_in(like.gpu(), like.context(), LARGE).map_err(no_scratch)?;
-            prove_on(rung, &[(buffer.addr(), LARGE)])
+            prove_on(method, &[(buffer.addr(), LARGE)])
         }
-        Recipe::Allocated => prove_on(rung, &proofs.allocated(like)?),
+        Recipe::Allocated => prove_on(method, &proofs.allocated(like)?),
     }
 }
 
@@ -107,25 +109,25 @@ fn no_scratch(error: CudaError) -> Refused {
     Refused::passing(format!("a scratch allocation failed: {error}"))
 }
 
-/// Proves the rung on allocations of our own: the whole of each, then parts that begin elsewhere.
-fn prove_on(rung: Rung, allocations: &[(u64, usize)]) -> Result<(), Refused> {
+/// Verifies the method on our own allocations: the whole of each, then parts that begin elsewhere.
+fn prove_on(method: Method, allocations: &[(u64, usize)]) -> Result<(), Refused> {
     let ranges = allocations
         .iter()
         .map(|&(addr, len)| GpuRange::of(addr, len))
         .collect::<Result<Vec<_>, RangeError>>()
         .map_err(Refused::passing)?;
     let whole = |range: &GpuRange| Extent::whole_pages(range.base(), range.base() + range.size());
-    check_both_ways(rung, ranges.iter().map(|range| (range, whole(range))))?;
+    check_both_ways(method, ranges.iter().map(|range| (range, whole(range))))?;
     let parts = ranges.iter().filter_map(|range| {
         let whole = whole(range);
         let part = Extent { start: whole.start + whole.len() / 2 + PART_ALIGNMENT, end: whole.end };
         let is_one = part.start < part.end && part.start.is_multiple_of(PART_ALIGNMENT);
         is_one.then_some((range, part))
     });
-    check_both_ways(rung, parts)
+    check_both_ways(method, parts)
 }
 
-/// A window onto memory of our own, and the addresses of the words that are looked at through it.
+/// A window onto our own memory, and the addresses of the words that are compared through it.
 struct Seen {
     mapping: Mapping,
     addresses: Vec<u64>,
@@ -143,15 +145,15 @@ impl Seen {
     }
 }
 
-/// Maps all that is named, each in one context, and looks through all windows together.
+/// Maps all allocations, each in one context, and verifies all windows together.
 fn check_both_ways<'a>(
-    rung: Rung,
+    method: Method,
     named: impl Iterator<Item = (&'a GpuRange, Extent)> + Clone,
 ) -> Result<(), Refused> {
     let Some((first, _)) = named.clone().next() else { return Ok(()) };
     let (driver, context) = (first.gpu().driver(), first.context());
     let windows = named
-        .map(|(range, extent)| Ok(Seen::new(range, super::map(rung, range, extent)?)))
+        .map(|(range, extent)| Ok(Seen::new(range, super::map(method, range, extent)?)))
         .collect::<Result<Vec<_>, Refused>>()?;
     // Small allocations share pages, but no words.
     let mut words: BTreeMap<u64, u64> = BTreeMap::new();
@@ -167,7 +169,7 @@ fn check_both_ways<'a>(
         }
     }
 
-    // The windows show words that nobody could guess: they lie on our memory, and may be stored to.
+    // The windows show the random words: they map our memory, and may be stored to.
     for window in &windows {
         let by_cpu = secrets(window.addresses.len())?;
         let stored = window.mapping.window();
@@ -179,7 +181,7 @@ fn check_both_ways<'a>(
             words.insert(address, word);
         }
         barrier::before_completion();
-        // Stores travel ahead of a load on the same way, whatever the GPU's ordering.
+        // A load flushes earlier stores on the same route, whatever the GPU's ordering.
         compare::load(&window.mapping, &window.addresses[..window.addresses.len().min(1)])?;
     }
     let addresses: Vec<u64> = words.keys().copied().collect();
@@ -191,7 +193,7 @@ fn check_both_ways<'a>(
     Ok(())
 }
 
-/// Words that nobody can guess, and of which no two are alike.
+/// Unpredictable random words, all different.
 fn secrets(count: usize) -> Result<Vec<u64>, Refused> {
     let mut seed = [0u8; 8];
     // SAFETY: the buffer has the length that is passed.

@@ -1,4 +1,5 @@
-//! The second rung: the resource manager maps the memory through BAR1, for an ordinary user and without a module of ours.
+//! The second method in the fallback order: the resource manager maps the memory through BAR1,
+//! without privileges and without a kernel module of ours.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -30,7 +31,8 @@ pub(super) fn map(range: &GpuRange, extent: Extent) -> Result<Mapping, Refused> 
             mapping.mark_unsure(piece);
         }
         let (offset, len) = place(&object, *segment, piece)?;
-        // SAFETY: the piece lies inside our own reservation, which nobody uses yet; extents are whole pages.
+        // SAFETY: the piece lies inside our own reservation, which is still unused; extents are
+        // whole pages.
         let mapped = unsafe { object.memory.map_at(offset, len, mapping.at(piece.start)) }
             .map_err(|error| refused(range.gpu(), range.gpu().bar1_size(), len, &error))?;
         mapping.keep(mapped);
@@ -73,14 +75,14 @@ fn import_handle(range: &GpuRange, device: &Arc<RmDevice>, segment: Segment) -> 
         )));
     }
     let memory = device.import(exported.as_fd()).map_err(Refused::new)?;
-    // CUDA maps handles from their beginning (cuMemMap wants the offset 0). That rule may fall one day; where a handle is larger than
-    // what is mapped of it, the contents must show that it still holds.
+    // CUDA maps handles from their start (cuMemMap requires offset 0). A later driver may drop that
+    // rule. Where a handle is larger than its mapping, the contents must confirm the rule.
     let size = memory.size().unwrap_or(segment.size);
     let sure = size <= segment.size;
     Ok(Object { memory, segment_offset: 0, size, sure })
 }
 
-/// `cudaMalloc` memory: what CUDA makes for sharing between processes names the chunk that the memory lies in.
+/// `cudaMalloc` memory: its CUDA IPC handle names the chunk that the memory lies in.
 fn duplicate_chunk(range: &GpuRange, device: &Arc<RmDevice>, segment: Segment) -> Result<Object, Refused> {
     let mut handle = IpcHandle([0; 16]);
     range
@@ -103,7 +105,8 @@ fn duplicate_chunk(range: &GpuRange, device: &Arc<RmDevice>, segment: Segment) -
     Ok(Object { memory, segment_offset: named.offset, size, sure: true })
 }
 
-/// What an IPC handle says, in the layout of driver 580: private to the driver, so nothing of it is believed unchecked.
+/// Contents of an IPC handle, in the layout of driver 580: private to the driver, so each field is
+/// checked.
 #[derive(Debug, PartialEq, Eq)]
 struct Chunk {
     client: u32,
@@ -191,7 +194,8 @@ fn device_of(gpu: &Arc<Gpu>, context: Context) -> Result<Arc<RmDevice>, Refused>
     Ok(device)
 }
 
-/// The number of the only GPU node, if there is just one: what a container that hides the module's facts shows.
+/// The number of the only GPU node, if there is just one: for a container that hides the module's
+/// procfs.
 fn only_node() -> Option<u32> {
     let mut numbers = fs::read_dir("/dev")
         .ok()?

@@ -1,7 +1,8 @@
-//! Single words copied between GPU and host by the GPU itself: the other view of memory that a window is compared with.
+//! Single words copied between GPU and host by the copy engine: the reference that a window is
+//! compared with.
 //!
-//! Copies go through a stream of our own that waits for nobody, and are asked after without blocking: a GPU that is busy for good
-//! with a kernel that waits for us must not hold us up.
+//! Copies go through a non-blocking stream of our own and are polled without blocking. A GPU that
+//! is occupied for good by a kernel that waits for us must not block us.
 
 use std::ffi::c_void;
 use std::sync::{LazyLock, Mutex, PoisonError};
@@ -17,9 +18,10 @@ use super::Refused;
 /// Words copied at one time.
 pub(super) const WORDS: usize = 4096;
 /// A few words take microseconds, and milliseconds on a GPU that is shared by time slices.
-const PATIENCE: Duration = Duration::from_millis(500);
+const SAMPLE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// A stream and a page-locked slab in one context. Neither is ever freed: that could wait for the GPU.
+/// A stream and a page-locked slab in one context. Neither is ever freed: that could wait for the
+/// GPU.
 struct Sampler {
     /// With the slab as its witness.
     context: KeptContext,
@@ -32,7 +34,7 @@ unsafe impl Send for Sampler {}
 
 static SAMPLERS: LazyLock<Mutex<Vec<Sampler>>> = LazyLock::new(Mutex::default);
 
-/// What shows whether this context still lives, if there is a sampler in it.
+/// The liveness check of this context, if there is a sampler in it.
 pub(in super::super) fn witness_of(context: Context) -> Option<KeptContext> {
     let samplers = SAMPLERS.lock().unwrap_or_else(PoisonError::into_inner);
     samplers.iter().find(|sampler| sampler.context.handle() == context).map(|sampler| sampler.context)
@@ -49,7 +51,7 @@ pub(super) fn read(driver: &Driver, context: Context, addresses: &[u64]) -> Resu
                 unsafe { api.copy_from_device_async(slot, address, size_of::<u64>(), sampler.stream) }?;
             }
             wait(api, sampler.stream)?;
-            // SAFETY: the copies are over and nobody else writes the slab.
+            // SAFETY: the copies are over and the slab has no other writer.
             words.extend((0..part.len()).map(|index| unsafe { sampler.slab.add(index).read_volatile() }));
             Ok(())
         })?;
@@ -63,7 +65,8 @@ pub(super) fn write(driver: &Driver, context: Context, words: &[(u64, u64)]) -> 
         with_sampler(driver, context, |api, sampler| {
             for (index, &(address, word)) in part.iter().enumerate() {
                 let slot = sampler.slab.wrapping_add(index);
-                // SAFETY: the slab has WORDS words and no copy is under way; the address is checked by the driver.
+                // SAFETY: the slab has WORDS words and no copy is in flight; the driver checks the
+                // address.
                 unsafe {
                     slot.write_volatile(word);
                     api.copy_to_device_async(
@@ -80,7 +83,7 @@ pub(super) fn write(driver: &Driver, context: Context, words: &[(u64, u64)]) -> 
     Ok(())
 }
 
-/// Why a copy did not come about.
+/// Why a copy failed.
 enum Failed {
     Cuda(CudaError),
     TooLate,
@@ -98,7 +101,8 @@ fn with_sampler(
     work: impl FnOnce(&Api, &Sampler) -> Result<(), Failed>,
 ) -> Result<(), Refused> {
     let mut samplers = SAMPLERS.lock().unwrap_or_else(PoisonError::into_inner);
-    // A sampler of a context that is gone went with it. The context asked for lives: memory that lives names it.
+    // A destroyed context took its sampler along. The requested context is alive: live memory names
+    // it.
     samplers.retain(|sampler| sampler.context.is_alive(driver));
     let answer = driver.in_context(context, |api| {
         let index = match samplers.iter().position(|sampler| sampler.context.handle() == context) {
@@ -111,13 +115,13 @@ fn with_sampler(
         work(api, &samplers[index])
     });
     answer.map_err(|failed| {
-        // Copies may still be under way into the slab: leave it to them, and take another next time.
+        // Copies into the slab may still be in flight: abandon it, and make another next time.
         samplers.retain(|sampler| sampler.context.handle() != context);
         match failed {
             Failed::Cuda(error) => Refused::passing(format!("a word cannot be copied by the GPU to compare: {error}")),
             Failed::TooLate => Refused::passing(format!(
                 "the GPU did not copy a few words within {} ms, so that the window could not be compared with its memory",
-                PATIENCE.as_millis()
+                SAMPLE_TIMEOUT.as_millis()
             )),
         }
     })
@@ -137,9 +141,9 @@ impl Sampler {
     }
 }
 
-/// Asks after the stream until it is done, but not for ever.
+/// Polls the stream until it is done, with a timeout.
 fn wait(api: &Api, stream: Stream) -> Result<(), Failed> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + SAMPLE_TIMEOUT;
     loop {
         // SAFETY: the stream is live.
         match unsafe { api.stream_query(stream) } {

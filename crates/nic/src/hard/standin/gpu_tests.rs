@@ -1,4 +1,4 @@
-//! GPU memory: what is asked of libibverbs and CUDA, in which order, and what is made of their answers.
+//! GPU memory: the calls to libibverbs and CUDA, their order, and the handling of their results.
 
 use std::sync::{Arc, Mutex};
 
@@ -50,7 +50,7 @@ fn each_rung_that_fails_gives_way_to_the_next_and_its_reason_is_kept() {
             "on the GPU's own address"
         );
         let [refusal] = mr.refusals() else { panic!("{mr:?}") };
-        assert_eq!(refusal.rung, Mechanism::DmaBuf);
+        assert_eq!(refusal.method, Mechanism::DmaBuf);
         let said = format!("ibv_reg_dmabuf_mr: {}", std::io::Error::from_raw_os_error(errno));
         assert!(refusal.reason.starts_with(&said), "{refusal}");
         assert!(format!("{mr:?}").contains(&format!("direct (peermem); not by dma-buf: {said}")), "{mr:?}");
@@ -66,9 +66,9 @@ fn each_rung_that_fails_gives_way_to_the_next_and_its_reason_is_kept() {
     ] {
         assert!(reason.as_str().contains(words), "{reason}");
     }
-    assert_eq!(mr.refusals().iter().map(|refusal| refusal.rung).collect::<Vec<_>>(), RUNGS);
+    assert_eq!(mr.refusals().iter().map(|refusal| refusal.method).collect::<Vec<_>>(), RUNGS);
     assert!(!format!("{mr:?}").contains("not by"), "the path has it: {mr:?}");
-    // Peers would write into the shadow, and nobody would know: they may not.
+    // Peers get no access: their writes into the shadow would go unnoticed.
     let shadow = calls().into_iter().rev().find_map(|call| match call {
         Call::RegMr { addr, access, .. } => Some((addr, access)),
         _ => None,
@@ -109,7 +109,7 @@ fn a_lie_about_dma_bufs_is_told_though_peer_memory_works() {
             let mr = register(&pd, addr, LEN, GpuOptions::default()).unwrap();
             assert_eq!(mr.paths().to_string(), "direct (peermem)", "{lie:?}");
             let [refusal] = mr.refusals() else { panic!("{lie:?}: {mr:?}") };
-            assert_eq!(refusal.rung, Mechanism::DmaBuf);
+            assert_eq!(refusal.method, Mechanism::DmaBuf);
             assert!(refusal.reason.contains("promises what it does not do"), "{lie:?}: {refusal}");
         }
     }
@@ -119,7 +119,8 @@ fn a_lie_about_dma_bufs_is_told_though_peer_memory_works() {
 fn the_log_names_each_way_that_was_not_taken_once_for_a_device() {
     let addr = gpu_memory();
     let lines = Lines::default();
-    // With a single one, tracing asks only the thread that comes upon a line first whether anybody listens: that may be another test's.
+    // With a single dispatcher, tracing caches the interest of the first thread that reaches a log
+    // line: that may be another test's.
     let _second = Dispatch::new(Lines::default());
     tracing::subscriber::with_default(lines.clone(), || {
         for _ in 0..2 {
@@ -186,16 +187,16 @@ fn a_way_that_cannot_be_tried_is_believed_and_says_so_and_is_asked_once() {
     let addr = gpu_memory();
     world(|world| world.is_deaf = true);
     let pd = open().alloc_pd().unwrap();
-    // Whoever asks for a direct path is content with the driver's word: nobody stages.
+    // A required direct path trusts the driver's registration: no staging.
     let direct = GpuOptions { require: Require::Direct, ..GpuOptions::default() };
-    let tries = |rung| {
+    let tries = |method| {
         world(|world| world.calls.clear());
         let mr = register(&pd, addr, LEN, direct).unwrap();
         let Path::Believed(by, why) = &mr.paths().inbound else { panic!("{mr:?}") };
-        assert!(*by == rung && why.as_str().contains("does not talk to itself (RetryExceeded)"), "{why}");
+        assert!(*by == method && why.as_str().contains("does not talk to itself (RetryExceeded)"), "{why}");
         assert!(mr.paths().are_direct() && !mr.is_staged());
         let words =
-            format!("direct ({}), believed, not proved: the device does not talk to itself", rung.name());
+            format!("direct ({}), believed, not proved: the device does not talk to itself", method.name());
         assert!(format!("{mr:?}").contains(&words), "{mr:?}");
         standin::names().iter().filter(|name| **name == "create_qp").count()
     };
@@ -269,7 +270,7 @@ fn orders(calls: &[Call]) -> Vec<&str> {
         .collect()
 }
 
-/// GPU memory of a device that takes it by no direct way, and host memory that stands for the other end's.
+/// GPU memory on a device without a direct method, and host memory in the role of the peer's.
 struct StagedEnd {
     device: Device,
     staged: Mr,
@@ -356,7 +357,8 @@ fn what_leaves_behind_a_read_is_what_the_read_brings() {
     host.write_at(0, &[7; 1000]).unwrap();
     gpu.poke(addr, &[1; 3000]);
 
-    // The bytes in the middle are read, and the device would see to the order: the completion is not polled in between.
+    // The bytes in the middle are read, and the device would see to the order: the completion is
+    // not polled in between.
     qp.post_send(&SendRequest::new(1, Operation::Read(remote(0)), &[sge(1000, 1000)])).unwrap();
     let fenced = SendRequest { fence: true, ..SendRequest::new(2, Operation::Write(remote(0)), &[]) };
     qp.post_send(&SendRequest { sges: &[sge(500, 2000)], ..fenced }).unwrap();
@@ -368,7 +370,7 @@ fn what_leaves_behind_a_read_is_what_the_read_brings() {
     cq.poll(&mut got, 64).unwrap();
     assert_eq!(got.iter().map(|one| one.wr_id).collect::<Vec<_>>(), [1, 2]);
     assert_eq!(gpu.peek(addr + 1000, 1000), vec![7; 1000], "no fetch went over what was read");
-    // When it is over, the GPU's word counts again.
+    // After completion, the bytes on the GPU are valid again.
     gpu.poke(addr + 1000, &[9; 1000]);
     qp.post_send(&SendRequest::new(3, Operation::Write(remote(0)), &[sge(1000, 1000)])).unwrap();
     host.read_at(0, &mut sent[..1000]).unwrap();

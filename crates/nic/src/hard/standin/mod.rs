@@ -1,5 +1,6 @@
-//! A stand-in for libibverbs: one device, `fake0`, that records every call with its arguments, carries requests out at once, and fails
-//! or lies as a test tells it. Memory of the GPU is the stand-in driver's.
+//! A stand-in for libibverbs: one device, `fake0`, that records every call with its arguments and
+//! executes requests at once. It fails or misreports as the test configures. GPU memory is that of
+//! the stand-in driver.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
@@ -47,7 +48,7 @@ pub(crate) enum Call {
     },
 }
 
-/// What a transition says about the way to the peer.
+/// The path attributes of a transition.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Route {
     pub(crate) dlid: u16,
@@ -88,7 +89,7 @@ pub(crate) struct World {
     /// Of registrations that ask for relaxed ordering.
     pub(crate) relaxed: c_int,
     pub(crate) lie: Option<Lie>,
-    /// It does not talk to itself: nothing that is sent is answered.
+    /// No loopback: nothing sent is answered.
     pub(crate) is_deaf: bool,
     /// What it says of the length of a READ, where that is not the truth.
     pub(crate) says_of_reads: Option<u32>,
@@ -96,7 +97,7 @@ pub(crate) struct World {
     pub(crate) port: verbs::PortAttr,
     pub(crate) gids: Vec<[u8; 16]>,
     pub(crate) events: VecDeque<(u32, usize)>,
-    /// Queues of which a completion was announced on their channel, and nobody took it yet.
+    /// CQs with a completion event on their channel that was not taken yet.
     pub(crate) announced: VecDeque<usize>,
     /// How many completions each poll asked for.
     pub(crate) polls: Vec<c_int>,
@@ -181,7 +182,8 @@ pub(crate) fn library() -> Arc<Library> {
     Library::of_table(table(), "/nowhere".into())
 }
 
-/// One of before rdma-core 28, which has nothing that was added since. `kernel` is where the kernel's files of RDMA devices are.
+/// One of before rdma-core 28, which has nothing that was added since. `kernel` is where the
+/// kernel's files of RDMA devices are.
 pub(crate) fn old_library(kernel: PathBuf) -> Arc<Library> {
     let old = Api { reg_mr_iova2: None, reg_dmabuf_mr: None, query_gid_ex: None, ..table() };
     Library::of_table(old, kernel)

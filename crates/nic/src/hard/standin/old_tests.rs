@@ -12,7 +12,8 @@ use super::tests::{ALL, LEN, calls, gpu_memory, register};
 use super::{Call, world};
 use crate::hard::{Device, GidKind, OpenError, Options, standin};
 
-/// A folder as the kernel's of RDMA devices, with what it says about the two GIDs of fake0. It goes with the test.
+/// A folder as the kernel's of RDMA devices, with what it says about the two GIDs of fake0. It goes
+/// with the test.
 struct Kernel(PathBuf);
 
 impl Kernel {
@@ -70,14 +71,11 @@ fn an_old_libibverbs_leaves_it_to_the_kernel_s_files_what_a_gid_speaks_and_whose
     // An entry whose interface is in another network namespace is not ours, though the address is.
     let kernel = Kernel::new("elsewhere", ["RoCE v2", "RoCE v2"], ["not-here9", "lo"]);
     assert_eq!(open_old(kernel.0.clone()).unwrap().port().gid.index, 1);
-    // Without files (a container without /sys, a kernel before 4.5) it is used, and said that nobody knows what it speaks.
+    // Without sysfs (a container without /sys, a kernel before 4.5) the entry is used, and reported
+    // with unknown RoCE version.
     let device = open_old("/nowhere".into()).unwrap();
     assert_eq!((device.port().gid.index, device.port().gid.kind), (0, None));
-    assert!(
-        device.port().why_gid[0].contains("nobody says which version of RoCE"),
-        "{:?}",
-        device.port().why_gid
-    );
+    assert!(device.port().why_gid[0].contains("RoCE version unknown"), "{:?}", device.port().why_gid);
 }
 
 #[test]
@@ -116,7 +114,7 @@ fn relaxed_ordering_that_is_not_offered_is_done_without() {
         })
         .collect();
     assert_eq!(rights, [ALL | RELAXED, ALL]);
-    // And a refusal that has nothing to do with it is told, not swallowed by the second try.
+    // An unrelated refusal is reported, not swallowed by the second try.
     world(|world| world.host = libc::ENOMEM);
     // SAFETY: the buffer outlives the region.
     let refused =

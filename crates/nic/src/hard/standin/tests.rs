@@ -1,4 +1,4 @@
-//! What is asked of libibverbs, argument by argument, and what is made of its answers.
+//! The calls to libibverbs, argument by argument, and the handling of its results.
 
 use fake_cuda::client::StandIn;
 use nobounce_memory::HostBuffer;
@@ -29,7 +29,7 @@ pub(super) fn gpu_memory() -> u64 {
 }
 
 pub(super) fn register(pd: &Pd, addr: u64, len: usize, options: GpuOptions) -> Result<Mr, RegisterError> {
-    // SAFETY: memory of the stand-in, which nobody else uses.
+    // SAFETY: memory of the stand-in, which has no other user.
     unsafe { pd.register_gpu(addr, len, Access::all(), &options) }
 }
 
@@ -47,7 +47,7 @@ fn everything_goes_once_and_in_the_right_order() {
     let qp = pd.create_qp(&cq, &cq, QpLimits::default()).unwrap();
     let mr = register(&pd, addr, LEN, GpuOptions::default()).unwrap();
     world(|world| world.calls.clear());
-    // In the worst order: what others stand on first.
+    // In the worst order: parents first.
     drop(device);
     drop(pd);
     drop(channel);
@@ -145,8 +145,8 @@ fn what_a_device_refuses_is_said_in_a_sentence() {
     assert_eq!(qp.limits().inline, 64);
     world(|world| world.modify = libc::ETIMEDOUT);
     let to = QpAttr::to_rtr("10.9.9.9".parse().unwrap(), Qpn::new(5), Psn::new(6), Mtu::Mtu1024);
-    let nobody = qp.modify(&to, 0).unwrap_err().to_string();
-    assert!(nobody.contains("nobody answers") && nobody.contains("10.9.9.9"), "{nobody}");
+    let absent = qp.modify(&to, 0).unwrap_err().to_string();
+    assert!(absent.contains("no answer from that address") && absent.contains("10.9.9.9"), "{absent}");
 }
 
 #[test]
@@ -199,7 +199,8 @@ fn a_forked_child_is_told_and_leaves_its_parent_s_objects_alone() {
     // SAFETY: the buffer outlives the region.
     let mr = unsafe { pd.register(host.as_mut_ptr(), 4096, Access::all()) }.unwrap();
     world(|world| world.calls.clear());
-    // SAFETY: the child allocates, which the allocators of today's C libraries allow, and ends without running anything of the parent's.
+    // SAFETY: the child allocates, which the allocators of today's C libraries allow, and ends
+    // without running anything of the parent's.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let told = |result: Result<(), String>| {
@@ -239,7 +240,7 @@ fn the_port_s_own_word_counts_whatever_its_events_said() {
     let device = open();
     world(|world| world.events.push_back((verbs::IBV_EVENT_PORT_ERR, 1)));
     assert!(device.look().port_down);
-    assert!(!device.examine().port_down, "it is back, though nobody said so");
+    assert!(!device.examine().port_down, "it is back, without an event");
     assert!(!device.look().port_down, "and that is kept");
     let queues = [device.create_cq(8, None).unwrap(), device.create_cq(8, None).unwrap()];
     let which = queues[1].inner.raw.as_ptr().addr();
@@ -247,7 +248,7 @@ fn the_port_s_own_word_counts_whatever_its_events_said() {
     assert!(device.look().queue_failed && device.look().queue_failed);
     assert_eq!([queues[0].has_failed(), queues[1].has_failed()], [false, true]);
     drop(queues);
-    assert!(device.look().is_well(), "a queue that is gone troubles nobody");
+    assert!(device.look().is_well(), "a destroyed CQ does not count");
 }
 
 #[test]
@@ -268,7 +269,7 @@ fn the_list_says_what_each_device_is() {
         let refused = hard::list(&library).unwrap().remove(0).unwrap_err().to_string();
         assert!(refused.contains("fake0 cannot be opened"), "{refused}");
         let opened = Device::open_in(&library, "fake0", &Options::default()).unwrap_err().to_string();
-        assert_eq!(refused, opened, "the list and whoever opens it say the same");
+        assert_eq!(refused, opened, "list and open report the same error");
     }
 }
 
@@ -329,7 +330,8 @@ fn a_poll_that_finds_little_has_made_room_for_little() {
 
 #[test]
 fn a_gid_of_another_network_is_doubted_by_name() {
-    // An address for documentation, which nobody has; and a queue pair that the device does not raise with it.
+    // A documentation address, assigned to no host; the device refuses to modify a queue pair with
+    // it.
     let other = std::net::Ipv4Addr::new(203, 0, 113, 7).to_ipv6_mapped().octets();
     world(|world| (world.gids[0], world.modify) = (other, libc::ENETUNREACH));
     let mut options = Options::default();

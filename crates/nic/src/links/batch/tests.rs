@@ -1,6 +1,6 @@
 use std::net::Ipv4Addr;
 
-use nobounce_protocol::wire::icrc::Verdict;
+use nobounce_protocol::wire::icrc::IcrcCheck;
 
 use super::*;
 use crate::links::SOURCE_PORTS;
@@ -35,7 +35,7 @@ fn ids(batch: &TxBatch) -> Vec<u16> {
 fn all_closed(batch: &TxBatch) {
     for p in batch.packets() {
         let verdict = p.flow(HERE).verify(p.ip_id, &batch.bytes(p));
-        assert_eq!(verdict, Verdict::Valid { ip_id: Some(p.ip_id) }, "{p:?}");
+        assert_eq!(verdict, IcrcCheck::Valid { ip_id: Some(p.ip_id) }, "{p:?}");
     }
 }
 
@@ -143,7 +143,8 @@ fn long_packets_fill_one_segmented_send_and_no_packet_begins_another() {
     b.clear();
     (0..2).for_each(|i| assert!(add(&mut b, THERE, 4128 - 16 * i, 0)));
     assert_eq!((b.room_for(4112), b.ends_with_full_send()), (14, false));
-    // Without segmented sends there is nothing to be filled, and short packets fill theirs by their number.
+    // Without segmented sends there is nothing to be filled, and short packets fill theirs by their
+    // number.
     for (mut b, len) in [(batch(1), 4112), (batch(64), 64)] {
         (0..15).for_each(|_| assert!(add(&mut b, THERE, len, 0)));
         assert!(b.room_for(len) > 0 && !b.ends_with_full_send(), "{len}");

@@ -1,4 +1,4 @@
-//! What shall go wrong, and how often.
+//! Fault-injection settings.
 
 use std::str::FromStr;
 
@@ -15,7 +15,7 @@ pub struct FaultConfig {
     pub corrupt: f64,
     /// Nanoseconds that every packet is held back.
     pub delay_ns: u64,
-    /// Up to so many nanoseconds more, at random; packets may then overtake each other.
+    /// Jitter: up to this many nanoseconds more, at random; packets may then overtake each other.
     pub jitter_ns: u64,
     /// Where the random numbers begin: the same seed does the same to the same packets.
     pub seed: u64,

@@ -21,7 +21,8 @@ fn link(faults: &str) -> (FaultLink<StubLink>, Log) {
     (FaultLink::with_clock(stub, faults.parse().unwrap(), virtual_now), log)
 }
 
-/// Sends numbered packets through a link with these faults, waits for all that is held, and returns what came out.
+/// Sends numbered packets through a link with these faults, waits for all that is held, and returns
+/// what came out.
 fn through(faults: &str) -> (Vec<(TxPacket, Vec<u8>)>, FaultLink<StubLink>) {
     let (mut link, log) = link(faults);
     let mut batch = TxBatch::new(link.capabilities());

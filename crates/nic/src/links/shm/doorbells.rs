@@ -1,4 +1,4 @@
-//! Whom those who write to us must wake.
+//! Doorbells: which writers must wake us.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -7,18 +7,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::ring::Memory;
 use crate::process::eventfd::EventFd;
 
-/// Those who write to us, to be told whether to wake us.
+/// The rings of all writers, each with a wake-up request.
 #[derive(Debug)]
 pub struct Doorbells {
     state: Mutex<Asleep>,
-    /// For packets that were there before their writer could be told.
+    /// Signalled for packets that arrived before the wake-up request.
     wake: EventFd,
 }
 
 #[derive(Debug, Default)]
 struct Asleep {
     rings: Vec<Arc<Memory>>,
-    /// How many threads sleep: the engine's own, and callers that poll.
+    /// Number of sleeping threads: the engine thread, and callers that poll.
     sleepers: usize,
 }
 
@@ -31,14 +31,15 @@ impl Doorbells {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One more thread sleeps, until it disarms: asks to be woken by packets; whether there are some already.
+    /// One more thread goes to sleep, until it disarms: requests wake-ups. Returns whether packets
+    /// are there already.
     pub(crate) fn arm(&self) -> bool {
         let mut asleep = self.lock();
         asleep.sleepers += 1;
         ask_all(&asleep.rings)
     }
 
-    /// The thread is awake. The last one needs no wake-ups any more.
+    /// The thread is awake. The last one to wake withdraws the requests.
     pub(crate) fn disarm(&self) {
         let mut asleep = self.lock();
         asleep.sleepers -= 1;
@@ -47,13 +48,14 @@ impl Doorbells {
         }
     }
 
-    /// From now on these write to us. Whoever came while we sleep must wake us, too.
+    /// Replaces the set of rings. A ring that was added while a thread sleeps must wake it, too.
     pub(super) fn set(&self, rings: Vec<Arc<Memory>>) {
         self.lock().rings = rings;
         self.renew();
     }
 
-    /// A bell was heard that somebody else may have been meant to hear, who sleeps on: those who write must ring again.
+    /// Renews the wake-up requests: a thread consumed a doorbell while another one that needs it
+    /// may still sleep.
     pub(super) fn renew(&self) {
         let asleep = self.lock();
         if asleep.sleepers > 0 && ask_all(&asleep.rings) {
@@ -61,18 +63,18 @@ impl Doorbells {
         }
     }
 
-    /// Readable when there were packets already.
+    /// Readable when packets had arrived before the request.
     pub(super) fn wake_fd(&self) -> RawFd {
         self.wake.as_raw_fd()
     }
 
-    /// That was heard.
+    /// Clears that signal.
     pub(super) fn heard(&self) {
         self.wake.take();
     }
 }
 
-/// Asks all of them, whatever the first ones say.
+/// Requests a wake-up on every ring, without short-circuiting.
 fn ask_all(rings: &[Arc<Memory>]) -> bool {
     rings.iter().fold(false, |found, ring| ring.ask_to_be_woken() | found)
 }

@@ -1,4 +1,5 @@
-//! A ring whose other end does anything: for the fuzz target of that name, and for its corpus in the tests.
+//! A ring with a hostile other end: for the fuzz target of that name, and for its corpus in the
+//! tests.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -9,18 +10,18 @@ use nobounce_memory::shared_file;
 use super::meeting::Hello;
 use super::ring::{CAPACITY, FILE_LEN, HEAD_AT, Label, Memory, Packet, Reader, TAIL_AT, Trouble, Writer};
 
-/// One step: what, where, and a number.
+/// One step: operation, position and a number.
 const STEP: usize = 11;
 
 thread_local! {
-    /// One mapping for all inputs: whatever the last one left there is as good as anything.
+    /// One mapping for all inputs; stale contents are valid test data.
     static MEMORY: RefCell<Option<Arc<Memory>>> = const { RefCell::new(None) };
 }
 
-/// Reads and writes one ring while the other ends of both directions write positions and labels as the input says.
+/// Reads and writes one ring while both peers write the positions and labels of the input.
 ///
 /// # Panics
-/// When a packet would lie outside the ring: that is what is looked for.
+/// When a packet lies outside the ring: that is the fuzzed property.
 pub fn ring(data: &[u8]) {
     let _ = Hello::decode(data);
     let memory = MEMORY.with_borrow_mut(|memory| {
@@ -79,7 +80,7 @@ pub fn ring(data: &[u8]) {
 mod tests {
     use std::path::PathBuf;
 
-    /// What the fuzzer found worth keeping, and as many inputs again left to chance.
+    /// Replays the fuzzer's corpus, then as many random inputs.
     #[test]
     fn the_corpus_and_chance_find_nothing() {
         let corpus = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/ring");
@@ -95,7 +96,7 @@ mod tests {
                 chance = chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                 chance.to_be_bytes()[0]
             };
-            // Positions that are right by half make it further than any others.
+            // Half-valid positions get furthest.
             let mut bytes: Vec<u8> = (0..len).map(|_| next()).collect();
             for step in bytes.chunks_exact_mut(super::STEP).step_by(2) {
                 step[5..].fill(0);

@@ -1,5 +1,6 @@
-//! A peer on this machine that does anything: what it says over the Unix socket, which descriptors it hands over, what it writes into the ring
-//! and where it says that payload lies. For the fuzz target `neighbour`, and for its corpus in the tests. (`fuzzing.rs` has the ring alone.)
+//! A hostile same-host peer: arbitrary Unix-socket messages, descriptors, ring contents and payload
+//! locations. Used by the fuzz target `neighbour` and by its corpus in the tests. (`fuzzing.rs` has
+//! the ring alone.)
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -18,19 +19,20 @@ use super::ring::{CAPACITY, FILE_LEN, Memory, TAIL_AT, Trouble};
 use super::{Counted, HEADERS, Incoming, MAX_PACKET};
 use crate::process::fork::NotInherited;
 
-/// One step: what, where, and a number.
+/// One step: operation, position and a number.
 const STEP: usize = 11;
-/// Bytes of the file that payload lies in.
+/// Length of the exported file.
 const SHOWN_LEN: usize = 8192;
 
-/// Descriptors that somebody might hand over.
+/// Descriptors that a peer might pass.
 #[derive(Debug)]
 struct Descriptors {
-    /// What the ring is mapped from, and the peer's mapping of it: one for all inputs, whatever the last one left there.
+    /// The file of the ring, and the peer's mapping of it: shared by all inputs, with stale
+    /// contents.
     ring: OwnedFd,
     memory: Arc<Memory>,
-    shown: OwnedFd,
-    /// Right but for one thing each: its seals, its length, the right to write, what it is.
+    exported: OwnedFd,
+    /// Each has one defect: seals, length, write access, file type.
     wrong: [OwnedFd; 5],
 }
 
@@ -43,19 +45,19 @@ impl Descriptors {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: a fresh descriptor that nobody else owns.
+        // SAFETY: a fresh descriptor that has no other owner.
         let unsealed: OwnedFd = unsafe { OwnedFd::from_raw_fd(fd) };
         File::from(unsealed.try_clone()?).set_len(FILE_LEN as u64)?;
         let read_only = File::open(format!("/proc/self/fd/{}", ring.as_raw_fd()))?.into();
         let nothing = File::open("/dev/null")?.into();
         let wrong = [unsealed, shared_file::create(FILE_LEN - 4096)?, read_only, nothing, pair()?.0];
-        Ok(Self { ring, memory, shown: shared_file::create(SHOWN_LEN)?, wrong })
+        Ok(Self { ring, memory, exported: shared_file::create(SHOWN_LEN)?, wrong })
     }
 
     fn choose(&self, number: u8) -> &OwnedFd {
         match number {
             0..150 => &self.ring,
-            150..220 => &self.shown,
+            150..220 => &self.exported,
             _ => &self.wrong[usize::from(number) % self.wrong.len()],
         }
     }
@@ -73,14 +75,15 @@ fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     if unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) } < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: fresh descriptors that nobody else owns.
+    // SAFETY: fresh descriptors that have no other owner.
     Ok(ends.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }).into())
 }
 
-/// Hears and reads a peer that says and writes what the input says.
+/// Receives from a peer that sends and writes what the input says.
 ///
 /// # Panics
-/// When a packet would lie anywhere else than in its ring and its files, or be longer than any: that is what is looked for.
+/// When a packet lies outside its ring and files, or exceeds the maximum length: that is the fuzzed
+/// property.
 pub fn neighbour(data: &[u8]) {
     DESCRIPTORS.with_borrow_mut(|made| {
         let made = made.get_or_insert_with(|| Descriptors::new().expect("descriptors"));
@@ -118,8 +121,8 @@ impl Play<'_> {
                 let len = if step[2] < 128 { SHOWN_LEN } else { usize::try_from(number).unwrap_or(0) };
                 let _ = meeting::send_file(theirs, len, made.choose(step[1]).as_raw_fd());
             }),
-            2 => self.say(|_, theirs| meeting::ring_bell(theirs)),
-            // Bytes of the input's own, with a descriptor or without.
+            2 => self.say(|_, theirs| meeting::ring_doorbell(theirs)),
+            // Raw bytes of the input, with a descriptor or without.
             3 => self.say(|made, theirs| {
                 let len = usize::from(step[1]) % 40;
                 let mut bytes: Vec<u8> = step[3..].iter().copied().cycle().take(len).collect();
@@ -131,7 +134,7 @@ impl Play<'_> {
                 }
             }),
             4 if step[1] == 0 => self.theirs = None,
-            // Labels, and behind them where payload lies.
+            // Labels, and behind them the location of the payload.
             4..=6 => {
                 // SAFETY: a multiple of 64 inside the ring.
                 unsafe { memory.at(place * 64).cast::<u64>().write_volatile(number) };
@@ -178,9 +181,10 @@ impl Play<'_> {
                     lying.len
                 );
                 assert!(in_ring(lying.at.addr(), lying.head));
-                // Whoever parses it has its own copy of everything that is looked at.
+                // The parser has a private copy of every byte that it reads.
                 let mut bytes = vec![0; lying.len];
-                // SAFETY: so many bytes lie in the ring, as was just looked at; others may change them meanwhile, and do not here.
+                // SAFETY: `head` bytes lie in the ring, as was just checked; a peer could change
+                // them meanwhile, and does not here.
                 unsafe { bytes.as_mut_ptr().copy_from_nonoverlapping(lying.at, lying.head) };
                 if let Some(whole) = lying.whole {
                     assert!(lying.head <= HEADERS, "headers of {} bytes", lying.head);
@@ -208,29 +212,29 @@ mod tests {
         [&[what][..], &place.to_le_bytes(), &number.to_le_bytes()].concat()
     }
 
-    /// What belongs into the corpus: conversations that get far, and what must end them.
+    /// Seeds of the corpus: exchanges that get far, and inputs that must end them.
     fn conversations() -> Vec<(&'static str, Vec<Vec<u8>>)> {
         let (ring, hear, read) = (step(0, 0, 1 << 32), step(11, 0, 0), step(13, 0, 0));
-        let shown = step(1, 160, 0);
-        // One packet at the beginning of the ring: its length and flags, and where its payload lies.
+        let exported = step(1, 160, 0);
+        // One packet at the beginning of the ring: length, flags and payload location.
         let label = |word: u64| step(5, 0, word);
-        let lent = |file: u64, head: u64, offset: u64, len: u64| {
+        let leased = |file: u64, head: u64, offset: u64, len: u64| {
             vec![label(head | 2 << 48 | file << 56), step(7, 0, offset | len << 32)]
         };
         let whole = |before: &[Vec<u8>], packet: Vec<Vec<u8>>, units: u16| {
             let after = vec![step(10, units, 0), hear.clone(), read.clone(), read.clone()];
             [vec![ring.clone()], before.to_vec(), packet, after].concat()
         };
-        let file = [shown.clone()];
+        let file = [exported.clone()];
         vec![
             ("hello", vec![ring.clone(), hear.clone()]),
             ("plain", whole(&[], vec![label(44)], 1)),
             ("long", whole(&[], vec![label(60_000)], 1000)),
             ("sealed", whole(&[], vec![label(44 | 7 << 32 | 1 << 48)], 1)),
             ("too-long", whole(&[], vec![label(70_000)], 2000)),
-            ("lent", whole(&file, lent(0, 28, 64, 4000), 1)),
+            ("lent", whole(&file, leased(0, 28, 64, 4000), 1)),
             ("lent-file-not-heard-yet", {
-                let mut steps = whole(&file, lent(0, 28, 64, 4000), 1);
+                let mut steps = whole(&file, leased(0, 28, 64, 4000), 1);
                 steps.insert(1, hear.clone());
                 steps.retain({
                     let mut heard = 0;
@@ -241,13 +245,13 @@ mod tests {
                 });
                 steps
             }),
-            ("lent-outside", whole(&file, lent(0, 28, 64, 9000), 1)),
-            ("lent-before-begin", whole(&file, lent(0, 28, 8, 40), 1)),
-            ("lent-no-such-file", whole(&file, lent(9, 28, 64, 40), 1)),
-            ("lent-long-head", whole(&file, lent(0, 200, 300, 40), 4)),
+            ("lent-outside", whole(&file, leased(0, 28, 64, 9000), 1)),
+            ("lent-before-begin", whole(&file, leased(0, 28, 8, 40), 1)),
+            ("lent-no-such-file", whole(&file, leased(9, 28, 64, 40), 1)),
+            ("lent-long-head", whole(&file, leased(0, 200, 300, 40), 4)),
             ("two-rings", vec![ring.clone(), ring.clone(), hear.clone(), read.clone()]),
-            ("file-first", vec![shown.clone(), ring.clone(), hear.clone()]),
-            ("many-files", [vec![ring.clone()], vec![shown; 40], vec![hear.clone()]].concat()),
+            ("file-first", vec![exported.clone(), ring.clone(), hear.clone()]),
+            ("many-files", [vec![ring.clone()], vec![exported; 40], vec![hear.clone()]].concat()),
             ("hang-up", {
                 let steps = [label(44), step(10, 1, 0), step(4, 0, 0), hear.clone(), read.clone(), read];
                 [vec![ring], steps.to_vec()].concat()
@@ -295,7 +299,7 @@ mod tests {
         }
     }
 
-    /// What the fuzzer found worth keeping, and as many inputs again left to chance; and no descriptor stays open.
+    /// Replays the fuzzer's corpus, then as many random inputs; no descriptor stays open.
     #[test]
     fn the_corpus_and_chance_find_nothing() {
         let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
@@ -314,7 +318,7 @@ mod tests {
             usize::from(chance.to_be_bytes()[0])
         };
         for _ in 0..2000 {
-            // Pieces of what is known, and a few bytes of it changed.
+            // Splices of corpus inputs with a few bytes changed.
             let mut input = Vec::new();
             for _ in 0..1 + next() % 4 {
                 let piece = &known[next() % known.len()];
@@ -324,7 +328,7 @@ mod tests {
             for _ in 0..next() % 4 {
                 let at = (next() << 8 | next()) % input.len().max(1);
                 if at >= input.len() {
-                    break; // what is known has an input of nothing, too
+                    break; // the corpus has an empty input, too
                 }
                 input[at] = u8::try_from(next()).unwrap();
             }

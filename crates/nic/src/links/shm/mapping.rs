@@ -5,8 +5,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use crate::process::fork;
 
-/// The mapping of a whole file, whose length and seals the caller has checked. Its bytes may change at any time: they are accessed by
-/// atomics and copied, never referred to for longer than a call.
+/// The mapping of a whole file, whose length and seals the caller has checked. Its bytes may change
+/// at any time: access is by atomics and copies, never by a reference that outlives a call.
 #[derive(Debug)]
 pub(super) struct Mapping {
     base: *mut u8,
@@ -28,7 +28,7 @@ impl Mapping {
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        // A forked child has no business here.
+        // Not inherited across fork.
         // SAFETY: the range is our mapping; the advice changes what fork does only.
         unsafe { libc::madvise(base, len, libc::MADV_DONTFORK) };
         Ok(Self { base: base.cast(), len, generation: fork::generation() })
@@ -50,7 +50,7 @@ impl Drop for Mapping {
         if fork::current() != self.generation {
             return; // a child never had it, and may have something else there by now
         }
-        // SAFETY: our own mapping, which nobody uses any more.
+        // SAFETY: our own mapping, which has no users any more.
         unsafe { libc::munmap(self.base.cast(), self.len) };
     }
 }

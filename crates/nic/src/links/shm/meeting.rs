@@ -1,7 +1,10 @@
-//! How two devices of one machine meet: by an abstract Unix socket whose name holds address and slot. Whoever will send connects and
-//! hands over the ring that it is going to write; the connection stays for as long as both live, and is how a sleeping reader is woken.
+//! Rendezvous of two devices on one host: an abstract Unix socket whose name holds address and
+//! slot. The sender connects and passes the ring that it is going to write (SCM_RIGHTS). The
+//! connection stays open while both devices live, and carries the doorbell that wakes a sleeping
+//! reader.
 //!
-//! The kernel vouches for the user at the other end. Names of this kind belong to a network namespace, as addresses do.
+//! The kernel vouches for the user at the other end (SO_PEERCRED). Abstract names belong to a
+//! network namespace, as addresses do.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -10,19 +13,19 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use super::super::slot::unix_name;
 use crate::process::fork::NotInherited;
 
-/// What is said with a ring: magic 4, version 1, family 1, port 2, address 16.
+/// Length of the message that passes a ring: magic 4, version 1, family 1, port 2, address 16.
 const HELLO: usize = 24;
 const MAGIC: [u8; 4] = *b"nbsm";
 const VERSION: u8 = 1;
-/// What is said with a file whose bytes packets will refer to: magic 4, its length 8.
+/// Length of the message that exports a file for packets to refer to: magic 4, file length 8.
 const SHOWN: usize = 12;
 const SHOWN_MAGIC: [u8; 4] = *b"nbsf";
-/// What is said before a connection is closed on purpose.
+/// Message before an orderly close.
 const GOODBYE: [u8; 3] = *b"bye";
-/// Connections that wait to be taken.
+/// Backlog of connections not accepted yet.
 const BACKLOG: i32 = 64;
 
-/// Whose ring it is.
+/// The owner of a ring: its source address and port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Hello {
     pub(super) src: IpAddr,
@@ -48,7 +51,7 @@ impl Hello {
         out
     }
 
-    /// Reads one; any bytes may come.
+    /// Decodes one; the bytes are untrusted.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; HELLO] = bytes.try_into().ok()?;
         let (v6, _) = bytes[8..].split_first_chunk::<16>()?;
@@ -66,7 +69,7 @@ fn name_of(addr: IpAddr, slot: u8) -> String {
     format!("nobounce/shm/{addr}/{slot}")
 }
 
-/// A forked child has no part in it: the peer learns of the end of the parent, not of the child's.
+/// Not inherited across fork: the peer sees the exit of the parent, not of the child.
 fn socket() -> io::Result<NotInherited> {
     NotInherited::open(|| {
         let kind = libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
@@ -75,12 +78,12 @@ fn socket() -> io::Result<NotInherited> {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: `fd` was just opened and nobody else owns it.
+        // SAFETY: `fd` was just opened and has no other owner.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     })
 }
 
-/// Can be met under this name from now on.
+/// Listens under the name of this address and slot.
 pub(super) fn listen(addr: IpAddr, slot: u8) -> io::Result<NotInherited> {
     let fd = socket()?;
     let (name, len) = unix_name(&name_of(addr, slot));
@@ -93,7 +96,8 @@ pub(super) fn listen(addr: IpAddr, slot: u8) -> io::Result<NotInherited> {
     Ok(fd)
 }
 
-/// Connects to whoever is met there. No process waits for the other here: a connection that is not taken yet is good enough.
+/// Connects to the device of that address and slot. It does not block: a connection that the peer
+/// has not accepted yet suffices.
 pub(super) fn connect(addr: IpAddr, slot: u8) -> io::Result<NotInherited> {
     let fd = socket()?;
     let (name, len) = unix_name(&name_of(addr, slot));
@@ -104,29 +108,29 @@ pub(super) fn connect(addr: IpAddr, slot: u8) -> io::Result<NotInherited> {
     Ok(fd)
 }
 
-/// The next one who connected.
+/// Accepts the next connection.
 pub(super) fn accept(listener: &OwnedFd) -> Option<NotInherited> {
     let accepted = NotInherited::open(|| {
         let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-        let nobody = std::ptr::null_mut();
+        let no_address = std::ptr::null_mut();
         // SAFETY: no address is asked for.
-        let fd = unsafe { libc::accept4(listener.as_raw_fd(), nobody, std::ptr::null_mut(), flags) };
+        let fd = unsafe { libc::accept4(listener.as_raw_fd(), no_address, std::ptr::null_mut(), flags) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: a fresh descriptor that nobody else owns.
+        // SAFETY: a fresh descriptor that has no other owner.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     });
     accepted.ok()
 }
 
-/// Nobody can connect from now on; those who have can still be accepted.
+/// Refuses new connections; those in the backlog can still be accepted.
 pub(super) fn close_doors(listener: &OwnedFd) {
     // SAFETY: takes no pointer.
     unsafe { libc::shutdown(listener.as_raw_fd(), libc::SHUT_RD) };
 }
 
-/// Whether the process at the other end is of our user.
+/// Whether the peer process runs as our user.
 pub(super) fn is_ours(connection: &OwnedFd) -> bool {
     let mut peer = libc::ucred { pid: 0, uid: libc::uid_t::MAX, gid: libc::gid_t::MAX };
     let mut len = libc::socklen_t::try_from(size_of_val(&peer)).unwrap_or(0);
@@ -138,12 +142,12 @@ pub(super) fn is_ours(connection: &OwnedFd) -> bool {
     known && peer.uid == unsafe { libc::geteuid() }
 }
 
-/// Hands over a ring.
+/// Passes a ring to the peer.
 pub(super) fn send_ring(connection: &OwnedFd, hello: Hello, ring: RawFd) -> io::Result<()> {
     send_with(connection, &mut hello.encode(), ring)
 }
 
-/// Shows a file of so many bytes, which packets may refer to from now on, in the order in which files were shown.
+/// Exports a file of `len` bytes. Packets refer to exported files by their order of export.
 pub(super) fn send_file(connection: &OwnedFd, len: usize, file: RawFd) -> io::Result<()> {
     let mut bytes = [0; SHOWN];
     bytes[..4].copy_from_slice(&SHOWN_MAGIC);
@@ -151,7 +155,7 @@ pub(super) fn send_file(connection: &OwnedFd, len: usize, file: RawFd) -> io::Re
     send_with(connection, &mut bytes, file)
 }
 
-/// The length of a file that was shown, if that is what it says.
+/// Decodes the export message: the length of the file.
 fn decode_shown(bytes: &[u8]) -> Option<usize> {
     let bytes: &[u8; SHOWN] = bytes.try_into().ok()?;
     let len = bytes.last_chunk().map(|len| u64::from_be_bytes(*len)).filter(|_| bytes[..4] == SHOWN_MAGIC)?;
@@ -190,19 +194,19 @@ pub(super) fn send_with(connection: &OwnedFd, bytes: &mut [u8], file: RawFd) -> 
 pub(super) enum Came {
     /// Nothing yet.
     Nothing,
-    /// The other end is gone, or said what makes no sense.
+    /// The peer is gone, or sent an invalid message.
     End,
-    /// The other end hangs up on purpose.
+    /// The peer closes in order.
     Goodbye,
-    /// Somebody rang.
+    /// A doorbell.
     Bell,
-    /// A ring, and whose it is.
+    /// A ring, and its owner.
     Ring(Hello, OwnedFd),
-    /// A file of so many bytes, as the other end says, for packets to refer to.
+    /// An exported file, with the length that the peer claims.
     File(usize, OwnedFd),
 }
 
-/// Takes what came on a connection.
+/// Receives one message from a connection.
 pub(super) fn take(connection: &OwnedFd) -> Came {
     let mut bytes = [0; HELLO + 1];
     let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
@@ -221,7 +225,8 @@ pub(super) fn take(connection: &OwnedFd) -> Came {
     match usize::try_from(got) {
         Err(_) => match io::Error::last_os_error().raw_os_error() {
             Some(libc::EAGAIN | libc::EINTR | libc::ENOBUFS) => Came::Nothing,
-            // It went and left a bell of ours unheard, which is said once. What it said before, its goodbye above all, is still there.
+            // The peer closed with a doorbell of ours unread; the kernel reports that once. Its
+            // earlier messages, the goodbye above all, are still queued.
             Some(libc::ECONNRESET) => take(connection),
             _ => Came::End,
         },
@@ -241,7 +246,8 @@ pub(super) fn take(connection: &OwnedFd) -> Came {
 
 /// The first descriptor that came with a message.
 fn descriptor(message: &libc::msghdr) -> Option<OwnedFd> {
-    // SAFETY: the kernel filled the control area and its length; CMSG_FIRSTHDR gives null or a header inside it.
+    // SAFETY: the kernel filled the control area and its length; CMSG_FIRSTHDR gives null or a
+    // header inside it.
     let header = unsafe { libc::CMSG_FIRSTHDR(message).as_ref() }?;
     // SAFETY: CMSG_LEN computes a number.
     let least = usize::try_from(unsafe { libc::CMSG_LEN(4) }).ok()?;
@@ -249,16 +255,18 @@ fn descriptor(message: &libc::msghdr) -> Option<OwnedFd> {
     if !is_one || header.cmsg_len < least {
         return None;
     }
-    // SAFETY: a control message of this type holds descriptors, possibly unaligned, which are ours now.
+    // SAFETY: a control message of this type holds descriptors, possibly unaligned, which are ours
+    // now.
     Some(unsafe { OwnedFd::from_raw_fd(libc::CMSG_DATA(header).cast::<RawFd>().read_unaligned()) })
 }
 
-/// Wakes whoever reads the ring. A full queue has woken it already.
-pub(super) fn ring_bell(connection: &OwnedFd) {
+/// Rings the doorbell: wakes the reader of the ring. A full queue means that it is awake already.
+pub(super) fn ring_doorbell(connection: &OwnedFd) {
     say(connection, &[1]);
 }
 
-/// Says that the end of this connection is meant. (In a forked child the descriptor is of nothing, and nobody hears it.)
+/// Announces an orderly close. (In a forked child the descriptor refers to nothing, and no peer
+/// receives it.)
 pub(super) fn say_goodbye(connection: &OwnedFd) {
     say(connection, &GOODBYE);
 }
@@ -293,14 +301,14 @@ mod tests {
     #[test]
     fn a_ring_is_handed_over_and_the_end_is_seen() {
         let addr = "127.88.1.1".parse().unwrap();
-        assert!(connect(addr, 3).is_err(), "nobody is there");
+        assert!(connect(addr, 3).is_err(), "no listener");
         let listener = listen(addr, 3).unwrap();
         assert!(listen(addr, 3).is_err(), "the name is taken");
         let there = connect(addr, 3).unwrap();
         let ring = shared_file::create(4096).unwrap();
         let hello = Hello { src: addr, src_port: 7 };
         send_ring(&there, hello, ring.as_raw_fd()).unwrap();
-        ring_bell(&there);
+        ring_doorbell(&there);
         let here = accept(&listener).unwrap();
         assert!(accept(&listener).is_none());
         assert!(is_ours(&here) && is_ours(&there));
@@ -337,7 +345,7 @@ mod tests {
         let listener = listen(addr, 3).unwrap();
         let there = connect(addr, 3).unwrap();
         let here = accept(&listener).unwrap();
-        ring_bell(&there);
+        ring_doorbell(&there);
         say_goodbye(&here);
         drop(here);
         assert!(matches!(take(&there), Came::Goodbye));

@@ -1,8 +1,9 @@
 //! A ring of packets in shared memory: one process writes, another reads.
 //!
-//! The other end is as hostile as the wire. It may change every byte at any time, so that nothing is believed for longer than one
-//! look: each side keeps its own position to itself, what it reads of the other's is checked, and headers are copied out before they
-//! are parsed. The memory cannot shrink under us: its file is sealed (`shared_file.rs` of `nobounce-memory`).
+//! The peer is as untrusted as the wire: it may change every byte at any time. Each side therefore
+//! keeps its own position private and validates the peer's on every load. Headers are copied out
+//! before they are parsed. The memory cannot shrink under us: its file is sealed (`shared_file.rs`
+//! of `nobounce-memory`).
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -14,27 +15,29 @@ use nobounce_memory::Sink;
 use super::super::batch::MAX_PACKET;
 use super::mapping::Mapping;
 
-/// Bytes of the ring: several times what may be under way to one peer (`soft/path.rs`), so that it is never full in earnest.
+/// Bytes of the ring: several times the maximum in flight to one peer (`soft/engine/path.rs`), so
+/// that it is practically never full.
 pub(super) const CAPACITY: usize = 2 << 20;
 /// Bytes before the ring: a page for both positions.
 const HEADER: usize = 4096;
 /// Bytes of the file.
 pub(super) const FILE_LEN: usize = HEADER + CAPACITY;
 
-/// Where in the header lies how far the writer is, how far the reader, and whether the reader wants to be woken. Lines of their own,
-/// and none beside: processors fetch them in pairs.
+/// Header offsets: the writer's position, the reader's position, and the reader's wake-up request.
+/// Each has a pair of cache lines to itself, because CPUs prefetch lines in pairs.
 pub(super) const TAIL_AT: usize = 0;
 pub(super) const HEAD_AT: usize = 256;
 const SLEEPS_AT: usize = 512;
 
 /// Packets begin at multiples of this.
 const UNIT: usize = 64;
-/// Where in its piece of the ring a packet begins. Headers are 4 modulo 8 bytes long: payload then lies on a multiple of 16.
+/// Offset of a packet in its piece of the ring. Headers are 4 modulo 8 bytes long, so payload is
+/// aligned to 16.
 const LEAD: usize = 20;
-/// Stands for the rest of the ring, which nothing fits in.
+/// Marks the rest of the ring as skipped: the packet did not fit before the end.
 const SKIP: u32 = u32::MAX;
 const SEALED: u16 = 1;
-/// The payload lies elsewhere; the upper byte says in which file.
+/// The payload is in an exported file; the upper byte is the file's index.
 const ELSEWHERE: u16 = 2;
 
 const _: () = assert!(CAPACITY.is_power_of_two() && LEAD >= 8 && LEAD % 16 == 4);
@@ -59,40 +62,43 @@ impl Memory {
         unsafe { &*self.0.at(SLEEPS_AT).cast::<AtomicU32>() }
     }
 
-    /// Where the ring's byte at this position lies.
+    /// Address of the ring byte at this position.
     pub(super) fn at(&self, position: u64) -> *mut u8 {
         let offset = usize::try_from(position % CAPACITY as u64).unwrap_or(0);
         self.0.at(HEADER + offset)
     }
 
-    /// How far the reader says that it is: it does not look at anything before.
+    /// The position that the reader reports: it reads nothing before it.
     pub(super) fn read_up_to(&self) -> u64 {
         self.u64_at(HEAD_AT).load(Ordering::Acquire)
     }
 
-    /// The reader asks to be woken; whether there is something to read already.
+    /// Requests a wake-up for the reader. Returns whether there is something to read already.
     pub(super) fn ask_to_be_woken(&self) -> bool {
         self.sleeps().store(1, Ordering::Relaxed);
-        // The writer writes, then looks whether we sleep; we say that we sleep, then look whether it has written.
+        // The writer stores its position, then loads the request; we store the request, then load
+        // the position. One side sees the other.
         fence(Ordering::SeqCst);
         self.u64_at(TAIL_AT).load(Ordering::Acquire) != self.u64_at(HEAD_AT).load(Ordering::Relaxed)
     }
 
-    /// The reader looks by itself.
+    /// Withdraws the request: the reader polls.
     pub(super) fn need_not_be_woken(&self) {
         self.sleeps().store(0, Ordering::Relaxed);
     }
 }
 
-/// What goes with a packet.
+/// Metadata of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Label {
-    /// With an ICRC: the IPv4 identification that it covers. Without: how many packets have become one (see `Qp::handle_run`).
+    /// With an ICRC: the IPv4 identification that it covers. Without: the number of coalesced
+    /// packets (see `Qp::handle_run`).
     pub(super) number: u16,
     pub(super) sealed: bool,
 }
 
-/// Where the payload of a packet lies whose headers alone are in the ring: in a file that the writer has shown to the reader.
+/// Location of a payload outside the ring, in a file that the writer has exported. Only the headers
+/// are in the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Elsewhere {
     pub(super) file: u8,
@@ -104,7 +110,7 @@ pub(super) struct Elsewhere {
 /// A packet that was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Packet {
-    /// Where it lies until [`Reader::release`].
+    /// Its address, valid until [`Reader::release`].
     pub(super) at: *const u8,
     /// Its bytes in the ring.
     pub(super) len: usize,
@@ -115,9 +121,9 @@ pub(super) struct Packet {
 /// Why a packet was not written or read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Trouble {
-    /// There is no room (for the writer), or nothing there (for the reader).
+    /// The ring is full (for the writer) or empty (for the reader).
     Wait,
-    /// The other end does not keep the rules.
+    /// The peer violates the protocol.
     Broken,
 }
 
@@ -131,15 +137,15 @@ fn room_of(len: usize) -> usize {
 pub(super) struct Writer {
     memory: Arc<Memory>,
     tail: u64,
-    /// How far the reader can see.
-    shown: u64,
-    /// How far the reader was when we last looked.
+    /// The position that the reader can see.
+    exported: u64,
+    /// The reader's position at the last load.
     head: u64,
 }
 
 impl Writer {
     pub(super) fn new(memory: Arc<Memory>) -> Self {
-        Self { memory, tail: 0, shown: 0, head: 0 }
+        Self { memory, tail: 0, exported: 0, head: 0 }
     }
 
     /// Writes one packet, given in pieces. The reader sees it after [`publish`](Self::publish).
@@ -147,8 +153,8 @@ impl Writer {
         let len = parts.iter().map(|part| part.len()).sum();
         let mut to = self.reserve(len)?;
         for part in parts {
-            // SAFETY: the room does not wrap around and is ours until it is published; the reader may not look at it, and if it
-            // does, it sees bytes.
+            // SAFETY: the room does not wrap around and is ours until it is published. The reader
+            // must not read it before, and sees mere bytes if it does.
             unsafe { Sink::new(to, part.len()) }.put(0, part);
             to = to.wrapping_add(part.len());
         }
@@ -156,7 +162,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Where a packet of `len` bytes may be written, all of it in a row.
+    /// Reserves contiguous room for a packet of `len` bytes.
     #[inline]
     pub(super) fn reserve(&mut self, len: usize) -> Result<*mut u8, Trouble> {
         debug_assert!(len <= MAX_PACKET);
@@ -181,12 +187,12 @@ impl Writer {
         Ok(self.memory.at(self.tail).wrapping_add(LEAD))
     }
 
-    /// How far it has written.
+    /// The writer's position.
     pub(super) fn position(&self) -> u64 {
         self.tail
     }
 
-    /// How far the reader says that it is.
+    /// The position that the reader reports.
     pub(super) fn read_up_to(&self) -> u64 {
         self.memory.read_up_to()
     }
@@ -195,16 +201,17 @@ impl Writer {
         &self.memory
     }
 
-    /// As [`commit`](Self::commit), where the room has only the headers.
+    /// As [`commit`](Self::commit), where the ring holds only the headers.
     pub(super) fn commit_elsewhere(&mut self, len: usize, number: u16, elsewhere: Elsewhere) {
         let word = u64::from(elsewhere.offset) | u64::from(elsewhere.len) << 32;
-        // SAFETY: behind the label, before the packet: a multiple of 8 inside the ring, ours until it is published.
+        // SAFETY: behind the label, before the packet: a multiple of 8 inside the ring, ours until
+        // it is published.
         unsafe { self.memory.at(self.tail).wrapping_add(8).cast::<u64>().write_volatile(word) };
         self.write_label(u32::try_from(len).unwrap_or(0), number, ELSEWHERE | u16::from(elsewhere.file) << 8);
         self.tail += room_of(len) as u64;
     }
 
-    /// The packet that was last made room for has been written.
+    /// Commits the packet reserved last.
     #[inline]
     pub(super) fn commit(&mut self, len: usize, label: Label) {
         let flags = if label.sealed { SEALED } else { 0 };
@@ -222,17 +229,17 @@ impl Writer {
         unsafe { self.memory.at(self.tail).cast::<u64>().write_volatile(word) };
     }
 
-    /// Lets a reader that looks see what was written.
+    /// Makes committed packets visible to a polling reader.
     #[inline]
     pub(super) fn show(&mut self) {
-        // A reader that looks has the line: it is not taken away for nothing.
-        if self.shown != self.tail {
-            self.shown = self.tail;
+        // A polling reader owns the line: do not take it away without need.
+        if self.exported != self.tail {
+            self.exported = self.tail;
             self.memory.u64_at(TAIL_AT).store(self.tail, Ordering::Release);
         }
     }
 
-    /// Lets the reader see what was written; whether it wants to be woken.
+    /// Makes committed packets visible. Returns whether the reader needs a wake-up.
     pub(super) fn publish(&mut self) -> bool {
         self.show();
         fence(Ordering::SeqCst);
@@ -240,13 +247,13 @@ impl Writer {
         sleeps.load(Ordering::Relaxed) != 0 && sleeps.swap(0, Ordering::Relaxed) != 0
     }
 
-    /// Where the next packet will be written, if it fits before the end.
+    /// Address of the next packet, if it fits before the end.
     pub(super) fn next(&self) -> *mut u8 {
         self.memory.at(self.tail)
     }
 }
 
-/// Asks for the two lines from there on, to write them: a label and the headers behind it, or two short packets.
+/// Prefetches two lines for writing: a label and the headers behind it, or two short packets.
 #[inline]
 pub(super) fn fetch_to_write(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
@@ -258,7 +265,7 @@ pub(super) fn fetch_to_write(at: *const u8) {
     let _ = at;
 }
 
-/// Asks for the two lines from there on, which hold a label and the headers behind it.
+/// Prefetches two lines for reading: a label and the headers behind it.
 #[inline]
 fn prefetch(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
@@ -276,9 +283,9 @@ fn prefetch(at: *const u8) {
 pub(super) struct Reader {
     memory: Arc<Memory>,
     head: u64,
-    /// How far the writer knows that we are.
+    /// The position that the writer was given.
     released: u64,
-    /// How far the writer was when we last looked.
+    /// The writer's position at the last load.
     tail: u64,
 }
 
@@ -318,7 +325,8 @@ impl Reader {
             let begin = self.memory.at(self.head);
             self.head += room_of(len) as u64;
             if self.head < self.tail {
-                // The next one's headers are in the writer's cache still: they come while this one is being placed.
+                // Prefetch the next headers, still in the writer's cache, while this packet is
+                // placed.
                 prefetch(self.memory.at(self.head));
             }
             let elsewhere = (u16::from(g) & ELSEWHERE != 0).then(|| {
@@ -357,7 +365,7 @@ impl Reader {
         self.head
     }
 
-    /// Lets the writer have the room of what was read, the end of the ring that it skipped too.
+    /// Frees the room of the packets read, including a skipped ring end.
     #[inline]
     pub(super) fn release(&mut self) {
         if self.released != self.head {
@@ -406,7 +414,7 @@ mod tests {
             for _ in 0..7 {
                 match reader.pop() {
                     Ok(Packet { at, len, label, elsewhere: None }) => {
-                        // SAFETY: it lies in the ring, and nobody writes there now.
+                        // SAFETY: it lies in the ring, and no other thread writes there now.
                         let bytes = unsafe { std::slice::from_raw_parts(at, len) };
                         assert_eq!(bytes, packet(read), "packet {read}");
                         assert_eq!((usize::from(label.number), label.sealed), (read % 60_000, read % 3 == 0));
@@ -425,7 +433,7 @@ mod tests {
     fn where_a_payload_lies_is_read_as_it_was_written() {
         let (mut writer, mut reader) = ends();
         let elsewhere = Elsewhere { file: 200, offset: 0xfedc_ba98, len: 60_000 };
-        // SAFETY: so many bytes were reserved.
+        // SAFETY: that many bytes were reserved.
         unsafe { writer.reserve(28).unwrap().write_bytes(7, 28) };
         writer.commit_elsewhere(28, 9, elsewhere);
         writer.push([&[1; 40], &[], &[]], Label { number: 3, sealed: true }).unwrap();
@@ -444,7 +452,7 @@ mod tests {
         let (mut writer, mut reader) = ends();
         let label = Label { number: 0, sealed: true };
         writer.push([&[1; 40], &[], &[]], label).unwrap();
-        assert!(!writer.publish(), "nobody asked");
+        assert!(!writer.publish(), "no wake-up was requested");
         assert!(reader.memory().ask_to_be_woken(), "there is something already");
         reader.pop().unwrap();
         reader.release();
@@ -457,7 +465,7 @@ mod tests {
         assert!(!writer.publish());
     }
 
-    /// Whatever the other end writes into its positions and labels: an error or bytes, never a step outside the ring.
+    /// Arbitrary positions and labels give an error or bytes, never an access outside the ring.
     #[test]
     fn the_other_end_may_write_anything() {
         for tail in [1, 63, CAPACITY as u64 + 64, u64::MAX, u64::MAX - 63] {

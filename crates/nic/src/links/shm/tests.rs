@@ -1,4 +1,4 @@
-//! The link between two processes, played by two links of one.
+//! The link between two processes, modelled by two links in one process.
 
 use nobounce_memory::gpu::copy_engine::{CopyEngine, PinnedChunk};
 
@@ -16,7 +16,7 @@ fn the_last_packets_of_one_who_goes_are_read_before_it_is_forgotten() {
     let (mut from, mut to) = (link("127.66.2.1"), link("127.66.2.1"));
     assert!(from.introduce(to.local(), to.slot()).is_some());
     let mut batch = TxBatch::new(from.capabilities());
-    let count = MOST_FROM_ONE + 1; // more than one look takes
+    let count = MOST_FROM_ONE + 1; // more than one poll takes
     for _ in 0..count {
         let room = batch.begin(to.local(), 0, 64).unwrap();
         room.fill(0);
@@ -35,14 +35,14 @@ fn the_last_packets_of_one_who_goes_are_read_before_it_is_forgotten() {
 }
 
 /// Queues one packet without payload.
-fn bare(batch: &mut TxBatch, ring: &Arc<NearRing>, to: &ShmLink<UdpLink>) {
+fn bare(batch: &mut TxBatch, ring: &Arc<PeerRing>, to: &ShmLink<UdpLink>) {
     let (mut room, _) = batch.begin_crc((&to.local(), 0), 16, Some(ring)).unwrap();
     room.put(0, &vec![0; room.len()]);
     room.put(SLOT_BYTE, &[to.slot()]);
     batch.commit_crc(None);
 }
 
-/// A reader that looks need not wait until the sender's books are in order.
+/// A polling reader sees packets before the sender has finished its bookkeeping.
 #[test]
 fn what_is_shown_is_read_before_it_is_sent() {
     let (mut from, mut to) = (link("127.66.2.7"), link("127.66.2.7"));
@@ -50,7 +50,7 @@ fn what_is_shown_is_read_before_it_is_sent() {
     to.attend();
     let mut batch = TxBatch::new(from.capabilities());
     bare(&mut batch, &ring, &to);
-    assert_eq!(to.receive(&mut |_| {}), 0, "it is not complete as far as anybody knows");
+    assert_eq!(to.receive(&mut |_| {}), 0, "not shown to the reader yet");
     batch.show();
     assert_eq!(to.receive(&mut |_| {}), 1);
     bare(&mut batch, &ring, &to);
@@ -72,7 +72,7 @@ fn a_ring_is_written_by_one_at_a_time() {
     assert!(ring.hold().is_some(), "who gives up lets go");
 }
 
-/// The system call is made while an answer is under way, not when it is due.
+/// The inner link is polled while a reply is in flight, not when it is due.
 #[test]
 fn sockets_are_looked_at_by_who_has_just_sent() {
     let (mut from, mut to) = (link("127.66.2.9"), link("127.66.2.9"));
@@ -91,12 +91,12 @@ fn sockets_are_looked_at_by_who_has_just_sent() {
             from.since_inside == 0
         })
     };
-    assert_eq!(looks(false), Some(1), "whoever was woken looks there, too");
+    assert_eq!(looks(false), Some(1), "a wake-up polls the inner link, too");
     assert_eq!(looks(false), Some(INSIDE_EVERY));
     assert_eq!(looks(true), Some(INSIDE_EVERY * 3 / 4));
 }
 
-/// A packet that was begun behind the end of a ring and given up leaves the skipped end behind, which is nobody's packet.
+/// An abandoned packet that wrapped leaves a skipped ring end behind, which holds no packet.
 #[test]
 fn a_skipped_end_alone_keeps_nobody_awake() {
     let (mut from, mut to) = (link("127.66.2.10"), link("127.66.2.10"));
@@ -116,7 +116,7 @@ fn a_skipped_end_alone_keeps_nobody_awake() {
     }
 }
 
-/// Pieces are long while the reader has enough to do, and short while it waits for them.
+/// Runs are long while the reader has a backlog, and short while it waits.
 #[test]
 fn a_reader_that_is_behind_gets_longer_pieces() {
     let (mut from, mut to) = (link("127.66.2.6"), link("127.66.2.6"));
@@ -146,15 +146,16 @@ fn a_reader_that_is_behind_gets_longer_pieces() {
     assert_eq!(longest(&mut batch), 16 << 10);
 }
 
-/// Queues one packet whose payload is a chunk's first bytes behind the headers.
-fn lend(batch: &mut TxBatch, ring: &Arc<NearRing>, slot: u8, chunk: &PinnedChunk) {
-    let mut room = batch.begin_lent(ring, (12 + 4096 + 4, 12, 1), chunk, 64).unwrap();
+/// Queues one packet whose payload is the first bytes of a leased chunk, behind the headers.
+fn lease(batch: &mut TxBatch, ring: &Arc<PeerRing>, slot: u8, chunk: &PinnedChunk) {
+    let mut room = batch.begin_leased(ring, (12 + 4096 + 4, 12, 1), chunk, 64).unwrap();
     room.put(0, &vec![0; room.len()]);
     room.put(SLOT_BYTE, &[slot]);
     batch.commit_crc(None);
 }
 
-/// Whoever has not read a chunk yet finds it as it was, even if the device that lent it is gone; then it is used again.
+/// A leased chunk stays unchanged until the peer has read it, even if the leasing device is gone;
+/// then it is reused.
 #[test]
 fn a_chunk_stays_as_it_is_until_it_was_read() {
     let _gpu = fake_cuda::client::StandIn::program();
@@ -165,7 +166,7 @@ fn a_chunk_stays_as_it_is_until_it_was_read() {
     let mut chunk = engine.take_chunk().unwrap();
     chunk.get_mut().unwrap().fill(7);
     let mut batch = TxBatch::new(from.capabilities());
-    lend(&mut batch, &ring, to.slot(), &chunk);
+    lease(&mut batch, &ring, to.slot(), &chunk);
     from.send(&mut batch);
     drop((chunk, batch));
     let other = engine.take_chunk().expect("one of two is free");
@@ -181,13 +182,14 @@ fn a_chunk_stays_as_it_is_until_it_was_read() {
     });
     assert_eq!(seen, 1);
     drop(other);
-    // The next one who parts looks after what was left.
+    // The next ring that closes reclaims the remaining chunks.
     let mut next = link("127.66.2.3");
     drop((next.introduce(to.local(), to.slot()), next));
     assert!(engine.take_chunk().is_some() && engine.take_chunk().is_some());
 }
 
-/// Whoever still has the ring of a peer that is gone keeps the connection open: it must not wake us for ever.
+/// A reference to the ring of a departed peer keeps the connection open: it must not wake us for
+/// ever.
 #[test]
 fn a_peer_that_is_gone_wakes_us_once() {
     let (mut from, to) = (link("127.66.2.5"), link("127.66.2.5"));
@@ -200,7 +202,7 @@ fn a_peer_that_is_gone_wakes_us_once() {
     drop(ring);
 }
 
-/// One that does not read keeps eight chunks, and not all there are.
+/// A peer that does not read holds eight leased chunks, not all of them.
 #[test]
 fn a_peer_that_does_not_read_does_not_get_all_chunks() {
     let _gpu = fake_cuda::client::StandIn::program();
@@ -210,9 +212,9 @@ fn a_peer_that_does_not_read_does_not_get_all_chunks() {
     let ring = from.introduce(to.local(), to.slot()).unwrap();
     let mut batch = TxBatch::new(from.capabilities());
     for _ in 0..8 {
-        lend(&mut batch, &ring, to.slot(), &engine.take_chunk().unwrap());
+        lease(&mut batch, &ring, to.slot(), &engine.take_chunk().unwrap());
     }
     let ninth = engine.take_chunk().unwrap();
-    assert!(batch.begin_lent(&ring, (12 + 4096 + 4, 12, 1), &ninth, 64).is_none());
+    assert!(batch.begin_leased(&ring, (12 + 4096 + 4, 12, 1), &ninth, 64).is_none());
     from.send(&mut batch);
 }

@@ -10,7 +10,7 @@ use nobounce_protocol::wire::ROCE_PORT;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// Somebody else has the port and does not share it with us.
+    /// Another program holds the port and does not share it.
     #[error(
         "UDP port {ROCE_PORT} on {addr} is held by {holder}, and only programs of one user that all share the port can \
          use one address together. Stop that program, run as its user, or use another address{hint}"
@@ -18,7 +18,7 @@ pub enum OpenError {
     PortHeld {
         /// The address asked for.
         addr: IpAddr,
-        /// Who holds the port, as far as the kernel says.
+        /// The holder of the port, as far as the kernel tells.
         holder: Holder,
         /// What else could be used.
         hint: &'static str,
@@ -86,7 +86,7 @@ impl OpenError {
         }
     }
 
-    /// The error for a port that somebody else is seen to hold, without trying to have it.
+    /// The error for a port that the socket tables show as held, without a bind.
     pub(super) fn if_held(addr: IpAddr) -> Result<(), Self> {
         match Holder::find(addr) {
             Holder::User(uid) if uid == own_uid() => Ok(()), // it may share
@@ -114,18 +114,18 @@ pub enum Holder {
     User(u32),
     /// The kernel itself: its own soft-RoCE (rdma_rxe) listens on every address.
     Kernel,
-    /// The kernel's tables show nobody.
+    /// The kernel's tables show no holder.
     Unknown,
 }
 
 impl Holder {
-    /// Looks through the kernel's socket tables for the one that is in our way.
+    /// Searches the kernel's socket tables for the holder of the port.
     fn find(addr: IpAddr) -> Self {
         let mut found = Self::Unknown;
         for table in ["/proc/net/udp", "/proc/net/udp6"] {
             for line in fs::read_to_string(table).unwrap_or_default().lines() {
                 match Self::parse(line, addr) {
-                    // One on exactly our address is the likelier culprit than one on every address.
+                    // A socket on exactly our address is a likelier holder than a wildcard one.
                     Some((holder, true)) => return holder,
                     Some((holder, false)) => found = holder,
                     None => {}

@@ -1,4 +1,4 @@
-//! What the interface behind an address can carry.
+//! The path MTU that the interface of an address supports.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::os::fd::AsRawFd;
@@ -28,7 +28,8 @@ fn fitting(addr: IpAddr, mtu: u32) -> u32 {
     PATH_MTUS.into_iter().find(|p| p.saturating_add(overhead) <= mtu).unwrap_or(256)
 }
 
-/// Asked of a socket, not of /sys/class/net: that shows the interfaces of the namespace it was mounted in, which need not be ours.
+/// Queried by ioctl, not from /sys/class/net: that shows the namespace it was mounted in, which
+/// need not be ours.
 fn mtu_of(addr: IpAddr) -> Option<u32> {
     let name = interface_of(addr)?;
     // SAFETY: an ifreq is plain data, and all zeroes are one.
@@ -43,7 +44,8 @@ fn mtu_of(addr: IpAddr) -> Option<u32> {
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))
         .or_else(|_| UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)))
         .ok()?;
-    // SAFETY: the descriptor is open, and SIOCGIFMTU reads a name from the ifreq and writes the MTU into it.
+    // SAFETY: the descriptor is open, and SIOCGIFMTU reads a name from the ifreq and writes the MTU
+    // into it.
     if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU, &raw mut request) } != 0 {
         return None;
     }
@@ -75,7 +77,7 @@ mod tests {
 
     #[test]
     fn the_mtu_is_what_the_system_says() {
-        assert_eq!(mtu_of(IpAddr::from([192, 0, 2, 77])), None, "nobody's address");
+        assert_eq!(mtu_of(IpAddr::from([192, 0, 2, 77])), None, "an unassigned address");
         let listed = std::fs::read_to_string("/sys/class/net/lo/mtu").expect("lo is everywhere");
         assert_eq!(mtu_of(IpAddr::from([127, 0, 0, 1])), listed.trim().parse().ok());
     }

@@ -1,4 +1,4 @@
-//! The receiving half: what the kernel merged on the way in is taken apart again.
+//! The receiving half: splits datagrams that the kernel merged (GRO).
 
 use std::fmt;
 use std::mem;
@@ -8,11 +8,12 @@ use super::socket::{SockAddr, Socket};
 use crate::links::batch::LEAD;
 use crate::links::slot::{Run, TAKE_BUFFER};
 
-/// Buffers for merged datagrams: each as long as the longest, and together a few hundred packets a call.
+/// Buffers for merged datagrams: each as long as the longest, and together a few hundred packets a
+/// call.
 const MERGED: (usize, usize) = (4, 64 * 1024);
 /// Buffers for single packets: more of them, each longer than any packet of path MTU 4096.
 const SINGLE: (usize, usize) = (32, 8 * 1024);
-/// A datagram of this many bytes is bulk traffic: more of it is likely there.
+/// A datagram of at least this many bytes indicates bulk traffic: more is likely queued.
 const BULK: usize = 16 * 1024;
 
 /// Receive buffers.
@@ -20,7 +21,7 @@ pub(super) struct Receiver {
     buffer: Box<[u8]>,
     vectors: usize,
     stride: usize,
-    /// Whether the last call found as many datagrams as it asked for: then ask for several.
+    /// Whether the last call filled all its buffers: then the next asks for several.
     busy: bool,
     /// Whether the last call found nothing.
     pub(super) is_empty: bool,
@@ -45,8 +46,8 @@ impl Receiver {
     /// Receives once and gives each datagram to `take`.
     pub(super) fn receive(&mut self, socket: &Socket, take: impl FnMut(Run<'_>)) {
         self.calls += 1;
-        // One small thing at a time is the rule where latency counts, and one vector is the cheapest question; a full
-        // answer says that more is there.
+        // Latency-bound traffic comes one small packet at a time, and one vector is the cheapest
+        // call. A full result means that more is queued.
         if self.busy {
             self.receive_many(socket, take);
         } else {
@@ -62,13 +63,15 @@ impl Receiver {
         // SAFETY: msghdr is plain integers and pointers; zeros (null, 0) are valid.
         let mut message: libc::msghdr = unsafe { mem::zeroed() };
         fill(&mut message, &mut name, &mut part, &mut control);
-        // Not libc's recvmsg: as a cancellation point it costs two atomic operations in every idle poll.
-        // SAFETY: the message points at live room for the name, the control data and one part of the buffer.
+        // Not libc's recvmsg: as a cancellation point it costs two atomic operations in every idle
+        // poll.
+        // SAFETY: the message points at live room for the name, the control data and one part of
+        // the buffer.
         let got =
             unsafe { libc::syscall(libc::SYS_recvmsg, socket.fd(), &raw mut message, libc::MSG_DONTWAIT) };
         self.is_empty = got < 0;
         let Ok(len) = usize::try_from(got) else { return };
-        // A long merged datagram is the sign of bulk traffic; anything short is answered first.
+        // A long merged datagram indicates bulk traffic; a short one is handled first.
         let segment = segment(&message);
         self.busy = len >= BULK || self.vectors == SINGLE.0;
         if message.msg_flags & libc::MSG_TRUNC != 0 {
@@ -98,8 +101,8 @@ impl Receiver {
             fill(&mut messages[i].msg_hdr, &mut names[i], &mut parts[i], &mut controls[i]);
         }
         let vectors = u32::try_from(self.vectors).unwrap_or(1);
-        // SAFETY: the first `vectors` messages point at live room for names, control data and disjoint parts of the
-        // buffer; no time limit is given.
+        // SAFETY: the first `vectors` messages point at live room for names, control data and
+        // disjoint parts of the buffer; no time limit is given.
         let got = unsafe {
             libc::recvmmsg(socket.fd(), messages.as_mut_ptr(), vectors, libc::MSG_DONTWAIT, ptr::null_mut())
         };
@@ -141,7 +144,8 @@ fn fill(message: &mut libc::msghdr, name: &mut SockAddr, part: &mut libc::iovec,
 
 /// The size of the packets the kernel merged into this datagram; `None` where it merged none.
 fn segment(message: &libc::msghdr) -> Option<usize> {
-    // SAFETY: the kernel filled the control area and its length; CMSG_FIRSTHDR gives null or a header inside it.
+    // SAFETY: the kernel filled the control area and its length; CMSG_FIRSTHDR gives null or a
+    // header inside it.
     let header = unsafe { libc::CMSG_FIRSTHDR(message).as_ref() }?;
     if (header.cmsg_level, header.cmsg_type) != (libc::SOL_UDP, libc::UDP_GRO) {
         return None;

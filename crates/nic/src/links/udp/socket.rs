@@ -28,8 +28,8 @@ impl SockAddr {
                     sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(a.octets()) },
                     sin_zero: [0; 8],
                 };
-                // SAFETY: sockaddr_in is smaller than sockaddr_in6 and needs no stricter alignment; any bytes are a
-                // valid sockaddr_in6.
+                // SAFETY: sockaddr_in is smaller than sockaddr_in6 and needs no stricter alignment;
+                // any bytes are a valid sockaddr_in6.
                 unsafe { (&raw mut this.storage).cast::<libc::sockaddr_in>().write(v4) };
                 this.len = size_of_len::<libc::sockaddr_in>();
             }
@@ -57,7 +57,8 @@ impl SockAddr {
     pub(super) fn get(&self) -> Option<(IpAddr, u16)> {
         match i32::from(self.storage.sin6_family) {
             libc::AF_INET => {
-                // SAFETY: the family says the bytes are a sockaddr_in, which fits inside and is plain integers.
+                // SAFETY: the family says the bytes are a sockaddr_in, which fits inside and is
+                // plain integers.
                 let v4 = unsafe { (&raw const self.storage).cast::<libc::sockaddr_in>().read() };
                 let addr = Ipv4Addr::from(v4.sin_addr.s_addr.to_ne_bytes());
                 Some((addr.into(), u16::from_be(v4.sin_port)))
@@ -98,7 +99,8 @@ const fn size_of_len<T>() -> libc::socklen_t {
 pub(super) struct Socket(OwnedFd);
 
 impl Socket {
-    /// A socket whose packets carry DF and a predictable identification (see the ICRC), not yet bound.
+    /// A socket whose packets carry DF and a predictable identification (see the ICRC), not yet
+    /// bound.
     ///
     /// It must never be connected: a connected socket numbers its packets from a random start.
     pub(super) fn new(addr: IpAddr) -> Result<Self, OpenError> {
@@ -110,7 +112,7 @@ impl Socket {
         if fd < 0 {
             return Err(os("socket")(io::Error::last_os_error()));
         }
-        // SAFETY: `fd` was just opened and nobody else owns it.
+        // SAFETY: `fd` was just opened and has no other owner.
         let this = Self(unsafe { OwnedFd::from_raw_fd(fd) });
         this.set(libc::SOL_SOCKET, libc::SO_REUSEPORT, 1).map_err(os("setsockopt(SO_REUSEPORT)"))?;
         if addr.is_ipv4() {
@@ -120,7 +122,7 @@ impl Socket {
             this.set(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 1).map_err(os("setsockopt(IPV6_V6ONLY)"))?;
             this.set(libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)
                 .map_err(os("setsockopt(IPV6_MTU_DISCOVER)"))?;
-            // The kernel's rdma_rxe, and hardware, leave the UDP checksum 0 over IPv6, too: the ICRC protects more than it would.
+            // Zero UDP checksum over IPv6, as rdma_rxe and hardware do: the ICRC protects more.
             this.set(libc::SOL_UDP, libc::UDP_NO_CHECK6_RX, 1).map_err(os("setsockopt(UDP_NO_CHECK6_RX)"))?;
         }
         Ok(this)
@@ -162,8 +164,8 @@ impl Socket {
         asked.ok().and_then(|hops| u8::try_from(hops).ok()).unwrap_or(0)
     }
 
-    /// Makes the whole group of sockets on this port choose by the high byte of the destination queue pair number: the slot, and the
-    /// socket of that number, but for the slots that are at other numbers. Probes say the number.
+    /// Attaches the SO_REUSEPORT program. It selects the socket by the high byte of the destination
+    /// QP number, the slot, except for slots with another number. Probes carry the number.
     pub(super) fn steer(&self, moved: &BTreeMap<u8, u8>) -> io::Result<()> {
         const LD_LEN: u16 = 0x80;
         const LDB_ABS: u16 = 0x30;
@@ -199,7 +201,7 @@ impl Socket {
         })
     }
 
-    /// Sends a few bytes; whether they leave is not told.
+    /// Sends a few bytes; errors are ignored.
     pub(super) fn send_to(&self, bytes: &[u8], to: &SockAddr) {
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
         // SAFETY: the pointers and lengths describe live bytes and a live socket address.
@@ -213,7 +215,8 @@ impl Socket {
         const DROPS: usize = 8; // SK_MEMINFO_DROPS
         let mut info = [0_u32; 9];
         let mut len = size_of_len::<[u32; 9]>();
-        // SAFETY: the pointers describe live room and its length; the kernel writes no more than that.
+        // SAFETY: the pointers describe live room and its length; the kernel writes no more than
+        // that.
         let done = check(unsafe {
             libc::getsockopt(
                 self.fd(),

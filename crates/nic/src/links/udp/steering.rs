@@ -1,9 +1,11 @@
-//! Which socket of the port gets what is for a slot.
+//! Steering: which socket of the port receives the packets of a slot.
 //!
-//! The kernel numbers the sockets of the port, and the group's program answers with a number. A socket's number is its slot until a device
-//! goes that is not the last one: then the last one gets the number of the one that went. A device that is handed many packets by others
-//! therefore finds out its number: a probe names the number that it is to be steered to, whoever gets his own back knows his. He publishes
-//! it by an abstract name, and writes the program anew, with the numbers that others have published.
+//! The kernel numbers the sockets of the SO_REUSEPORT group, and the group's BPF program returns a
+//! number. A socket's number is its slot until a device other than the last one closes: the last
+//! socket then takes over the freed number. A device that receives many handovers therefore probes
+//! for its number. Each probe carries the number to steer it to; the device that gets its own probe
+//! back knows its number. It publishes the number by an abstract socket name, and replaces the
+//! program using the published numbers of all slots.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -13,22 +15,24 @@ use super::socket::{SockAddr, Socket};
 use crate::links::now_ns;
 use crate::links::slot::{PLACES, Place, Run, Slot};
 
-/// The first byte of a probe: no operation of RoCE's, and none of our markers.
+/// The first byte of a probe: neither a RoCE opcode nor one of our markers.
 const PROBE: u8 = 0xf2;
-/// Where it has the number.
+/// Offset of the number in a probe.
 pub(super) const NUMBER_AT: usize = 1;
-/// Too short to be a packet of any slot: by that the group's program knows a probe.
+/// Length of a probe. It is too short for a packet of any slot, which is how the program recognises
+/// it.
 pub(super) const PROBE_LEN: usize = 5;
-/// So many packets that others handed in are no accident.
+/// Handed-in packets that start a probe.
 const MANY: u64 = 256;
-/// Probes sent at once: they take room in the sockets of others.
+/// Maximum probes in flight: they take room in the sockets of other devices.
 const LOT: usize = 16;
-/// How long after one attempt the next may begin, in nanoseconds.
+/// Minimum interval between attempts, in nanoseconds.
 const PAUSE_NS: u64 = 1_000_000_000;
-/// After a change, what is still under way by way of others comes first: their sockets are emptied within this time, mostly at once.
+/// After a change, handovers in flight take precedence for this time. Other devices drain their
+/// sockets within it, mostly at once.
 const SETTLES_NS: (u64, u64) = (200_000, 1_000_000);
 
-/// What a device knows of its place in the group.
+/// A device's view of its place in the group.
 #[derive(Debug, Default)]
 pub(super) struct Steering {
     /// The kernel takes no program.
@@ -37,19 +41,20 @@ pub(super) struct Steering {
     handed: u64,
     not_before: u64,
     probing: Option<Probing>,
-    /// Our number, for others to know.
+    /// Our published number.
     place: Option<Place>,
-    /// When the program was changed, while what was steered before may still be on its way.
+    /// Time of the last program change, while packets steered before it may still be in flight.
     changed: Option<u64>,
 }
 
 #[derive(Debug)]
 struct Probing {
-    /// Tells our probes from those of others.
+    /// Nonce of our probes.
     nonce: [u8; PROBE_LEN - 2],
-    /// The number that is asked for next.
+    /// The number to probe next.
     next: u16,
-    /// The first number at which we were found. Behind the last of the group the kernel chooses as it likes.
+    /// The first number that answered. For numbers past the end of the group the kernel picks any
+    /// socket.
     found: Option<u8>,
 }
 
@@ -61,12 +66,13 @@ impl Steering {
         done
     }
 
-    /// Others have handed in so many packets.
+    /// Counts packets handed in by other devices.
     pub(super) fn note_handed(&mut self, packets: u64) {
         self.handed += packets;
     }
 
-    /// Something without a slot: whether it is probes, which nobody else needs to see.
+    /// Handles packets without a slot. Returns whether they were probes, which need no further
+    /// handling.
     pub(super) fn hear(&mut self, run: &Run<'_>) -> bool {
         if run.segment != PROBE_LEN || run.bytes.len() < PROBE_LEN || run.bytes[0] != PROBE {
             return false;
@@ -81,7 +87,8 @@ impl Steering {
         true
     }
 
-    /// Does what is next, if anything is. The socket was found empty, or was not: then probes may still lie in it.
+    /// Advances the probe, if one is due. If the socket was not found empty, probes may still be
+    /// queued in it.
     pub(super) fn advance(&mut self, socket: &Socket, slot: &Slot, to: &SockAddr, is_empty: bool) {
         if self.probing.is_none() {
             let now = now_ns();
@@ -105,7 +112,8 @@ impl Steering {
             }
             return;
         }
-        // Found nowhere: the probe was lost, or the group's program is an older one, which does not know probes and is replaced.
+        // No answer: the probe was lost, or an older program without probe support is installed and
+        // is replaced.
         let number = probing.found.unwrap_or(slot.number());
         self.probing = None;
         self.take_place(socket, slot, number);
@@ -113,7 +121,7 @@ impl Steering {
 
     fn take_place(&mut self, socket: &Socket, slot: &Slot, number: u8) {
         let addr = slot.addr();
-        // First the old name goes: two would contradict each other.
+        // Release the old name first: two would contradict each other.
         self.place = None;
         if number != slot.number() {
             self.place = Place::publish(addr, slot.number(), number).ok();
@@ -126,7 +134,8 @@ impl Steering {
         }
     }
 
-    /// Whether what others still have for us goes before what the kernel steers to us now; `nothing_came` from them in the last look.
+    /// Whether handovers take precedence over packets that the kernel steers here now;
+    /// `nothing_came` by handover in the last poll.
     pub(super) fn is_settling(&mut self, nothing_came: bool) -> bool {
         let Some(changed) = self.changed else { return false };
         let since = now_ns().saturating_sub(changed);
@@ -136,7 +145,7 @@ impl Steering {
         self.changed.is_some()
     }
 
-    /// Whether somebody has to look, cheaply.
+    /// Whether there is nothing to do; cheap.
     pub(super) fn is_idle(&self) -> bool {
         self.is_impossible || (self.probing.is_none() && self.handed < MANY)
     }
@@ -150,8 +159,8 @@ fn probe(number: u8, [b, c, d]: [u8; PROBE_LEN - 2]) -> [u8; PROBE_LEN] {
     [PROBE, number, b, c, d]
 }
 
-/// The numbers that other slots of the address have published. Whoever lies there makes packets take the long way, and nothing else: only
-/// sockets of one user are in a group.
+/// The published numbers of the other slots of the address. A wrong number only makes packets take
+/// a handover: a group holds sockets of one user only.
 fn others(addr: IpAddr, own: u8) -> BTreeMap<u8, u8> {
     let Ok(names) = std::fs::read_to_string("/proc/self/net/unix") else { return BTreeMap::new() };
     let mut moved = published(&names, addr);

@@ -1,23 +1,23 @@
-//! The sending half: groups leave as segmented sends, several groups in one call.
+//! The sending half: groups leave as GSO sends, several groups per sendmmsg call.
 
 use std::io;
 use std::mem;
 use std::net::IpAddr;
 use std::ptr;
 
-use nobounce_protocol::qp::Treatment;
+use nobounce_protocol::qp::IpOptions;
 use nobounce_protocol::wire::ROCE_PORT;
 
 use super::socket::{SockAddr, Socket};
 use crate::links::{TxBatch, TxPacket, now_ns};
 
-/// Most groups in one system call: each costs the zeroing of its headers even where it is not used.
+/// Maximum groups per system call: each costs the zeroing of its headers even if unused.
 const GROUPS: usize = 4;
-/// How long to wait before the send buffer is tried again, in nanoseconds: about the time a 10 Gb/s interface needs
-/// to send one group.
+/// Retry interval for a full send buffer, in nanoseconds: about the time a 10 Gb/s interface needs
+/// for one group.
 const RETRY_NS: u64 = 50_000;
 
-/// Packets the kernel refused, by cause, and what went out.
+/// Packets that the kernel refused, by cause, and packets sent.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sent {
     pub(super) packets: u64,
@@ -29,7 +29,7 @@ pub(super) struct Sent {
     pub(super) unreachable: u64,
     pub(super) not_permitted: u64,
     pub(super) other: u64,
-    /// Packets sent one by one because the path refuses segmented sends.
+    /// Packets sent one by one because the path refuses GSO.
     pub(super) unsegmented: u64,
 }
 
@@ -48,19 +48,19 @@ impl Sent {
     }
 }
 
-/// Sends batches, and keeps the one that the full send buffer stopped.
+/// Sends batches, and keeps the one that met a full send buffer.
 #[derive(Debug)]
 pub(super) struct Transmitter {
     scope: u32,
-    /// Set when the path refuses segmented sends although the kernel knows them.
+    /// Set when the path refuses GSO although the kernel supports it.
     unsegmented: bool,
     /// A batch that found the send buffer full, and its first packet that has not left.
     waiting: Option<(TxBatch, usize)>,
-    /// The emptied batch of an earlier wait, to be exchanged for the next one that must wait.
+    /// Spare empty batch, swapped with the next one that must wait.
     spare: Option<TxBatch>,
     retry_at: u64,
     pub(super) sent: Sent,
-    /// Errors that the next system calls pretend to meet (0: none), since loopback never refuses anything.
+    /// Injected errors of the next system calls (0: none), since loopback never refuses.
     #[cfg(test)]
     pretend: std::collections::VecDeque<i32>,
 }
@@ -79,7 +79,8 @@ impl Transmitter {
         }
     }
 
-    /// Sends the batch, through the socket that `socket` names for each source port, and empties it.
+    /// Sends the batch, through the socket that `socket` names for each source port, and empties
+    /// it.
     pub(super) fn send<'s>(&mut self, batch: &mut TxBatch, socket: impl Fn(u8) -> &'s Socket) {
         self.retry(&socket);
         if batch.is_empty() {
@@ -99,7 +100,7 @@ impl Transmitter {
         batch.clear();
     }
 
-    /// Tries again to send what waits.
+    /// Retries the batch that waits.
     pub(super) fn retry<'s>(&mut self, socket: &impl Fn(u8) -> &'s Socket) {
         let Some((mut batch, from)) = self.waiting.take() else { return };
         let left = self.push(&mut batch, from, socket);
@@ -120,7 +121,8 @@ impl Transmitter {
         self.waiting.as_ref().map(|_| self.retry_at)
     }
 
-    /// Sends from packet `from` on; returns the first packet that found the send buffer full, or their number.
+    /// Sends from packet `from` on; returns the first packet that found the send buffer full, or
+    /// their number.
     fn push<'s>(&mut self, batch: &mut TxBatch, from: usize, socket: &impl Fn(u8) -> &'s Socket) -> usize {
         let total = batch.packets().len();
         if self.unsegmented {
@@ -154,8 +156,9 @@ impl Transmitter {
                 }
                 Err(libc::EAGAIN) => return at,
                 Err(libc::EINTR) => {}
-                // EIO: no check sum offload on the way, now and later. EINVAL: this segment is longer than the path's
-                // MTU, or an older kernel's limit is met: one by one, each packet gets its own answer.
+                // EIO: no checksum offload on the path, permanently. EINVAL: the segment exceeds
+                // the path MTU or an older kernel's limit; sent one by one, each packet gets its
+                // own result.
                 Err(errno @ (libc::EIO | libc::EINVAL)) if batch.group_end(at) > at + 1 => {
                     self.unsegmented |= errno == libc::EIO;
                     let end = if self.unsegmented { total } else { batch.group_end(at) };
@@ -179,13 +182,14 @@ impl Transmitter {
         }
     }
 
-    /// The short way for a packet that is alone: latency counts here, and it needs no control data.
+    /// Fast path for a single packet: lowest latency, no control data.
     fn send_one(&self, batch: &TxBatch, at: usize, socket: &Socket) -> Result<(), i32> {
         let packet = batch.packets()[at];
         let [bytes, ..] = batch.parts(&packet);
         let to = SockAddr::new(packet.dst, ROCE_PORT, self.scope);
         // Not libc's sendto, for the reason given with the receiver's recvmsg.
-        // SAFETY: the pointers and lengths describe the live packet and the live address, which are only read.
+        // SAFETY: the pointers and lengths describe the live packet and the live address, which are
+        // only read.
         let sent = unsafe {
             libc::syscall(
                 libc::SYS_sendto,
@@ -200,8 +204,8 @@ impl Transmitter {
         if sent < 0 { Err(errno()) } else { Ok(()) }
     }
 
-    /// Sends the groups from packet `at` on that leave from one port. Returns the packet after the last one sent;
-    /// an error is that of the first group.
+    /// Sends the groups from packet `at` on that leave from one port. Returns the packet after the
+    /// last one sent; an error is that of the first group.
     fn send_groups(&self, batch: &TxBatch, at: usize, socket: &Socket) -> (Result<(), i32>, usize) {
         let packets = batch.packets();
         let mut names = [SockAddr::empty(); GROUPS];
@@ -214,7 +218,7 @@ impl Transmitter {
         while groups < GROUPS && first < packets.len() && packets[first].port == packets[at].port {
             let end = batch.group_end(first);
             if batch.leaves_alone(first, end) {
-                break; // it leaves by itself; the first one is none, or we would not be here
+                break; // it leaves by itself; the first group is not such a one
             }
             let bytes = &batch.slab()[packets[first].range().start..packets[end - 1].range().end];
             names[groups] = SockAddr::new(packets[first].dst, ROCE_PORT, self.scope);
@@ -234,8 +238,8 @@ impl Transmitter {
             first = end;
         }
         let vectors = u32::try_from(groups).unwrap_or(0);
-        // SAFETY: the first `groups` messages point at live names, parts and control data, and the parts at live bytes
-        // of the slab, which the kernel only reads.
+        // SAFETY: the first `groups` messages point at live names, parts and control data, and the
+        // parts at live bytes of the slab, which the kernel only reads.
         let sent = unsafe {
             libc::sendmmsg(
                 socket.fd(),
@@ -251,18 +255,18 @@ impl Transmitter {
     }
 }
 
-/// Pieces of memory in one segmented send of scattered packets: three for each.
+/// Maximum iovecs of a GSO send of scattered packets: three per packet.
 const PIECES: usize = 3 * 64;
 
 impl Transmitter {
-    /// Sends one group whose payloads lie outside the slab, so that the kernel gathers its pieces, or whose IP headers are not to be
-    /// the system's usual ones.
+    /// Sends one group with scattered payloads, which the kernel gathers, or with IP options of its
+    /// own.
     fn send_alone(&self, batch: &TxBatch, at: usize, end: usize, socket: &Socket) -> Result<(), i32> {
         let packets = &batch.packets()[at..end];
         let mut pieces = [libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 }; PIECES];
         let mut used = 0_usize;
         for part in packets.iter().flat_map(|packet| batch.parts(packet)).filter(|part| !part.is_empty()) {
-            // What ends one packet and what begins the next lie side by side in the slab.
+            // The trailer of one packet and the headers of the next are adjacent in the slab.
             if let Some(before) = used.checked_sub(1).map(|last| &mut pieces[last])
                 && before.iov_base.cast::<u8>().wrapping_add(before.iov_len).cast_const() == part.as_ptr()
             {
@@ -292,8 +296,8 @@ impl Transmitter {
             message.msg_control = controls.as_mut_ptr().cast();
             message.msg_controllen = given;
         }
-        // SAFETY: the message points at a live name and control data, and its pieces at live bytes of the batch, which the
-        // kernel only reads.
+        // SAFETY: the message points at a live name and control data, and its pieces at live bytes
+        // of the batch, which the kernel only reads.
         let sent = unsafe {
             libc::sendmsg(socket.fd(), &raw const message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL)
         };
@@ -301,7 +305,7 @@ impl Transmitter {
     }
 }
 
-/// A control message that gives the size of the segments.
+/// The UDP_SEGMENT control message.
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
 struct SegmentControl {
@@ -309,14 +313,15 @@ struct SegmentControl {
     level: i32,
     kind: i32,
     segment: u16,
-    /// The kernel does not look at it; tools that watch what it is given do.
+    /// Padding: the kernel ignores it; memory checkers do not.
     padding: [u16; 3],
 }
 
 impl SegmentControl {
     fn new(segment: u32) -> Self {
         Self {
-            // The kernel's cmsghdr: its length counts header and data without the padding after them.
+            // The kernel's cmsghdr: its length counts header and data without the padding after
+            // them.
             len: mem::offset_of!(Self, segment) + size_of::<u16>(),
             level: libc::SOL_UDP,
             kind: libc::UDP_SEGMENT,
@@ -326,7 +331,8 @@ impl SegmentControl {
     }
 }
 
-/// A control message with a number, of those that leave alone; laid out as the kernel's, padding included.
+/// A control message with an integer, for groups that leave alone; in the kernel's layout, padding
+/// included.
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
 struct Control {
@@ -346,13 +352,13 @@ impl Control {
     }
 }
 
-/// What the kernel must be told about a group of that many packets like `first`.
+/// The control data of a group of that many packets like `first`.
 fn controls_of(first: &TxPacket, packets: usize) -> [Option<Control>; 3] {
     let (level, class, hops) = match first.dst {
         IpAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL),
         IpAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_HOPLIMIT),
     };
-    let Treatment { traffic_class, hop_limit } = first.treatment;
+    let IpOptions { traffic_class, hop_limit } = first.ip_options;
     let byte =
         |kind, value: u8| (value != 0).then(|| Control::new(level, kind, i32::from(value).to_ne_bytes()));
     let segment = u16::try_from(first.len).unwrap_or(u16::MAX).to_ne_bytes();

@@ -8,7 +8,7 @@ use nobounce_protocol::wire::Qpn;
 
 use crate::links::now_ns;
 use crate::soft::engine::Engine;
-use crate::soft::engine::gsi::{LocalAgent, Owner};
+use crate::soft::engine::gsi::{LocalAgent, ServiceOwner};
 use crate::soft::error::CreateQpError;
 use crate::soft::events::cm_channel::CmChannel;
 use crate::soft::objects::device::Device;
@@ -17,7 +17,7 @@ use crate::soft::objects::device::Device;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BindError {
-    /// Somebody has it.
+    /// The service is taken.
     #[error("service {service:#x} of {local} belongs to another process, or to another part of this one")]
     #[allow(missing_docs)]
     InUse { service: u64, local: std::net::IpAddr },
@@ -30,19 +30,20 @@ pub enum BindError {
     Forked,
 }
 
-/// The connection manager of a device: asks for connections and answers requests, by messages on queue pair 1.
+/// The connection manager of a device: sends connection requests and replies as MADs on queue pair
+/// 1.
 ///
-/// What becomes of them is told to the [`CmChannel`] that was given, with the tag that was given.
+/// Events are reported to the given [`CmChannel`], with the given tag.
 #[derive(Clone, Debug)]
 pub struct Cm {
     device: Device,
 }
 
 impl Device {
-    /// Its connection manager. The device can be reached from now on.
+    /// The device's connection manager. The device is reachable from now on.
     ///
     /// # Errors
-    /// It cannot.
+    /// The device cannot be made reachable.
     pub fn cm(&self) -> Result<Cm, CreateQpError> {
         self.listen()?;
         let mut engine = self.shared.engines.first().lock().ok_or(CreateQpError::Forked)?;
@@ -53,7 +54,7 @@ impl Device {
     }
 }
 
-/// The GUID of the adapter, which tells hosts apart: made of the address.
+/// The adapter's GUID, which distinguishes hosts: derived from the address.
 fn guid(device: &Device) -> u64 {
     match device.local() {
         std::net::IpAddr::V4(v4) => {
@@ -69,7 +70,7 @@ fn guid(device: &Device) -> u64 {
     }
 }
 
-/// Something that another process, or this one at another time, does not have.
+/// A value that differs between processes, and between runs of one process.
 fn seed() -> u64 {
     now_ns().rotate_left(32) ^ u64::from(std::process::id())
 }
@@ -80,7 +81,7 @@ impl Cm {
         &self.device
     }
 
-    /// Does something with the agent, and sends what comes of it.
+    /// Calls the agent, then sends the resulting MADs.
     fn with<T>(&self, what: impl FnOnce(&mut LocalAgent) -> Result<T, CmError>) -> Result<T, CmError> {
         let mut engine = self.device.shared.engines.first().lock().ok_or(CmError::Unknown)?;
         let result = engine.core.gsi.agent.as_deref_mut().ok_or(CmError::Unknown).and_then(what);
@@ -92,14 +93,14 @@ impl Cm {
         engine.serve_gsi(now_ns());
         let deadline = engine.unattended_deadline();
         drop(engine);
-        // No poll may follow: the engine thread must know when to repeat what is sent now.
+        // No poll may follow: the engine thread must know the retransmission deadline of this MAD.
         self.device.shared.engines.first().waker.wake_by(deadline);
     }
 
-    /// Takes a service's name: no other process of this address can, until it is given back.
+    /// Binds a service ID: no other process of this address can bind it until it is unbound.
     ///
     /// # Errors
-    /// Somebody has it.
+    /// The service is taken.
     pub fn bind(&self, service: u64) -> Result<(), BindError> {
         let mut engine = self.device.shared.engines.first().lock().ok_or(BindError::Forked)?;
         let local = engine.link.local();
@@ -110,26 +111,26 @@ impl Cm {
         }
     }
 
-    /// Gives it back.
+    /// Releases a service ID.
     pub fn unbind(&self, service: u64) {
         if let Some(mut engine) = self.device.shared.engines.first().lock() {
             engine.link.unbind_service(service);
         }
     }
 
-    /// Takes requests for a service that was bound; `backlog` of them may wait for an answer.
+    /// Listens on a bound service; at most `backlog` requests await a reply.
     ///
     /// # Errors
-    /// It is listened to already.
+    /// The service already has a listener.
     pub fn listen(&self, service: u64, backlog: usize, channel: &CmChannel, tag: u64) -> Result<(), CmError> {
         self.with(|agent| {
             agent.cm.listen(service, backlog)?;
-            agent.listeners.insert(service, Owner { notices: channel.0.clone(), tag });
+            agent.listeners.insert(service, ServiceOwner { notices: channel.0.clone(), tag });
             Ok(())
         })
     }
 
-    /// Takes no more.
+    /// Stops listening.
     pub fn unlisten(&self, service: u64) {
         let _ = self.with(|agent| {
             agent.cm.unlisten(service);
@@ -138,7 +139,7 @@ impl Cm {
         });
     }
 
-    /// Asks for a connection.
+    /// Sends a connection request.
     ///
     /// # Errors
     /// Too much private data, or too many communications.
@@ -147,7 +148,7 @@ impl Cm {
         self.begin(channel, tag, |cm| cm.connect(now_ns(), connect), (local, to))
     }
 
-    /// Asks for the queue pair of a datagram service.
+    /// Resolves the queue pair of a datagram service (SIDR).
     ///
     /// # Errors
     /// Too much private data, or too many communications.
@@ -172,24 +173,25 @@ impl Cm {
     ) -> Result<CommId, CmError> {
         self.with(|agent| {
             let id = what(&mut agent.cm)?;
-            agent.owners.insert(id, Owner { notices: channel.0.clone(), tag });
+            agent.owners.insert(id, ServiceOwner { notices: channel.0.clone(), tag });
             agent.watch(local, peer);
             Ok(id)
         })
     }
 
-    /// What becomes of a communication is told here from now on: one that somebody asked for, or one that moves.
+    /// Reports further events of a communication to this channel: for a new request, or one that
+    /// moves between channels.
     pub fn adopt(&self, id: CommId, channel: &CmChannel, tag: u64) {
         let _ = self.with(|agent| {
-            agent.owners.insert(id, Owner { notices: channel.0.clone(), tag });
+            agent.owners.insert(id, ServiceOwner { notices: channel.0.clone(), tag });
             Ok(())
         });
     }
 
-    /// As [`adopt`](Self::adopt), for the requests for a service.
+    /// As [`adopt`](Self::adopt), for the requests to a service.
     pub fn adopt_service(&self, service: u64, channel: &CmChannel, tag: u64) {
         let _ = self.with(|agent| {
-            agent.listeners.insert(service, Owner { notices: channel.0.clone(), tag });
+            agent.listeners.insert(service, ServiceOwner { notices: channel.0.clone(), tag });
             Ok(())
         });
     }
@@ -197,15 +199,15 @@ impl Cm {
     /// Accepts a connection.
     ///
     /// # Errors
-    /// Nobody waits for that, or too much private data.
+    /// No such request is pending, or there is too much private data.
     pub fn accept(&self, id: CommId, accept: Accept) -> Result<(), CmError> {
         self.with(|agent| agent.cm.accept(now_ns(), id, accept))
     }
 
-    /// Answers a question for a datagram service.
+    /// Replies to a service resolution request.
     ///
     /// # Errors
-    /// Nobody waits for that, or too much private data.
+    /// No such request is pending, or there is too much private data.
     pub fn answer_service(
         &self,
         id: CommId,
@@ -217,15 +219,15 @@ impl Cm {
         self.with(|agent| agent.cm.answer_service(now_ns(), id, status, qpn, qkey, private))
     }
 
-    /// The queue pair is connected to the one that was accepted with.
+    /// Reports that the local queue pair is connected to the accepted one.
     ///
     /// # Errors
-    /// Nobody waits for that.
+    /// No such reply is pending.
     pub fn establish(&self, id: CommId) -> Result<(), CmError> {
         self.with(|agent| agent.cm.establish(id))
     }
 
-    /// A packet came over a connection that was accepted, before the word that it stands.
+    /// A packet arrived on an accepted connection before its ready-to-use message.
     ///
     /// # Errors
     /// There is no such connection.
@@ -233,23 +235,23 @@ impl Cm {
         self.with(|agent| agent.cm.note_traffic(id))
     }
 
-    /// Refuses.
+    /// Rejects a request.
     ///
     /// # Errors
-    /// Nobody waits for that, or too much private data.
+    /// No such request is pending, or there is too much private data.
     pub fn reject(&self, id: CommId, reason: u16, private: Vec<u8>) -> Result<(), CmError> {
         self.with(|agent| agent.cm.reject(id, reason, private))
     }
 
-    /// Ends a connection.
+    /// Disconnects.
     ///
     /// # Errors
-    /// It does not stand.
+    /// The connection is not established.
     pub fn disconnect(&self, id: CommId) -> Result<(), CmError> {
         self.with(|agent| agent.cm.disconnect(now_ns(), id))
     }
 
-    /// Lets go of a communication: nothing more is told of it.
+    /// Releases a communication: no further events are reported.
     pub fn release(&self, id: CommId) {
         let _ = self.with(|agent| {
             agent.cm.release(now_ns(), id);
@@ -258,12 +260,12 @@ impl Cm {
         });
     }
 
-    /// What was counted so far.
+    /// Counters so far.
     pub fn counters(&self) -> AgentCounters {
         self.with(|agent| Ok(agent.cm.counters())).unwrap_or_default()
     }
 
-    /// How many communications are known, those that are only remembered included.
+    /// Number of known communications, including those in time-wait.
     pub fn communications(&self) -> usize {
         self.with(|agent| Ok(agent.cm.len())).unwrap_or(0)
     }

@@ -1,5 +1,6 @@
-//! Packets are built here: headers, one copy of the payload into the batch, and the ICRC over that copy, taken while it
-//! is made. What the copy engine fetched is not copied: the link takes it from where it lies.
+//! Packet construction: headers, one copy of the payload into the batch, and the ICRC, computed
+//! during that copy. Payload that the copy engine fetched is not copied: the link takes it from its
+//! chunk.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -11,30 +12,30 @@ use nobounce_protocol::qp::{Access, Nak, Payload, Service, Transmit};
 use nobounce_protocol::wire::{BTH_LEN, Header, ICRC_LEN, Marker, Psn, Reth};
 
 use crate::links::TxBatch;
-use crate::links::shm::NearRing;
+use crate::links::shm::PeerRing;
 use crate::soft::crc::extend_crc;
-use crate::soft::engine::entry::QpEntry;
 use crate::soft::engine::host::find_send;
 use crate::soft::engine::mixed::{self, Gathered};
+use crate::soft::engine::queue_pair::QueuePair;
 use crate::soft::engine::region::{GatherError, Regions};
 use crate::soft::engine::scatter::Piece;
-use crate::soft::gpu::prefetch::{self, Fetched, Lies, Origin, Want};
-use crate::soft::gpu::target::Message;
-use crate::soft::tally::Route;
+use crate::soft::gpu::prefetch::{self, ChunkSlice, Fetched, Origin, Want};
+use crate::soft::gpu::target::GatheredMessage;
+use crate::soft::tally::BytePath;
 
-/// What came of building a packet.
+/// The result of building a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Built {
-    /// It is in the batch; its payload came this way.
-    Done(Route),
-    /// Its payload is being fetched: try again once the copy `after` is over, and as often as it takes.
+    /// It is in the batch; its payload took this route.
+    Done(BytePath),
+    /// Its payload is being fetched: retry once the copy `after` is over, repeatedly if needed.
     Pending { after: u64, starved: bool },
 }
 
-/// More bytes than the headers of a packet ever have.
+/// Upper bound of a packet's header bytes.
 const MOST_HEADERS: usize = 64;
 
-const BY_CPU: Built = Built::Done(Route::Direct(Mechanism::Cpu));
+const BY_CPU: Built = Built::Done(BytePath::Direct(Mechanism::Cpu));
 
 /// Bytes of a packet on the wire.
 pub(crate) fn packet_len(transmit: &Transmit) -> usize {
@@ -42,13 +43,13 @@ pub(crate) fn packet_len(transmit: &Transmit) -> usize {
     header.len() + payload.len() as usize + usize::from(header.pad) + ICRC_LEN
 }
 
-/// Most bytes that travel as one where the receiver reads them where they lie.
-const MOST_LENT: usize = 32 * 1024;
+/// Most bytes exported as one packet, which the receiver reads in place.
+const MOST_LEASED: usize = 32 * 1024;
 
-/// Builds `count` more packets after `transmit`, each with the next sequence number and the next piece; `transmit`
-/// moves along, so that it is the one that could not be built if one could not.
+/// Builds `count` more packets after `transmit`, each with the next PSN and the next piece.
+/// `transmit` advances, so that after a failure it is the packet that could not be built.
 pub(crate) fn build_repeats(
-    entry: &mut QpEntry,
+    entry: &mut QueuePair,
     tx: &mut TxBatch,
     regions: &mut Regions,
     transmit: &mut Transmit,
@@ -63,13 +64,14 @@ pub(crate) fn build_repeats(
             }
         }
     }
-    let fetched = origin_of(entry, transmit)
-        .is_some_and(|(origin, _)| entry.feeds.as_ref().is_some_and(|feeds| feeds.of(origin).is_of(origin)));
+    let fetched = origin_of(entry, transmit).is_some_and(|(origin, _)| {
+        entry.prefetches.as_ref().is_some_and(|prefetches| prefetches.of(origin).is_of(origin))
+    });
     if fetched {
         return repeat_fetched(entry, tx, regions, transmit, count);
     }
     let Payload::Request { serial, .. } = transmit.payload else {
-        // Answers, into a ring that is full.
+        // Responses, into a full ring.
         for _ in 0..count {
             transmit.advance();
             build(entry, tx, regions, transmit)?;
@@ -86,7 +88,7 @@ pub(crate) fn build_repeats(
         transmit.advance();
         let Payload::Request { offset, len, .. } = transmit.payload else { return Ok(()) };
         let Some((mut room, start)) = tx.begin_crc((remote, hint), total, entry.ring.as_ref()) else {
-            return Ok(()); // room_for() was asked; a packet lost here is repeated
+            return Ok(()); // room_for() was checked; a packet lost here is retransmitted
         };
         let crc = emit(&transmit.header, &mut room, start);
         let payload = room.slice(header_len..header_len + len as usize);
@@ -96,7 +98,7 @@ pub(crate) fn build_repeats(
                 tx.abort();
                 return match error {
                     GatherError::Fault(nak) => Err(nak),
-                    // See `ready_repeats`; packets that are lost here are repeated.
+                    // See `ready_repeats`; packets lost here are retransmitted.
                     GatherError::Fetch => Ok(()),
                 };
             }
@@ -105,10 +107,11 @@ pub(crate) fn build_repeats(
     Ok(())
 }
 
-/// The next of these packets as one, in the ring of a peer on this machine; how many they are, 0 where that cannot be.
+/// Builds the next of these packets as one, in the ring of a same-host peer. Returns how many they
+/// are, 0 if that is not possible.
 fn build_run(
-    entry: &QpEntry,
-    (tx, ring): (&mut TxBatch, &Arc<NearRing>),
+    entry: &QueuePair,
+    (tx, ring): (&mut TxBatch, &Arc<PeerRing>),
     regions: &mut Regions,
     transmit: &mut Transmit,
     count: u64,
@@ -119,10 +122,10 @@ fn build_run(
     next.advance();
     let (origin, message) = (origin_of(entry, &next), message_of(entry, &next.payload));
     if entry
-        .feeds
+        .prefetches
         .as_ref()
         .zip(origin)
-        .is_some_and(|(feeds, (origin, at))| feeds.of(origin).covers(origin, at))
+        .is_some_and(|(prefetches, (origin, at))| prefetches.of(origin).covers(origin, at))
     {
         return Ok(0);
     }
@@ -149,30 +152,38 @@ fn build_run(
     Ok(packets as u64)
 }
 
-/// How what is fetched for this queue pair is to lie in its chunk.
-fn rows_for(entry: &QpEntry) -> Rows {
+/// The chunk layout of payload fetched for this queue pair.
+fn rows_for(entry: &QueuePair) -> Rows {
     match entry.ring {
         Some(_) => prefetch::IN_A_ROW,
         None => prefetch::rows(entry.qp.attr().path_mtu.bytes() as usize),
     }
 }
 
-/// Packets like `first`, as many as `packets` says, whose payloads lie in a row where the copy engine put them: a peer on this machine reads
-/// them there. Whether that could be.
-fn build_lent(entry: &QpEntry, tx: &mut TxBatch, first: &Transmit, packets: usize, lies: &Lies) -> bool {
+/// Exports `packets` packets like `first`, whose payloads are contiguous in a fetch chunk. A
+/// same-host peer reads them in place. Returns whether that was possible.
+fn build_leased(
+    entry: &QueuePair,
+    tx: &mut TxBatch,
+    first: &Transmit,
+    packets: usize,
+    slice: &ChunkSlice,
+) -> bool {
     let Some(ring) = &entry.ring else { return false };
     let (head, payload) = (first.header.len(), packets * first.payload.len() as usize);
     let len = head + payload + usize::from(first.header.pad) + ICRC_LEN;
     let number = u16::try_from(packets).unwrap_or(1);
-    let Some(mut room) = tx.begin_lent(ring, (len, head, number), &lies.chunk, lies.at) else { return false };
+    let Some(mut room) = tx.begin_leased(ring, (len, head, number), &slice.chunk, slice.at) else {
+        return false;
+    };
     emit(&first.header, &mut room, None);
     tx.commit_crc(None);
     true
 }
 
-/// The same for bytes that the copy engine fetched: all of them are there (see [`ready_repeats`]), in one chunk.
+/// The same for fetched bytes: all of them are ready (see [`ready_repeats`]), in one chunk.
 fn repeat_fetched(
-    entry: &mut QpEntry,
+    entry: &mut QueuePair,
     tx: &mut TxBatch,
     regions: &mut Regions,
     transmit: &mut Transmit,
@@ -184,60 +195,66 @@ fn repeat_fetched(
         left -= 1;
         let Some((origin, at)) = origin_of(entry, transmit) else { return Ok(()) };
         let here = entry
-            .feeds
+            .prefetches
             .as_ref()
-            .filter(|feeds| !feeds.copies)
-            .and_then(|feeds| feeds.of(origin).here(origin, at));
-        // A packet that is lost here is repeated.
-        let Some(lies) = here else {
+            .filter(|prefetches| !prefetches.copies)
+            .and_then(|prefetches| prefetches.of(origin).here(origin, at));
+        // A packet lost here is retransmitted.
+        let Some(slice) = here else {
             build(entry, tx, regions, transmit)?;
             continue;
         };
         let piece = (transmit.payload.len() as usize).max(1);
-        let in_a_row = lies.row.min(MOST_LENT) / piece;
+        let in_a_row = slice.row.min(MOST_LEASED) / piece;
         let packets = usize::try_from(left + 1).unwrap_or(1).min(in_a_row).max(1);
-        if entry.qp.service() == Service::Rc && build_lent(entry, tx, transmit, packets, &lies) {
+        if entry.qp.service() == Service::Rc && build_leased(entry, tx, transmit, packets, &slice) {
             for _ in 1..packets {
                 transmit.advance();
             }
             left -= packets as u64 - 1;
         } else {
-            build_outside(entry, tx, transmit, &lies);
+            build_outside(entry, tx, transmit, &slice);
         }
     }
     Ok(())
 }
 
-/// How many packets like this one can be built right behind it without waiting, and from the same piece of memory.
-pub(crate) fn ready_repeats(entry: &QpEntry, transmit: &Transmit, route: Route) -> u64 {
+/// How many packets like this one can be built right behind it without waiting, and from the same
+/// piece of memory.
+pub(crate) fn ready_repeats(entry: &QueuePair, transmit: &Transmit, route: BytePath) -> u64 {
     let Some((origin, at)) = origin_of(entry, transmit) else { return 0 };
-    // What could not be taken from a fetch was built for one packet only: the next one may be fetched.
-    if entry.feeds.as_ref().is_some_and(|feeds| feeds.loaded == Some(origin)) {
+    // A late fetch was bypassed for one packet only: the next one may be fetched.
+    if entry.prefetches.as_ref().is_some_and(|prefetches| prefetches.loaded == Some(origin)) {
         return 0;
     }
     let len = u64::from(transmit.payload.len());
-    let feed = entry.feeds.as_ref().map(|feeds| feeds.of(origin)).filter(|feed| feed.is_of(origin));
-    let bytes = match (feed, transmit.payload) {
-        (Some(feed), _) => feed.ready_from(origin, at.wrapping_add(len)),
+    let prefetch = entry
+        .prefetches
+        .as_ref()
+        .map(|prefetches| prefetches.of(origin))
+        .filter(|prefetch| prefetch.is_of(origin));
+    let bytes = match (prefetch, transmit.payload) {
+        (Some(prefetch), _) => prefetch.ready_from(origin, at.wrapping_add(len)),
         (None, Payload::Request { serial, .. }) => match find_send(&entry.sends, serial) {
             Some(send) => send.bytes.contiguous_from(at + len),
             None => 0,
         },
-        // Answers that are not fetched repeat where that makes them one: in rings, and from memory that needs no fetching.
-        (None, _) if entry.ring.is_some() && route == Route::Direct(Mechanism::Cpu) => return u64::MAX,
+        // Responses that are not fetched repeat if they merge into one: in rings, and from memory
+        // that needs no fetch.
+        (None, _) if entry.ring.is_some() && route == BytePath::Direct(Mechanism::Cpu) => return u64::MAX,
         (None, _) => 0,
     };
     bytes / len.max(1)
 }
 
 /// Spreads queue pairs over the link's source ports.
-pub(crate) fn port_hint(entry: &QpEntry) -> u16 {
+pub(crate) fn port_hint(entry: &QueuePair) -> u16 {
     u16::try_from(entry.qpn.get() & 0xffff).unwrap_or(0)
 }
 
 /// Builds one packet in the batch.
 pub(crate) fn build(
-    entry: &mut QpEntry,
+    entry: &mut QueuePair,
     tx: &mut TxBatch,
     regions: &mut Regions,
     transmit: &Transmit,
@@ -246,9 +263,9 @@ pub(crate) fn build(
         build_bare(entry, tx, &transmit.header);
         return Ok(BY_CPU);
     }
-    if let Some(feeds) = &entry.feeds
+    if let Some(prefetches) = &entry.prefetches
         && let Some((origin, at)) = origin_of(entry, transmit)
-        && feeds.of(origin).covers(origin, at)
+        && prefetches.of(origin).covers(origin, at)
     {
         return build_fetched(entry, tx, regions, transmit);
     }
@@ -259,25 +276,25 @@ pub(crate) fn build(
 }
 
 /// Builds a packet without payload.
-fn build_bare(entry: &QpEntry, tx: &mut TxBatch, header: &Header) {
+fn build_bare(entry: &QueuePair, tx: &mut TxBatch, header: &Header) {
     let way = (entry.qp.destination(), port_hint(entry));
-    // has_room() was asked; a packet lost here is repeated
+    // has_room() was checked; a packet lost here is retransmitted
     let len = header.len() + ICRC_LEN;
     let Some((mut room, start)) = tx.begin_crc(way, len, entry.ring.as_ref()) else { return };
     let crc = emit(header, &mut room, start);
     tx.commit_crc(crc);
 }
 
-/// Builds a packet of bytes that the processor copies; nothing where they are to be fetched instead.
+/// Builds a packet whose bytes the CPU copies; nothing if they must be fetched instead.
 fn build_gathered(
-    entry: &QpEntry,
+    entry: &QueuePair,
     tx: &mut TxBatch,
     regions: &mut Regions,
     transmit: &Transmit,
-    message: Message,
+    message: GatheredMessage,
 ) -> Result<Option<Built>, Nak> {
-    let Some(mut room) = Room::begin(entry, tx, transmit) else {
-        return Ok(Some(BY_CPU)); // has_room() was asked; a packet lost here is repeated
+    let Some(mut room) = PacketSpace::begin(entry, tx, transmit) else {
+        return Ok(Some(BY_CPU)); // has_room() was checked; a packet lost here is retransmitted
     };
     let crc = room.crc;
     match gather(entry, regions, (transmit.payload, message), room.payload(), crc) {
@@ -297,55 +314,55 @@ fn build_gathered(
     }
 }
 
-/// Copies a payload, or several in a row, to `out`, and carries `crc` on over it.
+/// Copies one payload, or several contiguous ones, to `out`, and extends `crc` over it.
 #[inline]
 fn gather(
-    entry: &QpEntry,
+    entry: &QueuePair,
     regions: &mut Regions,
-    (payload, message): (Payload, Message),
+    (payload, message): (Payload, GatheredMessage),
     out: Sink<'_>,
     crc: Option<u32>,
-) -> Result<(Option<u32>, Route), GatherError> {
+) -> Result<(Option<u32>, BytePath), GatherError> {
     match payload {
-        Payload::None => Ok((crc, Route::Direct(Mechanism::Cpu))),
+        Payload::None => Ok((crc, BytePath::Direct(Mechanism::Cpu))),
         Payload::Request { serial, offset, .. } => match find_send(&entry.sends, serial) {
             Some(send) => send.bytes.gather(regions, entry.pd, (offset, message), out, crc),
             None => Err(GatherError::Fault(Nak::RemoteOperational)),
         },
         Payload::Region { rkey, addr, .. } => {
-            regions.load_remote(entry.asker(), (rkey, addr), out, message, crc)
+            regions.load_remote(entry.accessor(), (rkey, addr), out, message, crc)
         }
     }
 }
 
-/// What is known of the message that a packet is part of.
+/// What is known of the message that a packet belongs to.
 #[inline]
-fn message_of(entry: &QpEntry, payload: &Payload) -> Message {
+fn message_of(entry: &QueuePair, payload: &Payload) -> GatheredMessage {
     let left = u64::from(payload.len()) + u64::from(payload.rest());
     match payload {
         Payload::Request { serial, offset, .. } => {
             let alone = entry.sends.back().is_none_or(|last| last.serial == *serial);
-            Message { len: offset + left, alone }
+            GatheredMessage { len: offset + left, alone }
         }
-        _ => Message { len: left, alone: true },
+        _ => GatheredMessage { len: left, alone: true },
     }
 }
 
-/// The room of a packet in the batch, its headers written.
-struct Room<'a> {
+/// A packet's space in the batch, with its headers written.
+struct PacketSpace<'a> {
     bytes: Sink<'a>,
     head: usize,
     len: usize,
     pad: usize,
-    /// The CRC of everything before the payload, where it is to have one.
+    /// The CRC of everything before the payload, if the packet has an ICRC.
     crc: Option<u32>,
 }
 
-impl<'a> Room<'a> {
-    // Always inlined: on the stack it would be read back in other pieces than it was written in, while the headers are on their way to a ring
-    // whose lines the peer has (see `Way` in batch.rs).
+impl<'a> PacketSpace<'a> {
+    // Always inlined: a copy on the stack would cause a store-forwarding stall. Meanwhile the
+    // header stores go to a ring whose cache lines the peer holds (see `Way` in batch.rs).
     #[inline(always)]
-    fn begin(entry: &QpEntry, tx: &'a mut TxBatch, transmit: &Transmit) -> Option<Self> {
+    fn begin(entry: &QueuePair, tx: &'a mut TxBatch, transmit: &Transmit) -> Option<Self> {
         let way = (entry.qp.destination(), port_hint(entry));
         let (mut bytes, start) = tx.begin_crc(way, packet_len(transmit), entry.ring.as_ref())?;
         let head = transmit.header.len();
@@ -364,7 +381,7 @@ impl<'a> Room<'a> {
         self.bytes.slice(self.head..self.head + self.len)
     }
 
-    /// Writes the padding and carries the CRC on over it.
+    /// Writes the padding and extends the CRC over it.
     #[inline(always)]
     fn pad(&mut self, crc: Option<u32>) -> Option<u32> {
         if self.pad == 0 {
@@ -376,8 +393,8 @@ impl<'a> Room<'a> {
     }
 }
 
-/// The message that a packet is part of, and where in it its payload begins.
-fn origin_of(entry: &QpEntry, transmit: &Transmit) -> Option<(Origin, u64)> {
+/// The message that a packet belongs to, and the offset of its payload in it.
+fn origin_of(entry: &QueuePair, transmit: &Transmit) -> Option<(Origin, u64)> {
     match transmit.payload {
         Payload::None => None,
         Payload::Request { serial, offset, .. } => Some((Origin::Request(serial), offset)),
@@ -388,7 +405,7 @@ fn origin_of(entry: &QpEntry, transmit: &Transmit) -> Option<(Origin, u64)> {
     }
 }
 
-/// Adds a marker to what leaves.
+/// Adds a marker to the batch.
 pub(crate) fn put_marker(tx: &mut TxBatch, to: IpAddr, port_hint: u16, marker: &Marker) {
     if let Some(room) = tx.begin(to, port_hint, Marker::LEN) {
         marker.emit(room);
@@ -396,14 +413,14 @@ pub(crate) fn put_marker(tx: &mut TxBatch, to: IpAddr, port_hint: u16, marker: &
     }
 }
 
-/// READs of the same memory differ by the sequence number that goes with an address.
+/// READs of the same memory differ by the PSN that corresponds to an address.
 fn read_origin(rkey: u32, addr: u64, psn: Psn, mtu: u32) -> Origin {
     Origin::Read(rkey, addr.wrapping_sub(u64::from(psn.get()) * u64::from(mtu)))
 }
 
 /// Builds a packet whose payload the copy engine fetches.
 fn build_fetched(
-    entry: &mut QpEntry,
+    entry: &mut QueuePair,
     tx: &mut TxBatch,
     regions: &mut Regions,
     transmit: &Transmit,
@@ -419,8 +436,8 @@ fn build_fetched(
             match two {
                 (Some(piece), None) => (piece, Access::empty()),
                 _ => {
-                    entry.feeds.get_or_insert_default().loaded = Some(origin);
-                    let loaded = build_gathered(entry, tx, regions, transmit, Message::LOADED)?;
+                    entry.prefetches.get_or_insert_default().loaded = Some(origin);
+                    let loaded = build_gathered(entry, tx, regions, transmit, GatheredMessage::LOADED)?;
                     return loaded
                         .map_or_else(|| build_mixed(entry, tx, regions, transmit, (serial, offset)), Ok);
                 }
@@ -433,28 +450,29 @@ fn build_fetched(
         Payload::None => return Err(Nak::RemoteOperational),
     };
     let rows = rows_for(entry);
-    let (mut owner, asker) = (entry.owner(), entry.asker());
-    let feeds = entry.feeds.get_or_insert_default();
-    owner.after = feeds.fence(origin, owner.after);
-    let feed = feeds.of_mut(origin);
-    let got = regions.with_gpu(asker, (piece.key, piece.addr), piece.len, access, |gpu, offset, stage| {
-        // A message that begins must not be read before what was placed for this queue pair is there: by another way it would
-        // have been, and a fence asks for it.
-        if !gpu.stores && !feed.is_of(origin) && !stage.is_settled(owner) {
-            return (Fetched::Pending, false);
-        }
-        let Piece { at, len, behind, .. } = piece;
-        let Some(copier) = stage.copiers.get(gpu.copier) else { return (Fetched::Gone, false) };
-        let (memory, can_load) = (&gpu.memory, gpu.can_load());
-        let want = Want { origin, at, len, behind, memory, copier, offset, can_load, rows };
-        (feed.get(&want), gpu.staged_out)
-    });
-    // Memory that is gone: nobody will ask for what was fetched of it.
-    let got = got.inspect_err(|_| feed.clear())?;
-    let (lies, staged) = match got {
-        Some((Fetched::Ready(lies), staged)) => (lies, staged),
+    let (mut owner, accessor) = (entry.owner(), entry.accessor());
+    let prefetches = entry.prefetches.get_or_insert_default();
+    owner.after = prefetches.fence(origin, owner.after);
+    let prefetch = prefetches.of_mut(origin);
+    let got =
+        regions.with_gpu(accessor, (piece.key, piece.addr), piece.len, access, |gpu, offset, staging| {
+            // A new message must not be read before this queue pair's earlier placements are over. On
+            // another route they would be, and a fence requires it.
+            if !gpu.stores && !prefetch.is_of(origin) && !staging.is_settled(owner) {
+                return (Fetched::Pending, false);
+            }
+            let Piece { at, len, behind, .. } = piece;
+            let Some(copier) = staging.copiers.get(gpu.copier) else { return (Fetched::Gone, false) };
+            let (memory, can_load) = (&gpu.memory, gpu.can_load());
+            let want = Want { origin, at, len, behind, memory, copier, offset, can_load, rows };
+            (prefetch.get(&want), gpu.staged_out)
+        });
+    // The memory is gone: drop its prefetched bytes.
+    let got = got.inspect_err(|_| prefetch.clear())?;
+    let (slice, staged) = match got {
+        Some((Fetched::Ready(slice), staged)) => (slice, staged),
         Some((Fetched::Pending, _)) => {
-            // The next one's bytes are as far away: they come while this one's are awaited.
+            // Overlap the next request's fetch, which has the same latency, with this one.
             if let Origin::Request(serial) = origin {
                 let end = piece.at + piece.len as u64 + u64::from(transmit.payload.rest());
                 prefetch_next(entry, regions, serial, end);
@@ -462,12 +480,13 @@ fn build_fetched(
             return Ok(Built::Pending { after: owner.after, starved: false });
         }
         Some((Fetched::Late, _)) => {
-            // Loads need no copy engine. They are slow for long messages, but the copy engine may wait for a kernel that waits for us.
-            feeds.loaded = Some(origin);
+            // Loads need no copy engine. They are slow for long messages, but the copy engine may
+            // wait for a kernel that waits for this device.
+            prefetches.loaded = Some(origin);
             if transmit.payload.rest() == 0 {
-                feeds.of_mut(origin).finish(origin, piece.at + piece.len as u64);
+                prefetches.of_mut(origin).finish(origin, piece.at + piece.len as u64);
             }
-            let loaded = build_gathered(entry, tx, regions, transmit, Message::LOADED)?;
+            let loaded = build_gathered(entry, tx, regions, transmit, GatheredMessage::LOADED)?;
             return Ok(loaded.unwrap_or(Built::Pending { after: owner.after, starved: false }));
         }
         Some((Fetched::Gone, _)) => {
@@ -486,98 +505,110 @@ fn build_fetched(
             regions.faults += 1;
             return Err(Nak::RemoteOperational);
         }
-        None => return Err(Nak::RemoteOperational), // host memory was never asked to be fetched
+        None => return Err(Nak::RemoteOperational), // host memory is never fetched
     };
-    (feeds.copies, feeds.loaded) = (staged, None);
+    (prefetches.copies, prefetches.loaded) = (staged, None);
     let end = piece.at + piece.len as u64 + u64::from(transmit.payload.rest());
     match origin {
         Origin::Request(serial) => prefetch_next(entry, regions, serial, end),
         Origin::Read(..) => prefetch_reads(entry, regions, origin, end),
     }
     let built = if staged {
-        let bytes = &lies.chunk[lies.at..lies.at + piece.len];
-        build_copy(entry, tx, transmit, bytes, Built::Done(Route::Staged))
+        let bytes = &slice.chunk[slice.at..slice.at + piece.len];
+        build_copy(entry, tx, transmit, bytes, Built::Done(BytePath::Staged))
     } else {
-        build_outside(entry, tx, transmit, &lies)
+        build_outside(entry, tx, transmit, &slice)
     };
     if transmit.payload.rest() == 0
-        && let Some(feeds) = &mut entry.feeds
+        && let Some(prefetches) = &mut entry.prefetches
     {
-        // Others may need its chunks.
-        feeds.of_mut(origin).finish(origin, end);
+        // Other queue pairs may need its chunks.
+        prefetches.of_mut(origin).finish(origin, end);
     }
     Ok(built)
 }
 
-/// Fetches the beginning of the next request too, once all of this one, which ends at `end`, is fetched or on its way.
-fn prefetch_next(entry: &mut QpEntry, regions: &mut Regions, serial: u64, end: u64) {
+/// Prefetches the beginning of the next request, once all of this one, which ends at `end`, is
+/// fetched or in flight.
+fn prefetch_next(entry: &mut QueuePair, regions: &mut Regions, serial: u64, end: u64) {
     let (owner, rows) = (entry.owner(), rows_for(entry));
-    let asker = entry.asker();
-    let QpEntry { feeds: Some(feeds), sends, .. } = entry else { return };
+    let accessor = entry.accessor();
+    let QueuePair { prefetches: Some(prefetches), sends, .. } = entry else { return };
     let (origin, next_origin) = (Origin::Request(serial), Origin::Request(serial + 1));
-    let feed = feeds.of_mut(origin);
-    if !feed.has_room_behind(origin, end) {
+    let prefetch = prefetches.of_mut(origin);
+    if !prefetch.has_room_behind(origin, end) {
         return;
     }
     let Some(next) = find_send(sends, serial + 1).filter(|next| next.early) else { return };
     let Some(piece) = next.bytes.pieces(0, 1).next() else { return };
     let (len, whole) = (next.bytes.len(), usize::try_from(1 + piece.behind).unwrap_or(usize::MAX));
-    // What cannot be had is told when it is asked for.
-    let _ = regions.with_gpu(asker, (piece.key, piece.addr), whole, Access::empty(), |gpu, offset, stage| {
-        // What is short enough to be loaded is not fetched.
-        let early = gpu.stores || stage.is_settled(owner);
-        if early
-            && !gpu.loads(Message { len, alone: false })
-            && let Some(copier) = stage.copiers.get(gpu.copier)
-        {
-            let memory = &gpu.memory;
-            let (origin, behind) = (next_origin, piece.behind);
-            let can_load = gpu.can_load();
-            let want = Want { origin, at: 0, len: 1, behind, memory, copier, offset, can_load, rows };
-            feed.prefetch(&want);
-        }
-    });
+    // An error is reported when the request is sent.
+    let _ = regions.with_gpu(
+        accessor,
+        (piece.key, piece.addr),
+        whole,
+        Access::empty(),
+        |gpu, offset, staging| {
+            // A message short enough for loads is not fetched.
+            let early = gpu.stores || staging.is_settled(owner);
+            if early
+                && !gpu.loads(GatheredMessage { len, alone: false })
+                && let Some(copier) = staging.copiers.get(gpu.copier)
+            {
+                let memory = &gpu.memory;
+                let (origin, behind) = (next_origin, piece.behind);
+                let can_load = gpu.can_load();
+                let want = Want { origin, at: 0, len: 1, behind, memory, copier, offset, can_load, rows };
+                prefetch.prefetch(&want);
+            }
+        },
+    );
 }
 
-/// Fetches what the peer's next READs ask for, once all of this one's bytes, which end at `end`, are fetched: long READs come in pieces.
-fn prefetch_reads(entry: &mut QpEntry, regions: &mut Regions, origin: Origin, end: u64) {
-    let (owner, rows, asker) = (entry.owner(), rows_for(entry), entry.asker());
+/// Prefetches the peer's next READs, once all bytes of this one, which end at `end`, are fetched.
+/// Long READs arrive in pieces.
+fn prefetch_reads(entry: &mut QueuePair, regions: &mut Regions, origin: Origin, end: u64) {
+    let (owner, rows, accessor) = (entry.owner(), rows_for(entry), entry.accessor());
     let mtu = entry.qp.attr().path_mtu.bytes();
-    let QpEntry { feeds: Some(feeds), qp, .. } = entry else { return };
-    let feed = feeds.of_mut(origin);
+    let QueuePair { prefetches: Some(prefetches), qp, .. } = entry else { return };
+    let prefetch = prefetches.of_mut(origin);
     for (psn, Reth { rkey, addr, len }) in qp.waiting_reads() {
-        if !feed.has_room_after(origin, end) {
+        if !prefetch.has_room_after(origin, end) {
             return;
         }
         let name = (rkey, addr);
-        // What cannot be had is told when it is asked for.
-        let _ = regions.with_gpu(asker, name, len as usize, Access::REMOTE_READ, |gpu, offset, stage| {
-            // As when it is answered: what is short is loaded, and what was placed for this queue pair must be there.
-            let message = Message { len: u64::from(len), alone: true };
-            if len > 0
-                && !gpu.loads(message)
-                && (gpu.stores || stage.is_settled(owner))
-                && let Some(copier) = stage.copiers.get(gpu.copier)
-            {
-                let (memory, can_load) = (&gpu.memory, gpu.can_load());
-                let (origin, behind) = (read_origin(rkey, addr, psn, mtu), u64::from(len) - 1);
-                let want = Want { origin, at: addr, len: 1, behind, memory, copier, offset, can_load, rows };
-                feed.prefetch(&want);
-            }
-        });
+        // An error is reported when the READ is executed.
+        let _ =
+            regions.with_gpu(accessor, name, len as usize, Access::REMOTE_READ, |gpu, offset, staging| {
+                // As for the response: short messages are loaded, and this queue pair's earlier
+                // placements must be over.
+                let message = GatheredMessage { len: u64::from(len), alone: true };
+                if len > 0
+                    && !gpu.loads(message)
+                    && (gpu.stores || staging.is_settled(owner))
+                    && let Some(copier) = staging.copiers.get(gpu.copier)
+                {
+                    let (memory, can_load) = (&gpu.memory, gpu.can_load());
+                    let (origin, behind) = (read_origin(rkey, addr, psn, mtu), u64::from(len) - 1);
+                    let want =
+                        Want { origin, at: addr, len: 1, behind, memory, copier, offset, can_load, rows };
+                    prefetch.prefetch(&want);
+                }
+            });
     }
 }
 
-/// The link takes the payload from where the copy engine put it; the packet is built there if its header is the shortest and has room.
-fn build_outside(entry: &QpEntry, tx: &mut TxBatch, transmit: &Transmit, lies: &Lies) -> Built {
-    let Lies { chunk, at, has_gaps, .. } = lies;
+/// The link takes the payload from its chunk. The packet is built there if its header is the
+/// shortest and the gap fits it.
+fn build_outside(entry: &QueuePair, tx: &mut TxBatch, transmit: &Transmit, slice: &ChunkSlice) -> Built {
+    let ChunkSlice { chunk, at, has_gaps, .. } = slice;
     let payload = *at..at + transmit.payload.len() as usize;
-    let done = Built::Done(Route::Direct(Mechanism::CopyEngine));
+    let done = Built::Done(BytePath::Direct(Mechanism::CopyEngine));
     if entry.ring.is_some() {
-        if build_lent(entry, tx, transmit, 1, lies) {
+        if build_leased(entry, tx, transmit, 1, slice) {
             return done;
         }
-        // Into the ring of the peer, as the kernel would copy it into a socket buffer.
+        // Copy into the peer's ring, as the kernel would copy into a socket buffer.
         return build_copy(entry, tx, transmit, &chunk[payload], done);
     }
     let (head, len) = (transmit.header.len(), packet_len(transmit));
@@ -587,8 +618,9 @@ fn build_outside(entry: &QpEntry, tx: &mut TxBatch, transmit: &Transmit, lies: &
         let start = at - BTH_LEN;
         let mut header = [0; BTH_LEN];
         transmit.header.emit(&mut header);
-        // SAFETY: references into chunks are made for the time of a call only. A batch that still waits to be sent may hold the same
-        // packet: it then goes out with an ICRC that does not fit, and is dropped and repeated.
+        // SAFETY: references into chunks live for the time of a call only. A batch that still waits
+        // to be sent may hold the same packet: it then leaves with a wrong ICRC, is dropped, and is
+        // retransmitted.
         unsafe { chunk.write_between(start, &header) };
         let Some(crc) = tx.begin_inside(way, len, chunk, start) else { return BY_CPU };
         tx.commit_crc(extend_crc(crc, &chunk[start..payload.end]));
@@ -604,9 +636,9 @@ fn build_outside(entry: &QpEntry, tx: &mut TxBatch, transmit: &Transmit, lies: &
     done
 }
 
-/// One more copy of what was fetched.
-fn build_copy(entry: &QpEntry, tx: &mut TxBatch, transmit: &Transmit, bytes: &[u8], done: Built) -> Built {
-    let Some(mut room) = Room::begin(entry, tx, transmit) else { return BY_CPU };
+/// One more copy of the fetched payload.
+fn build_copy(entry: &QueuePair, tx: &mut TxBatch, transmit: &Transmit, bytes: &[u8], done: Built) -> Built {
+    let Some(mut room) = PacketSpace::begin(entry, tx, transmit) else { return BY_CPU };
     room.payload().put(0, bytes);
     let crc = extend_crc(room.crc, bytes);
     let crc = room.pad(crc);
@@ -614,9 +646,9 @@ fn build_copy(entry: &QpEntry, tx: &mut TxBatch, transmit: &Transmit, bytes: &[u
     done
 }
 
-/// The rare packet whose payload comes from several places, some of them on a GPU and without a window.
+/// The rare packet whose payload has several pieces, some of them in GPU memory without a window.
 fn build_mixed(
-    entry: &mut QpEntry,
+    entry: &mut QueuePair,
     tx: &mut TxBatch,
     regions: &mut Regions,
     transmit: &Transmit,
@@ -624,7 +656,9 @@ fn build_mixed(
 ) -> Result<Built, Nak> {
     let after = entry.owner().after;
     match mixed::gather(entry, regions, (serial, offset), transmit.payload.len() as usize) {
-        Ok(Gathered::All(bytes)) => Ok(build_copy(entry, tx, transmit, &bytes, Built::Done(Route::Staged))),
+        Ok(Gathered::All(bytes)) => {
+            Ok(build_copy(entry, tx, transmit, &bytes, Built::Done(BytePath::Staged)))
+        }
         Ok(Gathered::Pending) => Ok(Built::Pending { after, starved: false }),
         Ok(Gathered::Starved) => Ok(Built::Pending { after, starved: true }),
         Err(nak) => {
@@ -634,7 +668,7 @@ fn build_mixed(
     }
 }
 
-/// Writes the headers of a packet into its room, and carries the CRC on over them.
+/// Writes a packet's headers into its space, and extends the CRC over them.
 #[inline(always)]
 fn emit(header: &Header, room: &mut Sink<'_>, crc: Option<u32>) -> Option<u32> {
     let mut bytes = [0; MOST_HEADERS];

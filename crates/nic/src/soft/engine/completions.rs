@@ -1,8 +1,10 @@
-//! The queue inside a completion queue: engines put completions in, applications take them out and arm it.
+//! The ring inside a completion queue: engines push completions, applications take them and arm the
+//! queue.
 //!
-//! Taking is lock-free: a ring that consumers read without a system call. Putting, arming and everything rare is done under a lock that
-//! consumers never take. The ring grows as it fills, up to the depth of the queue; outgrown rings are kept until the queue goes, since a
-//! consumer may still be looking at one. `tests/loom.rs` tries every order.
+//! Taking is lock-free: consumers read a ring without a system call. Pushing, arming and all rare
+//! operations use a lock that consumers never take. The ring grows as it fills, up to the depth of
+//! the queue. Outgrown rings are kept until the queue is freed, since a consumer may still read
+//! one. `tests/loom.rs` tries every order.
 
 use crate::soft::events::channel::Channel;
 use crate::sync::ring::Ring;
@@ -17,12 +19,12 @@ enum Armed {
 
 #[derive(Debug)]
 struct Producer<T> {
-    /// All rings there have been; the last one is in use.
-    #[allow(clippy::vec_box)] // consumers have their addresses
+    /// All rings so far; the last one is in use.
+    #[allow(clippy::vec_box)] // consumers hold their addresses
     rings: Vec<Box<Ring<T>>>,
     depth: usize,
     armed: Armed,
-    /// Where an armed queue announces itself, until its owner destroys it.
+    /// The channel that an armed queue notifies, until its owner destroys it.
     channel: Option<Channel>,
     /// The owner is gone: the depth is 0, and an overflow is no event.
     closed: bool,
@@ -48,7 +50,7 @@ pub(crate) struct Completions<T> {
     ring: AtomicPtr<Ring<T>>,
     /// Completions are lost. Set after the last one that is not.
     overflowed: AtomicBool,
-    /// As the producer's, for those who poll.
+    /// A copy of the producer's flag, for pollers.
     is_armed: AtomicBool,
     producer: Mutex<Producer<T>>,
 }
@@ -73,7 +75,8 @@ impl<T: Send> Completions<T> {
 
     #[inline]
     fn ring(&self) -> &Ring<T> {
-        // SAFETY: the address of a ring in `rings`, which are freed with `self` only, and never borrowed mutably.
+        // SAFETY: the address of a ring in `rings`, which are freed with `self` only, and never
+        // borrowed mutably.
         unsafe { &*self.ring.load(Ordering::Acquire) }
     }
 
@@ -85,24 +88,25 @@ impl<T: Send> Completions<T> {
         self.overflowed.load(Ordering::Acquire)
     }
 
-    /// Whether the next completion is announced: the application is about to sleep.
+    /// Whether the next completion raises an event: the application is about to sleep.
     #[inline]
     pub(crate) fn is_armed(&self) -> bool {
         self.is_armed.load(Ordering::Relaxed)
     }
 
-    /// Adds a completion; false when there was no room, for the first time. An urgent one is announced to those who asked for
-    /// solicited ones only.
+    /// Adds a completion; false at the first overflow. An urgent completion also raises a
+    /// solicited-only event.
     #[inline]
     pub(crate) fn push(&self, completion: T, urgent: bool) -> bool {
         let mut producer = self.lock();
-        // Once one is lost, none follows it: what is taken out would look complete, and the loss would be found out too late.
+        // After a loss none follows: otherwise the taken completions would look complete, and the
+        // loss would be detected too late.
         if producer.ring().claimed() >= producer.depth || self.overflowed.load(Ordering::Relaxed) {
             if producer.closed {
                 return true;
             }
             let known = self.overflowed.swap(true, Ordering::Release);
-            // A sleeping application must learn that nothing will ever come.
+            // Wake a sleeping application: no completion will follow.
             if !known {
                 producer.announce(self.id);
             }
@@ -128,8 +132,9 @@ impl<T: Send> Completions<T> {
         }
     }
 
-    /// Continues in a ring of twice the size, which has `last` at its end. (A consumer that has not finished taking holds places, so
-    /// that the ring may need more of them than the queue is deep.)
+    /// Continues in a ring of twice the size, which has `last` at its end. (A consumer that has not
+    /// finished taking holds places, so that the ring may need more of them than the queue is
+    /// deep.)
     #[cold]
     fn grow(&self, producer: &mut Producer<T>, last: T) {
         let larger = Box::new(Ring::new(producer.ring().places() * 2));
@@ -139,7 +144,7 @@ impl<T: Send> Completions<T> {
         producer.rings.push(larger);
     }
 
-    /// Whether there are none.
+    /// Whether it is empty.
     pub(crate) fn is_empty(&self) -> bool {
         self.ring().is_empty()
     }
@@ -150,16 +155,16 @@ impl<T: Send> Completions<T> {
         self.ring().pop_each(max, each)
     }
 
-    /// As [`take`](Self::take); nothing when there are none, and never will be all there should.
+    /// As [`take`](Self::take); `None` once the queue is empty and has overflowed.
     #[inline]
     pub(crate) fn take_unless_lost(&self, max: usize, each: &mut impl FnMut(T)) -> Option<usize> {
-        // Loaded first: what was there when it overflowed must be seen by the look after this.
+        // Loaded first: the take below must see everything that was pushed before the overflow.
         let overflowed = self.is_overflowed();
         let taken = self.take(max, each);
         (taken > 0 || !overflowed).then_some(taken)
     }
 
-    /// Forgets the completions that `of` picks. The others may be out of sight for a moment.
+    /// Removes the completions that `of` selects. The others may be invisible for a moment.
     pub(crate) fn forget(&self, of: impl Fn(&T) -> bool) {
         let mut producer = self.lock();
         let mut kept = Vec::new();
@@ -169,17 +174,17 @@ impl<T: Send> Completions<T> {
         }
     }
 
-    /// The next completion is announced, once (or the next urgent one).
+    /// The next completion raises an event, once (or the next urgent one).
     pub(crate) fn arm(&self, solicited_only: bool) {
         let mut producer = self.lock();
         let only = solicited_only && producer.armed != Armed::Any;
         self.set_armed(&mut producer, if only { Armed::Solicited } else { Armed::Any });
     }
 
-    /// Holds at most `depth` from now on.
+    /// Sets the depth.
     ///
     /// # Errors
-    /// It holds more than that: how many.
+    /// It holds more than `depth`: how many.
     pub(crate) fn resize(&self, depth: usize) -> Result<(), usize> {
         let mut producer = self.lock();
         let held = producer.ring().claimed();
@@ -190,9 +195,9 @@ impl<T: Send> Completions<T> {
         Ok(())
     }
 
-    /// The owner goes: nothing is taken or announced any more, and what was announced is forgotten.
+    /// The owner is gone: completions and events are dropped, including pending events.
     pub(crate) fn close(&self) {
-        // Under the lock, so that nothing is announced behind our back.
+        // Under the lock, so that no event is raised concurrently.
         let mut producer = self.lock();
         if let Some(channel) = producer.channel.take() {
             channel.forget(self.id);

@@ -1,4 +1,4 @@
-//! Completion queues as queue pairs see them.
+//! Completion queues as queue pairs use them.
 
 use nobounce_memory::barrier;
 use nobounce_protocol::qp::{Completion, Status};
@@ -11,9 +11,9 @@ use crate::work::WorkCompletion;
 pub(crate) type CqInner = Completions<WorkCompletion>;
 
 impl CqInner {
-    /// Adds a completion of a queue pair; false when there was no room, for the first time.
+    /// Adds a completion of a queue pair; false at the first overflow.
     pub(crate) fn deliver(&self, qpn: Qpn, completion: Completion) -> bool {
-        // Data first, then the completion that speaks of it.
+        // Data first, then its completion.
         barrier::before_completion();
         let urgent = completion.solicited || completion.status != Status::Success;
         let completion = WorkCompletion {
@@ -29,7 +29,7 @@ impl CqInner {
         self.push(completion, urgent)
     }
 
-    /// Forgets completions of a queue pair that no longer exists.
+    /// Removes completions of a destroyed queue pair.
     pub(crate) fn forget_qp(&self, qpn: Qpn) {
         self.forget(|completion| completion.qpn == qpn);
     }

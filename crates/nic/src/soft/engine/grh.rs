@@ -1,8 +1,8 @@
-//! The 40 bytes before the payload of a received datagram: the IP header it came with.
+//! The 40 bytes before the payload of a received datagram: its IP header (GRH).
 //!
-//! A UDP socket does not show the header, but what programs look for in it is known: who sent the datagram, to whom, and
-//! how long it is. What a socket does not tell (traffic class, hop limit, IPv4 identification and checksum) is as a
-//! sender of ours would have written it.
+//! A UDP socket does not expose the header. The fields that programs read are known: source,
+//! destination and length. The other fields (traffic class, hop limit, IPv4 identification and
+//! checksum) are filled as this device would send them.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -17,7 +17,7 @@ const UDP_LEN: usize = 8;
 const UDP: u8 = 17;
 const TTL: u8 = 64;
 
-/// The header of a datagram that came to `local`: an IPv6 header, or 20 zeros and an IPv4 header.
+/// The header of a datagram to `local`: an IPv6 header, or 20 zeros and an IPv4 header.
 pub(crate) fn of(datagram: &RxDatagram<'_>, local: IpAddr) -> [u8; LEN] {
     let mut grh = [0; LEN];
     let body = UDP_LEN + datagram.bytes.len();

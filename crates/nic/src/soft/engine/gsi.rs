@@ -1,8 +1,9 @@
-//! Queue pair 1: management datagrams, on their way in and out.
+//! Queue pair 1: inbound and outbound management datagrams (MADs).
 //!
-//! Several devices of one address share it. Whichever gets a datagram reads whose it is: a request goes to the device that has
-//! bound the service's name, everything else to the slot in the communication's number. Where there is no such device, whoever
-//! got the datagram answers in its place.
+//! Several devices of one address share queue pair 1. The device that receives a MAD determines its
+//! target: a request belongs to the device that bound the service ID. Every other MAD belongs to
+//! the slot in the communication ID. Without such a device, the receiving device replies on its
+//! behalf.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -21,27 +22,28 @@ use crate::soft::events::cm_channel::{CmNotice, Told};
 use crate::soft::local::probe::Probe;
 use crate::sync::notices::Notices;
 
-/// Datagrams kept between receiving and handling them; further ones are lost, and said again.
+/// Inbound MADs kept between receive and handling; further ones are dropped, and the peer
+/// retransmits.
 const MAX_INBOX: usize = 1024;
 /// Bytes of a datagram's packet.
 const PACKET: usize = BTH_LEN + 8 + MAD_LEN + ICRC_LEN;
-/// How soon to try again when the send buffer is full.
+/// Retry interval while the send buffer is full.
 const RETRY_NS: Nanos = 1_000_000;
-/// How long a request waits for somebody to offer the service, before it is refused: programs that end one listener and begin the next (as
-/// perftest does) may be between the two.
+/// How long a request waits for a listener before it is rejected. Programs that close one listener
+/// and open the next (as perftest does) may be between the two.
 const GRACE_NS: Nanos = 100_000_000;
-/// How often it is looked whether somebody does.
+/// Poll interval for a listener meanwhile.
 const LOOK_NS: Nanos = 5_000_000;
-/// Requests that wait so at most; further ones are refused at once.
+/// Requests that wait for a listener; further ones are rejected at once.
 const MAX_WAITING: usize = 256;
-/// So many messages are sent at once when the device goes; a socket has room for more of them.
+/// Messages sent at once when the device closes; a socket buffer has room for more of them.
 const LAST_WORDS_AT_ONCE: usize = 64;
-/// How often it is looked for packets then, at most.
+/// Receive polls at that time, at most.
 const MAX_LAST_LOOKS: usize = 8;
-/// Notices kept for a user who does not fetch them: more than there can be communications.
+/// Notices kept for a user that does not fetch them: more than there can be communications.
 const MAX_NOTICES: usize = 1 << 17;
 
-/// A datagram as it came.
+/// A MAD as received.
 #[derive(Debug)]
 struct Inbound {
     src: IpAddr,
@@ -52,9 +54,9 @@ struct Inbound {
     message: Message,
 }
 
-/// Who is told of a communication.
+/// Where events of a communication are reported.
 #[derive(Clone, Debug)]
-pub(crate) struct Owner {
+pub(crate) struct ServiceOwner {
     pub(crate) notices: Arc<Notices<CmNotice>>,
     pub(crate) tag: u64,
 }
@@ -62,17 +64,17 @@ pub(crate) struct Owner {
 /// Queue pair 1 of a device.
 #[derive(Debug, Default)]
 pub(crate) struct Gsi {
-    /// There is something to do: datagrams came, or a timer fired.
+    /// Work is pending: MADs arrived, or a timer fired.
     pub(crate) wanted: bool,
     inbox: Vec<Inbound>,
-    /// Requests that nobody has offered a service for, and until when they wait.
+    /// Requests for a service without a listener, and their deadlines.
     waiting: Vec<(Nanos, Inbound)>,
     out: Vec<(IpAddr, Mad)>,
     psn: u32,
-    /// The timer that was set last.
+    /// The timer set last.
     armed: Option<Nanos>,
     pub(crate) agent: Option<Box<LocalAgent>>,
-    /// Not understood, or with another key.
+    /// Malformed, or with another Q_Key.
     pub(crate) malformed: u64,
 }
 
@@ -80,9 +82,9 @@ pub(crate) struct Gsi {
 #[derive(Debug)]
 pub(crate) struct LocalAgent {
     pub(crate) cm: Agent,
-    pub(crate) owners: HashMap<CommId, Owner>,
-    pub(crate) listeners: HashMap<u64, Owner>,
-    /// Sockets that tell whether anybody is there, by peer.
+    pub(crate) owners: HashMap<CommId, ServiceOwner>,
+    pub(crate) listeners: HashMap<u64, ServiceOwner>,
+    /// Sockets that probe whether a peer listens, by peer.
     probes: HashMap<IpAddr, Probe>,
 }
 
@@ -96,7 +98,7 @@ impl LocalAgent {
         }
     }
 
-    /// Brings events to those who are told of them.
+    /// Delivers events to their channels.
     fn deliver(&mut self, local: IpAddr) {
         while let Some(event) = self.cm.poll_event() {
             let id = event.id();
@@ -112,8 +114,8 @@ impl LocalAgent {
         }
     }
 
-    /// Asks the hosts of those who do not answer whether anybody is there. A host that is up and has no such socket says so,
-    /// and there is no need to wait for the last repetition.
+    /// Probes the hosts of silent peers. A host that is up but has no such socket reports port
+    /// unreachable, so the last retransmission need not time out.
     fn probe(&mut self) {
         let waiting = std::mem::take(&mut self.probes);
         for (peer, probe) in waiting {
@@ -129,19 +131,19 @@ impl LocalAgent {
         }
     }
 
-    /// Begins to look after a peer that has not answered yet.
+    /// Starts to probe a peer that has not replied yet.
     pub(crate) fn watch(&mut self, local: IpAddr, peer: IpAddr) {
         if peer == local || self.probes.contains_key(&peer) {
-            return; // our own socket is there
+            return; // the local socket exists
         }
         self.probes.extend(Probe::new(local, peer).ok().map(|probe| (peer, probe)));
     }
 }
 
 impl Gsi {
-    /// Takes a packet to queue pair 1; false if it is no message of the connection manager's.
+    /// Takes a packet to queue pair 1; false if it is not a connection-manager MAD.
     pub(crate) fn take(&mut self, datagram: &RxDatagram<'_>, header: &Header, payload: &[u8]) -> bool {
-        // Those who hand it on need its ICRC.
+        // Handing it over to another device needs its ICRC.
         let valid = header.deth.qkey == GSI_QKEY && datagram.sealed;
         let parsed = valid.then(|| Mad::parse(payload)).flatten();
         let Some((kind, mad)) = parsed.filter(|_| header.opcode == Opcode::UdSendOnly) else {
@@ -157,7 +159,7 @@ impl Gsi {
         true
     }
 
-    /// Puts what is to be said into the batch; whether it is full.
+    /// Puts outbound MADs into the batch; returns whether the batch is full.
     fn fill(&mut self, tx: &mut TxBatch) -> bool {
         while let Some((to, mad)) = self.out.pop() {
             let Some(room) = tx.begin(to, 0, PACKET) else {
@@ -178,7 +180,7 @@ impl Gsi {
 }
 
 impl Core {
-    /// A packet to no queue pair that an application has: to queue pair 1, or to none.
+    /// A packet whose destination is no application queue pair: queue pair 1, or an unknown one.
     #[cold]
     pub(crate) fn handle_stray(&mut self, datagram: &RxDatagram<'_>, parsed: &Parsed) {
         let payload = &datagram.bytes[parsed.payload.clone()];
@@ -190,7 +192,7 @@ impl Core {
 }
 
 impl Engine {
-    /// Handles the management datagrams that came and the timers of the connection manager, and sends what comes of it.
+    /// Handles inbound MADs and the connection manager's timers, then sends the resulting MADs.
     #[cold]
     pub(crate) fn serve_gsi(&mut self, now: Nanos) {
         let Self { link, core, .. } = self;
@@ -224,7 +226,7 @@ impl Engine {
                 packets: 1,
             };
             match (owner, &mut core.gsi.agent) {
-                // A name of our own that nobody listens to is as good as none.
+                // A service ID bound by this device without a listener counts as unbound.
                 (Some(owner), _) if !is_own(&**link, owner) && link.hand_over_mad(owner, &datagram) => {}
                 (None, Some(agent)) => agent.cm.handle_message(now, *src, message, mad),
                 (Some(MadOwner::Service(_)), _) if now < until && core.gsi.waiting.len() < MAX_WAITING => {
@@ -248,7 +250,7 @@ impl Engine {
     }
 
     fn send_gsi(&mut self) {
-        // The batch gives them away from the end.
+        // The batch takes them from the end.
         self.core.gsi.out.reverse();
         loop {
             if self.link.send_blocked() {
@@ -279,8 +281,8 @@ impl Engine {
         }
     }
 
-    /// The device goes, or its process does: whoever has a connection with it learns of that. What others of our address are told comes to
-    /// our own socket where we have the first slot, and so may what is for them: it is handed over before the socket goes.
+    /// The device or its process ends: disconnects its peers. MADs to other devices of this address
+    /// arrive at this socket if it has the first slot. They are handed over before it closes.
     pub(crate) fn hang_up(&mut self) {
         if self.core.gsi.agent.is_none() {
             return;
@@ -305,7 +307,7 @@ impl Engine {
     }
 }
 
-/// Whether what is handed over would come back to us.
+/// Whether a MAD handed over to `owner` would come back to this device.
 fn is_own(link: &dyn Link, owner: MadOwner) -> bool {
     match owner {
         MadOwner::Slot(slot) => slot == link.slot(),

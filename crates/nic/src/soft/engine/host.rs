@@ -1,4 +1,4 @@
-//! What the protocol may do with memory while it handles one packet.
+//! Memory operations of the protocol while it handles one packet.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -9,14 +9,14 @@ use nobounce_protocol::wire::Psn;
 
 use crate::links::RxDatagram;
 use crate::soft::engine::grh;
-use crate::soft::engine::memory_windows::Asker;
+use crate::soft::engine::memory_windows::Accessor;
 use crate::soft::engine::region::Regions;
 use crate::soft::engine::scatter::Bytes;
-use crate::soft::gpu::staging::Owner;
+use crate::soft::gpu::staging::CopyOwner;
 use crate::soft::gpu::target::{Change, Placed};
 use crate::soft::tally::PathTotals;
 
-/// A posted send request's bytes, by serial number.
+/// The bytes of a posted send request, by serial number.
 #[derive(Debug)]
 pub(crate) struct PostedSend {
     pub(crate) serial: u64,
@@ -32,12 +32,12 @@ pub(crate) struct PostedReceive {
     pub(crate) bytes: Bytes,
 }
 
-/// The queues and regions of one queue pair, with the packet at hand.
+/// The queues and regions of one queue pair, with the current packet.
 #[derive(Debug)]
 pub(crate) struct PacketHost<'a> {
     pub(crate) regions: &'a mut Regions,
     pub(crate) pd: u32,
-    /// The domain that the memory of receives belongs to: a shared queue has its own.
+    /// The protection domain of its receives: a shared queue has its own.
     pub(crate) receive_pd: u32,
     pub(crate) payload: Source<'a>,
     /// The packet as it arrived, and the address it came to.
@@ -46,7 +46,7 @@ pub(crate) struct PacketHost<'a> {
     pub(crate) sends: &'a VecDeque<PostedSend>,
     pub(crate) receives: &'a mut VecDeque<PostedReceive>,
     pub(crate) current: &'a mut Option<PostedReceive>,
-    /// The packet's number.
+    /// The packet's PSN.
     pub(crate) psn: Psn,
     /// The index of the queue pair, and the step that its last placed byte waits for.
     pub(crate) qp: u32,
@@ -55,8 +55,8 @@ pub(crate) struct PacketHost<'a> {
 }
 
 impl PacketHost<'_> {
-    fn owner(&self) -> (u32, Owner) {
-        (self.pd, Owner { qp: self.qp, after: *self.ticket })
+    fn owner(&self) -> (u32, CopyOwner) {
+        (self.pd, CopyOwner { qp: self.qp, after: *self.ticket })
     }
 
     fn change(&mut self, rkey: u32, addr: u64, change: Change) -> Result<u64, Nak> {
@@ -81,7 +81,7 @@ pub(crate) fn find_send(sends: &VecDeque<PostedSend>, serial: u64) -> Option<&Po
 
 impl Host for PacketHost<'_> {
     fn check(&mut self, rkey: u32, addr: u64, len: u64, access: Access) -> Result<(), Nak> {
-        self.regions.check_remote(Asker { pd: self.pd, qp: self.qp }, rkey, addr, len, access)
+        self.regions.check_remote(Accessor { pd: self.pd, qp: self.qp }, rkey, addr, len, access)
     }
 
     fn place_remote(&mut self, rkey: u32, addr: u64, len: usize, last: bool) -> Result<(), Nak> {
@@ -144,7 +144,8 @@ impl Host for PacketHost<'_> {
     }
 
     fn invalidate(&mut self, rkey: u32) -> Result<(), Nak> {
-        // Memory windows only, as the standard has it: an ordinary region that could be taken away by a peer would surprise its owner.
-        self.regions.invalidate(Asker { pd: self.pd, qp: self.qp }, rkey)
+        // Memory windows only, as the standard requires: the owner of an ordinary region does not
+        // expect a peer to invalidate it.
+        self.regions.invalidate(Accessor { pd: self.pd, qp: self.qp }, rkey)
     }
 }

@@ -1,39 +1,40 @@
-//! Memory windows: keys for parts of a region that are given out and taken back by requests of the send queue, or by a peer's SEND
-//! with invalidate, without registering anything.
+//! Memory windows: keys for parts of a region. Send requests bind and invalidate them, and so does
+//! a peer's SEND with invalidate, without registration.
 //!
-//! The upper 24 bits of a window's key are its own as long as it lives; the lower 8 are the program's, which changes them from binding
-//! to binding, so that a key of before does not fit.
+//! The upper 24 bits of a window's key are fixed for its lifetime. The program changes the lower 8
+//! with each binding, so that an old key does not match.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use nobounce_protocol::qp::{Access, LocalWork};
 
-use crate::soft::engine::entry::QpEntry;
+use crate::soft::engine::queue_pair::QueuePair;
 use crate::soft::engine::region::{Region, Regions, random_u32};
 use crate::soft::limits::DeviceLimits;
 
-/// What peers may do through a window; other rights are the region's alone.
+/// Remote access rights of a window; other rights are the region's alone.
 const REMOTE: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
 
-/// The two kinds of windows, as the standard numbers them.
+/// The two types of windows, as the standard numbers them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MwKind {
-    /// For every queue pair of its domain, and for its owner alone to bind again or take back.
+    /// Usable by every queue pair of its domain; only its owner may rebind or invalidate it.
     One,
-    /// For the queue pair that bound it; a peer may invalidate it. (2B in the standard.)
+    /// Usable by the queue pair that bound it; a peer may invalidate it. (2B in the standard.)
     Two,
 }
 
-/// Who asks for memory: the domain and the index of its queue pair (among those of its engine, or of all engines).
+/// The requester of memory: the domain and the index of its queue pair (in its engine, or in all
+/// engines).
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Asker {
+pub(crate) struct Accessor {
     pub(crate) pd: u32,
     pub(crate) qp: u32,
 }
 
-impl Asker {
-    /// The same among the queue pairs of all engines of the device.
+impl Accessor {
+    /// The same with an index over all engines of the device.
     #[inline]
     pub(crate) fn of_engine(self, number: usize) -> Self {
         #[allow(clippy::cast_possible_truncation)] // there are a handful of engines
@@ -42,7 +43,7 @@ impl Asker {
     }
 }
 
-/// What is behind a window's key for now.
+/// The current binding of a window's key.
 #[derive(Debug)]
 struct Bound {
     key: u32,
@@ -51,7 +52,7 @@ struct Bound {
     addr: u64,
     len: u64,
     access: Access,
-    /// Of the second kind: the queue pair that bound it.
+    /// For type 2: the queue pair that bound it.
     qp: Option<u32>,
 }
 
@@ -67,12 +68,12 @@ pub(crate) struct Window {
 pub(crate) struct Windows(pub(crate) HashMap<u32, Window>);
 
 impl Windows {
-    /// Whether a key is one of theirs, bound or not.
+    /// Whether a key belongs to a window, bound or not.
     pub(crate) fn owns(&self, key: u32) -> bool {
         self.0.contains_key(&(key >> 8))
     }
 
-    /// A new window's first key; `is_free` says whether a key is nobody else's.
+    /// A new window's first key; `is_free` tells whether a key is unused.
     pub(crate) fn insert(&mut self, pd: u32, kind: MwKind, is_free: impl Fn(u32) -> bool) -> Option<u32> {
         if self.0.len() >= DeviceLimits::OURS.max_mws {
             return None;
@@ -88,33 +89,34 @@ impl Windows {
         Some(index << 8)
     }
 
-    /// The region, and the address in its own terms, that a peer may use through this key.
+    /// The region, and the address in its own terms, that a peer may access through this key.
     pub(crate) fn allowed(
         &self,
-        asker: Asker,
+        accessor: Accessor,
         key: u32,
         addr: u64,
         len: u64,
         access: Access,
     ) -> Option<&Arc<Region>> {
-        let window = self.0.get(&(key >> 8)).filter(|window| window.pd == asker.pd)?;
+        let window = self.0.get(&(key >> 8)).filter(|window| window.pd == accessor.pd)?;
         let bound = window.bound.as_ref().filter(|bound| bound.key == key)?;
-        let of_this = bound.qp.is_none_or(|qp| qp == asker.qp);
+        let of_this = bound.qp.is_none_or(|qp| qp == accessor.qp);
         let inside = addr.checked_sub(bound.addr)?.checked_add(len)? <= bound.len;
         (of_this && inside && bound.access.contains(access)).then_some(&bound.region)
     }
 
-    /// Carries out a request of a queue pair's; false where it cannot be done. `region` finds a region by its key.
+    /// Executes a queue pair's request; false if that is not possible. `region` finds a region by
+    /// its key.
     pub(crate) fn carry_out(
         &mut self,
-        asker: Asker,
+        accessor: Accessor,
         work: &LocalWork,
         region: impl FnOnce(u32) -> Option<Arc<Region>>,
     ) -> bool {
         match *work {
-            LocalWork::Invalidate(key) => self.invalidate(asker, key),
+            LocalWork::Invalidate(key) => self.invalidate(accessor, key),
             LocalWork::Bind { window, rkey, region: region_key, addr, len, access } => {
-                let Some(window) = self.0.get_mut(&(window >> 8)).filter(|window| window.pd == asker.pd)
+                let Some(window) = self.0.get_mut(&(window >> 8)).filter(|window| window.pd == accessor.pd)
                 else {
                     return false;
                 };
@@ -122,33 +124,35 @@ impl Windows {
                     window.bound = None;
                     return true;
                 }
-                // What a peer may still use must be taken back first; the first kind is bound anew by its owner alone.
+                // A type 2 window must be invalidated first, because a peer may still use it. Only
+                // its owner rebinds type 1.
                 let is_free = window.bound.is_none() || window.kind == MwKind::One;
-                let found = region(region_key).filter(|region| may_bind(region, asker.pd, addr, len, access));
+                let found =
+                    region(region_key).filter(|region| may_bind(region, accessor.pd, addr, len, access));
                 let (Some(region), true) = (found, is_free) else { return false };
-                let qp = (window.kind == MwKind::Two).then_some(asker.qp);
+                let qp = (window.kind == MwKind::Two).then_some(accessor.qp);
                 window.bound = Some(Bound { key: rkey, region_key, region, addr, len, access, qp });
                 true
             }
         }
     }
 
-    /// Takes back what is behind a key, for its queue pair or for the peer; false where it is no key of a window of the second kind
-    /// that this queue pair bound.
-    pub(crate) fn invalidate(&mut self, asker: Asker, key: u32) -> bool {
-        let window = self.0.get_mut(&(key >> 8)).filter(|window| window.pd == asker.pd);
-        let is_that = |bound: &mut Bound| bound.key == key && bound.qp == Some(asker.qp);
+    /// Invalidates a key, for its queue pair or for the peer. False if it is no key of a type 2
+    /// window that this queue pair bound.
+    pub(crate) fn invalidate(&mut self, accessor: Accessor, key: u32) -> bool {
+        let window = self.0.get_mut(&(key >> 8)).filter(|window| window.pd == accessor.pd);
+        let is_that = |bound: &mut Bound| bound.key == key && bound.qp == Some(accessor.qp);
         window.and_then(|window| window.bound.take_if(is_that)).is_some()
     }
 
-    /// A region goes, or becomes another: nothing of it stays behind windows.
+    /// A region is deregistered or replaced: unbinds all windows from it.
     pub(crate) fn leave_region(&mut self, key: u32) {
         self.unbind(|bound| bound.region_key == key);
     }
 
-    /// A queue pair goes, and with it what it bound.
-    pub(crate) fn leave_qp(&mut self, asker: Asker) {
-        self.unbind(|bound| bound.qp == Some(asker.qp));
+    /// A queue pair is destroyed: unbinds its windows.
+    pub(crate) fn leave_qp(&mut self, accessor: Accessor) {
+        self.unbind(|bound| bound.qp == Some(accessor.qp));
     }
 
     fn unbind(&mut self, which: impl Fn(&Bound) -> bool) {
@@ -171,10 +175,10 @@ fn may_bind(region: &Region, pd: u32, addr: u64, len: u64, access: Access) -> bo
     rights && region.pd == pd && len > 0 && region.offset(addr, len).is_some()
 }
 
-/// Binds a memory window, or takes one back, if that is the queue pair's next request.
-pub(crate) fn carry_out_local(entry: &mut QpEntry, regions: &mut Regions) -> bool {
+/// Binds or invalidates a memory window, if that is the queue pair's next request.
+pub(crate) fn carry_out_local(entry: &mut QueuePair, regions: &mut Regions) -> bool {
     let Some((serial, work)) = entry.qp.poll_local() else { return false };
-    let done = regions.carry_out(entry.asker(), &work);
+    let done = regions.carry_out(entry.accessor(), &work);
     entry.qp.handle_local(serial, &work, done);
     true
 }

@@ -1,51 +1,51 @@
-//! The rare packet whose payload comes from several places, some of them on a GPU and without a window: gathered piece by piece, by the
-//! copy engine where it must be, and copied once more.
+//! The rare packet whose payload has several pieces, some of them in GPU memory without a window.
+//! It is gathered piece by piece, by the copy engine if necessary, and copied once more.
 
 use nobounce_memory::Sink;
 use nobounce_protocol::qp::{Access, Nak};
 
 use crate::links::now_ns;
-use crate::soft::engine::entry::QpEntry;
 use crate::soft::engine::host::find_send;
+use crate::soft::engine::queue_pair::QueuePair;
 use crate::soft::engine::region::Regions;
 use crate::soft::engine::scatter::Piece;
 use crate::soft::gpu::copier::{Copying, Job, Work};
 use crate::soft::gpu::prefetch::{IN_A_ROW, Origin, STUCK_NS};
-use crate::soft::gpu::target::Message;
+use crate::soft::gpu::target::GatheredMessage;
 
-/// What was gathered of a packet so far.
+/// The gathered part of a packet.
 #[derive(Debug)]
 pub(crate) struct Mixed {
     origin: Origin,
-    /// Where its payload begins in the message.
+    /// Offset of its payload in the message.
     at: u64,
     bytes: Vec<u8>,
-    /// What is being fetched, and since when.
+    /// The fetch in flight, and its start time.
     fetching: Option<(Copying, u64)>,
 }
 
-/// What came of asking.
+/// The result of one attempt.
 #[derive(Debug)]
 pub(crate) enum Gathered {
     All(Vec<u8>),
-    /// Ask again.
+    /// Retry.
     Pending,
-    /// The same; no chunk was free.
+    /// Retry; no chunk was free.
     Starved,
 }
 
 /// Gathers `len` bytes of a request from `at` on, without waiting.
 pub(crate) fn gather(
-    entry: &mut QpEntry,
+    entry: &mut QueuePair,
     regions: &mut Regions,
     (serial, at): (u64, u64),
     len: usize,
 ) -> Result<Gathered, Nak> {
     let origin = Origin::Request(serial);
-    if !regions.stage.is_settled(entry.owner()) {
+    if !regions.staging.is_settled(entry.owner()) {
         return Ok(Gathered::Pending);
     }
-    let begun = entry.feeds.as_mut().and_then(|feeds| feeds.mixed.take());
+    let begun = entry.prefetches.as_mut().and_then(|prefetches| prefetches.mixed.take());
     let mut mixed = begun.filter(|mixed| (mixed.origin, mixed.at) == (origin, at)).unwrap_or_else(|| Mixed {
         origin,
         at,
@@ -62,7 +62,7 @@ pub(crate) fn gather(
         match mixed.add(entry, regions, &piece)? {
             Gathered::All(_) => {}
             waits => {
-                entry.feeds.get_or_insert_default().mixed = Some(mixed);
+                entry.prefetches.get_or_insert_default().mixed = Some(mixed);
                 return Ok(waits);
             }
         }
@@ -72,21 +72,27 @@ pub(crate) fn gather(
 
 impl Mixed {
     /// Adds the next piece.
-    fn add(&mut self, entry: &QpEntry, regions: &mut Regions, piece: &Piece) -> Result<Gathered, Nak> {
+    fn add(&mut self, entry: &QueuePair, regions: &mut Regions, piece: &Piece) -> Result<Gathered, Nak> {
         let name = (piece.key, piece.addr);
         if self.fetching.is_none() {
-            let started =
-                regions.with_gpu(entry.asker(), name, piece.len, Access::empty(), |gpu, offset, stage| {
-                    let copier = stage.copiers.get(gpu.copier).ok_or(Nak::RemoteOperational)?;
+            let started = regions.with_gpu(
+                entry.accessor(),
+                name,
+                piece.len,
+                Access::empty(),
+                |gpu, offset, staging| {
+                    let copier = staging.copiers.get(gpu.copier).ok_or(Nak::RemoteOperational)?;
                     let Some(chunk) = copier.take_fetch_chunk() else { return Ok(None) };
                     let (work, memory, len) = (Work::Fetch(IN_A_ROW), gpu.memory.clone(), piece.len);
                     Ok(Some(copier.start(Job { work, memory, offset, len, chunk })))
-                })?;
+                },
+            )?;
             match started.transpose()? {
                 Some(Some(copying)) => self.fetching = Some((copying, now_ns())),
                 Some(None) => return Ok(Gathered::Starved),
                 None => {
-                    let (begin, message) = (self.bytes.len(), Message { len: u64::MAX, alone: false });
+                    let (begin, message) =
+                        (self.bytes.len(), GatheredMessage { len: u64::MAX, alone: false });
                     self.bytes.resize(begin + piece.len, 0);
                     let out = Sink::from(&mut self.bytes[begin..]);
                     let loaded = regions.load_local(entry.pd, name, out, message, None);

@@ -1,13 +1,13 @@
 //! The engine: packets in, packets out, completions.
 //!
-//! A device has one, or several that know nothing of each other (`progress/set.rs`). Everything here runs under the engine's lock, in the
-//! engine thread or in a thread that posts or polls (`progress/`). One [`Engine::progress`] receives what is there, lets the protocol answer, and sends; its work is bounded, so that the
-//! lock is never held for long.
+//! A device has one engine, or several independent ones (`progress/set.rs`). Everything here runs
+//! under the engine's lock, in the engine thread or in a thread that posts or polls (`progress/`).
+//! One [`Engine::progress`] receives pending packets, lets the protocol respond, and sends. Its
+//! work is bounded, so that the lock is never held for long.
 
 pub(crate) mod build;
 pub(crate) mod completions;
 pub(crate) mod cq_state;
-pub(crate) mod entry;
 pub(crate) mod grh;
 pub(crate) mod gsi;
 pub(crate) mod host;
@@ -19,6 +19,7 @@ pub(crate) mod overflows;
 pub(crate) mod path;
 pub(crate) mod peer_death;
 pub(crate) mod peers;
+pub(crate) mod queue_pair;
 pub(crate) mod region;
 pub(crate) mod release;
 pub(crate) mod scatter;
@@ -41,10 +42,9 @@ use nobounce_protocol::timing::Nanos;
 use nobounce_protocol::wire::{Header, Malformed, Marker, Qpn, Service};
 
 use crate::links::udp::OpenError;
-use crate::links::{Link, RxDatagram, Sealers, TxBatch, now_ns};
+use crate::links::{IcrcWriters, Link, RxDatagram, TxBatch, now_ns};
 use crate::soft::counters::{self, Counters};
 use crate::soft::engine::build::put_marker;
-use crate::soft::engine::entry::{Owing, QpEntry, complete, flushed};
 use crate::soft::engine::gsi::Gsi;
 use crate::soft::engine::host::PacketHost;
 use crate::soft::engine::memory_windows::Windows;
@@ -52,13 +52,14 @@ use crate::soft::engine::overflows::Overflows;
 use crate::soft::engine::path::{PathIndex, Paths, Sharers};
 use crate::soft::engine::peer_death::DEATH_TIMER;
 use crate::soft::engine::peers::Peers;
+use crate::soft::engine::queue_pair::{PendingAcks, QueuePair, complete, flushed};
 use crate::soft::engine::region::Regions;
 use crate::soft::engine::snapshot::{Keeper, SNAPSHOT_TIMER};
 use crate::soft::engine::srqs::Srqs;
 use crate::soft::engine::submission::Submissions;
 use crate::soft::events::event::{AsyncEvent, Events};
-use crate::soft::local::near::Near;
-use crate::soft::local::ways::{Ways, addressee};
+use crate::soft::local::local_peers::LocalPeers;
+use crate::soft::local::routes::{Routes, addressee};
 use crate::soft::tally::PathCounters;
 use crate::sync::spin::CALLER_SPIN_NS;
 use crate::sync::spin::Spin;
@@ -67,51 +68,53 @@ use crate::sync::waker::{TIMER_SLACK_NS, Waker};
 /// Batches sent in one call.
 const MAX_BATCHES: usize = 16;
 
-/// Payload of a packet, or of packets that came as one, from which on a message is not one of many short ones.
+/// Payload of a packet, or of coalesced packets, from which on a message does not count as short.
 const LONG: usize = 1024;
 
-/// Markers kept until they leave; further ones are lost, and sent again by those who wait for them.
+/// Markers kept until they are sent; further ones are dropped, and their senders retransmit.
 const MAX_RETURNS: usize = 64;
 
-/// Peers whose bytes are counted apart after their queue pairs are gone.
+/// Peers with separate byte counters after their queue pairs are destroyed.
 const MAX_PEERS: usize = 1024;
-/// Idle calls between two looks at the timers: a few microseconds of polling.
+/// Idle calls between two timer checks: a few microseconds of polling.
 const TIMERS_EVERY: u32 = 16;
 
-/// How long a polling caller sleeps at most before it returns to the application, which may have other things to look at.
+/// How long a polling caller sleeps at most before it returns to the application, which may have
+/// other work.
 const CALLER_SLEEP_NS: Nanos = 50_000;
 
-/// A caller that does something else for so long between two polls is not waiting.
+/// A caller with a gap this long between two polls is not waiting.
 const POLL_GAP_NS: Nanos = CALLER_SPIN_NS / 2;
 
 /// How long a polling caller has waited.
 #[derive(Debug)]
 struct CallerWait {
     spin: Spin,
-    /// When it polled last.
+    /// Time of its last poll.
     polled_at: Nanos,
-    /// When packets had last come or left at that time.
+    /// When packets had last arrived or left at that time.
     active_at: Nanos,
 }
 
-/// The link, and everything else: apart, so that packets can be handled while the link hands them out.
+/// The link, and everything else: separate, so that packets can be handled while the link hands
+/// them out.
 #[derive(Debug)]
 pub(crate) struct Engine {
     pub(crate) link: Box<dyn Link>,
     pub(crate) core: Core,
     pub(crate) keeper: Option<Keeper>,
-    /// Wakes the thread that drives it.
+    /// Wakes the thread that drives the engine.
     pub(crate) waker: Arc<Waker>,
     caller: CallerWait,
 }
 
-/// What the engines of a device have in common.
+/// What the engines of a device share.
 #[derive(Clone, Debug)]
 pub(crate) struct Joint {
     pub(crate) events: Arc<Events>,
     pub(crate) windows: Arc<RwLock<Windows>>,
     pub(crate) overflows: Arc<Overflows>,
-    /// How many of them send to the same sockets; `None` where there can be no others.
+    /// Number of engines that send to the same sockets; `None` if the device has only one.
     pub(crate) sharers: Option<Arc<Sharers>>,
 }
 
@@ -119,7 +122,7 @@ pub(crate) struct Joint {
 pub(crate) struct Core {
     pub(crate) local: IpAddr,
     slot: u8,
-    pub(crate) qps: Vec<Option<Box<QpEntry>>>,
+    pub(crate) qps: Vec<Option<Box<QueuePair>>>,
     pub(crate) free: VecDeque<u16>,
     pub(crate) regions: Regions,
     pub(crate) srqs: Srqs,
@@ -127,40 +130,40 @@ pub(crate) struct Core {
     pub(crate) counters: Counters,
     pub(crate) events: Arc<Events>,
     pub(crate) overflows: Arc<Overflows>,
-    /// How many overflows of completion queues it knows of.
+    /// How many completion-queue overflows this engine has handled.
     pub(crate) overflows_known: usize,
     pub(crate) tx: TxBatch,
     ready: VecDeque<u32>,
-    owing: Owing,
+    pending_acks: PendingAcks,
     touched: Vec<u32>,
-    /// The last batch had no room for the answers that were put off.
+    /// The last batch had no room for the delayed ACKs.
     answers_are_next: bool,
-    /// Markers to be sent back, and where to.
+    /// Markers to be returned, and their destinations.
     returns: Vec<(IpAddr, Marker)>,
-    near: Near,
-    /// Who sent markers here: they are sent back by the way that other packets would take.
-    pub(crate) askers: Ways,
+    local_peers: LocalPeers,
+    /// Senders of markers: a marker returns on the route that other packets would take.
+    pub(crate) marker_senders: Routes,
     /// Queue pair 1.
     pub(crate) gsi: Gsi,
     /// Queue pairs that wait for the GPU's copy engine.
     pub(crate) holding: Vec<u32>,
-    /// One of them found no chunk to fetch into.
+    /// One of them found no free fetch chunk.
     pub(crate) starved: bool,
-    /// The queue pair that chunks were taken from last.
-    pub(crate) robbed: usize,
-    /// What queue pairs that are gone moved, by peer.
+    /// Reclaim cursor: the queue pair that chunks were taken from last.
+    pub(crate) reclaim_cursor: usize,
+    /// Bytes moved by destroyed queue pairs, by peer.
     pub(crate) moved: HashMap<IpAddr, PathCounters>,
     pub(crate) timers: BinaryHeap<Reverse<(Nanos, u32)>>,
     pub(crate) peers: Peers,
-    /// Precomputed ICRCs of the flows and packet lengths heard lately.
-    pub(crate) sealers: Sealers<(u16, IpAddr)>,
-    /// Queue pairs with datagrams to peers that were not looked for yet.
+    /// Precomputed ICRCs of recent flows and packet lengths.
+    pub(crate) icrc_writers: IcrcWriters<(u16, IpAddr)>,
+    /// Queue pairs with datagrams to unresolved peers.
     pub(crate) unresolved: Vec<u32>,
-    /// What was posted and not taken yet.
+    /// The submission queue.
     pub(crate) submissions: Arc<Submissions>,
-    /// Calls in a row that received nothing.
+    /// Consecutive calls that received nothing.
     idle_calls: u32,
-    /// When packets last came or left.
+    /// When packets last arrived or left.
     active_at: Nanos,
 }
 
@@ -188,20 +191,20 @@ impl Engine {
             overflows,
             tx: TxBatch::new(link.capabilities()),
             ready: VecDeque::new(),
-            owing: Owing::default(),
+            pending_acks: PendingAcks::default(),
             touched: Vec::new(),
             answers_are_next: false,
             returns: Vec::new(),
-            near: Near::default(),
-            askers: Ways::default(),
+            local_peers: LocalPeers::default(),
+            marker_senders: Routes::default(),
             gsi: Gsi::default(),
             holding: Vec::new(),
             starved: false,
-            robbed: 0,
+            reclaim_cursor: 0,
             moved: HashMap::new(),
             timers: BinaryHeap::new(),
             peers: Peers::default(),
-            sealers: Sealers::new(),
+            icrc_writers: IcrcWriters::new(),
             unresolved: Vec::new(),
             submissions: Arc::new(Submissions::new(has_submissions)),
             idle_calls: 0,
@@ -211,13 +214,14 @@ impl Engine {
         Self { link, core, keeper: None, waker, caller }
     }
 
-    /// The queue pair has a new peer: the link may have a shorter way there.
+    /// The queue pair has a new peer, which the link may reach through shared memory.
     pub(crate) fn change_path(&mut self, index: u32) {
         self.core.change_path(index);
         let Some(entry) = self.core.qps[index as usize].as_deref_mut() else { return };
         let (remote, slot) = entry.peer();
         entry.ends_at = None;
-        // Datagrams go to whoever the request says (see `meet_strangers`); the address of the attributes is nobody's.
+        // A datagram's request names its destination (see `resolve_local_peers`); the address attribute
+        // is unused.
         entry.ring = if entry.qp.service() == Service::Ud { None } else { self.link.introduce(remote, slot) };
         if let (None, Some(path)) = (&entry.ring, entry.path)
             && (remote.is_loopback() || remote == self.core.local)
@@ -226,30 +230,31 @@ impl Engine {
         }
     }
 
-    /// Looks for a shorter way to those whom datagrams go to, before the first one is built: later ones must not overtake it.
+    /// Resolves the local peers among datagram destinations before the first datagram is built.
+    /// Later ones must not overtake it.
     #[cold]
-    fn meet_strangers(&mut self) {
+    fn resolve_local_peers(&mut self) {
         let Self { link, core, .. } = self;
         while let Some(index) = core.unresolved.pop() {
             let Some(entry) = core.qps[index as usize].as_deref_mut() else { continue };
-            if let Some(ways) = &mut entry.ways {
-                ways.meet_strangers(&mut **link, &mut core.near);
+            if let Some(routes) = &mut entry.routes {
+                routes.resolve_local_peers(&mut **link, &mut core.local_peers);
             }
         }
     }
 
-    /// Can be reached from now on.
+    /// Makes the engine reachable.
     pub(crate) fn listen(&mut self) -> Result<(), OpenError> {
         self.link.listen()?;
         self.core.slot = self.link.slot();
         Ok(())
     }
 
-    /// Receives, lets the protocol work, sends. Returns how many packets came in.
+    /// Receives, runs the protocol, sends. Returns the number of received packets.
     pub(crate) fn progress(&mut self) -> usize {
         let Self { link, core, .. } = self;
-        // An application that polls asks far more often than packets come: the clock is read when one did, and for
-        // the timers now and then.
+        // An application polls far more often than packets arrive. So the clock is read only after
+        // a packet arrived, and now and then for the timers.
         let mut clock = None;
         let received =
             link.receive(&mut |datagram| core.handle_datagram(*clock.get_or_insert_with(now_ns), datagram));
@@ -267,8 +272,8 @@ impl Engine {
         if received > 0 {
             core.active_at = now;
         }
-        if core.askers.has_strangers() {
-            core.askers.meet_strangers(&mut **link, &mut core.near);
+        if core.marker_senders.has_unresolved() {
+            core.marker_senders.resolve_local_peers(&mut **link, &mut core.local_peers);
         }
         core.settle_touched(now);
         core.fire_timers(now);
@@ -283,10 +288,10 @@ impl Engine {
         received
     }
 
-    /// Sends what may leave, and of the answers that were put off those that `answers` says.
+    /// Sends what may leave, including the delayed ACKs that `answers` selects.
     pub(crate) fn transmit(&mut self, now: Nanos, answers: Answers) {
         if !self.core.unresolved.is_empty() {
-            self.meet_strangers();
+            self.resolve_local_peers();
         }
         self.transmit_batches(now, answers);
         self.link.wake_peers();
@@ -295,13 +300,14 @@ impl Engine {
     fn transmit_batches(&mut self, now: Nanos, answers: Answers) {
         for _ in 0..MAX_BATCHES {
             if self.link.send_blocked() {
-                return; // the link says by next_deadline() when to try again
+                return; // the link reports the retry time by next_deadline()
             }
             if std::mem::take(&mut self.core.answers_are_next) {
                 self.core.fill_answers(now, false);
             }
             let full = self.core.fill_returns() || self.core.fill(now);
-            // Where batches are full without end, as of one who answers long READs, the answers of others would never find room behind them.
+            // Under a sustained load of full batches, as from long READs, delayed ACKs would starve
+            // behind them.
             self.core.answers_are_next = full;
             let travels = !self.core.tx.is_empty();
             if !full && (travels || answers != Answers::Travelling) {
@@ -314,23 +320,24 @@ impl Engine {
             self.core.counters.sent_pkts += self.core.tx.count() as u64;
             self.core.active_at = now;
             self.link.send(&mut self.core.tx);
-            // A full batch takes as long as several posts: they do not wait for all of them.
+            // A full batch takes as long as several posts: submissions do not wait for all batches.
             if !full || (answers != Answers::All && !self.core.submissions.is_empty()) {
                 return;
             }
         }
     }
 
-    /// Sends the answers that were put off.
+    /// Sends the delayed ACKs.
     pub(crate) fn send_answers(&mut self) {
         self.transmit(now_ns(), Answers::All);
     }
 
-    /// `caller` mode: a caller polls. Until when it should sleep, if it has polled without pause and without packets for a whole spin.
+    /// `caller` mode: a caller polls. Returns until when it should sleep, if it has polled without
+    /// pause and without packets for a whole spin.
     #[inline]
     pub(crate) fn sleep_of_caller(&mut self, now: Nanos) -> Option<Nanos> {
         let CallerWait { spin, polled_at, active_at } = &mut self.caller;
-        // A program that does something else between its polls is not waiting.
+        // A program with other work between its polls is not waiting.
         let is_waiting = now.saturating_sub(*polled_at) <= POLL_GAP_NS;
         *polled_at = now;
         if !is_waiting || *active_at != self.core.active_at {
@@ -348,12 +355,13 @@ impl Engine {
         self.link.attend();
     }
 
-    /// Whether the GPU's copy engine has to be looked after.
+    /// Whether copies by the GPU are pending.
     pub(crate) fn awaits_copies(&self) -> bool {
-        !self.core.holding.is_empty() || self.core.regions.stage.is_busy()
+        !self.core.holding.is_empty() || self.core.regions.staging.is_busy()
     }
 
-    /// When the engine must be driven if no poll follows: what was merely delayed has time. Copies wake the engine thread themselves.
+    /// When the engine must be driven if no poll follows; delayed work can wait that long. Copies
+    /// wake the engine thread themselves.
     pub(crate) fn unattended_deadline(&self) -> Option<Nanos> {
         if self.core.has_work() { Some(now_ns()) } else { self.deadline() }
     }
@@ -363,10 +371,10 @@ impl Engine {
         if self.core.has_work() && !self.link.send_blocked() {
             return Some(0);
         }
-        // A copy that is over wakes the engine thread; one that is stuck is found out by looking.
+        // A finished copy wakes the engine thread; a stuck one is detected by polling.
         let copies = self.awaits_copies().then(|| now_ns() + TIMER_SLACK_NS);
         let timer = self.core.timers.peek().map(|Reverse((at, _))| *at);
-        let answer = self.core.owing.patient.front().map(|(due, _)| *due);
+        let answer = self.core.pending_acks.delayed.front().map(|(due, _)| *due);
         [timer, answer, copies, self.link.next_deadline()].into_iter().flatten().min()
     }
 }
@@ -374,19 +382,19 @@ impl Engine {
 impl Core {
     /// Nothing is to be sent, and nothing waits for copies.
     fn is_idle(&self) -> bool {
-        !self.has_work() && self.holding.is_empty() && !self.regions.stage.is_busy()
+        !self.has_work() && self.holding.is_empty() && !self.regions.staging.is_busy()
     }
 
     /// Something is to be sent.
     fn has_work(&self) -> bool {
-        !self.ready.is_empty() || !self.returns.is_empty() || !self.owing.soon.is_empty()
+        !self.ready.is_empty() || !self.returns.is_empty() || !self.pending_acks.soon.is_empty()
     }
 
     pub(crate) fn qpn(&self, index: u32) -> Qpn {
         Qpn::new(u32::from(self.slot) << 16 | index)
     }
 
-    pub(crate) fn entry(&mut self, qpn: Qpn) -> Option<&mut QpEntry> {
+    pub(crate) fn entry(&mut self, qpn: Qpn) -> Option<&mut QueuePair> {
         self.qps.get_mut((qpn.get() & 0xffff) as usize)?.as_deref_mut()
     }
 
@@ -400,10 +408,10 @@ impl Core {
             self.srqs.leave(srq);
         }
         self.events.forget(|event| matches!(event, AsyncEvent::Qp { qpn: of, .. } if *of == qpn));
-        self.regions.stage.forget_owner(index);
+        self.regions.staging.forget_owner(index);
         self.regions.unbind_qp(index);
         counters::add(&mut self.counters.qps, entry.qp.counters());
-        // Somebody who invents peers must not make us remember them all.
+        // Bound per-peer counters against spoofed source addresses.
         let peer =
             if self.moved.len() < MAX_PEERS { entry.qp.attr().remote } else { Ipv4Addr::UNSPECIFIED.into() };
         self.moved.entry(peer).or_default().add(&entry.tally);
@@ -421,8 +429,9 @@ impl Core {
 
     pub(crate) fn handle_datagram(&mut self, now: Nanos, datagram: &RxDatagram<'_>) {
         self.counters.rcvd_pkts += u64::from(datagram.packets);
-        // Left where it was written: moved, it would be read back in other pieces than it was written in, and so wait until the payload before it is stored
-        // (5 % of a receiver's time).
+        // Parse in place. A moved header would be read in other sizes than it was written in. That
+        // store-forwarding stall waits until the payload before it is stored (5 % of a receiver's
+        // time).
         let parsed = &Header::parse(datagram.bytes);
         let parsed = match parsed {
             Ok(parsed) => parsed,
@@ -441,7 +450,7 @@ impl Core {
         let header = &parsed.header;
         let index = header.dest_qpn.get() & 0xffff;
         let ours = header.dest_qpn.get() >> 16 == u32::from(self.slot);
-        // A receive that was posted before its message was sent is there for it.
+        // Admit receives that were posted before the peer sent this message.
         if !header.opcode.is_response() {
             self.take_submissions(|| now);
         }
@@ -504,16 +513,17 @@ impl Core {
         }
     }
 
-    /// Sends a marker of somebody on this machine back, or hears of one that came back; false if it is none.
+    /// Returns a marker of a same-host peer, or handles a returned one; false if the packet is no
+    /// marker.
     #[cold]
     fn handle_marker(&mut self, datagram: &RxDatagram<'_>) -> bool {
         let Some(marker) = Marker::parse(datagram.bytes) else { return false };
-        if !self.near.contains(datagram.src) || !self.check_icrc(datagram) {
+        if !self.local_peers.contains(datagram.src) || !self.check_icrc(datagram) {
             return false;
         }
         if !marker.returns {
             if self.returns.len() < MAX_RETURNS {
-                self.askers.expect(addressee(datagram.src, marker.from));
+                self.marker_senders.expect(addressee(datagram.src, marker.from));
                 self.returns.push((datagram.src, marker.returned()));
             }
         } else if let Some(entry) = self.entry(marker.to) {
@@ -527,7 +537,7 @@ impl Core {
         true
     }
 
-    /// Draws the consequences of the packets that came, once for each queue pair.
+    /// Processes the effects of received packets, once for each queue pair.
     fn settle_touched(&mut self, now: Nanos) {
         while let Some(index) = self.touched.pop() {
             let Some(entry) = self.qps[index as usize].as_deref_mut() else { continue };
@@ -545,7 +555,7 @@ impl Core {
             if sends || entry.qp.has_urgent_replies() {
                 self.make_ready(index);
             } else if replies {
-                entry.owe(now, &mut self.owing);
+                entry.owe(now, &mut self.pending_acks);
             }
         }
     }
@@ -557,10 +567,11 @@ impl Core {
             }
             self.timers.pop();
             let Some(entry) = self.qps.get_mut(index as usize).and_then(Option::as_deref_mut) else {
-                // Three timers are no queue pair's: that of the connection manager, of snapshots, which is looked at with it, and of deaths.
+                // Three timers belong to no queue pair: the connection manager's, that of
+                // snapshots, which is checked with it, and that of peer deaths.
                 self.gsi.wanted |= index == GSI_QPN || index == SNAPSHOT_TIMER;
                 if index == DEATH_TIMER {
-                    self.bury(now);
+                    self.expire_dead_peers(now);
                 }
                 continue;
             };
@@ -581,7 +592,7 @@ impl Core {
         }
     }
 
-    /// Puts the queue pair's next timeout on the heap, unless an earlier entry is there already.
+    /// Puts the queue pair's next timeout on the heap, unless an earlier entry exists.
     fn arm(&mut self, index: u32) {
         let Some(entry) = self.qps[index as usize].as_deref_mut() else { return };
         let Some(at) = entry.qp.poll_timeout() else { return };
@@ -599,11 +610,12 @@ impl Core {
         }
     }
 
-    /// Takes out of the protocol what came of the last call: completions, events, freed requests and room.
+    /// Collects the results of the last protocol call: completions, events, freed requests and
+    /// room.
     pub(crate) fn settle(&mut self, index: u32) {
         let Some(entry) = self.qps[index as usize].as_deref_mut() else { return };
         let mut overflowed = None;
-        let stage = &self.regions.stage;
+        let staging = &self.regions.staging;
         // Before the completions: an application that has one may post again.
         entry.publish_room();
         if let Some(srq) = entry.srq {
@@ -613,7 +625,7 @@ impl Core {
             if completion.status != Status::Success {
                 self.counters.count_failed(completion.status);
             }
-            overflowed = complete(entry, stage, completion).or(overflowed);
+            overflowed = complete(entry, staging, completion).or(overflowed);
         }
         while let Some(event) = entry.qp.poll_event() {
             self.events.push(AsyncEvent::Qp { qpn: entry.qpn, event });
@@ -622,10 +634,10 @@ impl Core {
             while let Some(posted) = entry.receives.pop_front() {
                 entry.publish_room();
                 self.counters.count_failed(Status::Flushed);
-                overflowed = complete(entry, stage, flushed(&posted)).or(overflowed);
+                overflowed = complete(entry, staging, flushed(&posted)).or(overflowed);
             }
             entry.current = None;
-            entry.feeds = None;
+            entry.prefetches = None;
             if entry.ends_sharing() {
                 self.events.push(AsyncEvent::Qp { qpn: entry.qpn, event: QpEvent::LastWqeReached });
             }
@@ -643,7 +655,7 @@ impl Core {
         }
     }
 
-    /// Brings the path's account up to date, and lets others have the room that was freed.
+    /// Updates the path's charge, and wakes other queue pairs for the freed room.
     pub(crate) fn recharge(&mut self, index: u32) {
         let Some(entry) = self.qps[index as usize].as_deref_mut() else { return };
         let outstanding = entry.qp.outstanding();
@@ -656,7 +668,7 @@ impl Core {
         }
     }
 
-    /// The queue pair has a new peer: what it sends is charged to another path from now on.
+    /// The queue pair has a new peer: its packets are charged to another path from now on.
     fn change_path(&mut self, index: u32) {
         let Some(entry) = self.qps[index as usize].as_deref_mut() else { return };
         let (remote, slot) = entry.peer();
@@ -664,7 +676,7 @@ impl Core {
         let new = self.paths.join(remote, slot, reliable);
         let old = entry.path.replace(new);
         let charged = std::mem::take(&mut entry.charged);
-        // It does not wait on the old path any more, or it would never be put into the new one's queue.
+        // It no longer waits on the old path; otherwise it would never join the new path's queue.
         entry.waiting = false;
         if let Some(old) = old {
             self.paths.charge(old, charged, 0);
@@ -673,8 +685,8 @@ impl Core {
         }
     }
 
-    /// Lets the next queue pair that waits for room try again, if there is room. One is enough: when its turn is
-    /// over and room is left, the next one follows.
+    /// Lets the next queue pair that waits for room retry, if there is room. One is enough: when
+    /// its turn is over and room is left, the next one follows.
     fn wake_waiting(&mut self, path: PathIndex) {
         while let Some(index) = self.paths.wake(path) {
             if let Some(entry) = self.qps.get_mut(index as usize).and_then(Option::as_deref_mut) {
@@ -685,7 +697,7 @@ impl Core {
         }
     }
 
-    /// Sends markers back; whether the batch is full.
+    /// Returns markers; whether the batch is full.
     fn fill_returns(&mut self) -> bool {
         while let Some((to, marker)) = self.returns.pop() {
             if !self.tx.has_room() {
@@ -699,12 +711,12 @@ impl Core {
     }
 }
 
-/// Which of the answers that can wait leave now.
+/// Which of the delayed ACKs leave now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answers {
-    /// Those that find a request to travel with.
+    /// Those that can piggyback on a request.
     Travelling,
-    /// Those that have waited long enough, too.
+    /// Also those whose delay has expired.
     Due,
     All,
 }

@@ -1,16 +1,16 @@
-//! Counting packets once, however often they are sent.
+//! Counts packets once, however often they are retransmitted.
 
 use nobounce_protocol::wire::Psn;
 
-/// The first sequence number that was never sent, of a stream in which some are sent again. `None`: nothing was sent.
+/// The first PSN that was never sent, of a stream with retransmissions. `None`: nothing was sent.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Once(Option<Psn>);
 
 impl Once {
-    /// Notes that `packets` left from `first` on; how many of them for the first time.
+    /// Records that `packets` left from `first` on; returns how many of them for the first time.
     ///
-    /// Every packet of the stream must be told, with payload or without: numbers are compared across the wrap, so the next one must
-    /// not be half of all numbers away.
+    /// Every packet of the stream must be recorded, with payload or without. PSNs are compared
+    /// across the wrap, so the next one must not be half the PSN space away.
     #[inline]
     pub(crate) fn note(&mut self, first: Psn, packets: u32) -> u32 {
         let end = Psn::new(first.get() + packets);
@@ -32,14 +32,14 @@ mod tests {
         let mut once = Once::default();
         let steps = [
             (0xff_fffc, 1, 1), // the first ever
-            (0xff_fffc, 1, 0), // again
+            (0xff_fffc, 1, 0), // retransmitted
             (0xff_fffd, 2, 2),
-            (0xff_fffd, 6, 4), // two of six again, over the wrap
+            (0xff_fffd, 6, 4), // two of six retransmitted, over the wrap
             (0xff_fffe, 1, 0),
-            (3, 0, 0),   // an answer that covers nothing
-            (100, 1, 1), // after a READ, which takes many numbers
+            (3, 0, 0),   // an ACK that covers nothing
+            (100, 1, 1), // after a READ, which takes many PSNs
             (100, 0, 0),
-            (200, 0, 0), // the stream goes on behind what others sent
+            (200, 0, 0), // the stream continues after other packets
             (199, 1, 0),
             (200, 1, 1),
         ];

@@ -1,4 +1,4 @@
-//! Which completion queues of a device have lost something: its engines tell each other.
+//! Completion-queue overflows of a device, shared by its engines.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,32 +9,32 @@ use crate::soft::engine::Core;
 use crate::soft::events::event::AsyncEvent;
 use crate::sync::waker::Waker;
 
-/// The completion queues that overflowed, in order: each is named once in its life.
+/// The completion queues that overflowed, in order: each appears once.
 #[derive(Debug, Default)]
 pub(crate) struct Overflows {
     count: AtomicUsize,
-    told: Mutex<Told>,
+    told: Mutex<KnownOverflows>,
 }
 
 #[derive(Debug, Default)]
-struct Told {
+struct KnownOverflows {
     cqs: Vec<u32>,
     wakers: Vec<Arc<Waker>>,
 }
 
 impl Overflows {
-    /// How many there are: a look at one number.
+    /// Their number: one load.
     #[inline]
     pub(crate) fn count(&self) -> usize {
         self.count.load(Ordering::Acquire)
     }
 
-    /// This thread is woken when there is one more.
+    /// Wakes this thread at the next overflow.
     pub(crate) fn wakes(&self, waker: &Arc<Waker>) {
         self.told.lock().unwrap_or_else(PoisonError::into_inner).wakers.push(waker.clone());
     }
 
-    /// One more.
+    /// Records an overflow.
     pub(crate) fn tell(&self, cq: u32) {
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         told.cqs.push(cq);
@@ -42,7 +42,7 @@ impl Overflows {
         told.wakers.iter().for_each(|waker| waker.wake());
     }
 
-    /// Those after the first `known`, which are known from now on.
+    /// Those after the first `known`; updates `known`.
     pub(crate) fn since(&self, known: &mut usize) -> Vec<u32> {
         let told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         let news = told.cqs.get(*known..).unwrap_or_default().to_vec();
@@ -52,15 +52,15 @@ impl Overflows {
 }
 
 impl Core {
-    /// A completion queue lost something: its queue pairs cannot go on as if nothing had happened.
+    /// A completion queue overflowed: its queue pairs must not continue.
     pub(crate) fn stop_users_of(&mut self, cq: u32) {
         self.events.push(AsyncEvent::CqOverflow { cq });
-        // The other engines hear of it in their own time, and we once more.
+        // The other engines handle it later, and this one sees it once more.
         self.overflows.tell(cq);
         self.stop_own_users_of(cq);
     }
 
-    /// A completion queue lost something, perhaps of another engine's.
+    /// A completion queue overflowed, perhaps in another engine.
     #[cold]
     pub(crate) fn hear_of_overflows(&mut self) {
         for cq in self.overflows.since(&mut self.overflows_known) {

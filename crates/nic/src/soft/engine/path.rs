@@ -1,46 +1,47 @@
-//! How much may be under way to one socket.
+//! The in-flight limit (budget) for each destination socket.
 //!
-//! The receiver's socket buffer is shared by all queue pairs that send to it. An ordinary user gets 212,992 bytes of
-//! it (doubled by the kernel for its own overhead), and what does not fit is lost. So all queue pairs towards one
-//! peer process share one budget; each keeps its own window below that.
+//! The receiver's socket buffer is shared by all queue pairs that send to it. An ordinary user gets
+//! 212,992 bytes of it (doubled by the kernel for its own overhead). Packets that do not fit are
+//! lost. So all queue pairs to one peer process share one budget; each keeps its own window below
+//! that.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Bytes under way to one socket. Small enough to stay in the receiver's cache and buffer, large enough for five
-/// full segmented sends.
+/// Bytes in flight to one socket. Small enough to stay in the receiver's cache and buffer, large
+/// enough for five full segmented sends.
 const BUDGET: u64 = 340 << 10;
-/// The same to a socket of this machine, at most, where it has room for more: the other end may be at something else for as long as five take.
-/// (NCCL's send and receive of 64 MiB over UDP on an H200: 32 ms instead of 46.)
+/// The upper limit for a socket of this host whose buffer has more room. It covers a receiver that
+/// is busy for as long as five segmented sends take. (NCCL's send and receive of 64 MiB over UDP on
+/// an H200: 32 ms instead of 46.)
 const ROOMY_BUDGET: u64 = 1360 << 10;
-/// The same where nothing is repeated. The kernel gives room in a buffer back by quarters of it, late, and somebody else
-/// may send to the same socket.
+/// The same for an unreliable service. The kernel frees buffer space late and by quarters, and
+/// other processes may send to the same socket.
 const CAREFUL_BUDGET: u64 = 208 << 10;
-/// Room is given out in pieces of at least a full segmented send: as acknowledgements trickle in, sends would
-/// otherwise shrink to the size of what was just acknowledged, and a system call costs the same for one packet as
-/// for fifteen.
+/// Room is granted in pieces of at least a full segmented send. Otherwise sends would shrink to the
+/// size of the last ACK, and a system call costs the same for one packet as for fifteen.
 const PIECE: u64 = 68 << 10;
 
-/// Which budget a queue pair uses.
+/// Identifies the budget that a queue pair uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PathIndex(usize);
 
 #[derive(Debug)]
 struct Path {
     budget: u64,
-    /// What the budget is where everything is repeated that is lost.
+    /// The budget if all users retransmit lost packets.
     usual: u64,
     under_way: u64,
-    /// It ends at a socket of this machine.
+    /// The destination socket is on this host.
     ends_here: bool,
     users: usize,
-    /// Those of its users that send what nobody repeats: as long as there are any, the budget is smaller.
+    /// Users of an unreliable service: while there are any, the budget is smaller.
     careful: usize,
-    /// Queue pairs that have something to send but found no room.
+    /// Queue pairs with packets to send that found no room.
     waiting: VecDeque<u32>,
-    /// How many engines of this device send there: each has its part of the budget.
+    /// Number of engines of this device that send there: each has its part of the budget.
     sharers: Option<Arc<AtomicU64>>,
 }
 
@@ -59,7 +60,7 @@ impl Default for Path {
     }
 }
 
-/// How many engines of one device send to each socket.
+/// Number of engines of one device that send to each socket.
 #[derive(Debug, Default)]
 pub(crate) struct Sharers(Mutex<HashMap<(IpAddr, u8), Arc<AtomicU64>>>);
 
@@ -96,12 +97,13 @@ pub(crate) struct Paths {
 }
 
 impl Paths {
-    /// Those of an engine that may have others beside it.
+    /// The paths of an engine; `sharers` is set if the device may have further engines.
     pub(crate) fn new(sharers: Option<Arc<Sharers>>) -> Self {
         Self { sharers, ..Self::default() }
     }
 
-    /// Joins the path to that slot of that address, as one whose packets are repeated when they are lost (`reliable`) or not.
+    /// Joins the path to that slot of that address. `reliable`: the queue pair retransmits lost
+    /// packets.
     pub(crate) fn join(&mut self, remote: IpAddr, slot: u8, reliable: bool) -> PathIndex {
         let at = *self.index.entry((remote, slot)).or_insert_with(|| {
             self.free.pop().unwrap_or_else(|| {
@@ -119,14 +121,16 @@ impl Paths {
         PathIndex(at)
     }
 
-    /// The other end is a socket of this machine, for which the kernel keeps so many bytes, a fifth of them for itself.
+    /// The destination is a socket of this host with so many bytes of kernel buffer, a fifth of
+    /// them for kernel overhead.
     pub(crate) fn ends_here(&mut self, path: PathIndex, room: u64) {
         self.paths[path.0].usual = (room / 5 * 4).clamp(BUDGET, ROOMY_BUDGET);
         self.paths[path.0].ends_here = true;
         self.paths[path.0].set_budget();
     }
 
-    /// Leaves it as what it had joined it as; what is still charged is given back by the caller first.
+    /// Leaves the path; `reliable` as in [`join`](Self::join). The caller first returns what is
+    /// still charged.
     pub(crate) fn leave(&mut self, path: PathIndex, reliable: bool) {
         let PathIndex(at) = path;
         self.paths[at].users -= 1;
@@ -145,8 +149,8 @@ impl Paths {
         }
     }
 
-    /// Bytes that may still be sent. An idle path takes anything, but for a socket of this machine, which would lose it: there one READ could ask
-    /// for more than fits.
+    /// Bytes that may still be sent. An idle path takes anything, except to a socket of this host,
+    /// which would drop it. There one READ could request more than fits.
     pub(crate) fn room(&self, path: PathIndex) -> u64 {
         let Path { budget, under_way, ref sharers, ends_here, .. } = self.paths[path.0];
         let budget = match sharers {
@@ -161,8 +165,10 @@ impl Paths {
         }
     }
 
-    /// Whether answers that free a little of it cost more than they bring: both ends are on this machine, and one queue pair has all of it, none
-    /// beside it and no other engine. (Others must not wait for room until this one asks; and where it is divided, there may be none left without an answer.)
+    /// Whether ACKs that free little room cost more than they gain. True if both ends are on this
+    /// host, and one queue pair has the whole path, without another engine. (Other queue pairs must
+    /// not wait for room until this one requests an ACK. With a divided budget, no room may be left
+    /// without an ACK.)
     pub(crate) fn has_dear_answers(&self, path: PathIndex) -> bool {
         let Path { users, ends_here, ref sharers, .. } = self.paths[path.0];
         let is_divided = || sharers.as_ref().is_some_and(|sharers| sharers.load(Ordering::Relaxed) > 1);
@@ -174,7 +180,7 @@ impl Paths {
         self.paths[path.0].users > 1
     }
 
-    /// A queue pair's share changed from `before` to `after`.
+    /// A queue pair's charge changed from `before` to `after`.
     pub(crate) fn charge(&mut self, path: PathIndex, before: u64, after: u64) {
         let path = &mut self.paths[path.0];
         path.under_way = path.under_way.saturating_sub(before) + after;
@@ -185,7 +191,7 @@ impl Paths {
         self.paths[path.0].waiting.push_back(qp);
     }
 
-    /// The next queue pair that may try again.
+    /// The next queue pair that may retry.
     pub(crate) fn wake(&mut self, path: PathIndex) -> Option<u32> {
         if self.room(path) == 0 {
             return None;
@@ -214,19 +220,19 @@ mod tests {
         assert_eq!(paths.room(path), ROOMY_BUDGET, "one READ must not ask for more");
         paths.charge(path, 0, 1);
         let careful = paths.join(to, 1, false);
-        assert_eq!(left(&paths, careful), CAREFUL_BUDGET, "what nobody repeats has less");
+        assert_eq!(left(&paths, careful), CAREFUL_BUDGET, "an unreliable service has less");
         paths.leave(careful, false);
         assert_eq!(left(&paths, path), ROOMY_BUDGET);
         paths.charge(path, 1, 0);
         paths.leave(path, true);
         let again = paths.join(to, 1, true);
         paths.charge(again, 0, 1);
-        assert_eq!(left(&paths, again), BUDGET, "whoever comes next is asked anew");
+        assert_eq!(left(&paths, again), BUDGET, "the next user starts with the default");
         assert!(!paths.has_dear_answers(again));
     }
 
     #[test]
-    fn a_path_is_careful_as_long_as_somebody_on_it_needs_it() {
+    fn a_path_is_careful_while_it_has_unreliable_users() {
         let mut paths = Paths::default();
         let to = "127.0.0.1".parse().unwrap();
         let room = |paths: &Paths, path| paths.room(path) + 1;

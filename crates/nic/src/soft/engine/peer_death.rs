@@ -1,8 +1,10 @@
-//! Peers on this machine whose process was killed.
+//! Peers on this host whose process was killed.
 //!
-//! A NIC learns of it only by asking: a queue pair that waits for its peer, and has nothing under way itself, would wait for ever. But whoever has
-//! shared memory with a peer hears its connection end, and whoever goes on purpose says goodbye first. So queue pairs of one that went without
-//! a word end in error, with an event and with flushed receives, as if they had asked and got no answer.
+//! A NIC detects this only by sending: a queue pair that waits for its peer, with nothing in
+//! flight, would wait for ever. But a shared-memory link to a peer reports the end of its
+//! connection. A peer that closes cleanly sends a goodbye first. So queue pairs of a peer that
+//! ended without one go to the error state. They get an event and flushed receives, as after
+//! exhausted retries.
 
 use std::cmp::Reverse;
 
@@ -10,37 +12,37 @@ use nobounce_protocol::timing::Nanos;
 
 use crate::links::{Departed, now_ns};
 use crate::soft::engine::Core;
-use crate::soft::engine::entry::QpEntry;
+use crate::soft::engine::queue_pair::QueuePair;
 
-/// Time to read what the dead one wrote before.
+/// Time to receive what the dead peer had sent.
 const GRACE_NS: Nanos = 100_000_000;
-/// In the heap of timers, whose other entries are queue pairs.
+/// Timer key of peer deaths; other keys are queue pairs.
 pub(crate) const DEATH_TIMER: u32 = u32::MAX - 1;
 
 impl Core {
-    /// The shorter way to a peer has ended.
+    /// The shared-memory link to a peer has ended.
     #[cold]
     pub(crate) fn lose_peer(&mut self, departed: Departed) {
         let Departed { peer, died } = departed;
         let end = now_ns() + GRACE_NS;
         for entry in self.qps.iter_mut().flatten() {
-            // Packets to those whose shorter way has ended need an ICRC again.
+            // Packets to a peer without shared memory need an ICRC again.
             entry.part_with(peer);
             if died && entry.peer() == peer {
                 entry.ends_at = Some(end);
             }
         }
-        self.askers.forget(peer);
+        self.marker_senders.forget(peer);
         if died {
             self.timers.push(Reverse((end, DEATH_TIMER)));
         }
     }
 
-    /// Ends the queue pairs whose peers died that long ago.
+    /// Moves the queue pairs of expired peers to the error state.
     #[cold]
-    pub(crate) fn bury(&mut self, now: Nanos) {
+    pub(crate) fn expire_dead_peers(&mut self, now: Nanos) {
         for at in 0..self.qps.len() {
-            let due = |entry: &&mut QpEntry| entry.ends_at.is_some_and(|end| end <= now);
+            let due = |entry: &&mut QueuePair| entry.ends_at.is_some_and(|end| end <= now);
             let Some(entry) = self.qps[at].as_deref_mut().filter(due) else { continue };
             entry.ends_at = None;
             if entry.qp.handle_peer_death() {

@@ -1,18 +1,19 @@
-//! How each peer numbers its packets, and whether they came as they left.
+//! IP identification policy of each peer, and ICRC checks.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
 
-use nobounce_protocol::wire::icrc::{Flow, Verdict};
+use nobounce_protocol::wire::icrc::{Flow, IcrcCheck};
 use nobounce_protocol::wire::{IdPolicy, IdVerdict, ROCE_PORT};
 
 use crate::links::RxDatagram;
 use crate::soft::engine::Core;
 
-/// Peers remembered. A stranger can invent addresses; when there are too many, all are forgotten and learnt anew.
+/// Peers remembered. Source addresses can be spoofed: when there are too many, all are dropped and
+/// learnt anew.
 const MAX_PEERS: usize = 1024;
 
-/// The numbering of every peer, with the one heard last at hand.
+/// The policy of every peer, with the latest one cached.
 #[derive(Debug)]
 pub(crate) struct Peers {
     last: (IpAddr, IdPolicy),
@@ -26,7 +27,7 @@ impl Default for Peers {
 }
 
 impl Peers {
-    /// What is known of this peer.
+    /// The policy of this peer.
     pub(crate) fn policy(&mut self, peer: IpAddr) -> &mut IdPolicy {
         if self.last.0 != peer {
             if self.others.len() >= MAX_PEERS {
@@ -41,21 +42,21 @@ impl Peers {
 }
 
 impl Core {
-    /// Whether the ICRC is right.
+    /// Whether the ICRC is correct.
     pub(crate) fn check_icrc(&mut self, datagram: &RxDatagram<'_>) -> bool {
         let policy = self.peers.policy(datagram.src);
         let RxDatagram { src, src_port, bytes, .. } = *datagram;
-        let place = self.sealers.find((src_port, src), bytes.len(), || Flow {
+        let place = self.icrc_writers.find((src_port, src), bytes.len(), || Flow {
             src,
             dst: self.local,
             src_port,
             dst_port: ROCE_PORT,
         });
-        let Some(sealer) = self.sealers.get(place) else { return false };
-        match sealer.verify(policy.guess(datagram.ip_id), datagram.bytes) {
-            Verdict::Bad => false,
-            Verdict::Valid { ip_id: None } => true,
-            Verdict::Valid { ip_id: Some(id) } => {
+        let Some(icrc_writer) = self.icrc_writers.get(place) else { return false };
+        match icrc_writer.verify(policy.guess(datagram.ip_id), datagram.bytes) {
+            IcrcCheck::Bad => false,
+            IcrcCheck::Valid { ip_id: None } => true,
+            IcrcCheck::Valid { ip_id: Some(id) } => {
                 let verdict = policy.accept(id);
                 self.counters.icrc_solved += u64::from(verdict == IdVerdict::Solved);
                 verdict.is_accepted()

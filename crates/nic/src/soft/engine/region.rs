@@ -1,4 +1,4 @@
-//! Memory regions: what a peer or the application named by a key, and with which rights.
+//! Memory regions: the memory and rights behind each key.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,14 +11,14 @@ use nobounce_memory::{Sink, Source};
 use nobounce_protocol::qp::{Access, LocalFault, LocalWork, Nak};
 use nobounce_protocol::wire::Psn;
 
-use crate::soft::engine::memory_windows::{Asker, Windows};
+use crate::soft::engine::memory_windows::{Accessor, Windows};
 use crate::soft::error::RegisterError;
-use crate::soft::gpu::staging::{Owner, Stage};
-use crate::soft::gpu::target::{Change, GpuTarget, LoadError, Message, PlaceError, Placed, Target};
+use crate::soft::gpu::staging::{CopyOwner, Staging};
+use crate::soft::gpu::target::{Change, GatheredMessage, GpuTarget, LoadError, PlaceError, Placed, Target};
 use crate::soft::limits::MAX_REGIONS;
-use crate::soft::tally::Route;
+use crate::soft::tally::BytePath;
 
-/// Keys that were given back and are not given out again for this many registrations.
+/// Released keys are not reused for this many registrations.
 const RETIRED_KEYS: usize = 4096;
 #[derive(Debug)]
 pub(crate) struct Region {
@@ -26,7 +26,7 @@ pub(crate) struct Region {
     pub(crate) addr: u64,
     pub(crate) access: Access,
     pub(crate) pd: u32,
-    /// That its memory is gone was said.
+    /// The loss of its memory was logged.
     told: AtomicBool,
 }
 
@@ -35,7 +35,7 @@ impl Region {
         Self { target, addr, access, pd, told: AtomicBool::new(false) }
     }
 
-    /// Where the bytes lie, if all of them lie in it.
+    /// The offset of the bytes, if all of them lie in the region.
     pub(crate) fn offset(&self, addr: u64, len: u64) -> Option<usize> {
         let offset = addr.checked_sub(self.addr)?;
         let end = offset.checked_add(len)?;
@@ -57,7 +57,7 @@ impl Region {
 
     #[cold]
     fn refuse(&self, gone: &Gone) {
-        // Once: a peer may go on asking.
+        // Once: a peer may repeat its request.
         if !self.told.swap(true, Ordering::Relaxed) {
             tracing::warn!("a request for registered GPU memory was refused: {gone}");
         }
@@ -65,7 +65,7 @@ impl Region {
 }
 
 trait Allows {
-    /// The region, and where in it the bytes lie, if they may be used so.
+    /// The region and the offset of the bytes in it, if this access is allowed.
     fn allows(&self, pd: u32, addr: u64, len: u64, access: Access) -> Option<(&Self, usize)>;
 }
 
@@ -83,7 +83,7 @@ impl Allows for Arc<Region> {
 pub(crate) struct Table {
     regions: HashMap<u32, Arc<Region>>,
     retired: VecDeque<u32>,
-    /// The region used last: bulk traffic asks for the same one again and again.
+    /// The region used last: bulk traffic uses the same one repeatedly.
     recent: Option<(u32, Arc<Region>)>,
 }
 
@@ -100,7 +100,7 @@ impl Table {
         self.regions.contains_key(&key) || self.retired.contains(&key)
     }
 
-    /// The region, and where in it the bytes lie, if they may be used so.
+    /// The region and the offset of the bytes in it, if this access is allowed.
     fn allowed(
         &mut self,
         pd: u32,
@@ -112,23 +112,23 @@ impl Table {
         self.find(key).and_then(|region| region.allows(pd, addr, len, access))
     }
 
-    /// Calls `then` with the region that a peer may use so, and where in it the bytes lie. Its key may be that of a memory window: then
-    /// nobody takes that back meanwhile.
+    /// Calls `then` with the region that a peer may access this way, and the offset of the bytes in
+    /// it. The key may be that of a memory window, which cannot be invalidated meanwhile.
     #[inline]
     fn with_allowed_remote<T>(
         &mut self,
         windows: &RwLock<Windows>,
-        asker: Asker,
+        accessor: Accessor,
         (key, addr, len): (u32, u64, u64),
         access: Access,
         then: impl FnOnce(&Arc<Region>, usize) -> T,
     ) -> Option<T> {
         if self.find(key).is_some() {
-            let (region, offset) = self.recent.as_ref()?.1.allows(asker.pd, addr, len, access)?;
+            let (region, offset) = self.recent.as_ref()?.1.allows(accessor.pd, addr, len, access)?;
             return Some(then(region, offset));
         }
         let windows = windows.read().unwrap_or_else(PoisonError::into_inner);
-        let region = windows.allowed(asker, key, addr, len, access)?;
+        let region = windows.allowed(accessor, key, addr, len, access)?;
         let offset = region.living(addr, len)?;
         Some(then(region, offset))
     }
@@ -143,18 +143,20 @@ pub(crate) enum GatherError {
     Fetch,
 }
 
-/// What one engine knows of the regions of its device: all engines know the same, each in a table of its own.
+/// One engine's table of its device's regions: all engines hold the same ones, each in its own
+/// table.
 #[derive(Debug)]
 pub(crate) struct Regions {
     /// The number of the engine.
     number: usize,
     pub(crate) table: Table,
-    /// The device's memory windows. Only packets with such a key, and those who bind them, take this lock.
+    /// The device's memory windows. Only packets with a window's key, and bind requests, take this
+    /// lock.
     windows: Arc<RwLock<Windows>>,
-    pub(crate) stage: Stage,
+    pub(crate) staging: Staging,
     pub(crate) faults: u64,
     pub(crate) refused: u64,
-    /// Why paths of regions so far were not direct.
+    /// Reasons why paths of regions so far were not direct.
     pub(crate) staged: BTreeSet<String>,
 }
 
@@ -162,25 +164,25 @@ pub(crate) struct Regions {
 const MAX_REASONS: usize = 16;
 
 impl Regions {
-    /// None yet, for the engine with that number.
+    /// An empty table, for the engine with that number.
     pub(crate) fn new(number: usize, windows: Arc<RwLock<Windows>>) -> Self {
         Self {
             number,
             table: Table::default(),
             windows,
-            stage: Stage::default(),
+            staging: Staging::default(),
             faults: 0,
             refused: 0,
             staged: BTreeSet::new(),
         }
     }
 
-    /// Knows the regions that another engine of the device knows.
+    /// Copies the regions of another engine of the device.
     pub(crate) fn know_as(&mut self, other: &Self) {
         self.table.regions.clone_from(&other.table.regions);
     }
 
-    /// Remembers why a path is not direct.
+    /// Records why a path is not direct.
     pub(crate) fn note_paths(&mut self, paths: &Paths) {
         for path in [&paths.inbound, &paths.outbound] {
             if let Path::Staged(reason) = path
@@ -191,7 +193,8 @@ impl Regions {
         }
     }
 
-    /// Finds a key for a new region, and knows it from now on. For the first engine alone; the others are [told](Self::put).
+    /// Allocates a key for a new region and inserts it. For the first engine alone; the others get
+    /// it by [`put`](Self::put).
     pub(crate) fn insert(&mut self, region: Arc<Region>) -> Result<u32, RegisterError> {
         let Self { table: Table { regions, retired, .. }, windows, .. } = self;
         if regions.len() >= MAX_REGIONS {
@@ -212,14 +215,14 @@ impl Regions {
         self.table.regions.get(&key).cloned()
     }
 
-    /// Puts a region behind the key; the one that was there.
+    /// Puts a region behind the key; returns the previous one.
     pub(crate) fn put(&mut self, key: u32, region: Arc<Region>) -> Option<Arc<Region>> {
         self.table.recent = None;
         self.table.regions.insert(key, region)
     }
 
-    /// Forgets the region behind the key. Memory windows onto it are the caller's to [take back](Windows::leave_region), when all engines
-    /// have forgotten it.
+    /// Removes the region behind the key. The caller [unbinds](Windows::leave_region) its memory
+    /// windows when all engines have removed it.
     pub(crate) fn remove(&mut self, key: u32) -> Option<Arc<Region>> {
         let Table { regions, retired, recent } = &mut self.table;
         *recent = None;
@@ -231,59 +234,59 @@ impl Regions {
         Some(region)
     }
 
-    /// Carries out a request that binds or takes back a memory window; false where it cannot be done.
-    pub(crate) fn carry_out(&mut self, asker: Asker, work: &LocalWork) -> bool {
-        let asker = asker.of_engine(self.number);
+    /// Executes a request that binds or invalidates a memory window; false if that is not possible.
+    pub(crate) fn carry_out(&mut self, accessor: Accessor, work: &LocalWork) -> bool {
+        let accessor = accessor.of_engine(self.number);
         let Self { table, windows, .. } = self;
         let mut windows = windows.write().unwrap_or_else(PoisonError::into_inner);
-        windows.carry_out(asker, work, |key| table.regions.get(&key).cloned())
+        windows.carry_out(accessor, work, |key| table.regions.get(&key).cloned())
     }
 
-    /// The peer takes back a memory window.
-    pub(crate) fn invalidate(&mut self, asker: Asker, key: u32) -> Result<(), Nak> {
+    /// The peer invalidates a memory window.
+    pub(crate) fn invalidate(&mut self, accessor: Accessor, key: u32) -> Result<(), Nak> {
         let mut windows = self.windows.write().unwrap_or_else(PoisonError::into_inner);
-        let done = windows.invalidate(asker.of_engine(self.number), key);
+        let done = windows.invalidate(accessor.of_engine(self.number), key);
         self.refused += u64::from(!done);
         if done { Ok(()) } else { Err(Nak::RemoteAccess) }
     }
 
-    /// A queue pair goes, and with it the memory windows that it bound.
+    /// A queue pair is destroyed: unbinds its memory windows.
     pub(crate) fn unbind_qp(&self, qp: u32) {
         let mut windows = self.windows.write().unwrap_or_else(PoisonError::into_inner);
-        windows.leave_qp(Asker { pd: 0, qp }.of_engine(self.number));
+        windows.leave_qp(Accessor { pd: 0, qp }.of_engine(self.number));
     }
 
     pub(crate) fn check_remote(
         &mut self,
-        asker: Asker,
+        accessor: Accessor,
         key: u32,
         addr: u64,
         len: u64,
         access: Access,
     ) -> Result<(), Nak> {
-        let asker = asker.of_engine(self.number);
+        let accessor = accessor.of_engine(self.number);
         let place = (key, addr, len);
         let allowed =
-            self.table.with_allowed_remote(&self.windows, asker, place, access, |_, _| ()).is_some();
+            self.table.with_allowed_remote(&self.windows, accessor, place, access, |_, _| ()).is_some();
         self.refused += u64::from(!allowed);
         if allowed { Ok(()) } else { Err(Nak::RemoteAccess) }
     }
 
-    /// Places what a peer writes.
+    /// Places a peer's WRITE.
     pub(crate) fn place_remote(
         &mut self,
-        (pd, owner): (u32, Owner),
+        (pd, owner): (u32, CopyOwner),
         key: u32,
         addr: u64,
         bytes: Source<'_>,
         last: bool,
     ) -> Result<Placed, Nak> {
-        let Self { table, windows, stage, faults, refused, .. } = self;
-        let asker = Asker { pd, qp: owner.qp }.of_engine(self.number);
+        let Self { table, windows, staging, faults, refused, .. } = self;
+        let accessor = Accessor { pd, qp: owner.qp }.of_engine(self.number);
         let place = (key, addr, bytes.len() as u64);
         let placed =
-            table.with_allowed_remote(windows, asker, place, Access::REMOTE_WRITE, |region, offset| {
-                region.target.place(stage, owner, offset, bytes, last)
+            table.with_allowed_remote(windows, accessor, place, Access::REMOTE_WRITE, |region, offset| {
+                region.target.place(staging, owner, offset, bytes, last)
             });
         let Some(placed) = placed else {
             *refused += 1;
@@ -292,20 +295,20 @@ impl Regions {
         placed.map_err(|error| judge_place(faults, error))
     }
 
-    /// Loads what a peer reads, and carries `crc` on over it.
+    /// Loads bytes for a peer's READ, and extends `crc` over them.
     pub(crate) fn load_remote(
         &mut self,
-        asker: Asker,
+        accessor: Accessor,
         (key, addr): (u32, u64),
         out: Sink<'_>,
-        message: Message,
+        message: GatheredMessage,
         crc: Option<u32>,
-    ) -> Result<(Option<u32>, Route), GatherError> {
+    ) -> Result<(Option<u32>, BytePath), GatherError> {
         let Self { table, windows, faults, refused, .. } = self;
-        let asker = asker.of_engine(self.number);
+        let accessor = accessor.of_engine(self.number);
         let place = (key, addr, out.len() as u64);
         let loaded =
-            table.with_allowed_remote(windows, asker, place, Access::REMOTE_READ, |region, offset| {
+            table.with_allowed_remote(windows, accessor, place, Access::REMOTE_READ, |region, offset| {
                 region.target.load(offset, out, message, crc)
             });
         let Some(loaded) = loaded else {
@@ -315,45 +318,45 @@ impl Regions {
         loaded.map_err(|error| judge_load(faults, error))
     }
 
-    /// Calls `then` with the GPU memory that holds these bytes, where in it they lie, and the copy engines; `None` where they
-    /// are not a GPU's. No rights are needed for what is our own.
+    /// Calls `then` with the GPU memory that holds these bytes, their offset in it, and the copy
+    /// engines. `None` if they are not in GPU memory. Local access needs no rights.
     pub(crate) fn with_gpu<T>(
         &mut self,
-        asker: Asker,
+        accessor: Accessor,
         (key, addr): (u32, u64),
         len: usize,
         access: Access,
-        then: impl FnOnce(&GpuTarget, usize, &mut Stage) -> T,
+        then: impl FnOnce(&GpuTarget, usize, &mut Staging) -> T,
     ) -> Result<Option<T>, Nak> {
-        let asker = asker.of_engine(self.number);
-        let Self { table, windows, stage, .. } = self;
+        let accessor = accessor.of_engine(self.number);
+        let Self { table, windows, staging, .. } = self;
         let look = |region: &Arc<Region>, offset| match &region.target {
             Target::Host(_) => None,
-            Target::Gpu(gpu) => Some(then(gpu, offset, stage)),
+            Target::Gpu(gpu) => Some(then(gpu, offset, staging)),
         };
         let found = if access.is_empty() {
             table
-                .allowed(asker.pd, key, addr, len as u64, access)
+                .allowed(accessor.pd, key, addr, len as u64, access)
                 .map(|(region, offset)| look(region, offset))
         } else {
-            table.with_allowed_remote(windows, asker, (key, addr, len as u64), access, look)
+            table.with_allowed_remote(windows, accessor, (key, addr, len as u64), access, look)
         };
         found.ok_or(Nak::RemoteAccess)
     }
 
     pub(crate) fn change(
         &mut self,
-        (pd, owner): (u32, Owner),
+        (pd, owner): (u32, CopyOwner),
         key: u32,
         addr: u64,
         change: (Change, Psn),
     ) -> Result<(u64, Placed), Nak> {
-        let asker = Asker { pd, qp: owner.qp }.of_engine(self.number);
-        let Self { table, windows, stage, faults, refused, .. } = self;
+        let accessor = Accessor { pd, qp: owner.qp }.of_engine(self.number);
+        let Self { table, windows, staging, faults, refused, .. } = self;
         let place = (key, addr, 8);
         let changed =
-            table.with_allowed_remote(windows, asker, place, Access::REMOTE_ATOMIC, |region, offset| {
-                region.target.change(stage, owner, offset, change)
+            table.with_allowed_remote(windows, accessor, place, Access::REMOTE_ATOMIC, |region, offset| {
+                region.target.change(staging, owner, offset, change)
             });
         let Some(changed) = changed else {
             *refused += 1;
@@ -362,15 +365,15 @@ impl Regions {
         changed.map_err(|error| judge_place(faults, error))
     }
 
-    /// Loads what we send, and carries `crc` on over it.
+    /// Loads bytes to send, and extends `crc` over them.
     pub(crate) fn load_local(
         &mut self,
         pd: u32,
         (key, addr): (u32, u64),
         out: Sink<'_>,
-        message: Message,
+        message: GatheredMessage,
         crc: Option<u32>,
-    ) -> Result<(Option<u32>, Route), GatherError> {
+    ) -> Result<(Option<u32>, BytePath), GatherError> {
         let Self { table, faults, .. } = self;
         let (region, offset) = table
             .allowed(pd, key, addr, out.len() as u64, Access::empty())
@@ -378,19 +381,19 @@ impl Regions {
         region.target.load(offset, out, message, crc).map_err(|error| judge_load(faults, error))
     }
 
-    /// Places what arrived for us.
+    /// Places received bytes.
     pub(crate) fn place_local(
         &mut self,
-        (pd, owner): (u32, Owner),
+        (pd, owner): (u32, CopyOwner),
         key: u32,
         addr: u64,
         bytes: Source<'_>,
         last: bool,
     ) -> Result<Placed, LocalFault> {
-        let Self { table, stage, faults, .. } = self;
+        let Self { table, staging, faults, .. } = self;
         let (region, offset) =
             table.allowed(pd, key, addr, bytes.len() as u64, Access::LOCAL_WRITE).ok_or(LocalFault)?;
-        region.target.place(stage, owner, offset, bytes, last).map_err(|error| {
+        region.target.place(staging, owner, offset, bytes, last).map_err(|error| {
             judge_place(faults, error);
             LocalFault
         })
@@ -398,7 +401,7 @@ impl Regions {
 }
 
 impl Regions {
-    /// A message ended in other memory, but began in this one.
+    /// A message began in this memory, but ended in another one.
     pub(crate) fn announce(&mut self, pd: u32, key: u32) -> Result<(), LocalFault> {
         let region = self.table.find(key).filter(|region| region.pd == pd).ok_or(LocalFault)?;
         region.target.announce().map_err(|_| LocalFault)
@@ -409,7 +412,7 @@ fn judge_place(faults: &mut u64, error: PlaceError) -> Nak {
     match error {
         PlaceError::Access(error) => judge(faults, &error),
         PlaceError::Ended => Nak::RemoteAccess,
-        PlaceError::Stage(_) => {
+        PlaceError::Staging(_) => {
             *faults += 1;
             Nak::RemoteOperational
         }
@@ -429,10 +432,11 @@ fn judge(faults: &mut u64, error: &AccessError) -> Nak {
     if error.is_fault() { Nak::RemoteOperational } else { Nak::RemoteAccess }
 }
 
-/// Unpredictable: a key is all that stands between a peer and the memory behind it.
+/// Unpredictable: the key is all that protects the memory behind it from a peer.
 pub(crate) fn random_u32() -> u32 {
     let mut bytes = [0_u8; 4];
-    // SAFETY: four writable bytes. For so few the call neither blocks (after boot) nor returns short.
+    // SAFETY: four writable bytes. For so few the call neither blocks (after boot) nor returns
+    // short.
     unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
     u32::from_ne_bytes(bytes)
 }

@@ -1,54 +1,57 @@
-//! What waited for the GPU's copy engine is let go here, or fails.
+//! Releases, or fails, what waited for the GPU's copy engine.
 
 use std::time::Duration;
 
 use nobounce_protocol::qp::{QpEvent, Status};
 use nobounce_protocol::wire::Qpn;
 
-use crate::soft::engine::entry::{QpEntry, deliver};
+use crate::soft::engine::queue_pair::{QueuePair, deliver};
 use crate::soft::engine::{Core, Engine};
 use crate::soft::events::event::AsyncEvent;
-use crate::soft::gpu::staging::{Changed, Owner};
+use crate::soft::gpu::staging::{Changed, CopyOwner};
 
-/// How long a queue pair or a device that goes waits for copies into GPU memory, whose answers it owes. Microseconds are usual. Shorter
-/// than the patience of its peers, who hear nothing meanwhile (8 times 268 ms).
-pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
+/// How long a closing queue pair or device waits for copies into GPU memory with pending ACKs.
+/// Microseconds are usual. Shorter than the retry time of its peers, which receive nothing
+/// meanwhile (8 times 268 ms).
+pub(crate) const RELEASE_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Engine {
-    /// Waits, not for long, until copies into GPU memory are over, and sends the answers that waited for them: before the device goes.
+    /// Waits briefly until copies into GPU memory are over, and sends the ACKs that waited for
+    /// them: before the device closes.
     pub(crate) fn drain(&mut self) {
-        if !self.core.holding.is_empty() || self.core.regions.stage.is_busy() {
-            self.core.regions.stage.drain(PATIENCE);
+        if !self.core.holding.is_empty() || self.core.regions.staging.is_busy() {
+            self.core.regions.staging.drain(RELEASE_TIMEOUT);
             self.core.release_held();
         }
         self.send_answers();
     }
 
-    /// Sends what the queue pair still owes its peer, as far as it can be sent; whether nothing of it waits for copies into GPU memory.
+    /// Sends the queue pair's pending ACKs, as far as possible. Returns whether none of them waits
+    /// for copies into GPU memory.
     pub(crate) fn settle_debts(&mut self, qpn: Qpn) -> bool {
         self.core.release_held();
         self.core.make_ready(qpn.get() & 0xffff);
         self.send_answers();
         let Some(entry) = self.core.entry(qpn) else { return true };
         let ticket = entry.ticket;
-        self.core.regions.stage.is_over(ticket)
+        self.core.regions.staging.is_over(ticket)
     }
 }
 
 impl Core {
-    /// Starts the copies that were collected, and lets go of what waited for copies that are over.
+    /// Starts the collected copies, and releases what waited for finished ones.
     pub(crate) fn release_held(&mut self) {
-        if self.holding.is_empty() && !self.regions.stage.is_busy() {
+        if self.holding.is_empty() && !self.regions.staging.is_busy() {
             return;
         }
-        self.regions.stage.flush();
-        self.regions.stage.poll();
-        while let Some(Changed { qp, psn, before }) = self.regions.stage.take_changed() {
+        self.regions.staging.flush();
+        self.regions.staging.poll();
+        while let Some(Changed { qp, psn, before }) = self.regions.staging.take_changed() {
             if let Some(entry) = self.qps.get_mut(qp as usize).and_then(Option::as_deref_mut) {
                 entry.tell_before(psn, before);
             }
         }
-        while let Some(index) = self.regions.stage.take_failed() {
+        while let Some(index) = self.regions.staging.take_failed() {
             self.fail_placement(index);
         }
         if std::mem::take(&mut self.starved) {
@@ -61,7 +64,7 @@ impl Core {
             let Some(held) = &mut entry.held else { continue };
             let mut over = Vec::new();
             while let Some((after, _)) = held.completions.front()
-                && self.regions.stage.is_settled(Owner { qp: index, after: *after })
+                && self.regions.staging.is_settled(CopyOwner { qp: index, after: *after })
                 && let Some((_, completion)) = held.completions.pop_front()
             {
                 over.push(completion);
@@ -87,8 +90,8 @@ impl Core {
         }
     }
 
-    /// A copy into GPU memory failed: the queue pair whose bytes it carried cannot go on as if they had arrived, and its peer must
-    /// not think so either.
+    /// A copy into GPU memory failed: the queue pair that received the bytes fails, and its peer
+    /// must not get an ACK for them.
     fn fail_placement(&mut self, index: u32) {
         self.regions.faults += 1;
         let Some(entry) = self.qps.get_mut(index as usize).and_then(Option::as_deref_mut) else { return };
@@ -105,26 +108,31 @@ impl Core {
         self.make_ready(index);
     }
 
-    /// Takes fetched bytes away from the queue pair that has fetched furthest ahead: somebody else cannot fetch any. It will fetch
-    /// them again.
+    /// Reclaims a chunk from the queue pair with the most fetches, so that another can fetch. It
+    /// fetches the bytes again later.
     fn free_chunks(&mut self) {
         let count = self.qps.len();
-        let spare = |entry: &QpEntry| {
-            // One that waits for a packet's payload sends as soon as it has it: it keeps one.
+        let spare = |entry: &QueuePair| {
+            // A queue pair that waits for a packet's payload sends as soon as it has it: it keeps
+            // one.
             let waits = entry.held.as_ref().is_some_and(|held| held.waits_for_payload());
-            entry.feeds.as_ref().map_or(0, |feeds| feeds.len()).saturating_sub(usize::from(waits))
+            entry
+                .prefetches
+                .as_ref()
+                .map_or(0, |prefetches| prefetches.len())
+                .saturating_sub(usize::from(waits))
         };
-        // Begins behind the one robbed last, so that it is not always the same.
+        // Round-robin: begins behind the reclaim cursor, so that it is not always the same.
         let richest = (1..=count)
-            .map(|step| (self.robbed + step) % count)
+            .map(|step| (self.reclaim_cursor + step) % count)
             .max_by_key(|index| self.qps[*index].as_deref().map_or(0, spare));
         if let Some(index) = richest
             && let Some(entry) = self.qps[index].as_deref_mut()
             && spare(entry) > 0
-            && let Some(feeds) = &mut entry.feeds
+            && let Some(prefetches) = &mut entry.prefetches
         {
-            feeds.give_up_last();
-            self.robbed = index;
+            prefetches.give_up_last();
+            self.reclaim_cursor = index;
         }
     }
 }

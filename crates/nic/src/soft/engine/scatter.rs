@@ -6,34 +6,35 @@ use nobounce_protocol::qp::{LocalFault, Nak};
 
 use crate::soft::crc::extend_crc;
 use crate::soft::engine::region::{GatherError, Regions};
-use crate::soft::gpu::staging::Owner;
-use crate::soft::gpu::target::{Message, Placed};
-use crate::soft::tally::Route;
+use crate::soft::gpu::staging::CopyOwner;
+use crate::soft::gpu::target::{GatheredMessage, Placed};
+use crate::soft::tally::BytePath;
 use crate::work::Sge;
 
-/// A part of a list.
+/// One element of a list.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece {
     pub(crate) key: u32,
     pub(crate) addr: u64,
-    /// Where it begins in the message.
+    /// Its offset in the message.
     pub(crate) at: u64,
     pub(crate) len: usize,
     pub(crate) behind: u64,
 }
 
-/// Where the bytes of a posted request are.
+/// The bytes of a posted request.
 #[derive(Debug)]
 pub(crate) enum Bytes {
     One(Sge),
     Few([Sge; FEW], u8),
     Many(Box<[Sge]>),
-    /// The bytes themselves.
+    /// Inline data.
     Short([u8; SHORT], u8),
     Long(Box<[u8]>),
 }
 
-/// Lists, and bytes that are posted themselves, that a request holds without an allocation: as long as programs usually post.
+/// Scatter/gather elements and inline bytes that a request holds without an allocation: as many as
+/// programs usually post.
 const FEW: usize = 4;
 const SHORT: usize = 64;
 
@@ -51,7 +52,7 @@ impl Bytes {
         }
     }
 
-    /// Of a request: the bytes themselves, or where they are.
+    /// From a request: its inline data, or its list.
     #[inline]
     pub(crate) fn of_request(inline: Option<&[u8]>, list: &[Sge]) -> Self {
         let Some(bytes) = inline else { return Self::of(list) };
@@ -72,7 +73,7 @@ impl Bytes {
         }
     }
 
-    /// The bytes themselves, if they were posted.
+    /// The inline data, if any.
     fn inline(&self) -> Option<&[u8]> {
         match self {
             Self::Short(bytes, len) => Some(&bytes[..usize::from(*len)]),
@@ -89,17 +90,17 @@ impl Bytes {
         }
     }
 
-    /// Fills `out` with the bytes from `offset` on and carries `crc` on over them. Tells the way they took (the last of them,
-    /// where there are several).
+    /// Fills `out` with the bytes from `offset` on and extends `crc` over them. Returns the route
+    /// they took (that of the last one, if there are several).
     pub(crate) fn gather(
         &self,
         regions: &mut Regions,
         pd: u32,
-        (offset, message): (u64, Message),
+        (offset, message): (u64, GatheredMessage),
         mut out: Sink<'_>,
         mut crc: Option<u32>,
-    ) -> Result<(Option<u32>, Route), GatherError> {
-        let mut route = Route::Direct(Mechanism::Cpu);
+    ) -> Result<(Option<u32>, BytePath), GatherError> {
+        let mut route = BytePath::Direct(Mechanism::Cpu);
         if let Some(bytes) = self.inline() {
             let fault = GatherError::Fault(Nak::RemoteOperational);
             let from = usize::try_from(offset).map_err(|_| fault.clone())?;
@@ -125,16 +126,17 @@ impl Bytes {
         }
     }
 
-    /// Puts `bytes` from `offset` on; `last` ends the message. Tells where the last of them went.
+    /// Places `bytes` from `offset` on; `last` ends the message. Returns where the last of them
+    /// went.
     pub(crate) fn scatter(
         &self,
         regions: &mut Regions,
-        (pd, mut owner): (u32, Owner),
+        (pd, mut owner): (u32, CopyOwner),
         offset: u64,
         bytes: Source<'_>,
         last: bool,
     ) -> Result<Placed, LocalFault> {
-        let mut placed = Placed { route: Route::Direct(Mechanism::Cpu), ticket: None };
+        let mut placed = Placed { route: BytePath::Direct(Mechanism::Cpu), ticket: None };
         let mut done = 0;
         self.walk(offset, bytes.len(), |addr, lkey, len| {
             let piece = bytes.slice(done..done + len);
@@ -151,7 +153,7 @@ impl Bytes {
         Ok(placed)
     }
 
-    /// How many bytes lie in one piece of memory from `offset` on.
+    /// How many bytes are contiguous from `offset` on.
     pub(crate) fn contiguous_from(&self, offset: u64) -> u64 {
         if !matches!(self, Self::Few(..) | Self::Many(_)) {
             return u64::MAX;
@@ -166,8 +168,8 @@ impl Bytes {
             .unwrap_or(0)
     }
 
-    /// Where the `len` bytes from `offset` on lie: key, address and length of each piece, and how many more bytes of the list
-    /// lie right behind it.
+    /// The pieces of the `len` bytes from `offset` on: key, address and length of each. Also how
+    /// many more bytes of the list lie right behind it.
     pub(crate) fn pieces(&self, offset: u64, len: usize) -> impl Iterator<Item = Piece> + Clone {
         let end = offset + len as u64;
         let mut start = 0;

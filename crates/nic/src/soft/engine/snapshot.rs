@@ -1,5 +1,6 @@
-//! What a device has done so far, kept where it outlives a process that is killed: a file that is mapped, so that to keep it costs no
-//! system call. Whoever started the program reads it when there is no report (docs/run.md).
+//! Snapshots of a device's counters that survive a killed process. They live in a memory-mapped
+//! file, so that a snapshot costs no system call. The launcher reads it when there is no report
+//! (docs/run.md).
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -18,17 +19,19 @@ use crate::links::now_ns;
 use crate::soft::engine::Engine;
 use crate::soft::engine::totals::{self, Totals};
 
-/// Whose timer that of snapshots is: no queue pair has this number.
+/// Timer key of snapshots: no queue pair has this number.
 pub(crate) const SNAPSHOT_TIMER: u32 = u32::MAX;
-/// Bytes of each of the two places in the file, which are written in turn: one of them is always whole.
+/// Bytes of each of the two slots in the file. They are written alternately, so that one is always
+/// complete.
 const SNAPSHOT_PLACE: usize = 16 << 10;
-/// Before the text: the number of the snapshot, from 1 on, and the length of the text, 8 bytes each, in the machine's order.
+/// Header before the text: the snapshot's sequence number, from 1 on, and the text's length. 8
+/// bytes each, in native byte order.
 const SNAPSHOT_HEAD: usize = 16;
-/// How long after one the next is made, where something happened meanwhile, and where nothing did.
+/// Interval to the next snapshot: with activity since the last one, and without.
 const BUSY: Nanos = 250 * MILLISECOND;
 const QUIET: Nanos = 1000 * MILLISECOND;
 
-/// The file of one device.
+/// The snapshot file of one device.
 #[derive(Debug)]
 pub(crate) struct Snapshots {
     at: NonNull<u8>,
@@ -41,7 +44,7 @@ pub(crate) struct Snapshots {
 unsafe impl Send for Snapshots {}
 
 impl Snapshots {
-    /// Makes the file.
+    /// Creates the file.
     pub(crate) fn create(path: &Path, now: Nanos) -> io::Result<Self> {
         let file = File::options().read(true).write(true).create_new(true).open(path)?;
         let len = 2 * SNAPSHOT_PLACE;
@@ -56,12 +59,12 @@ impl Snapshots {
         Ok(Self { at, count: 0, due: now + BUSY, packets: 0 })
     }
 
-    /// When the next one is to be made.
+    /// When the next snapshot is due.
     pub(crate) fn due(&self) -> Nanos {
         self.due
     }
 
-    /// Whether one is to be made now; `packets` is a number that grows with whatever happens.
+    /// Whether a snapshot is due now; `packets` is a number that grows with any activity.
     pub(crate) fn is_wanted(&mut self, now: Nanos, packets: u64) -> bool {
         if now < self.due {
             return false;
@@ -72,17 +75,18 @@ impl Snapshots {
         changed
     }
 
-    /// Keeps a text; one that is too long is not kept.
+    /// Writes a snapshot; a text that is too long is dropped.
     pub(crate) fn keep(&mut self, text: &str) {
         if text.len() > SNAPSHOT_PLACE - SNAPSHOT_HEAD {
             return;
         }
         self.count += 1;
         let place = if self.count.is_multiple_of(2) { SNAPSHOT_PLACE } else { 0 };
-        // SAFETY: both places lie in the mapping, the text fits behind the head of one, and nobody has references into it.
+        // SAFETY: both slots lie in the mapping, the text fits behind the header of one, and there
+        // are no references into the mapping.
         unsafe {
             let head = self.at.as_ptr().add(place).cast::<u64>();
-            // A place that is being written is nobody's: a process may be killed at any moment.
+            // Invalidate the slot while it is written: the process may be killed at any moment.
             head.write_volatile(0);
             fence(Ordering::SeqCst);
             head.add(1).write_volatile(text.len() as u64);
@@ -95,17 +99,18 @@ impl Snapshots {
 
 impl Drop for Snapshots {
     fn drop(&mut self) {
-        // SAFETY: the mapping of `create`, which nobody uses any more.
+        // SAFETY: the mapping of `create`, which is not used any more.
         unsafe { libc::munmap(self.at.as_ptr().cast(), 2 * SNAPSHOT_PLACE) };
     }
 }
 
-/// What becomes of the totals of one engine now and then. Those of the first go to the file, with those that the others have said last.
+/// Takes periodic snapshots of one engine's totals. The first engine writes the file, including the
+/// latest totals of the others.
 #[derive(Clone, Debug)]
 pub(crate) struct Keeper {
     number: usize,
     due: Nanos,
-    /// Of an engine that is not the first: the packets it had seen when it last said something.
+    /// For further engines: the packet count at their last update.
     packets: u64,
     kept: Arc<Mutex<Kept>>,
 }
@@ -118,14 +123,14 @@ struct Kept {
 }
 
 impl Keeper {
-    /// The first engine's.
+    /// The keeper of the first engine.
     pub(crate) fn new(file: Snapshots) -> Self {
         let due = file.due();
         let kept = Kept { file, others: HashMap::new() };
         Self { number: 0, due, packets: 0, kept: Arc::new(Mutex::new(kept)) }
     }
 
-    /// Another engine's.
+    /// The keeper of another engine.
     pub(crate) fn of(&self, number: usize) -> Self {
         Self { number, due: now_ns() + BUSY, packets: 0, kept: self.kept.clone() }
     }
@@ -147,7 +152,7 @@ impl Keeper {
 }
 
 impl Engine {
-    /// Keeps what was done so far from now on, now and then.
+    /// Starts periodic snapshots.
     pub(crate) fn keep_snapshots(&mut self, keeper: Option<Keeper>) {
         if let Some(keeper) = &keeper {
             self.core.timers.push(Reverse((keeper.due, SNAPSHOT_TIMER)));
@@ -155,7 +160,7 @@ impl Engine {
         self.keeper = keeper;
     }
 
-    /// Keeps it now, if it is time to.
+    /// Takes a snapshot if one is due.
     pub(crate) fn keep_snapshot(&mut self, now: Nanos) {
         let Some(mut keeper) = self.keeper.take() else { return };
         if keeper.due <= now {
@@ -166,7 +171,7 @@ impl Engine {
     }
 }
 
-/// The text that was kept last, in the bytes of such a file.
+/// The text of the latest snapshot in the bytes of such a file.
 pub fn last_snapshot(file: &[u8]) -> Option<&[u8]> {
     let word = |place: &[u8], at: usize| Some(u64::from_ne_bytes(place.get(at..at + 8)?.try_into().ok()?));
     let kept = file.chunks(SNAPSHOT_PLACE).filter_map(|place| {
@@ -193,7 +198,7 @@ mod tests {
         snapshots.keep(&"x".repeat(SNAPSHOT_PLACE));
         let mut file = std::fs::read(&path).unwrap();
         assert_eq!(last_snapshot(&file), Some("4".as_bytes()));
-        // It was killed in the midst of the fifth.
+        // The process was killed while it wrote the fifth.
         file[SNAPSHOT_PLACE..SNAPSHOT_PLACE + 8].fill(0);
         assert_eq!(last_snapshot(&file), Some("three and more".as_bytes()));
         assert!(!snapshots.is_wanted(5, 1) && snapshots.is_wanted(5 + BUSY, 1));

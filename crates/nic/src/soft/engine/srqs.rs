@@ -1,4 +1,5 @@
-//! The shared receive queues of an engine. The receives lie behind the engine's lock, which handling a packet takes anyway.
+//! The shared receive queues of an engine. The engine's lock protects the receives: handling a
+//! packet takes it anyway.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -7,7 +8,7 @@ use nobounce_protocol::qp::Receive;
 
 use crate::soft::engine::host::PostedReceive;
 use crate::soft::engine::scatter::Bytes;
-use crate::soft::engine::submission::Room;
+use crate::soft::engine::submission::WorkQueueSpace;
 use crate::soft::events::event::{AsyncEvent, Events};
 use crate::soft::limits::{CreateError, DeviceLimits};
 use crate::work::RecvRequest;
@@ -20,26 +21,26 @@ impl PostedReceive {
     }
 }
 
-/// Where a shared receive queue is in the device's table.
+/// Index of a shared receive queue in the device's table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SrqIndex(usize);
 
 #[derive(Debug)]
-pub(crate) struct SrqEntry {
+pub(crate) struct SrqState {
     pub(crate) id: u32,
-    /// The domain that its receives' memory must belong to.
+    /// The protection domain of its receives' memory.
     pub(crate) pd: u32,
     pub(crate) receives: VecDeque<PostedReceive>,
-    pub(crate) room: Arc<Room>,
+    pub(crate) room: Arc<WorkQueueSpace>,
     pub(crate) limit: u32,
-    /// Queue pairs that take from it.
+    /// Number of queue pairs that use it.
     pub(crate) users: usize,
-    /// Its owner has gone; it stays for its users, and is empty.
+    /// Its owner dropped it; it stays for its users, and is empty.
     pub(crate) closed: bool,
 }
 
-impl SrqEntry {
-    /// A receive that has a place has reached the engine.
+impl SrqState {
+    /// A receive with a reserved place has reached the engine.
     pub(crate) fn admit(&mut self, receive: PostedReceive) {
         self.room.admit();
         if !self.closed {
@@ -47,7 +48,7 @@ impl SrqEntry {
         }
     }
 
-    /// Announces, once, that fewer receives are left than the limit says.
+    /// Raises the limit event, once, when fewer receives than the limit are left.
     #[inline]
     pub(crate) fn check_limit(&mut self, events: &Events) {
         if self.limit > 0 && self.receives.len() < self.limit as usize {
@@ -60,12 +61,12 @@ impl SrqEntry {
 /// The shared receive queues of a device.
 #[derive(Debug, Default)]
 pub(crate) struct Srqs {
-    table: Vec<Option<Box<SrqEntry>>>,
+    table: Vec<Option<Box<SrqState>>>,
     free: Vec<usize>,
 }
 
 impl Srqs {
-    pub(crate) fn insert(&mut self, entry: SrqEntry) -> Result<SrqIndex, CreateError> {
+    pub(crate) fn insert(&mut self, entry: SrqState) -> Result<SrqIndex, CreateError> {
         let max = DeviceLimits::OURS.max_srqs;
         let index = match self.free.pop() {
             Some(index) => index,
@@ -80,18 +81,18 @@ impl Srqs {
     }
 
     #[inline]
-    pub(crate) fn get(&mut self, SrqIndex(index): SrqIndex) -> Option<&mut SrqEntry> {
+    pub(crate) fn get(&mut self, SrqIndex(index): SrqIndex) -> Option<&mut SrqState> {
         self.table.get_mut(index)?.as_deref_mut()
     }
 
-    /// A queue pair takes its receives there from now on; the domain of their memory.
+    /// Attaches a queue pair; returns the protection domain of the receives' memory.
     pub(crate) fn join(&mut self, index: SrqIndex) -> Option<u32> {
         let entry = self.get(index)?;
         entry.users += 1;
         Some(entry.pd)
     }
 
-    /// A queue pair goes.
+    /// Detaches a queue pair.
     pub(crate) fn leave(&mut self, index: SrqIndex) {
         if let Some(entry) = self.get(index) {
             entry.users -= 1;
@@ -99,7 +100,8 @@ impl Srqs {
         }
     }
 
-    /// A receive was taken for a message that will never be complete, and nobody will hear of it: the next one may have it.
+    /// A receive was taken for a message that stays incomplete and has no completion: the next
+    /// message may use it.
     pub(crate) fn give_back(&mut self, index: SrqIndex, receive: PostedReceive) {
         if let Some(entry) = self.get(index)
             && !entry.closed
@@ -116,7 +118,7 @@ impl Srqs {
         }
     }
 
-    /// Tells posters what room there is.
+    /// Publishes the free places to posters.
     #[inline]
     pub(crate) fn publish_room(&mut self, index: SrqIndex) {
         if let Some(entry) = self.get(index) {
@@ -124,7 +126,7 @@ impl Srqs {
         }
     }
 
-    /// Its owner goes.
+    /// Its owner drops it.
     pub(crate) fn close(&mut self, index: SrqIndex) {
         if let Some(entry) = self.get(index) {
             entry.closed = true;

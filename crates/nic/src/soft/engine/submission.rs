@@ -1,8 +1,9 @@
-//! The submission queue of `thread` mode: what applications posted and the engine thread has not taken yet.
+//! The submission queue of `thread` mode: posted requests that the engine thread has not taken yet.
 //!
-//! A post is checked by the thread that makes it, takes its place in the work queue ([`Room`]), and goes into a bounded lock-free ring.
-//! The engine takes what is in the ring before anything else, so that requests keep their order. Under the engine's lock the ring is
-//! emptied first: a change of state comes after everything that was posted before it.
+//! The posting thread checks a request, reserves its place in the work queue ([`WorkQueueSpace`]), and pushes
+//! it into a bounded lock-free ring. The engine takes the ring's requests before anything else, so
+//! that requests keep their order. Taking the engine's lock drains the ring first: a state change
+//! follows everything posted before it.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -11,16 +12,17 @@ use nobounce_protocol::timing::Nanos;
 use nobounce_protocol::wire::{Qpn, Service};
 
 use crate::soft::engine::Core;
-use crate::soft::engine::entry::QpEntry;
 use crate::soft::engine::host::{PostedReceive, PostedSend};
+use crate::soft::engine::queue_pair::QueuePair;
 use crate::soft::engine::scatter::Bytes;
 use crate::soft::engine::srqs::SrqIndex;
 use crate::sync::ring::Ring;
 
-/// Requests that fit between two looks of the engine thread; further ones are posted under the engine's lock.
+/// Requests that fit between two polls of the engine thread; further ones are posted under the
+/// engine's lock.
 const PLACES: usize = 512;
 
-/// Something that was posted.
+/// A posted request.
 #[derive(Debug)]
 pub(crate) enum Submission {
     Send { qpn: Qpn, send: ProtocolSend, bytes: Bytes, to: Option<Datagram> },
@@ -28,22 +30,23 @@ pub(crate) enum Submission {
     SharedReceive { srq: SrqIndex, receive: PostedReceive },
 }
 
-/// The queue of one engine; without places in `caller` mode, where everything is posted under the lock.
+/// The queue of one engine; without places in `caller` mode, where everything is posted under the
+/// lock.
 #[derive(Debug)]
 pub(crate) struct Submissions(Option<Ring<Submission>>);
 
 impl Submissions {
-    /// The queue of an engine whose thread drives it, or none.
+    /// The queue of an engine; empty unless the engine thread drives it.
     pub(crate) fn new(has_thread: bool) -> Self {
         Self(has_thread.then(|| Ring::new(PLACES)))
     }
 
-    /// Puts a request in.
+    /// Pushes a request.
     ///
     /// # Errors
-    /// There is no room: the request comes back.
+    /// The ring is full: the request comes back.
     #[inline]
-    #[allow(clippy::result_large_err)] // it is posted otherwise then
+    #[allow(clippy::result_large_err)] // it is then posted under the lock
     pub(crate) fn push(&self, submission: Submission) -> Result<(), Submission> {
         match &self.0 {
             Some(ring) => ring.push(submission),
@@ -61,14 +64,14 @@ impl Submissions {
         self.0.as_ref()?.pop()
     }
 
-    /// Whether no thread is putting something in either.
+    /// Whether it is empty and no thread is pushing.
     fn is_settled(&self) -> bool {
         self.0.as_ref().is_none_or(|ring| ring.claimed() == 0)
     }
 }
 
 impl Core {
-    /// Takes what was submitted; whether there was anything.
+    /// Takes the submitted requests; returns whether there were any.
     #[inline]
     pub(crate) fn take_submissions(&mut self, now: impl FnOnce() -> Nanos) -> bool {
         if self.submissions.is_empty() {
@@ -82,8 +85,8 @@ impl Core {
         true
     }
 
-    /// The same, for those who change something: what another thread is putting in right now is waited for, because what this thread
-    /// put in before may be behind it.
+    /// The same for state changes: waits for pushes of other threads in progress, because this
+    /// thread's earlier requests may be behind them.
     pub(crate) fn take_all_submissions(&mut self, now: impl Fn() -> Nanos) {
         if self.submissions.is_settled() {
             return;
@@ -110,8 +113,9 @@ impl Core {
 
     fn admit_send(&mut self, now: Nanos, qpn: Qpn, send: ProtocolSend, bytes: Bytes, to: Option<Datagram>) {
         let Some(entry) = self.entry(qpn) else { return };
-        entry.rooms.sends.admit();
-        // It was right when it was posted, and has a place. A queue pair that was reset since then has lost what it had.
+        entry.work_queues.sends.admit();
+        // The request was valid when posted, and has a place. A queue pair that was reset since
+        // then has dropped its requests.
         if entry.admit_send(send, bytes, to).is_err() {
             debug_assert!(matches!(entry.qp.state(), QpState::Reset | QpState::Init | QpState::Rtr));
             entry.publish_room();
@@ -125,7 +129,7 @@ impl Core {
     pub(crate) fn note_posted(&mut self, now: Nanos, index: u32) {
         let Some(entry) = self.qps[index as usize].as_deref_mut() else { return };
         entry.note_posted(now);
-        if entry.has_strangers() {
+        if entry.has_unresolved() {
             self.unresolved.push(index);
         }
         if entry.qp.has_completions() {
@@ -136,7 +140,7 @@ impl Core {
 
     fn admit_receive(&mut self, qpn: Qpn, receive: PostedReceive) {
         let Some(entry) = self.entry(qpn) else { return };
-        entry.rooms.receives.admit();
+        entry.work_queues.receives.admit();
         let (index, state) = (entry.index(), entry.qp.state());
         if state != QpState::Reset {
             entry.receives.push_back(receive);
@@ -149,7 +153,7 @@ impl Core {
     }
 }
 
-impl QpEntry {
+impl QueuePair {
     /// Puts a send request into the queue pair.
     ///
     /// # Errors
@@ -161,7 +165,7 @@ impl QpEntry {
         bytes: Bytes,
         to: Option<Datagram>,
     ) -> Result<(), PostError> {
-        // A fence orders it after READs before it, which may bring what it sends.
+        // A fence orders it after earlier READs, which may write the bytes that it sends.
         let early = !send.fence && !send.op.fetches();
         let serial = match to {
             None => self.qp.post(send)?,
@@ -175,18 +179,18 @@ impl QpEntry {
         Ok(())
     }
 
-    /// Tells posters what room there is.
+    /// Publishes the free places to posters.
     #[inline]
     pub(crate) fn publish_room(&self) {
         let sends = self.send_depth.saturating_sub(self.qp.send_room());
-        self.rooms.sends.publish(sends);
-        self.rooms.receives.publish(self.receives.len());
+        self.work_queues.sends.publish(sends);
+        self.work_queues.receives.publish(self.receives.len());
     }
 
-    /// Tells posters what they may post.
+    /// Publishes to posters what they may post.
     pub(crate) fn publish_rules(&self) {
         let attr = self.qp.attr();
-        let rules = &self.rooms.rules;
+        let rules = &self.work_queues.rules;
         rules.mtu.store(attr.path_mtu.bytes(), Ordering::Relaxed);
         rules.fetches.store(attr.max_rd_atomic > 0, Ordering::Relaxed);
         rules.is_open.store(attr.state == QpState::Rts, Ordering::Release);
@@ -195,25 +199,25 @@ impl QpEntry {
 
 /// The work queues of a queue pair as posters see them.
 #[derive(Debug, Default)]
-pub(crate) struct Rooms {
-    pub(crate) sends: Room,
-    pub(crate) receives: Room,
+pub(crate) struct WorkQueues {
+    pub(crate) sends: WorkQueueSpace,
+    pub(crate) receives: WorkQueueSpace,
     rules: Rules,
 }
 
 /// What may be posted without the engine's lock.
 #[derive(Debug, Default)]
 struct Rules {
-    /// The queue pair is in RTS, or has left it by itself, to the error state.
+    /// The queue pair is in RTS, or went from there to the error state by itself.
     is_open: AtomicBool,
     /// READs and atomics are allowed.
     fetches: AtomicBool,
     mtu: AtomicU32,
 }
 
-impl Rooms {
-    /// Whether such a request, which keeps the limits, may be submitted; the others are posted under the lock, where it is found out
-    /// what is wrong with them.
+impl WorkQueues {
+    /// Whether such a request, which keeps the limits, may be submitted. Others are posted under
+    /// the lock, which finds the error.
     #[inline]
     pub(crate) fn may_submit(&self, service: Service, send: &ProtocolSend, has_address: bool) -> bool {
         let Rules { is_open, fetches, mtu } = &self.rules;
@@ -225,7 +229,7 @@ impl Rooms {
             && (service != Service::Ud || send.len <= mtu.load(Ordering::Relaxed))
     }
 
-    /// Whether receives may be submitted: those are right in every state but RESET.
+    /// Whether receives may be submitted: they are valid in every state but RESET.
     #[inline]
     pub(crate) fn may_receive(&self) -> bool {
         self.rules.is_open.load(Ordering::Acquire)
@@ -237,21 +241,21 @@ impl Rooms {
     }
 }
 
-/// How many requests one work queue holds, submitted ones included. On a cache line of its own: the thread that posts sends need not be
-/// the one that posts receives.
+/// How many requests one work queue holds, including submitted ones. On its own cache line:
+/// different threads may post sends and receives.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-pub(crate) struct Room {
-    /// Requests that took a place so far.
+pub(crate) struct WorkQueueSpace {
+    /// Places reserved so far.
     posted: AtomicU64,
-    /// Those of them that have given it back.
+    /// Places released so far.
     retired: AtomicU64,
-    /// Those that reached the engine, which alone writes this.
+    /// Requests that reached the engine; only the engine writes this.
     admitted: AtomicU64,
 }
 
-impl Room {
-    /// Takes `count` places in a queue of that depth; false if there are not as many.
+impl WorkQueueSpace {
+    /// Reserves `count` places in a queue of that depth; false if fewer are free.
     #[inline]
     pub(crate) fn take(&self, count: usize, depth: usize) -> bool {
         let retired = self.retired.load(Ordering::Acquire);
@@ -262,7 +266,7 @@ impl Room {
         self.posted.fetch_update(Ordering::Relaxed, Ordering::Relaxed, place).is_ok()
     }
 
-    /// Gives one place back that was not used.
+    /// Releases one unused place.
     pub(crate) fn give_back(&self) {
         self.posted.fetch_sub(1, Ordering::Relaxed);
     }
@@ -273,13 +277,13 @@ impl Room {
         depth.saturating_sub(usize::try_from(held).unwrap_or(usize::MAX))
     }
 
-    /// A request that has a place has reached the engine.
+    /// A request with a reserved place has reached the engine.
     #[inline]
     pub(crate) fn admit(&self) {
         self.admitted.store(self.admitted.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
 
-    /// Of those that have reached the engine, so many are left.
+    /// This many of the requests that reached the engine are left.
     #[inline]
     pub(crate) fn publish(&self, left: usize) {
         let admitted = self.admitted.load(Ordering::Relaxed);
@@ -293,7 +297,7 @@ mod tests {
 
     #[test]
     fn a_queue_has_the_places_that_it_has() {
-        let room = Room::default();
+        let room = WorkQueueSpace::default();
         assert!(room.take(2, 2) && !room.take(1, 2));
         room.admit();
         room.publish(1);
@@ -306,7 +310,7 @@ mod tests {
 
     #[test]
     fn posting_threads_share_the_places() {
-        let room = Room::default();
+        let room = WorkQueueSpace::default();
         let taken: usize = std::thread::scope(|scope| {
             let threads: Vec<_> =
                 (0..4).map(|_| scope.spawn(|| (0..1000).filter(|_| room.take(1, 1000)).count())).collect();

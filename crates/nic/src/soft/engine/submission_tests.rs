@@ -1,4 +1,5 @@
-//! Posting in `thread` mode. The engine threads are stopped in most of these: the tests drive the engines themselves.
+//! Posting in `thread` mode. In most tests the engine threads are stopped, and the test drives the
+//! engines.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +17,7 @@ use crate::soft::{
 use crate::work::Operation;
 use crate::work::{QpLimits, RecvRequest, SendRequest, Sge, WorkCompletion};
 
-/// Longer than anything here takes.
+/// Longer than any test here takes.
 const LIMIT: Duration = Duration::from_secs(20);
 const BYTES: usize = 16 << 20;
 
@@ -31,7 +32,8 @@ struct End {
 
 impl End {
     fn open(link: LinkChoice) -> Self {
-        // Devices whose threads are stopped hand nothing over to those of other tests.
+        // An address of its own: devices with stopped threads hand nothing over to those of other
+        // tests.
         let [.., high, low] = std::process::id().to_be_bytes();
         let addr = [127, 98, high, low].into();
         let progress = Progress::Thread;
@@ -72,7 +74,7 @@ impl End {
         [Sge { addr: self.mr.addr() + offset, len, lkey: self.mr.lkey() }]
     }
 
-    /// Posts a WRITE of the buffer's begin to the peer's.
+    /// Posts a WRITE from the start of the buffer to the start of the peer's.
     fn write(&self, nth: usize, wr_id: u64, len: u32, to: &Self) -> Result<(), PostError> {
         let remote = Remote { addr: to.mr.addr(), rkey: to.mr.rkey() };
         self.qps[nth].post_send(&SendRequest::new(wr_id, Operation::Write(remote), &self.sge(0, len)))
@@ -123,7 +125,7 @@ fn pair(link: LinkChoice, qps: usize, limits: QpLimits) -> (End, End) {
     (a, b)
 }
 
-/// A pair that nothing drives but the test.
+/// A pair that only the test drives.
 fn still(link: LinkChoice, qps: usize, limits: QpLimits) -> (End, End) {
     let (a, b) = pair(link, qps, limits);
     a.stop_threads();
@@ -176,7 +178,7 @@ fn more_than_the_submission_queue_holds_keeps_its_order() {
     assert_eq!(numbers(&a, &b, 2000), (0..2000).collect::<Vec<_>>());
 }
 
-/// The receiver has not looked at its submissions when the message comes.
+/// The receiver has not taken its submissions when the message arrives.
 #[test]
 fn a_receive_that_was_submitted_is_there_for_what_comes() {
     on_every_link(|link| {
@@ -239,7 +241,8 @@ fn a_wrong_request_is_refused_by_the_post() {
     assert_eq!(numbers(&a, &b, 1), [2], "what was refused took no place");
 }
 
-/// A pair that nothing drives but the test; the second takes its receives from a shared queue of that depth.
+/// A pair that only the test drives; the second takes its receives from a shared queue of that
+/// depth.
 fn shared(depth: usize) -> (End, End, Srq) {
     let (mut a, mut b) = (End::open(LinkChoice::Auto), End::open(LinkChoice::Auto));
     a.add_qp(QpLimits::default());
@@ -271,8 +274,8 @@ fn shared_receives_are_submitted_too() {
     assert_eq!(numbers(&b, &a, 2), [2, 3]);
 }
 
-/// A message has taken the last receive of a shared queue, and a post to the same queue pair delivers its completion before the engine is
-/// done with what arrived: the queue has room again.
+/// A message has taken the last receive of a shared queue. A post to the same queue pair delivers
+/// its completion before the engine has handled all arrivals: the queue has room again.
 #[test]
 fn a_shared_receive_has_room_once_its_completion_is_there() {
     let (a, b, srq) = shared(1);
@@ -294,7 +297,8 @@ fn a_shared_receive_has_room_once_its_completion_is_there() {
     assert_eq!(post(2), Ok(()));
 }
 
-/// A queue pair with 8 bytes to move has its turn beside one with 4 MiB: counted in rounds of the engines, not in time.
+/// A queue pair with 8 bytes to move gets its turn beside one with 4 MiB: counted in engine rounds,
+/// not in time.
 #[test]
 fn a_short_message_does_not_wait_for_a_long_one() {
     on_every_link(|link| {

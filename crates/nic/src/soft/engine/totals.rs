@@ -1,4 +1,4 @@
-//! What the engines of a device have done, and the report that says it.
+//! Totals of a device's engines, and the report of them.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::{OsStr, OsString};
@@ -12,14 +12,14 @@ use crate::soft::counters::{self, Counters};
 use crate::soft::engine::{Core, Engine};
 use crate::soft::tally::{PathCounters, PathTotals, Tally};
 
-/// What the engines of a device have done, together.
+/// The sum of what a device's engines have done.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Totals {
     pub(crate) counters: Counters,
-    /// By peer and by the way it took.
+    /// By peer and route.
     pub(crate) moved: HashMap<IpAddr, PathCounters>,
     staged: BTreeSet<String>,
-    /// Why packets to peers on this machine take UDP.
+    /// Why packets to same-host peers take UDP.
     pub(crate) fallbacks: BTreeSet<String>,
     pub(crate) link: Vec<(&'static str, u64)>,
 }
@@ -48,14 +48,14 @@ impl Totals {
         }
     }
 
-    /// A number that grows with whatever happens.
+    /// A number that grows with any activity.
     pub(crate) fn packets(&self) -> u64 {
         self.counters.sent_pkts + self.counters.rcvd_pkts
     }
 }
 
 impl Core {
-    /// What was moved, by peer and by the way it took.
+    /// Bytes moved, by peer and route.
     fn moved_by_peer(&self) -> HashMap<IpAddr, PathCounters> {
         let mut moved = self.moved.clone();
         for entry in self.qps.iter().flatten() {
@@ -80,12 +80,12 @@ impl Core {
     }
 }
 
-/// What a device at `local` has done so far, as its report will say it.
+/// The totals of a device at `local` so far, in the form of its report.
 pub(crate) fn so_far(local: IpAddr, totals: &Totals) -> String {
     text_of(&head(local), totals)
 }
 
-/// The fields that are known from the beginning.
+/// The fields known at open.
 pub(crate) fn head(local: IpAddr) -> String {
     let (pid, program) = (std::process::id(), text(&program_name().to_string_lossy()));
     format!("\"version\": 1, \"pid\": {pid}, \"program\": {program}, \"address\": \"{local}\"")
@@ -103,8 +103,8 @@ pub(crate) fn text_of(head: &str, totals: &Totals) -> String {
         head.to_owned(),
         format!("\"in\": {}", paths(&moved.inbound)),
         format!("\"out\": {}", paths(&moved.outbound)),
-        format!("\"staged_because\": [{}]", quoted(&totals.staged)),
-        format!("\"udp_because\": [{}]", quoted(&totals.fallbacks)),
+        format!("\"staged_reason\": [{}]", quoted(&totals.staged)),
+        format!("\"udp_reason\": [{}]", quoted(&totals.fallbacks)),
         format!("\"packets_sent\": {}", counters.sent_pkts),
         format!("\"packets_received\": {}", counters.rcvd_pkts),
         format!("\"packets_dropped\": {}", counters.dropped()),

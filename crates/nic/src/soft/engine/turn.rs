@@ -1,6 +1,6 @@
-//! Whose turn it is to send, and what leaves in a turn.
+//! Round-robin between queue pairs: whose turn it is to send, and what leaves in a turn.
 
-use nobounce_protocol::qp::Treatment;
+use nobounce_protocol::qp::IpOptions;
 use nobounce_protocol::timing::Nanos;
 use nobounce_protocol::wire::Service;
 
@@ -8,8 +8,8 @@ use crate::soft::engine::Core;
 use crate::soft::engine::build::{
     Built, build, build_repeats, packet_len, port_hint, put_marker, ready_repeats,
 };
-use crate::soft::engine::entry::{next_packet, next_request};
 use crate::soft::engine::memory_windows::carry_out_local;
+use crate::soft::engine::queue_pair::{next_packet, next_request};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Turn {
@@ -21,7 +21,7 @@ enum Turn {
 }
 
 impl Core {
-    /// Fills the batch from the queue pairs that have something to send; whether it is full.
+    /// Fills the batch from the ready queue pairs; returns whether it is full.
     pub(crate) fn fill(&mut self, now: Nanos) -> bool {
         while let Some(index) = self.ready.pop_front() {
             let Some(entry) = self.qps[index as usize].as_deref_mut() else { continue };
@@ -30,7 +30,7 @@ impl Core {
                 Turn::Done => {}
                 Turn::More => self.make_ready(index),
                 Turn::BatchFull => {
-                    // Its turn goes on with the next batch.
+                    // Its turn continues in the next batch.
                     if let Some(entry) = self.qps[index as usize].as_deref_mut() {
                         entry.ready = true;
                         self.ready.push_front(index);
@@ -42,19 +42,21 @@ impl Core {
         false
     }
 
-    /// Adds the answers that were put off; with `all`, those too that wait for a request to travel with.
+    /// Adds the delayed ACKs; with `all`, also those that still wait to piggyback on a request.
     pub(crate) fn fill_answers(&mut self, now: Nanos, all: bool) {
-        // Each once: one that cannot say all it has to, for lack of bytes from a GPU, puts itself at the end again.
-        for _ in 0..self.owing.soon.len() {
-            if let Some(index) = self.owing.soon.pop_front() {
+        // Each once: a queue pair that cannot send all responses, for lack of bytes from a GPU,
+        // requeues itself.
+        for _ in 0..self.pending_acks.soon.len() {
+            if let Some(index) = self.pending_acks.soon.pop_front() {
                 self.answer(now, index);
             }
         }
-        for _ in 0..self.owing.patient.len() {
-            let Some(&(due, index)) = self.owing.patient.front().filter(|(due, _)| all || *due <= now) else {
+        for _ in 0..self.pending_acks.delayed.len() {
+            let Some(&(due, index)) = self.pending_acks.delayed.front().filter(|(due, _)| all || *due <= now)
+            else {
                 break;
             };
-            self.owing.patient.pop_front();
+            self.pending_acks.delayed.pop_front();
             let Some(entry) = self.qps[index as usize].as_deref_mut() else { continue };
             if due <= now && entry.owes_something() {
                 entry.note_silence();
@@ -65,9 +67,9 @@ impl Core {
 
     fn answer(&mut self, now: Nanos, index: u32) {
         let Some(entry) = self.qps[index as usize].as_deref_mut() else { return };
-        entry.owes_ack = false;
+        entry.has_pending_ack = false;
         if !entry.owes_something() {
-            return; // it found a request to travel with
+            return; // it piggybacked on a request
         }
         match self.turn(now, index, true) {
             Turn::Done => {}
@@ -77,7 +79,19 @@ impl Core {
 
     /// Lets one queue pair send.
     fn turn(&mut self, now: Nanos, index: u32, flush: bool) -> Turn {
-        let Self { qps, tx, regions, paths, owing, holding, starved, near, counters, ready, .. } = self;
+        let Self {
+            qps,
+            tx,
+            regions,
+            paths,
+            pending_acks,
+            holding,
+            starved,
+            local_peers,
+            counters,
+            ready,
+            ..
+        } = self;
         let Some(entry) = qps[index as usize].as_deref_mut() else { return Turn::Done };
         let room = entry.path.map_or(0, |path| paths.room(path));
         let path = entry.path;
@@ -87,18 +101,18 @@ impl Core {
         let unreliable = entry.qp.service() != Service::Rc;
         let mut turn = Turn::More;
         let mut faulted = None;
-        // The next answer, to a READ, has no payload yet: requests do not wait for that.
+        // The next response, to a READ, has no payload yet: it must not block requests.
         let mut answer_waits = false;
-        // Answers that can wait travel with the first request that leaves.
+        // Delayed ACKs piggyback on the first request that leaves.
         let mut flush = flush;
-        tx.treat(entry.qp.attr().treatment);
-        // What is left of the message of the packet built last.
+        tx.treat(entry.qp.attr().ip_options);
+        // Bytes left of the last packet's message.
         let mut rest = 0;
         let mtu = entry.qp.attr().path_mtu.bytes();
         while entry.turn_left > 0 {
-            // The last packet of a message would begin a send of its own in the next batch, too.
+            // In the next batch, a message's last packet would need a send of its own, too.
             let ends_next = (1..=mtu).contains(&rest);
-            // Answers leave with it all the same: they have waited for somebody to travel with.
+            // Responses leave with it all the same: they have waited to piggyback on a request.
             let is_full = tx.ends_with_full_send() && !ends_next && !entry.qp.has_replies();
             if !tx.has_room() || is_full {
                 turn = Turn::BatchFull;
@@ -111,9 +125,9 @@ impl Core {
             let used = entry.qp.outstanding().saturating_sub(charged);
             let left = room.saturating_sub(used);
             let next = if answer_waits {
-                next_request(entry, &regions.stage, now, left)
+                next_request(entry, &regions.staging, now, left)
             } else {
-                next_packet(entry, &regions.stage, now, left, flush)
+                next_packet(entry, &regions.staging, now, left, flush)
             };
             let Some(mut transmit) = next else {
                 if carry_out_local(entry, regions) {
@@ -124,19 +138,19 @@ impl Core {
             };
             entry.turn_left -= 1;
             if shared && entry.turn_left == 0 && transmit.header.opcode.is_acknowledged() {
-                // Others have their turn next: what this one has under way must not wait for its own next turn to
-                // be acknowledged, or it would hold back the room that all share.
+                // The turn ends here: request an ACK now. Unacknowledged bytes would otherwise hold
+                // shared room until this queue pair's next turn.
                 transmit.header.ack_req = true;
             }
             if unreliable {
-                tx.treat(entry.qp.treatment());
+                tx.treat(entry.qp.ip_options());
                 entry.choose_way(&transmit.header);
             }
             match build(entry, tx, regions, &transmit) {
                 Ok(Built::Done(route)) => {
                     flush = true;
                     if unreliable {
-                        entry.note_direction(&transmit.header, near);
+                        entry.note_direction(&transmit.header, local_peers);
                     }
                     let is_new = entry.note_sent(&transmit.header);
                     let len = u64::from(transmit.payload.len());
@@ -148,7 +162,7 @@ impl Core {
                         continue; // the last of its message
                     }
                     let used = entry.qp.outstanding().saturating_sub(charged);
-                    // One less than its turn has left where the last one is looked at (see above).
+                    // One less than the turn's rest if the last one is examined (see above).
                     let most = (tx.room_for(packet_len(&transmit)) as u64)
                         .min(entry.turn_left.saturating_sub(u64::from(shared)))
                         .min(ready_repeats(entry, &transmit, route));
@@ -184,7 +198,7 @@ impl Core {
         if ready.is_empty() {
             tx.show();
         }
-        tx.treat(Treatment::default());
+        tx.treat(IpOptions::default());
         if unreliable && turn != Turn::BatchFull {
             if !tx.has_room() {
                 turn = Turn::BatchFull;
@@ -208,14 +222,14 @@ impl Core {
                 paths.wait(path, index);
             }
             if entry.qp.has_replies() {
-                entry.owe(now, owing);
+                entry.owe(now, pending_acks);
             }
         }
         if let Some((transmit, nak)) = faulted {
             entry.qp.handle_gather_fault(&transmit, nak);
             self.settle(index);
         } else if entry.qp.has_completions() {
-            // Of an unreliable service: what has left is done.
+            // Unreliable service: a sent packet is complete.
             self.settle(index);
         } else {
             self.recharge(index);

@@ -1,4 +1,4 @@
-//! Where one is told what became of communications.
+//! Connection-manager channels: queues of events about communications.
 
 use std::io;
 use std::net::IpAddr;
@@ -9,10 +9,10 @@ use nobounce_protocol::cm::Event;
 
 use crate::sync::notices::Notices;
 
-/// Something to be told.
+/// One notice.
 #[derive(Clone, Debug)]
 pub struct CmNotice {
-    /// What the user gave for the one whom it concerns.
+    /// The user's tag of the affected object.
     pub tag: u64,
     /// What happened.
     pub told: Told,
@@ -21,20 +21,20 @@ pub struct CmNotice {
 /// What happened.
 #[derive(Clone, Debug)]
 pub enum Told {
-    /// To a communication of the device with this address.
+    /// An event of a communication of the device with this address.
     #[allow(missing_docs)]
     Event { local: IpAddr, event: Event },
-    /// What the user told itself.
+    /// A notice that the user posted itself.
     #[allow(missing_docs)]
     Own { kind: u32, status: i32 },
 }
 
-/// A queue of notices with a descriptor that can be polled.
+/// A queue of notices with a pollable descriptor.
 #[derive(Clone, Debug)]
 pub struct CmChannel(pub(crate) Arc<Notices<CmNotice>>);
 
 impl CmChannel {
-    /// A new one.
+    /// Creates a channel.
     ///
     /// # Errors
     /// The kernel refuses a descriptor.
@@ -42,29 +42,29 @@ impl CmChannel {
         Ok(Self(Arc::new(Notices::new()?)))
     }
 
-    /// The next notice, for a caller who has just read 8 bytes from [`fd`](Self::fd). Nothing if it was forgotten meanwhile:
-    /// then read again.
+    /// The next notice, for a caller that has just read 8 bytes from [`fd`](Self::fd). `None` if it
+    /// was dropped meanwhile: then read again.
     pub fn claim(&self) -> Option<CmNotice> {
         self.0.claim()
     }
 
-    /// A descriptor that is readable while there are notices. Each reading of 8 bytes stands for one of them; it blocks while
-    /// there are none, unless `O_NONBLOCK` is set.
+    /// A descriptor that is readable while there are notices. Each read of 8 bytes stands for one
+    /// notice. It blocks while there are none, unless `O_NONBLOCK` is set.
     pub fn fd(&self) -> RawFd {
         self.0.as_raw_fd()
     }
 
-    /// Tells itself something.
+    /// Posts a notice to this channel.
     pub fn tell(&self, tag: u64, kind: u32, status: i32) {
         self.0.push(CmNotice { tag, told: Told::Own { kind, status } }, usize::MAX);
     }
 
-    /// Forgets what `of` picks.
+    /// Drops the notices that `of` selects.
     pub fn forget(&self, of: impl Fn(&CmNotice) -> bool) {
         self.0.forget(of);
     }
 
-    /// Gives what `of` picks to another channel, in order.
+    /// Moves the notices that `of` selects to another channel, in order.
     pub fn give(&self, to: &Self, of: impl Fn(&CmNotice) -> bool) {
         let given = std::cell::RefCell::new(Vec::new());
         self.0.forget(|notice| {
@@ -77,7 +77,7 @@ impl CmChannel {
         given.into_inner().into_iter().for_each(|notice| to.0.push(notice, usize::MAX));
     }
 
-    /// Whether both are one.
+    /// Whether both are the same channel.
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }

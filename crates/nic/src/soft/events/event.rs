@@ -1,4 +1,4 @@
-//! Asynchronous events: what happened to an object and belongs to no completion.
+//! Asynchronous events: state changes of an object without a completion.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -9,11 +9,12 @@ use nobounce_protocol::wire::Qpn;
 use crate::soft::limits::MAX_QPS;
 use crate::sync::notices::Notices;
 
-/// Events kept for an application that does not fetch them; older ones are dropped first. Some for every queue pair: one whose
-/// last event got lost could never be destroyed by a program that waits for it.
+/// Events kept for an application that does not fetch them; older ones are dropped first. Several
+/// for every queue pair: a program that waits for a lost last event could never destroy its queue
+/// pair.
 const MAX_EVENTS: usize = 4 * MAX_QPS;
 
-/// Something that happened.
+/// An asynchronous event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AsyncEvent {
@@ -23,7 +24,7 @@ pub enum AsyncEvent {
     /// A completion queue overflowed: completions are lost, and its queue pairs have stopped.
     #[allow(missing_docs)]
     CqOverflow { cq: u32 },
-    /// A shared receive queue holds fewer receives than the limit that was set.
+    /// A shared receive queue holds fewer receives than its limit.
     #[allow(missing_docs)]
     SrqLimitReached { srq: u32 },
 }
@@ -48,7 +49,7 @@ impl Events {
         self.0.claim()
     }
 
-    /// Forgets the events of an object that goes.
+    /// Drops the events of a destroyed object.
     pub(crate) fn forget(&self, of: impl Fn(&AsyncEvent) -> bool) {
         self.0.forget(of);
     }

@@ -1,4 +1,4 @@
-//! What the device tells the application: completion channels, asynchronous events, connection-manager events.
+//! Events for the application: completion channels, asynchronous events, connection-manager events.
 
 pub(crate) mod channel;
 pub(crate) mod cm_channel;

@@ -1,9 +1,11 @@
-//! The thread that makes CUDA's calls for copies: one for each context whose memory is registered.
+//! The copier thread, which makes CUDA's copy calls: one for each context with registered memory.
 //!
-//! CUDA's driver has locks. A thread of the application that loads a kernel for the first time, frees memory or copies synchronously may
-//! keep one until the kernels that run are over; and these may wait for bytes that we are to send or place. So whoever drives the device
-//! makes no such call: it asks this thread. Where no answer comes in time, bytes to send are loaded through the window instead
-//! (`build.rs`); what is to be placed waits, and nothing else does (`stage.rs`).
+//! CUDA's driver has locks. An application thread that loads a kernel for the first time, frees
+//! memory or copies synchronously may hold one until the running kernels end. Those kernels may
+//! wait for bytes that this device sends or places. So the thread that drives the device makes no
+//! such call: it submits a job to the copier thread. If a fetch is late, bytes to send are loaded
+//! through the BAR1 window instead (`build.rs`). Bytes to place wait, and nothing else does
+//! (`staging.rs`).
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -22,38 +24,39 @@ use crate::soft::gpu::copiers::ContextKey;
 use crate::soft::gpu::standstill::{Inside, Standstill};
 use crate::sync::waker::Waker;
 
-/// Bytes of payload that a chunk takes.
+/// Payload bytes per chunk.
 pub(crate) const CHUNK: usize = 512 << 10;
-/// Bytes of a chunk to fetch into: room for headers between the smallest packets.
+/// Bytes of a fetch chunk: room for headers between the smallest packets.
 const FETCH_CHUNK: usize = CHUNK + CHUNK / 16;
-/// Chunks to fetch into and to place from, for each context. They are apart: a queue pair that cannot send what it fetched
-/// must not keep others from receiving.
+/// Fetch chunks and place chunks, for each context. The pools are separate: a queue pair that
+/// cannot send what it fetched must not block receives.
 const FETCH_CHUNKS: usize = 32;
 const PLACE_CHUNKS: usize = 16;
 
-/// How long the thread spins for more work before it sleeps: being woken costs as much as a short copy.
+/// How long the thread spins for more jobs before it sleeps: a wake-up costs as much as a short
+/// copy.
 const SPIN_NS: u64 = 50_000;
-/// Pauses of the processor between two looks meanwhile: whoever shares its core has that much more of it.
+/// Pause instructions between two polls, which leave the core to its sibling hardware thread.
 const PAUSES: u32 = 8;
-/// How long it spins while a copy is under way, and how often it looks otherwise.
+/// How long it spins while a copy is in flight, and the poll interval after that.
 const BUSY_NS: u64 = 200_000;
 const NAP: Duration = Duration::from_micros(10);
 
 /// How long deregistration waits for copies from and to the memory.
-const PATIENCE: Duration = Duration::from_secs(10);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What a copy is for.
+/// The purpose of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
-    /// Bytes to be sent, into such rows of a chunk to fetch into.
+    /// Bytes to send, into these rows of a fetch chunk.
     Fetch(Rows),
-    /// Bytes that arrived, from the start of a chunk to place from.
+    /// Received bytes, from the start of a place chunk.
     Place,
-    /// Bytes that are to be changed, to the start of a chunk to place from.
+    /// Bytes that an atomic will change, to the start of a place chunk.
     Look,
 }
 
-/// A copy to be made.
+/// A copy job.
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) work: Work,
@@ -63,12 +66,12 @@ pub(crate) struct Job {
     pub(crate) chunk: PinnedChunk,
 }
 
-/// A copy that was asked for. Dropping it does not stop it.
+/// A submitted copy. Dropping it does not stop the copy.
 #[derive(Debug)]
 pub(crate) struct Copying(Arc<Answer>);
 
 impl Copying {
-    /// The chunk, once the copy is over. To be taken once.
+    /// The chunk, once the copy is over. Can be taken once.
     pub(crate) fn take(&self) -> Option<Result<PinnedChunk, CopyError>> {
         if !self.0.is_there.load(Ordering::Acquire) {
             return None;
@@ -94,27 +97,27 @@ impl Answer {
 #[derive(Debug)]
 pub(crate) struct Copier {
     engines: Arc<Engines>,
-    /// A fetch is late: what can be loaded is not fetched before it is over.
+    /// A fetch is late: loadable bytes are not fetched until it is over.
     late: AtomicBool,
-    /// Goes after the engines, so that the thread is the last to have them.
+    /// Dropped after the engines, so that the thread is the last to hold them.
     desk: OpenDesk,
 }
 
-/// One engine for each direction.
+/// One copy engine for each direction.
 #[derive(Debug)]
 struct Engines {
     fetch: CopyEngine,
     place: CopyEngine,
 }
 
-/// Where jobs are handed over.
+/// The job queue.
 #[derive(Debug, Default)]
 struct Desk {
     waiting: Mutex<Waiting>,
     more: Condvar,
-    /// Jobs that wait: looked at without the lock.
+    /// Queued jobs: read without the lock.
     posted: AtomicUsize,
-    /// Fetches that are not over yet.
+    /// Fetches that are not over.
     fetches: AtomicUsize,
     inside: Inside,
 }
@@ -122,14 +125,15 @@ struct Desk {
 #[derive(Debug, Default)]
 struct Waiting {
     jobs: VecDeque<(Job, Arc<Answer>)>,
-    /// The memories of all jobs that are not over: each as often as it has one.
+    /// The memories of all jobs that are not over: one entry per job.
     memories: Vec<usize>,
     sleeps: bool,
     closed: bool,
 }
 
 impl Copier {
-    /// Makes the engines and starts the thread, for memory of this context. Takes milliseconds: not under the engine's lock.
+    /// Creates the copy engines and starts the thread, for memory of this context. Takes
+    /// milliseconds: not under the engine's lock.
     pub(crate) fn new(
         gpu: &Arc<Gpu>,
         context: ContextKey,
@@ -155,17 +159,17 @@ impl Copier {
         Ok(Arc::new(Self { engines, late: AtomicBool::new(false), desk }))
     }
 
-    /// A chunk to fetch into, or none at the moment.
+    /// Takes a fetch chunk, or none if all are in use.
     pub(crate) fn take_fetch_chunk(&self) -> Option<PinnedChunk> {
         self.engines.fetch.take_chunk()
     }
 
-    /// A chunk to place from, or none at the moment.
+    /// Takes a place chunk, or none if all are in use.
     pub(crate) fn take_place_chunk(&self) -> Option<PinnedChunk> {
         self.engines.place.take_chunk()
     }
 
-    /// Asks for a copy. Those of one kind are made in the order in which they are asked for.
+    /// Submits a copy. Copies of one kind are made in the order of submission.
     pub(crate) fn start(&self, job: Job) -> Copying {
         let answer = Arc::<Answer>::default();
         let desk = &self.desk.desk;
@@ -177,19 +181,19 @@ impl Copier {
         waiting.jobs.push_back((job, answer.clone()));
         desk.posted.store(waiting.jobs.len(), Ordering::Release);
         let sleeps = waiting.sleeps;
-        drop(waiting); // or whoever is woken waits for it at once
+        drop(waiting); // otherwise the woken thread blocks on the lock at once
         if sleeps {
             desk.more.notify_one();
         }
         Copying(answer)
     }
 
-    /// What is being copied from and to this memory.
+    /// The copies in flight from and to this memory.
     pub(crate) fn copies_of(&self, memory: &Arc<GpuMemory>) -> Copies {
         Copies { desk: self.desk.desk.clone(), memory: memory.clone() }
     }
 
-    /// A fetch is late: the GPU does not get to it.
+    /// A fetch is late: the GPU has not run it.
     pub(crate) fn found_late(&self) {
         self.late.store(true, Ordering::Relaxed);
     }
@@ -204,18 +208,18 @@ impl Copier {
         late
     }
 
-    /// What a copy that does not end stands behind.
+    /// What blocks a copy that does not end.
     pub(crate) fn standstill(&self) -> Standstill {
         self.desk.desk.inside.standstill()
     }
 
-    /// Whether its context was destroyed. Asks CUDA: not under the engine's lock.
+    /// Whether its context was destroyed. Calls CUDA: not under the engine's lock.
     pub(crate) fn is_gone(&self) -> bool {
         self.engines.place.is_gone()
     }
 }
 
-/// A desk that takes jobs, until it is dropped.
+/// A job queue that accepts jobs until it is dropped.
 #[derive(Debug)]
 struct OpenDesk {
     desk: Arc<Desk>,
@@ -224,7 +228,7 @@ struct OpenDesk {
 
 impl Drop for OpenDesk {
     fn drop(&mut self) {
-        // In a forked child there is no thread, and the lock may be held by it for ever.
+        // A forked child has no copier thread, and that thread may have held the lock at the fork.
         if fork::current() == self.generation {
             lock(&self.desk.waiting).closed = true;
             self.desk.more.notify_one();
@@ -232,7 +236,7 @@ impl Drop for OpenDesk {
     }
 }
 
-/// What is being copied from and to one memory: to be waited for before the memory is freed.
+/// The copies in flight from and to one memory: awaited before the memory is freed.
 #[derive(Debug)]
 pub(crate) struct Copies {
     desk: Arc<Desk>,
@@ -240,12 +244,12 @@ pub(crate) struct Copies {
 }
 
 impl Copies {
-    /// Waits until there are none, but not for ever. Not to be called by whoever keeps the device from being driven: CUDA may make the
-    /// copy wait for kernels, and these for us.
+    /// Waits until there are none, with a timeout. The caller must not block the device's progress:
+    /// CUDA may delay the copy until kernels end, and those may wait for this device.
     pub(crate) fn wait(&self) {
         let begin = Instant::now();
         while lock(&self.desk.waiting).memories.contains(&name(&self.memory)) {
-            if begin.elapsed() > PATIENCE {
+            if begin.elapsed() > DRAIN_TIMEOUT {
                 tracing::warn!(
                     "the GPU still copies out of or into memory that is deregistered: it is stuck"
                 );
@@ -256,7 +260,7 @@ impl Copies {
     }
 }
 
-/// A copy that was started.
+/// A started copy.
 #[derive(Debug)]
 struct UnderWay {
     copy: Copy,
@@ -270,9 +274,10 @@ struct Worker {
     desk: Arc<Desk>,
     /// Wakes the engine thread, which may sleep until a copy is over.
     waker: Arc<Waker>,
-    /// Fetches, placements and looks, each in the order in which they were started, which is the order in which they end.
+    /// Fetches, placements and reads for atomics. Each kind ends in the order in which it was
+    /// started.
     under_way: [VecDeque<UnderWay>; 3],
-    /// Copies that nobody can tell whether they are over: their chunks are the GPU's until then.
+    /// Copies in an unknown state: the GPU keeps their chunks until they are known to be over.
     lost: Vec<Copy>,
     spins: bool,
 }
@@ -295,11 +300,11 @@ impl Worker {
             }
         }
         drop(self);
-        // Where the context was destroyed, what the engines had of it is of no use to anybody.
+        // If the context was destroyed, the copy engines' resources are unusable.
         CopyEngine::bury_idle();
     }
 
-    /// Starts what waits; whether there was any.
+    /// Starts queued jobs; returns whether there were any.
     fn begin(&mut self) -> bool {
         if self.desk.posted.load(Ordering::Acquire) == 0 {
             return false;
@@ -325,7 +330,7 @@ impl Worker {
         true
     }
 
-    /// Hands out what is there; whether there was any.
+    /// Completes finished copies; returns whether there were any.
     fn end(&mut self) -> bool {
         let mut any = false;
         for lane in 0..self.under_way.len() {
@@ -390,10 +395,10 @@ impl Worker {
         }
     }
 
-    /// Waits for work; false when there will be none.
+    /// Waits for jobs; false when there will be none.
     fn sleep(&mut self) -> bool {
-        // Chunks of copies that could not be asked after are used again only once they are known to be over: it is found out here, so
-        // that whoever takes a chunk need not ask.
+        // Chunks of copies whose query failed are reused only once the copies are known to be over.
+        // This thread finds out, so that taking a chunk needs no query.
         let place = &self.engines.place;
         self.desk.inside.of(|| self.lost.retain(|copy| !matches!(place.poll(copy), Ok(true))));
         let mut waiting = lock(&self.desk.waiting);
@@ -410,7 +415,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Tells memories apart for as long as somebody holds them, as jobs do.
+/// Identifies a memory for as long as a reference to it is held, as jobs do.
 fn name(memory: &Arc<GpuMemory>) -> usize {
     Arc::as_ptr(memory).addr()
 }

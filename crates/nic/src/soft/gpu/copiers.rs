@@ -1,4 +1,4 @@
-//! Those who copy for an engine: one for each CUDA context whose memory was registered.
+//! The copiers of an engine: one for each CUDA context with registered memory.
 
 use std::sync::Arc;
 
@@ -7,11 +7,11 @@ use nobounce_memory::gpu::{CudaError, Gpu, GpuMemory};
 
 use crate::soft::gpu::copier::Copier;
 
-/// Names one of them, in every engine of a device.
+/// Identifies a copier, in every engine of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CopierIndex(usize);
 
-/// A context of a GPU, by numbers that are not used again.
+/// A CUDA context, by numbers that are not reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ContextKey {
     ordinal: i32,
@@ -25,13 +25,13 @@ impl ContextKey {
         Ok(Self { ordinal: gpu.ordinal(), handle, id: gpu.driver().context_id(handle)? })
     }
 
-    /// Its handle, which lived when the key was made.
+    /// Its handle, which was valid when the key was made.
     pub(crate) fn handle(&self) -> Context {
         self.handle
     }
 }
 
-/// One of them, and what it copies for.
+/// A copier and its context.
 #[derive(Clone, Debug)]
 pub(crate) struct Known {
     pub(crate) gpu: Arc<Gpu>,
@@ -39,12 +39,13 @@ pub(crate) struct Known {
     pub(crate) copier: Arc<Copier>,
 }
 
-/// All of them, by index; `None` where the context was destroyed. (A region of it may still be registered, and name it.)
+/// All copiers, by index; `None` if the context was destroyed. (A region of it may still be
+/// registered, and hold the index.)
 #[derive(Debug, Default)]
 pub(crate) struct Copiers(Vec<Option<Known>>);
 
 impl Copiers {
-    /// The one for memory of this context, if it was made already.
+    /// The copier for this context, if it exists.
     pub(crate) fn find(&self, context: ContextKey) -> Option<CopierIndex> {
         self.0
             .iter()
@@ -52,24 +53,25 @@ impl Copiers {
             .map(CopierIndex)
     }
 
-    /// Takes one that was made, or the place of one that is gone: each engine of a device in the same order.
+    /// Adds a copier, or the empty place of an expired one: each engine of a device in the same
+    /// order.
     pub(crate) fn adopt(&mut self, known: Option<Known>) -> CopierIndex {
         self.0.push(known);
         CopierIndex(self.0.len() - 1)
     }
 
-    /// The one with that index, unless its context was destroyed.
+    /// The copier with that index, unless its context was destroyed.
     pub(crate) fn get(&self, index: CopierIndex) -> Option<&Arc<Copier>> {
         self.0.get(index.0)?.as_ref().map(|known| &known.copier)
     }
 
-    /// All there are, and the places of those that were.
+    /// All copiers, and the places of expired ones.
     pub(crate) fn all(&self) -> Vec<(CopierIndex, Option<Known>)> {
         self.0.iter().cloned().enumerate().map(|(at, known)| (CopierIndex(at), known)).collect()
     }
 
-    /// Lets go of one whose context was destroyed.
-    pub(crate) fn bury(&mut self, index: CopierIndex) {
+    /// Drops a copier whose context was destroyed.
+    pub(crate) fn forget(&mut self, index: CopierIndex) {
         if let Some(known) = self.0.get_mut(index.0) {
             *known = None;
         }

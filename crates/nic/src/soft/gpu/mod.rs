@@ -1,4 +1,5 @@
-//! GPU memory: where its bytes lie, prefetch of what is sent, staging of what arrives, and the thread that makes CUDA's calls.
+//! GPU memory: its mapping, prefetch of sent bytes, staging of received ones, and the thread that
+//! makes CUDA's calls.
 
 pub(crate) mod copier;
 pub(crate) mod copiers;

@@ -1,7 +1,9 @@
-//! Gathering by the copy engine: the bytes of a message are fetched ahead into pinned chunks, from which the link takes them.
+//! Prefetch by the copy engine: the bytes of a message are fetched ahead into pinned chunks, from
+//! which the link takes them.
 //!
-//! A feed serves one queue pair and one kind of message, its own requests or its peer's READs: the message that is being
-//! sent, and the beginning of the next one. It never waits: what is not there yet makes the packet wait.
+//! A [`Prefetch`] serves one queue pair and one kind of message: its own requests, or its peer's READs.
+//! It holds the message being sent, and the beginning of the next one. It never blocks: a packet
+//! waits until its bytes are fetched.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,79 +16,83 @@ use crate::links::now_ns;
 use crate::soft::gpu::copier::{CHUNK, Copier, Copying, Job, Work};
 use crate::soft::gpu::standstill::Standstill;
 
-/// A copy that is not over after this long waits for something: microseconds are usual, milliseconds on a busy machine. CUDA puts off all copies of a process while one of
-/// its threads loads a kernel for the first time or frees memory, until the kernels that run are over; and these may wait for us.
+/// A copy that takes longer than this is blocked: microseconds are usual, milliseconds on a busy
+/// machine. CUDA delays all copies of a process while a thread loads a kernel for the first time or
+/// frees memory. The delay lasts until the running kernels end, and those may wait for this device.
 const LATE_NS: u64 = 20_000_000;
-/// A copy that takes longer than this, where there is no other way, has failed.
+/// A copy that takes longer than this, without an alternative, has failed.
 pub(crate) const STUCK_NS: u64 = 10_000_000_000;
-/// Fetches under way or at hand.
+/// Fetches in flight or ready.
 const AHEAD: usize = 3;
-/// The first fetch of a message: short, so that its first packet leaves early; the next ones grow to whole chunks. All path
-/// MTUs divide it, so that no payload lies in two chunks.
+/// The first fetch of a message: short, so that its first packet leaves early; the next ones grow
+/// to whole chunks. All path MTUs divide it, so that no payload spans two chunks.
 const FIRST: usize = 64 << 10;
 const GROWTH: usize = 4;
 
-/// Which message the bytes belong to. The bytes of one message may be sent again; those of another are never taken for them.
+/// The message that bytes belong to. The bytes of one message may be retransmitted; those of
+/// another never match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
     /// A posted request.
     Request(u64),
-    /// A peer's READ: its key, and the address that packet number 0 would have.
+    /// A peer's READ: its key, and the address that PSN 0 would have.
     Read(u32, u64),
 }
 
-/// Bytes asked for.
+/// Requested bytes.
 #[derive(Debug)]
 pub(crate) struct Want<'a> {
     pub(crate) origin: Origin,
-    /// Where they begin in the message.
+    /// Their offset in the message.
     pub(crate) at: u64,
     pub(crate) len: usize,
-    /// How many more bytes of the message lie right behind them.
+    /// How many more bytes of the message are contiguous behind them.
     pub(crate) behind: u64,
     pub(crate) memory: &'a Arc<GpuMemory>,
     pub(crate) copier: &'a Arc<Copier>,
-    /// Where they lie in the memory.
+    /// Their offset in the memory.
     pub(crate) offset: usize,
-    /// Whether they could be loaded instead.
+    /// Whether loads through the window are possible instead.
     pub(crate) can_load: bool,
-    /// How they are to lie in the chunk.
+    /// Their layout in the chunk.
     pub(crate) rows: Rows,
 }
 
-/// The rows in which payload lies in a chunk: with room for a base transport header before and an ICRC behind each, so that packets
-/// from the middle of a message are built in place, one right behind the other.
+/// The rows of payload in a chunk: each with room for a base transport header before it and an ICRC
+/// behind it. So packets from the middle of a message are built in place, one right behind the
+/// other.
 pub(crate) const fn rows(mtu: usize) -> Rows {
     Rows { width: mtu, pitch: BTH_LEN + mtu + ICRC_LEN, lead: BTH_LEN }
 }
 
-/// All payload in a row, for a peer on this machine that reads it where it lies; before it as much as headers ever take.
+/// Contiguous payload, for a same-host peer that reads it in place; before it the most that headers
+/// ever take.
 pub(crate) const IN_A_ROW: Rows = Rows { width: CHUNK, pitch: CHUNK + 64, lead: 64 };
 
-/// Where fetched payload lies.
+/// The location of fetched payload.
 #[derive(Clone, Debug)]
-pub(crate) struct Lies {
+pub(crate) struct ChunkSlice {
     pub(crate) chunk: PinnedChunk,
-    /// Where in the chunk it begins.
+    /// Its offset in the chunk.
     pub(crate) at: usize,
-    /// So many bytes follow in a row: as many as were fetched with it, or a packet's payload.
+    /// Contiguous bytes from there: all that were fetched with it, or one packet's payload.
     pub(crate) row: usize,
     /// Whether there is room for the shortest header before it, and for an ICRC behind it.
     pub(crate) has_gaps: bool,
 }
 
-/// What came of asking.
+/// The result of a request for bytes.
 #[derive(Debug)]
 pub(crate) enum Fetched {
-    /// Here they are.
-    Ready(Lies),
-    /// Ask again.
+    /// The bytes are there.
+    Ready(ChunkSlice),
+    /// Retry.
     Pending,
-    /// The copy engine does not get to it: load them.
+    /// The copy engine is blocked: load them.
     Late,
-    /// They cannot be loaded, and the copy engine has not got to it for so long that it never will.
+    /// They cannot be loaded, and the copy engine has been blocked for too long.
     Stuck(Standstill),
-    /// No chunk was free: ask again, and take one from somebody meanwhile.
+    /// No chunk was free: retry, after chunks were reclaimed from another queue pair.
     Starved,
     /// They cannot be read.
     Failed(CopyError),
@@ -96,7 +102,7 @@ pub(crate) enum Fetched {
 
 #[derive(Debug)]
 enum State {
-    /// And since when.
+    /// With its start time.
     UnderWay(Copying, u64),
     Here(PinnedChunk),
 }
@@ -115,7 +121,7 @@ impl Fetch {
         self.at + self.len as u64
     }
 
-    /// For how long it has been under way.
+    /// How long it has been in flight.
     fn age(&self) -> u64 {
         match self.state {
             Some(State::UnderWay(_, since)) => now_ns().saturating_sub(since),
@@ -123,11 +129,16 @@ impl Fetch {
         }
     }
 
-    /// Where the payload lies that begins at `at`, in this chunk.
-    fn lies(&self, chunk: &PinnedChunk, at: u64) -> Lies {
+    /// The location of the payload that begins at `at`, in this chunk.
+    fn slice(&self, chunk: &PinnedChunk, at: u64) -> ChunkSlice {
         let from = usize::try_from(at - self.at).unwrap_or(0);
         let row = (self.rows.width - from % self.rows.width).min(self.len - from);
-        Lies { chunk: chunk.clone(), at: self.rows.place_of(from), row, has_gaps: self.rows != IN_A_ROW }
+        ChunkSlice {
+            chunk: chunk.clone(),
+            at: self.rows.place_of(from),
+            row,
+            has_gaps: self.rows != IN_A_ROW,
+        }
     }
 
     fn holds(&self, origin: Origin, at: u64) -> bool {
@@ -135,27 +146,29 @@ impl Fetch {
     }
 }
 
-/// Fetched bytes of one queue pair.
+/// Prefetched bytes of one queue pair.
 #[derive(Debug, Default)]
-pub(crate) struct Feed {
+pub(crate) struct Prefetch {
     fetches: VecDeque<Fetch>,
-    /// How long the next fetch is.
+    /// Length of the next fetch.
     next_len: usize,
 }
 
-impl Feed {
+impl Prefetch {
     /// Whether it holds bytes of that message.
     pub(crate) fn is_of(&self, origin: Origin) -> bool {
         self.fetches.iter().any(|fetch| fetch.origin == origin)
     }
 
-    /// Whether there is room for bytes of the next message, because all of this one, which ends at `end`, were fetched.
+    /// Whether there is room for bytes of the next message, because all of this one, which ends at
+    /// `end`, were fetched.
     pub(crate) fn has_room_behind(&self, origin: Origin, end: u64) -> bool {
         self.fetches.len() < AHEAD
             && self.fetches.back().is_some_and(|last| last.origin == origin && last.end() >= end)
     }
 
-    /// Whether there is room for bytes of messages behind this one, all of which, up to `end`, were fetched.
+    /// Whether there is room for bytes of messages behind this one, all of which, up to `end`, were
+    /// fetched.
     pub(crate) fn has_room_after(&self, origin: Origin, end: u64) -> bool {
         self.fetches.len() < AHEAD
             && self.fetches.iter().any(|fetch| fetch.origin == origin && fetch.end() >= end)
@@ -166,7 +179,7 @@ impl Feed {
         self.fetches.iter().any(|fetch| fetch.holds(origin, at))
     }
 
-    /// How many bytes from `at` on can be had at once.
+    /// How many bytes from `at` on are ready.
     pub(crate) fn ready_from(&self, origin: Origin, at: u64) -> u64 {
         self.fetches
             .iter()
@@ -175,35 +188,36 @@ impl Feed {
             .map_or(0, |fetch| fetch.end() - at)
     }
 
-    /// Where the payload lies that begins at `at` of that message, if it is there.
-    pub(crate) fn here(&self, origin: Origin, at: u64) -> Option<Lies> {
+    /// The location of the payload at `at` of that message, if it is ready.
+    pub(crate) fn here(&self, origin: Origin, at: u64) -> Option<ChunkSlice> {
         let fetch = self.fetches.iter().find(|fetch| fetch.holds(origin, at))?;
         let Some(State::Here(chunk)) = &fetch.state else { return None };
-        Some(fetch.lies(chunk, at))
+        Some(fetch.slice(chunk, at))
     }
 
-    /// How many fetches it has.
+    /// Number of fetches.
     pub(crate) fn len(&self) -> usize {
         self.fetches.len()
     }
 
-    /// Gives up the bytes that would be sent last.
+    /// Drops the bytes that would be sent last.
     pub(crate) fn give_up_last(&mut self) {
         self.fetches.pop_back();
     }
 
-    /// Forgets everything. Copies under way go on; their chunks are used again when they are over.
+    /// Drops everything. Copies in flight go on; their chunks are reused when they are over.
     pub(crate) fn clear(&mut self) {
         self.fetches.clear();
     }
 
-    /// All of that message up to `end` is sent. Should some of it have to be sent again, it is fetched again. (What lies behind may be the
-    /// beginning of the next: the pieces of a long READ look like one.)
+    /// All of that message up to `end` is sent. A retransmission fetches its bytes again. (Bytes
+    /// behind `end` may be the beginning of the next message: the pieces of a long READ look like
+    /// one.)
     pub(crate) fn finish(&mut self, origin: Origin, end: u64) {
         self.fetches.retain(|fetch| fetch.origin != origin || fetch.end() > end);
     }
 
-    /// Starts to fetch bytes that will be wanted. Whether they can be had is seen when they are.
+    /// Starts to prefetch bytes. An error is reported when the bytes are requested.
     pub(crate) fn prefetch(&mut self, want: &Want<'_>) {
         if !(want.can_load && want.copier.is_late()) {
             self.fetch_ahead(want);
@@ -214,7 +228,7 @@ impl Feed {
         if want.can_load && want.copier.is_late() {
             return Fetched::Late;
         }
-        // What belongs to messages or packets before this one is over; and a packet that is sent again begins anew.
+        // Drop earlier messages and packets; a retransmitted packet starts anew.
         while self
             .fetches
             .front()
@@ -225,7 +239,7 @@ impl Feed {
         self.fetch_ahead(want);
         let Some(fetch) = self.fetches.front_mut() else { return Fetched::Starved };
         match settle(&mut fetch.state) {
-            Ok(Some(chunk)) => Fetched::Ready(fetch.lies(&chunk, want.at)),
+            Ok(Some(chunk)) => Fetched::Ready(fetch.slice(&chunk, want.at)),
             Ok(None) => match fetch.age() {
                 age if want.can_load && age > LATE_NS => {
                     want.copier.found_late();
@@ -241,7 +255,7 @@ impl Feed {
         }
     }
 
-    /// Starts fetches until enough are there, from the first byte wanted that none covers.
+    /// Starts fetches until enough are in flight, from the first wanted byte that none covers.
     fn fetch_ahead(&mut self, want: &Want<'_>) {
         let end = want.at + want.len as u64 + want.behind;
         let mut at = want.at;

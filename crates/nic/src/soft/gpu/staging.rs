@@ -1,10 +1,12 @@
-//! Placement by the copy engine, for GPU memory that has no window (or where staging was asked for): payload is collected in
-//! a pinned chunk, copied by the GPU while more arrives, and announced to nobody before the copy is over.
+//! Placement by the copy engine, for GPU memory without a BAR1 window (or where staging was
+//! requested). Payload is collected in a staging buffer (a pinned chunk). The GPU copies it while
+//! more arrives. Completions and ACKs wait until the copy is over.
 //!
-//! Everything placed here is a *step* with a *ticket*, and belongs to one queue pair; steps are over in the order of their tickets. A
-//! queue pair remembers the ticket that its last placed byte depends on, and holds back acknowledgements and completions until that
-//! one is over. What must come after a step becomes one itself, so that nobody waits here: CUDA's calls are made by another thread
-//! (`copier.rs`), and may take as long as the kernels of the application. If a copy fails, so does its queue pair, and no other.
+//! Every placement is a *step* with a *ticket*, and belongs to one queue pair; steps end in the
+//! order of their tickets. A queue pair records the ticket that its last placed byte depends on. It
+//! holds back ACKs and completions until that step is over. Work that must follow a step becomes a
+//! step itself, so nothing here blocks. The copier thread (`copier.rs`) makes CUDA's calls, which
+//! may take as long as the application's kernels. If a copy fails, only its queue pair fails.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,19 +23,20 @@ use crate::soft::gpu::standstill::Standstill;
 use crate::soft::gpu::step::{Changing, LateChange, LateCopy, LateStore, Step, What};
 use crate::soft::gpu::target::{Change, Target};
 
-/// How long a copy is waited for where no chunk is free, before bytes are kept elsewhere: most are over sooner.
+/// How long to wait for a copy when no chunk is free, before bytes go to the heap: most end sooner.
 const SPIN: Duration = Duration::from_micros(50);
 /// A copy that takes longer than this has failed.
 const STUCK: Duration = Duration::from_secs(10);
-/// Bytes kept elsewhere until they can be placed. A peer that waits for acknowledgements has at most 1 MiB under way.
+/// Bytes kept on the heap until they can be placed. A peer that waits for ACKs has at most 1 MiB in
+/// flight.
 const MOST_LATE: usize = 64 << 20;
 
-/// On whose behalf bytes are placed.
+/// The queue pair that bytes are placed for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Owner {
+pub(crate) struct CopyOwner {
     /// The index of the queue pair.
     pub(crate) qp: u32,
-    /// The step that its bytes before wait for.
+    /// The step that its earlier bytes wait for.
     pub(crate) after: u64,
 }
 
@@ -44,31 +47,31 @@ struct Run {
     memory: Arc<GpuMemory>,
     copier: Arc<Copier>,
     offset: usize,
-    room: Room,
+    room: ChunkSpace,
     filled: usize,
     ticket: u64,
-    /// The step it must not begin before.
+    /// The step that must end before this one begins.
     after: u64,
 }
 
 /// Where bytes are collected.
 #[derive(Debug)]
-enum Room {
+enum ChunkSpace {
     Pinned(PinnedChunk),
-    /// No chunk was free, or it is not the time yet.
+    /// No chunk was free, or an earlier step is not over.
     Heap(Vec<u8>),
 }
 
 /// Why bytes could not be placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum StageError {
+pub(crate) enum StagingError {
     /// The memory is gone, or the copy engine failed.
     Failed,
-    /// So much waits for the GPU already that no more is taken.
+    /// Too many bytes wait for the GPU already.
     Full,
 }
 
-/// What an atomic found, for the answer that waits for it.
+/// The original value of an atomic, for its pending response.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Changed {
     pub(crate) qp: u32,
@@ -76,12 +79,12 @@ pub(crate) struct Changed {
     pub(crate) before: u64,
 }
 
-/// The copy engines of a device, and what they are placing.
+/// The copy engines of a device, and the placements in flight.
 #[derive(Debug, Default)]
-pub(crate) struct Stage {
+pub(crate) struct Staging {
     pub(crate) copiers: Copiers,
     run: Option<Run>,
-    /// With the tickets from `done + 1` on, without a gap.
+    /// Their tickets begin at `done + 1`, without a gap.
     steps: VecDeque<Step>,
     /// Copies among them that are not started.
     late_copies: usize,
@@ -91,43 +94,44 @@ pub(crate) struct Stage {
     late_bytes: usize,
     /// All tickets up to this one are over.
     done: u64,
-    /// Queue pairs with a copy that failed, until they have heard.
+    /// Queue pairs with a failed copy that are not notified yet.
     failed: Vec<u32>,
-    /// What atomics found, until they are answered.
+    /// Original values of atomics, until their responses take them.
     changed: Vec<Changed>,
 }
 
-impl Stage {
-    /// Whether copies are to be started or waited for.
+impl Staging {
+    /// Whether copies are to be started or awaited.
     pub(crate) fn is_busy(&self) -> bool {
         self.run.is_some() || !self.steps.is_empty() || !self.failed.is_empty() || !self.changed.is_empty()
     }
 
-    /// Whether all bytes that the queue pair placed up to this ticket are where they belong.
+    /// Whether all bytes that the queue pair placed up to this ticket are in their memory.
     #[inline]
-    pub(crate) fn is_settled(&self, owner: Owner) -> bool {
+    pub(crate) fn is_settled(&self, owner: CopyOwner) -> bool {
         owner.after <= self.done && (self.failed.is_empty() || !self.failed.contains(&owner.qp))
     }
 
-    /// Whether the step with this ticket is over, well or not.
+    /// Whether the step with this ticket is over, successfully or not.
     pub(crate) fn is_over(&self, ticket: u64) -> bool {
         ticket <= self.done
     }
 
-    /// Whether an atomic is under way: another one must see what it leaves.
+    /// Whether an atomic is in flight: the next one must see its result.
     pub(crate) fn is_changing(&self) -> bool {
         self.changes > 0
     }
 
-    /// Collects bytes for `offset` of the memory; returns the ticket of the copy that will place them. `last` ends a message.
+    /// Collects bytes for `offset` of the memory; returns the ticket of the copy that will place
+    /// them. `last` ends a message.
     pub(crate) fn put(
         &mut self,
-        owner: Owner,
+        owner: CopyOwner,
         (memory, copier): (&Arc<GpuMemory>, CopierIndex),
         mut offset: usize,
         mut bytes: Source<'_>,
         last: bool,
-    ) -> Result<u64, StageError> {
+    ) -> Result<u64, StagingError> {
         let mut ticket = owner.after;
         while !bytes.is_empty() {
             let joins = self.run.as_ref().is_some_and(|run| {
@@ -136,20 +140,20 @@ impl Stage {
             });
             if !joins {
                 self.flush();
-                let copier = self.copiers.get(copier).cloned().ok_or(StageError::Failed)?;
+                let copier = self.copiers.get(copier).cloned().ok_or(StagingError::Failed)?;
                 let room = self.room(owner.after.max(ticket), &copier)?;
                 let (qp, memory) = (Some(owner.qp), memory.clone());
                 let (ticket, after) = (self.next_ticket(), owner.after.max(ticket));
                 self.run = Some(Run { qp, memory, copier, offset, room, filled: 0, ticket, after });
             }
-            let Some(run) = &mut self.run else { return Err(StageError::Failed) };
+            let Some(run) = &mut self.run else { return Err(StagingError::Failed) };
             let len = bytes.len().min(CHUNK - run.filled);
             match &mut run.room {
-                Room::Pinned(chunk) => {
-                    let Some(room) = chunk.get_mut() else { return Err(StageError::Failed) };
+                ChunkSpace::Pinned(chunk) => {
+                    let Some(room) = chunk.get_mut() else { return Err(StagingError::Failed) };
                     bytes.slice(0..len).copy_to(&mut room[run.filled..run.filled + len]);
                 }
-                Room::Heap(kept) => {
+                ChunkSpace::Heap(kept) => {
                     let begin = kept.len();
                     kept.resize(begin + len, 0);
                     bytes.slice(0..len).copy_to(&mut kept[begin..]);
@@ -161,25 +165,26 @@ impl Stage {
             offset += len;
             bytes = bytes.skip(len);
         }
-        // Bytes of one copy are placed in any order: the next message must not share it.
+        // One copy places its bytes in any order: the next message must not share it.
         if last {
             self.flush();
         }
-        if self.failed.contains(&owner.qp) { Err(StageError::Failed) } else { Ok(ticket) }
+        if self.failed.contains(&owner.qp) { Err(StagingError::Failed) } else { Ok(ticket) }
     }
 
-    /// Keeps bytes for memory that needs no copy engine until the steps before are over; returns the ticket of this one.
+    /// Keeps bytes for memory that needs no copy engine until the earlier steps are over; returns
+    /// the ticket of this step.
     pub(crate) fn store_later(
         &mut self,
-        owner: Owner,
+        owner: CopyOwner,
         target: &Target,
         offset: usize,
         bytes: Source<'_>,
         last: bool,
-    ) -> Result<u64, StageError> {
+    ) -> Result<u64, StagingError> {
         let mut store = LateStore { target: target.clone(), offset, bytes: self.keep(bytes)?, last };
         self.flush();
-        // Packets of one message become one step.
+        // Packets of one message are joined into one step.
         if let Some(Step { qp, what: What::Store(before), .. }) = self.steps.back_mut()
             && *qp == Some(owner.qp)
             && before.takes(&mut store)
@@ -189,18 +194,19 @@ impl Stage {
         self.push(owner, What::Store(store))
     }
 
-    /// Changes a word after the steps before are over; the value before is told by [`Self::take_changed`], under this number.
+    /// Changes a word after the earlier steps are over. [`Self::take_changed`] returns the original
+    /// value under this PSN.
     pub(crate) fn change_later(
         &mut self,
-        owner: Owner,
+        owner: CopyOwner,
         target: &Target,
         offset: usize,
         (change, psn): (Change, Psn),
-    ) -> Result<u64, StageError> {
+    ) -> Result<u64, StagingError> {
         self.flush();
         let copier = match target {
             Target::Host(_) => None,
-            Target::Gpu(gpu) => Some(self.copiers.get(gpu.copier).cloned().ok_or(StageError::Failed)?),
+            Target::Gpu(gpu) => Some(self.copiers.get(gpu.copier).cloned().ok_or(StagingError::Failed)?),
         };
         let (target, state) = (target.clone(), Changing::Waits);
         let change = LateChange { target, copier, offset, change, psn, state };
@@ -209,17 +215,17 @@ impl Stage {
         Ok(ticket)
     }
 
-    /// Starts the copy of what was collected.
+    /// Starts the copy of the collected bytes.
     pub(crate) fn flush(&mut self) {
         let Some(Run { qp, memory, copier, offset, room, filled, after, .. }) = self.run.take() else {
             return;
         };
         let what = match room {
-            Room::Pinned(chunk) => {
+            ChunkSpace::Pinned(chunk) => {
                 let job = Job { work: Work::Place, memory, offset, len: filled, chunk };
                 What::Copy(copier.start(job), copier)
             }
-            Room::Heap(bytes) => {
+            ChunkSpace::Heap(bytes) => {
                 self.late_copies += 1;
                 What::LateCopy(LateCopy { memory, copier, offset, bytes, after })
             }
@@ -227,7 +233,7 @@ impl Stage {
         self.steps.push_back(Step { qp, since: Instant::now(), what });
     }
 
-    /// Looks which steps are over, and takes those whose time has come.
+    /// Retires finished steps, and runs those that are due.
     pub(crate) fn poll(&mut self) {
         loop {
             self.start_late_copies();
@@ -263,28 +269,28 @@ impl Stage {
                 self.let_go(&step.what);
             }
             self.done += 1;
-            // An atomic begins when it is the first.
+            // An atomic begins when it is at the front.
             if let Some(Step { since, what: What::Change(_), .. }) = self.steps.front_mut() {
                 *since = Instant::now();
             }
         }
     }
 
-    /// A queue pair whose copy failed: bytes that it took have not arrived.
+    /// A queue pair whose copy failed: bytes that it accepted have not arrived.
     pub(crate) fn take_failed(&mut self) -> Option<u32> {
         self.failed.pop()
     }
 
-    /// What an atomic found.
+    /// The original value of an atomic.
     pub(crate) fn take_changed(&mut self) -> Option<Changed> {
         self.changed.pop()
     }
 
-    /// The memory is deregistered: what was collected for it is not written any more, and the queue pairs that it was placed for fail.
-    /// Copies under way are to be waited for ([`Copier::copies_of`]).
+    /// The memory is deregistered: collected bytes for it are discarded, and their queue pairs
+    /// fail. The caller waits for copies in flight ([`Copier::copies_of`]).
     pub(crate) fn forget(&mut self, target: &Target) {
         if let Some(run) = self.run.take_if(|run| target.is_of(&run.memory)) {
-            if let Room::Heap(bytes) = &run.room {
+            if let ChunkSpace::Heap(bytes) = &run.room {
                 self.late_bytes -= bytes.len();
             }
             self.steps.push_back(Step { qp: run.qp, since: Instant::now(), what: What::Over });
@@ -298,7 +304,8 @@ impl Stage {
         }
     }
 
-    /// The queue pair is gone, or begins anew: nobody is to hear of its failures, and what was not begun for it never is.
+    /// The queue pair is destroyed or reset: its failures are not reported, and its pending steps
+    /// are cancelled.
     pub(crate) fn forget_owner(&mut self, qp: u32) {
         self.flush();
         self.cancel_all_of(qp);
@@ -307,7 +314,7 @@ impl Stage {
         self.changed.retain(|changed| changed.qp != qp);
     }
 
-    /// Waits until nothing is under way, but not for longer than so: for a device that goes.
+    /// Waits until nothing is in flight, with a timeout: for a device that closes.
     pub(crate) fn drain(&mut self, patience: Duration) {
         self.flush();
         let begin = Instant::now();
@@ -320,12 +327,12 @@ impl Stage {
         }
     }
 
-    /// A place to collect bytes in that are to be copied after this step.
-    fn room(&mut self, after: u64, copier: &Arc<Copier>) -> Result<Room, StageError> {
+    /// A buffer to collect bytes in that are copied after this step.
+    fn room(&mut self, after: u64, copier: &Arc<Copier>) -> Result<ChunkSpace, StagingError> {
         let begin = Instant::now();
         while self.late_copies == 0 && self.may_follow(after, copier) {
             if let Some(chunk) = copier.take_place_chunk() {
-                return Ok(Room::Pinned(chunk));
+                return Ok(ChunkSpace::Pinned(chunk));
             }
             if begin.elapsed() > SPIN {
                 break;
@@ -333,11 +340,11 @@ impl Stage {
             self.poll();
             std::hint::spin_loop();
         }
-        self.keep((&[]).into()).map(Room::Heap)
+        self.keep((&[]).into()).map(ChunkSpace::Heap)
     }
 
-    /// Whether a copy by this engine may be started although the step before it is not over: copies of one engine are over in the order
-    /// in which they were started, those of two are not.
+    /// Whether a copy by this copier may start although the step before it is not over. Copies of
+    /// one copier end in the order in which they were started; those of two do not.
     fn may_follow(&self, after: u64, copier: &Arc<Copier>) -> bool {
         match self.step(after).map(|step| &step.what) {
             None | Some(What::Over) => true,
@@ -350,7 +357,7 @@ impl Stage {
         self.steps.get(usize::try_from(ticket.checked_sub(self.done + 1)?).ok()?)
     }
 
-    /// Starts copies that waited for a chunk, or for their time: each after those before it.
+    /// Starts copies that waited for a chunk or an earlier step, in order.
     fn start_late_copies(&mut self) {
         let mut at = 0;
         while self.late_copies > 0 && at < self.steps.len() {
@@ -379,22 +386,23 @@ impl Stage {
         self.done + self.steps.len() as u64 + 1
     }
 
-    fn push(&mut self, owner: Owner, what: What) -> Result<u64, StageError> {
+    fn push(&mut self, owner: CopyOwner, what: What) -> Result<u64, StagingError> {
         let ticket = self.next_ticket();
         self.steps.push_back(Step { qp: Some(owner.qp), since: Instant::now(), what });
-        if self.failed.contains(&owner.qp) { Err(StageError::Failed) } else { Ok(ticket) }
+        if self.failed.contains(&owner.qp) { Err(StagingError::Failed) } else { Ok(ticket) }
     }
 
-    /// A copy of bytes that cannot be placed yet.
-    fn keep(&mut self, bytes: Source<'_>) -> Result<Vec<u8>, StageError> {
+    /// A heap copy of bytes that cannot be placed yet.
+    fn keep(&mut self, bytes: Source<'_>) -> Result<Vec<u8>, StagingError> {
         if self.late_bytes + bytes.len() > MOST_LATE {
-            return Err(StageError::Full);
+            return Err(StagingError::Full);
         }
         self.late_bytes += bytes.len();
         Ok(bytes.to_vec())
     }
 
-    /// The queue pair's bytes have not arrived: nor shall those behind them, which tell of them.
+    /// The queue pair's bytes have not arrived. The steps behind them, which signal them, must not
+    /// run either.
     fn fail(&mut self, qp: Option<u32>) {
         let Some(qp) = qp else { return };
         self.failed.push(qp);
@@ -409,7 +417,7 @@ impl Stage {
         }
     }
 
-    /// Takes back a step, unless it was given to the copy engine.
+    /// Cancels a step, unless it was submitted to the copy engine.
     fn cancel(&mut self, at: usize) {
         if !matches!(self.steps[at].what, What::Copy(..)) {
             let what = std::mem::replace(&mut self.steps[at].what, What::Over);
@@ -417,7 +425,7 @@ impl Stage {
         }
     }
 
-    /// A step has come to its end, or is taken back: what is known of it is set right.
+    /// A step ended or was cancelled: updates the accounts.
     fn let_go(&mut self, what: &What) {
         self.late_bytes -= what.kept();
         self.late_copies -= usize::from(matches!(what, What::LateCopy(_)));
@@ -425,7 +433,7 @@ impl Stage {
     }
 }
 
-/// Why a step did not come to its end.
+/// Why a step failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StepError {
     #[error(transparent)]

@@ -1,4 +1,4 @@
-//! Why copies of a GPU's memory do not come to their end.
+//! Why copies of GPU memory do not end.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use crate::links::now_ns;
 
-/// Inside a call of CUDA's for so long, a thread is kept there.
+/// A thread inside a CUDA call for this long is blocked.
 const KEPT: Duration = Duration::from_secs(1);
 
-/// Since when the thread that makes CUDA's calls is inside one.
+/// Since when the copier thread is inside a CUDA call.
 #[derive(Debug, Default)]
 pub(crate) struct Inside(AtomicU64);
 
 impl Inside {
-    /// Makes calls.
+    /// Makes calls, and records their time.
     pub(crate) fn of<T>(&self, calls: impl FnOnce() -> T) -> T {
         self.0.store(now_ns(), Ordering::Relaxed);
         let result = calls();
@@ -22,7 +22,7 @@ impl Inside {
         result
     }
 
-    /// What a copy that does not end stands behind.
+    /// What blocks a copy that does not end.
     pub(crate) fn standstill(&self) -> Standstill {
         let inside = match self.0.load(Ordering::Relaxed) {
             0 => Duration::ZERO,
@@ -32,12 +32,12 @@ impl Inside {
     }
 }
 
-/// What a copy that does not end stands behind.
+/// What blocks a copy that does not end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Standstill {
-    /// CUDA has not come back from a call for so long.
+    /// A CUDA call has not returned for so long.
     Call(Duration),
-    /// The GPU has the copy and does not get to it.
+    /// The GPU has the copy queued and does not run it.
     Queue,
 }
 

@@ -1,4 +1,5 @@
-//! What is placed by the copy engine, or after it: one step of a [`Stage`](crate::soft::gpu::staging::Stage).
+//! Work that the copy engine places, or that follows it: one step of a
+//! [`Staging`](crate::soft::gpu::staging::Staging).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,13 +14,13 @@ use crate::soft::gpu::staging::StepError;
 use crate::soft::gpu::standstill::Standstill;
 use crate::soft::gpu::target::{Change, Target};
 
-/// Most bytes that stores of one message are joined to.
+/// Stores of one message are joined up to this many bytes.
 const MOST_JOINED: usize = 256 << 10;
 
 /// One step.
 #[derive(Debug)]
 pub(crate) struct Step {
-    /// The index of the queue pair, as long as it lives.
+    /// The index of the queue pair, as long as it exists.
     pub(crate) qp: Option<u32>,
     pub(crate) since: Instant,
     pub(crate) what: What,
@@ -27,17 +28,17 @@ pub(crate) struct Step {
 
 #[derive(Debug)]
 pub(crate) enum What {
-    /// It was given to the copy engine.
+    /// It was submitted to the copy engine.
     Copy(Copying, Arc<Copier>),
     LateCopy(LateCopy),
     Store(LateStore),
     Change(LateChange),
-    /// Nothing is to be done, or nothing more.
+    /// Nothing is left to do.
     Over,
 }
 
 impl What {
-    /// How many bytes it keeps.
+    /// How many bytes it keeps on the heap.
     pub(crate) fn kept(&self) -> usize {
         match self {
             Self::LateCopy(copy) => copy.bytes.len(),
@@ -46,7 +47,7 @@ impl What {
         }
     }
 
-    /// What it stands behind, where it does not end.
+    /// What blocks it, if it does not end.
     pub(crate) fn standstill(&self) -> Option<Standstill> {
         match self {
             Self::Copy(_, copier) => Some(copier.standstill()),
@@ -56,7 +57,7 @@ impl What {
         }
     }
 
-    /// Whether it has not been begun and is for this memory.
+    /// Whether it is for this memory and has not begun.
     pub(crate) fn waits_for(&self, target: &Target) -> bool {
         match self {
             Self::LateCopy(copy) => target.is_of(&copy.memory),
@@ -67,18 +68,18 @@ impl What {
     }
 }
 
-/// A copy for which there is no chunk yet, or that must not begin yet.
+/// A copy without a chunk yet, or one that must not begin yet.
 #[derive(Debug)]
 pub(crate) struct LateCopy {
     pub(crate) memory: Arc<GpuMemory>,
     pub(crate) copier: Arc<Copier>,
     pub(crate) offset: usize,
     pub(crate) bytes: Vec<u8>,
-    /// The step it must not begin before.
+    /// The step that must end before this one begins.
     pub(crate) after: u64,
 }
 
-/// Bytes for memory that needs no copy engine, whose time has not come.
+/// Bytes for memory that needs no copy engine; earlier steps are not over.
 #[derive(Debug)]
 pub(crate) struct LateStore {
     pub(crate) target: Target,
@@ -88,7 +89,7 @@ pub(crate) struct LateStore {
 }
 
 impl LateStore {
-    /// Takes the bytes of another one that lie right behind its own, in the same message.
+    /// Joins the bytes of another store that lie right behind its own, in the same message.
     pub(crate) fn takes(&mut self, next: &mut Self) -> bool {
         let joins = !self.last
             && self.target.is_same(&next.target)
@@ -103,7 +104,7 @@ impl LateStore {
 
     pub(crate) fn carry_out(&self) -> Result<(), StepError> {
         self.target.store(self.offset, (&self.bytes).into(), self.last)?;
-        // A part of a message may be followed by parts elsewhere, which announce nothing of this one.
+        // Later parts of the message may go to other memory, and they do not announce this one.
         if !self.last {
             self.target.announce()?;
         }
@@ -115,26 +116,27 @@ impl LateStore {
 #[derive(Debug)]
 pub(crate) struct LateChange {
     pub(crate) target: Target,
-    /// Who copies the word, where it is a GPU's.
+    /// The copier of the word, for GPU memory.
     pub(crate) copier: Option<Arc<Copier>>,
     pub(crate) offset: usize,
     pub(crate) change: Change,
-    /// The request's, by which its answer is found.
+    /// The request's PSN, which identifies its response.
     pub(crate) psn: Psn,
     pub(crate) state: Changing,
 }
 
-/// How far an atomic has come.
+/// Progress of an atomic.
 #[derive(Debug)]
 pub(crate) enum Changing {
     Waits,
     /// The word is being read.
     Looks(Alone, Copying),
-    /// The word before; the new one is being written.
+    /// The original value; the new one is being written.
     Writes(Alone, u64, Copying),
 }
 
-/// Whoever has it is the only one in this process who changes a word by copies: other engines of the device have stages of their own.
+/// Process-wide lock for atomics by copies: each engine of a device has its own
+/// [`Staging`](crate::soft::gpu::staging::Staging).
 #[derive(Debug)]
 pub(crate) struct Alone(());
 
@@ -142,7 +144,8 @@ static IS_ALONE: AtomicBool = AtomicBool::new(false);
 
 impl Alone {
     fn take() -> Option<Self> {
-        // Made only where it was had: one that is made and dropped would give back what is another's.
+        // Constructed only after the swap succeeded: dropping a spurious one would release another
+        // holder's lock.
         (!IS_ALONE.swap(true, Ordering::Acquire)).then(|| Self(()))
     }
 }
@@ -154,7 +157,8 @@ impl Drop for Alone {
 }
 
 impl LateChange {
-    /// Does what can be done now, all steps before being over; the request's number and the value before once it is over.
+    /// Runs as far as possible; all earlier steps are over. Returns the request's PSN and the
+    /// original value at the end.
     pub(crate) fn go_on(&mut self) -> Option<Result<(Psn, u64), StepError>> {
         let (Target::Gpu(gpu), Some(copier)) = (&self.target, &self.copier) else {
             return Some(self.change_now());

@@ -1,4 +1,4 @@
-//! The memory behind a region, and the way bytes take into and out of it.
+//! The memory behind a region, and the route of bytes into and out of it.
 
 use std::sync::Arc;
 
@@ -9,24 +9,24 @@ use nobounce_protocol::wire::Psn;
 
 use crate::soft::crc::extend_crc;
 use crate::soft::gpu::copiers::CopierIndex;
-use crate::soft::gpu::staging::{Owner, Stage, StageError};
-use crate::soft::tally::Route;
+use crate::soft::gpu::staging::{CopyOwner, Staging, StagingError};
+use crate::soft::tally::BytePath;
 
-/// Messages up to this many bytes are loaded although others wait behind them: it takes no longer than telling the copy engine
-/// (an H200: 1.4 us for 1 KiB, 1.8 us).
+/// Messages up to this many bytes are loaded although others wait behind them. Submitting a copy
+/// takes no less time (an H200: 1.4 us to load 1 KiB, 1.8 us to submit).
 const LOAD_IN_STREAM: u64 = 1024;
 
 /// The message that bytes are gathered for.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Message {
-    /// Its bytes, from the first that is known on.
+pub(crate) struct GatheredMessage {
+    /// Its bytes, from the first known one on.
     pub(crate) len: u64,
-    /// Whether nothing waits behind it.
+    /// Whether no message waits behind it.
     pub(crate) alone: bool,
 }
 
-impl Message {
-    /// One whose bytes are loaded wherever they can be, however many there are.
+impl GatheredMessage {
+    /// A message that is always loaded if possible, whatever its length.
     pub(crate) const LOADED: Self = Self { len: 0, alone: true };
 }
 
@@ -46,7 +46,7 @@ pub(crate) struct GpuTarget {
     crossover: u64,
     /// Whether bytes are stored through the window.
     pub(crate) stores: bool,
-    /// Whether what the copy engine fetched is copied once more.
+    /// Whether fetched bytes are copied once more.
     pub(crate) staged_out: bool,
 }
 
@@ -56,7 +56,7 @@ pub(crate) enum LoadError {
     Access(AccessError),
     /// Their owner has freed them.
     Ended,
-    /// They must be fetched by the copy engine.
+    /// The copy engine must fetch them.
     Fetch,
 }
 
@@ -66,19 +66,19 @@ pub(crate) enum PlaceError {
     Access(AccessError),
     /// Their owner has freed the memory.
     Ended,
-    Stage(StageError),
+    Staging(StagingError),
 }
 
 /// Where bytes were placed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Placed {
-    pub(crate) route: Route,
+    pub(crate) route: BytePath,
     /// The step they wait for.
     pub(crate) ticket: Option<u64>,
 }
 
 impl Placed {
-    fn after(ticket: u64, route: Route) -> Self {
+    fn after(ticket: u64, route: BytePath) -> Self {
         Self { route, ticket: Some(ticket) }
     }
 }
@@ -105,15 +105,16 @@ impl GpuTarget {
         self.crossover > 0
     }
 
-    /// Whether a message of so many bytes is gathered by loads: which is sooner there, but keeps the CPU busy all the while,
-    /// so that where others wait behind it only the shortest are.
-    pub(crate) fn loads(&self, message: Message) -> bool {
+    /// Whether a message of this length is gathered by loads. Loads have less latency but occupy
+    /// the CPU, so with other messages waiting only the shortest are loaded.
+    pub(crate) fn loads(&self, message: GatheredMessage) -> bool {
         let most = if message.alone { self.crossover } else { self.crossover.min(LOAD_IN_STREAM) };
         self.can_load() && message.len <= most
     }
 }
 
-/// Loads through the window and carries `crc` on over what was loaded: by way of the stack, for a window is not read twice.
+/// Loads through the window and extends `crc` over the bytes. They go through the stack, because
+/// window reads are slow and must not happen twice.
 fn load_crc(window: &GpuWindow, offset: usize, mut out: Sink<'_>, mut crc: u32) -> Result<u32, AccessError> {
     let mut bytes = [0; 1024];
     let mut done = 0;
@@ -135,7 +136,7 @@ impl Target {
         }
     }
 
-    /// Why bytes of it cannot be reached any more, where that is known.
+    /// Why its bytes are unreachable, if that is known.
     #[inline]
     pub(crate) fn ended_at(&self, offset: usize, len: u64) -> Option<Gone> {
         match self {
@@ -144,27 +145,27 @@ impl Target {
         }
     }
 
-    /// Whether an access failed since its memory was freed meanwhile.
+    /// Whether an access failed because its memory was freed meanwhile.
     #[cold]
     fn is_ended(&self, error: AccessError, offset: usize, len: usize) -> bool {
         error.is_fault() && self.ended_at(offset, len as u64).is_some()
     }
 
-    /// Loads bytes of a message, and carries `crc` on over them.
+    /// Loads bytes of a message, and extends `crc` over them.
     #[inline]
     pub(crate) fn load(
         &self,
         offset: usize,
         out: Sink<'_>,
-        message: Message,
+        message: GatheredMessage,
         crc: Option<u32>,
-    ) -> Result<(Option<u32>, Route), LoadError> {
+    ) -> Result<(Option<u32>, BytePath), LoadError> {
         match self {
             Self::Host(window) => match crc {
                 Some(crc) => window.load_crc(offset, out, crc).map(Some),
                 None => window.load(offset, out).map(|()| None),
             }
-            .map(|crc| (crc, Route::Direct(Mechanism::Cpu)))
+            .map(|crc| (crc, BytePath::Direct(Mechanism::Cpu)))
             .map_err(LoadError::Access),
             Self::Gpu(gpu) => match gpu.window() {
                 Some(window) if gpu.loads(message) => {
@@ -177,19 +178,20 @@ impl Target {
                         true => LoadError::Ended,
                         false => LoadError::Access(error),
                     })?;
-                    Ok((crc, Route::Direct(Mechanism::Window)))
+                    Ok((crc, BytePath::Direct(Mechanism::Window)))
                 }
                 _ => Err(LoadError::Fetch),
             },
         }
     }
 
-    /// Places bytes of a message, after what was placed for the same owner before; `last` ends the message.
+    /// Places bytes of a message, after earlier placements for the same owner; `last` ends the
+    /// message.
     #[inline]
     pub(crate) fn place(
         &self,
-        stage: &mut Stage,
-        owner: Owner,
+        staging: &mut Staging,
+        owner: CopyOwner,
         offset: usize,
         bytes: Source<'_>,
         last: bool,
@@ -198,18 +200,19 @@ impl Target {
             Self::Host(_) => Mechanism::Cpu,
             Self::Gpu(gpu) if gpu.stores => Mechanism::Window,
             Self::Gpu(gpu) => {
-                let ticket = stage.put(owner, (&gpu.memory, gpu.copier), offset, bytes, last);
-                return Ok(Placed::after(ticket.map_err(PlaceError::Stage)?, Route::Staged));
+                let ticket = staging.put(owner, (&gpu.memory, gpu.copier), offset, bytes, last);
+                return Ok(Placed::after(ticket.map_err(PlaceError::Staging)?, BytePath::Staged));
             }
         };
-        if !stage.is_settled(owner) {
-            let ticket = stage.store_later(owner, self, offset, bytes, last).map_err(PlaceError::Stage)?;
-            // It is kept in host memory until then, which for a GPU's is one copy more.
-            let route = if by == Mechanism::Cpu { Route::Direct(by) } else { Route::Staged };
+        if !staging.is_settled(owner) {
+            let ticket =
+                staging.store_later(owner, self, offset, bytes, last).map_err(PlaceError::Staging)?;
+            // It is kept in host memory until then, which is one extra copy for GPU memory.
+            let route = if by == Mechanism::Cpu { BytePath::Direct(by) } else { BytePath::Staged };
             return Ok(Placed::after(ticket, route));
         }
         self.store(offset, bytes, last).map_err(|error| self.failed(error, offset, bytes.len()))?;
-        Ok(Placed { route: Route::Direct(by), ticket: None })
+        Ok(Placed { route: BytePath::Direct(by), ticket: None })
     }
 
     #[cold]
@@ -217,7 +220,8 @@ impl Target {
         if self.is_ended(error, offset, len) { PlaceError::Ended } else { PlaceError::Access(error) }
     }
 
-    /// Stores bytes of a message where no copy engine is needed; `last` ends it, and what announces it may follow at once.
+    /// Stores bytes of a message without a copy engine; `last` ends it, and its completion may
+    /// follow at once.
     #[inline]
     pub(crate) fn store(&self, offset: usize, bytes: Source<'_>, last: bool) -> Result<(), AccessError> {
         match (self, last) {
@@ -226,12 +230,13 @@ impl Target {
             (Self::Gpu(gpu), _) => match (gpu.window(), last) {
                 (Some(window), true) => window.store_last(offset, bytes).and_then(|()| window.complete()),
                 (Some(window), false) => window.store(offset, bytes),
-                (None, _) => Ok(()), // `stores` says that there is one
+                (None, _) => Ok(()), // `stores` implies a window
             },
         }
     }
 
-    /// A message ended whose bytes before its last were placed here: they are announced next.
+    /// A message ended in other memory, after bytes placed here: makes them visible before its
+    /// completion.
     pub(crate) fn announce(&self) -> Result<(), AccessError> {
         match self {
             Self::Gpu(gpu) if gpu.stores => gpu.window().map_or(Ok(()), GpuWindow::complete),
@@ -239,26 +244,27 @@ impl Target {
         }
     }
 
-    /// Changes a word: the value before, or any value where that is told later ([`Stage::take_changed`]) to the request with this
-    /// number, whose answer must wait for the ticket. Atomic among all that arrives at this device.
+    /// Executes an atomic: returns the original value. If the step is deferred, that value is
+    /// arbitrary. [`Staging::take_changed`] then returns the real one under this PSN, and the
+    /// response must wait for the ticket. Atomic among all operations of this device.
     pub(crate) fn change(
         &self,
-        stage: &mut Stage,
-        owner: Owner,
+        staging: &mut Staging,
+        owner: CopyOwner,
         offset: usize,
         (change, psn): (Change, Psn),
     ) -> Result<(u64, Placed), PlaceError> {
-        if self.changes_at_once() && stage.is_settled(owner) && !stage.is_changing() {
+        if self.changes_at_once() && staging.is_settled(owner) && !staging.is_changing() {
             let changed = self.change_now(offset, change);
             let (before, by) = changed.map_err(|error| self.failed(error, offset, size_of::<u64>()))?;
-            return Ok((before, Placed { route: Route::Direct(by), ticket: None }));
+            return Ok((before, Placed { route: BytePath::Direct(by), ticket: None }));
         }
         let route = match self {
-            Self::Host(_) => Route::Direct(Mechanism::Cpu),
-            Self::Gpu(_) if self.changes_at_once() => Route::Direct(Mechanism::Window),
-            Self::Gpu(_) => Route::Staged,
+            Self::Host(_) => BytePath::Direct(Mechanism::Cpu),
+            Self::Gpu(_) if self.changes_at_once() => BytePath::Direct(Mechanism::Window),
+            Self::Gpu(_) => BytePath::Staged,
         };
-        let ticket = stage.change_later(owner, self, offset, (change, psn)).map_err(PlaceError::Stage)?;
+        let ticket = staging.change_later(owner, self, offset, (change, psn)).map_err(PlaceError::Staging)?;
         Ok((0, Placed::after(ticket, route)))
     }
 
@@ -270,7 +276,7 @@ impl Target {
         }
     }
 
-    /// Changes a word where that needs no copy engine: the value before.
+    /// Executes an atomic without a copy engine; returns the original value.
     pub(crate) fn change_now(&self, offset: usize, change: Change) -> Result<(u64, Mechanism), AccessError> {
         let (changed, by) = match (self, change) {
             (Self::Host(window), Change::Add(add)) => (window.fetch_add(offset, add), Mechanism::Cpu),
@@ -282,7 +288,7 @@ impl Target {
                 (Some(window), Change::Swap { compare, swap }) => {
                     (window.compare_swap(offset, compare, swap), Mechanism::Window)
                 }
-                (None, _) => (Ok(0), Mechanism::Window), // `changes_at_once` was asked
+                (None, _) => (Ok(0), Mechanism::Window), // `changes_at_once` was checked
             },
         };
         changed.map(|before| (before, by))
@@ -299,13 +305,13 @@ impl Target {
         }
     }
 
-    /// Whether it is this memory of a GPU.
+    /// Whether it is this GPU memory.
     pub(crate) fn is_of(&self, memory: &Arc<GpuMemory>) -> bool {
         matches!(self, Self::Gpu(gpu) if Arc::ptr_eq(&gpu.memory, memory))
     }
 }
 
-/// What an atomic does.
+/// An atomic operation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Change {
     Add(u64),
@@ -313,7 +319,7 @@ pub(crate) enum Change {
 }
 
 impl Change {
-    /// The value after, if it changes.
+    /// The new value, if it changes.
     pub(crate) fn of(self, old: u64) -> Option<u64> {
         match self {
             Self::Add(add) => Some(old.wrapping_add(add)),

@@ -1,9 +1,10 @@
-//! The end of a process that did not close its devices.
+//! Exit of a process that did not close its devices.
 //!
-//! Many programs leave with everything open, right after the completion they were waiting for. A NIC made of hardware has
-//! acknowledged the message by then; ours may have put that off, and the peer would try in vain to learn what became of it.
+//! Many programs exit with all objects open, right after the completion they waited for. A hardware
+//! NIC has acknowledged the message by then. This device may hold a delayed ACK, and the peer would
+//! retransmit in vain.
 //!
-//! The same list of devices serves a forked child, which lets go of their links.
+//! The same list of devices serves a forked child, which closes its copies of their links.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -20,10 +21,10 @@ use crate::soft::lifecycle::report::Report;
 use crate::soft::progress::lock::EngineLock;
 use crate::soft::progress::set::EngineSet;
 
-/// How long the end of a process is put off at most.
-const PATIENCE: Duration = Duration::from_millis(200);
+/// How long process exit is delayed at most.
+const EXIT_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// What is left to do for a device when it goes, or when the process exits before.
+/// Final work for a device when it closes, or when the process exits before.
 #[derive(Debug)]
 pub(crate) struct Ending {
     engines: Arc<EngineSet>,
@@ -31,7 +32,7 @@ pub(crate) struct Ending {
 }
 
 impl Ending {
-    /// From now on it is seen to when the process exits.
+    /// Registers the device for process exit.
     pub(crate) fn new(engines: Arc<EngineSet>, report: Option<Report>) -> Arc<Self> {
         static HOOK: Once = Once::new();
         HOOK.call_once(|| {
@@ -44,7 +45,7 @@ impl Ending {
         ending
     }
 
-    /// The device goes: leaves its report.
+    /// The device closes: writes its report.
     pub(crate) fn report(&self, totals: &Totals) {
         if let Some(report) = &self.report {
             report.finish(totals);
@@ -52,8 +53,8 @@ impl Ending {
     }
 }
 
-/// A device that is, or was, open. They are never freed: a forked child, or an exit in the midst of anything, must be able to
-/// walk the list without a lock.
+/// A device that is, or was, open. Nodes are never freed: a forked child, or an exit at any point,
+/// must be able to walk the list without a lock.
 struct Opened {
     ending: Weak<Ending>,
     next: AtomicPtr<Self>,
@@ -78,7 +79,7 @@ fn remember(ending: &Arc<Ending>) {
 /// Every device that is open.
 fn each_open(mut each: impl FnMut(&Ending)) {
     let mut at = OPENED.load(Ordering::Acquire);
-    // SAFETY: null, or a node: those are never freed, and nobody has more than a shared reference to one.
+    // SAFETY: null, or a node: nodes are never freed, and only shared references to them exist.
     while let Some(opened) = unsafe { at.as_ref() } {
         at = opened.next.load(Ordering::Acquire);
         if let Some(ending) = opened.ending.upgrade() {
@@ -87,15 +88,16 @@ fn each_open(mut each: impl FnMut(&Ending)) {
     }
 }
 
-/// In a forked child, before anything else happens there: nobody reads its copies of its parent's sockets. Left open they would keep
-/// the slots of devices that the parent closes, and the kernel would go on steering packets to them, those of others among them.
+/// In a forked child, before anything else: closes its copies of the parent's sockets, which it
+/// never reads. Open copies would keep the slots of devices that the parent closes. The kernel
+/// would go on steering packets to them, including those of other devices.
 pub(crate) fn let_go_of_links() {
     each_open(|ending| ending.engines.iter().for_each(|handle| fork::let_go(handle.link_fds())));
 }
 
 extern "C" fn at_exit() {
-    let end = Instant::now() + PATIENCE;
-    // A panic has said what it has to say; the process ends anyway.
+    let end = Instant::now() + EXIT_TIMEOUT;
+    // A panic was already reported; the process ends anyway.
     each_open(|ending| _ = catch_unwind(AssertUnwindSafe(|| finish(ending, end))));
 }
 
@@ -114,13 +116,13 @@ fn finish(ending: &Ending, end: Instant) {
         engine.link.say_goodbye();
         totals.add(&Totals::of(&engine));
     }
-    // A report that leaves something out is none: what was kept now and then is found instead.
+    // Do not write a partial report: the latest snapshot replaces it.
     if all {
         ending.report(&totals);
     }
 }
 
-/// Whoever holds the lock may be the very thread that exits, or wait for it.
+/// Polls with a timeout: the exiting thread may hold the lock itself, or block its holder.
 fn lock_until(engine: &EngineLock, end: Instant) -> Option<MutexGuard<'_, Engine>> {
     loop {
         if let Some(mut engine) = engine.try_lock() {

@@ -1,4 +1,4 @@
-//! The end of a process, and the report that it leaves.
+//! Process exit, and the report at that time.
 
 pub(crate) mod exit;
 pub(crate) mod report;

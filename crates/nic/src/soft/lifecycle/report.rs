@@ -1,8 +1,9 @@
-//! What a device did, left in a folder for whoever started the program (`NOBOUNCE_REPORT`; docs/run.md describes the files).
+//! Device reports, written to a folder for the launcher (`NOBOUNCE_REPORT`; docs/run.md describes
+//! the files).
 //!
-//! A marker is made when the device is opened, and replaced by the report when it goes: with its last object, or when the
-//! process exits normally without having closed it (`exit.rs`). A marker that stays belongs to a process that died; what its device did
-//! until shortly before is in the file beside it (`snapshot.rs`).
+//! Opening a device creates a marker. The report replaces it when the device closes: with its last
+//! object, or at a normal process exit without a close (`exit.rs`). A marker that stays belongs to
+//! a process that died. The snapshot file beside it has the device's latest totals (`snapshot.rs`).
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -14,20 +15,21 @@ use crate::links::now_ns;
 use crate::soft::engine::snapshot::Snapshots;
 use crate::soft::engine::totals::{Totals, head, text_of};
 
-/// Devices of one process that leave a report.
+/// Devices of one process that write a report.
 const MAX_REPORTS: u32 = 10_000;
 
-/// The report of one device, to be written once.
+/// The report of one device, written once.
 #[derive(Debug)]
 pub(crate) struct Report {
     marker: PathBuf,
-    /// The fields that are known from the beginning.
+    /// The fields known at open.
     head: String,
     written: AtomicBool,
 }
 
 impl Report {
-    /// Leaves the marker, if the environment names a folder. A folder that cannot be written is no reason to fail.
+    /// Creates the marker, if the environment names a folder. A folder that cannot be written is no
+    /// reason to fail.
     pub(crate) fn from_env(local: IpAddr) -> Option<Self> {
         let folder = std::env::var_os("NOBOUNCE_REPORT").filter(|folder| !folder.is_empty())?;
         match Self::begin(Path::new(&folder), local) {
@@ -41,7 +43,8 @@ impl Report {
 
     fn begin(folder: &Path, local: IpAddr) -> io::Result<Self> {
         let (pid, head) = (std::process::id(), head(local));
-        // A program that replaces itself keeps its number: its marker stays, and the next one has another name.
+        // A program that calls exec keeps its process ID: its marker stays, and the next one gets
+        // another name.
         for n in 0..MAX_REPORTS {
             let marker = folder.join(format!("{pid}-{n}.open"));
             match File::create_new(&marker) {
@@ -56,7 +59,7 @@ impl Report {
         Err(io::Error::other("this process has left too many reports already"))
     }
 
-    /// Where the device keeps what it has done so far; nothing where that cannot be.
+    /// The device's snapshot file; `None` if it cannot be created.
     pub(crate) fn snapshots(&self) -> Option<Snapshots> {
         Snapshots::create(&self.marker.with_extension("live"), now_ns())
             .inspect_err(|error| tracing::warn!("no totals will survive if the process is killed: {error}"))
@@ -74,11 +77,12 @@ impl Report {
     }
 
     fn replace_marker(&self, report: &str) -> io::Result<()> {
-        // Whoever looks at the folder meanwhile sees the whole report or none, and always one of the two.
+        // Renamed into place: a reader of the folder sees a complete report or the marker, never
+        // neither.
         let partly = self.marker.with_extension("part");
         fs::write(&partly, report)?;
         fs::rename(&partly, self.marker.with_extension("json"))?;
-        let _ = fs::remove_file(self.marker.with_extension("live")); // there may be none
+        let _ = fs::remove_file(self.marker.with_extension("live")); // may not exist
         fs::remove_file(&self.marker)
     }
 }

@@ -1,5 +1,5 @@
 //! Peers on this host, reached through shared memory.
 
-pub(crate) mod near;
+pub(crate) mod local_peers;
 pub(crate) mod probe;
-pub(crate) mod ways;
+pub(crate) mod routes;

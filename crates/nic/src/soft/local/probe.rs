@@ -1,7 +1,9 @@
-//! Whether anybody speaks RoCE at an address: a packet to a queue pair that nobody has, and what the host's kernel says to it.
+//! Probes whether a RoCE device listens at an address: sends a packet to an unused queue pair and
+//! reads the host's ICMP error.
 //!
-//! The packet is whole and sealed. A shorter one, or one without an ICRC, is dropped by every device, too, but not before some have read
-//! beyond its end: an empty datagram over IPv6 ended a Linux 7.2 with the kernel's own RoCE.
+//! The packet is complete and has an ICRC. Every device drops a shorter one, or one without an
+//! ICRC, but some read beyond its end first. An empty datagram over IPv6 crashed a Linux 7.2 with
+//! the kernel's own RoCE.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -13,7 +15,7 @@ use nobounce_protocol::wire::{BTH_LEN, Deth, Header, ICRC_LEN, Opcode, Psn, Qpn,
 /// The packet: a datagram without payload.
 const LEN: usize = BTH_LEN + 8 + ICRC_LEN;
 
-/// A socket to ask with.
+/// A socket to probe with.
 #[derive(Debug)]
 pub(crate) struct Probe {
     socket: UdpSocket,
@@ -25,8 +27,8 @@ impl Probe {
     pub(crate) fn new(local: IpAddr, peer: IpAddr) -> io::Result<Self> {
         let socket = UdpSocket::bind((local, 0))?;
         socket.set_nonblocking(true)?;
-        // Errors come back although it is not connected: a connected socket numbers its packets, and the ICRC covers that number. So does
-        // one that lets its packets be cut in pieces.
+        // `IP_RECVERR` reports errors on the unconnected socket. A connected socket sets the IP
+        // identification, which the ICRC covers. So does a socket that allows fragmentation.
         match peer {
             IpAddr::V4(_) => {
                 set(&socket, libc::IPPROTO_IP, libc::IP_RECVERR, 1)?;
@@ -35,7 +37,7 @@ impl Probe {
             IpAddr::V6(_) => set(&socket, libc::IPPROTO_IPV6, libc::IPV6_RECVERR, 1)?,
         }
         let mut packet = [0; LEN];
-        // Queue pair 0 is InfiniBand's own management, which Ethernet does not have.
+        // Queue pair 0 is InfiniBand's subnet management, which Ethernet does not have.
         let mut header = Header::new(Opcode::UdSendOnly, Qpn::new(0), Psn::new(0));
         header.deth = Deth { qkey: 0, source: Qpn::new(0) };
         header.emit(&mut packet);
@@ -44,7 +46,7 @@ impl Probe {
         Ok(Self { socket, to: (peer, ROCE_PORT).into(), packet })
     }
 
-    /// Asks once more; whether the host has said that nobody is there.
+    /// Probes once more; returns whether the host reported that no socket listens.
     pub(crate) fn is_refused(&self) -> bool {
         let refused = |e: io::Error| e.kind() == io::ErrorKind::ConnectionRefused;
         self.socket.send_to(&self.packet, self.to).is_err_and(refused)
@@ -60,12 +62,12 @@ fn set(socket: &UdpSocket, level: libc::c_int, name: libc::c_int, value: libc::c
 
 #[cfg(test)]
 mod tests {
-    use nobounce_protocol::wire::icrc::Verdict;
+    use nobounce_protocol::wire::icrc::IcrcCheck;
 
     use super::*;
 
-    /// The ICRC covers the number that the kernel gives a packet: 0, as long as it may not be cut in pieces. (`make interop` sees the packets
-    /// themselves and checks theirs.)
+    /// The ICRC covers the IP identification that the kernel sets: 0, as long as the packet must
+    /// not be fragmented. (`make interop` captures the packets and checks their ICRC.)
     #[test]
     fn the_kernel_does_not_number_it() {
         let probe = Probe::new("127.66.9.1".parse().unwrap(), "127.66.9.2".parse().unwrap()).unwrap();
@@ -78,9 +80,9 @@ mod tests {
         assert!(probe.socket.peer_addr().is_err(), "nor is it connected");
     }
 
-    /// A host that is up and has no such socket says so; one that has gets a packet that is right.
+    /// A host without such a socket reports an error; a host with one gets a valid packet.
     #[test]
-    fn nobody_is_there_or_somebody_gets_a_whole_packet() {
+    fn a_missing_socket_is_reported_and_a_listener_gets_a_valid_packet() {
         for (local, peer) in [("127.66.9.1", "127.66.9.2"), ("::1", "::1")] {
             let (local, peer): (IpAddr, IpAddr) = (local.parse().unwrap(), peer.parse().unwrap());
             let probe = Probe::new(local, peer).unwrap();
@@ -90,7 +92,7 @@ mod tests {
             let (len, from) = there.recv_from(&mut bytes).unwrap();
             assert_eq!(len, LEN);
             let flow = Flow { src: local, dst: peer, src_port: from.port(), dst_port: ROCE_PORT };
-            assert!(matches!(flow.verify(0, &bytes[..len]), Verdict::Valid { ip_id: Some(0) | None }));
+            assert!(matches!(flow.verify(0, &bytes[..len]), IcrcCheck::Valid { ip_id: Some(0) | None }));
             drop(there);
             let begin = std::time::Instant::now();
             while !probe.is_refused() {

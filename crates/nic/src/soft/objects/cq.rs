@@ -15,7 +15,7 @@ use crate::work::WorkCompletion;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CqError {
-    /// More completed than fits.
+    /// More requests completed than fit.
     #[error(
         "the completion queue overflowed its {depth} entries: completions are lost; make it deeper or poll more often"
     )]
@@ -28,18 +28,18 @@ pub enum CqError {
     Forked,
 }
 
-/// Why a completion queue could not be resized. It stays as it was.
+/// Why a completion queue could not be resized. It is unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ResizeError {
     /// The depth is out of range.
     #[error(transparent)]
     Depth(#[from] CreateError),
-    /// Completions that are there would be lost.
+    /// Existing completions would be lost.
     #[error("the completion queue holds {held} completions and cannot shrink to {asked} entries: poll first")]
     #[allow(missing_docs)]
     Holds { held: usize, asked: usize },
-    /// It has lost some already.
+    /// It has already lost some.
     #[error("the completion queue overflowed: completions are lost, destroy it")]
     Overflowed,
 }
@@ -54,12 +54,13 @@ impl ResizeError {
     }
 }
 
-/// A completion queue. Queue pairs that use it when it is dropped go on without anybody to tell.
+/// A completion queue. Queue pairs that still use it after it is dropped continue without
+/// completions.
 #[derive(Debug)]
 pub struct Cq {
     shared: Arc<Shared>,
     pub(crate) inner: Arc<CqInner>,
-    /// Whose queue pairs use it.
+    /// The engines whose queue pairs use it.
     pub(crate) users: Arc<Users>,
     _taken: Taken,
 }
@@ -91,12 +92,12 @@ impl Cq {
         if self.shared.is_forked() { 0 } else { self.inner.depth() }
     }
 
-    /// Whether queue pairs use it: a program that destroys it now makes a mistake.
+    /// Whether queue pairs use it: destroying it now is a program error.
     pub fn is_busy(&self) -> bool {
         Arc::strong_count(&self.inner) > 1
     }
 
-    /// Changes how many completions it holds at most. Those that are there stay.
+    /// Changes the depth. Existing completions stay.
     ///
     /// # Errors
     /// It holds more completions than that, it has lost some already, or the depth is out of range.
@@ -111,17 +112,17 @@ impl Cq {
         self.inner.resize(depth).map_err(|held| ResizeError::Holds { held, asked: depth })
     }
 
-    /// Takes at most `max` completions, appends them to `out`, and returns how many. Where the caller drives the device
-    /// ([`Progress::Caller`](crate::soft::Progress)), an empty queue does so first, and a caller that polls for longer than a round trip sleeps
-    /// for some microseconds.
+    /// Takes at most `max` completions, appends them to `out`, and returns how many. If the caller
+    /// drives the device ([`Progress::Caller`](crate::soft::Progress)), an empty queue does so
+    /// first. A caller that polls for longer than a round trip sleeps for some microseconds.
     ///
     /// # Errors
-    /// The queue overflowed (after what it still held was taken), or the process forked.
+    /// The queue overflowed (after all remaining completions were taken), or the process forked.
     pub fn poll(&self, out: &mut Vec<WorkCompletion>, max: usize) -> Result<usize, CqError> {
         self.poll_each(max, |completion| out.push(completion))
     }
 
-    /// As [`poll`](Self::poll), handing each completion to `each`.
+    /// As [`poll`](Self::poll), passing each completion to `each`.
     ///
     /// # Errors
     /// As for [`poll`](Self::poll).
@@ -135,7 +136,8 @@ impl Cq {
             return Ok(taken);
         }
         if self.shared.engines.mode() == Mode::Caller {
-            // A caller that has armed the queue polls once more and sleeps: that is no attention.
+            // A caller that has armed the queue polls once more before it sleeps: that poll does
+            // not count.
             let is_attention = !self.inner.is_armed();
             let sleeps = self.shared.engines.drive_polled(&self.users, is_attention);
             if let Some(until) = sleeps.filter(|_| is_attention && self.inner.is_empty()) {
@@ -146,9 +148,10 @@ impl Cq {
         taken.ok_or_else(|| CqError::Overflow { depth: self.depth() })
     }
 
-    /// Raises the channel once, at the next completion (or the next solicited or failed one).
+    /// Raises one event on the channel at the next completion (or the next solicited or failed
+    /// one).
     ///
-    /// As with every NIC, poll once more after arming: what came before is not announced.
+    /// As with every NIC, poll once more after arming: earlier completions raise no event.
     pub fn request_notify(&self, solicited_only: bool) {
         if self.shared.is_forked() {
             return;

@@ -1,4 +1,4 @@
-//! The device: opens links, owns the engines, makes everything else.
+//! The device: opens links, owns the engines, creates all other objects.
 
 use std::io;
 use std::net::IpAddr;
@@ -31,7 +31,7 @@ use crate::soft::progress::set::{EngineSet, LinkMaker};
 use crate::soft::tally::PathCounters;
 use crate::work::QpLimits;
 
-/// What all objects of a device share.
+/// State that all objects of a device share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) engines: Arc<EngineSet>,
@@ -43,7 +43,7 @@ pub(crate) struct Shared {
     pub(crate) is_ipv4: bool,
 }
 
-/// How many objects there are of those that no table counts for all engines.
+/// Counts of objects that have no table across all engines.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) pds: Count,
@@ -57,12 +57,12 @@ impl Shared {
         self.engines.first().is_forked()
     }
 
-    /// The memory windows. Not to be called in a forked child.
+    /// The memory windows. Must not be called in a forked child.
     pub(crate) fn windows(&self) -> RwLockWriteGuard<'_, Windows> {
         self.windows.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What all engines have done so far; nothing in a forked child.
+    /// The totals of all engines; `None` in a forked child.
     fn totals(&self) -> Option<Totals> {
         let mut sum = Totals::default();
         for handle in self.engines.iter() {
@@ -103,13 +103,14 @@ impl Device {
     /// Opens a device.
     ///
     /// # Errors
-    /// Another user holds the port, the address is not ours, there is no free slot, ...: the message says what to do.
+    /// Another user holds the port, the address is not local, there is no free slot, ...: the
+    /// message gives the remedy.
     pub fn open(config: &Config) -> Result<Self, OpenError> {
         let maker = LinkMaker::new(config)?;
         Self::with(maker.link(0)?, (Some(maker), config.engines()), config.progress.mode())
     }
 
-    /// A device with one engine, on a link of the caller's.
+    /// A device with one engine, on the caller's link.
     ///
     /// # Errors
     /// The kernel refused a descriptor.
@@ -142,7 +143,7 @@ impl Device {
         Ok(Self { shared, local, max_mtu })
     }
 
-    /// The address it is reached at.
+    /// Its address.
     pub fn local(&self) -> IpAddr {
         self.local
     }
@@ -152,12 +153,12 @@ impl Device {
         self.max_mtu
     }
 
-    /// What it offers at most.
+    /// Its limits.
     pub fn limits(&self) -> DeviceLimits {
         DeviceLimits::OURS
     }
 
-    /// A protection domain: regions and queue pairs of different domains do not see each other.
+    /// Allocates a protection domain: regions and queue pairs of different domains are isolated.
     ///
     /// # Errors
     /// There are too many.
@@ -170,7 +171,7 @@ impl Device {
         Ok(Pd { device: self.clone(), id: self.shared.next_id(), handle })
     }
 
-    /// A completion channel.
+    /// Creates a completion channel.
     ///
     /// # Errors
     /// The kernel refused a descriptor.
@@ -178,7 +179,7 @@ impl Device {
         Channel::new()
     }
 
-    /// A completion queue of `depth` entries.
+    /// Creates a completion queue of `depth` entries.
     ///
     /// # Errors
     /// The depth is out of range, or there are too many.
@@ -189,7 +190,8 @@ impl Device {
         Cq::create(&self.shared, depth, channel)
     }
 
-    /// Whether this process is a child of the one that opened the device, where the device is dead.
+    /// Whether this process is a forked child of the one that opened the device. The device is
+    /// unusable there.
     pub fn is_forked(&self) -> bool {
         self.shared.is_forked()
     }
@@ -199,24 +201,25 @@ impl Device {
         self.shared.events.next()
     }
 
-    /// As [`next_event`](Self::next_event), for a caller who has just read 8 bytes from [`event_fd`](Self::event_fd). Nothing if
-    /// the object that the event was of went meanwhile: then read again.
+    /// As [`next_event`](Self::next_event), for a caller that has just read 8 bytes from
+    /// [`event_fd`](Self::event_fd). `None` if the event's object was destroyed meanwhile: then
+    /// read again.
     pub fn claim_event(&self) -> Option<AsyncEvent> {
         self.shared.events.claim()
     }
 
-    /// A descriptor that is readable while there are asynchronous events. Each reading of 8 bytes stands for one of them; it
-    /// blocks while there are none, unless `O_NONBLOCK` is set.
+    /// A descriptor that is readable while there are asynchronous events. Each read of 8 bytes
+    /// stands for one event. It blocks while there are none, unless `O_NONBLOCK` is set.
     pub fn event_fd(&self) -> std::os::fd::RawFd {
         self.shared.events.raw_fd()
     }
 
-    /// What was counted so far.
+    /// Its counters.
     pub fn counters(&self) -> Counters {
         self.shared.totals().unwrap_or_default().counters
     }
 
-    /// Bytes and operations so far, by the way they took.
+    /// Bytes and operations so far, by route.
     pub fn path_counters(&self) -> PathCounters {
         let mut sum = PathCounters::default();
         self.peer_path_counters().iter().for_each(|(_, one)| sum.add(one));
@@ -230,18 +233,18 @@ impl Device {
         list
     }
 
-    /// What its links counted so far.
+    /// The counters of its links.
     pub fn link_counters(&self) -> Vec<(&'static str, u64)> {
         self.shared.totals().unwrap_or_default().link
     }
 
-    /// Why packets to peers on this machine take UDP, where they do although shared memory was to be taken: a sentence for each reason.
-    /// The same is logged when it happens.
+    /// Why packets to same-host peers take UDP although shared memory is enabled: a sentence for
+    /// each reason. The same is logged when it happens.
     pub fn fallbacks(&self) -> Vec<String> {
         self.shared.totals().unwrap_or_default().fallbacks.into_iter().collect()
     }
 
-    /// How many engines drive it: one, until it has several queue pairs.
+    /// Number of open engines: one, until it has several queue pairs.
     pub fn engines(&self) -> usize {
         self.shared.engines.iter().count()
     }
@@ -251,12 +254,14 @@ impl Device {
         self.shared.engines.mode().name()
     }
 
-    /// What it has done so far, as the JSON object that it leaves as its report when it goes (docs/run.md); `None` in a forked child.
+    /// Its totals so far, as the JSON object of its final report (docs/run.md); `None` in a forked
+    /// child.
     pub fn report(&self) -> Option<String> {
         self.shared.totals().map(|totals| totals::so_far(self.local, &totals))
     }
 
-    /// Lets the device be reached, and has a thread look after it. From then on others may depend on that thread.
+    /// Makes the device reachable, and starts its engine thread. From then on peers may depend on
+    /// that thread.
     pub(crate) fn listen(&self) -> Result<(), CreateQpError> {
         self.shared.engines.first().listen()
     }
@@ -276,14 +281,15 @@ struct PdHandle {
     uses: Arc<PdUse>,
 }
 
-/// Held by the domain and by every object made of it.
+/// Held by the domain and by every object created in it.
 #[derive(Debug)]
 pub(crate) struct PdUse {
     _taken: Taken,
 }
 
 impl Pd {
-    /// Whether regions, queue pairs or shared receive queues of it exist: a program that deallocates it now makes a mistake.
+    /// Whether regions, queue pairs or shared receive queues of it exist: deallocating it now is a
+    /// program error.
     pub fn is_busy(&self) -> bool {
         Arc::strong_count(&self.handle.uses) > 1
     }
@@ -292,7 +298,7 @@ impl Pd {
         self.handle.uses.clone()
     }
 
-    /// Makes a reliable-connection queue pair with a receive queue of its own.
+    /// Creates a reliable-connection queue pair with its own receive queue.
     ///
     /// # Errors
     /// A limit is exceeded.
@@ -300,7 +306,7 @@ impl Pd {
         self.create_qp_with(&QpInit { service: Service::Rc, send_cq, recv_cq, srq: None, limits })
     }
 
-    /// Makes a queue pair.
+    /// Creates a queue pair.
     ///
     /// # Errors
     /// A limit is exceeded.
@@ -308,7 +314,7 @@ impl Pd {
         Qp::create(self, init)
     }
 
-    /// Makes a shared receive queue.
+    /// Creates a shared receive queue.
     ///
     /// # Errors
     /// A limit is exceeded.

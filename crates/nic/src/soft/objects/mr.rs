@@ -7,7 +7,7 @@ use nobounce_memory::path::Paths;
 
 use crate::soft::objects::device::{PdUse, Shared};
 
-/// A registered memory region. Dropping it deregisters: from then on no packet touches the memory.
+/// A registered memory region. Dropping it deregisters: from then on no packet accesses the memory.
 #[derive(Debug)]
 pub struct Mr {
     pub(crate) shared: Arc<Shared>,
@@ -16,17 +16,17 @@ pub struct Mr {
     pub(crate) len: u64,
     pub(crate) paths: Paths,
     pub(crate) gpu: Option<Arc<gpu::GpuMemory>>,
-    /// Its domain is in use.
+    /// Keeps its domain in use.
     pub(crate) pd: Arc<PdUse>,
 }
 
 impl Mr {
-    /// The way its bytes take, per direction.
+    /// The path of its bytes, per direction.
     pub fn paths(&self) -> &Paths {
         &self.paths
     }
 
-    /// The memory behind a region that CUDA knows, as the device reaches it.
+    /// The CUDA memory behind a region, as the device accesses it.
     pub fn gpu_memory(&self) -> Option<&Arc<gpu::GpuMemory>> {
         self.gpu.as_ref()
     }
@@ -41,17 +41,17 @@ impl Mr {
         self.key
     }
 
-    /// The address of its first byte, as requests name it.
+    /// The address of its first byte in requests.
     pub fn addr(&self) -> u64 {
         self.addr
     }
 
-    /// Its bytes.
+    /// Its length in bytes.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether it has none.
+    /// Whether its length is 0.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

@@ -7,7 +7,7 @@ use crate::soft::limits::{CreateError, DeviceLimits};
 use crate::soft::objects::device::{Pd, PdUse, Shared};
 use crate::soft::objects::mr::Mr;
 
-/// A memory window. Dropping it takes back what is behind it.
+/// A memory window. Dropping it unbinds it.
 #[derive(Debug)]
 pub struct Mw {
     shared: Arc<Shared>,
@@ -17,13 +17,15 @@ pub struct Mw {
 }
 
 impl Pd {
-    /// Makes a memory window with nothing behind it. It is bound by [`LocalWork::Bind`] on a reliable queue pair of the same domain.
+    /// Creates an unbound memory window. [`LocalWork::Bind`] binds it, on a reliable queue pair of
+    /// the same domain.
     ///
     /// # Errors
     /// There are too many.
     pub fn create_window(&self, kind: MwKind) -> Result<Mw, CreateError> {
         let shared = self.device.shared.clone();
-        // Nobody registers anything meanwhile, and the first engine knows every key.
+        // The registry lock excludes concurrent registrations, and the first engine knows every
+        // key.
         let registry = shared.engines.registry().ok_or(CreateError::Forked)?;
         let engine = shared.engines.first().lock().ok_or(CreateError::Forked)?;
         let table = &engine.core.regions.table;
@@ -36,7 +38,7 @@ impl Pd {
 }
 
 impl Mw {
-    /// Its first key. Those that it is bound by differ in the lower 8 bits at most.
+    /// Its first key. Keys of later bindings differ in the lower 8 bits at most.
     pub fn rkey(&self) -> u32 {
         self.key
     }
@@ -56,7 +58,8 @@ impl Drop for Mw {
 }
 
 impl Mr {
-    /// Whether memory windows are bound to it: a program that deregisters it now makes a mistake, and they lose what is behind them.
+    /// Whether memory windows are bound to it. Deregistering it now is a program error, and unbinds
+    /// them.
     pub fn has_windows(&self) -> bool {
         !self.shared.is_forked() && self.shared.windows().uses_region(self.key)
     }

@@ -12,11 +12,11 @@ use nobounce_protocol::wire::Qpn;
 use parking_lot::MutexGuard;
 
 use crate::links::now_ns;
-use crate::soft::engine::entry::QpEntry;
 use crate::soft::engine::host::PostedReceive;
-use crate::soft::engine::release::PATIENCE;
+use crate::soft::engine::queue_pair::QueuePair;
+use crate::soft::engine::release::RELEASE_TIMEOUT;
 use crate::soft::engine::scatter::Bytes;
-use crate::soft::engine::submission::{Rooms, Submission};
+use crate::soft::engine::submission::{Submission, WorkQueues};
 use crate::soft::engine::{Answers, Engine};
 use crate::soft::error::CreateQpError;
 use crate::soft::limits::MAX_QPS;
@@ -41,18 +41,18 @@ pub enum ModifyError {
     Forked,
 }
 
-/// How a queue pair is made.
+/// Parameters of a new queue pair.
 #[derive(Clone, Copy, Debug)]
 pub struct QpInit<'a> {
-    /// What it speaks.
+    /// Its transport service.
     pub service: Service,
-    /// Where its sends complete.
+    /// The completion queue of its sends.
     pub send_cq: &'a Cq,
-    /// Where its receives complete.
+    /// The completion queue of its receives.
     pub recv_cq: &'a Cq,
-    /// The shared queue it takes its receives from; `limits` of receives then mean nothing.
+    /// The shared queue it takes its receives from; the receive `limits` are then ignored.
     pub srq: Option<&'a Srq>,
-    /// How deep its queues are.
+    /// The depths of its queues.
     pub limits: QpLimits,
 }
 
@@ -60,16 +60,16 @@ pub struct QpInit<'a> {
 #[derive(Debug)]
 pub struct Qp {
     shared: Arc<Shared>,
-    /// Where it lives.
+    /// Its engine.
     handle: Resident,
     qpn: Qpn,
     service: Service,
     limits: QpLimits,
     shares: bool,
-    rooms: Arc<Rooms>,
+    work_queues: Arc<WorkQueues>,
     _taken: Taken,
     _pd: Arc<PdUse>,
-    /// What it has to do with its completion queues.
+    /// Its use of its completion queues.
     _uses: [Use; 2],
 }
 
@@ -125,17 +125,17 @@ impl Qp {
             signal_all: limits.signal_all,
         };
         let (send_cq, recv_cq) = (send_cq.inner.clone(), recv_cq.inner.clone());
-        let mut entry = QpEntry::new(qpn, ProtocolQp::new(config), pd.id, send_cq, recv_cq);
+        let mut entry = QueuePair::new(qpn, ProtocolQp::new(config), pd.id, send_cq, recv_cq);
         if let Some(srq) = srq
             && let Some(receive_pd) = engine.core.srqs.join(srq.index)
         {
             entry.share_receives(srq.index, receive_pd);
         }
         entry.send_depth = limits.send_depth;
-        let rooms = entry.rooms.clone();
+        let work_queues = entry.work_queues.clone();
         engine.core.qps[index as usize] = Some(Box::new(entry));
         if service == Service::Ud {
-            // Datagrams go anywhere: what a device sends of them shares one path, from now on.
+            // Datagrams have any destination: all datagrams of a device share one path from now on.
             engine.change_path(index);
         }
         drop(engine);
@@ -147,7 +147,7 @@ impl Qp {
             service,
             limits,
             shares,
-            rooms,
+            work_queues,
             _taken: taken,
             _pd: pd.in_use(),
             _uses: uses,
@@ -169,7 +169,7 @@ impl Qp {
         &self.limits
     }
 
-    /// The state it is in (in a forked child, where nothing works any more: the error state).
+    /// Its state (in a forked child, where nothing works: the error state).
     pub fn state(&self) -> QpState {
         self.attr().state
     }
@@ -180,29 +180,30 @@ impl Qp {
         self.with(|entry| entry.qp.attr().clone()).unwrap_or_else(dead)
     }
 
-    /// Whether it is in SQD, and work that was begun is not over yet.
+    /// Whether it is in SQD, and started work is not over yet.
     pub fn is_draining(&self) -> bool {
         self.with(|entry| entry.qp.is_draining()).unwrap_or(false)
     }
 
-    /// What it counted.
+    /// Its counters.
     pub fn counters(&self) -> QpCounters {
         self.with(|entry| *entry.qp.counters()).unwrap_or_default()
     }
 
-    fn with<T>(&self, f: impl FnOnce(&mut QpEntry) -> T) -> Option<T> {
+    fn with<T>(&self, f: impl FnOnce(&mut QueuePair) -> T) -> Option<T> {
         self.handle.lock()?.core.entry(self.qpn).map(f)
     }
 
     /// Changes attributes and state.
     ///
     /// # Errors
-    /// The message says which transition does not exist, or which attribute is missing, not allowed or out of range.
+    /// The message names the missing transition, or the attribute that is missing, not allowed or
+    /// out of range.
     pub fn modify(&self, attr: &QpAttr) -> Result<(), ModifyError> {
-        // What is posted from now on waits for the lock.
-        self.rooms.close();
+        // Concurrent posts wait for the lock from now on.
+        self.work_queues.close();
         let mut engine = self.handle.lock().ok_or(ModifyError::Forked)?;
-        // What was posted before begins before: it is not left over when the send queue is drained.
+        // Start earlier requests first: draining the send queue must not leave them over.
         engine.transmit(now_ns(), Answers::Travelling);
         let modified = self.modify_locked(&mut engine, attr);
         if let Some(entry) = engine.core.entry(self.qpn) {
@@ -233,7 +234,7 @@ impl Qp {
             entry.send_cq.forget_qp(self.qpn);
             entry.recv_cq.forget_qp(self.qpn);
             core.regions.unbind_qp(index);
-            core.regions.stage.forget_owner(index);
+            core.regions.staging.forget_owner(index);
             if let Some((receive, srq)) = unfinished {
                 core.srqs.give_back(srq, receive);
             }
@@ -255,7 +256,7 @@ impl Qp {
     /// Posts several send requests, then sends what may leave at once.
     ///
     /// # Errors
-    /// The number of requests that were taken, and why the next one was not.
+    /// The number of accepted requests, and why the next one was not accepted.
     pub fn post_sends(&self, requests: &[SendRequest<'_>]) -> Result<(), (usize, PostError)> {
         self.post_list(|post| {
             for (taken, request) in requests.iter().enumerate() {
@@ -269,7 +270,7 @@ impl Qp {
     /// Posts all of these send requests, or none.
     ///
     /// # Errors
-    /// The number of the first request that was not right (or that there was no room for), and why.
+    /// The number of the first request that was invalid (or found no room), and why.
     pub fn post_all<'r, L>(&self, requests: L) -> Result<(), (usize, PostError)>
     where
         L: IntoIterator<Item: Borrow<SendRequest<'r>>, IntoIter: ExactSizeIterator + Clone>,
@@ -286,8 +287,8 @@ impl Qp {
             checked.map_err(|error| (nth, error))?;
         }
         let depth = self.limits.send_depth;
-        if !self.rooms.sends.take(requests.len(), depth) {
-            return Err((self.rooms.sends.free(depth), PostError::QueueFull(depth)));
+        if !self.work_queues.sends.take(requests.len(), depth) {
+            return Err((self.work_queues.sends.free(depth), PostError::QueueFull(depth)));
         }
         let posted = requests.enumerate().try_for_each(|(nth, request)| {
             let request = request.borrow();
@@ -298,7 +299,8 @@ impl Qp {
         posted
     }
 
-    /// Lets `each` post requests one by one, then sends what may leave at once; what `each` returned.
+    /// Lets `each` post requests one by one, then sends what may leave at once; returns what `each`
+    /// returned.
     ///
     /// # Errors
     /// The device is gone, and `each` was not called.
@@ -324,35 +326,35 @@ impl Qp {
 
     /// Posts one request under the lock.
     #[inline]
-    fn post_locked(&self, entry: &mut QpEntry, request: &SendRequest<'_>) -> Result<(), PostError> {
+    fn post_locked(&self, entry: &mut QueuePair, request: &SendRequest<'_>) -> Result<(), PostError> {
         let send = self.checked(request)?;
         let depth = self.limits.send_depth;
-        if !self.rooms.sends.take(1, depth) {
-            // A wrong request is wrong whether or not there is room.
+        if !self.work_queues.sends.take(1, depth) {
+            // An invalid request is invalid whether or not there is room.
             entry.qp.check_post(&send, request.to.is_some())?;
             return Err(PostError::QueueFull(depth));
         }
         self.post_admitted(entry, send, request)
     }
 
-    /// Posts one request that has a place.
+    /// Posts one request with a reserved place.
     #[inline]
     fn post_admitted(
         &self,
-        entry: &mut QpEntry,
+        entry: &mut QueuePair,
         send: ProtocolSend,
         request: &SendRequest<'_>,
     ) -> Result<(), PostError> {
         let bytes = Bytes::of_request(request.inline, request.sges);
         let posted = entry.admit_send(send, bytes, request.to);
         match posted {
-            Ok(()) => self.rooms.sends.admit(),
-            Err(_) => self.rooms.sends.give_back(),
+            Ok(()) => self.work_queues.sends.admit(),
+            Err(_) => self.work_queues.sends.give_back(),
         }
         posted
     }
 
-    /// Sends what may leave of what was posted just now.
+    /// Sends what may leave of the requests posted just now.
     #[inline]
     fn start_posted(&self, mut engine: MutexGuard<'_, Engine>) {
         let now = now_ns();
@@ -363,7 +365,8 @@ impl Qp {
     /// Posts a receive.
     ///
     /// # Errors
-    /// The queue is full, the list too long, the queue pair is in RESET, or it takes its receives from a shared queue.
+    /// The queue is full, the list too long, the queue pair is in RESET, or it takes its receives
+    /// from a shared queue.
     pub fn post_recv(&self, request: &RecvRequest<'_>) -> Result<(), PostError> {
         if self.shares {
             return Err(PostError::SharedReceives);
@@ -373,16 +376,16 @@ impl Qp {
         }
         let depth = self.limits.recv_depth;
         let mut receive = PostedReceive::of(request);
-        if self.handle.has_submissions() && self.rooms.may_receive() {
-            if !self.rooms.receives.take(1, depth) {
+        if self.handle.has_submissions() && self.work_queues.may_receive() {
+            if !self.work_queues.receives.take(1, depth) {
                 return Err(PostError::QueueFull(depth));
             }
             match self.handle.submit(Submission::Receive { qpn: self.qpn, receive }) {
-                Ok(()) => return Ok(()), // the engine looks here before it takes a receive
+                Ok(()) => return Ok(()), // the engine drains the queue before it takes a receive
                 Err(Submission::Receive { receive: back, .. }) => receive = back,
                 Err(_) => return Err(PostError::State(QpState::Error)),
             }
-            self.rooms.receives.give_back();
+            self.work_queues.receives.give_back();
         }
         let mut engine = self.handle.lock().ok_or(PostError::State(QpState::Error))?;
         let index = self.qpn.get() & 0xffff;
@@ -390,10 +393,10 @@ impl Qp {
         if entry.qp.state() == QpState::Reset {
             return Err(PostError::State(QpState::Reset));
         }
-        if !self.rooms.receives.take(1, depth) {
+        if !self.work_queues.receives.take(1, depth) {
             return Err(PostError::QueueFull(depth));
         }
-        self.rooms.receives.admit();
+        self.work_queues.receives.admit();
         entry.receives.push_back(receive);
         if entry.qp.state() == QpState::Error {
             engine.core.settle(index);
@@ -401,14 +404,14 @@ impl Qp {
         Ok(())
     }
 
-    /// The request as the protocol sees it, if it keeps the queue pair's limits.
+    /// The request in the protocol's form, if it keeps the queue pair's limits.
     #[inline]
     fn checked(&self, request: &SendRequest<'_>) -> Result<ProtocolSend, PostError> {
         checked(&self.limits, self.shared.is_ipv4, request)
     }
 }
 
-/// Puts requests into the submission queue, and wakes the engine thread in the end.
+/// Puts requests into the submission queue, and wakes the engine thread at the end.
 struct Submitter<'a> {
     qp: &'a Qp,
 }
@@ -417,18 +420,19 @@ impl Submitter<'_> {
     fn post(&self, request: &SendRequest<'_>) -> Result<(), PostError> {
         let qp = self.qp;
         let send = qp.checked(request)?;
-        if qp.rooms.may_submit(qp.service, &send, request.to.is_some()) {
+        if qp.work_queues.may_submit(qp.service, &send, request.to.is_some()) {
             let depth = qp.limits.send_depth;
-            if !qp.rooms.sends.take(1, depth) {
+            if !qp.work_queues.sends.take(1, depth) {
                 return Err(PostError::QueueFull(depth));
             }
             let bytes = Bytes::of_request(request.inline, request.sges);
             if qp.handle.submit(Submission::Send { qpn: qp.qpn, send, bytes, to: request.to }).is_ok() {
                 return Ok(());
             }
-            qp.rooms.sends.give_back();
+            qp.work_queues.sends.give_back();
         }
-        // The submission queue is full, or the queue pair is not ready to send, or something is wrong with the request.
+        // The submission queue is full, or the queue pair is not ready to send, or the request is
+        // invalid.
         let mut engine = qp.handle.lock().ok_or(PostError::State(QpState::Error))?;
         let Some(entry) = engine.core.entry(qp.qpn) else { return Err(PostError::State(QpState::Reset)) };
         qp.post_locked(entry, request)?;
@@ -443,7 +447,7 @@ impl Drop for Submitter<'_> {
     }
 }
 
-/// The request as the protocol sees it, if it keeps the queue pair's limits.
+/// The request in the protocol's form, if it keeps the queue pair's limits.
 #[inline]
 fn checked(limits: &QpLimits, v4: bool, request: &SendRequest<'_>) -> Result<ProtocolSend, PostError> {
     if request.sges.len() > limits.send_sges {
@@ -451,7 +455,7 @@ fn checked(limits: &QpLimits, v4: bool, request: &SendRequest<'_>) -> Result<Pro
     }
     let total = match request.inline {
         None => request.sges.iter().map(|sge| u64::from(sge.len)).sum(),
-        // What is fetched cannot go to where nobody would look for it, and bytes come from one place.
+        // READs and atomics need a buffer for the result, and inline data excludes a list.
         Some(_) if request.op.fetches() || !request.sges.is_empty() => {
             return Err(PostError::InlineMisused);
         }
@@ -479,12 +483,13 @@ impl Drop for Qp {
     fn drop(&mut self) {
         let begin = Instant::now();
         while let Some(mut engine) = self.handle.lock() {
-            // An answer that was put off may be all that a peer is waiting for.
-            if engine.settle_debts(self.qpn) || begin.elapsed() > PATIENCE {
+            // The peer may wait for nothing but a delayed ACK.
+            if engine.settle_debts(self.qpn) || begin.elapsed() > RELEASE_TIMEOUT {
                 engine.core.remove(self.qpn);
                 return;
             }
-            // Others may go on meanwhile: copies may wait for kernels, and these for what others bring.
+            // Let other threads continue: copies may wait for kernels, and those for data that
+            // other threads receive.
             drop(engine);
             std::thread::yield_now();
         }

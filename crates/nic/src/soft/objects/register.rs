@@ -1,4 +1,4 @@
-//! Registering memory: what is checked and prepared before a region gets its key, or gets other memory behind it.
+//! Memory registration: checks and preparations before a region gets its key or new memory.
 
 use std::sync::Arc;
 
@@ -18,18 +18,18 @@ use crate::soft::limits::DeviceLimits;
 use crate::soft::objects::device::{Pd, Shared};
 use crate::soft::objects::mr::Mr;
 
-/// What is to change about a region; what is `None` stays.
+/// Changes to a region; `None` leaves a property unchanged.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Rereg<'a> {
     /// The domain it belongs to.
     pub pd: Option<&'a Pd>,
     /// The memory behind it.
     pub memory: Option<NewMemory<'a>>,
-    /// What may be done with it.
+    /// Its access rights.
     pub access: Option<Access>,
 }
 
-/// Other memory for a region. It is named by its own address from then on.
+/// New memory for a region. Requests then use the memory's own address.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)]
 pub enum NewMemory<'a> {
@@ -40,28 +40,31 @@ pub enum NewMemory<'a> {
 }
 
 impl Pd {
-    /// Registers `len` bytes at `addr`. A region of no bytes is one, too.
+    /// Registers `len` bytes at `addr`. A region of 0 bytes is valid, too.
     ///
     /// # Safety
-    /// Until the region is dropped, the memory is read and, as `access` allows, written by the device and by peers:
-    /// no Rust reference to it may be live when that matters. (It may be unmapped meanwhile; then requests fail.)
+    /// Until the region is dropped, the device and peers read the memory and, as `access` allows,
+    /// write it. No Rust reference to it may be live when that matters. (It may be unmapped
+    /// meanwhile; then requests fail.)
     ///
     /// # Errors
-    /// The range is not mapped with these rights (EFAULT), or the rights contradict each other (EINVAL).
+    /// The range is not mapped with these rights (EFAULT), or the rights contradict each other
+    /// (EINVAL).
     pub unsafe fn register(&self, addr: *mut u8, len: usize, access: Access) -> Result<Mr, RegisterError> {
         check_rights(access)?;
-        // SAFETY: the caller promises what is asked for.
+        // SAFETY: the caller guarantees the requirements of `register`.
         self.insert(unsafe { Memory::host(addr, len, access) }?, addr.addr() as u64, access)
     }
 
-    /// As [`register`](Self::register), but requests name the first byte `iova`, and the others accordingly.
+    /// As [`register`](Self::register), but requests address the first byte as `iova`, and the
+    /// others accordingly.
     ///
     /// # Safety
     /// As for [`register`](Self::register).
     ///
     /// # Errors
-    /// As for [`register`](Self::register); or `iova` does not lie in its page as `addr` does in its own, or is so large that
-    /// the range wraps (EINVAL).
+    /// As for [`register`](Self::register); or the page offsets of `iova` and `addr` differ, or the
+    /// range wraps at `iova` (EINVAL).
     pub unsafe fn register_at(
         &self,
         addr: *mut u8,
@@ -75,22 +78,22 @@ impl Pd {
             return Err(RegisterError::Iova { addr: host, len: len as u64, iova });
         }
         check_rights(access)?;
-        // SAFETY: the caller promises what is asked for.
+        // SAFETY: the caller guarantees the requirements of `register_at`.
         self.insert(unsafe { Memory::host(addr, len, access) }?, iova, access)
     }
 
-    /// Registers `len` bytes of memory that CUDA knows, at the address by which CUDA knows it.
+    /// Registers `len` bytes of memory that CUDA knows, at its CUDA address.
     ///
-    /// The region carries the way its bytes take ([`Mr::paths`]). For lack of a direct one it fails only where
-    /// `options` (or `NOBOUNCE_REQUIRE=direct`) ask for it.
+    /// [`Mr::paths`] returns the path of the region's bytes. Without a direct one, registration
+    /// fails only if `options` (or `NOBOUNCE_REQUIRE=direct`) require it.
     ///
     /// # Safety
-    /// As for [`register`](Self::register): until the region is dropped, the memory is read and, as `access` allows, written
-    /// by the device and by peers. It may be freed meanwhile; then requests fail.
+    /// As for [`register`](Self::register): until the region is dropped, the device and peers read
+    /// the memory and, as `access` allows, write it. It may be freed meanwhile; then requests fail.
     ///
     /// # Errors
-    /// The address is not CUDA's, the range crosses its allocation, there is no driver, a direct path was required, ...: the
-    /// message says what to do.
+    /// The address is not CUDA's, the range crosses its allocation, there is no driver, a direct
+    /// path was required, ...: the message gives the remedy.
     pub unsafe fn register_gpu(
         &self,
         addr: u64,
@@ -122,13 +125,14 @@ impl Pd {
 }
 
 impl Mr {
-    /// Changes what the region is, at once and under the same keys: every packet finds either the old or the new.
+    /// Changes the region atomically and under the same keys: every packet finds either the old or
+    /// the new one.
     ///
     /// # Safety
     /// As for [`Pd::register`], of the new memory and rights.
     ///
     /// # Errors
-    /// As for registering. The region stays as it was.
+    /// As for registering. The region is unchanged.
     pub unsafe fn rereg(&mut self, change: &Rereg<'_>) -> Result<(), RegisterError> {
         if let Some(pd) = change.pd
             && !Arc::ptr_eq(&pd.device.shared, &self.shared)
@@ -150,7 +154,7 @@ impl Mr {
                 (Memory { target, paths, gpu: self.gpu.clone() }, self.addr)
             }
             Some(NewMemory::Host { addr, len }) => {
-                // SAFETY: the caller promises what is asked for.
+                // SAFETY: the caller guarantees the requirements of `rereg`.
                 (unsafe { Memory::host(addr, len, access) }?, addr.addr() as u64)
             }
             Some(NewMemory::Gpu { addr, len, options }) => {
@@ -183,8 +187,9 @@ impl Drop for Mr {
 }
 
 impl Shared {
-    /// Has every engine do with the region behind a key what `change` does, which gives back the region that was there; `moves` says whether
-    /// its memory is not the device's any more when this returns. `None` in a forked child.
+    /// Applies `change`, which returns the previous region, to the region behind a key in every
+    /// engine. `moves`: the device must no longer use the previous memory when this returns. `None`
+    /// in a forked child.
     fn change_region(
         &self,
         key: u32,
@@ -201,9 +206,9 @@ impl Shared {
             }
             before.push(old);
         }
-        // No engine can bind a window onto it any more.
+        // No engine can bind a window to it any more.
         self.windows().leave_region(key);
-        // Others may go on while copies are waited for and the mapping is taken down.
+        // Release the lock before the waits for copies and the unmapping.
         drop(registry);
         copies.iter().for_each(Copies::wait);
         drop(before);
@@ -211,19 +216,20 @@ impl Shared {
     }
 }
 
-/// The region is gone: nothing is placed in its memory any more, nor, once the copies are waited for, does the GPU copy into or out of it.
+/// The region is removed: cancels pending placements into its memory. The result awaits the GPU's
+/// copies into and out of it.
 fn settle_copies(core: &mut Core, region: Option<&Region>) -> Option<Copies> {
     let target = &region?.target;
-    core.regions.stage.forget(target);
+    core.regions.staging.forget(target);
     match target {
         Target::Host(_) => None,
         Target::Gpu(gpu) => {
-            core.regions.stage.copiers.get(gpu.copier).map(|copier| copier.copies_of(&gpu.memory))
+            core.regions.staging.copiers.get(gpu.copier).map(|copier| copier.copies_of(&gpu.memory))
         }
     }
 }
 
-/// Memory that was looked at and made ready for a region.
+/// Memory that was checked and prepared for a region.
 struct Memory {
     target: Target,
     paths: Paths,
@@ -237,7 +243,7 @@ impl Memory {
         check_len(len)?;
         guard::ensure_installed()?;
         probe::check_range(addr.addr() as u64, len as u64, access.contains(Access::LOCAL_WRITE))?;
-        // SAFETY: the caller promises what Window::new asks for.
+        // SAFETY: the caller guarantees the requirements of `Window::new`.
         let window = unsafe { Window::new(addr, len) };
         let paths = Paths::both(Path::Direct(Mechanism::Cpu));
         Ok(Self { target: Target::Host(window), paths, gpu: None })
@@ -247,13 +253,13 @@ impl Memory {
         check_len(len)?;
         let memory = Arc::new(GpuMemory::register(addr, len, options)?);
         if let Err(error) = memory.end_when_freed() {
-            tracing::warn!(%error, "no thread to look after GPU memory: should it be freed while it is registered, nobody notices");
+            tracing::warn!(%error, "cannot start the GPU-memory watcher; freeing registered memory will go undetected");
         }
         let paths = memory.paths().clone();
         if let Some(window) = memory.host() {
             return Ok(Self { target: Target::Host(window), paths, gpu: Some(memory) });
         }
-        // Made ahead and without the lock: data must not wait for either.
+        // Prepared ahead and without the lock: data must not wait for either.
         let crossover = match memory.window() {
             Some(_) if paths.outbound.is_direct() => crossover(&memory),
             _ => 0,
@@ -264,19 +270,19 @@ impl Memory {
     }
 }
 
-/// Who copies for memory of this context. Each engine of the device has its own; all of them know the same contexts, in the same order. Those
-/// whose context was destroyed meanwhile are let go.
+/// The copier for memory of this context. Each engine of the device has its own; all of them have
+/// the same contexts, in the same order. Copiers of destroyed contexts are dropped.
 fn copier_of(shared: &Shared, memory: &GpuMemory) -> Result<CopierIndex, RegisterError> {
     let context = ContextKey::of(memory)?;
     let _registry = shared.engines.registry().ok_or(RegisterError::Forked)?;
     let first = shared.engines.first().lock().ok_or(RegisterError::Forked)?;
-    let copiers = &first.core.regions.stage.copiers;
+    let copiers = &first.core.regions.staging.copiers;
     if let Some(known) = copiers.find(context) {
         return Ok(known);
     }
     let all = copiers.all();
     drop(first);
-    // CUDA is asked, and told to make things, without an engine's lock.
+    // CUDA calls are made without an engine's lock.
     let is_gone = |known: &Option<Known>| known.as_ref().is_some_and(|known| known.copier.is_gone());
     let gone: Vec<_> = all.into_iter().filter(|(_, known)| is_gone(known)).map(|(index, _)| index).collect();
     let mut made = Vec::new();
@@ -287,15 +293,16 @@ fn copier_of(shared: &Shared, memory: &GpuMemory) -> Result<CopierIndex, Registe
     let mut index = None;
     for (handle, known) in made {
         let mut engine = handle.lock().ok_or(RegisterError::Forked)?;
-        let copiers = &mut engine.core.regions.stage.copiers;
-        gone.iter().for_each(|gone| copiers.bury(*gone));
+        let copiers = &mut engine.core.regions.staging.copiers;
+        gone.iter().for_each(|gone| copiers.forget(*gone));
         let at = copiers.adopt(Some(known));
         index.get_or_insert(at);
     }
     index.ok_or(RegisterError::Forked)
 }
 
-/// Up to which length loads are the faster way out. Where that cannot be measured (a GPU without free memory), what is usual.
+/// Up to which length loads are faster than the copy engine. A usual value if that cannot be
+/// measured (a GPU without free memory).
 fn crossover(memory: &GpuMemory) -> usize {
     match Calibration::of(memory.gpu()) {
         Ok(found) => found.load_crossover,

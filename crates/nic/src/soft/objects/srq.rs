@@ -1,6 +1,6 @@
-//! Shared receive queues: receives that several queue pairs take from.
+//! Shared receive queues: several queue pairs take receives from one.
 //!
-//! The receives lie in the engine, behind the lock that whoever handles a packet holds anyway.
+//! The engine's lock protects the receives: handling a packet takes it anyway.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -8,15 +8,15 @@ use std::sync::Arc;
 use nobounce_protocol::qp::{PostError, QpState};
 
 use crate::soft::engine::host::PostedReceive;
-use crate::soft::engine::srqs::{SrqEntry, SrqIndex};
-use crate::soft::engine::submission::{Room, Submission};
+use crate::soft::engine::srqs::{SrqIndex, SrqState};
+use crate::soft::engine::submission::{Submission, WorkQueueSpace};
 use crate::soft::events::event::{AsyncEvent, Events};
 use crate::soft::limits::{CreateError, DeviceLimits, Taken, check};
 use crate::soft::objects::device::{Pd, PdUse, Shared};
 use crate::soft::progress::handle::{EngineHandle, Resident};
 use crate::work::RecvRequest;
 
-/// How large a shared receive queue is.
+/// Size of a shared receive queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SrqLimits {
     /// Receives outstanding.
@@ -25,14 +25,14 @@ pub struct SrqLimits {
     pub sges: usize,
 }
 
-/// Why a shared receive queue could not be made.
+/// Why a shared receive queue could not be created.
 pub type CreateSrqError = CreateError;
 
 /// Why a shared receive queue's limit could not be set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SrqLimitError {
-    /// It could never hold that many.
+    /// The limit exceeds the depth.
     #[error("the limit is {asked}; the shared receive queue holds at most {depth} receives")]
     #[allow(missing_docs)]
     Depth { asked: u32, depth: usize },
@@ -41,17 +41,17 @@ pub enum SrqLimitError {
     Forked,
 }
 
-/// A shared receive queue. Queue pairs that use it when it is dropped find it empty from then on.
+/// A shared receive queue. Queue pairs that still use it after it is dropped find it empty.
 #[derive(Debug)]
 pub struct Srq {
     shared: Arc<Shared>,
-    /// Where it lives, and its queue pairs with it.
+    /// Its engine, which is also that of its queue pairs.
     handle: Resident,
     _taken: Taken,
     pub(crate) index: SrqIndex,
     id: u32,
     limits: SrqLimits,
-    room: Arc<Room>,
+    room: Arc<WorkQueueSpace>,
     _pd: Arc<PdUse>,
 }
 
@@ -70,8 +70,8 @@ impl Srq {
         let taken = shared.counts.srqs.take("shared receive queues", most.max_srqs)?;
         let handle = shared.engines.choose(false).map_err(|_| CreateError::Forked)?.settle_in(false);
         let id = shared.next_id();
-        let room = Arc::<Room>::default();
-        let entry = SrqEntry {
+        let room = Arc::<WorkQueueSpace>::default();
+        let entry = SrqState {
             id,
             pd: pd.id,
             receives: VecDeque::new(),
@@ -103,18 +103,18 @@ impl Srq {
         &self.limits
     }
 
-    /// Whether queue pairs use it: a program that destroys it now makes a mistake.
+    /// Whether queue pairs use it: destroying it now is a program error.
     pub fn is_busy(&self) -> bool {
         self.with(|entry, _| entry.users > 0).unwrap_or(false)
     }
 
-    /// The limit that is set; 0 when none is, or when it was reached.
+    /// The armed limit; 0 if none is armed, or after it was reached.
     pub fn limit(&self) -> u32 {
         self.with(|entry, _| entry.limit).unwrap_or(0)
     }
 
-    /// Asks for one [`AsyncEvent::SrqLimitReached`] when fewer than `limit` receives are left (at once, if that is so now); 0
-    /// takes it back.
+    /// Arms one [`AsyncEvent::SrqLimitReached`] for when fewer than `limit` receives are left (at
+    /// once, if that is so now). 0 disarms it.
     ///
     /// # Errors
     /// The limit is larger than the queue.
@@ -147,7 +147,7 @@ impl Srq {
         let mut receive = PostedReceive::of(request);
         if self.handle.has_submissions() {
             match self.handle.submit(Submission::SharedReceive { srq: self.index, receive }) {
-                Ok(()) => return Ok(()), // no packet waits for it: the engine looks here when it needs one
+                Ok(()) => return Ok(()), // the engine drains the queue when it needs a receive
                 Err(Submission::SharedReceive { receive: back, .. }) => receive = back,
                 Err(_) => return Err(PostError::State(QpState::Error)),
             }
@@ -155,7 +155,7 @@ impl Srq {
         self.with(|entry, _| entry.admit(receive)).ok_or(PostError::State(QpState::Error))
     }
 
-    fn with<T>(&self, then: impl FnOnce(&mut SrqEntry, &Events) -> T) -> Option<T> {
+    fn with<T>(&self, then: impl FnOnce(&mut SrqState, &Events) -> T) -> Option<T> {
         let mut engine = self.handle.lock()?;
         engine.core.srqs.get(self.index).map(|entry| then(entry, &self.shared.events))
     }

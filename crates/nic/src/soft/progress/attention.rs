@@ -4,18 +4,18 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use nobounce_protocol::timing::Nanos;
 
-/// The application is judged by its polls in so much time. It is also the longest that packets wait where it stops polling without
-/// arming a completion queue.
+/// Measurement window for polls. It is also the longest time that packets wait if the application
+/// stops polling without arming a completion queue.
 pub(crate) const WINDOW_NS: Nanos = 1_000_000;
 
-/// So many polls in that time are attention: a waiting caller polls or sleeps on the link at least every 100 us. A program that polls
-/// less often computes, or spins on memory.
+/// This many polls in a window count as attention: a waiting caller polls or sleeps on the link at
+/// least every 100 us. A program that polls less often computes, or spins on memory.
 const POLLS: u64 = 10;
 
-/// What callers do, as far as the engine thread has to know.
+/// Activity of callers, for the engine thread.
 #[derive(Debug, Default)]
 pub(crate) struct Callers {
-    /// Polls that drove the engine. Two threads that count at once may count one.
+    /// Polls that drove the engine. Two concurrent counts may count as one.
     polls: AtomicU64,
     /// Threads that sleep on the link, inside a poll.
     asleep: AtomicU32,
@@ -46,7 +46,7 @@ impl Callers {
     }
 }
 
-/// Whether callers attend to the engine.
+/// Whether callers drive the engine.
 #[derive(Debug)]
 pub(crate) struct Attention {
     since: Nanos,
@@ -60,9 +60,9 @@ impl Attention {
         Self { since: now, polls: callers.polls(), is_paid: false }
     }
 
-    /// Whether callers attend to the engine, from what they did so far.
+    /// Whether callers drive the engine, from their polls so far.
     pub(crate) fn is_paid(&mut self, now: Nanos, callers: &Callers) -> bool {
-        // What the engine thread takes away from a caller that sleeps on the link does not wake that.
+        // Packets that the engine thread takes do not wake a caller that sleeps on the link.
         let is_asleep = callers.are_asleep();
         if is_asleep || now.saturating_sub(self.since) >= WINDOW_NS {
             let polls = callers.polls();
@@ -72,7 +72,7 @@ impl Attention {
         self.is_paid
     }
 
-    /// A completion queue was armed: the application is going to sleep.
+    /// A completion queue was armed: the application is about to sleep.
     pub(crate) fn end(&mut self, now: Nanos, callers: &Callers) {
         *self = Self::new(now, callers);
     }

@@ -1,4 +1,4 @@
-//! One engine with its lock and its thread. A device has one, or several.
+//! One engine with its lock and its thread. A device has one or more.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,17 +21,17 @@ use crate::sync::waker::Waker;
 /// One engine with its lock and its thread.
 #[derive(Debug)]
 pub(crate) struct EngineHandle {
-    /// Its place among the engines of the device.
+    /// Its index among the engines of the device.
     pub(crate) number: usize,
     mode: Mode,
     engine: Arc<EngineLock>,
     thread: Mutex<Option<EngineThread>>,
     pub(crate) waker: Arc<Waker>,
     pub(crate) callers: Arc<Callers>,
-    /// Queue pairs and shared receive queues that live here.
+    /// Queue pairs and shared receive queues of this engine.
     load: AtomicUsize,
     /// Those of them that were the first to use a completion queue.
-    conversations: AtomicUsize,
+    first_users: AtomicUsize,
     pub(crate) link: Arrivals,
 }
 
@@ -44,7 +44,7 @@ impl EngineHandle {
             waker: engine.waker.clone(),
             callers: Arc::default(),
             load: AtomicUsize::new(0),
-            conversations: AtomicUsize::new(0),
+            first_users: AtomicUsize::new(0),
             link: Arrivals::of(&*engine.link),
             engine: Arc::new(EngineLock::new(engine)),
         }
@@ -54,7 +54,7 @@ impl EngineHandle {
         &self.engine
     }
 
-    /// The descriptors by which others reach it.
+    /// The descriptors of its link.
     pub(crate) fn link_fds(&self) -> &[RawFd] {
         self.link.packets()
     }
@@ -74,10 +74,11 @@ impl EngineHandle {
         self.mode == Mode::Thread && !self.is_forked()
     }
 
-    /// Lets the engine be reached, and starts its thread. From then on others may depend on that thread.
+    /// Makes the engine reachable, and starts its thread. From then on peers may depend on that
+    /// thread.
     pub(crate) fn listen(&self) -> Result<(), CreateQpError> {
         if self.is_forked() {
-            return Err(CreateQpError::Forked); // where the lock below may be held by a thread that does not exist
+            return Err(CreateQpError::Forked); // the lock may be held by a missing thread
         }
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         if thread.is_some() {
@@ -92,14 +93,15 @@ impl EngineHandle {
     /// Puts a request into the submission queue.
     ///
     /// # Errors
-    /// There is no room: the request comes back.
+    /// The queue is full: the request comes back.
     #[inline]
-    #[allow(clippy::result_large_err)] // it is posted otherwise then
+    #[allow(clippy::result_large_err)] // it is then posted under the lock
     pub(crate) fn submit(&self, submission: Submission) -> Result<(), Submission> {
         self.engine.submissions.push(submission)
     }
 
-    /// Something was posted under the lock: sends what may leave at once, or leaves that to the engine thread.
+    /// A request was posted under the lock: sends what may leave at once, or leaves that to the
+    /// engine thread.
     #[inline]
     pub(crate) fn start(&self, mut engine: MutexGuard<'_, Engine>, now: Nanos) {
         if self.mode == Mode::Thread {
@@ -110,15 +112,16 @@ impl EngineHandle {
         self.let_go(engine);
     }
 
-    /// Lets go of the engine; its thread comes back in time for what is due.
+    /// Releases the engine; its thread wakes in time for the next deadline.
     pub(crate) fn let_go(&self, engine: MutexGuard<'_, Engine>) {
-        // A thread that falls asleep after this looks at the deadline itself.
+        // A thread that falls asleep after this reads the deadline itself.
         let deadline = if self.waker.is_asleep() { engine.unattended_deadline() } else { None };
         release(engine);
         self.waker.wake_by(deadline);
     }
 
-    /// `caller` mode: drives the engine for a caller that polls. Until when the caller should sleep, if it has waited for long enough.
+    /// `caller` mode: drives the engine for a polling caller. Returns until when the caller should
+    /// sleep, if it has waited long enough.
     #[inline]
     pub(crate) fn drive_polled(&self, is_attention: bool) -> Option<Nanos> {
         if is_attention {
@@ -140,24 +143,25 @@ impl EngineHandle {
         }
     }
 
-    /// How many queue pairs and shared receive queues live here.
+    /// Number of queue pairs and shared receive queues of this engine.
     pub(crate) fn load(&self) -> usize {
         self.load.load(Ordering::Relaxed)
     }
 
     /// How many of them were the first to use a completion queue.
-    pub(crate) fn conversations(&self) -> usize {
-        self.conversations.load(Ordering::Relaxed)
+    pub(crate) fn first_users(&self) -> usize {
+        self.first_users.load(Ordering::Relaxed)
     }
 
-    /// One more lives here, until the result is dropped; `begins` a conversation, if it is the first to use a completion queue.
+    /// Counts one more, until the result is dropped; `begins`: it is the first to use a completion
+    /// queue.
     pub(crate) fn settle_in(self: &Arc<Self>, begins: bool) -> Resident {
         self.load.fetch_add(1, Ordering::Relaxed);
-        self.conversations.fetch_add(usize::from(begins), Ordering::Relaxed);
+        self.first_users.fetch_add(usize::from(begins), Ordering::Relaxed);
         Resident { handle: self.clone(), begins }
     }
 
-    /// The device closes: stops the thread, and sends what was delayed, acknowledgements above all.
+    /// The device closes: stops the thread, and sends delayed packets, ACKs above all.
     pub(crate) fn close(&self) -> Option<MutexGuard<'_, Engine>> {
         self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         let mut engine = self.lock()?;
@@ -166,14 +170,14 @@ impl EngineHandle {
         Some(engine)
     }
 
-    /// From now on nothing drives the engine but the test.
+    /// From now on only the test drives the engine.
     #[cfg(test)]
     pub(crate) fn stop_thread(&self) {
         self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 }
 
-/// A queue pair's or shared receive queue's place in an engine.
+/// A queue pair's or shared receive queue's membership in an engine.
 #[derive(Debug)]
 pub(crate) struct Resident {
     handle: Arc<EngineHandle>,
@@ -191,6 +195,6 @@ impl std::ops::Deref for Resident {
 impl Drop for Resident {
     fn drop(&mut self) {
         self.handle.load.fetch_sub(1, Ordering::Relaxed);
-        self.handle.conversations.fetch_sub(usize::from(self.begins), Ordering::Relaxed);
+        self.handle.first_users.fetch_sub(usize::from(self.begins), Ordering::Relaxed);
     }
 }

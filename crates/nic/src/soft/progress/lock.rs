@@ -34,8 +34,8 @@ impl EngineLock {
         self.generation
     }
 
-    /// The engine, with everything admitted that was submitted before; `None` in a forked child, where the lock may be held by a thread
-    /// that does not exist.
+    /// Locks the engine and admits all earlier submissions. `None` in a forked child, where the
+    /// lock may be held by a thread that does not exist.
     #[inline]
     pub(crate) fn lock(&self) -> Option<MutexGuard<'_, Engine>> {
         if self.is_forked() {
@@ -46,21 +46,21 @@ impl EngineLock {
         Some(engine)
     }
 
-    /// The engine for the thread that drives it, which takes submissions itself.
+    /// Locks the engine for the thread that drives it, which takes submissions itself.
     #[inline]
     pub(crate) fn lock_to_drive(&self) -> MutexGuard<'_, Engine> {
         self.engine.lock()
     }
 
-    /// The engine, unless another thread has it (or the process forked).
+    /// Locks the engine, unless another thread holds it (or the process forked).
     #[inline]
     pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, Engine>> {
         if self.is_forked() { None } else { self.engine.try_lock() }
     }
 }
 
-/// Lets go of the engine. A thread that waits for it gets it, even if this one wants it again at once: a caller that polls without pause
-/// and a busy engine thread hold the lock nearly always.
+/// Releases the engine fairly: a waiting thread gets it, even if this one wants it again at once. A
+/// caller that polls without pause and a busy engine thread hold the lock nearly always.
 #[inline]
 pub(crate) fn release(engine: MutexGuard<'_, Engine>) {
     MutexGuard::unlock_fair(engine);

@@ -1,20 +1,21 @@
-//! Who drives an engine, and how a thread waits.
+//! Which thread drives an engine, and how a thread waits.
 //!
-//! The mode is decided once, when the device opens. In both modes a waiting thread spins for about one round trip and then sleeps in
-//! the kernel, where a packet or a post wakes it at once: a thread that sleeps keeps its scheduling credit and runs as soon as it is
-//! woken, a thread that spins on a busy machine has spent it and waits for milliseconds (docs/design/progress.md).
+//! The mode is decided once, when the device opens. In both modes a waiting thread spins for about
+//! one round trip. Then it sleeps in the kernel, where a packet or a post wakes it at once. A
+//! thread that sleeps keeps its scheduling credit and runs as soon as it is woken. A thread that
+//! spins on a busy machine has spent it and waits for milliseconds (docs/design/progress.md).
 //!
-//! | file | what |
+//! | module | what |
 //! |---|---|
 //! | `mode` | [`Progress`] as configured, [`Mode`] as decided |
-//! | `thread` | the engine thread: drives in `thread` mode, stands in for an absent caller in `caller` mode |
-//! | `waker` | how posters and copies wake a sleeping engine thread |
-//! | `submission` | the submission queue of `thread` mode, and the room in each work queue |
-//! | `attention` | `caller` mode: whether the application polls often enough to be left alone |
-//! | `spin` | how long a waiting thread spins |
+//! | `thread` | the engine thread: drives in `thread` mode; in `caller` mode only without polls |
+//! | `sync/waker` | how posters and copies wake a sleeping engine thread |
+//! | `engine/submission` | the submission queue of `thread` mode, and the room in each work queue |
+//! | `attention` | `caller` mode: whether the application polls often enough |
+//! | `sync/spin` | how long a waiting thread spins |
 //! | `wait` | sleeping on the descriptors of a link |
-//! | `lock`, `handle`, `set` | the engine's lock; an engine with its thread; the engines of a device |
-//! | `cpu` | allowed CPUs, scheduler slices |
+//! | `lock`, `handle`, `set` | an engine's lock; an engine with its thread; all engines |
+//! | `process/cpu` | allowed CPUs, scheduler slices |
 
 pub(crate) mod attention;
 pub(crate) mod handle;

@@ -21,7 +21,8 @@ impl Progress {
             Self::Thread => Mode::Thread,
             Self::Caller => Mode::Caller,
             Self::Auto if are_many(cpus) => Mode::Thread,
-            // The engine thread would share a CPU with the application, and every message would cost two context switches.
+            // The engine thread would share a CPU with the application, and every message would
+            // cost two context switches.
             Self::Auto => Mode::Caller,
         }
     }

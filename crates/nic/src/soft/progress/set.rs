@@ -1,8 +1,9 @@
-//! The engines of a device: which there are, how one more is opened, and which queue pair lives where.
+//! The engines of a device: opening them, and assigning queue pairs to them.
 //!
-//! A device begins with one, and stays with it while it has one queue pair. Each further queue pair goes to the engine with the fewest;
-//! an engine is opened, with a link, a slot and a thread of its own, when the first queue pair comes to it. What never changes place:
-//! datagrams, shared receive queues with their queue pairs, and the connection manager, which is the first engine's.
+//! A device begins with one engine, and stays with it while it has one queue pair. Each further
+//! queue pair goes to the engine with the fewest. The first queue pair of an engine opens it, with
+//! its own link, slot and thread. Never moved: datagram queue pairs, shared receive queues with
+//! their queue pairs, and the connection manager (first engine).
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -28,7 +29,7 @@ use crate::soft::error::OpenError;
 use crate::soft::gpu::copier::Copier;
 use crate::soft::gpu::copiers::Known;
 
-/// How the links of a device are made: each like the first.
+/// Creates the links of a device: each like the first.
 #[derive(Debug)]
 pub(crate) struct LinkMaker {
     config: Config,
@@ -50,9 +51,9 @@ impl LinkMaker {
         if config.link == LinkChoice::Auto {
             link = Box::new(ShmLink::new(link)?);
         }
-        // The capture is outside the faults: it shows what we meant to say, and what reached us.
+        // The capture wraps the faults: it shows intended sends, and actual receives.
         if let Some(mut fault) = config.fault {
-            // Each has its own, or all would lose the same packets.
+            // Each has its own seed; otherwise all would drop the same packets.
             fault.seed = fault.seed.wrapping_add(number as u64);
             link = Box::new(FaultLink::new(link, fault));
         }
@@ -63,7 +64,7 @@ impl LinkMaker {
     }
 }
 
-/// The engines of a device. Those that are open stay open.
+/// The engines of a device. Open engines stay open.
 #[derive(Debug)]
 pub(crate) struct EngineSet {
     first: Arc<EngineHandle>,
@@ -73,12 +74,13 @@ pub(crate) struct EngineSet {
     mode: Mode,
     joint: Joint,
     keeper: Option<Keeper>,
-    /// Held while something changes that all engines must know (regions, engines); the lock of one engine after the other is taken inside.
+    /// Held while state changes that all engines share (regions, engines); the engines' locks are
+    /// taken inside, one after the other.
     registry: Mutex<()>,
 }
 
 impl EngineSet {
-    /// Those of a device that has one for now, on that link, and at most `most`.
+    /// Starts with one engine on that link, of at most `most`.
     pub(crate) fn new(
         link: Box<dyn Link>,
         (maker, most): (Option<LinkMaker>, usize),
@@ -100,7 +102,7 @@ impl EngineSet {
         &self.first
     }
 
-    /// Those that are open. To be called from anywhere: no lock is taken.
+    /// The open engines. Takes no lock, so it may be called from anywhere.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<EngineHandle>> + Clone {
         std::iter::once(&self.first).chain(self.more.iter().map_while(OnceLock::get))
     }
@@ -110,7 +112,8 @@ impl EngineSet {
         self.mode
     }
 
-    /// What all engines know does not change until the result is dropped; `None` in a forked child, where the lock may be held for ever.
+    /// Locks the state that all engines share; `None` in a forked child, where the lock may be held
+    /// for ever.
     pub(crate) fn registry(&self) -> Option<MutexGuard<'_, ()>> {
         if self.first.is_forked() {
             return None;
@@ -118,17 +121,19 @@ impl EngineSet {
         Some(self.registry.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The one of those that are open where the fewest live. Whoever is the first to use a completion queue goes where the fewest such live: programs
-    /// have a queue for each thing that they do, and with it queue pairs that have little to do. (NCCL has one for what it sends and one for what it
-    /// receives, the latter with a queue pair that only flushes: counted alike, both may end up in one engine, which halves the speed.)
+    /// The open engine with the least load. A queue pair that is the first to use a completion
+    /// queue goes to the engine with the fewest such. Programs have a completion queue for each
+    /// task, often shared with queue pairs that have little to do. (NCCL has one for sends and one
+    /// for receives, the latter with a queue pair that only flushes. Counted alike, both may end up
+    /// in one engine, which halves the speed.)
     pub(crate) fn least_loaded(&self, begins: bool) -> &Arc<EngineHandle> {
         let load =
-            |handle: &&Arc<EngineHandle>| (if begins { handle.conversations() } else { 0 }, handle.load());
+            |handle: &&Arc<EngineHandle>| (if begins { handle.first_users() } else { 0 }, handle.load());
         self.iter().min_by_key(load).unwrap_or(&self.first)
     }
 
-    /// Where the next queue pair is to live, which may go anywhere; or the next shared receive queue. It `begins`, if it is the first to use a completion
-    /// queue.
+    /// The engine for the next queue pair without a fixed one, or for the next shared receive
+    /// queue. `begins`: it is the first to use a completion queue.
     pub(crate) fn choose(&self, begins: bool) -> Result<Arc<EngineHandle>, CreateQpError> {
         if self.more.is_empty() {
             return Ok(self.first.clone());
@@ -142,14 +147,14 @@ impl EngineSet {
             None => Ok(least.clone()),
             Some(Ok(handle)) => Ok(handle),
             Some(Err(error)) => {
-                // Those that are there do for all, as on a smaller machine.
+                // The open engines suffice for all, as on a smaller machine.
                 tracing::warn!(%error, "no further engine could be opened: queue pairs share those there are");
                 Ok(least.clone())
             }
         }
     }
 
-    /// Opens one more, if there may be one. The registry is held.
+    /// Opens one more, if the limit allows. The caller holds the registry.
     fn open_next(&self) -> Option<Result<Arc<EngineHandle>, CreateQpError>> {
         let maker = self.maker.as_ref()?;
         let at = self.more.iter().position(|handle| handle.get().is_none())?;
@@ -164,7 +169,7 @@ impl EngineSet {
         let contexts = {
             let first = self.first.lock().ok_or(CreateQpError::Forked)?;
             engine.core.regions.know_as(&first.core.regions);
-            first.core.regions.stage.copiers.all()
+            first.core.regions.staging.copiers.all()
         };
         for (_, known) in contexts {
             let known =
@@ -173,7 +178,7 @@ impl EngineSet {
                         .map_err(|e| CreateQpError::Engine(Box::new(e)))?;
                     Ok::<_, CreateQpError>(Known { gpu, context, copier })
                 });
-            engine.core.regions.stage.copiers.adopt(known.transpose()?);
+            engine.core.regions.staging.copiers.adopt(known.transpose()?);
         }
         let handle = Arc::new(EngineHandle::new(number, self.mode, engine));
         handle.listen()?;
@@ -186,7 +191,8 @@ fn new_waker() -> std::io::Result<Arc<Waker>> {
     Ok(Arc::new(Waker::new(EventFd::new()?)))
 }
 
-/// How many queue pairs of each engine use a completion queue: polling it drives those engines in `caller` mode.
+/// How many queue pairs of each engine use a completion queue: polling it drives those engines in
+/// `caller` mode.
 #[derive(Debug, Default)]
 pub(crate) struct Users {
     counts: [AtomicU32; MAX_ENGINES],
@@ -210,7 +216,7 @@ impl Users {
     }
 }
 
-/// One queue pair's part in a completion queue.
+/// One queue pair's use of a completion queue.
 #[derive(Debug)]
 pub(crate) struct Use {
     users: Arc<Users>,
@@ -224,10 +230,12 @@ impl Drop for Use {
 }
 
 impl EngineSet {
-    /// The engines that a completion queue has to do with at this moment; all of them, where it has no queue pairs.
+    /// The engines that use a completion queue at this moment; all of them, if it has no queue
+    /// pairs.
     fn users(&self, users: &Users) -> impl Iterator<Item = &Arc<EngineHandle>> + Clone {
         let all = users.is_unused();
-        // Taken down once: an engine that a queue pair joins meanwhile is in all copies of the iterator, or in none.
+        // Sampled once: an engine that a queue pair joins meanwhile is in all copies of the
+        // iterator, or in none.
         let uses = self.iter().fold([false; MAX_ENGINES], |mut uses, handle| {
             uses[handle.number] = all || users.has(handle);
             uses
@@ -235,8 +243,8 @@ impl EngineSet {
         self.iter().filter(move |handle| uses[handle.number])
     }
 
-    /// `caller` mode: a completion queue was found empty. Drives its engines; until when the caller should sleep, if it has waited for
-    /// long enough on all of them.
+    /// `caller` mode: a completion queue was found empty. Drives its engines. Returns until when
+    /// the caller should sleep, if it has waited long enough on all of them.
     #[inline]
     pub(crate) fn drive_polled(&self, users: &Users, is_attention: bool) -> Option<Nanos> {
         if self.more.is_empty() {
@@ -250,7 +258,7 @@ impl EngineSet {
         until
     }
 
-    /// `caller` mode: sleeps until something arrives, or it is time.
+    /// `caller` mode: sleeps until a packet arrives, or until the deadline.
     #[cold]
     pub(crate) fn sleep_polled(&self, users: &Users, until: Nanos) {
         let engines = self.users(users);

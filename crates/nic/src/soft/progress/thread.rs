@@ -1,7 +1,8 @@
 //! The engine thread.
 //!
-//! In `thread` mode it drives the engine: as long as there is work, then for the length of a spin, then it sleeps until a packet, a
-//! submission or a timer. In `caller` mode it does the same only while the application does not poll.
+//! In `thread` mode it drives the engine: as long as there is work, then for the length of a spin.
+//! Then it sleeps until a packet, a submission or a timer. In `caller` mode it does the same only
+//! while the application does not poll.
 
 use std::io;
 use std::mem;
@@ -85,9 +86,9 @@ struct Driver {
     callers: Arc<Callers>,
 }
 
-/// What one round of driving left.
+/// The result of one round of driving.
 struct Round {
-    /// Packets came, or requests were submitted, or more is to be sent at once.
+    /// Packets arrived, or requests were submitted.
     is_busy: bool,
     deadline: Option<Nanos>,
 }
@@ -122,7 +123,7 @@ impl Driver {
                 }
                 self.waker.stand_up();
             } else {
-                // Lets go at the first poll.
+                // Stops driving at the first poll.
                 let polls = self.callers.polls();
                 let deadline = self.drive(&mut spin, || self.callers.polls() == polls);
                 self.sleep(deadline);
@@ -130,7 +131,8 @@ impl Driver {
         }
     }
 
-    /// Drives until nothing has come for the length of a spin, or `goes_on` says no; when to come back.
+    /// Drives until nothing has arrived for the length of a spin, or `goes_on` is false; returns
+    /// the next deadline.
     fn drive(&self, spin: &mut Spin, goes_on: impl Fn() -> bool) -> Option<Nanos> {
         let mut is_first = true;
         loop {
@@ -179,8 +181,8 @@ impl Driver {
     fn sleep(&self, deadline: Option<Nanos>) {
         self.waker.fall_asleep(deadline);
         let has_work = !self.engine.submissions.is_empty();
-        // A thread that changed the deadline before this one fell asleep did not wake it, and one that has the lock right now may not
-        // see it asleep: then the sleep is short.
+        // A thread that changed the deadline before this one fell asleep did not wake it. A thread
+        // that holds the lock right now may not see it asleep: then the sleep is short.
         let known = self.engine.try_lock().map(|engine| engine.deadline());
         let known = known.unwrap_or_else(|| Some(now_ns().saturating_add(TIMER_SLACK_NS)));
         let deadline = [deadline, known].into_iter().flatten().min();

@@ -10,14 +10,14 @@ use crate::soft::config::MAX_ENGINES;
 use crate::links::Link;
 use crate::links::shm::Doorbells;
 
-/// What tells that something arrived on a link.
+/// Descriptors that signal arrivals on a link.
 #[derive(Clone, Debug)]
 pub(crate) struct Arrivals {
     /// Readable when there are packets.
     packets: Vec<RawFd>,
-    /// Readable when peers come, go or ring.
+    /// Readable when peers come, go or wake this one.
     peers: Option<RawFd>,
-    /// How to be woken by packets that make no descriptor readable.
+    /// Wake-up requests for packets that make no descriptor readable.
     doorbells: Option<Arc<Doorbells>>,
 }
 
@@ -31,7 +31,7 @@ impl Arrivals {
         &self.packets
     }
 
-    /// Asks peers to ring from now on; false, and nothing asked, if packets are there already.
+    /// Requests wake-ups from peers; false, without a request, if packets are there already.
     fn arm(&self) -> bool {
         let Some(doorbells) = &self.doorbells else { return true };
         let are_there = doorbells.arm();
@@ -84,14 +84,16 @@ impl Descriptors {
             tv_nsec: i64::try_from(ns % 1_000_000_000).unwrap_or(0),
         });
         let spec = spec.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-        // SAFETY: `list` has at least `count` pollfds, `spec` is null or a valid timespec, no signal mask.
+        // SAFETY: `list` has at least `count` pollfds, `spec` is null or a valid timespec, no
+        // signal mask.
         unsafe {
             libc::ppoll(self.list.as_mut_ptr(), self.count as libc::nfds_t, spec, std::ptr::null());
         }
     }
 }
 
-/// Sleeps until something arrives on one of the links, at most `timeout`. Returns at once if something is there already.
+/// Sleeps until a packet arrives on one of the links, at most `timeout`. Returns at once if one is
+/// there already.
 pub(crate) fn for_packets<'a>(links: impl Iterator<Item = &'a Arrivals> + Clone, timeout: Nanos) {
     let mut fds = Descriptors::new();
     for (armed, link) in links.clone().enumerate() {
@@ -105,7 +107,8 @@ pub(crate) fn for_packets<'a>(links: impl Iterator<Item = &'a Arrivals> + Clone,
     links.for_each(Arrivals::disarm);
 }
 
-/// Sleeps until something arrives on the link, `wake` is readable, or the time is over; whether `wake` is readable.
+/// Sleeps until a packet arrives on the link, `wake` is readable, or the timeout ends; returns
+/// whether `wake` is readable.
 pub(crate) fn for_packets_or(wake: RawFd, link: &Arrivals, timeout: Option<Nanos>) -> bool {
     let mut fds = Descriptors::new();
     fds.add(wake);
@@ -118,7 +121,7 @@ pub(crate) fn for_packets_or(wake: RawFd, link: &Arrivals, timeout: Option<Nanos
     fds.is_first_ready()
 }
 
-/// Sleeps until `wake` is readable or the time is over; whether it is readable.
+/// Sleeps until `wake` is readable or the timeout ends; returns whether it is readable.
 pub(crate) fn for_wake(wake: RawFd, timeout: Nanos) -> bool {
     let mut fds = Descriptors::new();
     fds.add(wake);

@@ -1,4 +1,4 @@
-//! How connections end: by our user, with our process, or because the other side has forgotten them.
+//! How connections end: by the user, with the process, or as stale connections.
 
 use std::net::IpAddr;
 
@@ -10,18 +10,19 @@ use crate::cm::message::{Ids, emit_dreq};
 use crate::timing::{Nanos, SECOND};
 use crate::wire::Qpn;
 
-/// How long a DREP is kept for the case that our process ends before the other side asks again; the kernel does so after 6.4 s.
+/// How long a DREP is kept in case this process exits before the peer retransmits its DREQ. The
+/// kernel does so after 6.4 s.
 const KEEP_FAREWELL: Nanos = 10 * SECOND;
-/// So many are kept at most.
+/// Maximum number of kept DREPs.
 const MAX_FAREWELLS: usize = 1024;
-/// How often a process that goes says what it has to say: nobody will be there to say it again.
+/// How often an exiting process sends its last messages: it cannot retransmit them later.
 const LAST_WORDS: usize = 3;
 
 impl Agent {
-    /// Ends a connection. One that the other side has ended stays as it is.
+    /// Disconnects. A connection that the peer has ended stays as it is.
     ///
     /// # Errors
-    /// It does not stand.
+    /// It is not established.
     pub fn disconnect(&mut self, now: Nanos, id: CommId) -> Result<(), CmError> {
         let transaction = self.rng.next();
         self.change(id, |this, communication| match communication.state {
@@ -42,8 +43,8 @@ impl Agent {
         self.send(communication.peer, mad);
     }
 
-    /// The other side was told that a connection has ended, and may not have heard it. What is about no connection of ours is not
-    /// kept: anybody can ask.
+    /// Keeps a DREP that the peer may not have received. A DREP for an unknown connection is not
+    /// kept: any host can send a DREQ.
     pub(super) fn keep_farewell(&mut self, now: Nanos, to: IpAddr, ids: Ids, transaction: u64, ours: bool) {
         let before = self.farewells.len();
         self.farewells.retain(|(_, peer, of, _)| (*peer, *of) != (to, ids));
@@ -57,9 +58,9 @@ impl Agent {
         }
     }
 
-    /// Every connection that stands is ended, without waiting for an answer: the process goes. It says several times what the other
-    /// sides must know, also the last words of connections that ended just now: whoever did not hear them would ask for them in
-    /// vain, the kernel for more than a minute.
+    /// Ends every established connection without waiting for an answer: the process is exiting.
+    /// Sends each DREQ several times, and the DREPs of connections that ended just now. A peer that
+    /// missed a DREP would repeat its DREQ to no effect, the kernel for more than a minute.
     pub fn end_all(&mut self, now: Nanos) {
         let farewells = std::mem::take(&mut self.farewells);
         for (at, to, ids, transaction) in farewells {
@@ -76,14 +77,14 @@ impl Agent {
         (0..LAST_WORDS).for_each(|_| self.out.extend(words.iter().cloned()));
     }
 
-    /// The connection that we believe to stand with a queue pair of `peer`.
+    /// The connection that is established, as far as we know, with a queue pair of `peer`.
     pub(super) fn standing_with(&self, peer: IpAddr, qpn: Qpn) -> Option<CommId> {
         let known = self.communications.get(self.queue_pairs.get(&(peer, qpn))?)?;
         matches!(known.state, State::Established | State::RepSent).then(|| known.id())
     }
 
-    /// The peer has its queue pair for something else: what we believe to stand does so no more, or the new one is a mistake. The other
-    /// side says which, by its answer.
+    /// The peer uses its queue pair for another connection. Either ours is stale, or the new
+    /// request is a mistake; the peer's answer decides.
     pub(super) fn end_stale(&mut self, now: Nanos, id: CommId) {
         let transaction = self.rng.next();
         let _ = self.change(id, |this, communication| {

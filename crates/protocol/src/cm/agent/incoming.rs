@@ -1,4 +1,4 @@
-//! What comes from others.
+//! Handling of received messages.
 
 use std::net::IpAddr;
 
@@ -12,7 +12,7 @@ use crate::cm::route::refusal;
 use crate::timing::Nanos;
 
 impl Agent {
-    /// A message came.
+    /// Handles a message.
     pub fn handle_message(&mut self, now: Nanos, from: IpAddr, message: &Message, mad: &Mad) {
         self.counters.received += 1;
         match message {
@@ -93,7 +93,7 @@ impl Agent {
             let ids = Ids { local: 0, remote: req.local_id };
             Rej { ids, about: About::Req, reason, private: Vec::new() }.emit(mad.transaction())
         };
-        // Reliable connections are what our queue pairs offer by address.
+        // Only reliable connections are connected by address.
         if req.transport != 0 {
             return self.send(from, refused(reason::INVALID_TRANSPORT_TYPE));
         }
@@ -199,7 +199,8 @@ impl Agent {
     }
 
     fn take_dreq(&mut self, now: Nanos, from: IpAddr, ids: Ids, message: &Message, mad: &Mad) {
-        // Answered whatever we know of it: whoever asks wants it to end. Our user has nothing to add, so nobody waits for it.
+        // Answer every DREQ, known or not: the peer wants the connection to end. The user adds
+        // nothing to a DREP, so send it at once.
         let known = self.communications.get(&ids.remote).is_some_and(|c| c.peer == from);
         if !known {
             self.counters.dropped += 1;
@@ -210,7 +211,7 @@ impl Agent {
             return;
         }
         self.about(from, ids, |this, communication| match communication.state {
-            // Also before our user has seen the answer: the one who gave it may be gone by then.
+            // Also before the user has seen the REP: the accepting process may be gone by then.
             State::RepReceived | State::Established | State::RepSent | State::DreqSent => {
                 this.tell(communication, Event::Disconnected { id: communication.id(), silent: false });
                 communication.wait_out(now);

@@ -1,9 +1,9 @@
-//! What happens when the kernel refuses packets.
+//! Sends that the kernel refuses.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
-use nobounce_protocol::wire::icrc::{Flow, Verdict};
+use nobounce_protocol::wire::icrc::{Flow, IcrcCheck};
 
 use super::*;
 use crate::links::udp::{UdpConfig, UdpLink};
@@ -28,7 +28,7 @@ fn receive(link: &mut UdpLink, want: usize) -> Vec<u8> {
     let (mut got, local, start) = (Vec::new(), link.local(), Instant::now());
     let mut sink = |d: &RxDatagram<'_>| {
         let flow = Flow { src: d.src, dst: local, src_port: d.src_port, dst_port: ROCE_PORT };
-        assert!(matches!(flow.verify(d.ip_id, d.bytes), Verdict::Valid { .. }));
+        assert!(matches!(flow.verify(d.ip_id, d.bytes), IcrcCheck::Valid { .. }));
         got.push(d.bytes[12]);
     };
     let mut n = 0;
@@ -115,29 +115,31 @@ fn what_cannot_be_reached_is_lost_and_harms_nobody() {
     assert_eq!(lost, 3, "{:?}", a.counters());
 }
 
-/// Hardware's own habit of saying 64 made every packet one of its kind, with control data of its own.
+/// An explicit hop limit of 64, which hardware sets, must not give every packet control data of its
+/// own.
 #[test]
 fn the_hop_limit_that_packets_have_anyway_is_no_treatment() {
     let (a, b) = pair(41);
     let usual = a.capabilities().usual_hops;
     assert_ne!(usual, 0, "the kernel says it");
     let mut batch = TxBatch::new(a.capabilities());
-    batch.treat(Treatment { traffic_class: 0, hop_limit: usual });
+    batch.treat(IpOptions { traffic_class: 0, hop_limit: usual });
     fill(&mut batch, b.local(), 1, 60);
-    assert_eq!(batch.packets()[0].treatment, Treatment::default());
-    batch.treat(Treatment { traffic_class: 4, hop_limit: usual - 1 });
+    assert_eq!(batch.packets()[0].ip_options, IpOptions::default());
+    batch.treat(IpOptions { traffic_class: 4, hop_limit: usual - 1 });
     fill(&mut batch, b.local(), 1, 60);
-    assert_eq!(batch.packets()[1].treatment, Treatment { traffic_class: 4, hop_limit: usual - 1 });
+    assert_eq!(batch.packets()[1].ip_options, IpOptions { traffic_class: 4, hop_limit: usual - 1 });
 }
 
-/// What stands in the IP header beside addresses is not covered by the ICRC, and packets that ask for it are numbered as others are.
+/// The ICRC does not cover the IP options, and packets that set them get identifications as others
+/// do.
 #[test]
 fn packets_with_a_treatment_arrive_right() {
     let (mut a, mut b) = pair(40);
     let mut batch = TxBatch::new(a.capabilities());
-    let treatment = Treatment { traffic_class: 0x68, hop_limit: 33 };
+    let ip_options = IpOptions { traffic_class: 0x68, hop_limit: 33 };
     for (round, with) in
-        [Treatment::default(), treatment, Treatment::default(), treatment].into_iter().enumerate()
+        [IpOptions::default(), ip_options, IpOptions::default(), ip_options].into_iter().enumerate()
     {
         batch.treat(with);
         fill(&mut batch, b.local(), if round < 2 { 5 } else { 1 }, 300);
@@ -145,7 +147,7 @@ fn packets_with_a_treatment_arrive_right() {
     a.send(&mut batch);
     assert_eq!(receive(&mut b, 12), [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 0]);
     let mut packet = {
-        batch.treat(treatment);
+        batch.treat(ip_options);
         fill(&mut batch, b.local(), 1, 300);
         batch.packets()[0]
     };
@@ -161,7 +163,7 @@ fn packets_with_a_treatment_arrive_right() {
         [(libc::IPPROTO_IP, libc::IP_TOS, 0x68), (libc::IPPROTO_IP, libc::IP_TTL, 33)]
     );
     packet.dst = std::net::Ipv6Addr::LOCALHOST.into();
-    packet.treatment.hop_limit = 0;
+    packet.ip_options.hop_limit = 0;
     assert_eq!(
         told(&packet, 2),
         [

@@ -1,37 +1,37 @@
-//! Files of a peer's that its packets refer to, mapped for reading.
+//! Files that a peer has exported, mapped for reading.
 
 use std::os::fd::OwnedFd;
 
 use nobounce_memory::shared_file;
 
-use super::lent::MOST_FILES;
+use super::leases::MOST_FILES;
 use super::mapping::Mapping;
 use super::ring::Elsewhere;
 
-/// The longest file that is taken. Ours have 17 MiB.
+/// Maximum length of an exported file. Ours have 17 MiB.
 const MOST_BYTES: usize = 256 << 20;
 
-/// All files of one peer's, in the order in which it showed them.
+/// All files of one peer, in order of export.
 #[derive(Debug, Default)]
-pub(super) struct ShownFiles(Vec<Mapping>);
+pub(super) struct ExportedFiles(Vec<Mapping>);
 
-impl ShownFiles {
-    /// Takes one more; whether it is sound.
+impl ExportedFiles {
+    /// Maps one more file. Returns whether it is valid.
     pub(super) fn take(&mut self, file: &OwnedFd, len: usize) -> bool {
         let sound = self.0.len() < MOST_FILES && len <= MOST_BYTES && shared_file::is_sound(file, len);
         sound
-            && Mapping::new(file, len, libc::PROT_READ).is_ok_and(|shown| {
-                self.0.push(shown);
+            && Mapping::new(file, len, libc::PROT_READ).is_ok_and(|exported| {
+                self.0.push(exported);
                 true
             })
     }
 
-    /// Whether that file was shown.
+    /// Whether that file was exported.
     pub(super) fn knows(&self, file: u8) -> bool {
         usize::from(file) < self.0.len()
     }
 
-    /// Whether so many bytes from there on lie in one of them.
+    /// Whether that byte range lies in one of the files.
     pub(super) fn have(&self, at: *const u8, len: usize) -> bool {
         let inside = |file: &Mapping| {
             let begin = file.at(0).addr();
@@ -40,13 +40,13 @@ impl ShownFiles {
         self.0.iter().any(inside)
     }
 
-    /// Where a packet would begin whose payload lies elsewhere and whose headers, of `head` bytes, stood right before it. Nothing where
-    /// any of it lay outside the file.
+    /// Virtual start of a packet whose payload is in a file: `head` bytes, the headers, before the
+    /// payload. `None` if any of it lies outside the file.
     pub(super) fn find(&self, head: usize, elsewhere: Elsewhere) -> Option<*const u8> {
-        let shown = self.0.get(usize::from(elsewhere.file))?;
+        let exported = self.0.get(usize::from(elsewhere.file))?;
         let start = usize::try_from(elsewhere.offset).ok()?.checked_sub(head)?;
         let end = start.checked_add(head)?.checked_add(usize::try_from(elsewhere.len).ok()?)?;
-        (end <= shown.len()).then(|| shown.at(start).cast_const())
+        (end <= exported.len()).then(|| exported.at(start).cast_const())
     }
 }
 
@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn nothing_outside_a_file_is_found_and_no_file_that_could_end_us_is_taken() {
-        let mut files = ShownFiles::default();
+        let mut files = ExportedFiles::default();
         let file = shared_file::create(8192).unwrap();
         for len in [0, 4096, 8191, 8193, usize::MAX] {
             assert!(!files.take(&file, len), "{len}");

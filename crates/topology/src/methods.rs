@@ -1,12 +1,13 @@
-//! The ways by which an adapter can be given GPU memory: dma-buf, peer memory; by probe where there was one.
+//! Methods to register GPU memory with an adapter: dma-buf and peer memory; a probe decides where
+//! there was one.
 
 use crate::facts::{Facts, Gpu, GpuVendor, Nic, Registration};
 
 /// The first kernel whose verbs take dma-bufs.
 const DMABUF_KERNEL: (u32, u32) = (5, 12);
-/// The first driver of NVIDIA's that exports dma-bufs, with its open module.
+/// The first NVIDIA driver that exports dma-bufs, with its open kernel module.
 const DMABUF_DRIVER: u32 = 515;
-/// Turing, the first GPU that the open module drives.
+/// Turing, the first GPU that the open kernel module supports.
 const OPEN_MODULE_CC: u32 = 75;
 
 /// The first kernel without the option `DMABUF_MOVE_NOTIFY`, in which it is always on.
@@ -20,9 +21,9 @@ const EPROTONOSUPPORT: i32 = 93;
 pub enum Answer {
     /// Yes, and how it is known.
     Yes(String),
-    /// No: the finding that explains it, and why in short.
+    /// No: the finding that explains it, and a short reason.
     No(&'static str, String),
-    /// It is not known, and why; nothing speaks against it.
+    /// Unknown, and why; nothing contradicts it.
     Unknown(String),
 }
 
@@ -38,10 +39,11 @@ impl Answer {
     }
 }
 
-/// Whether a registration failed for good: want of memory, or of room in BAR1, says nothing of the way.
+/// Whether a registration failed for good. A lack of memory, or of BAR1 space, says nothing about
+/// the method.
 pub fn is_refused(facts: &Facts, registration: &Registration) -> bool {
     const ENOMEM: i32 = 12;
-    /// Room for this much is always there where the way works at all.
+    /// A registration of this size always fits where the method works at all.
     const SMALL: u64 = 4 << 20;
     let bar1 =
         facts.gpus.iter().find(|gpu| gpu.address == registration.gpu).and_then(|gpu| gpu.bar1_bytes.get());
@@ -74,7 +76,7 @@ pub fn export(facts: &Facts, gpu: &Gpu) -> Answer {
         }
         None => match why_no_export(facts, gpu) {
             Some((id, why)) => Answer::No(id, why),
-            None => Answer::Unknown("nobody asked the driver".to_owned()),
+            None => Answer::Unknown("the driver was not queried".to_owned()),
         },
     }
 }
@@ -89,7 +91,8 @@ fn why_no_export(facts: &Facts, gpu: &Gpu) -> Option<(&'static str, String)> {
             if gpu.gpudirect_rdma.get() == Some(false) {
                 return Some(("gpu-class", "the driver offers no GPUDirect RDMA for this GPU".to_owned()));
             }
-            // Before driver and kind of module: neither a newer nor an open one would help such a GPU.
+            // Before driver and kernel module: neither a newer nor an open one would help such a
+            // GPU.
             if gpu.compute_capability.get().is_some_and(|cc| cc < OPEN_MODULE_CC) {
                 return Some(("gpu-too-old", "the GPU is older than Turing".to_owned()));
             }
@@ -107,7 +110,7 @@ fn why_no_export(facts: &Facts, gpu: &Gpu) -> Option<(&'static str, String)> {
             None
         }
         GpuVendor::Amd => {
-            // Kernels that no longer have the option do what it stood for.
+            // Kernels without the option always behave as if it were set.
             let gone = facts.kernel.version().is_some_and(|version| version >= MOVE_NOTIFY_ALWAYS);
             let missing = ["PCI_P2PDMA", "DMABUF_MOVE_NOTIFY", "HSA_AMD_P2P"]
                 .into_iter()
@@ -119,7 +122,8 @@ fn why_no_export(facts: &Facts, gpu: &Gpu) -> Option<(&'static str, String)> {
     }
 }
 
-/// Where an export or a registration failed, and the kernel has no way between devices: that is why, as far as files tell.
+/// The cause of a failed export or registration, as far as files tell: the kernel has no PCI
+/// peer-to-peer DMA.
 pub fn no_p2pdma(facts: &Facts) -> Option<(&'static str, String)> {
     let missing = facts.kernel.has_option("PCI_P2PDMA") == Some(false);
     missing.then(|| ("kernel-no-p2pdma", "the kernel was built without PCI_P2PDMA".to_owned()))
@@ -150,7 +154,7 @@ pub fn import(facts: &Facts, nic: &Nic) -> Answer {
     }
 }
 
-/// A cause that facts show, by itself enough, whatever the adapter.
+/// A sufficient cause by facts alone, whatever the adapter.
 fn why_no_import(facts: &Facts) -> Option<(&'static str, String)> {
     if let Some(version) = facts.kernel.version()
         && version < DMABUF_KERNEL
@@ -166,12 +170,13 @@ fn why_no_import(facts: &Facts) -> Option<(&'static str, String)> {
     None
 }
 
-/// Drivers whose registrations do not ask the peer-memory interface of ib_core, whoever is registered there.
+/// Drivers whose registrations never use the peer-memory interface of ib_core, whatever client is
+/// registered there.
 pub fn driver_without_peer_memory(nic: &Nic) -> Option<&str> {
     nic.driver.as_deref().filter(|driver| matches!(*driver, "hfi1" | "qib" | "efa" | "usnic_verbs" | "erdma"))
 }
 
-/// Whether peer memory works: a module of the GPU's that is registered with the adapters' core.
+/// Whether peer memory works: a kernel module of the GPU is registered with the adapters' core.
 pub fn peermem(facts: &Facts, gpu: &Gpu) -> Answer {
     let kernel = &facts.kernel;
     if gpu.vendor == GpuVendor::Nvidia && gpu.gpudirect_rdma.get() == Some(false) {
@@ -208,7 +213,8 @@ pub fn peermem(facts: &Facts, gpu: &Gpu) -> Answer {
     if has_client("nv_mem") {
         return Answer::Yes("nv_mem is registered".to_owned());
     }
-    // One registration that worked shows that the module is registered, whatever GPU or adapter it was tried with.
+    // One successful registration proves that the module is registered, whatever GPU or adapter it
+    // used.
     let mut probes = facts.registrations.iter().filter(|registration| registration.way == "peermem");
     if probes.clone().any(|registration| registration.probe.ok) {
         return Answer::Yes("registered by probe".to_owned());

@@ -1,18 +1,19 @@
-//! Which addresses are of this machine: whoever sends RoCE packets from there is one of ours, and can be asked how far it is.
+//! Which addresses belong to this host: a RoCE sender there is a same-host peer, and can be probed
+//! with a marker.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, UdpSocket};
 
-/// Addresses remembered. Somebody who invents senders must not make us remember them all.
+/// Addresses remembered: a bound against spoofed source addresses.
 const MOST: usize = 1024;
 
 #[derive(Debug, Default)]
-pub(crate) struct Near {
+pub(crate) struct LocalPeers {
     known: HashMap<IpAddr, bool>,
 }
 
-impl Near {
-    /// Whether the address is of this machine. Once for each, the kernel is asked.
+impl LocalPeers {
+    /// Whether the address is of this host. Asks the kernel once for each address.
     pub(crate) fn contains(&mut self, addr: IpAddr) -> bool {
         if let Some(known) = self.known.get(&addr) {
             return *known;
@@ -20,10 +21,10 @@ impl Near {
         if self.known.len() >= MOST || addr.is_unspecified() || addr.is_multicast() {
             return false;
         }
-        // Only addresses of our own can be bound.
-        let near = UdpSocket::bind((addr, 0)).is_ok();
-        self.known.insert(addr, near);
-        near
+        // Only local addresses can be bound.
+        let local_peers = UdpSocket::bind((addr, 0)).is_ok();
+        self.known.insert(addr, local_peers);
+        local_peers
     }
 }
 
@@ -33,12 +34,12 @@ mod tests {
 
     #[test]
     fn addresses_of_this_machine_are_near() {
-        let mut near = Near::default();
+        let mut local_peers = LocalPeers::default();
         for (addr, is_near) in
             [("127.88.0.1", true), ("192.0.2.1", false), ("0.0.0.0", false), ("224.0.0.1", false)]
         {
             let addr: IpAddr = addr.parse().unwrap();
-            assert_eq!([near.contains(addr), near.contains(addr)], [is_near; 2], "{addr}");
+            assert_eq!([local_peers.contains(addr), local_peers.contains(addr)], [is_near; 2], "{addr}");
         }
     }
 }

@@ -1,15 +1,16 @@
-//! Traffic class and hop limit, as they arrive at a plain socket that stands for the peer.
+//! IP options: traffic class and hop limit, as they arrive at a plain socket in the role of the
+//! peer.
 
 use std::net::{IpAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use crate::common::{End, config};
-use nobounce_nic::soft::{Datagram, Mtu, Psn, QpAttr, Qpn, Remote, Treatment};
+use nobounce_nic::soft::{Datagram, IpOptions, Mtu, Psn, QpAttr, Qpn, Remote};
 use nobounce_nic::work::{Operation, QpLimits, SendRequest};
 use nobounce_protocol::wire::ROCE_PORT;
 
-const WANTED: Treatment = Treatment { traffic_class: 0x68, hop_limit: 33 };
+const WANTED: IpOptions = IpOptions { traffic_class: 0x68, hop_limit: 33 };
 
 /// A socket that tells both of what it receives.
 fn listen(addr: IpAddr) -> UdpSocket {
@@ -25,8 +26,9 @@ fn listen(addr: IpAddr) -> UdpSocket {
     socket
 }
 
-/// The treatment of the next packet of the protocol. (Our device also sends markers to peers on its own machine.)
-fn next(socket: &UdpSocket) -> Treatment {
+/// The treatment of the next packet of the protocol. (Our device also sends markers to peers on its
+/// own machine.)
+fn next(socket: &UdpSocket) -> IpOptions {
     loop {
         let (opcode, found) = receive(socket);
         if opcode == 0x64 || opcode < 0x20 {
@@ -35,7 +37,7 @@ fn next(socket: &UdpSocket) -> Treatment {
     }
 }
 
-fn receive(socket: &UdpSocket) -> (u8, Treatment) {
+fn receive(socket: &UdpSocket) -> (u8, IpOptions) {
     let (mut bytes, mut control) = ([0_u8; 8192], [0_u64; 16]);
     let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     // SAFETY: msghdr is plain integers and pointers; zeros (null, 0) are valid.
@@ -47,7 +49,7 @@ fn receive(socket: &UdpSocket) -> (u8, Treatment) {
     // SAFETY: the message points at live buffers of the lengths it says.
     let got = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, 0) };
     assert!(got > 0, "{}", std::io::Error::last_os_error());
-    let mut found = Treatment::default();
+    let mut found = IpOptions::default();
     // SAFETY: the kernel filled the control area; the macros walk within it.
     unsafe {
         let mut header = libc::CMSG_FIRSTHDR(&raw const message);
@@ -66,22 +68,22 @@ fn receive(socket: &UdpSocket) -> (u8, Treatment) {
 #[test]
 fn packets_say_how_they_are_to_be_treated() {
     let mut end = End::open(&config("127.63.9.1"), 64 << 10);
-    for (peer, treatment) in [("127.63.9.2", WANTED), ("127.63.9.3", Treatment::default())] {
+    for (peer, ip_options) in [("127.63.9.2", WANTED), ("127.63.9.3", IpOptions::default())] {
         let addr: IpAddr = peer.parse().unwrap();
         let socket = listen(addr);
         end.qps.clear();
         end.add_qp(QpLimits::default());
         let qp = &end.qps[0];
         let to = QpAttr::to_rtr(addr, Qpn::new(7), Psn::new(1), Mtu::Mtu1024);
-        qp.modify(&QpAttr { treatment, ..to }).unwrap();
+        qp.modify(&QpAttr { ip_options, ..to }).unwrap();
         qp.modify(&QpAttr::to_rts(Psn::new(1))).unwrap();
-        assert_eq!(qp.attr().treatment, treatment);
+        assert_eq!(qp.attr().ip_options, ip_options);
         let there = Operation::Write(Remote { addr: 0, rkey: 1 });
-        // Alone, and several in one segmented send; nobody answers, so they are repeated.
+        // Alone, and several in one GSO send; the peer never answers, so they are retransmitted.
         for (len, packets) in [(100, 1), (8192, 8)] {
             qp.post_send(&SendRequest::new(1, there, &end.sge(0, len))).unwrap();
             for _ in 0..packets {
-                assert_eq!(next(&socket), usual(treatment), "{len} bytes");
+                assert_eq!(next(&socket), usual(ip_options), "{len} bytes");
             }
         }
     }
@@ -93,19 +95,20 @@ fn every_datagram_has_a_treatment_of_its_own() {
     let socket = listen(remote);
     let mut end = End::open(&config("127.63.9.4"), 64 << 10);
     end.add_ud(None);
-    for treatment in [WANTED, Treatment { traffic_class: 0x20, hop_limit: 0 }, WANTED, Treatment::default()] {
-        let to = Datagram { remote, dest_qpn: Qpn::new(7), qkey: 5, treatment };
+    for ip_options in [WANTED, IpOptions { traffic_class: 0x20, hop_limit: 0 }, WANTED, IpOptions::default()]
+    {
+        let to = Datagram { remote, dest_qpn: Qpn::new(7), qkey: 5, ip_options };
         end.qps[0].post_send(&SendRequest::new(1, Operation::Send, &end.sge(0, 64)).to(to)).unwrap();
-        assert_eq!(next(&socket), usual(treatment));
+        assert_eq!(next(&socket), usual(ip_options));
     }
 }
 
-/// What the system makes of what is not said.
-fn usual(treatment: Treatment) -> Treatment {
-    if treatment.hop_limit != 0 {
-        return treatment;
+/// The system's defaults for options not set.
+fn usual(ip_options: IpOptions) -> IpOptions {
+    if ip_options.hop_limit != 0 {
+        return ip_options;
     }
     let hop_limit =
         std::fs::read_to_string("/proc/sys/net/ipv4/ip_default_ttl").unwrap().trim().parse().unwrap();
-    Treatment { hop_limit, ..treatment }
+    IpOptions { hop_limit, ..ip_options }
 }

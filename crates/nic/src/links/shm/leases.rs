@@ -1,4 +1,5 @@
-//! Pinned memory of ours that a peer reads: shown once, file by file, and each chunk kept as it is until the peer has read it.
+//! Leased buffers: pinned memory that a peer reads in place. Each file is exported once; each chunk
+//! stays unchanged until the peer has read it.
 
 use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
@@ -10,12 +11,15 @@ use super::meeting::{self, Came};
 use super::ring::{Memory, Writer};
 use crate::process::fork::{self, NotInherited};
 
-/// Files shown to one peer at most: one for each CUDA context whose memory is sent, so that more than a few are rare.
+/// Maximum number of files exported to one peer: one per CUDA context that sends, so more than a
+/// few are rare.
 pub(super) const MOST_FILES: usize = 32;
-/// Chunks kept for one peer at most. One that does not read must not keep others from sending: what goes beyond is copied into its ring.
+/// Maximum number of chunks leased to one peer. A peer that does not read must not starve others:
+/// further payload is copied into its ring.
 const MOST_CHUNKS: usize = 8;
 
-/// What was left with a peer that had not read all of it when we parted. Used again before, it would be read as something else.
+/// Leases that outlive their ring, because the peer had not read all chunks. Early reuse would
+/// corrupt what the peer reads.
 static LEFT: Mutex<Vec<Left>> = Mutex::new(Vec::new());
 
 #[derive(Debug)]
@@ -27,30 +31,31 @@ struct Left {
 }
 
 impl Left {
-    /// Whether the peer may still read some of it.
+    /// Whether the peer may still read one of the chunks.
     fn is_read(&mut self) -> bool {
         take_back(&mut self.held, self.memory.read_up_to(), self.position);
         !self.held.is_empty() && matches!(meeting::take(&self.connection), Came::Nothing)
     }
 }
 
-/// What one peer was lent.
+/// Chunks leased to one peer.
 #[derive(Debug)]
-pub(super) struct Lent {
+pub(super) struct Leases {
     connection: Arc<NotInherited>,
-    /// The names of the files it was shown, in that order.
+    /// The files exported to it, in order of export.
     files: Vec<u64>,
-    /// Chunks, and how far the peer must have read before they are ours again.
+    /// Leased chunks, each with the reader position that ends the lease.
     held: VecDeque<(u64, PinnedChunk)>,
     generation: u64,
 }
 
-impl Lent {
+impl Leases {
     pub(super) fn new(connection: Arc<NotInherited>) -> Self {
         Self { connection, files: Vec::new(), held: VecDeque::new(), generation: fork::generation() }
     }
 
-    /// Where the peer finds the byte at `at` of this chunk; nothing where it cannot be shown, or has too many already.
+    /// File and offset of byte `at` of this chunk. `None` if the file cannot be exported or the
+    /// peer holds too many leases.
     pub(super) fn show(&mut self, writer: &Writer, chunk: &PinnedChunk, at: usize) -> Option<(u8, u32)> {
         self.take_back(writer);
         let same = self.held.back().is_some_and(|(_, last)| last.as_ptr() == chunk.as_ptr());
@@ -70,7 +75,7 @@ impl Lent {
         Some((u8::try_from(file).ok()?, u32::try_from(place.offset + at).ok()?))
     }
 
-    /// Keeps a chunk until the peer has read up to there.
+    /// Leases a chunk until the peer has read up to that position.
     pub(super) fn hold(&mut self, chunk: PinnedChunk, until: u64) {
         match self.held.back_mut().filter(|(_, last)| last.as_ptr() == chunk.as_ptr()) {
             Some(last) => last.0 = until,
@@ -84,7 +89,7 @@ impl Lent {
         }
     }
 
-    /// The ring is given up. What the peer has not read stays as it is until it has, or is gone.
+    /// Closes the ring. Unread chunks stay unchanged until the peer has read them or is gone.
     pub(super) fn part(&mut self, writer: &Writer) {
         if fork::current() != self.generation {
             return std::mem::forget(std::mem::take(&mut self.held));
@@ -95,7 +100,7 @@ impl Lent {
         if self.held.is_empty() {
             return;
         }
-        // The peer learns that nothing will follow, and we when it is gone.
+        // Half-close: the peer learns that nothing will follow, and we learn when it is gone.
         // SAFETY: the call takes a descriptor and a number.
         unsafe { libc::shutdown(self.connection.as_raw_fd(), libc::SHUT_WR) };
         let mut rest = Left {
@@ -110,7 +115,7 @@ impl Lent {
     }
 }
 
-/// Lets go of what has been read, if the reader tells what can be.
+/// Ends the leases of chunks that were read, if the reported position is plausible.
 fn take_back(held: &mut VecDeque<(u64, PinnedChunk)>, read: u64, written: u64) {
     while read <= written && held.front().is_some_and(|(until, _)| *until <= read) {
         held.pop_front();

@@ -1,30 +1,33 @@
-//! Sealers kept for the flows and packet lengths lately used, of packets that leave and of those that arrive.
+//! Cache of ICRC writers (sealers) for recent flows and packet lengths, sent and received.
 
 use std::net::IpAddr;
 
-use nobounce_protocol::wire::icrc::{Flow, Sealer};
+use nobounce_protocol::wire::icrc::{Flow, IcrcWriter};
 
-/// How many are kept: making one costs as much as closing a few packets.
+/// Cache size. Making a sealer costs as much as the ICRCs of a few packets.
 const KEPT: usize = 32;
 
-/// The sealers of a device in one direction. What tells the flows apart is `K`: less than a whole [`Flow`], for one end is always ours.
+/// The sealers of a device in one direction. `K` is the cache key: less than a whole [`Flow`],
+/// since one end is always ours.
 #[derive(Clone, Debug)]
-pub(crate) struct Sealers<K> {
-    kept: [Option<Sealer>; KEPT],
-    /// What the last one was found for, and where.
+pub(crate) struct IcrcWriters<K> {
+    kept: [Option<IcrcWriter>; KEPT],
+    /// Key and index of the last hit.
     last: Option<((K, usize), usize)>,
 }
 
-impl<K: Copy + PartialEq> Sealers<K> {
+impl<K: Copy + PartialEq> IcrcWriters<K> {
     pub(crate) const fn new() -> Self {
         Self { kept: [None; KEPT], last: None }
     }
 
-    /// Where the sealer for packets of `len` bytes of this flow is, until the next call; makes it if it is not there.
-    // Always inlined: a key on the stack would be read back in other pieces than it was written in (see `Way` in batch.rs).
+    /// Index of the sealer for packets of `len` bytes of this flow, valid until the next call.
+    /// Creates it on a miss.
+    // Always inlined: a key on the stack would cause store-forwarding stalls (see `Way` in
+    // batch.rs).
     #[inline(always)]
     pub(crate) fn find(&mut self, key: K, len: usize, flow: impl FnOnce() -> Flow) -> usize {
-        // The packet before is mostly of the same kind.
+        // The previous packet mostly has the same key.
         if let Some((last, place)) = self.last
             && last == (key, len)
         {
@@ -40,19 +43,19 @@ impl<K: Copy + PartialEq> Sealers<K> {
         let place = place_of(&flow, len);
         let kept = &mut self.kept[place];
         if kept.as_ref().is_none_or(|s| s.packet_len() != len || *s.flow() != flow) {
-            *kept = Some(Sealer::new(flow, len));
+            *kept = Some(IcrcWriter::new(flow, len));
         }
         place
     }
 
-    /// The one that `find` found there.
+    /// The sealer at that index.
     #[inline]
-    pub(crate) fn get(&self, place: usize) -> Option<&Sealer> {
+    pub(crate) fn get(&self, place: usize) -> Option<&IcrcWriter> {
         self.kept.get(place)?.as_ref()
     }
 }
 
-/// Neighbouring hosts, ports and lengths get places of their own.
+/// Hash: adjacent hosts, ports and lengths get different places.
 fn place_of(flow: &Flow, len: usize) -> usize {
     let host = |addr: &IpAddr| match addr {
         IpAddr::V4(a) => usize::from(a.octets()[3]),
@@ -74,16 +77,20 @@ mod tests {
         }
     }
 
-    /// More flows and lengths than are kept, in and out of turn: each gets the sealer made for it.
+    /// More flows and lengths than the cache holds, in any order: each gets its own sealer.
     #[test]
     fn a_sealer_is_always_that_of_its_flow_and_length() {
-        let mut sealers = Sealers::new();
+        let mut icrc_writers = IcrcWriters::new();
         for round in 0..3 {
             for host in 0..20 {
                 for len in [16, 20, 1040, 4112] {
-                    let place = sealers.find(host, len, || flow(host));
-                    let sealer = sealers.get(place).unwrap();
-                    assert_eq!((*sealer.flow(), sealer.packet_len()), (flow(host), len), "round {round}");
+                    let place = icrc_writers.find(host, len, || flow(host));
+                    let icrc_writer = icrc_writers.get(place).unwrap();
+                    assert_eq!(
+                        (*icrc_writer.flow(), icrc_writer.packet_len()),
+                        (flow(host), len),
+                        "round {round}"
+                    );
                 }
             }
         }
@@ -91,8 +98,8 @@ mod tests {
 
     #[test]
     fn the_same_again_asks_for_nothing() {
-        let mut sealers = Sealers::new();
-        let place = sealers.find(1, 1040, || flow(1));
-        assert_eq!(sealers.find(1, 1040, || panic!("the flow was not needed")), place);
+        let mut icrc_writers = IcrcWriters::new();
+        let place = icrc_writers.find(1, 1040, || flow(1));
+        assert_eq!(icrc_writers.find(1, 1040, || panic!("the flow was not needed")), place);
     }
 }

@@ -1,4 +1,4 @@
-//! One queue pair with its queues, and what it cannot say or send yet.
+//! One queue pair with its queues, and its pending responses and packets.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -8,112 +8,114 @@ use nobounce_protocol::qp::{Completion, Datagram, Qp as ProtocolQp, QpState, Tra
 use nobounce_protocol::timing::Nanos;
 use nobounce_protocol::wire::{Header, Marker, Opcode, Psn, Qpn, Service, Syndrome};
 
-use crate::links::shm::NearRing;
+use crate::links::shm::PeerRing;
 use crate::process::cpu::has_many_cpus;
 use crate::soft::engine::cq_state::CqInner;
 use crate::soft::engine::host::{PostedReceive, PostedSend};
-use crate::soft::engine::memory_windows::Asker;
+use crate::soft::engine::memory_windows::Accessor;
 use crate::soft::engine::mixed::Mixed;
 use crate::soft::engine::once::Once;
 use crate::soft::engine::path::PathIndex;
 use crate::soft::engine::srqs::SrqIndex;
-use crate::soft::engine::submission::Rooms;
-use crate::soft::gpu::prefetch::{Feed, Origin};
-use crate::soft::gpu::staging::{Owner, Stage};
-use crate::soft::local::near::Near;
-use crate::soft::local::ways::{Ways, addressee};
+use crate::soft::engine::submission::WorkQueues;
+use crate::soft::gpu::prefetch::{Origin, Prefetch};
+use crate::soft::gpu::staging::{CopyOwner, Staging};
+use crate::soft::local::local_peers::LocalPeers;
+use crate::soft::local::routes::{Routes, addressee};
 use crate::soft::tally::PathCounters;
 
 /// One queue pair with its queues.
 #[derive(Debug)]
-pub(crate) struct QpEntry {
+pub(crate) struct QueuePair {
     pub(crate) qpn: Qpn,
     pub(crate) qp: ProtocolQp,
     pub(crate) pd: u32,
     pub(crate) send_cq: Arc<CqInner>,
     pub(crate) recv_cq: Arc<CqInner>,
     pub(crate) sends: VecDeque<PostedSend>,
-    /// Its own receives: none where it takes them from a shared queue.
+    /// Its own receives: empty if it uses a shared receive queue.
     pub(crate) receives: VecDeque<PostedReceive>,
-    /// The shared queue it takes its receives from.
+    /// The shared receive queue that it takes receives from.
     pub(crate) srq: Option<SrqIndex>,
-    /// The domain that the memory of its receives belongs to.
+    /// The protection domain of its receives' memory.
     pub(crate) receive_pd: u32,
-    /// It has said that it takes no more receives from the shared queue.
+    /// It has reported its last receive from the shared queue.
     pub(crate) said_last: bool,
     pub(crate) current: Option<PostedReceive>,
     pub(crate) path: Option<PathIndex>,
-    /// What this queue pair has charged to its path.
+    /// Bytes that this queue pair has charged to its path.
     pub(crate) charged: u64,
-    /// It is in the list of those that packets came for.
+    /// It is in the list of queue pairs with received packets.
     pub(crate) touched: bool,
-    /// Among those packets was an answer: it may send more.
+    /// Those packets included a response: it may send more.
     pub(crate) answered: bool,
-    /// Packets it may still send before it is another's turn.
+    /// Packets left in its turn.
     pub(crate) turn_left: u64,
     /// It is in the ready queue.
     pub(crate) ready: bool,
-    /// Where its last packet of an unreliable service went.
+    /// The destination of its last packet of an unreliable service.
     direction: Option<(IpAddr, Qpn)>,
     /// It waits for room on its path.
     pub(crate) waiting: bool,
-    /// It is in a list of those with answers that can wait.
-    pub(crate) owes_ack: bool,
-    /// When its peer last asked for something, until the application posts. 0: not since.
+    /// It is in a list of queue pairs with a delayed ACK.
+    pub(crate) has_pending_ack: bool,
+    /// When its peer's last request arrived, until the application posts. 0: none since.
     heard_at: Nanos,
-    /// Its peer's last packet was one of a long message.
+    /// Its peer's last packet belonged to a long message.
     pub(crate) heard_long: bool,
-    /// How often in a row the application answered its peer at once with a request of its own.
-    talks: u8,
-    /// The earliest entry of the timer heap that belongs to it.
+    /// Ping-pong detection: how often in a row the application followed the peer's request at once
+    /// with its own.
+    ping_pongs: u8,
+    /// Its earliest entry in the timer heap.
     pub(crate) armed: Option<Nanos>,
-    /// The ring of a peer on this machine, in which its packets are built; they then get no ICRC.
-    pub(crate) ring: Option<Arc<NearRing>>,
-    /// Its peer's process was killed: when it ends in error for that.
+    /// The ring of a same-host peer, in which its packets are built; they have no ICRC.
+    pub(crate) ring: Option<Arc<PeerRing>>,
+    /// Its peer's process was killed: when it goes to the error state.
     pub(crate) ends_at: Option<Nanos>,
-    /// Fetched bytes of what it sends, where those come from a GPU.
-    pub(crate) feeds: Option<Box<Feeds>>,
-    /// The copy that its last placed byte waits for.
+    /// Prefetched bytes of its outbound messages, for GPU memory.
+    pub(crate) prefetches: Option<Box<Prefetches>>,
+    /// The ticket of the copy that its last placed byte waits for.
     pub(crate) ticket: u64,
-    /// The first packet of its peer's that no answer of ours has covered yet. `None`: none has left.
+    /// The peer's first packet that no sent response covers. `None`: no response has left.
     pub(crate) unanswered: Option<Psn>,
-    /// Its requests and its answers, as far as their payload has been counted.
+    /// Its requests and responses whose payload has been counted.
     requests: Once,
     answers: Once,
     /// What waits for copies.
     pub(crate) held: Option<Box<Held>>,
-    /// Where its datagrams go to, if that is what it sends: `ring` is that of the packet built last then.
-    pub(crate) ways: Option<Box<Ways>>,
+    /// The routes of its datagrams, for UD; `ring` is then that of the last packet.
+    pub(crate) routes: Option<Box<Routes>>,
     pub(crate) tally: PathCounters,
-    /// Its work queues as posters see them.
-    pub(crate) rooms: Arc<Rooms>,
-    /// Send requests that it has room for.
+    /// Free places in its work queues, as posters see them.
+    pub(crate) work_queues: Arc<WorkQueues>,
+    /// Depth of its send queue.
     pub(crate) send_depth: usize,
 }
 
-/// Packets a queue pair may send before the next one has its turn: one full segmented send. (Two: 64 queue pairs
-/// together reach 0.6 of one instead of 0.9.)
+/// Packets that a queue pair may send in its round-robin turn: one full segmented send. (Two: 64
+/// queue pairs together reach 0.6 of one instead of 0.9.)
 const TURN: u64 = 15;
 
-/// The same through shared memory, where it has the way for itself: a piece of a READ, whole.
+/// The same through shared memory, where the route is its own: a whole piece of a READ.
 const NEAR_TURN: u64 = 32;
 
-/// So many requests in a row that answer the peer's make a conversation.
-const TALKING: u8 = 4;
+/// This many requests in a row that follow the peer's make a ping-pong pattern.
+const PING_PONG: u8 = 4;
 
-/// How long an acknowledgement waits for a request to travel with.
+/// Delayed ACK: how long an acknowledgement waits to piggyback on a request.
 #[derive(Debug)]
 struct AckDelay {
-    /// A request that is posted so soon after the peer's is an answer to it.
+    /// A request posted this soon after the peer's counts as a reply to it.
     at_once: Nanos,
-    /// How long the acknowledgement waits for the one that will probably follow.
+    /// How long the ACK waits for the expected request.
     wait: Nanos,
-    /// The same where its peer sends long messages by UDP.
+    /// The same if the peer sends long messages by UDP.
     wait_if_long: Nanos,
 }
 
-/// Where everybody has a CPU, who answers at once does so in a few microseconds; and a peer may have to hear that its message has arrived before it goes
-/// on to the next (NCCL's send and receive of 8 bytes: 22 us with 25 us, 19 with 6). On a small machine the other has to be scheduled first.
+/// With a CPU for each thread, an application replies within a few microseconds. A peer may need
+/// the ACK before its next message (NCCL's send and receive of 8 bytes: 22 us with 25 us, 19 with
+/// 6). On a small machine the other process must be scheduled first.
 static ACK_DELAY: LazyLock<AckDelay> = LazyLock::new(|| {
     if has_many_cpus() {
         AckDelay { at_once: 50_000, wait: 6_000, wait_if_long: 25_000 }
@@ -122,32 +124,34 @@ static ACK_DELAY: LazyLock<AckDelay> = LazyLock::new(|| {
     }
 });
 
-/// Queue pairs with answers that can wait.
+/// Queue pairs with a delayed ACK.
 #[derive(Debug, Default)]
-pub(crate) struct Owing {
-    /// Until nothing more urgent is to be done.
+pub(crate) struct PendingAcks {
+    /// Until no more urgent packet is pending.
     pub(crate) soon: VecDeque<u32>,
-    /// Until the time given, the earliest first.
-    pub(crate) patient: VecDeque<(Nanos, u32)>,
+    /// Until the given time, earliest first.
+    pub(crate) delayed: VecDeque<(Nanos, u32)>,
 }
 
-/// Fetched bytes of a queue pair: of its own requests, and of its peer's READs.
+/// Prefetched bytes of a queue pair: of its own requests, and of its peer's READs.
 #[derive(Debug, Default)]
-pub(crate) struct Feeds {
-    requests: Feed,
-    reads: Feed,
-    /// The message of the packet built last, if it is one to be fetched and this packet was not: its fetch was late, or it came from several places.
+pub(crate) struct Prefetches {
+    requests: Prefetch,
+    reads: Prefetch,
+    /// The message of the last packet, if that was to be fetched but was not. Its fetch was late,
+    /// or it has several pieces.
     pub(crate) loaded: Option<Origin>,
-    /// What was fetched for the packet built last was copied once more.
+    /// The fetched payload of the last packet was copied once more.
     pub(crate) copies: bool,
-    /// What was gathered of a packet whose payload comes from several places.
+    /// The gathered part of a packet with several pieces.
     pub(crate) mixed: Option<Mixed>,
-    /// The message that waits for a copy before it is read, and that copy: the last one when it was first to be sent.
+    /// The message that waits for a copy before it is read, and that copy: the latest one at the
+    /// first send attempt.
     fence: Option<(Origin, u64)>,
 }
 
-impl Feeds {
-    /// The copy that the message must not be read before.
+impl Prefetches {
+    /// The copy that must end before the message is read.
     pub(crate) fn fence(&mut self, origin: Origin, ticket: u64) -> u64 {
         match self.fence {
             Some((waits, after)) if waits == origin => after,
@@ -158,41 +162,42 @@ impl Feeds {
         }
     }
 
-    pub(crate) fn of(&self, origin: Origin) -> &Feed {
+    pub(crate) fn of(&self, origin: Origin) -> &Prefetch {
         if matches!(origin, Origin::Request(_)) { &self.requests } else { &self.reads }
     }
 
-    pub(crate) fn of_mut(&mut self, origin: Origin) -> &mut Feed {
+    pub(crate) fn of_mut(&mut self, origin: Origin) -> &mut Prefetch {
         if matches!(origin, Origin::Request(_)) { &mut self.requests } else { &mut self.reads }
     }
 
-    /// How many fetches there are.
+    /// Number of fetches.
     pub(crate) fn len(&self) -> usize {
         self.requests.len() + self.reads.len()
     }
 
-    /// Gives up the bytes that would be sent last.
+    /// Drops the bytes that would be sent last.
     pub(crate) fn give_up_last(&mut self) {
-        let feed = if self.requests.len() >= self.reads.len() { &mut self.requests } else { &mut self.reads };
-        feed.give_up_last();
+        let prefetch =
+            if self.requests.len() >= self.reads.len() { &mut self.requests } else { &mut self.reads };
+        prefetch.give_up_last();
     }
 }
 
-/// Answers held apart; further ones are joined.
+/// Responses held separately; further ones are merged.
 const MAX_ANSWERS: usize = 16;
 
-/// What a queue pair cannot say or send yet, because the GPU's copy engine is not done with it.
+/// Responses and packets of a queue pair that wait for the GPU's copy engine.
 #[derive(Debug, Default)]
 pub(crate) struct Held {
     /// A request packet whose payload is being fetched, and the copy it waits for.
     request: Option<(u64, Transmit)>,
-    /// The same for the answer to a READ; other answers wait behind it.
+    /// The same for a READ response; later responses wait behind it.
     response: Option<(u64, Transmit)>,
-    /// Answers without payload, and the copy each waits for.
+    /// Responses without payload, and the copy each waits for.
     answers: VecDeque<(u64, Transmit)>,
     /// Completions, and the copy each waits for.
     pub(crate) completions: VecDeque<(u64, Completion)>,
-    /// It is in the list of those that hold something.
+    /// It is in the list of holding queue pairs.
     pub(crate) listed: bool,
 }
 
@@ -210,7 +215,7 @@ impl Held {
         self.request.is_some() || self.response.is_some()
     }
 
-    /// An atomic was carried out: its answer says what it found.
+    /// An atomic was executed: its response carries the original value.
     fn tell_before(&mut self, psn: Psn, before: u64) {
         let answers = self.answers.iter_mut().map(|(_, transmit)| &mut transmit.header);
         for header in answers.filter(|header| header.opcode == Opcode::AtomicAck && header.psn == psn) {
@@ -218,14 +223,14 @@ impl Held {
         }
     }
 
-    /// Forgets the answers: they say what is not so.
+    /// Drops the responses: they are no longer true.
     pub(crate) fn forget_answers(&mut self) {
         self.answers.clear();
         self.response = None;
     }
 }
 
-impl QpEntry {
+impl QueuePair {
     pub(crate) fn new(
         qpn: Qpn,
         qp: ProtocolQp,
@@ -256,31 +261,31 @@ impl QpEntry {
             waiting: false,
             ring: None,
             ends_at: None,
-            owes_ack: false,
+            has_pending_ack: false,
             heard_at: 0,
             heard_long: false,
-            talks: 0,
+            ping_pongs: 0,
             armed: None,
-            feeds: None,
+            prefetches: None,
             ticket: 0,
             unanswered: None,
             requests: Once::default(),
             answers: Once::default(),
             held: None,
-            ways: (service == Service::Ud).then(Box::default),
+            routes: (service == Service::Ud).then(Box::default),
             tally: PathCounters::default(),
-            rooms: Arc::default(),
+            work_queues: Arc::default(),
             send_depth: 0,
         }
     }
 
-    /// It takes its receives from a shared queue, whose memory belongs to domain `pd`.
+    /// Takes receives from a shared queue, whose memory belongs to domain `pd`.
     pub(crate) fn share_receives(&mut self, srq: SrqIndex, pd: u32) {
         self.srq = Some(srq);
         self.receive_pd = pd;
     }
 
-    /// Whether it has just taken its last receive from a shared queue, and said all about it.
+    /// Whether it has just taken and reported its last receive from a shared queue.
     pub(crate) fn ends_sharing(&mut self) -> bool {
         let ends = self.srq.is_some()
             && !self.said_last
@@ -290,25 +295,25 @@ impl QpEntry {
         ends
     }
 
-    /// The receive that a message is coming in for, and who shares it.
+    /// The receive of the incoming message, and its shared queue.
     pub(crate) fn take_open_shared(&mut self) -> Option<(SrqIndex, PostedReceive)> {
         let srq = self.srq.filter(|_| self.qp.has_open_receive())?;
         Some((srq, self.current.take()?))
     }
 
-    /// Forgets what waits for copies.
+    /// Drops what waits for copies.
     pub(crate) fn drop_held(&mut self) {
         if let Some(held) = &mut self.held {
             **held = Held { listed: held.listed, ..Held::default() };
         }
-        self.feeds = None;
+        self.prefetches = None;
         self.ticket = 0;
         self.unanswered = None;
         self.requests = Once::default();
         self.answers = Once::default();
     }
 
-    /// The atomic that its peer asked for with this number was carried out: the value before.
+    /// The peer's atomic with this PSN was executed; `before` is the original value.
     pub(crate) fn tell_before(&mut self, psn: Psn, before: u64) {
         self.qp.handle_changed(psn, before);
         if let Some(held) = &mut self.held {
@@ -321,7 +326,7 @@ impl QpEntry {
         self.qpn.get() & 0xffff
     }
 
-    /// Whether it holds something and is not in the list of those that do; it is from now on.
+    /// Whether it holds something and is not listed yet; it is from now on.
     pub(crate) fn joins_holding(&mut self) -> bool {
         let joins = self.held.as_ref().is_some_and(|held| !held.listed && !held.is_empty());
         if joins {
@@ -330,26 +335,26 @@ impl QpEntry {
         joins
     }
 
-    /// Where its packets go: the high byte of the 24-bit number is the slot of the process that has it.
+    /// Its destination: the high byte of the 24-bit QP number is the slot of the owning process.
     pub(crate) fn peer(&self) -> (IpAddr, u8) {
         let attr = self.qp.attr();
         let [_, slot, ..] = attr.dest_qpn.get().to_be_bytes();
         (attr.remote, slot)
     }
 
-    /// Packets of its turn, on a way that others use, too, or not.
+    /// Packets in its turn; `shared`: other queue pairs use the same route.
     pub(crate) fn whole_turn(&self, shared: bool) -> u64 {
         if self.ring.is_some() && !shared { NEAR_TURN } else { TURN }
     }
 
-    /// On whose behalf its peer asks for memory.
-    pub(crate) fn asker(&self) -> Asker {
-        Asker { pd: self.pd, qp: self.index() }
+    /// The identity under which its peer accesses memory.
+    pub(crate) fn accessor(&self) -> Accessor {
+        Accessor { pd: self.pd, qp: self.index() }
     }
 
-    /// On whose behalf its packets are placed.
-    pub(crate) fn owner(&self) -> Owner {
-        Owner { qp: self.index(), after: self.ticket }
+    /// The identity under which its packets are placed.
+    pub(crate) fn owner(&self) -> CopyOwner {
+        CopyOwner { qp: self.index(), after: self.ticket }
     }
 
     /// A packet cannot be built before the copy `after` is over, or its payload is fetched.
@@ -362,7 +367,7 @@ impl QpEntry {
         }
     }
 
-    /// Whether the request packet that comes next waits for its payload.
+    /// Whether the next request packet waits for its payload.
     pub(crate) fn holds_request(&self) -> bool {
         let request = self.held.as_ref().and_then(|held| held.request);
         request.is_some_and(|(_, transmit)| self.qp.is_current(&transmit))
@@ -371,29 +376,30 @@ impl QpEntry {
     /// A datagram was posted.
     #[inline]
     pub(crate) fn note_addressee(&mut self, to: &Datagram) {
-        if let Some(ways) = &mut self.ways {
-            ways.expect(addressee(to.remote, to.dest_qpn));
+        if let Some(routes) = &mut self.routes {
+            routes.expect(addressee(to.remote, to.dest_qpn));
         }
     }
 
-    /// Whether a datagram goes to somebody whom nobody has tried to meet.
+    /// Whether it has a datagram to an unresolved peer.
     #[inline]
-    pub(crate) fn has_strangers(&self) -> bool {
-        self.ways.as_ref().is_some_and(|ways| ways.has_strangers())
+    pub(crate) fn has_unresolved(&self) -> bool {
+        self.routes.as_ref().is_some_and(|routes| routes.has_unresolved())
     }
 
-    /// A packet of an unreliable service is about to be built: a datagram takes the way to its receiver.
+    /// A packet of an unreliable service is about to be built: a datagram takes the route to its
+    /// receiver.
     pub(crate) fn choose_way(&mut self, header: &Header) {
         let to = addressee(*self.qp.destination(), header.dest_qpn);
-        if let Some(way) = self.ways.as_mut().and_then(|ways| ways.turn_to(to)) {
+        if let Some(way) = self.routes.as_mut().and_then(|routes| routes.turn_to(to)) {
             self.ring = way;
         }
     }
 
-    /// A peer whose ring is given up: packets to it need an ICRC again.
+    /// The peer's ring is closed: packets to it need an ICRC again.
     pub(crate) fn part_with(&mut self, gone: (IpAddr, u8)) {
-        let was_ours = match &mut self.ways {
-            Some(ways) => ways.forget(gone),
+        let was_ours = match &mut self.routes {
+            Some(routes) => routes.forget(gone),
             None => self.peer() == gone,
         };
         if was_ours {
@@ -402,73 +408,74 @@ impl QpEntry {
     }
 
     /// A packet of an unreliable service leaves.
-    pub(crate) fn note_direction(&mut self, header: &Header, near: &mut Near) {
+    pub(crate) fn note_direction(&mut self, header: &Header, local_peers: &mut LocalPeers) {
         let (to, qpn) = (*self.qp.destination(), header.dest_qpn);
         if self.direction.is_none_or(|(before, _)| before != to) {
-            self.qp.set_near(near.contains(to));
+            self.qp.set_near(local_peers.contains(to));
         }
         self.direction = Some((to, qpn));
     }
 
-    /// The marker to be sent now, and where to.
+    /// The marker to be sent now, and its destination.
     pub(crate) fn marker(&mut self, now: Nanos) -> Option<(IpAddr, Marker)> {
         let (addr, to) = self.direction?;
         let number = self.qp.poll_marker(now)?;
         Some((addr, Marker { returns: false, to, from: self.qpn, number }))
     }
 
-    /// The peer asked for something.
+    /// The peer sent a request.
     pub(crate) fn note_heard(&mut self, now: Nanos) {
         self.heard_at = now;
     }
 
-    /// The application posted something.
+    /// The application posted a request.
     pub(crate) fn note_posted(&mut self, now: Nanos) {
         let heard = std::mem::take(&mut self.heard_at);
         if heard != 0 {
             let at_once = now.saturating_sub(heard) < ACK_DELAY.at_once;
-            self.talks = if at_once { self.talks.saturating_add(1) } else { 0 };
+            self.ping_pongs = if at_once { self.ping_pongs.saturating_add(1) } else { 0 };
         }
     }
 
-    /// An answer that waited for a request to travel with waited in vain.
+    /// A delayed ACK expired without a request to piggyback on.
     pub(crate) fn note_silence(&mut self) {
-        self.talks = 0;
+        self.ping_pongs = 0;
     }
 
-    /// Puts it into the list of those with answers that can wait, unless it is in one.
+    /// Puts it into the list of queue pairs with a delayed ACK, unless it is in one.
     ///
-    /// Where two applications take turns, as in a ping-pong, the answer waits a little for the next request: the peer that polls for the
-    /// one finds the other with it, although its application may look for that in memory only, without calling us.
-    pub(crate) fn owe(&mut self, now: Nanos, owing: &mut Owing) {
-        if self.owes_ack {
+    /// In a ping-pong pattern the ACK waits briefly for the next request. A peer that polls for the
+    /// request gets the ACK with it. Its application may poll memory only, without a call that
+    /// would receive a separate ACK.
+    pub(crate) fn owe(&mut self, now: Nanos, pending_acks: &mut PendingAcks) {
+        if self.has_pending_ack {
             return;
         }
-        self.owes_ack = true;
-        if self.talks >= TALKING {
-            // By the time that a long message has arrived the next ones are under way: nobody waits for the answer to the first, and by UDP it is a
-            // system call at both ends.
+        self.has_pending_ack = true;
+        if self.ping_pongs >= PING_PONG {
+            // When a long message has arrived, the next ones are already in flight. The sender does
+            // not wait for the first ACK, and by UDP an ACK is a system call at both ends.
             let wait =
                 if self.heard_long && self.ring.is_none() { ACK_DELAY.wait_if_long } else { ACK_DELAY.wait };
-            owing.patient.push_back((now + wait, self.index()));
+            pending_acks.delayed.push_back((now + wait, self.index()));
         } else {
-            owing.soon.push_back(self.index());
+            pending_acks.soon.push_back(self.index());
         }
     }
 
-    /// Whether it may have requests to send, now or later; it has none where this is false.
+    /// Whether it may have requests to send, now or later; if false, it has none.
     #[inline]
     pub(crate) fn may_send(&self) -> bool {
         self.held.is_some() || self.qp.may_send()
     }
 
-    /// Whether it may have answers to send.
+    /// Whether it may have responses to send.
     #[inline]
     pub(crate) fn owes_something(&self) -> bool {
         self.held.is_some() || self.qp.has_replies()
     }
 
-    /// A packet left: what it tells the peer, and whether it did for the first time.
+    /// A packet left: records what it acknowledges; returns whether it left for the first time.
     #[inline]
     pub(crate) fn note_sent(&mut self, header: &Header) -> bool {
         if !header.opcode.is_response() {
@@ -479,10 +486,11 @@ impl QpEntry {
         self.answers.note(header.psn, u32::from(covers)) > 0
     }
 
-    /// So many packets left from `first` on, the last with this header; how many of them for the first time.
+    /// This many packets left from `first` on, the last with this header; how many of them for the
+    /// first time.
     #[inline]
     pub(crate) fn note_repeats(&mut self, last: &Header, first: Psn, packets: u64) -> u64 {
-        let Ok(packets) = u32::try_from(packets) else { return 0 }; // at most a turn's worth
+        let Ok(packets) = u32::try_from(packets) else { return 0 }; // at most one turn
         if last.opcode.is_response() {
             self.unanswered = Some(last.psn.next());
             self.answers.note(first, packets).into()
@@ -499,24 +507,24 @@ impl QpEntry {
 /// The next packet: first what waited for copies, then what the protocol has.
 #[inline]
 pub(crate) fn next_packet(
-    entry: &mut QpEntry,
-    stage: &Stage,
+    entry: &mut QueuePair,
+    staging: &Staging,
     now: Nanos,
     room: u64,
     flush: bool,
 ) -> Option<Transmit> {
     while !entry.held.as_ref().is_some_and(|held| held.has_packets()) {
         let transmit = entry.qp.poll_transmit(now, room, flush)?;
-        if !transmit.header.opcode.is_response() || stage.is_settled(entry.owner()) {
+        if !transmit.header.opcode.is_response() || staging.is_settled(entry.owner()) {
             return Some(transmit);
         }
         hold_answer(entry, transmit);
     }
-    next_held(entry, stage, now, room, flush)
+    next_held(entry, staging, now, room, flush)
 }
 
-/// It says that bytes have arrived which the GPU does not have yet.
-fn hold_answer(entry: &mut QpEntry, transmit: Transmit) {
+/// Holds an ACK for bytes that the GPU does not have yet.
+fn hold_answer(entry: &mut QueuePair, transmit: Transmit) {
     let ticket = entry.ticket;
     let held = entry.hold();
     if !transmit.payload.is_empty() {
@@ -525,7 +533,7 @@ fn hold_answer(entry: &mut QpEntry, transmit: Transmit) {
     }
     let plain =
         |t: &Transmit| t.header.opcode == Opcode::Ack && matches!(t.header.aeth.syndrome, Syndrome::Ack(_));
-    // A later acknowledgement says all that an earlier one does: a copy that is stuck must not make us collect them.
+    // A later ACK covers an earlier one: merging bounds the queue behind a stuck copy.
     if held.answers.len() >= MAX_ANSWERS
         && let Some(last) = held.answers.back_mut()
         && plain(&last.1)
@@ -536,10 +544,17 @@ fn hold_answer(entry: &mut QpEntry, transmit: Transmit) {
     }
 }
 
-/// The next packet where some are held: answers in their order, and requests in theirs; neither waits for the other.
-fn next_held(entry: &mut QpEntry, stage: &Stage, now: Nanos, room: u64, flush: bool) -> Option<Transmit> {
+/// The next packet while some are held. Responses keep their order, and requests theirs; neither
+/// blocks the other.
+fn next_held(
+    entry: &mut QueuePair,
+    staging: &Staging,
+    now: Nanos,
+    room: u64,
+    flush: bool,
+) -> Option<Transmit> {
     let qp = entry.index();
-    let over = |after: u64| stage.is_settled(Owner { qp, after });
+    let over = |after: u64| staging.is_settled(CopyOwner { qp, after });
     if let Some(held) = entry.held.as_deref_mut() {
         if let Some((ticket, transmit)) = held.answers.front().copied()
             && over(ticket)
@@ -564,15 +579,20 @@ fn next_held(entry: &mut QpEntry, stage: &Stage, now: Nanos, room: u64, flush: b
         }
         hold_answer(entry, transmit);
     }
-    next_request(entry, stage, now, room)
+    next_request(entry, staging, now, room)
 }
 
-/// The next request packet, whatever becomes of the answers.
-pub(crate) fn next_request(entry: &mut QpEntry, stage: &Stage, now: Nanos, room: u64) -> Option<Transmit> {
+/// The next request packet, regardless of the responses.
+pub(crate) fn next_request(
+    entry: &mut QueuePair,
+    staging: &Staging,
+    now: Nanos,
+    room: u64,
+) -> Option<Transmit> {
     let qp = entry.index();
-    let over = |after: u64| stage.is_settled(Owner { qp, after });
+    let over = |after: u64| staging.is_settled(CopyOwner { qp, after });
     match entry.held.as_ref().and_then(|held| held.request) {
-        // The protocol has gone back, or on: it will say anew what is to be sent.
+        // The protocol has moved back or on, and will produce the packet anew.
         Some((_, transmit)) if !entry.qp.is_current(&transmit) => entry.hold().request = None,
         Some((after, transmit)) if over(after) => {
             entry.hold().request = None;
@@ -584,11 +604,11 @@ pub(crate) fn next_request(entry: &mut QpEntry, stage: &Stage, now: Nanos, room:
     entry.qp.poll_request(now, room)
 }
 
-/// Delivers a completion, or holds it back until the copies before it are over.
+/// Delivers a completion, or holds it back until the earlier copies are over.
 #[inline]
-pub(crate) fn complete(entry: &mut QpEntry, stage: &Stage, completion: Completion) -> Option<u32> {
+pub(crate) fn complete(entry: &mut QueuePair, staging: &Staging, completion: Completion) -> Option<u32> {
     let waits = entry.held.as_ref().is_some_and(|held| !held.completions.is_empty());
-    if !waits && stage.is_settled(entry.owner()) {
+    if !waits && staging.is_settled(entry.owner()) {
         return deliver(entry, completion);
     }
     let ticket = entry.ticket;
@@ -596,8 +616,9 @@ pub(crate) fn complete(entry: &mut QpEntry, stage: &Stage, completion: Completio
     None
 }
 
-/// Puts a completion where it belongs; the number of the completion queue if that overflowed just now.
-pub(crate) fn deliver(entry: &QpEntry, completion: Completion) -> Option<u32> {
+/// Puts a completion into its queue; returns the number of the completion queue if that overflowed
+/// just now.
+pub(crate) fn deliver(entry: &QueuePair, completion: Completion) -> Option<u32> {
     let cq = if completion.is_receive() { &entry.recv_cq } else { &entry.send_cq };
     (!cq.deliver(entry.qpn, completion)).then_some(cq.id)
 }
@@ -612,34 +633,34 @@ mod tests {
 
     use super::*;
 
-    fn entry() -> QpEntry {
+    fn entry() -> QueuePair {
         let qpn = Qpn::new(2);
         let (service, port_mtu) = (Service::Rc, Mtu::Mtu1024);
         let config = QpConfig { service, qpn, port_mtu, send_depth: 4, signal_all: false };
         let cq = || Arc::new(CqInner::new(1, 4, None));
-        QpEntry::new(qpn, ProtocolQp::new(config), 0, cq(), cq())
+        QueuePair::new(qpn, ProtocolQp::new(config), 0, cq(), cq())
     }
 
-    /// The peer asks at `now`; the application answers with a request of its own after so long.
-    fn exchange(entry: &mut QpEntry, now: Nanos, after: Nanos) {
+    /// The peer's request arrives at `now`; the application posts its own after this delay.
+    fn exchange(entry: &mut QueuePair, now: Nanos, after: Nanos) {
         entry.note_heard(now);
         entry.note_posted(now + after);
     }
 
-    /// When the acknowledgement of what comes at `now` is due; `None`: as soon as there is nothing more urgent.
-    fn delay(entry: &mut QpEntry, now: Nanos) -> Option<Nanos> {
-        let mut owing = Owing::default();
-        entry.owes_ack = false;
-        entry.owe(now, &mut owing);
-        assert_eq!(owing.soon.len() + owing.patient.len(), 1);
-        owing.patient.front().map(|(due, _)| due - now)
+    /// When the ACK of a packet at `now` is due; `None`: as soon as nothing more urgent is pending.
+    fn delay(entry: &mut QueuePair, now: Nanos) -> Option<Nanos> {
+        let mut pending_acks = PendingAcks::default();
+        entry.has_pending_ack = false;
+        entry.owe(now, &mut pending_acks);
+        assert_eq!(pending_acks.soon.len() + pending_acks.delayed.len(), 1);
+        pending_acks.delayed.front().map(|(due, _)| due - now)
     }
 
     #[test]
     fn an_acknowledgement_waits_for_the_next_request_of_a_ping_pong() {
         let mut entry = entry();
         assert_eq!(delay(&mut entry, 0), None);
-        for round in 1..=u64::from(TALKING) {
+        for round in 1..=u64::from(PING_PONG) {
             assert_eq!(delay(&mut entry, round * 1000), None, "not a ping-pong yet");
             exchange(&mut entry, round * 1000, 500);
         }
