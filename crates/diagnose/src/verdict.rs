@@ -209,51 +209,16 @@ fn concerns(finding: &Finding, pair: &Pair<'_>) -> bool {
     })
 }
 
-fn path(
-    analysis: &Analysis<'_>,
-    pair: &Pair<'_>,
-    findings: &[Finding],
-) -> (PathKind, Option<String>, Vec<String>) {
-    let facts = analysis.facts;
+/// A path, the method that serves it, and the reasons why it is not simply direct.
+type Judged = (PathKind, Option<String>, Vec<String>);
+
+/// The facts and findings of a pair decide its path.
+fn path(analysis: &Analysis<'_>, pair: &Pair<'_>, findings: &[Finding]) -> Judged {
     // Our software adapter: it uses the CPU's window onto the GPU (BAR1).
     if pair.nic.driver.as_deref() == Some("nobounce") {
-        return match pair.gpu.window_probe.known() {
-            Some(probe) if probe.ok => (PathKind::Direct, Some("window".to_owned()), Vec::new()),
-            Some(probe) => (PathKind::Staged, None, vec![probe.detail.clone()]),
-            None => (PathKind::Unknown, None, vec!["the window was not probed".to_owned()]),
-        };
+        return window_path(pair);
     }
-    let mut blocks: Vec<String> = Vec::new();
-    for answer in [usable::gpu(facts, pair.gpu), usable::nic(facts, pair.nic)] {
-        if let Answer::No(_, why) = answer {
-            blocks.push(why);
-        }
-    }
-    // Findings about registration block only if every method fails: another one may work.
-    let methods = [
-        "peermem",
-        "dmabuf",
-        "closed-module",
-        "driver-too-old",
-        "kernel-",
-        "verbs-too-old",
-        "gpu-too-old",
-        "no-dev",
-        "dev-permission",
-        "device-cgroup",
-        "no-uverbs",
-        "nic-open",
-        "nvidia-driver",
-        "gpu-passed",
-    ];
-    for finding in findings.iter().filter(|finding| {
-        let blocks = finding.effect == Effect::Blocks && finding.severity >= Severity::Warning;
-        finding.library.is_none() && (blocks || finding.id == "port-down")
-    }) {
-        if concerns(finding, pair) && !methods.iter().any(|begin| finding.id.starts_with(begin)) {
-            blocks.push(finding.title.clone());
-        }
-    }
+    let blocks = blocking_reasons(analysis, pair, findings);
     if !blocks.is_empty() {
         return (PathKind::Staged, None, blocks);
     }
@@ -269,23 +234,80 @@ fn path(
         None if pair.peermem.is_yes() => Some("peermem"),
         None => None,
     };
-    let Some(by) = by else {
-        let mut reasons = Vec::new();
-        let mut unknown = false;
-        for answer in [&pair.export, &pair.import, &pair.peermem] {
-            match answer {
-                Answer::No(_, why) => reasons.push(why.clone()),
-                Answer::Unknown(why) => {
-                    unknown = true;
-                    reasons.push(why.clone());
-                }
-                Answer::Yes(_) => {}
-            }
+    let Some(by) = by else { return path_without_method(pair) };
+    let slow = slowing_reasons(analysis, pair, findings);
+    let kind = if slow.is_empty() { PathKind::Direct } else { PathKind::Slow };
+    (kind, Some(by.to_owned()), slow)
+}
+
+/// The probe of the CPU's window decides the path of the software adapter.
+fn window_path(pair: &Pair<'_>) -> Judged {
+    match pair.gpu.window_probe.known() {
+        Some(probe) if probe.ok => (PathKind::Direct, Some("window".to_owned()), Vec::new()),
+        Some(probe) => (PathKind::Staged, None, vec![probe.detail.clone()]),
+        None => (PathKind::Unknown, None, vec!["the window was not probed".to_owned()]),
+    }
+}
+
+/// Findings about one method of registration begin so: they do not block, another one may work.
+const OF_METHODS: [&str; 14] = [
+    "peermem",
+    "dmabuf",
+    "closed-module",
+    "driver-too-old",
+    "kernel-",
+    "verbs-too-old",
+    "gpu-too-old",
+    "no-dev",
+    "dev-permission",
+    "device-cgroup",
+    "no-uverbs",
+    "nic-open",
+    "nvidia-driver",
+    "gpu-passed",
+];
+
+/// Unusable devices and blocking findings keep the pair from any direct path.
+fn blocking_reasons(analysis: &Analysis<'_>, pair: &Pair<'_>, findings: &[Finding]) -> Vec<String> {
+    let facts = analysis.facts;
+    let mut blocks: Vec<String> = Vec::new();
+    for answer in [usable::gpu(facts, pair.gpu), usable::nic(facts, pair.nic)] {
+        if let Answer::No(_, why) = answer {
+            blocks.push(why);
         }
-        reasons.dedup();
-        let certain = pair.no_dma_buf() && pair.peermem.is_no();
-        return (if certain || !unknown { PathKind::Staged } else { PathKind::Unknown }, None, reasons);
-    };
+    }
+    for finding in findings.iter().filter(|finding| {
+        let blocks = finding.effect == Effect::Blocks && finding.severity >= Severity::Warning;
+        finding.library.is_none() && (blocks || finding.id == "port-down")
+    }) {
+        if concerns(finding, pair) && !OF_METHODS.iter().any(|begin| finding.id.starts_with(begin)) {
+            blocks.push(finding.title.clone());
+        }
+    }
+    blocks
+}
+
+/// A pair without a working method is staged, or unknown while a method may still work.
+fn path_without_method(pair: &Pair<'_>) -> Judged {
+    let mut reasons = Vec::new();
+    let mut unknown = false;
+    for answer in [&pair.export, &pair.import, &pair.peermem] {
+        match answer {
+            Answer::No(_, why) => reasons.push(why.clone()),
+            Answer::Unknown(why) => {
+                unknown = true;
+                reasons.push(why.clone());
+            }
+            Answer::Yes(_) => {}
+        }
+    }
+    reasons.dedup();
+    let certain = pair.no_dma_buf() && pair.peermem.is_no();
+    (if certain || !unknown { PathKind::Staged } else { PathKind::Unknown }, None, reasons)
+}
+
+/// Findings and the link between sockets slow a direct path.
+fn slowing_reasons(analysis: &Analysis<'_>, pair: &Pair<'_>, findings: &[Finding]) -> Vec<String> {
     let mut slow: Vec<String> = findings
         .iter()
         .filter(|finding| {
@@ -315,8 +337,7 @@ fn path(
         };
         slow.push(words.to_owned());
     }
-    let kind = if slow.is_empty() { PathKind::Direct } else { PathKind::Slow };
-    (kind, Some(by.to_owned()), slow)
+    slow
 }
 
 /// GB/s to expect of the pair as it is, and as it could be: both by the predictor, for long

@@ -17,10 +17,11 @@ struct Fact {
     new: bool,
 }
 
-fn facts() -> Vec<Fact> {
-    let mut facts = Vec::new();
-    macro_rules! layout {
-        ($($c:literal $ours:ident $(~ $grew:ident)? { $($field:ident $(= $cfield:literal)? $(~ $new:ident)?),* $(,)? })*) => {$(
+/// The macro lists the sizes of structures and the offsets of their fields, ours beside C's.
+macro_rules! layout {
+    ($($c:literal $ours:ident $(~ $grew:ident)? { $($field:ident $(= $cfield:literal)? $(~ $new:ident)?),* $(,)? })*) => {{
+        let mut facts = Vec::new();
+        $(
             facts.push(Fact {
                 name: format!("{} size", $c),
                 c: format!("sizeof(struct {})", $c),
@@ -36,8 +37,65 @@ fn facts() -> Vec<Fact> {
                     new: !concat!($(stringify!($new))?).is_empty(),
                 });
             })*
-        )*};
-    }
+        )*
+        facts
+    }};
+}
+
+/// The macro lists how far fields lie before the end of the context.
+macro_rules! before_the_end {
+    ($($field:ident $(= $cfield:literal)? $(~ $new:ident)?),* $(,)?) => {
+        vec![$({
+            let field = [$($cfield,)? stringify!($field)][0];
+            Fact {
+                name: format!("verbs_context.{field} from the end"),
+                c: format!("(sizeof(struct verbs_context) - offsetof(struct verbs_context, {field}))"),
+                ours: (size_of::<VerbsContext>() - offset_of!(VerbsContext, $field)) as u64,
+                new: !concat!($(stringify!($new))?).is_empty(),
+            }
+        }),*]
+    };
+}
+
+/// The macro lists the values of constants, under the name that C and we share.
+macro_rules! constants {
+    ($($(~ $new:ident)? $name:ident),* $(,)?) => {
+        vec![$(
+            #[allow(clippy::cast_sign_loss, clippy::unnecessary_cast, reason = "negative numbers are compared as C prints them")]
+            Fact {
+                name: stringify!($name).to_owned(),
+                c: stringify!($name).to_owned(),
+                ours: $name as u64,
+                new: !concat!($(stringify!($new))?).is_empty(),
+            }
+        ),*]
+    };
+}
+
+/// The parts make up the whole, in the order of the stored list.
+fn facts() -> Vec<Fact> {
+    [
+        address_facts(),
+        completion_facts(),
+        device_facts(),
+        kernel_facts(),
+        memory_facts(),
+        queue_facts(),
+        request_facts(),
+        send_union_facts(),
+        verbs_context_facts(),
+        completion_constants(),
+        device_constants(),
+        memory_constants(),
+        queue_pair_constants(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+/// C lays out addresses and routes.
+fn address_facts() -> Vec<Fact> {
     layout! {
         "ibv_gid_entry" GidEntry { gid, gid_index, port_num, gid_type, ndev_ifindex }
         "ibv_global_route" GlobalRoute { dgid, flow_label, sgid_index, hop_limit, traffic_class }
@@ -45,6 +103,12 @@ fn facts() -> Vec<Fact> {
         "ibv_ah_attr" AhAttr { grh, dlid, sl, src_path_bits, static_rate, is_global, port_num }
         "ibv_ah" Ah { context, pd, handle }
         "ibv_ece" Ece { vendor_id, options, comp_mask }
+    }
+}
+
+/// C lays out completion queues and their entries.
+fn completion_facts() -> Vec<Fact> {
+    layout! {
         "ibv_comp_channel" CompChannel { context, fd, refcnt }
         "ibv_cq" Cq {
             context, channel, cq_context, handle, cqe, mutex, cond, comp_events_completed, async_events_completed
@@ -62,6 +126,12 @@ fn facts() -> Vec<Fact> {
         "ibv_cq_init_attr_ex" CqInitAttrEx {
             cqe, cq_context, channel, comp_vector, wc_flags, comp_mask, flags, parent_domain
         }
+    }
+}
+
+/// C lays out devices and their attributes.
+fn device_facts() -> Vec<Fact> {
+    layout! {
         "ibv_device" Device { _ops, node_type, transport_type, name, dev_name, dev_path, ibdev_path }
         "ibv_device_attr" DeviceAttr {
             fw_ver, node_guid, sys_image_guid, max_mr_size, page_size_cap, vendor_id, vendor_part_id, hw_ver, max_qp,
@@ -87,6 +157,12 @@ fn facts() -> Vec<Fact> {
             rss_caps, max_wq_type_rq, packet_pacing_caps, raw_packet_caps, tm_caps, cq_mod_caps, max_dm_size,
             pci_atomic_caps, xrc_odp_caps, phys_port_cnt_ex
         }
+    }
+}
+
+/// C lays out structures of the kernel and path records.
+fn kernel_facts() -> Vec<Fact> {
+    layout! {
         "ib_uverbs_qp_attr" KernelQpAttr {
             qp_attr_mask, qp_state, cur_qp_state, path_mtu, path_mig_state, qkey, rq_psn, sq_psn, dest_qp_num,
             qp_access_flags, ah_attr, alt_ah_attr, max_send_wr, max_recv_wr, max_send_sge, max_recv_sge,
@@ -106,6 +182,12 @@ fn facts() -> Vec<Fact> {
             dgid, sgid, dlid, slid, raw_traffic, flow_label, hop_limit, traffic_class, reversible, numb_path, pkey, sl,
             mtu_selector, mtu, rate_selector, rate, packet_life_time_selector, packet_life_time, preference
         }
+    }
+}
+
+/// C lays out events, domains, memory and ports.
+fn memory_facts() -> Vec<Fact> {
+    layout! {
         "ibv_async_event" AsyncEvent { element, event_type }
         "ibv_pd" Pd { context, handle }
         "ibv_mr" Mr { context, pd, addr, length, handle, lkey, rkey }
@@ -120,6 +202,12 @@ fn facts() -> Vec<Fact> {
             pkey_tbl_len, lid, sm_lid, lmc, max_vl_num, sm_sl, subnet_timeout, init_type_reply, active_width,
             active_speed, phys_state, link_layer, flags, port_cap_flags2, active_speed_ex ~new
         }
+    }
+}
+
+/// C lays out shared receive queues and queue pairs.
+fn queue_facts() -> Vec<Fact> {
+    layout! {
         "ibv_srq" Srq { context, srq_context, pd, handle, mutex, cond, events_completed }
         "ibv_srq_attr" SrqAttr { max_wr, max_sge, srq_limit }
         "ibv_srq_init_attr" SrqInitAttr { srq_context, attr }
@@ -141,6 +229,12 @@ fn facts() -> Vec<Fact> {
             max_dest_rd_atomic, min_rnr_timer, port_num, timeout, retry_cnt, rnr_retry, alt_port_num, alt_timeout,
             rate_limit
         }
+    }
+}
+
+/// C lays out work requests and the context.
+fn request_facts() -> Vec<Fact> {
+    layout! {
         "ibv_data_buf" DataBuf { addr, length }
         "ibv_qp_ex" QpEx ~new {
             qp_base, comp_mask, wr_id, wr_flags, wr_atomic_cmp_swp, wr_atomic_fetch_add, wr_bind_mw, wr_local_inv,
@@ -159,7 +253,10 @@ fn facts() -> Vec<Fact> {
         }
         "ibv_context" Context { device, ops, cmd_fd, async_fd, num_comp_vectors, mutex, abi_compat }
     }
-    // Parts of the unions of a send request.
+}
+
+/// The unions of a send request have parts of their own.
+fn send_union_facts() -> Vec<Fact> {
     let wr = offset_of!(SendWr, wr);
     let parts = [
         ("wr.rdma.remote_addr", wr + offset_of!(Rdma, remote_addr)),
@@ -174,26 +271,17 @@ fn facts() -> Vec<Fact> {
         ("bind_mw.rkey", offset_of!(SendWr, bind_mw) + offset_of!(BindMw, rkey)),
         ("bind_mw.bind_info", offset_of!(SendWr, bind_mw) + offset_of!(BindMw, bind_info)),
     ];
-    for (field, ours) in parts {
-        facts.push(Fact {
-            name: format!("ibv_send_wr.{field}"),
-            c: format!("offsetof(struct ibv_send_wr, {field})"),
-            ours: ours as u64,
-            new: false,
-        });
-    }
-    // This one grows at its beginning: what counts is how far before its end something lies.
-    macro_rules! before_the_end {
-        ($($field:ident $(= $cfield:literal)? $(~ $new:ident)?),* $(,)?) => {$({
-            let field = [$($cfield,)? stringify!($field)][0];
-            facts.push(Fact {
-                name: format!("verbs_context.{field} from the end"),
-                c: format!("(sizeof(struct verbs_context) - offsetof(struct verbs_context, {field}))"),
-                ours: (size_of::<VerbsContext>() - offset_of!(VerbsContext, $field)) as u64,
-                new: !concat!($(stringify!($new))?).is_empty(),
-            });
-        })*};
-    }
+    let fact = |(field, ours): (&str, usize)| Fact {
+        name: format!("ibv_send_wr.{field}"),
+        c: format!("offsetof(struct ibv_send_wr, {field})"),
+        ours: ours as u64,
+        new: false,
+    };
+    parts.into_iter().map(fact).collect()
+}
+
+/// The context grows at its beginning: what counts is how far before its end something lies.
+fn verbs_context_facts() -> Vec<Fact> {
     before_the_end!(
         free_buf ~new, alloc_buf ~new, dm_export_dmabuf_fd ~new, reg_mr_ex ~new, dealloc_dmah ~new, alloc_dmah ~new,
         query_port, advise_mr, alloc_null_mr, read_counters, attach_counters_point_flow, create_counters,
@@ -203,60 +291,74 @@ fn facts() -> Vec<Fact> {
         query_rt_values, create_cq_ex, priv_ = "priv", query_device_ex, ibv_destroy_flow, ibv_create_flow, open_qp,
         create_qp_ex, get_srq_num, create_srq_ex, open_xrcd, close_xrcd, abi_placeholder3 = "_ABI_placeholder3", sz,
         context,
-    );
-    macro_rules! constants {
-        ($($(~ $new:ident)? $name:ident),* $(,)?) => {$(
-            #[allow(clippy::cast_sign_loss, clippy::unnecessary_cast, reason = "negative numbers are compared as C prints them")]
-            facts.push(Fact {
-                name: stringify!($name).to_owned(),
-                c: stringify!($name).to_owned(),
-                ours: $name as u64,
-                new: !concat!($(stringify!($new))?).is_empty(),
-            });
-        )*};
-    }
-    constants!(
+    )
+}
+
+/// C numbers kinds of addresses, and the states and flags of completions.
+fn completion_constants() -> Vec<Fact> {
+    constants! {
         IBV_GID_TYPE_IB, IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2, IBV_WC_SUCCESS, IBV_WC_LOC_LEN_ERR,
-        IBV_WC_LOC_QP_OP_ERR, IBV_WC_LOC_EEC_OP_ERR, IBV_WC_LOC_PROT_ERR, IBV_WC_WR_FLUSH_ERR, IBV_WC_MW_BIND_ERR,
-        IBV_WC_BAD_RESP_ERR, IBV_WC_LOC_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_ACCESS_ERR,
-        IBV_WC_REM_OP_ERR, IBV_WC_RETRY_EXC_ERR, IBV_WC_RNR_RETRY_EXC_ERR, IBV_WC_LOC_RDD_VIOL_ERR,
-        IBV_WC_REM_INV_RD_REQ_ERR, IBV_WC_REM_ABORT_ERR, IBV_WC_INV_EECN_ERR, IBV_WC_INV_EEC_STATE_ERR,
-        IBV_WC_FATAL_ERR, IBV_WC_RESP_TIMEOUT_ERR, IBV_WC_GENERAL_ERR, IBV_WC_TM_ERR, IBV_WC_TM_RNDV_INCOMPLETE,
-        IBV_WC_SEND, IBV_WC_RDMA_WRITE, IBV_WC_RDMA_READ, IBV_WC_COMP_SWAP, IBV_WC_FETCH_ADD, IBV_WC_RECV,
-        IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_GRH, IBV_WC_WITH_IMM, IBV_WC_WITH_INV, IBV_WC_EX_WITH_BYTE_LEN,
-        IBV_WC_EX_WITH_IMM, IBV_WC_EX_WITH_QP_NUM, IBV_WC_EX_WITH_SRC_QP, IBV_WC_EX_WITH_SLID, IBV_WC_EX_WITH_SL,
-        IBV_WC_EX_WITH_DLID_PATH_BITS, IBV_WC_STANDARD_FLAGS, IBV_CQ_INIT_ATTR_MASK_FLAGS, IBV_CQ_INIT_ATTR_MASK_PD,
-        IBV_CREATE_CQ_ATTR_SINGLE_THREADED, IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN, IBV_NODE_CA, IBV_TRANSPORT_IB,
-        IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_RC_RNR_NAK_GEN, IBV_DEVICE_SYS_IMAGE_GUID, IBV_DEVICE_BAD_QKEY_CNTR,
-        IBV_ATOMIC_NONE, IBV_ATOMIC_HCA, IBV_ATOMIC_GLOB, IBV_MTU_256, IBV_MTU_512, IBV_MTU_1024, IBV_MTU_2048,
-        IBV_MTU_4096, IBV_PORT_NOP, IBV_PORT_DOWN, IBV_PORT_INIT, IBV_PORT_ARMED, IBV_PORT_ACTIVE,
-        IBV_PORT_ACTIVE_DEFER, IBV_LINK_LAYER_INFINIBAND, IBV_LINK_LAYER_ETHERNET, IBV_PORT_CM_SUP, IBV_PORT_IP_BASED_GIDS,
-        IBV_QPF_GRH_REQUIRED, IBV_EVENT_CQ_ERR, IBV_EVENT_QP_FATAL, IBV_EVENT_QP_REQ_ERR, IBV_EVENT_QP_ACCESS_ERR,
+        IBV_WC_LOC_QP_OP_ERR, IBV_WC_LOC_EEC_OP_ERR, IBV_WC_LOC_PROT_ERR, IBV_WC_WR_FLUSH_ERR,
+        IBV_WC_MW_BIND_ERR, IBV_WC_BAD_RESP_ERR, IBV_WC_LOC_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR,
+        IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_OP_ERR, IBV_WC_RETRY_EXC_ERR, IBV_WC_RNR_RETRY_EXC_ERR,
+        IBV_WC_LOC_RDD_VIOL_ERR, IBV_WC_REM_INV_RD_REQ_ERR, IBV_WC_REM_ABORT_ERR, IBV_WC_INV_EECN_ERR,
+        IBV_WC_INV_EEC_STATE_ERR, IBV_WC_FATAL_ERR, IBV_WC_RESP_TIMEOUT_ERR, IBV_WC_GENERAL_ERR,
+        IBV_WC_TM_ERR, IBV_WC_TM_RNDV_INCOMPLETE, IBV_WC_SEND, IBV_WC_RDMA_WRITE, IBV_WC_RDMA_READ,
+        IBV_WC_COMP_SWAP, IBV_WC_FETCH_ADD, IBV_WC_RECV, IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_GRH,
+        IBV_WC_WITH_IMM, IBV_WC_WITH_INV, IBV_WC_EX_WITH_BYTE_LEN, IBV_WC_EX_WITH_IMM, IBV_WC_EX_WITH_QP_NUM,
+        IBV_WC_EX_WITH_SRC_QP, IBV_WC_EX_WITH_SLID, IBV_WC_EX_WITH_SL, IBV_WC_EX_WITH_DLID_PATH_BITS,
+        IBV_WC_STANDARD_FLAGS, IBV_CQ_INIT_ATTR_MASK_FLAGS, IBV_CQ_INIT_ATTR_MASK_PD,
+        IBV_CREATE_CQ_ATTR_SINGLE_THREADED, IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN,
+    }
+}
+
+/// C numbers devices, ports and events.
+fn device_constants() -> Vec<Fact> {
+    constants! {
+        IBV_NODE_CA, IBV_TRANSPORT_IB, IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_RC_RNR_NAK_GEN,
+        IBV_DEVICE_SYS_IMAGE_GUID, IBV_DEVICE_BAD_QKEY_CNTR, IBV_ATOMIC_NONE, IBV_ATOMIC_HCA, IBV_ATOMIC_GLOB,
+        IBV_MTU_256, IBV_MTU_512, IBV_MTU_1024, IBV_MTU_2048, IBV_MTU_4096, IBV_PORT_NOP, IBV_PORT_DOWN,
+        IBV_PORT_INIT, IBV_PORT_ARMED, IBV_PORT_ACTIVE, IBV_PORT_ACTIVE_DEFER, IBV_LINK_LAYER_INFINIBAND,
+        IBV_LINK_LAYER_ETHERNET, IBV_PORT_CM_SUP, IBV_PORT_IP_BASED_GIDS, IBV_QPF_GRH_REQUIRED,
+        IBV_EVENT_CQ_ERR, IBV_EVENT_QP_FATAL, IBV_EVENT_QP_REQ_ERR, IBV_EVENT_QP_ACCESS_ERR,
         IBV_EVENT_COMM_EST, IBV_EVENT_SQ_DRAINED, IBV_EVENT_PATH_MIG, IBV_EVENT_PATH_MIG_ERR,
         IBV_EVENT_DEVICE_FATAL, IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR, IBV_EVENT_LID_CHANGE,
         IBV_EVENT_PKEY_CHANGE, IBV_EVENT_SM_CHANGE, IBV_EVENT_SRQ_ERR, IBV_EVENT_SRQ_LIMIT_REACHED,
         IBV_EVENT_QP_LAST_WQE_REACHED, IBV_EVENT_CLIENT_REREGISTER, IBV_EVENT_GID_CHANGE, IBV_EVENT_WQ_FATAL,
-        ~new IBV_REG_MR_MASK_IOVA, ~new IBV_REG_MR_MASK_ADDR, ~new IBV_REG_MR_MASK_FD, ~new IBV_REG_MR_MASK_FD_OFFSET,
-        ~new IBV_REG_MR_MASK_DMAH, ~new IBV_REG_MR_MASK_BUF, IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_WRITE,
-        IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_MW_BIND, IBV_ACCESS_ZERO_BASED,
-        IBV_ACCESS_ON_DEMAND, IBV_ACCESS_HUGETLB, IBV_ACCESS_RELAXED_ORDERING, IBV_ACCESS_OPTIONAL_RANGE, IBV_REREG_MR_CHANGE_TRANSLATION,
+    }
+}
+
+/// C numbers the flags of memory and of shared receive queues.
+fn memory_constants() -> Vec<Fact> {
+    constants! {
+        ~new IBV_REG_MR_MASK_IOVA, ~new IBV_REG_MR_MASK_ADDR, ~new IBV_REG_MR_MASK_FD,
+        ~new IBV_REG_MR_MASK_FD_OFFSET, ~new IBV_REG_MR_MASK_DMAH, ~new IBV_REG_MR_MASK_BUF,
+        IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_WRITE, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_ATOMIC,
+        IBV_ACCESS_MW_BIND, IBV_ACCESS_ZERO_BASED, IBV_ACCESS_ON_DEMAND, IBV_ACCESS_HUGETLB,
+        IBV_ACCESS_RELAXED_ORDERING, IBV_ACCESS_OPTIONAL_RANGE, IBV_REREG_MR_CHANGE_TRANSLATION,
         IBV_REREG_MR_CHANGE_PD, IBV_REREG_MR_CHANGE_ACCESS, IBV_REREG_MR_ERR_INPUT, IBV_REREG_MR_ERR_CMD,
-        IBV_SRQ_MAX_WR, IBV_SRQ_LIMIT, IBV_SRQT_BASIC, IBV_SRQ_INIT_ATTR_TYPE, IBV_SRQ_INIT_ATTR_PD, IBV_QPT_RC,
-        IBV_QPT_UC, IBV_QPT_UD, IBV_QPS_RESET, IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPS_SQD, IBV_QPS_SQE,
-        IBV_QPS_ERR, IBV_QP_INIT_ATTR_PD, IBV_QP_INIT_ATTR_XRCD, IBV_QP_INIT_ATTR_CREATE_FLAGS,
-        IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, IBV_QP_STATE, IBV_QP_CUR_STATE, IBV_QP_EN_SQD_ASYNC_NOTIFY,
-        IBV_QP_ACCESS_FLAGS, IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_QKEY, IBV_QP_AV, IBV_QP_PATH_MTU,
-        IBV_QP_TIMEOUT, IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN, IBV_QP_MAX_QP_RD_ATOMIC,
-        IBV_QP_ALT_PATH, IBV_QP_MIN_RNR_TIMER, IBV_QP_SQ_PSN, IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_PATH_MIG_STATE,
-        IBV_QP_CAP, IBV_QP_DEST_QPN, IBV_QP_EX_WITH_RDMA_WRITE, IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM,
-        IBV_QP_EX_WITH_SEND, IBV_QP_EX_WITH_SEND_WITH_IMM, IBV_QP_EX_WITH_RDMA_READ,
-        IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP, IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD, IBV_QP_EX_WITH_LOCAL_INV,
-        IBV_QP_EX_WITH_BIND_MW, IBV_QP_EX_WITH_SEND_WITH_INV, IBV_QP_EX_WITH_TSO, IBV_WR_RDMA_WRITE,
-        IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, IBV_WR_RDMA_READ, IBV_WR_ATOMIC_CMP_AND_SWP,
+        IBV_SRQ_MAX_WR, IBV_SRQ_LIMIT, IBV_SRQT_BASIC, IBV_SRQ_INIT_ATTR_TYPE, IBV_SRQ_INIT_ATTR_PD,
+    }
+}
+
+/// C numbers the states and flags of queue pairs and work requests.
+fn queue_pair_constants() -> Vec<Fact> {
+    constants! {
+        IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD, IBV_QPS_RESET, IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS,
+        IBV_QPS_SQD, IBV_QPS_SQE, IBV_QPS_ERR, IBV_QP_INIT_ATTR_PD, IBV_QP_INIT_ATTR_XRCD,
+        IBV_QP_INIT_ATTR_CREATE_FLAGS, IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, IBV_QP_STATE, IBV_QP_CUR_STATE,
+        IBV_QP_EN_SQD_ASYNC_NOTIFY, IBV_QP_ACCESS_FLAGS, IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_QKEY,
+        IBV_QP_AV, IBV_QP_PATH_MTU, IBV_QP_TIMEOUT, IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN,
+        IBV_QP_MAX_QP_RD_ATOMIC, IBV_QP_ALT_PATH, IBV_QP_MIN_RNR_TIMER, IBV_QP_SQ_PSN,
+        IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_PATH_MIG_STATE, IBV_QP_CAP, IBV_QP_DEST_QPN,
+        IBV_QP_EX_WITH_RDMA_WRITE, IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM, IBV_QP_EX_WITH_SEND,
+        IBV_QP_EX_WITH_SEND_WITH_IMM, IBV_QP_EX_WITH_RDMA_READ, IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP,
+        IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD, IBV_QP_EX_WITH_LOCAL_INV, IBV_QP_EX_WITH_BIND_MW,
+        IBV_QP_EX_WITH_SEND_WITH_INV, IBV_QP_EX_WITH_TSO, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM,
+        IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, IBV_WR_RDMA_READ, IBV_WR_ATOMIC_CMP_AND_SWP,
         IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_LOCAL_INV, IBV_WR_BIND_MW, IBV_WR_SEND_WITH_INV, IBV_WR_TSO,
         IBV_SEND_FENCE, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, IBV_SEND_INLINE, IBV_SEND_IP_CSUM,
-    );
-    facts
+    }
 }
 
 /// What the headers in `folder` (the system's own, if none) say, as lines of a name and a number.

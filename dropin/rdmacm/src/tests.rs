@@ -95,11 +95,8 @@ fn identifiers_and_channels_that_are_none_are_refused() {
     let mut id = ptr::null_mut();
     let channel = channel::create().unwrap();
     // SAFETY: a channel that is open, and a place for the identifier.
-    assert_eq!(
-        unsafe { rdma_create_id(channel, &raw mut id, ptr::null_mut(), 0x7777) },
-        -1,
-        "there is no such port space"
-    );
+    let created = unsafe { rdma_create_id(channel, &raw mut id, ptr::null_mut(), 0x7777) };
+    assert_eq!(created, -1, "there is no such port space");
     channel::destroy(channel);
 }
 

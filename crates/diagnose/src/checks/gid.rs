@@ -43,8 +43,11 @@ struct Setting<'a> {
     chosen: bool,
 }
 
+/// An active RoCE port of an adapter, with its table.
+type Table<'a> = (&'a Nic, &'a Port, &'a [Gid]);
+
 /// Active RoCE ports of hardware adapters, with their tables.
-fn tables_of<'a>(analysis: &Analysis<'a>) -> Vec<(&'a Nic, &'a Port, &'a [Gid])> {
+fn tables_of<'a>(analysis: &Analysis<'a>) -> Vec<Table<'a>> {
     analysis
         .facts
         .nics
@@ -58,11 +61,27 @@ fn tables_of<'a>(analysis: &Analysis<'a>) -> Vec<(&'a Nic, &'a Port, &'a [Gid])>
 
 fn tables(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let all = tables_of(analysis);
-    let names =
-        |hit: &[&(&Nic, &Port, &[Gid])]| hit.iter().map(|(nic, ..)| nic.name.clone()).collect::<Vec<_>>();
-    // Amazon's adapters have one address of their own kind.
-    let ours = |nic: &Nic| nic.driver.as_deref() != Some("efa");
-    let empty: Vec<_> = all.iter().filter(|(nic, _, gids)| ours(nic) && gids.is_empty()).collect();
+    empty_tables(&all, found);
+    v1_only(&all, found);
+    link_local_only(analysis, &all, found);
+    ipv6_only(analysis, &all, found);
+    tables_with_holes(&all, found);
+    unread_tables(analysis, found);
+}
+
+/// Tables name their adapters, in the same order.
+fn names(hit: &[&Table<'_>]) -> Vec<String> {
+    hit.iter().map(|(nic, ..)| nic.name.clone()).collect()
+}
+
+/// Amazon's adapters have one address of their own kind: the checks skip them.
+fn is_checked(nic: &Nic) -> bool {
+    nic.driver.as_deref() != Some("efa")
+}
+
+/// Empty tables have no usable address.
+fn empty_tables(all: &[Table<'_>], found: &mut Vec<Finding>) {
+    let empty: Vec<_> = all.iter().filter(|(nic, _, gids)| is_checked(nic) && gids.is_empty()).collect();
     if !empty.is_empty() {
         let hit = names(&empty);
         found.push(
@@ -74,9 +93,13 @@ fn tables(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                 .on(hit),
         );
     }
+}
+
+/// Some tables hold RoCE v1 entries only.
+fn v1_only(all: &[Table<'_>], found: &mut Vec<Finding>) {
     let old: Vec<_> = all
         .iter()
-        .filter(|(nic, _, gids)| ours(nic) && !gids.is_empty() && !gids.iter().any(Gid::is_v2))
+        .filter(|(nic, _, gids)| is_checked(nic) && !gids.is_empty() && !gids.iter().any(Gid::is_v2))
         .collect();
     if !old.is_empty() {
         let hit = names(&old);
@@ -95,9 +118,13 @@ fn tables(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                 .on(hit),
         );
     }
+}
+
+/// Some tables hold RoCE v2 entries that are all link-local.
+fn link_local_only(analysis: &Analysis<'_>, all: &[Table<'_>], found: &mut Vec<Finding>) {
     let local: Vec<_> = all
         .iter()
-        .filter(|(nic, _, gids)| ours(nic) && gids.iter().any(Gid::is_v2))
+        .filter(|(nic, _, gids)| is_checked(nic) && gids.iter().any(Gid::is_v2))
         .filter(|(_, _, gids)| gids.iter().filter(|gid| gid.is_v2()).all(Gid::is_link_local))
         .collect();
     if !local.is_empty() {
@@ -113,11 +140,15 @@ fn tables(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                 .on(hit),
         );
     }
+}
+
+/// Some tables hold routed RoCE v2 entries of IPv6 only.
+fn ipv6_only(analysis: &Analysis<'_>, all: &[Table<'_>], found: &mut Vec<Finding>) {
     let six: Vec<_> = all
         .iter()
         .filter(|(nic, _, gids)| {
             let routed = |gid: &&Gid| gid.is_v2() && !gid.is_link_local();
-            ours(nic)
+            is_checked(nic)
                 && gids.iter().any(|gid| routed(&gid))
                 && !gids.iter().any(|gid| routed(&gid) && gid.is_ipv4())
         })
@@ -132,6 +163,10 @@ fn tables(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                 .on(hit),
         );
     }
+}
+
+/// Some tables hold entries that this namespace cannot read.
+fn tables_with_holes(all: &[Table<'_>], found: &mut Vec<Finding>) {
     let holes: Vec<_> =
         all.iter().filter(|(_, port, gids)| !port.unreadable_gids.is_empty() && !gids.is_empty()).collect();
     if !holes.is_empty() {
@@ -147,6 +182,10 @@ fn tables(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                 .on(hit),
         );
     }
+}
+
+/// Some adapters hide their whole table.
+fn unread_tables(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let unread: Vec<_> = analysis
         .facts
         .nics

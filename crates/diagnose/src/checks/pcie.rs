@@ -6,7 +6,7 @@ use super::list;
 use crate::finding::{Finding, Severity};
 use nobounce_topology::analysis::Analysis;
 use nobounce_topology::bandwidth;
-use nobounce_topology::facts::{Acs, Link, PciDevice};
+use nobounce_topology::facts::{Acs, Facts, Gpu, Link, PciDevice};
 use nobounce_topology::platform::Platform;
 
 pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
@@ -137,12 +137,28 @@ fn could(analysis: &Analysis<'_>, device: &PciDevice, link: &Link) -> (f64, u32)
     }
 }
 
+/// A device, its link, and the speed and width that the link could have.
+type Limited<'a> = (&'a PciDevice, Link, f64, u32);
+
+/// Links below their maximum, by what holds them back.
+#[derive(Debug, Default)]
+struct SlowLinks<'a> {
+    degraded: Vec<Limited<'a>>,
+    idle: Vec<&'a PciDevice>,
+    slot: Vec<Limited<'a>>,
+}
+
 fn links(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let slow = slow_links(analysis);
+    degraded_links(analysis, &slow.degraded, found);
+    idle_links(&slow.idle, found);
+    slot_links(analysis, &slow.slot, found);
+}
+
+/// The state of a link sorts GPUs, adapters and the bridges between them.
+fn slow_links<'a>(analysis: &Analysis<'a>) -> SlowLinks<'a> {
     let facts = analysis.facts;
-    // Hypervisors invent links.
-    let mut degraded: Vec<(&PciDevice, Link, f64, u32)> = Vec::new();
-    let mut idle: Vec<&PciDevice> = Vec::new();
-    let mut slot: Vec<(&PciDevice, Link, f64, u32)> = Vec::new();
+    let mut links = SlowLinks::default();
     let ends: BTreeSet<&str> = facts
         .gpus
         .iter()
@@ -157,46 +173,63 @@ fn links(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     {
         let Some(link) = device.link else { continue };
         let (speed, width) = could(analysis, device, &link);
+        // Hypervisors invent links.
         if facts.is_virtual() && link.speed * f64::from(link.width) < 8.0 {
             continue;
         }
         let slower = link.speed < speed * 0.99;
         let narrower = link.width < width;
-        let gpu = facts.gpus.iter().find(|gpu| gpu.address == device.address);
-        let sleeps = gpu.is_some_and(|gpu| gpu.performance_state.get().is_none_or(|state| state > 2));
-        // The port above a sleeping GPU sleeps with it.
-        let above_sleeper = device.is_bridge()
-            && facts.pci.iter().any(|child| {
-                child.parent.as_deref() == Some(&device.address)
-                    && facts.gpus.iter().any(|gpu| {
-                        gpu.address == child.address
-                            && gpu.performance_state.get().is_none_or(|state| state > 2)
-                    })
-            });
-        if narrower || (slower && !sleeps && !above_sleeper) {
+        let sleeps = gpu_sleeps(facts, device);
+        if narrower || (slower && !sleeps && !is_above_sleeper(facts, device)) {
             // Bridges report the same link as the device below them: report it once, for the
             // device.
             let below = |child: &PciDevice| {
                 child.parent.as_deref() == Some(&device.address) && ends.contains(child.address.as_str())
             };
             if !(device.is_bridge() && facts.pci.iter().any(below)) {
-                degraded.push((device, link, speed, width));
+                links.degraded.push((device, link, speed, width));
             }
         } else if slower && sleeps {
-            idle.push(device);
+            links.idle.push(device);
         } else if (link.max_speed > speed * 1.01 || link.max_width > width) && !device.is_bridge() {
-            slot.push((device, link, speed, width));
+            links.slot.push((device, link, speed, width));
         }
     }
-    let label = |device: &PciDevice| {
-        facts
-            .nics
-            .iter()
-            .find(|nic| nic.address.as_deref() == Some(&device.address))
-            .map_or_else(|| device.address.clone(), |nic| nic.name.clone())
-    };
+    links
+}
+
+/// The performance state shows whether the device is a GPU that sleeps.
+fn gpu_sleeps(facts: &Facts, device: &PciDevice) -> bool {
+    facts.gpus.iter().find(|gpu| gpu.address == device.address).is_some_and(is_asleep)
+}
+
+/// The port above a sleeping GPU sleeps with it.
+fn is_above_sleeper(facts: &Facts, device: &PciDevice) -> bool {
+    device.is_bridge()
+        && facts.pci.iter().any(|child| {
+            child.parent.as_deref() == Some(&device.address)
+                && facts.gpus.iter().any(|gpu| gpu.address == child.address && is_asleep(gpu))
+        })
+}
+
+/// A performance state above 2, or an unread one, counts as sleep.
+fn is_asleep(gpu: &Gpu) -> bool {
+    gpu.performance_state.get().is_none_or(|state| state > 2)
+}
+
+/// An adapter's name labels its device; other devices keep their address.
+fn label(facts: &Facts, device: &PciDevice) -> String {
+    facts
+        .nics
+        .iter()
+        .find(|nic| nic.address.as_deref() == Some(&device.address))
+        .map_or_else(|| device.address.clone(), |nic| nic.name.clone())
+}
+
+/// Degraded links run below what both of their ends can do.
+fn degraded_links(analysis: &Analysis<'_>, degraded: &[Limited<'_>], found: &mut Vec<Finding>) {
     if let Some((first, link, speed, width)) = degraded.first() {
-        let names: Vec<_> = degraded.iter().map(|(device, ..)| label(device)).collect();
+        let names: Vec<_> = degraded.iter().map(|(device, ..)| label(analysis.facts, device)).collect();
         let (now, should) = (bandwidth::link_now(link, 256), bandwidth::pcie(*speed, *width, 256));
         found.push(
             Finding::new(
@@ -212,6 +245,10 @@ fn links(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             .on(degraded.iter().map(|(device, ..)| device.address.clone()).chain(names)),
         );
     }
+}
+
+/// Sleeping GPUs lower the speed of their links.
+fn idle_links(idle: &[&PciDevice], found: &mut Vec<Finding>) {
     if !idle.is_empty() {
         let names: Vec<_> = idle.iter().map(|device| device.address.clone()).collect();
         found.push(
@@ -221,8 +258,12 @@ fn links(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                 .on(names),
         );
     }
+}
+
+/// Some slots can do less than their card.
+fn slot_links(analysis: &Analysis<'_>, slot: &[Limited<'_>], found: &mut Vec<Finding>) {
     if let Some((first, link, speed, width)) = slot.first() {
-        let names: Vec<_> = slot.iter().map(|(device, ..)| label(device)).collect();
+        let names: Vec<_> = slot.iter().map(|(device, ..)| label(analysis.facts, device)).collect();
         found.push(
             Finding::new(
                 "pcie-slot",

@@ -88,9 +88,25 @@ const STAGED: &str = "Without peer memory and without dma-buf every byte is copi
 const OTHER_WAY: &str = "The other way works here. Programs that know only this one (older NCCL, perftest without --use_cuda_dmabuf, NVSHMEM's IBGDA) still stage or fail.";
 
 fn finding(analysis: &Analysis<'_>, id: &str, cause: &Cause<'_>) -> Option<Finding> {
-    let facts = analysis.facts;
-    let severity = match cause.severity() {
-        // Each GPU has its best adapter all the same.
+    let severity = severity_of(analysis, id, cause);
+    let why = if severity == Severity::Info { OTHER_WAY } else { STAGED };
+    let case = Case { analysis, cause, severity, why, names: cause.devices() };
+    if id == "registration-pair" {
+        return Some(case.refused_pairs());
+    }
+    // The check of GPUs and drivers explains the others.
+    let finding = case
+        .peer_memory(id)
+        .or_else(|| case.export(id))
+        .or_else(|| case.kernel(id))
+        .or_else(|| case.import(id))?;
+    let finding = if severity >= Severity::Warning { finding.blocks() } else { finding };
+    Some(finding.on(case.names))
+}
+
+/// A refused pair is at most a warning while each GPU keeps its best adapter.
+fn severity_of(analysis: &Analysis<'_>, id: &str, cause: &Cause<'_>) -> Severity {
+    match cause.severity() {
         severity if id == "registration-pair" => {
             let best = analysis.best();
             let hurt = best.iter().flatten().any(|best| {
@@ -102,117 +118,161 @@ fn finding(analysis: &Analysis<'_>, id: &str, cause: &Cause<'_>) -> Option<Findi
             if hurt { severity } else { severity.min(Severity::Warning) }
         }
         severity => severity,
-    };
-    let why = if severity == Severity::Info { OTHER_WAY } else { STAGED };
-    let names = cause.devices();
-    let who = list(&names);
-    let finding = match id {
-        "peermem-not-loaded" => {
-            let installed = facts.kernel.installed.known().map(|list| list.iter().any(|name| name == "nvidia_peermem"));
-            let finding = Finding::new("peermem-not-loaded", severity, "nvidia_peermem is not loaded")
-                .why(why)
-                .seen("/sys/module/nvidia_peermem", "not there");
-            match (facts.is_container(), installed, facts.kernel.peer_memory_api.get()) {
-                (true, ..) => finding.fix("on the host, not in the container: sudo modprobe nvidia_peermem && echo nvidia_peermem | sudo tee /etc/modules-load.d/nvidia-peermem.conf").root(),
-                (_, Some(false), _) => finding
-                    .seen(format!("/lib/modules/{}", facts.kernel.release), "no nvidia_peermem")
-                    .fix("it is not installed for this kernel: reinstall the NVIDIA driver after OFED/DOCA, so that it finds the headers of ib_core; then sudo modprobe nvidia_peermem")
-                    .root(),
-                (_, _, Some(false)) => finding
-                    .seen("/proc/kallsyms", "no ib_register_peer_memory_client")
-                    .fix("ib_core has no peer-memory interface: install DOCA-OFED and reinstall the NVIDIA driver, or use the open kernel module, whose dma-buf needs neither")
-                    .root(),
-                _ => finding.fix("sudo modprobe nvidia_peermem && echo nvidia_peermem | sudo tee /etc/modules-load.d/nvidia-peermem.conf").root(),
-            }
-        }
-        "peermem-not-registered" => Finding::new("peermem-not-registered", severity, format!("nvidia_peermem is loaded and does nothing: {}", cause.why))
-            .why(format!("NCCL and UCX look for the module's file only: they will try, and fail or stage. {why}"))
-            .seen("/sys/module/nvidia_peermem", "loaded")
-            .seen("/sys/kernel/mm/memory_peers", facts.kernel.peer_memory_clients.known().map_or_else(|| "unread".to_owned(), |c| if c.is_empty() { "no client".to_owned() } else { c.join(" ") }))
-            .fix("sudo rmmod nvidia_peermem; sudo modprobe nvidia_peermem; sudo dmesg | tail   (then reinstall the NVIDIA driver after OFED/DOCA, so that the module is built against this ib_core)")
-            .root(),
-        "peermem-no-api" => Finding::new("peermem-no-api", severity, "the kernel's ib_core has no peer-memory interface")
-            .why(why)
-            .seen("/proc/kallsyms", "no ib_register_peer_memory_client")
-            .fix("use dma-buf (kernel 5.12 or newer on both sides), or install OFED/DOCA's drivers")
-            .root(),
-        "registration-pair" => {
-            let pairs: Vec<_> = cause.pairs.iter().map(|pair| format!("{} with {}", pair.gpu.address, pair.nic.name)).collect();
-            Finding::new("registration-pair", severity, format!("memory cannot be registered for {}, though it can with another adapter", list(&pairs)))
-                .why("The platform does not let this adapter reach this GPU (access control, IOMMU, another root complex). Engines that register with every adapter fail on it; NCCL and UCX, which take the near one, do not.")
-                .seen("registration", cause.why)
-                .fix("let each process use its near adapter only (NCCL_IB_HCA, UCX_NET_DEVICES, the list of devices of the engine)")
-        }
-        "peermem-nic" => Finding::new("peermem-nic", severity, format!("the adapters' driver does not use peer memory: {}", cause.why))
-            .why(format!("A module that is loaded and registered does nothing for these adapters. {why}"))
-            .seen("driver", cause.why)
-            .fix("use the maker's own way: PSM2 or PSM3 with CUDA for Omni-Path (NCCL_NET with its plugin), dma-buf for the others"),
-        "peermem-amd" => {
-            let new_kernel = facts.kernel.version().is_some_and(|version| version >= (6, 3));
-            let finding = Finding::new("peermem-amd", severity, "amdgpu is not registered with ib_core")
-                .why(why)
-                .seen("/sys/kernel/mm/memory_peers", "no amdkfd");
-            if new_kernel {
-                finding
-                    .seen("uname -r", facts.kernel.release.clone())
-                    .fix("from kernel 6.3 on amdgpu cannot use OFED's interface: let programs use dma-buf (NCCL_DMABUF_ENABLE=1 for RCCL)")
-            } else {
-                finding.fix("reinstall amdgpu-dkms after OFED, so that it is built with its interface").reboot()
-            }
-        }
-        "closed-module" => Finding::new("closed-module", severity, "the closed kernel module of NVIDIA is loaded: it exports no dma-bufs")
-            .why(why)
-            .seen("/proc/driver/nvidia/version", module_line(analysis))
-            .fix("install the open module of the same version: sudo apt install nvidia-open   (dnf: nvidia-driver:open-dkms)")
-            .reboot(),
-        "driver-too-old" => Finding::new("driver-too-old", severity, format!("{}: no dma-bufs before 515", cause.why))
-            .why(why)
-            .seen("/proc/driver/nvidia/version", module_line(analysis))
-            .fix("upgrade to a current driver with the open kernel module")
-            .reboot(),
-        "gpu-too-old" => Finding::new("gpu-too-old", severity, format!("{who}: older than Turing, so the open module does not drive {} and there are no dma-bufs", one_or(&names, "it", "them")))
-            .why(why)
-            .seen("compute capability", cause.pairs.first().and_then(|pair| pair.gpu.compute_capability.get()).map_or_else(String::new, |cc| format!("{}.{}", cc / 10, cc % 10)))
-            .fix("use nvidia_peermem for this GPU: sudo modprobe nvidia_peermem")
-            .root(),
-        "kernel-no-dmabuf" => Finding::new("kernel-no-dmabuf", severity, "the kernel was built without dma-buf")
-            .why(why)
-            .seen("CONFIG_DMA_SHARED_BUFFER", "n")
-            .fix("use a kernel of the distribution, or build with CONFIG_DMA_SHARED_BUFFER=y")
-            .reboot(),
-        "kernel-no-p2pdma" => Finding::new("kernel-no-p2pdma", severity, cause.why)
-            .why(format!("Memory of one device is handed to another by way of CONFIG_PCI_P2PDMA; amdgpu wants CONFIG_DMABUF_MOVE_NOTIFY and CONFIG_HSA_AMD_P2P, too. {why}"))
-            .seen("kernel options", cause.why)
-            .fix("use a kernel that has these options, or OFED's drivers with peer memory (nvidia_peermem, amdgpu-dkms)")
-            .reboot(),
-        "kernel-too-old" => Finding::new("kernel-too-old", severity, format!("{}: its verbs take no dma-bufs", cause.why))
-            .why(why)
-            .seen("uname -r", facts.kernel.release.clone())
-            .fix("use kernel 5.12 or newer, or OFED/DOCA's drivers, or nvidia_peermem")
-            .reboot(),
-        "verbs-too-old" => Finding::new("verbs-too-old", severity, "libibverbs is older than rdma-core 34: it has no ibv_reg_dmabuf_mr")
-            .why(why)
-            .seen("libibverbs.so.1", "no ibv_reg_dmabuf_mr")
-            .fix("install rdma-core 34 or newer (in the container's image, too)")
-            .root(),
-        "dmabuf-nic" => Finding::new("dmabuf-nic", severity, format!("{who} {} no dma-bufs", one_or(&names, "takes", "take")))
-            .why(format!("Its driver in this kernel does not implement it, or the kernel is too old. {why}"))
-            .seen(format!("ibv_reg_dmabuf_mr on {}", names.first().map_or("", String::as_str)), cause.why)
-            .fix("upgrade the adapter's driver (DOCA-OFED 5.6 or newer, or kernel 5.12 and newer for mlx5), or use nvidia_peermem")
-            .root(),
-        "dmabuf-export" => Finding::new("dmabuf-export", severity, format!("{who}: memory cannot be exported as a dma-buf"))
-            .why(why)
-            .seen("cuMemGetHandleForAddressRange", cause.why)
-            .fix("use the open kernel module, 515 or newer, with a CUDA 11.7 or newer driver library; virtual GPUs need support of the host's driver")
-            .root(),
-        // Explained by the check of GPUs and drivers.
-        _ => return None,
-    };
-    if id == "registration-pair" {
-        return Some(finding);
     }
-    let finding = if severity >= Severity::Warning { finding.blocks() } else { finding };
-    Some(finding.on(names))
+}
+
+/// A cause carries all that its finding tells.
+#[derive(Debug)]
+struct Case<'a> {
+    analysis: &'a Analysis<'a>,
+    cause: &'a Cause<'a>,
+    severity: Severity,
+    why: &'static str,
+    names: Vec<String>,
+}
+
+impl Case<'_> {
+    /// The platform refuses single pairs whose GPU registers with another adapter.
+    fn refused_pairs(&self) -> Finding {
+        let pairs: Vec<_> = self
+            .cause
+            .pairs
+            .iter()
+            .map(|pair| format!("{} with {}", pair.gpu.address, pair.nic.name))
+            .collect();
+        Finding::new("registration-pair", self.severity, format!("memory cannot be registered for {}, though it can with another adapter", list(&pairs)))
+            .why("The platform does not let this adapter reach this GPU (access control, IOMMU, another root complex). Engines that register with every adapter fail on it; NCCL and UCX, which take the near one, do not.")
+            .seen("registration", self.cause.why)
+            .fix("let each process use its near adapter only (NCCL_IB_HCA, UCX_NET_DEVICES, the list of devices of the engine)")
+    }
+
+    /// Peer memory is missing, or does nothing.
+    fn peer_memory(&self, id: &str) -> Option<Finding> {
+        Some(match id {
+            "peermem-not-loaded" => self.peermem_not_loaded(),
+            "peermem-not-registered" => Finding::new("peermem-not-registered", self.severity, format!("nvidia_peermem is loaded and does nothing: {}", self.cause.why))
+                .why(format!("NCCL and UCX look for the module's file only: they will try, and fail or stage. {}", self.why))
+                .seen("/sys/module/nvidia_peermem", "loaded")
+                .seen("/sys/kernel/mm/memory_peers", self.analysis.facts.kernel.peer_memory_clients.known().map_or_else(|| "unread".to_owned(), |c| if c.is_empty() { "no client".to_owned() } else { c.join(" ") }))
+                .fix("sudo rmmod nvidia_peermem; sudo modprobe nvidia_peermem; sudo dmesg | tail   (then reinstall the NVIDIA driver after OFED/DOCA, so that the module is built against this ib_core)")
+                .root(),
+            "peermem-no-api" => Finding::new("peermem-no-api", self.severity, "the kernel's ib_core has no peer-memory interface")
+                .why(self.why)
+                .seen("/proc/kallsyms", "no ib_register_peer_memory_client")
+                .fix("use dma-buf (kernel 5.12 or newer on both sides), or install OFED/DOCA's drivers")
+                .root(),
+            "peermem-nic" => Finding::new("peermem-nic", self.severity, format!("the adapters' driver does not use peer memory: {}", self.cause.why))
+                .why(format!("A module that is loaded and registered does nothing for these adapters. {}", self.why))
+                .seen("driver", self.cause.why)
+                .fix("use the maker's own way: PSM2 or PSM3 with CUDA for Omni-Path (NCCL_NET with its plugin), dma-buf for the others"),
+            "peermem-amd" => self.peermem_amd(),
+            _ => return None,
+        })
+    }
+
+    /// The module nvidia_peermem is not loaded.
+    fn peermem_not_loaded(&self) -> Finding {
+        let facts = self.analysis.facts;
+        let installed =
+            facts.kernel.installed.known().map(|list| list.iter().any(|name| name == "nvidia_peermem"));
+        let finding = Finding::new("peermem-not-loaded", self.severity, "nvidia_peermem is not loaded")
+            .why(self.why)
+            .seen("/sys/module/nvidia_peermem", "not there");
+        match (facts.is_container(), installed, facts.kernel.peer_memory_api.get()) {
+            (true, ..) => finding.fix("on the host, not in the container: sudo modprobe nvidia_peermem && echo nvidia_peermem | sudo tee /etc/modules-load.d/nvidia-peermem.conf").root(),
+            (_, Some(false), _) => finding
+                .seen(format!("/lib/modules/{}", facts.kernel.release), "no nvidia_peermem")
+                .fix("it is not installed for this kernel: reinstall the NVIDIA driver after OFED/DOCA, so that it finds the headers of ib_core; then sudo modprobe nvidia_peermem")
+                .root(),
+            (_, _, Some(false)) => finding
+                .seen("/proc/kallsyms", "no ib_register_peer_memory_client")
+                .fix("ib_core has no peer-memory interface: install DOCA-OFED and reinstall the NVIDIA driver, or use the open kernel module, whose dma-buf needs neither")
+                .root(),
+            _ => finding.fix("sudo modprobe nvidia_peermem && echo nvidia_peermem | sudo tee /etc/modules-load.d/nvidia-peermem.conf").root(),
+        }
+    }
+
+    /// The driver amdgpu does not register with ib_core.
+    fn peermem_amd(&self) -> Finding {
+        let facts = self.analysis.facts;
+        let new_kernel = facts.kernel.version().is_some_and(|version| version >= (6, 3));
+        let finding = Finding::new("peermem-amd", self.severity, "amdgpu is not registered with ib_core")
+            .why(self.why)
+            .seen("/sys/kernel/mm/memory_peers", "no amdkfd");
+        if new_kernel {
+            finding
+                .seen("uname -r", facts.kernel.release.clone())
+                .fix("from kernel 6.3 on amdgpu cannot use OFED's interface: let programs use dma-buf (NCCL_DMABUF_ENABLE=1 for RCCL)")
+        } else {
+            finding.fix("reinstall amdgpu-dkms after OFED, so that it is built with its interface").reboot()
+        }
+    }
+
+    /// The GPU or its driver exports no dma-bufs.
+    fn export(&self, id: &str) -> Option<Finding> {
+        Some(match id {
+            "closed-module" => Finding::new("closed-module", self.severity, "the closed kernel module of NVIDIA is loaded: it exports no dma-bufs")
+                .why(self.why)
+                .seen("/proc/driver/nvidia/version", module_line(self.analysis))
+                .fix("install the open module of the same version: sudo apt install nvidia-open   (dnf: nvidia-driver:open-dkms)")
+                .reboot(),
+            "driver-too-old" => Finding::new("driver-too-old", self.severity, format!("{}: no dma-bufs before 515", self.cause.why))
+                .why(self.why)
+                .seen("/proc/driver/nvidia/version", module_line(self.analysis))
+                .fix("upgrade to a current driver with the open kernel module")
+                .reboot(),
+            "gpu-too-old" => Finding::new("gpu-too-old", self.severity, format!("{}: older than Turing, so the open module does not drive {} and there are no dma-bufs", list(&self.names), one_or(&self.names, "it", "them")))
+                .why(self.why)
+                .seen("compute capability", self.cause.pairs.first().and_then(|pair| pair.gpu.compute_capability.get()).map_or_else(String::new, |cc| format!("{}.{}", cc / 10, cc % 10)))
+                .fix("use nvidia_peermem for this GPU: sudo modprobe nvidia_peermem")
+                .root(),
+            "dmabuf-export" => Finding::new("dmabuf-export", self.severity, format!("{}: memory cannot be exported as a dma-buf", list(&self.names)))
+                .why(self.why)
+                .seen("cuMemGetHandleForAddressRange", self.cause.why)
+                .fix("use the open kernel module, 515 or newer, with a CUDA 11.7 or newer driver library; virtual GPUs need support of the host's driver")
+                .root(),
+            _ => return None,
+        })
+    }
+
+    /// The kernel passes no dma-bufs on.
+    fn kernel(&self, id: &str) -> Option<Finding> {
+        Some(match id {
+            "kernel-no-dmabuf" => Finding::new("kernel-no-dmabuf", self.severity, "the kernel was built without dma-buf")
+                .why(self.why)
+                .seen("CONFIG_DMA_SHARED_BUFFER", "n")
+                .fix("use a kernel of the distribution, or build with CONFIG_DMA_SHARED_BUFFER=y")
+                .reboot(),
+            "kernel-no-p2pdma" => Finding::new("kernel-no-p2pdma", self.severity, self.cause.why)
+                .why(format!("Memory of one device is handed to another by way of CONFIG_PCI_P2PDMA; amdgpu wants CONFIG_DMABUF_MOVE_NOTIFY and CONFIG_HSA_AMD_P2P, too. {}", self.why))
+                .seen("kernel options", self.cause.why)
+                .fix("use a kernel that has these options, or OFED's drivers with peer memory (nvidia_peermem, amdgpu-dkms)")
+                .reboot(),
+            "kernel-too-old" => Finding::new("kernel-too-old", self.severity, format!("{}: its verbs take no dma-bufs", self.cause.why))
+                .why(self.why)
+                .seen("uname -r", self.analysis.facts.kernel.release.clone())
+                .fix("use kernel 5.12 or newer, or OFED/DOCA's drivers, or nvidia_peermem")
+                .reboot(),
+            _ => return None,
+        })
+    }
+
+    /// The verbs library or the adapter takes no dma-bufs.
+    fn import(&self, id: &str) -> Option<Finding> {
+        Some(match id {
+            "verbs-too-old" => Finding::new("verbs-too-old", self.severity, "libibverbs is older than rdma-core 34: it has no ibv_reg_dmabuf_mr")
+                .why(self.why)
+                .seen("libibverbs.so.1", "no ibv_reg_dmabuf_mr")
+                .fix("install rdma-core 34 or newer (in the container's image, too)")
+                .root(),
+            "dmabuf-nic" => Finding::new("dmabuf-nic", self.severity, format!("{} {} no dma-bufs", list(&self.names), one_or(&self.names, "takes", "take")))
+                .why(format!("Its driver in this kernel does not implement it, or the kernel is too old. {}", self.why))
+                .seen(format!("ibv_reg_dmabuf_mr on {}", self.names.first().map_or("", String::as_str)), self.cause.why)
+                .fix("upgrade the adapter's driver (DOCA-OFED 5.6 or newer, or kernel 5.12 and newer for mlx5), or use nvidia_peermem")
+                .root(),
+            _ => return None,
+        })
+    }
 }
 
 fn module_line(analysis: &Analysis<'_>) -> String {

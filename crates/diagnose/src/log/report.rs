@@ -80,7 +80,33 @@ pub fn join_nccl(log: &NcclLog, facts: &Facts, diagnosis: &Diagnosis) -> LogRepo
     let job = job_of(log, facts, &ours);
     let again = job.as_ref().map(crate::diagnose);
     let diagnosis = again.as_ref().unwrap_or(diagnosis);
-    let mut rows: BTreeMap<(String, u32, Option<String>, String), u64> = BTreeMap::new();
+    for (key, count) in count_links(log, &mut report.totals) {
+        report.not_direct.push(nccl_row(log, key, count, &ours, diagnosis));
+    }
+    report.settings = defeating_settings(log);
+    report.problems =
+        log.problems.iter().map(|(meaning, seen)| ((*meaning).to_owned(), seen.clone())).collect();
+    nccl_notes(&mut report, log, facts, &ours);
+    let lost = report.totals.get("staged").copied().unwrap_or(0)
+        + report.totals.get("sockets").copied().unwrap_or(0);
+    report.direct_is_lost = lost > 0;
+    explain(
+        &mut report,
+        diagnosis,
+        &[
+            "nccl", "peermem", "dmabuf", "closed", "driver", "no-dev", "dev", "memlock", "gid", "port",
+            "gpu", "nic", "kernel",
+        ],
+    );
+    report
+}
+
+/// Host, rank, adapter and transport identify a row of connections that are not direct.
+type RowKey = (String, u32, Option<String>, String);
+
+/// Each link adds to the total of its kind; links that are not direct add to their row as well.
+fn count_links(log: &NcclLog, totals: &mut BTreeMap<&'static str, u64>) -> BTreeMap<RowKey, u64> {
+    let mut rows: BTreeMap<RowKey, u64> = BTreeMap::new();
     for (link, &count) in &log.links {
         let transport = &link.transport;
         let kind = if !transport.is_network() {
@@ -92,7 +118,7 @@ pub fn join_nccl(log: &NcclLog, facts: &Facts, diagnosis: &Diagnosis) -> LogRepo
         } else {
             "staged"
         };
-        *report.totals.entry(kind).or_default() += count;
+        *totals.entry(kind).or_default() += count;
         if matches!(kind, "sockets" | "staged") {
             let adapter = link
                 .device
@@ -103,48 +129,67 @@ pub fn join_nccl(log: &NcclLog, facts: &Facts, diagnosis: &Diagnosis) -> LogRepo
                 count;
         }
     }
-    for ((host, rank, adapter, way), count) in rows {
-        let gpu = log.ranks.get(&rank).map(|rank| rank.gpu.clone());
-        let mut why = Vec::new();
-        let off = |name: &Option<String>| {
-            name.as_ref().and_then(|name| log.gpu_direct.get(&(host.clone(), name.clone())))
-        };
-        if off(&adapter) == Some(&false) {
-            why.push("NCCL says: GPU Direct RDMA Disabled for this adapter".to_owned());
-        }
-        if ours(&host) {
-            let pairs = diagnosis
-                .verdicts
-                .iter()
-                .filter(|verdict| gpu.as_deref().is_none_or(|gpu| gpu == verdict.gpu));
-            let pair = pairs
-                .clone()
-                .find(|verdict| {
-                    // Merged adapters are `mlx5_0+mlx5_1`.
-                    adapter.as_deref().is_some_and(|names| names.split('+').any(|name| name == verdict.nic))
-                })
-                .or_else(|| pairs.clone().find(|v| v.best));
-            if let Some(verdict) = pair {
-                if verdict.path == PathKind::Staged {
-                    why.extend(verdict.reasons.iter().cloned());
-                } else if verdict.nccl.kind != crate::verdict::UseKind::Direct {
-                    why.push(verdict.nccl.text.clone());
-                }
-            }
-        }
-        report.not_direct.push(LogRow { host, rank: Some(rank), gpu, adapter, way, count, why });
+    rows
+}
+
+/// The log and the verdicts of this machine explain one row.
+fn nccl_row(
+    log: &NcclLog,
+    (host, rank, adapter, way): RowKey,
+    count: u64,
+    ours: &dyn Fn(&str) -> bool,
+    diagnosis: &Diagnosis,
+) -> LogRow {
+    let gpu = log.ranks.get(&rank).map(|rank| rank.gpu.clone());
+    let mut why = Vec::new();
+    let off = |name: &Option<String>| {
+        name.as_ref().and_then(|name| log.gpu_direct.get(&(host.clone(), name.clone())))
+    };
+    if off(&adapter) == Some(&false) {
+        why.push("NCCL says: GPU Direct RDMA Disabled for this adapter".to_owned());
     }
+    if ours(&host) {
+        why.extend(reasons_of_verdict(diagnosis, gpu.as_deref(), adapter.as_deref()));
+    }
+    LogRow { host, rank: Some(rank), gpu, adapter, way, count, why }
+}
+
+/// The verdict of the row's own pair, else of the GPU's best pair, says why it is not direct.
+fn reasons_of_verdict(diagnosis: &Diagnosis, gpu: Option<&str>, adapter: Option<&str>) -> Vec<String> {
+    let pairs = diagnosis.verdicts.iter().filter(|verdict| gpu.is_none_or(|gpu| gpu == verdict.gpu));
+    let pair = pairs
+        .clone()
+        .find(|verdict| {
+            // Merged adapters are `mlx5_0+mlx5_1`.
+            adapter.is_some_and(|names| names.split('+').any(|name| name == verdict.nic))
+        })
+        .or_else(|| pairs.clone().find(|v| v.best));
+    match pair {
+        Some(verdict) if verdict.path == PathKind::Staged => verdict.reasons.clone(),
+        Some(verdict) if verdict.nccl.kind != crate::verdict::UseKind::Direct => {
+            vec![verdict.nccl.text.clone()]
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// Variables of the log that keep NCCL from GPUDirect become settings of the report.
+fn defeating_settings(log: &NcclLog) -> Vec<String> {
+    let mut settings = Vec::new();
     for ((host, name), value) in &log.variables {
         if DEFEATING.iter().any(|(known, bad)| {
             known == name
                 && (value.eq_ignore_ascii_case(bad) || (*known == "NCCL_NET_GDR_LEVEL" && value == "0"))
         }) {
-            report.settings.push(format!("{name}={value}{}", of_host(host)));
+            settings.push(format!("{name}={value}{}", of_host(host)));
         }
     }
-    report.settings.dedup();
-    report.problems =
-        log.problems.iter().map(|(meaning, seen)| ((*meaning).to_owned(), seen.clone())).collect();
+    settings.dedup();
+    settings
+}
+
+/// Notes tell what the log lacks, and which hosts these findings do not cover.
+fn nccl_notes(report: &mut LogReport, log: &NcclLog, facts: &Facts, ours: &dyn Fn(&str) -> bool) {
     if log.links.is_empty() {
         report.notes.push(if log.lines == 0 {
             "no line of NCCL's: was it run with NCCL_DEBUG=INFO?".to_owned()
@@ -169,18 +214,6 @@ pub fn join_nccl(log: &NcclLog, facts: &Facts, diagnosis: &Diagnosis) -> LogRepo
     if log.forgotten > 0 {
         report.notes.push(format!("{} things were too many to remember", log.forgotten));
     }
-    let lost = report.totals.get("staged").copied().unwrap_or(0)
-        + report.totals.get("sockets").copied().unwrap_or(0);
-    report.direct_is_lost = lost > 0;
-    explain(
-        &mut report,
-        diagnosis,
-        &[
-            "nccl", "peermem", "dmabuf", "closed", "driver", "no-dev", "dev", "memlock", "gid", "port",
-            "gpu", "nic", "kernel",
-        ],
-    );
-    report
 }
 
 /// The facts as the job saw them: its NCCL version, and the variables that NCCL logged. `None` if

@@ -20,7 +20,7 @@ use nobounce_protocol::wire::{BTH_LEN, ICRC_LEN, ROCE_PORT};
 
 use super::Capabilities;
 use super::icrc_writers::IcrcWriters;
-use super::shm::{Hold, PeerRing};
+use super::rings::{Hold, PeerRing};
 
 /// Bytes of the slab: one full GSO send. A larger slab would leave the receiver idle while it is
 /// filled.
@@ -237,7 +237,7 @@ impl TxBatch {
 
     /// Sets the IP options of the packets begun from now on. The default hop limit is not
     /// requested: a packet with control data of its own leaves outside GSO batches.
-    pub fn treat(&mut self, ip_options: IpOptions) {
+    pub fn set_ip_options(&mut self, ip_options: IpOptions) {
         let usual = ip_options.hop_limit == self.caps.usual_hops;
         self.ip_options = IpOptions { hop_limit: if usual { 0 } else { ip_options.hop_limit }, ..ip_options };
     }

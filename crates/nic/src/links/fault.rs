@@ -12,7 +12,7 @@ use std::collections::BinaryHeap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::shm::PeerRing;
+use super::rings::PeerRing;
 use super::{Link, RxDatagram, TxBatch, TxPacket, now_ns};
 
 /// Maximum number of packets held, for delay and reordering each; beyond it the oldest leaves

@@ -23,7 +23,7 @@ macro_rules! forward {
         }
     };
     (@opening $self:ident, $to:expr) => {
-        fn listen(&mut $self) -> Result<(), $crate::links::udp::OpenError> {
+        fn listen(&mut $self) -> Result<(), $crate::links::OpenError> {
             ($to).listen()
         }
     };
@@ -52,7 +52,7 @@ macro_rules! forward {
             ($to).rare_fd()
         }
 
-        fn doorbells(&$self) -> Option<std::sync::Arc<$crate::links::shm::Doorbells>> {
+        fn doorbells(&$self) -> Option<std::sync::Arc<dyn $crate::links::Doorbells>> {
             ($to).doorbells()
         }
     };

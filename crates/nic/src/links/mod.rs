@@ -8,8 +8,10 @@ mod batch;
 mod epoll;
 pub mod fault;
 mod icrc_writers;
+mod open_error;
 mod outbox;
 pub mod pcap;
+pub mod rings;
 mod services;
 pub mod shm;
 mod slot;
@@ -19,6 +21,7 @@ pub mod udp;
 
 pub use batch::{MAX_PACKET, TxBatch, TxPacket};
 pub(crate) use icrc_writers::IcrcWriters;
+pub use open_error::{Holder, OpenError};
 
 use std::fmt;
 use std::io;
@@ -27,6 +30,8 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use nobounce_memory::Source;
+
+use self::rings::PeerRing;
 
 /// Source ports of one link: enough for ECMP to spread over the usual 2 to 8 parallel paths.
 pub const SOURCE_PORTS: usize = 8;
@@ -88,6 +93,15 @@ pub struct Departed {
     pub died: bool,
 }
 
+/// Wakes a thread for packets that make no descriptor readable.
+pub trait Doorbells: Send + Sync + fmt::Debug {
+    /// Asks peers to ring from now on; returns whether packets are there already.
+    fn arm(&self) -> bool;
+
+    /// Peers need not ring any more.
+    fn disarm(&self);
+}
+
 /// Sends and receives packets. Every call is non-blocking.
 pub trait Link: Send + fmt::Debug {
     /// The address packets are sent from and received at.
@@ -99,7 +113,7 @@ pub trait Link: Send + fmt::Debug {
     ///
     /// # Errors
     /// All slots are taken, or another program holds the port.
-    fn listen(&mut self) -> Result<(), udp::OpenError> {
+    fn listen(&mut self) -> Result<(), OpenError> {
         Ok(())
     }
 
@@ -118,7 +132,7 @@ pub trait Link: Send + fmt::Debug {
     /// A queue pair is going to send to that slot of that address: a shared-memory link connects to
     /// it now. Returns the ring in which packets are built, without an ICRC, until
     /// [`Link::departed`] names that peer.
-    fn introduce(&mut self, _remote: IpAddr, _slot: u8) -> Option<Arc<shm::PeerRing>> {
+    fn introduce(&mut self, _remote: IpAddr, _slot: u8) -> Option<Arc<PeerRing>> {
         None
     }
 
@@ -146,7 +160,7 @@ pub trait Link: Send + fmt::Debug {
     }
 
     /// Doorbells for packets that make no descriptor readable.
-    fn doorbells(&self) -> Option<Arc<shm::Doorbells>> {
+    fn doorbells(&self) -> Option<Arc<dyn Doorbells>> {
         None
     }
 
@@ -209,7 +223,7 @@ pub trait Link: Send + fmt::Debug {
 impl<L: Link + ?Sized> Link for Box<L> {
     forward!(self => **self; identity, opening, nearness, services, waiting);
 
-    fn introduce(&mut self, remote: IpAddr, slot: u8) -> Option<Arc<shm::PeerRing>> {
+    fn introduce(&mut self, remote: IpAddr, slot: u8) -> Option<Arc<PeerRing>> {
         (**self).introduce(remote, slot)
     }
 

@@ -11,7 +11,7 @@ use nobounce_protocol::pcap::Writer;
 use nobounce_protocol::wire::icrc::Flow;
 use nobounce_protocol::wire::{Header, ICRC_LEN, Parsed, ROCE_PORT};
 
-use super::shm::PeerRing;
+use super::rings::PeerRing;
 use super::{Link, RxDatagram, TxBatch};
 
 /// The size at which a capture stops unless told otherwise: 256 MiB.

@@ -11,23 +11,15 @@
 //! [`Link::departed`] reports it.
 
 mod doorbells;
-mod exports;
 mod fallbacks;
 #[doc(hidden)]
 pub mod fuzzing;
 #[doc(hidden)]
 pub mod hostile;
-mod leases;
-mod mapping;
-mod meeting;
-mod peer_ring;
-mod ring;
 #[cfg(test)]
 mod tests;
 
-pub use doorbells::Doorbells;
-pub(in crate::links) use peer_ring::Hold;
-pub use peer_ring::PeerRing;
+use doorbells::ShmDoorbells;
 
 use std::io;
 use std::net::IpAddr;
@@ -36,14 +28,14 @@ use std::sync::Arc;
 
 use nobounce_memory::{Source, shared_file};
 
-use self::exports::ExportedFiles;
 use self::fallbacks::Fallbacks;
-use self::meeting::{Came, Hello};
-use self::ring::{Label, Memory, Packet, Reader, Trouble};
 use super::batch::{MAX_PACKET, SLOT_BYTE};
 use super::epoll::Epoll;
-use super::udp::OpenError;
-use super::{Capabilities, Departed, Link, RxDatagram, TxBatch};
+use super::rings::{PeerRing, rendezvous, ring};
+use super::{Capabilities, Departed, Doorbells, Link, OpenError, RxDatagram, TxBatch};
+use crate::links::rings::exports::ExportedFiles;
+use crate::links::rings::rendezvous::{Came, Hello};
+use crate::links::rings::ring::{Label, Memory, Packet, Reader, Trouble};
 use crate::process::fork::NotInherited;
 
 /// Bytes copied out of the ring before they are parsed: more than the longest headers.
@@ -92,7 +84,7 @@ impl Incoming {
     fn hear(&mut self, counted: &mut Counted) -> bool {
         let mut rings = false;
         while let Some(connection) = &self.connection {
-            let sound = match meeting::take(connection) {
+            let sound = match rendezvous::take(connection) {
                 Came::Nothing => break,
                 Came::Bell => true,
                 Came::Ring(hello, file) if self.ring.is_none() => {
@@ -111,7 +103,7 @@ impl Incoming {
             };
             if !sound {
                 counted.refused += 1;
-                meeting::say_goodbye(connection);
+                rendezvous::say_goodbye(connection);
                 self.connection = None;
             }
         }
@@ -176,7 +168,7 @@ pub struct ShmLink<L> {
     incoming: Vec<Incoming>,
     /// Index of the peer written to last, most often the next one too.
     last: usize,
-    doorbells: Arc<Doorbells>,
+    doorbells: Arc<ShmDoorbells>,
     departed: Vec<Departed>,
     fallbacks: Fallbacks,
     /// Packets of a mixed batch that take the inner link.
@@ -198,19 +190,19 @@ impl<L> ShmLink<L> {
     fn take_new(&mut self) {
         let Some(listener) = &self.listener else { return };
         let mut new = Vec::new();
-        while let Some(connection) = meeting::accept(listener) {
-            if meeting::is_ours(&connection) && self.incoming.len() + new.len() < MOST_RINGS {
+        while let Some(connection) = rendezvous::accept(listener) {
+            if rendezvous::is_ours(&connection) && self.incoming.len() + new.len() < MOST_RINGS {
                 new.push(connection);
             } else {
                 self.counted.refused += 1;
-                meeting::say_goodbye(&connection);
+                rendezvous::say_goodbye(&connection);
             }
         }
         for connection in new {
             if self.poll.add(connection.as_raw_fd()).is_ok() {
                 self.incoming.push(Incoming { connection: Some(connection), ..Incoming::default() });
             } else {
-                meeting::say_goodbye(&connection);
+                rendezvous::say_goodbye(&connection);
             }
         }
     }
@@ -220,11 +212,11 @@ impl<L> ShmLink<L> {
     /// like a killed process.
     fn part(&mut self) {
         if let Some(listener) = &self.listener {
-            meeting::close_doors(listener);
+            rendezvous::close_doors(listener);
         }
         self.take_new();
         for connection in self.incoming.iter().filter_map(|incoming| incoming.connection.as_ref()) {
-            meeting::say_goodbye(connection);
+            rendezvous::say_goodbye(connection);
         }
     }
 }
@@ -236,7 +228,7 @@ impl<L: Link> ShmLink<L> {
     /// The kernel refused a descriptor.
     pub fn new(inner: L) -> io::Result<Self> {
         let poll = Epoll::new()?;
-        let doorbells = Arc::new(Doorbells::new()?);
+        let doorbells = Arc::new(ShmDoorbells::new()?);
         poll.add(doorbells.wake_fd())?;
         Ok(Self {
             inner,
@@ -260,15 +252,19 @@ impl<L: Link> ShmLink<L> {
     }
 
     fn meet(&mut self, remote: IpAddr, slot: u8) -> io::Result<Arc<PeerRing>> {
-        let connection = meeting::connect(remote, slot)?;
-        if !meeting::is_ours(&connection) {
+        let connection = rendezvous::connect(remote, slot)?;
+        if !rendezvous::is_ours(&connection) {
             return Err(io::Error::other("it is of another user"));
         }
         let file = shared_file::create(ring::FILE_LEN)?;
         let connection = Arc::new(connection);
         let ring = Arc::new(PeerRing::new(Memory::map(&file)?, Arc::clone(&connection)));
         let Capabilities { local, source_ports, .. } = self.inner.capabilities();
-        meeting::send_ring(&connection, Hello { src: local, src_port: source_ports[0] }, file.as_raw_fd())?;
+        rendezvous::send_ring(
+            &connection,
+            Hello { src: local, src_port: source_ports[0] },
+            file.as_raw_fd(),
+        )?;
         self.poll.add(connection.as_raw_fd())?;
         self.outgoing.push(Outgoing {
             to: (remote, slot),
@@ -370,7 +366,7 @@ impl<L: Link> ShmLink<L> {
         // A reader sends nothing but a goodbye: an outgoing connection that is readable has ended.
         let (departed, poll) = (&mut self.departed, &self.poll);
         self.outgoing.retain(|outgoing| {
-            let died = match meeting::take(&outgoing.connection) {
+            let died = match rendezvous::take(&outgoing.connection) {
                 Came::Nothing => return true,
                 Came::End => true,
                 Came::Goodbye | Came::Bell | Came::Ring(..) | Came::File(..) => false,
@@ -432,7 +428,7 @@ impl<L: Link> ShmLink<L> {
                     Err(Trouble::Broken) => {
                         // Close the connection too, so that the writer learns that its ring has no
                         // reader.
-                        incoming.connection.iter().for_each(|connection| meeting::say_goodbye(connection));
+                        incoming.connection.iter().for_each(|connection| rendezvous::say_goodbye(connection));
                         *incoming = Incoming::default();
                         broken = true;
                         break;
@@ -469,7 +465,7 @@ impl<L: Link> Link for ShmLink<L> {
     fn listen(&mut self) -> Result<(), OpenError> {
         self.inner.listen()?;
         if self.listener.is_none() {
-            match meeting::listen(self.inner.local(), self.inner.slot()) {
+            match rendezvous::listen(self.inner.local(), self.inner.slot()) {
                 Ok(listener) => {
                     self.poll.add(listener.as_raw_fd()).map_err(|source| OpenError::Os {
                         addr: self.inner.local(),
@@ -538,7 +534,7 @@ impl<L: Link> Link for ShmLink<L> {
         for outgoing in &mut self.outgoing {
             if std::mem::take(&mut outgoing.wakes) {
                 self.counted.wakeups += 1;
-                meeting::ring_doorbell(&outgoing.connection);
+                rendezvous::ring_doorbell(&outgoing.connection);
             }
         }
     }
@@ -547,8 +543,8 @@ impl<L: Link> Link for ShmLink<L> {
         Some(self.poll.fd())
     }
 
-    fn doorbells(&self) -> Option<Arc<Doorbells>> {
-        Some(Arc::clone(&self.doorbells))
+    fn doorbells(&self) -> Option<Arc<dyn Doorbells>> {
+        Some(self.doorbells.clone())
     }
 
     fn send(&mut self, batch: &mut TxBatch) {

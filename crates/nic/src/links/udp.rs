@@ -3,14 +3,11 @@
 //! Sockets are unconnected and send with DF, so the IPv4 identification that the ICRC covers is
 //! predictable: 0, or the segment's index in its GSO send.
 
-mod error;
 mod interface;
 mod receive;
 mod socket;
 mod steering;
 mod transmit;
-
-pub use error::{Holder, OpenError};
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
@@ -27,7 +24,7 @@ use super::batch::SLOT_BYTE;
 use super::outbox::Outbox;
 use super::services::Services;
 use super::slot::{Handover, Run, Slot, SlotOwner, Turn};
-use super::{Capabilities, Link, MadOwner, RxDatagram, SOURCE_PORTS, TxBatch};
+use super::{Capabilities, Link, MadOwner, OpenError, RxDatagram, SOURCE_PORTS, TxBatch};
 
 /// Bytes of socket buffer asked for; the kernel gives what `rmem_max` and `wmem_max` allow.
 const SOCKET_BUFFER: i32 = 4 << 20;

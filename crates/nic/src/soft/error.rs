@@ -6,7 +6,7 @@ use nobounce_memory::gpu::copy_engine::CopyError;
 use nobounce_memory::gpu::{self, CudaError};
 use nobounce_memory::probe::RangeError;
 
-use crate::links::{pcap, udp};
+use crate::links::{self, pcap};
 use crate::soft::config::ConfigError;
 use crate::soft::limits::{CreateError, MAX_QPS, MAX_REGIONS};
 
@@ -16,7 +16,7 @@ use crate::soft::limits::{CreateError, MAX_QPS, MAX_REGIONS};
 pub enum OpenError {
     /// The link could not be opened.
     #[error(transparent)]
-    Udp(#[from] udp::OpenError),
+    Udp(#[from] links::OpenError),
     /// The capture file could not be created.
     #[error(transparent)]
     Pcap(#[from] pcap::CreateError),
@@ -115,7 +115,7 @@ pub enum CreateQpError {
     TooMany,
     /// The device cannot be made reachable.
     #[error(transparent)]
-    Listen(#[from] udp::OpenError),
+    Listen(#[from] links::OpenError),
     /// The engine thread could not be started.
     #[error("cannot start the engine thread: {0}")]
     Helper(#[from] io::Error),

@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use nobounce_nic::links::udp::{OpenError, UdpConfig, UdpLink};
-use nobounce_nic::links::{Link, TxBatch};
+use nobounce_nic::links::udp::{UdpConfig, UdpLink};
+use nobounce_nic::links::{Link, OpenError, TxBatch};
 use nobounce_protocol::wire::ROCE_PORT;
 use nobounce_protocol::wire::icrc::{Flow, IcrcCheck};
 

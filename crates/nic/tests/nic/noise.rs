@@ -13,7 +13,8 @@ use crate::common::unreliable::{DEEP, QKEY};
 use crate::common::{ALL_ACCESS, End, StopAtEnd, config, connect, link, pair_with, patterns, until};
 use crate::forged::Forger;
 use nobounce_memory::HostBuffer;
-use nobounce_nic::links::shm::{PeerRing, ShmLink};
+use nobounce_nic::links::rings::PeerRing;
+use nobounce_nic::links::shm::ShmLink;
 use nobounce_nic::links::udp::{UdpConfig, UdpLink};
 use nobounce_nic::links::{Link, TxBatch};
 use nobounce_nic::soft::{

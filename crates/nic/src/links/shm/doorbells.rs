@@ -4,12 +4,13 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::ring::Memory;
+use crate::links::Doorbells;
+use crate::links::rings::ring::Memory;
 use crate::process::eventfd::EventFd;
 
 /// The rings of all writers, each with a wake-up request.
 #[derive(Debug)]
-pub struct Doorbells {
+pub(super) struct ShmDoorbells {
     state: Mutex<Asleep>,
     /// Signalled for packets that arrived before the wake-up request.
     wake: EventFd,
@@ -22,30 +23,31 @@ struct Asleep {
     sleepers: usize,
 }
 
-impl Doorbells {
-    pub(super) fn new() -> io::Result<Self> {
-        Ok(Self { state: Mutex::default(), wake: EventFd::new()? })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Asleep> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// One more thread goes to sleep, until it disarms: requests wake-ups. Returns whether packets
-    /// are there already.
-    pub(crate) fn arm(&self) -> bool {
+impl Doorbells for ShmDoorbells {
+    /// One more thread goes to sleep, until it disarms: requests wake-ups.
+    fn arm(&self) -> bool {
         let mut asleep = self.lock();
         asleep.sleepers += 1;
         ask_all(&asleep.rings)
     }
 
     /// The thread is awake. The last one to wake withdraws the requests.
-    pub(crate) fn disarm(&self) {
+    fn disarm(&self) {
         let mut asleep = self.lock();
         asleep.sleepers -= 1;
         if asleep.sleepers == 0 {
             asleep.rings.iter().for_each(|ring| ring.need_not_be_woken());
         }
+    }
+}
+
+impl ShmDoorbells {
+    pub(super) fn new() -> io::Result<Self> {
+        Ok(Self { state: Mutex::default(), wake: EventFd::new()? })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Asleep> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Replaces the set of rings. A ring that was added while a thread sleeps must wake it, too.

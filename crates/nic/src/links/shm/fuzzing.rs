@@ -7,8 +7,10 @@ use std::sync::atomic::Ordering;
 
 use nobounce_memory::shared_file;
 
-use super::meeting::Hello;
-use super::ring::{CAPACITY, FILE_LEN, HEAD_AT, Label, Memory, Packet, Reader, TAIL_AT, Trouble, Writer};
+use super::rendezvous::Hello;
+use crate::links::rings::ring::{
+    CAPACITY, FILE_LEN, HEAD_AT, Label, Memory, Packet, Reader, TAIL_AT, Trouble, Writer,
+};
 
 /// One step: operation, position and a number.
 const STEP: usize = 11;

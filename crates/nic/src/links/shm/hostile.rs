@@ -12,11 +12,11 @@ use std::sync::atomic::Ordering;
 use nobounce_memory::shared_file;
 use nobounce_protocol::wire::Header;
 
-use super::meeting::{self, Hello};
+use super::rendezvous::{self, Hello};
 use nobounce_memory::Source;
 
-use super::ring::{CAPACITY, FILE_LEN, Memory, TAIL_AT, Trouble};
 use super::{Counted, HEADERS, Incoming, MAX_PACKET};
+use crate::links::rings::ring::{CAPACITY, FILE_LEN, Memory, TAIL_AT, Trouble};
 use crate::process::fork::NotInherited;
 
 /// One step: operation, position and a number.
@@ -111,7 +111,7 @@ impl Play<'_> {
         match step[0] % 16 {
             0 => self.say(|made, theirs| {
                 let src = std::net::Ipv4Addr::from_bits(u32::try_from(number >> 32).unwrap_or(0)).into();
-                let _ = meeting::send_ring(
+                let _ = rendezvous::send_ring(
                     theirs,
                     Hello { src, src_port: 4791 },
                     made.choose(step[1]).as_raw_fd(),
@@ -119,15 +119,15 @@ impl Play<'_> {
             }),
             1 => self.say(|made, theirs| {
                 let len = if step[2] < 128 { SHOWN_LEN } else { usize::try_from(number).unwrap_or(0) };
-                let _ = meeting::send_file(theirs, len, made.choose(step[1]).as_raw_fd());
+                let _ = rendezvous::send_file(theirs, len, made.choose(step[1]).as_raw_fd());
             }),
-            2 => self.say(|_, theirs| meeting::ring_doorbell(theirs)),
+            2 => self.say(|_, theirs| rendezvous::ring_doorbell(theirs)),
             // Raw bytes of the input, with a descriptor or without.
             3 => self.say(|made, theirs| {
                 let len = usize::from(step[1]) % 40;
                 let mut bytes: Vec<u8> = step[3..].iter().copied().cycle().take(len).collect();
                 if step[2] < 128 {
-                    let _ = meeting::send_with(theirs, &mut bytes, made.choose(step[2] * 2).as_raw_fd());
+                    let _ = rendezvous::send_with(theirs, &mut bytes, made.choose(step[2] * 2).as_raw_fd());
                 } else {
                     // SAFETY: live bytes.
                     unsafe { libc::send(theirs.as_raw_fd(), bytes.as_ptr().cast(), len, libc::MSG_NOSIGNAL) };

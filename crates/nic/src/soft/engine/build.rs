@@ -12,7 +12,7 @@ use nobounce_protocol::qp::{Access, Nak, Payload, Service, Transmit};
 use nobounce_protocol::wire::{BTH_LEN, Header, ICRC_LEN, Marker, Psn, Reth};
 
 use crate::links::TxBatch;
-use crate::links::shm::PeerRing;
+use crate::links::rings::PeerRing;
 use crate::soft::crc::extend_crc;
 use crate::soft::engine::host::find_send;
 use crate::soft::engine::mixed::{self, Gathered};
@@ -418,6 +418,23 @@ fn read_origin(rkey: u32, addr: u64, psn: Psn, mtu: u32) -> Origin {
     Origin::Read(rkey, addr.wrapping_sub(u64::from(psn.get()) * u64::from(mtu)))
 }
 
+/// Logs why bytes could not be fetched.
+#[cold]
+fn report_failed_fetch(failed: &Fetched) {
+    match failed {
+        Fetched::Gone => {
+            tracing::warn!("GPU memory cannot be read: its context was destroyed (cudaDeviceReset?)");
+        }
+        Fetched::Stuck(why) => {
+            tracing::warn!("bytes to be sent were not fetched from the GPU in 10 s: {why}");
+        }
+        Fetched::Failed(error) => {
+            tracing::warn!(%error, "GPU memory could not be read by the copy engine");
+        }
+        Fetched::Ready(_) | Fetched::Pending | Fetched::Late | Fetched::Starved => {}
+    }
+}
+
 /// Builds a packet whose payload the copy engine fetches.
 fn build_fetched(
     entry: &mut QueuePair,
@@ -489,19 +506,9 @@ fn build_fetched(
             let loaded = build_gathered(entry, tx, regions, transmit, GatheredMessage::LOADED)?;
             return Ok(loaded.unwrap_or(Built::Pending { after: owner.after, starved: false }));
         }
-        Some((Fetched::Gone, _)) => {
-            tracing::warn!("GPU memory cannot be read: its context was destroyed (cudaDeviceReset?)");
-            regions.faults += 1;
-            return Err(Nak::RemoteOperational);
-        }
-        Some((Fetched::Stuck(why), _)) => {
-            tracing::warn!("bytes to be sent were not fetched from the GPU in 10 s: {why}");
-            regions.faults += 1;
-            return Err(Nak::RemoteOperational);
-        }
         Some((Fetched::Starved, _)) => return Ok(Built::Pending { after: owner.after, starved: true }),
-        Some((Fetched::Failed(error), _)) => {
-            tracing::warn!(%error, "GPU memory could not be read by the copy engine");
+        Some((failed, _)) => {
+            report_failed_fetch(&failed);
             regions.faults += 1;
             return Err(Nak::RemoteOperational);
         }

@@ -41,7 +41,7 @@ use nobounce_protocol::qp::{Handled, QpEvent, QpState, Status};
 use nobounce_protocol::timing::Nanos;
 use nobounce_protocol::wire::{Header, Malformed, Marker, Qpn, Service};
 
-use crate::links::udp::OpenError;
+use crate::links::OpenError;
 use crate::links::{IcrcWriters, Link, RxDatagram, TxBatch, now_ns};
 use crate::soft::counters::{self, Counters};
 use crate::soft::engine::build::put_marker;
@@ -555,7 +555,7 @@ impl Core {
             if sends || entry.qp.has_urgent_replies() {
                 self.make_ready(index);
             } else if replies {
-                entry.owe(now, &mut self.pending_acks);
+                entry.delay_ack(now, &mut self.pending_acks);
             }
         }
     }

@@ -8,7 +8,7 @@ use nobounce_protocol::qp::{Completion, Datagram, Qp as ProtocolQp, QpState, Tra
 use nobounce_protocol::timing::Nanos;
 use nobounce_protocol::wire::{Header, Marker, Opcode, Psn, Qpn, Service, Syndrome};
 
-use crate::links::shm::PeerRing;
+use crate::links::rings::PeerRing;
 use crate::process::cpu::has_many_cpus;
 use crate::soft::engine::cq_state::CqInner;
 use crate::soft::engine::host::{PostedReceive, PostedSend};
@@ -389,7 +389,7 @@ impl QueuePair {
 
     /// A packet of an unreliable service is about to be built: a datagram takes the route to its
     /// receiver.
-    pub(crate) fn choose_way(&mut self, header: &Header) {
+    pub(crate) fn choose_route(&mut self, header: &Header) {
         let to = addressee(*self.qp.destination(), header.dest_qpn);
         if let Some(way) = self.routes.as_mut().and_then(|routes| routes.turn_to(to)) {
             self.ring = way;
@@ -447,7 +447,7 @@ impl QueuePair {
     /// In a ping-pong pattern the ACK waits briefly for the next request. A peer that polls for the
     /// request gets the ACK with it. Its application may poll memory only, without a call that
     /// would receive a separate ACK.
-    pub(crate) fn owe(&mut self, now: Nanos, pending_acks: &mut PendingAcks) {
+    pub(crate) fn delay_ack(&mut self, now: Nanos, pending_acks: &mut PendingAcks) {
         if self.has_pending_ack {
             return;
         }
@@ -471,7 +471,7 @@ impl QueuePair {
 
     /// Whether it may have responses to send.
     #[inline]
-    pub(crate) fn owes_something(&self) -> bool {
+    pub(crate) fn has_unsent_answers(&self) -> bool {
         self.held.is_some() || self.qp.has_replies()
     }
 
@@ -651,7 +651,7 @@ mod tests {
     fn delay(entry: &mut QueuePair, now: Nanos) -> Option<Nanos> {
         let mut pending_acks = PendingAcks::default();
         entry.has_pending_ack = false;
-        entry.owe(now, &mut pending_acks);
+        entry.delay_ack(now, &mut pending_acks);
         assert_eq!(pending_acks.soon.len() + pending_acks.delayed.len(), 1);
         pending_acks.delayed.front().map(|(due, _)| due - now)
     }

@@ -1,15 +1,19 @@
 //! Round-robin between queue pairs: whose turn it is to send, and what leaves in a turn.
 
-use nobounce_protocol::qp::IpOptions;
+use nobounce_protocol::qp::{IpOptions, Nak, Transmit};
 use nobounce_protocol::timing::Nanos;
 use nobounce_protocol::wire::Service;
 
+use crate::links::TxBatch;
 use crate::soft::engine::Core;
 use crate::soft::engine::build::{
     Built, build, build_repeats, packet_len, port_hint, put_marker, ready_repeats,
 };
 use crate::soft::engine::memory_windows::carry_out_local;
-use crate::soft::engine::queue_pair::{next_packet, next_request};
+use crate::soft::engine::queue_pair::{QueuePair, next_packet, next_request};
+use crate::soft::engine::region::Regions;
+use crate::soft::local::local_peers::LocalPeers;
+use crate::soft::tally::BytePath;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Turn {
@@ -58,7 +62,7 @@ impl Core {
             };
             self.pending_acks.delayed.pop_front();
             let Some(entry) = self.qps[index as usize].as_deref_mut() else { continue };
-            if due <= now && entry.owes_something() {
+            if due <= now && entry.has_unsent_answers() {
                 entry.note_silence();
             }
             self.answer(now, index);
@@ -68,7 +72,7 @@ impl Core {
     fn answer(&mut self, now: Nanos, index: u32) {
         let Some(entry) = self.qps[index as usize].as_deref_mut() else { return };
         entry.has_pending_ack = false;
-        if !entry.owes_something() {
+        if !entry.has_unsent_answers() {
             return; // it piggybacked on a request
         }
         match self.turn(now, index, true) {
@@ -79,127 +83,60 @@ impl Core {
 
     /// Lets one queue pair send.
     fn turn(&mut self, now: Nanos, index: u32, flush: bool) -> Turn {
-        let Self {
-            qps,
-            tx,
-            regions,
-            paths,
-            pending_acks,
-            holding,
-            starved,
-            local_peers,
-            counters,
-            ready,
-            ..
-        } = self;
+        let Self { qps, tx, regions, paths, starved, local_peers, .. } = self;
         let Some(entry) = qps[index as usize].as_deref_mut() else { return Turn::Done };
-        let room = entry.path.map_or(0, |path| paths.room(path));
         let path = entry.path;
+        let room = path.map_or(0, |path| paths.room(path));
         let shared = path.is_some_and(|path| paths.is_shared(path));
         entry.qp.ask_rarely(path.is_some_and(|path| paths.has_dear_answers(path)));
-        let charged = entry.charged;
-        let unreliable = entry.qp.service() != Service::Rc;
-        let mut turn = Turn::More;
-        let mut faulted = None;
-        // The next response, to a READ, has no payload yet: it must not block requests.
-        let mut answer_waits = false;
-        // Delayed ACKs piggyback on the first request that leaves.
-        let mut flush = flush;
-        tx.treat(entry.qp.attr().ip_options);
-        // Bytes left of the last packet's message.
-        let mut rest = 0;
-        let mtu = entry.qp.attr().path_mtu.bytes();
-        while entry.turn_left > 0 {
-            // In the next batch, a message's last packet would need a send of its own, too.
-            let ends_next = (1..=mtu).contains(&rest);
-            // Responses leave with it all the same: they have waited to piggyback on a request.
-            let is_full = tx.ends_with_full_send() && !ends_next && !entry.qp.has_replies();
-            if !tx.has_room() || is_full {
-                turn = Turn::BatchFull;
-                break;
-            }
-            if flush && !entry.may_send() && !entry.qp.has_replies() {
-                turn = Turn::Done;
-                break;
-            }
-            let used = entry.qp.outstanding().saturating_sub(charged);
-            let left = room.saturating_sub(used);
-            let next = if answer_waits {
-                next_request(entry, &regions.staging, now, left)
-            } else {
-                next_packet(entry, &regions.staging, now, left, flush)
-            };
-            let Some(mut transmit) = next else {
-                if carry_out_local(entry, regions) {
-                    continue;
-                }
-                turn = Turn::Done;
-                break;
-            };
-            entry.turn_left -= 1;
-            if shared && entry.turn_left == 0 && transmit.header.opcode.is_acknowledged() {
-                // The turn ends here: request an ACK now. Unacknowledged bytes would otherwise hold
-                // shared room until this queue pair's next turn.
-                transmit.header.ack_req = true;
-            }
-            if unreliable {
-                tx.treat(entry.qp.ip_options());
-                entry.choose_way(&transmit.header);
-            }
-            match build(entry, tx, regions, &transmit) {
-                Ok(Built::Done(route)) => {
-                    flush = true;
-                    if unreliable {
-                        entry.note_direction(&transmit.header, local_peers);
-                    }
-                    let is_new = entry.note_sent(&transmit.header);
-                    let len = u64::from(transmit.payload.len());
-                    if len > 0 && is_new {
-                        entry.tally.outbound.count(route, len, transmit.payload.rest() == 0);
-                    }
-                    rest = transmit.payload.rest();
-                    if rest == 0 {
-                        continue; // the last of its message
-                    }
-                    let used = entry.qp.outstanding().saturating_sub(charged);
-                    // One less than the turn's rest if the last one is examined (see above).
-                    let most = (tx.room_for(packet_len(&transmit)) as u64)
-                        .min(entry.turn_left.saturating_sub(u64::from(shared)))
-                        .min(ready_repeats(entry, &transmit, route));
-                    let repeats = entry.qp.poll_repeat(now, &transmit, room.saturating_sub(used), most);
-                    if repeats > 0 {
-                        entry.turn_left -= repeats;
-                        let first = transmit.header.psn.next();
-                        if let Err(nak) = build_repeats(entry, tx, regions, &mut transmit, repeats) {
-                            faulted = Some((transmit, nak));
-                            break;
-                        }
-                        let new = entry.note_repeats(&transmit.header, first, repeats);
-                        entry.tally.outbound.count(route, new * len, false);
-                    }
-                    rest = transmit.payload.rest();
-                }
-                Ok(Built::Pending { after, starved: no_chunk }) => {
-                    entry.hold_packet(after, transmit);
-                    *starved |= no_chunk;
-                    if transmit.header.opcode.is_response() {
-                        answer_waits = true;
-                        continue;
-                    }
-                    turn = Turn::Done;
-                    break;
-                }
-                Err(nak) => {
-                    faulted = Some((transmit, nak));
-                    break;
-                }
-            }
+        tx.set_ip_options(entry.qp.attr().ip_options);
+        let mut sending = Sending {
+            now,
+            room,
+            shared,
+            charged: entry.charged,
+            unreliable: entry.qp.service() != Service::Rc,
+            response_waits: false,
+            flush,
+            rest: 0,
+            entry,
+            tx,
+            regions,
+            local_peers,
+            starved,
+        };
+        let (turn, faulted) = match sending.run() {
+            Ok(turn) => (turn, None),
+            Err(fault) => (Turn::More, Some(fault)),
+        };
+        let turn = self.end_turn(now, index, turn, shared);
+        let Some(entry) = self.qps[index as usize].as_deref_mut() else { return turn };
+        if let Some(fault) = faulted {
+            entry.qp.handle_gather_fault(&fault.transmit, fault.nak);
+            self.settle(index);
+        } else if entry.qp.has_completions() {
+            // Unreliable service: a sent packet is complete.
+            self.settle(index);
+        } else {
+            self.recharge(index);
         }
+        if let Some(path) = path {
+            self.wake_waiting(path);
+        }
+        self.arm(index);
+        turn
+    }
+
+    /// The packets of a turn are built: markers, delayed ACKs, and the wait for room of the path.
+    fn end_turn(&mut self, now: Nanos, index: u32, turn: Turn, shared: bool) -> Turn {
+        let Self { qps, tx, paths, pending_acks, holding, counters, ready, .. } = self;
+        let Some(entry) = qps[index as usize].as_deref_mut() else { return turn };
+        let mut turn = turn;
         if ready.is_empty() {
             tx.show();
         }
-        tx.treat(IpOptions::default());
-        if unreliable && turn != Turn::BatchFull {
+        tx.set_ip_options(IpOptions::default());
+        if entry.qp.service() != Service::Rc && turn != Turn::BatchFull {
             if !tx.has_room() {
                 turn = Turn::BatchFull;
             } else if let Some((to, marker)) = entry.marker(now) {
@@ -222,22 +159,150 @@ impl Core {
                 paths.wait(path, index);
             }
             if entry.qp.has_replies() {
-                entry.owe(now, pending_acks);
+                entry.delay_ack(now, pending_acks);
             }
         }
-        if let Some((transmit, nak)) = faulted {
-            entry.qp.handle_gather_fault(&transmit, nak);
-            self.settle(index);
-        } else if entry.qp.has_completions() {
-            // Unreliable service: a sent packet is complete.
-            self.settle(index);
-        } else {
-            self.recharge(index);
-        }
-        if let Some(path) = path {
-            self.wake_waiting(path);
-        }
-        self.arm(index);
         turn
+    }
+}
+
+/// A packet whose payload could not be gathered.
+struct Fault {
+    transmit: Transmit,
+    nak: Nak,
+}
+
+/// One queue pair's packets in one turn.
+struct Sending<'a> {
+    entry: &'a mut QueuePair,
+    tx: &'a mut TxBatch,
+    regions: &'a mut Regions,
+    local_peers: &'a mut LocalPeers,
+    starved: &'a mut bool,
+    now: Nanos,
+    /// Bytes that the path has room for, and how many of this queue pair it counts already.
+    room: u64,
+    charged: u64,
+    /// Other queue pairs use the path.
+    shared: bool,
+    unreliable: bool,
+    /// The next response, to a READ, has no payload yet: it must not block requests.
+    response_waits: bool,
+    /// Delayed ACKs leave: they piggyback on the first request.
+    flush: bool,
+    /// Bytes left of the last packet's message.
+    rest: u32,
+}
+
+impl Sending<'_> {
+    /// Builds packets until the turn, the batch or the work ends.
+    #[inline]
+    fn run(&mut self) -> Result<Turn, Box<Fault>> {
+        while self.entry.turn_left > 0 {
+            if self.is_batch_full() {
+                return Ok(Turn::BatchFull);
+            }
+            if self.flush && !self.entry.may_send() && !self.entry.qp.has_replies() {
+                return Ok(Turn::Done);
+            }
+            let Some(mut transmit) = self.next() else {
+                if carry_out_local(self.entry, self.regions) {
+                    continue;
+                }
+                return Ok(Turn::Done);
+            };
+            self.prepare(&mut transmit);
+            match build(self.entry, self.tx, self.regions, &transmit) {
+                Ok(Built::Done(path)) => self.note_built(transmit, path)?,
+                Ok(Built::Pending { after, starved }) => {
+                    self.entry.hold_packet(after, transmit);
+                    *self.starved |= starved;
+                    if !transmit.header.opcode.is_response() {
+                        return Ok(Turn::Done);
+                    }
+                    self.response_waits = true;
+                }
+                Err(nak) => return Err(Box::new(Fault { transmit, nak })),
+            }
+        }
+        Ok(Turn::More)
+    }
+
+    #[inline]
+    fn is_batch_full(&self) -> bool {
+        // In the next batch, a message's last packet would need a send of its own, too.
+        let ends_next = (1..=self.entry.qp.attr().path_mtu.bytes()).contains(&self.rest);
+        // Responses leave with it all the same: they have waited to piggyback on a request.
+        let is_full = self.tx.ends_with_full_send() && !ends_next && !self.entry.qp.has_replies();
+        !self.tx.has_room() || is_full
+    }
+
+    /// Bytes that may be sent before the path's room is used up.
+    #[inline]
+    fn room_left(&self) -> u64 {
+        let used = self.entry.qp.outstanding().saturating_sub(self.charged);
+        self.room.saturating_sub(used)
+    }
+
+    #[inline]
+    fn next(&mut self) -> Option<Transmit> {
+        let left = self.room_left();
+        if self.response_waits {
+            next_request(self.entry, &self.regions.staging, self.now, left)
+        } else {
+            next_packet(self.entry, &self.regions.staging, self.now, left, self.flush)
+        }
+    }
+
+    #[inline]
+    fn prepare(&mut self, transmit: &mut Transmit) {
+        let Self { entry, tx, .. } = self;
+        entry.turn_left -= 1;
+        if self.shared && entry.turn_left == 0 && transmit.header.opcode.is_acknowledged() {
+            // The turn ends here: request an ACK now. Unacknowledged bytes would otherwise hold
+            // shared room until this queue pair's next turn.
+            transmit.header.ack_req = true;
+        }
+        if self.unreliable {
+            tx.set_ip_options(entry.qp.ip_options());
+            entry.choose_route(&transmit.header);
+        }
+    }
+
+    /// A packet is in the batch: counts it, and builds those of its message that differ only in
+    /// number and payload.
+    #[inline]
+    fn note_built(&mut self, mut transmit: Transmit, path: BytePath) -> Result<(), Box<Fault>> {
+        self.flush = true;
+        let entry = &mut *self.entry;
+        if self.unreliable {
+            entry.note_direction(&transmit.header, self.local_peers);
+        }
+        let is_new = entry.note_sent(&transmit.header);
+        let len = u64::from(transmit.payload.len());
+        if len > 0 && is_new {
+            entry.tally.outbound.count(path, len, transmit.payload.rest() == 0);
+        }
+        self.rest = transmit.payload.rest();
+        if self.rest == 0 {
+            return Ok(()); // the last of its message
+        }
+        // One less than the turn's rest if the last one is examined (see `prepare`).
+        let most = (self.tx.room_for(packet_len(&transmit)) as u64)
+            .min(self.entry.turn_left.saturating_sub(u64::from(self.shared)))
+            .min(ready_repeats(self.entry, &transmit, path));
+        let left = self.room_left();
+        let repeats = self.entry.qp.poll_repeat(self.now, &transmit, left, most);
+        if repeats > 0 {
+            self.entry.turn_left -= repeats;
+            let first = transmit.header.psn.next();
+            if let Err(nak) = build_repeats(self.entry, self.tx, self.regions, &mut transmit, repeats) {
+                return Err(Box::new(Fault { transmit, nak }));
+            }
+            let new = self.entry.note_repeats(&transmit.header, first, repeats);
+            self.entry.tally.outbound.count(path, new * len, false);
+        }
+        self.rest = transmit.payload.rest();
+        Ok(())
     }
 }

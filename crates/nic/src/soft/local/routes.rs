@@ -7,7 +7,7 @@ use std::sync::Arc;
 use nobounce_protocol::wire::Qpn;
 
 use crate::links::Link;
-use crate::links::shm::PeerRing;
+use crate::links::rings::PeerRing;
 use crate::soft::local::local_peers::LocalPeers;
 
 /// The receiving process of a datagram: its address, and its slot, which is the high byte of its QP

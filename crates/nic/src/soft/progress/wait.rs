@@ -7,8 +7,8 @@ use nobounce_protocol::timing::Nanos;
 
 use crate::soft::config::MAX_ENGINES;
 
+use crate::links::Doorbells;
 use crate::links::Link;
-use crate::links::shm::Doorbells;
 
 /// Descriptors that signal arrivals on a link.
 #[derive(Clone, Debug)]
@@ -18,7 +18,7 @@ pub(crate) struct Arrivals {
     /// Readable when peers come, go or wake this one.
     peers: Option<RawFd>,
     /// Wake-up requests for packets that make no descriptor readable.
-    doorbells: Option<Arc<Doorbells>>,
+    doorbells: Option<Arc<dyn Doorbells>>,
 }
 
 impl Arrivals {

@@ -123,10 +123,10 @@ fn the_hop_limit_that_packets_have_anyway_is_no_treatment() {
     let usual = a.capabilities().usual_hops;
     assert_ne!(usual, 0, "the kernel says it");
     let mut batch = TxBatch::new(a.capabilities());
-    batch.treat(IpOptions { traffic_class: 0, hop_limit: usual });
+    batch.set_ip_options(IpOptions { traffic_class: 0, hop_limit: usual });
     fill(&mut batch, b.local(), 1, 60);
     assert_eq!(batch.packets()[0].ip_options, IpOptions::default());
-    batch.treat(IpOptions { traffic_class: 4, hop_limit: usual - 1 });
+    batch.set_ip_options(IpOptions { traffic_class: 4, hop_limit: usual - 1 });
     fill(&mut batch, b.local(), 1, 60);
     assert_eq!(batch.packets()[1].ip_options, IpOptions { traffic_class: 4, hop_limit: usual - 1 });
 }
@@ -141,13 +141,13 @@ fn packets_with_a_treatment_arrive_right() {
     for (round, with) in
         [IpOptions::default(), ip_options, IpOptions::default(), ip_options].into_iter().enumerate()
     {
-        batch.treat(with);
+        batch.set_ip_options(with);
         fill(&mut batch, b.local(), if round < 2 { 5 } else { 1 }, 300);
     }
     a.send(&mut batch);
     assert_eq!(receive(&mut b, 12), [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 0]);
     let mut packet = {
-        batch.treat(ip_options);
+        batch.set_ip_options(ip_options);
         fill(&mut batch, b.local(), 1, 300);
         batch.packets()[0]
     };

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use nobounce_memory::gpu::copy_engine::PinnedChunk;
 
-use super::super::batch::MAX_PACKET;
 use super::leases::Leases;
 use super::ring::{self, Elsewhere, Label, Memory, Trouble, Writer};
+use crate::links::batch::MAX_PACKET;
 use crate::process::fork::NotInherited;
 
 /// Packets to a same-host peer are built in the ring that it reads: no copy in between. Payload
@@ -41,13 +41,13 @@ const BUSY_READER: u64 = 64 << 10;
 const _: () = assert!(MOST_FOR_A_BUSY_READER + 64 <= MAX_PACKET);
 
 #[derive(Debug)]
-pub(super) struct Ends {
+pub(in crate::links) struct Ends {
     writer: Writer,
     leased: Leases,
 }
 
 impl PeerRing {
-    pub(super) fn new(memory: Memory, connection: Arc<NotInherited>) -> Self {
+    pub(in crate::links) fn new(memory: Memory, connection: Arc<NotInherited>) -> Self {
         let ends = Ends { writer: Writer::new(Arc::new(memory)), leased: Leases::new(connection) };
         let next = AtomicPtr::new(ends.writer.next());
         Self { held: AtomicBool::new(false), next, ends: UnsafeCell::new(ends) }
@@ -113,7 +113,7 @@ impl Hold {
     }
 
     /// As [`show`](Self::show); returns whether the reader needs a wake-up.
-    pub(super) fn publish(&mut self) -> bool {
+    pub(in crate::links) fn publish(&mut self) -> bool {
         self.ends().writer.publish()
     }
 
@@ -148,12 +148,12 @@ impl Hold {
     }
 
     /// Reclaims leased chunks that the reader has consumed.
-    pub(super) fn take_back(&mut self) {
+    pub(in crate::links) fn take_back(&mut self) {
         let Ends { writer, leased } = self.ends();
         leased.take_back(writer);
     }
 
-    pub(super) fn push(&mut self, parts: [&[u8]; 3], label: Label) -> Result<(), Trouble> {
+    pub(in crate::links) fn push(&mut self, parts: [&[u8]; 3], label: Label) -> Result<(), Trouble> {
         self.ends().writer.push(parts, label)
     }
 }

@@ -13,11 +13,11 @@ const MOST_BYTES: usize = 256 << 20;
 
 /// All files of one peer, in order of export.
 #[derive(Debug, Default)]
-pub(super) struct ExportedFiles(Vec<Mapping>);
+pub(in crate::links) struct ExportedFiles(Vec<Mapping>);
 
 impl ExportedFiles {
     /// Maps one more file. Returns whether it is valid.
-    pub(super) fn take(&mut self, file: &OwnedFd, len: usize) -> bool {
+    pub(in crate::links) fn take(&mut self, file: &OwnedFd, len: usize) -> bool {
         let sound = self.0.len() < MOST_FILES && len <= MOST_BYTES && shared_file::is_sound(file, len);
         sound
             && Mapping::new(file, len, libc::PROT_READ).is_ok_and(|exported| {
@@ -27,12 +27,12 @@ impl ExportedFiles {
     }
 
     /// Whether that file was exported.
-    pub(super) fn knows(&self, file: u8) -> bool {
+    pub(in crate::links) fn knows(&self, file: u8) -> bool {
         usize::from(file) < self.0.len()
     }
 
     /// Whether that byte range lies in one of the files.
-    pub(super) fn have(&self, at: *const u8, len: usize) -> bool {
+    pub(in crate::links) fn have(&self, at: *const u8, len: usize) -> bool {
         let inside = |file: &Mapping| {
             let begin = file.at(0).addr();
             at.addr() >= begin && at.addr() + len <= begin + file.len()
@@ -42,7 +42,7 @@ impl ExportedFiles {
 
     /// Virtual start of a packet whose payload is in a file: `head` bytes, the headers, before the
     /// payload. `None` if any of it lies outside the file.
-    pub(super) fn find(&self, head: usize, elsewhere: Elsewhere) -> Option<*const u8> {
+    pub(in crate::links) fn find(&self, head: usize, elsewhere: Elsewhere) -> Option<*const u8> {
         let exported = self.0.get(usize::from(elsewhere.file))?;
         let start = usize::try_from(elsewhere.offset).ok()?.checked_sub(head)?;
         let end = start.checked_add(head)?.checked_add(usize::try_from(elsewhere.len).ok()?)?;

@@ -7,13 +7,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use nobounce_memory::gpu::copy_engine::PinnedChunk;
 
-use super::meeting::{self, Came};
+use super::rendezvous::{self, Came};
 use super::ring::{Memory, Writer};
 use crate::process::fork::{self, NotInherited};
 
 /// Maximum number of files exported to one peer: one per CUDA context that sends, so more than a
 /// few are rare.
-pub(super) const MOST_FILES: usize = 32;
+pub(in crate::links) const MOST_FILES: usize = 32;
 /// Maximum number of chunks leased to one peer. A peer that does not read must not starve others:
 /// further payload is copied into its ring.
 const MOST_CHUNKS: usize = 8;
@@ -34,13 +34,13 @@ impl Left {
     /// Whether the peer may still read one of the chunks.
     fn is_read(&mut self) -> bool {
         take_back(&mut self.held, self.memory.read_up_to(), self.position);
-        !self.held.is_empty() && matches!(meeting::take(&self.connection), Came::Nothing)
+        !self.held.is_empty() && matches!(rendezvous::take(&self.connection), Came::Nothing)
     }
 }
 
 /// Chunks leased to one peer.
 #[derive(Debug)]
-pub(super) struct Leases {
+pub(in crate::links) struct Leases {
     connection: Arc<NotInherited>,
     /// The files exported to it, in order of export.
     files: Vec<u64>,
@@ -50,13 +50,18 @@ pub(super) struct Leases {
 }
 
 impl Leases {
-    pub(super) fn new(connection: Arc<NotInherited>) -> Self {
+    pub(in crate::links) fn new(connection: Arc<NotInherited>) -> Self {
         Self { connection, files: Vec::new(), held: VecDeque::new(), generation: fork::generation() }
     }
 
     /// File and offset of byte `at` of this chunk. `None` if the file cannot be exported or the
     /// peer holds too many leases.
-    pub(super) fn show(&mut self, writer: &Writer, chunk: &PinnedChunk, at: usize) -> Option<(u8, u32)> {
+    pub(in crate::links) fn show(
+        &mut self,
+        writer: &Writer,
+        chunk: &PinnedChunk,
+        at: usize,
+    ) -> Option<(u8, u32)> {
         self.take_back(writer);
         let same = self.held.back().is_some_and(|(_, last)| last.as_ptr() == chunk.as_ptr());
         if !same && self.held.len() >= MOST_CHUNKS {
@@ -66,7 +71,7 @@ impl Leases {
         let file = match self.files.iter().position(|known| *known == place.name) {
             Some(known) => known,
             None if self.files.len() < MOST_FILES => {
-                meeting::send_file(&self.connection, place.file_len, place.file.as_raw_fd()).ok()?;
+                rendezvous::send_file(&self.connection, place.file_len, place.file.as_raw_fd()).ok()?;
                 self.files.push(place.name);
                 self.files.len() - 1
             }
@@ -76,21 +81,21 @@ impl Leases {
     }
 
     /// Leases a chunk until the peer has read up to that position.
-    pub(super) fn hold(&mut self, chunk: PinnedChunk, until: u64) {
+    pub(in crate::links) fn hold(&mut self, chunk: PinnedChunk, until: u64) {
         match self.held.back_mut().filter(|(_, last)| last.as_ptr() == chunk.as_ptr()) {
             Some(last) => last.0 = until,
             None => self.held.push_back((until, chunk)),
         }
     }
 
-    pub(super) fn take_back(&mut self, writer: &Writer) {
+    pub(in crate::links) fn take_back(&mut self, writer: &Writer) {
         if !self.held.is_empty() {
             take_back(&mut self.held, writer.read_up_to(), writer.position());
         }
     }
 
     /// Closes the ring. Unread chunks stay unchanged until the peer has read them or is gone.
-    pub(super) fn part(&mut self, writer: &Writer) {
+    pub(in crate::links) fn part(&mut self, writer: &Writer) {
         if fork::current() != self.generation {
             return std::mem::forget(std::mem::take(&mut self.held));
         }

@@ -12,21 +12,21 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use nobounce_memory::Sink;
 
-use super::super::batch::MAX_PACKET;
 use super::mapping::Mapping;
+use crate::links::batch::MAX_PACKET;
 
 /// Bytes of the ring: several times the maximum in flight to one peer (`soft/engine/path.rs`), so
 /// that it is practically never full.
-pub(super) const CAPACITY: usize = 2 << 20;
+pub(in crate::links) const CAPACITY: usize = 2 << 20;
 /// Bytes before the ring: a page for both positions.
 const HEADER: usize = 4096;
 /// Bytes of the file.
-pub(super) const FILE_LEN: usize = HEADER + CAPACITY;
+pub(in crate::links) const FILE_LEN: usize = HEADER + CAPACITY;
 
 /// Header offsets: the writer's position, the reader's position, and the reader's wake-up request.
 /// Each has a pair of cache lines to itself, because CPUs prefetch lines in pairs.
-pub(super) const TAIL_AT: usize = 0;
-pub(super) const HEAD_AT: usize = 256;
+pub(in crate::links) const TAIL_AT: usize = 0;
+pub(in crate::links) const HEAD_AT: usize = 256;
 const SLEEPS_AT: usize = 512;
 
 /// Packets begin at multiples of this.
@@ -44,15 +44,15 @@ const _: () = assert!(CAPACITY.is_power_of_two() && LEAD >= 8 && LEAD % 16 == 4)
 
 /// The memory of a ring.
 #[derive(Debug)]
-pub(super) struct Memory(Mapping);
+pub(in crate::links) struct Memory(Mapping);
 
 impl Memory {
     /// Maps the file, whose length and seals the caller has checked.
-    pub(super) fn map(file: &OwnedFd) -> io::Result<Self> {
+    pub(in crate::links) fn map(file: &OwnedFd) -> io::Result<Self> {
         Mapping::new(file, FILE_LEN, libc::PROT_READ | libc::PROT_WRITE).map(Self)
     }
 
-    pub(super) fn u64_at(&self, at: usize) -> &AtomicU64 {
+    pub(in crate::links) fn u64_at(&self, at: usize) -> &AtomicU64 {
         // SAFETY: inside the mapping, aligned, and only ever accessed as an atomic by us.
         unsafe { &*self.0.at(at).cast::<AtomicU64>() }
     }
@@ -63,18 +63,18 @@ impl Memory {
     }
 
     /// Address of the ring byte at this position.
-    pub(super) fn at(&self, position: u64) -> *mut u8 {
+    pub(in crate::links) fn at(&self, position: u64) -> *mut u8 {
         let offset = usize::try_from(position % CAPACITY as u64).unwrap_or(0);
         self.0.at(HEADER + offset)
     }
 
     /// The position that the reader reports: it reads nothing before it.
-    pub(super) fn read_up_to(&self) -> u64 {
+    pub(in crate::links) fn read_up_to(&self) -> u64 {
         self.u64_at(HEAD_AT).load(Ordering::Acquire)
     }
 
     /// Requests a wake-up for the reader. Returns whether there is something to read already.
-    pub(super) fn ask_to_be_woken(&self) -> bool {
+    pub(in crate::links) fn ask_to_be_woken(&self) -> bool {
         self.sleeps().store(1, Ordering::Relaxed);
         // The writer stores its position, then loads the request; we store the request, then load
         // the position. One side sees the other.
@@ -83,44 +83,44 @@ impl Memory {
     }
 
     /// Withdraws the request: the reader polls.
-    pub(super) fn need_not_be_woken(&self) {
+    pub(in crate::links) fn need_not_be_woken(&self) {
         self.sleeps().store(0, Ordering::Relaxed);
     }
 }
 
 /// Metadata of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Label {
+pub(in crate::links) struct Label {
     /// With an ICRC: the IPv4 identification that it covers. Without: the number of coalesced
     /// packets (see `Qp::handle_run`).
-    pub(super) number: u16,
-    pub(super) sealed: bool,
+    pub(in crate::links) number: u16,
+    pub(in crate::links) sealed: bool,
 }
 
 /// Location of a payload outside the ring, in a file that the writer has exported. Only the headers
 /// are in the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Elsewhere {
-    pub(super) file: u8,
-    pub(super) offset: u32,
+pub(in crate::links) struct Elsewhere {
+    pub(in crate::links) file: u8,
+    pub(in crate::links) offset: u32,
     /// Bytes behind the headers, ICRC included.
-    pub(super) len: u32,
+    pub(in crate::links) len: u32,
 }
 
 /// A packet that was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Packet {
+pub(in crate::links) struct Packet {
     /// Its address, valid until [`Reader::release`].
-    pub(super) at: *const u8,
+    pub(in crate::links) at: *const u8,
     /// Its bytes in the ring.
-    pub(super) len: usize,
-    pub(super) label: Label,
-    pub(super) elsewhere: Option<Elsewhere>,
+    pub(in crate::links) len: usize,
+    pub(in crate::links) label: Label,
+    pub(in crate::links) elsewhere: Option<Elsewhere>,
 }
 
 /// Why a packet was not written or read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Trouble {
+pub(in crate::links) enum Trouble {
     /// The ring is full (for the writer) or empty (for the reader).
     Wait,
     /// The peer violates the protocol.
@@ -134,7 +134,7 @@ fn room_of(len: usize) -> usize {
 
 /// The writing end.
 #[derive(Debug)]
-pub(super) struct Writer {
+pub(in crate::links) struct Writer {
     memory: Arc<Memory>,
     tail: u64,
     /// The position that the reader can see.
@@ -144,12 +144,12 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    pub(super) fn new(memory: Arc<Memory>) -> Self {
+    pub(in crate::links) fn new(memory: Arc<Memory>) -> Self {
         Self { memory, tail: 0, exported: 0, head: 0 }
     }
 
     /// Writes one packet, given in pieces. The reader sees it after [`publish`](Self::publish).
-    pub(super) fn push(&mut self, parts: [&[u8]; 3], label: Label) -> Result<(), Trouble> {
+    pub(in crate::links) fn push(&mut self, parts: [&[u8]; 3], label: Label) -> Result<(), Trouble> {
         let len = parts.iter().map(|part| part.len()).sum();
         let mut to = self.reserve(len)?;
         for part in parts {
@@ -164,7 +164,7 @@ impl Writer {
 
     /// Reserves contiguous room for a packet of `len` bytes.
     #[inline]
-    pub(super) fn reserve(&mut self, len: usize) -> Result<*mut u8, Trouble> {
+    pub(in crate::links) fn reserve(&mut self, len: usize) -> Result<*mut u8, Trouble> {
         debug_assert!(len <= MAX_PACKET);
         let room = room_of(len);
         let left = CAPACITY - usize::try_from(self.tail % CAPACITY as u64).unwrap_or(0);
@@ -188,21 +188,21 @@ impl Writer {
     }
 
     /// The writer's position.
-    pub(super) fn position(&self) -> u64 {
+    pub(in crate::links) fn position(&self) -> u64 {
         self.tail
     }
 
     /// The position that the reader reports.
-    pub(super) fn read_up_to(&self) -> u64 {
+    pub(in crate::links) fn read_up_to(&self) -> u64 {
         self.memory.read_up_to()
     }
 
-    pub(super) fn memory(&self) -> &Arc<Memory> {
+    pub(in crate::links) fn memory(&self) -> &Arc<Memory> {
         &self.memory
     }
 
     /// As [`commit`](Self::commit), where the ring holds only the headers.
-    pub(super) fn commit_elsewhere(&mut self, len: usize, number: u16, elsewhere: Elsewhere) {
+    pub(in crate::links) fn commit_elsewhere(&mut self, len: usize, number: u16, elsewhere: Elsewhere) {
         let word = u64::from(elsewhere.offset) | u64::from(elsewhere.len) << 32;
         // SAFETY: behind the label, before the packet: a multiple of 8 inside the ring, ours until
         // it is published.
@@ -213,7 +213,7 @@ impl Writer {
 
     /// Commits the packet reserved last.
     #[inline]
-    pub(super) fn commit(&mut self, len: usize, label: Label) {
+    pub(in crate::links) fn commit(&mut self, len: usize, label: Label) {
         let flags = if label.sealed { SEALED } else { 0 };
         self.write_label(u32::try_from(len).unwrap_or(0), label.number, flags);
         self.tail += room_of(len) as u64;
@@ -231,7 +231,7 @@ impl Writer {
 
     /// Makes committed packets visible to a polling reader.
     #[inline]
-    pub(super) fn show(&mut self) {
+    pub(in crate::links) fn show(&mut self) {
         // A polling reader owns the line: do not take it away without need.
         if self.exported != self.tail {
             self.exported = self.tail;
@@ -240,7 +240,7 @@ impl Writer {
     }
 
     /// Makes committed packets visible. Returns whether the reader needs a wake-up.
-    pub(super) fn publish(&mut self) -> bool {
+    pub(in crate::links) fn publish(&mut self) -> bool {
         self.show();
         fence(Ordering::SeqCst);
         let sleeps = self.memory.sleeps();
@@ -248,14 +248,14 @@ impl Writer {
     }
 
     /// Address of the next packet, if it fits before the end.
-    pub(super) fn next(&self) -> *mut u8 {
+    pub(in crate::links) fn next(&self) -> *mut u8 {
         self.memory.at(self.tail)
     }
 }
 
 /// Prefetches two lines for writing: a label and the headers behind it, or two short packets.
 #[inline]
-pub(super) fn fetch_to_write(at: *const u8) {
+pub(in crate::links) fn fetch_to_write(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
     for line in [at, at.wrapping_add(UNIT)] {
         // SAFETY: a hint, which faults nowhere, and does nothing on processors that do not know it.
@@ -280,7 +280,7 @@ fn prefetch(at: *const u8) {
 
 /// The reading end.
 #[derive(Debug)]
-pub(super) struct Reader {
+pub(in crate::links) struct Reader {
     memory: Arc<Memory>,
     head: u64,
     /// The position that the writer was given.
@@ -290,17 +290,17 @@ pub(super) struct Reader {
 }
 
 impl Reader {
-    pub(super) fn new(memory: Arc<Memory>) -> Self {
+    pub(in crate::links) fn new(memory: Arc<Memory>) -> Self {
         Self { memory, head: 0, released: 0, tail: 0 }
     }
 
-    pub(super) fn memory(&self) -> &Arc<Memory> {
+    pub(in crate::links) fn memory(&self) -> &Arc<Memory> {
         &self.memory
     }
 
     /// The next packet.
     #[inline]
-    pub(super) fn pop(&mut self) -> Result<Packet, Trouble> {
+    pub(in crate::links) fn pop(&mut self) -> Result<Packet, Trouble> {
         loop {
             if self.head == self.tail && !self.look()? {
                 return Err(Trouble::Wait);
@@ -356,18 +356,18 @@ impl Reader {
     }
 
     /// Whether there is something to read, sound or not.
-    pub(super) fn has_more(&mut self) -> bool {
+    pub(in crate::links) fn has_more(&mut self) -> bool {
         self.head != self.tail || self.look() != Ok(false)
     }
 
     #[cfg(test)]
-    pub(super) fn position(&self) -> u64 {
+    pub(in crate::links) fn position(&self) -> u64 {
         self.head
     }
 
     /// Frees the room of the packets read, including a skipped ring end.
     #[inline]
-    pub(super) fn release(&mut self) {
+    pub(in crate::links) fn release(&mut self) {
         if self.released != self.head {
             self.released = self.head;
             self.memory.u64_at(HEAD_AT).store(self.head, Ordering::Release);

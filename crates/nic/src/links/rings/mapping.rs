@@ -8,7 +8,7 @@ use crate::process::fork;
 /// The mapping of a whole file, whose length and seals the caller has checked. Its bytes may change
 /// at any time: access is by atomics and copies, never by a reference that outlives a call.
 #[derive(Debug)]
-pub(super) struct Mapping {
+pub(in crate::links) struct Mapping {
     base: *mut u8,
     len: usize,
     generation: u64,
@@ -21,7 +21,7 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Maps it with these rights (`PROT_READ`, `PROT_WRITE`).
-    pub(super) fn new(file: &OwnedFd, len: usize, rights: libc::c_int) -> io::Result<Self> {
+    pub(in crate::links) fn new(file: &OwnedFd, len: usize, rights: libc::c_int) -> io::Result<Self> {
         let (nowhere, fd) = (std::ptr::null_mut(), file.as_raw_fd());
         // SAFETY: a fresh mapping at an address of the kernel's choice touches nothing that exists.
         let base = unsafe { libc::mmap(nowhere, len, rights, libc::MAP_SHARED, fd, 0) };
@@ -36,11 +36,11 @@ impl Mapping {
 
     /// The byte at `offset`.
     #[inline]
-    pub(super) fn at(&self, offset: usize) -> *mut u8 {
+    pub(in crate::links) fn at(&self, offset: usize) -> *mut u8 {
         self.base.wrapping_add(offset)
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(in crate::links) fn len(&self) -> usize {
         self.len
     }
 }

@@ -27,9 +27,9 @@ const BACKLOG: i32 = 64;
 
 /// The owner of a ring: its source address and port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Hello {
-    pub(super) src: IpAddr,
-    pub(super) src_port: u16,
+pub(in crate::links) struct Hello {
+    pub(in crate::links) src: IpAddr,
+    pub(in crate::links) src_port: u16,
 }
 
 impl Hello {
@@ -52,7 +52,7 @@ impl Hello {
     }
 
     /// Decodes one; the bytes are untrusted.
-    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+    pub(in crate::links) fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; HELLO] = bytes.try_into().ok()?;
         let (v6, _) = bytes[8..].split_first_chunk::<16>()?;
         let src = match bytes[5] {
@@ -84,7 +84,7 @@ fn socket() -> io::Result<NotInherited> {
 }
 
 /// Listens under the name of this address and slot.
-pub(super) fn listen(addr: IpAddr, slot: u8) -> io::Result<NotInherited> {
+pub(in crate::links) fn listen(addr: IpAddr, slot: u8) -> io::Result<NotInherited> {
     let fd = socket()?;
     let (name, len) = unix_name(&name_of(addr, slot));
     // SAFETY: the pointer and length describe a live Unix socket address.
@@ -98,7 +98,7 @@ pub(super) fn listen(addr: IpAddr, slot: u8) -> io::Result<NotInherited> {
 
 /// Connects to the device of that address and slot. It does not block: a connection that the peer
 /// has not accepted yet suffices.
-pub(super) fn connect(addr: IpAddr, slot: u8) -> io::Result<NotInherited> {
+pub(in crate::links) fn connect(addr: IpAddr, slot: u8) -> io::Result<NotInherited> {
     let fd = socket()?;
     let (name, len) = unix_name(&name_of(addr, slot));
     // SAFETY: the pointer and length describe a live Unix socket address.
@@ -109,7 +109,7 @@ pub(super) fn connect(addr: IpAddr, slot: u8) -> io::Result<NotInherited> {
 }
 
 /// Accepts the next connection.
-pub(super) fn accept(listener: &OwnedFd) -> Option<NotInherited> {
+pub(in crate::links) fn accept(listener: &OwnedFd) -> Option<NotInherited> {
     let accepted = NotInherited::open(|| {
         let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
         let no_address = std::ptr::null_mut();
@@ -125,13 +125,13 @@ pub(super) fn accept(listener: &OwnedFd) -> Option<NotInherited> {
 }
 
 /// Refuses new connections; those in the backlog can still be accepted.
-pub(super) fn close_doors(listener: &OwnedFd) {
+pub(in crate::links) fn close_doors(listener: &OwnedFd) {
     // SAFETY: takes no pointer.
     unsafe { libc::shutdown(listener.as_raw_fd(), libc::SHUT_RD) };
 }
 
 /// Whether the peer process runs as our user.
-pub(super) fn is_ours(connection: &OwnedFd) -> bool {
+pub(in crate::links) fn is_ours(connection: &OwnedFd) -> bool {
     let mut peer = libc::ucred { pid: 0, uid: libc::uid_t::MAX, gid: libc::gid_t::MAX };
     let mut len = libc::socklen_t::try_from(size_of_val(&peer)).unwrap_or(0);
     let (level, name) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
@@ -143,12 +143,12 @@ pub(super) fn is_ours(connection: &OwnedFd) -> bool {
 }
 
 /// Passes a ring to the peer.
-pub(super) fn send_ring(connection: &OwnedFd, hello: Hello, ring: RawFd) -> io::Result<()> {
+pub(in crate::links) fn send_ring(connection: &OwnedFd, hello: Hello, ring: RawFd) -> io::Result<()> {
     send_with(connection, &mut hello.encode(), ring)
 }
 
 /// Exports a file of `len` bytes. Packets refer to exported files by their order of export.
-pub(super) fn send_file(connection: &OwnedFd, len: usize, file: RawFd) -> io::Result<()> {
+pub(in crate::links) fn send_file(connection: &OwnedFd, len: usize, file: RawFd) -> io::Result<()> {
     let mut bytes = [0; SHOWN];
     bytes[..4].copy_from_slice(&SHOWN_MAGIC);
     bytes[4..].copy_from_slice(&(len as u64).to_be_bytes());
@@ -163,7 +163,7 @@ fn decode_shown(bytes: &[u8]) -> Option<usize> {
 }
 
 /// Sends bytes and a descriptor as one message.
-pub(super) fn send_with(connection: &OwnedFd, bytes: &mut [u8], file: RawFd) -> io::Result<()> {
+pub(in crate::links) fn send_with(connection: &OwnedFd, bytes: &mut [u8], file: RawFd) -> io::Result<()> {
     let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     let mut control = [0_u64; 4];
     // SAFETY: msghdr is plain integers and pointers; zeros (null, 0) are valid.
@@ -191,7 +191,7 @@ pub(super) fn send_with(connection: &OwnedFd, bytes: &mut [u8], file: RawFd) -> 
 
 /// What came on a connection.
 #[derive(Debug)]
-pub(super) enum Came {
+pub(in crate::links) enum Came {
     /// Nothing yet.
     Nothing,
     /// The peer is gone, or sent an invalid message.
@@ -207,7 +207,7 @@ pub(super) enum Came {
 }
 
 /// Receives one message from a connection.
-pub(super) fn take(connection: &OwnedFd) -> Came {
+pub(in crate::links) fn take(connection: &OwnedFd) -> Came {
     let mut bytes = [0; HELLO + 1];
     let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     // Room for one descriptor: further ones find none and are dropped by the kernel.
@@ -261,13 +261,13 @@ fn descriptor(message: &libc::msghdr) -> Option<OwnedFd> {
 }
 
 /// Rings the doorbell: wakes the reader of the ring. A full queue means that it is awake already.
-pub(super) fn ring_doorbell(connection: &OwnedFd) {
+pub(in crate::links) fn ring_doorbell(connection: &OwnedFd) {
     say(connection, &[1]);
 }
 
 /// Announces an orderly close. (In a forked child the descriptor refers to nothing, and no peer
 /// receives it.)
-pub(super) fn say_goodbye(connection: &OwnedFd) {
+pub(in crate::links) fn say_goodbye(connection: &OwnedFd) {
     say(connection, &GOODBYE);
 }
 
