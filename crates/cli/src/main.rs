@@ -1,6 +1,24 @@
 //! The `nobounce` command: parse, run, exit code.
 //!
 //! Exit codes: 0 fine, 1 a comparison or verification failed, 2 wrong usage or broken environment.
+//!
+//! ## Rooms
+//!
+//! A room imports its own modules and lower ones.
+//!
+//! ```text
+//! run          other programs on nb0
+//! bench        measurements
+//! predict      what to expect
+//! doctor       why GPUDirect is off
+//! log  size    words
+//! ```
+//!
+//! | room | what |
+//! |---|---|
+//! | `run` | the environment of another program, its report |
+//! | `bench` | cases, both ends, tables, plots |
+//! | `doctor`, `predict` | commands on `nobounce-diagnose` and `nobounce-predict` |
 
 mod bench;
 mod doctor;

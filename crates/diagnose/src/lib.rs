@@ -4,6 +4,23 @@
 //!   anywhere.
 //! * [`draw`]: the PCI tree on a terminal and as SVG, with what was found.
 //! * [`log`]: logs of NCCL and UCX, which show what was done and not what is possible.
+//!
+//! ## Rooms
+//!
+//! A room imports its own modules and lower ones.
+//!
+//! ```text
+//! report  draw  log    text, pictures, logs of NCCL and UCX
+//! checks  diagnosis    findings
+//! verdict              each GPU with each adapter
+//! finding  explain     words
+//! ```
+//!
+//! | room | what |
+//! |---|---|
+//! | `checks` | one file for each subject: a new check is a function there and a line in `checks/mod.rs` |
+//! | [`verdict`] | direct, slow or staged, with the rules of NCCL (`nccl`) and UCX (`ucx`) |
+//! | [`log`], [`draw`] | logs that are read; trees that are drawn |
 #![forbid(unsafe_code)]
 
 mod checks;

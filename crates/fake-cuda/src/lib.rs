@@ -14,6 +14,20 @@
 //!
 //! Tests control it by the `fake_cuda_*` functions of `knobs.rs`, which [`client`] finds by
 //! `dlsym`. The symbol `nobounce_stand_in` marks it.
+//!
+//! ## Rooms
+//!
+//! A room imports its own modules and lower ones.
+//!
+//! ```text
+//! host  ipc  kernel  pointer    further calls
+//! driver                        contexts, streams, memory, copies: one state
+//! abi  status  backing          words
+//! ```
+//!
+//! | room | what |
+//! |---|---|
+//! | driver | `world` is the state; each call of CUDA's is in the file of its subject |
 
 #![allow(non_snake_case, reason = "the names are CUDA's")]
 

@@ -9,6 +9,24 @@
 //! * [`barrier`]: memory ordering points, named after the order they keep.
 //! * [`HostBuffer`]: our own page-aligned memory; [`shared_file`]: memory that another process
 //!   maps, too.
+//!
+//! ## Rooms
+//!
+//! A room imports its own modules and lower ones.
+//!
+//! ```text
+//! host_buffer  shared_file     our own memory
+//! gpu                          driver, windows through BAR1, copy engine
+//! window  guard  probe         host memory
+//! copy                         copy routines, fixups, write-combining
+//! barrier  path  signals       words
+//! ```
+//!
+//! | room | what |
+//! |---|---|
+//! | `copy` | assembly that survives faults; [`wc`] for write-combined windows |
+//! | [`guard`], [`probe`], [`Window`] | host memory that may vanish |
+//! | [`gpu`] | CUDA's driver by `dlopen`, registration, windows, the copy engine |
 
 #[cfg(not(target_os = "linux"))]
 compile_error!(

@@ -1,9 +1,33 @@
 //! The device: a software RDMA NIC in user space, or a hardware NIC, behind one interface.
 //!
-//! - [`links`]: how packets leave and arrive: `udp`, and the wrappers `pcap` and `fault`.
+//! - [`links`]: how packets leave and arrive: `udp`, `shm`, and the wrappers `pcap` and `fault`.
 //! - [`soft`]: protection domains, memory regions, queues, and the engine that drives them.
 //! - [`hard`]: the same objects on the NICs of the system's libibverbs.
 //! - [`any`]: either of the two.
+//!
+//! ## Rooms
+//!
+//! A room imports its own modules and lower ones.
+//!
+//! ```text
+//! any                              either NIC behind the same objects
+//! hard | soft: cm                  connections by address
+//!      |       objects             Device Pd Mr Mw Cq Srq Qp
+//!      |       lifecycle           exit of the process, report
+//!      |       progress            which thread drives an engine, how it waits
+//!      |       engine              packets in, packets out, queue pairs, timers
+//!      |       local gpu events    same-host peers; GPU memory; notifications
+//! links                            UDP, shared memory, faults, capture
+//! work  sync  process
+//! ```
+//!
+//! | room | what |
+//! |---|---|
+//! | `process`, `sync` | forks, CPUs, eventfd; lock-free ring and waker |
+//! | [`work`] | requests and completions of either NIC |
+//! | [`links`] | the `Link` trait, `udp`, `shm`, `rings`, the wrappers `pcap` and `fault` |
+//! | [`soft`] | the software NIC |
+//! | [`hard`], [`any`] | NICs of the system's libibverbs; either of the two |
 
 pub mod any;
 pub mod hard;

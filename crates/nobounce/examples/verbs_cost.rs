@@ -3,7 +3,8 @@
 //! and [`Connection`]. Each message is posted and its completion polled before the next one. Only
 //! the calls differ, and other load on the CPU affects all three alike.
 //!
-//!     NOBOUNCE_VERBS=target/release/dropin/libibverbs.so.1 NOBOUNCE_DEVICE=nb0 cargo run --release --example verbs_cost [ROUNDS]
+//!     export NOBOUNCE_VERBS=target/release/dropin/libibverbs.so.1 NOBOUNCE_DEVICE=nb0
+//!     cargo run --release --example verbs_cost [ROUNDS]
 //!
 //! Prints the best and the median round of each, in nanoseconds a message, and what they are above
 //! raw verbs. `NOBOUNCE_DEVICE=mlx5_0` measures an adapter.

@@ -50,6 +50,25 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! ## Rooms
+//!
+//! A room imports its own modules and lower ones.
+//!
+//! ```text
+//! device                 Device
+//! listener               Listener
+//! message  rails         messages; several adapters
+//! connection             Connection, its lanes
+//! handshake  wait        agreeing; waiting
+//! region                 Region
+//! ```
+//!
+//! | room | what |
+//! |---|---|
+//! | `region` | registered memory of the host or a GPU |
+//! | `connection` | operations on the peer's memory, tickets |
+//! | `rails` | several adapters as one |
 #![deny(unsafe_code)]
 
 mod access;

@@ -5,6 +5,21 @@
 //! [`model::direct`] and [`staging::staged`] predict. Every factor gives a time or a rate, so that
 //! the result can name the bottleneck. docs/predict.md has the formulae, the constants and their
 //! error against published figures.
+//!
+//! ## Rooms
+//!
+//! A room imports its own modules and lower ones.
+//!
+//! ```text
+//! model      parts, route, staging, estimate, calibration, reports
+//! numbers    constants, factors, least squares
+//! ```
+//!
+//! | room | what |
+//! |---|---|
+//! | [`constants`], [`factor`] | every constant with its source; how factors add up |
+//! | [`parts`], [`model`], [`staging`] | a transfer, its direct and its staged estimate |
+//! | [`calibration`] | constants of one machine, from a bench |
 #![forbid(unsafe_code)]
 
 pub mod calibration;

@@ -10,6 +10,24 @@
 //! - [`wire`]: packets as bytes and as meaning; the invariant CRC.
 //!
 //! `#![forbid(unsafe_code)]` holds for the whole crate.
+//!
+//! ## Rooms
+//!
+//! A room imports its own modules and lower ones.
+//!
+//! ```text
+//! sim  pcap        a virtual network; capture files
+//! cm   qp          connections; queue pairs
+//! wire             packets
+//! timing  rng      time encodings; seeded random numbers
+//! ```
+//!
+//! | room | what |
+//! |---|---|
+//! | [`wire`] | headers, opcodes, ICRC: a new opcode starts in `wire/opcode.rs` |
+//! | [`qp`] | requester, responder, retransmission, completions |
+//! | [`cm`] | REQ, REP, RTU and the rest |
+//! | [`sim`] | endpoints, loss and reordering on a virtual clock |
 #![forbid(unsafe_code)]
 
 pub mod cm;

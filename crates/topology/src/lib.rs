@@ -4,6 +4,20 @@
 //!   command, saved and replayed as a file.
 //! * [`tree`]: the PCI tree and distances. [`analysis`]: facts combined.
 //! * [`machines`]: known machines as facts, for tests, examples and experiments.
+//!
+//! ## Rooms
+//!
+//! A room imports its own modules and lower ones.
+//!
+//! ```text
+//! tree     PCI tree, distances, methods, analysis
+//! facts    facts, sysfs, known machines
+//! ```
+//!
+//! | room | what |
+//! |---|---|
+//! | [`facts`], [`sysfs`], [`machines`] | what is known of a machine, read from files, or known in advance |
+//! | [`tree`], [`methods`], [`usable`], [`analysis`] | facts put together |
 #![forbid(unsafe_code)]
 
 pub mod analysis;

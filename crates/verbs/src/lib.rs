@@ -5,6 +5,18 @@
 //! `struct ibv_qp` is [`Qp`]. C enumerations are plain integers here, since the other side may pass
 //! any number. Layouts are those of rdma-core 65, which older programs share. Structures grew at
 //! their end (or, for [`VerbsContext`], at their beginning). The tests compare every offset with C.
+//!
+//! ## Rooms
+//!
+//! A room imports its own modules and lower ones.
+//!
+//! ```text
+//! layouts    one file for each object of the interface
+//! ```
+//!
+//! | room | what |
+//! |---|---|
+//! | layouts | structures, constants and tables, without imports of each other |
 
 #![allow(missing_docs)] // fields and constants are the standard's: its manual pages describe them
 #![allow(missing_debug_implementations)] // raw layouts, full of pointers and unions: nothing to print

@@ -189,7 +189,7 @@ pub(crate) enum PlanError {
         /// Message size.
         size: u64,
     },
-    /// Not HOST, HOST:PORT, [V6] or [V6]:PORT.
+    /// Not HOST, HOST:PORT, `[V6]` or `[V6]:PORT`.
     #[error("--{flag} {text:?} is no address; write HOST, HOST:PORT or [IPV6]:PORT (port 1 to 65535)")]
     Address {
         /// The argument.

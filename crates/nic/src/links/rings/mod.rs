@@ -1,4 +1,5 @@
-//! Packets in rings of shared memory: built in place by the sender, read in place by a peer on this host.
+//! Packets in rings of shared memory: built in place by the sender, read in place by a peer on
+//! this host.
 
 pub(in crate::links) mod exports;
 pub(in crate::links) mod leases;
