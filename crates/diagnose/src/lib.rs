@@ -18,7 +18,7 @@
 //!
 //! | room | what |
 //! |---|---|
-//! | `checks` | one file for each subject: a new check is a function there and a line in `checks/mod.rs` |
+//! | `checks` | one file for each subject: a new check is a function there and a text in `explain` |
 //! | [`verdict`] | direct, slow or staged, with the rules of NCCL (`nccl`) and UCX (`ucx`) |
 //! | [`log`], [`draw`] | logs that are read; trees that are drawn |
 #![forbid(unsafe_code)]

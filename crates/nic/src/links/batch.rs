@@ -58,7 +58,7 @@ pub struct TxPacket {
     /// 0.
     pub ip_id: u16,
     /// Whether it has an ICRC. Packets without one must not leave this host.
-    pub sealed: bool,
+    pub has_icrc: bool,
     /// Index of its payload outside the slab, if any; the slab then holds only the bytes before and
     /// after it.
     pub(super) outside: Option<u16>,
@@ -118,7 +118,7 @@ impl Destination {
 /// The group that the next packet may join.
 #[derive(Clone, Copy, Debug)]
 struct Group {
-    way: Destination,
+    destination: Destination,
     slot: u8,
     segment: usize,
     packets: usize,
@@ -139,12 +139,12 @@ struct Outside {
 /// A packet begun and not yet committed.
 #[derive(Clone, Copy, Debug)]
 struct Open {
-    way: Destination,
+    destination: Destination,
     /// Its bytes on the wire.
     len: usize,
     /// Its bytes in the slab.
     slab_len: usize,
-    /// Index of the sealer that writes its ICRC; `None` where it needs none.
+    /// Index of the ICRC writer that writes its ICRC; `None` where it needs none.
     icrc_writer: Option<usize>,
 }
 
@@ -388,10 +388,10 @@ impl TxBatch {
     #[inline(always)]
     fn begin_on(
         &mut self,
-        way: Destination,
+        destination: Destination,
         len: usize,
         slab_len: usize,
-        sealed: bool,
+        has_icrc: bool,
     ) -> Option<(&mut [u8], Option<u32>)> {
         if !self.fits(len) {
             self.open = None;
@@ -400,14 +400,14 @@ impl TxBatch {
         let caps = &self.caps;
         let flow = move || Flow {
             src: caps.local,
-            dst: way.dst(),
-            src_port: caps.source_ports[usize::from(way.port)],
+            dst: destination.dst(),
+            src_port: caps.source_ports[usize::from(destination.port)],
             dst_port: ROCE_PORT,
         };
-        let icrc_writer = if sealed { Some(self.icrc_writers.find(way, len, flow)) } else { None };
+        let icrc_writer = if has_icrc { Some(self.icrc_writers.find(destination, len, flow)) } else { None };
         let start =
             icrc_writer.map(|icrc_writer| self.icrc_writers.get(icrc_writer).map_or(0, IcrcWriter::start));
-        self.open = Some(Open { way, len, slab_len, icrc_writer });
+        self.open = Some(Open { destination, len, slab_len, icrc_writer });
         self.slab.get_mut(self.used..self.used + slab_len).map(|room| (room, start))
     }
 
@@ -502,8 +502,8 @@ impl TxBatch {
     /// Copies a packet of another batch whose ICRC is already written. The ICRC is adapted to the
     /// new place and stays as valid (or invalid) as it was. Returns whether there was room.
     pub(super) fn push(&mut self, from: &TxPacket, bytes: &[u8]) -> bool {
-        let way = Destination::new(&from.dst, from.port, from.ip_options);
-        let Some((room, _)) = self.begin_on(way, bytes.len(), bytes.len(), true) else {
+        let destination = Destination::new(&from.dst, from.port, from.ip_options);
+        let Some((room, _)) = self.begin_on(destination, bytes.len(), bytes.len(), true) else {
             return false;
         };
         room.copy_from_slice(bytes);
@@ -659,14 +659,14 @@ impl TxBatch {
 
     /// Assigns a packet to a group; returns its index there.
     fn place(&mut self, open: &Open) -> u16 {
-        let Open { way, len, slab_len, icrc_writer } = *open;
+        let Open { destination, len, slab_len, icrc_writer } = *open;
         let outside = (slab_len < len).then(|| u16::try_from(self.committed_outside).unwrap_or(u16::MAX));
         self.committed_outside += usize::from(outside.is_some());
         let slot = self.open_byte(open, SLOT_BYTE);
         let joined = self.group.as_mut().filter(|g| {
             // The receiver's kernel steers a GSO send as a whole, so it must hold packets of one
             // slot only.
-            (g.way, g.slot) == (way, slot)
+            (g.destination, g.slot) == (destination, slot)
                 // A shorter packet is the last. (A request with an answer piggybacked behind it:
                 // the peer gets both at once.)
                 && len <= g.segment
@@ -685,7 +685,7 @@ impl TxBatch {
                 place
             }
             None => {
-                self.group = Some(Group { way, slot, segment: len, packets: 1, bytes: len });
+                self.group = Some(Group { destination, slot, segment: len, packets: 1, bytes: len });
                 0
             }
         };
@@ -693,13 +693,13 @@ impl TxBatch {
         self.packets.push(TxPacket {
             start: u32::try_from(self.used).unwrap_or(u32::MAX),
             len: u32::try_from(len).unwrap_or(u32::MAX),
-            dst: way.dst(),
-            src_port: self.caps.source_ports[usize::from(way.port)],
-            port: way.port,
+            dst: destination.dst(),
+            src_port: self.caps.source_ports[usize::from(destination.port)],
+            port: destination.port,
             ip_id,
-            sealed: icrc_writer.is_some(),
+            has_icrc: icrc_writer.is_some(),
             outside,
-            ip_options: way.ip_options,
+            ip_options: destination.ip_options,
         });
         self.used += slab_len;
         self.wire += len;

@@ -212,8 +212,8 @@ impl<L: Link> Link for FaultLink<L> {
     forward!(self => self.inner; identity, opening, nearness, services, waiting);
 
     /// Returns no ring, so that packets have an ICRC: corruption must be detectable.
-    fn introduce(&mut self, remote: IpAddr, slot: u8) -> Option<Arc<PeerRing>> {
-        self.inner.introduce(remote, slot);
+    fn peer_ring(&mut self, remote: IpAddr, slot: u8) -> Option<Arc<PeerRing>> {
+        self.inner.peer_ring(remote, slot);
         None
     }
 

@@ -36,20 +36,20 @@ macro_rules! forward {
             ($to).fallbacks()
         }
 
-        fn say_goodbye(&mut $self) {
-            ($to).say_goodbye();
+        fn shut_down(&mut $self) {
+            ($to).shut_down();
         }
 
         fn wake_peers(&mut $self) {
             ($to).wake_peers();
         }
 
-        fn attend(&mut $self) {
-            ($to).attend();
+        fn poll_control(&mut $self) {
+            ($to).poll_control();
         }
 
-        fn rare_fd(&$self) -> Option<std::os::fd::RawFd> {
-            ($to).rare_fd()
+        fn control_fd(&$self) -> Option<std::os::fd::RawFd> {
+            ($to).control_fd()
         }
 
         fn doorbells(&$self) -> Option<std::sync::Arc<dyn $crate::links::Doorbells>> {

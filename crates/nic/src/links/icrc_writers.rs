@@ -1,13 +1,13 @@
-//! Cache of ICRC writers (sealers) for recent flows and packet lengths, sent and received.
+//! Cache of ICRC writers for recent flows and packet lengths, sent and received.
 
 use std::net::IpAddr;
 
 use nobounce_protocol::wire::icrc::{Flow, IcrcWriter};
 
-/// Cache size. Making a sealer costs as much as the ICRCs of a few packets.
+/// Cache size. Making an ICRC writer costs as much as the ICRCs of a few packets.
 const KEPT: usize = 32;
 
-/// The sealers of a device in one direction. `K` is the cache key: less than a whole [`Flow`],
+/// The ICRC writers of a device in one direction. `K` is the cache key: less than a whole [`Flow`],
 /// since one end is always ours.
 #[derive(Clone, Debug)]
 pub(crate) struct IcrcWriters<K> {
@@ -21,9 +21,9 @@ impl<K: Copy + PartialEq> IcrcWriters<K> {
         Self { kept: [None; KEPT], last: None }
     }
 
-    /// Index of the sealer for packets of `len` bytes of this flow, valid until the next call.
+    /// Index of the ICRC writer for packets of `len` bytes of this flow, valid until the next call.
     /// Creates it on a miss.
-    // Always inlined: a key on the stack would cause store-forwarding stalls (see `Way` in
+    // Always inlined: a key on the stack would cause store-forwarding stalls (see `Destination` in
     // batch.rs).
     #[inline(always)]
     pub(crate) fn find(&mut self, key: K, len: usize, flow: impl FnOnce() -> Flow) -> usize {
@@ -48,7 +48,7 @@ impl<K: Copy + PartialEq> IcrcWriters<K> {
         place
     }
 
-    /// The sealer at that index.
+    /// The ICRC writer at that index.
     #[inline]
     pub(crate) fn get(&self, place: usize) -> Option<&IcrcWriter> {
         self.kept.get(place)?.as_ref()
@@ -77,9 +77,9 @@ mod tests {
         }
     }
 
-    /// More flows and lengths than the cache holds, in any order: each gets its own sealer.
+    /// More flows and lengths than the cache holds, in any order: each gets its own ICRC writer.
     #[test]
-    fn a_sealer_is_always_that_of_its_flow_and_length() {
+    fn an_icrc_writer_is_always_that_of_its_flow_and_length() {
         let mut icrc_writers = IcrcWriters::new();
         for round in 0..3 {
             for host in 0..20 {

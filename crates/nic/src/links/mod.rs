@@ -69,7 +69,7 @@ pub struct RxDatagram<'a> {
     /// The likeliest IPv4 identification (its position in the GRO batch).
     pub ip_id: u16,
     /// Whether it has an ICRC. Only packets that never left this host may lack one.
-    pub sealed: bool,
+    pub has_icrc: bool,
     /// Number of packets coalesced into this one: always 1 with an ICRC; untrusted, any value,
     /// without.
     pub packets: u16,
@@ -92,6 +92,9 @@ pub struct Departed {
     /// Its process exited without a goodbye.
     pub died: bool,
 }
+
+/// Descriptors that an engine watches for one link. A link that has more offers an epoll.
+pub const MAX_DESCRIPTORS: usize = 4;
 
 /// Wakes a thread for packets that make no descriptor readable.
 pub trait Doorbells: Send + Sync + fmt::Debug {
@@ -132,7 +135,7 @@ pub trait Link: Send + fmt::Debug {
     /// A queue pair is going to send to that slot of that address: a shared-memory link connects to
     /// it now. Returns the ring in which packets are built, without an ICRC, until
     /// [`Link::departed`] names that peer.
-    fn introduce(&mut self, _remote: IpAddr, _slot: u8) -> Option<Arc<PeerRing>> {
+    fn peer_ring(&mut self, _remote: IpAddr, _slot: u8) -> Option<Arc<PeerRing>> {
         None
     }
 
@@ -148,14 +151,14 @@ pub trait Link: Send + fmt::Debug {
 
     /// Announces an orderly shutdown to same-host peers; without a goodbye they report us as
     /// killed.
-    fn say_goodbye(&mut self) {}
+    fn shut_down(&mut self) {}
 
-    /// Handles rare events: new and closed connections. Call it when [`Link::rare_fd`] is readable.
-    fn attend(&mut self) {}
+    /// Handles rare events: new and closed connections. Call it when [`Link::control_fd`] is readable.
+    fn poll_control(&mut self) {}
 
-    /// A descriptor that becomes readable when [`Link::attend`] has work; a sleeping thread must
+    /// A descriptor that becomes readable when [`Link::poll_control`] has work; a sleeping thread must
     /// always watch it.
-    fn rare_fd(&self) -> Option<RawFd> {
+    fn control_fd(&self) -> Option<RawFd> {
         None
     }
 
@@ -178,7 +181,9 @@ pub trait Link: Send + fmt::Debug {
     /// Receives available packets, up to a bound, and returns how many were passed to `sink`.
     fn receive(&mut self, sink: &mut dyn FnMut(&RxDatagram<'_>)) -> usize;
 
-    /// Descriptors that become readable when [`Link::receive`] has work.
+    /// Descriptors that become readable when [`Link::receive`] has work: with
+    /// [`Link::control_fd`] at most [`MAX_DESCRIPTORS`]. They are asked for once, before
+    /// [`Link::listen`], and stay the same.
     fn wake_fds(&self) -> Vec<RawFd>;
 
     /// Deadline (nanoseconds of [`now_ns`]) for the next [`Link::receive`] or [`Link::send`] even
@@ -223,8 +228,8 @@ pub trait Link: Send + fmt::Debug {
 impl<L: Link + ?Sized> Link for Box<L> {
     forward!(self => **self; identity, opening, nearness, services, waiting);
 
-    fn introduce(&mut self, remote: IpAddr, slot: u8) -> Option<Arc<PeerRing>> {
-        (**self).introduce(remote, slot)
+    fn peer_ring(&mut self, remote: IpAddr, slot: u8) -> Option<Arc<PeerRing>> {
+        (**self).peer_ring(remote, slot)
     }
 
     fn send(&mut self, batch: &mut TxBatch) {

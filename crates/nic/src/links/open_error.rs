@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use nobounce_protocol::wire::ROCE_PORT;
 
-/// Opening the UDP link failed.
+/// Opening a link failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
@@ -64,7 +64,7 @@ pub enum OpenError {
         addr: IpAddr,
     },
     /// Anything else the kernel refused.
-    #[error("opening the UDP link on {addr} failed: {call}: {source}")]
+    #[error("opening the link on {addr} failed: {call}: {source}")]
     Os {
         /// The address asked for.
         addr: IpAddr,

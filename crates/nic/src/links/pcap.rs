@@ -162,7 +162,7 @@ impl Drop for Record {
 }
 
 /// The packets with their ICRCs as on the wire: a run in a ring is split again.
-fn sealed(flow: &Flow, datagram: &RxDatagram<'_>) -> Vec<Vec<u8>> {
+fn has_icrc(flow: &Flow, datagram: &RxDatagram<'_>) -> Vec<Vec<u8>> {
     let whole = datagram.whole.map_or_else(|| datagram.bytes.to_vec(), |whole| whole.to_vec());
     let close = |mut bytes: Vec<u8>| {
         flow.close(datagram.ip_id, &mut bytes);
@@ -186,8 +186,8 @@ impl<L: Link> Link for PcapLink<L> {
     forward!(self => self.inner; identity, opening, nearness, services, waiting);
 
     /// Returns no ring, so that packets have an ICRC: readers of the capture expect one.
-    fn introduce(&mut self, remote: IpAddr, slot: u8) -> Option<Arc<PeerRing>> {
-        self.inner.introduce(remote, slot);
+    fn peer_ring(&mut self, remote: IpAddr, slot: u8) -> Option<Arc<PeerRing>> {
+        self.inner.peer_ring(remote, slot);
         None
     }
 
@@ -221,10 +221,10 @@ impl<L: Link> Link for PcapLink<L> {
                 let added = record.add(time, &flow, datagram.ip_id, packet);
                 *(if added { &mut *packets } else { &mut *missed }) += 1;
             };
-            if datagram.sealed {
+            if datagram.has_icrc {
                 add(datagram.bytes);
             } else {
-                sealed(&flow, datagram).iter().for_each(|packet| add(packet));
+                has_icrc(&flow, datagram).iter().for_each(|packet| add(packet));
             }
             drop(record);
             sink(datagram);
@@ -325,10 +325,10 @@ mod tests {
             bytes: &whole,
             whole: Some((&whole).into()),
             ip_id: 0,
-            sealed: false,
+            has_icrc: false,
             packets: 3,
         };
-        let packets = sealed(&flow, &datagram);
+        let packets = has_icrc(&flow, &datagram);
         assert_eq!(packets.len(), 3);
         for (n, packet) in packets.iter().enumerate() {
             assert_eq!(flow.verify(0, packet), IcrcCheck::Valid { ip_id: Some(0) });

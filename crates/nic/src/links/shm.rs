@@ -1,8 +1,8 @@
 //! Shared-memory link for same-host peers: the same packets through rings in shared memory. All
 //! other traffic takes the inner link.
 //!
-//! A sender connects to its peer over a Unix socket ([`Link::introduce`]) and passes it a ring by
-//! descriptor (`shm/meeting.rs`, `shm/ring.rs`). The sender writes that ring, the peer reads it.
+//! A sender connects to its peer over a Unix socket ([`Link::peer_ring`]) and passes it a ring by
+//! descriptor (`rings/rendezvous.rs`, `rings/ring.rs`). The sender writes that ring, the peer reads it.
 //! Rings are unidirectional: two devices that send to each other have two. Packets take the inner
 //! link where no peer accepts: another machine, user or network namespace. A same-host peer that
 //! refuses is logged as a fallback. The kernel closes the connection when the peer exits: the
@@ -103,7 +103,7 @@ impl Incoming {
             };
             if !sound {
                 counted.refused += 1;
-                rendezvous::say_goodbye(connection);
+                rendezvous::shut_down(connection);
                 self.connection = None;
             }
         }
@@ -116,7 +116,7 @@ impl Incoming {
         let Some((_, reader)) = &mut self.ring else { return Err(Trouble::Wait) };
         let Packet { at, len, label, elsewhere } = reader.pop()?;
         let Some(elsewhere) = elsewhere else {
-            let stays = !label.sealed && len > HEADERS;
+            let stays = !label.has_icrc && len > HEADERS;
             let head = if stays { HEADERS } else { len };
             return Ok(Lying { at, head, whole: stays.then_some(at), len, label });
         };
@@ -126,7 +126,7 @@ impl Incoming {
             *heard = true;
         }
         let total = len.saturating_add(usize::try_from(elsewhere.len).unwrap_or(usize::MAX));
-        let sound = len <= HEADERS && total <= MAX_PACKET && !label.sealed;
+        let sound = len <= HEADERS && total <= MAX_PACKET && !label.has_icrc;
         let whole = self.files.find(len, elsewhere).filter(|_| sound).ok_or(Trouble::Broken)?;
         Ok(Lying { at, head: len, whole: Some(whole), len: total, label })
     }
@@ -147,7 +147,7 @@ struct Lying {
 struct Counted {
     sent: u64,
     sent_bytes: u64,
-    lent_bytes: u64,
+    leased_bytes: u64,
     lost_full: u64,
     lost_departed: u64,
     received: u64,
@@ -195,14 +195,14 @@ impl<L> ShmLink<L> {
                 new.push(connection);
             } else {
                 self.counted.refused += 1;
-                rendezvous::say_goodbye(&connection);
+                rendezvous::shut_down(&connection);
             }
         }
         for connection in new {
             if self.poll.add(connection.as_raw_fd()).is_ok() {
                 self.incoming.push(Incoming { connection: Some(connection), ..Incoming::default() });
             } else {
-                rendezvous::say_goodbye(&connection);
+                rendezvous::shut_down(&connection);
             }
         }
     }
@@ -216,7 +216,7 @@ impl<L> ShmLink<L> {
         }
         self.take_new();
         for connection in self.incoming.iter().filter_map(|incoming| incoming.connection.as_ref()) {
-            rendezvous::say_goodbye(connection);
+            rendezvous::shut_down(connection);
         }
     }
 }
@@ -301,7 +301,7 @@ impl<L: Link> ShmLink<L> {
         }
         let (packets, bytes, leased) = batch.in_rings();
         self.counted.sent += packets as u64;
-        self.counted.lent_bytes += leased as u64;
+        self.counted.leased_bytes += leased as u64;
         self.counted.sent_bytes += bytes as u64;
         if batch.packets().is_empty() {
             return 0;
@@ -317,12 +317,12 @@ impl<L: Link> ShmLink<L> {
             let parts = batch.parts(packet);
             let slot = parts[0].get(SLOT_BYTE).copied().unwrap_or(0);
             let Some(at) = self.find((packet.dst, slot)) else {
-                left += usize::from(packet.sealed);
-                self.counted.lost_departed += u64::from(!packet.sealed);
+                left += usize::from(packet.has_icrc);
+                self.counted.lost_departed += u64::from(!packet.has_icrc);
                 continue;
             };
             let outgoing = &mut self.outgoing[at];
-            let label = Label { number: packet.ip_id, sealed: packet.sealed };
+            let label = Label { number: packet.ip_id, has_icrc: packet.has_icrc };
             match outgoing.ring.hold().map_or(Err(Trouble::Wait), |mut ring| ring.push(parts, label)) {
                 Ok(()) => {
                     outgoing.written = true;
@@ -419,16 +419,16 @@ impl<L: Link> ShmLink<L> {
                             src_port: hello.src_port,
                             bytes: &buffer[..len],
                             whole,
-                            ip_id: if label.sealed { label.number } else { 0 },
-                            packets: if label.sealed { 1 } else { label.number },
-                            sealed: label.sealed,
+                            ip_id: if label.has_icrc { label.number } else { 0 },
+                            packets: if label.has_icrc { 1 } else { label.number },
+                            has_icrc: label.has_icrc,
                         });
                     }
                     Err(Trouble::Wait) => break,
                     Err(Trouble::Broken) => {
                         // Close the connection too, so that the writer learns that its ring has no
                         // reader.
-                        incoming.connection.iter().for_each(|connection| rendezvous::say_goodbye(connection));
+                        incoming.connection.iter().for_each(|connection| rendezvous::shut_down(connection));
                         *incoming = Incoming::default();
                         broken = true;
                         break;
@@ -480,9 +480,9 @@ impl<L: Link> Link for ShmLink<L> {
         Ok(())
     }
 
-    fn introduce(&mut self, remote: IpAddr, slot: u8) -> Option<Arc<PeerRing>> {
+    fn peer_ring(&mut self, remote: IpAddr, slot: u8) -> Option<Arc<PeerRing>> {
         // The peer has most often connected to us already.
-        self.attend();
+        self.poll_control();
         if let Some(at) = self.find((remote, slot)) {
             return Some(Arc::clone(&self.outgoing[at].ring));
         }
@@ -506,11 +506,11 @@ impl<L: Link> Link for ShmLink<L> {
         self.fallbacks.reasons()
     }
 
-    fn say_goodbye(&mut self) {
+    fn shut_down(&mut self) {
         self.part();
     }
 
-    fn attend(&mut self) {
+    fn poll_control(&mut self) {
         // A packet on the inner link may have caused the wake-up.
         self.since_inside = QUIET_INSIDE_EVERY;
         self.outgoing
@@ -539,7 +539,7 @@ impl<L: Link> Link for ShmLink<L> {
         }
     }
 
-    fn rare_fd(&self) -> Option<RawFd> {
+    fn control_fd(&self) -> Option<RawFd> {
         Some(self.poll.fd())
     }
 
@@ -549,7 +549,7 @@ impl<L: Link> Link for ShmLink<L> {
 
     fn send(&mut self, batch: &mut TxBatch) {
         self.sent = true;
-        if self.outgoing.is_empty() && batch.packets().iter().all(|packet| packet.sealed) {
+        if self.outgoing.is_empty() && batch.packets().iter().all(|packet| packet.has_icrc) {
             return self.inner.send(batch);
         }
         match self.write(batch) {
@@ -558,7 +558,7 @@ impl<L: Link> Link for ShmLink<L> {
             _ => {}
         }
         let mut rest = self.rest.take().unwrap_or_else(|| TxBatch::new(batch.capabilities()));
-        for packet in batch.packets().iter().filter(|packet| packet.sealed) {
+        for packet in batch.packets().iter().filter(|packet| packet.has_icrc) {
             let bytes = batch.bytes(packet);
             let slot = bytes.get(SLOT_BYTE).copied().unwrap_or(0);
             if self.find((packet.dst, slot)).is_none() && !rest.push(packet, &bytes) {
@@ -574,7 +574,7 @@ impl<L: Link> Link for ShmLink<L> {
     fn receive(&mut self, sink: &mut dyn FnMut(&RxDatagram<'_>)) -> usize {
         self.calls = self.calls.wrapping_add(1);
         if self.calls.is_multiple_of(ATTEND_EVERY) {
-            self.attend();
+            self.poll_control();
         }
         if self.incoming.is_empty() {
             return self.inner.receive(sink);
@@ -605,7 +605,7 @@ impl<L: Link> Link for ShmLink<L> {
         all.extend([
             ("shm_tx_packets", counted.sent),
             ("shm_tx_bytes", counted.sent_bytes),
-            ("shm_leased_bytes", counted.lent_bytes),
+            ("shm_leased_bytes", counted.leased_bytes),
             ("shm_tx_lost_full", counted.lost_full),
             ("shm_tx_lost_departed", counted.lost_departed),
             ("shm_wakeups", counted.wakeups),

@@ -65,7 +65,7 @@ impl Link for StubLink {
                 src_port: ROCE_PORT,
                 bytes,
                 ip_id: 0,
-                sealed: true,
+                has_icrc: true,
                 whole: None,
                 packets: 1,
             });

@@ -389,7 +389,7 @@ fn deliver(run: Run<'_>, rx: &mut Received, sink: &mut dyn FnMut(&RxDatagram<'_>
         src_port: run.src_port,
         bytes: run.bytes,
         ip_id: run.ip_id,
-        sealed: true,
+        has_icrc: true,
         whole: None,
         packets: 1,
     };

@@ -106,7 +106,7 @@ fn another_user_who_comes_by_shared_memory_is_sent_away() {
         let mut guest = Command::new("python3").args(["-c", &script]).stdout(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(guest.stdout.take().unwrap()).lines();
         assert_eq!(lines.next().unwrap().unwrap(), "came");
-        to.attend();
+        to.poll_control();
         let heard = lines.next().unwrap().unwrap();
         guest.wait().unwrap();
         (heard, counter(&to, "shm_refused"))
@@ -143,7 +143,7 @@ fn another_user_who_waits_under_a_peers_name_gets_no_ring() {
         let mut line = String::new();
         BufReader::new(host.stdout.take().unwrap()).read_line(&mut line).unwrap();
         assert_eq!(line, "waits\n");
-        let ring = from.introduce("127.30.0.5".parse().unwrap(), slot);
+        let ring = from.peer_ring("127.30.0.5".parse().unwrap(), slot);
         drop(host.stdin.take());
         host.wait().unwrap();
         ring.is_some()

@@ -82,7 +82,7 @@ impl Mouth {
 impl Ring {
     fn say(&mut self, slot: u8, bytes: &[u8], packets: u16) {
         let Self { link, rings, batch, to } = self;
-        let ring = rings.entry(slot).or_insert_with(|| link.introduce(*to, slot).unwrap());
+        let ring = rings.entry(slot).or_insert_with(|| link.peer_ring(*to, slot).unwrap());
         until("room in the ring", || {
             let room = batch.begin_run(ring, bytes.len(), packets);
             let said = room.is_some();

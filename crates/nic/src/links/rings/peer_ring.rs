@@ -100,7 +100,7 @@ impl Hold {
     #[inline]
     pub(in crate::links) fn commit(&mut self, len: usize, packets: u16) {
         let writer = &mut self.ends().writer;
-        writer.commit(len, Label { number: packets, sealed: false });
+        writer.commit(len, Label { number: packets, has_icrc: false });
         if len >= LONG {
             writer.show();
         }

@@ -267,7 +267,7 @@ pub(in crate::links) fn ring_doorbell(connection: &OwnedFd) {
 
 /// Announces an orderly close. (In a forked child the descriptor refers to nothing, and no peer
 /// receives it.)
-pub(in crate::links) fn say_goodbye(connection: &OwnedFd) {
+pub(in crate::links) fn shut_down(connection: &OwnedFd) {
     say(connection, &GOODBYE);
 }
 
@@ -318,7 +318,7 @@ mod tests {
         send_file(&there, 4096, ring.as_raw_fd()).unwrap();
         assert!(matches!(take(&here), Came::File(4096, file) if shared_file::is_sound(&file, 4096)));
         assert!(matches!(take(&here), Came::Nothing));
-        say_goodbye(&there);
+        shut_down(&there);
         assert!(matches!(take(&here), Came::Goodbye));
         drop(there);
         assert!(matches!(take(&here), Came::End));
@@ -334,7 +334,7 @@ mod tests {
         assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
         let here = accept(&listener).unwrap();
         assert!(accept(&listener).is_none());
-        say_goodbye(&here);
+        shut_down(&here);
         drop((here, listener));
         assert!(matches!(take(&there), Came::Goodbye));
     }
@@ -346,7 +346,7 @@ mod tests {
         let there = connect(addr, 3).unwrap();
         let here = accept(&listener).unwrap();
         ring_doorbell(&there);
-        say_goodbye(&here);
+        shut_down(&here);
         drop(here);
         assert!(matches!(take(&there), Came::Goodbye));
         assert!(matches!(take(&there), Came::End));

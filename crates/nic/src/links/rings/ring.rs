@@ -36,7 +36,7 @@ const UNIT: usize = 64;
 const LEAD: usize = 20;
 /// Marks the rest of the ring as skipped: the packet did not fit before the end.
 const SKIP: u32 = u32::MAX;
-const SEALED: u16 = 1;
+const HAS_ICRC: u16 = 1;
 /// The payload is in an exported file; the upper byte is the file's index.
 const ELSEWHERE: u16 = 2;
 
@@ -94,7 +94,7 @@ pub(in crate::links) struct Label {
     /// With an ICRC: the IPv4 identification that it covers. Without: the number of coalesced
     /// packets (see `Qp::handle_run`).
     pub(in crate::links) number: u16,
-    pub(in crate::links) sealed: bool,
+    pub(in crate::links) has_icrc: bool,
 }
 
 /// Location of a payload outside the ring, in a file that the writer has exported. Only the headers
@@ -214,7 +214,7 @@ impl Writer {
     /// Commits the packet reserved last.
     #[inline]
     pub(in crate::links) fn commit(&mut self, len: usize, label: Label) {
-        let flags = if label.sealed { SEALED } else { 0 };
+        let flags = if label.has_icrc { HAS_ICRC } else { 0 };
         self.write_label(u32::try_from(len).unwrap_or(0), label.number, flags);
         self.tail += room_of(len) as u64;
     }
@@ -336,7 +336,7 @@ impl Reader {
                     [word & u64::from(u32::MAX), word >> 32].map(|half| u32::try_from(half).unwrap_or(0));
                 Elsewhere { file: h, offset: low, len: high }
             });
-            let label = Label { number: u16::from_le_bytes([e, f]), sealed: u16::from(g) & SEALED != 0 };
+            let label = Label { number: u16::from_le_bytes([e, f]), has_icrc: u16::from(g) & HAS_ICRC != 0 };
             return Ok(Packet { at: begin.wrapping_add(LEAD), len, label, elsewhere });
         }
     }
@@ -400,7 +400,7 @@ mod tests {
             while written < 5000 {
                 let bytes = packet(written);
                 let label =
-                    Label { number: u16::try_from(written % 60_000).unwrap(), sealed: written % 3 == 0 };
+                    Label { number: u16::try_from(written % 60_000).unwrap(), has_icrc: written % 3 == 0 };
                 let (head, tail) = bytes.split_at(bytes.len() / 3);
                 match writer.push([head, tail, &[]], label) {
                     Ok(()) => written += 1,
@@ -417,7 +417,10 @@ mod tests {
                         // SAFETY: it lies in the ring, and no other thread writes there now.
                         let bytes = unsafe { std::slice::from_raw_parts(at, len) };
                         assert_eq!(bytes, packet(read), "packet {read}");
-                        assert_eq!((usize::from(label.number), label.sealed), (read % 60_000, read % 3 == 0));
+                        assert_eq!(
+                            (usize::from(label.number), label.has_icrc),
+                            (read % 60_000, read % 3 == 0)
+                        );
                         read += 1;
                     }
                     Ok(other) => panic!("{other:?}"),
@@ -436,13 +439,13 @@ mod tests {
         // SAFETY: that many bytes were reserved.
         unsafe { writer.reserve(28).unwrap().write_bytes(7, 28) };
         writer.commit_elsewhere(28, 9, elsewhere);
-        writer.push([&[1; 40], &[], &[]], Label { number: 3, sealed: true }).unwrap();
+        writer.push([&[1; 40], &[], &[]], Label { number: 3, has_icrc: true }).unwrap();
         writer.publish();
         let Packet { len, label, elsewhere: said, .. } = reader.pop().unwrap();
-        assert_eq!((len, label, said), (28, Label { number: 9, sealed: false }, Some(elsewhere)));
+        assert_eq!((len, label, said), (28, Label { number: 9, has_icrc: false }, Some(elsewhere)));
         assert_eq!(writer.read_up_to(), 0, "it is not released yet");
         let Packet { len, label, elsewhere: said, .. } = reader.pop().unwrap();
-        assert_eq!((len, label, said), (40, Label { number: 3, sealed: true }, None));
+        assert_eq!((len, label, said), (40, Label { number: 3, has_icrc: true }, None));
         reader.release();
         assert_eq!(writer.read_up_to(), writer.position());
     }
@@ -450,7 +453,7 @@ mod tests {
     #[test]
     fn the_reader_is_woken_once_when_it_asked() {
         let (mut writer, mut reader) = ends();
-        let label = Label { number: 0, sealed: true };
+        let label = Label { number: 0, has_icrc: true };
         writer.push([&[1; 40], &[], &[]], label).unwrap();
         assert!(!writer.publish(), "no wake-up was requested");
         assert!(reader.memory().ask_to_be_woken(), "there is something already");
@@ -476,7 +479,7 @@ mod tests {
         for head in [1, 63, u64::MAX, u64::MAX - 63] {
             let (mut writer, reader) = ends();
             reader.memory.u64_at(HEAD_AT).store(head, Ordering::Relaxed);
-            let label = Label { number: 0, sealed: true };
+            let label = Label { number: 0, has_icrc: true };
             let bytes = [0; 60_000];
             let last = (0..100).map(|_| writer.push([&bytes, &[], &[]], label)).find(Result::is_err);
             assert_eq!(last, Some(Err(Trouble::Broken)), "{head}");

@@ -69,7 +69,7 @@ pub fn ring(data: &[u8]) {
                 }
                 if step[0] % 8 == 7
                     && let Some(open) = &mut writer
-                    && open.push([&vec![7; len], &[], &[]], Label { number: 1, sealed: true }).is_ok()
+                    && open.push([&vec![7; len], &[], &[]], Label { number: 1, has_icrc: true }).is_ok()
                 {
                     open.publish();
                 }

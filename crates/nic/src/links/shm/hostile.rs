@@ -46,11 +46,11 @@ impl Descriptors {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: a fresh descriptor that has no other owner.
-        let unsealed: OwnedFd = unsafe { OwnedFd::from_raw_fd(fd) };
-        File::from(unsealed.try_clone()?).set_len(FILE_LEN as u64)?;
+        let without_icrc: OwnedFd = unsafe { OwnedFd::from_raw_fd(fd) };
+        File::from(without_icrc.try_clone()?).set_len(FILE_LEN as u64)?;
         let read_only = File::open(format!("/proc/self/fd/{}", ring.as_raw_fd()))?.into();
         let nothing = File::open("/dev/null")?.into();
-        let wrong = [unsealed, shared_file::create(FILE_LEN - 4096)?, read_only, nothing, pair()?.0];
+        let wrong = [without_icrc, shared_file::create(FILE_LEN - 4096)?, read_only, nothing, pair()?.0];
         Ok(Self { ring, memory, exported: shared_file::create(SHOWN_LEN)?, wrong })
     }
 

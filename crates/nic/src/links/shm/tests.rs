@@ -14,7 +14,7 @@ fn link(addr: &str) -> ShmLink<UdpLink> {
 #[test]
 fn the_last_packets_of_one_who_goes_are_read_before_it_is_forgotten() {
     let (mut from, mut to) = (link("127.66.2.1"), link("127.66.2.1"));
-    assert!(from.introduce(to.local(), to.slot()).is_some());
+    assert!(from.peer_ring(to.local(), to.slot()).is_some());
     let mut batch = TxBatch::new(from.capabilities());
     let count = MOST_FROM_ONE + 1; // more than one poll takes
     for _ in 0..count {
@@ -25,10 +25,10 @@ fn the_last_packets_of_one_who_goes_are_read_before_it_is_forgotten() {
     }
     from.send(&mut batch);
     drop(from);
-    to.attend();
+    to.poll_control();
     let mut seen = 0;
     assert_eq!(to.receive(&mut |_| seen += 1), MOST_FROM_ONE);
-    to.attend();
+    to.poll_control();
     to.receive(&mut |_| seen += 1);
     assert_eq!((seen, to.incoming.len()), (count, 0));
     assert!(!to.poll.is_ready(), "nothing that would wake us for ever");
@@ -46,8 +46,8 @@ fn bare(batch: &mut TxBatch, ring: &Arc<PeerRing>, to: &ShmLink<UdpLink>) {
 #[test]
 fn what_is_shown_is_read_before_it_is_sent() {
     let (mut from, mut to) = (link("127.66.2.7"), link("127.66.2.7"));
-    let ring = from.introduce(to.local(), to.slot()).unwrap();
-    to.attend();
+    let ring = from.peer_ring(to.local(), to.slot()).unwrap();
+    to.poll_control();
     let mut batch = TxBatch::new(from.capabilities());
     bare(&mut batch, &ring, &to);
     assert_eq!(to.receive(&mut |_| {}), 0, "not shown to the reader yet");
@@ -61,7 +61,7 @@ fn what_is_shown_is_read_before_it_is_sent() {
 #[test]
 fn a_ring_is_written_by_one_at_a_time() {
     let (mut from, to) = (link("127.66.2.8"), link("127.66.2.8"));
-    let ring = from.introduce(to.local(), to.slot()).unwrap();
+    let ring = from.peer_ring(to.local(), to.slot()).unwrap();
     let [mut batch, mut other] = [(); 2].map(|()| TxBatch::new(from.capabilities()));
     bare(&mut batch, &ring, &to);
     assert!(ring.hold().is_none());
@@ -76,8 +76,8 @@ fn a_ring_is_written_by_one_at_a_time() {
 #[test]
 fn sockets_are_looked_at_by_who_has_just_sent() {
     let (mut from, mut to) = (link("127.66.2.9"), link("127.66.2.9"));
-    let ring = to.introduce(from.local(), from.slot()).unwrap();
-    from.attend();
+    let ring = to.peer_ring(from.local(), from.slot()).unwrap();
+    from.poll_control();
     let mut looks = |sends: bool| {
         let mut batch = TxBatch::new(to.capabilities());
         (1..).find(|_| {
@@ -100,8 +100,8 @@ fn sockets_are_looked_at_by_who_has_just_sent() {
 #[test]
 fn a_skipped_end_alone_keeps_nobody_awake() {
     let (mut from, mut to) = (link("127.66.2.10"), link("127.66.2.10"));
-    let ring = from.introduce(to.local(), to.slot()).unwrap();
-    to.attend();
+    let ring = from.peer_ring(to.local(), to.slot()).unwrap();
+    to.poll_control();
     let mut batch = TxBatch::new(from.capabilities());
     for _ in 0..40_000 {
         bare(&mut batch, &ring, &to);
@@ -120,7 +120,7 @@ fn a_skipped_end_alone_keeps_nobody_awake() {
 #[test]
 fn a_reader_that_is_behind_gets_longer_pieces() {
     let (mut from, mut to) = (link("127.66.2.6"), link("127.66.2.6"));
-    let ring = from.introduce(to.local(), to.slot()).unwrap();
+    let ring = from.peer_ring(to.local(), to.slot()).unwrap();
     let mut batch = TxBatch::new(from.capabilities());
     let longest = |batch: &mut TxBatch| batch.longest_run(&ring);
     assert_eq!(longest(&mut batch), 16 << 10);
@@ -139,7 +139,7 @@ fn a_reader_that_is_behind_gets_longer_pieces() {
     long.put(SLOT_BYTE, &[to.slot()]);
     batch.commit_crc(None);
     from.send(&mut batch);
-    to.attend();
+    to.poll_control();
     let mut sizes = Vec::new();
     while to.receive(&mut |datagram| sizes.push((datagram.packets, datagram.bytes.len()))) > 0 {}
     assert_eq!(sizes, [(4, len), (4, len), (4, len), (4, len), (15, 12 + (60 << 10) + 4)]);
@@ -162,7 +162,7 @@ fn a_chunk_stays_as_it_is_until_it_was_read() {
     let gpu = nobounce_memory::gpu::Gpu::by_ordinal(0).unwrap().unwrap();
     let engine = CopyEngine::new(&gpu, 2, 8192).unwrap();
     let (mut from, mut to) = (link("127.66.2.2"), link("127.66.2.2"));
-    let ring = from.introduce(to.local(), to.slot()).unwrap();
+    let ring = from.peer_ring(to.local(), to.slot()).unwrap();
     let mut chunk = engine.take_chunk().unwrap();
     chunk.get_mut().unwrap().fill(7);
     let mut batch = TxBatch::new(from.capabilities());
@@ -173,7 +173,7 @@ fn a_chunk_stays_as_it_is_until_it_was_read() {
     assert!(engine.take_chunk().is_none(), "the other one is lent");
     drop((ring, from));
     assert!(engine.take_chunk().is_none(), "it still is");
-    to.attend();
+    to.poll_control();
     let mut seen = 0;
     to.receive(&mut |datagram| {
         assert_eq!((datagram.bytes.len(), datagram.packets), (12 + 4096 + 4, 1));
@@ -184,7 +184,7 @@ fn a_chunk_stays_as_it_is_until_it_was_read() {
     drop(other);
     // The next ring that closes reclaims the remaining chunks.
     let mut next = link("127.66.2.3");
-    drop((next.introduce(to.local(), to.slot()), next));
+    drop((next.peer_ring(to.local(), to.slot()), next));
     assert!(engine.take_chunk().is_some() && engine.take_chunk().is_some());
 }
 
@@ -193,10 +193,10 @@ fn a_chunk_stays_as_it_is_until_it_was_read() {
 #[test]
 fn a_peer_that_is_gone_wakes_us_once() {
     let (mut from, to) = (link("127.66.2.5"), link("127.66.2.5"));
-    let ring = from.introduce(to.local(), to.slot()).unwrap();
+    let ring = from.peer_ring(to.local(), to.slot()).unwrap();
     drop(to);
     assert!(from.poll.is_ready());
-    from.attend();
+    from.poll_control();
     assert!(from.departed().is_some() && from.outgoing.is_empty());
     assert!(!from.poll.is_ready(), "it is gone, and that was heard");
     drop(ring);
@@ -209,7 +209,7 @@ fn a_peer_that_does_not_read_does_not_get_all_chunks() {
     let gpu = nobounce_memory::gpu::Gpu::by_ordinal(0).unwrap().unwrap();
     let engine = CopyEngine::new(&gpu, 10, 8192).unwrap();
     let (mut from, to) = (link("127.66.2.4"), link("127.66.2.4"));
-    let ring = from.introduce(to.local(), to.slot()).unwrap();
+    let ring = from.peer_ring(to.local(), to.slot()).unwrap();
     let mut batch = TxBatch::new(from.capabilities());
     for _ in 0..8 {
         lease(&mut batch, &ring, to.slot(), &engine.take_chunk().unwrap());

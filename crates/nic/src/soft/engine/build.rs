@@ -277,10 +277,10 @@ pub(crate) fn build(
 
 /// Builds a packet without payload.
 fn build_bare(entry: &QueuePair, tx: &mut TxBatch, header: &Header) {
-    let way = (entry.qp.destination(), port_hint(entry));
+    let destination = (entry.qp.destination(), port_hint(entry));
     // has_room() was checked; a packet lost here is retransmitted
     let len = header.len() + ICRC_LEN;
-    let Some((mut room, start)) = tx.begin_crc(way, len, entry.ring.as_ref()) else { return };
+    let Some((mut room, start)) = tx.begin_crc(destination, len, entry.ring.as_ref()) else { return };
     let crc = emit(header, &mut room, start);
     tx.commit_crc(crc);
 }
@@ -360,11 +360,11 @@ struct PacketSpace<'a> {
 
 impl<'a> PacketSpace<'a> {
     // Always inlined: a copy on the stack would cause a store-forwarding stall. Meanwhile the
-    // header stores go to a ring whose cache lines the peer holds (see `Way` in batch.rs).
+    // header stores go to a ring whose cache lines the peer holds (see `Destination` in batch.rs).
     #[inline(always)]
     fn begin(entry: &QueuePair, tx: &'a mut TxBatch, transmit: &Transmit) -> Option<Self> {
-        let way = (entry.qp.destination(), port_hint(entry));
-        let (mut bytes, start) = tx.begin_crc(way, packet_len(transmit), entry.ring.as_ref())?;
+        let destination = (entry.qp.destination(), port_hint(entry));
+        let (mut bytes, start) = tx.begin_crc(destination, packet_len(transmit), entry.ring.as_ref())?;
         let head = transmit.header.len();
         let crc = emit(&transmit.header, &mut bytes, start);
         Some(Self {
@@ -619,7 +619,7 @@ fn build_outside(entry: &QueuePair, tx: &mut TxBatch, transmit: &Transmit, slice
         return build_copy(entry, tx, transmit, &chunk[payload], done);
     }
     let (head, len) = (transmit.header.len(), packet_len(transmit));
-    let way = (entry.qp.destination(), port_hint(entry));
+    let destination = (entry.qp.destination(), port_hint(entry));
     let full = payload.len() == entry.qp.attr().path_mtu.bytes() as usize;
     if head == BTH_LEN && full && *has_gaps {
         let start = at - BTH_LEN;
@@ -629,11 +629,13 @@ fn build_outside(entry: &QueuePair, tx: &mut TxBatch, transmit: &Transmit, slice
         // to be sent may hold the same packet: it then leaves with a wrong ICRC, is dropped, and is
         // retransmitted.
         unsafe { chunk.write_between(start, &header) };
-        let Some(crc) = tx.begin_inside(way, len, chunk, start) else { return BY_CPU };
+        let Some(crc) = tx.begin_inside(destination, len, chunk, start) else { return BY_CPU };
         tx.commit_crc(extend_crc(crc, &chunk[start..payload.end]));
         return done;
     }
-    let Some((room, crc)) = tx.begin_outside(way, len, head, chunk, payload.clone()) else { return BY_CPU };
+    let Some((room, crc)) = tx.begin_outside(destination, len, head, chunk, payload.clone()) else {
+        return BY_CPU;
+    };
     transmit.header.emit(room);
     let (head, tail) = room.split_at_mut(head);
     let pad = &mut tail[..usize::from(transmit.header.pad)];

@@ -72,7 +72,7 @@ mod tests {
                 src_port: 0xc000,
                 bytes: &bytes,
                 ip_id: 0,
-                sealed: true,
+                has_icrc: true,
                 whole: None,
                 packets: 1,
             },

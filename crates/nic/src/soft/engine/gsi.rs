@@ -17,6 +17,7 @@ use nobounce_protocol::timing::Nanos;
 use nobounce_protocol::wire::{BTH_LEN, Deth, Header, ICRC_LEN, Opcode, Parsed, Psn, Qpn};
 
 use crate::links::{Link, MadOwner, RxDatagram, TxBatch, now_ns};
+use crate::soft::engine::timer::Timer;
 use crate::soft::engine::{Core, Engine};
 use crate::soft::events::cm_channel::{CmNotice, Told};
 use crate::soft::local::probe::Probe;
@@ -144,7 +145,7 @@ impl Gsi {
     /// Takes a packet to queue pair 1; false if it is not a connection-manager MAD.
     pub(crate) fn take(&mut self, datagram: &RxDatagram<'_>, header: &Header, payload: &[u8]) -> bool {
         // Handing it over to another device needs its ICRC.
-        let valid = header.deth.qkey == GSI_QKEY && datagram.sealed;
+        let valid = header.deth.qkey == GSI_QKEY && datagram.has_icrc;
         let parsed = valid.then(|| Mad::parse(payload)).flatten();
         let Some((kind, mad)) = parsed.filter(|_| header.opcode == Opcode::UdSendOnly) else {
             self.malformed += 1;
@@ -221,7 +222,7 @@ impl Engine {
                 src_port: *src_port,
                 ip_id: *ip_id,
                 bytes: packet,
-                sealed: true,
+                has_icrc: true,
                 whole: None,
                 packets: 1,
             };
@@ -277,7 +278,7 @@ impl Engine {
         let Some(at) = [agent, blocked, waiting].into_iter().flatten().min() else { return };
         if gsi.armed.is_none_or(|armed| at < armed) {
             gsi.armed = Some(at);
-            self.core.timers.push(Reverse((at, GSI_QPN)));
+            self.core.timers.push(Reverse((at, Timer::ConnectionManager)));
         }
     }
 

@@ -28,6 +28,7 @@ pub(crate) mod srqs;
 pub(crate) mod submission;
 #[cfg(test)]
 mod submission_tests;
+pub(crate) mod timer;
 pub(crate) mod totals;
 mod turn;
 
@@ -36,7 +37,6 @@ use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, RwLock};
 
-use nobounce_protocol::cm::GSI_QPN;
 use nobounce_protocol::qp::{Handled, QpEvent, QpState, Status};
 use nobounce_protocol::timing::Nanos;
 use nobounce_protocol::wire::{Header, Malformed, Marker, Qpn, Service};
@@ -50,13 +50,13 @@ use crate::soft::engine::host::PacketHost;
 use crate::soft::engine::memory_windows::Windows;
 use crate::soft::engine::overflows::Overflows;
 use crate::soft::engine::path::{PathIndex, Paths, Sharers};
-use crate::soft::engine::peer_death::DEATH_TIMER;
 use crate::soft::engine::peers::Peers;
 use crate::soft::engine::queue_pair::{PendingAcks, QueuePair, complete, flushed};
 use crate::soft::engine::region::Regions;
-use crate::soft::engine::snapshot::{Keeper, SNAPSHOT_TIMER};
+use crate::soft::engine::snapshot::Keeper;
 use crate::soft::engine::srqs::Srqs;
 use crate::soft::engine::submission::Submissions;
+use crate::soft::engine::timer::Timer;
 use crate::soft::events::event::{AsyncEvent, Events};
 use crate::soft::local::local_peers::LocalPeers;
 use crate::soft::local::routes::{Routes, addressee};
@@ -153,7 +153,7 @@ pub(crate) struct Core {
     pub(crate) reclaim_cursor: usize,
     /// Bytes moved by destroyed queue pairs, by peer.
     pub(crate) moved: HashMap<IpAddr, PathCounters>,
-    pub(crate) timers: BinaryHeap<Reverse<(Nanos, u32)>>,
+    pub(crate) timers: BinaryHeap<Reverse<(Nanos, Timer)>>,
     pub(crate) peers: Peers,
     /// Precomputed ICRCs of recent flows and packet lengths.
     pub(crate) icrc_writers: IcrcWriters<(u16, IpAddr)>,
@@ -222,7 +222,7 @@ impl Engine {
         entry.ends_at = None;
         // A datagram's request names its destination (see `resolve_local_peers`); the address attribute
         // is unused.
-        entry.ring = if entry.qp.service() == Service::Ud { None } else { self.link.introduce(remote, slot) };
+        entry.ring = if entry.qp.service() == Service::Ud { None } else { self.link.peer_ring(remote, slot) };
         if let (None, Some(path)) = (&entry.ring, entry.path)
             && (remote.is_loopback() || remote == self.core.local)
         {
@@ -352,7 +352,7 @@ impl Engine {
     pub(crate) fn note_slept(&mut self, now: Nanos) {
         self.caller.spin.slept();
         self.caller.polled_at = now;
-        self.link.attend();
+        self.link.poll_control();
     }
 
     /// Whether copies by the GPU are pending.
@@ -443,7 +443,7 @@ impl Core {
                 return;
             }
         };
-        if datagram.sealed && !self.check_icrc(datagram) {
+        if datagram.has_icrc && !self.check_icrc(datagram) {
             self.counters.icrc_errors += 1;
             return;
         }
@@ -561,34 +561,35 @@ impl Core {
     }
 
     fn fire_timers(&mut self, now: Nanos) {
-        while let Some(&Reverse((at, index))) = self.timers.peek() {
+        while let Some(&Reverse((at, timer))) = self.timers.peek() {
             if at > now {
                 return;
             }
             self.timers.pop();
-            let Some(entry) = self.qps.get_mut(index as usize).and_then(Option::as_deref_mut) else {
-                // Three timers belong to no queue pair: the connection manager's, that of
-                // snapshots, which is checked with it, and that of peer deaths.
-                self.gsi.wanted |= index == GSI_QPN || index == SNAPSHOT_TIMER;
-                if index == DEATH_TIMER {
-                    self.expire_dead_peers(now);
-                }
-                continue;
-            };
-            if entry.armed == Some(at) {
-                entry.armed = None;
+            match timer {
+                Timer::QueuePair(index) => self.fire_timer_of(index, at, now),
+                // Snapshots are taken when queue pair 1 is served.
+                Timer::ConnectionManager | Timer::Snapshot => self.gsi.wanted = true,
+                Timer::PeerDeath => self.expire_dead_peers(now),
             }
-            if entry.qp.poll_timeout().is_some_and(|due| due <= now) {
-                if entry.holds_request() {
-                    entry.qp.put_off(now);
-                } else {
-                    entry.qp.handle_timeout(now);
-                }
-                self.settle(index);
-                self.make_ready(index);
+        }
+    }
+
+    fn fire_timer_of(&mut self, index: u32, at: Nanos, now: Nanos) {
+        let Some(entry) = self.qps.get_mut(index as usize).and_then(Option::as_deref_mut) else { return };
+        if entry.armed == Some(at) {
+            entry.armed = None;
+        }
+        if entry.qp.poll_timeout().is_some_and(|due| due <= now) {
+            if entry.holds_request() {
+                entry.qp.put_off(now);
             } else {
-                self.arm(index);
+                entry.qp.handle_timeout(now);
             }
+            self.settle(index);
+            self.make_ready(index);
+        } else {
+            self.arm(index);
         }
     }
 
@@ -598,7 +599,7 @@ impl Core {
         let Some(at) = entry.qp.poll_timeout() else { return };
         if entry.armed.is_none_or(|armed| at < armed) {
             entry.armed = Some(at);
-            self.timers.push(Reverse((at, index)));
+            self.timers.push(Reverse((at, Timer::QueuePair(index))));
         }
     }
 

@@ -13,11 +13,10 @@ use nobounce_protocol::timing::Nanos;
 use crate::links::{Departed, now_ns};
 use crate::soft::engine::Core;
 use crate::soft::engine::queue_pair::QueuePair;
+use crate::soft::engine::timer::Timer;
 
 /// Time to receive what the dead peer had sent.
 const GRACE_NS: Nanos = 100_000_000;
-/// Timer key of peer deaths; other keys are queue pairs.
-pub(crate) const DEATH_TIMER: u32 = u32::MAX - 1;
 
 impl Core {
     /// The shared-memory link to a peer has ended.
@@ -34,7 +33,7 @@ impl Core {
         }
         self.marker_senders.forget(peer);
         if died {
-            self.timers.push(Reverse((end, DEATH_TIMER)));
+            self.timers.push(Reverse((end, Timer::PeerDeath)));
         }
     }
 

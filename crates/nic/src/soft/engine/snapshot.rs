@@ -17,10 +17,9 @@ use nobounce_protocol::timing::{MILLISECOND, Nanos};
 
 use crate::links::now_ns;
 use crate::soft::engine::Engine;
+use crate::soft::engine::timer::Timer;
 use crate::soft::engine::totals::{self, Totals};
 
-/// Timer key of snapshots: no queue pair has this number.
-pub(crate) const SNAPSHOT_TIMER: u32 = u32::MAX;
 /// Bytes of each of the two slots in the file. They are written alternately, so that one is always
 /// complete.
 const SNAPSHOT_PLACE: usize = 16 << 10;
@@ -155,7 +154,7 @@ impl Engine {
     /// Starts periodic snapshots.
     pub(crate) fn keep_snapshots(&mut self, keeper: Option<Keeper>) {
         if let Some(keeper) = &keeper {
-            self.core.timers.push(Reverse((keeper.due, SNAPSHOT_TIMER)));
+            self.core.timers.push(Reverse((keeper.due, Timer::Snapshot)));
         }
         self.keeper = keeper;
     }
@@ -165,7 +164,7 @@ impl Engine {
         let Some(mut keeper) = self.keeper.take() else { return };
         if keeper.due <= now {
             keeper.keep(now, self.link.local(), Totals::of(self));
-            self.core.timers.push(Reverse((keeper.due, SNAPSHOT_TIMER)));
+            self.core.timers.push(Reverse((keeper.due, Timer::Snapshot)));
         }
         self.keeper = Some(keeper);
     }

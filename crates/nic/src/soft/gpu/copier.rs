@@ -100,7 +100,7 @@ pub(crate) struct Copier {
     /// A fetch is late: loadable bytes are not fetched until it is over.
     late: AtomicBool,
     /// Dropped after the engines, so that the thread is the last to hold them.
-    desk: OpenDesk,
+    queue: OpenJobQueue,
 }
 
 /// One copy engine for each direction.
@@ -112,7 +112,7 @@ struct Engines {
 
 /// The job queue.
 #[derive(Debug, Default)]
-struct Desk {
+struct JobQueue {
     waiting: Mutex<Waiting>,
     more: Condvar,
     /// Queued jobs: read without the lock.
@@ -141,10 +141,10 @@ impl Copier {
     ) -> Result<Arc<Self>, RegisterError> {
         let make = |chunks, len| CopyEngine::in_context(gpu, context.handle(), chunks, len);
         let engines = Engines { fetch: make(FETCH_CHUNKS, FETCH_CHUNK)?, place: make(PLACE_CHUNKS, CHUNK)? };
-        let (engines, desk) = (Arc::new(engines), Arc::<Desk>::default());
+        let (engines, queue) = (Arc::new(engines), Arc::<JobQueue>::default());
         let worker = Worker {
             engines: engines.clone(),
-            desk: desk.clone(),
+            queue: queue.clone(),
             waker: waker.clone(),
             under_way: Default::default(),
             lost: Vec::new(),
@@ -155,8 +155,8 @@ impl Copier {
             .name("nobounce-copy".into())
             .spawn(move || worker.run())
             .map_err(RegisterError::Thread)?;
-        let desk = OpenDesk { desk, generation: fork::generation() };
-        Ok(Arc::new(Self { engines, late: AtomicBool::new(false), desk }))
+        let queue = OpenJobQueue { queue, generation: fork::generation() };
+        Ok(Arc::new(Self { engines, late: AtomicBool::new(false), queue }))
     }
 
     /// Takes a fetch chunk, or none if all are in use.
@@ -172,25 +172,25 @@ impl Copier {
     /// Submits a copy. Copies of one kind are made in the order of submission.
     pub(crate) fn start(&self, job: Job) -> Copying {
         let answer = Arc::<Answer>::default();
-        let desk = &self.desk.desk;
+        let queue = &self.queue.queue;
         if matches!(job.work, Work::Fetch(_)) {
-            desk.fetches.fetch_add(1, Ordering::Relaxed);
+            queue.fetches.fetch_add(1, Ordering::Relaxed);
         }
-        let mut waiting = lock(&desk.waiting);
+        let mut waiting = lock(&queue.waiting);
         waiting.memories.push(name(&job.memory));
         waiting.jobs.push_back((job, answer.clone()));
-        desk.posted.store(waiting.jobs.len(), Ordering::Release);
+        queue.posted.store(waiting.jobs.len(), Ordering::Release);
         let sleeps = waiting.sleeps;
         drop(waiting); // otherwise the woken thread blocks on the lock at once
         if sleeps {
-            desk.more.notify_one();
+            queue.more.notify_one();
         }
         Copying(answer)
     }
 
     /// The copies in flight from and to this memory.
     pub(crate) fn copies_of(&self, memory: &Arc<GpuMemory>) -> Copies {
-        Copies { desk: self.desk.desk.clone(), memory: memory.clone() }
+        Copies { queue: self.queue.queue.clone(), memory: memory.clone() }
     }
 
     /// A fetch is late: the GPU has not run it.
@@ -201,7 +201,7 @@ impl Copier {
     /// Whether a fetch that was found late is still not over.
     pub(crate) fn is_late(&self) -> bool {
         let mut late = self.late.load(Ordering::Relaxed);
-        if late && self.desk.desk.fetches.load(Ordering::Acquire) == 0 {
+        if late && self.queue.queue.fetches.load(Ordering::Acquire) == 0 {
             late = false;
             self.late.store(false, Ordering::Relaxed);
         }
@@ -210,7 +210,7 @@ impl Copier {
 
     /// What blocks a copy that does not end.
     pub(crate) fn standstill(&self) -> Standstill {
-        self.desk.desk.inside.standstill()
+        self.queue.queue.inside.standstill()
     }
 
     /// Whether its context was destroyed. Calls CUDA: not under the engine's lock.
@@ -221,17 +221,17 @@ impl Copier {
 
 /// A job queue that accepts jobs until it is dropped.
 #[derive(Debug)]
-struct OpenDesk {
-    desk: Arc<Desk>,
+struct OpenJobQueue {
+    queue: Arc<JobQueue>,
     generation: u64,
 }
 
-impl Drop for OpenDesk {
+impl Drop for OpenJobQueue {
     fn drop(&mut self) {
         // A forked child has no copier thread, and that thread may have held the lock at the fork.
         if fork::current() == self.generation {
-            lock(&self.desk.waiting).closed = true;
-            self.desk.more.notify_one();
+            lock(&self.queue.waiting).closed = true;
+            self.queue.more.notify_one();
         }
     }
 }
@@ -239,7 +239,7 @@ impl Drop for OpenDesk {
 /// The copies in flight from and to one memory: awaited before the memory is freed.
 #[derive(Debug)]
 pub(crate) struct Copies {
-    desk: Arc<Desk>,
+    queue: Arc<JobQueue>,
     memory: Arc<GpuMemory>,
 }
 
@@ -248,7 +248,7 @@ impl Copies {
     /// CUDA may delay the copy until kernels end, and those may wait for this device.
     pub(crate) fn wait(&self) {
         let begin = Instant::now();
-        while lock(&self.desk.waiting).memories.contains(&name(&self.memory)) {
+        while lock(&self.queue.waiting).memories.contains(&name(&self.memory)) {
             if begin.elapsed() > DRAIN_TIMEOUT {
                 tracing::warn!(
                     "the GPU still copies out of or into memory that is deregistered: it is stuck"
@@ -271,7 +271,7 @@ struct UnderWay {
 
 struct Worker {
     engines: Arc<Engines>,
-    desk: Arc<Desk>,
+    queue: Arc<JobQueue>,
     /// Wakes the engine thread, which may sleep until a copy is over.
     waker: Arc<Waker>,
     /// Fetches, placements and reads for atomics. Each kind ends in the order in which it was
@@ -285,7 +285,7 @@ struct Worker {
 impl Worker {
     fn run(mut self) {
         ask_for_short_slices();
-        self.desk.inside.of(|| self.engines.place.gpu().driver().keep_relaxed());
+        self.queue.inside.of(|| self.engines.place.gpu().driver().keep_relaxed());
         let mut moved = now_ns();
         loop {
             let begun = self.begin();
@@ -306,17 +306,17 @@ impl Worker {
 
     /// Starts queued jobs; returns whether there were any.
     fn begin(&mut self) -> bool {
-        if self.desk.posted.load(Ordering::Acquire) == 0 {
+        if self.queue.posted.load(Ordering::Acquire) == 0 {
             return false;
         }
         let jobs = {
-            let mut waiting = lock(&self.desk.waiting);
-            self.desk.posted.store(0, Ordering::Relaxed);
+            let mut waiting = lock(&self.queue.waiting);
+            self.queue.posted.store(0, Ordering::Relaxed);
             std::mem::take(&mut waiting.jobs)
         };
         for (Job { work, memory, offset, len, chunk }, answer) in jobs {
             let Engines { fetch, place } = &*self.engines;
-            let (lane, started) = self.desk.inside.of(|| match work {
+            let (lane, started) = self.queue.inside.of(|| match work {
                 Work::Fetch(rows) => (0, fetch.start_read_rows(&memory, offset, len, rows, chunk)),
                 Work::Place => (1, place.start_write(&memory, offset, chunk, len)),
                 Work::Look => (2, place.start_read(&memory, offset, len, chunk)),
@@ -335,7 +335,7 @@ impl Worker {
         let mut any = false;
         for lane in 0..self.under_way.len() {
             while let Some(first) = self.under_way[lane].front() {
-                let over = match self.desk.inside.of(|| self.engine(lane).poll(&first.copy)) {
+                let over = match self.queue.inside.of(|| self.engine(lane).poll(&first.copy)) {
                     Ok(false) => break,
                     Ok(true) => Ok(()),
                     Err(error) => Err(error),
@@ -375,12 +375,12 @@ impl Worker {
         chunk: Result<PinnedChunk, CopyError>,
     ) {
         answer.give(chunk);
-        let memories = &mut lock(&self.desk.waiting).memories;
+        let memories = &mut lock(&self.queue.waiting).memories;
         if let Some(at) = memories.iter().position(|one| *one == name(memory)) {
             memories.swap_remove(at);
         }
         if is_fetch {
-            self.desk.fetches.fetch_sub(1, Ordering::Release);
+            self.queue.fetches.fetch_sub(1, Ordering::Release);
         }
         self.waker.wake_if_asleep();
     }
@@ -400,11 +400,11 @@ impl Worker {
         // Chunks of copies whose query failed are reused only once the copies are known to be over.
         // This thread finds out, so that taking a chunk needs no query.
         let place = &self.engines.place;
-        self.desk.inside.of(|| self.lost.retain(|copy| !matches!(place.poll(copy), Ok(true))));
-        let mut waiting = lock(&self.desk.waiting);
+        self.queue.inside.of(|| self.lost.retain(|copy| !matches!(place.poll(copy), Ok(true))));
+        let mut waiting = lock(&self.queue.waiting);
         waiting.sleeps = true;
         while waiting.jobs.is_empty() && !waiting.closed {
-            waiting = self.desk.more.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+            waiting = self.queue.more.wait(waiting).unwrap_or_else(PoisonError::into_inner);
         }
         waiting.sleeps = false;
         !waiting.jobs.is_empty() || !waiting.closed

@@ -113,7 +113,7 @@ fn finish(ending: &Ending, end: Instant) {
         };
         engine.hang_up();
         engine.send_answers();
-        engine.link.say_goodbye();
+        engine.link.shut_down();
         totals.add(&Totals::of(&engine));
     }
     // Do not write a partial report: the latest snapshot replaces it.

@@ -44,7 +44,7 @@ impl Routes {
     #[cold]
     pub(crate) fn resolve_local_peers(&mut self, link: &mut dyn Link, local_peers: &mut LocalPeers) {
         while let Some((addr, slot)) = self.unresolved_peers.pop() {
-            let ring = if local_peers.contains(addr) { link.introduce(addr, slot) } else { None };
+            let ring = if local_peers.contains(addr) { link.peer_ring(addr, slot) } else { None };
             self.learn((addr, slot), ring);
         }
     }

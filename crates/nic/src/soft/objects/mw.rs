@@ -17,8 +17,8 @@ pub struct Mw {
 }
 
 impl Pd {
-    /// Creates an unbound memory window. [`LocalWork::Bind`](crate::soft::LocalWork::Bind) binds it, on a reliable queue pair of
-    /// the same domain.
+    /// Creates an unbound memory window. [`LocalWork::Bind`](crate::soft::LocalWork::Bind) binds
+    /// it, on a reliable queue pair of the same domain.
     ///
     /// # Errors
     /// There are too many.

@@ -159,7 +159,7 @@ impl Driver {
     /// One round, unless another thread drives: timers, and peers that come and go.
     fn glance(&self) {
         if let Some(mut engine) = self.engine.try_lock() {
-            engine.link.attend();
+            engine.link.poll_control();
             engine.progress();
             release(engine);
         }
@@ -168,7 +168,7 @@ impl Driver {
     fn round(&self, is_first: bool) -> Round {
         let mut engine = self.engine.lock_to_drive();
         if is_first {
-            engine.link.attend();
+            engine.link.poll_control();
         }
         let submitted = engine.core.take_submissions(now_ns);
         let received = engine.progress();

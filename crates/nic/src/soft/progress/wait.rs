@@ -7,8 +7,8 @@ use nobounce_protocol::timing::Nanos;
 
 use crate::soft::config::MAX_ENGINES;
 
-use crate::links::Doorbells;
 use crate::links::Link;
+use crate::links::{Doorbells, MAX_DESCRIPTORS};
 
 /// Descriptors that signal arrivals on a link.
 #[derive(Clone, Debug)]
@@ -23,7 +23,7 @@ pub(crate) struct Arrivals {
 
 impl Arrivals {
     pub(crate) fn of(link: &dyn Link) -> Self {
-        Self { packets: link.wake_fds(), peers: link.rare_fd(), doorbells: link.doorbells() }
+        Self { packets: link.wake_fds(), peers: link.control_fd(), doorbells: link.doorbells() }
     }
 
     /// The descriptors of the link.
@@ -59,14 +59,15 @@ struct Descriptors {
 }
 
 impl Descriptors {
-    /// Four of each engine, and a waker.
-    const MOST: usize = 4 * MAX_ENGINES + 1;
+    /// Those of each engine's link, and a waker.
+    const MOST: usize = MAX_DESCRIPTORS * MAX_ENGINES + 1;
 
     fn new() -> Self {
         Self { list: [libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; Self::MOST], count: 0 }
     }
 
     fn add(&mut self, fd: RawFd) {
+        debug_assert!(self.count < Self::MOST, "a link has more than MAX_DESCRIPTORS descriptors");
         if let Some(place) = self.list.get_mut(self.count) {
             place.fd = fd;
             self.count += 1;

@@ -1,0 +1,14 @@
+//! Timers of an engine.
+
+/// What a timer of an engine is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Timer {
+    /// Retransmission, and other timeouts of the queue pair with this index.
+    QueuePair(u32),
+    /// Timeouts of the connection manager.
+    ConnectionManager,
+    /// The next snapshot of the totals.
+    Snapshot,
+    /// Queue pairs whose peer died end in error.
+    PeerDeath,
+}
