@@ -19,7 +19,7 @@ use super::library::Library;
 use super::list::List;
 use super::memory::Pd;
 use super::proof::Proofs;
-use super::refusal::Told;
+use super::refusal::LoggedOnce;
 use super::stage::Staging;
 use crate::soft::PathCounters;
 
@@ -115,7 +115,7 @@ pub(crate) struct Inner {
     pub(crate) options: Options,
     pub(crate) staging: Staging,
     pub(crate) proofs: Proofs,
-    pub(crate) told: Told,
+    pub(crate) told: LoggedOnce,
     /// Its sysfs folder, if it existed at open. Some drivers (rxe) remove a device only after its
     /// last user closes it, without an event; the folder disappears first.
     folder: Option<PathBuf>,
@@ -199,7 +199,7 @@ impl Device {
             options: options.clone(),
             staging: Staging::default(),
             proofs: Proofs::default(),
-            told: Told::default(),
+            told: LoggedOnce::default(),
             folder: folder.exists().then_some(folder),
             health: Mutex::default(),
             failed_queues: Mutex::default(),

@@ -24,9 +24,9 @@ impl fmt::Display for Refusal {
 
 /// Methods of a device already logged as refused: a program registers memory thousands of times.
 #[derive(Debug, Default)]
-pub(crate) struct Told(Mutex<HashSet<Mechanism>>);
+pub(crate) struct LoggedOnce(Mutex<HashSet<Mechanism>>);
 
-impl Told {
+impl LoggedOnce {
     /// Logs a refusal once per method.
     pub(crate) fn warn(&self, device: &str, refusals: &[Refusal]) {
         let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);

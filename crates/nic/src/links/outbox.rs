@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 
 use super::now_ns;
-use super::slot::{Handover, Run, Slot, SlotOwner};
+use super::slot::{GroBurst, Handover, Slot, SlotOwner};
 
 /// Maximum bytes kept. Beyond it packets are dropped, as with a full socket buffer.
 const MAX_BYTES: usize = 1 << 20;
@@ -17,7 +17,7 @@ const RETRY_NS: u64 = 50_000;
 #[derive(Debug)]
 struct Letter {
     owner: SlotOwner,
-    run: Run<'static>,
+    run: GroBurst<'static>,
     bytes: Vec<u8>,
 }
 
@@ -32,7 +32,7 @@ pub(super) struct Outbox {
 
 impl Outbox {
     /// Hands packets to their owner, now or a little later, in order.
-    pub(super) fn hand_over(&mut self, from: &Slot, owner: SlotOwner, run: &Run<'_>) -> Handover {
+    pub(super) fn hand_over(&mut self, from: &Slot, owner: SlotOwner, run: &GroBurst<'_>) -> Handover {
         if !self.letters.iter().any(|letter| letter.owner == owner) {
             match from.hand_over(owner, run) {
                 Handover::Full => self.retry_at = now_ns() + RETRY_NS,
@@ -43,7 +43,7 @@ impl Outbox {
             return Handover::Lost;
         }
         self.bytes += run.bytes.len();
-        let letter = Letter { owner, run: Run { bytes: &[], ..*run }, bytes: run.bytes.to_vec() };
+        let letter = Letter { owner, run: GroBurst { bytes: &[], ..*run }, bytes: run.bytes.to_vec() };
         self.letters.push_back(letter);
         Handover::Done
     }
@@ -67,7 +67,7 @@ impl Outbox {
         let mut full: Vec<SlotOwner> = Vec::new();
         let Self { letters, bytes, lost, .. } = self;
         letters.retain(|letter| {
-            let run = Run { bytes: &letter.bytes, ..letter.run };
+            let run = GroBurst { bytes: &letter.bytes, ..letter.run };
             if full.contains(&letter.owner) {
                 return true;
             }
@@ -101,7 +101,7 @@ mod tests {
         let (from, to) = (claimed(), claimed());
         let mut outbox = Outbox::default();
         let letters: Vec<_> = (0..200_u8).map(|n| vec![n; 2000]).collect();
-        let run = |bytes| Run { src: [127, 0, 0, 1].into(), src_port: 1, ip_id: 0, segment: 100, bytes };
+        let run = |bytes| GroBurst { src: [127, 0, 0, 1].into(), src_port: 1, ip_id: 0, segment: 100, bytes };
         for bytes in &letters {
             assert_eq!(outbox.hand_over(&from, SlotOwner::Slot(to.number()), &run(bytes)), Handover::Done);
         }
@@ -123,7 +123,8 @@ mod tests {
         let (from, to) = (claimed(), claimed());
         let mut outbox = Outbox::default();
         let bytes = vec![1; 60_000];
-        let run = Run { src: [127, 0, 0, 1].into(), src_port: 1, ip_id: 0, segment: 1000, bytes: &bytes };
+        let run =
+            GroBurst { src: [127, 0, 0, 1].into(), src_port: 1, ip_id: 0, segment: 1000, bytes: &bytes };
         while outbox.hand_over(&from, SlotOwner::Slot(to.number()), &run) == Handover::Done {}
         assert!(outbox.bytes <= MAX_BYTES && outbox.bytes > MAX_BYTES - 60_000);
         let kept = outbox.letters.len() as u64;

@@ -31,7 +31,7 @@ const LONGEST_TURN: Duration = Duration::from_millis(50);
 
 /// Several packets of one size (the last may be shorter) from one sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Run<'a> {
+pub(super) struct GroBurst<'a> {
     pub(super) src: IpAddr,
     pub(super) src_port: u16,
     /// The likeliest IPv4 identification of the first packet.
@@ -41,7 +41,7 @@ pub(super) struct Run<'a> {
     pub(super) bytes: &'a [u8],
 }
 
-impl Run<'_> {
+impl GroBurst<'_> {
     /// How many packets it holds.
     pub(super) fn packets(&self) -> u64 {
         u64::try_from(self.bytes.len().div_ceil(self.segment.max(1))).unwrap_or(u64::MAX)
@@ -102,7 +102,7 @@ impl ServiceName {
     }
 
     /// As [`Slot::take`].
-    pub(super) fn take<'b>(&self, buffer: &'b mut [u8]) -> Option<Option<Run<'b>>> {
+    pub(super) fn take<'b>(&self, buffer: &'b mut [u8]) -> Option<Option<GroBurst<'b>>> {
         take(&self.fd, self.uid, SlotOwner::Service(self.service), buffer)
     }
 }
@@ -185,7 +185,7 @@ impl Slot {
     }
 
     /// Hands packets to their owner.
-    pub(super) fn hand_over(&self, owner: SlotOwner, run: &Run<'_>) -> Handover {
+    pub(super) fn hand_over(&self, owner: SlotOwner, run: &GroBurst<'_>) -> Handover {
         let Some(mut prefix) = encode(owner.byte(), run) else { return Handover::Lost };
         let (mut name, len) = unix_name(&owner.name(self.addr));
         let mut parts = [
@@ -214,7 +214,7 @@ impl Slot {
 
     /// Receives one handover into `buffer`, if there is one. Inner `None`: it was not for us and is
     /// dropped.
-    pub(super) fn take<'b>(&self, buffer: &'b mut [u8]) -> Option<Option<Run<'b>>> {
+    pub(super) fn take<'b>(&self, buffer: &'b mut [u8]) -> Option<Option<GroBurst<'b>>> {
         take(&self.fd, self.uid, SlotOwner::Slot(self.number), buffer)
     }
 }
@@ -224,7 +224,7 @@ fn take<'b>(
     uid: libc::uid_t,
     owner: SlotOwner,
     buffer: &'b mut [u8],
-) -> Option<Option<Run<'b>>> {
+) -> Option<Option<GroBurst<'b>>> {
     let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
     // Room for the credentials alone: the kernel drops any attached descriptors.
     let mut control = [0_u64; 4];
@@ -249,7 +249,7 @@ fn take<'b>(
 /// Buffer size that [`Slot::take`] requires.
 pub(super) const TAKE_BUFFER: usize = PREFIX + MAX_BYTES;
 
-fn encode(slot: u8, run: &Run<'_>) -> Option<[u8; PREFIX]> {
+fn encode(slot: u8, run: &GroBurst<'_>) -> Option<[u8; PREFIX]> {
     if run.bytes.len() > MAX_BYTES {
         return None;
     }
@@ -273,7 +273,7 @@ fn encode(slot: u8, run: &Run<'_>) -> Option<[u8; PREFIX]> {
 }
 
 /// Decodes a handover; the bytes are untrusted.
-fn decode(slot: u8, datagram: &[u8]) -> Option<Run<'_>> {
+fn decode(slot: u8, datagram: &[u8]) -> Option<GroBurst<'_>> {
     let (prefix, bytes) = datagram.split_first_chunk::<PREFIX>()?;
     let u16_at = |at: usize| u16::from_be_bytes([prefix[at], prefix[at + 1]]);
     let v6: [u8; 16] = prefix.last_chunk().copied()?;
@@ -286,7 +286,7 @@ fn decode(slot: u8, datagram: &[u8]) -> Option<Run<'_>> {
     if prefix[..4] != MAGIC || prefix[5] != slot || segment == 0 || bytes.is_empty() {
         return None;
     }
-    Some(Run { src, src_port: u16_at(6), ip_id: u16_at(8), segment, bytes })
+    Some(GroBurst { src, src_port: u16_at(6), ip_id: u16_at(8), segment, bytes })
 }
 
 /// The user whose process sent the message, as the kernel vouches.
@@ -305,11 +305,11 @@ fn sender(message: &libc::msghdr) -> Option<libc::uid_t> {
 /// Lock for joining an address. Slots and sockets of the port must be taken in the same order, or
 /// the kernel steers wrongly from the start. Released on drop or process exit.
 #[derive(Debug)]
-pub(super) struct Turn {
+pub(super) struct JoinLock {
     _name: Option<OwnedFd>,
 }
 
-impl Turn {
+impl JoinLock {
     /// Acquires it with a timeout: a process stopped while it holds the lock must not block others.
     pub(super) fn wait(addr: IpAddr) -> io::Result<Self> {
         let fd = unix_socket()?;
@@ -389,8 +389,8 @@ mod tests {
         slot
     }
 
-    fn run(bytes: &[u8]) -> Run<'_> {
-        Run { src: addr(9), src_port: 4791, ip_id: 3, segment: 40, bytes }
+    fn run(bytes: &[u8]) -> GroBurst<'_> {
+        GroBurst { src: addr(9), src_port: 4791, ip_id: 3, segment: 40, bytes }
     }
 
     #[test]
@@ -418,7 +418,7 @@ mod tests {
         assert_eq!(a.hand_over(SlotOwner::Slot(1), &run(&packets)), Handover::Done);
         assert_eq!(b.take(&mut buffer), Some(Some(run(&packets))));
         assert_eq!(run(&packets).packets(), 3);
-        let v6 = Run { src: "fe80::1".parse().unwrap(), ..run(&packets) };
+        let v6 = GroBurst { src: "fe80::1".parse().unwrap(), ..run(&packets) };
         assert_eq!(a.hand_over(SlotOwner::Slot(1), &v6), Handover::Done);
         assert_eq!(b.take(&mut buffer), Some(Some(v6)));
         assert_eq!(a.hand_over(SlotOwner::Slot(7), &run(&packets)), Handover::NoOwner);

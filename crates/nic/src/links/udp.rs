@@ -23,7 +23,7 @@ use self::transmit::Transmitter;
 use super::batch::SLOT_BYTE;
 use super::outbox::Outbox;
 use super::services::Services;
-use super::slot::{Handover, Run, Slot, SlotOwner, Turn};
+use super::slot::{GroBurst, Handover, JoinLock, Slot, SlotOwner};
 use super::{Capabilities, Link, MadOwner, OpenError, RxDatagram, SOURCE_PORTS, TxBatch};
 
 /// Bytes of socket buffer asked for; the kernel gives what `rmem_max` and `wmem_max` allow.
@@ -238,7 +238,7 @@ impl Link for UdpLink {
         }
         let addr = self.caps.local;
         let os = |call| move |source| OpenError::Os { addr, call, source };
-        let _turn = Turn::wait(addr).map_err(os("waiting for a turn to join"))?;
+        let _turn = JoinLock::wait(addr).map_err(os("waiting for a turn to join"))?;
         if !self.slot.claim().map_err(os("claiming a slot"))? {
             return Err(OpenError::NoFreeSlot { addr });
         }
@@ -312,7 +312,7 @@ impl Link for UdpLink {
             MadOwner::Service(service) => SlotOwner::Service(service),
         };
         let RxDatagram { src, src_port, ip_id, bytes, .. } = *datagram;
-        let run = Run { src, src_port, ip_id, segment: bytes.len(), bytes };
+        let run = GroBurst { src, src_port, ip_id, segment: bytes.len(), bytes };
         match self.outbox.hand_over(&self.slot, owner, &run) {
             Handover::NoOwner => return false,
             Handover::Done => self.rx.handed_over += 1,
@@ -381,7 +381,7 @@ impl Drop for UdpLink {
 const ACKNOWLEDGE: u8 = Opcode::Ack as u8;
 
 /// Gives each packet of the run to the sink; returns how many.
-fn deliver(run: Run<'_>, rx: &mut Received, sink: &mut dyn FnMut(&RxDatagram<'_>)) -> usize {
+fn deliver(run: GroBurst<'_>, rx: &mut Received, sink: &mut dyn FnMut(&RxDatagram<'_>)) -> usize {
     // One value for all packets of the run. Written anew for each, its address would cause a
     // store-forwarding stall behind the payload stores of the packet before.
     let mut datagram = RxDatagram {
@@ -426,7 +426,7 @@ fn deliver(run: Run<'_>, rx: &mut Received, sink: &mut dyn FnMut(&RxDatagram<'_>
 }
 
 /// Splits a run into runs of one owner each. Our own senders do not mix owners, others may.
-fn each_run<'a>(run: Run<'a>, mut each: impl FnMut(Option<u8>, Run<'a>)) {
+fn each_run<'a>(run: GroBurst<'a>, mut each: impl FnMut(Option<u8>, GroBurst<'a>)) {
     let segment = run.segment.max(1);
     let owner = |at: usize| {
         let end = run.bytes.len().min(at + segment);
@@ -444,7 +444,7 @@ fn each_run<'a>(run: Run<'a>, mut each: impl FnMut(Option<u8>, Run<'a>)) {
 }
 
 /// Splits a run into management datagrams and other packets.
-fn each_kind<'a>(run: Run<'a>, mut each: impl FnMut(bool, Run<'a>)) {
+fn each_kind<'a>(run: GroBurst<'a>, mut each: impl FnMut(bool, GroBurst<'a>)) {
     let segment = run.segment.max(1);
     let is_mad = |at: usize| run.bytes.get(at + SLOT_BYTE..at + SLOT_BYTE + 3) == Some(&[0, 0, 1]);
     let (mut start, mut at) = (0, segment);
@@ -461,7 +461,7 @@ fn each_kind<'a>(run: Run<'a>, mut each: impl FnMut(bool, Run<'a>)) {
 /// Delivers a handover: packets of this slot, and management datagrams. Packets of other slots are
 /// dropped, never forwarded again: this prevents loops.
 fn take_run(
-    run: Option<Run<'_>>,
+    run: Option<GroBurst<'_>>,
     slot: Option<u8>,
     rx: &mut Received,
     patience: &mut u32,
@@ -491,9 +491,13 @@ fn take_run(
     delivered
 }
 
-fn part<'a>(run: &Run<'a>, start: usize, end: usize) -> Run<'a> {
+fn part<'a>(run: &GroBurst<'a>, start: usize, end: usize) -> GroBurst<'a> {
     let skipped = u16::try_from(start / run.segment.max(1)).unwrap_or(u16::MAX);
-    Run { ip_id: run.ip_id.wrapping_add(skipped), bytes: run.bytes.get(start..end).unwrap_or(&[]), ..*run }
+    GroBurst {
+        ip_id: run.ip_id.wrapping_add(skipped),
+        bytes: run.bytes.get(start..end).unwrap_or(&[]),
+        ..*run
+    }
 }
 
 /// The largest socket buffers that this user may have. Smaller ones only drop more.

@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 use super::completion::{Completion, Nak, Status};
 use super::request::{LocalWork, Operation, PostError, SendRequest};
 use super::rtt::Rtt;
-use super::window::Window;
+use super::window::CongestionWindow;
 use super::wqe::Wqe;
 use super::{Host, Params, QpCounters, Transmit};
 use crate::timing::{self, Nanos};
@@ -68,7 +68,7 @@ pub(crate) struct Requester {
     asks_rarely: bool,
     /// One past the last packet with an ACK request.
     asked: u64,
-    window: Window,
+    window: CongestionWindow,
     rtt: Rtt,
     timed: Option<Timed>,
     last_progress: Nanos,
@@ -79,7 +79,7 @@ pub(crate) struct Requester {
     retries: u8,
     rnr_retries: u8,
     /// The window before silence closed it, to restore if nothing was lost.
-    undo: Option<Window>,
+    undo: Option<CongestionWindow>,
     /// Losses before this PSN have already shrunk the window.
     recovery: u64,
     /// PSN and time of the last rewind, so that one loss does not cause two.
@@ -105,7 +105,7 @@ impl Requester {
             path_limited: false,
             asks_rarely: false,
             asked: Psn::SPACE,
-            window: Window::new(1024),
+            window: CongestionWindow::new(1024),
             rtt: Rtt::new(),
             timed: None,
             last_progress: 0,
@@ -126,7 +126,7 @@ impl Requester {
         let first = Psn::SPACE + u64::from(sq_psn.get());
         (self.una, self.next, self.sent_top, self.top) = (first, first, first, first);
         self.asked = first;
-        self.window = Window::new(params.mtu);
+        self.window = CongestionWindow::new(params.mtu);
         self.refill_retries(params);
     }
 

@@ -180,7 +180,7 @@ impl Responder {
                     self.unacknowledged.saturating_add(u32::try_from(packets).unwrap_or(u32::MAX));
                 Taken::Alive
             }
-            Err(Refusal::NotReady) => {
+            Err(NakCause::NotReady) => {
                 out.counters.send_rnr_err += 1;
                 self.refusal = Some((psn, Syndrome::RnrNak(params.min_rnr_timer)));
                 // Everything behind it arrives out of order. The peer knows, so report no gap for
@@ -188,7 +188,7 @@ impl Responder {
                 self.gap_reported = Some(psn);
                 Taken::Alive
             }
-            Err(Refusal::Nak(nak)) => self.refuse(psn, nak),
+            Err(NakCause::Nak(nak)) => self.refuse(psn, nak),
         }
     }
 
@@ -311,7 +311,7 @@ impl Responder {
         params: &Params,
         host: &mut dyn Host,
         out: &mut Out<'_>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), NakCause> {
         let opcode = header.opcode;
         let mut span = packets;
         let piece = payload_len / usize::try_from(packets).unwrap_or(1);
@@ -352,7 +352,7 @@ impl Responder {
     }
 
     /// Whether a READ or an atomic is allowed now.
-    fn check_fetch(&self, params: &Params) -> Result<(), Refusal> {
+    fn check_fetch(&self, params: &Params) -> Result<(), NakCause> {
         let is_first = matches!(self.incoming, Incoming::None);
         let has_room = self.fetches(false) < usize::from(params.max_dest_rd_atomic);
         if is_first && has_room { Ok(()) } else { Err(Nak::InvalidRequest.into()) }
@@ -364,10 +364,10 @@ impl Responder {
         payload_len: usize,
         host: &mut dyn Host,
         out: &mut Out<'_>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), NakCause> {
         let place = header.opcode.place();
         let (receive, received) = match (place.starts(), self.incoming) {
-            (true, Incoming::None) => (host.take_receive().ok_or(Refusal::NotReady)?, 0),
+            (true, Incoming::None) => (host.take_receive().ok_or(NakCause::NotReady)?, 0),
             (false, Incoming::Send { receive, received }) => (receive, received),
             _ => return Err(Nak::InvalidRequest.into()),
         };
@@ -417,7 +417,7 @@ impl Responder {
         params: &Params,
         host: &mut dyn Host,
         out: &mut Out<'_>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), NakCause> {
         let opcode = header.opcode;
         let place = opcode.place();
         if !params.access.contains(Access::REMOTE_WRITE) {
@@ -444,7 +444,7 @@ impl Responder {
         // The receive must exist before the last byte moves. Without one, an RNR NAK makes the
         // packet come again.
         let receive =
-            if opcode.has_immediate() { Some(host.take_receive().ok_or(Refusal::NotReady)?) } else { None };
+            if opcode.has_immediate() { Some(host.take_receive().ok_or(NakCause::NotReady)?) } else { None };
         if payload_len > 0
             && let Err(nak) = host.place_remote(rkey, addr, payload_len, place.ends())
         {
@@ -466,7 +466,7 @@ impl Responder {
         Ok(())
     }
 
-    fn check_read(&self, header: &Header, params: &Params, host: &mut dyn Host) -> Result<(), Refusal> {
+    fn check_read(&self, header: &Header, params: &Params, host: &mut dyn Host) -> Result<(), NakCause> {
         let reth = header.reth;
         if !params.access.contains(Access::REMOTE_READ) || reth.len > super::MAX_MESSAGE {
             return Err(Nak::InvalidRequest.into());
@@ -605,12 +605,12 @@ impl Responder {
     }
 }
 
-enum Refusal {
+enum NakCause {
     NotReady,
     Nak(Nak),
 }
 
-impl From<Nak> for Refusal {
+impl From<Nak> for NakCause {
     fn from(nak: Nak) -> Self {
         Self::Nak(nak)
     }
@@ -625,7 +625,7 @@ fn packets_of(len: u32, mtu: u32) -> u64 {
     u64::from(len.div_ceil(mtu).max(1))
 }
 
-fn check_payload(opcode: Opcode, len: usize, params: &Params) -> Result<(), Refusal> {
+fn check_payload(opcode: Opcode, len: usize, params: &Params) -> Result<(), NakCause> {
     if fits_place(opcode.place(), len, params) { Ok(()) } else { Err(Nak::InvalidRequest.into()) }
 }
 
@@ -641,7 +641,7 @@ pub(crate) const fn is_piece_of(remaining: u64, len: u64, place: Place) -> bool 
     if place.ends() { len == remaining } else { len < remaining }
 }
 
-fn take_atomic(header: &Header, params: &Params, host: &mut dyn Host) -> Result<u64, Refusal> {
+fn take_atomic(header: &Header, params: &Params, host: &mut dyn Host) -> Result<u64, NakCause> {
     let atomic = header.atomic;
     if !params.access.contains(Access::REMOTE_ATOMIC) || !atomic.addr.is_multiple_of(8) {
         return Err(Nak::InvalidRequest.into());

@@ -22,7 +22,7 @@ const LATE: u64 = 4096;
 pub(crate) struct Broken;
 
 /// Why a packet was not taken.
-enum Refusal {
+enum DropCause {
     /// Its message is dropped.
     Dropped,
     Broken,
@@ -93,7 +93,7 @@ impl UcReceiver {
             return Ok(()); // the rest of a message that was dropped
         }
         let taken = if !fits_place(place, payload_len, params) {
-            Err(Refusal::Dropped)
+            Err(DropCause::Dropped)
         } else if header.opcode.is_send() {
             self.take_send(header, payload_len, host, out)
         } else {
@@ -101,12 +101,12 @@ impl UcReceiver {
         };
         match taken {
             Ok(()) => Ok(()),
-            Err(Refusal::Dropped) => {
+            Err(DropCause::Dropped) => {
                 out.counters.dropped_messages += 1;
                 self.keep_receive();
                 Ok(())
             }
-            Err(Refusal::Broken) => Err(Broken),
+            Err(DropCause::Broken) => Err(Broken),
         }
     }
 
@@ -124,10 +124,10 @@ impl UcReceiver {
         }
     }
 
-    fn next_receive(&mut self, host: &mut dyn Host, out: &mut Out<'_>) -> Result<Receive, Refusal> {
+    fn next_receive(&mut self, host: &mut dyn Host, out: &mut Out<'_>) -> Result<Receive, DropCause> {
         self.spare.take().or_else(|| host.take_receive()).ok_or_else(|| {
             out.counters.out_of_buffer += 1;
-            Refusal::Dropped
+            DropCause::Dropped
         })
     }
 
@@ -137,23 +137,23 @@ impl UcReceiver {
         payload_len: usize,
         host: &mut dyn Host,
         out: &mut Out<'_>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), DropCause> {
         let place = header.opcode.place();
         let (receive, received) = match (place.starts(), self.incoming) {
             (true, _) => (self.next_receive(host, out)?, 0),
             (false, Incoming::Send { receive, received }) => (receive, received),
-            _ => return Err(Refusal::Dropped),
+            _ => return Err(DropCause::Dropped),
         };
         let total = received + payload_len as u64;
         self.incoming = Incoming::Send { receive, received: total };
         if total > receive.capacity {
-            return Err(Refusal::Dropped);
+            return Err(DropCause::Dropped);
         }
         if payload_len > 0 && host.place_receive(received, payload_len, place.ends()).is_err() {
             self.incoming = Incoming::None;
             let failed = Completion::flushed(receive.wr_id, WorkKind::Receive);
             out.completions.push_back(Completion { status: Status::LocalProtection, ..failed });
-            return Err(Refusal::Broken);
+            return Err(DropCause::Broken);
         }
         if place.ends() {
             self.incoming = Incoming::None;
@@ -170,10 +170,10 @@ impl UcReceiver {
         params: &Params,
         host: &mut dyn Host,
         out: &mut Out<'_>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), DropCause> {
         let place = header.opcode.place();
         if !params.access.contains(Access::REMOTE_WRITE) {
-            return Err(Refusal::Dropped);
+            return Err(DropCause::Dropped);
         }
         let (rkey, addr, remaining, total) = match (place.starts(), self.incoming) {
             (true, _) => {
@@ -182,17 +182,17 @@ impl UcReceiver {
                 if reth.len > MAX_MESSAGE
                     || (len > 0 && host.check(reth.rkey, reth.addr, len, Access::REMOTE_WRITE).is_err())
                 {
-                    return Err(Refusal::Dropped);
+                    return Err(DropCause::Dropped);
                 }
                 (reth.rkey, reth.addr, len, reth.len)
             }
             (false, Incoming::Write { rkey, addr, remaining, total }) => (rkey, addr, remaining, total),
-            _ => return Err(Refusal::Dropped),
+            _ => return Err(DropCause::Dropped),
         };
         let len = payload_len as u64;
         if !is_piece_of(remaining, len, place) {
             self.incoming = Incoming::None;
-            return Err(Refusal::Dropped);
+            return Err(DropCause::Dropped);
         }
         self.incoming = Incoming::None;
         // Without a posted receive the last packet is not placed: no completion then reports a
@@ -200,7 +200,7 @@ impl UcReceiver {
         let receive = if header.opcode.has_immediate() { Some(self.next_receive(host, out)?) } else { None };
         if payload_len > 0 && host.place_remote(rkey, addr, payload_len, place.ends()).is_err() {
             self.spare = receive.or(self.spare);
-            return Err(Refusal::Dropped);
+            return Err(DropCause::Dropped);
         }
         if !place.ends() {
             let (addr, remaining) = (addr.wrapping_add(len), remaining - len);

@@ -14,13 +14,13 @@ const LARGEST_BYTES: u32 = 1 << 20;
 const ONE: u32 = 256;
 
 #[derive(Clone, Debug)]
-pub(crate) struct Window {
+pub(crate) struct CongestionWindow {
     size: u32,
     threshold: u32,
     largest: u32,
 }
 
-impl Window {
+impl CongestionWindow {
     pub(crate) fn new(mtu: u32) -> Self {
         let largest = (LARGEST_BYTES / mtu).max(64) * ONE;
         Self { size: FIRST * ONE, threshold: largest, largest }
@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn shrinks_on_loss_recovers_and_never_closes() {
-        let mut w = Window::new(1024);
+        let mut w = CongestionWindow::new(1024);
         let start = w.packets();
         w.on_ack(10, true);
         assert_eq!(w.packets(), start + 10, "slow start");

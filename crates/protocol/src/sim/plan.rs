@@ -108,11 +108,11 @@ struct Expected {
     /// Numbers of the receives, in order.
     receives: Vec<u64>,
     /// What consumes them, in order.
-    messages: Vec<Message>,
+    messages: Vec<PlannedMessage>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Message {
+struct PlannedMessage {
     kind: WorkKind,
     len: u32,
     immediate: Option<u32>,
@@ -239,7 +239,7 @@ impl Run {
         if kind.consumes_receive() {
             let is_write = kind == Kind::WriteImmediate;
             let received = RECEIVED + other.messages.len() as u64 * u64::from(MAX_LEN);
-            other.messages.push(Message {
+            other.messages.push(PlannedMessage {
                 kind: if is_write { WorkKind::ReceiveWriteImmediate } else { WorkKind::Receive },
                 len: request.len,
                 immediate: match request.op {
@@ -314,7 +314,7 @@ fn judge_done(end: &Endpoint, expected: &Expected) -> Result<(), String> {
         return Err(format!("{} receives completed, not {}", received.len(), expected.messages.len()));
     }
     for ((got, id), message) in received.iter().zip(&expected.receives).zip(&expected.messages) {
-        let Message { kind, len: byte_len, immediate, invalidated } = *message;
+        let PlannedMessage { kind, len: byte_len, immediate, invalidated } = *message;
         let status = Status::Success;
         let want = Completion { status, byte_len, immediate, invalidated, ..Completion::flushed(*id, kind) };
         if *got != want {

@@ -27,7 +27,7 @@ const MANY_STEPS: u64 = 400_000;
 
 /// A message that was posted.
 #[derive(Clone, Copy, Debug)]
-struct Message {
+struct SentMessage {
     wr_id: u64,
     signaled: bool,
     op: Operation,
@@ -35,7 +35,7 @@ struct Message {
     len: u32,
 }
 
-impl Message {
+impl SentMessage {
     /// The completion of its receive, without the receive's own number and the source; `None` if it
     /// takes none.
     fn told(&self) -> Option<(WorkKind, u32, Option<u32>)> {
@@ -52,7 +52,7 @@ impl Message {
 
 #[derive(Debug, Default)]
 struct Side {
-    messages: Vec<Message>,
+    messages: Vec<SentMessage>,
     /// Numbers of the receives, in order.
     receives: Vec<u64>,
     before: Vec<u8>,
@@ -151,7 +151,7 @@ impl Run {
         let request = SendRequest { wr_id: 0, op, len, signaled, solicited: false, fence };
         match self.sim.ends[side].post_request(request, local) {
             Ok(wr_id) if op.is_offered(self.service) => {
-                self.sides[side].messages.push(Message { wr_id, signaled, op, local, len });
+                self.sides[side].messages.push(SentMessage { wr_id, signaled, op, local, len });
                 Ok(())
             }
             Err(PostError::NotOffered { .. }) if !op.is_offered(self.service) => Ok(()),
@@ -205,7 +205,7 @@ impl Run {
         Ok(whole)
     }
 
-    fn is_told(&self, message: &Message, from: usize, to: usize, slot: usize, got: &Completion) -> bool {
+    fn is_told(&self, message: &SentMessage, from: usize, to: usize, slot: usize, got: &Completion) -> bool {
         let head = if self.service == Service::Ud { GRH_LEN } else { 0 };
         let Some((kind, len, immediate)) = message.told() else { return false };
         let told =

@@ -6,7 +6,7 @@ use std::ptr;
 
 use super::socket::{SockAddr, Socket};
 use crate::links::batch::LEAD;
-use crate::links::slot::{Run, TAKE_BUFFER};
+use crate::links::slot::{GroBurst, TAKE_BUFFER};
 
 /// Buffers for merged datagrams: each as long as the longest, and together a few hundred packets a
 /// call.
@@ -44,7 +44,7 @@ impl Receiver {
     }
 
     /// Receives once and gives each datagram to `take`.
-    pub(super) fn receive(&mut self, socket: &Socket, take: impl FnMut(Run<'_>)) {
+    pub(super) fn receive(&mut self, socket: &Socket, take: impl FnMut(GroBurst<'_>)) {
         self.calls += 1;
         // Latency-bound traffic comes one small packet at a time, and one vector is the cheapest
         // call. A full result means that more is queued.
@@ -55,7 +55,7 @@ impl Receiver {
         }
     }
 
-    fn receive_one(&mut self, socket: &Socket, mut take: impl FnMut(Run<'_>)) {
+    fn receive_one(&mut self, socket: &Socket, mut take: impl FnMut(GroBurst<'_>)) {
         let mut name = SockAddr::empty();
         let mut control = [0_u64; 4];
         let mut part =
@@ -77,11 +77,11 @@ impl Receiver {
         if message.msg_flags & libc::MSG_TRUNC != 0 {
             self.too_long += 1;
         } else if let (Some((src, src_port)), Some(bytes)) = (name.get(), self.buffer.get(LEAD..LEAD + len)) {
-            take(Run { src, src_port, ip_id: 0, segment: segment.unwrap_or(len), bytes });
+            take(GroBurst { src, src_port, ip_id: 0, segment: segment.unwrap_or(len), bytes });
         }
     }
 
-    fn receive_many(&mut self, socket: &Socket, take: impl FnMut(Run<'_>)) {
+    fn receive_many(&mut self, socket: &Socket, take: impl FnMut(GroBurst<'_>)) {
         if self.vectors == MERGED.0 {
             self.receive_vectors::<{ MERGED.0 }>(socket, take);
         } else {
@@ -89,7 +89,7 @@ impl Receiver {
         }
     }
 
-    fn receive_vectors<const N: usize>(&mut self, socket: &Socket, mut take: impl FnMut(Run<'_>)) {
+    fn receive_vectors<const N: usize>(&mut self, socket: &Socket, mut take: impl FnMut(GroBurst<'_>)) {
         let mut names = [SockAddr::empty(); N];
         let mut controls = [[0_u64; 4]; N];
         let mut parts = [libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 }; N];
@@ -117,7 +117,7 @@ impl Receiver {
             }
             let at = i * self.stride + LEAD;
             if let (Some((src, src_port)), Some(bytes)) = (names[i].get(), self.buffer.get(at..at + len)) {
-                take(Run { src, src_port, ip_id: 0, segment: segment(header).unwrap_or(len), bytes });
+                take(GroBurst { src, src_port, ip_id: 0, segment: segment(header).unwrap_or(len), bytes });
             }
         }
     }

@@ -13,7 +13,7 @@ use std::net::IpAddr;
 
 use super::socket::{SockAddr, Socket};
 use crate::links::now_ns;
-use crate::links::slot::{PLACES, Place, Run, Slot};
+use crate::links::slot::{GroBurst, PLACES, Place, Slot};
 
 /// The first byte of a probe: neither a RoCE opcode nor one of our markers.
 const PROBE: u8 = 0xf2;
@@ -73,7 +73,7 @@ impl Steering {
 
     /// Handles packets without a slot. Returns whether they were probes, which need no further
     /// handling.
-    pub(super) fn hear(&mut self, run: &Run<'_>) -> bool {
+    pub(super) fn hear(&mut self, run: &GroBurst<'_>) -> bool {
         if run.segment != PROBE_LEN || run.bytes.len() < PROBE_LEN || run.bytes[0] != PROBE {
             return false;
         }
@@ -202,7 +202,7 @@ mod tests {
             ..Steering::default()
         };
         let mut hear = |bytes: &[u8], segment| {
-            let run = Run { src: [127, 0, 0, 1].into(), src_port: 1, ip_id: 0, segment, bytes };
+            let run = GroBurst { src: [127, 0, 0, 1].into(), src_port: 1, ip_id: 0, segment, bytes };
             (steering.hear(&run), steering.probing.as_ref().unwrap().found)
         };
         assert_eq!(hear(&[], PROBE_LEN), (false, None));

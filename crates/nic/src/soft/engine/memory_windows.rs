@@ -57,7 +57,7 @@ struct Bound {
 }
 
 #[derive(Debug)]
-pub(crate) struct Window {
+pub(crate) struct MemoryWindow {
     pd: u32,
     kind: MwKind,
     bound: Option<Bound>,
@@ -65,7 +65,7 @@ pub(crate) struct Window {
 
 /// The windows of a device, by the upper bits of their keys.
 #[derive(Debug, Default)]
-pub(crate) struct Windows(pub(crate) HashMap<u32, Window>);
+pub(crate) struct Windows(pub(crate) HashMap<u32, MemoryWindow>);
 
 impl Windows {
     /// Whether a key belongs to a window, bound or not.
@@ -85,7 +85,7 @@ impl Windows {
                 break index;
             }
         };
-        self.0.insert(index, Window { pd, kind, bound: None });
+        self.0.insert(index, MemoryWindow { pd, kind, bound: None });
         Some(index << 8)
     }
 

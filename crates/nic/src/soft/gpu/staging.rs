@@ -42,7 +42,7 @@ pub(crate) struct CopyOwner {
 
 /// Bytes collected for one copy.
 #[derive(Debug)]
-struct Run {
+struct StagedRun {
     qp: Option<u32>,
     memory: Arc<GpuMemory>,
     copier: Arc<Copier>,
@@ -83,7 +83,7 @@ pub(crate) struct Changed {
 #[derive(Debug, Default)]
 pub(crate) struct Staging {
     pub(crate) copiers: Copiers,
-    run: Option<Run>,
+    run: Option<StagedRun>,
     /// Their tickets begin at `done + 1`, without a gap.
     steps: VecDeque<Step>,
     /// Copies among them that are not started.
@@ -144,7 +144,7 @@ impl Staging {
                 let room = self.room(owner.after.max(ticket), &copier)?;
                 let (qp, memory) = (Some(owner.qp), memory.clone());
                 let (ticket, after) = (self.next_ticket(), owner.after.max(ticket));
-                self.run = Some(Run { qp, memory, copier, offset, room, filled: 0, ticket, after });
+                self.run = Some(StagedRun { qp, memory, copier, offset, room, filled: 0, ticket, after });
             }
             let Some(run) = &mut self.run else { return Err(StagingError::Failed) };
             let len = bytes.len().min(CHUNK - run.filled);
@@ -217,7 +217,7 @@ impl Staging {
 
     /// Starts the copy of the collected bytes.
     pub(crate) fn flush(&mut self) {
-        let Some(Run { qp, memory, copier, offset, room, filled, after, .. }) = self.run.take() else {
+        let Some(StagedRun { qp, memory, copier, offset, room, filled, after, .. }) = self.run.take() else {
             return;
         };
         let what = match room {
