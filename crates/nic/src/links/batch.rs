@@ -383,8 +383,8 @@ impl TxBatch {
         if self.caps.source_ports[usize::from(port)] == self.caps.source_ports[0] { 0 } else { port }
     }
 
-    // Inlined, so that the `Destination` stays in registers: on the stack it would cause store-forwarding
-    // stalls.
+    // Inlined, so that the `Destination` stays in registers: on the stack it would cause
+    // store-forwarding stalls.
     #[inline(always)]
     fn begin_on(
         &mut self,

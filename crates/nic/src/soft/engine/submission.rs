@@ -1,9 +1,9 @@
 //! The submission queue of `thread` mode: posted requests that the engine thread has not taken yet.
 //!
-//! The posting thread checks a request, reserves its place in the work queue ([`WorkQueueSpace`]), and pushes
-//! it into a bounded lock-free ring. The engine takes the ring's requests before anything else, so
-//! that requests keep their order. Taking the engine's lock drains the ring first: a state change
-//! follows everything posted before it.
+//! The posting thread checks a request, reserves its place in the work queue ([`WorkQueueSpace`]),
+//! and pushes it into a bounded lock-free ring. The engine takes the ring's requests before
+//! anything else, so that requests keep their order. Taking the engine's lock drains the ring
+//! first: a state change follows everything posted before it.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 

@@ -1,9 +1,9 @@
 //! Prefetch by the copy engine: the bytes of a message are fetched ahead into pinned chunks, from
 //! which the link takes them.
 //!
-//! A [`Prefetch`] serves one queue pair and one kind of message: its own requests, or its peer's READs.
-//! It holds the message being sent, and the beginning of the next one. It never blocks: a packet
-//! waits until its bytes are fetched.
+//! A [`Prefetch`] serves one queue pair and one kind of message: its own requests, or its peer's
+//! READs. It holds the message being sent, and the beginning of the next one. It never blocks: a
+//! packet waits until its bytes are fetched.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
