@@ -15,11 +15,11 @@
 //! A room imports its own modules and lower ones.
 //!
 //! ```text
-//! host_buffer  shared_file     our own memory
+//! host_buffer                  our own memory
 //! gpu                          driver, windows through BAR1, copy engine
-//! window  guard  probe         host memory
+//! window  guard                host memory
 //! copy                         copy routines, fixups, write-combining
-//! barrier  path  signals       words
+//! barrier  path  probe  shared_file  signals
 //! ```
 //!
 //! | room | what |

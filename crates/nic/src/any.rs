@@ -15,7 +15,8 @@ use nobounce_protocol::qp::{Access, MAX_MESSAGE, Mtu, QpAttr};
 use nobounce_protocol::wire::Qpn;
 
 use crate::hard;
-use crate::soft::{self, PathCounters};
+use crate::soft;
+use crate::tally::PathCounters;
 use crate::work::{QpLimits, RecvRequest, SendRequest, WorkCompletion};
 
 /// A NIC. Clones share it.

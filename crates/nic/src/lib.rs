@@ -18,13 +18,13 @@
 //!      |       engine              packets in, packets out, queue pairs, timers
 //!      |       local gpu events    same-host peers; GPU memory; notifications
 //! links                            UDP, shared memory, faults, capture
-//! work  sync  process
+//! work  tally  sync  process
 //! ```
 //!
 //! | room | what |
 //! |---|---|
 //! | `process`, `sync` | forks, CPUs, eventfd; lock-free ring and waker |
-//! | [`work`] | requests and completions of either NIC |
+//! | [`work`], [`tally`] | requests and completions, and bytes by path, of either NIC |
 //! | [`links`] | the `Link` trait, `udp`, `shm`, `rings`, the wrappers `pcap` and `fault` |
 //! | [`soft`] | the software NIC |
 //! | [`hard`], [`any`] | NICs of the system's libibverbs; either of the two |
@@ -36,4 +36,5 @@ pub mod links;
 mod process;
 pub mod soft;
 mod sync;
+pub mod tally;
 pub mod work;

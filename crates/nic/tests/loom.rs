@@ -358,7 +358,7 @@ fn a_closed_queue_announces_nothing() {
 
 /// Readers block in read(2) and then claim. Fails if `push` raises the descriptor before it takes
 /// the lock (a reader finds nothing, and the notice is lost). Also fails if `forget` takes nothing
-/// from the descriptor (it stays readable for ever).
+/// from the descriptor (it stays readable forever).
 #[test]
 fn readings_and_notices_stay_in_step() {
     const GOING: u32 = 1;

@@ -17,6 +17,16 @@ pub struct Errno(pub c_int);
 
 impl Errno {
     #[allow(missing_docs)]
+    pub const EACCES: Self = Self(libc::EACCES);
+    #[allow(missing_docs)]
+    pub const EAGAIN: Self = Self(libc::EAGAIN);
+    #[allow(missing_docs)]
+    pub const EFAULT: Self = Self(libc::EFAULT);
+    #[allow(missing_docs)]
+    pub const ENODEV: Self = Self(libc::ENODEV);
+    #[allow(missing_docs)]
+    pub const ENOTSUP: Self = Self(libc::ENOTSUP);
+    #[allow(missing_docs)]
     pub const EINVAL: Self = Self(libc::EINVAL);
     #[allow(missing_docs)]
     pub const EBUSY: Self = Self(libc::EBUSY);
@@ -91,16 +101,22 @@ impl Drop for Uncancelled {
     }
 }
 
-/// Runs `body`; a panic in it is EIO.
+/// Runs `body`; a panic in it is EIO. For functions that make no system call.
 #[inline]
-pub fn guarded<T>(body: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
-    let _uncancelled = Uncancelled::new();
+pub fn caught<T>(body: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
         log::error(|| {
             "a function of the library panicked, which is a bug of ours; it returns EIO".to_owned()
         });
         Err(Errno::EIO)
     })
+}
+
+/// The same without cancellation of the thread.
+#[inline]
+pub fn guarded<T>(body: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
+    let _uncancelled = Uncancelled::new();
+    caught(body)
 }
 
 /// For functions that return a pointer, or NULL and errno.

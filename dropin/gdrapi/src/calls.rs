@@ -7,7 +7,7 @@ use std::ptr;
 
 use nobounce_memory::gpu::{Driver, GpuOptions};
 
-use crate::border::{Errno, caught, code, uncancelled};
+use crate::entry::{Errno, caught, guarded};
 use crate::layout::{
     ATTR_SUPPORT_PIN_FLAG_FORCE_PCIE, ATTR_USE_PERSISTENT_MAPPING, ATTR_USING_DMA_BUF_MMAP, InfoV1, InfoV2,
     MAPPING_CACHING, MAPPING_DEVICE, MAPPING_NONE, MAPPING_WC, MemoryHandle, PIN_FLAG_FORCE_PCIE, VERSION,
@@ -16,6 +16,11 @@ use crate::log;
 use crate::pin::Pin;
 use crate::slab::Number;
 use crate::table;
+
+/// The number that C gets; GDRCopy's functions leave errno alone.
+fn code(outcome: Result<(), Errno>) -> c_int {
+    outcome.map_or_else(|errno| errno.0, |()| 0)
+}
 
 fn number(handle: MemoryHandle) -> Number {
     Number(handle.h)
@@ -38,7 +43,7 @@ unsafe fn put<T>(to: *mut T, value: T) -> Result<(), Errno> {
 /// windows are switched off.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn gdr_open() -> *mut c_void {
-    let opened = uncancelled(|| {
+    let opened = guarded(|| {
         if !GpuOptions::default().with_environment().window {
             log::warn(|| "gdrapi: not opened: windows are switched off (NOBOUNCE_WINDOW=off)".to_owned());
             return Err(Errno::ENODEV);
@@ -58,7 +63,7 @@ pub(crate) extern "C" fn gdr_open() -> *mut c_void {
 /// Closes it. What is still pinned is unpinned, and what is mapped is no longer.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn gdr_close(g: *mut c_void) -> c_int {
-    code(uncancelled(|| table::close(g)))
+    code(guarded(|| table::close(g)))
 }
 
 fn pin(g: *mut c_void, addr: c_ulong, size: usize, handle: *mut MemoryHandle) -> Result<(), Errno> {
@@ -81,7 +86,7 @@ pub(crate) extern "C" fn gdr_pin_buffer(
     _va_space: u32,
     handle: *mut MemoryHandle,
 ) -> c_int {
-    code(uncancelled(|| pin(g, addr, size, handle)))
+    code(guarded(|| pin(g, addr, size, handle)))
 }
 
 /// Pins a buffer, with flags.
@@ -93,7 +98,7 @@ pub(crate) extern "C" fn gdr_pin_buffer_v2(
     flags: u32,
     handle: *mut MemoryHandle,
 ) -> c_int {
-    code(uncancelled(|| {
+    code(guarded(|| {
         if flags & !PIN_FLAG_FORCE_PCIE != 0 {
             log::debug(|| format!("gdrapi: there are no flags {flags:#x} for pinning"));
             return Err(Errno::EINVAL);
@@ -105,7 +110,7 @@ pub(crate) extern "C" fn gdr_pin_buffer_v2(
 /// Unpins a buffer. One that is still mapped is unmapped.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn gdr_unpin_buffer(g: *mut c_void, handle: MemoryHandle) -> c_int {
-    code(uncancelled(|| table::remove(g, number(handle)).map(drop)))
+    code(guarded(|| table::remove(g, number(handle)).map(drop)))
 }
 
 /// Whether the mapping ended because the memory was freed: never, since mappings outlive it
@@ -119,7 +124,7 @@ pub(crate) unsafe extern "C" fn gdr_get_callback_flag(
     handle: MemoryHandle,
     flag: *mut c_int,
 ) -> c_int {
-    code(uncancelled(|| {
+    code(guarded(|| {
         table::pin_of(g, number(handle))?;
         // SAFETY: the caller's promise.
         unsafe { put(flag, 0) }
@@ -136,7 +141,7 @@ pub(crate) unsafe extern "C" fn gdr_get_info(
     handle: MemoryHandle,
     info: *mut InfoV1,
 ) -> c_int {
-    code(uncancelled(|| {
+    code(guarded(|| {
         let found = table::pin_of(g, number(handle))?.info().v1;
         // SAFETY: the caller's promise.
         unsafe { put(info, found) }
@@ -153,7 +158,7 @@ pub(crate) unsafe extern "C" fn gdr_get_info_v2(
     handle: MemoryHandle,
     info: *mut InfoV2,
 ) -> c_int {
-    code(uncancelled(|| {
+    code(guarded(|| {
         let found = table::pin_of(g, number(handle))?.info();
         // SAFETY: the caller's promise.
         unsafe { put(info, found) }
@@ -178,7 +183,7 @@ pub(crate) extern "C" fn gdr_map(
     va: *mut *mut c_void,
     size: usize,
 ) -> c_int {
-    code(uncancelled(|| map(g, handle, va, size)))
+    code(guarded(|| map(g, handle, va, size)))
 }
 
 /// Maps a buffer by a type of mapping, of which there is one: write-combined.
@@ -190,7 +195,7 @@ pub(crate) extern "C" fn gdr_map_v2(
     size: usize,
     flags: c_int,
 ) -> c_int {
-    code(uncancelled(|| {
+    code(guarded(|| {
         // A mapped buffer reports that first.
         if table::pin_of(g, number(handle))?.is_mapped() {
             log::debug(|| "gdrapi: the buffer is mapped already".to_owned());
@@ -214,7 +219,7 @@ pub(crate) extern "C" fn gdr_unmap(
     va: *mut c_void,
     size: usize,
 ) -> c_int {
-    code(uncancelled(|| table::pin_of(g, number(handle))?.unmap(va, size)))
+    code(guarded(|| table::pin_of(g, number(handle))?.unmap(va, size)))
 }
 
 /// Copies into GPU memory.
@@ -268,7 +273,7 @@ pub(crate) unsafe extern "C" fn gdr_driver_get_version(
     major: *mut c_int,
     minor: *mut c_int,
 ) -> c_int {
-    code(uncancelled(|| {
+    code(guarded(|| {
         table::check_open(g)?;
         // SAFETY: the caller's promise.
         unsafe { put(major, VERSION.0).and_then(|()| put(minor, VERSION.1)) }
@@ -282,7 +287,7 @@ pub(crate) unsafe extern "C" fn gdr_driver_get_version(
 /// As C's contract says: `v` is a place for an int.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn gdr_get_attribute(g: *mut c_void, attr: c_uint, v: *mut c_int) -> c_int {
-    code(uncancelled(|| {
+    code(guarded(|| {
         table::check_open(g)?;
         let value = match attr {
             ATTR_USE_PERSISTENT_MAPPING | ATTR_SUPPORT_PIN_FLAG_FORCE_PCIE => Some(1),

@@ -6,11 +6,10 @@
 //! stale one is refused. Where GDRCopy leaves the behaviour open, gdrdrv with persistent mappings
 //! is the model. Loading the library does nothing.
 
-mod border;
 mod calls;
 mod layout;
 mod pin;
 mod slab;
 mod table;
 
-use nobounce_dropin::log;
+use nobounce_dropin::{entry, log};

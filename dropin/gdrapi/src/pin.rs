@@ -12,7 +12,7 @@ use nobounce_memory::gpu::{
 use nobounce_memory::page_size;
 use nobounce_memory::path::Require;
 
-use crate::border::Errno;
+use crate::entry::Errno;
 use crate::layout::{InfoV1, InfoV2, MAPPING_NONE, MAPPING_WC};
 use crate::log;
 

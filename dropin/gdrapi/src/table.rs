@@ -8,7 +8,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use crate::border::Errno;
+use crate::entry::Errno;
 use crate::log;
 use crate::pin::Pin;
 use crate::slab::{Number, Slab};

@@ -137,7 +137,7 @@ fn works(pipes: &Path) -> bool {
     probe.and_then(|mut probe| ends_well(&mut probe)).unwrap_or(false)
 }
 
-/// Waits for a process, not for ever; whether it ended with 0.
+/// Waits for a process, not forever; whether it ended with 0.
 fn ends_well(process: &mut std::process::Child) -> std::io::Result<bool> {
     let start = Instant::now();
     loop {

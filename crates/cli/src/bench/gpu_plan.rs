@@ -28,7 +28,7 @@ const WITHOUT_NAIVE: &[Place] = &[Place::Direct, Place::Staged, Place::Host];
 const SHORT_ENOUGH: &[u64] = &[8, 4 << 10];
 const LONG_ENOUGH: &[u64] = &[1 << 20, 8 << 20];
 
-/// What was asked for, checked.
+/// The request, checked.
 #[derive(Debug)]
 pub(super) struct Wanted {
     pub(super) ops: Vec<Op>,

@@ -1,4 +1,4 @@
-//! Taking completions, and not waiting for ever.
+//! Taking completions, and not waiting forever.
 
 use std::time::{Duration, Instant};
 

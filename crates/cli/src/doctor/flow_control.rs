@@ -40,15 +40,15 @@ fn ask(interface: &str) -> io::Result<u8> {
     }
     // SAFETY: the descriptor was just created and has no other owner.
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-    let patience = libc::timeval { tv_sec: 0, tv_usec: TOOL_TIMEOUT.subsec_micros().into() };
-    let length = libc::socklen_t::try_from(size_of_val(&patience)).map_err(io::Error::other)?;
+    let timeout = libc::timeval { tv_sec: 0, tv_usec: TOOL_TIMEOUT.subsec_micros().into() };
+    let length = libc::socklen_t::try_from(size_of_val(&timeout)).map_err(io::Error::other)?;
     // SAFETY: the option is a `timeval`, and lives during the call.
     let set = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
             libc::SOL_SOCKET,
             libc::SO_RCVTIMEO,
-            (&raw const patience).cast(),
+            (&raw const timeout).cast(),
             length,
         )
     };
@@ -167,7 +167,7 @@ mod tests {
         for length in 0..whole.len() - 7 {
             assert!(read(&whole[..length]).is_err(), "{length}");
         }
-        // An attribute of length 0 must not be read for ever.
+        // An attribute of length 0 must not be read forever.
         assert!(read(&answer(GET_DCB, &[0; 64])).is_err());
     }
 

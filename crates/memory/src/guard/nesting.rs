@@ -1,6 +1,6 @@
 //! Tracks which threads are chaining a signal at the moment, and how often it has come back.
 //!
-//! A handler that chains to us, installed below us, would recurse with us for ever. So each entry
+//! A handler that chains to us, installed below us, would recurse with us forever. So each entry
 //! for one fault is counted, and each further entry goes to an older handler. Plain statics instead
 //! of thread-locals, whose first use may allocate.
 

@@ -130,7 +130,7 @@ fn a_careless_call_breaks_a_capture() {
     });
 }
 
-/// A kernel that waits for our network spins on the GPU: whatever waits for it waits for ever.
+/// A kernel that waits for our network spins on the GPU: whatever waits for it waits forever.
 #[test]
 fn nothing_waits_for_a_spinning_kernel() {
     alone("gpu_standin_manners::nothing_waits_for_a_spinning_kernel", &[], || {

@@ -21,7 +21,7 @@ use super::memory::Pd;
 use super::proof::Proofs;
 use super::refusal::LoggedOnce;
 use super::stage::Staging;
-use crate::soft::PathCounters;
+use crate::tally::PathCounters;
 
 /// The variable that names an entry of the GID table.
 const GID_INDEX: &str = "NOBOUNCE_GID_INDEX";
@@ -375,7 +375,7 @@ fn why_none() -> String {
     }
 }
 
-/// The port asked for, or the first that is active.
+/// The requested port, or the first that is active.
 fn find_port(
     open: &Open<Arc<Library>>,
     ports: u8,

@@ -29,7 +29,7 @@ pub enum OpenError {
     /// There is no device of that name.
     #[error("there is no RDMA device {name}; there are: {there}")]
     NoSuch {
-        /// The name asked for.
+        /// The requested name.
         name: String,
         /// The names there are.
         there: String,
@@ -60,7 +60,7 @@ pub enum OpenError {
         ports.map_or(String::new(), |ports| format!(", the device has {ports}"))
     )]
     NoSuchPort {
-        /// What was asked for.
+        /// What was requested.
         name: String,
         /// How many there are, if that is known.
         ports: Option<u8>,
@@ -116,7 +116,7 @@ pub enum CreateError {
     Limit {
         /// What there are too many of.
         what: &'static str,
-        /// How many were asked for.
+        /// The requested number.
         asked: usize,
         /// How many there are.
         max: usize,

@@ -19,7 +19,7 @@ const ROCE_PORT: u16 = 4791;
 /// Maximum number of entries read.
 const MAX_GIDS: u32 = 1024;
 
-/// The entry for a port; on InfiniBand the first, or the one that was asked for.
+/// The entry for a port; on InfiniBand the first, or the requested one.
 pub(crate) fn choose(
     open: &Open<Arc<Library>>,
     port: u8,

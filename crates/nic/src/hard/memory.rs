@@ -116,7 +116,7 @@ impl Pd {
         Qp::create(self, send_cq, recv_cq, limits)
     }
 
-    /// `ibv_reg_mr`, or with relaxed ordering, where that is asked for and offered,
+    /// `ibv_reg_mr`, or with relaxed ordering, where that is requested and offered,
     /// `ibv_reg_mr_iova2`.
     pub(crate) fn register_range(
         &self,

@@ -20,7 +20,7 @@ use nobounce_memory::gpu::copy_engine::{Copy, CopyEngine, PinnedChunk};
 use nobounce_protocol::qp::{Operation, Status, WorkKind};
 
 use super::error::PostError;
-use crate::soft::{PathCounters, PathTotals};
+use crate::tally::{PathCounters, PathTotals};
 use crate::work::{Sge, WorkCompletion};
 
 /// Piece size of a copy, and pieces in flight.

@@ -182,7 +182,7 @@ pub trait Link: Send + fmt::Debug {
     fn receive(&mut self, sink: &mut dyn FnMut(&RxDatagram<'_>)) -> usize;
 
     /// Descriptors that become readable when [`Link::receive`] has work: with
-    /// [`Link::control_fd`] at most [`MAX_DESCRIPTORS`]. They are asked for once, before
+    /// [`Link::control_fd`] at most [`MAX_DESCRIPTORS`]. They are read once, before
     /// [`Link::listen`], and stay the same.
     fn wake_fds(&self) -> Vec<RawFd>;
 

@@ -16,7 +16,7 @@ pub enum OpenError {
          use one address together. Stop that program, run as its user, or use another address{hint}"
     )]
     PortHeld {
-        /// The address asked for.
+        /// The requested address.
         addr: IpAddr,
         /// The holder of the port, as far as the kernel tells.
         holder: Holder,
@@ -29,7 +29,7 @@ pub enum OpenError {
          on loopback any of 127.0.0.1 to 127.255.255.254"
     )]
     NotLocal {
-        /// The address asked for.
+        /// The requested address.
         addr: IpAddr,
         /// What bind said.
         source: io::Error,
@@ -40,7 +40,7 @@ pub enum OpenError {
          `sysctl net.ipv4.ip_unprivileged_port_start` must be at most {ROCE_PORT}, and no security policy may forbid it"
     )]
     NotPermitted {
-        /// The address asked for.
+        /// The requested address.
         addr: IpAddr,
         /// What bind said.
         source: io::Error,
@@ -51,7 +51,7 @@ pub enum OpenError {
          them). Close a device or use another address"
     )]
     NoFreeSlot {
-        /// The address asked for.
+        /// The requested address.
         addr: IpAddr,
     },
     /// `0.0.0.0` and `::` cannot be used.
@@ -60,13 +60,13 @@ pub enum OpenError {
          sent from: name that one"
     )]
     Unspecified {
-        /// The address asked for.
+        /// The requested address.
         addr: IpAddr,
     },
     /// Anything else the kernel refused.
     #[error("opening the link on {addr} failed: {call}: {source}")]
     Os {
-        /// The address asked for.
+        /// The requested address.
         addr: IpAddr,
         /// The system call.
         call: &'static str,

@@ -26,7 +26,7 @@ use super::services::Services;
 use super::slot::{GroBurst, Handover, JoinLock, Slot, SlotOwner};
 use super::{Capabilities, Link, MadOwner, OpenError, RxDatagram, SOURCE_PORTS, TxBatch};
 
-/// Bytes of socket buffer asked for; the kernel gives what `rmem_max` and `wmem_max` allow.
+/// Requested bytes of socket buffer; the kernel gives what `rmem_max` and `wmem_max` allow.
 const SOCKET_BUFFER: i32 = 4 << 20;
 /// Maximum GSO segments per send: the limit of the oldest kernels. Receivers assume identifications
 /// below it.
@@ -93,7 +93,7 @@ pub struct UdpLink {
     receiver: Receiver,
     rx: Received,
     /// Empty calls until the next poll of the Unix socket.
-    patience: u32,
+    handover_countdown: u32,
     scope: u32,
 }
 
@@ -162,7 +162,7 @@ impl UdpLink {
             transmitter: Transmitter::new(config.scope),
             receiver: Receiver::new(receive_offload),
             rx: Received::default(),
-            patience: 0,
+            handover_countdown: 0,
             scope: config.scope,
         })
     }
@@ -199,10 +199,10 @@ impl UdpLink {
     /// Receives packets that other devices on this address got for us.
     fn take_handovers(&mut self, sink: &mut dyn FnMut(&RxDatagram<'_>)) -> usize {
         let mut delivered = 0;
-        let Self { slot, services, receiver, rx, patience, steering, .. } = self;
+        let Self { slot, services, receiver, rx, handover_countdown, steering, .. } = self;
         for _ in 0..HANDOVERS {
             match slot.take(receiver.buffer()) {
-                Some(run) => delivered += take_run(run, Some(slot.number()), rx, patience, sink),
+                Some(run) => delivered += take_run(run, Some(slot.number()), rx, handover_countdown, sink),
                 None => break,
             }
         }
@@ -210,7 +210,7 @@ impl UdpLink {
         for service in services.bound() {
             for _ in 0..HANDOVERS {
                 match service.take(receiver.buffer()) {
-                    Some(run) => delivered += take_run(run, None, rx, patience, sink),
+                    Some(run) => delivered += take_run(run, None, rx, handover_countdown, sink),
                     None => break,
                 }
             }
@@ -272,10 +272,10 @@ impl Link for UdpLink {
             }
         }
         let mut delivered = self.receive_from_socket(sink);
-        if self.patience > 0 {
-            self.patience -= 1;
+        if self.handover_countdown > 0 {
+            self.handover_countdown -= 1;
         } else {
-            self.patience = HANDOVER_EVERY;
+            self.handover_countdown = HANDOVER_EVERY;
             delivered += self.take_handovers(sink);
         }
         if !self.steering.is_idle() {
@@ -464,7 +464,7 @@ fn take_run(
     run: Option<GroBurst<'_>>,
     slot: Option<u8>,
     rx: &mut Received,
-    patience: &mut u32,
+    handover_countdown: &mut u32,
     sink: &mut dyn FnMut(&RxDatagram<'_>),
 ) -> usize {
     let Some(run) = run else {
@@ -487,7 +487,7 @@ fn take_run(
     });
     rx.steered_in += u64::try_from(delivered).unwrap_or(0);
     // One handover announces more: poll on every call for a while.
-    *patience = 0;
+    *handover_countdown = 0;
     delivered
 }
 

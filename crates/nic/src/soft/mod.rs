@@ -18,7 +18,6 @@ mod limits;
 mod local;
 mod objects;
 mod progress;
-mod tally;
 
 pub use cm::{BindError, Cm};
 pub use config::{Config, ConfigError, LinkChoice, Progress};
@@ -42,4 +41,3 @@ pub use objects::mw::Mw;
 pub use objects::qp::{ModifyError, Qp, QpInit};
 pub use objects::register::{NewMemory, Rereg};
 pub use objects::srq::{CreateSrqError, Srq, SrqLimitError, SrqLimits};
-pub use tally::{PathCounters, PathTotals, Tally};

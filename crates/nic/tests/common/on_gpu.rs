@@ -2,7 +2,8 @@
 
 use fake_cuda::client::StandIn;
 use nobounce_memory::gpu::GpuOptions;
-use nobounce_nic::soft::{Mr, PathTotals, Remote};
+use nobounce_nic::soft::{Mr, Remote};
+use nobounce_nic::tally::PathTotals;
 use nobounce_nic::work::Sge;
 
 use super::{ALL_ACCESS, End, MIB, patterns};

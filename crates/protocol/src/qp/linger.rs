@@ -75,8 +75,8 @@ impl Linger {
         if near && !self.near {
             self.near = true;
             // The packet that revealed the receiver was counted before.
-            let patience = self.patience();
-            self.parts.iter_mut().for_each(|part| part.gone = part.sent + patience);
+            let timeout = self.timeout();
+            self.parts.iter_mut().for_each(|part| part.gone = part.sent + timeout);
         }
         self.near = near;
     }
@@ -92,13 +92,13 @@ impl Linger {
         match self.parts.back_mut() {
             Some(last) if now < last.sent + GRAIN && last.marker == marker => last.bytes += bytes,
             _ => {
-                let gone = now + self.patience();
+                let gone = now + self.timeout();
                 self.parts.push_back(Part { sent: now, gone, bytes, marker });
             }
         }
     }
 
-    fn patience(&self) -> Nanos {
+    fn timeout(&self) -> Nanos {
         match self.receiver {
             _ if !self.near => LINGER,
             Receiver::Unknown => FIRST_LINGER_TIMEOUT,

@@ -33,7 +33,7 @@ impl Rtt {
     }
 
     /// An upper bound of a round trip: which of several copies was answered is unknown. Without
-    /// such samples, a path with heavy loss or reordering would keep its first estimate for ever.
+    /// such samples, a path with heavy loss or reordering would keep its first estimate forever.
     /// That one may stem from a time when the peer was descheduled.
     pub(crate) fn at_most(&mut self, rtt: Nanos) {
         if rtt < self.smoothed {

@@ -41,7 +41,7 @@ impl Root {
         self.join(path).exists()
     }
 
-    /// The bytes of a file. Anything that is no regular file (a FIFO would block for ever) or too
+    /// The bytes of a file. Anything that is no regular file (a FIFO would block forever) or too
     /// large is an error.
     pub fn bytes(&self, path: &str) -> io::Result<Vec<u8>> {
         let path = self.join(path);

@@ -113,7 +113,7 @@ pub(in crate::links) fn accept(listener: &OwnedFd) -> Option<NotInherited> {
     let accepted = NotInherited::open(|| {
         let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
         let no_address = std::ptr::null_mut();
-        // SAFETY: no address is asked for.
+        // SAFETY: no address is requested.
         let fd = unsafe { libc::accept4(listener.as_raw_fd(), no_address, std::ptr::null_mut(), flags) };
         if fd < 0 {
             return Err(io::Error::last_os_error());

@@ -31,7 +31,7 @@ fn the_last_packets_of_one_who_goes_are_read_before_it_is_forgotten() {
     to.poll_control();
     to.receive(&mut |_| seen += 1);
     assert_eq!((seen, to.incoming.len()), (count, 0));
-    assert!(!to.poll.is_ready(), "nothing that would wake us for ever");
+    assert!(!to.poll.is_ready(), "nothing that would wake us forever");
 }
 
 /// Queues one packet without payload.

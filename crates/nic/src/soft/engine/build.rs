@@ -21,7 +21,7 @@ use crate::soft::engine::region::{GatherError, Regions};
 use crate::soft::engine::scatter::Piece;
 use crate::soft::gpu::prefetch::{self, ChunkSlice, Fetched, Origin, Want};
 use crate::soft::gpu::target::GatheredMessage;
-use crate::soft::tally::BytePath;
+use crate::tally::BytePath;
 
 /// The result of building a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

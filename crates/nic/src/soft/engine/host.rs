@@ -14,7 +14,7 @@ use crate::soft::engine::region::Regions;
 use crate::soft::engine::scatter::Bytes;
 use crate::soft::gpu::staging::CopyOwner;
 use crate::soft::gpu::target::{Change, Placed};
-use crate::soft::tally::PathTotals;
+use crate::tally::PathTotals;
 
 /// The bytes of a posted send request, by serial number.
 #[derive(Debug)]

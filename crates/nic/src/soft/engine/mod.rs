@@ -60,10 +60,10 @@ use crate::soft::engine::timer::Timer;
 use crate::soft::events::event::{AsyncEvent, Events};
 use crate::soft::local::local_peers::LocalPeers;
 use crate::soft::local::routes::{Routes, addressee};
-use crate::soft::tally::PathCounters;
 use crate::sync::spin::CALLER_SPIN_NS;
 use crate::sync::spin::Spin;
 use crate::sync::waker::{TIMER_SLACK_NS, Waker};
+use crate::tally::PathCounters;
 
 /// Batches sent in one call.
 const MAX_BATCHES: usize = 16;

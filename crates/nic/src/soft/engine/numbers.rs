@@ -20,7 +20,7 @@ impl Core {
     }
 
     /// The first number of a device is random. Peers of a process that is gone may go on sending to
-    /// its queue pairs. (The kernel's RoCE does so for ever with a retry count of 7.) Those packets
+    /// its queue pairs. (The kernel's RoCE does so forever with a retry count of 7.) Those packets
     /// must not reach the next process's queue pairs. Skipped numbers are allocated last. Numbers 0
     /// and 1 are the management queue pairs.
     fn skip_numbers(&mut self) {

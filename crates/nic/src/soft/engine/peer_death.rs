@@ -1,7 +1,7 @@
 //! Peers on this host whose process was killed.
 //!
 //! A NIC detects this only by sending: a queue pair that waits for its peer, with nothing in
-//! flight, would wait for ever. But a shared-memory link to a peer reports the end of its
+//! flight, would wait forever. But a shared-memory link to a peer reports the end of its
 //! connection. A peer that closes cleanly sends a goodbye first. So queue pairs of a peer that
 //! ended without one go to the error state. They get an event and flushed receives, as after
 //! exhausted retries.

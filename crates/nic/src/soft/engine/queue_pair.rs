@@ -22,7 +22,7 @@ use crate::soft::gpu::prefetch::{Origin, Prefetch};
 use crate::soft::gpu::staging::{CopyOwner, Staging};
 use crate::soft::local::local_peers::LocalPeers;
 use crate::soft::local::routes::{Routes, addressee};
-use crate::soft::tally::PathCounters;
+use crate::tally::PathCounters;
 
 /// One queue pair with its queues.
 #[derive(Debug)]

@@ -16,7 +16,7 @@ use crate::soft::error::RegisterError;
 use crate::soft::gpu::staging::{CopyOwner, Staging};
 use crate::soft::gpu::target::{Change, GatheredMessage, GpuTarget, LoadError, PlaceError, Placed, Target};
 use crate::soft::limits::MAX_REGIONS;
-use crate::soft::tally::BytePath;
+use crate::tally::BytePath;
 
 /// Released keys are not reused for this many registrations.
 const RETIRED_KEYS: usize = 4096;

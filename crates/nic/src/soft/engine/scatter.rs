@@ -8,7 +8,7 @@ use crate::soft::crc::extend_crc;
 use crate::soft::engine::region::{GatherError, Regions};
 use crate::soft::gpu::staging::CopyOwner;
 use crate::soft::gpu::target::{GatheredMessage, Placed};
-use crate::soft::tally::BytePath;
+use crate::tally::BytePath;
 use crate::work::Sge;
 
 /// One element of a list.

@@ -10,7 +10,7 @@ use nobounce_protocol::qp::Status;
 
 use crate::soft::counters::{self, Counters};
 use crate::soft::engine::{Core, Engine};
-use crate::soft::tally::{PathCounters, PathTotals, Tally};
+use crate::tally::{PathCounters, PathTotals, Tally};
 
 /// The sum of what a device's engines have done.
 #[derive(Clone, Debug, Default)]

@@ -13,7 +13,7 @@ use crate::soft::engine::memory_windows::carry_out_local;
 use crate::soft::engine::queue_pair::{QueuePair, next_packet, next_request};
 use crate::soft::engine::region::Regions;
 use crate::soft::local::local_peers::LocalPeers;
-use crate::soft::tally::BytePath;
+use crate::tally::BytePath;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Turn {

@@ -315,12 +315,12 @@ impl Staging {
     }
 
     /// Waits until nothing is in flight, with a timeout: for a device that closes.
-    pub(crate) fn drain(&mut self, patience: Duration) {
+    pub(crate) fn drain(&mut self, timeout: Duration) {
         self.flush();
         let begin = Instant::now();
         loop {
             self.poll();
-            if self.steps.is_empty() || begin.elapsed() > patience {
+            if self.steps.is_empty() || begin.elapsed() > timeout {
                 return;
             }
             std::thread::yield_now();

@@ -10,7 +10,7 @@ use nobounce_protocol::wire::Psn;
 use crate::soft::crc::extend_crc;
 use crate::soft::gpu::copiers::CopierIndex;
 use crate::soft::gpu::staging::{CopyOwner, Staging, StagingError};
-use crate::soft::tally::BytePath;
+use crate::tally::BytePath;
 
 /// Messages up to this many bytes are loaded although others wait behind them. Submitting a copy
 /// takes no less time (an H200: 1.4 us to load 1 KiB, 1.8 us to submit).

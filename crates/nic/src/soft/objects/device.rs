@@ -28,7 +28,7 @@ use crate::soft::objects::qp::{Qp, QpInit};
 use crate::soft::objects::srq::{CreateSrqError, Srq, SrqLimits};
 use crate::soft::progress::mode::Mode;
 use crate::soft::progress::set::{EngineSet, LinkMaker};
-use crate::soft::tally::PathCounters;
+use crate::tally::PathCounters;
 use crate::work::QpLimits;
 
 /// State that all objects of a device share.

@@ -113,7 +113,7 @@ impl EngineSet {
     }
 
     /// Locks the state that all engines share; `None` in a forked child, where the lock may be held
-    /// for ever.
+    /// forever.
     pub(crate) fn registry(&self) -> Option<MutexGuard<'_, ()>> {
         if self.first.is_forked() {
             return None;
