@@ -259,7 +259,8 @@ fn completion_of(wc: &verbs::Wc) -> WorkCompletion {
         _ => WorkKind::Send,
     };
     let has = |flag: u32| status == Status::Success && wc.wc_flags & flag != 0;
-    // The length is defined for receives only; elsewhere it may be anything.
+    // The length is defined only where bytes were received, read or fetched; elsewhere it may be
+    // anything.
     let moved =
         !matches!(kind, WorkKind::Send | WorkKind::Write | WorkKind::BindWindow | WorkKind::LocalInvalidate);
     WorkCompletion {

@@ -159,7 +159,7 @@ impl Drop for Held<'_> {
 
 /// Why a request of a proof failed.
 enum Trouble {
-    /// It could not be posted or polled.
+    /// It could not be posted or polled, or did not complete in time.
     Nothing(String),
     /// It completed with this status.
     Ended(Status),

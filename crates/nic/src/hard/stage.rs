@@ -48,7 +48,7 @@ impl Shadow {
         Ok(Self { buffer: HostBuffer::new(memory.len())?, memory })
     }
 
-    /// Shadow address of a GPU address.
+    /// Offset of a GPU address in the shadow; `None` if the bytes do not all lie in it.
     fn offset(&self, addr: u64, len: usize) -> Option<usize> {
         let offset = usize::try_from(addr.checked_sub(self.memory.addr())?).ok()?;
         (offset.checked_add(len)? <= self.memory.len()).then_some(offset)
@@ -197,7 +197,8 @@ impl Staging {
         *self.moved.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a request may use a staged region.
+    /// Whether a request must be prepared: it may use a staged region, or its `wr_id` looks like
+    /// one of ours.
     #[inline]
     pub(crate) fn concerns(&self, wr_id: u64) -> bool {
         self.count.load(Ordering::Acquire) > 0 || self.has_marked(wr_id)

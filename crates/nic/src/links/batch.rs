@@ -191,7 +191,7 @@ struct InRings {
 struct OpenInRing {
     len: usize,
     packets: u16,
-    /// Its payload outside the ring, if any: the bytes behind the headers, and the chunk.
+    /// Its payload outside the ring, if any: file and offset of its first byte, and the chunk.
     leased: Option<(u8, u32, PinnedChunk)>,
     /// Bytes in the ring.
     room: usize,
@@ -236,7 +236,7 @@ impl TxBatch {
     }
 
     /// Sets the IP options of the packets begun from now on. The default hop limit is not
-    /// requested: a packet with control data of its own leaves outside GSO batches.
+    /// requested: a group with control data of its own costs a system call of its own.
     pub fn set_ip_options(&mut self, ip_options: IpOptions) {
         let usual = ip_options.hop_limit == self.caps.usual_hops;
         self.ip_options = IpOptions { hop_limit: if usual { 0 } else { ip_options.hop_limit }, ..ip_options };
@@ -495,7 +495,7 @@ impl TxBatch {
         self.open = None;
         self.near.open = None;
         if self.near.packets == 0 {
-            self.let_go(); // no send may follow
+            self.let_go(); // possibly no send follows that would release them
         }
     }
 

@@ -208,7 +208,7 @@ impl<L: Link> Link for PcapLink<L> {
         let Self { inner, recorder, packets, missed } = self;
         let mut time = None;
         inner.receive(&mut |datagram| {
-            // Timestamp before the packet is handled, which takes longer.
+            // The recorder's lock is not held while the packet is handled, which takes longer.
             let mut record = recorder.lock();
             let flow = Flow {
                 src: datagram.src,

@@ -137,7 +137,8 @@ struct Lying {
     at: *const u8,
     /// Bytes to copy before parsing.
     head: usize,
-    /// Start of the whole packet in place. Headers must not be parsed there.
+    /// Start of the whole packet in place. The headers must not be read there: the writer may
+    /// change them, and an exported file holds only what follows them.
     whole: Option<*const u8>,
     len: usize,
     label: Label,

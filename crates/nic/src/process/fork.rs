@@ -107,8 +107,9 @@ impl Kept {
     }
 }
 
-/// A descriptor that a forked child closes before anything else happens there. Its socket name or
-/// connection ends when the parent closes it, however long the child lives.
+/// A descriptor that a forked child replaces by a harmless one ([`let_go`]) before anything else
+/// happens there. Its socket name or connection ends when the parent closes it, however long the
+/// child lives.
 #[derive(Debug)]
 pub(crate) struct NotInherited(ManuallyDrop<OwnedFd>);
 

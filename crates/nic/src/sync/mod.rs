@@ -1,6 +1,6 @@
 //! The standard-library types that the lock-free files (`waker.rs`, `notices.rs`, `ring.rs` here;
-//! `submission.rs`, `completions.rs` of `soft/engine`) use. `tests/loom.rs` builds the same files
-//! with loom's types in their place, and tries every order of events.
+//! `completions.rs` of `soft/engine`) use. `tests/loom.rs` builds the same files with loom's types
+//! in their place, and tries every order of events.
 
 pub(crate) mod notices;
 #[cfg(test)]

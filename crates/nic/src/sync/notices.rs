@@ -24,8 +24,8 @@ pub(crate) struct Notices<T> {
 #[derive(Debug)]
 struct Queue<T> {
     notices: VecDeque<T>,
-    /// Notices that were forgotten after a reader had consumed their count: as many claims return
-    /// nothing, or the descriptor would count one too many.
+    /// Notices that were taken by `next` or forgotten after a reader had consumed their count: as
+    /// many claims return nothing, or the descriptor would count one too many.
     overtaken: usize,
 }
 

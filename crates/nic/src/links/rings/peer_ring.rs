@@ -69,7 +69,7 @@ impl PeerRing {
 
 impl fmt::Debug for PeerRing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("NearRing").field("held", &self.held).finish_non_exhaustive()
+        f.debug_struct("PeerRing").field("held", &self.held).finish_non_exhaustive()
     }
 }
 
@@ -125,7 +125,7 @@ impl Hold {
     }
 
     /// As [`commit`](Self::commit), for headers of `len` bytes whose payload is in a chunk that was
-    /// [leased](Self::lend).
+    /// [leased](Self::lease).
     pub(in crate::links) fn commit_leased(
         &mut self,
         (len, packets): (usize, u16),

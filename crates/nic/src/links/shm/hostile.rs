@@ -46,11 +46,11 @@ impl Descriptors {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: a fresh descriptor that has no other owner.
-        let without_icrc: OwnedFd = unsafe { OwnedFd::from_raw_fd(fd) };
-        File::from(without_icrc.try_clone()?).set_len(FILE_LEN as u64)?;
+        let unsealed: OwnedFd = unsafe { OwnedFd::from_raw_fd(fd) };
+        File::from(unsealed.try_clone()?).set_len(FILE_LEN as u64)?;
         let read_only = File::open(format!("/proc/self/fd/{}", ring.as_raw_fd()))?.into();
         let nothing = File::open("/dev/null")?.into();
-        let wrong = [without_icrc, shared_file::create(FILE_LEN - 4096)?, read_only, nothing, pair()?.0];
+        let wrong = [unsealed, shared_file::create(FILE_LEN - 4096)?, read_only, nothing, pair()?.0];
         Ok(Self { ring, memory, exported: shared_file::create(SHOWN_LEN)?, wrong })
     }
 
@@ -67,7 +67,7 @@ thread_local! {
     static DESCRIPTORS: RefCell<Option<Descriptors>> = const { RefCell::new(None) };
 }
 
-/// Two ends of a connection as `meeting.rs` makes them.
+/// Two ends of a connection as `rings/rendezvous.rs` makes them.
 fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     let mut ends = [0; 2];
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;

@@ -21,7 +21,8 @@ pub(super) struct Receiver {
     buffer: Box<[u8]>,
     vectors: usize,
     stride: usize,
-    /// Whether the last call filled all its buffers: then the next asks for several.
+    /// Whether the next call asks for several: the last one found several, a long one or, with
+    /// buffers for single packets, any.
     busy: bool,
     /// Whether the last call found nothing.
     pub(super) is_empty: bool,

@@ -122,7 +122,8 @@ impl Socket {
             this.set(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 1).map_err(os("setsockopt(IPV6_V6ONLY)"))?;
             this.set(libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)
                 .map_err(os("setsockopt(IPV6_MTU_DISCOVER)"))?;
-            // Zero UDP checksum over IPv6, as rdma_rxe and hardware do: the ICRC protects more.
+            // Accept a zero UDP checksum over IPv6: rdma_rxe and hardware send it, and the ICRC
+            // protects more.
             this.set(libc::SOL_UDP, libc::UDP_NO_CHECK6_RX, 1).map_err(os("setsockopt(UDP_NO_CHECK6_RX)"))?;
         }
         Ok(this)

@@ -223,7 +223,8 @@ fn repeat_fetched(
 /// piece of memory.
 pub(crate) fn ready_repeats(entry: &QueuePair, transmit: &Transmit, route: BytePath) -> u64 {
     let Some((origin, at)) = origin_of(entry, transmit) else { return 0 };
-    // A late fetch was bypassed for one packet only: the next one may be fetched.
+    // This packet bypassed the fetch (it was late, or the payload has several pieces): the next
+    // one may be fetched.
     if entry.prefetches.as_ref().is_some_and(|prefetches| prefetches.loaded == Some(origin)) {
         return 0;
     }

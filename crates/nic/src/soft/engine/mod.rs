@@ -114,7 +114,7 @@ pub(crate) struct Joint {
     pub(crate) events: Arc<Events>,
     pub(crate) windows: Arc<RwLock<Windows>>,
     pub(crate) overflows: Arc<Overflows>,
-    /// Number of engines that send to the same sockets; `None` if the device has only one.
+    /// Number of engines that send to the same sockets; `None` if the device can have only one.
     pub(crate) sharers: Option<Arc<Sharers>>,
 }
 
@@ -411,7 +411,7 @@ impl Core {
         self.regions.staging.forget_owner(index);
         self.regions.unbind_qp(index);
         counters::add(&mut self.counters.qps, entry.qp.counters());
-        // Bound per-peer counters against spoofed source addresses.
+        // Bound the map: queue pairs to ever new (invented) peers must not grow it without end.
         let peer =
             if self.moved.len() < MAX_PEERS { entry.qp.attr().remote } else { Ipv4Addr::UNSPECIFIED.into() };
         self.moved.entry(peer).or_default().add(&entry.tally);

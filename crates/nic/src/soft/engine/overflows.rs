@@ -29,7 +29,7 @@ impl Overflows {
         self.count.load(Ordering::Acquire)
     }
 
-    /// Wakes this thread at the next overflow.
+    /// Wakes this thread at every overflow from now on.
     pub(crate) fn wakes(&self, waker: &Arc<Waker>) {
         self.told.lock().unwrap_or_else(PoisonError::into_inner).wakers.push(waker.clone());
     }

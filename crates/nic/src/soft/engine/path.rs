@@ -13,9 +13,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Bytes in flight to one socket. Small enough to stay in the receiver's cache and buffer, large
 /// enough for five full segmented sends.
 const BUDGET: u64 = 340 << 10;
-/// The upper limit for a socket of this host whose buffer has more room. It covers a receiver that
-/// is busy for as long as five segmented sends take. (NCCL's send and receive of 64 MiB over UDP on
-/// an H200: 32 ms instead of 46.)
+/// The upper limit for a socket of this host whose buffer has more room: the receiver may be busy
+/// with something else for as long as the five sends of `BUDGET` take. (NCCL's send and receive of
+/// 64 MiB over UDP on an H200: 32 ms instead of 46.)
 const ROOMY_BUDGET: u64 = 1360 << 10;
 /// The same for an unreliable service. The kernel frees buffer space late and by quarters, and
 /// other processes may send to the same socket.

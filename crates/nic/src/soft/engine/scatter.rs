@@ -11,7 +11,7 @@ use crate::soft::gpu::target::{GatheredMessage, Placed};
 use crate::tally::BytePath;
 use crate::work::Sge;
 
-/// One element of a list.
+/// The requested part of one element of a list.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece {
     pub(crate) key: u32,

@@ -63,7 +63,8 @@ impl Snapshots {
         self.due
     }
 
-    /// Whether a snapshot is due now; `packets` is a number that grows with any activity.
+    /// Whether to write a snapshot now: one is due, and `packets`, a number that grows with any
+    /// activity, has changed.
     pub(crate) fn is_wanted(&mut self, now: Nanos, packets: u64) -> bool {
         if now < self.due {
             return false;

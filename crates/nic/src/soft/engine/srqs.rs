@@ -21,7 +21,7 @@ impl PostedReceive {
     }
 }
 
-/// Index of a shared receive queue in the device's table.
+/// Index of a shared receive queue in its engine's table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SrqIndex(usize);
 
@@ -58,7 +58,7 @@ impl SrqState {
     }
 }
 
-/// The shared receive queues of a device.
+/// The shared receive queues of an engine.
 #[derive(Debug, Default)]
 pub(crate) struct Srqs {
     table: Vec<Option<Box<SrqState>>>,

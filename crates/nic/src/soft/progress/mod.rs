@@ -7,7 +7,7 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | `mode` | [`Progress`] as configured, [`Mode`] as decided |
+//! | `mode` | [`Mode`](mode::Mode), decided from the configured `Progress` (`soft/config.rs`) |
 //! | `thread` | the engine thread: drives in `thread` mode; in `caller` mode only without polls |
 //! | `sync/waker` | how posters and copies wake a sleeping engine thread |
 //! | `engine/submission` | the submission queue of `thread` mode, and the room in each work queue |
