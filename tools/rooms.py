@@ -11,8 +11,8 @@ import re
 ROOMS = {
     "crates/protocol": [("time", {"timing", "rng"}), ("wire", {"wire"}), ("qp", {"qp"}), ("cm", {"cm"}), ("capture", {"pcap"}), ("simulator", {"sim"})],
     "crates/memory": [
-        ("words", {"access_error", "barrier", "path", "signals", "probe", "shared_file"}), ("copies", {"copy"}), ("host memory", {"foreign", "window", "guard"}),
-        ("gpu", {"gpu"}), ("buffers", {"host_buffer"}),
+        ("words", {"access_error", "barrier", "path", "signals", "probe", "shared_file"}), ("copies", {"copy"}), ("host memory", {"foreign", "window", "guard", "host_buffer"}),
+        ("gpu", {"gpu"}),
     ],
     "crates/nic": [
         ("process", {"process"}), ("sync", {"sync"}), ("work", {"work", "tally"}), ("interfaces", {"interfaces"}), ("hard", {"hard"}), ("links", {"links"}),
@@ -22,8 +22,8 @@ ROOMS = {
     ],
     "crates/nobounce": [
         ("words", {"access", "health", "choose", "control", "peer_gone", "tickets", "shares"}), ("memory", {"gpu_access", "region"}),
-        ("handshake", {"handshake", "wait"}), ("connection", {"connection", "connect", "lane"}), ("messages", {"message", "rails"}),
-        ("listener", {"listener"}), ("device", {"device"}),
+        ("device", {"device"}), ("handshake", {"handshake", "wait"}), ("connection", {"connection", "connect", "lane"}),
+        ("messages", {"message", "rails"}), ("listener", {"listener"}),
     ],
     "crates/topology": [
         ("facts", {"cpu_list", "clean", "facts", "sysfs", "machines"}), ("tree", {"methods", "usable", "tree", "analysis", "bandwidth", "platform", "nearest"}),
@@ -76,7 +76,23 @@ TESTS = re.compile(r"^( *)#\[cfg\((?:all\()?test\b[^\]]*\]\n(?: *#\[.*\]\n)* *mo
 PATH = re.compile(r"\b(crate|self|super(?:::super)*)((?:::\w+)*)(?:::\{((?:[^{}]|\{[^{}]*\})*)\})?")
 
 
-def imports_of(text, module, modules):
+EXPORT = re.compile(r"^pub use ((?:\w+::)+)(?:\{([^}]*)\}|(\w+));", re.M)
+
+
+def exports_of(text, modules):
+    """{name: module} of what the root exports of its modules."""
+    found = {}
+    for path, group, name in EXPORT.findall(text):
+        parts = path.strip(":").split("::")
+        for exported in [one.strip() for one in group.split(",")] if group else [name]:
+            for length in range(len(parts), 0, -1):
+                if "::".join(parts[:length]) in modules:
+                    found[exported] = "::".join(parts[:length])
+                    break
+    return found
+
+
+def imports_of(text, module, modules, exports=None):
     """The modules that a file names, by `use` or in the midst of code. Its tests may name everything."""
     text = TESTS.sub("", text)
     text = re.sub(r"//.*", "", text)
@@ -94,6 +110,8 @@ def imports_of(text, module, modules):
         tails = [tail.strip().split("::") for tail in re.sub(r"\{[^{}]*\}", "", group).split(",")] if group else [[]]
         for tail in tails:
             full = base + [part.split(" ")[0] for part in tail if part]
+            if start == "crate" and full and exports and full[0] in exports and full[0] not in modules:
+                full = exports[full[0]].split("::")
             for length in range(len(full), 0, -1):
                 named = "::".join(full[:length])
                 if named in modules:
@@ -143,7 +161,9 @@ def check(names, text_of):
         if crate not in ROOMS:
             problems.append(f"{crate}: has no rooms in tools/rooms.py")
             continue
-        imports = {module: imports_of(text_of(name) or "", module, modules) for module, name in modules.items()}
+        root = modules.get("")
+        exports = exports_of(text_of(root) or "", modules) if root else {}
+        imports = {module: imports_of(text_of(name) or "", module, modules, exports) for module, name in modules.items()}
         problems += upward(modules, imports, ROOMS[crate])
     return problems
 
@@ -162,6 +182,8 @@ def self_test(expect):
     expect(imports["high"], {"low", "low::part"}, "imports in braces and through super")
     expect(imports["low"], {"low::part", "lost"}, "imports of tests do not count, those behind them do")
     expect(imports["low::part"], {"high"}, "comments do not count")
+    exports = exports_of("pub use high::{X, Other};\npub use low::part::Y;\n", modules)
+    expect(imports_of("use crate::{X, Y};", "lost", modules, exports), {"high", "low::part"}, "imports of what the root exports")
     expect(upward(modules, imports, rooms), [
         "src/lost.rs: belongs to no room; add it to tools/rooms.py",
         "src/low::part.rs: room low imports high of room high, which is above it",

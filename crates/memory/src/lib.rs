@@ -15,9 +15,8 @@
 //! A room imports its own modules and lower ones.
 //!
 //! ```text
-//! host_buffer                  our own memory
 //! gpu                          driver, windows through BAR1, copy engine
-//! window  guard                host memory
+//! window  guard  host_buffer   host memory
 //! copy                         copy routines, fixups, write-combining
 //! barrier  path  probe  shared_file  signals
 //! ```
@@ -25,7 +24,7 @@
 //! | room | what |
 //! |---|---|
 //! | `copy` | assembly that survives faults; [`wc`] for write-combined windows |
-//! | [`guard`], [`probe`], [`Window`] | host memory that may vanish |
+//! | [`guard`], [`Window`], [`HostBuffer`] | host memory that may vanish; our own |
 //! | [`gpu`] | CUDA's driver by `dlopen`, registration, windows, the copy engine |
 
 #[cfg(not(target_os = "linux"))]

@@ -9,9 +9,9 @@ use nobounce_nic::any::{Channel, Cq, Qp};
 use nobounce_nic::soft::{Access, Mtu, Psn, QpAttr, Qpn};
 use nobounce_nic::work::QpLimits;
 
-use crate::Device;
 use crate::connection::Connection;
 use crate::control::Control;
+use crate::device::Device;
 use crate::handshake::{self, HandshakeError, Hello, MAX_QPS, QpHalf};
 
 /// Outstanding READs and atomics per queue pair, in each direction.
@@ -86,7 +86,22 @@ pub enum ConnectError {
     },
 }
 
-pub(crate) fn connect(
+impl Device {
+    /// Connects to a peer that listens at a TCP address such as `"host:port"`.
+    ///
+    /// # Errors
+    /// Nothing listens there, the listener is not nobounce or has another version, it refused, or
+    /// the timeout expired.
+    pub fn connect(
+        &self,
+        addr: impl ToSocketAddrs,
+        options: &ConnectOptions,
+    ) -> Result<Connection, ConnectError> {
+        connect(self, addr, options)
+    }
+}
+
+fn connect(
     device: &Device,
     addr: impl ToSocketAddrs,
     options: &ConnectOptions,

@@ -12,9 +12,9 @@ use nobounce_nic::any::{self, Channel, Cq, Qp};
 use nobounce_nic::soft::{Mtu, QpAttr, QpState, Status, WorkKind};
 use nobounce_nic::work::WorkCompletion;
 
-use crate::Device;
 use crate::connect::Lanes;
 use crate::control::Control;
+use crate::device::Device;
 use crate::handshake::Hello;
 use crate::health::{Fault, HealthMonitor};
 use crate::lane::{Lane, PostError};

@@ -1,16 +1,11 @@
 //! The device: where everything starts.
 
-use std::net::ToSocketAddrs;
-
 use nobounce_memory::gpu::GpuOptions;
 use nobounce_nic::any::{self, OpenError, Pd};
 use nobounce_nic::hard;
 use nobounce_nic::soft::{self, Access, Config, ConfigError};
 
-use crate::Connection;
 use crate::choose::{AUTO, DeviceChoice};
-use crate::connect::{self, ConnectError, ConnectOptions};
-use crate::listener::{ListenError, Listener};
 use crate::region::{Region, RegisterError};
 
 /// The variable that names the device.
@@ -204,40 +199,6 @@ impl Device {
     ) -> Result<Region, RegisterError> {
         // SAFETY: the caller's promise is the same.
         unsafe { Region::of_gpu_raw(&self.pd, addr, len, access, options) }
-    }
-
-    /// Listens for peers at a TCP address such as `"127.0.0.1:0"` (port 0: any; see
-    /// [`Listener::local_addr`]).
-    ///
-    /// # Errors
-    /// The address is not local, or in use.
-    pub fn listen(&self, addr: impl ToSocketAddrs) -> Result<Listener, ListenError> {
-        self.listen_with(addr, &ConnectOptions::default())
-    }
-
-    /// The same with options; the connecting side chooses the number of queue pairs.
-    ///
-    /// # Errors
-    /// As for [`listen`](Self::listen).
-    pub fn listen_with(
-        &self,
-        addr: impl ToSocketAddrs,
-        options: &ConnectOptions,
-    ) -> Result<Listener, ListenError> {
-        Listener::bind(self, addr, options)
-    }
-
-    /// Connects to a peer that listens at a TCP address such as `"host:port"`.
-    ///
-    /// # Errors
-    /// Nothing listens there, the listener is not nobounce or has another version, it refused, or
-    /// the timeout expired.
-    pub fn connect(
-        &self,
-        addr: impl ToSocketAddrs,
-        options: &ConnectOptions,
-    ) -> Result<Connection, ConnectError> {
-        connect::connect(self, addr, options)
     }
 }
 

@@ -275,7 +275,8 @@ pub(crate) fn receive_answer(control: &Control, deadline: Instant) -> Result<Hel
             hello.check()?;
             Ok(hello)
         }
-        // For people to read: drop control characters that a client could send to the terminal.
+        // For people to read: drop control characters that the other end could send to the
+        // terminal.
         Answer::Refused(reason) => Err(HandshakeError::Refused {
             reason: reason.chars().filter(|c| !c.is_control()).take(MAX_REASON).collect(),
         }),

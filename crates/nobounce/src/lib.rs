@@ -56,11 +56,11 @@
 //! A room imports its own modules and lower ones.
 //!
 //! ```text
-//! device                 Device
 //! listener               Listener
 //! message  rails         messages; several adapters
 //! connection             Connection, its lanes
 //! handshake  wait        agreeing; waiting
+//! device                 Device
 //! region                 Region
 //! ```
 //!

@@ -4,9 +4,9 @@ use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-use crate::Device;
 use crate::connect::{ConnectOptions, Lanes, open_control};
 use crate::connection::Connection;
+use crate::device::Device;
 use crate::handshake::{self, HandshakeError, Hello};
 
 /// Poll interval of a waiting listener.
@@ -46,8 +46,31 @@ pub struct Listener {
     options: ConnectOptions,
 }
 
+impl Device {
+    /// Listens for peers at a TCP address such as `"127.0.0.1:0"` (port 0: any; see
+    /// [`Listener::local_addr`]).
+    ///
+    /// # Errors
+    /// The address is not local, or in use.
+    pub fn listen(&self, addr: impl ToSocketAddrs) -> Result<Listener, ListenError> {
+        self.listen_with(addr, &ConnectOptions::default())
+    }
+
+    /// The same with options; the connecting side chooses the number of queue pairs.
+    ///
+    /// # Errors
+    /// As for [`listen`](Self::listen).
+    pub fn listen_with(
+        &self,
+        addr: impl ToSocketAddrs,
+        options: &ConnectOptions,
+    ) -> Result<Listener, ListenError> {
+        Listener::bind(self, addr, options)
+    }
+}
+
 impl Listener {
-    pub(crate) fn bind(
+    fn bind(
         device: &Device,
         addr: impl ToSocketAddrs,
         options: &ConnectOptions,

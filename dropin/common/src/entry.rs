@@ -79,8 +79,8 @@ unsafe extern "C" {
 const PTHREAD_CANCEL_DISABLE: c_int = 1;
 
 /// A cancelled thread would be unwound through our frames at the next system call, with locks held.
-/// So cancellation is disabled while this lives; blocking calls (see `channel.rs`) enable it where
-/// they hold nothing.
+/// So cancellation is disabled while this lives; blocking calls (`read_notice` in `channel.rs` of
+/// libibverbs and librdmacm) enable it where they hold nothing.
 struct Uncancelled(c_int);
 
 impl Uncancelled {

@@ -257,7 +257,8 @@ fn refused(error: &RegisterError) -> Errno {
         _ => Errno::EINVAL,
     };
     let line = || format!("gdrapi: the buffer is not pinned: {error}");
-    // Programs fall back, or exit, and seldom report why: log the first failure as an error.
+    // Programs fall back, or exit, and seldom report why: log the first failure that is not a bad
+    // range as an error.
     let is_news = !matches!(error, RegisterError::Range(_)) && !TOLD.swap(true, Ordering::Relaxed);
     if is_news {
         log::error(line)

@@ -1,5 +1,5 @@
-//! The send side of the data path: work requests. They are read in place; nothing is allocated for
-//! them here.
+//! Posting on the data path: send and receive work requests. They are read in place; nothing is
+//! allocated for them here.
 
 use std::ffi::c_int;
 use std::mem::{MaybeUninit, offset_of};

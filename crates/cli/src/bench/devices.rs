@@ -5,8 +5,8 @@ use nobounce::{AUTO, Device};
 /// The variable that names them where no argument does.
 pub(super) const VARIABLE: &str = "NOBOUNCE_DEVICE";
 
-/// Devices of this end as given on the command line: one, or the rails of every transfer
-/// (`mlx5_0,mlx5_1`). Empty selects the software NIC.
+/// Devices of this end as named by `--device` or `NOBOUNCE_DEVICE`: one, or the rails of every
+/// transfer (`mlx5_0,mlx5_1`). Empty selects the software NIC.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Named(Vec<String>);
 

@@ -176,7 +176,7 @@ impl End<'_> {
 
     /// WRITE: each end spins on the last byte of its buffer; the engine thread drives the device.
     /// In perftest mode, each end first polls for the completion of its own message, and so drives
-    /// the device itself. Short messages are inline.
+    /// the device itself, and short messages are inline.
     fn ping_pong_on_memory(&self, messages: u64) -> anyhow::Result<Vec<f64>> {
         let (qp, region) = (self.connection.qp(0), &self.ring.region);
         let size = usize::try_from(self.work.size)?;

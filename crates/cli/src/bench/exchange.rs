@@ -63,8 +63,8 @@ pub(super) fn hear(connection: &Connection) -> anyhow::Result<Step> {
     let start = Instant::now();
     let bytes = loop {
         match connection.recv_message(LOOK_EVERY) {
-            // The side channel may use the cable that was just pulled. A timeout is then expected:
-            // retry.
+            // The side channel may use the cable that was just pulled. Then no answer comes, and
+            // this check of our own device reports why.
             Err(MessageError::Timeout(_)) if start.elapsed() < EXCHANGE_TIMEOUT => {
                 watch::check_device(connection)?;
             }

@@ -14,8 +14,8 @@ const PROBE: usize = 64 << 10;
 /// The software NIC, the default device.
 const SOFTWARE: &str = "nb0";
 
-/// Resolves `auto` in a plan to the nearest adapter, and reports which and why. Without `auto`,
-/// reports an idle adapter.
+/// Resolves `auto` in a plan to the nearest adapter, and reports which and why. Where no
+/// device is named, reports an adapter that stays idle.
 pub(super) fn resolve(plan: &mut Plan) -> anyhow::Result<Option<String>> {
     if plan.devices.are_none() && !Device::is_hardware(SOFTWARE) {
         // (The GPU's location would need CUDA, and any adapter will do here.)

@@ -71,8 +71,8 @@ pub(super) fn open<'a>(
     }
     let ring = ring.inspect_err(refuse)?;
     let peer = exchange_regions(connection, &ring.region)?;
-    // Whose memory the other end accesses: the serving end's, and the requesting end's if both
-    // directions run.
+    // Whose memory the other end accesses: the serving end's, and the requesting end's if the
+    // serving end writes back (bidirectional, or a WRITE ping-pong).
     let (served, asking) =
         if asks { (peer.closed, ring.region.is_closed()) } else { (ring.region.is_closed(), peer.closed) };
     let answers = work.kind == Kind::Bidirectional || (work.kind == Kind::Latency && work.op == Op::Write);

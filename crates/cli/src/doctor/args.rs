@@ -6,7 +6,7 @@ const EXAMPLES: &str = "\
 Examples:
   nobounce doctor                                   this machine, as this process sees it
   sudo nobounce doctor                              with what only root can read (ACS, relaxed ordering)
-  nobounce doctor --save facts.json --anonymous     facts that are safe to share
+  nobounce doctor --save facts.json --anonymous     facts without names and addresses, to send to others
   nobounce doctor --facts facts.json                facts of another machine
   nobounce doctor --nccl-log job.log                which connections used GPUDirect, and why the others did not
   nobounce doctor --prove                           move bytes, and see which way they took

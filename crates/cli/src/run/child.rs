@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use super::mounts::{Mounts, MountsError};
 
-/// Signals that are not forwarded. These are synchronous faults of the process itself, job control,
-/// which a terminal sends to the whole process group, and signals that cannot be caught. All others
-/// are forwarded to the command.
+/// Signals that are not forwarded: those that report what this process did itself (faults, SIGABRT,
+/// SIGPIPE, SIGCHLD), job control, which a terminal sends to the whole process group, and signals
+/// that cannot be caught. All others are forwarded to the command.
 const OURS: [libc::c_int; 14] = [
     libc::SIGKILL,
     libc::SIGSTOP,

@@ -31,7 +31,7 @@ pub(crate) fn gpus() -> usize {
 const DEFAULTS: [(&str, &str); 3] = [
     // Processes of one machine use shared memory.
     ("NOBOUNCE_LINK", "auto"),
-    // NCCL sees nb0 at the CPU (distance SYS), beyond its default limit for GPUDirect.
+    // NCCL sees nb0 at the CPU, farther from any GPU than its default limit for GPUDirect (PXB).
     ("NCCL_NET_GDR_LEVEL", "SYS"),
     // NCCL 2.28.7 and 2.28.9 select the GIN type themselves and crash if no adapter is an mlx5.
     // Type 2, the proxy, works with every adapter.

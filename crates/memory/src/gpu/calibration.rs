@@ -19,7 +19,7 @@ const LONG: usize = 1 << 20;
 const ROUNDS: usize = 5;
 /// Copies in flight while the engine's rate is taken.
 const IN_FLIGHT: usize = 3;
-/// Retries of a measurement that was cut short.
+/// Most measurements of a GPU, the first included, while they are cut short.
 const MOST_TRIES: u32 = 3;
 /// Time budget. Past it no further measurement starts: the GPU is busy, and the results so far
 /// count.

@@ -10,11 +10,11 @@
 //! written for this check.
 
 mod compare;
-mod dmabuf_rung;
-mod gdrdrv_rung;
+mod dmabuf_method;
+mod gdrdrv_method;
 mod mapping;
 mod proof;
-mod rm_rung;
+mod rm_method;
 mod sampler;
 
 use std::collections::HashMap;
@@ -252,9 +252,9 @@ fn first_that_fits<T>(
 
 fn map(method: Method, range: &GpuRange, extent: Extent) -> Result<Mapping, Refused> {
     match method {
-        Method::DmaBufMmap => dmabuf_rung::map(range, extent),
-        Method::Rm => rm_rung::map(range, extent),
-        Method::Gdrdrv => gdrdrv_rung::map(range, extent),
+        Method::DmaBufMmap => dmabuf_method::map(range, extent),
+        Method::Rm => rm_method::map(range, extent),
+        Method::Gdrdrv => gdrdrv_method::map(range, extent),
     }
 }
 

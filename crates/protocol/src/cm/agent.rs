@@ -503,8 +503,8 @@ impl Agent {
         });
     }
 
-    /// Takes the communication out, changes it, and puts it back with its timer, unless it has
-    /// ended.
+    /// Takes the communication out, changes it, and puts it back with its timer, unless it is
+    /// over and the user has released it.
     fn change(
         &mut self,
         id: CommId,

@@ -182,7 +182,7 @@ impl Communication {
         self.due = Some(now + nanos(service_timeout.min(LONGEST_SERVICE)) + nanos(RESPONSE_TIMEOUT));
     }
 
-    /// Stops the timer.
+    /// Enters `state`: stops the timer and drops the message kept for retransmission.
     pub(super) fn rest(&mut self, state: State) {
         self.state = state;
         self.said = None;

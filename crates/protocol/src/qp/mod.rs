@@ -54,7 +54,8 @@ use unreliable::Unreliable;
 /// Outcome of a received packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Handled {
-    /// The queue pair accepted it.
+    /// It was for this queue pair, and its state allows it. It may still be a duplicate, refused or
+    /// dropped.
     Taken,
     /// The queue pair's state does not allow such a packet.
     WrongState,
@@ -424,8 +425,8 @@ impl Qp {
     }
 
     /// The peer process has died, as reported by another channel. It will send no more ACKs and no
-    /// more packets. Returns whether that ended the queue pair; unreliable services are not
-    /// connected.
+    /// more packets. Returns whether that ended the queue pair; unreliable services (UC too) expect
+    /// nothing from the peer and go on.
     pub fn handle_peer_death(&mut self) -> bool {
         let connected = matches!(self.attr.state, QpState::Rtr | QpState::Rts | QpState::Sqd);
         if !connected || self.unreliable.is_some() {
@@ -686,7 +687,8 @@ impl Qp {
         }
     }
 
-    /// The responder sent a fatal NAK.
+    /// The receiving side failed for good (a fatal NAK is queued, or local memory of an unreliable
+    /// service failed): enters the error state.
     fn stop(&mut self, event: QpEvent) {
         self.events.push_back(event);
         self.enter_error(None);

@@ -583,8 +583,9 @@ impl Responder {
     }
 
     /// The memory of a READ that was answered before is no longer readable. The peer may have had
-    /// its response when the duplicate request arrived, and may have released the memory since.
-    /// Stay silent, as where the memory is gone before the request arrives.
+    /// its response when the duplicate request arrived, and the program on this side may have
+    /// released the memory since. Stay silent, as where the memory is gone before the request
+    /// arrives.
     pub(crate) fn drop_replay(&mut self, psn: Psn, params: &Params) {
         let at = psn.extend(self.expected);
         // (Not its `span`: the packet that failed counts as sent.)

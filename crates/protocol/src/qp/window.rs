@@ -53,7 +53,7 @@ impl CongestionWindow {
         self.threshold = self.size;
     }
 
-    /// Retransmission timeout.
+    /// Silence: a transport timeout, or a second probe without an answer.
     pub(crate) fn on_timeout(&mut self) {
         self.threshold = (self.size / 2).max(2 * SMALLEST * ONE);
         self.size = SMALLEST * ONE;
