@@ -11,7 +11,7 @@ import re
 ROOMS = {
     "crates/protocol": [("time", {"timing", "rng"}), ("wire", {"wire"}), ("qp", {"qp"}), ("cm", {"cm"}), ("capture", {"pcap"}), ("simulator", {"sim"})],
     "crates/memory": [
-        ("words", {"access_error", "barrier", "path", "signals", "probe", "shared_file"}), ("copies", {"copy"}), ("host memory", {"foreign", "window", "guard", "host_buffer"}),
+        ("words", {"access_error", "barrier", "path", "signals", "probe", "shared_file"}), ("copies", {"copy"}), ("host memory", {"foreign", "window", "guard", "host_buffer", "shared_chunk"}),
         ("gpu", {"gpu"}),
     ],
     "crates/nic": [
@@ -43,7 +43,7 @@ ROOMS = {
         ("driver", {"call", "capture", "context", "copy", "device", "event", "export", "knobs", "lane", "malloc", "memory", "spoil", "stream", "vmm", "world"}),
         ("more calls", {"host", "ipc", "kernel", "pointer"}),
     ],
-    "crates/cli": [("words", {"log", "size"}), ("doctor", {"doctor"}), ("predict", {"predict"}), ("bench", {"bench"}), ("run", {"run"})],
+    "crates/cli": [("words", {"log", "size"}), ("doctor", {"doctor"}), ("predict", {"predict"}), ("bench", {"bench"}), ("run", {"run"}), ("generate", {"generate"})],
     "dropin/common": [("log", {"log"}), ("border", {"entry", "endings"})],
     "dropin/gdrapi": [("layouts", {"layout", "slab"}), ("pins", {"pin", "table"}), ("calls", {"calls"})],
     "dropin/paths": [("view", {"view", "original"}), ("calls", {"calls"})],

@@ -41,6 +41,7 @@ pub mod guard;
 mod host_buffer;
 pub mod path;
 pub mod probe;
+mod shared_chunk;
 pub mod shared_file;
 pub mod signals;
 mod window;
@@ -50,6 +51,7 @@ pub use copy::wc;
 pub use access_error::AccessError;
 pub use foreign::{Sink, Source};
 pub use host_buffer::HostBuffer;
+pub use shared_chunk::{ChunkPool, SharedChunk, SharedPlace};
 pub use window::Window;
 
 /// The page size of this machine, in bytes.

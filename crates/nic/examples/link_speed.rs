@@ -136,8 +136,7 @@ fn link_blast() -> f64 {
 
 /// Builds a packet, ICRC and all, as the engine does (the payload is whatever was there).
 fn fill(batch: &mut TxBatch, dst: IpAddr, len: usize) {
-    batch.begin(dst, 0, len).expect("room")[..12].fill(0);
-    batch.commit();
+    assert!(batch.put(dst, 0, len, |room| room[..12].fill(0)), "room");
 }
 
 /// Half a round trip in microseconds.

@@ -15,7 +15,7 @@ mod chunk;
 mod pinned;
 mod slab;
 
-pub use chunk::{PinnedChunk, SharedPlace};
+pub use chunk::PinnedChunk;
 use slab::Slab;
 
 /// Copies by one GPU's copy engine.

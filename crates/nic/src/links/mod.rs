@@ -10,7 +10,9 @@ pub mod fault;
 mod icrc_writers;
 mod open_error;
 mod outbox;
+mod packet_writer;
 pub mod pcap;
+mod ring_packets;
 pub mod rings;
 mod services;
 pub mod shm;
@@ -18,10 +20,13 @@ mod slot;
 #[cfg(test)]
 mod stub;
 pub mod udp;
+mod wire_packets;
 
-pub use batch::{MAX_PACKET, TxBatch, TxPacket};
+pub use batch::{MAX_PACKET, TxBatch};
 pub(crate) use icrc_writers::IcrcWriters;
 pub use open_error::{Holder, OpenError};
+pub use packet_writer::{PacketShape, PacketSpace, PayloadSource, Receiver};
+pub use wire_packets::TxPacket;
 
 use std::fmt;
 use std::io;

@@ -29,9 +29,10 @@ use std::sync::Arc;
 use nobounce_memory::{Source, shared_file};
 
 use self::fallbacks::Fallbacks;
-use super::batch::{MAX_PACKET, SLOT_BYTE};
+use super::batch::MAX_PACKET;
 use super::epoll::Epoll;
 use super::rings::{PeerRing, rendezvous, ring};
+use super::wire_packets::SLOT_BYTE;
 use super::{Capabilities, Departed, Doorbells, Link, OpenError, RxDatagram, TxBatch};
 use crate::links::rings::exports::ExportedFiles;
 use crate::links::rings::rendezvous::{Came, Hello};
@@ -315,7 +316,7 @@ impl<L: Link> ShmLink<L> {
     fn push(&mut self, batch: &TxBatch) -> usize {
         let mut left = 0;
         for packet in batch.packets() {
-            let parts = batch.parts(packet);
+            let parts = batch.wire().parts(packet);
             let slot = parts[0].get(SLOT_BYTE).copied().unwrap_or(0);
             let Some(at) = self.find((packet.dst, slot)) else {
                 left += usize::from(packet.has_icrc);

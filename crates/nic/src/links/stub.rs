@@ -84,11 +84,10 @@ impl Link for StubLink {
 
 /// Puts a packet into the batch whose payload holds `number`.
 pub(super) fn numbered(batch: &mut TxBatch, number: u32, len: usize) -> bool {
-    let Some(room) = batch.begin(THERE, 0, len) else { return false };
-    room.fill(0);
-    room[12..16].copy_from_slice(&number.to_be_bytes());
-    batch.commit();
-    true
+    batch.put(THERE, 0, len, |room| {
+        room.fill(0);
+        room[12..16].copy_from_slice(&number.to_be_bytes());
+    })
 }
 
 /// Reads back what [`numbered`] wrote.

@@ -20,10 +20,10 @@ use self::receive::Receiver;
 use self::socket::{SockAddr, Socket};
 use self::steering::Steering;
 use self::transmit::Transmitter;
-use super::batch::SLOT_BYTE;
 use super::outbox::Outbox;
 use super::services::Services;
 use super::slot::{GroBurst, Handover, JoinLock, Slot, SlotOwner};
+use super::wire_packets::SLOT_BYTE;
 use super::{Capabilities, Link, MadOwner, OpenError, RxDatagram, SOURCE_PORTS, TxBatch};
 
 /// Requested bytes of socket buffer; the kernel gives what `rmem_max` and `wmem_max` allow.

@@ -77,9 +77,9 @@ fn a_receiver_that_is_away_loses_nothing() {
             while to.receive(&mut |datagram| match Marker::parse(datagram.bytes) {
                 None => arrived += 1,
                 Some(marker) => {
-                    let room = batch.begin(datagram.src, 0, Marker::LEN).unwrap();
-                    marker.returned().emit(room);
-                    batch.commit();
+                    assert!(batch.put(datagram.src, 0, Marker::LEN, |room| {
+                        marker.returned().emit(room);
+                    }));
                 }
             }) > 0
             {}

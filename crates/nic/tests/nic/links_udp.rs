@@ -17,14 +17,13 @@ fn open(addr: &str) -> UdpLink {
 
 /// Puts a packet for `slot` into the batch; its payload holds `number` and a pattern.
 fn put(batch: &mut TxBatch, dst: IpAddr, slot: u8, number: u32, len: usize) -> bool {
-    let Some(room) = batch.begin(dst, 3, len) else { return false };
-    for (i, byte) in room.iter_mut().enumerate() {
-        *byte = u8::try_from((i + number as usize) % 251).unwrap();
-    }
-    room[4..8].copy_from_slice(&[0, slot, 0, 7]);
-    room[8..12].copy_from_slice(&number.to_be_bytes());
-    batch.commit();
-    true
+    batch.put(dst, 3, len, |room| {
+        for (i, byte) in room.iter_mut().enumerate() {
+            *byte = u8::try_from((i + number as usize) % 251).unwrap();
+        }
+        room[4..8].copy_from_slice(&[0, slot, 0, 7]);
+        room[8..12].copy_from_slice(&number.to_be_bytes());
+    })
 }
 
 fn number_of(packet: &[u8]) -> u32 {
@@ -348,10 +347,10 @@ fn on_other_addresses_packets_leave_from_several_ports() {
     let mut to = UdpLink::open(&UdpConfig::new(addr)).unwrap();
     let mut batch = TxBatch::new(from.capabilities());
     for hint in 0..64 {
-        let room = batch.begin(addr, hint, 80).unwrap();
-        room.fill(0);
-        room[5] = to.slot();
-        batch.commit();
+        assert!(batch.put(addr, hint, 80, |room| {
+            room.fill(0);
+            room[5] = to.slot();
+        }));
     }
     from.send(&mut batch);
     let mut ports = Vec::new();

@@ -16,7 +16,7 @@ use nobounce_memory::HostBuffer;
 use nobounce_nic::links::rings::PeerRing;
 use nobounce_nic::links::shm::ShmLink;
 use nobounce_nic::links::udp::{UdpConfig, UdpLink};
-use nobounce_nic::links::{Link, TxBatch};
+use nobounce_nic::links::{Link, PacketShape, TxBatch};
 use nobounce_nic::soft::{
     Cq, LinkChoice, Mr, Mtu, Pd, Psn, Qp, QpAttr, QpInit, QpState, Qpn, Remote, Service,
 };
@@ -84,11 +84,12 @@ impl Ring {
         let Self { link, rings, batch, to } = self;
         let ring = rings.entry(slot).or_insert_with(|| link.peer_ring(*to, slot).unwrap());
         until("room in the ring", || {
-            let room = batch.begin_run(ring, bytes.len(), packets);
-            let said = room.is_some();
-            if let Some(mut room) = room {
-                room.put(0, bytes);
-                batch.commit_crc(None);
+            let shape = PacketShape { len: bytes.len(), head: 12, packets };
+            let space = batch.begin_run(ring, shape);
+            let said = space.is_some();
+            if let Some(mut space) = space {
+                space.bytes.put(0, bytes);
+                batch.commit(None);
             }
             link.send(batch);
             said

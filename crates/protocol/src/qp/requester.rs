@@ -41,6 +41,36 @@ pub(crate) enum Answer {
     Failed(Status),
 }
 
+/// READ and atomic requests, whose responses carry payload.
+#[derive(Debug, Default)]
+struct Fetches {
+    /// Those without a complete response: first PSN and one past the last. A retransmitted request
+    /// keeps these boundaries, because the peer may have accepted the first copy.
+    requests: VecDeque<(u64, u64)>,
+    /// How many of them were sent since the last rewind.
+    asked: usize,
+    /// Started READs and atomics that are incomplete, for fences.
+    open: usize,
+}
+
+/// Loss detection and retransmission.
+#[derive(Debug, Default)]
+struct Recovery {
+    last_progress: Nanos,
+    probe_at: Option<Nanos>,
+    probes: u32,
+    send_probe: bool,
+    rnr_until: Option<Nanos>,
+    retries: u8,
+    rnr_retries: u8,
+    /// The window before silence closed it, to restore if nothing was lost.
+    undo: Option<CongestionWindow>,
+    /// Losses before this PSN have already shrunk the window.
+    recovery_point: u64,
+    /// PSN and time of the last rewind, so that one loss does not cause two.
+    rewound: Option<(u64, Nanos)>,
+}
+
 #[derive(Debug)]
 pub(crate) struct Requester {
     sq: VecDeque<Wqe>,
@@ -52,14 +82,7 @@ pub(crate) struct Requester {
     next: u64,
     sent_top: u64,
     top: u64,
-    /// READ and atomic requests without a complete response: first PSN and one past the last. A
-    /// retransmitted request keeps these boundaries, because the peer may have accepted the first
-    /// copy.
-    reads: VecDeque<(u64, u64)>,
-    /// How many of `reads` were requested since the last rewind.
-    reads_asked: usize,
-    /// Started READs and atomics that are incomplete, for fences.
-    open_fetches: usize,
+    fetches: Fetches,
     /// Bytes that may occupy the receiver's socket buffer because of this queue pair.
     outstanding: u64,
     /// The last packet was held back only for lack of room on the path.
@@ -71,19 +94,7 @@ pub(crate) struct Requester {
     window: CongestionWindow,
     rtt: Rtt,
     timed: Option<Timed>,
-    last_progress: Nanos,
-    probe_at: Option<Nanos>,
-    probes: u32,
-    send_probe: bool,
-    rnr_until: Option<Nanos>,
-    retries: u8,
-    rnr_retries: u8,
-    /// The window before silence closed it, to restore if nothing was lost.
-    undo: Option<CongestionWindow>,
-    /// Losses before this PSN have already shrunk the window.
-    recovery: u64,
-    /// PSN and time of the last rewind, so that one loss does not cause two.
-    rewound: Option<(u64, Nanos)>,
+    recovery: Recovery,
 }
 
 impl Requester {
@@ -98,9 +109,7 @@ impl Requester {
             next: Psn::SPACE,
             sent_top: Psn::SPACE,
             top: Psn::SPACE,
-            reads: VecDeque::new(),
-            reads_asked: 0,
-            open_fetches: 0,
+            fetches: Fetches::default(),
             outstanding: 0,
             path_limited: false,
             asks_rarely: false,
@@ -108,16 +117,7 @@ impl Requester {
             window: CongestionWindow::new(1024),
             rtt: Rtt::new(),
             timed: None,
-            last_progress: 0,
-            probe_at: None,
-            probes: 0,
-            send_probe: false,
-            rnr_until: None,
-            retries: 0,
-            rnr_retries: 0,
-            undo: None,
-            recovery: 0,
-            rewound: None,
+            recovery: Recovery::default(),
         }
     }
 
@@ -182,13 +182,13 @@ impl Requester {
         room: u64,
     ) -> Option<Transmit> {
         self.path_limited = false;
-        match self.rnr_until {
+        match self.recovery.rnr_until {
             Some(until) if now < until => return None,
-            Some(_) => self.rnr_until = None,
+            Some(_) => self.recovery.rnr_until = None,
             None => {}
         }
-        if self.send_probe {
-            self.send_probe = false;
+        if self.recovery.send_probe {
+            self.recovery.send_probe = false;
             if let Some(probe) = self.probe(params) {
                 return Some(probe);
             }
@@ -210,9 +210,9 @@ impl Requester {
             return None;
         }
         let transmit = if wqe.request.op.fetches() {
-            let end = match self.reads.get(self.reads_asked) {
+            let end = match self.fetches.requests.get(self.fetches.asked) {
                 Some(&(_, end)) => end,
-                None if self.reads.len() >= usize::from(params.max_rd_atomic) => return None,
+                None if self.fetches.requests.len() >= usize::from(params.max_rd_atomic) => return None,
                 None => {
                     let left = room / cost;
                     let fits = (window - in_flight).min(left).max(1);
@@ -220,7 +220,7 @@ impl Requester {
                     // Half of the window, and two thirds of what the path takes: the rest is in
                     // flight meanwhile.
                     let enough = (window / 2).min(in_flight.saturating_add(left).saturating_mul(2) / 3);
-                    if self.reads_asked > 0 && fits < wanted.min(enough) {
+                    if self.fetches.asked > 0 && fits < wanted.min(enough) {
                         // Room comes back packet by packet. A READ that takes it at once would
                         // fetch a few packets at a time from then on. Responses still to come free
                         // more room and trigger another attempt. (WRITEs may have no ACK request
@@ -228,11 +228,11 @@ impl Requester {
                         return None;
                     }
                     let end = self.next + fits.min(wanted);
-                    self.reads.push_back((self.next, end));
+                    self.fetches.requests.push_back((self.next, end));
                     end
                 }
             };
-            self.reads_asked += 1;
+            self.fetches.asked += 1;
             let packets = end - self.next;
             let transmit = wqe.fetch_packet(self.next, packets, params);
             self.note_sent(now, (cost, end_of_wqe), packets, true);
@@ -255,7 +255,10 @@ impl Requester {
     /// Whether anything is left to send, even if it is blocked.
     #[inline]
     pub(crate) fn has_more(&self) -> bool {
-        self.next < self.top || self.started < self.sq.len() || self.send_probe || self.rnr_until.is_some()
+        self.next < self.top
+            || self.started < self.sq.len()
+            || self.recovery.send_probe
+            || self.recovery.rnr_until.is_some()
     }
 
     /// How many more packets like the one just polled may leave: full ones from the middle of the
@@ -263,7 +266,11 @@ impl Requester {
     /// sent.
     pub(crate) fn poll_repeat(&mut self, now: Nanos, params: &Params, room: u64, most: u64) -> u64 {
         let Some(wqe) = self.sq.get(self.cursor).copied().filter(|_| self.next < self.top) else { return 0 };
-        if wqe.request.op.fetches() || self.next == wqe.psn || self.rnr_until.is_some() || self.send_probe {
+        if wqe.request.op.fetches()
+            || self.next == wqe.psn
+            || self.recovery.rnr_until.is_some()
+            || self.recovery.send_probe
+        {
             return 0;
         }
         let to_last = wqe.end() - 1 - self.next;
@@ -285,7 +292,7 @@ impl Requester {
         }
         let request = &self.sq[self.started].request;
         let fetches = request.op.fetches();
-        if (request.fence && self.open_fetches > 0) || request.op.local().is_some() {
+        if (request.fence && self.fetches.open > 0) || request.op.local().is_some() {
             return false;
         }
         let wqe = &mut self.sq[self.started];
@@ -298,7 +305,7 @@ impl Requester {
         self.top += wqe.packets;
         self.cursor = self.started;
         self.started += 1;
-        self.open_fetches += usize::from(fetches);
+        self.fetches.open += usize::from(fetches);
         true
     }
 
@@ -306,7 +313,7 @@ impl Requester {
     /// it.
     pub(crate) fn poll_local(&self) -> Option<(u64, LocalWork)> {
         let wqe = self.sq.get(self.started).filter(|_| self.next == self.top)?;
-        let waits = self.rnr_until.is_some() || (wqe.request.fence && self.open_fetches > 0);
+        let waits = self.recovery.rnr_until.is_some() || (wqe.request.fence && self.fetches.open > 0);
         wqe.request.op.local().filter(|_| !waits).map(|work| (wqe.serial, *work))
     }
 
@@ -332,8 +339,8 @@ impl Requester {
         if self.una == self.sent_top {
             // The retransmission timer runs from the first unacknowledged packet. A retransmission
             // must not restart it, or a dead peer would never time out.
-            self.last_progress = now;
-            self.probes = 0;
+            self.recovery.last_progress = now;
+            self.recovery.probes = 0;
         }
         if answered && self.timed.is_none() && self.next >= self.sent_top {
             self.timed = Some(Timed { psn: self.next, sent: now, again: false });
@@ -356,7 +363,8 @@ impl Requester {
     /// A transport timeout shorter than the probe makes the probe pointless. It is armed all the
     /// same, and the timeout fires first.
     fn arm_probe(&mut self, now: Nanos) {
-        self.probe_at = (self.una < self.next).then(|| now + self.rtt.probe_delay(self.probes));
+        self.recovery.probe_at =
+            (self.una < self.next).then(|| now + self.rtt.probe_delay(self.recovery.probes));
     }
 
     /// Requests an ACK for the last packet sent (tail-loss probe).
@@ -370,7 +378,7 @@ impl Requester {
         self.time_again();
         let last = self.next - 1;
         let wqe = *self.sq.iter().take(self.started).find(|w| (w.psn..w.end()).contains(&last))?;
-        if self.probes > 1 || wqe.request.op.fetches() || self.open_fetches > 0 {
+        if self.recovery.probes > 1 || wqe.request.op.fetches() || self.fetches.open > 0 {
             self.rewind();
             return None;
         }
@@ -405,7 +413,7 @@ impl Requester {
                 Answer::Taken
             }
             Syndrome::RnrNak(code) => {
-                if psn < self.una || self.rnr_until.is_some() {
+                if psn < self.una || self.recovery.rnr_until.is_some() {
                     return Answer::Taken; // known already: nothing was sent since
                 }
                 out.counters.rcvd_rnr_err += 1;
@@ -413,18 +421,18 @@ impl Requester {
                 if self.una < psn {
                     self.data_lost(now, out);
                 } else {
-                    if self.rnr_retries == 0 {
+                    if self.recovery.rnr_retries == 0 {
                         return Answer::Failed(Status::RnrRetryExceeded);
                     }
                     if params.rnr_retry < 7 {
-                        self.rnr_retries -= 1;
+                        self.recovery.rnr_retries -= 1;
                     }
                     let until = now + timing::rnr_timer(code);
-                    self.rnr_until = Some(until);
+                    self.recovery.rnr_until = Some(until);
                     // RNR NAK: the packet arrived and the peer lives. The RNR delay is neither
                     // silence nor loss.
-                    self.last_progress = until;
-                    self.retries = params.retry_cnt;
+                    self.recovery.last_progress = until;
+                    self.recovery.retries = params.retry_cnt;
                     self.rewind();
                 }
                 Answer::Taken
@@ -451,18 +459,18 @@ impl Requester {
         let status = match nak {
             Nak::PsnSequence => {
                 out.counters.rcvd_seq_err += 1;
-                let repeated = self.rewound.is_some_and(|(at, when)| {
+                let repeated = self.recovery.rewound.is_some_and(|(at, when)| {
                     at == self.una && now.saturating_sub(when) < self.rtt.smoothed() / 2
                 });
-                if repeated || self.rnr_until.is_some() {
+                if repeated || self.recovery.rnr_until.is_some() {
                     return Answer::Taken; // everything will be sent again anyway
                 }
                 if self.una == before && !self.spend_retry() {
                     return Answer::Failed(Status::RetryExceeded);
                 }
                 self.loss();
-                self.last_progress = now;
-                self.rewound = Some((self.una, now));
+                self.recovery.last_progress = now;
+                self.recovery.rewound = Some((self.una, now));
                 self.rewind();
                 return Answer::Taken;
             }
@@ -518,12 +526,12 @@ impl Requester {
             return Answer::Failed(Status::LocalProtection);
         }
         self.step(psn + packets);
-        while self.reads.front().is_some_and(|&(_, end)| end <= self.una) {
-            self.reads.pop_front();
-            self.reads_asked = self.reads_asked.saturating_sub(1);
+        while self.fetches.requests.front().is_some_and(|&(_, end)| end <= self.una) {
+            self.fetches.requests.pop_front();
+            self.fetches.asked = self.fetches.asked.saturating_sub(1);
         }
         if self.una == wqe.end() {
-            self.open_fetches -= 1;
+            self.fetches.open -= 1;
             self.retire(out);
         }
         self.resync();
@@ -577,7 +585,7 @@ impl Requester {
         if self.next < self.una {
             // Packets that were not retransmitted have arrived: nothing was lost, the peer was only
             // descheduled.
-            if let Some(window) = self.undo.take() {
+            if let Some(window) = self.recovery.undo.take() {
                 self.window = window;
             }
             self.next = self.una;
@@ -598,49 +606,49 @@ impl Requester {
                 self.rtt.sample(took);
             }
         }
-        if self.probes > 1 {
+        if self.recovery.probes > 1 {
             // The round trip took longer than estimated. Sample it, whichever copy was answered:
             // the next probe may wait as long. Otherwise a peer that becomes slow would be probed
             // again and again.
-            self.rtt.sample(now.saturating_sub(self.last_progress));
+            self.rtt.sample(now.saturating_sub(self.recovery.last_progress));
         }
         let in_use = 2 * (self.next + packets - self.una) >= self.window.packets();
         self.window.on_ack(packets, in_use);
-        self.last_progress = now;
-        self.probes = 0;
-        self.rewound = None;
+        self.recovery.last_progress = now;
+        self.recovery.probes = 0;
+        self.recovery.rewound = None;
         self.refill_retries(params);
         self.arm_probe(now);
     }
 
     fn refill_retries(&mut self, params: &Params) {
-        self.retries = params.retry_cnt;
-        self.rnr_retries = params.rnr_retry;
+        self.recovery.retries = params.retry_cnt;
+        self.recovery.rnr_retries = params.rnr_retry;
     }
 
     fn spend_retry(&mut self) -> bool {
-        let left = self.retries > 0;
-        self.retries = self.retries.saturating_sub(1);
+        let left = self.recovery.retries > 0;
+        self.recovery.retries = self.recovery.retries.saturating_sub(1);
         left
     }
 
     /// A response overtook data that should have come before it: that data is lost. Request it
     /// once.
     fn data_lost(&mut self, now: Nanos, out: &mut Out<'_>) {
-        if self.rewound.is_some_and(|(at, _)| at == self.una) {
+        if self.recovery.rewound.is_some_and(|(at, _)| at == self.una) {
             return;
         }
         out.counters.implied_nak_seq_err += 1;
         self.loss();
-        self.rewound = Some((self.una, now));
+        self.recovery.rewound = Some((self.una, now));
         self.rewind();
     }
 
     fn loss(&mut self) {
-        self.undo = None;
-        if self.una >= self.recovery {
+        self.recovery.undo = None;
+        if self.una >= self.recovery.recovery_point {
             self.window.on_loss();
-            self.recovery = self.sent_top;
+            self.recovery.recovery_point = self.sent_top;
         }
     }
 
@@ -651,7 +659,7 @@ impl Requester {
         self.cursor = self.locate(self.next);
         self.outstanding = 0;
         self.time_again();
-        self.reads_asked = 0;
+        self.fetches.asked = 0;
     }
 
     /// The packet under RTT measurement is retransmitted: the answer may be to either copy.
@@ -663,22 +671,22 @@ impl Requester {
 
     /// When [`Self::handle_timeout`] must be called.
     pub(crate) fn poll_timeout(&self, params: &Params) -> Option<Nanos> {
-        if self.rnr_until.is_some() {
-            return self.rnr_until;
+        if self.recovery.rnr_until.is_some() {
+            return self.recovery.rnr_until;
         }
         if self.una == self.next {
             return None;
         }
-        [self.probe_at, self.transport_deadline(params)].into_iter().flatten().min()
+        [self.recovery.probe_at, self.transport_deadline(params)].into_iter().flatten().min()
     }
 
     fn transport_deadline(&self, params: &Params) -> Option<Nanos> {
-        Some(self.last_progress + timing::ack_timeout(params.timeout)?)
+        Some(self.recovery.last_progress + timing::ack_timeout(params.timeout)?)
     }
 
     /// Handles a deadline. Fails when the retries are used up.
     pub(crate) fn handle_timeout(&mut self, now: Nanos, params: &Params, out: &mut Out<'_>) -> Answer {
-        if self.rnr_until.is_some() || self.una == self.next {
+        if self.recovery.rnr_until.is_some() || self.una == self.next {
             return Answer::Taken; // poll_transmit looks at the RNR timer itself
         }
         if self.transport_deadline(params).is_some_and(|at| at <= now) {
@@ -687,22 +695,22 @@ impl Requester {
                 return Answer::Failed(Status::RetryExceeded);
             }
             self.window.on_timeout();
-            self.recovery = self.sent_top;
-            self.last_progress = now;
-            self.rewound = None;
+            self.recovery.recovery_point = self.sent_top;
+            self.recovery.last_progress = now;
+            self.recovery.rewound = None;
             self.rewind();
-        } else if self.probe_at.is_some_and(|at| at <= now) {
+        } else if self.recovery.probe_at.is_some_and(|at| at <= now) {
             out.counters.probes += 1;
-            self.probes += 1;
-            if self.probes > 1 && self.una >= self.recovery {
+            self.recovery.probes += 1;
+            if self.recovery.probes > 1 && self.una >= self.recovery.recovery_point {
                 // Either much is lost, or the peer is descheduled and everything still sits in its
                 // buffer. Retransmitting all of it would overflow that buffer. Probe with a small
                 // window; an ACK restores it.
-                self.undo = Some(self.window.clone());
+                self.recovery.undo = Some(self.window.clone());
                 self.window.on_timeout();
-                self.recovery = self.sent_top;
+                self.recovery.recovery_point = self.sent_top;
             }
-            self.send_probe = true;
+            self.recovery.send_probe = true;
             self.arm_probe(now);
         }
         Answer::Taken
@@ -715,9 +723,9 @@ impl Requester {
         let Some(last) = self.next.checked_sub(1).filter(|last| *last >= self.una) else { return false };
         self.timed.take_if(|timed| timed.psn >= last);
         if last == self.una {
-            self.last_progress = now;
-            self.probes = 0;
-            self.send_probe = false;
+            self.recovery.last_progress = now;
+            self.recovery.probes = 0;
+            self.recovery.send_probe = false;
             self.arm_probe(now);
             return true;
         }
@@ -740,11 +748,11 @@ impl Requester {
         self.top = self.sent_top;
         self.una = self.sent_top;
         self.rewind();
-        self.reads.clear();
-        self.open_fetches = 0;
-        self.rnr_until = None;
-        self.send_probe = false;
-        self.probe_at = None;
+        self.fetches.requests.clear();
+        self.fetches.open = 0;
+        self.recovery.rnr_until = None;
+        self.recovery.send_probe = false;
+        self.recovery.probe_at = None;
     }
 
     /// Local memory of a request could not be read. Earlier requests are not at fault.

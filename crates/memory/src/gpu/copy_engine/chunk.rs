@@ -2,25 +2,12 @@
 
 use std::fmt;
 use std::ops::Deref;
-use std::os::fd::BorrowedFd;
 use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::slab::Slab;
-
-/// Where a chunk lies in the file that another process can map.
-#[derive(Clone, Copy, Debug)]
-pub struct SharedPlace<'a> {
-    /// The file. One is used for many chunks.
-    pub file: BorrowedFd<'a>,
-    /// Distinguishes it from all other files of this process, also later ones.
-    pub name: u64,
-    /// Its length in bytes.
-    pub file_len: usize,
-    /// Where the chunk begins.
-    pub offset: usize,
-}
+use crate::SharedChunk;
 
 /// A chunk of pinned host memory: its bytes, shared among its clones. The engine reuses the memory
 /// once all of them are gone and its copy is complete.
@@ -46,24 +33,13 @@ impl PinnedChunk {
         Some(unsafe { slice::from_raw_parts_mut(parts.chunk(self.index), parts.chunk_len) })
     }
 
-    /// Writes bytes that no copy touches, such as those between [`Rows`](super::Rows), although
-    /// there may be clones.
-    ///
-    /// # Safety
-    /// No reference to these bytes exists.
-    pub unsafe fn write_between(&self, at: usize, bytes: &[u8]) {
-        let parts = self.slab.parts();
-        assert!(at.checked_add(bytes.len()).is_some_and(|end| end <= parts.chunk_len), "outside the chunk");
-        // SAFETY: inside the chunk; the caller promises that no reference to the bytes exists, and
-        // they are ours otherwise.
-        unsafe { parts.chunk(self.index).add(at).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
-    }
-
-    /// Location of the chunk, for a process that is to read it. The caller keeps a clone until that
-    /// process has read.
+    /// A reference to the same chunk for readers that know nothing of GPUs.
     #[must_use]
-    pub fn place(&self) -> Option<SharedPlace<'_>> {
-        self.slab.parts().place_of(self.index)
+    pub fn share(&self) -> SharedChunk {
+        let parts = self.slab.parts();
+        let (start, len) = (parts.chunk(self.index), parts.chunk_len);
+        // SAFETY: we hold the chunk, and these are its bytes.
+        unsafe { SharedChunk::new(self.slab.clone(), self.index, start, len) }
     }
 
     /// Whether there are no clones of it.

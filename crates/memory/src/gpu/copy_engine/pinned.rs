@@ -4,9 +4,9 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{CopyError, SharedPlace};
+use super::CopyError;
 use crate::gpu::api::{Api, consts::MEMHOSTALLOC_PORTABLE};
-use crate::{page_size, shared_file};
+use crate::{SharedPlace, page_size, shared_file};
 
 /// `CU_MEMHOSTREGISTER_PORTABLE`: pinned for all contexts.
 const REGISTER_PORTABLE: u32 = 1;

@@ -5,12 +5,13 @@ use std::mem;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::CopyError;
 use super::pinned::Pinned;
-use super::{CopyError, SharedPlace};
 use crate::gpu::api::{Api, Context, Event, Stream, consts};
 use crate::gpu::context::KeptContext;
 use crate::gpu::own_stream::own_stream;
 use crate::gpu::{CudaError, Driver, Gpu};
+use crate::{ChunkPool, SharedPlace};
 
 /// Chunks start at multiples of this, so that vectors on our side are aligned.
 const CHUNK_ALIGN: usize = 4096;
@@ -89,6 +90,22 @@ impl Slab {
             // Only `drop` takes them.
             None => unreachable!("a slab that is used after its end"),
         }
+    }
+}
+
+// SAFETY: the memory is unmapped only after the slab is dropped; while a chunk has holders, no copy
+// to it starts and `claim` does not hand it out.
+unsafe impl ChunkPool for Slab {
+    fn hold(&self, index: usize) {
+        self.parts().slots[index].holders.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn release(&self, index: usize) {
+        self.parts().slots[index].holders.fetch_sub(1, Ordering::Release);
+    }
+
+    fn place(&self, index: usize) -> Option<SharedPlace<'_>> {
+        self.parts().place_of(index)
     }
 }
 

@@ -1,9 +1,11 @@
 use std::net::Ipv4Addr;
 
+use nobounce_protocol::wire::ROCE_PORT;
 use nobounce_protocol::wire::icrc::IcrcCheck;
 
 use super::*;
 use crate::links::SOURCE_PORTS;
+use crate::links::wire_packets::SLOT_BYTE;
 
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 1));
 const THERE: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
@@ -21,11 +23,10 @@ fn batch(max_segments: usize) -> TxBatch {
 }
 
 fn add(batch: &mut TxBatch, dst: IpAddr, len: usize, fill: u8) -> bool {
-    let Some(room) = batch.begin(dst, 7, len) else { return false };
-    room.fill(fill);
-    room[SLOT_BYTE] = 0;
-    batch.commit();
-    true
+    batch.put(dst, 7, len, |room| {
+        room.fill(fill);
+        room[SLOT_BYTE] = 0;
+    })
 }
 
 fn ids(batch: &TxBatch) -> Vec<u16> {
@@ -48,7 +49,10 @@ fn neighbours_of_one_size_and_one_destination_form_a_group() {
         assert!(add(&mut b, dst, len, 9));
     }
     assert_eq!(ids(&b), [0, 1, 2, 0, 0, 1, 0], "a shorter one closes the group, a longer one opens another");
-    assert_eq!((b.group_end(0), b.group_end(3), b.group_end(4), b.group_end(6)), (3, 4, 6, 7));
+    assert_eq!(
+        (b.wire().group_end(0), b.wire().group_end(3), b.wire().group_end(4), b.wire().group_end(6)),
+        (3, 4, 6, 7)
+    );
     all_closed(&b);
 }
 
@@ -60,13 +64,12 @@ fn a_group_ends_at_the_segment_limit_at_the_byte_limit_and_at_another_slot() {
 
     let mut b = batch(64);
     (0..16).for_each(|_| assert!(add(&mut b, THERE, 4112, 1)));
-    assert_eq!(b.group_end(0), MAX_GROUP / 4112);
+    assert_eq!(b.wire().group_end(0), MAX_GROUP / 4112);
     all_closed(&b);
 
     let mut b = batch(64);
     for slot in [1, 1, 2] {
-        b.begin(THERE, 0, 32).unwrap()[SLOT_BYTE] = slot;
-        b.commit();
+        assert!(b.put(THERE, 0, 32, |room| room[SLOT_BYTE] = slot));
     }
     assert_eq!(ids(&b), [0, 1, 0]);
 }
@@ -83,8 +86,7 @@ fn without_segmentation_every_packet_is_alone_with_id_0() {
 fn source_ports_part_groups_only_where_they_differ() {
     let mut b = batch(64);
     for hint in [0, 1, 9] {
-        b.begin(THERE, hint, 32).unwrap();
-        b.commit();
+        assert!(b.put(THERE, hint, 32, |_| {}));
     }
     assert_eq!(ids(&b), [0, 1, 2], "all hints lead to one port");
 
@@ -92,8 +94,7 @@ fn source_ports_part_groups_only_where_they_differ() {
     caps.source_ports = std::array::from_fn(|i| 0xc000 + u16::try_from(i).unwrap());
     let mut b = TxBatch::new(caps);
     for hint in [0, 1, 9] {
-        b.begin(THERE, hint, 32).unwrap();
-        b.commit();
+        assert!(b.put(THERE, hint, 32, |_| {}));
     }
     assert_eq!(ids(&b), [0, 0, 1]);
     assert_eq!(b.packets().iter().map(|p| p.src_port).collect::<Vec<_>>(), [0xc000, 0xc001, 0xc001]);
@@ -104,9 +105,11 @@ fn source_ports_part_groups_only_where_they_differ() {
 fn an_aborted_packet_leaves_no_trace() {
     let mut b = batch(64);
     assert!(add(&mut b, THERE, 64, 1));
-    b.begin(HERE, 0, 4000).unwrap().fill(0xee);
+    let to = Receiver { addr: &HERE, port_hint: 0, ring: None };
+    let mut space = b.begin(&to, PacketShape::single(4000, 12), PayloadSource::Copy).unwrap();
+    space.bytes.put(0, &[0xee; 4000]);
     b.abort();
-    b.commit(); // commits nothing
+    b.commit(None); // commits nothing
     assert!(add(&mut b, THERE, 64, 2));
     assert_eq!(ids(&b), [0, 1]);
     assert_eq!(b.packets()[1].start as usize, LEAD + 64, "packets are contiguous");
@@ -138,7 +141,7 @@ fn long_packets_fill_one_segmented_send_and_no_packet_begins_another() {
     assert_eq!((b.room_for(4112), b.ends_with_full_send()), (14, false));
     (0..14).for_each(|i| assert!(add(&mut b, THERE, 4112, i)));
     assert!(b.has_room() && b.ends_with_full_send());
-    assert_eq!((b.room_for(4112), b.group_end(0)), (0, 15));
+    assert_eq!((b.room_for(4112), b.wire().group_end(0)), (0, 15));
     // Longer by an address, as the first of a message: those behind it make a send of their own.
     b.clear();
     (0..2).for_each(|i| assert!(add(&mut b, THERE, 4128 - 16 * i, 0)));
@@ -161,7 +164,7 @@ fn moved_and_ungrouped_packets_keep_a_right_icrc() {
     }
     assert_eq!(ids(&b), [0, 1, 2, 3, 4]);
     all_closed(&b);
-    b.ungroup(0, 5);
+    b.wire_mut().ungroup(0, 5);
     assert_eq!(ids(&b), [0; 5]);
     all_closed(&b);
 }

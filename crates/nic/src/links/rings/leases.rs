@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use nobounce_memory::gpu::copy_engine::PinnedChunk;
+use nobounce_memory::SharedChunk;
 
 use super::rendezvous::{self, Came};
 use super::ring::{Memory, Writer};
@@ -26,7 +26,7 @@ static LEFT: Mutex<Vec<Left>> = Mutex::new(Vec::new());
 struct Left {
     memory: Arc<Memory>,
     position: u64,
-    held: VecDeque<(u64, PinnedChunk)>,
+    held: VecDeque<(u64, SharedChunk)>,
     connection: Arc<NotInherited>,
 }
 
@@ -45,7 +45,7 @@ pub(in crate::links) struct Leases {
     /// The files exported to it, in order of export.
     files: Vec<u64>,
     /// Leased chunks, each with the reader position that ends the lease.
-    held: VecDeque<(u64, PinnedChunk)>,
+    held: VecDeque<(u64, SharedChunk)>,
     generation: u64,
 }
 
@@ -59,7 +59,7 @@ impl Leases {
     pub(in crate::links) fn show(
         &mut self,
         writer: &Writer,
-        chunk: &PinnedChunk,
+        chunk: &SharedChunk,
         at: usize,
     ) -> Option<(u8, u32)> {
         self.take_back(writer);
@@ -81,7 +81,7 @@ impl Leases {
     }
 
     /// Leases a chunk until the peer has read up to that position.
-    pub(in crate::links) fn hold(&mut self, chunk: PinnedChunk, until: u64) {
+    pub(in crate::links) fn hold(&mut self, chunk: SharedChunk, until: u64) {
         match self.held.back_mut().filter(|(_, last)| last.as_ptr() == chunk.as_ptr()) {
             Some(last) => last.0 = until,
             None => self.held.push_back((until, chunk)),
@@ -121,7 +121,7 @@ impl Leases {
 }
 
 /// Ends the leases of chunks that were read, if the reported position is plausible.
-fn take_back(held: &mut VecDeque<(u64, PinnedChunk)>, read: u64, written: u64) {
+fn take_back(held: &mut VecDeque<(u64, SharedChunk)>, read: u64, written: u64) {
     while read <= written && held.front().is_some_and(|(until, _)| *until <= read) {
         held.pop_front();
     }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
-use nobounce_memory::gpu::copy_engine::PinnedChunk;
+use nobounce_memory::SharedChunk;
 
 use super::leases::Leases;
 use super::ring::{self, Elsewhere, Label, Memory, Trouble, Writer};
@@ -119,7 +119,7 @@ impl Hold {
 
     /// Exports the chunk: the file and offset of its byte `at`, if the peer may lease that chunk
     /// now.
-    pub(in crate::links) fn lease(&mut self, chunk: &PinnedChunk, at: usize) -> Option<(u8, u32)> {
+    pub(in crate::links) fn lease(&mut self, chunk: &SharedChunk, at: usize) -> Option<(u8, u32)> {
         let Ends { writer, leased } = self.ends();
         leased.show(writer, chunk, at)
     }
@@ -131,7 +131,7 @@ impl Hold {
         (len, packets): (usize, u16),
         (file, offset): (u8, u32),
         behind: u32,
-        chunk: PinnedChunk,
+        chunk: SharedChunk,
     ) {
         let Ends { writer, leased } = self.ends();
         writer.commit_elsewhere(len, packets, Elsewhere { file, offset, len: behind });

@@ -4,6 +4,7 @@ use nobounce_memory::gpu::copy_engine::{CopyEngine, PinnedChunk};
 
 use super::super::udp::{UdpConfig, UdpLink};
 use super::*;
+use crate::links::{PacketShape, PayloadSource, Receiver};
 
 fn link(addr: &str) -> ShmLink<UdpLink> {
     let mut link = ShmLink::new(UdpLink::open(&UdpConfig::new(addr.parse().unwrap())).unwrap()).unwrap();
@@ -18,10 +19,10 @@ fn the_last_packets_of_one_who_goes_are_read_before_it_is_forgotten() {
     let mut batch = TxBatch::new(from.capabilities());
     let count = MOST_FROM_ONE + 1; // more than one poll takes
     for _ in 0..count {
-        let room = batch.begin(to.local(), 0, 64).unwrap();
-        room.fill(0);
-        room[SLOT_BYTE] = to.slot();
-        batch.commit();
+        assert!(batch.put(to.local(), 0, 64, |room| {
+            room.fill(0);
+            room[SLOT_BYTE] = to.slot();
+        }));
     }
     from.send(&mut batch);
     drop(from);
@@ -36,10 +37,11 @@ fn the_last_packets_of_one_who_goes_are_read_before_it_is_forgotten() {
 
 /// Queues one packet without payload.
 fn bare(batch: &mut TxBatch, ring: &Arc<PeerRing>, to: &ShmLink<UdpLink>) {
-    let (mut room, _) = batch.begin_crc((&to.local(), 0), 16, Some(ring)).unwrap();
+    let receiver = Receiver { addr: &to.local(), port_hint: 0, ring: Some(ring) };
+    let mut room = batch.begin(&receiver, PacketShape::single(16, 12), PayloadSource::Copy).unwrap().bytes;
     room.put(0, &vec![0; room.len()]);
     room.put(SLOT_BYTE, &[to.slot()]);
-    batch.commit_crc(None);
+    batch.commit(None);
 }
 
 /// A polling reader sees packets before the sender has finished its bookkeeping.
@@ -65,9 +67,9 @@ fn a_ring_is_written_by_one_at_a_time() {
     let [mut batch, mut other] = [(); 2].map(|()| TxBatch::new(from.capabilities()));
     bare(&mut batch, &ring, &to);
     assert!(ring.hold().is_none());
-    assert!(other.begin_run(&ring, 16, 1).is_none(), "while others are writing there");
+    assert!(other.begin_run(&ring, PacketShape::single(16, 12)).is_none(), "while others are writing there");
     from.send(&mut batch);
-    assert!(other.begin_run(&ring, 16, 1).is_some());
+    assert!(other.begin_run(&ring, PacketShape::single(16, 12)).is_some());
     other.abort();
     assert!(ring.hold().is_some(), "who gives up lets go");
 }
@@ -107,7 +109,7 @@ fn a_skipped_end_alone_keeps_nobody_awake() {
         bare(&mut batch, &ring, &to);
         batch.show();
         assert_eq!(to.read(&mut |_| {}), 1);
-        batch.begin_run(&ring, 4000, 2).unwrap();
+        batch.begin_run(&ring, PacketShape { len: 4000, head: 12, packets: 2 }).unwrap();
         batch.abort();
         from.send(&mut batch);
         assert_eq!(to.read(&mut |_| {}), 0);
@@ -126,18 +128,19 @@ fn a_reader_that_is_behind_gets_longer_pieces() {
     assert_eq!(longest(&mut batch), 16 << 10);
     let len = 12 + longest(&mut batch) + 4;
     for _ in 0..4 {
-        let mut room = batch.begin_run(&ring, len, 4).unwrap();
+        let mut room = batch.begin_run(&ring, PacketShape { len, head: 12, packets: 4 }).unwrap().bytes;
         room.put(0, &vec![0; room.len()]);
         room.put(SLOT_BYTE, &[to.slot()]);
-        batch.commit_crc(None);
+        batch.commit(None);
     }
     assert_eq!(longest(&mut batch), 60 << 10);
     from.send(&mut batch);
     let len_of_long = 12 + longest(&mut batch) + 4;
-    let mut long = batch.begin_run(&ring, len_of_long, 15).unwrap();
+    let shape = PacketShape { len: len_of_long, head: 12, packets: 15 };
+    let mut long = batch.begin_run(&ring, shape).unwrap().bytes;
     long.put(0, &vec![0; long.len()]);
     long.put(SLOT_BYTE, &[to.slot()]);
-    batch.commit_crc(None);
+    batch.commit(None);
     from.send(&mut batch);
     to.poll_control();
     let mut sizes = Vec::new();
@@ -147,11 +150,17 @@ fn a_reader_that_is_behind_gets_longer_pieces() {
 }
 
 /// Queues one packet whose payload is the first bytes of a leased chunk, behind the headers.
-fn lease(batch: &mut TxBatch, ring: &Arc<PeerRing>, slot: u8, chunk: &PinnedChunk) {
-    let mut room = batch.begin_leased(ring, (12 + 4096 + 4, 12, 1), chunk, 64).unwrap();
+/// Returns whether the ring took it.
+fn lease(batch: &mut TxBatch, ring: &Arc<PeerRing>, slot: u8, chunk: &PinnedChunk) -> bool {
+    let to = Receiver { addr: &"127.66.2.2".parse().unwrap(), port_hint: 0, ring: Some(ring) };
+    let chunk = chunk.share();
+    let payload = PayloadSource::Chunk { chunk: &chunk, at: 64, len: 4096 };
+    let Some(space) = batch.begin(&to, PacketShape::single(12 + 4096 + 4, 12), payload) else { return false };
+    let mut room = space.bytes;
     room.put(0, &vec![0; room.len()]);
     room.put(SLOT_BYTE, &[slot]);
-    batch.commit_crc(None);
+    batch.commit(None);
+    true
 }
 
 /// A leased chunk stays unchanged until the peer has read it, even if the leasing device is gone;
@@ -166,7 +175,7 @@ fn a_chunk_stays_as_it_is_until_it_was_read() {
     let mut chunk = engine.take_chunk().unwrap();
     chunk.get_mut().unwrap().fill(7);
     let mut batch = TxBatch::new(from.capabilities());
-    lease(&mut batch, &ring, to.slot(), &chunk);
+    assert!(lease(&mut batch, &ring, to.slot(), &chunk));
     from.send(&mut batch);
     drop((chunk, batch));
     let other = engine.take_chunk().expect("one of two is free");
@@ -212,9 +221,9 @@ fn a_peer_that_does_not_read_does_not_get_all_chunks() {
     let ring = from.peer_ring(to.local(), to.slot()).unwrap();
     let mut batch = TxBatch::new(from.capabilities());
     for _ in 0..8 {
-        lease(&mut batch, &ring, to.slot(), &engine.take_chunk().unwrap());
+        assert!(lease(&mut batch, &ring, to.slot(), &engine.take_chunk().unwrap()));
     }
     let ninth = engine.take_chunk().unwrap();
-    assert!(batch.begin_leased(&ring, (12 + 4096 + 4, 12, 1), &ninth, 64).is_none());
+    assert!(!lease(&mut batch, &ring, to.slot(), &ninth));
     from.send(&mut batch);
 }

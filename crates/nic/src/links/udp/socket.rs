@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use super::OpenError;
 use super::steering::{NUMBER_AT, PROBE_LEN};
-use crate::links::batch::SLOT_BYTE;
+use crate::links::wire_packets::SLOT_BYTE;
 
 /// An address and port in the form system calls take.
 #[derive(Clone, Copy)]

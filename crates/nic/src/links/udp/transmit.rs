@@ -9,6 +9,7 @@ use nobounce_protocol::qp::IpOptions;
 use nobounce_protocol::wire::ROCE_PORT;
 
 use super::socket::{SockAddr, Socket};
+use crate::links::wire_packets::WirePackets;
 use crate::links::{TxBatch, TxPacket, now_ns};
 
 /// Maximum groups per system call: each costs the zeroing of its headers even if unused.
@@ -91,7 +92,7 @@ impl Transmitter {
             batch.clear();
             return;
         }
-        let left = self.push(batch, 0, &socket);
+        let left = self.push(batch.wire_mut(), 0, &socket);
         if left < batch.packets().len() {
             let empty = self.spare.take().unwrap_or_else(|| TxBatch::new(batch.capabilities()));
             self.waiting = Some((mem::replace(batch, empty), left));
@@ -103,7 +104,7 @@ impl Transmitter {
     /// Retries the batch that waits.
     pub(super) fn retry<'s>(&mut self, socket: &impl Fn(u8) -> &'s Socket) {
         let Some((mut batch, from)) = self.waiting.take() else { return };
-        let left = self.push(&mut batch, from, socket);
+        let left = self.push(batch.wire_mut(), from, socket);
         if left < batch.packets().len() {
             self.waiting = Some((batch, left));
             self.retry_at = now_ns() + RETRY_NS;
@@ -123,7 +124,12 @@ impl Transmitter {
 
     /// Sends from packet `from` on; returns the first packet that found the send buffer full, or
     /// their number.
-    fn push<'s>(&mut self, batch: &mut TxBatch, from: usize, socket: &impl Fn(u8) -> &'s Socket) -> usize {
+    fn push<'s>(
+        &mut self,
+        batch: &mut WirePackets,
+        from: usize,
+        socket: &impl Fn(u8) -> &'s Socket,
+    ) -> usize {
         let total = batch.packets().len();
         if self.unsegmented {
             self.ungroup(batch, from, total);
@@ -174,7 +180,7 @@ impl Transmitter {
         total
     }
 
-    fn ungroup(&mut self, batch: &mut TxBatch, from: usize, end: usize) {
+    fn ungroup(&mut self, batch: &mut WirePackets, from: usize, end: usize) {
         let grouped = batch.packets()[from..end].iter().filter(|p| p.ip_id != 0).count();
         if grouped > 0 {
             self.sent.unsegmented += count(grouped);
@@ -183,7 +189,7 @@ impl Transmitter {
     }
 
     /// Fast path for a single packet: lowest latency, no control data.
-    fn send_one(&self, batch: &TxBatch, at: usize, socket: &Socket) -> Result<(), i32> {
+    fn send_one(&self, batch: &WirePackets, at: usize, socket: &Socket) -> Result<(), i32> {
         let packet = batch.packets()[at];
         let [bytes, ..] = batch.parts(&packet);
         let to = SockAddr::new(packet.dst, ROCE_PORT, self.scope);
@@ -206,7 +212,7 @@ impl Transmitter {
 
     /// Sends the groups from packet `at` on that leave from one port. Returns the packet after the
     /// last one sent; an error is that of the first group.
-    fn send_groups(&self, batch: &TxBatch, at: usize, socket: &Socket) -> (Result<(), i32>, usize) {
+    fn send_groups(&self, batch: &WirePackets, at: usize, socket: &Socket) -> (Result<(), i32>, usize) {
         let packets = batch.packets();
         let mut names = [SockAddr::empty(); GROUPS];
         let mut parts = [libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 }; GROUPS];
@@ -261,7 +267,7 @@ const PIECES: usize = 3 * 64;
 impl Transmitter {
     /// Sends one group with scattered payloads, which the kernel gathers, or with IP options of its
     /// own.
-    fn send_alone(&self, batch: &TxBatch, at: usize, end: usize, socket: &Socket) -> Result<(), i32> {
+    fn send_alone(&self, batch: &WirePackets, at: usize, end: usize, socket: &Socket) -> Result<(), i32> {
         let packets = &batch.packets()[at..end];
         let mut pieces = [libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 }; PIECES];
         let mut used = 0_usize;

@@ -163,18 +163,20 @@ impl Gsi {
     /// Puts outbound MADs into the batch; returns whether the batch is full.
     fn fill(&mut self, tx: &mut TxBatch) -> bool {
         while let Some((to, mad)) = self.out.pop() {
-            let Some(room) = tx.begin(to, 0, PACKET) else {
-                self.out.push((to, mad));
-                return true;
-            };
-            self.psn = self.psn.wrapping_add(1);
+            let psn = self.psn.wrapping_add(1);
             let header = Header {
                 deth: Deth { qkey: GSI_QKEY, source: Qpn::new(GSI_QPN) },
-                ..Header::new(Opcode::UdSendOnly, Qpn::new(GSI_QPN), Psn::new(self.psn))
+                ..Header::new(Opcode::UdSendOnly, Qpn::new(GSI_QPN), Psn::new(psn))
             };
-            let len = header.emit(room);
-            room[len..len + MAD_LEN].copy_from_slice(mad.bytes());
-            tx.commit();
+            let added = tx.put(to, 0, PACKET, |room| {
+                let len = header.emit(room);
+                room[len..len + MAD_LEN].copy_from_slice(mad.bytes());
+            });
+            if !added {
+                self.out.push((to, mad));
+                return true;
+            }
+            self.psn = psn;
         }
         false
     }
@@ -187,7 +189,7 @@ impl Core {
         let payload = &datagram.bytes[parsed.payload.clone()];
         let to_gsi = parsed.header.dest_qpn.get() == GSI_QPN;
         if !to_gsi || !self.gsi.take(datagram, &parsed.header, payload) {
-            self.counters.no_such_qp += 1;
+            self.account.counters.no_such_qp += 1;
         }
     }
 }
@@ -257,9 +259,9 @@ impl Engine {
             if self.link.send_blocked() {
                 break;
             }
-            let Core { gsi, tx, counters, .. } = &mut self.core;
+            let Core { gsi, tx, account, .. } = &mut self.core;
             let full = gsi.fill(tx);
-            counters.sent_pkts += u64::try_from(tx.packets().len()).unwrap_or(0);
+            account.counters.sent_pkts += u64::try_from(tx.packets().len()).unwrap_or(0);
             self.link.send(&mut self.core.tx);
             self.link.wake_peers();
             if !full {
@@ -278,7 +280,7 @@ impl Engine {
         let Some(at) = [agent, blocked, waiting].into_iter().flatten().min() else { return };
         if gsi.armed.is_none_or(|armed| at < armed) {
             gsi.armed = Some(at);
-            self.core.timers.push(Reverse((at, Timer::ConnectionManager)));
+            self.core.scheduler.timers.push(Reverse((at, Timer::ConnectionManager)));
         }
     }
 

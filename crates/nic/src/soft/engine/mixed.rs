@@ -45,14 +45,14 @@ pub(crate) fn gather(
     if !regions.staging.is_settled(entry.owner()) {
         return Ok(Gathered::Pending);
     }
-    let begun = entry.prefetches.as_mut().and_then(|prefetches| prefetches.mixed.take());
+    let begun = entry.gpu.prefetches.as_mut().and_then(|prefetches| prefetches.mixed.take());
     let mut mixed = begun.filter(|mixed| (mixed.origin, mixed.at) == (origin, at)).unwrap_or_else(|| Mixed {
         origin,
         at,
         bytes: Vec::with_capacity(len),
         fetching: None,
     });
-    let send = find_send(&entry.sends, serial).ok_or(Nak::RemoteOperational)?;
+    let send = find_send(&entry.posted.sends, serial).ok_or(Nak::RemoteOperational)?;
     let mut end = 0;
     for piece in send.bytes.pieces(at, len).collect::<Vec<_>>() {
         end += piece.len;
@@ -62,7 +62,7 @@ pub(crate) fn gather(
         match mixed.add(entry, regions, &piece)? {
             Gathered::All(_) => {}
             waits => {
-                entry.prefetches.get_or_insert_default().mixed = Some(mixed);
+                entry.gpu.prefetches.get_or_insert_default().mixed = Some(mixed);
                 return Ok(waits);
             }
         }

@@ -8,6 +8,7 @@
 pub(crate) mod build;
 pub(crate) mod completions;
 pub(crate) mod cq_state;
+pub(crate) mod fetched;
 pub(crate) mod grh;
 pub(crate) mod gsi;
 pub(crate) mod host;
@@ -16,6 +17,8 @@ pub(crate) mod mixed;
 pub(crate) mod numbers;
 pub(crate) mod once;
 pub(crate) mod overflows;
+pub(crate) mod packet;
+pub(crate) mod parts;
 pub(crate) mod path;
 pub(crate) mod peer_death;
 pub(crate) mod peers;
@@ -33,7 +36,7 @@ pub(crate) mod totals;
 mod turn;
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, RwLock};
 
@@ -43,27 +46,25 @@ use nobounce_protocol::wire::{Header, Malformed, Marker, Qpn, Service};
 
 use crate::links::OpenError;
 use crate::links::{IcrcWriters, Link, RxDatagram, TxBatch, now_ns};
-use crate::soft::counters::{self, Counters};
-use crate::soft::engine::build::put_marker;
+use crate::soft::counters;
 use crate::soft::engine::gsi::Gsi;
 use crate::soft::engine::host::PacketHost;
 use crate::soft::engine::memory_windows::Windows;
 use crate::soft::engine::overflows::Overflows;
+use crate::soft::engine::packet::put_marker;
+use crate::soft::engine::parts::{Account, CopyWaits, Markers, OverflowCursor, SameHost, Scheduler};
 use crate::soft::engine::path::{PathIndex, Paths, Sharers};
-use crate::soft::engine::peers::Peers;
-use crate::soft::engine::queue_pair::{PendingAcks, QueuePair, complete, flushed};
+use crate::soft::engine::queue_pair::{QueuePair, complete, flushed};
 use crate::soft::engine::region::Regions;
 use crate::soft::engine::snapshot::Keeper;
 use crate::soft::engine::srqs::Srqs;
 use crate::soft::engine::submission::Submissions;
 use crate::soft::engine::timer::Timer;
 use crate::soft::events::event::{AsyncEvent, Events};
-use crate::soft::local::local_peers::LocalPeers;
-use crate::soft::local::routes::{Routes, addressee};
+use crate::soft::local::routes::addressee;
 use crate::sync::spin::CALLER_SPIN_NS;
 use crate::sync::spin::Spin;
 use crate::sync::waker::{TIMER_SLACK_NS, Waker};
-use crate::tally::PathCounters;
 
 /// Batches sent in one call.
 const MAX_BATCHES: usize = 16;
@@ -118,6 +119,7 @@ pub(crate) struct Joint {
     pub(crate) sharers: Option<Arc<Sharers>>,
 }
 
+/// The state of one engine beside its link.
 #[derive(Debug)]
 pub(crate) struct Core {
     pub(crate) local: IpAddr,
@@ -127,44 +129,20 @@ pub(crate) struct Core {
     pub(crate) regions: Regions,
     pub(crate) srqs: Srqs,
     pub(crate) paths: Paths,
-    pub(crate) counters: Counters,
     pub(crate) events: Arc<Events>,
-    pub(crate) overflows: Arc<Overflows>,
-    /// How many completion-queue overflows this engine has handled.
-    pub(crate) overflows_known: usize,
     pub(crate) tx: TxBatch,
-    ready: VecDeque<u32>,
-    pending_acks: PendingAcks,
-    touched: Vec<u32>,
-    /// The last batch had no room for the delayed ACKs.
-    answers_are_next: bool,
-    /// Markers to be returned, and their destinations.
-    returns: Vec<(IpAddr, Marker)>,
-    local_peers: LocalPeers,
-    /// Senders of markers: a marker returns on the route that other packets would take.
-    pub(crate) marker_senders: Routes,
     /// Queue pair 1.
     pub(crate) gsi: Gsi,
-    /// Queue pairs that wait for the GPU's copy engine.
-    pub(crate) holding: Vec<u32>,
-    /// One of them found no free fetch chunk.
-    pub(crate) starved: bool,
-    /// Reclaim cursor: the queue pair that chunks were taken from last.
-    pub(crate) reclaim_cursor: usize,
-    /// Bytes moved by destroyed queue pairs, by peer.
-    pub(crate) moved: HashMap<IpAddr, PathCounters>,
-    pub(crate) timers: BinaryHeap<Reverse<(Nanos, Timer)>>,
-    pub(crate) peers: Peers,
     /// Precomputed ICRCs of recent flows and packet lengths.
     pub(crate) icrc_writers: IcrcWriters<(u16, IpAddr)>,
-    /// Queue pairs with datagrams to unresolved peers.
-    pub(crate) unresolved: Vec<u32>,
     /// The submission queue.
     pub(crate) submissions: Arc<Submissions>,
-    /// Consecutive calls that received nothing.
-    idle_calls: u32,
-    /// When packets last arrived or left.
-    active_at: Nanos,
+    pub(crate) scheduler: Scheduler,
+    pub(crate) markers: Markers,
+    pub(crate) same_host: SameHost,
+    pub(crate) copy_waits: CopyWaits,
+    pub(crate) account: Account,
+    pub(crate) overflow: OverflowCursor,
 }
 
 impl Engine {
@@ -185,30 +163,17 @@ impl Engine {
             regions: Regions::new(number, windows),
             srqs: Srqs::default(),
             paths: Paths::new(sharers),
-            counters: Counters::default(),
             events,
-            overflows_known: overflows.count(),
-            overflows,
             tx: TxBatch::new(link.capabilities()),
-            ready: VecDeque::new(),
-            pending_acks: PendingAcks::default(),
-            touched: Vec::new(),
-            answers_are_next: false,
-            returns: Vec::new(),
-            local_peers: LocalPeers::default(),
-            marker_senders: Routes::default(),
             gsi: Gsi::default(),
-            holding: Vec::new(),
-            starved: false,
-            reclaim_cursor: 0,
-            moved: HashMap::new(),
-            timers: BinaryHeap::new(),
-            peers: Peers::default(),
             icrc_writers: IcrcWriters::new(),
-            unresolved: Vec::new(),
             submissions: Arc::new(Submissions::new(has_submissions)),
-            idle_calls: 0,
-            active_at: 0,
+            scheduler: Scheduler::default(),
+            markers: Markers::default(),
+            same_host: SameHost::default(),
+            copy_waits: CopyWaits::default(),
+            account: Account::default(),
+            overflow: OverflowCursor { known: overflows.count(), shared: overflows },
         };
         let caller = CallerWait { spin: Spin::adaptive(CALLER_SPIN_NS), polled_at: 0, active_at: 0 };
         Self { link, core, keeper: None, waker, caller }
@@ -222,8 +187,9 @@ impl Engine {
         entry.ends_at = None;
         // A datagram's request names its destination (see `resolve_local_peers`); the address attribute
         // is unused.
-        entry.ring = if entry.qp.service() == Service::Ud { None } else { self.link.peer_ring(remote, slot) };
-        if let (None, Some(path)) = (&entry.ring, entry.path)
+        entry.route.ring =
+            if entry.qp.service() == Service::Ud { None } else { self.link.peer_ring(remote, slot) };
+        if let (None, Some(path)) = (&entry.route.ring, entry.schedule.path)
             && (remote.is_loopback() || remote == self.core.local)
         {
             self.core.paths.ends_here(path, self.link.receive_room());
@@ -235,10 +201,10 @@ impl Engine {
     #[cold]
     fn resolve_local_peers(&mut self) {
         let Self { link, core, .. } = self;
-        while let Some(index) = core.unresolved.pop() {
+        while let Some(index) = core.same_host.unresolved.pop() {
             let Some(entry) = core.qps[index as usize].as_deref_mut() else { continue };
-            if let Some(routes) = &mut entry.routes {
-                routes.resolve_local_peers(&mut **link, &mut core.local_peers);
+            if let Some(routes) = &mut entry.route.routes {
+                routes.resolve_local_peers(&mut **link, &mut core.same_host.peers);
             }
         }
     }
@@ -261,19 +227,19 @@ impl Engine {
         while let Some(departed) = link.departed() {
             core.lose_peer(departed);
         }
-        if core.overflows.count() != core.overflows_known {
+        if core.overflow.shared.count() != core.overflow.known {
             core.hear_of_overflows();
         }
-        core.idle_calls = if received == 0 { core.idle_calls.wrapping_add(1) } else { 0 };
-        if received == 0 && core.is_idle() && !core.idle_calls.is_multiple_of(TIMERS_EVERY) {
+        core.scheduler.idle_calls = if received == 0 { core.scheduler.idle_calls.wrapping_add(1) } else { 0 };
+        if received == 0 && core.is_idle() && !core.scheduler.idle_calls.is_multiple_of(TIMERS_EVERY) {
             return 0;
         }
         let now = clock.unwrap_or_else(now_ns);
         if received > 0 {
-            core.active_at = now;
+            core.scheduler.active_at = now;
         }
-        if core.marker_senders.has_unresolved() {
-            core.marker_senders.resolve_local_peers(&mut **link, &mut core.local_peers);
+        if core.markers.senders.has_unresolved() {
+            core.markers.senders.resolve_local_peers(&mut **link, &mut core.same_host.peers);
         }
         core.settle_touched(now);
         core.fire_timers(now);
@@ -290,7 +256,7 @@ impl Engine {
 
     /// Sends what may leave, including the delayed ACKs that `answers` selects.
     pub(crate) fn transmit(&mut self, now: Nanos, answers: Answers) {
-        if !self.core.unresolved.is_empty() {
+        if !self.core.same_host.unresolved.is_empty() {
             self.resolve_local_peers();
         }
         self.transmit_batches(now, answers);
@@ -302,13 +268,13 @@ impl Engine {
             if self.link.send_blocked() {
                 return; // the link reports the retry time by next_deadline()
             }
-            if std::mem::take(&mut self.core.answers_are_next) {
+            if std::mem::take(&mut self.core.scheduler.answers_are_next) {
                 self.core.fill_answers(now, false);
             }
             let full = self.core.fill_returns() || self.core.fill(now);
             // Under a sustained load of full batches, as from long READs, delayed ACKs would starve
             // behind them.
-            self.core.answers_are_next = full;
+            self.core.scheduler.answers_are_next = full;
             let travels = !self.core.tx.is_empty();
             if !full && (travels || answers != Answers::Travelling) {
                 self.core.fill_answers(now, travels || answers == Answers::All);
@@ -317,8 +283,8 @@ impl Engine {
                 self.core.tx.let_go();
                 return;
             }
-            self.core.counters.sent_pkts += self.core.tx.count() as u64;
-            self.core.active_at = now;
+            self.core.account.counters.sent_pkts += self.core.tx.count() as u64;
+            self.core.scheduler.active_at = now;
             self.link.send(&mut self.core.tx);
             // A full batch takes as long as several posts: submissions do not wait for all batches.
             if !full || (answers != Answers::All && !self.core.submissions.is_empty()) {
@@ -340,8 +306,8 @@ impl Engine {
         // A program with other work between its polls is not waiting.
         let is_waiting = now.saturating_sub(*polled_at) <= POLL_GAP_NS;
         *polled_at = now;
-        if !is_waiting || *active_at != self.core.active_at {
-            *active_at = self.core.active_at;
+        if !is_waiting || *active_at != self.core.scheduler.active_at {
+            *active_at = self.core.scheduler.active_at;
             spin.found();
             return None;
         }
@@ -357,7 +323,7 @@ impl Engine {
 
     /// Whether copies by the GPU are pending.
     pub(crate) fn awaits_copies(&self) -> bool {
-        !self.core.holding.is_empty() || self.core.regions.staging.is_busy()
+        !self.core.copy_waits.holding.is_empty() || self.core.regions.staging.is_busy()
     }
 
     /// When the engine must be driven if no poll follows; delayed work can wait that long. Copies
@@ -373,8 +339,8 @@ impl Engine {
         }
         // A finished copy wakes the engine thread; a stuck one is detected by polling.
         let copies = self.awaits_copies().then(|| now_ns() + TIMER_SLACK_NS);
-        let timer = self.core.timers.peek().map(|Reverse((at, _))| *at);
-        let answer = self.core.pending_acks.delayed.front().map(|(due, _)| *due);
+        let timer = self.core.scheduler.timers.peek().map(|Reverse((at, _))| *at);
+        let answer = self.core.scheduler.pending_acks.delayed.front().map(|(due, _)| *due);
         [timer, answer, copies, self.link.next_deadline()].into_iter().flatten().min()
     }
 }
@@ -382,12 +348,14 @@ impl Engine {
 impl Core {
     /// Nothing is to be sent, and nothing waits for copies.
     fn is_idle(&self) -> bool {
-        !self.has_work() && self.holding.is_empty() && !self.regions.staging.is_busy()
+        !self.has_work() && self.copy_waits.holding.is_empty() && !self.regions.staging.is_busy()
     }
 
     /// Something is to be sent.
     fn has_work(&self) -> bool {
-        !self.ready.is_empty() || !self.returns.is_empty() || !self.pending_acks.soon.is_empty()
+        !self.scheduler.ready.is_empty()
+            || !self.markers.returns.is_empty()
+            || !self.scheduler.pending_acks.soon.is_empty()
     }
 
     pub(crate) fn qpn(&self, index: u32) -> Qpn {
@@ -404,19 +372,22 @@ impl Core {
         if let Some((srq, receive)) = entry.take_open_shared() {
             self.srqs.give_back(srq, receive);
         }
-        if let Some(srq) = entry.srq {
+        if let Some(srq) = entry.posted.srq {
             self.srqs.leave(srq);
         }
         self.events.forget(|event| matches!(event, AsyncEvent::Qp { qpn: of, .. } if *of == qpn));
         self.regions.staging.forget_owner(index);
         self.regions.unbind_qp(index);
-        counters::add(&mut self.counters.qps, entry.qp.counters());
+        counters::add(&mut self.account.counters.qps, entry.qp.counters());
         // Bound the map: queue pairs to ever new (invented) peers must not grow it without end.
-        let peer =
-            if self.moved.len() < MAX_PEERS { entry.qp.attr().remote } else { Ipv4Addr::UNSPECIFIED.into() };
-        self.moved.entry(peer).or_default().add(&entry.tally);
-        if let Some(path) = entry.path {
-            self.paths.charge(path, entry.charged, 0);
+        let peer = if self.account.moved.len() < MAX_PEERS {
+            entry.qp.attr().remote
+        } else {
+            Ipv4Addr::UNSPECIFIED.into()
+        };
+        self.account.moved.entry(peer).or_default().add(&entry.tally);
+        if let Some(path) = entry.schedule.path {
+            self.paths.charge(path, entry.schedule.charged, 0);
             self.paths.leave(path, entry.qp.service() == Service::Rc);
             self.wake_waiting(path);
         }
@@ -428,7 +399,7 @@ impl Core {
     }
 
     pub(crate) fn handle_datagram(&mut self, now: Nanos, datagram: &RxDatagram<'_>) {
-        self.counters.rcvd_pkts += u64::from(datagram.packets);
+        self.account.counters.rcvd_pkts += u64::from(datagram.packets);
         // Parse in place. A moved header would be read in other sizes than it was written in. That
         // store-forwarding stall waits until the payload before it is stored (5 % of a receiver's
         // time).
@@ -439,12 +410,12 @@ impl Core {
                 if *malformed == Malformed::UnknownOpcode && self.handle_marker(datagram) {
                     return;
                 }
-                self.counters.malformed[malformed.index()] += 1;
+                self.account.counters.malformed[malformed.index()] += 1;
                 return;
             }
         };
         if datagram.has_icrc && !self.check_icrc(datagram) {
-            self.counters.icrc_errors += 1;
+            self.account.counters.icrc_errors += 1;
             return;
         }
         let header = &parsed.header;
@@ -459,11 +430,11 @@ impl Core {
             return self.handle_stray(datagram, parsed);
         };
         if matches!(entry.qp.state(), QpState::Reset | QpState::Init) {
-            self.counters.wrong_state += 1;
+            self.account.counters.wrong_state += 1;
             return;
         }
         if entry.qp.attr().remote != datagram.src && entry.qp.service() != Service::Ud {
-            self.counters.wrong_peer += 1;
+            self.account.counters.wrong_peer += 1;
             return;
         }
         let mut payload =
@@ -479,37 +450,37 @@ impl Core {
             rest = Header { psn: header.psn.plus(taken), ..*header };
             &rest
         };
-        entry.heard_long = payload.len() > LONG;
-        let receives = match entry.srq.and_then(|srq| self.srqs.get(srq)) {
-            None => &mut entry.receives,
+        entry.ack.heard_long = payload.len() > LONG;
+        let receives = match entry.posted.srq.and_then(|srq| self.srqs.get(srq)) {
+            None => &mut entry.posted.receives,
             Some(srq) => &mut srq.receives,
         };
         let mut host = PacketHost {
             regions: &mut self.regions,
             pd: entry.pd,
-            receive_pd: entry.receive_pd,
+            receive_pd: entry.posted.receive_pd,
             payload,
             datagram,
             local: &self.local,
-            sends: &entry.sends,
+            sends: &entry.posted.sends,
             receives,
-            current: &mut entry.current,
+            current: &mut entry.posted.current,
             psn: header.psn,
             qp: index,
-            ticket: &mut entry.ticket,
+            ticket: &mut entry.gpu.ticket,
             tally: &mut entry.tally.inbound,
         };
         let handled = entry.qp.handle_run(now, (header, packets), payload.len(), &mut host);
         match handled {
             Handled::Taken => {}
-            Handled::WrongState => self.counters.wrong_state += 1,
-            Handled::Unsolicited => self.counters.unsolicited += 1,
-            Handled::WrongService => self.counters.wrong_service += 1,
+            Handled::WrongState => self.account.counters.wrong_state += 1,
+            Handled::Unsolicited => self.account.counters.unsolicited += 1,
+            Handled::WrongService => self.account.counters.wrong_service += 1,
         }
-        entry.answered |= header.opcode.is_response();
-        if !entry.touched {
-            entry.touched = true;
-            self.touched.push(index);
+        entry.schedule.answered |= header.opcode.is_response();
+        if !entry.schedule.touched {
+            entry.schedule.touched = true;
+            self.scheduler.touched.push(index);
         }
     }
 
@@ -518,20 +489,20 @@ impl Core {
     #[cold]
     fn handle_marker(&mut self, datagram: &RxDatagram<'_>) -> bool {
         let Some(marker) = Marker::parse(datagram.bytes) else { return false };
-        if !self.local_peers.contains(datagram.src) || !self.check_icrc(datagram) {
+        if !self.same_host.peers.contains(datagram.src) || !self.check_icrc(datagram) {
             return false;
         }
         if !marker.returns {
-            if self.returns.len() < MAX_RETURNS {
-                self.marker_senders.expect(addressee(datagram.src, marker.from));
-                self.returns.push((datagram.src, marker.returned()));
+            if self.markers.returns.len() < MAX_RETURNS {
+                self.markers.senders.expect(addressee(datagram.src, marker.from));
+                self.markers.returns.push((datagram.src, marker.returned()));
             }
         } else if let Some(entry) = self.entry(marker.to) {
             entry.qp.handle_marker(marker.number);
-            entry.answered = true;
-            if !entry.touched {
-                entry.touched = true;
-                self.touched.push(marker.to.get() & 0xffff);
+            entry.schedule.answered = true;
+            if !entry.schedule.touched {
+                entry.schedule.touched = true;
+                self.scheduler.touched.push(marker.to.get() & 0xffff);
             }
         }
         true
@@ -539,33 +510,33 @@ impl Core {
 
     /// Processes the effects of received packets, once for each queue pair.
     fn settle_touched(&mut self, now: Nanos) {
-        while let Some(index) = self.touched.pop() {
+        while let Some(index) = self.scheduler.touched.pop() {
             let Some(entry) = self.qps[index as usize].as_deref_mut() else { continue };
-            if let Some(srq) = entry.srq {
+            if let Some(srq) = entry.posted.srq {
                 self.srqs.check_limit(srq, &self.events);
             }
             self.settle(index);
             let Some(entry) = self.qps[index as usize].as_deref_mut() else { continue };
-            entry.touched = false;
+            entry.schedule.touched = false;
             let replies = entry.qp.has_replies();
             if replies {
-                entry.note_heard(now);
+                entry.ack.note_heard(now);
             }
-            let sends = std::mem::take(&mut entry.answered) && entry.may_send();
+            let sends = std::mem::take(&mut entry.schedule.answered) && entry.may_send();
             if sends || entry.qp.has_urgent_replies() {
                 self.make_ready(index);
             } else if replies {
-                entry.delay_ack(now, &mut self.pending_acks);
+                entry.delay_ack(now, &mut self.scheduler.pending_acks);
             }
         }
     }
 
     fn fire_timers(&mut self, now: Nanos) {
-        while let Some(&Reverse((at, timer))) = self.timers.peek() {
+        while let Some(&Reverse((at, timer))) = self.scheduler.timers.peek() {
             if at > now {
                 return;
             }
-            self.timers.pop();
+            self.scheduler.timers.pop();
             match timer {
                 Timer::QueuePair(index) => self.fire_timer_of(index, at, now),
                 // Snapshots are taken when queue pair 1 is served.
@@ -577,8 +548,8 @@ impl Core {
 
     fn fire_timer_of(&mut self, index: u32, at: Nanos, now: Nanos) {
         let Some(entry) = self.qps.get_mut(index as usize).and_then(Option::as_deref_mut) else { return };
-        if entry.armed == Some(at) {
-            entry.armed = None;
+        if entry.schedule.armed == Some(at) {
+            entry.schedule.armed = None;
         }
         if entry.qp.poll_timeout().is_some_and(|due| due <= now) {
             if entry.holds_request() {
@@ -597,17 +568,17 @@ impl Core {
     fn arm(&mut self, index: u32) {
         let Some(entry) = self.qps[index as usize].as_deref_mut() else { return };
         let Some(at) = entry.qp.poll_timeout() else { return };
-        if entry.armed.is_none_or(|armed| at < armed) {
-            entry.armed = Some(at);
-            self.timers.push(Reverse((at, Timer::QueuePair(index))));
+        if entry.schedule.armed.is_none_or(|armed| at < armed) {
+            entry.schedule.armed = Some(at);
+            self.scheduler.timers.push(Reverse((at, Timer::QueuePair(index))));
         }
     }
 
     pub(crate) fn make_ready(&mut self, index: u32) {
         let Some(entry) = self.qps[index as usize].as_deref_mut() else { return };
-        if !entry.ready {
-            entry.ready = true;
-            self.ready.push_back(index);
+        if !entry.schedule.ready {
+            entry.schedule.ready = true;
+            self.scheduler.ready.push_back(index);
         }
     }
 
@@ -619,12 +590,12 @@ impl Core {
         let staging = &self.regions.staging;
         // Before the completions: an application that has one may post again.
         entry.publish_room();
-        if let Some(srq) = entry.srq {
+        if let Some(srq) = entry.posted.srq {
             self.srqs.publish_room(srq);
         }
         while let Some(completion) = entry.qp.poll_completion() {
             if completion.status != Status::Success {
-                self.counters.count_failed(completion.status);
+                self.account.counters.count_failed(completion.status);
             }
             overflowed = complete(entry, staging, completion).or(overflowed);
         }
@@ -632,23 +603,23 @@ impl Core {
             self.events.push(AsyncEvent::Qp { qpn: entry.qpn, event });
         }
         if entry.qp.state() == QpState::Error {
-            while let Some(posted) = entry.receives.pop_front() {
+            while let Some(posted) = entry.posted.receives.pop_front() {
                 entry.publish_room();
-                self.counters.count_failed(Status::Flushed);
+                self.account.counters.count_failed(Status::Flushed);
                 overflowed = complete(entry, staging, flushed(&posted)).or(overflowed);
             }
-            entry.current = None;
-            entry.prefetches = None;
+            entry.posted.current = None;
+            entry.gpu.prefetches = None;
             if entry.ends_sharing() {
                 self.events.push(AsyncEvent::Qp { qpn: entry.qpn, event: QpEvent::LastWqeReached });
             }
         }
         if entry.joins_holding() {
-            self.holding.push(index);
+            self.copy_waits.holding.push(index);
         }
         let oldest = entry.qp.oldest_serial();
-        while entry.sends.front().is_some_and(|send| send.serial < oldest) {
-            entry.sends.pop_front();
+        while entry.posted.sends.front().is_some_and(|send| send.serial < oldest) {
+            entry.posted.sends.pop_front();
         }
         self.recharge(index);
         if let Some(cq) = overflowed {
@@ -660,10 +631,10 @@ impl Core {
     pub(crate) fn recharge(&mut self, index: u32) {
         let Some(entry) = self.qps[index as usize].as_deref_mut() else { return };
         let outstanding = entry.qp.outstanding();
-        let Some(path) = entry.path else { return };
-        let freed = outstanding < entry.charged;
-        self.paths.charge(path, entry.charged, outstanding);
-        entry.charged = outstanding;
+        let Some(path) = entry.schedule.path else { return };
+        let freed = outstanding < entry.schedule.charged;
+        self.paths.charge(path, entry.schedule.charged, outstanding);
+        entry.schedule.charged = outstanding;
         if freed {
             self.wake_waiting(path);
         }
@@ -675,10 +646,10 @@ impl Core {
         let (remote, slot) = entry.peer();
         let reliable = entry.qp.service() == Service::Rc;
         let new = self.paths.join(remote, slot, reliable);
-        let old = entry.path.replace(new);
-        let charged = std::mem::take(&mut entry.charged);
+        let old = entry.schedule.path.replace(new);
+        let charged = std::mem::take(&mut entry.schedule.charged);
         // It no longer waits on the old path; otherwise it would never join the new path's queue.
-        entry.waiting = false;
+        entry.schedule.waiting = false;
         if let Some(old) = old {
             self.paths.charge(old, charged, 0);
             self.paths.leave(old, reliable);
@@ -691,7 +662,7 @@ impl Core {
     fn wake_waiting(&mut self, path: PathIndex) {
         while let Some(index) = self.paths.wake(path) {
             if let Some(entry) = self.qps.get_mut(index as usize).and_then(Option::as_deref_mut) {
-                entry.waiting = false;
+                entry.schedule.waiting = false;
                 self.make_ready(index);
                 return;
             }
@@ -700,13 +671,13 @@ impl Core {
 
     /// Returns markers; whether the batch is full.
     fn fill_returns(&mut self) -> bool {
-        while let Some((to, marker)) = self.returns.pop() {
+        while let Some((to, marker)) = self.markers.returns.pop() {
             if !self.tx.has_room() {
-                self.returns.push((to, marker));
+                self.markers.returns.push((to, marker));
                 return true;
             }
             put_marker(&mut self.tx, to, 0, &marker);
-            self.counters.sent_markers += 1;
+            self.account.counters.sent_markers += 1;
         }
         false
     }

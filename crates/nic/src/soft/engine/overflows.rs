@@ -56,14 +56,14 @@ impl Core {
     pub(crate) fn stop_users_of(&mut self, cq: u32) {
         self.events.push(AsyncEvent::CqOverflow { cq });
         // The other engines handle it later, and this one sees it once more.
-        self.overflows.tell(cq);
+        self.overflow.shared.tell(cq);
         self.stop_own_users_of(cq);
     }
 
     /// A completion queue overflowed, perhaps in another engine.
     #[cold]
     pub(crate) fn hear_of_overflows(&mut self) {
-        for cq in self.overflows.since(&mut self.overflows_known) {
+        for cq in self.overflow.shared.since(&mut self.overflow.known) {
             self.stop_own_users_of(cq);
         }
     }

@@ -31,9 +31,9 @@ impl Core {
                 entry.ends_at = Some(end);
             }
         }
-        self.marker_senders.forget(peer);
+        self.markers.senders.forget(peer);
         if died {
-            self.timers.push(Reverse((end, Timer::PeerDeath)));
+            self.scheduler.timers.push(Reverse((end, Timer::PeerDeath)));
         }
     }
 

@@ -44,7 +44,7 @@ impl Peers {
 impl Core {
     /// Whether the ICRC is correct.
     pub(crate) fn check_icrc(&mut self, datagram: &RxDatagram<'_>) -> bool {
-        let policy = self.peers.policy(datagram.src);
+        let policy = self.account.peers.policy(datagram.src);
         let RxDatagram { src, src_port, bytes, .. } = *datagram;
         let place = self.icrc_writers.find((src_port, src), bytes.len(), || Flow {
             src,
@@ -58,7 +58,7 @@ impl Core {
             IcrcCheck::Valid { ip_id: None } => true,
             IcrcCheck::Valid { ip_id: Some(id) } => {
                 let verdict = policy.accept(id);
-                self.counters.icrc_solved += u64::from(verdict == IdVerdict::Solved);
+                self.account.counters.icrc_solved += u64::from(verdict == IdVerdict::Solved);
                 verdict.is_accepted()
             }
         }

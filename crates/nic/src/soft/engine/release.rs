@@ -19,7 +19,7 @@ impl Engine {
     /// Waits briefly until copies into GPU memory are over, and sends the ACKs that waited for
     /// them: before the device closes.
     pub(crate) fn drain(&mut self) {
-        if !self.core.holding.is_empty() || self.core.regions.staging.is_busy() {
+        if !self.core.copy_waits.holding.is_empty() || self.core.regions.staging.is_busy() {
             self.core.regions.staging.drain(RELEASE_TIMEOUT);
             self.core.release_held();
         }
@@ -33,7 +33,7 @@ impl Engine {
         self.core.make_ready(qpn.get() & 0xffff);
         self.send_answers();
         let Some(entry) = self.core.entry(qpn) else { return true };
-        let ticket = entry.ticket;
+        let ticket = entry.gpu.ticket;
         self.core.regions.staging.is_over(ticket)
     }
 }
@@ -41,7 +41,7 @@ impl Engine {
 impl Core {
     /// Starts the collected copies, and releases what waited for finished ones.
     pub(crate) fn release_held(&mut self) {
-        if self.holding.is_empty() && !self.regions.staging.is_busy() {
+        if self.copy_waits.holding.is_empty() && !self.regions.staging.is_busy() {
             return;
         }
         self.regions.staging.flush();
@@ -54,14 +54,14 @@ impl Core {
         while let Some(index) = self.regions.staging.take_failed() {
             self.fail_placement(index);
         }
-        if std::mem::take(&mut self.starved) {
+        if std::mem::take(&mut self.copy_waits.starved) {
             self.free_chunks();
         }
-        for index in std::mem::take(&mut self.holding) {
+        for index in std::mem::take(&mut self.copy_waits.holding) {
             let Some(entry) = self.qps.get_mut(index as usize).and_then(Option::as_deref_mut) else {
                 continue;
             };
-            let Some(held) = &mut entry.held else { continue };
+            let Some(held) = &mut entry.gpu.held else { continue };
             let mut over = Vec::new();
             while let Some((after, _)) = held.completions.front()
                 && self.regions.staging.is_settled(CopyOwner { qp: index, after: *after })
@@ -72,7 +72,7 @@ impl Core {
             held.listed = !held.is_empty();
             let sends = held.has_packets();
             if held.listed {
-                self.holding.push(index);
+                self.copy_waits.holding.push(index);
             }
             let mut overflowed = None;
             for completion in over {
@@ -96,13 +96,13 @@ impl Core {
         self.regions.faults += 1;
         let Some(entry) = self.qps.get_mut(index as usize).and_then(Option::as_deref_mut) else { return };
         tracing::warn!(qpn = entry.qpn.get(), "a queue pair fails: its bytes did not reach the GPU");
-        if let Some(held) = &mut entry.held {
+        if let Some(held) = &mut entry.gpu.held {
             held.forget_answers();
             for (_, completion) in held.completions.iter_mut().filter(|(_, c)| c.status == Status::Success) {
                 completion.status = Status::LocalProtection;
             }
         }
-        let from = entry.unanswered.unwrap_or(entry.qp.attr().rq_psn);
+        let from = entry.sent.unanswered.unwrap_or(entry.qp.attr().rq_psn);
         entry.qp.handle_placement_fault(from);
         self.settle(index);
         self.make_ready(index);
@@ -115,8 +115,9 @@ impl Core {
         let spare = |entry: &QueuePair| {
             // A queue pair that waits for a packet's payload sends as soon as it has it: it keeps
             // one.
-            let waits = entry.held.as_ref().is_some_and(|held| held.waits_for_payload());
+            let waits = entry.gpu.held.as_ref().is_some_and(|held| held.waits_for_payload());
             entry
+                .gpu
                 .prefetches
                 .as_ref()
                 .map_or(0, |prefetches| prefetches.len())
@@ -124,15 +125,15 @@ impl Core {
         };
         // Round-robin: begins behind the reclaim cursor, so that it is not always the same.
         let richest = (1..=count)
-            .map(|step| (self.reclaim_cursor + step) % count)
+            .map(|step| (self.copy_waits.reclaim_cursor + step) % count)
             .max_by_key(|index| self.qps[*index].as_deref().map_or(0, spare));
         if let Some(index) = richest
             && let Some(entry) = self.qps[index].as_deref_mut()
             && spare(entry) > 0
-            && let Some(prefetches) = &mut entry.prefetches
+            && let Some(prefetches) = &mut entry.gpu.prefetches
         {
             prefetches.give_up_last();
-            self.reclaim_cursor = index;
+            self.copy_waits.reclaim_cursor = index;
         }
     }
 }

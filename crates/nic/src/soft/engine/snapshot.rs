@@ -155,7 +155,7 @@ impl Engine {
     /// Starts periodic snapshots.
     pub(crate) fn keep_snapshots(&mut self, keeper: Option<Keeper>) {
         if let Some(keeper) = &keeper {
-            self.core.timers.push(Reverse((keeper.due, Timer::Snapshot)));
+            self.core.scheduler.timers.push(Reverse((keeper.due, Timer::Snapshot)));
         }
         self.keeper = keeper;
     }
@@ -165,7 +165,7 @@ impl Engine {
         let Some(mut keeper) = self.keeper.take() else { return };
         if keeper.due <= now {
             keeper.keep(now, self.link.local(), Totals::of(self));
-            self.core.timers.push(Reverse((keeper.due, Timer::Snapshot)));
+            self.core.scheduler.timers.push(Reverse((keeper.due, Timer::Snapshot)));
         }
         self.keeper = Some(keeper);
     }

@@ -113,7 +113,7 @@ impl Core {
 
     fn admit_send(&mut self, now: Nanos, qpn: Qpn, send: ProtocolSend, bytes: Bytes, to: Option<Datagram>) {
         let Some(entry) = self.entry(qpn) else { return };
-        entry.work_queues.sends.admit();
+        entry.posted.work_queues.sends.admit();
         // The request was valid when posted, and has a place. A queue pair that was reset since
         // then has dropped its requests.
         if entry.admit_send(send, bytes, to).is_err() {
@@ -128,9 +128,9 @@ impl Core {
     /// Requests were posted to a queue pair: it may send.
     pub(crate) fn note_posted(&mut self, now: Nanos, index: u32) {
         let Some(entry) = self.qps[index as usize].as_deref_mut() else { return };
-        entry.note_posted(now);
+        entry.ack.note_posted(now);
         if entry.has_unresolved() {
-            self.unresolved.push(index);
+            self.same_host.unresolved.push(index);
         }
         if entry.qp.has_completions() {
             self.settle(index);
@@ -140,10 +140,10 @@ impl Core {
 
     fn admit_receive(&mut self, qpn: Qpn, receive: PostedReceive) {
         let Some(entry) = self.entry(qpn) else { return };
-        entry.work_queues.receives.admit();
+        entry.posted.work_queues.receives.admit();
         let (index, state) = (entry.index(), entry.qp.state());
         if state != QpState::Reset {
-            entry.receives.push_back(receive);
+            entry.posted.receives.push_back(receive);
         }
         match state {
             QpState::Reset => entry.publish_room(),
@@ -175,22 +175,22 @@ impl QueuePair {
                 serial
             }
         };
-        self.sends.push_back(PostedSend { serial, bytes, early });
+        self.posted.sends.push_back(PostedSend { serial, bytes, early });
         Ok(())
     }
 
     /// Publishes the free places to posters.
     #[inline]
     pub(crate) fn publish_room(&self) {
-        let sends = self.send_depth.saturating_sub(self.qp.send_room());
-        self.work_queues.sends.publish(sends);
-        self.work_queues.receives.publish(self.receives.len());
+        let sends = self.posted.send_depth.saturating_sub(self.qp.send_room());
+        self.posted.work_queues.sends.publish(sends);
+        self.posted.work_queues.receives.publish(self.posted.receives.len());
     }
 
     /// Publishes to posters what they may post.
     pub(crate) fn publish_rules(&self) {
         let attr = self.qp.attr();
-        let rules = &self.work_queues.rules;
+        let rules = &self.posted.work_queues.rules;
         rules.mtu.store(attr.path_mtu.bytes(), Ordering::Relaxed);
         rules.fetches.store(attr.max_rd_atomic > 0, Ordering::Relaxed);
         rules.is_open.store(attr.state == QpState::Rts, Ordering::Release);

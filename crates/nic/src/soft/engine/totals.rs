@@ -57,7 +57,7 @@ impl Totals {
 impl Core {
     /// Bytes moved, by peer and route.
     fn moved_by_peer(&self) -> HashMap<IpAddr, PathCounters> {
-        let mut moved = self.moved.clone();
+        let mut moved = self.account.moved.clone();
         for entry in self.qps.iter().flatten() {
             moved.entry(entry.qp.attr().remote).or_default().add(&entry.tally);
         }
@@ -66,7 +66,7 @@ impl Core {
 
     /// Everything counted so far.
     fn totals(&self) -> Counters {
-        let mut total = self.counters;
+        let mut total = self.account.counters;
         total.refused_access = self.regions.refused;
         total.memory_faults = self.regions.faults;
         for moved in self.moved_by_peer().values() {

@@ -6,10 +6,9 @@ use nobounce_protocol::wire::Service;
 
 use crate::links::TxBatch;
 use crate::soft::engine::Core;
-use crate::soft::engine::build::{
-    Built, build, build_repeats, packet_len, port_hint, put_marker, ready_repeats,
-};
+use crate::soft::engine::build::{build, build_repeats, ready_repeats};
 use crate::soft::engine::memory_windows::carry_out_local;
+use crate::soft::engine::packet::{Built, packet_len, port_hint, put_marker};
 use crate::soft::engine::queue_pair::{QueuePair, next_packet, next_request};
 use crate::soft::engine::region::Regions;
 use crate::soft::local::local_peers::LocalPeers;
@@ -27,17 +26,17 @@ enum Turn {
 impl Core {
     /// Fills the batch from the ready queue pairs; returns whether it is full.
     pub(crate) fn fill(&mut self, now: Nanos) -> bool {
-        while let Some(index) = self.ready.pop_front() {
+        while let Some(index) = self.scheduler.ready.pop_front() {
             let Some(entry) = self.qps[index as usize].as_deref_mut() else { continue };
-            entry.ready = false;
+            entry.schedule.ready = false;
             match self.turn(now, index, false) {
                 Turn::Done => {}
                 Turn::More => self.make_ready(index),
                 Turn::BatchFull => {
                     // Its turn continues in the next batch.
                     if let Some(entry) = self.qps[index as usize].as_deref_mut() {
-                        entry.ready = true;
-                        self.ready.push_front(index);
+                        entry.schedule.ready = true;
+                        self.scheduler.ready.push_front(index);
                     }
                     return true;
                 }
@@ -50,20 +49,21 @@ impl Core {
     pub(crate) fn fill_answers(&mut self, now: Nanos, all: bool) {
         // Each once: a queue pair that cannot send all responses, for lack of bytes from a GPU,
         // requeues itself.
-        for _ in 0..self.pending_acks.soon.len() {
-            if let Some(index) = self.pending_acks.soon.pop_front() {
+        for _ in 0..self.scheduler.pending_acks.soon.len() {
+            if let Some(index) = self.scheduler.pending_acks.soon.pop_front() {
                 self.answer(now, index);
             }
         }
-        for _ in 0..self.pending_acks.delayed.len() {
-            let Some(&(due, index)) = self.pending_acks.delayed.front().filter(|(due, _)| all || *due <= now)
+        for _ in 0..self.scheduler.pending_acks.delayed.len() {
+            let Some(&(due, index)) =
+                self.scheduler.pending_acks.delayed.front().filter(|(due, _)| all || *due <= now)
             else {
                 break;
             };
-            self.pending_acks.delayed.pop_front();
+            self.scheduler.pending_acks.delayed.pop_front();
             let Some(entry) = self.qps[index as usize].as_deref_mut() else { continue };
             if due <= now && entry.has_unsent_answers() {
-                entry.note_silence();
+                entry.ack.note_silence();
             }
             self.answer(now, index);
         }
@@ -71,7 +71,7 @@ impl Core {
 
     fn answer(&mut self, now: Nanos, index: u32) {
         let Some(entry) = self.qps[index as usize].as_deref_mut() else { return };
-        entry.has_pending_ack = false;
+        entry.ack.pending = false;
         if !entry.has_unsent_answers() {
             return; // it piggybacked on a request
         }
@@ -83,9 +83,9 @@ impl Core {
 
     /// Lets one queue pair send.
     fn turn(&mut self, now: Nanos, index: u32, flush: bool) -> Turn {
-        let Self { qps, tx, regions, paths, starved, local_peers, .. } = self;
+        let Self { qps, tx, regions, paths, copy_waits, same_host, .. } = self;
         let Some(entry) = qps[index as usize].as_deref_mut() else { return Turn::Done };
-        let path = entry.path;
+        let path = entry.schedule.path;
         let room = path.map_or(0, |path| paths.room(path));
         let shared = path.is_some_and(|path| paths.is_shared(path));
         entry.qp.ask_rarely(path.is_some_and(|path| paths.has_dear_answers(path)));
@@ -94,7 +94,7 @@ impl Core {
             now,
             room,
             shared,
-            charged: entry.charged,
+            charged: entry.schedule.charged,
             unreliable: entry.qp.service() != Service::Rc,
             response_waits: false,
             flush,
@@ -102,8 +102,8 @@ impl Core {
             entry,
             tx,
             regions,
-            local_peers,
-            starved,
+            local_peers: &mut same_host.peers,
+            starved: &mut copy_waits.starved,
         };
         let (turn, faulted) = match sending.run() {
             Ok(turn) => (turn, None),
@@ -129,10 +129,10 @@ impl Core {
 
     /// The packets of a turn are built: markers, delayed ACKs, and the wait for room of the path.
     fn end_turn(&mut self, now: Nanos, index: u32, turn: Turn, shared: bool) -> Turn {
-        let Self { qps, tx, paths, pending_acks, holding, counters, ready, .. } = self;
+        let Self { qps, tx, paths, scheduler, copy_waits, account, .. } = self;
         let Some(entry) = qps[index as usize].as_deref_mut() else { return turn };
         let mut turn = turn;
-        if ready.is_empty() {
+        if scheduler.ready.is_empty() {
             tx.show();
         }
         tx.set_ip_options(IpOptions::default());
@@ -141,25 +141,25 @@ impl Core {
                 turn = Turn::BatchFull;
             } else if let Some((to, marker)) = entry.marker(now) {
                 put_marker(tx, to, port_hint(entry), &marker);
-                counters.sent_markers += 1;
+                account.counters.sent_markers += 1;
             }
         }
         if entry.joins_holding() {
-            holding.push(index);
+            copy_waits.holding.push(index);
         }
         if turn != Turn::BatchFull {
-            entry.turn_left = entry.whole_turn(shared);
+            entry.schedule.turn_left = entry.whole_turn(shared);
         }
         if turn == Turn::Done {
-            if let Some(path) = entry.path
+            if let Some(path) = entry.schedule.path
                 && entry.qp.is_path_limited()
-                && !entry.waiting
+                && !entry.schedule.waiting
             {
-                entry.waiting = true;
+                entry.schedule.waiting = true;
                 paths.wait(path, index);
             }
             if entry.qp.has_replies() {
-                entry.delay_ack(now, pending_acks);
+                entry.delay_ack(now, &mut scheduler.pending_acks);
             }
         }
         turn
@@ -198,7 +198,7 @@ impl Sending<'_> {
     /// Builds packets until the turn, the batch or the work ends.
     #[inline]
     fn run(&mut self) -> Result<Turn, Box<Fault>> {
-        while self.entry.turn_left > 0 {
+        while self.entry.schedule.turn_left > 0 {
             if self.is_batch_full() {
                 return Ok(Turn::BatchFull);
             }
@@ -257,8 +257,8 @@ impl Sending<'_> {
     #[inline]
     fn prepare(&mut self, transmit: &mut Transmit) {
         let Self { entry, tx, .. } = self;
-        entry.turn_left -= 1;
-        if self.shared && entry.turn_left == 0 && transmit.header.opcode.is_acknowledged() {
+        entry.schedule.turn_left -= 1;
+        if self.shared && entry.schedule.turn_left == 0 && transmit.header.opcode.is_acknowledged() {
             // The turn ends here: request an ACK now. Unacknowledged bytes would otherwise hold
             // shared room until this queue pair's next turn.
             transmit.header.ack_req = true;
@@ -278,7 +278,7 @@ impl Sending<'_> {
         if self.unreliable {
             entry.note_direction(&transmit.header, self.local_peers);
         }
-        let is_new = entry.note_sent(&transmit.header);
+        let is_new = entry.sent.note_sent(&transmit.header);
         let len = u64::from(transmit.payload.len());
         if len > 0 && is_new {
             entry.tally.outbound.count(path, len, transmit.payload.rest() == 0);
@@ -289,17 +289,17 @@ impl Sending<'_> {
         }
         // One less than the turn's rest if the last one is examined (see `prepare`).
         let most = (self.tx.room_for(packet_len(&transmit)) as u64)
-            .min(self.entry.turn_left.saturating_sub(u64::from(self.shared)))
+            .min(self.entry.schedule.turn_left.saturating_sub(u64::from(self.shared)))
             .min(ready_repeats(self.entry, &transmit, path));
         let left = self.room_left();
         let repeats = self.entry.qp.poll_repeat(self.now, &transmit, left, most);
         if repeats > 0 {
-            self.entry.turn_left -= repeats;
+            self.entry.schedule.turn_left -= repeats;
             let first = transmit.header.psn.next();
             if let Err(nak) = build_repeats(self.entry, self.tx, self.regions, &mut transmit, repeats) {
                 return Err(Box::new(Fault { transmit, nak }));
             }
-            let new = self.entry.note_repeats(&transmit.header, first, repeats);
+            let new = self.entry.sent.note_repeats(&transmit.header, first, repeats);
             self.entry.tally.outbound.count(path, new * len, false);
         }
         self.rest = transmit.payload.rest();

@@ -8,6 +8,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use nobounce_memory::SharedChunk;
 use nobounce_memory::gpu::GpuMemory;
 use nobounce_memory::gpu::copy_engine::{CopyError, PinnedChunk, Rows};
 use nobounce_protocol::wire::{BTH_LEN, ICRC_LEN};
@@ -72,7 +73,7 @@ pub(crate) const IN_A_ROW: Rows = Rows { width: CHUNK, pitch: CHUNK + 64, lead: 
 /// The location of fetched payload.
 #[derive(Clone, Debug)]
 pub(crate) struct ChunkSlice {
-    pub(crate) chunk: PinnedChunk,
+    pub(crate) chunk: SharedChunk,
     /// Its offset in the chunk.
     pub(crate) at: usize,
     /// Contiguous bytes from there: all that were fetched with it, or one packet's payload.
@@ -134,7 +135,7 @@ impl Fetch {
         let from = usize::try_from(at - self.at).unwrap_or(0);
         let row = (self.rows.width - from % self.rows.width).min(self.len - from);
         ChunkSlice {
-            chunk: chunk.clone(),
+            chunk: chunk.share(),
             at: self.rows.place_of(from),
             row,
             has_gaps: self.rows != IN_A_ROW,

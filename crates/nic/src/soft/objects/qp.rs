@@ -131,8 +131,8 @@ impl Qp {
         {
             entry.share_receives(srq.index, receive_pd);
         }
-        entry.send_depth = limits.send_depth;
-        let work_queues = entry.work_queues.clone();
+        entry.posted.send_depth = limits.send_depth;
+        let work_queues = entry.posted.work_queues.clone();
         engine.core.qps[index as usize] = Some(Box::new(entry));
         if service == Service::Ud {
             // Datagrams have any destination: all datagrams of a device share one path from now on.
@@ -226,10 +226,10 @@ impl Qp {
             && attr.state == QpState::Reset
             && let Some(entry) = core.entry(self.qpn)
         {
-            entry.sends.clear();
-            entry.receives.clear();
-            let unfinished = entry.current.take().filter(|_| open).zip(entry.srq);
-            entry.said_last = false;
+            entry.posted.sends.clear();
+            entry.posted.receives.clear();
+            let unfinished = entry.posted.current.take().filter(|_| open).zip(entry.posted.srq);
+            entry.posted.said_last = false;
             entry.drop_held();
             entry.send_cq.forget_qp(self.qpn);
             entry.recv_cq.forget_qp(self.qpn);
@@ -316,7 +316,7 @@ impl Qp {
         let Some(entry) = engine.core.entry(self.qpn) else {
             return Err(PostError::State(QpState::Reset));
         };
-        if let Some(ring) = &entry.ring {
+        if let Some(ring) = &entry.route.ring {
             ring.expect();
         }
         let result = each(&mut |request| self.post_locked(entry, request));
@@ -397,7 +397,7 @@ impl Qp {
             return Err(PostError::QueueFull(depth));
         }
         self.work_queues.receives.admit();
-        entry.receives.push_back(receive);
+        entry.posted.receives.push_back(receive);
         if entry.qp.state() == QpState::Error {
             engine.core.settle(index);
         }

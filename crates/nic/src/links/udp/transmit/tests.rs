@@ -16,10 +16,10 @@ fn pair(last: u8) -> (UdpLink, UdpLink) {
 
 fn fill(batch: &mut TxBatch, dst: IpAddr, packets: u8, len: usize) {
     for n in 0..packets {
-        let room = batch.begin(dst, 0, len).unwrap();
-        room.fill(0);
-        room[12] = n;
-        batch.commit();
+        assert!(batch.put(dst, 0, len, |room| {
+            room.fill(0);
+            room[12] = n;
+        }));
     }
 }
 

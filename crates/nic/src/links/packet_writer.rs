@@ -1,0 +1,93 @@
+//! What builds outgoing packets: the wire's slab and the rings of same-host peers alike.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use nobounce_memory::{SharedChunk, Sink};
+
+use super::rings::PeerRing;
+
+/// The receiver of a packet.
+#[derive(Clone, Copy, Debug)]
+pub struct Receiver<'a> {
+    /// Its address.
+    pub addr: &'a IpAddr,
+    /// Picks one of the link's source ports.
+    pub port_hint: u16,
+    /// Its ring, if it is a same-host peer: its packets need no ICRC.
+    pub ring: Option<&'a Arc<PeerRing>>,
+}
+
+/// The sizes of a packet, or of a run of packets that a ring carries as one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PacketShape {
+    /// Its bytes, BTH to ICRC.
+    pub len: usize,
+    /// Those before the payload.
+    pub head: usize,
+    /// Number of packets in the run.
+    pub packets: u16,
+}
+
+impl PacketShape {
+    /// One packet.
+    pub const fn single(len: usize, head: usize) -> Self {
+        Self { len, head, packets: 1 }
+    }
+}
+
+/// Where the payload of a packet comes from.
+#[derive(Clone, Copy, Debug)]
+pub enum PayloadSource<'a> {
+    /// The caller copies it into the packet's space.
+    Copy,
+    /// It is taken from a chunk, in place. On the wire the packet's space is for the headers, the
+    /// padding and the ICRC; in a ring for the headers only.
+    Chunk {
+        /// The chunk.
+        chunk: &'a SharedChunk,
+        /// Offset of the payload in it.
+        at: usize,
+        /// Bytes of the payload.
+        len: usize,
+    },
+    /// The whole packet lies in a chunk from this offset on; the caller has written all but the
+    /// ICRC. There is no space to be filled.
+    Built(&'a SharedChunk, usize),
+}
+
+/// The space of a packet, to be filled but for the ICRC. It has stale contents.
+#[derive(Debug)]
+pub struct PacketSpace<'a> {
+    /// Its bytes.
+    pub bytes: Sink<'a>,
+    /// The initial CRC; `None` for a packet that needs no ICRC. The caller extends it over the
+    /// packet and passes it to [`PacketWriter::commit`].
+    pub crc: Option<u32>,
+}
+
+/// Space that a writer has reserved: valid until its next call.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Reserved {
+    pub(super) start: *mut u8,
+    pub(super) len: usize,
+    pub(super) crc: Option<u32>,
+}
+
+/// Builds packets one after the other. At most one is open: begun, and neither committed nor
+/// aborted.
+pub(super) trait PacketWriter {
+    /// Reserves space for a packet. `None`: this writer cannot take it now.
+    fn begin(
+        &mut self,
+        to: &Receiver<'_>,
+        shape: PacketShape,
+        payload: PayloadSource<'_>,
+    ) -> Option<Reserved>;
+
+    /// Adds the open packet, whose bytes before the ICRC have this CRC. Without one it does nothing.
+    fn commit(&mut self, crc: Option<u32>);
+
+    /// Discards the open packet.
+    fn abort(&mut self);
+}

@@ -1,0 +1,323 @@
+//! Packets whose payload the GPU's copy engine fetches: prefetch, and construction in place.
+
+use nobounce_memory::gpu::copy_engine::Rows;
+use nobounce_memory::path::Mechanism;
+use nobounce_protocol::qp::{Access, Nak, Payload, Transmit};
+use nobounce_protocol::wire::{BTH_LEN, ICRC_LEN, Psn, Reth};
+
+use crate::links::{PacketShape, PayloadSource, TxBatch};
+use crate::soft::crc::extend_crc;
+use crate::soft::engine::host::find_send;
+use crate::soft::engine::mixed::{self, Gathered};
+use crate::soft::engine::packet::{
+    BY_CPU, Built, build_copy, build_gathered, emit, put_padding, receiver, shape_of,
+};
+use crate::soft::engine::queue_pair::QueuePair;
+use crate::soft::engine::region::Regions;
+use crate::soft::engine::scatter::Piece;
+use crate::soft::gpu::prefetch::{self, ChunkSlice, Fetched, Origin, Want};
+use crate::soft::gpu::target::GatheredMessage;
+use crate::tally::BytePath;
+
+/// The chunk layout of payload fetched for this queue pair.
+fn rows_for(entry: &QueuePair) -> Rows {
+    match entry.route.ring {
+        Some(_) => prefetch::IN_A_ROW,
+        None => prefetch::rows(entry.qp.attr().path_mtu.bytes() as usize),
+    }
+}
+
+/// The message that a packet belongs to, and the offset of its payload in it.
+pub(crate) fn origin_of(entry: &QueuePair, transmit: &Transmit) -> Option<(Origin, u64)> {
+    match transmit.payload {
+        Payload::None => None,
+        Payload::Request { serial, offset, .. } => Some((Origin::Request(serial), offset)),
+        Payload::Region { rkey, addr, .. } => {
+            let mtu = entry.qp.attr().path_mtu.bytes();
+            Some((read_origin(rkey, addr, transmit.header.psn, mtu), addr))
+        }
+    }
+}
+
+/// READs of the same memory differ by the PSN that corresponds to an address.
+fn read_origin(rkey: u32, addr: u64, psn: Psn, mtu: u32) -> Origin {
+    Origin::Read(rkey, addr.wrapping_sub(u64::from(psn.get()) * u64::from(mtu)))
+}
+
+/// Logs why bytes could not be fetched.
+#[cold]
+fn report_failed_fetch(failed: &Fetched) {
+    match failed {
+        Fetched::Gone => {
+            tracing::warn!("GPU memory cannot be read: its context was destroyed (cudaDeviceReset?)");
+        }
+        Fetched::Stuck(why) => {
+            tracing::warn!("bytes to be sent were not fetched from the GPU in 10 s: {why}");
+        }
+        Fetched::Failed(error) => {
+            tracing::warn!(%error, "GPU memory could not be read by the copy engine");
+        }
+        Fetched::Ready(_) | Fetched::Pending | Fetched::Late | Fetched::Starved => {}
+    }
+}
+
+/// Builds a packet whose payload the copy engine fetches.
+pub(crate) fn build_fetched(
+    entry: &mut QueuePair,
+    tx: &mut TxBatch,
+    regions: &mut Regions,
+    transmit: &Transmit,
+) -> Result<Built, Nak> {
+    let Some((origin, _)) = origin_of(entry, transmit) else { return Err(Nak::RemoteOperational) };
+    let (piece, access) = match transmit.payload {
+        Payload::Request { serial, offset, len, .. } => {
+            let send = find_send(&entry.posted.sends, serial).ok_or(Nak::RemoteOperational)?;
+            let two = {
+                let mut pieces = send.bytes.pieces(offset, len as usize);
+                (pieces.next(), pieces.next())
+            };
+            match two {
+                (Some(piece), None) => (piece, Access::empty()),
+                _ => {
+                    entry.gpu.prefetches.get_or_insert_default().loaded = Some(origin);
+                    let loaded = build_gathered(entry, tx, regions, transmit, GatheredMessage::LOADED)?;
+                    return loaded
+                        .map_or_else(|| build_mixed(entry, tx, regions, transmit, (serial, offset)), Ok);
+                }
+            }
+        }
+        Payload::Region { rkey, addr, len, rest, .. } => {
+            let piece = Piece { key: rkey, addr, at: addr, len: len as usize, behind: u64::from(rest) };
+            (piece, Access::REMOTE_READ)
+        }
+        Payload::None => return Err(Nak::RemoteOperational),
+    };
+    let rows = rows_for(entry);
+    let (mut owner, accessor) = (entry.owner(), entry.accessor());
+    let prefetches = entry.gpu.prefetches.get_or_insert_default();
+    owner.after = prefetches.fence(origin, owner.after);
+    let prefetch = prefetches.of_mut(origin);
+    let got =
+        regions.with_gpu(accessor, (piece.key, piece.addr), piece.len, access, |gpu, offset, staging| {
+            // A new message must not be read before this queue pair's earlier placements are over. On
+            // another route they would be, and a fence requires it.
+            if !gpu.stores && !prefetch.is_of(origin) && !staging.is_settled(owner) {
+                return (Fetched::Pending, false);
+            }
+            let Piece { at, len, behind, .. } = piece;
+            let Some(copier) = staging.copiers.get(gpu.copier) else { return (Fetched::Gone, false) };
+            let (memory, can_load) = (&gpu.memory, gpu.can_load());
+            let want = Want { origin, at, len, behind, memory, copier, offset, can_load, rows };
+            (prefetch.get(&want), gpu.staged_out)
+        });
+    // The memory is gone: drop its prefetched bytes.
+    let got = got.inspect_err(|_| prefetch.clear())?;
+    let (slice, staged) = match got {
+        Some((Fetched::Ready(slice), staged)) => (slice, staged),
+        Some((Fetched::Pending, _)) => {
+            // Overlap the next request's fetch, which has the same latency, with this one.
+            if let Origin::Request(serial) = origin {
+                let end = piece.at + piece.len as u64 + u64::from(transmit.payload.rest());
+                prefetch_next(entry, regions, serial, end);
+            }
+            return Ok(Built::Pending { after: owner.after, starved: false });
+        }
+        Some((Fetched::Late, _)) => {
+            // Loads need no copy engine. They are slow for long messages, but the copy engine may
+            // wait for a kernel that waits for this device.
+            prefetches.loaded = Some(origin);
+            if transmit.payload.rest() == 0 {
+                prefetches.of_mut(origin).finish(origin, piece.at + piece.len as u64);
+            }
+            let loaded = build_gathered(entry, tx, regions, transmit, GatheredMessage::LOADED)?;
+            return Ok(loaded.unwrap_or(Built::Pending { after: owner.after, starved: false }));
+        }
+        Some((Fetched::Starved, _)) => return Ok(Built::Pending { after: owner.after, starved: true }),
+        Some((failed, _)) => {
+            report_failed_fetch(&failed);
+            regions.faults += 1;
+            return Err(Nak::RemoteOperational);
+        }
+        None => return Err(Nak::RemoteOperational), // host memory is never fetched
+    };
+    (prefetches.copies, prefetches.loaded) = (staged, None);
+    let end = piece.at + piece.len as u64 + u64::from(transmit.payload.rest());
+    match origin {
+        Origin::Request(serial) => prefetch_next(entry, regions, serial, end),
+        Origin::Read(..) => prefetch_reads(entry, regions, origin, end),
+    }
+    let built = if staged {
+        let bytes = &slice.chunk[slice.at..slice.at + piece.len];
+        build_copy(entry, tx, transmit, bytes, Built::Done(BytePath::Staged))
+    } else {
+        build_in_place(entry, tx, transmit, &slice)
+    };
+    if transmit.payload.rest() == 0
+        && let Some(prefetches) = &mut entry.gpu.prefetches
+    {
+        // Other queue pairs may need its chunks.
+        prefetches.of_mut(origin).finish(origin, end);
+    }
+    Ok(built)
+}
+
+/// Prefetches the beginning of the next request, once all of this one, which ends at `end`, is
+/// fetched or in flight.
+fn prefetch_next(entry: &mut QueuePair, regions: &mut Regions, serial: u64, end: u64) {
+    let (owner, rows) = (entry.owner(), rows_for(entry));
+    let accessor = entry.accessor();
+    let QueuePair { gpu, posted, .. } = entry;
+    let Some(prefetches) = &mut gpu.prefetches else { return };
+    let (origin, next_origin) = (Origin::Request(serial), Origin::Request(serial + 1));
+    let prefetch = prefetches.of_mut(origin);
+    if !prefetch.has_room_behind(origin, end) {
+        return;
+    }
+    let Some(next) = find_send(&posted.sends, serial + 1).filter(|next| next.early) else { return };
+    let Some(piece) = next.bytes.pieces(0, 1).next() else { return };
+    let (len, whole) = (next.bytes.len(), usize::try_from(1 + piece.behind).unwrap_or(usize::MAX));
+    // An error is reported when the request is sent.
+    let _ = regions.with_gpu(
+        accessor,
+        (piece.key, piece.addr),
+        whole,
+        Access::empty(),
+        |gpu, offset, staging| {
+            // A message short enough for loads is not fetched.
+            let early = gpu.stores || staging.is_settled(owner);
+            if early
+                && !gpu.loads(GatheredMessage { len, alone: false })
+                && let Some(copier) = staging.copiers.get(gpu.copier)
+            {
+                let memory = &gpu.memory;
+                let (origin, behind) = (next_origin, piece.behind);
+                let can_load = gpu.can_load();
+                let want = Want { origin, at: 0, len: 1, behind, memory, copier, offset, can_load, rows };
+                prefetch.prefetch(&want);
+            }
+        },
+    );
+}
+
+/// Prefetches the peer's next READs, once all bytes of this one, which end at `end`, are fetched.
+/// Long READs arrive in pieces.
+fn prefetch_reads(entry: &mut QueuePair, regions: &mut Regions, origin: Origin, end: u64) {
+    let (owner, rows, accessor) = (entry.owner(), rows_for(entry), entry.accessor());
+    let mtu = entry.qp.attr().path_mtu.bytes();
+    let QueuePair { gpu, qp, .. } = entry;
+    let Some(prefetches) = &mut gpu.prefetches else { return };
+    let prefetch = prefetches.of_mut(origin);
+    for (psn, Reth { rkey, addr, len }) in qp.waiting_reads() {
+        if !prefetch.has_room_after(origin, end) {
+            return;
+        }
+        let name = (rkey, addr);
+        // An error is reported when the READ is executed.
+        let _ =
+            regions.with_gpu(accessor, name, len as usize, Access::REMOTE_READ, |gpu, offset, staging| {
+                // As for the response: short messages are loaded, and this queue pair's earlier
+                // placements must be over.
+                let message = GatheredMessage { len: u64::from(len), alone: true };
+                if len > 0
+                    && !gpu.loads(message)
+                    && (gpu.stores || staging.is_settled(owner))
+                    && let Some(copier) = staging.copiers.get(gpu.copier)
+                {
+                    let (memory, can_load) = (&gpu.memory, gpu.can_load());
+                    let (origin, behind) = (read_origin(rkey, addr, psn, mtu), u64::from(len) - 1);
+                    let want =
+                        Want { origin, at: addr, len: 1, behind, memory, copier, offset, can_load, rows };
+                    prefetch.prefetch(&want);
+                }
+            });
+    }
+}
+
+/// Exports `packets` packets like `first`, whose payloads are contiguous in a fetch chunk. A
+/// same-host peer reads them in place. Returns whether that was possible.
+pub(crate) fn build_leased(
+    entry: &QueuePair,
+    tx: &mut TxBatch,
+    first: &Transmit,
+    packets: usize,
+    slice: &ChunkSlice,
+) -> bool {
+    if entry.route.ring.is_none() {
+        return false;
+    }
+    let (head, payload) = (first.header.len(), packets * first.payload.len() as usize);
+    let len = head + payload + usize::from(first.header.pad) + ICRC_LEN;
+    let shape = PacketShape { len, head, packets: u16::try_from(packets).unwrap_or(1) };
+    let payload = PayloadSource::Chunk { chunk: &slice.chunk, at: slice.at, len: payload };
+    let Some(mut space) = tx.begin(&receiver(entry), shape, payload) else { return false };
+    emit(&first.header, &mut space.bytes, None);
+    tx.commit(None);
+    true
+}
+
+/// The link takes the payload from its chunk. The packet is built there if its header is the
+/// shortest and the gap fits it.
+pub(crate) fn build_in_place(
+    entry: &QueuePair,
+    tx: &mut TxBatch,
+    transmit: &Transmit,
+    slice: &ChunkSlice,
+) -> Built {
+    let ChunkSlice { chunk, at, has_gaps, .. } = slice;
+    let (at, shape) = (*at, shape_of(transmit));
+    let len = transmit.payload.len() as usize;
+    let payload = &chunk[at..at + len];
+    let done = Built::Done(BytePath::Direct(Mechanism::CopyEngine));
+    if entry.route.ring.is_some() {
+        if build_leased(entry, tx, transmit, 1, slice) {
+            return done;
+        }
+        // Copy into the peer's ring, as the kernel would copy into a socket buffer.
+        return build_copy(entry, tx, transmit, payload, done);
+    }
+    let full = len == entry.qp.attr().path_mtu.bytes() as usize;
+    if shape.head == BTH_LEN && full && *has_gaps {
+        let start = at - BTH_LEN;
+        let mut header = [0; BTH_LEN];
+        transmit.header.emit(&mut header);
+        // SAFETY: references into chunks live for the time of a call only. A batch that still waits
+        // to be sent may hold the same packet: it then leaves with a wrong ICRC, is dropped, and is
+        // retransmitted.
+        unsafe { chunk.write_between(start, &header) };
+        let Some(space) = tx.begin(&receiver(entry), shape, PayloadSource::Built(chunk, start)) else {
+            return BY_CPU;
+        };
+        let crc = extend_crc(space.crc, &chunk[start..at + len]);
+        tx.commit(crc);
+        return done;
+    }
+    let source = PayloadSource::Chunk { chunk, at, len };
+    let Some(mut space) = tx.begin(&receiver(entry), shape, source) else { return BY_CPU };
+    let crc = emit(&transmit.header, &mut space.bytes, space.crc);
+    let crc = extend_crc(crc, payload);
+    let crc = put_padding(&mut space.bytes, shape.head, transmit.header.pad, crc);
+    tx.commit(crc);
+    done
+}
+
+/// The rare packet whose payload has several pieces, some of them in GPU memory without a window.
+fn build_mixed(
+    entry: &mut QueuePair,
+    tx: &mut TxBatch,
+    regions: &mut Regions,
+    transmit: &Transmit,
+    (serial, offset): (u64, u64),
+) -> Result<Built, Nak> {
+    let after = entry.owner().after;
+    match mixed::gather(entry, regions, (serial, offset), transmit.payload.len() as usize) {
+        Ok(Gathered::All(bytes)) => {
+            Ok(build_copy(entry, tx, transmit, &bytes, Built::Done(BytePath::Staged)))
+        }
+        Ok(Gathered::Pending) => Ok(Built::Pending { after, starved: false }),
+        Ok(Gathered::Starved) => Ok(Built::Pending { after, starved: true }),
+        Err(nak) => {
+            regions.faults += 1;
+            Err(nak)
+        }
+    }
+}

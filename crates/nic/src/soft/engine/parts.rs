@@ -1,0 +1,78 @@
+//! The named parts of an engine's state.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use nobounce_protocol::timing::Nanos;
+use nobounce_protocol::wire::Marker;
+
+use crate::soft::counters::Counters;
+use crate::soft::engine::overflows::Overflows;
+use crate::soft::engine::peers::Peers;
+use crate::soft::engine::queue_pair::PendingAcks;
+use crate::soft::engine::timer::Timer;
+use crate::soft::local::local_peers::LocalPeers;
+use crate::soft::local::routes::Routes;
+use crate::tally::PathCounters;
+
+/// Whose turn it is, and when.
+#[derive(Debug, Default)]
+pub(crate) struct Scheduler {
+    /// Queue pairs with packets to send, in round-robin order.
+    pub(crate) ready: VecDeque<u32>,
+    pub(crate) pending_acks: PendingAcks,
+    /// Queue pairs with received packets.
+    pub(crate) touched: Vec<u32>,
+    /// The last batch had no room for the delayed ACKs.
+    pub(crate) answers_are_next: bool,
+    pub(crate) timers: BinaryHeap<Reverse<(Nanos, Timer)>>,
+    /// Consecutive calls that received nothing.
+    pub(crate) idle_calls: u32,
+    /// When packets last arrived or left.
+    pub(crate) active_at: Nanos,
+}
+
+/// Markers of unreliable services, which measure what a same-host receiver has taken.
+#[derive(Debug, Default)]
+pub(crate) struct Markers {
+    /// Those to be returned, and their destinations.
+    pub(crate) returns: Vec<(IpAddr, Marker)>,
+    /// Their senders: a marker returns on the route that other packets would take.
+    pub(crate) senders: Routes,
+}
+
+/// Same-host peers of datagrams.
+#[derive(Debug, Default)]
+pub(crate) struct SameHost {
+    pub(crate) peers: LocalPeers,
+    /// Queue pairs with datagrams to unresolved peers.
+    pub(crate) unresolved: Vec<u32>,
+}
+
+/// Queue pairs that wait for the GPU's copy engine.
+#[derive(Debug, Default)]
+pub(crate) struct CopyWaits {
+    pub(crate) holding: Vec<u32>,
+    /// One of them found no free fetch chunk.
+    pub(crate) starved: bool,
+    /// Reclaim cursor: the queue pair that chunks were taken from last.
+    pub(crate) reclaim_cursor: usize,
+}
+
+/// What the engine has moved and counted.
+#[derive(Debug, Default)]
+pub(crate) struct Account {
+    pub(crate) counters: Counters,
+    /// Bytes moved by destroyed queue pairs, by peer.
+    pub(crate) moved: HashMap<IpAddr, PathCounters>,
+    pub(crate) peers: Peers,
+}
+
+/// Completion-queue overflows of the device, and how many this engine has handled.
+#[derive(Debug)]
+pub(crate) struct OverflowCursor {
+    pub(crate) shared: Arc<Overflows>,
+    pub(crate) known: usize,
+}

@@ -1,0 +1,102 @@
+//! One queue pair: its protocol state, and in named parts what the engine keeps beside it.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use nobounce_protocol::qp::Qp as ProtocolQp;
+use nobounce_protocol::timing::Nanos;
+use nobounce_protocol::wire::Qpn;
+
+use crate::soft::engine::cq_state::CqInner;
+use crate::soft::engine::memory_windows::Accessor;
+use crate::tally::PathCounters;
+
+mod ack_delay;
+mod held;
+mod posted;
+mod route;
+mod schedule;
+mod sent;
+
+pub(crate) use ack_delay::PendingAcks;
+pub(crate) use held::{complete, deliver, flushed, next_packet, next_request};
+
+use ack_delay::AckTiming;
+use held::GpuState;
+use posted::Posted;
+use route::Route;
+use schedule::{NEAR_TURN, Schedule, TURN};
+use sent::Sent;
+
+/// One queue pair.
+#[derive(Debug)]
+pub(crate) struct QueuePair {
+    pub(crate) qpn: Qpn,
+    pub(crate) qp: ProtocolQp,
+    pub(crate) pd: u32,
+    pub(crate) send_cq: Arc<CqInner>,
+    pub(crate) recv_cq: Arc<CqInner>,
+    pub(crate) posted: Posted,
+    pub(crate) schedule: Schedule,
+    pub(crate) ack: AckTiming,
+    pub(crate) route: Route,
+    pub(crate) sent: Sent,
+    pub(crate) gpu: GpuState,
+    /// Its peer's process was killed: when it goes to the error state.
+    pub(crate) ends_at: Option<Nanos>,
+    pub(crate) tally: PathCounters,
+}
+
+impl QueuePair {
+    pub(crate) fn new(
+        qpn: Qpn,
+        qp: ProtocolQp,
+        pd: u32,
+        send_cq: Arc<CqInner>,
+        recv_cq: Arc<CqInner>,
+    ) -> Self {
+        Self {
+            route: Route::new(qp.service()),
+            posted: Posted::new(pd),
+            schedule: Schedule::default(),
+            ack: AckTiming::default(),
+            sent: Sent::default(),
+            gpu: GpuState::default(),
+            ends_at: None,
+            tally: PathCounters::default(),
+            qpn,
+            qp,
+            pd,
+            send_cq,
+            recv_cq,
+        }
+    }
+
+    /// Its index in the device's table.
+    pub(crate) fn index(&self) -> u32 {
+        self.qpn.get() & 0xffff
+    }
+
+    /// Its destination: the high byte of the 24-bit QP number is the slot of the owning process.
+    pub(crate) fn peer(&self) -> (IpAddr, u8) {
+        let attr = self.qp.attr();
+        let [_, slot, ..] = attr.dest_qpn.get().to_be_bytes();
+        (attr.remote, slot)
+    }
+
+    /// Packets in its turn; `shared`: other queue pairs use the same route.
+    pub(crate) fn whole_turn(&self, shared: bool) -> u64 {
+        if self.route.ring.is_some() && !shared { NEAR_TURN } else { TURN }
+    }
+
+    /// The identity under which its peer accesses memory.
+    pub(crate) fn accessor(&self) -> Accessor {
+        Accessor { pd: self.pd, qp: self.index() }
+    }
+
+    /// Puts it into a list of queue pairs with a delayed ACK, unless it is in one.
+    pub(crate) fn delay_ack(&mut self, now: Nanos, pending_acks: &mut PendingAcks) {
+        let (index, wire) = (self.index(), self.route.ring.is_none());
+        self.ack.delay(now, index, wire, pending_acks);
+    }
+}

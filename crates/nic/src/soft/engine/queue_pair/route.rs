@@ -1,0 +1,82 @@
+//! Where the packets of a queue pair go.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use nobounce_protocol::qp::Datagram;
+use nobounce_protocol::timing::Nanos;
+use nobounce_protocol::wire::{Header, Marker, Qpn, Service};
+
+use super::QueuePair;
+use crate::links::rings::PeerRing;
+use crate::soft::local::local_peers::LocalPeers;
+use crate::soft::local::routes::{Routes, addressee};
+
+/// The ring of its next packet, and for UD the routes of its datagrams.
+#[derive(Debug)]
+pub(crate) struct Route {
+    /// The ring of a same-host peer, in which its packets are built; they have no ICRC.
+    pub(crate) ring: Option<Arc<PeerRing>>,
+    /// The routes of its datagrams, for UD; `ring` is then that of the last packet.
+    pub(crate) routes: Option<Box<Routes>>,
+    /// The destination of its last packet of an unreliable service.
+    direction: Option<(IpAddr, Qpn)>,
+}
+
+impl Route {
+    pub(super) fn new(service: Service) -> Self {
+        Self { ring: None, routes: (service == Service::Ud).then(Box::default), direction: None }
+    }
+}
+
+impl QueuePair {
+    /// A datagram was posted.
+    #[inline]
+    pub(crate) fn note_addressee(&mut self, to: &Datagram) {
+        if let Some(routes) = &mut self.route.routes {
+            routes.expect(addressee(to.remote, to.dest_qpn));
+        }
+    }
+
+    /// Whether it has a datagram to an unresolved peer.
+    #[inline]
+    pub(crate) fn has_unresolved(&self) -> bool {
+        self.route.routes.as_ref().is_some_and(|routes| routes.has_unresolved())
+    }
+
+    /// A packet of an unreliable service is about to be built: a datagram takes the route to its
+    /// receiver.
+    pub(crate) fn choose_route(&mut self, header: &Header) {
+        let to = addressee(*self.qp.destination(), header.dest_qpn);
+        if let Some(way) = self.route.routes.as_mut().and_then(|routes| routes.turn_to(to)) {
+            self.route.ring = way;
+        }
+    }
+
+    /// The peer's ring is closed: packets to it need an ICRC again.
+    pub(crate) fn part_with(&mut self, gone: (IpAddr, u8)) {
+        let was_ours = match &mut self.route.routes {
+            Some(routes) => routes.forget(gone),
+            None => self.peer() == gone,
+        };
+        if was_ours {
+            self.route.ring = None;
+        }
+    }
+
+    /// A packet of an unreliable service leaves.
+    pub(crate) fn note_direction(&mut self, header: &Header, local_peers: &mut LocalPeers) {
+        let (to, qpn) = (*self.qp.destination(), header.dest_qpn);
+        if self.route.direction.is_none_or(|(before, _)| before != to) {
+            self.qp.set_near(local_peers.contains(to));
+        }
+        self.route.direction = Some((to, qpn));
+    }
+
+    /// The marker to be sent now, and its destination.
+    pub(crate) fn marker(&mut self, now: Nanos) -> Option<(IpAddr, Marker)> {
+        let (addr, to) = self.route.direction?;
+        let number = self.qp.poll_marker(now)?;
+        Some((addr, Marker { returns: false, to, from: self.qpn, number }))
+    }
+}
