@@ -142,7 +142,7 @@ fn listed(first: u64, end: u64, write: bool) -> Result<(), RangeError> {
     let mut reached = first;
     for line in maps.split(b'\n') {
         let line = line.map_err(unknown)?;
-        let Some(mapping) = Mapping::parse(&line) else { continue };
+        let Some(mapping) = MapsEntry::parse(&line) else { continue };
         if mapping.end <= reached {
             continue;
         }
@@ -167,14 +167,14 @@ pub(crate) fn is_readable(addr: u64) -> bool {
 }
 
 #[derive(Debug, PartialEq)]
-struct Mapping {
+struct MapsEntry {
     start: u64,
     end: u64,
     read: bool,
     write: bool,
 }
 
-impl Mapping {
+impl MapsEntry {
     /// Parses `7f00-8f00 rw-p ...`; the rest of the line (a file name) may be any bytes.
     fn parse(line: &[u8]) -> Option<Self> {
         let mut words = line.split(|&byte| byte == b' ');
@@ -197,10 +197,10 @@ mod tests {
     #[test]
     fn maps_lines_are_parsed() {
         let line = b"7f0000001000-7f0000003000 r-xp 00000000 08:01 42 /tmp/\xff name with spaces";
-        let expected = Mapping { start: 0x7f00_0000_1000, end: 0x7f00_0000_3000, read: true, write: false };
-        assert_eq!(Mapping::parse(line), Some(expected));
-        assert_eq!(Mapping::parse(b""), None);
-        assert_eq!(Mapping::parse(b"nonsense rw-p"), None);
+        let expected = MapsEntry { start: 0x7f00_0000_1000, end: 0x7f00_0000_3000, read: true, write: false };
+        assert_eq!(MapsEntry::parse(line), Some(expected));
+        assert_eq!(MapsEntry::parse(b""), None);
+        assert_eq!(MapsEntry::parse(b"nonsense rw-p"), None);
     }
 
     /// The method for older kernels, which this machine's kernel would not use by itself.

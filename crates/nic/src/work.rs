@@ -1,6 +1,6 @@
 //! Requests and completions of queue pairs, whichever kind of NIC carries them out.
 
-use nobounce_protocol::qp::{Datagram, Source, Status, WorkKind};
+use nobounce_protocol::qp::{Datagram, DatagramSource, Status, WorkKind};
 use nobounce_protocol::wire::Qpn;
 
 pub use nobounce_protocol::qp::Operation;
@@ -119,5 +119,5 @@ pub struct WorkCompletion {
     /// The queue pair it belongs to.
     pub qpn: Qpn,
     /// Of a received datagram: where it came from.
-    pub source: Option<Source>,
+    pub source: Option<DatagramSource>,
 }

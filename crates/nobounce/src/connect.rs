@@ -10,7 +10,7 @@ use nobounce_nic::soft::{Access, Mtu, Psn, QpAttr, Qpn};
 use nobounce_nic::work::QpLimits;
 
 use crate::connection::Connection;
-use crate::control::Control;
+use crate::control::ControlChannel;
 use crate::device::Device;
 use crate::handshake::{self, HandshakeError, Hello, MAX_QPS, QpHalf};
 
@@ -156,8 +156,8 @@ fn shake_hands(
     Ok(Connection::new(device, lanes, control, &theirs))
 }
 
-pub(crate) fn open_control(stream: TcpStream) -> Result<Control, HandshakeError> {
-    Control::new(stream).map_err(|source| HandshakeError::Io { step: "we prepared it", source })
+pub(crate) fn open_control(stream: TcpStream) -> Result<ControlChannel, HandshakeError> {
+    ControlChannel::new(stream).map_err(|source| HandshakeError::Io { step: "we prepared it", source })
 }
 
 /// The queue pairs of a connection that is being set up.

@@ -13,7 +13,7 @@ use nobounce_nic::soft::{Mtu, QpAttr, QpState, Status, WorkKind};
 use nobounce_nic::work::WorkCompletion;
 
 use crate::connect::Lanes;
-use crate::control::Control;
+use crate::control::ControlChannel;
 use crate::device::Device;
 use crate::handshake::Hello;
 use crate::health::{Fault, HealthMonitor};
@@ -58,7 +58,7 @@ pub struct Connection {
     cq: Cq,
     channel: Channel,
     book: Mutex<Tickets>,
-    pub(crate) control: Control,
+    pub(crate) control: ControlChannel,
     device: Device,
     peer: IpAddr,
     mtu: Mtu,
@@ -77,7 +77,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    pub(crate) fn new(device: &Device, lanes: Lanes, control: Control, theirs: &Hello) -> Self {
+    pub(crate) fn new(device: &Device, lanes: Lanes, control: ControlChannel, theirs: &Hello) -> Self {
         let limit = lanes.cq.depth();
         Self {
             qps: lanes.qps,

@@ -82,14 +82,14 @@ impl Inbox {
 }
 
 #[derive(Debug)]
-pub(crate) struct Control {
+pub(crate) struct ControlChannel {
     stream: TcpStream,
     inbox: Mutex<Inbox>,
     outbox: Mutex<()>,
     closed: AtomicBool,
 }
 
-impl Control {
+impl ControlChannel {
     pub(crate) fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nonblocking(false)?;
         stream.set_nodelay(true)?;

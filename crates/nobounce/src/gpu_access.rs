@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use nobounce_memory::gpu::calibration::{Calibration, USUAL_CROSSOVER};
-use nobounce_memory::gpu::copy_engine::{Copy, CopyEngine, CopyError, PinnedChunk};
+use nobounce_memory::gpu::copy_engine::{CopyEngine, CopyError, PendingCopy, PinnedChunk};
 use nobounce_memory::gpu::{GpuMemory, GpuWindow};
 
 use crate::access::AccessError;
@@ -36,7 +36,7 @@ pub(crate) fn read(memory: &GpuMemory, offset: usize, bytes: &mut [u8]) -> Resul
     }
     let engine = engine(memory)?;
     let len = bytes.len();
-    let mut under_way: VecDeque<Copy> = VecDeque::new();
+    let mut under_way: VecDeque<PendingCopy> = VecDeque::new();
     let (mut started, mut rest) = (0, bytes);
     while !rest.is_empty() {
         while started < len
@@ -64,7 +64,7 @@ pub(crate) fn write(memory: &GpuMemory, offset: usize, bytes: &[u8]) -> Result<(
         return finish(window);
     }
     let engine = engine(memory)?;
-    let mut under_way: VecDeque<Copy> = VecDeque::new();
+    let mut under_way: VecDeque<PendingCopy> = VecDeque::new();
     for (at, piece) in (offset..).step_by(PIECE).zip(bytes.chunks(PIECE)) {
         if under_way.len() == PIECES
             && let Some(first) = under_way.pop_front()
@@ -152,7 +152,7 @@ fn patient_chunk(engine: &CopyEngine, len: usize) -> Result<PinnedChunk, AccessE
 }
 
 /// Waits for a copy and returns its chunk.
-fn wait(engine: &CopyEngine, copy: Copy, len: usize) -> Result<PinnedChunk, AccessError> {
+fn wait(engine: &CopyEngine, copy: PendingCopy, len: usize) -> Result<PinnedChunk, AccessError> {
     patiently(len, || Ok(engine.poll(&copy)?))?;
     copy.into_chunk().map_err(|_| AccessError::Slow { len, limit: LIMIT })
 }

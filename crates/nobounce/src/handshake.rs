@@ -3,7 +3,7 @@
 //! ```text
 //! connecting side                     listening side
 //! preamble, Hello(queue pairs)   ->
-//!                                <-   preamble, Answer::Accepted(Hello) or Answer::Refused(why)
+//!                                <-   preamble, HandshakeReply::{Accepted(Hello), Refused(why)}
 //! Ready (an empty frame)         ->
 //! ```
 //! The preamble is 8 bytes of magic and a 4-byte version, little-endian. Frames are postcard with a
@@ -18,7 +18,7 @@ use nobounce_nic::any;
 use nobounce_nic::soft::{Mtu, Psn, QpAttr, Qpn};
 use serde::{Deserialize, Serialize};
 
-use crate::control::{Control, ControlError};
+use crate::control::{ControlChannel, ControlError};
 
 /// The version of this handshake and of the frames after it.
 pub const HANDSHAKE_VERSION: u32 = 3;
@@ -182,7 +182,7 @@ impl Hello {
     pub(crate) fn check_reachable(
         &self,
         device: &any::Device,
-        control: &Control,
+        control: &ControlChannel,
     ) -> Result<(), HandshakeError> {
         let (ours, theirs) = (device.local(), self.addr);
         if (device.lid() == 0) != (self.lid == 0) {
@@ -209,7 +209,7 @@ fn link(lid: u16) -> &'static str {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-enum Answer {
+enum HandshakeReply {
     Accepted(Hello),
     Refused(String),
 }
@@ -223,14 +223,18 @@ const WAIT_READY: &str = "we waited for its confirmation";
 const SAY_READY: &str = "we sent our confirmation";
 
 /// Connecting side, first step.
-pub(crate) fn send_hello(control: &Control, hello: &Hello, deadline: Instant) -> Result<(), HandshakeError> {
+pub(crate) fn send_hello(
+    control: &ControlChannel,
+    hello: &Hello,
+    deadline: Instant,
+) -> Result<(), HandshakeError> {
     let at = |error| HandshakeError::at(SAY_HELLO, error);
     control.write_raw(&preamble(), deadline).map_err(at)?;
     control.send(&[], &encode(hello)?, deadline).map_err(at)
 }
 
 /// Listening side, first step.
-pub(crate) fn receive_hello(control: &Control, deadline: Instant) -> Result<Hello, HandshakeError> {
+pub(crate) fn receive_hello(control: &ControlChannel, deadline: Instant) -> Result<Hello, HandshakeError> {
     let checked = receive_preamble(control, deadline);
     if matches!(checked, Ok(()) | Err(HandshakeError::Version { .. })) {
         control.write_raw(&preamble(), deadline).map_err(|error| HandshakeError::at(SAY_ANSWER, error))?;
@@ -244,8 +248,12 @@ pub(crate) fn receive_hello(control: &Control, deadline: Instant) -> Result<Hell
 }
 
 /// Listening side, second step: returns when the other end has confirmed.
-pub(crate) fn accept(control: &Control, hello: Hello, deadline: Instant) -> Result<(), HandshakeError> {
-    let answer = encode(&Answer::Accepted(hello))?;
+pub(crate) fn accept(
+    control: &ControlChannel,
+    hello: Hello,
+    deadline: Instant,
+) -> Result<(), HandshakeError> {
+    let answer = encode(&HandshakeReply::Accepted(hello))?;
     control.send(&[], &answer, deadline).map_err(|error| HandshakeError::at(SAY_ANSWER, error))?;
     let ready =
         control.receive(MAX_HELLO, deadline).map_err(|error| HandshakeError::at(WAIT_READY, error))?;
@@ -258,33 +266,33 @@ pub(crate) fn accept(control: &Control, hello: Hello, deadline: Instant) -> Resu
 
 /// Listening side, instead: sends the reason for a refusal. The other end may be gone already, so
 /// errors are ignored.
-pub(crate) fn refuse(control: &Control, why: &HandshakeError, deadline: Instant) {
+pub(crate) fn refuse(control: &ControlChannel, why: &HandshakeError, deadline: Instant) {
     let reason = why.to_string().chars().take(MAX_REASON / 4).collect();
-    if let Ok(answer) = encode(&Answer::Refused(reason)) {
+    if let Ok(answer) = encode(&HandshakeReply::Refused(reason)) {
         let _ = control.send(&[], &answer, deadline);
     }
 }
 
 /// Connecting side, second step.
-pub(crate) fn receive_answer(control: &Control, deadline: Instant) -> Result<Hello, HandshakeError> {
+pub(crate) fn receive_answer(control: &ControlChannel, deadline: Instant) -> Result<Hello, HandshakeError> {
     receive_preamble(control, deadline)?;
     let frame =
         control.receive(MAX_HELLO, deadline).map_err(|error| HandshakeError::at(WAIT_ANSWER, error))?;
     match decode(&frame)? {
-        Answer::Accepted(hello) => {
+        HandshakeReply::Accepted(hello) => {
             hello.check()?;
             Ok(hello)
         }
         // For people to read: drop control characters that the other end could send to the
         // terminal.
-        Answer::Refused(reason) => Err(HandshakeError::Refused {
+        HandshakeReply::Refused(reason) => Err(HandshakeError::Refused {
             reason: reason.chars().filter(|c| !c.is_control()).take(MAX_REASON).collect(),
         }),
     }
 }
 
 /// Connecting side, last step.
-pub(crate) fn send_ready(control: &Control, deadline: Instant) -> Result<(), HandshakeError> {
+pub(crate) fn send_ready(control: &ControlChannel, deadline: Instant) -> Result<(), HandshakeError> {
     control.send(&[], &[], deadline).map_err(|error| HandshakeError::at(SAY_READY, error))
 }
 
@@ -295,7 +303,7 @@ fn preamble() -> [u8; 12] {
     bytes
 }
 
-fn receive_preamble(control: &Control, deadline: Instant) -> Result<(), HandshakeError> {
+fn receive_preamble(control: &ControlChannel, deadline: Instant) -> Result<(), HandshakeError> {
     let at = |error| HandshakeError::at(WAIT_PREAMBLE, error);
     // In two steps: another protocol may send fewer than 12 bytes and then wait for us.
     let (mut magic, mut version) = ([0; 8], [0; 4]);
@@ -360,7 +368,7 @@ mod tests {
     fn the_largest_hello_fits_a_frame() {
         let half = QpHalf { qpn: Qpn::MAX, psn: 0xff_ffff };
         let hello = Hello { addr: "ff::1".parse().unwrap(), qps: vec![half; MAX_QPS], ..hello() };
-        let bytes = encode(&Answer::Accepted(hello)).unwrap();
+        let bytes = encode(&HandshakeReply::Accepted(hello)).unwrap();
         assert!(bytes.len() <= MAX_HELLO, "{}", bytes.len());
     }
 
@@ -372,7 +380,7 @@ mod tests {
                 let mut bytes = good.clone();
                 bytes[at] = value;
                 let _ = decode::<Hello>(&bytes).map(|hello| hello.check());
-                let _ = decode::<Answer>(&bytes);
+                let _ = decode::<HandshakeReply>(&bytes);
             }
             assert!(decode::<Hello>(&good[..at]).is_err());
         }

@@ -86,10 +86,10 @@ impl From<any::RegisterError> for RegisterError {
 pub struct Region {
     // Fields drop in this order: memory is deregistered before it is freed.
     mr: Mr,
-    memory: Memory,
+    memory: RegionMemory,
 }
 
-enum Memory {
+enum RegionMemory {
     Host {
         window: Window,
         buffer: Option<HostBuffer>,
@@ -109,7 +109,7 @@ impl Region {
         // SAFETY: the buffer lives as long as the region, is reached through windows only, and
         // outlives `mr` and `window`.
         let mut region = unsafe { Self::of_raw(pd, memory.as_mut_ptr(), len, access)? };
-        if let Memory::Host { buffer, .. } = &mut region.memory {
+        if let RegionMemory::Host { buffer, .. } = &mut region.memory {
             *buffer = Some(memory);
         }
         Ok(region)
@@ -127,7 +127,7 @@ impl Region {
         let mr = unsafe { pd.register(base, len, access)? };
         // SAFETY: as above; the window is used through this region only.
         let window = unsafe { Window::new(base, len) };
-        Ok(Self { mr, memory: Memory::Host { window, buffer: None } })
+        Ok(Self { mr, memory: RegionMemory::Host { window, buffer: None } })
     }
 
     pub(crate) fn allocate_gpu(
@@ -147,7 +147,7 @@ impl Region {
         // SAFETY: the buffer lives as long as the region, and outlives `mr`; no Rust reference to
         // GPU memory can exist.
         let region = unsafe { Self::of_gpu_raw(pd, buffer.addr(), len, Self::ALL, options)? };
-        Ok(Self { memory: Memory::Gpu { buffer: Some(buffer) }, ..region })
+        Ok(Self { memory: RegionMemory::Gpu { buffer: Some(buffer) }, ..region })
     }
 
     /// # Safety
@@ -161,7 +161,7 @@ impl Region {
     ) -> Result<Self, RegisterError> {
         // SAFETY: the caller promises what `register_gpu` asks for.
         let mr = unsafe { pd.register_gpu(addr, len, access, options)? };
-        Ok(Self { mr, memory: Memory::Gpu { buffer: None } })
+        Ok(Self { mr, memory: RegionMemory::Gpu { buffer: None } })
     }
 
     /// Its length in bytes.
@@ -208,8 +208,8 @@ impl Region {
     /// Whether the region owns its memory (as opposed to the caller).
     pub fn owns_memory(&self) -> bool {
         match &self.memory {
-            Memory::Host { buffer, .. } => buffer.is_some(),
-            Memory::Gpu { buffer } => buffer.is_some(),
+            RegionMemory::Host { buffer, .. } => buffer.is_some(),
+            RegionMemory::Gpu { buffer } => buffer.is_some(),
         }
     }
 
@@ -220,22 +220,22 @@ impl Region {
 
     /// Whether it is CUDA memory.
     pub fn is_gpu(&self) -> bool {
-        matches!(self.memory, Memory::Gpu { .. })
+        matches!(self.memory, RegionMemory::Gpu { .. })
     }
 
     /// The allocation of a region that owns its GPU memory, to launch kernels on.
     pub fn gpu_buffer(&self) -> Option<&GpuBuffer> {
         match &self.memory {
-            Memory::Gpu { buffer } => buffer.as_ref(),
-            Memory::Host { .. } => None,
+            RegionMemory::Gpu { buffer } => buffer.as_ref(),
+            RegionMemory::Host { .. } => None,
         }
     }
 
     /// The allocation of a region that owns its host memory.
     pub fn host_buffer(&self) -> Option<&HostBuffer> {
         match &self.memory {
-            Memory::Host { buffer, .. } => buffer.as_ref(),
-            Memory::Gpu { .. } => None,
+            RegionMemory::Host { buffer, .. } => buffer.as_ref(),
+            RegionMemory::Gpu { .. } => None,
         }
     }
 
@@ -247,8 +247,8 @@ impl Region {
     /// failed or timed out.
     pub fn read_at(&self, offset: usize, bytes: &mut [u8]) -> Result<(), AccessError> {
         match self.place() {
-            Place::Cpu(window) => Ok(window.load(offset, bytes)?),
-            Place::Gpu(memory) => gpu_access::read(memory, offset, bytes),
+            RegionPlace::Cpu(window) => Ok(window.load(offset, bytes)?),
+            RegionPlace::Gpu(memory) => gpu_access::read(memory, offset, bytes),
         }
     }
 
@@ -259,8 +259,8 @@ impl Region {
     /// As for [`read_at`](Self::read_at).
     pub fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<(), AccessError> {
         match self.place() {
-            Place::Cpu(window) => Ok(window.store(offset, bytes)?),
-            Place::Gpu(memory) => gpu_access::write(memory, offset, bytes),
+            RegionPlace::Cpu(window) => Ok(window.store(offset, bytes)?),
+            RegionPlace::Gpu(memory) => gpu_access::write(memory, offset, bytes),
         }
     }
 
@@ -270,8 +270,8 @@ impl Region {
     /// As for [`read_at`](Self::read_at); or it is not aligned.
     pub fn read_u64(&self, offset: usize) -> Result<u64, AccessError> {
         match self.place() {
-            Place::Cpu(window) => Ok(window.load_u64(offset)?),
-            Place::Gpu(memory) => gpu_access::read_u64(memory, offset),
+            RegionPlace::Cpu(window) => Ok(window.load_u64(offset)?),
+            RegionPlace::Gpu(memory) => gpu_access::read_u64(memory, offset),
         }
     }
 
@@ -281,8 +281,8 @@ impl Region {
     /// As for [`read_at`](Self::read_at); or it is not aligned.
     pub fn write_u64(&self, offset: usize, value: u64) -> Result<(), AccessError> {
         match self.place() {
-            Place::Cpu(window) => Ok(window.store_u64(offset, value)?),
-            Place::Gpu(memory) => gpu_access::write_u64(memory, offset, value),
+            RegionPlace::Cpu(window) => Ok(window.store_u64(offset, value)?),
+            RegionPlace::Gpu(memory) => gpu_access::write_u64(memory, offset, value),
         }
     }
 
@@ -309,16 +309,18 @@ impl Region {
 
     /// How the application accesses the bytes. Pinned host memory belongs to the CPU, though CUDA
     /// allocated it.
-    fn place(&self) -> Place<'_> {
+    fn place(&self) -> RegionPlace<'_> {
         match (&self.memory, self.mr.gpu_memory()) {
-            (Memory::Host { window, .. }, _) => Place::Cpu(*window),
-            (Memory::Gpu { .. }, Some(memory)) => memory.host().map_or(Place::Gpu(memory), Place::Cpu),
-            (Memory::Gpu { .. }, None) => unreachable!("`register_gpu` gives regions that have it"),
+            (RegionMemory::Host { window, .. }, _) => RegionPlace::Cpu(*window),
+            (RegionMemory::Gpu { .. }, Some(memory)) => {
+                memory.host().map_or(RegionPlace::Gpu(memory), RegionPlace::Cpu)
+            }
+            (RegionMemory::Gpu { .. }, None) => unreachable!("`register_gpu` gives regions that have it"),
         }
     }
 }
 
-enum Place<'a> {
+enum RegionPlace<'a> {
     Cpu(Window),
     Gpu(&'a GpuMemory),
 }
@@ -327,9 +329,9 @@ impl fmt::Debug for Region {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Region({} bytes at {:#x}, ", self.len(), self.addr())?;
         match &self.memory {
-            Memory::Host { .. } => f.write_str("host memory")?,
-            Memory::Gpu { buffer: Some(buffer) } => write!(f, "on {}", buffer.gpu())?,
-            Memory::Gpu { buffer: None } => f.write_str("GPU memory of others")?,
+            RegionMemory::Host { .. } => f.write_str("host memory")?,
+            RegionMemory::Gpu { buffer: Some(buffer) } => write!(f, "on {}", buffer.gpu())?,
+            RegionMemory::Gpu { buffer: None } => f.write_str("GPU memory of others")?,
         }
         write!(f, ": {}", self.paths())?;
         // The path of staged memory has them.

@@ -2,14 +2,14 @@
 //! short list of operations, which is then kept below as a `regression_*` test.
 
 use nobounce_protocol::qp::{Mtu, Service};
-use nobounce_protocol::sim::plan::{Kind, Op, Plan, run};
+use nobounce_protocol::sim::plan::{Op, OpKind, Plan, run};
 use nobounce_protocol::sim::{Conditions, Rng, fuzzing, unreliable};
 use proptest::prelude::*;
 
-fn kind() -> impl Strategy<Value = Kind> {
-    let mut choices = Kind::ALL.to_vec();
-    choices.retain(|k| *k != Kind::Bad);
-    prop_oneof![30 => proptest::sample::select(choices), 1 => Just(Kind::Bad)]
+fn kind() -> impl Strategy<Value = OpKind> {
+    let mut choices = OpKind::ALL.to_vec();
+    choices.retain(|k| *k != OpKind::Bad);
+    prop_oneof![30 => proptest::sample::select(choices), 1 => Just(OpKind::Bad)]
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -82,7 +82,7 @@ proptest! {
 }
 
 /// A post as the lists below have it.
-fn post(side: u8, kind: Kind, len: u16) -> Op {
+fn post(side: u8, kind: OpKind, len: u16) -> Op {
     Op::Post { side, kind, len, at: 0, signaled: true, fence: false }
 }
 
@@ -98,9 +98,9 @@ fn regression_overtaken_packets_while_the_receiver_is_not_ready() {
             conditions: Conditions { reorder: 300_000, ..Conditions::default() },
             seed,
             ops: vec![
-                post(0, Kind::Send, 0),
-                post(0, Kind::Send, 0),
-                post(0, Kind::Send, 1025),
+                post(0, OpKind::Send, 0),
+                post(0, OpKind::Send, 0),
+                post(0, OpKind::Send, 1025),
                 Op::Wait { micros: 900 },
                 Op::Wait { micros: 900 },
             ],

@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use nobounce_memory::AccessError;
 use nobounce_memory::gpu::{
-    DriverError, GPU_PAGE, GpuMemory, GpuOptions, GpuWindow, MemoryKind, RangeError, RegisterError,
+    DriverError, GPU_PAGE, GpuMemory, GpuOptions, GpuRangeError, GpuWindow, MemoryKind, RegisterError,
 };
 use nobounce_memory::page_size;
 use nobounce_memory::path::Require;
@@ -248,8 +248,8 @@ fn may_pass(error: &RegisterError) -> bool {
 fn refused(error: &RegisterError) -> Errno {
     static TOLD: AtomicBool = AtomicBool::new(false);
     let errno = match error {
-        RegisterError::Range(RangeError::Driver(DriverError::Forked)) => Errno::EACCES,
-        RegisterError::Range(RangeError::Driver(_)) => Errno::ENODEV,
+        RegisterError::Range(GpuRangeError::Driver(DriverError::Forked)) => Errno::EACCES,
+        RegisterError::Range(GpuRangeError::Driver(_)) => Errno::ENODEV,
         RegisterError::NotDirect { kind: MemoryKind::Managed | MemoryKind::PinnedHost, .. } => Errno::EINVAL,
         error if may_pass(error) => Errno::ENOMEM,
         RegisterError::NotDirect { .. } => Errno::ENOTSUP,

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nobounce_memory::gpu::calibration::Calibration;
-use nobounce_memory::gpu::copy_engine::{Copy, CopyEngine, PinnedChunk};
+use nobounce_memory::gpu::copy_engine::{CopyEngine, PendingCopy, PinnedChunk};
 use nobounce_memory::gpu::{Gpu, GpuBuffer, GpuMemory, GpuOptions, GpuWindow};
 use nobounce_memory::wc::Isa;
 
@@ -306,7 +306,7 @@ fn copies(memory: &GpuMemory, engine: &CopyEngine) -> Outcome<()> {
 fn pipelined(memory: &GpuMemory, engine: &CopyEngine, size: usize, reads: bool) -> Outcome<f64> {
     let count = ((64 << 20) / size).clamp(32, 2000);
     let start = Instant::now();
-    let mut flying: VecDeque<Copy> = VecDeque::new();
+    let mut flying: VecDeque<PendingCopy> = VecDeque::new();
     for turn in 0..count {
         let chunk = match engine.take_chunk() {
             Some(chunk) => chunk,
@@ -330,7 +330,7 @@ fn copy(engine: &CopyEngine, memory: &GpuMemory, offset: usize, len: usize) -> O
     finish(engine, engine.start_read(memory, offset, len, chunk)?)
 }
 
-fn finish(engine: &CopyEngine, copy: Copy) -> Outcome<PinnedChunk> {
+fn finish(engine: &CopyEngine, copy: PendingCopy) -> Outcome<PinnedChunk> {
     let deadline = Instant::now() + Duration::from_secs(5);
     let mut spins = 0;
     while !engine.poll(&copy)? {

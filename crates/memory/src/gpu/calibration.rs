@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
-use super::copy_engine::{Copy, CopyEngine, CopyError, PinnedChunk};
+use super::copy_engine::{CopyEngine, CopyError, PendingCopy, PinnedChunk};
 use super::{CudaError, Gpu, GpuBuffer, GpuMemory, GpuOptions, GpuWindow, RegisterError};
 use crate::AccessError;
 
@@ -102,7 +102,7 @@ impl Calibration {
         let memory = GpuMemory::register(buffer.addr(), buffer.len(), &GpuOptions::default())
             .map_err(|error| CalibrationError::Registration(Arc::new(error)))?;
         let engine = CopyEngine::new(gpu, IN_FLIGHT, LONG)?;
-        Bench::new(&memory, &engine).run()
+        CopyBench::new(&memory, &engine).run()
     }
 }
 
@@ -130,14 +130,14 @@ impl fmt::Display for Calibration {
     }
 }
 
-struct Bench<'a> {
+struct CopyBench<'a> {
     memory: &'a GpuMemory,
     engine: &'a CopyEngine,
     host: Vec<u8>,
     start: Instant,
 }
 
-impl<'a> Bench<'a> {
+impl<'a> CopyBench<'a> {
     fn new(memory: &'a GpuMemory, engine: &'a CopyEngine) -> Self {
         Self { memory, engine, host: vec![1; LONG], start: Instant::now() }
     }
@@ -247,7 +247,7 @@ impl<'a> Bench<'a> {
     }
 
     /// Waits for a copy, with a timeout: the program's copies may keep the engine busy for seconds.
-    fn finish(&self, copy: Copy) -> Result<Option<PinnedChunk>, CalibrationError> {
+    fn finish(&self, copy: PendingCopy) -> Result<Option<PinnedChunk>, CalibrationError> {
         let start = Instant::now();
         while !self.engine.poll(&copy)? {
             match start.elapsed() {

@@ -26,8 +26,8 @@ use slab::Slab;
 /// the engine and all its chunks are gone, the next engine of the same shape reuses them.
 ///
 /// Order of use: [`take_chunk`](Self::take_chunk), [`start_read`](Self::start_read) or
-/// [`start_write`](Self::start_write), [`poll`](Self::poll) until true, [`Copy::into_chunk`].
-/// Copies of one direction complete in the order they were started.
+/// [`start_write`](Self::start_write), [`poll`](Self::poll) until true,
+/// [`PendingCopy::into_chunk`]. Copies of one direction complete in the order they were started.
 #[derive(Debug)]
 pub struct CopyEngine {
     gpu: Arc<Gpu>,
@@ -100,12 +100,12 @@ fn advice(error: &CudaError) -> &'static str {
 /// completion.
 #[derive(Debug)]
 #[must_use = "a copy is under way, and its chunk is in it"]
-pub struct Copy {
+pub struct PendingCopy {
     chunk: PinnedChunk,
     len: usize,
 }
 
-impl Copy {
+impl PendingCopy {
     /// Its length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -184,7 +184,7 @@ impl CopyEngine {
         offset: usize,
         len: usize,
         chunk: PinnedChunk,
-    ) -> Result<Copy, CopyError> {
+    ) -> Result<PendingCopy, CopyError> {
         let address = check(memory, offset, len, &chunk)?;
         if !chunk.is_unique() {
             return Err(CopyError::ChunkInUse { state: "has clones, who would see it change" });
@@ -202,7 +202,7 @@ impl CopyEngine {
         len: usize,
         rows: Rows,
         chunk: PinnedChunk,
-    ) -> Result<Copy, CopyError> {
+    ) -> Result<PendingCopy, CopyError> {
         let address = check(memory, offset, len, &chunk)?;
         if rows.room_for(len).is_none_or(|room| room > chunk.len()) {
             return Err(CopyError::OutOfBounds { offset, len, memory: memory.len(), chunk: chunk.len() });
@@ -223,7 +223,7 @@ impl CopyEngine {
         offset: usize,
         chunk: PinnedChunk,
         len: usize,
-    ) -> Result<Copy, CopyError> {
+    ) -> Result<PendingCopy, CopyError> {
         let address = check(memory, offset, len, &chunk)?;
         // SAFETY: the memory is alive, the range inside it, and the chunk has no writer.
         unsafe { self.start(Direction::Write, address, len, chunk) }
@@ -236,7 +236,7 @@ impl CopyEngine {
     }
 
     /// Whether a copy is over. Never waits.
-    pub fn poll(&self, copy: &Copy) -> Result<bool, CopyError> {
+    pub fn poll(&self, copy: &PendingCopy) -> Result<bool, CopyError> {
         Ok(copy.chunk.slab().parts().is_over(copy.chunk.index())?)
     }
 
@@ -249,12 +249,12 @@ impl CopyEngine {
         address: u64,
         len: usize,
         chunk: PinnedChunk,
-    ) -> Result<Copy, CopyError> {
+    ) -> Result<PendingCopy, CopyError> {
         if !Arc::ptr_eq(chunk.slab(), &self.slab) {
             return Err(CopyError::ChunkInUse { state: "belongs to another engine" });
         }
         if len == 0 {
-            return Ok(Copy { chunk, len });
+            return Ok(PendingCopy { chunk, len });
         }
         let parts = self.slab.parts();
         let slot = &parts.slots[chunk.index()];
@@ -288,7 +288,7 @@ impl CopyEngine {
             }
         });
         match outcome {
-            Ok(()) => Ok(Copy { chunk, len }),
+            Ok(()) => Ok(PendingCopy { chunk, len }),
             Err(error) => {
                 if started {
                     // The copy may be in flight, without an event for its completion: leak the

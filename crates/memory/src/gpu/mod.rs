@@ -37,6 +37,6 @@ pub use device::Gpu;
 pub use driver::Driver;
 pub use error::{CudaError, DriverError};
 pub use gpu_window::GpuWindow;
-pub use range::{GPU_PAGE, GpuRange, MemoryKind, RangeError};
+pub use range::{GPU_PAGE, GpuRange, GpuRangeError, MemoryKind};
 pub use region::{Gone, GpuMemory, GpuOptions, RegisterError};
-pub use window::{Method, Refusal};
+pub use window::{Method, WindowRefusal};

@@ -8,7 +8,7 @@ use super::api::{AllocationProp, Api, Context, consts};
 use super::device::Gpu;
 use super::driver::Driver;
 use super::error::CudaError;
-pub use super::range_error::RangeError;
+pub use super::range_error::GpuRangeError;
 use super::range_error::{failed, unknown};
 
 /// Page size in which kernel modules pin GPU memory.
@@ -119,12 +119,12 @@ impl GpuRange {
     ///
     /// Pointer queries need no context. Kinds of memory that do need one use the memory's own
     /// context, else this thread's on the same GPU, else the primary context.
-    pub fn of(addr: u64, len: usize) -> Result<Self, RangeError> {
+    pub fn of(addr: u64, len: usize) -> Result<Self, GpuRangeError> {
         let end = u64::try_from(len)
             .ok()
             .filter(|&len| len > 0)
             .and_then(|len| addr.checked_add(len))
-            .ok_or(RangeError::Empty { addr, len })?;
+            .ok_or(GpuRangeError::Empty { addr, len })?;
         let driver = Driver::get()?;
         let attributes = driver.relaxed(|api| query(api, addr)).map_err(|error| failed(addr, error))?;
         if attributes.memory_type == 0 {
@@ -136,7 +136,7 @@ impl GpuRange {
             None if is_host => Gpu::list()?.into_iter().next(),
             found => found,
         }
-        .ok_or(RangeError::NoSuchGpu { addr, ordinal: attributes.ordinal })?;
+        .ok_or(GpuRangeError::NoSuchGpu { addr, ordinal: attributes.ordinal })?;
         let mut range = Self {
             addr,
             len,
@@ -174,8 +174,8 @@ impl GpuRange {
     /// unallocated or a neighbouring address. The range then stands for the allocation that holds
     /// `addr`, or the first one after it in the same page. It reaches beyond that allocation on
     /// either side; the driver's memory object decides whether it can be mapped.
-    pub fn of_gpu_pages(addr: u64, len: usize) -> Result<Self, RangeError> {
-        let no_range = RangeError::Empty { addr, len };
+    pub fn of_gpu_pages(addr: u64, len: usize) -> Result<Self, GpuRangeError> {
+        let no_range = GpuRangeError::Empty { addr, len };
         let end = u64::try_from(len)
             .ok()
             .filter(|&len| len > 0)
@@ -359,13 +359,13 @@ impl GpuRange {
         end.checked_next_multiple_of(PROMISED_ALIGNMENT).unwrap_or(end)
     }
 
-    fn crossing(&self) -> RangeError {
-        RangeError::Crosses { addr: self.addr, len: self.len, base: self.base(), size: self.size() }
+    fn crossing(&self) -> GpuRangeError {
+        GpuRangeError::Crosses { addr: self.addr, len: self.len, base: self.base(), size: self.size() }
     }
 }
 
 /// The first address of allocated memory from `addr` on, before `end` and in the same GPU page.
-fn first_known(addr: u64, end: u64) -> Result<Option<u64>, RangeError> {
+fn first_known(addr: u64, end: u64) -> Result<Option<u64>, GpuRangeError> {
     let driver = Driver::get()?;
     let end = end.min(addr / GPU_PAGE * GPU_PAGE + GPU_PAGE);
     let mut next = addr;

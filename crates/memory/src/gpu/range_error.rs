@@ -11,7 +11,7 @@ use crate::probe;
 /// Why a range cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
-pub enum RangeError {
+pub enum GpuRangeError {
     /// A range of no bytes, or one that wraps around.
     #[error(
         "{len} bytes at {addr:#x} are no range: give at least one byte, and an end that does not wrap around"
@@ -100,13 +100,13 @@ pub enum RangeError {
 
 /// Classifies an address that CUDA does not know. CUDA's answer is always the same, so other
 /// sources are queried.
-pub(super) fn unknown(addr: u64) -> RangeError {
+pub(super) fn unknown(addr: u64) -> GpuRangeError {
     if probe::is_readable(addr) {
-        RangeError::HostMemory { addr }
+        GpuRangeError::HostMemory { addr }
     } else if has_context() {
-        RangeError::Nothing { addr }
+        GpuRangeError::Nothing { addr }
     } else {
-        RangeError::NoContext { addr }
+        GpuRangeError::NoContext { addr }
     }
 }
 
@@ -134,12 +134,12 @@ fn has_context() -> bool {
 }
 
 /// The error of a question about an address that CUDA did not answer.
-pub(super) fn failed(addr: u64, error: CudaError) -> RangeError {
+pub(super) fn failed(addr: u64, error: CudaError) -> GpuRangeError {
     if error.context_is_gone() {
-        RangeError::ContextGone { addr, error }
+        GpuRangeError::ContextGone { addr, error }
     } else if error.code == CudaError::INVALID_VALUE {
         unknown(addr)
     } else {
-        RangeError::Query { addr, error }
+        GpuRangeError::Query { addr, error }
     }
 }

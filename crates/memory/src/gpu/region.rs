@@ -15,9 +15,9 @@ use super::device::Gpu;
 use super::ending::Endings;
 use super::error::{CudaError, DriverError};
 use super::gpu_window::GpuWindow;
-use super::range::{self, GpuRange, MemoryKind, RangeError, Segment};
+use super::range::{self, GpuRange, GpuRangeError, MemoryKind, Segment};
 use super::watch::{self, LookedAfter};
-use super::window::{self, Mapping, Method, Owner, Refusal};
+use super::window::{self, Mapping, MappingOwner, Method, WindowRefusal};
 use crate::guard::{self, InstallError};
 use crate::path::{Mechanism, Path, Paths, Reason, Require};
 use crate::{Window, page_size};
@@ -63,7 +63,7 @@ impl GpuOptions {
 pub enum RegisterError {
     /// The range is not one.
     #[error(transparent)]
-    Range(#[from] RangeError),
+    Range(#[from] GpuRangeError),
     /// A direct path was required, and there is none.
     #[error("a direct path is required for {len} bytes at {addr:#x} ({kind}), but the path is: {paths}")]
     NotDirect {
@@ -76,7 +76,7 @@ pub enum RegisterError {
         /// The paths there are.
         paths: Box<Paths>,
         /// Why there is no window.
-        refusals: Vec<Refusal>,
+        refusals: Vec<WindowRefusal>,
     },
     /// The memory was freed while it was registered.
     #[error("the memory at {addr:#x} was freed while it was being registered ({gone})")]
@@ -143,14 +143,14 @@ pub struct GpuMemory {
     method: Option<Method>,
     window: Option<GpuWindow>,
     mapping: Option<Arc<Mapping>>,
-    owner: Owner,
+    owner: MappingOwner,
     endings: Endings,
     looked_after: OnceLock<LookedAfter>,
     /// Shows whether its context is still alive, where that can be known.
     witness: Option<KeptContext>,
     host: Option<Window>,
     paths: Paths,
-    refusals: Vec<Refusal>,
+    refusals: Vec<WindowRefusal>,
 }
 
 impl GpuMemory {
@@ -159,7 +159,7 @@ impl GpuMemory {
     /// It never waits for the GPU, invalidates no stream capture and writes nothing. Without a
     /// window it fails only under [`Require::Direct`].
     pub fn register(addr: u64, len: usize, options: &GpuOptions) -> Result<Self, RegisterError> {
-        Self::build(GpuRange::of(addr, len)?, options.with_environment(), Owner::Everybody)
+        Self::build(GpuRange::of(addr, len)?, options.with_environment(), MappingOwner::Everybody)
     }
 
     /// Registers the whole GPU pages that the `len` bytes at `addr` lie in, as kernel modules do:
@@ -167,7 +167,7 @@ impl GpuMemory {
     /// [hidden](Self::hide).
     pub fn register_gpu_pages(addr: u64, len: usize, options: &GpuOptions) -> Result<Self, RegisterError> {
         let range = GpuRange::of_gpu_pages(addr, len)?;
-        Self::build(range, options.with_environment(), Owner::Registration)
+        Self::build(range, options.with_environment(), MappingOwner::Registration)
     }
 
     /// As [`register`](Self::register), for memory that a network adapter accesses by itself. The
@@ -175,10 +175,10 @@ impl GpuMemory {
     pub fn reach(addr: u64, len: usize, options: &GpuOptions) -> Result<Self, RegisterError> {
         let window = options.with_environment().window;
         let options = GpuOptions { window, ..GpuOptions::default() };
-        Self::build(GpuRange::of(addr, len)?, options, Owner::Everybody)
+        Self::build(GpuRange::of(addr, len)?, options, MappingOwner::Everybody)
     }
 
-    fn build(range: GpuRange, options: GpuOptions, owner: Owner) -> Result<Self, RegisterError> {
+    fn build(range: GpuRange, options: GpuOptions, owner: MappingOwner) -> Result<Self, RegisterError> {
         let (addr, len) = (range.addr(), range.len());
         guard::ensure_installed()?;
         let mut memory = Self {
@@ -279,7 +279,7 @@ impl GpuMemory {
 
     /// Why the earlier methods in the fallback order, or all of them, mapped no window.
     #[must_use]
-    pub fn refusals(&self) -> &[Refusal] {
+    pub fn refusals(&self) -> &[WindowRefusal] {
         &self.refusals
     }
 
@@ -308,7 +308,7 @@ impl GpuMemory {
     }
 
     fn own_mapping(&self) -> Option<(&Arc<Mapping>, *mut u8)> {
-        let mapping = self.mapping.as_ref().filter(|_| self.owner == Owner::Registration)?;
+        let mapping = self.mapping.as_ref().filter(|_| self.owner == MappingOwner::Registration)?;
         Some((mapping, self.window.as_ref()?.as_mut_ptr()))
     }
 

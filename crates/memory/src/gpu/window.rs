@@ -68,7 +68,7 @@ impl fmt::Display for Method {
 
 /// Why a method mapped no window.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
+pub struct WindowRefusal {
     /// The method.
     pub method: Method,
     /// The reason, for people.
@@ -77,7 +77,7 @@ pub struct Refusal {
     pub may_pass: bool,
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for WindowRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.method, self.reason)
     }
@@ -103,14 +103,14 @@ impl Refused {
 
 /// A window that was found.
 #[derive(Debug)]
-pub(super) struct Opened {
+pub(super) struct OpenedWindow {
     pub(super) method: Method,
     pub(super) mapping: Arc<Mapping>,
     /// Where the range begins in the mapping.
     pub(super) offset: usize,
 }
 
-impl Opened {
+impl OpenedWindow {
     /// The address of the range's first byte in this process.
     pub(super) fn base(&self) -> *mut u8 {
         self.mapping.base().wrapping_add(self.offset)
@@ -119,7 +119,7 @@ impl Opened {
 
 /// Whose a mapping is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Owner {
+pub(super) enum MappingOwner {
     /// All registrations within one allocation may share it: they only access it.
     Everybody,
     /// One registration's, which may hide it.
@@ -127,14 +127,14 @@ pub(super) enum Owner {
 }
 
 /// Maps a window onto `range`, and returns why the earlier methods failed.
-pub(super) fn open(range: &GpuRange, owner: Owner) -> (Option<Opened>, Vec<Refusal>) {
+pub(super) fn open(range: &GpuRange, owner: MappingOwner) -> (Option<OpenedWindow>, Vec<WindowRefusal>) {
     let mut refusals = Vec::new();
     let mut state = lock_state();
     for method in Method::ALL {
         match open_by(&mut state, method, range, owner) {
             Ok(opened) => return (Some(opened), refusals),
             Err(refused) => {
-                refusals.push(Refusal { method, reason: refused.reason, may_pass: refused.passing })
+                refusals.push(WindowRefusal { method, reason: refused.reason, may_pass: refused.passing })
             }
         }
     }
@@ -143,8 +143,8 @@ pub(super) fn open(range: &GpuRange, owner: Owner) -> (Option<Opened>, Vec<Refus
 
 /// State shared by all windows of this process.
 #[derive(Default)]
-struct State {
-    proofs: proof::Proofs,
+struct WindowState {
+    proofs: proof::WindowProofs,
     mappings: HashMap<MappingKey, Vec<Weak<Mapping>>>,
 }
 
@@ -153,13 +153,13 @@ struct State {
 type MappingKey = (Method, i32, u64, u64);
 
 /// One lock for all: registration is rare, and the proof must run once.
-fn lock_state() -> MutexGuard<'static, State> {
-    static STATE: LazyLock<Mutex<State>> = LazyLock::new(Mutex::default);
+fn lock_state() -> MutexGuard<'static, WindowState> {
+    static STATE: LazyLock<Mutex<WindowState>> = LazyLock::new(Mutex::default);
     // A panic inside leaves at worst a proof undone, which is then done again.
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl State {
+impl WindowState {
     /// A live mapping of the same allocation that holds the whole of `extent`.
     fn cached(&self, key: MappingKey, extent: Extent) -> Option<Arc<Mapping>> {
         self.mappings
@@ -178,18 +178,23 @@ impl State {
     }
 }
 
-fn open_by(state: &mut State, method: Method, range: &GpuRange, owner: Owner) -> Result<Opened, Refused> {
+fn open_by(
+    state: &mut WindowState,
+    method: Method,
+    range: &GpuRange,
+    owner: MappingOwner,
+) -> Result<OpenedWindow, Refused> {
     if let Some(reason) = out_of_question(method, range) {
         return Err(Refused::new(reason));
     }
     proof::ensure(&mut state.proofs, method, range)?;
     let needed = part_of(range);
     let mapping = match (owner, range.segments()) {
-        (Owner::Everybody, [segment]) if segment.buffer_id != 0 => {
+        (MappingOwner::Everybody, [segment]) if segment.buffer_id != 0 => {
             shared(state, method, range, *segment, needed)?
         }
         // The stand-in's files cannot hold one page twice, but a mapping of them can be doubled.
-        (Owner::Registration, [segment]) if range.gpu().driver().is_stand_in() => {
+        (MappingOwner::Registration, [segment]) if range.gpu().driver().is_stand_in() => {
             Arc::new(Mapping::twin(&shared(state, method, range, *segment, needed)?, needed)?)
         }
         _ => Arc::new(map(method, range, needed)?),
@@ -197,12 +202,12 @@ fn open_by(state: &mut State, method: Method, range: &GpuRange, owner: Owner) ->
     compare::check(range, &mapping)?;
     let offset = usize::try_from(range.addr() - mapping.extent().start)
         .map_err(|_| Refused::new("the range does not fit in this process's addresses"))?;
-    Ok(Opened { method, mapping, offset })
+    Ok(OpenedWindow { method, mapping, offset })
 }
 
 /// The mapping that registrations within one allocation share.
 fn shared(
-    state: &mut State,
+    state: &mut WindowState,
     method: Method,
     range: &GpuRange,
     segment: Segment,
@@ -317,7 +322,7 @@ mod tests {
     fn rungs_are_tried_from_the_cleanest_to_the_last() {
         assert!(Method::ALL.is_sorted());
         let reason = "the module is not loaded".to_owned();
-        let refusal = Refusal { method: Method::Gdrdrv, reason, may_pass: false };
+        let refusal = WindowRefusal { method: Method::Gdrdrv, reason, may_pass: false };
         assert_eq!(refusal.to_string(), "gdrdrv: the module is not loaded");
     }
 

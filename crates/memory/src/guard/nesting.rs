@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 /// Threads that can be in a chained handler at once and be tracked; further ones chain uncounted.
 const SLOTS: usize = 64;
 
-struct Slot {
+struct NestingSlot {
     /// Thread and signal, 0 if free. Only the claimant of the slot touches the rest.
     owner: AtomicU64,
     frame: AtomicUsize,
@@ -17,8 +17,8 @@ struct Slot {
     level: AtomicUsize,
 }
 
-static TABLE: [Slot; SLOTS] = [const {
-    Slot {
+static TABLE: [NestingSlot; SLOTS] = [const {
+    NestingSlot {
         owner: AtomicU64::new(0),
         frame: AtomicUsize::new(0),
         context: AtomicUsize::new(0),
@@ -29,7 +29,7 @@ static TABLE: [Slot; SLOTS] = [const {
 /// One visit of the handler.
 pub(super) struct Visit {
     pub(super) level: usize,
-    slot: Option<&'static Slot>,
+    slot: Option<&'static NestingSlot>,
     /// Previous contents of the slot: frame, context, level.
     outer: Option<(usize, usize, usize)>,
 }
@@ -71,7 +71,7 @@ impl Visit {
 }
 
 /// The slot of this owner; true if it was free until now.
-fn find(owner: u64) -> Option<(&'static Slot, bool)> {
+fn find(owner: u64) -> Option<(&'static NestingSlot, bool)> {
     if let Some(slot) = TABLE.iter().find(|slot| slot.owner.load(Ordering::Acquire) == owner) {
         return Some((slot, false));
     }

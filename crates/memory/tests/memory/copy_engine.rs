@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::common::{MIB, Made, alone, eventually, register, within};
 use fake_cuda::client::{GLOBAL, StandIn};
 use nobounce_memory::gpu::calibration::Calibration;
-use nobounce_memory::gpu::copy_engine::{Copy, CopyEngine, CopyError, PinnedChunk};
+use nobounce_memory::gpu::copy_engine::{CopyEngine, CopyError, PendingCopy, PinnedChunk};
 use nobounce_memory::gpu::{Gone, Gpu, GpuBuffer, GpuMemory};
 
 fn gpu() -> Arc<Gpu> {
@@ -24,7 +24,7 @@ fn filled(engine: &CopyEngine, data: &[u8]) -> PinnedChunk {
     chunk
 }
 
-fn finish(engine: &CopyEngine, copy: Copy) -> PinnedChunk {
+fn finish(engine: &CopyEngine, copy: PendingCopy) -> PinnedChunk {
     eventually("the end of a copy", || engine.poll(&copy).unwrap());
     copy.into_chunk().unwrap()
 }
@@ -85,7 +85,8 @@ fn a_chunk_is_used_again_only_when_nobody_can_see_it() {
         let cuda = StandIn::program();
         let memory = memory(cuda);
         let engine = CopyEngine::new(&gpu(), 1, 4096).unwrap();
-        let in_use = |outcome: Result<Copy, CopyError>| matches!(outcome, Err(CopyError::ChunkInUse { .. }));
+        let in_use =
+            |outcome: Result<PendingCopy, CopyError>| matches!(outcome, Err(CopyError::ChunkInUse { .. }));
 
         // Clones.
         let mut chunk = filled(&engine, b"first");

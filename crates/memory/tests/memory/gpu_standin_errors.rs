@@ -6,10 +6,10 @@ use crate::gpu_standin_kinds::fake_gdrdrv;
 use fake_cuda::client::{StandIn, VARIABLE};
 use nobounce_memory::HostBuffer;
 use nobounce_memory::gpu::copy_engine::CopyEngine;
-use nobounce_memory::gpu::{Driver, DriverError, Gone, Gpu, RangeError, RegisterError};
+use nobounce_memory::gpu::{Driver, DriverError, Gone, Gpu, GpuRangeError, RegisterError};
 
 /// Registration that must fail for its range.
-fn range_error(addr: u64, len: usize) -> RangeError {
+fn range_error(addr: u64, len: usize) -> GpuRangeError {
     match register(addr, len) {
         Err(RegisterError::Range(error)) => error,
         other => panic!("{len} bytes at {addr:#x}: {other:?}"),
@@ -23,18 +23,21 @@ fn memory_that_is_not_the_gpus() {
         let host = HostBuffer::new(8192).unwrap();
         let gpu = cuda.malloc(MIB);
         let error = range_error(host.addr(), 4096);
-        assert!(matches!(error, RangeError::HostMemory { addr } if addr == host.addr()), "{error}");
+        assert!(matches!(error, GpuRangeError::HostMemory { addr } if addr == host.addr()), "{error}");
         assert!(error.to_string().contains("register it as host memory"), "{error}");
         for addr in [0, 8, u64::MAX - 100_000, gpu + 64 * MIB as u64] {
             let error = range_error(addr, 4096);
             assert!(
-                matches!(error, RangeError::Nothing { addr: named } if named == addr),
+                matches!(error, GpuRangeError::Nothing { addr: named } if named == addr),
                 "{addr:#x}: {error}"
             );
             assert!(error.to_string().contains("freed"), "{error}");
         }
         for (addr, len) in [(gpu, 0), (gpu, usize::MAX), (u64::MAX, 2)] {
-            assert!(matches!(range_error(addr, len), RangeError::Empty { .. }), "{len} bytes at {addr:#x}");
+            assert!(
+                matches!(range_error(addr, len), GpuRangeError::Empty { .. }),
+                "{len} bytes at {addr:#x}"
+            );
         }
     });
 }
@@ -54,7 +57,10 @@ fn a_range_that_is_rounded_up() {
             assert_eq!(cuda.peek(addr + odd as u64 - 1, 1), b"!");
             assert!(memory.check_alive().is_ok());
             assert!(register(addr, odd.next_multiple_of(256)).is_ok());
-            assert!(matches!(range_error(addr, odd.next_multiple_of(256) + 1), RangeError::Crosses { .. }));
+            assert!(matches!(
+                range_error(addr, odd.next_multiple_of(256) + 1),
+                GpuRangeError::Crosses { .. }
+            ));
         }
     });
 }
@@ -70,7 +76,7 @@ fn a_range_that_leaves_its_allocation() {
             for (offset, wanted) in [(0, room + 1), (len - 1, room - len + 2), (1, room), (len / 2, 64 << 30)]
             {
                 let error = range_error(addr + offset as u64, wanted);
-                assert!(matches!(error, RangeError::Crosses { .. }), "{made:?}: {error}");
+                assert!(matches!(error, GpuRangeError::Crosses { .. }), "{made:?}: {error}");
                 let words = error.to_string();
                 assert!(words.contains(&format!("at most {} bytes", len - offset)), "{made:?}: {words}");
             }
@@ -79,7 +85,7 @@ fn a_range_that_leaves_its_allocation() {
         // Two allocations side by side are not one.
         let (first, second) = (cuda.malloc(2 * MIB), cuda.malloc(2 * MIB));
         assert_eq!(second, first + 2 * MIB as u64, "the stand-in gives out addresses in order");
-        assert!(matches!(range_error(first, 4 * MIB), RangeError::Crosses { .. }));
+        assert!(matches!(range_error(first, 4 * MIB), GpuRangeError::Crosses { .. }));
     });
 }
 
@@ -94,7 +100,7 @@ fn memory_freed_and_its_address_used_again() {
 
         assert_eq!(cuda.free(addr), 0);
         assert!(matches!(old.check_alive(), Err(Gone::Freed { .. })), "{:?}", old.check_alive());
-        assert!(matches!(range_error(addr, 4 * MIB), RangeError::Nothing { .. }));
+        assert!(matches!(range_error(addr, 4 * MIB), GpuRangeError::Nothing { .. }));
         let chunk = engine.take_chunk().unwrap();
         assert!(engine.start_read(&old, 0, 64, chunk).unwrap_err().to_string().contains("was freed"));
 
@@ -229,7 +235,7 @@ fn no_driver_library() {
             assert!(words.contains("/nonexistent/libcuda.so.1") && words.contains("install"), "{words}");
         }
         assert!(Gpu::list().is_err());
-        assert!(matches!(range_error(0x7000_0000, 64), RangeError::Driver(DriverError::Missing { .. })));
+        assert!(matches!(range_error(0x7000_0000, 64), GpuRangeError::Driver(DriverError::Missing { .. })));
     });
 }
 
@@ -250,7 +256,7 @@ fn no_device() {
     assert!(error.to_string().contains("CUDA_VISIBLE_DEVICES is set to '9'"), "{error}");
     let node_is_named = error.to_string().contains("/dev/nvidiactl cannot be opened (");
     assert!(node_is_named || std::path::Path::new("/dev/nvidiactl").exists(), "{error}");
-    assert!(matches!(range_error(0x7000_0000, 64), RangeError::Driver(DriverError::Init { .. })));
+    assert!(matches!(range_error(0x7000_0000, 64), GpuRangeError::Driver(DriverError::Init { .. })));
 }
 
 #[test]
@@ -404,7 +410,7 @@ fn memory_after_a_reset() {
         let addr = cuda.malloc(4 * MIB);
         cuda.device_reset();
         let error = range_error(addr, 4 * MIB);
-        assert!(matches!(error, RangeError::NoContext { .. }), "{error:?}");
+        assert!(matches!(error, GpuRangeError::NoContext { .. }), "{error:?}");
         assert!(error.to_string().contains("cudaDeviceReset"), "{error}");
     });
 }

@@ -12,7 +12,7 @@ use super::library::Library;
 use crate::process::fork;
 
 /// An open device, closed on drop in the process that opened it. `L` is how its library is held.
-pub(crate) struct Open<L: Deref<Target = Library>> {
+pub(crate) struct OpenContext<L: Deref<Target = Library>> {
     pub(crate) library: L,
     context: NonNull<verbs::Context>,
     name: String,
@@ -22,7 +22,7 @@ pub(crate) struct Open<L: Deref<Target = Library>> {
     generation: u64,
 }
 
-impl<L: Deref<Target = Library>> Open<L> {
+impl<L: Deref<Target = Library>> OpenContext<L> {
     /// Opens a device of a list.
     pub(crate) fn device(library: L, name: String, device: *mut verbs::Device) -> Result<Self, OpenError> {
         // SAFETY: a device of the list; the name in it ends in zero.
@@ -81,7 +81,7 @@ impl<L: Deref<Target = Library>> Open<L> {
     }
 }
 
-impl<L: Deref<Target = Library>> Drop for Open<L> {
+impl<L: Deref<Target = Library>> Drop for OpenContext<L> {
     fn drop(&mut self) {
         if self.is_forked() {
             return;

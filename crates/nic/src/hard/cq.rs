@@ -7,7 +7,7 @@ use std::ptr::{self, NonNull};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use nobounce_protocol::qp::{Source, Status, WorkKind};
+use nobounce_protocol::qp::{DatagramSource, Status, WorkKind};
 use nobounce_protocol::wire::Qpn;
 use nobounce_verbs as verbs;
 
@@ -271,7 +271,7 @@ fn completion_of(wc: &verbs::Wc) -> WorkCompletion {
         immediate: has(verbs::IBV_WC_WITH_IMM).then(|| u32::from_be(wc.imm_data)),
         invalidated: has(verbs::IBV_WC_WITH_INV).then_some(wc.imm_data),
         qpn: Qpn::new(wc.qp_num),
-        source: None::<Source>,
+        source: None::<DatagramSource>,
     }
 }
 

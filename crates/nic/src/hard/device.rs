@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use nobounce_protocol::qp::{MAX_MESSAGE, Mtu};
 use nobounce_verbs as verbs;
 
-use super::context::Open;
+use super::context::OpenContext;
 use super::cq::{Channel, Cq};
 use super::error::{CreateError, OpenError, last, returned};
 use super::gid::{GidEntry, GidWish};
@@ -18,9 +18,9 @@ use super::gid_table;
 use super::library::Library;
 use super::list::List;
 use super::memory::Pd;
-use super::proof::Proofs;
+use super::proof::RegistrationProofs;
 use super::refusal::LoggedOnce;
-use super::stage::Staging;
+use super::stage::HostStaging;
 use crate::tally::PathCounters;
 
 /// The variable that names an entry of the GID table.
@@ -113,8 +113,8 @@ pub(crate) struct Inner {
     pub(crate) attr: verbs::DeviceAttr,
     pub(crate) port: Port,
     pub(crate) options: Options,
-    pub(crate) staging: Staging,
-    pub(crate) proofs: Proofs,
+    pub(crate) staging: HostStaging,
+    pub(crate) proofs: RegistrationProofs,
     pub(crate) told: LoggedOnce,
     /// Its sysfs folder, if it existed at open. Some drivers (rxe) remove a device only after its
     /// last user closes it, without an event; the folder disappears first.
@@ -123,7 +123,7 @@ pub(crate) struct Inner {
     /// Addresses of failed CQs that still exist.
     pub(crate) failed_queues: Mutex<Vec<usize>>,
     /// The device itself, which closes with this: after everything else.
-    pub(crate) context: Open<Arc<Library>>,
+    pub(crate) context: OpenContext<Arc<Library>>,
 }
 
 impl Inner {
@@ -185,7 +185,7 @@ impl Device {
                 OpenError::NoSuch { name: name.to_owned(), there: there.join(", ") }
             });
         };
-        let open = Open::device(Arc::clone(library), plain.to_owned(), device)?;
+        let open = OpenContext::device(Arc::clone(library), plain.to_owned(), device)?;
         drop(list);
         let folder = Path::new("/sys/class/infiniband_verbs").join(&open.node);
         let attr = open.attr()?;
@@ -197,8 +197,8 @@ impl Device {
             attr,
             port,
             options: options.clone(),
-            staging: Staging::default(),
-            proofs: Proofs::default(),
+            staging: HostStaging::default(),
+            proofs: RegistrationProofs::default(),
             told: LoggedOnce::default(),
             folder: folder.exists().then_some(folder),
             health: Mutex::default(),
@@ -377,7 +377,7 @@ fn why_none() -> String {
 
 /// The requested port, or the first that is active.
 fn find_port(
-    open: &Open<Arc<Library>>,
+    open: &OpenContext<Arc<Library>>,
     ports: u8,
     wanted: Option<u8>,
     options: &Options,

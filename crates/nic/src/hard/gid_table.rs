@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use nobounce_verbs as verbs;
 
-use super::context::Open;
+use super::context::OpenContext;
 use super::device::Options;
 use super::error::OpenError;
 use super::gid::{self, GidChoice, GidEntry, GidKind};
@@ -21,7 +21,7 @@ const MAX_GIDS: u32 = 1024;
 
 /// The entry for a port; on InfiniBand the first, or the requested one.
 pub(crate) fn choose(
-    open: &Open<Arc<Library>>,
+    open: &OpenContext<Arc<Library>>,
     port: u8,
     attr: &verbs::PortAttr,
     is_ib: bool,
@@ -61,7 +61,7 @@ fn source_towards(peer: IpAddr) -> io::Result<IpAddr> {
     Ok(socket.local_addr()?.ip())
 }
 
-fn gid_table(open: &Open<Arc<Library>>, port: u8, len: c_int) -> Vec<GidEntry> {
+fn gid_table(open: &OpenContext<Arc<Library>>, port: u8, len: c_int) -> Vec<GidEntry> {
     let here = interfaces::addresses();
     (0..u32::try_from(len).unwrap_or(0).min(MAX_GIDS))
         .map(|index| {
@@ -73,7 +73,11 @@ fn gid_table(open: &Open<Arc<Library>>, port: u8, len: c_int) -> Vec<GidEntry> {
         .collect()
 }
 
-fn read_gid(open: &Open<Arc<Library>>, port: u8, index: u32) -> ([u8; 16], Option<GidKind>, Option<u32>) {
+fn read_gid(
+    open: &OpenContext<Arc<Library>>,
+    port: u8,
+    index: u32,
+) -> ([u8; 16], Option<GidKind>, Option<u32>) {
     let library = &open.library;
     if let Some(query) = library.api.query_gid_ex {
         // SAFETY: plain numbers, for which zeroes are valid.

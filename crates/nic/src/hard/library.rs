@@ -71,12 +71,12 @@ macro_rules! table {
         /// The functions, by the names of libibverbs without their prefix. (Posting and polling are
         /// in the table of each open device.)
         #[derive(Clone, Copy)]
-        pub(crate) struct Api {
+        pub(crate) struct VerbsApi {
             $(pub(crate) $field: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
             $(pub(crate) $maybe: Option<unsafe extern "C" fn($($maybe_argument),*) -> $maybe_result>,)*
         }
 
-        impl Api {
+        impl VerbsApi {
             /// Takes the addresses, or says which function is missing.
             fn find(handle: *mut c_void) -> Result<Self, &'static str> {
                 Ok(Self {
@@ -134,7 +134,7 @@ pub struct Library {
     why: String,
     /// Where the kernel's files of its devices are.
     pub(crate) kernel: PathBuf,
-    pub(crate) api: Api,
+    pub(crate) api: VerbsApi,
 }
 
 impl fmt::Debug for Library {
@@ -169,15 +169,15 @@ impl Library {
         if handle.is_null() {
             return Err(failed(loader_error()));
         }
-        let api =
-            Api::find(handle).map_err(|function| LibraryError::Lacks { path: shown.clone(), function })?;
+        let api = VerbsApi::find(handle)
+            .map_err(|function| LibraryError::Lacks { path: shown.clone(), function })?;
         tracing::debug!("libibverbs is {shown} ({why})");
         Ok(Arc::new(Self { path, why, kernel: KERNEL.into(), api }))
     }
 
     /// A given function table: for stand-ins in tests.
     #[cfg(test)]
-    pub(crate) fn of_table(api: Api, kernel: PathBuf) -> Arc<Self> {
+    pub(crate) fn of_table(api: VerbsApi, kernel: PathBuf) -> Arc<Self> {
         Arc::new(Self { path: "stand-in".into(), why: "a stand-in".to_owned(), kernel, api })
     }
 

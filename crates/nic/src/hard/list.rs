@@ -6,7 +6,7 @@ use std::fmt;
 use nobounce_protocol::qp::Mtu;
 use nobounce_verbs as verbs;
 
-use super::context::Open;
+use super::context::OpenContext;
 use super::device::{LinkLayer, is_infiniband, mtu_of, speed, state_name};
 use super::error::{OpenError, last};
 use super::library::Library;
@@ -76,7 +76,7 @@ pub fn list(library: &Library) -> Result<Vec<Result<Listed, OpenError>>, OpenErr
 }
 
 fn describe(library: &Library, name: String, device: *mut verbs::Device) -> Result<Listed, OpenError> {
-    let open = Open::device(library, name, device)?;
+    let open = OpenContext::device(library, name, device)?;
     let attr = open.attr()?;
     let ports = (1..=attr.phys_port_cnt).filter_map(|number| {
         let port = open.port(number).ok()?;

@@ -45,11 +45,11 @@ pub(crate) enum ProofResult {
 
 /// Results so far.
 #[derive(Default)]
-pub(crate) struct Proofs(Mutex<HashMap<(String, &'static str), ProofResult>>);
+pub(crate) struct RegistrationProofs(Mutex<HashMap<(String, &'static str), ProofResult>>);
 
-impl fmt::Debug for Proofs {
+impl fmt::Debug for RegistrationProofs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Proofs")
+        f.write_str("RegistrationProofs")
     }
 }
 
@@ -88,9 +88,9 @@ fn prove(pd: &Pd, gpu: &Arc<Gpu>, method: Mechanism) -> Result<ProofResult, Proo
     host.write_at(0, &pattern).map_err(untried)?;
     // Drop order: deregister before the memory is freed.
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
-    let there = Held::new(pd, try_rung(pd, &memory, access, method).map_err(untried)?);
+    let there = ProofRegion::new(pd, try_rung(pd, &memory, access, method).map_err(untried)?);
     let here = pd.register_range(host.as_mut_ptr().cast(), host.len(), access).map_err(untried)?;
-    let here = Held::new(pd, here);
+    let here = ProofRegion::new(pd, here);
     let loopback = Loopback::make(pd).map_err(ProofResult::Untried)?;
 
     let remote = Remote { addr: memory.addr(), rkey: there.rkey() };
@@ -129,12 +129,12 @@ fn prove(pd: &Pd, gpu: &Arc<Gpu>, method: Mechanism) -> Result<ProofResult, Proo
 }
 
 /// A region for the length of a proof.
-struct Held<'a> {
+struct ProofRegion<'a> {
     pd: &'a Pd,
     raw: NonNull<verbs::Mr>,
 }
 
-impl<'a> Held<'a> {
+impl<'a> ProofRegion<'a> {
     fn new(pd: &'a Pd, raw: NonNull<verbs::Mr>) -> Self {
         Self { pd, raw }
     }
@@ -150,7 +150,7 @@ impl<'a> Held<'a> {
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for ProofRegion<'_> {
     fn drop(&mut self) {
         // SAFETY: registered by us, and not used again.
         unsafe { (self.pd.device().inner.context.library.api.dereg_mr)(self.raw.as_ptr()) };
@@ -158,14 +158,14 @@ impl Drop for Held<'_> {
 }
 
 /// Why a request of a proof failed.
-enum Trouble {
+enum ProofError {
     /// It could not be posted or polled, or did not complete in time.
     Nothing(String),
     /// It completed with this status.
     Ended(Status),
 }
 
-impl Trouble {
+impl ProofError {
     fn judge(self, method: Mechanism, what: &str) -> ProofResult {
         match self {
             Self::Nothing(why) => lied(method, &format!("{what} nothing: {why}")),
@@ -174,7 +174,7 @@ impl Trouble {
     }
 }
 
-impl fmt::Display for Trouble {
+impl fmt::Display for ProofError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Nothing(why) => f.write_str(why),
@@ -219,18 +219,18 @@ impl Loopback {
         Ok(Self { qps, cq })
     }
 
-    fn run(&self, op: Operation, sge: Sge) -> Result<(), Trouble> {
+    fn run(&self, op: Operation, sge: Sge) -> Result<(), ProofError> {
         let posted = self.qps[0].post_send(&SendRequest::new(1, op, &[sge]));
-        posted.map_err(|error| Trouble::Nothing(error.to_string()))?;
+        posted.map_err(|error| ProofError::Nothing(error.to_string()))?;
         let (start, mut got) = (Instant::now(), Vec::new());
         while start.elapsed() < LIMIT {
-            let polled = self.cq.poll(&mut got, 1).map_err(|error| Trouble::Nothing(error.to_string()))?;
+            let polled = self.cq.poll(&mut got, 1).map_err(|error| ProofError::Nothing(error.to_string()))?;
             if polled > 0 {
                 let status = got[0].status;
-                return if status == Status::Success { Ok(()) } else { Err(Trouble::Ended(status)) };
+                return if status == Status::Success { Ok(()) } else { Err(ProofError::Ended(status)) };
             }
             std::thread::yield_now();
         }
-        Err(Trouble::Nothing("the device did not answer itself".to_owned()))
+        Err(ProofError::Nothing("the device did not answer itself".to_owned()))
     }
 }

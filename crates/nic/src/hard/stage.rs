@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use nobounce_memory::HostBuffer;
 use nobounce_memory::gpu::GpuMemory;
-use nobounce_memory::gpu::copy_engine::{Copy, CopyEngine, PinnedChunk};
+use nobounce_memory::gpu::copy_engine::{CopyEngine, PendingCopy, PinnedChunk};
 use nobounce_protocol::qp::{Operation, Status, WorkKind};
 
 use super::error::PostError;
@@ -66,7 +66,7 @@ impl Shadow {
             window.read_back().map_err(|error| error.to_string())?;
         }
         let engine = self.engine()?;
-        let mut under_way: VecDeque<(usize, Copy)> = VecDeque::new();
+        let mut under_way: VecDeque<(usize, PendingCopy)> = VecDeque::new();
         let (mut started, mut done) = (0, 0);
         while done < len {
             while started < len && under_way.len() < PIECES {
@@ -90,7 +90,7 @@ impl Shadow {
     /// Copies to the GPU.
     fn place(&self, offset: usize, len: usize) -> Result<(), String> {
         let engine = self.engine()?;
-        let mut under_way: VecDeque<Copy> = VecDeque::new();
+        let mut under_way: VecDeque<PendingCopy> = VecDeque::new();
         for at in (0..len).step_by(PIECE) {
             if under_way.len() == PIECES
                 && let Some(first) = under_way.pop_front()
@@ -124,7 +124,7 @@ fn patient_chunk(engine: &CopyEngine) -> Result<PinnedChunk, String> {
     found.ok_or_else(too_slow)
 }
 
-fn wait(engine: &CopyEngine, copy: Copy) -> Result<PinnedChunk, String> {
+fn wait(engine: &CopyEngine, copy: PendingCopy) -> Result<PinnedChunk, String> {
     patiently(|| engine.poll(&copy).map_err(|error| error.to_string()))?;
     copy.into_chunk().map_err(|_| too_slow())
 }
@@ -145,7 +145,7 @@ fn patiently(mut done: impl FnMut() -> Result<bool, String>) -> Result<(), Strin
 }
 
 /// A request with work to do on completion.
-struct Work {
+struct StagedWork {
     wr_id: u64,
     qpn: u32,
     /// Whether the application asked for the completion.
@@ -168,16 +168,16 @@ pub(crate) struct Staged {
 
 /// The staged regions of a device, and the requests that use them.
 #[derive(Default)]
-pub(crate) struct Staging {
+pub(crate) struct HostStaging {
     /// Number of staged regions: the only cost for other requests is one load.
     count: AtomicUsize,
     regions: RwLock<HashMap<u32, Weak<Shadow>>>,
     next: AtomicU32,
-    under_way: Mutex<HashMap<u32, Arc<Work>>>,
+    under_way: Mutex<HashMap<u32, Arc<StagedWork>>>,
     moved: Mutex<PathCounters>,
 }
 
-impl Staging {
+impl HostStaging {
     pub(crate) fn add(&self, lkey: u32, shadow: &Arc<Shadow>) {
         self.regions.write().unwrap_or_else(PoisonError::into_inner).insert(lkey, Arc::downgrade(shadow));
         self.count.fetch_add(1, Ordering::Release);
@@ -188,7 +188,7 @@ impl Staging {
         self.regions.write().unwrap_or_else(PoisonError::into_inner).remove(&lkey);
     }
 
-    fn works(&self) -> MutexGuard<'_, HashMap<u32, Arc<Work>>> {
+    fn works(&self) -> MutexGuard<'_, HashMap<u32, Arc<StagedWork>>> {
         self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -248,7 +248,8 @@ impl Staging {
         if !inbound.is_empty() || self.has_marked(wr_id) {
             let slot = self.next.fetch_add(1, Ordering::Relaxed);
             let len = sges.iter().map(|sge| sge.len).sum();
-            self.works().insert(slot, Arc::new(Work { wr_id, qpn, wanted: signaled, reads, len, inbound }));
+            self.works()
+                .insert(slot, Arc::new(StagedWork { wr_id, qpn, wanted: signaled, reads, len, inbound }));
             staged.wr_id = MARK << 32 | u64::from(slot);
             staged.signaled = true;
             staged.slot = Some(slot);

@@ -10,7 +10,9 @@ use nobounce_protocol::qp::IpOptions;
 use nobounce_protocol::wire::{BTH_LEN, ICRC_LEN};
 
 use super::Capabilities;
-use super::packet_writer::{PacketShape, PacketSpace, PacketWriter, PayloadSource, Receiver, Reserved};
+use super::packet_writer::{
+    PacketDestination, PacketShape, PacketSpace, PacketWriter, PayloadSource, Reserved,
+};
 use super::ring_packets::RingPackets;
 use super::rings::{Hold, PeerRing};
 use super::wire_packets::{LEAD, MAX_GROUP, SLAB, TxPacket, WirePackets};
@@ -53,7 +55,7 @@ impl TxBatch {
     #[inline(always)]
     pub fn begin(
         &mut self,
-        to: &Receiver<'_>,
+        to: &PacketDestination<'_>,
         shape: PacketShape,
         payload: PayloadSource<'_>,
     ) -> Option<PacketSpace<'_>> {
@@ -77,7 +79,7 @@ impl TxBatch {
 
     /// Space for a run of packets, with one header and one ICRC; only in a ring with room.
     pub fn begin_run(&mut self, ring: &Arc<PeerRing>, shape: PacketShape) -> Option<PacketSpace<'_>> {
-        let to = Receiver { addr: &ANY, port_hint: 0, ring: Some(ring) };
+        let to = PacketDestination { addr: &ANY, port_hint: 0, ring: Some(ring) };
         self.wire.abort();
         let takes = !self.spilled && self.fits(shape.len);
         let reserved = takes.then(|| self.rings.begin(&to, shape, PayloadSource::Copy)).flatten()?;
@@ -112,7 +114,7 @@ impl TxBatch {
     pub fn put(&mut self, dst: IpAddr, port_hint: u16, len: usize, fill: impl FnOnce(&mut [u8])) -> bool {
         let fits = self.fits(len);
         if fits {
-            self.wire.put(&Receiver { addr: &dst, port_hint, ring: None }, len, fill);
+            self.wire.put(&PacketDestination { addr: &dst, port_hint, ring: None }, len, fill);
         }
         fits
     }

@@ -40,11 +40,11 @@ pub struct FaultLink<L> {
     overtaken: Vec<Overtaken>,
     /// Sequence number: keeps packets with equal times in order.
     serial: u64,
-    counts: Counts,
+    counts: FaultCounts,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Counts {
+struct FaultCounts {
     lost: u64,
     duplicated: u64,
     reordered: u64,
@@ -54,7 +54,7 @@ struct Counts {
 
 /// A packet kept outside its batch.
 #[derive(Debug, PartialEq, Eq)]
-struct Held {
+struct HeldPacket {
     packet: TxPacket,
     bytes: Vec<u8>,
 }
@@ -63,7 +63,7 @@ struct Held {
 struct Delayed {
     at: u64,
     serial: u64,
-    held: Held,
+    held: HeldPacket,
 }
 
 impl Ord for Delayed {
@@ -84,7 +84,7 @@ struct Overtaken {
     by: u64,
     /// Deadline at which it leaves in any case.
     at: u64,
-    held: Held,
+    held: HeldPacket,
 }
 
 impl<L: Link> FaultLink<L> {
@@ -103,7 +103,7 @@ impl<L: Link> FaultLink<L> {
             delayed: BinaryHeap::new(),
             overtaken: Vec::new(),
             serial: 0,
-            counts: Counts::default(),
+            counts: FaultCounts::default(),
         }
     }
 
@@ -138,7 +138,7 @@ impl<L: Link> FaultLink<L> {
                 let first = self.overtaken.remove(0);
                 self.delay(&first.held.packet, &first.held.bytes, now);
             }
-            let held = Held { packet: *packet, bytes: bytes.to_vec() };
+            let held = HeldPacket { packet: *packet, bytes: bytes.to_vec() };
             self.overtaken.push(Overtaken { by, at: now.saturating_add(REORDER_NS), held });
         } else {
             self.pass(packet, bytes, now);
@@ -176,7 +176,7 @@ impl<L: Link> FaultLink<L> {
         let jitter = self.random.below(self.config.jitter_ns.saturating_add(1));
         let at = now.saturating_add(self.config.delay_ns).saturating_add(jitter);
         self.serial += 1;
-        let held = Held { packet: *packet, bytes: bytes.to_vec() };
+        let held = HeldPacket { packet: *packet, bytes: bytes.to_vec() };
         self.delayed.push(Reverse(Delayed { at, serial: self.serial, held }));
     }
 

@@ -25,7 +25,7 @@ mod wire_packets;
 pub use batch::{MAX_PACKET, TxBatch};
 pub(crate) use icrc_writers::IcrcWriters;
 pub use open_error::{Holder, OpenError};
-pub use packet_writer::{PacketShape, PacketSpace, PayloadSource, Receiver};
+pub use packet_writer::{PacketDestination, PacketShape, PacketSpace, PayloadSource};
 pub use wire_packets::TxPacket;
 
 use std::fmt;

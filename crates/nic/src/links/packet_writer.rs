@@ -9,7 +9,7 @@ use super::rings::PeerRing;
 
 /// The receiver of a packet.
 #[derive(Clone, Copy, Debug)]
-pub struct Receiver<'a> {
+pub struct PacketDestination<'a> {
     /// Its address.
     pub addr: &'a IpAddr,
     /// Picks one of the link's source ports.
@@ -80,7 +80,7 @@ pub(super) trait PacketWriter {
     /// Reserves space for a packet. `None`: this writer cannot take it now.
     fn begin(
         &mut self,
-        to: &Receiver<'_>,
+        to: &PacketDestination<'_>,
         shape: PacketShape,
         payload: PayloadSource<'_>,
     ) -> Option<Reserved>;

@@ -26,7 +26,7 @@ const PER_PACKET: u64 = 16 + 14 + 40 + 8;
 /// The capture file could not be made.
 #[derive(Debug, thiserror::Error)]
 #[error("the capture file {path} could not be created: {source}. Check that its folder exists and is writable", path = .path.display())]
-pub struct CreateError {
+pub struct CaptureError {
     /// The file.
     pub path: PathBuf,
     /// What the system said.
@@ -65,13 +65,13 @@ impl Recorder {
     ///
     /// # Errors
     /// The file cannot be made.
-    pub fn create(path: &Path, local: IpAddr, limit: u64) -> Result<Self, CreateError> {
+    pub fn create(path: &Path, local: IpAddr, limit: u64) -> Result<Self, CaptureError> {
         let path = path_of_process(path);
         let opened =
             File::create(&path).and_then(|file| Writer::new(BufWriter::with_capacity(1 << 16, file)));
         let writer = match opened {
             Ok(writer) => writer,
-            Err(source) => return Err(CreateError { path, source }),
+            Err(source) => return Err(CaptureError { path, source }),
         };
         let record = Record {
             path,
@@ -258,9 +258,9 @@ mod tests {
     use crate::links::stub::{HERE, StubLink, THERE, number_of, numbered};
 
     /// A file name of this test's own, removed at the end.
-    struct Scratch(PathBuf);
+    struct TempCapture(PathBuf);
 
-    impl Scratch {
+    impl TempCapture {
         fn new(name: &str) -> Self {
             Self(std::env::temp_dir().join(format!("nobounce-{}-{name}.pcap", std::process::id())))
         }
@@ -270,7 +270,7 @@ mod tests {
         }
     }
 
-    impl Drop for Scratch {
+    impl Drop for TempCapture {
         fn drop(&mut self) {
             let _ = std::fs::remove_file(&self.0);
         }
@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn what_was_sent_and_received_is_in_the_file_with_a_right_icrc() {
-        let file = Scratch::new("both");
+        let file = TempCapture::new("both");
         let (stub, log) = StubLink::new();
         let mut link = PcapLink::new(stub, Recorder::create(&file.0, HERE, DEFAULT_LIMIT).unwrap());
         let mut batch = TxBatch::new(link.capabilities());
@@ -341,7 +341,7 @@ mod tests {
 
     #[test]
     fn the_file_stays_below_its_limit_and_traffic_goes_on() {
-        let file = Scratch::new("limit");
+        let file = TempCapture::new("limit");
         let (stub, log) = StubLink::new();
         let mut link = PcapLink::new(stub, Recorder::create(&file.0, HERE, 2000).unwrap());
         let mut batch = TxBatch::new(link.capabilities());
@@ -358,7 +358,7 @@ mod tests {
 
     #[test]
     fn traffic_reaches_the_file_without_waiting_for_the_end() {
-        let file = Scratch::new("flush");
+        let file = TempCapture::new("flush");
         let (stub, _log) = StubLink::new();
         let mut link = PcapLink::new(stub, Recorder::create(&file.0, HERE, DEFAULT_LIMIT).unwrap());
         let mut batch = TxBatch::new(link.capabilities());

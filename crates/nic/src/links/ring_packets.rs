@@ -5,7 +5,7 @@ use std::sync::Arc;
 use nobounce_memory::{SharedChunk, Sink};
 use nobounce_protocol::wire::ICRC_LEN;
 
-use super::packet_writer::{PacketShape, PacketWriter, PayloadSource, Receiver, Reserved};
+use super::packet_writer::{PacketDestination, PacketShape, PacketWriter, PayloadSource, Reserved};
 use super::rings::{Hold, PeerRing};
 
 /// Packets in rings that were not published yet.
@@ -81,7 +81,7 @@ impl PacketWriter for RingPackets {
     #[inline(always)]
     fn begin(
         &mut self,
-        to: &Receiver<'_>,
+        to: &PacketDestination<'_>,
         shape: PacketShape,
         payload: PayloadSource<'_>,
     ) -> Option<Reserved> {

@@ -35,8 +35,8 @@ use super::rings::{PeerRing, rendezvous, ring};
 use super::wire_packets::SLOT_BYTE;
 use super::{Capabilities, Departed, Doorbells, Link, OpenError, RxDatagram, TxBatch};
 use crate::links::rings::exports::ExportedFiles;
-use crate::links::rings::rendezvous::{Came, Hello};
-use crate::links::rings::ring::{Label, Memory, Packet, Reader, Trouble};
+use crate::links::rings::rendezvous::{Came, RingHello};
+use crate::links::rings::ring::{Label, RingError, RingMemory, RingPacket, RingReader};
 use crate::process::fork::NotInherited;
 
 /// Bytes copied out of the ring before they are parsed: more than the longest headers.
@@ -60,7 +60,7 @@ const MOST_RINGS: usize = 256;
 
 /// A same-host peer that we write to.
 #[derive(Debug)]
-struct Outgoing {
+struct OutgoingRing {
     to: (IpAddr, u8),
     ring: Arc<PeerRing>,
     connection: Arc<NotInherited>,
@@ -72,15 +72,15 @@ struct Outgoing {
 
 /// A same-host peer that writes to us; `ring` is set once it has passed one.
 #[derive(Debug, Default)]
-struct Incoming {
+struct IncomingRing {
     /// `None`: the peer is gone. Packets that it wrote before are still read.
     connection: Option<NotInherited>,
-    ring: Option<(Hello, Reader)>,
+    ring: Option<(RingHello, RingReader)>,
     /// Exported files that its packets may refer to.
     files: ExportedFiles,
 }
 
-impl Incoming {
+impl IncomingRing {
     /// Drains the messages of the connection. Returns whether a ring arrived.
     fn hear(&mut self, counted: &mut Counted) -> bool {
         let mut rings = false;
@@ -90,8 +90,8 @@ impl Incoming {
                 Came::Bell => true,
                 Came::Ring(hello, file) if self.ring.is_none() => {
                     let sound = shared_file::is_sound(&file, ring::FILE_LEN);
-                    let memory = sound.then(|| Memory::map(&file).ok()).flatten();
-                    self.ring = memory.map(|memory| (hello, Reader::new(Arc::new(memory))));
+                    let memory = sound.then(|| RingMemory::map(&file).ok()).flatten();
+                    self.ring = memory.map(|memory| (hello, RingReader::new(Arc::new(memory))));
                     rings |= self.ring.is_some();
                     self.ring.is_some()
                 }
@@ -113,9 +113,9 @@ impl Incoming {
 
     /// The next packet in its ring.
     #[inline]
-    fn next(&mut self, counted: &mut Counted, heard: &mut bool) -> Result<Lying, Trouble> {
-        let Some((_, reader)) = &mut self.ring else { return Err(Trouble::Wait) };
-        let Packet { at, len, label, elsewhere } = reader.pop()?;
+    fn next(&mut self, counted: &mut Counted, heard: &mut bool) -> Result<Lying, RingError> {
+        let Some((_, reader)) = &mut self.ring else { return Err(RingError::Wait) };
+        let RingPacket { at, len, label, elsewhere } = reader.pop()?;
         let Some(elsewhere) = elsewhere else {
             let stays = !label.has_icrc && len > HEADERS;
             let head = if stays { HEADERS } else { len };
@@ -128,7 +128,7 @@ impl Incoming {
         }
         let total = len.saturating_add(usize::try_from(elsewhere.len).unwrap_or(usize::MAX));
         let sound = len <= HEADERS && total <= MAX_PACKET && !label.has_icrc;
-        let whole = self.files.find(len, elsewhere).filter(|_| sound).ok_or(Trouble::Broken)?;
+        let whole = self.files.find(len, elsewhere).filter(|_| sound).ok_or(RingError::Broken)?;
         Ok(Lying { at, head: len, whole: Some(whole), len: total, label })
     }
 }
@@ -166,8 +166,8 @@ pub struct ShmLink<L> {
     listener: Option<NotInherited>,
     /// Readable on a new connection, a closed one or a doorbell.
     poll: Epoll,
-    outgoing: Vec<Outgoing>,
-    incoming: Vec<Incoming>,
+    outgoing: Vec<OutgoingRing>,
+    incoming: Vec<IncomingRing>,
     /// Index of the peer written to last, most often the next one too.
     last: usize,
     doorbells: Arc<ShmDoorbells>,
@@ -202,7 +202,7 @@ impl<L> ShmLink<L> {
         }
         for connection in new {
             if self.poll.add(connection.as_raw_fd()).is_ok() {
-                self.incoming.push(Incoming { connection: Some(connection), ..Incoming::default() });
+                self.incoming.push(IncomingRing { connection: Some(connection), ..IncomingRing::default() });
             } else {
                 rendezvous::shut_down(&connection);
             }
@@ -260,15 +260,15 @@ impl<L: Link> ShmLink<L> {
         }
         let file = shared_file::create(ring::FILE_LEN)?;
         let connection = Arc::new(connection);
-        let ring = Arc::new(PeerRing::new(Memory::map(&file)?, Arc::clone(&connection)));
+        let ring = Arc::new(PeerRing::new(RingMemory::map(&file)?, Arc::clone(&connection)));
         let Capabilities { local, source_ports, .. } = self.inner.capabilities();
         rendezvous::send_ring(
             &connection,
-            Hello { src: local, src_port: source_ports[0] },
+            RingHello { src: local, src_port: source_ports[0] },
             file.as_raw_fd(),
         )?;
         self.poll.add(connection.as_raw_fd())?;
-        self.outgoing.push(Outgoing {
+        self.outgoing.push(OutgoingRing {
             to: (remote, slot),
             ring: Arc::clone(&ring),
             connection,
@@ -325,15 +325,15 @@ impl<L: Link> ShmLink<L> {
             };
             let outgoing = &mut self.outgoing[at];
             let label = Label { number: packet.ip_id, has_icrc: packet.has_icrc };
-            match outgoing.ring.hold().map_or(Err(Trouble::Wait), |mut ring| ring.push(parts, label)) {
+            match outgoing.ring.hold().map_or(Err(RingError::Wait), |mut ring| ring.push(parts, label)) {
                 Ok(()) => {
                     outgoing.written = true;
                     self.counted.sent += 1;
                     self.counted.sent_bytes += u64::from(packet.len);
                 }
                 // Dropped, as with a full socket buffer: the protocol retransmits.
-                Err(Trouble::Wait) => self.counted.lost_full += 1,
-                Err(Trouble::Broken) => self.part_with(at),
+                Err(RingError::Wait) => self.counted.lost_full += 1,
+                Err(RingError::Broken) => self.part_with(at),
             }
         }
         for outgoing in self.outgoing.iter_mut().filter(|outgoing| outgoing.written) {
@@ -383,7 +383,7 @@ impl<L: Link> ShmLink<L> {
     fn forget_departed(&mut self) {
         let before = self.incoming.len();
         self.incoming.retain_mut(|incoming| {
-            let unread = |(_, reader): &mut (Hello, Reader)| reader.has_more();
+            let unread = |(_, reader): &mut (RingHello, RingReader)| reader.has_more();
             incoming.connection.is_some() || incoming.ring.as_mut().is_some_and(unread)
         });
         if self.incoming.len() < before {
@@ -426,12 +426,12 @@ impl<L: Link> ShmLink<L> {
                             has_icrc: label.has_icrc,
                         });
                     }
-                    Err(Trouble::Wait) => break,
-                    Err(Trouble::Broken) => {
+                    Err(RingError::Wait) => break,
+                    Err(RingError::Broken) => {
                         // Close the connection too, so that the writer learns that its ring has no
                         // reader.
                         incoming.connection.iter().for_each(|connection| rendezvous::shut_down(connection));
-                        *incoming = Incoming::default();
+                        *incoming = IncomingRing::default();
                         broken = true;
                         break;
                     }

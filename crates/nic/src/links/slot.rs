@@ -112,11 +112,11 @@ pub(super) const PLACES: &str = "nobounce/place";
 
 /// The name by which a slot publishes its socket's index, while that is valid.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct SlotPlace {
     _name: NotInherited,
 }
 
-impl Place {
+impl SlotPlace {
     pub(super) fn publish(addr: IpAddr, slot: u8, number: u8) -> io::Result<Self> {
         let name = NotInherited::open(|| {
             let fd = unix_socket()?;

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use nobounce_protocol::wire::{Opcode, ROCE_PORT};
 
-use self::receive::Receiver;
+use self::receive::UdpReceiver;
 use self::socket::{SockAddr, Socket};
 use self::steering::Steering;
 use self::transmit::Transmitter;
@@ -90,7 +90,7 @@ pub struct UdpLink {
     outbox: Outbox,
     caps: Capabilities,
     transmitter: Transmitter,
-    receiver: Receiver,
+    receiver: UdpReceiver,
     rx: Received,
     /// Empty calls until the next poll of the Unix socket.
     handover_countdown: u32,
@@ -160,7 +160,7 @@ impl UdpLink {
             outbox: Outbox::default(),
             caps,
             transmitter: Transmitter::new(config.scope),
-            receiver: Receiver::new(receive_offload),
+            receiver: UdpReceiver::new(receive_offload),
             rx: Received::default(),
             handover_countdown: 0,
             scope: config.scope,

@@ -17,7 +17,7 @@ use nobounce_protocol::wire::{ICRC_LEN, ROCE_PORT};
 
 use super::Capabilities;
 use super::icrc_writers::IcrcWriters;
-use super::packet_writer::{PacketShape, PacketWriter, PayloadSource, Receiver, Reserved};
+use super::packet_writer::{PacketDestination, PacketShape, PacketWriter, PayloadSource, Reserved};
 
 /// Bytes of the slab: one full GSO send. A larger slab would leave the receiver idle while it is
 /// filled.
@@ -129,7 +129,7 @@ struct Outside {
 
 /// A packet begun and not yet committed.
 #[derive(Clone, Copy, Debug)]
-struct Open {
+struct OpenPacket {
     destination: Destination,
     /// Its bytes on the wire.
     len: usize,
@@ -152,7 +152,7 @@ pub(super) struct WirePackets {
     chunks: Vec<SharedChunk>,
     /// How many of them belong to packets of the batch.
     committed_outside: usize,
-    open: Option<Open>,
+    open: Option<OpenPacket>,
     packets: Vec<TxPacket>,
     group: Option<Group>,
     icrc_writers: IcrcWriters<Destination>,
@@ -186,7 +186,7 @@ impl WirePackets {
     }
 
     /// Adds a packet that `fill` writes, but for its ICRC.
-    pub(super) fn put(&mut self, to: &Receiver<'_>, len: usize, fill: impl FnOnce(&mut [u8])) {
+    pub(super) fn put(&mut self, to: &PacketDestination<'_>, len: usize, fill: impl FnOnce(&mut [u8])) {
         let destination = Destination::new(to.addr, self.port(to.port_hint), self.ip_options);
         let Some((room, crc)) = self.open_packet(destination, len, len, true) else { return };
         fill(room);
@@ -234,12 +234,12 @@ impl WirePackets {
         let icrc_writer = if has_icrc { Some(self.icrc_writers.find(destination, len, flow)) } else { None };
         let start =
             icrc_writer.map(|icrc_writer| self.icrc_writers.get(icrc_writer).map_or(0, IcrcWriter::start));
-        self.open = Some(Open { destination, len, slab_len, icrc_writer });
+        self.open = Some(OpenPacket { destination, len, slab_len, icrc_writer });
         self.slab.get_mut(self.used..self.used + slab_len).map(|room| (room, start))
     }
 
     /// A byte of the headers of the packet begun last.
-    fn open_byte(&self, open: &Open, at: usize) -> u8 {
+    fn open_byte(&self, open: &OpenPacket, at: usize) -> u8 {
         if open.slab_len > 0 {
             return self.slab[self.used + at];
         }
@@ -378,8 +378,8 @@ impl WirePackets {
     }
 
     /// Assigns a packet to a group; returns its index there.
-    fn place(&mut self, open: &Open) -> u16 {
-        let Open { destination, len, slab_len, icrc_writer } = *open;
+    fn place(&mut self, open: &OpenPacket) -> u16 {
+        let OpenPacket { destination, len, slab_len, icrc_writer } = *open;
         let outside = (slab_len < len).then(|| u16::try_from(self.committed_outside).unwrap_or(u16::MAX));
         self.committed_outside += usize::from(outside.is_some());
         let slot = self.open_byte(open, SLOT_BYTE);
@@ -431,7 +431,7 @@ impl PacketWriter for WirePackets {
     #[inline(always)]
     fn begin(
         &mut self,
-        to: &Receiver<'_>,
+        to: &PacketDestination<'_>,
         shape: PacketShape,
         payload: PayloadSource<'_>,
     ) -> Option<Reserved> {

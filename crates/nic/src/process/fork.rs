@@ -77,17 +77,18 @@ pub(crate) fn let_go(descriptors: &[RawFd]) {
 
 /// The descriptors of all [`NotInherited`], behind a lock that fork takes too: the child sees a
 /// consistent list.
-struct Kept {
+struct DescriptorList {
     held: AtomicBool,
     descriptors: UnsafeCell<Vec<RawFd>>,
 }
 
 // SAFETY: the list is only touched by the holder of the lock.
-unsafe impl Sync for Kept {}
+unsafe impl Sync for DescriptorList {}
 
-static KEPT: Kept = Kept { held: AtomicBool::new(false), descriptors: UnsafeCell::new(Vec::new()) };
+static KEPT: DescriptorList =
+    DescriptorList { held: AtomicBool::new(false), descriptors: UnsafeCell::new(Vec::new()) };
 
-impl Kept {
+impl DescriptorList {
     fn acquire(&self) {
         while self.held.compare_exchange_weak(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
             std::thread::yield_now();

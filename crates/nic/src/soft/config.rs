@@ -123,10 +123,10 @@ pub enum ConfigError {
     )]
     Addr(String),
     /// NOBOUNCE_LINK.
-    #[error("{0:?} is no way for packets: udp, shm and auto are (NOBOUNCE_LINK or --link)")]
+    #[error("invalid link {0:?}: expected udp, shm or auto (NOBOUNCE_LINK or --link)")]
     Link(String),
     /// NOBOUNCE_ENGINES.
-    #[error("{0:?} is no number of engines: 1 to {MAX_ENGINES} are (NOBOUNCE_ENGINES or --engines)")]
+    #[error("invalid number of engines {0:?}: expected 1 to {MAX_ENGINES} (NOBOUNCE_ENGINES or --engines)")]
     Engines(String),
     /// NOBOUNCE_PROGRESS.
     #[error("invalid progress mode {0:?}: expected auto, thread or caller (NOBOUNCE_PROGRESS or --progress)")]
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_way_for_packets_is_chosen_by_itself_unless_it_is_said() {
+    fn the_link_is_automatic_unless_it_is_named() {
         assert_eq!(Config::default().link, LinkChoice::Auto);
         let choices = ["udp", "shm", "auto"].map(|text| text.parse::<LinkChoice>().unwrap());
         assert_eq!(choices, [LinkChoice::Udp, LinkChoice::Auto, LinkChoice::Auto]);

@@ -19,7 +19,7 @@ pub enum OpenError {
     Udp(#[from] links::OpenError),
     /// The capture file could not be created.
     #[error(transparent)]
-    Pcap(#[from] pcap::CreateError),
+    Pcap(#[from] pcap::CaptureError),
     /// A setting is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),

@@ -97,10 +97,10 @@ pub(crate) struct Count(Arc<AtomicUsize>);
 
 impl Count {
     /// Counts one more, until the result is dropped.
-    pub(crate) fn take(&self, name: &'static str, max: usize) -> Result<Taken, CreateError> {
+    pub(crate) fn take(&self, name: &'static str, max: usize) -> Result<CountGuard, CreateError> {
         let more = |count| (count < max).then_some(count + 1);
         match self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) {
-            Ok(_) => Ok(Taken(self.0.clone())),
+            Ok(_) => Ok(CountGuard(self.0.clone())),
             Err(_) => Err(CreateError::TooMany { name, max }),
         }
     }
@@ -108,9 +108,9 @@ impl Count {
 
 /// One of the objects a device offers; uncounted when dropped.
 #[derive(Debug)]
-pub(crate) struct Taken(Arc<AtomicUsize>);
+pub(crate) struct CountGuard(Arc<AtomicUsize>);
 
-impl Drop for Taken {
+impl Drop for CountGuard {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }

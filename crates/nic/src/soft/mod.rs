@@ -30,8 +30,8 @@ pub use events::cm_channel::{CmChannel, CmNotice, Told};
 pub use events::event::AsyncEvent;
 pub use limits::{CreateError, DeviceLimits};
 pub use nobounce_protocol::qp::{
-    Access, AttrMask, Datagram, GRH_LEN, IpOptions, LocalWork, Mtu, PostError, QpAttr, QpCounters, QpEvent,
-    QpState, Remote, Service, Source, Status, TransitionError, WorkKind,
+    Access, AttrMask, Datagram, DatagramSource, GRH_LEN, IpOptions, LocalWork, Mtu, PostError, QpAttr,
+    QpCounters, QpEvent, QpState, Remote, Service, Status, TransitionError, WorkKind,
 };
 pub use nobounce_protocol::wire::{Psn, Qpn};
 pub use objects::cq::{Cq, CqError, ResizeError};

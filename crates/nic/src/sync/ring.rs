@@ -14,7 +14,7 @@ use crate::sync::{AtomicUsize, Ordering, UnsafeCell};
 struct Padded<T>(T);
 
 #[derive(Debug)]
-struct Slot<T> {
+struct RingSlot<T> {
     sequence: AtomicUsize,
     value: UnsafeCell<MaybeUninit<T>>,
 }
@@ -22,7 +22,7 @@ struct Slot<T> {
 /// The queue.
 #[derive(Debug)]
 pub(crate) struct Ring<T> {
-    slots: Box<[Slot<T>]>,
+    slots: Box<[RingSlot<T>]>,
     mask: usize,
     head: Padded<AtomicUsize>,
     tail: Padded<AtomicUsize>,
@@ -39,7 +39,7 @@ impl<T> Ring<T> {
     pub(crate) fn new(room: usize) -> Self {
         let places = room.max(2).next_power_of_two();
         let slot =
-            |at| Slot { sequence: AtomicUsize::new(at), value: UnsafeCell::new(MaybeUninit::uninit()) };
+            |at| RingSlot { sequence: AtomicUsize::new(at), value: UnsafeCell::new(MaybeUninit::uninit()) };
         Self {
             slots: (0..places).map(slot).collect(),
             mask: places - 1,
@@ -54,7 +54,7 @@ impl<T> Ring<T> {
     }
 
     #[inline]
-    fn slot(&self, position: usize) -> &Slot<T> {
+    fn slot(&self, position: usize) -> &RingSlot<T> {
         &self.slots[position & self.mask]
     }
 

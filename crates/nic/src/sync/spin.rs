@@ -23,7 +23,7 @@ const PROBE: Nanos = 4;
 /// Adaptive spin with backoff: decides before each wait how long to spin. After a fruitless spin
 /// the next wait skips it, then the next two, and so on; a successful spin resets the backoff.
 #[derive(Debug)]
-pub(crate) struct Spin {
+pub(crate) struct AdaptiveSpin {
     usual: Nanos,
     adapts: bool,
     /// Waits left without a spin.
@@ -34,7 +34,7 @@ pub(crate) struct Spin {
     wait: Option<(Nanos, Nanos)>,
 }
 
-impl Spin {
+impl AdaptiveSpin {
     /// Spins for this long, with backoff after fruitless spins.
     pub(crate) fn adaptive(usual: Nanos) -> Self {
         Self { usual, adapts: true, skip: 0, backoff: 0, wait: None }
@@ -93,7 +93,7 @@ mod tests {
     const USUAL: Nanos = 10;
 
     /// Waits in vain; how long it spun.
-    fn in_vain(spin: &mut Spin, at: Nanos) -> Nanos {
+    fn in_vain(spin: &mut AdaptiveSpin, at: Nanos) -> Nanos {
         let length = (0..).find(|passed| spin.is_over(at + passed)).unwrap();
         spin.slept();
         length
@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn fruitless_spins_become_rare() {
-        let mut spin = Spin::adaptive(USUAL);
+        let mut spin = AdaptiveSpin::adaptive(USUAL);
         let spins: Vec<Nanos> = (0..100).map(|at| in_vain(&mut spin, at * 100)).collect();
         assert_eq!(&spins[..8], [10, 40, 0, 40, 0, 0, 40, 0]);
         assert!(spins[40..].iter().filter(|length| **length > 0).count() <= 3, "{spins:?}");
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn a_spin_that_finds_something_is_worth_the_next() {
-        let mut spin = Spin::adaptive(USUAL);
+        let mut spin = AdaptiveSpin::adaptive(USUAL);
         (0..10).for_each(|at| _ = in_vain(&mut spin, at * 100));
         let waits = (10..).find(|at| {
             let spins = !spin.is_over(at * 100);
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn what_comes_without_a_spin_says_nothing() {
-        let mut spin = Spin::adaptive(USUAL);
+        let mut spin = AdaptiveSpin::adaptive(USUAL);
         in_vain(&mut spin, 0);
         in_vain(&mut spin, 100);
         assert!(spin.is_over(200));

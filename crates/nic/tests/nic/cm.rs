@@ -12,7 +12,7 @@ use crate::common::{End, MIB, config};
 use nobounce_nic::soft::{BindError, Cm, CmChannel, Device, Psn, Qpn, Told};
 use nobounce_nic::work::QpLimits;
 use nobounce_protocol::cm::{
-    Accept, CommId, Connect, Event, GSI_QKEY, GSI_QPN, Ids, Kind, MAD_LEN, Req, ip, reason,
+    Accept, CommId, Connect, Event, GSI_QKEY, GSI_QPN, Ids, MAD_LEN, MessageKind, Req, ip, reason,
 };
 use nobounce_protocol::wire::icrc::Flow;
 use nobounce_protocol::wire::{Deth, Header, ICRC_LEN, Opcode, ROCE_PORT};
@@ -405,11 +405,11 @@ fn malformed_forged_and_replayed_messages_change_nothing() {
     b.cm.accept(id, answer(1)).unwrap();
     // Messages from an address other than the peer's have no effect.
     let stranger = Forger::new([127, 61, 8, 10].into(), b.local()).unwrap();
-    for kind in [Kind::Rtu, Kind::Drep] {
+    for kind in [MessageKind::Rtu, MessageKind::Drep] {
         stranger.send(GSI_QKEY, Ids { local: 6, remote: id.0 }.emit(kind, 77).bytes());
     }
     assert_eq!(b.event_within(Duration::from_millis(200)), None);
-    forger.send(GSI_QKEY, Ids { local: 6, remote: id.0 }.emit(Kind::Rtu, 77).bytes());
+    forger.send(GSI_QKEY, Ids { local: 6, remote: id.0 }.emit(MessageKind::Rtu, 77).bytes());
     assert_eq!(b.event(), Event::Established { id });
     // A real one still gets through.
     converse(&Side::open("127.61.8.2"), &b);

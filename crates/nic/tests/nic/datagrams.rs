@@ -11,7 +11,9 @@ use fake_cuda::client::StandIn;
 use nobounce_nic::links::udp::{UdpConfig, UdpLink};
 use nobounce_nic::links::{Link, TxBatch};
 use nobounce_nic::soft::IpOptions;
-use nobounce_nic::soft::{Config, Datagram, PostError, QpState, Qpn, Service, Source, SrqLimits, Status};
+use nobounce_nic::soft::{
+    Config, Datagram, DatagramSource, PostError, QpState, Qpn, Service, SrqLimits, Status,
+};
 use nobounce_nic::work::{Operation, RecvRequest, SendRequest};
 use nobounce_protocol::wire::Marker;
 
@@ -41,7 +43,7 @@ fn datagrams_of_every_size_arrive_with_their_source() {
             a.succeed(1);
             let got = b.completions(1)[0];
             assert_eq!((got.wr_id, got.status, got.byte_len), (5, Status::Success, (len + GRH) as u32));
-            assert_eq!((got.immediate, got.source), (Some(3), Some(Source { qpn: a.qps[0].qpn() })));
+            assert_eq!((got.immediate, got.source), (Some(3), Some(DatagramSource { qpn: a.qps[0].qpn() })));
             let bytes = b.bytes(64, GRH + len);
             assert_eq!(route(&bytes), (a.device.local(), b.device.local()));
             assert!(bytes[GRH..] == patterns(round as u8, 7, len));
@@ -116,7 +118,10 @@ fn one_queue_pair_speaks_with_many() {
     hub.succeed(requests.len());
     for (index, other) in others.iter().enumerate() {
         for (n, got) in other.completions(rounds as usize).iter().enumerate() {
-            assert_eq!((got.status, got.source), (Status::Success, Some(Source { qpn: hub.qps[0].qpn() })));
+            assert_eq!(
+                (got.status, got.source),
+                (Status::Success, Some(DatagramSource { qpn: hub.qps[0].qpn() }))
+            );
             assert!(other.bytes(n * 300 + GRH, 200) == patterns(9, n, 200));
         }
         other.fill(index as u8);
@@ -124,7 +129,7 @@ fn one_queue_pair_speaks_with_many() {
     }
     for got in hub.completions(rounds as usize * others.len()) {
         let index = got.immediate.unwrap() as usize;
-        assert_eq!(got.source, Some(Source { qpn: others[index].qps[0].qpn() }));
+        assert_eq!(got.source, Some(DatagramSource { qpn: others[index].qps[0].qpn() }));
         let at = 100_000 + got.wr_id as usize * 300;
         assert_eq!(route(&hub.bytes(at, GRH)).0, others[index].device.local());
         assert!(hub.bytes(at + GRH, 100) == patterns(index as u8, 0, 100));

@@ -3,7 +3,7 @@
 #![allow(clippy::cast_possible_truncation)] // small constants
 
 use crate::common::{End, MIB, config, patterns, until};
-use nobounce_nic::soft::{Config, LinkChoice, Source, Status};
+use nobounce_nic::soft::{Config, DatagramSource, LinkChoice, Status};
 use nobounce_nic::work::{Operation, SendRequest};
 
 const GRH: usize = 40;
@@ -30,7 +30,7 @@ fn exchange(from: &End, to: &End, seed: u8, len: usize) {
     from.succeed(1);
     let got = to.completions(1)[0];
     assert_eq!((got.wr_id, got.status, got.byte_len), (5, Status::Success, (len + GRH) as u32));
-    assert_eq!((got.immediate, got.source), (Some(3), Some(Source { qpn: from.last_qp().qpn() })));
+    assert_eq!((got.immediate, got.source), (Some(3), Some(DatagramSource { qpn: from.last_qp().qpn() })));
     let bytes = to.bytes(64, GRH + len);
     assert_eq!((bytes[20], &bytes[32..36]), (0x45, &addr_of(from)[..]), "the source in an IPv4 header");
     assert!(bytes[GRH..] == patterns(seed, 7, len));

@@ -3,7 +3,7 @@
 
 use crate::common::{SOON, device, is_dropin, is_hardware, pair, pattern, waived_on_hardware};
 use fake_cuda::client::StandIn;
-use nobounce::memory::gpu::{self, RangeError};
+use nobounce::memory::gpu::{self, GpuRangeError};
 use nobounce::nic::soft;
 use nobounce::{Access, AccessError, ConnectOptions, Device, GpuOptions, RegisterError, Require, hard};
 
@@ -96,7 +96,7 @@ fn what_is_refused_says_why() {
     };
     let here = Box::new(0_u64);
     let error = range(register(std::ptr::from_ref(&*here).addr() as u64, 8));
-    assert!(matches!(error, RangeError::HostMemory { .. }), "{error}");
+    assert!(matches!(error, GpuRangeError::HostMemory { .. }), "{error}");
     let addr = cuda.malloc(4 * MIB);
     let told = range(register(addr + 4096, 4 * MIB)).to_string();
     assert!(told.contains("allocation"), "{told}");

@@ -6,9 +6,11 @@ mod incoming;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::IpAddr;
 
-use super::communication::{Accept, CommId, Communication, Connect, MAX_CM_RETRIES, RESPONSE_TIMEOUT, State};
+use super::communication::{
+    Accept, CommId, Communication, CommunicationState, Connect, MAX_CM_RETRIES, RESPONSE_TIMEOUT,
+};
 use super::event::Event;
-use super::mad::{Kind, Mad};
+use super::mad::{Mad, MessageKind};
 use super::message::{About, Ids, Rej, Rep, Req, SidrRep, SidrReq, private_len};
 use super::{reason, sidr_status};
 use crate::rng::Rng;
@@ -27,7 +29,7 @@ const KEEP_SIDR_ANSWER: Nanos = 4096 << RESPONSE_TIMEOUT;
 
 /// Configuration of an agent.
 #[derive(Clone, Copy, Debug)]
-pub struct Config {
+pub struct CmConfig {
     /// The high byte of all communication IDs that it issues.
     pub slot: u8,
     /// The GUID of the adapter.
@@ -75,7 +77,7 @@ pub struct AgentCounters {
 }
 
 #[derive(Debug)]
-struct Listener {
+struct CmListener {
     backlog: usize,
     pending: usize,
 }
@@ -88,7 +90,7 @@ struct Listener {
 /// empty, then [`poll_timeout`](Self::poll_timeout).
 #[derive(Debug)]
 pub struct Agent {
-    config: Config,
+    config: CmConfig,
     rng: Rng,
     next_id: u32,
     communications: HashMap<u32, Communication>,
@@ -97,7 +99,7 @@ pub struct Agent {
     asked: HashMap<(IpAddr, u32, bool), u32>,
     /// Connections by the peer's queue pair.
     queue_pairs: HashMap<(IpAddr, Qpn), u32>,
-    listeners: HashMap<u64, Listener>,
+    listeners: HashMap<u64, CmListener>,
     timers: BTreeSet<(Nanos, u32)>,
     timewait: usize,
     /// DREPs sent a short while ago: time, destination, IDs, transaction ID.
@@ -109,7 +111,7 @@ pub struct Agent {
 
 impl Agent {
     /// An agent without communications.
-    pub fn new(config: Config) -> Self {
+    pub fn new(config: CmConfig) -> Self {
         let mut rng = Rng::new(config.seed);
         let next_id = u32::try_from(rng.below(1 << 24)).unwrap_or(0);
         Self {
@@ -167,7 +169,7 @@ impl Agent {
         if self.listeners.contains_key(&service) {
             return Err(CmError::InUse);
         }
-        self.listeners.insert(service, Listener { backlog, pending: 0 });
+        self.listeners.insert(service, CmListener { backlog, pending: 0 });
         Ok(())
     }
 
@@ -217,8 +219,12 @@ impl Agent {
             private: connect.private,
         };
         let transaction = self.rng.next();
-        let mut new =
-            Communication::new(connect.to, Ids { local: id, remote: 0 }, State::ReqSent, transaction);
+        let mut new = Communication::new(
+            connect.to,
+            Ids { local: id, remote: 0 },
+            CommunicationState::ReqSent,
+            transaction,
+        );
         new.local_ack_timeout = connect.local_ack_timeout;
         self.ask(now, new, req.emit(transaction));
         Ok(CommId(id))
@@ -238,7 +244,12 @@ impl Agent {
         check(&private, private_len::SIDR_REQ)?;
         let id = self.allocate()?;
         let transaction = self.rng.next();
-        let new = Communication::new(to, Ids { local: id, remote: 0 }, State::SidrReqSent, transaction);
+        let new = Communication::new(
+            to,
+            Ids { local: id, remote: 0 },
+            CommunicationState::SidrReqSent,
+            transaction,
+        );
         self.ask(now, new, SidrReq::new(id, service, private).emit(transaction));
         Ok(CommId(id))
     }
@@ -259,7 +270,7 @@ impl Agent {
         check(&accept.private, private_len::REP)?;
         let ca_guid = self.config.ca_guid;
         self.change(id, |this, communication| {
-            if communication.state != State::ReqReceived {
+            if communication.state != CommunicationState::ReqReceived {
                 return Err(CmError::WrongState);
             }
             let rep = Rep {
@@ -276,7 +287,7 @@ impl Agent {
                 private: accept.private,
             };
             this.answered(communication);
-            communication.state = State::RepSent;
+            communication.state = CommunicationState::RepSent;
             let mad = rep.emit(communication.transaction);
             communication.expect_answer(now, mad.clone());
             this.send(communication.peer, mad);
@@ -299,14 +310,14 @@ impl Agent {
     ) -> Result<(), CmError> {
         check(&private, private_len::SIDR_REP)?;
         self.change(id, |this, communication| {
-            if communication.state != State::SidrReqReceived {
+            if communication.state != CommunicationState::SidrReqReceived {
                 return Err(CmError::WrongState);
             }
             let service = communication.pending.unwrap_or(0);
             this.answered(communication);
             let rep = SidrRep { request: communication.ids.remote, status, qpn, service, qkey, private };
             let mad = rep.emit(communication.transaction);
-            communication.rest(State::SidrRepSent);
+            communication.rest(CommunicationState::SidrRepSent);
             communication.said = Some(mad.clone());
             communication.due = Some(now + KEEP_SIDR_ANSWER);
             this.send(communication.peer, mad);
@@ -320,11 +331,14 @@ impl Agent {
     /// Wrong state.
     pub fn establish(&mut self, id: CommId) -> Result<(), CmError> {
         self.change(id, |this, communication| {
-            if communication.state != State::RepReceived {
+            if communication.state != CommunicationState::RepReceived {
                 return Err(CmError::WrongState);
             }
-            communication.rest(State::Established);
-            this.send(communication.peer, communication.ids.emit(Kind::Rtu, communication.transaction));
+            communication.rest(CommunicationState::Established);
+            this.send(
+                communication.peer,
+                communication.ids.emit(MessageKind::Rtu, communication.transaction),
+            );
             Ok(())
         })
     }
@@ -335,8 +349,8 @@ impl Agent {
     /// There is no such connection.
     pub fn note_traffic(&mut self, id: CommId) -> Result<(), CmError> {
         self.change(id, |this, communication| {
-            if communication.state == State::RepSent {
-                communication.rest(State::Established);
+            if communication.state == CommunicationState::RepSent {
+                communication.rest(CommunicationState::Established);
                 this.tell(communication, Event::Established { id });
             }
             Ok(())
@@ -351,8 +365,8 @@ impl Agent {
         check(&private, private_len::REJ)?;
         self.change(id, |this, communication| {
             let about = match communication.state {
-                State::ReqReceived => About::Req,
-                State::RepReceived => About::Rep,
+                CommunicationState::ReqReceived => About::Req,
+                CommunicationState::RepReceived => About::Rep,
                 _ => return Err(CmError::WrongState),
             };
             this.answered(communication);
@@ -364,7 +378,7 @@ impl Agent {
     fn refuse(&mut self, communication: &mut Communication, about: About, reason: u16, private: Vec<u8>) {
         let rej = Rej { ids: communication.ids, about, reason, private };
         let mad = rej.emit(communication.transaction);
-        communication.rest(State::Over);
+        communication.rest(CommunicationState::Over);
         // If the REJ is lost, the peer's retransmission triggers it again.
         communication.said = Some(mad.clone());
         self.send(communication.peer, mad);
@@ -379,9 +393,13 @@ impl Agent {
             this.answered(communication);
             communication.released = true;
             match communication.state {
-                State::ReqReceived => this.refuse(communication, About::Req, reason::CONSUMER, Vec::new()),
-                State::RepReceived => this.refuse(communication, About::Rep, reason::CONSUMER, Vec::new()),
-                State::SidrReqReceived => {
+                CommunicationState::ReqReceived => {
+                    this.refuse(communication, About::Req, reason::CONSUMER, Vec::new())
+                }
+                CommunicationState::RepReceived => {
+                    this.refuse(communication, About::Rep, reason::CONSUMER, Vec::new())
+                }
+                CommunicationState::SidrReqReceived => {
                     let rep = SidrRep {
                         request: communication.ids.remote,
                         status: sidr_status::REJECTED,
@@ -390,13 +408,20 @@ impl Agent {
                         qkey: 0,
                         private: Vec::new(),
                     };
-                    communication.rest(State::Over);
+                    communication.rest(CommunicationState::Over);
                     this.send(communication.peer, rep.emit(communication.transaction));
                 }
-                State::Established | State::RepSent => this.hang_up(now, communication, transaction),
+                CommunicationState::Established | CommunicationState::RepSent => {
+                    this.hang_up(now, communication, transaction)
+                }
                 // A late answer is rejected: its communication no longer exists.
-                State::ReqSent | State::SidrReqSent => communication.rest(State::Over),
-                State::DreqSent | State::TimeWait | State::SidrRepSent | State::Over => {}
+                CommunicationState::ReqSent | CommunicationState::SidrReqSent => {
+                    communication.rest(CommunicationState::Over)
+                }
+                CommunicationState::DreqSent
+                | CommunicationState::TimeWait
+                | CommunicationState::SidrRepSent
+                | CommunicationState::Over => {}
             }
             Ok(())
         });
@@ -407,13 +432,13 @@ impl Agent {
     pub fn handle_refused(&mut self, id: CommId) {
         let _ = self.change(id, |this, communication| {
             match communication.state {
-                State::ReqSent => {
-                    communication.rest(State::Over);
+                CommunicationState::ReqSent => {
+                    communication.rest(CommunicationState::Over);
                     let reason = reason::INVALID_SERVICE_ID;
                     this.tell(communication, Event::Rejected { id, reason, private: Vec::new() });
                 }
-                State::SidrReqSent => {
-                    communication.rest(State::Over);
+                CommunicationState::SidrReqSent => {
+                    communication.rest(CommunicationState::Over);
                     this.tell(communication, Event::Unreachable { id });
                 }
                 _ => {}
@@ -424,8 +449,9 @@ impl Agent {
 
     /// Communications that wait for the first answer from `peer`.
     pub fn waiting_for(&self, peer: IpAddr) -> Vec<CommId> {
-        let waits =
-            |c: &&Communication| c.peer == peer && matches!(c.state, State::ReqSent | State::SidrReqSent);
+        let waits = |c: &&Communication| {
+            c.peer == peer && matches!(c.state, CommunicationState::ReqSent | CommunicationState::SidrReqSent)
+        };
         self.communications.values().filter(waits).map(Communication::id).collect()
     }
 
@@ -446,16 +472,19 @@ impl Agent {
     fn expire(&mut self, now: Nanos, communication: &mut Communication) {
         let id = communication.id();
         match communication.state {
-            State::TimeWait => {
+            CommunicationState::TimeWait => {
                 self.tell(communication, Event::TimewaitExit { id });
-                communication.rest(State::Over);
+                communication.rest(CommunicationState::Over);
             }
-            State::SidrRepSent => {
+            CommunicationState::SidrRepSent => {
                 // Keep the last message: the peer may have missed it and may retransmit its request
                 // later than this.
-                (communication.state, communication.due) = (State::Over, None);
+                (communication.state, communication.due) = (CommunicationState::Over, None);
             }
-            State::ReqSent | State::RepSent | State::DreqSent | State::SidrReqSent => {
+            CommunicationState::ReqSent
+            | CommunicationState::RepSent
+            | CommunicationState::DreqSent
+            | CommunicationState::SidrReqSent => {
                 if communication.retry(now)
                     && let Some(mad) = communication.said.clone()
                 {
@@ -463,25 +492,25 @@ impl Agent {
                     return self.send(communication.peer, mad);
                 }
                 match communication.state {
-                    State::DreqSent => {
+                    CommunicationState::DreqSent => {
                         self.tell(communication, Event::Disconnected { id, silent: true });
                         communication.wait_out(now);
                     }
-                    State::RepSent => {
+                    CommunicationState::RepSent => {
                         self.tell(communication, Event::Unreachable { id });
                         self.refuse(communication, About::Other, reason::TIMEOUT, Vec::new());
                     }
                     _ => {
                         self.tell(communication, Event::Unreachable { id });
-                        communication.rest(State::Over);
+                        communication.rest(CommunicationState::Over);
                     }
                 }
             }
-            State::ReqReceived
-            | State::RepReceived
-            | State::Established
-            | State::Over
-            | State::SidrReqReceived => {}
+            CommunicationState::ReqReceived
+            | CommunicationState::RepReceived
+            | CommunicationState::Established
+            | CommunicationState::Over
+            | CommunicationState::SidrReqReceived => {}
         }
     }
 
@@ -513,9 +542,9 @@ impl Agent {
         let Some(mut communication) = self.communications.remove(&id.0) else {
             return Err(CmError::Unknown);
         };
-        let (due, waited) = (communication.due, communication.state == State::TimeWait);
+        let (due, waited) = (communication.due, communication.state == CommunicationState::TimeWait);
         let result = what(self, &mut communication);
-        match (waited, communication.state == State::TimeWait) {
+        match (waited, communication.state == CommunicationState::TimeWait) {
             (false, true) => self.timewait += 1,
             (true, false) => self.timewait -= 1,
             _ => {}
@@ -523,7 +552,7 @@ impl Agent {
         if let Some(at) = due {
             self.timers.remove(&(at, id.0));
         }
-        if communication.state == State::Over && communication.released {
+        if communication.state == CommunicationState::Over && communication.released {
             self.forget(&communication);
             return result;
         }
@@ -538,12 +567,14 @@ impl Agent {
     /// Drops the connection that would leave TIMEWAIT first.
     fn shorten_timewait(&mut self) {
         let oldest = self.timers.iter().find(|(_, id)| {
-            self.communications.get(id).is_some_and(|communication| communication.state == State::TimeWait)
+            self.communications
+                .get(id)
+                .is_some_and(|communication| communication.state == CommunicationState::TimeWait)
         });
         if let Some(&(_, id)) = oldest {
             let _ = self.change(CommId(id), |this, communication| {
                 this.tell(communication, Event::TimewaitExit { id: CommId(id) });
-                communication.rest(State::Over);
+                communication.rest(CommunicationState::Over);
                 Ok(())
             });
         }

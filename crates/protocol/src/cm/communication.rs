@@ -69,7 +69,7 @@ pub struct Accept {
 
 /// State of a communication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum CommunicationState {
     /// REQ sent.
     ReqSent,
     /// REP received; the user has not decided yet.
@@ -97,7 +97,7 @@ pub(super) enum State {
 pub(super) struct Communication {
     pub(super) peer: IpAddr,
     pub(super) ids: Ids,
-    pub(super) state: State,
+    pub(super) state: CommunicationState,
     /// Transaction ID of the current exchange; answers repeat it.
     pub(super) transaction: u64,
     /// The last message, kept for retransmission.
@@ -118,7 +118,7 @@ pub(super) struct Communication {
 }
 
 impl Communication {
-    pub(super) fn new(peer: IpAddr, ids: Ids, state: State, transaction: u64) -> Self {
+    pub(super) fn new(peer: IpAddr, ids: Ids, state: CommunicationState, transaction: u64) -> Self {
         Self {
             peer,
             ids,
@@ -183,7 +183,7 @@ impl Communication {
     }
 
     /// Enters `state`: stops the timer and drops the message kept for retransmission.
-    pub(super) fn rest(&mut self, state: State) {
+    pub(super) fn rest(&mut self, state: CommunicationState) {
         self.state = state;
         self.said = None;
         self.due = None;
@@ -191,7 +191,7 @@ impl Communication {
 
     /// Enters TIMEWAIT for twice the local ACK timeout, at most [`LONGEST_TIMEWAIT`].
     pub(super) fn wait_out(&mut self, now: Nanos) {
-        self.rest(State::TimeWait);
+        self.rest(CommunicationState::TimeWait);
         let twice = nanos(self.local_ack_timeout.clamp(1, 30) + 1);
         self.due = Some(now + twice.min(LONGEST_TIMEWAIT));
     }

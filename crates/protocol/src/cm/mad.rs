@@ -19,7 +19,7 @@ const METHOD_SEND: u8 = 3;
 /// What a message of the connection manager is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)] // the standard's names
-pub enum Kind {
+pub enum MessageKind {
     Req,
     Mra,
     Rej,
@@ -33,7 +33,7 @@ pub enum Kind {
     Apr,
 }
 
-impl Kind {
+impl MessageKind {
     /// All of them, with their attribute numbers.
     const ALL: [(Self, u16); 11] = [
         (Self::Req, 0x10),
@@ -65,7 +65,7 @@ pub struct Mad([u8; MAD_LEN]);
 
 impl Mad {
     /// An empty message.
-    pub(super) fn new(kind: Kind, transaction: u64) -> Self {
+    pub(super) fn new(kind: MessageKind, transaction: u64) -> Self {
         let mut mad = Self([0; MAD_LEN]);
         mad.0[..4].copy_from_slice(&[BASE_VERSION, CLASS, CLASS_VERSION, METHOD_SEND]);
         mad.0[8..16].copy_from_slice(&transaction.to_be_bytes());
@@ -75,13 +75,13 @@ impl Mad {
 
     /// Parses one; `None` if the bytes are not a message of this class and version. Bytes after the
     /// first 256 are ignored.
-    pub fn parse(bytes: &[u8]) -> Option<(Kind, Self)> {
+    pub fn parse(bytes: &[u8]) -> Option<(MessageKind, Self)> {
         let mad = Self(*bytes.first_chunk()?);
         if mad.0[..4] != [BASE_VERSION, CLASS, CLASS_VERSION, METHOD_SEND] {
             return None;
         }
         let attribute = u16::from_be_bytes([mad.0[16], mad.0[17]]);
-        let kind = Kind::ALL.iter().find(|(_, number)| *number == attribute).map(|(kind, _)| *kind)?;
+        let kind = MessageKind::ALL.iter().find(|(_, number)| *number == attribute).map(|(kind, _)| *kind)?;
         Some((kind, mad))
     }
 
@@ -168,7 +168,7 @@ mod tests {
         ] {
             let Field(_, _, bits) = field;
             let all = u64::MAX >> (64 - bits);
-            let mut mad = Mad::new(Kind::Req, 7);
+            let mut mad = Mad::new(MessageKind::Req, 7);
             let before = mad.clone();
             mad.set(field, all);
             assert_eq!(mad.get(field), all);
@@ -181,8 +181,8 @@ mod tests {
 
     #[test]
     fn other_classes_versions_and_attributes_are_refused() {
-        let good = Mad::new(Kind::Drep, 1);
-        assert_eq!(Mad::parse(good.bytes()), Some((Kind::Drep, good.clone())));
+        let good = Mad::new(MessageKind::Drep, 1);
+        assert_eq!(Mad::parse(good.bytes()), Some((MessageKind::Drep, good.clone())));
         assert_eq!(Mad::parse(&good.bytes()[..255]), None);
         for (at, byte) in [(0, 2), (1, 4), (2, 1), (3, 1), (17, 0x09), (16, 1)] {
             let mut bad = *good.bytes();

@@ -1,7 +1,7 @@
 //! The messages, field by field. Offsets are those of the standard (volume 1, chapter 12), counted
 //! from the end of the header.
 
-use super::mad::{Field, Kind, Mad};
+use super::mad::{Field, Mad, MessageKind};
 use crate::wire::{DEFAULT_PKEY, Psn, Qpn};
 
 const LOCAL_ID: Field = Field(0, 0, 32);
@@ -122,7 +122,7 @@ const PERMISSIVE_LID: u64 = 0xffff;
 impl Req {
     /// Encodes the message with this transaction ID.
     pub fn emit(&self, transaction: u64) -> Mad {
-        let mut mad = Mad::new(Kind::Req, transaction);
+        let mut mad = Mad::new(MessageKind::Req, transaction);
         mad.set(LOCAL_ID, self.local_id.into());
         mad.set(req::SERVICE, self.service);
         mad.set(req::CA_GUID, self.ca_guid);
@@ -229,7 +229,7 @@ const FAILOVER_NOT_SUPPORTED: u64 = 1;
 impl Rep {
     /// Encodes the message with this transaction ID.
     pub fn emit(&self, transaction: u64) -> Mad {
-        let mut mad = self.ids.emit(Kind::Rep, transaction);
+        let mut mad = self.ids.emit(MessageKind::Rep, transaction);
         mad.set(rep::QPN, self.qpn.get().into());
         mad.set(rep::PSN, self.starting_psn.get().into());
         mad.set(rep::RESPONDER_RESOURCES, self.responder_resources.into());
@@ -267,7 +267,7 @@ impl Ids {
     }
 
     /// Encodes a message of this kind that carries only these IDs.
-    pub fn emit(self, kind: Kind, transaction: u64) -> Mad {
+    pub fn emit(self, kind: MessageKind, transaction: u64) -> Mad {
         let mut mad = Mad::new(kind, transaction);
         mad.set(LOCAL_ID, self.local.into());
         mad.set(REMOTE_ID, self.remote.into());
@@ -326,7 +326,7 @@ const REJ_PRIVATE: usize = 84;
 impl Rej {
     /// Encodes the message with this transaction ID.
     pub fn emit(&self, transaction: u64) -> Mad {
-        let mut mad = self.ids.emit(Kind::Rej, transaction);
+        let mut mad = self.ids.emit(MessageKind::Rej, transaction);
         mad.set(ABOUT, self.about.code());
         mad.set(REJ_REASON, self.reason.into());
         mad.put(REJ_PRIVATE, private_len::REJ, &self.private);
@@ -358,7 +358,7 @@ const MRA_TIMEOUT: Field = Field(9, 0, 5);
 impl Mra {
     /// Encodes the message with this transaction ID.
     pub fn emit(&self, transaction: u64) -> Mad {
-        let mut mad = self.ids.emit(Kind::Mra, transaction);
+        let mut mad = self.ids.emit(MessageKind::Mra, transaction);
         mad.set(ABOUT, self.about.code());
         mad.set(MRA_TIMEOUT, self.service_timeout.into());
         mad
@@ -373,7 +373,7 @@ const DREQ_QPN: Field = Field(8, 0, 24);
 
 /// A DREQ, with the number of the receiver's queue pair.
 pub fn emit_dreq(ids: Ids, remote_qpn: Qpn, transaction: u64) -> Mad {
-    let mut mad = ids.emit(Kind::Dreq, transaction);
+    let mut mad = ids.emit(MessageKind::Dreq, transaction);
     mad.set(DREQ_QPN, remote_qpn.get().into());
     mad
 }
@@ -382,7 +382,7 @@ pub fn emit_dreq(ids: Ids, remote_qpn: Qpn, transaction: u64) -> Mad {
 pub(super) fn emit_apr(ids: Ids, transaction: u64) -> Mad {
     const STATUS: Field = Field(9, 0, 8);
     const NOT_SUPPORTED: u64 = 2;
-    let mut mad = ids.emit(Kind::Apr, transaction);
+    let mut mad = ids.emit(MessageKind::Apr, transaction);
     mad.set(STATUS, NOT_SUPPORTED);
     mad
 }
@@ -408,7 +408,7 @@ impl SidrReq {
 
     /// Encodes the message with this transaction ID.
     pub fn emit(&self, transaction: u64) -> Mad {
-        let mut mad = Mad::new(Kind::SidrReq, transaction);
+        let mut mad = Mad::new(MessageKind::SidrReq, transaction);
         mad.set(LOCAL_ID, self.request.into());
         mad.set(SIDR_REQ_PKEY, self.pkey.into());
         mad.set(SIDR_REQ_SERVICE, self.service);
@@ -451,7 +451,7 @@ mod sidr_rep {
 impl SidrRep {
     /// Encodes the message with this transaction ID.
     pub fn emit(&self, transaction: u64) -> Mad {
-        let mut mad = Mad::new(Kind::SidrRep, transaction);
+        let mut mad = Mad::new(MessageKind::SidrRep, transaction);
         mad.set(LOCAL_ID, self.request.into());
         mad.set(sidr_rep::STATUS, self.status.into());
         mad.set(sidr_rep::QPN, self.qpn.get().into());
@@ -475,19 +475,19 @@ impl SidrRep {
 
 impl Message {
     /// Decodes a message of this kind; any bytes are valid.
-    pub fn read(kind: Kind, mad: &Mad) -> Self {
+    pub fn read(kind: MessageKind, mad: &Mad) -> Self {
         match kind {
-            Kind::Req => Self::Req(Box::new(Req::parse(mad))),
-            Kind::Mra => Self::Mra(Mra::parse(mad)),
-            Kind::Rej => Self::Rej(Rej::parse(mad)),
-            Kind::Rep => Self::Rep(Rep::parse(mad)),
-            Kind::Rtu => Self::Rtu(Ids::of(mad)),
-            Kind::Dreq => Self::Dreq { ids: Ids::of(mad), remote_qpn: Qpn::new(mad.word(DREQ_QPN)) },
-            Kind::Drep => Self::Drep(Ids::of(mad)),
-            Kind::SidrReq => Self::SidrReq(SidrReq::parse(mad)),
-            Kind::SidrRep => Self::SidrRep(SidrRep::parse(mad)),
-            Kind::Lap => Self::Lap(Ids::of(mad)),
-            Kind::Apr => Self::Apr(Ids::of(mad)),
+            MessageKind::Req => Self::Req(Box::new(Req::parse(mad))),
+            MessageKind::Mra => Self::Mra(Mra::parse(mad)),
+            MessageKind::Rej => Self::Rej(Rej::parse(mad)),
+            MessageKind::Rep => Self::Rep(Rep::parse(mad)),
+            MessageKind::Rtu => Self::Rtu(Ids::of(mad)),
+            MessageKind::Dreq => Self::Dreq { ids: Ids::of(mad), remote_qpn: Qpn::new(mad.word(DREQ_QPN)) },
+            MessageKind::Drep => Self::Drep(Ids::of(mad)),
+            MessageKind::SidrReq => Self::SidrReq(SidrReq::parse(mad)),
+            MessageKind::SidrRep => Self::SidrRep(SidrRep::parse(mad)),
+            MessageKind::Lap => Self::Lap(Ids::of(mad)),
+            MessageKind::Apr => Self::Apr(Ids::of(mad)),
         }
     }
 }

@@ -13,10 +13,10 @@ mod mad;
 mod message;
 mod route;
 
-pub use agent::{Agent, AgentCounters, CmError, Config};
+pub use agent::{Agent, AgentCounters, CmConfig, CmError};
 pub use communication::{Accept, CommId, Connect};
 pub use event::Event;
-pub use mad::{GSI_QKEY, GSI_QPN, Kind, MAD_LEN, Mad};
+pub use mad::{GSI_QKEY, GSI_QPN, MAD_LEN, Mad, MessageKind};
 pub use message::{About, Ids, Message, Mra, Rej, Rep, Req, SidrRep, SidrReq, emit_dreq, private_len};
 pub use route::{Route, refusal};
 

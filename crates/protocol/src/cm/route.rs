@@ -1,7 +1,7 @@
 //! Dispatch of CM messages where several processes share queue pair 1, and the refusal of a message
 //! without a recipient.
 
-use super::mad::{Kind, Mad};
+use super::mad::{Mad, MessageKind};
 use super::message::{About, Ids, Message, Rej, SidrRep};
 use super::{reason, sidr_status};
 use crate::wire::Qpn;
@@ -47,7 +47,7 @@ pub fn refusal(message: &Message, transaction: &Mad) -> Option<Mad> {
         }
         Message::Rep(rep) => Some(rej(rep.ids, About::Rep, reason::INVALID_COMM_ID)),
         // It has forgotten the connection, which is what was asked for.
-        Message::Dreq { ids, .. } => Some(ids.swapped().emit(Kind::Drep, transaction)),
+        Message::Dreq { ids, .. } => Some(ids.swapped().emit(MessageKind::Drep, transaction)),
         Message::SidrReq(req) => Some(
             SidrRep {
                 request: req.request,

@@ -77,7 +77,7 @@ pub enum WorkKind {
 
 /// Where a datagram came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Source {
+pub struct DatagramSource {
     /// The queue pair that sent it. The address is in the 40 bytes before the payload.
     pub qpn: Qpn,
 }
@@ -100,7 +100,7 @@ pub struct Completion {
     /// The peer asked for an event.
     pub solicited: bool,
     /// Of a received datagram: where it came from.
-    pub source: Option<Source>,
+    pub source: Option<DatagramSource>,
 }
 
 impl Completion {

@@ -1,6 +1,6 @@
 //! The receiver of the datagram service: every packet is a complete message.
 
-use super::completion::{Completion, Source, Status};
+use super::completion::{Completion, DatagramSource, Status};
 use super::requester::Out;
 use super::uc_receiver::Broken;
 use super::{Host, Params};
@@ -43,7 +43,7 @@ pub(crate) fn take_datagram(
     let success = status == Status::Success;
     let byte_len = if success { u32::try_from(total).unwrap_or(u32::MAX) } else { 0 };
     out.completions.push_back(Completion {
-        source: Some(Source { qpn: header.deth.source }),
+        source: Some(DatagramSource { qpn: header.deth.source }),
         ..Completion::received(receive.wr_id, status, header, byte_len)
     });
     if success { Ok(()) } else { Err(Broken) }

@@ -39,7 +39,7 @@ struct Part {
 
 /// What is known about the receiver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Receiver {
+enum ReceiverStatus {
     #[default]
     Unknown,
     Answers,
@@ -52,7 +52,7 @@ pub(crate) struct Linger {
     parts: VecDeque<Part>,
     /// The receiver answers markers.
     near: bool,
-    receiver: Receiver,
+    receiver: ReceiverStatus,
     /// Number of the last marker.
     marker: u32,
     /// Bytes since the last marker.
@@ -101,9 +101,9 @@ impl Linger {
     fn timeout(&self) -> Nanos {
         match self.receiver {
             _ if !self.near => LINGER,
-            Receiver::Unknown => FIRST_LINGER_TIMEOUT,
-            Receiver::Answers => LINGER_TIMEOUT,
-            Receiver::Deaf => LINGER,
+            ReceiverStatus::Unknown => FIRST_LINGER_TIMEOUT,
+            ReceiverStatus::Answers => LINGER_TIMEOUT,
+            ReceiverStatus::Deaf => LINGER,
         }
     }
 
@@ -129,7 +129,7 @@ impl Linger {
         if !behind(self.marker.wrapping_sub(1 << 16)) || (number != self.marker && behind(self.marker)) {
             return; // we sent none like it
         }
-        self.receiver = Receiver::Answers;
+        self.receiver = ReceiverStatus::Answers;
         self.repeats = 0;
         if number == self.marker {
             self.again = None;
@@ -150,7 +150,7 @@ impl Linger {
             // A marker was expected, and none behind it came back.
             let waited = first.gone - first.sent > LINGER;
             if self.near && waited && first.marker != self.marker.wrapping_add(1) {
-                self.receiver = Receiver::Deaf;
+                self.receiver = ReceiverStatus::Deaf;
                 self.parts.iter_mut().for_each(|part| part.gone = part.gone.min(now + LINGER));
             }
             if let Some(first) = self.parts.pop_front() {
@@ -199,9 +199,9 @@ mod tests {
         linger.set_near(true);
         let marker = linger.poll_marker(1, false).unwrap();
         linger.expire(FIRST_LINGER_TIMEOUT - 1);
-        assert_eq!((linger.bytes(), linger.receiver), (MARK_EVERY, Receiver::Unknown));
+        assert_eq!((linger.bytes(), linger.receiver), (MARK_EVERY, ReceiverStatus::Unknown));
         linger.handle_marker(marker);
-        assert_eq!((linger.bytes(), linger.receiver), (0, Receiver::Answers));
+        assert_eq!((linger.bytes(), linger.receiver), (0, ReceiverStatus::Answers));
     }
 
     fn near() -> Linger {

@@ -34,7 +34,7 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr};
 
 pub use attr::{Access, IpOptions, Mtu, QpAttr};
-pub use completion::{Completion, Nak, QpEvent, Source, Status, WorkKind};
+pub use completion::{Completion, DatagramSource, Nak, QpEvent, Status, WorkKind};
 pub use config::{QpConfig, QpCounters};
 pub use datagram::GRH_LEN;
 pub use host::{Host, LocalFault, Receive};
@@ -46,8 +46,8 @@ use crate::timing::Nanos;
 use crate::wire::{Header, Opcode, Psn, Reth};
 use config::Params;
 use datagram::take_datagram;
-use requester::{Answer, Out, Requester};
-use responder::{Responder, Taken};
+use requester::{Out, Requester, ResponseOutcome};
+use responder::{RequestOutcome, Responder};
 
 use unreliable::Unreliable;
 
@@ -345,7 +345,8 @@ impl Qp {
         }
         self.note_established();
         let mut out = Out { completions: &mut self.completions, counters: &mut self.counters };
-        if let Taken::Fatal(event) = self.responder.handle_request(run, payload_len, &params, host, &mut out)
+        if let RequestOutcome::Fatal(event) =
+            self.responder.handle_request(run, payload_len, &params, host, &mut out)
         {
             self.stop(event);
         }
@@ -470,7 +471,7 @@ impl Qp {
             return;
         }
         let taken = self.responder.fail_read(psn, Nak::RemoteOperational, &self.params);
-        if let Taken::Fatal(event) = taken
+        if let RequestOutcome::Fatal(event) = taken
             && self.attr.state != QpState::Error
         {
             self.stop(event);
@@ -501,7 +502,7 @@ impl Qp {
             }
             Payload::Region { again: false, .. } => {
                 let taken = self.responder.fail_read(transmit.header.psn, nak, &self.params);
-                if let Taken::Fatal(event) = taken {
+                if let RequestOutcome::Fatal(event) = taken {
                     self.stop(event);
                 }
             }
@@ -676,11 +677,11 @@ impl Qp {
             .flatten()
     }
 
-    fn settle(&mut self, answer: Answer) -> Handled {
+    fn settle(&mut self, answer: ResponseOutcome) -> Handled {
         match answer {
-            Answer::Taken => Handled::Taken,
-            Answer::Unsolicited => Handled::Unsolicited,
-            Answer::Failed(status) => {
+            ResponseOutcome::Taken => Handled::Taken,
+            ResponseOutcome::Unsolicited => Handled::Unsolicited,
+            ResponseOutcome::Failed(status) => {
                 self.enter_error(Some(status));
                 Handled::Taken
             }

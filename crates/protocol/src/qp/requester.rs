@@ -32,7 +32,7 @@ const ACK_EVERY: u64 = 30;
 
 /// Outcome of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Answer {
+pub(crate) enum ResponseOutcome {
     /// It was useful, or a harmless duplicate.
     Taken,
     /// It matches no outstanding request.
@@ -394,10 +394,10 @@ impl Requester {
         params: &Params,
         host: &mut dyn Host,
         out: &mut Out<'_>,
-    ) -> Answer {
+    ) -> ResponseOutcome {
         let psn = header.psn.extend(self.una);
         if psn + packets > self.sent_top {
-            return Answer::Unsolicited;
+            return ResponseOutcome::Unsolicited;
         }
         if header.opcode != Opcode::Ack {
             return self.handle_data(now, (psn, packets), header, payload_len, params, host, out);
@@ -410,11 +410,11 @@ impl Requester {
                         self.data_lost(now, out);
                     }
                 }
-                Answer::Taken
+                ResponseOutcome::Taken
             }
             Syndrome::RnrNak(code) => {
                 if psn < self.una || self.recovery.rnr_until.is_some() {
-                    return Answer::Taken; // known already: nothing was sent since
+                    return ResponseOutcome::Taken; // known already: nothing was sent since
                 }
                 out.counters.rcvd_rnr_err += 1;
                 self.advance(now, psn, params, out);
@@ -422,7 +422,7 @@ impl Requester {
                     self.data_lost(now, out);
                 } else {
                     if self.recovery.rnr_retries == 0 {
-                        return Answer::Failed(Status::RnrRetryExceeded);
+                        return ResponseOutcome::Failed(Status::RnrRetryExceeded);
                     }
                     if params.rnr_retry < 7 {
                         self.recovery.rnr_retries -= 1;
@@ -435,10 +435,10 @@ impl Requester {
                     self.recovery.retries = params.retry_cnt;
                     self.rewind();
                 }
-                Answer::Taken
+                ResponseOutcome::Taken
             }
             Syndrome::Nak(code) => self.handle_nak(now, psn, Nak::from_code(code), params, out),
-            Syndrome::Reserved(_) => Answer::Unsolicited,
+            Syndrome::Reserved(_) => ResponseOutcome::Unsolicited,
         }
     }
 
@@ -449,10 +449,10 @@ impl Requester {
         nak: Option<Nak>,
         params: &Params,
         out: &mut Out<'_>,
-    ) -> Answer {
-        let Some(nak) = nak else { return Answer::Unsolicited };
+    ) -> ResponseOutcome {
+        let Some(nak) = nak else { return ResponseOutcome::Unsolicited };
         if psn < self.una {
-            return Answer::Taken;
+            return ResponseOutcome::Taken;
         }
         let before = self.una;
         self.advance(now, psn, params, out);
@@ -463,16 +463,16 @@ impl Requester {
                     at == self.una && now.saturating_sub(when) < self.rtt.smoothed() / 2
                 });
                 if repeated || self.recovery.rnr_until.is_some() {
-                    return Answer::Taken; // everything will be sent again anyway
+                    return ResponseOutcome::Taken; // everything will be sent again anyway
                 }
                 if self.una == before && !self.spend_retry() {
-                    return Answer::Failed(Status::RetryExceeded);
+                    return ResponseOutcome::Failed(Status::RetryExceeded);
                 }
                 self.loss();
                 self.recovery.last_progress = now;
                 self.recovery.rewound = Some((self.una, now));
                 self.rewind();
-                return Answer::Taken;
+                return ResponseOutcome::Taken;
             }
             Nak::RemoteAccess => Status::RemoteAccess,
             Nak::RemoteOperational => Status::RemoteOperation,
@@ -482,9 +482,9 @@ impl Requester {
             // The NAK is for a later request, but data of an earlier one is missing: request that
             // first.
             self.data_lost(now, out);
-            return Answer::Taken;
+            return ResponseOutcome::Taken;
         }
-        Answer::Failed(status)
+        ResponseOutcome::Failed(status)
     }
 
     #[allow(clippy::too_many_arguments)] // the packet, the world, and where results go
@@ -497,33 +497,33 @@ impl Requester {
         params: &Params,
         host: &mut dyn Host,
         out: &mut Out<'_>,
-    ) -> Answer {
+    ) -> ResponseOutcome {
         if psn < self.una {
-            return Answer::Taken;
+            return ResponseOutcome::Taken;
         }
         self.advance(now, psn, params, out);
         if self.una < psn {
             self.data_lost(now, out);
-            return Answer::Taken;
+            return ResponseOutcome::Taken;
         }
         let Some(wqe) = self.sq.front().filter(|_| self.started > 0).copied() else {
-            return Answer::Unsolicited;
+            return ResponseOutcome::Unsolicited;
         };
         let placed = match (wqe.request.op, header.opcode) {
-            (Operation::Read(_), Opcode::AtomicAck) => return Answer::Unsolicited,
+            (Operation::Read(_), Opcode::AtomicAck) => return ResponseOutcome::Unsolicited,
             (Operation::Read(_), _) => {
                 let offset = (psn - wqe.psn) * u64::from(params.mtu);
                 let want = (u64::from(wqe.request.len) - offset).min(packets * u64::from(params.mtu));
                 if u64::try_from(payload_len) != Ok(want) {
-                    return Answer::Unsolicited;
+                    return ResponseOutcome::Unsolicited;
                 }
                 host.place_response(wqe.serial, offset, payload_len, psn + packets == wqe.end())
             }
             (op, Opcode::AtomicAck) if op.is_atomic() => host.place_atomic(wqe.serial, header.original),
-            _ => return Answer::Unsolicited,
+            _ => return ResponseOutcome::Unsolicited,
         };
         if placed.is_err() {
-            return Answer::Failed(Status::LocalProtection);
+            return ResponseOutcome::Failed(Status::LocalProtection);
         }
         self.step(psn + packets);
         while self.fetches.requests.front().is_some_and(|&(_, end)| end <= self.una) {
@@ -536,7 +536,7 @@ impl Requester {
         }
         self.resync();
         self.note_progress(now, packets, params);
-        Answer::Taken
+        ResponseOutcome::Taken
     }
 
     /// Acknowledges everything before `upto`; missing READ data stops it.
@@ -685,14 +685,19 @@ impl Requester {
     }
 
     /// Handles a deadline. Fails when the retries are used up.
-    pub(crate) fn handle_timeout(&mut self, now: Nanos, params: &Params, out: &mut Out<'_>) -> Answer {
+    pub(crate) fn handle_timeout(
+        &mut self,
+        now: Nanos,
+        params: &Params,
+        out: &mut Out<'_>,
+    ) -> ResponseOutcome {
         if self.recovery.rnr_until.is_some() || self.una == self.next {
-            return Answer::Taken; // poll_transmit looks at the RNR timer itself
+            return ResponseOutcome::Taken; // poll_transmit looks at the RNR timer itself
         }
         if self.transport_deadline(params).is_some_and(|at| at <= now) {
             out.counters.local_ack_timeout_err += 1;
             if !self.spend_retry() {
-                return Answer::Failed(Status::RetryExceeded);
+                return ResponseOutcome::Failed(Status::RetryExceeded);
             }
             self.window.on_timeout();
             self.recovery.recovery_point = self.sent_top;
@@ -713,7 +718,7 @@ impl Requester {
             self.recovery.send_probe = true;
             self.arm_probe(now);
         }
-        Answer::Taken
+        ResponseOutcome::Taken
     }
 
     /// The packet polled last has not left. If nothing else is unacknowledged, restart all timers:

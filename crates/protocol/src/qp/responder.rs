@@ -8,7 +8,7 @@ use super::completion::{Completion, Nak, QpEvent, Status};
 use super::requester::Out;
 use super::wqe::pad_of;
 use super::{Host, Params, Payload, Receive, Transmit};
-use crate::wire::{Aeth, Header, Opcode, OpcodeKind, Place, Psn, Reth, Syndrome};
+use crate::wire::{Aeth, Header, Opcode, OpcodeKind, PacketPosition, Psn, Reth, Syndrome};
 
 /// AETH credit code for "credits not used".
 const NO_CREDITS: u8 = 31;
@@ -66,7 +66,7 @@ impl Reply {
 
 /// Outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Taken {
+pub(crate) enum RequestOutcome {
     /// It was executed, replayed or refused; the queue pair lives on.
     Alive,
     /// It got a fatal NAK, and the queue pair must go to the error state.
@@ -160,7 +160,7 @@ impl Responder {
         params: &Params,
         host: &mut dyn Host,
         out: &mut Out<'_>,
-    ) -> Taken {
+    ) -> RequestOutcome {
         let psn = header.psn.extend(self.expected);
         if psn < self.expected {
             out.counters.duplicate_request += 1;
@@ -170,7 +170,7 @@ impl Responder {
             out.counters.out_of_seq_request += 1;
             self.dropped = self.dropped.max(psn + packets);
             self.report_gap(psn);
-            return Taken::Alive;
+            return RequestOutcome::Alive;
         }
         self.gap_reported = None;
         match self.carry_out(psn, (header, packets), payload_len, params, host, out) {
@@ -178,7 +178,7 @@ impl Responder {
                 self.move_refusal();
                 self.unacknowledged =
                     self.unacknowledged.saturating_add(u32::try_from(packets).unwrap_or(u32::MAX));
-                Taken::Alive
+                RequestOutcome::Alive
             }
             Err(NakCause::NotReady) => {
                 out.counters.send_rnr_err += 1;
@@ -186,17 +186,17 @@ impl Responder {
                 // Everything behind it arrives out of order. The peer knows, so report no gap for
                 // it.
                 self.gap_reported = Some(psn);
-                Taken::Alive
+                RequestOutcome::Alive
             }
             Err(NakCause::Nak(nak)) => self.refuse(psn, nak),
         }
     }
 
-    fn refuse(&mut self, psn: u64, nak: Nak) -> Taken {
+    fn refuse(&mut self, psn: u64, nak: Nak) -> RequestOutcome {
         let syndrome = Syndrome::Nak(nak as u8);
         self.refusal = Some((psn, syndrome));
         self.fatal = self.refusal;
-        Taken::Fatal(match nak {
+        RequestOutcome::Fatal(match nak {
             Nak::RemoteAccess => QpEvent::AccessError,
             Nak::InvalidRequest | Nak::InvalidRdRequest => QpEvent::RequestError,
             Nak::RemoteOperational | Nak::PsnSequence => QpEvent::Fatal,
@@ -240,12 +240,13 @@ impl Responder {
         params: &Params,
         host: &mut dyn Host,
         out: &mut Out<'_>,
-    ) -> Taken {
+    ) -> RequestOutcome {
         match header.opcode {
             Opcode::ReadRequest => {
                 let packets = packets_of(header.reth.len, params.mtu);
                 if psn + packets > self.expected || self.check_read(header, params, host).is_err() {
-                    return Taken::Alive; // not a repetition of anything we answered: silence, as the standard says
+                    // Not a repetition of anything we answered: silence, as the standard says.
+                    return RequestOutcome::Alive;
                 }
                 self.answer_again(read_reply(psn, header, self.msn, true), params);
             }
@@ -263,7 +264,7 @@ impl Responder {
             _ if header.ack_req || header.opcode.place().ends() => self.push_ack(self.expected - 1),
             _ => {}
         }
-        Taken::Alive
+        RequestOutcome::Alive
     }
 
     /// Queues a replayed response in PSN order, in place of the original if that has not left yet.
@@ -598,7 +599,7 @@ impl Responder {
     }
 
     /// The memory of a READ response could not be read after all.
-    pub(crate) fn fail_read(&mut self, psn: Psn, nak: Nak, params: &Params) -> Taken {
+    pub(crate) fn fail_read(&mut self, psn: Psn, nak: Nak, params: &Params) -> RequestOutcome {
         let psn = psn.extend(self.expected);
         // Drop the failed response and all behind it; earlier ones still leave.
         self.replies.retain(|reply| reply.span(params.mtu).1 <= psn);
@@ -631,14 +632,14 @@ fn check_payload(opcode: Opcode, len: usize, params: &Params) -> Result<(), NakC
 }
 
 /// All packets but the last are full; the last of several is not empty.
-pub(crate) fn fits_place(place: Place, len: usize, params: &Params) -> bool {
+pub(crate) fn fits_place(place: PacketPosition, len: usize, params: &Params) -> bool {
     let mtu = params.mtu as usize;
     if place.ends() { len <= mtu && (place.starts() || len > 0) } else { len == mtu }
 }
 
 /// Whether so many bytes may come next in a WRITE with so many left: all of them at its end, and
 /// not before.
-pub(crate) const fn is_piece_of(remaining: u64, len: u64, place: Place) -> bool {
+pub(crate) const fn is_piece_of(remaining: u64, len: u64, place: PacketPosition) -> bool {
     if place.ends() { len == remaining } else { len < remaining }
 }
 

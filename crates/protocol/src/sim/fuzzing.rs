@@ -4,7 +4,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 pub use super::management::management;
-use super::plan::{self, Kind, Op, Plan};
+use super::plan::{self, Op, OpKind, Plan};
 use super::{A, Conditions, Setup, Sim, unreliable};
 use crate::qp::{Mtu, Operation, QpState, Remote, Service};
 use crate::timing::MICROSECOND;
@@ -251,7 +251,7 @@ pub fn plan_of(data: &[u8]) -> Plan {
         ops.push(match what % 16 {
             kind @ 0..=8 => {
                 let at = value.rotate_left(5) ^ u16::from(what);
-                let kind = Kind::ALL[usize::from(kind)];
+                let kind = OpKind::ALL[usize::from(kind)];
                 Op::Post {
                     side: side & 1,
                     kind,
@@ -266,7 +266,7 @@ pub fn plan_of(data: &[u8]) -> Plan {
             13 => Op::Loss { pipe: side & 1, ppm: u32::from(value) * 2 },
             _ => Op::Post {
                 side: side & 1,
-                kind: Kind::Write,
+                kind: OpKind::Write,
                 len: value,
                 at: value,
                 signaled: true,

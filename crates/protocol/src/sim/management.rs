@@ -4,8 +4,8 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use super::fuzzing::Bytes;
 use crate::cm::{
-    Accept, Agent, CommId, Config, Connect, Event, Ids, Kind, MAD_LEN, Mad, Message, Mra, Rej, Rep, Req,
-    SidrRep, SidrReq, emit_dreq, refusal,
+    Accept, Agent, CmConfig, CommId, Connect, Event, Ids, MAD_LEN, Mad, Message, MessageKind, Mra, Rej, Rep,
+    Req, SidrRep, SidrReq, emit_dreq, refusal,
 };
 use crate::timing::MILLISECOND;
 use crate::wire::{Psn, Qpn};
@@ -18,7 +18,7 @@ fn peer(n: u8) -> IpAddr {
 }
 
 /// A message is written as it was read.
-fn check_round_trip(kind: Kind, mad: &Mad) -> Message {
+fn check_round_trip(kind: MessageKind, mad: &Mad) -> Message {
     let transaction = mad.transaction();
     let message = Message::read(kind, mad);
     let again = match &message {
@@ -51,7 +51,9 @@ fn forge(bytes: &mut Bytes<'_>, ids: &[u32]) -> Mad {
             blank[..4].copy_from_slice(&[1, 7, 2, 3]);
             blank[17] = 0x10;
             let Some((_, blank)) = Mad::parse(&blank) else { unreachable!("a request") };
-            let Message::Req(req) = Message::read(Kind::Req, &blank) else { unreachable!("a request") };
+            let Message::Req(req) = Message::read(MessageKind::Req, &blank) else {
+                unreachable!("a request")
+            };
             Req { local_id: ids.local, service, qpn, transport: bytes.byte() % 4, private, ..*req }.emit(1)
         }
         2 => Rep {
@@ -68,11 +70,11 @@ fn forge(bytes: &mut Bytes<'_>, ids: &[u32]) -> Mad {
             private,
         }
         .emit(1),
-        3 => ids.emit(Kind::Rtu, 1),
+        3 => ids.emit(MessageKind::Rtu, 1),
         4 => Rej { ids, about: crate::cm::About::Req, reason: u16::from(bytes.byte()), private }.emit(1),
         5 => Mra { ids, about: crate::cm::About::Rep, service_timeout: bytes.byte() % 32 }.emit(1),
         6 => emit_dreq(ids, qpn, 1),
-        7 => ids.emit(Kind::Drep, 1),
+        7 => ids.emit(MessageKind::Drep, 1),
         8 => SidrReq { request: ids.local, pkey: 0xffff, service, private }.emit(1),
         _ => {
             SidrRep { request: ids.remote, status: bytes.byte() % 3, qpn, service, qkey: 1, private }.emit(1)
@@ -86,7 +88,7 @@ fn forge(bytes: &mut Bytes<'_>, ids: &[u32]) -> Mad {
 /// # Panics
 /// One of these is not so.
 pub fn management(data: &[u8]) {
-    let mut agent = Agent::new(Config { slot: 7, ca_guid: 1, seed: 5 });
+    let mut agent = Agent::new(CmConfig { slot: 7, ca_guid: 1, seed: 5 });
     let _ = agent.listen(SERVICE, BACKLOG);
     let mut bytes = Bytes(data);
     let mut now = 1;

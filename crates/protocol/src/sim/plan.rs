@@ -35,7 +35,7 @@ const MANY_STEPS: u64 = 400_000;
 /// What is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
-pub enum Kind {
+pub enum OpKind {
     Send,
     SendImmediate,
     SendInvalidate,
@@ -48,7 +48,7 @@ pub enum Kind {
     Bad,
 }
 
-impl Kind {
+impl OpKind {
     /// Every kind that can succeed, and then the other.
     pub const ALL: [Self; 9] = [
         Self::Send,
@@ -76,7 +76,7 @@ impl Kind {
 #[allow(missing_docs)]
 pub enum Op {
     /// Side 0 or 1 posts a request of `len` bytes to or from place `at`.
-    Post { side: u8, kind: Kind, len: u16, at: u16, signaled: bool, fence: bool },
+    Post { side: u8, kind: OpKind, len: u16, at: u16, signaled: bool, fence: bool },
     /// A side posts a receive. What is missing at the end is posted then.
     Receive { side: u8 },
     /// Time passes.
@@ -119,7 +119,7 @@ struct PlannedMessage {
     invalidated: Option<u32>,
 }
 
-struct Run {
+struct PlanRun {
     sim: Sim,
     expected: [Expected; 2],
 }
@@ -129,7 +129,7 @@ struct Run {
 /// # Errors
 /// What is wrong, for people.
 pub fn run(plan: &Plan) -> Result<(), String> {
-    let mut run = Run::new(plan);
+    let mut run = PlanRun::new(plan);
     for op in &plan.ops {
         run.apply(op);
     }
@@ -144,7 +144,7 @@ pub fn run(plan: &Plan) -> Result<(), String> {
     run.judge()
 }
 
-impl Run {
+impl PlanRun {
     fn new(plan: &Plan) -> Self {
         let setup = Setup {
             mtu: plan.mtu,
@@ -192,7 +192,7 @@ impl Run {
         }
     }
 
-    fn post(&mut self, side: usize, kind: Kind, len: u16, at: u64, signaled: bool, fence: bool) {
+    fn post(&mut self, side: usize, kind: OpKind, len: u16, at: u64, signaled: bool, fence: bool) {
         let slot = self.expected[side].sends.len();
         if slot >= MAX_POSTS {
             return;
@@ -208,19 +208,19 @@ impl Run {
         // Every other compare-and-swap expects what it will find.
         let compare = if at & 8 == 0 { now } else { !now };
         let (op, local) = match kind {
-            Kind::Send => (Operation::Send, OUT + place),
-            Kind::SendImmediate => (Operation::SendImmediate(number), OUT + place),
-            Kind::SendInvalidate => (Operation::SendInvalidate(SPARE_KEY + number), OUT + place),
-            Kind::Write => (Operation::Write(there(IN + place)), OUT + place / 2),
-            Kind::WriteImmediate => (Operation::WriteImmediate(there(IN + place), number), OUT + place / 2),
-            Kind::Read => (Operation::Read(there(OUT + place)), result),
-            Kind::CompareSwap => {
+            OpKind::Send => (Operation::Send, OUT + place),
+            OpKind::SendImmediate => (Operation::SendImmediate(number), OUT + place),
+            OpKind::SendInvalidate => (Operation::SendInvalidate(SPARE_KEY + number), OUT + place),
+            OpKind::Write => (Operation::Write(there(IN + place)), OUT + place / 2),
+            OpKind::WriteImmediate => (Operation::WriteImmediate(there(IN + place), number), OUT + place / 2),
+            OpKind::Read => (Operation::Read(there(OUT + place)), result),
+            OpKind::CompareSwap => {
                 (Operation::CompareSwap { remote: there(word), compare, swap: value }, result)
             }
-            Kind::FetchAdd => (Operation::FetchAdd { remote: there(word), add: value }, result),
-            Kind::Bad => (Operation::Write(Remote { addr: 8, rkey: 0xbad }), OUT),
+            OpKind::FetchAdd => (Operation::FetchAdd { remote: there(word), add: value }, result),
+            OpKind::Bad => (Operation::Write(Remote { addr: 8, rkey: 0xbad }), OUT),
         };
-        let len = if kind == Kind::Bad { len.max(1) } else { len };
+        let len = if kind == OpKind::Bad { len.max(1) } else { len };
         let request = SendRequest { wr_id: 0, op, len: u32::from(len), signaled, solicited: false, fence };
         // A connection that has failed takes requests and flushes them; a full queue cannot be: it
         // is deep enough.
@@ -231,13 +231,13 @@ impl Run {
     }
 
     /// Carries the request out in the oracle's memory.
-    fn expect(&mut self, side: usize, kind: Kind, request: &SendRequest, local: u64, slot: usize) {
+    fn expect(&mut self, side: usize, kind: OpKind, request: &SendRequest, local: u64, slot: usize) {
         let peer = 1 - side;
         let len = u64::from(request.len);
         let [first, second] = &mut self.expected;
         let (own, other) = if side == A { (first, second) } else { (second, first) };
         if kind.consumes_receive() {
-            let is_write = kind == Kind::WriteImmediate;
+            let is_write = kind == OpKind::WriteImmediate;
             let received = RECEIVED + other.messages.len() as u64 * u64::from(MAX_LEN);
             other.messages.push(PlannedMessage {
                 kind: if is_write { WorkKind::ReceiveWriteImmediate } else { WorkKind::Receive },
@@ -257,7 +257,7 @@ impl Run {
         }
         let base = self.sim.ends[peer].addr(0);
         match request.op {
-            Operation::Write(_) if kind == Kind::Bad => own.bad = own.bad.or(Some(slot)),
+            Operation::Write(_) if kind == OpKind::Bad => own.bad = own.bad.or(Some(slot)),
             Operation::Write(remote) | Operation::WriteImmediate(remote, _) => {
                 copy(&own.memory, local, &mut other.memory, remote.addr - base, len);
             }

@@ -10,7 +10,7 @@
 //! | `IN` | - | by the peer's WRITEs, a slot each |
 //! | `RECEIVED` | - | by the peer's SENDs, a slot for each receive |
 
-use super::plan::{Kind, Op, Plan};
+use super::plan::{Op, OpKind, Plan};
 use super::{A, B, Endpoint, Memory, Setup, Sim};
 use crate::qp::{Completion, GRH_LEN, Operation, PostError, QpState, SendRequest, Service, Status, WorkKind};
 use crate::timing::MICROSECOND;
@@ -58,7 +58,7 @@ struct Side {
     before: Vec<u8>,
 }
 
-struct Run {
+struct UnreliableRun {
     service: Service,
     mtu: u32,
     sim: Sim,
@@ -79,7 +79,7 @@ pub fn run(plan: &Plan, service: Service) -> Result<(), String> {
         end.memory.fill(u8::try_from(end.qpn.get() & 0xff).unwrap_or(0));
         side.before = end.memory.bytes().to_vec();
     }
-    let mut run = Run { service, mtu: plan.mtu.bytes(), sim, sides };
+    let mut run = UnreliableRun { service, mtu: plan.mtu.bytes(), sim, sides };
     for op in &plan.ops {
         run.apply(op)?;
     }
@@ -90,7 +90,7 @@ pub fn run(plan: &Plan, service: Service) -> Result<(), String> {
     run.judge(B, A).map_err(|why| format!("{service:?} from B to A: {why}"))
 }
 
-impl Run {
+impl UnreliableRun {
     fn apply(&mut self, op: &Op) -> Result<(), String> {
         match *op {
             Op::Post { side, kind, len, at, signaled, fence } => {
@@ -122,7 +122,7 @@ impl Run {
     fn post(
         &mut self,
         side: usize,
-        kind: Kind,
+        kind: OpKind,
         len: u32,
         at: u64,
         signaled: bool,
@@ -137,14 +137,14 @@ impl Run {
         let remote = self.sim.ends[1 - side].remote(IN + slot as u64 * SLOT);
         let number = u32::try_from(slot).unwrap_or(0);
         let op = match kind {
-            Kind::Send | Kind::Bad => Operation::Send,
-            Kind::SendImmediate => Operation::SendImmediate(number),
-            Kind::SendInvalidate => Operation::SendInvalidate(number),
-            Kind::Write => Operation::Write(remote),
-            Kind::WriteImmediate => Operation::WriteImmediate(remote, number),
-            Kind::Read => Operation::Read(remote),
-            Kind::CompareSwap => Operation::CompareSwap { remote, compare: 0, swap: 1 },
-            Kind::FetchAdd => Operation::FetchAdd { remote, add: 1 },
+            OpKind::Send | OpKind::Bad => Operation::Send,
+            OpKind::SendImmediate => Operation::SendImmediate(number),
+            OpKind::SendInvalidate => Operation::SendInvalidate(number),
+            OpKind::Write => Operation::Write(remote),
+            OpKind::WriteImmediate => Operation::WriteImmediate(remote, number),
+            OpKind::Read => Operation::Read(remote),
+            OpKind::CompareSwap => Operation::CompareSwap { remote, compare: 0, swap: 1 },
+            OpKind::FetchAdd => Operation::FetchAdd { remote, add: 1 },
         };
         let len = if op.is_atomic() { 8 } else { len };
         let local = OUT + at % (AREA - u64::from(MAX_LEN));

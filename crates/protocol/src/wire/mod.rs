@@ -17,7 +17,7 @@ pub use id_policy::{IdPolicy, IdVerdict};
 pub use ids::{Psn, Qpn};
 pub use malformed::Malformed;
 pub use marker::Marker;
-pub use opcode::{Opcode, OpcodeKind, Place, Service};
+pub use opcode::{Opcode, OpcodeKind, PacketPosition, Service};
 
 /// The UDP port RoCEv2 packets are sent to.
 pub const ROCE_PORT: u16 = 4791;

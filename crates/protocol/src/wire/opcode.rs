@@ -38,7 +38,7 @@ const HEADER_LENS: [u8; 0x66] = {
 
 /// Where a packet stands in its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Place {
+pub enum PacketPosition {
     /// The first of several.
     First,
     /// Neither first nor last.
@@ -49,7 +49,7 @@ pub enum Place {
     Only,
 }
 
-impl Place {
+impl PacketPosition {
     /// Whether a message begins with this packet.
     pub const fn starts(self) -> bool {
         matches!(self, Self::First | Self::Only)
@@ -367,18 +367,18 @@ impl Opcode {
     }
 
     /// Where the packet stands in its message.
-    pub const fn place(self) -> Place {
+    pub const fn place(self) -> PacketPosition {
         match self {
             Self::SendFirst
             | Self::WriteFirst
             | Self::ReadResponseFirst
             | Self::UcSendFirst
-            | Self::UcWriteFirst => Place::First,
+            | Self::UcWriteFirst => PacketPosition::First,
             Self::SendMiddle
             | Self::WriteMiddle
             | Self::ReadResponseMiddle
             | Self::UcSendMiddle
-            | Self::UcWriteMiddle => Place::Middle,
+            | Self::UcWriteMiddle => PacketPosition::Middle,
             Self::SendLast
             | Self::SendLastImm
             | Self::SendLastInvalidate
@@ -388,8 +388,8 @@ impl Opcode {
             | Self::UcSendLast
             | Self::UcSendLastImm
             | Self::UcWriteLast
-            | Self::UcWriteLastImm => Place::Last,
-            _ => Place::Only,
+            | Self::UcWriteLastImm => PacketPosition::Last,
+            _ => PacketPosition::Only,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Messages that are lost, duplicated, delayed, or come from an unknown peer.
 
-use nobounce_protocol::cm::{Event, Kind};
+use nobounce_protocol::cm::{Event, MessageKind};
 use nobounce_protocol::timing::{MILLISECOND, SECOND};
 use nobounce_protocol::wire::Qpn;
 
@@ -30,7 +30,7 @@ fn serve(world: &mut World, seconds: u64) -> (usize, usize) {
 
 #[test]
 fn each_message_of_the_beginning_may_be_lost() {
-    for (from, kind) in [(A, Kind::Req), (B, Kind::Rep), (A, Kind::Rtu)] {
+    for (from, kind) in [(A, MessageKind::Req), (B, MessageKind::Rep), (A, MessageKind::Rtu)] {
         let mut world = World::new();
         world.agents[B].listen(SERVICE, 8).unwrap();
         world.lose(from, kind, 0);
@@ -59,7 +59,7 @@ fn no_answer_arrives() {
     let a = world.connect();
     world.run(70 * SECOND);
     assert_eq!(world.events[A], [Event::Unreachable { id: a }]);
-    assert_eq!(world.count(A, Kind::Req), 16, "once, and fifteen repetitions");
+    assert_eq!(world.count(A, MessageKind::Req), 16, "once, and fifteen repetitions");
     world.agents[A].release(world.now, a);
     world.assert_forgotten();
 }
@@ -70,7 +70,7 @@ fn the_first_repetitions_come_soon() {
     world.fate = Box::new(|_, _, _| vec![]);
     world.connect();
     world.run(SECOND);
-    assert_eq!(world.count(A, Kind::Req), 3, "after 0.27 and 0.8 s");
+    assert_eq!(world.count(A, MessageKind::Req), 3, "after 0.27 and 0.8 s");
 }
 
 #[test]
@@ -80,14 +80,14 @@ fn a_peer_that_takes_a_minute_to_answer_is_waited_for() {
     let a = world.connect();
     world.run(150 * SECOND);
     let [Event::Request { id: b, .. }] = world.events[B][..] else { panic!("{:?}", world.events) };
-    assert!(world.count(B, Kind::Mra) > 0 && world.count(A, Kind::Req) < 16);
+    assert!(world.count(B, MessageKind::Mra) > 0 && world.count(A, MessageKind::Req) < 16);
     assert_eq!(world.events[A], []);
     world.accept(b);
     world.run(MILLISECOND);
     assert!(matches!(world.events[A][..], [Event::Reply { id, .. }] if id == a));
     // Now our side takes its time.
     world.run(100 * SECOND);
-    assert!(world.count(A, Kind::Mra) > 0);
+    assert!(world.count(A, MessageKind::Mra) > 0);
     world.establish(a);
     world.run(MILLISECOND);
     assert_eq!(world.events[B][1..], [Event::Established { id: b }]);
@@ -99,12 +99,12 @@ fn an_accepting_side_that_hears_nothing_gives_up_and_says_so() {
     world.agents[B].listen(SERVICE, 8).unwrap();
     let a = world.connect();
     world.run(MILLISECOND);
-    world.fate = Box::new(|by, kind, _| if by == A || kind == Kind::Rep { vec![] } else { vec![0] });
+    world.fate = Box::new(|by, kind, _| if by == A || kind == MessageKind::Rep { vec![] } else { vec![0] });
     let b = world.events[B][0].id();
     world.accept(b);
     world.run(70 * SECOND);
     assert_eq!(world.events[B][1..], [Event::Unreachable { id: b }]);
-    assert_eq!(world.count(B, Kind::Rej), 1);
+    assert_eq!(world.count(B, MessageKind::Rej), 1);
     assert!(
         rejected(world.events[A].last().unwrap()).is_some()
             || world.events[A] == [Event::Unreachable { id: a }]
@@ -130,7 +130,7 @@ fn an_answer_to_a_released_request_is_refused() {
 fn traffic_says_as_much_as_the_last_message() {
     let mut world = World::new();
     world.agents[B].listen(SERVICE, 8).unwrap();
-    world.fate = Box::new(|_, kind, _| if kind == Kind::Rtu { vec![] } else { vec![0] });
+    world.fate = Box::new(|_, kind, _| if kind == MessageKind::Rtu { vec![] } else { vec![0] });
     world.connect();
     world.run(MILLISECOND);
     let b = world.events[B][0].id();

@@ -1,6 +1,6 @@
 //! How connections end.
 
-use nobounce_protocol::cm::{CmError, Event, Ids, Kind, emit_dreq, reason};
+use nobounce_protocol::cm::{CmError, Event, Ids, MessageKind, emit_dreq, reason};
 use nobounce_protocol::timing::{MILLISECOND, SECOND};
 use nobounce_protocol::wire::Qpn;
 
@@ -53,7 +53,7 @@ fn both_end_it_at_once() {
 
 #[test]
 fn the_word_that_it_ends_may_be_lost_and_so_may_the_answer() {
-    for (from, kind) in [(A, Kind::Dreq), (B, Kind::Drep)] {
+    for (from, kind) in [(A, MessageKind::Dreq), (B, MessageKind::Drep)] {
         let mut world = World::new();
         let (a, _) = world.established();
         world.lose(from, kind, 0);
@@ -72,7 +72,7 @@ fn the_other_side_is_dead() {
     world.agents[A].disconnect(world.now, a).unwrap();
     world.run(70 * SECOND);
     assert_eq!(world.events[A][0], Event::Disconnected { id: a, silent: true });
-    assert_eq!(world.count(A, Kind::Dreq), 16);
+    assert_eq!(world.count(A, MessageKind::Dreq), 16);
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn a_queue_pair_that_asks_again_is_refused_as_stale_and_taken_when_its_old_conne
     let (a, b) = world.established();
     let again = world.connect_with(Qpn::new(0x12), b"");
     world.run(MILLISECOND);
-    assert_eq!((world.count(B, Kind::Rej), world.count(B, Kind::Dreq)), (1, 1));
+    assert_eq!((world.count(B, MessageKind::Rej), world.count(B, MessageKind::Dreq)), (1, 1));
     assert_eq!(world.events[A], [Event::Disconnected { id: a, silent: false }]);
     assert_eq!(world.events[B], [Event::Disconnected { id: b, silent: false }]);
     world.run(150 * MILLISECOND);
@@ -161,14 +161,14 @@ fn a_process_that_goes_says_its_last_words_again() {
     let (a, b) = world.established();
     // The DREP is lost, and so is the first of its final copies.
     world.fate =
-        Box::new(|by, kind, n| if (by, kind) == (B, Kind::Drep) && n < 2 { vec![] } else { vec![0] });
+        Box::new(|by, kind, n| if (by, kind) == (B, MessageKind::Drep) && n < 2 { vec![] } else { vec![0] });
     world.agents[A].disconnect(world.now, a).unwrap();
     world.run(MILLISECOND);
     world.agents[B].release(world.now, b);
     world.agents[B].end_all(world.now);
     world.run(MILLISECOND);
     assert_eq!(world.events[A], [Event::Disconnected { id: a, silent: false }]);
-    assert_eq!(world.count(B, Kind::Drep), 4);
+    assert_eq!(world.count(B, MessageKind::Drep), 4);
 }
 
 #[test]
@@ -176,7 +176,7 @@ fn a_process_that_goes_says_again_what_was_not_answered() {
     let mut world = World::new();
     let (a, b) = world.established();
     world.fate =
-        Box::new(|by, kind, n| if (by, kind) == (A, Kind::Dreq) && n < 3 { vec![] } else { vec![0] });
+        Box::new(|by, kind, n| if (by, kind) == (A, MessageKind::Dreq) && n < 3 { vec![] } else { vec![0] });
     world.agents[A].disconnect(world.now, a).unwrap();
     world.run(MILLISECOND);
     world.agents[A].end_all(world.now);
@@ -190,12 +190,12 @@ fn last_words_are_not_kept_for_ever_nor_for_strangers() {
     let (a, _) = world.established();
     world.agents[A].disconnect(world.now, a).unwrap();
     world.run(11 * SECOND);
-    assert_eq!(world.count(B, Kind::Drep), 1);
+    assert_eq!(world.count(B, MessageKind::Drep), 1);
     let stranger = emit_dreq(Ids { local: 77, remote: 78 }, Qpn::new(5), 9);
     world.deliver(B, &stranger);
     world.agents[B].end_all(world.now);
     world.run(MILLISECOND);
-    assert_eq!(world.count(B, Kind::Drep), 2, "the stranger's answer, and nothing more");
+    assert_eq!(world.count(B, MessageKind::Drep), 2, "the stranger's answer, and nothing more");
 }
 
 #[test]

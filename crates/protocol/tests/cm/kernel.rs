@@ -1,7 +1,7 @@
 //! The kernel's own messages, of the captures: each is read, and written as it was read. The last
 //! capture is one of nb0 with the kernel, first as client, then as server.
 
-use nobounce_protocol::cm::{GSI_QKEY, GSI_QPN, Kind, Mad, Message, Route, emit_dreq, ip};
+use nobounce_protocol::cm::{GSI_QKEY, GSI_QPN, Mad, Message, MessageKind, Route, emit_dreq, ip};
 use nobounce_protocol::pcap::Reader;
 use nobounce_protocol::wire::Header;
 
@@ -12,7 +12,7 @@ const CAPTURES: [&[u8]; 4] = [
     include_bytes!("../../../../docs/interop/connections-7.2.pcap"),
 ];
 
-fn messages() -> Vec<(Kind, Mad)> {
+fn messages() -> Vec<(MessageKind, Mad)> {
     let mut found = Vec::new();
     for file in CAPTURES {
         for packet in Reader::new(file).unwrap().map(Result::unwrap) {
@@ -29,7 +29,7 @@ fn messages() -> Vec<(Kind, Mad)> {
 #[test]
 fn the_captures_hold_connections_from_begin_to_end() {
     let kinds: Vec<_> = messages().into_iter().map(|(kind, _)| kind).collect();
-    let whole = [Kind::Req, Kind::Rep, Kind::Rtu, Kind::Dreq, Kind::Drep];
+    let whole = [MessageKind::Req, MessageKind::Rep, MessageKind::Rtu, MessageKind::Dreq, MessageKind::Drep];
     assert_eq!(kinds, [whole; 4].concat());
 }
 
@@ -40,14 +40,14 @@ fn each_is_written_as_it_was_read() {
         let again = match Message::read(kind, &mad) {
             Message::Req(req) => req.emit(transaction),
             Message::Rep(rep) => rep.emit(transaction),
-            Message::Rtu(ids) => ids.emit(Kind::Rtu, transaction),
+            Message::Rtu(ids) => ids.emit(MessageKind::Rtu, transaction),
             Message::Dreq { ids, remote_qpn } => emit_dreq(ids, remote_qpn, transaction),
-            Message::Drep(ids) => ids.emit(Kind::Drep, transaction),
+            Message::Drep(ids) => ids.emit(MessageKind::Drep, transaction),
             other => panic!("{other:?}"),
         };
         let differs: Vec<_> = (0..256).filter(|at| mad.bytes()[*at] != again.bytes()[*at]).collect();
         // The kernel leaves the bits about failover, which it does not have either, at 0.
-        let allowed: &[usize] = if kind == Kind::Rep { &[24 + 26] } else { &[] };
+        let allowed: &[usize] = if kind == MessageKind::Rep { &[24 + 26] } else { &[] };
         assert!(differs.iter().all(|at| allowed.contains(at)), "{kind:?}: bytes {differs:?}");
     }
 }

@@ -1,6 +1,6 @@
 //! How connections begin, or do not.
 
-use nobounce_protocol::cm::{CmError, Connect, Event, Kind, ip, private_len, reason, sidr_status};
+use nobounce_protocol::cm::{CmError, Connect, Event, MessageKind, ip, private_len, reason, sidr_status};
 use nobounce_protocol::timing::{MILLISECOND, SECOND};
 use nobounce_protocol::wire::Qpn;
 
@@ -28,7 +28,7 @@ fn a_connection_stands_after_three_messages_and_both_know_each_other() {
     world.establish(a);
     world.run(SECOND);
     assert_eq!(world.events[B][1..], [Event::Established { id: b }]);
-    assert_eq!(world.sent, [(A, Kind::Req), (B, Kind::Rep), (A, Kind::Rtu)]);
+    assert_eq!(world.sent, [(A, MessageKind::Req), (B, MessageKind::Rep), (A, MessageKind::Rtu)]);
 }
 
 #[test]
@@ -45,7 +45,7 @@ fn no_listener() {
     world.run(1450 * MILLISECOND);
     assert_eq!(world.events[A], [], "a listener may still appear");
     world.run(100 * MILLISECOND);
-    assert_eq!(world.count(A, Kind::Req), 5);
+    assert_eq!(world.count(A, MessageKind::Req), 5);
     assert_eq!(world.events[A].iter().map(rejected).collect::<Vec<_>>(), [Some(reason::INVALID_SERVICE_ID)]);
     world.agents[A].release(world.now, a);
     world.assert_forgotten();
@@ -81,7 +81,7 @@ fn a_refusal_brings_private_data() {
 fn a_refusal_that_was_lost_is_said_again() {
     let mut world = World::new();
     world.agents[B].listen(SERVICE, 8).unwrap();
-    world.lose(B, Kind::Rej, 0);
+    world.lose(B, MessageKind::Rej, 0);
     let a = world.connect();
     world.run(MILLISECOND);
     let b = world.events[B][0].id();
@@ -184,8 +184,12 @@ fn the_answer_of_a_datagram_service_is_said_again_as_long_as_it_is_kept() {
     world.agents[B].answer_service(world.now, b, sidr_status::SUCCESS, Qpn::new(9), 1, Vec::new()).unwrap();
     world.run(100 * SECOND);
     // The first question was on its way when there was no answer yet.
-    assert!(world.count(A, Kind::SidrReq) > 3);
-    assert_eq!(world.count(B, Kind::SidrRep), world.count(A, Kind::SidrReq), "each question has its answer");
+    assert!(world.count(A, MessageKind::SidrReq) > 3);
+    assert_eq!(
+        world.count(B, MessageKind::SidrRep),
+        world.count(A, MessageKind::SidrReq),
+        "each question has its answer"
+    );
 }
 
 #[test]

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use nobounce_protocol::cm::{Accept, Agent, CommId, Config, Connect, Event, Kind, Mad, Message, ip, reason};
+use nobounce_protocol::cm::{
+    Accept, Agent, CmConfig, CommId, Connect, Event, Mad, Message, MessageKind, ip, reason,
+};
 use nobounce_protocol::sim::Rng;
 use nobounce_protocol::timing::{MICROSECOND, MILLISECOND, Nanos};
 use nobounce_protocol::wire::{Psn, Qpn};
@@ -15,7 +17,7 @@ pub(crate) const SERVICE: u64 = 0x0106_1c06;
 const TRIP: Nanos = 50 * MICROSECOND;
 
 /// What becomes of a message: how many copies arrive, and how much later than usual.
-pub(crate) type Fate = Box<dyn FnMut(usize, Kind, u32) -> Vec<Nanos>>;
+pub(crate) type Fate = Box<dyn FnMut(usize, MessageKind, u32) -> Vec<Nanos>>;
 
 pub(crate) struct World {
     pub(crate) agents: [Agent; 2],
@@ -24,7 +26,7 @@ pub(crate) struct World {
     under_way: BTreeMap<(Nanos, u64), (usize, Mad)>,
     pub(crate) events: [Vec<Event>; 2],
     /// Every message sent: the sender and the kind.
-    pub(crate) sent: Vec<(usize, Kind)>,
+    pub(crate) sent: Vec<(usize, MessageKind)>,
     pub(crate) fate: Fate,
     serial: u64,
     accepted: u32,
@@ -41,7 +43,7 @@ impl World {
 
     pub(crate) fn with_seed(seed: u64) -> Self {
         let agent = |slot: u8| {
-            Agent::new(Config {
+            Agent::new(CmConfig {
                 slot,
                 ca_guid: u64::from(slot) + 1,
                 seed: seed.wrapping_mul(2) + u64::from(slot),
@@ -60,7 +62,7 @@ impl World {
     }
 
     /// Loses the `n`-th message of a kind that `from` sends (the first is 0).
-    pub(crate) fn lose(&mut self, from: usize, kind: Kind, n: u32) {
+    pub(crate) fn lose(&mut self, from: usize, kind: MessageKind, n: u32) {
         self.fate = Box::new(
             move |by, what, count| if (by, what, count) == (from, kind, n) { vec![] } else { vec![0] },
         );
@@ -155,7 +157,7 @@ impl World {
     }
 
     /// How often `from` sent a kind of message.
-    pub(crate) fn count(&self, from: usize, kind: Kind) -> usize {
+    pub(crate) fn count(&self, from: usize, kind: MessageKind) -> usize {
         self.sent.iter().filter(|sent| **sent == (from, kind)).count()
     }
 

@@ -1,8 +1,8 @@
 //! Datagrams: each message is a packet and stands for itself.
 
 use nobounce_protocol::qp::{
-    AttrMask, Datagram, GRH_LEN, Mtu, Operation, PostError, QpAttr, QpState, SendRequest, Service, Source,
-    Status,
+    AttrMask, Datagram, DatagramSource, GRH_LEN, Mtu, Operation, PostError, QpAttr, QpState, SendRequest,
+    Service, Status,
 };
 use nobounce_protocol::sim::{A, B, Fate, Memory, Setup, Sim};
 use nobounce_protocol::wire::{Deth, Header, Opcode, Psn, Qpn};
@@ -40,7 +40,7 @@ fn datagrams_up_to_the_mtu_arrive_behind_the_ip_header() {
             let got = sim.ends[B].received();
             assert_eq!((got.len(), got[0].wr_id, got[0].status), (1, receive, SUCCESS));
             assert_eq!((got[0].byte_len, got[0].immediate), (len + GRH, Some(9)));
-            assert_eq!(got[0].source, Some(Source { qpn: sim.ends[A].qpn }));
+            assert_eq!(got[0].source, Some(DatagramSource { qpn: sim.ends[A].qpn }));
             assert!(received(&sim, len));
             nothing_else_changed(&before, &sim.ends[B].memory, sim.ends[B].addr(THERE), len + GRH);
             assert_eq!(sim.pipes[1].counters().sent, 0);
@@ -134,7 +134,7 @@ fn a_datagram_longer_than_the_port_takes_is_dropped() {
     sim.ends[B].inject(sim.now, &header, &[1; 1028]);
     assert_eq!(sim.ends[B].qp.counters().dropped_messages, 1);
     sim.ends[B].inject(sim.now, &header, &[1; 1024]);
-    assert_eq!(sim.ends[B].received()[0].source, Some(Source { qpn: Qpn::new(3) }));
+    assert_eq!(sim.ends[B].received()[0].source, Some(DatagramSource { qpn: Qpn::new(3) }));
 }
 
 #[test]

@@ -20,7 +20,7 @@ use crate::copy::fixup::{self, Fixup};
 
 global_asm!(include_str!("x86_64.s"), options(raw));
 
-type Copy = unsafe extern "C" fn(dst: *mut u8, src: *const u8, len: usize) -> usize;
+type CopyFn = unsafe extern "C" fn(dst: *mut u8, src: *const u8, len: usize) -> usize;
 
 unsafe extern "C" {
     #[link_name = "nobounce_memory_wc_store_avx512"]
@@ -71,7 +71,7 @@ pub(super) fn available(isa: Isa) -> bool {
 /// As for [`super::store`].
 #[inline]
 pub(super) unsafe fn store(isa: Isa, dst: *mut u8, src: *const u8, len: usize) -> usize {
-    let routine: Copy = match isa {
+    let routine: CopyFn = match isa {
         Isa::Sse2 | Isa::Sse41 => raw_store_sse2,
         Isa::Avx2 => raw_store_avx2,
         Isa::Avx512 => raw_store_avx512,
@@ -83,7 +83,7 @@ pub(super) unsafe fn store(isa: Isa, dst: *mut u8, src: *const u8, len: usize) -
 /// # Safety
 /// As for [`super::load`].
 pub(super) unsafe fn load(isa: Isa, dst: *mut u8, src: *const u8, len: usize) -> usize {
-    let lines: Copy = match isa {
+    let lines: CopyFn = match isa {
         Isa::Sse2 => raw_load_sse2,
         Isa::Sse41 => raw_load_sse41,
         Isa::Avx2 => raw_load_avx2,
@@ -116,7 +116,7 @@ pub(super) unsafe fn load(isa: Isa, dst: *mut u8, src: *const u8, len: usize) ->
 /// # Safety
 /// `line` is a multiple of 64 and may be read; `dst` is valid for writes of `len` bytes; `start +
 /// len` is at most 64.
-unsafe fn load_part(lines: Copy, dst: *mut u8, line: *const u8, start: usize, len: usize) -> bool {
+unsafe fn load_part(lines: CopyFn, dst: *mut u8, line: *const u8, start: usize, len: usize) -> bool {
     let mut fetched = Line([0; LINE]);
     // SAFETY: `fetched` has room for the line; the rest is the caller's promise.
     unsafe {

@@ -21,7 +21,7 @@ static NEXT_NAME: AtomicU64 = AtomicU64::new(0);
 ///
 /// Never freed while its context lives: freeing it would wait for running kernels of the program.
 #[derive(Debug)]
-pub(super) struct Pinned {
+pub(super) struct PinnedMemory {
     base: *mut u8,
     len: usize,
     /// The mapped file, where it is ours, and its unique number.
@@ -29,11 +29,11 @@ pub(super) struct Pinned {
 }
 
 // SAFETY: an address range; the slab controls access to each part of it.
-unsafe impl Send for Pinned {}
+unsafe impl Send for PinnedMemory {}
 // SAFETY: as above.
-unsafe impl Sync for Pinned {}
+unsafe impl Sync for PinnedMemory {}
 
-impl Pinned {
+impl PinnedMemory {
     /// `len` bytes, rounded up to whole pages. The context is current.
     pub(super) fn new(api: &Api, len: usize) -> Result<Self, CopyError> {
         let len = len.max(1).checked_next_multiple_of(page_size()).ok_or(CopyError::TooLarge)?;

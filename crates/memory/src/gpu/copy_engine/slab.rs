@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::CopyError;
-use super::pinned::Pinned;
+use super::pinned::PinnedMemory;
 use crate::gpu::api::{Api, Context, Event, Stream, consts};
 use crate::gpu::context::KeptContext;
 use crate::gpu::own_stream::own_stream;
@@ -37,8 +37,8 @@ pub(super) struct Parts {
     pub(super) reads: Stream,
     /// From us to the GPU.
     pub(super) writes: Stream,
-    pub(super) slots: Vec<Slot>,
-    memory: Pinned,
+    pub(super) slots: Vec<ChunkState>,
+    memory: PinnedMemory,
     /// Between the starts of two chunks.
     stride: usize,
     pub(super) chunk_len: usize,
@@ -48,7 +48,7 @@ pub(super) struct Parts {
 
 /// The state of one chunk.
 #[derive(Debug)]
-pub(super) struct Slot {
+pub(super) struct ChunkState {
     pub(super) event: Event,
     /// Number of holders; 0: free.
     pub(super) holders: AtomicUsize,
@@ -155,8 +155,8 @@ impl Parts {
         // If one of these fails, the earlier ones are left to the context: destroying them could
         // block.
         let (reads, writes) = (own_stream(api)?, own_stream(api)?);
-        let slots = (0..chunks).map(|_| Slot::new(api)).collect::<Result<_, _>>()?;
-        let memory = Pinned::new(api, len)?;
+        let slots = (0..chunks).map(|_| ChunkState::new(api)).collect::<Result<_, _>>()?;
+        let memory = PinnedMemory::new(api, len)?;
         let context = KeptContext::new(driver, context, Some(memory.at(0).expose_provenance() as u64))?;
         let next = AtomicUsize::new(0);
         Ok(Self { driver, context, reads, writes, slots, memory, stride, chunk_len, next })
@@ -212,7 +212,7 @@ impl Parts {
     }
 }
 
-impl Slot {
+impl ChunkState {
     fn new(api: &Api) -> Result<Self, CudaError> {
         let mut event = Event::NULL;
         // SAFETY: the call writes one handle.

@@ -30,12 +30,12 @@ struct PinBuffer {
 }
 
 /// Pages that the module pinned for us.
-struct Pinned {
+struct GdrPin {
     node: Arc<OwnedFd>,
     handle: u64,
 }
 
-impl Drop for Pinned {
+impl Drop for GdrPin {
     fn drop(&mut self) {
         if Driver::is_forked() {
             return;
@@ -85,7 +85,7 @@ pub(super) fn map(range: &GpuRange, extent: Extent) -> Result<Mapping, Refused> 
                 Refused::new(reason)
             });
         }
-        mapping.keep(Pinned { node: Arc::clone(&node), handle: pin.handle });
+        mapping.keep(GdrPin { node: Arc::clone(&node), handle: pin.handle });
         let len = usize::try_from(piece.len()).map_err(Refused::new)?;
         let offset = i64::try_from(pin.handle)
             .ok()

@@ -245,8 +245,8 @@ mod tests {
     /// A part that was freed faults, the rest does not; what it rests on goes with the last of it.
     #[test]
     fn what_is_cut_off_faults() {
-        struct Owner(Arc<AtomicBool>);
-        impl Drop for Owner {
+        struct DropFlag(Arc<AtomicBool>);
+        impl Drop for DropFlag {
             fn drop(&mut self) {
                 self.0.store(true, Ordering::Relaxed);
             }
@@ -254,7 +254,7 @@ mod tests {
         crate::guard::ensure_installed().unwrap();
         let extent = Extent { start: 0x7000_0000, end: 0x7001_0000 };
         let (mut mapping, gone) = (Mapping::reserve(extent).unwrap(), Arc::default());
-        mapping.keep(Owner(Arc::clone(&gone)));
+        mapping.keep(DropFlag(Arc::clone(&gone)));
         // SAFETY: the reservation is ours.
         unsafe { libc::mprotect(mapping.base.cast(), mapping.len, libc::PROT_READ | libc::PROT_WRITE) };
         let (mapping, half) = (mapping.finish().unwrap(), 0x8000);

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, HashMap};
 use super::super::allocation::GpuBuffer;
 use super::super::api::Context;
 use super::super::error::CudaError;
-use super::super::range::{self, GpuRange, MemoryKind, RangeError};
+use super::super::range::{self, GpuRange, GpuRangeError, MemoryKind};
 use super::mapping::{Extent, Mapping};
 use super::{Method, PART_ALIGNMENT, Refused, compare, sampler};
 use crate::barrier;
@@ -26,7 +26,7 @@ const WORDS: u64 = 16;
 
 /// Results so far, by method, GPU and kind of memory.
 #[derive(Default)]
-pub(super) struct Proofs {
+pub(super) struct WindowProofs {
     done: HashMap<(Method, i32, Recipe), Result<(), Refused>>,
     /// Memory allocated for the proof, by GPU. It is never freed: `cuMemFree` waits for the GPU.
     scratch: HashMap<i32, Scratch>,
@@ -46,7 +46,7 @@ struct Scratch {
 }
 
 /// Ensures that `method` was verified for memory like that of `range` on its GPU.
-pub(super) fn ensure(proofs: &mut Proofs, method: Method, range: &GpuRange) -> Result<(), Refused> {
+pub(super) fn ensure(proofs: &mut WindowProofs, method: Method, range: &GpuRange) -> Result<(), Refused> {
     let recipe = match range.kind() {
         MemoryKind::VmmExportable | MemoryKind::VmmPrivate | MemoryKind::VmmSeveral => Recipe::Vmm,
         _ => Recipe::Allocated,
@@ -66,7 +66,7 @@ pub(super) fn ensure(proofs: &mut Proofs, method: Method, range: &GpuRange) -> R
     answer
 }
 
-fn prove(proofs: &mut Proofs, method: Method, recipe: Recipe, like: &GpuRange) -> Result<(), Refused> {
+fn prove(proofs: &mut WindowProofs, method: Method, recipe: Recipe, like: &GpuRange) -> Result<(), Refused> {
     match recipe {
         Recipe::Vmm => {
             let buffer = GpuBuffer::new_in(like.gpu(), like.context(), LARGE).map_err(no_scratch)?;
@@ -76,7 +76,7 @@ fn prove(proofs: &mut Proofs, method: Method, recipe: Recipe, like: &GpuRange) -
     }
 }
 
-impl Proofs {
+impl WindowProofs {
     /// Scratch memory by `cuMemAlloc`, made anew if a reset of the device took the old one.
     fn allocated(&mut self, like: &GpuRange) -> Result<Vec<(u64, usize)>, Refused> {
         let driver = like.gpu().driver();
@@ -114,7 +114,7 @@ fn prove_on(method: Method, allocations: &[(u64, usize)]) -> Result<(), Refused>
     let ranges = allocations
         .iter()
         .map(|&(addr, len)| GpuRange::of(addr, len))
-        .collect::<Result<Vec<_>, RangeError>>()
+        .collect::<Result<Vec<_>, GpuRangeError>>()
         .map_err(Refused::passing)?;
     let whole = |range: &GpuRange| Extent::whole_pages(range.base(), range.base() + range.size());
     check_both_ways(method, ranges.iter().map(|range| (range, whole(range))))?;

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use fake_cuda::client::StandIn;
 use nobounce_verbs as verbs;
 
-use super::library::{Api, Library};
+use super::library::{Library, VerbsApi};
 
 mod gpu_tests;
 mod old_tests;
@@ -44,13 +44,13 @@ pub(crate) enum Call {
     Modify {
         state: u32,
         mask: u32,
-        attr: Route,
+        attr: PathAttr,
     },
 }
 
 /// The path attributes of a transition.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Route {
+pub(crate) struct PathAttr {
     pub(crate) dlid: u16,
     pub(crate) is_global: u8,
     pub(crate) dgid: [u8; 16],
@@ -71,7 +71,7 @@ pub(crate) enum Lie {
 
 /// A registration.
 #[derive(Clone, Copy)]
-struct Known {
+struct Registered {
     is_dmabuf: bool,
     offset: u64,
 }
@@ -104,7 +104,7 @@ pub(crate) struct World {
     /// The flags of requests that were posted.
     pub(crate) flags: Vec<u32>,
     pub(crate) is_gpu: fn(u64) -> bool,
-    regions: HashMap<u32, Known>,
+    regions: HashMap<u32, Registered>,
     completions: VecDeque<verbs::Wc>,
     receives: VecDeque<(u64, Vec<verbs::Sge>)>,
     next: u32,
@@ -185,12 +185,12 @@ pub(crate) fn library() -> Arc<Library> {
 /// One of before rdma-core 28, which has nothing that was added since. `kernel` is where the
 /// kernel's files of RDMA devices are.
 pub(crate) fn old_library(kernel: PathBuf) -> Arc<Library> {
-    let old = Api { reg_mr_iova2: None, reg_dmabuf_mr: None, query_gid_ex: None, ..table() };
+    let old = VerbsApi { reg_mr_iova2: None, reg_dmabuf_mr: None, query_gid_ex: None, ..table() };
     Library::of_table(old, kernel)
 }
 
-fn table() -> Api {
-    Api {
+fn table() -> VerbsApi {
+    VerbsApi {
         get_device_list,
         free_device_list,
         get_device_name,
@@ -331,7 +331,7 @@ unsafe extern "C" fn dealloc_pd(_: *mut verbs::Pd) -> c_int {
     0
 }
 
-fn region(known: Known) -> *mut verbs::Mr {
+fn region(known: Registered) -> *mut verbs::Mr {
     let mr = made::<verbs::Mr>();
     world(|world| {
         world.next += 1;
@@ -353,7 +353,7 @@ fn register(addr: *mut c_void, len: usize, access: u32, relaxed: bool) -> *mut v
         fail(code);
         return ptr::null_mut();
     }
-    region(Known { is_dmabuf: false, offset: 0 })
+    region(Registered { is_dmabuf: false, offset: 0 })
 }
 
 unsafe extern "C" fn reg_mr(
@@ -399,7 +399,7 @@ unsafe extern "C" fn reg_dmabuf_mr(
         fail(code);
         return ptr::null_mut();
     }
-    region(Known { is_dmabuf: true, offset })
+    region(Registered { is_dmabuf: true, offset })
 }
 
 unsafe extern "C" fn dereg_mr(mr: *mut verbs::Mr) -> c_int {
@@ -474,7 +474,7 @@ unsafe extern "C" fn create_qp(_: *mut verbs::Pd, init: *mut verbs::QpInitAttr) 
 unsafe extern "C" fn modify_qp(_: *mut verbs::Qp, attr: *mut verbs::QpAttr, mask: c_int) -> c_int {
     // SAFETY: the caller's structure.
     let attr = unsafe { &*attr };
-    let route = Route {
+    let route = PathAttr {
         dlid: attr.ah_attr.dlid,
         is_global: attr.ah_attr.is_global,
         // SAFETY: every bit pattern is a valid array of bytes.

@@ -14,9 +14,9 @@ use crate::hard::{Device, GidKind, OpenError, Options, standin};
 
 /// A folder as the kernel's of RDMA devices, with what it says about the two GIDs of fake0. It goes
 /// with the test.
-struct Kernel(PathBuf);
+struct KernelFolder(PathBuf);
 
-impl Kernel {
+impl KernelFolder {
     fn new(test: &str, types: [&str; 2], interfaces: [&str; 2]) -> Self {
         let folder = std::env::temp_dir().join(format!("nobounce-{test}-{}", std::process::id()));
         for (what, entries) in [("types", types), ("ndevs", interfaces)] {
@@ -30,7 +30,7 @@ impl Kernel {
     }
 }
 
-impl Drop for Kernel {
+impl Drop for KernelFolder {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
@@ -55,7 +55,7 @@ fn an_old_libibverbs_has_no_dma_buf_and_says_so() {
 fn an_old_libibverbs_leaves_it_to_the_kernel_s_files_what_a_gid_speaks_and_whose_it_is() {
     let address = |last| std::net::Ipv4Addr::new(127, 0, 0, last).to_ipv6_mapped().octets();
     world(|world| world.gids = vec![address(1), address(2)]);
-    let kernel = Kernel::new("gids", ["IB/RoCE v1", "RoCE v2"], ["lo", "lo"]);
+    let kernel = KernelFolder::new("gids", ["IB/RoCE v1", "RoCE v2"], ["lo", "lo"]);
     let device = open_old(kernel.0.clone()).unwrap();
     let gid = &device.port().gid;
     assert_eq!(
@@ -69,7 +69,7 @@ fn an_old_libibverbs_leaves_it_to_the_kernel_s_files_what_a_gid_speaks_and_whose
         "{why}"
     );
     // An entry whose interface is in another network namespace is not ours, though the address is.
-    let kernel = Kernel::new("elsewhere", ["RoCE v2", "RoCE v2"], ["not-here9", "lo"]);
+    let kernel = KernelFolder::new("elsewhere", ["RoCE v2", "RoCE v2"], ["not-here9", "lo"]);
     assert_eq!(open_old(kernel.0.clone()).unwrap().port().gid.index, 1);
     // Without sysfs (a container without /sys, a kernel before 4.5) the entry is used, and reported
     // with unknown RoCE version.

@@ -60,7 +60,7 @@ fn everything_goes_once_and_in_the_right_order() {
     assert_eq!(standin::names(), all);
 }
 
-fn raise(device: &Device, remote: std::net::IpAddr, lid: u16) -> Vec<(u32, standin::Route)> {
+fn raise(device: &Device, remote: std::net::IpAddr, lid: u16) -> Vec<(u32, standin::PathAttr)> {
     let pd = device.alloc_pd().unwrap();
     let cq = device.create_cq(16, None).unwrap();
     let qp = pd.create_qp(&cq, &cq, QpLimits::default()).unwrap();

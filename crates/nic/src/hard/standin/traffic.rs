@@ -6,7 +6,7 @@ use std::ptr;
 use fake_cuda::client::StandIn;
 use nobounce_verbs as verbs;
 
-use super::{Known, Lie, world};
+use super::{Lie, Registered, world};
 
 pub(super) unsafe extern "C" fn poll_cq(_: *mut verbs::Cq, count: c_int, wcs: *mut verbs::Wc) -> c_int {
     world(|world| world.polls.push(count));
@@ -77,7 +77,7 @@ pub(super) unsafe extern "C" fn post_send(
         let there = there.filter(|known| known.is_dmabuf);
         let lie = world(|world| world.lie).filter(|_| there.is_some());
         let base = match (lie, there) {
-            (Some(Lie::ForgetsOffset), Some(Known { offset, .. })) => remote.remote_addr - offset,
+            (Some(Lie::ForgetsOffset), Some(Registered { offset, .. })) => remote.remote_addr - offset,
             _ => remote.remote_addr,
         };
         let (mut offset, mut len) = (0, 0);

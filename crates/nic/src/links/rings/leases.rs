@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use nobounce_memory::SharedChunk;
 
 use super::rendezvous::{self, Came};
-use super::ring::{Memory, Writer};
+use super::ring::{RingMemory, RingWriter};
 use crate::process::fork::{self, NotInherited};
 
 /// Maximum number of files exported to one peer: one per CUDA context that sends, so more than a
@@ -24,7 +24,7 @@ static LEFT: Mutex<Vec<Left>> = Mutex::new(Vec::new());
 
 #[derive(Debug)]
 struct Left {
-    memory: Arc<Memory>,
+    memory: Arc<RingMemory>,
     position: u64,
     held: VecDeque<(u64, SharedChunk)>,
     connection: Arc<NotInherited>,
@@ -58,7 +58,7 @@ impl Leases {
     /// peer holds too many leases.
     pub(in crate::links) fn show(
         &mut self,
-        writer: &Writer,
+        writer: &RingWriter,
         chunk: &SharedChunk,
         at: usize,
     ) -> Option<(u8, u32)> {
@@ -88,14 +88,14 @@ impl Leases {
         }
     }
 
-    pub(in crate::links) fn take_back(&mut self, writer: &Writer) {
+    pub(in crate::links) fn take_back(&mut self, writer: &RingWriter) {
         if !self.held.is_empty() {
             take_back(&mut self.held, writer.read_up_to(), writer.position());
         }
     }
 
     /// Closes the ring. Unread chunks stay unchanged until the peer has read them or is gone.
-    pub(in crate::links) fn part(&mut self, writer: &Writer) {
+    pub(in crate::links) fn part(&mut self, writer: &RingWriter) {
         if fork::current() != self.generation {
             return std::mem::forget(std::mem::take(&mut self.held));
         }

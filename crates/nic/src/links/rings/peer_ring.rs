@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use nobounce_memory::SharedChunk;
 
 use super::leases::Leases;
-use super::ring::{self, Elsewhere, Label, Memory, Trouble, Writer};
+use super::ring::{self, Elsewhere, Label, RingError, RingMemory, RingWriter};
 use crate::links::batch::MAX_PACKET;
 use crate::process::fork::NotInherited;
 
@@ -42,13 +42,13 @@ const _: () = assert!(MOST_FOR_A_BUSY_READER + 64 <= MAX_PACKET);
 
 #[derive(Debug)]
 pub(in crate::links) struct Ends {
-    writer: Writer,
+    writer: RingWriter,
     leased: Leases,
 }
 
 impl PeerRing {
-    pub(in crate::links) fn new(memory: Memory, connection: Arc<NotInherited>) -> Self {
-        let ends = Ends { writer: Writer::new(Arc::new(memory)), leased: Leases::new(connection) };
+    pub(in crate::links) fn new(memory: RingMemory, connection: Arc<NotInherited>) -> Self {
+        let ends = Ends { writer: RingWriter::new(Arc::new(memory)), leased: Leases::new(connection) };
         let next = AtomicPtr::new(ends.writer.next());
         Self { held: AtomicBool::new(false), next, ends: UnsafeCell::new(ends) }
     }
@@ -153,7 +153,7 @@ impl Hold {
         leased.take_back(writer);
     }
 
-    pub(in crate::links) fn push(&mut self, parts: [&[u8]; 3], label: Label) -> Result<(), Trouble> {
+    pub(in crate::links) fn push(&mut self, parts: [&[u8]; 3], label: Label) -> Result<(), RingError> {
         self.ends().writer.push(parts, label)
     }
 }

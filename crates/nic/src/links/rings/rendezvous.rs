@@ -27,12 +27,12 @@ const BACKLOG: i32 = 64;
 
 /// The owner of a ring: its source address and port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::links) struct Hello {
+pub(in crate::links) struct RingHello {
     pub(in crate::links) src: IpAddr,
     pub(in crate::links) src_port: u16,
 }
 
-impl Hello {
+impl RingHello {
     fn encode(self) -> [u8; HELLO] {
         let mut out = [0; HELLO];
         out[..4].copy_from_slice(&MAGIC);
@@ -143,7 +143,7 @@ pub(in crate::links) fn is_ours(connection: &OwnedFd) -> bool {
 }
 
 /// Passes a ring to the peer.
-pub(in crate::links) fn send_ring(connection: &OwnedFd, hello: Hello, ring: RawFd) -> io::Result<()> {
+pub(in crate::links) fn send_ring(connection: &OwnedFd, hello: RingHello, ring: RawFd) -> io::Result<()> {
     send_with(connection, &mut hello.encode(), ring)
 }
 
@@ -201,7 +201,7 @@ pub(in crate::links) enum Came {
     /// A doorbell.
     Bell,
     /// A ring, and its owner.
-    Ring(Hello, OwnedFd),
+    Ring(RingHello, OwnedFd),
     /// An exported file, with the length that the peer claims.
     File(usize, OwnedFd),
 }
@@ -235,7 +235,7 @@ pub(in crate::links) fn take(connection: &OwnedFd) -> Came {
         Ok(3) if bytes.starts_with(&GOODBYE) => Came::Goodbye,
         Ok(len) => {
             let (said, Some(file)) = (bytes.get(..len).unwrap_or(&[]), file) else { return Came::End };
-            match (Hello::decode(said), decode_shown(said)) {
+            match (RingHello::decode(said), decode_shown(said)) {
                 (Some(hello), _) => Came::Ring(hello, file),
                 (_, Some(len)) => Came::File(len, file),
                 _ => Came::End,
@@ -286,15 +286,15 @@ mod tests {
     #[test]
     fn a_hello_is_read_as_it_was_written_and_nothing_else_is() {
         for src in ["127.0.0.9", "fe80::1"] {
-            let hello = Hello { src: src.parse().unwrap(), src_port: 4791 };
+            let hello = RingHello { src: src.parse().unwrap(), src_port: 4791 };
             let bytes = hello.encode();
-            assert_eq!(Hello::decode(&bytes), Some(hello));
+            assert_eq!(RingHello::decode(&bytes), Some(hello));
             for (at, wrong) in [(0, b'x'), (4, 9), (5, 5)] {
                 let mut bad = bytes;
                 bad[at] = wrong;
-                assert_eq!(Hello::decode(&bad), None, "byte {at}");
+                assert_eq!(RingHello::decode(&bad), None, "byte {at}");
             }
-            assert_eq!(Hello::decode(&bytes[..HELLO - 1]), None);
+            assert_eq!(RingHello::decode(&bytes[..HELLO - 1]), None);
         }
     }
 
@@ -306,7 +306,7 @@ mod tests {
         assert!(listen(addr, 3).is_err(), "the name is taken");
         let there = connect(addr, 3).unwrap();
         let ring = shared_file::create(4096).unwrap();
-        let hello = Hello { src: addr, src_port: 7 };
+        let hello = RingHello { src: addr, src_port: 7 };
         send_ring(&there, hello, ring.as_raw_fd()).unwrap();
         ring_doorbell(&there);
         let here = accept(&listener).unwrap();

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use nobounce_memory::Sink;
 
-use super::mapping::Mapping;
+use super::mapping::FileMapping;
 use crate::links::batch::MAX_PACKET;
 
 /// Bytes of the ring: several times the maximum in flight to one peer (`soft/engine/path.rs`), so
@@ -44,12 +44,12 @@ const _: () = assert!(CAPACITY.is_power_of_two() && LEAD >= 8 && LEAD % 16 == 4)
 
 /// The memory of a ring.
 #[derive(Debug)]
-pub(in crate::links) struct Memory(Mapping);
+pub(in crate::links) struct RingMemory(FileMapping);
 
-impl Memory {
+impl RingMemory {
     /// Maps the file, whose length and seals the caller has checked.
     pub(in crate::links) fn map(file: &OwnedFd) -> io::Result<Self> {
-        Mapping::new(file, FILE_LEN, libc::PROT_READ | libc::PROT_WRITE).map(Self)
+        FileMapping::new(file, FILE_LEN, libc::PROT_READ | libc::PROT_WRITE).map(Self)
     }
 
     pub(in crate::links) fn u64_at(&self, at: usize) -> &AtomicU64 {
@@ -109,8 +109,8 @@ pub(in crate::links) struct Elsewhere {
 
 /// A packet that was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::links) struct Packet {
-    /// Its address, valid until [`Reader::release`].
+pub(in crate::links) struct RingPacket {
+    /// Its address, valid until [`RingReader::release`].
     pub(in crate::links) at: *const u8,
     /// Its bytes in the ring.
     pub(in crate::links) len: usize,
@@ -120,7 +120,7 @@ pub(in crate::links) struct Packet {
 
 /// Why a packet was not written or read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::links) enum Trouble {
+pub(in crate::links) enum RingError {
     /// The ring is full (for the writer) or empty (for the reader).
     Wait,
     /// The peer violates the protocol.
@@ -134,8 +134,8 @@ fn room_of(len: usize) -> usize {
 
 /// The writing end.
 #[derive(Debug)]
-pub(in crate::links) struct Writer {
-    memory: Arc<Memory>,
+pub(in crate::links) struct RingWriter {
+    memory: Arc<RingMemory>,
     tail: u64,
     /// The position that the reader can see.
     exported: u64,
@@ -143,13 +143,13 @@ pub(in crate::links) struct Writer {
     head: u64,
 }
 
-impl Writer {
-    pub(in crate::links) fn new(memory: Arc<Memory>) -> Self {
+impl RingWriter {
+    pub(in crate::links) fn new(memory: Arc<RingMemory>) -> Self {
         Self { memory, tail: 0, exported: 0, head: 0 }
     }
 
     /// Writes one packet, given in pieces. The reader sees it after [`publish`](Self::publish).
-    pub(in crate::links) fn push(&mut self, parts: [&[u8]; 3], label: Label) -> Result<(), Trouble> {
+    pub(in crate::links) fn push(&mut self, parts: [&[u8]; 3], label: Label) -> Result<(), RingError> {
         let len = parts.iter().map(|part| part.len()).sum();
         let mut to = self.reserve(len)?;
         for part in parts {
@@ -164,7 +164,7 @@ impl Writer {
 
     /// Reserves contiguous room for a packet of `len` bytes.
     #[inline]
-    pub(in crate::links) fn reserve(&mut self, len: usize) -> Result<*mut u8, Trouble> {
+    pub(in crate::links) fn reserve(&mut self, len: usize) -> Result<*mut u8, RingError> {
         debug_assert!(len <= MAX_PACKET);
         let room = room_of(len);
         let left = CAPACITY - usize::try_from(self.tail % CAPACITY as u64).unwrap_or(0);
@@ -173,11 +173,11 @@ impl Writer {
             let head = self.memory.u64_at(HEAD_AT).load(Ordering::Acquire);
             // It moves forward only, and never past us.
             if head > self.tail || head < self.head || !head.is_multiple_of(UNIT as u64) {
-                return Err(Trouble::Broken);
+                return Err(RingError::Broken);
             }
             self.head = head;
             if self.free() < skipped + room {
-                return Err(Trouble::Wait);
+                return Err(RingError::Wait);
             }
         }
         if skipped > 0 {
@@ -197,7 +197,7 @@ impl Writer {
         self.memory.read_up_to()
     }
 
-    pub(in crate::links) fn memory(&self) -> &Arc<Memory> {
+    pub(in crate::links) fn memory(&self) -> &Arc<RingMemory> {
         &self.memory
     }
 
@@ -280,8 +280,8 @@ fn prefetch(at: *const u8) {
 
 /// The reading end.
 #[derive(Debug)]
-pub(in crate::links) struct Reader {
-    memory: Arc<Memory>,
+pub(in crate::links) struct RingReader {
+    memory: Arc<RingMemory>,
     head: u64,
     /// The position that the writer was given.
     released: u64,
@@ -289,21 +289,21 @@ pub(in crate::links) struct Reader {
     tail: u64,
 }
 
-impl Reader {
-    pub(in crate::links) fn new(memory: Arc<Memory>) -> Self {
+impl RingReader {
+    pub(in crate::links) fn new(memory: Arc<RingMemory>) -> Self {
         Self { memory, head: 0, released: 0, tail: 0 }
     }
 
-    pub(in crate::links) fn memory(&self) -> &Arc<Memory> {
+    pub(in crate::links) fn memory(&self) -> &Arc<RingMemory> {
         &self.memory
     }
 
     /// The next packet.
     #[inline]
-    pub(in crate::links) fn pop(&mut self) -> Result<Packet, Trouble> {
+    pub(in crate::links) fn pop(&mut self) -> Result<RingPacket, RingError> {
         loop {
             if self.head == self.tail && !self.look()? {
-                return Err(Trouble::Wait);
+                return Err(RingError::Wait);
             }
             // SAFETY: at a multiple of UNIT inside the ring.
             let word = unsafe { self.memory.at(self.head).cast::<u64>().read_volatile() };
@@ -313,14 +313,14 @@ impl Reader {
             let len = u32::from_le_bytes([a, b, c, d]);
             if len == SKIP {
                 if left > written {
-                    return Err(Trouble::Broken);
+                    return Err(RingError::Broken);
                 }
                 self.head += left;
                 continue;
             }
-            let len = usize::try_from(len).map_err(|_| Trouble::Broken)?;
+            let len = usize::try_from(len).map_err(|_| RingError::Broken)?;
             if len > MAX_PACKET || room_of(len) as u64 > written.min(left) {
-                return Err(Trouble::Broken);
+                return Err(RingError::Broken);
             }
             let begin = self.memory.at(self.head);
             self.head += room_of(len) as u64;
@@ -337,19 +337,19 @@ impl Reader {
                 Elsewhere { file: h, offset: low, len: high }
             });
             let label = Label { number: u16::from_le_bytes([e, f]), has_icrc: u16::from(g) & HAS_ICRC != 0 };
-            return Ok(Packet { at: begin.wrapping_add(LEAD), len, label, elsewhere });
+            return Ok(RingPacket { at: begin.wrapping_add(LEAD), len, label, elsewhere });
         }
     }
 
     /// Whether the writer has written more.
     #[inline]
-    fn look(&mut self) -> Result<bool, Trouble> {
+    fn look(&mut self) -> Result<bool, RingError> {
         let tail = self.memory.u64_at(TAIL_AT).load(Ordering::Acquire);
         if tail == self.tail {
             return Ok(false);
         }
         if tail < self.tail || tail - self.head > CAPACITY as u64 || !tail.is_multiple_of(UNIT as u64) {
-            return Err(Trouble::Broken);
+            return Err(RingError::Broken);
         }
         self.tail = tail;
         Ok(true)
@@ -381,10 +381,10 @@ mod tests {
 
     use super::*;
 
-    fn ends() -> (Writer, Reader) {
+    fn ends() -> (RingWriter, RingReader) {
         let file = shared_file::create(FILE_LEN).unwrap();
-        let (a, b) = (Memory::map(&file).unwrap(), Memory::map(&file).unwrap());
-        (Writer::new(Arc::new(a)), Reader::new(Arc::new(b)))
+        let (a, b) = (RingMemory::map(&file).unwrap(), RingMemory::map(&file).unwrap());
+        (RingWriter::new(Arc::new(a)), RingReader::new(Arc::new(b)))
     }
 
     fn packet(number: usize) -> Vec<u8> {
@@ -405,7 +405,7 @@ mod tests {
                 match writer.push([head, tail, &[]], label) {
                     Ok(()) => written += 1,
                     Err(trouble) => {
-                        assert_eq!(trouble, Trouble::Wait);
+                        assert_eq!(trouble, RingError::Wait);
                         break;
                     }
                 }
@@ -413,7 +413,7 @@ mod tests {
             writer.publish();
             for _ in 0..7 {
                 match reader.pop() {
-                    Ok(Packet { at, len, label, elsewhere: None }) => {
+                    Ok(RingPacket { at, len, label, elsewhere: None }) => {
                         // SAFETY: it lies in the ring, and no other thread writes there now.
                         let bytes = unsafe { std::slice::from_raw_parts(at, len) };
                         assert_eq!(bytes, packet(read), "packet {read}");
@@ -424,12 +424,12 @@ mod tests {
                         read += 1;
                     }
                     Ok(other) => panic!("{other:?}"),
-                    Err(trouble) => assert_eq!(trouble, Trouble::Wait),
+                    Err(trouble) => assert_eq!(trouble, RingError::Wait),
                 }
             }
             reader.release();
         }
-        assert_eq!(reader.pop(), Err(Trouble::Wait));
+        assert_eq!(reader.pop(), Err(RingError::Wait));
     }
 
     #[test]
@@ -441,10 +441,10 @@ mod tests {
         writer.commit_elsewhere(28, 9, elsewhere);
         writer.push([&[1; 40], &[], &[]], Label { number: 3, has_icrc: true }).unwrap();
         writer.publish();
-        let Packet { len, label, elsewhere: said, .. } = reader.pop().unwrap();
+        let RingPacket { len, label, elsewhere: said, .. } = reader.pop().unwrap();
         assert_eq!((len, label, said), (28, Label { number: 9, has_icrc: false }, Some(elsewhere)));
         assert_eq!(writer.read_up_to(), 0, "it is not released yet");
-        let Packet { len, label, elsewhere: said, .. } = reader.pop().unwrap();
+        let RingPacket { len, label, elsewhere: said, .. } = reader.pop().unwrap();
         assert_eq!((len, label, said), (40, Label { number: 3, has_icrc: true }, None));
         reader.release();
         assert_eq!(writer.read_up_to(), writer.position());
@@ -474,7 +474,7 @@ mod tests {
         for tail in [1, 63, CAPACITY as u64 + 64, u64::MAX, u64::MAX - 63] {
             let (writer, mut reader) = ends();
             writer.memory.u64_at(TAIL_AT).store(tail, Ordering::Relaxed);
-            assert_eq!(reader.pop(), Err(Trouble::Broken), "{tail}");
+            assert_eq!(reader.pop(), Err(RingError::Broken), "{tail}");
         }
         for head in [1, 63, u64::MAX, u64::MAX - 63] {
             let (mut writer, reader) = ends();
@@ -482,7 +482,7 @@ mod tests {
             let label = Label { number: 0, has_icrc: true };
             let bytes = [0; 60_000];
             let last = (0..100).map(|_| writer.push([&bytes, &[], &[]], label)).find(Result::is_err);
-            assert_eq!(last, Some(Err(Trouble::Broken)), "{head}");
+            assert_eq!(last, Some(Err(RingError::Broken)), "{head}");
         }
         let mut chance = 1_u64;
         for _ in 0..2000 {
@@ -496,7 +496,7 @@ mod tests {
             let begin = reader.memory.at(0).cast_const();
             for _ in 0..200 {
                 match reader.pop() {
-                    Ok(Packet { at, len, .. }) => {
+                    Ok(RingPacket { at, len, .. }) => {
                         assert!(len <= MAX_PACKET && (at.addr() - begin.addr()) + len <= CAPACITY);
                     }
                     Err(_) => break,

@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::links::Doorbells;
-use crate::links::rings::ring::Memory;
+use crate::links::rings::ring::RingMemory;
 use crate::process::eventfd::EventFd;
 
 /// The rings of all writers, each with a wake-up request.
@@ -18,7 +18,7 @@ pub(super) struct ShmDoorbells {
 
 #[derive(Debug, Default)]
 struct Asleep {
-    rings: Vec<Arc<Memory>>,
+    rings: Vec<Arc<RingMemory>>,
     /// Number of sleeping threads: the engine thread, and callers that poll.
     sleepers: usize,
 }
@@ -51,7 +51,7 @@ impl ShmDoorbells {
     }
 
     /// Replaces the set of rings. A ring that was added while a thread sleeps must wake it, too.
-    pub(super) fn set(&self, rings: Vec<Arc<Memory>>) {
+    pub(super) fn set(&self, rings: Vec<Arc<RingMemory>>) {
         self.lock().rings = rings;
         self.renew();
     }
@@ -77,6 +77,6 @@ impl ShmDoorbells {
 }
 
 /// Requests a wake-up on every ring, without short-circuiting.
-fn ask_all(rings: &[Arc<Memory>]) -> bool {
+fn ask_all(rings: &[Arc<RingMemory>]) -> bool {
     rings.iter().fold(false, |found, ring| ring.ask_to_be_woken() | found)
 }

@@ -7,9 +7,9 @@ use std::sync::atomic::Ordering;
 
 use nobounce_memory::shared_file;
 
-use super::rendezvous::Hello;
+use super::rendezvous::RingHello;
 use crate::links::rings::ring::{
-    CAPACITY, FILE_LEN, HEAD_AT, Label, Memory, Packet, Reader, TAIL_AT, Trouble, Writer,
+    CAPACITY, FILE_LEN, HEAD_AT, Label, RingError, RingMemory, RingPacket, RingReader, RingWriter, TAIL_AT,
 };
 
 /// One step: operation, position and a number.
@@ -17,7 +17,7 @@ const STEP: usize = 11;
 
 thread_local! {
     /// One mapping for all inputs; stale contents are valid test data.
-    static MEMORY: RefCell<Option<Arc<Memory>>> = const { RefCell::new(None) };
+    static MEMORY: RefCell<Option<Arc<RingMemory>>> = const { RefCell::new(None) };
 }
 
 /// Reads and writes one ring while both peers write the positions and labels of the input.
@@ -25,10 +25,11 @@ thread_local! {
 /// # Panics
 /// When a packet lies outside the ring: that is the fuzzed property.
 pub fn ring(data: &[u8]) {
-    let _ = Hello::decode(data);
+    let _ = RingHello::decode(data);
     let memory = MEMORY.with_borrow_mut(|memory| {
-        let make =
-            || Arc::new(Memory::map(&shared_file::create(FILE_LEN).expect("a memfd")).expect("a mapping"));
+        let make = || {
+            Arc::new(RingMemory::map(&shared_file::create(FILE_LEN).expect("a memfd")).expect("a mapping"))
+        };
         Arc::clone(memory.get_or_insert_with(make))
     });
     for at in [HEAD_AT, TAIL_AT] {
@@ -37,7 +38,7 @@ pub fn ring(data: &[u8]) {
     let begin = memory.at(0).addr();
     let inside = |at: usize, len: usize| at >= begin && at + len <= begin + CAPACITY;
     let (mut reader, mut writer) =
-        (Some(Reader::new(Arc::clone(&memory))), Some(Writer::new(Arc::clone(&memory))));
+        (Some(RingReader::new(Arc::clone(&memory))), Some(RingWriter::new(Arc::clone(&memory))));
     for step in data.chunks_exact(STEP) {
         let place = u64::from(u16::from_le_bytes([step[1], step[2]]));
         let number = step[3..].iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte));
@@ -51,11 +52,11 @@ pub fn ring(data: &[u8]) {
             4 | 5 => {
                 if let Some(open) = &mut reader {
                     match open.pop() {
-                        Ok(Packet { at, len, .. }) => {
+                        Ok(RingPacket { at, len, .. }) => {
                             assert!(inside(at.addr(), len), "{len} bytes at {at:?}")
                         }
-                        Err(Trouble::Wait) => open.release(),
-                        Err(Trouble::Broken) => reader = None,
+                        Err(RingError::Wait) => open.release(),
+                        Err(RingError::Broken) => reader = None,
                     }
                 }
             }
@@ -63,8 +64,8 @@ pub fn ring(data: &[u8]) {
                 if let Some(open) = &mut writer {
                     match open.reserve(len) {
                         Ok(at) => assert!(inside(at.addr(), len), "{len} bytes at {at:?}"),
-                        Err(Trouble::Wait) => {}
-                        Err(Trouble::Broken) => writer = None,
+                        Err(RingError::Wait) => {}
+                        Err(RingError::Broken) => writer = None,
                     }
                 }
                 if step[0] % 8 == 7

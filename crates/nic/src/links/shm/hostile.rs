@@ -12,11 +12,11 @@ use std::sync::atomic::Ordering;
 use nobounce_memory::shared_file;
 use nobounce_protocol::wire::Header;
 
-use super::rendezvous::{self, Hello};
+use super::rendezvous::{self, RingHello};
 use nobounce_memory::Source;
 
-use super::{Counted, HEADERS, Incoming, MAX_PACKET};
-use crate::links::rings::ring::{CAPACITY, FILE_LEN, Memory, TAIL_AT, Trouble};
+use super::{Counted, HEADERS, IncomingRing, MAX_PACKET};
+use crate::links::rings::ring::{CAPACITY, FILE_LEN, RingError, RingMemory, TAIL_AT};
 use crate::process::fork::NotInherited;
 
 /// One step: operation, position and a number.
@@ -26,20 +26,20 @@ const SHOWN_LEN: usize = 8192;
 
 /// Descriptors that a peer might pass.
 #[derive(Debug)]
-struct Descriptors {
+struct HostileDescriptors {
     /// The file of the ring, and the peer's mapping of it: shared by all inputs, with stale
     /// contents.
     ring: OwnedFd,
-    memory: Arc<Memory>,
+    memory: Arc<RingMemory>,
     exported: OwnedFd,
     /// Each has one defect: seals, length, write access, file type.
     wrong: [OwnedFd; 5],
 }
 
-impl Descriptors {
+impl HostileDescriptors {
     fn new() -> io::Result<Self> {
         let ring = shared_file::create(FILE_LEN)?;
-        let memory = Arc::new(Memory::map(&ring)?);
+        let memory = Arc::new(RingMemory::map(&ring)?);
         // SAFETY: the name is a C string; the flags are the call's own.
         let fd = unsafe { libc::memfd_create(c"open".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
         if fd < 0 {
@@ -64,7 +64,7 @@ impl Descriptors {
 }
 
 thread_local! {
-    static DESCRIPTORS: RefCell<Option<Descriptors>> = const { RefCell::new(None) };
+    static DESCRIPTORS: RefCell<Option<HostileDescriptors>> = const { RefCell::new(None) };
 }
 
 /// Two ends of a connection as `rings/rendezvous.rs` makes them.
@@ -86,19 +86,19 @@ fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
 /// property.
 pub fn neighbour(data: &[u8]) {
     DESCRIPTORS.with_borrow_mut(|made| {
-        let made = made.get_or_insert_with(|| Descriptors::new().expect("descriptors"));
+        let made = made.get_or_insert_with(|| HostileDescriptors::new().expect("descriptors"));
         made.memory.u64_at(TAIL_AT).store(0, Ordering::Relaxed);
         let (ours, theirs) = pair().expect("a connection");
         let ours = NotInherited::open(|| Ok(ours)).expect("it was opened");
-        let incoming = Incoming { connection: Some(ours), ..Incoming::default() };
+        let incoming = IncomingRing { connection: Some(ours), ..IncomingRing::default() };
         let mut play = Play { made, incoming, theirs: Some(theirs), counted: Counted::default() };
         data.chunks_exact(STEP).for_each(|step| play.step(step));
     });
 }
 
 struct Play<'a> {
-    made: &'a Descriptors,
-    incoming: Incoming,
+    made: &'a HostileDescriptors,
+    incoming: IncomingRing,
     theirs: Option<OwnedFd>,
     counted: Counted,
 }
@@ -113,7 +113,7 @@ impl Play<'_> {
                 let src = std::net::Ipv4Addr::from_bits(u32::try_from(number >> 32).unwrap_or(0)).into();
                 let _ = rendezvous::send_ring(
                     theirs,
-                    Hello { src, src_port: 4791 },
+                    RingHello { src, src_port: 4791 },
                     made.choose(step[1]).as_raw_fd(),
                 );
             }),
@@ -158,7 +158,7 @@ impl Play<'_> {
         }
     }
 
-    fn say(&self, what: impl FnOnce(&Descriptors, &OwnedFd)) {
+    fn say(&self, what: impl FnOnce(&HostileDescriptors, &OwnedFd)) {
         if let Some(theirs) = &self.theirs {
             what(self.made, theirs);
         }
@@ -168,8 +168,8 @@ impl Play<'_> {
     fn read(&mut self) {
         let (incoming, mut heard) = (&mut self.incoming, false);
         match incoming.next(&mut self.counted, &mut heard) {
-            Err(Trouble::Wait) => {}
-            Err(Trouble::Broken) => *incoming = Incoming::default(),
+            Err(RingError::Wait) => {}
+            Err(RingError::Broken) => *incoming = IncomingRing::default(),
             Ok(lying) => {
                 let (_, reader) = incoming.ring.as_ref().expect("it came from a ring");
                 let begin = reader.memory().at(0).addr();
@@ -265,11 +265,11 @@ mod tests {
     fn conversations_go_as_far_as_they_should() {
         for (name, steps) in conversations() {
             DESCRIPTORS.with_borrow_mut(|made| {
-                let made = made.get_or_insert_with(|| Descriptors::new().unwrap());
+                let made = made.get_or_insert_with(|| HostileDescriptors::new().unwrap());
                 made.memory.u64_at(TAIL_AT).store(0, Ordering::Relaxed);
                 let (ours, theirs) = pair().unwrap();
                 let connection = Some(NotInherited::open(|| Ok(ours)).unwrap());
-                let incoming = Incoming { connection, ..Incoming::default() };
+                let incoming = IncomingRing { connection, ..IncomingRing::default() };
                 let mut play = Play { made, incoming, theirs: Some(theirs), counted: Counted::default() };
                 steps.iter().for_each(|step| play.step(step));
                 let (reads, refused) = (play.incoming.ring.is_some(), play.counted.refused);

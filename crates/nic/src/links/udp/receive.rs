@@ -17,7 +17,7 @@ const SINGLE: (usize, usize) = (32, 8 * 1024);
 const BULK: usize = 16 * 1024;
 
 /// Receive buffers.
-pub(super) struct Receiver {
+pub(super) struct UdpReceiver {
     buffer: Box<[u8]>,
     vectors: usize,
     stride: usize,
@@ -31,7 +31,7 @@ pub(super) struct Receiver {
     pub(super) calls: u64,
 }
 
-impl Receiver {
+impl UdpReceiver {
     pub(super) fn new(merged: bool) -> Self {
         let (vectors, stride) = if merged { MERGED } else { SINGLE };
         let room = (vectors * stride).max(TAKE_BUFFER);
@@ -39,7 +39,7 @@ impl Receiver {
         Self { buffer, vectors, stride, busy: false, is_empty: true, too_long: 0, calls: 0 }
     }
 
-    /// Room for a handover, between two calls of [`Receiver::receive`].
+    /// Room for a handover, between two calls of [`UdpReceiver::receive`].
     pub(super) fn buffer(&mut self) -> &mut [u8] {
         &mut self.buffer
     }
@@ -124,9 +124,9 @@ impl Receiver {
     }
 }
 
-impl fmt::Debug for Receiver {
+impl fmt::Debug for UdpReceiver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Receiver")
+        f.debug_struct("UdpReceiver")
             .field("vectors", &self.vectors)
             .field("stride", &self.stride)
             .field("busy", &self.busy)

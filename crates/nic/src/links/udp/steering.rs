@@ -13,7 +13,7 @@ use std::net::IpAddr;
 
 use super::socket::{SockAddr, Socket};
 use crate::links::now_ns;
-use crate::links::slot::{GroBurst, PLACES, Place, Slot};
+use crate::links::slot::{GroBurst, PLACES, Slot, SlotPlace};
 
 /// The first byte of a probe: neither a RoCE opcode nor one of our markers.
 const PROBE: u8 = 0xf2;
@@ -42,7 +42,7 @@ pub(super) struct Steering {
     not_before: u64,
     probing: Option<Probing>,
     /// Our published number.
-    place: Option<Place>,
+    place: Option<SlotPlace>,
     /// Time of the last program change, while packets steered before it may still be in flight.
     changed: Option<u64>,
 }
@@ -124,7 +124,7 @@ impl Steering {
         // Release the old name first: two would contradict each other.
         self.place = None;
         if number != slot.number() {
-            self.place = Place::publish(addr, slot.number(), number).ok();
+            self.place = SlotPlace::publish(addr, slot.number(), number).ok();
         }
         let mut moved = others(addr, slot.number());
         moved.insert(slot.number(), number);

@@ -20,7 +20,7 @@ const RETRY_NS: u64 = 50_000;
 
 /// Packets that the kernel refused, by cause, and packets sent.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Sent {
+pub(super) struct SendCounts {
     pub(super) packets: u64,
     pub(super) bytes: u64,
     pub(super) calls: u64,
@@ -34,7 +34,7 @@ pub(super) struct Sent {
     pub(super) unsegmented: u64,
 }
 
-impl Sent {
+impl SendCounts {
     fn refused(&mut self, errno: i32, packets: u64) {
         let class = match errno {
             libc::EMSGSIZE => &mut self.too_long,
@@ -60,7 +60,7 @@ pub(super) struct Transmitter {
     /// Spare empty batch, swapped with the next one that must wait.
     spare: Option<TxBatch>,
     retry_at: u64,
-    pub(super) sent: Sent,
+    pub(super) sent: SendCounts,
     /// Injected errors of the next system calls (0: none), since loopback never refuses.
     #[cfg(test)]
     pretend: std::collections::VecDeque<i32>,
@@ -74,7 +74,7 @@ impl Transmitter {
             waiting: None,
             spare: None,
             retry_at: 0,
-            sent: Sent::default(),
+            sent: SendCounts::default(),
             #[cfg(test)]
             pretend: std::collections::VecDeque::new(),
         }
@@ -285,12 +285,12 @@ impl Transmitter {
         }
         let Some(first) = packets.first() else { return Ok(()) };
         let mut name = SockAddr::new(first.dst, ROCE_PORT, self.scope);
-        let mut controls = [Control::EMPTY; 3];
+        let mut controls = [ControlMessage::EMPTY; 3];
         let wanted = controls_of(first, packets.len());
         let mut given = 0;
         for (control, wanted) in controls.iter_mut().zip(wanted.into_iter().flatten()) {
             *control = wanted;
-            given += size_of::<Control>();
+            given += size_of::<ControlMessage>();
         }
         // SAFETY: msghdr is plain integers and pointers; zeros (null, 0) are valid.
         let mut message: libc::msghdr = unsafe { mem::zeroed() };
@@ -341,14 +341,14 @@ impl SegmentControl {
 /// included.
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
-struct Control {
+struct ControlMessage {
     len: usize,
     level: i32,
     kind: i32,
     value: [u8; 8],
 }
 
-impl Control {
+impl ControlMessage {
     const EMPTY: Self = Self { len: 0, level: 0, kind: 0, value: [0; 8] };
 
     fn new<const N: usize>(level: i32, kind: i32, number: [u8; N]) -> Self {
@@ -359,16 +359,17 @@ impl Control {
 }
 
 /// The control data of a group of that many packets like `first`.
-fn controls_of(first: &TxPacket, packets: usize) -> [Option<Control>; 3] {
+fn controls_of(first: &TxPacket, packets: usize) -> [Option<ControlMessage>; 3] {
     let (level, class, hops) = match first.dst {
         IpAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL),
         IpAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_HOPLIMIT),
     };
     let IpOptions { traffic_class, hop_limit } = first.ip_options;
-    let byte =
-        |kind, value: u8| (value != 0).then(|| Control::new(level, kind, i32::from(value).to_ne_bytes()));
+    let byte = |kind, value: u8| {
+        (value != 0).then(|| ControlMessage::new(level, kind, i32::from(value).to_ne_bytes()))
+    };
     let segment = u16::try_from(first.len).unwrap_or(u16::MAX).to_ne_bytes();
-    let segments = (packets > 1).then(|| Control::new(libc::SOL_UDP, libc::UDP_SEGMENT, segment));
+    let segments = (packets > 1).then(|| ControlMessage::new(libc::SOL_UDP, libc::UDP_SEGMENT, segment));
     [segments, byte(class, traffic_class), byte(hops, hop_limit)]
 }
 

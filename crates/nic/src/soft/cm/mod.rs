@@ -3,7 +3,7 @@
 use parking_lot::MutexGuard;
 use std::io;
 
-use nobounce_protocol::cm::{Accept, Agent, AgentCounters, CmError, CommId, Config, Connect};
+use nobounce_protocol::cm::{Accept, Agent, AgentCounters, CmConfig, CmError, CommId, Connect};
 use nobounce_protocol::wire::Qpn;
 
 use crate::links::now_ns;
@@ -47,7 +47,7 @@ impl Device {
     pub fn cm(&self) -> Result<Cm, CreateQpError> {
         self.listen()?;
         let mut engine = self.shared.engines.first().lock().ok_or(CreateQpError::Forked)?;
-        let config = Config { slot: engine.link.slot(), ca_guid: guid(self), seed: seed() };
+        let config = CmConfig { slot: engine.link.slot(), ca_guid: guid(self), seed: seed() };
         engine.core.gsi.agent.get_or_insert_with(|| Box::new(LocalAgent::new(config)));
         drop(engine);
         Ok(Cm { device: self.clone() })

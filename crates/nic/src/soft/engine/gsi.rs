@@ -11,7 +11,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use nobounce_protocol::cm::{
-    Agent, CommId, Config, Event, GSI_QKEY, GSI_QPN, MAD_LEN, Mad, Message, Route, refusal,
+    Agent, CmConfig, CommId, Event, GSI_QKEY, GSI_QPN, MAD_LEN, Mad, Message, Route, refusal,
 };
 use nobounce_protocol::timing::Nanos;
 use nobounce_protocol::wire::{BTH_LEN, Deth, Header, ICRC_LEN, Opcode, Parsed, Psn, Qpn};
@@ -90,7 +90,7 @@ pub(crate) struct LocalAgent {
 }
 
 impl LocalAgent {
-    pub(crate) fn new(config: Config) -> Self {
+    pub(crate) fn new(config: CmConfig) -> Self {
         Self {
             cm: Agent::new(config),
             owners: HashMap::new(),

@@ -11,16 +11,16 @@ use crate::links::RxDatagram;
 use crate::soft::engine::grh;
 use crate::soft::engine::memory_windows::Accessor;
 use crate::soft::engine::region::Regions;
-use crate::soft::engine::scatter::Bytes;
+use crate::soft::engine::scatter::RequestBytes;
 use crate::soft::gpu::staging::CopyOwner;
-use crate::soft::gpu::target::{Change, Placed};
+use crate::soft::gpu::target::{AtomicChange, Placed};
 use crate::tally::PathTotals;
 
 /// The bytes of a posted send request, by serial number.
 #[derive(Debug)]
 pub(crate) struct PostedSend {
     pub(crate) serial: u64,
-    pub(crate) bytes: Bytes,
+    pub(crate) bytes: RequestBytes,
     /// Its bytes are sent, and may be read before its turn.
     pub(crate) early: bool,
 }
@@ -29,7 +29,7 @@ pub(crate) struct PostedSend {
 #[derive(Debug)]
 pub(crate) struct PostedReceive {
     pub(crate) receive: Receive,
-    pub(crate) bytes: Bytes,
+    pub(crate) bytes: RequestBytes,
 }
 
 /// The queues and regions of one queue pair, with the current packet.
@@ -59,7 +59,7 @@ impl PacketHost<'_> {
         (self.pd, CopyOwner { qp: self.qp, after: *self.ticket })
     }
 
-    fn change(&mut self, rkey: u32, addr: u64, change: Change) -> Result<u64, Nak> {
+    fn change(&mut self, rkey: u32, addr: u64, change: AtomicChange) -> Result<u64, Nak> {
         let (before, placed) = self.regions.change(self.owner(), rkey, addr, (change, self.psn))?;
         self.count(placed, 8, true);
         Ok(before)
@@ -136,11 +136,11 @@ impl Host for PacketHost<'_> {
     }
 
     fn compare_swap(&mut self, rkey: u32, addr: u64, compare: u64, swap: u64) -> Result<u64, Nak> {
-        self.change(rkey, addr, Change::Swap { compare, swap })
+        self.change(rkey, addr, AtomicChange::Swap { compare, swap })
     }
 
     fn fetch_add(&mut self, rkey: u32, addr: u64, add: u64) -> Result<u64, Nak> {
-        self.change(rkey, addr, Change::Add(add))
+        self.change(rkey, addr, AtomicChange::Add(add))
     }
 
     fn invalidate(&mut self, rkey: u32) -> Result<(), Nak> {

@@ -9,7 +9,7 @@ use crate::soft::engine::host::find_send;
 use crate::soft::engine::queue_pair::QueuePair;
 use crate::soft::engine::region::Regions;
 use crate::soft::engine::scatter::Piece;
-use crate::soft::gpu::copier::{Copying, Job, Work};
+use crate::soft::gpu::copier::{CopyWork, Copying, Job};
 use crate::soft::gpu::prefetch::{IN_A_ROW, Origin, STUCK_NS};
 use crate::soft::gpu::target::GatheredMessage;
 
@@ -83,7 +83,7 @@ impl Mixed {
                 |gpu, offset, staging| {
                     let copier = staging.copiers.get(gpu.copier).ok_or(Nak::RemoteOperational)?;
                     let Some(chunk) = copier.take_fetch_chunk() else { return Ok(None) };
-                    let (work, memory, len) = (Work::Fetch(IN_A_ROW), gpu.memory.clone(), piece.len);
+                    let (work, memory, len) = (CopyWork::Fetch(IN_A_ROW), gpu.memory.clone(), piece.len);
                     Ok(Some(copier.start(Job { work, memory, offset, len, chunk })))
                 },
             )?;

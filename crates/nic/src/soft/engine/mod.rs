@@ -53,7 +53,7 @@ use crate::soft::engine::memory_windows::Windows;
 use crate::soft::engine::overflows::Overflows;
 use crate::soft::engine::packet::put_marker;
 use crate::soft::engine::parts::{Account, CopyWaits, Markers, OverflowCursor, SameHost, Scheduler};
-use crate::soft::engine::path::{PathIndex, Paths, Sharers};
+use crate::soft::engine::path::{NetworkPaths, PathIndex, Sharers};
 use crate::soft::engine::queue_pair::{QueuePair, complete, flushed};
 use crate::soft::engine::region::Regions;
 use crate::soft::engine::snapshot::Keeper;
@@ -62,8 +62,8 @@ use crate::soft::engine::submission::Submissions;
 use crate::soft::engine::timer::Timer;
 use crate::soft::events::event::{AsyncEvent, Events};
 use crate::soft::local::routes::addressee;
+use crate::sync::spin::AdaptiveSpin;
 use crate::sync::spin::CALLER_SPIN_NS;
-use crate::sync::spin::Spin;
 use crate::sync::waker::{TIMER_SLACK_NS, Waker};
 
 /// Batches sent in one call.
@@ -90,7 +90,7 @@ const POLL_GAP_NS: Nanos = CALLER_SPIN_NS / 2;
 /// How long a polling caller has waited.
 #[derive(Debug)]
 struct CallerWait {
-    spin: Spin,
+    spin: AdaptiveSpin,
     /// Time of its last poll.
     polled_at: Nanos,
     /// When packets had last arrived or left at that time.
@@ -128,7 +128,7 @@ pub(crate) struct Core {
     pub(crate) free: VecDeque<u16>,
     pub(crate) regions: Regions,
     pub(crate) srqs: Srqs,
-    pub(crate) paths: Paths,
+    pub(crate) paths: NetworkPaths,
     pub(crate) events: Arc<Events>,
     pub(crate) tx: TxBatch,
     /// Queue pair 1.
@@ -162,7 +162,7 @@ impl Engine {
             free: VecDeque::new(),
             regions: Regions::new(number, windows),
             srqs: Srqs::default(),
-            paths: Paths::new(sharers),
+            paths: NetworkPaths::new(sharers),
             events,
             tx: TxBatch::new(link.capabilities()),
             gsi: Gsi::default(),
@@ -175,7 +175,7 @@ impl Engine {
             account: Account::default(),
             overflow: OverflowCursor { known: overflows.count(), shared: overflows },
         };
-        let caller = CallerWait { spin: Spin::adaptive(CALLER_SPIN_NS), polled_at: 0, active_at: 0 };
+        let caller = CallerWait { spin: AdaptiveSpin::adaptive(CALLER_SPIN_NS), polled_at: 0, active_at: 0 };
         Self { link, core, keeper: None, waker, caller }
     }
 

@@ -8,7 +8,7 @@ use nobounce_memory::path::Mechanism;
 use nobounce_protocol::qp::{Nak, Payload, Transmit};
 use nobounce_protocol::wire::{Header, ICRC_LEN, Marker};
 
-use crate::links::{PacketShape, PayloadSource, Receiver, TxBatch};
+use crate::links::{PacketDestination, PacketShape, PayloadSource, TxBatch};
 use crate::soft::crc::extend_crc;
 use crate::soft::engine::host::find_send;
 use crate::soft::engine::queue_pair::QueuePair;
@@ -49,8 +49,12 @@ pub(crate) fn port_hint(entry: &QueuePair) -> u16 {
 
 /// The receiver of a queue pair's next packet.
 #[inline(always)]
-pub(crate) fn receiver(entry: &QueuePair) -> Receiver<'_> {
-    Receiver { addr: entry.qp.destination(), port_hint: port_hint(entry), ring: entry.route.ring.as_ref() }
+pub(crate) fn receiver(entry: &QueuePair) -> PacketDestination<'_> {
+    PacketDestination {
+        addr: entry.qp.destination(),
+        port_hint: port_hint(entry),
+        ring: entry.route.ring.as_ref(),
+    }
 }
 
 /// Builds a packet whose bytes the CPU copies; nothing if they must be fetched instead.

@@ -29,7 +29,7 @@ const PIECE: u64 = 68 << 10;
 pub(crate) struct PathIndex(usize);
 
 #[derive(Debug)]
-struct Path {
+struct NetworkPath {
     budget: u64,
     /// The budget if all users retransmit lost packets.
     usual: u64,
@@ -45,7 +45,7 @@ struct Path {
     sharers: Option<Arc<AtomicU64>>,
 }
 
-impl Default for Path {
+impl Default for NetworkPath {
     fn default() -> Self {
         Self {
             budget: BUDGET,
@@ -82,21 +82,21 @@ impl Sharers {
     }
 }
 
-impl Path {
+impl NetworkPath {
     fn set_budget(&mut self) {
         self.budget = if self.careful > 0 { CAREFUL_BUDGET } else { self.usual };
     }
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Paths {
+pub(crate) struct NetworkPaths {
     index: HashMap<(IpAddr, u8), usize>,
-    paths: Vec<Path>,
+    paths: Vec<NetworkPath>,
     free: Vec<usize>,
     sharers: Option<Arc<Sharers>>,
 }
 
-impl Paths {
+impl NetworkPaths {
     /// The paths of an engine; `sharers` is set if the device may have further engines.
     pub(crate) fn new(sharers: Option<Arc<Sharers>>) -> Self {
         Self { sharers, ..Self::default() }
@@ -107,7 +107,7 @@ impl Paths {
     pub(crate) fn join(&mut self, remote: IpAddr, slot: u8, reliable: bool) -> PathIndex {
         let at = *self.index.entry((remote, slot)).or_insert_with(|| {
             self.free.pop().unwrap_or_else(|| {
-                self.paths.push(Path::default());
+                self.paths.push(NetworkPath::default());
                 self.paths.len() - 1
             })
         });
@@ -137,7 +137,7 @@ impl Paths {
         self.paths[at].careful -= usize::from(!reliable);
         self.paths[at].set_budget();
         if self.paths[at].users == 0 {
-            self.paths[at] = Path::default();
+            self.paths[at] = NetworkPath::default();
             self.index.retain(|to, index| {
                 let leaves = *index == at;
                 if let Some(sharers) = self.sharers.as_ref().filter(|_| leaves) {
@@ -152,7 +152,7 @@ impl Paths {
     /// Bytes that may still be sent. An idle path takes anything, except to a socket of this host,
     /// which would drop it. There one READ could request more than fits.
     pub(crate) fn room(&self, path: PathIndex) -> u64 {
-        let Path { budget, under_way, ref sharers, ends_here, .. } = self.paths[path.0];
+        let NetworkPath { budget, under_way, ref sharers, ends_here, .. } = self.paths[path.0];
         let budget = match sharers {
             None => budget,
             Some(sharers) => (budget / sharers.load(Ordering::Relaxed).max(1)).max(PIECE),
@@ -170,7 +170,7 @@ impl Paths {
     /// not wait for room until this one requests an ACK. With a divided budget, no room may be left
     /// without an ACK.)
     pub(crate) fn has_dear_answers(&self, path: PathIndex) -> bool {
-        let Path { users, ends_here, ref sharers, .. } = self.paths[path.0];
+        let NetworkPath { users, ends_here, ref sharers, .. } = self.paths[path.0];
         let is_divided = || sharers.as_ref().is_some_and(|sharers| sharers.load(Ordering::Relaxed) > 1);
         ends_here && users == 1 && !is_divided()
     }
@@ -206,9 +206,9 @@ mod tests {
 
     #[test]
     fn sockets_of_this_machine_have_the_room_that_they_have() {
-        let mut paths = Paths::default();
+        let mut paths = NetworkPaths::default();
         let to = IpAddr::from([127, 0, 0, 1]);
-        let left = |paths: &Paths, path| paths.room(path) + 1;
+        let left = |paths: &NetworkPaths, path| paths.room(path) + 1;
         let path = paths.join(to, 1, true);
         paths.charge(path, 0, 1);
         for (room, budget) in [(0, BUDGET), (425_984, BUDGET), (1 << 20, 838_860), (8 << 20, ROOMY_BUDGET)] {
@@ -233,9 +233,9 @@ mod tests {
 
     #[test]
     fn a_path_is_careful_while_it_has_unreliable_users() {
-        let mut paths = Paths::default();
+        let mut paths = NetworkPaths::default();
         let to = "127.0.0.1".parse().unwrap();
-        let room = |paths: &Paths, path| paths.room(path) + 1;
+        let room = |paths: &NetworkPaths, path| paths.room(path) + 1;
         let first = paths.join(to, 1, true);
         paths.charge(first, 0, 1);
         assert_eq!(room(&paths, first), BUDGET);
@@ -250,7 +250,7 @@ mod tests {
     #[test]
     fn engines_that_send_to_one_socket_share_its_room() {
         let sharers = Arc::<Sharers>::default();
-        let [mut one, mut other] = [(); 2].map(|()| Paths::new(Some(sharers.clone())));
+        let [mut one, mut other] = [(); 2].map(|()| NetworkPaths::new(Some(sharers.clone())));
         let to = "127.0.0.1".parse().unwrap();
         let path = one.join(to, 1, true);
         one.charge(path, 0, 1);

@@ -14,7 +14,9 @@ use nobounce_protocol::wire::Psn;
 use crate::soft::engine::memory_windows::{Accessor, Windows};
 use crate::soft::error::RegisterError;
 use crate::soft::gpu::staging::{CopyOwner, Staging};
-use crate::soft::gpu::target::{Change, GatheredMessage, GpuTarget, LoadError, PlaceError, Placed, Target};
+use crate::soft::gpu::target::{
+    AtomicChange, GatheredMessage, GpuTarget, LoadError, PlaceError, Placed, Target,
+};
 use crate::soft::limits::MAX_REGIONS;
 use crate::tally::BytePath;
 
@@ -80,14 +82,14 @@ impl Allows for Arc<Region> {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Table {
+pub(crate) struct RegionTable {
     regions: HashMap<u32, Arc<Region>>,
     retired: VecDeque<u32>,
     /// The region used last: bulk traffic uses the same one repeatedly.
     recent: Option<(u32, Arc<Region>)>,
 }
 
-impl Table {
+impl RegionTable {
     fn find(&mut self, key: u32) -> Option<&Arc<Region>> {
         if self.recent.as_ref().is_none_or(|(recent, _)| *recent != key) {
             self.recent = Some((key, self.regions.get(&key)?.clone()));
@@ -149,7 +151,7 @@ pub(crate) enum GatherError {
 pub(crate) struct Regions {
     /// The number of the engine.
     number: usize,
-    pub(crate) table: Table,
+    pub(crate) table: RegionTable,
     /// The device's memory windows. Only packets with a window's key, and bind requests, take this
     /// lock.
     windows: Arc<RwLock<Windows>>,
@@ -168,7 +170,7 @@ impl Regions {
     pub(crate) fn new(number: usize, windows: Arc<RwLock<Windows>>) -> Self {
         Self {
             number,
-            table: Table::default(),
+            table: RegionTable::default(),
             windows,
             staging: Staging::default(),
             faults: 0,
@@ -196,7 +198,7 @@ impl Regions {
     /// Allocates a key for a new region and inserts it. For the first engine alone; the others get
     /// it by [`put`](Self::put).
     pub(crate) fn insert(&mut self, region: Arc<Region>) -> Result<u32, RegisterError> {
-        let Self { table: Table { regions, retired, .. }, windows, .. } = self;
+        let Self { table: RegionTable { regions, retired, .. }, windows, .. } = self;
         if regions.len() >= MAX_REGIONS {
             return Err(RegisterError::TooMany);
         }
@@ -224,7 +226,7 @@ impl Regions {
     /// Removes the region behind the key. The caller [unbinds](Windows::leave_region) its memory
     /// windows when all engines have removed it.
     pub(crate) fn remove(&mut self, key: u32) -> Option<Arc<Region>> {
-        let Table { regions, retired, recent } = &mut self.table;
+        let RegionTable { regions, retired, recent } = &mut self.table;
         *recent = None;
         let region = regions.remove(&key)?;
         if retired.len() == RETIRED_KEYS {
@@ -349,7 +351,7 @@ impl Regions {
         (pd, owner): (u32, CopyOwner),
         key: u32,
         addr: u64,
-        change: (Change, Psn),
+        change: (AtomicChange, Psn),
     ) -> Result<(u64, Placed), Nak> {
         let accessor = Accessor { pd, qp: owner.qp }.of_engine(self.number);
         let Self { table, windows, staging, faults, refused, .. } = self;

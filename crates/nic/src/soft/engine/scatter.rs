@@ -24,7 +24,7 @@ pub(crate) struct Piece {
 
 /// The bytes of a posted request.
 #[derive(Debug)]
-pub(crate) enum Bytes {
+pub(crate) enum RequestBytes {
     One(Sge),
     Few([Sge; FEW], u8),
     Many(Box<[Sge]>),
@@ -38,7 +38,7 @@ pub(crate) enum Bytes {
 const FEW: usize = 4;
 const SHORT: usize = 64;
 
-impl Bytes {
+impl RequestBytes {
     #[inline]
     pub(crate) fn of(list: &[Sge]) -> Self {
         match *list {

@@ -112,11 +112,11 @@ pub(crate) struct Keeper {
     due: Nanos,
     /// For further engines: the packet count at their last update.
     packets: u64,
-    kept: Arc<Mutex<Kept>>,
+    kept: Arc<Mutex<SharedSnapshots>>,
 }
 
 #[derive(Debug)]
-struct Kept {
+struct SharedSnapshots {
     file: Snapshots,
     /// By the number of the engine.
     others: HashMap<usize, Totals>,
@@ -126,7 +126,7 @@ impl Keeper {
     /// The keeper of the first engine.
     pub(crate) fn new(file: Snapshots) -> Self {
         let due = file.due();
-        let kept = Kept { file, others: HashMap::new() };
+        let kept = SharedSnapshots { file, others: HashMap::new() };
         Self { number: 0, due, packets: 0, kept: Arc::new(Mutex::new(kept)) }
     }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use nobounce_protocol::qp::Receive;
 
 use crate::soft::engine::host::PostedReceive;
-use crate::soft::engine::scatter::Bytes;
+use crate::soft::engine::scatter::RequestBytes;
 use crate::soft::engine::submission::WorkQueueSpace;
 use crate::soft::events::event::{AsyncEvent, Events};
 use crate::soft::limits::{CreateError, DeviceLimits};
@@ -17,7 +17,7 @@ impl PostedReceive {
     pub(crate) fn of(request: &RecvRequest<'_>) -> Self {
         let capacity = request.sges.iter().map(|sge| u64::from(sge.len)).sum();
         let receive = Receive { wr_id: request.wr_id, capacity };
-        Self { receive, bytes: Bytes::of(request.sges) }
+        Self { receive, bytes: RequestBytes::of(request.sges) }
     }
 }
 

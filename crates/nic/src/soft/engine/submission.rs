@@ -14,7 +14,7 @@ use nobounce_protocol::wire::{Qpn, Service};
 use crate::soft::engine::Core;
 use crate::soft::engine::host::{PostedReceive, PostedSend};
 use crate::soft::engine::queue_pair::QueuePair;
-use crate::soft::engine::scatter::Bytes;
+use crate::soft::engine::scatter::RequestBytes;
 use crate::soft::engine::srqs::SrqIndex;
 use crate::sync::ring::Ring;
 
@@ -25,7 +25,7 @@ const PLACES: usize = 512;
 /// A posted request.
 #[derive(Debug)]
 pub(crate) enum Submission {
-    Send { qpn: Qpn, send: ProtocolSend, bytes: Bytes, to: Option<Datagram> },
+    Send { qpn: Qpn, send: ProtocolSend, bytes: RequestBytes, to: Option<Datagram> },
     Receive { qpn: Qpn, receive: PostedReceive },
     SharedReceive { srq: SrqIndex, receive: PostedReceive },
 }
@@ -111,7 +111,14 @@ impl Core {
         }
     }
 
-    fn admit_send(&mut self, now: Nanos, qpn: Qpn, send: ProtocolSend, bytes: Bytes, to: Option<Datagram>) {
+    fn admit_send(
+        &mut self,
+        now: Nanos,
+        qpn: Qpn,
+        send: ProtocolSend,
+        bytes: RequestBytes,
+        to: Option<Datagram>,
+    ) {
         let Some(entry) = self.entry(qpn) else { return };
         entry.posted.work_queues.sends.admit();
         // The request was valid when posted, and has a place. A queue pair that was reset since
@@ -162,7 +169,7 @@ impl QueuePair {
     pub(crate) fn admit_send(
         &mut self,
         send: ProtocolSend,
-        bytes: Bytes,
+        bytes: RequestBytes,
         to: Option<Datagram>,
     ) -> Result<(), PostError> {
         // A fence orders it after earlier READs, which may write the bytes that it sends.

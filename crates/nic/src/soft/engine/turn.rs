@@ -167,7 +167,7 @@ impl Core {
 }
 
 /// A packet whose payload could not be gathered.
-struct Fault {
+struct GatherFault {
     transmit: Transmit,
     nak: Nak,
 }
@@ -197,7 +197,7 @@ struct Sending<'a> {
 impl Sending<'_> {
     /// Builds packets until the turn, the batch or the work ends.
     #[inline]
-    fn run(&mut self) -> Result<Turn, Box<Fault>> {
+    fn run(&mut self) -> Result<Turn, Box<GatherFault>> {
         while self.entry.schedule.turn_left > 0 {
             if self.is_batch_full() {
                 return Ok(Turn::BatchFull);
@@ -222,7 +222,7 @@ impl Sending<'_> {
                     }
                     self.response_waits = true;
                 }
-                Err(nak) => return Err(Box::new(Fault { transmit, nak })),
+                Err(nak) => return Err(Box::new(GatherFault { transmit, nak })),
             }
         }
         Ok(Turn::More)
@@ -272,7 +272,7 @@ impl Sending<'_> {
     /// A packet is in the batch: counts it, and builds those of its message that differ only in
     /// number and payload.
     #[inline]
-    fn note_built(&mut self, mut transmit: Transmit, path: BytePath) -> Result<(), Box<Fault>> {
+    fn note_built(&mut self, mut transmit: Transmit, path: BytePath) -> Result<(), Box<GatherFault>> {
         self.flush = true;
         let entry = &mut *self.entry;
         if self.unreliable {
@@ -297,7 +297,7 @@ impl Sending<'_> {
             self.entry.schedule.turn_left -= repeats;
             let first = transmit.header.psn.next();
             if let Err(nak) = build_repeats(self.entry, self.tx, self.regions, &mut transmit, repeats) {
-                return Err(Box::new(Fault { transmit, nak }));
+                return Err(Box::new(GatherFault { transmit, nak }));
             }
             let new = self.entry.sent.note_repeats(&transmit.header, first, repeats);
             self.entry.tally.outbound.count(path, new * len, false);

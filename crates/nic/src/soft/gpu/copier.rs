@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use nobounce_memory::gpu::copy_engine::{Copy, CopyEngine, CopyError, PinnedChunk, Rows};
+use nobounce_memory::gpu::copy_engine::{CopyEngine, CopyError, PendingCopy, PinnedChunk, Rows};
 use nobounce_memory::gpu::{Gpu, GpuMemory};
 use nobounce_memory::signals::BlockedSignals;
 
@@ -47,7 +47,7 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The purpose of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Work {
+pub(crate) enum CopyWork {
     /// Bytes to send, into these rows of a fetch chunk.
     Fetch(Rows),
     /// Received bytes, from the start of a place chunk.
@@ -59,7 +59,7 @@ pub(crate) enum Work {
 /// A copy job.
 #[derive(Debug)]
 pub(crate) struct Job {
-    pub(crate) work: Work,
+    pub(crate) work: CopyWork,
     pub(crate) memory: Arc<GpuMemory>,
     pub(crate) offset: usize,
     pub(crate) len: usize,
@@ -68,7 +68,7 @@ pub(crate) struct Job {
 
 /// A submitted copy. Dropping it does not stop the copy.
 #[derive(Debug)]
-pub(crate) struct Copying(Arc<Answer>);
+pub(crate) struct Copying(Arc<CopyReply>);
 
 impl Copying {
     /// The chunk, once the copy is over. Can be taken once.
@@ -81,12 +81,12 @@ impl Copying {
 }
 
 #[derive(Debug, Default)]
-struct Answer {
+struct CopyReply {
     is_there: AtomicBool,
     chunk: Mutex<Option<Result<PinnedChunk, CopyError>>>,
 }
 
-impl Answer {
+impl CopyReply {
     fn give(&self, chunk: Result<PinnedChunk, CopyError>) {
         *lock(&self.chunk) = Some(chunk);
         self.is_there.store(true, Ordering::Release);
@@ -124,7 +124,7 @@ struct JobQueue {
 
 #[derive(Debug, Default)]
 struct Waiting {
-    jobs: VecDeque<(Job, Arc<Answer>)>,
+    jobs: VecDeque<(Job, Arc<CopyReply>)>,
     /// The memories of all jobs that are not over: one entry per job.
     memories: Vec<usize>,
     sleeps: bool,
@@ -171,9 +171,9 @@ impl Copier {
 
     /// Submits a copy. Copies of one kind are made in the order of submission.
     pub(crate) fn start(&self, job: Job) -> Copying {
-        let answer = Arc::<Answer>::default();
+        let answer = Arc::<CopyReply>::default();
         let queue = &self.queue.queue;
-        if matches!(job.work, Work::Fetch(_)) {
+        if matches!(job.work, CopyWork::Fetch(_)) {
             queue.fetches.fetch_add(1, Ordering::Relaxed);
         }
         let mut waiting = lock(&queue.waiting);
@@ -263,9 +263,9 @@ impl Copies {
 /// A started copy.
 #[derive(Debug)]
 struct UnderWay {
-    copy: Copy,
+    copy: PendingCopy,
     memory: Arc<GpuMemory>,
-    answer: Arc<Answer>,
+    answer: Arc<CopyReply>,
     is_fetch: bool,
 }
 
@@ -278,7 +278,7 @@ struct Worker {
     /// started.
     under_way: [VecDeque<UnderWay>; 3],
     /// Copies in an unknown state: the GPU keeps their chunks until they are known to be over.
-    lost: Vec<Copy>,
+    lost: Vec<PendingCopy>,
     spins: bool,
 }
 
@@ -317,9 +317,9 @@ impl Worker {
         for (Job { work, memory, offset, len, chunk }, answer) in jobs {
             let Engines { fetch, place } = &*self.engines;
             let (lane, started) = self.queue.inside.of(|| match work {
-                Work::Fetch(rows) => (0, fetch.start_read_rows(&memory, offset, len, rows, chunk)),
-                Work::Place => (1, place.start_write(&memory, offset, chunk, len)),
-                Work::Look => (2, place.start_read(&memory, offset, len, chunk)),
+                CopyWork::Fetch(rows) => (0, fetch.start_read_rows(&memory, offset, len, rows, chunk)),
+                CopyWork::Place => (1, place.start_write(&memory, offset, chunk, len)),
+                CopyWork::Look => (2, place.start_read(&memory, offset, len, chunk)),
             });
             let is_fetch = lane == 0;
             match started {
@@ -369,7 +369,7 @@ impl Worker {
 
     fn give(
         &self,
-        answer: &Answer,
+        answer: &CopyReply,
         memory: &Arc<GpuMemory>,
         is_fetch: bool,
         chunk: Result<PinnedChunk, CopyError>,

@@ -33,7 +33,7 @@ impl ContextKey {
 
 /// A copier and its context.
 #[derive(Clone, Debug)]
-pub(crate) struct Known {
+pub(crate) struct ContextCopier {
     pub(crate) gpu: Arc<Gpu>,
     pub(crate) context: ContextKey,
     pub(crate) copier: Arc<Copier>,
@@ -42,7 +42,7 @@ pub(crate) struct Known {
 /// All copiers, by index; `None` if the context was destroyed. (A region of it may still be
 /// registered, and hold the index.)
 #[derive(Debug, Default)]
-pub(crate) struct Copiers(Vec<Option<Known>>);
+pub(crate) struct Copiers(Vec<Option<ContextCopier>>);
 
 impl Copiers {
     /// The copier for this context, if it exists.
@@ -55,7 +55,7 @@ impl Copiers {
 
     /// Adds a copier, or the empty place of an expired one: each engine of a device in the same
     /// order.
-    pub(crate) fn adopt(&mut self, known: Option<Known>) -> CopierIndex {
+    pub(crate) fn adopt(&mut self, known: Option<ContextCopier>) -> CopierIndex {
         self.0.push(known);
         CopierIndex(self.0.len() - 1)
     }
@@ -66,7 +66,7 @@ impl Copiers {
     }
 
     /// All copiers, and the places of expired ones.
-    pub(crate) fn all(&self) -> Vec<(CopierIndex, Option<Known>)> {
+    pub(crate) fn all(&self) -> Vec<(CopierIndex, Option<ContextCopier>)> {
         self.0.iter().cloned().enumerate().map(|(at, known)| (CopierIndex(at), known)).collect()
     }
 

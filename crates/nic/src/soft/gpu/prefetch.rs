@@ -14,7 +14,7 @@ use nobounce_memory::gpu::copy_engine::{CopyError, PinnedChunk, Rows};
 use nobounce_protocol::wire::{BTH_LEN, ICRC_LEN};
 
 use crate::links::now_ns;
-use crate::soft::gpu::copier::{CHUNK, Copier, Copying, Job, Work};
+use crate::soft::gpu::copier::{CHUNK, Copier, CopyWork, Copying, Job};
 use crate::soft::gpu::standstill::Standstill;
 
 /// A copy that takes longer than this is blocked: microseconds are usual, milliseconds on a busy
@@ -102,7 +102,7 @@ pub(crate) enum Fetched {
 }
 
 #[derive(Debug)]
-enum State {
+enum FetchState {
     /// With its start time.
     UnderWay(Copying, u64),
     Here(PinnedChunk),
@@ -114,7 +114,7 @@ struct Fetch {
     at: u64,
     len: usize,
     rows: Rows,
-    state: Option<State>,
+    state: Option<FetchState>,
 }
 
 impl Fetch {
@@ -125,7 +125,7 @@ impl Fetch {
     /// How long it has been in flight.
     fn age(&self) -> u64 {
         match self.state {
-            Some(State::UnderWay(_, since)) => now_ns().saturating_sub(since),
+            Some(FetchState::UnderWay(_, since)) => now_ns().saturating_sub(since),
             _ => 0,
         }
     }
@@ -185,14 +185,14 @@ impl Prefetch {
         self.fetches
             .iter()
             .find(|fetch| fetch.holds(origin, at))
-            .filter(|fetch| matches!(fetch.state, Some(State::Here(_))))
+            .filter(|fetch| matches!(fetch.state, Some(FetchState::Here(_))))
             .map_or(0, |fetch| fetch.end() - at)
     }
 
     /// The location of the payload at `at` of that message, if it is ready.
     pub(crate) fn here(&self, origin: Origin, at: u64) -> Option<ChunkSlice> {
         let fetch = self.fetches.iter().find(|fetch| fetch.holds(origin, at))?;
-        let Some(State::Here(chunk)) = &fetch.state else { return None };
+        let Some(FetchState::Here(chunk)) = &fetch.state else { return None };
         Some(fetch.slice(chunk, at))
     }
 
@@ -269,9 +269,9 @@ impl Prefetch {
             let len = usize::try_from(end - at).unwrap_or(CHUNK).min(self.next_len);
             let offset = want.offset + usize::try_from(at - want.at).unwrap_or(0);
             let rows = want.rows;
-            let (work, memory) = (Work::Fetch(rows), want.memory.clone());
+            let (work, memory) = (CopyWork::Fetch(rows), want.memory.clone());
             let fetching = want.copier.start(Job { work, memory, offset, len, chunk });
-            let state = Some(State::UnderWay(fetching, now_ns()));
+            let state = Some(FetchState::UnderWay(fetching, now_ns()));
             self.fetches.push_back(Fetch { origin: want.origin, at, len, rows, state });
             self.next_len = (self.next_len * GROWTH).min(CHUNK);
             at += len as u64;
@@ -280,15 +280,15 @@ impl Prefetch {
 }
 
 /// The chunk of a fetch, if it is over.
-fn settle(state: &mut Option<State>) -> Result<Option<PinnedChunk>, CopyError> {
-    if let Some(State::UnderWay(fetching, _)) = state {
+fn settle(state: &mut Option<FetchState>) -> Result<Option<PinnedChunk>, CopyError> {
+    if let Some(FetchState::UnderWay(fetching, _)) = state {
         match fetching.take() {
-            Some(chunk) => *state = Some(State::Here(chunk?)),
+            Some(chunk) => *state = Some(FetchState::Here(chunk?)),
             None => return Ok(None),
         }
     }
     Ok(match state {
-        Some(State::Here(chunk)) => Some(chunk.clone()),
+        Some(FetchState::Here(chunk)) => Some(chunk.clone()),
         _ => None,
     })
 }

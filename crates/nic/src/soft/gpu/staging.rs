@@ -17,11 +17,11 @@ use nobounce_memory::gpu::GpuMemory;
 use nobounce_memory::gpu::copy_engine::{CopyError, PinnedChunk};
 use nobounce_protocol::wire::Psn;
 
-use crate::soft::gpu::copier::{CHUNK, Copier, Job, Work};
+use crate::soft::gpu::copier::{CHUNK, Copier, CopyWork, Job};
 use crate::soft::gpu::copiers::{CopierIndex, Copiers};
 use crate::soft::gpu::standstill::Standstill;
 use crate::soft::gpu::step::{Changing, LateChange, LateCopy, LateStore, Step, What};
-use crate::soft::gpu::target::{Change, Target};
+use crate::soft::gpu::target::{AtomicChange, Target};
 
 /// How long to wait for a copy when no chunk is free, before bytes go to the heap: most end sooner.
 const SPIN: Duration = Duration::from_micros(50);
@@ -201,7 +201,7 @@ impl Staging {
         owner: CopyOwner,
         target: &Target,
         offset: usize,
-        (change, psn): (Change, Psn),
+        (change, psn): (AtomicChange, Psn),
     ) -> Result<u64, StagingError> {
         self.flush();
         let copier = match target {
@@ -222,7 +222,7 @@ impl Staging {
         };
         let what = match room {
             ChunkSpace::Pinned(chunk) => {
-                let job = Job { work: Work::Place, memory, offset, len: filled, chunk };
+                let job = Job { work: CopyWork::Place, memory, offset, len: filled, chunk };
                 What::Copy(copier.start(job), copier)
             }
             ChunkSpace::Heap(bytes) => {
@@ -371,7 +371,7 @@ impl Staging {
                 if let Some(room) = chunk.get_mut() {
                     room[..len].copy_from_slice(&copy.bytes);
                 }
-                let job = Job { work: Work::Place, memory, offset, len, chunk };
+                let job = Job { work: CopyWork::Place, memory, offset, len, chunk };
                 let started = What::Copy(copier.start(job), copier);
                 self.steps[at].since = Instant::now();
                 let late = std::mem::replace(&mut self.steps[at].what, started);

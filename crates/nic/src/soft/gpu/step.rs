@@ -9,10 +9,10 @@ use nobounce_memory::gpu::GpuMemory;
 use nobounce_memory::gpu::copy_engine::CopyError;
 use nobounce_protocol::wire::Psn;
 
-use crate::soft::gpu::copier::{Copier, Copying, Job, Work};
+use crate::soft::gpu::copier::{Copier, CopyWork, Copying, Job};
 use crate::soft::gpu::staging::StepError;
 use crate::soft::gpu::standstill::Standstill;
-use crate::soft::gpu::target::{Change, Target};
+use crate::soft::gpu::target::{AtomicChange, Target};
 
 /// Stores of one message are joined up to this many bytes.
 const MOST_JOINED: usize = 256 << 10;
@@ -119,7 +119,7 @@ pub(crate) struct LateChange {
     /// The copier of the word, for GPU memory.
     pub(crate) copier: Option<Arc<Copier>>,
     pub(crate) offset: usize,
-    pub(crate) change: Change,
+    pub(crate) change: AtomicChange,
     /// The request's PSN, which identifies its response.
     pub(crate) psn: Psn,
     pub(crate) state: Changing,
@@ -173,7 +173,7 @@ impl LateChange {
             match &mut self.state {
                 Changing::Waits => {
                     let (alone, chunk) = (Alone::take()?, copier.take_place_chunk()?);
-                    self.state = Changing::Looks(alone, copy(Work::Look, chunk));
+                    self.state = Changing::Looks(alone, copy(CopyWork::Look, chunk));
                 }
                 Changing::Looks(_, copying) => {
                     let mut chunk = match copying.take()? {
@@ -187,7 +187,7 @@ impl LateChange {
                     };
                     let Some(new) = self.change.of(before) else { return Some(Ok((self.psn, before))) };
                     room[..8].copy_from_slice(&new.to_ne_bytes());
-                    let copying = copy(Work::Place, chunk);
+                    let copying = copy(CopyWork::Place, chunk);
                     let Changing::Looks(alone, _) = std::mem::replace(&mut self.state, Changing::Waits)
                     else {
                         return None;

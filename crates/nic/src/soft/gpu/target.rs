@@ -252,7 +252,7 @@ impl Target {
         staging: &mut Staging,
         owner: CopyOwner,
         offset: usize,
-        (change, psn): (Change, Psn),
+        (change, psn): (AtomicChange, Psn),
     ) -> Result<(u64, Placed), PlaceError> {
         if self.changes_at_once() && staging.is_settled(owner) && !staging.is_changing() {
             let changed = self.change_now(offset, change);
@@ -277,15 +277,19 @@ impl Target {
     }
 
     /// Executes an atomic without a copy engine; returns the original value.
-    pub(crate) fn change_now(&self, offset: usize, change: Change) -> Result<(u64, Mechanism), AccessError> {
+    pub(crate) fn change_now(
+        &self,
+        offset: usize,
+        change: AtomicChange,
+    ) -> Result<(u64, Mechanism), AccessError> {
         let (changed, by) = match (self, change) {
-            (Self::Host(window), Change::Add(add)) => (window.fetch_add(offset, add), Mechanism::Cpu),
-            (Self::Host(window), Change::Swap { compare, swap }) => {
+            (Self::Host(window), AtomicChange::Add(add)) => (window.fetch_add(offset, add), Mechanism::Cpu),
+            (Self::Host(window), AtomicChange::Swap { compare, swap }) => {
                 (window.compare_swap(offset, compare, swap), Mechanism::Cpu)
             }
             (Self::Gpu(gpu), _) => match (gpu.window(), change) {
-                (Some(window), Change::Add(add)) => (window.fetch_add(offset, add), Mechanism::Window),
-                (Some(window), Change::Swap { compare, swap }) => {
+                (Some(window), AtomicChange::Add(add)) => (window.fetch_add(offset, add), Mechanism::Window),
+                (Some(window), AtomicChange::Swap { compare, swap }) => {
                     (window.compare_swap(offset, compare, swap), Mechanism::Window)
                 }
                 (None, _) => (Ok(0), Mechanism::Window), // `changes_at_once` was checked
@@ -313,12 +317,12 @@ impl Target {
 
 /// An atomic operation.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Change {
+pub(crate) enum AtomicChange {
     Add(u64),
     Swap { compare: u64, swap: u64 },
 }
 
-impl Change {
+impl AtomicChange {
     /// The new value, if it changes.
     pub(crate) fn of(self, old: u64) -> Option<u64> {
         match self {

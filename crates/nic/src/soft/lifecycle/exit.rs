@@ -55,16 +55,16 @@ impl Ending {
 
 /// A device that is, or was, open. Nodes are never freed: a forked child, or an exit at any point,
 /// must be able to walk the list without a lock.
-struct Opened {
+struct OpenedDevice {
     ending: Weak<Ending>,
     next: AtomicPtr<Self>,
 }
 
-static OPENED: AtomicPtr<Opened> = AtomicPtr::new(std::ptr::null_mut());
+static OPENED: AtomicPtr<OpenedDevice> = AtomicPtr::new(std::ptr::null_mut());
 
 fn remember(ending: &Arc<Ending>) {
     let node: &'static _ =
-        Box::leak(Box::new(Opened { ending: Arc::downgrade(ending), next: AtomicPtr::default() }));
+        Box::leak(Box::new(OpenedDevice { ending: Arc::downgrade(ending), next: AtomicPtr::default() }));
     let mut head = OPENED.load(Ordering::Acquire);
     loop {
         node.next.store(head, Ordering::Relaxed);

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use crate::soft::engine::cq_state::CqInner;
 use crate::soft::events::channel::Channel;
 use crate::soft::events::event::AsyncEvent;
-use crate::soft::limits::{CreateError, DeviceLimits, Taken, check};
+use crate::soft::limits::{CountGuard, CreateError, DeviceLimits, check};
 use crate::soft::objects::device::Shared;
 use crate::soft::progress::mode::Mode;
-use crate::soft::progress::set::Users;
+use crate::soft::progress::set::CqUsers;
 use crate::work::WorkCompletion;
 
 /// Why a completion queue cannot be polled.
@@ -61,8 +61,8 @@ pub struct Cq {
     shared: Arc<Shared>,
     pub(crate) inner: Arc<CqInner>,
     /// The engines whose queue pairs use it.
-    pub(crate) users: Arc<Users>,
-    _taken: Taken,
+    pub(crate) users: Arc<CqUsers>,
+    _taken: CountGuard,
 }
 
 impl Cq {

@@ -22,7 +22,7 @@ use crate::soft::events::channel::Channel;
 use crate::soft::events::event::{AsyncEvent, Events};
 use crate::soft::lifecycle::exit::Ending;
 use crate::soft::lifecycle::report::Report;
-use crate::soft::limits::{Count, CreateError, DeviceLimits, Taken};
+use crate::soft::limits::{Count, CountGuard, CreateError, DeviceLimits};
 use crate::soft::objects::cq::Cq;
 use crate::soft::objects::qp::{Qp, QpInit};
 use crate::soft::objects::srq::{CreateSrqError, Srq, SrqLimits};
@@ -36,7 +36,7 @@ use crate::work::QpLimits;
 pub(crate) struct Shared {
     pub(crate) engines: Arc<EngineSet>,
     pub(crate) events: Arc<Events>,
-    pub(crate) counts: Counts,
+    pub(crate) counts: ObjectCounts,
     windows: Arc<RwLock<Windows>>,
     ending: Arc<Ending>,
     next_id: AtomicU32,
@@ -45,7 +45,7 @@ pub(crate) struct Shared {
 
 /// Counts of objects that have no table across all engines.
 #[derive(Debug, Default)]
-pub(crate) struct Counts {
+pub(crate) struct ObjectCounts {
     pub(crate) pds: Count,
     pub(crate) cqs: Count,
     pub(crate) qps: Count,
@@ -137,7 +137,7 @@ impl Device {
         let keeper = report.as_ref().and_then(Report::snapshots).map(Keeper::new);
         let engines = Arc::new(EngineSet::new(link, (maker, engines), mode, joint, keeper)?);
         let ending = Ending::new(engines.clone(), report);
-        let (counts, next_id) = (Counts::default(), AtomicU32::new(1));
+        let (counts, next_id) = (ObjectCounts::default(), AtomicU32::new(1));
         let shared =
             Arc::new(Shared { engines, events, counts, windows, ending, next_id, is_ipv4: local.is_ipv4() });
         Ok(Self { shared, local, max_mtu })
@@ -284,7 +284,7 @@ struct PdHandle {
 /// Held by the domain and by every object created in it.
 #[derive(Debug)]
 pub(crate) struct PdUse {
-    _taken: Taken,
+    _taken: CountGuard,
 }
 
 impl Pd {

@@ -15,18 +15,18 @@ use crate::links::now_ns;
 use crate::soft::engine::host::PostedReceive;
 use crate::soft::engine::queue_pair::QueuePair;
 use crate::soft::engine::release::RELEASE_TIMEOUT;
-use crate::soft::engine::scatter::Bytes;
+use crate::soft::engine::scatter::RequestBytes;
 use crate::soft::engine::submission::{Submission, WorkQueues};
 use crate::soft::engine::{Answers, Engine};
 use crate::soft::error::CreateQpError;
 use crate::soft::limits::MAX_QPS;
-use crate::soft::limits::{DeviceLimits, Taken};
+use crate::soft::limits::{CountGuard, DeviceLimits};
 use crate::soft::objects::cq::Cq;
 use crate::soft::objects::device::{Pd, PdUse, Shared};
 use crate::soft::objects::srq::Srq;
 use crate::soft::progress::handle::Resident;
 use crate::soft::progress::mode::Mode;
-use crate::soft::progress::set::Use;
+use crate::soft::progress::set::CqUse;
 use crate::work::{QpLimits, RecvRequest, SendRequest};
 
 /// Why a queue pair could not be modified.
@@ -67,10 +67,10 @@ pub struct Qp {
     limits: QpLimits,
     shares: bool,
     work_queues: Arc<WorkQueues>,
-    _taken: Taken,
+    _taken: CountGuard,
     _pd: Arc<PdUse>,
     /// Its use of its completion queues.
-    _uses: [Use; 2],
+    _uses: [CqUse; 2],
 }
 
 impl Qp {
@@ -345,7 +345,7 @@ impl Qp {
         send: ProtocolSend,
         request: &SendRequest<'_>,
     ) -> Result<(), PostError> {
-        let bytes = Bytes::of_request(request.inline, request.sges);
+        let bytes = RequestBytes::of_request(request.inline, request.sges);
         let posted = entry.admit_send(send, bytes, request.to);
         match posted {
             Ok(()) => self.work_queues.sends.admit(),
@@ -425,7 +425,7 @@ impl Submitter<'_> {
             if !qp.work_queues.sends.take(1, depth) {
                 return Err(PostError::QueueFull(depth));
             }
-            let bytes = Bytes::of_request(request.inline, request.sges);
+            let bytes = RequestBytes::of_request(request.inline, request.sges);
             if qp.handle.submit(Submission::Send { qpn: qp.qpn, send, bytes, to: request.to }).is_ok() {
                 return Ok(());
             }

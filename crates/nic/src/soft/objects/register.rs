@@ -12,7 +12,7 @@ use crate::soft::engine::Core;
 use crate::soft::engine::region::{Region, Regions};
 use crate::soft::error::RegisterError;
 use crate::soft::gpu::copier::{Copier, Copies};
-use crate::soft::gpu::copiers::{ContextKey, CopierIndex, Known};
+use crate::soft::gpu::copiers::{ContextCopier, ContextKey, CopierIndex};
 use crate::soft::gpu::target::{GpuTarget, Target};
 use crate::soft::limits::DeviceLimits;
 use crate::soft::objects::device::{Pd, Shared};
@@ -53,7 +53,7 @@ impl Pd {
     pub unsafe fn register(&self, addr: *mut u8, len: usize, access: Access) -> Result<Mr, RegisterError> {
         check_rights(access)?;
         // SAFETY: the caller guarantees the requirements of `register`.
-        self.insert(unsafe { Memory::host(addr, len, access) }?, addr.addr() as u64, access)
+        self.insert(unsafe { PreparedMemory::host(addr, len, access) }?, addr.addr() as u64, access)
     }
 
     /// As [`register`](Self::register), but requests address the first byte as `iova`, and the
@@ -79,7 +79,7 @@ impl Pd {
         }
         check_rights(access)?;
         // SAFETY: the caller guarantees the requirements of `register_at`.
-        self.insert(unsafe { Memory::host(addr, len, access) }?, iova, access)
+        self.insert(unsafe { PreparedMemory::host(addr, len, access) }?, iova, access)
     }
 
     /// Registers `len` bytes of memory that CUDA knows, at its CUDA address.
@@ -102,11 +102,11 @@ impl Pd {
         options: &GpuOptions,
     ) -> Result<Mr, RegisterError> {
         check_rights(access)?;
-        self.insert(Memory::gpu(&self.device.shared, addr, len, options)?, addr, access)
+        self.insert(PreparedMemory::gpu(&self.device.shared, addr, len, options)?, addr, access)
     }
 
-    fn insert(&self, memory: Memory, addr: u64, access: Access) -> Result<Mr, RegisterError> {
-        let Memory { target, paths, gpu } = memory;
+    fn insert(&self, memory: PreparedMemory, addr: u64, access: Access) -> Result<Mr, RegisterError> {
+        let PreparedMemory { target, paths, gpu } = memory;
         let len = target.len();
         let region = Arc::new(Region::new(target, addr, access, self.id));
         let shared = self.device.shared.clone();
@@ -151,17 +151,17 @@ impl Mr {
                     probe::check_range(window.base_addr(), window.len() as u64, writes)?;
                 }
                 let (target, paths) = (old.target.clone(), self.paths.clone());
-                (Memory { target, paths, gpu: self.gpu.clone() }, self.addr)
+                (PreparedMemory { target, paths, gpu: self.gpu.clone() }, self.addr)
             }
             Some(NewMemory::Host { addr, len }) => {
                 // SAFETY: the caller guarantees the requirements of `rereg`.
-                (unsafe { Memory::host(addr, len, access) }?, addr.addr() as u64)
+                (unsafe { PreparedMemory::host(addr, len, access) }?, addr.addr() as u64)
             }
             Some(NewMemory::Gpu { addr, len, options }) => {
-                (Memory::gpu(&self.shared, addr, len, options)?, addr)
+                (PreparedMemory::gpu(&self.shared, addr, len, options)?, addr)
             }
         };
-        let Memory { target, paths, gpu } = memory;
+        let PreparedMemory { target, paths, gpu } = memory;
         (self.addr, self.len, self.paths, self.gpu) = (addr, target.len(), paths, gpu);
         let region = Region::new(target, addr, access, change.pd.map_or(old.pd, |pd| pd.id));
         drop(old);
@@ -230,13 +230,13 @@ fn settle_copies(core: &mut Core, region: Option<&Region>) -> Option<Copies> {
 }
 
 /// Memory that was checked and prepared for a region.
-struct Memory {
+struct PreparedMemory {
     target: Target,
     paths: Paths,
     gpu: Option<Arc<GpuMemory>>,
 }
 
-impl Memory {
+impl PreparedMemory {
     /// # Safety
     /// As for [`Pd::register`].
     unsafe fn host(addr: *mut u8, len: usize, access: Access) -> Result<Self, RegisterError> {
@@ -283,12 +283,12 @@ fn copier_of(shared: &Shared, memory: &GpuMemory) -> Result<CopierIndex, Registe
     let all = copiers.all();
     drop(first);
     // CUDA calls are made without an engine's lock.
-    let is_gone = |known: &Option<Known>| known.as_ref().is_some_and(|known| known.copier.is_gone());
+    let is_gone = |known: &Option<ContextCopier>| known.as_ref().is_some_and(|known| known.copier.is_gone());
     let gone: Vec<_> = all.into_iter().filter(|(_, known)| is_gone(known)).map(|(index, _)| index).collect();
     let mut made = Vec::new();
     for handle in shared.engines.iter() {
         let copier = Copier::new(memory.gpu(), context, &handle.waker)?;
-        made.push((handle, Known { gpu: memory.gpu().clone(), context, copier }));
+        made.push((handle, ContextCopier { gpu: memory.gpu().clone(), context, copier }));
     }
     let mut index = None;
     for (handle, known) in made {

@@ -11,7 +11,7 @@ use crate::soft::engine::host::PostedReceive;
 use crate::soft::engine::srqs::{SrqIndex, SrqState};
 use crate::soft::engine::submission::{Submission, WorkQueueSpace};
 use crate::soft::events::event::{AsyncEvent, Events};
-use crate::soft::limits::{CreateError, DeviceLimits, Taken, check};
+use crate::soft::limits::{CountGuard, CreateError, DeviceLimits, check};
 use crate::soft::objects::device::{Pd, PdUse, Shared};
 use crate::soft::progress::handle::{EngineHandle, Resident};
 use crate::work::RecvRequest;
@@ -47,7 +47,7 @@ pub struct Srq {
     shared: Arc<Shared>,
     /// Its engine, which is also that of its queue pairs.
     handle: Resident,
-    _taken: Taken,
+    _taken: CountGuard,
     pub(crate) index: SrqIndex,
     id: u32,
     limits: SrqLimits,

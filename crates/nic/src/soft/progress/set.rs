@@ -27,7 +27,7 @@ use crate::soft::engine::{Engine, Joint};
 use crate::soft::error::CreateQpError;
 use crate::soft::error::OpenError;
 use crate::soft::gpu::copier::Copier;
-use crate::soft::gpu::copiers::Known;
+use crate::soft::gpu::copiers::ContextCopier;
 
 /// Creates the links of a device: each like the first.
 #[derive(Debug)]
@@ -172,12 +172,13 @@ impl EngineSet {
             first.core.regions.staging.copiers.all()
         };
         for (_, known) in contexts {
-            let known =
-                known.filter(|known| !known.copier.is_gone()).map(|Known { gpu, context, .. }| {
+            let known = known.filter(|known| !known.copier.is_gone()).map(
+                |ContextCopier { gpu, context, .. }| {
                     let copier = Copier::new(&gpu, context, &engine.waker)
                         .map_err(|e| CreateQpError::Engine(Box::new(e)))?;
-                    Ok::<_, CreateQpError>(Known { gpu, context, copier })
-                });
+                    Ok::<_, CreateQpError>(ContextCopier { gpu, context, copier })
+                },
+            );
             engine.core.regions.staging.copiers.adopt(known.transpose()?);
         }
         let handle = Arc::new(EngineHandle::new(number, self.mode, engine));
@@ -194,15 +195,15 @@ fn new_waker() -> std::io::Result<Arc<Waker>> {
 /// How many queue pairs of each engine use a completion queue: polling it drives those engines in
 /// `caller` mode.
 #[derive(Debug, Default)]
-pub(crate) struct Users {
+pub(crate) struct CqUsers {
     counts: [AtomicU32; MAX_ENGINES],
 }
 
-impl Users {
+impl CqUsers {
     /// A queue pair of this engine uses the queue.
-    pub(crate) fn join(self: &Arc<Self>, handle: &EngineHandle) -> Use {
+    pub(crate) fn join(self: &Arc<Self>, handle: &EngineHandle) -> CqUse {
         self.counts[handle.number].fetch_add(1, Ordering::Relaxed);
-        Use { users: self.clone(), engine: handle.number }
+        CqUse { users: self.clone(), engine: handle.number }
     }
 
     /// Whether no queue pair uses the queue.
@@ -218,12 +219,12 @@ impl Users {
 
 /// One queue pair's use of a completion queue.
 #[derive(Debug)]
-pub(crate) struct Use {
-    users: Arc<Users>,
+pub(crate) struct CqUse {
+    users: Arc<CqUsers>,
     engine: usize,
 }
 
-impl Drop for Use {
+impl Drop for CqUse {
     fn drop(&mut self) {
         self.users.counts[self.engine].fetch_sub(1, Ordering::Relaxed);
     }
@@ -232,7 +233,7 @@ impl Drop for Use {
 impl EngineSet {
     /// The engines that use a completion queue at this moment; all of them, if it has no queue
     /// pairs.
-    fn users(&self, users: &Users) -> impl Iterator<Item = &Arc<EngineHandle>> + Clone {
+    fn users(&self, users: &CqUsers) -> impl Iterator<Item = &Arc<EngineHandle>> + Clone {
         let all = users.is_unused();
         // Sampled once: an engine that a queue pair joins meanwhile is in all copies of the
         // iterator, or in none.
@@ -246,7 +247,7 @@ impl EngineSet {
     /// `caller` mode: a completion queue was found empty. Drives its engines. Returns until when
     /// the caller should sleep, if it has waited long enough on all of them.
     #[inline]
-    pub(crate) fn drive_polled(&self, users: &Users, is_attention: bool) -> Option<Nanos> {
+    pub(crate) fn drive_polled(&self, users: &CqUsers, is_attention: bool) -> Option<Nanos> {
         if self.more.is_empty() {
             return self.first.drive_polled(is_attention);
         }
@@ -260,7 +261,7 @@ impl EngineSet {
 
     /// `caller` mode: sleeps until a packet arrives, or until the deadline.
     #[cold]
-    pub(crate) fn sleep_polled(&self, users: &Users, until: Nanos) {
+    pub(crate) fn sleep_polled(&self, users: &CqUsers, until: Nanos) {
         let engines = self.users(users);
         engines.clone().for_each(|handle| handle.callers.fall_asleep());
         wait::for_packets(engines.clone().map(|handle| &handle.link), until.saturating_sub(now_ns()));
@@ -271,7 +272,7 @@ impl EngineSet {
     }
 
     /// `caller` mode: the application waits for an event of that queue instead of polling it.
-    pub(crate) fn expect_sleep(&self, users: &Users) {
+    pub(crate) fn expect_sleep(&self, users: &CqUsers) {
         if self.mode == Mode::Caller {
             self.users(users).for_each(|handle| handle.waker.ask_to_watch());
         }

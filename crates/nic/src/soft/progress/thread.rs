@@ -20,7 +20,7 @@ use crate::soft::progress::attention::{Attention, Callers, WINDOW_NS};
 use crate::soft::progress::lock::{EngineLock, release};
 use crate::soft::progress::mode::Mode;
 use crate::soft::progress::wait::{self, Arrivals};
-use crate::sync::spin::Spin;
+use crate::sync::spin::AdaptiveSpin;
 use crate::sync::spin::{CALLER_SPIN_NS, THREAD_SPIN_NS};
 use crate::sync::waker::{TIMER_SLACK_NS, Waker};
 
@@ -43,7 +43,7 @@ impl EngineThread {
         callers: &Arc<Callers>,
     ) -> io::Result<Self> {
         let stop = Arc::<AtomicBool>::default();
-        let driver = Driver {
+        let driver = ThreadDriver {
             engine: engine.clone(),
             link,
             waker: waker.clone(),
@@ -78,7 +78,7 @@ impl Drop for EngineThread {
     }
 }
 
-struct Driver {
+struct ThreadDriver {
     engine: Arc<EngineLock>,
     link: Arrivals,
     waker: Arc<Waker>,
@@ -93,14 +93,14 @@ struct Round {
     deadline: Option<Nanos>,
 }
 
-impl Driver {
+impl ThreadDriver {
     fn is_stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
 
     /// `thread` mode.
     fn run_alone(&self) {
-        let mut spin = Spin::fixed(THREAD_SPIN_NS);
+        let mut spin = AdaptiveSpin::fixed(THREAD_SPIN_NS);
         while !self.is_stopped() {
             let deadline = self.drive(&mut spin, || true);
             self.sleep(deadline);
@@ -110,7 +110,7 @@ impl Driver {
     /// `caller` mode.
     fn stand_in(&self) {
         let mut attention = Attention::new(now_ns(), &self.callers);
-        let mut spin = Spin::adaptive(CALLER_SPIN_NS);
+        let mut spin = AdaptiveSpin::adaptive(CALLER_SPIN_NS);
         while !self.is_stopped() {
             let now = now_ns();
             if self.waker.take_watch() {
@@ -133,7 +133,7 @@ impl Driver {
 
     /// Drives until nothing has arrived for the length of a spin, or `goes_on` is false; returns
     /// the next deadline.
-    fn drive(&self, spin: &mut Spin, goes_on: impl Fn() -> bool) -> Option<Nanos> {
+    fn drive(&self, spin: &mut AdaptiveSpin, goes_on: impl Fn() -> bool) -> Option<Nanos> {
         let mut is_first = true;
         loop {
             let Round { is_busy, deadline } = self.round(mem::take(&mut is_first));

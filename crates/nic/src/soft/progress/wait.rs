@@ -47,18 +47,18 @@ impl Arrivals {
         }
     }
 
-    fn add_to(&self, fds: &mut Descriptors) {
+    fn add_to(&self, fds: &mut PollSet) {
         self.peers.iter().chain(&self.packets).for_each(|fd| fds.add(*fd));
     }
 }
 
 /// Descriptors of at most 8 engines, and one more.
-struct Descriptors {
+struct PollSet {
     list: [libc::pollfd; Self::MOST],
     count: usize,
 }
 
-impl Descriptors {
+impl PollSet {
     /// Those of each engine's link, and a waker.
     const MOST: usize = MAX_DESCRIPTORS * MAX_ENGINES + 1;
 
@@ -96,7 +96,7 @@ impl Descriptors {
 /// Sleeps until a packet arrives on one of the links, at most `timeout`. Returns at once if one is
 /// there already.
 pub(crate) fn for_packets<'a>(links: impl Iterator<Item = &'a Arrivals> + Clone, timeout: Nanos) {
-    let mut fds = Descriptors::new();
+    let mut fds = PollSet::new();
     for (armed, link) in links.clone().enumerate() {
         if !link.arm() {
             links.take(armed).for_each(Arrivals::disarm);
@@ -111,7 +111,7 @@ pub(crate) fn for_packets<'a>(links: impl Iterator<Item = &'a Arrivals> + Clone,
 /// Sleeps until a packet arrives on the link, `wake` is readable, or the timeout ends; returns
 /// whether `wake` is readable.
 pub(crate) fn for_packets_or(wake: RawFd, link: &Arrivals, timeout: Option<Nanos>) -> bool {
-    let mut fds = Descriptors::new();
+    let mut fds = PollSet::new();
     fds.add(wake);
     if !link.arm() {
         return false;
@@ -124,7 +124,7 @@ pub(crate) fn for_packets_or(wake: RawFd, link: &Arrivals, timeout: Option<Nanos
 
 /// Sleeps until `wake` is readable or the timeout ends; returns whether it is readable.
 pub(crate) fn for_wake(wake: RawFd, timeout: Nanos) -> bool {
-    let mut fds = Descriptors::new();
+    let mut fds = PollSet::new();
     fds.add(wake);
     fds.wait(Some(timeout));
     fds.is_first_ready()

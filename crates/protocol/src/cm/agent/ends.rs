@@ -4,8 +4,8 @@ use std::net::IpAddr;
 
 use super::Agent;
 use crate::cm::agent::CmError;
-use crate::cm::communication::{CommId, Communication, State};
-use crate::cm::mad::Kind;
+use crate::cm::communication::{CommId, Communication, CommunicationState};
+use crate::cm::mad::MessageKind;
 use crate::cm::message::{Ids, emit_dreq};
 use crate::timing::{Nanos, SECOND};
 use crate::wire::Qpn;
@@ -26,17 +26,17 @@ impl Agent {
     pub fn disconnect(&mut self, now: Nanos, id: CommId) -> Result<(), CmError> {
         let transaction = self.rng.next();
         self.change(id, |this, communication| match communication.state {
-            State::Established | State::RepSent => {
+            CommunicationState::Established | CommunicationState::RepSent => {
                 this.hang_up(now, communication, transaction);
                 Ok(())
             }
-            State::DreqSent | State::TimeWait | State::Over => Ok(()),
+            CommunicationState::DreqSent | CommunicationState::TimeWait | CommunicationState::Over => Ok(()),
             _ => Err(CmError::WrongState),
         })
     }
 
     pub(super) fn hang_up(&mut self, now: Nanos, communication: &mut Communication, transaction: u64) {
-        communication.state = State::DreqSent;
+        communication.state = CommunicationState::DreqSent;
         communication.transaction = transaction;
         let mad = emit_dreq(communication.ids, communication.remote_qpn, transaction);
         communication.expect_answer(now, mad.clone());
@@ -65,10 +65,10 @@ impl Agent {
         let farewells = std::mem::take(&mut self.farewells);
         for (at, to, ids, transaction) in farewells {
             if now < at + KEEP_FAREWELL {
-                self.send(to, ids.emit(Kind::Drep, transaction));
+                self.send(to, ids.emit(MessageKind::Drep, transaction));
             }
         }
-        let unanswered = self.communications.values().filter(|c| c.state == State::DreqSent);
+        let unanswered = self.communications.values().filter(|c| c.state == CommunicationState::DreqSent);
         let again: Vec<_> = unanswered.filter_map(|c| Some((c.peer, c.said.clone()?))).collect();
         again.into_iter().for_each(|(peer, mad)| self.send(peer, mad));
         let all: Vec<_> = self.communications.values().map(Communication::id).collect();
@@ -80,7 +80,8 @@ impl Agent {
     /// The connection that is established, as far as we know, with a queue pair of `peer`.
     pub(super) fn standing_with(&self, peer: IpAddr, qpn: Qpn) -> Option<CommId> {
         let known = self.communications.get(self.queue_pairs.get(&(peer, qpn))?)?;
-        matches!(known.state, State::Established | State::RepSent).then(|| known.id())
+        matches!(known.state, CommunicationState::Established | CommunicationState::RepSent)
+            .then(|| known.id())
     }
 
     /// The peer uses its queue pair for another connection. Either ours is stale, or the new

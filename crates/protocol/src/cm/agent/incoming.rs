@@ -3,9 +3,9 @@
 use std::net::IpAddr;
 
 use super::{Agent, MAX_COMMUNICATIONS, SERVICE_TIMEOUT};
-use crate::cm::communication::{CommId, Communication, State};
+use crate::cm::communication::{CommId, Communication, CommunicationState};
 use crate::cm::event::Event;
-use crate::cm::mad::{Kind, Mad};
+use crate::cm::mad::{Mad, MessageKind};
 use crate::cm::message::{About, Ids, Message, Mra, Rej, Rep, Req, SidrReq, emit_apr};
 use crate::cm::reason;
 use crate::cm::route::refusal;
@@ -20,18 +20,18 @@ impl Agent {
             Message::SidrReq(req) => self.take_sidr_req(from, req, mad),
             Message::Rep(rep) => self.take_rep(now, from, rep, message, mad),
             Message::Rtu(ids) => self.about(from, *ids, |this, communication| {
-                if communication.state != State::RepSent {
+                if communication.state != CommunicationState::RepSent {
                     this.counters.duplicates += 1;
                     return;
                 }
-                communication.rest(State::Established);
+                communication.rest(CommunicationState::Established);
                 this.tell(communication, Event::Established { id: communication.id() });
             }),
             Message::Rej(rej) => self.take_rej(now, from, rej),
             Message::Mra(mra) => self.about(from, mra.ids, |_, communication| {
                 let waits = match mra.about {
-                    About::Req => communication.state == State::ReqSent,
-                    About::Rep => communication.state == State::RepSent,
+                    About::Req => communication.state == CommunicationState::ReqSent,
+                    About::Rep => communication.state == CommunicationState::RepSent,
                     About::Other => false,
                 };
                 if waits {
@@ -40,7 +40,7 @@ impl Agent {
             }),
             Message::Dreq { ids, .. } => self.take_dreq(now, from, *ids, message, mad),
             Message::Drep(ids) => self.about(from, *ids, |this, communication| {
-                if communication.state == State::DreqSent {
+                if communication.state == CommunicationState::DreqSent {
                     this.tell(communication, Event::Disconnected { id: communication.id(), silent: false });
                     communication.wait_out(now);
                 }
@@ -48,8 +48,8 @@ impl Agent {
             Message::SidrRep(rep) => {
                 let ids = Ids { local: 0, remote: rep.request };
                 self.about(from, ids, |this, communication| {
-                    if communication.state == State::SidrReqSent {
-                        communication.rest(State::Over);
+                    if communication.state == CommunicationState::SidrReqSent {
+                        communication.rest(CommunicationState::Over);
                         this.tell(
                             communication,
                             Event::SidrReply { id: communication.id(), rep: rep.clone() },
@@ -67,12 +67,12 @@ impl Agent {
             self.counters.duplicates += 1;
             let Some(communication) = self.communications.get(&known) else { return };
             let again = match communication.state {
-                State::ReqReceived => {
+                CommunicationState::ReqReceived => {
                     let ids = communication.ids;
                     let mra = Mra { ids, about: About::Req, service_timeout: SERVICE_TIMEOUT };
                     Some(mra.emit(communication.transaction))
                 }
-                State::RepSent | State::Over => communication.said.clone(),
+                CommunicationState::RepSent | CommunicationState::Over => communication.said.clone(),
                 _ => None,
             };
             if let Some(again) = again {
@@ -106,7 +106,7 @@ impl Agent {
             listener.pending += 1;
         }
         let ids = Ids { local, remote: req.local_id };
-        let mut new = Communication::new(from, ids, State::ReqReceived, mad.transaction());
+        let mut new = Communication::new(from, ids, CommunicationState::ReqReceived, mad.transaction());
         new.remote_qpn = req.qpn;
         new.pending = Some(req.service);
         new.local_ack_timeout = req.local_ack_timeout;
@@ -137,7 +137,7 @@ impl Agent {
         listener.pending += 1;
         let Ok(local) = self.allocate() else { return };
         let ids = Ids { local, remote: req.request };
-        let mut new = Communication::new(from, ids, State::SidrReqReceived, mad.transaction());
+        let mut new = Communication::new(from, ids, CommunicationState::SidrReqReceived, mad.transaction());
         new.pending = Some(req.service);
         self.asked.insert((from, req.request, true), local);
         self.communications.insert(local, new);
@@ -146,36 +146,36 @@ impl Agent {
 
     fn take_rep(&mut self, now: Nanos, from: IpAddr, rep: &Rep, message: &Message, mad: &Mad) {
         let known = self.communications.get(&rep.ids.remote).filter(|c| c.peer == from);
-        if known.is_none_or(|c| c.state == State::Over) {
+        if known.is_none_or(|c| c.state == CommunicationState::Over) {
             self.counters.dropped += 1;
             return refusal(message, mad).into_iter().for_each(|rej| self.send(from, rej));
         }
-        let asked = known.is_some_and(|c| c.state == State::ReqSent);
+        let asked = known.is_some_and(|c| c.state == CommunicationState::ReqSent);
         let stale = self.standing_with(from, rep.qpn).filter(|_| asked);
         self.about(from, rep.ids, |this, communication| match communication.state {
-            State::ReqSent if stale.is_some() => {
+            CommunicationState::ReqSent if stale.is_some() => {
                 let (id, reason) = (communication.id(), reason::STALE_CONNECTION);
                 communication.ids.remote = rep.ids.local;
                 this.refuse(communication, About::Rep, reason, Vec::new());
                 this.tell(communication, Event::Rejected { id, reason, private: Vec::new() });
             }
-            State::ReqSent => {
-                communication.rest(State::RepReceived);
+            CommunicationState::ReqSent => {
+                communication.rest(CommunicationState::RepReceived);
                 communication.ids.remote = rep.ids.local;
                 communication.remote_qpn = rep.qpn;
                 this.queue_pairs.insert((from, rep.qpn), communication.ids.local);
                 this.tell(communication, Event::Reply { id: communication.id(), rep: rep.clone() });
             }
-            State::RepReceived => {
+            CommunicationState::RepReceived => {
                 this.counters.duplicates += 1;
                 let ids = communication.ids;
                 let mra = Mra { ids, about: About::Rep, service_timeout: SERVICE_TIMEOUT };
                 this.send(from, mra.emit(communication.transaction));
             }
-            State::Established => {
+            CommunicationState::Established => {
                 this.counters.duplicates += 1;
                 this.counters.repeated += 1;
-                this.send(from, communication.ids.emit(Kind::Rtu, communication.transaction));
+                this.send(from, communication.ids.emit(MessageKind::Rtu, communication.transaction));
             }
             _ => this.counters.duplicates += 1,
         });
@@ -184,15 +184,17 @@ impl Agent {
 
     fn take_rej(&mut self, now: Nanos, from: IpAddr, rej: &Rej) {
         self.about(from, rej.ids, |this, communication| match communication.state {
-            State::ReqSent if communication.may_ask_again(rej.reason) => communication.ask_again(now),
-            State::ReqSent | State::RepReceived | State::RepSent => {
-                communication.rest(State::Over);
+            CommunicationState::ReqSent if communication.may_ask_again(rej.reason) => {
+                communication.ask_again(now)
+            }
+            CommunicationState::ReqSent | CommunicationState::RepReceived | CommunicationState::RepSent => {
+                communication.rest(CommunicationState::Over);
                 let Rej { reason, private, .. } = rej.clone();
                 this.tell(communication, Event::Rejected { id: communication.id(), reason, private });
             }
-            State::DreqSent => {
+            CommunicationState::DreqSent => {
                 this.tell(communication, Event::Disconnected { id: communication.id(), silent: false });
-                communication.rest(State::Over);
+                communication.rest(CommunicationState::Over);
             }
             _ => this.counters.dropped += 1,
         });
@@ -212,7 +214,10 @@ impl Agent {
         }
         self.about(from, ids, |this, communication| match communication.state {
             // Also before the user has seen the REP: the accepting process may be gone by then.
-            State::RepReceived | State::Established | State::RepSent | State::DreqSent => {
+            CommunicationState::RepReceived
+            | CommunicationState::Established
+            | CommunicationState::RepSent
+            | CommunicationState::DreqSent => {
                 this.tell(communication, Event::Disconnected { id: communication.id(), silent: false });
                 communication.wait_out(now);
             }

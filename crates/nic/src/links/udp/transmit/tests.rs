@@ -78,7 +78,7 @@ fn a_path_without_segmentation_gets_packets_one_by_one() {
 
 #[test]
 fn a_refused_group_is_counted_by_cause_and_the_next_one_leaves() {
-    type Counter = fn(&Sent) -> u64;
+    type Counter = fn(&SendCounts) -> u64;
     let causes: [(i32, Counter); 5] = [
         (libc::EMSGSIZE, |s| s.too_long),
         (libc::ENOBUFS, |s| s.no_buffers),

@@ -8,7 +8,7 @@ use nobounce_protocol::timing::Nanos;
 use nobounce_protocol::wire::{Opcode, Psn, Syndrome};
 
 use super::QueuePair;
-use super::sent::Sent;
+use super::sent::SentPackets;
 use crate::soft::engine::host::PostedReceive;
 use crate::soft::engine::mixed::Mixed;
 use crate::soft::gpu::prefetch::{Origin, Prefetch};
@@ -130,7 +130,7 @@ impl QueuePair {
         }
         self.gpu.prefetches = None;
         self.gpu.ticket = 0;
-        self.sent = Sent::default();
+        self.sent = SentPackets::default();
     }
 
     /// The peer's atomic with this PSN was executed; `before` is the original value.

@@ -24,9 +24,9 @@ pub(crate) use held::{complete, deliver, flushed, next_packet, next_request};
 use ack_delay::AckTiming;
 use held::GpuState;
 use posted::Posted;
-use route::Route;
+use route::QpRoute;
 use schedule::{NEAR_TURN, Schedule, TURN};
-use sent::Sent;
+use sent::SentPackets;
 
 /// One queue pair.
 #[derive(Debug)]
@@ -39,8 +39,8 @@ pub(crate) struct QueuePair {
     pub(crate) posted: Posted,
     pub(crate) schedule: Schedule,
     pub(crate) ack: AckTiming,
-    pub(crate) route: Route,
-    pub(crate) sent: Sent,
+    pub(crate) route: QpRoute,
+    pub(crate) sent: SentPackets,
     pub(crate) gpu: GpuState,
     /// Its peer's process was killed: when it goes to the error state.
     pub(crate) ends_at: Option<Nanos>,
@@ -56,11 +56,11 @@ impl QueuePair {
         recv_cq: Arc<CqInner>,
     ) -> Self {
         Self {
-            route: Route::new(qp.service()),
+            route: QpRoute::new(qp.service()),
             posted: Posted::new(pd),
             schedule: Schedule::default(),
             ack: AckTiming::default(),
-            sent: Sent::default(),
+            sent: SentPackets::default(),
             gpu: GpuState::default(),
             ends_at: None,
             tally: PathCounters::default(),

@@ -14,7 +14,7 @@ use crate::soft::local::routes::{Routes, addressee};
 
 /// The ring of its next packet, and for UD the routes of its datagrams.
 #[derive(Debug)]
-pub(crate) struct Route {
+pub(crate) struct QpRoute {
     /// The ring of a same-host peer, in which its packets are built; they have no ICRC.
     pub(crate) ring: Option<Arc<PeerRing>>,
     /// The routes of its datagrams, for UD; `ring` is then that of the last packet.
@@ -23,7 +23,7 @@ pub(crate) struct Route {
     direction: Option<(IpAddr, Qpn)>,
 }
 
-impl Route {
+impl QpRoute {
     pub(super) fn new(service: Service) -> Self {
         Self { ring: None, routes: (service == Service::Ud).then(Box::default), direction: None }
     }

@@ -6,7 +6,7 @@ use crate::soft::engine::once::Once;
 
 /// Packets that have left.
 #[derive(Debug, Default)]
-pub(crate) struct Sent {
+pub(crate) struct SentPackets {
     /// The peer's first packet that no sent response covers. `None`: no response has left.
     pub(crate) unanswered: Option<Psn>,
     /// Its requests and responses whose payload has been counted.
@@ -14,7 +14,7 @@ pub(crate) struct Sent {
     answers: Once,
 }
 
-impl Sent {
+impl SentPackets {
     /// A packet left: records what it acknowledges; returns whether it left for the first time.
     #[inline]
     pub(crate) fn note_sent(&mut self, header: &Header) -> bool {
