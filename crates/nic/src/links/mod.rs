@@ -7,6 +7,7 @@ mod forward;
 mod batch;
 mod epoll;
 pub mod fault;
+mod host_addresses;
 mod icrc_writers;
 mod open_error;
 mod outbox;
@@ -35,6 +36,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use nobounce_memory::Source;
+use nobounce_protocol::wire::ROCE_PORT;
 
 use self::rings::PeerRing;
 
@@ -57,6 +59,33 @@ pub struct Capabilities {
     pub max_path_mtu: u32,
     /// Default hop limit of packets that request none; 0 where unknown.
     pub usual_hops: u8,
+    /// The addresses of this host besides loopback.
+    pub host_addresses: &'static [IpAddr],
+}
+
+impl Capabilities {
+    /// Whether an address belongs to this host.
+    #[inline]
+    pub(crate) fn is_this_host(&self, addr: &IpAddr) -> bool {
+        addr.is_loopback() || self.host_addresses.contains(addr)
+    }
+
+    /// The UDP source port with that index; the well-known port past the last.
+    #[inline]
+    pub(crate) fn source_port(&self, index: u8) -> u16 {
+        self.source_ports.get(usize::from(index)).copied().unwrap_or(ROCE_PORT)
+    }
+}
+
+/// The route of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arrival {
+    /// The wire.
+    Wire,
+    /// The wire, although a same-host peer with that address writes to a ring of this device.
+    BesideRing,
+    /// The ring of a same-host peer.
+    Ring,
 }
 
 /// One packet as it arrived.
@@ -66,6 +95,8 @@ pub struct RxDatagram<'a> {
     pub src: IpAddr,
     /// UDP source port.
     pub src_port: u16,
+    /// The route it came by.
+    pub arrival: Arrival,
     /// The UDP payload: BTH to ICRC.
     pub bytes: &'a [u8],
     /// The packet in place, if `bytes` holds only its headers (followed by stale bytes). The sender

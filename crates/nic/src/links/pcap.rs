@@ -320,6 +320,7 @@ mod tests {
         (0..3_u8).for_each(|n| whole[BTH_LEN + usize::from(n) * 256..][..256].fill(n));
         let flow = Flow { src: THERE, dst: HERE, src_port: ROCE_PORT, dst_port: ROCE_PORT };
         let datagram = RxDatagram {
+            arrival: crate::links::Arrival::Wire,
             src: THERE,
             src_port: ROCE_PORT,
             bytes: &whole,

@@ -33,7 +33,7 @@ use super::batch::MAX_PACKET;
 use super::epoll::Epoll;
 use super::rings::{PeerRing, rendezvous, ring};
 use super::wire_packets::SLOT_BYTE;
-use super::{Capabilities, Departed, Doorbells, Link, OpenError, RxDatagram, TxBatch};
+use super::{Arrival, Capabilities, Departed, Doorbells, Link, OpenError, RxDatagram, TxBatch};
 use crate::links::rings::exports::ExportedFiles;
 use crate::links::rings::rendezvous::{Came, RingHello};
 use crate::links::rings::ring::{Label, RingError, RingMemory, RingPacket, RingReader};
@@ -417,6 +417,7 @@ impl<L: Link> ShmLink<L> {
                         // it until it has been copied.
                         let whole = whole.map(|whole| unsafe { Source::new(whole, len) });
                         sink(&RxDatagram {
+                            arrival: Arrival::Ring,
                             src: hello.src,
                             src_port: hello.src_port,
                             bytes: &buffer[..len],
@@ -592,7 +593,19 @@ impl<L: Link> Link for ShmLink<L> {
             return delivered;
         }
         self.since_inside = 0;
-        let from_inside = self.inner.receive(sink);
+        let Self { inner, incoming, .. } = self;
+        let has_ring = |src: IpAddr| {
+            incoming.iter().any(|one| {
+                one.connection.is_some() && one.ring.as_ref().is_some_and(|(hello, _)| hello.src == src)
+            })
+        };
+        let from_inside = inner.receive(&mut |datagram| {
+            if has_ring(datagram.src) {
+                sink(&RxDatagram { arrival: Arrival::BesideRing, ..*datagram });
+            } else {
+                sink(datagram);
+            }
+        });
         self.quiet_looks = if from_inside > 0 { 0 } else { self.quiet_looks.saturating_add(1) };
         delivered + from_inside
     }

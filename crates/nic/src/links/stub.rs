@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use nobounce_protocol::wire::ROCE_PORT;
 use nobounce_protocol::wire::icrc::IcrcCheck;
 
-use super::{Capabilities, Link, RxDatagram, SOURCE_PORTS, TxBatch, TxPacket};
+use super::{Arrival, Capabilities, Link, RxDatagram, SOURCE_PORTS, TxBatch, TxPacket};
 
 pub(super) const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 1));
 pub(super) const THERE: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
@@ -32,6 +32,7 @@ impl StubLink {
             receive_offload: true,
             max_path_mtu: 4096,
             usual_hops: 64,
+            host_addresses: &[],
         };
         let log = Log::default();
         (Self { caps, log: Arc::clone(&log), inbox: Vec::new() }, log)
@@ -61,6 +62,7 @@ impl Link for StubLink {
         let arrived = std::mem::take(&mut self.inbox);
         for bytes in &arrived {
             sink(&RxDatagram {
+                arrival: Arrival::Wire,
                 src: THERE,
                 src_port: ROCE_PORT,
                 bytes,

@@ -20,11 +20,12 @@ use self::receive::UdpReceiver;
 use self::socket::{SockAddr, Socket};
 use self::steering::Steering;
 use self::transmit::Transmitter;
+use super::host_addresses;
 use super::outbox::Outbox;
 use super::services::Services;
 use super::slot::{GroBurst, Handover, JoinLock, Slot, SlotOwner};
 use super::wire_packets::SLOT_BYTE;
-use super::{Capabilities, Link, MadOwner, OpenError, RxDatagram, SOURCE_PORTS, TxBatch};
+use super::{Arrival, Capabilities, Link, MadOwner, OpenError, RxDatagram, SOURCE_PORTS, TxBatch};
 
 /// Requested bytes of socket buffer; the kernel gives what `rmem_max` and `wmem_max` allow.
 const SOCKET_BUFFER: i32 = 4 << 20;
@@ -60,6 +61,19 @@ pub struct UdpConfig {
     pub gso: bool,
     /// Whether to let the kernel merge what arrives (UDP_GRO) where it can.
     pub gro: bool,
+    /// Source ports of packets from this host.
+    pub local_ports: LocalPorts,
+}
+
+/// Source ports from which packets of this host are taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LocalPorts {
+    /// The well-known port, which the kernel gives to one user.
+    #[default]
+    Own,
+    /// Any: for a RoCE implementation on this host that is not ours, such as rdma_rxe. Other users
+    /// of this host can then forge packets.
+    Any,
 }
 
 impl UdpConfig {
@@ -71,7 +85,13 @@ impl UdpConfig {
 
 impl Default for UdpConfig {
     fn default() -> Self {
-        Self { addr: Ipv4Addr::LOCALHOST.into(), scope: 0, gso: true, gro: true }
+        Self {
+            addr: Ipv4Addr::LOCALHOST.into(),
+            scope: 0,
+            gso: true,
+            gro: true,
+            local_ports: LocalPorts::default(),
+        }
     }
 }
 
@@ -95,6 +115,7 @@ pub struct UdpLink {
     /// Empty calls until the next poll of the Unix socket.
     handover_countdown: u32,
     scope: u32,
+    local_ports: LocalPorts,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -106,6 +127,8 @@ struct Received {
     handover_lost: u64,
     handover_refused: u64,
     no_such_slot: u64,
+    /// Packets from this host that did not come from the well-known port.
+    foreign_port: u64,
 }
 
 impl UdpLink {
@@ -149,6 +172,7 @@ impl UdpLink {
             receive_offload,
             max_path_mtu: interface::max_path_mtu(addr),
             usual_hops: socket.hop_limit(addr),
+            host_addresses: host_addresses::read(),
         };
         Ok(Self {
             socket,
@@ -164,6 +188,7 @@ impl UdpLink {
             rx: Received::default(),
             handover_countdown: 0,
             scope: config.scope,
+            local_ports: config.local_ports,
         })
     }
 
@@ -171,9 +196,14 @@ impl UdpLink {
     /// owners.
     #[inline]
     fn receive_from_socket(&mut self, sink: &mut dyn FnMut(&RxDatagram<'_>)) -> usize {
-        let Self { socket, slot, steering, outbox, receiver, rx, .. } = self;
+        let Self { socket, slot, steering, outbox, receiver, rx, caps, local_ports, .. } = self;
         let mut delivered = 0;
         receiver.receive(socket, |run| {
+            // Another user of this host can send from any port but the well-known one.
+            if run.src_port != ROCE_PORT && *local_ports == LocalPorts::Own && caps.is_this_host(&run.src) {
+                rx.foreign_port += run.packets();
+                return;
+            }
             each_run(run, |owner, part| match owner {
                 Some(owner) if owner != slot.number() => each_kind(part, |is_mad, part| {
                     if is_mad {
@@ -348,6 +378,7 @@ impl Link for UdpLink {
             ("handover_lost", rx.handover_lost + self.outbox.lost),
             ("handover_refused", rx.handover_refused),
             ("no_such_slot", rx.no_such_slot),
+            ("foreign_port", rx.foreign_port),
         ]
     }
 
@@ -390,6 +421,7 @@ fn deliver(run: GroBurst<'_>, rx: &mut Received, sink: &mut dyn FnMut(&RxDatagra
         bytes: run.bytes,
         ip_id: run.ip_id,
         has_icrc: true,
+        arrival: Arrival::Wire,
         whole: None,
         packets: 1,
     };

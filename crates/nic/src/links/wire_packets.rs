@@ -15,9 +15,9 @@ use nobounce_protocol::qp::IpOptions;
 use nobounce_protocol::wire::icrc::{self, Flow, IcrcWriter, MASKED};
 use nobounce_protocol::wire::{ICRC_LEN, ROCE_PORT};
 
-use super::Capabilities;
 use super::icrc_writers::IcrcWriters;
 use super::packet_writer::{PacketDestination, PacketShape, PacketWriter, PayloadSource, Reserved};
+use super::{Capabilities, SOURCE_PORTS};
 
 /// Bytes of the slab: one full GSO send. A larger slab would leave the receiver idle while it is
 /// filled.
@@ -31,6 +31,9 @@ pub(super) const LEAD: usize = 4;
 pub(super) const MAX_GROUP: usize = 0xfff0 - 20 - 8;
 /// Offset of the high byte of the destination QP number in a packet: the slot of the receiver.
 pub(super) const SLOT_BYTE: usize = 5;
+
+/// Index of the well-known port among the source ports.
+const WELL_KNOWN: u8 = SOURCE_PORTS as u8;
 
 /// One packet of a [`TxBatch`](super::TxBatch).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -187,7 +190,7 @@ impl WirePackets {
 
     /// Adds a packet that `fill` writes, but for its ICRC.
     pub(super) fn put(&mut self, to: &PacketDestination<'_>, len: usize, fill: impl FnOnce(&mut [u8])) {
-        let destination = Destination::new(to.addr, self.port(to.port_hint), self.ip_options);
+        let destination = Destination::new(to.addr, self.port(to), self.ip_options);
         let Some((room, crc)) = self.open_packet(destination, len, len, true) else { return };
         fill(room);
         let body = &room[..len - ICRC_LEN];
@@ -207,11 +210,20 @@ impl WirePackets {
         self.outside.push(Outside { chunk: self.chunks.len() - 1, range, head });
     }
 
-    fn port(&self, hint: u16) -> u8 {
-        let ports = self.caps.source_ports.len();
-        let port = u8::try_from(usize::from(hint) % ports).unwrap_or(0);
+    /// Index of the source port for that receiver.
+    fn port(&self, to: &PacketDestination<'_>) -> u8 {
+        let ports = &self.caps.source_ports;
         // Hints that map to one port must not split a group.
-        if self.caps.source_ports[usize::from(port)] == self.caps.source_ports[0] { 0 } else { port }
+        if ports[0] == ROCE_PORT {
+            return 0;
+        }
+        // A receiver on this host takes packets of the well-known port only: the kernel gives it to
+        // one user.
+        if self.caps.is_this_host(to.addr) {
+            return WELL_KNOWN;
+        }
+        let port = usize::from(to.port_hint) % ports.len();
+        if ports[port] == ports[0] { 0 } else { u8::try_from(port).unwrap_or(0) }
     }
 
     // Inlined, so that the `Destination` stays in registers: on the stack it would cause
@@ -228,7 +240,7 @@ impl WirePackets {
         let flow = move || Flow {
             src: caps.local,
             dst: destination.dst(),
-            src_port: caps.source_ports[usize::from(destination.port)],
+            src_port: caps.source_port(destination.port),
             dst_port: ROCE_PORT,
         };
         let icrc_writer = if has_icrc { Some(self.icrc_writers.find(destination, len, flow)) } else { None };
@@ -414,7 +426,7 @@ impl WirePackets {
             start: u32::try_from(self.used).unwrap_or(u32::MAX),
             len: u32::try_from(len).unwrap_or(u32::MAX),
             dst: destination.dst(),
-            src_port: self.caps.source_ports[usize::from(destination.port)],
+            src_port: self.caps.source_port(destination.port),
             port: destination.port,
             ip_id,
             has_icrc: icrc_writer.is_some(),
@@ -449,7 +461,7 @@ impl PacketWriter for WirePackets {
                 0
             }
         };
-        let destination = Destination::new(to.addr, self.port(to.port_hint), self.ip_options);
+        let destination = Destination::new(to.addr, self.port(to), self.ip_options);
         let (room, crc) = self.open_packet(destination, len, slab_len, to.ring.is_none())?;
         Some(Reserved { start: room.as_mut_ptr(), len: slab_len, crc })
     }

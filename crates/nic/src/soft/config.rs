@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use crate::interfaces;
 use crate::links::fault::{FaultConfig, ParseFaultError};
+use crate::links::udp::LocalPorts;
 use crate::process::cpu::allowed_cpus;
 
 /// How to open a device. [`Config::from_env`] reads the environment.
@@ -28,6 +29,8 @@ pub struct Config {
     pub engines: Option<usize>,
     /// Which thread drives the engines.
     pub progress: Progress,
+    /// Source ports from which packets of this host are taken.
+    pub local_ports: LocalPorts,
 }
 
 /// The link that packets take.
@@ -65,6 +68,7 @@ impl Default for Config {
             link: LinkChoice::default(),
             engines: None,
             progress: Progress::default(),
+            local_ports: LocalPorts::default(),
         }
     }
 }
@@ -131,6 +135,9 @@ pub enum ConfigError {
     /// NOBOUNCE_PROGRESS.
     #[error("invalid progress mode {0:?}: expected auto, thread or caller (NOBOUNCE_PROGRESS or --progress)")]
     Progress(String),
+    /// NOBOUNCE_LOCAL_PORTS.
+    #[error("invalid NOBOUNCE_LOCAL_PORTS {0:?}: expected own or any")]
+    LocalPorts(String),
     /// NOBOUNCE_FAULT.
     #[error("NOBOUNCE_FAULT: {0}")]
     Fault(#[from] ParseFaultError),
@@ -138,7 +145,8 @@ pub enum ConfigError {
 
 impl Config {
     /// The default, changed by `NOBOUNCE_ADDR` (the first address of the list), `NOBOUNCE_FAULT`,
-    /// `NOBOUNCE_PCAP`, `NOBOUNCE_LINK`, `NOBOUNCE_ENGINES` and `NOBOUNCE_PROGRESS`.
+    /// `NOBOUNCE_PCAP`, `NOBOUNCE_LINK`, `NOBOUNCE_ENGINES`, `NOBOUNCE_PROGRESS` and
+    /// `NOBOUNCE_LOCAL_PORTS`.
     ///
     /// # Errors
     /// Reports which variable is invalid, and why.
@@ -159,6 +167,13 @@ impl Config {
         }
         if let Ok(progress) = std::env::var("NOBOUNCE_PROGRESS") {
             config.progress = progress.parse()?;
+        }
+        if let Ok(ports) = std::env::var("NOBOUNCE_LOCAL_PORTS") {
+            config.local_ports = match ports.trim() {
+                "" | "own" => LocalPorts::Own,
+                "any" => LocalPorts::Any,
+                _ => return Err(ConfigError::LocalPorts(ports)),
+            };
         }
         config.pcap = std::env::var_os("NOBOUNCE_PCAP").map(PathBuf::from);
         Ok(config)

@@ -19,6 +19,7 @@ mod local;
 mod objects;
 mod progress;
 
+pub use crate::links::udp::LocalPorts;
 pub use cm::{BindError, Cm};
 pub use config::{Config, ConfigError, LinkChoice, Progress};
 pub use counters::Counters;

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use nobounce_memory::HostBuffer;
 use nobounce_nic::soft::{
-    Access, AsyncEvent, Config, Cq, Device, LinkChoice, Mr, Mtu, Pd, Progress, Psn, Qp, QpAttr, QpState,
-    Remote, Status,
+    Access, AsyncEvent, Config, Cq, Device, LinkChoice, LocalPorts, Mr, Mtu, Pd, Progress, Psn, Qp, QpAttr,
+    QpState, Remote, Status,
 };
 use nobounce_nic::work::{Operation, QpLimits, RecvRequest, SendRequest, Sge, WorkCompletion};
 
@@ -170,6 +170,17 @@ pub(crate) fn pattern(seed: u8, i: usize) -> u8 {
 
 pub(crate) fn patterns(seed: u8, from: usize, len: usize) -> Vec<u8> {
     (from..from + len).map(|i| pattern(seed, i)).collect()
+}
+
+/// As [`config`], for a device that takes packets from any port of this host: those of a forger,
+/// who has the rights of this user then.
+pub(crate) fn unguarded(addr: &str) -> Config {
+    Config { local_ports: LocalPorts::Any, ..config(addr) }
+}
+
+/// The same by UDP: packets of a forger beside a ring are not looked at.
+pub(crate) fn unguarded_udp(addr: &str) -> Config {
+    Config { link: LinkChoice::Udp, ..unguarded(addr) }
 }
 
 pub(crate) fn config(addr: &str) -> Config {

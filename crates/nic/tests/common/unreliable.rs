@@ -79,7 +79,11 @@ pub(crate) fn uc_pair(a: &Config, b: &Config, bytes: usize, mtu: Mtu) -> (End, E
 }
 
 pub(crate) fn ud_end(addr: &str, bytes: usize) -> End {
-    let mut end = End::open(&config(addr), bytes);
+    ud_end_with(&config(addr), bytes)
+}
+
+pub(crate) fn ud_end_with(config: &Config, bytes: usize) -> End {
+    let mut end = End::open(config, bytes);
     end.add_ud(None);
     end
 }

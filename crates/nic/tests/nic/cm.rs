@@ -8,7 +8,7 @@ use std::net::{IpAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
-use crate::common::{End, MIB, config};
+use crate::common::{End, MIB, config, unguarded};
 use nobounce_nic::soft::{BindError, Cm, CmChannel, Device, Psn, Qpn, Told};
 use nobounce_nic::work::QpLimits;
 use nobounce_protocol::cm::{
@@ -27,7 +27,7 @@ struct Side {
 
 impl Side {
     fn open(addr: &str) -> Self {
-        let cm = Device::open(&config(addr)).unwrap().cm().unwrap();
+        let cm = Device::open(&unguarded(addr)).unwrap().cm().unwrap();
         Self { cm, channel: CmChannel::new().unwrap() }
     }
 

@@ -8,9 +8,11 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use crate::common::unreliable::{QKEY, uc_pair, ud_end};
-use crate::common::{End, check_write, child, config, pair_with, patterns, resident, role, until};
-use nobounce_nic::soft::{Mtu, Psn, QpAttr, QpState, Qpn, Status};
+use crate::common::unreliable::{QKEY, uc_pair, ud_end_with};
+use crate::common::{
+    End, check_write, child, config, pair_with, patterns, resident, role, unguarded, unguarded_udp, until,
+};
+use nobounce_nic::soft::{Config, LinkChoice, Mtu, Psn, QpAttr, QpState, Qpn, Status};
 use nobounce_nic::work::{Operation, QpLimits};
 use nobounce_protocol::wire::icrc::Flow;
 use nobounce_protocol::wire::{Deth, Header, ICRC_LEN, Opcode, ROCE_PORT, Reth, Syndrome};
@@ -70,8 +72,8 @@ impl Forger {
 /// The unreliable services send no answers, so errors must show in the counters.
 #[test]
 fn packets_for_unreliable_queue_pairs_are_judged_too() {
-    let (_a, b) = uc_pair(&config("127.57.20.1"), &config("127.57.20.2"), LEN, Mtu::Mtu1024);
-    let d = ud_end("127.57.20.3", LEN);
+    let (_a, b) = uc_pair(&unguarded_udp("127.57.20.1"), &unguarded_udp("127.57.20.2"), LEN, Mtu::Mtu1024);
+    let d = ud_end_with(&unguarded_udp("127.57.20.3"), LEN);
     let header = |opcode, to: &End| {
         let mut header = Header::new(opcode, to.last_qp().qpn(), Psn::new(0xff_fff0));
         header.deth = Deth { qkey: QKEY, source: Qpn::new(9) };
@@ -100,7 +102,7 @@ fn packets_for_unreliable_queue_pairs_are_judged_too() {
 }
 
 fn two(a: &str, b: &str) -> (End, End) {
-    pair_with(&config(a), &config(b), LEN, Mtu::Mtu1024)
+    pair_with(&unguarded_udp(a), &unguarded_udp(b), LEN, Mtu::Mtu1024)
 }
 
 /// Sends the packet until its cause is counted (a full socket buffer may swallow it), and checks
@@ -341,4 +343,32 @@ fn a_mad_peer_breaks_its_own_connection_only() {
     // Between its two ends the region was open to it: outside of what it named, nothing changed.
     assert!(b.bytes(8192, LEN - 8192 - 8) == patterns(0x5a, 8192, LEN - 8192 - 8));
     check_write(&a, &b, 1, LEN);
+}
+
+/// Another user of this host can have any port but the well-known one: its packets are dropped, even
+/// with everything in them right.
+#[test]
+fn packets_of_this_host_from_another_port_are_dropped() {
+    let (a, b) = pair_with(&config("127.57.21.1"), &config("127.57.21.2"), LEN, Mtu::Mtu1024);
+    b.post_recv(1, 0, 100);
+    let forger = Forger::new(a.device.local(), &b);
+    let header = Header::new(Opcode::SendOnly, b.qps[0].qpn(), b.qps[0].attr().rq_psn);
+    counted(&forger, &b, "foreign_port", &forger.packet(&header, &[7; 8]));
+    let mut reset = Header { opcode: Opcode::Ack, ..header };
+    reset.aeth.syndrome = Syndrome::Nak(0);
+    counted(&forger, &b, "foreign_port", &forger.packet(&reset, &[]));
+    check_write(&a, &b, 3, LEN);
+    assert_eq!(b.qps[0].state(), QpState::Rts);
+}
+
+/// A peer that writes to a ring sends nothing by UDP: what comes that way is not its own.
+#[test]
+fn packets_by_udp_beside_a_ring_are_dropped() {
+    let near = |addr: &str| Config { link: LinkChoice::Auto, ..unguarded(addr) };
+    let (a, b) = pair_with(&near("127.57.22.1"), &near("127.57.22.2"), LEN, Mtu::Mtu1024);
+    check_write(&a, &b, 1, LEN);
+    let forger = Forger::new(a.device.local(), &b);
+    let header = Header::new(Opcode::SendOnly, b.qps[0].qpn(), Psn::new(7));
+    counted(&forger, &b, "wrong_peer", &forger.packet(&header, &[7; 8]));
+    check_write(&a, &b, 2, LEN);
 }

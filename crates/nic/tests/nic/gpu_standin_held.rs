@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::on_gpu::{LEN, OnGpu, Way};
 use crate::common::{
-    ALL_ACCESS, End, MIB, check_write, config, connect, pair_with, patterns, reconnect, until,
+    ALL_ACCESS, End, MIB, check_write, config, connect, pair_with, patterns, reconnect, unguarded_udp, until,
 };
 use crate::forged::{Forger, counted};
 use fake_cuda::client::StandIn;
@@ -158,7 +158,7 @@ fn others_go_on_while_memory_and_queue_pairs_go() {
 #[test]
 fn memory_that_was_read_may_go_while_it_is_fetched_for_a_repeated_question() {
     let gpu = StandIn::program();
-    let (a, b) = pair_with(&config("127.92.6.1"), &config("127.92.6.2"), MIB, Mtu::Mtu4096);
+    let (a, b) = pair_with(&unguarded_udp("127.92.6.1"), &unguarded_udp("127.92.6.2"), MIB, Mtu::Mtu4096);
     let memory = OnGpu::new(&b, gpu, Way::NoWindow);
     memory.fill(3);
     let [to] = a.sge(0, 100_000);

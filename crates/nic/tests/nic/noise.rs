@@ -10,7 +10,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::common::unreliable::{DEEP, QKEY};
-use crate::common::{ALL_ACCESS, End, StopAtEnd, config, connect, link, pair_with, patterns, until};
+use crate::common::{
+    ALL_ACCESS, End, StopAtEnd, connect, link, pair_with, patterns, unguarded, until,
+};
 use crate::forged::Forger;
 use nobounce_memory::HostBuffer;
 use nobounce_nic::links::rings::PeerRing;
@@ -244,7 +246,7 @@ fn inputs(target: &str) -> Vec<Vec<u8>> {
 #[test]
 fn the_corpora_hurt_nobody_but_whom_they_are_aimed_at() {
     let bytes = 2 * WORKERS * LEN;
-    let (mut a, mut b) = pair_with(&config("127.57.30.1"), &config("127.57.30.2"), bytes, Mtu::Mtu1024);
+    let (mut a, mut b) = pair_with(&unguarded("127.57.30.1"), &unguarded("127.57.30.2"), bytes, Mtu::Mtu1024);
     for i in 1..WORKERS {
         a.add_qp(QpLimits::default());
         b.add_qp(QpLimits::default());

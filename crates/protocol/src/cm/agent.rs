@@ -2,10 +2,12 @@
 
 mod ends;
 mod incoming;
+mod source_limits;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::IpAddr;
 
+use self::source_limits::SourceLimits;
 use super::communication::{
     Accept, CommId, Communication, CommunicationState, Connect, MAX_CM_RETRIES, RESPONSE_TIMEOUT,
 };
@@ -74,6 +76,8 @@ pub struct AgentCounters {
     pub dropped: u64,
     /// Requests dropped because the listener's backlog is full.
     pub overrun: u64,
+    /// Requests dropped because their source sent too many.
+    pub limited: u64,
 }
 
 #[derive(Debug)]
@@ -92,7 +96,7 @@ struct CmListener {
 pub struct Agent {
     config: CmConfig,
     rng: Rng,
-    next_id: u32,
+    limits: SourceLimits,
     communications: HashMap<u32, Communication>,
     /// Communications that the peer started, by its communication ID; the flag separates
     /// connections from SIDR.
@@ -112,12 +116,10 @@ pub struct Agent {
 impl Agent {
     /// An agent without communications.
     pub fn new(config: CmConfig) -> Self {
-        let mut rng = Rng::new(config.seed);
-        let next_id = u32::try_from(rng.below(1 << 24)).unwrap_or(0);
         Self {
             config,
-            rng,
-            next_id,
+            rng: Rng::new(config.seed),
+            limits: SourceLimits::default(),
             communications: HashMap::new(),
             asked: HashMap::new(),
             queue_pairs: HashMap::new(),
@@ -621,10 +623,11 @@ impl Agent {
         if self.communications.len() >= MAX_COMMUNICATIONS {
             return Err(CmError::TooMany);
         }
+        // Random: a message that names a communication must have seen its ID.
         loop {
-            self.next_id = (self.next_id + 1) & 0xff_ffff;
-            let id = u32::from(self.config.slot) << 24 | self.next_id;
-            if self.next_id != 0 && !self.communications.contains_key(&id) {
+            let number = u32::try_from(self.rng.below(1 << 24)).unwrap_or(0);
+            let id = u32::from(self.config.slot) << 24 | number;
+            if number != 0 && !self.communications.contains_key(&id) {
                 return Ok(id);
             }
         }

@@ -166,50 +166,48 @@ pub struct SendRequest {
 #[non_exhaustive]
 pub enum PostError {
     /// Sends need RTS, receives INIT.
-    #[error("the queue pair is in {0:?}: sends are taken from RTS on, receives from INIT on")]
+    #[error("the queue pair is in {0:?}: sends need RTS, receives need INIT or later")]
     State(super::QpState),
     /// Too many requests are outstanding.
-    #[error("the queue is full ({0} requests): poll completions first, or make the queue deeper")]
+    #[error("the queue is full ({0} requests): poll completions first, or create a deeper queue")]
     QueueFull(usize),
     /// The message is too long.
-    #[error("the message has {0} bytes; the longest has 2^31")]
+    #[error("message too long: {0} bytes, the maximum is 2^31")]
     TooLong(u64),
     /// An atomic operation moves exactly 8 bytes.
     #[error("an atomic operation moves 8 bytes, not {0}")]
     AtomicLength(u32),
     /// The scatter/gather list is too long.
-    #[error("the scatter/gather list has {given} elements; the queue pair was made for {max}")]
+    #[error("too many scatter/gather elements: {given}, the queue pair was created for {max}")]
     #[allow(missing_docs)]
     TooManySges { given: usize, max: usize },
     /// Inline data is too long.
-    #[error("{given} bytes are to be sent inline; the queue pair was made for {max}")]
+    #[error("too much inline data: {given} bytes, the queue pair was created for {max}")]
     #[allow(missing_docs)]
     InlineTooLong { given: u64, max: usize },
     /// Inline data where it has no place.
-    #[error("inline data stands in place of a scatter/gather list, and only what sends or writes has any")]
+    #[error("inline data replaces the scatter/gather list and is allowed for SEND and WRITE only")]
     InlineMisused,
     /// READs and atomics were switched off.
-    #[error("the queue pair was connected with max_rd_atomic 0: it can neither READ nor use atomics")]
+    #[error("the queue pair was connected with max_rd_atomic 0: READ and atomics are not allowed")]
     NoReads,
     /// Its receives are posted elsewhere.
-    #[error("the queue pair takes its receives from a shared receive queue: post them there")]
+    #[error("the queue pair uses a shared receive queue: post receives there")]
     SharedReceives,
     /// The service has no such operation.
     #[error(
-        "{operation:?} is not offered by {service:?} queue pairs: UC has SEND and WRITE, UD only SEND, without invalidation; windows are bound by RC"
+        "{operation:?} is not supported on {service:?} queue pairs: UC supports SEND and WRITE, UD only SEND without invalidation; window binds need RC"
     )]
     #[allow(missing_docs)]
     NotOffered { service: Service, operation: WorkKind },
     /// A datagram without a destination, or a destination where there is a peer.
-    #[error(
-        "every request of a UD queue pair names where it goes, and none of another does: this one is {0:?}"
-    )]
+    #[error("address handle required for UD sends and not allowed on others: this queue pair is {0:?}")]
     Destination(Service),
     /// The destination is of the other IP version.
-    #[error("{0} cannot be reached from this device, whose own address is of the other IP version")]
+    #[error("cannot reach {0}: the device has an address of the other IP version")]
     Unreachable(IpAddr),
     /// A datagram is one packet.
-    #[error("the datagram has {given} bytes; the port's MTU is {max}, and a datagram is one packet")]
+    #[error("datagram too long: {given} bytes, the port's MTU is {max}")]
     #[allow(missing_docs)]
     DatagramTooLong { given: u32, max: u32 },
 }

@@ -63,6 +63,8 @@ struct Recovery {
     rnr_until: Option<Nanos>,
     retries: u8,
     rnr_retries: u8,
+    /// When a NAK without progress arrived, or cost a retry.
+    stalled_since: Option<Nanos>,
     /// The window before silence closed it, to restore if nothing was lost.
     undo: Option<CongestionWindow>,
     /// Losses before this PSN have already shrunk the window.
@@ -465,7 +467,7 @@ impl Requester {
                 if repeated || self.recovery.rnr_until.is_some() {
                     return ResponseOutcome::Taken; // everything will be sent again anyway
                 }
-                if self.una == before && !self.spend_retry() {
+                if self.una == before && self.stalled(now, params) && !self.spend_retry() {
                     return ResponseOutcome::Failed(Status::RetryExceeded);
                 }
                 self.loss();
@@ -617,6 +619,7 @@ impl Requester {
         self.recovery.last_progress = now;
         self.recovery.probes = 0;
         self.recovery.rewound = None;
+        self.recovery.stalled_since = None;
         self.refill_retries(params);
         self.arm_probe(now);
     }
@@ -624,6 +627,17 @@ impl Requester {
     fn refill_retries(&mut self, params: &Params) {
         self.recovery.retries = params.retry_cnt;
         self.recovery.rnr_retries = params.rnr_retry;
+    }
+
+    /// Whether an ACK timeout has passed without progress since the first NAK, or since the last
+    /// retry that NAKs cost. A burst of NAKs, forged ones included, must not use up the retries.
+    fn stalled(&mut self, now: Nanos, params: &Params) -> bool {
+        let since = *self.recovery.stalled_since.get_or_insert(now);
+        let stalled = timing::ack_timeout(params.timeout).is_some_and(|limit| now >= since + limit);
+        if stalled {
+            self.recovery.stalled_since = Some(now);
+        }
+        stalled
     }
 
     fn spend_retry(&mut self) -> bool {

@@ -65,7 +65,7 @@ fn what_does_not_fit_a_packet_is_refused_when_posted() {
     }
     let refused = sim.ends[A].qp.post(request(Operation::Send, 1)).unwrap_err();
     assert_eq!(refused, PostError::Destination(Service::Ud));
-    assert!(refused.to_string().contains("names where it goes"), "{refused}");
+    assert!(refused.to_string().contains("address handle required"), "{refused}");
 }
 
 #[test]

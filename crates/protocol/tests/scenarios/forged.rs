@@ -2,7 +2,7 @@
 
 use nobounce_protocol::qp::{Handled, Mtu, Operation, Qp, QpAttr, QpConfig, QpState, Service};
 use nobounce_protocol::sim::{A, B, Handling, Memory, Rng, Setup};
-use nobounce_protocol::timing::MICROSECOND;
+use nobounce_protocol::timing::{MICROSECOND, MILLISECOND};
 use nobounce_protocol::wire::{Aeth, Header, Opcode, Psn, Qpn, Reth, Syndrome};
 
 use crate::world::*;
@@ -365,4 +365,40 @@ fn two_to_the_thirty_first_bytes_in_packets_of_256() {
         assert!(packets > 1 << 23);
         assert_eq!(hosts[usize::from(is_write)].placed, 1 << 31);
     }
+}
+
+/// NAKs of a forger: a burst costs nothing as long as the peer's own answers still come.
+#[test]
+fn a_burst_of_naks_does_not_use_up_the_retries() {
+    let mut sim = pair(&small());
+    write(&mut sim, 2560);
+    sim.drive();
+    write(&mut sim, 2560);
+    sim.flush();
+    for round in 0..1000 {
+        let nak = answer(Opcode::Ack, 10, Syndrome::Nak(0));
+        sim.ends[A].inject(sim.now + round * 20 * MICROSECOND, &nak, &[]);
+    }
+    assert!(sim.ends[A].qp.counters().rcvd_seq_err > 7);
+    assert_eq!(sim.ends[A].qp.state(), QpState::Rts);
+    sim.drive();
+    assert_eq!(ended(&sim), [SUCCESS; 2]);
+}
+
+/// A peer that only ever reports the same gap: the connection ends as after silence.
+#[test]
+fn naks_without_progress_end_the_connection_after_its_timeouts() {
+    let mut sim = pair(&small());
+    write(&mut sim, 256);
+    sim.drive();
+    write(&mut sim, 256);
+    sim.flush();
+    let begun = sim.now;
+    let mut now = sim.now;
+    while sim.ends[A].qp.state() == QpState::Rts {
+        now += MILLISECOND;
+        assert!(now < begun + 60_000 * MILLISECOND, "it ends");
+        sim.ends[A].inject(now, &answer(Opcode::Ack, 1, Syndrome::Nak(0)), &[]);
+    }
+    assert!(now > begun + 7 * MILLISECOND, "not by the first few: {}", now - begun);
 }

@@ -10,6 +10,8 @@ use crate::links::wire_packets::SLOT_BYTE;
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 1));
 const THERE: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
 
+const FAR: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+
 fn batch(max_segments: usize) -> TxBatch {
     let caps = Capabilities {
         local: HERE,
@@ -18,6 +20,7 @@ fn batch(max_segments: usize) -> TxBatch {
         receive_offload: true,
         max_path_mtu: 4096,
         usual_hops: 64,
+        host_addresses: &[],
     };
     TxBatch::new(caps)
 }
@@ -94,7 +97,7 @@ fn source_ports_part_groups_only_where_they_differ() {
     caps.source_ports = std::array::from_fn(|i| 0xc000 + u16::try_from(i).unwrap());
     let mut b = TxBatch::new(caps);
     for hint in [0, 1, 9] {
-        assert!(b.put(THERE, hint, 32, |_| {}));
+        assert!(b.put(FAR, hint, 32, |_| {}));
     }
     assert_eq!(ids(&b), [0, 0, 1]);
     assert_eq!(b.packets().iter().map(|p| p.src_port).collect::<Vec<_>>(), [0xc000, 0xc001, 0xc001]);

@@ -68,6 +68,7 @@ mod tests {
         let src = src.parse().unwrap();
         of(
             &RxDatagram {
+                arrival: crate::links::Arrival::Wire,
                 src,
                 src_port: 0xc000,
                 bytes: &bytes,

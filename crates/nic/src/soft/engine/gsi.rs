@@ -16,7 +16,7 @@ use nobounce_protocol::cm::{
 use nobounce_protocol::timing::Nanos;
 use nobounce_protocol::wire::{BTH_LEN, Deth, Header, ICRC_LEN, Opcode, Parsed, Psn, Qpn};
 
-use crate::links::{Link, MadOwner, RxDatagram, TxBatch, now_ns};
+use crate::links::{Arrival, Link, MadOwner, RxDatagram, TxBatch, now_ns};
 use crate::soft::engine::timer::Timer;
 use crate::soft::engine::{Core, Engine};
 use crate::soft::events::cm_channel::{CmNotice, Told};
@@ -220,6 +220,7 @@ impl Engine {
             };
             let Inbound { src, src_port, ip_id, packet, mad, message } = &inbound;
             let datagram = RxDatagram {
+                arrival: Arrival::Wire,
                 src: *src,
                 src_port: *src_port,
                 ip_id: *ip_id,

@@ -45,7 +45,7 @@ use nobounce_protocol::timing::Nanos;
 use nobounce_protocol::wire::{Header, Malformed, Marker, Qpn, Service};
 
 use crate::links::OpenError;
-use crate::links::{IcrcWriters, Link, RxDatagram, TxBatch, now_ns};
+use crate::links::{Arrival, IcrcWriters, Link, RxDatagram, TxBatch, now_ns};
 use crate::soft::counters;
 use crate::soft::engine::gsi::Gsi;
 use crate::soft::engine::host::PacketHost;
@@ -187,6 +187,7 @@ impl Engine {
         entry.ends_at = None;
         // A datagram's request names its destination (see `resolve_local_peers`); the address attribute
         // is unused.
+        entry.route.heard_by_ring = false;
         entry.route.ring =
             if entry.qp.service() == Service::Ud { None } else { self.link.peer_ring(remote, slot) };
         if let (None, Some(path)) = (&entry.route.ring, entry.schedule.path)
@@ -433,9 +434,14 @@ impl Core {
             self.account.counters.wrong_state += 1;
             return;
         }
-        if entry.qp.attr().remote != datagram.src && entry.qp.service() != Service::Ud {
-            self.account.counters.wrong_peer += 1;
-            return;
+        if entry.qp.service() != Service::Ud {
+            // A peer that writes to a ring sends nothing by UDP: such a packet is forged.
+            let beside = entry.route.heard_by_ring && datagram.arrival == Arrival::BesideRing;
+            if entry.qp.attr().remote != datagram.src || beside {
+                self.account.counters.wrong_peer += 1;
+                return;
+            }
+            entry.route.heard_by_ring |= datagram.arrival == Arrival::Ring;
         }
         let mut payload =
             datagram.whole.unwrap_or_else(|| datagram.bytes.into()).slice(parsed.payload.clone());

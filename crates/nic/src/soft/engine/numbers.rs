@@ -3,8 +3,9 @@
 use crate::soft::engine::Core;
 use crate::soft::engine::region::random_u32;
 
-/// The first queue pair's number is random among this many.
-const FIRST_NUMBERS: u32 = 1024;
+/// The first queue pair's number is random among this many: all that a device has, but for the
+/// management queue pairs.
+const FIRST_NUMBERS: u32 = (1 << 16) - 2;
 
 impl Core {
     /// A free queue pair number of this device, not one that was released just now.
@@ -19,7 +20,7 @@ impl Core {
         self.free.pop_front().map(u32::from)
     }
 
-    /// The first number of a device is random. Peers of a process that is gone may go on sending to
+    /// The first number of a device is random: forged packets must guess it. Peers of a process that is gone may go on sending to
     /// its queue pairs. (The kernel's RoCE does so forever with a retry count of 7.) Those packets
     /// must not reach the next process's queue pairs. Skipped numbers are allocated last. Numbers 0
     /// and 1 are the management queue pairs.

@@ -46,7 +46,8 @@ impl LinkMaker {
     /// The link of the engine with that number.
     pub(crate) fn link(&self, number: usize) -> Result<Box<dyn Link>, OpenError> {
         let Self { config, recorder } = self;
-        let udp = UdpConfig { addr: config.addr, gso: config.gso, gro: config.gro, ..UdpConfig::default() };
+        let Config { addr, gso, gro, local_ports, .. } = *config;
+        let udp = UdpConfig { addr, gso, gro, local_ports, ..UdpConfig::default() };
         let mut link: Box<dyn Link> = Box::new(UdpLink::prepare(&udp)?);
         if config.link == LinkChoice::Auto {
             link = Box::new(ShmLink::new(link)?);

@@ -17,7 +17,7 @@ impl Agent {
         self.counters.received += 1;
         match message {
             Message::Req(req) => self.take_req(now, from, req, mad),
-            Message::SidrReq(req) => self.take_sidr_req(from, req, mad),
+            Message::SidrReq(req) => self.take_sidr_req(now, from, req, mad),
             Message::Rep(rep) => self.take_rep(now, from, rep, message, mad),
             Message::Rtu(ids) => self.about(from, *ids, |this, communication| {
                 if communication.state != CommunicationState::RepSent {
@@ -85,6 +85,10 @@ impl Agent {
             let message = Message::Req(Box::new(req.clone()));
             return refusal(&message, mad).into_iter().for_each(|rej| self.send(from, rej));
         };
+        if !self.limits.allow(now, from) {
+            self.counters.limited += 1;
+            return;
+        }
         if listener.pending >= listener.backlog || self.communications.len() >= MAX_COMMUNICATIONS {
             self.counters.overrun += 1; // it will be asked again
             return;
@@ -116,7 +120,7 @@ impl Agent {
         self.events.push_back(Event::Request { id: CommId(local), from, req: Box::new(req.clone()) });
     }
 
-    fn take_sidr_req(&mut self, from: IpAddr, req: &SidrReq, mad: &Mad) {
+    fn take_sidr_req(&mut self, now: Nanos, from: IpAddr, req: &SidrReq, mad: &Mad) {
         if let Some(&known) = self.asked.get(&(from, req.request, true)) {
             self.counters.duplicates += 1;
             let said = self.communications.get(&known).and_then(|communication| communication.said.clone());
@@ -130,6 +134,10 @@ impl Agent {
             let message = Message::SidrReq(req.clone());
             return refusal(&message, mad).into_iter().for_each(|rep| self.send(from, rep));
         };
+        if !self.limits.allow(now, from) {
+            self.counters.limited += 1;
+            return;
+        }
         if listener.pending >= listener.backlog || self.communications.len() >= MAX_COMMUNICATIONS {
             self.counters.overrun += 1;
             return;

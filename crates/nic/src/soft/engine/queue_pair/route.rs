@@ -17,6 +17,8 @@ use crate::soft::local::routes::{Routes, addressee};
 pub(crate) struct QpRoute {
     /// The ring of a same-host peer, in which its packets are built; they have no ICRC.
     pub(crate) ring: Option<Arc<PeerRing>>,
+    /// The peer sends through a ring of its own: packets by UDP are not the peer's.
+    pub(crate) heard_by_ring: bool,
     /// The routes of its datagrams, for UD; `ring` is then that of the last packet.
     pub(crate) routes: Option<Box<Routes>>,
     /// The destination of its last packet of an unreliable service.
@@ -25,7 +27,12 @@ pub(crate) struct QpRoute {
 
 impl QpRoute {
     pub(super) fn new(service: Service) -> Self {
-        Self { ring: None, routes: (service == Service::Ud).then(Box::default), direction: None }
+        Self {
+            ring: None,
+            heard_by_ring: false,
+            routes: (service == Service::Ud).then(Box::default),
+            direction: None,
+        }
     }
 }
 
@@ -61,6 +68,7 @@ impl QueuePair {
         };
         if was_ours {
             self.route.ring = None;
+            self.route.heard_by_ring = false;
         }
     }
 
