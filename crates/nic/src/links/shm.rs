@@ -23,7 +23,7 @@ use doorbells::ShmDoorbells;
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use nobounce_memory::{Source, shared_file};
@@ -96,15 +96,15 @@ impl IncomingRing {
                     self.ring.is_some()
                 }
                 Came::File(len, file) if self.ring.is_some() => self.files.take(&file, len),
-                Came::Ring(..) | Came::File(..) => false,
-                Came::Goodbye | Came::End => {
+                Came::Ring(..) | Came::File(..) | Came::Invalid => false,
+                Came::Goodbye | Came::Refused | Came::End => {
                     self.connection = None;
                     break;
                 }
             };
             if !sound {
                 counted.refused += 1;
-                rendezvous::shut_down(connection);
+                rendezvous::refuse(connection);
                 self.connection = None;
             }
         }
@@ -183,29 +183,47 @@ pub struct ShmLink<L> {
     sent: bool,
     /// Some reader needs a wake-up.
     wakes: bool,
+    /// A descriptor to give up when there is no other.
+    spare: Option<OwnedFd>,
     /// Consecutive polls of the inner link that found nothing.
     quiet_looks: u32,
     counted: Counted,
 }
 
+/// A descriptor of no use.
+fn spare() -> Option<OwnedFd> {
+    std::fs::File::open("/dev/null").ok().map(OwnedFd::from)
+}
+
 impl<L> ShmLink<L> {
     fn take_new(&mut self) {
         let Some(listener) = &self.listener else { return };
-        let mut new = Vec::new();
-        while let Some(connection) = rendezvous::accept(listener) {
-            if rendezvous::is_ours(&connection) && self.incoming.len() + new.len() < MOST_RINGS {
-                new.push(connection);
-            } else {
-                self.counted.refused += 1;
-                rendezvous::shut_down(&connection);
-            }
-        }
-        for connection in new {
-            if self.poll.add(connection.as_raw_fd()).is_ok() {
+        loop {
+            let (connection, is_short) = match rendezvous::accept(listener) {
+                Ok(Some(connection)) => (connection, false),
+                Ok(None) => break,
+                // No descriptor is left: the spare one serves to refuse. A connection that stays in
+                // the backlog would never be read, and would wake us for ever.
+                Err(_) => {
+                    drop(self.spare.take());
+                    let Ok(Some(connection)) = rendezvous::accept(listener) else { break };
+                    (connection, true)
+                }
+            };
+            let accepted = !is_short
+                && rendezvous::is_ours(&connection)
+                && self.incoming.len() < MOST_RINGS
+                && self.poll.add(connection.as_raw_fd()).is_ok();
+            if accepted {
                 self.incoming.push(IncomingRing { connection: Some(connection), ..IncomingRing::default() });
             } else {
-                rendezvous::shut_down(&connection);
+                self.counted.refused += 1;
+                rendezvous::refuse(&connection);
+                drop(connection);
             }
+        }
+        if self.spare.is_none() {
+            self.spare = spare();
         }
     }
 
@@ -248,6 +266,7 @@ impl<L: Link> ShmLink<L> {
             since_inside: 0,
             sent: false,
             wakes: false,
+            spare: spare(),
             quiet_looks: 0,
             counted: Counted::default(),
         })
@@ -366,12 +385,16 @@ impl<L: Link> ShmLink<L> {
         }
         self.forget_departed();
         // A reader sends nothing but a goodbye: an outgoing connection that is readable has ended.
-        let (departed, poll) = (&mut self.departed, &self.poll);
+        let (departed, poll, fallbacks) = (&mut self.departed, &self.poll, &mut self.fallbacks);
         self.outgoing.retain(|outgoing| {
             let died = match rendezvous::take(&outgoing.connection) {
                 Came::Nothing => return true,
                 Came::End => true,
-                Came::Goodbye | Came::Bell | Came::Ring(..) | Came::File(..) => false,
+                Came::Refused => {
+                    fallbacks.refused_by(outgoing.to);
+                    false
+                }
+                Came::Goodbye | Came::Bell | Came::Ring(..) | Came::File(..) | Came::Invalid => false,
             };
             poll.remove(outgoing.connection.as_raw_fd());
             departed.push(Departed { peer: outgoing.to, died });

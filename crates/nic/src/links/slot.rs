@@ -16,6 +16,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
 use crate::process::fork::NotInherited;
+use crate::process::users;
 
 /// Bytes before the packets of a handover: magic 4, family 1, slot 1, source port 2, first id 2,
 /// segment 2, address 16.
@@ -239,7 +240,7 @@ fn take<'b>(
         libc::recvmsg(fd.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC)
     };
     let got = usize::try_from(got).ok()?;
-    let trusted = sender(&message) == Some(uid);
+    let trusted = sender(&message).is_some_and(|from| from == uid && users::is_ours(from));
     if !trusted || message.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0 {
         return Some(None);
     }

@@ -3,3 +3,4 @@
 pub(crate) mod cpu;
 pub(crate) mod eventfd;
 pub(crate) mod fork;
+pub(crate) mod users;

@@ -167,3 +167,47 @@ fn what_a_killed_process_did_until_shortly_before_is_known() {
     assert!(field(&last("0.live"), "out").starts_with("{\"cpu\": {\"bytes\": 4000, "), "{files:?}");
     assert!(field(&last("1.live"), "in").starts_with("{\"cpu\": {\"bytes\": 4000, "), "{files:?}");
 }
+
+/// Mounts a file system of two pages on the folder, for this thread and those it starts; false
+/// where that is not permitted.
+fn mount_tiny(folder: &Path) -> bool {
+    let path = std::ffi::CString::new(folder.as_os_str().as_encoded_bytes()).unwrap();
+    let nothing = std::ptr::null();
+    // SAFETY: the strings are valid for the calls, which change the mounts of this thread only.
+    unsafe {
+        libc::unshare(libc::CLONE_NEWNS) == 0
+            && libc::mount(nothing, c"/".as_ptr(), nothing, libc::MS_REC | libc::MS_PRIVATE, nothing.cast())
+                == 0
+            && libc::mount(
+                c"none".as_ptr(),
+                path.as_ptr(),
+                c"tmpfs".as_ptr(),
+                0,
+                c"size=8192".as_ptr().cast(),
+            ) == 0
+    }
+}
+
+/// Without space there are no snapshots, and traffic goes on: a store into a file without blocks
+/// would end the process by SIGBUS.
+#[test]
+fn a_full_file_system_does_not_end_the_program() {
+    if role().is_some() {
+        let folder = PathBuf::from(std::env::var_os("NOBOUNCE_REPORT").unwrap());
+        if !mount_tiny(&folder) {
+            println!("waived (this user may mount nothing)");
+            return;
+        }
+        let (a, b) = pair("127.67.9.1", 4096, MTU);
+        let begun = std::time::Instant::now();
+        while begun.elapsed() < std::time::Duration::from_millis(800) {
+            crate::common::check_write(&a, &b, 1, 4096);
+        }
+        return;
+    }
+    let folder = folder("full");
+    let test = "report::a_full_file_system_does_not_end_the_program";
+    let status = child(test, "full").env("NOBOUNCE_REPORT", &folder).status().unwrap();
+    std::fs::remove_dir_all(folder).unwrap();
+    assert!(status.success(), "{status}");
+}

@@ -12,6 +12,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use super::super::slot::unix_name;
 use crate::process::fork::NotInherited;
+use crate::process::users;
 
 /// Length of the message that passes a ring: magic 4, version 1, family 1, port 2, address 16.
 const HELLO: usize = 24;
@@ -22,6 +23,8 @@ const SHOWN: usize = 12;
 const SHOWN_MAGIC: [u8; 4] = *b"nbsf";
 /// Message before an orderly close.
 const GOODBYE: [u8; 3] = *b"bye";
+/// Message of a reader that cannot take the ring, and lives on.
+const REFUSAL: [u8; 3] = *b"no!";
 /// Backlog of connections not accepted yet.
 const BACKLOG: i32 = 64;
 
@@ -108,8 +111,11 @@ pub(in crate::links) fn connect(addr: IpAddr, slot: u8) -> io::Result<NotInherit
     Ok(fd)
 }
 
-/// Accepts the next connection.
-pub(in crate::links) fn accept(listener: &OwnedFd) -> Option<NotInherited> {
+/// Accepts the next connection, if there is one.
+///
+/// # Errors
+/// There is one, but this process has no descriptor left for it.
+pub(in crate::links) fn accept(listener: &OwnedFd) -> io::Result<Option<NotInherited>> {
     let accepted = NotInherited::open(|| {
         let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
         let no_address = std::ptr::null_mut();
@@ -121,7 +127,11 @@ pub(in crate::links) fn accept(listener: &OwnedFd) -> Option<NotInherited> {
         // SAFETY: a fresh descriptor that has no other owner.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     });
-    accepted.ok()
+    match accepted {
+        Ok(connection) => Ok(Some(connection)),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => Err(error),
+        Err(_) => Ok(None),
+    }
 }
 
 /// Refuses new connections; those in the backlog can still be accepted.
@@ -138,8 +148,7 @@ pub(in crate::links) fn is_ours(connection: &OwnedFd) -> bool {
     let to = (&raw mut peer).cast();
     // SAFETY: the pointers describe one live structure and its length.
     let known = unsafe { libc::getsockopt(connection.as_raw_fd(), level, name, to, &raw mut len) } == 0;
-    // SAFETY: geteuid reads one number of this process and cannot fail.
-    known && peer.uid == unsafe { libc::geteuid() }
+    known && users::is_ours(peer.uid)
 }
 
 /// Passes a ring to the peer.
@@ -194,8 +203,12 @@ pub(in crate::links) fn send_with(connection: &OwnedFd, bytes: &mut [u8], file: 
 pub(in crate::links) enum Came {
     /// Nothing yet.
     Nothing,
-    /// The peer is gone, or sent an invalid message.
+    /// The peer is gone.
     End,
+    /// A message that this version does not know, or whose descriptor found no room.
+    Invalid,
+    /// The peer does not take the ring.
+    Refused,
     /// The peer closes in order.
     Goodbye,
     /// A doorbell.
@@ -210,7 +223,7 @@ pub(in crate::links) enum Came {
 pub(in crate::links) fn take(connection: &OwnedFd) -> Came {
     let mut bytes = [0; HELLO + 1];
     let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-    // Room for one descriptor: further ones find none and are dropped by the kernel.
+    // Alignment makes room for two descriptors where one is expected; `descriptor` closes the other.
     let mut control = [0_u64; 3];
     // SAFETY: msghdr is plain integers and pointers; zeros (null, 0) are valid.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
@@ -233,18 +246,19 @@ pub(in crate::links) fn take(connection: &OwnedFd) -> Came {
         Ok(0) => Came::End,
         Ok(1) => Came::Bell,
         Ok(3) if bytes.starts_with(&GOODBYE) => Came::Goodbye,
+        Ok(3) if bytes.starts_with(&REFUSAL) => Came::Refused,
         Ok(len) => {
-            let (said, Some(file)) = (bytes.get(..len).unwrap_or(&[]), file) else { return Came::End };
+            let (said, Some(file)) = (bytes.get(..len).unwrap_or(&[]), file) else { return Came::Invalid };
             match (RingHello::decode(said), decode_shown(said)) {
                 (Some(hello), _) => Came::Ring(hello, file),
                 (_, Some(len)) => Came::File(len, file),
-                _ => Came::End,
+                _ => Came::Invalid,
             }
         }
     }
 }
 
-/// The first descriptor that came with a message.
+/// The first descriptor that came with a message; further ones are closed.
 fn descriptor(message: &libc::msghdr) -> Option<OwnedFd> {
     // SAFETY: the kernel filled the control area and its length; CMSG_FIRSTHDR gives null or a
     // header inside it.
@@ -255,9 +269,15 @@ fn descriptor(message: &libc::msghdr) -> Option<OwnedFd> {
     if !is_one || header.cmsg_len < least {
         return None;
     }
-    // SAFETY: a control message of this type holds descriptors, possibly unaligned, which are ours
-    // now.
-    Some(unsafe { OwnedFd::from_raw_fd(libc::CMSG_DATA(header).cast::<RawFd>().read_unaligned()) })
+    let count = (header.cmsg_len - least) / size_of::<RawFd>() + 1;
+    let mut all = (0..count).map(|at| {
+        // SAFETY: a control message of this type and length holds so many descriptors, possibly
+        // unaligned, which are ours now.
+        unsafe { OwnedFd::from_raw_fd(libc::CMSG_DATA(header).cast::<RawFd>().add(at).read_unaligned()) }
+    });
+    let first = all.next();
+    all.for_each(drop);
+    first
 }
 
 /// Rings the doorbell: wakes the reader of the ring. A full queue means that it is awake already.
@@ -269,6 +289,11 @@ pub(in crate::links) fn ring_doorbell(connection: &OwnedFd) {
 /// receives it.)
 pub(in crate::links) fn shut_down(connection: &OwnedFd) {
     say(connection, &GOODBYE);
+}
+
+/// Tells the writer of a ring that it is not read: it goes on by UDP.
+pub(in crate::links) fn refuse(connection: &OwnedFd) {
+    say(connection, &REFUSAL);
 }
 
 fn say(connection: &OwnedFd, bytes: &[u8]) {
@@ -309,8 +334,8 @@ mod tests {
         let hello = RingHello { src: addr, src_port: 7 };
         send_ring(&there, hello, ring.as_raw_fd()).unwrap();
         ring_doorbell(&there);
-        let here = accept(&listener).unwrap();
-        assert!(accept(&listener).is_none());
+        let here = accept(&listener).unwrap().unwrap();
+        assert!(accept(&listener).unwrap().is_none());
         assert!(is_ours(&here) && is_ours(&there));
         let Came::Ring(said, file) = take(&here) else { panic!("no ring came") };
         assert!(said == hello && shared_file::is_sound(&file, 4096));
@@ -332,8 +357,8 @@ mod tests {
         close_doors(&listener);
         let refused = connect(addr, 3).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
-        let here = accept(&listener).unwrap();
-        assert!(accept(&listener).is_none());
+        let here = accept(&listener).unwrap().unwrap();
+        assert!(accept(&listener).unwrap().is_none());
         shut_down(&here);
         drop((here, listener));
         assert!(matches!(take(&there), Came::Goodbye));
@@ -344,7 +369,7 @@ mod tests {
         let addr = "127.88.1.3".parse().unwrap();
         let listener = listen(addr, 3).unwrap();
         let there = connect(addr, 3).unwrap();
-        let here = accept(&listener).unwrap();
+        let here = accept(&listener).unwrap().unwrap();
         ring_doorbell(&there);
         shut_down(&here);
         drop(here);
@@ -360,7 +385,49 @@ mod tests {
             let there = connect(addr, 0).unwrap();
             // SAFETY: live bytes.
             unsafe { libc::send(there.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), 0) };
-            assert!(matches!(take(&accept(&listener).unwrap()), Came::End), "{} bytes", bytes.len());
+            assert!(
+                matches!(take(&accept(&listener).unwrap().unwrap()), Came::Invalid),
+                "{} bytes",
+                bytes.len()
+            );
+        }
+    }
+
+    /// Alignment leaves room for a second descriptor in a control message: it must not stay open.
+    #[test]
+    fn a_surplus_descriptor_is_closed() {
+        let addr = "127.88.1.5".parse().unwrap();
+        let listener = listen(addr, 0).unwrap();
+        let there = connect(addr, 0).unwrap();
+        let here = accept(&listener).unwrap().unwrap();
+        let ring = shared_file::create(4096).unwrap();
+        let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+        let before = open();
+        for _ in 0..8 {
+            send_two(&there, RingHello { src: addr, src_port: 7 }, ring.as_raw_fd());
+            assert!(matches!(take(&here), Came::Ring(..)));
+        }
+        assert_eq!(open(), before);
+    }
+
+    /// As `send_with`, with the same descriptor twice.
+    fn send_two(connection: &OwnedFd, hello: RingHello, file: RawFd) {
+        let mut bytes = hello.encode();
+        let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+        let mut control = [0_u64; 4];
+        // SAFETY: as in `send_with`, with room for two descriptors.
+        unsafe {
+            let mut message: libc::msghdr = std::mem::zeroed();
+            message.msg_iov = &raw mut part;
+            message.msg_iovlen = 1;
+            message.msg_control = control.as_mut_ptr().cast();
+            message.msg_controllen = usize::try_from(libc::CMSG_SPACE(8)).unwrap();
+            let header = &mut *libc::CMSG_FIRSTHDR(&raw const message);
+            header.cmsg_level = libc::SOL_SOCKET;
+            header.cmsg_type = libc::SCM_RIGHTS;
+            header.cmsg_len = usize::try_from(libc::CMSG_LEN(8)).unwrap();
+            libc::CMSG_DATA(header).cast::<[RawFd; 2]>().write_unaligned([file; 2]);
+            assert!(libc::sendmsg(connection.as_raw_fd(), &raw const message, 0) > 0);
         }
     }
 }

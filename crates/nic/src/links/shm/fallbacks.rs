@@ -36,6 +36,15 @@ impl Fallbacks {
         }
     }
 
+    /// A peer lives, and does not read the ring that it was given.
+    pub(super) fn refused_by(&mut self, (remote, slot): (IpAddr, u8)) {
+        let reason = format!(
+            "no shared memory with slot {slot} of {remote}, packets take UDP: it refused the ring (no descriptor left, or another version of nobounce)"
+        );
+        tracing::warn!("{reason}");
+        self.keep(reason);
+    }
+
     pub(super) fn reasons(&self) -> Vec<String> {
         self.0.iter().cloned().collect()
     }

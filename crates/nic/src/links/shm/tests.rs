@@ -227,3 +227,68 @@ fn a_peer_that_does_not_read_does_not_get_all_chunks() {
     assert!(!lease(&mut batch, &ring, to.slot(), &ninth));
     from.send(&mut batch);
 }
+
+/// Runs `what` while this process can open no further descriptor.
+fn without_descriptors(what: impl FnOnce()) {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: one live structure.
+    assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) }, 0);
+    let before = limit.rlim_cur;
+    // The lowest free number: descriptors are allocated from the bottom.
+    let next = std::fs::File::open("/dev/null").unwrap().as_raw_fd();
+    let mut set = |most: u64| {
+        limit.rlim_cur = most;
+        // SAFETY: one live structure.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
+    };
+    set(u64::try_from(next).unwrap());
+    what();
+    set(before);
+}
+
+/// A peer that has no descriptor left refuses, and lives: packets take UDP, with the reason.
+#[test]
+fn a_peer_short_of_descriptors_is_reached_by_udp() {
+    let (mut from, mut to) = (link("127.66.2.11"), link("127.66.2.11"));
+    let ring = from.peer_ring(to.local(), to.slot()).unwrap();
+    without_descriptors(|| to.poll_control());
+    assert!(to.incoming.is_empty() && to.spare.is_some());
+    from.poll_control();
+    assert_eq!(from.departed(), Some(Departed { peer: (to.local(), to.slot()), died: false }));
+    assert!(from.fallbacks().iter().any(|reason| reason.contains("no descriptor left")));
+    drop(ring);
+    assert!(from.peer_ring(to.local(), to.slot()).is_some(), "it is tried again for the next queue pair");
+    to.poll_control();
+    assert_eq!(to.incoming.len(), 1);
+}
+
+/// The ring itself came without a descriptor: the same.
+#[test]
+fn a_ring_that_finds_no_descriptor_is_refused() {
+    let (mut from, mut to) = (link("127.66.2.12"), link("127.66.2.12"));
+    let listener = to.listener.as_ref().unwrap();
+    let there = rendezvous::connect(to.local(), to.slot()).unwrap();
+    let connection = rendezvous::accept(listener).unwrap().unwrap();
+    to.poll.add(connection.as_raw_fd()).unwrap();
+    to.incoming.push(IncomingRing { connection: Some(connection), ..IncomingRing::default() });
+    let file = shared_file::create(ring::FILE_LEN).unwrap();
+    let hello = RingHello { src: to.local(), src_port: 4791 };
+    rendezvous::send_ring(&there, hello, file.as_raw_fd()).unwrap();
+    without_descriptors(|| to.poll_control());
+    assert!(matches!(rendezvous::take(&there), Came::Refused));
+    assert!(to.incoming.is_empty());
+    from.poll_control();
+}
+
+/// So does a peer of another version.
+#[test]
+fn a_ring_of_another_version_is_refused() {
+    let mut to = link("127.66.2.13");
+    let there = rendezvous::connect(to.local(), to.slot()).unwrap();
+    let file = shared_file::create(ring::FILE_LEN).unwrap();
+    let mut unknown = *b"nbsm\x09\x04\0\0................";
+    rendezvous::send_with(&there, &mut unknown, file.as_raw_fd()).unwrap();
+    to.poll_control();
+    to.poll_control();
+    assert!(matches!(rendezvous::take(&there), Came::Refused));
+}

@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{Ordering, fence};
@@ -45,9 +46,9 @@ unsafe impl Send for Snapshots {}
 impl Snapshots {
     /// Creates the file.
     pub(crate) fn create(path: &Path, now: Nanos) -> io::Result<Self> {
-        let file = File::options().read(true).write(true).create_new(true).open(path)?;
+        let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(path)?;
         let len = 2 * SNAPSHOT_PLACE;
-        file.set_len(len as u64)?;
+        allocate(&file, len)?;
         let (rights, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
         // SAFETY: a new mapping of a file of this length, at an address that the kernel chooses.
         let at = unsafe { libc::mmap(ptr::null_mut(), len, rights, flags, file.as_raw_fd(), 0) };
@@ -101,6 +102,17 @@ impl Drop for Snapshots {
     fn drop(&mut self) {
         // SAFETY: the mapping of `create`, which is not used any more.
         unsafe { libc::munmap(self.at.as_ptr().cast(), 2 * SNAPSHOT_PLACE) };
+    }
+}
+
+/// Gives the file its length and its blocks. A store into a sparse file on a full file system would
+/// end the process by SIGBUS.
+fn allocate(file: &File, len: usize) -> io::Result<()> {
+    let len = libc::off_t::try_from(len).map_err(io::Error::other)?;
+    // SAFETY: the call takes a descriptor and two numbers.
+    match unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, len) } {
+        0 => Ok(()),
+        error => Err(io::Error::from_raw_os_error(error)),
     }
 }
 
