@@ -11,9 +11,9 @@ use crate::entry::{self, Errno};
 use crate::id::{Id, State};
 use crate::layout::{CmId, UDP_QKEY};
 
-/// RNR timer: how long a requester waits that found no receive, 0.64 ms. (The kernel's is 0 here,
-/// which is 655 ms.)
-const MIN_RNR_TIMER: u8 = 12;
+/// RNR timer: how long a requester waits that found no receive. 0 is 655 ms, as the kernel sets it:
+/// programs choose their RNR retry count for that.
+const MIN_RNR_TIMER: u8 = 0;
 const HOP_LIMIT: u8 = 64;
 
 /// Route to the remote side.

@@ -3,4 +3,5 @@
 pub(crate) mod cpu;
 pub(crate) mod eventfd;
 pub(crate) mod fork;
+pub(crate) mod random;
 pub(crate) mod users;

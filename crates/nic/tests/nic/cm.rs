@@ -8,7 +8,7 @@ use std::net::{IpAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
-use crate::common::{End, MIB, config, unguarded};
+use crate::common::{End, MIB, child, config, role, unguarded};
 use nobounce_nic::soft::{BindError, Cm, CmChannel, Device, Psn, Qpn, Told};
 use nobounce_nic::work::QpLimits;
 use nobounce_protocol::cm::{
@@ -413,4 +413,43 @@ fn malformed_forged_and_replayed_messages_change_nothing() {
     assert_eq!(b.event(), Event::Established { id });
     // A real one still gets through.
     converse(&Side::open("127.61.8.2"), &b);
+}
+
+/// The listener holds slot 0: its own socket receives what it sends to this address. It exits
+/// without a further call; what it said last arrives nevertheless.
+#[test]
+fn what_was_said_last_arrives_although_the_process_exits_at_once() {
+    const ADDR: &str = "127.61.20.1";
+    if let Some(role) = role() {
+        let side = Side::listening(ADDR, 4);
+        println!("ready");
+        let Event::Request { id, .. } = side.event() else { panic!("no request") };
+        if role == "rejects" {
+            side.cm.reject(id, reason::CONSUMER, b"no".to_vec()).unwrap();
+        } else {
+            side.cm.accept(id, answer(0x66)).unwrap();
+            assert_eq!(side.event(), Event::Established { id });
+            side.cm.disconnect(id).unwrap();
+        }
+        // SAFETY: ends the process without any clean-up, as the test wants.
+        unsafe { libc::_exit(0) };
+    }
+    let test = "cm::what_was_said_last_arrives_although_the_process_exits_at_once";
+    for round in 0..10 {
+        let role = if round % 2 == 0 { "rejects" } else { "disconnects" };
+        let mut process = child(test, role).stdout(std::process::Stdio::piped()).spawn().unwrap();
+        let lines = io::BufReader::new(process.stdout.take().unwrap());
+        assert!(io::BufRead::lines(lines).any(|line| line.unwrap().contains("ready")));
+        let side = Side::open(ADDR);
+        let id = side.connect(side.local(), 0x55);
+        if role == "rejects" {
+            let Event::Rejected { reason, .. } = side.event() else { panic!("not rejected") };
+            assert_eq!(reason, reason::CONSUMER);
+        } else {
+            let Event::Reply { .. } = side.event() else { panic!("no reply") };
+            side.cm.establish(id).unwrap();
+            assert_eq!(side.event(), Event::Disconnected { id, silent: false });
+        }
+        assert!(process.wait().unwrap().success());
+    }
 }

@@ -7,6 +7,7 @@ use nobounce_protocol::cm::{Accept, Agent, AgentCounters, CmConfig, CmError, Com
 use nobounce_protocol::wire::Qpn;
 
 use crate::links::now_ns;
+use crate::process::random::random_u64;
 use crate::soft::engine::Engine;
 use crate::soft::engine::gsi::{LocalAgent, ServiceOwner};
 use crate::soft::error::CreateQpError;
@@ -47,7 +48,7 @@ impl Device {
     pub fn cm(&self) -> Result<Cm, CreateQpError> {
         self.listen()?;
         let mut engine = self.shared.engines.first().lock().ok_or(CreateQpError::Forked)?;
-        let config = CmConfig { slot: engine.link.slot(), ca_guid: guid(self), seed: seed() };
+        let config = CmConfig { slot: engine.link.slot(), ca_guid: guid(self), seed: random_u64() };
         engine.core.gsi.agent.get_or_insert_with(|| Box::new(LocalAgent::new(config)));
         drop(engine);
         Ok(Cm { device: self.clone() })
@@ -70,10 +71,6 @@ fn guid(device: &Device) -> u64 {
     }
 }
 
-/// A value that differs between processes, and between runs of one process.
-fn seed() -> u64 {
-    now_ns().rotate_left(32) ^ u64::from(std::process::id())
-}
 
 impl Cm {
     /// Its device.
@@ -91,6 +88,7 @@ impl Cm {
 
     fn finish(&self, mut engine: MutexGuard<'_, Engine>) {
         engine.serve_gsi(now_ns());
+        engine.route_own_mads();
         let deadline = engine.unattended_deadline();
         drop(engine);
         // No poll may follow: the engine thread must know the retransmission deadline of this MAD.

@@ -253,6 +253,15 @@ impl Engine {
         self.arm_gsi(now);
     }
 
+    /// Hands over MADs that we sent to this address. The socket of slot 0 receives them; if that is
+    /// ours, they must not wait for the next poll: the process may exit before.
+    pub(crate) fn route_own_mads(&mut self) {
+        if self.link.slot() == 0 {
+            self.link.poll_control();
+            self.progress();
+        }
+    }
+
     fn send_gsi(&mut self) {
         // The batch takes them from the end.
         self.core.gsi.out.reverse();

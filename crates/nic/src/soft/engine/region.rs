@@ -11,6 +11,7 @@ use nobounce_memory::{Sink, Source};
 use nobounce_protocol::qp::{Access, LocalFault, LocalWork, Nak};
 use nobounce_protocol::wire::Psn;
 
+use crate::process::random::random_u32;
 use crate::soft::engine::memory_windows::{Accessor, Windows};
 use crate::soft::error::RegisterError;
 use crate::soft::gpu::staging::{CopyOwner, Staging};
@@ -432,13 +433,4 @@ fn judge_load(faults: &mut u64, error: LoadError) -> GatherError {
 fn judge(faults: &mut u64, error: &AccessError) -> Nak {
     *faults += u64::from(error.is_fault());
     if error.is_fault() { Nak::RemoteOperational } else { Nak::RemoteAccess }
-}
-
-/// Unpredictable: the key is all that protects the memory behind it from a peer.
-pub(crate) fn random_u32() -> u32 {
-    let mut bytes = [0_u8; 4];
-    // SAFETY: four writable bytes. For so few the call neither blocks (after boot) nor returns
-    // short.
-    unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-    u32::from_ne_bytes(bytes)
 }
