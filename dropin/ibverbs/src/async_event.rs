@@ -48,6 +48,7 @@ fn claim(context: &ContextObject) -> Option<verbs::AsyncEvent> {
             srq.acks.delivered();
             (srq.raw().cast(), verbs::IBV_EVENT_SRQ_LIMIT_REACHED)
         }
+        AsyncEvent::DeviceFatal => (std::ptr::null_mut(), verbs::IBV_EVENT_DEVICE_FATAL),
         _ => return None,
     };
     Some(verbs::AsyncEvent { element, event_type })

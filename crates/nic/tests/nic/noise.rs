@@ -10,9 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::common::unreliable::{DEEP, QKEY};
-use crate::common::{
-    ALL_ACCESS, End, StopAtEnd, connect, link, pair_with, patterns, unguarded, until,
-};
+use crate::common::{ALL_ACCESS, End, StopAtEnd, connect, link, pair_with, patterns, unguarded, until};
 use crate::forged::Forger;
 use nobounce_memory::HostBuffer;
 use nobounce_nic::links::rings::PeerRing;

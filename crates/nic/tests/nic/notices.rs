@@ -2,10 +2,15 @@
 #![allow(clippy::cast_possible_truncation)] // small constants
 
 use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::common::{End, LIMIT, config, connect, pair, until};
-use nobounce_nic::soft::{AsyncEvent, Channel, Cq, CqError, Mtu, Psn, QpAttr, QpState, ResizeError, Status};
+use nobounce_nic::links::udp::{UdpConfig, UdpLink};
+use nobounce_nic::links::{Link, RxDatagram, TxBatch};
+use nobounce_nic::soft::{
+    AsyncEvent, Channel, Cq, CqError, Device, Mtu, Psn, QpAttr, QpState, ResizeError, Status,
+};
 use nobounce_nic::work::{Operation, QpLimits, RecvRequest, SendRequest};
 use nobounce_protocol::qp::QpEvent;
 
@@ -313,4 +318,61 @@ fn nobody_needs_to_poll_the_target() {
         assert_eq!(b.bytes(64, 8), i.to_ne_bytes(), "written before the writer's completion");
     }
     assert_eq!(polled(&b.cq), 100);
+}
+
+/// A link that panics once it is asked to.
+#[derive(Debug)]
+struct Panicking(UdpLink, std::sync::Arc<AtomicBool>);
+
+impl Link for Panicking {
+    fn local(&self) -> std::net::IpAddr {
+        self.0.local()
+    }
+
+    fn listen(&mut self) -> Result<(), nobounce_nic::links::OpenError> {
+        self.0.listen()
+    }
+
+    fn slot(&self) -> u8 {
+        self.0.slot()
+    }
+
+    fn capabilities(&self) -> nobounce_nic::links::Capabilities {
+        self.0.capabilities()
+    }
+
+    fn send(&mut self, batch: &mut TxBatch) {
+        self.0.send(batch);
+    }
+
+    fn receive(&mut self, sink: &mut dyn FnMut(&RxDatagram<'_>)) -> usize {
+        assert!(!self.1.load(Ordering::Relaxed), "a bug, for the test");
+        self.0.receive(sink)
+    }
+
+    fn wake_fds(&self) -> Vec<RawFd> {
+        self.0.wake_fds()
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        self.0.counters()
+    }
+}
+
+/// A program that waits for events learns that its device is dead, instead of waiting for ever.
+#[test]
+fn a_panic_of_an_engine_thread_is_a_fatal_event() {
+    let broken = std::sync::Arc::new(AtomicBool::new(false));
+    let udp = UdpLink::prepare(&UdpConfig::new("127.64.9.1".parse().unwrap())).unwrap();
+    let device = Device::with_link(Box::new(Panicking(udp, broken.clone()))).unwrap();
+    let mut end = End::of(device, 4096);
+    end.add_qp(QpLimits::default());
+    broken.store(true, Ordering::Relaxed);
+    // A packet wakes the thread.
+    let from = std::net::UdpSocket::bind("127.64.9.2:0").unwrap();
+    until("the event", || {
+        from.send_to(&[0; 20], ("127.64.9.1", 4791)).unwrap();
+        end.device.next_event() == Some(AsyncEvent::DeviceFatal)
+    });
+    std::mem::forget(end); // its destruction would drive the broken link
 }

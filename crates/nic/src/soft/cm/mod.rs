@@ -71,7 +71,6 @@ fn guid(device: &Device) -> u64 {
     }
 }
 
-
 impl Cm {
     /// Its device.
     pub fn device(&self) -> &Device {

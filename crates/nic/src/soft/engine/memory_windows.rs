@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use nobounce_protocol::qp::{Access, LocalWork};
 
-use crate::soft::engine::queue_pair::QueuePair;
 use crate::process::random::random_u32;
+use crate::soft::engine::queue_pair::QueuePair;
 use crate::soft::engine::region::{Region, Regions};
 use crate::soft::limits::DeviceLimits;
 

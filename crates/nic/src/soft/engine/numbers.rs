@@ -1,7 +1,7 @@
 //! Allocation of queue pair numbers.
 
-use crate::soft::engine::Core;
 use crate::process::random::random_u32;
+use crate::soft::engine::Core;
 
 /// The first queue pair's number is random among this many: all that a device has, but for the
 /// management queue pairs.

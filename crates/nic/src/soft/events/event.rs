@@ -27,6 +27,8 @@ pub enum AsyncEvent {
     /// A shared receive queue holds fewer receives than its limit.
     #[allow(missing_docs)]
     SrqLimitReached { srq: u32 },
+    /// The device cannot go on: an engine thread ended by a panic, which is logged.
+    DeviceFatal,
 }
 
 #[derive(Debug)]

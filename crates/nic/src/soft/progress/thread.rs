@@ -6,6 +6,7 @@
 
 use std::io;
 use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -16,6 +17,7 @@ use nobounce_protocol::timing::Nanos;
 use crate::links::now_ns;
 use crate::process::cpu::ask_for_short_slices;
 use crate::process::fork;
+use crate::soft::events::event::AsyncEvent;
 use crate::soft::progress::attention::{Attention, Callers, WINDOW_NS};
 use crate::soft::progress::lock::{EngineLock, release};
 use crate::soft::progress::mode::Mode;
@@ -54,9 +56,12 @@ impl EngineThread {
         let name = if number == 0 { "nobounce".into() } else { format!("nobounce-{number}") };
         let run = move || {
             ask_for_short_slices();
-            match mode {
+            let driven = catch_unwind(AssertUnwindSafe(|| match mode {
                 Mode::Thread => driver.run_alone(),
                 Mode::Caller => driver.stand_in(),
+            }));
+            if driven.is_err() {
+                driver.report_panic();
             }
         };
         let thread = Some(std::thread::Builder::new().name(name).spawn(run)?);
@@ -94,6 +99,12 @@ struct Round {
 }
 
 impl ThreadDriver {
+    /// A program that waits for completions must learn that none will come.
+    fn report_panic(&self) {
+        tracing::error!("an engine thread panicked: the device is dead (IBV_EVENT_DEVICE_FATAL)");
+        self.engine.lock_to_drive().core.events.push(AsyncEvent::DeviceFatal);
+    }
+
     fn is_stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
