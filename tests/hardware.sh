@@ -25,9 +25,9 @@ says "$fine" 0 NOBOUNCE_VERBS="$dropin" -- --device nb0 --op atomic --kind laten
 says "$fine" 0 NOBOUNCE_VERBS="$dropin" -- --device nb0 --op write --kind bandwidth --qps 8 --size 64K --iters 100
 says 'device nb0 port 1: RoCE' 0 NOBOUNCE_VERBS="$dropin" -- --device nb0 --op write --kind latency --size 8 --iters 50
 says 'used: an IPv4 address' 0 NOBOUNCE_VERBS="$dropin" -- --device nb0 --explain-device
-says 'none was named' 0 -- --explain-device
+says 'NOBOUNCE_DEVICE are not set' 0 -- --explain-device
 # Rails: each by itself.
-says '^used: nb1: it was named' 0 -- --device nb0,nb1 --explain-device
+says '^used: nb1: set by --device' 0 -- --device nb0,nb1 --explain-device
 
 # One end by nic/hard, the other the software NIC itself.
 port=$(free_port)
@@ -45,11 +45,11 @@ gpu=(NOBOUNCE_VERBS="$dropin" NOBOUNCE_CUDA="$(realpath "$target/debug/libfake_c
 on_gpu=(--device nb0 --memory gpu --kind latency --size 4K --iters 20)
 says '^path of GPU memory: direct \(dma-buf\)$' 0 "${gpu[@]}" -- "${on_gpu[@]}" --op write,read
 says '^path of GPU memory: direct \(peermem\)$' 0 "${gpu[@]}" NOBOUNCE_REFUSE=dma-buf -- "${on_gpu[@]}" --op write
-says '^not by dma-buf: ibv_reg_dmabuf_mr: ' 0 "${gpu[@]}" NOBOUNCE_REFUSE=dma-buf -- "${on_gpu[@]}" --op write
+says '^not used: dma-buf: ibv_reg_dmabuf_mr: ' 0 "${gpu[@]}" NOBOUNCE_REFUSE=dma-buf -- "${on_gpu[@]}" --op write
 says '^path of GPU memory: staged \(dma-buf: .*; peermem: .*\)$' 0 "${gpu[@]}" NOBOUNCE_REFUSE=dma-buf,peermem -- "${on_gpu[@]}" --op send
 says 'a direct path is required' 2 "${gpu[@]}" NOBOUNCE_REFUSE=dma-buf,peermem NOBOUNCE_REQUIRE=direct -- "${on_gpu[@]}" --op send
 says '^  memory of GPU 0: direct \(dma-buf\)$' 0 "${gpu[@]}" -- --device nb0 --memory gpu --explain-device
-says '^  not by dma-buf: ibv_reg_dmabuf_mr: ' 0 "${gpu[@]}" NOBOUNCE_REFUSE=dma-buf -- --device nb0 --memory gpu --explain-device
+says '^  not used: dma-buf: ibv_reg_dmabuf_mr: ' 0 "${gpu[@]}" NOBOUNCE_REFUSE=dma-buf -- --device nb0 --memory gpu --explain-device
 says '^  memory of GPU 0: staged \(dma-buf: .*; peermem: ' 0 "${gpu[@]}" NOBOUNCE_REFUSE=dma-buf,peermem -- --device nb0 --memory gpu --explain-device
 
 # What the drop-in itself counted says the same: as tools/gpu-check demands it on a real GPU.
@@ -84,7 +84,7 @@ port=$(free_port)
 "$nobounce" bench --listen "127.0.0.1:$port" >"$folder/server" 2>&1 &
 server=$!
 if wait_for "$port" "$server"; then
-    says '2 rails are asked for, and this end has 1' 2 "${two[@]}" -- --peer "127.0.0.1:$port" "${rails[@]}"
+    says '2 rails requested, this end has 1' 2 "${two[@]}" -- --peer "127.0.0.1:$port" "${rails[@]}"
 else
     fail "the serving end does not listen"
 fi
@@ -92,7 +92,7 @@ kill "$server"
 
 # Which one, where the choice is left to us.
 says '^used: nb0: the first device of the libibverbs' 0 NOBOUNCE_VERBS="$dropin" -- --device auto --explain-device
-says '^device auto is nb0: there is no RDMA adapter here' 0 -- --device auto --op write --kind latency --size 8 --iters 50
+says '^device auto is nb0: no RDMA adapter found' 0 -- --device auto --op write --kind latency --size 8 --iters 50
 says '^  nb0: .*; port 1: active, RoCE' 0 NOBOUNCE_VERBS="$dropin" -- --explain-device
 says "$fine" 0 NOBOUNCE_VERBS="$dropin" NOBOUNCE_DEVICE=auto -- --op write --kind latency --size 8 --iters 50
 
@@ -101,6 +101,6 @@ says 'there is no RDMA device mlx5_9; there are: nb0' 2 NOBOUNCE_VERBS="$dropin"
 says 'is no absolute path' 2 NOBOUNCE_VERBS=libibverbs.so.1 -- --device nb0
 says 'has no function ibv_get_device_list' 2 NOBOUNCE_VERBS="$(realpath "$target/debug/dropin/libgdrapi.so.2")" -- --device nb0
 says 'index 7 was asked for' 2 NOBOUNCE_VERBS="$dropin" NOBOUNCE_GID_INDEX=7 -- --device nb0
-says "are the software NIC's; nb0 is hardware" 2 NOBOUNCE_VERBS="$dropin" -- --device nb0 --loss 0.01
+says "apply to the software NIC only; nb0 is hardware" 2 NOBOUNCE_VERBS="$dropin" -- --device nb0 --loss 0.01
 
 done_all

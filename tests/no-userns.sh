@@ -28,6 +28,6 @@ options=(--mounts)
 run true >"$folder/client" 2>&1
 code=$?
 [ $code = 2 ] || fail "--mounts without namespaces: exit code $code"
-expect 'Without --mounts none is needed' "$folder/client" "--mounts without namespaces"
+expect 'do not need --mounts' "$folder/client" "--mounts without namespaces"
 
 done_all

@@ -7,7 +7,7 @@ pub(crate) const VARIABLE: &str = "NOBOUNCE_LOG";
 
 /// `NOBOUNCE_LOG` holds a word that is no level.
 #[derive(Debug, thiserror::Error)]
-#[error("{VARIABLE}={word:?} is no log level; use off, error, warn, info, debug or trace")]
+#[error("invalid {VARIABLE}={word:?}: expected off, error, warn, info, debug or trace")]
 pub(crate) struct LevelError {
     word: String,
 }

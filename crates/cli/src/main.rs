@@ -1,12 +1,13 @@
 //! The `nobounce` command: parse, run, exit code.
 //!
-//! Exit codes: 0 fine, 1 a comparison or verification failed, 2 wrong usage or broken environment.
+//! Exit codes: 0 success, 1 a comparison or verification failed, 2 usage error or broken environment.
 //!
 //! ## Rooms
 //!
 //! A room imports its own modules and lower ones.
 //!
 //! ```text
+//! generate     man pages, completions
 //! run          other programs on nb0
 //! bench        measurements
 //! predict      what to expect
@@ -22,6 +23,7 @@
 
 mod bench;
 mod doctor;
+mod generate;
 mod log;
 mod predict;
 mod run;
@@ -32,7 +34,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// Moves GPU and host memory between machines by RDMA, with or without an RDMA NIC.
+/// Move GPU and host memory between machines over RDMA, with or without an RDMA NIC.
 #[derive(Debug, Parser)]
 #[command(name = "nobounce", version, propagate_version = true, arg_required_else_help = true)]
 struct Cli {
@@ -42,38 +44,39 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Measure latency, bandwidth and message rate, and our share of what the wire can do
+    Demo(bench::demo::DemoArgs),
+
     Bench(Box<bench::args::BenchArgs>),
 
-    /// Run a program that uses RDMA, unmodified, on a software NIC
     Run(run::args::RunArgs),
 
-    /// Say why GPUDirect is off, from probes, with the fix
     Doctor(Box<doctor::args::DoctorArgs>),
 
-    /// Show what is plugged where, and the best adapter for each GPU
     Topo(doctor::args::TopoArgs),
 
-    /// Say what to expect of a machine, direct and staged, and what limits it
     Predict(Box<predict::args::PredictArgs>),
 
-    /// Measure only what plain UDP does between two processes here
+    /// Write man pages or shell completions; `make install` uses it
+    #[command(hide = true)]
+    Generate(generate::GenerateArgs),
+
+    /// Measure plain UDP between two processes of this machine
     #[command(hide = true)]
     Raw,
 
-    /// The other process of the raw measurement; started by `bench`
+    /// Second process of the raw measurement; started by `bench`
     #[command(name = bench::raw::SUBCOMMAND, hide = true)]
     RawEcho(bench::raw::ChildArgs),
 
-    /// The other process of a bench on this machine; started by `bench`
+    /// Second process of a bench on this machine; started by `bench`
     #[command(name = bench::peer::SUBCOMMAND, hide = true)]
     BenchPeer(bench::peer::PeerArgs),
 
-    /// A process that spins beside a bench; started by `bench --busy`
+    /// Busy-looping process; started by `bench --busy`
     #[command(name = bench::busy::SUBCOMMAND, hide = true)]
     BenchNeighbour,
 
-    /// Whether a process can use the GPU; started by `bench`
+    /// Probe whether a process can use the GPU; started by `bench`
     #[command(name = bench::gpu_mps::PROBE, hide = true)]
     GpuProbe,
 }
@@ -98,6 +101,8 @@ fn command(command: Command) -> anyhow::Result<ExitCode> {
         Command::Doctor(args) => return doctor::main(&args),
         Command::Topo(args) => return doctor::topo(&args),
         Command::Predict(args) => return predict::main(&args),
+        Command::Generate(args) => generate::main::<Cli>(&args).map(|()| bench::Verdict::Fine)?,
+        Command::Demo(args) => bench::demo::main(&args)?,
         Command::Bench(args) => bench::main(&args)?,
         Command::Raw => {
             writeln!(std::io::stdout(), "{}", bench::raw::measure()?)?;

@@ -33,16 +33,18 @@ pub(crate) struct Sizes(pub(crate) Vec<u64>);
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SizeError {
     /// Not a number with an optional unit.
-    #[error("{0:?} is no size; write a number of bytes with an optional K, M or G, such as 64, 64K or 1M")]
+    #[error(
+        "invalid size {0:?}: expected a number of bytes with an optional K, M or G, such as 64, 64K or 1M"
+    )]
     Malformed(String),
     /// Beyond what RDMA allows.
-    #[error("{0:?} is larger than an RDMA message may be (2G, 2147483648 bytes)")]
+    #[error("size {0:?} exceeds the largest RDMA message (2G, 2147483648 bytes)")]
     TooLarge(String),
     /// A range that runs downwards.
-    #[error("{0:?} runs downwards; write the smaller size first, such as 1..8M")]
+    #[error("invalid range {0:?}: expected the smaller size first, such as 1..8M")]
     Backwards(String),
     /// Doubling never leaves zero.
-    #[error("{0:?} starts at 0, which doubling never leaves; write --size 0 and a range from 1")]
+    #[error("invalid range {0:?}: a range doubles, so it cannot start at 0; use --size 0 and a range from 1")]
     FromZero(String),
 }
 

@@ -17,9 +17,9 @@ fn output(mut command: Command) -> (Option<i32>, String, String) {
 #[test]
 fn wrong_usage_is_2_with_a_sentence() {
     for (line, told) in [
-        ("bench --mtu 1500", "nobounce: --mtu 1500 is no path MTU"),
-        ("bench --size 64Q", "\"64Q\" is no size"),
-        ("bench --wait memory --op read", "--wait memory and perftest are for the latency of writes"),
+        ("bench --mtu 1500", "nobounce: invalid --mtu 1500"),
+        ("bench --size 64Q", "invalid size \"64Q\""),
+        ("bench --wait memory --op read", "--wait memory and --wait perftest need write latency"),
         ("bench --no-such-flag", "--no-such-flag"),
         ("no-such-command", "no-such-command"),
     ] {
@@ -35,7 +35,7 @@ fn a_log_level_that_is_none_is_2() {
     command.env("NOBOUNCE_LOG", "loud");
     let (code, _, stderr) = output(command);
     assert_eq!(code, Some(2));
-    assert!(stderr.contains("NOBOUNCE_LOG=\"loud\" is no log level"), "{stderr}");
+    assert!(stderr.contains("invalid NOBOUNCE_LOG=\"loud\""), "{stderr}");
 }
 
 #[test]
@@ -50,7 +50,7 @@ fn explaining_measures_nothing_and_is_0() {
 fn help_shows_examples_and_exit_codes() {
     let (code, stdout, _) = output(nobounce("bench --help"));
     assert_eq!(code, Some(0));
-    for wanted in ["Examples:", "--compare <OLD.json>", "Exit codes: 0 fine, 1 "] {
+    for wanted in ["Examples:", "--compare <OLD.json>", "Exit codes: 0 success, 1 "] {
         assert!(stdout.contains(wanted), "{wanted} is missing in {stdout}");
     }
 }
@@ -109,7 +109,7 @@ fn the_link_is_chosen_by_itself_and_said() {
     let links: Vec<_> = json["results"].as_array().unwrap().iter().map(|one| one["link"].clone()).collect();
     assert_eq!(links, ["shm", "udp", "shm"], "8 B twice");
     for wanted in [
-        "link: shm, shared memory between processes of one machine; the rows that say so over udp",
+        "link: shm, shared memory between processes of one machine; rows marked udp over udp",
         "write, udp",
         "write 8 B latency over shm, waiting on cq: ",
         "write 8 B latency over udp, waiting on cq: ",
@@ -174,7 +174,7 @@ fn a_bench_beside_neighbours_is_set_against_tcp() {
         );
         let (code, out, err) = output(nobounce(&line));
         assert_eq!(code, Some(0), "{out}{err}");
-        assert!(out.contains("1 neighbour that spins; TCP between the same two processes: "), "{out}");
+        assert!(out.contains("1 busy process; TCP between the same two processes: "), "{out}");
         assert!(out.contains(&format!("progress: {mode}")) && out.contains("x tcp"), "{out}");
         let json: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
         std::fs::remove_file(&file).unwrap();

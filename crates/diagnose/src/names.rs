@@ -81,8 +81,8 @@ pub(crate) fn left_out(analysis: &Analysis<'_>, pair: &Pair<'_>, filter: &Filter
         .into_iter()
         .find(|other| !other.nic.is_software() && !other.closed && filter.takes(other.nic));
     let told = match instead.map(|other| (&other.nic.name, other.distance)) {
-        Some((name, Some(distance))) => format!("; the nearest it may use is {name} ({distance})"),
-        Some((name, None)) => format!("; it may use {name}"),
+        Some((name, Some(distance))) => format!("; the nearest allowed one is {name} ({distance})"),
+        Some((name, None)) => format!("; allowed: {name}"),
         None => String::new(),
     };
     format!("does not use {}: {variable}{told}", pair.nic.name)

@@ -93,9 +93,9 @@ pub(crate) fn misses(facts: &Facts, pair: &Pair<'_>) -> Option<&'static str> {
     match (open && !found, pair.peermem.is_yes()) {
         (false, _) => None,
         (true, true) => Some(
-            "does not find nvidia_peermem: before 2.23 it looks for /sys/kernel/mm/memory_peers/nv_mem only",
+            "does not detect nvidia_peermem: before 2.23 it checks only /sys/kernel/mm/memory_peers/nv_mem",
         ),
-        (true, false) => Some("knows no dma-bufs (2.13 does)"),
+        (true, false) => Some("does not support dma-buf (2.13 does)"),
     }
 }
 
@@ -232,9 +232,9 @@ pub(crate) fn plan(analysis: &Analysis<'_>, pair: &Pair<'_>) -> Use {
         Network::Sockets(why) => return Use::none(format!("sockets: {why}")),
         Network::Ucx(why) => {
             let ucx = crate::ucx::plan(analysis, pair);
-            return Use { kind: ucx.kind, text: format!("by UCX ({why}): {}", ucx.text) };
+            return Use { kind: ucx.kind, text: format!("through UCX ({why}): {}", ucx.text) };
         }
-        Network::Plugin(why) => return Use::unknown(format!("its plugin decides: {why}")),
+        Network::Plugin(why) => return Use::unknown(format!("decided by its plugin: {why}")),
     }
     if let Some(variable) = facts.variable("NCCL_IB_HCA").filter(|_| !is_efa(pair.nic)) {
         let filter = Filter::nccl(variable.value);
@@ -256,12 +256,12 @@ pub(crate) fn plan(analysis: &Analysis<'_>, pair: &Pair<'_>) -> Use {
         ["nvidia_peermem", "nv_peer_mem"].iter().any(|name| facts.kernel.is_loaded(name) == Some(true));
     let can = (dma_buf_allowed && pair.dma_buf()) || pair.peermem.is_yes();
     if !can && by_file && pair.peermem.is_no() && (pair.no_dma_buf() || !dma_buf_allowed) {
-        return Use::staged("believes the loaded module, and its registration fails");
+        return Use::staged("trusts the loaded module, and registration fails");
     }
     let certainly_not = (pair.no_dma_buf() || !dma_buf_allowed) && pair.peermem.is_no();
     if !can && certainly_not {
         let why = if dma_buf_allowed {
-            "no way to register GPU memory"
+            "no method to register GPU memory"
         } else {
             "NCCL_DMABUF_ENABLE=0, and no peer-memory module"
         };
@@ -277,7 +277,7 @@ pub(crate) fn plan(analysis: &Analysis<'_>, pair: &Pair<'_>) -> Use {
         return Use::unknown("distances come from NCCL_TOPO_FILE");
     }
     if pair.distance.is_none() && pair.nic.address.is_some() && allowed < Level::Sys {
-        return Use::unknown("how far they are apart is not known");
+        return Use::unknown("the distance is unknown");
     }
     if far > allowed {
         let which = named_level(facts).map_or("the default", |(name, _)| name);

@@ -296,7 +296,7 @@ fn verdict_line(facts: &Facts, diagnosis: &Diagnosis, style: Style) -> String {
         diagnosis.verdicts.iter().filter(|verdict| verdict.best && verdict.path == kind).count()
     };
     if facts.gpus.is_empty() {
-        return "no GPU was found: there is nothing to say about GPUDirect here".to_owned();
+        return "no GPU found: nothing to diagnose for GPUDirect".to_owned();
     }
     let errors = diagnosis.findings.iter().filter(|finding| finding.severity == Severity::Error).count();
     let warnings = diagnosis.findings.iter().filter(|finding| finding.severity == Severity::Warning).count();
@@ -304,9 +304,9 @@ fn verdict_line(facts: &Facts, diagnosis: &Diagnosis, style: Style) -> String {
     if diagnosis.verdicts.is_empty() {
         let window = facts.gpus.iter().any(|gpu| gpu.window_probe.known().is_some_and(|probe| probe.ok));
         return match errors {
-            0 if window => "no RDMA adapter to pair the GPUs with; on the software NIC (nobounce run) their memory goes direct, through the window".to_owned(),
-            0 => "no RDMA adapter to pair the GPUs with".to_owned(),
-            _ => style.paint("1;31", "no RDMA adapter can be used; see above"),
+            0 if window => "no RDMA adapter for the GPUs; on the software NIC (nobounce run) their memory is direct, through the window".to_owned(),
+            0 => "no RDMA adapter for the GPUs".to_owned(),
+            _ => style.paint("1;31", "no usable RDMA adapter; see above"),
         };
     }
     let counts: Vec<String> = [PathKind::Direct, PathKind::Slow, PathKind::Unknown, PathKind::Staged]

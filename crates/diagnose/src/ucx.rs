@@ -76,9 +76,9 @@ pub(crate) fn misses(facts: &Facts, pair: &Pair<'_>) -> Option<&'static str> {
     match (open && !found, pair.peermem.is_yes()) {
         (false, _) => None,
         (true, true) => Some(
-            "does not find nvidia_peermem: before 1.18 it looks for /sys/kernel/mm/memory_peers/nv_mem only",
+            "does not detect nvidia_peermem: before 1.18 it checks only /sys/kernel/mm/memory_peers/nv_mem",
         ),
-        (true, false) => Some("knows no dma-bufs (1.14 does)"),
+        (true, false) => Some("does not support dma-buf (1.14 does)"),
     }
 }
 
@@ -101,15 +101,15 @@ pub(crate) fn plan(analysis: &Analysis<'_>, pair: &Pair<'_>) -> Use {
         && !ucx.modules.is_empty()
     {
         if !ucx.modules.iter().any(|module| module.starts_with("ib")) {
-            return Use::none("does not use adapters: it was built without verbs");
+            return Use::none("does not use adapters: built without verbs");
         }
         let wanted = if pair.gpu.vendor == GpuVendor::Amd { "rocm" } else { "cuda" };
         if !ucx.modules.iter().any(|module| module.starts_with(wanted)) {
-            return Use::none(format!("does not know GPU memory: it was built without {wanted}"));
+            return Use::none(format!("does not recognise GPU memory: built without {wanted}"));
         }
     }
     if !allowed.gpu {
-        return Use::none(format!("does not know GPU memory: {}", tls()));
+        return Use::none(format!("does not recognise GPU memory: {}", tls()));
     }
     if let Some(variable) = facts.variable("UCX_NET_DEVICES") {
         let filter = Filter::ucx(variable.value);
@@ -132,20 +132,20 @@ pub(crate) fn plan(analysis: &Analysis<'_>, pair: &Pair<'_>) -> Use {
     let dma_buf_allowed = !is_off(facts, "UCX_CUDA_COPY_DMABUF") && !is_before(facts, (1, 14));
     let can = (dma_buf_allowed && pair.dma_buf()) || pair.peermem.is_yes();
     if !can && (pair.no_dma_buf() || !dma_buf_allowed) && pair.peermem.is_no() {
-        return Use::staged("no way to register GPU memory");
+        return Use::staged("no method to register GPU memory");
     }
     if let Some(variable) = staging_scheme(facts) {
         return Use::staged(format!("long messages: {variable}"));
     }
     match pair.distance {
         Some(Distance::Sys) => Use::unknown(
-            "short messages direct, long ones likely staged: it reckons with 0.2 GB/s across memory nodes",
+            "short messages direct, long ones probably staged: it assumes 0.2 GB/s across memory nodes",
         ),
         Some(Distance::Phb) => Use::unknown(
-            "direct where it finds staging slower: it reckons with 3.5 GB/s through the host bridge",
+            "direct if it estimates staging to be slower: it assumes 3.5 GB/s through the host bridge",
         ),
         None if pair.nic.address.is_some() => {
-            Use::unknown("direct where it finds staging slower: how far they are apart is not known")
+            Use::unknown("direct if it estimates staging to be slower: the distance is unknown")
         }
         _ if can => Use::direct("zero-copy"),
         _ => Use::unknown("zero-copy if registration works, which was not probed"),

@@ -185,7 +185,7 @@ fn bound(
         finding.library == Some(library) && finding.effect == Effect::Blocks && concerns(finding, pair)
     });
     if let Some(finding) = own {
-        return Use::none(format!("cannot connect by {}: {}", pair.nic.name, finding.title));
+        return Use::none(format!("cannot connect through {}: {}", pair.nic.name, finding.title));
     }
     let why = || reasons.join("; ");
     match path {
@@ -333,7 +333,7 @@ fn slowing_reasons(analysis: &Analysis<'_>, pair: &Pair<'_>, findings: &[Finding
         let words = if sure {
             "it crosses the link between sockets"
         } else {
-            "it may cross the link between sockets: memory nodes are not known"
+            "it may cross the link between sockets: memory nodes are unknown"
         };
         slow.push(words.to_owned());
     }

@@ -19,7 +19,7 @@ pub enum AccessError {
         window: usize,
     },
     /// An 8-byte access at an address that is not a multiple of 8; nothing was touched.
-    #[error("address {address:#x} is not a multiple of 8, as an atomic access needs; nothing was touched")]
+    #[error("address {address:#x} is not 8-byte aligned, as atomic access requires; nothing was touched")]
     Misaligned {
         /// The address in this process.
         address: u64,
@@ -27,8 +27,7 @@ pub enum AccessError {
     /// The memory is no longer mapped, or not with this permission. Bytes before the address were
     /// copied, the rest was not.
     #[error(
-        "memory at {address:#x} is no longer mapped, or not with this right: \
-         it was unmapped, protected or truncated after it was registered"
+        "memory at {address:#x} is no longer mapped with this access: it was unmapped, protected or truncated after registration"
     )]
     Faulted {
         /// The first address that could not be accessed.

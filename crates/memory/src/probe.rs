@@ -12,7 +12,7 @@ use crate::page_size;
 #[non_exhaustive]
 pub enum RangeError {
     /// Address plus length is more than an address can be.
-    #[error("{len} bytes at {addr:#x} reach beyond the end of the address space; check the length")]
+    #[error("{len} bytes at {addr:#x} exceed the address space; check the length")]
     Overflow {
         /// First address of the range.
         addr: u64,
@@ -27,7 +27,7 @@ pub enum RangeError {
     },
     /// A page of the range is mapped without the right wanted.
     #[error(
-        "the page at {page:#x} is mapped but may not be {}; map it with that right or ask for less access",
+        "the page at {page:#x} is mapped but may not be {}; map it with that access or request less",
         if *write { "written" } else { "read" }
     )]
     Protected {
@@ -38,7 +38,7 @@ pub enum RangeError {
     },
     /// A page of the range is mapped but has no memory behind it.
     #[error(
-        "the page at {page:#x} is mapped but cannot be brought in ({source}); is the file behind it long enough?"
+        "the page at {page:#x} is mapped but cannot be faulted in ({source}); check that the file behind it is long enough"
     )]
     Unbacked {
         /// Address of the first such page.
@@ -48,7 +48,7 @@ pub enum RangeError {
     },
     /// The kernel could not answer at all.
     #[error(
-        "this kernel does not say whether the page at {page:#x} is mapped: /proc/self/maps cannot be read ({source})"
+        "cannot determine whether the page at {page:#x} is mapped: /proc/self/maps is not readable ({source})"
     )]
     Unknown {
         /// Address of the first page of the range.

@@ -253,7 +253,7 @@ exec "$@"
 fn node_that_is_missing_or_forbidden_is_told() {
     const WHICH: &str = "NOBOUNCE_TEST_NODE";
     const CASES: [(&str, &str); 2] =
-        [("missing", "it does not exist here"), ("forbidden", "this user may not")];
+        [("missing", "it does not exist here"), ("forbidden", "permission denied for this user")];
     if let Ok(which) = env::var(WHICH) {
         let (_, words) = CASES.into_iter().find(|(name, _)| *name == which).unwrap();
         let listed = Gpu::list().expect_err("CUDA has no device").to_string();

@@ -21,7 +21,7 @@ pub enum AccessError {
         region: usize,
     },
     /// A word whose address is not a multiple of 8; nothing was touched.
-    #[error("address {address:#x} is not a multiple of 8, as access to a word needs; nothing was touched")]
+    #[error("address {address:#x} is not 8-byte aligned, as word access requires; nothing was touched")]
     Misaligned {
         /// The address.
         address: u64,
@@ -29,8 +29,7 @@ pub enum AccessError {
     /// The memory is gone, or lacks this access right. Bytes before the address were copied, the
     /// rest was not.
     #[error(
-        "memory at {address:#x} is no longer mapped, or not with this right: \
-         it was unmapped, protected or truncated after it was registered"
+        "memory at {address:#x} is no longer mapped with this access: it was unmapped, protected or truncated after registration"
     )]
     Faulted {
         /// The first address that could not be accessed, in this process.
@@ -38,12 +37,12 @@ pub enum AccessError {
     },
     /// GPU memory without a BAR1 window, or too much of it for one: the GPU's copy engine refused
     /// the copy.
-    #[error("the GPU's copy engine was asked to move the bytes: {0}")]
+    #[error("copy by the GPU's copy engine failed: {0}")]
     Copy(#[from] CopyError),
     /// The GPU's copy engine timed out. It may still complete the copy.
     #[error(
-        "the GPU's copy engine did not finish {len} bytes within {limit:?}, and may still be at it: \
-         other work keeps it busy, or the GPU does not answer any more (see nvidia-smi)"
+        "the GPU's copy engine did not finish {len} bytes within {limit:?}, and may still be copying: the engine is busy with \
+         other work, or the GPU hangs (see nvidia-smi)"
     )]
     Slow {
         /// Bytes of the whole access.

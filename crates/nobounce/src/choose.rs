@@ -48,12 +48,13 @@ impl DeviceChoice {
         let hardware = facts.nics.iter().any(|nic| !Nic::is_software(nic));
         let (name, why) = match (choice.nic, hardware, gpu, place) {
             (Some(nic), _, Some(gpu), Some(_)) => (Some(nic), format!("the best adapter for GPU {gpu}")),
-            (Some(nic), _, Some(gpu), None) => {
-                (Some(nic), format!("the fastest adapter (CUDA does not say where GPU {gpu} is plugged)"))
-            }
+            (Some(nic), _, Some(gpu), None) => (
+                Some(nic),
+                format!("the fastest adapter (CUDA does not report the PCI address of GPU {gpu})"),
+            ),
             (Some(nic), ..) => (Some(nic), "the fastest adapter".to_owned()),
-            (None, false, ..) => (Some(SOFTWARE.to_owned()), "there is no RDMA adapter here".to_owned()),
-            (None, true, ..) => (None, "none of the adapters can be used".to_owned()),
+            (None, false, ..) => (Some(SOFTWARE.to_owned()), "no RDMA adapter found".to_owned()),
+            (None, true, ..) => (None, "no usable adapter".to_owned()),
         };
         Self { name, why, adapters: choice.lines }
     }
@@ -64,7 +65,7 @@ impl DeviceChoice {
         let names = Library::load().map_err(|error| error.to_string());
         match names.and_then(|library| hard::names(&library).map_err(|error| error.to_string())) {
             Ok(names) => Self {
-                why: "the first device of the libibverbs that NOBOUNCE_VERBS names".to_owned(),
+                why: "the first device of the libibverbs in NOBOUNCE_VERBS".to_owned(),
                 adapters: names.clone(),
                 name: names.into_iter().next(),
             },
@@ -98,7 +99,7 @@ mod tests {
             .collect();
         assert_eq!(names.len(), facts.gpus.len(), "another one for each GPU: {names:?}");
         let blind = DeviceChoice::on(&facts, Some(3), None);
-        assert!(blind.why.contains("does not say where GPU 3"), "{blind:?}");
+        assert!(blind.why.contains("does not report the PCI address of GPU 3"), "{blind:?}");
     }
 
     #[test]

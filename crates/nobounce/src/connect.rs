@@ -58,17 +58,17 @@ impl Default for ConnectOptions {
 #[non_exhaustive]
 pub enum ConnectError {
     /// The number of queue pairs is out of range.
-    #[error("{asked} queue pairs are asked for; a connection has 1 to {MAX_QPS}")]
+    #[error("invalid number of queue pairs {asked}: expected 1 to {MAX_QPS}")]
     Lanes {
         /// The requested number.
         asked: usize,
     },
     /// The name could not be resolved.
-    #[error("cannot resolve the address to connect to: {0}; it is written host:port")]
+    #[error("cannot resolve the address: {0}; expected host:port")]
     Resolve(io::Error),
     /// The TCP connection failed.
     #[error(
-        "cannot connect to {addr}: {source}; is the other end listening there, and does a firewall let TCP through?"
+        "cannot connect to {addr}: {source}; check that the peer listens there and that no firewall blocks TCP"
     )]
     Tcp {
         /// The address that was tried last.
@@ -77,7 +77,7 @@ pub enum ConnectError {
         source: io::Error,
     },
     /// The handshake failed.
-    #[error("connected to {addr}, but: {source}")]
+    #[error("handshake with {addr} failed: {source}")]
     Handshake {
         /// The peer's address.
         addr: SocketAddr,
@@ -144,12 +144,10 @@ fn shake_hands(
     let theirs = handshake::receive_answer(&control, deadline)?;
     theirs.check_reachable(device.nic(), &control)?;
     if theirs.qps.len() != lanes.qps.len() {
-        return Err(HandshakeError::Malformed {
-            what: "it has another number of queue pairs than we asked for",
-        });
+        return Err(HandshakeError::Malformed { what: "wrong number of queue pairs" });
     }
     if theirs.mtu > ours.mtu {
-        return Err(HandshakeError::Malformed { what: "it chose a larger MTU than we offered" });
+        return Err(HandshakeError::Malformed { what: "MTU larger than offered" });
     }
     lanes.raise(options, &theirs)?;
     handshake::send_ready(&control, deadline)?;
@@ -157,7 +155,7 @@ fn shake_hands(
 }
 
 pub(crate) fn open_control(stream: TcpStream) -> Result<ControlChannel, HandshakeError> {
-    ControlChannel::new(stream).map_err(|source| HandshakeError::Io { step: "we prepared it", source })
+    ControlChannel::new(stream).map_err(|source| HandshakeError::Io { step: "preparing it", source })
 }
 
 /// The queue pairs of a connection that is being set up.
@@ -215,8 +213,7 @@ impl Lanes {
     /// Moves them to RTR and RTS, each towards its counterpart. `theirs.mtu` is the agreed MTU.
     pub(crate) fn raise(&mut self, options: &ConnectOptions, theirs: &Hello) -> Result<(), HandshakeError> {
         let failed = |error: &dyn std::fmt::Display| HandshakeError::QueuePair(error.to_string());
-        let mtu = Mtu::from_bytes(theirs.mtu)
-            .ok_or(HandshakeError::Malformed { what: "its MTU does not exist" })?;
+        let mtu = Mtu::from_bytes(theirs.mtu).ok_or(HandshakeError::Malformed { what: "invalid MTU" })?;
         for ((qp, ours), theirs_qp) in self.qps.iter().zip(&self.halves).zip(&theirs.qps) {
             let to_rtr = QpAttr::to_rtr(theirs.addr, Qpn::new(theirs_qp.qpn), Psn::new(theirs_qp.psn), mtu);
             let to_rtr = QpAttr { max_dest_rd_atomic: self.rd_atomic, ..to_rtr };

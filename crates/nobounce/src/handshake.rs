@@ -37,15 +37,13 @@ const MAX_REASON: usize = 1024;
 #[non_exhaustive]
 pub enum HandshakeError {
     /// The other end speaks another protocol.
-    #[error("the other end does not speak nobounce: it began with {began:?}; check the port")]
+    #[error("the peer does not speak the nobounce protocol: it sent {began:?}; check the port")]
     NotNobounce {
         /// Its first bytes.
         began: String,
     },
     /// The other end has another version.
-    #[error(
-        "the other end speaks version {theirs} of the handshake, this one speaks {ours}: update the older of the two"
-    )]
+    #[error("handshake version mismatch: the peer uses {theirs}, this end {ours}; update the older one")]
     Version {
         /// Our version.
         ours: u32,
@@ -53,32 +51,32 @@ pub enum HandshakeError {
         theirs: u32,
     },
     /// The other end timed out.
-    #[error("the other end connected but fell silent while {step}: time is over")]
+    #[error("handshake timed out while {step}")]
     Timeout {
         /// The pending step.
         step: &'static str,
     },
     /// The other end closed the connection.
-    #[error("the other end hung up while {step}")]
+    #[error("the peer closed the connection while {step}")]
     Closed {
         /// The pending step.
         step: &'static str,
     },
     /// The other end sent an invalid handshake.
-    #[error("the other end sent a handshake that makes no sense: {what}")]
+    #[error("malformed handshake from the peer: {what}")]
     Malformed {
         /// What is invalid.
         what: &'static str,
     },
     /// The other end refused.
-    #[error("the other end refused: {reason}")]
+    #[error("the peer refused: {reason}")]
     Refused {
         /// Its reason.
         reason: String,
     },
     /// One device uses IPv4 and the other IPv6.
     #[error(
-        "our device is at {ours}, the other end's at {theirs}: open both on IPv4 or both on IPv6 (NOBOUNCE_ADDR)"
+        "the local device is at {ours}, the peer's at {theirs}: open both on IPv4 or both on IPv6 (NOBOUNCE_ADDR)"
     )]
     Family {
         /// The address of our device.
@@ -87,7 +85,7 @@ pub enum HandshakeError {
         theirs: IpAddr,
     },
     /// One device is on InfiniBand and the other on Ethernet.
-    #[error("our device is on {ours}, the other end's on {theirs}: no packet gets from one to the other")]
+    #[error("the local device is on {ours}, the peer's on {theirs}: the two networks are not connected")]
     LinkLayer {
         /// The link layer of our device.
         ours: &'static str,
@@ -96,8 +94,8 @@ pub enum HandshakeError {
     },
     /// A device on loopback cannot be reached from another machine.
     #[error(
-        "the other end is on another machine, but our device is at {ours} and its device at {theirs}: \
-         a device on loopback is not reached from outside; set NOBOUNCE_ADDR to an address or interface on both machines"
+        "the peer is on another machine, but the local device is at {ours} and the peer's at {theirs}: loopback is not reachable \
+         from outside; set NOBOUNCE_ADDR to an address or interface on both machines"
     )]
     Loopback {
         /// The address of our device.
@@ -106,7 +104,7 @@ pub enum HandshakeError {
         theirs: IpAddr,
     },
     /// Our device could not create the queue pairs.
-    #[error("cannot make the connection's queue pairs: {0}")]
+    #[error("cannot create the queue pairs: {0}")]
     QueuePair(String),
     /// The side channel failed.
     #[error("the TCP side channel failed while {step}: {source}")]
@@ -123,7 +121,7 @@ impl HandshakeError {
         match error {
             ControlError::Closed => Self::Closed { step },
             ControlError::Timeout => Self::Timeout { step },
-            ControlError::TooLong { .. } => Self::Malformed { what: "its message is too long" },
+            ControlError::TooLong { .. } => Self::Malformed { what: "message too long" },
             ControlError::Io(source) => Self::Io { step, source },
         }
     }
@@ -155,13 +153,13 @@ impl Hello {
     pub(crate) fn check(&self) -> Result<(), HandshakeError> {
         let malformed = |what| Err(HandshakeError::Malformed { what });
         if self.qps.is_empty() || self.qps.len() > MAX_QPS {
-            return malformed("it wants no queue pairs, or more than 4096");
+            return malformed("number of queue pairs not in 1..=4096");
         }
         if Mtu::from_bytes(self.mtu).is_none() {
-            return malformed("its MTU is not one of 256, 512, 1024, 2048, 4096");
+            return malformed("MTU not one of 256, 512, 1024, 2048, 4096");
         }
         if self.max_rd_atomic == 0 || self.max_rd_atomic > QpAttr::MAX_RD_ATOMIC {
-            return malformed("its number of outstanding READs and atomics is not in 1..=128");
+            return malformed("number of outstanding READs and atomics not in 1..=128");
         }
         // 0 and 1 are the management queue pairs.
         if self
@@ -169,11 +167,11 @@ impl Hello {
             .iter()
             .any(|half| half.qpn < 2 || half.qpn > Qpn::MAX || half.psn != Psn::new(half.psn).get())
         {
-            return malformed("a queue pair number or sequence number has more than 24 bits, or is reserved");
+            return malformed("queue pair or sequence number with more than 24 bits, or reserved");
         }
         let broadcast = matches!(self.addr, IpAddr::V4(v4) if v4.is_broadcast());
         if self.addr.is_unspecified() || self.addr.is_multicast() || broadcast {
-            return malformed("its device has no unicast address");
+            return malformed("device without a unicast address");
         }
         Ok(())
     }
@@ -214,13 +212,13 @@ enum HandshakeReply {
     Refused(String),
 }
 
-const SAY_HELLO: &str = "we sent our hello";
-const WAIT_PREAMBLE: &str = "we waited for its first bytes";
-const WAIT_HELLO: &str = "we waited for its hello";
-const SAY_ANSWER: &str = "we sent our answer";
-const WAIT_ANSWER: &str = "we waited for its answer";
-const WAIT_READY: &str = "we waited for its confirmation";
-const SAY_READY: &str = "we sent our confirmation";
+const SAY_HELLO: &str = "sending the hello";
+const WAIT_PREAMBLE: &str = "waiting for the first bytes";
+const WAIT_HELLO: &str = "waiting for the hello";
+const SAY_ANSWER: &str = "sending the answer";
+const WAIT_ANSWER: &str = "waiting for the answer";
+const WAIT_READY: &str = "waiting for the confirmation";
+const SAY_READY: &str = "sending the confirmation";
 
 /// Connecting side, first step.
 pub(crate) fn send_hello(
@@ -257,11 +255,7 @@ pub(crate) fn accept(
     control.send(&[], &answer, deadline).map_err(|error| HandshakeError::at(SAY_ANSWER, error))?;
     let ready =
         control.receive(MAX_HELLO, deadline).map_err(|error| HandshakeError::at(WAIT_READY, error))?;
-    if ready.is_empty() {
-        Ok(())
-    } else {
-        Err(HandshakeError::Malformed { what: "its confirmation is not empty" })
-    }
+    if ready.is_empty() { Ok(()) } else { Err(HandshakeError::Malformed { what: "confirmation not empty" }) }
 }
 
 /// Listening side, instead: sends the reason for a refusal. The other end may be gone already, so
@@ -319,12 +313,11 @@ fn receive_preamble(control: &ControlChannel, deadline: Instant) -> Result<(), H
 }
 
 fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, HandshakeError> {
-    postcard::to_stdvec(value)
-        .map_err(|_| HandshakeError::Malformed { what: "our own hello cannot be written" })
+    postcard::to_stdvec(value).map_err(|_| HandshakeError::Malformed { what: "cannot encode the hello" })
 }
 
 fn decode<'a, T: Deserialize<'a>>(frame: &'a [u8]) -> Result<T, HandshakeError> {
-    postcard::from_bytes(frame).map_err(|_| HandshakeError::Malformed { what: "its message cannot be read" })
+    postcard::from_bytes(frame).map_err(|_| HandshakeError::Malformed { what: "message cannot be decoded" })
 }
 
 #[cfg(test)]

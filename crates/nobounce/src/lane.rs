@@ -40,20 +40,19 @@ pub enum PostError {
     },
     /// The peer's memory is on a GPU that its NIC cannot reach.
     #[error(
-        "the peer's region is GPU memory that its hardware NIC cannot reach: it is staged, and only the peer's own requests may use it. \
-         Send to a receive of the peer's, let the peer write or read, or register host memory there (the region's path says at the peer \
-         why it is staged)"
+        "the peer's region is staged GPU memory: its hardware NIC cannot access it, so only the peer's own requests may use it. \
+         Use SEND, let the peer write or read, or register host memory there (the region's path gives the reason at the peer)"
     )]
     RemoteClosed,
     /// Atomics need an aligned 8-byte word.
-    #[error("an atomic operation works on an 8-byte word whose address is a multiple of 8; {addr:#x} is not")]
+    #[error("atomic address {addr:#x} is not 8-byte aligned")]
     Misaligned {
         /// The remote address.
         addr: u64,
     },
     /// Too many operations are in flight or unclaimed.
     #[error(
-        "{count} operations are under way or have ended unasked: call wait, wait_any or poll before you post more"
+        "{count} operations are pending or have unclaimed results: call wait, wait_any or poll before posting more"
     )]
     Unclaimed {
         /// How many.

@@ -14,7 +14,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(1);
 
 /// Why listening failed.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot listen: {0}; the address is written host:port, must be one of this machine's, and free")]
+#[error("cannot listen: {0}; expected host:port with an address of this machine and a free port")]
 pub struct ListenError(#[from] io::Error);
 
 /// Why no connection was accepted. The listener stays usable.
@@ -25,7 +25,7 @@ pub enum AcceptError {
     #[error("no peer connected within {0:?}")]
     Timeout(Duration),
     /// A peer connected, but the handshake failed.
-    #[error("{peer} connected, but: {source}")]
+    #[error("handshake with {peer} failed: {source}")]
     Handshake {
         /// The peer's address.
         peer: SocketAddr,

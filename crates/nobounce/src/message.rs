@@ -22,11 +22,11 @@ pub enum MessageError {
     #[error("the peer is gone: it closed the connection or its process ended")]
     PeerGone,
     /// No message arrived, or the peer did not read.
-    #[error("the peer neither sent nor took a message within {0:?}")]
+    #[error("the peer neither sent nor received a message within {0:?}")]
     Timeout(Duration),
     /// The message is too long.
     #[error(
-        "a message of {len} bytes is longer than the {max} bytes of the side channel: send it as an operation instead"
+        "a message of {len} bytes exceeds the {max} bytes of the side channel: send it as an operation instead"
     )]
     TooLong {
         /// Its length.
@@ -43,7 +43,7 @@ pub enum MessageError {
         wanted: &'static str,
     },
     /// An invalid region descriptor.
-    #[error("the peer sent a region descriptor that cannot be read")]
+    #[error("malformed region descriptor from the peer")]
     Malformed,
     /// The side channel failed.
     #[error("the TCP side channel failed: {0}")]

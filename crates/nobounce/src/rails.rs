@@ -49,7 +49,7 @@ pub type RemoteRailRegion = Vec<RemoteRegion>;
 #[non_exhaustive]
 pub enum RailError {
     /// No connection, or not one region for each.
-    #[error("{given} are given for {rails} rails")]
+    #[error("expected one for each of {rails} rails, got {given}")]
     Count {
         /// The given number.
         given: usize,
@@ -57,7 +57,7 @@ pub enum RailError {
         rails: usize,
     },
     /// A device did not register the memory.
-    #[error("rail {rail} ({device}) cannot use the memory: {error}")]
+    #[error("rail {rail} ({device}) cannot register the memory: {error}")]
     Register {
         /// Index of the rail, from 0.
         rail: usize,
@@ -68,11 +68,11 @@ pub enum RailError {
     },
     /// The region borrows its memory and does not own it.
     #[error(
-        "the region does not own the memory, so its lifetime is unknown: register it with each rail by hand"
+        "the region does not own its memory, so its lifetime is unknown: register it with each rail separately"
     )]
     Borrowed,
     /// A share of the transfer could not be posted.
-    #[error("rail {rail} ({device} to {peer}) did not take its share: {error}; the transfer failed")]
+    #[error("rail {rail} ({device} to {peer}) could not post its share: {error}; the transfer failed")]
     Post {
         /// Index of the rail, from 0.
         rail: usize,

@@ -25,7 +25,7 @@ const FILL_GPU: usize = 512 << 10;
 pub enum RegisterError {
     /// Out of host memory.
     #[error(
-        "cannot map {len} bytes of host memory: {source}; ask for less, or see ulimit -v and the memory cgroup"
+        "cannot map {len} bytes of host memory: {source}; use less, or check ulimit -v and the memory cgroup"
     )]
     Allocate {
         /// Requested bytes.
@@ -34,11 +34,11 @@ pub enum RegisterError {
         source: io::Error,
     },
     /// There is no CUDA driver, or it does not work.
-    #[error("there is no GPU memory to register: {0}")]
+    #[error("no GPU memory to register: {0}")]
     Driver(#[from] DriverError),
     /// There is no such GPU.
     #[error(
-        "there is no GPU {ordinal}: CUDA shows {count} to this process, counted from 0 (see CUDA_VISIBLE_DEVICES)"
+        "no GPU {ordinal}: CUDA shows {count} GPUs to this process, counted from 0 (see CUDA_VISIBLE_DEVICES)"
     )]
     NoGpu {
         /// The requested ordinal.
@@ -48,7 +48,7 @@ pub enum RegisterError {
     },
     /// Out of GPU memory.
     #[error(
-        "cannot allocate {len} bytes on {gpu}: {source}; ask for less, or see with nvidia-smi who holds its memory"
+        "cannot allocate {len} bytes on {gpu}: {source}; use less, or check with nvidia-smi which process holds its memory"
     )]
     AllocateGpu {
         /// Requested bytes.
@@ -331,12 +331,12 @@ impl fmt::Debug for Region {
         match &self.memory {
             RegionMemory::Host { .. } => f.write_str("host memory")?,
             RegionMemory::Gpu { buffer: Some(buffer) } => write!(f, "on {}", buffer.gpu())?,
-            RegionMemory::Gpu { buffer: None } => f.write_str("GPU memory of others")?,
+            RegionMemory::Gpu { buffer: None } => f.write_str("GPU memory owned elsewhere")?,
         }
         write!(f, ": {}", self.paths())?;
         // The path of staged memory has them.
         if self.paths().are_direct() {
-            self.refusals().iter().try_for_each(|refusal| write!(f, "; not by {refusal}"))?;
+            self.refusals().iter().try_for_each(|refusal| write!(f, "; not used: {refusal}"))?;
         }
         f.write_str(")")
     }

@@ -13,9 +13,7 @@ use crate::tickets::{Completion, Ended, Ticket};
 #[non_exhaustive]
 pub enum WaitError {
     /// It is still in flight.
-    #[error(
-        "no result within {timeout:?}; {pending} operations are still under way, and can be waited for again"
-    )]
+    #[error("no result within {timeout:?}; {pending} operations are still pending; wait again")]
     Timeout {
         /// The timeout.
         timeout: Duration,
@@ -23,7 +21,7 @@ pub enum WaitError {
         pending: usize,
     },
     /// It failed, and its lane has stopped.
-    #[error("{kind:?} on lane {lane} failed: {}; the lane has stopped, connect again to go on", sentence(*status))]
+    #[error("{kind:?} on lane {lane} failed: {}; the lane has stopped; connect again", sentence(*status))]
     Failed {
         /// Its ticket.
         ticket: Ticket,
@@ -36,7 +34,7 @@ pub enum WaitError {
     },
     /// The peer closed the connection, or its process ended.
     #[error(
-        "the peer is gone: it closed the connection or its process ended, with this {kind:?} on lane {lane} under way"
+        "the peer is gone: it closed the connection or its process ended, with this {kind:?} on lane {lane} pending"
     )]
     PeerGone {
         /// Its ticket.
@@ -48,7 +46,7 @@ pub enum WaitError {
     },
     /// No response ever arrived, and there is evidence for a wrong GID.
     #[error(
-        "{kind:?} on lane {lane} failed: nothing ever came back from {peer}, and {doubt}; the lane has stopped, connect again to go on"
+        "{kind:?} on lane {lane} failed: {peer} never answered, and {doubt}; the lane has stopped; connect again"
     )]
     WrongGid {
         /// Its ticket.
@@ -64,8 +62,8 @@ pub enum WaitError {
     },
     /// Our port went down during the operation.
     #[error(
-        "{kind:?} on lane {lane} failed: the port of {device} is down (is the cable in, and the interface up?); the lane has stopped, \
-         connect again when it is back"
+        "{kind:?} on lane {lane} failed: the port of {device} is down (check the cable and the interface); the lane has stopped; \
+         connect again when the port is up"
     )]
     PortDown {
         /// Its ticket.
@@ -79,8 +77,8 @@ pub enum WaitError {
     },
     /// Our port is down, and nothing has failed yet. Reported once each time the port goes down.
     #[error(
-        "the port of {device} is down (is the cable in, and the interface up?), with {pending} operations under way: they go on if it comes \
-         back before their retries are spent, and can be waited for again"
+        "the port of {device} is down (check the cable and the interface), with {pending} operations pending: they continue if \
+         it comes up before their retries are exhausted; wait again"
     )]
     PortLost {
         /// The device's name.
@@ -90,8 +88,7 @@ pub enum WaitError {
     },
     /// The device lost completions: the outcome of the operations in flight is unknown.
     #[error(
-        "a completion queue of {device} failed, with {pending} operations under way: their completions are lost (see dmesg); connect again \
-         to go on"
+        "a completion queue of {device} failed, with {pending} operations pending: their completions are lost (see dmesg); connect again"
     )]
     QueueFailed {
         /// The device's name.
@@ -100,18 +97,17 @@ pub enum WaitError {
         pending: usize,
     },
     /// The ticket was claimed before, or belongs to another connection.
-    #[error("{ticket:?} is not under way on this connection: a result is given out once")]
+    #[error("{ticket:?} is not pending on this connection: each result is returned once")]
     UnknownTicket {
         /// The ticket.
         ticket: Ticket,
     },
     /// Nothing is in flight.
-    #[error("nothing is under way on this connection")]
+    #[error("no operation is pending on this connection")]
     NothingPending,
     /// The device is gone: nothing on this connection will complete any more.
     #[error(
-        "{device} is gone, with {pending} operations under way: its driver was unloaded, it was unplugged or reset (see dmesg); \
-         open a device again to go on"
+        "{device} is gone, with {pending} operations pending: its driver was unloaded, or it was unplugged or reset (see dmesg); open a device again"
     )]
     DeviceGone {
         /// The device's name.
@@ -154,31 +150,30 @@ pub(crate) fn judge(ended: &Ended, peer_gone: impl Fn() -> bool) -> Result<Compl
 fn sentence(status: Status) -> &'static str {
     match status {
         Status::Success => "it did not",
-        Status::LocalLength => "the message was longer than the receive it met",
-        Status::LocalQpOperation => "the queue pair was used in a way it does not allow",
+        Status::LocalLength => "the message was longer than the posted receive",
+        Status::LocalQpOperation => "the queue pair does not allow this operation",
         Status::LocalProtection => {
-            "the local region was dropped or its memory vanished while the operation was under way"
+            "the local region was dropped or its memory was unmapped while the operation was pending"
         }
-        Status::Flushed => "an earlier operation of this lane had failed",
-        Status::BadResponse => "the peer answered something that does not belong there",
-        Status::LocalAccess => "local memory gave way while data was placed into it",
+        Status::Flushed => "an earlier operation on this lane failed",
+        Status::BadResponse => "the peer sent an unexpected response",
+        Status::LocalAccess => "local memory became inaccessible while data was written to it",
         Status::RemoteInvalidRequest => {
-            "the peer found the request invalid (a message longer than its receive, or a misaligned atomic)"
+            "the peer rejected the request as invalid (a message longer than its receive, or a misaligned atomic)"
         }
         Status::RemoteAccess => {
-            "the peer refused access to its memory (the region was dropped, perhaps with its whole process, it is too short, or does not allow this; or it is GPU memory \
-             that the peer's hardware NIC stages, which only the peer may use)"
+            "the peer refused access to its memory (the region was dropped or its process ended, it is too short or does not \
+             allow this access; or it is staged GPU memory behind a hardware NIC, which only the peer may use)"
         }
         Status::RemoteOperation => {
-            "the peer could not carry it out (its memory vanished, or its receive failed)"
+            "the peer could not complete it (its memory was unmapped, or its receive failed)"
         }
         Status::RetryExceeded => {
-            "no answer after all retries (the peer's device is silent: a dead network, a firewall that drops UDP port 4791, \
-             or a stopped process)"
+            "no answer after all retries (network down, a firewall that drops UDP port 4791, or a stopped process)"
         }
         Status::WindowBind => "a memory window could not be bound",
-        Status::RnrRetryExceeded => "the peer posted no receive in all the time it was given",
+        Status::RnrRetryExceeded => "the peer posted no receive before the RNR retries were exhausted",
         Status::Fatal => "the device failed, or is gone (its driver was unloaded, or it was unplugged)",
-        Status::General => "the device failed without saying why (see dmesg)",
+        Status::General => "the device failed without a reason (see dmesg)",
     }
 }

@@ -188,20 +188,18 @@ pub const SCHEMA: &str = "nobounce-calibration/1";
 #[non_exhaustive]
 pub enum CalibrationError {
     /// Not a run.
-    #[error("this is no run of `nobounce bench --json`: {0}")]
+    #[error("not a run of `nobounce bench --json`: {0}")]
     NotBench(String),
     /// Not constants.
-    #[error("this is no calibration of `nobounce predict --calibrate`: {0}")]
+    #[error("not a calibration of `nobounce predict --save-calibration`: {0}")]
     NotCalibration(String),
     /// Nothing to part.
     #[error(
-        "a case of this run was measured in one pass: run `nobounce bench --passes N --json FILE` with at least two, best 40 or more"
+        "a case of this run has only one pass; run `nobounce bench --passes N --json FILE` with at least 2, better 40"
     )]
     OnePass,
     /// Too little.
-    #[error(
-        "no operation was measured at three sizes or more: run `nobounce bench --json FILE` without --size"
-    )]
+    #[error("no operation has three or more sizes; run `nobounce bench --json FILE` without --size")]
     TooFew,
 }
 
@@ -232,16 +230,16 @@ impl Calibration {
         let wrong = CalibrationError::NotCalibration;
         let found: Self = serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?;
         if found.schema != SCHEMA {
-            return Err(wrong(format!("its schema is {:?}", found.schema)));
+            return Err(wrong(format!("unexpected schema {:?}", found.schema)));
         }
         let finite = |fit: &Fit| {
             fit.constants().iter().all(|value| value.is_finite() && *value >= 0.0) && fit.base_us > 0.0
         };
         if found.fits.is_empty() || !found.fits.iter().all(finite) {
-            return Err(wrong("its constants are none".to_owned()));
+            return Err(wrong("invalid constants".to_owned()));
         }
         if !found.fits.iter().all(seen::is_possible) {
-            return Err(wrong("what it says was seen beyond the constants cannot be".to_owned()));
+            return Err(wrong("invalid residual correction".to_owned()));
         }
         Ok(found)
     }

@@ -107,11 +107,11 @@ pub struct Impact {
 pub enum ClusterError {
     /// One machine has no network between its GPUs.
     #[error(
-        "a cluster has at least two nodes, and {0} were named: bytes inside one machine do not pass the network"
+        "invalid --nodes {0}: a cluster has at least two nodes; bytes inside one machine do not cross the network"
     )]
     Nodes(u32),
     /// More than any real cluster has.
-    #[error("{what} of {count}: more than {most} are not reckoned with")]
+    #[error("too many {what}: {count}, the maximum is {most}")]
     TooMany {
         /// What.
         what: &'static str,
@@ -121,25 +121,25 @@ pub enum ClusterError {
         most: u32,
     },
     /// Nothing computes.
-    #[error("nodes without GPUs: --gpus-per-node must be 1 or more")]
+    #[error("invalid --gpus-per-node 0: expected 1 or more")]
     NoGpus,
     /// Nothing carries the bytes.
-    #[error("rails without adapters: --nics-per-node must be 1 or more")]
+    #[error("invalid --nics-per-node 0: expected 1 or more")]
     NoNics,
     /// Not a length of time.
-    #[error("a step cannot compute for {0} ms")]
+    #[error("invalid --compute {0}: expected 0 or more milliseconds")]
     Compute(f64),
     /// Not a share.
-    #[error("the overlap is a share of the computing, from 0 to 1 (or 0 % to 100 %), and {0} is none")]
+    #[error("invalid --overlap {0}: expected a share of the compute time, 0 to 1 or 0% to 100%")]
     Overlap(f64),
     /// Not a price.
-    #[error("a GPU-hour cannot cost {0}")]
+    #[error("invalid --price {0}: expected 0 or more")]
     Price(f64),
     /// There is no direct way to compare with.
-    #[error("there is no direct way to compare with: {0}")]
+    #[error("no direct path to compare with: {0}")]
     NotDirect(#[from] NotDirect),
     /// Host memory needs none.
-    #[error("GPUDirect is about GPU memory, and the transfer is of host memory")]
+    #[error("GPUDirect needs GPU memory, but the transfer uses host memory")]
     Host,
 }
 
@@ -148,13 +148,13 @@ const MONTH: f64 = 730.0;
 
 /// What the figures rest on, for people.
 pub const ASSUMPTIONS: [&str; 8] = [
-    "every step exchanges the bytes once; all nodes do it at once, and the network is not oversubscribed",
-    "ring: 2(p-1)/p of the bytes at the rate of a node's adapters together, or of NVLink where that is slower; tree: the same at 92 %, where the adapters of two nodes carry half of it and those of three nodes three quarters",
+    "every step exchanges the bytes once, on all nodes at the same time; the network is not oversubscribed",
+    "ring: 2(p-1)/p of the bytes at the combined rate of a node's adapters, or of NVLink if slower; tree: the same at 92 %, with half of the traffic on two nodes' adapters and three quarters on three nodes'",
     "all-gather and reduce-scatter: (p-1)/p; all-to-all: the share for other nodes, (N-1)/N, through the adapters of the node",
-    "each pass through the network takes 14 us, through NVLink 3.4 us (NCCL's own planning values), the same for both ways; a ring hides it behind the second slice of each chunk",
-    "staged: a node's traffic crosses its DRAM twice in each direction, and a copying kernel uses the GPU's slot both ways",
-    "KV hand-over: one GPU to one other over its share of the adapters; copy engine and chunks when staged",
-    "the exchange hides behind `overlap` of the computing; what is left makes the step longer",
+    "each network hop takes 14 us, each NVLink hop 3.4 us (NCCL's tuning values), direct and staged alike; a ring hides it behind the second slice of each chunk",
+    "staged: a node's traffic crosses its DRAM twice in each direction, and a copy kernel uses the GPU's slot in both directions",
+    "KV hand-over: one GPU to another over its share of the adapters; staged by copy engine in chunks",
+    "the exchange overlaps with `overlap` of the compute time; the rest lengthens the step",
     "a month has 730 hours; GPU-hours are those beyond what the same number of steps takes with GPUDirect",
 ];
 
@@ -354,9 +354,9 @@ mod tests {
         };
         for (found, wanted) in [
             (wrong(|cluster| cluster.nodes = 1), "at least two"),
-            (wrong(|cluster| cluster.gpus_per_node = 0), "without GPUs"),
-            (wrong(|cluster| cluster.nics_per_node = 0), "rails without adapters"),
-            (wrong(|cluster| cluster.price = -1.0), "cannot cost -1"),
+            (wrong(|cluster| cluster.gpus_per_node = 0), "--gpus-per-node 0"),
+            (wrong(|cluster| cluster.nics_per_node = 0), "--nics-per-node 0"),
+            (wrong(|cluster| cluster.price = -1.0), "invalid --price -1"),
             (wrong(|cluster| cluster.overlap = 1.5), "0 to 1"),
             (wrong(|cluster| cluster.overlap = f64::NAN), "0 to 1"),
             (wrong(|cluster| cluster.compute_ms = -3.0), "-3"),

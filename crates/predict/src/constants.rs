@@ -34,7 +34,7 @@ macro_rules! constants {
 constants! {
     /// How sharply stages in series fall to the slowest of them: rates are added up as powers of
     /// this exponent.
-    SERIES_EXPONENT: 16.0, "", fitted, "streams over EDR, HDR and NDR: neighbours that are nearly as slow cost 1 to 5 %";
+    SERIES_EXPONENT: 16.0, "", fitted, "streams over EDR, HDR and NDR: stages of nearly the same speed cost 1 to 5 %";
     /// What one flow alone gets of what several get together.
     LONE_FLOW: 0.972, "", fitted, "ping-pong against stream over EDR, HDR and NDR, one queue pair against several";
     /// One message through two adapters and the cable between them.
@@ -88,7 +88,7 @@ constants! {
     /// The same through one switch into a GPU.
     READ_SWITCH: 0.8, "us", sourced, "0.6 to 1 us through a switch: the middle";
     /// The same through the processor.
-    READ_PROCESSOR: 1.0, "us", sourced, "1 to 2 us through a processor: the lower end, nothing else being under way";
+    READ_PROCESSOR: 1.0, "us", sourced, "1 to 2 us through a processor: the lower end, without other traffic";
     /// What the link between sockets adds.
     READ_SOCKET: 0.5, "us", sourced, "1 to 2 us through a processor: half the range";
     /// Reads that an adapter has under way at once.
@@ -110,7 +110,7 @@ constants! {
     /// Chunk of staged transfers.
     CHUNK: 524_288.0, "B", sourced, "UCX: UCX_RNDV_FRAG_SIZE of host memory";
     /// Packets of a kernel that copies over PCIe.
-    KERNEL_PAYLOAD: 64.0, "B", sourced, "NCCL, topo: 64-byte packets between devices; reads and writes share the way up";
+    KERNEL_PAYLOAD: 64.0, "B", sourced, "NCCL, topo: 64-byte packets between devices; reads and writes share the upstream link";
     /// How often staged bytes cross DRAM at one end: written once, read once.
     DRAM_PASSES: 2.0, "", sourced, "double copy: into the buffer and out of it";
     /// Share of the nominal rate of memory that programs get.

@@ -56,7 +56,7 @@ impl Factor {
             Self::NicSlot => "the adapter's PCIe slot",
             Self::GpuSlot => "the GPU's PCIe slot",
             Self::PcieRead => "the round trip of PCIe reads",
-            Self::ReadWindow => "PCIe reads under way (MaxReadReq)",
+            Self::ReadWindow => "outstanding PCIe reads (MaxReadReq)",
             Self::Sockets => "the link between sockets",
             Self::StrictOrder => "strict ordering of PCIe writes",
             Self::RootComplex => "the processor as a PCIe switch",
@@ -68,7 +68,7 @@ impl Factor {
             Self::Handshake => "the rendezvous",
             Self::SoftNic => "the core of the software NIC",
             Self::GpuLinks => "links between the GPUs of a machine",
-            Self::Seen => "what was seen on this machine beyond the model",
+            Self::Seen => "the residual correction of this machine",
         }
     }
 }

@@ -32,7 +32,7 @@ pub struct Found {
 #[non_exhaustive]
 pub enum ChoiceError {
     /// No such GPU.
-    #[error("there is no GPU {asked}; there are {have}")]
+    #[error("no GPU {asked}: the machine has {have} GPUs")]
     Gpu {
         /// The number.
         asked: u32,
@@ -40,7 +40,7 @@ pub enum ChoiceError {
         have: usize,
     },
     /// No such adapter.
-    #[error("there is no adapter {asked}; there are {have}")]
+    #[error("no adapter {asked}: the machine has {have}")]
     Nic {
         /// The name.
         asked: String,
@@ -275,7 +275,7 @@ mod tests {
         let far = Choice { gpu: Some(0), nic: Some("mlx5_7".to_owned()) };
         assert_eq!(parts_of(&facts, &far).unwrap().spec.distance, Some(Distance::Sys));
         let gpu = parts_of(&facts, &Choice { gpu: Some(9), nic: None }).unwrap_err();
-        assert_eq!(gpu.to_string(), "there is no GPU 9; there are 8");
+        assert_eq!(gpu.to_string(), "no GPU 9: the machine has 8 GPUs");
         let nic = parts_of(&facts, &Choice { gpu: None, nic: Some("eth9".to_owned()) }).unwrap_err();
         assert!(nic.to_string().contains("mlx5_0"));
     }

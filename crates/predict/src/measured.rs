@@ -200,10 +200,10 @@ impl Bench {
         let bench: Self =
             serde_json::from_str(text).map_err(|error| CalibrationError::NotBench(error.to_string()))?;
         if bench.schema != "nobounce-bench/1" {
-            return Err(CalibrationError::NotBench(format!("its schema is {:?}", bench.schema)));
+            return Err(CalibrationError::NotBench(format!("unexpected schema {:?}", bench.schema)));
         }
         if bench.results.len() > MAX_RESULTS {
-            return Err(CalibrationError::NotBench(format!("it has more than {MAX_RESULTS} results")));
+            return Err(CalibrationError::NotBench(format!("more than {MAX_RESULTS} results")));
         }
         Ok(bench)
     }

@@ -153,11 +153,11 @@ pub struct Parts {
 pub enum PartsError {
     /// No such link.
     #[error(
-        "{0:?} is no link: write ib:sdr, ib:ddr, ib:qdr, ib:fdr10, ib:fdr, ib:edr, ib:hdr, ib:ndr, ib:xdr, or rocev1:, rocev2:, rocev2-ipv6:, iwarp: or efa: with Gb/s, such as rocev2:400"
+        "invalid link {0:?}: expected ib:sdr, ib:ddr, ib:qdr, ib:fdr10, ib:fdr, ib:edr, ib:hdr, ib:ndr, ib:xdr, or rocev1:, rocev2:, rocev2-ipv6:, iwarp: or efa: with Gb/s, such as rocev2:400"
     )]
     Fabric(String),
     /// Faster than any.
-    #[error("no port has {gbps} Gb/s; the fastest that was announced has {most}")]
+    #[error("invalid rate {gbps} Gb/s: the fastest announced port has {most}")]
     TooFast {
         /// Asked for.
         gbps: f64,
@@ -165,17 +165,17 @@ pub enum PartsError {
         most: f64,
     },
     /// No such slot.
-    #[error("{0:?} is no PCIe link: write a generation and lanes, such as gen5x16")]
+    #[error("invalid PCIe link {0:?}: expected a generation and lanes, such as gen5x16")]
     Slot(String),
     /// No such generation.
-    #[error("there is no PCIe Gen{0}: generations are 1 to 7")]
+    #[error("invalid PCIe generation {0}: expected 1 to 7")]
     Generation(u32),
     /// No such width.
-    #[error("PCIe links have 1, 2, 4, 8, 12 or 16 lanes, not {0}")]
+    #[error("invalid number of PCIe lanes {0}: expected 1, 2, 4, 8, 12 or 16")]
     Lanes(u32),
     /// The processor's slots are slower.
     #[error(
-        "{slot} behind {processor} cannot be: its own slots have PCIe Gen{most} at the most; only below a PCIe switch (--distance PIX) can a link be faster"
+        "{slot} is impossible behind {processor}: its slots are at most PCIe Gen{most}; a faster link needs a PCIe switch (--distance PIX)"
     )]
     TooNew {
         /// The given slot.
@@ -186,15 +186,13 @@ pub enum PartsError {
         most: u32,
     },
     /// No link was named.
-    #[error(
-        "no link is named: say which network, such as --link ib:ndr or --link rocev2:100, or name a machine"
-    )]
+    #[error("no link given; add --link, such as --link ib:ndr or --link rocev2:100, or --machine")]
     NoLink,
     /// No adapters.
-    #[error("rails without adapters: 0 rails carry nothing; leave the option out for one")]
+    #[error("invalid --rails 0: expected 1 or more")]
     NoRails,
     /// More than any machine has.
-    #[error("{what} of {count}: no machine has more than {most}")]
+    #[error("too many {what}: {count}, the maximum is {most}")]
     TooMany {
         /// What there is too much of.
         what: &'static str,
@@ -205,11 +203,11 @@ pub enum PartsError {
     },
     /// RDMA has these packet sizes only.
     #[error(
-        "a path MTU of {0} does not exist: RoCE and InfiniBand have 256, 512, 1024, 2048 or 4096; with Ethernet's 1500 it is 1024"
+        "invalid path MTU {0}: expected 256, 512, 1024, 2048 or 4096; an Ethernet MTU of 1500 gives 1024"
     )]
     Mtu(u32),
     /// PCIe has these packet sizes only.
-    #[error("{what} of {bytes} does not exist: PCIe has 128, 256, 512, 1024, 2048 and 4096 bytes")]
+    #[error("invalid {what} {bytes}: expected 128, 256, 512, 1024, 2048 or 4096 bytes")]
     PcieSize {
         /// Which.
         what: &'static str,
@@ -217,7 +215,7 @@ pub enum PartsError {
         bytes: u32,
     },
     /// Nothing can be moved through it.
-    #[error("{what} must be more than 0, and {value} is not")]
+    #[error("{what} must be more than 0, not {value}")]
     NotPositive {
         /// What.
         what: &'static str,
@@ -226,11 +224,11 @@ pub enum PartsError {
     },
     /// A GPU of the processor's own memory has no distance to cross.
     #[error(
-        "a coherent GPU hangs on the processor, not on a PCIe slot: name the slot, or leave --coherent on"
+        "a coherent GPU is attached to the processor, not to a PCIe slot: give either --gpu-slot or --coherent"
     )]
     CoherentSlot,
     /// Host memory has no GPU.
-    #[error("{0} is about GPU memory, and the transfer is of host memory")]
+    #[error("{0} needs GPU memory, but the transfer uses host memory")]
     NoGpu(&'static str),
 }
 
@@ -284,28 +282,28 @@ impl Spec {
         };
         let platform = self.platform.unwrap_or(Platform::Other);
         if gpu_memory && !distance.is_below_switch() && self.platform.is_none() {
-            assumed.push("the processor is not known: no limit of its own is reckoned with".to_owned());
+            assumed.push("the processor is unknown: it sets no limit".to_owned());
         }
         if let Some(slot) = [Some(nic), gpu].into_iter().flatten().find(|slot| slot.generation > most) {
             return Err(PartsError::TooNew { slot, processor: platform.name(), most });
         }
-        let max_payload = pcie_size(self.max_payload, 256, "a MaxPayload")?;
+        let max_payload = pcie_size(self.max_payload, 256, "MaxPayload")?;
         if self.max_payload.is_none() {
             assumed.push("MaxPayload is 256 bytes, as on most servers".to_owned());
         }
-        let max_read_request = pcie_size(self.max_read_request, 4096, "a MaxReadReq")?;
+        let max_read_request = pcie_size(self.max_read_request, 4096, "MaxReadReq")?;
         if self.max_read_request.is_none() {
-            assumed.push("MaxReadReq of the adapter is 4096 bytes, as its vendors advise".to_owned());
+            assumed.push("MaxReadReq of the adapter is 4096 bytes, as vendors recommend".to_owned());
         }
         let dram = positive("the bandwidth of host memory", self.dram)?.unwrap_or(200.0);
         if link.kind == super::fabric::Kind::Loopback {
             // No adapter, no slot: none of that matters.
             assumed = vec![
-                "the software NIC is as fast as on a machine of two cores, unless a calibration says better"
+                "the software NIC is as fast as on a two-core machine; calibrate for better figures"
                     .to_owned(),
             ];
             if memory == Memory::Gpu {
-                assumed.push("GPU memory is loaded and fetched as on an H200".to_owned());
+                assumed.push("GPU memory is loaded and copied as fast as on an H200".to_owned());
             }
         }
         Ok(Parts {
@@ -514,16 +512,16 @@ mod tests {
             }),
         ];
         let words = [
-            "no link is named",
-            "rails without adapters",
-            "no machine has more than 64",
-            "it is 1024",
-            "MaxPayload of 100",
+            "no link given",
+            "invalid --rails 0",
+            "the maximum is 64",
+            "gives 1024",
+            "MaxPayload 100",
             "host memory must be more than 0",
             "host memory must be more than 0",
             "number of GPUs",
             "chunk",
-            "Gen3 at the most",
+            "at most PCIe Gen3",
             "host memory",
             "coherent",
         ];

@@ -51,7 +51,7 @@ pub fn svg(report: &Report) -> String {
         rows: rows(),
     };
     let bandwidth = Panel {
-        title: "Bandwidth, many under way (GB/s)",
+        title: "Bandwidth, many outstanding (GB/s)",
         left: 770.0,
         value: |one| (one.gbytes_per_s.expected, one.gbytes_per_s.low, one.gbytes_per_s.high),
         binds: |one| one.stream_binds.words(),
@@ -61,7 +61,7 @@ pub fn svg(report: &Report) -> String {
     for panel in [latency, bandwidth] {
         panel.draw(&mut text);
     }
-    let note = "shaded: the band of uncertainty of the direct way; below: what takes most of the time there";
+    let note = "shaded: uncertainty of the direct path; below: what takes most of its time";
     label(&mut text, (28.0, HEIGHT - 14.0), 13, GREY, "start", note);
     text.push_str("</svg>\n");
     text
@@ -86,7 +86,7 @@ impl Panel<'_> {
         // Of host memory there is nothing to be direct against.
         let only = self.rows.iter().all(|row| row.staged.is_none());
         let series: [(&str, &str, Of); 3] = [
-            (WHOLE, "staged, one step after the other", |row| row.unpipelined.as_ref()),
+            (WHOLE, "staged, one step at a time", |row| row.unpipelined.as_ref()),
             (STAGED, "staged in chunks", |row| row.staged.as_ref()),
             (DIRECT, if only { "host memory" } else { "direct" }, |row| row.direct.as_ref()),
         ];

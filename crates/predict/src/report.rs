@@ -126,7 +126,7 @@ impl Report {
         if is_gpu {
             let _ = write!(text, "  {:>10} {:>8} {:>7}", "staged us", "GB/s", "direct");
         }
-        let _ = writeln!(text, "  most of the time goes to");
+        let _ = writeln!(text, "  largest share of the time");
         for row in &self.rows {
             text.push_str(&self.line(row));
         }
@@ -191,7 +191,7 @@ impl Report {
             });
         let words: Vec<String> = words.collect();
         (!words.is_empty()).then(|| {
-            format!("seen on this machine beyond the model, and added: at most {}", words.join("; "))
+            format!("includes the residual correction of this machine: at most {}", words.join("; "))
         })
     }
 
@@ -208,20 +208,20 @@ impl Report {
             let line = match (self.staged_wins_from, self.twice_as_fast_below) {
                 (Some(size), _) => {
                     format!(
-                        "from {} on staging in chunks is faster than the direct way: see what could be changed",
+                        "from {} on, staging in chunks is faster than the direct path; see the settings and upgrades below",
                         bytes(size)
                     )
                 }
                 (None, Some(size)) => {
                     format!(
-                        "the direct way is faster at every size, and at least twice as fast up to {}",
+                        "the direct path is faster at every size, and at least twice as fast up to {}",
                         bytes(size)
                     )
                 }
                 (None, None) if self.rows.iter().all(|row| row.direct.is_none()) => {
-                    "there is no direct way here".to_owned()
+                    "no direct path here".to_owned()
                 }
-                (None, None) => "the direct way is faster at every size".to_owned(),
+                (None, None) => "the direct path is faster at every size".to_owned(),
             };
             let _ = writeln!(text, "{line}");
         }

@@ -13,7 +13,7 @@ use nobounce_topology::tree::Distance;
 pub enum NotDirect {
     /// BAR1 is too small.
     #[error(
-        "a message of {size} bytes does not fit into the GPU's BAR1 of {bar1}: it cannot be registered at once and is staged"
+        "a message of {size} bytes exceeds the GPU's BAR1 of {bar1}: it cannot be registered whole and is staged"
     )]
     Bar1 {
         /// The message.
@@ -23,7 +23,7 @@ pub enum NotDirect {
     },
     /// Desktop processors carry no reads between devices.
     #[error(
-        "Intel's desktop processors carry writes between devices, but no reads: the sender's GPU cannot be read"
+        "Intel desktop processors forward peer-to-peer writes but not reads: the adapter cannot read the sender's GPU"
     )]
     DesktopReads,
 }

@@ -261,7 +261,7 @@ mod tests {
         assert!((seen(&json(&|_| ()).unwrap()) - seen(&kept)).abs() < 1e-6);
         for wrong in [-1e9, 1e9] {
             let found = json(&|residuals| residuals[2]["seen_us"] = wrong.into());
-            assert!(found.unwrap_err().to_string().contains("cannot be"), "{wrong}");
+            assert!(found.unwrap_err().to_string().contains("invalid residual correction"), "{wrong}");
         }
         let double = json(&|residuals| residuals[2]["size"] = 8.into());
         assert!(double.is_err(), "two entries of one size");

@@ -106,7 +106,7 @@ fn changes(parts: &Parts) -> Vec<(String, bool, Parts)> {
     }
     if parts.mtu < parts.link.usual_mtu() {
         let mtu = parts.link.usual_mtu();
-        add(format!("a path MTU of {mtu} (Ethernet's of 9000)"), true, &|parts| parts.mtu = mtu);
+        add(format!("a path MTU of {mtu} (Ethernet MTU 9000)"), true, &|parts| parts.mtu = mtu);
     }
     if parts.queue_pairs == 1 {
         add("several queue pairs".to_owned(), true, &|parts| parts.queue_pairs = 4);

@@ -105,9 +105,7 @@ impl Drop for Uncancelled {
 #[inline]
 pub fn caught<T>(body: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
-        log::error(|| {
-            "a function of the library panicked, which is a bug of ours; it returns EIO".to_owned()
-        });
+        log::error(|| "a library function panicked (a bug in nobounce); it returns EIO".to_owned());
         Err(Errno::EIO)
     })
 }

@@ -45,11 +45,11 @@ unsafe fn put<T>(to: *mut T, value: T) -> Result<(), Errno> {
 pub(crate) extern "C" fn gdr_open() -> *mut c_void {
     let opened = guarded(|| {
         if !GpuOptions::default().with_environment().window {
-            log::warn(|| "gdrapi: not opened: windows are switched off (NOBOUNCE_WINDOW=off)".to_owned());
+            log::warn(|| "gdrapi: cannot open: windows are switched off (NOBOUNCE_WINDOW=off)".to_owned());
             return Err(Errno::ENODEV);
         }
         Driver::is_installed().map_err(|error| {
-            log::info(|| format!("gdrapi: not opened: {error}"));
+            log::info(|| format!("gdrapi: cannot open: {error}"));
             Errno::ENODEV
         })?;
         table::open()
@@ -100,7 +100,7 @@ pub(crate) extern "C" fn gdr_pin_buffer_v2(
 ) -> c_int {
     code(guarded(|| {
         if flags & !PIN_FLAG_FORCE_PCIE != 0 {
-            log::debug(|| format!("gdrapi: there are no flags {flags:#x} for pinning"));
+            log::debug(|| format!("gdrapi: unknown pin flags {flags:#x}"));
             return Err(Errno::EINVAL);
         }
         pin(g, addr, size, handle)
@@ -198,7 +198,7 @@ pub(crate) extern "C" fn gdr_map_v2(
     code(guarded(|| {
         // A mapped buffer reports that first.
         if table::pin_of(g, number(handle))?.is_mapped() {
-            log::debug(|| "gdrapi: the buffer is mapped already".to_owned());
+            log::debug(|| "gdrapi: the buffer is already mapped".to_owned());
             return Err(Errno::EAGAIN);
         }
         let refusal = match u32::try_from(flags) {
@@ -206,7 +206,7 @@ pub(crate) extern "C" fn gdr_map_v2(
             Ok(MAPPING_CACHING | MAPPING_DEVICE) => Errno::ENOTSUP,
             _ => Errno::EINVAL,
         };
-        log::debug(|| format!("gdrapi: mappings are write-combined; one of type {flags} was asked for"));
+        log::debug(|| format!("gdrapi: mapping type {flags} is not supported; mappings are write-combined"));
         Err(refusal)
     }))
 }

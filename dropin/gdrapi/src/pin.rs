@@ -54,7 +54,7 @@ impl Pin {
         if memory.window().is_none() {
             let kind = memory.range().kind();
             log::debug(|| {
-                format!("gdrapi: {size} bytes at {addr:#x} are {kind} memory: there is nothing to pin")
+                format!("gdrapi: {size} bytes at {addr:#x} are {kind} memory, which cannot be pinned")
             });
             return Err(Errno::EINVAL);
         }
@@ -98,7 +98,7 @@ impl Pin {
         if !self.addr.is_multiple_of(GPU_PAGE) {
             log::debug(|| {
                 format!(
-                    "gdrapi: a buffer is mapped from the beginning of a 64 KiB page on, and {:#x} is not; pin its page",
+                    "gdrapi: mappings start at a 64 KiB page, and {:#x} does not; pin the whole page",
                     self.addr
                 )
             });
@@ -109,20 +109,20 @@ impl Pin {
         if len.is_none() {
             let pinned = self.memory.len();
             log::debug(|| {
-                format!("gdrapi: {size} bytes cannot be mapped of the {pinned} bytes at {:#x}", self.addr)
+                format!("gdrapi: cannot map {size} bytes of the {pinned} bytes at {:#x}", self.addr)
             });
             return Err(Errno::EINVAL);
         }
         let (window, len) = (self.window()?, len.unwrap_or(0));
         let _one_at_a_time = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
         if self.is_mapped() {
-            log::debug(|| format!("gdrapi: the buffer at {:#x} is mapped already", self.addr));
+            log::debug(|| format!("gdrapi: the buffer at {:#x} is already mapped", self.addr));
             return Err(Errno::EAGAIN);
         }
         self.memory.show(len).map_err(|error| {
             log::warn(|| {
                 format!(
-                    "gdrapi: the kernel does not map the buffer at {:#x} again ({error}); pin it anew",
+                    "gdrapi: the kernel cannot map the buffer at {:#x} again ({error}); pin it again",
                     self.addr
                 )
             });
@@ -157,7 +157,7 @@ impl Pin {
         let mapped = self.mapped.load(Ordering::Acquire);
         if mapped == 0 {
             log::debug(|| {
-                format!("gdrapi: a copy to or from the buffer at {:#x}, which is not mapped", self.addr)
+                format!("gdrapi: copy to or from the buffer at {:#x}, which is not mapped", self.addr)
             });
             return Err(Errno::EINVAL);
         }
@@ -166,7 +166,10 @@ impl Pin {
             return Ok(offset);
         }
         log::debug(|| {
-            format!("gdrapi: {len} bytes at {at:#x} are not in the mapping of the buffer at {:#x}", self.addr)
+            format!(
+                "gdrapi: {len} bytes at {at:#x} are outside the mapping of the buffer at {:#x}",
+                self.addr
+            )
         });
         Err(Errno::EINVAL)
     }
@@ -232,7 +235,7 @@ impl Pin {
     /// `unmaps`: how often it had been unmapped before the copy computed its offset.
     #[cold]
     fn failed(&self, error: AccessError, unmaps: usize) -> Errno {
-        log::debug(|| format!("gdrapi: a copy failed: {error}"));
+        log::debug(|| format!("gdrapi: copy failed: {error}"));
         // Another thread may have unmapped it meanwhile, and mapped it again.
         let is_as_it_was = self.unmaps.load(Ordering::Acquire) == unmaps;
         if error.is_fault() && is_as_it_was { Errno::EFAULT } else { Errno::EINVAL }
@@ -256,7 +259,7 @@ fn refused(error: &RegisterError) -> Errno {
         RegisterError::Guard(_) => Errno::EIO,
         _ => Errno::EINVAL,
     };
-    let line = || format!("gdrapi: the buffer is not pinned: {error}");
+    let line = || format!("gdrapi: cannot pin the buffer: {error}");
     // Programs fall back, or exit, and seldom report why: log the first failure that is not a bad
     // range as an error.
     let is_news = !matches!(error, RegisterError::Range(_)) && !TOLD.swap(true, Ordering::Relaxed);

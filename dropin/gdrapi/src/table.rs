@@ -84,13 +84,11 @@ fn unknown(what: &str, number: Number) -> Errno {
     let fork = FORKS.load(Ordering::Relaxed);
     if fork != 0 && number.0 != 0 && number.fork() != fork {
         log::debug(|| {
-            format!("gdrapi: {what} {:#x} belongs to the parent process; a child opens its own", number.0)
+            format!("gdrapi: {what} {:#x} belongs to the parent process; a child must open its own", number.0)
         });
         return Errno::EACCES;
     }
-    log::debug(|| {
-        format!("gdrapi: there is no {what} {:#x}: it was closed or unpinned, or never existed", number.0)
-    });
+    log::debug(|| format!("gdrapi: unknown {what} {:#x}: closed, unpinned or never created", number.0));
     Errno::EINVAL
 }
 

@@ -66,7 +66,7 @@ fn is_switched_off(way: &str) -> bool {
     let list = std::env::var_os("NOBOUNCE_REFUSE").unwrap_or_default();
     let off = list.to_string_lossy().split(',').any(|word| word.trim() == way);
     if off {
-        log::warn(|| format!("GPU memory is not registered by {way}: NOBOUNCE_REFUSE says so"));
+        log::warn(|| format!("GPU memory registration through {way} is disabled by NOBOUNCE_REFUSE"));
     }
     off
 }
@@ -164,7 +164,7 @@ fn is_no_dmabuf(fd: c_int) -> bool {
 fn check_range(fd: c_int, offset: u64, length: usize, iova: u64) -> Result<(), String> {
     let page = nobounce_memory::page_size() as u64;
     if offset % page != iova % page {
-        return Err(format!("offset {offset:#x} and address {iova:#x} are at different places of a page"));
+        return Err(format!("offset {offset:#x} and address {iova:#x} differ modulo the page size"));
     }
     // SAFETY: the calls take numbers. A dma-buf supports a seek to its end, and nothing uses its
     // file position.
@@ -176,7 +176,7 @@ fn check_range(fd: c_int, offset: u64, length: usize, iova: u64) -> Result<(), S
     let end = offset.checked_add(length as u64);
     match u64::try_from(size) {
         Ok(size) if end.is_none_or(|end| end > size) => {
-            Err(format!("{length} bytes at {offset:#x} are not inside a dma-buf of {size} bytes"))
+            Err(format!("{length} bytes at {offset:#x} exceed a dma-buf of {size} bytes"))
         }
         _ => Ok(()),
     }
@@ -201,7 +201,7 @@ pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
             return Err(Errno(libc::EBADF));
         }
         if is_no_dmabuf(fd) {
-            log::warn(|| format!("ibv_reg_dmabuf_mr: descriptor {fd} is no dma-buf"));
+            log::warn(|| format!("ibv_reg_dmabuf_mr: descriptor {fd} is not a dma-buf"));
             return Err(Errno::EINVAL);
         }
         check_range(fd, offset, length, iova).map_err(|why| {
@@ -214,7 +214,7 @@ pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
         }
         if !cuda_is_loaded() {
             log::warn(|| {
-                "ibv_reg_dmabuf_mr: the process has not loaded CUDA, so that is no memory of its GPU"
+                "ibv_reg_dmabuf_mr: CUDA is not loaded in this process, so the dma-buf is not GPU memory of this process"
                     .to_owned()
             });
             return Err(Errno::EOPNOTSUPP);

@@ -20,26 +20,24 @@ const IGNORED: u32 = verbs::IBV_QP_PATH_MIG_STATE;
 /// The checks that only we can make: the protocol knows no ports, partitions and GIDs.
 fn check(qp: &QpObject, attr: &verbs::QpAttr, mask: u32) -> Result<(), Errno> {
     if mask & verbs::IBV_QP_PORT != 0 && attr.port_num != PORT {
-        return refuse("there is only port 1");
+        return refuse("invalid port: the device has only port 1");
     }
     if mask & verbs::IBV_QP_PKEY_INDEX != 0 && attr.pkey_index != 0 {
-        return refuse("there is only one partition key, with index 0");
+        return refuse("invalid P_Key index: the device has only index 0");
     }
     if mask & verbs::IBV_QP_AV != 0 {
         let route = &attr.ah_attr;
         if route.is_global == 0 {
-            return refuse(
-                "the address has no GID (is_global is 0), and RoCE has no other addresses; many tools take -g 0 or -x 0",
-            );
+            return refuse("RoCE requires a GID, but is_global is 0; many tools accept -g 0 or -x 0");
         }
         if route.grh.sgid_index != 0 {
-            return refuse("there is only one GID, with index 0");
+            return refuse("invalid GID index: the device has only index 0");
         }
         if route.port_num != PORT {
-            return refuse("the address names a port other than 1");
+            return refuse("invalid port in the address vector: the device has only port 1");
         }
         if addr_of(&route.grh.dgid).is_ipv4() != qp.context.soft.local().is_ipv4() {
-            return refuse("the peer's GID is not of the device's kind: one is IPv4, the other IPv6");
+            return refuse("IP version mismatch: the peer's GID and the device's are IPv4 and IPv6");
         }
     }
     Ok(())
@@ -53,7 +51,7 @@ fn refuse<T>(why: &str) -> Result<T, Errno> {
 fn attributes(attr: &verbs::QpAttr, mask: u32) -> Result<QpAttr, Errno> {
     let has = |bit: u32| mask & bit != 0;
     let Some(bits) = AttrMask::from_bits(mask & !IGNORED) else {
-        return refuse("an attribute that this device does not have");
+        return refuse("unsupported attribute in the mask");
     };
     let mut ours = QpAttr { mask: bits, ..QpAttr::default() };
     if has(verbs::IBV_QP_STATE) {

@@ -64,7 +64,9 @@ impl Library {
         let handle =
             unsafe { libc::dlmopen(libc::LM_ID_NEWLM, name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
-            log::warn(|| format!("real devices stay invisible: {}: {}", path.display(), loader_error()));
+            log::warn(|| {
+                format!("hardware devices are hidden: cannot load {}: {}", path.display(), loader_error())
+            });
             return None;
         }
         let mut library = Self { handle, errno: None };
@@ -77,7 +79,7 @@ impl Library {
         {
             call(&library, function, [0; 6]);
         }
-        log::info(|| format!("real devices come from {}", path.display()));
+        log::info(|| format!("hardware devices come from {}", path.display()));
         Some(library)
     }
 

@@ -6,7 +6,7 @@ use crate::entry::Errno;
 use crate::log;
 
 fn refuse() {
-    log::debug(|| "a call that nb0 does not offer is refused (EOPNOTSUPP)".to_owned());
+    log::debug(|| "unsupported call on nb0 (EOPNOTSUPP)".to_owned());
     Errno::EOPNOTSUPP.set();
 }
 

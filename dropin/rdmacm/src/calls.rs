@@ -72,7 +72,7 @@ pub(crate) fn calls() -> Result<&'static Calls, Errno> {
         Calls::find(handle)
     });
     found.as_ref().ok_or_else(|| {
-        log::error(|| "librdmacm: libibverbs.so.1 cannot be loaded, or lacks functions".to_owned());
+        log::error(|| "librdmacm: cannot load libibverbs.so.1, or it lacks required functions".to_owned());
         Errno(libc::ENOSYS)
     })
 }

@@ -45,7 +45,7 @@ unsafe fn parameters(given: *const ConnParam) -> ConnParam {
 unsafe fn bytes(data: *const c_void, len: u8, room: usize) -> Result<Vec<u8>, Errno> {
     let len = usize::from(len);
     if len > room || (data.is_null() && len > 0) {
-        log::info(|| format!("librdmacm: {len} bytes of private data do not fit the {room} there are"));
+        log::info(|| format!("librdmacm: {len} bytes of private data exceed the maximum of {room}"));
         return Err(Errno::EINVAL);
     }
     if len == 0 {

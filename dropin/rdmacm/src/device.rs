@@ -166,9 +166,7 @@ pub(crate) fn device_towards(to: IpAddr) -> Result<&'static Device, Errno> {
     }
     let alike = |addr: IpAddr| addr.is_ipv4() == to.is_ipv4() && addr.is_loopback() == to.is_loopback();
     devices(alike)?.first().copied().ok_or_else(|| {
-        log::warn(|| {
-            format!("librdmacm: no device has an address from which {to} is reached (NOBOUNCE_ADDR)")
-        });
+        log::warn(|| format!("librdmacm: no device has a route to {to} (NOBOUNCE_ADDR)"));
         Errno(libc::ENODEV)
     })
 }

@@ -16,71 +16,70 @@ Examples:
   nobounce bench --op write --kind latency --size 8 --wait memory
   nobounce bench --op write --size 1..8M --json new.json --plot new.svg
   nobounce bench --quick --compare old.json         exit code 1 if something got slower
-  nobounce bench --memory gpu --plot gpu.svg        GPU memory: direct against staged and naive staging
-  nobounce bench --busy 2 --op write,send --size 8,1M   beside two busy processes, against TCP
+  nobounce bench --memory gpu --plot gpu.svg        GPU memory: direct, staged and naive staging
+  nobounce bench --busy 2 --op write,send --size 8,1M   beside two busy processes, compared with TCP
   nobounce bench --listen --addr eth0               on one machine, and on the other:
   nobounce bench --peer 10.0.0.7 --addr eth0
 
-Exit codes: 0 fine, 1 a comparison or a verification failed, 2 wrong usage or broken environment.";
+Exit codes: 0 success, 1 a comparison or verification failed, 2 usage error or broken environment.";
 
-/// Measure latency, bandwidth and message rate, and our share of what the wire can do.
+/// Measure latency, bandwidth and message rate, and compare with plain UDP.
 ///
-/// Without arguments it starts a second process on this machine, runs write, read and send from 1 B
-/// to 8 MiB between the two, checks every byte, and sets the results against what plain UDP does
-/// here ("raw").
+/// Without arguments, starts a second process on this machine and runs write, read and send from 1 B
+/// to 8 MiB between the two. Verifies every byte, and compares the results with plain UDP ("raw").
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct BenchArgs {
-    /// Measure against another machine, where `nobounce bench --listen` runs
+    /// Connect to `nobounce bench --listen` on another machine
     #[arg(long, value_name = "HOST[:PORT]", conflicts_with = "listen", help_heading = "Where")]
     pub(crate) peer: Option<String>,
 
-    /// Wait for a `--peer` and serve it; without a value on all addresses, port 14791
+    /// Serve `--peer` clients at this address [default: all addresses, port 14791]
     #[arg(long, value_name = "ADDR:PORT", num_args = 0..=1, default_missing_value = "", help_heading = "Where")]
     pub(crate) listen: Option<String>,
 
-    /// Address or interface of the device on this machine [default: loopback]
+    /// Address or interface of the local device [default: loopback]
     #[arg(long, value_name = "ADDR", help_heading = "Where")]
     pub(crate) addr: Option<String>,
 
-    /// Device of this machine: nb0 is the software NIC, others (mlx5_0, mlx5_0:2, rxe0) are the
-    /// system's, auto is the nearest of them; several (mlx5_0,mlx5_1) are rails [default: nb0, or
-    /// NOBOUNCE_DEVICE]
+    /// Local device: nb0 (software NIC), a system device (mlx5_0, mlx5_0:2, rxe0), or auto (the
+    /// nearest system device); a list (mlx5_0,mlx5_1) uses each device as a rail [default:
+    /// NOBOUNCE_DEVICE, or nb0]
     #[arg(long, value_name = "NAME", help_heading = "Where")]
     pub(crate) device: Option<String>,
 
-    /// Say which devices there are, which one would be used and why, and measure nothing
+    /// List the devices, show which one would be used and why, and measure nothing
     #[arg(long, help_heading = "Where")]
     pub(crate) explain_device: bool,
 
-    /// Link between ends on this machine: udp, or auto (or shm), which is shared memory where
-    /// available; of two (udp,shm) the second is used for the headline figures only [default: auto,
-    /// or NOBOUNCE_LINK; a run without either also shows write of 8 B and of 1 MiB over udp]
+    /// Link between two processes of this machine: udp, or auto or shm (shared memory where
+    /// available); with two (udp,shm), the second runs the headline cases only [default:
+    /// NOBOUNCE_LINK, or auto plus write of 8 B and 1 MiB over udp]
     #[arg(long, value_name = "LINK", value_delimiter = ',', value_parser = ["udp", "shm", "auto"], hide_possible_values = true, help_heading = "Where")]
     pub(crate) link: Vec<String>,
 
-    /// Engines that drive the device at most, each with a thread: 1 to 8 [default: by the CPUs, or
-    /// NOBOUNCE_ENGINES]
+    /// Maximum number of engine threads per device, 1 to 8 [default: NOBOUNCE_ENGINES, or by the
+    /// number of CPUs]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=8), help_heading = "How")]
     pub(crate) engines: Option<u8>,
 
-    /// Which thread drives the NIC: its own (thread), the one that posts and polls (caller), or
-    /// auto: thread from 4 CPUs on [default: auto, or NOBOUNCE_PROGRESS]
+    /// Thread that drives the NIC: an engine thread (thread), the thread that posts and polls
+    /// (caller), or auto (thread with 4 or more CPUs) [default: NOBOUNCE_PROGRESS, or auto]
     #[arg(long, value_name = "MODE", value_parser = ["auto", "thread", "caller"], hide_possible_values = true, help_heading = "How")]
     pub(crate) progress: Option<String>,
 
-    /// Run N spinning processes beside the measurement, and compare with TCP between the same two
-    /// processes; 0: compare on a quiet machine
+    /// Run N busy-looping processes during the measurement, and compare with TCP; 0 compares with
+    /// TCP on an idle machine
     #[arg(long, value_name = "N", conflicts_with_all = ["peer", "listen"], value_parser = clap::value_parser!(u32).range(0..=256), help_heading = "How")]
     pub(crate) busy: Option<u32>,
 
-    /// Memory to measure: host, or gpu (direct, staged and naive, with host memory as the
-    /// yardstick) [default: host]
+    /// Memory to measure: host, or gpu (direct, staged and naive staging, with host memory as the
+    /// reference) [default: host]
     #[arg(long, value_name = "MEMORY", hide_possible_values = true, help_heading = "What")]
     pub(crate) memory: Option<Memory>,
 
-    /// GPU whose memory is measured, as CUDA counts them, and for which --device auto chooses; on
-    /// either machine its own [default: 0]
+    /// CUDA ordinal of the local GPU to measure; --device auto picks the adapter nearest to it
+    /// [default: 0]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(0..), help_heading = "What")]
     pub(crate) gpu: Option<i32>,
 
@@ -88,7 +87,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "OP", value_delimiter = ',', help_heading = "What")]
     pub(crate) op: Vec<Op>,
 
-    /// What to measure of it; may be repeated [default: all]
+    /// Quantity to measure; may be repeated [default: all]
     #[arg(long, value_name = "KIND", value_delimiter = ',', help_heading = "What")]
     pub(crate) kind: Vec<Kind>,
 
@@ -96,7 +95,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "SIZE", value_delimiter = ',', help_heading = "What")]
     pub(crate) size: Vec<Sizes>,
 
-    /// Queue pairs working at once; may be repeated [default: 1]
+    /// Number of concurrent queue pairs; may be repeated [default: 1]
     #[arg(long, value_name = "N", value_delimiter = ',', help_heading = "What")]
     pub(crate) qps: Vec<u32>,
 
@@ -108,7 +107,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "BYTES", help_heading = "What")]
     pub(crate) mtu: Option<u32>,
 
-    /// Operations per case, instead of a time [default: as many as fit a fraction of a second]
+    /// Operations per case [default: as many as fit a fraction of a second]
     #[arg(long, value_name = "N", help_heading = "How")]
     pub(crate) iters: Option<u64>,
 
@@ -117,40 +116,39 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(super::passes::MAX)), help_heading = "How")]
     pub(crate) passes: Option<u32>,
 
-    /// Fewer cases, shorter: under ten seconds
+    /// Run fewer and shorter cases, in under ten seconds
     #[arg(long, help_heading = "How")]
     pub(crate) quick: bool,
 
-    /// Drop this share of the packets we send: 0.01 or 1%
+    /// Drop this share of the sent packets: 0.01 or 1%
     #[arg(long, value_name = "P", help_heading = "How")]
     pub(crate) loss: Option<String>,
 
-    /// Seed of the patterns and of the losses [default: 1]
+    /// Seed of the data patterns and of the packet loss [default: 1]
     #[arg(long, value_name = "N", help_heading = "How")]
     pub(crate) seed: Option<u64>,
 
-    /// Print what would be measured and how, and measure nothing
+    /// Print the cases that would run, and measure nothing
     #[arg(long, help_heading = "How")]
     pub(crate) explain: bool,
 
-    /// Write everything measured, with raw samples and machine facts
+    /// Write all results as JSON, with raw samples and machine facts
     #[arg(long, value_name = "FILE", help_heading = "Results")]
     pub(crate) json: Option<PathBuf>,
 
-    /// Draw latency and bandwidth against size
+    /// Plot latency and bandwidth against message size
     #[arg(long, value_name = "FILE.svg", help_heading = "Results")]
     pub(crate) plot: Option<PathBuf>,
 
-    /// Compare with a run kept by --json; exit code 1 if something is slower beyond the tolerance
+    /// Compare with a run saved by --json; exit with 1 if a case is slower beyond the tolerance
     #[arg(long, value_name = "OLD.json", help_heading = "Results")]
     pub(crate) compare: Option<PathBuf>,
 
-    /// How much slower is still the same: 0.10 or 10% [default: 0.10]
+    /// Slowdown that --compare accepts: 0.10 or 10% [default: 0.10]
     #[arg(long, value_name = "SHARE", requires = "compare", help_heading = "Results")]
     pub(crate) tolerance: Option<String>,
 
-    /// Constants that `nobounce predict --calibrate` kept of this machine: what to expect of the
-    /// run
+    /// Predict the results from constants saved by `nobounce predict --save-calibration`
     #[arg(long, value_name = "FILE", help_heading = "Results")]
     pub(crate) calibration: Option<PathBuf>,
 }

@@ -14,12 +14,12 @@ pub(super) struct Neighbours(Vec<Child>);
 
 impl Neighbours {
     pub(super) fn start(count: u32) -> anyhow::Result<Self> {
-        let myself = std::env::current_exe().context("cannot find the nobounce program to start it again")?;
+        let myself = std::env::current_exe().context("cannot find the path of the nobounce program")?;
         let mut all = Self(Vec::new());
         for _ in 0..count {
             let mut command = Command::new(&myself);
             let child = command.arg(SUBCOMMAND).stdin(Stdio::piped()).spawn();
-            all.0.push(child.context("cannot start a neighbour of the bench")?);
+            all.0.push(child.context("cannot start a busy-looping process")?);
         }
         Ok(all)
     }

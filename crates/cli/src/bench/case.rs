@@ -55,11 +55,11 @@ pub(crate) enum Kind {
     Latency,
     /// One direction, many operations in flight
     Bandwidth,
-    /// Both directions at once, added up
+    /// Both directions at once; the sum counts
     Bidirectional,
     /// Messages per second
     Rate,
-    /// Until a kernel that polls the target's GPU memory sees a flag of 8 bytes: half a ping-pong
+    /// Time until a kernel that polls the target's GPU memory sees an 8-byte flag: half a ping-pong
     #[serde(rename = "gpu-visible")]
     GpuVisible,
 }
@@ -91,11 +91,9 @@ impl fmt::Display for Kind {
 pub(crate) enum Wait {
     /// Poll a completion queue
     Cq,
-    /// Spin on the last byte of the buffer without polling a completion queue; the device's own
-    /// thread drives it
+    /// Spin on the last byte of the buffer; an engine thread drives the device
     Memory,
-    /// Poll for the completion of the own message, then spin on the last byte of the buffer, as
-    /// ib_write_lat does
+    /// Poll for the send completion, then spin on the last byte of the buffer, as ib_write_lat does
     Perftest,
 }
 

@@ -30,7 +30,7 @@ pub(crate) enum CompareError {
         bytes: u64,
     },
     /// Not our JSON.
-    #[error("{path} does not hold a run of nobounce bench; write one with: nobounce bench --json FILE")]
+    #[error("{path} is not a run of nobounce bench; write one with: nobounce bench --json FILE")]
     Parse {
         /// The file.
         path: String,
@@ -38,7 +38,7 @@ pub(crate) enum CompareError {
         source: serde_json::Error,
     },
     /// Another form of our JSON.
-    #[error("{path} has schema {found:?}, this nobounce reads {SCHEMA:?}; measure the earlier version again")]
+    #[error("{path} has schema {found:?}, expected {SCHEMA:?}; repeat the earlier run with this version")]
     Schema {
         /// The file.
         path: String,
@@ -213,8 +213,8 @@ impl fmt::Display for Comparison {
         {
             writeln!(
                 f,
-                "  note: plain UDP itself went from {old:.2} to {new:.2} GB/s, so the machine or its load differs; \
-                 compare the shares of raw, or run again when it is idle"
+                "  note: plain UDP went from {old:.2} to {new:.2} GB/s: the machine or its load differs; compare the shares of \
+                 raw, or run again on an idle machine"
             )?;
         }
         Ok(())
@@ -286,7 +286,7 @@ mod tests {
         let mut new = old.clone();
         new.raw.as_mut().unwrap().gbytes_per_s *= 0.5;
         let told = compare(&old, &new, 0.1).unwrap().to_string();
-        assert!(told.contains("plain UDP itself went from 5.00 to 2.50"), "{told}");
+        assert!(told.contains("plain UDP went from 5.00 to 2.50"), "{told}");
     }
 
     #[test]

@@ -311,7 +311,7 @@ impl End<'_> {
             let mut freed = false;
             for completion in &got {
                 if is_receive(completion) {
-                    awaited = awaited.checked_sub(1).context("more arrived than was sent")?;
+                    awaited = awaited.checked_sub(1).context("more messages arrived than were sent")?;
                     lanes[usize::try_from(completion.wr_id)?].received += 1;
                     freed = true;
                 } else if completion.wr_id == LAST_WORD {

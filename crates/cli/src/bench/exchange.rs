@@ -55,8 +55,8 @@ pub(super) enum Step {
 }
 
 pub(super) fn say(connection: &Connection, step: &Step) -> anyhow::Result<()> {
-    let bytes = serde_json::to_vec(step).context("cannot write a step of the bench dialogue")?;
-    connection.send_message(&bytes).context("the other end of the bench does not listen")
+    let bytes = serde_json::to_vec(step).context("cannot encode a bench message")?;
+    connection.send_message(&bytes).context("cannot send to the bench peer")
 }
 
 pub(super) fn hear(connection: &Connection) -> anyhow::Result<Step> {
@@ -70,26 +70,26 @@ pub(super) fn hear(connection: &Connection) -> anyhow::Result<Step> {
             }
             Err(MessageError::Timeout(_)) => {
                 let silent = MessageError::Timeout(EXCHANGE_TIMEOUT);
-                return Err(silent).context("the other end of the bench does not answer");
+                return Err(silent).context("no answer from the bench peer");
             }
-            heard => break heard.context("the other end of the bench does not answer")?,
+            heard => break heard.context("no answer from the bench peer")?,
         }
     };
     serde_json::from_slice(&bytes)
-        .context("the other end of the bench speaks another version of this dialogue")
+        .context("the bench peer sent an unknown message; run the same version at both ends")
 }
 
 pub(super) fn hear_ready(connection: &Connection) -> anyhow::Result<()> {
     match hear(connection)? {
         Step::Ready => Ok(()),
-        other => bail!("the other end of the bench should be ready, but says {other:?}"),
+        other => bail!("bench peer: expected Ready, got {other:?}"),
     }
 }
 
 pub(super) fn hear_checked(connection: &Connection) -> anyhow::Result<(Result<(), String>, f64)> {
     match hear(connection)? {
         Step::Checked(verdict, cpu) => Ok((verdict, cpu)),
-        other => bail!("the other end of the bench should have checked its memory, but says {other:?}"),
+        other => bail!("bench peer: expected Checked, got {other:?}"),
     }
 }
 
@@ -99,7 +99,7 @@ pub(super) fn exchange_regions(connection: &Connection, ours: &Region) -> anyhow
         Ok(theirs) => Ok(theirs),
         // Something else than a region came: it says why.
         Err(error @ MessageError::Order { .. }) => match hear(connection)? {
-            Step::Sorry(why) => bail!("the other end cannot do that: {why}"),
+            Step::Sorry(why) => bail!("the bench peer refused: {why}"),
             _ => Err(error.into()),
         },
         Err(error) => Err(error.into()),
@@ -109,6 +109,6 @@ pub(super) fn exchange_regions(connection: &Connection, ours: &Region) -> anyhow
 pub(super) fn hear_counted(connection: &Connection) -> anyhow::Result<EndCounted> {
     match hear(connection)? {
         Step::Counted(counted) => Ok(counted),
-        other => bail!("the other end of the bench should tell what it counted, but says {other:?}"),
+        other => bail!("bench peer: expected Counted, got {other:?}"),
     }
 }

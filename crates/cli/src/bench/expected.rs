@@ -165,7 +165,7 @@ pub(super) fn lines(
         .collect();
     lines.push(if reasons.is_empty() {
         format!(
-            "far below the prediction: {}; no finding of `nobounce doctor` explains it: is something else running?",
+            "far below the prediction: {}; no finding of `nobounce doctor` explains it. Check for other load on the machine",
             names.join(", ")
         )
     } else {
@@ -178,10 +178,11 @@ pub(super) fn lines(
 fn remark(shares: &[Share], on: &On) -> Option<String> {
     match on {
         On::Adapter { name, looped: true, .. } if !shares.is_empty() => Some(format!(
-            "both ends are on {name}, which carries everything twice; the prediction is of two machines like this one"
+            "both ends are on {name}, which carries every byte twice; the prediction assumes two machines"
         )),
         On::Adapter { name, .. } if shares.is_empty() => Some(format!(
-            "nothing is predicted of {name}: its parts are not known, or it is software of the kernel's; constants of a run can be kept (nobounce predict --calibrate)"
+            "no prediction for {name}: its hardware is unknown, or it is a software device of the kernel. Fit constants to a run \
+             with nobounce predict --calibrate"
         )),
         _ => None,
     }
@@ -266,7 +267,7 @@ mod tests {
         let slow = lines(&[share(0.3)], &On::Soft, false, || vec![finding()]);
         assert!(slow[1].contains("explained by: one CPU for both ends (cpu-binding)"), "{slow:?}");
         let riddle = lines(&[share(0.3)], &On::Soft, false, Vec::new);
-        assert!(riddle[1].contains("something else running"), "{riddle:?}");
+        assert!(riddle[1].contains("other load"), "{riddle:?}");
     }
 
     /// A run on an adapter of a machine that we know: as fast as it should be, and with a slot that
@@ -312,7 +313,7 @@ mod tests {
         let software =
             On::Adapter { name: "rxe0".to_owned(), rails: 1, looped: true, facts: Some(Box::new(facts)) };
         let said = lines(&shares(&report, None, &software), &software, false, Vec::new);
-        assert!(said.len() == 1 && said[0].contains("nothing is predicted of rxe0"), "{said:?}");
+        assert!(said.len() == 1 && said[0].contains("no prediction for rxe0"), "{said:?}");
     }
 
     #[test]

@@ -26,7 +26,10 @@ pub(super) fn resolve(plan: &mut Plan) -> anyhow::Result<Option<String>> {
     }
     let DeviceChoice { name, why, adapters } = DeviceChoice::of(plan.gpu);
     let Some(name) = name else {
-        anyhow::bail!("no hardware device to use: {why} ({}); nb0 is the software NIC", adapters.join("; "));
+        anyhow::bail!(
+            "no usable hardware device: {why} ({}); use --device nb0 for the software NIC",
+            adapters.join("; ")
+        );
     };
     let note = format!("device {AUTO} is {name}: {why}");
     plan.devices = Named::of(Some(&name), None);
@@ -37,7 +40,7 @@ pub(super) fn resolve(plan: &mut Plan) -> anyhow::Result<Option<String>> {
 fn idle(choice: &DeviceChoice) -> Option<String> {
     let name = choice.name.as_deref().filter(|name| *name != SOFTWARE)?;
     Some(format!(
-        "{name} is not used: no device was named, so this is {SOFTWARE}, the software NIC; --device {AUTO} takes {name}, {}",
+        "{name} is idle: the default device is {SOFTWARE}, the software NIC; --device {AUTO} would use {name}, {}",
         choice.why
     ))
 }
@@ -50,7 +53,7 @@ pub(super) fn print(plan: &Plan, out: &mut dyn Write) -> anyhow::Result<()> {
     for (name, why) in used(plan, &choice) {
         match name {
             Some(name) => print_used(plan, name, why, out)?,
-            None => writeln!(out, "used: none: {why}; nb0 is the software NIC")?,
+            None => writeln!(out, "used: none: {why}; use --device nb0 for the software NIC")?,
         }
     }
     Ok(())
@@ -59,12 +62,12 @@ pub(super) fn print(plan: &Plan, out: &mut dyn Write) -> anyhow::Result<()> {
 /// The adapters of this machine as `auto` ranks them.
 fn print_adapters(plan: &Plan, choice: &DeviceChoice, out: &mut dyn Write) -> anyhow::Result<()> {
     let memory = plan.gpu.map_or("host memory".to_owned(), |gpu| format!("memory of GPU {gpu}"));
-    writeln!(out, "adapters for {memory}, as --device {AUTO} ranks them:")?;
+    writeln!(out, "adapters for {memory}, in the order of --device {AUTO}:")?;
     for line in &choice.adapters {
         writeln!(out, "  {line}")?;
     }
     if choice.adapters.is_empty() {
-        writeln!(out, "  the kernel shows none (/sys/class/infiniband)")?;
+        writeln!(out, "  none in /sys/class/infiniband")?;
     }
     Ok(())
 }
@@ -97,16 +100,20 @@ fn used<'a>(plan: &'a Plan, choice: &'a DeviceChoice) -> Vec<(Option<&'a str>, &
     if plan.devices.are_auto() {
         vec![(choice.name.as_deref(), &choice.why)]
     } else if plan.devices.are_none() {
-        vec![(Some(SOFTWARE), "none was named (--device, NOBOUNCE_DEVICE)")]
+        vec![(Some(SOFTWARE), "the default (--device and NOBOUNCE_DEVICE are not set)")]
     } else {
-        plan.devices.names().iter().map(|name| (Some(name.as_str()), "it was named")).collect()
+        plan.devices
+            .names()
+            .iter()
+            .map(|name| (Some(name.as_str()), "set by --device or NOBOUNCE_DEVICE"))
+            .collect()
     }
 }
 
 fn print_used(plan: &Plan, name: &str, why: &str, out: &mut dyn Write) -> anyhow::Result<()> {
     writeln!(out, "used: {name}: {why}")?;
     if !Device::is_hardware(name) {
-        writeln!(out, "  the software NIC: the CPU moves the bytes, over UDP or shared memory")?;
+        writeln!(out, "  software NIC: the CPU moves the bytes, over UDP or shared memory")?;
         return Ok(());
     }
     let opened = peer::open(Some(name), &super::device_of(plan));
@@ -122,7 +129,7 @@ fn print_used(plan: &Plan, name: &str, why: &str, out: &mut dyn Write) -> anyhow
                 }
             }
         }
-        Err(error) => writeln!(out, "  it cannot be used: {error:#}")?,
+        Err(error) => writeln!(out, "  not usable: {error:#}")?,
     }
     Ok(())
 }
@@ -133,7 +140,7 @@ fn print_gpu_memory(device: &Device, gpu: i32, out: &mut dyn Write) -> anyhow::R
         Ok(region) => {
             writeln!(out, "  memory of GPU {gpu}: {}", region.paths())?;
             for refusal in super::gpu::passed_over(&region) {
-                writeln!(out, "  not by {refusal}")?;
+                writeln!(out, "  not used: {refusal}")?;
             }
         }
         Err(error) => writeln!(out, "  memory of GPU {gpu}: {error}")?,
@@ -195,6 +202,9 @@ mod tests {
         let plan = plan(None, "mlx5_3,mlx5_4");
         let choice = DeviceChoice::on(&facts, plan.gpu, None);
         assert!(adapters(&plan, &choice).starts_with("adapters for host memory"));
-        assert_eq!(used(&plan, &choice), ["mlx5_3", "mlx5_4"].map(|name| (Some(name), "it was named")));
+        assert_eq!(
+            used(&plan, &choice),
+            ["mlx5_3", "mlx5_4"].map(|name| (Some(name), "set by --device or NOBOUNCE_DEVICE"))
+        );
     }
 }

@@ -358,5 +358,5 @@ fn cpu_time_that_the_host_took_is_in_the_report() {
     let report =
         measure(&plan, &mut World { cpu_time: robbed, ..world(&mut Mock::new(), &|| None) }).unwrap();
     let shown = table::render(&report);
-    assert!(shown.contains("the host of this virtual machine took 10.0 % of the CPUs' time away"), "{shown}");
+    assert!(shown.contains("the hypervisor took 10.0 % of the CPU time"), "{shown}");
 }

@@ -92,7 +92,7 @@ impl Setup {
         let mut notes = Vec::new();
         if stand_in {
             notes.push(
-                "STAND-IN: there is no GPU; host memory plays its part, and the figures mean nothing for one"
+                "STAND-IN: no GPU; host memory stands in for it, and the figures say nothing about a GPU"
                     .to_owned(),
             );
         }
@@ -109,7 +109,7 @@ impl Setup {
             }
             None => (memory.paths().clone(), Vec::new()),
         };
-        let calibration = Calibration::of(&gpu).context("cannot measure the ways into GPU memory")?;
+        let calibration = Calibration::of(&gpu).context("cannot calibrate the access to GPU memory")?;
         let kernels = kernels();
         let mut leave_out = LeaveOut { plan, notes: &mut notes };
         if let Err(error) = kernels {
@@ -120,9 +120,10 @@ impl Setup {
             leave_out.cases(staged, "staged and naive: a direct path is required (NOBOUNCE_REQUIRE=direct)");
         }
         if let (Some(hard), Path::Staged(reason)) = (device.nic().hard(), &paths.inbound) {
-            leave_out
-                .notes
-                .push(format!("{} does not reach GPU memory, which is staged: {reason}", hard.name()));
+            leave_out.notes.push(format!(
+                "{} cannot access GPU memory, which is therefore staged: {reason}",
+                hard.name()
+            ));
         }
         if device.nic().hard().is_some() {
             // A hardware device writes into the shadow buffer of staged memory. A kernel that polls
@@ -132,13 +133,16 @@ impl Setup {
             };
             let reached =
                 |case: &Case| staged(case) && (case.op != Op::Send || case.kind == Kind::GpuVisible);
-            leave_out.cases(reached, "writes and reads of staged memory: a hardware device reaches only what is registered with it");
+            leave_out.cases(
+                reached,
+                "writes and reads of staged memory: a hardware device accesses only registered memory",
+            );
         }
         if plan.cases.is_empty() {
             return Err(GpuError::Nothing(notes.join("; ")).into());
         }
         if let (Err(error), false) = (kernels, stand_in) {
-            notes.push(format!("bytes are checked by copying them to the host: {error}"));
+            notes.push(format!("bytes are verified on the host after a copy: {error}"));
         }
         if two_processes && !stand_in {
             notes.push(format!("two processes, one GPU: {shared_by}"));
@@ -154,7 +158,7 @@ impl Setup {
             paths: paths.to_string(),
             refusals,
             calibration: calibration.to_string(),
-            shared_by: if stand_in { "nothing is shared".to_owned() } else { shared_by },
+            shared_by: if stand_in { "not shared".to_owned() } else { shared_by },
             checked_on: if kernels.is_ok() { "gpu" } else { "host" }.to_owned(),
         };
         Ok(Self { facts, notes, _mps: mps })
@@ -179,7 +183,7 @@ impl LeaveOut<'_> {
         let before = self.plan.cases.len();
         self.plan.cases.retain(|case| !which(case));
         if self.plan.cases.len() < before {
-            self.notes.push(format!("left out: {why}"));
+            self.notes.push(format!("skipped: {why}"));
         }
     }
 }
@@ -203,9 +207,9 @@ pub(super) fn chosen() -> Result<Arc<Gpu>, String> {
     let count = gpus.len();
     let found = gpus.into_iter().find(|gpu| gpu.ordinal() == ordinal());
     found.ok_or_else(|| match count {
-        0 => "CUDA shows none to this process (see CUDA_VISIBLE_DEVICES)".to_owned(),
+        0 => "CUDA shows no GPU to this process (see CUDA_VISIBLE_DEVICES)".to_owned(),
         _ => format!(
-            "--gpu {}: CUDA shows {count} to this process, counted from 0 (see CUDA_VISIBLE_DEVICES)",
+            "--gpu {}: CUDA shows {count} GPUs to this process, counted from 0 (see CUDA_VISIBLE_DEVICES)",
             ordinal()
         ),
     })

@@ -21,7 +21,7 @@ pub(crate) const PROBE: &str = "gpu-probe";
 /// How long starting and trying may take.
 const MPS_TIMEOUT: Duration = Duration::from_secs(20);
 
-const TAKE_TURNS: &str = "the two processes take turns on it, which costs milliseconds for each";
+const TAKE_TURNS: &str = "the two processes time-slice the GPU, which costs milliseconds per switch";
 
 /// A service of our own. Dropping it ends it, a moment later.
 #[derive(Debug)]
@@ -34,10 +34,10 @@ impl Mps {
     /// Starts MPS if that makes sense, and reports how the GPU is shared.
     pub(super) fn start() -> (Option<Self>, String) {
         if std::env::var_os("NOBOUNCE_CUDA").is_some() {
-            return (None, "another driver was named (NOBOUNCE_CUDA); no MPS was started".to_owned());
+            return (None, "NOBOUNCE_CUDA selects another driver; MPS was not started".to_owned());
         }
         if runs_already() {
-            return (None, "MPS runs already, and is used".to_owned());
+            return (None, "MPS is already running, and is used".to_owned());
         }
         match start() {
             Ok(mps) => (Some(mps), "MPS was started for this run".to_owned()),
@@ -57,7 +57,7 @@ fn start() -> Result<Mps, String> {
     let folder = std::env::temp_dir().join(format!("nobounce-mps-{}", std::process::id()));
     let (pipes, logs) = (folder.join("pipe"), folder.join("log"));
     let made = [&pipes, &logs].into_iter().try_for_each(std::fs::create_dir_all);
-    made.map_err(|error| format!("no MPS, for {} cannot be made ({error})", folder.display()))?;
+    made.map_err(|error| format!("no MPS: cannot create {} ({error})", folder.display()))?;
     let started = Command::new(CONTROL)
         .arg("-d")
         .env(PIPES, &pipes)
@@ -71,11 +71,11 @@ fn start() -> Result<Mps, String> {
         Ok(status) if status.success() => {}
         Ok(status) => {
             remove();
-            return Err(format!("no MPS, for {CONTROL} -d ended with {status}"));
+            return Err(format!("no MPS: {CONTROL} -d failed with {status}"));
         }
         Err(error) => {
             remove();
-            return Err(format!("no MPS, for {CONTROL} cannot be started ({error})"));
+            return Err(format!("no MPS: cannot start {CONTROL} ({error})"));
         }
     }
     let mps = match keep(&folder, &pipes) {
@@ -88,7 +88,7 @@ fn start() -> Result<Mps, String> {
     };
     // MPS may start and still refuse its clients (in some containers): that must not abort the run.
     if !works(&pipes) {
-        return Err("no MPS, for a process could not use the GPU through it".to_owned());
+        return Err("no MPS: a test process could not use the GPU through it".to_owned());
     }
     // SAFETY: only this thread runs at this point, and CUDA was not loaded yet.
     unsafe { std::env::set_var(PIPES, &pipes) };

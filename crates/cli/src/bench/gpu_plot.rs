@@ -21,7 +21,7 @@ pub(super) fn latency(report: &Report) -> Vec<Line> {
     let mut lines = lines(report, Kind::Latency, "", true, |one| one.p50_us);
     for way in WAYS {
         let chosen = |one: &CaseOutcome| (one.kind, one.way()) == (Kind::GpuVisible, way);
-        let name = format!("seen by a kernel, {way}");
+        let name = format!("GPU-visible, {way}");
         lines.extend(line(report, name, color(way), false, |one| one.p50_us.filter(|_| chosen(one))));
     }
     lines

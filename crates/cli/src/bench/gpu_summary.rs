@@ -35,7 +35,7 @@ pub(super) fn lines(report: &Report) -> Vec<String> {
         let share = figure(direct / staged);
         let (direct, staged) = (figure(direct), figure(staged));
         lines.push(format!(
-            "until a kernel sees a flag of 8 B: direct {direct} us, staged {staged} us, {share} of it"
+            "GPU-visible latency of 8 B: direct {direct} us, staged {staged} us: {share} of staged"
         ));
     }
     for op in OPS {
@@ -49,8 +49,8 @@ pub(super) fn lines(report: &Report) -> Vec<String> {
     let counted: Vec<&Counted> = report.results.iter().filter_map(|one| one.counted.as_ref()).collect();
     counted.iter().for_each(|one| total.add(one));
     if !counted.is_empty() {
-        lines.push(format!("bytes by path, as the NIC counted them here: {}", total.here));
-        lines.push(format!("bytes by path, at the other end: {}", total.there));
+        lines.push(format!("bytes by path, counted by the NIC at this end: {}", total.here));
+        lines.push(format!("bytes by path, counted by the NIC at the peer: {}", total.there));
     }
     lines
 }
@@ -63,10 +63,15 @@ pub(super) fn contradictions(report: &Report) -> Vec<String> {
         let case = format!("{} {} {}", one.op, Bytes(one.size), one.kind);
         let staged = counted.staged_bytes();
         if one.path.starts_with("direct") && staged > 0 {
-            lines.push(format!("NOT DIRECT: {case} says direct, but the NIC counted {staged} staged bytes"));
+            lines.push(format!(
+                "NOT DIRECT: {case} reports direct, but the NIC counted {staged} staged bytes"
+            ));
         }
         if one.way() == Way::Staged && staged == 0 && one.size > 0 {
-            lines.push(format!("NOT STAGED: {case} says {}, but the NIC counted no staged byte", one.path));
+            lines.push(format!(
+                "NOT STAGED: {case} reports {}, but the NIC counted no staged bytes",
+                one.path
+            ));
         }
     }
     lines
@@ -123,7 +128,7 @@ impl Share {
             true => (self.share <= *bound, "at most"),
             false => (self.share >= *bound, "at least"),
         };
-        format!("goal {}: {self}, wanted {word} {bound}", if reached { "reached" } else { "missed" })
+        format!("goal {}: {self}, {word} {bound} required", if reached { "reached" } else { "missed" })
     }
 }
 
@@ -183,7 +188,7 @@ impl Figures<'_> {
             let factor = if kind.is_latency() { staged / direct } else { direct / staged };
             let (direct, staged) = (figure(direct), figure(staged));
             Some(format!(
-                "{what}: direct {direct} {unit}, {name} {staged} {unit}: {} x as good",
+                "{what}: direct {direct} {unit}, {name} {staged} {unit}: {} x better",
                 figure(factor)
             ))
         });

@@ -118,7 +118,7 @@ fn another_link_is_shown_for_the_shares() {
     for wanted in [
         "share over shm: WRITE latency direct / staged, 8 B to 4 KiB: 0.31 at 4 KiB",
         "share over shm: WRITE bandwidth direct / host to host, 1 MiB and above: 1.00 at 1 MiB",
-        "goal reached: READ bandwidth direct / host to host, 1 MiB and above: 1.00 at 1 MiB, wanted at least 0.8",
+        "goal reached: READ bandwidth direct / host to host, 1 MiB and above: 1.00 at 1 MiB, at least 0.8 required",
         "goal reached: SEND latency direct / staged, 8 B to 4 KiB: ",
     ] {
         assert!(told.contains(wanted), "{wanted} is missing in {told}");
@@ -127,7 +127,7 @@ fn another_link_is_shown_for_the_shares() {
     assert!(!drawn.contains("shm"), "the plot is of the main link");
     let printed = table::render(&report);
     assert!(
-        printed.contains("write, direct, shm") && printed.contains("the rows that say so over shm"),
+        printed.contains("write, direct, shm") && printed.contains("rows marked shm over shm"),
         "{printed}"
     );
 }
@@ -201,7 +201,7 @@ fn the_plot_has_a_line_for_each_way() {
         "write, naive",
         "write, host",
         "write, direct, both ways",
-        "seen by a kernel, direct",
+        "GPU-visible, direct",
     ] {
         assert!(drawn.contains(wanted), "{wanted} is missing");
     }
@@ -220,7 +220,7 @@ fn a_path_that_the_counters_deny_is_a_failure() {
     let direct = lying.results.iter_mut().find(|one| one.way() == Way::Direct).unwrap();
     direct.counted.as_mut().unwrap().there.inbound.staged.bytes = 3;
     let told = gpu_summary::contradictions(&lying);
-    assert_eq!(told, ["NOT DIRECT: write 8 B latency says direct, but the NIC counted 3 staged bytes"]);
+    assert_eq!(told, ["NOT DIRECT: write 8 B latency reports direct, but the NIC counted 3 staged bytes"]);
     let mut lying = honest;
     let staged = lying.results.iter_mut().find(|one| one.way() == Way::Staged).unwrap();
     staged.counted = Some(Counted::default());
@@ -245,11 +245,11 @@ fn without_a_direct_path_the_summary_says_so() {
 #[test]
 fn ways_that_were_not_taken_stand_under_the_path_and_in_the_json() {
     let mut report = quick();
-    assert!(!table::render(&report).contains("not by"));
+    assert!(!table::render(&report).contains("not used"));
     let gpu = report.machine.gpu.as_mut().unwrap();
     gpu.paths = "direct (peermem)".to_owned();
     gpu.refusals = vec!["dma-buf: ibv_reg_dmabuf_mr: Operation not supported".to_owned()];
-    let wanted = "\npath of GPU memory: direct (peermem)\nnot by dma-buf: ibv_reg_dmabuf_mr: Operation not supported\n";
+    let wanted = "\npath of GPU memory: direct (peermem)\nnot used: dma-buf: ibv_reg_dmabuf_mr: Operation not supported\n";
     let text = table::render(&report);
     assert!(text.contains(wanted), "{text}");
     let json = serde_json::to_value(&report.machine).unwrap();

@@ -140,7 +140,7 @@ impl Side for Visible<'_> {
         match (0..found.len()).find(|&at| found[at] != expected[at]) {
             None => Ok(()),
             Some(at) => Err(format!(
-                "round {}: byte {at} around the flag is {:#04x} and should be {:#04x}",
+                "round {}: byte {at} next to the flag is {:#04x}, expected {:#04x}",
                 round.index, found[at], expected[at]
             )),
         }

@@ -103,7 +103,7 @@ impl Bench {
 
     fn ends_for(&mut self, case: &Case) -> anyhow::Result<&Ends> {
         let Some(link) = case.over else {
-            return self.ends.as_ref().context("the two ends of the bench could not be started again");
+            return self.ends.as_ref().context("cannot restart the two ends of the bench");
         };
         if self.other.as_ref().is_none_or(|(open, _)| *open != link) {
             self.other = None;
@@ -198,12 +198,12 @@ impl Measure for Bench {
     }
 
     fn tcp(&mut self) -> anyhow::Result<Option<Tcp>> {
-        let ends = self.ends.as_ref().context("the two ends of the bench could not be started again")?;
+        let ends = self.ends.as_ref().context("cannot restart the two ends of the bench")?;
         let connection = ends.first().connect(ends.target.as_str(), &ConnectOptions::default())?;
         say(&connection, &Step::Tcp)?;
         match hear(&connection)? {
             Step::TcpPort(port) => tcp::measure(port).map(Some),
-            other => anyhow::bail!("the other end of the bench should wait for TCP, but says {other:?}"),
+            other => anyhow::bail!("bench peer: expected TcpPort, got {other:?}"),
         }
     }
 
@@ -278,7 +278,7 @@ impl Session<'_> {
         self.cpu = cpu + their_cpu;
         let ours = side.check(round);
         if self.verified.is_ok() {
-            self.verified = theirs.map_err(|what| format!("at the other end: {what}")).and(ours);
+            self.verified = theirs.map_err(|what| format!("at the peer: {what}")).and(ours);
         }
         Ok(timed)
     }
@@ -302,7 +302,7 @@ pub(super) fn serve(connection: Connection, devices: &[Device], here: IpAddr) ->
         step => (rails::Connections::One(Box::new(connection)), step),
     };
     let Step::Work(work) = work else {
-        anyhow::bail!("the asking end should say first what is to be measured");
+        anyhow::bail!("bench client: expected Work first");
     };
     let connection = connections.first();
     let refuse = |why: &anyhow::Error| {
@@ -316,14 +316,14 @@ pub(super) fn serve(connection: Connection, devices: &[Device], here: IpAddr) ->
                 side.prepare(round)?;
                 say(connection, &Step::Ready)?;
                 let before = cpu_seconds();
-                side.timed(round).context("the timed part failed at this end")?;
+                side.timed(round).context("the measurement failed at this end")?;
                 let cpu = cpu_seconds() - before;
                 say(connection, &Step::Checked(side.check(round), cpu))?;
             }
             Step::End => {
                 return say(connection, &Step::Counted(counted(devices).since(&before)));
             }
-            other => anyhow::bail!("the asking end says {other:?}, which makes no sense here"),
+            other => anyhow::bail!("bench client: unexpected {other:?}"),
         }
     }
 }

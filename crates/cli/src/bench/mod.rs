@@ -12,6 +12,7 @@
 //! | busy, tcp | neighbours that spin meanwhile, and what TCP does beside them |
 //! | model, passes, stats, counted, machine, udp_counters | the report and its figures |
 //! | table, plot, axis, compare, expected, progress | the report for people |
+//! | demo | a short run with a summary |
 
 pub(crate) mod args;
 mod axis;
@@ -19,6 +20,7 @@ pub(crate) mod busy;
 mod case;
 mod compare;
 mod counted;
+pub(crate) mod demo;
 mod devices;
 mod drive;
 mod exchange;
@@ -124,12 +126,20 @@ pub(crate) fn main(args: &BenchArgs) -> anyhow::Result<Verdict> {
         let devices = peer::open_all(&device_of(&plan))?;
         peer::listen(&devices, addr, *port)?;
     }
+    with_world(&mut plan, chosen, |plan, world| run(plan, world, &mut out))
+}
+
+/// Opens the devices of the plan and starts the other process; then measures.
+fn with_world<T>(
+    plan: &mut Plan,
+    chosen: Option<String>,
+    measure: impl FnOnce(&Plan, &mut World<'_>) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
     round::Spoil::asked().map_err(anyhow::Error::msg)?;
     // Before the GPU: report a device that cannot be opened at once. No device needs CUDA before
     // memory is registered.
-    let devices = peer::open_all(&device_of(&plan))?;
-    let gpu =
-        (plan.memory == Memory::Gpu).then(|| gpu::Setup::prepare(&mut plan, &devices[0])).transpose()?;
+    let devices = peer::open_all(&device_of(plan))?;
+    let gpu = (plan.memory == Memory::Gpu).then(|| gpu::Setup::prepare(plan, &devices[0])).transpose()?;
     let mut notes = gpu.as_ref().map(|gpu| gpu.notes.clone()).unwrap_or_default();
     notes.extend(chosen);
     notes.extend(devices.iter().filter_map(|device| device.nic().hard()).map(describe));
@@ -143,12 +153,12 @@ pub(crate) fn main(args: &BenchArgs) -> anyhow::Result<Verdict> {
                 .next(),
         );
     }
-    let mut measure = measurer(&plan, devices)?;
+    let mut measurer = measurer(plan, devices)?;
     let _neighbours = Neighbours::start(plan.busy.unwrap_or(0))?;
     let mut machine = Machine::here();
     machine.gpu = gpu.as_ref().map(|gpu| gpu.facts.clone());
     let mut world = World {
-        measure: measure.as_mut(),
+        measure: measurer.as_mut(),
         raw: raw::measure,
         counters: &UdpCounters::now,
         machine,
@@ -162,7 +172,7 @@ pub(crate) fn main(args: &BenchArgs) -> anyhow::Result<Verdict> {
         progress: Progress::on_terminal(plan.cases.len() * usize::try_from(plan.passes)?),
         facts: || crate::doctor::this_machine().ok(),
     };
-    run(&plan, &mut world, &mut out)
+    measure(plan, &mut world)
 }
 
 /// Whether the link is chosen automatically: neither `--link` nor `NOBOUNCE_LINK` names one, and the
@@ -244,7 +254,7 @@ fn run(plan: &Plan, world: &mut World<'_>, out: &mut dyn Write) -> anyhow::Resul
     world.progress.finish();
     out.write_all(table::render(&report).as_bytes()).context("cannot print the results")?;
     if let (Ends::Peer { .. }, false) = (&plan.ends, plan.is_hardware()) {
-        writeln!(out, "no raw figures: plain UDP is measured between two processes of one machine only")?;
+        writeln!(out, "no raw figures: plain UDP is measured only between two processes of one machine")?;
     }
     // Packets that are lost on purpose are in no prediction.
     if report.loss.is_none() {
@@ -266,7 +276,7 @@ fn run(plan: &Plan, world: &mut World<'_>, out: &mut dyn Write) -> anyhow::Resul
     let mut verdict =
         if report.results.iter().all(|one| one.verified) { Verdict::Fine } else { Verdict::Failed };
     if let Some(path) = &plan.json {
-        let mut json = serde_json::to_vec(&report).context("cannot put the results into JSON")?;
+        let mut json = serde_json::to_vec(&report).context("cannot encode the results as JSON")?;
         json.push(b'\n');
         save(path, &json)?;
     }
@@ -276,7 +286,7 @@ fn run(plan: &Plan, world: &mut World<'_>, out: &mut dyn Write) -> anyhow::Resul
     if report.results.iter().any(|one| one.link == "udp")
         && report.kernel_udp.is_some_and(|counted| counted.moved().0 == 0)
     {
-        writeln!(out, "NOT UDP: the results say link udp, but the kernel counted no datagram")?;
+        writeln!(out, "NOT UDP: the results report link udp, but the kernel counted no datagrams")?;
         verdict = Verdict::Failed;
     }
     for lie in gpu_summary::contradictions(&report) {
@@ -302,7 +312,7 @@ fn measure(plan: &Plan, world: &mut World<'_>) -> anyhow::Result<Report> {
     let (mut fallbacks, mut tcps) = (Vec::new(), Vec::new());
     for pass in 0..plan.passes {
         if pass > 0 {
-            world.measure.renew().context("cannot begin another pass")?;
+            world.measure.renew().context("cannot start the next pass")?;
         }
         let done = usize::try_from(pass)? * plan.cases.len();
         let mut tcp = tcp(plan, world)?;
@@ -362,7 +372,9 @@ fn raw(plan: &Plan, world: &World<'_>) -> Option<Raw> {
         return None;
     }
     world.progress.note("plain UDP");
-    (world.raw)().inspect_err(|why| eprintln!("nobounce: no raw figures, so no shares of raw: {why:#}")).ok()
+    (world.raw)()
+        .inspect_err(|why| eprintln!("nobounce: cannot measure plain UDP, so no shares of raw: {why:#}"))
+        .ok()
 }
 
 /// Measures TCP between the two processes, where it is the yardstick.
@@ -396,26 +408,29 @@ fn explain(plan: &Plan, out: &mut dyn Write) -> anyhow::Result<()> {
         Ends::Peer { host, port } => format!("this machine and {host}, port {port}"),
         Ends::Listen { addr, port } => format!("serving {addr}, port {port}"),
     };
-    writeln!(out, "{ends}; {} cases, every byte checked outside the timed part", plan.cases.len())?;
+    writeln!(out, "{ends}; {} cases, every byte verified outside the timed part", plan.cases.len())?;
     if plan.passes > 1 {
-        writeln!(out, "{} passes, each with fresh processes; the trimmed mean counts", plan.passes)?;
+        writeln!(out, "{} passes with fresh processes each; reports the trimmed mean", plan.passes)?;
     }
     if plan.memory == Memory::Gpu {
         writeln!(
             out,
-            "GPU memory by the best path there is, staged (pinned, pipelined), staged naively, and host memory"
+            "GPU memory over its best path, staged (pinned, pipelined) and naively staged; host memory for reference"
         )?;
     }
     if plan.ends == Ends::Here && !plan.is_hardware() {
         let link = plan.link.clone().or_else(|| std::env::var("NOBOUNCE_LINK").ok());
         match link.as_deref() {
-            Some("udp") => writeln!(out, "packets take UDP, as between machines")?,
+            Some("udp") => writeln!(out, "link: UDP, as between machines")?,
             _ => writeln!(
                 out,
-                "packets take shared memory where it can be had; --link udp for what is between machines"
+                "link: shared memory where available; --link udp measures the link between machines"
             )?,
         }
-        writeln!(out, "first and last plain UDP between two processes: GSO blast, then a 32 B ping-pong")?;
+        writeln!(
+            out,
+            "plain UDP between two processes before and after: a GSO stream, then a 32 B ping-pong"
+        )?;
     }
     for case in &plan.cases {
         let amount = match case.amount {

@@ -159,13 +159,13 @@ impl fmt::Display for Way {
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub(crate) enum OutcomeError {
     /// Nothing was sampled.
-    #[error("{case}: nothing was measured; give it more --iters")]
+    #[error("{case}: no samples; raise --iters")]
     NoSamples {
         /// The case.
         case: String,
     },
     /// A latency for a bandwidth or the reverse.
-    #[error("{case}: the measurer returned samples of another kind; this is a bug in nobounce")]
+    #[error("{case}: samples of the wrong kind; this is a bug in nobounce")]
     WrongSamples {
         /// The case.
         case: String,

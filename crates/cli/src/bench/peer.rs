@@ -24,28 +24,28 @@ const LEFT_EVERY: Duration = Duration::from_millis(1);
 /// The device of one end, and its command-line arguments.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct PeerArgs {
-    /// The devices by their names; none: the software NIC
+    /// Device names [default: the software NIC]
     #[arg(long, value_delimiter = ',')]
     pub(super) device: Vec<String>,
-    /// The GPU whose memory is used, as CUDA counts them
+    /// CUDA ordinal of the GPU
     #[arg(long, default_value_t = 0)]
     pub(super) gpu: i32,
     /// Address or interface of the device
     #[arg(long)]
     pub(super) addr: Option<String>,
-    /// The link
+    /// Link
     #[arg(long)]
     pub(super) link: Option<String>,
-    /// Engines at most
+    /// Maximum number of engine threads
     #[arg(long)]
     pub(super) engines: Option<u8>,
-    /// Which thread drives the device
+    /// Thread that drives the device
     #[arg(long)]
     pub(super) progress: Option<String>,
-    /// Share of sent packets to lose
+    /// Share of sent packets to drop
     #[arg(long, default_value_t = 0.0)]
     pub(super) loss: f64,
-    /// Where the losses begin
+    /// Seed of the packet loss
     #[arg(long, default_value_t = 1)]
     pub(super) seed: u64,
 }
@@ -59,7 +59,7 @@ pub(super) struct Child {
 
 impl Child {
     pub(super) fn start(args: &PeerArgs) -> anyhow::Result<Self> {
-        let myself = std::env::current_exe().context("cannot find the nobounce program to start it again")?;
+        let myself = std::env::current_exe().context("cannot find the path of the nobounce program")?;
         let mut command = Command::new(myself);
         let PeerArgs { device, gpu, addr, link, engines, progress, loss, seed } = args;
         command.arg(SUBCOMMAND).arg(format!("--loss={loss}")).arg(format!("--seed={seed}"));
@@ -72,14 +72,14 @@ impl Child {
         command.args(progress.iter().map(|progress| format!("--progress={progress}")));
         // A capture of both ends in one file would be neither's.
         command.env_remove("NOBOUNCE_PCAP").stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut process = command.spawn().context("cannot start the other process of the bench")?;
+        let mut process = command.spawn().context("cannot start the second process of the bench")?;
         let mut line = String::new();
-        let stdout = process.stdout.take().context("the other process has no output")?;
-        BufReader::new(stdout).read_line(&mut line).context("cannot hear from the other process")?;
+        let stdout = process.stdout.take().context("the second process has no stdout")?;
+        BufReader::new(stdout).read_line(&mut line).context("cannot read from the second process")?;
         let port = line
             .trim()
             .parse()
-            .context("the other process of the bench ended early; its reason stands above")?;
+            .context("the second process of the bench exited early; its error is above")?;
         Ok(Self { process, port })
     }
 
@@ -119,7 +119,7 @@ pub(crate) fn child(args: &PeerArgs) -> anyhow::Result<()> {
 pub(super) fn listen(devices: &[Device], addr: &str, port: u16) -> anyhow::Result<()> {
     let listener = devices[0].listen_with((addr, port), &options())?;
     let at: Vec<String> = devices.iter().map(|device| device.nic().local().to_string()).collect();
-    println!("serving on {}, device address {}; Ctrl-C ends it", listener.local_addr(), at.join(" and "));
+    println!("serving on {}, device address {}; stop with Ctrl-C", listener.local_addr(), at.join(" and "));
     serve_all(&listener, devices)
 }
 
@@ -157,7 +157,7 @@ pub(super) fn open(name: Option<&str>, args: &PeerArgs) -> anyhow::Result<Device
         if Device::is_hardware(name) {
             ensure!(
                 args.link.is_none() && args.engines.is_none() && args.progress.is_none() && args.loss == 0.0,
-                "--link, --engines, --progress and --loss are the software NIC's; {name} is hardware"
+                "--link, --engines, --progress and --loss apply to the software NIC only; {name} is hardware"
             );
             let mut options = nobounce::hard::Options::from_env()?;
             match args.addr.as_ref().map(|addr| (addr, addr.parse())) {
@@ -169,7 +169,7 @@ pub(super) fn open(name: Option<&str>, args: &PeerArgs) -> anyhow::Result<Device
         }
         ensure!(
             name == "nb0" || args.addr.is_none(),
-            "--device {name} and --addr both say where the software NIC is"
+            "--device {name} and --addr both set the address of the software NIC; give one of them"
         );
         if name != "nb0" {
             return Ok(Device::open_named(name)?);

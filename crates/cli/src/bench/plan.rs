@@ -128,16 +128,18 @@ impl Plan {
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub(crate) enum PlanError {
     /// Not one of the five.
-    #[error("--mtu {0} is no path MTU; use 256, 512, 1024, 2048 or 4096")]
+    #[error("invalid --mtu {0}: expected 256, 512, 1024, 2048 or 4096")]
     Mtu(u32),
     /// None, or more than we handle.
-    #[error("--qps {0} is out of range; use 1 to {MAX_QPS}")]
+    #[error("invalid --qps {0}: expected 1 to {MAX_QPS}")]
     Qps(u32),
     /// Nothing to measure.
-    #[error("--iters 0 measures nothing; use 1 or more, or leave it out to measure by time")]
+    #[error("invalid --iters 0: expected 1 or more; omit it to measure by time")]
     Iters,
     /// Not a share.
-    #[error("--{flag} {text:?} is no share; write 0.01 or 1%, from 0 up to but not including {below}")]
+    #[error(
+        "invalid --{flag} {text:?}: expected a share such as 0.01 or 1%, at least 0 and less than {below}"
+    )]
     Share {
         /// The argument.
         flag: &'static str,
@@ -147,42 +149,38 @@ pub(crate) enum PlanError {
         below: &'static str,
     },
     /// Atomics have one size.
-    #[error("atomics are always 8 bytes; leave --size out or use --size 8 with --op atomic")]
+    #[error("atomics are always 8 bytes; omit --size or use --size 8 with --op atomic")]
     AtomicSize,
     /// Atomics move no bulk data.
-    #[error("--op atomic has a latency and a rate, but no {0}; use --kind latency or --kind rate")]
+    #[error("--op atomic has no {0}; use --kind latency or --kind rate")]
     AtomicKind(Kind),
     /// A READ's arrival is not visible in memory, and neither is a SEND before its completion.
     #[error(
-        "--wait memory and perftest are for the latency of writes; add --op write --kind latency, or use --wait cq"
+        "--wait memory and --wait perftest need write latency; add --op write --kind latency, or use --wait cq"
     )]
     WaitMemory,
     /// GPU memory is polled by kernels.
     #[error(
-        "--wait memory and perftest are for host memory; with --memory gpu use --kind gpu-visible, where a kernel does the waiting"
+        "--wait memory and --wait perftest need host memory; with --memory gpu use --kind gpu-visible, where a GPU kernel polls"
     )]
     WaitGpu,
     /// There is no kernel to see anything.
-    #[error("--kind gpu-visible needs a kernel that polls GPU memory; add --memory gpu")]
+    #[error("--kind gpu-visible needs GPU memory; add --memory gpu")]
     VisibleNeedsGpu,
     /// A GPU is named, and its memory is not measured.
-    #[error("--gpu {0} says whose memory is measured; add --memory gpu")]
+    #[error("--gpu {0} needs GPU memory; add --memory gpu")]
     GpuMemory(i32),
     /// One QP suffices for one operation at a time.
-    #[error(
-        "latency is measured one operation at a time on one queue pair; leave --qps out or choose another --kind"
-    )]
+    #[error("latency uses one operation at a time on one queue pair; omit --qps or choose another --kind")]
     LatencyQps,
     /// Zero bytes have no bandwidth.
     #[error("messages of 0 bytes have no bandwidth; use --kind latency or --kind rate with --size 0")]
     EmptyBandwidth,
     /// A spinning target needs a byte to spin on.
-    #[error(
-        "--wait memory and perftest spin on the last byte of the message, and --size 0 has none; use --size 1 or more"
-    )]
+    #[error("--wait memory and --wait perftest spin on the last byte of the message; use --size 1 or more")]
     EmptyMemory,
     /// Would not fit.
-    #[error("{qps} queue pairs x {} are more than the {} one case may register; use fewer --qps or a smaller --size", Bytes(*size), Bytes(MAX_REGISTERED))]
+    #[error("{qps} queue pairs x {} exceed the {} that one case may register; use fewer --qps or a smaller --size", Bytes(*size), Bytes(MAX_REGISTERED))]
     Registered {
         /// Queue pairs.
         qps: u32,
@@ -190,7 +188,7 @@ pub(crate) enum PlanError {
         size: u64,
     },
     /// Not HOST, HOST:PORT, `[V6]` or `[V6]:PORT`.
-    #[error("--{flag} {text:?} is no address; write HOST, HOST:PORT or [IPV6]:PORT (port 1 to 65535)")]
+    #[error("invalid --{flag} {text:?}: expected HOST, HOST:PORT or [IPV6]:PORT (port 1 to 65535)")]
     Address {
         /// The argument.
         flag: &'static str,
@@ -199,16 +197,16 @@ pub(crate) enum PlanError {
     },
     /// Several links are between processes of one machine.
     #[error(
-        "--link takes one link, or two different ones (udp,shm) of the software NIC between two processes of this machine"
+        "--link takes one link; two different ones (udp,shm) need the software NIC and two processes of this machine"
     )]
     Links,
     /// Rails split transfers, and do nothing else.
     #[error(
-        "several devices together carry large writes and reads: use --op write,read --kind bandwidth, one queue pair each, and no --addr"
+        "several devices together carry only large writes and reads: use --op write,read --kind bandwidth, one queue pair each, and no --addr"
     )]
     Rails,
     /// The listener does what the asking side says.
-    #[error("--listen serves whatever the other side asks for; give {0} there instead")]
+    #[error("{0} has no effect with --listen; give it to --peer at the other end")]
     ListenTakesNoCases(&'static str),
 }
 

@@ -27,7 +27,7 @@ const RAW: RGBColor = RGBColor(0x66, 0x66, 0x66);
 pub(crate) enum PlotError {
     /// Neither latency nor bandwidth was measured.
     #[error(
-        "nothing to plot: neither latency nor bandwidth was measured; add --kind latency or --kind bandwidth"
+        "nothing to plot: the run has neither latency nor bandwidth; add --kind latency or --kind bandwidth"
     )]
     Nothing,
     /// The drawing library refused.
@@ -73,7 +73,7 @@ struct Panel {
     title: &'static str,
     unit: &'static str,
     lines: Vec<Line>,
-    /// What plain UDP does, and what to call it.
+    /// The yardstick, plain UDP or TCP, and what to call it.
     raw: Option<(f64, &'static str)>,
     /// Where curves leave room: latencies rise to the right, bandwidths saturate there.
     legend: SeriesLabelPosition,
@@ -103,6 +103,8 @@ fn latency(report: &Report) -> Option<Panel> {
     }
     let raw = report.raw.as_ref().filter(|raw| raw.latency_doubt().is_none());
     let raw = raw.map(|raw| (raw.half_round_trip_us, "plain UDP, 32 B"));
+    let raw =
+        raw.or_else(|| report.tcp.as_ref().map(|tcp| (tcp.half_round_trip_us, "TCP, 8 B of host memory")));
     let legend = SeriesLabelPosition::UpperLeft;
     (!lines.is_empty()).then_some(Panel { title: "Latency", unit: "µs", lines, raw, legend })
 }
@@ -122,6 +124,7 @@ fn bandwidth(report: &Report) -> Option<Panel> {
     }
     let raw = report.raw.as_ref().filter(|raw| raw.bandwidth_doubt().is_none());
     let raw = raw.map(|raw| (raw.gbytes_per_s, "plain UDP, GSO"));
+    let raw = raw.or_else(|| report.tcp.as_ref().map(|tcp| (tcp.gbytes_per_s, "TCP, host memory")));
     // Below curves that saturate there is room.
     let legend = SeriesLabelPosition::LowerRight;
     (!lines.is_empty()).then_some(Panel { title: "Bandwidth", unit: "GB/s", lines, raw, legend })

@@ -45,11 +45,11 @@ pub(super) fn ask(first: Connection, devices: &[Device], case: &Case) -> anyhow:
     say(&first, &Step::Rails(u32::try_from(devices.len())?))?;
     let ports = match hear(&first)? {
         Step::RailPorts(ports) => ports,
-        Step::Sorry(why) => bail!("the other end cannot do that: {why}"),
-        other => bail!("the other end should say where its rails are, but says {other:?}"),
+        Step::Sorry(why) => bail!("the bench peer refused: {why}"),
+        other => bail!("bench peer: expected RailPorts, got {other:?}"),
     };
-    ensure!(ports.len() + 1 == devices.len(), "the other end has {} rails", ports.len() + 1);
-    let there = first.peer_control_addr().context("the other end of the bench is gone")?.ip();
+    ensure!(ports.len() + 1 == devices.len(), "the bench peer has {} rails", ports.len() + 1);
+    let there = first.peer_control_addr().context("the bench peer is gone")?.ip();
     let options = nobounce::ConnectOptions { mtu: nobounce::Mtu::from_bytes(case.mtu), ..peer::options() };
     let mut rails = vec![first];
     for (at, (device, port)) in (1..).zip(devices[1..].iter().zip(ports)) {
@@ -69,7 +69,7 @@ pub(super) fn answer(
 ) -> anyhow::Result<Connections> {
     if usize::try_from(count)? != devices.len() {
         let why = format!(
-            "{count} rails are asked for, and this end has {}: name as many devices there as here (--device a,b)",
+            "{count} rails requested, this end has {}: name the same number of devices at both ends (--device a,b)",
             devices.len()
         );
         let _ = say(&first, &Step::Sorry(why.clone())); // if it still listens
@@ -165,7 +165,7 @@ impl Side for RailEnd<'_> {
             // The devices do it all; the asking end says when.
             return match hear(first)? {
                 Step::Over => Ok(Timed::default()),
-                other => bail!("the asking end should say that it is over, but says {other:?}"),
+                other => bail!("bench client: expected Over, got {other:?}"),
             };
         }
         let start = Instant::now();

@@ -88,7 +88,7 @@ impl Raw {
 
 fn doubt(shares: &[f64], samples: &[f64], unit: &str) -> Option<String> {
     if let Some(share) = median(shares).filter(|share| *share < LEAST_OF_CPU) {
-        return Some(format!("plain UDP had {:.0} % of the CPU that it asked for", share * 100.0));
+        return Some(format!("plain UDP got {:.0} % of the CPU time it needed", share * 100.0));
     }
     let (mad, middle) = mad(samples).zip(median(samples))?;
     let (least, most) = samples.iter().fold((f64::MAX, f64::MIN), |(a, b), one| (a.min(*one), b.max(*one)));
@@ -118,8 +118,8 @@ pub(crate) struct ChildArgs {
 /// Measures, with a second process of this program.
 pub(crate) fn measure() -> anyhow::Result<Raw> {
     let socket = raw_socket::open()?;
-    let port = socket.local_addr().context("cannot learn the port of our own socket")?.port();
-    let program = std::env::current_exe().context("cannot find our own program to start a second process")?;
+    let port = socket.local_addr().context("cannot read the port of the socket")?.port();
+    let program = std::env::current_exe().context("cannot find the path of the nobounce program")?;
     let mut process = Command::new(program);
     process.args([SUBCOMMAND, "--port", &port.to_string()]);
     process.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
@@ -149,10 +149,10 @@ impl Drop for Reaped {
 fn drive(socket: &UdpSocket, mut orders: impl Write, mut answers: impl BufRead) -> anyhow::Result<Raw> {
     let mut answer = move || -> anyhow::Result<String> {
         let mut line = String::new();
-        let read = answers.read_line(&mut line).context("cannot hear the second process")?;
-        if read == 0 { bail!("the second process ended early") } else { Ok(line.trim().to_owned()) }
+        let read = answers.read_line(&mut line).context("cannot read from the second process")?;
+        if read == 0 { bail!("the second process exited early") } else { Ok(line.trim().to_owned()) }
     };
-    let port: u16 = answer()?.parse().context("the second process named no port")?;
+    let port: u16 = answer()?.parse().context("the second process sent no port")?;
     socket.connect((Ipv4Addr::LOCALHOST, port)).context("cannot reach the second process by UDP")?;
 
     writeln!(orders, "blast")?;
@@ -174,12 +174,12 @@ fn drive(socket: &UdpSocket, mut orders: impl Write, mut answers: impl BufRead) 
         halves.push(ping(socket)?);
         let ours = time.share();
         socket.send(&[0]).context("cannot end the ping-pong")?;
-        let theirs: f64 = answer()?.parse().context("the second process did not say how it fared")?;
+        let theirs: f64 = answer()?.parse().context("the second process sent no result")?;
         ping_cpu.push(ours.min(theirs));
     }
     Ok(Raw {
-        gbytes_per_s: rounded(median(&bandwidths).context("nothing arrived in the blast")?),
-        half_round_trip_us: rounded(median(&halves).context("no ping-pong was measured")?),
+        gbytes_per_s: rounded(median(&bandwidths).context("no datagram of the stream arrived")?),
+        half_round_trip_us: rounded(median(&halves).context("no ping-pong completed")?),
         gbytes_per_s_samples: bandwidths.into_iter().map(rounded).collect(),
         half_round_trip_us_samples: halves.into_iter().map(rounded).collect(),
         blast_cpu_samples: vec![rounded(blast_cpu)],
@@ -214,7 +214,7 @@ fn ping(socket: &UdpSocket) -> anyhow::Result<f64> {
     loop {
         socket.send(&message).context("cannot send a ping")?;
         if receive(socket)?.is_none() {
-            bail!("a ping over loopback was not answered within {RAW_TIMEOUT:?}");
+            bail!("no answer to a ping over loopback within {RAW_TIMEOUT:?}");
         }
         rounds += 1;
         if rounds.is_multiple_of(64) && started.elapsed() >= PING_TIME {
@@ -248,7 +248,7 @@ fn serve(peer: u16, orders: impl BufRead, mut answers: impl Write) -> anyhow::Re
     let socket = raw_socket::open()?;
     raw_socket::receive_coalesced(&socket)?;
     socket.connect((Ipv4Addr::LOCALHOST, peer)).context("cannot reach the first process by UDP")?;
-    let port = socket.local_addr().context("cannot learn the port of our own socket")?.port();
+    let port = socket.local_addr().context("cannot read the port of the socket")?.port();
     writeln!(answers, "{port}")?;
     answers.flush()?;
     for order in orders.lines() {
@@ -265,7 +265,7 @@ fn serve(peer: u16, orders: impl BufRead, mut answers: impl Write) -> anyhow::Re
                 echo(&socket)?;
                 writeln!(answers, "{}", time.share())?;
             }
-            other => bail!("unknown order {other:?}"),
+            other => bail!("unknown command {other:?}"),
         }
         answers.flush()?;
     }
@@ -298,7 +298,7 @@ fn swallow(socket: &UdpSocket) -> anyhow::Result<Vec<f64>> {
                     return Ok(figures);
                 }
             }
-            Err(error) => return Err(error).context("cannot receive the blast"),
+            Err(error) => return Err(error).context("cannot receive the stream"),
         }
     }
 }
@@ -312,7 +312,7 @@ fn echo(socket: &UdpSocket) -> anyhow::Result<()> {
         }
         socket.send(&message).context("cannot answer a ping")?;
     }
-    bail!("no ping came within {RAW_TIMEOUT:?}")
+    bail!("no ping within {RAW_TIMEOUT:?}")
 }
 
 #[cfg(test)]
@@ -361,10 +361,7 @@ mod tests {
             ping_cpu_samples: vec![0.4, 0.43, 0.5],
             ..quiet.clone()
         };
-        assert_eq!(
-            starved.latency_doubt().as_deref(),
-            Some("plain UDP had 43 % of the CPU that it asked for")
-        );
+        assert_eq!(starved.latency_doubt().as_deref(), Some("plain UDP got 43 % of the CPU time it needed"));
         assert_eq!(starved.bandwidth_doubt(), None);
         let torn = Raw { gbytes_per_s_samples: vec![0.1, 0.2, 2.0, 5.0, 5.1], ..quiet.clone() };
         assert_eq!(torn.bandwidth_doubt().as_deref(), Some("plain UDP varied between 0.10 and 5.10 GB/s"));
@@ -376,8 +373,8 @@ mod tests {
     fn a_second_process_that_dies_is_an_error_and_no_hang() {
         let socket = raw_socket::open().unwrap();
         let told = drive(&socket, Vec::new(), &b""[..]).unwrap_err().to_string();
-        assert!(told.contains("ended early"), "{told}");
+        assert!(told.contains("exited early"), "{told}");
         let told = drive(&socket, Vec::new(), &b"no port\n"[..]).unwrap_err().to_string();
-        assert!(told.contains("named no port"), "{told}");
+        assert!(told.contains("sent no port"), "{told}");
     }
 }

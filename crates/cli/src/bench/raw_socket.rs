@@ -20,7 +20,7 @@ pub(crate) fn open() -> anyhow::Result<UdpSocket> {
 
 /// UDP GSO: the kernel segments each send into datagrams of this size; 0 turns that off.
 pub(crate) fn set_segment(socket: &UdpSocket, bytes: usize) -> anyhow::Result<()> {
-    let bytes = libc::c_int::try_from(bytes).context("a segment this large does not exist")?;
+    let bytes = libc::c_int::try_from(bytes).context("UDP segment too large")?;
     set(socket, libc::SOL_UDP, libc::UDP_SEGMENT, bytes)
         .context("this kernel cannot batch UDP sends (UDP_SEGMENT needs Linux 4.18)")
 }

@@ -56,7 +56,7 @@ impl Ring {
         seed: u64,
         stamped: bool,
     ) -> anyhow::Result<Self> {
-        let size = usize::try_from(size).context("the message is larger than this machine's memory")?;
+        let size = usize::try_from(size).context("the message is larger than the address space")?;
         let stride = size.next_multiple_of(GUARD) + GUARD;
         let timed_slots = (AREA / stride).clamp(1, MAX_SLOTS);
         let checked_slots = timed_slots.clamp((LONG_AREA / size.max(1)).clamp(1, LONG_SLOTS), CHECKED_SLOTS);
@@ -197,7 +197,7 @@ impl Ring {
                     return Err(format!("{message}: {}", untouched(self.size)));
                 }
                 return Err(format!(
-                    "{message}: byte {i} of {} is {:#04x} and should be {:#04x}",
+                    "{message}: byte {i} of {} is {:#04x}, expected {:#04x}",
                     self.size, found[i], expected[i]
                 ));
             }
@@ -232,7 +232,7 @@ impl Ring {
 
 /// The error for a message whose slot holds only guard bytes.
 pub(super) fn untouched(size: usize) -> String {
-    format!("it did not arrive, its {size} bytes are as they were before (from byte 0 on)")
+    format!("it did not arrive: its {size} bytes are unchanged from byte 0 on")
 }
 
 /// How memory of that place is registered.
@@ -327,7 +327,7 @@ mod tests {
             ring.spoil(Spoil::Byte, slots - 1).unwrap();
             let told = ring.check(round, slots, false, false).unwrap_err();
             let wanted = format!(
-                "round 9, message {slots} of {slots} that each have bytes of their own: byte {} of {size} is ",
+                "round 9, message {slots} of {slots} with separate buffers: byte {} of {size} is ",
                 size / 2
             );
             assert!(told.starts_with(&wanted), "{told}");

@@ -19,7 +19,7 @@ impl Round {
     pub(super) fn message(&self, slot: u64) -> String {
         if self.checked {
             return format!(
-                "round {}, message {} of {} that each have bytes of their own",
+                "round {}, message {} of {} with separate buffers",
                 self.index,
                 slot + 1,
                 self.messages
@@ -53,7 +53,7 @@ impl Spoil {
         match word {
             "byte" => Ok(Self::Byte),
             "message" => Ok(Self::Message),
-            _ => Err(format!("NOBOUNCE_BENCH_SPOIL is '{word}': it is 'byte' or 'message', or not set")),
+            _ => Err(format!("invalid NOBOUNCE_BENCH_SPOIL '{word}': expected byte or message")),
         }
     }
 }
@@ -67,7 +67,7 @@ mod tests {
         assert_eq!(Spoil::named("byte"), Ok(Spoil::Byte));
         assert_eq!(Spoil::named("message"), Ok(Spoil::Message));
         for wrong in ["bytes", "", "Byte"] {
-            assert!(Spoil::named(wrong).unwrap_err().contains("'byte' or 'message'"));
+            assert!(Spoil::named(wrong).unwrap_err().contains("expected byte or message"));
         }
     }
 }

@@ -87,7 +87,7 @@ pub(super) fn path_of(region: &Region) -> String {
     match (&paths.inbound, &paths.outbound) {
         (Path::Staged(reason), _) | (_, Path::Staged(reason)) => format!("staged ({reason})"),
         (Path::Believed(_, reason), _) | (_, Path::Believed(_, reason)) => {
-            format!("direct, believed, not proved: {reason}")
+            format!("direct, not proved: {reason}")
         }
         _ => "direct".to_owned(),
     }
@@ -162,7 +162,7 @@ fn check_answers(end: &End<'_>, messages: u64) -> Result<(), String> {
     match (0..messages).zip(found).find(|(at, found)| *found != first.wrapping_add(*at)) {
         None => Ok(()),
         Some((at, found)) => Err(format!(
-            "the answers of {messages} increments are not one of each: {found:#x} stands where {:#x} should",
+            "the results of {messages} increments are not distinct: found {found:#x}, expected {:#x}",
             first.wrapping_add(at)
         )),
     }
@@ -178,6 +178,6 @@ fn check_counter(end: &End<'_>, messages: u64) -> Result<(), String> {
     if found == expected {
         Ok(())
     } else {
-        Err(format!("the counter is {found:#x} and should be {expected:#x} after {messages} increments"))
+        Err(format!("the counter is {found:#x}, expected {expected:#x} after {messages} increments"))
     }
 }

@@ -36,7 +36,7 @@ impl CpuTime {
         let share = stolen as f64 / all.max(1) as f64;
         (share >= WORTH_TELLING).then(|| {
             format!(
-                "the host of this virtual machine took {:.1} % of the CPUs' time away meanwhile (steal in /proc/stat): figures wander, and are worse than they need be",
+                "the hypervisor took {:.1} % of the CPU time (steal in /proc/stat): the figures vary more and are worse than without",
                 share * 100.0
             )
         })

@@ -22,7 +22,7 @@ pub(crate) fn render(report: &Report) -> String {
     if let Some(gpu) = &report.machine.gpu {
         let _ = writeln!(text, "path of GPU memory: {}", gpu.paths);
         for refusal in &gpu.refusals {
-            let _ = writeln!(text, "not by {refusal}");
+            let _ = writeln!(text, "not used: {refusal}");
         }
         let _ = writeln!(text, "calibration: {}", gpu.calibration);
     }
@@ -30,21 +30,21 @@ pub(crate) fn render(report: &Report) -> String {
         let _ = writeln!(text, "{note}");
     }
     if let Some(raw) = &report.raw {
-        let _ = writeln!(text, "raw (plain UDP between two processes here): {raw}");
+        let _ = writeln!(text, "raw (plain UDP between two processes of this machine): {raw}");
         for (what, doubt) in [("bandwidth", raw.bandwidth_doubt()), ("latency", raw.latency_doubt())] {
             if let Some(doubt) = doubt {
                 let _ = writeln!(
                     text,
-                    "no shares of raw {what}, and no prediction by it: {doubt}; run again when the machine is idle"
+                    "no shares of raw {what} and no prediction from it: {doubt}; run again on an idle machine"
                 );
             }
         }
     }
     if let (Some(busy), Some(tcp)) = (report.busy, &report.tcp) {
         let beside = match busy {
-            0 => "no neighbours".to_owned(),
-            1 => "1 neighbour that spins".to_owned(),
-            more => format!("{more} neighbours that spin"),
+            0 => "no busy processes".to_owned(),
+            1 => "1 busy process".to_owned(),
+            more => format!("{more} busy processes"),
         };
         let _ = writeln!(text, "{beside}; TCP between the same two processes: {tcp}");
     }
@@ -52,7 +52,7 @@ pub(crate) fn render(report: &Report) -> String {
         let _ = writeln!(text, "{link}");
     }
     if let Some(loss) = report.loss {
-        let _ = writeln!(text, "dropping {} % of the packets on purpose", loss * 100.0);
+        let _ = writeln!(text, "dropping {} % of the packets (--loss)", loss * 100.0);
     }
     for section in [latency(report), bandwidth(report), rate(report)].into_iter().flatten() {
         let _ = write!(text, "\n{section}\n");
@@ -163,7 +163,7 @@ fn links(report: &Report) -> Option<String> {
         other => other,
     };
     let others = report.results.iter().find(|one| one.link != main);
-    let but = others.map_or(String::new(), |one| format!("; the rows that say so over {}", one.link));
+    let but = others.map_or(String::new(), |one| format!("; rows marked {0} over {0}", one.link));
     Some(format!("link: {words}{but}"))
 }
 
@@ -229,7 +229,7 @@ pub(crate) fn verdicts(report: &Report) -> Vec<String> {
     let mut lines = if report.machine.gpu.is_some() { gpu_summary::lines(report) } else { headlines(report) };
     if let Some(counted) = &report.kernel_udp {
         let (sent, received) = counted.moved();
-        lines.push(format!("this machine's kernel counted {sent} UDP datagrams out, {received} in"));
+        lines.push(format!("UDP datagrams counted by the kernel: {sent} out, {received} in"));
     }
     lines.extend(unsteady(report));
     let wrong: Vec<&CaseOutcome> = report.results.iter().filter(|one| !one.verified).collect();
@@ -238,7 +238,7 @@ pub(crate) fn verdicts(report: &Report) -> Vec<String> {
         let compared: u64 = report.results.iter().map(|one| one.compared).sum();
         let cases = format!("{cases} {}", if cases == 1 { "case" } else { "cases" });
         lines.push(format!(
-            "bytes verified, {cases}: what each place held last, and every byte of {compared} messages that had places of their own"
+            "bytes verified, {cases}: the final content of every buffer, and every byte of {compared} messages with separate buffers"
         ));
     }
     for one in wrong {
@@ -281,7 +281,10 @@ fn headlines(report: &Report) -> Vec<String> {
         if let Some((many_speed, one_speed)) = many.gbytes_per_s.zip(single.and_then(|one| one.gbytes_per_s))
         {
             let (op, size, qps) = (many.op, Bytes(many.size), many.qps);
-            lines.push(format!("{op} {size}, {qps} queue pairs: {} of one", figure(many_speed / one_speed)));
+            lines.push(format!(
+                "{op} {size}, {qps} queue pairs: {} x one queue pair",
+                figure(many_speed / one_speed)
+            ));
         }
     }
     lines
@@ -312,7 +315,7 @@ fn unsteady(report: &Report) -> Option<String> {
         (true, _) => format!("plain UDP and {cases_text}"),
     };
     Some(format!(
-        "unsteady: {what} varied by more than {:.0} % within the run; is the machine busy?",
+        "unsteady: {what} varied by more than {:.0} % within the run; check for other load on the machine",
         UNSTEADY * 100.0
     ))
 }
@@ -374,11 +377,11 @@ mod tests {
         }
         let text = render(&report);
         assert!(
-            text.contains("no shares of raw latency, and no prediction by it: plain UDP had 40 %"),
+            text.contains("no shares of raw latency and no prediction from it: plain UDP got 40 %"),
             "{text}"
         );
         assert!(
-            text.contains(" us, no share of raw (plain UDP had 40 % of the CPU that it asked for)"),
+            text.contains(" us, no share of raw (plain UDP got 40 % of the CPU time it needed)"),
             "{text}"
         );
         assert!(!text.contains(" x raw\n") && text.contains(" of raw\n"), "{text}");

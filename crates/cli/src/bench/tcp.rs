@@ -110,7 +110,7 @@ pub(super) fn measure(port: u16) -> anyhow::Result<Tcp> {
     };
     let speed = blast(connect(STREAM)?)?;
     let halves = ping(connect(PING_PONG)?)?;
-    let found = Percentiles::of(&halves).context("no TCP ping-pong came back")?;
+    let found = Percentiles::of(&halves).context("no TCP ping-pong completed")?;
     let mean = halves.iter().sum::<f64>() / float(halves.len() as u64);
     Ok(Tcp::of(speed, found.p50, mean))
 }

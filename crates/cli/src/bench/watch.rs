@@ -45,11 +45,11 @@ impl<'a> Watch<'a> {
                 self.since = Instant::now();
             }
             self.looked = Instant::now();
-            ensure!(!self.connection.is_peer_gone(), "the other end of the bench is gone");
+            ensure!(!self.connection.is_peer_gone(), "the bench peer is gone");
             check_device(self.connection)?;
             ensure!(
                 self.since.elapsed() < STALLED,
-                "nothing moved for {} s; counters: {:?}; link: {:?}",
+                "no progress for {} s; counters: {:?}; link: {:?}",
                 STALLED.as_secs(),
                 self.connection.device().nic().soft().map(Device::counters),
                 self.connection.device().nic().link_counters()
@@ -70,17 +70,17 @@ impl<'a> Watch<'a> {
         if let Some(failed) = got.iter().find(|completion| completion.status != Status::Success) {
             // What is flushed is the consequence of something else.
             let gone = failed.status == Status::Flushed && self.connection.is_peer_gone();
-            ensure!(!gone, "the other end of the bench is gone");
+            ensure!(!gone, "the bench peer is gone");
             let nic = self.connection.device().nic();
             ensure!(
                 !nic.examine().port_down,
-                "the port of {} is down: is the cable in, and the interface up?",
+                "the port of {} is down; check the cable and the interface",
                 nic.name()
             );
             ensure!(!self.connection.is_device_gone(), "{} is gone", nic.name());
             let doubt =
                 (failed.status == Status::RetryExceeded).then(|| self.connection.doubt_gid()).flatten();
-            let doubt = doubt.map_or(String::new(), |doubt| format!(": nothing comes back, and {doubt}"));
+            let doubt = doubt.map_or(String::new(), |doubt| format!(": no answer, and {doubt}"));
             bail!("a {:?} on queue pair {} ended in {:?}{doubt}", failed.kind, failed.qpn, failed.status);
         }
         Ok(count)
@@ -92,7 +92,7 @@ pub(super) fn check_device(connection: &Connection) -> anyhow::Result<()> {
     // Requests are raw, so the connection does not know how many are in flight.
     match connection.check_device() {
         Err(WaitError::PortLost { device, .. }) => {
-            bail!("the port of {device} is down: is the cable in, and the interface up?")
+            bail!("the port of {device} is down; check the cable and the interface")
         }
         Err(WaitError::DeviceGone { device, .. }) => {
             bail!("{device} is gone: its driver was unloaded, or it was unplugged")

@@ -5,27 +5,27 @@ use std::path::PathBuf;
 const EXAMPLES: &str = "\
 Examples:
   nobounce doctor                                   this machine, as this process sees it
-  sudo nobounce doctor                              with what only root can read (ACS, relaxed ordering)
-  nobounce doctor --save facts.json --anonymous     facts without names and addresses, to send to others
-  nobounce doctor --facts facts.json                facts of another machine
+  sudo nobounce doctor                              include what only root can read (ACS, relaxed ordering)
+  nobounce doctor --save facts.json --anonymous     save facts without host name and addresses
+  nobounce doctor --facts facts.json                diagnose saved facts of another machine
   nobounce doctor --nccl-log job.log                which connections used GPUDirect, and why the others did not
-  nobounce doctor --prove                           move bytes, and see which way they took
+  nobounce doctor --prove                           move bytes, and report the path they took
   nobounce doctor --explain acs-redirect            the long text of a check
 
-Exit codes: 0 fine, 1 a pair of GPU and adapter that could be direct is not, 2 wrong usage or broken environment.";
+Exit codes: 0 success, 1 a GPU/NIC pair that could be direct is not, 2 usage error or broken environment.";
 
-/// Say why GPUDirect is off, and what to do.
+/// Find why GPUDirect is off, and print the fix.
 ///
-/// Reads the machine, tries what can be tried (exporting GPU memory, registering it with every
-/// adapter), and says for every GPU and adapter: direct, direct but slow, or staged, and why.
-/// Nothing is changed.
+/// Reads the configuration of the machine, exports GPU memory, and registers it with every adapter.
+/// Reports for every GPU/NIC pair whether it is direct, direct but slow, or staged, and why. Changes
+/// nothing.
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct DoctorArgs {
     #[command(flatten)]
     pub(crate) source: Source,
 
-    /// Write the facts to a file ('-': standard output) instead of judging them
+    /// Write the facts to a file ('-': standard output) instead of diagnosing them
     #[arg(long, value_name = "FILE")]
     pub(crate) save: Option<PathBuf>,
 
@@ -33,7 +33,7 @@ pub(crate) struct DoctorArgs {
     #[arg(long)]
     pub(crate) anonymous: bool,
 
-    /// Findings and verdicts as JSON
+    /// Print findings and verdicts as JSON
     #[arg(long)]
     pub(crate) json: bool,
 
@@ -41,27 +41,28 @@ pub(crate) struct DoctorArgs {
     #[arg(long)]
     pub(crate) all: bool,
 
-    /// Move bytes and compare their path with the verdict; both ends here, on the software NIC
+    /// Move bytes and compare their path with the verdict: between two ends on this machine, over
+    /// nb0 and every adapter with an active port
     #[arg(long, conflicts_with_all = ["facts", "root", "save", "example"])]
     pub(crate) prove: bool,
 
-    /// Prove with a peer that serves at HOST:PORT
+    /// Run --prove against a peer started with --serve
     #[arg(long, value_name = "HOST:PORT", requires = "prove")]
     pub(crate) peer: Option<String>,
 
-    /// Be that peer, at ADDR:PORT
+    /// Serve a --peer client at this address
     #[arg(long, value_name = "ADDR:PORT", requires = "prove", conflicts_with = "peer")]
     pub(crate) serve: Option<String>,
 
-    /// A log of NCCL_DEBUG=INFO: which connections were direct, which were not, and why
+    /// Read a log of NCCL_DEBUG=INFO: which connections were direct, which were not, and why
     #[arg(long, value_name = "FILE")]
     pub(crate) nccl_log: Option<PathBuf>,
 
-    /// A log of UCX (UCX_PROTO_INFO=y UCX_LOG_LEVEL=info)
+    /// Read a log of UCX (UCX_PROTO_INFO=y UCX_LOG_LEVEL=info)
     #[arg(long, value_name = "FILE")]
     pub(crate) ucx_log: Option<PathBuf>,
 
-    /// The long text of a check; 'all' lists them
+    /// Explain a check; 'all' lists the checks
     #[arg(long, value_name = "ID", conflicts_with_all = ["facts", "root", "save", "json"])]
     pub(crate) explain: Option<String>,
 }
@@ -69,35 +70,35 @@ pub(crate) struct DoctorArgs {
 /// Where the facts come from.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct Source {
-    /// Facts that were saved ('-': standard input) instead of this machine
+    /// Read saved facts ('-': standard input) instead of this machine
     #[arg(long, value_name = "FILE", conflicts_with = "root")]
     pub(crate) facts: Option<PathBuf>,
 
-    /// A folder with a copy of some machine's sys, proc and dev
+    /// Read a copy of a machine's sys, proc and dev below this directory
     #[arg(long, value_name = "DIR")]
     pub(crate) root: Option<PathBuf>,
 
-    /// A known machine instead: dgx-a100, dgx-h100, dgx-b200, hgx-h100-roce, dual-socket, vm-flat,
+    /// Use a known machine: dgx-a100, dgx-h100, dgx-b200, hgx-h100-roce, dual-socket, vm-flat,
     /// container, gh200, workstation, mi300x, p5-efa
     #[arg(long, value_name = "NAME", conflicts_with_all = ["facts", "root"])]
     pub(crate) example: Option<String>,
 
-    /// Only read: no GPU memory is allocated, no adapter opened
+    /// Only read: allocate no GPU memory, open no adapter
     #[arg(long)]
     pub(crate) no_probe: bool,
 }
 
-/// Show what is plugged where: GPUs, adapters, switches, sockets, and how far they are apart.
+/// Show GPUs, adapters, PCIe switches and sockets, and the best adapter for each GPU.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct TopoArgs {
     #[command(flatten)]
     pub(crate) source: Source,
 
-    /// Draw it as a picture into a file
+    /// Write the topology as an SVG picture
     #[arg(long, value_name = "FILE")]
     pub(crate) svg: Option<PathBuf>,
 
-    /// As JSON
+    /// Print the topology as JSON
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -81,7 +81,7 @@ fn try_gpu(cuda: &Arc<Gpu>, gpu: &mut nobounce_topology::facts::Gpu) -> Option<T
     let buffer = match GpuBuffer::new(cuda, LEN) {
         Ok(buffer) => buffer,
         Err(error) => {
-            let why = format!("no memory could be allocated on it: {error}");
+            let why = format!("cannot allocate GPU memory: {error}");
             gpu.export_probe = Read::no(why.clone());
             gpu.window_probe = Read::no(why);
             return None;

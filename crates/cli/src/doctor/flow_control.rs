@@ -71,7 +71,7 @@ fn ask(interface: &str) -> io::Result<u8> {
 fn question(interface: &str) -> io::Result<Vec<u8>> {
     let name = interface.as_bytes();
     if name.is_empty() || name.len() >= libc::IFNAMSIZ || name.contains(&0) {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "no such name"));
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "invalid interface name"));
     }
     let attribute = u16::try_from(4 + name.len() + 1).map_err(io::Error::other)?;
     let mut message = vec![0_u8; 4];
@@ -91,7 +91,7 @@ fn question(interface: &str) -> io::Result<Vec<u8>> {
 
 /// The priorities in an answer.
 fn read(answer: &[u8]) -> io::Result<u8> {
-    let broken = || io::Error::new(io::ErrorKind::InvalidData, "the kernel's answer is not understood");
+    let broken = || io::Error::new(io::ErrorKind::InvalidData, "malformed netlink answer from the kernel");
     let short = |at: usize| Some(u16::from_ne_bytes(answer.get(at..at + 2)?.try_into().ok()?));
     let kind = short(4).ok_or_else(broken)?;
     if i32::from(kind) == libc::NLMSG_ERROR {
@@ -104,10 +104,11 @@ fn read(answer: &[u8]) -> io::Result<u8> {
     }
     let settings =
         attribute(answer.get(HEADER + DCB_HEADER..).ok_or_else(broken)?, IEEE).ok_or_else(|| {
-            io::Error::new(io::ErrorKind::Unsupported, "the driver tells nothing of IEEE 802.1Qaz")
+            io::Error::new(io::ErrorKind::Unsupported, "the driver does not report IEEE 802.1Qaz settings")
         })?;
-    let control = attribute(settings, IEEE_PFC)
-        .ok_or_else(|| io::Error::new(io::ErrorKind::Unsupported, "the driver does not tell"))?;
+    let control = attribute(settings, IEEE_PFC).ok_or_else(|| {
+        io::Error::new(io::ErrorKind::Unsupported, "the driver does not report PFC settings")
+    })?;
     // What it can do, then what is on.
     control.get(1).copied().ok_or_else(broken)
 }

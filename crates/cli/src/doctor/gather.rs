@@ -28,7 +28,7 @@ pub(super) fn gather(root: &Root, probe: bool) -> anyhow::Result<Facts> {
     };
     let home = environment.get("HOME").cloned();
     let mut facts =
-        sysfs::read(root, &Surroundings { environment, home }).context("the machine cannot be read")?;
+        sysfs::read(root, &Surroundings { environment, home }).context("cannot read the machine's facts")?;
     facts.written_by = format!("nobounce {}", env!("CARGO_PKG_VERSION"));
     for nic in &mut facts.nics {
         // Devices of `nobounce run` have no driver of the kernel's.
@@ -86,7 +86,7 @@ fn try_lock() -> Probe {
     // SAFETY: new memory at a place of the kernel's choice.
     let memory = unsafe { libc::mmap(std::ptr::null_mut(), LOCKED, protection, flags, -1, 0) };
     if memory == libc::MAP_FAILED {
-        return Probe::failed(io::Error::last_os_error().raw_os_error(), "no memory to lock");
+        return Probe::failed(io::Error::last_os_error().raw_os_error(), "cannot allocate memory to lock");
     }
     // SAFETY: the memory just made.
     let locked = unsafe { libc::mlock(memory, LOCKED) };

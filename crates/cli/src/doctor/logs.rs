@@ -46,7 +46,7 @@ fn open(path: &Path) -> anyhow::Result<(Box<dyn BufRead>, ProgressBar)> {
         let input: BufReader<Stdin> = BufReader::with_capacity(BUFFER, std::io::stdin());
         return Ok((Box::new(input), ProgressBar::hidden()));
     }
-    let file = File::open(path).with_context(|| format!("{} cannot be read", path.display()))?;
+    let file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
     let length = file.metadata().map(|data| data.len()).unwrap_or(0);
     let bar = if length < LONG {
         ProgressBar::hidden()

@@ -73,8 +73,8 @@ pub(crate) fn main(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
             for registration in &facts.registrations {
                 let (gpu, nic, way) = (&registration.gpu, &registration.nic, &registration.way);
                 let ended = if registration.probe.ok { "registered" } else { &registration.probe.detail };
-                let line = clean(&format!("GPU {gpu} with {nic} by {way}: {ended}"));
-                writeln!(out, "  {line}; bytes over real adapters are not moved by this version")?;
+                let line = clean(&format!("GPU {gpu} with {nic} through {way}: {ended}"));
+                writeln!(out, "  {line}")?;
             }
         }
     }
@@ -104,7 +104,7 @@ pub(crate) fn topo(args: &TopoArgs) -> anyhow::Result<ExitCode> {
 fn facts(source: &Source) -> anyhow::Result<Facts> {
     if let Some(name) = &source.example {
         return machines::machine(name).with_context(|| {
-            format!("there is no example {name:?}; there are {}", machines::NAMES.join(", "))
+            format!("unknown example {name:?}: expected one of {}", machines::NAMES.join(", "))
         });
     }
     match (&source.facts, &source.root) {
@@ -125,7 +125,7 @@ pub(crate) fn this_machine() -> anyhow::Result<Facts> {
 /// The text of a file ('-': standard input), if it is not too long.
 pub(crate) fn read(path: &Path) -> anyhow::Result<String> {
     let mut text = String::new();
-    let told = || format!("{} cannot be read", path.display());
+    let told = || format!("cannot read {}", path.display());
     if path == Path::new("-") {
         std::io::stdin().lock().take(MAX_FILE + 1).read_to_string(&mut text).with_context(told)?;
     } else {
@@ -142,7 +142,7 @@ fn write(path: &Path, text: &str) -> anyhow::Result<()> {
     if path == Path::new("-") {
         return Ok(std::io::stdout().lock().write_all(text.as_bytes())?);
     }
-    std::fs::write(path, text).with_context(|| format!("{} cannot be written", path.display()))
+    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
 fn style(all: bool) -> Style {
@@ -165,7 +165,7 @@ fn explain(id: &str) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let Some(explanation) = explain::text(id) else {
-        anyhow::bail!("there is no check {id:?}; `nobounce doctor --explain all` lists them");
+        anyhow::bail!("unknown check {id:?}; `nobounce doctor --explain all` lists the checks");
     };
     writeln!(out, "{}: {}\n\n{}", explanation.id, explanation.summary, explanation.text)?;
     Ok(ExitCode::SUCCESS)

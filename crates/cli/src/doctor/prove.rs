@@ -49,7 +49,7 @@ pub(super) struct Proof {
 
 impl fmt::Display for Proof {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let verified = if self.verified { "all bytes verified" } else { "BYTES ARE WRONG" };
+        let verified = if self.verified { "all bytes verified" } else { "WRONG BYTES" };
         write!(
             f,
             "  {} on {}: {} MB moved, {verified}, {:.2} GB/s; out: {}; in: {}; {}: {}",
@@ -59,7 +59,7 @@ impl fmt::Display for Proof {
             self.gbs,
             self.out,
             self.inward,
-            if self.kept { "as promised" } else { "NOT AS PROMISED" },
+            if self.kept { "as diagnosed" } else { "NOT AS DIAGNOSED" },
             self.promised
         )
     }
@@ -95,7 +95,7 @@ impl Place {
         match probe {
             Some(probe) if probe.ok => (true, "direct (window)".to_owned()),
             Some(probe) => (false, format!("staged ({})", probe.detail)),
-            None => (false, "staged (no window was probed)".to_owned()),
+            None => (false, "staged (window not probed)".to_owned()),
         }
     }
 }
@@ -126,7 +126,7 @@ pub(super) fn here(facts: &Facts) -> anyhow::Result<Vec<Proof>> {
         match on(facts, &name) {
             Ok(more) => proofs.extend(more),
             Err(error) => {
-                eprintln!("nobounce: {name} could not be proved: {error:#}");
+                eprintln!("nobounce: cannot prove {name}: {error:#}");
                 failed.get_or_insert(error);
             }
         }
@@ -147,9 +147,9 @@ fn devices(facts: &Facts) -> Vec<String> {
 }
 
 fn on(facts: &Facts, name: &str) -> anyhow::Result<Vec<Proof>> {
-    let near = Device::open_named(name).context("it cannot be opened")?;
-    let far = Device::open_named(name).context("it cannot be opened a second time")?;
-    let listener = far.listen(("127.0.0.1", 0)).context("no port to listen at")?;
+    let near = Device::open_named(name).context("cannot open the device")?;
+    let far = Device::open_named(name).context("cannot open the device a second time")?;
+    let listener = far.listen(("127.0.0.1", 0)).context("cannot listen on loopback")?;
     let addr = listener.local_addr();
     let mut proofs = Vec::new();
     for place in places(facts) {
@@ -161,9 +161,9 @@ fn on(facts: &Facts, name: &str) -> anyhow::Result<Vec<Proof>> {
         });
         let passive = accepted.map_err(|_| anyhow::anyhow!("the accepting thread ended early"))??;
         let active = connected?;
-        let target = seat.register(&far).with_context(|| format!("{} cannot be registered", seat.name()))?;
+        let target = seat.register(&far).with_context(|| format!("cannot register {}", seat.name()))?;
         if near.nic().hard().is_some() && !target.paths().are_direct() {
-            eprintln!("nobounce: {name} does not reach {}: {}", seat.name(), target.paths());
+            eprintln!("nobounce: {name} cannot access {}: {}", seat.name(), target.paths());
             continue;
         }
         passive.send_region(&target)?;
@@ -190,12 +190,12 @@ fn on(facts: &Facts, name: &str) -> anyhow::Result<Vec<Proof>> {
 
 /// The same with a peer that serves.
 pub(super) fn with_peer(facts: &Facts, peer: &str) -> anyhow::Result<Vec<Proof>> {
-    let device = Device::open().context("the software NIC cannot be opened")?;
+    let device = Device::open().context("cannot open the software NIC")?;
     let mut proofs = Vec::new();
     for place in places(facts) {
-        let conn = device
-            .connect(peer, &ConnectOptions::default())
-            .with_context(|| format!("{peer}: is `nobounce doctor --prove --serve` running there?"))?;
+        let conn = device.connect(peer, &ConnectOptions::default()).with_context(|| {
+            format!("cannot connect to {peer}; start `nobounce doctor --prove --serve` there")
+        })?;
         let remote = conn.recv_region(SOON)?;
         let mut proof = drive(&device, &conn, &place, &remote, facts)?;
         proof.nic = format!("nb0 to {peer}");
@@ -210,10 +210,10 @@ pub(super) fn with_peer(facts: &Facts, peer: &str) -> anyhow::Result<Vec<Proof>>
 /// Exports memory to one peer after the other, until none connects for a while.
 pub(super) fn serve(facts: &Facts, addr: &str) -> anyhow::Result<()> {
     let device =
-        Device::open().context("the software NIC cannot be opened; NOBOUNCE_ADDR names the interface")?;
-    let listener = device.listen(addr).with_context(|| format!("cannot listen at {addr}"))?;
+        Device::open().context("cannot open the software NIC; NOBOUNCE_ADDR selects its interface")?;
+    let listener = device.listen(addr).with_context(|| format!("cannot listen on {addr}"))?;
     eprintln!(
-        "nobounce: serving at {}; ends after {} s without a client",
+        "nobounce: serving at {}; exits after {} s without a client",
         listener.local_addr(),
         PROBE_TIMEOUT.as_secs()
     );
@@ -244,7 +244,7 @@ fn drive(
     remote: &RemoteRegion,
     facts: &Facts,
 ) -> anyhow::Result<Proof> {
-    let local = place.register(device).with_context(|| format!("{} cannot be registered", place.name()))?;
+    let local = place.register(device).with_context(|| format!("cannot register {}", place.name()))?;
     let back = place.register(device)?;
     for at in (0..LEN).step_by(PIECE) {
         local.write_at(at, &pattern(at))?;
@@ -277,7 +277,7 @@ fn drive(
         back.read_at(at, &mut bytes)?;
         verified &= bytes == pattern(at);
     }
-    ensure!(moved > 0, "nothing was moved");
+    ensure!(moved > 0, "no bytes moved");
     let megabytes = u32::try_from(moved / 1_000_000).unwrap_or(u32::MAX);
     Ok(Proof {
         memory: place.name(),

@@ -81,7 +81,7 @@ pub(super) fn fill(facts: &mut Facts, memory: &[Memory<'_>]) {
         }
     };
     let Some(api) = Api::load(library) else {
-        facts.libraries.verbs = Read::no("libibverbs.so.1 lacks functions that every version has");
+        facts.libraries.verbs = Read::no("libibverbs.so.1 lacks required functions");
         return;
     };
     let lacks = if api.reg_dmabuf.is_none() { vec!["ibv_reg_dmabuf_mr".to_owned()] } else { Vec::new() };
@@ -155,9 +155,9 @@ fn try_memory(api: &Api, pd: Pointer, at: usize, name: &str, memory: &[Memory<'_
             let probe = if !region.is_null() {
                 // SAFETY: what was just registered.
                 unsafe { (api.dereg_mr)(region) };
-                Probe::worked("ibv_reg_dmabuf_mr takes anything")
+                Probe::worked("ibv_reg_dmabuf_mr accepted an invalid descriptor")
             } else if error.raw_os_error() == Some(libc::EBADF) {
-                Probe::worked("ibv_reg_dmabuf_mr looked for the descriptor (EBADF)")
+                Probe::worked("ibv_reg_dmabuf_mr checks the descriptor (EBADF)")
             } else {
                 Probe::failed(error.raw_os_error(), format!("ibv_reg_dmabuf_mr: {error}"))
             };

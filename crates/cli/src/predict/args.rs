@@ -14,33 +14,33 @@ use super::sizes::{Amount, Sizes};
 const EXAMPLES: &str = "\
 Examples:
   nobounce predict                                  this machine
-  nobounce predict --machine dgx-h100               a known one
-  nobounce predict --facts facts.json --gpu 3       one whose facts `nobounce doctor --save` kept
+  nobounce predict --machine dgx-h100               a known machine
+  nobounce predict --facts facts.json --gpu 3       facts from `nobounce doctor --save`
   nobounce predict --link ib:hdr --nic-slot gen4x16 --gpu-slot gen4x16 --distance PHB
   nobounce predict --machine dgx-h100 --plot h100.svg --size 8..1G
   nobounce predict --machine dgx-h100 --nodes 8 --bytes 14G --compute 400 --price 2.5
   nobounce bench --json a.json && nobounce predict --calibrate a.json --save-calibration here.json
 
-Exit codes: 0 fine, 1 a run is further from its calibration than --tolerance, 2 wrong usage or broken environment.";
+Exit codes: 0 success, 1 a run differs from its calibration by more than --tolerance, 2 usage error or broken environment.";
 
-/// Say what to expect: latency and bandwidth against size, direct and staged, and what limits them.
+/// Predict latency and bandwidth of a machine, direct and staged, and name the bottleneck.
 ///
-/// A machine (this one, a known one, or one whose facts were saved) gives the parts; options change
-/// single parts or name them all. What is neither known nor said is assumed, and the last line says
-/// what. docs/predict.md explains the model and how good it is.
+/// The parts come from a machine: this one, a known one, or saved facts. Options override single
+/// parts, or name them all. Unknown parts are assumed; the last line lists the assumptions.
+/// docs/reference/predict-model.md explains the model and its accuracy.
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(after_help = EXAMPLES, group = clap::ArgGroup::new("second").args(["against", "split"]))]
 pub(crate) struct PredictArgs {
-    /// A known machine: dgx-a100, dgx-h100, dgx-b200, hgx-h100-roce, dual-socket, workstation,
+    /// Use a known machine: dgx-a100, dgx-h100, dgx-b200, hgx-h100-roce, dual-socket, workstation,
     /// gh200, mi300x, p5-efa, vm-flat, container
     #[arg(long, value_name = "NAME", conflicts_with = "facts", help_heading = "Machine")]
     pub(crate) machine: Option<String>,
 
-    /// Facts that `nobounce doctor --save` wrote ('-': standard input)
+    /// Read facts saved by `nobounce doctor --save` ('-': standard input)
     #[arg(long, value_name = "FILE", help_heading = "Machine")]
     pub(crate) facts: Option<PathBuf>,
 
-    /// Number of the GPU [default: the first]
+    /// Index of the GPU [default: the first]
     #[arg(long, value_name = "N", help_heading = "Machine")]
     pub(crate) gpu: Option<u32>,
 
@@ -55,11 +55,11 @@ pub(crate) struct PredictArgs {
     #[arg(long, value_name = "SIZE", value_delimiter = ',', help_heading = "Results")]
     pub(crate) size: Vec<Sizes>,
 
-    /// Everything as JSON
+    /// Print the prediction as JSON
     #[arg(long, help_heading = "Results")]
     pub(crate) json: bool,
 
-    /// Draw latency and bandwidth against size
+    /// Plot latency and bandwidth against message size
     #[arg(long, value_name = "FILE.svg", help_heading = "Results")]
     pub(crate) plot: Option<PathBuf>,
 
@@ -70,17 +70,17 @@ pub(crate) struct PredictArgs {
     #[command(flatten)]
     pub(crate) cluster: ClusterArgs,
 
-    /// Fit the constants of this machine to a run of `nobounce bench --json`, and show how far each
-    /// size is off; of several runs the median of each case counts
+    /// Fit the constants of this machine to a run of `nobounce bench --json`, and show the residual
+    /// of each size; of several runs, the median of each case counts
     #[arg(long, value_name = "BENCH.json", num_args = 1.., conflicts_with = "calibration", help_heading = "Calibration")]
     pub(crate) calibrate: Vec<PathBuf>,
 
-    /// Hold another run against the fitted constants
+    /// Compare another run with the fitted constants
     #[arg(long, value_name = "BENCH.json", help_heading = "Calibration")]
     pub(crate) against: Option<PathBuf>,
 
-    /// Take the passes of one run for two: the constants are fitted to every second pass (turns) or
-    /// to the first half (halves), and the other passes are held against them
+    /// Split the passes of one run: fit the constants to every second pass (turns) or to the first
+    /// half (halves), and compare the other passes with them
     #[arg(
         long,
         value_name = "HOW",
@@ -90,15 +90,15 @@ pub(crate) struct PredictArgs {
     )]
     pub(crate) split: Option<Parted>,
 
-    /// How far it may be off: 0.15 or 15% [default: 0.15]
+    /// Accepted deviation from the fitted constants: 0.15 or 15% [default: 0.15]
     #[arg(long, value_name = "SHARE", requires = "second", value_parser = share, help_heading = "Calibration")]
     pub(crate) tolerance: Option<f64>,
 
-    /// Keep the fitted constants
+    /// Save the fitted constants
     #[arg(long, value_name = "FILE", requires = "calibrate", help_heading = "Calibration")]
     pub(crate) save_calibration: Option<PathBuf>,
 
-    /// Use constants that were kept
+    /// Use saved constants
     #[arg(long, value_name = "FILE", help_heading = "Calibration")]
     pub(crate) calibration: Option<PathBuf>,
 }
@@ -114,7 +114,7 @@ pub(crate) enum Parted {
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(next_help_heading = "Parts")]
 pub(crate) struct PartArgs {
-    /// The network: ib:sdr to ib:xdr, rocev1:, rocev2:, rocev2-ipv6:, iwarp: or efa: with Gb/s
+    /// Network: ib:sdr to ib:xdr, or rocev1:, rocev2:, rocev2-ipv6:, iwarp: or efa: with Gb/s
     #[arg(long, value_name = "LINK")]
     pub(crate) link: Option<Fabric>,
 
@@ -122,52 +122,52 @@ pub(crate) struct PartArgs {
     #[arg(long, value_name = "BYTES")]
     pub(crate) mtu: Option<u32>,
 
-    /// Switches of the network between the two ends
+    /// Number of network switches between the two ends
     #[arg(long, value_name = "N")]
     pub(crate) hops: Option<u32>,
 
-    /// Adapters that work together
+    /// Number of adapters used together
     #[arg(long, value_name = "N")]
     pub(crate) rails: Option<u32>,
 
-    /// PCIe of each adapter, such as gen5x16
+    /// PCIe link of each adapter, such as gen5x16
     #[arg(long, value_name = "SLOT")]
     pub(crate) nic_slot: Option<Slot>,
 
-    /// PCIe of each GPU
+    /// PCIe link of each GPU
     #[arg(long, value_name = "SLOT", conflicts_with = "coherent")]
     pub(crate) gpu_slot: Option<Slot>,
 
-    /// The GPU is coherent with the processor (GH200, GB200, DGX Spark)
+    /// GPU coherent with the processor (GH200, GB200, DGX Spark)
     #[arg(long)]
     pub(crate) coherent: bool,
 
-    /// GPUs that take part at each end
+    /// Number of GPUs in use at each end
     #[arg(long, value_name = "N")]
     pub(crate) gpus: Option<u32>,
 
-    /// GPUs that share one adapter
+    /// Number of GPUs that share one adapter
     #[arg(long, value_name = "N")]
     pub(crate) sharers: Option<u32>,
 
-    /// Where the bytes lie: gpu or host
+    /// Memory of the transfer: gpu or host
     #[arg(long, value_name = "MEMORY", value_parser = word::<Memory>)]
     pub(crate) memory: Option<Memory>,
 
-    /// Between GPU and adapter: PIX, PXB, PHB, NODE or SYS
+    /// Distance between GPU and adapter: PIX, PXB, PHB, NODE or SYS
     #[arg(long, value_name = "DISTANCE", value_parser = upper::<Distance>)]
     pub(crate) distance: Option<Distance>,
 
-    /// The processor: intel-client, xeon-old, xeon-skylake, sapphire-rapids, emerald-rapids, zen,
-    /// grace or other
+    /// Processor: intel-client, xeon-old, xeon-skylake, sapphire-rapids, emerald-rapids, zen, grace
+    /// or other
     #[arg(long, value_name = "PROCESSOR", value_parser = word::<Platform>)]
     pub(crate) platform: Option<Platform>,
 
-    /// PCIe writes may not pass each other (no relaxed ordering)
+    /// Strict PCIe ordering: relaxed ordering is off
     #[arg(long)]
     pub(crate) strict_order: bool,
 
-    /// MaxPayload of PCIe
+    /// PCIe MaxPayload
     #[arg(long, value_name = "BYTES")]
     pub(crate) max_payload: Option<u32>,
 
@@ -175,27 +175,27 @@ pub(crate) struct PartArgs {
     #[arg(long, value_name = "BYTES")]
     pub(crate) max_read_request: Option<u32>,
 
-    /// BAR1 of the GPU
+    /// Size of the GPU's BAR1
     #[arg(long, value_name = "SIZE")]
     pub(crate) bar1: Option<Amount>,
 
-    /// GB/s of host memory at each end [default: 200]
+    /// Host memory bandwidth at each end [default: 200]
     #[arg(long, value_name = "GB/s")]
     pub(crate) dram: Option<f64>,
 
-    /// Who posts: verbs, mpi, nixl, nccl or nobounce (the software NIC)
+    /// Software that posts the transfers: verbs, mpi, nixl, nccl or nobounce (the software NIC)
     #[arg(long, value_name = "LIBRARY", value_parser = word::<Software>)]
     pub(crate) software: Option<Software>,
 
-    /// Queue pairs on each rail [default: enough]
+    /// Queue pairs on each rail [default: enough to fill it]
     #[arg(long, value_name = "N")]
     pub(crate) qps: Option<u32>,
 
-    /// The operation: write or read
+    /// Operation: write or read
     #[arg(long, value_name = "OP", value_parser = word::<Op>)]
     pub(crate) op: Option<Op>,
 
-    /// Chunk of staged transfers [default: 512K]
+    /// Chunk size of staged transfers [default: 512K]
     #[arg(long, value_name = "SIZE")]
     pub(crate) chunk: Option<Amount>,
 }
@@ -237,29 +237,29 @@ impl PartArgs {
 
 /// A cluster, for what GPUDirect is worth.
 #[derive(Debug, Clone, Default, clap::Args)]
-#[command(next_help_heading = "Impact: what GPUDirect is worth in a cluster")]
+#[command(next_help_heading = "Impact: value of GPUDirect in a cluster")]
 pub(crate) struct ClusterArgs {
-    /// Machines of the cluster
+    /// Number of machines
     #[arg(long, value_name = "N", requires = "bytes")]
     pub(crate) nodes: Option<u32>,
 
-    /// GPUs of each [default: those of the machine, or 8]
+    /// GPUs of each machine [default: those of the machine, or 8]
     #[arg(long, value_name = "N", requires = "nodes")]
     pub(crate) gpus_per_node: Option<u32>,
 
-    /// Adapters of each [default: those of the machine, or 8]
+    /// Adapters of each machine [default: those of the machine, or 8]
     #[arg(long, value_name = "N", requires = "nodes")]
     pub(crate) nics_per_node: Option<u32>,
 
-    /// Bytes of each GPU that a step exchanges: gradients, or a KV cache
+    /// Bytes that each GPU exchanges per step: gradients, or a KV cache
     #[arg(long, value_name = "SIZE", requires = "nodes")]
     pub(crate) bytes: Option<Amount>,
 
-    /// Milliseconds that a step computes [default: 0]
+    /// Compute time of a step in milliseconds [default: 0]
     #[arg(long, value_name = "MS", requires = "nodes", allow_negative_numbers = true)]
     pub(crate) compute: Option<f64>,
 
-    /// Share of the computing that hides the exchange: 0.5 or 50% [default: 0]
+    /// Share of the compute time that overlaps with the exchange: 0.5 or 50% [default: 0]
     #[arg(long, value_name = "SHARE", requires = "nodes", value_parser = share, allow_negative_numbers = true)]
     pub(crate) overlap: Option<f64>,
 
@@ -282,7 +282,7 @@ fn upper<T: DeserializeOwned>(text: &str) -> Result<T, String> {
 
 /// `0.15` or `15%`.
 fn share(text: &str) -> Result<f64, String> {
-    let wrong = || format!("{text:?} is no share; write 0.15 or 15%");
+    let wrong = || format!("invalid share {text:?}: expected 0.15 or 15%");
     let (number, unit) = text.strip_suffix('%').map_or((text, 1.0), |number| (number, 100.0));
     let value: f64 = number.trim().parse().map_err(|_| wrong())?;
     if value.is_finite() { Ok(value / unit) } else { Err(wrong()) }

@@ -39,7 +39,7 @@ pub(super) fn main(args: &PredictArgs, out: &mut dyn Write) -> anyhow::Result<Ex
 
 /// Keeps one half of each run's passes; the other halves form the second run.
 fn part(runs: &mut [Bench], how: Parted) -> anyhow::Result<Bench> {
-    let [run] = runs else { bail!("--split makes two runs of one: name one file after --calibrate") };
+    let [run] = runs else { bail!("--split needs exactly one run after --calibrate") };
     let how = match how {
         Parted::Turns => Split::Turns,
         Parted::Halves => Split::Halves,
@@ -73,7 +73,7 @@ fn text(calibration: &Calibration, out: &mut dyn Write) -> anyhow::Result<()> {
             bytes(fit.cache_bytes),
             percent(fit.worst()),
             if has_seen(fit) {
-                format!(", {} with what was seen beyond", percent(fit.worst_left()))
+                format!(", {} with the residual correction", percent(fit.worst_left()))
             } else {
                 String::new()
             }
@@ -104,7 +104,7 @@ fn seen(one: &Residual) -> String {
     if one.seen_us == 0.0 {
         return String::new();
     }
-    format!("; seen beyond {} us, left {}", signed(one.seen_us), percent(one.left()))
+    format!("; correction {} us, remaining error {}", signed(one.seen_us), percent(one.left()))
 }
 
 /// What begins at some size of the first packet.
@@ -150,8 +150,8 @@ fn compare(
         calibration.measured_before(series, one.size).map(|before| one.measured_us / before - 1.0)
     };
     for (series, one) in &found {
-        let runs =
-            apart(series, one).map_or(String::new(), |share| format!(" (the runs: {})", percent(share)));
+        let runs = apart(series, one)
+            .map_or(String::new(), |share| format!(" (difference between the runs: {})", percent(share)));
         writeln!(
             out,
             "{:<28} {:>9}  measured {:>9} us, expected {:>9} us, {:>8}{}{}{}",
@@ -163,7 +163,7 @@ fn compare(
             if one.seen_us == 0.0 {
                 String::new()
             } else {
-                format!("  ({} us of it seen beyond)", signed(one.seen_us))
+                format!("  (includes a correction of {} us)", signed(one.seen_us))
             },
             passes(one),
             if is_off(one) { format!("  off{runs}") } else { String::new() }
@@ -173,18 +173,18 @@ fn compare(
     writeln!(out, "{} of {} within {:.0} %", found.len() - off.len(), found.len(), tolerance * 100.0)?;
     if found.iter().any(|(_, one)| one.seen_us != 0.0) {
         let near = found.iter().filter(|(_, one)| one.error().abs() <= tolerance).count();
-        writeln!(out, "without what was seen beyond, the constants alone: {near} of {}", found.len())?;
+        writeln!(out, "without the residual correction: {near} of {}", found.len())?;
     }
     let agree: Vec<f64> = found.iter().filter_map(|(series, one)| apart(series, one)).collect();
     if !agree.is_empty() {
         let near = agree.iter().filter(|share| share.abs() <= tolerance).count();
-        writeln!(out, "the two runs themselves agree so in {near} of {}", agree.len())?;
+        writeln!(out, "the two runs agree within the same tolerance in {near} of {}", agree.len())?;
     }
     let known = off.iter().filter(|one| one.is_within_passes()).count();
     if known > 0 {
         writeln!(
             out,
-            "{known} of the {} others are within what the passes of that run found themselves: there it is the machine that varies",
+            "{known} of the {} others lie within the range of that run's own passes: the machine itself varies that much",
             off.len()
         )?;
     }

@@ -68,7 +68,7 @@ fn text(title: &str, parts: &Parts, cluster: &Cluster, found: &[Impact]) -> Stri
     let _ = writeln!(text, "{}", parts.line());
     let _ = writeln!(
         text,
-        "{} of each GPU per step, {} ms of computing, {:.0} % of it overlapping, {} per GPU-hour\n",
+        "{} per GPU and step, {} ms of compute, {:.0} % of it overlapping, {} per GPU-hour\n",
         bytes(cluster.bytes),
         figure(cluster.compute_ms),
         cluster.overlap * 100.0,
@@ -96,7 +96,7 @@ fn text(title: &str, parts: &Parts, cluster: &Cluster, found: &[Impact]) -> Stri
             one.staged.binds.words()
         );
     }
-    let _ = writeln!(text, "\nwhat this rests on:");
+    let _ = writeln!(text, "\nassumptions:");
     for line in ASSUMPTIONS {
         let _ = writeln!(text, "- {line}");
     }

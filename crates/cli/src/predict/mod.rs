@@ -62,7 +62,7 @@ fn machine(args: &PredictArgs) -> anyhow::Result<Machine> {
     let choice = Choice { gpu: args.gpu, nic: args.nic.clone() };
     let facts = match (&args.machine, &args.facts) {
         (Some(name), _) => machines::machine(name).with_context(|| {
-            format!("there is no machine {name:?}; there are {}", machines::NAMES.join(", "))
+            format!("unknown machine {name:?}: expected one of {}", machines::NAMES.join(", "))
         })?,
         (None, Some(path)) => {
             Facts::from_json(&doctor::read(path)?).with_context(|| path.display().to_string())?
@@ -71,7 +71,7 @@ fn machine(args: &PredictArgs) -> anyhow::Result<Machine> {
         (None, None) if args.parts.link.is_some() => {
             return Ok(Machine {
                 facts: None,
-                found: Found { spec: Spec::default(), title: "the parts that were named".to_owned() },
+                found: Found { spec: Spec::default(), title: "the given parts".to_owned() },
             });
         }
         (None, None) => doctor::this_machine()?,
@@ -84,7 +84,7 @@ fn parts(args: &PredictArgs, machine: &Machine, calibration: Option<Calibration>
     let mut parts = args.parts.over(machine.found.spec.clone()).resolve()?;
     if calibration.is_some() && !parts.is_software_nic_here() {
         bail!(
-            "--calibration has constants of the software NIC between two processes of one machine, and this prediction is of {}: leave it out, or say --software nobounce --link loopback:1000 --memory host",
+            "--calibration applies to the software NIC between two processes of one machine, but this prediction is for {}; omit it, or add --software nobounce --link loopback:1000 --memory host",
             parts.line()
         );
     }
@@ -122,7 +122,7 @@ fn print(found: &Report, args: &PredictArgs, out: &mut dyn Write) -> anyhow::Res
 }
 
 fn write(path: &Path, text: &str) -> anyhow::Result<()> {
-    std::fs::write(path, text).with_context(|| format!("{} cannot be written", path.display()))
+    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// A share as percent, with its sign.

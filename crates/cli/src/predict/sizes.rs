@@ -22,7 +22,9 @@ impl FromStr for Amount {
         let digits = trimmed.find(|c: char| !c.is_ascii_digit()).unwrap_or(trimmed.len());
         let (number, unit) = trimmed.split_at(digits);
         let wrong = || {
-            format!("{text:?} is no size; write a number of bytes with an optional K, M, G or T, such as 64K")
+            format!(
+                "invalid size {text:?}: expected a number of bytes with an optional K, M, G or T, such as 64K"
+            )
         };
         let shift = match unit.trim().to_ascii_lowercase().as_str() {
             "" | "b" => 0,
@@ -34,7 +36,7 @@ impl FromStr for Amount {
         };
         let number: u64 = number.parse().map_err(|_| wrong())?;
         let size = number.checked_mul(1 << shift).filter(|size| *size <= MAX_SIZE);
-        size.map(Self).ok_or_else(|| format!("{text:?} is more than 1T, the most that is predicted"))
+        size.map(Self).ok_or_else(|| format!("size {text:?} is more than 1T, the maximum"))
     }
 }
 
@@ -48,7 +50,7 @@ impl FromStr for Sizes {
         let (from, to) = (from.parse::<Amount>()?.0, to.parse::<Amount>()?.0);
         if from > to || from == 0 {
             return Err(format!(
-                "{text:?} does not double upwards; write the smaller size first, and not 0, such as 1..8M"
+                "invalid range {text:?}: expected the smaller size first, and not 0, such as 1..8M"
             ));
         }
         Ok(Self(doubling(from, to)))

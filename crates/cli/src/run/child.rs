@@ -82,7 +82,7 @@ impl Signals {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum StartError {
-    #[error("{name:?} could not be started: {source}{}", hint(.source))]
+    #[error("cannot start {name:?}: {source}{}", hint(.source))]
     Command { name: String, source: io::Error },
     #[error(transparent)]
     Mounts(MountsError),
@@ -90,9 +90,11 @@ pub(crate) enum StartError {
 
 fn hint(error: &io::Error) -> &'static str {
     match error.kind() {
-        io::ErrorKind::NotFound => ". It is neither in PATH nor a file; a script needs its interpreter, too",
-        io::ErrorKind::PermissionDenied => ". Is it an executable file (chmod +x)?",
-        _ if error.raw_os_error() == Some(libc::ENOEXEC) => ". It is no program; a script starts with #!",
+        io::ErrorKind::NotFound => ". Check that it is in PATH, and that a script's interpreter exists",
+        io::ErrorKind::PermissionDenied => ". Check that it is an executable file (chmod +x)",
+        _ if error.raw_os_error() == Some(libc::ENOEXEC) => {
+            ". Not an executable format; a script must start with #!"
+        }
         _ => "",
     }
 }

@@ -14,12 +14,13 @@ const VERBS: &str = "libibverbs.so.1";
 #[non_exhaustive]
 pub(crate) enum DropinError {
     #[error(
-        "the drop-in libraries were not found: no {VERBS} and {PRELOAD} in {}. `make build` makes them; {VARIABLE} names another folder",
+        "drop-in libraries not found: no {VERBS} and {PRELOAD} in {}. Build them with `make build`, or set {VARIABLE} to their directory",
         list(.0)
     )]
     Missing(Vec<PathBuf>),
     #[error(
-        "{VARIABLE} or the command's folder has a space, colon or semicolon in its path ({}), which the dynamic linker takes for the end of it; move it",
+        "the path in {VARIABLE} or of the command contains a space, colon or semicolon ({}), which the dynamic linker takes as a \
+         separator; move the libraries",
         .0.display()
     )]
     Separator(PathBuf),

@@ -1,4 +1,4 @@
-//! The environment of the command. docs/run.md has the same list with the reasons; keep both in
+//! The environment of the command. docs/reference/environment.md has the same list; keep both in
 //! sync.
 
 use std::ffi::{OsStr, OsString};
@@ -27,33 +27,52 @@ pub(crate) fn gpus() -> usize {
     std::fs::read_dir("/proc/driver/nvidia/gpus").map_or(0, Iterator::count)
 }
 
-/// Set unless the user has set them: name, value.
-const DEFAULTS: [(&str, &str); 3] = [
-    // Processes of one machine use shared memory.
-    ("NOBOUNCE_LINK", "auto"),
-    // NCCL sees nb0 at the CPU, farther from any GPU than its default limit for GPUDirect (PXB).
-    ("NCCL_NET_GDR_LEVEL", "SYS"),
-    // NCCL 2.28.7 and 2.28.9 select the GIN type themselves and crash if no adapter is an mlx5.
-    // Type 2, the proxy, works with every adapter.
-    ("NCCL_GIN_TYPE", "2"),
+/// A variable of the command.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Variable {
+    pub(crate) name: &'static str,
+    pub(crate) value: OsString,
+    /// Why it is set.
+    pub(crate) reason: &'static str,
+}
+
+/// Set unless the user has set them: name, value, reason.
+const DEFAULTS: [(&str, &str, &str); 3] = [
+    ("NOBOUNCE_LINK", "auto", "use shared memory between processes of one machine"),
+    (
+        "NCCL_NET_GDR_LEVEL",
+        "SYS",
+        "nb0 is attached to the CPU, farther from any GPU than NCCL's default limit for GPUDirect (PXB)",
+    ),
+    (
+        "NCCL_GIN_TYPE",
+        "2",
+        "NCCL 2.28.7 and 2.28.9 crash when they choose a GIN type without an mlx5 adapter; 2 is the proxy",
+    ),
 ];
 
 /// The same, on machines with GPUs.
 fn for_gpus(
     given: &Given<'_>,
     now: impl Fn(&str) -> Option<OsString>,
-) -> impl Iterator<Item = (&'static str, &'static str)> {
-    // Without BAR1 windows everything is copied. A copy that shares a hardware queue with work
-    // behind NCCL's kernel deadlocks, since that kernel waits for the copy. So use the maximum
-    // number of queues instead of 8. (Not by default: a GPU has a limited number for all its
+) -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
+    // A copy that shares a hardware queue with work behind NCCL's kernel deadlocks, since that
+    // kernel waits for the copy. (Not by default: a GPU has a limited number for all its
     // processes.)
     let is_copied = now("NOBOUNCE_WINDOW").is_some_and(|window| window == "off");
-    let queues = (given.gpus > 0 && is_copied).then_some(("CUDA_DEVICE_MAX_CONNECTIONS", "32"));
-    // With one GPU all channels of NCCL are network flows. Four of them quarter the messages, and
-    // the device has a cost per message. Two keep several engines busy. (Several GPUs need their
-    // channels for traffic among themselves.)
+    let queues = (given.gpus > 0 && is_copied).then_some((
+        "CUDA_DEVICE_MAX_CONNECTIONS",
+        "32",
+        "without BAR1 windows the copy engine moves all bytes; its copies must not queue behind NCCL's kernels",
+    ));
+    // Four channels quarter the messages, and the device has a cost per message. Two keep several
+    // engines busy. (Several GPUs need their channels for traffic among themselves.)
     let most = if given.engines > 1 { "2" } else { "1" };
-    let channels = (given.gpus == 1).then_some(("NCCL_MAX_NCHANNELS", most));
+    let channels = (given.gpus == 1).then_some((
+        "NCCL_MAX_NCHANNELS",
+        most,
+        "with one GPU every channel is a network flow; fewer flows carry longer messages",
+    ));
     queues.into_iter().chain(channels)
 }
 
@@ -69,8 +88,8 @@ pub(crate) fn warning(now: impl Fn(&str) -> Option<OsString>) -> Option<String> 
     });
     forced.then(|| {
         format!(
-            "NCCL_PROTO={asked} asks for LL128, which takes for granted that lines of 128 bytes arrive whole; in GPU memory nb0 promises that \
-             for words of 8 bytes only, so NCCL may compute with torn data: leave NCCL_PROTO unset, or take LL128 out (LL,Simple)"
+            "NCCL_PROTO={asked} enables LL128, which requires 128-byte stores to arrive whole. In GPU memory nb0 guarantees that \
+             for 8-byte words only, so NCCL may read torn data. Unset NCCL_PROTO, or remove LL128 (LL,Simple)"
         )
     })
 }
@@ -80,12 +99,18 @@ pub(crate) fn variables(
     args: &RunArgs,
     given: &Given<'_>,
     now: impl Fn(&str) -> Option<OsString>,
-) -> Vec<(&'static str, OsString)> {
+) -> Vec<Variable> {
+    let variable = |name, value, reason| Variable { name, value, reason };
+    let preload = in_front(&given.dropin.join(dropin::PRELOAD), now("LD_PRELOAD"));
     let mut all = vec![
-        ("LD_LIBRARY_PATH", in_front(given.dropin, now("LD_LIBRARY_PATH"))),
-        ("LD_PRELOAD", in_front(&given.dropin.join(dropin::PRELOAD), now("LD_PRELOAD"))),
-        ("NOBOUNCE_VIEW", given.view.into()),
-        ("NOBOUNCE_REPORT", given.report.into()),
+        variable(
+            "LD_LIBRARY_PATH",
+            in_front(given.dropin, now("LD_LIBRARY_PATH")),
+            "load the drop-in libibverbs, librdmacm and libgdrapi first",
+        ),
+        variable("LD_PRELOAD", preload, "show nb0 in the InfiniBand directories of sysfs"),
+        variable("NOBOUNCE_VIEW", given.view.into(), "directory of that sysfs view"),
+        variable("NOBOUNCE_REPORT", given.report.into(), "directory for the reports of the devices"),
     ];
     let typed = [
         ("NOBOUNCE_ADDR", args.addr.as_ref().map(OsString::from)),
@@ -97,11 +122,15 @@ pub(crate) fn variables(
         ("NOBOUNCE_REQUIRE", args.require.as_ref().map(OsString::from)),
         ("NOBOUNCE_LOG", args.log.as_ref().map(OsString::from)),
     ];
-    all.extend(typed.into_iter().filter_map(|(name, value)| Some((name, value?))));
+    all.extend(
+        typed
+            .into_iter()
+            .filter_map(|(name, value)| Some(variable(name, value?, "set by an option of nobounce run"))),
+    );
     let missing = DEFAULTS.into_iter().chain(for_gpus(given, &now));
-    for (name, value) in missing {
-        if now(name).is_none() && !all.iter().any(|(set, _)| *set == name) {
-            all.push((name, value.into()));
+    for (name, value, reason) in missing {
+        if now(name).is_none() && !all.iter().any(|set| set.name == name) {
+            all.push(variable(name, value.into(), reason));
         }
     }
     all
@@ -151,15 +180,15 @@ mod tests {
         engines,
     };
 
-    fn with(args: &RunArgs, now: &[(&str, &str)]) -> Vec<(&'static str, OsString)> {
+    fn with(args: &RunArgs, now: &[(&str, &str)]) -> Vec<Variable> {
         let given = GIVEN(1, 1);
         let find =
             |name: &str| now.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).into());
         variables(args, &given, find)
     }
 
-    fn value<'a>(all: &'a [(&str, OsString)], name: &str) -> Option<&'a str> {
-        all.iter().find(|(known, _)| *known == name).map(|(_, value)| value.to_str().unwrap())
+    fn value<'a>(all: &'a [Variable], name: &str) -> Option<&'a str> {
+        all.iter().find(|known| known.name == name).map(|known| known.value.to_str().unwrap())
     }
 
     #[test]

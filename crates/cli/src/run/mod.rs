@@ -27,20 +27,20 @@ use self::args::RunArgs;
 /// The command: arguments in, exit code out. An error is exit code 2.
 pub(crate) fn main(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let addrs = check(args)?;
-    let executable = std::env::current_exe().context("this command cannot find its own file")?;
+    let executable = std::env::current_exe().context("cannot find the path of the nobounce program")?;
     let dropin = dropin::find(std::env::var_os(dropin::VARIABLE).map(Into::into), &executable)?;
 
     // From here on a signal must not end us before the folder is removed.
     let signals = child::Signals::block();
     let parent = std::env::temp_dir();
     let scratch = scratch::Scratch::new(&parent).with_context(|| {
-        format!("no folder for this run could be made in {}; TMPDIR names another place", parent.display())
+        format!("cannot create a directory for this run in {}; set TMPDIR to another one", parent.display())
     })?;
     let (view, reports) = (scratch.path().join("view"), scratch.path().join("report"));
     std::fs::create_dir(&reports)
         .and_then(|()| view::make(&view, &addrs, &view::System::here()))
         .with_context(|| {
-            format!("the folders for the command could not be written in {}", scratch.path().display())
+            format!("cannot create the directories of the run in {}", scratch.path().display())
         })?;
 
     let conf = nccl_conf::NcclConf::read(|name| std::env::var_os(name));
@@ -50,9 +50,15 @@ pub(crate) fn main(args: &RunArgs) -> anyhow::Result<ExitCode> {
     }
     let (gpus, engines) = (environment::gpus(), engines(args));
     let given = environment::Given { dropin: &dropin, view: &view, report: &reports, gpus, engines };
-    let (program, arguments) = args.command.split_first().context("no command was given")?;
+    let (program, arguments) = args.command.split_first().context("no command given")?;
     let mut command = Command::new(program);
-    command.args(arguments).envs(environment::variables(args, &given, now));
+    let variables = environment::variables(args, &given, now);
+    if args.explain {
+        for environment::Variable { name, value, reason } in &variables {
+            eprintln!("nobounce: {name}={}  # {reason}", value.display());
+        }
+    }
+    command.args(arguments).envs(variables.into_iter().map(|set| (set.name, set.value)));
     let mounts = match args.mounts {
         true => Some(mounts::Mounts::plan(&view, &scratch.path().join("mounts"), &view::System::here())?),
         false => None,
@@ -64,23 +70,36 @@ pub(crate) fn main(args: &RunArgs) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::from(error.code()));
         }
     };
-    let status = signals.wait(&mut child).context("waiting for the command")?;
+    let status = signals.wait(&mut child).context("cannot wait for the command")?;
     if !args.quiet {
-        eprintln!("nobounce: {}", report::read(&reports));
+        let totals = report::read(&reports);
+        eprintln!("nobounce: {totals}");
+        if args.explain {
+            totals.details().iter().for_each(|line| eprintln!("nobounce: {line}"));
+        }
     }
     Ok(ExitCode::from(child::code(status)))
 }
 
 /// Most engines that the command's devices will have. (The device reports invalid values.)
 fn engines(args: &RunArgs) -> usize {
-    let config = Config::from_env().unwrap_or_default();
-    Config { engines: args.engines.map(usize::from).or(config.engines), ..config }.engines()
+    let mut config = Config::from_env().unwrap_or_default();
+    if let Some(at) = args.addr.as_deref().and_then(|all| all.split(',').next())
+        && let Ok(there) = Config::default().at(at.trim())
+    {
+        config.addr = there.addr;
+    }
+    if let Some(link) = args.link.as_deref().and_then(|link| link.parse().ok()) {
+        config.link = link;
+    }
+    config.engines = args.engines.map(usize::from).or(config.engines);
+    config.engines()
 }
 
 /// Rejects here, once and before anything starts, whatever the device would reject.
 fn check(args: &RunArgs) -> anyhow::Result<Vec<IpAddr>> {
     if let Some(option) = args.command.first().filter(|word| word.as_encoded_bytes().starts_with(b"-")) {
-        anyhow::bail!("there is no option {}; `nobounce run --help` lists them", option.display());
+        anyhow::bail!("unknown option {}; see `nobounce run --help`", option.display());
     }
     let named = match &args.addr {
         Some(addr) => Some(addr.clone()),
@@ -97,7 +116,7 @@ fn check(args: &RunArgs) -> anyhow::Result<Vec<IpAddr>> {
         // Any port will do: this only tests whether the address is local.
         if let Err(error) = std::net::UdpSocket::bind((*addr, 0)) {
             anyhow::bail!(
-                "{addr} cannot be used here: {error}. `ip address` lists the addresses of this machine"
+                "cannot use address {addr}: {error}. `ip address` lists the addresses of this machine"
             );
         }
     }
@@ -111,13 +130,13 @@ fn check(args: &RunArgs) -> anyhow::Result<Vec<IpAddr>> {
     if let Some(path) = given(&args.require, "NOBOUNCE_REQUIRE")
         && !["", "direct"].contains(&path.as_str())
     {
-        anyhow::bail!("NOBOUNCE_REQUIRE is {path:?}; all that can be required is \"direct\"");
+        anyhow::bail!("invalid NOBOUNCE_REQUIRE={path:?}: expected \"direct\"");
     }
     if let Some(folder) = args.pcap.as_deref().and_then(Path::parent)
         && !folder.as_os_str().is_empty()
         && !folder.is_dir()
     {
-        anyhow::bail!("--pcap: there is no folder {}", folder.display());
+        anyhow::bail!("--pcap: no such directory: {}", folder.display());
     }
     Ok(addrs)
 }

@@ -34,8 +34,8 @@ impl MountsError {
 fn hint(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EPERM | libc::EACCES | libc::ENOSPC | libc::EUSERS | libc::ENOSYS) => {
-            " User namespaces seem to be forbidden here (sysctl user.max_user_namespaces, the rules of a container). Without \
-             --mounts none is needed, and programs that go through the C library see the same folders"
+            " User namespaces may be disabled (sysctl user.max_user_namespaces, container policy). Programs that use the C \
+             library do not need --mounts"
         }
         _ => "",
     }
@@ -77,13 +77,13 @@ impl Step {
     fn describe(&self) -> String {
         let show = |path: &CStr| path.to_string_lossy().into_owned();
         match self {
-            Self::Namespace { .. } => "no namespace could be made".to_owned(),
-            Self::Tmpfs(at) => format!("no tmpfs could be mounted on {}", show(at)),
+            Self::Namespace { .. } => "cannot create the namespace".to_owned(),
+            Self::Tmpfs(at) => format!("cannot mount a tmpfs on {}", show(at)),
             Self::Folder(at) | Self::File(at) | Self::Link { at, .. } => {
-                format!("{} could not be made", show(at))
+                format!("cannot create {}", show(at))
             }
             Self::Keep { from, at } | Self::Bind { from, at } | Self::Move { from, to: at } => {
-                format!("{} could not be mounted on {}", show(from), show(at))
+                format!("cannot mount {} on {}", show(from), show(at))
             }
         }
     }
@@ -101,18 +101,18 @@ impl Mounts {
     /// Plans how to show the folders of `view` where `system` has or would have them. `cover` is
     /// the name of a folder to build in.
     pub(crate) fn plan(view: &Path, cover: &Path, system: &System<'_>) -> Result<Self, MountsError> {
-        let (told, tell) = pipe().map_err(|source| MountsError::new("no pipe", source))?;
+        let (told, tell) = pipe().map_err(|source| MountsError::new("cannot create a pipe", source))?;
         let mut plan = Plan { steps: vec![namespace()], cover };
-        fs::create_dir(cover).map_err(|source| MountsError::new("no folder to build in", source))?;
+        fs::create_dir(cover)
+            .map_err(|source| MountsError::new("cannot create the build directory", source))?;
         let places = [
             ("sys/devices/virtual", system.sys.join("devices/virtual"), &["nobounce"][..]),
             ("sys/class", system.sys.join("class"), &["infiniband", "infiniband_verbs"]),
             ("dev", system.dev.to_owned(), &["infiniband"]),
         ];
         for (ours, theirs, names) in places {
-            plan.show(&view.join(ours), &theirs, names).map_err(|source| {
-                MountsError::new(&format!("{} could not be read", theirs.display()), source)
-            })?;
+            plan.show(&view.join(ours), &theirs, names)
+                .map_err(|source| MountsError::new(&format!("cannot read {}", theirs.display()), source))?;
         }
         Ok(Self { steps: plan.steps, told, tell })
     }

@@ -13,11 +13,14 @@ use std::path::Path;
 use nobounce::nic::soft::last_snapshot;
 use serde::Deserialize;
 
-/// Most reasons in the last line; programs may try many things that no device has.
+/// Most refusals and errors in the last line; programs may try many things that no device has.
 const SAID_SHOWN: usize = 4;
 
-/// The same for reasons why packets took UDP.
-const FALLBACKS_SHOWN: usize = 2;
+/// The same for reasons why bytes were staged or packets took UDP.
+const REASONS_SHOWN: usize = 2;
+
+/// Longest reason in the last line.
+const REASON_LEN: usize = 140;
 
 /// The report of one device. Missing fields count as zero.
 #[derive(Debug, Default, Deserialize)]
@@ -115,8 +118,8 @@ impl fmt::Display for Totals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.devices == 0 {
             return f.write_str(
-                "no process opened a device: the command asked for none, could not open it (the reason is above, then), or did not come to our \
-                 libibverbs (it is static, setuid or brings its own; docs/run.md)",
+                "no process opened a device: the command uses no RDMA, opening failed (see above), or the command does not load \
+                 this libibverbs (statically linked, setuid or its own copy; see docs/guide/run.md)",
             );
         }
         write!(f, "{} opened", counted(self.devices, "device"))?;
@@ -124,14 +127,12 @@ impl fmt::Display for Totals {
         if ended > 0 {
             write!(f, " ({ended} ended without a report")?;
             if self.cut_short > 0 {
-                write!(f, ", {} of them counted until shortly before", self.cut_short)?;
+                write!(f, ", {} of them with counters from shortly before", self.cut_short)?;
             }
             f.write_str(")")?;
         }
         if self.silent == self.devices {
-            f.write_str(
-                "; what they moved is not known: their processes were killed, or left without a word",
-            )?;
+            f.write_str("; no byte counts: their processes were killed or exited without a report")?;
             return self.write_said(f);
         }
         for (direction, paths) in [("out", &self.sum.out), ("in", &self.sum.r#in)] {
@@ -146,7 +147,7 @@ impl fmt::Display for Totals {
             write!(f, "; {direction}: {moved}")?;
         }
         if !self.sum.staged_reason.is_empty() {
-            write!(f, " (staged: {})", self.sum.staged_reason.join("; "))?;
+            write!(f, " (staged: {})", brief(&self.sum.staged_reason))?;
         }
         write!(f, "; {}", counted(self.sum.retransmissions, "retransmission"))?;
         let errors: Vec<String> = self
@@ -161,27 +162,30 @@ impl fmt::Display for Totals {
         } else {
             write!(f, "; errors: {}", errors.join(", "))?;
         }
-        self.write_fallbacks(f)?;
+        if !self.sum.udp_reason.is_empty() {
+            write!(f, "; {}", brief(&self.sum.udp_reason))?;
+        }
         self.write_said(f)
     }
 }
 
 impl Totals {
-    /// Why shared memory was not taken, where it could have been.
-    fn write_fallbacks(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let all = &self.sum.udp_reason;
-        all.iter().take(FALLBACKS_SHOWN).try_for_each(|reason| write!(f, "; {reason}"))?;
-        if all.len() > FALLBACKS_SHOWN {
-            write!(f, "; and {} more such", all.len() - FALLBACKS_SHOWN)?;
-        }
-        Ok(())
+    /// What the last line leaves out: every reason and refusal in full, one per line.
+    pub(crate) fn details(&self) -> Vec<String> {
+        let staged = self.sum.staged_reason.iter().map(|reason| format!("staged: {reason}"));
+        let udp = self.sum.udp_reason.iter().map(|reason| format!("UDP on this machine: {reason}"));
+        let said = self.said.iter().map(|(line, count)| match count {
+            1 => line.clone(),
+            _ => format!("{line} ({count} times)"),
+        });
+        staged.chain(udp).chain(said).collect()
     }
 
     fn write_said(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (nth, (line, count)) in self.said.iter().enumerate() {
             if nth == SAID_SHOWN {
                 let more = self.said.len() - SAID_SHOWN;
-                return write!(f, "; and {more} more (`--log warn` shows them)");
+                return write!(f, "; and {more} more (--explain lists them)");
             }
             write!(f, "; {line}")?;
             if *count > 1 {
@@ -190,6 +194,36 @@ impl Totals {
         }
         Ok(())
     }
+}
+
+/// Reasons for the last line: each once, the first ones, not too long.
+fn brief(reasons: &[String]) -> String {
+    let mut shown: Vec<(String, String)> = Vec::new();
+    for reason in reasons {
+        // Reasons that differ in addresses and sizes only are one.
+        let kind = reason.split_whitespace().filter(|word| !word.contains(|c: char| c.is_ascii_digit()));
+        let kind = kind.collect::<Vec<_>>().join(" ");
+        if !shown.iter().any(|(known, _)| *known == kind) {
+            shown.push((kind, shortened(reason)));
+        }
+    }
+    let more = shown.len().saturating_sub(REASONS_SHOWN);
+    let texts: Vec<_> = shown.into_iter().take(REASONS_SHOWN).map(|(_, text)| text).collect();
+    let mut text = texts.join("; ");
+    if more > 0 {
+        text.push_str(&format!("; and {more} more (--explain lists them)"));
+    }
+    text
+}
+
+/// The text up to the last word that fits.
+fn shortened(text: &str) -> String {
+    if text.chars().count() <= REASON_LEN {
+        return text.to_owned();
+    }
+    let cut: String = text.chars().take(REASON_LEN).collect();
+    let end = cut.rfind(' ').unwrap_or(cut.len());
+    format!("{} ...", cut[..end].trim_end_matches([',', ';', ':']))
 }
 
 fn counted(count: u64, what: &str) -> String {
@@ -241,11 +275,11 @@ mod tests {
         fs::write(folder.join("8.refused"), "c\nb: no\na\nb: no\n").unwrap();
         fs::write(folder.join("9.told"), "the GPU is stuck\nz\n").unwrap();
         let line = read(&folder).to_string();
-        let begin = "4 devices opened (2 ended without a report, 1 of them counted until shortly before); out: 655 MB cpu in 10000 operations";
+        let begin = "4 devices opened (2 ended without a report, 1 of them with counters from shortly before); out: 655 MB cpu in 10000 operations";
         assert!(line.starts_with(begin), "{line}");
         assert!(
             line.ends_with(
-                "; refused: a; refused: b: no (2 times); refused: c; the GPU is stuck; and 1 more (`--log warn` shows them)"
+                "; refused: a; refused: b: no (2 times); refused: c; the GPU is stuck; and 1 more (--explain lists them)"
             ),
             "{line}"
         );
@@ -255,9 +289,24 @@ mod tests {
         assert!(
             read(&folder)
                 .to_string()
-                .starts_with("1 device opened (1 ended without a report); what they moved is not known")
+                .starts_with("1 device opened (1 ended without a report); no byte counts")
         );
         fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn a_reason_is_said_once_and_briefly() {
+        let reasons: Vec<String> = (0..8).map(|n| format!("no window onto 0x7f{n}000, {n} bytes")).collect();
+        assert_eq!(brief(&reasons), "no window onto 0x7f0000, 0 bytes");
+        let long = format!("{}end", "word ".repeat(100));
+        let short = brief(&[long.clone(), "b".into(), "c".into()]);
+        assert!(short.starts_with("word word") && short.len() < 220, "{short}");
+        assert!(short.ends_with("word ...; b; and 1 more (--explain lists them)"), "{short}");
+        let totals = Totals {
+            sum: Device { staged_reason: vec![long.clone()], ..Device::default() },
+            ..Totals::default()
+        };
+        assert_eq!(totals.details(), [format!("staged: {long}")]);
     }
 
     #[test]

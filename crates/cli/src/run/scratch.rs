@@ -42,7 +42,7 @@ impl Scratch {
                 return Ok(Self { path, _lock: lock });
             }
         }
-        Err(io::Error::other(format!("{ATTEMPTS} names in a row are taken")))
+        Err(io::Error::other(format!("{ATTEMPTS} directory names in a row already exist")))
     }
 
     pub(crate) fn path(&self) -> &Path {

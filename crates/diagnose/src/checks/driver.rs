@@ -28,9 +28,9 @@ fn instance(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     }
     found.push(
         Finding::new("efa-instance", Severity::Warning, format!("{product} has EFA, but no GPUDirect RDMA"))
-            .why("Its adapters cannot reach GPU memory, whatever GPUs and drivers could: everything is staged through host memory, at a few GB/s.")
+            .why("Its adapters cannot access GPU memory, even if GPU and driver support it: all transfers are staged through host memory, at a few GB/s.")
             .seen("/sys/class/dmi/id/product_name", product.clone())
-            .fix("use an instance of the P series from p4d on")
+            .fix("use an instance of the P series, p4d or newer")
             .blocks()
             .on(names),
     );
@@ -53,8 +53,8 @@ fn gpus(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         let finding = match id {
             "nvidia-driver" => {
                 let nouveau = why.starts_with("nouveau");
-                let finding = Finding::new("nvidia-driver", Severity::Error, format!("NVIDIA's driver does not hold {names}: {why}"))
-                    .why("Without it there is no CUDA and no GPUDirect on these GPUs.")
+                let finding = Finding::new("nvidia-driver", Severity::Error, format!("the NVIDIA driver is not bound to {names}: {why}"))
+                    .why("Without it CUDA and GPUDirect do not work on these GPUs.")
                     .seen(format!("/sys/bus/pci/devices/{}/driver", addresses[0]), why.clone());
                 let finding = if nouveau {
                     finding.fix("echo 'blacklist nouveau' | sudo tee /etc/modprobe.d/no-nouveau.conf && sudo update-initramfs -u").reboot()
@@ -67,7 +67,7 @@ fn gpus(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                 .why("Programs on this machine cannot use them; the virtual machine can.")
                 .seen(format!("/sys/bus/pci/devices/{}/driver", addresses[0]), "vfio-pci")
                 .blocks(),
-            _ => Finding::new("no-dev-nvidia", Severity::Error, "GPUs are plugged and driven, but this process has no /dev/nvidiactl")
+            _ => Finding::new("no-dev-nvidia", Severity::Error, "the GPUs have a driver, but this process has no /dev/nvidiactl")
                 .why("A container without the device files sees no GPU: CUDA fails with 'no device'.")
                 .seen("/dev", "no nvidiactl")
                 .fix("docker run --gpus all ...   (or --device nvidia.com/gpu=all with CDI; in Kubernetes request nvidia.com/gpu)")
@@ -94,9 +94,9 @@ fn versions(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                 Finding::new(
                     "driver-mismatch",
                     Severity::Error,
-                    format!("the driver's library ({version}) and the loaded module ({}) do not belong together", module.version),
+                    format!("the driver library ({version}) and the loaded module ({}) do not match", module.version),
                 )
-                .why("NVML and CUDA refuse to start; it happens after an upgrade without a reboot, or with a library from another image.")
+                .why("NVML and CUDA fail to start. Typical causes: an upgrade without a reboot, or a library from another image.")
                 .seen("/proc/driver/nvidia/version", module.version.clone())
                 .seen("libnvidia-ml.so.1", library.error.clone().or(library.version.clone()).unwrap_or_default())
                 .fix("sudo rmmod nvidia_peermem nvidia_uvm nvidia_drm nvidia_modeset nvidia && sudo modprobe nvidia   (or reboot)")
@@ -128,7 +128,7 @@ fn adapters(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     if all_silent && facts.is_container() && facts.kernel.is_loaded("mlx5_ib") == Some(true) {
         found.push(
             Finding::new("nic-other-namespace", Severity::Error, "the adapters' RDMA devices belong to another network namespace")
-                .why("RDMA devices in exclusive mode are seen only where their interfaces are: this container sees none, and programs fall back to TCP.")
+                .why("RDMA devices in exclusive mode are visible only in the namespace of their interfaces: this container sees none, and programs fall back to TCP.")
                 .seen("/sys/class/infiniband", "empty, although mlx5_ib is loaded")
                 .fix("docker run --network host ...   (or move the device: sudo rdma dev set mlx5_0 netns NAME)")
                 .root()
@@ -139,22 +139,22 @@ fn adapters(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         let driven = silent.iter().any(|device| device.driver.is_some());
         let (why, fix) = if driven {
             (
-                "their network driver is loaded, its RDMA part is not",
-                "sudo modprobe mlx5_ib ib_uverbs rdma_ucm   (bnxt_re, irdma, efa for other makes)",
+                "their network driver is loaded, its RDMA module is not",
+                "sudo modprobe mlx5_ib ib_uverbs rdma_ucm   (bnxt_re, irdma, efa for other vendors)",
             )
         } else {
             (
-                "no driver holds them",
-                "sudo modprobe mlx5_core mlx5_ib ib_uverbs   (bnxt_en bnxt_re, ice irdma, efa for other makes)",
+                "no driver is bound to them",
+                "sudo modprobe mlx5_core mlx5_ib ib_uverbs   (bnxt_en bnxt_re, ice irdma, efa for other vendors)",
             )
         };
         found.push(
             Finding::new(
                 "nic-no-rdma",
                 Severity::Error,
-                format!("{} could do RDMA, but {why}", list(&names)),
+                format!("{}: RDMA-capable, but {why}", list(&names)),
             )
-            .why("NCCL and UCX find no RDMA device and use TCP sockets without a word.")
+            .why("NCCL and UCX find no RDMA device and silently use TCP sockets.")
             .seen("/sys/class/infiniband", "no device")
             .fix(fix)
             .root()
@@ -163,8 +163,8 @@ fn adapters(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         );
     } else if facts.nics.is_empty() {
         found.push(
-            Finding::new("no-nic", Severity::Info, "there is no RDMA adapter in this machine")
-                .why("Programs use TCP. The software NIC of nobounce gives them verbs, with GPU memory as its target.")
+            Finding::new("no-nic", Severity::Info, "no RDMA adapter in this machine")
+                .why("Programs use TCP. The software NIC of nobounce gives them verbs, with access to GPU memory.")
                 .seen("/sys/class/infiniband", "no device")
                 .fix("nobounce run -- PROGRAM"),
         );
@@ -177,10 +177,10 @@ fn adapters(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     if !software.is_empty() && !facts.gpus.is_empty() {
         let names: Vec<_> = software.iter().map(|nic| nic.name.clone()).collect();
         found.push(
-            Finding::new("software-nic", Severity::Info, format!("{} {} of the kernel's software: GPU memory is out of reach", list(&names), one_or(&names, "is", "are")))
-                .why("rxe and siw take no dma-buf and no peer memory, so GPU buffers are staged through host memory.")
+            Finding::new("software-nic", Severity::Info, format!("{} {} implemented in software by the kernel: no access to GPU memory", list(&names), one_or(&names, "is", "are")))
+                .why("rxe and siw support neither dma-buf nor peer memory, so GPU buffers are staged through host memory.")
                 .seen(format!("/sys/class/infiniband/{}", names[0]), software[0].driver.clone().unwrap_or_default())
-                .fix("nobounce run -- PROGRAM   (a software adapter that does reach GPU memory)")
+                .fix("nobounce run -- PROGRAM   (a software NIC with access to GPU memory)")
                 .on(names),
         );
     }

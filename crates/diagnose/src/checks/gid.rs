@@ -86,7 +86,7 @@ fn empty_tables(all: &[Table<'_>], found: &mut Vec<Finding>) {
         let hit = names(&empty);
         found.push(
             Finding::new("gid-none", Severity::Error, format!("{}: no usable RoCE address", list(&hit)))
-                .why("The table is empty, or all its entries belong to other namespaces: connections cannot be made ('failed to query GID', 'Invalid argument').")
+                .why("The table is empty, or all its entries belong to other namespaces: connections fail ('failed to query GID', 'Invalid argument').")
                 .seen(format!("/sys/class/infiniband/{}/ports/1/gids", hit[0]), entries(empty[0].1))
                 .fix("give the interface of this namespace an IP address, or use the host's network: docker run --network host ...")
                 .blocks()
@@ -156,11 +156,15 @@ fn ipv6_only(analysis: &Analysis<'_>, all: &[Table<'_>], found: &mut Vec<Finding
     if !six.is_empty() && analysis.facts.variable("NCCL_IB_ADDR_FAMILY").is_none() {
         let hit = names(&six);
         found.push(
-            Finding::new("gid-no-ipv4", Severity::Info, format!("{}: RoCE v2 has IPv6 addresses only", list(&hit)))
-                .why("NCCL looks for an IPv4 address first, and may take a link-local one instead of the routed one.")
-                .seen(format!("/sys/class/infiniband/{}/ports/1/gids", hit[0]), entries(six[0].1))
-                .fix("NCCL_IB_ADDR_FAMILY=AF_INET6   (or give the interface an IPv4 address)")
-                .on(hit),
+            Finding::new(
+                "gid-no-ipv4",
+                Severity::Info,
+                format!("{}: RoCE v2 has IPv6 addresses only", list(&hit)),
+            )
+            .why("NCCL prefers an IPv4 address, and may use a link-local one instead of the routed one.")
+            .seen(format!("/sys/class/infiniband/{}/ports/1/gids", hit[0]), entries(six[0].1))
+            .fix("NCCL_IB_ADDR_FAMILY=AF_INET6   (or give the interface an IPv4 address)")
+            .on(hit),
         );
     }
 }
@@ -173,7 +177,7 @@ fn tables_with_holes(all: &[Table<'_>], found: &mut Vec<Finding>) {
         let hit = names(&holes);
         found.push(
             Finding::new("gid-holes", Severity::Info, format!("{}: some entries of the GID table cannot be read here", list(&hit)))
-                .why("They belong to other namespaces. NCCL before 2.24 stops or crashes on them when it chooses by itself ('read failed ... Invalid argument', NCCL_IB_ROCE_VERSION_NUM).")
+                .why("They belong to other namespaces. NCCL before 2.24 aborts or crashes on them when it selects an entry ('read failed ... Invalid argument', NCCL_IB_ROCE_VERSION_NUM).")
                 .seen(format!("{} gid_attrs/types", hit[0]), format!("entries {}", holes[0].1.unreadable_gids.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")))
                 .fix(match best(holes[0].2) {
                     Some(gid) => format!("use a current NCCL, or name the entry: NCCL_IB_GID_INDEX={}", gid.index),
@@ -205,7 +209,7 @@ fn unread_tables(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                     list(&unread.iter().map(|nic| &nic.name).collect::<Vec<_>>())
                 ),
             )
-            .why("Which RoCE address programs will use is not known.")
+            .why("The RoCE address that programs will use is unknown.")
             .seen(
                 format!("/sys/class/infiniband/{}/ports/1/gids", first.name),
                 first.ports[0].gids.why_not().unwrap_or_default(),
@@ -259,7 +263,7 @@ fn index(analysis: &Analysis<'_>, wanted: i64, set: &Setting<'_>, found: &mut Ve
     let fix = match (indexes.as_slice(), better) {
         ([one], _) if names.len() == tables_of(analysis).len() => format!("{}={one}", set.name),
         _ => format!(
-            "unset {}   ({} of today chooses by itself; a fixed index cannot fit adapters or pods whose tables differ)",
+            "unset {}   (current {} selects the entry; a fixed index cannot fit adapters or pods with different tables)",
             set.name, set.program
         ),
     };

@@ -34,11 +34,11 @@ fn class(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let fix = if virtual_gpu {
         "ask the operator for a GPU passed through as a whole, or a vGPU type with GPUDirect support"
     } else {
-        "use a data-centre or RTX professional GPU for GPUDirect; here stage on purpose (NCCL and UCX do), or use nobounce run, whose window works where the driver allows it"
+        "use a data-centre or RTX professional GPU for GPUDirect; on this GPU use staging (NCCL and UCX do), or nobounce run, whose window works where the driver allows it"
     };
     found.push(
-        Finding::new("gpu-class", severity, format!("{}: the driver offers no GPUDirect RDMA for it", first.title()))
-            .why("GeForce and TITAN cards, GPUs that share the memory of the processor (GB10), and some virtual GPUs are left out by the driver; registering their memory fails (EFAULT, 'couldn't allocate MR') whatever modules are loaded.")
+        Finding::new("gpu-class", severity, format!("{}: the driver does not support GPUDirect RDMA for it", first.title()))
+            .why("The driver excludes GeForce and TITAN cards, GPUs that share memory with the processor (GB10), and some virtual GPUs. Registering their memory fails (EFAULT, 'couldn't allocate MR') with any modules.")
             .seen("CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED (116)", "0")
             .fix(fix)
             .blocks()
@@ -92,14 +92,14 @@ fn bar1(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             .map_or_else(|| "its memory".to_owned(), |memory| format!("its {} of memory", bytes(memory)));
         let finding = Finding::new("bar1-small", severity, format!("{}: BAR1 is {}, a window onto {memory}", first.title(), bytes(bar)))
             .why(format!(
-                "All memory that adapters reach at one time must fit: about {} in all registrations together. Larger ones fail (ENOMEM), and UCX or an engine that registers all of a pool crashes.",
+                "All registrations together must fit: about {}. Larger ones fail (ENOMEM), and UCX or an engine that registers a whole pool crashes.",
                 bytes(bar.saturating_sub(RESERVED))
             ))
             .seen("BAR1", bytes(bar));
         let finding = match larger {
             Some(largest) => finding
                 .seen("resizable BAR", format!("up to {}", bytes(largest)))
-                .fix("switch on 'Above 4G decoding' and 'Resizable BAR' in the firmware (BIOS) setup")
+                .fix("enable 'Above 4G decoding' and 'Resizable BAR' in the firmware (BIOS) setup")
                 .reboot(),
             None => finding.fix("register smaller buffers (a window at a time), or let the library stage: UCX_IB_GPU_DIRECT_RDMA=n, NCCL_NET_GDR_LEVEL=LOC"),
         };
@@ -113,9 +113,9 @@ fn bar1(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     if let Some(first) = full.first() {
         found.push(
             Finding::new("bar1-full", Severity::Warning, format!("{}: BAR1 is nearly full", first.title()))
-                .why("New registrations fail with ENOMEM. Something holds mappings: another process, a leaking registration cache, GDRCopy and dma-buf mapping the same memory twice.")
+                .why("New registrations fail with ENOMEM. Possible holders: another process, a leaking registration cache, or GDRCopy and dma-buf mapping the same memory twice.")
                 .seen("BAR1 in use", format!("{} of {}", bytes(first.bar1_used_bytes.get().unwrap_or(0)), bytes(first.bar1_bytes.get().unwrap_or(0))))
-                .fix("nvidia-smi -q -d MEMORY; end the processes that hold it")
+                .fix("nvidia-smi -q -d MEMORY; end the processes that hold mappings")
                 .slows()
                 .on(addresses(&full)),
         );
@@ -140,9 +140,9 @@ fn bar1(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                 Severity::Error,
                 format!("{}: the firmware assigned no memory regions", list(&addresses(&none))),
             )
-            .why("The driver cannot start the GPU ('BAR1 is 0M @ 0x0' in the kernel's log).")
+            .why("The driver cannot start the GPU ('BAR1 is 0M @ 0x0' in the kernel log).")
             .seen(format!("/sys/bus/pci/devices/{}/resource", none[0].address), "no region")
-            .fix("switch on 'Above 4G decoding' in the firmware setup; or start the kernel with pci=realloc")
+            .fix("enable 'Above 4G decoding' in the firmware setup, or boot with pci=realloc")
             .reboot()
             .blocks()
             .on(addresses(&none)),
@@ -156,9 +156,9 @@ fn modes(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     if !mig.is_empty() {
         found.push(
             Finding::new("mig", Severity::Info, format!("{}: divided into instances (MIG)", list(&addresses(&mig))))
-                .why("GPUDirect RDMA works from an instance, but instances cannot reach each other: NCCL between two instances of one GPU does not work, and each has a part of BAR1.")
+                .why("GPUDirect RDMA works from an instance, but instances have no P2P: NCCL between two instances of one GPU does not work, and each has a part of BAR1.")
                 .seen("MIG mode", "enabled")
-                .fix("sudo nvidia-smi -mig 0   (if the division is not wanted)")
+                .fix("sudo nvidia-smi -mig 0   (if MIG is not needed)")
                 .root()
                 .on(addresses(&mig)),
         );
@@ -168,9 +168,9 @@ fn modes(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     if !confidential.is_empty() {
         found.push(
             Finding::new("confidential", Severity::Warning, format!("{}: confidential computing is on", list(&addresses(&confidential))))
-                .why("Its memory is closed to other devices: everything goes through encrypted bounce buffers in host memory.")
+                .why("Its memory is closed to other devices: all data goes through encrypted bounce buffers in host memory.")
                 .seen("confidential computing", "on")
-                .fix("if it is not wanted: switch it off with NVIDIA's gpu-admin-tools (nvidia_gpu_tools.py --set-cc-mode=off)")
+                .fix("if not needed, disable it with NVIDIA's gpu-admin-tools (nvidia_gpu_tools.py --set-cc-mode=off)")
                 .reboot()
                 .blocks()
                 .on(addresses(&confidential)),
@@ -191,15 +191,15 @@ fn window(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         match node {
             None => found.push(
                 Finding::new("gdrdrv-node", Severity::Warning, "gdrdrv is loaded, but this process has no /dev/gdrdrv")
-                    .why("GDRCopy fails to open; UCX and NVSHMEM do short messages by slow copies, MPI by none.")
+                    .why("GDRCopy fails to open; UCX and NVSHMEM use slow copies for short messages.")
                     .seen("/dev/gdrdrv", "not there")
                     .fix("docker run --device /dev/gdrdrv ...   (Kubernetes: mount it, or driver.gdrcopy.enabled of the GPU operator)")
             ),
             Some(node) if !node.open.ok => found.push(
                 Finding::new("gdrdrv-node", Severity::Warning, format!("/dev/gdrdrv cannot be opened: {}", node.open.detail))
-                    .why("GDRCopy fails to open; UCX and NVSHMEM do short messages by slow copies.")
+                    .why("GDRCopy fails to open; UCX and NVSHMEM use slow copies for short messages.")
                     .seen("/dev/gdrdrv", node.open.detail.clone())
-                    .fix("sudo chmod 0666 /dev/gdrdrv   (and let the container's device cgroup have it)")
+                    .fix("sudo chmod 0666 /dev/gdrdrv   (and allow it in the container's device cgroup)")
                     .root(),
             ),
             Some(_) => {}
@@ -216,7 +216,7 @@ fn window(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                 Severity::Info,
                 format!("{}: the CPU has no window onto its memory", list(&addresses(&blocked))),
             )
-            .why("nobounce then places bytes by the copy engine (staged), and GDRCopy does not work either.")
+            .why("nobounce then uses the copy engine (staged), and GDRCopy does not work either.")
             .seen(
                 "window probe",
                 first.window_probe.known().map(|probe| probe.detail.clone()).unwrap_or_default(),
@@ -257,9 +257,7 @@ fn unread(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                 Severity::Error,
                 "CUDA does not start: the NVSwitch fabric is not set up",
             )
-            .why(
-                "Until the fabric manager runs, in the version of the driver, no program can use these GPUs.",
-            )
+            .why("No program can use these GPUs until the fabric manager runs in the driver's version.")
             .seen("CUDA", first.gpudirect_rdma.why_not().unwrap_or_default())
             .fix("sudo systemctl enable --now nvidia-fabricmanager; nvidia-smi -q | grep -A2 Fabric")
             .root()
@@ -272,11 +270,11 @@ fn unread(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             Finding::new(
                 "gpu-unread",
                 Severity::Unknown,
-                format!("{}: CUDA did not say what the GPU can", list(&addresses(&silent))),
+                format!("{}: the GPU's CUDA attributes could not be read", list(&addresses(&silent))),
             )
-            .why("Whether it offers GPUDirect RDMA and dma-buf is not known.")
+            .why("Support for GPUDirect RDMA and dma-buf is unknown.")
             .seen("CUDA", first.gpudirect_rdma.why_not().unwrap_or_default())
-            .fix("run nobounce doctor where libcuda.so.1 is, with the GPU visible (CUDA_VISIBLE_DEVICES)")
+            .fix("run nobounce doctor where libcuda.so.1 is installed and the GPU visible (CUDA_VISIBLE_DEVICES)")
             .on(addresses(&silent)),
         );
     }

@@ -72,10 +72,10 @@ fn translation(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         };
         let severity = if ats { Severity::Info } else { Severity::Warning };
         let finding = Finding::new("iommu-translates", severity, format!("the IOMMU translates the addresses of {}", list(&names)))
-            .why("Packets between devices go through the IOMMU in the processor, even below one switch: bandwidth falls to a fraction (6 GB/s instead of 20 and more have been seen), and transfers hang on some machines.")
+            .why("Peer-to-peer packets go through the IOMMU in the processor, even below one switch. Bandwidth drops to a fraction (6 instead of 20 GB/s and more), and transfers hang on some machines.")
             .seen(
                 group.map_or_else(String::new, |group| format!("/sys/kernel/iommu_groups/{}/type", group.group)),
-                group.and_then(|group| group.kind.clone()).unwrap_or_else(|| "not told; the command line has no iommu=pt".to_owned()),
+                group.and_then(|group| group.kind.clone()).unwrap_or_else(|| "unknown; the command line has no iommu=pt".to_owned()),
             )
             .seen("/proc/cmdline", facts.kernel.command_line.known().map_or_else(|| "unread".to_owned(), |line| iommu_words(line)))
             .fix(format!("add {parameter} to GRUB_CMDLINE_LINUX in /etc/default/grub; sudo update-grub; sudo reboot"))
@@ -110,10 +110,10 @@ fn translation(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     }
     if let Some(first) = unread.first() {
         let names: Vec<_> = unread.iter().map(|device| name(device)).collect();
-        let why = first.iommu.why_not().unwrap_or("the kernel does not tell the kind of the group");
+        let why = first.iommu.why_not().unwrap_or("the kernel does not report the type of the group");
         found.push(
-            Finding::new("iommu-unread", Severity::Unknown, format!("whether an IOMMU translates for {} is not known", list(&names)))
-                .why("If it does, packets between devices go through the processor, at a fraction of the bandwidth.")
+            Finding::new("iommu-unread", Severity::Unknown, format!("IOMMU translation for {} is unknown", list(&names)))
+                .why("With translation, peer-to-peer packets go through the processor, at a fraction of the bandwidth.")
                 .seen(format!("/sys/bus/pci/devices/{}/iommu_group", first.address), why)
                 .fix("sudo dmesg | grep -i iommu; cat /sys/kernel/iommu_groups/*/type")
                 .on(names),
@@ -123,9 +123,9 @@ fn translation(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
 
 fn ats_off(names: &[String]) -> Finding {
     Finding::new("ats-off", Severity::Warning, format!("{}: address translation services (ATS) are off", list(names)))
-        .why("In a virtual machine the host's IOMMU translates every packet between devices, and only ATS lets them go straight through the switch: half of the bandwidth and less without.")
+        .why("In a virtual machine the host's IOMMU translates every peer-to-peer packet. Only ATS routes them directly through the switch: without it, half of the bandwidth or less.")
         .seen(format!("{} ATSCtl", names[0]), "Enable-")
-        .fix("on the host: mlxconfig -d DEVICE set ATS_ENABLED=1, reset the adapter, keep ACS with Direct Translated on the switch; then start the guest again")
+        .fix("on the host: mlxconfig -d DEVICE set ATS_ENABLED=1, reset the adapter, keep ACS with Direct Translated on the switch; then restart the guest")
         .reboot()
         .slows()
         .on(names.to_vec())
@@ -133,5 +133,5 @@ fn ats_off(names: &[String]) -> Finding {
 
 fn iommu_words(line: &str) -> String {
     let words: Vec<&str> = line.split_whitespace().filter(|word| word.contains("iommu")).collect();
-    if words.is_empty() { "no word about an IOMMU".to_owned() } else { words.join(" ") }
+    if words.is_empty() { "no IOMMU option".to_owned() } else { words.join(" ") }
 }

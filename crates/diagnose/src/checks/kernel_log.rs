@@ -28,8 +28,8 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
         };
         let other = if line.contains("nvidia_p2p") { "NVIDIA driver" } else { "ib_core" };
         found.push(
-            Finding::new("peermem-symbols", severity, format!("the peer-memory module was built against another {other} than the one that is loaded"))
-                .why("It cannot be loaded, or does nothing: an upgrade (of OFED, DOCA, the network operator or the GPU's driver) changed what it was built with.")
+            Finding::new("peermem-symbols", severity, format!("the peer-memory module was built against another {other} than the loaded one"))
+                .why("The module fails to load or has no effect: an upgrade of OFED, DOCA, the network operator or the GPU driver replaced the version it was built against.")
                 .seen("kernel log", line.trim())
                 .fix("reinstall the NVIDIA driver after OFED/DOCA (sudo dkms autoinstall --force; or restart the driver container of the GPU operator), then sudo modprobe nvidia_peermem")
                 .root(),
@@ -40,10 +40,10 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
         .or_else(|| line_with(&["arm-smmu", "event"]))
     {
         found.push(
-            Finding::new("iommu-faults", Severity::Warning, "the IOMMU refused accesses of a device")
+            Finding::new("iommu-faults", Severity::Warning, "the IOMMU blocked accesses of a device")
                 .why("Transfers between devices end in errors (status 4, syndrome 0x51) or hang.")
                 .seen("kernel log", line.trim())
-                .fix("iommu=pt on the kernel's command line; sudo reboot")
+                .fix("add iommu=pt to the kernel command line; sudo reboot")
                 .reboot(),
         );
     }
@@ -52,7 +52,7 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
     {
         found.push(
             Finding::new("pcie-errors", Severity::Warning, "the PCIe bus reported errors")
-                .why("Links that err resend and slow down, or train to a lower speed.")
+                .why("A faulty link retransmits and slows down, or trains to a lower speed.")
                 .seen("kernel log", line.trim())
                 .fix("reseat the card or riser; sudo lspci -vvv -s ADDRESS | grep -A3 UESta")
                 .root(),
@@ -65,7 +65,7 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
             Finding::new("bar1-unassigned", Severity::Error, "the firmware assigned no BAR1 to a GPU")
                 .why("The driver cannot start the GPU.")
                 .seen("kernel log", line.trim())
-                .fix("switch on 'Above 4G decoding' in the firmware setup; or start the kernel with pci=realloc")
+                .fix("enable 'Above 4G decoding' in the firmware setup, or boot with pci=realloc")
                 .reboot(),
         );
     }

@@ -43,10 +43,10 @@ fn bond(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         return;
     }
     found.push(
-        Finding::new("nccl-bond", Severity::Warning, format!("{}: NCCL uses one queue pair for a connection, and that one port of the bond", list(&names)))
-            .why("The ports of a bond share queue pairs out among them: with one only, half of the bandwidth is idle.")
+        Finding::new("nccl-bond", Severity::Warning, format!("{}: NCCL uses one queue pair per connection, and so one port of the bond", list(&names)))
+            .why("A bond distributes queue pairs over its ports: with a single queue pair, half of the bandwidth is idle.")
             .seen("NCCL_IB_QPS_PER_CONNECTION", pairs.map_or_else(|| "not set (1)".to_owned(), |pairs| pairs.to_string()))
-            .fix("NCCL_IB_QPS_PER_CONNECTION=4 NCCL_IB_SPLIT_DATA_ON_QPS=0   (or no bond: NCCL uses several ports by itself)")
+            .fix("NCCL_IB_QPS_PER_CONNECTION=4 NCCL_IB_SPLIT_DATA_ON_QPS=0   (or no bond: NCCL uses several ports on its own)")
             .slows(),
     );
 }
@@ -89,7 +89,7 @@ fn network(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         let finding = Finding::new(
             "nccl-gdr-level",
             Severity::Error,
-            "NCCL_IB_CUDA_SUPPORT=0 switches GPUDirect off (NCCL before 2.4)",
+            "NCCL_IB_CUDA_SUPPORT=0 disables GPUDirect (NCCL before 2.4)",
         )
         .why("GPU memory is staged through the host.");
         found.push(set(finding, variable));
@@ -113,16 +113,16 @@ fn plugin(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         found.push(set(finding, variable));
     }
     let other = hardware(analysis).find_map(|nic| match nccl::network(facts, nic) {
-        Network::Ucx(variable) => Some((variable, "What UCX does with GPU memory counts for NCCL, too; the distance rule of NCCL does as well.")),
-        Network::Plugin(variable) => Some((variable, "Whether the plugin uses these adapters, and GPUDirect, is not known here: look for GDRDMA in NCCL's log (doctor --nccl-log).")),
+        Network::Ucx(variable) => Some((variable, "NCCL then follows UCX's use of GPU memory, and its own distance rule as well.")),
+        Network::Plugin(variable) => Some((variable, "Use of these adapters and of GPUDirect by the plugin is unknown: look for GDRDMA in NCCL's log (doctor --nccl-log).")),
         Network::Adapters | Network::Sockets(_) => None,
     });
     if let Some((variable, why)) = other {
         found.push(
-            Finding::new("nccl-plugin", Severity::Info, format!("NCCL's network is a plugin's: {variable}"))
+            Finding::new("nccl-plugin", Severity::Info, format!("NCCL uses a network plugin: {variable}"))
                 .why(why)
                 .seen("variable", variable)
-                .fix("NCCL_NET=IB   (for NCCL's own use of the adapters)"),
+                .fix("NCCL_NET=IB   (for NCCL's built-in transport)"),
         );
     }
 }
@@ -134,8 +134,8 @@ fn level(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         let Some(level) = Level::parse(variable.value) else {
             found.push(
                 set(
-                    Finding::new("nccl-level-ignored", Severity::Warning, format!("{variable} is not understood by NCCL, and ignored"))
-                        .why("The default (PXB) holds. Names are upper case: LOC, PIX, PXB, PHB, SYS; NODE is not one of them."),
+                    Finding::new("nccl-level-ignored", Severity::Warning, format!("{variable} is not a valid value; NCCL ignores it"))
+                        .why("The default (PXB) applies. Valid names are LOC, PIX, PXB, PHB and SYS, in upper case; NODE is not valid."),
                     variable,
                 )
                 .fix("NCCL_NET_GDR_LEVEL=PHB   (or SYS)"),
@@ -154,7 +154,7 @@ fn level(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         let default_allows = stopped.iter().any(|pair| nccl::distance(facts, pair) <= Level::P2c);
         let severity = if default_allows { Severity::Error } else { Severity::Info };
         let finding = Finding::new("nccl-gdr-level", severity, format!("{variable} keeps NCCL from GPUDirect on {}", list(&names)))
-            .why(format!("The setting allows distances up to {}, and the nearest adapter is at {}: GPU memory is staged through the host.", level.name(), need.name()));
+            .why(format!("The setting allows distances up to {}, but the nearest adapter is at {}: GPU memory is staged through the host.", level.name(), need.name()));
         found.push(set(finding, variable).fix(format!("{name}={}", need.name())).on(names));
     }
 }
@@ -169,7 +169,7 @@ fn filter(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     }
     if !nics.iter().any(|nic| filter.takes(nic)) {
         found.push(set(
-            Finding::new("nccl-hca-none", Severity::Error, format!("{variable} leaves no adapter"))
+            Finding::new("nccl-hca-none", Severity::Error, format!("{variable} matches no adapter"))
                 .why("NCCL finds no RDMA device and uses TCP sockets.")
                 .seen("adapters", nics.iter().map(|nic| nic.name.as_str()).collect::<Vec<_>>().join(" ")),
             variable,
@@ -180,8 +180,8 @@ fn filter(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let blanks = filter.with_blanks();
     if !blanks.is_empty() {
         found.push(
-            Finding::new("nccl-hca-blank", Severity::Warning, format!("{variable} has blanks between its names"))
-                .why("NCCL takes a blank for a part of the name: adapters behind one are not matched, and their rails stay idle.")
+            Finding::new("nccl-hca-blank", Severity::Warning, format!("{variable} has spaces between its names"))
+                .why("NCCL treats a space as part of the name: adapters after one are not matched, and their rails stay idle.")
                 .seen(variable.source, format!("NCCL_IB_HCA={}", variable.value))
                 .fix(format!("NCCL_IB_HCA={}", variable.value.replace(' ', ""))),
         );
@@ -199,7 +199,7 @@ fn filter(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             Finding::new(
                 "nccl-hca-unknown",
                 Severity::Info,
-                format!("NCCL_IB_HCA names {}, which this machine does not have", list(&unknown)),
+                format!("NCCL_IB_HCA names {}, which does not exist on this machine", list(&unknown)),
             )
             .why("Names differ between machines; an adapter may be missing, or a rail left out.")
             .seen(variable.source, format!("NCCL_IB_HCA={}", variable.value)),
@@ -222,7 +222,7 @@ fn switches(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             Severity::Warning,
             "NCCL_NET_GDR_READ=0: GPU memory is received directly, but sent through the host",
         )
-        .why("On Ampere and newer reading GPU memory is as good as writing it; sends lose up to a half.");
+        .why("On Ampere and newer, reading GPU memory is as fast as writing it; sends lose up to half of their bandwidth.");
         found.push(set(finding, variable));
     }
     if nccl::is_on(facts, "NCCL_NET_GDR_C2C") == Some(false)
@@ -230,8 +230,8 @@ fn switches(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         && let Some(variable) = variable(analysis, "NCCL_NET_GDR_C2C")
     {
         let finding =
-            Finding::new("nccl-c2c", Severity::Warning, "NCCL_NET_GDR_C2C=0 switches GPUDirect off on Grace")
-                .why("About 20 % of all-reduce bandwidth on GH200.");
+            Finding::new("nccl-c2c", Severity::Warning, "NCCL_NET_GDR_C2C=0 disables GPUDirect on Grace")
+                .why("Costs about 20 % of the all-reduce bandwidth on GH200.");
         found.push(set(finding, variable));
     }
     if let Some(variable) = variable(analysis, "NCCL_IB_PCI_RELAXED_ORDERING")

@@ -20,15 +20,15 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
 /// A variable, the values that switch GPUDirect or RDMA off, and what then happens.
 const SWITCHES: [(&str, &[&str], &str); 10] = [
     ("MV2_USE_GPUDIRECT_RDMA", &["0"], "MVAPICH2 stages GPU memory"),
-    ("MV2_USE_GDRCOPY", &["0"], "MVAPICH2 does short GPU messages by slow copies"),
+    ("MV2_USE_GDRCOPY", &["0"], "MVAPICH2 uses slow copies for short GPU messages"),
     ("OMPI_MCA_btl_openib_want_cuda_gdr", &["0", "false"], "Open MPI's openib stages GPU memory"),
     ("FI_EFA_USE_DEVICE_RDMA", &["0"], "libfabric's EFA provider emulates RDMA reads and writes"),
-    ("FI_HMEM_CUDA_USE_GDRCOPY", &["0"], "libfabric does short GPU messages by slow copies"),
+    ("FI_HMEM_CUDA_USE_GDRCOPY", &["0"], "libfabric uses slow copies for short GPU messages"),
     ("MOONCAKE_PROTOCOL", &["tcp"], "Mooncake uses TCP"),
     (
         "OMPI_MCA_btl",
         &["tcp", "tcp,self", "self,tcp", "tcp,self,vader", "self,vader,tcp", "vader,self,tcp"],
-        "Open MPI uses TCP where UCX is not chosen",
+        "Open MPI uses TCP unless UCX is selected",
     ),
     ("MC_FORCE_TCP", &["1", "true"], "Mooncake uses TCP"),
     ("NVSHMEM_DISABLE_IB", &["1", "true"], "NVSHMEM does not use the adapters"),
@@ -40,7 +40,7 @@ fn switches(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         let Some(variable) = analysis.facts.variable(name) else { continue };
         if off.contains(&variable.value.trim().to_ascii_lowercase().as_str()) {
             let finding = Finding::new("env-off", Severity::Error, format!("{variable}: {effect}"))
-                .why("It was switched off by hand, and nothing else will say so.");
+                .why("The variable disables it explicitly; no other message reports this.");
             found.push(set(finding, variable));
         }
     }
@@ -64,9 +64,9 @@ fn fabric(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         return;
     }
     let effect =
-        if efa { "libfabric, and NCCL's plugin with it, does not use EFA" } else { "libfabric uses TCP" };
+        if efa { "libfabric, and with it NCCL's plugin, does not use EFA" } else { "libfabric uses TCP" };
     let finding = Finding::new("env-off", Severity::Error, format!("{variable}: {effect}"))
-        .why("It was switched off by hand, and nothing else will say so.");
+        .why("The variable disables it explicitly; no other message reports this.");
     let finding = if efa { finding.of_library("NCCL") } else { finding };
     found.push(set(finding, variable));
 }
@@ -83,9 +83,9 @@ fn allocator(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         let severity = if refused { Severity::Error } else { Severity::Info };
         let finding = Finding::new("expandable-segments", severity, "PyTorch's memory grows in segments (expandable_segments)")
             .why(if refused {
-                "The driver offers no GPUDirect for such memory on this GPU (attribute 110 is 0): registering it fails."
+                "The driver does not support GPUDirect for such memory on this GPU (attribute 110 is 0): registering it fails."
             } else {
-                "A tensor may span several allocations: engines that ask for one address range register only the first (EINVAL, or errors beyond it). NCCL copes; Mooncake before August 2026, and programs that use cuMemGetAddressRange, do not."
+                "A tensor may span several allocations: engines that query one address range register only the first (EINVAL, or errors beyond it). NCCL handles this; Mooncake before August 2026 and programs that use cuMemGetAddressRange do not."
             });
         found.push(set(finding, variable));
     }
@@ -108,8 +108,8 @@ fn ibgda(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         return;
     }
     found.push(
-        Finding::new("ibgda-parameter", Severity::Error, "GPU-initiated operations (IBGDA) are asked for, but the driver does not let GPUs ring the adapter's doorbell")
-            .why("The transport fails to start, and NVSHMEM or DeepEP end with it ('init failed for transport: IBGDA').")
+        Finding::new("ibgda-parameter", Severity::Error, "GPU-initiated operations (IBGDA) are enabled, but the driver does not map the adapter's doorbell for GPUs")
+            .why("The transport fails to start, and NVSHMEM or DeepEP aborts ('init failed for transport: IBGDA').")
             .seen(variable.source, format!("{}={}", variable.name, variable.value))
             .seen("/proc/driver/nvidia/params: RegistryDwords", module.parameters.get("RegistryDwords").cloned().unwrap_or_else(|| "empty".to_owned()))
             .fix("echo 'options nvidia NVreg_EnableStreamMemOPs=1 NVreg_RegistryDwords=\"PeerMappingOverride=1;\"' | sudo tee /etc/modprobe.d/nvidia.conf; sudo update-initramfs -u")

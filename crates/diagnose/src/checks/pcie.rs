@@ -95,18 +95,18 @@ fn access_control(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             .take(4)
             .map(|address| format!("sudo setpci -s {address} ECAP_ACS+0x6.w=0000"))
             .collect();
-        let mut finding = Finding::new("acs-redirect", Severity::Warning, format!("access control (ACS) on {} sends packets between GPU and adapter up to the processor", list(&bridges)))
-            .why("They meet below one switch, but every packet makes a detour through the root complex: from a tenth (writes, newer processors) to half of the bandwidth (reads) is lost, and with an IOMMU that translates there are errors.")
+        let mut finding = Finding::new("acs-redirect", Severity::Warning, format!("access control (ACS) on {} redirects packets between GPU and adapter to the processor", list(&bridges)))
+            .why("GPU and adapter share a switch, but every packet goes through the root complex: a tenth (writes, newer processors) to half (reads) of the bandwidth is lost. With IOMMU translation, transfers fail.")
             .seen(format!("lspci -vvv -s {}: ACSCtl", first.address), format!("{:#06x}", acs.control));
         for command in commands {
             finding = finding.fix(command);
         }
         if bridges.len() > 4 {
-            finding = finding.fix(format!("... and the same for the other {}", bridges.len() - 4));
+            finding = finding.fix(format!("... and likewise for the other {}", bridges.len() - 4));
         }
         found.push(
             finding
-                .fix("to stay: switch ACS off in the firmware setup. Virtual machines need it: there keep it, with ATS on the adapter")
+                .fix("permanently: disable ACS in the firmware setup. Hosts of virtual machines need it: keep it there, with ATS on the adapter")
                 .root()
                 .slows()
                 .on(bridges),
@@ -115,8 +115,8 @@ fn access_control(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     if let Some(first) = unread.first() {
         let bridges: Vec<_> = unread.iter().map(|port| port.address.clone()).collect();
         found.push(
-            Finding::new("acs-unread", Severity::Unknown, format!("whether access control (ACS) is on could not be read for {}", list(&bridges)))
-                .why("If it is, packets between GPU and adapter go through the processor: from a tenth (writes, newer processors) to half of the bandwidth (reads) is lost.")
+            Finding::new("acs-unread", Severity::Unknown, format!("access control (ACS) could not be read for {}", list(&bridges)))
+                .why("If ACS is on, packets between GPU and adapter go through the processor: a tenth (writes, newer processors) to half (reads) of the bandwidth is lost.")
                 .seen(format!("/sys/bus/pci/devices/{}/config", first.address), first.config.why_not().unwrap_or_default())
                 .fix("sudo nobounce doctor")
                 .root()
@@ -237,9 +237,9 @@ fn degraded_links(analysis: &Analysis<'_>, degraded: &[Limited<'_>], found: &mut
                 Severity::Warning,
                 format!("{}: PCIe runs at {} x{} instead of {} x{}", list(&names), bandwidth::generation(link.speed), link.width, bandwidth::generation(*speed), width),
             )
-            .why(format!("At best {now:.1} of {should:.1} GB/s. A dirty contact, a bad riser, a wrong slot or a failed training after power-on."))
+            .why(format!("At best {now:.1} of {should:.1} GB/s. Causes: a dirty contact, a bad riser, a wrong slot, or failed link training after power-on."))
             .seen(format!("/sys/bus/pci/devices/{}/current_link_speed", first.address), format!("{} GT/s x{} (can do {} GT/s x{})", link.speed, link.width, link.max_speed, link.max_width))
-            .fix("power the machine off and on (not only reboot); reseat the card or riser; check bifurcation and link speed in the firmware setup; sudo lspci -vvv -s ADDRESS | grep LnkSta")
+            .fix("power-cycle the machine (a reboot is not enough); reseat the card or riser; check bifurcation and link speed in the firmware setup; sudo lspci -vvv -s ADDRESS | grep LnkSta")
             .reboot()
             .slows()
             .on(degraded.iter().map(|(device, ..)| device.address.clone()).chain(names)),
@@ -252,8 +252,8 @@ fn idle_links(idle: &[&PciDevice], found: &mut Vec<Finding>) {
     if !idle.is_empty() {
         let names: Vec<_> = idle.iter().map(|device| device.address.clone()).collect();
         found.push(
-            Finding::new("gpu-link-idle", Severity::Info, format!("{}: the link is slow now because the GPU sleeps", list(&names)))
-                .why("Idle GPUs lower the speed of their link and raise it under load; look again while something runs.")
+            Finding::new("gpu-link-idle", Severity::Info, format!("{}: the link is slow because the GPU is idle", list(&names)))
+                .why("Idle GPUs lower their link speed and raise it under load; check again while a program uses the GPU.")
                 .seen(format!("/sys/bus/pci/devices/{}/current_link_speed", names[0]), idle[0].link.map_or_else(String::new, |link| format!("{} GT/s", link.speed)))
                 .on(names),
         );
@@ -269,7 +269,7 @@ fn slot_links(analysis: &Analysis<'_>, slot: &[Limited<'_>], found: &mut Vec<Fin
                 "pcie-slot",
                 Severity::Info,
                 format!(
-                    "{}: could do {} x{}, its slot {} x{}",
+                    "{}: capable of {} x{}, its slot of {} x{}",
                     list(&names),
                     bandwidth::generation(link.max_speed),
                     link.max_width,
@@ -314,9 +314,9 @@ fn rates(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let names: Vec<_> = slower.iter().map(|(nic, ..)| nic.name.clone()).collect();
     found.push(
         Finding::new("nic-behind-slot", Severity::Warning, format!("{}: the network could carry {network:.1} GB/s, its PCIe link {pcie:.1}", list(&names)))
-            .why("The PCIe link is the limit: more can never arrive.")
+            .why("The PCIe link is the bottleneck.")
             .seen(format!("/sys/bus/pci/devices/{}", first.address.as_deref().unwrap_or_default()), format!("{} GT/s x{}", link.speed, link.width))
-            .fix("use a slot with more lanes or a newer generation; cards with two halves (socket direct) need both used")
+            .fix("use a slot with more lanes or a newer generation; socket-direct cards need both halves connected")
             .slows()
             .on(names),
     );
@@ -345,12 +345,18 @@ fn sizes(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     if let Some((first, now, most)) = small.first() {
         let names: Vec<_> = small.iter().map(|(nic, ..)| nic.name.clone()).collect();
         found.push(
-            Finding::new("max-payload", Severity::Info, format!("{}: PCIe packets carry {now} bytes, {most} are possible", list(&names)))
-                .why("Headers take 19 % of the link instead of 10 %.")
-                .seen(format!("{} DevCtl: MaxPayload", first.name), format!("{now} bytes"))
-                .fix("set 'Max Payload Size' to auto or 256 in the firmware setup, or start the kernel with pci=pcie_bus_perf")
-                .reboot()
-                .on(names),
+            Finding::new(
+                "max-payload",
+                Severity::Info,
+                format!("{}: PCIe MaxPayload is {now} bytes, {most} are possible", list(&names)),
+            )
+            .why("Headers take 19 % of the link instead of 10 %.")
+            .seen(format!("{} DevCtl: MaxPayload", first.name), format!("{now} bytes"))
+            .fix(
+                "set 'Max Payload Size' to auto or 256 in the firmware setup, or boot with pci=pcie_bus_perf",
+            )
+            .reboot()
+            .on(names),
         );
     }
     let requests: Vec<_> = facts
@@ -366,8 +372,8 @@ fn sizes(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     if let Some((first, request)) = requests.first() {
         let names: Vec<_> = requests.iter().map(|(nic, _)| nic.name.clone()).collect();
         let severity = if *request < 512 { Severity::Warning } else { Severity::Info };
-        let finding = Finding::new("max-read-request", severity, format!("{}: reads ask for only {request} bytes at a time", list(&names)))
-            .why("Sending reads from memory: with small requests the adapter waits for round trips, and fast links are not filled.")
+        let finding = Finding::new("max-read-request", severity, format!("{}: PCIe read requests are only {request} bytes", list(&names)))
+            .why("The adapter reads memory to send: small requests leave it waiting for round trips, and it cannot fill a fast link.")
             .seen(format!("{} DevCtl: MaxReadReq", first.name), format!("{request} bytes"))
             .fix(format!("sudo setpci -s {} CAP_EXP+8.w=5000:7000   (4096 bytes; until the next boot)", first.address.as_deref().unwrap_or("ADDRESS")))
             .root();
@@ -395,16 +401,16 @@ fn relaxed_ordering(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let names: Vec<_> = strict.iter().map(|nic| nic.name.clone()).collect();
     let loss = match platform.strict_order() {
         Some(limit) => format!(
-            "On {} writes in strict order reach about {limit:.0} GB/s, whatever the link could.",
+            "On {} writes in strict order are limited to about {limit:.0} GB/s, regardless of the link.",
             platform.name()
         ),
-        None => "Writes in strict order wait for each other: up to half of the bandwidth.".to_owned(),
+        None => "Writes in strict order wait for each other: up to half of the bandwidth is lost.".to_owned(),
     };
     found.push(
-        Finding::new("relaxed-ordering", Severity::Warning, format!("{}: relaxed ordering is switched off in the device", list(&names)))
+        Finding::new("relaxed-ordering", Severity::Warning, format!("{}: relaxed ordering is disabled in the device", list(&names)))
             .why(loss)
             .seen(format!("{} DevCtl: RlxdOrd", first.name), "-")
-            .fix(format!("sudo setpci -s {} CAP_EXP+8.w=0010:0010   (to stay: PCI_WR_ORDERING=1 by mlxconfig, and the firmware setup)", first.address.as_deref().unwrap_or("ADDRESS")))
+            .fix(format!("sudo setpci -s {} CAP_EXP+8.w=0010:0010   (permanently: PCI_WR_ORDERING=1 with mlxconfig, and the firmware setup)", first.address.as_deref().unwrap_or("ADDRESS")))
             .root()
             .slows()
             .on(names),

@@ -41,13 +41,13 @@ fn far(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let platform = Platform::of(&analysis.facts.machine.cpu);
     let loss = match platform.between_sockets() {
         Some(limit) => {
-            format!("The link between sockets carries about {limit:.0} GB/s here, for everybody together.")
+            format!("The link between sockets carries about {limit:.0} GB/s here, shared by all traffic.")
         }
-        None => "The link between sockets is shared by everybody.".to_owned(),
+        None => "The link between sockets is shared by all traffic.".to_owned(),
     };
     found.push(
         Finding::new("far-nic", Severity::Warning, format!("{}: the nearest adapter ({}) is on another socket", list(&names), first.nic.name))
-            .why(format!("{loss} 11 GB/s instead of 23 were measured for a pair like this; NCCL does not use GPUDirect at this distance unless told to."))
+            .why(format!("{loss} A pair like this reached 11 GB/s instead of 23. By default NCCL does not use GPUDirect at this distance."))
             .seen("distance", format!("{} to {}: SYS", first.gpu.address, first.nic.name))
             .fix("move an adapter to a slot of this socket, or use GPUs of the adapter's socket (CUDA_VISIBLE_DEVICES)")
             .slows()
@@ -69,7 +69,7 @@ fn shared(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let Some((name, users)) = crowded.first() else { return };
     found.push(
         Finding::new("shared-nic", Severity::Info, format!("{name} is the nearest adapter of {users} GPUs"))
-            .why("Together they get what one port carries: each a part of it while all of them talk.")
+            .why("The GPUs share the bandwidth of one port.")
             .seen(
                 "nearest adapter",
                 crowded
@@ -90,8 +90,8 @@ fn flat(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         return;
     }
     let told = facts.variable("NCCL_TOPO_FILE").is_some();
-    let finding = Finding::new("vm-flat", Severity::Info, "the virtual machine's PCI tree is flat: it does not show what is plugged where")
-        .why("Every adapter looks equally far, so programs choose by chance and NCCL sees the processor between GPU and adapter. ACS and ATS are the host's, and cannot be seen from here: set wrongly there, half of the bandwidth is lost.")
+    let finding = Finding::new("vm-flat", Severity::Info, "the virtual machine's PCI tree is flat: it does not show the topology")
+        .why("All adapters look equally distant, so programs choose at random and NCCL sees the processor between GPU and adapter. ACS and ATS are set on the host and not visible here: wrong settings cost half of the bandwidth.")
         .seen("hypervisor", facts.machine.hypervisor.known().cloned().flatten().unwrap_or_default())
         .seen("GPU and adapter", "no common switch");
     found.push(if told {
@@ -120,9 +120,9 @@ fn nodes(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                 Severity::Unknown,
                 format!("the PCI tree does not show {}", list(&lost)),
             )
-            .why("How far GPU and adapter are apart is not known, nor what lies between them.")
+            .why("The distance between GPU and adapter, and the devices between them, are unknown.")
             .seen("/sys/bus/pci/devices", format!("no {}", lost[0]))
-            .fix("nobounce topo   (where /sys is mounted as a whole)")
+            .fix("nobounce topo   (where all of /sys is mounted)")
             .on(lost),
         );
     }
@@ -141,8 +141,8 @@ fn nodes(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         return;
     }
     found.push(
-        Finding::new("numa-unknown", Severity::Unknown, format!("the firmware does not say which memory node {} belongs to", list(&blind)))
-            .why("Distances across the processor are guesses; programs bind to the wrong socket.")
+        Finding::new("numa-unknown", Severity::Unknown, format!("the firmware does not report the memory node of {}", list(&blind)))
+            .why("Distances across the processor are guesses; programs may bind to the wrong socket.")
             .seen(format!("/sys/bus/pci/devices/{}/numa_node", blind[0]), "-1")
             .fix("update the firmware (BIOS); hypervisors: place devices below pxb-pcie bridges with a memory node")
             .root()
@@ -174,37 +174,37 @@ fn processor(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let (severity, what) = match platform {
         Platform::IntelClient => (
             Severity::Warning,
-            "Reads from one device to another across its root ports often do not work at all, and writes are slow.",
+            "Peer-to-peer reads across its root ports often do not work at all, and writes are slow.",
         ),
         Platform::XeonOld => (
             Severity::Warning,
-            "Reads between its root ports reach a few GB/s only (3 to 6), writes about the double.",
+            "Peer-to-peer reads across its root ports reach only 3 to 6 GB/s, writes about twice that.",
         ),
         Platform::XeonSkylake => (
             Severity::Info,
-            "It carries reads between its root ports at about half of what a switch does; writes do better.",
+            "Peer-to-peer reads across its root ports reach about half of a switch's rate; writes are faster.",
         ),
         Platform::SapphireRapids | Platform::EmeraldRapids => (
             Severity::Info,
-            "It needs relaxed ordering for full bandwidth: about 16 GB/s without, more than 40 with it.",
+            "Full bandwidth needs relaxed ordering: about 16 GB/s without, more than 40 with it.",
         ),
         Platform::Zen => (
             Severity::Info,
-            "It carries packets between its root ports well, with relaxed ordering: 150 Gb/s without, 200 with it on a 200G adapter.",
+            "Peer-to-peer traffic across its root ports is fast with relaxed ordering: 150 Gb/s without, 200 with it on a 200G adapter.",
         ),
         Platform::Grace | Platform::Other => return,
     };
     let finding = Finding::new(
         "through-cpu",
         severity,
-        format!("GPU and adapter are joined by {}, not by a PCIe switch", platform.name()),
+        format!("GPU and adapter are connected through {}, not through a PCIe switch", platform.name()),
     )
     .why(what)
     .seen("processor", facts.machine.cpu.name.clone())
     .seen("distance", format!("{} to its nearest adapter: PHB or NODE", through[0]));
     let finding = match severity {
         Severity::Info => finding,
-        _ => finding.fix("use slots below one PCIe switch, if the board has one; else stage on purpose: NCCL_NET_GDR_LEVEL=LOC, UCX_IB_GPU_DIRECT_RDMA=n").slows(),
+        _ => finding.fix("use slots below one PCIe switch, if the board has one; otherwise choose staging: NCCL_NET_GDR_LEVEL=LOC, UCX_IB_GPU_DIRECT_RDMA=n").slows(),
     };
     found.push(finding.on(through));
 }
@@ -229,8 +229,8 @@ fn distance_rule(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let level = nccl::distance(facts, first);
     let names: Vec<_> = left.iter().map(|pair| pair.gpu.address.clone()).collect();
     found.push(
-        Finding::new("nccl-distance", Severity::Info, format!("NCCL will stage for {}: its rule stops at PXB, and this is {}", list(&names), level.name()))
-            .why("NCCL expects the processor to carry packets badly. On AMD Zen, Grace and recent Xeons direct is often faster (+20 % on GH200): measure both.")
+        Finding::new("nccl-distance", Severity::Info, format!("NCCL will stage for {}: its default limit is PXB, and the distance is {}", list(&names), level.name()))
+            .why("NCCL assumes slow peer-to-peer traffic through the processor. On AMD Zen, Grace and recent Xeons direct is often faster (+20 % on GH200): measure both.")
             .seen("distance", format!("{} to {}: {}", first.gpu.address, first.nic.name, level.name()))
             .fix(format!("NCCL_NET_GDR_LEVEL={}", level.name()))
             .on(names),

@@ -40,7 +40,7 @@ fn layers(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     }
     found.push(
         Finding::new("link-layers", Severity::Info, format!("{}: InfiniBand; {}: Ethernet", list(&infiniband), list(&ethernet)))
-            .why("They belong to two networks. NCCL takes all adapters that are up, storage's and management's, too: connections between the two kinds fail or take the slower one.")
+            .why("They belong to two networks. NCCL uses all active adapters, including those for storage and management: connections between the two kinds fail or use the slower one.")
             .seen("link_layer", format!("{} InfiniBand, {} Ethernet", infiniband.len(), ethernet.len()))
             .fix(format!("NCCL_IB_HCA={}; UCX_NET_DEVICES with the same, each with its port", if infiniband.len() >= ethernet.len() { infiniband.join(",") } else { ethernet.join(",") }))
             .on(infiniband.into_iter().chain(ethernet)),
@@ -68,13 +68,21 @@ fn states(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     if let Some((_, first)) = waiting.first() {
         let names: Vec<_> = waiting.iter().map(|(nic, port)| name(nic, port)).collect();
         found.push(
-            Finding::new("port-init", Severity::Error, format!("{}: the link is up, but no subnet manager has configured it ({})", list(&names), first.state))
-                .why("The port carries nothing until a subnet manager gives it an address: NCCL and UCX leave it out.")
-                .seen("state", first.state.clone())
-                .fix("start a subnet manager: sudo systemctl start opensm   (on one node, or in the switch)")
-                .root()
-                .blocks()
-                .on(waiting.iter().map(|(nic, _)| nic.name.clone())),
+            Finding::new(
+                "port-init",
+                Severity::Error,
+                format!(
+                    "{}: the link is up, but no subnet manager has configured it ({})",
+                    list(&names),
+                    first.state
+                ),
+            )
+            .why("The port is unusable until a subnet manager gives it an address: NCCL and UCX skip it.")
+            .seen("state", first.state.clone())
+            .fix("start a subnet manager: sudo systemctl start opensm   (on one node, or in the switch)")
+            .root()
+            .blocks()
+            .on(waiting.iter().map(|(nic, _)| nic.name.clone())),
         );
     }
     let down: Vec<_> = analysis
@@ -122,7 +130,7 @@ fn states(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             .why(if severity == Severity::Info {
                 "No GPU depends on it; unused ports look like this."
             } else {
-                "The GPUs nearest to it use a farther adapter, or TCP where none is left."
+                "The GPUs nearest to it use a more distant adapter, or TCP if there is none."
             })
             .seen(
                 format!("/sys/class/infiniband/{}/ports/1/state", names[0]),
@@ -168,7 +176,7 @@ fn rates(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     if let Some((nic, port, rate, sibling)) = slow.first() {
         let names: Vec<_> = slow.iter().map(|(nic, port, ..)| name(nic, port)).collect();
         let against = if sibling > rate {
-            format!("where others of its model run at {sibling} Gb/s")
+            format!("while others of its model run at {sibling} Gb/s")
         } else {
             format!("with {} of 4 lanes", port.lanes.unwrap_or(0))
         };
@@ -178,7 +186,7 @@ fn rates(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                 Severity::Warning,
                 format!("{}: the network link runs at {rate} Gb/s {against}", list(&names)),
             )
-            .why("Collectives over several rails go as fast as the slowest: all of them lose.")
+            .why("Collectives over several rails run at the speed of the slowest one.")
             .seen(
                 format!("/sys/class/infiniband/{}/ports/{}/rate", nic.name, port.number),
                 format!(
@@ -198,9 +206,9 @@ fn rates(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         let finding = Finding::new(
             "port-rate",
             severity,
-            format!("{}: the network link runs at {rate} Gb/s, adapters of this model do up to {most}", list(&names)),
+            format!("{}: the network link runs at {rate} Gb/s, this model supports up to {most}", list(&names)),
         )
-        .why("The switch, its port or the cable may be of an older generation, or set to a lower speed; some cards of the model are sold for less.")
+        .why("The switch, its port or the cable may be older or set to a lower speed; some cards of this model have a lower rated speed.")
         .seen(format!("/sys/class/infiniband/{}/ports/{}/rate", nic.name, port.number), format!("{rate} Gb/s"))
         .fix("mlxlink -d DEVICE -m   (what the card supports, what the cable allows, what the switch offers)")
         .root();
@@ -218,7 +226,7 @@ fn rates(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                 Severity::Unknown,
                 format!("{}: state or rate of the port could not be read", list(&names)),
             )
-            .why("Whether the port carries traffic, and at full speed, is not known.")
+            .why("State and speed of the port are unknown.")
             .seen(
                 format!("/sys/class/infiniband/{}/ports/{}", nic.name, port.number),
                 port.rate_gbps.why_not().unwrap_or("no state"),
@@ -251,10 +259,10 @@ fn sizes(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         let mtu = port.active_mtu.get().unwrap_or(0);
         let full = Port { active_mtu: nobounce_topology::facts::Read::Yes(4096), ..(*port).clone() };
         let loss = match (bandwidth::port(port), bandwidth::port(&full)) {
-            (Some(now), Some(could)) => format!(
-                "{now:.1} instead of {could:.1} GB/s at best, and four times the packets for the adapter to handle."
-            ),
-            _ => "5 to 8 % of the bandwidth, and four times the packets.".to_owned(),
+            (Some(now), Some(could)) => {
+                format!("At best {now:.1} instead of {could:.1} GB/s, and four times as many packets.")
+            }
+            _ => "Costs 5 to 8 % of the bandwidth, and four times as many packets.".to_owned(),
         };
         let finding = Finding::new(
             "mtu-small",
@@ -268,7 +276,10 @@ fn sizes(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                     format!("/sys/class/net/{}/mtu", netdev.name),
                     netdev.mtu.get().map_or_else(|| "unread".to_owned(), |mtu| mtu.to_string()),
                 )
-                .fix(format!("sudo ip link set {} mtu 9000   (and on every switch between)", netdev.name)),
+                .fix(format!(
+                    "sudo ip link set {} mtu 9000   (and on every switch on the path)",
+                    netdev.name
+                )),
             _ => finding
                 .seen(format!("ibv_devinfo -d {}", nic.name), format!("active_mtu {mtu}"))
                 .fix("set the MTU of the partition to 4096 in the subnet manager (mtu=5 in partitions.conf)"),
@@ -284,8 +295,8 @@ fn sizes(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     if sizes.len() > 1 {
         let told: Vec<_> = sizes.iter().map(|(mtu, nics)| format!("{mtu}: {}", list(nics))).collect();
         found.push(
-            Finding::new("mtu-differs", Severity::Info, "the adapters have different packet sizes")
-                .why("Two ends agree on the smaller one; where a switch in between has less, connections hang with status 12.")
+            Finding::new("mtu-differs", Severity::Info, "the adapters have different MTUs")
+                .why("Two ends agree on the smaller one; if a switch on the path has a smaller MTU, connections hang with status 12.")
                 .seen("active MTU", told.join("; "))
                 .fix("set the same MTU on all interfaces and switches")
                 .root(),
@@ -323,8 +334,8 @@ fn losses(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             .all(|(_, port)| port.netdev.as_ref().is_some_and(|netdev| netdev.ecn.get() == Some(false)));
         let names: Vec<_> = open.iter().map(|(nic, _)| nic.name.clone()).collect();
         found.push(
-            Finding::new("roce-flow-control", Severity::Info, format!("{}: {}", list(&names), if ecn_off { "neither PFC nor ECN is on" } else { "PFC is off, and whether ECN is on could not be read" }))
-                .why("Nothing is lost so far. Under load from several senders switches will drop packets, and RoCE pays dearly for each.")
+            Finding::new("roce-flow-control", Severity::Info, format!("{}: {}", list(&names), if ecn_off { "neither PFC nor ECN is on" } else { "PFC is off, and ECN could not be read" }))
+                .why("No losses so far. With several senders, switches will drop packets, and each loss is expensive for RoCE.")
                 .seen("PFC, ECN", if ecn_off { "off, off" } else { "off, unread" })
                 .fix("mlnx_qos -i INTERFACE --trust dscp --pfc 0,0,0,1,0,0,0,0   (and the same priority in every switch)")
                 .root()
@@ -334,7 +345,7 @@ fn losses(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     if let Some((nic, port, counter, count)) = lossy.first() {
         let names: Vec<_> = lossy.iter().map(|(nic, ..)| nic.name.clone()).collect();
         let mut finding = Finding::new("roce-loss", Severity::Warning, format!("{}: the network loses RoCE packets", list(&names)))
-            .why("RoCE resends everything after a lost packet: one loss in a thousand costs half of the bandwidth. It needs a network without drops (PFC) or one that slows senders down in time (ECN).")
+            .why("RoCE retransmits everything after a lost packet: one loss in a thousand costs half of the bandwidth. It needs a lossless network (PFC) or congestion control (ECN).")
             .seen(format!("/sys/class/infiniband/{}/ports/{}/hw_counters/{counter}", nic.name, port.number), count.to_string());
         if let Some(netdev) = &port.netdev {
             if let Some(pfc) = netdev.pfc.get() {

@@ -34,15 +34,11 @@ fn device_files(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     if let Some((_, why)) = unread.first() {
         let names: Vec<_> = unread.iter().map(|(name, _)| name.clone()).collect();
         found.push(
-            Finding::new(
-                "dev-unread",
-                Severity::Unknown,
-                format!("whether {} can be opened is not known", list(&names)),
-            )
-            .why("Without its device file programs use TCP.")
-            .seen("/dev/infiniband", why.clone())
-            .fix("ls -l /dev/infiniband")
-            .on(names),
+            Finding::new("dev-unread", Severity::Unknown, format!("access to {} is unknown", list(&names)))
+                .why("Without its device file programs use TCP.")
+                .seen("/dev/infiniband", why.clone())
+                .fix("ls -l /dev/infiniband")
+                .on(names),
         );
     }
     let mut seen = BTreeSet::new();
@@ -64,32 +60,32 @@ fn device_files(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         let severity = if some_work { Severity::Warning } else { Severity::Error };
         let finding = match id {
             "no-dev-infiniband" => Finding::new("no-dev-infiniband", severity, format!("{who}: /sys shows {}, but {why}", one_or(&hit, "it", "them")))
-                .why("NCCL and UCX cannot open the adapter and use TCP without a word: a tenth of the bandwidth, ten times the latency.")
+                .why("NCCL and UCX cannot open the adapter and silently use TCP: a tenth of the bandwidth, ten times the latency.")
                 .seen("/dev/infiniband", why.clone())
                 .fix("docker run --device /dev/infiniband --cap-add IPC_LOCK --ulimit memlock=-1 ...   (Kubernetes: an RDMA device plugin and its resource in the pod)"),
             "dev-permission" => Finding::new("dev-permission", severity, format!("{who}: {why}"))
-                .why("Ordinary users may not open the adapter: NCCL and UCX use TCP.")
+                .why("Unprivileged users cannot open the adapter: NCCL and UCX use TCP.")
                 .seen("open", why.clone())
-                .fix("sudo chmod 0666 /dev/infiniband/uverbs* /dev/infiniband/rdma_cm   (to stay: the udev rules of rdma-core, or the group rdma)")
+                .fix("sudo chmod 0666 /dev/infiniband/uverbs* /dev/infiniband/rdma_cm   (permanently: the udev rules of rdma-core, or the group rdma)")
                 .root(),
             "device-cgroup" => Finding::new("device-cgroup", severity, format!("{who}: {why}"))
-                .why("The file is there, but the device cgroup of the container refuses it: a bind mount alone is not enough.")
+                .why("The file exists, but the container's device cgroup denies it: a bind mount alone is not enough.")
                 .seen("open", why.clone())
                 .fix("docker run --device /dev/infiniband/uverbs0 ... instead of -v /dev/infiniband   (or --device-cgroup-rule 'c 231:* rwm')"),
             "no-libibverbs" => Finding::new("no-libibverbs", severity, "libibverbs is not installed here: programs cannot use the adapters")
-                .why("NCCL loads it when it starts, finds nothing and uses TCP sockets without a word; so do UCX and libfabric.")
+                .why("NCCL, UCX and libfabric load it at startup; without it they silently use TCP sockets.")
                 .seen("libibverbs.so.1", "not found")
                 .fix("apt install libibverbs1 ibverbs-providers   (dnf: libibverbs rdma-core; in the container's image)")
                 .root(),
             "no-uverbs" => Finding::new("no-uverbs", severity, format!("{who}: {why}"))
-                .why("Programs in user space cannot reach the adapter.")
+                .why("User-space programs cannot use the adapter.")
                 .seen(format!("/sys/class/infiniband/{}/device/infiniband_verbs", hit[0]), why.clone())
                 .fix("sudo modprobe ib_uverbs rdma_ucm && echo ib_uverbs | sudo tee /etc/modules-load.d/rdma.conf")
                 .root(),
             _ => Finding::new("nic-open", severity, format!("{who} cannot be opened: {why}"))
-                .why("NCCL and UCX leave the adapter out and use TCP if no other is left.")
+                .why("NCCL and UCX skip the adapter, and use TCP if there is no other.")
                 .seen("ibv_open_device", why.clone())
-                .fix("ibv_devinfo -v   (is the provider installed? rdma-core's or OFED's ibverbs-providers must match the kernel's driver)"),
+                .fix("ibv_devinfo -v   (check the provider: ibverbs-providers of rdma-core or OFED must match the kernel driver)"),
         };
         found.push(finding.blocks().on(hit));
     }
@@ -115,11 +111,11 @@ fn connection_manager(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         ),
         (_, Some(false)) => (
             "it cannot be opened",
-            "sudo chmod 0666 /dev/infiniband/rdma_cm   (and let the container's device cgroup have it)",
+            "sudo chmod 0666 /dev/infiniband/rdma_cm   (and allow it in the container's device cgroup)",
         ),
         _ => (
-            "it is not there",
-            "docker run --device /dev/infiniband/rdma_cm ...   (Kubernetes: the RDMA device plugin gives it with the adapter)",
+            "it does not exist",
+            "docker run --device /dev/infiniband/rdma_cm ...   (Kubernetes: the RDMA device plugin provides it with the adapter)",
         ),
     };
     found.push(
@@ -143,7 +139,7 @@ fn memlock(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let mut fixes: Vec<&str> = Vec::new();
     if container {
         fixes.push("docker run --ulimit memlock=-1:-1 --cap-add IPC_LOCK ...");
-        fixes.push("Kubernetes: IPC_LOCK has no effect for users other than root: set LimitMEMLOCK=infinity for containerd or CRI-O");
+        fixes.push("Kubernetes: IPC_LOCK has no effect for non-root users; set LimitMEMLOCK=infinity for containerd or CRI-O");
     } else {
         fixes.push("echo '* soft memlock unlimited\n* hard memlock unlimited' | sudo tee /etc/security/limits.d/rdma.conf   (log in again; for services LimitMEMLOCK=infinity)");
     }
@@ -154,11 +150,11 @@ fn memlock(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         && limit.flatten().is_none_or(|limit| limit >= TOO_LITTLE)
     {
         found.push(
-            Finding::new("memlock-userns", Severity::Error, "locking memory fails in this user namespace, whatever the limit says")
-                .why("Rootless containers inherit the limit of the user outside; CAP_IPC_LOCK inside means nothing to drivers. Creating queues and regions fails with ENOMEM.")
+            Finding::new("memlock-userns", Severity::Error, "locking memory fails in this user namespace despite the limit")
+                .why("Rootless containers inherit the limit of the outer user; drivers ignore CAP_IPC_LOCK inside. Creating queues and regions fails with ENOMEM.")
                 .seen("mlock", probe.detail.clone())
                 .seen("/proc/self/uid_map", "a namespace of its own")
-                .fix("raise the limit of the user outside: LimitMEMLOCK=infinity in user@.service, then log in again")
+                .fix("raise the limit of the outer user: LimitMEMLOCK=infinity in user@.service, then log in again")
                 .root()
                 .blocks()
                 .on(facts.nics.iter().map(|nic| nic.name.clone())),
@@ -170,9 +166,9 @@ fn memlock(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             let severity =
                 if limit < TOO_LITTLE || failed.is_some() { Severity::Error } else { Severity::Warning };
             let mut finding = Finding::new("memlock", severity, format!("only {} of memory may be locked", bytes(limit)))
-                .why("Adapters lock what they are given. Beyond the limit creating queues and registering memory fails with 'Cannot allocate memory', and NCCL or UCX end or fall back to TCP.")
+                .why("Registered memory is locked. Beyond the limit, creating queues and registering memory fails with 'Cannot allocate memory', and NCCL or UCX aborts or falls back to TCP.")
                 .seen("/proc/self/limits: Max locked memory", bytes(limit))
-                .seen("CAP_IPC_LOCK", if process.ipc_lock.get() == Some(true) { "held, but only inside a user namespace" } else { "not in effect" });
+                .seen("CAP_IPC_LOCK", if process.ipc_lock.get() == Some(true) { "set, but only inside a user namespace" } else { "not in effect" });
             if let Some(probe) = failed {
                 finding = finding.seen("mlock", probe.detail.clone());
             }
@@ -188,16 +184,16 @@ fn memlock(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         // No limit, and yet locking fails: a cgroup, a seccomp rule or a lack of memory.
         Some(_) if failed.is_some() => found.push(
             Finding::new("memlock", Severity::Error, "locking memory fails, although no limit forbids it")
-                .why("Adapters lock what they are given: creating queues and registering memory fails in the same way.")
+                .why("Registered memory is locked: creating queues and registering memory fails as well.")
                 .seen("mlock", failed.map(|probe| probe.detail.clone()).unwrap_or_default())
                 .seen("/proc/self/limits: Max locked memory", limit.flatten().map_or_else(|| "unlimited".to_owned(), bytes))
-                .fix("look for what refuses it: the container's memory limit, its seccomp profile, free memory of the machine")
+                .fix("check the container's memory limit, its seccomp profile, and the free memory of the machine")
                 .blocks()
                 .on(facts.nics.iter().map(|nic| nic.name.clone())),
         ),
         Some(_) => {}
         None => found.push(
-            Finding::new("memlock-unread", Severity::Unknown, "how much memory may be locked is not known")
+            Finding::new("memlock-unread", Severity::Unknown, "the limit of locked memory is unknown")
                 .why("A small limit makes registrations fail.")
                 .seen("/proc/self/limits", process.memlock_bytes.why_not().unwrap_or_default())
                 .fix("ulimit -l"),
@@ -231,15 +227,15 @@ fn cpus(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     }
     if far.len() < placed.len() {
         found.push(
-            Finding::new("cpu-binding", Severity::Info, format!("this process may only run on CPUs far from {}", list(&far)))
-                .why("Right for a process that uses the near GPUs only; for the others threads cross the sockets for every message.")
+            Finding::new("cpu-binding", Severity::Info, format!("this process may run only on CPUs far from {}", list(&far)))
+                .why("Correct if the process uses only the near GPUs; for the others, threads cross the sockets for every message.")
                 .seen("/proc/self/status: Cpus_allowed_list", facts.process.cpus.known().cloned().unwrap_or_default()),
         );
         return;
     }
     found.push(
-        Finding::new("cpu-binding", Severity::Warning, "this process may only run on CPUs far from every GPU")
-            .why("Threads that post and poll cross the sockets for every message, and host buffers lie in the far memory: latency rises by a third and more.")
+        Finding::new("cpu-binding", Severity::Warning, "this process may run only on CPUs far from every GPU")
+            .why("Threads that post and poll cross the sockets for every message, and host buffers are in remote memory: latency rises by a third or more.")
             .seen("/proc/self/status: Cpus_allowed_list", facts.process.cpus.known().cloned().unwrap_or_default())
             .seen("memory nodes of the GPUs", list(&placed.iter().map(|(_, node)| node.to_string()).collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>()))
             .fix(format!("numactl --cpunodebind={0} --membind={0} PROGRAM   (containers: --cpuset-cpus; Slurm: --cpu-bind)", placed[0].1))

@@ -84,8 +84,8 @@ impl Cause<'_> {
     }
 }
 
-const STAGED: &str = "Without peer memory and without dma-buf every byte is copied through host memory: a half to a third of the bandwidth, and three to five times the latency of short messages.";
-const OTHER_WAY: &str = "The other way works here. Programs that know only this one (older NCCL, perftest without --use_cuda_dmabuf, NVSHMEM's IBGDA) still stage or fail.";
+const STAGED: &str = "Without peer memory and dma-buf every byte is copied through host memory: a third to half of the bandwidth, and three to five times the latency of short messages.";
+const OTHER_WAY: &str = "The other method works here. Programs that support only this one (older NCCL, perftest without --use_cuda_dmabuf, NVSHMEM's IBGDA) still stage or fail.";
 
 fn finding(analysis: &Analysis<'_>, id: &str, cause: &Cause<'_>) -> Option<Finding> {
     let severity = severity_of(analysis, id, cause);
@@ -140,18 +140,18 @@ impl Case<'_> {
             .iter()
             .map(|pair| format!("{} with {}", pair.gpu.address, pair.nic.name))
             .collect();
-        Finding::new("registration-pair", self.severity, format!("memory cannot be registered for {}, though it can with another adapter", list(&pairs)))
-            .why("The platform does not let this adapter reach this GPU (access control, IOMMU, another root complex). Engines that register with every adapter fail on it; NCCL and UCX, which take the near one, do not.")
+        Finding::new("registration-pair", self.severity, format!("memory cannot be registered for {}, but can with another adapter", list(&pairs)))
+            .why("The platform blocks this adapter from this GPU (ACS, IOMMU, another root complex). Engines that register with every adapter fail; NCCL and UCX use the near one and work.")
             .seen("registration", self.cause.why)
-            .fix("let each process use its near adapter only (NCCL_IB_HCA, UCX_NET_DEVICES, the list of devices of the engine)")
+            .fix("restrict each process to its near adapter (NCCL_IB_HCA, UCX_NET_DEVICES, the device list of the engine)")
     }
 
     /// Peer memory is missing, or does nothing.
     fn peer_memory(&self, id: &str) -> Option<Finding> {
         Some(match id {
             "peermem-not-loaded" => self.peermem_not_loaded(),
-            "peermem-not-registered" => Finding::new("peermem-not-registered", self.severity, format!("nvidia_peermem is loaded and does nothing: {}", self.cause.why))
-                .why(format!("NCCL and UCX look for the module's file only: they will try, and fail or stage. {}", self.why))
+            "peermem-not-registered" => Finding::new("peermem-not-registered", self.severity, format!("nvidia_peermem is loaded but has no effect: {}", self.cause.why))
+                .why(format!("NCCL and UCX check only for the module's file: they will try it, and fail or stage. {}", self.why))
                 .seen("/sys/module/nvidia_peermem", "loaded")
                 .seen("/sys/kernel/mm/memory_peers", self.analysis.facts.kernel.peer_memory_clients.known().map_or_else(|| "unread".to_owned(), |c| if c.is_empty() { "no client".to_owned() } else { c.join(" ") }))
                 .fix("sudo rmmod nvidia_peermem; sudo modprobe nvidia_peermem; sudo dmesg | tail   (then reinstall the NVIDIA driver after OFED/DOCA, so that the module is built against this ib_core)")
@@ -162,9 +162,9 @@ impl Case<'_> {
                 .fix("use dma-buf (kernel 5.12 or newer on both sides), or install OFED/DOCA's drivers")
                 .root(),
             "peermem-nic" => Finding::new("peermem-nic", self.severity, format!("the adapters' driver does not use peer memory: {}", self.cause.why))
-                .why(format!("A module that is loaded and registered does nothing for these adapters. {}", self.why))
+                .why(format!("A loaded and registered module has no effect for these adapters. {}", self.why))
                 .seen("driver", self.cause.why)
-                .fix("use the maker's own way: PSM2 or PSM3 with CUDA for Omni-Path (NCCL_NET with its plugin), dma-buf for the others"),
+                .fix("use the vendor's method: PSM2 or PSM3 with CUDA for Omni-Path (NCCL_NET with its plugin), dma-buf for the others"),
             "peermem-amd" => self.peermem_amd(),
             _ => return None,
         })
@@ -179,7 +179,7 @@ impl Case<'_> {
             .why(self.why)
             .seen("/sys/module/nvidia_peermem", "not there");
         match (facts.is_container(), installed, facts.kernel.peer_memory_api.get()) {
-            (true, ..) => finding.fix("on the host, not in the container: sudo modprobe nvidia_peermem && echo nvidia_peermem | sudo tee /etc/modules-load.d/nvidia-peermem.conf").root(),
+            (true, ..) => finding.fix("on the host (not in the container): sudo modprobe nvidia_peermem && echo nvidia_peermem | sudo tee /etc/modules-load.d/nvidia-peermem.conf").root(),
             (_, Some(false), _) => finding
                 .seen(format!("/lib/modules/{}", facts.kernel.release), "no nvidia_peermem")
                 .fix("it is not installed for this kernel: reinstall the NVIDIA driver after OFED/DOCA, so that it finds the headers of ib_core; then sudo modprobe nvidia_peermem")
@@ -202,7 +202,7 @@ impl Case<'_> {
         if new_kernel {
             finding
                 .seen("uname -r", facts.kernel.release.clone())
-                .fix("from kernel 6.3 on amdgpu cannot use OFED's interface: let programs use dma-buf (NCCL_DMABUF_ENABLE=1 for RCCL)")
+                .fix("since kernel 6.3 amdgpu cannot use OFED's interface: use dma-buf (NCCL_DMABUF_ENABLE=1 for RCCL)")
         } else {
             finding.fix("reinstall amdgpu-dkms after OFED, so that it is built with its interface").reboot()
         }
@@ -211,17 +211,17 @@ impl Case<'_> {
     /// The GPU or its driver exports no dma-bufs.
     fn export(&self, id: &str) -> Option<Finding> {
         Some(match id {
-            "closed-module" => Finding::new("closed-module", self.severity, "the closed kernel module of NVIDIA is loaded: it exports no dma-bufs")
+            "closed-module" => Finding::new("closed-module", self.severity, "NVIDIA's closed kernel module is loaded, which does not export dma-bufs")
                 .why(self.why)
                 .seen("/proc/driver/nvidia/version", module_line(self.analysis))
                 .fix("install the open module of the same version: sudo apt install nvidia-open   (dnf: nvidia-driver:open-dkms)")
                 .reboot(),
-            "driver-too-old" => Finding::new("driver-too-old", self.severity, format!("{}: no dma-bufs before 515", self.cause.why))
+            "driver-too-old" => Finding::new("driver-too-old", self.severity, format!("{}: no dma-buf export before 515", self.cause.why))
                 .why(self.why)
                 .seen("/proc/driver/nvidia/version", module_line(self.analysis))
                 .fix("upgrade to a current driver with the open kernel module")
                 .reboot(),
-            "gpu-too-old" => Finding::new("gpu-too-old", self.severity, format!("{}: older than Turing, so the open module does not drive {} and there are no dma-bufs", list(&self.names), one_or(&self.names, "it", "them")))
+            "gpu-too-old" => Finding::new("gpu-too-old", self.severity, format!("{}: older than Turing, so the open module does not support {} and dma-bufs are unavailable", list(&self.names), one_or(&self.names, "it", "them")))
                 .why(self.why)
                 .seen("compute capability", self.cause.pairs.first().and_then(|pair| pair.gpu.compute_capability.get()).map_or_else(String::new, |cc| format!("{}.{}", cc / 10, cc % 10)))
                 .fix("use nvidia_peermem for this GPU: sudo modprobe nvidia_peermem")
@@ -229,7 +229,7 @@ impl Case<'_> {
             "dmabuf-export" => Finding::new("dmabuf-export", self.severity, format!("{}: memory cannot be exported as a dma-buf", list(&self.names)))
                 .why(self.why)
                 .seen("cuMemGetHandleForAddressRange", self.cause.why)
-                .fix("use the open kernel module, 515 or newer, with a CUDA 11.7 or newer driver library; virtual GPUs need support of the host's driver")
+                .fix("use the open kernel module, 515 or newer, with a driver library for CUDA 11.7 or newer; virtual GPUs need support in the host's driver")
                 .root(),
             _ => return None,
         })
@@ -244,11 +244,11 @@ impl Case<'_> {
                 .fix("use a kernel of the distribution, or build with CONFIG_DMA_SHARED_BUFFER=y")
                 .reboot(),
             "kernel-no-p2pdma" => Finding::new("kernel-no-p2pdma", self.severity, self.cause.why)
-                .why(format!("Memory of one device is handed to another by way of CONFIG_PCI_P2PDMA; amdgpu wants CONFIG_DMABUF_MOVE_NOTIFY and CONFIG_HSA_AMD_P2P, too. {}", self.why))
+                .why(format!("Sharing memory between devices needs CONFIG_PCI_P2PDMA; amdgpu also needs CONFIG_DMABUF_MOVE_NOTIFY and CONFIG_HSA_AMD_P2P. {}", self.why))
                 .seen("kernel options", self.cause.why)
                 .fix("use a kernel that has these options, or OFED's drivers with peer memory (nvidia_peermem, amdgpu-dkms)")
                 .reboot(),
-            "kernel-too-old" => Finding::new("kernel-too-old", self.severity, format!("{}: its verbs take no dma-bufs", self.cause.why))
+            "kernel-too-old" => Finding::new("kernel-too-old", self.severity, format!("{}: its verbs do not support dma-buf", self.cause.why))
                 .why(self.why)
                 .seen("uname -r", self.analysis.facts.kernel.release.clone())
                 .fix("use kernel 5.12 or newer, or OFED/DOCA's drivers, or nvidia_peermem")
@@ -266,7 +266,7 @@ impl Case<'_> {
                 .fix("install rdma-core 34 or newer (in the container's image, too)")
                 .root(),
             "dmabuf-nic" => Finding::new("dmabuf-nic", self.severity, format!("{} {} no dma-bufs", list(&self.names), one_or(&self.names, "takes", "take")))
-                .why(format!("Its driver in this kernel does not implement it, or the kernel is too old. {}", self.why))
+                .why(format!("The driver in this kernel does not implement it, or the kernel is too old. {}", self.why))
                 .seen(format!("ibv_reg_dmabuf_mr on {}", self.names.first().map_or("", String::as_str)), self.cause.why)
                 .fix("upgrade the adapter's driver (DOCA-OFED 5.6 or newer, or kernel 5.12 and newer for mlx5), or use nvidia_peermem")
                 .root(),
@@ -311,9 +311,9 @@ fn unproven(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         Finding::new(
             "registration-unproven",
             Severity::Unknown,
-            "whether GPU memory can be registered with the adapters was not proved",
+            "registration of GPU memory with the adapters was not proved",
         )
-        .why("The facts do not decide it; the verdict for these pairs is uncertain.")
+        .why("The facts are not sufficient; the verdict for these pairs is uncertain.")
         .seen("probes", reasons.join("; "))
         .fix("nobounce doctor   (on the machine, where CUDA and the adapters can be opened)")
         .on(names),
@@ -337,7 +337,7 @@ fn modules(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         };
         found.push(
             Finding::new("old-nv-peer-mem", if both { Severity::Warning } else { Severity::Info }, title)
-                .why("nv_peer_mem is no longer kept up and breaks with new drivers and OFEDs; nvidia_peermem, which comes with the driver since 470, took its place.")
+                .why("nv_peer_mem is unmaintained and breaks with new drivers and OFEDs. nvidia_peermem, part of the driver since 470, replaces it.")
                 .seen("/sys/module/nv_peer_mem", "loaded")
                 .fix("sudo systemctl disable --now nv_peer_mem; sudo apt remove nvidia-peer-memory; sudo modprobe nvidia_peermem")
                 .root(),
@@ -355,7 +355,7 @@ fn modules(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                 Severity::Info,
                 "nvidia_peermem is loaded now, but nothing loads it at boot",
             )
-            .why("After the next boot GPUDirect is off until the module is loaded by hand.")
+            .why("After the next boot GPUDirect is off until the module is loaded manually.")
             .seen("/etc/modules-load.d", "no nvidia_peermem")
             .fix("echo nvidia_peermem | sudo tee /etc/modules-load.d/nvidia-peermem.conf")
             .root(),

@@ -42,7 +42,7 @@ pub(super) fn too_old(
     names.dedup();
     Some(
         Finding::new(id, Severity::Error, format!("{library} {version} {why}"))
-            .why("GPU memory can be registered here, but this version does not see how, and stages it through the host without a word.")
+            .why("GPU memory can be registered here, but this version does not detect that, and silently stages it through the host.")
             .seen(format!("{library}'s version"), version)
             .seen(
                 "/sys/kernel/mm/memory_peers",
@@ -66,9 +66,9 @@ pub(super) fn dma_buf_off(
 ) -> Finding {
     let others = pairs.iter().all(|pair| pair.peermem.is_yes());
     let (severity, why) = if others {
-        (Severity::Info, "nvidia_peermem does it here.")
+        (Severity::Info, "nvidia_peermem works here.")
     } else {
-        (Severity::Error, "There is no peer memory either: GPU memory is staged through the host.")
+        (Severity::Error, "Peer memory is not available either: GPU memory is staged through the host.")
     };
     let title = format!("{variable} keeps {library} from registering by dma-buf");
     set(Finding::new(id, severity, title).why(why), variable)
@@ -108,10 +108,10 @@ pub(super) fn left_out(
     let finding = Finding::new(
         id,
         Severity::Warning,
-        format!("{} leaves out the adapters nearest to {}", variable.name, list(&names)),
+        format!("{} excludes the adapters nearest to {}", variable.name, list(&names)),
     )
     .why(format!(
-        "{program} uses farther ones ({instead}): these GPUs cross the processor, or share adapters with others."
+        "{program} uses more distant ones ({instead}): these GPUs cross the processor, or share adapters with others."
     ))
     .seen("nearest", format!("{} to {}", gpu.address, nic.name));
     Some(set(finding, variable).slows().on(names))
@@ -121,17 +121,17 @@ pub(super) fn left_out(
 pub(super) fn relaxed(analysis: &Analysis<'_>, variable: Variable<'_>) -> Finding {
     let platform = Platform::of(&analysis.facts.machine.cpu);
     let loss = platform.strict_order().map_or_else(
-        || "Writes in strict order wait for each other: up to half of the bandwidth.".to_owned(),
+        || "Writes in strict order wait for each other: up to half of the bandwidth is lost.".to_owned(),
         |limit| {
             format!(
-                "On {} writes in strict order reach about {limit:.0} GB/s, whatever the link could.",
+                "On {} writes in strict order are limited to about {limit:.0} GB/s, regardless of the link.",
                 platform.name()
             )
         },
     );
     let names: Vec<_> =
         analysis.facts.nics.iter().filter(|nic| !nic.is_software()).map(|nic| nic.name.clone()).collect();
-    let title = format!("{variable} switches relaxed ordering off");
+    let title = format!("{variable} disables relaxed ordering");
     let finding = Finding::new("relaxed-ordering-env", Severity::Warning, title).why(loss);
     set(finding, variable).slows().on(names)
 }

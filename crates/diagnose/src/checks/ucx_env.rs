@@ -27,15 +27,15 @@ fn transports(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let allowed = ucx::transports(analysis.facts);
     if !allowed.ib {
         found.push(set(
-            Finding::new("ucx-tls-no-ib", Severity::Error, format!("{variable} leaves out the adapters"))
-                .why("UCX uses TCP or shared memory only: everything looks healthy, at a tenth of the bandwidth."),
+            Finding::new("ucx-tls-no-ib", Severity::Error, format!("{variable} excludes the adapters"))
+                .why("UCX uses TCP or shared memory only, without any error, at a tenth of the bandwidth."),
             variable,
         ));
     }
     if !allowed.gpu && !analysis.facts.gpus.is_empty() {
         found.push(
             set(
-                Finding::new("ucx-tls-no-gpu", Severity::Error, format!("{variable} leaves out the GPU's transports"))
+                Finding::new("ucx-tls-no-gpu", Severity::Error, format!("{variable} excludes the GPU transports"))
                     .why("UCX does not recognise GPU memory: transfers crash, or the application stages them itself."),
                 variable,
             )
@@ -50,8 +50,8 @@ fn devices(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let mut nics = analysis.facts.nics.iter().filter(|nic| !nic.is_software());
     if !nics.any(|nic| filter.takes(nic)) {
         found.push(set(
-            Finding::new("ucx-devices-none", Severity::Error, format!("{variable} leaves no adapter"))
-                .why("UCX uses the interface over TCP. It calls adapters by name and port: mlx5_0:1."),
+            Finding::new("ucx-devices-none", Severity::Error, format!("{variable} matches no adapter"))
+                .why("UCX uses the interface over TCP. Adapters are named with their port: mlx5_0:1."),
             variable,
         ));
         return;
@@ -68,7 +68,7 @@ fn devices(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                 Severity::Warning,
                 format!("UCX_NET_DEVICES names {} without a port", super::list(&bare)),
             )
-            .why("UCX calls adapters by name and port: a name alone matches nothing.")
+            .why("UCX expects adapter names with their port: a name alone matches nothing.")
             .seen(variable.source, format!("UCX_NET_DEVICES={}", variable.value))
             .fix(format!("UCX_NET_DEVICES with {first}:1")),
         );
@@ -82,12 +82,8 @@ fn switches(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         && let Some(variable) = facts.variable("UCX_IB_GPU_DIRECT_RDMA")
     {
         found.push(set(
-            Finding::new(
-                "ucx-gpu-direct",
-                Severity::Error,
-                format!("{variable} switches GPUDirect off in UCX"),
-            )
-            .why("GPU memory is staged through the host."),
+            Finding::new("ucx-gpu-direct", Severity::Error, format!("{variable} disables GPUDirect in UCX"))
+                .why("GPU memory is staged through the host."),
             variable,
         ));
     }
@@ -122,9 +118,9 @@ fn switches(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                 Finding::new(
                     "ucx-nearest",
                     Severity::Warning,
-                    format!("{variable}: UCX may take a far adapter"),
+                    format!("{variable}: UCX may use a distant adapter"),
                 )
-                .why("GPUs use adapters across the processor although a near one is there."),
+                .why("GPUs use adapters across the processor although a near one exists."),
                 variable,
             )
             .slows()
@@ -158,7 +154,7 @@ fn old_default(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             format!("UCX {major}.{minor} does not use relaxed ordering on {}", platform.name()),
         )
         .why(format!(
-            "Writes in strict order reach about {limit:.0} GB/s there, and the link's rate in relaxed order."
+            "Writes in strict order reach about {limit:.0} GB/s there, with relaxed ordering the link's rate."
         ))
         .seen("UCX", format!("{major}.{minor}"))
         .seen("processor", facts.machine.cpu.name.clone())
@@ -177,8 +173,8 @@ fn build(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let severity = if uses_ucx { Severity::Error } else { Severity::Info };
     if !has("ib") {
         found.push(
-            Finding::new("ucx-no-verbs", severity, "UCX of this machine was built without verbs")
-                .why("It knows TCP and shared memory only, and says nothing: a transfer of 3 ms took 1803.")
+            Finding::new("ucx-no-verbs", severity, "this machine's UCX was built without verbs")
+                .why("It supports only TCP and shared memory, and reports no error: a transfer took 1803 ms instead of 3.")
                 .seen("UCX modules", ucx.modules.join(" "))
                 .fix("install UCX with its ib module (ucx-ib of the distribution), or build it with --with-verbs"),
         );
@@ -191,7 +187,7 @@ fn build(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     };
     if !has(wanted) {
         found.push(
-            Finding::new("ucx-no-gpu", severity, format!("UCX of this machine was built without {wanted}"))
+            Finding::new("ucx-no-gpu", severity, format!("this machine's UCX was built without {wanted}"))
                 .why("It does not recognise GPU memory: transfers crash or are staged by the application.")
                 .seen("UCX modules", ucx.modules.join(" "))
                 .fix(format!(

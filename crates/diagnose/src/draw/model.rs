@@ -93,7 +93,7 @@ fn node_of(facts: &Facts, device: &PciDevice) -> i32 {
 fn node(facts: &Facts, id: i32) -> Branch {
     let known = facts.machine.numa.iter().find(|node| node.id == id);
     let label = match known.and_then(|node| node.socket) {
-        _ if id < 0 => "memory node not known".to_owned(),
+        _ if id < 0 => "memory node unknown".to_owned(),
         Some(socket) => format!("socket {socket}, memory node {id}"),
         None => format!("memory node {id}"),
     };
@@ -127,7 +127,7 @@ fn root_bus(facts: &Facts, id: i32, root: &str) -> Branch {
         .map(|device| branch(facts, device, 0))
         .collect();
     let label = if root.is_empty() {
-        "root bus not known".to_owned()
+        "root bus unknown".to_owned()
     } else {
         format!("root bus {}", root.trim_start_matches("pci"))
     };

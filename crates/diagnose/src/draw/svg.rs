@@ -70,7 +70,7 @@ fn key(topology: &Topology) -> String {
         entries.push((DOWN.0, DOWN.1, "adapter without a network link"));
     }
     if any(&|branch| branch.degraded) {
-        entries.push(("#ffffff", RED, "PCIe link slower than both ends can"));
+        entries.push(("#ffffff", RED, "PCIe link slower than both ends support"));
     }
     let mut out = String::new();
     let mut x = 24.0;
@@ -239,7 +239,7 @@ fn matrix(topology: &Topology) -> Block {
     let cell = if matrix.nics.len() > 16 { 44.0 } else { 66.0 };
     let left = 150.0;
     let mut svg = String::from(
-        "<text x='0' y='0' font-size='15' font-weight='bold' fill='#333'>How far each GPU is from each adapter (framed: the one to use)</text>",
+        "<text x='0' y='0' font-size='15' font-weight='bold' fill='#333'>Distance of each GPU from each adapter (framed: the best)</text>",
     );
     // Names that do not fit side by side are written upwards.
     let upwards = matrix.nics.iter().any(|name| count(name) * 6.2 > cell - 4.0);
@@ -390,7 +390,7 @@ mod tests {
             .unwrap()
             .width = 4;
         let sick = svg(&Topology::of(&facts));
-        assert!(sick.contains("without a network link") && sick.contains("slower than both ends can"));
+        assert!(sick.contains("without a network link") && sick.contains("slower than both ends support"));
         assert!(sick.contains("Gen5 x4 of Gen5 x16!") && sick.contains("IB DOWN"));
     }
 

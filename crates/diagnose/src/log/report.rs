@@ -146,7 +146,7 @@ fn nccl_row(
         name.as_ref().and_then(|name| log.gpu_direct.get(&(host.clone(), name.clone())))
     };
     if off(&adapter) == Some(&false) {
-        why.push("NCCL says: GPU Direct RDMA Disabled for this adapter".to_owned());
+        why.push("NCCL log: GPU Direct RDMA Disabled for this adapter".to_owned());
     }
     if ours(&host) {
         why.extend(reasons_of_verdict(diagnosis, gpu.as_deref(), adapter.as_deref()));
@@ -192,7 +192,7 @@ fn defeating_settings(log: &NcclLog) -> Vec<String> {
 fn nccl_notes(report: &mut LogReport, log: &NcclLog, facts: &Facts, ours: &dyn Fn(&str) -> bool) {
     if log.links.is_empty() {
         report.notes.push(if log.lines == 0 {
-            "no line of NCCL's: was it run with NCCL_DEBUG=INFO?".to_owned()
+            "no NCCL lines found: run with NCCL_DEBUG=INFO".to_owned()
         } else {
             "NCCL logged no connection: run with NCCL_DEBUG=INFO, and NCCL_DEBUG_SUBSYS unset or with INIT,NET,GRAPH".to_owned()
         });
@@ -206,13 +206,13 @@ fn nccl_notes(report: &mut LogReport, log: &NcclLog, facts: &Facts, ours: &dyn F
     elsewhere.dedup();
     if !elsewhere.is_empty() {
         report.notes.push(format!(
-            "the findings are of {}; for {} run doctor there",
+            "the findings apply to {}; for {} run doctor there",
             facts.host.as_deref().unwrap_or("this machine"),
             crate::checks::list(&elsewhere)
         ));
     }
     if log.forgotten > 0 {
-        report.notes.push(format!("{} things were too many to remember", log.forgotten));
+        report.notes.push(format!("{} entries were dropped: too many to keep", log.forgotten));
     }
 }
 
@@ -311,7 +311,7 @@ pub fn join_ucx(log: &UcxLog, facts: &Facts, diagnosis: &Diagnosis) -> LogReport
         );
     }
     if log.forgotten > 0 {
-        report.notes.push(format!("{} things were too many to remember", log.forgotten));
+        report.notes.push(format!("{} entries were dropped: too many to keep", log.forgotten));
     }
     report.problems = log.problems.values().map(|seen| (seen.example.clone(), seen.clone())).collect();
     report.direct_is_lost = !report.not_direct.is_empty() || (tcp > 0 && rdma == 0);

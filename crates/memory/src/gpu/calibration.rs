@@ -64,16 +64,16 @@ pub struct Calibration {
 #[non_exhaustive]
 pub enum CalibrationError {
     /// No memory for it.
-    #[error("no scratch memory for the calibration: {0}")]
+    #[error("cannot allocate scratch memory for the calibration: {0}")]
     Allocation(#[from] CudaError),
     /// Its memory could not be registered.
-    #[error("the scratch memory of the calibration cannot be registered: {0}")]
+    #[error("cannot register the scratch memory of the calibration: {0}")]
     Registration(Arc<RegisterError>),
     /// The copy engine failed.
     #[error(transparent)]
     Copy(#[from] CopyError),
     /// The window failed.
-    #[error("the window onto scratch memory failed: {0}")]
+    #[error("access to scratch memory through its window failed: {0}")]
     Window(#[from] AccessError),
 }
 

@@ -55,7 +55,7 @@ pub enum CopyError {
         chunk: usize,
     },
     /// The chunk is still shared, in flight, or another engine's; nothing was started.
-    #[error("the chunk cannot take part in this copy: it {state}; nothing was started")]
+    #[error("cannot copy with this chunk: it {state}; nothing was started")]
     ChunkInUse {
         /// Its state.
         state: &'static str,
@@ -65,15 +65,13 @@ pub enum CopyError {
     #[error(transparent)]
     Gone(#[from] Gone),
     /// Stores made through the window before could not be settled.
-    #[error("stores made through the window could not be settled before the copy: {0}")]
+    #[error("cannot flush stores through the window before the copy: {0}")]
     Window(#[from] AccessError),
     /// The requested size overflows.
-    #[error(
-        "the chunks of the copy engine would be larger than the address space; ask for fewer or smaller ones"
-    )]
+    #[error("the chunks of the copy engine exceed the address space; use fewer or smaller ones")]
     TooLarge,
     /// The driver refused, or the copy failed.
-    #[error("the GPU's copy engine cannot be used: {error}{}", advice(.error))]
+    #[error("cannot use the GPU's copy engine: {error}{}", advice(.error))]
     Cuda {
         /// The driver's error.
         error: CudaError,
@@ -90,7 +88,7 @@ fn advice(error: &CudaError) -> &'static str {
     if error.context_is_gone() {
         "; its context was destroyed (cudaDeviceReset?): register the memory again"
     } else if error.code == 2 {
-        "; there is no room for pinned memory: ask for fewer chunks"
+        "; no space for pinned memory: use fewer chunks"
     } else {
         ""
     }
@@ -187,7 +185,7 @@ impl CopyEngine {
     ) -> Result<PendingCopy, CopyError> {
         let address = check(memory, offset, len, &chunk)?;
         if !chunk.is_unique() {
-            return Err(CopyError::ChunkInUse { state: "has clones, who would see it change" });
+            return Err(CopyError::ChunkInUse { state: "has clones that would see the change" });
         }
         // SAFETY: the memory is alive, the range inside it, and the chunk has no other holder.
         unsafe { self.start(Direction::Read, address, len, chunk) }
@@ -208,7 +206,7 @@ impl CopyEngine {
             return Err(CopyError::OutOfBounds { offset, len, memory: memory.len(), chunk: chunk.len() });
         }
         if !chunk.is_unique() {
-            return Err(CopyError::ChunkInUse { state: "has clones, who would see it change" });
+            return Err(CopyError::ChunkInUse { state: "has clones that would see the change" });
         }
         // SAFETY: the memory is alive, the range inside it, all rows inside the chunk, and the
         // chunk has no other holder.
@@ -261,7 +259,7 @@ impl CopyEngine {
         let host = parts.chunk(chunk.index());
         // Clones of a chunk may each start a copy; its one event serves one at a time.
         if slot.flying.swap(true, Ordering::AcqRel) {
-            return Err(CopyError::ChunkInUse { state: "takes part in another copy" });
+            return Err(CopyError::ChunkInUse { state: "is in use by another copy" });
         }
         let mut started = false;
         // The copied memory was found alive, but its context need not be ours: check ours here.

@@ -108,10 +108,10 @@ fn open_library() -> Result<(*mut c_void, String), DriverError> {
     if let Some(path) = env::var_os(OVERRIDE).filter(|path| !path.is_empty()) {
         let name = path.to_string_lossy().into_owned();
         let path = CString::new(path.as_bytes())
-            .map_err(|_| DriverError::Missing { detail: format!("{OVERRIDE} holds a zero byte") })?;
+            .map_err(|_| DriverError::Missing { detail: format!("{OVERRIDE} contains a NUL byte") })?;
         return open(&path, libc::RTLD_NOW)
             .map(|handle| (handle, name))
-            .map_err(|detail| DriverError::Missing { detail: format!("{OVERRIDE} names it: {detail}") });
+            .map_err(|detail| DriverError::Missing { detail: format!("set by {OVERRIDE}: {detail}") });
     }
     let name = LIBRARY.to_string_lossy().into_owned();
     // Adopt what the process has: a second copy from another folder would be a second driver.
@@ -132,7 +132,7 @@ fn open(path: &CStr, flags: libc::c_int) -> Result<*mut c_void, String> {
     // loader.
     let detail = unsafe { libc::dlerror() };
     if detail.is_null() {
-        return Err("the loader gave no reason".to_owned());
+        return Err("no reason from the dynamic loader".to_owned());
     }
     // SAFETY: as above.
     Err(unsafe { CStr::from_ptr(detail) }.to_string_lossy().into_owned())

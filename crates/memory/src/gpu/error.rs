@@ -58,8 +58,7 @@ impl std::error::Error for CudaError {}
 pub enum DriverError {
     /// The library could not be loaded.
     #[error(
-        "the CUDA driver library could not be loaded ({detail}); install the NVIDIA driver, \
-         or give a container its driver libraries (--gpus all)"
+        "cannot load the CUDA driver library ({detail}); install the NVIDIA driver, or give the container its driver libraries (--gpus all)"
     )]
     Missing {
         /// The loader's message.
@@ -85,8 +84,8 @@ pub enum DriverError {
     },
     /// This process was forked from one that had initialised CUDA.
     #[error(
-        "CUDA cannot be used here: this process was forked from one that had initialised CUDA, and CUDA does not survive a fork; \
-         start the child with exec, or fork before CUDA is used"
+        "CUDA is unusable in this process: its parent had initialised CUDA, which does not survive a fork; start the child with \
+         exec, or fork before using CUDA"
     )]
     Forked,
 }
@@ -101,7 +100,7 @@ impl DriverError {
         let hidden =
             std::env::var("CUDA_VISIBLE_DEVICES").ok().filter(|_| error.code == CudaError::NO_DEVICE);
         let hidden = hidden.map(|value| {
-            format!("CUDA_VISIBLE_DEVICES is set to '{value}': unset it, or name a GPU that there is")
+            format!("CUDA_VISIBLE_DEVICES is set to '{value}': unset it, or name a GPU that exists")
         });
         let found: Vec<_> = [found, hidden].into_iter().flatten().collect();
         let advice = if found.is_empty() { init_advice(error.code).to_owned() } else { found.join("; and ") };
@@ -121,15 +120,15 @@ fn init_advice(code: u32) -> &'static str {
             "this is the stub library of the CUDA toolkit: put the driver's own libcuda.so.1 first in the library path"
         }
         CudaError::NO_DEVICE => {
-            "no GPU is visible: look at CUDA_VISIBLE_DEVICES, and in a container at its GPU option (--gpus all)"
+            "no GPU is visible: check CUDA_VISIBLE_DEVICES, and the GPU option of a container (--gpus all)"
         }
         802 | 803 => {
-            "the driver's library and kernel module do not fit each other: reload the module or reboot after an update"
+            "the driver library and the kernel module do not match: reload the module or reboot after an update"
         }
         804 => "the compatibility library does not support this GPU: use the driver's own libcuda.so.1",
         UNKNOWN => {
-            "the kernel module did not answer: nvidia-smi says more; /dev/nvidiactl and /dev/nvidia-uvm must exist and be readable"
+            "the kernel module did not answer (see nvidia-smi); /dev/nvidiactl and /dev/nvidia-uvm must exist and be readable"
         }
-        _ => "nvidia-smi and the kernel's log say more",
+        _ => "see nvidia-smi and the kernel log",
     }
 }

@@ -37,7 +37,7 @@ pub enum KernelError {
     #[error(transparent)]
     Cuda(#[from] CudaError),
     /// The driver did not take the PTX text.
-    #[error("{error}: the driver did not compile our kernels; {}", load_advice(.error.code))]
+    #[error("{error}: the driver cannot compile the nobounce kernels; {}", load_advice(.error.code))]
     Load {
         /// The call's error.
         error: CudaError,
@@ -55,7 +55,7 @@ pub enum KernelError {
         buffer: usize,
     },
     /// Work on the GPU did not end in time. It may still be going on.
-    #[error("{what} did not end within {} ms; other work keeps the GPU busy, or the kernel waits for something that does not come", .limit.as_millis())]
+    #[error("{what} did not finish within {} ms; the GPU is busy with other work, or the kernel waits for an event that does not occur", .limit.as_millis())]
     TooLong {
         /// The work.
         what: &'static str,
@@ -67,11 +67,11 @@ pub enum KernelError {
 /// The remedy for refused PTX.
 fn load_advice(code: u32) -> &'static str {
     match code {
-        209 | 218 => "the GPU is older than Volta (sm_70), which they are written for",
-        221 => "its compiler library is missing: libnvidia-ptxjitcompiler.so.1 belongs beside libcuda.so.1",
+        209 | 218 => "the GPU is older than Volta (sm_70), which they require",
+        221 => "the compiler library is missing: install libnvidia-ptxjitcompiler.so.1 next to libcuda.so.1",
         222 => "the driver is older than CUDA 9: update it",
         CudaError::NOT_SUPPORTED => "the stand-in driver of the tests runs no kernels",
-        _ => "nvidia-smi and the kernel's log say more",
+        _ => "see nvidia-smi and the kernel log",
     }
 }
 

@@ -45,10 +45,10 @@ pub(super) fn advice(error: &io::Error) -> &'static str {
             "it does not exist here; load the driver's module, or pass the node into the container (--gpus all, --device)"
         }
         io::ErrorKind::PermissionDenied => {
-            "this user may not; nodes of the driver are readable and writable for all (0666) by default, and a container must \
-             be given them (--gpus all, --device, the device rules of its cgroup)"
+            "permission denied for this user; the default mode of driver nodes is 0666, and a container needs them passed in \
+             (--gpus all, --device, cgroup device rules)"
         }
-        _ => "nvidia-smi and the kernel's log say more",
+        _ => "see nvidia-smi and the kernel log",
     }
 }
 
@@ -76,9 +76,11 @@ mod tests {
         // SAFETY: the call reads one number of this process.
         if unsafe { libc::geteuid() } != 0 {
             fs::set_permissions(folder.join("nvidiactl"), fs::Permissions::from_mode(0o000)).unwrap();
-            expect(["nvidiactl cannot be opened", "this user may not"]);
+            expect(["nvidiactl cannot be opened", "permission denied for this user"]);
         }
-        assert!(advice(&io::Error::from_raw_os_error(libc::EACCES)).contains("this user may not"));
+        assert!(
+            advice(&io::Error::from_raw_os_error(libc::EACCES)).contains("permission denied for this user")
+        );
         fs::remove_dir_all(&folder).unwrap();
     }
 }

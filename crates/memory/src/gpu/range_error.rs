@@ -14,7 +14,7 @@ use crate::probe;
 pub enum GpuRangeError {
     /// A range of no bytes, or one that wraps around.
     #[error(
-        "{len} bytes at {addr:#x} are no range: give at least one byte, and an end that does not wrap around"
+        "invalid range of {len} bytes at {addr:#x}: expected at least one byte, without address overflow"
     )]
     Empty {
         /// Requested address.
@@ -24,7 +24,7 @@ pub enum GpuRangeError {
     },
     /// CUDA does not know the address, and the CPU can read it.
     #[error(
-        "{addr:#x} is ordinary host memory, which CUDA does not know; register it as host memory, or pass a pointer from cudaMalloc"
+        "{addr:#x} is host memory unknown to CUDA; register it as host memory, or pass a pointer from cudaMalloc"
     )]
     HostMemory {
         /// The address.
@@ -32,8 +32,8 @@ pub enum GpuRangeError {
     },
     /// CUDA does not know the address, and neither does the kernel.
     #[error(
-        "there is no memory at {addr:#x}: it was freed, or its context was destroyed, or it is an address of another process; \
-         pass a pointer from an allocation of this process that still lives"
+        "no memory at {addr:#x}: it was freed, its context was destroyed, or the address belongs to another process; pass a \
+         pointer to a live allocation of this process"
     )]
     Nothing {
         /// The address.
@@ -42,8 +42,8 @@ pub enum GpuRangeError {
     /// CUDA does not know the address, and has no context in this process that memory could belong
     /// to.
     #[error(
-        "there is no memory at {addr:#x}, and no CUDA context in this process: it was destroyed (cudaDeviceReset, cuCtxDestroy) and its \
-         memory with it, or nothing was allocated yet; allocate, then register"
+        "no memory at {addr:#x} and no CUDA context in this process: it was destroyed with its memory (cudaDeviceReset, \
+         cuCtxDestroy), or nothing is allocated yet; allocate, then register"
     )]
     NoContext {
         /// The address.
@@ -51,8 +51,7 @@ pub enum GpuRangeError {
     },
     /// The range leaves the allocation that it begins in.
     #[error(
-        "{len} bytes at {addr:#x} leave their allocation, which is {size} bytes at {base:#x}; \
-         register at most {} bytes from there", .base.saturating_add(*.size).saturating_sub(*.addr)
+        "{len} bytes at {addr:#x} exceed their allocation of {size} bytes at {base:#x}; register at most {} bytes from there", .base.saturating_add(*.size).saturating_sub(*.addr)
     )]
     Crosses {
         /// Requested address.
@@ -66,7 +65,7 @@ pub enum GpuRangeError {
     },
     /// The memory's GPU is not among those that CUDA shows.
     #[error(
-        "{addr:#x} lies on CUDA device {ordinal}, which this process cannot see; look at CUDA_VISIBLE_DEVICES"
+        "{addr:#x} is on CUDA device {ordinal}, which this process cannot see; check CUDA_VISIBLE_DEVICES"
     )]
     NoSuchGpu {
         /// The address.
@@ -76,8 +75,8 @@ pub enum GpuRangeError {
     },
     /// The context of the memory is gone.
     #[error(
-        "the CUDA context of the memory at {addr:#x} does not exist any more ({error}); \
-         it was destroyed, for instance by cudaDeviceReset: allocate and register again"
+        "the CUDA context of the memory at {addr:#x} no longer exists ({error}); it was destroyed, for instance by \
+         cudaDeviceReset: allocate and register again"
     )]
     ContextGone {
         /// The address.
@@ -86,7 +85,7 @@ pub enum GpuRangeError {
         error: CudaError,
     },
     /// CUDA could not say what the memory is.
-    #[error("CUDA cannot say what the memory at {addr:#x} is: {error}")]
+    #[error("cannot query the memory at {addr:#x}: {error}")]
     Query {
         /// The address.
         addr: u64,

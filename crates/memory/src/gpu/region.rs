@@ -79,7 +79,7 @@ pub enum RegisterError {
         refusals: Vec<WindowRefusal>,
     },
     /// The memory was freed while it was registered.
-    #[error("the memory at {addr:#x} was freed while it was being registered ({gone})")]
+    #[error("the memory at {addr:#x} was freed during registration ({gone})")]
     Gone {
         /// The address.
         addr: u64,

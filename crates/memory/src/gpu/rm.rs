@@ -35,15 +35,15 @@ pub(super) enum RmError {
     #[error("the ioctl {call} failed ({source})")]
     Ioctl { call: &'static str, source: io::Error },
     /// The resource manager answered with a status.
-    #[error("{call} was answered with status {status:#x}: {}", status::words(*.status))]
+    #[error("{call} returned status {status:#x}: {}", status::words(*.status))]
     Status { call: &'static str, status: u32 },
     /// An exported descriptor does not hold an object of GPU memory.
     #[error(
-        "the exported descriptor has {count} objects, the first of type {kind}; GPU memory, type 1, was expected"
+        "the exported descriptor has {count} objects, the first of type {kind}; expected GPU memory (type 1)"
     )]
     NotVideoMemory { count: u16, kind: u8 },
     /// An exported descriptor does not reveal its device.
-    #[error("the driver does not tell which of its devices an exported allocation lies on")]
+    #[error("the driver does not report the device of an exported allocation")]
     NoInstance,
     /// `mmap` failed.
     #[error("mmap of {len} bytes of the GPU's BAR1 failed ({source})")]
@@ -424,6 +424,6 @@ mod tests {
             opening.join().unwrap()
         });
         std::fs::remove_file(&path).unwrap();
-        assert!(words.contains("may not") && words.contains("0666"), "{words}");
+        assert!(words.contains("permission denied for this user") && words.contains("0666"), "{words}");
     }
 }

@@ -201,7 +201,7 @@ fn open_by(
     };
     compare::check(range, &mapping)?;
     let offset = usize::try_from(range.addr() - mapping.extent().start)
-        .map_err(|_| Refused::new("the range does not fit in this process's addresses"))?;
+        .map_err(|_| Refused::new("the range exceeds the address space of this process"))?;
     Ok(OpenedWindow { method, mapping, offset })
 }
 

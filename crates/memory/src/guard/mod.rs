@@ -38,7 +38,7 @@ use thiserror::Error;
 #[non_exhaustive]
 pub enum InstallError {
     /// The kernel refused the call.
-    #[error("the fault guard cannot be installed: {call} failed ({source})")]
+    #[error("cannot install the fault guard: {call} failed ({source})")]
     Refused {
         /// The call.
         call: &'static str,
@@ -47,8 +47,7 @@ pub enum InstallError {
     },
     /// Too many different handlers were put above ours.
     #[error(
-        "the fault guard cannot be installed: {limit} different handlers have taken {signal} from it already; \
-         let them chain to the handler they find"
+        "cannot install the fault guard: {limit} different handlers have already replaced it for {signal}; they must chain to the previous handler"
     )]
     TooManyHandlers {
         /// `SIGSEGV` or `SIGBUS`.

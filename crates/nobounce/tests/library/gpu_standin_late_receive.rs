@@ -19,7 +19,7 @@ fn a_message_that_comes_before_its_receive_is_taken_later() {
         if theirs.is_closed() {
             // Only its owner may use it: what hardware stages is the target of SENDs alone.
             let refused = a.write_imm(&ours, 0..8, &theirs.remote(), 0, 3).unwrap_err();
-            assert!(refused.to_string().contains("hardware NIC cannot reach"), "{refused}");
+            assert!(refused.to_string().contains("hardware NIC cannot access"), "{refused}");
         }
         for (round, len) in (0..).zip([8, 4096, 200_000, 8, 4096]) {
             let bytes = pattern(len, round);

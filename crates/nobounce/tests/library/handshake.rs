@@ -65,7 +65,7 @@ fn who_speaks_something_else_is_told_apart_at_once() {
     let (error, took) = accept_stranger(b"GET / HTTP/1.1\r\n\r\n", false);
     assert_eq!(
         error.to_string(),
-        "the other end does not speak nobounce: it began with \"GET / HT\"; check the port"
+        "the peer does not speak the nobounce protocol: it sent \"GET / HT\"; check the port"
     );
     assert!(took < BRIEF, "{took:?}");
     let (error, _) = connect_to(b"SSH-2.0-whatever\r\n".to_vec());
@@ -98,7 +98,10 @@ fn both_ends_name_both_versions() {
     let (error, _) = accept_stranger(&greeting(HANDSHAKE_VERSION + 1), false);
     assert!(matches!(error, HandshakeError::Version { ours: 3, theirs: 4 }), "{error}");
     let (error, _) = connect_to(greeting(7));
-    assert!(error.to_string().contains("version 7") && error.to_string().contains("speaks 3"), "{error}");
+    assert!(
+        error.to_string().contains("the peer uses 7") && error.to_string().contains("this end 3"),
+        "{error}"
+    );
     // A newer peer gets our preamble back, to make its own sentence of it.
     let listener = device("127.72.0.3").listen_with("127.0.0.1:0", &hasty()).unwrap();
     let mut newer = TcpStream::connect(listener.local_addr()).unwrap();
@@ -165,7 +168,7 @@ fn accept_times_out_and_connect_is_refused() {
     drop(listener);
     let refused = device("127.72.0.5").connect(at, &hasty()).unwrap_err();
     assert!(
-        refused.to_string().contains(&at.to_string()) && refused.to_string().contains("listening"),
+        refused.to_string().contains(&at.to_string()) && refused.to_string().contains("the peer listens"),
         "{refused}"
     );
     let nowhere = device("127.72.0.5").connect("no port here", &hasty()).unwrap_err();

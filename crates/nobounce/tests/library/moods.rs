@@ -158,11 +158,8 @@ fn a_gid_of_another_network_is_named_when_nothing_ever_came_back() {
     let error = a.wait(lost, SOON).unwrap_err();
     assert!(matches!(&error, WaitError::WrongGid { ticket, .. } if *ticket == lost), "{error}");
     let words = error.to_string();
-    for part in [
-        "nothing ever came back from 127.9.252.1",
-        "GID 0, 203.0.113.7, is of no interface",
-        "NOBOUNCE_GID_INDEX",
-    ] {
+    for part in ["127.9.252.1 never answered", "GID 0, 203.0.113.7, is of no interface", "NOBOUNCE_GID_INDEX"]
+    {
         assert!(words.contains(part), "{part}: {words}");
     }
     assert_eq!(error.ticket(), Some(lost));

@@ -196,7 +196,8 @@ pub enum PostError {
     SharedReceives,
     /// The service has no such operation.
     #[error(
-        "{operation:?} is not supported on {service:?} queue pairs: UC supports SEND and WRITE, UD only SEND without invalidation; window binds need RC"
+        "{operation:?} is not supported on {service:?} queue pairs: UC supports SEND and WRITE, UD only SEND without \
+         invalidation; window binds need RC"
     )]
     #[allow(missing_docs)]
     NotOffered { service: Service, operation: WorkKind },
@@ -207,7 +208,7 @@ pub enum PostError {
     #[error("cannot reach {0}: the device has an address of the other IP version")]
     Unreachable(IpAddr),
     /// A datagram is one packet.
-    #[error("datagram too long: {given} bytes, the port's MTU is {max}")]
+    #[error("datagram too long: {given} bytes; a datagram is one packet, and the port's MTU is {max}")]
     #[allow(missing_docs)]
     DatagramTooLong { given: u32, max: u32 },
 }

@@ -12,9 +12,7 @@ pub(super) fn words(status: u32) -> &'static str {
         0x1B => "not permitted to this user or container",
         0x1D => "this kind of access is not allowed",
         0x1E => "the address is not valid",
-        0x1F | 0x3A | 0x3B => {
-            "an argument is not valid: this driver's interface differs from the one known here"
-        }
+        0x1F | 0x3A | 0x3B => "an argument is not valid: the driver interface differs from the known one",
         0x22 => "the class is not known to this driver",
         0x23 => "the client is not valid",
         0x26 => "the device is not valid",

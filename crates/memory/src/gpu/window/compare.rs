@@ -43,8 +43,8 @@ pub(super) fn check(range: &GpuRange, mapping: &Mapping) -> Result<(), Refused> 
             .collect();
         if registered.overlap(unsure).is_some() && different.len() < UNSURE_DIFFERENT {
             return Err(Refused::new(
-                "which part of a larger VMM handle is mapped here can be told by its contents only, and they are all alike; \
-                 map handles whole, or fill the memory before it is registered",
+                "cannot identify the mapped part of a larger VMM handle: its contents are uniform; map handles whole, or fill \
+                 the memory before registration",
             ));
         }
     }
@@ -92,7 +92,7 @@ fn agree(range: &GpuRange, mapping: &Mapping, addresses: &[u64]) -> Result<Vec<u
         return Ok(seen);
     }
     Err(Refused::new(format!(
-        "the window does not show this memory: {} of {} sampled words differ from what the GPU copies, the first at {:#x}",
+        "the window does not show this memory: {} of {} sampled words differ from the GPU's copy, the first at {:#x}",
         left.len(),
         addresses.len(),
         addresses[left[0]]
@@ -109,7 +109,7 @@ pub(super) fn load(mapping: &Mapping, addresses: &[u64]) -> Result<Vec<u64>, Ref
             let offset = mapping.at(address).addr() - mapping.base().addr();
             window
                 .load_u64(offset)
-                .map_err(|error| Refused::new(format!("a load through the window failed: {error}")))
+                .map_err(|error| Refused::new(format!("load through the window failed: {error}")))
         })
         .collect()
 }

@@ -33,8 +33,7 @@ fn refused(gpu: &impl fmt::Display, bar1: Option<u64>, len: usize, error: &io::E
     let failed = format!("mmap of the dma-buf failed: {error}");
     match error.raw_os_error() {
         Some(ENOTSUPP) => Refused::new(
-            "the driver exports a dma-buf but does not let the CPU map it (mmap gave error 524, ENOTSUPP); \
-             drivers for CUDA 13.3 and later do",
+            "the driver exports a dma-buf but does not support mmap of it (error 524, ENOTSUPP); drivers for CUDA 13.3 and later do",
         ),
         Some(libc::ENOMEM) => no_room(gpu, bar1, len, failed),
         Some(libc::EAGAIN) => Refused::passing(failed),

@@ -50,7 +50,7 @@ impl Drop for GdrPin {
 pub(super) fn map(range: &GpuRange, extent: Extent) -> Result<Mapping, Refused> {
     let node: File = OpenOptions::new().read(true).write(true).open(NODE).map_err(|error| {
         Refused::new(format!(
-            "{NODE} cannot be opened ({error}): the gdrdrv module of GDRCopy is not loaded, or not for us"
+            "{NODE} cannot be opened ({error}): the gdrdrv module of GDRCopy is not loaded or not accessible"
         ))
     })?;
     let node = Arc::new(OwnedFd::from(node));
@@ -91,7 +91,10 @@ pub(super) fn map(range: &GpuRange, extent: Extent) -> Result<Mapping, Refused> 
             .ok()
             .and_then(|handle| handle.checked_mul(i64::try_from(crate::page_size()).ok()?))
             .ok_or_else(|| {
-                Refused::new(format!("gdrdrv gave the handle {:#x}, which is no offset", pin.handle))
+                Refused::new(format!(
+                    "gdrdrv returned the handle {:#x}, which is not a valid offset",
+                    pin.handle
+                ))
             })?;
         // SAFETY: the piece lies inside our own reservation, which is still unused.
         unsafe { map_fd(&node, offset, len, mapping.at(piece.start)) }

@@ -65,13 +65,13 @@ impl Mapping {
     /// Addresses for `extent`, with nothing behind them yet.
     pub(super) fn reserve(extent: Extent) -> Result<Self, Refused> {
         let len = usize::try_from(extent.len())
-            .map_err(|_| Refused::new("the range is too long for this process"))?;
+            .map_err(|_| Refused::new("the range exceeds the address space of this process"))?;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: a fresh mapping at an address of the kernel's choice touches nothing that exists.
         let base = unsafe { libc::mmap(ptr::null_mut(), len, libc::PROT_NONE, flags, -1, 0) };
         if base == libc::MAP_FAILED {
             let error = io::Error::last_os_error();
-            return Err(Refused::passing(format!("no {len} bytes of addresses could be reserved ({error})")));
+            return Err(Refused::passing(format!("cannot reserve {len} bytes of address space ({error})")));
         }
         let (rests_on, is_cut, unsure) = (Mutex::default(), AtomicBool::new(false), Vec::new());
         Ok(Self { base: base.cast(), len, extent, rests_on, is_cut, unsure })
@@ -87,7 +87,7 @@ impl Mapping {
         let doubled = unsafe { libc::mremap(of.at(extent.start).cast(), 0, twin.len, flags, twin.base) };
         if doubled == libc::MAP_FAILED {
             let error = io::Error::last_os_error();
-            return Err(Refused::new(format!("the window cannot be mapped a second time ({error})")));
+            return Err(Refused::new(format!("cannot map the window a second time ({error})")));
         }
         twin.unsure.clone_from(&of.unsure);
         twin.keep(Arc::clone(of));
@@ -127,7 +127,7 @@ impl Mapping {
         // SAFETY: the range is our mapping; the advice changes what fork does only.
         if unsafe { libc::madvise(self.base.cast(), self.len, libc::MADV_DONTFORK) } != 0 {
             let error = io::Error::last_os_error();
-            return Err(Refused::new(format!("the window cannot be kept from forked children ({error})")));
+            return Err(Refused::new(format!("cannot exclude the window from forked children ({error})")));
         }
         Ok(self)
     }

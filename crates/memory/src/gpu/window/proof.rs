@@ -106,7 +106,7 @@ impl WindowProofs {
 }
 
 fn no_scratch(error: CudaError) -> Refused {
-    Refused::passing(format!("a scratch allocation failed: {error}"))
+    Refused::passing(format!("scratch allocation failed: {error}"))
 }
 
 /// Verifies the method on our own allocations: the whole of each, then parts that begin elsewhere.
@@ -165,7 +165,7 @@ fn check_both_ways<'a>(
     for window in &windows {
         let seen = compare::load(&window.mapping, &window.addresses)?;
         if window.addresses.iter().zip(&seen).any(|(address, word)| words[address] != *word) {
-            return Err(Refused::new("the window does not show what the GPU wrote to memory of our own"));
+            return Err(Refused::new("the window does not show what the GPU wrote to scratch memory"));
         }
     }
 
@@ -177,7 +177,7 @@ fn check_both_ways<'a>(
             let offset = window.mapping.at(address).addr() - window.mapping.base().addr();
             stored
                 .store_u64(offset, word)
-                .map_err(|error| Refused::new(format!("a store through the window failed: {error}")))?;
+                .map_err(|error| Refused::new(format!("store through the window failed: {error}")))?;
             words.insert(address, word);
         }
         barrier::before_completion();
@@ -186,9 +186,7 @@ fn check_both_ways<'a>(
     }
     let addresses: Vec<u64> = words.keys().copied().collect();
     if !sampler::read(driver, context, &addresses)?.iter().eq(words.values()) {
-        return Err(Refused::new(
-            "the GPU does not see what was stored through the window into memory of our own",
-        ));
+        return Err(Refused::new("the GPU does not see stores through the window into scratch memory"));
     }
     Ok(())
 }
@@ -199,7 +197,7 @@ fn secrets(count: usize) -> Result<Vec<u64>, Refused> {
     // SAFETY: the buffer has the length that is passed.
     let got = unsafe { libc::getrandom(seed.as_mut_ptr().cast(), seed.len(), 0) };
     if got != 8 {
-        return Err(Refused::passing("the kernel gave no random numbers"));
+        return Err(Refused::passing("getrandom failed"));
     }
     let mut state = u64::from_ne_bytes(seed);
     Ok((0..count)

@@ -69,7 +69,7 @@ fn import_handle(range: &GpuRange, device: &Arc<RmDevice>, segment: Segment) -> 
     let instance = device.instance_of(exported.as_fd()).map_err(Refused::new)?;
     if instance != device.instance() {
         return Err(Refused::new(format!(
-            "the memory lies on the resource manager's device {instance}, but {} is its device {}",
+            "the memory is on the resource manager's device {instance}, but {} is device {}",
             range.gpu(),
             device.instance()
         )));
@@ -98,7 +98,7 @@ fn duplicate_chunk(range: &GpuRange, device: &Arc<RmDevice>, segment: Segment) -
     let size = memory.size().unwrap_or(named.size);
     if size < named.size {
         return Err(Refused::new(format!(
-            "the IPC handle states a chunk of {} bytes, but the object it names has {size}: it is not of the layout known here",
+            "unknown layout of the IPC handle: it states a chunk of {} bytes, but its object has {size}",
             named.size
         )));
     }
@@ -135,8 +135,7 @@ impl Chunk {
             Ok(chunk)
         } else {
             Err(format!(
-                "the driver's IPC handle is not of the layout known here: it states {stated} bytes, a chunk of {} and offset {:#x} \
-                 for an allocation of {allocation} bytes",
+                "unknown layout of the IPC handle: it states {stated} bytes, a chunk of {} and offset {:#x} for an allocation of {allocation} bytes",
                 chunk.size, chunk.offset
             ))
         }
@@ -180,12 +179,12 @@ fn device_of(gpu: &Arc<Gpu>, context: Context) -> Result<Arc<RmDevice>, Refused>
     }
     let minor = gpu.minor().or_else(only_node).ok_or_else(|| {
         Refused::new(format!(
-            "which /dev/nvidiaN is {gpu} cannot be told: /proc/driver/nvidia/gpus/{}/information cannot be read",
+            "cannot find the /dev/nvidiaN of {gpu}: /proc/driver/nvidia/gpus/{}/information is not readable",
             gpu.pci_address()
         ))
     })?;
     let unknown = |error: CudaError| {
-        Refused::passing(format!("a scratch allocation to find the device by failed: {error}"))
+        Refused::passing(format!("scratch allocation to identify the device failed: {error}"))
     };
     let scratch = GpuBuffer::new_in(gpu, context, 1).map_err(unknown)?;
     let exported = gpu.driver().in_context(context, |api| export_fd(api, scratch.addr())).map_err(unknown)?;

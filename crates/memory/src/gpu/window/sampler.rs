@@ -118,9 +118,9 @@ fn with_sampler(
         // Copies into the slab may still be in flight: abandon it, and make another next time.
         samplers.retain(|sampler| sampler.context.handle() != context);
         match failed {
-            Failed::Cuda(error) => Refused::passing(format!("a word cannot be copied by the GPU to compare: {error}")),
+            Failed::Cuda(error) => Refused::passing(format!("the GPU cannot copy sample words: {error}")),
             Failed::TooLate => Refused::passing(format!(
-                "the GPU did not copy a few words within {} ms, so that the window could not be compared with its memory",
+                "the GPU did not copy sample words within {} ms, so the window could not be compared with its memory",
                 SAMPLE_TIMEOUT.as_millis()
             )),
         }

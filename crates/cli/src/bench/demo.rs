@@ -1,0 +1,133 @@
+//! `nobounce demo`: a first look at this machine in under a minute, with a summary for readers who
+//! do not know the bench.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+
+use super::args::BenchArgs;
+use super::case::{Kind, Link, Memory, Op};
+use super::model::{CaseOutcome, Report, Way};
+use super::table::figure;
+use super::{Verdict, explain_device, gpu, measure, plan, with_world};
+use crate::size::Sizes;
+
+const TITLE: &str = "WRITE between two processes of this machine";
+const SMALL: u64 = 8;
+const LARGE: u64 = 1 << 20;
+
+/// Measure a small and a large WRITE on this machine, and compare with TCP.
+///
+/// Starts a second process on this machine and writes to its memory: 8 B for latency, 1 MiB for
+/// bandwidth, over UDP and over shared memory. With a GPU, measures its memory both direct and
+/// staged through host buffers. Takes about half a minute.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(crate) struct DemoArgs {}
+
+/// The command.
+pub(crate) fn main(_args: &DemoArgs) -> anyhow::Result<Verdict> {
+    let has_gpu = matches!(nobounce::memory::gpu::Gpu::by_ordinal(0), Ok(Some(_)));
+    let sizes = |text: &str| text.parse::<Sizes>().map_err(anyhow::Error::msg);
+    let args = BenchArgs {
+        op: vec![Op::Write],
+        kind: vec![Kind::Latency, Kind::Bandwidth],
+        size: vec![sizes("8")?, sizes("1M")?],
+        link: vec![Link::Udp.name().to_owned(), Link::Shm.name().to_owned()],
+        busy: Some(0),
+        memory: has_gpu.then_some(Memory::Gpu),
+        passes: (!has_gpu).then_some(3),
+        ..BenchArgs::default()
+    };
+    let mut plan = plan::plan(&args, None)?;
+    plan.show_over(Link::Shm);
+    let shown = |kind: Kind, size: u64| {
+        (kind == Kind::Latency && size == SMALL) || (kind == Kind::Bandwidth && size == LARGE)
+    };
+    plan.cases.retain(|case| shown(case.kind, case.size));
+    let chosen = explain_device::resolve(&mut plan)?;
+    gpu::choose(0);
+    let report = with_world(&mut plan, chosen, |plan, world| {
+        let report = measure(plan, world)?;
+        world.progress.finish();
+        Ok(report)
+    })?;
+    std::io::stdout().write_all(render(&report).as_bytes())?;
+    let verified = report.results.iter().all(|one| one.verified);
+    Ok(if verified { Verdict::Fine } else { Verdict::Failed })
+}
+
+/// One row: a path, its small and its large WRITE.
+struct Row<'a> {
+    name: String,
+    small: Option<&'a CaseOutcome>,
+    large: Option<&'a CaseOutcome>,
+}
+
+fn rows(report: &Report) -> Vec<Row<'_>> {
+    let find = |way: Way, link: &str, kind: Kind| {
+        report.results.iter().find(|one| one.way() == way && one.link == link && one.kind == kind)
+    };
+    let mut rows = Vec::new();
+    for (way, memory) in [
+        (Way::Host, "host memory"),
+        (Way::Direct, "GPU memory, direct"),
+        (Way::Staged, "GPU memory, staged through host buffers"),
+        (Way::Naive, "GPU memory, cudaMemcpy around the transfer"),
+    ] {
+        for (link, carried) in [("udp", "UDP"), ("shm", "shared memory")] {
+            let (small, large) = (find(way, link, Kind::Latency), find(way, link, Kind::Bandwidth));
+            if small.is_some() || large.is_some() {
+                rows.push(Row { name: format!("{carried}, {memory}"), small, large });
+            }
+        }
+    }
+    rows
+}
+
+/// The summary.
+fn render(report: &Report) -> String {
+    let mut text = String::new();
+    let rows = rows(report);
+    let width = rows.iter().map(|row| row.name.len()).max().unwrap_or(0).max(TITLE.len());
+    let us = |one: Option<f64>| one.map_or_else(|| "-".to_owned(), |one| format!("{} us", figure(one)));
+    let gb = |one: Option<f64>| one.map_or_else(|| "-".to_owned(), |one| format!("{} GB/s", figure(one)));
+    let mut line = |name: &str, small: &str, large: &str, bytes: &str| {
+        let row = format!("  {name:width$}  {small:>10}  {large:>11}  {bytes:>8}");
+        let _ = writeln!(text, "{}", row.trim_end());
+    };
+    line(TITLE, "8 B", "1 MiB", "bytes");
+    if let Some(tcp) = &report.tcp {
+        line("TCP, host memory", &us(Some(tcp.half_round_trip_us)), &gb(Some(tcp.gbytes_per_s)), "");
+    }
+    for row in &rows {
+        let verified = [row.small, row.large].into_iter().flatten().all(|one| one.verified);
+        line(
+            &row.name,
+            &us(row.small.and_then(|one| one.p50_us)),
+            &gb(row.large.and_then(|one| one.gbytes_per_s)),
+            if verified { "verified" } else { "WRONG" },
+        );
+    }
+    let _ = write!(text, "\n{}", explanation(report, &rows));
+    text
+}
+
+fn explanation(report: &Report, rows: &[Row<'_>]) -> String {
+    let mut text = String::from(
+        "8 B: median one-way latency. 1 MiB: throughput of one stream of writes. Two machines would use\nUDP; processes of one machine use shared memory. The CPU moves the bytes; no RDMA NIC takes part.\n",
+    );
+    if let Some(gpu) = &report.machine.gpu {
+        let _ = writeln!(text, "GPU: {}; path of its memory: {}.", gpu.name, gpu.paths);
+    } else {
+        text.push_str("No GPU found: measured host memory only. `nobounce doctor` shows why.\n");
+    }
+    if let Some(wrong) = rows.iter().find_map(|row| row.small.or(row.large).filter(|one| !one.verified)) {
+        let _ = writeln!(text, "WRONG BYTES: {}", wrong.fault.as_deref().unwrap_or("no detail"));
+    }
+    text.push_str(
+        "\nNext:\n\
+         \x20 nobounce run -- ib_write_bw     an RDMA program, unmodified, on this NIC\n\
+         \x20 nobounce doctor                 whether GPUDirect works on this machine\n\
+         \x20 nobounce bench                  every operation and size\n",
+    );
+    text
+}
