@@ -8,7 +8,7 @@ MAKEFLAGS += --no-builtin-rules
 # rustup puts cargo here, and a fresh non-login shell does not know it yet.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-# Arguments for `make demo` and `make bench`, for instance ARGS='--op write --size 1M'.
+# Arguments for `make bench`, for instance ARGS='--op write --size 1M'.
 ARGS ?=
 # NO_INSTALL=1 forbids installing packages: what is missing is then only named.
 NO_INSTALL ?=
@@ -32,17 +32,17 @@ DESTDIR ?=
 # What `make test` runs, in this order: the cheap answers first.
 STEPS := check-format check-tree check-lints test-code test-shm test-engines test-hardware test-docs check-docs check-dependencies check-pure test-scripts
 
-.PHONY: help demo test quick long test-matrix fuzz interop vm-shell bench build install fmt setup clean $(STEPS)
+.PHONY: docs help demo test quick long test-matrix fuzz interop vm-shell bench build install fmt setup clean $(STEPS)
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-20s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo "  ARGS='...' goes to the bench; NO_INSTALL=1 installs nothing; REQUIRE=tshark,wasm fails instead of waiving."
 
-demo: ## Build the software NIC and measure it on this machine
+demo: ## Build the software NIC and show what it does on this machine
 	@tools/setup build
 	@$(MAKE) --no-print-directory build
-	$(BIN) bench $(ARGS)
+	$(BIN) demo
 
 test: ## Everything CI checks; ends with how many passed, failed and were waived
 	@tools/setup test
@@ -70,16 +70,24 @@ vm-shell: ## A shell in that machine, with nb0 at the other end of its cable (AR
 	@tools/setup test
 	tests/interop.sh shell $(ARGS)
 
-bench: build ## Run the bench without the set-up of `make demo`
+bench: build ## Measure every operation and size on this machine (ARGS)
 	$(BIN) bench $(ARGS)
 
 build: ## Build the nobounce command and the drop-in libraries, optimised
 	cargo build $(LOCKED) --release $(PACKAGES)
 	@tools/dropin $(RELEASE) $(RELEASE)/dropin
 
-install: build ## Install the command and the drop-in libraries below PREFIX
+install: build ## Install the command, the drop-in libraries, man pages and completions below PREFIX
 	install -D -m 755 $(BIN) $(DESTDIR)$(PREFIX)/bin/nobounce
 	@tools/dropin $(RELEASE) $(DESTDIR)$(PREFIX)/lib/nobounce
+	@$(BIN) generate man $(DESTDIR)$(PREFIX)/share/man/man1
+	@$(BIN) generate completions $(RELEASE)/completions
+	install -D -m 644 $(RELEASE)/completions/nobounce.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/nobounce
+	install -D -m 644 $(RELEASE)/completions/_nobounce $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_nobounce
+	install -D -m 644 $(RELEASE)/completions/nobounce.fish $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/nobounce.fish
+
+docs: ## Build the site: these pages with search, and the rustdoc beside them (target/book)
+	@tools/docs
 
 fmt: ## Format the code
 	cargo fmt --all
@@ -139,7 +147,8 @@ test-docs: ## The examples in the documentation
 	@cargo test $(LOCKED) --workspace --doc --no-fail-fast
 
 # Libraries only: the command and the library are both called nobounce, and rustdoc would write one over the other.
-check-docs: ## rustdoc with warnings denied
+check-docs: ## Pages: length, links, words, variables; rustdoc with warnings denied
+	@tools/check-docs --self-test && tools/check-docs
 	@RUSTDOCFLAGS="-D warnings" cargo doc $(LOCKED) --workspace --lib --no-deps
 
 check-dependencies: ## Licences, banned and yanked crates, advisories

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# nic/hard on our own libibverbs as if it were a hardware NIC's (docs/hardware.md): two processes, every operation, bytes checked; one
+# nic/hard on our own libibverbs as if it were a hardware NIC's (docs/guide/hardware.md): two processes, every operation, bytes checked; one
 # end in hardware's manner and the other the software NIC; GPU memory by every rung, on the stand-in driver; and errors in sentences.
 set -uo pipefail
 . "$(dirname "$0")/programs.bash"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# nb0 against a Linux kernel's own RoCE in an emulated machine (tests/vm/vm, docs/interop.md). Alone: the newest kernel and the cases that
+# nb0 against a Linux kernel's own RoCE in an emulated machine (tests/vm/vm, docs/reference/interop.md). Alone: the newest kernel and the cases that
 # take seconds; with arguments: whatever tests/vm/vm is asked for.
 set -uo pipefail
 . "$(dirname "$0")/programs.bash"

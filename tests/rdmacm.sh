@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Programs that find each other by address and port, over our librdmacm (docs/rdmacm.md): Debian's rdmacm-utils, perftest -R, UCX's
+# Programs that find each other by address and port, over our librdmacm (docs/reference/rdmacm.md): Debian's rdmacm-utils, perftest -R, UCX's
 # rdmacm module, libfabric's verbs provider; and what a program meets at the edges (tests/cm). Against the kernel's own connection
 # manager they run in tests/vm.
 set -uo pipefail

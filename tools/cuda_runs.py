@@ -105,7 +105,7 @@ def environment(stack):
         "OPAL_PREFIX": stack, "UCX_MODULE_DIR": os.path.join(stack, "lib", "ucx"),
         # Both ends are on one machine, on one GPU: without these UCX would not use an adapter.
         "UCX_NET_DEVICES": "nb0:1", "UCX_TLS": "rc,self,cuda_copy,gdr_copy",
-        # docs/mpi.md says why.
+        # docs/guide/mpi.md says why.
         "UCX_RNDV_THRESH": "8192", "UCX_FENCE_MODE": "weak", "NOBOUNCE_LOG": "warn", "UCX_WARN_UNUSED_ENV_VARS": "n",
         "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50",
     }

@@ -46,7 +46,7 @@ def judge(results):
     found = {word: [test for test, result in results.items() if result == word] for word in ("passed", "waived", "refused", "FAILED")}
     told = [f"{len(found['passed'])} of {len(results)} passed"]
     if found["refused"]:
-        told[0] += f", {len(found['refused'])} refused as documented: no window onto memory that was made without a handle type (docs/gdrcopy.md)"
+        told[0] += f", {len(found['refused'])} refused as documented: no window onto memory that was made without a handle type (docs/guide/gdrcopy.md)"
     told += [f"waived by themselves: {' '.join(found['waived'])}"] if found["waived"] else []
     told += [f"failed: {' '.join(found['FAILED'])}"] if found["FAILED"] else []
     return bool(results) and not found["FAILED"], told

@@ -14,7 +14,7 @@ import sys
 DIRECT = ("window", "copy-engine")
 
 
-# Each of the two places in the file of what a device did so far (docs/run.md): a number, a length, a text.
+# Each of the two places in the file of what a device did so far (docs/reference/json.md): a number, a length, a text.
 PLACE = 16 << 10
 
 

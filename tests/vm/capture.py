@@ -48,7 +48,7 @@ class Packet:
         return f"{SERVICES.get(self.service, self.service)} {text}"
 
     def line(self):
-        """One line for people, as docs/interop.md shows them."""
+        """One line for people, as docs/reference/interop.md shows them."""
         way = "nb0 -> rxe0" if self.from_host else "rxe0 -> nb0"
         extra = f" msn {int.from_bytes(self.rest[1:4], 'big')}" if self.syndrome() is not None else ""
         return f"{self.seconds:10.6f}  {way}  QP {self.qpn:#08x} PSN {self.psn:#08x}{' A' if self.ack_request else '  '} {self.name()}{extra}, {len(self.rest)} bytes"

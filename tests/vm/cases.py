@@ -82,7 +82,7 @@ class Bench:
 
     def peers(self, names, family=4, options=(), seconds=120, known=None):
         """Our own program for both sides, the requester on either; what was seen is compared with what is known. `known` is what a kernel
-        that asks may fail with now and then (docs/interop.md): then it is asked again, twice at most."""
+        that asks may fail with now and then (docs/reference/interop.md): then it is asked again, twice at most."""
         outputs = {}
         for server in (GUEST, HOST):
             programs = {GUEST: "peer", HOST: self.peer}
@@ -184,7 +184,7 @@ def keep(path, to, whole):
 
 
 def write_results(bench, machine, total, results):
-    """What was seen, for docs/interop.md."""
+    """What was seen, for docs/reference/interop.md."""
     with open(os.path.join(results, "seen.txt"), "w") as out:
         out.write(f"Linux {machine.release}\n")
         for name, runs, verdict, seconds in bench.cases:
@@ -277,7 +277,7 @@ def perftest_validation(bench):
     folder = os.environ.get("NOBOUNCE_PERFTEST")
     tools = ("ib_write_bw", "ib_read_bw")
     if not folder or not all(os.path.exists(os.path.join(folder, tool)) for tool in tools):
-        return bench.log("left out: NOBOUNCE_PERFTEST names no folder with a perftest of 26.04 or later (docs/interop.md)")
+        return bench.log("left out: NOBOUNCE_PERFTEST names no folder with a perftest of 26.04 or later (docs/reference/interop.md)")
     bench.machine.install([(f"validating/{tool}", os.path.join(folder, tool)) for tool in tools])
     for tool in tools:
         for words in ("-s 65536 -n 96", "-s 1048576 -n 32", "-s 4096 -n 96 -q 2", "-s 16384 -n 64 -b", "-s 8192 -n 64 -R", *(f"-s 20000 -n 64 -m {mtu}" for mtu in (256, 1024, 4096))):

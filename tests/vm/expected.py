@@ -1,7 +1,7 @@
 """What must be seen when a request is wrong: a pattern for each, by requester (nb: our NIC asks the kernel, rxe: the kernel asks us).
 
 The pattern says what the standard asks for. Where one of the kernels does something else, a second entry with the kernel's name says what,
-and docs/interop.md shows it with its packets.
+and docs/reference/interop.md shows it with its packets.
 """
 
 ACCESS = r"^REM_ACCESS_ERR, state ERR, .*completion none, state ERR; events: local access violation work queue error; in time"

@@ -83,7 +83,7 @@ def connections_lost(bench):
 @case("the connection manager: UCX's rdmacm module, and libfabric's verbs provider")
 def connections_of_libraries(bench):
     if "ucx-listener" in bench.programs:
-        # When the queue pair ends, Linux 7.2 raises "last WQE reached" more than once, and UCX 1.13 ends itself over the second (docs/interop.md).
+        # When the queue pair ends, Linux 7.2 raises "last WQE reached" more than once, and UCX 1.13 ends itself over the second (docs/reference/interop.md).
         # The best transport would be TCP where this is not said.
         words = "env UCX_NET_DEVICES={device}:1 UCX_TLS=rc_verbs,ud_verbs UCX_SOCKADDR_TLS_PRIORITY=rdmacm {ucx-listener} {server} {port}"
         by_address(bench, words, words + " 20", known="Assertion `wait_ctx->cb_id == [^']*' failed")
@@ -128,7 +128,7 @@ def connections_often(bench):
     bench.fail(f"the guest's kernel had {before} connections and queue pairs before, and has {resources(bench)} now")
 
 
-@case("connections one after the other over IPv6, which Linux 7.2 was seen not to survive (docs/interop.md)", odd=True)
+@case("connections one after the other over IPv6, which Linux 7.2 was seen not to survive (docs/reference/interop.md)", odd=True)
 def kernel_panic(bench):
     by_address(bench, "{often} {server} {port}", "{often} {server} {port} 300", family=6, seconds=120)
 

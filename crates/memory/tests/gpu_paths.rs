@@ -1,5 +1,5 @@
 //! Each kind of memory on a real GPU: its path, and transfers in both directions where there is a
-//! window. The cells of docs/paths.md, for the driver at hand.
+//! window. The cells of docs/reference/paths.md, for the driver at hand.
 
 // Allocates as CUDA programs do; `gpu_facts` prints more about the same memory.
 #[path = "../examples/gpu_facts/memory.rs"]
@@ -48,7 +48,7 @@ fn expected(name: &str) -> Expected {
 }
 
 /// Required parts of the reason where there is no window, with drivers that map no dma-bufs (580):
-/// docs/paths.md has the same words.
+/// docs/reference/paths.md has the same words.
 fn reason(name: &str) -> &'static [&'static str] {
     match name {
         "VMM, not exportable" => &["cannot be exported", "POSIX_FILE_DESCRIPTOR"],
@@ -119,7 +119,7 @@ fn every_kind_of_memory_has_the_path_of_the_table() {
         let required = GpuMemory::register(memory.addr, memory.len, &direct);
         assert_eq!(required.is_ok(), registered.paths().are_direct(), "{name}: {required:?}");
     }
-    assert!(wrong.is_empty(), "not as docs/paths.md says: {wrong:?}");
+    assert!(wrong.is_empty(), "not as docs/reference/paths.md says: {wrong:?}");
 }
 
 /// More than was allocated is refused with what there is, and nothing is registered.

@@ -1,4 +1,4 @@
-//! Every constant of the model, with its source. The table of docs/predict.md is made from this
+//! Every constant of the model, with its source. The table of docs/reference/predict-model.md is made from this
 //! list.
 
 use serde::Serialize;
@@ -128,13 +128,13 @@ constants! {
     /// The software NIC: between two messages.
     SOFT_GAP: 0.58, "us", sourced, "our measurements: 1.7 million/s";
     /// The software NIC: a short load out of GPU memory, through the window.
-    SOFT_GPU_LOAD: 1.1, "us", sourced, "our measurements: H200, load of 64 bytes (2026-11-15-h200.md, commit 843c7f7)";
+    SOFT_GPU_LOAD: 1.1, "us", sourced, "our measurements: H200, load of 64 bytes (docs/measurements, commit 843c7f7)";
     /// The software NIC: bytes of longer loads.
-    SOFT_GPU_LOAD_RATE: 0.78, "GB/s", sourced, "our measurements: H200, long loads (2026-11-15-h200.md, commit 843c7f7)";
+    SOFT_GPU_LOAD_RATE: 0.78, "GB/s", sourced, "our measurements: H200, long loads (docs/measurements, commit 843c7f7)";
     /// The software NIC: the first bytes by the copy engine.
-    SOFT_GPU_FETCH: 8.03, "us", sourced, "our measurements: H200, copy engine, 64 bytes (2026-11-15-h200.md, commit 843c7f7)";
+    SOFT_GPU_FETCH: 8.03, "us", sourced, "our measurements: H200, copy engine, 64 bytes (docs/measurements, commit 843c7f7)";
     /// The software NIC: long messages of GPU memory against those of host memory.
-    SOFT_GPU_SHARE: 0.87, "", sourced, "our measurements: H200, WRITE 1 MiB, 4.34 of 4.97 GB/s (2026-11-15-h200.md, commit 843c7f7)";
+    SOFT_GPU_SHARE: 0.87, "", sourced, "our measurements: H200, WRITE 1 MiB, 4.34 of 4.97 GB/s (docs/measurements, commit 843c7f7)";
 }
 
 #[cfg(test)]

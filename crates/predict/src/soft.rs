@@ -170,7 +170,7 @@ mod tests {
     use super::super::parts::Spec;
     use super::*;
 
-    /// docs/measurements/2026-11-15-h200.md, commit 843c7f7: WRITE on an H200, in the same run as
+    /// docs/measurements/README.md, commit 843c7f7: WRITE on an H200, in the same run as
     /// plain UDP.
     #[test]
     fn gpu_memory_is_as_on_the_machine_it_was_measured_on() {

@@ -188,7 +188,7 @@ proptest! {
     }
 
     /// Unless the direct way is bound by something that only traffic between devices meets. Which
-    /// parts these are is in docs/predict.md.
+    /// parts these are is in docs/reference/predict-model.md.
     #[test]
     fn direct_is_never_slower_than_staging_as_a_whole(parts in parts_in(vec![Memory::Gpu]), size in sizes()) {
         let (time, _) = figures(&parts, size);
@@ -278,7 +278,7 @@ fn alone_a_prediction_takes_less_than_a_millisecond() {
     }
 }
 
-/// The table of docs/predict.md: the longest read requests with which the direct way loses against
+/// The table of docs/reference/predict-model.md: the longest read requests with which the direct way loses against
 /// staging as a whole.
 #[test]
 fn short_read_requests_lose_as_documented() {

@@ -1,4 +1,4 @@
-//! Published figures against the model: the table of docs/predict.md.
+//! Published figures against the model: docs/measurements/predict-published.txt.
 
 use std::fmt::Write as _;
 
@@ -147,25 +147,29 @@ fn published_figures_are_predicted() {
     assert!(fitted * 10 < points, "{fitted} constants fitted to {points} rows");
 }
 
-/// The tables of docs/predict.md are these; `NOBOUNCE_WRITE_DOCS=1` writes them.
+/// The constants of docs/reference/predict-model.md and the rows of
+/// docs/measurements/predict-published.txt are these; `NOBOUNCE_WRITE_DOCS=1` writes them.
 #[test]
 fn the_documentation_has_these_tables() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/predict.md");
-    let before = std::fs::read_to_string(path).unwrap();
-    let mut after = before.clone();
-    for (name, table) in [("rows", rows_table()), ("constants", constants_table())] {
-        let (start, end) = (format!("<!-- {name} -->\n"), format!("<!-- end of {name} -->"));
-        let from = after.find(&start).expect("the page has a place for the table") + start.len();
-        let to = after.find(&end).expect("the place has an end");
-        after.replace_range(from..to, &table);
-    }
-    if std::env::var_os("NOBOUNCE_WRITE_DOCS").is_some() {
-        std::fs::write(path, after).unwrap();
-    } else {
-        assert!(
-            before == after,
-            "docs/predict.md is not what the model says: run this test with NOBOUNCE_WRITE_DOCS=1"
-        );
+    let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/");
+    let model = format!("{docs}reference/predict-model.md");
+    let page = std::fs::read_to_string(&model).unwrap();
+    let (start, end) = ("<!-- constants -->\n", "<!-- end of constants -->");
+    let from = page.find(start).expect("the page has a place for the table") + start.len();
+    let to = page.find(end).expect("the place has an end");
+    let mut after = page.clone();
+    after.replace_range(from..to, &constants_table());
+    let rows = format!("{docs}measurements/predict-published.txt");
+    for (path, now) in [(model, after), (rows, rows_table())] {
+        if std::env::var_os("NOBOUNCE_WRITE_DOCS").is_some() {
+            std::fs::write(path, now).unwrap();
+        } else {
+            let before = std::fs::read_to_string(&path).unwrap_or_default();
+            assert!(
+                before == now,
+                "{path} is not what the model says: run this test with NOBOUNCE_WRITE_DOCS=1"
+            );
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use crate::context::ContextObject;
 use crate::live;
 
 /// `size_t nobounce_report(char *to, size_t room)`: a JSON array with the report of each open
-/// device (docs/run.md), NUL-terminated, truncated to `room`. Returns its full length without the
+/// device (docs/reference/json.md), NUL-terminated, truncated to `room`. Returns its full length without the
 /// NUL, as `snprintf` does.
 pub(crate) unsafe extern "C" fn report(to: *mut c_char, room: usize) -> usize {
     // Cloned first: a report waits for the thread that drives the device.

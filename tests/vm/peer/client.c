@@ -156,7 +156,7 @@ static int one(enum ibv_wr_opcode opcode, uint32_t length) {
     return 0;
 }
 
-// Whether answers may be lost: the kernel never answers the repetition of a READ of no bytes (docs/interop.md).
+// Whether answers may be lost: the kernel never answers the repetition of a READ of no bytes (docs/reference/interop.md).
 static int lossy;
 
 static int every_length(enum ibv_wr_opcode opcode, uint32_t mtu, uint32_t most) {

@@ -2,7 +2,7 @@
 //!
 //! The order of a run: check the arguments, find the drop-in folder, create the folder of the run
 //! with the view in it. Then start the command, forward signals to it, and exit as it does.
-//! docs/run.md is the user documentation.
+//! docs/guide/run.md is the user documentation.
 
 pub(crate) mod args;
 mod child;

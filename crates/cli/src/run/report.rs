@@ -2,7 +2,7 @@
 //!
 //! Each device has `PID-N.open` in the folder of the run while it is open, and writes `PID-N.json`
 //! when it closes. If its process died, `PID-N.live` has its counters until shortly before.
-//! `PID.refused` lists what our libraries refused, and `PID.told` other errors. docs/run.md has the
+//! `PID.refused` lists what our libraries refused, and `PID.told` other errors. docs/reference/json.md has the
 //! format.
 
 use std::collections::BTreeMap;

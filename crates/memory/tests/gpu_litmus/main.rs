@@ -1,4 +1,4 @@
-//! Litmus tests: one for each rule of docs/visibility.md, on a real GPU.
+//! Litmus tests: one for each rule of docs/reference/visibility.md, on a real GPU.
 //!
 //! Each runs the rule's sequence as the product does, and counts stale, torn or lost words at an
 //! observer: there must be none. Then it runs a test-only copy of the sequence without the fence

@@ -33,7 +33,8 @@ pub(super) const MAX_GROUP: usize = 0xfff0 - 20 - 8;
 pub(super) const SLOT_BYTE: usize = 5;
 
 /// Index of the well-known port among the source ports.
-const WELL_KNOWN: u8 = SOURCE_PORTS as u8;
+const WELL_KNOWN: u8 = 8;
+const _: () = assert!(WELL_KNOWN as usize == SOURCE_PORTS);
 
 /// One packet of a [`TxBatch`](super::TxBatch).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,12 +5,12 @@ use nobounce_protocol::timing::Nanos;
 /// Spin time of a polling caller, or of the engine thread in its place, after the last packet or
 /// post. It is about one round trip between two processes. A shorter spin misses the reply on an
 /// idle machine. A longer one costs its own length where the peer shares the CPU
-/// (docs/measurements/progress.md).
+/// (docs/measurements/README.md).
 pub(crate) const CALLER_SPIN_NS: u64 = 10_000;
 
 /// The same for the engine thread of `thread` mode: about one iteration of a program that waits for
 /// its GPU in between. On 16 CPUs NCCL's all-reduce of 8 B takes 15 us with it and 57 us with 10 us
-/// (docs/measurements/progress.md).
+/// (docs/measurements/README.md).
 pub(crate) const THREAD_SPIN_NS: u64 = 50_000;
 
 /// Maximum backoff: waits without a spin after fruitless ones. Where the peer shares the CPU, a

@@ -285,7 +285,7 @@ fn allocation_of_any_length_is_cut_off() {
     goes_on(&rig, &a, &b);
 }
 
-/// The remaining gap (docs/visibility.md, «What is not promised»): a freed short allocation is
+/// The remaining gap (docs/reference/visibility.md, «What is not promised»): a freed short allocation is
 /// reused at once, before the GPU-memory watcher's next round. Arrivals may then reach the new
 /// owner, as with a NIC that maps the memory by dma-buf. They stay inside the registered range, and
 /// end within the documented time.

@@ -1,4 +1,4 @@
-//! Rules 2, 3, 9 and 10 of docs/visibility.md: before a message is announced, the device has called
+//! Rules 2, 3, 9 and 10 of docs/reference/visibility.md: before a message is announced, the device has called
 //! `GpuWindow::complete` for every window that the message was stored through.
 //!
 //! The stand-in's GPU says here that it gives no write ordering (attribute 118 is 0). `complete`

@@ -19,6 +19,7 @@ mod config;
 mod datagram;
 mod host;
 mod linger;
+mod recovery;
 mod request;
 mod requester;
 mod responder;

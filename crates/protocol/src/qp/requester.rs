@@ -14,6 +14,7 @@
 use std::collections::VecDeque;
 
 use super::completion::{Completion, Nak, Status};
+use super::recovery::Recovery;
 use super::request::{LocalWork, Operation, PostError, SendRequest};
 use super::rtt::Rtt;
 use super::window::CongestionWindow;
@@ -51,26 +52,6 @@ struct Fetches {
     asked: usize,
     /// Started READs and atomics that are incomplete, for fences.
     open: usize,
-}
-
-/// Loss detection and retransmission.
-#[derive(Debug, Default)]
-struct Recovery {
-    last_progress: Nanos,
-    probe_at: Option<Nanos>,
-    probes: u32,
-    send_probe: bool,
-    rnr_until: Option<Nanos>,
-    retries: u8,
-    rnr_retries: u8,
-    /// When a NAK without progress arrived, or cost a retry.
-    stalled_since: Option<Nanos>,
-    /// The window before silence closed it, to restore if nothing was lost.
-    undo: Option<CongestionWindow>,
-    /// Losses before this PSN have already shrunk the window.
-    recovery_point: u64,
-    /// PSN and time of the last rewind, so that one loss does not cause two.
-    rewound: Option<(u64, Nanos)>,
 }
 
 #[derive(Debug)]
@@ -129,7 +110,7 @@ impl Requester {
         (self.una, self.next, self.sent_top, self.top) = (first, first, first, first);
         self.asked = first;
         self.window = CongestionWindow::new(params.mtu);
-        self.refill_retries(params);
+        self.recovery.refill_retries(params);
     }
 
     /// Posts a request. The caller has checked the state.
@@ -467,7 +448,7 @@ impl Requester {
                 if repeated || self.recovery.rnr_until.is_some() {
                     return ResponseOutcome::Taken; // everything will be sent again anyway
                 }
-                if self.una == before && self.stalled(now, params) && !self.spend_retry() {
+                if self.una == before && self.recovery.stalled(now, params) && !self.recovery.spend_retry() {
                     return ResponseOutcome::Failed(Status::RetryExceeded);
                 }
                 self.loss();
@@ -620,30 +601,8 @@ impl Requester {
         self.recovery.probes = 0;
         self.recovery.rewound = None;
         self.recovery.stalled_since = None;
-        self.refill_retries(params);
+        self.recovery.refill_retries(params);
         self.arm_probe(now);
-    }
-
-    fn refill_retries(&mut self, params: &Params) {
-        self.recovery.retries = params.retry_cnt;
-        self.recovery.rnr_retries = params.rnr_retry;
-    }
-
-    /// Whether an ACK timeout has passed without progress since the first NAK, or since the last
-    /// retry that NAKs cost. A burst of NAKs, forged ones included, must not use up the retries.
-    fn stalled(&mut self, now: Nanos, params: &Params) -> bool {
-        let since = *self.recovery.stalled_since.get_or_insert(now);
-        let stalled = timing::ack_timeout(params.timeout).is_some_and(|limit| now >= since + limit);
-        if stalled {
-            self.recovery.stalled_since = Some(now);
-        }
-        stalled
-    }
-
-    fn spend_retry(&mut self) -> bool {
-        let left = self.recovery.retries > 0;
-        self.recovery.retries = self.recovery.retries.saturating_sub(1);
-        left
     }
 
     /// A response overtook data that should have come before it: that data is lost. Request it
@@ -710,7 +669,7 @@ impl Requester {
         }
         if self.transport_deadline(params).is_some_and(|at| at <= now) {
             out.counters.local_ack_timeout_err += 1;
-            if !self.spend_retry() {
+            if !self.recovery.spend_retry() {
                 return ResponseOutcome::Failed(Status::RetryExceeded);
             }
             self.window.on_timeout();

@@ -9,7 +9,7 @@ const CAPTURES: [&[u8]; 4] = [
     include_bytes!("../data/rxe.pcap"),
     include_bytes!("../data/rxe-mtu4096.pcap"),
     include_bytes!("../data/rxe-ipv6.pcap"),
-    include_bytes!("../../../../docs/interop/connections-7.2.pcap"),
+    include_bytes!("../../../../docs/reference/interop/connections-7.2.pcap"),
 ];
 
 fn messages() -> Vec<(MessageKind, Mad)> {

@@ -1,7 +1,7 @@
 //! The facts of one machine: everything the checks use, and nothing else.
 //!
 //! Facts are read once (`sysfs`, and probes of the command), can be saved, sent and replayed.
-//! docs/doctor.md describes the file.
+//! docs/reference/doctor.md describes the file.
 
 mod gpu;
 mod kernel;

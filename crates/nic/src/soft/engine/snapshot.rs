@@ -1,6 +1,6 @@
 //! Snapshots of a device's counters that survive a killed process. They live in a memory-mapped
 //! file, so that a snapshot costs no system call. The launcher reads it when there is no report
-//! (docs/run.md).
+//! (docs/reference/json.md).
 
 use std::cmp::Reverse;
 use std::collections::HashMap;

@@ -48,12 +48,12 @@ impl fmt::Display for Standstill {
                 f,
                 "CUDA has not come back from a call for {} s: another thread of this process copies synchronously, frees memory or loads a kernel, \
                  and waits for kernels that may wait for these bytes; do so before or after communication, or let the memory have a window \
-                 (docs/visibility.md)",
+                 (docs/reference/visibility.md)",
                 inside.as_secs()
             ),
             Self::Queue => f.write_str(
                 "the GPU has the copy and does not get to it: it is stuck, or the copy stands behind work that waits for these bytes, in a queue that \
-                 streams share (CUDA_DEVICE_MAX_CONNECTIONS=32 gives more queues); memory that has a window needs no copy (docs/visibility.md)",
+                 streams share (CUDA_DEVICE_MAX_CONNECTIONS=32 gives more queues); memory that has a window needs no copy (docs/reference/visibility.md)",
             ),
         }
     }

@@ -1,4 +1,4 @@
-//! Device reports, written to a folder for the launcher (`NOBOUNCE_REPORT`; docs/run.md describes
+//! Device reports, written to a folder for the launcher (`NOBOUNCE_REPORT`; docs/reference/json.md describes
 //! the files).
 //!
 //! Opening a device creates a marker. The report replaces it when the device closes: with its last
