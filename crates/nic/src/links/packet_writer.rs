@@ -62,7 +62,7 @@ pub struct PacketSpace<'a> {
     /// Its bytes.
     pub bytes: Sink<'a>,
     /// The initial CRC; `None` for a packet that needs no ICRC. The caller extends it over the
-    /// packet and passes it to [`PacketWriter::commit`].
+    /// packet and passes it to [`TxBatch::commit`](super::TxBatch::commit).
     pub crc: Option<u32>,
 }
 

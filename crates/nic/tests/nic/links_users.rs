@@ -111,7 +111,7 @@ fn another_user_who_comes_by_shared_memory_is_sent_away() {
         guest.wait().unwrap();
         (heard, counter(&to, "shm_refused"))
     };
-    assert_eq!(come(65534), ("b'bye' b''".to_owned(), 1));
+    assert_eq!(come(65534), ("b'no!' b''".to_owned(), 1));
     assert_eq!(come(0), ("stays".to_owned(), 1), "our own user may");
 }
 
