@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # nic/hard on our own libibverbs as if it were a hardware NIC's (docs/guide/hardware.md): two processes, every operation, bytes checked; one
-# end in hardware's manner and the other the software NIC; GPU memory by every rung, on the stand-in driver; and errors in sentences.
+# end in hardware's manner and the other the software NIC; GPU memory by every method, on the stand-in driver; and errors in sentences.
 set -uo pipefail
 . "$(dirname "$0")/programs.bash"
 build
@@ -40,7 +40,7 @@ else
 fi
 kill "$server"
 
-# GPU memory, rung by rung.
+# GPU memory, method by method.
 gpu=(NOBOUNCE_VERBS="$dropin" NOBOUNCE_CUDA="$(realpath "$target/debug/libfake_cuda.so")")
 on_gpu=(--device nb0 --memory gpu --kind latency --size 4K --iters 20)
 says '^path of GPU memory: direct \(dma-buf\)$' 0 "${gpu[@]}" -- "${on_gpu[@]}" --op write,read

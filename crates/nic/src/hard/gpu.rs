@@ -18,7 +18,7 @@ use super::refusal::Refusal;
 use super::stage::Shadow;
 
 /// The direct methods, in fallback order.
-pub(crate) const RUNGS: [Mechanism; 2] = [Mechanism::DmaBuf, Mechanism::Peermem];
+pub(crate) const METHODS: [Mechanism; 2] = [Mechanism::DmaBuf, Mechanism::Peermem];
 
 pub(crate) fn register(
     pd: &Pd,
@@ -67,7 +67,7 @@ fn climb(
     access: Access,
 ) -> (Option<(NonNull<verbs::Mr>, Path)>, Vec<Refusal>) {
     let mut refusals = Vec::new();
-    for method in RUNGS {
+    for method in METHODS {
         match step(pd, memory, access, method) {
             Ok(reached) => return (Some(reached), refusals),
             Err(reason) => refusals.push(Refusal { method, reason }),
@@ -84,7 +84,7 @@ fn step(
     access: Access,
     method: Mechanism,
 ) -> Result<(NonNull<verbs::Mr>, Path), String> {
-    let raw = try_rung(pd, memory, access, method)?;
+    let raw = try_method(pd, memory, access, method)?;
     match proof::of(pd, memory.gpu(), method) {
         ProofResult::Proved => Ok((raw, Path::Direct(method))),
         ProofResult::Untried(why) => Ok((raw, Path::Believed(method, Reason::new(why)))),
@@ -97,7 +97,7 @@ fn step(
 }
 
 /// Registers the memory by one method, or returns the reason for the failure.
-pub(crate) fn try_rung(
+pub(crate) fn try_method(
     pd: &Pd,
     memory: &GpuMemory,
     access: Access,

@@ -16,7 +16,7 @@ use nobounce_protocol::wire::Psn;
 use nobounce_verbs as verbs;
 
 use super::cq::Cq;
-use super::gpu::try_rung;
+use super::gpu::try_method;
 use super::memory::Pd;
 use super::qp::Qp;
 use super::stage::Shadow;
@@ -88,7 +88,7 @@ fn prove(pd: &Pd, gpu: &Arc<Gpu>, method: Mechanism) -> Result<ProofResult, Proo
     host.write_at(0, &pattern).map_err(untried)?;
     // Drop order: deregister before the memory is freed.
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
-    let there = ProofRegion::new(pd, try_rung(pd, &memory, access, method).map_err(untried)?);
+    let there = ProofRegion::new(pd, try_method(pd, &memory, access, method).map_err(untried)?);
     let here = pd.register_range(host.as_mut_ptr().cast(), host.len(), access).map_err(untried)?;
     let here = ProofRegion::new(pd, here);
     let loopback = Loopback::make(pd).map_err(ProofResult::Untried)?;

@@ -13,7 +13,7 @@ use tracing::{Dispatch, Event, Level, Metadata, Subscriber, span};
 
 use super::tests::{ALL, LEN, calls, gpu_memory, open, register};
 use super::{Call, Lie, world};
-use crate::hard::gpu::RUNGS;
+use crate::hard::gpu::METHODS;
 use crate::hard::{Cq, Device, Mr, Qp, RegisterError, standin};
 use crate::work::{QpLimits, RecvRequest, SendRequest, Sge};
 
@@ -66,7 +66,7 @@ fn each_rung_that_fails_gives_way_to_the_next_and_its_reason_is_kept() {
     ] {
         assert!(reason.as_str().contains(words), "{reason}");
     }
-    assert_eq!(mr.refusals().iter().map(|refusal| refusal.method).collect::<Vec<_>>(), RUNGS);
+    assert_eq!(mr.refusals().iter().map(|refusal| refusal.method).collect::<Vec<_>>(), METHODS);
     assert!(!format!("{mr:?}").contains("not by"), "the path has it: {mr:?}");
     // Peers get no access: their writes into the shadow would go unnoticed.
     let shadow = calls().into_iter().rev().find_map(|call| match call {
