@@ -34,7 +34,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "HOST[:PORT]", conflicts_with = "listen", help_heading = "Where")]
     pub(crate) peer: Option<String>,
 
-    /// Serve `--peer` clients at this address [default: all addresses, port 14791]
+    /// Serve `--peer` clients at this address [default: that of the device, port 14791]
     #[arg(long, value_name = "ADDR:PORT", num_args = 0..=1, default_missing_value = "", help_heading = "Where")]
     pub(crate) listen: Option<String>,
 

@@ -19,7 +19,7 @@ const LARGE: u64 = 1 << 20;
 ///
 /// Starts a second process on this machine and writes to its memory: 8 B for latency, 1 MiB for
 /// bandwidth, over UDP and over shared memory. With a GPU, measures its memory both direct and
-/// staged through host buffers. Takes about half a minute.
+/// staged through host buffers. Takes ten seconds, with a GPU half a minute.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct DemoArgs {}
 
@@ -118,7 +118,7 @@ fn explanation(report: &Report, rows: &[Row<'_>]) -> String {
     if let Some(gpu) = &report.machine.gpu {
         let _ = writeln!(text, "GPU: {}; path of its memory: {}.", gpu.name, gpu.paths);
     } else {
-        text.push_str("No GPU found: measured host memory only. `nobounce doctor` shows why.\n");
+        text.push_str("No GPU found: measured host memory only.\n");
     }
     if let Some(wrong) = rows.iter().find_map(|row| row.small.or(row.large).filter(|one| !one.verified)) {
         let _ = writeln!(text, "WRONG BYTES: {}", wrong.fault.as_deref().unwrap_or("no detail"));

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use nobounce::{Connection, MessageError, Region, RemoteRegion};
+use nobounce_topology::clean;
 use serde::{Deserialize, Serialize};
 
 use super::case::{Kind, Op, Place, Wait};
@@ -25,6 +26,33 @@ pub(super) struct Work {
     pub(super) size: u64,
     pub(super) wait: Wait,
     pub(super) seed: u64,
+}
+
+/// Most bytes of messages that the serving end registers for a client.
+const MAX_SERVED: u64 = 2 << 30;
+/// Most messages of one round: hours, and far below what a counter holds.
+const MAX_MESSAGES: u64 = 1 << 40;
+
+impl Work {
+    /// Checks what a client asks for; it may be anyone who reaches the port.
+    pub(super) fn check(&self, queue_pairs: usize) -> anyhow::Result<()> {
+        let bytes = u64::try_from(queue_pairs).ok().and_then(|count| self.size.checked_mul(count.max(1)));
+        if !bytes.is_some_and(|bytes| bytes <= MAX_SERVED) {
+            bail!(
+                "refused {queue_pairs} queue pairs with messages of {} bytes: at most {MAX_SERVED} bytes together",
+                self.size
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Checks a round that a client asks for.
+pub(super) fn check_round(round: Round) -> anyhow::Result<()> {
+    if round.messages == 0 || round.messages > MAX_MESSAGES {
+        bail!("refused a round of {} messages: 1 to {MAX_MESSAGES} are allowed", round.messages);
+    }
+    Ok(())
 }
 
 /// One step of the protocol: `Tcp`, answered by `TcpPort`, and no more. Over several devices it
@@ -88,7 +116,7 @@ pub(super) fn hear_ready(connection: &Connection) -> anyhow::Result<()> {
 
 pub(super) fn hear_checked(connection: &Connection) -> anyhow::Result<(Result<(), String>, f64)> {
     match hear(connection)? {
-        Step::Checked(verdict, cpu) => Ok((verdict, cpu)),
+        Step::Checked(verdict, cpu) => Ok((verdict.map_err(|why| clean(&why)), cpu)),
         other => bail!("bench peer: expected Checked, got {other:?}"),
     }
 }
@@ -99,7 +127,7 @@ pub(super) fn exchange_regions(connection: &Connection, ours: &Region) -> anyhow
         Ok(theirs) => Ok(theirs),
         // Something else than a region came: it says why.
         Err(error @ MessageError::Order { .. }) => match hear(connection)? {
-            Step::Sorry(why) => bail!("the bench peer refused: {why}"),
+            Step::Sorry(why) => bail!("the bench peer refused: {}", clean(&why)),
             _ => Err(error.into()),
         },
         Err(error) => Err(error.into()),
@@ -110,5 +138,27 @@ pub(super) fn hear_counted(connection: &Connection) -> anyhow::Result<EndCounted
     match hear(connection)? {
         Step::Counted(counted) => Ok(counted),
         other => bail!("bench peer: expected Counted, got {other:?}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn work(size: u64) -> Work {
+        Work { op: Op::Write, kind: Kind::Latency, place: Place::Host, size, wait: Wait::Cq, seed: 1 }
+    }
+
+    #[test]
+    fn a_client_cannot_ask_for_all_memory_or_for_ever() {
+        assert!(work(8 << 20).check(64).is_ok() && work(1 << 30).check(2).is_ok());
+        for (size, queue_pairs) in
+            [(u64::MAX - 63, 1), (3_000_000_000, 1), (1 << 30, 3), (u64::MAX, usize::MAX)]
+        {
+            assert!(work(size).check(queue_pairs).is_err(), "{size} {queue_pairs}");
+        }
+        let round = |messages| Round { index: 0, messages, checked: false };
+        assert!(check_round(round(1)).is_ok() && check_round(round(1 << 40)).is_ok());
+        assert!(check_round(round(0)).is_err() && check_round(round(1 << 62)).is_err());
     }
 }

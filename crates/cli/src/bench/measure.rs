@@ -10,7 +10,7 @@ use super::busy::cpu_seconds;
 use super::case::{Amount, Case, CaseResult, CpuUse, Interval, Kind, Link, Measure, Samples};
 use super::counted::{Counted, EndCounted};
 use super::drive::WINDOW;
-use super::exchange::{Step, Work, hear, hear_checked, hear_counted, hear_ready, say};
+use super::exchange::{Step, Work, check_round, hear, hear_checked, hear_counted, hear_ready, say};
 use super::gpu_visible;
 use super::peer::{self, Child, PeerArgs};
 use super::rails;
@@ -309,10 +309,12 @@ pub(super) fn serve(connection: Connection, devices: &[Device], here: IpAddr) ->
         // Report the refusal to the requesting end if it still listens; it is logged here too.
         let _ = say(connection, &Step::Sorry(format!("{why:#}")));
     };
+    work.check(connection.lanes()).inspect_err(refuse)?;
     let side = connections.open(work, false, refuse)?;
     loop {
         match hear(connection)? {
             Step::Round(round) => {
+                check_round(round)?;
                 side.prepare(round)?;
                 say(connection, &Step::Ready)?;
                 let before = cpu_seconds();

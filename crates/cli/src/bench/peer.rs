@@ -117,7 +117,9 @@ pub(crate) fn child(args: &PeerArgs) -> anyhow::Result<()> {
 
 /// `--listen`: serves one client after the other until it is interrupted.
 pub(super) fn listen(devices: &[Device], addr: &str, port: u16) -> anyhow::Result<()> {
-    let listener = devices[0].listen_with((addr, port), &options())?;
+    // Without an address: that of the device, which is loopback unless --addr names another.
+    let addr = if addr.is_empty() { devices[0].nic().local().to_string() } else { addr.to_owned() };
+    let listener = devices[0].listen_with((addr.as_str(), port), &options())?;
     let at: Vec<String> = devices.iter().map(|device| device.nic().local().to_string()).collect();
     println!("serving on {}, device address {}; stop with Ctrl-C", listener.local_addr(), at.join(" and "));
     serve_all(&listener, devices)

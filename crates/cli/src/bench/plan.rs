@@ -278,7 +278,7 @@ fn ends(args: &BenchArgs) -> Result<Ends, PlanError> {
         return Err(PlanError::ListenTakesNoCases(flag));
     }
     if text.is_empty() {
-        return Ok(Ends::Listen { addr: "0.0.0.0".to_owned(), port: DEFAULT_PORT });
+        return Ok(Ends::Listen { addr: String::new(), port: DEFAULT_PORT });
     }
     let (addr, port) = host_port("listen", text)?;
     Ok(Ends::Listen { addr, port })

@@ -20,6 +20,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::Context;
 use nobounce::Config;
+use nobounce::nic::links::OpenError;
 use nobounce::nic::links::fault::FaultConfig;
 
 use self::args::RunArgs;
@@ -113,6 +114,9 @@ fn check(args: &RunArgs) -> anyhow::Result<Vec<IpAddr>> {
         None => vec![Config::default().addr],
     };
     for addr in &addrs {
+        if addr.is_unspecified() {
+            anyhow::bail!("{}", OpenError::Unspecified { addr: *addr });
+        }
         // Any port will do: this only tests whether the address is local.
         if let Err(error) = std::net::UdpSocket::bind((*addr, 0)) {
             anyhow::bail!(
