@@ -56,8 +56,8 @@ pub enum OpenError {
     },
     /// `0.0.0.0` and `::` cannot be used.
     #[error(
-        "{addr} stands for every address of this machine, but the check sum of each packet covers the one address it is \
-         sent from: name that one"
+        "{addr} stands for every address of this machine, but the checksum (ICRC) of a packet covers its source \
+         address: specify one address"
     )]
     Unspecified {
         /// The requested address.
