@@ -37,7 +37,7 @@ impl Work {
     /// Checks what a client asks for; it may be anyone who reaches the port.
     pub(super) fn check(&self, queue_pairs: usize) -> anyhow::Result<()> {
         let bytes = u64::try_from(queue_pairs).ok().and_then(|count| self.size.checked_mul(count.max(1)));
-        if !bytes.is_some_and(|bytes| bytes <= MAX_SERVED) {
+        if bytes.is_none_or(|bytes| bytes > MAX_SERVED) {
             bail!(
                 "refused {queue_pairs} queue pairs with messages of {} bytes: at most {MAX_SERVED} bytes together",
                 self.size
