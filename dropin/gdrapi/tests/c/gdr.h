@@ -84,6 +84,7 @@ struct info_v2 {
     X(int, cuMemHostAlloc, (void **, size_t, unsigned))              \
     X(int, cuMemFree_v2, (uint64_t))                                 \
     X(int, cuMemcpyHtoD_v2, (uint64_t, const void *, size_t))        \
+    X(int, cuCtxSynchronize, (void))                                 \
     X(int, cuMemcpyDtoH_v2, (void *, uint64_t, size_t))
 
 #define DECLARE(result, name, arguments) static result(*name) arguments;
@@ -162,6 +163,13 @@ static struct mapped map(gdr_t g, uint64_t at, size_t size) {
 static void unmap(gdr_t g, struct mapped *mapped) {
     GIVES(0, gdr_unmap(g, mapped->mh, mapped->va, mapped->size));
     GIVES(0, gdr_unpin_buffer(g, mapped->mh));
+}
+
+/* Puts bytes into GPU memory by CUDA. From pageable memory the call returns before they are there: without the wait they
+   could land on what is stored through the mapping next. */
+static void put(uint64_t at, const void *bytes, size_t size) {
+    GIVES(0, cuMemcpyHtoD_v2(at, bytes, size));
+    GIVES(0, cuCtxSynchronize());
 }
 
 /* What the GPU says is at an address. */

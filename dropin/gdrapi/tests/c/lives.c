@@ -97,7 +97,7 @@ static void copies(void) {
     static unsigned char wanted[SIZE], got[SIZE];
     struct memory memory = allocate(SIZE);
     pattern(wanted, SIZE, 1);
-    GIVES(0, cuMemcpyHtoD_v2(memory.at, wanted, SIZE));
+    put(memory.at, wanted, SIZE);
     struct mapped m = map(g, memory.at, SIZE);
     GIVES(0, gdr_copy_from_mapping(m.mh, got, m.at, SIZE));
     CHECK(!memcmp(got, wanted, SIZE));
@@ -137,7 +137,7 @@ static void small(void) {
     memset(others, 0x3C, sizeof others);
     for (int i = 0; i < 8; i++) {
         GIVES(0, cuMemAlloc_v2(&at[i], 512));
-        GIVES(0, cuMemcpyHtoD_v2(at[i], others, sizeof others));
+        put(at[i], others, sizeof others);
         if (at[i] % GPU_PAGE) inside = at[i];
     }
     CHECK(inside);
@@ -228,7 +228,7 @@ static void part(void) {
     void *va;
     struct info_v2 info;
     pattern(wanted, SIZE, 31);
-    GIVES(0, cuMemcpyHtoD_v2(memory.at, wanted, SIZE));
+    put(memory.at, wanted, SIZE);
     GIVES(0, gdr_pin_buffer(g, memory.at, SIZE, 0, 0, &mh));
     GIVES(0, gdr_map(g, mh, &va, SHOWN));
     GIVES(0, gdr_get_info_v2(g, mh, &info));
@@ -365,7 +365,7 @@ static void freed(void) {
     CHECK(!memcmp(got, wanted, SIZE));
     for (int i = 0; i < 4; i++) {
         next[i] = allocate(SIZE);
-        GIVES(0, cuMemcpyHtoD_v2(next[i].at, fresh, SIZE));
+        put(next[i].at, fresh, SIZE);
     }
     GIVES(0, gdr_copy_to_mapping(m.mh, m.at, wanted, SIZE));
     ((volatile uint32_t *)m.at)[0] = 0xDEAD;

@@ -132,7 +132,7 @@ static double long_read(void) {
     static unsigned tries;
     pattern(source, MIB, 61 + tries++);
     memset(target, 0, MIB);
-    GIVES(0, cuMemcpyHtoD_v2(large.at, source, MIB));
+    put(large.at, source, MIB);
     for (int i = 0; i < READS; i++) {
         double start = now();
         GIVES(0, gdr_copy_from_mapping(m.mh, target, m.at, MIB));

@@ -60,7 +60,7 @@ static void both_ways(struct vmm *vmm, struct mapped *m, size_t size) {
     unsigned char *wanted = malloc(size), *got = malloc(size);
     CHECK(wanted && got && size > AT + PIECE);
     pattern(wanted, size, 41);
-    GIVES(0, cuMemcpyHtoD_v2(vmm->at, wanted, size));
+    put(vmm->at, wanted, size);
     GIVES(0, gdr_copy_from_mapping(m->mh, got, m->at, size));
     CHECK(!memcmp(got, wanted, size));
     pattern(wanted + AT, PIECE, 42);
@@ -97,7 +97,7 @@ static void exportable(void) {
     /* What is created next, perhaps at the same address, is other memory. */
     next = create(SIZE, POSIX_FD);
     pattern(fresh, SIZE, 45);
-    GIVES(0, cuMemcpyHtoD_v2(next.at, fresh, SIZE));
+    put(next.at, fresh, SIZE);
     GIVES(0, gdr_copy_to_mapping(whole.mh, whole.at, before, SIZE));
     holds(next.at, fresh, SIZE);
     unmap(g, &whole);
