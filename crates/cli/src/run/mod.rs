@@ -15,6 +15,7 @@ mod scratch;
 mod view;
 
 use std::net::IpAddr;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
@@ -38,7 +39,9 @@ pub(crate) fn main(args: &RunArgs) -> anyhow::Result<ExitCode> {
         format!("cannot create a directory for this run in {}; set TMPDIR to another one", parent.display())
     })?;
     let (view, reports) = (scratch.path().join("view"), scratch.path().join("report"));
-    std::fs::create_dir(&reports)
+    std::fs::DirBuilder::new()
+        .mode(0o700)
+        .create(&reports)
         .and_then(|()| view::make(&view, &addrs, &view::System::here()))
         .with_context(|| {
             format!("cannot create the directories of the run in {}", scratch.path().display())

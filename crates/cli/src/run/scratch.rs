@@ -1,7 +1,9 @@
 //! The folder of one run: private, and removed after it. A killed run leaves its folder behind; the
 //! next run removes it.
 
+use std::collections::hash_map::RandomState;
 use std::fs::{self, File};
+use std::hash::{BuildHasher as _, Hasher as _};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -10,6 +12,11 @@ use std::path::{Path, PathBuf};
 const PREFIX: &str = "nobounce-run-";
 /// Names in use are skipped; so many in a row indicate another problem.
 const ATTEMPTS: u32 = 100;
+
+/// A number that other users cannot guess: they must not take the names of our folders first.
+fn random() -> u64 {
+    RandomState::new().build_hasher().finish()
+}
 
 /// A folder that is locked for the lifetime of this value, and removed with it.
 #[derive(Debug)]
@@ -24,9 +31,9 @@ impl Scratch {
     pub(crate) fn new(parent: &Path) -> io::Result<Self> {
         remove_leftovers(parent);
         for attempt in 0..ATTEMPTS {
-            let path = parent.join(format!("{PREFIX}{}-{attempt}", std::process::id()));
-            // Readable for others: the command may change its user. Nothing in it is secret.
-            match fs::DirBuilder::new().mode(0o755).create(&path) {
+            let path = parent.join(format!("{PREFIX}{}-{:016x}-{attempt}", std::process::id(), random()));
+            // Others may pass, not list: the command may change its user and look at the view of sysfs.
+            match fs::DirBuilder::new().mode(0o711).create(&path) {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
                 Err(error) => return Err(error),

@@ -3,6 +3,8 @@
 use std::fs::File;
 use std::io::{self, BufWriter};
 use std::net::IpAddr;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -18,6 +20,8 @@ use super::{Link, RxDatagram, TxBatch};
 pub const DEFAULT_LIMIT: u64 = 256 << 20;
 /// Flush interval in nanoseconds, while there is traffic.
 const FLUSH_NS: u64 = 1_000_000_000;
+/// Recorders that write files of one name, at most.
+const MAX_RECORDERS: u32 = 1000;
 /// File header: magic, version, zone, snap length, link type.
 const FILE_HEADER: u64 = 24;
 /// Maximum overhead per packet in bytes: record, Ethernet, IPv6 and UDP headers.
@@ -66,10 +70,9 @@ impl Recorder {
     /// # Errors
     /// The file cannot be made.
     pub fn create(path: &Path, local: IpAddr, limit: u64) -> Result<Self, CaptureError> {
-        let path = path_of_process(path);
-        let opened =
-            File::create(&path).and_then(|file| Writer::new(BufWriter::with_capacity(1 << 16, file)));
-        let writer = match opened {
+        let first = path_of_process(path);
+        let (path, file) = open_unused(&first).map_err(|source| CaptureError { path: first, source })?;
+        let writer = match Writer::new(BufWriter::with_capacity(1 << 16, file)) {
             Ok(writer) => writer,
             Err(source) => return Err(CaptureError { path, source }),
         };
@@ -95,6 +98,28 @@ impl<L: Link> PcapLink<L> {
     pub fn new(inner: L, recorder: Recorder) -> Self {
         Self { inner, recorder, packets: 0, missed: 0 }
     }
+}
+
+/// Opens a file for writing that no other recorder writes: the first of `trace.pcap`,
+/// `trace.1.pcap`, ... without a lock. Two libraries of one process (libibverbs and librdmacm) know
+/// nothing of each other's files.
+fn open_unused(first: &Path) -> io::Result<(PathBuf, File)> {
+    let numbered = (1..MAX_RECORDERS).map(|number| {
+        let ending = first.extension().map(|ending| format!(".{}", ending.display())).unwrap_or_default();
+        first.with_extension(format!("{number}{ending}"))
+    });
+    for path in std::iter::once(first.to_owned()).chain(numbered) {
+        // For this user alone: it holds payload. Not through a link that another user may have made.
+        let mut options = File::options();
+        options.write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+        let file = options.open(&path)?;
+        // SAFETY: the call takes a descriptor and a number.
+        if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
+            file.set_len(0)?;
+            return Ok((path, file));
+        }
+    }
+    Err(io::Error::other("too many recorders write to files of this name"))
 }
 
 /// The path with the process ID substituted, and a number appended if this process has used the
@@ -284,6 +309,24 @@ mod tests {
         assert_eq!(path_of_process(name), Path::new(&format!("/x/y-{pid}.pcap")));
         assert_eq!(path_of_process(name), Path::new(&format!("/x/y-{pid}.1.pcap")));
         assert_eq!(path_of_process(Path::new("/x/plain")), Path::new("/x/plain"));
+    }
+
+    /// Two libraries of one process, or two processes, that were given one name.
+    #[test]
+    fn a_file_that_is_being_written_is_left_alone() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let file = TempCapture::new("shared");
+        let second = TempCapture(file.0.with_extension("1.pcap"));
+        let first = Recorder::create(&file.0, HERE, DEFAULT_LIMIT).unwrap();
+        let other = Recorder::create(&file.0, HERE, DEFAULT_LIMIT).unwrap();
+        assert_eq!((&first.lock().path, &other.lock().path), (&file.0, &second.0));
+        assert_eq!(std::fs::metadata(&file.0).unwrap().permissions().mode() & 0o777, 0o600);
+        drop((first, other));
+        let again = Recorder::create(&file.0, HERE, DEFAULT_LIMIT).unwrap();
+        assert_eq!(again.lock().path, file.0, "an old capture is replaced");
+        let link = TempCapture::new("link");
+        std::os::unix::fs::symlink(&file.0, &link.0).unwrap();
+        assert!(Recorder::create(&link.0, HERE, DEFAULT_LIMIT).is_err(), "a link is not followed");
     }
 
     #[test]

@@ -211,3 +211,21 @@ fn a_full_file_system_does_not_end_the_program() {
     std::fs::remove_dir_all(folder).unwrap();
     assert!(status.success(), "{status}");
 }
+
+/// A program that opens and closes devices one after the other, as test suites do: each leaves its
+/// report.
+#[test]
+fn every_device_of_a_process_leaves_a_report() {
+    if role().is_some() {
+        for round in 0..3 {
+            let (a, b) = pair(&format!("127.67.10.{}", round + 1), 4096, MTU);
+            crate::common::check_write(&a, &b, 1, 4096);
+        }
+        return;
+    }
+    let (names, files) = left_by("opens", "every_device_of_a_process_leaves_a_report");
+    let reports = names.iter().filter(|name| name.ends_with(".json")).count();
+    assert_eq!((reports, names.len()), (6, 6), "{names:?}");
+    let sent: u64 = files.values().map(|report| field(report, "packets_sent").parse::<u64>().unwrap()).sum();
+    assert!(sent >= 6, "{sent}");
+}

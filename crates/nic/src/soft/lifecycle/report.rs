@@ -5,9 +5,10 @@
 //! object, or at a normal process exit without a close (`exit.rs`). A marker that stays belongs to
 //! a process that died. The snapshot file beside it has the device's latest totals (`snapshot.rs`).
 
-use std::fs::{self, File};
+use std::fs::{self, OpenOptions};
 use std::io::{self, Write as _};
 use std::net::IpAddr;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -25,6 +26,14 @@ pub(crate) struct Report {
     /// The fields known at open.
     head: String,
     written: AtomicBool,
+}
+
+/// How files of the folder are opened: for this user, and never through a link that another one may
+/// have put there.
+fn private() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.write(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+    options
 }
 
 impl Report {
@@ -47,7 +56,11 @@ impl Report {
         // another name.
         for n in 0..MAX_REPORTS {
             let marker = folder.join(format!("{pid}-{n}.open"));
-            match File::create_new(&marker) {
+            // The report of a device that this process has closed already.
+            if marker.with_extension("json").exists() {
+                continue;
+            }
+            match private().create_new(true).open(&marker) {
                 Ok(mut file) => {
                     writeln!(file, "{{{head}}}")?;
                     return Ok(Self { marker, head, written: AtomicBool::new(false) });
@@ -80,7 +93,7 @@ impl Report {
         // Renamed into place: a reader of the folder sees a complete report or the marker, never
         // neither.
         let partly = self.marker.with_extension("part");
-        fs::write(&partly, report)?;
+        private().create(true).truncate(true).open(&partly)?.write_all(report.as_bytes())?;
         fs::rename(&partly, self.marker.with_extension("json"))?;
         let _ = fs::remove_file(self.marker.with_extension("live")); // may not exist
         fs::remove_file(&self.marker)
