@@ -32,8 +32,7 @@ done
 
 # One packet in a hundred is lost, on the way there and back: reliable connections do not show it.
 options=(--fault loss=0.01,seed=7)
-pair ibv_rc_pingpong -g 0 -c -e -n 300
-pair ibv_srq_pingpong -g 0 -c -e -q 4 -n 100
+# (The pingpongs of ibverbs-utils exit without agreeing on the end: where the last acknowledgement is lost, the other end rightly fails.)
 pair ib_write_bw -F -n 500
 expect '[1-9][0-9]* retransmission' "$folder/client" "ib_write_bw with losses: nothing was sent again"
 pair ib_read_bw -F -n 200

@@ -619,7 +619,9 @@ impl<L: Link> Link for ShmLink<L> {
         let Self { inner, incoming, .. } = self;
         let has_ring = |src: IpAddr| {
             incoming.iter().any(|one| {
-                one.connection.is_some() && one.ring.as_ref().is_some_and(|(hello, _)| hello.src == src)
+                one.ring.as_ref().is_some_and(|(hello, _)| hello.src == src)
+                    // A peer that has just closed its ring goes on by UDP.
+                    && one.connection.as_ref().is_some_and(|connection| rendezvous::is_quiet(connection))
             })
         };
         let from_inside = inner.receive(&mut |datagram| {

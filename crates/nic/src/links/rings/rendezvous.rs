@@ -140,6 +140,15 @@ pub(in crate::links) fn close_doors(listener: &OwnedFd) {
     unsafe { libc::shutdown(listener.as_raw_fd(), libc::SHUT_RD) };
 }
 
+/// Whether the connection is open and nothing unread is on it, such as a goodbye.
+pub(in crate::links) fn is_quiet(connection: &OwnedFd) -> bool {
+    let mut byte = 0_u8;
+    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    // SAFETY: one writable byte.
+    let got = unsafe { libc::recv(connection.as_raw_fd(), (&raw mut byte).cast(), 1, flags) };
+    got < 0 && io::Error::last_os_error().kind() == io::ErrorKind::WouldBlock
+}
+
 /// Whether the peer process runs as our user.
 pub(in crate::links) fn is_ours(connection: &OwnedFd) -> bool {
     let mut peer = libc::ucred { pid: 0, uid: libc::uid_t::MAX, gid: libc::gid_t::MAX };
@@ -343,9 +352,12 @@ mod tests {
         send_file(&there, 4096, ring.as_raw_fd()).unwrap();
         assert!(matches!(take(&here), Came::File(4096, file) if shared_file::is_sound(&file, 4096)));
         assert!(matches!(take(&here), Came::Nothing));
+        assert!(is_quiet(&here));
         shut_down(&there);
+        assert!(!is_quiet(&here), "a goodbye is on it");
         assert!(matches!(take(&here), Came::Goodbye));
         drop(there);
+        assert!(!is_quiet(&here), "it is closed");
         assert!(matches!(take(&here), Came::End));
     }
 
