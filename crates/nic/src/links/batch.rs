@@ -59,28 +59,27 @@ impl TxBatch {
         shape: PacketShape,
         payload: PayloadSource<'_>,
     ) -> Option<PacketSpace<'_>> {
-        self.wire.abort();
         if !self.fits(shape.len) {
             return None;
         }
-        let in_ring =
-            if to.ring.is_some() && !self.spilled { self.rings.begin(to, shape, payload) } else { None };
-        let reserved = match in_ring {
-            Some(reserved) => reserved,
-            None if to.ring.is_none() => self.wire.begin(to, shape, payload)?,
-            None if shape.packets == 1 && matches!(payload, PayloadSource::Copy) => {
-                self.spilled = true;
-                self.wire.begin(to, shape, payload)?
+        if to.ring.is_some() {
+            if !self.spilled
+                && let Some(reserved) = self.rings.begin(to, shape, payload)
+            {
+                return Some(self.space(reserved));
             }
-            None => return None,
-        };
+            if shape.packets > 1 || !matches!(payload, PayloadSource::Copy) {
+                return None;
+            }
+            self.spilled = true;
+        }
+        let reserved = self.wire.begin(to, shape, payload)?;
         Some(self.space(reserved))
     }
 
     /// Space for a run of packets, with one header and one ICRC; only in a ring with room.
     pub fn begin_run(&mut self, ring: &Arc<PeerRing>, shape: PacketShape) -> Option<PacketSpace<'_>> {
         let to = PacketDestination { addr: &ANY, port_hint: 0, ring: Some(ring) };
-        self.wire.abort();
         let takes = !self.spilled && self.fits(shape.len);
         let reserved = takes.then(|| self.rings.begin(&to, shape, PayloadSource::Copy)).flatten()?;
         Some(self.space(reserved))

@@ -203,7 +203,7 @@ impl<L> ShmLink<L> {
                 Ok(Some(connection)) => (connection, false),
                 Ok(None) => break,
                 // No descriptor is left: the spare one serves to refuse. A connection that stays in
-                // the backlog would never be read, and would wake us for ever.
+                // the backlog would never be read, and would keep the listener readable.
                 Err(_) => {
                     drop(self.spare.take());
                     let Ok(Some(connection)) = rendezvous::accept(listener) else { break };
@@ -617,6 +617,8 @@ impl<L: Link> Link for ShmLink<L> {
         }
         self.since_inside = 0;
         let Self { inner, incoming, .. } = self;
+        // Asked once per call for packets of one source.
+        let mut asked: Option<(IpAddr, bool)> = None;
         let has_ring = |src: IpAddr| {
             incoming.iter().any(|one| {
                 one.ring.as_ref().is_some_and(|(hello, _)| hello.src == src)
@@ -625,7 +627,10 @@ impl<L: Link> Link for ShmLink<L> {
             })
         };
         let from_inside = inner.receive(&mut |datagram| {
-            if has_ring(datagram.src) {
+            let known = asked.filter(|(src, _)| *src == datagram.src).map(|(_, known)| known);
+            let beside = known.unwrap_or_else(|| has_ring(datagram.src));
+            asked = Some((datagram.src, beside));
+            if beside {
                 sink(&RxDatagram { arrival: Arrival::BesideRing, ..*datagram });
             } else {
                 sink(datagram);

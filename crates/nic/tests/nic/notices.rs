@@ -359,7 +359,7 @@ impl Link for Panicking {
     }
 }
 
-/// A program that waits for events learns that its device is dead, instead of waiting for ever.
+/// A program that waits for events learns that its device is dead.
 #[test]
 fn a_panic_of_an_engine_thread_is_a_fatal_event() {
     let broken = std::sync::Arc::new(AtomicBool::new(false));

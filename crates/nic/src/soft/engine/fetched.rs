@@ -148,7 +148,7 @@ pub(crate) fn build_fetched(
     }
     let built = if staged {
         let bytes = &slice.chunk[slice.at..slice.at + piece.len];
-        build_copy(entry, tx, transmit, bytes, Built::Done(BytePath::Staged))
+        build_copy(entry, tx, transmit, bytes, BytePath::Staged)
     } else {
         build_in_place(entry, tx, transmit, &slice)
     };
@@ -267,13 +267,14 @@ pub(crate) fn build_in_place(
     let (at, shape) = (*at, shape_of(transmit));
     let len = transmit.payload.len() as usize;
     let payload = &chunk[at..at + len];
-    let done = Built::Done(BytePath::Direct(Mechanism::CopyEngine));
+    let path = BytePath::Direct(Mechanism::CopyEngine);
+    let done = Built::Done(path);
     if entry.route.ring.is_some() {
         if build_leased(entry, tx, transmit, 1, slice) {
             return done;
         }
         // Copy into the peer's ring, as the kernel would copy into a socket buffer.
-        return build_copy(entry, tx, transmit, payload, done);
+        return build_copy(entry, tx, transmit, payload, path);
     }
     let full = len == entry.qp.attr().path_mtu.bytes() as usize;
     if shape.head == BTH_LEN && full && *has_gaps {
@@ -310,9 +311,7 @@ fn build_mixed(
 ) -> Result<Built, Nak> {
     let after = entry.owner().after;
     match mixed::gather(entry, regions, (serial, offset), transmit.payload.len() as usize) {
-        Ok(Gathered::All(bytes)) => {
-            Ok(build_copy(entry, tx, transmit, &bytes, Built::Done(BytePath::Staged)))
-        }
+        Ok(Gathered::All(bytes)) => Ok(build_copy(entry, tx, transmit, &bytes, BytePath::Staged)),
         Ok(Gathered::Pending) => Ok(Built::Pending { after, starved: false }),
         Ok(Gathered::Starved) => Ok(Built::Pending { after, starved: true }),
         Err(nak) => {

@@ -68,19 +68,19 @@ pub(crate) fn build_gathered(
     write(entry, tx, transmit, |out, crc| gather(entry, regions, (transmit.payload, message), out, crc))
 }
 
-/// Builds a packet of these payload bytes.
+/// Builds a packet of these payload bytes, which took that path.
 pub(crate) fn build_copy(
     entry: &QueuePair,
     tx: &mut TxBatch,
     transmit: &Transmit,
     bytes: &[u8],
-    done: Built,
+    path: BytePath,
 ) -> Built {
     let written = write(entry, tx, transmit, |mut out, crc| {
         out.put(0, bytes);
-        Ok((extend_crc(crc, bytes), BytePath::Staged))
+        Ok((extend_crc(crc, bytes), path))
     });
-    if matches!(written, Ok(Some(BY_CPU))) { BY_CPU } else { done }
+    written.ok().flatten().unwrap_or(BY_CPU)
 }
 
 /// Builds a packet in the batch; `copy` writes the payload and extends the CRC over it. Nothing if
