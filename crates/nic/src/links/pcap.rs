@@ -4,7 +4,6 @@ use std::fs::File;
 use std::io::{self, BufWriter};
 use std::net::IpAddr;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -15,6 +14,7 @@ use nobounce_protocol::wire::{Header, ICRC_LEN, Parsed, ROCE_PORT};
 
 use super::rings::PeerRing;
 use super::{Link, RxDatagram, TxBatch};
+use crate::process::private_file;
 
 /// The size at which a capture stops unless told otherwise: 256 MiB.
 pub const DEFAULT_LIMIT: u64 = 256 << 20;
@@ -109,10 +109,8 @@ fn open_unused(first: &Path) -> io::Result<(PathBuf, File)> {
         first.with_extension(format!("{number}{ending}"))
     });
     for path in std::iter::once(first.to_owned()).chain(numbered) {
-        // For this user alone: it holds payload. Not through a link that another user may have made.
-        let mut options = File::options();
-        options.write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-        let file = options.open(&path)?;
+        // It holds payload. Truncated once it is locked.
+        let file = private_file::options().create(true).truncate(false).open(&path)?;
         // SAFETY: the call takes a descriptor and a number.
         if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
             file.set_len(0)?;

@@ -3,5 +3,6 @@
 pub(crate) mod cpu;
 pub(crate) mod eventfd;
 pub(crate) mod fork;
+pub(crate) mod private_file;
 pub(crate) mod random;
 pub(crate) mod users;

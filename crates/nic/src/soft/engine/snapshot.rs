@@ -8,7 +8,6 @@ use std::fs::File;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{Ordering, fence};
@@ -17,6 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use nobounce_protocol::timing::{MILLISECOND, Nanos};
 
 use crate::links::now_ns;
+use crate::process::private_file;
 use crate::soft::engine::Engine;
 use crate::soft::engine::timer::Timer;
 use crate::soft::engine::totals::{self, Totals};
@@ -46,7 +46,7 @@ unsafe impl Send for Snapshots {}
 impl Snapshots {
     /// Creates the file.
     pub(crate) fn create(path: &Path, now: Nanos) -> io::Result<Self> {
-        let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(path)?;
+        let file = private_file::options().read(true).create_new(true).open(path)?;
         let len = 2 * SNAPSHOT_PLACE;
         allocate(&file, len)?;
         let (rights, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);

@@ -5,14 +5,14 @@
 //! object, or at a normal process exit without a close (`exit.rs`). A marker that stays belongs to
 //! a process that died. The snapshot file beside it has the device's latest totals (`snapshot.rs`).
 
-use std::fs::{self, OpenOptions};
+use std::fs;
 use std::io::{self, Write as _};
 use std::net::IpAddr;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::links::now_ns;
+use crate::process::private_file;
 use crate::soft::engine::snapshot::Snapshots;
 use crate::soft::engine::totals::{Totals, head, text_of};
 
@@ -26,14 +26,6 @@ pub(crate) struct Report {
     /// The fields known at open.
     head: String,
     written: AtomicBool,
-}
-
-/// How files of the folder are opened: for this user, and never through a link that another one may
-/// have put there.
-fn private() -> OpenOptions {
-    let mut options = OpenOptions::new();
-    options.write(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-    options
 }
 
 impl Report {
@@ -60,7 +52,7 @@ impl Report {
             if marker.with_extension("json").exists() {
                 continue;
             }
-            match private().create_new(true).open(&marker) {
+            match private_file::options().create_new(true).open(&marker) {
                 Ok(mut file) => {
                     writeln!(file, "{{{head}}}")?;
                     return Ok(Self { marker, head, written: AtomicBool::new(false) });
@@ -93,7 +85,7 @@ impl Report {
         // Renamed into place: a reader of the folder sees a complete report or the marker, never
         // neither.
         let partly = self.marker.with_extension("part");
-        private().create(true).truncate(true).open(&partly)?.write_all(report.as_bytes())?;
+        private_file::options().create(true).truncate(true).open(&partly)?.write_all(report.as_bytes())?;
         fs::rename(&partly, self.marker.with_extension("json"))?;
         let _ = fs::remove_file(self.marker.with_extension("live")); // may not exist
         fs::remove_file(&self.marker)
