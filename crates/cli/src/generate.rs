@@ -12,8 +12,8 @@ use clap_complete::Shell;
 /// What to generate, and where to.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct GenerateArgs {
-    /// man: one page per subcommand; completions: for bash, zsh and fish
-    #[arg(value_parser = ["man", "completions"])]
+    /// man: one page per subcommand; completions: for bash, zsh and fish; reference: cli.md
+    #[arg(value_parser = ["man", "completions", "reference"])]
     what: String,
     /// Output directory; created if missing
     folder: PathBuf,
@@ -25,6 +25,7 @@ pub(crate) fn main<C: CommandFactory>(args: &GenerateArgs) -> anyhow::Result<()>
     fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     match args.what.as_str() {
         "man" => man(&C::command(), folder),
+        "reference" => Ok(fs::write(folder.join("cli.md"), reference(&C::command()))?),
         _ => completions(&mut C::command(), folder),
     }
 }
@@ -60,8 +61,7 @@ fn shown(command: &Command) -> impl Iterator<Item = &Command> {
 }
 
 /// The page docs/reference/cli.md.
-#[cfg_attr(not(test), allow(dead_code))]
-pub(crate) fn reference(command: &Command) -> String {
+fn reference(command: &Command) -> String {
     let mut text = String::from(
         "# Command line\n\nGenerated from the built-in help; `nobounce COMMAND --help` prints the same text.\n",
     );
@@ -69,7 +69,9 @@ pub(crate) fn reference(command: &Command) -> String {
         let _ = write!(text, "\n## nobounce {}\n\n", sub.get_name());
         let about = sub.get_long_about().or_else(|| sub.get_about());
         if let Some(about) = about {
-            let _ = writeln!(text, "{}\n", about.to_string().trim_end());
+            let about = about.to_string();
+            about.trim_end().lines().for_each(|line| wrap(&mut text, line));
+            text.push('\n');
         }
         let _ = writeln!(
             text,
@@ -89,6 +91,24 @@ pub(crate) fn reference(command: &Command) -> String {
         }
     }
     text
+}
+
+/// Adds a paragraph in lines of at most 100 columns.
+fn wrap(text: &mut String, paragraph: &str) {
+    let mut column = 0;
+    for word in paragraph.split(' ') {
+        let len = word.chars().count();
+        if column > 0 && column + 1 + len > 100 {
+            text.push('\n');
+            column = 0;
+        } else if column > 0 {
+            text.push(' ');
+            column += 1;
+        }
+        text.push_str(word);
+        column += len;
+    }
+    text.push('\n');
 }
 
 fn name_of(arg: &Arg) -> String {

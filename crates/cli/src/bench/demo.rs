@@ -26,11 +26,10 @@ pub(crate) struct DemoArgs {}
 /// The command.
 pub(crate) fn main(_args: &DemoArgs) -> anyhow::Result<Verdict> {
     let has_gpu = matches!(nobounce::memory::gpu::Gpu::by_ordinal(0), Ok(Some(_)));
-    let sizes = |text: &str| text.parse::<Sizes>().map_err(anyhow::Error::msg);
     let args = BenchArgs {
         op: vec![Op::Write],
         kind: vec![Kind::Latency, Kind::Bandwidth],
-        size: vec![sizes("8")?, sizes("1M")?],
+        size: vec![Sizes(vec![SMALL, LARGE])],
         link: vec![Link::Udp.name().to_owned(), Link::Shm.name().to_owned()],
         busy: Some(0),
         memory: has_gpu.then_some(Memory::Gpu),
@@ -107,11 +106,11 @@ fn render(report: &Report) -> String {
             if verified { "verified" } else { "WRONG" },
         );
     }
-    let _ = write!(text, "\n{}", explanation(report, &rows));
+    let _ = write!(text, "\n{}", explanation(report));
     text
 }
 
-fn explanation(report: &Report, rows: &[Row<'_>]) -> String {
+fn explanation(report: &Report) -> String {
     let mut text = String::from(
         "8 B: median one-way latency. 1 MiB: throughput of one stream of writes. Two machines would use\nUDP; processes of one machine use shared memory. The CPU moves the bytes; no RDMA NIC takes part.\n",
     );
@@ -120,7 +119,7 @@ fn explanation(report: &Report, rows: &[Row<'_>]) -> String {
     } else {
         text.push_str("No GPU found: measured host memory only.\n");
     }
-    if let Some(wrong) = rows.iter().find_map(|row| row.small.or(row.large).filter(|one| !one.verified)) {
+    for wrong in report.results.iter().filter(|one| !one.verified) {
         let _ = writeln!(text, "WRONG BYTES: {}", wrong.fault.as_deref().unwrap_or("no detail"));
     }
     text.push_str(
@@ -130,4 +129,26 @@ fn explanation(report: &Report, rows: &[Row<'_>]) -> String {
          \x20 nobounce bench                  every operation and size\n",
     );
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::flow_tests::sample_report;
+    use super::*;
+
+    #[test]
+    fn every_path_has_a_row_and_wrong_bytes_are_named() {
+        let mut report = sample_report();
+        let kinds = |report: &Report| {
+            let text = render(report);
+            (text.matches("verified").count(), text.matches("WRONG").count(), text)
+        };
+        let (fine, wrong, text) = kinds(&report);
+        assert!(fine > 0 && wrong == 0 && text.contains("host memory"), "{text}");
+        // The large message alone is wrong.
+        let large = report.results.iter_mut().find(|one| one.kind == Kind::Bandwidth).unwrap();
+        (large.verified, large.fault) = (false, Some("byte 7 is wrong".into()));
+        let (_, wrong, text) = kinds(&report);
+        assert!(wrong == 2 && text.contains("WRONG BYTES: byte 7 is wrong"), "{text}");
+    }
 }
