@@ -7,6 +7,7 @@ use std::os::fd::AsRawFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use crate::common::unreliable::{QKEY, uc_pair, ud_end_with};
 use crate::common::{
@@ -289,7 +290,12 @@ fn a_mad_peer_breaks_its_own_connection_only() {
     let (mut deaths, mut failures, mut left) = (0, 0, Vec::new());
     b.fill(0x5a);
     let before = resident();
-    for n in 0..30_000_u32 {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    for n in 0_u32.. {
+        // Where the engine's thread gets little CPU time, most packets find a dead queue pair or no room.
+        if n >= 30_000 && (deaths > 10 || Instant::now() > deadline) {
+            break;
+        }
         if n == 0 || victim.state() == QpState::Error {
             deaths += u32::from(n > 0);
             // Completions go with the reset.
