@@ -22,7 +22,7 @@ impl Epoll {
     /// Adds a descriptor; it is also readable when its peer is gone.
     pub(super) fn add(&self, fd: RawFd) -> io::Result<()> {
         let events = (libc::EPOLLIN | libc::EPOLLRDHUP).cast_unsigned();
-        let mut event = libc::epoll_event { events, u64: 0 };
+        let mut event = libc::epoll_event { events, u64: u64::from(fd.cast_unsigned()) };
         // SAFETY: two open descriptors and a valid event, which is copied.
         if unsafe { libc::epoll_ctl(self.fd(), libc::EPOLL_CTL_ADD, fd, &raw mut event) } < 0 {
             return Err(io::Error::last_os_error());
@@ -35,6 +35,14 @@ impl Epoll {
         // SAFETY: two descriptors; no event is needed to take one out. One that is not in the set
         // changes nothing.
         unsafe { libc::epoll_ctl(self.fd(), libc::EPOLL_CTL_DEL, fd, std::ptr::null_mut()) };
+    }
+
+    /// A member that is readable now.
+    pub(super) fn next_ready(&self) -> Option<RawFd> {
+        let mut event = libc::epoll_event { events: 0, u64: 0 };
+        // SAFETY: room for one event.
+        let found = unsafe { libc::epoll_wait(self.fd(), &raw mut event, 1, 0) } > 0;
+        found.then_some(event.u64).and_then(|fd| RawFd::try_from(fd).ok())
     }
 
     /// Whether one of them is readable now.

@@ -7,8 +7,10 @@ mod forward;
 mod batch;
 mod epoll;
 pub mod fault;
+mod handover;
 mod host_addresses;
 mod icrc_writers;
+mod inbox;
 mod open_error;
 mod outbox;
 mod packet_writer;
@@ -21,6 +23,7 @@ mod slot;
 #[cfg(test)]
 mod stub;
 pub mod udp;
+mod unix;
 mod wire_packets;
 
 pub use batch::{MAX_PACKET, TxBatch};

@@ -1,13 +1,14 @@
 //! Handovers that wait because the owner's queue is full.
 //!
-//! By default the kernel queues ten datagrams in a Unix socket (`net.unix.max_dgram_qlen`), few
-//! against the UDP socket that received the packets. The receiving device keeps the others for a
-//! moment: services without retransmission would lose messages otherwise.
+//! The send buffer of a Unix socket is small against the UDP socket that received the packets. The
+//! receiving device keeps the others for a moment: services without retransmission would lose
+//! messages otherwise.
 
 use std::collections::VecDeque;
 
+use super::handover::{GroBurst, Handover};
 use super::now_ns;
-use super::slot::{GroBurst, Handover, Slot, SlotOwner};
+use super::slot::{Slot, SlotOwner};
 
 /// Maximum bytes kept. Beyond it packets are dropped, as with a full socket buffer.
 const MAX_BYTES: usize = 1 << 20;
@@ -32,7 +33,7 @@ pub(super) struct Outbox {
 
 impl Outbox {
     /// Hands packets to their owner, now or a little later, in order.
-    pub(super) fn hand_over(&mut self, from: &Slot, owner: SlotOwner, run: &GroBurst<'_>) -> Handover {
+    pub(super) fn hand_over(&mut self, from: &mut Slot, owner: SlotOwner, run: &GroBurst<'_>) -> Handover {
         if !self.letters.iter().any(|letter| letter.owner == owner) {
             match from.hand_over(owner, run) {
                 Handover::Full => self.retry_at = now_ns() + RETRY_NS,
@@ -58,7 +59,7 @@ impl Outbox {
     }
 
     /// Tries again, if it is time.
-    pub(super) fn retry(&mut self, from: &Slot) {
+    pub(super) fn retry(&mut self, from: &mut Slot) {
         let now = now_ns();
         if now < self.retry_at {
             return;
@@ -87,7 +88,7 @@ impl Outbox {
 
 #[cfg(test)]
 mod tests {
-    use super::super::slot::TAKE_BUFFER;
+    use super::super::handover::TAKE_BUFFER;
     use super::*;
 
     fn claimed() -> Slot {
@@ -98,18 +99,25 @@ mod tests {
 
     #[test]
     fn what_finds_a_full_queue_arrives_later_and_in_order() {
-        let (from, to) = (claimed(), claimed());
+        let (mut from, mut to) = (claimed(), claimed());
         let mut outbox = Outbox::default();
-        let letters: Vec<_> = (0..200_u8).map(|n| vec![n; 2000]).collect();
-        let run = |bytes| GroBurst { src: [127, 0, 0, 1].into(), src_port: 1, ip_id: 0, segment: 100, bytes };
-        for bytes in &letters {
-            assert_eq!(outbox.hand_over(&from, SlotOwner::Slot(to.number()), &run(bytes)), Handover::Done);
+        let mut letters = Vec::new();
+        fn run(bytes: &[u8]) -> GroBurst<'_> {
+            GroBurst { src: [127, 0, 0, 1].into(), src_port: 1, ip_id: 0, segment: 100, bytes }
+        }
+        while outbox.letters.len() < 10 {
+            let bytes = vec![u8::try_from(letters.len() % 251).unwrap(); 20_000];
+            assert_eq!(
+                outbox.hand_over(&mut from, SlotOwner::Slot(to.number()), &run(&bytes)),
+                Handover::Done
+            );
+            letters.push(bytes);
         }
         assert!(outbox.next_retry().is_some(), "more than fit the queue");
         let mut buffer = vec![0; TAKE_BUFFER];
         let mut got = Vec::new();
         while got.len() < letters.len() {
-            outbox.retry(&from);
+            outbox.retry(&mut from);
             while let Some(Some(run)) = to.take(&mut buffer) {
                 got.push(run.bytes.to_vec());
             }
@@ -120,17 +128,17 @@ mod tests {
 
     #[test]
     fn it_keeps_no_more_than_so_much_and_nothing_for_the_dead() {
-        let (from, to) = (claimed(), claimed());
+        let (mut from, to) = (claimed(), claimed());
         let mut outbox = Outbox::default();
         let bytes = vec![1; 60_000];
         let run =
             GroBurst { src: [127, 0, 0, 1].into(), src_port: 1, ip_id: 0, segment: 1000, bytes: &bytes };
-        while outbox.hand_over(&from, SlotOwner::Slot(to.number()), &run) == Handover::Done {}
+        while outbox.hand_over(&mut from, SlotOwner::Slot(to.number()), &run) == Handover::Done {}
         assert!(outbox.bytes <= MAX_BYTES && outbox.bytes > MAX_BYTES - 60_000);
         let kept = outbox.letters.len() as u64;
         drop(to);
         outbox.retry_at = 0;
-        outbox.retry(&from);
+        outbox.retry(&mut from);
         assert!(outbox.is_empty());
         assert_eq!((outbox.bytes, outbox.lost), (0, kept * 60));
     }

@@ -40,6 +40,10 @@ impl Services {
         &self.bound
     }
 
+    pub(super) fn bound_mut(&mut self) -> &mut [ServiceName] {
+        &mut self.bound
+    }
+
     /// The descriptor that becomes readable.
     pub(super) fn fd(&self) -> RawFd {
         self.set.fd()

@@ -23,7 +23,7 @@ use doorbells::ShmDoorbells;
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
 use nobounce_memory::{Source, shared_file};
@@ -32,6 +32,7 @@ use self::fallbacks::Fallbacks;
 use super::batch::MAX_PACKET;
 use super::epoll::Epoll;
 use super::rings::{PeerRing, rendezvous, ring};
+use super::unix::{self, Accepted, Listener};
 use super::wire_packets::SLOT_BYTE;
 use super::{Arrival, Capabilities, Departed, Doorbells, Link, OpenError, RxDatagram, TxBatch};
 use crate::links::rings::exports::ExportedFiles;
@@ -163,7 +164,7 @@ struct Counted {
 #[derive(Debug)]
 pub struct ShmLink<L> {
     inner: L,
-    listener: Option<NotInherited>,
+    listener: Option<Listener>,
     /// Readable on a new connection, a closed one or a doorbell.
     poll: Epoll,
     outgoing: Vec<OutgoingRing>,
@@ -183,35 +184,21 @@ pub struct ShmLink<L> {
     sent: bool,
     /// Some reader needs a wake-up.
     wakes: bool,
-    /// A descriptor to give up when there is no other.
-    spare: Option<OwnedFd>,
     /// Consecutive polls of the inner link that found nothing.
     quiet_looks: u32,
     counted: Counted,
 }
 
-/// A descriptor of no use.
-fn spare() -> Option<OwnedFd> {
-    std::fs::File::open("/dev/null").ok().map(OwnedFd::from)
-}
-
 impl<L> ShmLink<L> {
     fn take_new(&mut self) {
-        let Some(listener) = &self.listener else { return };
-        loop {
-            let (connection, is_short) = match rendezvous::accept(listener) {
-                Ok(Some(connection)) => (connection, false),
-                Ok(None) => break,
-                // No descriptor is left: the spare one serves to refuse. A connection that stays in
-                // the backlog would never be read, and would keep the listener readable.
-                Err(_) => {
-                    drop(self.spare.take());
-                    let Ok(Some(connection)) = rendezvous::accept(listener) else { break };
-                    (connection, true)
-                }
+        let Some(listener) = &mut self.listener else { return };
+        while let Some(accepted) = listener.accept() {
+            let (connection, is_short) = match accepted {
+                Accepted::Connection(connection) => (connection, false),
+                Accepted::ToRefuse(connection) => (connection, true),
             };
             let accepted = !is_short
-                && rendezvous::is_ours(&connection)
+                && unix::is_ours(&connection)
                 && self.incoming.len() < MOST_RINGS
                 && self.poll.add(connection.as_raw_fd()).is_ok();
             if accepted {
@@ -220,10 +207,8 @@ impl<L> ShmLink<L> {
                 self.counted.refused += 1;
                 rendezvous::refuse(&connection);
                 drop(connection);
+                listener.restore_spare();
             }
-        }
-        if self.spare.is_none() {
-            self.spare = spare();
         }
     }
 
@@ -232,7 +217,7 @@ impl<L> ShmLink<L> {
     /// like a killed process.
     fn part(&mut self) {
         if let Some(listener) = &self.listener {
-            rendezvous::close_doors(listener);
+            listener.close_doors();
         }
         self.take_new();
         for connection in self.incoming.iter().filter_map(|incoming| incoming.connection.as_ref()) {
@@ -266,7 +251,6 @@ impl<L: Link> ShmLink<L> {
             since_inside: 0,
             sent: false,
             wakes: false,
-            spare: spare(),
             quiet_looks: 0,
             counted: Counted::default(),
         })
@@ -274,7 +258,7 @@ impl<L: Link> ShmLink<L> {
 
     fn meet(&mut self, remote: IpAddr, slot: u8) -> io::Result<Arc<PeerRing>> {
         let connection = rendezvous::connect(remote, slot)?;
-        if !rendezvous::is_ours(&connection) {
+        if !unix::is_ours(&connection) {
             return Err(io::Error::other("it is of another user"));
         }
         let file = shared_file::create(ring::FILE_LEN)?;
@@ -493,7 +477,7 @@ impl<L: Link> Link for ShmLink<L> {
         if self.listener.is_none() {
             match rendezvous::listen(self.inner.local(), self.inner.slot()) {
                 Ok(listener) => {
-                    self.poll.add(listener.as_raw_fd()).map_err(|source| OpenError::Os {
+                    self.poll.add(listener.fd()).map_err(|source| OpenError::Os {
                         addr: self.inner.local(),
                         call: "epoll_ctl",
                         source,

@@ -20,10 +20,11 @@ use self::receive::UdpReceiver;
 use self::socket::{SockAddr, Socket};
 use self::steering::Steering;
 use self::transmit::Transmitter;
+use super::handover::{GroBurst, Handover};
 use super::host_addresses;
 use super::outbox::Outbox;
 use super::services::Services;
-use super::slot::{GroBurst, Handover, JoinLock, Slot, SlotOwner};
+use super::slot::{JoinLock, Slot, SlotOwner};
 use super::wire_packets::SLOT_BYTE;
 use super::{Arrival, Capabilities, Link, MadOwner, OpenError, RxDatagram, SOURCE_PORTS, TxBatch};
 
@@ -38,7 +39,7 @@ const FIRST_SOURCE_PORT: u16 = 0xc000;
 const PORT_STEP: u16 = 0x800;
 /// How many of them are tried.
 const PORT_TRIES: u16 = 64;
-/// Empty calls between two polls of the Unix socket while no handover arrives: saves a system call.
+/// Empty calls between two polls of the Unix sockets while no handover arrives: saves a system call.
 const HANDOVER_EVERY: u32 = 32;
 /// Maximum handovers received per call.
 const HANDOVERS: usize = 16;
@@ -112,7 +113,7 @@ pub struct UdpLink {
     transmitter: Transmitter,
     receiver: UdpReceiver,
     rx: Received,
-    /// Empty calls until the next poll of the Unix socket.
+    /// Empty calls until the next poll of the Unix sockets.
     handover_countdown: u32,
     scope: u32,
     local_ports: LocalPorts,
@@ -237,7 +238,10 @@ impl UdpLink {
             }
         }
         steering.note_handed(u64::try_from(delivered).unwrap_or(0));
-        for service in services.bound() {
+        if slot.take_departure() {
+            steering.check_soon();
+        }
+        for service in services.bound_mut() {
             for _ in 0..HANDOVERS {
                 match service.take(receiver.buffer()) {
                     Some(run) => delivered += take_run(run, None, rx, handover_countdown, sink),
@@ -293,7 +297,7 @@ impl Link for UdpLink {
             transmitter.retry(&|port| senders.get(usize::from(port)).unwrap_or(socket));
         }
         if !self.outbox.is_empty() {
-            self.outbox.retry(&self.slot);
+            self.outbox.retry(&mut self.slot);
         }
         if self.steering.has_changed() {
             let handed = self.take_handovers(sink);
@@ -343,7 +347,7 @@ impl Link for UdpLink {
         };
         let RxDatagram { src, src_port, ip_id, bytes, .. } = *datagram;
         let run = GroBurst { src, src_port, ip_id, segment: bytes.len(), bytes };
-        match self.outbox.hand_over(&self.slot, owner, &run) {
+        match self.outbox.hand_over(&mut self.slot, owner, &run) {
             Handover::NoOwner => return false,
             Handover::Done => self.rx.handed_over += 1,
             Handover::Full | Handover::Lost => self.rx.handover_lost += 1,
@@ -352,7 +356,8 @@ impl Link for UdpLink {
     }
 
     fn next_deadline(&self) -> Option<u64> {
-        [self.transmitter.next_retry(), self.outbox.next_retry()].into_iter().flatten().min()
+        let steering = self.steering.next_deadline();
+        [self.transmitter.next_retry(), self.outbox.next_retry(), steering].into_iter().flatten().min()
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
@@ -403,7 +408,7 @@ impl Drop for UdpLink {
                 return;
             }
             std::thread::sleep(LAST_RETRY_AFTER);
-            self.outbox.retry(&self.slot);
+            self.outbox.retry(&mut self.slot);
         }
     }
 }

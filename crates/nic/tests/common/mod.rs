@@ -3,6 +3,7 @@
 #![allow(clippy::cast_possible_truncation)] // patterns are bytes of larger numbers
 
 pub(crate) mod on_gpu;
+pub(crate) mod unix;
 pub(crate) mod unreliable;
 
 use std::io::Write as _;

@@ -3,10 +3,8 @@
 #![allow(clippy::cast_possible_truncation)] // small constants
 
 use std::collections::BTreeSet;
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-use crate::common::{ALL_ACCESS, End, MIB, config, connect, patterns, register, until};
+use crate::common::{ALL_ACCESS, End, MIB, config, connect, patterns, register, unix, until};
 use nobounce_memory::HostBuffer;
 use nobounce_nic::soft::{
     Access, AsyncEvent, Config, Device, LocalWork, Mtu, MwKind, QpAttr, QpEvent, QpInit, QpState, Remote,
@@ -241,11 +239,7 @@ fn what_all_engines_say_is_in_one_capture() {
 #[test]
 fn without_a_slot_for_more_one_engine_serves_all() {
     let addr = "127.95.0.10";
-    let take = |slot: usize| {
-        let name = SocketAddr::from_abstract_name(format!("nobounce/slot/{addr}/{slot}")).unwrap();
-        UnixDatagram::bind_addr(&name).unwrap()
-    };
-    let taken: Vec<_> = (2..256).map(take).collect();
+    let taken: Vec<_> = (2..256).map(|slot| unix::bind(&format!("nobounce/slot/{addr}/{slot}"))).collect();
     let (a, b) = ends(addr, 4, 4, MIB);
     assert_eq!((slots(&a).len(), slots(&b).len()), (1, 1));
     (0..4).for_each(|i| post(&a, i, Operation::Write(b.remote(0)), 0, 100_000));

@@ -4,14 +4,13 @@
 
 use std::net::{IpAddr, UdpSocket};
 use std::os::fd::AsRawFd;
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::common::unreliable::{QKEY, uc_pair, ud_end_with};
 use crate::common::{
-    End, check_write, child, config, pair_with, patterns, resident, role, unguarded, unguarded_udp, until,
+    End, check_write, child, config, pair_with, patterns, resident, role, unguarded, unguarded_udp, unix,
+    until,
 };
 use nobounce_nic::soft::{Config, LinkChoice, Mtu, Psn, QpAttr, QpState, Qpn, Status};
 use nobounce_nic::work::{Operation, QpLimits};
@@ -198,21 +197,19 @@ fn every_cause_is_counted_under_its_name_while_traffic_goes_on() {
 #[test]
 fn garbage_in_the_handover_socket_is_refused() {
     let (a, b) = two("127.57.1.1", "127.57.1.2");
-    let socket = UnixDatagram::unbound().unwrap();
     let slot = b.qps[0].qpn().get() >> 16;
-    let name = SocketAddr::from_abstract_name(format!("nobounce/slot/127.57.1.2/{slot}")).unwrap();
+    let socket = unix::connect(&format!("nobounce/slot/127.57.1.2/{slot}"));
     let give = |counter: &str, bytes: &[u8]| {
         let before = b.counter(counter);
         until(counter, || {
-            let _ = socket.send_to_addr(bytes, &name); // a full queue is tried again
+            unix::send(&socket, bytes); // a full queue is tried again
             b.quiet();
             b.counter(counter) > before
         });
     };
-    let mut handover = b"nbh1\x04".to_vec();
+    let mut handover = b"nbh2\x04".to_vec();
     handover.extend_from_slice(&[slot as u8, 0xc0, 0, 0, 0, 0, 40, 127, 57, 1, 1]);
     handover.extend_from_slice(&[0; 12]);
-    give("handover_refused", b"");
     give("handover_refused", b"garbage");
     give("handover_refused", &handover);
     give("handover_refused", &[0xff; 60_000]);

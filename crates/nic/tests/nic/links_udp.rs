@@ -222,8 +222,36 @@ fn packets_reach_their_slot_after_another_device_closed() {
     reach_all(&mut from, &mut to, 8);
 }
 
-/// Devices that receive many handovers correct the steering: each for itself, and again when
-/// another one closes or opens.
+/// Where no socket has the number of a slot, the kernel picks one by address hash. Its process may
+/// be stopped and hand nothing over: the device that moved corrects the steering.
+#[test]
+fn packets_reach_their_slot_while_others_are_stopped_and_one_has_died() {
+    let (dies, stopped, mut to) =
+        (open("127.24.3.2"), [open("127.24.3.2"), open("127.24.3.2")], open("127.24.3.2"));
+    while to.next_deadline().is_some() {
+        to.receive(&mut |d| panic!("{d:?}"));
+    }
+    drop(dies);
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(20) {
+        to.receive(&mut |d| panic!("{d:?}"));
+    }
+    for sender in 1..=8 {
+        let mut from = open(&format!("127.24.4.{sender}"));
+        let mut batch = TxBatch::new(from.capabilities());
+        (0..20).for_each(|n| assert!(put(&mut batch, to.local(), to.slot(), n, 60)));
+        from.send(&mut batch);
+        let (start, mut got) = (Instant::now(), 0);
+        while got < 20 {
+            assert!(start.elapsed() < Duration::from_secs(5), "{got} of 20 packets of sender {sender}");
+            got += to.receive(&mut |_| {});
+        }
+    }
+    assert_eq!(counter(&to, "steered_in"), 0);
+    drop(stopped);
+}
+
+/// Devices that see another one go correct the steering, each for itself.
 #[test]
 fn a_device_that_closes_before_a_younger_one_leaves_no_packets_to_the_wrong_one() {
     let mut from = open("127.24.2.1");
@@ -236,8 +264,6 @@ fn a_device_that_closes_before_a_younger_one_leaves_no_packets_to_the_wrong_one(
             to.push(open("127.24.2.2"));
         }
         let handed = |to: &[UdpLink]| to.iter().map(|l| counter(l, "steered_in")).sum::<u64>();
-        // Each attempt corrects one device, once it has received enough handovers; its next attempt
-        // waits a second.
         let start = Instant::now();
         let (mut rounds, mut quiet) = (0, 0);
         while quiet < 20 {
@@ -329,7 +355,7 @@ fn a_handed_packet_wakes_the_owner() {
         .collect();
     // SAFETY: the pointer and number describe the live list.
     let ready = unsafe { libc::poll(fds.as_mut_ptr(), libc::nfds_t::try_from(fds.len()).unwrap(), 5000) };
-    assert_eq!(ready, 1);
+    assert!(ready > 0 && fds[1].revents != 0, "{ready}");
     assert_eq!(collect(&mut owner, from.local(), 1), [(5, 60)]);
 }
 

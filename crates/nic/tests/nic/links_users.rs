@@ -25,8 +25,9 @@ fn a_handover_of_another_user_is_dropped() {
         let script = format!(
             "import os,socket\n\
              os.setuid({uid})\n\
-             s=socket.socket(socket.AF_UNIX,socket.SOCK_DGRAM)\n\
-             s.sendto(b'nbh1\\x04\\x00\\x12\\xb7\\x00\\x00\\x00\\x20\\x0a\\x01\\x02\\x03'+bytes(44),'\\0nobounce/slot/127.30.0.2/0')"
+             s=socket.socket(socket.AF_UNIX,socket.SOCK_SEQPACKET)\n\
+             s.connect('\\0nobounce/slot/127.30.0.2/0')\n\
+             s.send(b'nbh2\\x04\\x00\\x12\\xb7\\x00\\x00\\x00\\x20\\x0a\\x01\\x02\\x03'+bytes(44))"
         );
         let status = Command::new("python3").args(["-c", &script]).status().unwrap();
         assert!(status.success());
@@ -38,6 +39,56 @@ fn a_handover_of_another_user_is_dropped() {
     forged(0);
     (0..100).for_each(|_| got += to.receive(&mut |d| assert_eq!(d.src.to_string(), "10.1.2.3")));
     assert_eq!((got, counter(&to, "steered_in")), (1, 1), "the same bytes from our own user are taken");
+}
+
+/// Another user may take the name of a slot that is free. Packets for it are not handed to them.
+#[test]
+fn packets_are_not_handed_to_another_user_under_the_name_of_a_slot() {
+    // SAFETY: geteuid reads one number of this process and cannot fail.
+    if unsafe { libc::geteuid() } != 0 {
+        println!("waived (only root can become another user)");
+        return;
+    }
+    let mut to = UdpLink::open(&UdpConfig::new("127.30.0.6".parse().unwrap())).unwrap();
+    let from = std::net::UdpSocket::bind("127.30.0.7:4791").unwrap();
+    let mut gets = |uid: u32, slot: u8, counted: &str| {
+        let script = format!(
+            "import os,socket,sys\n\
+             os.setuid({uid})\n\
+             s=socket.socket(socket.AF_UNIX,socket.SOCK_SEQPACKET)\n\
+             s.bind('\\0nobounce/slot/127.30.0.6/{slot}')\n\
+             s.listen()\n\
+             print('waits',flush=True)\n\
+             sys.stdin.read()\n\
+             c,_=s.accept()\n\
+             got=b''.join(iter(lambda:c.recv(99),b''))\n\
+             print(b'payload' in got)"
+        );
+        let mut host = Command::new("python3")
+            .args(["-c", &script])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(host.stdout.take().unwrap()).lines();
+        assert_eq!(lines.next().unwrap().unwrap(), "waits");
+        let mut packet = [4, 0, 0xff, 0xff, 0, slot, 0, 2].to_vec();
+        packet.extend_from_slice(b"a payload of some bytes");
+        from.send_to(&packet, "127.30.0.6:4791").unwrap();
+        let start = std::time::Instant::now();
+        while counter(&to, counted) == 0 {
+            assert!(start.elapsed().as_secs() < 10, "not {counted}");
+            to.receive(&mut |_| {});
+        }
+        // Closes its end of the connection when the next device of the name is looked for.
+        to = UdpLink::open(&UdpConfig::new("127.30.0.6".parse().unwrap())).unwrap();
+        drop(host.stdin.take());
+        let got = lines.next().unwrap().unwrap();
+        host.wait().unwrap();
+        got
+    };
+    assert_eq!(gets(65534, 200, "no_such_slot"), "False");
+    assert_eq!(gets(0, 201, "handed_over"), "True", "one of our own user gets them");
 }
 
 #[test]

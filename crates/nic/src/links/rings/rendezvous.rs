@@ -10,9 +10,8 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-use super::super::slot::unix_name;
+use super::super::unix::{self, Listener};
 use crate::process::fork::NotInherited;
-use crate::process::users;
 
 /// Length of the message that passes a ring: magic 4, version 1, family 1, port 2, address 16.
 const HELLO: usize = 24;
@@ -25,8 +24,6 @@ const SHOWN_MAGIC: [u8; 4] = *b"nbsf";
 const GOODBYE: [u8; 3] = *b"bye";
 /// Message of a reader that cannot take the ring, and lives on.
 const REFUSAL: [u8; 3] = *b"no!";
-/// Backlog of connections not accepted yet.
-const BACKLOG: i32 = 64;
 
 /// The owner of a ring: its source address and port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,76 +65,19 @@ impl RingHello {
     }
 }
 
+/// The name under which the device of this address and slot listens.
 fn name_of(addr: IpAddr, slot: u8) -> String {
     format!("nobounce/shm/{addr}/{slot}")
 }
 
-/// Not inherited across fork: the peer sees the exit of the parent, not of the child.
-fn socket() -> io::Result<NotInherited> {
-    NotInherited::open(|| {
-        let kind = libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-        // SAFETY: no pointers are passed; the result is checked before it is owned.
-        let fd = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: `fd` was just opened and has no other owner.
-        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-    })
-}
-
 /// Listens under the name of this address and slot.
-pub(in crate::links) fn listen(addr: IpAddr, slot: u8) -> io::Result<NotInherited> {
-    let fd = socket()?;
-    let (name, len) = unix_name(&name_of(addr, slot));
-    // SAFETY: the pointer and length describe a live Unix socket address.
-    let bound = unsafe { libc::bind(fd.as_raw_fd(), (&raw const name).cast(), len) } == 0;
-    // SAFETY: the call takes a descriptor and a number.
-    if !bound || unsafe { libc::listen(fd.as_raw_fd(), BACKLOG) } < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(fd)
+pub(in crate::links) fn listen(addr: IpAddr, slot: u8) -> io::Result<Listener> {
+    Listener::bind(&name_of(addr, slot))?.ok_or_else(|| io::Error::from_raw_os_error(libc::EADDRINUSE))
 }
 
-/// Connects to the device of that address and slot. It does not block: a connection that the peer
-/// has not accepted yet suffices.
+/// Connects to the device of that address and slot.
 pub(in crate::links) fn connect(addr: IpAddr, slot: u8) -> io::Result<NotInherited> {
-    let fd = socket()?;
-    let (name, len) = unix_name(&name_of(addr, slot));
-    // SAFETY: the pointer and length describe a live Unix socket address.
-    if unsafe { libc::connect(fd.as_raw_fd(), (&raw const name).cast(), len) } < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(fd)
-}
-
-/// Accepts the next connection, if there is one.
-///
-/// # Errors
-/// There is one, but this process has no descriptor left for it.
-pub(in crate::links) fn accept(listener: &OwnedFd) -> io::Result<Option<NotInherited>> {
-    let accepted = NotInherited::open(|| {
-        let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-        let no_address = std::ptr::null_mut();
-        // SAFETY: no address is requested.
-        let fd = unsafe { libc::accept4(listener.as_raw_fd(), no_address, std::ptr::null_mut(), flags) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: a fresh descriptor that has no other owner.
-        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-    });
-    match accepted {
-        Ok(connection) => Ok(Some(connection)),
-        Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => Err(error),
-        Err(_) => Ok(None),
-    }
-}
-
-/// Refuses new connections; those in the backlog can still be accepted.
-pub(in crate::links) fn close_doors(listener: &OwnedFd) {
-    // SAFETY: takes no pointer.
-    unsafe { libc::shutdown(listener.as_raw_fd(), libc::SHUT_RD) };
+    unix::connect(&name_of(addr, slot))
 }
 
 /// Whether the connection is open and nothing unread is on it, such as a goodbye.
@@ -147,17 +87,6 @@ pub(in crate::links) fn is_quiet(connection: &OwnedFd) -> bool {
     // SAFETY: one writable byte.
     let got = unsafe { libc::recv(connection.as_raw_fd(), (&raw mut byte).cast(), 1, flags) };
     got < 0 && io::Error::last_os_error().kind() == io::ErrorKind::WouldBlock
-}
-
-/// Whether the peer process runs as our user.
-pub(in crate::links) fn is_ours(connection: &OwnedFd) -> bool {
-    let mut peer = libc::ucred { pid: 0, uid: libc::uid_t::MAX, gid: libc::gid_t::MAX };
-    let mut len = libc::socklen_t::try_from(size_of_val(&peer)).unwrap_or(0);
-    let (level, name) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
-    let to = (&raw mut peer).cast();
-    // SAFETY: the pointers describe one live structure and its length.
-    let known = unsafe { libc::getsockopt(connection.as_raw_fd(), level, name, to, &raw mut len) } == 0;
-    known && users::is_ours(peer.uid)
 }
 
 /// Passes a ring to the peer.
@@ -316,6 +245,12 @@ mod tests {
     use nobounce_memory::shared_file;
 
     use super::*;
+    use crate::links::unix::Accepted;
+
+    fn accept(listener: &mut Listener) -> NotInherited {
+        let Some(Accepted::Connection(connection)) = listener.accept() else { panic!("none came") };
+        connection
+    }
 
     #[test]
     fn a_hello_is_read_as_it_was_written_and_nothing_else_is() {
@@ -336,16 +271,15 @@ mod tests {
     fn a_ring_is_handed_over_and_the_end_is_seen() {
         let addr = "127.88.1.1".parse().unwrap();
         assert!(connect(addr, 3).is_err(), "no listener");
-        let listener = listen(addr, 3).unwrap();
+        let mut listener = listen(addr, 3).unwrap();
         assert!(listen(addr, 3).is_err(), "the name is taken");
         let there = connect(addr, 3).unwrap();
         let ring = shared_file::create(4096).unwrap();
         let hello = RingHello { src: addr, src_port: 7 };
         send_ring(&there, hello, ring.as_raw_fd()).unwrap();
         ring_doorbell(&there);
-        let here = accept(&listener).unwrap().unwrap();
-        assert!(accept(&listener).unwrap().is_none());
-        assert!(is_ours(&here) && is_ours(&there));
+        let here = accept(&mut listener);
+        assert!(listener.accept().is_none());
         let Came::Ring(said, file) = take(&here) else { panic!("no ring came") };
         assert!(said == hello && shared_file::is_sound(&file, 4096));
         assert!(matches!(take(&here), Came::Bell));
@@ -364,13 +298,13 @@ mod tests {
     #[test]
     fn who_came_before_the_doors_were_closed_is_greeted_and_nobody_comes_later() {
         let addr = "127.88.1.4".parse().unwrap();
-        let listener = listen(addr, 3).unwrap();
+        let mut listener = listen(addr, 3).unwrap();
         let there = connect(addr, 3).unwrap();
-        close_doors(&listener);
+        listener.close_doors();
         let refused = connect(addr, 3).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
-        let here = accept(&listener).unwrap().unwrap();
-        assert!(accept(&listener).unwrap().is_none());
+        let here = accept(&mut listener);
+        assert!(listener.accept().is_none());
         shut_down(&here);
         drop((here, listener));
         assert!(matches!(take(&there), Came::Goodbye));
@@ -379,9 +313,9 @@ mod tests {
     #[test]
     fn a_goodbye_is_heard_of_one_who_went_without_hearing_our_bell() {
         let addr = "127.88.1.3".parse().unwrap();
-        let listener = listen(addr, 3).unwrap();
+        let mut listener = listen(addr, 3).unwrap();
         let there = connect(addr, 3).unwrap();
-        let here = accept(&listener).unwrap().unwrap();
+        let here = accept(&mut listener);
         ring_doorbell(&there);
         shut_down(&here);
         drop(here);
@@ -392,16 +326,12 @@ mod tests {
     #[test]
     fn nonsense_ends_a_connection() {
         let addr = "127.88.1.2".parse().unwrap();
-        let listener = listen(addr, 0).unwrap();
+        let mut listener = listen(addr, 0).unwrap();
         for bytes in [&[0_u8; 2][..], &[0; HELLO], &[0; 200]] {
             let there = connect(addr, 0).unwrap();
             // SAFETY: live bytes.
             unsafe { libc::send(there.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), 0) };
-            assert!(
-                matches!(take(&accept(&listener).unwrap().unwrap()), Came::Invalid),
-                "{} bytes",
-                bytes.len()
-            );
+            assert!(matches!(take(&accept(&mut listener)), Came::Invalid), "{} bytes", bytes.len());
         }
     }
 
@@ -409,9 +339,9 @@ mod tests {
     #[test]
     fn a_surplus_descriptor_is_closed() {
         let addr = "127.88.1.5".parse().unwrap();
-        let listener = listen(addr, 0).unwrap();
+        let mut listener = listen(addr, 0).unwrap();
         let there = connect(addr, 0).unwrap();
-        let here = accept(&listener).unwrap().unwrap();
+        let here = accept(&mut listener);
         let ring = shared_file::create(4096).unwrap();
         let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
         let before = open();

@@ -252,7 +252,7 @@ fn a_peer_short_of_descriptors_is_reached_by_udp() {
     let (mut from, mut to) = (link("127.66.2.11"), link("127.66.2.11"));
     let ring = from.peer_ring(to.local(), to.slot()).unwrap();
     without_descriptors(|| to.poll_control());
-    assert!(to.incoming.is_empty() && to.spare.is_some());
+    assert!(to.incoming.is_empty() && to.listener.as_ref().unwrap().has_spare());
     from.poll_control();
     assert_eq!(from.departed(), Some(Departed { peer: (to.local(), to.slot()), died: false }));
     assert!(from.fallbacks().iter().any(|reason| reason.contains("no descriptor left")));
@@ -266,9 +266,8 @@ fn a_peer_short_of_descriptors_is_reached_by_udp() {
 #[test]
 fn a_ring_that_finds_no_descriptor_is_refused() {
     let (mut from, mut to) = (link("127.66.2.12"), link("127.66.2.12"));
-    let listener = to.listener.as_ref().unwrap();
     let there = rendezvous::connect(to.local(), to.slot()).unwrap();
-    let connection = rendezvous::accept(listener).unwrap().unwrap();
+    let Some(Accepted::Connection(connection)) = to.listener.as_mut().unwrap().accept() else { panic!() };
     to.poll.add(connection.as_raw_fd()).unwrap();
     to.incoming.push(IncomingRing { connection: Some(connection), ..IncomingRing::default() });
     let file = shared_file::create(ring::FILE_LEN).unwrap();

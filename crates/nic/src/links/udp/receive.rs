@@ -5,7 +5,7 @@ use std::mem;
 use std::ptr;
 
 use super::socket::{SockAddr, Socket};
-use crate::links::slot::{GroBurst, TAKE_BUFFER};
+use crate::links::handover::{GroBurst, TAKE_BUFFER};
 use crate::links::wire_packets::LEAD;
 
 /// Buffers for merged datagrams: each as long as the longest, and together a few hundred packets a

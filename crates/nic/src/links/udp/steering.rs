@@ -2,18 +2,21 @@
 //!
 //! The kernel numbers the sockets of the SO_REUSEPORT group, and the group's BPF program returns a
 //! number. A socket's number is its slot until a device other than the last one closes: the last
-//! socket then takes over the freed number. A device that receives many handovers therefore probes
-//! for its number. Each probe carries the number to steer it to; the device that gets its own probe
-//! back knows its number. It publishes the number by an abstract socket name, and replaces the
-//! program using the published numbers of all slots.
+//! socket then takes over the freed number. A device that sees another one go therefore probes for
+//! its number, and so does one that has joined or receives many handovers. Each probe carries the
+//! number to steer it to; the device that gets its own probe back knows its number. It publishes the
+//! number by an abstract socket name, and replaces the program using the published numbers of all
+//! slots.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
 
 use super::socket::{SockAddr, Socket};
+use crate::links::handover::GroBurst;
 use crate::links::now_ns;
-use crate::links::slot::{GroBurst, PLACES, Slot, SlotPlace};
+use crate::links::slot::{JoinLock, PLACES, Slot, SlotPlace};
+use crate::links::unix;
 
 /// The first byte of a probe: neither a RoCE opcode nor one of our markers.
 const PROBE: u8 = 0xf2;
@@ -26,8 +29,11 @@ pub(super) const PROBE_LEN: usize = 5;
 const MANY: u64 = 256;
 /// Maximum probes in flight: they take room in the sockets of other devices.
 const LOT: usize = 16;
-/// Minimum interval between attempts, in nanoseconds.
+/// Minimum interval between attempts because of handovers, in nanoseconds.
 const PAUSE_NS: u64 = 1_000_000_000;
+/// Delays of the checks after a departure, in nanoseconds: each is four times the one before. A
+/// dying process closes its sockets in any order, and it may be interrupted between two of them.
+const CHECKS_NS: (u64, u64) = (1_000_000, 1_024_000_000);
 /// After a change, handovers in flight take precedence for this time. Other devices drain their
 /// sockets within it, mostly at once.
 const SETTLES_NS: (u64, u64) = (200_000, 1_000_000);
@@ -40,6 +46,8 @@ pub(super) struct Steering {
     /// Packets handed in since the last attempt.
     handed: u64,
     not_before: u64,
+    /// Time of the next check of our number, and the delay to the one after it.
+    check: Option<(u64, u64)>,
     probing: Option<Probing>,
     /// Our published number.
     place: Option<SlotPlace>,
@@ -51,7 +59,9 @@ pub(super) struct Steering {
 struct Probing {
     /// Nonce of our probes.
     nonce: [u8; PROBE_LEN - 2],
-    /// The number to probe next.
+    /// Our number as far as known, which is probed first, while that is not answered; then the
+    /// number to probe next.
+    known: Option<u8>,
     next: u16,
     /// The first number that answered. For numbers past the end of the group the kernel picks any
     /// socket.
@@ -63,7 +73,28 @@ impl Steering {
     pub(super) fn join(&mut self, socket: &Socket, slot: &Slot) -> io::Result<()> {
         let done = socket.steer(&others(slot.addr(), slot.number()));
         self.is_impossible = done.is_err();
+        // The slot may have been freed by a device that was not the last one.
+        self.check = Some((now_ns(), CHECKS_NS.1));
         done
+    }
+
+    /// A device of this address has gone: our number may change.
+    pub(super) fn check_soon(&mut self) {
+        self.check = Some((now_ns() + CHECKS_NS.0, CHECKS_NS.0));
+    }
+
+    /// Deadline of the next [`Steering::advance`].
+    pub(super) fn next_deadline(&self) -> Option<u64> {
+        match (&self.probing, self.check) {
+            _ if self.is_impossible => None,
+            (Some(_), _) => Some(0),
+            (None, check) => check.map(|(at, _)| at),
+        }
+    }
+
+    /// Our number as far as known.
+    fn number(&self, slot: &Slot) -> u8 {
+        self.place.as_ref().map_or(slot.number(), |place| place.number)
     }
 
     /// Counts packets handed in by other devices.
@@ -91,16 +122,22 @@ impl Steering {
     /// queued in it.
     pub(super) fn advance(&mut self, socket: &Socket, slot: &Slot, to: &SockAddr, is_empty: bool) {
         if self.probing.is_none() {
-            let now = now_ns();
-            if self.handed < MANY || now < self.not_before {
-                return;
+            let Some(known) = self.is_due(slot) else { return };
+            let [.., b, c, d] = (now_ns() / 1000).to_be_bytes();
+            let nonce = [b, c, d ^ slot.number()];
+            self.probing = Some(Probing { nonce, known, next: 0, found: None });
+            if let Some(known) = known {
+                return socket.send_to(&probe(known, nonce), to);
             }
-            (self.handed, self.not_before) = (0, now + PAUSE_NS);
-            let [.., b, c, d] = (now / 1000).to_be_bytes();
-            self.probing = Some(Probing { nonce: [b, c, d ^ slot.number()], next: 0, found: None });
         }
         let Some(probing) = &mut self.probing else { return };
-        if probing.found.is_none() && probing.next > 0 && !is_empty {
+        if probing.found.is_none() && !is_empty && (probing.known.is_some() || probing.next > 0) {
+            return;
+        }
+        if let Some(known) = probing.known.take()
+            && probing.found == Some(known)
+        {
+            self.probing = None;
             return;
         }
         if probing.found.is_none() && probing.next <= u16::from(u8::MAX) {
@@ -119,8 +156,23 @@ impl Steering {
         self.take_place(socket, slot, number);
     }
 
+    /// Whether a probe is due; inside, the number that a mere check tries first.
+    fn is_due(&mut self, slot: &Slot) -> Option<Option<u8>> {
+        let now = now_ns();
+        if self.handed >= MANY && now >= self.not_before {
+            (self.handed, self.not_before) = (0, now + PAUSE_NS);
+            return Some(None);
+        }
+        let (at, delay) = self.check.filter(|(at, _)| now >= *at)?;
+        let delay = delay * 4;
+        self.check = (delay <= CHECKS_NS.1).then_some((at + delay, delay));
+        Some(Some(self.number(slot)))
+    }
+
     fn take_place(&mut self, socket: &Socket, slot: &Slot, number: u8) {
         let addr = slot.addr();
+        // Two devices that move at a time would each miss the other's number.
+        let _turn = JoinLock::wait(addr);
         // Release the old name first: two would contradict each other.
         self.place = None;
         if number != slot.number() {
@@ -147,7 +199,7 @@ impl Steering {
 
     /// Whether there is nothing to do; cheap.
     pub(super) fn is_idle(&self) -> bool {
-        self.is_impossible || (self.probing.is_none() && self.handed < MANY)
+        self.is_impossible || (self.probing.is_none() && self.handed < MANY && self.check.is_none())
     }
 
     pub(super) fn has_changed(&self) -> bool {
@@ -162,19 +214,14 @@ fn probe(number: u8, [b, c, d]: [u8; PROBE_LEN - 2]) -> [u8; PROBE_LEN] {
 /// The published numbers of the other slots of the address. A wrong number only makes packets take
 /// a handover: a group holds sockets of one user only.
 fn others(addr: IpAddr, own: u8) -> BTreeMap<u8, u8> {
-    let Ok(names) = std::fs::read_to_string("/proc/self/net/unix") else { return BTreeMap::new() };
-    let mut moved = published(&names, addr);
-    moved.remove(&own);
-    moved
-}
-
-fn published(names: &str, addr: IpAddr) -> BTreeMap<u8, u8> {
-    let prefix = format!("@{PLACES}/{addr}/");
-    let name = |line: &str| {
-        let (slot, number) = line.split_whitespace().last()?.strip_prefix(&prefix)?.split_once('/')?;
+    let number = |name: &str| {
+        let (slot, number) = name.split_once('/')?;
         Some((slot.parse().ok()?, number.parse().ok()?))
     };
-    names.lines().filter_map(name).collect()
+    let mut moved: BTreeMap<u8, u8> =
+        unix::names_after(&format!("{PLACES}/{addr}/")).iter().filter_map(|name| number(name)).collect();
+    moved.remove(&own);
+    moved
 }
 
 #[cfg(test)]
@@ -182,23 +229,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_read_from_the_names_of_one_address() {
-        let names = "Num RefCount Protocol Flags Type St Inode Path\n\
-            0: 2 0 0 0002 01 1 @nobounce/place/127.9.1.1/2/0\n\
-            0: 2 0 0 0002 01 1 @nobounce/place/127.9.1.11/3/1\n\
-            0: 2 0 0 0002 01 1 @nobounce/place/127.9.1.1/300/1\n\
-            0: 2 0 0 0002 01 1 @nobounce/place/127.9.1.1/7\n\
-            0: 2 0 0 0002 01 1 @nobounce/slot/127.9.1.1/5\n\
-            0: 2 0 0 0002 01 1\n\
-            0: 2 0 0 0002 01 1 @nobounce/place/127.9.1.1/255/254\n";
-        let found = published(names, [127, 9, 1, 1].into());
-        assert_eq!(found, BTreeMap::from([(2, 0), (255, 254)]));
+    fn numbers_are_read_from_published_names() {
+        let addr = [127, 9, 1, 1].into();
+        let _published: Vec<_> =
+            [(2, 0), (255, 254), (9, 9)].map(|(slot, number)| SlotPlace::publish(addr, slot, number)).into();
+        assert_eq!(others(addr, 9), BTreeMap::from([(2, 0), (255, 254)]));
     }
 
     #[test]
     fn only_ones_own_probe_tells_anything() {
         let mut steering = Steering {
-            probing: Some(Probing { nonce: [1, 2, 3], next: 16, found: None }),
+            probing: Some(Probing { nonce: [1, 2, 3], known: None, next: 16, found: None }),
             ..Steering::default()
         };
         let mut hear = |bytes: &[u8], segment| {

@@ -10,7 +10,14 @@ use crate::links::udp::{UdpConfig, UdpLink};
 use crate::links::{Link, RxDatagram};
 
 fn pair(last: u8) -> (UdpLink, UdpLink) {
-    let open = |net| UdpLink::open(&UdpConfig::new(Ipv4Addr::new(127, 31, net, last).into())).unwrap();
+    let open = |net| {
+        let mut link = UdpLink::open(&UdpConfig::new(Ipv4Addr::new(127, 31, net, last).into())).unwrap();
+        // Until it knows its number.
+        while link.next_deadline().is_some() {
+            link.receive(&mut |_| {});
+        }
+        link
+    };
     (open(0), open(1))
 }
 
