@@ -36,7 +36,7 @@ ROOMS = {
     "crates/diagnose": [
         ("findings", {"explain", "finding"}), ("names", {"names"}), ("verdicts", {"verdict", "ucx", "nccl"}), ("checks", {"checks", "lost", "diagnosis"}), ("reports", {"report", "draw", "log", "fuzzing"}),
     ],
-    "crates/verbs": [("layouts", {"address", "completion", "context", "cq_ex", "device", "event", "kernel", "memory", "port", "qp", "qp_ex", "srq", "work"})],
+    "crates/verbs": [("layouts", {"address", "completion", "context", "cq_ex", "device", "domain", "event", "kernel", "memory", "port", "qp", "qp_ex", "srq", "work"})],
     # The driver's calls and its state know each other: one object, as in CUDA's own library.
     "crates/fake-cuda": [
         ("words", {"abi", "status", "backing", "space", "client"}),
@@ -51,8 +51,8 @@ ROOMS = {
     "dropin/ibverbs": [
         ("border", {"device_log", "strings", "rates", "kernel", "sysfs", "unsupported"}),
         ("devices", {"live", "convert", "device_list", "system"}),
-        ("objects", {"ah", "attributes", "channel", "context", "cq", "cq_ex", "mr", "mw", "pd", "poll", "port", "post", "qp", "qp_ex", "srq"}),
-        ("calls", {"async_event", "qp_modify", "report"}), ("exports", {"export", "private"}),
+        ("objects", {"ah", "attributes", "channel", "context", "cq", "cq_ex", "dm", "domain", "mr", "mw", "pd", "poll", "port", "post", "qp", "qp_ex", "srq"}),
+        ("calls", {"async_event", "import", "qp_modify", "report"}), ("exports", {"export", "private"}),
     ],
     "dropin/rdmacm": [
         ("border", {"address", "calls", "layout"}), ("devices", {"device", "channel"}), ("ids", {"id", "qp", "event"}),

@@ -120,4 +120,6 @@ pub struct WorkCompletion {
     pub qpn: Qpn,
     /// Of a received datagram: where it came from.
     pub source: Option<DatagramSource>,
+    /// When it completed, in nanoseconds of the monotonic clock; 0 unless the queue records it.
+    pub timestamp: u64,
 }

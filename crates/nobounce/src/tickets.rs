@@ -172,6 +172,7 @@ mod tests {
             invalidated: None,
             qpn: Qpn::new(2),
             source: None,
+            timestamp: 0,
         }
     }
 

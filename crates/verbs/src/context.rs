@@ -3,8 +3,9 @@
 use std::ffi::{c_int, c_void};
 
 use crate::{
-    Cq, CqEx, CqInitAttrEx, Device, DeviceAttr, DeviceAttrEx, Mr, MrInitAttr, Mw, MwBind, Pd, PortAttr, Qp,
-    QpInitAttrEx, QueryDeviceExInput, RecvWr, SendWr, Sge, Slot, Srq, SrqInitAttrEx, Wc,
+    AllocDmAttr, Cq, CqEx, CqInitAttrEx, Device, DeviceAttr, DeviceAttrEx, Dm, Mr, MrInitAttr, Mw, MwBind,
+    ParentDomainInitAttr, Pd, PortAttr, Qp, QpInitAttrEx, QueryDeviceExInput, RecvWr, SendWr, Sge, Slot, Srq,
+    SrqInitAttrEx, Td, TdInitAttr, ValuesEx, Wc,
 };
 
 #[repr(C)]
@@ -69,21 +70,21 @@ pub struct VerbsContext {
     pub alloc_dmah: Slot,
     pub query_port: Option<unsafe extern "C" fn(*mut Context, u8, *mut PortAttr, usize) -> c_int>,
     pub advise_mr: Option<unsafe extern "C" fn(*mut Pd, u32, u32, *mut Sge, u32) -> c_int>,
-    pub alloc_null_mr: Slot,
+    pub alloc_null_mr: Option<unsafe extern "C" fn(*mut Pd) -> *mut Mr>,
     pub read_counters: Slot,
     pub attach_counters_point_flow: Slot,
     pub create_counters: Slot,
     pub destroy_counters: Slot,
-    pub reg_dm_mr: Slot,
-    pub alloc_dm: Slot,
-    pub free_dm: Slot,
+    pub reg_dm_mr: Option<unsafe extern "C" fn(*mut Pd, *mut Dm, u64, usize, u32) -> *mut Mr>,
+    pub alloc_dm: Option<unsafe extern "C" fn(*mut Context, *mut AllocDmAttr) -> *mut Dm>,
+    pub free_dm: Option<unsafe extern "C" fn(*mut Dm) -> c_int>,
     pub modify_flow_action_esp: Slot,
     pub destroy_flow_action: Slot,
     pub create_flow_action_esp: Slot,
     pub modify_qp_rate_limit: Slot,
-    pub alloc_parent_domain: Slot,
-    pub dealloc_td: Slot,
-    pub alloc_td: Slot,
+    pub alloc_parent_domain: Option<unsafe extern "C" fn(*mut Context, *mut ParentDomainInitAttr) -> *mut Pd>,
+    pub dealloc_td: Option<unsafe extern "C" fn(*mut Td) -> c_int>,
+    pub alloc_td: Option<unsafe extern "C" fn(*mut Context, *mut TdInitAttr) -> *mut Td>,
     pub modify_cq: Slot,
     pub post_srq_ops: Slot,
     pub destroy_rwq_ind_table: Slot,
@@ -91,7 +92,7 @@ pub struct VerbsContext {
     pub destroy_wq: Slot,
     pub modify_wq: Slot,
     pub create_wq: Slot,
-    pub query_rt_values: Slot,
+    pub query_rt_values: Option<unsafe extern "C" fn(*mut Context, *mut ValuesEx) -> c_int>,
     pub create_cq_ex: Option<unsafe extern "C" fn(*mut Context, *mut CqInitAttrEx) -> *mut CqEx>,
     pub priv_: *mut c_void,
     pub query_device_ex: Option<

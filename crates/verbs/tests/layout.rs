@@ -194,6 +194,12 @@ fn memory_facts() -> Vec<Fact> {
         "ibv_mw" Mw { context, pd, rkey, handle, kind = "type" }
         "ibv_mw_bind_info" MwBindInfo { mr, addr, length, mw_access_flags }
         "ibv_mw_bind" MwBind { wr_id, send_flags, bind_info }
+        "ibv_td_init_attr" TdInitAttr { comp_mask }
+        "ibv_td" Td { context }
+        "ibv_parent_domain_init_attr" ParentDomainInitAttr { pd, td, comp_mask, alloc, free, pd_context }
+        "ibv_alloc_dm_attr" AllocDmAttr { length, log_align_req, comp_mask }
+        "ibv_dm" Dm { context, memcpy_to_dm, memcpy_from_dm, comp_mask, handle }
+        "ibv_values_ex" ValuesEx { comp_mask, raw_clock }
         "ibv_mr_init_attr" MrInitAttr ~new {
             length ~new, access ~new, comp_mask ~new, iova ~new, addr ~new, fd ~new, fd_offset ~new, dmah ~new, buf ~new
         }
@@ -307,7 +313,8 @@ fn completion_constants() -> Vec<Fact> {
         IBV_WC_COMP_SWAP, IBV_WC_FETCH_ADD, IBV_WC_RECV, IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_GRH,
         IBV_WC_WITH_IMM, IBV_WC_WITH_INV, IBV_WC_EX_WITH_BYTE_LEN, IBV_WC_EX_WITH_IMM, IBV_WC_EX_WITH_QP_NUM,
         IBV_WC_EX_WITH_SRC_QP, IBV_WC_EX_WITH_SLID, IBV_WC_EX_WITH_SL, IBV_WC_EX_WITH_DLID_PATH_BITS,
-        IBV_WC_STANDARD_FLAGS, IBV_CQ_INIT_ATTR_MASK_FLAGS, IBV_CQ_INIT_ATTR_MASK_PD,
+        IBV_WC_STANDARD_FLAGS, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP,
+        IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK, IBV_CQ_INIT_ATTR_MASK_FLAGS, IBV_CQ_INIT_ATTR_MASK_PD,
         IBV_CREATE_CQ_ATTR_SINGLE_THREADED, IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN,
     }
 }
@@ -337,6 +344,11 @@ fn memory_constants() -> Vec<Fact> {
         IBV_ACCESS_MW_BIND, IBV_ACCESS_ZERO_BASED, IBV_ACCESS_ON_DEMAND, IBV_ACCESS_HUGETLB,
         IBV_ACCESS_RELAXED_ORDERING, IBV_ACCESS_OPTIONAL_RANGE, IBV_REREG_MR_CHANGE_TRANSLATION,
         IBV_REREG_MR_CHANGE_PD, IBV_REREG_MR_CHANGE_ACCESS, IBV_REREG_MR_ERR_INPUT, IBV_REREG_MR_ERR_CMD,
+        IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS, IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT,
+        IBV_VALUES_MASK_RAW_CLOCK, IBV_ADVISE_MR_ADVICE_PREFETCH, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE,
+        IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT, IBV_ADVISE_MR_FLAG_FLUSH, IBV_ODP_SUPPORT,
+        IBV_ODP_SUPPORT_IMPLICIT, IBV_ODP_SUPPORT_SEND, IBV_ODP_SUPPORT_RECV, IBV_ODP_SUPPORT_WRITE,
+        IBV_ODP_SUPPORT_READ, IBV_ODP_SUPPORT_ATOMIC, IBV_ODP_SUPPORT_SRQ_RECV,
         IBV_SRQ_MAX_WR, IBV_SRQ_LIMIT, IBV_SRQT_BASIC, IBV_SRQ_INIT_ATTR_TYPE, IBV_SRQ_INIT_ATTR_PD,
     }
 }

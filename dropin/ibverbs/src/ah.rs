@@ -11,7 +11,7 @@ use crate::convert::{addr_of, treatment_of};
 use crate::entry::{self, Errno};
 use crate::live::{Kind, Object, Use};
 use crate::pd::PdObject;
-use crate::port::PORT;
+use crate::port::{PORT, is_gid};
 
 #[repr(C)]
 pub(crate) struct AhObject {
@@ -32,7 +32,7 @@ fn create(pd: *mut verbs::Pd, attr: &verbs::AhAttr) -> Result<*mut verbs::Ah, Er
     ours.context.alive()?;
     let remote = addr_of(&attr.grh.dgid);
     let same_kind = remote.is_ipv4() == ours.context.soft.local().is_ipv4();
-    if attr.is_global == 0 || attr.port_num != PORT || attr.grh.sgid_index != 0 || !same_kind {
+    if attr.is_global == 0 || attr.port_num != PORT || !is_gid(attr.grh.sgid_index) || !same_kind {
         return Err(Errno::EINVAL);
     }
     let of_context = ours.context.ahs.join();

@@ -7,6 +7,7 @@ use nobounce_verbs as verbs;
 use crate::context::ContextObject;
 use crate::convert::write_sized;
 use crate::device_list::text;
+use crate::dm;
 use crate::entry::{self, Errno};
 use crate::live::Object;
 
@@ -81,6 +82,40 @@ pub(crate) unsafe extern "C" fn query_device(
     })
 }
 
+/// Completion times are nanoseconds.
+const CLOCK_KHZ: u64 = 1_000_000;
+
+/// The CPU accesses memory, so that all of it may be paged.
+fn on_demand() -> verbs::OdpCaps {
+    let datagrams =
+        verbs::IBV_ODP_SUPPORT_SEND | verbs::IBV_ODP_SUPPORT_RECV | verbs::IBV_ODP_SUPPORT_SRQ_RECV;
+    let uc = datagrams | verbs::IBV_ODP_SUPPORT_WRITE;
+    let rc = uc | verbs::IBV_ODP_SUPPORT_READ | verbs::IBV_ODP_SUPPORT_ATOMIC;
+    verbs::OdpCaps {
+        general_caps: verbs::IBV_ODP_SUPPORT | verbs::IBV_ODP_SUPPORT_IMPLICIT,
+        per_transport_caps: [rc, uc, datagrams],
+    }
+}
+
+/// `ibv_query_rt_values_ex`, by the table: the clock of completion times.
+pub(crate) unsafe extern "C" fn query_rt_values(
+    context: *mut verbs::Context,
+    values: *mut verbs::ValuesEx,
+) -> c_int {
+    entry::code(|| {
+        ContextObject::find(context)?;
+        // SAFETY: the caller passes a valid structure.
+        let values = unsafe { values.as_mut() }.ok_or(Errno::EINVAL)?;
+        if values.comp_mask != verbs::IBV_VALUES_MASK_RAW_CLOCK {
+            return Err(Errno::EINVAL);
+        }
+        let now = i64::try_from(nobounce_nic::links::now_ns()).unwrap_or(i64::MAX);
+        // As adapters' drivers do: all of it in one field.
+        values.raw_clock = libc::timespec { tv_sec: 0, tv_nsec: now };
+        Ok(())
+    })
+}
+
 /// `ibv_query_device_ex`, by the table: the caller says how long its structure is.
 pub(crate) unsafe extern "C" fn query_device_ex(
     context: *mut verbs::Context,
@@ -100,6 +135,10 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         ours.orig_attr = attributes(context);
         ours.device_cap_flags_ex = ours.orig_attr.device_cap_flags.into();
         ours.phys_port_cnt_ex = 1;
+        ours.odp_caps = on_demand();
+        ours.completion_timestamp_mask = u64::MAX;
+        ours.hca_core_clock = CLOCK_KHZ;
+        ours.max_dm_size = dm::MAX_BYTES as u64;
         // SAFETY: the caller says how long its structure is.
         unsafe { write_sized(&ours, attr, size) };
         Ok(())

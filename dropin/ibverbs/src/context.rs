@@ -4,7 +4,8 @@ use std::cell::UnsafeCell;
 use std::collections::HashMap;
 use std::ffi::c_int;
 use std::mem::offset_of;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use nobounce_nic::soft::{Config, Device};
 use nobounce_verbs as verbs;
@@ -15,7 +16,7 @@ use crate::entry::{self, Errno};
 use crate::live::{Kind, Object, Users};
 use crate::qp::QpObject;
 use crate::srq::SrqObject;
-use crate::{attributes, cq, cq_ex, device_log, log, mr, mw, poll, port, post, qp_ex, srq};
+use crate::{attributes, cq, cq_ex, device_log, dm, domain, log, mr, mw, poll, port, post, qp_ex, srq};
 
 /// An open device. C sees the end of its first field.
 #[repr(C)]
@@ -26,7 +27,9 @@ pub(crate) struct ContextObject {
     pub(crate) users: Users,
     /// Its address handles.
     pub(crate) ahs: Users,
-    objects: Mutex<Objects>,
+    objects: Arc<Mutex<Objects>>,
+    /// Programs pass copies of it on, to import the context.
+    command: OwnedFd,
 }
 
 /// Objects that events refer to, by the events' numbers.
@@ -52,6 +55,27 @@ impl ContextObject {
 
     pub(crate) fn objects(&self) -> MutexGuard<'_, Objects> {
         self.objects.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The descriptor by which the program may import the context.
+    pub(crate) fn cmd_fd(&self) -> RawFd {
+        self.command.as_raw_fd()
+    }
+
+    fn new(
+        soft: Device,
+        device: &'static DeviceObject,
+        objects: Arc<Mutex<Objects>>,
+        command: OwnedFd,
+    ) -> Self {
+        let raw = std::ptr::from_ref(device).cast_mut().cast();
+        let verbs = UnsafeCell::new(table(raw, &soft, command.as_raw_fd()));
+        Self { verbs, soft, device, users: Users::default(), ahs: Users::default(), objects, command }
+    }
+
+    /// Another context of the same device.
+    pub(crate) fn share(&self, command: OwnedFd) -> *mut verbs::Context {
+        Self::new(self.soft.clone(), self.device, self.objects.clone(), command).publish()
     }
 
     /// EIO in a forked child, where the device is dead and locks may be held by threads that do not
@@ -95,7 +119,7 @@ impl Acks {
 /// Driver-private data behind `priv` that rdma-core's drivers may read: zeroes.
 static NO_PRIVATE: [u64; 512] = [0; 512];
 
-fn table(device: *mut verbs::Device, soft: &Device) -> verbs::VerbsContext {
+fn table(device: *mut verbs::Device, soft: &Device, command: RawFd) -> verbs::VerbsContext {
     // SAFETY: all fields are numbers, pointers, optional function pointers and a mutex, for all of
     // which zeroes are valid.
     let mut table: verbs::VerbsContext = unsafe { std::mem::zeroed() };
@@ -105,12 +129,21 @@ fn table(device: *mut verbs::Device, soft: &Device) -> verbs::VerbsContext {
     table.create_cq_ex = Some(cq_ex::create_cq_ex);
     table.create_qp_ex = Some(qp_ex::create_qp_ex);
     table.reg_mr_ex = Some(mr::reg_mr_ex);
+    table.advise_mr = Some(mr::advise_mr);
+    table.alloc_null_mr = Some(mr::alloc_null_mr);
+    table.alloc_dm = Some(dm::alloc_dm);
+    table.free_dm = Some(dm::free_dm);
+    table.reg_dm_mr = Some(dm::reg_dm_mr);
+    table.alloc_td = Some(domain::alloc_td);
+    table.dealloc_td = Some(domain::dealloc_td);
+    table.alloc_parent_domain = Some(domain::alloc_parent_domain);
+    table.query_rt_values = Some(attributes::query_rt_values);
     table.create_srq_ex = Some(srq::create_srq_ex);
     table.get_srq_num = Some(srq::get_srq_num);
     table.query_device_ex = Some(attributes::query_device_ex);
     let context = &mut table.context;
     context.device = device;
-    context.cmd_fd = -1;
+    context.cmd_fd = command;
     context.async_fd = soft.event_fd();
     context.num_comp_vectors = 1;
     context.abi_compat = verbs::ABI_IS_EXTENDED;
@@ -140,16 +173,19 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut verbs::Device) -> *mut 
             Errno(error_number(&error))
         })?;
         log::info(|| format!("{} is open at {}", ours.name(), soft.local()));
-        Ok(ContextObject {
-            verbs: UnsafeCell::new(table(device, &soft)),
-            soft,
-            device: ours,
-            users: Users::default(),
-            ahs: Users::default(),
-            objects: Mutex::default(),
-        }
-        .publish())
+        Ok(ContextObject::new(soft, ours, Arc::default(), command_file()?).publish())
     })
+}
+
+/// An empty file, which no other context has.
+fn command_file() -> Result<OwnedFd, Errno> {
+    // SAFETY: a C string and a number.
+    let fd = unsafe { libc::memfd_create(c"nobounce".as_ptr(), libc::MFD_CLOEXEC) };
+    if fd < 0 {
+        return Err(std::io::Error::last_os_error().into());
+    }
+    // SAFETY: just opened, with no other owner.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// The number behind an error of the link, if it came from the system.

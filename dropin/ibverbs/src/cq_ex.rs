@@ -10,6 +10,7 @@ use crate::context::ContextObject;
 use crate::cq::{self, CqObject, CqRequest};
 use crate::entry::{self, Errno};
 use crate::live::Object;
+use crate::pd::PdObject;
 use crate::poll::wc_of;
 
 /// A lock that one call of the program takes and another releases.
@@ -32,12 +33,14 @@ impl CallLock {
 pub(crate) struct Polling {
     lock: CallLock,
     wc: UnsafeCell<verbs::Wc>,
+    timestamp: UnsafeCell<u64>,
 }
 
 impl Default for Polling {
     fn default() -> Self {
         // SAFETY: plain numbers, for which zeroes are valid.
-        Self { lock: CallLock::default(), wc: UnsafeCell::new(unsafe { std::mem::zeroed() }) }
+        let wc = UnsafeCell::new(unsafe { std::mem::zeroed() });
+        Self { lock: CallLock::default(), wc, timestamp: UnsafeCell::new(0) }
     }
 }
 
@@ -51,15 +54,26 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
         // SAFETY: the caller passes a valid structure.
         let attr = unsafe { attr.as_ref() }.ok_or(Errno::EINVAL)?;
         let has_flags = attr.comp_mask & verbs::IBV_CQ_INIT_ATTR_MASK_FLAGS != 0;
-        let unknown = attr.comp_mask & !verbs::IBV_CQ_INIT_ATTR_MASK_FLAGS != 0
-            || attr.wc_flags & !verbs::IBV_WC_STANDARD_FLAGS != 0
+        let has_domain = attr.comp_mask & verbs::IBV_CQ_INIT_ATTR_MASK_PD != 0;
+        let known = verbs::IBV_CQ_INIT_ATTR_MASK_FLAGS | verbs::IBV_CQ_INIT_ATTR_MASK_PD;
+        let times =
+            verbs::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | verbs::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
+        let unknown = attr.comp_mask & !known != 0
+            || attr.wc_flags & !(verbs::IBV_WC_STANDARD_FLAGS | times) != 0
             || (has_flags && attr.flags & !verbs::IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0);
         if unknown {
             return Err(Errno::EOPNOTSUPP);
         }
+        if has_domain {
+            PdObject::find(attr.parent_domain)?;
+        }
         let (depth, cq_context) = (attr.cqe, attr.cq_context);
         let request = CqRequest { depth, cq_context, channel: attr.channel, vector: attr.comp_vector };
-        let raw = cq::create(context, &request)?.raw_ex();
+        let made = cq::create(context, &request)?;
+        if attr.wc_flags & times != 0 {
+            made.soft.record_time();
+        }
+        let raw = made.raw_ex();
         // SAFETY: just made, and not yet shared.
         let ex = unsafe { &mut *raw };
         ex.start_poll = Some(start_poll);
@@ -75,6 +89,8 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
         ex.read_slid = Some(read_slid);
         ex.read_sl = Some(read_sl);
         ex.read_dlid_path_bits = Some(read_dlid_path_bits);
+        ex.read_completion_ts = Some(read_completion_ts);
+        ex.read_completion_wallclock_ns = Some(read_completion_wallclock_ns);
         Ok(raw)
     })
 }
@@ -92,6 +108,7 @@ unsafe fn advance(cq: *mut verbs::CqEx) -> c_int {
             // SAFETY: the lock is held, so these have no other reader.
             unsafe {
                 *ours.polling.wc.get() = wc;
+                *ours.polling.timestamp.get() = completion.timestamp;
                 (*cq).status = wc.status;
                 (*cq).wr_id = wc.wr_id;
             }
@@ -130,6 +147,19 @@ unsafe extern "C" fn next_poll(cq: *mut verbs::CqEx) -> c_int {
 unsafe extern "C" fn end_poll(cq: *mut verbs::CqEx) {
     // SAFETY: this function is only in queues of ours.
     unsafe { CqObject::trust(cq.cast()) }.polling.lock.release();
+}
+
+unsafe extern "C" fn read_completion_ts(cq: *mut verbs::CqEx) -> u64 {
+    // SAFETY: this function is only in queues of ours, and `start_poll` took the lock.
+    unsafe { *CqObject::trust(cq.cast()).polling.timestamp.get() }
+}
+
+/// The time on the system's clock, as far as that was not set since.
+unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut verbs::CqEx) -> u64 {
+    // SAFETY: as for our caller.
+    let ago = nobounce_nic::links::now_ns().saturating_sub(unsafe { read_completion_ts(cq) });
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX).saturating_sub(ago)
 }
 
 macro_rules! readers {

@@ -6,8 +6,8 @@
 use std::ffi::CStr;
 
 use crate::{
-    ah, async_event, attributes, channel, context, cq, device_list, kernel, mr, pd, port, qp, qp_ex,
-    qp_modify, rates, report, srq, strings, sysfs, system, unsupported,
+    ah, async_event, attributes, channel, context, cq, device_list, dm, import, kernel, mr, pd, port, qp,
+    qp_ex, qp_modify, rates, report, srq, strings, sysfs, system, unsupported,
 };
 
 /// `$name@@$node` is `$function`. One that is `about` an object is the system's, if the object, its
@@ -147,13 +147,13 @@ export!("IBVERBS_1.7": about @ibv_reg_mr_iova = mr::reg_mr_iova);
 export!("IBVERBS_1.8": about @ibv_reg_mr_iova2 = mr::reg_mr_iova2);
 export!("IBVERBS_1.9": about @ibv_get_device_index = device_list::get_device_index);
 export!("IBVERBS_1.10":
-    @ibv_import_device = system::import_device,
-    about @ibv_import_mr = unsupported::pointer,
-    about @ibv_import_pd = unsupported::pointer,
+    @ibv_import_device = import::import_device,
+    about @ibv_import_mr = import::import_mr,
+    about @ibv_import_pd = import::import_pd,
     about @ibv_query_ece = unsupported::code,
     about @ibv_set_ece = unsupported::code,
-    about @ibv_unimport_mr = unsupported::nothing,
-    about @ibv_unimport_pd = unsupported::nothing,
+    about @ibv_unimport_mr = import::unimport_mr,
+    about @ibv_unimport_pd = import::unimport_pd,
 );
 export!("IBVERBS_1.11":
     about @_ibv_query_gid_ex = port::query_gid_ex,
@@ -161,9 +161,9 @@ export!("IBVERBS_1.11":
 );
 export!("IBVERBS_1.12": about @ibv_reg_dmabuf_mr = mr::reg_dmabuf_mr);
 export!("IBVERBS_1.13":
-    about @ibv_import_dm = unsupported::pointer,
+    about @ibv_import_dm = dm::import_dm,
     @ibv_is_fork_initialized = system::is_fork_initialized,
-    about @ibv_unimport_dm = unsupported::nothing,
+    about @ibv_unimport_dm = dm::unimport_dm,
 );
 export!("IBVERBS_1.14": about @ibv_query_qp_data_in_order = qp_modify::query_qp_data_in_order);
 export!("IBVERBS_1.15":

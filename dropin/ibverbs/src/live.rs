@@ -22,6 +22,8 @@ pub(crate) enum Kind {
     Device,
     Context,
     Pd,
+    Td,
+    Dm,
     Mr,
     Mw,
     Channel,

@@ -4,7 +4,7 @@ use std::cell::UnsafeCell;
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::ptr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use nobounce_memory::gpu::GpuOptions;
 use nobounce_nic::soft;
@@ -13,15 +13,23 @@ use nobounce_verbs as verbs;
 
 use crate::convert::access_of;
 use crate::entry::{self, Errno};
-use crate::live::{Kind, Object, Use};
+use crate::live::{self, Kind, Object, Use};
 use crate::log;
 use crate::pd::PdObject;
 
 #[repr(C)]
 pub(crate) struct MrObject {
     raw: UnsafeCell<verbs::Mr>,
-    /// The region, and the domain it keeps.
-    inner: Mutex<(soft::Mr, Use)>,
+    inner: Mutex<Inner>,
+}
+
+struct Inner {
+    /// None: imported, and the region is another object's.
+    soft: Option<soft::Mr>,
+    /// The domain it keeps.
+    pd: Use,
+    /// The device memory it keeps.
+    _dm: Option<Use>,
 }
 
 impl MrObject {
@@ -29,6 +37,36 @@ impl MrObject {
     pub(crate) fn lkey(&self) -> u32 {
         // SAFETY: our own structure, in which this field never changes.
         unsafe { (*self.raw.get()).lkey }
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Its keys, if it has this handle and is a region of that domain.
+    pub(crate) fn keys_of(&self, handle: u32, pd: &soft::Pd) -> Option<(u32, u32)> {
+        let inner = self.inner();
+        let soft = inner.soft.as_ref().filter(|mr| mr.lkey() == handle && mr.is_of(pd))?;
+        Some((soft.lkey(), soft.rkey()))
+    }
+
+    /// A region whose memory another object keeps.
+    pub(crate) fn imported(pd: *mut verbs::Pd, ours: &'static PdObject, (lkey, rkey): (u32, u32)) -> Self {
+        let context = ours.context.raw();
+        let raw = verbs::Mr { context, pd, addr: ptr::null_mut(), length: 0, handle: lkey, lkey, rkey };
+        let inner = Inner { soft: None, pd: ours.users.join(), _dm: None };
+        Self { raw: UnsafeCell::new(raw), inner: Mutex::new(inner) }
+    }
+
+    /// Its key, first address and length, if it is a region of that domain.
+    fn range_in(&self, pd: &soft::Pd) -> Option<(u32, u64, u64)> {
+        let inner = self.inner();
+        let soft = inner.soft.as_ref().filter(|mr| mr.is_of(pd))?;
+        Some((soft.lkey(), soft.addr(), soft.len()))
+    }
+
+    pub(crate) fn is_imported(&self) -> bool {
+        self.inner().soft.is_none()
     }
 }
 
@@ -46,7 +84,22 @@ fn publish(
 ) -> *mut verbs::Mr {
     let (lkey, rkey) = (mr.lkey(), mr.rkey());
     let raw = verbs::Mr { context: ours.context.raw(), pd, addr, length, handle: lkey, lkey, rkey };
-    MrObject { raw: UnsafeCell::new(raw), inner: Mutex::new((mr, ours.users.join())) }.publish()
+    let inner = Inner { soft: Some(mr), pd: ours.users.join(), _dm: None };
+    MrObject { raw: UnsafeCell::new(raw), inner: Mutex::new(inner) }.publish()
+}
+
+/// A region of device memory, which it keeps.
+pub(crate) fn publish_dm(
+    pd: *mut verbs::Pd,
+    ours: &'static PdObject,
+    length: usize,
+    mr: soft::Mr,
+    dm: Use,
+) -> *mut verbs::Mr {
+    let raw = publish(pd, ours, ptr::null_mut(), length, mr);
+    // SAFETY: just made.
+    unsafe { MrObject::trust(raw) }.inner()._dm = Some(dm);
+    raw
 }
 
 /// Whether the program uses CUDA: we do not load its driver for a program that does not.
@@ -71,7 +124,7 @@ fn is_switched_off(way: &str) -> bool {
     off
 }
 
-fn refused(what: &str, error: &RegisterError) -> Errno {
+pub(crate) fn refused(what: &str, error: &RegisterError) -> Errno {
     log::warn(|| format!("{what}: {error}"));
     Errno(error.errno())
 }
@@ -85,6 +138,9 @@ fn register(
 ) -> Result<*mut verbs::Mr, Errno> {
     let ours = PdObject::find(pd)?;
     ours.context.alive()?;
+    if flags & verbs::IBV_ACCESS_ON_DEMAND != 0 {
+        return register_on_demand(pd, addr, length, iova, flags);
+    }
     let access = access_of(flags)?;
     let iova = if flags & verbs::IBV_ACCESS_ZERO_BASED != 0 { 0 } else { iova };
     // SAFETY: registration grants this: the device and peers use the program's memory until it
@@ -98,6 +154,69 @@ fn register(
         other => other.map_err(|error| refused("ibv_reg_mr", &error))?,
     };
     Ok(publish(pd, ours, addr, length, mr))
+}
+
+/// Registers memory whose pages need not exist yet; all addresses of the process, if the program
+/// passes none. Accesses by the CPU take pages as they are.
+fn register_on_demand(
+    pd: *mut verbs::Pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    flags: u32,
+) -> Result<*mut verbs::Mr, Errno> {
+    let ours = PdObject::find(pd)?;
+    let access = access_of(flags & !verbs::IBV_ACCESS_ON_DEMAND)?;
+    let everything = addr.is_null() && length == usize::MAX;
+    let most = usize::try_from(ours.context.soft.limits().max_mr_size).unwrap_or(usize::MAX);
+    let len = if everything { most } else { length };
+    // SAFETY: registration grants this: the device and peers use the program's memory until it
+    // deregisters.
+    let mr = unsafe { ours.soft.register_on_demand(addr.cast(), len, iova, access) };
+    Ok(publish(pd, ours, addr, length, mr.map_err(|error| refused("ibv_reg_mr", &error))?))
+}
+
+/// `ibv_alloc_null_mr`, by the table.
+pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut verbs::Pd) -> *mut verbs::Mr {
+    entry::pointer(|| {
+        let ours = PdObject::find(pd)?;
+        ours.context.alive()?;
+        let mr = ours.soft.register_null().map_err(|error| refused("ibv_alloc_null_mr", &error))?;
+        Ok(publish(pd, ours, ptr::null_mut(), usize::MAX, mr))
+    })
+}
+
+/// `ibv_advise_mr`, by the table: pages are there when the CPU touches them, so that fetching them
+/// ahead is nothing to do.
+pub(crate) unsafe extern "C" fn advise_mr(
+    pd: *mut verbs::Pd,
+    advice: u32,
+    flags: u32,
+    list: *mut verbs::Sge,
+    count: u32,
+) -> c_int {
+    entry::code(|| {
+        let ours = PdObject::find(pd)?;
+        ours.context.alive()?;
+        let known = advice <= verbs::IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT
+            && flags <= verbs::IBV_ADVISE_MR_FLAG_FLUSH;
+        if !known {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        if list.is_null() || count == 0 {
+            return Err(Errno::EINVAL);
+        }
+        // SAFETY: the caller passes so many elements.
+        let elements = unsafe { std::slice::from_raw_parts(list, count as usize) };
+        let regions = live::each::<MrObject, _>(|mr| mr.range_in(&ours.soft));
+        let covers = |element: &verbs::Sge| {
+            regions.iter().flatten().any(|(lkey, begin, length)| {
+                let offset = element.addr.checked_sub(*begin);
+                *lkey == element.lkey && offset.is_some_and(|at| at + u64::from(element.length) <= *length)
+            })
+        };
+        if elements.iter().all(covers) { Ok(()) } else { Err(Errno(libc::ENOENT)) }
+    })
 }
 
 fn register_gpu(
@@ -233,7 +352,7 @@ pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
 /// `ibv_dereg_mr`: not while memory windows are bound to it.
 pub(crate) unsafe extern "C" fn dereg_mr(mr: *mut verbs::Mr) -> c_int {
     entry::code(|| {
-        if MrObject::find(mr)?.inner.lock().unwrap_or_else(PoisonError::into_inner).0.has_windows() {
+        if MrObject::find(mr)?.inner().soft.as_ref().ok_or(Errno::EINVAL)?.has_windows() {
             return Err(Errno(libc::EBUSY));
         }
         MrObject::retract(mr).map(drop)
@@ -263,19 +382,20 @@ pub(crate) unsafe extern "C" fn rereg_mr(
         let new_access = has(verbs::IBV_REREG_MR_CHANGE_ACCESS).then(|| access_of(access.cast_unsigned()));
         let memory = moves.then_some(NewMemory::Host { addr: addr.cast(), len: length });
         let change = Rereg { pd: new_pd.map(|pd| &pd.soft), memory, access: new_access.transpose()? };
-        let mut inner = ours.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inner = ours.inner();
+        let soft = inner.soft.as_mut().ok_or(Errno::EINVAL)?;
         // SAFETY: the program registers its own memory, which grants this access.
-        let mut done = unsafe { inner.0.rereg(&change) };
+        let mut done = unsafe { soft.rereg(&change) };
         if matches!(done, Err(RegisterError::Range(_))) && moves && cuda_is_loaded() {
             let options = GpuOptions::default();
             let memory = Some(NewMemory::Gpu { addr: addr.addr() as u64, len: length, options: &options });
             // SAFETY: as above.
-            done = unsafe { inner.0.rereg(&Rereg { memory, ..change }) };
+            done = unsafe { soft.rereg(&Rereg { memory, ..change }) };
         }
         done.map_err(|error| refused("ibv_rereg_mr", &error))?;
         let raw = ours.raw.get();
         if let Some(new_pd) = new_pd {
-            inner.1 = new_pd.users.join();
+            inner.pd = new_pd.users.join();
             // SAFETY: our own structure.
             unsafe { (*raw).pd = pd };
         }

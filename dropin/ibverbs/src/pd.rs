@@ -16,7 +16,22 @@ pub(crate) struct PdObject {
     pub(crate) soft: soft::Pd,
     pub(crate) context: &'static ContextObject,
     pub(crate) users: Users,
-    _context: Use,
+    /// The context, and the domains that a parent domain joins.
+    _uses: Vec<Use>,
+}
+
+impl PdObject {
+    /// `uses`: of other objects that it keeps.
+    pub(crate) fn new(context: &'static ContextObject, soft: soft::Pd, mut uses: Vec<Use>) -> Self {
+        uses.push(context.users.join());
+        Self {
+            raw: UnsafeCell::new(verbs::Pd { context: context.raw(), handle: soft.id() }),
+            soft,
+            context,
+            users: Users::default(),
+            _uses: uses,
+        }
+    }
 }
 
 impl Object for PdObject {
@@ -29,14 +44,7 @@ pub(crate) unsafe extern "C" fn alloc_pd(context: *mut verbs::Context) -> *mut v
     entry::pointer(|| {
         let context = ContextObject::find(context)?;
         context.alive()?;
-        Ok(PdObject {
-            raw: UnsafeCell::new(verbs::Pd { context: context.raw(), handle: 0 }),
-            soft: context.soft.alloc_pd()?,
-            context,
-            users: Users::default(),
-            _context: context.users.join(),
-        }
-        .publish())
+        Ok(PdObject::new(context, context.soft.alloc_pd()?, Vec::new()).publish())
     })
 }
 

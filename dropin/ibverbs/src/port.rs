@@ -1,4 +1,4 @@
-//! The one port of a device, its one GID and its one partition key.
+//! The one port of a device, its GIDs and its one partition key.
 
 use std::ffi::c_int;
 use std::net::IpAddr;
@@ -14,6 +14,10 @@ use crate::live::Object;
 
 /// The only port.
 pub(crate) const PORT: u8 = 1;
+/// Entries of the GID table, and how many of them are filled, all with the device's address.
+/// Recipes for adapters name the entry of RoCE v2, often 1 or 3.
+const GID_TABLE: u32 = 8;
+const GIDS: u32 = 4;
 /// The only partition: the default one, as a full member.
 const PKEY: u16 = 0xffff;
 /// 4X at 10 Gb/s: what a pair of sockets on one machine carries.
@@ -25,6 +29,16 @@ const PHYS_STATE_LINK_UP: u8 = 5;
 /// The kernel's sysfs number of RoCE v2, which differs from the API's.
 const SYSFS_ROCE_V2: u32 = 1;
 
+/// Whether an index names a GID of the device.
+pub(crate) fn is_gid(index: u8) -> bool {
+    u32::from(index) < GIDS
+}
+
+/// Whether the entry of the GID table is filled.
+fn check_gid(port: u32, index: u32) -> Result<bool, Errno> {
+    if port == u32::from(PORT) && index < GID_TABLE { Ok(index < GIDS) } else { Err(Errno::EINVAL) }
+}
+
 fn check(port: u32, index: u32) -> Result<(), Errno> {
     if port == u32::from(PORT) && index == 0 { Ok(()) } else { Err(Errno::EINVAL) }
 }
@@ -34,7 +48,7 @@ fn attributes(context: &ContextObject) -> verbs::PortAttr {
         state: verbs::IBV_PORT_ACTIVE,
         max_mtu: mtu_code(Mtu::Mtu4096),
         active_mtu: mtu_code(context.soft.max_mtu()),
-        gid_tbl_len: 1,
+        gid_tbl_len: c_int::try_from(GID_TABLE).unwrap_or(0),
         port_cap_flags: verbs::IBV_PORT_IP_BASED_GIDS,
         max_msg_sz: MAX_MESSAGE,
         bad_pkey_cntr: 0,
@@ -107,18 +121,19 @@ pub(crate) unsafe extern "C" fn query_gid(
 ) -> c_int {
     entry::minus_one(|| {
         let context = ContextObject::find(context)?;
-        check(port.into(), u32::try_from(index).map_err(|_| Errno::EINVAL)?)?;
+        let filled = check_gid(port.into(), u32::try_from(index).map_err(|_| Errno::EINVAL)?)?;
+        let entry = if filled { gid_of(context.soft.local()) } else { verbs::Gid { raw: [0; 16] } };
         // SAFETY: the caller passes a valid place, aligned or not.
-        unsafe { gid.write_unaligned(gid_of(context.soft.local())) };
+        unsafe { gid.write_unaligned(entry) };
         Ok(0)
     })
 }
 
-fn gid_entry(context: &ContextObject) -> verbs::GidEntry {
+fn gid_entry(context: &ContextObject, index: u32) -> verbs::GidEntry {
     let local = context.soft.local();
     verbs::GidEntry {
         gid: gid_of(local),
-        gid_index: 0,
+        gid_index: index,
         port_num: PORT.into(),
         gid_type: verbs::IBV_GID_TYPE_ROCE_V2,
         ndev_ifindex: interface_index(local),
@@ -136,12 +151,15 @@ pub(crate) unsafe extern "C" fn query_gid_ex(
 ) -> c_int {
     entry::code(|| {
         let context = ContextObject::find(context)?;
-        check(port, index)?;
+        let filled = check_gid(port, index)?;
         if flags != 0 {
             return Err(Errno::EOPNOTSUPP);
         }
+        if !filled {
+            return Err(Errno(libc::ENODATA));
+        }
         // SAFETY: the caller says how long its structure is.
-        unsafe { write_sized(&gid_entry(context), entry, size) };
+        unsafe { write_sized(&gid_entry(context, index), entry, size) };
         Ok(())
     })
 }
@@ -159,12 +177,14 @@ pub(crate) unsafe extern "C" fn query_gid_table(
         if flags != 0 {
             return Err(Errno::EOPNOTSUPP);
         }
-        if max == 0 {
+        if max < GIDS as usize {
             return Err(Errno::EINVAL);
         }
-        // SAFETY: there is room for one entry of `size` bytes.
-        unsafe { write_sized(&gid_entry(context), entries, size) };
-        Ok(1)
+        for index in 0..GIDS {
+            // SAFETY: there is room for as many entries of `size` bytes.
+            unsafe { write_sized(&gid_entry(context, index), entries.byte_add(index as usize * size), size) };
+        }
+        isize::try_from(GIDS).map_err(|_| Errno::EINVAL)
     });
     written.unwrap_or_else(|errno| {
         errno.set();
@@ -181,7 +201,7 @@ pub(crate) unsafe extern "C" fn query_gid_type(
 ) -> c_int {
     entry::minus_one(|| {
         ContextObject::find(context)?;
-        check(port.into(), index)?;
+        check_gid(port.into(), index)?;
         // SAFETY: the caller passes a valid place.
         unsafe { *kind = SYSFS_ROCE_V2 };
         Ok(0)

@@ -11,7 +11,7 @@ use crate::convert::{addr_of, gid_of, mtu_code, mtu_of, state_of, treatment_of};
 use crate::entry::{self, Errno};
 use crate::live::Object;
 use crate::log;
-use crate::port::PORT;
+use crate::port::{PORT, is_gid};
 use crate::qp::QpObject;
 
 /// Bits that say nothing here: there is only one path, and it never migrates.
@@ -30,8 +30,8 @@ fn check(qp: &QpObject, attr: &verbs::QpAttr, mask: u32) -> Result<(), Errno> {
         if route.is_global == 0 {
             return refuse("RoCE requires a GID, but is_global is 0; many tools accept -g 0 or -x 0");
         }
-        if route.grh.sgid_index != 0 {
-            return refuse("invalid GID index: the device has only index 0");
+        if !is_gid(route.grh.sgid_index) {
+            return refuse("invalid GID index: the device has GIDs 0 to 3, all of one address");
         }
         if route.port_num != PORT {
             return refuse("invalid port in the address vector: the device has only port 1");

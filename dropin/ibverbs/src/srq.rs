@@ -10,6 +10,7 @@ use nobounce_verbs as verbs;
 use crate::context::{Acks, ContextObject};
 use crate::entry::{self, Errno};
 use crate::live::{Kind, Object, Use, Users};
+use crate::log;
 use crate::pd::PdObject;
 
 #[repr(C)]
@@ -84,7 +85,7 @@ pub(crate) unsafe extern "C" fn get_srq_num(srq: *mut verbs::Srq, number: *mut u
     })
 }
 
-/// `ibv_modify_srq`: arms the limit. The queue cannot be resized.
+/// `ibv_modify_srq`: arms the limit, or resizes the queue.
 pub(crate) unsafe extern "C" fn modify_srq(
     srq: *mut verbs::Srq,
     attr: *mut verbs::SrqAttr,
@@ -95,7 +96,11 @@ pub(crate) unsafe extern "C" fn modify_srq(
         // SAFETY: the caller passes a valid structure.
         let attr = unsafe { attr.as_ref() }.ok_or(Errno::EINVAL)?;
         if mask & verbs::IBV_SRQ_MAX_WR != 0 {
-            return Err(Errno::EOPNOTSUPP);
+            let depth = usize::try_from(attr.max_wr).map_err(|_| Errno::EINVAL)?;
+            srq.soft.resize(depth).map_err(|error| {
+                log::warn(|| format!("ibv_modify_srq: {error}"));
+                Errno::EINVAL
+            })?;
         }
         if mask & verbs::IBV_SRQ_LIMIT != 0 {
             srq.soft.set_limit(attr.srq_limit).map_err(|_| Errno::EINVAL)?;

@@ -239,9 +239,8 @@ pub(crate) unsafe extern "C" fn dofork_range(base: usize, size: usize) -> c_int 
     ask(c"ibv_dofork_range", [base, size, 0, 0, 0, 0]).map_or(0, int)
 }
 
-/// `ibv_import_device`: the descriptor belongs to the kernel's driver, so the device is the
-/// system's, or none.
-pub(crate) unsafe extern "C" fn import_device(fd: c_int) -> *mut c_void {
+/// `ibv_import_device` of a descriptor that is not ours: it belongs to the kernel's driver.
+pub(crate) fn import_device(fd: c_int) -> *mut c_void {
     let register = usize::try_from(fd.cast_unsigned()).unwrap_or(usize::MAX);
     match ask(c"ibv_import_device", [register, 0, 0, 0, 0, 0]) {
         Some(context) => std::ptr::with_exposed_provenance_mut(context),

@@ -38,6 +38,26 @@ fn memory_windows_are_bound_by_every_call() {
 }
 
 #[test]
+fn memory_on_demand_of_the_device_of_none_and_by_handle() {
+    if waived() {
+        return;
+    }
+    let folder = Folder::new("memories");
+    let program = folder.compile_client("memories");
+    run(&mut folder.program(&program, "127.41.0.37"), 60);
+}
+
+#[test]
+fn thread_domains_parent_domains_and_completion_times() {
+    if waived() {
+        return;
+    }
+    let folder = Folder::new("domains");
+    let program = folder.compile_client("domains");
+    run(&mut folder.program(&program, "127.41.0.38"), 60);
+}
+
+#[test]
 fn limits_are_what_a_query_says() {
     if waived() {
         return;

@@ -15,6 +15,10 @@ use std::path::Path;
 const VENDOR: &str = "0x6e62";
 const PART: &str = "0x0001";
 
+/// Entries of the GID table, and how many of them are filled, as the verbs library says.
+const GID_TABLE: u32 = 8;
+const GIDS: u32 = 4;
+
 /// The real folders, from where the links to real devices go.
 #[derive(Debug)]
 pub(crate) struct System<'a> {
@@ -52,6 +56,10 @@ pub(crate) fn make(root: &Path, addrs: &[IpAddr], system: &System<'_>) -> io::Re
         write(&device, &[("numa_node", "-1"), ("vendor", VENDOR), ("device", PART)])?;
         write_device(&here, &name, addr)?;
         symlink("../..", here.join("device"))?;
+        if let Some(interface) = interface_of(addr) {
+            fs::create_dir_all(device.join("net"))?;
+            symlink(system.sys.join("class/net").join(&interface), device.join("net").join(interface))?;
+        }
         symlink(format!("../../devices/virtual/nobounce/{name}/infiniband/{name}"), class.join(&name))?;
         write(&verbs.join(&node), &[("ibdev", &name), ("abi_version", "1")])?;
         symlink(format!("../../../devices/virtual/nobounce/{name}"), verbs.join(&node).join("device"))?;
@@ -90,12 +98,19 @@ fn write_device(here: &Path, name: &str, addr: &IpAddr) -> io::Result<()> {
             ("cap_mask", "0x00010000"),
         ],
     )?;
-    write(&port.join("gids"), &[("0", &gid(addr))])?;
-    write(&port.join("pkeys"), &[("0", "0xffff")])?;
-    write(&port.join("gid_attrs/types"), &[("0", "RoCE v2")])?;
-    if let Some(interface) = interface_of(addr) {
-        write(&port.join("gid_attrs/ndevs"), &[("0", &interface)])?;
+    let interface = interface_of(addr);
+    for index in 0..GID_TABLE {
+        let (index, filled) = (index.to_string(), index < GIDS);
+        let text = if filled { gid(addr) } else { gid(&Ipv6Addr::UNSPECIFIED.into()) };
+        write(&port.join("gids"), &[(&index, &text)])?;
+        if filled {
+            write(&port.join("gid_attrs/types"), &[(&index, "RoCE v2")])?;
+            if let Some(interface) = &interface {
+                write(&port.join("gid_attrs/ndevs"), &[(&index, interface)])?;
+            }
+        }
     }
+    write(&port.join("pkeys"), &[("0", "0xffff")])?;
     Ok(())
 }
 
@@ -173,6 +188,10 @@ mod tests {
         assert_eq!(read(&class.join("nb0/ports/1/gids/0")), "0000:0000:0000:0000:0000:ffff:7f00:0007");
         assert_eq!(read(&class.join("nb1/ports/1/gids/0")), "0000:0000:0000:0000:0000:0000:0000:0001");
         assert_eq!(read(&class.join("nb0/ports/1/gid_attrs/ndevs/0")), "lo");
+        assert_eq!(read(&class.join("nb0/ports/1/gid_attrs/types/3")), "RoCE v2");
+        let gid = |index: u32| read(&class.join(format!("nb0/ports/1/gids/{index}")));
+        assert!(gid(3) == gid(0) && gid(7) == "0000:0000:0000:0000:0000:0000:0000:0000");
+        assert!(fs::symlink_metadata(class.join("nb0/device/net/lo")).unwrap().is_symlink());
         assert_eq!(read(&class.join("nb0/device/numa_node")), "-1");
         // As some programs find the PCI device: two folders above the real one.
         let real = class.join("nb1").canonicalize().unwrap();

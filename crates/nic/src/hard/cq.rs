@@ -272,6 +272,7 @@ fn completion_of(wc: &verbs::Wc) -> WorkCompletion {
         invalidated: has(verbs::IBV_WC_WITH_INV).then_some(wc.imm_data),
         qpn: Qpn::new(wc.qp_num),
         source: None::<DatagramSource>,
+        timestamp: 0,
     }
 }
 

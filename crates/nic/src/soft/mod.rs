@@ -41,4 +41,4 @@ pub use objects::mr::Mr;
 pub use objects::mw::Mw;
 pub use objects::qp::{ModifyError, Qp, QpInit};
 pub use objects::register::{NewMemory, Rereg};
-pub use objects::srq::{CreateSrqError, Srq, SrqLimitError, SrqLimits};
+pub use objects::srq::{CreateSrqError, Srq, SrqLimitError, SrqLimits, SrqResizeError};

@@ -19,7 +19,7 @@ int main(void) {
     ibv_free_device_list(list);
     union ibv_gid gid;
     CHECK(!ibv_query_gid(theirs, 1, 4, &gid) && gid.raw[15] == 5);
-    CHECK(ibv_query_gid(ours, 1, 4, &gid) == -1 && errno == EINVAL);
+    CHECK(ibv_query_gid(ours, 1, 8, &gid) == -1 && errno == EINVAL);
     struct ibv_pd *pd = ibv_alloc_pd(ours), *real = ibv_alloc_pd(theirs);
     CHECK(pd && real && pd->context == ours && real->context == theirs);
     CHECK(!ibv_reg_mr(real, (void *)7, 8, 9) && errno == 4321);

@@ -191,7 +191,12 @@ static void srq(void) {
     struct ibv_srq_attr attr = {.srq_limit = 3};
     CHECK(!ibv_modify_srq(b.srq, &attr, IBV_SRQ_LIMIT));
     CHECK(!ibv_query_srq(b.srq, &attr) && attr.srq_limit == 3 && attr.max_wr == 16 && attr.max_sge == 2);
-    CHECK(ibv_modify_srq(b.srq, &attr, IBV_SRQ_MAX_WR) == EOPNOTSUPP);
+    attr.max_wr = 3; /* it holds four */
+    CHECK(ibv_modify_srq(b.srq, &attr, IBV_SRQ_MAX_WR) == EINVAL);
+    attr.max_wr = 4;
+    CHECK(!ibv_modify_srq(b.srq, &attr, IBV_SRQ_MAX_WR));
+    CHECK(!ibv_query_srq(b.srq, &attr) && attr.max_wr == 4 && attr.srq_limit == 3);
+    CHECK(ibv_post_srq_recv(b.srq, &wr, &bad) == ENOMEM && bad == &wr);
     struct ibv_sge sge = sge_of(&a, 0, 500);
     for (int i = 0; i < 2; i++) {
         post(IBV_WR_SEND, 10 + i, &sge, 1, 0, 0);
@@ -215,7 +220,7 @@ static void extended(void) {
     struct ibv_cq_init_attr_ex cq_init = {.cqe = 64, .wc_flags = IBV_WC_STANDARD_FLAGS};
     struct ibv_cq_ex *cq = ibv_create_cq_ex(context, &cq_init);
     CHECK(cq);
-    cq_init.wc_flags |= IBV_WC_EX_WITH_COMPLETION_TIMESTAMP;
+    cq_init.wc_flags |= IBV_WC_EX_WITH_CVLAN;
     CHECK(!ibv_create_cq_ex(context, &cq_init) && errno == EOPNOTSUPP);
     struct ibv_qp_init_attr_ex init = {.send_cq = ibv_cq_ex_to_cq(cq), .recv_cq = ibv_cq_ex_to_cq(cq), .qp_type = IBV_QPT_RC,
                                        .cap = {.max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 2, .max_recv_sge = 2, .max_inline_data = 64},
@@ -373,9 +378,14 @@ static void queries(void) {
     CHECK(ibv_query_port(context, 2, (struct _compat_ibv_port_attr *)port) == EINVAL);
     union ibv_gid gid;
     struct ibv_gid_entry entry, table[4];
-    CHECK(!ibv_query_gid(context, 1, 0, &gid) && ibv_query_gid(context, 1, 1, &gid) == -1 && errno == EINVAL);
+    struct ibv_gid_entry last;
+    union ibv_gid third, empty, zero = {0};
+    CHECK(!ibv_query_gid(context, 1, 0, &gid) && !ibv_query_gid(context, 1, 3, &third) && !memcmp(&gid, &third, sizeof gid));
+    CHECK(!ibv_query_gid(context, 1, 4, &empty) && !memcmp(&empty, &zero, sizeof empty)); /* an empty entry, as with adapters */
+    CHECK(ibv_query_gid(context, 1, 8, &gid) == -1 && errno == EINVAL && ibv_query_gid_ex(context, 1, 4, &last, 0) == ENODATA);
+    CHECK(!ibv_query_gid_ex(context, 1, 3, &last, 0) && last.gid_index == 3);
     CHECK(!ibv_query_gid_ex(context, 1, 0, &entry, 0) && entry.gid_type == IBV_GID_TYPE_ROCE_V2 && entry.ndev_ifindex);
-    CHECK(ibv_query_gid_table(context, table, 4, 0) == 1 && !memcmp(&table[0], &entry, sizeof entry));
+    CHECK(ibv_query_gid_table(context, table, 4, 0) == 4 && !memcmp(&table[0], &entry, sizeof entry) && !memcmp(&table[3], &last, sizeof last));
     uint16_t pkey;
     CHECK(!ibv_query_pkey(context, 1, 0, &pkey) && pkey == 0xffff && ibv_get_pkey_index(context, 1, 0xffff) == 0);
     CHECK(ibv_get_pkey_index(context, 1, 0x1234) == -1);
@@ -383,7 +393,6 @@ static void queries(void) {
     struct ibv_pd *pd = ibv_alloc_pd(context);
     CHECK(!ibv_reg_dmabuf_mr(pd, 0, 4096, 0, -1, IBV_ACCESS_LOCAL_WRITE) && errno == EBADF);
     CHECK(!ibv_reg_dmabuf_mr(pd, 0, 4096, 0, 0, IBV_ACCESS_LOCAL_WRITE) && errno == EINVAL); /* standard input */
-    CHECK(!ibv_alloc_td(context, &(struct ibv_td_init_attr){0}) && errno == EOPNOTSUPP);
     CHECK(!ibv_open_xrcd(context, &(struct ibv_xrcd_init_attr){0}) && errno == EOPNOTSUPP);
     CHECK(!ibv_reg_mr(pd, (void *)4096, 4096, IBV_ACCESS_LOCAL_WRITE) && errno == EFAULT);
     CHECK(!strcmp(ibv_wc_status_str(IBV_WC_SUCCESS), "success") && !strcmp(ibv_wc_status_str(99), "unknown"));

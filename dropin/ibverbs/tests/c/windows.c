@@ -4,7 +4,7 @@
 enum { AT = 8192, ROOM = 4096 };
 
 static struct ibv_mw_bind_info part_of(struct ibv_mr *mr) {
-    return (struct ibv_mw_bind_info){.mr = mr, .addr = (uintptr_t)mr->addr + AT, .length = ROOM, .mw_access_flags = IBV_ACCESS_REMOTE_WRITE};
+    return (struct ibv_mw_bind_info){.mr = mr, .addr = (uintptr_t)mr->addr + AT, .length = ROOM, .mw_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE};
 }
 
 /* A peer's WRITE of 100 bytes through a key. */

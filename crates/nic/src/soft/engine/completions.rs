@@ -52,6 +52,8 @@ pub(crate) struct Completions<T> {
     overflowed: AtomicBool,
     /// A copy of the producer's flag, for pollers.
     is_armed: AtomicBool,
+    /// Whether completions carry their time.
+    records_time: AtomicBool,
     producer: Mutex<Producer<T>>,
 }
 
@@ -65,6 +67,7 @@ impl<T: Send> Completions<T> {
             ring: AtomicPtr::new(address),
             overflowed: AtomicBool::new(false),
             is_armed: AtomicBool::new(false),
+            records_time: AtomicBool::new(false),
             producer: Mutex::new(producer),
         }
     }
@@ -82,6 +85,15 @@ impl<T: Send> Completions<T> {
 
     pub(crate) fn depth(&self) -> usize {
         self.lock().depth
+    }
+
+    /// From now on completions carry their time.
+    pub(crate) fn record_time(&self) {
+        self.records_time.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn records_time(&self) -> bool {
+        self.records_time.load(Ordering::Relaxed)
     }
 
     pub(crate) fn is_overflowed(&self) -> bool {

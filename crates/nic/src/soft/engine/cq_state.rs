@@ -4,6 +4,7 @@ use nobounce_memory::barrier;
 use nobounce_protocol::qp::{Completion, Status};
 use nobounce_protocol::wire::Qpn;
 
+use crate::links::now_ns;
 use crate::soft::engine::completions::Completions;
 use crate::work::WorkCompletion;
 
@@ -25,6 +26,7 @@ impl CqInner {
             invalidated: completion.invalidated,
             qpn,
             source: completion.source,
+            timestamp: if self.records_time() { now_ns() } else { 0 },
         };
         self.push(completion, urgent)
     }

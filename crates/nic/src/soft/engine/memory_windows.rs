@@ -14,8 +14,10 @@ use crate::soft::engine::queue_pair::QueuePair;
 use crate::soft::engine::region::{Region, Regions};
 use crate::soft::limits::DeviceLimits;
 
-/// Remote access rights of a window; other rights are the region's alone.
-const REMOTE: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
+/// Access rights that a window may name. The right to local writes has no effect: only peers use a
+/// window. Adapters accept it, and rdma_rxe does.
+const NAMED: Access =
+    Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC).union(Access::LOCAL_WRITE);
 
 /// The two types of windows, as the standard numbers them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -171,7 +173,7 @@ impl Windows {
 fn may_bind(region: &Region, pd: u32, addr: u64, len: u64, access: Access) -> bool {
     let writes = access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
     let rights = region.access.contains(Access::BIND_WINDOW)
-        && REMOTE.contains(access)
+        && NAMED.contains(access)
         && (!writes || region.access.contains(Access::LOCAL_WRITE));
     rights && region.pd == pd && len > 0 && region.offset(addr, len).is_some()
 }

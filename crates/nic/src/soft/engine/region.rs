@@ -334,7 +334,7 @@ impl Regions {
         let accessor = accessor.of_engine(self.number);
         let Self { table, windows, staging, .. } = self;
         let look = |region: &Arc<Region>, offset| match &region.target {
-            Target::Host(_) => None,
+            Target::Host(_) | Target::Null => None,
             Target::Gpu(gpu) => Some(then(gpu, offset, staging)),
         };
         let found = if access.is_empty() {

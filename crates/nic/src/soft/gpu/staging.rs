@@ -205,7 +205,7 @@ impl Staging {
     ) -> Result<u64, StagingError> {
         self.flush();
         let copier = match target {
-            Target::Host(_) => None,
+            Target::Host(_) | Target::Null => None,
             Target::Gpu(gpu) => Some(self.copiers.get(gpu.copier).cloned().ok_or(StagingError::Failed)?),
         };
         let (target, state) = (target.clone(), Changing::Waits);

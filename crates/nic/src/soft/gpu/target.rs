@@ -35,6 +35,8 @@ impl GatheredMessage {
 pub(crate) enum Target {
     Host(Window),
     Gpu(GpuTarget),
+    /// No memory: reads give zeroes, and what is written is discarded.
+    Null,
 }
 
 /// GPU memory behind a region.
@@ -128,11 +130,25 @@ fn load_crc(window: &GpuWindow, offset: usize, mut out: Sink<'_>, mut crc: u32) 
     Ok(crc)
 }
 
+/// Zeroes, and the CRC extended over them.
+fn zeroes(mut out: Sink<'_>, mut crc: Option<u32>) -> Option<u32> {
+    let bytes = [0; 1024];
+    let mut done = 0;
+    while done < out.len() {
+        let piece = &bytes[..(out.len() - done).min(bytes.len())];
+        out.put(done, piece);
+        crc = extend_crc(crc, piece);
+        done += piece.len();
+    }
+    crc
+}
+
 impl Target {
     pub(crate) fn len(&self) -> u64 {
         match self {
             Self::Host(window) => window.len() as u64,
             Self::Gpu(gpu) => gpu.memory.len() as u64,
+            Self::Null => u64::MAX,
         }
     }
 
@@ -140,7 +156,7 @@ impl Target {
     #[inline]
     pub(crate) fn ended_at(&self, offset: usize, len: u64) -> Option<Gone> {
         match self {
-            Self::Host(_) => None,
+            Self::Host(_) | Self::Null => None,
             Self::Gpu(gpu) => gpu.memory.ended_at(offset, usize::try_from(len).ok()?),
         }
     }
@@ -182,6 +198,10 @@ impl Target {
                 }
                 _ => Err(LoadError::Fetch),
             },
+            Self::Null => {
+                let crc = zeroes(out, crc);
+                Ok((crc, BytePath::Direct(Mechanism::Cpu)))
+            }
         }
     }
 
@@ -197,7 +217,7 @@ impl Target {
         last: bool,
     ) -> Result<Placed, PlaceError> {
         let by = match self {
-            Self::Host(_) => Mechanism::Cpu,
+            Self::Host(_) | Self::Null => Mechanism::Cpu,
             Self::Gpu(gpu) if gpu.stores => Mechanism::Window,
             Self::Gpu(gpu) => {
                 let ticket = staging.put(owner, (&gpu.memory, gpu.copier), offset, bytes, last);
@@ -232,6 +252,7 @@ impl Target {
                 (Some(window), false) => window.store(offset, bytes),
                 (None, _) => Ok(()), // `stores` implies a window
             },
+            (Self::Null, _) => Ok(()),
         }
     }
 
@@ -260,7 +281,7 @@ impl Target {
             return Ok((before, Placed { route: BytePath::Direct(by), ticket: None }));
         }
         let route = match self {
-            Self::Host(_) => BytePath::Direct(Mechanism::Cpu),
+            Self::Host(_) | Self::Null => BytePath::Direct(Mechanism::Cpu),
             Self::Gpu(_) if self.changes_at_once() => BytePath::Direct(Mechanism::Window),
             Self::Gpu(_) => BytePath::Staged,
         };
@@ -271,7 +292,7 @@ impl Target {
     /// Whether atomics need no copy engine.
     pub(crate) fn changes_at_once(&self) -> bool {
         match self {
-            Self::Host(_) => true,
+            Self::Host(_) | Self::Null => true,
             Self::Gpu(gpu) => gpu.window().is_some(),
         }
     }
@@ -287,6 +308,7 @@ impl Target {
             (Self::Host(window), AtomicChange::Swap { compare, swap }) => {
                 (window.compare_swap(offset, compare, swap), Mechanism::Cpu)
             }
+            (Self::Null, _) => (Ok(0), Mechanism::Cpu),
             (Self::Gpu(gpu), _) => match (gpu.window(), change) {
                 (Some(window), AtomicChange::Add(add)) => (window.fetch_add(offset, add), Mechanism::Window),
                 (Some(window), AtomicChange::Swap { compare, swap }) => {

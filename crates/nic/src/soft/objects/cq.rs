@@ -77,6 +77,11 @@ impl Cq {
         Ok(Self { shared: shared.clone(), inner, users: Arc::default(), _taken: taken })
     }
 
+    /// Records when requests complete, from now on ([`WorkCompletion::timestamp`]).
+    pub fn record_time(&self) {
+        self.inner.record_time();
+    }
+
     /// Its number in events.
     pub fn id(&self) -> u32 {
         self.inner.id

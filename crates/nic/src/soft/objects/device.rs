@@ -190,6 +190,11 @@ impl Device {
         Cq::create(&self.shared, depth, channel)
     }
 
+    /// Whether both are one opened device.
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
+    }
+
     /// Whether this process is a forked child of the one that opened the device. The device is
     /// unusable there.
     pub fn is_forked(&self) -> bool {
@@ -288,6 +293,11 @@ pub(crate) struct PdUse {
 }
 
 impl Pd {
+    /// Its number, which no other domain of the device has.
+    pub fn id(&self) -> u32 {
+        self.id
+    }
+
     /// Whether regions, queue pairs or shared receive queues of it exist: deallocating it now is a
     /// program error.
     pub fn is_busy(&self) -> bool {

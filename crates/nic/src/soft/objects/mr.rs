@@ -5,7 +5,7 @@ use std::sync::Arc;
 use nobounce_memory::gpu;
 use nobounce_memory::path::Paths;
 
-use crate::soft::objects::device::{PdUse, Shared};
+use crate::soft::objects::device::{Pd, PdUse, Shared};
 
 /// A registered memory region. Dropping it deregisters: from then on no packet accesses the memory.
 #[derive(Debug)]
@@ -24,6 +24,11 @@ impl Mr {
     /// The path of its bytes, per direction.
     pub fn paths(&self) -> &Paths {
         &self.paths
+    }
+
+    /// Whether it is a region of this domain.
+    pub fn is_of(&self, pd: &Pd) -> bool {
+        Arc::ptr_eq(&self.pd, &pd.in_use())
     }
 
     /// The CUDA memory behind a region, as the device accesses it.

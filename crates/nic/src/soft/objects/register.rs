@@ -82,6 +82,38 @@ impl Pd {
         self.insert(unsafe { PreparedMemory::host(addr, len, access) }?, iova, access)
     }
 
+    /// As [`register_at`](Self::register_at), for memory that need not be mapped yet: every access
+    /// takes the pages that are there then, and fails where there are none.
+    ///
+    /// # Safety
+    /// As for [`register`](Self::register).
+    ///
+    /// # Errors
+    /// The range is too long, or the rights contradict each other.
+    pub unsafe fn register_on_demand(
+        &self,
+        addr: *mut u8,
+        len: usize,
+        iova: u64,
+        access: Access,
+    ) -> Result<Mr, RegisterError> {
+        check_rights(access)?;
+        check_len(len)?;
+        guard::ensure_installed()?;
+        // SAFETY: the caller guarantees the requirements of `Window::new`.
+        self.insert(PreparedMemory::of(unsafe { Window::new(addr, len) }), iova, access)
+    }
+
+    /// A region without memory: reads of any address give zeroes, and what is written is discarded.
+    ///
+    /// # Errors
+    /// There are too many regions.
+    pub fn register_null(&self) -> Result<Mr, RegisterError> {
+        let paths = Paths::both(Path::Direct(Mechanism::Cpu));
+        let memory = PreparedMemory { target: Target::Null, paths, gpu: None };
+        self.insert(memory, 0, Access::LOCAL_WRITE)
+    }
+
     /// Registers `len` bytes of memory that CUDA knows, at its CUDA address.
     ///
     /// [`Mr::paths`] returns the path of the region's bytes. Without a direct one, registration
@@ -222,7 +254,7 @@ fn settle_copies(core: &mut Core, region: Option<&Region>) -> Option<Copies> {
     let target = &region?.target;
     core.regions.staging.forget(target);
     match target {
-        Target::Host(_) => None,
+        Target::Host(_) | Target::Null => None,
         Target::Gpu(gpu) => {
             core.regions.staging.copiers.get(gpu.copier).map(|copier| copier.copies_of(&gpu.memory))
         }
@@ -244,9 +276,12 @@ impl PreparedMemory {
         guard::ensure_installed()?;
         probe::check_range(addr.addr() as u64, len as u64, access.contains(Access::LOCAL_WRITE))?;
         // SAFETY: the caller guarantees the requirements of `Window::new`.
-        let window = unsafe { Window::new(addr, len) };
+        Ok(Self::of(unsafe { Window::new(addr, len) }))
+    }
+
+    fn of(window: Window) -> Self {
         let paths = Paths::both(Path::Direct(Mechanism::Cpu));
-        Ok(Self { target: Target::Host(window), paths, gpu: None })
+        Self { target: Target::Host(window), paths, gpu: None }
     }
 
     fn gpu(shared: &Shared, addr: u64, len: usize, options: &GpuOptions) -> Result<Self, RegisterError> {

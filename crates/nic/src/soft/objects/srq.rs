@@ -4,6 +4,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use nobounce_protocol::qp::{PostError, QpState};
 
@@ -41,6 +42,21 @@ pub enum SrqLimitError {
     Forked,
 }
 
+/// Why a shared receive queue could not be resized. It is unchanged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SrqResizeError {
+    /// The depth is out of range.
+    #[error(transparent)]
+    Depth(#[from] CreateError),
+    /// Receives would be lost.
+    #[error(
+        "the shared receive queue holds {held} receives, or has that limit, and cannot shrink to {asked}"
+    )]
+    #[allow(missing_docs)]
+    Holds { held: usize, asked: usize },
+}
+
 /// A shared receive queue. Queue pairs that still use it after it is dropped find it empty.
 #[derive(Debug)]
 pub struct Srq {
@@ -50,7 +66,8 @@ pub struct Srq {
     _taken: CountGuard,
     pub(crate) index: SrqIndex,
     id: u32,
-    limits: SrqLimits,
+    sges: usize,
+    depth: AtomicUsize,
     room: Arc<WorkQueueSpace>,
     _pd: Arc<PdUse>,
 }
@@ -81,7 +98,8 @@ impl Srq {
             closed: false,
         };
         let index = handle.lock().ok_or(CreateError::Forked)?.core.srqs.insert(entry)?;
-        Ok(Self { shared, handle, _taken: taken, index, id, limits, room, _pd: pd.in_use() })
+        let (sges, depth) = (limits.sges, AtomicUsize::new(limits.depth));
+        Ok(Self { shared, handle, _taken: taken, index, id, sges, depth, room, _pd: pd.in_use() })
     }
 
     pub(crate) fn handle(&self) -> &Arc<EngineHandle> {
@@ -99,8 +117,33 @@ impl Srq {
     }
 
     /// Its limits.
-    pub fn limits(&self) -> &SrqLimits {
-        &self.limits
+    pub fn limits(&self) -> SrqLimits {
+        SrqLimits { depth: self.depth(), sges: self.sges }
+    }
+
+    fn depth(&self) -> usize {
+        self.depth.load(Ordering::Relaxed)
+    }
+
+    /// Changes the depth. Receives in the queue stay.
+    ///
+    /// # Errors
+    /// It holds more receives than that, its armed limit is larger, or the depth is out of range.
+    pub fn resize(&self, depth: usize) -> Result<(), SrqResizeError> {
+        check("the depth of the shared receive queue", depth, DeviceLimits::OURS.max_srq_depth)?;
+        let changed = self.with(|entry, _| {
+            // Posters that reserve a place meanwhile use the old depth or the new one.
+            let held = entry.receives.len().max(entry.limit as usize);
+            if held <= depth {
+                self.depth.store(depth, Ordering::Relaxed);
+            }
+            held
+        });
+        match changed {
+            Some(held) if held > depth => Err(SrqResizeError::Holds { held, asked: depth }),
+            Some(_) => Ok(()),
+            None => Err(CreateError::Forked.into()),
+        }
     }
 
     /// Whether queue pairs use it: destroying it now is a program error.
@@ -119,7 +162,7 @@ impl Srq {
     /// # Errors
     /// The limit is larger than the queue.
     pub fn set_limit(&self, limit: u32) -> Result<(), SrqLimitError> {
-        let depth = self.limits.depth;
+        let depth = self.depth();
         if usize::try_from(limit).is_ok_and(|limit| limit > depth) {
             return Err(SrqLimitError::Depth { asked: limit, depth });
         }
@@ -135,14 +178,15 @@ impl Srq {
     /// # Errors
     /// The queue is full, or the list too long.
     pub fn post_recv(&self, request: &RecvRequest<'_>) -> Result<(), PostError> {
-        if request.sges.len() > self.limits.sges {
-            return Err(PostError::TooManySges { given: request.sges.len(), max: self.limits.sges });
+        if request.sges.len() > self.sges {
+            return Err(PostError::TooManySges { given: request.sges.len(), max: self.sges });
         }
         if self.shared.is_forked() {
             return Err(PostError::State(QpState::Error));
         }
-        if !self.room.take(1, self.limits.depth) {
-            return Err(PostError::QueueFull(self.limits.depth));
+        let depth = self.depth();
+        if !self.room.take(1, depth) {
+            return Err(PostError::QueueFull(depth));
         }
         let mut receive = PostedReceive::of(request);
         if self.handle.has_submissions() {
