@@ -223,6 +223,13 @@ def operations(bench):
     bench.peers("atomics crowd fences rnr ud")
 
 
+@case("atomic writes, and FLUSH from nb0: values checked", quick=True)
+def words(bench):
+    if bench.kernel == "oldest":
+        return  # Linux 6.1 has neither
+    bench.peers("words")
+
+
 @case("UC at every path MTU", quick=False)
 def unreliable(bench):
     bench.peers("uc")

@@ -23,6 +23,10 @@ pub const IBV_DEVICE_RC_RNR_NAK_GEN: u32 = 1 << 12;
 pub const IBV_DEVICE_SYS_IMAGE_GUID: u32 = 1 << 11;
 pub const IBV_DEVICE_MEM_WINDOW: u32 = 1 << 17;
 pub const IBV_DEVICE_MEM_WINDOW_TYPE_2B: u32 = 1 << 24;
+/// Of `device_cap_flags_ex`.
+pub const IBV_DEVICE_FLUSH_GLOBAL: u64 = 1 << 38;
+/// Of `device_cap_flags_ex`.
+pub const IBV_DEVICE_ATOMIC_WRITE: u64 = 1 << 40;
 pub const IBV_DEVICE_BAD_QKEY_CNTR: u32 = 1 << 2;
 
 pub const IBV_ATOMIC_NONE: u32 = 0;

@@ -78,6 +78,7 @@ pub const IBV_ACCESS_MW_BIND: u32 = 1 << 4;
 pub const IBV_ACCESS_ZERO_BASED: u32 = 1 << 5;
 pub const IBV_ACCESS_ON_DEMAND: u32 = 1 << 6;
 pub const IBV_ACCESS_HUGETLB: u32 = 1 << 7;
+pub const IBV_ACCESS_FLUSH_GLOBAL: u32 = 1 << 8;
 /// One of the optional ones, since rdma-core 28.
 pub const IBV_ACCESS_RELAXED_ORDERING: u32 = 1 << 20;
 pub const IBV_ACCESS_OPTIONAL_RANGE: u32 = 0x3ff0_0000;

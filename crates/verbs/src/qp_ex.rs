@@ -36,9 +36,9 @@ pub struct QpEx {
     pub wr_start: Option<unsafe extern "C" fn(*mut QpEx)>,
     pub wr_complete: Option<unsafe extern "C" fn(*mut QpEx) -> c_int>,
     pub wr_abort: Option<unsafe extern "C" fn(*mut QpEx)>,
-    pub wr_atomic_write: Slot,
+    pub wr_atomic_write: Option<unsafe extern "C" fn(*mut QpEx, u32, u64, *const c_void)>,
     /// Since rdma-core 46.
-    pub wr_flush: Slot,
+    pub wr_flush: Option<unsafe extern "C" fn(*mut QpEx, u32, u64, usize, u8, u8)>,
 }
 
 pub const IBV_QP_EX_WITH_RDMA_WRITE: u64 = 1;
@@ -52,3 +52,5 @@ pub const IBV_QP_EX_WITH_LOCAL_INV: u64 = 1 << 7;
 pub const IBV_QP_EX_WITH_BIND_MW: u64 = 1 << 8;
 pub const IBV_QP_EX_WITH_SEND_WITH_INV: u64 = 1 << 9;
 pub const IBV_QP_EX_WITH_TSO: u64 = 1 << 10;
+pub const IBV_QP_EX_WITH_FLUSH: u64 = 1 << 11;
+pub const IBV_QP_EX_WITH_ATOMIC_WRITE: u64 = 1 << 12;

@@ -86,6 +86,11 @@ pub const IBV_WR_LOCAL_INV: u32 = 7;
 pub const IBV_WR_BIND_MW: u32 = 8;
 pub const IBV_WR_SEND_WITH_INV: u32 = 9;
 pub const IBV_WR_TSO: u32 = 10;
+pub const IBV_WR_FLUSH: u32 = 14;
+pub const IBV_WR_ATOMIC_WRITE: u32 = 15;
+pub const IBV_FLUSH_GLOBAL: u8 = 1;
+pub const IBV_FLUSH_RANGE: u8 = 0;
+pub const IBV_FLUSH_MR: u8 = 1;
 
 pub const IBV_SEND_FENCE: u32 = 1;
 pub const IBV_SEND_SIGNALED: u32 = 1 << 1;

@@ -133,7 +133,8 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         // SAFETY: plain numbers, for which zeroes are valid.
         let mut ours: verbs::DeviceAttrEx = unsafe { std::mem::zeroed() };
         ours.orig_attr = attributes(context);
-        ours.device_cap_flags_ex = ours.orig_attr.device_cap_flags.into();
+        let flags = u64::from(ours.orig_attr.device_cap_flags);
+        ours.device_cap_flags_ex = flags | verbs::IBV_DEVICE_FLUSH_GLOBAL | verbs::IBV_DEVICE_ATOMIC_WRITE;
         ours.phys_port_cnt_ex = 1;
         ours.odp_caps = on_demand();
         ours.completion_timestamp_mask = u64::MAX;

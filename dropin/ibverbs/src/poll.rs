@@ -26,6 +26,8 @@ pub(crate) fn wc_of(cq: &CqObject, completion: &WorkCompletion) -> verbs::Wc {
         WorkKind::Read => verbs::IBV_WC_RDMA_READ,
         WorkKind::CompareSwap => verbs::IBV_WC_COMP_SWAP,
         WorkKind::FetchAdd => verbs::IBV_WC_FETCH_ADD,
+        WorkKind::AtomicWrite => verbs::IBV_WC_ATOMIC_WRITE,
+        WorkKind::Flush => verbs::IBV_WC_FLUSH,
         WorkKind::BindWindow => verbs::IBV_WC_BIND_MW,
         WorkKind::LocalInvalidate => verbs::IBV_WC_LOCAL_INV,
         WorkKind::Receive => verbs::IBV_WC_RECV,

@@ -69,6 +69,7 @@ fn operation(wr: &verbs::SendWr, binds: MwKind) -> Result<Operation, Errno> {
             let remote = Remote { addr: atomic.remote_addr, rkey: atomic.rkey };
             Operation::FetchAdd { remote, add: atomic.compare_add }
         }
+        verbs::IBV_WR_ATOMIC_WRITE => Operation::AtomicWrite(remote()),
         verbs::IBV_WR_LOCAL_INV => Operation::Local(LocalWork::Invalidate(wr.imm_data)),
         verbs::IBV_WR_BIND_MW => {
             let verbs::BindMw { mw, rkey, ref bind_info } = wr.bind_mw;

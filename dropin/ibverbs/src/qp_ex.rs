@@ -28,7 +28,9 @@ const RELIABLE: u64 = verbs::IBV_QP_EX_WITH_RDMA_READ
     | verbs::IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
     | verbs::IBV_QP_EX_WITH_SEND_WITH_INV
     | verbs::IBV_QP_EX_WITH_BIND_MW
-    | verbs::IBV_QP_EX_WITH_LOCAL_INV;
+    | verbs::IBV_QP_EX_WITH_LOCAL_INV
+    | verbs::IBV_QP_EX_WITH_ATOMIC_WRITE
+    | verbs::IBV_QP_EX_WITH_FLUSH;
 /// Operations of datagram queue pairs.
 const DATAGRAM: u64 = verbs::IBV_QP_EX_WITH_SEND | verbs::IBV_QP_EX_WITH_SEND_WITH_IMM;
 
@@ -152,6 +154,8 @@ fn fill(ex: &mut verbs::QpEx) {
     ex.wr_rdma_read = Some(wr_rdma_read);
     ex.wr_atomic_cmp_swp = Some(wr_atomic_cmp_swp);
     ex.wr_atomic_fetch_add = Some(wr_atomic_fetch_add);
+    ex.wr_atomic_write = Some(wr_atomic_write);
+    ex.wr_flush = Some(wr_flush);
     ex.wr_bind_mw = Some(wr_bind_mw);
     ex.wr_local_inv = Some(wr_local_inv);
     ex.wr_set_ud_addr = Some(wr_set_ud_addr);
@@ -274,6 +278,27 @@ unsafe extern "C" fn wr_atomic_cmp_swp(qp: *mut verbs::QpEx, rkey: u32, addr: u6
 unsafe extern "C" fn wr_atomic_fetch_add(qp: *mut verbs::QpEx, rkey: u32, addr: u64, add: u64) {
     // SAFETY: as above.
     unsafe { begin(qp, Operation::FetchAdd { remote: Remote { addr, rkey }, add }) };
+}
+
+unsafe extern "C" fn wr_atomic_write(qp: *mut verbs::QpEx, rkey: u32, addr: u64, word: *const c_void) {
+    // SAFETY: as above; the program passes eight bytes to write.
+    unsafe {
+        begin(qp, Operation::AtomicWrite(Remote { addr, rkey }));
+        wr_set_inline_data(qp, word.cast_mut(), 8);
+    }
+}
+
+unsafe extern "C" fn wr_flush(qp: *mut verbs::QpEx, rkey: u32, addr: u64, len: usize, kind: u8, level: u8) {
+    let known = kind == verbs::IBV_FLUSH_GLOBAL && level <= verbs::IBV_FLUSH_MR;
+    // SAFETY: as above.
+    unsafe {
+        match u32::try_from(len).ok().filter(|_| known) {
+            Some(len) => {
+                begin(qp, Operation::Flush { remote: Remote { addr, rkey }, len, selectivity: level });
+            }
+            None => with(qp, |batch| batch.mistaken(Errno::EINVAL)),
+        }
+    }
 }
 
 unsafe extern "C" fn wr_bind_mw(

@@ -239,6 +239,50 @@ static void atomics(void) {
     printf("ok 40 atomics, values checked\n");
 }
 
+// Words written at once, and FLUSH where this side's library has it: in order with WRITEs before and after.
+static void words(void) {
+    me->extended = 1;
+    meet(usual(IBV_QPT_RC, IBV_MTU_1024), ALL | ACCESS_FLUSH_GLOBAL);
+    struct ibv_qp_ex *ex = ibv_qp_to_qp_ex(me->qp);
+    if (!ex) return fail("no extended queue pair");
+    int flushes = 0;
+    for (int turn = 0; turn < 40; turn++) {
+        uint64_t word = 0x0102030405060708u * (turn + 1), last = ~word;
+        fill(me->buffer, 3000, turn);
+        ibv_wr_start(ex);
+        ex->wr_id = turn;
+        ex->wr_flags = IBV_SEND_SIGNALED;
+        ibv_wr_atomic_write(ex, peer.rkey, peer.address, &word);
+        ibv_wr_rdma_write(ex, peer.rkey, peer.address + 8);
+        ibv_wr_set_sge(ex, me->region->lkey, (uintptr_t)me->buffer, 3000);
+        int requests = 3;
+        if (has_flush(me)) {
+            void (*flush)(struct ibv_qp_ex *, uint32_t, uint64_t, size_t, uint8_t, uint8_t) = ((void **)&ex->wr_atomic_write)[1];
+            flush(ex, peer.rkey, peer.address, 3008, FLUSH_GLOBAL, turn % 2 ? FLUSH_MR : FLUSH_RANGE);
+            flushes++;
+            requests++;
+        }
+        ibv_wr_atomic_write(ex, peer.rkey, peer.address + 4096, &last);
+        int code = ibv_wr_complete(ex);
+        if (code) return fail("ibv_wr_complete: %s", strerror(code));
+        for (int at = 0; at < requests; at++) {
+            struct ibv_wc wc;
+            if (!poll_one(me, &wc, WAIT)) return fail("turn %d: no completion within %d s", turn, WAIT / 1000);
+            if (wc.status) return fail("turn %d, request %d: %s", turn, at, status_name(wc.status));
+        }
+        uint8_t there[3008];
+        memcpy(there, &word, 8);
+        memcpy(there + 8, me->buffer, 3000);
+        uint32_t got;
+        sscanf(ask("sum 0 3008"), "%x", &got);
+        if (got != sum(there, sizeof there)) return fail("turn %d: the memory differs", turn);
+        sscanf(ask("sum 4096 8"), "%x", &got);
+        if (got != sum((uint8_t *)&last, 8)) return fail("turn %d: the last word differs", turn);
+    }
+    me->extended = 0;
+    printf("ok 80 atomic writes and %d flushes, values checked\n", flushes);
+}
+
 // Many requests at once: more READs than may be outstanding, lists of pieces, unsignalled requests, and fences if asked for.
 static void many(int fence) {
     meet(usual(IBV_QPT_RC, IBV_MTU_1024), ALL);
@@ -553,7 +597,7 @@ static void mtu_mismatch(void) {
 static const struct {
     const char *name;
     void (*run)(void);
-} CASES[] = {{"rc", rc_data},  {"rc-short", rc_short}, {"rc-lossy", rc_lossy}, {"uc", uc_data},   {"ud", datagrams}, {"wrap", wrap},     {"atomics", atomics}, {"crowd", crowd}, {"fences", fences}, {"empty-reads", empty_reads}, {"long-reads", long_reads},
+} CASES[] = {{"rc", rc_data},  {"rc-short", rc_short}, {"rc-lossy", rc_lossy}, {"uc", uc_data},   {"ud", datagrams}, {"wrap", wrap},     {"atomics", atomics}, {"words", words}, {"crowd", crowd}, {"fences", fences}, {"empty-reads", empty_reads}, {"long-reads", long_reads},
              {"errors", errors}, {"rnr", rnr},         {"invalidate", invalidate}, {"stream", stream}, {"mtu-mismatch", mtu_mismatch}};
 
 int run_client(struct side *side, FILE *in, FILE *out, int count, char **names) {

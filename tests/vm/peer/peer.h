@@ -7,6 +7,9 @@
 #include <stdint.h>
 #include <stdio.h>
 
+// Of headers newer than Debian's.
+enum { ACCESS_FLUSH_GLOBAL = 1 << 8, WITH_FLUSH = 1 << 11, FLUSH_GLOBAL = 1, FLUSH_RANGE = 0, FLUSH_MR = 1 };
+
 enum { BUFFER = 4 << 20, QKEY = 0x11111111, GRH = 40 };
 
 // What both sides must know to connect two queue pairs.
@@ -33,6 +36,8 @@ struct side {
     struct ibv_mr *region;
     struct ibv_mw *window;
     uint8_t *buffer;
+    // Requests are built call by call.
+    int extended;
     int gid_index;
     union ibv_gid gid;
 };
@@ -52,6 +57,8 @@ void events(struct side *side, char *text, size_t room);
 uint32_t sum(const uint8_t *from, size_t length);
 void fill(uint8_t *to, size_t length, uint32_t seed);
 double now(void);
+// Whether the device of this side offers FLUSH.
+int has_flush(struct side *side);
 const char *status_name(enum ibv_wc_status status);
 
 int serve(struct side *side, FILE *in, FILE *out);

@@ -53,11 +53,18 @@ int make_qp(struct side *side, const struct manner *manner, struct ends *mine) {
         .cap = {.max_send_wr = 128, .max_recv_wr = 128, .max_send_sge = 4, .max_recv_sge = 4},
         .qp_type = manner->type,
     };
-    side->qp = ibv_create_qp(side->domain, &init);
+    if (side->extended) {
+        struct ibv_qp_init_attr_ex ex = {.send_cq = side->queue, .recv_cq = side->queue, .cap = init.cap, .qp_type = manner->type, .pd = side->domain};
+        ex.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+        ex.send_ops_flags = IBV_QP_EX_WITH_ATOMIC_WRITE | IBV_QP_EX_WITH_RDMA_WRITE | (has_flush(side) ? WITH_FLUSH : 0);
+        side->qp = ibv_create_qp_ex(side->context, &ex);
+    } else {
+        side->qp = ibv_create_qp(side->domain, &init);
+    }
     if (!side->qp) die("ibv_create_qp");
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = QKEY};
     // A queue pair allows what any region might; the region decides.
-    attr.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+    attr.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC | (manner->access & ACCESS_FLUSH_GLOBAL);
     if (manner->type == IBV_QPT_UC) attr.qp_access_flags = IBV_ACCESS_REMOTE_WRITE;
     int mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT;
     mask |= manner->type == IBV_QPT_UD ? IBV_QP_QKEY : IBV_QP_ACCESS_FLAGS;
@@ -125,6 +132,11 @@ void events(struct side *side, char *text, size_t room) {
         ibv_ack_async_event(&event);
     }
     if (!used) snprintf(text, room, "none");
+}
+
+int has_flush(struct side *side) {
+    struct ibv_device_attr_ex attr;
+    return !ibv_query_device_ex(side->context, NULL, &attr) && attr.device_cap_flags_ex >> 38 & 1 && !strncmp(side->context->device->name, "nb", 2);
 }
 
 uint32_t sum(const uint8_t *from, size_t length) {

@@ -252,6 +252,7 @@ fn completion_of(wc: &verbs::Wc) -> WorkCompletion {
         verbs::IBV_WC_RDMA_READ => WorkKind::Read,
         verbs::IBV_WC_COMP_SWAP => WorkKind::CompareSwap,
         verbs::IBV_WC_FETCH_ADD => WorkKind::FetchAdd,
+        verbs::IBV_WC_ATOMIC_WRITE => WorkKind::AtomicWrite,
         verbs::IBV_WC_BIND_MW => WorkKind::BindWindow,
         verbs::IBV_WC_LOCAL_INV => WorkKind::LocalInvalidate,
         verbs::IBV_WC_RECV_RDMA_WITH_IMM => WorkKind::ReceiveWriteImmediate,

@@ -369,6 +369,10 @@ impl Qp {
                     rkey: remote.rkey,
                 };
             }
+            Operation::AtomicWrite(remote) => {
+                (wr.opcode, wr.wr) = (verbs::IBV_WR_ATOMIC_WRITE, rdma(remote));
+            }
+            Operation::Flush { .. } => return Err(PostError::NotOffered("FLUSH")),
             Operation::SendInvalidate(_) | Operation::Local(_) => {
                 return Err(PostError::NotOffered("invalidating and binding windows"));
             }

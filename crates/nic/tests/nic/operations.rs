@@ -75,6 +75,31 @@ fn atomics_return_the_value_before() {
 }
 
 #[test]
+fn atomic_writes_and_flushes_complete_in_order() {
+    let (a, b) = pair("127.40.5.1", MIB, Mtu::Mtu1024);
+    for i in 0..50_u64 {
+        a.buffer.write_at(8, &(i * 3).to_ne_bytes()).unwrap();
+        a.post(Operation::AtomicWrite(b.remote(64)), 8, 8);
+        ok(&a);
+        assert_eq!(b.bytes(64, 8), (i * 3).to_ne_bytes());
+    }
+    a.fill(4);
+    for selectivity in [0, 1] {
+        a.post(Operation::Write(b.remote(4096)), 0, 9000);
+        a.post(Operation::Flush { remote: b.remote(4096), len: 9000, selectivity }, 0, 0);
+        a.post(Operation::AtomicWrite(b.remote(64)), 16, 8);
+        let done = a.completions(3);
+        let kinds: Vec<_> = done.iter().map(|c| (c.kind, c.status)).collect();
+        let expected = [WorkKind::Write, WorkKind::Flush, WorkKind::AtomicWrite];
+        assert_eq!(kinds, expected.map(|kind| (kind, Status::Success)));
+        assert!(b.bytes(4096, 9000) == a.bytes(0, 9000) && b.bytes(64, 8) == a.bytes(16, 8));
+    }
+    // Words only, and only where they lie whole.
+    a.post(Operation::AtomicWrite(b.remote(68)), 8, 8);
+    assert_eq!(a.completions(1)[0].status, Status::RemoteInvalidRequest);
+}
+
+#[test]
 fn ipv6_works_too() {
     let (a, b) = pair("::1", MIB, Mtu::Mtu4096);
     a.fill(9);

@@ -21,6 +21,8 @@ bitflags! {
         const REMOTE_ATOMIC = 1 << 3;
         /// Memory windows may be bound to it.
         const BIND_WINDOW = 1 << 4;
+        /// A peer may FLUSH it: make sure that what it wrote is visible to all.
+        const FLUSH_GLOBAL = 1 << 8;
     }
 }
 

@@ -68,6 +68,8 @@ pub enum WorkKind {
     Read,
     CompareSwap,
     FetchAdd,
+    AtomicWrite,
+    Flush,
     BindWindow,
     LocalInvalidate,
     Receive,

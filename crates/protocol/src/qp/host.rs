@@ -75,6 +75,13 @@ pub trait Host {
     /// The refusal to send.
     fn fetch_add(&mut self, rkey: u32, addr: u64, add: u64) -> Result<u64, Nak>;
 
+    /// What the peer wrote before, to this range of the region or to all of it, is visible to all
+    /// who can access it.
+    ///
+    /// # Errors
+    /// The refusal to send.
+    fn flush(&mut self, rkey: u32, range: Option<(u64, u64)>) -> Result<(), Nak>;
+
     /// The peer no longer needs this key.
     ///
     /// # Errors

@@ -256,7 +256,7 @@ impl Qp {
         if request.len > MAX_MESSAGE {
             return Err(PostError::TooLong(u64::from(request.len)));
         }
-        if request.op.is_atomic() && request.len != 8 {
+        if request.op.moves_word() && request.len != 8 {
             return Err(PostError::AtomicLength(request.len));
         }
         if request.op.fetches() && self.params.max_rd_atomic == 0 {

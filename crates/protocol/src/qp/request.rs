@@ -65,15 +65,40 @@ pub enum Operation {
     Write(Remote),
     WriteImmediate(Remote, u32),
     Read(Remote),
-    CompareSwap { remote: Remote, compare: u64, swap: u64 },
-    FetchAdd { remote: Remote, add: u64 },
+    CompareSwap {
+        remote: Remote,
+        compare: u64,
+        swap: u64,
+    },
+    FetchAdd {
+        remote: Remote,
+        add: u64,
+    },
+    /// Writes 8 bytes at once, and in order with other requests.
+    AtomicWrite(Remote),
+    /// Waits until earlier WRITEs to this range (or the whole region) are visible to all.
+    Flush {
+        remote: Remote,
+        len: u32,
+        selectivity: u8,
+    },
     Local(LocalWork),
 }
 
 impl Operation {
-    /// Whether its response carries data, so that it counts against `max_rd_atomic`.
+    /// Whether it has a response of its own, so that it counts against `max_rd_atomic`.
     pub const fn fetches(&self) -> bool {
+        self.returns_data() || matches!(self, Self::AtomicWrite(_) | Self::Flush { .. })
+    }
+
+    /// Whether its response carries data.
+    pub const fn returns_data(&self) -> bool {
         matches!(self, Self::Read(_) | Self::CompareSwap { .. } | Self::FetchAdd { .. })
+    }
+
+    /// Whether it moves one word of 8 bytes.
+    pub const fn moves_word(&self) -> bool {
+        self.is_atomic() || matches!(self, Self::AtomicWrite(_))
     }
 
     /// Whether it is an atomic operation.
@@ -103,6 +128,8 @@ impl Operation {
             Self::Read(_) => WorkKind::Read,
             Self::CompareSwap { .. } => WorkKind::CompareSwap,
             Self::FetchAdd { .. } => WorkKind::FetchAdd,
+            Self::AtomicWrite(_) => WorkKind::AtomicWrite,
+            Self::Flush { .. } => WorkKind::Flush,
             Self::Local(LocalWork::Bind { .. }) => WorkKind::BindWindow,
             Self::Local(LocalWork::Invalidate(_)) => WorkKind::LocalInvalidate,
         }
@@ -119,6 +146,8 @@ impl Operation {
             (Self::Read(_), ..) => Opcode::ReadRequest,
             (Self::CompareSwap { .. }, ..) => Opcode::CompareSwap,
             (Self::FetchAdd { .. }, ..) => Opcode::FetchAdd,
+            (Self::AtomicWrite(_), ..) => Opcode::AtomicWrite,
+            (Self::Flush { .. }, ..) => Opcode::Flush,
             (Self::Send | Self::SendImmediate(_) | Self::SendInvalidate(_) | Self::Local(_), true, false) => {
                 Opcode::SendFirst
             }

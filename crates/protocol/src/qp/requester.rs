@@ -42,7 +42,7 @@ pub(crate) enum ResponseOutcome {
     Failed(Status),
 }
 
-/// READ and atomic requests, whose responses carry payload.
+/// READs, atomics and others with a response of their own.
 #[derive(Debug, Default)]
 struct Fetches {
     /// Those without a complete response: first PSN and one past the last. A retransmitted request
@@ -280,7 +280,7 @@ impl Requester {
         }
         let wqe = &mut self.sq[self.started];
         wqe.psn = self.top;
-        wqe.packets = if wqe.request.op.is_atomic() {
+        wqe.packets = if fetches && !matches!(wqe.request.op, Operation::Read(_)) {
             1
         } else {
             u64::from(wqe.request.len).div_ceil(u64::from(params.mtu)).max(1)
@@ -501,6 +501,12 @@ impl Requester {
                     return ResponseOutcome::Unsolicited;
                 }
                 host.place_response(wqe.serial, offset, payload_len, psn + packets == wqe.end())
+            }
+            // The standard answers both as a READ of no bytes.
+            (Operation::AtomicWrite(_) | Operation::Flush { .. }, Opcode::ReadResponseOnly)
+                if payload_len == 0 =>
+            {
+                Ok(())
             }
             (op, Opcode::AtomicAck) if op.is_atomic() => host.place_atomic(wqe.serial, header.original),
             _ => return ResponseOutcome::Unsolicited,

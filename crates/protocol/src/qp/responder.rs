@@ -8,7 +8,7 @@ use super::completion::{Completion, Nak, QpEvent, Status};
 use super::requester::Out;
 use super::wqe::pad_of;
 use super::{Host, Params, Payload, Receive, Transmit};
-use crate::wire::{Aeth, Header, Opcode, OpcodeKind, PacketPosition, Psn, Reth, Syndrome};
+use crate::wire::{Aeth, Feth, Header, Opcode, OpcodeKind, PacketPosition, Psn, Reth, Syndrome};
 
 /// AETH credit code for "credits not used".
 const NO_CREDITS: u8 = 31;
@@ -258,6 +258,10 @@ impl Responder {
                     out.counters.lost_atomic_replay += 1;
                 }
             }
+            // Done once: only the response is repeated.
+            Opcode::AtomicWrite | Opcode::Flush => {
+                self.answer_again(empty_reply(psn, self.msn, true), params);
+            }
             // A retransmitted message includes its last packet, which requests the ACK. An ACK for
             // each of its packets would add nothing. Worse, the kernel's RoCE stops forever if an
             // ACK in the middle of a retransmission completes the request (docs/reference/interop.md).
@@ -342,6 +346,16 @@ impl Responder {
                 }
                 self.atomics.push_back((psn, original));
                 self.replies.push_back(Reply::Atomic { psn, original, msn: self.msn, replay: false });
+            }
+            OpcodeKind::AtomicWrite | OpcodeKind::Flush => {
+                self.check_fetch(params)?;
+                if kind == OpcodeKind::Flush {
+                    take_flush(header, params, host)?;
+                } else {
+                    take_atomic_write(header, payload_len, params, host)?;
+                }
+                self.msn = self.msn.wrapping_add(1);
+                self.replies.push_back(empty_reply(psn, self.msn, false));
             }
             OpcodeKind::Response => return Err(Nak::InvalidRequest.into()),
         }
@@ -623,6 +637,11 @@ fn read_reply(psn: u64, header: &Header, msn: u32, replay: bool) -> Reply {
     Reply::Read { psn, rkey, addr, len, sent: 0, msn, replay }
 }
 
+/// The response of a request that returns nothing: that of a READ of no bytes.
+fn empty_reply(psn: u64, msn: u32, replay: bool) -> Reply {
+    Reply::Read { psn, rkey: 0, addr: 0, len: 0, sent: 0, msn, replay }
+}
+
 fn packets_of(len: u32, mtu: u32) -> u64 {
     u64::from(len.div_ceil(mtu).max(1))
 }
@@ -641,6 +660,32 @@ pub(crate) fn fits_place(place: PacketPosition, len: usize, params: &Params) -> 
 /// not before.
 pub(crate) const fn is_piece_of(remaining: u64, len: u64, place: PacketPosition) -> bool {
     if place.ends() { len == remaining } else { len < remaining }
+}
+
+fn take_atomic_write(
+    header: &Header,
+    payload_len: usize,
+    params: &Params,
+    host: &mut dyn Host,
+) -> Result<(), NakCause> {
+    let Reth { rkey, addr, len } = header.reth;
+    let is_word = payload_len == 8 && len == 8 && addr.is_multiple_of(8);
+    if !params.access.contains(Access::REMOTE_WRITE) || !is_word {
+        return Err(Nak::InvalidRequest.into());
+    }
+    host.check(rkey, addr, 8, Access::REMOTE_WRITE)?;
+    Ok(host.place_remote(rkey, addr, 8, true)?)
+}
+
+fn take_flush(header: &Header, params: &Params, host: &mut dyn Host) -> Result<(), NakCause> {
+    let (Feth { placement, selectivity }, reth) = (header.feth, header.reth);
+    // Memory here is not persistent.
+    let is_known = placement == Feth::GLOBAL && selectivity <= Feth::REGION;
+    if !params.access.contains(Access::FLUSH_GLOBAL) || !is_known {
+        return Err(Nak::InvalidRequest.into());
+    }
+    let range = (selectivity == Feth::RANGE).then_some((reth.addr, u64::from(reth.len)));
+    Ok(host.flush(reth.rkey, range)?)
 }
 
 fn take_atomic(header: &Header, params: &Params, host: &mut dyn Host) -> Result<u64, NakCause> {

@@ -3,7 +3,7 @@
 use super::completion::{Completion, Status};
 use super::request::{Operation, SendRequest};
 use super::{Params, Payload, Transmit};
-use crate::wire::{AtomicEth, Header, Psn, Reth};
+use crate::wire::{AtomicEth, Feth, Header, Psn, Reth};
 
 /// What a packet costs a socket buffer besides its payload.
 const PACKET_OVERHEAD: u64 = 512;
@@ -37,7 +37,7 @@ impl Wqe {
 
     /// What its end is reported as.
     pub(crate) fn completion(&self, status: Status) -> Completion {
-        let byte_len = if self.request.op.fetches() { self.request.len } else { 0 };
+        let byte_len = if self.request.op.returns_data() { self.request.len } else { 0 };
         Completion { status, byte_len, ..Completion::flushed(self.request.wr_id, self.request.op.kind()) }
     }
 
@@ -72,7 +72,8 @@ impl Wqe {
         Transmit { header, payload }
     }
 
-    /// A READ request for `packets` packets from `psn` on, or an atomic request.
+    /// A READ request for `packets` packets from `psn` on, or another request with a response of its
+    /// own.
     pub(crate) fn fetch_packet(&self, psn: u64, packets: u64, params: &Params) -> Transmit {
         let mut header = Header::new(self.request.op.opcode(true, true), params.dest_qpn, Psn::of(psn));
         header.ack_req = true;
@@ -93,6 +94,15 @@ impl Wqe {
             Operation::FetchAdd { remote, add } => {
                 header.atomic =
                     AtomicEth { addr: remote.addr, rkey: remote.rkey, swap_or_add: add, compare: 0 };
+            }
+            Operation::AtomicWrite(remote) => {
+                header.reth = Reth { addr: remote.addr, rkey: remote.rkey, len: self.request.len };
+                let (serial, len) = (self.serial, self.request.len);
+                return Transmit { header, payload: Payload::Request { serial, offset: 0, len, rest: 0 } };
+            }
+            Operation::Flush { remote, len, selectivity } => {
+                header.feth = Feth { placement: Feth::GLOBAL, selectivity };
+                header.reth = Reth { addr: remote.addr, rkey: remote.rkey, len };
             }
             _ => {}
         }

@@ -84,7 +84,7 @@ fn forged(data: &[u8], service: Service) {
                     2 => Operation::FetchAdd { remote: end.remote(0), add: 1 },
                     _ => Operation::Send,
                 };
-                let len = if op.is_atomic() { 8 } else { u32::from(bytes.byte()) * 5 };
+                let len = if op.moves_word() { 8 } else { u32::from(bytes.byte()) * 5 };
                 let _ = end.post(op, 0, len); // the queue may be full
             }
             1 => {

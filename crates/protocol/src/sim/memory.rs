@@ -251,6 +251,14 @@ impl Host for Handling<'_> {
         Ok(original)
     }
 
+    fn flush(&mut self, rkey: u32, range: Option<(u64, u64)>) -> Result<(), Nak> {
+        let (addr, len) = match range {
+            Some(range) => range,
+            None => self.memory.regions.iter().find(|r| r.rkey == rkey).map_or((0, 0), |r| (r.addr, 0)),
+        };
+        self.memory.check_region(rkey, addr, len, Access::FLUSH_GLOBAL)
+    }
+
     fn invalidate(&mut self, rkey: u32) -> Result<(), Nak> {
         if self.memory.regions.iter().all(|r| r.rkey != rkey) {
             return Err(Nak::RemoteAccess);

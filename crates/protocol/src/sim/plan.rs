@@ -44,13 +44,15 @@ pub enum OpKind {
     Read,
     CompareSwap,
     FetchAdd,
+    AtomicWrite,
+    Flush,
     /// A WRITE with an unknown rkey: it ends the connection.
     Bad,
 }
 
 impl OpKind {
     /// Every kind that can succeed, and then the other.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 11] = [
         Self::Send,
         Self::SendImmediate,
         Self::SendInvalidate,
@@ -59,6 +61,8 @@ impl OpKind {
         Self::Read,
         Self::CompareSwap,
         Self::FetchAdd,
+        Self::AtomicWrite,
+        Self::Flush,
         Self::Bad,
     ];
 
@@ -67,7 +71,7 @@ impl OpKind {
     }
 
     const fn is_atomic(self) -> bool {
-        matches!(self, Self::CompareSwap | Self::FetchAdd)
+        matches!(self, Self::CompareSwap | Self::FetchAdd | Self::AtomicWrite)
     }
 }
 
@@ -218,9 +222,18 @@ impl PlanRun {
                 (Operation::CompareSwap { remote: there(word), compare, swap: value }, result)
             }
             OpKind::FetchAdd => (Operation::FetchAdd { remote: there(word), add: value }, result),
+            OpKind::AtomicWrite => (Operation::AtomicWrite(there(word)), OUT + place),
+            OpKind::Flush => {
+                let selectivity = u8::try_from(at % 2).unwrap_or(0);
+                (Operation::Flush { remote: there(IN + place), len: u32::from(len), selectivity }, OUT)
+            }
             OpKind::Bad => (Operation::Write(Remote { addr: 8, rkey: 0xbad }), OUT),
         };
-        let len = if kind == OpKind::Bad { len.max(1) } else { len };
+        let len = match kind {
+            OpKind::Bad => len.max(1),
+            OpKind::Flush => 0,
+            _ => len,
+        };
         let request = SendRequest { wr_id: 0, op, len: u32::from(len), signaled, solicited: false, fence };
         // A connection that has failed takes requests and flushes them; a full queue cannot be: it
         // is deep enough.
@@ -258,7 +271,9 @@ impl PlanRun {
         let base = self.sim.ends[peer].addr(0);
         match request.op {
             Operation::Write(_) if kind == OpKind::Bad => own.bad = own.bad.or(Some(slot)),
-            Operation::Write(remote) | Operation::WriteImmediate(remote, _) => {
+            Operation::Write(remote)
+            | Operation::WriteImmediate(remote, _)
+            | Operation::AtomicWrite(remote) => {
                 copy(&own.memory, local, &mut other.memory, remote.addr - base, len);
             }
             Operation::Read(remote) => copy(&other.memory, remote.addr - base, &mut own.memory, local, len),

@@ -145,8 +145,10 @@ impl UnreliableRun {
             OpKind::Read => Operation::Read(remote),
             OpKind::CompareSwap => Operation::CompareSwap { remote, compare: 0, swap: 1 },
             OpKind::FetchAdd => Operation::FetchAdd { remote, add: 1 },
+            OpKind::AtomicWrite => Operation::AtomicWrite(remote),
+            OpKind::Flush => Operation::Flush { remote, len: 8, selectivity: 0 },
         };
-        let len = if op.is_atomic() { 8 } else { len };
+        let len = if op.moves_word() { 8 } else { len };
         let local = OUT + at % (AREA - u64::from(MAX_LEN));
         let request = SendRequest { wr_id: 0, op, len, signaled, solicited: false, fence };
         match self.sim.ends[side].post_request(request, local) {

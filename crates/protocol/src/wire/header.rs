@@ -13,6 +13,33 @@ pub struct Deth {
     pub source: Qpn,
 }
 
+/// Flush extended header: how far bytes must have come, and which ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Feth {
+    /// Placement type: bit 0 global visibility, bit 1 persistence.
+    pub placement: u8,
+    /// Selectivity level: 0 the range of the RETH, 1 the whole region.
+    pub selectivity: u8,
+}
+
+impl Feth {
+    /// Visible to all who can access the memory.
+    pub const GLOBAL: u8 = 1;
+    /// The range alone.
+    pub const RANGE: u8 = 0;
+    /// The whole region.
+    pub const REGION: u8 = 1;
+
+    fn from_word(word: u32) -> Self {
+        let [.., low] = word.to_be_bytes();
+        Self { placement: low & 0xf, selectivity: low >> 4 & 3 }
+    }
+
+    fn to_word(self) -> u32 {
+        u32::from(self.selectivity & 3) << 4 | u32::from(self.placement & 0xf)
+    }
+}
+
 /// RDMA extended header: the remote memory of a WRITE or READ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Reth {
@@ -79,6 +106,8 @@ pub struct Header {
     pub psn: Psn,
     /// With [`Opcode::has_deth`].
     pub deth: Deth,
+    /// With [`Opcode::has_feth`].
+    pub feth: Feth,
     /// With [`Opcode::has_reth`].
     pub reth: Reth,
     /// With [`Opcode::has_atomic`].
@@ -145,6 +174,7 @@ impl Header {
             dest_qpn,
             psn,
             deth: Deth::default(),
+            feth: Feth::default(),
             reth: Reth::default(),
             atomic: AtomicEth::default(),
             aeth: Aeth::default(),
@@ -229,6 +259,9 @@ impl Header {
         if opcode.has_deth() {
             self.deth = Deth { qkey: take_u32(rest)?, source: Qpn::new(take_u32(rest)?) };
         }
+        if opcode.has_feth() {
+            self.feth = Feth::from_word(take_u32(rest)?);
+        }
         if opcode.has_reth() {
             self.reth = Reth { addr: take_u64(rest)?, rkey: take_u32(rest)?, len: take_u32(rest)? };
         }
@@ -262,6 +295,9 @@ impl Header {
         if opcode.has_deth() {
             put(&mut out, self.deth.qkey.to_be_bytes());
             put(&mut out, self.deth.source.get().to_be_bytes());
+        }
+        if opcode.has_feth() {
+            put(&mut out, self.feth.to_word().to_be_bytes());
         }
         if opcode.has_reth() {
             put(&mut out, self.reth.addr.to_be_bytes());

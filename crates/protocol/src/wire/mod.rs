@@ -12,7 +12,7 @@ mod malformed;
 mod marker;
 mod opcode;
 
-pub use header::{Aeth, AtomicEth, Deth, Header, Parsed, Reth, Syndrome};
+pub use header::{Aeth, AtomicEth, Deth, Feth, Header, Parsed, Reth, Syndrome};
 pub use id_policy::{IdPolicy, IdVerdict};
 pub use ids::{Psn, Qpn};
 pub use malformed::Malformed;

@@ -3,6 +3,7 @@
 use super::BTH_LEN;
 
 const DETH_LEN: usize = 8;
+const FETH_LEN: usize = 4;
 const RETH_LEN: usize = 16;
 const ATOMIC_LEN: usize = 28;
 const AETH_LEN: usize = 4;
@@ -115,6 +116,8 @@ pub enum Opcode {
     FetchAdd = 0x14,
     SendLastInvalidate = 0x16,
     SendOnlyInvalidate = 0x17,
+    Flush = 0x1c,
+    AtomicWrite = 0x1d,
     UcSendFirst = 0x20,
     UcSendMiddle = 0x21,
     UcSendLast = 0x22,
@@ -139,6 +142,8 @@ pub enum OpcodeKind {
     Write,
     Read,
     Atomic,
+    AtomicWrite,
+    Flush,
     Response,
 }
 
@@ -176,6 +181,8 @@ impl Opcode {
             | Self::UcWriteOnlyImm => OpcodeKind::Write,
             Self::ReadRequest => OpcodeKind::Read,
             Self::CompareSwap | Self::FetchAdd => OpcodeKind::Atomic,
+            Self::AtomicWrite => OpcodeKind::AtomicWrite,
+            Self::Flush => OpcodeKind::Flush,
             Self::ReadResponseFirst
             | Self::ReadResponseMiddle
             | Self::ReadResponseLast
@@ -186,7 +193,7 @@ impl Opcode {
     }
 
     /// Every opcode, in the order of their numbers.
-    pub const ALL: [Self; 37] = [
+    pub const ALL: [Self; 39] = [
         Self::SendFirst,
         Self::SendMiddle,
         Self::SendLast,
@@ -210,6 +217,8 @@ impl Opcode {
         Self::FetchAdd,
         Self::SendLastInvalidate,
         Self::SendOnlyInvalidate,
+        Self::Flush,
+        Self::AtomicWrite,
         Self::UcSendFirst,
         Self::UcSendMiddle,
         Self::UcSendLast,
@@ -261,6 +270,9 @@ impl Opcode {
         if self.has_deth() {
             len += DETH_LEN;
         }
+        if self.has_feth() {
+            len += FETH_LEN;
+        }
         if self.has_reth() {
             len += RETH_LEN;
         }
@@ -284,6 +296,11 @@ impl Opcode {
         matches!(self, Self::UdSendOnly | Self::UdSendOnlyImm)
     }
 
+    /// Whether the packet carries a FETH (what a FLUSH covers).
+    pub const fn has_feth(self) -> bool {
+        matches!(self, Self::Flush)
+    }
+
     /// Whether the packet carries a RETH (remote address, key, length).
     pub const fn has_reth(self) -> bool {
         matches!(
@@ -292,6 +309,8 @@ impl Opcode {
                 | Self::WriteOnly
                 | Self::WriteOnlyImm
                 | Self::ReadRequest
+                | Self::Flush
+                | Self::AtomicWrite
                 | Self::UcWriteFirst
                 | Self::UcWriteOnly
                 | Self::UcWriteOnlyImm
@@ -343,7 +362,15 @@ impl Opcode {
 
     /// Whether the packet may carry payload.
     pub const fn has_payload(self) -> bool {
-        !matches!(self, Self::ReadRequest | Self::Ack | Self::AtomicAck | Self::CompareSwap | Self::FetchAdd)
+        !matches!(
+            self,
+            Self::ReadRequest
+                | Self::Ack
+                | Self::AtomicAck
+                | Self::CompareSwap
+                | Self::FetchAdd
+                | Self::Flush
+        )
     }
 
     /// Whether a responder sends it (to a requester).

@@ -316,6 +316,9 @@ mod void {
         fn fetch_add(&mut self, _: u32, _: u64, _: u64) -> Result<u64, Nak> {
             Err(Nak::RemoteAccess)
         }
+        fn flush(&mut self, _: u32, _: Option<(u64, u64)>) -> Result<(), Nak> {
+            Err(Nak::RemoteAccess)
+        }
         fn invalidate(&mut self, _: u32) -> Result<(), Nak> {
             Err(Nak::RemoteAccess)
         }

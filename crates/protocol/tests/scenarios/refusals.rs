@@ -2,7 +2,7 @@
 
 use nobounce_protocol::qp::{Access, Mtu, Operation, QpEvent, QpState, Remote, Service, Status};
 use nobounce_protocol::sim::{A, B, Memory, Region, Setup, Sim};
-use nobounce_protocol::wire::{Header, Opcode, Psn, Reth, Syndrome};
+use nobounce_protocol::wire::{Feth, Header, Opcode, Psn, Reth, Syndrome};
 
 use crate::world::*;
 
@@ -154,7 +154,11 @@ fn opcodes_out_of_sequence_are_invalid_requests() {
                 psn = 1;
             }
             let middle = matches!(opcode, SendFirst | SendMiddle | WriteFirst | WriteMiddle);
-            let payload = if !opcode.has_payload() { 0 } else { 256 };
+            let payload = match opcode {
+                AtomicWrite => 8,
+                _ if opcode.has_payload() => 256,
+                _ => 0,
+            };
             let rkey = sim.ends[B].rkey;
             let addr = sim.ends[B].addr(0);
             let code = next_packet(&mut sim, opcode, payload, |h| {
@@ -162,6 +166,7 @@ fn opcodes_out_of_sequence_are_invalid_requests() {
                 h.invalidate = rkey;
                 h.atomic.addr = addr;
                 h.atomic.rkey = rkey;
+                h.feth.placement = Feth::GLOBAL;
                 if middle {
                     h.reth.len = 512;
                 }
@@ -172,6 +177,32 @@ fn opcodes_out_of_sequence_are_invalid_requests() {
         }
     }
     insta::assert_snapshot!("opcode_sequences", table);
+}
+
+/// Words are whole and aligned, and memory here is not persistent.
+#[test]
+fn a_flush_or_atomic_write_that_cannot_be_done_is_refused() {
+    let said = |opcode: Opcode, payload: usize, access: Access, change: fn(&mut Header)| {
+        let mut sim = pair(&Setup { access, ..Setup::default() });
+        next_packet(&mut sim, opcode, payload, |header| {
+            header.feth.placement = Feth::GLOBAL;
+            change(header);
+        })
+    };
+    let all = Access::all();
+    assert_eq!(said(Opcode::AtomicWrite, 8, all, |_| {}), None);
+    assert_eq!(said(Opcode::AtomicWrite, 4, all, |_| {}), Some(1));
+    assert_eq!(said(Opcode::AtomicWrite, 16, all, |_| {}), Some(1));
+    assert_eq!(said(Opcode::AtomicWrite, 8, all, |h| h.reth.addr += 4), Some(1));
+    assert_eq!(said(Opcode::AtomicWrite, 8, all, |h| h.reth.rkey ^= 1), Some(2));
+    assert_eq!(said(Opcode::AtomicWrite, 8, Access::REMOTE_ATOMIC, |_| {}), Some(1));
+    assert_eq!(said(Opcode::Flush, 0, all, |h| h.reth.len = 100), None);
+    assert_eq!(said(Opcode::Flush, 0, all, |h| (h.reth.addr, h.feth.selectivity) = (0, 1)), None);
+    assert_eq!(said(Opcode::Flush, 0, all, |h| h.feth.placement = 2), Some(1), "persistence");
+    assert_eq!(said(Opcode::Flush, 0, all, |h| h.feth.selectivity = 2), Some(1));
+    assert_eq!(said(Opcode::Flush, 0, all, |h| h.reth.rkey ^= 1), Some(2));
+    assert_eq!(said(Opcode::Flush, 0, all, |h| h.reth.len = u32::MAX), Some(2));
+    assert_eq!(said(Opcode::Flush, 0, Access::REMOTE_WRITE, |_| {}), Some(1));
 }
 
 #[test]

@@ -225,7 +225,7 @@ static void extended(void) {
     struct ibv_qp_init_attr_ex init = {.send_cq = ibv_cq_ex_to_cq(cq), .recv_cq = ibv_cq_ex_to_cq(cq), .qp_type = IBV_QPT_RC,
                                        .cap = {.max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 2, .max_recv_sge = 2, .max_inline_data = 64},
                                        .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, .pd = a.pd,
-                                       .send_ops_flags = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_SEND_WITH_IMM | IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_TSO};
+                                       .send_ops_flags = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_SEND_WITH_IMM | IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_ATOMIC_WRITE | IBV_QP_EX_WITH_TSO};
     CHECK(!ibv_create_qp_ex(context, &init) && errno == EOPNOTSUPP);
     init.send_ops_flags &= ~IBV_QP_EX_WITH_TSO;
     CHECK((a.qp = ibv_create_qp_ex(context, &init)));
@@ -273,6 +273,17 @@ static void extended(void) {
     same(&a, 0, &b, 0, 3000);
     same(&a, 0, &b, 10000, 700);
     CHECK(!strcmp(b.memory + 5000, text));
+    uint64_t word = 0x0123456789abcdef;
+    ibv_wr_start(ex);
+    ex->wr_id = 4;
+    ibv_wr_atomic_write(ex, b.mr->rkey, (uintptr_t)b.memory + 40960, &word);
+    CHECK(!ibv_wr_complete(ex));
+    int said;
+    while ((said = ibv_start_poll(cq, &poll)) == ENOENT)
+        ;
+    CHECK(!said && cq->status == IBV_WC_SUCCESS && cq->wr_id == 4 && ibv_wc_read_opcode(cq) == IBV_WC_ATOMIC_WRITE);
+    ibv_end_poll(cq);
+    CHECK(!memcmp(b.memory + 40960, &word, sizeof word));
     /* All or nothing: five do not fit four, and an aborted one is nowhere. */
     ibv_wr_start(ex);
     for (int i = 0; i < 5; i++) {

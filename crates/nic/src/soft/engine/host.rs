@@ -143,6 +143,10 @@ impl Host for PacketHost<'_> {
         self.change(rkey, addr, AtomicChange::Add(add))
     }
 
+    fn flush(&mut self, rkey: u32, range: Option<(u64, u64)>) -> Result<(), Nak> {
+        self.regions.flush(Accessor { pd: self.pd, qp: self.qp }, rkey, range)
+    }
+
     fn invalidate(&mut self, rkey: u32) -> Result<(), Nak> {
         // Memory windows only, as the standard requires: the owner of an ordinary region does not
         // expect a peer to invalidate it.

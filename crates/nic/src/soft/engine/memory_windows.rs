@@ -16,8 +16,7 @@ use crate::soft::limits::DeviceLimits;
 
 /// Access rights that a window may name. The right to local writes has no effect: only peers use a
 /// window. Adapters accept it, and rdma_rxe does.
-const NAMED: Access =
-    Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC).union(Access::LOCAL_WRITE);
+const NAMED: Access = Access::all().difference(Access::BIND_WINDOW);
 
 /// The two types of windows, as the standard numbers them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -253,6 +253,33 @@ impl Regions {
         if done { Ok(()) } else { Err(Nak::RemoteAccess) }
     }
 
+    /// Makes what was placed in a range of the region, or in all of it, visible to all. (Bytes that a
+    /// copy engine places hold the response back by themselves.)
+    pub(crate) fn flush(
+        &mut self,
+        accessor: Accessor,
+        key: u32,
+        range: Option<(u64, u64)>,
+    ) -> Result<(), Nak> {
+        let accessor = accessor.of_engine(self.number);
+        let (addr, len) = match range {
+            Some(range) => range,
+            None => self.table.find(key).map_or((0, 0), |region| (region.addr, 0)),
+        };
+        let announce = |region: &Arc<Region>, _| region.target.announce();
+        let place = (key, addr, len);
+        let access = Access::FLUSH_GLOBAL;
+        let flushed = self.table.with_allowed_remote(&self.windows, accessor, place, access, announce);
+        match flushed {
+            Some(Ok(())) => Ok(()),
+            Some(Err(_)) => Err(Nak::RemoteOperational),
+            None => {
+                self.refused += 1;
+                Err(Nak::RemoteAccess)
+            }
+        }
+    }
+
     /// A queue pair is destroyed: unbinds its memory windows.
     pub(crate) fn unbind_qp(&self, qp: u32) {
         let mut windows = self.windows.write().unwrap_or_else(PoisonError::into_inner);

@@ -232,7 +232,7 @@ impl WorkQueues {
             && (service == Service::Ud) == has_address
             && send.op.is_offered(service)
             && (!send.op.fetches() || fetches.load(Ordering::Relaxed))
-            && (!send.op.is_atomic() || send.len == 8)
+            && (!send.op.moves_word() || send.len == 8)
             && (service != Service::Ud || send.len <= mtu.load(Ordering::Relaxed))
     }
 

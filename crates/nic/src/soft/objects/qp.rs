@@ -456,10 +456,11 @@ fn checked(limits: &QpLimits, v4: bool, request: &SendRequest<'_>) -> Result<Pro
     let total = match request.inline {
         None => request.sges.iter().map(|sge| u64::from(sge.len)).sum(),
         // READs and atomics need a buffer for the result, and inline data excludes a list.
-        Some(_) if request.op.fetches() || !request.sges.is_empty() => {
+        Some(_) if request.op.returns_data() || !request.sges.is_empty() => {
             return Err(PostError::InlineMisused);
         }
-        Some(bytes) if bytes.len() > limits.inline => {
+        // Programs give the word of an atomic write as a pointer, on any queue pair.
+        Some(bytes) if bytes.len() > limits.inline && !request.op.moves_word() => {
             return Err(PostError::InlineTooLong { given: bytes.len() as u64, max: limits.inline });
         }
         Some(bytes) => bytes.len() as u64,
