@@ -8,7 +8,7 @@ OPCODES = {
     0: "SEND first", 1: "SEND middle", 2: "SEND last", 3: "SEND last imm", 4: "SEND only", 5: "SEND only imm", 6: "WRITE first", 7: "WRITE middle",
     8: "WRITE last", 9: "WRITE last imm", 10: "WRITE only", 11: "WRITE only imm", 12: "READ request", 13: "READ response first",
     14: "READ response middle", 15: "READ response last", 16: "READ response only", 17: "ACK", 18: "ATOMIC ACK", 19: "CMP SWAP", 20: "FETCH ADD",
-    22: "SEND last inv", 23: "SEND only inv",
+    22: "SEND last inv", 23: "SEND only inv", 28: "FLUSH", 29: "ATOMIC WRITE",
 }  # fmt: skip
 # Messages of the connection manager, by attribute.
 MESSAGES = {0x10: "REQ", 0x11: "MRA", 0x12: "REJ", 0x13: "REP", 0x14: "RTU", 0x15: "DREQ", 0x16: "DREP", 0x17: "SIDR REQ", 0x18: "SIDR REP"}

@@ -8,7 +8,7 @@
 #include <stdio.h>
 
 // Of headers newer than Debian's.
-enum { ACCESS_FLUSH_GLOBAL = 1 << 8, WITH_FLUSH = 1 << 11, FLUSH_GLOBAL = 1, FLUSH_RANGE = 0, FLUSH_MR = 1 };
+enum { ACCESS_FLUSH_GLOBAL = 1 << 8, WITH_FLUSH = 1 << 11, FLUSH_GLOBAL = 1, FLUSH_RANGE = 0 };
 
 enum { BUFFER = 4 << 20, QKEY = 0x11111111, GRH = 40 };
 
