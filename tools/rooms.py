@@ -23,7 +23,7 @@ ROOMS = {
     "crates/nobounce": [
         ("words", {"access", "health", "choose", "control", "peer_gone", "tickets", "shares"}), ("memory", {"gpu_access", "region"}),
         ("device", {"device"}), ("handshake", {"handshake", "wait"}), ("connection", {"connection", "connect", "lane"}),
-        ("messages", {"message", "rails"}), ("listener", {"listener"}),
+        ("messages", {"message", "rails"}), ("listener", {"listener"}), ("fuzzing", {"fuzzing"}),
     ],
     "crates/topology": [
         ("facts", {"cpu_list", "clean", "facts", "sysfs", "machines"}), ("tree", {"methods", "usable", "tree", "analysis", "bandwidth", "platform", "nearest"}),
@@ -43,7 +43,7 @@ ROOMS = {
         ("driver", {"call", "capture", "context", "copy", "device", "event", "export", "knobs", "lane", "malloc", "memory", "spoil", "stream", "vmm", "world"}),
         ("more calls", {"host", "ipc", "kernel", "pointer"}),
     ],
-    "crates/cli": [("words", {"log", "size"}), ("doctor", {"doctor"}), ("predict", {"predict"}), ("bench", {"bench"}), ("run", {"run"}), ("generate", {"generate"})],
+    "crates/cli": [("words", {"log", "size"}), ("doctor", {"doctor"}), ("predict", {"predict"}), ("bench", {"bench"}), ("run", {"run"}), ("generate", {"generate"}), ("fuzzing", {"fuzzing"})],
     "dropin/common": [("log", {"log"}), ("border", {"entry", "endings"})],
     "dropin/gdrapi": [("layouts", {"layout", "slab"}), ("pins", {"pin", "table"}), ("calls", {"calls"})],
     "dropin/paths": [("view", {"view", "original"}), ("calls", {"calls"})],

@@ -81,6 +81,19 @@ impl Inbox {
     }
 }
 
+/// Gives the frames of these bytes to `each`, as they arrive in pieces, for the fuzz target.
+pub(crate) fn fuzz_frames(bytes: &[u8], piece: usize, mut each: impl FnMut(&[u8])) {
+    let mut inbox = Inbox::default();
+    for piece in bytes.chunks(piece) {
+        inbox.push(piece);
+        while let Ok(Some(frame)) = inbox.first(MAX_FRAME) {
+            let len = frame.len();
+            each(&inbox.take(len));
+        }
+        assert!(inbox.waiting() <= bytes.len());
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct ControlChannel {
     stream: TcpStream,

@@ -312,6 +312,39 @@ fn receive_preamble(control: &ControlChannel, deadline: Instant) -> Result<(), H
     }
 }
 
+/// Reads a frame as an offer and as an answer, for the fuzz target.
+pub(crate) fn fuzz_frame(frame: &[u8]) {
+    let offer = decode::<Hello>(frame).ok();
+    let answer = match decode(frame) {
+        Ok(HandshakeReply::Accepted(hello)) => Some(hello),
+        Ok(HandshakeReply::Refused(reason)) => {
+            assert!(reason.len() <= frame.len());
+            None
+        }
+        Err(_) => None,
+    };
+    for hello in offer.into_iter().chain(answer).filter(|hello| hello.check().is_ok()) {
+        assert!((1..=MAX_QPS).contains(&hello.qps.len()) && !hello.addr.is_unspecified());
+        let again = encode(&hello).and_then(|bytes| decode::<Hello>(&bytes).map(|again| again == hello));
+        assert!(matches!(again, Ok(true)), "{hello:?}");
+    }
+}
+
+/// One frame of each kind, for the corpus of the fuzz target.
+#[cfg(test)]
+pub(crate) fn fuzz_examples() -> Vec<(&'static str, Vec<u8>)> {
+    let qps = (2..10).map(|qpn| QpHalf { qpn, psn: qpn * 7 }).collect();
+    let hello = Hello { addr: [10, 0, 0, 1].into(), lid: 0, mtu: 4096, max_rd_atomic: 16, qps };
+    let region = crate::region::RemoteRegion { addr: 1 << 40, len: 4096, rkey: 77, closed: false };
+    vec![
+        ("hello", encode(&hello).unwrap()),
+        ("accepted", encode(&HandshakeReply::Accepted(hello)).unwrap()),
+        ("refused", encode(&HandshakeReply::Refused("no\x1b[2J".to_owned())).unwrap()),
+        ("region", encode(&region).unwrap()),
+        ("empty", Vec::new()),
+    ]
+}
+
 fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, HandshakeError> {
     postcard::to_stdvec(value).map_err(|_| HandshakeError::Malformed { what: "cannot encode the hello" })
 }

@@ -78,6 +78,8 @@ mod connection;
 mod control;
 #[allow(unsafe_code)] // `register_raw` hands on what its caller promises
 mod device;
+#[doc(hidden)]
+pub mod fuzzing;
 mod gpu_access;
 mod handshake;
 mod health;

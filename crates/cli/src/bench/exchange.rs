@@ -141,6 +141,28 @@ pub(super) fn hear_counted(connection: &Connection) -> anyhow::Result<EndCounted
     }
 }
 
+/// Reads one message as the serving end does, and prepares what it asks for, for the fuzz target.
+///
+/// # Panics
+/// When work or a round passes the checks that must not: that is the fuzzed property.
+pub fn fuzz_step(data: &[u8]) {
+    let Ok(step) = serde_json::from_slice::<Step>(data) else { return };
+    match &step {
+        Step::Work(work) if work.check(data.len() % 64 + 1).is_ok() => {
+            assert!(work.size * (data.len() as u64 % 64 + 1) <= MAX_SERVED);
+        }
+        Step::Round(round) if check_round(*round).is_ok() => {
+            assert!((1..=MAX_MESSAGES).contains(&round.messages));
+            let _ = round.message(round.messages - 1);
+        }
+        Step::Checked(Err(why), _) | Step::Sorry(why) => {
+            assert!(!clean(why).contains('\u{1b}'), "an escape sequence");
+        }
+        _ => {}
+    }
+    let _ = format!("{step:?}");
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -23,7 +23,7 @@ mod counted;
 pub(crate) mod demo;
 mod devices;
 mod drive;
-mod exchange;
+pub(crate) mod exchange;
 mod expected;
 mod explain_device;
 mod gpu;

@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 /// Bytes before the packets of a handover: magic 4, family 1, slot 1, source port 2, first id 2,
 /// segment 2, address 16.
-const PREFIX: usize = 28;
+pub(super) const PREFIX: usize = 28;
 const MAGIC: [u8; 4] = *b"nbh2";
 /// The most packet bytes in one handover: what one receive can hold.
 const MAX_BYTES: usize = 65_536;
@@ -83,7 +83,7 @@ pub(super) fn send(connection: &OwnedFd, slot: u8, run: &GroBurst<'_>) -> Handov
     Handover::of_error(&io::Error::last_os_error())
 }
 
-fn encode(slot: u8, run: &GroBurst<'_>) -> Option<[u8; PREFIX]> {
+pub(super) fn encode(slot: u8, run: &GroBurst<'_>) -> Option<[u8; PREFIX]> {
     if run.bytes.len() > MAX_BYTES {
         return None;
     }

@@ -7,6 +7,8 @@ mod forward;
 mod batch;
 mod epoll;
 pub mod fault;
+#[doc(hidden)]
+pub mod fuzzing;
 mod handover;
 mod host_addresses;
 mod icrc_writers;

@@ -204,7 +204,7 @@ impl Slot {
 }
 
 /// The slot of a device that greets.
-fn greeting(message: &[u8]) -> Option<u8> {
+pub(super) fn greeting(message: &[u8]) -> Option<u8> {
     match message.strip_prefix(&GREETING)? {
         [slot] => Some(*slot),
         _ => None,

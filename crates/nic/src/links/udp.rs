@@ -528,6 +528,16 @@ fn take_run(
     delivered
 }
 
+/// Splits a run by owner and kind, for the fuzz target.
+pub(super) fn fuzz_split<'a>(run: GroBurst<'a>, each: &mut dyn FnMut(GroBurst<'a>)) {
+    each_run(run, |_, part| each_kind(part, |_, part| each(part)));
+}
+
+/// Looks for probes of ours in a run, for the fuzz target.
+pub(super) fn fuzz_probe(run: &GroBurst<'_>) {
+    Steering::default().hear(run);
+}
+
 fn part<'a>(run: &GroBurst<'a>, start: usize, end: usize) -> GroBurst<'a> {
     let skipped = u16::try_from(start / run.segment.max(1)).unwrap_or(u16::MAX);
     GroBurst {
