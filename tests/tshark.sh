@@ -18,9 +18,9 @@ if ! NOBOUNCE_TEST_CAPTURES=$folder cargo test --locked --quiet --workspace --te
     exit 1
 fi
 
-# SEND, WRITE, READ, their answers, acknowledgements and atomics (0 to 20), SEND with invalidate (22, 23); SEND and WRITE of unreliable
+# SEND, WRITE, READ, their answers, acknowledgements and atomics (0 to 20), SEND with invalidate (22, 23), FLUSH and ATOMIC WRITE (28, 29); SEND and WRITE of unreliable
 # connections (32 to 43); datagrams (100, 101).
-wanted=$(printf '%s ' {0..20} 22 23 {32..43} 100 101)
+wanted=$(printf '%s ' {0..20} 22 23 28 29 {32..43} 100 101)
 failed=0
 for name in v4 v6; do
     file=$folder/$name.pcap

@@ -44,6 +44,7 @@ pub mod probe;
 mod shared_chunk;
 pub mod shared_file;
 pub mod signals;
+pub mod unmap_watch;
 mod window;
 
 pub use copy::wc;

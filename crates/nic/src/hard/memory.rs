@@ -169,9 +169,9 @@ impl Pd {
     }
 
     /// The subset of these access rights that the device supports. Memory windows are not bound on
-    /// hardware devices.
+    /// hardware devices, and FLUSH is not posted to them.
     pub(crate) fn flags(&self, access: Access) -> u32 {
-        let mut offered = access - Access::BIND_WINDOW;
+        let mut offered = access - Access::BIND_WINDOW - Access::FLUSH_GLOBAL;
         if !self.inner.device.has_atomics() {
             offered -= Access::REMOTE_ATOMIC;
         }

@@ -33,7 +33,9 @@ fn say_everything(a: &End, b: &End) {
         a.post(Operation::Read(b.remote(0)), FETCHED, len);
         a.post(Operation::CompareSwap { remote: b.remote(8), compare: 1, swap: 2 }, FETCHED, 8);
         a.post(Operation::FetchAdd { remote: b.remote(8), add: 3 }, FETCHED, 8);
-        a.succeed(7);
+        a.post(Operation::AtomicWrite(b.remote(8)), 0, 8);
+        a.post(Operation::Flush { remote: b.remote(0), len, selectivity: 0 }, 0, 0);
+        a.succeed(9);
         b.succeed(3);
     }
     b.post_recv(1, 0, 8);

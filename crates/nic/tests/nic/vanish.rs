@@ -180,6 +180,43 @@ fn at_both_ends_of_a_read() {
     }
 }
 
+/// An adapter would go on with the old pages. Here the key is dead, and whatever the program mapped
+/// at the same address is not touched.
+#[test]
+fn memory_mapped_anew_is_neither_written_nor_read() {
+    let (mut a, mut b) = pair("127.53.0.9", LEN, MTU);
+    let memory = Fragile::anonymous();
+    if let Err(reason) = nobounce_memory::unmap_watch::watch(memory.base.addr() as u64, LEN) {
+        println!("waived ({reason})");
+        return;
+    }
+    let (here, there) = (a.sge(0, 4096), memory.register(&b));
+    let at = remote(&there);
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+    let rights = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a mapping of ours, which is only touched through windows, and is replaced.
+    let again = unsafe { libc::mmap(memory.base.cast(), LEN, rights, flags, -1, 0) };
+    assert_eq!(again, memory.base.cast());
+    // SAFETY: mapped just now.
+    unsafe { memory.base.write_volatile(0x77) };
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    for op in [
+        Operation::Write(at),
+        Operation::Read(at),
+        Operation::FetchAdd { remote: at, add: 1 },
+        Operation::AtomicWrite(at),
+    ] {
+        let len = if matches!(op, Operation::Write(_) | Operation::Read(_)) { 4096 } else { 8 };
+        let sges = [Sge { len, ..here[0] }];
+        a.qps[0].post_send(&SendRequest::new(3, op, &sges)).unwrap();
+        assert_eq!(a.completions(1)[0].status, Status::RemoteOperation, "{op:?}");
+        // SAFETY: mapped above.
+        let bytes = unsafe { std::slice::from_raw_parts(memory.base, 4096) };
+        assert!(bytes[0] == 0x77 && bytes[1..].iter().all(|byte| *byte == 0), "{op:?}");
+        still_work(&mut a, &mut b);
+    }
+}
+
 #[test]
 fn under_an_atomic() {
     let (mut a, mut b) = pair("127.54.4.1", LEN, MTU);

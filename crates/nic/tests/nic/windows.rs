@@ -111,7 +111,7 @@ fn what_cannot_be_bound_fails_and_stops_the_queue() {
         bind(&plain, &mw, key, WRITES),
         bind(&read_only, &mw, key, WRITES),
         bind(&foreign, &mw, key, WRITES),
-        bind(&b.mr, &mw, key, Access::LOCAL_WRITE),
+        bind(&b.mr, &mw, key, Access::BIND_WINDOW),
         Operation::Local(long),
     ];
     for op in wrong {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use nobounce_memory::gpu::{Gone, GpuMemory, GpuWindow};
 use nobounce_memory::path::{Mechanism, Path};
+use nobounce_memory::unmap_watch::WatchedRange;
 use nobounce_memory::{AccessError, Sink, Source, Window};
 use nobounce_protocol::wire::Psn;
 
@@ -33,10 +34,38 @@ impl GatheredMessage {
 /// Memory behind a region.
 #[derive(Clone, Debug)]
 pub(crate) enum Target {
-    Host(Window),
+    Host(HostTarget),
     Gpu(GpuTarget),
     /// No memory: reads give zeroes, and what is written is discarded.
     Null,
+}
+
+/// Host memory behind a region.
+#[derive(Clone, Debug)]
+pub(crate) struct HostTarget {
+    pub(crate) window: Window,
+    /// Tells whether it was unmapped; `None` where that cannot be known.
+    pub(crate) watch: Option<Arc<WatchedRange>>,
+}
+
+impl HostTarget {
+    /// The window, unless some of these bytes were unmapped since. What is mapped there now is not
+    /// what was registered.
+    #[inline]
+    fn at(&self, offset: usize, len: usize) -> Result<&Window, AccessError> {
+        match &self.watch {
+            Some(watch) if watch.is_gone() => self.unless_gone(watch, offset, len),
+            _ => Ok(&self.window),
+        }
+    }
+
+    #[cold]
+    fn unless_gone(&self, watch: &WatchedRange, offset: usize, len: usize) -> Result<&Window, AccessError> {
+        match watch.first_gone(self.window.base_addr() + offset as u64, len) {
+            Some(address) => Err(AccessError::Faulted { address }),
+            None => Ok(&self.window),
+        }
+    }
 }
 
 /// GPU memory behind a region.
@@ -146,7 +175,7 @@ fn zeroes(mut out: Sink<'_>, mut crc: Option<u32>) -> Option<u32> {
 impl Target {
     pub(crate) fn len(&self) -> u64 {
         match self {
-            Self::Host(window) => window.len() as u64,
+            Self::Host(host) => host.window.len() as u64,
             Self::Gpu(gpu) => gpu.memory.len() as u64,
             Self::Null => u64::MAX,
         }
@@ -177,9 +206,10 @@ impl Target {
         crc: Option<u32>,
     ) -> Result<(Option<u32>, BytePath), LoadError> {
         match self {
-            Self::Host(window) => match crc {
-                Some(crc) => window.load_crc(offset, out, crc).map(Some),
-                None => window.load(offset, out).map(|()| None),
+            Self::Host(host) => match (host.at(offset, out.len()), crc) {
+                (Ok(window), Some(crc)) => window.load_crc(offset, out, crc).map(Some),
+                (Ok(window), None) => window.load(offset, out).map(|()| None),
+                (Err(error), _) => Err(error),
             }
             .map(|crc| (crc, BytePath::Direct(Mechanism::Cpu)))
             .map_err(LoadError::Access),
@@ -245,8 +275,8 @@ impl Target {
     #[inline]
     pub(crate) fn store(&self, offset: usize, bytes: Source<'_>, last: bool) -> Result<(), AccessError> {
         match (self, last) {
-            (Self::Host(window), true) => window.store_last(offset, bytes),
-            (Self::Host(window), false) => window.store(offset, bytes),
+            (Self::Host(host), true) => host.at(offset, bytes.len())?.store_last(offset, bytes),
+            (Self::Host(host), false) => host.at(offset, bytes.len())?.store(offset, bytes),
             (Self::Gpu(gpu), _) => match (gpu.window(), last) {
                 (Some(window), true) => window.store_last(offset, bytes).and_then(|()| window.complete()),
                 (Some(window), false) => window.store(offset, bytes),
@@ -304,9 +334,11 @@ impl Target {
         change: AtomicChange,
     ) -> Result<(u64, Mechanism), AccessError> {
         let (changed, by) = match (self, change) {
-            (Self::Host(window), AtomicChange::Add(add)) => (window.fetch_add(offset, add), Mechanism::Cpu),
-            (Self::Host(window), AtomicChange::Swap { compare, swap }) => {
-                (window.compare_swap(offset, compare, swap), Mechanism::Cpu)
+            (Self::Host(host), AtomicChange::Add(add)) => {
+                (host.at(offset, 8)?.fetch_add(offset, add), Mechanism::Cpu)
+            }
+            (Self::Host(host), AtomicChange::Swap { compare, swap }) => {
+                (host.at(offset, 8)?.compare_swap(offset, compare, swap), Mechanism::Cpu)
             }
             (Self::Null, _) => (Ok(0), Mechanism::Cpu),
             (Self::Gpu(gpu), _) => match (gpu.window(), change) {
@@ -324,6 +356,7 @@ impl Target {
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Host(one), Self::Host(other)) => {
+                let (one, other) = (one.window, other.window);
                 (one.base_addr(), one.len()) == (other.base_addr(), other.len())
             }
             (Self::Gpu(one), Self::Gpu(other)) => Arc::ptr_eq(&one.memory, &other.memory),

@@ -1,10 +1,12 @@
 //! Memory registration: checks and preparations before a region gets its key or new memory.
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use nobounce_memory::gpu::calibration::{Calibration, USUAL_CROSSOVER};
 use nobounce_memory::gpu::{GpuMemory, GpuOptions};
 use nobounce_memory::path::{Mechanism, Path, Paths};
+use nobounce_memory::unmap_watch::{self, WatchedRange};
 use nobounce_memory::{Window, guard, page_size, probe};
 use nobounce_protocol::qp::Access;
 
@@ -13,7 +15,7 @@ use crate::soft::engine::region::{Region, Regions};
 use crate::soft::error::RegisterError;
 use crate::soft::gpu::copier::{Copier, Copies};
 use crate::soft::gpu::copiers::{ContextCopier, ContextKey, CopierIndex};
-use crate::soft::gpu::target::{GpuTarget, Target};
+use crate::soft::gpu::target::{GpuTarget, HostTarget, Target};
 use crate::soft::limits::DeviceLimits;
 use crate::soft::objects::device::{Pd, Shared};
 use crate::soft::objects::mr::Mr;
@@ -101,7 +103,7 @@ impl Pd {
         check_len(len)?;
         guard::ensure_installed()?;
         // SAFETY: the caller guarantees the requirements of `Window::new`.
-        self.insert(PreparedMemory::of(unsafe { Window::new(addr, len) }), iova, access)
+        self.insert(PreparedMemory::of(unsafe { Window::new(addr, len) }, None), iova, access)
     }
 
     /// A region without memory: reads of any address give zeroes, and what is written is discarded.
@@ -178,7 +180,7 @@ impl Mr {
         check_rights(access)?;
         let (memory, addr) = match change.memory {
             None => {
-                if let (Target::Host(window), None) = (&old.target, &self.gpu) {
+                if let (Target::Host(HostTarget { window, .. }), None) = (&old.target, &self.gpu) {
                     let writes = access.contains(Access::LOCAL_WRITE);
                     probe::check_range(window.base_addr(), window.len() as u64, writes)?;
                 }
@@ -276,12 +278,12 @@ impl PreparedMemory {
         guard::ensure_installed()?;
         probe::check_range(addr.addr() as u64, len as u64, access.contains(Access::LOCAL_WRITE))?;
         // SAFETY: the caller guarantees the requirements of `Window::new`.
-        Ok(Self::of(unsafe { Window::new(addr, len) }))
+        Ok(Self::of(unsafe { Window::new(addr, len) }, watch(addr.addr() as u64, len)))
     }
 
-    fn of(window: Window) -> Self {
+    fn of(window: Window, watch: Option<Arc<WatchedRange>>) -> Self {
         let paths = Paths::both(Path::Direct(Mechanism::Cpu));
-        Self { target: Target::Host(window), paths, gpu: None }
+        Self { target: Target::Host(HostTarget { window, watch }), paths, gpu: None }
     }
 
     fn gpu(shared: &Shared, addr: u64, len: usize, options: &GpuOptions) -> Result<Self, RegisterError> {
@@ -292,7 +294,8 @@ impl PreparedMemory {
         }
         let paths = memory.paths().clone();
         if let Some(window) = memory.host() {
-            return Ok(Self { target: Target::Host(window), paths, gpu: Some(memory) });
+            let target = Target::Host(HostTarget { window, watch: None });
+            return Ok(Self { target, paths, gpu: Some(memory) });
         }
         // Prepared ahead and without the lock: data must not wait for either.
         let crossover = match memory.window() {
@@ -334,6 +337,27 @@ fn copier_of(shared: &Shared, memory: &GpuMemory) -> Result<CopierIndex, Registe
         index.get_or_insert(at);
     }
     index.ok_or(RegisterError::Forked)
+}
+
+/// Watches host memory for being unmapped. Where that is not possible, the log has the reason, once.
+fn watch(addr: u64, len: usize) -> Option<Arc<WatchedRange>> {
+    if len == 0 {
+        return None;
+    }
+    match unmap_watch::watch(addr, len) {
+        Ok(watched) => Some(Arc::new(watched)),
+        Err(reason) => {
+            static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+            let reason = reason.to_string();
+            if TOLD.lock().unwrap_or_else(PoisonError::into_inner).insert(reason.clone()) {
+                tracing::info!(
+                    "memory that is unmapped while it is registered goes undetected: {reason}. Whatever is mapped there \
+                     later can be written through the old key"
+                );
+            }
+            None
+        }
+    }
 }
 
 /// Up to which length loads are faster than the copy engine. A usual value if that cannot be
