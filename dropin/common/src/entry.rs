@@ -9,7 +9,7 @@ use nobounce_nic::soft::CreateError;
 #[cfg(feature = "nic")]
 use nobounce_protocol::cm::CmError;
 
-use crate::log;
+use crate::{log, reserve};
 
 /// An error number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,9 +117,9 @@ pub fn guarded<T>(body: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
     caught(body)
 }
 
-/// For functions that return a pointer, or NULL and errno.
+/// For functions that return a pointer, or NULL and errno: they create objects.
 pub fn pointer<T>(body: impl FnOnce() -> Result<*mut T, Errno>) -> *mut T {
-    guarded(body).unwrap_or_else(|errno| {
+    guarded(|| reserve::check().and_then(|()| body())).unwrap_or_else(|errno| {
         errno.set();
         ptr::null_mut()
     })

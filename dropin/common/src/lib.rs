@@ -3,3 +3,4 @@
 pub mod endings;
 pub mod entry;
 pub mod log;
+pub mod reserve;

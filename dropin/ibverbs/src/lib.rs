@@ -39,3 +39,7 @@ mod system;
 mod unsupported;
 
 use nobounce_dropin::{entry, log};
+
+/// A program that has run out of memory gets an error from us, not an abort.
+#[global_allocator]
+static ALLOCATOR: nobounce_dropin::reserve::WithReserve = nobounce_dropin::reserve::WithReserve;

@@ -57,6 +57,18 @@ fn thread_domains_parent_domains_and_completion_times() {
     run(&mut folder.program(&program, "127.41.0.38"), 60);
 }
 
+/// With one engine: another one that starts later needs threads, which is an error of its own.
+#[test]
+fn a_program_that_runs_out_of_memory_gets_errors() {
+    if waived() {
+        return;
+    }
+    let folder = Folder::new("exhausted");
+    let program = folder.compile_client("exhausted");
+    let mut command = folder.program(&program, "127.41.0.39");
+    run(command.env("NOBOUNCE_LOG", "error").env("NOBOUNCE_ENGINES", "1"), 120);
+}
+
 #[test]
 fn limits_are_what_a_query_says() {
     if waived() {

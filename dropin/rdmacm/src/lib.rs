@@ -38,3 +38,7 @@ use resolve::{rdma_bind_addr, rdma_resolve_addr, rdma_resolve_route, rdma_set_op
 
 // Not offered: multicast, ECE, sockets over RDMA.
 include!(concat!(env!("OUT_DIR"), "/exports.rs"));
+
+/// A program that has run out of memory gets an error from us, not an abort.
+#[global_allocator]
+static ALLOCATOR: nobounce_dropin::reserve::WithReserve = nobounce_dropin::reserve::WithReserve;

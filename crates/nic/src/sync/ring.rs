@@ -19,6 +19,10 @@ struct RingSlot<T> {
     value: UnsafeCell<MaybeUninit<T>>,
 }
 
+fn places_for(room: usize) -> usize {
+    room.max(2).next_power_of_two()
+}
+
 /// The queue.
 #[derive(Debug)]
 pub(crate) struct Ring<T> {
@@ -37,11 +41,24 @@ unsafe impl<T: Send> Sync for Ring<T> {}
 impl<T> Ring<T> {
     /// A queue of at least `room` places.
     pub(crate) fn new(room: usize) -> Self {
-        let places = room.max(2).next_power_of_two();
-        let slot =
-            |at| RingSlot { sequence: AtomicUsize::new(at), value: UnsafeCell::new(MaybeUninit::uninit()) };
+        Self::of(Vec::new(), room)
+    }
+
+    /// The same; `None` where memory has run out.
+    pub(crate) fn try_new(room: usize) -> Option<Self> {
+        let mut slots = Vec::new();
+        slots.try_reserve_exact(places_for(room)).ok()?;
+        Some(Self::of(slots, room))
+    }
+
+    fn of(mut slots: Vec<RingSlot<T>>, room: usize) -> Self {
+        let places = places_for(room);
+        slots.extend((0..places).map(|at| RingSlot {
+            sequence: AtomicUsize::new(at),
+            value: UnsafeCell::new(MaybeUninit::uninit()),
+        }));
         Self {
-            slots: (0..places).map(slot).collect(),
+            slots: slots.into_boxed_slice(),
             mask: places - 1,
             head: Padded(AtomicUsize::new(0)),
             tail: Padded(AtomicUsize::new(0)),

@@ -113,7 +113,10 @@ impl<T: Send> Completions<T> {
         let mut producer = self.lock();
         // After a loss none follows: otherwise the taken completions would look complete, and the
         // loss would be detected too late.
-        if producer.ring().claimed() >= producer.depth || self.overflowed.load(Ordering::Relaxed) {
+        if producer.ring().claimed() >= producer.depth
+            || self.overflowed.load(Ordering::Relaxed)
+            || !self.put(&mut producer, completion)
+        {
             if producer.closed {
                 return true;
             }
@@ -124,7 +127,6 @@ impl<T: Send> Completions<T> {
             }
             return known;
         }
-        self.put(&mut producer, completion);
         if producer.armed == Armed::Any || (producer.armed == Armed::Solicited && urgent) {
             self.set_armed(&mut producer, Armed::No);
             producer.announce(self.id);
@@ -137,10 +139,12 @@ impl<T: Send> Completions<T> {
         self.is_armed.store(armed != Armed::No, Ordering::Relaxed);
     }
 
+    /// False where memory for a larger ring has run out.
     #[inline]
-    fn put(&self, producer: &mut Producer<T>, completion: T) {
-        if let Err(completion) = producer.ring().push(completion) {
-            self.grow(producer, completion);
+    fn put(&self, producer: &mut Producer<T>, completion: T) -> bool {
+        match producer.ring().push(completion) {
+            Ok(()) => true,
+            Err(completion) => self.grow(producer, completion),
         }
     }
 
@@ -148,12 +152,14 @@ impl<T: Send> Completions<T> {
     /// finished taking holds places, so that the ring may need more of them than the queue is
     /// deep.)
     #[cold]
-    fn grow(&self, producer: &mut Producer<T>, last: T) {
-        let larger = Box::new(Ring::new(producer.ring().places() * 2));
+    fn grow(&self, producer: &mut Producer<T>, last: T) -> bool {
+        let Some(larger) = Ring::try_new(producer.ring().places() * 2) else { return false };
+        let larger = Box::new(larger);
         producer.ring().pop_each(usize::MAX, |completion| _ = larger.push(completion));
         let _ = larger.push(last); // twice the size has room for one more
         self.ring.store(std::ptr::from_ref(&*larger).cast_mut(), Ordering::Release);
         producer.rings.push(larger);
+        true
     }
 
     /// Whether it is empty.

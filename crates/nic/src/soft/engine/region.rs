@@ -203,6 +203,7 @@ impl Regions {
         if regions.len() >= MAX_REGIONS {
             return Err(RegisterError::TooMany);
         }
+        regions.try_reserve(1).map_err(|_| RegisterError::TooMany)?;
         let windows = windows.read().unwrap_or_else(PoisonError::into_inner);
         let key = loop {
             let key = random_u32();
