@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 use crate::interfaces;
 use crate::links::fault::{FaultConfig, ParseFaultError};
@@ -31,6 +32,9 @@ pub struct Config {
     pub progress: Progress,
     /// Source ports from which packets of this host are taken.
     pub local_ports: LocalPorts,
+    /// How often peers that are reached by UDP are asked whether they live; one that answered
+    /// before and is silent for three intervals is dead. `None`: never.
+    pub keep_alive: Option<Duration>,
 }
 
 /// The link that packets take.
@@ -69,6 +73,23 @@ impl Default for Config {
             engines: None,
             progress: Progress::default(),
             local_ports: LocalPorts::default(),
+            keep_alive: None,
+        }
+    }
+}
+
+/// Seconds between two keep-alives, or `off`.
+fn parse_keep_alive(text: &str) -> Result<Option<Duration>, ConfigError> {
+    let invalid = || ConfigError::KeepAlive(text.to_owned());
+    match text.trim() {
+        "" | "off" => Ok(None),
+        seconds => {
+            let seconds: f64 = seconds.parse().map_err(|_| invalid())?;
+            if (0.01..=3600.0).contains(&seconds) {
+                Ok(Some(Duration::from_secs_f64(seconds)))
+            } else {
+                Err(invalid())
+            }
         }
     }
 }
@@ -138,6 +159,9 @@ pub enum ConfigError {
     /// NOBOUNCE_LOCAL_PORTS.
     #[error("invalid NOBOUNCE_LOCAL_PORTS {0:?}: expected own or any")]
     LocalPorts(String),
+    /// NOBOUNCE_KEEPALIVE.
+    #[error("invalid NOBOUNCE_KEEPALIVE {0:?}: expected off, or seconds from 0.01 to 3600")]
+    KeepAlive(String),
     /// NOBOUNCE_FAULT.
     #[error("NOBOUNCE_FAULT: {0}")]
     Fault(#[from] ParseFaultError),
@@ -145,8 +169,8 @@ pub enum ConfigError {
 
 impl Config {
     /// The default, changed by `NOBOUNCE_ADDR` (the first address of the list), `NOBOUNCE_FAULT`,
-    /// `NOBOUNCE_PCAP`, `NOBOUNCE_LINK`, `NOBOUNCE_ENGINES`, `NOBOUNCE_PROGRESS` and
-    /// `NOBOUNCE_LOCAL_PORTS`.
+    /// `NOBOUNCE_PCAP`, `NOBOUNCE_LINK`, `NOBOUNCE_ENGINES`, `NOBOUNCE_PROGRESS`,
+    /// `NOBOUNCE_LOCAL_PORTS` and `NOBOUNCE_KEEPALIVE`.
     ///
     /// # Errors
     /// Reports which variable is invalid, and why.
@@ -174,6 +198,9 @@ impl Config {
                 "any" => LocalPorts::Any,
                 _ => return Err(ConfigError::LocalPorts(ports)),
             };
+        }
+        if let Ok(text) = std::env::var("NOBOUNCE_KEEPALIVE") {
+            config.keep_alive = parse_keep_alive(&text)?;
         }
         config.pcap = std::env::var_os("NOBOUNCE_PCAP").map(PathBuf::from);
         Ok(config)

@@ -32,6 +32,7 @@ mod notices;
 mod objects;
 mod operations;
 mod posting;
+mod presence;
 mod refusals;
 mod report;
 mod reregister;

@@ -11,6 +11,7 @@ mod ids;
 mod malformed;
 mod marker;
 mod opcode;
+mod presence;
 
 pub use header::{Aeth, AtomicEth, Deth, Feth, Header, Parsed, Reth, Syndrome};
 pub use id_policy::{IdPolicy, IdVerdict};
@@ -18,6 +19,7 @@ pub use ids::{Psn, Qpn};
 pub use malformed::Malformed;
 pub use marker::Marker;
 pub use opcode::{Opcode, OpcodeKind, PacketPosition, Service};
+pub use presence::{Capabilities, Presence};
 
 /// The UDP port RoCEv2 packets are sent to.
 pub const ROCE_PORT: u16 = 4791;

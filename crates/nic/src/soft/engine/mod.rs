@@ -22,6 +22,7 @@ pub(crate) mod parts;
 pub(crate) mod path;
 pub(crate) mod peer_death;
 pub(crate) mod peers;
+pub(crate) mod presence;
 pub(crate) mod queue_pair;
 pub(crate) mod region;
 pub(crate) mod release;
@@ -39,6 +40,7 @@ use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, RwLock};
+use std::time::Duration;
 
 use nobounce_protocol::qp::{Handled, QpEvent, QpState, Status};
 use nobounce_protocol::timing::Nanos;
@@ -54,6 +56,7 @@ use crate::soft::engine::overflows::Overflows;
 use crate::soft::engine::packet::put_marker;
 use crate::soft::engine::parts::{Account, CopyWaits, Markers, OverflowCursor, SameHost, Scheduler};
 use crate::soft::engine::path::{NetworkPaths, PathIndex, Sharers};
+use crate::soft::engine::presence::Presences;
 use crate::soft::engine::queue_pair::{QueuePair, complete, flushed};
 use crate::soft::engine::region::Regions;
 use crate::soft::engine::snapshot::Keeper;
@@ -117,6 +120,8 @@ pub(crate) struct Joint {
     pub(crate) overflows: Arc<Overflows>,
     /// Number of engines that send to the same sockets; `None` if the device can have only one.
     pub(crate) sharers: Option<Arc<Sharers>>,
+    /// The interval of keep-alives.
+    pub(crate) keep_alive: Option<Duration>,
 }
 
 /// The state of one engine beside its link.
@@ -143,6 +148,7 @@ pub(crate) struct Core {
     pub(crate) copy_waits: CopyWaits,
     pub(crate) account: Account,
     pub(crate) overflow: OverflowCursor,
+    pub(crate) presences: Presences,
 }
 
 impl Engine {
@@ -154,7 +160,7 @@ impl Engine {
         waker: Arc<Waker>,
         joint: Joint,
     ) -> Self {
-        let Joint { events, windows, overflows, sharers } = joint;
+        let Joint { events, windows, overflows, sharers, keep_alive } = joint;
         let core = Core {
             local: link.local(),
             slot: link.slot(),
@@ -174,6 +180,7 @@ impl Engine {
             copy_waits: CopyWaits::default(),
             account: Account::default(),
             overflow: OverflowCursor { known: overflows.count(), shared: overflows },
+            presences: Presences::new(keep_alive),
         };
         let caller = CallerWait { spin: AdaptiveSpin::adaptive(CALLER_SPIN_NS), polled_at: 0, active_at: 0 };
         Self { link, core, keeper: None, waker, caller }
@@ -195,6 +202,7 @@ impl Engine {
         {
             self.core.paths.ends_here(path, self.link.receive_room());
         }
+        self.core.expect_presence(now_ns());
     }
 
     /// Resolves the local peers among datagram destinations before the first datagram is built.
@@ -272,7 +280,7 @@ impl Engine {
             if std::mem::take(&mut self.core.scheduler.answers_are_next) {
                 self.core.fill_answers(now, false);
             }
-            let full = self.core.fill_returns() || self.core.fill(now);
+            let full = self.core.fill_returns() || self.core.fill_presences() || self.core.fill(now);
             // Under a sustained load of full batches, as from long READs, delayed ACKs would starve
             // behind them.
             self.core.scheduler.answers_are_next = full;
@@ -356,6 +364,7 @@ impl Core {
     fn has_work(&self) -> bool {
         !self.scheduler.ready.is_empty()
             || !self.markers.returns.is_empty()
+            || self.presences.has_work()
             || !self.scheduler.pending_acks.soon.is_empty()
     }
 
@@ -408,7 +417,9 @@ impl Core {
         let parsed = match parsed {
             Ok(parsed) => parsed,
             Err(malformed) => {
-                if *malformed == Malformed::UnknownOpcode && self.handle_marker(datagram) {
+                let is_ours = *malformed == Malformed::UnknownOpcode
+                    && (self.handle_marker(datagram) || self.handle_presence(now, datagram));
+                if is_ours {
                     return;
                 }
                 self.account.counters.malformed[malformed.index()] += 1;
@@ -442,6 +453,7 @@ impl Core {
                 return;
             }
             entry.route.heard_by_ring |= datagram.arrival == Arrival::Ring;
+            entry.schedule.heard = now;
         }
         let mut payload =
             datagram.whole.unwrap_or_else(|| datagram.bytes.into()).slice(parsed.payload.clone());
@@ -548,6 +560,7 @@ impl Core {
                 // Snapshots are taken when queue pair 1 is served.
                 Timer::ConnectionManager | Timer::Snapshot => self.gsi.wanted = true,
                 Timer::PeerDeath => self.expire_dead_peers(now),
+                Timer::KeepAlive => self.ask_for_presence(now),
             }
         }
     }
@@ -673,6 +686,11 @@ impl Core {
                 return;
             }
         }
+    }
+
+    /// Asks for presence and answers; whether the batch is full.
+    fn fill_presences(&mut self) -> bool {
+        self.presences.has_work() && self.presences.fill(&mut self.tx)
     }
 
     /// Returns markers; whether the batch is full.

@@ -11,4 +11,6 @@ pub(crate) enum Timer {
     Snapshot,
     /// Queue pairs whose peer died end in error.
     PeerDeath,
+    /// Peers are asked whether they live.
+    KeepAlive,
 }

@@ -4,6 +4,7 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
+use std::time::Duration;
 
 use nobounce_protocol::qp::{Mtu, Service};
 
@@ -107,7 +108,8 @@ impl Device {
     /// message gives the remedy.
     pub fn open(config: &Config) -> Result<Self, OpenError> {
         let maker = LinkMaker::new(config)?;
-        Self::with(maker.link(0)?, (Some(maker), config.engines()), config.progress.mode())
+        let link = maker.link(0)?;
+        Self::with(link, (Some(maker), config.engines()), config.progress.mode(), config.keep_alive)
     }
 
     /// A device with one engine, on the caller's link.
@@ -115,13 +117,14 @@ impl Device {
     /// # Errors
     /// The kernel refused a descriptor.
     pub fn with_link(link: Box<dyn Link>) -> Result<Self, OpenError> {
-        Self::with(link, (None, 1), Progress::default().mode())
+        Self::with(link, (None, 1), Progress::default().mode(), None)
     }
 
     fn with(
         link: Box<dyn Link>,
         (maker, engines): (Option<LinkMaker>, usize),
         mode: Mode,
+        keep_alive: Option<Duration>,
     ) -> Result<Self, OpenError> {
         let local = link.local();
         let max_mtu = Mtu::at_most(link.capabilities().max_path_mtu).unwrap_or(Mtu::Mtu256);
@@ -132,6 +135,7 @@ impl Device {
             windows: windows.clone(),
             overflows: Arc::default(),
             sharers: (engines > 1).then(Arc::default),
+            keep_alive,
         };
         let report = Report::from_env(local);
         let keeper = report.as_ref().and_then(Report::snapshots).map(Keeper::new);

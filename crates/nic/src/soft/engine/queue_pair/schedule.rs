@@ -29,6 +29,8 @@ pub(crate) struct Schedule {
     pub(crate) waiting: bool,
     /// Its earliest entry in the timer heap.
     pub(crate) armed: Option<Nanos>,
+    /// When its peer was heard last.
+    pub(crate) heard: Nanos,
 }
 
 impl Default for Schedule {
@@ -42,6 +44,7 @@ impl Default for Schedule {
             ready: false,
             waiting: false,
             armed: None,
+            heard: 0,
         }
     }
 }

@@ -1,0 +1,216 @@
+//! Keep-alives: whether peers that are reached by UDP still live.
+//!
+//! A NIC learns of a dead peer only by sending. A queue pair that waits for its peer, with nothing
+//! in flight, would wait for ever. So each peer is asked once in every interval
+//! ([`Presence`]), and one that was heard before and is silent for [`LOST_AFTER`] intervals is
+//! dead: its queue pairs end in error, as after exhausted retries. A peer that answers with
+//! another generation was started anew, which its old queue pairs did not survive. A peer that
+//! never answers is another RoCE device, and is left alone.
+//!
+//! Every nobounce device answers, whether it asks or not.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use nobounce_protocol::qp::{QpState, Service};
+use nobounce_protocol::timing::Nanos;
+use nobounce_protocol::wire::{Capabilities, Presence, Qpn};
+
+use crate::links::{RxDatagram, TxBatch};
+use crate::process::random::random_u32;
+use crate::soft::engine::Core;
+use crate::soft::engine::timer::Timer;
+
+/// Intervals of silence after which a peer is dead.
+const LOST_AFTER: u64 = 3;
+/// Requests to a peer that has never answered.
+const MAX_REQUESTS: u32 = 10;
+/// Answers that wait to be sent.
+const MAX_ANSWERS: usize = 64;
+
+/// Which opening of a device in this process this is.
+fn new_generation() -> u64 {
+    static OF_PROCESS: LazyLock<u32> = LazyLock::new(random_u32);
+    u64::from(*OF_PROCESS) << 32 | u64::from(random_u32())
+}
+
+/// A peer: its address and slot.
+type PeerName = (IpAddr, u8);
+
+#[derive(Debug)]
+struct KnownPeer {
+    nonce: u32,
+    /// Requests since its last answer.
+    asked: u32,
+    /// Of its last answer; `None` before the first one.
+    generation: Option<u64>,
+    heard: Nanos,
+}
+
+/// What the engine knows of its peers' presence.
+#[derive(Debug)]
+pub(crate) struct Presences {
+    interval: Option<Nanos>,
+    generation: u64,
+    peers: HashMap<PeerName, KnownPeer>,
+    answers: Vec<(IpAddr, Presence)>,
+    requests: Vec<(IpAddr, Presence)>,
+    /// The timer is running.
+    armed: bool,
+}
+
+impl Presences {
+    /// Asks peers once in this interval, if there is one.
+    pub(crate) fn new(interval: Option<Duration>) -> Self {
+        let interval =
+            interval.map(|interval| Nanos::try_from(interval.as_nanos()).unwrap_or(Nanos::MAX / 8));
+        Self {
+            interval,
+            generation: new_generation(),
+            peers: HashMap::new(),
+            answers: Vec::new(),
+            requests: Vec::new(),
+            armed: false,
+        }
+    }
+
+    /// Whether something is to be sent.
+    pub(crate) fn has_work(&self) -> bool {
+        !self.answers.is_empty() || !self.requests.is_empty()
+    }
+
+    /// Puts requests and answers into the batch; whether it is full.
+    pub(crate) fn fill(&mut self, tx: &mut TxBatch) -> bool {
+        while self.has_work() {
+            if !tx.has_room() {
+                return true;
+            }
+            let Some((to, presence)) = self.answers.pop().or_else(|| self.requests.pop()) else { break };
+            tx.put(to, 0, Presence::LEN, |room| presence.emit(room));
+        }
+        false
+    }
+}
+
+/// A peer as the queue pairs see it.
+struct Seen {
+    ours: Qpn,
+    theirs: Qpn,
+    heard: Nanos,
+}
+
+impl Core {
+    /// A queue pair was connected.
+    pub(crate) fn expect_presence(&mut self, now: Nanos) {
+        if self.presences.interval.is_some() && !self.presences.armed {
+            self.presences.armed = true;
+            self.scheduler.timers.push(Reverse((now, Timer::KeepAlive)));
+        }
+    }
+
+    /// The peers that connected queue pairs reach by UDP.
+    fn distant_peers(&self) -> HashMap<PeerName, Seen> {
+        let mut peers: HashMap<PeerName, Seen> = HashMap::new();
+        for entry in self.qps.iter().flatten() {
+            let connected = matches!(entry.qp.state(), QpState::Rtr | QpState::Rts | QpState::Sqd);
+            if !connected || entry.qp.service() != Service::Rc || entry.route.ring.is_some() {
+                continue;
+            }
+            let (ours, theirs, heard) = (entry.qpn, entry.qp.attr().dest_qpn, entry.schedule.heard);
+            let seen = peers.entry(entry.peer()).or_insert(Seen { ours, theirs, heard });
+            seen.heard = seen.heard.max(heard);
+        }
+        peers
+    }
+
+    /// Asks every peer, and gives up those that are silent.
+    #[cold]
+    pub(crate) fn ask_for_presence(&mut self, now: Nanos) {
+        let Some(interval) = self.presences.interval else { return };
+        let seen = self.distant_peers();
+        self.presences.peers.retain(|name, _| seen.contains_key(name));
+        self.presences.armed = !seen.is_empty();
+        let mut lost = Vec::new();
+        let generation = self.presences.generation;
+        for (name, Seen { ours, theirs, heard }) in seen {
+            let peer = self.presences.peers.entry(name).or_insert_with(|| KnownPeer {
+                nonce: random_u32(),
+                asked: 0,
+                generation: None,
+                heard: now,
+            });
+            let silent = now.saturating_sub(peer.heard.max(heard));
+            if peer.generation.is_some() && silent >= LOST_AFTER * interval {
+                lost.push(name);
+                continue;
+            }
+            if peer.generation.is_none() && peer.asked >= MAX_REQUESTS {
+                if peer.asked == MAX_REQUESTS {
+                    tracing::info!(peer = %name.0, "no answer to keep-alives: another RoCE device, whose end goes unnoticed");
+                    peer.asked += 1;
+                }
+                continue;
+            }
+            peer.asked += 1;
+            let request = Presence {
+                is_answer: false,
+                to: theirs,
+                from: ours,
+                version: Presence::VERSION,
+                nonce: peer.nonce,
+                generation,
+                capabilities: Capabilities::OURS,
+            };
+            self.presences.requests.push((name.0, request));
+        }
+        for name in lost {
+            let seconds = LOST_AFTER * interval / 1_000_000_000;
+            tracing::warn!(peer = %name.0, "no sign of life for {seconds} s: its queue pairs here end in error");
+            self.give_up(name, now);
+        }
+        if self.presences.armed {
+            self.scheduler.timers.push(Reverse((now + interval, Timer::KeepAlive)));
+        }
+    }
+
+    fn give_up(&mut self, name: PeerName, now: Nanos) {
+        self.presences.peers.remove(&name);
+        for entry in self.qps.iter_mut().flatten().filter(|entry| entry.peer() == name) {
+            entry.ends_at = Some(now);
+        }
+        self.scheduler.timers.push(Reverse((now, Timer::PeerDeath)));
+    }
+
+    /// Handles a request or an answer; false if the packet is neither, or not from a peer.
+    #[cold]
+    pub(crate) fn handle_presence(&mut self, now: Nanos, datagram: &RxDatagram<'_>) -> bool {
+        let Some(presence) = Presence::parse(datagram.bytes) else { return false };
+        let from = datagram.src;
+        let ours = presence.to.get() >> 16 == u32::from(self.slot);
+        let is_peer = ours && self.qps.iter().flatten().any(|entry| entry.qp.attr().remote == from);
+        if !is_peer || (datagram.has_icrc && !self.check_icrc(datagram)) {
+            return false;
+        }
+        if !presence.is_answer {
+            if self.presences.answers.len() < MAX_ANSWERS {
+                self.presences.answers.push((from, presence.answer(self.presences.generation)));
+            }
+            return true;
+        }
+        let [_, slot, ..] = presence.from.get().to_be_bytes();
+        let Some(peer) = self.presences.peers.get_mut(&(from, slot)) else { return false };
+        if peer.nonce != presence.nonce || presence.capabilities & Capabilities::KEEP_ALIVE == 0 {
+            return false;
+        }
+        let again = peer.generation.is_some_and(|before| before != presence.generation);
+        (peer.generation, peer.heard, peer.asked) = (Some(presence.generation), now, 0);
+        if again {
+            tracing::warn!(peer = %from, "its device was opened anew: queue pairs to the old one end in error");
+            self.give_up((from, slot), now);
+        }
+        true
+    }
+}
